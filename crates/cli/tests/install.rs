@@ -147,3 +147,28 @@ fn debug_symbols_have_a_package_of_their_own() {
     let found = format!("{unpacked}/usr/lib/debug/.build-id/{first}/{rest}.debug");
     assert!(sections(&found).contains(".debug_line"), "no line numbers in {found}");
 }
+
+/// systemd understands the unit of the agent, and the agent its command line.
+#[test]
+fn the_unit_of_the_agent_is_right() {
+    let unit =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/systemd/torpor-agent.service");
+    let text = fs::read_to_string(unit).unwrap();
+    let program = env!("CARGO_BIN_EXE_torpor");
+    let dir = tempfile::tempdir().unwrap();
+    let here = dir.path().join("torpor-agent.service");
+    fs::write(&here, text.replace("/usr/local/bin/torpor", program)).unwrap();
+    match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&here).output() {
+        Ok(output) => assert!(output.status.success() && output.stderr.is_empty(), "{output:?}"),
+        Err(error) => println!("systemd-analyze: {error}: left out"),
+    }
+
+    let joined = text.replace("\\\n", " ");
+    let line = joined.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+    let dirs = ["--state-dir", "--work-dir"].map(|option| [option, dir.path().to_str().unwrap()]);
+    let output = Command::new(program).args(words).args(dirs.as_flattened()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    // All that it lacks are the files of this host.
+    assert!(!output.status.success() && said.contains("/etc/torpor/"), "{said}");
+}

@@ -303,3 +303,57 @@ fn connections_stay_with_what_stays() {
     }
     client.finish();
 }
+
+/// Whoever is killed while packets are held back: the client goes on, and nothing holds them back any more, here or there.
+#[test]
+fn nothing_holds_packets_back_when_somebody_was_killed() {
+    let programs = tempfile::tempdir().unwrap();
+    let world = World::new();
+    let service = world.service(&compiled(programs.path(), "server"));
+    let client = Client::start(&world.client.path(), V4);
+    for (mode, point) in [("pipelined", "setup-namespaces"), ("pre-copy", "setup-namespaces")] {
+        for victim in ["source", "agent", "nobody"] {
+            let here = Host::new();
+            let mut there = Host::apart(&["nsenter", &world.there.inside()]);
+            let [reached, released] = ["reached", "released"].map(|name| here.path(name));
+            let script = format!(
+                "test $CRTOOLS_SCRIPT_ACTION != {point} || \
+                 {{ touch {}; until test -e {}; do sleep 0.01; done; }}",
+                reached.display(),
+                released.display()
+            );
+            for word in ["--external", "veth[eth0]:outside@br0", "--action-script", &script] {
+                there.options.push(format!("--restore-option={word}"));
+            }
+            there.start_agent();
+            let pid = service.pid().to_string();
+            let migration = here.migrate(&["--pid", &pid, "--mode", mode, "--id", "one"]);
+            let mut command = Command::new("nsenter");
+            command.arg(world.here.inside()).arg(migration.get_program());
+            command.args(migration.get_args()).arg(&there.address);
+            let mut migration = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            wait_until("it is being made there", || reached.exists());
+            match victim {
+                "source" => migration.kill().unwrap(),
+                "agent" => there.stop_agent(),
+                _ => assert!(here.migrate(&["--cancel", "one"]).status().unwrap().success()),
+            }
+            std::fs::write(released, "").unwrap();
+            assert!(!migration.wait().unwrap().success());
+            client.goes_on();
+            if victim == "agent" {
+                there.start_agent();
+            }
+            let told = format!("{mode}, {victim}");
+            wait_until(&format!("{told}: both tidy up"), || here.is_clean() && there.is_clean());
+            wait_until(&format!("{told}: its packets go"), || {
+                let nets = [&service, &world.here, &world.there];
+                nets.iter().all(|net| net.shell("nft list ruleset").is_empty())
+            });
+            wait_until(&format!("{told}: no device is left there"), || {
+                !world.there.shell("ip -brief link").contains("outside")
+            });
+        }
+    }
+    client.finish();
+}
