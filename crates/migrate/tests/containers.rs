@@ -116,10 +116,24 @@ impl Drop for Container {
     }
 }
 
+/// How many tasks the cgroup of a process may have.
+fn limit_of_pids(pid: &Value) -> Option<String> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let found = groups.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let tree = if controllers == "pids" { "/pids" } else { "" };
+        fs::read_to_string(format!("/sys/fs/cgroup{tree}{path}/pids.max")).ok()
+    });
+    found.map(|text| text.trim().to_owned())
+}
+
 #[test]
 fn a_container_of_runc_moves() {
     for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
-        let container = Container::start(|_| {});
+        let container = Container::start(|config| {
+            config["hostname"] = json!("travels");
+            config["linux"]["resources"]["pids"] = json!({ "limit": 77 });
+        });
         let (here, there) = (Host::new(), container.agent());
         let before = container.count();
         let fill = "umask 027; echo kept >/dev/shm/kept; ln /dev/shm/kept /dev/shm/twin; echo new >/dev/shm/file";
@@ -134,6 +148,8 @@ fn a_container_of_runc_moves() {
         assert_eq!(container.listed(1), std::slice::from_ref(&container.id), "{mode}");
         let state = container.state(1);
         assert_eq!((&state["status"], &state["pid"]), (&json!("running"), &report["pid"]));
+        assert_eq!(container.says(1, "exec", &[&container.id, "hostname"]), "travels\n", "{mode}");
+        assert_eq!(limit_of_pids(&state["pid"]).as_deref(), Some("77"), "{mode}");
         // What is in its file systems in memory has come along.
         let look = "cat /dev/shm/twin /dev/shm/file; stat -c '%a %h' /dev/shm/kept";
         let seen = container.says(1, "exec", &[&container.id, "sh", "-c", look]);

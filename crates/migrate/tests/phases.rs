@@ -107,6 +107,8 @@ fn cancelled_in_each_phase_it_goes_on_here() {
         // All of it is there, and is being made.
         ("stop-and-copy", "setup-namespaces", true),
         ("pre-copy", "setup-namespaces", true),
+        // The same, and its pages are being fetched.
+        ("post-copy", "setup-namespaces", true),
     ] {
         let mut held = Held::start(mode, point, "true");
         let stopped = (held.counter.pid, false);

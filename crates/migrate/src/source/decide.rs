@@ -77,7 +77,9 @@ impl Source<'_> {
         }
         worker.answer(true)?;
         let done = self.serve(&mut worker);
-        if done.is_err() {
+        if matches!(done, Err(Error::Cancelled)) {
+            self.take_back(worker)?;
+        } else if done.is_err() {
             // The tasks may run there, and need the pages: the job serves them as long as the
             // destination lets it, over new connections if need be.
             if let Err(error) = engine::finish("dump", worker) {
@@ -91,6 +93,7 @@ impl Source<'_> {
         }
         let verdict = match done {
             Ok(pid) => Verdict::There(pid),
+            Err(Error::Cancelled) => return Err(Error::Cancelled),
             Err(error) => self.ask(&error)?,
         };
         match verdict {
@@ -109,14 +112,34 @@ impl Source<'_> {
         }
     }
 
-    /// Until the job has ended and the tasks with it.
+    /// Somebody ends it before the destination was told to go: it will not let the tasks run.
+    fn take_back(&mut self, worker: Worker) -> Result<()> {
+        let reason = Error::Cancelled.to_string();
+        if let Err(error) = self.link.say(&Request::Abort { reason }) {
+            tracing::debug!("{error}");
+        }
+        // The job lets the tasks go on when nobody fetches its pages any more.
+        if let Some(carrier) = self.carrier.take() {
+            carrier.give_up();
+        }
+        if let Err(error) = engine::finish("dump", worker) {
+            tracing::debug!("{error}");
+        }
+        self.ledger.advance(Phase::Stayed, |_| {})?;
+        go_on(&self.ledger);
+        Ok(())
+    }
+
+    /// Until the job has ended and the tasks with it. Before the destination is told to go, somebody may end it.
     fn serve(&mut self, worker: &mut Worker) -> Result<i32> {
-        let mut running = None;
+        let (mut running, mut has_said_go) = (None, false);
         loop {
-            match self.link.next(Some(worker), None)? {
+            let cancel = (!has_said_go).then_some(&self.cancel);
+            match self.link.next(Some(worker), cancel)? {
                 Happening::Said(Reply::Prepared) => {
                     self.downtime.prepared = Some(Instant::now());
                     self.link.say(&Request::Go)?;
+                    has_said_go = true;
                 }
                 Happening::Said(Reply::Running { pid }) => {
                     self.downtime.end = Some(Instant::now());
