@@ -299,6 +299,38 @@ fn user_namespaces_inside_of_a_tree_come_along() {
     }
 }
 
+/// A service that runs something in a sandbox of bubblewrap, whose mounts are those of both hosts.
+#[test]
+fn a_sandbox_inside_of_a_tree_comes_along() {
+    if Command::new("bwrap").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("there is no bubblewrap: left out");
+        return;
+    }
+    let sandbox = "bwrap --ro-bind /usr /usr --symlink usr/lib /lib --symlink usr/lib64 /lib64 --bind /tmp /tmp \
+                   --proc /proc --unshare-all --uid 0 \"$@\" & wait";
+    for mode in ["stop-and-copy", "pre-copy", "pipelined"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        for rule in ["sources=\"all\"", "file-systems=\"all\""] {
+            there.options.push("--restore-option=--policy-rule".to_owned());
+            there.options.push(format!("--restore-option=foreign.mounts.{rule}"));
+        }
+        for word in ["--external", "mnt[]"] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        there.start_agent();
+        let counter = Counter::start_under(&["setsid", "sh", "-c", sandbox, "sh"], 2000, 10);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--json", &there.address];
+        let external = ["--dump-option=--external", "--dump-option=mnt[]"];
+        let report = judge(&here.migrate(&args).args(external).output().unwrap());
+        let report = report.unwrap_or_else(|error| panic!("{mode}: {error}\n{}", there.log()));
+        counter.goes_on();
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        let root = Pid::from_raw(i32::try_from(report["pid"].as_i64().unwrap()).unwrap()).unwrap();
+        kill_process(root, Signal::KILL).unwrap();
+    }
+}
+
 #[test]
 fn an_agent_with_processes_mounts_and_network_of_its_own() {
     let here = Host::new();
