@@ -140,6 +140,13 @@ impl<'a> Pair<'a> {
         command
     }
 
+    /// The state of the process that looks after a container here.
+    fn conmon_state(&self, name: &str) -> char {
+        let conmon = &self.podman[0].inspect(name)["State"]["ConmonPid"];
+        let stat = fs::read_to_string(format!("/proc/{conmon}/stat")).unwrap();
+        stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap()
+    }
+
     fn volumes_there(&self) -> String {
         self.there(&["volume", "ls", "--quiet"]).succeed()
     }
@@ -279,10 +286,7 @@ fn a_container_of_podman_that_cannot_come_stays() {
     }
     assert_eq!(pair.host.phases("source"), ["stayed"; 3]);
     // Podman here is told when it ends.
-    pair.podman[0].run(&["exec", "one", "true"]);
-    let conmon = pair.podman[0].inspect("one")["State"]["ConmonPid"].clone();
-    let stat = fs::read_to_string(format!("/proc/{conmon}/stat")).unwrap();
-    assert!(!stat.contains("(conmon) T"), "{stat}");
+    assert_ne!(pair.conmon_state("one"), 'T');
 
     pair.agent.stop_agent();
     pair.start_agent(&[]);
@@ -311,7 +315,7 @@ fn a_container_of_podman_stays_when_its_migration_is_killed() {
     wait_until("both tidy up", || pair.is_tidy());
     assert_eq!(client.number(&["INCR", "kept"]), 1);
 
-    // The agent, when Podman there has made the container and its runtime is about to make the tasks.
+    // The agent, or the command, when Podman there has made the container and its runtime is about to make the tasks.
     let [reached, released] = ["reached", "released"].map(|name| scratches[1].join(name));
     let script = format!(
         "test $CRTOOLS_SCRIPT_ACTION != setup-namespaces || {{ touch {}; until test -e {}; do sleep 0.01; done; }}",
@@ -323,15 +327,25 @@ fn a_container_of_podman_stays_when_its_migration_is_killed() {
     let mut migration = pair.command("one", &["--mode", "stop-and-copy"]).spawn().unwrap();
     wait_until("it is made", || reached.exists());
     pair.agent.stop_agent();
-    fs::write(released, "").unwrap();
+    fs::write(&released, "").unwrap();
     assert!(!migration.wait().unwrap().success());
     assert_eq!(client.number(&["INCR", "kept"]), 2);
-    pair.agent.options.clear();
+    for file in [&reached, &released] {
+        fs::remove_file(file).unwrap();
+    }
     pair.agent.start_agent();
+    let mut migration = pair.command("one", &["--mode", "post-copy"]).spawn().unwrap();
+    wait_until("it is made", || reached.exists());
+    assert_eq!(pair.conmon_state("one"), 'T', "whoever looks after it here looks away");
+    migration.kill().unwrap();
+    migration.wait().unwrap();
+    fs::write(&released, "").unwrap();
+    assert_eq!(client.number(&["INCR", "kept"]), 3);
+    wait_until("and looks on again", || pair.conmon_state("one") != 'T');
     wait_until("nothing is left there", || pair.known_there().is_empty());
     wait_until("no volume is left there", || pair.volumes_there().is_empty());
     wait_until("both tidy up", || pair.is_tidy());
-    assert_eq!(pair.agent.phases("destination"), ["stayed"]);
+    assert_eq!(pair.agent.phases("destination"), ["stayed"; 2]);
     pair.podman[0].expect_running("one");
 }
 
