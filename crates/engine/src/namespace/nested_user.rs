@@ -446,6 +446,19 @@ pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, now: Option<u3
     }
 }
 
+/// Has a process that is no task be one of the user that the husk of `task` is, so that this one may
+/// look into its directories in procfs.
+///
+/// # Errors
+/// If the process has ended, or may not enter.
+pub fn follow(process: &mut Tracee, tasks: &Tasks, spaces: &Namespaces, task: usize) -> Result<()> {
+    let Some(own) = spaces.nested_user_of(&tasks[task].image.homes) else { return Ok(()) };
+    enter_as(process, spaces, (None, own), ids_of(tasks, task).as_ref())?;
+    // Who changes its ids hides what it has.
+    process.call("PR_SET_DUMPABLE", syscall::prctl(libc::PR_SET_DUMPABLE, [1, 0, 0]))?;
+    Ok(())
+}
+
 /// What a task may do and in whose name, as far as it is known.
 pub fn ids_of(tasks: &Tasks, task: usize) -> Option<Credentials> {
     tasks[task].image.credentials.iter().flatten().next().cloned()

@@ -11,6 +11,7 @@ use torpor_tracee::{Batch, Tracee};
 use super::transport::{Transport, place_words};
 use super::{Restore, process};
 use crate::error::{Context, Result};
+use crate::namespace::nested_user;
 use crate::{proc, task};
 
 /// Sets root, working directory and umask, and tells the kernel what it keeps of the
@@ -23,12 +24,14 @@ use crate::{proc, task};
 pub fn restore_paths(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let image = &cx.tasks[task].image;
     let (Some(mm), Some(fs)) = (image.mm.clone(), image.fs) else { return Ok(()) };
-    let Some(pid) = cx.temporary.process_of(fs.cwd_id) else {
+    let directories = [fs.cwd_id, fs.root_id];
+    let Some(pid) = directories.into_iter().find_map(|id| cx.temporary.process_of(id)) else {
         return set_paths(cx, task, &mm, &fs);
     };
-    let process = process::start(cx.tasks.remote(0)?, i32::try_from(pid).ok())?;
+    let mut process = process::start(cx.tasks.remote(0)?, i32::try_from(pid).ok())?;
     cx.temporary.set_alive(Some(pid));
-    let done = set_paths(cx, task, &mm, &fs);
+    let done = nested_user::follow(&mut process, &cx.tasks, &cx.ns, task)
+        .and_then(|()| set_paths(cx, task, &mm, &fs));
     cx.temporary.set_alive(None);
     process::end(cx.tasks.remote(0)?, process)?;
     done
@@ -37,7 +40,11 @@ pub fn restore_paths(cx: &mut Restore<'_>, task: usize) -> Result<()> {
 fn set_paths(cx: &mut Restore<'_>, task: usize, mm: &MmEntry, fs: &FsEntry) -> Result<()> {
     let files: Vec<OwnedFd> = [fs.root_id, fs.cwd_id, mm.exe_file_id]
         .into_iter()
-        .map(|id| cx.open_for_mapping(id, None))
+        .map(|id| match cx.temporary.process_of(id) {
+            // One that was opened for another task is that of a process which has ended.
+            Some(_) => cx.open_apart(id, None),
+            None => cx.open_for_mapping(id, None),
+        })
         .collect::<Result<_>>()?;
     let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
     let husk = cx.tasks.remote(task)?;
