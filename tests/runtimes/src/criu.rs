@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use crate::command::{self, Run};
@@ -32,6 +32,9 @@ pub struct Job<'a> {
     dumps: u32,
     /// Whether the last images are a round, for the next dump to go on from.
     in_rounds: bool,
+    /// Whether it is the first process of a pid namespace, which the host knows by another number each
+    /// time.
+    is_first: bool,
 }
 
 impl<'a> Job<'a> {
@@ -59,14 +62,22 @@ impl<'a> Job<'a> {
             None => spawn(),
         };
         let pid = i32::try_from(child.id()).unwrap();
+        let mut job = Self::of_namespace(scratch, pid);
+        (job.network, job.child, job.is_first) = (network, Some(child), false);
+        job
+    }
+
+    /// The first process of a pid namespace, which somebody else has started.
+    pub fn of_namespace(scratch: &'a Scratch, pid: i32) -> Self {
         Self {
             scratch,
-            network,
+            network: None,
             pid,
-            child: Some(child),
+            child: None,
             images: PathBuf::new(),
             dumps: 0,
             in_rounds: false,
+            is_first: true,
         }
     }
 
@@ -150,9 +161,7 @@ impl<'a> Job<'a> {
 
     /// The bytes of all pages in the images of the last dump.
     pub fn pages(&self) -> u64 {
-        let files = fs::read_dir(&self.images).unwrap().map(Result::unwrap);
-        let pages = files.filter(|file| file.file_name().to_string_lossy().starts_with("pages-"));
-        pages.map(|file| file.metadata().unwrap().len()).sum()
+        pages(&self.images)
     }
 
     /// Restores the tree from the last dump.
@@ -163,7 +172,8 @@ impl<'a> Job<'a> {
         command.arg("--restore-detached").arg("--pidfile").arg(&pid_file);
         command.succeed();
         let pid: i32 = fs::read_to_string(pid_file).unwrap().trim().parse().unwrap();
-        assert_eq!(pid, self.pid, "the process id");
+        assert!(self.is_first || pid == self.pid, "the process id is {pid}");
+        self.pid = pid;
     }
 
     /// Dumps the tree and restores it. Every process that was there for all of its life must be
@@ -185,6 +195,13 @@ impl<'a> Job<'a> {
         }
         command
     }
+}
+
+/// The bytes of all pages in the images of a directory.
+pub fn pages(images: &Path) -> u64 {
+    let files = fs::read_dir(images).unwrap().map(Result::unwrap);
+    let pages = files.filter(|file| file.file_name().to_string_lossy().starts_with("pages-"));
+    pages.map(|file| file.metadata().unwrap().len()).sum()
 }
 
 /// The same command, run in a network namespace.

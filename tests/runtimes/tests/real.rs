@@ -2,6 +2,8 @@
 //! `TORPOR_LONG=1 UPDATE_DOCS=1 cargo test -p torpor-runtimes-tests -- real::programs` writes
 //! docs/real-programs.md anew. What is refused is in it, too, with what is said then.
 
+mod containers;
+
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, UdpSocket};
@@ -119,6 +121,11 @@ fn captures_and_tracers() {
 }
 
 #[test]
+fn machine_of_systemd() {
+    run(&[("systemd-nspawn", containers::nspawn)]);
+}
+
+#[test]
 fn programs() {
     if !is_long() {
         return;
@@ -130,10 +137,12 @@ fn programs() {
         ("dbus-daemon", dbus),
         ("bwrap", bubblewrap),
         ("bwrap", bubblewrap_of_a_user),
+        ("systemd-nspawn", containers::nspawn),
         ("tcpdump", tcpdump),
         ("gdb", gdb),
         ("strace", strace),
         ("chromium", chromium),
+        ("chromium", containers::chromium),
     ]);
     let page = page(&rows);
     println!("{page}");

@@ -193,11 +193,12 @@ fn check_deleted(cx: &Saving<'_>, mount: &Mount) -> std::result::Result<(), Unfi
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => Ok(()),
         FileType::RegularFile if stat.st_size == 0 => Ok(()),
-        FileType::RegularFile => Err(Unfit::Reason(format!(
-            "the mounted file {} was removed, and its content cannot be kept",
-            mount.root.display()
+        _ => Err(Unfit::Reason(format!(
+            "the mounted file {} was removed, and what it is cannot be kept; unmount it, or leave it \
+             out with --skip-mnt {}",
+            mount.root.display(),
+            mount.mountpoint.display()
         ))),
-        _ => Err(Unfit::Reason(format!("the mounted file {} was removed", mount.root.display()))),
     }
 }
 
