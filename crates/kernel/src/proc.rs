@@ -89,6 +89,16 @@ pub fn numbers(pid: i32, dir: &str) -> Result<Vec<i32>> {
     Ok(all)
 }
 
+/// How many descriptors a process has open; `None` if the kernel does not tell (before Linux 6.2).
+///
+/// # Errors
+/// [`Error::Gone`] if the task is gone, [`Error::Os`] if the directory may not be read.
+pub fn open_descriptors(pid: i32) -> Result<Option<u64>> {
+    let path = path_of(pid, "fd");
+    let stat = fs::metadata(&path).map_err(|e| gone_or(pid, path, e))?;
+    Ok(Some(stat.len()).filter(|&len| len != 0))
+}
+
 /// The children of all threads of a process, asked by at most `workers` threads.
 ///
 /// # Errors

@@ -31,6 +31,13 @@ impl IdMaps {
         IdMaps { maps: None }
     }
 
+    /// Maps are sets: the kernel sorts those of more than five ranges, and shows shorter ones as they
+    /// were written.
+    fn of_extents(mut maps: [Vec<UidGidExtent>; 2]) -> Self {
+        maps.iter_mut().for_each(|map| map.sort_unstable_by_key(|extent| extent.first));
+        IdMaps { maps: Some(maps) }
+    }
+
     /// The maps of the user namespace that a task lives in.
     ///
     /// # Errors
@@ -41,7 +48,7 @@ impl IdMaps {
             // The file would show what the ids are in the parent namespace.
             return Ok(Self::identity());
         }
-        Ok(IdMaps { maps: Some([extents(pid, "uid_map")?, extents(pid, "gid_map")?]) })
+        Ok(Self::of_extents([extents(pid, "uid_map")?, extents(pid, "gid_map")?]))
     }
 
     /// The maps of the user namespace that `file` refers to. The kernel shows them of a process
@@ -75,7 +82,7 @@ impl IdMaps {
             all.iter().map(one).collect::<std::result::Result<Vec<_>, u32>>()
         };
         let uids = rename(uids, &|id| to.uid_inside(id))?;
-        Ok(IdMaps { maps: Some([uids, rename(gids, &|id| to.gid_inside(id))?]) })
+        Ok(Self::of_extents([uids, rename(gids, &|id| to.gid_inside(id))?]))
     }
 
     /// The lines of `/proc/PID/uid_map` and `gid_map`.
@@ -98,7 +105,7 @@ impl IdMaps {
     /// The maps that an entry holds; the same ids inside and outside without one.
     #[must_use]
     pub fn of_entry(entry: Option<UsernsEntry>) -> Self {
-        IdMaps { maps: entry.map(|entry| [entry.uid_map, entry.gid_map]) }
+        entry.map_or(Self::identity(), |entry| Self::of_extents([entry.uid_map, entry.gid_map]))
     }
 
     /// The entry that holds these maps.
@@ -130,7 +137,7 @@ impl IdMaps {
             }
             maps[usize::from(groups)].push(extent);
         }
-        Ok(IdMaps { maps: Some(maps) })
+        Ok(Self::of_extents(maps))
     }
 
     /// Gives the new user namespace of process `pid` these maps.
@@ -186,18 +193,13 @@ impl IdMaps {
     }
 }
 
-/// The ranges, lowest first: the kernel may show them in another order than they were given.
+/// The ranges, lowest first.
 impl fmt::Display for IdMaps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(maps) = &self.maps else { return f.write_str("that of this host") };
         for (name, map) in ["users", "groups"].iter().zip(maps) {
-            let mut ranges: Vec<_> =
-                map.iter().map(|e| (e.first, e.lower_first, e.count)).collect();
-            ranges.sort_unstable();
             write!(f, "{}{name}", if *name == "users" { "" } else { ", " })?;
-            ranges
-                .iter()
-                .try_for_each(|(first, lower, count)| write!(f, " {first}:{lower}:{count}"))?;
+            map.iter().try_for_each(|e| write!(f, " {}:{}:{}", e.first, e.lower_first, e.count))?;
         }
         Ok(())
     }
@@ -288,6 +290,19 @@ mod tests {
         assert_eq!(maps.gid_inside(9), Some(9));
         assert_eq!(maps.gid_outside(10), None);
         assert_eq!(IdMaps::identity().uid_inside(7), Some(7));
+    }
+
+    #[test]
+    fn maps_are_sets() {
+        let map = |first, lower_first| UidGidExtent { first, lower_first, count: 1 };
+        let of = |uid_map: &[UidGidExtent]| {
+            let (uid_map, gid_map) = (uid_map.to_vec(), vec![map(0, 0)]);
+            IdMaps::of_entry(Some(UsernsEntry { uid_map, gid_map, torpor_nested: None }))
+        };
+        let (one, other) = (map(0, 1000), map(5, 9));
+        assert_eq!(of(&[one, other]), of(&[other, one]));
+        assert_ne!(of(&[one, other]), of(&[one]));
+        assert_ne!(of(&[one, other]), of(&[one, map(5, 10)]));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod object;
 mod order;
 pub mod pages;
 mod parking;
+mod places;
 mod planned;
 mod power;
 pub mod process;
@@ -155,6 +156,7 @@ impl<'a> Restore<'a> {
                 bequest: Arc::clone(&image.pages),
                 image,
                 mapped: Vec::new(),
+                places: None,
             })
             .collect();
         memory::plan(&mut tasks);
@@ -431,7 +433,15 @@ impl<'a> Restore<'a> {
         };
         let (pid, threads) = (husk.pid(), vec![husk]);
         let bequest = Arc::clone(&image.pages);
-        self.tasks.push(Task { pid, vpid: 1, threads, bequest, image, mapped: Vec::new() });
+        self.tasks.push(Task {
+            pid,
+            vpid: 1,
+            threads,
+            bequest,
+            image,
+            mapped: Vec::new(),
+            places: None,
+        });
     }
 
     /// A restore of files into this process.

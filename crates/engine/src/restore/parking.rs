@@ -331,7 +331,15 @@ mod tests {
                 fs: None,
             };
             let (bequest, vpid) = (Arc::default(), pid.cast_signed());
-            Task { pid: 0, vpid, threads: Vec::new(), image, bequest, mapped: Vec::new() }
+            Task {
+                pid: 0,
+                vpid,
+                threads: Vec::new(),
+                image,
+                bequest,
+                mapped: Vec::new(),
+                places: None,
+            }
         };
         vec![task(1, 0, 0x10_0000), task(2, 1, 0x20_0000), task(4, 1, 0x9000_0000)]
     }

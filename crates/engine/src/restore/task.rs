@@ -8,6 +8,7 @@ use torpor_images::proto::{FsEntry, MmEntry};
 use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Tracee};
 
+use super::places::Place;
 use super::transport::{Transport, place_words};
 use super::{Restore, process};
 use crate::error::{Context, Result};
@@ -62,7 +63,11 @@ fn set_paths(cx: &mut Restore<'_>, task: usize, mm: &MmEntry, fs: &FsEntry) -> R
     batch.call((libc::SYS_close_range, [0, 2, 0]));
     transport.close(&mut batch);
     match batch.run()?.first_error() {
-        None => Ok(()),
+        None => {
+            let [root, cwd, exe] = [&files[0], &files[1], &files[2]].map(Place::of_file);
+            cx.tasks[task].places = Some([root?, cwd?, exe?]);
+            Ok(())
+        }
         Some((step, e)) => {
             let what = ["receiving files", "fchdir to its root", "chroot", "fchdir"];
             let what = what.get(step).copied().unwrap_or("PR_SET_MM_MAP");

@@ -8,6 +8,7 @@ use torpor_tracee::Tracee;
 
 use super::load::TaskImage;
 use super::pages::Pages;
+use super::places::Place;
 use crate::error::{Error, Result};
 
 /// A task (thread group) that is being restored.
@@ -26,6 +27,8 @@ pub struct Task {
     pub(super) bequest: Arc<Pages>,
     /// The mappings that its husk has.
     pub(super) mapped: Vec<Mapped>,
+    /// Where it was put in the file system, and what it was made to run.
+    pub(super) places: Option<[Place; 3]>,
 }
 
 impl Task {

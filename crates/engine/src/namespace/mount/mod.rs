@@ -30,7 +30,7 @@ pub use mountinfo::{External, Mount};
 pub use nested::make_nested;
 pub use origin::Forest;
 pub use restore::{enter, finish, restore};
-pub use restored::Restored;
+pub use restored::{Restored, Wanted};
 pub use roots::Roots;
 pub use tree::Tree;
 

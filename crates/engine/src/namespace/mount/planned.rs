@@ -1,6 +1,7 @@
 //! The mounts of a plan: what was judged is what they are made from.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsString;
 use std::path::Path;
 
 use torpor_images::kind;
@@ -9,6 +10,7 @@ use torpor_policy::{Ask, From, Mount, Request};
 use super::entry;
 use super::fs::Origin;
 use super::origin::{Forest, Judged, Node, Source};
+use super::restored::{Made, Wanted};
 use super::tree::Tree;
 use crate::error::{Error, Result};
 
@@ -55,6 +57,30 @@ impl Forest {
             forest.judged.insert(*node, Judged { source, given });
         }
         Ok(forest)
+    }
+
+    /// What each namespace is to have, by its number.
+    pub(super) fn wanted(&self) -> HashMap<u32, Vec<Wanted>> {
+        let is_made = |node: &Node| self.source(*node) == Ok(Source::FileSystem);
+        let mut sources: HashMap<u32, Vec<OsString>> = HashMap::new();
+        for mount in self.nodes().filter(is_made).map(|node| self.mount(node)) {
+            sources.entry(mount.dev).or_default().push(mount.source.clone());
+        }
+        sources.values_mut().for_each(|sources| {
+            sources.sort_unstable();
+            sources.dedup();
+        });
+        let mut all: HashMap<u32, Vec<Wanted>> = HashMap::new();
+        for node in self.nodes() {
+            let mount = self.mount(node);
+            let made = is_made(&node).then(|| Made {
+                fs: mount.fs.clone(),
+                sources: sources.get(&mount.dev).cloned().unwrap_or_default(),
+            });
+            let (at, flags) = (mount.mountpoint.clone(), mount.flags);
+            all.entry(self.spaces[node.space].0).or_default().push(Wanted { at, flags, made });
+        }
+        all
     }
 
     /// The archives that new file systems are filled from.

@@ -78,7 +78,7 @@ pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
         cx.roots.by_ns.insert(ns, root);
     }
     hand_over(cx, &forest, &bases, copies);
-    cx.mounts.wanted = forest.spaces.into_iter().collect();
+    cx.mounts.wanted = forest.wanted();
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The mounts that a restore has made, for those who put files into them.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,6 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use super::build::place_at;
 use super::collect::{clone, open_beneath};
 use super::nested::Waiting;
-use super::tree::Tree;
 use crate::error::{Context, Error, Result};
 use crate::namespace::run_in;
 
@@ -24,7 +24,27 @@ pub struct Restored {
     /// File systems that become read-only in the end.
     pub(super) read_only: Vec<OwnedFd>,
     /// What each namespace is to have, by its number in the images.
-    pub(super) wanted: HashMap<u32, Tree>,
+    pub(super) wanted: HashMap<u32, Vec<Wanted>>,
+}
+
+/// A mount that a namespace is to have.
+#[derive(Debug)]
+pub struct Wanted {
+    /// Its place.
+    pub at: PathBuf,
+    /// Its `MS_*` flags.
+    pub flags: u64,
+    /// The file system that it shows; `None` if that is given from outside.
+    pub made: Option<Made>,
+}
+
+/// A file system that was made.
+#[derive(Debug)]
+pub struct Made {
+    /// Its type.
+    pub fs: String,
+    /// The sources of all mounts of it: one is made, and the others show the same.
+    pub sources: Vec<OsString>,
 }
 
 /// A mount that shows a terminal of a devpts.
@@ -70,8 +90,8 @@ struct Alone {
 impl Restored {
     /// The mounts that a namespace is to have; `None` if it was not made here.
     #[must_use]
-    pub fn wanted(&self, space: u32) -> Option<&Tree> {
-        self.wanted.get(&space)
+    pub fn wanted(&self, space: u32) -> Option<&[Wanted]> {
+        self.wanted.get(&space).map(Vec::as_slice)
     }
 
     /// Adds a mount.

@@ -249,23 +249,38 @@ fn mounts_that_were_not_planned_are_named() {
     let before = world.dump(&[&space], &opts).unwrap();
     let differs = |wanted: &str, change: fn()| {
         world.restore(&before, &opts, |cx| {
-            verify::mounts(cx).unwrap();
+            verify::mounts::check(cx).unwrap();
             let made = cx.ns.of_kind(NsKind::Mnt).next().and_then(|ns| ns.file.as_ref()).unwrap();
             let changed = run_in(&[made.as_fd()], || {
                 change();
                 Ok(())
             });
             changed.unwrap();
-            let error = verify::mounts(cx).unwrap_err().to_string();
+            let error = verify::mounts::check(cx).unwrap_err().to_string();
             assert!(error.contains(wanted), "{wanted:?} is missing: {error}");
         });
     };
-    differs("nothing is missing, /tmp (0x0) is there instead", || fs_mount("tmpfs", "/tmp", ""));
-    differs("/mnt (0x1) is missing, /mnt (0x0) is there instead", || {
+    let tmpfs = |at: &str, flags: u32| format!("{at} (tmpfs of \"tmpfs\", flags {flags:#x})");
+    differs(&format!("nothing is missing, {} is there instead", tmpfs("/tmp", 0)), || {
+        fs_mount("tmpfs", "/tmp", "");
+    });
+    let (planned, other) = ("/mnt (tmpfs of [\"tmpfs\"], flags 0x1)", tmpfs("/mnt", 0));
+    differs(&format!("{planned} is missing, {other} is there instead"), || {
         mount_remount("/mnt", MountFlags::BIND, "").unwrap();
     });
-    differs("/mnt (0x1) is missing, nothing is there instead", || {
+    differs(&format!("{planned} is missing, nothing is there instead"), || {
         unmount("/mnt", UnmountFlags::DETACH).unwrap();
+    });
+    fn replaced(fs: &str, source: &str) {
+        unmount("/mnt", UnmountFlags::DETACH).unwrap();
+        mount(source, "/mnt", fs, MountFlags::RDONLY, None).unwrap();
+        mount_remount("/mnt", MountFlags::BIND | MountFlags::RDONLY, "").unwrap();
+    }
+    differs("/mnt (proc of \"tmpfs\", flags 0x1) is there instead", || replaced("proc", "tmpfs"));
+    differs("/mnt (tmpfs of \"other\", flags 0x1) is there instead", || replaced("tmpfs", "other"));
+    // Another one of the same type at the same place, over it.
+    differs(&format!("nothing is missing, {} is there instead", tmpfs("/mnt", 0)), || {
+        fs_mount("tmpfs", "/mnt", "");
     });
 }
 

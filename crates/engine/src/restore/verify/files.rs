@@ -27,24 +27,27 @@ pub(super) struct Opened<'c> {
     pub spaces: &'c Namespaces,
     /// Whether the caller has handed files over.
     pub handed: bool,
+    /// The first task of each table that was compared: its number in the images, and the pid here.
+    pub compared: HashMap<u32, i32>,
 }
 
 impl<'c> Opened<'c> {
     /// The descriptors of a task: it has those of the images and no others, and each is what was opened
-    /// for it, no wider.
-    pub fn descriptors(&self, index: usize) -> Result<()> {
+    /// for it, no wider. A table that several tasks share is compared once.
+    pub fn descriptors(&mut self, index: usize) -> Result<()> {
         let task = &self.tasks[index];
+        let first = *self.compared.entry(task.image.ids.files_id).or_insert(task.pid);
+        let what = || format!("compare the descriptor table of task {}", task.vpid);
+        let is_known = || kcmp(first, task.pid, Object::Files).context(what);
+        if first != task.pid && is_known()? == Ordering::Equal {
+            return Ok(());
+        }
         let wanted: BTreeMap<u32, &FdinfoEntry> =
             self.table(task).iter().map(|entry| (entry.fd, entry)).collect();
-        let now: Vec<u32> =
-            proc::numbers(task.pid, "fd")?.into_iter().map(i32::cast_unsigned).collect();
-        if let Some(more) = now.iter().find(|fd| !wanted.contains_key(fd)) {
-            let what = format!("descriptor {more}");
-            return Err(differs(task.vpid, &what, "closed", target(task.pid, *more)));
-        }
-        if let Some(less) = wanted.keys().find(|fd| !now.contains(fd)) {
-            let what = format!("descriptor {less}");
-            return Err(differs(task.vpid, &what, "open", "closed"));
+        // All that is wanted is there, and no more than that, if there are as many: each is compared.
+        let each = wanted.values().all(|entry| self.files.get(entry.id).is_some());
+        if !each || proc::open_descriptors(task.pid)? != Some(wanted.len() as u64) {
+            numbers(task, &wanted)?;
         }
         wanted.values().try_for_each(|entry| self.descriptor(task, entry))
     }
@@ -61,10 +64,15 @@ impl<'c> Opened<'c> {
         let own = i32::try_from(std::process::id()).unwrap_or_default();
         let fds = Object::File(file.as_raw_fd(), entry.fd.cast_signed());
         let what = || format!("compare descriptor {} of task {}", entry.fd, task.vpid);
-        if kcmp(own, task.pid, fds).context(what)? != Ordering::Equal {
+        let compared = match kcmp(own, task.pid, fds) {
+            Err(error) if error.raw_os_error() == Some(libc::EBADF) => None,
+            compared => Some(compared.context(what)?),
+        };
+        if compared != Some(Ordering::Equal) {
             let wanted = target(own, file.as_raw_fd().cast_unsigned());
             let name = format!("descriptor {}", entry.fd);
-            return Err(differs(task.vpid, &name, wanted, target(task.pid, entry.fd)));
+            let now = compared.map_or("closed".to_owned(), |_| target(task.pid, entry.fd));
+            return Err(differs(task.vpid, &name, wanted, now));
         }
         // Of pidfds the images do not have it: all are the same.
         let described = self.entries.get(&entry.id).filter(|of| of.pidfd.is_none());
@@ -108,6 +116,21 @@ impl<'c> Opened<'c> {
         }
         Ok(())
     }
+}
+
+/// Whether a task has descriptors of these numbers and no others.
+fn numbers(task: &Task, wanted: &BTreeMap<u32, &FdinfoEntry>) -> Result<()> {
+    let now: Vec<u32> =
+        proc::numbers(task.pid, "fd")?.into_iter().map(i32::cast_unsigned).collect();
+    if let Some(more) = now.iter().find(|fd| !wanted.contains_key(fd)) {
+        let what = format!("descriptor {more}");
+        return Err(differs(task.vpid, &what, "closed", target(task.pid, *more)));
+    }
+    if let Some(less) = wanted.keys().find(|fd| !now.contains(fd)) {
+        let what = format!("descriptor {less}");
+        return Err(differs(task.vpid, &what, "open", "closed"));
+    }
+    Ok(())
 }
 
 /// What a message calls an open file.

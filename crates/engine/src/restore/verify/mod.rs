@@ -1,30 +1,27 @@
 //! Before anything wakes: whether what was made is what was judged.
 //!
 //! Everything is made and still stopped, and the kernel says what there is: namespaces, rights,
-//! cgroups, mounts, open files. A difference is a mistake of ours or somebody's doing, and
+//! cgroups, mounts, directories, open files. A difference is a mistake of ours or somebody's doing, and
 //! ends the restore; what was made goes with it.
 
 mod files;
+pub(crate) mod mounts;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
 use std::fmt::Display;
-use std::os::fd::AsFd;
 
 use torpor_policy::{Capabilities, Credentials, Seccomp};
 
 use self::files::Opened;
 use super::Restore;
+use super::places::{NAMES, Place};
 use crate::error::{Context, Error, Result};
-use crate::namespace::mount::{self, Tree};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, NsKind, nested_user};
 use crate::proc::{self, Status};
 use crate::task;
-
-/// Flags of a mount that take rights away (`MS_*` of mount(2)).
-const NARROW: u64 = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
 /// Compares all of it.
 ///
@@ -34,12 +31,13 @@ pub fn check(cx: &Restore<'_>) -> Result<()> {
     // Ids of this host count by it.
     id_maps(cx)?;
     let spaces = Spaces::open(cx)?;
-    let opened = Opened {
+    let mut opened = Opened {
         tasks: &cx.tasks,
         files: &cx.files,
         entries: &cx.entries,
         spaces: &cx.ns,
         handed: !cx.opts.inherit_fd.is_empty(),
+        compared: HashMap::new(),
     };
     for index in 0..cx.tasks.len() {
         if cx.tasks[index].threads.is_empty() {
@@ -48,11 +46,12 @@ pub fn check(cx: &Restore<'_>) -> Result<()> {
         spaces.check(cx, index)?;
         nested(cx, index)?;
         rights(cx, index)?;
+        places(cx, index)?;
         opened.descriptors(index)?;
     }
     opened.sockets()?;
     nested_user::verify(&cx.tasks, &cx.ns, &cx.id_maps)?;
-    mounts(cx)?;
+    mounts::check(cx)?;
     cx.cgroups.verify(&cx.tasks)
 }
 
@@ -152,6 +151,18 @@ fn nested(cx: &Restore<'_>, index: usize) -> Result<()> {
     }
 }
 
+/// Where a task is in the file system, and what it runs.
+fn places(cx: &Restore<'_>, index: usize) -> Result<()> {
+    let task = &cx.tasks[index];
+    for (&wanted, (name, what)) in task.places.iter().flatten().zip(NAMES) {
+        let now = Place::of_process(task.pid, name)?;
+        if now != wanted {
+            return Err(differs(task.vpid, &format!("its {what}"), wanted, now));
+        }
+    }
+    Ok(())
+}
+
 /// Which ids of this host the user namespace of the root task has.
 fn id_maps(cx: &Restore<'_>) -> Result<()> {
     let nested = |ns: &Namespace| cx.ns.nested_user(ns.id).is_some();
@@ -159,9 +170,9 @@ fn id_maps(cx: &Restore<'_>) -> Result<()> {
         let Some(task) = cx.tasks.get(ns.task).filter(|task| !task.threads.is_empty()) else {
             continue;
         };
-        let (wanted, now) = (cx.id_maps.to_string(), IdMaps::of(task.pid)?.to_string());
-        if now != wanted {
-            return Err(differs(task.vpid, "the id map", wanted, now));
+        let now = IdMaps::of(task.pid)?;
+        if now != cx.id_maps {
+            return Err(differs(task.vpid, "the id map", &cx.id_maps, now));
         }
     }
     Ok(())
@@ -238,38 +249,4 @@ fn credentials(cx: &Restore<'_>, pid: i32, given: &Credentials, status: &Status)
         return Err(differs(pid, "NoNewPrivs", 1, 0));
     }
     Ok(())
-}
-
-/// The mounts of each namespace that was made: those of the images, with no fewer of the flags
-/// that take rights away.
-pub(crate) fn mounts(cx: &Restore<'_>) -> Result<()> {
-    for ns in cx.ns.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
-        let (Some(file), Some(wanted)) = (&ns.file, cx.mounts.wanted(ns.id)) else { continue };
-        let now = mount::tree_of(file.as_fd())?;
-        let (wanted, now) = (listed(wanted), listed(&now));
-        if wanted != now {
-            let other = |a: &[(String, u64)], b: &[(String, u64)]| {
-                a.iter()
-                    .find(|mount| !b.contains(mount))
-                    .map(|(at, flags)| format!("{at} ({flags:#x})"))
-            };
-            let missing = other(&wanted, &now).unwrap_or_else(|| "nothing".to_owned());
-            let more = other(&now, &wanted).unwrap_or_else(|| "nothing".to_owned());
-            return Err(wrong(format!(
-                "mount namespace {}: {missing} is missing, {more} is there instead",
-                ns.id
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// Places and flags of all mounts.
-fn listed(tree: &Tree) -> Vec<(String, u64)> {
-    let mounts = tree.mounts().iter();
-    let mut all: Vec<(String, u64)> = mounts
-        .map(|mount| (mount.mountpoint.display().to_string(), mount.flags & NARROW))
-        .collect();
-    all.sort();
-    all
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::cmp::Ordering;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,6 +12,7 @@ use rustix::io::DupFlags;
 use torpor_images::proto::{FileEntry, UidGidExtent, UsernsEntry};
 use torpor_policy::seccomp::Filter;
 use torpor_policy::{Capabilities, Policy, Rules};
+use torpor_sys::kcmp::{Object as Kcmp, kcmp};
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::*;
@@ -31,6 +33,13 @@ const SUBJECT: &str = r#"use Socket; $| = 1;
     print "ready\n";
     open STDOUT, ">", "/dev/null" or die;
     sleep 1000;"#;
+/// The same, with a child that shares its descriptors (`clone` with `CLONE_FILES`).
+const SHARING: &str = r#"$| = 1;
+    open F, "<", $ARGV[0] or die;
+    print "ready\n";
+    open STDOUT, ">", "/dev/null" or die;
+    syscall(56, 0x400 | 17, 0, 0, 0, 0);
+    sleep 1000;"#;
 /// The descriptors of the file and of the socket, and a free one.
 const FILE: i32 = 3;
 const SOCKET: i32 = 4;
@@ -49,12 +58,16 @@ impl Asleep {
 
     /// The same, with something done to the task before.
     fn prepared(namespaces: &[&str], prepare: impl Fn(i32)) -> Self {
+        Asleep::running(SUBJECT, namespaces, prepare)
+    }
+
+    fn running(program: &str, namespaces: &[&str], prepare: impl Fn(i32)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "content").unwrap();
         let mut child = Command::new("unshare")
             .args(namespaces)
-            .args(["--fork", "--kill-child", "perl", "-e", SUBJECT])
+            .args(["--fork", "--kill-child", "perl", "-e", program])
             .arg(&file)
             .current_dir("/")
             .stdin(Stdio::null())
@@ -143,6 +156,14 @@ fn open_at(cx: &mut Restore<'_>, path: &str, flags: i32, number: i32) {
     }
 }
 
+/// Has the first task make a call with a path.
+fn at_path(cx: &mut Restore<'_>, call: i64, path: &str) {
+    let mut batch = cx.tasks.remote(0).unwrap().batch();
+    let path = batch.cstr(path).0;
+    batch.must((call, [path]));
+    assert!(batch.run().unwrap().first_error().is_none());
+}
+
 /// A group for these tests, in the second version of cgroups.
 fn group() -> Option<PathBuf> {
     let all = torpor_kernel::cgroup::hierarchies();
@@ -186,6 +207,11 @@ fn what_is_made_otherwise_is_named() {
         ("descriptor 3 is closed and was to be open", |cx| {
             call(cx, syscall::close(RemoteFd::from(FILE.cast_unsigned())));
         }),
+        ("descriptor 3 is closed and was to be /", |cx| {
+            // As many as before.
+            call(cx, syscall::close(RemoteFd::from(FILE.cast_unsigned())));
+            open_at(cx, "/dev/zero", libc::O_RDONLY, FREE);
+        }),
         ("descriptor 9 is /dev/zero and was to be closed", |cx| {
             open_at(cx, "/dev/zero", libc::O_RDONLY, FREE);
         }),
@@ -202,6 +228,12 @@ fn what_is_made_otherwise_is_named() {
             let (from, to) = (RemoteFd(other.unwrap()), RemoteFd::from(SOCKET.cast_unsigned()));
             call(cx, syscall::dup3(from, to, DupFlags::empty()));
             call(cx, syscall::close(from));
+        }),
+        ("its working directory is inode", |cx| at_path(cx, libc::SYS_chdir, "/proc")),
+        ("its root directory is inode", |cx| at_path(cx, libc::SYS_chroot, "/proc")),
+        ("its program is inode", |cx| {
+            let places = cx.tasks[0].places.as_mut().unwrap();
+            places[2] = places[0];
         }),
         ("NoNewPrivs is 0 and was to be 1", |cx| {
             credentials_of(cx).no_new_privileges = Some(true);
@@ -236,6 +268,36 @@ fn what_is_made_otherwise_is_named() {
             };
             cx.ns.all.push(hosts);
             entry(cx, SOCKET).isk.as_mut().unwrap().ns_id = Some(900_001);
+        }),
+    ]);
+}
+
+/// A table that two tasks share is compared once, and only if they do share it.
+#[test]
+fn a_table_of_its_own_is_compared() {
+    let child_of = |pid: i32| {
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        while std::fs::read_to_string(&children).unwrap().trim().is_empty() {
+            std::thread::yield_now();
+        }
+    };
+    let asleep = Asleep::running(SHARING, &["-p"], child_of);
+    let share = |cx: &mut Restore<'_>| {
+        let [parent, child] = [&cx.tasks[0], &cx.tasks[1]].map(|task| task.pid);
+        kcmp(parent, child, Kcmp::Files).unwrap()
+    };
+    asleep
+        .made_otherwise(|cx| assert_eq!(share(cx), Ordering::Equal, "they share no table"))
+        .unwrap();
+    asleep.refused(&[
+        ("task 2: descriptor 3 is closed and was to be open", |cx| {
+            let child = cx.tasks.remote(1).unwrap();
+            child.call("unshare", (libc::SYS_unshare, [libc::CLONE_FILES as u64])).unwrap();
+            child.call("close", syscall::close(RemoteFd::from(FILE.cast_unsigned()))).unwrap();
+        }),
+        ("task 1: descriptor 3 is closed and was to be open", |cx| {
+            let child = cx.tasks.remote(1).unwrap();
+            child.call("close", syscall::close(RemoteFd::from(FILE.cast_unsigned()))).unwrap();
         }),
     ]);
 }

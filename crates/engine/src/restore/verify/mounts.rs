@@ -1,0 +1,69 @@
+//! The mounts of each namespace that was made.
+
+use std::os::fd::AsFd;
+
+use super::wrong;
+use crate::error::Result;
+use crate::namespace::NsKind;
+use crate::namespace::mount::{self, Mount, Wanted};
+use crate::restore::Restore;
+
+/// Flags of a mount that take rights away (`MS_*` of mount(2)).
+const NARROW: u64 = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+
+/// Those of the images and no others, with no fewer of the flags that take rights away; what was
+/// made is of the types and sources that were judged.
+pub(crate) fn check(cx: &Restore<'_>) -> Result<()> {
+    for ns in cx.ns.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
+        let (Some(file), Some(wanted)) = (&ns.file, cx.mounts.wanted(ns.id)) else { continue };
+        let now = mount::tree_of(file.as_fd())?;
+        if let Some(what) = difference(wanted, now.mounts()) {
+            return Err(wrong(format!("mount namespace {}: {what}", ns.id)));
+        }
+    }
+    Ok(())
+}
+
+fn difference(wanted: &[Wanted], now: &[Mount]) -> Option<String> {
+    let mut more: Vec<&Mount> = now.iter().collect();
+    let mut missing: Vec<&Wanted> = vec![];
+    // Several may be at one place: those of which more is known choose first.
+    let (made, given): (Vec<_>, Vec<_>) = wanted.iter().partition(|mount| mount.made.is_some());
+    for mount in made.into_iter().chain(given) {
+        match more.iter().position(|now| is_as(mount, now)) {
+            Some(at) => drop(more.swap_remove(at)),
+            None => missing.push(mount),
+        }
+    }
+    let missing = missing.first();
+    let same_place = |now: &&&Mount| missing.is_some_and(|mount| mount.at == now.mountpoint);
+    let more = more.iter().find(same_place).or(more.first());
+    let (missing, more) = (missing.map(|mount| planned(mount)), more.map(|mount| shown(mount)));
+    if missing.is_none() && more.is_none() {
+        return None;
+    }
+    let [missing, more] = [missing, more].map(|text| text.unwrap_or_else(|| "nothing".to_owned()));
+    Some(format!("{missing} is missing, {more} is there instead"))
+}
+
+fn is_as(wanted: &Wanted, now: &Mount) -> bool {
+    let made = wanted.made.as_ref().is_none_or(|made| {
+        // One without a source has a name for that in the kernel.
+        let mut sources = made.sources.iter();
+        made.fs == now.fs && sources.any(|source| *source == now.source || source.is_empty())
+    });
+    made && wanted.at == now.mountpoint && wanted.flags & NARROW == now.flags & NARROW
+}
+
+fn planned(mount: &Wanted) -> String {
+    let (at, flags) = (mount.at.display(), mount.flags & NARROW);
+    match &mount.made {
+        Some(made) => format!("{at} ({} of {:?}, flags {flags:#x})", made.fs, made.sources),
+        None => format!("{at} (flags {flags:#x})"),
+    }
+}
+
+fn shown(mount: &Mount) -> String {
+    let (at, flags) = (mount.mountpoint.display(), mount.flags & NARROW);
+    format!("{at} ({} of {:?}, flags {flags:#x})", mount.fs, mount.source)
+}
