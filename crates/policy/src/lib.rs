@@ -28,6 +28,7 @@ mod request;
 mod rules;
 mod runtime;
 pub mod seccomp;
+mod socket;
 mod toml;
 
 pub use archive::scan as scan_archive;
@@ -45,4 +46,5 @@ pub use request::{Ask, Device, Request};
 pub use rules::{Grant, Limit, Need, Policy, Rules};
 pub use runtime::OVERLAY_LAYERS;
 pub use seccomp::Seccomp;
+pub use socket::SocketKind;
 pub use toml::{Leaf, Mistake, leaves, nearest};

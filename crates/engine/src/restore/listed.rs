@@ -18,7 +18,7 @@ use torpor_policy::fanotify::Fanotify;
 use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::set_of;
 use torpor_policy::network::{Network, external_key};
-use torpor_policy::{Ask, Credentials, Passed, Request};
+use torpor_policy::{Ask, Credentials, Passed, Request, SocketKind};
 
 use super::load::{self, Checkpoint, TaskImage};
 use super::planned::Planned;
@@ -30,9 +30,6 @@ use crate::namespace::{Namespaces, NsKind, net};
 use crate::options::Options;
 use crate::reader::{self, Look, Told};
 use crate::{judge, task};
-
-/// `SOCK_RAW` of socket(2).
-const RAW: u32 = 3;
 
 /// What a restore knows before it makes anything.
 pub(super) struct View<'a> {
@@ -250,12 +247,8 @@ fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Resul
             let path = String::from_utf8_lossy(&reg.name).into_owned();
             expect(Ask::Open { path, flags: reg.flags });
         }
-        if entry.psk.is_some() {
-            expect(Ask::RawSocket { kind: "packet", file: entry.id });
-        }
-        if entry.isk.as_ref().is_some_and(|socket| socket.r#type == RAW) {
-            expect(Ask::RawSocket { kind: "raw", file: entry.id });
-        }
+        let socket = SocketKind::of(entry).map_err(|why| Error::invalid(&*image, why))?;
+        socket.and_then(|socket| socket.ask(entry.id)).into_iter().for_each(&mut expect);
         if socket_options(entry).any(is_marked) {
             expect(Ask::RawSocket { kind: "marked", file: entry.id });
         }

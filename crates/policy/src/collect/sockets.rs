@@ -13,9 +13,8 @@ use crate::fanotify::Fanotify;
 use crate::namespace::NsKind;
 use crate::network::TUN;
 use crate::request::Ask;
+use crate::socket::SocketKind;
 
-/// `SOCK_RAW` of socket(2).
-const RAW: u32 = 3;
 /// The highest `SO_PRIORITY` that needs no capability (socket(7)).
 const FREE_PRIORITIES: u32 = 6;
 /// The flag of a Unix socket that is not the tasks' (`uflags`).
@@ -32,16 +31,13 @@ pub(super) fn collect(
     let image = kind::FILES.file_name(0);
     let own = checkpoint.namespaces(NsKind::Net);
     for entry in &checkpoint.files {
+        let invalid = |reason| Error::Invalid { image: image.clone(), reason };
         let mut add = |ask| all.add(&*image, None, ask);
         if network_of(entry).is_some_and(|network| !own.contains(&network)) && !own.is_empty() {
             add(Ask::HostNamespace("net"));
         }
-        if entry.psk.is_some() {
-            add(Ask::RawSocket { kind: "packet", file: entry.id });
-        }
-        if entry.isk.as_ref().is_some_and(|socket| socket.r#type == RAW) {
-            add(Ask::RawSocket { kind: "raw", file: entry.id });
-        }
+        let socket = SocketKind::of(entry).map_err(invalid)?;
+        socket.and_then(|socket| socket.ask(entry.id)).into_iter().for_each(&mut add);
         if socket_options(entry).any(is_marked) {
             add(Ask::RawSocket { kind: "marked", file: entry.id });
         }
@@ -60,7 +56,6 @@ pub(super) fn collect(
             add(Ask::Group(maps.group(peer.gid)));
         }
         if let Some(group) = &entry.ffy {
-            let invalid = |reason| Error::Invalid { image: image.clone(), reason };
             add(Fanotify::read(group).map_err(invalid)?.ask());
         }
     }

@@ -3,6 +3,8 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
+use torpor_images::proto::FileEntry;
+use torpor_policy::SocketKind;
 use torpor_sys::socket;
 
 use crate::error::{Context, Error, Result};
@@ -41,16 +43,20 @@ pub(crate) fn netns_of(spaces: &Namespaces, ns_id: Option<u32>) -> u32 {
     ns_id.unwrap_or_else(|| spaces.of_kind(NsKind::Net).next().map_or(0, |ns| ns.id))
 }
 
+/// What socket an entry stands for.
+///
+/// # Errors
+/// One that is none, or that no restore makes.
+pub(super) fn kind_of(entry: &FileEntry) -> Result<SocketKind> {
+    let kind = SocketKind::of(entry).map_err(|reason| Error::invalid("files.img", reason))?;
+    kind.ok_or_else(|| bad_entry(entry.id, "is no socket"))
+}
+
 /// Makes a socket in a network namespace of the images.
-pub(super) fn create(
-    spaces: &Namespaces,
-    ns_id: Option<u32>,
-    domain: u32,
-    kind: u32,
-    protocol: u32,
-) -> Result<OwnedFd> {
-    spaces.in_netns(netns_of(spaces, ns_id), || {
-        socket::socket(domain.cast_signed(), kind.cast_signed(), protocol.cast_signed())
+pub(super) fn create(spaces: &Namespaces, socket: &SocketKind) -> Result<OwnedFd> {
+    let [domain, kind, protocol] = socket.arguments();
+    spaces.in_netns(netns_of(spaces, socket.network()), || {
+        socket::socket(domain, kind, protocol)
             .context(|| format!("socket({domain}, {kind}, {protocol})"))
     })
 }

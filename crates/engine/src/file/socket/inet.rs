@@ -13,7 +13,7 @@ use torpor_images::proto::{
 use torpor_kernel::sock_diag as diag;
 use torpor_sys::socket::{self, Opt};
 
-use super::about::{Socket, bad_entry, netns_of, restore_flags};
+use super::about::{Socket, bad_entry, kind_of, netns_of, restore_flags};
 use super::address::Address;
 use super::around::Around;
 use super::queue::{Packet, Packets};
@@ -373,7 +373,10 @@ impl InetRestorer {
         for entry in entries {
             let isk = part(entry)?;
             addresses(isk)?;
-            check_entry(isk)?;
+            kind_of(entry)?;
+            if isk.proto == libc::IPPROTO_MPTCP.cast_unsigned() && tcp::is_connection(isk) {
+                return Err(bad_entry(isk.id, "is a connection of multipath TCP"));
+            }
             tcp::with_last_peer(isk).as_ref().map(addresses).transpose()?;
             if isk.opts.so_reuseport() {
                 self.shared.insert(port(isk));
@@ -398,7 +401,7 @@ impl InetRestorer {
         let isk = part(entry)?;
         let with_peer = tcp::with_last_peer(isk);
         let isk = with_peer.as_ref().unwrap_or(isk);
-        let fd = ping::make(spaces, isk)?;
+        let fd = ping::make(spaces, entry.id, &kind_of(entry)?)?;
         self.prepare(fd.as_fd(), isk)?;
         if tcp::is_connection(isk) && !self.close {
             let sleeping = tcp::open(images, isk, &fd)?;
@@ -477,22 +480,6 @@ pub(super) fn addresses(isk: &InetSkEntry) -> Result<(Address, Address)> {
         words => Address::from_image(family, words, isk.dst_port),
     };
     local.zip(remote).ok_or_else(|| bad_entry(isk.id, "its address is none"))
-}
-
-fn check_entry(isk: &InetSkEntry) -> Result<()> {
-    let known = match isk.r#type.cast_signed() {
-        libc::SOCK_STREAM if isk.proto == libc::IPPROTO_MPTCP.cast_unsigned() => {
-            !tcp::is_connection(isk)
-        }
-        libc::SOCK_STREAM => isk.proto == libc::IPPROTO_TCP.cast_unsigned(),
-        libc::SOCK_DGRAM | libc::SOCK_RAW => true,
-        _ => false,
-    };
-    if !known {
-        let reason = format!("has type {} with protocol {}", isk.r#type, isk.proto);
-        return Err(bad_entry(isk.id, reason));
-    }
-    Ok(())
 }
 
 fn bind(spaces: &Namespaces, fd: BorrowedFd<'_>, isk: &InetSkEntry, local: Address) -> Result<()> {

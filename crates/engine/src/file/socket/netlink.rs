@@ -11,7 +11,7 @@ use torpor_kernel::netlink;
 use torpor_kernel::sock_diag::NetlinkSocket;
 use torpor_sys::socket;
 
-use super::about::{Socket, bad_entry, create, restore_flags};
+use super::about::{Socket, bad_entry, create, kind_of, restore_flags};
 use super::around::Around;
 use super::options;
 use super::spaces::Lists;
@@ -145,9 +145,7 @@ pub fn load(entries: &[FileEntry]) -> Result<()> {
 /// If the socket cannot be made, bound or connected, or does not take an option or a group.
 pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
     let nlsk = part(entry)?;
-    let kind = nlsk.torpor_type.unwrap_or(libc::SOCK_RAW.cast_unsigned());
-    let family = libc::AF_NETLINK.cast_unsigned();
-    let socket = create(spaces, nlsk.ns_id, family, kind, nlsk.protocol)?;
+    let socket = create(spaces, &kind_of(entry)?)?;
     let fd = socket.as_fd();
     options::restore_more(fd, &nlsk.opts)?;
     if nlsk.portid != 0 {

@@ -10,7 +10,7 @@ use torpor_images::proto::{FdTypes, FileEntry, PacketMclist, PacketRing, PacketS
 use torpor_kernel::sock_diag::{self as diag, PacketSocket};
 use torpor_sys::socket::{self, Opt};
 
-use super::about::{Socket, bad_entry, create, restore_flags};
+use super::about::{Socket, bad_entry, create, kind_of, restore_flags};
 use super::around::Around;
 use super::spaces::Lists;
 use super::{options, ring};
@@ -156,17 +156,13 @@ pub fn load(entries: &[FileEntry]) -> Result<()> {
 /// If the socket cannot be made or bound, or does not take its options, rings or fanout group.
 pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
     let psk = part(entry)?;
-    // With a protocol it receives from all devices at once; the old type can get its
-    // protocol in no other way.
-    let protocol = if psk.r#type == SOCK_PACKET { psk.protocol } else { 0 };
-    let family = libc::AF_PACKET.cast_unsigned();
-    let socket = create(spaces, psk.ns_id, family, psk.r#type, protocol)?;
+    let kind = kind_of(entry)?;
+    let socket = create(spaces, &kind)?;
     let fd = socket.as_fd();
     options::restore_more(fd, &psk.opts)?;
     restore_options(fd, psk)?;
     restore_rings(fd, psk)?;
-    let raw = libc::SOCK_RAW.cast_unsigned();
-    ring::restore(fd, psk, || create(spaces, psk.ns_id, family, raw, 0))?;
+    ring::restore(fd, psk, || create(spaces, &kind.sender_to()))?;
     bind(fd, psk)?;
     psk.mclist.iter().try_for_each(|m| restore_membership(fd, psk.id, m))?;
     if let Some(fanout) = psk.fanout.filter(|_| psk.fanout() != u32::MAX) {

@@ -4,7 +4,7 @@
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 
-use torpor_images::proto::InetSkEntry;
+use torpor_policy::SocketKind;
 
 use super::about::{create, netns_of};
 use crate::error::{Context, Error, Result};
@@ -19,9 +19,10 @@ pub(super) fn is_ping(kind: i32, protocol: i32) -> bool {
 
 /// Makes an Internet socket. For a ping socket that this program's groups may not have, the range
 /// of the tree's network namespace is another one meanwhile.
-pub(super) fn make(spaces: &Namespaces, isk: &InetSkEntry) -> Result<OwnedFd> {
-    let make = || create(spaces, isk.ns_id, isk.family, isk.r#type, isk.proto);
-    let is_ping = is_ping(isk.r#type.cast_signed(), isk.proto.cast_signed());
+pub(super) fn make(spaces: &Namespaces, id: u32, socket: &SocketKind) -> Result<OwnedFd> {
+    let make = || create(spaces, socket);
+    let [_, kind, protocol] = socket.arguments();
+    let is_ping = is_ping(kind, protocol);
     let denied = match make() {
         Err(Error::Os { source, .. })
             if is_ping && source.kind() == ErrorKind::PermissionDenied =>
@@ -30,9 +31,8 @@ pub(super) fn make(spaces: &Namespaces, isk: &InetSkEntry) -> Result<OwnedFd> {
         }
         made => return made,
     };
-    let space = netns_of(spaces, isk.ns_id);
+    let space = netns_of(spaces, socket.network());
     if spaces.by_id(space).is_none_or(|ns| ns.is_host) {
-        let id = isk.id;
         let what = format!("ping socket {id} (net.ipv4.ping_group_range says whose group may)");
         return Err(Error::Os { what, source: denied });
     }

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{Shutdown, SocketFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FileEntry, SkUcred, UnixSkEntry};
+use torpor_policy::SocketKind;
 use torpor_sys::socket::{self, Credentials, Message};
 
 use super::name::{self, Reach, Scratch};
@@ -264,7 +265,7 @@ impl UnixRestorer {
     }
 
     fn open_alone(&mut self, cx: &mut Neighbours<'_>, usk: &UnixSkEntry) -> Result<OwnedFd> {
-        let fd = create(cx.spaces, usk.ns_id, libc::AF_UNIX.cast_unsigned(), usk.r#type, 0)?;
+        let fd = create(cx.spaces, &SocketKind::unix(usk.ns_id, usk.r#type))?;
         options::restore_more(fd.as_fd(), &usk.opts)?;
         if usk.uflags & EXTERN != 0 {
             return Ok(fd);
@@ -333,9 +334,8 @@ impl UnixRestorer {
         client: &UnixSkEntry,
         early: i32,
     ) -> Result<(OwnedFd, OwnedFd)> {
-        let family = libc::AF_UNIX.cast_unsigned();
-        let kind = server.r#type;
-        let fd = create(cx.spaces, server.ns_id, family, kind, 0)?;
+        let kind = SocketKind::unix(server.ns_id, server.r#type);
+        let fd = create(cx.spaces, &kind)?;
         if !client.name.is_empty() {
             // Nobody can reach it by its file, if it still has one.
             self.scratch.bind(fd.as_fd(), &client.name)?;
@@ -346,7 +346,7 @@ impl UnixRestorer {
         let own = match &known {
             Some(listener) => self.listener_file(cx, listener.id)?,
             None => {
-                let listener = create(cx.spaces, server.ns_id, family, kind, 0)?;
+                let listener = create(cx.spaces, &kind)?;
                 self.scratch.bind(listener.as_fd(), &server.name)?;
                 listener
             }
@@ -425,8 +425,7 @@ impl UnixRestorer {
             }
             None if usk.torpor_peer_closed() && !self.mates.contains_key(&usk.id) => {
                 // To one that will be closed.
-                let peer =
-                    create(cx.spaces, usk.ns_id, libc::AF_UNIX.cast_unsigned(), usk.r#type, 0)?;
+                let peer = create(cx.spaces, &SocketKind::unix(usk.ns_id, usk.r#type))?;
                 let name = format!("\0torpor-closed-{}-{}", std::process::id(), usk.ino);
                 socket::bind(peer.as_fd(), &name::address(name.as_bytes())).context(what)?;
                 socket::connect(fd, &name::address(name.as_bytes())).context(what)
@@ -457,7 +456,7 @@ impl UnixRestorer {
         if let Some(id) = sender {
             return self.deliver_from(cx, to, id, &reach, packet);
         }
-        let stranger = create(cx.spaces, to.ns_id, libc::AF_UNIX.cast_unsigned(), to.r#type, 0)?;
+        let stranger = create(cx.spaces, &SocketKind::unix(to.ns_id, to.r#type))?;
         options::raise_buffers(stranger.as_fd());
         if !packet.address.is_empty() {
             self.scratch.bind(stranger.as_fd(), packet.address.get(2..).unwrap_or_default())?;
