@@ -182,7 +182,7 @@ fn seccomp_of<'c>(cx: &'c mut Restore<'_>) -> &'c mut Seccomp {
 /// Seccomp filters that allow everything: one instruction, which returns `SECCOMP_RET_ALLOW`.
 fn allowing(count: usize) -> Vec<Arc<Filter>> {
     let program = vec![0x06, 0, 0, 0, 0, 0, 0xff, 0x7f];
-    vec![Arc::new(Filter { program, flags: 0 }); count]
+    std::iter::repeat_n(Arc::new(Filter { program, flags: 0 }), count).collect()
 }
 
 fn credentials_of<'c>(cx: &'c mut Restore<'_>) -> &'c mut Credentials {
