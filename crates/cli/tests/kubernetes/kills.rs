@@ -149,19 +149,17 @@ fn nothing_is_left(cluster: &Cluster) {
         });
     };
     let place = cluster.place.path().display();
-    none("checkpoints of nodes", &format!("ls {place}/node*/torpor/checkpoints/default"));
+    none(
+        "checkpoints of nodes",
+        &format!("find {place}/node*/torpor/checkpoints/default -mindepth 1"),
+    );
     none("names in the store", &format!("grep pod-checkpoint {place}/store/index.json"));
     none("blobs in the store", &format!("ls {place}/store/blobs/sha256"));
-    let programs = "for p in /proc/[0-9]*; do c=$(tr '\\0' ' ' <$p/cmdline 2>/dev/null); case $c in \
+    let programs = "for p in /proc/[0-9]*; do [ $p != /proc/$$ ] || continue; c=$(tr '\\0' ' ' <$p/cmdline 2>/dev/null); case $c in \
                     *torpor-runc*|*/criu*|*'began='*) echo $p $c;; esac; \
                     grep -s torpor-guard $p/comm; done";
     none("processes", programs);
     let groups = format!("/sys/fs/cgroup/freezer/{}-node*", cluster.name());
     none("frozen groups", &format!("grep -rls FROZEN --include freezer.state {groups}"));
-    none(
-        "mounts",
-        &format!(
-            "grep torpor-criu /proc/self/mounts; grep {place}/state.*rootfs /proc/self/mounts"
-        ),
-    );
+    none("mounts", &format!("grep '{place}/node[12]/state/.*rootfs' /proc/self/mounts"));
 }

@@ -98,6 +98,7 @@ pub fn speak(
     handle: impl FnMut(Request) -> Response,
 ) -> Result<()> {
     let what = || "a connection";
+    stream.set_nodelay(true).context(what)?;
     stream.set_read_timeout(Some(SILENCE)).context(what)?;
     stream.set_write_timeout(Some(SILENCE)).context(what)?;
     let session = ServerConnection::new(Arc::clone(tls)).context(what)?;

@@ -195,8 +195,8 @@ fn send(stream: &mut dyn Stream, response: Response, goes_on: bool) -> io::Resul
     match response.body {
         Body::Whole(bytes) => {
             head.push_str(&format!("Content-Length: {}\r\n\r\n", bytes.len()));
-            stream.write_all(head.as_bytes())?;
-            stream.write_all(&bytes)?;
+            // In one piece: the other end is slow to acknowledge half an answer, and the rest waits for that.
+            stream.write_all(&[head.as_bytes(), &bytes].concat())?;
             stream.flush()
         }
         Body::Stream(write) => {
