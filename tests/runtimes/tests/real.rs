@@ -143,6 +143,7 @@ fn programs() {
         ("strace", strace),
         ("chromium", chromium),
         ("chromium", containers::chromium),
+        ("dockerd", containers::docker),
     ]);
     let page = page(&rows);
     println!("{page}");

@@ -9,8 +9,8 @@ use std::process::{Child, Stdio};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use torpor_runtimes_tests::command::wait;
-use torpor_runtimes_tests::criu::Job;
+use torpor_runtimes_tests::command::{Run, command, wait};
+use torpor_runtimes_tests::criu::{Job, pages};
 use torpor_runtimes_tests::network::Network;
 use torpor_runtimes_tests::process;
 use torpor_runtimes_tests::rootfs;
@@ -120,7 +120,7 @@ pub(super) fn nspawn() -> Row {
 fn title(network: &Network) -> Option<u64> {
     let answer = network.inside(|| {
         let mut stream = TcpStream::connect("127.0.0.1:9222").ok()?;
-        stream.write_all(b"GET /json HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
+        stream.write_all(b"GET /json HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
         let mut answer = String::new();
         // The connection stays: what is whole says its own length.
         let mut part = [0; 4096];
@@ -169,7 +169,7 @@ pub(super) fn chromium() -> Row {
         let begin = Instant::now();
         container.checkpoint(&options);
         times.asleep.push(begin.elapsed());
-        times.bytes = torpor_runtimes_tests::criu::pages(&scratch.join("images"));
+        times.bytes = pages(&scratch.join("images"));
         let begin = Instant::now();
         container.restore(&options);
         times.awake.push(begin.elapsed());
@@ -182,3 +182,106 @@ pub(super) fn chromium() -> Row {
         outcome: Outcome::Kept(times),
     }
 }
+
+/// What the daemon and its container do; the client is asked later.
+const DAEMON: &str = "exec >/out 2>&1 </dev/null; \
+    docker() { command docker --host unix:///run/docker.sock \"$@\"; }; \
+    dockerd --storage-driver=vfs --iptables=false --bridge=none --host unix:///run/docker.sock & \
+    until docker version; do sleep 0.1; done; \
+    docker import /image.tar busy; \
+    docker run --detach --network host --name one --volume /shared:/shared busy sh -c \
+    'n=0; while sleep 0.05; do n=$((n + 1)); echo $n $$ >>/shared/log; done'; wait";
+
+/// The daemon, containerd, the shim and a container of theirs, as one container of runc. What the
+/// daemon mounts for its networks is left out: it makes no new containers in there afterwards. Nor does
+/// `docker exec` enter the old one: runc knows a container by the time when its first process started.
+pub(super) fn docker() -> Row {
+    let scratch = Scratch::new("real-docker-runc");
+    // Where the container's networks are mounted as files, and that it has file systems of its own.
+    scratch.configure(
+        "skip-mnt /var/run/docker/netns/default\n\
+         policy-rule \"own.mounts.file-systems=[\\\"proc\\\",\\\"sysfs\\\",\\\"tmpfs\\\",\\\"devpts\\\",\
+         \\\"mqueue\\\",\\\"cgroup\\\",\\\"cgroup2\\\",\\\"overlay\\\"]\"\n",
+    );
+    let bundle = Bundle::new(&scratch, &[], &["sh", "-c", DAEMON]).host_programs();
+    let bundle = bundle.configure(|config| {
+        for set in config["process"]["capabilities"].as_object_mut().unwrap().values_mut() {
+            *set = json!(CAPABILITIES.split_whitespace().collect::<Vec<_>>());
+        }
+        config["process"]["noNewPrivileges"] = json!(false);
+        config["process"]["rlimits"] =
+            json!([{ "type": "RLIMIT_NOFILE", "hard": 20000, "soft": 20000 }]);
+        let device = |major: u32, minor: u32| {
+            json!({ "allow": true, "type": "c", "major": major, "minor": minor, "access": "rwm" })
+        };
+        // What its own containers may have: /dev/console, /dev/net/tun.
+        let none = json!({ "allow": false, "access": "rwm" });
+        config["linux"]["resources"] =
+            json!({ "devices": [none, device(5, 1), device(10, 200)] });
+        for paths in ["maskedPaths", "readonlyPaths"] {
+            config["linux"].as_object_mut().unwrap().remove(paths);
+        }
+        let mounts = config["mounts"].as_array_mut().unwrap();
+        for mount in mounts.iter_mut().filter(|m| m["type"] == "sysfs" || m["type"] == "cgroup") {
+            mount["options"].as_array_mut().unwrap().retain(|option| option != "ro");
+        }
+        let options = json!(["nosuid"]);
+        mounts.push(json!({
+            "type": "tmpfs", "source": "tmpfs", "destination": "/run", "options": options,
+        }));
+    });
+    for dir in ["run", "shared", "opt", "tmp", "var/tmp", "var/lib/docker"] {
+        fs::create_dir_all(bundle.file(dir)).unwrap();
+    }
+    rootfs::make(&scratch.join("root"), &[]);
+    command("tar", &["--create", "--file"])
+        .arg(bundle.file("image.tar"))
+        .arg("--directory")
+        .arg(scratch.join("root"))
+        .arg(".")
+        .succeed();
+    let mut container = Container::start(&scratch, &bundle);
+    let log = bundle.file("shared/log");
+    let lines = || fs::read_to_string(&log).unwrap_or_default();
+    let works_on = || {
+        let goal = lines().lines().count() + 5;
+        until_true("the inner container works", || lines().lines().count() > goal);
+    };
+    works_on();
+    let options = ["--tcp-established", "--file-locks"];
+    let mut times = Times::default();
+    for _ in 0..SLEEPS {
+        works_on();
+        let begin = Instant::now();
+        container.checkpoint(&options);
+        times.asleep.push(begin.elapsed());
+        times.bytes = pages(&scratch.join("images"));
+        let begin = Instant::now();
+        container.restore(&options);
+        times.awake.push(begin.elapsed());
+    }
+    works_on();
+    let client = |words: &[&str]| {
+        let mut exec = container.runc("exec");
+        exec.args([container.id(), "docker", "--host", "unix:///run/docker.sock"]).args(words);
+        exec.succeed()
+    };
+    assert!(client(&["ps", "--format", "{{.Names}} {{.Status}}"]).starts_with("one Up"));
+    assert!(!client(&["images", "--quiet"]).trim().is_empty());
+    for (number, line) in (1..).zip(lines().lines()) {
+        assert_eq!(line, format!("{number} 1"));
+    }
+    Row {
+        name: "Docker in a container",
+        version: &["dockerd", "--version"],
+        how: "dockerd, containerd and a container of theirs, which shares their network, as one \
+              container of runc",
+        outcome: Outcome::Kept(times),
+    }
+}
+
+/// Those that a daemon gives to its containers, or takes from them.
+const CAPABILITIES: &str = "CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID \
+    CAP_KILL CAP_SETGID CAP_SETUID CAP_SETPCAP CAP_LINUX_IMMUTABLE CAP_NET_BIND_SERVICE \
+    CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_SYS_CHROOT CAP_SYS_PTRACE CAP_SYS_ADMIN \
+    CAP_SYS_NICE CAP_SYS_TTY_CONFIG CAP_MKNOD CAP_AUDIT_WRITE CAP_SETFCAP";
