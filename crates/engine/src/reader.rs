@@ -128,7 +128,11 @@ pub(crate) fn look_here(
     Ok(Look { requests, unsaid: unsaid(&checkpoint), told: told.into_inner() })
 }
 
-fn view<'a>(images: &'a ImageDir, checkpoint: &'a Checkpoint) -> collect::Checkpoint<'a> {
+/// A checkpoint as the policy sees it.
+pub(crate) fn view<'a>(
+    images: &'a ImageDir,
+    checkpoint: &'a Checkpoint,
+) -> collect::Checkpoint<'a> {
     let tasks = checkpoint.tasks.iter().map(|task| collect::Task {
         pid: task.tree.pid,
         homes: task.homes,

@@ -1,9 +1,10 @@
 //! Whether all that a restore would make is in the plan that was judged.
 //!
-//! The plan is what the reader has said of the images; what is made follows from what the restore
-//! reads in them itself. Both read the same bytes, but not with the same code: where they
-//! disagree something would be made that nobody has judged. So the restore says what it would
-//! make, by the functions that find it out when it is made, and each thing has to be in the plan.
+//! The plan is what the reader, another process, has said of the images; what is made follows from
+//! what the restore reads in them itself. Both read the same bytes, and most of them with the same
+//! functions (docs/security.md): then a difference is the lie of a reader that has been taken over.
+//! Paths of files, owners, marks of sockets and routes are read with code of the restore's own. So the
+//! restore says what it would make, by what it makes it from, and each thing has to be in the plan.
 //!
 //! What is not looked at: mounts and maps of ids, because they are made from the plan itself; the
 //! entries of archives that fill file systems, because the plan's reader unpacks them; and what rules
@@ -11,13 +12,16 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use torpor_images::proto::UidGidExtent;
+use torpor_images::proto::{IpcVarEntry, UidGidExtent};
 use torpor_images::{ImageDir, kind};
-use torpor_policy::collect::{is_marked, network_of, socket_options};
+use torpor_policy::collect::ipc::Limits;
+use torpor_policy::collect::{
+    Addresses, is_marked, network_of, powers as powers_of, socket_options,
+};
 use torpor_policy::fanotify::Fanotify;
 use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::set_of;
-use torpor_policy::network::{Network, external_key};
+use torpor_policy::network::{NetDevice, Network, external_key};
 use torpor_policy::{Ask, Credentials, Passed, Request, SocketKind};
 
 use super::load::{self, Checkpoint, TaskImage};
@@ -100,13 +104,14 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
     nested_users(maps, spaces, &mut things);
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
         rights(task, (maps, spaces), &mut things);
-        powers(view.passed, task, &mut things);
     }
+    powers(view, &mut things)?;
     files(view, spaces, &mut things)?;
     owners(view, maps, &mut things);
     ghosts(view, &mut things)?;
     groups(view, &mut things);
     networks(view, spaces, plan, &mut things)?;
+    limits_of_ipc(view, spaces, &mut things)?;
     archives(view, &mut things);
     Ok(things.missing)
 }
@@ -185,21 +190,18 @@ fn rights(image: &TaskImage, (maps, spaces): (&IdMaps, &Namespaces), things: &mu
     }
 }
 
-/// Who a task says has logged in, and the memory that its threads may take.
-fn powers(passed: &Passed, image: &TaskImage, things: &mut Things<'_>) {
-    let Some(tc) = image.cores.first().and_then(|core| core.tc.as_ref()) else { return };
-    let (name, pid) = (kind::CORE.file_name(image.tree.pid.into()), image.tree.pid);
-    if let (Some(id), Some(now)) = (task::login(tc), passed.login)
-        && id != now
-    {
-        things.expect(name, Some(pid), &Ask::Login(id));
+/// Limits, scheduling, logins, what takes a capability, and options of sockets.
+fn powers(view: &View<'_>, things: &mut Things<'_>) -> Result<()> {
+    let told = |name: &String| {
+        let mut known = view.told.iter().filter(|(path, _)| path == name);
+        known.next().map(|(_, value)| value.clone())
+    };
+    let here = |names: &[String]| names.iter().map(told).collect();
+    let checkpoint = reader::view(view.images, view.checkpoint);
+    for Request { image, task, ask } in powers_of(&checkpoint, &here, view.passed)? {
+        things.expect(image, task, &ask);
     }
-    for (&thread, core) in image.tree.threads.iter().zip(&image.cores) {
-        if core.thread_core.as_ref().is_some_and(|core| core.torpor_io_flusher == Some(true)) {
-            let ask = Ask::Raise { name: "PR_SET_IO_FLUSHER", to: 1 };
-            things.expect(kind::CORE.file_name(thread.into()), Some(thread), &ask);
-        }
-    }
+    Ok(())
 }
 
 /// In whose name files send signals, and for whom sockets count.
@@ -307,6 +309,13 @@ fn networks(
         let network = Network::read(view.images, ns.id, &net::conf::NAMES)?;
         let image = kind::NETDEV.file_name(ns.id.into());
         network.devices.iter().for_each(|device| things.expect(&*image, None, &device.ask()));
+        let given = &view.passed.devices_of_network;
+        let given = network.devices.iter().filter(|device| given.contains(&device.name));
+        given.flat_map(NetDevice::reach).for_each(|ask| things.expect(&*image, None, &ask));
+        let addresses = Addresses::read(view.images, ns.id.into())?;
+        let image = kind::IFADDR.file_name(ns.id.into());
+        let addresses = addresses.asks(&network.devices);
+        addresses.iter().for_each(|ask| things.expect(&*image, None, ask));
         for (image, text) in net::planned_routes(view.images, ns.id)? {
             things.expect(image, None, &Ask::Route { text });
         }
@@ -320,6 +329,23 @@ fn networks(
             let known = (setting.base_path(), value);
             if !view.told.contains(&known) {
                 let ask = Ask::Sysctl { name: setting.key(), value: known.1 };
+                things.expect(&*setting.image, None, &ask);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Limits of IPC namespaces that a new one does not have.
+fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
+    let joined = view.passed.joined.iter().any(|kind| kind == NsKind::Ipc.name());
+    for ns in spaces.of_kind(NsKind::Ipc).filter(|ns| !ns.is_host && !joined) {
+        let id = u64::from(ns.id);
+        let Some(entry) = view.images.read_opt::<IpcVarEntry>(kind::IPC_VAR, id)? else { continue };
+        for setting in Limits::of(id, &entry).all() {
+            let known = (setting.path(), setting.value.clone());
+            if !view.told.contains(&known) {
+                let ask = Ask::IpcLimit { name: setting.key(), value: known.1 };
                 things.expect(&*setting.image, None, &ask);
             }
         }
@@ -445,7 +471,7 @@ mod tests {
 
     #[test]
     fn whatever_a_plan_leaves_out_is_found() {
-        let kinds: [(&str, &str, Pick); 18] = [
+        let kinds: [(&str, &str, Pick); 22] = [
             ("container", "capabilities", |ask| matches!(ask, Ask::Capabilities(_))),
             ("container", "seccomp", |ask| matches!(ask, Ask::Seccomp(_))),
             ("container", "new privileges", |ask| matches!(ask, Ask::NoNewPrivileges(_))),
@@ -467,6 +493,14 @@ mod tests {
             ("container", "route", |ask| matches!(ask, Ask::Route { .. })),
             ("container", "setting", |ask| matches!(ask, Ask::Sysctl { .. })),
             ("container", "firewall", |ask| matches!(ask, Ask::Firewall { .. })),
+            ("container", "address", |ask| matches!(ask, Ask::Address { .. })),
+            ("container", "limit of IPC", |ask| matches!(ask, Ask::IpcLimit { .. })),
+            ("container", "socket option", |ask| matches!(ask, Ask::SocketOption { .. })),
+            (
+                "container",
+                "ghost",
+                |ask| matches!(ask, Ask::SetUid { path, .. } if path == "/tmp/removed"),
+            ),
             ("container", "archive", |ask| matches!(ask, Ask::Fill)),
         ];
         for (tree, what, is) in kinds {

@@ -23,7 +23,8 @@ use torpor_images::proto::core_entry::March;
 use torpor_images::proto::{
     CoreEntry, MmEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86,
 };
-use torpor_policy::{Credentials, NO_LOGIN, Seccomp};
+use torpor_policy::collect::login;
+use torpor_policy::{Credentials, Seccomp};
 use torpor_tracee::{Batch, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
 pub use creds::lsm;
@@ -447,12 +448,6 @@ fn queue(
         signals::restore_pending(thread, thread_core(core)?, of_process, which)?;
     }
     Ok(())
-}
-
-/// The user that a process is to have logged in as, by its id on this host. If nobody has, it keeps the login of the
-/// restoring program: to take that away would hide from audit records who has restored it.
-pub fn login(tc: &TaskCoreEntry) -> Option<u32> {
-    tc.loginuid.filter(|&id| id != NO_LOGIN)
 }
 
 fn restore_process(leader: &mut Tracee, tc: &TaskCoreEntry, images: &Images<'_>) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Limits of tasks, and how they are scheduled.
 
 use torpor_images::kind;
+use torpor_images::proto::TaskCoreEntry;
 
 use super::{Checkpoint, Requests};
 use crate::passed::{NO_LOGIN, Passed};
@@ -53,9 +54,7 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Re
                 all.add(&*image, Some(task.pid), ask);
             }
         }
-        // A restore takes nobody's login away. The kernel tells the id to the dumping program, as this
-        // host has it.
-        let login = tc.loginuid.filter(|&id| id != NO_LOGIN);
+        let login = login(tc);
         if let Some(id) = login.filter(|_| passed.login.is_some() && passed.login != login) {
             all.add(&*image, Some(task.pid), Ask::Login(id));
         }
@@ -87,6 +86,14 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Re
             all.add(image, Some(thread), Ask::Scheduling { text });
         }
     }
+}
+
+/// The user that a process is to have logged in as, by its id on the host that dumped it, which told it
+/// the dumping program. If nobody has, it keeps the login of the restoring program: to take that away
+/// would hide from audit records who has restored it.
+#[must_use]
+pub fn login(tc: &TaskCoreEntry) -> Option<u32> {
+    tc.loginuid.filter(|&id| id != NO_LOGIN)
 }
 
 /// The most memory that a process may lock without a grant.

@@ -27,8 +27,8 @@ use torpor_images::proto::{
 };
 use torpor_images::{ImageDir, kind};
 
-pub use self::limits::LIMITS;
 pub(crate) use self::limits::LOCKED_MEMORY;
+pub use self::limits::{LIMITS, login};
 pub use self::mounts::mounts;
 pub use self::ports::Network;
 pub use self::references::network_of;
@@ -143,6 +143,26 @@ pub fn collect(
     if !passed.empty_network {
         network::collect(checkpoint, settings, passed, &mut all)?;
     }
+    Ok(all.0)
+}
+
+/// What of [`collect`] the restore carries out with code of its own, entry by entry: limits, scheduling,
+/// what takes a capability, options of sockets and their ports. It is cheap: who restores compares it with a plan that
+/// somebody else has read.
+///
+/// # Errors
+/// Damaged images.
+pub fn powers(
+    checkpoint: &Checkpoint<'_>,
+    here: Values<'_>,
+    passed: &Passed,
+) -> Result<Vec<Request>> {
+    let mut all = Requests::default();
+    limits::collect(checkpoint, passed, &mut all);
+    uses::of_entries(checkpoint, here, passed, &mut all);
+    sockets::special(checkpoint, here, &mut all);
+    let maps = user_namespace(checkpoint, passed, &mut Requests::default())?;
+    ports::collect(checkpoint, here, passed, &maps, &mut all)?;
     Ok(all.0)
 }
 

@@ -66,7 +66,7 @@ pub(super) fn collect(
 }
 
 /// What sockets can only have by a capability.
-fn special(checkpoint: &Checkpoint<'_>, here: Values<'_>, all: &mut Requests) {
+pub(super) fn special(checkpoint: &Checkpoint<'_>, here: Values<'_>, all: &mut Requests) {
     let mut host = None;
     for entry in &checkpoint.files {
         for options in socket_options(entry) {
