@@ -2,6 +2,7 @@
 //!
 //! Here is the table of kinds: which is asked after which, and what each of them needs.
 
+use rustix::fs::FileType;
 use rustix::process::PidfdGetfdFlags;
 use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FdinfoEntry, FileEntry};
@@ -112,7 +113,18 @@ fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<FileEntry> {
         tun::describe(&cx.ns, &mut paths, net, found),
         regular::describe(&mut paths, found),
     }
-    Err(found.refuse("this kind of file is not supported"))
+    Err(found.refuse(unknown(found)))
+}
+
+/// What is said of a file that no kind knows.
+fn unknown(found: &Found) -> &'static str {
+    let fuse = rustix::fs::makedev(10, 229);
+    let is_device = FileType::from_raw_mode(found.stat.st_mode) == FileType::CharacterDevice;
+    if is_device && found.stat.st_rdev == fuse {
+        return "a FUSE file system is served through it, and the kernel takes no other server; unmount \
+                that and end the server before the dump, or leave the server out of the tree";
+    }
+    "this kind of file is not supported"
 }
 
 /// After the last task: lets the kinds finish and writes `files.img`.
