@@ -5,7 +5,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{Counter, Host, child_of, wait_until};
+use support::{Counter, Host, wait_until};
 
 fn rehearse(here: &Host, pid: i32, mode: &str, to: &str) -> (bool, Value) {
     let pid = pid.to_string();
@@ -71,12 +71,10 @@ fn what_it_would_take() {
 
 #[test]
 fn what_would_be_refused() {
-    // By the engine here: a tree in two time namespaces.
+    // By the engine here.
     let (here, mut there) = (Host::new(), Host::new());
     there.start_agent();
-    let mut counter = Counter::start_under(&["unshare", "--time", "--fork"], 100, 1);
-    let root = counter.pid;
-    counter.pid = child_of(counter.child.id());
+    let (counter, root) = Counter::start_refused();
     let (fine, said) = rehearse(&here, root, "pipelined", &there.address);
     let refused = said["refused"].to_string();
     assert!(!fine && refused.contains("its time namespace"), "{said}");

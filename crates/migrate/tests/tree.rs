@@ -375,10 +375,7 @@ fn a_restore_that_fails_leaves_the_tasks_where_they_are() {
 fn what_a_dump_refuses_is_said_and_undone() {
     let (here, mut there) = (Host::new(), Host::new());
     there.start_agent();
-    // A tree in two time namespaces.
-    let mut counter = Counter::start_under(&["unshare", "--time", "--fork"], 100, 1);
-    let root = counter.pid;
-    counter.pid = child_of(counter.child.id());
+    let (counter, root) = Counter::start_refused();
     let error = here.moves(root, "pre-copy", &there.address).unwrap_err();
     assert!(error.contains("its time namespace"), "{error}");
     counter.goes_on();

@@ -561,7 +561,6 @@ fn ports_and_pings_in_a_network_of_the_callers() {
             ("one of UDP that has a peer", |images| socket(images, 10, UDP, 52, 1), LOW),
             ("one of UDP-Lite", |images| socket(images, 2, (2, 136), 52, 7), LOW),
             ("a listener of several paths", |images| socket(images, 2, (1, 262), 52, 10), LOW),
-            ("one of SCTP", |images| socket(images, 2, (1, 132), 52, 10), LOW),
             ("pings", |images| socket(images, 2, (2, 1), 0, 7), PING),
             ("pings of the sixth version", |images| socket(images, 10, (2, 58), 0, 7), PING),
             ("pings by a number", |images| socket(images, 2, (2, 1), 52, 7), PING),

@@ -176,14 +176,16 @@ fn low_ports() {
     let task = Asleep::new(&["--net"], ":");
     let images = ImageDir::open(task.images()).unwrap();
     let whole: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
-    let listener = |r#type, src_port| {
+    let listener = |(r#type, proto), src_port| {
         let (id, family, src_addr) = (900_001, 2, vec![0]);
-        let socket = InetSkEntry { id, family, r#type, src_port, src_addr, ..Default::default() };
+        let socket =
+            InetSkEntry { id, family, r#type, proto, src_port, src_addr, ..Default::default() };
         let (isk, ty) = (Some(socket), FdTypes::Inetsk.into());
         let file = FileEntry { r#type: ty, id, isk, ..Default::default() };
         images.write_all(kind::FILES, 0, whole.iter().chain([&file])).unwrap();
     };
-    for kind in [1, 2] {
+    // TCP and UDP.
+    for kind in [(1, 6), (2, 17)] {
         listener(kind, 1023);
         let wanted = "files.img: a socket with port 1023 of their own network (file 900001)";
         task.denied(&RULE, &[wanted, "(network.ports)"]);

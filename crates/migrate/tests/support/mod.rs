@@ -189,6 +189,21 @@ impl Counter {
         Self::start_with(prefix, pages, writes, &[])
     }
 
+    /// One whose tree no dump takes, and the first process of that: its time namespace for children has no
+    /// task, since the one that counts was born before.
+    pub fn start_refused() -> (Self, i32) {
+        const FIRST: &str = "import ctypes, os, sys\n\
+            there, here = os.pipe()\n\
+            child = os.fork()\n\
+            if not child:\n    os.read(there, 1)\n    os.execv(sys.argv[1], sys.argv[1:])\n\
+            ctypes.CDLL(None).unshare(0x80)  # CLONE_NEWTIME\n\
+            os.write(here, b'x')\n\
+            os.waitpid(child, 0)";
+        let mut counter = Self::start_under(&["setsid", "python3", "-c", FIRST], 100, 1);
+        let root = std::mem::replace(&mut counter.pid, child_of(counter.child.id()));
+        (counter, root)
+    }
+
     fn start_with(prefix: &[&str], pages: u64, writes: u64, more: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let program = compiled(dir.path(), "counter");

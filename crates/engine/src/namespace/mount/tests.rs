@@ -249,14 +249,14 @@ fn mounts_that_were_not_planned_are_named() {
     let before = world.dump(&[&space], &opts).unwrap();
     let differs = |wanted: &str, change: fn()| {
         world.restore(&before, &opts, |cx| {
-            verify::mounts::check(cx).unwrap();
+            verify::mounts::check(&cx.ns, &cx.mounts).unwrap();
             let made = cx.ns.of_kind(NsKind::Mnt).next().and_then(|ns| ns.file.as_ref()).unwrap();
             let changed = run_in(&[made.as_fd()], || {
                 change();
                 Ok(())
             });
             changed.unwrap();
-            let error = verify::mounts::check(cx).unwrap_err().to_string();
+            let error = verify::mounts::check(&cx.ns, &cx.mounts).unwrap_err().to_string();
             assert!(error.contains(wanted), "{wanted:?} is missing: {error}");
         });
     };

@@ -51,7 +51,7 @@ pub fn check(cx: &Restore<'_>) -> Result<()> {
     }
     opened.sockets()?;
     nested_user::verify(&cx.tasks, &cx.ns, &cx.id_maps)?;
-    mounts::check(cx)?;
+    mounts::check(&cx.ns, &cx.mounts)?;
     cx.cgroups.verify(&cx.tasks)
 }
 

@@ -4,18 +4,17 @@ use std::os::fd::AsFd;
 
 use super::wrong;
 use crate::error::Result;
-use crate::namespace::NsKind;
-use crate::namespace::mount::{self, Mount, Wanted};
-use crate::restore::Restore;
+use crate::namespace::mount::{self, Mount, Restored, Wanted};
+use crate::namespace::{Namespaces, NsKind};
 
 /// Flags of a mount that take rights away (`MS_*` of mount(2)).
 const NARROW: u64 = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
 /// Those of the images and no others, with no fewer of the flags that take rights away; what was
 /// made is of the types and sources that were judged.
-pub(crate) fn check(cx: &Restore<'_>) -> Result<()> {
-    for ns in cx.ns.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
-        let (Some(file), Some(wanted)) = (&ns.file, cx.mounts.wanted(ns.id)) else { continue };
+pub(crate) fn check(spaces: &Namespaces, mounts: &Restored) -> Result<()> {
+    for ns in spaces.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
+        let (Some(file), Some(wanted)) = (&ns.file, mounts.wanted(ns.id)) else { continue };
         let now = mount::tree_of(file.as_fd())?;
         if let Some(what) = difference(wanted, now.mounts()) {
             return Err(wrong(format!("mount namespace {}: {what}", ns.id)));
