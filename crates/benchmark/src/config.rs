@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::filter::Filters;
 use crate::image::find;
-use crate::kubernetes::HOST;
-use crate::machine;
+use crate::machine::{self, HOST};
 
 /// What a run measures, where, and how often. See docs/benchmark.md.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::agent::{self, Request};
+use crate::machine::HOST;
 use crate::results::Results;
 
 /// Where Jobs are made.
@@ -29,8 +30,6 @@ pub struct Cluster {
 const LABEL: &str = "torpor.benchmark/run";
 /// A directory that tool and runtime see under the same path: logs and images go through it.
 const SHARED: &str = "/var/tmp/torpor-benchmark";
-/// Where the node's root directory is in the pod.
-pub const HOST: &str = "/host";
 /// The name of a configuration in its volume.
 const CONFIG: &str = "config.json";
 /// How often the log of a Job whose pod is not there yet is asked for.

@@ -34,6 +34,9 @@ pub struct Machine {
     pub facts: BTreeMap<String, String>,
 }
 
+/// Where the root directory of a node is in the pod that measures it.
+pub const HOST: &str = "/host";
+
 /// Whether this machine is a node of a Kubernetes. Its kubelet removes, within seconds, what is not its
 /// own in the runtime that it has.
 #[must_use]
