@@ -1,7 +1,7 @@
 //! The mount namespaces of a running tree.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -199,20 +199,33 @@ pub(super) fn fetch(pid: i32, number: u64) -> std::io::Result<OwnedFd> {
     Ok(pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?)
 }
 
+/// How often a list of mounts that makes no sense is read. On a host where containers come and go all the
+/// time a handful of times is enough.
+const TRIES: usize = 100;
+
 /// Reads the mounts of the calling thread's namespace. `proc` is the root of a
 /// procfs: the namespace may have none.
+///
+/// The kernel gives the list in pieces, and others may mount and unmount between two of them: a mount that
+/// is gone and one that came in its place are then both there, or one without its parent.
 pub(super) fn read_own(proc: BorrowedFd<'_>) -> Result<Tree> {
     let name = "thread-self/mountinfo";
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(proc, name, flags, Mode::empty())
         .context(|| format!("open /proc/{name}"))?;
-    let mut text = Vec::new();
-    File::from(file).read_to_end(&mut text).context(|| format!("read /proc/{name}"))?;
-    let mounts = mountinfo::parse(&text).map_err(|e| e.to_string());
-    mounts
-        .and_then(Tree::new)
-        .map_err(|why| std::io::Error::new(std::io::ErrorKind::InvalidData, why))
-        .context(|| format!("parse /proc/{name}"))
+    let (mut file, mut why) = (File::from(file), String::new());
+    for _ in 0..TRIES {
+        let mut text = Vec::new();
+        file.rewind().context(|| format!("rewind /proc/{name}"))?;
+        file.read_to_end(&mut text).context(|| format!("read /proc/{name}"))?;
+        let mounts = mountinfo::parse(&text).map_err(|e| e.to_string());
+        match mounts.and_then(Tree::new) {
+            Ok(tree) => return Ok(tree),
+            Err(reason) => why = reason,
+        }
+    }
+    let error = std::io::Error::new(std::io::ErrorKind::InvalidData, why);
+    Err(error).context(|| format!("parse /proc/{name}"))
 }
 
 /// Cuts all mounts of the calling thread's namespace off from the others.

@@ -11,7 +11,7 @@ use rustix::mount::{
 use torpor_images::ImageDir;
 use torpor_tracee::Tracee;
 
-use super::collect::Mounts;
+use super::collect::{Mounts, tree_of};
 use super::mountinfo::Mount;
 use super::origin::Forest;
 use super::tree::Tree;
@@ -233,6 +233,44 @@ fn a_container_as_runtimes_make_it() {
         fs_mount("tmpfs", "/proc/acpi", "");
         mount_remount("/proc/acpi", MountFlags::RDONLY, "").unwrap();
         mount_remount("/", ro | MountFlags::NODEV, "").unwrap();
+    });
+}
+
+/// Others mount and unmount while the list is read, on a busy host all the time.
+#[test]
+fn a_list_that_changes_meanwhile_is_read_again() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let world = World::new();
+    // So many that the kernel gives the list in many pieces. Each in turn goes from its beginning to its
+    // end: who has read the first piece by then meets two at one place.
+    let places: Vec<String> = (0..100).map(|number| format!("/mnt/{number}")).collect();
+    let space = world.space(|| {
+        places.iter().for_each(|at| fs::create_dir(at).unwrap());
+        places.iter().for_each(|at| fs_mount("tmpfs", at, ""));
+    });
+    let (ended, began) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let changed = run_in(&[space.as_fd()], || {
+                while !ended.load(Ordering::Relaxed) {
+                    for at in &places {
+                        unmount(at.as_str(), UnmountFlags::DETACH).unwrap();
+                        fs_mount("tmpfs", at, "");
+                    }
+                    began.store(true, Ordering::Relaxed);
+                }
+                Ok(())
+            });
+            changed.unwrap();
+        });
+        while !began.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        let trees: Vec<Result<Tree>> = (0..500).map(|_| tree_of(space.as_fd())).collect();
+        ended.store(true, Ordering::Relaxed);
+        for tree in trees {
+            assert!(tree.unwrap().mounts().len() >= 100);
+        }
     });
 }
 
