@@ -41,8 +41,8 @@ pub use external::External;
 pub use hooks::{Event, Hooks, NoHooks};
 pub use judge::{Audit, audit};
 pub use options::Options;
+pub use restore::stages::{restore, restore_last};
 pub use restore::template::keep as keep_template;
-pub use restore::{restore, restore_last};
 
 use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry};
 

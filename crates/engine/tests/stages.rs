@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use torpor_engine::options::{Files, Memory, Trust};
-use torpor_engine::restore::{Plan, Ready};
+use torpor_engine::restore::stages::{Plan, Ready};
 use torpor_engine::seal::{OpenOptions, SealOptions};
 use torpor_engine::{Error, NoHooks, Options, Session};
 use torpor_images::ImageDir;

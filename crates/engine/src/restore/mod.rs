@@ -55,8 +55,6 @@ use crate::options::Options;
 use crate::{cgroup, cpuinfo, judge, network};
 
 pub use self::listed::unlisted;
-pub use self::rounds::Applied;
-pub use self::stages::{Complete, Plan, Ready, Skeleton, restore, restore_last};
 
 /// Everything that the restore knows and has made so far.
 #[derive(Debug)]

@@ -18,9 +18,8 @@ use crate::error::{Context, Result};
 use crate::memory::aio;
 use crate::memory::vma::{PAGE, is_private, status};
 use crate::ranges::Ranges;
-use crate::restore::Applied;
 use crate::restore::pages::{Pages, Search};
-use crate::restore::rounds::Start;
+use crate::restore::rounds::{Applied, Start};
 use crate::restore::tasks::Mapped;
 
 /// What tells mappings apart that cannot become each other; the rest of their status says what
