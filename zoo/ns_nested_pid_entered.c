@@ -30,12 +30,9 @@ static pid_t told_pid(const char *name)
 static void enter(const char *name)
 {
 	char path[64];
-	int fd;
 
 	snprintf(path, sizeof path, "/proc/%d/ns/pid_for_children", told_pid(name));
-	fd = TRY(open(path, O_RDONLY));
-	TRY(setns(fd, CLONE_NEWPID));
-	TRY(close(fd));
+	zoo_enter_pid(path);
 }
 
 /* In a namespace that was entered: nobody sees the parent, nor the group. */

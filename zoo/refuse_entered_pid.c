@@ -36,9 +36,7 @@ int main(void)
 		fd = TRY(open(zoo_path("outside"), O_RDONLY));
 		TRY(read(fd, text, sizeof text - 1));
 		TRY(close(fd));
-		fd = TRY(open(text, O_RDONLY));
-		TRY(setns(fd, CLONE_NEWPID));
-		TRY(close(fd));
+		zoo_enter_pid(text);
 		child = TRY(fork());
 		if (!child) {
 			zoo_tell("entered");

@@ -9,7 +9,6 @@ int main(void)
 {
 	pid_t maker = TRY(fork()), enters, child;
 	char path[64] = "";
-	int fd;
 
 	if (!maker) {
 		TRY(unshare(CLONE_NEWPID));
@@ -26,9 +25,7 @@ int main(void)
 	enters = TRY(fork());
 	if (!enters) {
 		snprintf(path, sizeof path, "/proc/%d/ns/pid_for_children", maker);
-		fd = TRY(open(path, O_RDONLY));
-		TRY(setns(fd, CLONE_NEWPID));
-		TRY(close(fd));
+		zoo_enter_pid(path);
 		child = TRY(fork());
 		if (!child) {
 			zoo_wait();

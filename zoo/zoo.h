@@ -162,6 +162,15 @@ static inline void zoo_tell(const char *step)
 
 #define zoo_await(step) WAIT_UNTIL(access(zoo_path(step), F_OK) == 0)
 
+/* Has children be born in a pid namespace, of that path. */
+static inline void zoo_enter_pid(const char *path)
+{
+	int fd = TRY(open(path, O_RDONLY));
+
+	TRY(setns(fd, CLONE_NEWPID));
+	TRY(close(fd));
+}
+
 /* Waits for a child and returns its status; ends the program if there is none. */
 static inline int zoo_reap(pid_t pid)
 {
