@@ -159,12 +159,25 @@ pub(super) fn chromium() -> Row {
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o1777)).unwrap();
     }
     let mut container = Container::start(&scratch, &bundle);
-    let works_on = |from: u64| {
-        until("the page counts on", || title(&network).filter(|title| *title > from + 5))
-    };
+    let mut count = 0;
+    let times = sleeps(&scratch, &mut container, || {
+        let counts_on = || title(&network).filter(|title| *title > count + 5);
+        count = until("the page counts on", counts_on);
+    });
+    Row {
+        name: "Chromium in a container",
+        version: &["chromium", "--version"],
+        how: "headless, in a container of runc, with its sandbox; a page that counts",
+        outcome: Outcome::Kept(times),
+    }
+}
+
+/// Puts a container of runc to sleep, again and again. `works_on` comes back once it has done something
+/// that it had not before.
+fn sleeps(scratch: &Scratch, container: &mut Container, mut works_on: impl FnMut()) -> Times {
     let options = ["--tcp-established", "--file-locks"];
     let mut times = Times::default();
-    let mut count = works_on(0);
+    works_on();
     for _ in 0..SLEEPS {
         let begin = Instant::now();
         container.checkpoint(&options);
@@ -173,14 +186,9 @@ pub(super) fn chromium() -> Row {
         let begin = Instant::now();
         container.restore(&options);
         times.awake.push(begin.elapsed());
-        count = works_on(count);
+        works_on();
     }
-    Row {
-        name: "Chromium in a container",
-        version: &["chromium", "--version"],
-        how: "headless, in a container of runc, with its sandbox; a page that counts",
-        outcome: Outcome::Kept(times),
-    }
+    times
 }
 
 /// What the daemon and its container do; the client is asked later.
@@ -247,20 +255,7 @@ pub(super) fn docker() -> Row {
         let goal = lines().lines().count() + 5;
         until_true("the inner container works", || lines().lines().count() > goal);
     };
-    works_on();
-    let options = ["--tcp-established", "--file-locks"];
-    let mut times = Times::default();
-    for _ in 0..SLEEPS {
-        works_on();
-        let begin = Instant::now();
-        container.checkpoint(&options);
-        times.asleep.push(begin.elapsed());
-        times.bytes = pages(&scratch.join("images"));
-        let begin = Instant::now();
-        container.restore(&options);
-        times.awake.push(begin.elapsed());
-    }
-    works_on();
+    let times = sleeps(&scratch, &mut container, works_on);
     let client = |words: &[&str]| {
         let mut exec = container.runc("exec");
         exec.args([container.id(), "docker", "--host", "unix:///run/docker.sock"]).args(words);
