@@ -13,9 +13,9 @@ use std::thread;
 use serde_json::json;
 
 use super::core::{Core, Queue};
-use super::disk;
 use super::record::Place;
 use super::transfer::{Destination, can_go_on};
+use super::{disk, import};
 use crate::bundle;
 use crate::files;
 use crate::preemption::{self, Means};
@@ -168,8 +168,7 @@ pub fn join(there: &Path, place: &Path) -> io::Result<()> {
 
 /// Removes what has come ahead of a job that does not come, or has come.
 pub fn forget(queue: &Arc<Queue>, key: &str) {
-    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
-    if key.chars().all(plain) {
+    if import::is_key(key) {
         let place = queue.lock().data.join("incoming").join(key);
         let _ = fs::remove_dir_all(place_of(&place));
     }
