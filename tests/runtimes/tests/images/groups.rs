@@ -1,0 +1,151 @@
+//! Groups outside of the caller's, and devices that their controller lets in.
+
+use torpor_images::proto::{CgSetEntry, CgroupDirEntry, CgroupPerms, CgroupPropEntry};
+
+use super::{Images, refuses};
+
+#[test]
+fn groups_and_devices() {
+    const BELOW: &[&str] = &["cgroup.img: cgroup \"/\"", "(foreign.cgroups.allow)"];
+    fn to_root(set: &mut CgSetEntry) {
+        set.ctls.iter_mut().for_each(|member| member.path = b"/".to_vec());
+    }
+    fn new_set(images: &Images, change: fn(&mut CgSetEntry)) {
+        images.cgroups(|groups| {
+            let mut set = groups.sets.last().unwrap().clone();
+            set.id = 900_001;
+            change(&mut set);
+            groups.sets.push(set);
+        });
+    }
+    /// A group inside that of the container.
+    fn child(images: &Images, change: fn(&mut CgroupDirEntry)) {
+        images.cgroups(|groups| {
+            let own = &mut groups.controllers[0].dirs[0];
+            let mut child =
+                CgroupDirEntry { dir_name: b"inside".to_vec(), children: vec![], ..own.clone() };
+            change(&mut child);
+            own.children.push(child);
+        });
+    }
+    refuses(
+        "images-cgroups",
+        &[
+            (
+                "a child at the root",
+                |images| {
+                    new_set(images, to_root);
+                    images.core(*images.tasks().last().unwrap(), |core| {
+                        core.thread_core.as_mut().unwrap().cg_set = Some(900_001);
+                    });
+                },
+                BELOW,
+            ),
+            (
+                "two sets for one task",
+                |images| {
+                    new_set(images, to_root);
+                    images.core(*images.tasks().last().unwrap(), |core| {
+                        core.tc.as_mut().unwrap().cg_set = Some(900_001);
+                    });
+                },
+                &["core-", "two sets of cgroups"],
+            ),
+            (
+                "a group beside that of the container",
+                |images| {
+                    new_set(images, |set| {
+                        set.ctls.iter_mut().for_each(|member| member.path = b"/other".to_vec());
+                    });
+                    images.core(*images.tasks().last().unwrap(), |core| {
+                        core.thread_core.as_mut().unwrap().cg_set = Some(900_001);
+                    });
+                },
+                &["cgroup \"/other\"", "(foreign.cgroups.allow)"],
+            ),
+            (
+                "a cgroup namespace that begins above the group of the container",
+                |images| {
+                    let last = *images.tasks().last().unwrap();
+                    new_set(images, |set| {
+                        // A part of the path, which is the name of another group.
+                        set.ctls.iter_mut().for_each(|member| member.cgns_prefix = Some(4));
+                    });
+                    images.core(last, |core| {
+                        core.thread_core.as_mut().unwrap().cg_set = Some(900_001);
+                    });
+                    images.ids(last, |ids| ids.cgroup_ns_id = Some(900_002));
+                },
+                &["cgroup.img: cgroup \"/", "(foreign.cgroups.allow)"],
+            ),
+            (
+                "a path that climbs",
+                |images| {
+                    new_set(images, |set| {
+                        set.ctls.iter_mut().for_each(|member| member.path.extend(b"/../.."))
+                    });
+                },
+                &["cgroup.img: set 900001: ", "is no path of a group"],
+            ),
+            (
+                "a set that there is not",
+                |images| {
+                    images.core(*images.tasks().last().unwrap(), |core| {
+                        core.thread_core.as_mut().unwrap().cg_set = Some(900_001);
+                    });
+                },
+                &["core-", "its set of cgroups, 900001, is not in cgroup.img"],
+            ),
+            (
+                "a group inside that belongs to somebody",
+                |images| child(images, |child| child.dir_perms.as_mut().unwrap().uid = 1000),
+                &["/inside\" belongs to 1000:", "(foreign.cgroups.delegate)"],
+            ),
+            (
+                "a group inside that everybody may change",
+                |images| child(images, |child| child.dir_perms.as_mut().unwrap().mode = 0o777),
+                &["/inside\" belongs to 0:0 (mode 777)", "(foreign.cgroups.delegate)"],
+            ),
+            (
+                "a limit that somebody may lift",
+                |images| {
+                    child(images, |child| {
+                        let perms = Some(CgroupPerms { mode: 0o100_644, uid: 1000, gid: 0 });
+                        let (name, value) = ("pids.max".into(), "10".into());
+                        child.properties = vec![CgroupPropEntry { name, value, perms }];
+                    });
+                },
+                &["/inside\" belongs to 1000:0 (mode 644)", "(foreign.cgroups.delegate)"],
+            ),
+            (
+                "a program of this host for an empty group",
+                |images| {
+                    child(images, |child| {
+                        let (name, value) = ("release_agent".into(), "/vol/program".into());
+                        child.properties.push(CgroupPropEntry { name, value, perms: None });
+                    });
+                },
+                &["has \"/vol/program\" run on this host", "(foreign.cgroups.release-agent)"],
+            ),
+            (
+                "all devices, at the root",
+                |images| {
+                    images.cgroups(|groups| {
+                        let property = CgroupPropEntry {
+                            name: "devices.allow".into(),
+                            value: "a *:* rwm".into(),
+                            perms: None,
+                        };
+                        let dir = CgroupDirEntry {
+                            dir_name: b"/".to_vec(),
+                            properties: vec![property],
+                            ..Default::default()
+                        };
+                        groups.controllers[0].dirs.push(dir);
+                    });
+                },
+                &["cgroup.img: device b *:* at \"//devices.allow\"", "(foreign.files.devices)"],
+            ),
+        ],
+    );
+}
