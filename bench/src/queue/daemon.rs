@@ -8,23 +8,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+use tempfile::TempDir;
 
-/// How often it is asked whether something has happened.
+/// How often it is asked whether something has happened, at first; later at each hundredth of what it took so far.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// A daemon. It and its jobs end when it is dropped.
 #[derive(Debug)]
 pub struct Daemon {
     torpor: PathBuf,
-    dir: PathBuf,
+    dir: TempDir,
     child: Child,
 }
 
 impl Daemon {
     /// Starts one with this configuration.
     pub fn start(torpor: &std::path::Path, config: &Value) -> Result<Self> {
-        let dir = std::env::temp_dir().join(format!("torpor-bench-queue-{}", std::process::id()));
-        std::fs::create_dir_all(&dir)?;
+        let kept = tempfile::Builder::new().prefix("torpor-bench-queue-").tempdir()?;
+        let dir = kept.path();
         std::fs::write(dir.join("config.json"), config.to_string())?;
         let child = Command::new(torpor)
             .args(["queue", "serve", "--data"])
@@ -37,7 +38,7 @@ impl Daemon {
             .stderr(File::create(dir.join("log"))?)
             .spawn()
             .with_context(|| torpor.display().to_string())?;
-        let mut daemon = Self { torpor: torpor.to_owned(), dir, child };
+        let mut daemon = Self { torpor: torpor.to_owned(), dir: kept, child };
         while !daemon.queue(&["list"]).output()?.status.success() {
             ensure!(daemon.child.try_wait()?.is_none(), "the daemon has ended");
             sleep(PAUSE);
@@ -48,7 +49,7 @@ impl Daemon {
     /// `torpor queue` with these words.
     pub fn queue(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.torpor);
-        let address = format!("unix:{}", self.dir.join("socket").display());
+        let address = format!("unix:{}", self.dir.path().join("socket").display());
         command.arg("queue").args(words).env("TORPOR_QUEUE", address).stdin(Stdio::null());
         command
     }
@@ -84,7 +85,7 @@ impl Daemon {
             }
             let over = !job["exit"].is_null() || begun.elapsed() > Duration::from_secs(3600);
             ensure!(!over, "job {id} is {}: {}", job["state"], job["note"]);
-            sleep(PAUSE);
+            sleep(PAUSE.max(begun.elapsed() / 100));
         }
     }
 }
@@ -101,8 +102,5 @@ impl Drop for Daemon {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
-            eprintln!("{}: {error}", self.dir.display());
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Benchmarks of the queue, on a real daemon: part of `make bench`.
 //!
-//! - `tools`: verification tools that are preempted at random moments, over their life;
+//! - `tools`: verification tools that are preempted at random or given moments, over their life;
 //! - `day`: a day of CI, scaled to some seconds, by several policies;
 //! - `urgent`: from an urgent submission to its first instruction, beside a victim of 2 GiB.
 
@@ -17,9 +17,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 const USAGE: &str =
-    "usage: torpor-bench-queue TORPOR RESULT-DIRECTORY [tools|tools:NAME|day|urgent]...
+    "usage: torpor-bench-queue TORPOR RESULT-DIRECTORY [tools|tools:NAME,NAME|day|urgent]...
 QUEUE_SECONDS: how long each tool runs, and a day (60)
-QUEUE_TIMES: how often each tool is preempted (10)
+QUEUE_TIMES: how often each tool is preempted, at random moments (10)
+QUEUE_MOMENTS: at which seconds of running instead, as \"1 60 600\"
+QUEUE_BESIDE: how many tools run at a time (1)
 TORPOR_TEST_KERNEL: the kernel that the emulator boots";
 
 /// What all parts need to know.
@@ -31,8 +33,12 @@ pub struct Setting {
     pub results: PathBuf,
     /// Seconds that a tool runs, and a day.
     pub seconds: u32,
-    /// How often a tool is preempted.
+    /// How often a tool is preempted, at random moments.
     pub times: u32,
+    /// At which seconds of running it is instead, if there are any.
+    pub moments: Vec<u32>,
+    /// How many tools run at a time.
+    pub beside: usize,
 }
 
 impl Setting {
@@ -52,11 +58,14 @@ fn main() -> Result<()> {
         Ok(text) => text.parse().with_context(|| format!("{name}: {text:?} is no number")),
         Err(_) => Ok(default),
     };
+    let moments = std::env::var("QUEUE_MOMENTS").unwrap_or_default();
     let setting = Setting {
         torpor: Path::new(torpor).canonicalize().with_context(|| torpor.clone())?,
         results: PathBuf::from(results),
         seconds: number("QUEUE_SECONDS", 60)?,
         times: number("QUEUE_TIMES", 10)?,
+        moments: moments.split_whitespace().map(str::parse).collect::<Result<_, _>>()?,
+        beside: usize::try_from(number("QUEUE_BESIDE", 1)?)?.max(1),
     };
     fs::create_dir_all(&setting.results)?;
     let all = ["urgent", "tools", "day"].map(str::to_owned);

@@ -5,14 +5,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// Computes on memory for `argv[1]` seconds of running, and then checks itself: each round has an inverse.
-/// A line a second; ends with 3.
+/// Computes on memory (`argv[2]` MiB, or a quarter of one) for `argv[1]` seconds of running, and then checks
+/// itself: what each round does can be done again. A line a second; ends with 3.
 pub const COMPUTE: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 int main(int argc, char **argv) {
-    unsigned n = 1 << 16, rounds = 0;
+    unsigned n = argc > 2 ? atol(argv[2]) << 18 : 1 << 16, rounds = 0;
     unsigned *a = calloc(n, sizeof *a);
     time_t last = 0, lines = 0;
     while (lines < atol(argv[1])) {

@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 /// Colours that are told apart by most people, after Okabe and Ito, and some more.
-pub const COLOURS: [&str; 12] = [
+pub const COLOURS: [&str; 13] = [
     "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000", "#8c6d1f",
-    "#7f3fbf", "#666666", "#b22222", "#2f8f8f",
+    "#7f3fbf", "#666666", "#b22222", "#2f8f8f", "#9acd32",
 ];
 
 /// One line of a plot.

@@ -1,4 +1,4 @@
-//! Tools that verify programs: each is preempted at random moments, and has to end with the right result.
+//! Tools that verify programs: each is preempted at random or given moments, and has to end with the right result.
 
 use std::fmt::Write;
 use std::fs;
@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
@@ -27,14 +27,19 @@ struct Job {
 /// Makes a job of so many seconds in a directory.
 type Make = fn(&Path, u32) -> Result<Job>;
 
-const TOOLS: [(&str, &str, Make); 12] = [
+const TOOLS: [(&str, &str, Make); 13] = [
     ("AFL++", "afl-fuzz", afl),
-    ("Valgrind", "valgrind", |dir, seconds| compute(dir, seconds, &["gcc"], &["valgrind", "-q"])),
+    ("Valgrind", "valgrind", |dir, seconds| {
+        compute(dir, seconds, &["gcc"], &["valgrind", "-q"], &[])
+    }),
+    ("Valgrind on 1 GiB", "valgrind", |dir, seconds| {
+        compute(dir, seconds, &["gcc"], &["valgrind", "-q"], &["1024"])
+    }),
     ("AddressSanitizer", "gcc", |dir, seconds| {
-        compute(dir, seconds, &["gcc", "-fsanitize=address"], &[])
+        compute(dir, seconds, &["gcc", "-fsanitize=address"], &[], &[])
     }),
     ("ThreadSanitizer", "gcc", |dir, seconds| {
-        compute(dir, seconds, &["gcc", "-fsanitize=thread"], &["setarch", "-R"])
+        compute(dir, seconds, &["gcc", "-fsanitize=thread"], &["setarch", "-R"], &[])
     }),
     ("libFuzzer", "clang", libfuzzer),
     ("QEMU boots Linux", "qemu-system-x86_64", emulator),
@@ -43,7 +48,7 @@ const TOOLS: [(&str, &str, Make); 12] = [
     ("Python suite", "python3", python),
     ("Java suite", "javac", java),
     ("Chromium", "chromium", chromium),
-    ("plain C", "gcc", |dir, seconds| compute(dir, seconds, &["gcc"], &[])),
+    ("plain C", "gcc", |dir, seconds| compute(dir, seconds, &["gcc"], &[], &[])),
 ];
 
 /// One preemption, at this second of running; sizes in MB, times in milliseconds.
@@ -55,22 +60,29 @@ struct Sample {
     back: f64,
 }
 
-/// Measures all tools, or the one that is named `only`.
+/// A tool's name, its preemptions, and how it ended.
+type Life = (&'static str, Vec<Sample>, Result<()>);
+
+/// Measures all tools, or those that `only` names.
 pub fn measure(setting: &Setting, only: &str) -> Result<()> {
-    let mut rows = Vec::new();
+    let is_meant = |name: &str| only.is_empty() || only.split(',').any(|one| one == name);
+    let meant: Vec<_> = TOOLS.into_iter().filter(|tool| is_meant(tool.0)).collect();
     let mut lives = Vec::new();
-    for (name, program, make) in TOOLS.into_iter().filter(|tool| only.is_empty() || tool.0 == only)
-    {
-        let (samples, outcome) = if is_there(program) {
-            live(setting, make)
-        } else {
-            (Vec::new(), Err(anyhow::anyhow!("left out: {program} is not installed")))
-        };
-        let row = row(name, &samples, &outcome);
-        println!("{row}");
-        rows.push(row);
-        lives.push((name, samples));
+    for side_by_side in meant.chunks(setting.beside) {
+        std::thread::scope(|scope| {
+            let begin = |&tool| scope.spawn(move || live(setting, tool));
+            let threads: Vec<_> = side_by_side.iter().map(begin).collect();
+            for thread in threads {
+                lives.push(thread.join().map_err(|_| anyhow!("a measurement has panicked"))?);
+            }
+            anyhow::Ok(())
+        })?;
     }
+    if !setting.moments.is_empty() {
+        setting.write("queue-lives.md", &each_moment(&lives))?;
+        return setting.write("queue-lives.svg", &plot(&lives));
+    }
+    let rows: Vec<_> = lives.iter().map(row).collect();
     let head = "| tool | result | preempted | size, first → last | stood still | save, median / longest | back, median / longest |\n\
                 |---|---|---:|---:|---:|---:|---:|\n";
     setting.write("queue-tools.md", &(head.to_owned() + &rows.concat()))?;
@@ -82,16 +94,13 @@ fn is_there(program: &str) -> bool {
     search.split(':').any(|dir| Path::new(dir).join(program).exists())
 }
 
-fn row(name: &str, samples: &[Sample], outcome: &Result<()>) -> String {
+fn row((name, samples, outcome): &Life) -> String {
     let of = |value: fn(&Sample) -> f64| samples.iter().map(value).collect::<Vec<_>>();
     let both = |values: Vec<f64>| {
         let most = values.iter().copied().fold(0.0, f64::max);
         format!("{:.0} / {most:.0} ms", median(values))
     };
-    let outcome = match outcome {
-        Ok(()) => "right".to_owned(),
-        Err(error) => format!("{error:#}").replace('\n', " "),
-    };
+    let outcome = result(outcome);
     let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
         return format!("| {name} | {outcome} | 0 | | | | |\n");
     };
@@ -106,9 +115,31 @@ fn row(name: &str, samples: &[Sample], outcome: &Result<()>) -> String {
     )
 }
 
-fn plot(lives: &[(&str, Vec<Sample>)]) -> String {
+/// A row for each preemption.
+fn each_moment(lives: &[Life]) -> String {
+    let mut table = "| tool | after | size | stood still | save | back | result |\n\
+                     |---|---:|---:|---:|---:|---:|---|\n"
+        .to_owned();
+    for (name, samples, outcome) in lives {
+        for Sample { at, size, frozen, save, back } in samples {
+            let times = format!("{frozen:.0} ms | {save:.0} ms | {back:.0} ms");
+            let _ = writeln!(table, "| {name} | {at:.0} s | {size:.1} MB | {times} | |");
+        }
+        let _ = writeln!(table, "| {name} | | | | | | {} |", result(outcome));
+    }
+    table
+}
+
+fn result(outcome: &Result<()>) -> String {
+    match outcome {
+        Ok(()) => "right".to_owned(),
+        Err(error) => format!("{error:#}").replace('\n', " "),
+    }
+}
+
+fn plot(lives: &[Life]) -> String {
     let lines = |value: fn(&Sample) -> f64| -> Vec<Line> {
-        let line = |(name, samples): &(&str, Vec<Sample>)| Line {
+        let line = |(name, samples, _): &Life| Line {
             name: (*name).to_owned(),
             points: samples.iter().map(|sample| (sample.at, value(sample))).collect(),
         };
@@ -122,28 +153,33 @@ fn plot(lives: &[(&str, Vec<Sample>)]) -> String {
 }
 
 /// Runs a tool, and lets it give way at moments of its life.
-fn live(setting: &Setting, make: Make) -> (Vec<Sample>, Result<()>) {
+fn live(setting: &Setting, (name, program, make): (&'static str, &str, Make)) -> Life {
     let mut samples = Vec::new();
-    let outcome = try_live(setting, make, &mut samples);
-    (samples, outcome)
+    let outcome = if is_there(program) {
+        try_live(setting, make, &mut samples)
+    } else {
+        Err(anyhow!("left out: {program} is not installed"))
+    };
+    let life = (name, samples, outcome);
+    print!("{}", row(&life));
+    life
 }
 
 fn try_live(setting: &Setting, make: Make, samples: &mut Vec<Sample>) -> Result<()> {
-    let dir = std::env::temp_dir().join(format!("torpor-bench-tool-{}", std::process::id()));
-    fs::create_dir_all(&dir)?;
-    let outcome = (|| {
-        let job = make(&dir, setting.seconds).context("prepare it")?;
-        let daemon = Daemon::start(&setting.torpor, &json!({ "slots": 1 }))?;
-        let place = dir.display().to_string();
-        let id = daemon.submit(&["--class", "batch", "--dir", &place], &job.command)?;
-        preempt(&daemon, &id, setting, samples)?;
-        judge(&daemon, &id, &job)
-    })();
-    fs::remove_dir_all(&dir)?;
-    outcome
+    let dir = tempfile::Builder::new().prefix("torpor-bench-tool-").tempdir()?;
+    let job = make(dir.path(), setting.seconds).context("prepare it")?;
+    let daemon = Daemon::start(&setting.torpor, &json!({ "slots": 1 }))?;
+    let place = dir.path().display().to_string();
+    let id = daemon.submit(&["--class", "batch", "--dir", &place], &job.command)?;
+    preempt(&daemon, &id, setting, samples)?;
+    judge(&daemon, &id, &job)
 }
 
-fn preempt(daemon: &Daemon, id: &str, setting: &Setting, samples: &mut Vec<Sample>) -> Result<()> {
+/// When a tool is to give way, in milliseconds of running.
+fn moments(setting: &Setting) -> Vec<f64> {
+    if !setting.moments.is_empty() {
+        return setting.moments.iter().map(|&second| f64::from(second) * 1000.0).collect();
+    }
     let end = f64::from(setting.seconds) * 900.0;
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
     let mut moments: Vec<f64> = (1..setting.times)
@@ -154,7 +190,11 @@ fn preempt(daemon: &Daemon, id: &str, setting: &Setting, samples: &mut Vec<Sampl
         .chain([1000.0])
         .collect();
     moments.sort_by(f64::total_cmp);
-    for moment in moments {
+    moments
+}
+
+fn preempt(daemon: &Daemon, id: &str, setting: &Setting, samples: &mut Vec<Sample>) -> Result<()> {
+    for moment in moments(setting) {
         let ran = |job: &Value| job["ran_ms"].as_f64().unwrap_or(0.0);
         let is_due = |job: &Value| !job["exit"].is_null() || ran(job) >= moment;
         let job = daemon.wait(id, is_due)?;
@@ -226,10 +266,16 @@ fn word(path: &Path) -> Result<&str> {
     path.to_str().context("a path that is no text")
 }
 
-fn compute(dir: &Path, seconds: u32, compiler: &[&str], before: &[&str]) -> Result<Job> {
+fn compute(
+    dir: &Path,
+    seconds: u32,
+    compiler: &[&str],
+    before: &[&str],
+    after: &[&str],
+) -> Result<Job> {
     let program = compile(dir, "compute", programs::COMPUTE, compiler)?;
     let seconds = seconds.to_string();
-    Ok(job(&[before, &[word(&program)?, &seconds]].concat(), 3, "right\n"))
+    Ok(job(&[before, &[word(&program)?, &seconds], after].concat(), 3, "right\n"))
 }
 
 fn faults(dir: &Path, seconds: u32) -> Result<Job> {
