@@ -1,5 +1,5 @@
 #!/bin/bash
-# install.sh: puts torpor, the links criu and crit, manual pages and completions below
+# install.sh: puts torpor, the links criu and crit, manual pages, completions and systemd units below
 # $DESTDIR$PREFIX. Asks before it shadows another criu; SHADOW=yes or SHADOW=no answers beforehand.
 # BUILT names the program to install if it is not the one that `make build` made.
 set -euo pipefail
@@ -60,4 +60,10 @@ complete() { # SHELL PATH
 complete bash bash-completion/completions/torpor
 complete zsh zsh/site-functions/_torpor
 complete fish fish/vendor_completions.d/torpor.fish
+
+# None is enabled: the agent needs certificates first.
+for unit in scripts/systemd/*.service; do
+    install -D -m 644 "$unit" "$root/lib/systemd/system/${unit##*/}"
+done
+sed -i "s#/usr/local/bin/torpor#$prefix/bin/torpor#" "$root"/lib/systemd/system/torpor-*.service
 echo "installed below $root"

@@ -4,8 +4,10 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 /// The prefix of an installation, with what the script said.
 struct Installed {
@@ -70,6 +72,8 @@ fn everything_is_in_its_place() {
         "share/bash-completion/completions/torpor",
         "share/zsh/site-functions/_torpor",
         "share/fish/vendor_completions.d/torpor.fish",
+        "lib/systemd/system/torpor-agent.service",
+        "lib/systemd/system/torpor-queue.service",
     ] {
         assert!(installed.has(file), "no {file} in {:?}", installed.root);
     }
@@ -148,27 +152,61 @@ fn debug_symbols_have_a_package_of_their_own() {
     assert!(sections(&found).contains(".debug_line"), "no line numbers in {found}");
 }
 
-/// systemd understands the unit of the agent, and the agent its command line.
-#[test]
-fn the_unit_of_the_agent_is_right() {
-    let unit =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/systemd/torpor-agent.service");
-    let text = fs::read_to_string(unit).unwrap();
-    let program = env!("CARGO_BIN_EXE_torpor");
-    let dir = tempfile::tempdir().unwrap();
-    let here = dir.path().join("torpor-agent.service");
-    fs::write(&here, text.replace("/usr/local/bin/torpor", program)).unwrap();
-    match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&here).output() {
+/// The unit of a service as it is installed below `dir`, which systemd understands: its text.
+fn unit(dir: &Path, name: &str) -> String {
+    let file = install(dir, &[("SHADOW", "no")]).root.join("lib/systemd/system").join(name);
+    match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output() {
         Ok(output) => assert!(output.status.success() && output.stderr.is_empty(), "{output:?}"),
         Err(error) => println!("systemd-analyze: {error}: left out"),
     }
+    fs::read_to_string(file).unwrap()
+}
 
-    let joined = text.replace("\\\n", " ");
+/// What a unit starts.
+fn command(unit: &str) -> Vec<String> {
+    let joined = unit.replace("\\\n", " ");
     let line = joined.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
-    let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// systemd understands the unit of the agent, and the agent its command line.
+#[test]
+fn the_unit_of_the_agent_is_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let words = command(&unit(dir.path(), "torpor-agent.service"));
     let dirs = ["--state-dir", "--work-dir"].map(|option| [option, dir.path().to_str().unwrap()]);
-    let output = Command::new(program).args(words).args(dirs.as_flattened()).output().unwrap();
+    let output =
+        Command::new(&words[0]).args(&words[1..]).args(dirs.as_flattened()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     // All that it lacks are the files of this host.
     assert!(!output.status.success() && said.contains("/etc/torpor/"), "{said}");
+}
+
+/// systemd understands the unit of the queue, and the daemon that it starts says when it is ready, and
+/// then again and again that it lives.
+#[test]
+fn the_unit_of_the_queue_is_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = unit(dir.path(), "torpor-queue.service");
+    assert!(text.contains("\nType=notify\n") && text.contains("\nWatchdogSec="), "{text}");
+    let manager = dir.path().join("notify");
+    let socket = UnixDatagram::bind(&manager).unwrap();
+    let here = dir.path().to_str().unwrap();
+    let words: Vec<String> = command(&text)
+        .into_iter()
+        .map(|word| word.replace("/var/lib/torpor", here).replace("/run/torpor", here))
+        .collect();
+    let mut daemon =
+        Command::new(&words[0]).args(&words[1..]).env("NOTIFY_SOCKET", &manager).spawn().unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let told = [(); 3].map(|()| {
+        let mut message = [0; 64];
+        socket.recv(&mut message).map(|len| String::from_utf8_lossy(&message[..len]).into_owned())
+    });
+    let answers = UnixStream::connect(dir.path().join("queue.sock"));
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    let told = told.map(Result::unwrap);
+    assert_eq!(told, ["READY=1", "WATCHDOG=1", "WATCHDOG=1"]);
+    answers.unwrap();
 }
