@@ -35,7 +35,7 @@ pub struct ManifestsArgs {
     pub image: String,
     /// Where checkpoints are stored so that they do not die with their node: dir:PATH, s3://BUCKET/PREFIX or
     /// HOST/NAME (default: nowhere)
-    #[arg(long, value_name = "PLACE", default_value = "")]
+    #[arg(long, value_name = "PLACE", default_value = "", hide_default_value = true)]
     pub store: String,
 }
 

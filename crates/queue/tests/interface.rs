@@ -62,6 +62,20 @@ fn what_is_described_is_there_and_the_other_way_round() {
     assert_eq!(ask(&daemon, "POST", "/v1/jobs/1/signal?signal=99", "", "").0, 400);
 }
 
+/// A misspelt class is told of, and the number of the job stands alone on standard output all the same.
+#[test]
+fn a_class_that_nobody_has_configured_is_told_of() {
+    let daemon = Daemon::start(&[]);
+    let submit = |class: &str| {
+        let output = daemon.queue(&["submit", "--class", class, "--", "true"]).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (text(output.stdout).trim().parse::<u64>().is_ok(), text(output.stderr))
+    };
+    assert_eq!(submit("batch"), (true, String::new()));
+    let (is_number, said) = submit("bacth");
+    assert!(is_number && said.contains("no class \"bacth\" is configured"), "{said}");
+}
+
 /// A path with `{}` in place of what differs.
 fn template(path: &str) -> String {
     let part = |part: &str| if part.starts_with('{') { "{}".to_owned() } else { part.to_owned() };

@@ -67,7 +67,7 @@ pub struct AgentArgs {
     pub kubelet: String,
     /// Where checkpoints are stored so that they do not die with their node: dir:PATH, s3://BUCKET/PREFIX or
     /// HOST/NAME (empty: nowhere)
-    #[arg(long, value_name = "PLACE", default_value = "")]
+    #[arg(long, value_name = "PLACE", default_value = "", hide_default_value = true)]
     pub store: String,
     /// The API server
     #[command(flatten)]

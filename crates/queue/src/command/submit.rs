@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::json;
 use torpor_worker::Outcome;
 
 use super::connection::client;
@@ -30,7 +29,7 @@ pub struct Submit {
     json: bool,
     /// Class, which says how it is scheduled: urgent, interactive, short, normal, long, batch, or
     /// one of the daemon's configuration [default: normal]
-    #[arg(long, value_name = "CLASS", default_value = "")]
+    #[arg(long, value_name = "CLASS", default_value = "", hide_default_value = true)]
     class: String,
     /// Added to the priority of the class; higher goes first
     #[arg(long, value_name = "N", default_value_t, allow_negative_numbers = true)]
@@ -39,7 +38,7 @@ pub struct Submit {
     #[arg(long, value_name = "NAME")]
     owner: Option<String>,
     /// What it is for; projects share the machine, and a/b shares with other parts of a
-    #[arg(long, value_name = "NAME", default_value = "")]
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     project: String,
     /// A word of your own, to find it again; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = label)]
@@ -147,8 +146,11 @@ impl Submit {
         let id = id.ok_or_else(|| "the daemon's answer has no id".to_owned())?;
         match signals {
             Some(signals) => Ok(wait::be(&client, id, spec.stdin, signals)),
-            None if json => Ok(done(true, &json!({ "id": id }))),
+            None if json => Ok(done(true, &answer)),
             None => {
+                if let Some(note) = answer["note"].as_str() {
+                    eprintln!("torpor queue: job {id}: {note}");
+                }
                 println!("{id}");
                 Ok(ExitCode::SUCCESS)
             }

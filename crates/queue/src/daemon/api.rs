@@ -159,12 +159,27 @@ fn submit(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
     who.apply(&mut spec);
     let key = request.header("Idempotency-Key");
     match queue.change(|core| core.submit(spec, key)) {
-        Ok(id) => Response { status: 201, ..Response::json(&json!({ "id": id })) },
+        Ok(id) => Response { status: 201, ..Response::json(&accepted(&queue.lock(), id)) },
         Err(Refusal::Senseless(text)) => Response::problem(400, &text),
         Err(Refusal::KeyReused) => {
             Response::problem(422, "another job was submitted under this key")
         }
         Err(Refusal::Broken(text)) => Response::problem(500, &text),
+    }
+}
+
+/// What is said of a job that is taken: a class that is misspelt would make it another job than was meant.
+fn accepted(core: &Core, id: JobId) -> Value {
+    let config = &core.config;
+    let is_known =
+        |class: &str| class == config.default_class || config.rules.classes.contains_key(class);
+    let class = core.jobs.get(&id).map(|record| &record.spec.class);
+    match class.filter(|class| !is_known(class)) {
+        Some(class) => {
+            let note = format!("no class {class:?} is configured: it is scheduled as a normal job");
+            json!({ "id": id, "note": note })
+        }
+        None => json!({ "id": id }),
     }
 }
 
