@@ -13,22 +13,13 @@ use std::thread;
 use serde_json::json;
 
 use super::core::{Core, Queue};
-use super::record::Place;
-use super::transfer::{Destination, can_go_on};
-use super::{disk, import};
+use super::disk;
+use super::record::{Ahead, Destination, Place};
+use super::transfer::can_go_on;
 use crate::bundle;
 use crate::files;
 use crate::preemption::{self, Means};
 use crate::scheduler::JobId;
-
-/// How far it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ahead {
-    /// The job is being saved as this checkpoint.
-    Saving(u64),
-    /// A checkpoint is on its way.
-    Sending,
-}
 
 impl Core {
     /// Does the next step for a job that runs.
@@ -166,9 +157,15 @@ pub fn join(there: &Path, place: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether a job can come under that key, which names a directory.
+pub(super) fn is_key(key: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    !key.is_empty() && key.len() < 100 && key.chars().all(plain)
+}
+
 /// Removes what has come ahead of a job that does not come, or has come.
 pub fn forget(queue: &Arc<Queue>, key: &str) {
-    if import::is_key(key) {
+    if is_key(key) {
         let place = queue.lock().data.join("incoming").join(key);
         let _ = fs::remove_dir_all(place_of(&place));
     }

@@ -6,11 +6,12 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::lease;
 use crate::objects::Objects;
 use crate::preemption::Means;
 use crate::scheduler::{Millis, Rules};
 
+/// No lease is longer.
+pub const LONGEST_LEASE: Millis = 3_600_000;
 /// No lease is shorter: a sign of life takes time.
 const SHORTEST_LEASE: Millis = 500;
 
@@ -97,9 +98,8 @@ impl Config {
         if let Some(place) = &self.store {
             Objects::at(place)?;
         }
-        if !(SHORTEST_LEASE..=lease::LONGEST).contains(&self.lease) {
-            let longest = lease::LONGEST;
-            return Err(format!("the lease must be from {SHORTEST_LEASE} to {longest} ms"));
+        if !(SHORTEST_LEASE..=LONGEST_LEASE).contains(&self.lease) {
+            return Err(format!("the lease must be from {SHORTEST_LEASE} to {LONGEST_LEASE} ms"));
         }
         for (name, class) in &self.rules.classes {
             if class.slice.is_some_and(|slice| slice <= 0) {

@@ -10,10 +10,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use serde_json::{Value, json};
 
-use super::ahead::Ahead;
 use super::config::Config;
-use super::objects::Depot;
-use super::record::{Place, Record};
+use super::depot::Depot;
+use super::record::{Ahead, Place, Record};
 use super::store::{Error, Store};
 use crate::files::{self, JobDir};
 use crate::preemption::{Dirt, Speed};

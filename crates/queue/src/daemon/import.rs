@@ -19,16 +19,10 @@ use crate::scheduler::JobId;
 /// No description of a job is longer.
 const MAX_RECORD: u64 = 8 << 20;
 
-/// Whether a job can come under that key, which names a directory.
-pub(super) fn is_key(key: &str) -> bool {
-    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
-    !key.is_empty() && key.len() < 100 && key.chars().all(plain)
-}
-
 /// Takes a job in, or what comes ahead of one. It is held until the other machine knows that it is
 /// here.
 pub fn take(queue: &Arc<Queue>, request: &Request, body: &mut dyn Read) -> Response {
-    let Some(key) = request.query("key").filter(|key| is_key(key)) else {
+    let Some(key) = request.query("key").filter(|key| ahead::is_key(key)) else {
         return Response::problem(400, "a job comes with a key of letters, digits and hyphens");
     };
     let taken = match request.query("ahead") {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use torpor_blobs::error::{Context, Result};
 
+use super::config::LONGEST_LEASE;
 use super::core::{Core, Queue};
 use super::record::Place;
 use crate::files;
@@ -27,8 +28,6 @@ const BEATS: Millis = 6;
 const LOOKS: u32 = 20;
 /// What failed is tried again after so long, if the next beat is not sooner.
 const PAUSE: Millis = 1000;
-/// No lease is longer.
-pub const LONGEST: Millis = 3_600_000;
 /// The number of SIGKILL.
 const SIGKILL: i32 = 9;
 /// What is said about a job that has to end here.
@@ -92,7 +91,7 @@ pub fn wait_until_gone(place: &Objects, daemon: &str) -> Result<(), String> {
     })?;
     let sign: Sign = serde_json::from_slice(&first)
         .map_err(|e| format!("the sign of daemon {daemon} makes no sense: {e}"))?;
-    let lease = Duration::from_millis(sign.lease.clamp(1, LONGEST).unsigned_abs());
+    let lease = Duration::from_millis(sign.lease.clamp(1, LONGEST_LEASE).unsigned_abs());
     let begun = Instant::now();
     while begun.elapsed() < lease {
         thread::sleep(lease / LOOKS);

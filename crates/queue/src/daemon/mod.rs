@@ -5,6 +5,7 @@ mod ahead;
 mod api;
 pub mod config;
 mod core;
+mod depot;
 mod disk;
 mod follow;
 mod import;

@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::transfer::Destination;
 use crate::preemption::{Means, Price};
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd::message::Exit;
@@ -130,6 +129,32 @@ pub struct Record {
     /// Whether its newest checkpoint is in the object store only.
     #[serde(default)]
     pub only_stored: bool,
+}
+
+/// Where a job goes, or has gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Destination {
+    /// The machine's name in the pool.
+    pub machine: String,
+    /// Under which key it is handed over.
+    pub key: String,
+    /// The job's number there, once it has gone.
+    pub job: Option<JobId>,
+    /// Whether most of it is to be sent while it still runs.
+    #[serde(default)]
+    pub live: bool,
+    /// The checkpoint that is there already.
+    #[serde(default)]
+    pub ahead: Option<u64>,
+}
+
+/// How far a job is that goes to another machine while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    /// The job is being saved as this checkpoint.
+    Saving(u64),
+    /// A checkpoint is on its way.
+    Sending,
 }
 
 /// A checkpoint in the object store.

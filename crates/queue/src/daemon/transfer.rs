@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::core::{Core, Queue};
 use super::follow::{FRAME_END, FRAME_ERR, FRAME_OUT};
-use super::record::{Place, Record};
+use super::record::{Destination, Place, Record};
 use super::{disk, pool};
 use crate::files;
 use crate::http::Client;
@@ -35,23 +35,6 @@ const MOST_INPUT: usize = 4 << 20;
 
 /// No frame of output is longer.
 const MOST_FRAME: u32 = 1 << 20;
-
-/// Where a job goes, or has gone.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Destination {
-    /// The machine's name in the pool.
-    pub machine: String,
-    /// Under which key it is handed over.
-    pub key: String,
-    /// The job's number there, once it has gone.
-    pub job: Option<JobId>,
-    /// Whether most of it is to be sent while it still runs.
-    #[serde(default)]
-    pub live: bool,
-    /// The checkpoint that is there already.
-    #[serde(default)]
-    pub ahead: Option<u64>,
-}
 
 /// What is told to the machine that a job goes to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
