@@ -13,7 +13,7 @@ use torpor_crit::ImageCommand;
 use torpor_kubernetes::KubernetesCommand;
 use torpor_migrate::{AgentCommand, MigrateCommand};
 use torpor_queue::QueueCommand;
-use torpor_snapshot::SnapshotCommand;
+use torpor_snapshot::command::SnapshotCommand;
 
 use crate::audit::{self, Form};
 use crate::failure::Failure;
@@ -123,7 +123,7 @@ fn system(name: &str, args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
         "queue" => carried_out(queue_tree(), args, torpor_queue::run)
             .map_err(|failure| Failure { status: torpor_queue::OWN_ERROR, ..failure }),
         "kubernetes" => carried_out(kubernetes_tree(), args, torpor_kubernetes::run),
-        "snapshot" => carried_out(snapshot_tree(), args, torpor_snapshot::run),
+        "snapshot" => carried_out(snapshot_tree(), args, torpor_snapshot::command::run),
         "migrate" => carried_out(migrate_tree(), args, torpor_migrate::migrate),
         "agent" => carried_out(agent_tree(), args, torpor_migrate::agent),
         _ => return None,

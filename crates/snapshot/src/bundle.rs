@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use aws_lc_rs::digest::{self, SHA256};
 use serde_json::{Value, json};
+use torpor_blobs::oci;
 
 use crate::description::Origin;
 use crate::error::{Context, Error, Result};
-use crate::oci;
 use crate::source::Source;
 
 /// The longest configuration that is read.

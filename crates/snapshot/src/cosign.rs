@@ -15,11 +15,11 @@ use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::SubjectPublicKeyInfoDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
+use torpor_blobs as store;
+use torpor_blobs::oci::{Descriptor, Manifest, hex_of};
+use torpor_blobs::reference::Reference;
 
 use crate::error::{Context, Error, Result};
-use crate::oci::{Descriptor, Manifest, hex_of};
-use crate::reference::Reference;
-use crate::store;
 
 /// The media type of a bundle.
 const BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";

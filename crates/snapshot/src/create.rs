@@ -9,22 +9,23 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use rustix::pipe::{PipeFlags, pipe_with};
+use torpor_blobs::oci::Manifest;
+use torpor_blobs::reference::Reference;
+use torpor_blobs::{self as store, Store};
 use torpor_images::{ImageDir, kind};
 
 use crate::bundle::Bundle;
 use crate::description::{Description, Machine, Origin, VERSION};
 use crate::error::{Context, Error, Result};
 use crate::instance::{Instance, Own};
-use crate::oci::Manifest;
 use crate::podman::{self, Podman};
+use crate::progress::size;
 use crate::publish::{Parts, Published, publish};
 use crate::ready::{Container, NOTIFY, Output, Ready, Waiting};
-use crate::reference::Reference;
-use crate::runc::{Restore, Runc, Streams};
+use crate::runc::{Restore, Runc, Runtime, Streams};
 use crate::signature::SignWith;
 use crate::source::Source;
-use crate::store::{self, Store};
-use crate::{Runtime, cri, instance, places, streams};
+use crate::{cri, instance, places, streams};
 
 /// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
 /// it. With a snapshot of the same name there, only pages that are new are stored.
@@ -140,16 +141,6 @@ fn report(args: &CreateArgs, description: &Description, published: &Published) {
             size(published.uploaded),
             size(description.working_set)
         );
-    }
-}
-
-/// A number of bytes, for people.
-#[must_use]
-pub fn size(bytes: u64) -> String {
-    match bytes {
-        0..10_000 => format!("{bytes} B"),
-        10_000..10_000_000 => format!("{} kB", bytes / 1000),
-        _ => format!("{} MB", bytes / 1_000_000),
     }
 }
 

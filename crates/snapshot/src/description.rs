@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use serde::{Deserialize, Serialize};
+use torpor_blobs::oci::{Descriptor, Manifest};
+use torpor_blobs::{self as store, Store};
 
 use crate::error::{Context, Error, Result};
-use crate::oci::{Descriptor, Manifest};
-use crate::store::{self, Store};
 
 /// The version of what is described here.
 pub const VERSION: u32 = 1;

@@ -9,9 +9,9 @@ use std::sync::PoisonError;
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use torpor_blobs::traffic::{self, Traffic};
 
 use crate::error::{Context, Result};
-use crate::store::traffic::{self, Traffic};
 
 /// The file, in the directory of the container.
 const FILE: &str = "events";

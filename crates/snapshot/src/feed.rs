@@ -16,15 +16,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use torpor_blobs as store;
+use torpor_blobs::oci::Manifest;
+use torpor_blobs::reference::Reference;
 use torpor_images::feed::{PATIENT, REQUEST, SOCKET};
 
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::events::Notes;
 use crate::fetch::{Fetch, SMALL};
-use crate::oci::Manifest;
-use crate::reference::Reference;
-use crate::{cache, store};
+
+use crate::cache;
 
 /// For how long nobody may have asked before everything else is fetched.
 const QUIET: Duration = Duration::from_millis(300);

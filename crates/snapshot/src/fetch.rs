@@ -11,6 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use aws_lc_rs::digest::{self, SHA256};
+use torpor_blobs::Store;
+use torpor_blobs::oci::{Descriptor, Manifest, hex_of};
 use torpor_images::packed::Index;
 use torpor_images::pagemap::{Pagemap, Run, page_size};
 use torpor_images::proto::WorkingSetEntry;
@@ -20,9 +22,7 @@ use crate::archive::FIRST;
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::events::Notes;
-use crate::oci::{Descriptor, Manifest, hex_of};
 use crate::pack::number_of;
-use crate::store::Store;
 use crate::stored::{extent, strip};
 use crate::{cache, places, progress};
 

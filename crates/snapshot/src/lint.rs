@@ -4,13 +4,15 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
+use torpor_blobs as store;
+use torpor_blobs::reference::Reference;
 use torpor_images::proto::{FdTypes, FileEntry};
 use torpor_images::{ImageDir, kind};
 
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
-use crate::reference::Reference;
-use crate::{store, unpack};
+
+use crate::unpack;
 
 /// The state of a TCP socket that has a connection (linux/tcp_states.h).
 const ESTABLISHED: u32 = 1;

@@ -7,10 +7,10 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
+use torpor_blobs::oci;
 
 use crate::description::Origin;
 use crate::error::{Context, Result};
-use crate::oci;
 
 /// The directory of what belongs to containers (`TORPOR_STATE`).
 #[must_use]

@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::create::size;
-
 /// Work that takes no longer is not spoken of.
 const SHORT: Duration = Duration::from_millis(500);
 /// How often a bar is drawn.
@@ -49,6 +47,16 @@ pub fn during<T>(
         drop(finished);
         result
     })
+}
+
+/// A number of bytes, for people.
+#[must_use]
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        0..10_000 => format!("{bytes} B"),
+        10_000..10_000_000 => format!("{} kB", bytes / 1000),
+        _ => format!("{} MB", bytes / 1_000_000),
+    }
 }
 
 /// A bar for work that was begun before.

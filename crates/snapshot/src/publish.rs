@@ -6,15 +6,15 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use aws_lc_rs::digest::{self, SHA256};
+use torpor_blobs::Store as Place;
+use torpor_blobs::oci::{self, CONFIG, Descriptor, MANIFEST, Manifest, TAR_ZSTD, time};
 use torpor_images::ImageDir;
 
 use crate::archive;
 use crate::description::{Description, Pack};
 use crate::error::{Context, Error, Result};
-use crate::oci::{self, CONFIG, Descriptor, MANIFEST, Manifest, TAR_ZSTD, time};
 use crate::pack::{self, Known};
 use crate::progress;
-use crate::store::Store as Place;
 use crate::stored::{Store, extent, strip};
 
 /// The longest list of pages that is read.

@@ -168,7 +168,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::store::traffic::Traffic;
+    use torpor_blobs::traffic::Traffic;
 
     fn event(at: u64, asked: u64, came: u64) -> Event {
         Event { at, asked, unforeseen: false, came, traffic: Traffic::default() }

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use torpor_blobs::oci::{self, Manifest};
+use torpor_blobs::reference::Reference;
+use torpor_blobs::{self as store, Store, traffic};
 use torpor_images::pagemap::page_size;
 
 use crate::bundle::Bundle;
@@ -17,16 +20,13 @@ use crate::description::{Description, Origin};
 use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
 use crate::instance::{Instance, Own, is_marked, mark_restored};
-use crate::oci::{self, Manifest};
 use crate::ready::{Container, Output, Ready, Waiting};
-use crate::reference::Reference;
 use crate::report::Picture;
-use crate::runc::{Restore, Runc, Streams};
+use crate::runc::{Restore, Runc, Runtime, Streams};
 use crate::signature::TrustIn;
 use crate::source::Source;
-use crate::store::{self, Store, traffic};
 use crate::template::Template;
-use crate::{Runtime, events, feed, fits, log, own, places, streams, template, unpack};
+use crate::{events, feed, fits, log, own, places, streams, template, unpack};
 
 /// What a picture shows.
 const SECOND: Duration = Duration::from_secs(1);

@@ -6,11 +6,20 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use clap::Args;
 use serde_json::Value;
 
 use crate::error::{Context, Error, Result};
 use crate::places;
 use crate::ready::Container;
+
+/// The runtime that containers belong to.
+#[derive(Debug, Args)]
+pub struct Runtime {
+    /// Where runc keeps the state of its containers (runc --root)
+    #[arg(long = "runc-root", value_name = "DIR")]
+    pub root: Option<PathBuf>,
+}
 
 /// The runtime.
 #[derive(Debug, Clone)]

@@ -8,17 +8,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use aws_lc_rs::digest::{self, SHA256};
 use clap::Args;
 use serde_json::json;
+use torpor_blobs::oci::{self, Descriptor, Manifest};
+use torpor_blobs::reference::Reference;
+use torpor_blobs::{self as store, Store};
 
-use crate::create::{self, size};
+use crate::create;
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::instance;
-use crate::oci::{self, Descriptor, Manifest};
-use crate::reference::Reference;
-use crate::runc::Runc;
+use crate::progress::{self, size};
+use crate::runc::{Runc, Runtime};
 use crate::signature::{self, TrustIn};
-use crate::store::{self, Store};
-use crate::{Runtime, cache, places, progress, template};
+use crate::{cache, places, template};
 
 /// How much of a blob is read at once.
 const PART: u64 = 4 << 20;

@@ -14,14 +14,14 @@ use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use torpor_blobs::oci::{self, Descriptor, MANIFEST, Manifest, time};
+use torpor_blobs::reference::Reference;
+use torpor_blobs::{self as store, Store};
 use torpor_seal::keys::Trust;
 use torpor_seal::sign::{Signature, Signer};
 
 use crate::cosign;
 use crate::error::{Context, Error, Result};
-use crate::oci::{self, Descriptor, MANIFEST, Manifest, time};
-use crate::reference::Reference;
-use crate::store::{self, Store};
 
 /// Stands before what is signed: such a signature can stand for nothing else.
 const CONTEXT: &[u8] = b"torpor snapshot signature v1\0";

@@ -8,14 +8,14 @@ use std::process::{Command, ExitCode, Stdio};
 use clap::Args;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use torpor_blobs::oci::{self, Manifest};
+use torpor_blobs::reference::Reference;
+use torpor_blobs::{self as store, Store};
 use torpor_images::kind;
 
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
-use crate::oci::{self, Manifest};
-use crate::reference::Reference;
-use crate::store::{self, Store};
 use crate::{archive, places, unpack};
 
 /// The file that names the process, as the engine writes it.

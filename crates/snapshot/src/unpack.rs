@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use torpor_blobs::oci::Manifest;
+use torpor_blobs::{self as store, Store};
+
 use crate::archive;
 use crate::error::{Context, Error, Result};
-use crate::oci::Manifest;
-use crate::store::{self, Store};
 
 /// Unpacks the small layer of a snapshot beside the layer `upper`, and what was changed into it.
 ///

@@ -1,0 +1,88 @@
+//! The subcommands.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use torpor_worker::Outcome;
+
+use crate::create::CreateArgs;
+use crate::error::Result;
+use crate::lint::LintArgs;
+use crate::run::RunArgs;
+use crate::shelf::{GcArgs, OneArgs, VerifyArgs};
+use crate::signature::SignArgs;
+use crate::template::KeepArgs;
+use crate::{create, feed, instance, lint, log, shelf, signature, template};
+
+/// The subcommands of `torpor snapshot`.
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Make a snapshot of an application that is ready
+    Create(CreateArgs),
+    /// Start a container from a snapshot, or cold if there is none that fits
+    Run(RunArgs),
+    /// Restore a snapshot once and keep it, for containers that share its memory
+    Keep(KeepArgs),
+    /// List the snapshots in a place
+    List(OneArgs),
+    /// Say what a snapshot is, and what it needs
+    Inspect(OneArgs),
+    /// Compare all of a snapshot with its digests, and its signature with who is trusted
+    Verify(VerifyArgs),
+    /// Sign a snapshot
+    Sign(SignArgs),
+    /// Look for what usually should not be in a snapshot
+    Lint(LintArgs),
+    /// Take the name of a snapshot away; gc removes its content
+    Rm(OneArgs),
+    /// Remove what nobody needs any more
+    Gc(GcArgs),
+    /// Bring the pages of a container in, at the socket that is the standard input
+    #[command(hide = true)]
+    Feed {
+        /// The files of the container
+        dir: PathBuf,
+    },
+    /// Pass the standard input on to the standard output, until nobody writes any more
+    #[command(hide = true)]
+    Log,
+    /// Remove the files of a container that its runtime has forgotten
+    #[command(hide = true)]
+    Release {
+        /// The files of the container
+        dir: PathBuf,
+    },
+}
+
+/// Carries a command out.
+///
+/// # Errors
+/// What the command says of its own.
+pub fn run(command: SnapshotCommand) -> Result<ExitCode, Outcome> {
+    carry_out(command).map_err(Into::into)
+}
+
+fn carry_out(command: SnapshotCommand) -> Result<ExitCode> {
+    match command {
+        SnapshotCommand::Create(args) => create::create(&args),
+        SnapshotCommand::Run(args) => crate::run::run(&args),
+        SnapshotCommand::Keep(args) => template::keep(&args),
+        SnapshotCommand::List(args) => shelf::list(&args),
+        SnapshotCommand::Inspect(args) => shelf::inspect(&args),
+        SnapshotCommand::Verify(args) => shelf::verify(&args),
+        SnapshotCommand::Sign(args) => signature::sign(&args),
+        SnapshotCommand::Lint(args) => lint::lint(&args),
+        SnapshotCommand::Rm(args) => shelf::rm(&args),
+        SnapshotCommand::Gc(args) => shelf::gc(&args),
+        SnapshotCommand::Feed { dir } => feed::serve(&dir).map(|()| ExitCode::SUCCESS),
+        SnapshotCommand::Log => {
+            log::pass_on();
+            Ok(ExitCode::SUCCESS)
+        }
+        SnapshotCommand::Release { dir } => {
+            instance::released(&dir);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
