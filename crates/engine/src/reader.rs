@@ -140,6 +140,8 @@ pub(crate) fn view<'a>(
         cores: &task.cores,
         credentials: &task.credentials,
         seccomp: &task.seccomp,
+        limits: &task.limits,
+        scheduling: &task.scheduling,
         vmas: task.mm.as_ref().map_or(&[], |mm| &mm.vmas),
         zombie: task.is_zombie(),
     });

@@ -13,7 +13,7 @@ use torpor_engine::task::{
 };
 use torpor_images::ImageDir;
 use torpor_images::proto::{CoreEntry, MmEntry};
-use torpor_policy::Credentials;
+use torpor_policy::{Credentials, ProcessLimits, Scheduling};
 use torpor_tracee::{StopState, Tracee, parse_maps, stub_place};
 
 /// A process that ends with the test.
@@ -180,7 +180,10 @@ fn all_state_comes_back() {
     let tids: Vec<u32> = (1..).take(cores.len()).collect();
     let seccomp = &*seccomp.take(&tids, &mut cores).unwrap();
     let (maps, credentials) = (&IdMaps::identity(), &*credentials);
-    let images = Images { mm: &mm, maps, own: maps, seccomp, credentials, profile: None };
+    let limits = &ProcessLimits::take(&mut cores[0]).unwrap();
+    let scheduling = &*cores.iter_mut().map(Scheduling::take).collect::<Vec<_>>();
+    let (own, profile) = (maps, None);
+    let images = Images { mm: &mm, maps, own, credentials, seccomp, limits, scheduling, profile };
     task::restore(&mut husks, &cores, &images).unwrap();
     for (husk, core) in husks.iter_mut().zip(&cores) {
         task::dress(husk, core).unwrap();

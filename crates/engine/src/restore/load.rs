@@ -9,7 +9,7 @@ use torpor_images::proto::{
 };
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_policy::seccomp::Filters;
-use torpor_policy::{Credentials, NsSet, Seccomp};
+use torpor_policy::{Credentials, NsSet, ProcessLimits, Scheduling, Seccomp};
 
 use super::pages;
 use crate::error::{Error, Result};
@@ -37,6 +37,10 @@ pub struct TaskImage {
     pub credentials: Vec<Option<Credentials>>,
     /// What limits their system calls, likewise.
     pub seccomp: Vec<Seccomp>,
+    /// What it may use.
+    pub limits: ProcessLimits,
+    /// How its threads are scheduled, in the same order.
+    pub scheduling: Vec<Scheduling>,
     /// Its address space; `None` for a zombie.
     pub mm: Option<MmEntry>,
     /// Its pages.
@@ -235,6 +239,8 @@ fn load_task(
             homes: NsSet::default(),
             credentials: vec![None],
             seccomp: vec![Seccomp::Free],
+            limits: ProcessLimits::default(),
+            scheduling: vec![Scheduling::default()],
             cores: vec![leader],
             mm: None,
             pages: Arc::default(),
@@ -249,6 +255,9 @@ fn load_task(
     check_ended(&kind::CORE.file_name(pid), &cores)?;
     let credentials = take_credentials(&tree, &mut cores)?;
     let seccomp = filters.take(&tree.threads, &mut cores)?;
+    let limits = ProcessLimits::take(&mut cores[0]);
+    let limits = limits.map_err(|why| Error::invalid(kind::CORE.file_name(pid), why))?;
+    let scheduling = cores.iter_mut().map(Scheduling::take).collect();
     let mut ids: TaskKobjIdsEntry = match cores[0].ids.take() {
         Some(ids) => ids,
         None => images.read_one(kind::IDS, pid)?,
@@ -274,6 +283,8 @@ fn load_task(
         cores,
         credentials,
         seccomp,
+        limits,
+        scheduling,
         mm: Some(mm),
         fds,
     })

@@ -424,6 +424,8 @@ impl<'a> Restore<'a> {
             cores: Vec::new(),
             credentials: Vec::new(),
             seccomp: Vec::new(),
+            limits: torpor_policy::ProcessLimits::default(),
+            scheduling: Vec::new(),
             mm: None,
             pages: std::sync::Arc::default(),
             fds: Vec::new(),

@@ -325,6 +325,8 @@ mod tests {
                 cores: Vec::new(),
                 credentials: Vec::new(),
                 seccomp: Vec::new(),
+                limits: torpor_policy::ProcessLimits::default(),
+                scheduling: Vec::new(),
                 mm: Some(MmEntry { vmas: vec![vma], ..MmEntry::default() }),
                 pages: Arc::default(),
                 fds: Vec::new(),

@@ -130,6 +130,8 @@ impl Restore<'_> {
             own: &self.ns.ids_of(&image.homes),
             credentials: &image.credentials,
             seccomp: &image.seccomp,
+            limits: &image.limits,
+            scheduling: &image.scheduling,
             profile: self.opts.lsm_profile.as_deref(),
         };
         task::restore(threads, &image.cores, &images)

@@ -2,7 +2,7 @@
 //! limits, OOM score, login uid.
 
 use torpor_images::proto::{RlimitEntry, TaskRlimitsEntry};
-use torpor_policy::LIMITS;
+use torpor_policy::{LIMITS, ResourceLimit};
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::{Script, write_own};
@@ -42,24 +42,25 @@ impl Questions {
 ///
 /// # Errors
 /// `EPERM` for a hard limit above the supervisor's, without `CAP_SYS_RESOURCE`.
-pub(crate) fn restore(husk: &mut Tracee, wanted: &TaskRlimitsEntry) -> Result<()> {
-    if wanted.rlimits.len() > LIMITS.len() {
-        return Err(Error::invalid("core", format!("{} limits", wanted.rlimits.len())));
+pub(crate) fn restore(husk: &mut Tracee, wanted: &[ResourceLimit]) -> Result<()> {
+    if wanted.is_empty() {
+        return Ok(());
     }
     let mut batch = husk.batch();
     let questions = ask(&mut batch);
     let now = questions.answer(&batch.run()?)?;
     let mut script = Script::new(husk);
-    for (resource, (new, old)) in wanted.rlimits.iter().zip(&now.rlimits).enumerate() {
-        if new == old {
+    for (resource, (new, old)) in wanted.iter().zip(&now.rlimits).enumerate() {
+        let ResourceLimit { soft, hard } = *new;
+        if (soft, hard) == (old.cur, old.max) {
             continue;
         }
         let name = LIMITS[resource];
-        let what = match new.max > old.max {
-            true => format!("raising the hard limit of {name} from {} to {}", old.max, new.max),
-            false => format!("setting {name} to {}, {}", new.cur, new.max),
+        let what = match hard > old.max {
+            true => format!("raising the hard limit of {name} from {} to {hard}", old.max),
+            false => format!("setting {name} to {soft}, {hard}"),
         };
-        let at = script.words(&[new.cur, new.max]).0;
+        let at = script.words(&[soft, hard]).0;
         script.step(what, (libc::SYS_prlimit64, [0, resource as u64, at, 0]));
     }
     script.run()?;

@@ -23,8 +23,7 @@ use torpor_images::proto::core_entry::March;
 use torpor_images::proto::{
     CoreEntry, MmEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86,
 };
-use torpor_policy::collect::login;
-use torpor_policy::{Credentials, Seccomp};
+use torpor_policy::{Credentials, ProcessLimits, Scheduling, Seccomp};
 use torpor_tracee::{Batch, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
 pub use creds::lsm;
@@ -365,6 +364,10 @@ pub struct Images<'a> {
     pub credentials: &'a [Option<Credentials>],
     /// What limits their system calls.
     pub seccomp: &'a [Seccomp],
+    /// What the process may use.
+    pub limits: &'a ProcessLimits,
+    /// How its threads are scheduled.
+    pub scheduling: &'a [Scheduling],
     /// The security profile to use instead of those in the image.
     pub profile: Option<&'a str>,
 }
@@ -405,12 +408,13 @@ pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>)
         restore_process(leader, tc, images)?;
         timers::create(leader, timers)?;
     }
-    for (thread, core) in threads.iter_mut().zip(cores) {
+    for ((thread, core), scheduling) in threads.iter_mut().zip(cores).zip(images.scheduling) {
         let entry = thread_core(core)?;
-        sched::restore(thread, entry)?;
+        sched::restore(thread, scheduling)?;
         let mut script = Script::new(thread);
         let tid_address = core.thread_info.as_ref().map_or(0, |info| info.clear_tid_addr);
         thread::restore(&mut script, entry, tid_address, &tc.comm, tc.personality);
+        resources::restore(&mut script, scheduling);
         if let Some(stack) = &entry.sas {
             signals::restore_stack(&mut script, stack);
         }
@@ -451,11 +455,11 @@ fn queue(
 }
 
 fn restore_process(leader: &mut Tracee, tc: &TaskCoreEntry, images: &Images<'_>) -> Result<()> {
-    if let Some(wanted) = login(tc) {
+    if let Some(wanted) = images.limits.login {
         let inside = images.maps.uid_inside(wanted).and_then(|id| images.own.uid_inside(id));
         limits::restore_loginuid(leader, wanted, inside)?;
     }
-    if let Some(wanted) = tc.oom_score_adj {
+    if let Some(wanted) = images.limits.oom_score_adj {
         limits::restore_oom_score_adj(leader.pid(), wanted)?;
     }
     process::restore_coredump_filter(leader.pid(), images.mm)?;
@@ -463,10 +467,7 @@ fn restore_process(leader: &mut Tracee, tc: &TaskCoreEntry, images: &Images<'_>)
     signals::restore_actions(&mut script, &tc.sigactions);
     process::restore(&mut script, tc, images.mm);
     script.run()?;
-    match &tc.rlimits {
-        Some(wanted) => limits::restore(leader, wanted),
-        None => Ok(()),
-    }
+    limits::restore(leader, &images.limits.resources)
 }
 
 /// Gives a restored thread its registers and blocked signals: the last thing before it

@@ -4,6 +4,8 @@ use std::sync::LazyLock;
 
 use rustix::process::Pid;
 use torpor_images::proto::ThreadCoreEntry;
+use torpor_policy::Scheduling;
+use torpor_policy::scheduling::Class;
 use torpor_sys::sched::{affinity, attributes, set_affinity, set_attributes};
 use torpor_tracee::Tracee;
 
@@ -64,23 +66,24 @@ pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_NICE` or the limits that allow it.
-pub(crate) fn restore(husk: &Tracee, entry: &ThreadCoreEntry) -> Result<()> {
-    restore_affinity(husk, entry)?;
-    let Some(policy) = entry.sched_policy else { return Ok(()) };
+pub(crate) fn restore(husk: &Tracee, wanted: &Scheduling) -> Result<()> {
+    if let Some(processors) = &wanted.affinity {
+        restore_affinity(husk, processors)?;
+    }
+    let Some(Class { policy, reset_on_fork, nice, priority }) = wanted.class else { return Ok(()) };
     let tid = husk.tid();
     let now = attributes(tid).context(|| format!("task {tid}: sched_getattr"))?;
-    let reset = if policy & RESET_ON_FORK == 0 { 0 } else { FLAG_RESET_ON_FORK };
-    let nice = entry.sched_nice.unwrap_or_default();
+    let reset = if reset_on_fork { FLAG_RESET_ON_FORK } else { 0 };
     let old = rustix::process::getpriority_process(Pid::from_raw(tid));
     if old != Ok(nice) {
         rustix::process::setpriority_process(Pid::from_raw(tid), nice)
             .context(|| format!("task {tid}: setpriority to {nice}"))?;
     }
     let mut wanted = now;
-    wanted.policy = policy & !RESET_ON_FORK;
+    wanted.policy = policy;
     wanted.flags = now.flags & !FLAG_RESET_ON_FORK | reset;
     wanted.nice = nice;
-    wanted.priority = entry.sched_prio.unwrap_or_default();
+    wanted.priority = priority;
     if wanted == now {
         return Ok(());
     }
@@ -89,8 +92,7 @@ pub(crate) fn restore(husk: &Tracee, entry: &ThreadCoreEntry) -> Result<()> {
 
 /// A machine without any of the processors gets the thread on all that it has, as the
 /// kernel does it when processors are taken away.
-fn restore_affinity(husk: &Tracee, entry: &ThreadCoreEntry) -> Result<()> {
-    let Some(wanted) = &entry.torpor_affinity else { return Ok(()) };
+fn restore_affinity(husk: &Tracee, wanted: &[u8]) -> Result<()> {
     let tid = husk.tid();
     if affinity(tid).is_ok_and(|now| now == *wanted) {
         return Ok(());

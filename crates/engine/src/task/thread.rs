@@ -21,8 +21,6 @@ pub(crate) const RSEQ_CS_OFFSET: u64 = 8;
 const PR_GET_TID_ADDRESS: i32 = 40;
 const PR_GET_TSC: i32 = 25;
 const PR_SET_TSC: i32 = 26;
-const PR_SET_IO_FLUSHER: i32 = 57;
-const PR_GET_IO_FLUSHER: i32 = 58;
 /// What a thread has that nobody changed: `PR_TSC_ENABLE`, `PR_MCE_KILL_DEFAULT`, and
 /// 50 µs (init_task.c).
 const DEFAULT_TSC: u32 = 1;
@@ -38,7 +36,6 @@ pub(crate) struct Questions {
     name: (Call, Slot),
     slack: Call,
     mce_kill: Call,
-    flusher: Call,
     resources: resources::Questions,
 }
 
@@ -55,9 +52,8 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
     let mut value = |option: i32| batch.call(syscall::prctl(option, []));
     let slack = value(libc::PR_GET_TIMERSLACK);
     let mce_kill = value(libc::PR_MCE_KILL_GET);
-    let flusher = value(PR_GET_IO_FLUSHER);
     let resources = resources::ask(batch);
-    Questions { tid_address, pdeath, tsc, name, slack, mce_kill, flusher, resources }
+    Questions { tid_address, pdeath, tsc, name, slack, mce_kill, resources }
 }
 
 impl Questions {
@@ -76,7 +72,6 @@ impl Questions {
         entry.torpor_timer_slack = set(self.slack, DEFAULT_SLACK);
         entry.torpor_mce_kill =
             set(self.mce_kill, DEFAULT_MCE_KILL).and_then(|policy| u32::try_from(policy).ok());
-        entry.torpor_io_flusher = set(self.flusher, 0).map(|_| true);
         self.resources.answer(out, entry);
         let tsc = out.u32_at(self.tsc.1, 0);
         entry.torpor_tsc = (out.result(self.tsc.0).is_ok() && tsc != DEFAULT_TSC).then_some(tsc);
@@ -160,7 +155,6 @@ pub(crate) fn restore(
         script.step("rseq", (libc::SYS_rseq, args));
     }
     restore_settings(script, entry);
-    resources::restore(script, entry);
 }
 
 /// A husk may have inherited other settings from the supervisor than the default ones.
@@ -170,9 +164,6 @@ fn restore_settings(script: &mut Script<'_>, entry: &ThreadCoreEntry) {
     if let Some(policy) = entry.torpor_mce_kill {
         let args = [u64::from(libc::PR_MCE_KILL_SET.cast_unsigned()), u64::from(policy)];
         script.step("PR_MCE_KILL", syscall::prctl(libc::PR_MCE_KILL, args));
-    }
-    if entry.torpor_io_flusher == Some(true) {
-        script.prctl("PR_SET_IO_FLUSHER", PR_SET_IO_FLUSHER, 1);
     }
     if let Some(tsc) = entry.torpor_tsc {
         script.prctl("PR_SET_TSC", PR_SET_TSC, u64::from(tsc));

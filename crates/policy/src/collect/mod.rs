@@ -28,17 +28,18 @@ use torpor_images::proto::{
 use torpor_images::{ImageDir, kind};
 
 pub(crate) use self::limits::LOCKED_MEMORY;
-pub use self::limits::{LIMITS, login};
 pub use self::mounts::mounts;
 pub use self::ports::Network;
 pub use self::references::network_of;
 pub use self::routing::{Addresses, route, rule};
 pub use self::sockets::{is_marked, socket_options};
 use crate::credentials::Credentials;
+use crate::limits::{LIMITS, ProcessLimits};
 use crate::namespace::{NsKind, NsSet};
 use crate::nested::{NestedUser, nested_users};
 use crate::passed::Passed;
 use crate::request::{Ask, Request};
+use crate::scheduling::Scheduling;
 use crate::seccomp::Seccomp;
 
 /// A task, as the restore has loaded it.
@@ -56,6 +57,10 @@ pub struct Task<'a> {
     pub credentials: &'a [Option<Credentials>],
     /// What limits their system calls, in that order.
     pub seccomp: &'a [Seccomp],
+    /// What it may use.
+    pub limits: &'a ProcessLimits,
+    /// How its threads are scheduled, in that order.
+    pub scheduling: &'a [Scheduling],
     /// Its mappings.
     pub vmas: &'a [VmaEntry],
     /// It has ended and only waits to be noticed.
