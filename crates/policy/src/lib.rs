@@ -31,6 +31,7 @@ mod runtime;
 pub mod scheduling;
 pub mod seccomp;
 mod socket;
+mod socket_options;
 mod toml;
 
 pub use archive::scan as scan_archive;
@@ -50,4 +51,5 @@ pub use runtime::OVERLAY_LAYERS;
 pub use scheduling::Scheduling;
 pub use seccomp::Seccomp;
 pub use socket::SocketKind;
+pub use socket_options::{SocketOption, SocketOptions};
 pub use toml::{Leaf, Mistake, leaves, nearest};

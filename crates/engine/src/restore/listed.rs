@@ -15,14 +15,12 @@ use std::collections::{BTreeSet, HashSet};
 use torpor_images::proto::{IpcVarEntry, UidGidExtent};
 use torpor_images::{ImageDir, kind};
 use torpor_policy::collect::ipc::Limits;
-use torpor_policy::collect::{
-    Addresses, is_marked, network_of, powers as powers_of, socket_options,
-};
+use torpor_policy::collect::{Addresses, network_of, powers as powers_of};
 use torpor_policy::fanotify::Fanotify;
 use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::set_of;
 use torpor_policy::network::{NetDevice, Network, external_key};
-use torpor_policy::{Ask, Credentials, Passed, Request, SocketKind};
+use torpor_policy::{Ask, Credentials, Passed, Request, SocketKind, SocketOptions};
 
 use super::load::{self, Checkpoint, TaskImage};
 use super::planned::Planned;
@@ -214,9 +212,9 @@ fn owners(view: &View<'_>, maps: &IdMaps, things: &mut Things<'_>) {
         if let Some(fown) = receiver.filter(|fown| fown.pid != 0) {
             ids.extend([fown.uid, fown.euid].map(|id| (false, id)));
         }
-        for options in socket_options(entry) {
-            ids.extend(options.torpor_uid.map(|id| (false, id)));
-            ids.extend(options.torpor_gid.map(|id| (true, id)));
+        for options in SocketOptions::all(entry) {
+            ids.extend(options.user.map(|id| (false, id)));
+            ids.extend(options.group.map(|id| (true, id)));
         }
     }
     for (is_group, id) in ids {
@@ -251,7 +249,7 @@ fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Resul
         }
         let socket = SocketKind::of(entry).map_err(|why| Error::invalid(&*image, why))?;
         socket.and_then(|socket| socket.ask(entry.id)).into_iter().for_each(&mut expect);
-        if socket_options(entry).any(is_marked) {
+        if SocketOptions::all(entry).any(|options| options.is_marked()) {
             expect(Ask::RawSocket { kind: "marked", file: entry.id });
         }
         if let Some(group) = &entry.ffy {

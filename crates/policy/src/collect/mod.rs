@@ -32,7 +32,6 @@ pub use self::mounts::mounts;
 pub use self::ports::Network;
 pub use self::references::network_of;
 pub use self::routing::{Addresses, route, rule};
-pub use self::sockets::{is_marked, socket_options};
 use crate::credentials::Credentials;
 use crate::limits::{LIMITS, ProcessLimits};
 use crate::namespace::{NsKind, NsSet};

@@ -13,11 +13,12 @@
 //! | `tcp-stream-N.img` | only with `--tcp-established`, which the caller passes |
 //! | others: time limits, `so_filter`, `so_linger`, `so_reuseport`, `torpor_memberships` … | nothing |
 
-use torpor_images::proto::{FileEntry, NetlinkSkEntry, SkOptsEntry};
+use torpor_images::proto::{FileEntry, NetlinkSkEntry};
 
 use super::{Requests, Values};
 use crate::capabilities::number::{AUDIT_READ, NET_ADMIN, NET_BROADCAST, NET_RAW};
 use crate::request::Ask;
+use crate::socket_options::SocketOptions;
 
 /// The settings that the limits of this host are in, and the congestion controls for everybody.
 const SETTINGS: [&str; 8] = [
@@ -35,16 +36,16 @@ const SETTINGS: [&str; 8] = [
 const TUNED: u64 = 32 << 20;
 
 /// Levels of options (`SOL_SOCKET`, `IPPROTO_IP` …).
-const SOCKET: u32 = 1;
-const IP: u32 = 0;
-const TCP: u32 = 6;
-const IPV6: u32 = 41;
-const NETLINK: u32 = 270;
+const SOCKET: i32 = 1;
+const IP: i32 = 0;
+const TCP: i32 = 6;
+const IPV6: i32 = 41;
+const NETLINK: i32 = 270;
 /// `TCP_CONGESTION`.
-const CONGESTION: (u32, u32) = (TCP, 13);
+const CONGESTION: (i32, i32) = (TCP, 13);
 
 /// Options that take a capability when they get a value above this one: level, number, name, value.
-const TAKES: [((u32, u32), &str, i32, u32); 9] = [
+const TAKES: [((i32, i32), &str, i32, u32); 9] = [
     ((SOCKET, 1), "SO_DEBUG", 0, NET_ADMIN),
     ((SOCKET, 46), "SO_BUSY_POLL", 0, NET_ADMIN),
     ((SOCKET, 69), "SO_PREFER_BUSY_POLL", 0, NET_ADMIN),
@@ -93,7 +94,7 @@ impl Host {
 /// Asks for what of the options of a socket takes a capability.
 pub(super) fn collect(
     entry: &FileEntry,
-    options: &SkOptsEntry,
+    options: &SocketOptions,
     host: &Host,
     image: &str,
     all: &mut Requests,
@@ -102,17 +103,17 @@ pub(super) fn collect(
         all.add(image, None, Ask::SocketOption { file: entry.id, text, capability });
     };
     let is_stream = entry.isk.as_ref().is_some_and(|socket| socket.r#type == 1);
-    let locked = |bit: u32| options.so_buf_lock.is_some_and(|locks| locks & bit != 0);
+    let locked = |bit: u32| options.buffer_locks.is_some_and(|locks| locks & bit != 0);
     for (name, value, bit, most, tuned) in [
-        ("SO_SNDBUF", options.so_sndbuf, 1, host.send, host.send_tcp),
-        ("SO_RCVBUF", options.so_rcvbuf, 2, host.receive, host.receive_tcp),
+        ("SO_SNDBUF", options.send_buffer, 1, host.send, host.send_tcp),
+        ("SO_RCVBUF", options.receive_buffer, 2, host.receive, host.receive_tcp),
     ] {
         let most = if is_stream && !locked(bit) { tuned } else { most };
         if u64::from(value) > most {
             add(format!("{name} of {value}"), NET_ADMIN);
         }
     }
-    for option in &options.torpor_options {
+    for option in &options.more {
         let key = (option.level, option.name);
         if key == CONGESTION {
             let name = String::from_utf8_lossy(&option.value);
@@ -170,9 +171,10 @@ fn of_netlink(socket: &NetlinkSkEntry) -> Vec<(String, u32)> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_images::proto::{InetSkEntry, SkOption};
+    use torpor_images::proto::InetSkEntry;
 
     use super::*;
+    use crate::socket_options::SocketOption;
 
     fn host() -> Host {
         Host::of(&|names| {
@@ -183,7 +185,7 @@ mod tests {
         })
     }
 
-    fn asks(entry: FileEntry, options: &SkOptsEntry) -> Vec<String> {
+    fn asks(entry: FileEntry, options: &SocketOptions) -> Vec<String> {
         let mut all = Requests::default();
         collect(&entry, options, &host(), "files.img", &mut all);
         all.0.iter().map(|request| request.ask.to_string()).collect()
@@ -196,11 +198,11 @@ mod tests {
 
     #[test]
     fn sizes_of_buffers() {
-        let sizes = |so_sndbuf, so_rcvbuf, so_buf_lock| SkOptsEntry {
-            so_sndbuf,
-            so_rcvbuf,
-            so_buf_lock,
-            ..SkOptsEntry::default()
+        let sizes = |send_buffer, receive_buffer, buffer_locks| SocketOptions {
+            send_buffer,
+            receive_buffer,
+            buffer_locks,
+            ..SocketOptions::default()
         };
         // A default may be above what can be asked for.
         assert!(asks(FileEntry::default(), &sizes(9000, 2000, None)).is_empty());
@@ -223,8 +225,8 @@ mod tests {
     #[test]
     fn options_that_take_a_capability() {
         let set = |level, name, value: &[u8]| {
-            let option = SkOption { level, name, value: value.to_vec() };
-            let options = SkOptsEntry { torpor_options: vec![option], ..SkOptsEntry::default() };
+            let option = SocketOption { level, name, value: value.to_vec() };
+            let options = SocketOptions { more: vec![option], ..SocketOptions::default() };
             asks(stream(), &options)
         };
         for ((level, name), text, most, _) in TAKES {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use torpor_images::kind;
-use torpor_images::proto::{FileEntry, FownEntry, SkOptsEntry, SkPacketEntry};
+use torpor_images::proto::{FileEntry, FownEntry, SkPacketEntry};
 
 use super::references::network_of;
 use super::socket_options::{self, Host};
@@ -14,9 +14,8 @@ use crate::namespace::NsKind;
 use crate::network::TUN;
 use crate::request::Ask;
 use crate::socket::SocketKind;
+use crate::socket_options::SocketOptions;
 
-/// The highest `SO_PRIORITY` that needs no capability (socket(7)).
-const FREE_PRIORITIES: u32 = 6;
 /// The flag of a Unix socket that is not the tasks' (`uflags`).
 const EXTERNAL: u32 = 1;
 
@@ -38,7 +37,7 @@ pub(super) fn collect(
         }
         let socket = SocketKind::of(entry).map_err(invalid)?;
         socket.and_then(|socket| socket.ask(entry.id)).into_iter().for_each(&mut add);
-        if socket_options(entry).any(is_marked) {
+        if SocketOptions::all(entry).any(|options| options.is_marked()) {
             add(Ask::RawSocket { kind: "marked", file: entry.id });
         }
         // Its device is made if there is none, in whatever namespace.
@@ -69,11 +68,11 @@ pub(super) fn collect(
 pub(super) fn special(checkpoint: &Checkpoint<'_>, here: Values<'_>, all: &mut Requests) {
     let mut host = None;
     for entry in &checkpoint.files {
-        for options in socket_options(entry) {
+        for options in SocketOptions::all(entry) {
             // Most trees have no sockets.
             let host = host.get_or_insert_with(|| Host::of(here));
             let image = kind::FILES.file_name(0);
-            socket_options::collect(entry, options, host, &image, all);
+            socket_options::collect(entry, &options, host, &image, all);
         }
     }
 }
@@ -85,9 +84,9 @@ fn owners(checkpoint: &Checkpoint<'_>, maps: &Maps) -> (BTreeSet<u32>, BTreeSet<
     for entry in &checkpoint.files {
         let receivers = receivers(entry).into_iter().filter(|owner| owner.pid != 0);
         users.extend(receivers.flat_map(|owner| [owner.uid, owner.euid]).map(|id| maps.user(id)));
-        for options in socket_options(entry) {
-            users.extend(options.torpor_uid.map(|id| maps.user(id)));
-            groups.extend(options.torpor_gid.map(|id| maps.group(id)));
+        for options in SocketOptions::all(entry) {
+            users.extend(options.user.map(|id| maps.user(id)));
+            groups.extend(options.group.map(|id| maps.group(id)));
         }
     }
     (users, groups)
@@ -102,25 +101,6 @@ fn receivers(entry: &FileEntry) -> Vec<FownEntry> {
         of!(reg, isk, psk, nlsk, efd, epfd, sgfd, tfd, ify, ffy, usk, pipe, tty, memfd, bpf, pidfd);
     let tun = entry.tunf.as_ref().and_then(|tun| tun.torpor_reg.as_ref());
     parts.into_iter().chain([tun.map(|reg| reg.fown)]).flatten().collect()
-}
-
-/// The options of a socket, in each part that an entry can have; none of another file.
-pub fn socket_options(entry: &FileEntry) -> impl Iterator<Item = &SkOptsEntry> {
-    let parts = [
-        entry.isk.as_ref().map(|socket| &socket.opts),
-        entry.usk.as_ref().map(|socket| &socket.opts),
-        entry.psk.as_ref().map(|socket| &socket.opts),
-        entry.nlsk.as_ref().map(|socket| &socket.opts),
-    ];
-    parts.into_iter().flatten()
-}
-
-/// Whether a socket has what only `CAP_NET_RAW` or `CAP_NET_ADMIN` can set: a mark, by which rules
-/// of this host may choose routes, or one of the upper priorities.
-#[must_use]
-pub fn is_marked(options: &SkOptsEntry) -> bool {
-    options.so_mark.is_some_and(|mark| mark != 0)
-        || options.so_priority.is_some_and(|priority| priority > FREE_PRIORITIES)
 }
 
 /// The ids in whose name messages wait in queues: who reads one is told that they have sent it.

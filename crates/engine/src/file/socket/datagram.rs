@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use torpor_images::ImageDir;
 use torpor_images::proto::{InetSkEntry, SkPacketEntry};
+use torpor_policy::SocketOptions;
 use torpor_sys::socket::{self, Opt};
 
 use super::about::{Socket, bad_entry, netns_of};
@@ -103,9 +104,10 @@ pub(super) fn restore(
     isk: &InetSkEntry,
     packets: &[Packet],
 ) -> Result<()> {
+    let wanted = SocketOptions::read(&isk.opts);
     options::raise_buffers(fd);
     // Packets of the host to itself do not come from any other device.
-    if isk.opts.so_bound_dev.is_some() {
+    if wanted.device.is_some() {
         socket::set(fd, Opt::BINDTODEVICE, b"\0").context(|| "SO_BINDTODEVICE".to_owned())?;
     }
     let (local, _) = inet::addresses(isk)?;
@@ -120,7 +122,7 @@ pub(super) fn restore(
     if lost > 0 {
         tracing::warn!("socket {}: {lost} datagrams that were not read yet are lost", isk.id);
     }
-    options::restore_device(fd, &isk.opts)
+    options::restore_device(fd, &wanted)
 }
 
 fn put(

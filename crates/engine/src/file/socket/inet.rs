@@ -11,6 +11,7 @@ use torpor_images::proto::{
     FdTypes, FileEntry, InetSkEntry, IpOptsEntry, IpOptsRawEntry, SkShutdown, TcpOptsEntry,
 };
 use torpor_kernel::sock_diag as diag;
+use torpor_policy::SocketOptions;
 use torpor_sys::socket::{self, Opt};
 
 use super::about::{Socket, bad_entry, kind_of, netns_of, restore_flags};
@@ -378,7 +379,7 @@ impl InetRestorer {
                 return Err(bad_entry(isk.id, "is a connection of multipath TCP"));
             }
             tcp::with_last_peer(isk).as_ref().map(addresses).transpose()?;
-            if isk.opts.so_reuseport() {
+            if SocketOptions::read(&isk.opts).reuse_port == Some(true) {
                 self.shared.insert(port(isk));
             }
         }
@@ -452,8 +453,9 @@ impl InetRestorer {
             socket::set_int(fd, level, name, value.into())
                 .context(|| format!("setsockopt({level}, {name})"))
         };
-        options::restore_device(fd, &isk.opts)?;
-        options::restore_more(fd, &isk.opts)?;
+        let wanted = SocketOptions::read(&isk.opts);
+        options::restore_device(fd, &wanted)?;
+        options::restore_more(fd, &wanted)?;
         if let Some(v6only) = isk.v6only.filter(|_| family == libc::AF_INET6) {
             set((libc::IPPROTO_IPV6, libc::IPV6_V6ONLY), v6only)?;
         }
@@ -558,7 +560,7 @@ pub(super) fn restore_options(
 ) -> Result<()> {
     restore_ip(fd, isk)?;
     restore_tcp_options(fd, isk)?;
-    options::restore(id_maps, fd, &isk.opts)
+    options::restore(id_maps, fd, &SocketOptions::read(&isk.opts))
 }
 
 /// The kernel shuts down what is not connected, too, but complains.

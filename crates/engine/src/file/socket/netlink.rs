@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use torpor_images::proto::{FdTypes, FileEntry, NetlinkSkEntry};
 use torpor_kernel::netlink;
 use torpor_kernel::sock_diag::NetlinkSocket;
+use torpor_policy::SocketOptions;
 use torpor_sys::socket;
 
 use super::about::{Socket, bad_entry, create, kind_of, restore_flags};
@@ -147,7 +148,8 @@ pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<
     let nlsk = part(entry)?;
     let socket = create(spaces, &kind_of(entry)?)?;
     let fd = socket.as_fd();
-    options::restore_more(fd, &nlsk.opts)?;
+    let wanted = SocketOptions::read(&nlsk.opts);
+    options::restore_more(fd, &wanted)?;
     if nlsk.portid != 0 {
         let what = || format!("bind netlink socket {} to {}", nlsk.id, nlsk.portid);
         socket::bind(fd, &address(nlsk.portid, 0)).context(what)?;
@@ -158,7 +160,7 @@ pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<
         socket::connect(fd, &address(nlsk.dst_portid, group))
             .context(|| format!("connect netlink socket {}", nlsk.id))?;
     }
-    options::restore(id_maps, fd, &nlsk.opts)?;
+    options::restore(id_maps, fd, &wanted)?;
     restore_flags(fd, nlsk.flags)?;
     Ok(socket)
 }

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{Gid, Uid};
 use torpor_images::proto::{SkOption, SkOptsEntry};
+use torpor_policy::{SocketOption, SocketOptions};
 use torpor_sys::socket::{self, Instruction, Opt};
 
 use super::about::Socket;
@@ -334,9 +335,9 @@ fn unpack(word: u64) -> Instruction {
 ///
 /// # Errors
 /// If one is not in the table, or the kernel does not know it.
-pub fn restore_more(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
-    for option in &opts.torpor_options {
-        let key = (option.level.cast_signed(), option.name.cast_signed());
+pub fn restore_more(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
+    for option in &wanted.more {
+        let key = (option.level, option.name);
         if key == LOCK_FILTER {
             continue;
         }
@@ -366,10 +367,8 @@ pub fn restore_more(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
 ///
 /// # Errors
 /// `ENODEV`.
-pub fn restore_device(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
-    let Some(name) = opts.so_bound_dev.as_deref().filter(|n| !n.is_empty()) else {
-        return Ok(());
-    };
+pub fn restore_device(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
+    let Some(name) = wanted.device.as_deref() else { return Ok(()) };
     socket::set(fd, Opt::BINDTODEVICE, name.as_bytes()).context(|| format!("bind to device {name}"))
 }
 
@@ -378,27 +377,27 @@ pub fn restore_device(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
 ///
 /// # Errors
 /// See setsockopt(2).
-pub fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+pub fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
     let set = |name: i32, value: u32| {
         socket::set_int(fd, libc::SOL_SOCKET, name, value.cast_signed())
             .context(|| format!("setsockopt({name}, {value})"))
     };
-    restore_buffers(fd, opts)?;
-    restore_timeout(fd, Opt::SNDTIMEO, opts.so_snd_tmo_sec, opts.so_snd_tmo_usec)?;
-    restore_timeout(fd, Opt::RCVTIMEO, opts.so_rcv_tmo_sec, opts.so_rcv_tmo_usec)?;
+    restore_buffers(fd, wanted)?;
+    restore_timeout(fd, Opt::SNDTIMEO, wanted.send_timeout)?;
+    restore_timeout(fd, Opt::RCVTIMEO, wanted.receive_timeout)?;
     let values = [
-        (libc::SO_REUSEADDR, opts.reuseaddr.map(u32::from)),
-        (libc::SO_REUSEPORT, opts.so_reuseport.map(u32::from)),
-        (libc::SO_PRIORITY, opts.so_priority),
-        (libc::SO_RCVLOWAT, opts.so_rcvlowat),
-        (libc::SO_MARK, opts.so_mark),
-        (libc::SO_PASSCRED, opts.so_passcred.map(u32::from)),
-        (libc::SO_PASSSEC, opts.so_passsec.map(u32::from)),
-        (libc::SO_DONTROUTE, opts.so_dontroute.map(u32::from)),
-        (libc::SO_NO_CHECK, opts.so_no_check.map(u32::from)),
-        (libc::SO_BROADCAST, opts.so_broadcast.map(u32::from)),
-        (libc::SO_KEEPALIVE, opts.so_keepalive.map(u32::from)),
-        (libc::SO_OOBINLINE, opts.so_oobinline),
+        (libc::SO_REUSEADDR, wanted.reuse_address.map(u32::from)),
+        (libc::SO_REUSEPORT, wanted.reuse_port.map(u32::from)),
+        (libc::SO_PRIORITY, wanted.priority),
+        (libc::SO_RCVLOWAT, wanted.receive_low_water),
+        (libc::SO_MARK, wanted.mark),
+        (libc::SO_PASSCRED, wanted.pass_credentials.map(u32::from)),
+        (libc::SO_PASSSEC, wanted.pass_security.map(u32::from)),
+        (libc::SO_DONTROUTE, wanted.do_not_route.map(u32::from)),
+        (libc::SO_NO_CHECK, wanted.no_check.map(u32::from)),
+        (libc::SO_BROADCAST, wanted.broadcast.map(u32::from)),
+        (libc::SO_KEEPALIVE, wanted.keep_alive.map(u32::from)),
+        (libc::SO_OOBINLINE, wanted.inline_urgent),
     ];
     for (name, value) in values {
         // What a new socket has already may not be settable in its family.
@@ -407,19 +406,19 @@ pub fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Resu
             set(name, value)?;
         }
     }
-    if let Some(seconds) = opts.so_linger {
+    if let Some(seconds) = wanted.linger {
         let words = [1u32.to_ne_bytes(), seconds.to_ne_bytes()];
         socket::set(fd, Opt::LINGER, words.as_flattened()).context(|| "SO_LINGER".to_owned())?;
     }
-    if !opts.so_filter.is_empty() {
-        let program: Vec<Instruction> = opts.so_filter.iter().map(|w| unpack(*w)).collect();
+    if !wanted.filter.is_empty() {
+        let program: Vec<Instruction> = wanted.filter.iter().map(|w| unpack(*w)).collect();
         socket::attach_filter(fd, &program).context(|| "attach a socket filter".to_owned())?;
     }
-    let locked = |o: &SkOption| (o.level.cast_signed(), o.name.cast_signed()) == LOCK_FILTER;
-    if opts.torpor_options.iter().any(locked) {
+    let locked = |option: &SocketOption| (option.level, option.name) == LOCK_FILTER;
+    if wanted.more.iter().any(locked) {
         set(LOCK_FILTER.1, 1)?;
     }
-    restore_owner(id_maps, fd, opts)
+    restore_owner(id_maps, fd, wanted)
 }
 
 /// Gives a socket the sizes of its buffers. The kernel doubles what it is told, and
@@ -427,11 +426,11 @@ pub fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Resu
 ///
 /// # Errors
 /// See setsockopt(2).
-pub fn restore_buffers(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+pub fn restore_buffers(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
     const SOCK_BUF_LOCK: u32 = 3;
     for (get, force, value) in [
-        (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE, opts.so_sndbuf),
-        (libc::SO_RCVBUF, libc::SO_RCVBUFFORCE, opts.so_rcvbuf),
+        (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE, wanted.send_buffer),
+        (libc::SO_RCVBUF, libc::SO_RCVBUFFORCE, wanted.receive_buffer),
     ] {
         let half = (value / 2).cast_signed();
         let now = socket::get_int(fd, libc::SOL_SOCKET, get).unwrap_or(0);
@@ -443,7 +442,7 @@ pub fn restore_buffers(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
             .context(|| format!("set the size of a socket buffer to {value}"))?;
     }
     // To have set a size switches the kernel's own tuning off.
-    let Some(locks) = opts.so_buf_lock else { return Ok(()) };
+    let Some(locks) = wanted.buffer_locks else { return Ok(()) };
     let (level, locks) = (libc::SOL_SOCKET, (locks & SOCK_BUF_LOCK).cast_signed());
     // Multipath TCP shows it and does not take it.
     if socket::get_int(fd, level, libc::SO_BUF_LOCK).is_ok_and(|now| now == locks) {
@@ -452,7 +451,7 @@ pub fn restore_buffers(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
     socket::set_int(fd, level, libc::SO_BUF_LOCK, locks).context(|| "SO_BUF_LOCK".to_owned())
 }
 
-fn restore_timeout(fd: BorrowedFd<'_>, opt: Opt, sec: u64, usec: u64) -> Result<()> {
+fn restore_timeout(fd: BorrowedFd<'_>, opt: Opt, (sec, usec): (u64, u64)) -> Result<()> {
     if (sec, usec) == (0, 0) {
         return Ok(());
     }
@@ -462,9 +461,9 @@ fn restore_timeout(fd: BorrowedFd<'_>, opt: Opt, sec: u64, usec: u64) -> Result<
 
 /// The user that the kernel counts a socket for, and that SO_REUSEPORT compares, is
 /// the owner of its inode.
-fn restore_owner(id_maps: &IdMaps, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
-    let uid = opts.torpor_uid.and_then(|id| id_maps.uid_outside(id));
-    let gid = opts.torpor_gid.and_then(|id| id_maps.gid_outside(id));
+fn restore_owner(id_maps: &IdMaps, fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
+    let uid = wanted.user.and_then(|id| id_maps.uid_outside(id));
+    let gid = wanted.group.and_then(|id| id_maps.gid_outside(id));
     let (Some(uid), Some(gid)) = (uid, gid) else { return Ok(()) };
     let stat = rustix::fs::fstat(fd).context(|| "fstat of a socket".to_owned())?;
     if (stat.st_uid, stat.st_gid) == (uid, gid) || uid == u32::MAX || gid == u32::MAX {

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::netdevice;
 use torpor_images::proto::{FdTypes, FileEntry, PacketMclist, PacketRing, PacketSockEntry};
 use torpor_kernel::sock_diag::{self as diag, PacketSocket};
+use torpor_policy::SocketOptions;
 use torpor_sys::socket::{self, Opt};
 
 use super::about::{Socket, bad_entry, create, kind_of, restore_flags};
@@ -159,7 +160,8 @@ pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<
     let kind = kind_of(entry)?;
     let socket = create(spaces, &kind)?;
     let fd = socket.as_fd();
-    options::restore_more(fd, &psk.opts)?;
+    let wanted = SocketOptions::read(&psk.opts);
+    options::restore_more(fd, &wanted)?;
     restore_options(fd, psk)?;
     restore_rings(fd, psk)?;
     ring::restore(fd, psk, || create(spaces, &kind.sender_to()))?;
@@ -169,7 +171,7 @@ pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<
         socket::set_int(fd, libc::SOL_PACKET, PACKET_FANOUT, fanout.cast_signed())
             .context(|| format!("fanout group of packet socket {}", psk.id))?;
     }
-    options::restore(id_maps, fd, &psk.opts)?;
+    options::restore(id_maps, fd, &wanted)?;
     restore_flags(fd, psk.flags)?;
     Ok(socket)
 }

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use torpor_images::proto::{InetSkEntry, TcpStreamEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::SocketOptions;
 use torpor_sys::socket::{self, Instruction, Message, Opt};
 
 use super::about::{Socket, bad_entry, netns_of};
@@ -397,7 +398,7 @@ impl Sleeping {
             }
             _ => {}
         }
-        options::restore_buffers(fd, &self.isk.opts)?;
+        options::restore_buffers(fd, &SocketOptions::read(&self.isk.opts))?;
         if self.isk.state == state::CLOSE || !self.window_is_known() {
             return Ok(());
         }
@@ -493,14 +494,15 @@ impl Sleeping {
     fn inject_with(&self, spaces: &Namespaces, flags: u8, ack: u32) -> Result<()> {
         // A socket that belongs to a device hears nothing from others.
         let fd = self.socket.as_fd();
-        if self.isk.opts.so_bound_dev.is_some() {
+        let wanted = SocketOptions::read(&self.isk.opts);
+        if wanted.device.is_some() {
             socket::set(fd, Opt::BINDTODEVICE, b"\0").context(|| "SO_BINDTODEVICE".to_owned())?;
         }
         let (from, to) = self.ends();
         let seq = self.receive_seq()?;
         let segment = Segment { from, to, seq, ack, flags };
         spaces.in_netns(netns_of(spaces, self.isk.ns_id), || segment.send())?;
-        options::restore_device(fd, &self.isk.opts)
+        options::restore_device(fd, &wanted)
     }
 
     /// Packets over the loopback device arrive at once, as a rule.
@@ -566,7 +568,7 @@ impl Sleeping {
             state::SYN_SENT => self.dial()?,
             _ => {}
         }
-        options::restore_buffers(fd, &self.isk.opts)?;
+        options::restore_buffers(fd, &SocketOptions::read(&self.isk.opts))?;
         super::about::restore_flags(fd, self.isk.flags)
     }
 

@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::fs::{FileType, OFlags};
 use torpor_images::proto::{FdinfoEntry, FileEntry};
-use torpor_policy::collect::{network_of, socket_options};
+use torpor_policy::SocketOptions;
+use torpor_policy::collect::network_of;
 use torpor_sys::kcmp::{Object, kcmp};
 use torpor_sys::socket;
 
@@ -92,7 +93,7 @@ impl<'c> Opened<'c> {
     pub fn sockets(&self) -> Result<()> {
         let own = proc::ns_inode(i32::try_from(std::process::id()).unwrap_or_default(), "net")?;
         for (id, entry) in self.entries {
-            if socket_options(entry).next().is_none() {
+            if SocketOptions::all(entry).next().is_none() {
                 continue;
             }
             let Some(ns) = self.spaces.by_id(netns_of(self.spaces, network_of(entry))) else {

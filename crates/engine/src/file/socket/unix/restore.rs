@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{Shutdown, SocketFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FileEntry, SkUcred, UnixSkEntry};
-use torpor_policy::SocketKind;
+use torpor_policy::{SocketKind, SocketOptions};
 use torpor_sys::socket::{self, Credentials, Message};
 
 use super::name::{self, Reach, Scratch};
@@ -143,7 +143,7 @@ impl UnixRestorer {
         for usk in &opened {
             let fd = file(cx, usk.id)?;
             shut_down(fd, usk.shutdown() as i32)?;
-            options::restore(cx.id_maps, fd, &usk.opts)?;
+            options::restore(cx.id_maps, fd, &SocketOptions::read(&usk.opts))?;
             restore_flags(fd, usk.flags)?;
         }
         Ok(())
@@ -266,7 +266,7 @@ impl UnixRestorer {
 
     fn open_alone(&mut self, cx: &mut Neighbours<'_>, usk: &UnixSkEntry) -> Result<OwnedFd> {
         let fd = create(cx.spaces, &SocketKind::unix(usk.ns_id, usk.r#type))?;
-        options::restore_more(fd.as_fd(), &usk.opts)?;
+        options::restore_more(fd.as_fd(), &SocketOptions::read(&usk.opts))?;
         if usk.uflags & EXTERN != 0 {
             return Ok(fd);
         }
@@ -303,8 +303,8 @@ impl UnixRestorer {
             let (server, client) = self.dial(cx, b, a, early_a)?;
             (client, server)
         };
-        options::restore_more(fd_a.as_fd(), &a.opts)?;
-        options::restore_more(fd_b.as_fd(), &b.opts)?;
+        options::restore_more(fd_a.as_fd(), &SocketOptions::read(&a.opts))?;
+        options::restore_more(fd_b.as_fd(), &SocketOptions::read(&b.opts))?;
         Ok((fd_a, fd_b))
     }
 
