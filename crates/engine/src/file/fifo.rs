@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{FileType, OFlags};
 use torpor_images::ImageDir;
 use torpor_images::kind;
-use torpor_images::proto::{FdTypes, FifoEntry, FileEntry, RegFileEntry};
+use torpor_images::proto::{FdTypes, FifoEntry, FileEntry};
+use torpor_policy::PathFile;
 
 use super::description::{duplicate, is_readable, part};
 use super::open::OpenFiles;
@@ -102,7 +103,7 @@ impl FifoRestorer {
         let path = path(cx.entries, fifo)?;
         if !self.anchors.contains_key(&fifo.pipe_id) {
             let flags = OFlags::RDWR | OFlags::NONBLOCK;
-            let anchor = regular::open(cx, &RegFileEntry { flags: flags.bits(), ..path.clone() })?;
+            let anchor = regular::open(cx, &path.opened_with(flags.bits()))?;
             self.saved.fill(fifo.pipe_id, &anchor)?;
             self.anchors.insert(fifo.pipe_id, anchor);
         }
@@ -129,10 +130,10 @@ impl FifoRestorer {
 }
 
 /// The path of a fifo. Images of old versions have it under the same number.
-fn path(all: &HashMap<u32, FileEntry>, fifo: &FifoEntry) -> Result<RegFileEntry> {
+fn path(all: &HashMap<u32, FileEntry>, fifo: &FifoEntry) -> Result<PathFile> {
     let id = fifo.regf_id.unwrap_or(fifo.id);
     all.get(&id)
-        .and_then(|entry| entry.reg.clone())
+        .and_then(PathFile::of)
         .ok_or_else(|| Error::invalid("files.img", format!("fifo {} has no path", fifo.id)))
 }
 

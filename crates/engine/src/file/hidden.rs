@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
-use torpor_images::proto::RegFileEntry;
+use torpor_policy::PathFile;
 use torpor_sys::notify::{handle_of, open_by_handle};
 
 use super::Found;
@@ -49,15 +49,15 @@ fn by_handle(root: &OwnedFd, file: &OwnedFd) -> Result<OwnedFd> {
 ///
 /// # Errors
 /// If the images have no such mount; if the file is not there, or cannot be opened with its flags.
-pub fn open(cx: &Opener<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
-    let name = || String::from_utf8_lossy(&reg.name).into_owned();
-    let mount = reg.mnt_id.and_then(|id| Some((id, cx.mounts.writable(id)?.1.to_owned())));
-    let (mnt_id, mountpoint) =
-        mount.ok_or_else(|| Error::invalid(name(), "is on a mount that is not in the images"))?;
-    let path = Path::new(std::ffi::OsStr::from_bytes(&reg.name));
+pub fn open(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
+    let mnt_id = file.mount;
+    let mountpoint = cx.mounts.writable(mnt_id).map(|(_, mountpoint)| mountpoint.to_owned());
+    let mountpoint = mountpoint
+        .ok_or_else(|| Error::invalid(file.text(), "is on a mount that is not in the images"))?;
+    let path = Path::new(std::ffi::OsStr::from_bytes(&file.path));
     let copy = cx.mounts.open(mnt_id, path, PLACE, Mode::empty())?;
     let place = OFlags::PATH | OFlags::DIRECTORY;
     let root =
         cx.roots.open_path(mnt_id, mountpoint.as_os_str().as_bytes(), place, Mode::empty())?;
-    reopen(by_handle(&root, &copy)?, open_flags(reg.flags))
+    reopen(by_handle(&root, &copy)?, open_flags(file.flags))
 }

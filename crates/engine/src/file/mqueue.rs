@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{FileType, OFlags};
 use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry};
+use torpor_policy::PathFile;
 use torpor_sys::mqueue;
 
 use super::Found;
@@ -66,15 +67,15 @@ fn name(path: &[u8]) -> Option<CString> {
     CString::new(path.strip_prefix(b"/")?).ok()
 }
 
-/// Opens the queue that `reg` describes, in the IPC namespace with number `ns_id`.
+/// Opens the queue `file`, in the IPC namespace with number `ns_id`.
 ///
 /// # Errors
 /// If the name is none of a queue; if the namespace or the queue is not there; if the queue cannot
 /// be opened.
-pub(super) fn open(spaces: &Namespaces, reg: &RegFileEntry, ns_id: u32) -> Result<OwnedFd> {
-    let what = || format!("message queue {}", String::from_utf8_lossy(&reg.name));
-    let name = name(&reg.name).ok_or_else(|| Error::invalid("files.img", what()))?;
-    let flags = OFlags::from_bits_retain(reg.flags) & (OFlags::RWMODE | OFlags::NONBLOCK);
+pub(super) fn open(spaces: &Namespaces, file: &PathFile, ns_id: u32) -> Result<OwnedFd> {
+    let what = || format!("message queue {}", file.text());
+    let name = name(&file.path).ok_or_else(|| Error::invalid("files.img", what()))?;
+    let flags = OFlags::from_bits_retain(file.flags) & (OFlags::RWMODE | OFlags::NONBLOCK);
     let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {
         mqueue::open(&name, flags.bits().cast_signed(), 0, None).context(what)

@@ -12,9 +12,10 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
-use torpor_images::proto::{FileEntry, RegFileEntry, RemapFilePathEntry, RemapType};
+use torpor_images::proto::{FileEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::found_by;
 use torpor_images::{ImageDir, kind};
+use torpor_policy::PathFile;
 
 use super::description::open_flags;
 use super::description::{open_in, same_inode};
@@ -59,9 +60,9 @@ struct Name {
 
 impl Name {
     /// That of a file of the images.
-    fn of(cx: &mut Opener<'_>, reg: &RegFileEntry) -> Result<Self> {
-        let dir = open_dir(cx, reg.mnt_id.unwrap_or(-1), parent(&reg.name))?;
-        Ok(Name { dir, name: base(&reg.name).to_vec() })
+    fn of(cx: &mut Opener<'_>, reg: &PathFile) -> Result<Self> {
+        let dir = open_dir(cx, reg.mount, parent(&reg.path))?;
+        Ok(Name { dir, name: base(&reg.path).to_vec() })
     }
 
     fn try_clone(&self) -> Result<Self> {
@@ -214,7 +215,7 @@ impl Opener<'_> {
     /// # Errors
     /// If a ghost cannot be made again, or the file that stands in is not there; if the process of
     /// the path cannot be started; damaged images.
-    pub fn open_remapped(&mut self, reg: &RegFileEntry) -> Result<Option<OwnedFd>> {
+    pub fn open_remapped(&mut self, reg: &PathFile) -> Result<Option<OwnedFd>> {
         let Some(&(kind, other)) = self.temporary.remaps.get(&reg.id) else { return Ok(None) };
         match kind {
             RemapType::Ghost => open_ghost(self, reg, other).map(Some),
@@ -238,15 +239,15 @@ impl Drop for Temporary {
     }
 }
 
-fn open_linked(cx: &mut Opener<'_>, reg: &RegFileEntry, link: u32) -> Result<OwnedFd> {
-    let given = cx.entries.get(&link).and_then(|entry| entry.reg.clone()).ok_or_else(|| {
+fn open_linked(cx: &mut Opener<'_>, reg: &PathFile, link: u32) -> Result<OwnedFd> {
+    let given = cx.entries.get(&link).and_then(PathFile::of).ok_or_else(|| {
         let reason = format!("file {} goes by {link}, which is no file", reg.id);
         Error::invalid("remap-fpath.img", reason)
     })?;
     let name = Name::of(cx, &given)?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty())
-        .context(|| format!("open {}", String::from_utf8_lossy(&given.name)))?;
+        .context(|| format!("open {}", String::from_utf8_lossy(&given.path)))?;
     let from = Kept { name, file };
     let opened = open_as(cx, reg, &from)?;
     if !cx.temporary.given.iter().any(|known| known.name == from.name.name) {
@@ -255,7 +256,7 @@ fn open_linked(cx: &mut Opener<'_>, reg: &RegFileEntry, link: u32) -> Result<Own
     Ok(opened)
 }
 
-fn open_ghost(cx: &mut Opener<'_>, reg: &RegFileEntry, ghost: u32) -> Result<OwnedFd> {
+fn open_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<OwnedFd> {
     let from = match cx.temporary.ghosts.get(&ghost) {
         Some(ghost) => ghost.try_clone()?,
         None => make_ghost(cx, reg, ghost)?,
@@ -263,21 +264,21 @@ fn open_ghost(cx: &mut Opener<'_>, reg: &RegFileEntry, ghost: u32) -> Result<Own
     if from.is_dir() { from.check(open_by_path(cx.roots, reg)?) } else { open_as(cx, reg, &from) }
 }
 
-fn open_by_path(roots: &Roots, reg: &RegFileEntry) -> Result<OwnedFd> {
-    roots.open_path(reg.mnt_id.unwrap_or(-1), &reg.name, open_flags(reg.flags), Mode::empty())
+fn open_by_path(roots: &Roots, reg: &PathFile) -> Result<OwnedFd> {
+    roots.open_path(reg.mount, &reg.path, open_flags(reg.flags), Mode::empty())
 }
 
 /// Makes a ghost: a directory under its own name, all else under one of ours, next to
 /// the place of the first description that is met.
-fn make_ghost(cx: &mut Opener<'_>, reg: &RegFileEntry, ghost: u32) -> Result<Kept> {
+fn make_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<Kept> {
     let mut image = ghost::load(cx.images, ghost)?;
     let mut name = Name::of(cx, reg)?;
     let is_dir = image.file_type() == FileType::Directory;
-    let file = if is_dir && cx.temporary.parents.contains(&reg.name) {
+    let file = if is_dir && cx.temporary.parents.contains(&reg.path) {
         // It is there already, as the directory of another unlinked file.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty())
-            .context(|| format!("open {}", String::from_utf8_lossy(&reg.name)))?;
+            .context(|| format!("open {}", String::from_utf8_lossy(&reg.path)))?;
         image.set_attributes(cx.id_maps, file.as_fd())?;
         file
     } else {
@@ -301,8 +302,8 @@ fn make_ghost(cx: &mut Opener<'_>, reg: &RegFileEntry, ghost: u32) -> Result<Kep
 
 /// Opens the file `from` under the name that `reg` has, which it has only for this
 /// moment. What has the name now steps aside meanwhile.
-fn open_as(cx: &mut Opener<'_>, reg: &RegFileEntry, from: &Kept) -> Result<OwnedFd> {
-    let what = || format!("open {} by a name for the moment", String::from_utf8_lossy(&reg.name));
+fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept) -> Result<OwnedFd> {
+    let what = || format!("open {} by a name for the moment", String::from_utf8_lossy(&reg.path));
     let Name { dir, name } = Name::of(cx, reg)?;
     let aside = step_aside(cx, &dir, &name).context(what)?;
     let linked = link(from, &dir, &name);

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags};
 use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry};
+use torpor_policy::{FoundBy, PathFile};
 
 use super::description::{access, duplicate, is_readable, open_flags, part, reopen};
 use super::opener::Opener;
@@ -236,101 +237,106 @@ fn mapped(links: &Links, task: &Task, found: &Found) -> Option<u32> {
 /// Damaged images.
 pub fn load(entries: &[FileEntry]) -> Result<()> {
     for entry in entries {
-        let reg = part(entry.id, entry.reg.as_ref(), "path")?;
-        if !reg.ext() && !reg.name.starts_with(b"/") {
-            let reason = format!("file {} has the path {}", reg.id, text(reg));
+        let file = PathFile::of(entry);
+        let file = part(entry.id, file.as_ref(), "path")?;
+        if file.found != FoundBy::Caller && !file.path.starts_with(b"/") {
+            let reason = format!("file {} has the path {}", file.id, file.text());
             return Err(Error::invalid("files.img", reason));
         }
     }
     Ok(())
 }
 
-/// Opens what `reg` describes.
+/// Opens what an entry describes.
 ///
 /// # Errors
 /// If the path leads to nothing, to a file that may not be opened so, or to a device that the tasks
 /// may not have; if nobody hands an external file in; `Invalid` if it is not the file that it was.
 pub fn open_entry(cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
-    open(cx, part(entry.id, entry.reg.as_ref(), "path")?)
+    open(cx, part(entry.id, PathFile::of(entry).as_ref(), "path")?)
 }
 
 /// Opens what a path of the images leads to.
 ///
 /// # Errors
 /// As [`open_entry`].
-pub fn open(cx: &mut Opener<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
-    if reg.ext() {
-        let key = String::from_utf8_lossy(&reg.name);
-        return match ext::inherited(cx.opts, &key) {
-            Some(file) => match ext::own_null(cx.roots, file, open_flags(reg.flags))? {
-                Some(null) => Ok(null),
-                None => duplicate(file),
-            },
-            None => Err(Error::Unsupported(format!(
-                "file {} is external: a restore without --inherit-fd fd[N]:{key}",
-                reg.id
-            ))),
-        };
+pub fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
+    match file.found {
+        FoundBy::Caller => return external(cx, file),
+        FoundBy::Queue(namespace) => return mqueue::open(cx.spaces, file, namespace),
+        FoundBy::Path | FoundBy::Mount => {}
     }
-    if let Some(ns_id) = reg.torpor_mqueue {
-        return mqueue::open(cx.spaces, reg, ns_id);
+    if let Some(given) = ext::inherited_path(cx.opts, &file.path) {
+        return duplicate(given);
     }
-    if let Some(file) = ext::inherited_path(cx.opts, &reg.name) {
-        return duplicate(file);
-    }
-    let flags = open_flags(reg.flags);
-    let file = match cx.open_remapped(reg)? {
-        Some(file) => file,
-        None if reg.torpor_hidden() => hidden::open(cx, reg)?,
-        None => cx.roots.open_path(reg.mnt_id.unwrap_or(-1), &reg.name, flags, Mode::empty())?,
+    let flags = open_flags(file.flags);
+    let opened = match cx.open_remapped(file)? {
+        Some(opened) => opened,
+        None if file.found == FoundBy::Mount => hidden::open(cx, file)?,
+        None => cx.roots.open_path(file.mount, &file.path, flags, Mode::empty())?,
     };
-    cx.check_opened(&reg.name, &file)?;
-    validate(cx, reg, &file)?;
-    if reg.pos > 0 && !flags.contains(OFlags::PATH) {
-        seek(&file, reg)?;
+    cx.check_opened(&file.path, &opened)?;
+    validate(cx, file, &opened)?;
+    if file.position > 0 && !flags.contains(OFlags::PATH) {
+        seek(&opened, file)?;
     }
-    Ok(file)
+    Ok(opened)
 }
 
-fn text(reg: &RegFileEntry) -> String {
-    String::from_utf8_lossy(&reg.name).into_owned()
+/// The file that the caller hands over.
+fn external(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
+    let key = file.text();
+    match ext::inherited(cx.opts, &key) {
+        Some(given) => match ext::own_null(cx.roots, given, open_flags(file.flags))? {
+            Some(null) => Ok(null),
+            None => duplicate(given),
+        },
+        None => Err(Error::Unsupported(format!(
+            "file {} is external: a restore without --inherit-fd fd[N]:{key}",
+            file.id
+        ))),
+    }
 }
 
-fn seek(file: &OwnedFd, reg: &RegFileEntry) -> Result<()> {
-    match rustix::fs::seek(file, SeekFrom::Start(reg.pos)) {
+fn seek(opened: &OwnedFd, file: &PathFile) -> Result<()> {
+    match rustix::fs::seek(opened, SeekFrom::Start(file.position)) {
         // Devices that cannot seek count what was read all the same.
         Ok(_) | Err(rustix::io::Errno::SPIPE) => Ok(()),
-        Err(e) => Err(e).context(|| format!("seek to {} in {}", reg.pos, text(reg))),
+        Err(e) => Err(e).context(|| format!("seek to {} in {}", file.position, file.text())),
     }
 }
 
 /// Fails unless the file is the one of the dump, as far as the images tell.
-fn validate(cx: &Opener<'_>, reg: &RegFileEntry, file: &OwnedFd) -> Result<()> {
-    let stat = rustix::fs::fstat(file).context(|| format!("fstat {}", text(reg)))?;
+fn validate(cx: &Opener<'_>, file: &PathFile, opened: &OwnedFd) -> Result<()> {
+    let stat = rustix::fs::fstat(opened).context(|| format!("fstat {}", file.text()))?;
     let differs = |what: &str, was: String, now: String| {
-        Err(Error::invalid(text(reg), format!("its {what} was {was} at the dump and is {now} now")))
+        Err(Error::invalid(
+            file.text(),
+            format!("its {what} was {was} at the dump and is {now} now"),
+        ))
     };
     let now = stat.st_size.cast_unsigned();
-    if let Some(size) = reg.size.filter(|&size| size != now && !may_have_grown(cx, reg, size, now))
+    if let Some(size) =
+        file.size.filter(|&size| size != now && !may_have_grown(cx, file, size, now))
     {
         let back = format!("{now}; to take away what was written since: truncate -s {size}");
-        let grew = size < now && access(reg.flags) != OFlags::RDONLY;
+        let grew = size < now && access(file.flags) != OFlags::RDONLY;
         return differs("size", size.to_string(), if grew { back } else { now.to_string() });
     }
     let rights = if cx.opts.files.skip_rwx_check { 0o777 } else { 0 };
     // A ghost gets these bits when it has lost its name.
-    let late = if cx.temporary.is_ghost(reg.id) { 0o6000 } else { 0 };
+    let late = if cx.temporary.is_ghost(file.id) { 0o6000 } else { 0 };
     let rights = rights | late;
-    if let Some(mode) = reg.mode.filter(|&mode| mode & !rights != stat.st_mode & !rights) {
+    if let Some(mode) = file.mode.filter(|&mode| mode & !rights != stat.st_mode & !rights) {
         return differs("mode", format!("{mode:o}"), format!("{:o}", stat.st_mode));
     }
-    if !reg.build_id.is_empty() && cx.opts.files.validation == FileValidation::BuildId {
-        let now = match is_readable(reg.flags) {
-            true => buildid::read(file),
-            false => buildid::read(reopen(file, OFlags::RDONLY | OFlags::NONBLOCK)?),
+    if !file.build_id.is_empty() && cx.opts.files.validation == FileValidation::BuildId {
+        let now = match is_readable(file.flags) {
+            true => buildid::read(opened),
+            false => buildid::read(reopen(opened, OFlags::RDONLY | OFlags::NONBLOCK)?),
         };
-        if now != reg.build_id {
-            return differs("build id", hex(&reg.build_id), hex(&now));
+        if now != file.build_id {
+            return differs("build id", hex(&file.build_id), hex(&now));
         }
     }
     Ok(())
@@ -340,15 +346,17 @@ fn validate(cx: &Opener<'_>, reg: &RegFileEntry, file: &OwnedFd) -> Result<()> {
 /// to its end or to name it, whatever it holds; to read what the tree itself adds to (a log that
 /// is watched, a journal that is read back), if nothing is gone. What is read or overwritten in
 /// place, or mapped, must be what it was.
-fn may_have_grown(cx: &Opener<'_>, reg: &RegFileEntry, size: u64, now: u64) -> bool {
-    let same = |r: &RegFileEntry| r.name == reg.name && r.mnt_id == reg.mnt_id;
+fn may_have_grown(cx: &Opener<'_>, file: &PathFile, size: u64, now: u64) -> bool {
+    let same = |r: &RegFileEntry| r.name == file.path && r.mnt_id() == file.mount;
     let added_to = || {
         let mut all = cx.entries.values().filter_map(|e| e.reg.as_ref());
         all.any(|r| same(r) && appends(r.flags))
     };
-    only_appends(reg.flags)
-        || open_flags(reg.flags).contains(OFlags::PATH)
-        || (size < now && (access(reg.flags) == OFlags::RDONLY || appends(reg.flags)) && added_to())
+    only_appends(file.flags)
+        || open_flags(file.flags).contains(OFlags::PATH)
+        || (size < now
+            && (access(file.flags) == OFlags::RDONLY || appends(file.flags))
+            && added_to())
 }
 
 fn hex(build_id: &[u32]) -> String {
@@ -361,10 +369,10 @@ fn hex(build_id: &[u32]) -> String {
 /// # Errors
 /// As [`open`].
 pub fn open_otherwise(cx: &mut Opener<'_>, id: u32, flags: Option<u32>) -> Result<Option<OwnedFd>> {
-    let reg = cx.entries.get(&id).and_then(|entry| entry.reg.clone());
-    match (reg, flags) {
-        (Some(reg), Some(flags)) if flags != reg.flags => {
-            open(cx, &RegFileEntry { flags, pos: 0, ..reg }).map(Some)
+    let file = cx.entries.get(&id).and_then(PathFile::of);
+    match (file, flags) {
+        (Some(file), Some(flags)) if flags != file.flags => {
+            open(cx, &file.opened_with(flags)).map(Some)
         }
         _ => Ok(None),
     }
@@ -375,11 +383,8 @@ pub fn open_otherwise(cx: &mut Opener<'_>, id: u32, flags: Option<u32>) -> Resul
 /// # Errors
 /// As [`open`].
 pub fn open_apart(cx: &mut Opener<'_>, id: u32, flags: Option<u32>) -> Result<Option<OwnedFd>> {
-    match cx.entries.get(&id).and_then(|entry| entry.reg.clone()) {
-        Some(reg) => {
-            let flags = flags.unwrap_or(reg.flags);
-            open(cx, &RegFileEntry { flags, pos: 0, ..reg }).map(Some)
-        }
+    match cx.entries.get(&id).and_then(PathFile::of) {
+        Some(file) => open(cx, &file.opened_with(flags.unwrap_or(file.flags))).map(Some),
         None => Ok(None),
     }
 }

@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, OFlags, Stat};
 use torpor_images::ImageDir;
-use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry, TunfileEntry};
+use torpor_images::proto::{FdTypes, FileEntry, TunfileEntry};
+use torpor_policy::PathFile;
 use torpor_policy::network::{NetKind, Network, Tun};
 use torpor_sys::tun;
 
@@ -100,7 +101,7 @@ impl TunRestorer {
     pub fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
-            part(entry.id, tunf.torpor_reg.as_ref(), "path of tun")?;
+            part(entry.id, PathFile::of_tun(entry).as_ref(), "path of tun")?;
             let (Some(name), ns_id) = (&tunf.netdev, tunf.ns_id.unwrap_or(0)) else { continue };
             let network = Network::read(images, ns_id, &conf::NAMES)?;
             let mut named = network.devices.iter().filter(|device| device.name == *name);
@@ -125,13 +126,12 @@ impl TunRestorer {
     /// there or refuses a queue.
     pub fn open(&self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
-        let reg = part(entry.id, tunf.torpor_reg.as_ref(), "path of tun")?;
-        let place = RegFileEntry { flags: OFlags::PATH.bits(), pos: 0, ..reg.clone() };
-        let place = regular::open(cx, &place)?;
+        let device = PathFile::of_tun(entry);
+        let device = part(entry.id, device.as_ref(), "path of tun")?;
+        let place = regular::open(cx, &device.opened_with(OFlags::PATH.bits()))?;
         let stat = rustix::fs::fstat(&place).context(|| "fstat".to_owned())?;
         if !is_tun(&stat) {
-            let name = String::from_utf8_lossy(&reg.name).into_owned();
-            return Err(Error::invalid(name, "is not the device tun here"));
+            return Err(Error::invalid(device.text(), "is not the device tun here"));
         }
         let home = tunf.ns_id.unwrap_or(0);
         let settings = self
@@ -140,7 +140,7 @@ impl TunRestorer {
             .find(|(ns, name, _)| (*ns, Some(name)) == (home, tunf.netdev.as_ref()));
         // The namespace that it is opened in is its own.
         cx.spaces.in_netns(home, || {
-            let file = reopen(&place, open_flags(reg.flags))?;
+            let file = reopen(&place, open_flags(device.flags))?;
             if let Some((_, name, settings)) = settings {
                 let what = || format!("queue of network device {name}");
                 attach(&file, name, settings, tunf.detached()).context(what)?;

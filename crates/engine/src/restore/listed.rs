@@ -20,7 +20,9 @@ use torpor_policy::fanotify::Fanotify;
 use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::set_of;
 use torpor_policy::network::{NetDevice, Network, external_key};
-use torpor_policy::{Ask, Credentials, Passed, Request, SocketKind, SocketOptions};
+use torpor_policy::{
+    Ask, Credentials, Passed, PathFile, Request, SocketKind, SocketOptions, mapped,
+};
 
 use super::load::{self, Checkpoint, TaskImage};
 use super::planned::Planned;
@@ -243,10 +245,8 @@ fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Resul
     let own_network = spaces.of_kind(NsKind::Net).any(|ns| !ns.is_host);
     for entry in view.checkpoint.files.values() {
         let mut expect = |ask| things.expect(&*image, None, &ask);
-        if let Some(reg) = &entry.reg {
-            let path = String::from_utf8_lossy(&reg.name).into_owned();
-            expect(Ask::Open { path, flags: reg.flags });
-        }
+        let opened = PathFile::of(entry).into_iter().chain(PathFile::of_tun(entry));
+        opened.for_each(|file| expect(file.ask()));
         let socket = SocketKind::of(entry).map_err(|why| Error::invalid(&*image, why))?;
         socket.and_then(|socket| socket.ask(entry.id)).into_iter().for_each(&mut expect);
         if SocketOptions::all(entry).any(|options| options.is_marked()) {
@@ -259,6 +259,13 @@ fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Resul
         let network = network_of(entry).and_then(|number| spaces.by_id(number));
         if own_network && network.is_some_and(|ns| ns.is_host) {
             expect(Ask::HostNamespace("net"));
+        }
+    }
+    let vmas = view.checkpoint.tasks.iter().flat_map(TaskImage::vmas);
+    for (file, flags) in vmas.filter_map(mapped).collect::<BTreeSet<_>>() {
+        let file = view.checkpoint.files.get(&file).and_then(PathFile::of);
+        if let Some(file) = file.filter(|file| file.flags != flags) {
+            things.expect(&*image, None, &file.opened_with(flags).ask());
         }
     }
     Ok(())
@@ -465,6 +472,20 @@ mod tests {
             let missing = changed(change);
             assert!(missing.iter().any(|(_, what)| what.contains("marked")), "{missing:?}");
         }
+    }
+
+    #[test]
+    fn mappings_that_write_to_their_files_are_found() {
+        let missing = missing_of(
+            "container",
+            |_| false,
+            |checkpoint| {
+                let spaces = checkpoint.tasks.iter_mut().filter_map(|task| task.mm.as_mut());
+                let vmas = spaces.flat_map(|mm| &mut mm.vmas);
+                vmas.for_each(|vma| vma.fdflags = vma.fdflags.map(|_| 2));
+            },
+        );
+        assert!(missing.iter().any(|(_, what)| what.contains("(flags 0o2)")), "{missing:?}");
     }
 
     #[test]

@@ -4,13 +4,14 @@
 use std::collections::{BTreeSet, HashMap};
 
 use torpor_images::kind;
-use torpor_images::proto::{MemfdInodeEntry, RegFileEntry, RemapFilePathEntry, RemapType};
+use torpor_images::proto::{MemfdInodeEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::found_by;
 
 use super::{Checkpoint, Error, Requests, Result};
 use crate::archive::{self, SET_ID};
 use crate::ghost::Ghost;
 use crate::mount::Mount;
+use crate::path_file::{PathFile, mapped};
 use crate::request::Ask;
 
 /// `MS_RDONLY` of mount(2).
@@ -42,27 +43,48 @@ fn opened(checkpoint: &Checkpoint<'_>, mounts: &[Mount], all: &mut Requests) -> 
         let path = mount.root.to_string_lossy().into_owned();
         all.add(kind::MNTS.file_name(mount.space.into()), None, Ask::WriteReadOnly { path });
     }
-    let names: HashMap<u32, &RegFileEntry> =
-        checkpoint.files.iter().filter_map(|entry| Some((entry.id, entry.reg.as_ref()?))).collect();
+    let image = kind::FILES.file_name(0);
+    let files: HashMap<u32, PathFile> = checkpoint
+        .files
+        .iter()
+        .filter_map(|entry| Some((entry.id, PathFile::of(entry)?)))
+        .collect();
     for entry in &checkpoint.files {
-        let Some(reg) = &entry.reg else { continue };
-        let path = |reg: &RegFileEntry| String::from_utf8_lossy(&reg.name).into_owned();
-        let image = kind::FILES.file_name(0);
-        all.add(&*image, None, Ask::Open { path: path(reg), flags: reg.flags });
+        if let Some(device) = PathFile::of_tun(entry) {
+            all.add(&*image, None, device.ask());
+        }
+        let Some(file) = files.get(&entry.id) else { continue };
+        all.add(&*image, None, file.ask());
         let Some(remap) = remaps.get(&entry.id) else { continue };
         let changed = match found_by(remap) {
-            (RemapType::Ghost, _) => Some(reg),
-            (RemapType::Linked, file) => names.get(&file).copied(),
+            (RemapType::Ghost, _) => Some(file),
+            (RemapType::Linked, other) => files.get(&other),
             _ => None,
         };
-        for file in changed.into_iter().chain([reg]) {
-            if changed.is_some() && file.mnt_id.is_some_and(|mount| read_only.contains(&mount)) {
-                all.add(&*image, None, Ask::WriteReadOnly { path: path(file) });
+        for file in changed.into_iter().chain([file]) {
+            if changed.is_some() && read_only.contains(&file.mount) {
+                all.add(&*image, None, Ask::WriteReadOnly { path: file.text() });
                 break;
             }
         }
     }
+    opened_for_mappings(checkpoint, &files, all);
     Ok(())
+}
+
+/// Files that are opened once more for mappings, with other flags than their descriptors have.
+fn opened_for_mappings(
+    checkpoint: &Checkpoint<'_>,
+    files: &HashMap<u32, PathFile>,
+    all: &mut Requests,
+) {
+    let vmas = checkpoint.tasks.iter().flat_map(|task| task.vmas);
+    let wanted: BTreeSet<(u32, u32)> = vmas.filter_map(mapped).collect();
+    for (file, flags) in wanted {
+        if let Some(file) = files.get(&file).filter(|file| file.flags != flags) {
+            all.add(kind::FILES.file_name(0), None, file.opened_with(flags).ask());
+        }
+    }
 }
 
 fn ghosts(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {

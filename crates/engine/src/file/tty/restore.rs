@@ -10,10 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::PidfdGetfdFlags;
-use torpor_images::proto::{
-    FileEntry, RegFileEntry, TtyDataEntry, TtyFileEntry, TtyInfoEntry, TtyType,
-};
+use torpor_images::proto::{FileEntry, TtyDataEntry, TtyFileEntry, TtyInfoEntry, TtyType};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::PathFile;
 use torpor_sys::tty;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, RemoteAddr, Tracee};
@@ -96,9 +95,9 @@ impl TtyRestorer {
             TtyType::Pty => self.open_pty(cx, &file, &info),
             TtyType::Console | TtyType::Vt | TtyType::Serial => {
                 let path = node(cx, &file)?;
-                let (mnt_id, flags) = (path.mnt_id.unwrap_or(-1), open_flags(file.flags));
-                let opened = cx.roots.open_path(mnt_id, &path.name, flags, Mode::empty())?;
-                cx.check_opened(&path.name, &opened)?;
+                let (mnt_id, flags) = (path.mount, open_flags(file.flags));
+                let opened = cx.roots.open_path(mnt_id, &path.path, flags, Mode::empty())?;
+                cx.check_opened(&path.path, &opened)?;
                 Ok(opened)
             }
             TtyType::Unknown => {
@@ -182,11 +181,11 @@ fn is_master(info: &TtyInfoEntry) -> bool {
 }
 
 /// The path that a terminal was opened by.
-fn node(cx: &Opener<'_>, file: &TtyFileEntry) -> Result<RegFileEntry> {
+fn node(cx: &Opener<'_>, file: &TtyFileEntry) -> Result<PathFile> {
     let id = file.regf_id.unwrap_or(file.id);
     cx.entries
         .get(&id)
-        .and_then(|entry| entry.reg.clone())
+        .and_then(PathFile::of)
         .ok_or_else(|| Error::invalid("files.img", format!("terminal {} has no path", file.id)))
 }
 
@@ -262,8 +261,7 @@ impl TtyRestorer {
         // that was hung up had the path of whoever has the number now.
         if info.termios.is_some()
             && let Ok(path) = node(cx, file)
-            && let Ok(slave) =
-                cx.roots.open_path(path.mnt_id.unwrap_or(-1), &path.name, flags, Mode::empty())
+            && let Ok(slave) = cx.roots.open_path(path.mount, &path.path, flags, Mode::empty())
             && is_same_device(&slave, &pair.master)?
         {
             return Ok(slave);
@@ -346,7 +344,7 @@ impl TtyRestorer {
     ) -> Vec<(i32, Vec<u8>, OFlags)> {
         let flags = OFlags::RDWR | OFlags::NOCTTY;
         if let Some(path) = master.and_then(|file| node(cx, &file).ok()) {
-            return vec![(path.mnt_id.unwrap_or(-1), path.name, flags)];
+            return vec![(path.mount, path.path, flags)];
         }
         let key = self.key_of(info);
         let slaves = self.files.iter().filter(|file| {
@@ -355,8 +353,8 @@ impl TtyRestorer {
         let mut all: Vec<_> = slaves
             .filter_map(|file| node(cx, file).ok())
             .map(|path| {
-                let name = [parent(&path.name), b"/ptmx"].concat();
-                (path.mnt_id.unwrap_or(-1), name, flags)
+                let name = [parent(&path.path), b"/ptmx"].concat();
+                (path.mount, name, flags)
             })
             .collect();
         // A slave that is bound to /dev/console.
@@ -393,7 +391,7 @@ impl TtyRestorer {
         let member = member.ok_or_else(|| {
             Error::invalid(INFO, format!("/dev/tty of session {}, which has no task", info.sid))
         })?;
-        let path = node(cx, file)?.name;
+        let path = node(cx, file)?.path;
         let opened = open_inside(cx.tasks.remote(member)?, &path, open_flags(file.flags))?;
         cx.check_opened(&path, &opened)?;
         Ok(opened)

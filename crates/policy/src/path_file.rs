@@ -1,0 +1,108 @@
+//! Files that are opened by their paths: read of their entries once, listed, and opened.
+
+use torpor_images::proto::{FileEntry, RegFileEntry, VmaEntry};
+
+use crate::request::Ask;
+
+/// Mappings of files (`VmaEntry.status` of CRIU): private, shared.
+const MAPS_FILE: u32 = 1 << 6 | 1 << 7;
+/// Those of segments of System V, rings of packet sockets and memory files, which no path leads to.
+const SYSV_IPC: u32 = 1 << 10;
+const SOCKET: u32 = 1 << 11;
+const MEMFD: u32 = 1 << 14;
+
+/// What is opened by a path: for a descriptor, a mapping, as a program or a directory of a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathFile {
+    /// Its number in the images.
+    pub id: u32,
+    /// How it is found.
+    pub found: FoundBy,
+    /// The path, or the key of the one that the caller hands over.
+    pub path: Vec<u8>,
+    /// The number of the mount that the path is on; below 0 if the images have no mounts.
+    pub mount: i32,
+    /// The flags of open(2).
+    pub flags: u32,
+    /// The place in the file.
+    pub position: u64,
+    /// How large the file was.
+    pub size: Option<u64>,
+    /// Its type and permissions then.
+    pub mode: Option<u32>,
+    /// The build id of its program.
+    pub build_id: Vec<u32>,
+}
+
+/// How a file is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FoundBy {
+    /// Its path leads to it.
+    Path,
+    /// Its path leads to it on its own mount only, which another one hides.
+    Mount,
+    /// The caller hands it over.
+    Caller,
+    /// It is a message queue in the IPC namespace with this number.
+    Queue(u32),
+}
+
+impl PathFile {
+    /// The one that an entry describes, if it is such a file.
+    #[must_use]
+    pub fn of(entry: &FileEntry) -> Option<Self> {
+        entry.reg.as_ref().map(Self::read)
+    }
+
+    /// The device that a descriptor of a tun was opened by.
+    #[must_use]
+    pub fn of_tun(entry: &FileEntry) -> Option<Self> {
+        entry.tunf.as_ref()?.torpor_reg.as_ref().map(Self::read)
+    }
+
+    fn read(entry: &RegFileEntry) -> Self {
+        let found = match entry.torpor_mqueue {
+            _ if entry.ext() => FoundBy::Caller,
+            Some(namespace) => FoundBy::Queue(namespace),
+            None if entry.torpor_hidden() => FoundBy::Mount,
+            None => FoundBy::Path,
+        };
+        PathFile {
+            id: entry.id,
+            found,
+            path: entry.name.clone(),
+            mount: entry.mnt_id(),
+            flags: entry.flags,
+            position: entry.pos,
+            size: entry.size,
+            mode: entry.mode,
+            build_id: entry.build_id.clone(),
+        }
+    }
+
+    /// The same file, opened with other flags and at its beginning.
+    #[must_use]
+    pub fn opened_with(&self, flags: u32) -> Self {
+        PathFile { flags, position: 0, ..self.clone() }
+    }
+
+    /// Its path, as messages have it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.path).into_owned()
+    }
+
+    /// How it is listed.
+    #[must_use]
+    pub fn ask(&self) -> Ask {
+        Ask::Open { path: self.text(), flags: self.flags }
+    }
+}
+
+/// The file that a mapping is of, and the flags that it is opened with for the mapping, if others
+/// than its own.
+#[must_use]
+pub fn mapped(vma: &VmaEntry) -> Option<(u32, u32)> {
+    let is_file = vma.status & MAPS_FILE != 0 && vma.status & (SYSV_IPC | SOCKET | MEMFD) == 0;
+    Some((u32::try_from(vma.shmid).ok().filter(|_| is_file)?, vma.fdflags?))
+}
