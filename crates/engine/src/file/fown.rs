@@ -9,6 +9,7 @@ use rustix::fs::Uid;
 use rustix::process::Pid;
 use rustix::thread::set_thread_res_uid;
 use torpor_images::proto::{FileEntry, FownEntry};
+use torpor_policy::SignalOwner;
 use torpor_sys::fcntl::Owner;
 use torpor_tracee::syscall;
 
@@ -54,21 +55,17 @@ pub fn restore(
 ) -> Result<()> {
     let mut owned = Vec::new();
     for entry in all.values() {
-        let Some((fown, flags)) = owner_in(all, entry) else { continue };
-        let is_async = flags & libc::O_ASYNC.cast_unsigned() != 0;
-        if fown.pid == 0 && fown.signum == 0 && !is_async {
-            continue;
-        }
-        if let Some(file) = files.get(entry.id) {
-            owned.push((entry.id, duplicate(file)?, fown, is_async));
+        let owner = owner_in(all, entry).filter(|owner| !owner.is_none());
+        if let Some((owner, file)) = owner.zip(files.get(entry.id)) {
+            owned.push((entry.id, duplicate(file)?, owner));
         }
     }
-    for (id, file, fown, is_async) in owned {
-        give(tasks, id_maps, file.as_fd(), &fown).map_err(|error| match error {
+    for (id, file, owner) in owned {
+        give(tasks, id_maps, file.as_fd(), &owner).map_err(|error| match error {
             Error::Os { what, source } => Error::Os { what: format!("file {id}: {what}"), source },
             other => other,
         })?;
-        if is_async {
+        if owner.is_async() {
             set_async(tasks, id, &file)?;
         }
     }
@@ -94,36 +91,24 @@ fn set_async(tasks: &mut tasks::Tasks, id: u32, file: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// The owner and the flags in an entry of any type.
-pub fn owner_in(all: &HashMap<u32, FileEntry>, entry: &FileEntry) -> Option<(FownEntry, u32)> {
-    macro_rules! any_of {
-        ($($field:ident),*) => {
-            $(if let Some(message) = &entry.$field {
-                return Some((message.fown, message.flags));
-            })*
-        };
-    }
-    any_of!(reg, isk, psk, nlsk, efd, epfd, sgfd, tfd, ify, ffy, usk, pipe, tty, memfd, bpf, pidfd);
-    // A fifo and a tun are described by the file of their path.
-    let reg = match &entry.tunf {
-        Some(tunf) => tunf.torpor_reg.as_ref(),
-        None => all.get(&entry.fifo.as_ref()?.regf_id?)?.reg.as_ref(),
-    };
-    reg.map(|reg| (reg.fown, reg.flags))
+/// The owner and the flags of the file that an entry describes.
+pub fn owner_in(all: &HashMap<u32, FileEntry>, entry: &FileEntry) -> Option<SignalOwner> {
+    SignalOwner::of(entry, |id| all.get(&id))
 }
 
 fn give(
     tasks: &tasks::Tasks,
     id_maps: &IdMaps,
     file: BorrowedFd<'_>,
-    fown: &FownEntry,
+    wanted: &SignalOwner,
 ) -> Result<()> {
+    let [uid, euid] = wanted.users.map(|id| id_maps.uid_outside(id).unwrap_or(id));
     let owner = Owner {
-        pid_type: fown.pid_type,
-        pid: real_id(tasks, fown)?,
-        signal: fown.signum.cast_signed(),
-        uid: id_maps.uid_outside(fown.uid).unwrap_or(fown.uid),
-        euid: id_maps.uid_outside(fown.euid).unwrap_or(fown.euid),
+        pid_type: wanted.kind,
+        pid: real_id(tasks, wanted)?,
+        signal: wanted.signal.cast_signed(),
+        uid,
+        euid,
     };
     as_user(&owner, || {
         torpor_sys::fcntl::set_owner(file, &owner).context(|| "F_SETOWN_EX".to_owned())
@@ -148,22 +133,22 @@ fn as_user(owner: &Owner, work: impl FnOnce() -> Result<()> + Send) -> Result<()
 }
 
 /// The id here of the thread, process or group that the images name.
-fn real_id(tasks: &tasks::Tasks, fown: &FownEntry) -> Result<i32> {
-    if fown.pid == 0 {
+fn real_id(tasks: &tasks::Tasks, owner: &SignalOwner) -> Result<i32> {
+    if owner.id == 0 {
         return Ok(0);
     }
-    let found = match fown.pid_type {
+    let found = match owner.kind {
         TID => tasks.iter().find_map(|task| {
-            let at = task.image.tree.threads.iter().position(|&tid| tid == fown.pid)?;
+            let at = task.image.tree.threads.iter().position(|&tid| tid == owner.id)?;
             task.threads.get(at).map(|thread| thread.tid())
         }),
-        PGRP => tasks.iter().find(|task| task.image.tree.pgid == fown.pid).and_then(|task| {
+        PGRP => tasks.iter().find(|task| task.image.tree.pgid == owner.id).and_then(|task| {
             let group = rustix::process::getpgid(Pid::from_raw(task.pid)).ok()?;
             Some(group.as_raw_nonzero().get())
         }),
-        _ => tasks.real_pid(fown.pid.cast_signed()),
+        _ => tasks.real_pid(owner.id.cast_signed()),
     };
     found.ok_or_else(|| {
-        Error::invalid("files.img", format!("the owner {} of a file is no task", fown.pid))
+        Error::invalid("files.img", format!("the owner {} of a file is no task", owner.id))
     })
 }

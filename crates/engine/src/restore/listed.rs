@@ -21,7 +21,7 @@ use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::set_of;
 use torpor_policy::network::{NetDevice, Network, external_key};
 use torpor_policy::{
-    Ask, Credentials, Passed, PathFile, Request, SocketKind, SocketOptions, mapped,
+    Ask, Credentials, Passed, PathFile, Request, SignalOwner, SocketKind, SocketOptions, mapped,
 };
 
 use super::load::{self, Checkpoint, TaskImage};
@@ -210,10 +210,8 @@ fn owners(view: &View<'_>, maps: &IdMaps, things: &mut Things<'_>) {
     let files = &view.checkpoint.files;
     let mut ids = BTreeSet::new();
     for entry in files.values() {
-        let receiver = fown::owner_in(files, entry).map(|(fown, _)| fown);
-        if let Some(fown) = receiver.filter(|fown| fown.pid != 0) {
-            ids.extend([fown.uid, fown.euid].map(|id| (false, id)));
-        }
+        let owner = fown::owner_in(files, entry);
+        ids.extend(owner.into_iter().flat_map(SignalOwner::senders).map(|id| (false, id)));
         for options in SocketOptions::all(entry) {
             ids.extend(options.user.map(|id| (false, id)));
             ids.extend(options.group.map(|id| (true, id)));

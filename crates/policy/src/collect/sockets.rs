@@ -1,10 +1,10 @@
 //! Open files that reach further than a path: sockets, and descriptors that are told of
 //! what others do.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use torpor_images::kind;
-use torpor_images::proto::{FileEntry, FownEntry, SkPacketEntry};
+use torpor_images::proto::{FileEntry, SkPacketEntry};
 
 use super::references::network_of;
 use super::socket_options::{self, Host};
@@ -13,6 +13,7 @@ use crate::fanotify::Fanotify;
 use crate::namespace::NsKind;
 use crate::network::TUN;
 use crate::request::Ask;
+use crate::signal_owner::SignalOwner;
 use crate::socket::SocketKind;
 use crate::socket_options::SocketOptions;
 
@@ -81,26 +82,18 @@ pub(super) fn special(checkpoint: &Checkpoint<'_>, here: Values<'_>, all: &mut R
 /// restore, whatever the tasks themselves may do.
 fn owners(checkpoint: &Checkpoint<'_>, maps: &Maps) -> (BTreeSet<u32>, BTreeSet<u32>) {
     let (mut users, mut groups) = (BTreeSet::new(), BTreeSet::new());
+    let files: HashMap<u32, &FileEntry> =
+        checkpoint.files.iter().map(|entry| (entry.id, *entry)).collect();
     for entry in &checkpoint.files {
-        let receivers = receivers(entry).into_iter().filter(|owner| owner.pid != 0);
-        users.extend(receivers.flat_map(|owner| [owner.uid, owner.euid]).map(|id| maps.user(id)));
+        let owner = SignalOwner::of(entry, |id| files.get(&id).copied());
+        let senders = owner.into_iter().flat_map(SignalOwner::senders);
+        users.extend(senders.map(|id| maps.user(id)));
         for options in SocketOptions::all(entry) {
             users.extend(options.user.map(|id| maps.user(id)));
             groups.extend(options.group.map(|id| maps.group(id)));
         }
     }
     (users, groups)
-}
-
-/// Who is sent signals, in each part that an entry can have.
-fn receivers(entry: &FileEntry) -> Vec<FownEntry> {
-    macro_rules! of {
-        ($($field:ident),*) => { [$(entry.$field.as_ref().map(|part| part.fown)),*] };
-    }
-    let parts =
-        of!(reg, isk, psk, nlsk, efd, epfd, sgfd, tfd, ify, ffy, usk, pipe, tty, memfd, bpf, pidfd);
-    let tun = entry.tunf.as_ref().and_then(|tun| tun.torpor_reg.as_ref());
-    parts.into_iter().chain([tun.map(|reg| reg.fown)]).flatten().collect()
 }
 
 /// The ids in whose name messages wait in queues: who reads one is told that they have sent it.

@@ -7,8 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::fs::{FileType, OFlags};
 use torpor_images::proto::{FdinfoEntry, FileEntry};
-use torpor_policy::SocketOptions;
 use torpor_policy::collect::network_of;
+use torpor_policy::{SignalOwner, SocketOptions};
 use torpor_sys::kcmp::{Object, kcmp};
 use torpor_sys::socket;
 
@@ -78,7 +78,7 @@ impl<'c> Opened<'c> {
         // Of pidfds the images do not have it: all are the same.
         let described = self.entries.get(&entry.id).filter(|of| of.pidfd.is_none());
         let described = described.and_then(|of| fown::owner_in(self.entries, of));
-        let Some((_, flags)) = described else { return Ok(()) };
+        let Some(SignalOwner { flags, .. }) = described else { return Ok(()) };
         let access = |flags: OFlags| flags & (OFlags::RWMODE | OFlags::PATH);
         let wanted = access(OFlags::from_bits_retain(flags));
         let now = access(rustix::fs::fcntl_getfl(file).context(what)?);

@@ -1,0 +1,101 @@
+//! Who is sent a signal when a file becomes ready, and in whose name (`F_SETOWN_EX`, `F_SETSIG`,
+//! `O_ASYNC` of fcntl(2)): read of an entry once, judged, and set.
+
+use torpor_images::proto::{FileEntry, FownEntry};
+
+/// `O_ASYNC` (asm-generic/fcntl.h).
+const ASYNC: u32 = 0o20_000;
+
+/// The owner of an open file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SignalOwner {
+    /// A thread, a process or a group of processes (`F_OWNER_*`).
+    pub kind: u32,
+    /// Its id in the images; 0 if nobody is sent a signal.
+    pub id: u32,
+    /// The signal, if not the usual one.
+    pub signal: u32,
+    /// The real and the effective user in whose name it is sent, as the tree's user namespace has
+    /// them.
+    pub users: [u32; 2],
+    /// The flags that the file is open with.
+    pub flags: u32,
+}
+
+impl SignalOwner {
+    /// That of an open file; `path` knows the files whose paths others are opened by. `None` of a
+    /// file that has none.
+    pub fn of<'e>(
+        entry: &FileEntry,
+        path: impl FnOnce(u32) -> Option<&'e FileEntry>,
+    ) -> Option<Self> {
+        macro_rules! any_of {
+            ($($field:ident),*) => {
+                $(if let Some(part) = &entry.$field {
+                    return Some(Self::read(&part.fown, part.flags));
+                })*
+            };
+        }
+        any_of!(
+            reg, isk, psk, nlsk, efd, epfd, sgfd, tfd, ify, ffy, usk, pipe, tty, memfd, bpf, pidfd
+        );
+        // A fifo and a tun are described by the file of their path.
+        let reg = match &entry.tunf {
+            Some(tunf) => tunf.torpor_reg.as_ref(),
+            None => path(entry.fifo.as_ref()?.regf_id?)?.reg.as_ref(),
+        };
+        reg.map(|reg| Self::read(&reg.fown, reg.flags))
+    }
+
+    fn read(entry: &FownEntry, flags: u32) -> Self {
+        SignalOwner {
+            kind: entry.pid_type,
+            id: entry.pid,
+            signal: entry.signum,
+            users: [entry.uid, entry.euid],
+            flags,
+        }
+    }
+
+    /// Whether signals are sent.
+    #[must_use]
+    pub fn is_async(&self) -> bool {
+        self.flags & ASYNC != 0
+    }
+
+    /// Whether there is nothing to set.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.id == 0 && self.signal == 0 && !self.is_async()
+    }
+
+    /// The users in whose name signals are sent, which are judged.
+    pub fn senders(self) -> impl Iterator<Item = u32> {
+        self.users.into_iter().filter(move |_| self.id != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use torpor_images::proto::{FifoEntry, RegFileEntry, TunfileEntry};
+
+    use super::*;
+
+    /// Fifos and tuns have it in the entry of their path.
+    #[test]
+    fn owners_are_found_where_they_are() {
+        let fown = FownEntry { uid: 7, euid: 8, pid: 9, ..FownEntry::default() };
+        let reg = Some(RegFileEntry { fown, flags: ASYNC, ..RegFileEntry::default() });
+        let path = FileEntry { id: 4, reg: reg.clone(), ..FileEntry::default() };
+        let fifo = Some(FifoEntry { regf_id: Some(4), ..FifoEntry::default() });
+        let fifo = FileEntry { fifo, ..FileEntry::default() };
+        let tunf = Some(TunfileEntry { torpor_reg: reg, ..TunfileEntry::default() });
+        let tun = FileEntry { tunf, ..FileEntry::default() };
+        for entry in [&path, &fifo, &tun] {
+            let owner = SignalOwner::of(entry, |id| Some(&path).filter(|path| path.id == id));
+            let senders = owner.map(|owner| (owner.senders().collect(), owner.is_async()));
+            assert_eq!(senders, Some((vec![7, 8], true)));
+        }
+        assert_eq!(SignalOwner::of(&FileEntry::default(), |_| None), None);
+    }
+}
