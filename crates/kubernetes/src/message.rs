@@ -1,12 +1,14 @@
 //! What the wrapper and the agent of a node say to each other: a line of JSON each way, over a Unix
 //! socket that only root can open.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroize;
@@ -21,6 +23,10 @@ pub const LOGS: &str = "work";
 pub const TAKEN: &str = "taken";
 /// How long an agent is waited for that was killed, or is exchanged for a newer one.
 const RETURNS: Duration = Duration::from_secs(5);
+/// How often an agent shows that it lives: it touches its socket.
+pub const BEAT: Duration = Duration::from_secs(10);
+/// An agent that has not shown it for so long is not about to come back.
+const LOST: Duration = Duration::from_secs(60);
 /// How often it is looked whether it is back.
 const STEP: Duration = Duration::from_millis(50);
 /// No line is longer.
@@ -145,7 +151,7 @@ pub enum Answer {
     },
 }
 
-/// Asks the agent. One that was killed is waited for: it comes back in a moment, and knows what it has to.
+/// Asks the agent. One that lived a moment ago is waited for: it was killed, comes back, and knows what it has to.
 ///
 /// # Errors
 /// If there is none, or it does not answer in time.
@@ -156,12 +162,28 @@ pub fn ask(socket: &Path, ask: &Ask, patience: Duration) -> Result<Answer> {
         let answer = once(socket, ask, patience);
         let is_late = began.elapsed() >= patience;
         let gone: &Instant = gone.get_or_insert_with(Instant::now);
-        // Where no agent was installed there is no socket.
-        if answer.is_ok() || is_late || gone.elapsed() >= RETURNS || !socket.exists() {
+        if answer.is_ok() || is_late || gone.elapsed() >= RETURNS || !lived(socket) {
             return answer;
         }
         sleep(STEP);
     }
+}
+
+/// Shows that the agent lives.
+///
+/// # Errors
+/// If there is no such socket.
+pub fn beat(socket: &Path) -> Result<()> {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    let times = Timestamps { last_access: now, last_modification: now };
+    utimensat(CWD, socket, &times, AtFlags::empty()).context(|| socket.display().to_string())
+}
+
+/// Whether there was an agent a moment ago. Its socket stays behind where it was killed, and where it was removed.
+fn lived(socket: &Path) -> bool {
+    let shown = fs::symlink_metadata(socket).and_then(|meta| meta.modified());
+    // A time to come shows that the clock was put back since.
+    shown.is_ok_and(|shown| shown.elapsed().map_or(true, |since| since < LOST))
 }
 
 fn once(socket: &Path, ask: &Ask, patience: Duration) -> Result<Answer> {
@@ -200,7 +222,6 @@ pub fn receive<T: DeserializeOwned>(stream: impl Read) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
     use std::os::unix::net::UnixListener;
 
     #[test]
@@ -225,6 +246,21 @@ mod tests {
         receive::<Ask>(&mut stream).unwrap();
         send(&mut stream, &Answer::Noted).unwrap();
         assert_eq!(asking.join().unwrap().unwrap(), Answer::Noted);
+    }
+
+    #[test]
+    fn an_agent_that_was_removed_is_not_waited_for() {
+        let place = tempfile::tempdir().unwrap();
+        let socket = place.path().join("agent");
+        assert!(!lived(&socket), "none was installed");
+        drop(UnixListener::bind(&socket).unwrap());
+        assert!(lived(&socket), "it was killed just now");
+        let long_ago = Timespec { tv_sec: 1_000_000_000, tv_nsec: 0 };
+        let times = Timestamps { last_access: long_ago, last_modification: long_ago };
+        utimensat(CWD, &socket, &times, AtFlags::empty()).unwrap();
+        assert!(!lived(&socket), "it was removed long ago");
+        beat(&socket).unwrap();
+        assert!(lived(&socket));
     }
 
     #[test]

@@ -33,7 +33,7 @@ use crate::api::{Api, ApiArgs, GROUP};
 use crate::bell::{IDLE, ring, wait};
 use crate::checkpoint::{NODE_LABEL, is_ordered};
 use crate::error::{Context, Result};
-use crate::message::{Answer, Ask, SOCKET, receive, send};
+use crate::message::{Answer, Ask, BEAT, SOCKET, beat, receive, send};
 use node::Node;
 pub use peer::{bearer, server, speak};
 
@@ -112,6 +112,7 @@ pub fn run(args: &AgentArgs) -> Result<()> {
             }
         });
     }
+    show_life(args.socket.clone());
     follow(&node);
     expect(&node);
     let busy = Arc::new(AtomicUsize::new(0));
@@ -131,6 +132,18 @@ pub fn run(args: &AgentArgs) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Shows those who ask that there is an agent, or was a moment ago.
+fn show_life(socket: PathBuf) {
+    thread::spawn(move || {
+        loop {
+            thread::sleep(BEAT);
+            if let Err(error) = beat(&socket) {
+                eprintln!("{error}");
+            }
+        }
+    });
 }
 
 /// Carries out what is ordered of pods on this node: each order in a thread of its own.
