@@ -130,6 +130,8 @@ pub struct Stat {
     pub tty_nr: i32,
     pub tpgid: i32,
     pub flags: u32,
+    /// What it has used of processors, in ticks.
+    pub used: u64,
     pub start_time: u64,
     pub start_code: u64,
     pub end_code: u64,
@@ -184,6 +186,7 @@ fn parse_stat(text: &[u8]) -> Option<Stat> {
         tty_nr: int(7)?,
         tpgid: int(8)?,
         flags: u32::try_from(number(9)?).ok()?,
+        used: address(14)?.checked_add(address(15)?)?,
         start_time: address(22)?,
         start_code: address(26)?,
         end_code: address(27)?,
@@ -339,10 +342,10 @@ mod tests {
 
     #[test]
     fn a_name_with_parentheses_does_not_confuse() {
-        let tail = "S 1 2 3 0 -1 4194304 77 0 0 0 0 0 0 0 20 0 1 0 179782 3014656 425 18446744073709551615 1 2 3 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 4 5 6 7 8 9 10 0";
+        let tail = "S 1 2 3 0 -1 4194304 77 0 0 0 5 6 0 0 20 0 1 0 179782 3014656 425 18446744073709551615 1 2 3 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 4 5 6 7 8 9 10 0";
         let stat = parse_stat(format!("12 (a) b (c)) {tail}").as_bytes()).unwrap();
         assert_eq!(stat.comm, b"a) b (c)");
-        assert_eq!((stat.ppid, stat.start_code, stat.env_end), (1, 1, 10));
+        assert_eq!((stat.ppid, stat.used, stat.start_code, stat.env_end), (1, 11, 1, 10));
     }
 
     #[test]

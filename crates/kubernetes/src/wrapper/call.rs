@@ -1,19 +1,32 @@
 //! Calls of runc that must not take for ever.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
+use torpor_kernel::proc;
 
 use super::words::Words;
 use crate::error::{Context, Error, Result};
 
 /// How long runc may take for what takes it milliseconds.
-const SHORT: Duration = Duration::from_secs(10);
+pub const SHORT: Limits = Limits { idle: Duration::from_secs(10), whole: Duration::from_secs(60) };
 /// How often it is looked whether a call has ended.
 const STEP: Duration = Duration::from_millis(2);
+/// How often it is looked whether it does anything.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long a call may take. On a busy machine it takes long, and must not be given up for that.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// How long it may do nothing.
+    pub idle: Duration,
+    /// How long it may take in all.
+    pub whole: Duration,
+}
 
 /// A call of runc, with the options that this one was given: without the log, which is the shim's.
 pub fn command(words: &Words, action: &str) -> Command {
@@ -49,24 +62,72 @@ pub fn status(words: &Words, id: &str) -> String {
 ///
 /// # Errors
 /// If the program cannot be started, fails, or takes longer.
-pub fn within(call: &mut Command, limit: Duration) -> Result<()> {
+pub fn within(call: &mut Command, limits: Limits) -> Result<()> {
     let name = || {
         let words: Vec<&OsStr> = call.get_args().filter(|word| !word.is_empty()).collect();
         words.get(2).map_or_else(String::new, |word| word.display().to_string())
     };
     let name = format!("runc {}", name());
     let mut child = call.process_group(0).spawn().context(|| name.clone())?;
-    let until = Instant::now() + limit;
+    let began = Instant::now();
+    let mut work = Work::new(&child, began);
     loop {
         match child.try_wait().context(|| name.clone())? {
             Some(status) if status.success() => return Ok(()),
             Some(status) => return Err(Error::new(format!("{name}: {status}"))),
-            None if Instant::now() < until => std::thread::sleep(STEP),
-            None => {
-                stop(&mut child);
-                return Err(Error::new(format!("{name} takes more than {} s", limit.as_secs())));
+            None => {}
+        }
+        let (idle, whole) = (work.idle(), began.elapsed());
+        if idle < limits.idle && whole < limits.whole {
+            std::thread::sleep(STEP);
+            continue;
+        }
+        stop(&mut child);
+        let why = match whole < limits.whole {
+            true => format!("has done nothing for {} s", limits.idle.as_secs()),
+            false => format!("takes more than {} s", limits.whole.as_secs()),
+        };
+        return Err(Error::new(format!("{name} {why}")));
+    }
+}
+
+/// The work of a call and of what it has started.
+struct Work {
+    group: i32,
+    /// What was seen last of what it has used of processors, and when that was first seen.
+    used: u64,
+    since: Instant,
+    looked: Instant,
+}
+
+impl Work {
+    fn new(child: &Child, now: Instant) -> Self {
+        Self { group: child.id().cast_signed(), used: 0, since: now, looked: now }
+    }
+
+    /// How long nothing has been done.
+    fn idle(&mut self) -> Duration {
+        if self.looked.elapsed() >= LOOK {
+            self.looked = Instant::now();
+            let (used, ready) = self.look();
+            if ready || used != self.used {
+                (self.used, self.since) = (used, self.looked);
             }
         }
+        self.since.elapsed()
+    }
+
+    /// What its processes have used so far, and whether one of them waits for a processor or a disk: that may take
+    /// long on a busy machine.
+    fn look(&self) -> (u64, bool) {
+        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        // What has ended does nothing.
+        let members = pids.filter_map(|pid| proc::stat(pid).ok());
+        let ours = members.filter(|stat| stat.pgid == self.group);
+        ours.fold((0, false), |(used, ready), stat| {
+            (used + stat.used, ready || matches!(stat.state, 'R' | 'D'))
+        })
     }
 }
 
@@ -76,4 +137,24 @@ fn stop(child: &mut Child) {
         let _ = kill_process_group(pid, Signal::KILL);
     }
     let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(script: &str, idle: u64, whole: u64) -> String {
+        let limits = Limits { idle: Duration::from_secs(idle), whole: Duration::from_secs(whole) };
+        let mut call = Command::new("sh");
+        call.args(["-c", script]);
+        within(&mut call, limits).err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_call_may_take_long_as_long_as_it_does_something() {
+        assert_eq!(run("exit 0", 600, 600), "");
+        assert!(run("exit 3", 600, 600).ends_with("exit status: 3"));
+        assert!(run("sleep 1000", 2, 600).ends_with("has done nothing for 2 s"));
+        assert!(run("while :; do :; done", 2, 5).ends_with("takes more than 5 s"));
+    }
 }

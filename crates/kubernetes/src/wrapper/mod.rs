@@ -22,7 +22,7 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -41,8 +41,11 @@ const RUNC_VARIABLE: &str = "TORPOR_RUNC";
 const WAITS: &str = "torpor-waits";
 /// How long the agent may take for what it knows, and to report to it.
 const SHORT: Duration = Duration::from_secs(5);
-/// How long it may take to fetch a checkpoint. The kubelet gives a call two minutes.
+/// How long it may take to fetch a checkpoint.
 const FETCH: Duration = Duration::from_secs(80);
+/// How long it may take until a container is restored. The kubelet gives a call two minutes: if it was in vain, the
+/// container starts cold in what is left.
+const RESTORE: Duration = Duration::from_secs(105);
 /// How long another container of the pod may take to save it.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -133,13 +136,15 @@ impl Wrapper {
     fn create(&self) -> ExitCode {
         let Some(bundle) = Bundle::read(&self.words.bundle()) else { return self.pass() };
         let Some(container) = bundle.container.clone() else { return self.pass() };
+        let until = Instant::now() + RESTORE;
         let question = Ask::Create { container: container.clone() };
         let (dir, always, identity) = match ask(&socket(), &question, FETCH) {
             Ok(Answer::Restore { dir, always, identity }) => (dir, always, identity),
             Ok(Answer::Refused { reason }) => return self.complain(&reason),
             _ => return self.pass(),
         };
-        let restored = self.restore(&bundle, &container, &dir, identity.as_ref().map(Hidden::text));
+        let identity = identity.as_ref().map(Hidden::text);
+        let restored = self.restore(&bundle, &container, &dir, identity, until);
         let Err(error) = restored else { return ExitCode::SUCCESS };
         begins(&container, Some(&error));
         match always {
@@ -154,10 +159,18 @@ impl Wrapper {
         container: &Container,
         dir: &Path,
         identity: Option<&str>,
+        until: Instant,
     ) -> Result<()> {
         let id = self.words.id().ok_or_else(|| Error::new("no container is named"))?;
-        let restore =
-            restore::Restore { words: &self.words, id: &id, bundle, container, dir, identity };
+        let restore = restore::Restore {
+            words: &self.words,
+            id: &id,
+            bundle,
+            container,
+            dir,
+            identity,
+            until,
+        };
         restore.run(&self.words.root().join(&id).join(WAITS))
     }
 

@@ -5,21 +5,22 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::bundle::Bundle;
+use super::call::{self, Limits};
 use super::layer::Layer;
+use super::save;
 use super::sealed::Archives;
 use super::volumes::Filled;
 use super::words::Words;
-use super::{call, save};
 use crate::error::{Context, Error, Result};
 use crate::message::Container;
 
-/// How long a restore may take: with the agent's time it stays below the kubelet's two minutes.
-const LIMIT: Duration = Duration::from_secs(30);
+/// How long a restore may do nothing.
+const IDLE: Duration = Duration::from_secs(30);
 
 /// A restore.
 pub struct Restore<'a> {
@@ -35,6 +36,8 @@ pub struct Restore<'a> {
     pub dir: &'a Path,
     /// The key of its images.
     pub identity: Option<&'a str>,
+    /// When it has to be over.
+    pub until: Instant,
 }
 
 impl Restore<'_> {
@@ -90,7 +93,9 @@ impl Restore<'_> {
         call.arg("--work-path").arg(&work).args(&self.words.rest);
         call.env("PATH", torpor_snapshot::places::path().context(|| "PATH")?);
         call.env("CRIU_CONFIG_FILE", config).stdin(Stdio::inherit());
-        call::within(&mut call, LIMIT).map_err(|error| match save::reason(&work, "restore.log") {
+        let limits =
+            Limits { idle: IDLE, whole: self.until.saturating_duration_since(Instant::now()) };
+        call::within(&mut call, limits).map_err(|error| match save::reason(&work, "restore.log") {
             Some(reason) => Error::new(format!("{error}: {reason}")),
             None => error,
         })
@@ -112,7 +117,7 @@ impl Restore<'_> {
             delete.args(["--force", self.id]).stdin(Stdio::null());
             delete.stdout(Stdio::null()).stderr(Stdio::null());
             // If it stays there, the cold start says so.
-            let _ = call::within(&mut delete, LIMIT);
+            let _ = call::within(&mut delete, call::SHORT);
         }
         filled.undo()?;
         layer.reset()

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use torpor_kernel::cgroup;
 
 use super::bundle::{self, Bundle, Volume};
-use super::call;
+use super::call::{self, Limits};
 use super::layer::{self, Layer};
 use super::sealed::Archives;
 use super::words::Words;
@@ -150,10 +150,12 @@ impl Save<'_> {
         call.env("CRIU_CONFIG_FILE", config);
         call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let left = until.saturating_duration_since(Instant::now());
-        call::within(&mut call, left).map_err(|error| match reason(&work, "dump.log") {
-            Some(reason) => Error::new(format!("container {name}: {error}: {reason}")),
-            None => error,
-        })?;
+        call::within(&mut call, Limits { idle: left, whole: left }).map_err(
+            |error| match reason(&work, "dump.log") {
+                Some(reason) => Error::new(format!("container {name}: {error}: {reason}")),
+                None => error,
+            },
+        )?;
         Layer::of(&bundle.root())?.save(archives, &self.dir.join(changes(name)))?;
         for found in bundle.volumes() {
             let file = self.dir.join(volume(&found));
