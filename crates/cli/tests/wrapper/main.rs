@@ -2,6 +2,7 @@
 // A test fails by a panic.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod costs;
 mod pod;
 
 use std::fs::{self, File};
@@ -414,17 +415,24 @@ fn a_sealed_container_comes_back_with_its_key_alone() {
     assert_eq!(node.told(), Some((true, String::new())));
     node.counted("new", last + 5);
     node.good("delete", &["--force", "new"]);
-    // The key of another image, and an image that has lost its seal: both start cold.
+    // The key of another image, an image that was changed, and one that has lost its seal: all start cold, before
+    // anything was made that would have to be undone.
     let (_, other) = AgeIdentity::generate().unwrap();
     *node.key.lock().unwrap() = Some((recipient.clone(), other.to_string()));
-    for name in ["foreign", "stripped"] {
+    for name in ["foreign", "changed", "stripped"] {
+        if name == "changed" {
+            fs::write(checkpoint.join("containers/main/core-1.img"), "forged").unwrap();
+        }
         node.bundle(name);
         assert!(node.create(name).status.success(), "{}", node.log());
         assert!(!node.told().unwrap().0, "{name}: {:?}", node.told());
         assert_eq!(node.count(name), None);
+        assert!(!node.path(name).join("torpor").exists(), "{name}: the engine was called");
         node.good("delete", &["--force", name]);
         *node.key.lock().unwrap() = Some((recipient.clone(), key.to_string()));
-        fs::remove_file(checkpoint.join("containers/main/seal.img")).unwrap_or_default();
+        if name == "changed" {
+            fs::remove_file(checkpoint.join("containers/main/seal.img")).unwrap();
+        }
     }
 }
 

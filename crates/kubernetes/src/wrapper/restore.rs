@@ -13,7 +13,7 @@ use super::bundle::Bundle;
 use super::call::{self, Limits};
 use super::layer::Layer;
 use super::save;
-use super::sealed::Archives;
+use super::sealed::{self, Archives};
 use super::volumes::Filled;
 use super::words::Words;
 use crate::error::{Context, Error, Result};
@@ -51,8 +51,8 @@ impl Restore<'_> {
             let text = format!("the checkpoint has no container {}", self.container.name);
             return Err(Error::new(text));
         }
-        if self.identity.is_some() && !images.join("seal.img").exists() {
-            return Err(Error::new("the images are not sealed, as their checkpoint is"));
+        if let Some(identity) = self.identity {
+            sealed::check(&images, identity)?;
         }
         let archives = Archives::open(self.dir, self.identity)?;
         let layer = Layer::of(&self.bundle.root())?;
