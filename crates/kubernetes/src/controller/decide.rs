@@ -216,7 +216,8 @@ fn of_pod(
         return claim(newest);
     }
     let start = policy::start(policies, pod);
-    let late = age(pod, now) >= limits.gate;
+    let waits = checkpoints.iter().filter(of_ours).any(|one| has_time(one, now));
+    let late = age(pod, now) >= limits.gate && !waits;
     let is_coming =
         |one: &Value| is_in_progress(one) && !is_orphan(one, pods, now) || is_abandoned(one, pods);
     let comes = checkpoints.iter().filter(of_ours).any(is_coming)
@@ -287,9 +288,14 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
 /// Whether nobody completes a checkpoint any more: its pod is gone, and its time is over.
 fn is_orphan(one: &Value, pods: &[Value], now: i64) -> bool {
     let source = text(one, "/status/sourcePodUID");
+    let is_gone = !source.is_empty() && !is_there(source, pods);
+    is_in_progress(one) && is_gone && !has_time(one, now)
+}
+
+/// Whether a checkpoint is being made, and may be yet: on a busy machine that may take as long as its pod has.
+fn has_time(one: &Value, now: i64) -> bool {
     let limit = one["spec"]["timeoutSeconds"].as_i64().unwrap_or(0);
-    let is_over = !source.is_empty() && !is_there(source, pods) && age(one, now) > limit;
-    is_in_progress(one) && is_over
+    is_in_progress(one) && age(one, now) <= limit
 }
 
 fn is_there(uid: &str, pods: &[Value]) -> bool {

@@ -90,7 +90,16 @@ fn a_replacement_waits_while_its_predecessor_is_saved() {
     assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
     let mut late = new;
     late["metadata"]["creationTimestamp"] = json!("2025-12-31T00:00:00Z");
-    let actions = decided(&[leaving(pod("o", "0", false)), late], &[]);
+    let old = leaving(pod("o", "0", false));
+    let actions = decided(&[old.clone(), late.clone()], &[]);
+    assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
+    // What is being made is waited for as long as it may take.
+    let mut slow = checkpoint(&old);
+    slow["status"]["conditions"] = json!([ready(false, "CheckpointInProgress", "")]);
+    slow["spec"]["timeoutSeconds"] = json!(90);
+    assert_eq!(decided(&[old.clone(), late.clone()], std::slice::from_ref(&slow)), []);
+    slow["spec"]["timeoutSeconds"] = json!(30);
+    let actions = decided(&[old, late], &[slow]);
     assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
 }
 
