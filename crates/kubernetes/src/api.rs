@@ -124,10 +124,11 @@ impl Api {
             Some(body) => self.agent.run(request.body(body.to_string()).context(what)?),
             None => self.agent.run(request.body(()).context(what)?),
         };
-        let mut answer = sent.context(what)?;
+        let silent = |error: ureq::Error| Error::Silent { what: what(), text: error.to_string() };
+        let mut answer = sent.map_err(silent)?;
         let status = answer.status().as_u16();
         let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();
-        let text = text.context(what)?;
+        let text = text.map_err(silent)?;
         if !(200..300).contains(&status) {
             let said = serde_json::from_str::<Value>(&text).ok();
             let said = said.and_then(|v| v["message"].as_str().map(str::to_owned)).unwrap_or(text);

@@ -7,14 +7,22 @@ use torpor_worker::{Class, Outcome};
 /// An error.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server said no.
-    #[error("{what}: the API server answers {status}: {text}")]
+    /// The API server, or a controller, said no.
+    #[error("{what}: the answer is {status}: {text}")]
     Refused {
         /// What was asked.
         what: String,
         /// The HTTP status.
         status: u16,
         /// What it said.
+        text: String,
+    },
+    /// It said nothing.
+    #[error("{what}: there is no answer: {text}")]
+    Silent {
+        /// What was asked.
+        what: String,
+        /// How that was seen.
         text: String,
     },
     /// Anything else.
@@ -33,13 +41,19 @@ impl Error {
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused { status: 409, .. })
     }
+
+    /// Whether the other end was too busy, or is being restarted: it may answer in a moment.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Silent { .. } | Self::Refused { status: 429 | 500.., .. })
+    }
 }
 
 impl From<Error> for Outcome {
     fn from(error: Error) -> Self {
         let class = match &error {
             Error::Refused { status: 401 | 403, .. } => Class::Forbidden,
-            Error::Refused { .. } | Error::Other(_) => Class::Refused,
+            Error::Refused { .. } | Error::Silent { .. } | Error::Other(_) => Class::Refused,
         };
         Self::failed(class, error.to_string())
     }

@@ -60,19 +60,25 @@ impl Keys {
             .body("{}")
             .context(|| &url)?;
         let client = client(&bundle, PATIENCE)?;
+        let silent =
+            |error: ureq::Error| Error::Silent { what: url.clone(), text: error.to_string() };
         let began = Instant::now();
         let mut answer = loop {
             match client.run(request.clone()) {
                 // A controller that was killed comes back, or another one takes its place.
                 Err(_) if began.elapsed() < RETURNS => sleep(STEP),
-                answer => break answer.context(|| &url)?,
+                answer => break answer.map_err(silent)?,
             }
         };
         let said = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();
-        let said = said.context(|| &url)?;
-        match answer.status().is_success() {
+        let said = said.map_err(silent)?;
+        let status = answer.status();
+        match status.is_success() {
             true => serde_json::from_str(&said).context(|| &url),
-            false => Err(Error::new(format!("{url}: {}: {}", answer.status(), said.trim()))),
+            false => {
+                let text = said.trim().to_owned();
+                Err(Error::Refused { what: url, status: status.as_u16(), text })
+            }
         }
     }
 }

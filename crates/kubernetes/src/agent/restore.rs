@@ -17,15 +17,30 @@ use crate::pod::{RESTORE_FROM, RESTORE_POLICY, annotation, is_name, text};
 const WAIT: Duration = Duration::from_secs(50);
 /// How often it is looked whether it is there.
 const STEP: Duration = Duration::from_millis(200);
+/// How long a container that may have no checkpoint waits for an API server that does not answer.
+const RETURNS: Duration = Duration::from_secs(20);
 /// How many restores a checkpoint remembers: as many as its definition lets it.
 const MOST: usize = 256;
 
+/// Asks again as long as the API server does not answer.
+fn patiently<T>(until: Instant, ask: impl Fn() -> Result<T>) -> Result<T> {
+    loop {
+        match ask() {
+            Err(error) if error.is_passing() && Instant::now() < until => sleep(STEP),
+            result => return result,
+        }
+    }
+}
+
 impl Node {
     pub(super) fn create(self: &Arc<Self>, container: &Container) -> Result<Answer> {
-        let Some(pod) = self.pod(container)? else { return Ok(Answer::Plain) };
+        let began = Instant::now();
+        let pod = patiently(began + RETURNS, || self.pod(container))?;
+        let Some(pod) = pod else { return Ok(Answer::Plain) };
         let Some(name) = annotation(&pod, RESTORE_FROM) else { return Ok(Answer::Plain) };
         let always = annotation(&pod, RESTORE_POLICY) == Some("Always");
-        let answer = self.restorable(&pod, container, name, always);
+        let until = began + self.patience;
+        let answer = patiently(until, || self.restorable(&pod, container, name, always, until));
         if let Err(error) = &answer {
             let text = format!("{}: {error}", container.name);
             event::tell(&self.api, Kind::ColdPod, &pod, "NotRestored", &text);
@@ -43,11 +58,11 @@ impl Node {
         container: &Container,
         name: &str,
         always: bool,
+        until: Instant,
     ) -> Result<Answer> {
         if !is_name(name) {
             return Err(Error::new(format!("{name:?} is no name of a checkpoint")));
         }
-        let until = Instant::now() + self.patience;
         let object = self.awaited(&container.namespace, name, &container.uid)?;
         if let Some(objection) = objection(pod, &object) {
             return Err(Error::new(objection));

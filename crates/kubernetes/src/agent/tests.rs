@@ -17,7 +17,7 @@ use super::node::Node;
 use super::{AgentArgs, bearer, peer};
 use crate::api::ApiArgs;
 use crate::checkpoint::{self, NODE_LABEL, is_ready, path};
-use crate::controller::keys::{Keys, Want};
+use crate::controller::keys::{Keys, Refusal, Want};
 use crate::message::{Answer, Ask, Container, TAKEN};
 use crate::pod::{RESTORE_FROM, RESTORE_POLICY, text};
 use crate::testing::Server;
@@ -93,7 +93,8 @@ fn key(server: &Server, request: &Request) -> Option<Response> {
     let answer = keys.answer(want, bearer(request).unwrap_or_default(), namespace, name, pod);
     Some(match answer {
         Ok(answer) => Response::json(&answer),
-        Err(refusal) => Response::problem(403, &format!("{refusal:?}")),
+        Err(Refusal::Forbidden(why)) => Response::problem(403, &why),
+        Err(Refusal::Failed(error)) => Response::problem(500, &error.to_string()),
     })
 }
 
@@ -156,6 +157,22 @@ fn a_pod_goes_from_node_to_node_sealed() {
     assert_eq!(crashed, Answer::Plain, "it begins anew");
     assert!(node1.counters.text().contains("\ntorpor_pods_saved_total 1\n"));
     assert!(node2.counters.text().contains("\ntorpor_containers_restored_total 1\n"));
+}
+
+#[test]
+fn an_api_server_that_is_too_busy_for_a_moment_costs_no_work() {
+    let (server, place) = cluster();
+    let (node1, node2) = (agent(&server, "node1", &place), agent(&server, "node2", &place));
+    given_way(&server, &node1);
+    let desk = Arc::clone(&server);
+    // Whoever asks for something is answered the second time.
+    let asked = Mutex::new(HashSet::new());
+    server.also(move |request| {
+        let is_new = asked.lock().unwrap().insert(format!("{} {}", request.method, request.path));
+        if is_new { Some(Response::problem(503, "busy")) } else { key(&desk, request) }
+    });
+    let answer = node2.answer(&Ask::Create { container: container("new") }).unwrap();
+    assert!(matches!(answer, Answer::Restore { .. }), "{answer:?}");
 }
 
 #[test]
