@@ -8,6 +8,7 @@ pub mod namespace;
 pub mod netlink;
 pub mod parallel;
 pub mod proc;
+pub mod shortage;
 pub mod sock_diag;
 
 pub use error::{Context, Error, Result};

@@ -13,6 +13,7 @@ use rustix::net::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use torpor_images::{ImageDir, kind};
+use torpor_kernel::shortage::Shortage;
 use torpor_sys::peer::peer;
 use torpor_sys::process;
 use torpor_sys::socket::{self, Message};
@@ -234,7 +235,8 @@ fn serve(
         }
     };
     tracing::info!("Bringing in the pages of {} tasks", tasks.len());
-    let remote = borrower.map(|borrower| Remote { borrower, line, restorer });
+    let shortage = Shortage::of(tasks.iter().filter_map(pair::pid_of));
+    let remote = borrower.map(|borrower| Remote { borrower, line, restorer, shortage });
     let recorder = Recorder::new(&opts.memory, images, &tasks);
     pair::run(spaces, remote, recorder, &tasks, || answer(line, b"ok"))?;
     tracing::info!("All pages are in place");

@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use torpor_images::proto::VmaEntry;
+use torpor_kernel::shortage::Shortage;
 use torpor_sys::socket::{self, Message, Received};
 
 use crate::error::{Context, Error, Result};
@@ -175,15 +176,19 @@ pub(super) struct Remote<'a> {
     pub borrower: Borrower,
     line: &'a OwnedFd,
     restorer: &'a OwnedFd,
+    shortage: Shortage,
 }
 
 impl Remote<'_> {
-    /// All pages are here: waits until the restore has come to its end as well, and lets the
-    /// dump end its tasks.
+    /// All pages are here that are needed: waits until the restore has come to its end as well, and lets the
+    /// dump end its tasks. Who has ended early has done so by itself, or was killed since memory ran out here.
     ///
     /// # Errors
-    /// A restore that has failed after all: the tasks are to go on where they were.
-    pub fn conclude(self, buffer: &mut Vec<u8>) -> Result<()> {
+    /// A restore that has failed after all, and tasks that did not fit here: they are to go on where they were.
+    pub fn conclude(self, has_ended_early: bool, buffer: &mut Vec<u8>) -> Result<()> {
+        if let Some(place) = self.shortage.place().filter(|_| has_ended_early) {
+            return Err(Error::Peer(format!("memory ran out {place}")));
+        }
         let mut data = [0; RESTORED.len()];
         let received = next(self.line, self.restorer, &mut data)?;
         if &data[..received.len] != RESTORED {

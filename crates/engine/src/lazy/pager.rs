@@ -62,7 +62,9 @@ pub fn run(
     let mut answer = Answer { request, bytes: Vec::new(), is_held: false };
     let mut next = 0;
     let mut idle = false;
+    let mut has_ended_early = false;
     loop {
+        has_ended_early |= spaces.iter().any(Space::has_ended_early);
         spaces.retain(|space| !space.is_done());
         let left = recorder.as_mut().and_then(Recorder::left).filter(|_| !spaces.is_empty());
         if left.is_none()
@@ -73,7 +75,7 @@ pub fn run(
             idle = false;
         }
         if spaces.is_empty() {
-            return remote.map_or(Ok(()), |remote| remote.conclude(&mut buffer));
+            return remote.map_or(Ok(()), |remote| remote.conclude(has_ended_early, &mut buffer));
         }
         let wait = if idle { left } else { Some(Duration::ZERO) };
         let ready = look(spaces, remote.as_mut().map(|r| &mut r.borrower), &reader, other, wait)?;

@@ -107,6 +107,11 @@ impl Space {
         self.gone || self.missing.is_empty() && self.waiting.is_empty()
     }
 
+    /// Its tasks have ended before all of their pages were there.
+    pub fn has_ended_early(&self) -> bool {
+        self.gone && !self.missing.is_empty()
+    }
+
     /// Reads what has happened; adds the children that were forked.
     pub fn read_events(&mut self, children: &mut Vec<Space>) -> Result<()> {
         loop {

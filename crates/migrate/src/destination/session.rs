@@ -3,6 +3,8 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use torpor_kernel::shortage::Shortage;
+
 use super::director::Director;
 use super::place::Place;
 use super::restore::{Beginning, Pager, Restore};
@@ -39,6 +41,7 @@ struct Session<'a> {
     waiting: Option<u32>,
     /// Whether addresses may have come for the tasks.
     is_arriving: bool,
+    shortage: Shortage,
     place: Place<'a>,
 }
 
@@ -63,6 +66,7 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: Begin) -> Result<()> {
             return Err(error);
         }
     };
+    let own = std::process::id().cast_signed();
     let mut session = Session {
         line,
         round: None,
@@ -72,9 +76,10 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: Begin) -> Result<()> {
         pager: None,
         waiting: None,
         is_arriving: false,
+        shortage: Shortage::of([own]).and_host(),
         place,
     };
-    let done = session.carry_out();
+    let done = session.carry_out().map_err(|error| short_of_memory(error, &session.shortage));
     if let Err(error) = &done {
         session.undo(error);
     }
@@ -372,6 +377,19 @@ impl Session<'_> {
         {
             tracing::debug!("{error}");
         }
+    }
+}
+
+/// Whoever is killed since memory has run out cannot say so.
+fn short_of_memory(error: Error, shortage: &Shortage) -> Error {
+    match (error, shortage.place()) {
+        (Error::Refused { text, hint: None } | Error::Link(text), Some(place)) => {
+            Error::refused_with(
+                format!("{text}; memory ran out {place}"),
+                "there: give the agent, or what moves, more memory",
+            )
+        }
+        (error, _) => error,
     }
 }
 

@@ -37,9 +37,9 @@ impl Source<'_> {
     pub(super) fn decide(&mut self, mut worker: Worker) -> Result<i32> {
         self.prepared(&mut worker)?;
         self.record_decision()?;
-        let verdict = match self.go() {
-            Ok(pid) => Verdict::There(pid),
-            Err(error) => self.ask(&error)?,
+        let (verdict, why) = match self.go() {
+            Ok(pid) => (Verdict::There(pid), None),
+            Err(error) => self.ask(error)?,
         };
         match verdict {
             Verdict::There(pid) => {
@@ -62,7 +62,7 @@ impl Source<'_> {
                 worker.answer(false)?;
                 // It says that somebody said no.
                 let _ = engine::finish("dump", worker);
-                Err(stays())
+                Err(stays(why))
             }
         }
     }
@@ -91,10 +91,10 @@ impl Source<'_> {
             carrier.drain(PATIENCE);
             carrier.give_up();
         }
-        let verdict = match done {
-            Ok(pid) => Verdict::There(pid),
+        let (verdict, why) = match done {
+            Ok(pid) => (Verdict::There(pid), None),
             Err(Error::Cancelled) => return Err(Error::Cancelled),
-            Err(error) => self.ask(&error)?,
+            Err(error) => self.ask(error)?,
         };
         match verdict {
             Verdict::There(pid) => {
@@ -107,7 +107,7 @@ impl Source<'_> {
             Verdict::Here => {
                 self.ledger.advance(Phase::Stayed, |_| {})?;
                 go_on(&self.ledger);
-                Err(stays())
+                Err(stays(why))
             }
         }
     }
@@ -182,9 +182,13 @@ impl Source<'_> {
         Ok(())
     }
 
-    fn ask(&self, error: &Error) -> Result<Verdict> {
+    /// What the destination has done, and why that had to be asked.
+    fn ask(&mut self, error: Error) -> Result<(Verdict, Option<Error>)> {
         tracing::warn!("{error}; asking the destination what it has done");
-        ask_until(&self.plan.to, &self.id, PATIENCE)
+        let verdict = ask_until(&self.plan.to, &self.id, PATIENCE)?;
+        // It says why before it says that it has decided.
+        let refused = if verdict == Verdict::Here { self.link.last_word() } else { None };
+        Ok((verdict, Some(refused.unwrap_or(error))))
     }
 
     fn over(&mut self) {
@@ -208,8 +212,11 @@ impl Source<'_> {
     }
 }
 
-fn stays() -> Error {
-    Error::refused("the destination could not let the tasks run; they go on here")
+fn stays(why: Option<Error>) -> Error {
+    const TEXT: &str = "the destination could not let the tasks run; they go on here";
+    let hint = why.as_ref().and_then(Error::hint).map(str::to_owned);
+    let text = why.map_or_else(|| TEXT.to_owned(), |why| format!("{TEXT} ({why})"));
+    Error::Refused { text, hint }
 }
 
 /// Asks the destination what has become of a migration, until it answers.

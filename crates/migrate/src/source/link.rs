@@ -263,15 +263,21 @@ impl Link {
 
     /// After a job has lost its connection: what the destination has to say about it.
     pub fn explain(&mut self, error: Error) -> Error {
-        if !matches!(error, Error::Link(_)) {
-            return error;
-        }
-        match wait_readable(&[self.line.as_fd()], Some(SOON)) {
-            Ok(ready) if ready == [true] => match self.line.hear() {
-                Ok(reply @ Reply::Refused { by_source: false, .. }) => unexpected(reply),
-                _ => error,
-            },
+        match error {
+            Error::Link(_) => self.last_word().unwrap_or(error),
             _ => error,
+        }
+    }
+
+    /// Why the destination has refused, if it says so soon.
+    pub fn last_word(&mut self) -> Option<Error> {
+        let ready = wait_readable(&[self.line.as_fd()], Some(SOON)).ok()?;
+        if ready != [true] {
+            return None;
+        }
+        match self.line.hear().ok()? {
+            reply @ Reply::Refused { by_source: false, .. } => Some(unexpected(reply)),
+            _ => None,
         }
     }
 }

@@ -1,0 +1,136 @@
+//! A destination that has too little memory: the tasks go on where they are, nothing of them is left there, and both sides
+//! say why.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::{Counter, Host, wait_until};
+
+const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
+/// What the agent and all that it starts may have; the files of the programs are not of it for long.
+const LIMIT: u64 = 48 << 20;
+/// Pages of what moves: twice as much.
+const PAGES: u64 = 2 * LIMIT / 4096;
+
+/// A cgroup with a limit on memory. Whoever is in it in the end is killed.
+struct Group {
+    dir: PathBuf,
+}
+
+impl Group {
+    /// `None`, and a word about it, where no cgroup limits memory.
+    fn new(limit: u64) -> Option<Self> {
+        let (version_1, version_2) =
+            (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cgroup"));
+        let controllers = fs::read_to_string(version_2.join("cgroup.subtree_control"));
+        let has_2 = controllers.is_ok_and(|text| text.split_whitespace().any(|it| it == "memory"));
+        let (root, file) = match (version_1.join("cgroup.procs").exists(), has_2) {
+            (true, _) => (version_1, "memory.limit_in_bytes"),
+            (_, true) => (version_2, "memory.max"),
+            _ => {
+                println!("SKIPPED: no cgroup limits memory here");
+                return None;
+            }
+        };
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let dir = root.join(format!("torpor-test-memory-{}-{number}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let group = Self { dir };
+        fs::write(group.dir.join(file), limit.to_string()).unwrap();
+        Some(group)
+    }
+
+    /// A command that enters it and becomes what follows.
+    fn entered(&self) -> [String; 4] {
+        let enter = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.dir.display());
+        ["sh".to_owned(), "-c".to_owned(), enter, "sh".to_owned()]
+    }
+
+    /// As it is called in the hierarchy.
+    fn name(&self) -> String {
+        format!("/{}", self.dir.file_name().unwrap().display())
+    }
+
+    /// Whether somebody was killed since the limit was met.
+    fn is_short(&self) -> bool {
+        let read = |name| fs::read_to_string(self.dir.join(name)).unwrap_or_default();
+        let lines = read("memory.oom_control") + &read("memory.events");
+        let kills = lines.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        kills.is_some_and(|number| number != "0")
+    }
+
+    fn kill_all(&self) {
+        wait_until("the group is empty", || {
+            for pid in self.procs().into_iter().filter_map(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            self.procs().is_empty()
+        });
+    }
+
+    fn procs(&self) -> Vec<i32> {
+        let text = fs::read_to_string(self.dir.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.kill_all();
+        wait_until("the group can be removed", || fs::remove_dir(&self.dir).is_ok());
+    }
+}
+
+#[test]
+fn tasks_that_do_not_fit_there_stay_here() {
+    for mode in MODES {
+        let (here, mut there) = (Host::new(), Host::new());
+        let Some(group) = Group::new(LIMIT) else { return };
+        there.prefix = group.entered().to_vec();
+        there.start_agent();
+        // It may have run there before its pages were.
+        let counter = Counter::start_lenient(PAGES, 10);
+        let report = here.moves(counter.pid, mode, &there.address);
+        let error = report.unwrap_err();
+        let said = format!("memory ran out in cgroup {}", group.name());
+        assert!(error.contains(&said) && error.contains("more memory"), "{mode}: {error}");
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)]);
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        let agent = there.agent.as_ref().unwrap().id().cast_signed();
+        wait_until("only the agent is left there", || group.procs() == [agent]);
+    }
+}
+
+/// All that the agent is made of is killed when its limit is met (`memory.oom.group`, `OOMPolicy=kill`): the tasks go on
+/// here, and the next agent finds nothing of them.
+#[test]
+fn an_agent_that_ends_with_all_it_has_started_leaves_nothing() {
+    for mode in MODES {
+        let (here, mut there) = (Host::new(), Host::new());
+        let Some(group) = Group::new(LIMIT) else { return };
+        there.prefix = group.entered().to_vec();
+        there.start_agent();
+        // It may have run there before its pages were.
+        let counter = Counter::start_lenient(PAGES, 10);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, &there.address];
+        let mut migration = here.migrate(&args).spawn().unwrap();
+        wait_until("one is killed", || group.is_short());
+        group.kill_all();
+        there.stop_agent();
+        there.prefix.clear();
+        there.start_agent();
+        assert!(!migration.wait().unwrap().success(), "{mode}");
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        wait_until("it is written down", || there.phases("destination") == ["stayed"]);
+    }
+}
