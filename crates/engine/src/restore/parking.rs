@@ -14,9 +14,9 @@ use torpor_tracee::Mapping;
 
 use super::memory::survives_birth;
 use super::tasks::Task;
+use super::template;
 use super::tree::{self, Step};
 use crate::error::Result;
-use crate::lazy;
 use crate::memory::vma::PAGE;
 use crate::ranges::{Ranges, gaps};
 
@@ -70,7 +70,7 @@ impl Parking {
         let mut chosen = Vec::new();
         for (task, from) in births.iter().enumerate().filter(|(task, _)| *task != 0) {
             let Some(from) = from else { continue };
-            for vma in tasks[task].image.vmas().filter(|vma| lazy::may_wait(vma)) {
+            for vma in tasks[task].image.vmas().filter(|vma| template::has(vma)) {
                 let own = own_bytes(&tasks[task], &tasks[*from], vma)?;
                 if own > 0 {
                     chosen.push((own, Lot { task, home: vma.start..vma.end, at: 0 }));
@@ -107,7 +107,7 @@ impl Parking {
             let lot =
                 parse(line, tasks).ok_or_else(|| format!("{line:?} is no place of memory"))?;
             let vma = tasks[lot.task].image.vmas().find(|vma| vma.start == lot.home.start);
-            let fits = |vma: &&VmaEntry| vma.end == lot.home.end && lazy::may_wait(vma);
+            let fits = |vma: &&VmaEntry| vma.end == lot.home.end && template::has(vma);
             if vma.filter(fits).is_none() || births[lot.task].is_none() {
                 return Err(format!("the images have no mapping that {line:?} could name"));
             }

@@ -91,9 +91,10 @@ fn obstacle(opts: &Options, first: &Task, spaces: &Namespaces) -> Option<&'stati
     }
 }
 
-/// Whether the template has a mapping.
+/// Whether a template can have a mapping: all memory that a fork shares with its parent, and that
+/// stays shared in what a restore does with it afterwards.
 pub(super) fn has(vma: &VmaEntry) -> bool {
-    lazy::may_wait(vma)
+    lazy::may_wait(vma) || lazy::stack_can_wait(vma)
 }
 
 /// The mappings that a template is made with: those of the kernel have to be out of the way.

@@ -5,8 +5,11 @@
 // `app PAGES SEED EVERY OTHER CHILDREN OWN DEPTH` has children, 1 to CHILDREN: each of them overwrites
 // every second page, and fills OWN pages that only it has. They have children of their own, up to
 // DEPTH generations: the first of 2 is 21. With the further word `full` no large part of the address space is
-// left free; with `orphans` each child leaves the leader of its session behind as a zombie. They answer at /app-NUMBER.sock; `app ask-of NUMBER WORDS` asks there.
+// left free; with `orphans` each child leaves the leader of its session behind as a zombie; with `kinds` each
+// has STACK pages on its stack, and all share memory of which SHARED pages of SHARED * 8 are used. They answer
+// at /app-NUMBER.sock; `app ask-of NUMBER WORDS` asks there.
 #define _GNU_SOURCE
+#include <alloca.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +21,8 @@
 #include <unistd.h>
 
 #define PAGE 4096
+#define STACK 1024
+#define SHARED 256
 
 static struct sockaddr_un place = { .sun_family = AF_UNIX, .sun_path = "/app.sock" };
 
@@ -129,7 +134,8 @@ int main(int argc, char **argv)
 	unsigned long children = argc > 5 ? strtoul(argv[5], NULL, 0) : 0, number = 0, parent;
 	size_t owned = argc > 6 ? strtoul(argv[6], NULL, 0) : 0;
 	const char *more = argc > 8 ? argv[8] : "";
-	uint64_t *own = NULL;
+	size_t deep = !strcmp(more, "kinds") ? STACK : 0;
+	uint64_t *own = NULL, *stack = alloca(deep * PAGE), *shared = NULL;
 	int ready = -1;
 	uint64_t *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE,
 				MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -144,6 +150,16 @@ int main(int argc, char **argv)
 			;
 	for (size_t i = 0; i < pages; i++)
 		fill(memory + i * PAGE / 8, i % every == 0 ? other : seed, i);
+	for (size_t i = 0; i < deep; i++)
+		fill(stack + i * PAGE / 8, seed, i);
+	if (deep) {
+		shared = mmap(NULL, SHARED * 8 * PAGE, PROT_READ | PROT_WRITE,
+			      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		if (shared == MAP_FAILED)
+			return 1;
+		for (size_t i = 0; i < SHARED; i++)
+			fill(shared + i * PAGE / 8, seed, i);
+	}
 	for (int depth = argc > 7 ? atoi(argv[7]) : 1; depth > 0; depth--) {
 		parent = number;
 		number = breed(number, children, !strcmp(more, "orphans"), &ready);
@@ -157,6 +173,8 @@ int main(int argc, char **argv)
 			return 1;
 		for (size_t i = 0; i < owned; i++)
 			fill(own + i * PAGE / 8, seed + number, i);
+		for (size_t i = 0; i < deep; i++)
+			fill(stack + i * PAGE / 8, seed + number, i);
 	}
 	settle(number);
 	int listener = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -181,6 +199,8 @@ int main(int argc, char **argv)
 				sum = sum * 31 + memory[i];
 			for (size_t i = 0; own && i < owned * PAGE / 8; i++)
 				sum = sum * 31 + own[i];
+			for (size_t i = 0; i < deep * PAGE / 8; i++)
+				sum = sum * 31 + stack[i];
 			dprintf(fd, "%016llx", (unsigned long long)sum);
 		} else if (!strncmp(words, "page ", 5)) {
 			dprintf(fd, "%016llx", (unsigned long long)memory[strtoul(words + 5, NULL, 0) * PAGE / 8]);
@@ -193,6 +213,11 @@ int main(int argc, char **argv)
 			dprintf(fd, "%d %llu", failed, (unsigned long long)*page);
 		} else if (!strncmp(words, "own ", 4)) {
 			dprintf(fd, "%016llx", (unsigned long long)own[strtoul(words + 4, NULL, 0) * PAGE / 8]);
+		} else if (!strncmp(words, "shared ", 7)) {
+			dprintf(fd, "%016llx", (unsigned long long)shared[strtoul(words + 7, NULL, 0) * PAGE / 8]);
+		} else if (!strncmp(words, "share ", 6)) {
+			shared[strtoul(words + 6, NULL, 0) * PAGE / 8] = 1;
+			dprintf(fd, "1");
 		} else if (!strncmp(words, "write ", 6)) {
 			own[strtoul(words + 6, NULL, 0) * PAGE / 8] = 1;
 			dprintf(fd, "1");

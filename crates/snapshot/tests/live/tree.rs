@@ -1,7 +1,8 @@
 //! Many containers of one snapshot of several processes, all of which share their memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 use serde_json::{Value, json};
 
@@ -29,6 +30,18 @@ impl Process {
         let text = self.read("smaps_rollup");
         let line = text.lines().find(|line| line.starts_with(key)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// The objects of shared memory that it has mapped: their inodes and the kilobytes that they have.
+    fn shared_objects(&self) -> Vec<(u64, u64)> {
+        let maps = self.read("maps");
+        let shared = maps.lines().filter(|line| line.contains("/dev/zero"));
+        let object = |line: &str| {
+            let range = line.split_whitespace().next().unwrap();
+            let about = fs::metadata(format!("/proc/{}/map_files/{range}", self.pid)).unwrap();
+            (about.ino(), about.blocks() / 2)
+        };
+        shared.map(object).collect()
     }
 
     /// Its mappings; those that the kernel makes for each process by itself left out.
@@ -162,6 +175,38 @@ fn without_room_to_park_the_first_process_shares_its_memory() {
         let own: Vec<u64> = own;
         assert!(own[0] <= 2048 && own[1] >= 4000, "{own:?} kB are not shared");
     }
+}
+
+/// Stacks are shared like other private memory. What the processes of a container share with each other
+/// is each container's own: it costs what was used of it.
+#[test]
+fn stacks_are_shared_and_shared_memory_is_not() {
+    let place = with_children("kinds", 500, 2, 500, 1);
+    place.configure(|config| {
+        config["process"]["args"].as_array_mut().unwrap().push("kinds".into());
+    });
+    place.create(&place.reference(), &[]);
+    let one = place.run(&place.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    let right = whole(&place, "one", &one);
+    let used = ask(&place, "one", "1", &["shared", "7"]);
+    let all = many(&place, "many", &["--count", "3"]);
+    assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
+    let mut all_objects = HashSet::new();
+    for (number, said) in all.iter().enumerate() {
+        let name = format!("many-{}", number + 1);
+        assert_eq!(whole(&place, &name, said), right, "{name}");
+        // Each of them has 4 MiB of stack, and all of them share 1 MiB of 8 MiB.
+        let own: Vec<u64> = family(said).iter().map(|p| p.kilobytes("Private_Dirty:")).collect();
+        assert!(own.iter().all(|own| *own <= 2048), "{name}: {own:?} kB are not shared");
+        let objects = family(said)[1].shared_objects();
+        assert_eq!(objects.len(), 1, "{objects:?}");
+        assert!((1024..1100).contains(&objects[0].1), "{name}: {objects:?} of shared memory");
+        assert!(all_objects.insert(objects[0].0), "{name} has that of another one");
+    }
+    // The processes of one container see it, those of another one do not.
+    assert_eq!(ask(&place, "many-1", "1", &["share", "7"]), "1");
+    assert_eq!(ask(&place, "many-1", "2", &["shared", "7"]), "0000000000000001");
+    assert_eq!(ask(&place, "many-2", "2", &["shared", "7"]), used);
 }
 
 #[test]
