@@ -213,6 +213,15 @@ int main(int argc, char **argv)
 			dprintf(fd, "%d %llu", failed, (unsigned long long)*page);
 		} else if (!strncmp(words, "own ", 4)) {
 			dprintf(fd, "%016llx", (unsigned long long)own[strtoul(words + 4, NULL, 0) * PAGE / 8]);
+		} else if (!strncmp(words, "dirty ", 6)) {
+			size_t count = strtoul(words + 6, NULL, 0);
+			for (size_t i = 0; i < count; i++)
+				memory[i * PAGE / 8]++;
+			dprintf(fd, "%zu", count);
+		} else if (!strncmp(words, "host", 4)) {
+			char name[256] = "";
+			gethostname(name, sizeof(name) - 1);
+			dprintf(fd, "%s", name);
 		} else if (!strncmp(words, "shared ", 7)) {
 			dprintf(fd, "%016llx", (unsigned long long)shared[strtoul(words + 7, NULL, 0) * PAGE / 8]);
 		} else if (!strncmp(words, "share ", 6)) {
