@@ -1,7 +1,7 @@
 //! HTTP, with what registries ask for: credentials, patience, and a limit on what is believed.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind, Read};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -11,19 +11,24 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use ureq::http::{Request, Response};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider, parse_pem};
-use ureq::{Agent, Body};
+use ureq::{Agent, Body, BodyReader};
 
 use crate::error::{Context, Error, Result};
 use crate::traffic;
 
 /// How often a request is made.
 const ATTEMPTS: u32 = 5;
+/// How often one is made that nobody answers.
+const SILENT_ATTEMPTS: u32 = 2;
 /// How long is waited before the second; twice as long each time.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long nothing may come.
-const SILENCE: Duration = Duration::from_secs(30);
+/// How long nothing may come, in seconds, if nobody says (`TORPOR_REGISTRY_TIMEOUT`).
+const SILENCE: u64 = 10;
+/// How long nothing may come at least, or go, while something is stored: a registry looks at all of a
+/// blob before it answers.
+const STORING: Duration = Duration::from_secs(30);
 /// The longest document.
 const MAX_DOCUMENT: u64 = 4 << 20;
 /// The authorities that this machine trusts.
@@ -68,9 +73,9 @@ impl Client {
     pub fn new(host: &str) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            .timeout_connect(Some(CONNECT))
-            .timeout_recv_response(Some(SILENCE))
-            .timeout_per_read(Some(SILENCE))
+            .timeout_connect(Some(CONNECT.min(silence())))
+            .timeout_recv_response(Some(silence()))
+            .timeout_per_read(Some(silence()))
             .user_agent("torpor")
             .tls_config(tls())
             .build();
@@ -99,13 +104,14 @@ impl Client {
                 }
                 Ok(answer) => answer.status().is_server_error() || answer.status() == 429,
                 Err(ureq::Error::Io(error)) => error.kind() != ErrorKind::ConnectionRefused,
-                Err(ureq::Error::Timeout(_) | ureq::Error::Protocol(_)) => true,
+                Err(ureq::Error::Timeout(_)) => attempt < SILENT_ATTEMPTS,
+                Err(ureq::Error::Protocol(_)) => true,
                 Err(_) => false,
             };
             // What was sent in part must not be sent again from its start.
             let again = again && call.method != "PATCH";
             if !again || attempt == ATTEMPTS {
-                return answer.map_err(|error| Error::new(format!("{}: {error}", self.host)));
+                return answer.map_err(|error| failure(&error, patience(call)).during(&self.host));
             }
             thread::sleep(PAUSE * 2_u32.pow(attempt - 1));
         }
@@ -122,10 +128,11 @@ impl Client {
         if let Some(value) = authorization {
             request = request.header("Authorization", value);
         }
-        match call.body {
-            Some(body) => self.agent.run(request.body(body)?),
-            None => self.agent.run(request.body(())?),
-        }
+        let Some(body) = call.body else { return self.agent.run(request.body(())?) };
+        let request = self.agent.configure_request(request.body(body)?);
+        let time = Some(patience(call));
+        let request = request.timeout_recv_response(time).timeout_per_read(time);
+        self.agent.run(request.timeout_per_write(time).build())
     }
 
     /// Makes a request whose answer has one of these statuses.
@@ -198,13 +205,58 @@ fn escaped(value: &str) -> String {
         .collect()
 }
 
+/// How long nothing may come.
+fn silence() -> Duration {
+    let said = std::env::var("TORPOR_REGISTRY_TIMEOUT").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(said.filter(|seconds| *seconds > 0).unwrap_or(SILENCE))
+}
+
+/// How long nothing may come after a request.
+fn patience(call: &Call<'_>) -> Duration {
+    if call.body.is_some() { silence().max(STORING) } else { silence() }
+}
+
+/// What an error of a request is to the user, after which nothing may have come for so long.
+fn failure(error: &ureq::Error, silence: Duration) -> Error {
+    match error {
+        ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
+            Error::new("it cannot be reached in time")
+        }
+        ureq::Error::Timeout(_) => Error::new(format!(
+            "nothing came for {} s (TORPOR_REGISTRY_TIMEOUT allows more)",
+            silence.as_secs()
+        )),
+        other => Error::new(other.to_string()),
+    }
+}
+
+/// The body of an answer, piece by piece.
+pub fn content(answer: Response<Body>) -> impl Read {
+    Content(answer.into_body().into_reader())
+}
+
+/// A body that says what it was waited for in vain.
+struct Content(BodyReader<'static>);
+
+impl Read for Content {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer).map_err(|error| {
+            let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<ureq::Error>());
+            match cause {
+                Some(cause) => io::Error::new(error.kind(), failure(cause, silence()).to_string()),
+                None => error,
+            }
+        })
+    }
+}
+
 /// The body of an answer that is not large.
 ///
 /// # Errors
 /// If it is, or is cut short.
 pub fn document(answer: Response<Body>) -> Result<Vec<u8>> {
     let body = answer.into_body().into_with_config().limit(MAX_DOCUMENT).read_to_vec();
-    let body = body.map_err(|error| Error::new(error.to_string()))?;
+    let body = body.map_err(|error| failure(&error, silence()))?;
     traffic::came(body.len());
     Ok(body)
 }

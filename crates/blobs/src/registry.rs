@@ -11,7 +11,7 @@ use ureq::Body;
 use ureq::http::Response;
 
 use crate::error::{Context, Error, Result};
-use crate::http::{Call, Client, document};
+use crate::http::{Call, Client, content, document};
 use crate::oci::{self, Descriptor, INDEX, Index, MANIFEST, MAX_MANIFEST};
 use crate::{Alone, Push, Store, traffic};
 
@@ -124,7 +124,7 @@ impl Registry {
         range: &Range<u64>,
     ) -> Result<Vec<u8>> {
         let what = || format!("all of {}, where a part was asked for", blob.digest);
-        let mut body = answer.into_body().into_reader().take(blob.size + 1);
+        let mut body = content(answer).take(blob.size + 1);
         let mut file = tempfile::tempfile().context(what)?;
         let len = std::io::copy(&mut body, &mut file).context(what)?;
         if len != blob.size {
@@ -196,7 +196,7 @@ impl Store for Registry {
             }
         }
         let mut data = Vec::new();
-        let mut body = answer.into_body().into_reader().take(len + 1);
+        let mut body = content(answer).take(len + 1);
         body.read_to_end(&mut data).context(|| format!("reading {}", blob.digest))?;
         traffic::came(data.len());
         match data.len() as u64 == len {

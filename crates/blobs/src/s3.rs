@@ -12,7 +12,7 @@ use ureq::Body;
 use ureq::http::Response;
 
 use crate::error::{Context, Error, Result};
-use crate::http::{Call, Client, document};
+use crate::http::{Call, Client, content, document};
 use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex, hex_of, time};
 use crate::turns::{self, Turn};
 use crate::{MAX_SIGN, Push, Store, traffic};
@@ -286,7 +286,7 @@ impl Store for S3 {
         let asked: &[(&str, &str)] = if len == blob.size { &[] } else { &header };
         let answer = self.call("GET", &self.blob(&blob.digest)?, "", asked, None, &[200, 206])?;
         let is_whole = answer.status() == 200;
-        let mut body = answer.into_body().into_reader();
+        let mut body = content(answer);
         if is_whole && len < blob.size {
             // Something on the way does not know of ranges.
             let skipped =

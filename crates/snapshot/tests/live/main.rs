@@ -17,5 +17,6 @@ mod running;
 mod s3;
 mod sealed;
 mod signed;
+mod silent;
 mod template;
 mod tree;

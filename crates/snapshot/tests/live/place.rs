@@ -36,13 +36,20 @@ pub struct Place {
     pub dir: TempDir,
     name: String,
     pages: usize,
+    /// How many seconds a registry may be silent, if not as many as usual.
+    pub patience: Option<u32>,
 }
 
 impl Place {
     /// A place with a bundle of the application, with so many pages.
     pub fn new(name: &str, pages: usize) -> Self {
         let dir = tempfile::Builder::new().prefix(&format!("torpor-{name}-")).tempdir().unwrap();
-        let place = Self { dir, name: format!("torpor-{name}-{}", std::process::id()), pages };
+        let place = Self {
+            dir,
+            name: format!("torpor-{name}-{}", std::process::id()),
+            pages,
+            patience: None,
+        };
         let root = place.path("bundle/rootfs");
         for part in ["proc", "sys", "dev", "tmp", "etc", "run", "bin"] {
             fs::create_dir_all(root.join(part)).unwrap();
@@ -93,6 +100,9 @@ impl Place {
         let mut command = Command::new(torpor());
         command.arg("snapshot").args(words).stdin(Stdio::null());
         command.env("TORPOR_STATE", self.path("state")).env("TORPOR_CACHE", self.path("cache"));
+        if let Some(seconds) = self.patience {
+            command.env("TORPOR_REGISTRY_TIMEOUT", seconds.to_string());
+        }
         command
     }
 

@@ -1,0 +1,143 @@
+//! A registry that falls silent: it takes connections and never answers, or stops in the middle.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex};
+use std::{fs, thread};
+
+use serde_json::Value;
+
+use crate::fallback::cold_with;
+use crate::place::{Place, until};
+use crate::registry::Registry;
+
+/// How many bytes the clients may still get.
+type Budget = Arc<(Mutex<usize>, Condvar)>;
+
+/// Passes connections on to a registry until its clients have got so many bytes; then it says no more,
+/// but connections stay, and are taken.
+struct Front {
+    host: String,
+    budget: Budget,
+}
+
+impl Front {
+    fn start(to: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let budget = Budget::default();
+        let (to, known) = (to.to_owned(), budget.clone());
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let server = TcpStream::connect(&to).unwrap();
+                let (mut from, mut up) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut up);
+                    let _ = up.shutdown(Shutdown::Both);
+                });
+                let budget = known.clone();
+                thread::spawn(move || answer(server, client, &budget));
+            }
+        });
+        Self { host, budget }
+    }
+
+    /// From now on clients get so many bytes.
+    fn allow(&self, bytes: usize) {
+        *self.budget.0.lock().unwrap() = bytes;
+        self.budget.1.notify_all();
+    }
+
+    /// How many bytes are left.
+    fn left(&self) -> usize {
+        *self.budget.0.lock().unwrap()
+    }
+}
+
+/// Gives a client what the server says, as long as it may have it.
+fn answer(
+    mut server: TcpStream,
+    mut client: TcpStream,
+    (budget, changed): &(Mutex<usize>, Condvar),
+) {
+    let mut data = [0; 4096];
+    while let Ok(len @ 1..) = server.read(&mut data) {
+        let mut rest = &data[..len];
+        while !rest.is_empty() {
+            let guard = budget.lock().unwrap();
+            let mut left = changed.wait_while(guard, |left| *left == 0).unwrap();
+            let (now, later) = rest.split_at(rest.len().min(*left));
+            *left -= now.len();
+            drop(left);
+            if client.write_all(now).is_err() {
+                return;
+            }
+            rest = later;
+        }
+    }
+    let _ = client.shutdown(Shutdown::Both);
+}
+
+/// A place whose snapshot lies behind a front, which may be silent for so many seconds; and how many
+/// bytes a whole start takes.
+fn behind_a_front(name: &str, pages: usize, patience: u32) -> (Place, Registry, Front, usize) {
+    let mut place = Place::new(name, pages);
+    let registry = Registry::start(&place);
+    let front = Front::start(&registry.host);
+    front.allow(usize::MAX);
+    let reference = front.reference();
+    place.create(&reference, &["--no-trial"]);
+    front.allow(usize::MAX);
+    place.run(&reference, "whole", "snapshot", &["--prefetch", "all"]);
+    let whole = usize::MAX - front.left();
+    place.patience = Some(patience);
+    (place, registry, front, whole)
+}
+
+impl Front {
+    fn reference(&self) -> String {
+        format!("{}/team/app:v1", self.host)
+    }
+}
+
+#[test]
+fn a_registry_that_falls_silent_is_not_waited_for() {
+    let (place, _registry, front, whole) = behind_a_front("silent-registry", 2000, 1);
+    let reference = front.reference();
+    // At once; in the manifest; in the small images; in the pages, long before the end and right before it.
+    for bytes in [0, 100, whole / 100, whole / 2, whole - 1000] {
+        let _ = fs::remove_dir_all(place.path("cache"));
+        let name = format!("after-{bytes}");
+        front.allow(bytes);
+        println!("silent after {bytes} of {whole} bytes:");
+        let output = place.try_run(&reference, &name, &["--prefetch", "all"]);
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let reason = said["reason"].as_str().unwrap();
+        assert!(reason.contains("nothing came for 1 s"), "{said}");
+        println!("the cold start began {} ms later", said["fallback_ms"]);
+        assert_eq!(said["started_from"], "cold");
+        place.answers_right(&name);
+    }
+}
+
+/// What was started already and waits for its pages ends.
+#[test]
+fn tasks_end_when_their_source_falls_silent() {
+    let (place, _registry, front, whole) = behind_a_front("silent-source", 20_000, 3);
+    let _ = fs::remove_dir_all(place.path("cache"));
+    front.allow(whole / 10);
+    let reference = front.reference();
+    place.run(&reference, "lazy", "snapshot", &[]);
+    let asked = place.runc(&["exec", &place.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
+    assert!(!asked.status.success(), "it has pages that nobody sent");
+    until("the container has ended", || {
+        let state = place.runc(&["state", &place.id("lazy")]).output().unwrap();
+        let state: Value = serde_json::from_slice(&state.stdout).unwrap();
+        state["status"] == "stopped"
+    });
+    // Where somebody waits for the first answer there is a cold start in its place.
+    let _ = fs::remove_dir_all(place.path("cache"));
+    front.allow(whole / 10);
+    let ready = ["--ready", "exec:/app ask sum", "--timeout", "60"];
+    cold_with(&place, &reference, "ready", "", &ready);
+}
