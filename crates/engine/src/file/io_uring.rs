@@ -17,6 +17,7 @@ use rustix::io::DupFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::proto::{FdTypes, FileEntry, TorporIoUringBuffer, TorporIoUringEntry, VmaEntry};
+use torpor_policy::IoUring;
 use torpor_sys::vm;
 use torpor_tracee::syscall::{self, RemoteFd, Syscall};
 use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
@@ -396,7 +397,8 @@ impl IoUringRestorer {
     /// Damaged images.
     pub fn load(&self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
-            let ring = part(entry.id, entry.torpor_io_uring.as_ref(), "io_uring instance")?;
+            let ring = IoUring::of(entry);
+            let ring = part(entry.id, ring.as_ref(), "io_uring instance")?;
             let size = |n: u32, most: u32| n.is_power_of_two() && n <= most;
             let (sq, cq) = (ring.sq_entries, ring.cq_entries);
             let known = ring.setup & !KNOWN == 0
@@ -404,8 +406,8 @@ impl IoUringRestorer {
                 && size(cq, 2 * MAX_SQ)
                 && ring.rings.len() as u64 == rings_length(ring.setup, sq, cq)
                 && ring.requests.len() as u64 == requests_length(ring.setup, sq)
-                && word(&ring.rings, 0) / sq <= MAX_CALLS
-                && word(&ring.rings, 0) == word(&ring.rings, 12);
+                && word(ring.rings, 0) / sq <= MAX_CALLS
+                && word(ring.rings, 0) == word(ring.rings, 12);
             if !known {
                 let reason = format!("file {} is an impossible io_uring instance", entry.id);
                 return Err(Error::invalid("files.img", reason));
@@ -436,7 +438,8 @@ impl IoUringRestorer {
         holder: Holder,
         entry: &FileEntry,
     ) -> Result<()> {
-        let ring = part(entry.id, entry.torpor_io_uring.as_ref(), "io_uring instance")?;
+        let ring = IoUring::of(entry);
+        let ring = part(entry.id, ring.as_ref(), "io_uring instance")?;
         let first = self.made.iter().find(|(id, _)| *id == entry.id).map(|(_, first)| *first);
         let from = match first {
             Some(first) if first.task == holder.task => u64::from(first.fd.cast_unsigned()),
@@ -471,14 +474,14 @@ impl IoUringRestorer {
 
 /// Makes an instance in a husk whose other memory is in place, maps it where it was, and returns
 /// its descriptor.
-fn make(husk: &mut Tracee, vmas: &[VmaEntry], ring: &TorporIoUringEntry) -> Result<u64> {
+fn make(husk: &mut Tracee, vmas: &[VmaEntry], ring: &IoUring<'_>) -> Result<u64> {
     let fd = setup(husk, ring)?;
     let lengths = [ring.rings.len() as u64, ring.requests.len() as u64];
     let rings = husk.call("mmap of rings", view(RemoteFd(fd), 0, lengths[0]))?;
     let requests = husk.call("mmap of requests", view(RemoteFd(fd), OFF_SQES, lengths[1]))?;
     advance(husk, fd, rings, ring)?;
-    husk.write(RemoteAddr(rings), &ring.rings)?;
-    husk.write(RemoteAddr(requests), &ring.requests)?;
+    husk.write(RemoteAddr(rings), ring.rings)?;
+    husk.write(RemoteAddr(requests), ring.requests)?;
     husk.call("munmap of rings", syscall::munmap(rings..rings + lengths[0]))?;
     husk.call("munmap of requests", syscall::munmap(requests..requests + lengths[1]))?;
     map(husk, vmas, fd, ring.id)?;
@@ -487,7 +490,7 @@ fn make(husk: &mut Tracee, vmas: &[VmaEntry], ring: &TorporIoUringEntry) -> Resu
 }
 
 /// Calls io_uring_setup(2) and makes sure that the kernel has laid the rings out as they were.
-fn setup(husk: &mut Tracee, ring: &TorporIoUringEntry) -> Result<u64> {
+fn setup(husk: &mut Tracee, ring: &IoUring<'_>) -> Result<u64> {
     let mut params = [0; PARAMS];
     params[PARAMS_CQ_ENTRIES..][..4].copy_from_slice(&ring.cq_entries.to_ne_bytes());
     params[PARAMS_FLAGS..][..4].copy_from_slice(&(ring.setup | SETUP_CQSIZE).to_ne_bytes());
@@ -509,8 +512,8 @@ fn setup(husk: &mut Tracee, ring: &TorporIoUringEntry) -> Result<u64> {
 
 /// Does nothing as often as the instance has answered something: requests are all zero, which
 /// stands for that.
-fn advance(husk: &mut Tracee, fd: u64, rings: u64, ring: &TorporIoUringEntry) -> Result<()> {
-    let wanted = word(&ring.rings, 0);
+fn advance(husk: &mut Tracee, fd: u64, rings: u64, ring: &IoUring<'_>) -> Result<()> {
+    let wanted = word(ring.rings, 0);
     let at_once = ring.sq_entries.min(ring.cq_entries);
     let mut done = 0;
     while done < wanted {
@@ -588,11 +591,12 @@ fn elsewhere(here: &[Mapping], wanted: &VmaEntry) -> Vec<Range<u64>> {
 }
 
 /// Registers the buffers that the instance had.
-fn register(husk: &mut Tracee, fd: u64, ring: &TorporIoUringEntry) -> Result<()> {
+fn register(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
     if ring.buffers.is_empty() {
         return Ok(());
     }
-    let words: Vec<u64> = ring.buffers.iter().flat_map(|b| [b.address, b.length]).collect();
+    let words: Vec<u64> =
+        ring.buffers.iter().flat_map(|&(address, length)| [address, length]).collect();
     let count = ring.buffers.len() as u64;
     let mut batch = husk.batch();
     if !batch.fits(words.len() * 8) {

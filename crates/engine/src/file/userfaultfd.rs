@@ -12,6 +12,7 @@
 //! The restore makes a userfaultfd in the husk of its task, and registers when all pages are in
 //! place.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
@@ -20,6 +21,7 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::proto::{
     FdTypes, FileEntry, TorporUserfaultfdArea, TorporUserfaultfdEntry, VmaEntry,
 };
+use torpor_policy::Userfaultfd;
 use torpor_sys::uffd;
 use torpor_sys::vm::{self, Scan, page};
 use torpor_tracee::syscall::{self, RemoteFd};
@@ -252,7 +254,7 @@ fn check(found: &Found, vma: &Vma) -> Result<()> {
 /// The restore half.
 #[derive(Debug, Default)]
 pub struct UserfaultfdRestorer {
-    entries: Vec<TorporUserfaultfdEntry>,
+    wanted: Vec<Userfaultfd>,
 }
 
 impl UserfaultfdRestorer {
@@ -262,18 +264,18 @@ impl UserfaultfdRestorer {
     /// Damaged images.
     pub fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
-            let uffd = part(entry.id, entry.torpor_userfaultfd.as_ref(), "userfaultfd")?;
-            let all = [&uffd.areas, &uffd.zero, &uffd.protected, &uffd.poisoned];
+            let uffd = Userfaultfd::of(entry);
+            let uffd = part(entry.id, uffd.as_ref(), "userfaultfd")?;
+            let marks = [&uffd.zero, &uffd.protected, &uffd.poisoned].into_iter().flatten();
             let is_page = |at: u64| at.is_multiple_of(PAGE) && (PAGE..END).contains(&at);
-            let bad = |area: &&TorporUserfaultfdArea| {
-                !is_page(area.start) || !is_page(area.end) || area.start >= area.end
-            };
-            if all.into_iter().flatten().any(|area| bad(&area)) {
+            let bad =
+                |area: &Range<u64>| !is_page(area.start) || !is_page(area.end) || area.is_empty();
+            if uffd.areas.iter().map(|(area, _)| area).chain(marks).any(bad) {
                 let reason =
                     format!("userfaultfd {} is registered for what is no memory", entry.id);
                 return Err(Error::invalid("files.img", reason));
             }
-            self.entries.push(uffd.clone());
+            self.wanted.push(uffd.clone());
         }
         Ok(())
     }
@@ -284,7 +286,8 @@ impl UserfaultfdRestorer {
     /// If the entry is no userfaultfd, or is of a pid that no task has; if the kernel does not
     /// allow one, or not its features.
     pub fn open(&self, tasks: &mut tasks::Tasks, entry: &FileEntry) -> Result<OwnedFd> {
-        let uffd = part(entry.id, entry.torpor_userfaultfd.as_ref(), "userfaultfd")?;
+        let uffd = Userfaultfd::of(entry);
+        let uffd = part(entry.id, uffd.as_ref(), "userfaultfd")?;
         let task = owner_of(tasks, uffd)?;
         let only = if uffd.user_mode_only { uffd::USER_MODE_ONLY } else { 0 };
         let settable = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
@@ -308,20 +311,20 @@ impl UserfaultfdRestorer {
     /// If the kernel refuses to register an area or set a mark; if pages are there that are to be
     /// missing.
     pub fn register(&self, tasks: &mut tasks::Tasks, files: &OpenFiles) -> Result<()> {
-        for entry in &self.entries {
+        for uffd in &self.wanted {
             // Those that no task holds were not made.
-            let Some(file) = files.get(entry.id) else { continue };
-            let task = owner_of(tasks, entry)?;
-            let what = format!("userfaultfd {} of task {}", entry.id, entry.pid);
-            empty(&mut tasks[task], entry)?;
-            mark(file.as_fd(), entry).context(|| what.clone())?;
-            verify(&tasks[task], entry)?;
+            let Some(file) = files.get(uffd.id) else { continue };
+            let task = owner_of(tasks, uffd)?;
+            let what = format!("userfaultfd {} of task {}", uffd.id, uffd.pid);
+            empty(&mut tasks[task], uffd)?;
+            mark(file.as_fd(), uffd).context(|| what.clone())?;
+            verify(&tasks[task], uffd)?;
         }
         Ok(())
     }
 }
 
-fn owner_of(tasks: &tasks::Tasks, uffd: &TorporUserfaultfdEntry) -> Result<usize> {
+fn owner_of(tasks: &tasks::Tasks, uffd: &Userfaultfd) -> Result<usize> {
     let own = |task: &tasks::Task| task.vpid.cast_unsigned() == uffd.pid && !task.image.is_zombie();
     tasks.iter().position(own).ok_or_else(|| {
         let reason = format!("userfaultfd {} is of {}, which is no task", uffd.id, uffd.pid);
@@ -330,11 +333,9 @@ fn owner_of(tasks: &tasks::Tasks, uffd: &TorporUserfaultfdEntry) -> Result<usize
 }
 
 /// The private parts of what is registered for missing pages.
-fn private(task: &tasks::Task, entry: &TorporUserfaultfdEntry) -> Vec<VmaEntry> {
-    let missing = |area: &&TorporUserfaultfdArea| {
-        u64::from(area.modes.unwrap_or(0)) & uffd::MODE_MISSING != 0
-    };
-    let areas: Vec<_> = entry.areas.iter().filter(missing).collect();
+fn private(task: &tasks::Task, wanted: &Userfaultfd) -> Vec<VmaEntry> {
+    let missing = |(_, modes): &&(Range<u64>, u64)| modes & uffd::MODE_MISSING != 0;
+    let areas: Vec<_> = wanted.areas.iter().filter(missing).map(|(area, _)| area).collect();
     let vmas = task.image.vmas().filter(|vma| is_private(vma) && vma.status & status::GUARD == 0);
     let parts = vmas.flat_map(|vma| {
         areas.iter().filter_map(move |area| {
@@ -347,10 +348,10 @@ fn private(task: &tasks::Task, entry: &TorporUserfaultfdEntry) -> Vec<VmaEntry> 
 
 /// Drops what is to be missing: pages that came as parts of a huge one, or with a lock on the
 /// mapping.
-fn empty(task: &mut tasks::Task, entry: &TorporUserfaultfdEntry) -> Result<()> {
+fn empty(task: &mut tasks::Task, wanted: &Userfaultfd) -> Result<()> {
     const MADV_DONTNEED_LOCKED: u64 = 24;
     let pages = task.image.pages.ranges();
-    let parts = private(task, entry);
+    let parts = private(task, wanted);
     let mut batch = task.remote()?.batch();
     for vma in parts {
         let advice = match vma.flags & libc::MAP_LOCKED.cast_unsigned() {
@@ -369,22 +370,21 @@ fn empty(task: &mut tasks::Task, entry: &TorporUserfaultfdEntry) -> Result<()> {
 }
 
 /// Registers, and sets the marks.
-fn mark(uffd: BorrowedFd<'_>, entry: &TorporUserfaultfdEntry) -> std::io::Result<()> {
-    for area in &entry.areas {
-        let modes = area.modes.unwrap_or(0).into();
-        uffd::register_for(uffd, area.start, area.end - area.start, modes)?;
+fn mark(uffd: BorrowedFd<'_>, wanted: &Userfaultfd) -> std::io::Result<()> {
+    for (area, modes) in &wanted.areas {
+        uffd::register_for(uffd, area.start, area.end - area.start, *modes)?;
     }
-    for area in &entry.zero {
+    for area in &wanted.zero {
         let mut at = area.start;
         while at < area.end {
             let left = usize::try_from(area.end - at).unwrap_or(usize::MAX);
             at += uffd::zero(uffd, at, left)? as u64;
         }
     }
-    for area in &entry.poisoned {
+    for area in &wanted.poisoned {
         uffd::poison(uffd, area.start, area.end - area.start)?;
     }
-    for area in &entry.protected {
+    for area in &wanted.protected {
         uffd::protect(uffd, area.start, area.end - area.start)?;
     }
     Ok(())
@@ -392,12 +392,12 @@ fn mark(uffd: BorrowedFd<'_>, entry: &TorporUserfaultfdEntry) -> std::io::Result
 
 /// Makes sure that nothing is there that is to be missing: the kernel can have made a huge page of
 /// what was filled in before it was registered.
-fn verify(task: &tasks::Task, entry: &TorporUserfaultfdEntry) -> Result<()> {
+fn verify(task: &tasks::Task, wanted: &Userfaultfd) -> Result<()> {
     let pagemap = proc::open(task.pid, "pagemap")?;
-    let marks = entry.zero.iter().chain(&entry.protected).chain(&entry.poisoned);
-    let known: Ranges = marks.map(|area| area.start..area.end).collect();
+    let marks = wanted.zero.iter().chain(&wanted.protected).chain(&wanted.poisoned);
+    let known: Ranges = marks.cloned().collect();
     let known = known.or(&task.image.pages.ranges());
-    for vma in private(task, entry) {
+    for vma in private(task, wanted) {
         let any_of = page::IS_PRESENT | page::IS_SWAPPED;
         let what = Scan { start: vma.start, end: vma.end, any_of, ..Scan::default() };
         let mut there = Vec::new();
@@ -408,7 +408,7 @@ fn verify(task: &tasks::Task, entry: &TorporUserfaultfdEntry) -> Result<()> {
         if let Some(extra) = there.without(&known).without(&guards).as_slice().first() {
             let (start, end) = (extra.start, extra.end);
             let reason = format!("pages {start:x}-{end:x}, which are to be missing, are there");
-            return Err(Error::invalid(format!("the memory of task {}", entry.pid), reason));
+            return Err(Error::invalid(format!("the memory of task {}", wanted.pid), reason));
         }
     }
     Ok(())

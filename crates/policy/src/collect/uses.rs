@@ -19,24 +19,25 @@
 //! | perf events, eBPF maps, `memfd_secret` | no restore makes them |
 //! | nice values of sessions (autogroup) | no image has them |
 
-use torpor_images::proto::{
-    FileEntry, PipeDataEntry, PosixTimerEntry, TorporUserfaultfdEntry, VmaEntry,
-};
+use std::ops::Range;
+
+use torpor_images::proto::{FileEntry, PipeDataEntry, PosixTimerEntry};
 use torpor_images::{Kind, kind};
 
 use super::limits::{LOCKED_MEMORY, PIPE_SIZE, most_locked};
 use super::{Checkpoint, Requests, Result, Task, Values};
 use crate::capabilities::number::{SYS_ADMIN, SYS_PTRACE, WAKE_ALARM};
+use crate::io_uring::IoUring;
+use crate::locked::Locked;
 use crate::passed::Passed;
 use crate::request::Ask;
+use crate::userfaultfd::Userfaultfd;
 
 /// Settings of this host: the largest pipe, whether io_uring is for some only (0: for everybody), and
 /// whether userfaultfds for faults of the kernel are for everybody (1).
 const PIPES: &str = "fs/pipe-max-size";
 const IO_URING: &str = "kernel/io_uring_disabled";
 const FAULTS: &str = "vm/unprivileged_userfaultfd";
-/// `MAP_LOCKED` of mmap(2).
-const LOCKED: u32 = 0x2000;
 
 /// Whether a path below `/proc/sys` is that of a setting that is asked for.
 #[must_use]
@@ -68,8 +69,7 @@ pub(super) fn of_entries(
             let text = format!("{text} (file {})", entry.id);
             all.add(&*image, None, Ask::Use { text, capability });
         }
-        let rings = entry.torpor_io_uring.iter().flat_map(|ring| &ring.buffers);
-        let pinned = rings.fold(0, |all: u64, buffer| all.saturating_add(buffer.length));
+        let pinned = IoUring::of(entry).map_or(0, |ring| ring.pinned());
         if pinned > most_locked(passed) {
             all.add(&*image, None, Ask::Raise { name: LOCKED_MEMORY, to: pinned.into() });
         }
@@ -86,8 +86,8 @@ fn of_file(entry: &FileEntry, here: Values<'_>) -> Vec<(String, u32)> {
     if entry.tfd.as_ref().is_some_and(|timer| wakes(timer.clockid)) {
         all.push(("a timer that wakes this host".to_owned(), WAKE_ALARM));
     }
-    if let Some(faults) = &entry.torpor_userfaultfd {
-        if forks(faults) {
+    if let Some(faults) = Userfaultfd::of(entry) {
+        if faults.sees_forks() {
             all.push(("a userfaultfd that is told of forks".to_owned(), SYS_PTRACE));
         }
         if !faults.user_mode_only && now(FAULTS).as_deref() != Some("1") {
@@ -95,7 +95,7 @@ fn of_file(entry: &FileEntry, here: Values<'_>) -> Vec<(String, u32)> {
         }
     }
     // Kernels before Linux 6.6 do not have the setting.
-    if entry.torpor_io_uring.is_some() && now(IO_URING).is_some_and(|now| now != "0") {
+    if IoUring::of(entry).is_some() && now(IO_URING).is_some_and(|now| now != "0") {
         all.push(("io_uring, which this host keeps for some".to_owned(), SYS_ADMIN));
     }
     all
@@ -106,11 +106,6 @@ fn wakes(clock: u32) -> bool {
     [8, 9].contains(&clock)
 }
 
-/// `UFFD_FEATURE_EVENT_FORK` (linux/userfaultfd.h).
-fn forks(faults: &TorporUserfaultfdEntry) -> bool {
-    faults.features & 2 != 0
-}
-
 fn of_task(task: &Task<'_>, passed: &Passed, all: &mut Requests) {
     let timers = task.cores.iter().filter_map(|core| core.tc.as_ref()?.timers.as_ref());
     let mut timers = timers.flat_map(|timers| &timers.posix);
@@ -119,9 +114,9 @@ fn of_task(task: &Task<'_>, passed: &Passed, all: &mut Requests) {
         let image = kind::CORE.file_name(task.pid.into());
         all.add(image, Some(task.pid), Ask::Use { text, capability: WAKE_ALARM });
     }
-    let locked = task.vmas.iter().filter(|vma| vma.flags & LOCKED != 0);
-    let len = |vma: &VmaEntry| vma.end.saturating_sub(vma.start);
-    let locked = locked.fold(0, |all: u64, vma| all.saturating_add(len(vma)));
+    let locked = task.vmas.iter().filter_map(Locked::of).map(|locked| locked.range);
+    let len = |range: Range<u64>| range.end.saturating_sub(range.start);
+    let locked = locked.fold(0, |all: u64, range| all.saturating_add(len(range)));
     if locked > most_locked(passed) {
         let ask = Ask::Raise { name: LOCKED_MEMORY, to: locked.into() };
         all.add(kind::MM.file_name(task.pid.into()), Some(task.pid), ask);
@@ -154,7 +149,7 @@ fn pipes(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_images::proto::{TimerfdEntry, TorporIoUringEntry};
+    use torpor_images::proto::{TimerfdEntry, TorporIoUringEntry, TorporUserfaultfdEntry};
 
     use super::*;
 

@@ -20,8 +20,9 @@ use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags};
 use torpor_images::proto::VmaEntry;
+use torpor_policy::Locked;
 use torpor_tracee::syscall::{self, RemoteFd};
-use torpor_tracee::{Mapping, STUB_SIZE, parse_maps};
+use torpor_tracee::{Batch, Mapping, STUB_SIZE, parse_maps};
 
 pub use self::bequest::{forget as forget_bequests, plan};
 use self::fill::{Inherited, There};
@@ -569,13 +570,18 @@ pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
         for advice in (0..64).filter(|a| vma.madv.unwrap_or(0) >> a & 1 != 0) {
             batch.must((libc::SYS_madvise, [vma.start, len, advice]));
         }
-        if vma.flags & libc::MAP_LOCKED.cast_unsigned() != 0 {
-            let on_fault = vma.flags & libc::MAP_NONBLOCK.cast_unsigned() != 0;
-            batch.must((libc::SYS_mlock2, [vma.start, len, u64::from(on_fault)]));
+        if let Some(locked) = Locked::of(vma) {
+            lock(&mut batch, &locked);
         }
     }
     match batch.run()?.first_error() {
         Some((_, e)) => Err(e).context(|| "protecting and advising memory".to_owned()),
         None => Ok(()),
     }
+}
+
+fn lock(batch: &mut Batch<'_>, locked: &Locked) {
+    let Locked { range, on_fault } = locked;
+    let args = [range.start, range.end - range.start, u64::from(*on_fault)];
+    batch.must((libc::SYS_mlock2, args));
 }

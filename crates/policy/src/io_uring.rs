@@ -1,0 +1,46 @@
+//! io_uring instances: read of their entries once, judged, and made.
+
+use torpor_images::proto::FileEntry;
+
+/// An io_uring instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IoUring<'e> {
+    /// Its number in the images.
+    pub id: u32,
+    /// `IORING_SETUP_*` (linux/io_uring.h).
+    pub setup: u32,
+    /// How many requests its ring has.
+    pub sq_entries: u32,
+    /// How many answers.
+    pub cq_entries: u32,
+    /// The memory of both rings.
+    pub rings: &'e [u8],
+    /// That of the requests.
+    pub requests: &'e [u8],
+    /// Where its registered buffers are, and their lengths; those of no length are empty places.
+    pub buffers: Vec<(u64, u64)>,
+}
+
+impl<'e> IoUring<'e> {
+    /// The one that an entry describes, if it is such a file.
+    #[must_use]
+    pub fn of(entry: &'e FileEntry) -> Option<Self> {
+        let ring = entry.torpor_io_uring.as_ref()?;
+        let buffers = ring.buffers.iter().map(|buffer| (buffer.address, buffer.length));
+        Some(IoUring {
+            id: ring.id,
+            setup: ring.setup,
+            sq_entries: ring.sq_entries,
+            cq_entries: ring.cq_entries,
+            rings: &ring.rings,
+            requests: &ring.requests,
+            buffers: buffers.collect(),
+        })
+    }
+
+    /// How much memory its buffers lock.
+    #[must_use]
+    pub fn pinned(&self) -> u64 {
+        self.buffers.iter().fold(0, |all, (_, length)| all.saturating_add(*length))
+    }
+}
