@@ -36,6 +36,7 @@ pub mod seccomp;
 mod signal_owner;
 mod socket;
 mod socket_options;
+mod timers;
 mod toml;
 mod userfaultfd;
 
@@ -61,5 +62,6 @@ pub use seccomp::Seccomp;
 pub use signal_owner::SignalOwner;
 pub use socket::SocketKind;
 pub use socket_options::{SocketOption, SocketOptions};
+pub use timers::{PosixTimer, Timerfd, Timers, Times};
 pub use toml::{Leaf, Mistake, leaves, nearest};
 pub use userfaultfd::Userfaultfd;

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use torpor_images::proto::{FdTypes, FileEntry, TimerfdEntry};
+use torpor_policy::Timerfd;
 
 use super::description::{part, set_status_flags};
 use super::found::own_pid;
@@ -60,7 +61,7 @@ fn time(text: &str) -> Option<(u64, u64)> {
 /// The restore half. Timers are armed late, so that little of their time is lost.
 #[derive(Debug, Default)]
 pub struct TimerfdRestorer {
-    made: Vec<TimerfdEntry>,
+    made: Vec<Timerfd>,
     /// From now on they are armed at once: those in flight in sockets are opened late.
     late: bool,
 }
@@ -72,9 +73,10 @@ impl TimerfdRestorer {
     /// Damaged images.
     pub fn load(&self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
-            let tfd = part(entry.id, entry.tfd.as_ref(), "timerfd")?;
-            spec(tfd)?;
-            clock(tfd)?;
+            let timer = Timerfd::of(entry);
+            let timer = part(entry.id, timer.as_ref(), "timerfd")?;
+            spec(timer)?;
+            clock(timer)?;
         }
         Ok(())
     }
@@ -85,14 +87,15 @@ impl TimerfdRestorer {
     /// If the entry is no timerfd, or is of an unknown clock; if the kernel refuses to make or arm
     /// one.
     pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
-        let tfd = part(entry.id, entry.tfd.as_ref(), "timerfd")?;
-        let file = rustix::time::timerfd_create(clock(tfd)?, TimerfdFlags::CLOEXEC)
-            .context(|| format!("timerfd_create of clock {}", tfd.clockid))?;
-        set_status_flags(&file, tfd.flags)?;
+        let timer = Timerfd::of(entry);
+        let timer = part(entry.id, timer.as_ref(), "timerfd")?;
+        let file = rustix::time::timerfd_create(clock(timer)?, TimerfdFlags::CLOEXEC)
+            .context(|| format!("timerfd_create of clock {}", timer.clock))?;
+        set_status_flags(&file, timer.flags)?;
         if self.late {
-            arm(&file, tfd)?;
+            arm(&file, timer)?;
         } else {
-            self.made.push(*tfd);
+            self.made.push(*timer);
         }
         Ok(file)
     }
@@ -103,19 +106,19 @@ impl TimerfdRestorer {
     /// If the kernel refuses to arm a timer: its times in the images are none that it can have.
     pub fn connect(&mut self, files: &OpenFiles) -> Result<()> {
         self.late = true;
-        for tfd in self.made.drain(..) {
-            let Some(file) = files.get(tfd.id) else { continue };
-            arm(file, &tfd)?;
+        for timer in self.made.drain(..) {
+            let Some(file) = files.get(timer.id) else { continue };
+            arm(file, &timer)?;
         }
         Ok(())
     }
 }
 
-fn arm(file: impl AsFd, tfd: &TimerfdEntry) -> Result<()> {
-    let flags = TimerfdTimerFlags::from_bits_retain(tfd.settime_flags);
-    let mut spec = spec(tfd)?;
+fn arm(file: impl AsFd, timer: &Timerfd) -> Result<()> {
+    let flags = TimerfdTimerFlags::from_bits_retain(timer.settime_flags);
+    let mut spec = spec(timer)?;
     let stopped = spec.it_value.tv_sec == 0 && spec.it_value.tv_nsec == 0;
-    if stopped && tfd.ticks > 0 {
+    if stopped && timer.ticks > 0 {
         // It has fired: one with an interval goes on.
         spec.it_value = spec.it_interval;
     }
@@ -123,7 +126,7 @@ fn arm(file: impl AsFd, tfd: &TimerfdEntry) -> Result<()> {
     if armed && flags.contains(TimerfdTimerFlags::ABSTIME) {
         // The image has what was left. The clock is the timer's, so that it still
         // follows the clock when that is set.
-        let now = rustix::time::clock_gettime(match clock(tfd)? {
+        let now = rustix::time::clock_gettime(match clock(timer)? {
             TimerfdClockId::Realtime | TimerfdClockId::RealtimeAlarm => {
                 rustix::time::ClockId::Realtime
             }
@@ -135,10 +138,10 @@ fn arm(file: impl AsFd, tfd: &TimerfdEntry) -> Result<()> {
         spec.it_value = add(now, spec.it_value);
     }
     rustix::time::timerfd_settime(&file, flags, &spec)
-        .context(|| format!("timerfd_settime of file {}", tfd.id))?;
-    if tfd.ticks > 0 {
-        torpor_sys::event::timerfd_set_ticks(&file, tfd.ticks)
-            .context(|| format!("TFD_IOC_SET_TICKS of file {}", tfd.id))?;
+        .context(|| format!("timerfd_settime of file {}", timer.id))?;
+    if timer.ticks > 0 {
+        torpor_sys::event::timerfd_set_ticks(&file, timer.ticks)
+            .context(|| format!("TFD_IOC_SET_TICKS of file {}", timer.id))?;
     }
     Ok(())
 }
@@ -152,7 +155,7 @@ fn add(a: Timespec, b: Timespec) -> Timespec {
     }
 }
 
-fn clock(tfd: &TimerfdEntry) -> Result<TimerfdClockId> {
+fn clock(timer: &Timerfd) -> Result<TimerfdClockId> {
     let known = [
         (libc::CLOCK_REALTIME, TimerfdClockId::Realtime),
         (libc::CLOCK_MONOTONIC, TimerfdClockId::Monotonic),
@@ -160,20 +163,20 @@ fn clock(tfd: &TimerfdEntry) -> Result<TimerfdClockId> {
         (libc::CLOCK_REALTIME_ALARM, TimerfdClockId::RealtimeAlarm),
         (libc::CLOCK_BOOTTIME_ALARM, TimerfdClockId::BoottimeAlarm),
     ];
-    let found = known.iter().find(|(number, _)| number.cast_unsigned() == tfd.clockid);
-    found.map(|&(_, clock)| clock).ok_or_else(|| invalid(tfd, "an unknown clock"))
+    let found = known.iter().find(|(number, _)| number.cast_unsigned() == timer.clock);
+    found.map(|&(_, clock)| clock).ok_or_else(|| invalid(timer, "an unknown clock"))
 }
 
-fn spec(tfd: &TimerfdEntry) -> Result<Itimerspec> {
-    let time = |sec: u64, nsec: u64| match (i64::try_from(sec), i64::try_from(nsec)) {
+fn spec(timer: &Timerfd) -> Result<Itimerspec> {
+    let time = |(sec, nsec): (u64, u64)| match (i64::try_from(sec), i64::try_from(nsec)) {
         (Ok(tv_sec), Ok(tv_nsec)) if nsec < NANOS => Ok(Timespec { tv_sec, tv_nsec }),
-        _ => Err(invalid(tfd, "a time that is none")),
+        _ => Err(invalid(timer, "a time that is none")),
     };
-    Ok(Itimerspec { it_value: time(tfd.vsec, tfd.vnsec)?, it_interval: time(tfd.isec, tfd.insec)? })
+    Ok(Itimerspec { it_value: time(timer.times.left)?, it_interval: time(timer.times.interval)? })
 }
 
-fn invalid(tfd: &TimerfdEntry, what: &str) -> Error {
-    Error::invalid("files.img", format!("timerfd {} has {what}", tfd.id))
+fn invalid(timer: &Timerfd, what: &str) -> Error {
+    Error::invalid("files.img", format!("timerfd {} has {what}", timer.id))
 }
 
 #[cfg(test)]

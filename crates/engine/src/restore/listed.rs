@@ -1,10 +1,9 @@
 //! Whether all that a restore would make is in the plan that was judged.
 //!
 //! The plan is what the reader, another process, has said of the images; what is made follows from
-//! what the restore reads in them itself. Both read the same bytes, and most of them with the same
-//! functions (docs/security.md): then a difference is the lie of a reader that has been taken over.
-//! Paths of files, owners, marks of sockets and routes are read with code of the restore's own. So the
-//! restore says what it would make, by what it makes it from, and each thing has to be in the plan.
+//! what the restore reads in them itself. Both read the same bytes, and with the same functions
+//! (docs/security.md), so a difference is the lie of a reader that has been taken over. The restore
+//! says what it would make, by what it makes it from, and each thing has to be in the plan.
 //!
 //! What is not looked at: mounts and maps of ids, because they are made from the plan itself; the
 //! entries of archives that fill file systems, because the plan's reader unpacks them; and what rules

@@ -23,7 +23,7 @@ use torpor_images::proto::core_entry::March;
 use torpor_images::proto::{
     CoreEntry, MmEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86,
 };
-use torpor_policy::{Credentials, ProcessLimits, Scheduling, Seccomp};
+use torpor_policy::{Credentials, ProcessLimits, Scheduling, Seccomp, Timers};
 use torpor_tracee::{Batch, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
 pub use creds::lsm;
@@ -389,7 +389,7 @@ pub fn check(core: &CoreEntry, leader: bool) -> Result<()> {
     };
     // Images of old versions have actions and timers in files of their own.
     signals::check_actions(&tc.sigactions)?;
-    timers::check(tc.timers.as_ref().ok_or_else(|| missing("timers"))?)
+    timers::check(&Timers::of(tc).ok_or_else(|| missing("timers"))?)
 }
 
 /// Gives the husks of a process, the leader first, all that they are to be but
@@ -402,8 +402,7 @@ pub fn check(core: &CoreEntry, leader: bool) -> Result<()> {
 /// ended.
 pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>) -> Result<()> {
     let tc = cores.first().and_then(|c| c.tc.as_ref()).ok_or_else(|| missing("tc"))?;
-    let no_timers = Default::default();
-    let timers = tc.timers.as_ref().unwrap_or(&no_timers);
+    let timers = &Timers::of(tc).unwrap_or_default();
     if let Some(leader) = threads.first_mut() {
         restore_process(leader, tc, images)?;
         timers::create(leader, timers)?;

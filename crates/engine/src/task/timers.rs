@@ -2,6 +2,7 @@
 //! was left when the process was stopped is left when it goes on.
 
 use torpor_images::proto::{ItimerEntry, PosixTimerEntry, TaskTimersEntry};
+use torpor_policy::{PosixTimer, Timers, Times};
 use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
@@ -125,13 +126,13 @@ fn parse(text: &str, own_tid: &dyn Fn(i32) -> Option<i32>) -> Option<Vec<PosixTi
 }
 
 /// Checks the timers of an image.
-pub(crate) fn check(timers: &TaskTimersEntry) -> Result<()> {
+pub(crate) fn check(timers: &Timers) -> Result<()> {
     let mut next = 0;
     for timer in &timers.posix {
-        if timer.it_id < next || timer.it_id > MAX_ID {
-            return Err(Error::invalid("core", format!("timer {} is out of order", timer.it_id)));
+        if timer.id < next || timer.id > MAX_ID {
+            return Err(Error::invalid("core", format!("timer {} is out of order", timer.id)));
         }
-        next = timer.it_id + 1;
+        next = timer.id + 1;
     }
     Ok(())
 }
@@ -140,7 +141,7 @@ pub(crate) fn check(timers: &TaskTimersEntry) -> Result<()> {
 ///
 /// # Errors
 /// See timer_create(2); if an id is out of reach on this kernel.
-pub(crate) fn create(husk: &mut Tracee, timers: &TaskTimersEntry) -> Result<()> {
+pub(crate) fn create(husk: &mut Tracee, timers: &Timers) -> Result<()> {
     if timers.posix.is_empty() {
         return Ok(());
     }
@@ -148,7 +149,7 @@ pub(crate) fn create(husk: &mut Tracee, timers: &TaskTimersEntry) -> Result<()> 
         for chunk in timers.posix.chunks(1000) {
             let mut script = Script::new(husk);
             for timer in chunk {
-                create_one(&mut script, timer, timer.it_id);
+                create_one(&mut script, timer, timer.id);
             }
             script.run()?;
         }
@@ -164,13 +165,13 @@ pub(crate) fn create(husk: &mut Tracee, timers: &TaskTimersEntry) -> Result<()> 
 
 /// Adds the call that makes a timer; where the kernel numbers timers itself,
 /// `wanted` has no effect. Returns the place of its id.
-fn create_one(script: &mut Script<'_>, timer: &PosixTimerEntry, wanted: u32) -> Slot {
+fn create_one(script: &mut Script<'_>, timer: &PosixTimer, wanted: u32) -> Slot {
     let id = script.inout(&wanted.to_le_bytes());
     // struct sigevent: value, signal, notification, thread, and up to 64 bytes.
-    let thread = timer.notify_thread_id.unwrap_or_default().cast_unsigned();
+    let thread = timer.thread.unwrap_or_default().cast_unsigned();
     let event = script.words(&[
-        timer.sival_ptr,
-        u64::from(timer.si_signo) | u64::from(timer.it_sigev_notify) << 32,
+        timer.value,
+        u64::from(timer.signal) | u64::from(timer.notify) << 32,
         u64::from(thread),
         0,
         0,
@@ -178,17 +179,17 @@ fn create_one(script: &mut Script<'_>, timer: &PosixTimerEntry, wanted: u32) -> 
         0,
         0,
     ]);
-    let what = format!("timer_create of timer {}", timer.it_id);
-    script.step(what, (libc::SYS_timer_create, [u64::from(timer.clock_id), event.0, id.addr.0]));
+    let what = format!("timer_create of timer {}", timer.id);
+    script.step(what, (libc::SYS_timer_create, [u64::from(timer.clock), event.0, id.addr.0]));
     id
 }
 
 /// Makes a timer on a kernel that counts up: those on the way there are deleted.
 /// Returns the number that follows.
-fn create_by_steps(husk: &mut Tracee, timer: &PosixTimerEntry, next: u32) -> Result<u32> {
+fn create_by_steps(husk: &mut Tracee, timer: &PosixTimer, next: u32) -> Result<u32> {
     let unreachable =
-        || Error::Unsupported(format!("timer id {} on a kernel before Linux 6.15", timer.it_id));
-    let steps = timer.it_id.checked_sub(next).filter(|&s| s < MAX_STEPS).ok_or_else(unreachable)?;
+        || Error::Unsupported(format!("timer id {} on a kernel before Linux 6.15", timer.id));
+    let steps = timer.id.checked_sub(next).filter(|&s| s < MAX_STEPS).ok_or_else(unreachable)?;
     for start in (0..steps).step_by(250) {
         let mut script = Script::new(husk);
         for step in start..steps.min(start + 250) {
@@ -199,30 +200,26 @@ fn create_by_steps(husk: &mut Tracee, timer: &PosixTimerEntry, next: u32) -> Res
         script.run()?;
     }
     let mut script = Script::new(husk);
-    let id = create_one(&mut script, timer, timer.it_id);
+    let id = create_one(&mut script, timer, timer.id);
     let out = script.run()?;
-    if out.u32_at(id, 0) == timer.it_id { Ok(timer.it_id + 1) } else { Err(unreachable()) }
+    if out.u32_at(id, 0) == timer.id { Ok(timer.id + 1) } else { Err(unreachable()) }
 }
 
 /// Starts all timers; as late as possible.
 ///
 /// # Errors
 /// See setitimer(2), timer_settime(2).
-pub(crate) fn arm(husk: &mut Tracee, timers: &TaskTimersEntry) -> Result<()> {
+pub(crate) fn arm(husk: &mut Tracee, timers: &Timers) -> Result<()> {
     let mut script = Script::new(husk);
-    let intervals = [
-        (libc::ITIMER_REAL, &timers.real),
-        (libc::ITIMER_VIRTUAL, &timers.virt),
-        (libc::ITIMER_PROF, &timers.prof),
-    ];
-    for (which, timer) in intervals {
-        if *timer != ItimerEntry::default() {
+    let intervals = [libc::ITIMER_REAL, libc::ITIMER_VIRTUAL, libc::ITIMER_PROF];
+    for (which, timer) in intervals.into_iter().zip(timers.intervals) {
+        if timer != Times::default() {
             // One that has expired starts its next interval when its signal, which is
             // pending, is delivered, and has nothing left meanwhile: to set that would
             // disarm it. If it expires once more now, nothing is added to the signal.
-            let left = (timer.vsec, timer.vusec);
-            let (sec, usec) = if left == (0, 0) { (0, 1) } else { left };
-            let new = script.words(&[timer.isec, timer.iusec, sec, usec]);
+            let Times { left, interval } = timer;
+            let left = if left == (0, 0) { (0, 1) } else { left };
+            let new = script.words(&[interval.0, interval.1, left.0, left.1]);
             let args = [u64::from(which.cast_unsigned()), new.0, 0];
             script.step("setitimer", (libc::SYS_setitimer, args));
         }
@@ -231,9 +228,10 @@ pub(crate) fn arm(husk: &mut Tracee, timers: &TaskTimersEntry) -> Result<()> {
     for chunk in timers.posix.chunks(1000) {
         let mut script = Script::new(husk);
         for timer in chunk {
-            let new = script.words(&[timer.isec, timer.insec, timer.vsec, timer.vnsec]);
-            let what = format!("timer_settime of timer {}", timer.it_id);
-            let args = [u64::from(timer.it_id), 0, new.0, 0];
+            let Times { left, interval } = timer.times;
+            let new = script.words(&[interval.0, interval.1, left.0, left.1]);
+            let what = format!("timer_settime of timer {}", timer.id);
+            let args = [u64::from(timer.id), 0, new.0, 0];
             script.step(what, (libc::SYS_timer_settime, args));
         }
         script.run()?;

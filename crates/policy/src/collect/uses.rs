@@ -21,7 +21,7 @@
 
 use std::ops::Range;
 
-use torpor_images::proto::{FileEntry, PipeDataEntry, PosixTimerEntry};
+use torpor_images::proto::{FileEntry, PipeDataEntry};
 use torpor_images::{Kind, kind};
 
 use super::limits::{LOCKED_MEMORY, PIPE_SIZE, most_locked};
@@ -31,6 +31,7 @@ use crate::io_uring::IoUring;
 use crate::locked::Locked;
 use crate::passed::Passed;
 use crate::request::Ask;
+use crate::timers::{Timerfd, Timers};
 use crate::userfaultfd::Userfaultfd;
 
 /// Settings of this host: the largest pipe, whether io_uring is for some only (0: for everybody), and
@@ -83,7 +84,7 @@ pub(super) fn of_entries(
 fn of_file(entry: &FileEntry, here: Values<'_>) -> Vec<(String, u32)> {
     let now = |name: &str| here(&[name.to_owned()]).pop().flatten();
     let mut all = vec![];
-    if entry.tfd.as_ref().is_some_and(|timer| wakes(timer.clockid)) {
+    if Timerfd::of(entry).is_some_and(|timer| timer.wakes_the_host()) {
         all.push(("a timer that wakes this host".to_owned(), WAKE_ALARM));
     }
     if let Some(faults) = Userfaultfd::of(entry) {
@@ -101,15 +102,9 @@ fn of_file(entry: &FileEntry, here: Values<'_>) -> Vec<(String, u32)> {
     all
 }
 
-/// `CLOCK_REALTIME_ALARM` and `CLOCK_BOOTTIME_ALARM` (linux/time.h).
-fn wakes(clock: u32) -> bool {
-    [8, 9].contains(&clock)
-}
-
 fn of_task(task: &Task<'_>, passed: &Passed, all: &mut Requests) {
-    let timers = task.cores.iter().filter_map(|core| core.tc.as_ref()?.timers.as_ref());
-    let mut timers = timers.flat_map(|timers| &timers.posix);
-    if timers.any(|timer: &PosixTimerEntry| wakes(timer.clock_id)) {
+    let mut timers = task.cores.iter().filter_map(|core| Timers::of(core.tc.as_ref()?));
+    if timers.any(|timers| timers.wake_the_host()) {
         let text = "a timer that wakes this host".to_owned();
         let image = kind::CORE.file_name(task.pid.into());
         all.add(image, Some(task.pid), Ask::Use { text, capability: WAKE_ALARM });
