@@ -397,6 +397,29 @@ fn a_container_that_cannot_be_restored_starts_cold() {
 }
 
 #[test]
+fn what_a_restore_has_left_is_removed_before_a_cold_start() {
+    let Some(mut node) = Node::new("what_a_restore_has_left") else { return };
+    node.saved("old");
+    // A restore that is killed leaves the container, and it is not removed at once.
+    let (script, busy) = (node.path("killed-runc"), node.path("busy"));
+    let text = format!(
+        "#!/bin/sh\nfor word; do\n\tid=$word\ndone\nfor word; do\n\tcase $word in\n\
+         \trestore) mkdir $2/$id; touch {0}; exit 1 ;;\n\
+         \tdelete) ! rm {0} 2>/dev/null || exit 1 ;;\n\tesac\ndone\nexec runc \"$@\"\n",
+        busy.display()
+    );
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    node.runc = script;
+    node.bundle("cold");
+    assert!(node.create("cold").status.success(), "{}", node.log());
+    assert!(!node.told().unwrap().0 && !busy.exists());
+    node.good("start", &["cold"]);
+    node.counted("cold", 1);
+    node.good("delete", &["--force", "cold"]);
+}
+
+#[test]
 fn a_sealed_container_comes_back_with_its_key_alone() {
     let Some(mut node) = Node::new("a_sealed_container") else { return };
     let (identity, key) = AgeIdentity::generate().unwrap();

@@ -22,6 +22,9 @@ use crate::message::Container;
 /// How long a restore may do nothing.
 const IDLE: Duration = Duration::from_secs(30);
 
+/// How often it is tried to remove what a restore has left.
+const ATTEMPTS: u32 = 5;
+
 /// A restore.
 pub struct Restore<'a> {
     /// The command line of `create`.
@@ -111,12 +114,16 @@ impl Restore<'_> {
     /// Makes everything what it was.
     fn undo(&self, layer: &Layer, filled: &Filled) -> Result<()> {
         // A runc that fails by itself leaves nothing. One that was killed does.
-        if self.words.root().join(self.id).exists() {
+        for _ in 0..ATTEMPTS {
+            if !self.words.root().join(self.id).exists() {
+                break;
+            }
             save::end(self.words, self.id);
             let mut delete = call::command(self.words, "delete");
             delete.args(["--force", self.id]).stdin(Stdio::null());
             delete.stdout(Stdio::null()).stderr(Stdio::null());
-            // If it stays there, the cold start says so.
+            // While the engine's guardian ends what was made, there are processes. If it stays there, the cold start
+            // says so.
             let _ = call::within(&mut delete, call::SHORT);
         }
         filled.undo()?;

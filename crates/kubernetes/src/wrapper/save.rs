@@ -137,7 +137,12 @@ impl Save<'_> {
         for dir in [&images, &work] {
             fs::create_dir_all(dir).context(|| dir.display().to_string())?;
         }
-        let mut options = String::from("tcp-close\nskip-in-flight\nghost-limit 256M\n");
+        let left = until.saturating_duration_since(Instant::now());
+        // The engine gives up earlier by itself, which a busy machine is no reason for.
+        let mut options = format!(
+            "tcp-close\nskip-in-flight\nghost-limit 256M\ntimeout {}\n",
+            left.as_secs().max(1)
+        );
         if let Some(recipient) = self.recipient {
             options.push_str(&format!("encrypt\nrecipient {recipient}\n"));
         }
@@ -149,7 +154,6 @@ impl Save<'_> {
         call.env("PATH", torpor_snapshot::places::path().context(|| "PATH")?);
         call.env("CRIU_CONFIG_FILE", config);
         call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let left = until.saturating_duration_since(Instant::now());
         call::within(&mut call, Limits { idle: left, whole: left }).map_err(
             |error| match reason(&work, "dump.log") {
                 Some(reason) => Error::new(format!("container {name}: {error}: {reason}")),
