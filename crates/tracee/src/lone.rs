@@ -138,8 +138,9 @@ impl Tracee {
     fn way_back(&mut self, maps: &[Mapping]) -> Result<Option<WayBack>> {
         let code: [&[u8]; 2] =
             [&[0x0f, 0x05, 0xc3], &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]];
-        let Some(found) = find_code(self.tid, maps, &code)? else { return Ok(None) };
+        // Code is looked for last: it takes long where there is much of it.
         let Some(stack) = maps.iter().find(|m| m.name == "[stack]") else { return Ok(None) };
+        let Some(found) = find_code(self.tid, maps, &code)? else { return Ok(None) };
         let (tid, own, mask) = (self.tid, self.own, self.own_mask);
         let Ok(memory) = memory(self.tid) else { return Ok(None) };
         let state = self.xstate()?;
@@ -205,11 +206,12 @@ pub(crate) mod scratch {
 /// `None` if one is not found.
 fn find_code(pid: i32, maps: &[Mapping], wanted: &[&[u8]]) -> Result<Option<Vec<u64>>> {
     let mut found: Vec<Option<u64>> = vec![None; wanted.len()];
-    // The C library has both, so look there first.
+    // The C library has both, so look there first; the kernel's own code has an instruction. Elsewhere
+    // there may be hundreds of megabytes, such as those that a JVM has for compiled methods.
     let executable = |m: &&Mapping| m.prot & libc::PROT_EXEC != 0 && m.name != "[vsyscall]";
-    let (libc_first, rest): (Vec<_>, Vec<_>) =
-        maps.iter().filter(executable).partition(|m| m.name.contains("/libc"));
-    for mapping in libc_first.into_iter().chain(rest) {
+    let mut mappings: Vec<&Mapping> = maps.iter().filter(executable).collect();
+    mappings.sort_by_key(|m| (!m.name.contains("/libc"), m.name != "[vdso]"));
+    for mapping in mappings {
         for (slot, bytes) in found.iter_mut().zip(wanted) {
             if slot.is_none() {
                 *slot = find_in(pid, mapping, bytes)?;
