@@ -153,7 +153,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     for number in 1..=args.count {
         let id = own::name(&args.id, number, args.count);
         check_id(&id)?;
-        if runc.state(&id)?.is_some() {
+        if runc.knows(&id) {
             return Err(Error::new(format!("there is a container {id} already")));
         }
         let begin = if number == 1 { begin } else { Instant::now() };

@@ -24,6 +24,9 @@ fn a_container_starts_from_its_snapshot() {
     assert_eq!(list[0]["id"], place.id("one"));
     assert_eq!(list[0]["status"], "running");
     assert_eq!(list[0]["pid"], said["pid"]);
+    let again = place.try_run(&reference, "one", &[]);
+    assert_eq!(again.status.code(), Some(1), "{}", shown(&again));
+    assert!(shown(&again).contains("there is a container"), "{}", shown(&again));
 
     place.run(&reference, "cold", "cold", &["--policy", "Never"]);
     until("the cold one answers", || {
