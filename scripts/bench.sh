@@ -13,6 +13,9 @@ for tool in age:age gpg:gnupg openssl:openssl stress-ng:stress-ng puma:puma rack
 done
 python3 -c "import numpy, sqlalchemy" 2>/dev/null ||
     DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends python3-numpy python3-sqlalchemy >/dev/null
+# With the database that the package makes by itself. It starts nothing.
+[ -e /usr/share/redmine/config.ru ] ||
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends redmine redmine-sqlite >/dev/null
 cargo build --quiet --release --locked --package torpor-cli --package torpor-bench
 dir=$(mktemp -d)
 # gpg leaves its agent behind, which has its files there; what was killed last may still be there, too.

@@ -26,7 +26,7 @@ struct Service {
     goals: Option<(f64, f64)>,
 }
 
-const SERVICES: [Service; 4] = [
+const SERVICES: [Service; 5] = [
     Service {
         name: "Python",
         file: "service.py",
@@ -54,6 +54,13 @@ const SERVICES: [Service; 4] = [
         text: include_str!("../services/service.ru"),
         words: &["/usr/bin/puma", "-b", "tcp://127.0.0.1:8080", "-t", "1:2", "/service.ru"],
         goals: None,
+    },
+    Service {
+        name: "Redmine",
+        file: "redmine.ru",
+        text: include_str!("../services/redmine.ru"),
+        words: &["/usr/bin/puma", "-b", "tcp://127.0.0.1:8080", "-t", "1:2", "/redmine.ru"],
+        goals: Some((10.0, 30.0)),
     },
 ];
 
