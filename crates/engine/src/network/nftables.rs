@@ -40,13 +40,18 @@ pub fn lock(name: &str, scope: &Scope, more: bool) -> Script {
     vec![(argv(&["nft", "-f", "-"]), input)]
 }
 
-/// Whether there is a table in the network namespace of this thread.
+/// Whether there is a table of a lock in the network namespace of this thread.
 pub fn is_there(table: &str) -> bool {
+    has(NFPROTO_INET, table)
+}
+
+/// Whether there is a table of this family in the network namespace of this thread.
+pub fn has(family: u8, table: &str) -> bool {
     let mut socket = match Socket::open(NETFILTER) {
         Ok(socket) => socket,
         Err(_) => return false,
     };
-    socket.get(GET_TABLE, &named(table)).is_ok_and(|found| found.is_some())
+    socket.get(GET_TABLE, &named(family, table)).is_ok_and(|found| found.is_some())
 }
 
 /// Removes a table, which need not be there, from the network namespace of this thread.
@@ -56,7 +61,7 @@ pub fn is_there(table: &str) -> bool {
 /// not there.
 pub fn remove(table: &str) -> Result<()> {
     let mut socket = Socket::open(NETFILTER)?;
-    let done = socket.change_in_batch(DELETE_TABLE, 0, &named(table))?;
+    let done = socket.change_in_batch(DELETE_TABLE, 0, &named(NFPROTO_INET, table))?;
     // Whoever closes it waits until no processor uses the rules any more: 20 ms. Nobody else has to;
     // if there can be no thread it is closed here.
     drop(std::thread::Builder::new().spawn(move || drop(socket)));
@@ -67,9 +72,9 @@ pub fn remove(table: &str) -> Result<()> {
 }
 
 /// A request about a table.
-fn named(table: &str) -> Vec<u8> {
+fn named(family: u8, table: &str) -> Vec<u8> {
     // struct nfgenmsg: family, version, resource.
-    let mut body = Body::new(&[NFPROTO_INET, 0, 0, 0]);
+    let mut body = Body::new(&[family, 0, 0, 0]);
     body.put_text(NFTA_TABLE_NAME, table);
     body.0
 }
