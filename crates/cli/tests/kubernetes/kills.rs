@@ -130,11 +130,27 @@ fn whoever_is_killed_no_pod_is_lost_or_there_twice() {
             began - began_before,
             since.elapsed().as_secs_f32(),
         );
+        if began > began_before {
+            eprintln!("{}", warnings(&cluster));
+        }
         began_before = began;
     }
     cluster.kubectl("admin", &["uncordon", "node1", "node2"], "").unwrap();
     cluster.delete(&["deployment/alike", "statefulset/ordinal", "job/job"]);
     nothing_is_left(&cluster);
+}
+
+/// The last warnings: why a pod began anew.
+fn warnings(cluster: &Cluster) -> String {
+    let words = ["events", "--field-selector=type=Warning", "--sort-by=.lastTimestamp"];
+    let all = cluster.get(&words);
+    let line = |event: &Value| {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let words = ["lastTimestamp", "reason", "message"].map(|name| text(&event[name]));
+        format!("{}: {}", text(&event["involvedObject"]["name"]), words.join(": "))
+    };
+    let lines = all["items"].as_array().into_iter().flatten().rev().take(20).map(line);
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Nothing of pods that are gone is left on the nodes.
