@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use crate::place::{Place, shown, until};
@@ -47,6 +48,29 @@ fn a_container_starts_from_its_snapshot() {
     until("the files are gone", || {
         fs::read_dir(place.path("state/instances")).unwrap().next().is_none()
     });
+}
+
+/// Where the dump has set no lock in the network a start runs no programs to look for one.
+#[test]
+fn a_start_looks_for_no_locks_that_nobody_has_set() {
+    let place = Place::new("locks", 100);
+    let reference = place.reference();
+    place.create(&reference, &[]);
+    let (bin, called) = (place.path("bin"), place.path("called"));
+    fs::create_dir(&bin).unwrap();
+    for program in ["iptables-save", "ip6tables-save", "nft"] {
+        let program = bin.join(program);
+        fs::write(&program, format!("#!/bin/sh\necho $0 >>{}\n", called.display())).unwrap();
+        fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let mut run = place.torpor(&["run", &reference, "--id", &place.id("one")]);
+    run.arg("--runc-root").arg(place.path("runc")).env("PATH", path);
+    let output = run.output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    place.answers_right("one");
+    let called = fs::read_to_string(called).unwrap_or_default();
+    assert!(called.is_empty(), "{called}");
 }
 
 #[test]
