@@ -28,3 +28,20 @@ impl Locked {
             .then_some(Locked { range: vma.start..vma.end, on_fault: vma.flags & ON_FAULT != 0 })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guard pages have entries of their own, with the flags of the mapping around them.
+    #[test]
+    fn guard_pages_are_not_locked() {
+        let vma = VmaEntry { start: 4096, end: 8192, flags: LOCKED, ..VmaEntry::default() };
+        let locked = Locked { range: 4096..8192, on_fault: false };
+        assert_eq!(Locked::of(&vma), Some(locked.clone()));
+        let on_fault = VmaEntry { flags: LOCKED | ON_FAULT, ..vma };
+        assert_eq!(Locked::of(&on_fault), Some(Locked { on_fault: true, ..locked }));
+        assert_eq!(Locked::of(&VmaEntry { status: GUARD, ..vma }), None);
+        assert_eq!(Locked::of(&VmaEntry { flags: 0, ..vma }), None);
+    }
+}

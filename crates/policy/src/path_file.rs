@@ -106,3 +106,35 @@ pub fn mapped(vma: &VmaEntry) -> Option<(u32, u32)> {
     let is_file = vma.status & MAPS_FILE != 0 && vma.status & (SYSV_IPC | SOCKET | MEMFD) == 0;
     Some((u32::try_from(vma.shmid).ok().filter(|_| is_file)?, vma.fdflags?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_mappings_of_files_open_one() {
+        let vma = |status| VmaEntry { shmid: 7, status, fdflags: Some(2), ..VmaEntry::default() };
+        assert_eq!([1 << 6, 1 << 7].map(|status| mapped(&vma(status))), [Some((7, 2)); 2]);
+        for status in [1 << 9, 1 << 7 | SYSV_IPC, 1 << 6 | MEMFD, 1 << 7 | SOCKET] {
+            assert_eq!(mapped(&vma(status)), None, "{status:#x}");
+        }
+        assert_eq!(mapped(&VmaEntry { fdflags: None, ..vma(1 << 6) }), None);
+    }
+
+    #[test]
+    fn files_are_found_in_one_way() {
+        let found = |change: fn(&mut RegFileEntry)| {
+            let mut entry = RegFileEntry::default();
+            change(&mut entry);
+            let file = PathFile::read(&entry);
+            (file.found, file.mount)
+        };
+        assert_eq!(found(|_| ()), (FoundBy::Path, -1));
+        assert_eq!(found(|entry| entry.mnt_id = Some(3)), (FoundBy::Path, 3));
+        assert_eq!(found(|entry| entry.torpor_hidden = Some(true)), (FoundBy::Mount, -1));
+        assert_eq!(found(|entry| entry.torpor_mqueue = Some(5)), (FoundBy::Queue(5), -1));
+        let both: fn(&mut RegFileEntry) =
+            |entry| (entry.ext, entry.torpor_mqueue) = (Some(true), Some(5));
+        assert_eq!(found(both), (FoundBy::Caller, -1));
+    }
+}

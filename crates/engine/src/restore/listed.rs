@@ -189,7 +189,8 @@ fn rights(image: &TaskImage, (maps, spaces): (&IdMaps, &Namespaces), things: &mu
     }
 }
 
-/// Limits, scheduling, logins, what takes a capability, and options of sockets.
+/// Limits, scheduling, logins, what takes a capability, options, ports and peers of sockets, pipes, IPC
+/// objects.
 fn powers(view: &View<'_>, things: &mut Things<'_>) -> Result<()> {
     let told = |name: &String| {
         let mut known = view.told.iter().filter(|(path, _)| path == name);
@@ -369,7 +370,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    use torpor_images::proto::{PstreeEntry, SkOptsEntry};
+    use torpor_images::proto::{PstreeEntry, SkOptsEntry, SkUcred, UnixSkEntry};
     use torpor_store::{Archive, Shelf, Store};
 
     use super::*;
@@ -472,6 +473,26 @@ mod tests {
     }
 
     #[test]
+    fn peers_of_unix_sockets_are_found() {
+        let changed = |change: fn(&mut UnixSkEntry)| {
+            missing_of(
+                "container",
+                |_| false,
+                |checkpoint| {
+                    let sockets = checkpoint.files.values_mut();
+                    sockets.filter_map(|file| file.usk.as_mut()).for_each(change);
+                },
+            )
+        };
+        let missing = changed(|socket| socket.uflags |= 1);
+        assert!(missing.iter().any(|(_, what)| what.contains("outside")), "{missing:?}");
+        let missing = changed(|socket| {
+            socket.torpor_peer = Some(SkUcred { pid: 1, uid: 4711, gid: 0 });
+        });
+        assert!(missing.iter().any(|(_, what)| what.contains("4711")), "{missing:?}");
+    }
+
+    #[test]
     fn mappings_that_write_to_their_files_are_found() {
         let missing = missing_of(
             "container",
@@ -487,7 +508,7 @@ mod tests {
 
     #[test]
     fn whatever_a_plan_leaves_out_is_found() {
-        let kinds: [(&str, &str, Pick); 22] = [
+        let kinds: [(&str, &str, Pick); 23] = [
             ("container", "capabilities", |ask| matches!(ask, Ask::Capabilities(_))),
             ("container", "seccomp", |ask| matches!(ask, Ask::Seccomp(_))),
             ("container", "new privileges", |ask| matches!(ask, Ask::NoNewPrivileges(_))),
@@ -518,6 +539,11 @@ mod tests {
                 |ask| matches!(ask, Ask::SetUid { path, .. } if path == "/tmp/removed"),
             ),
             ("container", "archive", |ask| matches!(ask, Ask::Fill)),
+            (
+                "container",
+                "pipe",
+                |ask| matches!(ask, Ask::Raise { name, .. } if *name == "the size of a pipe"),
+            ),
         ];
         for (tree, what, is) in kinds {
             assert!(missing_without(tree, |_| false).is_empty(), "{tree}");

@@ -94,21 +94,39 @@ pub(super) fn collect(
     maps: &Maps,
     all: &mut Requests,
 ) -> Result<()> {
-    // Nothing is made in one that is joined.
-    if passed.joined.iter().any(|kind| kind == NsKind::Ipc.name()) {
-        return Ok(());
+    for (id, entry) in &spaces(checkpoint, passed)? {
+        limits(&Limits::of(*id, entry), fresh, all);
+        segments(checkpoint.images, *id, passed, maps, all)?;
     }
-    for id in checkpoint.namespaces(NsKind::Ipc) {
-        let id = u64::from(id);
-        // Without it nothing is made.
-        let entry: Option<IpcVarEntry> = checkpoint.images.read_opt(kind::IPC_VAR, id)?;
-        let Some(entry) = entry else { continue };
-        limits(&Limits::of(id, &entry), fresh, all);
-        queues(id, &entry, maps, all);
-        objects(checkpoint.images, id, &entry, maps, all)?;
-        segments(checkpoint.images, id, passed, maps, all)?;
+    objects_and_queues(checkpoint, passed, maps, all)
+}
+
+/// Asks for the objects but shared memory, which may be large.
+pub(super) fn objects_and_queues(
+    checkpoint: &Checkpoint<'_>,
+    passed: &Passed,
+    maps: &Maps,
+    all: &mut Requests,
+) -> Result<()> {
+    for (id, entry) in &spaces(checkpoint, passed)? {
+        queues(*id, entry, maps, all);
+        objects(checkpoint.images, *id, entry, maps, all)?;
     }
     Ok(())
+}
+
+/// The namespaces in which something is made.
+fn spaces(checkpoint: &Checkpoint<'_>, passed: &Passed) -> Result<Vec<(u64, IpcVarEntry)>> {
+    // Nothing is made in one that is joined.
+    if passed.joined.iter().any(|kind| kind == NsKind::Ipc.name()) {
+        return Ok(vec![]);
+    }
+    let mut spaces = vec![];
+    for id in checkpoint.namespaces(NsKind::Ipc).into_iter().map(u64::from) {
+        // Without it nothing is made.
+        spaces.extend(checkpoint.images.read_opt(kind::IPC_VAR, id)?.map(|entry| (id, entry)));
+    }
+    Ok(spaces)
 }
 
 /// Asks for the limits that a new namespace does not have anyway.

@@ -150,9 +150,9 @@ pub fn collect(
     Ok(all.0)
 }
 
-/// What of [`collect`] the restore carries out with code of its own, entry by entry: limits, scheduling,
-/// what takes a capability, options of sockets and their ports. It is cheap: who restores compares it with a plan that
-/// somebody else has read.
+/// What of [`collect`] belongs to no namespace, file system or network: limits, scheduling, what takes a
+/// capability, sizes of pipes, sockets (options, ports, peers), objects of IPC namespaces but shared memory.
+/// It is cheap: who restores compares it with a plan that somebody else has read.
 ///
 /// # Errors
 /// Damaged images.
@@ -163,10 +163,12 @@ pub fn powers(
 ) -> Result<Vec<Request>> {
     let mut all = Requests::default();
     limits::collect(checkpoint, passed, &mut all);
-    uses::of_entries(checkpoint, here, passed, &mut all);
+    uses::collect(checkpoint, here, passed, &mut all)?;
     sockets::special(checkpoint, here, &mut all);
     let maps = user_namespace(checkpoint, passed, &mut Requests::default())?;
+    sockets::peers(checkpoint, &maps, &mut all)?;
     ports::collect(checkpoint, here, passed, &maps, &mut all)?;
+    ipc::objects_and_queues(checkpoint, passed, &maps, &mut all)?;
     Ok(all.0)
 }
 

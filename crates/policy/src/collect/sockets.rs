@@ -26,7 +26,7 @@ pub(super) fn collect(
     maps: &Maps,
     all: &mut Requests,
 ) -> Result<()> {
-    senders(checkpoint, maps, all)?;
+    peers(checkpoint, maps, all)?;
     special(checkpoint, here, all);
     let image = kind::FILES.file_name(0);
     let own = checkpoint.namespaces(NsKind::Net);
@@ -45,16 +45,6 @@ pub(super) fn collect(
         if let Some(name) = entry.tunf.as_ref().and_then(|tun| tun.netdev.clone()) {
             add(Ask::Link { name, kind: TUN.to_owned() });
         }
-        if let Some(socket) = entry.usk.as_ref().filter(|s| s.uflags & EXTERNAL != 0) {
-            let name = String::from_utf8_lossy(&socket.name);
-            let name = name.strip_suffix('\0').unwrap_or(&name).to_owned();
-            add(Ask::ExternalSocket { name });
-        }
-        // Whoever connects to it, or is connected, sees these ids as those of the other end.
-        if let Some(peer) = entry.usk.as_ref().and_then(|socket| socket.torpor_peer) {
-            add(Ask::User(maps.user(peer.uid)));
-            add(Ask::Group(maps.group(peer.gid)));
-        }
         if let Some(group) = &entry.ffy {
             add(Fanotify::read(group).map_err(invalid)?.ask());
         }
@@ -63,6 +53,24 @@ pub(super) fn collect(
     users.into_iter().for_each(|id| all.add(&*image, None, Ask::User(id)));
     groups.into_iter().for_each(|id| all.add(&*image, None, Ask::Group(id)));
     Ok(())
+}
+
+/// Who is at the other end of Unix sockets: others outside, and in whose name.
+pub(super) fn peers(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Result<()> {
+    let image = kind::FILES.file_name(0);
+    for socket in checkpoint.files.iter().filter_map(|entry| entry.usk.as_ref()) {
+        if socket.uflags & EXTERNAL != 0 {
+            let name = String::from_utf8_lossy(&socket.name);
+            let name = name.strip_suffix('\0').unwrap_or(&name).to_owned();
+            all.add(&*image, None, Ask::ExternalSocket { name });
+        }
+        // Whoever connects to it, or is connected, sees these ids as those of the other end.
+        if let Some(peer) = socket.torpor_peer {
+            all.add(&*image, None, Ask::User(maps.user(peer.uid)));
+            all.add(&*image, None, Ask::Group(maps.group(peer.gid)));
+        }
+    }
+    senders(checkpoint, maps, all)
 }
 
 /// What sockets can only have by a capability.

@@ -52,18 +52,6 @@ pub(super) fn collect(
     passed: &Passed,
     all: &mut Requests,
 ) -> Result<()> {
-    of_entries(checkpoint, here, passed, all);
-    pipes(checkpoint, kind::PIPES_DATA, here, all)?;
-    pipes(checkpoint, kind::FIFO_DATA, here, all)
-}
-
-/// What open files and tasks ask for.
-pub(super) fn of_entries(
-    checkpoint: &Checkpoint<'_>,
-    here: Values<'_>,
-    passed: &Passed,
-    all: &mut Requests,
-) {
     let image = kind::FILES.file_name(0);
     for entry in &checkpoint.files {
         for (text, capability) in of_file(entry, here) {
@@ -78,6 +66,8 @@ pub(super) fn of_entries(
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
         of_task(task, passed, all);
     }
+    pipes(checkpoint, kind::PIPES_DATA, here, all)?;
+    pipes(checkpoint, kind::FIFO_DATA, here, all)
 }
 
 /// What of a descriptor takes a capability on this host.
