@@ -351,6 +351,9 @@ fn maps(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
             areas.push(area);
         }
     }
+    // It is no mapping of the task's, and every task has it but one that has executed a 32-bit program,
+    // to which nothing leads there.
+    areas.retain(|area| !area.rest.contains("[vsyscall]"));
     areas.dedup_by(|next, area| {
         let anonymous = next.offset == 0 && area.offset == 0;
         let follows = anonymous || next.offset == area.offset + (area.end - area.start);

@@ -140,8 +140,15 @@ pub struct Program {
 impl Program {
     /// Whether its behaviour can depend on how its pages are saved.
     fn is_about_memory(&self) -> bool {
-        const AREAS: [&str; 6] =
-            ["memory", "shared memory", "copy-on-write", "vDSO", "process tree", "threads"];
+        const AREAS: [&str; 7] = [
+            "memory",
+            "shared memory",
+            "copy-on-write",
+            "vDSO",
+            "process tree",
+            "threads",
+            "32-bit programs",
+        ];
         AREAS.contains(&self.area.as_str())
     }
 }

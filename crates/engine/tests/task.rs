@@ -74,7 +74,7 @@ fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> State {
     let statuses: Vec<_> = threads.iter().map(read).collect();
     let stat = proc::stat(threads[0].pid()).unwrap();
     let settings = Settings::of(threads[0].pid()).unwrap();
-    let seen = Seen { stat: &stat, statuses: &statuses, settings: &settings };
+    let seen = Seen { stat: &stat, statuses: &statuses, settings: &settings, is_32bit: false };
     let mut others = Vec::new();
     let mut other = |_, _, core| {
         others.push(core);

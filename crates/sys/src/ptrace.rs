@@ -60,6 +60,31 @@ pub struct Registers {
     pub gs: u64,
 }
 
+/// Code segments of programs, with their privilege level: `__USER_CS` and `__USER32_CS` of
+/// asm/segment.h.
+const USER_CS: u64 = 0x33;
+const USER32_CS: u64 = 0x23;
+
+impl Registers {
+    /// Whether the next instruction is taken for 32-bit code.
+    #[must_use]
+    pub fn is_32bit(&self) -> bool {
+        self.cs == USER32_CS
+    }
+
+    /// Whether the code segment is one that the kernel gives to programs.
+    #[must_use]
+    pub fn has_usual_code(&self) -> bool {
+        [USER_CS, USER32_CS].contains(&self.cs)
+    }
+
+    /// The same for 64-bit code.
+    #[must_use]
+    pub fn for_64bit(self) -> Self {
+        Registers { cs: USER_CS, ..self }
+    }
+}
+
 /// A `siginfo_t` as bytes.
 pub type SigInfo = [u8; 128];
 
@@ -310,6 +335,15 @@ pub fn thread_area(tid: i32, number: u32) -> Result<SegmentDescriptor> {
     let mut segment = SegmentDescriptor::default();
     request(25, tid, u64::from(number), addr(&raw mut segment))?;
     Ok(segment)
+}
+
+/// `PTRACE_SET_THREAD_AREA`: gives a thread a segment, under the number that is in it.
+///
+/// # Errors
+/// `EINVAL` for a segment that the kernel gives to nobody, `EIO` on kernels without 32-bit code.
+pub fn set_thread_area(tid: i32, segment: &SegmentDescriptor) -> Result<()> {
+    let number = u64::from(segment.entry_number);
+    request(26, tid, number, addr(std::ptr::from_ref(segment))).map(drop)
 }
 
 /// Reads filter `index` (0 is the newest) of a thread's seccomp filters as raw

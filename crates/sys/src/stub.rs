@@ -26,13 +26,16 @@ pub struct Record {
     /// Address to which the result is stored too, 0 for none: an argument of a
     /// later record.
     pub forward: u64,
-    /// [`Record::STOP_ON_ERROR`] or 0.
+    /// [`Record::STOP_ON_ERROR`] and [`Record::OF_32BIT`], or 0.
     pub flags: u64,
 }
 
 impl Record {
     /// End the batch if the call fails.
     pub const STOP_ON_ERROR: u64 = 1;
+    /// It is a call of 32-bit programs: its number is one of theirs, and of its arguments the
+    /// kernel takes 32 bits.
+    pub const OF_32BIT: u64 = 2;
     /// The result of a call that was not made.
     pub const NOT_RUN: u64 = u64::MAX << 32;
 }
@@ -56,7 +59,10 @@ global_asm!(
     "mov r10, [r12 + 32]",
     "mov r8, [r12 + 40]",
     "mov r9, [r12 + 48]",
+    "test dword ptr [r12 + 72], 2",
+    "jnz 6f",
     "syscall",
+    "7:",
     "mov [r12 + 56], rax",
     "mov rcx, [r12 + 64]",
     "test rcx, rcx",
@@ -71,6 +77,14 @@ global_asm!(
     "add r12, 80",
     "dec r13",
     "jmp 2b",
+    "6:",
+    "mov rbx, rdi",
+    "mov rcx, rsi",
+    "mov rsi, r10",
+    "mov rdi, r8",
+    "mov rbp, r9",
+    "int 0x80",
+    "jmp 7b",
     "5:",
     "mov eax, {getpid}",
     "syscall",

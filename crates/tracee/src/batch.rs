@@ -43,11 +43,24 @@ impl<'t> Batch<'t> {
         Call(self.records.len() - 1)
     }
 
+    /// Adds a call of 32-bit programs, of which the kernel keeps that it was one; the number is
+    /// one of theirs. The batch goes on if it fails.
+    pub fn call_of_32bit(&mut self, call: impl Into<Syscall>) -> Call {
+        let call = self.call(call);
+        self.records[call.0].flags = Record::OF_32BIT;
+        call
+    }
+
+    /// Ends the batch if this call fails.
+    pub fn need(&mut self, call: Call) {
+        self.records[call.0].flags |= Record::STOP_ON_ERROR;
+    }
+
     /// Adds a call without which the rest makes no sense: if it fails, the calls
     /// after it are not made.
     pub fn must(&mut self, call: impl Into<Syscall>) -> Call {
         let call = self.call(call);
-        self.records[call.0].flags = Record::STOP_ON_ERROR;
+        self.need(call);
         call
     }
 

@@ -22,7 +22,8 @@ const ERESTARTSYS: i64 = 512;
 const ERESTARTNOINTR: i64 = 513;
 const ERESTARTNOHAND: i64 = 514;
 const ERESTART_RESTARTBLOCK: i64 = 516;
-const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall.cast_unsigned();
+/// The number of restart_syscall(2), and that of 32-bit programs (asm/unistd_32.h).
+const RESTART_SYSCALL: [u64; 2] = [libc::SYS_restart_syscall.cast_unsigned(), 0];
 
 /// The registers with which an interrupted task goes on by itself: an interrupted
 /// system call is wound back as the kernel would do on the way out.
@@ -34,9 +35,10 @@ const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall.cast_unsigned();
 /// restarted the call before, so that its number is lost, is `EINTR` all that remains.
 pub fn restarted(regs: &Registers) -> Registers {
     let mut out = *regs;
+    let restart = RESTART_SYSCALL[usize::from(regs.is_32bit())];
     if regs.orig_rax.cast_signed() >= 0 {
         match -regs.rax.cast_signed() {
-            ERESTART_RESTARTBLOCK if regs.orig_rax == RESTART_SYSCALL => {
+            ERESTART_RESTARTBLOCK if regs.orig_rax == restart => {
                 out.rax = (-i64::from(libc::EINTR)).cast_unsigned();
             }
             ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK => {
@@ -144,5 +146,15 @@ mod tests {
         assert_eq!(after(libc::SYS_restart_syscall, ERESTART_RESTARTBLOCK), (0x1002, eintr));
         assert_eq!(after(libc::SYS_poll, -1), (0x1002, 1));
         assert_eq!(after(-1, ERESTARTSYS), (0x1002, -ERESTARTSYS));
+        // In 32-bit code the number 0 is restart_syscall(2), and 219 is another call.
+        for (number, rax) in [(0, eintr), (libc::SYS_restart_syscall, libc::SYS_restart_syscall)] {
+            let regs = Registers {
+                orig_rax: number.cast_unsigned(),
+                rax: (-ERESTART_RESTARTBLOCK).cast_unsigned(),
+                cs: 0x23,
+                ..Registers::default()
+            };
+            assert_eq!(restarted(&regs).rax.cast_signed(), rax);
+        }
     }
 }

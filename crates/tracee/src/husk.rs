@@ -218,7 +218,7 @@ impl Tracee {
             r9: args[5],
             rip: stub.syscall_at(),
             orig_rax: u64::MAX,
-            ..self.own
+            ..self.own.for_64bit()
         };
         let result = self.step_syscall(&regs)?;
         self.put_back()?;
@@ -248,7 +248,7 @@ impl Tracee {
             rsi: STUB_SIZE,
             rip: stub.syscall_at(),
             orig_rax: u64::MAX,
-            ..self.own
+            ..self.own.for_64bit()
         };
         let result = self.step_syscall(&regs)?;
         self.answer("munmap of the stub", result).map(drop)
@@ -267,7 +267,7 @@ impl Tracee {
             rdi: u64::from(status >> 8 & 0xff),
             rip: stub.syscall_at(),
             orig_rax: u64::MAX,
-            ..self.own
+            ..self.own.for_64bit()
         };
         ptrace::set_signal_mask(tid, u64::MAX).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
         ptrace::set_registers(tid, &regs).map_err(Error::os(tid, "PTRACE_SETREGS"))?;

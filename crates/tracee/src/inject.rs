@@ -16,7 +16,7 @@ impl Tracee {
     /// the mappings of the task.
     ///
     /// # Errors
-    /// Unusable for 32-bit tasks and for tasks without a `syscall` instruction.
+    /// Unusable for tasks without an instruction that makes a system call.
     pub fn inject(&mut self, maps: &[Mapping], base: u64) -> Result<()> {
         Self::inject_all([(self, maps, base)])
     }
@@ -24,8 +24,7 @@ impl Tracee {
     /// Maps stubs into several processes: while one of them works the next ones are looked after.
     ///
     /// # Errors
-    /// The first of those of [`Tracee::inject`]; the others have theirs, but for 32-bit tasks:
-    /// with one of those none gets a stub.
+    /// The first of those of [`Tracee::inject`]; the others have theirs.
     pub fn inject_all<'t>(
         tasks: impl IntoIterator<Item = (&'t mut Self, &'t [Mapping], u64)>,
     ) -> Result<()> {
@@ -36,7 +35,6 @@ impl Tracee {
         };
         let (mut places, mut calls) = (Vec::new(), Vec::new());
         for (tracee, maps, base) in tasks {
-            tracee.check_code()?;
             let call = stub_at(base, read_write | ProtFlags::EXEC);
             places.push((maps, base));
             calls.push(LoneCall::new(tracee, maps, call));
@@ -64,16 +62,6 @@ impl Tracee {
             })
             .collect();
         all.into_iter().collect()
-    }
-
-    fn check_code(&self) -> Result<()> {
-        /// The segment of 64-bit user code.
-        const USER_CS: u64 = 0x33;
-        if self.own.cs == USER_CS {
-            return Ok(());
-        }
-        let reason = "it runs 32-bit code, which is not supported".to_owned();
-        Err(Error::Unusable { pid: self.tid, reason })
     }
 
     fn map(&mut self, maps: &[Mapping], call: Syscall) -> Result<()> {
@@ -137,7 +125,7 @@ impl Tracee {
             r12: stub.record_at(0).0,
             r13: records.len() as u64,
             orig_rax: u64::MAX,
-            ..self.own
+            ..self.own.for_64bit()
         };
         self.start_at(&regs)
     }

@@ -51,31 +51,31 @@ impl<'t> LoneCall<'t> {
 
     /// Sends the task to the call.
     fn enter(&mut self, _: u64) -> Result<u64> {
-        let Syscall { number, args } = self.call;
-        let mut regs = Registers {
-            rax: number,
-            rdi: args[0],
-            rsi: args[1],
-            rdx: args[2],
-            r10: args[3],
-            r8: args[4],
-            r9: args[5],
-            orig_rax: u64::MAX,
-            ..self.tracee.own
-        };
         self.way_back = self.tracee.way_back(self.maps)?;
-        if let Some(way) = &self.way_back {
-            (regs.rip, regs.rsp) = (way.rip, way.place + 56);
-        } else {
-            let tid = self.tracee.tid;
-            let any = find_code(tid, self.maps, &[&[0x0f, 0x05]])?;
-            let Some([rip]) = any.as_deref() else {
-                let reason = "no syscall instruction in its memory".to_owned();
-                return Err(Error::Unusable { pid: tid, reason });
-            };
-            regs.rip = *rip;
-        }
+        let regs = match &self.way_back {
+            Some(way) => {
+                let regs = entering(&self.tracee.own, self.call, way.rip);
+                Registers { rsp: way.place + 56, ..regs }
+            }
+            None => self.at_its_own_code()?,
+        };
         self.tracee.start_syscall(&regs).map(|()| 0)
+    }
+
+    /// The registers for the call at an instruction for it that the task has anywhere. Programs
+    /// for 32 bits have `int $0x80`, and the other one by chance, as a part of others.
+    fn at_its_own_code(&self) -> Result<Registers> {
+        let Tracee { tid, own, .. } = *self.tracee;
+        if let Some([rip]) = find_code(tid, self.maps, &[&[0x0f, 0x05]])?.as_deref() {
+            return Ok(entering(&own, self.call, *rip));
+        }
+        if let Some(call) = self.call.of_32bit().filter(|_| own.is_32bit())
+            && let Some([rip]) = find_code(tid, self.maps, &[&[0xcd, 0x80]])?.as_deref()
+        {
+            return Ok(entering_32bit(&own, call, *rip));
+        }
+        let reason = "no syscall instruction in its memory".to_owned();
+        Err(Error::Unusable { pid: tid, reason })
     }
 
     /// It stands before the call.
@@ -99,6 +99,38 @@ impl<'t> LoneCall<'t> {
                 .map_err(Error::os(self.tracee.tid, "clearing its stack"))?;
         }
         Ok(answer)
+    }
+}
+
+/// The registers of a task that is to make a call at `rip`.
+fn entering(own: &Registers, Syscall { number, args }: Syscall, rip: u64) -> Registers {
+    Registers {
+        rax: number,
+        rdi: args[0],
+        rsi: args[1],
+        rdx: args[2],
+        r10: args[3],
+        r8: args[4],
+        r9: args[5],
+        rip,
+        orig_rax: u64::MAX,
+        ..own.for_64bit()
+    }
+}
+
+/// The same for a call of 32-bit programs.
+fn entering_32bit(own: &Registers, Syscall { number, args }: Syscall, rip: u64) -> Registers {
+    Registers {
+        rax: number,
+        rbx: args[0],
+        rcx: args[1],
+        rdx: args[2],
+        rsi: args[3],
+        rdi: args[4],
+        rbp: args[5],
+        rip,
+        orig_rax: u64::MAX,
+        ..*own
     }
 }
 

@@ -77,6 +77,15 @@ impl Tracee {
             .map_err(Error::os(self.tid, "PTRACE_GET_THREAD_AREA"))
     }
 
+    /// Gives the thread a segment for 32-bit code.
+    ///
+    /// # Errors
+    /// Gone; `Os`, if the kernel gives such a segment to nobody.
+    pub fn set_segment(&self, segment: &ptrace::SegmentDescriptor) -> Result<()> {
+        ptrace::set_thread_area(self.tid, segment)
+            .map_err(Error::os(self.tid, "PTRACE_SET_THREAD_AREA"))
+    }
+
     /// The critical section that the thread is in and must be found in again, if it
     /// cannot be aborted.
     pub fn critical_section(&self) -> Option<u64> {

@@ -8,12 +8,33 @@ use rustix::io::DupFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::RemoteAddr;
+use crate::stub::PAGE;
 
 /// A system call with its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Syscall {
     pub(crate) number: u64,
     pub(crate) args: [u64; 6],
+}
+
+impl Syscall {
+    /// The same call as 32-bit programs make it; `None` if it is none of those that a task is
+    /// made to do without a stub.
+    pub(crate) fn of_32bit(self) -> Option<Self> {
+        let Syscall { number, mut args } = self;
+        // asm/unistd_32.h; of `mmap2` the offset is in pages.
+        let number = match libc::c_long::try_from(number).ok()? {
+            libc::SYS_close => 6,
+            libc::SYS_munmap => 91,
+            libc::SYS_wait4 => 114,
+            libc::SYS_mmap => {
+                args[5] /= PAGE;
+                192
+            }
+            _ => return None,
+        };
+        Some(Syscall { number, args })
+    }
 }
 
 impl<const N: usize> From<(libc::c_long, [u64; N])> for Syscall {

@@ -67,7 +67,7 @@ impl Tracee {
             rdi: 0,
             rip: stub.syscall_at(),
             orig_rax: u64::MAX,
-            ..self.own
+            ..self.own.for_64bit()
         };
         let exit = frame::build(at, self.tid, &exit, self.xstate()?, u64::MAX);
         let mut batch = self.batch();

@@ -72,7 +72,7 @@ pub fn apparmor_stacking() -> Outcome {
 }
 
 pub fn compat_cr() -> Outcome {
-    Err("32-bit tasks are not supported".into())
+    maps_vdso("ARCH_MAP_VDSO_32", 0x2002)
 }
 
 // Files.
@@ -195,12 +195,16 @@ pub fn mem_dirty_track() -> Outcome {
 }
 
 pub fn can_map_vdso() -> Outcome {
-    const ARCH_MAP_VDSO_64: u64 = 0x2003;
+    maps_vdso("ARCH_MAP_VDSO_64", 0x2003)
+}
+
+/// Whether the kernel maps a kind of vDSO where it is told to, by arch_prctl(2).
+fn maps_vdso(name: &str, kind: u64) -> Outcome {
     let mut lab = Lab::new()?;
-    match lab.call((libc::SYS_arch_prctl, [ARCH_MAP_VDSO_64, 0]))? {
+    match lab.call((libc::SYS_arch_prctl, [kind, 0]))? {
         // There is one already; a kernel that cannot says EINVAL.
         Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
-        Err(e) => Err(format!("ARCH_MAP_VDSO_64: {e}")),
+        Err(e) => Err(format!("{name}: {e}")),
         Ok(_) => Ok(()),
     }
 }

@@ -58,16 +58,18 @@ struct Taken {
     threads: Vec<Tracee>,
     statuses: Vec<proc::Status>,
     settings: Settings,
+    is_32bit: bool,
 }
 
 impl Taken {
     fn of(task: &mut Task) -> Self {
+        let is_32bit = task.is_32bit();
         let mut threads = std::mem::take(&mut task.threads);
         if let Some((leader, others)) = threads.split_first_mut() {
             others.iter_mut().enumerate().for_each(|(i, t)| t.share_stub(leader, i + 1));
         }
         let statuses = std::mem::take(&mut task.statuses);
-        Taken { threads, statuses, settings: std::mem::take(&mut task.settings) }
+        Taken { threads, statuses, settings: std::mem::take(&mut task.settings), is_32bit }
     }
 }
 
@@ -78,8 +80,9 @@ fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<Pr
     let own_tid = |tid: i32| all.own_tid(tid);
     let mut tree = Tree { maps: id_maps, own_tid: &own_tid, filters };
     let processes = tasks.iter().zip(taken).map(|(&task, taken)| {
-        let Taken { threads, statuses, settings } = taken;
-        Process { threads, seen: Seen { stat: &all[task].stat, statuses, settings } }
+        let Taken { threads, statuses, settings, is_32bit } = taken;
+        let is_32bit = *is_32bit;
+        Process { threads, seen: Seen { stat: &all[task].stat, statuses, settings, is_32bit } }
     });
     let mut other = |pid: i32, tid: i32, core: CoreEntry| {
         check_parent(&lost, pid, &core)?;

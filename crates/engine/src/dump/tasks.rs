@@ -12,7 +12,7 @@ use crate::file::found::Listed;
 use crate::guardian::{self, Guardian, Undo, Way};
 use crate::memory::vma::Vma;
 use crate::proc;
-use crate::task::Settings;
+use crate::task::{Settings, ia32};
 
 /// A task (thread group) of the dumped tree.
 #[derive(Debug)]
@@ -113,6 +113,11 @@ pub(super) fn death(tasks: &Tasks) -> Undo {
 }
 
 impl Task {
+    /// Whether it runs a 32-bit program.
+    pub fn is_32bit(&self) -> bool {
+        ia32::is_process(&self.threads, &self.maps)
+    }
+
     /// The number that the line `key` of its status (such as `NSsid`) has for the pid namespace of
     /// the tree's root.
     pub fn number(&self, key: &str) -> Option<i32> {

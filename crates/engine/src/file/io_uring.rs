@@ -147,6 +147,10 @@ impl IoUringDumper {
         if !found.is_anon("[io_uring]") {
             return Ok(None);
         }
+        // The kernel takes its requests in another layout.
+        if tasks[found.task].is_32bit() {
+            return Err(found.refuse("it is that of a 32-bit program, which is not supported"));
+        }
         check(found)?;
         let counts = drain(tasks, found)?;
         let setup = ask(tasks, found)?;

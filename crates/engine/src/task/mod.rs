@@ -8,6 +8,7 @@
 //! job control put back by [`restore_stop`].
 
 pub(crate) mod creds;
+pub(crate) mod ia32;
 mod limits;
 mod process;
 mod registers;
@@ -84,6 +85,8 @@ pub struct Seen<'a> {
     pub statuses: &'a [proc::Status],
     /// What has files of its own.
     pub settings: &'a Settings,
+    /// Whether it runs a 32-bit program.
+    pub is_32bit: bool,
 }
 
 /// What each has a file of its own for in `/proc/PID`.
@@ -140,13 +143,15 @@ pub fn dump(
     for Process { threads, seen } in processes {
         let mut threads = threads.iter_mut().zip(seen.statuses);
         leaders.extend(threads.next().map(|(leader, status)| (leader, status, seen)));
-        others.push(threads.collect::<Vec<_>>());
+        others.push((threads.collect::<Vec<_>>(), seen.is_32bit));
     }
     let states = dump_leaders(leaders, tree)?;
-    for some in others.iter_mut().flat_map(|threads| threads.chunks_mut(SIDE_BY_SIDE)) {
-        let cores = dump_threads(some, tree)?;
-        for ((thread, _), core) in some.iter().zip(cores) {
-            other(thread.pid(), thread.tid(), core)?;
+    for (threads, is_32bit) in &mut others {
+        for some in threads.chunks_mut(SIDE_BY_SIDE) {
+            let cores = dump_threads(some, *is_32bit, tree)?;
+            for ((thread, _), core) in some.iter().zip(cores) {
+                other(thread.pid(), thread.tid(), core)?;
+            }
         }
     }
     Ok(states)
@@ -187,7 +192,7 @@ impl ProcessQuestions {
     fn ask<'t>(
         tracee: &'t mut Tracee,
         status: &proc::Status,
-        Seen { stat, settings, .. }: Seen<'_>,
+        Seen { stat, settings, is_32bit, .. }: Seen<'_>,
         tree: &mut Tree<'_>,
     ) -> Result<(Batch<'t>, Self)> {
         // Of a leader that has ended the kernel shows less than of its other threads.
@@ -213,7 +218,7 @@ impl ProcessQuestions {
         let questions = ProcessQuestions {
             tc,
             outside,
-            inside: ThreadQuestions::ask(&mut batch),
+            inside: ThreadQuestions::ask(&mut batch, is_32bit),
             personality: thread::ask_personality(&mut batch),
             actions: signals::ask_actions(&mut batch),
             timers: timers::ask(&mut batch, timers),
@@ -231,7 +236,7 @@ impl ProcessQuestions {
     ) -> Result<ProcessState> {
         let mut tc = self.tc;
         tc.personality = self.personality.answer(out)?;
-        tc.sigactions = self.actions.answer(out)?;
+        tc.sigactions = self.actions.answer(out, self.inside.robust_list.is_some())?;
         tc.timers = Some(self.timers.answer(out)?);
         tc.rlimits = Some(self.limits.answer(out)?);
         let mm = self.process.answer(out, settings.coredump_filter, &mut tc)?;
@@ -248,6 +253,7 @@ impl ProcessQuestions {
 /// Describes up to [`SIDE_BY_SIDE`] threads: while one answers the next ones are asked.
 fn dump_threads(
     threads: &mut [(&mut Tracee, &proc::Status)],
+    is_32bit: bool,
     tree: &mut Tree<'_>,
 ) -> Result<Vec<CoreEntry>> {
     let outside =
@@ -255,7 +261,7 @@ fn dump_threads(
     let outside = outside.collect::<Result<Vec<_>>>()?;
     let asked = threads.iter_mut().map(|(tracee, _)| {
         let mut batch = tracee.batch();
-        let inside = ThreadQuestions::ask(&mut batch);
+        let inside = ThreadQuestions::ask(&mut batch, is_32bit);
         (batch, inside)
     });
     let (batches, inside): (Vec<_>, Vec<_>) = asked.unzip();
@@ -320,14 +326,17 @@ struct ThreadQuestions {
     stack: signals::StackQuestion,
     thread: thread::Questions,
     creds: creds::Question,
+    /// That of a 32-bit program.
+    robust_list: Option<ia32::RobustQuestion>,
 }
 
 impl ThreadQuestions {
-    fn ask(batch: &mut Batch<'_>) -> Self {
+    fn ask(batch: &mut Batch<'_>, is_32bit: bool) -> Self {
         ThreadQuestions {
             stack: signals::ask_stack(batch),
             thread: thread::ask(batch),
             creds: creds::ask(batch),
+            robust_list: is_32bit.then(|| ia32::ask_robust_list(batch)),
         }
     }
 
@@ -339,12 +348,16 @@ impl ThreadQuestions {
     ) -> Result<CoreEntry> {
         entry.sas = Some(self.stack.answer(out)?);
         let tid_address = self.thread.answer(out, &mut entry)?;
+        let is_32bit = self.robust_list.is_some();
+        if let Some(question) = self.robust_list {
+            question.answer(out, &mut entry)?;
+        }
         if let Some(creds) = &mut entry.creds {
             self.creds.answer(out, creds)?;
         }
         Ok(CoreEntry {
             mtype: March::X8664.into(),
-            thread_info: Some(registers::dump(tracee, tid_address)?),
+            thread_info: Some(registers::dump(tracee, tid_address, is_32bit)?),
             thread_core: Some(entry),
             ..CoreEntry::default()
         })
@@ -383,7 +396,8 @@ pub fn check(core: &CoreEntry, leader: bool) -> Result<()> {
     if !has_ended(core) {
         registers::registers(info(core)?)?;
     }
-    thread::check(thread_core(core)?)?;
+    let is_32bit = ia32::is_of_32bit(std::slice::from_ref(core));
+    thread::check(thread_core(core)?, is_32bit)?;
     let Some(tc) = &core.tc else {
         return if leader { Err(missing("tc")) } else { Ok(()) };
     };
@@ -404,7 +418,7 @@ pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>)
     let tc = cores.first().and_then(|c| c.tc.as_ref()).ok_or_else(|| missing("tc"))?;
     let timers = &Timers::of(tc).unwrap_or_default();
     if let Some(leader) = threads.first_mut() {
-        restore_process(leader, tc, images)?;
+        restore_process(leader, tc, ia32::is_of_32bit(cores), images)?;
         timers::create(leader, timers)?;
     }
     for ((thread, core), scheduling) in threads.iter_mut().zip(cores).zip(images.scheduling) {
@@ -453,7 +467,12 @@ fn queue(
     Ok(())
 }
 
-fn restore_process(leader: &mut Tracee, tc: &TaskCoreEntry, images: &Images<'_>) -> Result<()> {
+fn restore_process(
+    leader: &mut Tracee,
+    tc: &TaskCoreEntry,
+    is_32bit: bool,
+    images: &Images<'_>,
+) -> Result<()> {
     if let Some(wanted) = images.limits.login {
         let inside = images.maps.uid_inside(wanted).and_then(|id| images.own.uid_inside(id));
         limits::restore_loginuid(leader, wanted, inside)?;
@@ -463,7 +482,7 @@ fn restore_process(leader: &mut Tracee, tc: &TaskCoreEntry, images: &Images<'_>)
     }
     process::restore_coredump_filter(leader.pid(), images.mm)?;
     let mut script = Script::new(leader);
-    signals::restore_actions(&mut script, &tc.sigactions);
+    signals::restore_actions(&mut script, &tc.sigactions, is_32bit)?;
     process::restore(&mut script, tc, images.mm);
     script.run()?;
     limits::restore(leader, &images.limits.resources)
@@ -481,6 +500,7 @@ pub fn dress(husk: &mut Tracee, core: &CoreEntry) -> Result<()> {
     let info = info(core)?;
     let registers = registers::registers(info)?;
     let xstate = registers::xstate(husk, info)?;
+    registers::restore_segments(husk, info)?;
     let entry = thread_core(core)?;
     let of_process = core.tc.as_ref().map(|tc| tc.blk_sigset);
     let mask = entry.blk_sigset.or(of_process).unwrap_or_default();

@@ -42,25 +42,27 @@ const KNOWN: u64 = 1 << X87
 /// What Linux gives every task, protection keys in use or not.
 const DEFAULT_PKRU: u32 = 0x5555_5554;
 
-/// Code segment of 64-bit user code.
-const USER_CS: u64 = 0x33;
+/// Where the segments of a thread for 32-bit code are in the table of all
+/// (`GDT_ENTRY_TLS_MIN` of asm/segment.h).
+const FIRST_SEGMENT: u64 = 12;
 
-/// Registers and extended state of a thread; `tid_address` is its `clear_tid_addr`.
+/// Registers and extended state of a thread; `tid_address` is its `clear_tid_addr`, `is_32bit` says
+/// of its process that it runs a 32-bit program.
 ///
 /// # Errors
 /// Gone; refused if a component is in use that the image has no field for.
-pub(crate) fn dump(tracee: &mut Tracee, tid_address: u64) -> Result<ThreadInfoX86> {
+pub(crate) fn dump(tracee: &mut Tracee, tid_address: u64, is_32bit: bool) -> Result<ThreadInfoX86> {
     let r = tracee.restartable_registers();
     let pid = tracee.pid();
     let fpregs = unpack(tracee.xstate()?, component).map_err(|what| {
         Error::refused(pid, format!("processor state ({what})"), "the image has no place for it")
     })?;
     let tls: Vec<UserDescT> = tracee.segments()?.into_iter().map(segment).collect();
-    if tls.iter().any(|entry| !entry.seg_not_present) {
-        let reason = "is not supported";
-        return Err(Error::refused(pid, "a segment for 32-bit code (set_thread_area)", reason));
+    if !r.has_usual_code() {
+        return Err(Error::refused(pid, format!("its code segment {:#x}", r.cs), "is its own"));
     }
-    Ok(ThreadInfoX86 { clear_tid_addr: tid_address, gpregs: general(&r), fpregs, tls })
+    let gpregs = if is_32bit { general_of_32bit(&r) } else { general(&r) };
+    Ok(ThreadInfoX86 { clear_tid_addr: tid_address, gpregs, fpregs, tls })
 }
 
 fn segment(segment: SegmentDescriptor) -> UserDescT {
@@ -76,6 +78,54 @@ fn segment(segment: SegmentDescriptor) -> UserDescT {
         limit_in_pages: bit(4),
         seg_not_present: bit(5),
         usable: bit(6),
+    }
+}
+
+/// The entries of the table that an image has for a thread, and the thread lacks.
+///
+/// # Errors
+/// Gone; if the kernel gives such a segment to nobody.
+pub(crate) fn restore_segments(husk: &Tracee, info: &ThreadInfoX86) -> Result<()> {
+    for entry in info.tls.iter().filter(|entry| !entry.seg_not_present) {
+        let bits = [
+            entry.seg_32bit,
+            entry.contents_l,
+            entry.contents_h,
+            entry.read_exec_only,
+            entry.limit_in_pages,
+            entry.seg_not_present,
+            entry.usable,
+        ];
+        let flags = bits.iter().rev().fold(0, |flags, &bit| flags << 1 | u32::from(bit));
+        let UserDescT { entry_number, base_addr, limit, .. } = *entry;
+        husk.set_segment(&SegmentDescriptor { entry_number, base_addr, limit, flags })?;
+    }
+    Ok(())
+}
+
+/// Where the segment that a thread's selector names begins: 32-bit code cannot set another base.
+fn base_of(selector: u64, tls: &[UserDescT]) -> u64 {
+    let number = selector >> 3;
+    let entry = tls.iter().find(|entry| u64::from(entry.entry_number) == number);
+    entry.filter(|_| number >= FIRST_SEGMENT).map_or(0, |entry| entry.base_addr.into())
+}
+
+/// The registers of 32-bit code. Above their 32 bits the kernel has what it left there.
+fn general_of_32bit(r: &Registers) -> UserX86RegsEntry {
+    let low = |value: u64| value & u64::from(u32::MAX);
+    UserX86RegsEntry {
+        bp: low(r.rbp),
+        bx: low(r.rbx),
+        ax: low(r.rax),
+        cx: low(r.rcx),
+        dx: low(r.rdx),
+        si: low(r.rsi),
+        di: low(r.rdi),
+        orig_ax: low(r.orig_rax),
+        ip: low(r.rip),
+        sp: low(r.rsp),
+        mode: Some(UserX86RegsMode::Compat.into()),
+        ..general(r)
     }
 }
 
@@ -115,16 +165,14 @@ fn general(r: &Registers) -> UserX86RegsEntry {
 /// The registers to set for what an image says.
 ///
 /// # Errors
-/// If they are those of a 32-bit task or TLS segments of one are in use.
+/// If the code segment is none that the kernel gives to programs.
 pub(crate) fn registers(info: &ThreadInfoX86) -> Result<Registers> {
     let r = &info.gpregs;
-    if r.mode() != UserX86RegsMode::Native || r.cs != USER_CS {
-        return Err(Error::Unsupported("a 32-bit task".into()));
-    }
-    if info.tls.iter().any(|entry| !entry.seg_not_present) {
-        return Err(Error::Unsupported("a task with segments for 32-bit code".into()));
-    }
-    Ok(Registers {
+    let (fs_base, gs_base) = match r.mode() {
+        UserX86RegsMode::Native => (r.fs_base, r.gs_base),
+        UserX86RegsMode::Compat => (base_of(r.fs, &info.tls), base_of(r.gs, &info.tls)),
+    };
+    let registers = Registers {
         r15: r.r15,
         r14: r.r14,
         r13: r.r13,
@@ -147,13 +195,17 @@ pub(crate) fn registers(info: &ThreadInfoX86) -> Result<Registers> {
         eflags: r.flags,
         rsp: r.sp,
         ss: r.ss,
-        fs_base: r.fs_base,
-        gs_base: r.gs_base,
+        fs_base,
+        gs_base,
         ds: r.ds,
         es: r.es,
         fs: r.fs,
         gs: r.gs,
-    })
+    };
+    match registers.has_usual_code() {
+        true => Ok(registers),
+        false => Err(Error::invalid("core", format!("the code segment {:#x}", r.cs))),
+    }
 }
 
 /// The extended state to set, as an XSAVE image of the husk's own layout.

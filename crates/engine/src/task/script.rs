@@ -32,6 +32,17 @@ impl<'t> Script<'t> {
         call
     }
 
+    /// Adds a call of 32-bit programs.
+    pub(crate) fn step_of_32bit(
+        &mut self,
+        what: impl Into<Cow<'static, str>>,
+        call: impl Into<Syscall>,
+    ) {
+        let call = self.batch.call_of_32bit(call);
+        self.batch.need(call);
+        self.steps.push((call, what.into()));
+    }
+
     /// Adds a prctl(2).
     pub(crate) fn prctl(&mut self, what: &'static str, option: i32, arg: u64) {
         self.step(what, syscall::prctl(option, [arg]));

@@ -15,7 +15,7 @@ use torpor_tracee::syscall::Syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, StopState, Tracee};
 
 use super::script::Script;
-use super::state;
+use super::{ia32, state};
 use crate::error::{Context, Error, Result};
 
 /// The highest signal number.
@@ -49,7 +49,7 @@ pub(crate) fn ask_actions(batch: &mut Batch<'_>) -> ActionQuestions {
 
 impl ActionQuestions {
     /// The actions, in the order of the image.
-    pub(crate) fn answer(self, out: &Outcome) -> Result<Vec<SaEntry>> {
+    pub(crate) fn answer(self, out: &Outcome, is_32bit: bool) -> Result<Vec<SaEntry>> {
         let mut all = Vec::new();
         for (signal, call, slot) in self.0 {
             out.expect(call, || format!("rt_sigaction of signal {signal}"))?;
@@ -58,7 +58,7 @@ impl ActionQuestions {
                 flags: out.u64_at(slot, 8),
                 restorer: out.u64_at(slot, 16),
                 mask: out.u64_at(slot, 24),
-                compat_sigaction: Some(false),
+                compat_sigaction: Some(is_32bit),
                 ..SaEntry::default()
             });
         }
@@ -71,20 +71,29 @@ pub(crate) fn check_actions(actions: &[SaEntry]) -> Result<()> {
     if actions.len() != changeable().count() {
         return Err(Error::invalid("core", format!("{} signal actions", actions.len())));
     }
-    match actions.iter().any(|a| a.compat_sigaction == Some(true)) {
-        true => Err(Error::Unsupported("a 32-bit task".into())),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 /// Sets all actions: a husk inherits ignored signals from the supervisor.
-pub(crate) fn restore_actions(script: &mut Script<'_>, actions: &[SaEntry]) {
+///
+/// # Errors
+/// If those of a 32-bit program lie where it does not reach.
+pub(crate) fn restore_actions(
+    script: &mut Script<'_>,
+    actions: &[SaEntry],
+    is_32bit: bool,
+) -> Result<()> {
     for (signal, action) in changeable().zip(actions) {
+        if is_32bit {
+            ia32::restore_action(script, u64::from(signal.cast_unsigned()), action)?;
+            continue;
+        }
         let new = script.words(&[action.sigaction, action.flags, action.restorer, action.mask]);
         let number = u64::from(signal.cast_unsigned());
         let what = format!("rt_sigaction of signal {signal}");
         script.step(what, (libc::SYS_rt_sigaction, [number, new.0, 0, SET_SIZE]));
     }
+    Ok(())
 }
 
 /// The question where the handlers of a thread run.

@@ -7,8 +7,8 @@ use torpor_sys::process::robust_list;
 use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
-use super::resources;
 use super::script::Script;
+use super::{ia32, resources};
 use crate::error::{Context, Error, Result};
 
 /// Size of `struct robust_list_head` (linux/futex.h), the only one accepted.
@@ -115,8 +115,9 @@ impl PersonalityQuestion {
 }
 
 /// Checks what an image says about a thread.
-pub(crate) fn check(entry: &ThreadCoreEntry) -> Result<()> {
-    if entry.futex_rla != 0 && entry.futex_rla_len != ROBUST_HEAD {
+pub(crate) fn check(entry: &ThreadCoreEntry, is_32bit: bool) -> Result<()> {
+    let head = if is_32bit { ia32::ROBUST_HEAD } else { ROBUST_HEAD };
+    if entry.futex_rla != 0 && entry.futex_rla_len != head {
         let reason = format!("a robust list of {} bytes", entry.futex_rla_len);
         return Err(Error::invalid("core", reason));
     }
@@ -146,7 +147,9 @@ pub(crate) fn restore(
     let at = script.bytes(&bytes).0;
     script.prctl("PR_SET_NAME", libc::PR_SET_NAME, at);
     script.step("set_tid_address", (libc::SYS_set_tid_address, [tid_address]));
-    if entry.futex_rla != 0 {
+    if entry.futex_rla_len == ia32::ROBUST_HEAD {
+        ia32::restore_robust_list(script, entry.futex_rla);
+    } else if entry.futex_rla != 0 {
         let args = [entry.futex_rla, u64::from(entry.futex_rla_len)];
         script.step("set_robust_list", (libc::SYS_set_robust_list, args));
     }

@@ -4,6 +4,7 @@
 //! see [`bridge`].
 
 mod bridge;
+mod kind;
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -19,6 +20,7 @@ use crate::error::{Context, Error, Result};
 use crate::memory::vma::{PAGE, status};
 use crate::restore::pages::Pages;
 use crate::restore::tasks::Task;
+use crate::task::ia32;
 
 /// Room for one part of the vDSO while the others move.
 const PARKING: u64 = 1 << 20;
@@ -69,16 +71,26 @@ fn old_code(pages: &Pages, vdso: &VmaEntry) -> Option<Vec<u8>> {
 /// If this kernel's differs from the task's and calls cannot be led to it; if the kernel refuses to
 /// move it; if the husk has ended.
 pub(super) fn relocate(task: &mut Task, wanted: &[VmaEntry], here: &[Mapping]) -> Result<()> {
+    let is_32bit = ia32::is_of_32bit(&task.image.cores);
+    let changed = kind::choose(task.remote()?, wanted, here, is_32bit)?;
+    let here = changed.as_deref().unwrap_or(here);
     let special = |v: &&VmaEntry| v.status & (status::VDSO | status::VVAR) != 0;
     let targets: Vec<&VmaEntry> = wanted.iter().filter(special).collect();
     let sources: Vec<&Mapping> =
         here.iter().filter(|m| is_special(&m.name) && m.name != "[vsyscall]").collect();
     let code = targets.iter().find(|v| v.status & status::VDSO != 0);
     let old = code.and_then(|vdso| old_code(&task.image.pages, vdso));
-    let is_same = |old| own_code().is_some_and(|own| bridge::is_same(old, own));
+    let of_32bit = if is_32bit { kind::code_of(task.remote()?, here) } else { None };
+    let own = if is_32bit { of_32bit.as_deref() } else { own_code() };
+    let is_same = |old| own.is_some_and(|own| bridge::is_same(old, own));
     let is_same = old.as_deref().is_none_or(is_same);
     match pair(&sources, &targets).filter(|_| is_same) {
         Some(moves) => place(task.remote()?, wanted, here, &moves),
+        None if is_32bit => {
+            let name = format!("mm-{}.img", task.image.vpid());
+            let why = "the vDSO of a 32-bit program differs from that of this kernel";
+            Err(Error::invalid(name, why))
+        }
         None => lead_there(task, (wanted, here), &targets, &sources),
     }
 }

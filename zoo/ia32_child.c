@@ -1,7 +1,6 @@
-// area: refusals
-// shows: a task that runs 32-bit code is refused by name
-// modes: plain leave-running ns
-// expect: refused "32-bit"
+// area: 32-bit programs
+// shows: the 32-bit child of a 64-bit program, with nothing but pause(2), goes on
+// foreign: yes
 #include "zoo.h"
 
 /* An ELF file of one segment at 8048000, and pause(2) for ever. */
