@@ -11,10 +11,11 @@ use crate::rules::is_below;
 /// File systems that show and change nothing but what belongs to the tasks' own
 /// namespaces: without the configuration of a container a checkpoint may have them
 /// anywhere.
-const PRIVATE: [&str; 6] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "overlay"];
+/// A restore makes a `binfmt_misc` only in a user namespace that it has made.
+const PRIVATE: [&str; 7] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "overlay", "binfmt_misc"];
 /// With one, those that give access to nothing that the tasks would not have: docs/policy.md
 /// says why. The layers of an overlay are judged besides.
-const HARMLESS: [&str; 4] = ["tmpfs", "devpts", "mqueue", "overlay"];
+const HARMLESS: [&str; 5] = ["tmpfs", "devpts", "mqueue", "overlay", "binfmt_misc"];
 
 /// `MS_*` flags of mount(2) that take rights away, and their names.
 pub(crate) const NARROW: [(u32, &str); 4] = [(1, "ro"), (2, "nosuid"), (4, "nodev"), (8, "noexec")];

@@ -18,7 +18,7 @@ use crate::error::{Context, Result};
 use crate::namespace::{Namespaces, NsKind, net};
 
 /// Images of what is made with the skeleton, and is not looked at again.
-const MADE_EARLY: [Kind; 17] = [
+const MADE_EARLY: [Kind; 18] = [
     kind::UTSNS,
     kind::USERNS,
     kind::PIDNS,
@@ -35,6 +35,7 @@ const MADE_EARLY: [Kind; 17] = [
     kind::NFTABLES,
     kind::TMPFS_DEV,
     kind::TMPFS_IMG,
+    kind::BINFMT_MISC,
     kind::CGROUP,
 ];
 

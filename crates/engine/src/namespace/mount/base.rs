@@ -15,7 +15,7 @@ use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
 use super::sharing::Base;
 use super::tree::Tree;
-use super::{nested, superblock, unpack};
+use super::{formats, nested, superblock, unpack};
 use crate::error::{Context, Error, Result};
 use crate::external;
 
@@ -247,6 +247,14 @@ fn make(cx: &mut Assembly<'_>, mount: &Mount, host: &Tree) -> Result<Open> {
             let at = superblock::make_in(cx.tasks.remote(0)?, mount)?;
             Ok(Open { at, made: true })
         }
+        Origin::Registered if formats::are_own(cx) => {
+            let at = superblock::make_in(cx.tasks.remote(0)?, mount)?;
+            Ok(Open { at, made: true })
+        }
+        Origin::Registered => Err(unfit(
+            mount,
+            "its formats would be those of a user namespace that is not the tasks'",
+        )),
         Origin::Filled => {
             let at = superblock::make_in(cx.tasks.remote(0)?, mount)?;
             let archive = cx.images.reader(torpor_images::kind::TMPFS_DEV, mount.dev.into())?;

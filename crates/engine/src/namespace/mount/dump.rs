@@ -14,7 +14,7 @@ use super::collect::Mounts;
 use super::fs::{Origin, join_options, split_options};
 use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
-use super::{content, entry, external, nested, overlay, sharing};
+use super::{content, entry, external, formats, nested, overlay, sharing};
 use crate::cgroup;
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
@@ -180,6 +180,12 @@ fn check(cx: &Saving<'_>, forest: &Forest, node: Node) -> std::result::Result<()
     if let Some(why) = nested::obstacle(forest, node, &cx.mounts.host) {
         return Err(Unfit::Reason(why.to_owned()));
     }
+    if mount.ty.origin == Origin::Registered && source == Source::FileSystem {
+        let space = forest.spaces[node.space].0;
+        if let Some(why) = formats::obstacle(mount, space, cx.spaces)? {
+            return Err(Unfit::Reason(why.to_owned()));
+        }
+    }
     if mount.deleted && matches!(source, Source::FileSystem | Source::Part { .. }) {
         check_deleted(cx, mount)?;
     }
@@ -210,15 +216,22 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<()> {
     let mut saved = Vec::new();
     for node in forest.nodes() {
         let mount = forest.mount(node);
-        let filled = mount.ty.origin == Origin::Filled;
-        if !filled || saved.contains(&mount.dev) || forest.source(node) != Ok(Source::FileSystem) {
+        let has_content = matches!(mount.ty.origin, Origin::Filled | Origin::Registered);
+        if !has_content
+            || saved.contains(&mount.dev)
+            || forest.source(node) != Ok(Source::FileSystem)
+        {
             continue;
         }
         let Some(whole) = forest.whole(mount.dev) else { continue };
         let root = alone(cx, forest.mount(whole))?;
+        saved.push(mount.dev);
+        if mount.ty.origin == Origin::Registered {
+            formats::save(root.as_fd(), cx.images)?;
+            continue;
+        }
         let archive = cx.images.writer(kind::TMPFS_DEV, u64::from(mount.dev))?;
         content::save(root.as_fd(), archive, user_namespace(cx)?)?;
-        saved.push(mount.dev);
     }
     Ok(())
 }

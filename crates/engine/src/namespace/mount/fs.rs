@@ -15,6 +15,9 @@ pub enum Origin {
     New,
     /// It makes a new one and fills it from the images.
     Filled,
+    /// It makes a new one in the user namespace of the tasks, and registers there what the images
+    /// have.
+    Registered,
     /// The kernel has only one, or finds it by its options (cgroups).
     Kernel,
     /// It makes a new one of directories that other mounts show.
@@ -43,7 +46,7 @@ pub(super) const TYPES: &[FsType] = &[
     ty("proc", Fstype::Proc, Origin::New),
     ty("sysfs", Fstype::Sysfs, Origin::New),
     ty("devtmpfs", Fstype::Devtmpfs, Origin::Kernel),
-    ty("binfmt_misc", Fstype::BinfmtMisc, Origin::None),
+    ty("binfmt_misc", Fstype::BinfmtMisc, Origin::Registered),
     ty("tmpfs", Fstype::Tmpfs, Origin::Filled),
     ty("devpts", Fstype::Devpts, Origin::New),
     ty("simfs", Fstype::Simfs, Origin::None),

@@ -8,6 +8,7 @@ mod content;
 mod dump;
 mod entry;
 mod external;
+mod formats;
 mod fs;
 mod mountinfo;
 mod nested;

@@ -16,7 +16,7 @@ use super::fs::{Origin, attributes};
 use super::origin::{Forest, Node};
 use super::restored::{Late, Restored};
 use super::sharing::{self, Base, Group};
-use super::{nested, superblock};
+use super::{formats, nested, superblock};
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::namespace::{Namespaces, NsKind, nested_user, run_in, send_into};
@@ -77,6 +77,7 @@ pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
         known.ok_or_else(|| no_namespace(ns))?.file = Some(file);
         cx.roots.by_ns.insert(ns, root);
     }
+    formats::restore(cx, &forest, &bases)?;
     hand_over(cx, &forest, &bases, copies);
     cx.mounts.wanted = forest.wanted();
     Ok(())
