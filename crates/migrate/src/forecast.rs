@@ -71,13 +71,16 @@ impl Measured {
             true => (0.0, Duration::ZERO),
             false => (left, self.each.saturating_sub(self.freeze)),
         };
-        let late = !mode.builds_early() && !mode.is_lazy();
-        let filled =
-            if late { seconds(float(self.memory) / self.fill.max(1.0)) } else { Duration::ZERO };
+        // A tree that is built before gets what the last round brings.
+        let filled = match (mode.is_lazy(), mode.builds_early()) {
+            (true, _) => 0.0,
+            (false, true) => left,
+            (false, false) => float(self.memory),
+        };
         Pause {
             freeze: self.freeze,
             transfer: each + seconds((waits + float(self.state)) / self.link.max(1.0)) + self.scan,
-            restore: self.restore + filled,
+            restore: self.restore + seconds(filled / self.fill.max(1.0)),
         }
     }
 }
@@ -197,6 +200,8 @@ mod tests {
         assert_eq!((busy.rounds, busy.pause.transfer.as_secs()), (3, 10));
         let later = forecast(Mode::PreCopy, 10e6);
         assert!(later.pause.restore > quiet.pause.restore * 10, "{later:?}");
+        // What the last round brings has to get into its place.
+        assert!(busy.pause.restore > quiet.pause.restore * 10, "{busy:?}");
         for lazy in [Mode::PostCopy, Mode::Hybrid] {
             let lazy = forecast(lazy, 200e6);
             assert!(lazy.pause.total() < Duration::from_millis(50), "{lazy:?}");

@@ -27,8 +27,8 @@ impl Source<'_> {
         let pace = Pace::of(&self.rounds).unwrap_or(Pace { each: 0.0, rate: LINK });
         // The first round there was of all of the tree.
         let whole = first.filter(|_| self.plan.builds_early());
-        let freeze = whole.map_or(shape.cost(), |first| first.frozen);
         let frozen = last.map_or(Duration::ZERO, |last| last.frozen);
+        let freeze = freeze(whole.map(|first| first.frozen), frozen, shape.cost());
         let measured = Measured {
             memory: first.map_or(shape.memory, |first| first.bytes),
             state: self.state_bytes,
@@ -64,6 +64,16 @@ impl Source<'_> {
     }
 }
 
+/// How long the last round stops the tasks before it sends pages. It looks at all that the first one of a tree looks at (`whole`),
+/// and makes no twins of tasks that go on; those between look at memory only. It is between the two, which may be far apart: the
+/// geometric mean. Without a whole one, all else costs what its `shape` says.
+fn freeze(whole: Option<Duration>, last: Duration, shape: Duration) -> Duration {
+    match whole {
+        Some(whole) => seconds((whole.as_secs_f64() * last.as_secs_f64()).sqrt()),
+        None => shape + last,
+    }
+}
+
 fn pause(of: &Downtime) -> Pause {
     Pause { freeze: of.freeze, transfer: of.transfer, restore: of.restore() }
 }
@@ -96,6 +106,13 @@ mod tests {
             time: Duration::from_millis(millis),
             frozen: Duration::from_millis(2),
         }
+    }
+
+    #[test]
+    fn the_last_round_looks_at_more_than_the_one_before() {
+        let [whole, last, shape] = [160, 10, 5].map(Duration::from_millis);
+        assert_eq!(freeze(Some(whole), last, shape).as_millis(), 40);
+        assert_eq!(freeze(None, last, shape).as_millis(), 15);
     }
 
     #[test]

@@ -131,8 +131,8 @@ fn forecast(
     let tasks = task::tree(plan.pid)?;
     let writes = Writes::sample(&tasks)?;
     let longer = lesson.map(|lesson| lesson.factors.restore);
-    let early = plan.builds_early();
-    let base = if early { checked.freeze } else { Shape::of(&tasks).cost() };
+    // What the estimate of a migration begins with, which the factor is of.
+    let base = if plan.mode.has_rounds() { checked.freeze } else { Shape::of(&tasks).cost() };
     let restore = longer.map_or(checked.freeze, |times| base.mul_f64(times));
     let pace = lesson.and_then(|it| it.pace);
     let start = Instant::now();
