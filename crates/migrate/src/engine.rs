@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use torpor_worker::{Class, Event, Job, Level, Outcome, Worker};
+use torpor_worker::{Class, Event, Idle, Job, Level, Outcome, Worker};
 
 use crate::error::{Error, Result};
 
@@ -35,6 +35,30 @@ pub fn start(
     holds: &[&str],
     fds: &[Numbered<'_>],
 ) -> Result<Worker> {
+    start_in(idle()?, args, dir, holds, fds)
+}
+
+/// A process for a job that comes later, so that nobody waits for it to start then.
+///
+/// # Errors
+/// If it cannot be started.
+pub fn idle() -> Result<Idle> {
+    // Ctrl-C is for this process to deal with.
+    let mut command = Command::new(SELF);
+    Ok(Idle::start(command.arg(torpor_worker::COMMAND).process_group(0))?)
+}
+
+/// As [`start`], in a process that was started before.
+///
+/// # Errors
+/// If that has ended.
+pub fn start_in(
+    idle: Idle,
+    args: Vec<String>,
+    dir: &Path,
+    holds: &[&str],
+    fds: &[Numbered<'_>],
+) -> Result<Worker> {
     tracing::debug!("torpor {}", args.join(" "));
     let job = Job {
         args,
@@ -43,9 +67,7 @@ pub fn start(
         descriptors: fds.iter().map(|&(number, _)| number).collect(),
     };
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|&(_, fd)| fd).collect();
-    // Ctrl-C is for this process to deal with.
-    let mut command = Command::new(SELF);
-    Ok(Worker::start_as(command.arg(torpor_worker::COMMAND).process_group(0), &job, &fds)?)
+    Ok(idle.begin(&job, &fds)?)
 }
 
 /// As [`start`], in a pid namespace of its own with a first process that outlives the job.

@@ -98,12 +98,6 @@ pub fn tree(root: i32) -> Result<Vec<Task>> {
     Ok(found)
 }
 
-/// All process ids here.
-pub fn all() -> impl Iterator<Item = i32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-}
-
 /// The children of a process.
 #[must_use]
 pub fn children(pid: i32) -> Vec<i32> {

@@ -69,18 +69,7 @@ impl Worker {
         job: &Job,
         fds: &[BorrowedFd<'_>],
     ) -> Result<Self, Error> {
-        if fds.len() != job.descriptors.len() || fds.len() > MAX_DESCRIPTORS {
-            return Err(Error::Descriptors { given: fds.len(), named: job.descriptors.len() });
-        }
-        let (ours, theirs) = Channel::pair()?;
-        let program = PathBuf::from(command.get_program());
-        let child = command
-            .stdin(Stdio::from(theirs.into_socket()))
-            .spawn()
-            .map_err(|source| Error::Start { program, source })?;
-        let worker = Self { channel: ours, child, ended: false };
-        worker.channel.send(job, fds)?;
-        Ok(worker)
+        Idle::start(command)?.begin(job, fds)
     }
 
     /// The worker's process.
@@ -164,6 +153,38 @@ impl Drop for Worker {
     fn drop(&mut self) {
         // There is nobody to tell; the kernel refuses neither to the parent of a child.
         let _ = self.end();
+    }
+}
+
+/// A worker that has no job yet: it is started before there is one, when there is time for that.
+#[derive(Debug)]
+pub struct Idle(Worker);
+
+impl Idle {
+    /// Starts `command`, as [`Worker::start_as`] does.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(command: &mut Command) -> Result<Self, Error> {
+        let (ours, theirs) = Channel::pair()?;
+        let program = PathBuf::from(command.get_program());
+        let child = command
+            .stdin(Stdio::from(theirs.into_socket()))
+            .spawn()
+            .map_err(|source| Error::Start { program, source })?;
+        Ok(Self(Worker { channel: ours, child, ended: false }))
+    }
+
+    /// Gives it its job and descriptors.
+    ///
+    /// # Errors
+    /// If it has ended; if the descriptors are not those that the job names.
+    pub fn begin(self, job: &Job, fds: &[BorrowedFd<'_>]) -> Result<Worker, Error> {
+        if fds.len() != job.descriptors.len() || fds.len() > MAX_DESCRIPTORS {
+            return Err(Error::Descriptors { given: fds.len(), named: job.descriptors.len() });
+        }
+        self.0.channel.send(job, fds)?;
+        Ok(self.0)
     }
 }
 

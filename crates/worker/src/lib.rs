@@ -24,7 +24,7 @@ mod client;
 mod message;
 
 pub use channel::{Channel, MAX_DESCRIPTORS};
-pub use client::{Error, Worker};
+pub use client::{Error, Idle, Worker};
 pub use message::{Answer, Class, Event, Job, Level, Outcome, Report};
 
 /// The hidden command that makes the program a worker.

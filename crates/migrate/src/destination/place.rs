@@ -1,7 +1,6 @@
 //! What an agent makes for a migration before it may come, and takes away after it.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 
 use super::joining::{Joined, Set, Waiting};
@@ -10,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::files::Replica;
 use crate::host::{self, Host};
 use crate::record::{Ledger, Phase, Record, Side, new_id};
-use crate::runtime;
+use crate::runtime::{self, Base};
 use crate::task::Task;
 use crate::wire::carrier::Carrier;
 use crate::wire::message::{Begin, Subject};
@@ -59,8 +58,8 @@ pub(super) struct Place<'a> {
     pub joined: Receiver<Joined>,
     pub ledger: Ledger,
     pub work: WorkDir,
-    /// The bundle, if it is a container.
-    pub bundle: PathBuf,
+    /// What it is restored with, if it is a container.
+    pub base: Option<Base>,
     /// Trees of files that come along: its root file system, its volumes.
     pub trees: Vec<Replica>,
 }
@@ -97,9 +96,9 @@ impl<'a> Place<'a> {
         let (id, connections) = (begin.id.clone(), begin.connections);
         let waiting = Waiting { id, rounds, carrier: None, connections, set: Set::default() };
         agent.joining().insert(token.clone(), waiting);
-        let (bundle, trees) = (PathBuf::new(), Vec::new());
-        let mut place = Self { agent, begin, token, joined, ledger, work, bundle, trees };
-        if let Err(error) = place.make_bundle().and_then(|()| place.make_volumes()) {
+        let (base, trees) = (None, Vec::new());
+        let mut place = Self { agent, begin, token, joined, ledger, work, base, trees };
+        if let Err(error) = place.make_base().and_then(|()| place.make_volumes()) {
             place.ledger.advance(Phase::Stayed, |_| {})?;
             volume::remove_all(place.ledger.record(), &agent.settings);
             return Err(error);
@@ -107,17 +106,18 @@ impl<'a> Place<'a> {
         Ok(place)
     }
 
-    fn make_bundle(&mut self) -> Result<()> {
+    fn make_base(&mut self) -> Result<()> {
         let settings = &self.agent.settings;
         if let (Subject::Container { config, .. }, Some(container)) =
             (&self.begin.subject, settings.container(&self.begin.subject))
         {
             let rootfs = self.begin.with_rootfs;
             let terms = settings.terms(rootfs);
-            self.bundle = runtime::make_bundle(&settings.bundles(), &container, config, terms)?;
-            if rootfs {
-                self.trees.push(Replica::new(&runtime::own_root(&self.bundle))?);
+            let base = runtime::make_base(&settings.bundles(), &container, config, terms)?;
+            if let (true, Base::Bundle(bundle)) = (rootfs, &base) {
+                self.trees.push(Replica::new(&runtime::own_root(bundle))?);
             }
+            self.base = Some(base);
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! The job that makes the tasks here.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,13 +9,13 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use torpor_images::proto::PstreeEntry;
 use torpor_images::{ImageDir, kind};
-use torpor_worker::{Event, Outcome, Worker};
+use torpor_worker::{Event, Idle, Outcome, Worker};
 
 use super::director::Director;
 use crate::engine::{self, PAGES, POST_RESTORE, SELF, judge, over_pages, repeat, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::host::pid_namespace;
-use crate::runtime::{self, Container, Terms};
+use crate::runtime::{self, Base, Container, Terms};
 use crate::task::{self, Task};
 use crate::wire::message::Subject;
 
@@ -33,8 +34,8 @@ pub(super) struct Beginning<'a> {
     pub options: &'a [String],
     /// The container that it becomes.
     pub container: Option<&'a Container>,
-    /// Its bundle.
-    pub bundle: &'a Path,
+    /// What that is restored with.
+    pub base: Option<&'a Base>,
     /// What it may bring.
     pub terms: Terms,
 }
@@ -58,7 +59,7 @@ impl Restore {
     /// If no process can be started.
     pub fn start(from: Beginning<'_>, director: Option<Director>) -> Result<Self> {
         let round = from.round.to_string();
-        let (shell_job, own_pids) = match (from.subject, from.container) {
+        let (shell_job, own_pids) = match (from.subject, from.container.zip(from.base)) {
             (Subject::Tree { shell_job, own_pids, .. }, _) => (*shell_job, *own_pids),
             (_, Some(container)) => return Self::start_container(from, container, director),
             (subject, None) => return Err(Error::refused(format!("{subject} has no runtime"))),
@@ -92,11 +93,11 @@ impl Restore {
     /// The runtime has the engine make them.
     fn start_container(
         from: Beginning<'_>,
-        container: &Container,
+        (container, base): (&Container, &Base),
         director: Option<Director>,
     ) -> Result<Self> {
         let images = from.dir.join(from.round.to_string());
-        let mut call = container.restore(&images, from.bundle, from.dir, from.terms)?;
+        let mut call = container.restore(&images, base, from.dir, from.terms)?;
         if from.is_lazy {
             call.tell_runtime("--lazy-pages");
         }
@@ -138,11 +139,17 @@ impl Restore {
         let gone = || Error::refused(format!("restore: process {pid} is not to be found"));
         let init = task::children(self.task()?.pid).first().copied().ok_or_else(gone)?;
         let space = pid_namespace(&init.to_string()).ok_or_else(gone)?;
-        let is_it = |outer: &i32| {
-            task::ids(*outer).last() == Some(&pid)
+        // All of the namespace is below its first process. The tasks are stopped meanwhile: nobody else is looked at.
+        let mut left = VecDeque::from([init]);
+        while let Some(outer) = left.pop_front() {
+            if task::ids(outer).last() == Some(&pid)
                 && pid_namespace(&outer.to_string()) == Some(space)
-        };
-        task::all().find(is_it).ok_or_else(gone)
+            {
+                return Ok(outer);
+            }
+            left.extend(task::children(outer));
+        }
+        Err(gone())
     }
 
     /// Lets the tasks run.
@@ -168,18 +175,25 @@ pub(super) struct Pager {
 }
 
 impl Pager {
-    /// Starts it; when this returns, the restore finds it, and opens images with what `options` of restores name.
+    /// Has a process become it; when this returns, the restore finds it, and it opens images with what `options` of restores
+    /// name.
     ///
     /// # Errors
     /// If it does not come up.
-    pub fn start(dir: &Path, round: u32, pages: &OwnedFd, options: &[String]) -> Result<Self> {
+    pub fn start(
+        idle: Idle,
+        dir: &Path,
+        round: u32,
+        pages: &OwnedFd,
+        options: &[String],
+    ) -> Result<Self> {
         const SOON: Duration = Duration::from_secs(20);
         let round = round.to_string();
         let words = ["lazy-pages", "--page-server", "--work-dir", ".", "--images-dir", &round];
         let mut args: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
         args.extend(over_pages());
         args.extend(named(options, &["--identity", "--trust", "--crl"]));
-        let mut worker = engine::start(args, dir, &[], &[(PAGES, pages.as_fd())])?;
+        let mut worker = engine::start_in(idle, args, dir, &[], &[(PAGES, pages.as_fd())])?;
         let (start, socket) = (Instant::now(), dir.join("lazy-pages.socket"));
         while !socket.exists() {
             let ready = wait_readable(&[worker.as_fd()], Some(Duration::from_millis(1)))?;

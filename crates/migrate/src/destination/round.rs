@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use torpor_worker::{Event, Worker};
+use torpor_worker::{Event, Idle, Worker};
 
 use crate::engine::{self, PAGES, judge, over_pages, repeat};
 use crate::error::{Context, Error, Result};
@@ -26,8 +26,8 @@ enum Pages {
     Coming(Worker),
     /// It has written all of them.
     There,
-    /// They are fetched over this when the tasks run.
-    Later(OwnedFd),
+    /// They are fetched over this when the tasks run, by a process that waits for that.
+    Later(OwnedFd, Idle),
 }
 
 /// A round that is coming in.
@@ -55,7 +55,13 @@ impl Incoming {
             if number > 1 {
                 symlink(before, dir.join("parent")).context(|| dir.display().to_string())?;
             }
-            return Ok(Self { number, kind, dir, pages: Pages::Later(pages), files: 0 });
+            return Ok(Self {
+                number,
+                kind,
+                dir,
+                pages: Pages::Later(pages, engine::idle()?),
+                files: 0,
+            });
         }
         let mut args =
             ["page-server", "--images-dir", &number.to_string()].map(str::to_owned).to_vec();
@@ -81,7 +87,7 @@ impl Incoming {
     pub fn voice(&self) -> Option<BorrowedFd<'_>> {
         match &self.pages {
             Pages::Coming(server) => Some(server.as_fd()),
-            Pages::There | Pages::Later(_) => None,
+            Pages::There | Pages::Later(..) => None,
         }
     }
 
@@ -133,18 +139,18 @@ impl Incoming {
     }
 
     /// The round has all its images: where they are, and the connection that pages are to be
-    /// fetched over.
+    /// fetched over, with who is to do that.
     ///
     /// # Errors
     /// If the page server has failed.
-    pub fn finish(self) -> Result<(PathBuf, Option<OwnedFd>)> {
+    pub fn finish(self) -> Result<(PathBuf, Option<(OwnedFd, Idle)>)> {
         match self.pages {
             Pages::Coming(server) => {
                 engine::finish("page server", server)?;
                 Ok((self.dir, None))
             }
             Pages::There => Ok((self.dir, None)),
-            Pages::Later(connection) => Ok((self.dir, Some(connection))),
+            Pages::Later(connection, idle) => Ok((self.dir, Some((connection, idle)))),
         }
     }
 }

@@ -211,9 +211,9 @@ impl Session<'_> {
         self.line.say(&Reply::Arrived { number })?;
         self.script(Stage::Arriving)?;
         self.is_arriving = true;
-        if let Some(pages) = pages {
+        if let Some((pages, idle)) = pages {
             let options = &self.place.agent.settings.restore_options;
-            self.pager = Some(Pager::start(self.place.work.path(), number, &pages, options)?);
+            self.pager = Some(Pager::start(idle, self.place.work.path(), number, &pages, options)?);
         }
         match &mut self.restore {
             Some(Restore { director: Some(director), .. }) => director.last(&dir)?,
@@ -240,7 +240,7 @@ impl Session<'_> {
             round,
             is_lazy: self.place.begin.is_lazy,
             options: &self.place.agent.settings.restore_options,
-            bundle: &self.place.bundle,
+            base: self.place.base.as_ref(),
             terms: self.place.agent.settings.terms(self.place.begin.with_rootfs),
             container: self.place.ledger.record().container.as_ref(),
         }

@@ -27,7 +27,7 @@ use self::conmon::Conmon;
 pub use self::conmon::{NAME as CONMON, run as conmon};
 pub use self::idle::serve as idle;
 pub use self::job::{Call, Streams, gate, remove, serve, start, start_restore, wait};
-pub use self::podman::ARCHIVE;
+pub use self::podman::{ARCHIVE, Ways};
 use crate::error::{Context, Error, Result};
 
 /// What checkpoints and restores have in common: what runs goes on elsewhere, connected as it was.
@@ -209,23 +209,22 @@ impl Container {
     ///
     /// # Errors
     /// If the container is not the one that was announced, or brings what it may not.
-    pub fn restore(&self, images: &Path, bundle: &Path, work: &Path, terms: Terms) -> Result<Call> {
+    pub fn restore(&self, images: &Path, base: &Base, work: &Path, terms: Terms) -> Result<Call> {
         let mut conmon = None;
-        let mut words: Vec<String> = match self.runtime {
-            Runtime::Runc => {
+        let mut words: Vec<String> = match base {
+            Base::Bundle(bundle) => {
                 let paths = [bundle, images, work].map(|path| path.display().to_string());
                 let [bundle, images, work] = paths;
                 let named = ["--bundle", &bundle, "--image-path", &images, "--work-path", &work];
                 named.iter().chain(&["--detach"]).map(|&word| word.to_owned()).collect()
             }
-            Runtime::Podman => {
+            Base::Podman(ways) => {
                 let archive = work.join(podman::ARCHIVE);
-                let ways = podman::Ways::ask()?;
-                let adaptation = Adaptation { id: &self.id, images, ways: &ways, terms };
+                let adaptation = Adaptation { id: &self.id, images, ways, terms };
                 adaptation.write(&images.join(podman::ARCHIVE), &archive)?;
                 // Pages that come later are told of there.
                 let words = vec!["--work-path".to_owned(), work.display().to_string()];
-                conmon = Some(Conmon { program: ways.conmon, words });
+                conmon = Some(Conmon { program: ways.conmon.clone(), words });
                 vec!["--import".to_owned(), archive.display().to_string()]
             }
         };
@@ -327,26 +326,35 @@ pub fn judge(container: &Container, description: &str, terms: Terms) -> Result<(
     }
 }
 
-/// Makes the bundle that a container is restored with, below `dir`; Podman makes its own. What describes it is judged first.
+/// What the restore of a container begins with, got ready before anything is stopped for it.
+#[derive(Debug)]
+pub enum Base {
+    /// The bundle that runc is given.
+    Bundle(PathBuf),
+    /// Podman makes a bundle of its own, in its own way.
+    Podman(Ways),
+}
+
+/// Gets ready what a container is restored with: a bundle below `dir`. What describes it is judged first.
 ///
 /// # Errors
-/// As [`bundle::make`].
-pub fn make_bundle(
+/// As [`bundle::make`]; if Podman does not say how it does things.
+pub fn make_base(
     dir: &Path,
     container: &Container,
     description: &str,
     terms: Terms,
-) -> Result<PathBuf> {
+) -> Result<Base> {
     match container.runtime {
-        Runtime::Runc => bundle::make(dir, &container.id, description, terms),
-        Runtime::Podman => Ok(PathBuf::new()),
+        Runtime::Runc => bundle::make(dir, &container.id, description, terms).map(Base::Bundle),
+        Runtime::Podman => Ways::ask().map(Base::Podman),
     }
 }
 
 /// What images of a container that could come are judged with: a bundle below `dir`.
 ///
 /// # Errors
-/// As [`make_bundle`].
+/// As [`bundle::make`].
 pub fn make_sketch(
     dir: &Path,
     container: &Container,
@@ -355,7 +363,7 @@ pub fn make_sketch(
 ) -> Result<PathBuf> {
     match container.runtime {
         Runtime::Podman => podman::sketch(dir, description),
-        Runtime::Runc => make_bundle(dir, container, description, terms),
+        Runtime::Runc => bundle::make(dir, &container.id, description, terms),
     }
 }
 
