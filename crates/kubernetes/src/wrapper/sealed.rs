@@ -10,7 +10,7 @@ use torpor_images::sealed::Unwrap;
 use torpor_seal::keys::{AgeIdentity, AgeRecipient};
 use torpor_seal::{Checkpoint, Header, MasterKey, Suite};
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 
 /// The file that holds the key of the archives, wrapped for the recipient of the images.
 pub const FILE: &str = "seal.img";
@@ -23,12 +23,15 @@ const MAX_FILE: u64 = 1 << 20;
 /// # Errors
 /// Images that the key does not open, that are not sealed, or that were changed.
 pub fn check(dir: &Path, identity: &str) -> Result<()> {
-    let what = || dir.display().to_string();
-    let identity = AgeIdentity::parse(identity).context(what)?;
+    let identity = AgeIdentity::parse(identity).context(|| dir.display())?;
     let unwrap: Arc<Unwrap> = Arc::new(move |header: &Header| master(&identity, header));
-    let mut images = ImageDir::open(dir).context(what)?;
-    let signed = images.unseal(&unwrap).context(what)?;
-    images.verify(&signed).context(what)
+    let checked = || {
+        let mut images = ImageDir::open(dir)?;
+        let signed = images.unseal(&unwrap)?;
+        images.verify(&signed)
+    };
+    // It says which images.
+    checked().map_err(|error: torpor_images::Error| Error::new(error.to_string()))
 }
 
 /// The key of what a header is of.
