@@ -50,9 +50,9 @@ fn a_container_starts_from_its_snapshot() {
     });
 }
 
-/// Where the dump has set no lock in the network a start runs no programs to look for one.
+/// Where the network has no rules a start runs no programs to look for the lock of a dump.
 #[test]
-fn a_start_looks_for_no_locks_that_nobody_has_set() {
+fn a_start_runs_no_programs_to_look_for_locks() {
     let place = Place::new("locks", 100);
     let reference = place.reference();
     place.create(&reference, &[]);
