@@ -67,7 +67,10 @@ impl Held {
         kill_process(watches[0], Signal::KILL).unwrap();
         self.migration.kill().unwrap();
         self.migration.wait().unwrap();
-        assert!(self.counter.running().contains(&(self.counter.pid, false)));
+        // It is woken by the end of the job, to be stopped by the signal that waits for it.
+        wait_until("it stays stopped", || {
+            self.counter.running().contains(&(self.counter.pid, false))
+        });
     }
 
     /// What `--resolve` says.
