@@ -110,8 +110,9 @@ wait
 group migrate 600 scripts/run-tests torpor-migrate torpor-bench &
 group queue 600 scripts/run-tests torpor-queue
 wait
-group snapshot 600 scripts/run-tests torpor-snapshot
+group snapshot 600 scripts/run-tests torpor-snapshot &
 group runtimes 1200 scripts/run-tests torpor-runtimes-tests
+wait
 group fault 1200 scripts/run-tests torpor-tests:fault
 group exchange 300 scripts/run-tests torpor-tests:exchange
 group zoo 1500 scripts/run-tests torpor-tests:zoo
