@@ -1,7 +1,7 @@
 // area: 32-bit programs
 // shows: the 32-bit child of a 64-bit program, with nothing but pause(2), goes on
 // foreign: yes
-#include "zoo.h"
+#include "other_bits.h"
 
 /* An ELF file of one segment at 8048000, and pause(2) for ever. */
 static const unsigned char program[] = {
@@ -16,27 +16,12 @@ static const unsigned char program[] = {
 
 int main(void)
 {
-	int fd = TRY(open("thirty-two", O_WRONLY | O_CREAT, 0700)), status;
-	char path[64], exe[PATH_MAX] = "";
-	pid_t child;
+	pid_t child = other_bits_start("./thirty-two", program, sizeof program);
 
-	CHECK_EQ(write(fd, program, sizeof program), sizeof program);
-	TRY(close(fd));
-	child = TRY(fork());
-	if (!child) {
-		execl("./thirty-two", "thirty-two", NULL);
-		_exit(77);
-	}
-	snprintf(path, sizeof path, "/proc/%d/exe", child);
-	while (!strstr(exe, "/thirty-two")) {
-		if (waitpid(child, &status, WNOHANG) == child)
-			zoo_skip("this kernel runs no 32-bit programs");
-		exe[readlink(path, exe, sizeof exe - 1) > 0 ? sizeof exe - 1 : 0] = 0;
-	}
+	if (!child)
+		zoo_skip("this kernel runs no 32-bit programs");
 	zoo_ready();
 	zoo_wait();
-	CHECK_EQ(waitpid(child, &status, WNOHANG), 0);
-	TRY(kill(child, SIGKILL));
-	CHECK_EQ(waitpid(child, &status, 0), child);
+	other_bits_end(child);
 	zoo_pass();
 }

@@ -2,7 +2,7 @@
 // shows: the 64-bit child of a 32-bit program goes on
 // build: -m32
 // foreign: yes
-#include "zoo.h"
+#include "other_bits.h"
 
 /* An ELF file of one segment at 400000, and pause(2) for ever. */
 static const unsigned char program[] = {
@@ -19,27 +19,11 @@ static const unsigned char program[] = {
 
 int main(void)
 {
-	int fd = TRY(open("sixty-four", O_WRONLY | O_CREAT, 0700)), status;
-	char path[64], exe[PATH_MAX] = "";
-	pid_t child;
+	pid_t child = other_bits_start("./sixty-four", program, sizeof program);
 
-	CHECK_EQ(write(fd, program, sizeof program), sizeof program);
-	TRY(close(fd));
-	child = TRY(fork());
-	if (!child) {
-		execl("./sixty-four", "sixty-four", NULL);
-		_exit(77);
-	}
-	snprintf(path, sizeof path, "/proc/%d/exe", child);
-	while (!strstr(exe, "/sixty-four")) {
-		CHECK_EQ(waitpid(child, &status, WNOHANG), 0);
-		exe[readlink(path, exe, sizeof exe - 1) > 0 ? sizeof exe - 1 : 0] = 0;
-	}
+	CHECK_EQ(child > 0, 1);
 	zoo_ready();
 	zoo_wait();
-	CHECK_EQ(waitpid(child, &status, WNOHANG), 0);
-	TRY(kill(child, SIGKILL));
-	CHECK_EQ(waitpid(child, &status, 0), child);
-	CHECK_EQ(status, SIGKILL);
+	other_bits_end(child);
 	zoo_pass();
 }

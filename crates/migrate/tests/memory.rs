@@ -87,15 +87,20 @@ impl Drop for Group {
     }
 }
 
+/// Two hosts, of which the second one's agent is in a group with little memory, and tasks that do not fit there.
+fn tight() -> Option<(Host, Host, Group, Counter)> {
+    let (here, mut there) = (Host::new(), Host::new());
+    let group = Group::new(LIMIT)?;
+    there.prefix = group.entered().to_vec();
+    there.start_agent();
+    // They may have run there before their pages were.
+    Some((here, there, group, Counter::start_lenient(PAGES, 10)))
+}
+
 #[test]
 fn tasks_that_do_not_fit_there_stay_here() {
     for mode in MODES {
-        let (here, mut there) = (Host::new(), Host::new());
-        let Some(group) = Group::new(LIMIT) else { return };
-        there.prefix = group.entered().to_vec();
-        there.start_agent();
-        // It may have run there before its pages were.
-        let counter = Counter::start_lenient(PAGES, 10);
+        let Some((here, there, group, counter)) = tight() else { return };
         let report = here.moves(counter.pid, mode, &there.address);
         let error = report.unwrap_err();
         let said = format!("memory ran out in cgroup {}", group.name());
@@ -113,12 +118,7 @@ fn tasks_that_do_not_fit_there_stay_here() {
 #[test]
 fn an_agent_that_ends_with_all_it_has_started_leaves_nothing() {
     for mode in MODES {
-        let (here, mut there) = (Host::new(), Host::new());
-        let Some(group) = Group::new(LIMIT) else { return };
-        there.prefix = group.entered().to_vec();
-        there.start_agent();
-        // It may have run there before its pages were.
-        let counter = Counter::start_lenient(PAGES, 10);
+        let Some((here, mut there, group, counter)) = tight() else { return };
         let pid = counter.pid.to_string();
         let args = ["--pid", &pid, "--mode", mode, &there.address];
         let mut migration = here.migrate(&args).spawn().unwrap();

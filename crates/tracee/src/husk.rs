@@ -9,6 +9,7 @@ use torpor_sys::process::{Gate, spawn_gated};
 use torpor_sys::ptrace::{self, option};
 use torpor_sys::stub;
 
+use crate::lone::entering;
 use crate::stop::{StopState, wait_for};
 use crate::stub::{STUB_SIZE, Stub};
 use crate::syscall::{self, Syscall};
@@ -206,20 +207,7 @@ impl Tracee {
     /// # Errors
     /// Gone; `Remote`, if the call is refused.
     pub fn call_alone(&mut self, what: &str, call: impl Into<Syscall>) -> Result<u64> {
-        let Syscall { number, args } = call.into();
-        let stub = self.stub()?;
-        let regs = torpor_sys::ptrace::Registers {
-            rax: number,
-            rdi: args[0],
-            rsi: args[1],
-            rdx: args[2],
-            r10: args[3],
-            r8: args[4],
-            r9: args[5],
-            rip: stub.syscall_at(),
-            orig_rax: u64::MAX,
-            ..self.own.for_64bit()
-        };
+        let regs = entering(&self.own, call.into(), self.stub()?.syscall_at());
         let result = self.step_syscall(&regs)?;
         self.put_back()?;
         self.answer(what, result)

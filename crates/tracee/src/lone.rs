@@ -103,7 +103,7 @@ impl<'t> LoneCall<'t> {
 }
 
 /// The registers of a task that is to make a call at `rip`.
-fn entering(own: &Registers, Syscall { number, args }: Syscall, rip: u64) -> Registers {
+pub(crate) fn entering(own: &Registers, Syscall { number, args }: Syscall, rip: u64) -> Registers {
     Registers {
         rax: number,
         rdi: args[0],
