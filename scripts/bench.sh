@@ -16,6 +16,9 @@ python3 -c "import numpy, sqlalchemy" 2>/dev/null ||
 # With the database that the package makes by itself. It starts nothing.
 [ -e /usr/share/redmine/config.ru ] ||
     DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends redmine redmine-sqlite >/dev/null
+# libFuzzer, which comes with clang by recommendation only.
+dpkg --status libclang-rt-14-dev >/dev/null 2>&1 ||
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends libclang-rt-14-dev >/dev/null
 cargo build --quiet --release --locked --package torpor-cli --package torpor-bench
 dir=$(mktemp -d)
 # gpg leaves its agent behind, which has its files there; what was killed last may still be there, too.
