@@ -92,12 +92,12 @@ pub fn outside(maps: &IdMaps, uid: u32, gid: u32) -> (Option<Uid>, Option<Gid>) 
     (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
 }
 
-/// The message of a `files.img` entry, which must have it.
+/// The part of a `files.img` entry, its message or what was read of that, which must be there.
 ///
 /// # Errors
 /// If the entry has another type's.
-pub fn part<'e, T>(id: u32, message: Option<&'e T>, name: &str) -> Result<&'e T> {
-    message.ok_or_else(|| Error::invalid("files.img", format!("file {id} has no {name}")))
+pub fn part<T>(id: u32, part: Option<T>, name: &str) -> Result<T> {
+    part.ok_or_else(|| Error::invalid("files.img", format!("file {id} has no {name}")))
 }
 
 /// Opens `path` as a task would whose root directory is `root`; symbolic links

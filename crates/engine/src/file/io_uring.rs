@@ -401,8 +401,7 @@ impl IoUringRestorer {
     /// Damaged images.
     pub fn load(&self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
-            let ring = IoUring::of(entry);
-            let ring = part(entry.id, ring.as_ref(), "io_uring instance")?;
+            let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
             let size = |n: u32, most: u32| n.is_power_of_two() && n <= most;
             let (sq, cq) = (ring.sq_entries, ring.cq_entries);
             let known = ring.setup & !KNOWN == 0
@@ -442,8 +441,7 @@ impl IoUringRestorer {
         holder: Holder,
         entry: &FileEntry,
     ) -> Result<()> {
-        let ring = IoUring::of(entry);
-        let ring = part(entry.id, ring.as_ref(), "io_uring instance")?;
+        let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
         let first = self.made.iter().find(|(id, _)| *id == entry.id).map(|(_, first)| *first);
         let from = match first {
             Some(first) if first.task == holder.task => u64::from(first.fd.cast_unsigned()),
@@ -454,7 +452,7 @@ impl IoUringRestorer {
             None => {
                 let task = &mut tasks[holder.task];
                 let vmas: Vec<VmaEntry> = task.image.vmas().copied().collect();
-                make(tasks.remote(holder.task)?, &vmas, ring)?
+                make(tasks.remote(holder.task)?, &vmas, &ring)?
             }
         };
         let fds = &tasks[holder.task].image.fds;

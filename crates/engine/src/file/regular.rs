@@ -237,8 +237,7 @@ fn mapped(links: &Links, task: &Task, found: &Found) -> Option<u32> {
 /// Damaged images.
 pub fn load(entries: &[FileEntry]) -> Result<()> {
     for entry in entries {
-        let file = PathFile::of(entry);
-        let file = part(entry.id, file.as_ref(), "path")?;
+        let file = part(entry.id, PathFile::of(entry), "path")?;
         if file.found != FoundBy::Caller && !file.path.starts_with(b"/") {
             let reason = format!("file {} has the path {}", file.id, file.text());
             return Err(Error::invalid("files.img", reason));

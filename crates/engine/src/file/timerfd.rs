@@ -73,10 +73,9 @@ impl TimerfdRestorer {
     /// Damaged images.
     pub fn load(&self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
-            let timer = Timerfd::of(entry);
-            let timer = part(entry.id, timer.as_ref(), "timerfd")?;
-            spec(timer)?;
-            clock(timer)?;
+            let timer = part(entry.id, Timerfd::of(entry), "timerfd")?;
+            spec(&timer)?;
+            clock(&timer)?;
         }
         Ok(())
     }
@@ -87,15 +86,14 @@ impl TimerfdRestorer {
     /// If the entry is no timerfd, or is of an unknown clock; if the kernel refuses to make or arm
     /// one.
     pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
-        let timer = Timerfd::of(entry);
-        let timer = part(entry.id, timer.as_ref(), "timerfd")?;
-        let file = rustix::time::timerfd_create(clock(timer)?, TimerfdFlags::CLOEXEC)
+        let timer = part(entry.id, Timerfd::of(entry), "timerfd")?;
+        let file = rustix::time::timerfd_create(clock(&timer)?, TimerfdFlags::CLOEXEC)
             .context(|| format!("timerfd_create of clock {}", timer.clock))?;
         set_status_flags(&file, timer.flags)?;
         if self.late {
-            arm(&file, timer)?;
+            arm(&file, &timer)?;
         } else {
-            self.made.push(*timer);
+            self.made.push(timer);
         }
         Ok(file)
     }

@@ -101,7 +101,7 @@ impl TunRestorer {
     pub fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
-            part(entry.id, PathFile::of_tun(entry).as_ref(), "path of tun")?;
+            part(entry.id, PathFile::of_tun(entry), "path of tun")?;
             let (Some(name), ns_id) = (&tunf.netdev, tunf.ns_id.unwrap_or(0)) else { continue };
             let network = Network::read(images, ns_id, &conf::NAMES)?;
             let mut named = network.devices.iter().filter(|device| device.name == *name);
@@ -126,8 +126,7 @@ impl TunRestorer {
     /// there or refuses a queue.
     pub fn open(&self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
-        let device = PathFile::of_tun(entry);
-        let device = part(entry.id, device.as_ref(), "path of tun")?;
+        let device = part(entry.id, PathFile::of_tun(entry), "path of tun")?;
         let place = regular::open(cx, &device.opened_with(OFlags::PATH.bits()))?;
         let stat = rustix::fs::fstat(&place).context(|| "fstat".to_owned())?;
         if !is_tun(&stat) {

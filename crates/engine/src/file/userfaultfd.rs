@@ -264,8 +264,7 @@ impl UserfaultfdRestorer {
     /// Damaged images.
     pub fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
-            let uffd = Userfaultfd::of(entry);
-            let uffd = part(entry.id, uffd.as_ref(), "userfaultfd")?;
+            let uffd = part(entry.id, Userfaultfd::of(entry), "userfaultfd")?;
             let marks = [&uffd.zero, &uffd.protected, &uffd.poisoned].into_iter().flatten();
             let is_page = |at: u64| at.is_multiple_of(PAGE) && (PAGE..END).contains(&at);
             let bad =
@@ -275,7 +274,7 @@ impl UserfaultfdRestorer {
                     format!("userfaultfd {} is registered for what is no memory", entry.id);
                 return Err(Error::invalid("files.img", reason));
             }
-            self.wanted.push(uffd.clone());
+            self.wanted.push(uffd);
         }
         Ok(())
     }
@@ -286,9 +285,8 @@ impl UserfaultfdRestorer {
     /// If the entry is no userfaultfd, or is of a pid that no task has; if the kernel does not
     /// allow one, or not its features.
     pub fn open(&self, tasks: &mut tasks::Tasks, entry: &FileEntry) -> Result<OwnedFd> {
-        let uffd = Userfaultfd::of(entry);
-        let uffd = part(entry.id, uffd.as_ref(), "userfaultfd")?;
-        let task = owner_of(tasks, uffd)?;
+        let uffd = part(entry.id, Userfaultfd::of(entry), "userfaultfd")?;
+        let task = owner_of(tasks, &uffd)?;
         let only = if uffd.user_mode_only { uffd::USER_MODE_ONLY } else { 0 };
         let settable = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
         let flags = u64::from(uffd.flags & settable) | only;
