@@ -66,8 +66,9 @@ impl Drop for Machine {
 /// The payload of a machine of systemd-nspawn: its supervisor ends with it.
 pub(super) fn nspawn() -> Row {
     let scratch = Scratch::new("real-nspawn");
+    // Where it is in its hierarchies, not how many there are: others may mount and leave one meanwhile.
     let script = "n=0; while sleep 0.02; do n=$((n + 1)); \
-                  echo $n $$ $(hostname) $(wc -l </proc/self/cgroup) >>/inside.log; done";
+                  echo $n $$ $(hostname) $(cut -d: -f3 /proc/self/cgroup | sort -u) >>/inside.log; done";
     let mut machine = Machine::start(&scratch, script);
     let inside = || fs::read_to_string(scratch.join("root/inside.log")).unwrap_or_default();
     let works_on = || {
