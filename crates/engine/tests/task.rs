@@ -9,7 +9,7 @@ use std::time::Duration;
 use torpor_engine::namespace::user::IdMaps;
 use torpor_engine::proc;
 use torpor_engine::task::{
-    self, Filters, Images, MmFlags, Process, ProcessState, Seen, Settings, Tree,
+    self, Filters, Images, MmFlags, Process, ProcessState, Seen, Settings, ThreadState, Tree,
 };
 use torpor_images::ImageDir;
 use torpor_images::proto::{CoreEntry, MmEntry};
@@ -74,15 +74,24 @@ fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> State {
     let statuses: Vec<_> = threads.iter().map(read).collect();
     let stat = proc::stat(threads[0].pid()).unwrap();
     let settings = Settings::of(threads[0].pid()).unwrap();
-    let seen = Seen { stat: &stat, statuses: &statuses, settings: &settings, is_32bit: false };
+    let seen = Seen {
+        stat: &stat,
+        statuses: &statuses,
+        settings: &settings,
+        maps: &[],
+        is_32bit: false,
+        look_into: None,
+    };
     let mut others = Vec::new();
-    let mut other = |_, _, core| {
-        others.push(core);
+    let mut other = |_, _, state: ThreadState| {
+        others.push(state.core);
         Ok(())
     };
-    let states = task::dump(vec![Process { threads, seen }], &mut tree, &mut other);
-    let ProcessState { core, mm } = states.unwrap().pop().unwrap();
-    let cores = std::iter::once(core).chain(others).collect();
+    let mut processes = [Process { threads, seen }];
+    let states = task::dump_leaders(&mut processes, &mut tree);
+    task::dump_others(&mut processes[0], None, &mut tree, &mut other).unwrap();
+    let ProcessState { leader, mm, .. } = states.unwrap().pop().unwrap();
+    let cores = std::iter::once(leader.core).chain(others).collect();
     State { cores, mm }
 }
 

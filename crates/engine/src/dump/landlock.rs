@@ -12,18 +12,22 @@
 //! those with `CAP_SYS_ADMIN`, and these. A dumper that is killed while a shadow is there can leave
 //! it behind, so none is made where nobody confines himself: not where the host's first process can
 //! be looked into, either.
+//!
+//! To ask a thread takes longer than all that it is asked for, so most are asked to look with
+//! everything else: leaders into the host's first process, other threads into that or a shadow of
+//! their leader.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use torpor_tracee::syscall;
-use torpor_tracee::{Batch, Outcome, Tracee};
+use torpor_tracee::{Batch, SIDE_BY_SIDE, Tracee, syscall};
 
-use super::tasks::{Tasks, ask_all};
-use super::{Dump, Task};
+use super::{Dump, Task, twin};
 use crate::error::{Error, Result};
+use crate::guardian::{Guardian, Undo};
 use crate::namespace::NsKind;
 use crate::proc;
+use crate::task::ask_to_look;
 
 /// `LANDLOCK_MAX_NUM_LAYERS` of the kernel, since domains can be stacked at all.
 const LAYERS: usize = 16;
@@ -38,16 +42,87 @@ const PIDS_OF_HOST: u64 = 0xEFFF_FFFC;
 /// Whether this kernel has Landlock, and has it switched on.
 static EXISTS: LazyLock<bool> = LazyLock::new(torpor_sys::process::has_landlock);
 
-/// Threads that may be in a domain: their tasks and their places in them.
-type Open = BTreeSet<(usize, usize)>;
+/// Threads that may be in a domain.
+#[derive(Debug, Default)]
+pub(super) struct Suspects {
+    /// Their tasks and their places in them.
+    open: BTreeSet<(usize, usize)>,
+    /// The number of the host's pid namespace, if tasks are in there.
+    host: Option<u32>,
+    /// Shadows are younger than this, as start times of tasks are counted.
+    since: u64,
+}
 
-/// A shadow of a thread that is in no domain.
-struct Witness {
-    shadow: Tracee,
-    /// Its pid as the tree knows it.
-    pid: u64,
-    /// The task that it is a child of.
-    task: usize,
+impl Suspects {
+    /// Those of the tree, before they have been asked for anything.
+    ///
+    /// # Errors
+    /// If the guardian is gone.
+    pub(super) fn of(cx: &Dump<'_>) -> Result<Self> {
+        if !*EXISTS {
+            return Ok(Self::default());
+        }
+        let all = cx.tasks.iter().enumerate();
+        let all = all.flat_map(|(task, of)| (0..of.threads.len()).map(move |n| (task, n)));
+        let open = all.filter(|&(task, thread)| cx.tasks[task].may_be_confined(thread)).collect();
+        let host = cx.ns.of_kind(NsKind::Pid).find(|ns| ns.inode == PIDS_OF_HOST).map(|ns| ns.id);
+        Ok(Suspects { open, host, since: proc::stat(cx.guardian.pid())?.start_time })
+    }
+
+    /// The process that the leader of a task is to look into, if there is one that it knows.
+    pub(super) fn known_to(&self, task: &Task) -> Option<u64> {
+        (self.host.is_some() && task.ids.pid_ns_id == self.host).then_some(INIT)
+    }
+
+    /// Notes that a thread is in no domain.
+    pub(super) fn clear(&mut self, task: usize, thread: usize) {
+        self.open.remove(&(task, thread));
+    }
+
+    /// Notes that the leader of a task may look into a process that it knows, or makes a shadow of it
+    /// if there are other threads, for these to look into.
+    ///
+    /// # Errors
+    /// Those of [`Shadow::of`].
+    pub(super) fn witness(
+        &mut self,
+        task: usize,
+        may_look: bool,
+        threads: &mut [Tracee],
+        guardian: &Guardian,
+    ) -> Result<Option<Shadow>> {
+        let others = self.open.range((task, 1)..(task + 1, 0)).next().is_some();
+        let shadow = match threads.first_mut() {
+            Some(leader) if others && !may_look => {
+                Some(Shadow::of(leader, leader.tid(), guardian, self.since)?)
+            }
+            _ => None,
+        };
+        if may_look || shadow.is_some() {
+            self.clear(task, 0);
+        }
+        Ok(shadow)
+    }
+
+    /// Clears those threads of a task that may look into the process with this pid.
+    fn vouch(&mut self, task: usize, threads: &mut [Tracee], pid: u64) -> Result<()> {
+        for (chunk, some) in threads.chunks_mut(SIDE_BY_SIDE).enumerate() {
+            let numbered = (chunk * SIDE_BY_SIDE..).zip(some);
+            let open = numbered.filter(|(number, _)| self.open.contains(&(task, *number)));
+            let (mut asked, mut batches) = (Vec::new(), Vec::new());
+            for (number, thread) in open {
+                let mut batch = thread.batch();
+                asked.push((number, ask_to_look(&mut batch, pid)));
+                batches.push(batch);
+            }
+            for ((number, look), out) in asked.into_iter().zip(Batch::run_all(batches)?) {
+                if out.result(look).is_ok() {
+                    self.clear(task, number);
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Refuses threads that are in a domain. All tasks have been asked for everything else.
@@ -55,133 +130,114 @@ struct Witness {
 /// # Errors
 /// The refusal; Gone.
 pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
-    if !*EXISTS {
-        return Ok(());
-    }
-    let since = proc::stat(cx.guardian.pid())?.start_time;
-    let mut open: Open = (cx.tasks.iter().enumerate())
-        .flat_map(|(task, of)| (0..of.threads.len()).map(move |thread| (task, thread)))
-        .filter(|&(task, thread)| cx.tasks[task].may_be_confined(thread))
-        .collect();
-    let pids_of_host = cx.ns.of_kind(NsKind::Pid).find(|ns| ns.inode == PIDS_OF_HOST);
-    if let Some(space) = pids_of_host.map(|ns| ns.id) {
-        let sees_host = |task: &Task| task.ids.pid_ns_id == Some(space);
-        // Where the first one may not look there the others may not either, as a rule: to ask
-        // thousands of them takes longer than a witness.
-        let first = open.first().copied();
-        let is_first = |thread| first == Some(thread);
-        vouch(&mut cx.tasks, &mut open, |at, task| is_first(at) && sees_host(task), INIT)?;
-        if first.is_some_and(|first| !open.contains(&first)) {
-            vouch(&mut cx.tasks, &mut open, |_, task| sees_host(task), INIT)?;
-        }
-    }
     let (mut witness, mut checked) = (None, Ok(()));
     for task in cx.tasks.live() {
-        checked = checked.and_then(|()| check_task(cx, task, since, &mut open, &mut witness));
+        checked = checked.and_then(|()| check_task(cx, task, &mut witness));
     }
-    checked.and(dismiss(cx, since, witness))
+    checked.and(dismiss(cx, witness))
 }
 
-fn check_task(
-    cx: &mut Dump<'_>,
-    task: usize,
-    since: u64,
-    open: &mut Open,
-    witness: &mut Option<Witness>,
-) -> Result<()> {
-    let last = |open: &Open| open.range((task, 0)..(task + 1, 0)).next_back().copied();
+/// A shadow of a thread of a task.
+type Witness = (usize, Shadow);
+
+fn check_task(cx: &mut Dump<'_>, task: usize, witness: &mut Option<Witness>) -> Result<()> {
+    let last = |open: &BTreeSet<_>| open.range((task, 0)..(task + 1, 0)).next_back().copied();
     // A witness of another user may be none for any of them, and so may one of the process itself
-    // be if that is not dumpable.
+    // be if that is not dumpable. In another pid namespace its pid is another process.
     let mut helps = true;
-    while last(open).is_some() {
-        if helps && let Some(witness) = witness {
-            let before = open.len();
-            vouch(&mut cx.tasks, open, |(other, _), _| other == task, witness.pid)?;
-            helps = open.len() < before || witness.task != task;
-        }
-        let Some(thread) = last(open) else { break };
-        open.remove(&thread);
-        dismiss(cx, since, witness.take())?;
-        *witness = Some(testify(cx, task, thread.1, since)?);
-    }
-    Ok(())
-}
-
-/// Takes those of the chosen threads out of `open` that may look into the process with this pid.
-fn vouch(
-    tasks: &mut Tasks,
-    open: &mut Open,
-    is_chosen: impl Fn((usize, usize), &Task) -> bool,
-    pid: u64,
-) -> Result<()> {
-    let (mut threads, mut keys) = (Vec::new(), Vec::new());
-    let mut chosen = BTreeSet::new();
-    for (task, of) in tasks.iter_mut().enumerate() {
-        let own = (0..of.threads.len()).map(|thread| (task, thread));
-        chosen.extend(own.clone().filter(|&at| open.contains(&at) && is_chosen(at, of)));
-        keys.extend(own);
-        threads.extend(&mut of.threads);
-    }
-    let ask = |_, batch: &mut Batch<'_>| {
-        let (head, len) = (batch.space(8).addr, batch.space(8).addr);
-        batch.call((libc::SYS_get_robust_list, [pid, head.0, len.0]))
-    };
-    let may_look = |call, out: &Outcome| out.result(call).is_ok();
-    let found = ask_all(&mut threads, |number| chosen.contains(&keys[number]), ask, may_look)?;
-    for (number, _) in found.into_iter().filter(|(_, may_look)| *may_look) {
-        open.remove(&keys[number]);
-    }
-    Ok(())
-}
-
-/// Makes a shadow of a thread, which is refused if that is in a domain, or there is no room for one:
-/// nobody may come back less confined.
-fn testify(cx: &mut Dump<'_>, task: usize, thread: usize, since: u64) -> Result<Witness> {
-    cx.guardian.watch(&super::twin::undo(cx.tasks[task].pid, since))?;
-    let threads = &mut cx.tasks[task].threads;
-    // The room of the first thread is the largest.
-    if let (Some((first, others)), Some(other)) = (threads.split_first_mut(), thread.checked_sub(1))
-        && let Some(other) = others.get_mut(other)
-    {
-        other.share_stub(first, 0);
-    }
-    let own = &mut threads[thread];
-    let tid = own.tid();
-    let born = own.spawn_shadow();
-    if let (Some((first, others)), Some(other)) = (threads.split_first_mut(), thread.checked_sub(1))
-        && let Some(other) = others.get_mut(other)
-    {
-        other.share_stub(first, thread);
-    }
-    let found = match born {
-        Ok((shadow, pid)) => {
-            let mut witness = Witness { shadow, pid, task };
-            let found = layers(&mut witness.shadow);
-            if !matches!(found, Ok(0)) {
-                dismiss(cx, since, Some(witness))?;
-                found
-            } else {
-                return Ok(witness);
+    while last(&cx.suspects.open).is_some() {
+        if helps && let Some((of, shadow)) = witness {
+            let before = cx.suspects.open.len();
+            if cx.tasks[*of].ids.pid_ns_id == cx.tasks[task].ids.pid_ns_id {
+                cx.suspects.vouch(task, &mut cx.tasks[task].threads, shadow.pid)?;
             }
+            helps = cx.suspects.open.len() < before || *of != task;
         }
-        Err(e) => Err(e),
+        let Some((_, thread)) = last(&cx.suspects.open) else { break };
+        cx.suspects.clear(task, thread);
+        dismiss(cx, witness.take())?;
+        *witness = Some((task, testify(cx, task, thread)?));
+    }
+    Ok(())
+}
+
+/// Makes a shadow of any thread.
+fn testify(cx: &mut Dump<'_>, task: usize, thread: usize) -> Result<Shadow> {
+    let Task { pid, threads, .. } = &mut cx.tasks[task];
+    let (pid, since) = (*pid, cx.suspects.since);
+    let Some((first, others)) = threads.split_first_mut() else { return Err(Error::Gone { pid }) };
+    let Some(other) = thread.checked_sub(1).and_then(|other| others.get_mut(other)) else {
+        return Shadow::of(first, pid, &cx.guardian, since);
     };
-    match found {
-        Ok(layers) => {
-            let object = format!("its Landlock domain ({layers} of {LAYERS} layers)");
-            let reason = "cannot be kept: the kernel does not tell its rules, and without them the \
-                          task would come back unconfined";
-            Err(Error::refused(tid, object, reason))
+    // The room of the first thread is the largest.
+    other.share_stub(first, 0);
+    let shadow = Shadow::of(other, pid, &cx.guardian, since);
+    other.share_stub(first, thread);
+    shadow
+}
+
+/// Ends a witness.
+fn dismiss(cx: &mut Dump<'_>, witness: Option<Witness>) -> Result<()> {
+    witness.map_or(Ok(()), |(task, shadow)| shadow.end(&mut cx.tasks[task].threads))
+}
+
+/// A shadow of a thread that is in no domain.
+#[derive(Debug)]
+pub(super) struct Shadow {
+    shadow: Tracee,
+    /// Its pid as its process knows it.
+    pub(super) pid: u64,
+    guardian: Guardian,
+    undo: Undo,
+}
+
+impl Shadow {
+    /// Makes one of a thread, whose process is known as `pid`. The thread is refused if it is in a
+    /// domain, or there is no room for a shadow: nobody may come back less confined.
+    fn of(own: &mut Tracee, pid: i32, guardian: &Guardian, since: u64) -> Result<Self> {
+        let undo = twin::undo(pid, since);
+        guardian.watch(&undo)?;
+        let guardian = guardian.clone();
+        let found = match own.spawn_shadow() {
+            Ok((shadow, pid)) => {
+                let mut shadow = Shadow { shadow, pid, guardian, undo };
+                match layers(&mut shadow.shadow) {
+                    Ok(0) => return Ok(shadow),
+                    found => shadow.end(std::slice::from_mut(own)).map(|()| found)?,
+                }
+            }
+            Err(e) => Err(e),
+        };
+        match found {
+            Ok(layers) => {
+                let object = format!("its Landlock domain ({layers} of {LAYERS} layers)");
+                let reason = "cannot be kept: the kernel does not tell its rules, and without them \
+                              the task would come back unconfined";
+                Err(Error::refused(own.tid(), object, reason))
+            }
+            // No room for a process more (`pids.max`, `RLIMIT_NPROC`), or no memory.
+            Err(e @ torpor_tracee::Error::Remote { .. }) => {
+                let object = "whether it is confined by Landlock";
+                let reason = format!(
+                    "cannot be told: {e}; make room for one process more (pids.max, RLIMIT_NPROC)"
+                );
+                Err(Error::refused(own.tid(), object, reason))
+            }
+            Err(e) => Err(e.into()),
         }
-        // No room for a process more (`pids.max`, `RLIMIT_NPROC`), or no memory.
-        Err(e @ torpor_tracee::Error::Remote { .. }) => {
-            let object = "whether it is confined by Landlock";
-            let reason = format!(
-                "cannot be told: {e}; make room for one process more (pids.max, RLIMIT_NPROC)"
-            );
-            Err(Error::refused(tid, object, reason))
+    }
+
+    /// Ends it, which the first of the threads of its process reaps.
+    ///
+    /// # Errors
+    /// If the process or the guardian is gone.
+    pub(super) fn end(self, threads: &mut [Tracee]) -> Result<()> {
+        let Shadow { shadow, pid, guardian, undo } = self;
+        shadow.end_twin();
+        if let Some(first) = threads.first_mut() {
+            first.reap_shadow(pid)?;
         }
-        Err(e) => Err(e.into()),
+        guardian.forget(&undo)
     }
 }
 
@@ -204,15 +260,4 @@ fn layers(shadow: &mut Tracee) -> torpor_tracee::Result<usize> {
         out.expect(layer, || "landlock_restrict_self".to_owned())?;
     }
     Ok(missing)
-}
-
-/// Ends a shadow.
-fn dismiss(cx: &mut Dump<'_>, since: u64, witness: Option<Witness>) -> Result<()> {
-    let Some(Witness { shadow, pid, task }) = witness else { return Ok(()) };
-    shadow.end_twin();
-    let original = cx.tasks[task].pid;
-    if let Some(first) = cx.tasks[task].threads.first_mut() {
-        first.reap_shadow(pid)?;
-    }
-    cx.guardian.forget(&super::twin::undo(original, since))
 }

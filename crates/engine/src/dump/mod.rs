@@ -96,6 +96,10 @@ pub struct Dump<'a> {
     pub id_maps: IdMaps,
     /// Seccomp filters met so far.
     filters: Filters,
+    /// Threads that may be confined by Landlock.
+    suspects: landlock::Suspects,
+    /// What threads have that is not kept.
+    found: Vec<lost::Found>,
     /// What is to be copied when everything else is known.
     memory: memory::Memory,
     /// Images that are still to be written.
@@ -166,6 +170,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     }
     cx.kinds.locks.find_mapped(&cx.opts.files, &cx.tasks)?;
     tracing::info!("Dumping tasks and their mappings");
+    cx.suspects = landlock::Suspects::of(cx)?;
     for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
             task::dump_zombie(cx, task);
@@ -299,6 +304,8 @@ impl<'a> Dump<'a> {
             freezer: Freezer::default(),
             id_maps: IdMaps::identity(),
             filters: Filters::default(),
+            suspects: landlock::Suspects::default(),
+            found: Vec::new(),
             memory: memory::Memory::default(),
             later,
             tracking: Tracking::default(),

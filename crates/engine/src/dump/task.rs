@@ -5,10 +5,11 @@ use torpor_images::proto::{CoreEntry, FsEntry, TaskCoreEntry, core_entry::March}
 use torpor_tracee::Tracee;
 
 use super::later::Later;
+use super::lost::Found;
 use super::{Dump, Task, files};
 use crate::error::{Error, Result};
 use crate::proc;
-use crate::task::{MmFlags, Process, ProcessState, Seen, Settings, Tree, state};
+use crate::task::{MmFlags, Process, ProcessState, Seen, Settings, ThreadState, Tree, state};
 
 /// Writes the images of a zombie: its name and how it ended.
 pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) {
@@ -41,13 +42,16 @@ pub(super) fn dump(cx: &mut Dump<'_>, tasks: &[usize]) -> Result<Vec<MmFlags>> {
     }
     let mut flags = Vec::with_capacity(tasks.len());
     for (&task, mut state) in tasks.iter().zip(states?) {
+        let core = &mut state.leader.core;
         if cx.tasks[task].has_lost_leader() {
-            write_lost_leader(cx, task, &mut state.core)?;
+            write_lost_leader(cx, task, core)?;
         }
         let first = cx.tasks[task].pid;
         let vtid = cx.tasks.vtid_of(first).unwrap_or(first);
-        state.core.torpor_nested = cx.tasks.nested(first).cloned();
-        write_core(&mut cx.later, vtid, state.core, cx.cgroups.of(first));
+        core.torpor_nested = cx.tasks.nested(first).cloned();
+        write_core(&mut cx.later, vtid, state.leader.core, cx.cgroups.of(first));
+        let of_process = Some(state.unkept);
+        cx.found.push(Found { task, tid: first, of_thread: state.leader.unkept, of_process });
         flags.push(state.mm);
     }
     Ok(flags)
@@ -76,23 +80,42 @@ impl Taken {
 /// Asks all threads, and has the images of all but the first ones written meanwhile.
 fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<ProcessState>> {
     let lost = without_parent(cx, tasks);
-    let Dump { tasks: all, id_maps, filters, cgroups, later, .. } = cx;
+    let Dump { tasks: all, id_maps, filters, cgroups, later, guardian, suspects, found, .. } = cx;
     let own_tid = |tid: i32| all.own_tid(tid);
     let mut tree = Tree { maps: id_maps, own_tid: &own_tid, filters };
     let processes = tasks.iter().zip(taken).map(|(&task, taken)| {
         let Taken { threads, statuses, settings, is_32bit } = taken;
-        let is_32bit = *is_32bit;
-        Process { threads, seen: Seen { stat: &all[task].stat, statuses, settings, is_32bit } }
+        let (is_32bit, look_into) = (*is_32bit, suspects.known_to(&all[task]));
+        let Task { stat, maps, .. } = &all[task];
+        Process { threads, seen: Seen { stat, statuses, settings, maps, is_32bit, look_into } }
     });
-    let mut other = |pid: i32, tid: i32, core: CoreEntry| {
-        check_parent(&lost, pid, &core)?;
-        let core = CoreEntry { torpor_nested: all.nested(tid).cloned(), ..core };
-        write_core(later, all.vtid_of(tid).unwrap_or(tid), core, cgroups.of(tid));
-        later.begin()
-    };
-    let states = crate::task::dump(processes.collect(), &mut tree, &mut other)?;
-    let mut leaders = tasks.iter().zip(&states);
-    leaders.try_for_each(|(&t, state)| check_parent(&lost, all[t].tgid, &state.core))?;
+    let mut processes: Vec<_> = processes.collect();
+    let states = crate::task::dump_leaders(&mut processes, &mut tree)?;
+    for ((&task, process), ProcessState { leader, .. }) in
+        tasks.iter().zip(&mut processes).zip(&states)
+    {
+        check_parent(&lost, all[task].tgid, &leader.core)?;
+        let known = process.seen.look_into.filter(|_| leader.may_look);
+        let shadow = suspects.witness(task, known.is_some(), process.threads, guardian)?;
+        let look_into = shadow.as_ref().map(|shadow| shadow.pid).or(known);
+        let mut number = 0;
+        let mut other = |pid: i32, tid: i32, state: ThreadState| {
+            number += 1;
+            if state.may_look {
+                suspects.clear(task, number);
+            }
+            let ThreadState { core, unkept, .. } = state;
+            if !unkept.is_empty() {
+                found.push(Found { task, tid, of_thread: unkept, of_process: None });
+            }
+            check_parent(&lost, pid, &core)?;
+            let core = CoreEntry { torpor_nested: all.nested(tid).cloned(), ..core };
+            write_core(later, all.vtid_of(tid).unwrap_or(tid), core, cgroups.of(tid));
+            later.begin()
+        };
+        let asked = crate::task::dump_others(process, look_into, &mut tree, &mut other);
+        asked.and(shadow.map_or(Ok(()), |shadow| shadow.end(process.threads)))?;
+    }
     Ok(states)
 }
 

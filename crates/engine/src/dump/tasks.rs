@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 
 use torpor_images::proto::{TaskKobjIdsEntry, TorporNestedEntry};
-use torpor_tracee::{Batch, Mapping, Outcome, SIDE_BY_SIDE, Tracee};
+use torpor_tracee::{Mapping, Tracee};
 
 use crate::error::{Error, Result};
 use crate::file::found::Listed;
@@ -53,33 +53,6 @@ pub struct Task {
     /// Its mappings, as they were before anything of ours was mapped.
     pub vmas: Vec<Vma>,
     pub(super) maps: Vec<Mapping>,
-}
-
-/// Asks threads side by side, those that are wanted: their places among `threads` with their answers.
-/// The threads of a process must be there in their order, so that no two at a time share a part of
-/// its stub.
-///
-/// # Errors
-/// Gone.
-pub(super) fn ask_all<Q, A>(
-    threads: &mut [&mut Tracee],
-    wanted: impl Fn(usize) -> bool,
-    ask: impl Fn(usize, &mut Batch<'_>) -> Q,
-    answer: impl Fn(Q, &Outcome) -> A,
-) -> Result<Vec<(usize, A)>> {
-    let mut found = Vec::new();
-    for (chunk, some) in threads.chunks_mut(SIDE_BY_SIDE).enumerate() {
-        let numbered = some.iter_mut().zip(chunk * SIDE_BY_SIDE..);
-        let (mut asked, mut batches) = (Vec::new(), Vec::new());
-        for (thread, number) in numbered.filter(|(_, number)| wanted(*number)) {
-            let mut batch = thread.batch();
-            asked.push((number, ask(number, &mut batch)));
-            batches.push(batch);
-        }
-        let answers = asked.into_iter().zip(Batch::run_all(batches)?);
-        found.extend(answers.map(|((number, question), out)| (number, answer(question, &out))));
-    }
-    Ok(found)
 }
 
 /// A stub in a process, at an address.

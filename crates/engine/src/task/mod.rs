@@ -19,13 +19,14 @@ mod seccomp;
 mod signals;
 mod thread;
 mod timers;
+pub(crate) mod unkept;
 
 use torpor_images::proto::core_entry::March;
 use torpor_images::proto::{
     CoreEntry, MmEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86,
 };
 use torpor_policy::{Credentials, ProcessLimits, Scheduling, Seccomp, Timers};
-use torpor_tracee::{Batch, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
+use torpor_tracee::{Batch, Call, Mapping, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
 pub use creds::lsm;
 pub(crate) use limits::loginuid;
@@ -35,11 +36,13 @@ pub use seccomp::Filters;
 #[cfg(test)]
 pub(crate) use seccomp::restore as restore_filters;
 pub use signals::{has_pending, restore_stop, take_signal};
+pub(crate) use thread::ask_to_look;
 
 use crate::error::{Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::proc;
 use signals::Pending;
+use unkept::Unkept;
 
 /// Values of `task_core_entry.task_state`.
 pub mod state {
@@ -70,10 +73,23 @@ impl std::fmt::Debug for Tree<'_> {
 /// The state of a process, as its images hold it.
 #[derive(Debug)]
 pub struct ProcessState {
-    /// The leader's, with `tc`. What is still to be filled in: `ids`, `cg_set`.
-    pub core: CoreEntry,
+    /// The leader's, with `tc`.
+    pub leader: ThreadState,
     /// What belongs into `mm_entry`.
     pub mm: MmFlags,
+    /// What the process has that is not kept.
+    pub unkept: Unkept,
+}
+
+/// The state of a thread.
+#[derive(Debug)]
+pub struct ThreadState {
+    /// As its image holds it. What is still to be filled in: `ids`, `cg_set`.
+    pub core: CoreEntry,
+    /// What it has that is not kept.
+    pub unkept: Vec<&'static str>,
+    /// Whether there is a process that it was to look into, and it may.
+    pub may_look: bool,
 }
 
 /// What procfs says of a stopped process.
@@ -85,8 +101,12 @@ pub struct Seen<'a> {
     pub statuses: &'a [proc::Status],
     /// What has files of its own.
     pub settings: &'a Settings,
+    /// Its mappings.
+    pub maps: &'a [Mapping],
     /// Whether it runs a 32-bit program.
     pub is_32bit: bool,
+    /// The pid, as it knows it, of a process that its leader is to look into.
+    pub look_into: Option<u64>,
 }
 
 /// What each has a file of its own for in `/proc/PID`.
@@ -125,55 +145,54 @@ pub struct Process<'a> {
     pub seen: Seen<'a>,
 }
 
-/// Takes the core of a thread that does not lead its process, by the ids of both; `cg_set` is
-/// still to be filled in.
-pub type OtherThread<'a> = dyn FnMut(i32, i32, CoreEntry) -> Result<()> + 'a;
+/// Takes the state of a thread that does not lead its process, by the ids of both.
+pub type OtherThread<'a> = dyn FnMut(i32, i32, ThreadState) -> Result<()> + 'a;
 
-/// Describes some processes: while one answers the next ones are asked. What there is to say of
-/// other threads than the leaders is handed over as it comes.
+/// Describes all threads of a process but its leader: while one answers the next ones are asked.
+/// What there is to say of them is handed over as it comes. `look_into` is the pid, as the process
+/// knows it, of one that they are to look into.
 ///
 /// # Errors
 /// Gone; what cannot be kept is refused by name; those of `other`.
-pub fn dump(
-    processes: Vec<Process<'_>>,
+pub fn dump_others(
+    Process { threads, seen }: &mut Process<'_>,
+    look_into: Option<u64>,
     tree: &mut Tree<'_>,
     other: &mut OtherThread<'_>,
-) -> Result<Vec<ProcessState>> {
-    let (mut leaders, mut others) = (Vec::new(), Vec::new());
-    for Process { threads, seen } in processes {
-        let mut threads = threads.iter_mut().zip(seen.statuses);
-        leaders.extend(threads.next().map(|(leader, status)| (leader, status, seen)));
-        others.push((threads.collect::<Vec<_>>(), seen.is_32bit));
-    }
-    let states = dump_leaders(leaders, tree)?;
-    for (threads, is_32bit) in &mut others {
-        for some in threads.chunks_mut(SIDE_BY_SIDE) {
-            let cores = dump_threads(some, *is_32bit, tree)?;
-            for ((thread, _), core) in some.iter().zip(cores) {
-                other(thread.pid(), thread.tid(), core)?;
-            }
+) -> Result<()> {
+    let mut threads: Vec<_> = threads.iter_mut().zip(seen.statuses).skip(1).collect();
+    for some in threads.chunks_mut(SIDE_BY_SIDE) {
+        let states = dump_threads(some, seen.is_32bit, look_into, tree)?;
+        for ((thread, _), state) in some.iter().zip(states) {
+            other(thread.pid(), thread.tid(), state)?;
         }
     }
-    Ok(states)
+    Ok(())
 }
 
-/// Describes processes by their leaders.
-fn dump_leaders(
-    leaders: Vec<(&mut Tracee, &proc::Status, Seen<'_>)>,
+/// Describes some processes by their leaders: while one answers the next ones are asked.
+///
+/// # Errors
+/// Gone; what cannot be kept is refused by name.
+pub fn dump_leaders(
+    processes: &mut [Process<'_>],
     tree: &mut Tree<'_>,
 ) -> Result<Vec<ProcessState>> {
-    let (mut batches, mut asked, mut states) = (Vec::new(), Vec::new(), Vec::new());
-    let mut leaders = leaders;
-    for (tracee, status, seen) in &mut leaders {
-        let (batch, questions) = ProcessQuestions::ask(tracee, status, *seen, tree)?;
+    let (mut batches, mut asked) = (Vec::new(), Vec::new());
+    for Process { threads, seen } in processes.iter_mut() {
+        let Some((leader, status)) = threads.first_mut().zip(seen.statuses.first()) else {
+            continue;
+        };
+        let (batch, questions) = ProcessQuestions::ask(leader, status, *seen, tree)?;
         batches.push(batch);
         asked.push(questions);
     }
-    let answers = Batch::run_all(batches)?;
-    for (((tracee, _, seen), questions), out) in leaders.iter_mut().zip(asked).zip(answers) {
-        states.push(questions.answer(tracee, &out, seen.settings)?);
-    }
-    Ok(states)
+    let answers = asked.into_iter().zip(Batch::run_all(batches)?);
+    let leaders = processes.iter_mut().filter_map(|Process { threads, seen }| {
+        threads.first_mut().map(|leader| (leader, seen.settings))
+    });
+    let states = leaders.zip(answers);
+    states.map(|((leader, set), (asked, out))| asked.answer(leader, &out, set)).collect()
 }
 
 /// What only the process itself knows, with what is known of it by then.
@@ -186,13 +205,14 @@ struct ProcessQuestions {
     timers: timers::Questions,
     limits: limits::Questions,
     process: process::Questions,
+    unkept: unkept::OfProcess,
 }
 
 impl ProcessQuestions {
     fn ask<'t>(
         tracee: &'t mut Tracee,
         status: &proc::Status,
-        Seen { stat, settings, is_32bit, .. }: Seen<'_>,
+        Seen { stat, settings, maps, is_32bit, look_into, .. }: Seen<'_>,
         tree: &mut Tree<'_>,
     ) -> Result<(Batch<'t>, Self)> {
         // Of a leader that has ended the kernel shows less than of its other threads.
@@ -218,12 +238,13 @@ impl ProcessQuestions {
         let questions = ProcessQuestions {
             tc,
             outside,
-            inside: ThreadQuestions::ask(&mut batch, is_32bit),
+            inside: ThreadQuestions::ask(&mut batch, is_32bit, look_into),
             personality: thread::ask_personality(&mut batch),
             actions: signals::ask_actions(&mut batch),
             timers: timers::ask(&mut batch, timers),
             limits: limits::ask(&mut batch),
             process: process::ask(&mut batch),
+            unkept: unkept::OfProcess::ask(&mut batch, maps),
         };
         Ok((batch, questions))
     }
@@ -240,13 +261,13 @@ impl ProcessQuestions {
         tc.timers = Some(self.timers.answer(out)?);
         tc.rlimits = Some(self.limits.answer(out)?);
         let mm = self.process.answer(out, settings.coredump_filter, &mut tc)?;
-        let mut core = self.inside.answer(tracee, out, self.outside)?;
+        let mut leader = self.inside.answer(tracee, out, self.outside)?;
         // It is the process' one.
-        if let Some(thread) = &mut core.thread_core {
+        if let Some(thread) = &mut leader.core.thread_core {
             thread.blk_sigset = None;
         }
-        core.tc = Some(tc);
-        Ok(ProcessState { core, mm })
+        leader.core.tc = Some(tc);
+        Ok(ProcessState { leader, mm, unkept: self.unkept.answer(out) })
     }
 }
 
@@ -254,14 +275,15 @@ impl ProcessQuestions {
 fn dump_threads(
     threads: &mut [(&mut Tracee, &proc::Status)],
     is_32bit: bool,
+    look_into: Option<u64>,
     tree: &mut Tree<'_>,
-) -> Result<Vec<CoreEntry>> {
+) -> Result<Vec<ThreadState>> {
     let outside =
         threads.iter_mut().map(|(tracee, status)| seen_from_outside(tracee, status, tree));
     let outside = outside.collect::<Result<Vec<_>>>()?;
     let asked = threads.iter_mut().map(|(tracee, _)| {
         let mut batch = tracee.batch();
-        let inside = ThreadQuestions::ask(&mut batch, is_32bit);
+        let inside = ThreadQuestions::ask(&mut batch, is_32bit, look_into);
         (batch, inside)
     });
     let (batches, inside): (Vec<_>, Vec<_>) = asked.unzip();
@@ -328,15 +350,19 @@ struct ThreadQuestions {
     creds: creds::Question,
     /// That of a 32-bit program.
     robust_list: Option<ia32::RobustQuestion>,
+    unkept: unkept::OfThread,
+    look: Option<Call>,
 }
 
 impl ThreadQuestions {
-    fn ask(batch: &mut Batch<'_>, is_32bit: bool) -> Self {
+    fn ask(batch: &mut Batch<'_>, is_32bit: bool, look_into: Option<u64>) -> Self {
         ThreadQuestions {
+            look: look_into.map(|pid| thread::ask_to_look(batch, pid)),
             stack: signals::ask_stack(batch),
             thread: thread::ask(batch),
             creds: creds::ask(batch),
             robust_list: is_32bit.then(|| ia32::ask_robust_list(batch)),
+            unkept: unkept::OfThread::ask(batch),
         }
     }
 
@@ -345,7 +371,7 @@ impl ThreadQuestions {
         tracee: &mut Tracee,
         out: &Outcome,
         mut entry: ThreadCoreEntry,
-    ) -> Result<CoreEntry> {
+    ) -> Result<ThreadState> {
         entry.sas = Some(self.stack.answer(out)?);
         let tid_address = self.thread.answer(out, &mut entry)?;
         let is_32bit = self.robust_list.is_some();
@@ -355,12 +381,14 @@ impl ThreadQuestions {
         if let Some(creds) = &mut entry.creds {
             self.creds.answer(out, creds)?;
         }
-        Ok(CoreEntry {
+        let core = CoreEntry {
             mtype: March::X8664.into(),
             thread_info: Some(registers::dump(tracee, tid_address, is_32bit)?),
             thread_core: Some(entry),
             ..CoreEntry::default()
-        })
+        };
+        let may_look = self.look.is_some_and(|look| out.result(look).is_ok());
+        Ok(ThreadState { core, unkept: self.unkept.answer(out), may_look })
     }
 }
 

@@ -1,0 +1,134 @@
+//! What a process and its threads have asked the kernel for and is not kept. It is asked for with
+//! everything else; what becomes of it is the dump's to say.
+
+use torpor_tracee::{Batch, Call, Mapping, Outcome, Slot, syscall};
+
+/// `MPOL_F_ADDR`: the policy of the mapping at an address.
+const OF_ADDRESS: u64 = 2;
+/// How many mappings are asked for at once: their answers must find room, beside others.
+pub(crate) const AT_ONCE: usize = 4000;
+/// An operation of keyctl(2).
+const GET_KEYRING_ID: u64 = 0;
+/// The keyrings of a thread, of its process, of its session, as keyctl(2) names them.
+const OF_THREAD: u64 = (-1i64).cast_unsigned();
+const OF_PROCESS: u64 = (-2i64).cast_unsigned();
+const OF_SESSION: u64 = (-3i64).cast_unsigned();
+/// `ARCH_GET_CPUID` and `ARCH_GET_UNTAG_MASK` of arch_prctl(2).
+const GET_CPUID: u64 = 0x1011;
+const GET_UNTAG_MASK: u64 = 0x4001;
+/// `PR_SPEC_PRCTL` (it can be chosen), `PR_SPEC_ENABLE`, and that it is off in any way.
+const SPEC_OWN: u64 = 1;
+const SPEC_ENABLED: u64 = 1 << 1;
+const SPEC_DISABLED: u64 = 1 << 2 | 1 << 3 | 1 << 4;
+
+/// The questions about the policies of mappings.
+#[derive(Debug)]
+pub(crate) struct Policies(Vec<(Call, Slot)>);
+
+impl Policies {
+    /// Asks for these mappings, of which there may be [`AT_ONCE`].
+    pub(crate) fn ask(batch: &mut Batch<'_>, maps: &[Mapping]) -> Self {
+        let of = |map: &Mapping| {
+            let mode = batch.space(4);
+            let args = [mode.addr.0, 0, 0, map.start, OF_ADDRESS];
+            (batch.call((libc::SYS_get_mempolicy, args)), mode)
+        };
+        Policies(maps.iter().map(of).collect())
+    }
+
+    /// How many mappings have one of their own.
+    pub(crate) fn chosen(&self, out: &Outcome) -> usize {
+        let has = |(call, mode): &&(_, _)| out.result(*call).is_ok() && out.u32_at(*mode, 0) != 0;
+        self.0.iter().filter(has).count()
+    }
+}
+
+/// What a process has.
+#[derive(Debug)]
+pub struct Unkept {
+    /// The keyring of its session.
+    pub session: Option<u64>,
+    /// What is there.
+    pub objects: Vec<&'static str>,
+    /// How many of its first [`AT_ONCE`] mappings have a policy of their own.
+    pub chosen: usize,
+}
+
+/// The questions to a process.
+#[derive(Debug)]
+pub(crate) struct OfProcess {
+    policies: Policies,
+    keyrings: [Call; 2],
+    segments: Call,
+    tags: (Call, Slot),
+}
+
+impl OfProcess {
+    /// Asks a process with these mappings.
+    pub(crate) fn ask(batch: &mut Batch<'_>, maps: &[Mapping]) -> Self {
+        let descriptor = batch.space(8).addr.0;
+        let mask = batch.space(8);
+        OfProcess {
+            policies: Policies::ask(batch, &maps[..maps.len().min(AT_ONCE)]),
+            keyrings: [OF_PROCESS, OF_SESSION]
+                .map(|ring| batch.call((libc::SYS_keyctl, [GET_KEYRING_ID, ring, 0]))),
+            segments: batch.call((libc::SYS_modify_ldt, [0, descriptor, 8])),
+            tags: (batch.call((libc::SYS_arch_prctl, [GET_UNTAG_MASK, mask.addr.0])), mask),
+        }
+    }
+
+    /// What it has.
+    pub(crate) fn answer(self, out: &Outcome) -> Unkept {
+        let [process, session] = self.keyrings;
+        let (tags, mask) = self.tags;
+        let tagged = out.result(tags).is_ok() && out.u64_at(mask, 0) != u64::MAX;
+        let objects = those_of([
+            (is(out, process, |_| true), "its own keyring"),
+            (is(out, self.segments, |v| v > 0), "its table of segments (modify_ldt)"),
+            (tagged, "its tagged addresses (ARCH_ENABLE_TAGGED_ADDR)"),
+        ]);
+        let session = out.result(session).ok();
+        Unkept { session, objects, chosen: self.policies.chosen(out) }
+    }
+}
+
+/// The questions to a thread.
+#[derive(Debug)]
+pub(crate) struct OfThread {
+    keyring: Call,
+    speculation: [Call; 3],
+    cpuid: Call,
+}
+
+impl OfThread {
+    /// Asks a thread.
+    pub(crate) fn ask(batch: &mut Batch<'_>) -> Self {
+        let speculation = |what| syscall::prctl(libc::PR_GET_SPECULATION_CTRL, [what]);
+        OfThread {
+            keyring: batch.call((libc::SYS_keyctl, [GET_KEYRING_ID, OF_THREAD, 0])),
+            speculation: [0, 1, 2].map(|what| batch.call(speculation(what))),
+            cpuid: batch.call((libc::SYS_arch_prctl, [GET_CPUID, 0])),
+        }
+    }
+
+    /// What it has.
+    pub(crate) fn answer(self, out: &Outcome) -> Vec<&'static str> {
+        let [store, branch, flush] = self.speculation;
+        let disabled = |call| is(out, call, |v| v & SPEC_OWN != 0 && v & SPEC_DISABLED != 0);
+        let flushed = is(out, flush, |v| v & SPEC_OWN != 0 && v & SPEC_ENABLED != 0);
+        those_of([
+            (is(out, self.keyring, |_| true), "its thread's own keyring"),
+            (disabled(store) || disabled(branch) || flushed, "its rules for speculation (prctl)"),
+            (is(out, self.cpuid, |v| v == 0), "the fault that it gets from CPUID (arch_prctl)"),
+        ])
+    }
+}
+
+/// Whether a call has answered, and `test` holds of its answer.
+fn is(out: &Outcome, call: Call, test: fn(u64) -> bool) -> bool {
+    out.result(call).is_ok_and(test)
+}
+
+fn those_of<const N: usize>(objects: [(bool, &'static str); N]) -> Vec<&'static str> {
+    objects.into_iter().filter(|(is, _)| *is).map(|(_, what)| what).collect()
+}
