@@ -59,7 +59,7 @@ static void *reads(void *arg)
 	CHECK_EQ(read(fds[0][0], &byte, 1), 1);
 	CHECK_EQ(byte, 'r');
 	check_local(0);
-	ended++;
+	__sync_fetch_and_add(&ended, 1);
 	return arg;
 }
 
@@ -74,7 +74,7 @@ static void *polls(void *arg)
 		;
 	CHECK_EQ(got, 1);
 	check_local(1);
-	ended++;
+	__sync_fetch_and_add(&ended, 1);
 	return arg;
 }
 
@@ -88,7 +88,7 @@ static void *holds(void *arg)
 	CHECK_EQ(write(fds[3][1], "", 1), 1);
 	CHECK_EQ(read(fds[2][0], &byte, 1), 1);
 	check_local(2);
-	ended++;
+	__sync_fetch_and_add(&ended, 1);
 	return arg;
 }
 
