@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
 for tool in age:age gpg:gnupg openssl:openssl stress-ng:stress-ng puma:puma rackup:ruby-sinatra flask:python3-flask \
-    javac:default-jdk-headless afl-fuzz:afl++ clang:clang cpio:cpio chromium:chromium; do
+    javac:default-jdk-headless mvn:maven afl-fuzz:afl++ clang:clang cpio:cpio chromium:chromium; do
     command -v "${tool%%:*}" >/dev/null ||
         DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${tool##*:}" >/dev/null
 done

@@ -43,9 +43,9 @@ const SERVICES: [Service; 5] = [
     },
     Service {
         name: "JVM",
-        file: "Service.java",
-        text: include_str!("../services/Service.java"),
-        words: &["/usr/bin/java", "-cp", "/", "Service"],
+        file: "Application.java",
+        text: include_str!("../services/Application.java"),
+        words: &["/usr/bin/java", "-cp", "/:/jars/*", "service.Application"],
         goals: Some((10.0, 30.0)),
     },
     Service {
@@ -146,6 +146,17 @@ fn number(said: &Value, key: &str) -> Result<f64> {
     said[key].as_f64().with_context(|| format!("no {key} in {said}"))
 }
 
+/// Compiles a program for the JVM, with what it takes from Maven Central beside it.
+fn compile(root: &Path, file: &Path) -> Result<()> {
+    let (pom, jars) = (root.join("pom.xml"), root.join("jars"));
+    fs::write(&pom, include_str!("../services/pom.xml"))?;
+    let mut fetch = Command::new("mvn");
+    fetch.args(["--quiet", "--batch-mode", "dependency:copy-dependencies", "--file"]).arg(pom);
+    run(fetch.arg(format!("-DoutputDirectory={}", jars.display())))?;
+    let path = format!("{}/*", jars.display());
+    run(Command::new("javac").args(["-parameters", "-cp", &path, "-d"]).arg(root).arg(file))
+}
+
 /// What belongs to one service.
 struct Place<'a> {
     torpor: PathBuf,
@@ -179,7 +190,7 @@ impl<'a> Place<'a> {
         }
         fs::write(root.join(service.file), service.text)?;
         if service.file.ends_with(".java") {
-            run(Command::new("javac").arg("-d").arg(&root).arg(root.join(service.file)))?;
+            compile(&root, &root.join(service.file))?;
         }
         run(Command::new("runc").arg("spec").current_dir(self.bundle()))?;
         let file = self.bundle().join("config.json");
