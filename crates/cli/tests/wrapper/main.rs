@@ -10,7 +10,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
@@ -48,8 +47,8 @@ struct Node {
     key: Arc<Mutex<Option<(String, String)>>>,
     /// What it answers when a pod has been saved.
     saved: Arc<Mutex<Answer>>,
-    /// Whether the next word of a pod that was saved gets no answer, and those that got none.
-    silent: Arc<AtomicBool>,
+    /// To which word there is no answer for now, once for each, and whoever has got none.
+    silent: Arc<Mutex<Vec<fn(&Ask) -> bool>>>,
     unanswered: Arc<Mutex<Vec<UnixStream>>>,
     /// The runc that the wrapper calls.
     runc: PathBuf,
@@ -112,6 +111,12 @@ impl Node {
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 let Ok(ask) = receive::<Ask>(&stream) else { continue };
+                let found = silent.lock().unwrap().iter().position(|is_meant| is_meant(&ask));
+                if let Some(index) = found {
+                    silent.lock().unwrap().remove(index);
+                    unanswered.lock().unwrap().push(stream);
+                    continue;
+                }
                 let answer = match &ask {
                     Ask::Stop { .. } | Ask::Checkpoint { .. } => {
                         fs::create_dir(&dir).unwrap();
@@ -127,11 +132,6 @@ impl Node {
                     Ask::Begins { .. } => Answer::Noted,
                     Ask::Saved { .. } => saved.lock().unwrap().clone(),
                 };
-                let is_saved = matches!(&ask, Ask::Saved { error: None, .. });
-                if is_saved && silent.swap(false, Ordering::SeqCst) {
-                    unanswered.lock().unwrap().push(stream);
-                    continue;
-                }
                 asked.lock().unwrap().push(ask);
                 let _ = send(&mut stream, &answer);
             }
@@ -213,7 +213,8 @@ impl Node {
         call.arg("--root").arg(self.path("runc"));
         call.arg("--log").arg(self.path("log.json")).args(["--log-format", "json", action]);
         let (out, words) = match action {
-            "state" => (Stdio::piped(), words),
+            // Nobody keeps them when the call has ended.
+            "state" | "kill" | "checkpoint" => (Stdio::piped(), words),
             _ => (Stdio::from(null()), words),
         };
         for word in words {
@@ -294,7 +295,7 @@ impl Node {
     /// Begins a checkpoint, and waits until the pod is frozen and the agent told, who says nothing. Returns
     /// the call and the process that does its work.
     fn unanswered(&self, name: &str) -> (Child, i32) {
-        self.silent.store(true, Ordering::SeqCst);
+        self.silent.lock().unwrap().push(|ask| matches!(ask, Ask::Saved { error: None, .. }));
         let call = self.checkpoint(name);
         until("the agent is told", || (!self.unanswered.lock().unwrap().is_empty()).then_some(()));
         assert_eq!(self.status(name), "paused");
@@ -538,11 +539,59 @@ fn a_pod_that_was_saved_does_as_the_agent_says_whoever_is_killed() {
     let last = node.count("pod").unwrap();
     call.kill().unwrap();
     let _ = call.wait().unwrap();
+    until("the shim does not wait for the work", || is_closed(&call).then_some(()));
     assert_eq!(node.status("pod"), "paused");
     let mut waits = node.unanswered.lock().unwrap().pop().unwrap();
     send(&mut waits, &Answer::Noted).unwrap();
     until("the container has ended", || (node.status("pod") == "stopped").then_some(()));
     assert_eq!(node.count("pod"), Some(last), "it has gone on");
+    node.good("delete", &["pod"]);
+}
+
+/// Whether nobody has the standard output of a call any more.
+fn is_closed(call: &Child) -> bool {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let mut polled = [PollFd::new(call.stdout.as_ref().unwrap(), PollFlags::IN)];
+    poll(&mut polled, Some(&rustix::time::Timespec::default())).unwrap();
+    polled[0].revents().contains(PollFlags::HUP)
+}
+
+#[test]
+fn a_pod_gives_way_once_though_containerd_is_killed() {
+    let Some(mut node) = Node::new("a_pod_gives_way_once_though_containerd_is_killed") else {
+        return;
+    };
+    node.running("pod");
+    *node.saved.lock().unwrap() = Answer::Noted;
+    // Its call is killed with it, before the agent has answered; the one that comes back calls once more.
+    let is_stop: fn(&Ask) -> bool = |ask| matches!(ask, Ask::Stop { .. });
+    let mut calls = Vec::new();
+    for number in 1..=2 {
+        node.silent.lock().unwrap().push(is_stop);
+        calls.push(node.begin("kill", &["pod", "15"]));
+        until("it asks", || (node.unanswered.lock().unwrap().len() == number).then_some(()));
+        if number == 1 {
+            calls[0].kill().unwrap();
+            let _ = calls[0].wait().unwrap();
+            until("the shim does not wait for it", || is_closed(&calls[0]).then_some(()));
+        }
+    }
+    // Both hear of the same order. Who comes second asks what has become of it.
+    node.silent.lock().unwrap().push(is_stop);
+    let dir = node.path("checkpoint");
+    fs::create_dir(&dir).unwrap();
+    let order = Answer::Save { dir: dir.clone(), recipient: None, seconds: 60 };
+    for mut waits in node.unanswered.lock().unwrap().drain(..) {
+        send(&mut waits, &order).unwrap();
+    }
+    let again = until("one asks again", || node.unanswered.lock().unwrap().pop());
+    until("the container has ended", || (node.status("pod") == "stopped").then_some(()));
+    send(&mut { again }, &Answer::Plain).unwrap();
+    let _ = calls[1].wait().unwrap();
+    let saved = |ask: &&Ask| matches!(ask, Ask::Saved { error: None, .. });
+    assert_eq!(node.asked.lock().unwrap().iter().filter(saved).count(), 1);
+    assert!(dir.join("containers/main/inventory.img").exists());
+    until("all have ended", || (!node.is_busy()).then_some(()));
     node.good("delete", &["pod"]);
 }
 

@@ -3,14 +3,19 @@
 //! The work has a process of its own, and that has a guardian for its parent. Whoever kills the
 //! call does not stop the work. If the work is killed, the guardian undoes what was done. Only if
 //! both are killed, nobody does.
+//!
+//! Nothing that outlives the call keeps the call's standard streams. The shim reads them until they
+//! are closed, and meanwhile says nothing of the container, to a containerd neither that was started
+//! anew: after two seconds without a word that takes the container for lost and kills it.
 
-use std::fs;
-use std::io::{Read, Write};
+use std::fs::{self, File};
+use std::io::{Read, Result, Write};
 use std::os::unix::net::UnixStream;
 use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpid, getsid, kill_process, set_child_subreaper, setsid};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use torpor_sys::process::{Status, fork, set_name, wait};
 
 /// How often it is looked whether what the work has started has ended.
@@ -30,23 +35,50 @@ impl Note {
     }
 }
 
+/// Does `work` in a process of its own, which a kill of the call does not end, and waits until it has ended,
+/// and all that it has left.
+///
+/// The caller must have one thread. Where no process can be made, the work is done by the caller.
+pub fn apart(work: impl Fn()) {
+    let life = || {
+        work();
+        0
+    };
+    if start(life).is_err() {
+        work();
+    }
+}
+
 /// Does `work`, and waits for its end. If it is killed, `undo` is called with the words that it has
 /// left. What the work has started may run still: [`quiet`] ends it.
 ///
 /// The caller must have one thread. Where no process can be made, the work is done by the caller.
 pub fn guarded(work: impl Fn(&Note), undo: impl Fn(&[u8])) {
-    let Ok((mut ours, theirs)) = UnixStream::pair() else { return work(&Note(None)) };
-    let Ok(guardian) = fork(|| watch(&work, &undo)) else { return work(&Note(None)) };
-    // The other end is closed when the guardian and the work have ended, in whatever order.
+    if start(|| watch(&work, &undo)).is_err() {
+        work(&Note(None));
+    }
+}
+
+/// Starts a process that lives `life`, and waits until it and its descendants have ended.
+fn start(life: impl FnOnce() -> i32) -> Result<()> {
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    let (mut ours, theirs) = UnixStream::pair()?;
+    let child = fork(|| {
+        // Not to end with the group of the call.
+        let _ = setsid();
+        let _ =
+            dup2_stdin(&null).and_then(|()| dup2_stdout(&null)).and_then(|()| dup2_stderr(&null));
+        life()
+    })?;
+    // The other end is closed when all of them have ended, in whatever order.
     drop(theirs);
     let _ = ours.read_to_end(&mut Vec::new());
-    let _ = wait(guardian, true);
+    let _ = wait(child, true);
+    Ok(())
 }
 
 /// The guardian's life.
 fn watch(work: &impl Fn(&Note), undo: &impl Fn(&[u8])) -> i32 {
-    // Not to end with the group of the call.
-    let _ = setsid();
     // What the work has started becomes a child of the guardian when the work has ended. In the same way
     // the work gets what runc has started.
     let _ = set_child_subreaper(Some(getpid()));

@@ -17,8 +17,8 @@ mod volumes;
 mod words;
 
 use std::ffi::OsString;
-use std::fs;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -95,6 +95,14 @@ fn not_saved(container: &Container, error: &str) {
     let told = Ask::Saved { container, containers: Vec::new(), error, frozen_ms: 0 };
     // It is the agent's loss if it does not hear of it.
     let _ = ask(&socket(), &told, SHORT);
+}
+
+/// Takes the order to save a pod in `dir`; `false` if another call has it already.
+fn takes(dir: &Path) -> bool {
+    let logs = dir.join(LOGS);
+    let made = fs::create_dir_all(&logs).and_then(|()| File::create_new(logs.join(TAKEN)));
+    // What cannot be written here fails later.
+    !made.is_err_and(|error| error.kind() == ErrorKind::AlreadyExists)
 }
 
 /// Tells the agent that a pod was saved. Only if the agent has the checkpoint may the pod lose its
@@ -229,17 +237,21 @@ impl Wrapper {
         }
     }
 
-    /// Saves the pod, if the agent wants it to be.
+    /// Saves the pod, if the agent wants it to be. If containerd is killed, this call is killed with it, and the
+    /// kubelet's next one comes ten seconds or more later: the pod has not so much time.
     fn give_way(&self, container: &Container) {
         let question = Ask::Stop { container: container.clone() };
-        // The answer comes late if another container's call saves the pod.
-        if let Ok(Answer::Save { dir, recipient, seconds }) = ask(&socket(), &question, LONG) {
-            self.save(container, &dir, recipient.as_deref(), seconds, SHORT);
-        }
+        // The answer comes late if another call saves the pod.
+        let order = || ask(&socket(), &question, LONG);
+        guard::apart(|| {
+            while let Ok(Answer::Save { dir, recipient, seconds }) = order()
+                && !self.save(container, &dir, recipient.as_deref(), seconds, SHORT)
+            {}
+        });
     }
 
     /// Saves the pod of a container, and does with it what the agent then says. Whoever is killed
-    /// meanwhile, the pod does not stay frozen.
+    /// meanwhile, the pod does not stay frozen. `false` if another call has heard of the same order.
     fn save(
         &self,
         container: &Container,
@@ -247,10 +259,16 @@ impl Wrapper {
         recipient: Option<&str>,
         seconds: u64,
         patience: Duration,
-    ) {
+    ) -> bool {
+        if !takes(dir) {
+            return false;
+        }
         let pod = match save::Pod::running(&self.words, &container.uid) {
             Ok(pod) => pod,
-            Err(error) => return not_saved(container, &error.to_string()),
+            Err(error) => {
+                not_saved(container, &error.to_string());
+                return true;
+            }
         };
         let limit = Duration::from_secs(seconds);
         let save = save::Save { pod: &pod, dir, recipient, limit };
@@ -273,10 +291,8 @@ impl Wrapper {
             Ok(told) => settle(&pod, &told, patience),
             Err(_) => give_up("whoever saved the pod was killed"),
         };
-        // From here on the pod is saved, even if this call is killed. What cannot be written here fails later.
-        let logs = dir.join(LOGS);
-        let _ = fs::create_dir_all(&logs).and_then(|()| fs::write(logs.join(TAKEN), ""));
         guard::guarded(work, undo);
+        true
     }
 
     /// What waits, restored, was created and not started.
