@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Read};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -26,6 +26,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long nothing may come, in seconds, if nobody says (`TORPOR_REGISTRY_TIMEOUT`).
 const SILENCE: u64 = 10;
+/// How much has to come in that time, while there is more to come: what comes more slowly holds a start
+/// up for longer than a cold start takes.
+const LEAST: u64 = 64 << 10;
 /// How long nothing may come at least, or go, while something is stored: a registry looks at all of a
 /// blob before it answers.
 const STORING: Duration = Duration::from_secs(30);
@@ -222,6 +225,10 @@ fn failure(error: &ureq::Error, silence: Duration) -> Error {
         ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
             Error::new("it cannot be reached in time")
         }
+        ureq::Error::Timeout(ureq::Timeout::RecvResponse) => Error::new(format!(
+            "no answer came within {} s (TORPOR_REGISTRY_TIMEOUT allows more)",
+            silence.as_secs()
+        )),
         ureq::Error::Timeout(_) => Error::new(format!(
             "nothing came for {} s (TORPOR_REGISTRY_TIMEOUT allows more)",
             silence.as_secs()
@@ -232,21 +239,63 @@ fn failure(error: &ureq::Error, silence: Duration) -> Error {
 
 /// The body of an answer, piece by piece.
 pub fn content(answer: Response<Body>) -> impl Read {
-    Content(answer.into_body().into_reader())
+    Content { body: answer.into_body().into_reader(), pace: Pace::new(silence()) }
 }
 
-/// A body that says what it was waited for in vain.
-struct Content(BodyReader<'static>);
+/// A body that says what it was waited for in vain, and fails if it comes too slowly.
+struct Content {
+    body: BodyReader<'static>,
+    pace: Pace,
+}
 
 impl Read for Content {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.read(buffer).map_err(|error| {
+        let start = Instant::now();
+        let len = self.body.read(buffer).map_err(|error| {
             let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<ureq::Error>());
             match cause {
                 Some(cause) => io::Error::new(error.kind(), failure(cause, silence()).to_string()),
                 None => error,
             }
-        })
+        })?;
+        // At the end there is nothing more to be waited for.
+        if len > 0 {
+            self.pace.came(len as u64, start.elapsed())?;
+        }
+        Ok(len)
+    }
+}
+
+/// How much of a body comes while it is waited for. What its reader does meanwhile takes none of that time.
+#[derive(Debug)]
+struct Pace {
+    window: Duration,
+    waited: Duration,
+    bytes: u64,
+}
+
+impl Pace {
+    fn new(window: Duration) -> Self {
+        Self { window, waited: Duration::ZERO, bytes: 0 }
+    }
+
+    /// So many bytes came, for which it was waited so long.
+    fn came(&mut self, bytes: u64, waited: Duration) -> io::Result<()> {
+        self.bytes += bytes;
+        self.waited += waited;
+        if self.waited < self.window {
+            return Ok(());
+        }
+        if self.bytes < LEAST {
+            let text = format!(
+                "only {} bytes came in {} s (TORPOR_REGISTRY_TIMEOUT allows more)",
+                self.bytes,
+                self.window.as_secs()
+            );
+            return Err(io::Error::new(ErrorKind::TimedOut, text));
+        }
+        *self = Self::new(self.window);
+        Ok(())
     }
 }
 
@@ -255,10 +304,14 @@ impl Read for Content {
 /// # Errors
 /// If it is, or is cut short.
 pub fn document(answer: Response<Body>) -> Result<Vec<u8>> {
-    let body = answer.into_body().into_with_config().limit(MAX_DOCUMENT).read_to_vec();
-    let body = body.map_err(|error| failure(&error, silence()))?;
-    traffic::came(body.len());
-    Ok(body)
+    let mut bytes = Vec::new();
+    let read = content(answer).take(MAX_DOCUMENT + 1).read_to_end(&mut bytes);
+    read.map_err(|error| Error::new(error.to_string()))?;
+    if bytes.len() as u64 > MAX_DOCUMENT {
+        return Err(Error::new(format!("an answer is longer than {MAX_DOCUMENT} bytes")));
+    }
+    traffic::came(bytes.len());
+    Ok(bytes)
 }
 
 fn tls() -> TlsConfig {
@@ -289,4 +342,32 @@ fn credentials(host: &str) -> Option<String> {
         let known = known["auths"][host]["auth"].as_str()?;
         BASE64_STANDARD.decode(known).ok().map(|_| known.to_owned())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn what_comes_too_slowly_is_given_up() {
+        let (window, second) = (Duration::from_secs(10), Duration::from_secs(1));
+        let mut trickle = Pace::new(window);
+        for _ in 1..10 {
+            trickle.came(100, second).unwrap();
+        }
+        let error = trickle.came(100, second).unwrap_err().to_string();
+        assert!(error.starts_with("only 1000 bytes came in 10 s"), "{error}");
+        // As slowly as is allowed, for as long as it takes; and all that is left of a small one.
+        let mut slow = Pace::new(window);
+        for _ in 0..100 {
+            slow.came(LEAST / 10 + 1, second).unwrap();
+        }
+        slow.came(1, second).unwrap();
+        // Each window counts by itself: it is not enough to have been fast before.
+        let mut stopping = Pace::new(window);
+        stopping.came(100 * LEAST, second * 10).unwrap();
+        assert!((0..10).any(|_| stopping.came(1, second).is_err()));
+    }
 }

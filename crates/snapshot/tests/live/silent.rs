@@ -1,8 +1,10 @@
-//! A registry that falls silent: it takes connections and never answers, or stops in the middle.
+//! A registry that falls silent: it takes connections and never answers, or stops in the middle. And one that
+//! gives a few bytes now and then.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 use std::{fs, thread};
 
 use serde_json::Value;
@@ -11,11 +13,21 @@ use crate::fallback::cold_with;
 use crate::place::{Place, until};
 use crate::registry::Registry;
 
-/// How many bytes the clients may still get.
-type Budget = Arc<(Mutex<usize>, Condvar)>;
+/// What the clients may still get.
+#[derive(Default)]
+struct Allowed {
+    bytes: usize,
+    /// Whether each of them gets a byte every now and then after that.
+    trickles: bool,
+}
 
-/// Passes connections on to a registry until its clients have got so many bytes; then it says no more,
-/// but connections stay, and are taken.
+type Budget = Arc<(Mutex<Allowed>, Condvar)>;
+
+/// How often a byte comes in a trickle.
+const DRIP: Duration = Duration::from_millis(100);
+
+/// Passes connections on to a registry until its clients have got so many bytes; then it says no more, or
+/// hardly anything, but connections stay, and are taken.
 struct Front {
     host: String,
     budget: Budget,
@@ -44,13 +56,13 @@ impl Front {
 
     /// From now on clients get so many bytes.
     fn allow(&self, bytes: usize) {
-        *self.budget.0.lock().unwrap() = bytes;
+        self.budget.0.lock().unwrap().bytes = bytes;
         self.budget.1.notify_all();
     }
 
     /// How many bytes are left.
     fn left(&self) -> usize {
-        *self.budget.0.lock().unwrap()
+        self.budget.0.lock().unwrap().bytes
     }
 }
 
@@ -58,17 +70,23 @@ impl Front {
 fn answer(
     mut server: TcpStream,
     mut client: TcpStream,
-    (budget, changed): &(Mutex<usize>, Condvar),
+    (budget, changed): &(Mutex<Allowed>, Condvar),
 ) {
     let mut data = [0; 4096];
     while let Ok(len @ 1..) = server.read(&mut data) {
         let mut rest = &data[..len];
         while !rest.is_empty() {
             let guard = budget.lock().unwrap();
-            let mut left = changed.wait_while(guard, |left| *left == 0).unwrap();
-            let (now, later) = rest.split_at(rest.len().min(*left));
-            *left -= now.len();
-            drop(left);
+            let waits = |allowed: &mut Allowed| allowed.bytes == 0 && !allowed.trickles;
+            let mut allowed = changed.wait_while(guard, waits).unwrap();
+            let is_drip = allowed.bytes == 0;
+            let most = if is_drip { 1 } else { allowed.bytes };
+            let (now, later) = rest.split_at(rest.len().min(most));
+            allowed.bytes = allowed.bytes.saturating_sub(now.len());
+            drop(allowed);
+            if is_drip {
+                thread::sleep(DRIP);
+            }
             if client.write_all(now).is_err() {
                 return;
             }
@@ -100,24 +118,35 @@ impl Front {
     }
 }
 
-#[test]
-fn a_registry_that_falls_silent_is_not_waited_for() {
-    let (place, _registry, front, whole) = behind_a_front("silent-registry", 2000, 1);
+/// A start is cold when the registry has given so many bytes and then gives nothing, or hardly anything: at once; in the
+/// manifest; in the small images; in the pages, long before the end and right before it.
+fn is_not_waited_for(name: &str, trickles: bool) {
+    let (place, _registry, front, whole) = behind_a_front(name, 2000, 1);
+    front.budget.0.lock().unwrap().trickles = trickles;
     let reference = front.reference();
-    // At once; in the manifest; in the small images; in the pages, long before the end and right before it.
     for bytes in [0, 100, whole / 100, whole / 2, whole - 1000] {
         let _ = fs::remove_dir_all(place.path("cache"));
         let name = format!("after-{bytes}");
         front.allow(bytes);
-        println!("silent after {bytes} of {whole} bytes:");
+        println!("after {bytes} of {whole} bytes:");
         let output = place.try_run(&reference, &name, &["--prefetch", "all"]);
         let said: Value = serde_json::from_slice(&output.stdout).unwrap();
         let reason = said["reason"].as_str().unwrap();
-        assert!(reason.contains("nothing came for 1 s"), "{said}");
-        println!("the cold start began {} ms later", said["fallback_ms"]);
+        assert!(reason.contains("came") && reason.contains("TORPOR_REGISTRY_TIMEOUT"), "{said}");
+        println!("the cold start began {} ms later: {reason}", said["fallback_ms"]);
         assert_eq!(said["started_from"], "cold");
         place.answers_right(&name);
     }
+}
+
+#[test]
+fn a_registry_that_falls_silent_is_not_waited_for() {
+    is_not_waited_for("silent-registry", false);
+}
+
+#[test]
+fn nor_is_one_that_trickles() {
+    is_not_waited_for("trickling-registry", true);
 }
 
 /// What was started already and waits for its pages ends.
