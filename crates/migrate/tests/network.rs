@@ -1,145 +1,30 @@
 //! A service moves with its address from one host to another, and its client, on a third one, hears
 //! every byte and no reset.
-//!
-//! Hosts are network namespaces, which a bridge in a fourth one joins. Each is kept by a process, so
-//! that nothing is left of them when these have ended.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;
 
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpStream};
-use std::os::fd::AsFd;
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use support::world::{Net, V4, V6, World, agent_at, host_at, migrate_from, within};
 use support::{Host, compiled, judge, wait_until};
 use torpor_sys::socket;
 
-const V4: &str = "10.77.0.5";
-const V6: &str = "fd77::5";
+const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
 const PORT: u16 = 7000;
 
-/// A process with a network namespace of its own.
-struct Net(Child);
-
-impl Net {
-    /// The process ends up in a network namespace that is none of `others`.
-    fn new(command: &mut Command, others: &[&str]) -> Self {
-        let link = |path: &str| std::fs::read_link(path).unwrap();
-        let others: Vec<_> = others.iter().map(|path| link(path)).collect();
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-        let net = Self(child);
-        let theirs = net.path();
-        let is_apart = || std::fs::read_link(&theirs).is_ok_and(|link| !others.contains(&link));
-        wait_until("it has a network of its own", is_apart);
-        net.shell("ip link set lo up");
-        net
-    }
-
-    fn host() -> Self {
-        let mut command = Command::new("unshare");
-        Self::new(command.args(["--net", "sleep", "100000"]), &["/proc/self/ns/net"])
-    }
-
-    fn pid(&self) -> u32 {
-        self.0.id()
-    }
-
-    fn path(&self) -> String {
-        format!("/proc/{}/ns/net", self.pid())
-    }
-
-    fn inside(&self) -> String {
-        format!("--net={}", self.path())
-    }
-
-    fn shell(&self, script: &str) -> String {
-        let output =
-            Command::new("nsenter").arg(self.inside()).args(["sh", "-ec", script]).output();
-        let output = output.unwrap();
-        assert!(output.status.success(), "{script}: {output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-}
-
-impl Drop for Net {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A thread in a network namespace.
-fn within<T: Send + 'static>(
-    path: &str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> JoinHandle<T> {
-    let namespace = File::open(path).unwrap();
-    thread::spawn(move || {
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-        work()
-    })
-}
-
-/// Two hosts and a client at a switch.
-struct World {
-    _switch: Net,
-    here: Net,
-    there: Net,
-    client: Net,
-}
-
-impl World {
-    fn new() -> Self {
-        let [switch, here, there, client] = [(); 4].map(|()| Net::host());
-        switch.shell("ip link add s0 type bridge; ip link set s0 up");
-        for (name, host) in [("here", &here), ("there", &there)] {
-            switch.shell(&format!(
-                "ip link add {name} type veth peer name uplink netns {}; ip link set {name} master s0 up",
-                host.pid()
-            ));
-            host.shell(
-                "ip link add br0 type bridge; ip link set br0 up; ip link set uplink master br0 up",
-            );
-        }
-        switch.shell(&format!(
-            "ip link add client type veth peer name eth0 netns {}; ip link set client master s0 up",
-            client.pid()
-        ));
-        client.shell(
-            "ip link set eth0 up; ip address add 10.77.0.9/24 dev eth0; \
-             ip address add fd77::9/64 dev eth0 nodad",
-        );
-        Self { _switch: switch, here, there, client }
-    }
-
-    /// A service with an address of its own, at the bridge of the first host.
-    fn service(&self, program: &std::path::Path) -> Net {
-        let mut command = Command::new("nsenter");
-        command.arg(self.here.inside()).args(["setsid", "unshare", "--net"]);
-        command.arg(program).arg(PORT.to_string()).stderr(Stdio::null());
-        let service = Net::new(&mut command, &["/proc/self/ns/net", &self.here.path()]);
-        self.here.shell(&format!(
-            "ip link add outside type veth peer name eth0 netns {}; ip link set outside master br0 up",
-            service.pid()
-        ));
-        service.shell(&format!(
-            "ip link set eth0 up; ip address add {V4}/24 dev eth0; ip address add {V6}/64 dev eth0 nodad"
-        ));
-        // When the kernel has found no duplicate of the address that it gave itself, it adds a route: a tree
-        // that was built before that is built anew.
-        service
-            .shell("while ip -6 address show tentative | grep --quiet inet6; do sleep 0.05; done");
-        service
-    }
+/// A service that answers each byte with the same one.
+fn echo(world: &World, program: &Path) -> Net {
+    world.service(&[program.to_str().unwrap(), &PORT.to_string()])
 }
 
 /// Says something new all the time, and hears it again.
@@ -240,22 +125,15 @@ fn hear(told: &mpsc::Receiver<&'static str>) {
 fn connections_move_with_the_address() {
     let programs = tempfile::tempdir().unwrap();
     let program = compiled(programs.path(), "server");
-    for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
+    for mode in MODES {
         let world = World::new();
-        let mut service = world.service(&program);
+        let mut service = echo(&world, &program);
         let clients = [V4, V6].map(|address| Client::start(&world.client.path(), address));
         let here = Host::new();
-        let mut there = Host::apart(&["nsenter", &world.there.inside()]);
-        for word in ["--external", "veth[eth0]:outside@br0"] {
-            there.options.push(format!("--restore-option={word}"));
-        }
-        there.start_agent();
+        let there = agent_at(&world.there, &[]);
         let told = listen(&world.client.path());
-        let migration =
-            here.migrate(&["--pid", &service.pid().to_string(), "--mode", mode, "--json"]);
-        let mut command = Command::new("nsenter");
-        command.arg(world.here.inside()).arg(migration.get_program()).args(migration.get_args());
-        let output = command.arg(&there.address).stdin(Stdio::null()).output().unwrap();
+        let args = ["--mode", mode, "--json", &there.address];
+        let output = migrate_from(&world.here, &here, service.pid(), &args).output().unwrap();
         let report =
             judge(&output).unwrap_or_else(|error| panic!("{mode}: {error}\n{}", there.log()));
         // What was built early is what runs, though each dump has locked the network by rules of its own.
@@ -276,24 +154,47 @@ fn connections_move_with_the_address() {
     }
 }
 
+/// One service goes there and back again and again, in every mode in turn, and its clients keep their connections.
+#[test]
+fn no_reset_in_a_hundred_moves() {
+    let count = if std::env::var_os("TORPOR_LONG").is_some() { 100 } else { 10 };
+    let programs = tempfile::tempdir().unwrap();
+    let world = World::new();
+    let mut service = echo(&world, &compiled(programs.path(), "server"));
+    let clients = [V4, V6].map(|address| Client::start(&world.client.path(), address));
+    let ends = [&world.here, &world.there].map(|net| {
+        let mut host = host_at(net, &[]).with_quiet_mounts();
+        host.start_agent();
+        (net, host)
+    });
+    let mut pid = service.pid();
+    for number in 0..count {
+        let ((net, from), (_, to)) = (&ends[number % 2], &ends[(number + 1) % 2]);
+        let args = ["--mode", MODES[number % MODES.len()], "--json", &to.address];
+        let output = migrate_from(net, from, pid, &args).output().unwrap();
+        let report = judge(&output).unwrap_or_else(|e| panic!("move {number}: {e} {}", to.log()));
+        pid = u32::try_from(report["pid"].as_u64().unwrap()).unwrap();
+        clients.iter().for_each(Client::goes_on);
+        // Its name is the next one's.
+        wait_until("its device is gone here", || !net.shell("ip -brief link").contains("outside"));
+    }
+    clients.into_iter().for_each(Client::finish);
+    wait_until("it has ended here", || service.0.try_wait().unwrap().is_some());
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
+}
+
 #[test]
 fn connections_stay_with_what_stays() {
     let programs = tempfile::tempdir().unwrap();
     let world = World::new();
-    let service = world.service(&compiled(programs.path(), "server"));
+    let service = echo(&world, &compiled(programs.path(), "server"));
     let client = Client::start(&world.client.path(), V4);
     for point in ["setup-namespaces", "pre-resume"] {
         let here = Host::new();
-        let mut there = Host::apart(&["nsenter", &world.there.inside()]);
         let script = format!("test $CRTOOLS_SCRIPT_ACTION != {point}");
-        for word in ["--external", "veth[eth0]:outside@br0", "--action-script", &script] {
-            there.options.push(format!("--restore-option={word}"));
-        }
-        there.start_agent();
-        let migration = here.migrate(&["--pid", &service.pid().to_string(), "--json"]);
-        let mut command = Command::new("nsenter");
-        command.arg(world.here.inside()).arg(migration.get_program()).args(migration.get_args());
-        let output = command.arg(&there.address).stdin(Stdio::null()).output().unwrap();
+        let there = agent_at(&world.there, &["--action-script", &script]);
+        let args = ["--json", &there.address];
+        let output = migrate_from(&world.here, &here, service.pid(), &args).output().unwrap();
         judge(&output).unwrap_err();
         client.goes_on();
         let links = world.there.shell("ip -brief link");
@@ -309,12 +210,11 @@ fn connections_stay_with_what_stays() {
 fn nothing_holds_packets_back_when_somebody_was_killed() {
     let programs = tempfile::tempdir().unwrap();
     let world = World::new();
-    let service = world.service(&compiled(programs.path(), "server"));
+    let service = echo(&world, &compiled(programs.path(), "server"));
     let client = Client::start(&world.client.path(), V4);
     for (mode, point) in [("pipelined", "setup-namespaces"), ("pre-copy", "setup-namespaces")] {
         for victim in ["source", "agent", "nobody"] {
             let here = Host::new();
-            let mut there = Host::apart(&["nsenter", &world.there.inside()]);
             let [reached, released] = ["reached", "released"].map(|name| here.path(name));
             let script = format!(
                 "test $CRTOOLS_SCRIPT_ACTION != {point} || \
@@ -322,16 +222,10 @@ fn nothing_holds_packets_back_when_somebody_was_killed() {
                 reached.display(),
                 released.display()
             );
-            for word in ["--external", "veth[eth0]:outside@br0", "--action-script", &script] {
-                there.options.push(format!("--restore-option={word}"));
-            }
-            there.start_agent();
-            let pid = service.pid().to_string();
-            let migration = here.migrate(&["--pid", &pid, "--mode", mode, "--id", "one"]);
-            let mut command = Command::new("nsenter");
-            command.arg(world.here.inside()).arg(migration.get_program());
-            command.args(migration.get_args()).arg(&there.address);
-            let mut migration = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            let mut there = agent_at(&world.there, &["--action-script", &script]);
+            let args = ["--mode", mode, "--id", "one", &there.address];
+            let mut migration = migrate_from(&world.here, &here, service.pid(), &args);
+            let mut migration = migration.stderr(Stdio::null()).spawn().unwrap();
             wait_until("it is being made there", || reached.exists());
             match victim {
                 "source" => migration.kill().unwrap(),

@@ -260,6 +260,33 @@ fn a_tree_with_a_pid_namespace_of_its_own_gets_a_new_one() {
     assert_eq!(ids.split_whitespace().last(), Some("1"), "{ids}");
 }
 
+/// A tree that has got a pid namespace and a time namespace on its way, of which it was born in none, goes on from there.
+#[test]
+fn a_tree_that_has_moved_moves_on() {
+    let hosts = [(); 2].map(|()| {
+        let mut host = Host::new().with_quiet_mounts();
+        host.start_agent();
+        host
+    });
+    let mut counter = Counter::start(2000, 10);
+    let mut pid = counter.pid;
+    for (number, mode) in ["stop-and-copy", "pipelined", "hybrid", "pre-copy"].iter().enumerate() {
+        let (from, to) = (&hosts[number % 2], &hosts[(number + 1) % 2]);
+        let report = from.moves(pid, mode, &to.address).unwrap();
+        assert!(!to.log().contains("built anew"), "{mode}: {}", to.log());
+        pid = i32::try_from(report["pid"].as_i64().unwrap()).unwrap();
+        counter.goes_on();
+        assert_eq!(counter.running(), [(pid, true)], "{report}");
+        // In its own eyes it is who it was.
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap();
+        let ids: Vec<&str> = ids.split_whitespace().collect();
+        assert_eq!(ids, [pid.to_string(), counter.pid.to_string()], "{mode}");
+    }
+    wait_until("it has ended here", || counter.has_ended_here());
+    wait_until("all tidy up", || hosts.iter().all(Host::is_clean));
+}
+
 /// What sandboxes are made of: a task of the tree is in a user namespace below that of the others. It comes along in every mode
 /// in which its memory is there before it runs; the others are refused before anything is asked of the destination.
 #[test]

@@ -330,6 +330,9 @@ impl<'a> Dump<'a> {
         if let Some((shared, inodes)) = known.next() {
             self.own_ids = self.ids_of(own_pid(), 0, &inodes, shared)?;
         }
+        if let Some(root) = live.first() {
+            pid::leave_behind(&self.tasks[*root], &self.opts.external, &mut self.ns)?;
+        }
         for (index, (shared, inodes)) in live.into_iter().zip(known) {
             let pid = self.tasks[index].pid;
             let ids = self.ids_of(pid, index, &inodes, shared)?;

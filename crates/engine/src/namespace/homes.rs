@@ -215,11 +215,16 @@ pub fn set_clocks(cx: &mut Homes<'_>) -> Result<()> {
     let flag = NsKind::Time.clone_flag();
     root.call("unshare time namespace", (libc::SYS_unshare, [flag]))?;
     clocks.set(pid)?;
-    let space = crate::proc::open(pid, "ns/time_for_children")?.into();
+    let space: OwnedFd = crate::proc::open(pid, "ns/time_for_children")?.into();
     for task in 0..cx.tasks.len() {
         if !cx.tasks[task].threads.is_empty() {
             send_into(cx.tasks.remote(task)?, NsKind::Time, &space)?;
         }
+    }
+    // A tree that had one of its own lived in another one until now, which is known as that.
+    let roots = |ns: &&mut Namespace| ns.kind == NsKind::Time && ns.task == 0 && !ns.is_host;
+    if let Some(ns) = cx.spaces.all.iter_mut().find(roots) {
+        ns.file = Some(space);
     }
     Ok(())
 }

@@ -20,9 +20,12 @@ use crate::dump::tasks::{self as dumped, Tasks as Dumped};
 use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::options::Options;
-use crate::proc::Status;
+use crate::proc::{self, Status};
 use crate::restore::load::{PID_MAX, TaskImage};
 use crate::restore::tasks::{Task, Tasks};
+
+/// The number of the first process of a namespace.
+const FIRST: i32 = 1;
 
 /// Writes `pidns-ID.img` if the namespace is external.
 ///
@@ -133,6 +136,30 @@ fn check(places: &[Place]) -> std::result::Result<(), (usize, &'static str)> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// Leaves the pid namespace of the root task behind, if its first process is not of the tree: such a tree
+/// comes back with its numbers in whatever namespace it is restored in, as one of the dumping program's does.
+///
+/// # Errors
+/// If the root task has ended.
+pub fn leave_behind(
+    root: &dumped::Task,
+    externals: &[External],
+    spaces: &mut Namespaces,
+) -> Result<()> {
+    let inode = proc::ns_inode(root.pid, NsKind::Pid.name())?;
+    let is_given =
+        |it: &External| matches!(it, External::Pid { inode: given, .. } if *given == inode);
+    if root.vpid == FIRST || externals.iter().any(is_given) {
+        return Ok(());
+    }
+    let of_host = |ns: &&mut Namespace| ns.kind == NsKind::Pid && ns.is_host;
+    if let Some(host) = spaces.all.iter_mut().find(of_host) {
+        host.inode = inode;
+        host.file = Some(proc::open(root.pid, "ns/pid")?.into());
     }
     Ok(())
 }

@@ -210,7 +210,9 @@ fn subject(plan: &Plan, root: &Task, shell_job: bool) -> Result<Subject> {
             (container.runtime, container.id.clone(), container.describe()?);
         return Ok(Subject::Container { runtime, id, config });
     }
-    let own_pids = pid_namespace(&root.pid.to_string()) != pid_namespace("self");
+    // One whose first process is not of the tree does not come along.
+    let is_first = task::ids(root.pid).last() == Some(&1);
+    let own_pids = is_first && pid_namespace(&root.pid.to_string()) != pid_namespace("self");
     Ok(Subject::Tree { pid: root.pid, own_pids, shell_job })
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod world;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -81,6 +83,18 @@ impl Host {
         let mut host = Self::new();
         host.prefix = prefix.iter().map(|&word| word.to_owned()).collect();
         host
+    }
+
+    /// Gives the agent, which is still to be started, mounts of its own, among them none that others change the content
+    /// of: a tree that gets a pid namespace there has a copy of them, which comes along when it moves on.
+    pub fn with_quiet_mounts(mut self) -> Self {
+        let script = "umount --lazy /dev/shm && exec \"$@\"";
+        self.prefix.extend(["unshare", "--mount", "sh", "-c", script, "sh"].map(str::to_owned));
+        for rule in ["sources=\"all\"", "file-systems=\"all\""] {
+            self.options.push("--restore-option=--policy-rule".to_owned());
+            self.options.push(format!("--restore-option=foreign.mounts.{rule}"));
+        }
+        self
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
