@@ -6,13 +6,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
-for tool in age:age gpg:gnupg openssl:openssl stress-ng:stress-ng puma:puma rackup:ruby-sinatra flask:python3-flask \
+for tool in age:age gpg:gnupg openssl:openssl stress-ng:stress-ng puma:puma rackup:ruby-sinatra \
     javac:default-jdk-headless mvn:maven afl-fuzz:afl++ clang:clang cpio:cpio chromium:chromium; do
     command -v "${tool%%:*}" >/dev/null ||
         DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${tool##*:}" >/dev/null
 done
-python3 -c "import numpy, sqlalchemy" 2>/dev/null ||
-    DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends python3-numpy python3-sqlalchemy >/dev/null
+/usr/bin/python3 -c "import flask, numpy, sqlalchemy" 2>/dev/null ||
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends \
+        python3-flask python3-numpy python3-sqlalchemy >/dev/null
 # With the database that the package makes by itself. It starts nothing.
 [ -e /usr/share/redmine/config.ru ] ||
     DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends redmine redmine-sqlite >/dev/null

@@ -165,11 +165,15 @@ impl Waiting<'_> {
         let pid = self.runtime.pid(self.id).map_err(|_| self.ended())?;
         let mut pause = GLANCE;
         loop {
-            // First: whoever has ended cannot be asked.
+            // Whoever has ended cannot be asked, also if it ends just now.
             if has_ended(pid) {
                 return Err(self.ended());
             }
-            if self.look(ready, pid)? {
+            let looked = self.look(ready, pid);
+            if looked.is_err() && has_ended(pid) {
+                return Err(self.ended());
+            }
+            if looked? {
                 return Ok(());
             }
             if Instant::now() >= end {
