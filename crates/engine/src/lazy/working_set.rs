@@ -94,7 +94,8 @@ impl<'a> Recorder<'a> {
         goes_on.then(|| self.end.min(self.glance) - now)
     }
 
-    /// Writes the list. Should it fail the tasks are none the worse for it.
+    /// Writes the list, as a whole: whoever waits for the file reads it once it is there. Should it
+    /// fail the tasks are none the worse for it.
     pub fn finish(self) {
         let pages: u64 = self.list.iter().map(|(_, run)| (run.end - run.start) / page_size()).sum();
         let entries: Vec<WorkingSetEntry> = (self.list.iter())
@@ -104,7 +105,10 @@ impl<'a> Recorder<'a> {
                 nr_pages: (run.end - run.start) / page_size(),
             })
             .collect();
-        match self.images.write_all(kind::WORKING_SET, 0, &entries) {
+        let written = self.images.replace(kind::WORKING_SET, 0, |writer| {
+            entries.iter().try_for_each(|entry| writer.entry(entry))
+        });
+        match written {
             Ok(()) => tracing::info!("The working set of {pages} pages is recorded"),
             Err(error) => tracing::warn!("the working set is not recorded: {error}"),
         }
@@ -198,6 +202,26 @@ mod tests {
         );
         assert_eq!(found.take(8).pop_front(), Some(page(22)..page(23)));
         assert!(found.take(9).is_empty());
+    }
+
+    #[test]
+    fn who_waits_for_the_list_finds_it_whole() {
+        use rustix::fs::inotify;
+        let (temp, images) = images();
+        let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+        let flags = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
+        inotify::add_watch(&watch, temp.path(), flags).unwrap();
+        let (glance, list) = (Instant::now(), vec![(7, page(1)..page(2))]);
+        Recorder { images: &images, tasks: &[], end: glance, glance, list }.finish();
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(watch, &mut buffer);
+        let mut shown = Vec::new();
+        while let Ok(event) = events.next() {
+            if event.file_name().is_some_and(|name| name == c"working-set.img") {
+                shown.push(event.events());
+            }
+        }
+        assert_eq!(shown, [inotify::ReadFlags::MOVED_TO]);
     }
 
     #[test]
