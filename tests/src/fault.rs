@@ -22,6 +22,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The program that suffers: it does everything at once and verifies itself all the time.
 const PROGRAM: &str = "everything";
+/// The same for 32 bits.
+const PROGRAM_OF_32BIT: &str = "ia32_everything";
 /// How often what is killed: in a short run, and in a long one ([`long`]).
 struct Times {
     short: u32,
@@ -57,11 +59,14 @@ const CALM: Duration = Duration::from_secs(30);
 
 /// What the names of kinds end with in which the images are sealed.
 const SEALED: &str = "-sealed";
+/// What they end with in which a 32-bit program suffers.
+const OF_32BIT: &str = "-32bit";
 
 /// The kinds of fault, by name.
-pub const KINDS: [&str; 14] = [
+pub const KINDS: [&str; 15] = [
     "dump-killed",
     "cow-killed",
+    "cow-killed-32bit",
     "frozen-killed",
     "end-killed",
     "restore-killed",
@@ -104,7 +109,8 @@ pub fn run(zoo: &Path, kind: &str) -> Result<()> {
 /// The outcome cannot be written.
 pub fn inside(kind: &str, seed: u64) -> Result<()> {
     let mode = if kind.ends_with(SEALED) { Mode::Sealed } else { Mode::Plain };
-    let case = Case { program: program::find(PROGRAM)?, mode };
+    let program = if kind.ends_with(OF_32BIT) { PROGRAM_OF_32BIT } else { PROGRAM };
+    let case = Case { program: program::find(program)?, mode };
     let dir = build::area()?.join("faults").join(kind);
     let play = Play {
         runner: Runner { case: &case, world: Mode::Plain, dir: dir.clone() },
@@ -135,7 +141,7 @@ impl Play<'_> {
         if self.is_sealed() {
             self.runner.prepare_seal()?;
         }
-        match kind.trim_end_matches(SEALED) {
+        match kind.trim_end_matches(SEALED).trim_end_matches(OF_32BIT) {
             "dump-killed" => {
                 self.dump_killed(root, if self.is_sealed() { &SEALED_DUMPS } else { &DUMPS }, &[])
             }

@@ -1,5 +1,7 @@
 //! The signal frame that takes a task back to its own registers.
 
+pub(crate) mod ia32;
+
 use torpor_sys::ptrace::Registers;
 use torpor_sys::xsave;
 

@@ -5,6 +5,7 @@
 //! place where the return address is that of a signal restorer (`mov $15, %eax; syscall`), above
 //! it a signal frame with the task's own registers. That place is at the low end of its stack, in
 //! pages that it never used, or below them: the kernel grows the stack when a tracer writes there.
+//! A 32-bit program has both in the kernel's own code for it, where the return from the call pops three words first.
 //! Where a task has no such stack or no such code, the registers are changed and put back by
 //! ptrace alone, with a window of some 10 µs.
 
@@ -51,12 +52,9 @@ impl<'t> LoneCall<'t> {
 
     /// Sends the task to the call.
     fn enter(&mut self, _: u64) -> Result<u64> {
-        self.way_back = self.tracee.way_back(self.maps)?;
+        self.way_back = self.tracee.way_back(self.maps, self.call)?;
         let regs = match &self.way_back {
-            Some(way) => {
-                let regs = entering(&self.tracee.own, self.call, way.rip);
-                Registers { rsp: way.place + 56, ..regs }
-            }
+            Some(way) => way.entering,
             None => self.at_its_own_code()?,
         };
         self.tracee.start_syscall(&regs).map(|()| 0)
@@ -134,11 +132,17 @@ fn entering_32bit(own: &Registers, Syscall { number, args }: Syscall, rip: u64) 
     }
 }
 
+/// A `syscall; ret`, and a signal restorer (`mov $15, %rax; syscall`).
+const CODE: [&[u8]; 2] = [&[0x0f, 0x05, 0xc3], &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]];
+/// The same of 32-bit programs: `int $0x80; pop %ebp; pop %edx; pop %ecx; ret`, and `mov $173, %eax; int $0x80`.
+const CODE_32BIT: [&[u8]; 2] =
+    [&[0xcd, 0x80, 0x5d, 0x5a, 0x59, 0xc3], &[0xb8, 0xad, 0, 0, 0, 0xcd, 0x80]];
+
 /// How a task finds back from a single system call.
 #[derive(Debug)]
 struct WayBack {
-    /// A `syscall; ret` of its own.
-    rip: u64,
+    /// The registers with which it begins.
+    entering: Registers,
     /// The place on its stack.
     place: u64,
     /// Its size.
@@ -165,24 +169,39 @@ impl Tracee {
         done.into_iter().next().map_or(Err(Error::Gone { pid: 0 }), |(_, result)| result)
     }
 
-    /// Prepares the return path on fresh stack: the addresses of `syscall; ret` and
-    /// of the stack pointer to run it with. `None` if the task does not offer it.
-    fn way_back(&mut self, maps: &[Mapping]) -> Result<Option<WayBack>> {
-        let code: [&[u8]; 2] =
-            [&[0x0f, 0x05, 0xc3], &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]];
+    /// Prepares the return path on fresh stack. `None` if the task does not offer it.
+    fn way_back(&mut self, maps: &[Mapping], call: Syscall) -> Result<Option<WayBack>> {
         // Code is looked for last: it takes long where there is much of it.
         let Some(stack) = maps.iter().find(|m| m.name == "[stack]") else { return Ok(None) };
-        let Some(found) = find_code(self.tid, maps, &code)? else { return Ok(None) };
         let (tid, own, mask) = (self.tid, self.own, self.own_mask);
-        let Ok(memory) = memory(self.tid) else { return Ok(None) };
-        let state = self.xstate()?;
-        let len = scratch::len_for(frame::build(0, tid, &own, state, mask).len());
-        let place = scratch::find(&memory, stack.start, len);
-        let content = frame::build(place + 64, tid, &own, state, mask);
-        if scratch::write(&memory, place, found[1], &content).is_err() {
+        let of_32bit = call.of_32bit().filter(|_| own.is_32bit());
+        let (entering, restorer) = if let Some(call) = of_32bit
+            && let Some([rip, restorer]) = find_code(tid, maps, &CODE_32BIT)?.as_deref()
+        {
+            (entering_32bit(&own, call, *rip), *restorer)
+        } else if let Some([rip, restorer]) = find_code(tid, maps, &CODE)?.as_deref() {
+            (entering(&own, call, *rip), *restorer)
+        } else {
             return Ok(None);
-        }
-        Ok(Some(WayBack { rip: found[0], place, len, memory }))
+        };
+        let Ok(memory) = memory(tid) else { return Ok(None) };
+        let state = self.xstate()?;
+        let frame = |at| match entering.is_32bit() {
+            true => frame::ia32::build(at, restorer, &own, state, mask),
+            false => frame::build(at, tid, &own, state, mask),
+        };
+        let len = scratch::len_for(frame(0).len());
+        let place = scratch::find(&memory, stack.start, len);
+        let frame = frame(place + scratch::FRAME);
+        let (rsp, written) = match entering.is_32bit() {
+            true => (place + scratch::ENTRY_32BIT, scratch::write(&memory, place, &[], &frame)),
+            false => {
+                let back = restorer.to_le_bytes();
+                (place + scratch::ENTRY, scratch::write(&memory, place, &back, &frame))
+            }
+        };
+        let entering = Registers { rsp, ..entering };
+        Ok(written.is_ok().then_some(WayBack { entering, place, len, memory }))
     }
 }
 
@@ -195,9 +214,16 @@ pub(crate) fn memory(pid: i32) -> std::io::Result<File> {
 pub(crate) mod scratch {
     use super::{File, FileExt, PAGE};
 
+    /// Where the frame is in the place.
+    pub(super) const FRAME: u64 = 64;
+    /// Where the stack pointer of a call is: at the return address.
+    pub(super) const ENTRY: u64 = FRAME - 8;
+    /// Where that of a 32-bit call is: three words before the return address, with which the frame begins.
+    pub(super) const ENTRY_32BIT: u64 = FRAME - 12;
+
     /// Size of the place for a frame of `len` bytes: pages that nothing else is in.
     pub(super) fn len_for(len: usize) -> u64 {
-        (len as u64 + 64).next_multiple_of(PAGE)
+        (len as u64 + FRAME).next_multiple_of(PAGE)
     }
 
     /// The place to use. The kernel makes every stack larger than it is at first, so that
@@ -213,19 +239,18 @@ pub(crate) mod scratch {
     /// Whether a stack pointer is that of a task on its way back, before or behind the
     /// return to its signal restorer. What was written below a stack belongs to it.
     pub(crate) fn contains(stack_pointer: u64, stack_start: u64) -> bool {
-        [56, 64].contains(&stack_pointer.wrapping_sub(stack_start))
+        let at = stack_pointer.wrapping_sub(stack_start);
+        at.is_multiple_of(4) && (ENTRY_32BIT..=FRAME + 4).contains(&at)
     }
 
-    /// Writes the return address at `at + 56` and the frame at `at + 64`.
+    /// Writes the frame, and what is right before it.
     pub(super) fn write(
         memory: &File,
         at: u64,
-        restorer: u64,
+        before: &[u8],
         frame: &[u8],
     ) -> std::io::Result<()> {
-        let mut content = restorer.to_le_bytes().to_vec();
-        content.extend_from_slice(frame);
-        memory.write_all_at(&content, at + 56)
+        memory.write_all_at(&[before, frame].concat(), at + FRAME - before.len() as u64)
     }
 
     /// Makes the place zero again.

@@ -22,6 +22,8 @@ impl Syscall {
     /// made to do without a stub.
     pub(crate) fn of_32bit(self) -> Option<Self> {
         let Syscall { number, mut args } = self;
+        // An address that they cannot name: a 64-bit program that runs 32-bit code.
+        u32::try_from(args[0]).ok()?;
         // asm/unistd_32.h; of `mmap2` the offset is in pages.
         let number = match libc::c_long::try_from(number).ok()? {
             libc::SYS_close => 6,
