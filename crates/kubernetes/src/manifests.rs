@@ -44,9 +44,11 @@ pub struct ManifestsArgs {
 /// # Errors
 /// If the image is no name of one, or the store is none.
 pub fn manifests(args: &ManifestsArgs) -> Result<String> {
-    let good = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
-    if args.image.is_empty() || !args.image.chars().all(good) {
-        return Err(Error::new(format!("{:?} is no name of an image", args.image)));
+    if !is_image(&args.image) {
+        return Err(Error::new(format!(
+            "--image {:?} is no name of an image: give [HOST/]NAME[:TAG] or [HOST/]NAME@DIGEST",
+            args.image
+        )));
     }
     let path = path_of(&args.store)?;
     let mut install = INSTALL.to_owned();
@@ -56,6 +58,17 @@ pub fn manifests(args: &ManifestsArgs) -> Result<String> {
     }
     install = install.replace(IMAGE, &args.image).replace(STORE, &args.store);
     Ok(format!("{DEFINITIONS}---\n{install}"))
+}
+
+/// Whether a text can name an image: words between slashes, of which the last may have a tag or a digest.
+fn is_image(text: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || "._-:@".contains(c);
+    let is_word = |word: &str| {
+        word.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && word.ends_with(|c: char| c.is_ascii_alphanumeric())
+            && word.chars().all(good)
+    };
+    text.split('/').all(is_word)
 }
 
 /// The directory that a store is, if it is one.
@@ -99,7 +112,14 @@ mod tests {
         let all = printed("example.org/torpor:1", "").unwrap();
         assert_eq!(all.matches("image: example.org/torpor:1\n").count(), 2);
         assert!(!all.contains(IMAGE));
-        assert!(printed("x\nkind: Pod", "").is_err());
+        let digest = format!("localhost:5000/a/b@sha256:{}", "0".repeat(64));
+        assert!(printed(&digest, "").is_ok());
+        for wrong in
+            ["", "x\nkind: Pod", "https://example.org/torpor", "a//b", "a/", "a:", "-a", "a b"]
+        {
+            let why = printed(wrong, "").unwrap_err().to_string();
+            assert!(why.contains("--image"), "{why}");
+        }
     }
 
     #[test]

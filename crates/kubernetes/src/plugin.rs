@@ -81,7 +81,7 @@ pub struct MigrateArgs {
 }
 
 fn kubectl(words: &[&str], input: &str) -> Result<Value> {
-    let what = || "start kubectl";
+    let what = || "start kubectl, which has to be on the PATH";
     let mut child = Command::new("kubectl")
         .args(words)
         .stdin(Stdio::piped())
@@ -95,9 +95,38 @@ fn kubectl(words: &[&str], input: &str) -> Result<Value> {
     }
     let output = child.wait_with_output().context(what)?;
     if !output.status.success() {
-        return Err(Error::new(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        return Err(Error::new(refusal(&String::from_utf8_lossy(&output.stderr))));
     }
     serde_json::from_slice(&output.stdout).context(|| words.join(" "))
+}
+
+/// What kubectl says that has failed, and what to do where it cannot know that.
+fn refusal(said: &str) -> String {
+    let said = said.trim();
+    // Of an object that is missing it says its name; of a kind, that the server or its mapping has none.
+    let has_no_kind = ["could not find the requested resource", "no matches for kind"];
+    match has_no_kind.iter().any(|words| said.contains(words)) {
+        true => format!(
+            "{said}: this cluster does not have Torpor's objects; torpor kubernetes manifests | kubectl apply -f - \
+             installs them"
+        ),
+        false => said.to_owned(),
+    }
+}
+
+/// The pod that a checkpoint is ordered of: an order for another one is never carried out.
+fn can_be_saved(pod: &Value) -> Result<()> {
+    let name = text(pod, "/metadata/name");
+    let why = if !is_ours(pod) {
+        "it does not run under the runtime class torpor (spec.runtimeClassName)".to_owned()
+    } else if !text(pod, "/metadata/deletionTimestamp").is_empty() {
+        "it is being deleted".to_owned()
+    } else if text(pod, "/status/phase") != "Running" {
+        format!("it does not run: its phase is {}", text(pod, "/status/phase"))
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(format!("the pod {name} cannot be saved: {why}")))
 }
 
 fn get(path: &str) -> Result<Value> {
@@ -111,7 +140,10 @@ fn create(object: &Value) -> Result<String> {
 
 fn named<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<()> {
     match names.into_iter().find(|name| !is_name(name)) {
-        Some(wrong) => Err(Error::new(format!("{wrong:?} is no name of Kubernetes"))),
+        Some(wrong) => Err(Error::new(format!(
+            "{wrong:?} is no name of an object of Kubernetes: lower case letters, digits, - and . (give the name alone, \
+             without its kind)"
+        ))),
         None => Ok(()),
     }
 }
@@ -133,7 +165,12 @@ fn awaited(path: &str, outcome: impl Fn(&Value) -> Option<Result<String>>) -> Re
         }
         sleep(STEP);
     }
-    Err(Error::new(format!("{path} has come to nothing within {} s", PATIENCE.as_secs())))
+    let name = path.rsplit('/').next().unwrap_or_default();
+    Err(Error::new(format!(
+        "{name} is not complete after {} s, and is waited for no more; kubectl describe says how far it is, and kubectl \
+         delete takes the order back",
+        PATIENCE.as_secs()
+    )))
 }
 
 /// Has a checkpoint of a pod made, and waits for it.
@@ -143,6 +180,7 @@ fn awaited(path: &str, outcome: impl Fn(&Value) -> Option<Result<String>>) -> Re
 pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
     let ExplainArgs { pod, namespace, json: _ } = &args.pod;
     named([pod, namespace])?;
+    can_be_saved(&get(&format!("/api/v1/namespaces/{namespace}/pods/{pod}"))?)?;
     let mut order = json!({
         "apiVersion": "torpor.dev/v1alpha1", "kind": "PodCheckpoint",
         "metadata": { "generateName": format!("{pod}-"), "namespace": namespace },
@@ -184,7 +222,15 @@ pub fn restore(args: &RestoreArgs) -> Result<()> {
 fn restored(checkpoint: &Value, args: &RestoreArgs) -> Result<Value> {
     let template = &checkpoint["status"]["checkpointedPodTemplate"];
     if !is_ready(checkpoint) || !template["spec"].is_object() {
-        return Err(Error::new(format!("{} is not complete", args.checkpoint)));
+        let ready = condition(checkpoint, "Ready").cloned().unwrap_or_default();
+        let [reason, message] = ["/reason", "/message"].map(|place| text(&ready, place));
+        let why = [reason, message].into_iter().filter(|word| !word.is_empty());
+        let why = why.collect::<Vec<_>>().join(": ");
+        return Err(Error::new(format!(
+            "the checkpoint {} is not complete{}{why}",
+            args.checkpoint,
+            if why.is_empty() { "" } else { ": " }
+        )));
     }
     // The labels would have an owner take the pod for one of its own.
     Ok(json!({
@@ -317,6 +363,33 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_saved_is_not_ordered() {
+        let pod = |class: &str, phase: &str| {
+            let spec = json!({ "runtimeClassName": class });
+            json!({ "metadata": { "name": "p" }, "spec": spec, "status": { "phase": phase } })
+        };
+        let why = |pod: &Value| can_be_saved(pod).err().map(|error| error.to_string());
+        assert_eq!(why(&pod("torpor", "Running")), None);
+        assert!(why(&pod("runc", "Running")).is_some_and(|why| why.contains("runtimeClassName")));
+        assert!(why(&pod("torpor", "Pending")).is_some_and(|why| why.contains("Pending")));
+        let mut goes = pod("torpor", "Running");
+        goes["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert!(why(&goes).is_some_and(|why| why.contains("deleted")));
+    }
+
+    #[test]
+    fn a_cluster_without_torpor_is_told_from_a_missing_object() {
+        let missing = "Error from server (NotFound): podcheckpoints.torpor.dev \"c\" not found\n";
+        assert_eq!(refusal(missing), missing.trim());
+        for said in [
+            "Error from server (NotFound): the server could not find the requested resource",
+            "error: resource mapping not found: no matches for kind \"PodCheckpoint\"",
+        ] {
+            assert!(refusal(said).contains("kubernetes manifests"), "{said}");
+        }
+    }
+
+    #[test]
     fn a_pod_of_a_checkpoint_asks_for_it() {
         let pod = json!({
             "metadata": { "namespace": "a", "name": "p", "labels": { "app": "x" } },
@@ -330,7 +403,8 @@ mod tests {
             pod: "q".into(),
             json: false,
         };
-        assert!(restored(&one, &args).is_err());
+        let refused = restored(&one, &args).unwrap_err().to_string();
+        assert_eq!(refused, "the checkpoint c is not complete: CheckpointInProgress");
         one["status"]["conditions"] = json!([ready(true, "CheckpointCompleted", "")]);
         let made = restored(&one, &args).unwrap();
         assert_eq!(annotation(&made, RESTORE_REQUEST), Some("c"));
