@@ -164,7 +164,7 @@ pub fn powers(
     let mut all = Requests::default();
     limits::collect(checkpoint, passed, &mut all);
     uses::collect(checkpoint, here, passed, &mut all)?;
-    sockets::special(checkpoint, here, &mut all);
+    sockets::special(checkpoint, here, &mut all)?;
     let maps = user_namespace(checkpoint, passed, &mut Requests::default())?;
     sockets::peers(checkpoint, &maps, &mut all)?;
     ports::collect(checkpoint, here, passed, &maps, &mut all)?;

@@ -13,10 +13,11 @@
 //! | `tcp-stream-N.img` | only with `--tcp-established`, which the caller passes |
 //! | others: time limits, `so_filter`, `so_linger`, `so_reuseport`, `torpor_memberships` … | nothing |
 
-use torpor_images::proto::{FileEntry, NetlinkSkEntry};
+use torpor_images::proto::FileEntry;
 
-use super::{Requests, Values};
+use super::{Error, Requests, Result, Values};
 use crate::capabilities::number::{AUDIT_READ, NET_ADMIN, NET_BROADCAST, NET_RAW};
+use crate::netlink::Netlink;
 use crate::request::Ask;
 use crate::socket_options::SocketOptions;
 
@@ -98,7 +99,7 @@ pub(super) fn collect(
     host: &Host,
     image: &str,
     all: &mut Requests,
-) {
+) -> Result<()> {
     let mut add = |text: String, capability| {
         all.add(image, None, Ask::SocketOption { file: entry.id, text, capability });
     };
@@ -127,13 +128,18 @@ pub(super) fn collect(
             add(format!("{name} of {value}"), *capability);
         }
     }
-    entry.nlsk.iter().flat_map(of_netlink).for_each(|(text, capability)| add(text, capability));
+    if let Some(socket) = &entry.nlsk {
+        let invalid = |reason| Error::Invalid { image: image.to_owned(), reason };
+        let socket = Netlink::read(socket).map_err(invalid)?;
+        of_netlink(&socket).into_iter().for_each(|(text, capability)| add(text, capability));
+    }
+    Ok(())
 }
 
 /// What of a netlink socket takes a capability: groups that not everybody may listen to
 /// (`NL_CFG_F_NONROOT_RECV` and the `bind` of the protocols), and whom it sends to without saying so
 /// each time (`NL_CFG_F_NONROOT_SEND`).
-fn of_netlink(socket: &NetlinkSkEntry) -> Vec<(String, u32)> {
+fn of_netlink(socket: &Netlink) -> Vec<(String, u32)> {
     /// Protocols (linux/netlink.h).
     const ROUTE: u32 = 0;
     const USERSOCK: u32 = 2;
@@ -146,11 +152,7 @@ fn of_netlink(socket: &NetlinkSkEntry) -> Vec<(String, u32)> {
     const MULTICAST_ROUTES: [u32; 2] = [30, 31];
     /// `notify` of `nlctrl`, which tells of families; the numbers of others are by chance.
     const FAMILIES: u32 = 16;
-    let bits = |word: u32| (0..32).filter(move |bit| word >> bit & 1 != 0);
-    let groups = socket.groups.iter().zip((1..).step_by(32));
-    let mut groups =
-        groups.flat_map(|(word, first): (&u32, u32)| bits(*word).map(move |b| first + b));
-    let kept = groups.find(|group| match socket.protocol {
+    let kept = socket.groups.iter().find(|&group| match socket.protocol {
         ROUTE => MULTICAST_ROUTES.contains(group),
         SOCK_DIAG | SELINUX | KOBJECT_UEVENT => false,
         GENERIC => *group != FAMILIES,
@@ -160,7 +162,7 @@ fn of_netlink(socket: &NetlinkSkEntry) -> Vec<(String, u32)> {
         let capability = if socket.protocol == AUDIT { AUDIT_READ } else { NET_ADMIN };
         (format!("group {group} of netlink protocol {}", socket.protocol), capability)
     });
-    let sends = socket.protocol != USERSOCK && (socket.dst_portid != 0 || socket.dst_group != 0);
+    let sends = socket.protocol != USERSOCK && socket.peer.is_some_and(|peer| peer != (0, 0));
     let sends = sends.then(|| {
         let text = format!("a peer by netlink protocol {} that is not the kernel", socket.protocol);
         (text, NET_ADMIN)
@@ -187,7 +189,7 @@ mod tests {
 
     fn asks(entry: FileEntry, options: &SocketOptions) -> Vec<String> {
         let mut all = Requests::default();
-        collect(&entry, options, &host(), "files.img", &mut all);
+        collect(&entry, options, &host(), "files.img", &mut all).unwrap();
         all.0.iter().map(|request| request.ask.to_string()).collect()
     }
 
@@ -242,27 +244,29 @@ mod tests {
 
     #[test]
     fn groups_of_netlink() {
-        let socket = |protocol, groups: &[u32]| NetlinkSkEntry {
+        let socket = |protocol, groups: &[u32]| Netlink {
             protocol,
+            number: 0,
             groups: groups.to_vec(),
-            ..NetlinkSkEntry::default()
+            peer: None,
         };
-        for free in [socket(0, &[0x8000_0001]), socket(15, &[3]), socket(16, &[0x8000])] {
+        let kernel = Netlink { peer: Some((0, 0)), ..socket(15, &[]) };
+        for free in [socket(0, &[1, 32]), socket(15, &[1, 2]), socket(16, &[16]), kernel] {
             assert_eq!(of_netlink(&free), []);
         }
         for (socket, capability) in [
-            (socket(0, &[1 << 29]), NET_ADMIN),
+            (socket(0, &[30]), NET_ADMIN),
             (socket(9, &[1]), AUDIT_READ),
-            (socket(12, &[0, 1]), NET_ADMIN),
-            (socket(16, &[0, 1]), NET_ADMIN),
+            (socket(12, &[33]), NET_ADMIN),
+            (socket(16, &[33]), NET_ADMIN),
             (socket(2, &[1]), NET_ADMIN),
-            (NetlinkSkEntry { dst_group: 1, ..socket(15, &[]) }, NET_ADMIN),
-            (NetlinkSkEntry { dst_portid: 9, ..socket(0, &[]) }, NET_ADMIN),
+            (Netlink { peer: Some((0, 1)), ..socket(15, &[]) }, NET_ADMIN),
+            (Netlink { peer: Some((9, 0)), ..socket(0, &[]) }, NET_ADMIN),
         ] {
             let found = of_netlink(&socket);
             assert_eq!(found.iter().map(|(_, cap)| *cap).collect::<Vec<_>>(), [capability]);
         }
-        let peer = NetlinkSkEntry { dst_portid: 9, ..socket(2, &[]) };
+        let peer = Netlink { peer: Some((9, 0)), ..socket(2, &[]) };
         assert_eq!(of_netlink(&peer), []);
     }
 }

@@ -27,7 +27,7 @@ pub(super) fn collect(
     all: &mut Requests,
 ) -> Result<()> {
     peers(checkpoint, maps, all)?;
-    special(checkpoint, here, all);
+    special(checkpoint, here, all)?;
     let image = kind::FILES.file_name(0);
     let own = checkpoint.namespaces(NsKind::Net);
     for entry in &checkpoint.files {
@@ -74,16 +74,21 @@ pub(super) fn peers(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests
 }
 
 /// What sockets can only have by a capability.
-pub(super) fn special(checkpoint: &Checkpoint<'_>, here: Values<'_>, all: &mut Requests) {
+pub(super) fn special(
+    checkpoint: &Checkpoint<'_>,
+    here: Values<'_>,
+    all: &mut Requests,
+) -> Result<()> {
     let mut host = None;
     for entry in &checkpoint.files {
         for options in SocketOptions::all(entry) {
             // Most trees have no sockets.
             let host = host.get_or_insert_with(|| Host::of(here));
             let image = kind::FILES.file_name(0);
-            socket_options::collect(entry, &options, host, &image, all);
+            socket_options::collect(entry, &options, host, &image, all)?;
         }
     }
+    Ok(())
 }
 
 /// The ids in whose name files send signals, and those that sockets count for: both are set by the

@@ -4,12 +4,12 @@
 //! is believed to be the kernel. A socket that holds such messages is refused, and so is
 //! one that the kernel knows as the place for packets of a queue.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use torpor_images::proto::{FdTypes, FileEntry, NetlinkSkEntry};
 use torpor_kernel::netlink;
 use torpor_kernel::sock_diag::NetlinkSocket;
-use torpor_policy::SocketOptions;
+use torpor_policy::{Netlink, SocketOptions};
 use torpor_sys::socket;
 
 use super::about::{Socket, bad_entry, create, kind_of, restore_flags};
@@ -17,21 +17,17 @@ use super::around::Around;
 use super::options;
 use super::spaces::Lists;
 use crate::dump::tasks::Task;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::file::Found;
 use crate::file::found::own_pid;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, run_in};
 use crate::proc;
 
-/// `NETLINK_CONNECTED`, a state of its own.
-const CONNECTED: u32 = 1;
 const NETLINK_AUDIT: i32 = 9;
 const NETLINK_NETFILTER: i32 = 12;
 /// `NETLINK_ADD_MEMBERSHIP` (netlink(7)).
 const ADD_MEMBERSHIP: i32 = 1;
-/// Groups that a protocol can have, as far as we believe an image, in words.
-const MAX_GROUPS: usize = 1024;
 
 /// Describes a netlink socket.
 pub(super) fn dump(
@@ -131,13 +127,7 @@ fn is_receiver(text: &str, portid: u32) -> bool {
 /// # Errors
 /// Damaged images.
 pub fn load(entries: &[FileEntry]) -> Result<()> {
-    for entry in entries {
-        let nlsk = part(entry)?;
-        if nlsk.groups.len() > MAX_GROUPS || nlsk.dst_group > 32 {
-            return Err(bad_entry(entry.id, "is in groups that there are not"));
-        }
-    }
-    Ok(())
+    entries.iter().try_for_each(|entry| read(part(entry)?).map(drop))
 }
 
 /// Makes the socket.
@@ -150,15 +140,20 @@ pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<
     let fd = socket.as_fd();
     let wanted = SocketOptions::read(&nlsk.opts);
     options::restore_more(fd, &wanted)?;
-    if nlsk.portid != 0 {
-        let what = || format!("bind netlink socket {} to {}", nlsk.id, nlsk.portid);
-        socket::bind(fd, &address(nlsk.portid, 0)).context(what)?;
+    let Netlink { number, groups, peer, .. } = read(nlsk)?;
+    if number != 0 {
+        let what = || format!("bind netlink socket {} to {number}", entry.id);
+        socket::bind(fd, &address(number, 0)).context(what)?;
     }
-    join(fd, nlsk)?;
-    if nlsk.state == CONNECTED {
-        let group = nlsk.dst_group.checked_sub(1).map_or(0, |bit| 1u32 << bit);
-        socket::connect(fd, &address(nlsk.dst_portid, group))
-            .context(|| format!("connect netlink socket {}", nlsk.id))?;
+    // One by one: bind(2) takes no groups above the 32nd.
+    for group in groups {
+        let group = i32::try_from(group).unwrap_or(i32::MAX);
+        socket::set_int(fd, libc::SOL_NETLINK, ADD_MEMBERSHIP, group)
+            .context(|| format!("netlink socket {} joins group {group}", entry.id))?;
+    }
+    if let Some((number, groups)) = peer {
+        socket::connect(fd, &address(number, groups))
+            .context(|| format!("connect netlink socket {}", entry.id))?;
     }
     options::restore(id_maps, fd, &wanted)?;
     restore_flags(fd, nlsk.flags)?;
@@ -169,23 +164,15 @@ fn part(entry: &FileEntry) -> Result<&NetlinkSkEntry> {
     entry.nlsk.as_ref().ok_or_else(|| bad_entry(entry.id, "is no netlink socket"))
 }
 
+fn read(nlsk: &NetlinkSkEntry) -> Result<Netlink> {
+    Netlink::read(nlsk).map_err(|reason| Error::invalid("files.img", reason))
+}
+
 /// `struct sockaddr_nl`: family, padding, number, groups.
 fn address(portid: u32, groups: u32) -> Vec<u8> {
     const FAMILY: u32 = 16; // AF_NETLINK
     let words = [FAMILY.to_ne_bytes(), portid.to_ne_bytes(), groups.to_ne_bytes()];
     words.as_flattened().to_vec()
-}
-
-/// One by one: bind(2) takes no groups above the 32nd.
-fn join(fd: BorrowedFd<'_>, nlsk: &NetlinkSkEntry) -> Result<()> {
-    for (word, first) in nlsk.groups.iter().zip((1..).step_by(32)) {
-        for bit in (0..32).filter(|bit| word >> bit & 1 != 0) {
-            let group = first + bit;
-            socket::set_int(fd, libc::SOL_NETLINK, ADD_MEMBERSHIP, group)
-                .context(|| format!("netlink socket {} joins group {group}", nlsk.id))?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -220,7 +207,8 @@ mod tests {
             let files = vec![route, peer, fresh];
             let before = look(&files);
             assert_eq!((before[0].portid, before[0].groups[0]), (4711, 0x8000_0041));
-            assert_eq!((before[1].state, before[1].dst_portid), (CONNECTED, 99));
+            // NETLINK_CONNECTED.
+            assert_eq!((before[1].state, before[1].dst_portid), (1, 99));
             assert_ne!(before[1].portid, 0);
             assert_eq!((before[2].portid, before[2].state), (0, 0));
             assert_eq!(look(&cycle(&Options::default(), files)), before);
