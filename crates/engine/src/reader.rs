@@ -20,7 +20,8 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use torpor_images::ImageDir;
-use torpor_policy::collect::{self, Settings, Values, collect, ipc, uses};
+use torpor_policy::collect::{self, Settings, Values, collect, uses};
+use torpor_policy::ipc;
 use torpor_policy::{Passed, Request};
 use torpor_sys::confine::{self, Limits};
 use torpor_sys::process::{self, Status};

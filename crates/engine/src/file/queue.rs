@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use torpor_images::proto::PipeDataEntry;
 use torpor_images::{ImageDir, Kind, Writer};
+use torpor_policy::PipeContent;
 
 use super::description::{is_readable, reopen};
 use crate::error::{Context, Error, Result};
@@ -110,7 +111,7 @@ fn peek(pipe: BorrowedFd<'_>, size: usize) -> Result<(Vec<u8>, Vec<u32>)> {
 /// The queues that an image file holds.
 #[derive(Debug, Default)]
 pub struct Saved {
-    by_pipe: HashMap<u32, (PipeDataEntry, Vec<u8>)>,
+    by_pipe: HashMap<u32, PipeContent>,
 }
 
 impl Saved {
@@ -120,11 +121,9 @@ impl Saved {
     /// Damaged images.
     pub fn load(images: &ImageDir, kind: Kind) -> Result<Self> {
         let mut saved = Saved::default();
-        let Some(mut reader) = images.reader(kind, 0)? else { return Ok(saved) };
-        while let Some(entry) = reader.next::<PipeDataEntry>()? {
-            let data = reader.raw(u64::from(entry.bytes))?;
-            saved.by_pipe.insert(entry.pipe_id, (entry, data));
-        }
+        PipeContent::each(images, kind, |pipe| {
+            saved.by_pipe.insert(pipe.id, pipe);
+        })?;
         Ok(saved)
     }
 
@@ -134,13 +133,13 @@ impl Saved {
     /// If the size is over the user's limit, or the pipe cannot be written to; `Invalid` if the
     /// content does not fit the size.
     pub fn fill(&mut self, pipe_id: u32, write: impl AsFd) -> Result<()> {
-        let Some((entry, data)) = self.by_pipe.remove(&pipe_id) else { return Ok(()) };
-        set_size(&write, pipe_id, entry.size)?;
+        let Some(content) = self.by_pipe.remove(&pipe_id) else { return Ok(()) };
+        set_size(&write, pipe_id, content.size)?;
         let flags = rustix::fs::fcntl_getfl(&write).context(|| "F_GETFL".to_owned())?;
         let set = |flags| rustix::fs::fcntl_setfl(&write, flags).context(|| "F_SETFL".to_owned());
-        let mut rest = data.as_slice();
+        let mut rest = content.data.as_slice();
         set(flags | OFlags::NONBLOCK)?;
-        for &packet in &entry.torpor_packets {
+        for &packet in &content.packets {
             let len = usize::try_from(packet).unwrap_or(0).min(rest.len());
             // What is longer than a page was no packet.
             let direct = if len <= PACKET { OFlags::DIRECT } else { OFlags::empty() };

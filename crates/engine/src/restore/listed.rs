@@ -11,13 +11,13 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use torpor_images::proto::{IpcVarEntry, UidGidExtent};
+use torpor_images::proto::UidGidExtent;
 use torpor_images::{ImageDir, kind};
-use torpor_policy::collect::ipc::Limits;
 use torpor_policy::collect::{Addresses, network_of, powers as powers_of};
 use torpor_policy::fanotify::Fanotify;
 use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::set_of;
+use torpor_policy::ipc::Space;
 use torpor_policy::network::{NetDevice, Network, external_key};
 use torpor_policy::{
     Ask, Credentials, Passed, PathFile, Request, SignalOwner, SocketKind, SocketOptions, mapped,
@@ -344,8 +344,8 @@ fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) 
     let joined = view.passed.joined.iter().any(|kind| kind == NsKind::Ipc.name());
     for ns in spaces.of_kind(NsKind::Ipc).filter(|ns| !ns.is_host && !joined) {
         let id = u64::from(ns.id);
-        let Some(entry) = view.images.read_opt::<IpcVarEntry>(kind::IPC_VAR, id)? else { continue };
-        for setting in Limits::of(id, &entry).all() {
+        let Some(space) = Space::read(view.images, id)? else { continue };
+        for setting in space.limits.all() {
             let known = (setting.path(), setting.value.clone());
             if !view.told.contains(&known) {
                 let ask = Ask::IpcLimit { name: setting.key(), value: known.1 };
@@ -370,7 +370,9 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    use torpor_images::proto::{PstreeEntry, SkOptsEntry, SkUcred, UnixSkEntry};
+    use torpor_images::proto::{
+        IpcDescEntry, IpcShmEntry, PstreeEntry, SkOptsEntry, SkUcred, UnixSkEntry,
+    };
     use torpor_store::{Archive, Shelf, Store};
 
     use super::*;
@@ -398,20 +400,27 @@ mod tests {
         lacks: impl Fn(&Request) -> bool,
         change: impl FnOnce(&mut Checkpoint),
     ) -> Vec<Missing> {
-        let images = ImageDir::of(Arc::new(archive(tree)));
+        missing_in(&ImageDir::of(Arc::new(archive(tree))), lacks, change)
+    }
+
+    fn missing_in(
+        images: &ImageDir,
+        lacks: impl Fn(&Request) -> bool,
+        change: impl FnOnce(&mut Checkpoint),
+    ) -> Vec<Missing> {
         let opts = Options {
             cgroups: Cgroups { manage: CgroupMode::Soft, ..Cgroups::default() },
             ..Options::default()
         };
         let passed = judge::passed(&opts).unwrap();
-        let Look { requests: mut plan, told, .. } = look(&images, &passed).unwrap();
+        let Look { requests: mut plan, told, .. } = look(images, &passed).unwrap();
         plan.retain(|request| !lacks(request));
-        let mut checkpoint = load::load(&images, load::Pages::Later).unwrap();
+        let mut checkpoint = load::load(images, load::Pages::Later).unwrap();
         change(&mut checkpoint);
-        let planned = Planned::new(&images, &checkpoint, &passed, &plan).unwrap();
+        let planned = Planned::new(images, &checkpoint, &passed, &plan).unwrap();
         let view = View {
             opts: &opts,
-            images: &images,
+            images,
             planned: &planned,
             checkpoint: &checkpoint,
             passed: &passed,
@@ -490,6 +499,21 @@ mod tests {
             socket.torpor_peer = Some(SkUcred { pid: 1, uid: 4711, gid: 0 });
         });
         assert!(missing.iter().any(|(_, what)| what.contains("4711")), "{missing:?}");
+    }
+
+    #[test]
+    fn segments_of_shared_memory_are_compared() {
+        let images = with_tree("container", |_| {});
+        let checkpoint = load::load(&images, load::Pages::Later).unwrap();
+        let space = checkpoint.tasks[0].homes.own(NsKind::Ipc).unwrap();
+        let desc = IpcDescEntry { cuid: 4711, ..IpcDescEntry::default() };
+        let segment = IpcShmEntry { desc, in_pagemaps: Some(true), ..IpcShmEntry::default() };
+        images.write_all(kind::IPCNS_SHM, space.into(), [&segment]).unwrap();
+        assert!(missing_in(&images, |_| false, |_| {}).is_empty());
+        let missing = missing_in(&images, |request| request.ask == Ask::User(4711), |_| {});
+        let [(image, what)] = &missing[..] else { panic!("{missing:?}") };
+        assert_eq!(image, &kind::IPCNS_SHM.file_name(space.into()));
+        assert!(what.contains("4711"), "{what}");
     }
 
     #[test]

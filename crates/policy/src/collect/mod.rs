@@ -5,7 +5,7 @@
 
 mod files;
 mod groups;
-pub mod ipc;
+mod ipc;
 mod limits;
 pub mod lists;
 mod mounts;
@@ -151,7 +151,7 @@ pub fn collect(
 }
 
 /// What of [`collect`] belongs to no namespace, file system or network: limits, scheduling, what takes a
-/// capability, sizes of pipes, sockets (options, ports, peers), objects of IPC namespaces but shared memory.
+/// capability, sizes of pipes, sockets (options, ports, peers), objects of IPC namespaces.
 /// It is cheap: who restores compares it with a plan that somebody else has read.
 ///
 /// # Errors
@@ -168,7 +168,7 @@ pub fn powers(
     let maps = user_namespace(checkpoint, passed, &mut Requests::default())?;
     sockets::peers(checkpoint, &maps, &mut all)?;
     ports::collect(checkpoint, here, passed, &maps, &mut all)?;
-    ipc::objects_and_queues(checkpoint, passed, &maps, &mut all)?;
+    ipc::objects(checkpoint, passed, &maps, &mut all)?;
     Ok(all.0)
 }
 

@@ -21,7 +21,7 @@
 
 use std::ops::Range;
 
-use torpor_images::proto::{FileEntry, PipeDataEntry};
+use torpor_images::proto::FileEntry;
 use torpor_images::{Kind, kind};
 
 use super::limits::{LOCKED_MEMORY, PIPE_SIZE, most_locked};
@@ -30,6 +30,7 @@ use crate::capabilities::number::{SYS_ADMIN, SYS_PTRACE, WAKE_ALARM};
 use crate::io_uring::IoUring;
 use crate::locked::Locked;
 use crate::passed::Passed;
+use crate::pipe::PipeContent;
 use crate::request::Ask;
 use crate::timers::{Timerfd, Timers};
 use crate::userfaultfd::Userfaultfd;
@@ -115,12 +116,10 @@ fn pipes(
     here: Values<'_>,
     all: &mut Requests,
 ) -> Result<()> {
-    let Some(mut reader) = checkpoint.images.reader(image, 0)? else { return Ok(()) };
     let mut largest = 0;
-    while let Some(pipe) = reader.next::<PipeDataEntry>()? {
-        reader.raw(pipe.bytes.into())?;
+    PipeContent::each(checkpoint.images, image, |pipe| {
         largest = largest.max(pipe.size.unwrap_or_default());
-    }
+    })?;
     if largest == 0 {
         return Ok(());
     }

@@ -3,8 +3,8 @@
 
 use torpor_images::proto::{IpcVarEntry, MqueueEntry};
 use torpor_images::{ImageDir, kind};
-use torpor_policy::collect::ipc::Limits;
 use torpor_policy::collect::settings::Setting;
+use torpor_policy::ipc::Limits;
 
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
@@ -70,35 +70,16 @@ pub(super) fn dump(images: &ImageDir, ns_id: u32, queues: Vec<MqueueEntry>) -> R
     Ok(images.write_one(kind::IPC_VAR, ns_id.into(), &entry)?)
 }
 
-/// Ids that were chosen for objects to come.
-#[derive(Debug)]
-pub(super) struct Next([(&'static str, Option<u32>); 3]);
-
-impl Next {
-    /// Chooses them again, after the last object of the images has been made.
-    pub(super) fn set(&self) -> Result<()> {
-        self.0.iter().try_for_each(|(name, id)| match id {
-            Some(id) => write(name, &id.to_string()),
-            None => Ok(()),
-        })
-    }
+/// Chooses the ids of objects to come again, after the last object of the images has been made.
+pub(super) fn choose_next(ids: [Option<u32>; 3]) -> Result<()> {
+    let chosen = [NEXT_MSG, NEXT_SEM, NEXT_SHM].into_iter().zip(ids);
+    let mut chosen = chosen.filter_map(|(name, id)| Some((name, id?)));
+    chosen.try_for_each(|(name, id)| write(name, &id.to_string()))
 }
 
-/// Sets the limits that are different in a new namespace. Returns the message queues, too.
-pub(super) fn restore(
-    images: &ImageDir,
-    ns_id: u32,
-    maps: &IdMaps,
-) -> Result<(Next, Vec<MqueueEntry>)> {
-    let entry: IpcVarEntry = images.read_one(kind::IPC_VAR, ns_id.into())?;
-    let limits = Limits::of(ns_id.into(), &entry);
-    limits.first.iter().try_for_each(|limit| set(limit, maps))?;
-    let next = Next([
-        (NEXT_MSG, entry.msg_next_id),
-        (NEXT_SEM, entry.sem_next_id),
-        (NEXT_SHM, entry.shm_next_id),
-    ]);
-    Ok((next, entry.torpor_mqueues))
+/// Sets the limits that are different in a new namespace.
+pub(super) fn restore(limits: &Limits, maps: &IdMaps) -> Result<()> {
+    limits.first.iter().try_for_each(|limit| set(limit, maps))
 }
 
 /// Writes a limit unless it is so already: most are, and some may not be written. Those of a
@@ -118,7 +99,6 @@ fn set(limit: &Setting, maps: &IdMaps) -> Result<()> {
 
 /// Turns on the removal of segments that nobody is attached to. Their makers are gone
 /// after a restore, so it must wait until the tasks are attached.
-pub(super) fn finish(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
-    let entry: IpcVarEntry = images.read_one(kind::IPC_VAR, ns_id.into())?;
-    set(&Limits::of(ns_id.into(), &entry).last, maps)
+pub(super) fn finish(limits: &Limits, maps: &IdMaps) -> Result<()> {
+    set(&limits.last, maps)
 }

@@ -12,8 +12,9 @@ mod shm;
 
 use std::os::fd::AsFd;
 
-use torpor_images::ImageDir;
 use torpor_images::proto::IpcDescEntry;
+use torpor_images::{ImageDir, kind};
+use torpor_policy::ipc::{Object, Space};
 use torpor_sys::ipc::Owner;
 
 use super::{Namespaces, run_in};
@@ -57,12 +58,13 @@ pub fn dump(
 pub fn restore(images: &ImageDir, maps: &IdMaps, spaces: &Namespaces, ns_id: u32) -> Result<()> {
     let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {
-        let (next, queues) = limits::restore(images, ns_id, maps)?;
-        mqueue::restore(&queues, maps)?;
+        let planned = planned(images, ns_id)?;
+        limits::restore(&planned.limits, maps)?;
+        mqueue::restore(&planned.queues, maps)?;
         sem::restore(images, ns_id, maps)?;
         msg::restore(images, ns_id, maps)?;
         shm::restore(images, ns_id, maps)?;
-        next.set()
+        limits::choose_next(planned.next_ids)
     })
 }
 
@@ -75,8 +77,13 @@ pub fn finish(images: &ImageDir, maps: &IdMaps, spaces: &Namespaces, ns_id: u32)
     let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {
         shm::remove(images, ns_id)?;
-        limits::finish(images, ns_id, maps)
+        limits::finish(&planned(images, ns_id)?.limits, maps)
     })
+}
+
+fn planned(images: &ImageDir, ns_id: u32) -> Result<Space> {
+    let missing = || Error::invalid(kind::IPC_VAR.file_name(ns_id.into()), "it is missing");
+    Space::read(images, ns_id.into())?.ok_or_else(missing)
 }
 
 /// A line of a table in `/proc/sysvipc`, by the names of its columns.
@@ -132,12 +139,14 @@ fn table<T>(name: &str, each: impl Fn(&Line<'_>) -> Result<T>) -> Result<Vec<T>>
 }
 
 /// Owner and mode as the kernel of the host takes them.
-fn owner(desc: &IpcDescEntry, maps: &IdMaps) -> Result<Owner> {
-    Ok(Owner {
-        uid: outside(desc.uid, maps.uid_outside(desc.uid))?,
-        gid: outside(desc.gid, maps.gid_outside(desc.gid))?,
-        mode: desc.mode,
-    })
+fn owner(object: &Object, maps: &IdMaps) -> Result<Owner> {
+    let (uid, gid) = here(object.owner, maps)?;
+    Ok(Owner { uid, gid, mode: object.mode })
+}
+
+/// A user and a group as the kernel of the host takes them.
+fn here((uid, gid): (u32, u32), maps: &IdMaps) -> Result<(u32, u32)> {
+    Ok((outside(uid, maps.uid_outside(uid))?, outside(gid, maps.gid_outside(gid))?))
 }
 
 fn outside(id: u32, mapped: Option<u32>) -> Result<u32> {
@@ -147,16 +156,15 @@ fn outside(id: u32, mapped: Option<u32>) -> Result<u32> {
 /// Makes an object with its id: the kernel takes it from a sysctl, which it then
 /// forgets. `make` is called as the object's creator.
 fn make(
-    desc: &IpcDescEntry,
+    object: &Object,
     next_id: &str,
     maps: &IdMaps,
     make: impl FnOnce() -> std::io::Result<i32>,
 ) -> Result<i32> {
-    let what = || format!("making System V object {} with key {:#x}", desc.id, desc.key);
-    let id = i32::try_from(desc.id).map_err(|_| Error::invalid("ipcns", what()))?;
+    let what = || format!("making System V object {} with key {:#x}", object.id, object.key);
+    let id = i32::try_from(object.id).map_err(|_| Error::invalid("ipcns", what()))?;
     limits::write(next_id, &id.to_string())?;
-    let uid = outside(desc.cuid, maps.uid_outside(desc.cuid))?;
-    let gid = outside(desc.cgid, maps.gid_outside(desc.cgid))?;
+    let (uid, gid) = here(object.creator, maps)?;
     let made = torpor_sys::ipc::with_effective_ids(uid, gid, make).context(what)?;
     if made == id {
         Ok(id)

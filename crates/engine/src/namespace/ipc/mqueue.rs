@@ -11,10 +11,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Dir, MemfdFlags, Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use torpor_images::proto::{MqueueEntry, MqueueMessage};
+use torpor_policy::ipc::PosixQueue;
 use torpor_sys::mqueue::{self, Attributes};
 use torpor_sys::process::Status;
 
-use super::outside;
+use super::here;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 
@@ -158,24 +159,23 @@ fn parse(mut bytes: &[u8]) -> Vec<MqueueMessage> {
 /// # Errors
 /// If a queue cannot be made, with its name, limits and owner, or its messages not be sent; damaged
 /// images.
-pub(super) fn restore(queues: &[MqueueEntry], maps: &IdMaps) -> Result<()> {
-    for entry in queues {
-        let what = || format!("message queue /{}", String::from_utf8_lossy(&entry.name));
-        let name = CString::new(entry.name.clone());
+pub(super) fn restore(queues: &[PosixQueue], maps: &IdMaps) -> Result<()> {
+    for planned in queues {
+        let what = || format!("message queue /{}", String::from_utf8_lossy(&planned.name));
+        let name = CString::new(planned.name.clone());
         let name = name.map_err(|_| Error::invalid("ipcns-var", what()))?;
         let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-        let new = Attributes::new(number(entry.max_messages), number(entry.message_size));
-        let uid = outside(entry.uid, maps.uid_outside(entry.uid))?;
-        let gid = outside(entry.gid, maps.gid_outside(entry.gid))?;
+        let new = Attributes::new(number(planned.max_messages), number(planned.message_size));
+        let (uid, gid) = here(planned.owner, maps)?;
         let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_NONBLOCK;
         let queue = torpor_sys::ipc::with_effective_ids(uid, gid, || {
             mqueue::open(&name, flags, 0o600, Some(&new))
         });
         let queue = queue.context(what)?;
-        let mode = Mode::from_raw_mode(entry.mode & 0o7777);
+        let mode = Mode::from_raw_mode(planned.mode & 0o7777);
         rustix::fs::fchmod(&queue, mode).context(what)?;
-        for message in &entry.messages {
-            mqueue::send(queue.as_fd(), &message.data, message.priority).context(what)?;
+        for (priority, text) in &planned.messages {
+            mqueue::send(queue.as_fd(), text, *priority).context(what)?;
         }
     }
     Ok(())

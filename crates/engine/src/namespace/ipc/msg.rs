@@ -1,8 +1,9 @@
 //! System V message queues.
 
-use torpor_images::payload::{read_messages, write_message};
+use torpor_images::payload::write_message;
 use torpor_images::proto::{IpcMsg, IpcMsgEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::ipc::MessageQueue;
 use torpor_sys::ipc;
 
 use super::{limits, make, owner, table};
@@ -47,18 +48,15 @@ pub(super) fn dump(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
     Ok(writer.finish()?)
 }
 
+/// Makes the queues, with their messages.
 pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
-    let Some(mut reader) = images.reader(kind::IPCNS_MSG, ns_id.into())? else { return Ok(()) };
-    while let Some(queue) = reader.next::<IpcMsgEntry>()? {
-        let messages = read_messages(&mut reader, &queue)?;
-        let mode = (queue.desc.mode & 0o777).cast_signed();
-        let key = queue.desc.key.cast_signed();
-        let id = make(&queue.desc, limits::NEXT_MSG, maps, || ipc::msg_create(key, mode))?;
+    MessageQueue::each(images, ns_id.into(), |MessageQueue { object, bytes, messages }| {
+        let (key, mode) = (object.key.cast_signed(), (object.mode & 0o777).cast_signed());
+        let id = make(&object, limits::NEXT_MSG, maps, || ipc::msg_create(key, mode))?;
         let what = || format!("message queue {id}");
-        for (message, text) in messages {
-            ipc::msg_send(id, message.mtype.cast_signed(), &text).context(what)?;
+        for (kind, text) in messages {
+            ipc::msg_send(id, kind.cast_signed(), &text).context(what)?;
         }
-        ipc::msg_set(id, owner(&queue.desc, maps)?, queue.qbytes.into()).context(what)?;
-    }
-    Ok(())
+        ipc::msg_set(id, owner(&object, maps)?, bytes.into()).context(what)
+    })
 }

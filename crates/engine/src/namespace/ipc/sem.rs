@@ -1,8 +1,9 @@
 //! System V semaphores.
 
-use torpor_images::payload::{read_semaphores, write_semaphores};
+use torpor_images::payload::write_semaphores;
 use torpor_images::proto::IpcSemEntry;
 use torpor_images::{ImageDir, kind};
+use torpor_policy::ipc::Semaphores;
 use torpor_sys::ipc;
 
 use super::{limits, make, owner, table};
@@ -25,16 +26,13 @@ pub(super) fn dump(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
     Ok(writer.finish()?)
 }
 
+/// Makes the sets, with their values.
 pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
-    let Some(mut reader) = images.reader(kind::IPCNS_SEM, ns_id.into())? else { return Ok(()) };
-    while let Some(set) = reader.next::<IpcSemEntry>()? {
-        let values = read_semaphores(&mut reader, &set)?;
-        let mode = (set.desc.mode & 0o777).cast_signed();
-        let key = set.desc.key.cast_signed();
-        let id = make(&set.desc, limits::NEXT_SEM, maps, || ipc::sem_create(key, set.nsems, mode))?;
+    Semaphores::each(images, ns_id.into(), |Semaphores { object, count, values }| {
+        let (key, mode) = (object.key.cast_signed(), (object.mode & 0o777).cast_signed());
+        let id = make(&object, limits::NEXT_SEM, maps, || ipc::sem_create(key, count, mode))?;
         let what = || format!("semaphore set {id}");
         ipc::sem_set_values(id, &values).context(what)?;
-        ipc::sem_set_owner(id, owner(&set.desc, maps)?).context(what)?;
-    }
-    Ok(())
+        ipc::sem_set_owner(id, owner(&object, maps)?).context(what)
+    })
 }

@@ -1,13 +1,13 @@
 //! System V shared memory.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::io::{Seek, SeekFrom};
 use std::sync::Arc;
 
 use rustix::mm::ProtFlags;
-use torpor_images::payload::{SHM_ALIGN, shm_len};
 use torpor_images::proto::{IpcShmEntry, VmaEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::ipc::Segments;
 use torpor_sys::ipc::{self, Attached};
 use torpor_tracee::syscall;
 use torpor_tracee::{Tracee, parse_maps};
@@ -19,9 +19,6 @@ use crate::namespace::user::IdMaps;
 use crate::restore::object;
 use crate::restore::pages::Pages;
 
-/// Bits of the mode that say what is to happen with a segment (linux/shm.h).
-const SHM_DEST: u32 = 0o1000;
-const SHM_LOCKED: u32 = 0o2000;
 /// `statfs` type of hugetlbfs (linux/magic.h).
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// Where flags have the logarithm of the page size.
@@ -92,42 +89,36 @@ pub(super) fn dump(
     Ok(all)
 }
 
+/// Makes the segments, with their content.
 pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
-    let Some(mut reader) = images.reader(kind::IPCNS_SHM, ns_id.into())? else { return Ok(()) };
-    while let Some(segment) = reader.next::<IpcShmEntry>()? {
-        let desc = &segment.desc;
-        let flags = segment.hugetlb_flag.unwrap_or_default() | desc.mode & 0o777;
+    let mut segments = Segments::of(images, ns_id.into())?;
+    while let Some(segment) = segments.next()? {
+        let object = &segment.object;
+        let flags = segment.huge.unwrap_or_default() | object.mode & 0o777;
         // A segment that is to be removed has lost its key to whoever asks next.
-        let key = if desc.mode & SHM_DEST == 0 { desc.key.cast_signed() } else { 0 };
-        let id = make(desc, limits::NEXT_SHM, maps, || {
+        let key = if segment.is_removed() { 0 } else { object.key.cast_signed() };
+        let id = make(object, limits::NEXT_SHM, maps, || {
             ipc::shm_create(key, segment.size, flags.cast_signed())
         })?;
         let what = || format!("shared memory segment {id}");
         let attached = Attached::new(id, false).context(what)?;
-        let memory = File::options()
+        let mut memory = File::options()
             .write(true)
             .open("/proc/self/mem")
             .context(|| "own memory".to_owned())?;
-        if segment.in_pagemaps() {
-            let pages = Pages::load(images, kind::SHMEM_PAGEMAP, desc.id.into())?;
+        if segment.in_pagemap {
+            let pages = Pages::load(images, kind::SHMEM_PAGEMAP, object.id.into())?;
             if pages.end() > segment.size.next_multiple_of(4096) {
-                let image = kind::SHMEM_PAGEMAP.file_name(desc.id.into());
+                let image = kind::SHMEM_PAGEMAP.file_name(object.id.into());
                 return Err(Error::invalid(image, "pages behind the end of the segment"));
             }
             object::fill(&pages, &memory, attached.address())?;
         } else {
-            let mut left = shm_len(&segment);
-            let mut at = attached.address();
-            while left > 0 {
-                let bytes = reader.raw(left.min(1 << 20))?;
-                memory.write_all_at(&bytes, at).context(what)?;
-                at += bytes.len() as u64;
-                left -= bytes.len() as u64;
-            }
-            reader.raw((SHM_ALIGN - segment.size % SHM_ALIGN) % SHM_ALIGN)?;
+            memory.seek(SeekFrom::Start(attached.address())).context(what)?;
+            segments.content(&mut memory)?;
         }
-        ipc::shm_set_owner(id, owner(desc, maps)?).context(what)?;
-        if desc.mode & SHM_LOCKED != 0 {
+        ipc::shm_set_owner(id, owner(object, maps)?).context(what)?;
+        if segment.is_locked() {
             ipc::shm_lock(id).context(what)?;
         }
     }
@@ -136,16 +127,12 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()
 
 /// Removes the segments that are to go with their last user.
 pub(super) fn remove(images: &ImageDir, ns_id: u32) -> Result<()> {
-    let Some(mut reader) = images.reader(kind::IPCNS_SHM, ns_id.into())? else { return Ok(()) };
-    while let Some(segment) = reader.next::<IpcShmEntry>()? {
-        let inline = shm_len(&segment);
-        if inline > 0 {
-            let padding = (SHM_ALIGN - inline % SHM_ALIGN) % SHM_ALIGN;
-            reader.copy_to(inline + padding, &mut std::io::sink(), "shared memory")?;
-        }
-        if segment.desc.mode & SHM_DEST != 0 {
-            ipc::shm_remove(segment.desc.id.cast_signed())
-                .context(|| format!("removing shared memory segment {}", segment.desc.id))?;
+    let mut segments = Segments::of(images, ns_id.into())?;
+    while let Some(segment) = segments.next()? {
+        if segment.is_removed() {
+            let id = segment.object.id;
+            ipc::shm_remove(id.cast_signed())
+                .context(|| format!("removing shared memory segment {id}"))?;
         }
     }
     Ok(())
