@@ -11,7 +11,7 @@ use torpor_images::proto::{
     FdTypes, FileEntry, InetSkEntry, IpOptsEntry, IpOptsRawEntry, SkShutdown, TcpOptsEntry,
 };
 use torpor_kernel::sock_diag as diag;
-use torpor_policy::SocketOptions;
+use torpor_policy::{IcmpFilter, InetOptions, SocketOptions, TcpOptions};
 use torpor_sys::socket::{self, Opt};
 
 use super::about::{Socket, bad_entry, kind_of, netns_of, restore_flags};
@@ -375,6 +375,7 @@ impl InetRestorer {
             let isk = part(entry)?;
             addresses(isk)?;
             kind_of(entry)?;
+            inet_options(isk)?;
             if isk.proto == libc::IPPROTO_MPTCP.cast_unsigned() && tcp::is_connection(isk) {
                 return Err(bad_entry(isk.id, "is a connection of multipath TCP"));
             }
@@ -456,7 +457,7 @@ impl InetRestorer {
         let wanted = SocketOptions::read(&isk.opts);
         options::restore_device(fd, &wanted)?;
         options::restore_more(fd, &wanted)?;
-        if let Some(v6only) = isk.v6only.filter(|_| family == libc::AF_INET6) {
+        if let Some(v6only) = inet_options(isk)?.only_ipv6.filter(|_| family == libc::AF_INET6) {
             set((libc::IPPROTO_IPV6, libc::IPV6_V6ONLY), v6only)?;
         }
         // An address may be gone from the host, or never have been there.
@@ -558,8 +559,9 @@ pub(super) fn restore_options(
     fd: BorrowedFd<'_>,
     isk: &InetSkEntry,
 ) -> Result<()> {
-    restore_ip(fd, isk)?;
-    restore_tcp_options(fd, isk)?;
+    let wanted = inet_options(isk)?;
+    restore_ip(fd, isk.family.cast_signed(), &wanted)?;
+    restore_tcp_options(fd, &wanted.tcp)?;
     options::restore(id_maps, fd, &SocketOptions::read(&isk.opts))
 }
 
@@ -576,10 +578,11 @@ pub(super) fn shut_down(fd: BorrowedFd<'_>, how: SkShutdown) {
     }
 }
 
-fn restore_ip(fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
-    let family = isk.family.cast_signed();
-    let default = IpOptsEntry::default();
-    let ip = isk.ip_opts.as_ref().unwrap_or(&default);
+fn inet_options(isk: &InetSkEntry) -> Result<InetOptions> {
+    InetOptions::read(isk).map_err(|reason| Error::invalid("files.img", reason))
+}
+
+fn restore_ip(fd: BorrowedFd<'_>, family: i32, wanted: &InetOptions) -> Result<()> {
     let set = |(level, name): (i32, i32), value: Option<i32>| {
         let same = |v| socket::get_int(fd, level, name).is_ok_and(|now| now == v);
         match value.filter(|v| !same(*v)) {
@@ -588,37 +591,32 @@ fn restore_ip(fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
             None => Ok(()),
         }
     };
-    set(freebind(family), Some(ip.freebind().into()))?;
-    set(pktinfo(family), ip.pktinfo.map(i32::from))?;
-    set((libc::IPPROTO_IP, libc::IP_TOS), ip.tos.map(u32::cast_signed))?;
-    set((libc::IPPROTO_IP, libc::IP_TTL), ip.ttl.map(u32::cast_signed))?;
-    let Some(raw) = &ip.raw else { return Ok(()) };
-    set((libc::IPPROTO_IP, libc::IP_HDRINCL), raw.hdrincl.map(i32::from))?;
-    set((libc::IPPROTO_IP, IP_NODEFRAG), raw.nodefrag.map(i32::from))?;
-    set((libc::IPPROTO_IP, IP_CHECKSUM), raw.checksum.map(i32::from))?;
-    match raw.icmpv_filter.as_slice() {
-        [] => Ok(()),
-        [word] => set(ICMP_FILTER, Some(word.cast_signed())),
-        words if words.len() == 8 => {
-            let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
-            socket::set(fd, Opt::ICMP6_FILTER, &bytes).context(|| "ICMPV6_FILTER".to_owned())
+    let ip = |name, value| set((libc::IPPROTO_IP, name), value);
+    set(freebind(family), Some(wanted.free_bind.into()))?;
+    set(pktinfo(family), wanted.packet_info.map(i32::from))?;
+    ip(libc::IP_TOS, wanted.type_of_service.map(u32::cast_signed))?;
+    ip(libc::IP_TTL, wanted.time_to_live.map(u32::cast_signed))?;
+    ip(libc::IP_HDRINCL, wanted.header_included.map(i32::from))?;
+    ip(IP_NODEFRAG, wanted.no_reassembly.map(i32::from))?;
+    ip(IP_CHECKSUM, wanted.checksum.map(i32::from))?;
+    match wanted.icmp {
+        IcmpFilter::None => Ok(()),
+        IcmpFilter::Four(word) => set(ICMP_FILTER, Some(word.cast_signed())),
+        IcmpFilter::Six(words) => {
+            let bytes = words.map(u32::to_ne_bytes);
+            socket::set(fd, Opt::ICMP6_FILTER, bytes.as_flattened())
+                .context(|| "ICMPV6_FILTER".to_owned())
         }
-        words => Err(bad_entry(isk.id, format!("has an ICMP filter of {} words", words.len()))),
     }
 }
 
-/// Older images keep some of these elsewhere.
-fn restore_tcp_options(fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
-    if !is_stream(isk) {
-        return Ok(());
-    }
-    let tcp = isk.tcp_opts.unwrap_or_default();
+fn restore_tcp_options(fd: BorrowedFd<'_>, wanted: &TcpOptions) -> Result<()> {
     let values = [
-        (libc::TCP_KEEPCNT, tcp.keepcnt.or(isk.opts.tcp_keepcnt)),
-        (libc::TCP_KEEPIDLE, tcp.keepidle.or(isk.opts.tcp_keepidle)),
-        (libc::TCP_KEEPINTVL, tcp.keepintvl.or(isk.opts.tcp_keepintvl)),
-        (libc::TCP_NODELAY, isk.tcp_opts.map(|tcp| tcp.nodelay().into())),
-        (libc::TCP_CORK, isk.tcp_opts.map(|tcp| tcp.cork().into())),
+        (libc::TCP_KEEPCNT, wanted.keep_count),
+        (libc::TCP_KEEPIDLE, wanted.keep_idle),
+        (libc::TCP_KEEPINTVL, wanted.keep_interval),
+        (libc::TCP_NODELAY, wanted.no_delay.map(u32::from)),
+        (libc::TCP_CORK, wanted.cork.map(u32::from)),
     ];
     for (name, value) in values {
         let Some(value) = value.map(u32::cast_signed) else { continue };
