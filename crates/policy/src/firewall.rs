@@ -7,7 +7,7 @@ use std::io::Read;
 
 use torpor_images::{ImageDir, Kind, kind};
 
-use crate::collect::{Error, Result as Collected};
+use crate::error::{Error, Result as Collected};
 
 /// More than any rules are, in bytes: sets of a million addresses are a fifth of it.
 const MAX_RULES: u64 = 128 << 20;

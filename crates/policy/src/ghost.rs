@@ -7,7 +7,7 @@ use torpor_images::remap::found_by;
 use torpor_images::{ImageDir, Reader, kind};
 
 use crate::archive::SET_ID;
-use crate::collect::{Error, Result};
+use crate::error::{Error, Result};
 use crate::request::{Ask, Device};
 
 /// The type of a file in its mode, and its values (`S_IF*`).

@@ -3,7 +3,8 @@
 
 use torpor_images::proto::{CoreEntry, RlimitEntry};
 
-use crate::passed::NO_LOGIN;
+/// The login id of a process that nobody has logged in for.
+pub const NO_LOGIN: u32 = u32::MAX;
 
 /// The kernel's names of the limits, by number (asm-generic/resource.h).
 pub const LIMITS: [&str; 16] = [

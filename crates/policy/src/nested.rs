@@ -3,7 +3,7 @@
 use torpor_images::proto::{UidGidExtent, UsernsEntry};
 use torpor_images::{ImageDir, kind};
 
-use crate::collect::{Error, Result};
+use crate::error::{Error, Result};
 use crate::namespace::{Home, NsKind, NsSet};
 
 /// One of them. Its ids outside are those of the root task's user namespace.

@@ -4,7 +4,7 @@ use torpor_images::proto::{MacvlanLinkEntry, NdType, NetDeviceEntry, NetnsEntry,
 use torpor_images::{ImageDir, kind};
 
 use crate::collect::settings::{Names, Written};
-use crate::collect::{Error, Result};
+use crate::error::{Error, Result};
 use crate::request::Ask;
 
 /// What a network namespace is given.

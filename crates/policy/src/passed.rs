@@ -7,14 +7,12 @@ use serde::Deserialize;
 use torpor_images::proto::UsernsEntry;
 
 use crate::capabilities::{Capabilities, number};
-use crate::collect::Network;
+use crate::collect::anybody::Network;
 use crate::groups::Roots;
+use crate::limits::NO_LOGIN;
 
 /// No configuration is larger, in bytes.
 const MAX_SIZE: usize = 16 << 20;
-
-/// The login id of a process that nobody has logged in for.
-pub const NO_LOGIN: u32 = u32::MAX;
 
 /// What a restore was given.
 #[derive(Debug, Clone, Default)]

@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value as Json, json};
 
 use crate::capabilities::Capabilities;
-use crate::collect;
 use crate::mount::Mount;
+use crate::words::{self, Word};
 
 /// One thing that a checkpoint asks of the machine that restores it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -30,9 +30,6 @@ pub struct Device {
     /// `None` for any.
     pub minor: Option<u32>,
 }
-
-/// A word of the kernel's, or of docs/policy.md: a kind of namespace, the name of a limit.
-pub type Word = &'static str;
 
 /// What can be asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -259,7 +256,7 @@ pub enum Ask {
 fn word<'d, D: Deserializer<'d>>(from: D) -> Result<Word, D::Error> {
     let word = String::deserialize(from)?;
     let unknown = || serde::de::Error::custom(format!("{word:?} is no such word"));
-    collect::words().find(|known| *known == word).ok_or_else(unknown)
+    words::words().find(|known| *known == word).ok_or_else(unknown)
 }
 
 impl Request {

@@ -2,11 +2,11 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::judge::Violation;
 use crate::mount::{From, Mount};
 use crate::passed::{Passed, Spec, SpecMount};
 use crate::request::{Ask, Device, Request};
 use crate::rules::is_below;
+use crate::violation::Violation;
 
 /// File systems that show and change nothing but what belongs to the tasks' own
 /// namespaces: without the configuration of a container a checkpoint may have them

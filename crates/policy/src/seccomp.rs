@@ -8,7 +8,7 @@ use std::sync::Arc;
 use torpor_images::proto::{CoreEntry, SeccompEntry, SeccompFilter, SeccompMode};
 use torpor_images::{ImageDir, kind};
 
-use crate::collect::{Error, Result};
+use crate::error::{Error, Result};
 use crate::request::Ask;
 
 /// Bytes of one instruction.

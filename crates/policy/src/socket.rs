@@ -2,7 +2,7 @@
 
 use torpor_images::proto::FileEntry;
 
-use crate::collect::network_of;
+use crate::collect::references::network_of;
 use crate::request::Ask;
 
 // linux/socket.h, linux/net.h, linux/in.h.

@@ -7,8 +7,9 @@ use torpor_images::kind;
 use torpor_images::proto::{MemfdInodeEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::found_by;
 
-use super::{Checkpoint, Error, Requests, Result};
+use super::checkpoint::{Checkpoint, Requests};
 use crate::archive::{self, SET_ID};
+use crate::error::{Error, Result};
 use crate::ghost::Ghost;
 use crate::mount::Mount;
 use crate::path_file::{PathFile, mapped};

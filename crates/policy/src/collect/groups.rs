@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use torpor_images::kind;
 use torpor_images::proto::{CgroupDirEntry, CgroupEntry};
 
-use super::{Checkpoint, Error, Maps, Requests, Result};
+use super::checkpoint::{Checkpoint, Maps, Requests};
+use crate::error::{Error, Result};
 use crate::groups::{Groups, Reading, set_of};
 use crate::namespace::NsKind;
 use crate::passed::Passed;

@@ -4,15 +4,14 @@ use std::collections::BTreeSet;
 
 use torpor_images::{ImageDir, kind};
 
-use super::limits::{LOCKED_MEMORY, most_locked};
-use super::{Checkpoint, Error, Maps, Requests, Result, Values};
+use super::checkpoint::{Checkpoint, Maps, Requests, Values};
+use super::limits::most_locked;
+use crate::error::{Error, Result};
 use crate::ipc::{Limits, MessageQueue, Object, PosixQueue, Segments, Semaphores, Space};
 use crate::namespace::NsKind;
 use crate::passed::Passed;
-use crate::request::{Ask, Word};
-
-/// The fields of msgctl(2) and mq_getattr(3) that only `CAP_SYS_RESOURCE` raises above a limit.
-pub(super) const BEYOND: [Word; 3] = ["msg_qbytes", "mq_maxmsg", "mq_msgsize"];
+use crate::request::Ask;
+use crate::words::{BEYOND, LOCKED_MEMORY};
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,

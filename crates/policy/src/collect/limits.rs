@@ -2,16 +2,12 @@
 
 use torpor_images::kind;
 
-use super::{Checkpoint, Requests};
+use super::checkpoint::{Checkpoint, Requests};
 use crate::limits::{LIMITS, ProcessLimits};
 use crate::passed::Passed;
-use crate::request::{Ask, Word};
+use crate::request::Ask;
 use crate::scheduling::{Class, Scheduling};
 
-/// What is more than `RLIMIT_MEMLOCK`, as requests name it.
-pub(crate) const LOCKED_MEMORY: Word = "locked memory";
-/// More than `fs.pipe-max-size` for a pipe.
-pub(super) const PIPE_SIZE: Word = "the size of a pipe";
 /// The number of `RLIMIT_MEMLOCK`.
 const MEMLOCK: usize = 8;
 

@@ -5,7 +5,7 @@ use std::io::Read;
 
 use torpor_images::{ImageDir, Kind, kind};
 
-use super::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The largest of these files that is read.
 const LIMIT: u64 = 64 << 20;

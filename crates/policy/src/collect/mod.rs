@@ -3,6 +3,8 @@
 //! This looks at the same entries as the restore does and in the same way: what it
 //! would miss would be made without having been judged.
 
+pub(crate) mod anybody;
+pub(crate) mod checkpoint;
 mod files;
 mod groups;
 mod ipc;
@@ -12,7 +14,7 @@ mod mounts;
 mod network;
 mod parts;
 mod ports;
-mod references;
+pub(crate) mod references;
 mod routing;
 pub mod settings;
 mod socket_options;
@@ -20,103 +22,21 @@ mod sockets;
 mod tasks;
 pub mod uses;
 
-use std::collections::BTreeSet;
+use torpor_images::kind;
+use torpor_images::proto::{UidGidExtent, UsernsEntry};
 
-use torpor_images::proto::{
-    CoreEntry, FileEntry, InventoryEntry, UidGidExtent, UsernsEntry, VmaEntry,
-};
-use torpor_images::{ImageDir, kind};
-
-pub(crate) use self::limits::LOCKED_MEMORY;
+pub use self::anybody::Network;
+pub(crate) use self::checkpoint::Maps;
+pub use self::checkpoint::{Checkpoint, Settings, Task, Values};
+use self::checkpoint::{KINDS, Requests};
 pub use self::mounts::mounts;
-pub use self::ports::Network;
 pub use self::references::network_of;
 pub use self::routing::{Addresses, route, rule};
-use crate::credentials::Credentials;
-use crate::limits::{LIMITS, ProcessLimits};
-use crate::namespace::{NsKind, NsSet};
-use crate::nested::{NestedUser, nested_users};
+pub use crate::error::{Error, Result};
+use crate::namespace::NsKind;
+use crate::nested::NestedUser;
 use crate::passed::Passed;
 use crate::request::{Ask, Request};
-use crate::scheduling::Scheduling;
-use crate::seccomp::Seccomp;
-
-/// A task, as the restore has loaded it.
-#[derive(Debug, Clone, Copy)]
-pub struct Task<'a> {
-    /// Its pid in the images.
-    pub pid: u32,
-    /// The namespaces that it lives in.
-    pub homes: NsSet,
-    /// The pids of its threads, the leader first.
-    pub threads: &'a [u32],
-    /// Its threads, in that order.
-    pub cores: &'a [CoreEntry],
-    /// What each of them may do, in that order.
-    pub credentials: &'a [Option<Credentials>],
-    /// What limits their system calls, in that order.
-    pub seccomp: &'a [Seccomp],
-    /// What it may use.
-    pub limits: &'a ProcessLimits,
-    /// How its threads are scheduled, in that order.
-    pub scheduling: &'a [Scheduling],
-    /// Its mappings.
-    pub vmas: &'a [VmaEntry],
-    /// It has ended and only waits to be noticed.
-    pub zombie: bool,
-}
-
-/// A checkpoint, as the restore has loaded it.
-#[derive(Debug)]
-pub struct Checkpoint<'a> {
-    /// Its other images.
-    pub images: &'a ImageDir,
-    /// The inventory.
-    pub inventory: &'a InventoryEntry,
-    /// Its tasks, the root first.
-    pub tasks: Vec<Task<'a>>,
-    /// Its open files.
-    pub files: Vec<&'a FileEntry>,
-}
-
-/// Values of settings, by their paths below `/proc/sys`: `net/ipv4/conf/lo/forwarding`.
-pub type Values<'a> = &'a dyn Fn(&[String]) -> Vec<Option<String>>;
-
-/// What is known of settings of network and IPC namespaces.
-#[derive(Clone, Copy)]
-pub struct Settings<'a> {
-    /// The names of those of networks.
-    pub names: settings::Names,
-    /// The values that this host has.
-    pub here: Values<'a>,
-    /// The values that new namespaces have.
-    pub fresh: Values<'a>,
-}
-
-impl std::fmt::Debug for Settings<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Settings").finish_non_exhaustive()
-    }
-}
-
-/// Why images cannot be judged.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// An image is damaged.
-    #[error(transparent)]
-    Image(#[from] torpor_images::Error),
-    /// An image makes no sense.
-    #[error("{image}: {reason}")]
-    Invalid {
-        /// The image file.
-        image: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-}
-
-/// The result of collecting.
-pub type Result<T> = std::result::Result<T, Error>;
 
 /// Everything that a checkpoint asks for.
 ///
@@ -170,82 +90,6 @@ pub fn powers(
     ports::collect(checkpoint, here, passed, &maps, &mut all)?;
     ipc::objects(checkpoint, passed, &maps, &mut all)?;
     Ok(all.0)
-}
-
-/// The requests that have been found.
-#[derive(Debug, Default)]
-struct Requests(Vec<Request>);
-
-impl Requests {
-    fn add(&mut self, image: impl Into<String>, task: Option<u32>, ask: Ask) {
-        self.0.push(Request { image: image.into(), task, ask });
-    }
-}
-
-/// The ids of the tree's user namespace; none if it is this host's.
-#[derive(Debug, Default)]
-pub(crate) struct Maps(pub(crate) Option<UsernsEntry>);
-
-impl Maps {
-    /// The user id on this host. One that is not mapped cannot be given to anyone.
-    pub(crate) fn user(&self, id: u32) -> u32 {
-        self.0.as_ref().map_or(id, |maps| outside(&maps.uid_map, id))
-    }
-
-    /// The group id on this host, likewise.
-    pub(crate) fn group(&self, id: u32) -> u32 {
-        self.0.as_ref().map_or(id, |maps| outside(&maps.gid_map, id))
-    }
-}
-
-fn outside(map: &[UidGidExtent], id: u32) -> u32 {
-    let found = map.iter().find_map(|extent| {
-        let offset = id.checked_sub(extent.first).filter(|&offset| offset < extent.count)?;
-        extent.lower_first.checked_add(offset)
-    });
-    found.unwrap_or(id)
-}
-
-/// The kinds of namespaces, in the order of their names.
-const KINDS: [NsKind; 8] = [
-    NsKind::Cgroup,
-    NsKind::Ipc,
-    NsKind::Mnt,
-    NsKind::Net,
-    NsKind::Pid,
-    NsKind::Time,
-    NsKind::User,
-    NsKind::Uts,
-];
-
-/// The words that stand in requests as they are.
-pub(crate) fn words() -> impl Iterator<Item = &'static str> {
-    let kinds = KINDS.into_iter().map(NsKind::name);
-    let more = ["oom_score_adj", "PR_SET_IO_FLUSHER", LOCKED_MEMORY, limits::PIPE_SIZE];
-    let kinds = kinds.chain(["packet", "raw", "marked", "ping"]);
-    kinds.chain(LIMITS).chain(ipc::BEYOND).chain(more)
-}
-
-impl Checkpoint<'_> {
-    /// The user namespaces below that of the root task, parents first.
-    fn nested_users(&self) -> Result<Vec<NestedUser>> {
-        let living = self.tasks.iter().filter(|task| !task.zombie);
-        nested_users(self.images, &living.map(|task| task.homes).collect::<Vec<_>>())
-    }
-
-    /// Whether a task lives in one of them: what it may do there says nothing about this host.
-    fn is_nested_user(&self, task: &Task<'_>) -> bool {
-        let root = self.tasks.first().map(|root| root.homes.get(NsKind::User));
-        root != Some(task.homes.get(NsKind::User)) && task.homes.own(NsKind::User).is_some()
-    }
-
-    /// All namespaces of a kind but this host's own, in the order in which the tasks
-    /// have them.
-    fn namespaces(&self, kind: NsKind) -> Vec<u32> {
-        let mut seen = BTreeSet::new();
-        let numbers = self.tasks.iter().filter_map(|task| task.homes.own(kind));
-        numbers.filter(|number| seen.insert(*number)).collect()
-    }
 }
 
 /// The namespaces that are made.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use torpor_images::proto::{Fstype, MntEntry};
 use torpor_images::{ImageDir, kind};
 
-use super::{Error, Result};
+use crate::error::{Error, Result};
 use crate::mount::{FileSystem, From, Mount, Peers};
 use crate::passed::Passed;
 use crate::runtime::NARROW;

@@ -6,7 +6,8 @@
 use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FileEntry};
 
-use super::{Checkpoint, Error, Result};
+use super::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
 
 /// The number that a part of an entry has, if there is one.
 type Number = fn(&FileEntry) -> Option<u32>;

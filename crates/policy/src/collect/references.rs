@@ -13,8 +13,10 @@ use torpor_images::proto::{
 use torpor_images::remap::{found_by, is_given_name};
 use torpor_images::{Kind, kind};
 
+use super::checkpoint::{Checkpoint, KINDS};
 use super::mounts::DEVICE_KEY;
-use super::{Checkpoint, Error, KINDS, Result, parts};
+use super::parts;
+use crate::error::{Error, Result};
 use crate::namespace::NsKind;
 
 /// Which kind of namespace each number is.

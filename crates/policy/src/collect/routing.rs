@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use torpor_images::ImageDir;
 
-use super::Result;
 use super::lists::{ADDRESSES, List};
+use crate::error::Result;
 use crate::network::{NetDevice, NetKind};
 use crate::request::Ask;
 

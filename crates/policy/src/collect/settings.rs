@@ -4,7 +4,7 @@
 use torpor_images::proto::{NetDeviceEntry, NetnsEntry, SysctlEntry};
 use torpor_images::{Kind, kind};
 
-use super::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The names of settings, in the order of their values in images.
 #[derive(Debug, Clone, Copy)]

@@ -15,8 +15,9 @@
 
 use torpor_images::proto::FileEntry;
 
-use super::{Error, Requests, Result, Values};
+use super::checkpoint::{Requests, Values};
 use crate::capabilities::number::{AUDIT_READ, NET_ADMIN, NET_BROADCAST, NET_RAW};
+use crate::error::{Error, Result};
 use crate::netlink::Netlink;
 use crate::request::Ask;
 use crate::socket_options::SocketOptions;

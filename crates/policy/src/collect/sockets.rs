@@ -6,9 +6,10 @@ use std::collections::{BTreeSet, HashMap};
 use torpor_images::kind;
 use torpor_images::proto::{FileEntry, SkPacketEntry};
 
+use super::checkpoint::{Checkpoint, Maps, Requests, Values};
 use super::references::network_of;
 use super::socket_options::{self, Host};
-use super::{Checkpoint, Error, Maps, Requests, Result, Values};
+use crate::error::{Error, Result};
 use crate::fanotify::Fanotify;
 use crate::namespace::NsKind;
 use crate::network::TUN;

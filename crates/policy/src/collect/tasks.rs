@@ -2,7 +2,7 @@
 
 use torpor_images::kind;
 
-use super::{Checkpoint, KINDS, Maps, Requests};
+use super::checkpoint::{Checkpoint, KINDS, Maps, Requests};
 use crate::credentials::Credentials;
 use crate::request::Ask;
 

@@ -24,9 +24,10 @@ use std::ops::Range;
 use torpor_images::proto::FileEntry;
 use torpor_images::{Kind, kind};
 
-use super::limits::{LOCKED_MEMORY, PIPE_SIZE, most_locked};
-use super::{Checkpoint, Requests, Result, Task, Values};
+use super::checkpoint::{Checkpoint, Requests, Task, Values};
+use super::limits::most_locked;
 use crate::capabilities::number::{SYS_ADMIN, SYS_PTRACE, WAKE_ALARM};
+use crate::error::Result;
 use crate::io_uring::IoUring;
 use crate::locked::Locked;
 use crate::passed::Passed;
@@ -34,6 +35,7 @@ use crate::pipe::PipeContent;
 use crate::request::Ask;
 use crate::timers::{Timerfd, Timers};
 use crate::userfaultfd::Userfaultfd;
+use crate::words::{LOCKED_MEMORY, PIPE_SIZE};
 
 /// Settings of this host: the largest pipe, whether io_uring is for some only (0: for everybody), and
 /// whether userfaultfds for faults of the kernel are for everybody (1).

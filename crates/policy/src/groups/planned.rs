@@ -11,7 +11,8 @@ use torpor_images::proto::{
 use torpor_images::{ImageDir, kind};
 
 use super::{Places, Roots, path};
-use crate::collect::{Error, Maps, Result};
+use crate::collect::checkpoint::Maps;
+use crate::error::{Error, Result};
 use crate::request::Ask;
 
 /// What others than the owner may do with a file that they can write to.

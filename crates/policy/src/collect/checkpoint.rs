@@ -1,0 +1,144 @@
+//! A checkpoint, as it is looked at, and what it is found to ask for.
+
+use std::collections::BTreeSet;
+
+use torpor_images::ImageDir;
+use torpor_images::proto::{
+    CoreEntry, FileEntry, InventoryEntry, UidGidExtent, UsernsEntry, VmaEntry,
+};
+
+use super::settings;
+use crate::credentials::Credentials;
+use crate::error::Result;
+use crate::limits::ProcessLimits;
+use crate::namespace::{NsKind, NsSet};
+use crate::nested::{NestedUser, nested_users};
+use crate::request::{Ask, Request};
+use crate::scheduling::Scheduling;
+use crate::seccomp::Seccomp;
+
+/// A task, as the restore has loaded it.
+#[derive(Debug, Clone, Copy)]
+pub struct Task<'a> {
+    /// Its pid in the images.
+    pub pid: u32,
+    /// The namespaces that it lives in.
+    pub homes: NsSet,
+    /// The pids of its threads, the leader first.
+    pub threads: &'a [u32],
+    /// Its threads, in that order.
+    pub cores: &'a [CoreEntry],
+    /// What each of them may do, in that order.
+    pub credentials: &'a [Option<Credentials>],
+    /// What limits their system calls, in that order.
+    pub seccomp: &'a [Seccomp],
+    /// What it may use.
+    pub limits: &'a ProcessLimits,
+    /// How its threads are scheduled, in that order.
+    pub scheduling: &'a [Scheduling],
+    /// Its mappings.
+    pub vmas: &'a [VmaEntry],
+    /// It has ended and only waits to be noticed.
+    pub zombie: bool,
+}
+
+/// A checkpoint, as the restore has loaded it.
+#[derive(Debug)]
+pub struct Checkpoint<'a> {
+    /// Its other images.
+    pub images: &'a ImageDir,
+    /// The inventory.
+    pub inventory: &'a InventoryEntry,
+    /// Its tasks, the root first.
+    pub tasks: Vec<Task<'a>>,
+    /// Its open files.
+    pub files: Vec<&'a FileEntry>,
+}
+
+/// Values of settings, by their paths below `/proc/sys`: `net/ipv4/conf/lo/forwarding`.
+pub type Values<'a> = &'a dyn Fn(&[String]) -> Vec<Option<String>>;
+
+/// What is known of settings of network and IPC namespaces.
+#[derive(Clone, Copy)]
+pub struct Settings<'a> {
+    /// The names of those of networks.
+    pub names: settings::Names,
+    /// The values that this host has.
+    pub here: Values<'a>,
+    /// The values that new namespaces have.
+    pub fresh: Values<'a>,
+}
+
+impl std::fmt::Debug for Settings<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Settings").finish_non_exhaustive()
+    }
+}
+
+/// The kinds of namespaces, in the order of their names.
+pub(super) const KINDS: [NsKind; 8] = [
+    NsKind::Cgroup,
+    NsKind::Ipc,
+    NsKind::Mnt,
+    NsKind::Net,
+    NsKind::Pid,
+    NsKind::Time,
+    NsKind::User,
+    NsKind::Uts,
+];
+
+impl Checkpoint<'_> {
+    /// The user namespaces below that of the root task, parents first.
+    pub(crate) fn nested_users(&self) -> Result<Vec<NestedUser>> {
+        let living = self.tasks.iter().filter(|task| !task.zombie);
+        nested_users(self.images, &living.map(|task| task.homes).collect::<Vec<_>>())
+    }
+
+    /// Whether a task lives in one of them: what it may do there says nothing about this host.
+    pub(crate) fn is_nested_user(&self, task: &Task<'_>) -> bool {
+        let root = self.tasks.first().map(|root| root.homes.get(NsKind::User));
+        root != Some(task.homes.get(NsKind::User)) && task.homes.own(NsKind::User).is_some()
+    }
+
+    /// All namespaces of a kind but this host's own, in the order in which the tasks
+    /// have them.
+    pub(crate) fn namespaces(&self, kind: NsKind) -> Vec<u32> {
+        let mut seen = BTreeSet::new();
+        let numbers = self.tasks.iter().filter_map(|task| task.homes.own(kind));
+        numbers.filter(|number| seen.insert(*number)).collect()
+    }
+}
+
+/// The requests that have been found.
+#[derive(Debug, Default)]
+pub(crate) struct Requests(pub(crate) Vec<Request>);
+
+impl Requests {
+    pub(crate) fn add(&mut self, image: impl Into<String>, task: Option<u32>, ask: Ask) {
+        self.0.push(Request { image: image.into(), task, ask });
+    }
+}
+
+/// The ids of the tree's user namespace; none if it is this host's.
+#[derive(Debug, Default)]
+pub(crate) struct Maps(pub(crate) Option<UsernsEntry>);
+
+impl Maps {
+    /// The user id on this host. One that is not mapped cannot be given to anyone.
+    pub(crate) fn user(&self, id: u32) -> u32 {
+        self.0.as_ref().map_or(id, |maps| outside(&maps.uid_map, id))
+    }
+
+    /// The group id on this host, likewise.
+    pub(crate) fn group(&self, id: u32) -> u32 {
+        self.0.as_ref().map_or(id, |maps| outside(&maps.gid_map, id))
+    }
+}
+
+fn outside(map: &[UidGidExtent], id: u32) -> u32 {
+    let found = map.iter().find_map(|extent| {
+        let offset = id.checked_sub(extent.first).filter(|&offset| offset < extent.count)?;
+        extent.lower_first.checked_add(offset)
+    });
+    found.unwrap_or(id)
+}

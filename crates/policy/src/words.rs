@@ -1,0 +1,22 @@
+//! The words that stand in requests as they are.
+
+use crate::limits::LIMITS;
+use crate::namespace::NsKind;
+
+/// A word of the kernel's, or of docs/policy.md: a kind of namespace, the name of a limit.
+pub type Word = &'static str;
+
+/// What a limit counts that is none of [`LIMITS`].
+pub(crate) const LOCKED_MEMORY: Word = "locked memory";
+/// Likewise.
+pub(crate) const PIPE_SIZE: Word = "the size of a pipe";
+/// The fields of msgctl(2) and mq_getattr(3) that only `CAP_SYS_RESOURCE` raises above a limit.
+pub(crate) const BEYOND: [Word; 3] = ["msg_qbytes", "mq_maxmsg", "mq_msgsize"];
+
+/// All of them.
+pub(crate) fn words() -> impl Iterator<Item = &'static str> {
+    let kinds = NsKind::ALL.into_iter().map(NsKind::name);
+    let more = ["oom_score_adj", "PR_SET_IO_FLUSHER", LOCKED_MEMORY, PIPE_SIZE];
+    let kinds = kinds.chain(["packet", "raw", "marked", "ping"]);
+    kinds.chain(LIMITS).chain(BEYOND).chain(more)
+}
