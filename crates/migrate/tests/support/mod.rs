@@ -183,6 +183,7 @@ pub fn judge(output: &Output) -> Result<Value, String> {
 
 /// A program that counts, wherever it runs.
 pub struct Counter {
+    program: &'static str,
     pub dir: TempDir,
     pub child: Child,
     pub pid: i32,
@@ -219,15 +220,20 @@ impl Counter {
     }
 
     fn start_with(prefix: &[&str], pages: u64, writes: u64, more: &[&str]) -> Self {
+        let (pages, writes) = (pages.to_string(), writes.to_string());
+        Self::start_program(prefix, "counter", &[&[pages.as_str(), &writes], more].concat())
+    }
+
+    /// Another program that counts, with words behind the name of the file.
+    pub fn start_program(prefix: &[&str], program: &'static str, words: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let program = compiled(dir.path(), "counter");
+        let path = compiled(dir.path(), program);
         let mut command = Command::new(prefix[0]);
-        command.args(&prefix[1..]).arg(program).arg(dir.path().join("count"));
-        command.args([pages.to_string(), writes.to_string()]).args(more);
+        command.args(&prefix[1..]).arg(path).arg(dir.path().join("count")).args(words);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
         let pid = child.id().cast_signed();
-        let counter = Self { dir, child, pid };
+        let counter = Self { dir, child, pid, program };
         wait_until("the counter counts", || counter.count() > 0);
         counter
     }
@@ -245,7 +251,8 @@ impl Counter {
         let counts = pids.filter(|pid| {
             let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let program = words.split(|&byte| byte == 0).next().unwrap_or_default();
-            program.ends_with(b"/counter") && String::from_utf8_lossy(&words).contains(&path)
+            program.ends_with(format!("/{}", self.program).as_bytes())
+                && String::from_utf8_lossy(&words).contains(&path)
         });
         let state = |pid: &i32| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
