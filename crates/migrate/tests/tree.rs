@@ -422,6 +422,10 @@ fn nobody_there_nothing_there_and_nonsense() {
     assert!(error.contains("there is no process 4194000"), "{error}");
     let error = here.moves(counter.pid, "pre-copy", "elsewhere").unwrap_err();
     assert!(error.contains("expected unix:PATH or HOST:PORT"), "{error}");
+    for words in [&[][..], &[&there.address[..]]] {
+        let error = judge(&here.migrate(words).output().unwrap()).unwrap_err();
+        assert!(error.contains("nothing to move is named"), "{words:?}: {error}");
+    }
     counter.goes_on();
 }
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define WORDS (16 * 4096 / sizeof(uint64_t))
@@ -38,8 +39,12 @@ static void pass_on(uint64_t index, uint64_t count, int from, int to, int file)
 			if (number != round * count + index || own[word] != index * WORDS + word)
 				abort();
 		}
-		if (index == 0 && pwrite(file, &round, sizeof(round), 0) != sizeof(round))
-			fail("pwrite");
+		if (index == 0) {
+			struct timespec pause = { .tv_nsec = 5000000 };
+			if (pwrite(file, &round, sizeof(round), 0) != sizeof(round))
+				fail("pwrite");
+			nanosleep(&pause, NULL);
+		}
 		number++;
 		if (write(to, &number, sizeof(number)) != sizeof(number))
 			_exit(1);
