@@ -157,6 +157,17 @@ pub fn open(reference: &Reference) -> Result<Box<dyn Store>> {
     })
 }
 
+/// The text of the manifest of a snapshot that has to be there.
+///
+/// # Errors
+/// If it is not; if the place does not answer.
+pub fn found(store: &dyn Store, reference: &Reference) -> Result<Vec<u8>> {
+    store.manifest()?.ok_or_else(|| {
+        let text = format!("there is no such snapshot: {reference}");
+        Error::new(text).hint("torpor snapshot list names those that a place has")
+    })
+}
+
 /// The manifest of a snapshot that has to be there.
 ///
 /// # Errors

@@ -294,7 +294,7 @@ fn start(command: MigrateCommand) -> Result<ExitCode> {
             let container = Container::find(command.runtime, id, root)?;
             (container.running()?.pid, Some(container), to)
         }
-        (None, [_]) => {
+        (None, [] | [_]) => {
             return Err(Error::refused_with(
                 "nothing to move is named",
                 "torpor migrate CONTAINER DESTINATION, or --pid PID DESTINATION",

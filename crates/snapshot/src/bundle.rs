@@ -37,7 +37,8 @@ impl Bundle {
         let dir = fs::canonicalize(dir).context(|| format!("the bundle {}", dir.display()))?;
         let file = dir.join("config.json");
         let shown = || file.display().to_string();
-        if fs::metadata(&file).context(shown)?.len() > MAX_CONFIG {
+        let len = fs::metadata(&file).map(|meta| meta.len()).context(shown);
+        if len.map_err(|error| error.hint("runc spec, in the bundle, writes one"))? > MAX_CONFIG {
             return Err(Error::new(format!("{} is too long", file.display())));
         }
         let config: Value =

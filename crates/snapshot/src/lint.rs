@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 use torpor_blobs as store;
+use torpor_blobs::oci::Manifest;
 use torpor_blobs::reference::Reference;
 use torpor_images::proto::{FdTypes, FileEntry};
 use torpor_images::{ImageDir, kind};
@@ -44,7 +45,7 @@ struct Finding {
 /// If it cannot be read.
 pub fn lint(args: &LintArgs) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
-    let manifest = store::manifest(&*store)?;
+    let manifest = Manifest::parse(&store::found(&*store, &args.reference)?)?;
     let description = Description::read(&*store, &manifest)?;
     if description.sealed {
         return Err(Error::new("the snapshot is sealed: only who has the key can look into it"));

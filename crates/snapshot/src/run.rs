@@ -239,7 +239,7 @@ struct Found {
 impl Found {
     fn open(args: &RunArgs) -> Result<Self> {
         let store = store::open(&args.reference)?;
-        let bytes = store.manifest()?.ok_or_else(|| Error::new("there is no such snapshot"))?;
+        let bytes = store::found(&*store, &args.reference)?;
         let manifest = Manifest::parse(&bytes)?;
         let digest = oci::sha256(&bytes);
         args.trust.check(&args.reference, &digest)?;

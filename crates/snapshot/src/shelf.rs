@@ -91,6 +91,9 @@ pub fn list(args: &OneArgs) -> Result<ExitCode> {
         println!("{}", serde_json::Value::Array(rows.collect()));
         return Ok(ExitCode::SUCCESS);
     }
+    if found.is_empty() {
+        eprintln!("There are no snapshots there.");
+    }
     for (reference, description, stored) in found {
         println!(
             "{reference}  {}  {} of memory in {}  {}",
@@ -124,7 +127,7 @@ fn age(created: u64) -> String {
 /// If there is none, or it is damaged.
 pub fn inspect(args: &OneArgs) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
-    let bytes = store.manifest()?.ok_or_else(|| Error::new("there is no such snapshot"))?;
+    let bytes = store::found(&*store, &args.reference)?;
     let manifest = Manifest::parse(&bytes)?;
     let description = Description::read(&*store, &manifest)?;
     let packs = description.packs.len();
@@ -162,7 +165,7 @@ pub fn inspect(args: &OneArgs) -> Result<ExitCode> {
 /// If there is none, or it is damaged.
 pub fn verify(args: &VerifyArgs) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
-    let found = store.manifest()?.ok_or_else(|| Error::new("there is no such snapshot"))?;
+    let found = store::found(&*store, &args.reference)?;
     let manifest = Manifest::parse(&found)?;
     let signed = args.trust.check(&args.reference, &oci::sha256(&found))?;
     Description::read(&*store, &manifest)?;

@@ -276,8 +276,8 @@ fn verify(bytes: &[u8], digest: &str, trust: &Trust, now: u64) -> Result<String>
 pub fn sign(args: &SignArgs) -> Result<ExitCode> {
     let signer = args.with.signer()?;
     let signer = signer.ok_or_else(|| Error::new("--sign-key and --sign-cert say who signs"))?;
-    let bytes = store::open(&args.reference)?.manifest()?;
-    let bytes = bytes.ok_or_else(|| Error::new("there is no such snapshot"))?;
+    let store = store::open(&args.reference)?;
+    let bytes = store::found(&*store, &args.reference)?;
     let digest = oci::sha256(&bytes);
     args.with.sign(&signer, &args.reference, &digest)?;
     let (reference, name) = (args.reference.to_string(), signer.subject());

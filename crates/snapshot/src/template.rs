@@ -194,7 +194,7 @@ pub fn keep(args: &KeepArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let store = store::open(&args.reference)?;
-    let bytes = store.manifest()?.ok_or_else(|| Error::new("there is no such snapshot"))?;
+    let bytes = store::found(&*store, &args.reference)?;
     let (digest, manifest) = (oci::sha256(&bytes), Manifest::parse(&bytes)?);
     let description = Description::read(&*store, &manifest)?;
     if find(&args.reference, &digest).is_none() {

@@ -329,9 +329,10 @@ fn take(husk: &mut Tracee, lock: &FileLockEntry) -> Result<()> {
         let flock = place_words(&mut batch, &words);
         batch.call(syscall::fcntl(RemoteFd(fd), how, flock.0))
     };
-    let what = || format!("lock fd {} of task {} again", lock.fd, lock.pid);
-    batch.run()?.result(taken).context(what)?;
-    Ok(())
+    let taken = batch.run()?.result(taken);
+    let is_held = taken.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
+    let by_whom = if is_held { ", which another process has locked" } else { "" };
+    taken.context(|| format!("lock fd {} of task {} again{by_whom}", lock.fd, lock.pid)).map(drop)
 }
 
 /// Takes a lease, and lets it be broken again if it was being broken.

@@ -51,8 +51,12 @@ fn run(mut tar: Command, output: &mut (dyn Write + Send)) -> Result<()> {
     let program = format!("tar {}", args.join(" "));
     match tool::run(&mut tar, None, output)? {
         Some(done) if done.status.success() => Ok(()),
-        // The last line only sums up ("Exiting with failure status …").
-        Some(done) => Err(tool::failed(program, done.status, done.messages.lines().next())),
+        // The last line only sums up ("Exiting with failure status …"). The shell that starts the packer finds no path
+        // of its directory, and says so before anybody else says anything.
+        Some(done) => {
+            let cause = done.messages.lines().find(|line| !line.starts_with("sh: "));
+            Err(tool::failed(program, done.status, cause))
+        }
         None => Err(Error::Program { program, reason: "not found; install tar".to_owned() }),
     }
 }
