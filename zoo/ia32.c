@@ -1,7 +1,7 @@
 // area: 32-bit programs
 // shows: threads with their local storage, signals, timers, pipes, robust mutexes and sleeping calls go on
 // build: -m32
-// varies: threads
+// varies: threads ShdPnd
 // foreign: yes
 #include "zoo.h"
 #include <poll.h>
