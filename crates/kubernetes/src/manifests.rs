@@ -80,7 +80,10 @@ fn path_of(store: &str) -> Result<Option<&str>> {
     if !store.chars().all(good) {
         return Err(Error::new(format!("--store {store:?} has signs that no store has here")));
     }
-    store.parse::<Reference>().context(|| format!("--store {store}"))?;
+    if store.parse::<Reference>().is_err() {
+        let known = "dir:PATH, s3://BUCKET/PREFIX or HOST/NAME";
+        return Err(Error::new(format!("--store {store}: give {known}")));
+    }
     match store.strip_prefix("dir:") {
         // It is mounted there on each node.
         Some(path) if !path.starts_with('/') || path.contains(':') => {
