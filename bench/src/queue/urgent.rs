@@ -13,6 +13,10 @@ use crate::{Setting, median};
 /// How often it is measured.
 const TIMES: u32 = 3;
 
+/// For how many milliseconds the victim has run before: nobody has to give way who has run less
+/// than ten times as long as that costs.
+const RUN_BEFORE: u64 = 20_000;
+
 /// The parts of the time, in milliseconds, in their order.
 const PARTS: [&str; 6] = [
     "submit, until the victim stands still (rounds are written while it runs)",
@@ -54,6 +58,7 @@ fn once(setting: &Setting, victim: &[String; 2]) -> Result<[f64; 6]> {
     while !daemon.ok(&["logs", &id])?.contains("ready") {
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
+    daemon.wait(&id, |job| job["ran_ms"].as_u64() >= Some(RUN_BEFORE))?;
     let begun = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64() * 1000.0;
     let said = daemon.ok(&["submit", "--class", "urgent", "--wait", "--", "date", "+%s%N"])?;
     let first = said.trim().parse::<f64>()? / 1e6;

@@ -113,6 +113,7 @@ impl Core {
         Facts {
             memory,
             to_save: self.to_save(record.id, memory, now),
+            to_fill: self.to_fill(record.id, memory),
             unsaved_ms: u64::try_from(ran - record.saved).unwrap_or(0),
             refused: failed || self.refusals.contains_key(&spec.kind()),
             has_command: spec.preempt_cmd.is_some() && !failed,
@@ -125,6 +126,13 @@ impl Core {
     pub(super) fn to_save(&self, id: JobId, memory: u64, now: Millis) -> u64 {
         let Some(dirt) = self.dirt.get(&id) else { return memory };
         dirt.by(now).min(memory)
+    }
+
+    /// Bytes of a job's memory that must be there before it runs again.
+    pub(super) fn to_fill(&self, id: JobId, memory: u64) -> u64 {
+        let container = self.jobs.get(&id).is_some_and(|record| record.spec.container.is_some());
+        let lazy = shepherd::engine::is_lazy(memory, container, self.style(id).identity.is_some());
+        if lazy { 0 } else { memory }
     }
 
     /// Why a job must not run for now.
@@ -250,4 +258,33 @@ fn memory_free() -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
     kib.unwrap_or(0) << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::Config;
+    use super::*;
+    use crate::spec::{Container, Spec};
+
+    #[test]
+    fn only_memory_that_must_be_there_first_costs_on_the_way_back() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut config = Config::default();
+        let sealed =
+            scheduler::Class { identity: Some("key".into()), ..scheduler::Class::default() };
+        config.rules.classes.insert("sealed".to_owned(), sealed);
+        let mut core = Core::open(dir.path().to_owned(), config).unwrap();
+        let command = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let sealed = Spec { class: "sealed".to_owned(), ..command.clone() };
+        let container = Some(Container::Bundle("/bundle".into()));
+        let container = Spec { container, ..command.clone() };
+        let [command, sealed, container] =
+            [command, sealed, container].map(|spec| core.submit(spec, None).unwrap());
+        let large = 2 << 30;
+        assert_eq!(core.to_fill(command, large), 0);
+        assert_eq!(core.to_fill(command, 1 << 20), 1 << 20);
+        assert_eq!(core.to_fill(sealed, large), large);
+        assert_eq!(core.to_fill(container, large), large);
+    }
 }

@@ -100,6 +100,10 @@ impl Core {
         self.speed.saved(saved.bytes, saved.took_us);
         self.note_dirt(id, saved, now);
         let Some(record) = self.jobs.get_mut(&id) else { return };
+        // One that was frozen before stands still all the time.
+        if record.place != Place::Stopped {
+            self.speed.stood_still(saved.bytes, saved.frozen_us, saved.took_us);
+        }
         record.image_bytes = record.image_bytes.max(saved.bytes);
         (record.losses, record.machine_losses) = (0, 0);
         record.overhead += millis(saved.frozen_us);
@@ -179,7 +183,7 @@ impl Core {
 
     fn restored(&mut self, id: JobId, took_us: u64) {
         let bytes = self.jobs.get(&id).map_or(0, |record| record.image_bytes);
-        self.speed.restored(bytes, took_us);
+        self.speed.restored(self.to_fill(id, bytes), took_us);
         self.back(id, "resumed", json!({ "took_us": took_us }), took_us);
         self.keep_facts();
     }

@@ -55,6 +55,8 @@ pub struct Facts {
     pub memory: u64,
     /// Bytes of it that a checkpoint has to write: those that are in none yet.
     pub to_save: u64,
+    /// Bytes of it that must be there again before it runs: none if they come while it runs.
+    pub to_fill: u64,
     /// How long it has run since it was last saved or started, in milliseconds.
     pub unsaved_ms: u64,
     /// Whether it, or its kind, was found not to be saveable.
@@ -81,6 +83,9 @@ pub struct Price {
     pub means: Means,
     /// Until its processors (and memory, but for `stop`) are free.
     pub away_ms: u64,
+    /// How long it stands still of that: while rounds are written it works on.
+    #[serde(default)]
+    pub still_ms: u64,
     /// Until it goes on, once there is room.
     pub back_ms: u64,
     /// Work that has to be done again.
@@ -88,16 +93,16 @@ pub struct Price {
 }
 
 impl Price {
-    /// Time that nobody gets anything for.
+    /// Time that nobody gets anything for, but for lost work.
     #[must_use]
     pub fn overhead_ms(&self) -> u64 {
-        self.away_ms + self.back_ms
+        self.still_ms + self.back_ms
     }
 
-    /// All of it.
+    /// All of it, with the time that the other job waits.
     #[must_use]
     pub fn total_ms(&self) -> u64 {
-        self.overhead_ms() + self.lost_ms
+        self.away_ms + self.back_ms + self.lost_ms
     }
 }
 
@@ -118,18 +123,19 @@ pub fn choose(facts: &Facts, allowed: &[Means], pressure: Pressure) -> Option<Pr
 }
 
 fn price(facts: &Facts, means: Means, pressure: Pressure) -> Option<Price> {
-    let (away_ms, back_ms, lost_ms) = match means {
+    let (away_ms, still_ms, back_ms, lost_ms) = match means {
         Means::Stop if pressure.memory_free < pressure.memory_needed => return None,
-        Means::Stop => (STOP_MS, STOP_MS, 0),
+        Means::Stop => (STOP_MS, STOP_MS, STOP_MS, 0),
         Means::Checkpoint if facts.refused => return None,
         Means::Checkpoint => {
-            (facts.speed.save_ms(facts.to_save), facts.speed.restore_ms(facts.memory), 0)
+            let (speed, bytes) = (facts.speed, facts.to_save);
+            (speed.save_ms(bytes), speed.still_ms(bytes), speed.restore_ms(facts.to_fill), 0)
         }
         Means::Command if !facts.has_command => return None,
-        Means::Command => (COMMAND_MS, COMMAND_MS, 0),
-        Means::Kill => (STOP_MS, STOP_MS, facts.unsaved_ms),
+        Means::Command => (COMMAND_MS, COMMAND_MS, COMMAND_MS, 0),
+        Means::Kill => (STOP_MS, STOP_MS, STOP_MS, facts.unsaved_ms),
     };
-    Some(Price { means, away_ms, back_ms, lost_ms })
+    Some(Price { means, away_ms, still_ms, back_ms, lost_ms })
 }
 
 /// A job runs at least this many times as long as it costs to let it give way.
@@ -175,6 +181,7 @@ mod tests {
         Facts {
             memory: 1 << 30,
             to_save: 1 << 30,
+            to_fill: 0,
             unsaved_ms: 90_000,
             refused: false,
             has_command: true,
@@ -202,6 +209,24 @@ mod tests {
         for price in prices(&facts(), &Means::ALL, PLENTY) {
             assert_eq!(price.lost_ms > 0, price.means == Means::Kill, "{price:?}");
         }
+    }
+
+    #[test]
+    fn what_a_job_works_on_in_is_no_cost_that_protects_it() {
+        // Saving 2 GiB takes seconds, but it stands still only for the last round, and runs
+        // again before its memory is there: somebody who waits must not wait for minutes.
+        let large = Facts { memory: 2 << 30, to_save: 2 << 30, ..facts() };
+        let price = choose(&large, &[Means::Checkpoint], TIGHT).unwrap();
+        assert!(price.away_ms > 3 * price.still_ms, "{price:?}");
+        assert!(exempt_ms(&price) < 15_000, "{price:?}");
+        // It is protected for longer where all of its memory must be there first.
+        let whole = Facts { to_fill: 2 << 30, ..large };
+        let whole = choose(&whole, &[Means::Checkpoint], TIGHT).unwrap();
+        assert!(exempt_ms(&whole) > exempt_ms(&price) + 30_000, "{whole:?}");
+        // What is saved without rounds stands still all the time.
+        let small = Facts { memory: 64 << 20, to_save: 64 << 20, ..facts() };
+        let small = choose(&small, &[Means::Checkpoint], TIGHT).unwrap();
+        assert_eq!(small.still_ms, small.away_ms);
     }
 
     #[test]

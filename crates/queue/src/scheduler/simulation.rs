@@ -218,7 +218,7 @@ impl Machine {
                 fate.spells.push((state.since, now, Some(*price)));
                 fate.preemptions += 1;
                 let away = Millis::try_from(price.away_ms).unwrap_or(Millis::MAX);
-                fate.overhead += away;
+                fate.overhead += Millis::try_from(price.still_ms).unwrap_or(Millis::MAX);
                 state.back = Millis::try_from(price.back_ms).unwrap_or(Millis::MAX);
                 state.in_memory = price.means == Means::Stop;
                 state.phase = Phase::Leaving(*to);
@@ -273,6 +273,7 @@ impl Machine {
             facts: Facts {
                 memory: task.memory,
                 to_save: task.memory,
+                to_fill: task.memory,
                 unsaved_ms: u64::try_from(unsaved).unwrap_or(0),
                 refused: !task.saveable,
                 has_command: false,

@@ -359,6 +359,12 @@ pub fn record(checkpoint: &Path) -> io::Result<Record> {
     Ok(serde_json::from_slice(&fs::read(checkpoint.join("record.json"))?)?)
 }
 
+/// Whether a job runs while so much memory of it is still coming.
+#[must_use]
+pub fn is_lazy(memory: u64, container: bool, sealed: bool) -> bool {
+    memory >= LAZY_FROM && !container && !sealed
+}
+
 /// Waits until a job that was brought back has all of its memory: before, it cannot be
 /// saved.
 fn wait_for_memory() -> io::Result<()> {
@@ -441,7 +447,7 @@ impl Wake {
             .collect();
         args.push(images.display().to_string());
         args.extend(identity);
-        if record.identity.is_none() && record.memory >= LAZY_FROM {
+        if is_lazy(record.memory, false, record.identity.is_some()) {
             args.push("--lazy-pages".to_owned());
         }
         let (mut fds, mut descriptors): (Vec<BorrowedFd<'_>>, Vec<i32>) = (Vec::new(), Vec::new());
