@@ -112,18 +112,20 @@ fn label(text: &str) -> Result<(String, String), String> {
 
 /// A size in bytes, or with a letter.
 fn size(text: &str) -> Result<u64, String> {
-    scaled(text, &[("K", 1 << 10), ("M", 1 << 20), ("G", 1 << 30), ("T", 1 << 40)])
+    let units = [("K", 1 << 10), ("M", 1 << 20), ("G", 1 << 30), ("T", 1 << 40)];
+    scaled(text, &units, "a whole number of bytes, or one with K, M, G or T, like 512M")
 }
 
 /// A time in seconds, or with a letter.
 fn seconds(text: &str) -> Result<u64, String> {
-    scaled(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)])
+    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
+    scaled(text, &units, "a whole number of seconds, or one with s, m, h or d, like 90m")
 }
 
-fn scaled(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
+fn scaled(text: &str, units: &[(&str, u64)], wanted: &str) -> Result<u64, String> {
     let unit = units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
     let (digits, factor) = unit.unwrap_or((text, 1));
-    let number: u64 = digits.parse().map_err(|_| format!("{text} is no such number"))?;
+    let number: u64 = digits.parse().map_err(|_| format!("it must be {wanted}"))?;
     number.checked_mul(factor).ok_or_else(|| format!("{text} is too large"))
 }
 
@@ -264,5 +266,7 @@ mod tests {
         for wrong in ["", "G", "-1", "1.5h", "99999999999999999999", "9999999999999999999G"] {
             assert!(size(wrong).is_err() || seconds(wrong).is_err(), "{wrong}");
         }
+        assert!(size("12Q").unwrap_err().contains("like 512M"));
+        assert!(seconds("soon").unwrap_err().contains("like 90m"));
     }
 }
