@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use support::{Counter, Host, child_of, judge, wait_until};
+use support::{Counter, Host, QUIET, child_of, judge, wait_until};
 
 const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
 
@@ -248,8 +248,8 @@ fn a_tree_with_a_pid_namespace_of_its_own_gets_a_new_one() {
         there.options.push(format!("--restore-option=foreign.mounts.{rule}"));
     }
     there.start_agent();
-    let script = "exec \"$@\" < /dev/null > /dev/null 2>&1";
-    let prefix = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", script, "sh"];
+    let script = format!("{QUIET}; exec \"$@\" < /dev/null > /dev/null 2>&1");
+    let prefix = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", &script, "sh"];
     let mut counter = Counter::start_under(&prefix, 2000, 10);
     counter.pid = child_of(counter.child.id());
     let report = here.moves(counter.pid, "pre-copy", &there.address).unwrap();

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::world::{V4, World, host_at, migrate_from};
-use support::{Counter, Host, judge, wait_until};
+use support::{Counter, Host, QUIET, judge, wait_until};
 
 const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
 
@@ -63,7 +63,7 @@ fn mariadb_moves_under_sysbench() {
 }
 
 /// Its files are in memory, which moves along: on a disk that both hosts see, those here would keep its locks.
-const SERVER: &str = "umount --lazy /dev/shm && mount -t tmpfs tmpfs $0 && \
+const SERVER: &str = "mount -t tmpfs tmpfs $0 && \
     mariadbd \"$@\" --bootstrap </dev/null >&2 && \
     exec mariadbd \"$@\" --skip-grant-tables --bind-address=0.0.0.0 --port=3306";
 
@@ -75,7 +75,8 @@ fn mariadb_moves(mode: &str) {
     let (in_data, socket) = (format!("--datadir={data}"), format!("--socket={data}/socket"));
     let options = ["--no-defaults", "--user=root", "--innodb-log-file-size=8M", &in_data, &socket];
     let world = World::new();
-    let start = ["unshare", "--mount", "sh", "-c", SERVER, &data];
+    let script = format!("{QUIET}; {SERVER}");
+    let start = ["unshare", "--mount", "sh", "-c", &script, &data];
     let mut service = world.service(&[&start[..], &options].concat());
     let client = |program: &str| {
         let mut command = Command::new("nsenter");

@@ -64,6 +64,10 @@ pub struct Host {
     pub agent: Option<Child>,
 }
 
+/// Takes the mounts away that others change the content of, and names of networks, which cannot be made again.
+pub const QUIET: &str = "umount --lazy /dev/shm; \
+    grep -o ' /run/netns/[^ ]*' /proc/self/mounts | xargs --no-run-if-empty umount --lazy";
+
 impl Host {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -88,8 +92,8 @@ impl Host {
     /// Gives the agent, which is still to be started, mounts of its own, among them none that others change the content
     /// of: a tree that gets a pid namespace there has a copy of them, which comes along when it moves on.
     pub fn with_quiet_mounts(mut self) -> Self {
-        let script = "umount --lazy /dev/shm && exec \"$@\"";
-        self.prefix.extend(["unshare", "--mount", "sh", "-c", script, "sh"].map(str::to_owned));
+        let script = format!("{QUIET}; exec \"$@\"");
+        self.prefix.extend(["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned));
         for rule in ["sources=\"all\"", "file-systems=\"all\""] {
             self.options.push("--restore-option=--policy-rule".to_owned());
             self.options.push(format!("--restore-option=foreign.mounts.{rule}"));
