@@ -296,7 +296,7 @@ fn dump_threads(
 /// its name and its credentials are still seen, and decide who may signal the process.
 ///
 /// # Errors
-/// As [`dump`].
+/// As [`dump_leaders`].
 pub fn ended_leader(
     pid: i32,
     status: &proc::Status,
