@@ -2,8 +2,8 @@
 //! one only.
 //!
 //! A proxy stands between source and agent, reads the frames of the conversation, and at one of
-//! them cuts the link, or kills one of the two. `TORPOR_LONG=1` does so 200 times; else every
-//! message is hit once.
+//! them, or at a random moment behind it, cuts the link or kills one of the two. `TORPOR_LONG=1` does so
+//! hundreds of times; else a few messages and moments are hit.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Signal, kill_process};
 use support::{Counter, Host, judge, pids_of, wait_until};
@@ -42,6 +42,8 @@ struct Plan {
     at: usize,
     /// Whether the message has been passed on when it happens.
     passed: bool,
+    /// How much later it is, while everybody works on.
+    later: Duration,
 }
 
 /// Between source and agent.
@@ -52,6 +54,8 @@ struct Proxy {
     plan: Option<Plan>,
     /// Set when it is time; whoever waits for it does it and clears it.
     due: AtomicBool,
+    /// When it is time, if that does not wait for a message.
+    moment: Mutex<Option<Instant>>,
     open: Mutex<Vec<UnixStream>>,
     /// The round whose connections end after so many bytes of pages; with a plan, that happens then.
     short: Option<(u32, u64)>,
@@ -77,6 +81,7 @@ impl Proxy {
             seen: AtomicUsize::new(0),
             plan,
             due: AtomicBool::new(false),
+            moment: Mutex::new(None),
             open: Mutex::default(),
             short,
             joined: AtomicUsize::new(0),
@@ -139,8 +144,12 @@ impl Proxy {
             if to.write_all(&frame).is_err() {
                 break;
             }
-            if plan.is_some() {
-                self.strike();
+            if let Some(plan) = plan {
+                if plan.later.is_zero() {
+                    self.strike();
+                } else {
+                    *self.moment.lock().unwrap() = Some(Instant::now() + plan.later);
+                }
             }
             if text.contains("\"joined\"") || text.contains("\"join\"") {
                 // What follows are pages.
@@ -156,6 +165,13 @@ impl Proxy {
             }
         }
         let _ = (to.shutdown(std::net::Shutdown::Both), from.shutdown(std::net::Shutdown::Both));
+    }
+
+    /// Whether it is time, once: for a message that waits, or because the moment has come.
+    fn is_due(&self) -> bool {
+        let has_come = |moment: &mut Instant| *moment <= Instant::now();
+        let come = self.moment.lock().unwrap().take_if(has_come).is_some();
+        come || self.due.load(Ordering::SeqCst)
     }
 
     /// It is time: waits until it has been done.
@@ -188,17 +204,17 @@ fn run(mode: &str, plan: Option<Plan>) -> usize {
     let args = ["--pid", &counter.pid.to_string(), "--id", "one", "--mode", mode, &to];
     let mut migration = here.migrate(&args).args(["--max-rounds", "2"]).spawn().unwrap();
     loop {
-        if proxy.due.load(Ordering::SeqCst) {
+        if proxy.is_due() {
             match plan.unwrap().fault {
-                Fault::KillSource => migration.kill().unwrap(),
+                Fault::KillSource => {
+                    migration.kill().unwrap();
+                    proxy.cut();
+                }
                 Fault::KillAgent => {
                     there.stop_agent();
                     there.start_agent();
                 }
-                Fault::CutLink => {}
-            }
-            if plan.unwrap().fault == Fault::KillSource {
-                proxy.cut();
+                Fault::CutLink => proxy.cut(),
             }
             proxy.due.store(false, Ordering::SeqCst);
         }
@@ -246,7 +262,7 @@ fn one_runs(mode: &str, faults: &[Fault]) {
     for at in 0..messages {
         for &fault in faults {
             for passed in [false, true] {
-                plans.push(Plan { fault, at, passed });
+                plans.push(Plan { fault, at, passed, later: Duration::ZERO });
             }
         }
     }
@@ -259,8 +275,35 @@ fn one_runs(mode: &str, faults: &[Fault]) {
             run(mode, Some(plan));
         }
     }
+    // Between two messages, wherever that is.
+    let seed = seed();
+    println!("TORPOR_SEED={seed}");
+    let mut random = random_below(seed);
+    for _ in 0..if is_long { 70 } else { 2 } {
+        let fault = faults[random(faults.len())];
+        let at = random(messages);
+        let later = Duration::from_micros(1 + random(60_000) as u64);
+        run(mode, Some(Plan { fault, at, passed: true, later }));
+    }
     if !is_long {
         println!("most messages before the decision: left out, TORPOR_LONG=1 hits all");
+    }
+}
+
+/// The seed: that of the environment, or another each time.
+fn seed() -> u64 {
+    let given = std::env::var("TORPOR_SEED").ok().and_then(|seed| seed.parse().ok());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    given.unwrap_or(now.as_secs()).max(1)
+}
+
+/// Numbers that come out the same for a seed (xorshift).
+fn random_below(mut seed: u64) -> impl FnMut(usize) -> usize {
+    move |below| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        usize::try_from(seed % below as u64).unwrap()
     }
 }
 
@@ -290,7 +333,7 @@ fn they_go_on_here_if_the_pages_cannot_come_any_more() {
         for fault in [Fault::KillAgent, Fault::KillSource] {
             let (here, mut there) = (Host::new(), Host::new());
             there.start_agent();
-            let plan = Plan { fault, at: usize::MAX - 1, passed: true };
+            let plan = Plan { fault, at: usize::MAX - 1, passed: true, later: Duration::ZERO };
             let paths = (here.path("proxy.socket"), there.path("agent.socket"));
             let proxy = Proxy::start_with(paths.0, paths.1, Some(plan), Some((round, SOME)));
             let counter = Counter::start_lenient(1000, 500);
