@@ -2,7 +2,7 @@
 // shows: tasks that were born into pid namespaces of the tree which their parents have entered
 //   (setns(2), as nsenter and "docker exec" do): one and two levels below, before the tasks that have
 //   made these in the order of the tree, in sessions of their own, and adopted by another parent
-// modes: plain leave-running pidns ns userns
+// modes: plain leave-running rounds pidns ns userns
 #include "zoo.h"
 #include <sys/prctl.h>
 

@@ -221,9 +221,9 @@ fn parse(path: &Path) -> Result<Program> {
     if program.area.is_empty() || program.shows.is_empty() {
         bail!("the header must say its area and what it shows");
     }
-    if program.modes.is_empty() {
-        program.modes = modes("")?;
-    }
+    // What the header names is tried wherever its area lies.
+    let named = std::mem::take(&mut program.modes);
+    program.modes = if named.is_empty() { modes("")? } else { named.clone() };
     // Whichever modes the header names.
     if program.foreign && !program.modes.contains(&Mode::Foreign) {
         program.modes.push(Mode::Foreign);
@@ -233,7 +233,7 @@ fn parse(path: &Path) -> Result<Program> {
     let leaves = program.modes.contains(&Mode::LeaveRunning);
     let sealed = !refused && program.modes.contains(&Mode::Ns);
     program.modes.retain(|mode| match mode {
-        Mode::Rounds | Mode::Lazy | Mode::Compressed => rounds,
+        Mode::Rounds | Mode::Lazy | Mode::Compressed => rounds || named.contains(mode),
         Mode::Cow => rounds && leaves,
         Mode::Sealed => sealed,
         Mode::Foreign => program.foreign,
