@@ -74,20 +74,14 @@ fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> State {
     let statuses: Vec<_> = threads.iter().map(read).collect();
     let stat = proc::stat(threads[0].pid()).unwrap();
     let settings = Settings::of(threads[0].pid()).unwrap();
-    let seen = Seen {
-        stat: &stat,
-        statuses: &statuses,
-        settings: &settings,
-        maps: &[],
-        is_32bit: false,
-        look_into: None,
-    };
+    let seen =
+        Seen { stat: &stat, statuses: &statuses, settings: &settings, maps: &[], is_32bit: false };
     let mut others = Vec::new();
     let mut other = |_, _, state: ThreadState| {
         others.push(state.core);
         Ok(())
     };
-    let mut processes = [Process { threads, seen }];
+    let mut processes = [Process { threads, seen, look_into: None }];
     let states = task::dump_leaders(&mut processes, &mut tree);
     task::dump_others(&mut processes[0], None, &mut tree, &mut other).unwrap();
     let ProcessState { leader, mm, .. } = states.unwrap().pop().unwrap();

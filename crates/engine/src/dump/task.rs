@@ -87,7 +87,7 @@ fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<Pr
         let Taken { threads, statuses, settings, is_32bit } = taken;
         let (is_32bit, look_into) = (*is_32bit, suspects.known_to(&all[task]));
         let Task { stat, maps, .. } = &all[task];
-        Process { threads, seen: Seen { stat, statuses, settings, maps, is_32bit, look_into } }
+        Process { threads, seen: Seen { stat, statuses, settings, maps, is_32bit }, look_into }
     });
     let mut processes: Vec<_> = processes.collect();
     let states = crate::task::dump_leaders(&mut processes, &mut tree)?;
@@ -95,7 +95,7 @@ fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<Pr
         tasks.iter().zip(&mut processes).zip(&states)
     {
         check_parent(&lost, all[task].tgid, &leader.core)?;
-        let known = process.seen.look_into.filter(|_| leader.may_look);
+        let known = process.look_into.filter(|_| leader.may_look);
         let shadow = suspects.witness(task, known.is_some(), process.threads, guardian)?;
         let look_into = shadow.as_ref().map(|shadow| shadow.pid).or(known);
         let mut number = 0;

@@ -105,8 +105,6 @@ pub struct Seen<'a> {
     pub maps: &'a [Mapping],
     /// Whether it runs a 32-bit program.
     pub is_32bit: bool,
-    /// The pid, as it knows it, of a process that its leader is to look into.
-    pub look_into: Option<u64>,
 }
 
 /// What each has a file of its own for in `/proc/PID`.
@@ -143,6 +141,8 @@ pub struct Process<'a> {
     pub threads: &'a mut [Tracee],
     /// What procfs says.
     pub seen: Seen<'a>,
+    /// The pid, as it knows it, of a process that its leader is to look into.
+    pub look_into: Option<u64>,
 }
 
 /// Takes the state of a thread that does not lead its process, by the ids of both.
@@ -155,7 +155,7 @@ pub type OtherThread<'a> = dyn FnMut(i32, i32, ThreadState) -> Result<()> + 'a;
 /// # Errors
 /// Gone; what cannot be kept is refused by name; those of `other`.
 pub fn dump_others(
-    Process { threads, seen }: &mut Process<'_>,
+    Process { threads, seen, .. }: &mut Process<'_>,
     look_into: Option<u64>,
     tree: &mut Tree<'_>,
     other: &mut OtherThread<'_>,
@@ -179,16 +179,16 @@ pub fn dump_leaders(
     tree: &mut Tree<'_>,
 ) -> Result<Vec<ProcessState>> {
     let (mut batches, mut asked) = (Vec::new(), Vec::new());
-    for Process { threads, seen } in processes.iter_mut() {
+    for Process { threads, seen, look_into } in processes.iter_mut() {
         let Some((leader, status)) = threads.first_mut().zip(seen.statuses.first()) else {
             continue;
         };
-        let (batch, questions) = ProcessQuestions::ask(leader, status, *seen, tree)?;
+        let (batch, questions) = ProcessQuestions::ask(leader, status, *seen, *look_into, tree)?;
         batches.push(batch);
         asked.push(questions);
     }
     let answers = asked.into_iter().zip(Batch::run_all(batches)?);
-    let leaders = processes.iter_mut().filter_map(|Process { threads, seen }| {
+    let leaders = processes.iter_mut().filter_map(|Process { threads, seen, .. }| {
         threads.first_mut().map(|leader| (leader, seen.settings))
     });
     let states = leaders.zip(answers);
@@ -212,7 +212,8 @@ impl ProcessQuestions {
     fn ask<'t>(
         tracee: &'t mut Tracee,
         status: &proc::Status,
-        Seen { stat, settings, maps, is_32bit, look_into, .. }: Seen<'_>,
+        Seen { stat, settings, maps, is_32bit, .. }: Seen<'_>,
+        look_into: Option<u64>,
         tree: &mut Tree<'_>,
     ) -> Result<(Batch<'t>, Self)> {
         // Of a leader that has ended the kernel shows less than of its other threads.
