@@ -190,12 +190,17 @@ fn parse(path: &Path) -> Result<Program> {
     let name = path.file_stem().and_then(|stem| stem.to_str()).context("file name")?;
     let mut program =
         Program { name: name.to_owned(), source: path.to_owned(), ..Program::default() };
+    // What the header names, and does not only leave out, is tried wherever its area lies.
+    let mut named: Vec<Mode> = Vec::new();
     for (key, value) in header(&text)? {
         let words = || value.split_whitespace().map(str::to_owned);
         match key.as_str() {
             "area" => program.area = value,
             "shows" => program.shows = value,
-            "modes" => program.modes = modes(&value)?,
+            "modes" => {
+                program.modes = modes(&value)?;
+                named.extend(value.split_whitespace().filter_map(|word| word.parse::<Mode>().ok()));
+            }
             "options" => {
                 program.dump.extend(words());
                 program.restore.extend(words());
@@ -221,9 +226,9 @@ fn parse(path: &Path) -> Result<Program> {
     if program.area.is_empty() || program.shows.is_empty() {
         bail!("the header must say its area and what it shows");
     }
-    // What the header names is tried wherever its area lies.
-    let named = std::mem::take(&mut program.modes);
-    program.modes = if named.is_empty() { modes("")? } else { named.clone() };
+    if program.modes.is_empty() {
+        program.modes = modes("")?;
+    }
     // Whichever modes the header names.
     if program.foreign && !program.modes.contains(&Mode::Foreign) {
         program.modes.push(Mode::Foreign);
