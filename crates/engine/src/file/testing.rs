@@ -54,7 +54,7 @@ impl World {
         let ids: Vec<u32> = entries.iter().map(|entry| entry.id).collect();
         let files = cx.open_all(&ids)?;
         cx.temporary.succeed()?;
-        let sleepers = std::mem::take(&mut cx.sleepers);
+        let sleepers = std::mem::take(&mut cx.files.sleepers);
         super::notify::wake(&cx.tasks, sleepers)?;
         Ok(files)
     }

@@ -6,7 +6,8 @@ use rustix::io::DupFlags;
 use torpor_images::proto::FdinfoEntry;
 use torpor_tracee::syscall::{self, RemoteFd};
 
-use super::Restore;
+use super::files::Table;
+use super::tasks::Tasks;
 use super::transport::{Transport, place_words};
 use crate::error::{Context, Error, Result};
 use crate::file::Holder;
@@ -20,27 +21,28 @@ const AT_ONCE: usize = 253;
 /// # Errors
 /// If a file that a task holds is not in the images or cannot be opened; if a descriptor cannot be
 /// given its number; if a husk has ended.
-pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
-    let mut ids: Vec<u32> = cx.tasks.iter().flat_map(|t| &t.image.fds).map(|f| f.id).collect();
-    ids.extend(&cx.in_flight);
+pub fn restore(table: &mut Table<'_>) -> Result<()> {
+    let of_tasks = table.opener.tasks.iter().flat_map(|t| &t.image.fds).map(|f| f.id);
+    let mut ids: Vec<u32> = of_tasks.chain(table.files.in_flight.iter().copied()).collect();
     ids.sort_unstable();
     ids.dedup();
     for id in ids {
-        cx.file(id)?;
+        table.file(id)?;
     }
-    cx.connect_files()?;
-    for task in 0..cx.tasks.len() {
-        if !cx.tasks[task].image.fds.is_empty() || !shares_table(cx, task) {
-            fill_table(cx, task)?;
+    table.connect()?;
+    for task in 0..table.opener.tasks.len() {
+        let tasks = &table.opener.tasks;
+        if !tasks[task].image.fds.is_empty() || !shares_table(tasks, task) {
+            fill(table, task)?;
         }
     }
     Ok(())
 }
 
 /// Whether a task before this one has the same table.
-fn shares_table(cx: &Restore<'_>, task: usize) -> bool {
-    let id = cx.tasks[task].image.ids.files_id;
-    cx.tasks[task].image.is_zombie() || cx.tasks[..task].iter().any(|t| t.image.ids.files_id == id)
+fn shares_table(tasks: &Tasks, task: usize) -> bool {
+    let id = tasks[task].image.ids.files_id;
+    tasks[task].image.is_zombie() || tasks[..task].iter().any(|t| t.image.ids.files_id == id)
 }
 
 /// Sends the descriptors of `task` and moves them to their numbers.
@@ -48,16 +50,17 @@ fn shares_table(cx: &Restore<'_>, task: usize) -> bool {
 /// What is received gets the lowest free numbers, in the order sent. Sent in
 /// ascending order of their final numbers, each arrives at or below its own, so that
 /// moving them from the highest down never meets one that is still to be moved.
-fn fill_table(cx: &mut Restore<'_>, task: usize) -> Result<()> {
-    let fds = cx.tasks[task].image.fds.clone();
+fn fill(table: &mut Table<'_>, task: usize) -> Result<()> {
+    let fds = table.opener.tasks[task].image.fds.clone();
     let end = free_number(&fds);
-    raise_limit(cx, task, &fds, end)?;
-    let transport = Transport::open(cx.tasks.remote(task)?, end)?;
+    raise_limit(table.opener.tasks, task, &fds, end)?;
+    let transport = Transport::open(table.opener.tasks.remote(task)?, end)?;
     // The highest first, in as many messages as it takes: each leaves the low numbers free.
     for chunk in fds.rchunks(AT_ONCE) {
-        let files = chunk.iter().map(|f| cx.duplicate(f.id)).collect::<Result<Vec<OwnedFd>>>()?;
+        let files =
+            chunk.iter().map(|f| table.duplicate(f.id)).collect::<Result<Vec<OwnedFd>>>()?;
         let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-        let mut batch = cx.tasks.remote(task)?.batch();
+        let mut batch = table.opener.tasks.remote(task)?.batch();
         transport.send(&mut batch, &borrowed)?;
         for (i, fd) in chunk.iter().enumerate().rev() {
             let from = i as u64;
@@ -71,11 +74,11 @@ fn fill_table(cx: &mut Restore<'_>, task: usize) -> Result<()> {
             }
         }
         if let Some((_, e)) = batch.run()?.first_error() {
-            let pid = cx.tasks[task].vpid;
+            let pid = table.opener.tasks[task].vpid;
             return Err(e).context(|| format!("giving task {pid} its descriptors"));
         }
     }
-    let mut batch = cx.tasks.remote(task)?.batch();
+    let mut batch = table.opener.tasks.remote(task)?.batch();
     transport.close(&mut batch);
     batch.run()?;
     Ok(())
@@ -96,9 +99,9 @@ fn free_number(fds: &[FdinfoEntry]) -> i32 {
 }
 
 /// A husk has the limits of the supervisor; the highest number must fit.
-fn raise_limit(cx: &mut Restore<'_>, task: usize, fds: &[FdinfoEntry], end: i32) -> Result<()> {
+fn raise_limit(tasks: &mut Tasks, task: usize, fds: &[FdinfoEntry], end: i32) -> Result<()> {
     let highest = fds.last().map_or(0, |f| f.fd).max(end.cast_unsigned());
-    let mut batch = cx.tasks.remote(task)?.batch();
+    let mut batch = tasks.remote(task)?.batch();
     let old = batch.space(16);
     let got = batch.call((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, 0, old.addr.0]));
     let out = batch.run()?;
@@ -108,7 +111,7 @@ fn raise_limit(cx: &mut Restore<'_>, task: usize, fds: &[FdinfoEntry], end: i32)
         return Ok(());
     }
     if u64::from(highest) >= hard {
-        let pid = cx.tasks[task].vpid;
+        let pid = tasks[task].vpid;
         return Err(Error::invalid(
             "fdinfo",
             format!(
@@ -116,7 +119,7 @@ fn raise_limit(cx: &mut Restore<'_>, task: usize, fds: &[FdinfoEntry], end: i32)
             ),
         ));
     }
-    let mut batch = cx.tasks.remote(task)?.batch();
+    let mut batch = tasks.remote(task)?.batch();
     let new = place_words(&mut batch, &[hard, hard]);
     batch.must((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, new.0, 0]));
     match batch.run()?.first_error() {
@@ -129,12 +132,12 @@ fn raise_limit(cx: &mut Restore<'_>, task: usize, fds: &[FdinfoEntry], end: i32)
 ///
 /// # Errors
 /// If a task is gone, or does not take what belongs to a file.
-pub fn attach(cx: &mut Restore<'_>) -> Result<()> {
-    for task in 0..cx.tasks.len() {
-        for fd in cx.tasks[task].image.fds.clone() {
+pub fn attach(table: &mut Table<'_>) -> Result<()> {
+    for task in 0..table.opener.tasks.len() {
+        for fd in table.opener.tasks[task].image.fds.clone() {
             let holder = Holder { task, fd: fd.fd.cast_signed() };
-            let Some(entry) = cx.entries.get(&fd.id).cloned() else { continue };
-            cx.attach_file(holder, &entry)?;
+            let Some(entry) = table.opener.entries.get(&fd.id) else { continue };
+            table.attach(holder, entry)?;
         }
     }
     Ok(())

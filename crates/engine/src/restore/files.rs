@@ -5,16 +5,17 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_images::proto::{FdTypes, FileEntry, VmaEntry};
+use torpor_images::proto::{FdTypes, FileEntry, FileLockEntry, MemfdInodeEntry, VmaEntry};
 
-use super::{Restore, memory};
+use super::memory;
 use crate::error::{About, Context, Error, Result};
+use crate::file::OpenFiles;
 use crate::file::description::duplicate;
 use crate::file::epoll::EpollRestorer;
 use crate::file::fifo::FifoRestorer;
 use crate::file::io_uring::IoUringRestorer;
 use crate::file::memfd::{self, MemfdRestorer};
-use crate::file::notify::{FanotifyRestorer, InotifyRestorer};
+use crate::file::notify::{FanotifyRestorer, InotifyRestorer, Sleeper};
 use crate::file::open::Holder;
 use crate::file::opener::Opener;
 use crate::file::pidfd::PidfdRestorer;
@@ -25,6 +26,7 @@ use crate::file::tty::TtyRestorer;
 use crate::file::tun::TunRestorer;
 use crate::file::userfaultfd::UserfaultfdRestorer;
 use crate::file::{eventfd, lock, ns_file, regular, signalfd};
+use crate::network::Asleep;
 
 /// What each kind of file knows of those in the images.
 #[derive(Debug, Default)]
@@ -45,72 +47,92 @@ pub(super) struct Kinds {
     pub(super) terminals: TtyRestorer,
 }
 
-/// The parts of a restore that open files by their paths.
-macro_rules! opener {
-    ($cx:ident) => {
-        Opener {
-            opts: $cx.opts,
-            images: &$cx.images,
-            entries: &$cx.entries,
-            spaces: &$cx.ns,
-            roots: &$cx.roots,
-            mounts: &mut $cx.mounts,
-            id_maps: &$cx.id_maps,
-            verdict: &$cx.verdict,
-            tasks: &mut $cx.tasks,
-            temporary: &mut $cx.temporary,
-        }
-    };
+/// The open files of a tree, as far as they were restored.
+#[derive(Debug, Default)]
+pub struct Files {
+    /// Opened file descriptions.
+    pub opened: OpenFiles,
+    /// Descriptors whose watches are still to be set up.
+    pub sleepers: Vec<Sleeper>,
+    /// Descriptions that are in flight between sockets: to be opened although no task may
+    /// hold them.
+    pub in_flight: Vec<u32>,
+    /// Locks that are still to be taken.
+    locks: Vec<FileLockEntry>,
+    /// What each kind of file knows.
+    kinds: Kinds,
+}
+
+impl Files {
+    /// The masters of terminals that go to the caller.
+    pub fn take_orphan_masters(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.kinds.terminals.orphan_masters)
+    }
+
+    /// The shared anonymous memory that file `id` of the images is, if it is any.
+    pub(super) fn anonymous_memory(&self, id: u32) -> Option<MemfdInodeEntry> {
+        self.kinds.memfds.anonymous.get(&id).cloned()
+    }
+}
+
+/// The open files, and what it takes to open them.
+#[derive(Debug)]
+pub struct Table<'c> {
+    /// What opens files by their paths; the rest is in it as well.
+    pub opener: Opener<'c>,
+    /// What is open.
+    pub files: &'c mut Files,
+    /// Where connections wait.
+    pub network: &'c mut Asleep,
+    /// Objects of shared anonymous memory, by number.
+    pub shared: &'c mut HashMap<u64, OwnedFd>,
 }
 
 /// The parts that Unix sockets reach.
-macro_rules! neighbours {
-    ($cx:ident) => {
-        Neighbours {
-            opts: $cx.opts,
-            spaces: &$cx.ns,
-            roots: &$cx.roots,
-            mounts: &$cx.mounts,
-            id_maps: &$cx.id_maps,
-            tasks: &mut $cx.tasks,
-            files: &mut $cx.files,
-        }
-    };
+fn neighbours<'s>(opener: &'s mut Opener<'_>, files: &'s mut OpenFiles) -> Neighbours<'s> {
+    Neighbours {
+        opts: opener.opts,
+        spaces: opener.spaces,
+        roots: opener.roots,
+        mounts: opener.mounts,
+        id_maps: opener.id_maps,
+        tasks: opener.tasks,
+        files,
+    }
 }
 
-impl Restore<'_> {
+impl Table<'_> {
     /// Lets every kind of file read and check its images, even those that no file needs:
     /// damage to them is damage.
-    pub(crate) fn load_files(&mut self) -> Result<()> {
+    pub(crate) fn load(&mut self) -> Result<()> {
         let mut of: HashMap<FdTypes, Vec<FileEntry>> = HashMap::new();
-        for entry in self.entries.values() {
+        let Table { opener: cx, files: Files { kinds, in_flight, locks, .. }, .. } = self;
+        let (all, images) = (cx.entries, cx.images);
+        for entry in all.values() {
             of.entry(entry.r#type()).or_default().push(entry.clone());
         }
         of.values_mut().for_each(|entries| entries.sort_by_key(|e| e.id));
         let mut take = |kind| of.remove(&kind).unwrap_or_default();
-        let (all, images, tasks, kinds) =
-            (&self.entries, &self.images, &self.tasks, &mut self.kinds);
         regular::load(&take(FdTypes::Reg))?;
-        self.temporary.load(images)?;
+        cx.temporary.load(images)?;
         kinds.pipes.load(images, &take(FdTypes::Pipe))?;
         kinds.fifos.load(images, all, &take(FdTypes::Fifo))?;
-        kinds.inet.load(self.opts, images, &take(FdTypes::Inetsk))?;
-        let in_flight = kinds.unix.load(images, all, &take(FdTypes::Unixsk))?;
-        self.in_flight.extend(in_flight);
+        kinds.inet.load(cx.opts, images, &take(FdTypes::Inetsk))?;
+        in_flight.extend(kinds.unix.load(images, all, &take(FdTypes::Unixsk))?);
         kinds.epolls.load(all, &take(FdTypes::Eventpoll))?;
         kinds.inotify.load(all, &take(FdTypes::Inotify))?;
         packet::load(&take(FdTypes::Packetsk))?;
         kinds.terminals.load(images, &take(FdTypes::Tty))?;
         kinds.fanotify.load(all, &take(FdTypes::Fanotify))?;
         netlink::load(&take(FdTypes::Netlinksk))?;
-        ns_file::load(&self.ns, &take(FdTypes::Ns))?;
+        ns_file::load(cx.spaces, &take(FdTypes::Ns))?;
         let (userfaultfds, others): (Vec<_>, Vec<_>) =
             take(FdTypes::Ext).into_iter().partition(|entry| entry.torpor_userfaultfd.is_some());
         kinds.io_urings.load(&others)?;
         kinds.userfaultfds.load(&userfaultfds)?;
         kinds.timers.load(&take(FdTypes::Timerfd))?;
         kinds.tuns.load(images, &take(FdTypes::Tunf))?;
-        kinds.memfds.load(images, tasks, &take(FdTypes::Memfd))?;
+        kinds.memfds.load(images, cx.tasks, &take(FdTypes::Memfd))?;
         kinds.pidfds.load(&take(FdTypes::Pidfd))?;
         // They have no images of their own.
         take(FdTypes::Eventfd);
@@ -120,7 +142,7 @@ impl Restore<'_> {
             let reason = format!("file {id} is of type {kind}, which is not supported");
             return Err(Error::invalid("files.img", reason));
         }
-        self.locks = lock::load(images, tasks)?;
+        *locks = lock::load(images, cx.tasks)?;
         Ok(())
     }
 
@@ -129,49 +151,46 @@ impl Restore<'_> {
     /// # Errors
     /// If there is none, or it cannot be opened.
     pub fn file(&mut self, id: u32) -> Result<BorrowedFd<'_>> {
-        if self.files.get(id).is_none() {
+        if self.files.opened.get(id).is_none() {
             let file = self.open_file(id)?;
-            self.files.insert(id, file);
+            self.files.opened.insert(id, file);
         }
-        self.files.need(id)
+        self.files.opened.need(id)
     }
 
     fn open_file(&mut self, id: u32) -> Result<OwnedFd> {
-        let entry = self
-            .entries
-            .get(&id)
-            .cloned()
-            .ok_or_else(|| Error::invalid("files.img", format!("no file with id {id}")))?;
-        let (entry, kind) = (&entry, entry.r#type());
+        let unknown = || Error::invalid("files.img", format!("no file with id {id}"));
+        let entry = self.opener.entries.get(&id).ok_or_else(unknown)?;
+        let kind = entry.r#type();
         tracing::debug!("file {id}: {}", kind.as_str_name());
         self.open_of_kind(entry, kind).about(|| object(entry))
     }
 
     fn open_of_kind(&mut self, entry: &FileEntry, kind: FdTypes) -> Result<OwnedFd> {
-        let kinds = &mut self.kinds;
+        let Table { opener: cx, files: Files { opened, kinds, .. }, network, .. } = self;
         match kind {
-            FdTypes::Reg => regular::open_entry(&mut opener!(self), entry),
-            FdTypes::Pipe => kinds.pipes.open(self.opts, &self.roots, entry),
-            FdTypes::Fifo => kinds.fifos.open(&mut opener!(self), entry),
-            FdTypes::Inetsk => kinds.inet.open(&self.images, &self.ns, &mut self.network, entry),
-            FdTypes::Unixsk => kinds.unix.open(&mut neighbours!(self), entry),
+            FdTypes::Reg => regular::open_entry(cx, entry),
+            FdTypes::Pipe => kinds.pipes.open(cx.opts, cx.roots, entry),
+            FdTypes::Fifo => kinds.fifos.open(cx, entry),
+            FdTypes::Inetsk => kinds.inet.open(cx.images, cx.spaces, network, entry),
+            FdTypes::Unixsk => kinds.unix.open(&mut neighbours(cx, opened), entry),
             FdTypes::Eventfd => eventfd::open(entry),
             FdTypes::Eventpoll => kinds.epolls.open(entry),
             FdTypes::Inotify => kinds.inotify.open(entry),
             FdTypes::Signalfd => signalfd::open(entry),
-            FdTypes::Packetsk => packet::open(&self.ns, &self.id_maps, entry),
-            FdTypes::Tty => kinds.terminals.open(&mut opener!(self), entry),
+            FdTypes::Packetsk => packet::open(cx.spaces, cx.id_maps, entry),
+            FdTypes::Tty => kinds.terminals.open(cx, entry),
             FdTypes::Fanotify => kinds.fanotify.open(entry),
-            FdTypes::Netlinksk => netlink::open(&self.ns, &self.id_maps, entry),
-            FdTypes::Ns => ns_file::open(&self.ns, entry),
+            FdTypes::Netlinksk => netlink::open(cx.spaces, cx.id_maps, entry),
+            FdTypes::Ns => ns_file::open(cx.spaces, entry),
             FdTypes::Ext if entry.torpor_userfaultfd.is_some() => {
-                kinds.userfaultfds.open(&mut self.tasks, entry)
+                kinds.userfaultfds.open(cx.tasks, entry)
             }
             FdTypes::Ext => kinds.io_urings.open(),
             FdTypes::Timerfd => kinds.timers.open(entry),
-            FdTypes::Tunf => kinds.tuns.open(&mut opener!(self), entry),
+            FdTypes::Tunf => kinds.tuns.open(cx, entry),
             FdTypes::Memfd => self.open_memfd(entry),
-            FdTypes::Pidfd => kinds.pidfds.open(&mut self.tasks, entry),
+            FdTypes::Pidfd => kinds.pidfds.open(cx.tasks, entry),
             other => {
                 let reason = format!("files of type {} are not supported", other.as_str_name());
                 Err(Error::invalid("files.img", reason))
@@ -181,11 +200,12 @@ impl Restore<'_> {
 
     /// Opens a memfd, or shared anonymous memory that a task has mapped by now, as a rule.
     fn open_memfd(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
-        let Some(inode) = self.kinds.memfds.anonymous.get(&entry.id) else {
-            return self.kinds.memfds.open(&self.images, &self.id_maps, entry);
+        let (cx, memfds) = (&mut self.opener, &mut self.files.kinds.memfds);
+        let Some(inode) = memfds.anonymous.get(&entry.id) else {
+            return memfds.open(cx.images, cx.id_maps, entry);
         };
-        let known = (&self.images, &mut self.shared);
-        let husk = self.tasks.remote(0)?;
+        let known = (cx.images, &mut *self.shared);
+        let husk = cx.tasks.remote(0)?;
         let memory = memory::shared::open(known, husk, &VmaEntry::default(), inode)?;
         memfd::open_anonymous(&memory, entry)
     }
@@ -198,29 +218,30 @@ impl Restore<'_> {
 
     /// The husk of `task` leads a session now.
     pub(super) fn begin_session(&mut self, task: usize) -> Result<()> {
-        self.kinds.terminals.session(&mut opener!(self), task)
+        self.files.kinds.terminals.session(&mut self.opener, task)
     }
 
     /// All descriptions are open: connects them, in the order of their types.
-    pub(crate) fn connect_files(&mut self) -> Result<()> {
-        self.kinds.pipes.connect(self.opts, &self.roots, &mut self.files)?;
-        self.kinds.fifos.connect(&mut opener!(self), &mut self.files)?;
-        self.kinds.inet.connect(&self.ns, &self.id_maps, &self.files, &self.network)?;
-        self.kinds.unix.connect(&mut neighbours!(self))?;
-        let watched = self.kinds.epolls.watched(&self.tasks, &self.entries)?;
+    pub(crate) fn connect(&mut self) -> Result<()> {
+        let Table { opener: cx, files: Files { opened, kinds, .. }, network, .. } = self;
+        kinds.pipes.connect(cx.opts, cx.roots, opened)?;
+        kinds.fifos.connect(cx, opened)?;
+        kinds.inet.connect(cx.spaces, cx.id_maps, opened, network)?;
+        kinds.unix.connect(&mut neighbours(cx, opened))?;
+        let watched = kinds.epolls.watched(cx.tasks, cx.entries)?;
+        // There may be watches among those.
         self.open_files(watched)?;
-        self.kinds.epolls.connect(&self.tasks, &self.entries, &self.files)?;
-        let watched = self.kinds.inotify.watched(&self.temporary, &self.images)?;
+        let Table { opener: cx, files: Files { kinds, .. }, .. } = self;
+        let mut watched = kinds.inotify.watched(cx.temporary, cx.images)?;
+        watched.extend(kinds.fanotify.watched(cx.temporary, cx.images)?);
         self.open_files(watched)?;
-        let sleepers = self.kinds.inotify.connect(&opener!(self), &self.files)?;
-        self.sleepers.extend(sleepers);
-        self.kinds.terminals.connect(&mut opener!(self))?;
-        let watched = self.kinds.fanotify.watched(&self.temporary, &self.images)?;
-        self.open_files(watched)?;
-        let sleepers = self.kinds.fanotify.connect(&opener!(self), &self.files)?;
-        self.sleepers.extend(sleepers);
-        self.kinds.timers.connect(&self.files)?;
-        self.kinds.memfds.connect()
+        let Table { opener: cx, files: Files { opened, sleepers, kinds, .. }, .. } = self;
+        kinds.epolls.connect(cx.tasks, cx.entries, opened)?;
+        sleepers.extend(kinds.inotify.connect(cx, opened)?);
+        sleepers.extend(kinds.fanotify.connect(cx, opened)?);
+        kinds.terminals.connect(cx)?;
+        kinds.timers.connect(opened)?;
+        kinds.memfds.connect()
     }
 
     fn open_files(&mut self, ids: Vec<u32>) -> Result<()> {
@@ -228,10 +249,11 @@ impl Restore<'_> {
     }
 
     /// A task holds the descriptor: does what only the task itself can.
-    pub(super) fn attach_file(&mut self, holder: Holder, entry: &FileEntry) -> Result<()> {
+    pub(super) fn attach(&mut self, holder: Holder, entry: &FileEntry) -> Result<()> {
         match entry.r#type() {
             FdTypes::Ext if entry.torpor_io_uring.is_some() => {
-                self.kinds.io_urings.attach(&mut self.tasks, &mut self.files, holder, entry)
+                let Files { opened, kinds, .. } = &mut *self.files;
+                kinds.io_urings.attach(self.opener.tasks, opened, holder, entry)
             }
             _ => Ok(()),
         }
@@ -239,13 +261,13 @@ impl Restore<'_> {
 
     /// The memory of the tasks is as it is to be: registers parts of it with userfaultfds.
     pub(super) fn register_memory(&mut self) -> Result<()> {
-        self.kinds.userfaultfds.register(&mut self.tasks, &self.files)
+        self.files.kinds.userfaultfds.register(self.opener.tasks, &self.files.opened)
     }
 
     /// Opens the file `id` of the images for a mapping, an executable or a directory to
     /// change to: with the flags of its entry, or others.
     pub(super) fn open_for_mapping(&mut self, id: u32, flags: Option<u32>) -> Result<OwnedFd> {
-        match regular::open_otherwise(&mut opener!(self), id, flags)? {
+        match regular::open_otherwise(&mut self.opener, id, flags)? {
             Some(file) => Ok(file),
             None => duplicate(self.file(id)?.as_fd()),
         }
@@ -253,7 +275,7 @@ impl Restore<'_> {
 
     /// Opens the file that a mapping is of, as nobody else has it open.
     pub(super) fn open_apart(&mut self, id: u32, flags: Option<u32>) -> Result<OwnedFd> {
-        match regular::open_apart(&mut opener!(self), id, flags)? {
+        match regular::open_apart(&mut self.opener, id, flags)? {
             Some(file) => Ok(file),
             None => self.open_for_mapping(id, flags),
         }
@@ -261,9 +283,9 @@ impl Restore<'_> {
 
     /// Takes the locks that files had.
     pub(super) fn take_locks(&mut self) -> Result<()> {
-        let locks = std::mem::take(&mut self.locks);
-        let (verdict, policy) = (&self.verdict, &self.opts.trust.policy);
-        lock::restore(&locks, &self.files, &mut self.tasks, &self.id_maps, |lock, owner| {
+        let (cx, Files { opened, locks, .. }) = (&mut self.opener, &mut *self.files);
+        let (verdict, policy) = (cx.verdict, &cx.opts.trust.policy);
+        lock::restore(&std::mem::take(locks), opened, cx.tasks, cx.id_maps, |lock, owner| {
             verdict.check_lease(policy, lock, owner)
         })
     }
@@ -275,13 +297,5 @@ fn object(entry: &FileEntry) -> String {
     match &entry.reg {
         Some(reg) => format!("file {} ({})", entry.id, String::from_utf8_lossy(&reg.name)),
         None => format!("file {} ({kind})", entry.id),
-    }
-}
-
-#[cfg(test)]
-impl Restore<'_> {
-    /// The masters that go to the caller.
-    pub(crate) fn orphan_masters(&mut self) -> &mut Vec<OwnedFd> {
-        &mut self.kinds.terminals.orphan_masters
     }
 }

@@ -37,17 +37,18 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use torpor_images::ImageDir;
-use torpor_images::proto::{FileEntry, FileLockEntry, RestoreStatsEntry};
+use torpor_images::proto::{FileEntry, RestoreStatsEntry};
 use torpor_policy::Checked;
 use torpor_tracee::{Birth, Tracee};
 
+use self::files::{Files, Table};
 use self::load::Checkpoint;
 use self::planned::Planned;
 pub use self::tasks::{Task, Tasks};
 use crate::effort::Effort;
 use crate::error::{Error, Result};
-use crate::file::opener::Temporary;
-use crate::file::{OpenFiles, notify};
+use crate::file::notify;
+use crate::file::opener::{Opener, Temporary};
 use crate::namespace::mount::{self, Assembly, Forest, Restored, Roots};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Homes, Namespaces, NsKind, nested_user, pid};
@@ -75,23 +76,14 @@ pub struct Restore<'a> {
     pub mounts: Restored,
     /// The groups that were made; after the tasks, which must leave them first.
     pub cgroups: cgroup::Groups,
-    /// Opened file descriptions.
-    pub files: OpenFiles,
+    /// The open files.
+    pub files: Files,
     /// Names that files have for as long as the restore lasts.
     pub temporary: Temporary,
-    /// Descriptors whose watches are still to be set up.
-    pub sleepers: Vec<notify::Sleeper>,
-    /// Locks that are still to be taken.
-    locks: Vec<FileLockEntry>,
     /// What `files.img` says, by id.
     pub entries: HashMap<u32, FileEntry>,
     /// What waits for the network to go on.
     pub network: network::Asleep,
-    /// Descriptions that are in flight between sockets: to be opened although no task may
-    /// hold them.
-    pub in_flight: Vec<u32>,
-    /// What each kind of file knows.
-    kinds: files::Kinds,
     /// The ids of the tree's user namespace.
     pub id_maps: IdMaps,
     /// What the policy has to do with files that are opened.
@@ -185,14 +177,10 @@ impl<'a> Restore<'a> {
             forest: Forest::default(),
             mounts: Restored::default(),
             cgroups: cgroup::Groups::default(),
-            files: OpenFiles::default(),
+            files: Files::default(),
             entries,
             network: network::Asleep::default(),
-            in_flight: Vec::new(),
-            kinds: files::Kinds::default(),
             temporary: Temporary::default(),
-            sleepers: Vec::new(),
-            locks: Vec::new(),
             id_maps: IdMaps::identity(),
             verdict: judge::Verdict::default(),
             lazy: lazy::Lazy::default(),
@@ -216,6 +204,27 @@ impl<'a> Restore<'a> {
             id_maps: &self.id_maps,
             tasks: &mut self.tasks,
         })
+    }
+
+    /// Opens files.
+    pub(crate) fn table(&mut self) -> Table<'_> {
+        Table {
+            opener: Opener {
+                opts: self.opts,
+                images: &self.images,
+                entries: &self.entries,
+                spaces: &self.ns,
+                roots: &self.roots,
+                mounts: &mut self.mounts,
+                id_maps: &self.id_maps,
+                verdict: &self.verdict,
+                tasks: &mut self.tasks,
+                temporary: &mut self.temporary,
+            },
+            files: &mut self.files,
+            network: &mut self.network,
+            shared: &mut self.shared,
+        }
     }
 
     /// Makes the mount namespaces and all mounts in them.
@@ -256,6 +265,20 @@ impl<'a> Restore<'a> {
         let woken = network.wake(&self.connections(), &self.id_maps);
         self.network = network;
         woken
+    }
+
+    /// What is compared before it wakes.
+    fn made(&self) -> verify::Made<'_> {
+        verify::Made {
+            opts: self.opts,
+            tasks: &self.tasks,
+            spaces: &self.ns,
+            id_maps: &self.id_maps,
+            mounts: &self.mounts,
+            cgroups: &self.cgroups,
+            files: &self.files.opened,
+            entries: &self.entries,
+        }
     }
 
     fn as_built(&self) -> compare::Built<'_> {
@@ -305,11 +328,9 @@ impl<'a> Restore<'a> {
     /// The tasks have their files; nobody else holds them open or needs other names
     /// for them any more.
     fn let_files_go(&mut self) -> Result<()> {
-        let sleepers = std::mem::take(&mut self.sleepers);
         self.temporary.succeed()?;
         self.temporary = Temporary::default();
-        self.files = OpenFiles::default();
-        self.kinds = files::Kinds::default();
+        let Files { sleepers, .. } = std::mem::take(&mut self.files);
         // Nothing that happens to a file from now on is the restore's doing.
         notify::wake(&self.tasks, sleepers)
     }
@@ -366,14 +387,11 @@ impl<'a> Restore<'a> {
         std::mem::swap(&mut self.images, &mut last.images);
         std::mem::swap(&mut self.entries, &mut last.entries);
         std::mem::swap(&mut self.files, &mut last.files);
-        std::mem::swap(&mut self.kinds, &mut last.kinds);
         std::mem::swap(&mut self.temporary, &mut last.temporary);
-        std::mem::swap(&mut self.locks, &mut last.locks);
         std::mem::swap(&mut self.network.guardian, &mut last.network.guardian);
         self.verdict = std::mem::take(&mut last.verdict);
         self.lazy = std::mem::take(&mut last.lazy);
         self.roots.first = self.tasks.first().and_then(|task| task.image.homes.number(NsKind::Mnt));
-        self.in_flight.clear();
     }
 
     /// The husk of `task` has been made.
@@ -456,16 +474,17 @@ impl<'a> Restore<'a> {
         })?;
         cx.roots.by_ns.insert(1, root.into());
         cx.roots.of_mount.insert(-1, 1);
-        cx.load_files()?;
+        cx.table().load()?;
         Ok(cx)
     }
 
     /// Opens the files `ids` and connects all.
     pub fn open_all(&mut self, ids: &[u32]) -> Result<Vec<OwnedFd>> {
+        let mut table = self.table();
         for &id in ids {
-            self.file(id)?;
+            table.file(id)?;
         }
-        self.connect_files()?;
-        ids.iter().map(|&id| self.duplicate(id)).collect()
+        table.connect()?;
+        ids.iter().map(|&id| table.duplicate(id)).collect()
     }
 }

@@ -196,7 +196,7 @@ impl<'a> Skeleton<'a> {
         next.prepare()?;
         births::end(&mut cx, &next.cx.tasks)?;
         cx.take_over(next.cx);
-        cx.load_files()?;
+        cx.table().load()?;
         cx.lock_network(true)?;
         cx.lock_network(false)?;
         let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
@@ -238,7 +238,7 @@ impl<'a> Complete<'a> {
         let Complete { mut cx, start, .. } = self;
         memory::unfilled::verify(&cx.images, &cx.tasks)?;
         cx.images.verify_pages()?;
-        verify::check(&cx)?;
+        verify::check(&cx.made())?;
         let pid = cx.tasks[0].pid;
         hooks.notify(Event::PostRestore { pid })?;
         cx.stats.restore_time = micros(start);
@@ -310,7 +310,7 @@ impl Ready<'_> {
 /// Makes the skeleton: everything up to the memory of the tasks.
 fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     tracing::info!("Restoring {} tasks, {} files", cx.tasks.len(), cx.entries.len());
-    cx.load_files()?;
+    cx.table().load()?;
     cx.with_homes(namespace::take_external)?;
     cx.lock_network(true)?;
     let pid = cx.make_root()?;
@@ -338,22 +338,22 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         task::restore_paths(cx, task)?;
     }
     tracing::info!("Restoring descriptors");
-    descriptors::restore(cx)?;
-    for master in std::mem::take(&mut cx.kinds.terminals.orphan_masters) {
+    descriptors::restore(&mut cx.table())?;
+    for master in cx.files.take_orphan_masters() {
         hooks.notify(Event::OrphanPtsMaster(master))?;
     }
-    descriptors::attach(cx)?;
+    descriptors::attach(&mut cx.table())?;
     for task in 0..cx.tasks.len() {
         memory::finish(cx, task)?;
     }
-    cx.register_memory()?;
+    cx.table().register_memory()?;
     cx.lazy.hand_over(&cx.images, &mut cx.tasks)?;
     drop(files);
     tracing::info!("Restoring threads, locks and the rest of each task");
     tree::make_threads(cx)?;
     cx.cgroups.place_threads(&cx.tasks)?;
-    cx.take_locks()?;
-    fown::restore(&cx.entries, &cx.files, &mut cx.tasks, &cx.id_maps)?;
+    cx.table().take_locks()?;
+    fown::restore(&cx.entries, &cx.files.opened, &mut cx.tasks, &cx.id_maps)?;
     tree::bury(cx)?;
     namespace::pid::finish(&mut cx.tasks, &cx.ns)?;
     for task in 0..cx.tasks.len() {

@@ -43,8 +43,8 @@ fn set_paths(cx: &mut Restore<'_>, task: usize, mm: &MmEntry, fs: &FsEntry) -> R
         .into_iter()
         .map(|id| match cx.temporary.process_of(id) {
             // One that was opened for another task is that of a process which has ended.
-            Some(_) => cx.open_apart(id, None),
-            None => cx.open_for_mapping(id, None),
+            Some(_) => cx.table().open_apart(id, None),
+            None => cx.table().open_for_mapping(id, None),
         })
         .collect::<Result<_>>()?;
     let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();

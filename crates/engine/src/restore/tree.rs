@@ -50,7 +50,7 @@ pub fn build(cx: &mut Restore<'_>) -> Result<()> {
             Step::Setsid { task } => {
                 actor(cx, task)?.call("setsid", (libc::SYS_setsid, []))?;
                 if task < tasks {
-                    cx.begin_session(task)?;
+                    cx.table().begin_session(task)?;
                 }
             }
             // All that matters of a substitute is the session that it is born into.

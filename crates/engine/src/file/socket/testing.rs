@@ -116,13 +116,16 @@ pub fn entries(dir: &Path) -> Vec<FileEntry> {
 pub fn restore(opts: &Options, dir: &Path, ids: &[u32]) -> Result<Vec<OwnedFd>> {
     let mut cx = restore_nearly(opts, dir, ids)?;
     cx.network.let_go();
-    Ok(ids.iter().map(|id| cx.files.get(*id).unwrap().try_clone_to_owned().unwrap()).collect())
+    Ok(ids
+        .iter()
+        .map(|id| cx.files.opened.get(*id).unwrap().try_clone_to_owned().unwrap())
+        .collect())
 }
 
 /// Restores files from images, but fails at the last moment.
 pub fn restore_in_vain(opts: &Options, dir: &Path, ids: &[u32]) -> Result<()> {
     let cx = restore_nearly(opts, dir, ids)?;
-    let inodes: Vec<_> = ids.iter().map(|id| inode_of(cx.files.get(*id).unwrap())).collect();
+    let inodes: Vec<_> = ids.iter().map(|id| inode_of(cx.files.opened.get(*id).unwrap())).collect();
     drop(cx);
     wait_until_gone(&inodes);
     Ok(())
@@ -136,11 +139,11 @@ fn restore_nearly<'a>(opts: &'a Options, dir: &Path, ids: &[u32]) -> Result<Rest
     let mounts = entries.iter().filter_map(|e| e.usk.as_ref()).map(|u| (u.mnt_id(), 0));
     cx.roots.of_mount = mounts.collect();
     cx.entries = entries.iter().map(|e| (e.id, e.clone())).collect();
-    cx.load_files()?;
-    for id in ids.iter().chain(&cx.in_flight.clone()) {
-        cx.file(*id)?;
+    cx.table().load()?;
+    for id in ids.iter().chain(&cx.files.in_flight.clone()) {
+        cx.table().file(*id)?;
     }
-    cx.connect_files()?;
+    cx.table().connect()?;
     cx.wake_network()?;
     Ok(cx)
 }

@@ -182,7 +182,7 @@ fn a_slave_without_its_master_is_refused_or_given_a_new_one() {
     let (slave, master) = patiently(|| {
         let mut cx = crate::restore::Restore::into_this_process(&terminals.world.opts)?;
         let slave = cx.open_all(&[entries[0].id])?.pop().unwrap();
-        Ok((slave, cx.orphan_masters().pop().unwrap()))
+        Ok((slave, cx.files.take_orphan_masters().pop().unwrap()))
     });
     assert_eq!(tty::termios(&slave).unwrap(), settings);
     rustix::io::write(&master, b"abc").unwrap();

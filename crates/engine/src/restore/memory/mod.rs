@@ -495,25 +495,25 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
     let id = u32::try_from(vma.shmid);
     if vma.status & status::SOCKET != 0 {
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
-        return cx.duplicate(id);
+        return cx.table().duplicate(id);
     }
     // In CRIU's images a memfd is a file besides.
     if vma.status & status::MEMFD != 0 {
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
-        return match cx.kinds.memfds.anonymous.get(&id).cloned() {
+        return match cx.files.anonymous_memory(id) {
             Some(inode) => {
                 let known = (&cx.images, &mut cx.shared);
                 shared::open(known, cx.tasks.remote(task)?, vma, &inode)
             }
-            None => memfd::open_for_mapping(cx.file(id)?, vma),
+            None => memfd::open_for_mapping(cx.table().file(id)?, vma),
         };
     }
     if vma.status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
         // A lock belongs to the open file: no descriptor must have the same.
         return match vma.torpor_flock {
-            Some(_) => cx.open_apart(id, vma.fdflags),
-            None => cx.open_for_mapping(id, vma.fdflags),
+            Some(_) => cx.table().open_apart(id, vma.fdflags),
+            None => cx.table().open_for_mapping(id, vma.fdflags),
         };
     }
     shared::open_old((&cx.images, &mut cx.shared), &mut cx.tasks, task, vma)

@@ -12,30 +12,56 @@ mod tests;
 use std::collections::HashMap;
 use std::fmt::Display;
 
+use torpor_images::proto::FileEntry;
 use torpor_policy::{Capabilities, Credentials, Seccomp};
 
 use self::files::Opened;
-use super::Restore;
 use super::places::{NAMES, Place};
+use super::tasks::Tasks;
+use crate::cgroup::Groups;
 use crate::error::{Context, Error, Result};
+use crate::file::OpenFiles;
+use crate::namespace::mount::Restored;
 use crate::namespace::user::IdMaps;
-use crate::namespace::{Namespace, NsKind, nested_user};
+use crate::namespace::{Namespace, Namespaces, NsKind, nested_user};
+use crate::options::Options;
 use crate::proc::{self, Status};
 use crate::task;
+
+/// What was made, and what it was made after.
+#[derive(Debug, Clone, Copy)]
+pub struct Made<'c> {
+    /// What was asked for.
+    pub opts: &'c Options,
+    /// The tasks, and what their images say.
+    pub tasks: &'c Tasks,
+    /// The namespaces.
+    pub spaces: &'c Namespaces,
+    /// The ids of the tree's user namespace.
+    pub id_maps: &'c IdMaps,
+    /// The mounts.
+    pub mounts: &'c Restored,
+    /// The control groups.
+    pub cgroups: &'c Groups,
+    /// The open files.
+    pub files: &'c OpenFiles,
+    /// What `files.img` says, by id.
+    pub entries: &'c HashMap<u32, FileEntry>,
+}
 
 /// Compares all of it.
 ///
 /// # Errors
 /// What differs, by task and kind.
-pub fn check(cx: &Restore<'_>) -> Result<()> {
+pub fn check(cx: &Made<'_>) -> Result<()> {
     // Ids of this host count by it.
     id_maps(cx)?;
     let spaces = Spaces::open(cx)?;
     let mut opened = Opened {
-        tasks: &cx.tasks,
-        files: &cx.files,
-        entries: &cx.entries,
-        spaces: &cx.ns,
+        tasks: cx.tasks,
+        files: cx.files,
+        entries: cx.entries,
+        spaces: cx.spaces,
         handed: !cx.opts.inherit_fd.is_empty(),
         compared: HashMap::new(),
     };
@@ -50,9 +76,9 @@ pub fn check(cx: &Restore<'_>) -> Result<()> {
         opened.descriptors(index)?;
     }
     opened.sockets()?;
-    nested_user::verify(&cx.tasks, &cx.ns, &cx.id_maps)?;
-    mounts::check(&cx.ns, &cx.mounts)?;
-    cx.cgroups.verify(&cx.tasks)
+    nested_user::verify(cx.tasks, cx.spaces, cx.id_maps)?;
+    mounts::check(cx.spaces, cx.mounts)?;
+    cx.cgroups.verify(cx.tasks)
 }
 
 /// What was made is not what was judged.
@@ -73,12 +99,12 @@ struct Spaces {
 }
 
 impl Spaces {
-    fn open(cx: &Restore<'_>) -> Result<Self> {
+    fn open(cx: &Made<'_>) -> Result<Self> {
         let pid = i32::try_from(std::process::id()).unwrap_or_default();
         let inode = |kind: NsKind| Ok((kind, proc::ns_inode(pid, kind.name())?));
         let own = NsKind::ALL.into_iter().map(inode).collect::<Result<_>>()?;
         let mut made = HashMap::new();
-        for ns in &cx.ns.all {
+        for ns in &cx.spaces.all {
             if let Some(file) = &ns.file {
                 let stat = rustix::fs::fstat(file).context(|| "fstat of a namespace".to_owned())?;
                 made.insert(ns.id, stat.st_ino);
@@ -89,14 +115,14 @@ impl Spaces {
 
     /// Each task is in the namespaces that it was to be in: the restoring program's own where
     /// the images say so, and only there.
-    fn check(&self, cx: &Restore<'_>, index: usize) -> Result<()> {
+    fn check(&self, cx: &Made<'_>, index: usize) -> Result<()> {
         let task = &cx.tasks[index];
         let given = |ns: &Namespace| {
             let joined = cx.opts.join_ns.iter().any(|join| NsKind::from(join.kind) == ns.kind);
             joined || !cx.opts.inherit_fd.is_empty()
         };
         for kind in NsKind::ALL {
-            let Some(ns) = task.image.homes.number(kind).and_then(|id| cx.ns.by_id(id)) else {
+            let Some(ns) = task.image.homes.number(kind).and_then(|id| cx.spaces.by_id(id)) else {
                 continue;
             };
             let (now, own) = (proc::ns_inode(task.pid, kind.name())?, self.own.get(&kind).copied());
@@ -119,7 +145,7 @@ impl Spaces {
 
 /// A task in a pid namespace below that of the root task has the numbers, the parent, the group and
 /// the session that it was to have: those from further out it cannot ask for itself.
-fn nested(cx: &Restore<'_>, index: usize) -> Result<()> {
+fn nested(cx: &Made<'_>, index: usize) -> Result<()> {
     let task = &cx.tasks[index];
     let Some(nested) = task.image.nested(0).filter(|nested| !nested.tids.is_empty()) else {
         return Ok(());
@@ -152,7 +178,7 @@ fn nested(cx: &Restore<'_>, index: usize) -> Result<()> {
 }
 
 /// Where a task is in the file system, and what it runs.
-fn places(cx: &Restore<'_>, index: usize) -> Result<()> {
+fn places(cx: &Made<'_>, index: usize) -> Result<()> {
     let task = &cx.tasks[index];
     for (&wanted, (name, what)) in task.places.iter().flatten().zip(NAMES) {
         let now = Place::of_process(task.pid, name)?;
@@ -164,22 +190,22 @@ fn places(cx: &Restore<'_>, index: usize) -> Result<()> {
 }
 
 /// Which ids of this host the user namespace of the root task has.
-fn id_maps(cx: &Restore<'_>) -> Result<()> {
-    let nested = |ns: &Namespace| cx.ns.nested_user(ns.id).is_some();
-    for ns in cx.ns.of_kind(NsKind::User).filter(|ns| !ns.is_host && !nested(ns)) {
+fn id_maps(cx: &Made<'_>) -> Result<()> {
+    let nested = |ns: &Namespace| cx.spaces.nested_user(ns.id).is_some();
+    for ns in cx.spaces.of_kind(NsKind::User).filter(|ns| !ns.is_host && !nested(ns)) {
         let Some(task) = cx.tasks.get(ns.task).filter(|task| !task.threads.is_empty()) else {
             continue;
         };
         let now = IdMaps::of(task.pid)?;
-        if now != cx.id_maps {
-            return Err(differs(task.vpid, "the id map", &cx.id_maps, now));
+        if now != *cx.id_maps {
+            return Err(differs(task.vpid, "the id map", cx.id_maps, now));
         }
     }
     Ok(())
 }
 
 /// What the threads of a task may do.
-fn rights(cx: &Restore<'_>, index: usize) -> Result<()> {
+fn rights(cx: &Made<'_>, index: usize) -> Result<()> {
     let task = &cx.tasks[index];
     let image = &task.image;
     let all = task.threads.iter().zip(&image.cores).zip(&image.credentials).zip(&image.seccomp);
@@ -212,7 +238,7 @@ fn seccomp(pid: i32, wanted: &Seccomp, status: &Status) -> Result<()> {
     Ok(())
 }
 
-fn credentials(cx: &Restore<'_>, pid: i32, given: &Credentials, status: &Status) -> Result<()> {
+fn credentials(cx: &Made<'_>, pid: i32, given: &Credentials, status: &Status) -> Result<()> {
     let list = |ids: &[u64]| format!("{ids:?}");
     let users = given.users.map(|id| u64::from(cx.id_maps.uid_outside(id).unwrap_or(id)));
     let group = |id: u32| u64::from(cx.id_maps.gid_outside(id).unwrap_or(id));

@@ -19,7 +19,8 @@ use super::*;
 use crate::dump::Session;
 use crate::hooks::NoHooks;
 use crate::namespace::Namespace;
-use crate::options::{CgroupMode, Cgroups, Options, Trust};
+use crate::options::{CgroupMode, Cgroups, Trust};
+use crate::restore::Restore;
 use crate::restore::stages::{Complete, Plan};
 use crate::task::restore_filters;
 
