@@ -10,6 +10,7 @@ use torpor_blobs::oci;
 
 use crate::description::Origin;
 use crate::error::{Context, Error, Result};
+use crate::mounts::Bind;
 use crate::source::Source;
 
 /// The longest configuration that is read.
@@ -26,6 +27,8 @@ pub struct Bundle {
     pub root: PathBuf,
     /// What the container runs instead of what its configuration said.
     command: Vec<String>,
+    /// What it has mounted beside, or in place of, what its configuration said.
+    binds: Vec<Bind>,
 }
 
 impl Bundle {
@@ -46,7 +49,7 @@ impl Bundle {
         let root = config["root"]["path"].as_str().unwrap_or("rootfs");
         let root = fs::canonicalize(dir.join(root))
             .context(|| format!("the root file system of {}", dir.display()))?;
-        Ok(Self { dir, config, root, command: Vec::new() })
+        Ok(Self { dir, config, root, command: Vec::new(), binds: Vec::new() })
     }
 
     /// The same with a container that runs `command`, unless that is empty.
@@ -59,13 +62,30 @@ impl Bundle {
         self
     }
 
+    /// The same with a container that has these mounts, in place of those at the same places.
+    #[must_use]
+    pub fn mounting(mut self, binds: &[Bind]) -> Self {
+        for bind in binds {
+            let mut all = self.config["mounts"].as_array().cloned().unwrap_or_default();
+            match all.iter_mut().find(|mount| bind.replaces(mount)) {
+                Some(mount) => *mount = bind.config(),
+                None => all.push(bind.config()),
+            }
+            self.config["mounts"] = json!(all);
+        }
+        self.binds.extend_from_slice(binds);
+        self
+    }
+
     /// The bundle that is named by `origin`.
     ///
     /// # Errors
     /// If it is none of this machine's.
     pub fn of(origin: &Origin) -> Result<Self> {
         match origin.from.parse().map_err(Error::new)? {
-            Source::Runc(path) => Ok(Self::open(&path)?.running(&origin.command)),
+            Source::Runc(path) => {
+                Ok(Self::open(&path)?.running(&origin.command).mounting(&origin.mounts))
+            }
             other => Err(Error::new(format!("{other} cannot be started here"))),
         }
     }
@@ -74,7 +94,7 @@ impl Bundle {
     #[must_use]
     pub fn origin(&self) -> Origin {
         let from = Source::Runc(self.dir.clone()).to_string();
-        Origin { from, command: self.command.clone() }
+        Origin { from, command: self.command.clone(), mounts: self.binds.clone() }
     }
 
     /// The configuration of a container that has its root file system at `root`.

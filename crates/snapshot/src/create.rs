@@ -211,7 +211,7 @@ impl Maker<'_> {
         let parts = Parts { images: &images, changes: None, work: self.work, others, annotations };
         // Podman says by itself which image it needs.
         let from = Source::Podman(image.to_owned()).to_string();
-        let origin = Origin { from, command: self.args.command.clone() };
+        let origin = Origin { from, command: self.args.command.clone(), mounts: Vec::new() };
         let description = self.describe(origin, &images)?;
         self.publish(store, description, &parts, base)
     }

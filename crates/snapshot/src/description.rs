@@ -8,6 +8,7 @@ use torpor_blobs::oci::{Descriptor, Manifest};
 use torpor_blobs::{self as store, Store};
 
 use crate::error::{Context, Error, Result};
+use crate::mounts::Bind;
 
 /// The version of what is described here.
 pub const VERSION: u32 = 1;
@@ -60,6 +61,9 @@ pub struct Origin {
     /// What it runs instead of what that says.
     #[serde(default)]
     pub command: Vec<String>,
+    /// What it has mounted beside, or in place of, what that says.
+    #[serde(default)]
+    pub mounts: Vec<Bind>,
 }
 
 /// A layer that is a pack.

@@ -20,6 +20,7 @@ pub mod fits;
 pub mod instance;
 pub mod lint;
 pub mod log;
+pub mod mounts;
 pub mod own;
 pub mod pack;
 pub mod places;

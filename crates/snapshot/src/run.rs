@@ -20,13 +20,14 @@ use crate::description::{Description, Origin};
 use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
 use crate::instance::{Instance, Own, is_marked, mark_restored};
+use crate::mounts::Bind;
 use crate::ready::{Container, Output, Ready, Waiting};
 use crate::report::Picture;
 use crate::runc::{Restore, Runc, Runtime, Streams};
 use crate::signature::TrustIn;
 use crate::source::Source;
 use crate::template::Template;
-use crate::{events, feed, fits, log, own, places, streams, template, unpack};
+use crate::{events, feed, fits, log, mounts, own, places, streams, template, unpack};
 
 /// What a picture shows.
 const SECOND: Duration = Duration::from_secs(1);
@@ -82,6 +83,11 @@ pub struct RunArgs {
     /// environment after a cold start
     #[arg(long, value_name = "FILE")]
     env_file: Option<PathBuf>,
+    /// A file or directory of this host that the container has, in place of what it would have
+    /// there: type=bind,source=PATH,destination=PATH, with options=ro:nosuid:nodev:noexec if it is
+    /// to be mounted so
+    #[arg(long, value_name = "MOUNT")]
+    mount: Vec<Bind>,
     /// What is to happen inside after a restore: a command, or the name of a signal for the first
     /// process
     #[arg(long, value_name = "CMD|SIGNAL")]
@@ -147,6 +153,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if args.report.is_some() && args.count > 1 {
         return Err(Error::new("--report is of one container"));
     }
+    let binds = args.mount.iter().map(Bind::found).collect::<Result<Vec<_>>>()?;
+    let binds = &binds;
     let runc = Runc::new(args.runtime.root.as_deref())?;
     let mut cold = false;
     let (snapshot, origin) = (OnceCell::new(), OnceCell::new());
@@ -159,7 +167,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         let begin = if number == 1 { begin } else { Instant::now() };
         let failed = Cell::default();
         let (snapshot, origin) = (&snapshot, &origin);
-        let start = Start { args, runc: &runc, id: &id, begin, snapshot, origin, failed };
+        let start = Start { args, runc: &runc, id: &id, begin, binds, snapshot, origin, failed };
         let started = start.start()?;
         cold |= !started.snapshot && args.policy != Policy::Never;
         report(args, &id, &started);
@@ -219,6 +227,8 @@ struct Start<'a> {
     runc: &'a Runc,
     id: &'a str,
     begin: Instant,
+    /// What it has mounted of its own.
+    binds: &'a [Bind],
     /// The snapshot, when it has been found and fits.
     snapshot: &'a OnceCell<Snapshot>,
     /// What it was made from, when it has been found.
@@ -295,6 +305,7 @@ impl Start<'_> {
             None => error,
         })?;
         let own = Own { environment: self.environment()?, ..self.own() };
+        let bundle = bundle.mounting(self.binds);
         let instance = Instance::make(&self.dir(), &bundle, &own, |_| Ok(()))?;
         let failed = self.failed.get();
         let fallback = failed.map(|failed| failed.elapsed().as_secs_f64() * 1000.0);
@@ -380,7 +391,11 @@ impl Start<'_> {
     /// and what it says may be nothing to believe.
     fn cold_bundle(&self) -> Result<Bundle> {
         if let Some(source) = &self.args.from {
-            return Bundle::of(&Origin { from: source.to_string(), command: Vec::new() });
+            return Bundle::of(&Origin {
+                from: source.to_string(),
+                command: Vec::new(),
+                mounts: Vec::new(),
+            });
         }
         let noted = || places::noted(&self.args.reference.to_string());
         let origin = match self.origin.get().cloned().or_else(noted) {
@@ -409,7 +424,11 @@ impl Start<'_> {
         }
         let snapshot = self.snapshot.get().ok_or_else(|| Error::new("there is no snapshot"))?;
         let unpack = |upper: &Path| unpack::container(&*snapshot.store, &snapshot.manifest, upper);
-        let instance = Instance::make(&self.dir(), &snapshot.bundle, &self.own(), unpack)?;
+        if snapshot.description.sealed {
+            mounts::check_sealed(&snapshot.bundle.config, self.binds)?;
+        }
+        let bundle = snapshot.bundle.clone().mounting(self.binds);
+        let instance = Instance::make(&self.dir(), &bundle, &self.own(), unpack)?;
         let restored = self.restore(snapshot, &instance);
         if restored.is_err() {
             self.failed.set(Some(Instant::now()));
@@ -426,6 +445,7 @@ impl Start<'_> {
         let generation = own::generation()?;
         if !description.sealed {
             own::set_hostname(&images, self.hostname())?;
+            mounts::set(&images, self.binds)?;
         }
         mark_restored(instance.root(), generation)?;
         self.write_environment(instance.root())?;

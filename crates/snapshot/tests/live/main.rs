@@ -7,6 +7,7 @@ mod containerd;
 mod cosign;
 mod directory;
 mod fallback;
+mod mounts;
 mod pipeline;
 mod place;
 mod podman;

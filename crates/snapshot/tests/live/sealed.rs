@@ -6,14 +6,20 @@ use std::process::Command;
 use crate::authority::Authority;
 use crate::place::{Place, shown};
 
-#[test]
-fn a_sealed_snapshot_is_of_no_use_without_its_key() {
-    let place = Place::new("sealed", 300);
+/// A new key: the file that opens, and who can be sealed for.
+pub fn key(place: &Place) -> (String, String) {
     let torpor = place.torpor(&[]).get_program().to_owned();
     let key = place.path("key");
     let made = Command::new(torpor).args(["key", "generate"]).arg(&key).output().unwrap();
     assert!(made.status.success(), "{}", shown(&made));
     let recipient = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+    (key.display().to_string(), recipient)
+}
+
+#[test]
+fn a_sealed_snapshot_is_of_no_use_without_its_key() {
+    let place = Place::new("sealed", 300);
+    let (key, recipient) = key(&place);
     let authority = Authority::new(&place, "ca");
     let (sign_key, sign_cert) = authority.signer("maker");
     let reference = place.reference();
@@ -22,7 +28,6 @@ fn a_sealed_snapshot_is_of_no_use_without_its_key() {
 
     let without = place.run(&reference, "without", "cold", &[]);
     assert!(without["reason"].as_str().unwrap().contains("key"), "{without}");
-    let key = key.display().to_string();
     let with = ["--identity", &key, "--trust", &authority.certificate(), "--require-signature"];
     place.run(&reference, "with", "snapshot", &with);
     assert_eq!(place.exec("with", &["hostname"]), place.id("with"));

@@ -1,0 +1,270 @@
+//! Files and directories of the host that one container has, where others of its bundle have
+//! none, or have others.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use torpor_images::proto::{Fstype, MntEntry};
+use torpor_images::{ImageDir, kind};
+
+use crate::error::{Context, Error, Result};
+
+/// What options of a mount are called, the flags of mount(2) that they are about, and whether
+/// these are set.
+const OPTIONS: [(&str, u32, bool); 8] = [
+    ("ro", 1, true),
+    ("rw", 1, false),
+    ("nosuid", 2, true),
+    ("suid", 2, false),
+    ("nodev", 4, true),
+    ("dev", 4, false),
+    ("noexec", 8, true),
+    ("exec", 8, false),
+];
+/// All flags that options are about.
+const NARROW: u32 = 1 | 2 | 4 | 8;
+/// `MS_PRIVATE` of mount(2).
+const PRIVATE: u32 = 1 << 18;
+
+/// A file or directory of the host that is mounted in a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bind {
+    /// Where it is on the host.
+    source: PathBuf,
+    /// Where it is in the container.
+    destination: PathBuf,
+    /// How it is mounted, see [`OPTIONS`].
+    options: Vec<String>,
+}
+
+impl FromStr for Bind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (mut source, mut destination, mut options) = (None, None, Vec::new());
+        for part in text.split(',') {
+            match part.split_once('=') {
+                Some(("type", "bind")) => {}
+                Some(("type", other)) => {
+                    return Err(format!("{other:?} cannot be mounted, only type=bind"));
+                }
+                Some(("source" | "src", path)) => source = Some(path),
+                Some(("destination" | "dst" | "target", path)) => destination = Some(path),
+                Some(("options", words)) => options.extend(words.split(':').map(str::to_owned)),
+                _ => {
+                    return Err(format!("{part:?} is not type=, source=, destination= or options="));
+                }
+            }
+        }
+        let (Some(source), Some(destination)) = (source, destination) else {
+            return Err("expected type=bind,source=PATH,destination=PATH".to_owned());
+        };
+        for option in &options {
+            if !OPTIONS.iter().any(|(name, ..)| name == option) {
+                let known = OPTIONS.map(|(name, ..)| name).join(", ");
+                return Err(format!("there is no option {option:?}, only {known}"));
+            }
+        }
+        Ok(Self { source: source.into(), destination: place(destination)?, options })
+    }
+}
+
+/// A place in a container that is not its root.
+fn place(path: &str) -> Result<PathBuf, String> {
+    let parts: PathBuf = Path::new(path).components().collect();
+    let mut names = parts.components();
+    let plain = names.next() == Some(Component::RootDir)
+        && names.clone().count() > 0
+        && names.all(|name| matches!(name, Component::Normal(_)));
+    if plain { Ok(parts) } else { Err(format!("{path:?} is no absolute path without ..")) }
+}
+
+impl Bind {
+    /// The same with the source as it is found from everywhere.
+    ///
+    /// # Errors
+    /// If there is no such file.
+    pub fn found(&self) -> Result<Self> {
+        let source = fs::canonicalize(&self.source)
+            .context(|| format!("the source {} of --mount", self.source.display()))?;
+        Ok(Self { source, ..self.clone() })
+    }
+
+    /// What stands for it in the configuration of a container.
+    #[must_use]
+    pub fn config(&self) -> Value {
+        let fixed = ["bind", "rprivate"].into_iter();
+        let options: Vec<&str> = fixed.chain(self.options.iter().map(String::as_str)).collect();
+        json!({
+            "type": "bind",
+            "source": self.source,
+            "destination": self.destination,
+            "options": options,
+        })
+    }
+
+    /// Whether a mount of a configuration is at the same place.
+    #[must_use]
+    pub fn replaces(&self, mount: &Value) -> bool {
+        let there = mount["destination"].as_str().and_then(|path| place(path).ok());
+        there.is_some_and(|there| there == self.destination)
+    }
+
+    fn flags(&self) -> u32 {
+        flags_of(self.options.iter().map(String::as_str))
+    }
+
+    fn at(&self) -> std::path::Display<'_> {
+        self.destination.display()
+    }
+}
+
+/// The flags that options say, among those that they are about.
+fn flags_of<'o>(options: impl Iterator<Item = &'o str>) -> u32 {
+    let known = options.filter_map(|option| OPTIONS.iter().find(|(name, ..)| *name == option));
+    known.fold(0, |all, (_, flag, set)| if *set { all | flag } else { all & !flag })
+}
+
+/// Has a restored container have these mounts: where its images have one of the host there they
+/// are given another source, and its flags; elsewhere it is added to them.
+///
+/// # Errors
+/// If there is a place where the images can have none; images that cannot be read or written.
+pub fn set(images: &Path, binds: &[Bind]) -> Result<()> {
+    if binds.is_empty() {
+        return Ok(());
+    }
+    let dir = ImageDir::open(images)?;
+    let mut spaces: Vec<(u64, Vec<MntEntry>)> = Vec::new();
+    for id in dir.ids(kind::MNTS)? {
+        spaces.push((id, dir.read_all(kind::MNTS, id)?));
+    }
+    for bind in binds {
+        let key = bind.destination.to_str();
+        let all = spaces.iter_mut().flat_map(|(_, mounts)| mounts);
+        let mut there: Vec<_> = all.filter(|mount| is_at(mount, key)).collect();
+        for mount in &mut there {
+            mount.flags = mount.flags & !NARROW | bind.flags();
+        }
+        if there.is_empty() {
+            match &mut spaces[..] {
+                [(_, mounts)] => add(mounts, bind)?,
+                _ => {
+                    return Err(new_place(bind, "its processes have several mount namespaces"));
+                }
+            }
+        }
+    }
+    for (id, mounts) in &spaces {
+        dir.write_all(kind::MNTS, *id, mounts)?;
+    }
+    Ok(())
+}
+
+/// Whether a mount of the images is given by the runtime under this name.
+fn is_at(mount: &MntEntry, key: Option<&str>) -> bool {
+    let known = mount.ext_key.as_deref().map(|key| key.trim_end_matches('/'));
+    known.is_some() && known == key
+}
+
+/// A mount at a place where the container had none.
+fn add(mounts: &mut Vec<MntEntry>, bind: &Bind) -> Result<()> {
+    let at = |mount: &MntEntry| PathBuf::from(String::from_utf8_lossy(&mount.mountpoint).as_ref());
+    if let Some(below) = mounts.iter().find(|mount| at(mount).starts_with(&bind.destination)) {
+        let why = format!("the snapshot has a mount at {}", at(below).display());
+        return Err(new_place(bind, &why));
+    }
+    let on = mounts.iter().filter(|mount| bind.destination.starts_with(at(mount)));
+    let on = on.max_by_key(|mount| at(mount).components().count());
+    let on = on.ok_or_else(|| Error::new("the snapshot has no root"))?;
+    // What is of the host gets its mount points from the runtime; the rest is as it was.
+    if on.ext_key.is_none() && at(on) != Path::new("/") {
+        let why = format!("the file system at {} comes from the snapshot", at(on).display());
+        return Err(new_place(bind, &why));
+    }
+    let unused = |taken: &dyn Fn(&MntEntry) -> u32| {
+        mounts.iter().map(taken).max().unwrap_or(0).wrapping_add(1)
+    };
+    let key = bind.destination.to_string_lossy().into_owned();
+    let entry = MntEntry {
+        fstype: i32::from(Fstype::Auto).cast_unsigned(),
+        fsname: Some("none".to_owned()),
+        mnt_id: unused(&|mount| mount.mnt_id),
+        root_dev: unused(&|mount| mount.root_dev),
+        parent_mnt_id: on.mnt_id,
+        flags: bind.flags() | PRIVATE,
+        sb_flags: Some(0),
+        root: b"/".to_vec(),
+        mountpoint: key.clone().into_bytes(),
+        shared_id: Some(0),
+        master_id: Some(0),
+        ext_key: Some(key),
+        ..MntEntry::default()
+    };
+    mounts.push(entry);
+    Ok(())
+}
+
+/// Fails unless a container of images that are sealed can have these mounts: one of the host has
+/// to be there in `config`, mounted the same way.
+///
+/// # Errors
+/// Which it cannot have.
+pub fn check_sealed(config: &Value, binds: &[Bind]) -> Result<()> {
+    for bind in binds {
+        let all = config["mounts"].as_array().into_iter().flatten();
+        let there = all.filter(|mount| bind.replaces(mount)).any(|mount| {
+            let words = || mount["options"].as_array().into_iter().flatten();
+            let mut words = words().filter_map(Value::as_str);
+            let of_host = words.clone().any(|word| word == "bind" || word == "rbind");
+            of_host && flags_of(&mut words) == bind.flags()
+        });
+        if !there {
+            return Err(new_place(bind, "it is sealed, and has none there that is mounted so"));
+        }
+    }
+    Ok(())
+}
+
+fn new_place(bind: &Bind, why: &str) -> Error {
+    Error::new(format!("the snapshot cannot have a mount at {}: {why}", bind.at())).hint(format!(
+        "create it from a bundle that has a mount there; --mount then gives {} another source",
+        bind.at()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn mounts_are_read() {
+        let bind: Bind = "type=bind,source=a,destination=/b/,options=ro:noexec".parse().unwrap();
+        assert_eq!(bind.destination, Path::new("/b"));
+        assert_eq!(bind.flags(), 9);
+        assert_eq!("src=a,dst=/b,options=ro:rw".parse::<Bind>().unwrap().flags(), 0);
+        for (text, says) in [
+            ("type=tmpfs,source=a,destination=/b", "only type=bind"),
+            ("source=a", "expected"),
+            ("source=a,destination=b", "no absolute path"),
+            ("source=a,destination=/", "no absolute path"),
+            ("source=a,destination=/b/../c", "no absolute path"),
+            ("source=a,destination=/b,options=rbind", "no option \"rbind\""),
+            ("source=a,destination=/b,readonly", "\"readonly\" is not"),
+        ] {
+            let error = text.parse::<Bind>().unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_may_write_a_place_in_other_ways() {
+        let bind: Bind = "source=/a,destination=/b/c".parse().unwrap();
+        assert!(bind.replaces(&json!({ "destination": "/b//c/" })));
+        assert!(!bind.replaces(&json!({ "destination": "/b" })));
+    }
+}
