@@ -186,8 +186,9 @@ mod tests {
         -A OUTPUT -s 127.0.0.1/32 -d 127.0.0.1/32 -p tcp -m mark ! --mark 0xc114 -m tcp \
         --sport 18731 --dport 54098 -j DROP\nCOMMIT\n";
 
-    fn end(port: u32) -> Address {
-        Address::from_image(2, &[u32::from_ne_bytes([127, 0, 0, 1])], port).unwrap()
+    fn end(port: u16) -> Address {
+        let words = [u32::from_ne_bytes([127, 0, 0, 1]), 0, 0, 0];
+        Address { words, port, ..Address::unspecified(libc::AF_INET) }
     }
 
     #[test]

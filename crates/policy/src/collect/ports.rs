@@ -17,20 +17,16 @@
 use std::collections::{BTreeSet, HashMap};
 
 use torpor_images::kind;
-use torpor_images::proto::{InetSkEntry, NetnsEntry};
+use torpor_images::proto::NetnsEntry;
 
 use super::anybody::{FIRST_OF_NEW, Network, SETTINGS};
 use super::checkpoint::{Checkpoint, Maps, Requests, Values};
 use super::references::network_of;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::inet::InetEnds;
 use crate::namespace::NsKind;
 use crate::passed::Passed;
 use crate::request::Ask;
-
-/// Types of sockets (socket(2)) and the protocols of pings.
-const DATAGRAM: u32 = 2;
-const RAW: u32 = 3;
-const ICMP: [u32; 2] = [1, 58];
 
 /// The network namespaces of sockets: what anybody may have there, and whether they are given.
 #[derive(Debug)]
@@ -89,36 +85,33 @@ pub(super) fn collect(
     maps: &Maps,
     all: &mut Requests,
 ) -> Result<()> {
-    let sockets = checkpoint.files.iter().filter_map(|entry| Some((entry, entry.isk.as_ref()?)));
-    let sockets = sockets.filter(|(_, socket)| port(socket).is_some() || is_ping(socket));
-    let mut sockets = sockets.peekable();
+    let image = kind::FILES.file_name(0);
+    let mut sockets = vec![];
+    for entry in &checkpoint.files {
+        let Some(socket) = &entry.isk else { continue };
+        let invalid = |reason| Error::Invalid { image: image.clone(), reason };
+        let ends = InetEnds::read(socket).map_err(invalid)?;
+        if ends.port().is_some() || ends.is_ping() {
+            sockets.push((entry, ends));
+        }
+    }
     // Most trees have none.
-    if sockets.peek().is_none() {
+    if sockets.is_empty() {
         return Ok(());
     }
     let networks = Networks::of(checkpoint, here, passed)?;
     let groups = groups(checkpoint, maps);
-    let image = kind::FILES.file_name(0);
-    for (entry, socket) in sockets {
+    for (entry, ends) in sockets {
         let (network, given) = networks.get(network_of(entry));
-        if let Some(port) = port(socket).filter(|&port| port < network.first_port) {
+        let port = ends.port().map(u32::from);
+        if let Some(port) = port.filter(|&port| port < network.first_port) {
             all.add(&*image, None, Ask::Port { file: entry.id, port, given });
         }
-        if is_ping(socket) && !network.lets_ping(&groups) {
+        if ends.is_ping() && !network.lets_ping(&groups) {
             all.add(&*image, None, Ask::RawSocket { kind: "ping", file: entry.id });
         }
     }
     Ok(())
-}
-
-/// The port that a socket is bound to. Raw sockets have their protocol there, those for pings a
-/// number that anybody may choose.
-fn port(socket: &InetSkEntry) -> Option<u32> {
-    Some(socket.src_port).filter(|&port| port != 0 && socket.r#type != RAW && !is_ping(socket))
-}
-
-fn is_ping(socket: &InetSkEntry) -> bool {
-    socket.r#type == DATAGRAM && ICMP.contains(&socket.proto)
 }
 
 /// The groups of all threads, as this host has them.
@@ -131,28 +124,9 @@ fn groups(checkpoint: &Checkpoint<'_>, maps: &Maps) -> BTreeSet<u32> {
 
 #[cfg(test)]
 mod tests {
-    use torpor_images::proto::FileEntry;
+    use torpor_images::proto::{FileEntry, InetSkEntry};
 
     use super::*;
-
-    fn socket(r#type: u32, proto: u32, src_port: u32) -> InetSkEntry {
-        InetSkEntry { r#type, proto, src_port, ..InetSkEntry::default() }
-    }
-
-    #[test]
-    fn ports_and_pings() {
-        let tcp = socket(1, 6, 1023);
-        assert_eq!(port(&tcp), Some(1023));
-        // UDP-Lite, MPTCP, SCTP.
-        for (ty, proto) in [(2, 136), (1, 262), (1, 132), (5, 132)] {
-            assert_eq!(port(&socket(ty, proto, 7)), Some(7));
-        }
-        for (ty, proto) in [(3, 1), (2, 1), (2, 58)] {
-            assert_eq!(port(&socket(ty, proto, 7)), None);
-            assert_eq!(is_ping(&socket(ty, proto, 7)), ty == 2);
-        }
-        assert_eq!(port(&socket(1, 6, 0)), None);
-    }
 
     #[test]
     fn networks_by_their_numbers() {
@@ -164,7 +138,7 @@ mod tests {
         let own = HashMap::from([(7, (own, false)), (8, (given, true))]);
         let networks = Networks { own, usual: Some(8), host };
         let of = |ns_id| {
-            let isk = Some(InetSkEntry { ns_id, ..socket(1, 6, 80) });
+            let isk = Some(InetSkEntry { ns_id, ..InetSkEntry::default() });
             let (network, given) =
                 networks.get(network_of(&FileEntry { isk, ..FileEntry::default() }));
             (network.first_port, given)

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 
 use rustix::net::netdevice;
+use torpor_policy::InetAddress;
 
 use crate::error::{Context, Result};
 
@@ -41,18 +42,6 @@ impl Address {
             }),
             _ => None,
         }
-    }
-
-    /// From an image: as many words as the family has.
-    pub fn from_image(family: u32, words: &[u32], port: u32) -> Option<Self> {
-        let family = family.cast_signed();
-        let port = u16::try_from(port).ok()?;
-        let words = match (family, words) {
-            (libc::AF_INET, [word]) => [*word, 0, 0, 0],
-            (libc::AF_INET6, words) => words.try_into().ok()?,
-            _ => return None,
-        };
-        Some(Address { family, words, port, scope: 0 })
     }
 
     /// For an image.
@@ -126,6 +115,12 @@ impl Address {
     }
 }
 
+impl From<InetAddress> for Address {
+    fn from(InetAddress { family, words, port }: InetAddress) -> Self {
+        Address { family, words, port, scope: 0 }
+    }
+}
+
 impl Address {
     /// Without the port.
     pub fn ip(self) -> IpAddr {
@@ -154,9 +149,6 @@ mod tests {
         let a = Address::parse(&v4).unwrap();
         assert_eq!(a.to_string(), "127.0.0.1:8080");
         assert_eq!(a.to_bytes(), v4);
-        assert_eq!(Address::from_image(2, &a.to_image(), 8080), Some(a));
-        assert_eq!(Address::from_image(10, &a.to_image(), 8080), None);
-        assert_eq!(Address::from_image(2, &a.to_image(), 0x10000), None);
 
         let mut v6 = vec![10, 0, 0, 80, 0, 0, 0, 0, 0xfe, 0x80];
         v6.resize(23, 0);
@@ -171,7 +163,8 @@ mod tests {
 
     #[test]
     fn mapped_addresses_are_known() {
-        let mapped = Address::from_image(10, &[0, 0, 0xffff_0000, 0x0100_007f], 7).unwrap();
+        let words = [0, 0, 0xffff_0000, 0x0100_007f];
+        let mapped = Address { words, port: 7, ..Address::unspecified(libc::AF_INET6) };
         assert_eq!(mapped.as_v4().unwrap().to_string(), "127.0.0.1:7");
         assert!(Address::unspecified(libc::AF_INET6).as_v4().is_none());
     }

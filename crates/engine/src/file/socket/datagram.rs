@@ -57,7 +57,7 @@ pub(super) fn dump(
 
 /// Why what waits in a socket cannot come back.
 fn unkeepable(fd: BorrowedFd<'_>, about: &Socket, isk: &InetSkEntry) -> Option<&'static str> {
-    let local = Address::from_image(isk.family, &isk.src_addr, isk.src_port)?;
+    let (local, _) = inet::addresses(isk).ok()?;
     let ip = isk.ip_opts.as_ref();
     if (about.kind, about.protocol) != (libc::SOCK_DGRAM, libc::IPPROTO_UDP) {
         Some("only those of UDP can be sent again")

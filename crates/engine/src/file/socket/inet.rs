@@ -11,7 +11,7 @@ use torpor_images::proto::{
     FdTypes, FileEntry, InetSkEntry, IpOptsEntry, IpOptsRawEntry, SkShutdown, TcpOptsEntry,
 };
 use torpor_kernel::sock_diag as diag;
-use torpor_policy::{IcmpFilter, InetOptions, SocketOptions, TcpOptions};
+use torpor_policy::{IcmpFilter, InetEnds, InetOptions, SocketOptions, TcpOptions};
 use torpor_sys::socket::{self, Opt};
 
 use super::about::{Socket, bad_entry, kind_of, netns_of, restore_flags};
@@ -344,10 +344,10 @@ fn icmp_filter(fd: BorrowedFd<'_>, about: &Socket) -> Vec<u32> {
 
 /// What several sockets may be bound to: network namespace, family-independent
 /// protocol, port.
-type Port = (u32, u32, u32);
+type Port = (u32, u32, u16);
 
-fn port(isk: &InetSkEntry) -> Port {
-    (isk.ns_id.unwrap_or(0), isk.proto, isk.src_port)
+fn port(isk: &InetSkEntry, ends: &InetEnds) -> Port {
+    (isk.ns_id.unwrap_or(0), isk.proto, ends.local.port)
 }
 
 /// The restore half of Internet sockets.
@@ -373,15 +373,15 @@ impl InetRestorer {
         self.close = opts.network.tcp_close || closed;
         for entry in entries {
             let isk = part(entry)?;
-            addresses(isk)?;
+            let ends = ends(isk)?;
             kind_of(entry)?;
             inet_options(isk)?;
             if isk.proto == libc::IPPROTO_MPTCP.cast_unsigned() && tcp::is_connection(isk) {
                 return Err(bad_entry(isk.id, "is a connection of multipath TCP"));
             }
-            tcp::with_last_peer(isk).as_ref().map(addresses).transpose()?;
+            tcp::with_last_peer(isk).as_ref().map(self::ends).transpose()?;
             if SocketOptions::read(&isk.opts).reuse_port == Some(true) {
-                self.shared.insert(port(isk));
+                self.shared.insert(port(isk, &ends));
             }
         }
         self.queued = Packets::load(images)?.queued;
@@ -404,15 +404,15 @@ impl InetRestorer {
         let with_peer = tcp::with_last_peer(isk);
         let isk = with_peer.as_ref().unwrap_or(isk);
         let fd = ping::make(spaces, entry.id, &kind_of(entry)?)?;
-        self.prepare(fd.as_fd(), isk)?;
+        let ends = ends(isk)?;
+        self.prepare(fd.as_fd(), isk, &ends)?;
         if tcp::is_connection(isk) && !self.close {
             let sleeping = tcp::open(images, isk, &fd)?;
             sleeping.guard(&network.guardian)?;
             network.sleeping.push(sleeping);
             return Ok(fd);
         }
-        let (local, _) = addresses(isk)?;
-        bind(spaces, fd.as_fd(), isk, local)?;
+        bind(spaces, fd.as_fd(), isk, &ends)?;
         if let Some(packets) = self.queued.remove(&isk.id) {
             datagram::restore(spaces, fd.as_fd(), isk, &packets)?;
         }
@@ -445,7 +445,7 @@ impl InetRestorer {
 
 impl InetRestorer {
     /// What must be set before a socket is bound.
-    fn prepare(&self, fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
+    fn prepare(&self, fd: BorrowedFd<'_>, isk: &InetSkEntry, ends: &InetEnds) -> Result<()> {
         let family = isk.family.cast_signed();
         let set = |(level, name): (i32, i32), value: bool| {
             if socket::get_int(fd, level, name).is_ok_and(|now| now == i32::from(value)) {
@@ -463,7 +463,7 @@ impl InetRestorer {
         // An address may be gone from the host, or never have been there.
         set(freebind(family), true)?;
         set((libc::SOL_SOCKET, libc::SO_REUSEADDR), true)?;
-        if self.shared.contains(&port(isk)) {
+        if self.shared.contains(&port(isk, ends)) {
             set((libc::SOL_SOCKET, libc::SO_REUSEPORT), true)?;
         }
         Ok(())
@@ -474,23 +474,23 @@ fn part(entry: &FileEntry) -> Result<&InetSkEntry> {
     entry.isk.as_ref().ok_or_else(|| bad_entry(entry.id, "is no Internet socket"))
 }
 
-/// Local and remote address of an entry.
-pub(super) fn addresses(isk: &InetSkEntry) -> Result<(Address, Address)> {
-    let family = isk.family;
-    let local = Address::from_image(family, &isk.src_addr, isk.src_port);
-    let remote = match isk.dst_addr.as_slice() {
-        [] => Some(Address::unspecified(family.cast_signed())),
-        words => Address::from_image(family, words, isk.dst_port),
-    };
-    local.zip(remote).ok_or_else(|| bad_entry(isk.id, "its address is none"))
+/// What an entry is bound and connected to.
+pub(super) fn ends(isk: &InetSkEntry) -> Result<InetEnds> {
+    InetEnds::read(isk).map_err(|reason| Error::invalid("files.img", reason))
 }
 
-fn bind(spaces: &Namespaces, fd: BorrowedFd<'_>, isk: &InetSkEntry, local: Address) -> Result<()> {
+/// Local and remote address of an entry.
+pub(super) fn addresses(isk: &InetSkEntry) -> Result<(Address, Address)> {
+    ends(isk).map(|ends| (ends.local.into(), ends.remote.into()))
+}
+
+fn bind(spaces: &Namespaces, fd: BorrowedFd<'_>, isk: &InetSkEntry, ends: &InetEnds) -> Result<()> {
     let raw = isk.r#type == libc::SOCK_RAW.cast_unsigned();
+    let local = Address::from(ends.local);
     if local.is_unspecified() && (raw || local.port == 0) {
         return Ok(());
     }
-    let local = local.on_device(fd, isk.ifname.as_deref())?;
+    let local = local.on_device(fd, ends.device.as_deref())?;
     let bind = || {
         socket::bind(fd, &local.to_bytes()).context(|| format!("bind socket {} to {local}", isk.id))
     };
@@ -499,7 +499,7 @@ fn bind(spaces: &Namespaces, fd: BorrowedFd<'_>, isk: &InetSkEntry, local: Addre
         let bound = bind();
         return leave_repair(fd, 1).and(bound);
     }
-    despite_remains(spaces, isk, bind)
+    despite_remains(spaces, isk, local.port, bind)
 }
 
 fn is_stream(isk: &InetSkEntry) -> bool {
@@ -511,13 +511,13 @@ fn is_stream(isk: &InetSkEntry) -> bool {
 fn despite_remains(
     spaces: &Namespaces,
     isk: &InetSkEntry,
+    port: u16,
     take: impl Fn() -> Result<()>,
 ) -> Result<()> {
     match take() {
         Err(Error::Os { source, .. })
             if is_stream(isk) && source.raw_os_error() == Some(libc::EADDRINUSE) =>
         {
-            let port = u16::try_from(isk.src_port).unwrap_or(0);
             spaces.in_netns(netns_of(spaces, isk.ns_id), || Ok(diag::forget_closed(port)?))?;
             take()
         }
@@ -532,16 +532,16 @@ fn finish(
     fd: BorrowedFd<'_>,
     isk: &InetSkEntry,
 ) -> Result<()> {
-    let (_, remote) = addresses(isk)?;
+    let ends = ends(isk)?;
     match isk.state {
         state::LISTEN if is_stream(isk) => {
             let backlog = i32::try_from(isk.backlog).unwrap_or(i32::MAX);
-            despite_remains(spaces, isk, || {
+            despite_remains(spaces, isk, ends.local.port, || {
                 rustix::net::listen(fd, backlog).context(|| format!("listen on socket {}", isk.id))
             })?;
         }
         state::ESTABLISHED if !is_stream(isk) => {
-            let remote = remote.on_device(fd, isk.ifname.as_deref())?;
+            let remote = Address::from(ends.remote).on_device(fd, ends.device.as_deref())?;
             socket::connect(fd, &remote.to_bytes())
                 .context(|| format!("connect socket {} to {remote}", isk.id))?;
         }

@@ -21,7 +21,7 @@ use torpor_sys::socket::{self, Instruction, Message, Opt};
 use super::about::{Socket, bad_entry, netns_of};
 use super::address::Address;
 use super::around::Around;
-use super::inet::{addresses, polled};
+use super::inet::{self, addresses, polled};
 use super::inject::{ACK, FIN, RST, Segment};
 use super::repair::{
     REPAIR_OFF, REPAIR_OFF_SILENT, REPAIR_ON, Repaired, TCP_REPAIR, get, set, silence, undo_repair,
@@ -225,9 +225,9 @@ pub struct Sleeping {
 /// mode. `socket` is new, but for options that are needed before it is bound.
 pub(super) fn open(images: &ImageDir, isk: &InetSkEntry, socket: &OwnedFd) -> Result<Sleeping> {
     let fd = socket.as_fd();
-    let (local, remote) = addresses(isk)?;
-    let local = local.on_device(fd, isk.ifname.as_deref())?;
-    let remote = remote.on_device(fd, isk.ifname.as_deref())?;
+    let ends = inet::ends(isk)?;
+    let on_device = |address| Address::from(address).on_device(fd, ends.device.as_deref());
+    let (local, remote) = (on_device(ends.local)?, on_device(ends.remote)?);
     let (stream, received, mut queued) = load_stream(images, isk)?;
     set(fd, TCP_REPAIR, REPAIR_ON)?;
     // The numbers of the first bytes of the queues. Of a connection that is to be
