@@ -1,7 +1,7 @@
 // area: other namespaces
 // shows: two levels of user namespaces: nobody lives in the upper one any more, which owns the
 //   others, and one below has a network of its own
-// modes: pidns ns sealed userns
+// options: --external mnt[]
 #include "zoo.h"
 #include <linux/nsfs.h>
 #include <sched.h>

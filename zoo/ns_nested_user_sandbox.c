@@ -1,7 +1,7 @@
 // area: other namespaces
 // shows: a sandbox as bubblewrap makes it: a user namespace with pid, mount, network, IPC, UTS and
 //   cgroup namespaces that belong to it, whose first task leads a session, a child and a thread
-// modes: pidns ns sealed userns
+// options: --external mnt[]
 // build: -pthread
 #include "zoo.h"
 #include <linux/nsfs.h>

@@ -94,13 +94,16 @@ impl Runner<'_> {
         Ok(outcome)
     }
 
-    /// Loopback up, a /run of our own to find litter in, terminals of our own; says what the machine lacks.
+    /// Loopback up, no mounts that others take away meanwhile, a /run of our own to find litter in, terminals of our
+    /// own; says what the machine lacks.
     pub fn prepare(&self) -> Result<Option<String>> {
         // Once for each world of a case without checkpoint, hence the conditions.
-        let sh = "ip link set lo up && { test -e /run/zoo || {
+        let sh = r#"ip link set lo up && { test -e /run/zoo || {
+            awk -v here="$PWD/" '$3 ~ /^(overlay|nsfs|tmpfs)$/ && $2 ~ "^/(tmp|var|run)/" &&
+                    index(here, $2 "/") != 1 { print $2 }' /proc/self/mounts | xargs --no-run-if-empty umount --lazy &&
             mount -t tmpfs tmpfs /run && mkdir /run/mount /run/zoo &&
             mount -t devpts -o newinstance,ptmxmode=0666 devpts /dev/pts &&
-            mount --bind /dev/pts/ptmx /dev/ptmx; }; }";
+            mount --bind /dev/pts/ptmx /dev/ptmx; }; }"#;
         let status =
             commands::run(&self.dir, "prepare", Command::new("sh").args(["-c", sh]), PROGRAM)?;
         ensure!(status.success(), "cannot prepare the case's namespaces");

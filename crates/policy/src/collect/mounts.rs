@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use torpor_images::proto::{Fstype, MntEntry};
 use torpor_images::{ImageDir, kind};
@@ -129,10 +129,16 @@ fn external(mount: &MntEntry, passed: &Passed) -> Option<From> {
         None if mount.ext_mount() => Some(From::Host(OsStr::from_bytes(&mount.source).into())),
         None if Fstype::try_from(mount.fstype.cast_signed()) == Ok(Fstype::Devpts) => {
             let own = mount.options.split(|&b| b == b',').any(|option| option == NEW_INSTANCE);
-            (!own).then(|| From::Host("/dev/pts".into()))
+            (!own).then(|| From::Host(in_devpts(Path::new(OsStr::from_bytes(&mount.root)))))
         }
         None => None,
     }
+}
+
+/// Where this host has what a mount shows of its devpts.
+fn in_devpts(root: &Path) -> PathBuf {
+    let names = root.components().filter(|part| matches!(part, Component::Normal(_)));
+    std::iter::once(Component::Normal(OsStr::new("/dev/pts"))).chain(names).collect()
 }
 
 /// What is given from outside: for each device a tree of directories, as far as the roots of
@@ -312,6 +318,21 @@ mod tests {
         assert_eq!((&read[0].from, read[0].peers.outside), (&From::Root, false));
         let given = From::Device { key: "disk".to_owned(), path: None };
         assert_eq!((&read[1].from, read[1].peers.outside), (&given, true));
+    }
+
+    /// What is not marked as one of the namespace's own shows of the host's what it showed, and never more than that.
+    #[test]
+    fn a_devpts_of_this_host_is_shown_in_part() {
+        let fstype = i32::from(Fstype::Devpts).cast_unsigned();
+        let from = |root: &str, options: &[u8]| {
+            let options = options.to_vec();
+            external(&MntEntry { fstype, options, ..entry(1, root, 0) }, &Passed::default())
+        };
+        let host = |path: &str| Some(From::Host(path.into()));
+        assert_eq!(from("/", b"mode=620"), host("/dev/pts"));
+        assert_eq!(from("/ptmx", b"mode=620"), host("/dev/pts/ptmx"));
+        assert_eq!(from("/../../etc", b""), host("/dev/pts/etc"));
+        assert_eq!(from("/3", b"mode=620,newinstance"), None);
     }
 
     /// A root that is no path, as those of namespaces are.

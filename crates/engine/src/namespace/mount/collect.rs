@@ -67,8 +67,9 @@ impl Mounts {
             let (is_host, task) = (ns.is_host, ns.task);
             spaces.push(Space { ns: ns.id, is_host, task, file, root, tree });
         }
-        nested::mark(&mut spaces, namespaces)?;
-        Ok(Mounts { spaces, host })
+        let own = Space::own(host)?;
+        nested::mark(&mut spaces, &own, namespaces)?;
+        Ok(Mounts { spaces, host: own.tree })
     }
 
     /// The mount with number `mnt_id` (as in `/proc/PID/fdinfo`), and its namespace.
@@ -125,6 +126,13 @@ impl Mounts {
 }
 
 impl Space {
+    /// The caller's own namespace, which has no number.
+    fn own(tree: Tree) -> Result<Self> {
+        let path = "/proc/self/ns/mnt";
+        let file = File::open(path).context(|| format!("open {path}"))?.into();
+        Ok(Space { ns: 0, is_host: true, task: 0, file, root: open_root()?, tree })
+    }
+
     /// As [`Mounts::open_alone`], by index into the tree.
     ///
     /// # Errors
@@ -170,6 +178,7 @@ impl Space {
         batch.must((libc::SYS_unshare, [new]));
         let root = batch.cstr("/").0;
         batch.must((libc::SYS_mount, [0, root, 0, libc::MS_PRIVATE | libc::MS_REC, 0]));
+        let uncover = batch.len();
         for &index in hiding {
             let at = batch.cstr(self.tree.mount(index).mountpoint.as_os_str().as_bytes()).0;
             // The ones stacked on top of it first; unmounting takes all below along.
@@ -177,6 +186,7 @@ impl Space {
                 batch.must((libc::SYS_umount2, [at, libc::MNT_DETACH as u64]));
             }
         }
+        let uncover = uncover..batch.len();
         let place = batch.cstr(place.as_os_str().as_bytes()).0;
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -184,12 +194,18 @@ impl Space {
         let here = i64::from(libc::AT_FDCWD).cast_unsigned();
         let opened = batch.must((libc::SYS_open_tree, [here, place, flags.bits().into()]));
         let outcome = batch.run()?;
-        if let Some((_, error)) = outcome.first_error() {
-            return Err(error).context(what);
+        if let Some((call, error)) = outcome.first_error() {
+            let is_locked = error.raw_os_error() == Some(libc::EINVAL) && uncover.contains(&call);
+            return Err(error).context(|| if is_locked { what() + LOCKED } else { what() });
         }
         fetch(husk.pid(), outcome.result(opened).context(what)?).context(what)
     }
 }
+
+/// Why what hides a mount cannot be taken away.
+const LOCKED: &str = ", which a mount hides that was there when a user namespace below got its copy (they are locked in \
+                      place there, and no other mount of the tree or of this host shows what is below); unmount what \
+                      hides it before that namespace is made";
 
 /// A duplicate of a descriptor of another task.
 pub(super) fn fetch(pid: i32, number: u64) -> std::io::Result<OwnedFd> {

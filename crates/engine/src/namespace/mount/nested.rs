@@ -2,6 +2,7 @@
 //! make it, so it is mounted when the tasks have been born, and so is what lies on it.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -21,32 +22,51 @@ use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
 use crate::restore::numbers::live_in;
 use crate::restore::tasks::Tasks;
 
-/// Finds out which mounts show such a namespace.
-pub(super) fn mark(spaces: &mut [Space], namespaces: &Namespaces) -> Result<()> {
+/// Finds out which mounts show such a namespace. `host` are the caller's own mounts.
+pub(super) fn mark(spaces: &mut [Space], host: &Space, namespaces: &Namespaces) -> Result<()> {
     let below: Vec<&Namespace> =
         namespaces.of_kind(NsKind::Pid).filter(|ns| ns.task != 0).collect();
     if below.is_empty() {
         return Ok(());
     }
     let mut known = HashMap::new();
-    for space in spaces.iter().filter(|space| !space.is_host) {
-        for (index, mount) in space.tree.mounts().iter().enumerate() {
-            if mount.fs != "proc" || mount.root.as_os_str() != "/" {
-                continue;
-            }
-            let shown = shown_by(space.open_alone(index)?.as_fd());
-            if let Some(ns) = below.iter().find(|ns| Some(ns.inode) == shown) {
-                known.insert(mount.dev, ns.id);
-            }
+    let dumped = spaces.iter().filter(|space| !space.is_host);
+    for mount in dumped.flat_map(|space| space.tree.mounts()).filter(|mount| is_whole(mount)) {
+        if let Entry::Vacant(entry) = known.entry(mount.dev) {
+            let shown = shown_by(open_any(spaces, host, mount)?.as_fd());
+            entry.insert(below.iter().find(|ns| Some(ns.inode) == shown).map(|ns| ns.id));
         }
     }
     for space in spaces {
         for index in 0..space.tree.mounts().len() {
             let mount = space.tree.mount_mut(index);
-            mount.pid_ns = known.get(&mount.dev).copied();
+            mount.pid_ns = known.get(&mount.dev).copied().flatten();
         }
     }
     Ok(())
+}
+
+/// Whether it shows all of a procfs.
+fn is_whole(mount: &Mount) -> bool {
+    mount.fs == "proc" && mount.root.as_os_str() == "/"
+}
+
+/// A procfs by any of the mounts that show all of it. What is copied into a namespace of a user
+/// namespace is locked in place there (mount_namespaces(7)), so that nobody gets below it.
+fn open_any(spaces: &[Space], host: &Space, wanted: &Mount) -> Result<OwnedFd> {
+    let mut why = None;
+    for space in spaces.iter().chain([host]) {
+        for (index, mount) in space.tree.mounts().iter().enumerate() {
+            if mount.dev != wanted.dev || !is_whole(mount) {
+                continue;
+            }
+            match space.open_alone(index) {
+                Ok(root) => return Ok(root),
+                Err(error) => why = why.or(Some(error)),
+            }
+        }
+    }
+    Err(why.unwrap_or_else(|| unfit(wanted, "nothing shows it")))
 }
 
 /// The inode number of the pid namespace that a procfs shows: its process 1 lives in it.
