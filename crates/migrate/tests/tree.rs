@@ -326,6 +326,54 @@ fn user_namespaces_inside_of_a_tree_come_along() {
     }
 }
 
+/// Pid namespaces two levels below that of the root task, and a time namespace, come along in every mode.
+#[test]
+fn pid_and_time_namespaces_inside_of_a_tree_come_along() {
+    const DAY: u64 = 86400;
+    let inside =
+        format!("unshare --time --monotonic {DAY} --pid --fork unshare --pid --fork \"$@\" & wait");
+    for mode in MODES {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        let counter = Counter::start_under(&["setsid", "sh", "-c", &inside, "sh"], 2000, 10);
+        let report = here.moves(counter.pid, mode, &there.address);
+        let report = report.unwrap_or_else(|error| panic!("{mode}: {error}\n{}", there.log()));
+        assert!(!there.log().contains("built anew"), "{mode}: {}", there.log());
+        counter.goes_on();
+        let pid = counter.running()[0].0;
+        let of_task = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap();
+        let status = of_task("status");
+        let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap();
+        let levels: Vec<&str> = ids.split_whitespace().collect();
+        assert!(levels.len() >= 3 && levels.ends_with(&["1"]), "{mode}: {ids}");
+        let offsets = of_task("timens_offsets");
+        let ahead = offsets.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap();
+        assert!(ahead >= DAY - 1, "{mode}: {offsets}");
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        let root = Pid::from_raw(i32::try_from(report["pid"].as_i64().unwrap()).unwrap()).unwrap();
+        kill_process(root, Signal::KILL).unwrap();
+    }
+}
+
+#[test]
+fn programs_of_32_bits_move() {
+    if !support::makes_32_bits() {
+        println!("SKIPPED: the compiler makes no programs of 32 bits");
+        return;
+    }
+    for mode in MODES {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        let mut counter = Counter::start_program(&["setsid"], "counter-32", &["2000", "10"]);
+        let report = here.moves(counter.pid, mode, &there.address);
+        let report = report.unwrap_or_else(|error| panic!("{mode}: {error}\n{}", there.log()));
+        assert!(!there.log().contains("built anew"), "{mode}: {}", there.log());
+        moved(&mut counter, [&here, &there], &report);
+        let program = std::fs::read(format!("/proc/{}/exe", counter.running()[0].0)).unwrap();
+        assert_eq!(program[4], 1, "ELFCLASS32");
+    }
+}
+
 /// A service that runs something in a sandbox of bubblewrap, whose mounts are those of both hosts.
 #[test]
 fn a_sandbox_inside_of_a_tree_comes_along() {

@@ -5,7 +5,7 @@
 pub mod world;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -35,14 +35,28 @@ pub fn torpor() -> &'static Path {
     })
 }
 
-/// A program of the tests, compiled.
+/// A program of the tests, compiled; for 32 bits if its name ends so.
 pub fn compiled(dir: &Path, name: &str) -> PathBuf {
     let program = dir.join(name);
-    let source = format!("{}/tests/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let narrow = name.strip_suffix("-32");
+    let source = narrow.unwrap_or(name);
+    let source = format!("{}/tests/programs/{source}.c", env!("CARGO_MANIFEST_DIR"));
     let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&program);
+    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+    compiler.args(narrow.map(|_| "-m32")).arg("-o").arg(&program);
     assert!(compiler.arg(source).status().unwrap().success());
     program
+}
+
+/// Whether there is what programs of 32 bits are made of.
+pub fn makes_32_bits() -> bool {
+    let mut compiler = Command::new("cc");
+    compiler.args(["-m32", "-include", "stdio.h", "-x", "c", "-o", "/dev/null", "-"]);
+    let mut compiler = compiler.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut stdin = compiler.stdin.take().unwrap();
+    stdin.write_all(b"int main(void) { return 0; }\n").unwrap();
+    drop(stdin);
+    compiler.wait().unwrap().success()
 }
 
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
