@@ -144,6 +144,48 @@ fn jobs_run_after_others_and_again() {
     daemon.wait_for(never, "cancelled");
 }
 
+/// A pipeline: when its first job has ended two run at once, and one of them needs the slot of a long one.
+#[test]
+fn who_will_have_to_give_way_is_saved_before() {
+    // The machine never fails: nothing is saved for that.
+    let config = json!({ "shortest_interval": 0, "mean_time_between_failures": 1_i64 << 50 });
+    let daemon = Daemon::configured(&config, &["--slots", "2", "--means", "checkpoint"]);
+    let at = |name: &str| daemon.dir.path().join(name);
+    let until_there =
+        |name: &str| format!("until [ -e {} ]; do sleep 0.05; done", at(name).display());
+    let submit =
+        |options: &[&str], name: &str| daemon.submit(options, &["sh", "-c", &until_there(name)]);
+    let first = submit(&["--class", "urgent"], "built");
+    let long = submit(&["--class", "batch"], "done");
+    daemon.wait_for(first, "running");
+    daemon.wait_for(long, "running");
+    let after = ["--class", "urgent", "--after", &first.to_string()];
+    let tests = [submit(&after, "tested"), submit(&after, "tested")];
+    let has = |kind: &str| {
+        let shown = daemon.show(long);
+        shown["events"].as_array().unwrap().iter().any(|event| event["kind"] == kind)
+    };
+    until("it is saved", || has("durable").then_some(()));
+    assert!(!has("giving-way"), "{}", daemon.show(long));
+    std::fs::write(at("built"), "").unwrap();
+    daemon.wait_for(long, "preempted");
+    // What it gives way by builds on that.
+    let place = daemon.data().join(format!("jobs/{long}"));
+    let builds = |entry: std::fs::DirEntry| {
+        let record = std::fs::read(entry.path().join("record.json")).ok()?;
+        let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+        record["base"].as_u64()
+    };
+    let entries = std::fs::read_dir(place).unwrap();
+    assert!(entries.filter_map(|entry| builds(entry.unwrap())).next().is_some());
+    std::fs::write(at("tested"), "").unwrap();
+    for id in tests {
+        daemon.wait_for(id, "done");
+    }
+    std::fs::write(at("done"), "").unwrap();
+    daemon.wait_for(long, "done");
+}
+
 #[test]
 fn draining_puts_all_to_sleep_and_ends() {
     let daemon = Daemon::start(&[]);

@@ -89,6 +89,8 @@ pub struct Core {
     pub again: Option<Millis>,
     /// Jobs that are being saved while they run.
     pub(super) saving: BTreeSet<JobId>,
+    /// Jobs that will have to give way once others have ended.
+    pub(super) expected: BTreeSet<JobId>,
     /// When a job was last saved, or when that was tried.
     pub(super) last_save: BTreeMap<JobId, Millis>,
     /// How fast jobs change the memory of their last checkpoint.
@@ -152,6 +154,7 @@ impl Core {
             draining,
             again: None,
             saving: BTreeSet::new(),
+            expected: BTreeSet::new(),
             last_save: BTreeMap::new(),
             dirt: BTreeMap::new(),
             not_before: BTreeMap::new(),

@@ -8,6 +8,7 @@ mod core;
 mod depot;
 mod disk;
 mod follow;
+mod foresee;
 mod import;
 mod lease;
 mod link;

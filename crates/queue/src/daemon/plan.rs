@@ -31,7 +31,7 @@ impl Core {
                 self.act(action);
             }
             if idle {
-                break;
+                return self.foresee(world);
             }
         }
     }

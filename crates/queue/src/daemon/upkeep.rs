@@ -171,7 +171,8 @@ impl Core {
         }
     }
 
-    /// Saves a job that runs when so much work would be lost that it pays.
+    /// Saves a job that runs when so much work would be lost that it pays, or when it will have to
+    /// give way soon.
     fn save_if_due(&mut self, id: JobId, now: Millis) {
         let Some(record) = self.live(id) else { return };
         let failed = self.not_before.get(&id).is_some_and(|&until| now < until);
@@ -190,8 +191,12 @@ impl Core {
         }
         let memory = shepherd::cgroups(&self.dir(id)).memory().unwrap_or(0);
         let memory = self.to_save(id, memory, now);
+        let cost = self.speed.save_ms(memory);
         let mean = u64::try_from(self.config.mean_time_between_failures).unwrap_or(u64::MAX);
-        let interval = preemption::interval_ms(self.speed.save_ms(memory), mean);
+        let interval = match self.expected.contains(&id) {
+            true => cost.saturating_mul(preemption::EXEMPT_FACTOR),
+            false => preemption::interval_ms(cost, mean),
+        };
         if now - last < Millis::try_from(interval).unwrap_or(Millis::MAX) {
             return;
         }
