@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::io::Write;
+use std::io::{BufRead, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::time::Duration;
@@ -168,4 +168,64 @@ fn a_job_ends_with_its_client() {
     client.wait().unwrap();
     let job = daemon.wait_for(1, "cancelled");
     assert_eq!(job["note"], "who waited for it has vanished");
+}
+
+/// Whoever waits while no daemon answers is told so, and can leave.
+#[test]
+fn a_client_without_a_daemon_says_so_and_can_be_ended() {
+    let mut daemon = Daemon::start(&[]);
+    let mut client = daemon
+        .queue(&["submit", "--wait", "--", "sleep", "1000"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    daemon_runs(&daemon);
+    daemon.kill();
+    let mut lines = std::io::BufReader::new(client.stderr.take().unwrap()).lines();
+    let mut line = || lines.next().unwrap().unwrap();
+    let said = line();
+    assert!(said.contains("does not answer") && said.contains("10 minutes"), "{said}");
+    let pid = rustix::process::Pid::from_child(&client);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let said = line();
+    assert!(said.contains("job 1 gets signal 2"), "{said}");
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert!(line().contains("job 1 is left to itself"));
+    assert_eq!(client.wait().unwrap().signal(), Some(2));
+    // The first of them reaches nobody any more.
+    daemon.launch();
+    assert_eq!(daemon.job(1)["state"], "running");
+}
+
+fn daemon_runs(daemon: &Daemon) {
+    until("the job runs", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
+}
+
+/// A daemon that does not know the job is none that could be started.
+#[test]
+fn a_job_that_the_daemon_does_not_know_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let answers = std::thread::spawn(move || {
+        for (status, body) in [(201, r#"{"id": 7}"#), (404, r#"{"detail": "there is no job 7"}"#)] {
+            let mut stream = listener.accept().unwrap().0;
+            // Requests of a client are short.
+            let _ = stream.read(&mut [0; 65536]).unwrap();
+            let length = body.len();
+            let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n\r\n");
+            stream.write_all((head + body).as_bytes()).unwrap();
+        }
+    });
+    let output = std::process::Command::new(common::torpor())
+        .args(["queue", "submit", "--wait", "--", "true"])
+        .env_clear()
+        .env("TORPOR_QUEUE", format!("unix:{}", path.display()))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    answers.join().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said, "torpor queue: job 7: there is no job 7\n");
 }

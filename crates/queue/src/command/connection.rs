@@ -42,6 +42,26 @@ pub struct Refusal {
     text: String,
 }
 
+impl Refusal {
+    /// Whether there was no daemon that could have refused.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.class == Class::PeerLost
+    }
+
+    /// Several in one.
+    ///
+    /// # Errors
+    /// If there is any.
+    pub fn all(refusals: Vec<Self>) -> Result<(), Self> {
+        let Some(class) = refusals.first().map(|first| first.class) else { return Ok(()) };
+        let mut texts: Vec<String> = refusals.into_iter().map(String::from).collect();
+        // A daemon that does not answer says the same of each.
+        texts.dedup();
+        Err(Self { class, text: texts.join("; ") })
+    }
+}
+
 impl From<Refusal> for Outcome {
     fn from(Refusal { class, text }: Refusal) -> Self {
         Self::failed(class, text)

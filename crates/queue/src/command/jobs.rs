@@ -8,12 +8,25 @@ use clap::Args;
 use serde_json::{Value, json};
 use torpor_worker::Outcome;
 
-use super::connection::client;
+use super::connection::{Refusal, client};
 use super::done;
 use super::submit::job_here;
 use super::wait;
-use crate::http::Client;
+use crate::http::{Client, encode};
 use crate::spec::Spec;
+
+/// The states of jobs.
+const STATES: [&str; 9] = [
+    "queued",
+    "running",
+    "preempting",
+    "preempted",
+    "resuming",
+    "moved",
+    "done",
+    "failed",
+    "cancelled",
+];
 
 /// `list`
 #[derive(Debug, Args)]
@@ -22,7 +35,7 @@ pub struct List {
     #[arg(long)]
     json: bool,
     /// Only jobs in this state
-    #[arg(long, value_name = "STATE")]
+    #[arg(long, value_name = "STATE", value_parser = STATES)]
     state: Option<String>,
 }
 
@@ -167,10 +180,27 @@ impl Logs {
     /// If there is no such job, or the daemon does not answer.
     pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
-        client.json("GET", &format!("/v1/jobs/{}", self.id), b"")?;
+        let job = client.json("GET", &format!("/v1/jobs/{}", self.id), b"")?;
+        if let Some(why) = silence(&job, self.follow) {
+            eprintln!("torpor queue: {why}");
+        }
         wait::print(&client, self.id, self.follow).map_err(|e| e.to_string())?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Why there is no output of a job, where it is not to be waited for.
+fn silence(job: &Value, follow: bool) -> Option<String> {
+    let (id, state) = (&job["id"], word(&job["state"]));
+    if !job["started"].is_null() || state == "moved" {
+        return None;
+    }
+    if !job["exit"].is_null() {
+        return Some(format!("job {id} never ran: it is {state}"));
+    }
+    let why = job["why_text"].as_str().map_or(String::new(), |why| format!(", it {why}"));
+    let wait = format!("torpor queue logs -f {id} waits for it");
+    (!follow).then(|| format!("job {id} has not started{why} ({wait})"))
 }
 
 /// `cancel`
@@ -191,12 +221,16 @@ impl Cancel {
     /// Ends the jobs.
     ///
     /// # Errors
-    /// If there is no such job, or the daemon does not answer.
+    /// If one is not there or over, or the daemon does not answer.
     pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
+        let mut refusals = Vec::new();
         for id in &self.ids {
-            client.json("POST", &format!("/v1/jobs/{id}/cancel?signal={}", self.signal), b"")?;
+            let path = format!("/v1/jobs/{id}/cancel?signal={}", self.signal);
+            refusals.extend(client.json("POST", &path, b"").err());
         }
+        // Those that can be ended are, whatever is said of the others.
+        Refusal::all(refusals)?;
         Ok(done(self.json, &json!({ "cancelled": self.ids })))
     }
 }
@@ -220,7 +254,7 @@ impl Preempt {
     /// # Errors
     /// If it cannot; the sentence says why.
     pub fn run(self) -> Result<ExitCode, Outcome> {
-        let means = self.means.map_or(String::new(), |means| format!("?means={means}"));
+        let means = self.means.map_or(String::new(), |means| format!("?means={}", encode(&means)));
         let client = client()?;
         client.json("POST", &format!("/v1/jobs/{}/preempt{means}", self.id), b"")?;
         Ok(done(self.json, &wait_until_away(&client, self.id)?))
@@ -237,8 +271,10 @@ fn wait_until_away(client: &Client, id: u64) -> Result<Value, String> {
             "running" | "resuming" if job["held"] == true => {
                 thread::sleep(Duration::from_millis(20));
             }
-            "running" | "resuming" => return Err(format!("it goes on: {}", last_refusal(&job))),
-            state => return Err(format!("it is {state} already")),
+            "running" | "resuming" => {
+                return Err(format!("job {id} goes on: {}", last_refusal(&job)));
+            }
+            state => return Err(format!("job {id} was over before it gave way: {state}")),
         }
     }
 }
@@ -275,7 +311,7 @@ impl Move {
         let client = client()?;
         let path = format!("/v1/jobs/{}", self.id);
         let live = u8::from(self.live);
-        client.json("POST", &format!("{path}/move?to={}&live={live}", self.to), b"")?;
+        client.json("POST", &format!("{path}/move?to={}&live={live}", encode(&self.to)), b"")?;
         loop {
             let job = client.json("GET", &path, b"")?;
             match word(&job["state"]) {
@@ -286,11 +322,13 @@ impl Move {
                     }
                     return Ok(ExitCode::SUCCESS);
                 }
-                "done" | "failed" | "cancelled" => {
-                    return Err("it has ended before".to_owned().into());
+                state @ ("done" | "failed" | "cancelled") => {
+                    return Err(format!("job {} was over before it went: {state}", self.id).into());
                 }
                 _ if job["destination"].is_null() => {
-                    return Err(word(&job["note"]).to_owned().into());
+                    let why = job["note"].as_str().unwrap_or("it stays here");
+                    let (id, hint) = (self.id, "torpor queue show --why says more");
+                    return Err(format!("job {id} does not move: {why} ({hint})").into());
                 }
                 _ => thread::sleep(Duration::from_millis(20)),
             }
@@ -312,7 +350,7 @@ impl One {
     /// Lets it go on.
     ///
     /// # Errors
-    /// If there is no such job, or the daemon does not answer.
+    /// If it was not told to stay where it is, or the daemon does not answer.
     pub fn resume(self) -> Result<ExitCode, Outcome> {
         client()?.json("POST", &format!("/v1/jobs/{}/resume", self.id), b"")?;
         Ok(done(self.json, &json!({ "id": self.id })))

@@ -11,6 +11,7 @@ use torpor_worker::Outcome;
 use super::connection::client;
 use super::done;
 use super::jobs::{command, duration};
+use crate::http::encode;
 
 /// `top`
 #[derive(Debug, Args)]
@@ -79,13 +80,21 @@ impl Drain {
     /// Drains the machine, or ends that.
     ///
     /// # Errors
-    /// If the daemon does not answer, or this user may not.
+    /// If the daemon does not answer, this user may not, or it is so already.
     pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
-        let to =
-            self.to.map_or(String::new(), |to| format!("&to={to}&live={}", u8::from(self.live)));
+        let live = u8::from(self.live);
+        let to = self.to.as_ref();
+        let to = to.map_or(String::new(), |to| format!("&to={}&live={live}", encode(to)));
         let path = format!("/v1/drain?end={}{to}", u8::from(self.end));
         let answer = client.json("POST", &path, b"")?;
+        if answer["changed"] == false && !self.wait && self.to.is_none() {
+            let text = match self.end {
+                true => "this machine is not being drained: its jobs run",
+                false => "this machine is being drained already (torpor queue drain --end ends it)",
+            };
+            return Err(text.to_owned().into());
+        }
         while self.wait && client.json("GET", "/v1/machine", b"")?["slots_used"] != json!(0) {
             thread::sleep(Duration::from_millis(50));
         }
@@ -124,7 +133,7 @@ impl Adopt {
         let mut jobs = Vec::new();
         for name in self.names {
             let force = u8::from(self.force);
-            let path = format!("/v1/store/adopt?name={name}&force={force}");
+            let path = format!("/v1/store/adopt?name={}&force={force}", encode(&name));
             let job = client.json("POST", &path, b"")?;
             if !self.json {
                 println!("{}", job["id"]);
@@ -140,6 +149,9 @@ impl Adopt {
 pub struct QuotaCommand {
     /// Whose: owner:NAME or project:NAME; without it, all are shown
     name: Option<String>,
+    /// Take its limits away
+    #[arg(long, requires = "name", conflicts_with_all = ["slots", "cpu_seconds", "memory", "images"])]
+    lift: bool,
     /// Slots at the same time
     #[arg(long, value_name = "N", requires = "name")]
     slots: Option<u32>,
@@ -164,15 +176,23 @@ impl QuotaCommand {
     /// If the daemon does not answer, or this user may not.
     pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
+        let quota = json!({
+            "slots": self.slots, "cpu_seconds": self.cpu_seconds,
+            "memory": self.memory, "images": self.images,
+        });
+        let limits = quota.as_object().is_some_and(|quota| quota.values().any(|v| !v.is_null()));
         let shown = match self.name {
-            None => client.json("GET", "/v1/quotas", b"")?,
-            Some(name) => {
-                let quota = json!({
-                    "slots": self.slots, "cpu_seconds": self.cpu_seconds,
-                    "memory": self.memory, "images": self.images,
-                });
-                let body = quota.to_string();
-                client.json("PUT", &format!("/v1/quotas/{name}"), body.as_bytes())?
+            Some(name) if limits || self.lift => {
+                let (path, body) = (format!("/v1/quotas/{}", encode(&name)), quota.to_string());
+                client.json("PUT", &path, body.as_bytes())?
+            }
+            name => {
+                let mut all = client.json("GET", "/v1/quotas", b"")?;
+                match name {
+                    None => all,
+                    Some(name) if !all[&name].is_null() => all[&name].take(),
+                    Some(name) => return Err(format!("{name} has no quota").into()),
+                }
             }
         };
         println!("{shown}");

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator;
 
@@ -19,6 +20,9 @@ use crate::shepherd::message::Exit;
 
 /// A daemon that is gone may come back within this time.
 const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Who waits is told after this time that it is away.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// No frame of output is longer.
 const MOST: u32 = 1 << 20;
@@ -63,7 +67,10 @@ pub fn be(client: &Client, id: u64, stdin: bool, signals: Signals) -> ExitCode {
         Ok(Exit::Code(code)) => ExitCode::from(u8::try_from(code & 0xff).unwrap_or(OWN_ERROR)),
         Ok(Exit::Signal(signal)) => die_by(signal),
         Err(e) => {
-            eprintln!("torpor queue: {}", client.unreachable(&e));
+            match e.kind() {
+                io::ErrorKind::Other => eprintln!("torpor queue: job {id}: {e}"),
+                _ => eprintln!("torpor queue: {}", client.unreachable(&e)),
+            }
             ExitCode::from(OWN_ERROR)
         }
     }
@@ -115,13 +122,30 @@ fn die_by(signal: i32) -> ExitCode {
 
 fn pass_signals(client: Client, id: u64, mut signals: Signals) {
     thread::spawn(move || {
+        let unheard = Arc::new(AtomicBool::new(false));
         for signal in signals.0.forever() {
             // A terminal sends these to the whole foreground group.
             let group = matches!(signal, SIGINT | SIGQUIT);
             let group = u8::from(group);
             let path = format!("/v1/jobs/{id}/signal?signal={signal}&group={group}");
-            // A daemon that is away is tried again by whoever sends the next signal.
-            let _ = persistently(|| client.json("POST", &path, b"").map_err(io::Error::other));
+            if !client.json("POST", &path, b"").is_err_and(|refusal| refusal.is_lost()) {
+                continue;
+            }
+            let ends = matches!(signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT);
+            if unheard.swap(true, Ordering::AcqRel) && ends {
+                eprintln!("torpor queue: job {id} is left to itself");
+                let _ = die_by(signal);
+                std::process::exit(OWN_ERROR.into());
+            }
+            eprintln!(
+                "torpor queue: the daemon does not answer: job {id} gets signal {signal} when it \
+                 does. Another one ends this command, and not the job"
+            );
+            let (client, unheard) = (client.clone(), Arc::clone(&unheard));
+            thread::spawn(move || {
+                let _ = persistently(|| client.json("POST", &path, b"").map_err(io::Error::other));
+                unheard.store(false, Ordering::Release);
+            });
         }
     });
 }
@@ -172,7 +196,7 @@ fn follow(
     err: &mut dyn Write,
 ) -> io::Result<Option<End>> {
     let mut offsets = [0_u64; 2];
-    let mut lost: Option<Instant> = None;
+    let (mut lost, mut is_told): (Option<Instant>, bool) = (None, false);
     loop {
         let before = offsets;
         match read_frames(client, id, to_the_end, is_the_job, &mut offsets, out, err) {
@@ -185,6 +209,14 @@ fn follow(
                 let since = *lost.get_or_insert_with(Instant::now);
                 if since.elapsed() > PATIENCE {
                     return Err(e);
+                }
+                if since.elapsed() > SILENCE && !is_told {
+                    is_told = true;
+                    let (daemon, minutes) = (&client.address, PATIENCE.as_secs() / 60);
+                    eprintln!(
+                        "torpor queue: the daemon at {daemon} does not answer ({e}): it is waited \
+                         for, up to {minutes} minutes"
+                    );
                 }
                 thread::sleep(Duration::from_millis(100));
             }
@@ -227,7 +259,11 @@ fn read_frames(
     );
     let mut answer = client.ask("GET", &path, &[], b"").map_err(Theirs)?;
     if answer.status != 200 {
-        return Err(Ours(io::Error::other(format!("the daemon answered with {}", answer.status))));
+        let text = format!("the daemon answered with {}", answer.status);
+        let problem: Value =
+            serde_json::from_slice(&answer.whole().map_err(Theirs)?).unwrap_or_default();
+        let text = problem["detail"].as_str().map_or(text, str::to_owned);
+        return Err(Ours(io::Error::other(text)));
     }
     loop {
         let mut head = [0; 5];

@@ -69,7 +69,10 @@ pub fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response
             told(adopted.map(|id| json!({ "id": id })))
         }),
         ("GET", ["v1", "quotas"]) => Response::json(&json!(queue.lock().config.rules.quotas)),
-        ("PUT", ["v1", "quotas", name]) => admin(who, || set_quota(queue, name, request)),
+        // The names of projects have slashes in them.
+        ("PUT", ["v1", "quotas", name @ ..]) => {
+            admin(who, || set_quota(queue, &name.join("/"), request))
+        }
         (method, ["v1", "jobs", id, rest @ ..]) => match allowed(queue, who, id) {
             Ok(id) => job(queue, id, method, rest, request),
             Err(response) => response,
@@ -108,7 +111,10 @@ fn told(answer: Result<Value, String>) -> Response {
 }
 
 fn allowed(queue: &Queue, who: &Identity, id: &str) -> Result<JobId, Response> {
-    let missing = || Response::problem(404, &format!("there is no job {id}"));
+    let missing = || {
+        let text = format!("there is no job {id} (torpor queue list shows those that there are)");
+        Response::problem(404, &text)
+    };
     let id: JobId = id.parse().map_err(|_| missing())?;
     let core = queue.lock();
     let job = core.jobs.get(&id).ok_or_else(missing)?;
@@ -122,25 +128,28 @@ fn job(queue: &Arc<Queue>, id: JobId, method: &str, rest: &[&str], request: &Req
         ("GET", ["stream"]) => stream(queue, id, request),
         ("PUT", ["stdin"]) => take_input(queue, id, request),
         ("POST", ["signal"]) => signal(queue, id, request),
-        ("POST", ["cancel"]) => {
-            let signal = request.number("signal").and_then(|n| i32::try_from(n).ok());
-            queue.change(|core| core.cancel(id, signal.unwrap_or(15), None));
-            with(&queue.lock(), id, Core::brief)
-        }
+        ("POST", ["cancel"]) => cancel(queue, id, request),
         ("POST", ["preempt"]) => preempt(queue, id, request),
         ("POST", ["move"]) => {
             let (to, live) =
                 (request.query("to").unwrap_or(""), request.query("live") == Some("1"));
-            match queue.change(|core| core.move_to(id, to, live)) {
-                Ok(()) => with(&queue.lock(), id, Core::brief),
-                Err(text) => Response::problem(409, &text),
-            }
+            order(queue, id, |core| core.move_to(id, to, live))
         }
-        ("POST", ["resume" | "release"]) => {
-            queue.change(|core| core.set_held(id, false));
-            with(&queue.lock(), id, Core::brief)
-        }
+        ("POST", ["resume"]) => order(queue, id, |core| core.resume(id)),
+        // Another machine tells this often, until it is sure that it was heard.
+        ("POST", ["release"]) => order(queue, id, |core| {
+            core.set_held(id, false);
+            Ok(())
+        }),
         _ => Response::problem(404, "jobs have no such thing"),
+    }
+}
+
+/// Does something to a job, and shows it as it is then.
+fn order(queue: &Queue, id: JobId, work: impl FnOnce(&mut Core) -> Result<(), String>) -> Response {
+    match queue.change(work) {
+        Ok(()) => with(&queue.lock(), id, Core::brief),
+        Err(text) => Response::problem(409, &text),
     }
 }
 
@@ -237,10 +246,24 @@ fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
     }
 }
 
-fn signal(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
+fn cancel(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
+    match request.query("signal").map_or(Some(15), |_| signal_of(request)) {
+        Some(signal) => order(queue, id, |core| core.cancel_by_hand(id, signal)),
+        None => Response::problem(400, NO_SIGNAL),
+    }
+}
+
+/// What is said of a signal that there is not.
+const NO_SIGNAL: &str = "which signal? A number from 1 to 31";
+
+fn signal_of(request: &Request) -> Option<i32> {
     let number = request.number("signal").and_then(|number| i32::try_from(number).ok());
-    let Some(signal) = number.filter(|n| (1..=31).contains(n)) else {
-        return Response::problem(400, "which signal? A number from 1 to 31");
+    number.filter(|n| (1..=31).contains(n))
+}
+
+fn signal(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
+    let Some(signal) = signal_of(request) else {
+        return Response::problem(400, NO_SIGNAL);
     };
     let group = request.query("group") == Some("1");
     queue.change(|core| core.pass_signal(id, signal, group));
@@ -257,10 +280,7 @@ fn preempt(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
             }
         },
     };
-    match queue.change(|core| core.preempt(id, means)) {
-        Ok(()) => with(&queue.lock(), id, Core::brief),
-        Err(text) => Response::problem(409, &text),
-    }
+    order(queue, id, |core| core.preempt(id, means))
 }
 
 fn drain(queue: &Arc<Queue>, request: &Request) -> Response {
@@ -271,13 +291,14 @@ fn drain(queue: &Arc<Queue>, request: &Request) -> Response {
     {
         return Response::problem(409, &text);
     }
-    queue.change(|core| {
-        core.draining = draining;
+    let before = queue.change(|core| {
+        let before = std::mem::replace(&mut core.draining, draining);
         if let Err(e) = core.store.keep_fact("draining", &draining) {
             core.trouble = Some(e.to_string());
         }
+        before
     });
-    Response::json(&json!({ "draining": draining }))
+    Response::json(&json!({ "draining": draining, "changed": draining != before }))
 }
 
 fn set_quota(queue: &Arc<Queue>, name: &str, request: &Request) -> Response {
@@ -378,16 +399,62 @@ impl Core {
         }
     }
 
+    /// Ends a job because a person wants that. One that was told to already gets the signal, too.
+    ///
+    /// # Errors
+    /// A sentence, if it is over.
+    pub fn cancel_by_hand(&mut self, id: JobId, signal: i32) -> Result<(), String> {
+        let record = self.jobs.get(&id).ok_or("there is no such job")?;
+        if record.place == Place::Ended {
+            return Err(record.over());
+        }
+        if record.cancelled {
+            self.pass_signal(id, signal, false);
+        } else {
+            self.cancel(id, signal, None);
+        }
+        Ok(())
+    }
+
+    /// Lets a job go on that was told to stay where it is.
+    ///
+    /// # Errors
+    /// A sentence, if it was not.
+    pub fn resume(&mut self, id: JobId) -> Result<(), String> {
+        let record = self.jobs.get(&id).ok_or("there is no such job")?;
+        if record.place == Place::Ended {
+            return Err(record.over());
+        }
+        if let Some(elsewhere) = record.elsewhere() {
+            return Err(elsewhere);
+        }
+        if record.held {
+            self.set_held(id, false);
+            return Ok(());
+        }
+        if matches!(record.place, Place::Starting | Place::Running | Place::Waking) {
+            return Err(format!("job {id} runs already"));
+        }
+        let why = self.reasons.get(&id).map(|reason| self.explain(reason));
+        let why = why.unwrap_or_else(|| "it goes on when it is its turn".to_owned());
+        Err(format!("job {id} was not preempted by hand, so there is nothing to resume: {why}"))
+    }
+
     /// Lets a job give way because a person wants it, until it is resumed.
     ///
     /// # Errors
     /// A sentence, if it cannot.
     pub fn preempt(&mut self, id: JobId, means: Option<Means>) -> Result<(), String> {
         let record = self.jobs.get(&id).ok_or("there is no such job")?;
-        match record.place {
-            Place::Ended => return Err("it is over".to_owned()),
-            Place::Running => {}
-            Place::Away => return Err("it is on another machine".to_owned()),
+        match (record.place, record.elsewhere()) {
+            (Place::Ended, _) => return Err(record.over()),
+            (Place::Running, _) => {}
+            (Place::Away, Some(elsewhere)) => return Err(elsewhere),
+            (Place::Queued | Place::Stopped | Place::Asleep, elsewhere) if record.held => {
+                let told =
+                    || format!("job {id} has given way already, until torpor queue resume {id}");
+                return Err(elsewhere.unwrap_or_else(told));
+            }
             // Once it runs it is made to give way.
             _ => {
                 self.set_held(id, true);
@@ -395,7 +462,7 @@ impl Core {
             }
         }
         let world = self.world();
-        let view = world.jobs.iter().find(|job| job.id == id).ok_or("it is over")?;
+        let view = world.jobs.iter().find(|job| job.id == id).ok_or_else(|| record.over())?;
         let allowed = match means {
             Some(means) => vec![means],
             // Who asks for a job to go wants its memory, too.
@@ -411,7 +478,7 @@ impl Core {
         let Some(price) = price else {
             let kind = record.spec.kind();
             let why = self.refusals.get(&kind).map_or("it has no such means", |text| text);
-            return Err(format!("it cannot give way like that: {why}"));
+            return Err(format!("job {id} cannot give way like that: {why}"));
         };
         self.set_held(id, true);
         self.let_give_way(id, None, price);

@@ -240,4 +240,23 @@ impl Record {
             (Place::Away, _) => "moved",
         }
     }
+
+    /// What is said to who wants something of it when it is over.
+    #[must_use]
+    pub fn over(&self) -> String {
+        let (id, state) = (self.id, self.state());
+        let exit = self.exit.map_or(0, Exit::number);
+        format!("job {id} is over: {state}, exit status {exit} (torpor queue show {id} says more)")
+    }
+
+    /// Where it is, if it is not here or about to go.
+    #[must_use]
+    pub fn elsewhere(&self) -> Option<String> {
+        let (id, there) = (self.id, self.destination.as_ref()?);
+        let machine = &there.machine;
+        Some(match there.job {
+            Some(job) => format!("job {id} is on {machine}: ask there, where it is job {job}"),
+            None => format!("job {id} is on its way to {machine}: ask there when it has arrived"),
+        })
+    }
 }

@@ -54,17 +54,17 @@ impl Core {
     pub fn move_to(&mut self, id: JobId, machine: &str, live: bool) -> Result<(), String> {
         self.peer(machine)?;
         let record = self.jobs.get_mut(&id).ok_or("there is no such job")?;
-        match (record.place, &record.destination) {
-            (Place::Ended, _) => return Err("it is over".to_owned()),
-            (Place::Away, _) => return Err("it is on another machine already".to_owned()),
-            (_, Some(there)) => return Err(format!("it is on its way to {}", there.machine)),
-            _ => {}
+        if record.place == Place::Ended {
+            return Err(record.over());
+        }
+        if let Some(elsewhere) = record.elsewhere() {
+            return Err(elsewhere);
         }
         let kind = record.spec.kind();
         if record.place == Place::Running
             && let Some(why) = self.refusals.get(&kind)
         {
-            return Err(format!("it cannot be saved: {why}"));
+            return Err(format!("job {id} cannot be saved: {why}"));
         }
         let key = format!("{}-{id}-{}", self.name, record.next_checkpoint);
         let live = live && matches!(record.place, Place::Starting | Place::Waking | Place::Running);

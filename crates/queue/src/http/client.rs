@@ -54,6 +54,18 @@ impl fmt::Display for Address {
     }
 }
 
+/// A word as it can stand in a path or a query, whatever is in it.
+#[must_use]
+pub fn encode(text: &str) -> String {
+    let one = |byte: u8| match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' => {
+            char::from(byte).to_string()
+        }
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(one).collect()
+}
+
 /// How a daemon is spoken to.
 #[derive(Clone)]
 pub struct Client {

@@ -6,7 +6,7 @@ mod server;
 
 use std::io::{self, Read, Write};
 
-pub use client::{Address, Client};
+pub use client::{Address, Client, encode};
 pub use server::{Body, Request, Response, answer_all, answer_one};
 
 /// No head of a request or an answer is longer.

@@ -380,5 +380,7 @@ mod tests {
     #[test]
     fn escapes_are_decoded_and_broken_ones_kept() {
         assert_eq!(decode("a%2Fb%zz%4"), "a/b%zz%4");
+        let odd = "project:a/b & c?d+é\n%";
+        assert_eq!(decode(&super::super::encode(odd)), odd);
     }
 }

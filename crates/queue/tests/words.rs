@@ -1,0 +1,130 @@
+//! What the commands answer about jobs that are not there, over, or already as they are to be: a
+//! sentence that names the job, and a status that says that nothing was done.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use common::{Daemon, shown, until};
+use serde_json::{Value, json};
+
+/// What a command that must fail says.
+fn refused(daemon: &Daemon, words: &[&str]) -> String {
+    let output = daemon.queue(words).output().unwrap();
+    assert!(!output.status.success(), "{words:?}: {}", shown(&output));
+    assert!(output.stdout.is_empty(), "{words:?}: {}", shown(&output));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn assert_refused(daemon: &Daemon, words: &[&str], wanted: &[&str]) {
+    let said = refused(daemon, words);
+    for word in wanted {
+        assert!(said.contains(word), "{words:?}: no {word:?} in {said}");
+    }
+}
+
+#[test]
+fn a_job_that_is_not_there_is_named() {
+    let daemon = Daemon::start(&[]);
+    for verb in ["cancel", "preempt", "resume", "logs", "show"] {
+        assert_refused(&daemon, &[verb, "99"], &["there is no job 99", "torpor queue list"]);
+    }
+    let to = ["move", "99", "--to", "b"];
+    assert_refused(&daemon, &to, &["there is no job 99"]);
+    assert_refused(&daemon, &["submit", "--after", "99", "--", "true"], &["no job 99"]);
+    assert_refused(&daemon, &["list", "--state", "asleep"], &["preempted"]);
+}
+
+#[test]
+fn a_job_that_is_over_says_how_it_ended() {
+    let daemon = Daemon::configured(&json!({ "pool": { "b": "https://b.example:1" } }), &[]);
+    let id = daemon.submit(&[], &["sh", "-c", "exit 3"]).to_string();
+    daemon.wait_for(1, "failed");
+    for verb in ["cancel", "preempt", "resume"] {
+        let wanted = ["job 1 is over: failed, exit status 3", "torpor queue show 1"];
+        assert_refused(&daemon, &[verb, &id], &wanted);
+    }
+    // Those that can be ended are, whatever is said of the others.
+    let lives = daemon.submit(&[], &["sleep", "1000"]);
+    let words = ["cancel", &id, "99", &lives.to_string()];
+    assert_refused(&daemon, &words, &["job 1 is over", "no job 99"]);
+    daemon.wait_for(lives, "cancelled");
+    // Output is there when a job is over, too; one that never ran has none.
+    assert_eq!(daemon.output(1), "");
+    let never = daemon.submit(&["--after", "1", "--retries", "0"], &["true"]);
+    let output = daemon.queue(&["logs", &never.to_string()]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains(&format!("job {never} ")), "{}", shown(&output));
+}
+
+#[test]
+fn what_is_so_already_is_refused_by_name() {
+    let daemon = Daemon::start(&["--slots", "1"]);
+    let first = daemon.submit(&[], &["sleep", "1000"]);
+    daemon.wait_for(first, "running");
+    let waits = daemon.submit(&[], &["true"]);
+    assert_refused(&daemon, &["resume", "1"], &["job 1 runs already"]);
+    assert_refused(&daemon, &["resume", "2"], &["job 2 was not preempted by hand", "for job 1"]);
+    let output = daemon.queue(&["logs", "2"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("job 2 has not started, it waits for job 1"), "{said}");
+    // One that waits is kept from running, once.
+    daemon.ok(&["preempt", "2"]);
+    assert_refused(&daemon, &["preempt", "2"], &["job 2 has given way already", "resume 2"]);
+    daemon.ok(&["preempt", "1"]);
+    assert_refused(&daemon, &["preempt", "1"], &["job 1 has given way already", "resume 1"]);
+    daemon.ok(&["resume", "2"]);
+    daemon.wait_for(waits, "done");
+    daemon.ok(&["resume", "1"]);
+    daemon.wait_for(first, "running");
+    // Means that it does not have.
+    let words = ["preempt", "1", "--means", "command"];
+    assert_refused(&daemon, &words, &["job 1 cannot give way like that"]);
+    assert_refused(&daemon, &["preempt", "1", "--means", "a b&c"], &["stop, checkpoint"]);
+    daemon.ok(&["cancel", "1"]);
+    daemon.wait_for(first, "cancelled");
+}
+
+#[test]
+fn a_second_cancel_sends_its_signal() {
+    let daemon = Daemon::configured(&json!({ "grace": 3_600_000 }), &[]);
+    let script = "trap 'echo no' TERM; echo ready; while :; do sleep 0.05; done";
+    let id = daemon.submit(&[], &["sh", "-c", script]);
+    daemon.wait_for_output(id, "ready");
+    daemon.ok(&["cancel", "1"]);
+    daemon.wait_for_output(id, "no");
+    assert_refused(&daemon, &["cancel", "1", "--signal", "99"], &["from 1 to 31"]);
+    daemon.ok(&["cancel", "1", "--signal", "9"]);
+    assert_eq!(daemon.wait_for(id, "cancelled")["exit"], 137);
+}
+
+#[test]
+fn draining_twice_says_so() {
+    let daemon = Daemon::start(&[]);
+    assert_refused(&daemon, &["drain", "--end"], &["is not being drained"]);
+    daemon.ok(&["drain"]);
+    assert_refused(&daemon, &["drain"], &["is being drained already", "drain --end"]);
+    daemon.ok(&["drain", "--wait"]);
+    let id = daemon.submit(&[], &["true"]);
+    assert_refused(&daemon, &["resume", "1"], &["job 1 was not", "being drained"]);
+    daemon.ok(&["drain", "--end"]);
+    daemon.wait_for(id, "done");
+}
+
+/// A name without limits shows the quota: it does not take it away.
+#[test]
+fn a_quota_is_shown_and_lifted() {
+    let daemon = Daemon::start(&[]);
+    assert_refused(&daemon, &["quota", "owner:ann"], &["owner:ann has no quota"]);
+    assert_refused(&daemon, &["quota", "ann", "--slots", "1"], &["owner:NAME"]);
+    let name = "project:kernel/net & more";
+    daemon.ok(&["quota", name, "--slots", "2"]);
+    let slots = || -> Value {
+        let quota: Value = serde_json::from_str(&daemon.ok(&["quota", name])).unwrap();
+        quota["slots"].clone()
+    };
+    assert_eq!(slots(), 2);
+    daemon.ok(&["quota", name, "--lift"]);
+    assert_eq!(slots(), Value::Null);
+    until("top", || daemon.ok(&["top"]).contains("slots 0/").then_some(()));
+}
