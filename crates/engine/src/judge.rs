@@ -118,6 +118,7 @@ struct Found {
     gives_up: bool,
     reading: Duration,
     told: Told,
+    _ending: Option<reader::Ending>,
 }
 
 /// All that threads may do.
@@ -155,7 +156,8 @@ fn origin(claim: &Claim, workers: usize) -> Result<Origin> {
 fn find(opts: &Options, images: &ImageDir) -> Result<Found> {
     let passed = passed(opts)?;
     let begun = Instant::now();
-    let Look { mut requests, unsaid, told } = reader::look(images, &passed)?;
+    let (look, ending) = reader::look(images, &passed)?;
+    let Look { mut requests, unsaid, told } = look;
     let reading = begun.elapsed();
     let claim = host::claim(opts, images, &images.inventory()?)?;
     let origin = if claim.is_some() { Origin::Here } else { Origin::Elsewhere };
@@ -166,7 +168,7 @@ fn find(opts: &Options, images: &ImageDir) -> Result<Found> {
             *given_up = true;
         }
     }
-    Ok(Found { requests, passed, claim, gives_up, reading, told })
+    Ok(Found { requests, passed, claim, gives_up, reading, told, _ending: ending })
 }
 
 /// What the caller of the restore has passed.

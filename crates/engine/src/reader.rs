@@ -66,16 +66,32 @@ fn limits(bytes: u64) -> Limits {
     Limits { seconds: 60 + 4 * (bytes >> 20), bytes: (256 << 20) + 64 * bytes }
 }
 
-/// Looks at images that are pinned, in a process of its own.
+/// A reader that has said all. It takes a while to end (half a millisecond), so it is waited for when this
+/// is dropped.
+#[derive(Debug)]
+pub(crate) struct Ending(i32);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // Somebody else may have waited for it.
+        let _ = process::wait(self.0, true);
+    }
+}
+
+/// Looks at images that are pinned, in a process of its own, if there is one.
 ///
 /// # Errors
 /// Damaged images; those that take too long to read.
-pub(crate) fn look(images: &ImageDir, passed: &Passed) -> Result<Look> {
+pub(crate) fn look(images: &ImageDir, passed: &Passed) -> Result<(Look, Option<Ending>)> {
     images.pin_all()?;
     look_within(images, passed, limits(images.pinned_bytes()))
 }
 
-fn look_within(images: &ImageDir, passed: &Passed, limits: Limits) -> Result<Look> {
+fn look_within(
+    images: &ImageDir,
+    passed: &Passed,
+    limits: Limits,
+) -> Result<(Look, Option<Ending>)> {
     let what = || "start the process that reads images".to_owned();
     let (ours, theirs) = UnixStream::pair().context(what)?;
     let theirs = File::from(OwnedFd::from(theirs));
@@ -83,24 +99,23 @@ fn look_within(images: &ImageDir, passed: &Passed, limits: Limits) -> Result<Loo
         Ok(pid) => pid,
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
             tracing::debug!("This process has threads: it reads the images itself");
-            return look_here(images, passed, &here, &fresh);
+            return Ok((look_here(images, passed, &here, &fresh)?, None));
         }
         Err(error) => return Err(error).context(what),
     };
     drop(theirs);
-    let told = listen(File::from(OwnedFd::from(ours)));
-    // It has nothing left to say; somebody else may have waited for it.
-    let ended = process::wait(pid, true);
-    match ended {
-        Ok(Some((_, Status::Signaled(signal)))) if told.is_err() => {
-            Err(Error::Unreadable(format!(
-                "the process that reads the images was ended by signal {signal}: for images of this \
-                 size it may take {} seconds and {} MiB of memory, more than any dump's need",
-                limits.seconds,
-                limits.bytes >> 20
-            )))
-        }
-        _ => told,
+    let error = match listen(File::from(OwnedFd::from(ours))) {
+        Ok(look) => return Ok((look, Some(Ending(pid)))),
+        Err(error) => error,
+    };
+    match process::wait(pid, true) {
+        Ok(Some((_, Status::Signaled(signal)))) => Err(Error::Unreadable(format!(
+            "the process that reads the images was ended by signal {signal}: for images of this size it may \
+             take {} seconds and {} MiB of memory, more than any dump's need",
+            limits.seconds,
+            limits.bytes >> 20
+        ))),
+        _ => Err(error),
     }
 }
 
