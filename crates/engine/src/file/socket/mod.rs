@@ -32,6 +32,7 @@ use torpor_images::proto::FileEntry;
 pub(crate) use self::about::netns_of;
 pub use self::around::Around;
 pub use self::inet::InetRestorer;
+pub(crate) use self::unix::EXTERN;
 pub use self::unix::{Neighbours, UnixRestorer};
 
 use self::spaces::Lists;

@@ -31,7 +31,7 @@ pub use self::restore::UnixRestorer;
 
 /// Flag of an entry: the socket lies outside of the tree, and stands in the images only
 /// because others are connected to it by its name.
-const EXTERN: u32 = 1;
+pub(crate) const EXTERN: u32 = 1;
 
 /// What restored Unix sockets reach.
 #[derive(Debug)]

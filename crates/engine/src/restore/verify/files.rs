@@ -12,7 +12,7 @@ use torpor_policy::{SignalOwner, SocketOptions};
 use torpor_sys::kcmp::{Object, kcmp};
 use torpor_sys::socket;
 
-use super::{differs, wrong};
+use super::{differs, unix, wrong};
 use crate::error::{Context, Result};
 use crate::file::socket::netns_of;
 use crate::file::{OpenFiles, fown};
@@ -89,7 +89,7 @@ impl<'c> Opened<'c> {
         Ok(())
     }
 
-    /// The network namespaces of sockets.
+    /// The network namespaces of sockets, and with whom Unix sockets are connected.
     pub fn sockets(&self) -> Result<()> {
         let own = proc::ns_inode(i32::try_from(std::process::id()).unwrap_or_default(), "net")?;
         for (id, entry) in self.entries {
@@ -115,7 +115,8 @@ impl<'c> Opened<'c> {
                 return Err(wrong(text));
             }
         }
-        Ok(())
+        // One that the caller has handed over has the peer that the caller has given it.
+        if self.handed { Ok(()) } else { unix::peers(self) }
     }
 }
 

@@ -8,6 +8,7 @@ mod files;
 pub(crate) mod mounts;
 #[cfg(test)]
 mod tests;
+mod unix;
 
 use std::collections::HashMap;
 use std::fmt::Display;

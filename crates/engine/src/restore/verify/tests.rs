@@ -41,6 +41,24 @@ const SHARING: &str = r#"$| = 1;
     open STDOUT, ">", "/dev/null" or die;
     syscall(56, 0x400 | 17, 0, 0, 0, 0);
     sleep 1000;"#;
+/// Unix sockets: two connected pairs, one of datagrams, one that is alone, one with a name, and one that
+/// waits for a listener to accept it.
+const PAIRS: &str = r#"use Socket; use POSIX (); $| = 1;
+    POSIX::close($_) for 3 .. 99; # what was inherited
+    socketpair A, B, AF_UNIX, SOCK_STREAM, 0 or die;
+    socketpair C, D, AF_UNIX, SOCK_STREAM, 0 or die;
+    socketpair E, G, AF_UNIX, SOCK_DGRAM, 0 or die;
+    socket H, AF_UNIX, SOCK_DGRAM, 0 or die;
+    socket J, AF_UNIX, SOCK_DGRAM, 0 or die;
+    bind J, pack("Sa*", AF_UNIX, "\0name") or die;
+    socket L, AF_UNIX, SOCK_STREAM, 0 or die;
+    bind L, pack("Sa*", AF_UNIX, "\0listener") or die;
+    listen L, 5 or die;
+    socket K, AF_UNIX, SOCK_STREAM, 0 or die;
+    connect K, pack("Sa*", AF_UNIX, "\0listener") or die;
+    print "ready\n";
+    open STDOUT, ">", "/dev/null" or die;
+    sleep 1000;"#;
 /// The descriptors of the file and of the socket, and a free one.
 const FILE: i32 = 3;
 const SOCKET: i32 = 4;
@@ -269,6 +287,46 @@ fn what_is_made_otherwise_is_named() {
             };
             cx.ns.all.push(hosts);
             entry(cx, SOCKET).isk.as_mut().unwrap().ns_id = Some(900_001);
+        }),
+    ]);
+}
+
+/// Has the first task connect a socket.
+fn connect(cx: &mut Restore<'_>, fd: i32, address: &[u8]) {
+    let mut batch = cx.tasks.remote(0).unwrap().batch();
+    let at = batch.bytes(address).0;
+    batch.must((libc::SYS_connect, [u64::from(fd.cast_unsigned()), at, address.len() as u64]));
+    assert!(batch.run().unwrap().first_error().is_none());
+}
+
+/// Gives one socket of the images the peer of another, and that the peer of the first.
+fn exchange_peers(cx: &mut Restore<'_>, a: i32, b: i32) {
+    let peer = |cx: &mut Restore<'_>, fd| entry(cx, fd).usk.as_ref().unwrap().peer;
+    let (of_a, of_b) = (peer(cx, a), peer(cx, b));
+    entry(cx, a).usk.as_mut().unwrap().peer = of_b;
+    entry(cx, b).usk.as_mut().unwrap().peer = of_a;
+}
+
+#[test]
+fn unix_sockets_with_other_peers_are_named() {
+    // The ends of two pairs, one of a pair of datagrams, those behind it, and those at the listener.
+    const A: i32 = 3;
+    const C: i32 = 5;
+    const E: i32 = 7;
+    const H: i32 = 9;
+    const LISTENER: i32 = 11;
+    const WAITING: i32 = 12;
+    Asleep::running(PAIRS, &["-pn"], |_| {}).refused(&[
+        ("and was to be to socket", |cx| exchange_peers(cx, A, C)),
+        ("is connected to nobody and was to be to socket", |cx| exchange_peers(cx, WAITING, H)),
+        ("is connected to nobody and was to be to socket", |cx| connect(cx, E, &[0; 16])),
+        ("and was to be to nobody", |cx| connect(cx, H, b"\x01\0\0name")),
+        ("and was to be to socket", |cx| connect(cx, E, b"\x01\0\0name")),
+        ("and was to be to nobody", |cx| entry(cx, A).usk.as_mut().unwrap().peer = 0),
+        // It waits at no other one, and nobody else waits there.
+        ("and was to be to socket", |cx| {
+            let listener = entry(cx, LISTENER).usk.as_ref().unwrap().ino;
+            entry(cx, A).usk.as_mut().unwrap().peer = listener;
         }),
     ]);
 }
