@@ -95,14 +95,28 @@ impl Datagram<'_> {
 }
 
 /// Sends a packet with the mark that passes locks. Both addresses are of one family.
+///
+/// It stays on this host: images say who the peer is, and nobody else is to hear from us in the
+/// name of somebody.
 fn send(from: Address, to: Address, packet: &[u8]) -> Result<()> {
     let what = || format!("packet from {from} to {to}");
+    is_ours(to).context(what)?;
     let raw = socket::socket(to.family, libc::SOCK_RAW, libc::IPPROTO_RAW).context(what)?;
     let mark = MARK.cast_signed();
     socket::set_int(raw.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, mark).context(what)?;
     let to = Address { port: 0, ..to }.to_bytes();
     let message = Message { address: Some(&to), data: packet, ..Message::default() };
     socket::send(raw.as_fd(), &message, 0).context(what).map(drop)
+}
+
+/// Fails with `EADDRNOTAVAIL` if an address is not one of the network namespace of this thread: no
+/// socket can be bound to such a one without further ado. To that of a group one can be.
+fn is_ours(address: Address) -> std::io::Result<()> {
+    if address.ip().is_multicast() {
+        return Err(std::io::ErrorKind::AddrNotAvailable.into());
+    }
+    let probe = socket::socket(address.family, libc::SOCK_DGRAM, libc::IPPROTO_UDP)?;
+    socket::bind(probe.as_fd(), &Address { port: 0, ..address }.to_bytes())
 }
 
 /// An IP packet that does not get farther than the next host, in case that the address is
@@ -151,6 +165,7 @@ fn address_bytes(address: Address) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{command, in_netns};
     use super::*;
 
     fn address(last: u8, port: u16) -> Address {
@@ -170,6 +185,23 @@ mod tests {
         // The sum of all 16-bit words and this one is ffff.
         expected.extend([0x89, 0x4a, 0, 0]);
         assert_eq!(packet, expected);
+    }
+
+    #[test]
+    fn packets_stay_on_this_host() {
+        in_netns(|| {
+            command("ip", &["link", "set", "lo", "up"]);
+            command("ip", &["addr", "add", "10.0.0.2/32", "dev", "lo"]);
+            command("ip", &["route", "add", "default", "dev", "lo"]);
+            let send = |to| Datagram { from: address(1, 80), to, data: b"abc" }.send();
+            send(address(2, 53)).unwrap();
+            let group =
+                Address { words: [u32::from_ne_bytes([224, 0, 0, 1]), 0, 0, 0], ..address(0, 53) };
+            for others in [address(3, 53), group] {
+                let error = send(others).unwrap_err().to_string();
+                assert!(error.contains("packet from 10.0.0.1:80 to "), "{error}");
+            }
+        });
     }
 
     #[test]
