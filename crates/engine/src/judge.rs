@@ -182,6 +182,8 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         profile: opts.lsm_profile.clone(),
         empty_network: opts.network.empty,
         external_sockets: opts.files.ext_unix_sk,
+        connections: opts.network.tcp_established,
+        closes_connections: opts.network.tcp_close,
         limits: limits(own)?,
         nice: rustix::process::getpriority_process(None).unwrap_or_default(),
         oom_score_adj: proc::read(own, "oom_score_adj")?.trim().parse().unwrap_or_default(),

@@ -72,6 +72,7 @@ const RULES: &[Rule] = &[
     ("network.routes", |rules, leaf| grant(leaf).map(|on| rules.routes = on)),
     ("network.raw-sockets", |rules, leaf| grant(leaf).map(|on| rules.raw_sockets = on)),
     ("network.ports", |rules, leaf| grant(leaf).map(|on| rules.ports = on)),
+    ("network.connections", |rules, leaf| grant(leaf).map(|on| rules.connections = on)),
     ("network.socket-options", |rules, leaf| grant(leaf).map(|on| rules.socket_options = on)),
     ("network.external-sockets", |rules, leaf| grant(leaf).map(|on| rules.external_sockets = on)),
     ("network.links", |rules, leaf| words(leaf, true).map(|kinds| rules.links = kinds)),

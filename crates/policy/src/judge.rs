@@ -271,6 +271,12 @@ impl Rules {
                 denied(self.ports, granted, "CAP_NET_BIND_SERVICE is not given")
                     .map(|why| ("network.ports", why))
             }
+            Ask::Connection { .. } => {
+                // Who has it could make such connections, by the repair mode of TCP.
+                let granted = passed.connections || passed.grants_here(number::NET_ADMIN);
+                denied(self.connections, granted, "the caller has not said --tcp-established")
+                    .map(|why| ("network.connections", why))
+            }
             Ask::SocketOption { capability, .. } => {
                 // The others count on this host only.
                 let granted = match *capability {

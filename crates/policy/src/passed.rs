@@ -40,6 +40,10 @@ pub struct Passed {
     pub profiles_work: bool,
     /// Unix sockets may be connected to others outside.
     pub external_sockets: bool,
+    /// Connections of TCP may go on.
+    pub connections: bool,
+    /// Connections of TCP come back closed.
+    pub closes_connections: bool,
     /// Network devices that are handed over or connected to others outside, by their names
     /// inside.
     pub devices_of_network: Vec<String>,

@@ -121,6 +121,11 @@ pub enum Ask {
         /// The network namespace is this host's, or one that the caller gives.
         given: bool,
     },
+    /// A connection of TCP that goes on, without its peer being asked.
+    Connection {
+        /// Its number.
+        file: u32,
+    },
     /// What a socket can only have by a capability.
     SocketOption {
         /// Its number.
@@ -335,6 +340,7 @@ impl Ask {
             | Ask::Sysctl { .. }
             | Ask::RawSocket { .. }
             | Ask::Port { .. }
+            | Ask::Connection { .. }
             | Ask::SocketOption { .. }
             | Ask::ExternalSocket { .. } => "network",
         }
@@ -381,6 +387,7 @@ impl fmt::Display for Ask {
                 let whose = if *given { "the caller's" } else { "their own" };
                 write!(f, "a socket with port {port} of {whose} network (file {file})")
             }
+            Ask::Connection { file } => write!(f, "a connection of TCP that goes on (file {file})"),
             Ask::SocketOption { file, text, capability } => {
                 let capability = Capabilities::only(*capability);
                 write!(f, "a socket with {text} (file {file}), which takes {capability}")

@@ -99,6 +99,8 @@ pub struct Rules {
     pub raw_sockets: Grant,
     /// `network.ports`.
     pub ports: Grant,
+    /// `network.connections`.
+    pub connections: Grant,
     /// `network.socket-options`.
     pub socket_options: Grant,
     /// `network.external-sockets`.
@@ -149,6 +151,7 @@ impl Default for Rules {
             routes: Grant::Yes,
             raw_sockets: Grant::Yes,
             ports: Grant::Yes,
+            connections: Grant::Yes,
             socket_options: Grant::Yes,
             external_sockets: Grant::Yes,
             links: Limit::All,
@@ -193,6 +196,7 @@ impl Rules {
             routes: Grant::Runtime,
             raw_sockets: Grant::Runtime,
             ports: Grant::Runtime,
+            connections: Grant::Runtime,
             socket_options: Grant::Runtime,
             external_sockets: Grant::Runtime,
             links: Limit::Runtime,

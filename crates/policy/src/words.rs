@@ -10,13 +10,15 @@ pub type Word = &'static str;
 pub(crate) const LOCKED_MEMORY: Word = "locked memory";
 /// Likewise.
 pub(crate) const PIPE_SIZE: Word = "the size of a pipe";
+/// Likewise.
+pub(crate) const RING_SIZE: Word = "the size of rings of packets";
 /// The fields of msgctl(2) and mq_getattr(3) that only `CAP_SYS_RESOURCE` raises above a limit.
 pub(crate) const BEYOND: [Word; 3] = ["msg_qbytes", "mq_maxmsg", "mq_msgsize"];
 
 /// All of them.
 pub(crate) fn words() -> impl Iterator<Item = &'static str> {
     let kinds = NsKind::ALL.into_iter().map(NsKind::name);
-    let more = ["oom_score_adj", "PR_SET_IO_FLUSHER", LOCKED_MEMORY, PIPE_SIZE];
+    let more = ["oom_score_adj", "PR_SET_IO_FLUSHER", LOCKED_MEMORY, PIPE_SIZE, RING_SIZE];
     let kinds = kinds.chain(["packet", "raw", "marked", "ping"]);
     kinds.chain(LIMITS).chain(BEYOND).chain(more)
 }

@@ -136,6 +136,7 @@ fn rows() -> Vec<(&'static str, Ask)> {
             "a port below 1024 in a network that the caller gives",
             Ask::Port { file: 1, port: 80, given: true },
         ),
+        ("a connection of TCP that goes on", Ask::Connection { file: 1 }),
         ("a Unix socket of others", Ask::ExternalSocket { name: text("/run/x") }),
         ("firewall rules", Ask::Firewall { text: text("x") }),
         ("a route", Ask::Route { text: text("x") }),
@@ -176,6 +177,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::Login(_)
         | Ask::RawSocket { .. }
         | Ask::Port { .. }
+        | Ask::Connection { .. }
         | Ask::SocketOption { .. }
         | Ask::ExternalSocket { .. }
         | Ask::Fanotify { .. }
@@ -293,6 +295,20 @@ fn networks_of_the_callers_take_rights_of_this_host() {
     let socket = |kind| Ask::RawSocket { kind, file: 1 };
     let wanted = ["yes", "no: `foreign.network.raw-sockets`"];
     assert_eq!([verdict(socket("raw")), verdict(socket("ping"))], wanted);
+}
+
+/// Whoever says that connections are kept, or could make them, gets them.
+#[test]
+fn connections_take_the_word_of_the_caller() {
+    let of = |spec, connections| {
+        let passed = Passed { connections, ..caller(spec) };
+        verdict(&Ask::Connection { file: 1 }, Origin::Elsewhere, &passed)
+    };
+    assert_eq!(of(Some(UNPRIVILEGED), false), "no: `foreign.network.connections`");
+    assert_eq!(of(Some(UNPRIVILEGED), true), "yes");
+    assert_eq!([of(Some(PRIVILEGED), false), of(None, false)], ["yes"; 2]);
+    let nested = PRIVILEGED.replace(r#"{"type": "pid"}"#, r#"{"type": "pid"}, {"type": "user"}"#);
+    assert_eq!(of(Some(&nested), false), "no: `foreign.network.connections`");
 }
 
 #[test]

@@ -4,9 +4,10 @@
 use torpor_images::kind;
 use torpor_images::proto::{
     FdTypes, FileEntry, FileLockEntry, InetSkEntry, IpcDescEntry, IpcMsgEntry, IpcShmEntry,
-    IpcVarEntry, MqueueEntry, NetlinkSkEntry, PacketSockEntry, PipeDataEntry, PosixTimerEntry,
-    RegFileEntry, SkOption, SkOptsEntry, SkUcred, TimerfdEntry, TorporIoUringBuffer,
-    TorporIoUringEntry, TorporUserfaultfdEntry, TunfileEntry, UnixSkEntry,
+    IpcVarEntry, MqueueEntry, NetlinkSkEntry, PacketRing, PacketSockEntry, PipeDataEntry,
+    PosixTimerEntry, RegFileEntry, SkMembership, SkOption, SkOptsEntry, SkUcred, TcpStreamEntry,
+    TimerfdEntry, TorporIoUringBuffer, TorporIoUringEntry, TorporPacketPosition,
+    TorporUserfaultfdEntry, TunfileEntry, UnixSkEntry,
 };
 
 use torpor_runtimes_tests::command::{Run, command};
@@ -211,6 +212,142 @@ fn sockets() {
             ("a stream's peer outside", |i| unix(i, 1, i.root_ids().net_ns_id), OUTSIDE),
             ("a packet peer outside", |i| unix(i, 5, None), OUTSIDE),
             ("a peer outside in another namespace", |i| unix(i, 2, Some(900_001)), UNKNOWN),
+        ],
+    );
+}
+
+/// Connections of TCP that the caller has not asked for, memory of the kernel that counts for nobody, and
+/// what there cannot be.
+#[test]
+fn connections_and_rings() {
+    /// A connection in a state, and its numbers.
+    fn connection(images: &Images, family: u32, state: u32, stream: Option<TcpStreamEntry>) {
+        images.open(FdTypes::Inetsk, |entry| {
+            let address = vec![0x0100_007f; if family == 2 { 1 } else { 4 }];
+            entry.isk = Some(InetSkEntry {
+                id: entry.id,
+                ino: 900_001,
+                family,
+                r#type: 1,
+                proto: 6,
+                state,
+                src_port: 40000,
+                dst_port: 40001,
+                flags: 2,
+                src_addr: address.clone(),
+                dst_addr: address,
+                ns_id: images.root_ids().net_ns_id,
+                ..Default::default()
+            });
+        });
+        if let Some(stream) = stream {
+            images.dir.write_one(kind::TCP_STREAM, 900_001, &stream).unwrap();
+        }
+    }
+    fn goes_on(images: &Images, family: u32, state: u32) {
+        connection(images, family, state, Some(TcpStreamEntry::default()));
+    }
+    fn packets(images: &Images, change: impl Fn(&mut PacketSockEntry)) {
+        images.open(FdTypes::Packetsk, |entry| {
+            let (id, ns_id) = (entry.id, images.root_ids().net_ns_id);
+            let mut socket = PacketSockEntry { id, r#type: 3, ns_id, ..Default::default() };
+            change(&mut socket);
+            entry.psk = Some(socket);
+        });
+    }
+    fn ring(blocks: u32) -> Option<PacketRing> {
+        let (block_size, frame_size) = (1 << 20, 1 << 20);
+        Some(PacketRing {
+            block_size,
+            block_nr: blocks,
+            frame_size,
+            frame_nr: blocks,
+            ..Default::default()
+        })
+    }
+    fn group(images: &Images, level: u32, group: usize, source: usize) {
+        images.open(FdTypes::Inetsk, |entry| {
+            let membership = SkMembership {
+                level,
+                group: vec![7; group],
+                device: "lo".to_owned(),
+                exclude: true,
+                sources: vec![vec![7; source]],
+            };
+            let torpor_memberships = vec![membership];
+            entry.isk = Some(InetSkEntry {
+                id: entry.id,
+                ino: 900_001,
+                family: 2,
+                r#type: 2,
+                proto: 17,
+                state: 7,
+                src_addr: vec![0],
+                dst_addr: vec![0],
+                ns_id: images.root_ids().net_ns_id,
+                opts: SkOptsEntry { torpor_memberships, ..SkOptsEntry::default() },
+                ..Default::default()
+            });
+        });
+    }
+    const LIVES: &[&str] = &[
+        "files.img: a connection of TCP that goes on (file 900001)",
+        "the caller has not said --tcp-established (foreign.network.connections)",
+    ];
+    const RINGS: &[&str] =
+        &["files.img: the size of rings of packets of ", "(foreign.limits.raise)"];
+    const GROUP: &[&str] = &["files.img: socket 900001: is in a multicast group that cannot be"];
+    refuses_by(
+        "images-connections",
+        "foreign.network.raw-sockets = true",
+        &[
+            ("an established connection", |i| goes_on(i, 2, 1), LIVES),
+            ("one of the sixth version", |i| goes_on(i, 10, 1), LIVES),
+            ("one that is being established", |i| goes_on(i, 2, 2), LIVES),
+            ("one that the peer has closed", |i| goes_on(i, 2, 8), LIVES),
+            (
+                "one without numbers",
+                |images| connection(images, 2, 1, None),
+                &["files.img: socket 900001: is connected, but has no tcp-stream image"],
+            ),
+            (
+                "one whose windows count as none can",
+                |images| {
+                    let stream =
+                        TcpStreamEntry { opt_mask: 4, snd_wscale: 15, ..Default::default() };
+                    connection(images, 2, 1, Some(stream));
+                },
+                &["tcp-stream-dbba1.img: its windows have scales 15 and 0"],
+            ),
+            (
+                "one with more data than there is",
+                |images| {
+                    let stream = TcpStreamEntry { inq_len: 1, ..Default::default() };
+                    connection(images, 2, 7, Some(stream));
+                },
+                &["tcp-stream-dbba1.img"],
+            ),
+            ("a large ring", |i| packets(i, |socket| socket.rx_ring = ring(257)), RINGS),
+            ("a large one to send", |i| packets(i, |socket| socket.tx_ring = ring(4095)), RINGS),
+            (
+                "two that are large together",
+                |i| packets(i, |socket| (socket.rx_ring, socket.tx_ring) = (ring(200), ring(57))),
+                RINGS,
+            ),
+            (
+                "a large one that the kernel has gone round",
+                |images| {
+                    packets(images, |socket| {
+                        socket.rx_ring = ring(257);
+                        socket.torpor_position = Some(TorporPacketPosition::default());
+                    });
+                },
+                &["files.img: socket 900001: its rings of 269484032 bytes are mapped"],
+            ),
+            ("a group of another family", |i| group(i, 41, 4, 4), GROUP),
+            ("sources of another family", |i| group(i, 0, 4, 16), GROUP),
+            ("a group of no address", |i| group(i, 0, 0, 0), GROUP),
+            ("a group of another protocol", |i| group(i, 6, 4, 4), GROUP),
         ],
     );
 }

@@ -59,6 +59,7 @@ pub fn collect(
     groups::collect(checkpoint, passed, &maps, &mut all)?;
     files::collect(checkpoint, &mounts, &mut all)?;
     sockets::collect(checkpoint, settings.here, &maps, &mut all)?;
+    sockets::connections(checkpoint, passed, &mut all)?;
     ports::collect(checkpoint, settings.here, passed, &maps, &mut all)?;
     ipc::collect(checkpoint, settings.fresh, passed, &maps, &mut all)?;
     for mount in mounts {
@@ -71,7 +72,7 @@ pub fn collect(
 }
 
 /// What of [`collect`] belongs to no namespace, file system or network: limits, scheduling, what takes a
-/// capability, sizes of pipes, sockets (options, ports, peers), objects of IPC namespaces.
+/// capability, sizes of pipes, sockets (options, ports, peers, connections), objects of IPC namespaces.
 /// It is cheap: who restores compares it with a plan that somebody else has read.
 ///
 /// # Errors
@@ -85,6 +86,7 @@ pub fn powers(
     limits::collect(checkpoint, passed, &mut all);
     uses::collect(checkpoint, here, passed, &mut all)?;
     sockets::special(checkpoint, here, &mut all)?;
+    sockets::connections(checkpoint, passed, &mut all)?;
     let maps = user_namespace(checkpoint, passed, &mut Requests::default())?;
     sockets::peers(checkpoint, &maps, &mut all)?;
     ports::collect(checkpoint, here, passed, &maps, &mut all)?;

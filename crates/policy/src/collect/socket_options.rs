@@ -7,10 +7,10 @@
 //! | `torpor_options` | those of [`TAKES`]; a congestion control that not everybody may have |
 //! | `groups`, `dst_portid`, `dst_group` of netlink | what the protocol keeps for the mighty |
 //! | `src_port`, sockets for pings | judged by their network ([`super::ports`]) |
-//! | packet sockets, `SOCK_RAW` | judged as such, with all that they have |
+//! | packet sockets, `SOCK_RAW` | judged as such, with all that they have; rings above 256 MiB also as a limit that is raised |
 //! | `so_bound_dev`, `ifname` | nothing since Linux 5.7, on sockets that are bound to no device |
 //! | `torpor_uid`, `torpor_gid`, `torpor_peer` | judged as ids |
-//! | `tcp-stream-N.img` | only with `--tcp-established`, which the caller passes |
+//! | `tcp-stream-N.img` | judged as a connection, unless it is closed ([`super::sockets`]) |
 //! | others: time limits, `so_filter`, `so_linger`, `so_reuseport`, `torpor_memberships` … | nothing |
 
 use torpor_images::proto::FileEntry;

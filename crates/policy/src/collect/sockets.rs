@@ -11,12 +11,16 @@ use super::references::network_of;
 use super::socket_options::{self, Host};
 use crate::error::{Error, Result};
 use crate::fanotify::Fanotify;
+use crate::membership::Membership;
 use crate::namespace::NsKind;
 use crate::network::TUN;
+use crate::packet::PacketSocket;
+use crate::passed::Passed;
 use crate::request::Ask;
 use crate::signal_owner::SignalOwner;
 use crate::socket::SocketKind;
 use crate::socket_options::SocketOptions;
+use crate::tcp_stream::TcpStream;
 
 /// The flag of a Unix socket that is not the tasks' (`uflags`).
 const EXTERNAL: u32 = 1;
@@ -88,6 +92,34 @@ pub(super) fn special(
             let image = kind::FILES.file_name(0);
             socket_options::collect(entry, &options, host, &image, all)?;
         }
+        let image = kind::FILES.file_name(0);
+        let invalid = |reason| Error::Invalid { image: image.clone(), reason };
+        if let Some(socket) = &entry.isk {
+            Membership::all(socket).map_err(invalid)?;
+        }
+        let packets = PacketSocket::of(entry).map_err(invalid)?;
+        let rings = packets.and_then(|socket| socket.ask());
+        rings.into_iter().for_each(|ask| all.add(&*image, None, ask));
+    }
+    Ok(())
+}
+
+/// Connections of TCP that go on.
+pub(super) fn connections(
+    checkpoint: &Checkpoint<'_>,
+    passed: &Passed,
+    all: &mut Requests,
+) -> Result<()> {
+    let sockets = checkpoint.files.iter().filter_map(|entry| entry.isk.as_ref());
+    let mut connected = sockets.filter(|socket| TcpStream::is_of(socket)).peekable();
+    let closed = || checkpoint.images.inventory().map(|inventory| inventory.tcp_close());
+    if connected.peek().is_none() || passed.closes_connections || closed()? {
+        return Ok(());
+    }
+    for socket in connected {
+        TcpStream::read(checkpoint.images, socket)?;
+        let ask = TcpStream::ask(socket);
+        ask.into_iter().for_each(|ask| all.add(kind::FILES.file_name(0), None, ask));
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use torpor_images::proto::{
     FdTypes, FileEntry, InetSkEntry, IpOptsEntry, IpOptsRawEntry, SkShutdown, TcpOptsEntry,
 };
 use torpor_kernel::sock_diag as diag;
-use torpor_policy::{IcmpFilter, InetEnds, InetOptions, SocketOptions, TcpOptions};
+use torpor_policy::{IcmpFilter, InetEnds, InetOptions, Membership, SocketOptions, TcpOptions};
 use torpor_sys::socket::{self, Opt};
 
 use super::about::{Socket, bad_entry, kind_of, netns_of, restore_flags};
@@ -376,6 +376,7 @@ impl InetRestorer {
             let ends = ends(isk)?;
             kind_of(entry)?;
             inet_options(isk)?;
+            memberships(isk)?;
             if isk.proto == libc::IPPROTO_MPTCP.cast_unsigned() && tcp::is_connection(isk) {
                 return Err(bad_entry(isk.id, "is a connection of multipath TCP"));
             }
@@ -548,7 +549,7 @@ fn finish(
         _ => {}
     }
     shut_down(fd, isk.shutdown());
-    multicast::restore(fd, isk.id, &isk.opts.torpor_memberships)?;
+    multicast::restore(fd, isk.id, &memberships(isk)?)?;
     restore_options(id_maps, fd, isk)?;
     restore_flags(fd, isk.flags)
 }
@@ -576,6 +577,10 @@ pub(super) fn shut_down(fd: BorrowedFd<'_>, how: SkShutdown) {
     if let Err(e) = rustix::net::shutdown(fd, how) {
         tracing::debug!("shutdown of an unconnected socket: {e}");
     }
+}
+
+fn memberships(isk: &InetSkEntry) -> Result<Vec<Membership>> {
+    Membership::all(isk).map_err(|reason| Error::invalid("files.img", reason))
 }
 
 fn inet_options(isk: &InetSkEntry) -> Result<InetOptions> {

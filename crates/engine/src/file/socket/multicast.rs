@@ -7,9 +7,9 @@ use std::os::fd::BorrowedFd;
 
 use rustix::net::netdevice;
 use torpor_images::proto::SkMembership;
+use torpor_policy::Membership;
 use torpor_sys::socket::{self, Opt};
 
-use super::about::bad_entry;
 use crate::error::{Context, Result};
 
 /// A group on a device.
@@ -169,15 +169,10 @@ fn bytes_of(storage: &[u8; ADDRESS]) -> Option<Vec<u8>> {
 /// Lets a socket join its groups again.
 ///
 /// # Errors
-/// If a device is missing, or the kernel refuses a group; `Invalid` for a membership that cannot
-/// be.
-pub(super) fn restore(fd: BorrowedFd<'_>, id: u32, all: &[SkMembership]) -> Result<()> {
+/// If a device is missing, or the kernel refuses a group.
+pub(super) fn restore(fd: BorrowedFd<'_>, id: u32, all: &[Membership]) -> Result<()> {
     for membership in all {
-        let SkMembership { level: wanted, group, device, exclude, sources } = membership;
-        let known = |a: &Vec<u8>| matches!(a.len(), 4 | 16) && a.len() == group.len();
-        if level(group).cast_unsigned() != *wanted || !known(group) || !sources.iter().all(known) {
-            return Err(bad_entry(id, "is in a multicast group that cannot be"));
-        }
+        let Membership { group, device, exclude, sources } = membership;
         let index = netdevice::name_to_index(fd, device)
             .context(|| format!("network device {device} of a multicast group"))?;
         let group = Group { device: index, address: group.clone() };
@@ -238,8 +233,7 @@ mod tests {
             v6.join_multicast_v6(&group, 1).unwrap();
             let files: Vec<OwnedFd> = vec![v4.into(), v6.into()];
             // Only from one source, and from all but two.
-            let only = |membership: &str, exclude, sources: &[[u8; 4]]| SkMembership {
-                level: 0,
+            let only = |membership: &str, exclude, sources: &[[u8; 4]]| Membership {
                 group: membership.parse::<Ipv4Addr>().unwrap().octets().to_vec(),
                 device: "left".to_owned(),
                 exclude,
@@ -257,7 +251,11 @@ mod tests {
             };
             let before = look(&files);
             assert_eq!((before[0].len(), before[1].len()), (4, 2));
-            assert!(filtered.iter().all(|f| before[0].contains(f)));
+            let as_joined = |filtered: &Membership| {
+                let Membership { group, device, exclude, sources } = filtered.clone();
+                SkMembership { level: 0, group, device, exclude, sources }
+            };
+            assert!(filtered.iter().all(|filtered| before[0].contains(&as_joined(filtered))));
             let restored = cycle(&Options::default(), files);
             assert_eq!(look(&restored), before);
         });

@@ -3,19 +3,20 @@
 //! Frames that were received and not read yet cannot be put back (they come from a
 //! device): they are left out with a warning, but for those in a ring that is mapped ([`ring`]).
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::netdevice;
 use torpor_images::proto::{FdTypes, FileEntry, PacketMclist, PacketRing, PacketSockEntry};
-use torpor_kernel::sock_diag::{self as diag, PacketSocket};
-use torpor_policy::SocketOptions;
+use torpor_kernel::sock_diag as diag;
+use torpor_policy::{PacketGroup, PacketSocket, Ring, SocketOptions};
 use torpor_sys::socket::{self, Opt};
 
 use super::about::{Socket, bad_entry, create, kind_of, restore_flags};
 use super::around::Around;
 use super::spaces::Lists;
 use super::{options, ring};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::file::Found;
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
@@ -33,8 +34,6 @@ const PACKET_COPY_THRESH: i32 = 7;
 pub(super) const TPACKET_V3: u32 = 2;
 /// Ways of fanout that are decided by a program: classic and extended BPF.
 const FANOUT_PROGRAMS: [u32; 2] = [6, 7];
-/// `SOCK_PACKET`, the type of long ago.
-const SOCK_PACKET: u32 = 10;
 /// The longest address of a group (`struct packet_mreq_max`).
 const MAX_ADDRESS: usize = 32;
 
@@ -95,7 +94,7 @@ pub(super) fn dump(
 }
 
 /// As often as each was joined; the kernel lists the latest first.
-fn memberships(seen: &PacketSocket) -> Vec<PacketMclist> {
+fn memberships(seen: &diag::PacketSocket) -> Vec<PacketMclist> {
     let mut all = Vec::new();
     for m in seen.memberships.iter().rev() {
         let entry =
@@ -106,7 +105,7 @@ fn memberships(seen: &PacketSocket) -> Vec<PacketMclist> {
 }
 
 /// Number, kind and flags of the group.
-fn fanout(found: &Found, seen: &PacketSocket) -> Result<Option<u32>> {
+fn fanout(found: &Found, seen: &diag::PacketSocket) -> Result<Option<u32>> {
     if seen.fanout.is_none() {
         return Ok(None);
     }
@@ -137,14 +136,7 @@ fn geometry(r: diag::PacketRing) -> PacketRing {
 /// Damaged images.
 pub fn load(entries: &[FileEntry]) -> Result<()> {
     for entry in entries {
-        let psk = part(entry)?;
-        if psk.mclist.iter().any(|m| m.addr.len() > MAX_ADDRESS) {
-            return Err(bad_entry(entry.id, "is in a group with too long an address"));
-        }
-        if u16::try_from(psk.protocol).is_err() {
-            return Err(bad_entry(entry.id, "receives a protocol that there is not"));
-        }
-        if !ring::is_possible(psk) {
+        if !ring::is_possible(&read(entry)?) {
             return Err(bad_entry(entry.id, "has a ring that there cannot be"));
         }
     }
@@ -156,83 +148,88 @@ pub fn load(entries: &[FileEntry]) -> Result<()> {
 /// # Errors
 /// If the socket cannot be made or bound, or does not take its options, rings or fanout group.
 pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
-    let psk = part(entry)?;
+    let psk = entry.psk.as_ref().ok_or_else(|| not_one(entry))?;
+    let packets = read(entry)?;
     let kind = kind_of(entry)?;
     let socket = create(spaces, &kind)?;
     let fd = socket.as_fd();
     let wanted = SocketOptions::read(&psk.opts);
     options::restore_more(fd, &wanted)?;
-    restore_options(fd, psk)?;
-    restore_rings(fd, psk)?;
-    ring::restore(fd, psk, || create(spaces, &kind.sender_to()))?;
-    bind(fd, psk)?;
-    psk.mclist.iter().try_for_each(|m| restore_membership(fd, psk.id, m))?;
-    if let Some(fanout) = psk.fanout.filter(|_| psk.fanout() != u32::MAX) {
+    let what = |what: &str| format!("{what} of packet socket {}", entry.id);
+    restore_options(fd, &packets).context(|| what("an option"))?;
+    restore_rings(fd, &packets).context(|| what("a ring"))?;
+    ring::restore(fd, entry.id, &packets, || create(spaces, &kind.sender_to()))?;
+    bind(fd, &packets).context(|| what("the address"))?;
+    packets.groups.iter().try_for_each(|group| {
+        restore_membership(fd, group)
+            .context(|| what(&format!("a group of device {}", group.device)))
+    })?;
+    if let Some(fanout) = packets.fanout {
         socket::set_int(fd, libc::SOL_PACKET, PACKET_FANOUT, fanout.cast_signed())
-            .context(|| format!("fanout group of packet socket {}", psk.id))?;
+            .context(|| what("the fanout group"))?;
     }
     options::restore(id_maps, fd, &wanted)?;
     restore_flags(fd, psk.flags)?;
     Ok(socket)
 }
 
-fn part(entry: &FileEntry) -> Result<&PacketSockEntry> {
-    entry.psk.as_ref().ok_or_else(|| bad_entry(entry.id, "is no packet socket"))
+fn not_one(entry: &FileEntry) -> Error {
+    bad_entry(entry.id, "is no packet socket")
+}
+
+fn read(entry: &FileEntry) -> Result<PacketSocket> {
+    let read = PacketSocket::of(entry).map_err(|reason| Error::invalid("files.img", reason))?;
+    read.ok_or_else(|| not_one(entry))
 }
 
 /// All these must be known before there is a ring.
-fn restore_options(fd: BorrowedFd<'_>, psk: &PacketSockEntry) -> Result<()> {
+fn restore_options(fd: BorrowedFd<'_>, socket: &PacketSocket) -> io::Result<()> {
     let options = [
-        (PACKET_VERSION, psk.version),
-        (PACKET_RESERVE, psk.reserve),
-        (PACKET_AUXDATA, psk.aux_data.into()),
-        (PACKET_ORIGDEV, psk.orig_dev.into()),
-        (PACKET_VNET_HDR, psk.vnet_hdr.into()),
-        (PACKET_LOSS, psk.loss.into()),
-        (PACKET_TIMESTAMP, psk.timestamp),
-        (PACKET_COPY_THRESH, psk.copy_thresh),
+        (PACKET_VERSION, socket.version),
+        (PACKET_RESERVE, socket.reserve),
+        (PACKET_AUXDATA, socket.auxiliary.into()),
+        (PACKET_ORIGDEV, socket.original_device.into()),
+        (PACKET_VNET_HDR, socket.virtual_header.into()),
+        (PACKET_LOSS, socket.loss.into()),
+        (PACKET_TIMESTAMP, socket.timestamp),
+        (PACKET_COPY_THRESH, socket.copy_threshold),
     ];
-    for (name, value) in options.into_iter().filter(|(_, value)| *value != 0) {
+    let mut set = options.into_iter().filter(|(_, value)| *value != 0);
+    set.try_for_each(|(name, value)| {
         socket::set_int(fd, libc::SOL_PACKET, name, value.cast_signed())
-            .context(|| format!("setsockopt(PACKET, {name}, {value}) of socket {}", psk.id))?;
-    }
-    Ok(())
+    })
 }
 
-fn restore_rings(fd: BorrowedFd<'_>, psk: &PacketSockEntry) -> Result<()> {
-    for (ring, option) in [(&psk.rx_ring, Opt::PACKET_RX_RING), (&psk.tx_ring, Opt::PACKET_TX_RING)]
-    {
-        let Some(r) = ring else { continue };
+fn restore_rings(fd: BorrowedFd<'_>, socket: &PacketSocket) -> io::Result<()> {
+    let rings = [(socket.receive, Opt::PACKET_RX_RING), (socket.send, Opt::PACKET_TX_RING)];
+    for (ring, option) in rings {
+        let Some(Ring { blocks, frames, more }) = ring else { continue };
         // struct tpacket_req, and what tpacket_req3 has more.
-        let mut words = vec![r.block_size, r.block_nr, r.frame_size, r.frame_nr];
-        if psk.version == TPACKET_V3 {
-            words.extend([r.retire_tmo, r.sizeof_priv, r.features]);
+        let mut words = vec![blocks.0, blocks.1, frames.0, frames.1];
+        if socket.version == TPACKET_V3 {
+            words.extend(more);
         }
         let value: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
-        socket::set(fd, option, &value).context(|| format!("ring of packet socket {}", psk.id))?;
+        socket::set(fd, option, &value)?;
     }
     Ok(())
 }
 
-fn bind(fd: BorrowedFd<'_>, psk: &PacketSockEntry) -> Result<()> {
-    let protocol = u16::try_from(psk.protocol).unwrap_or(0);
-    let old = psk.r#type == SOCK_PACKET;
-    if psk.ifindex == 0 && (old || psk.protocol == 0) {
+fn bind(fd: BorrowedFd<'_>, socket: &PacketSocket) -> io::Result<()> {
+    let &PacketSocket { protocol, device, old, .. } = socket;
+    if device == 0 && (old || protocol == 0) {
         return Ok(());
     }
     let address = if old {
         let mut address = u16::try_from(libc::AF_PACKET).unwrap_or(0).to_ne_bytes().to_vec();
         // struct sockaddr_pkt up to the name of the device; nothing may follow.
-        let name = netdevice::index_to_name(fd, psk.ifindex)
-            .context(|| format!("name of network device {}", psk.ifindex))?;
-        address.extend(name.into_bytes());
+        address.extend(netdevice::index_to_name(fd, device)?.into_bytes());
         address.resize(16, 0);
         address
     } else {
-        address(protocol, psk.ifindex)
+        address(protocol, device)
     };
     socket::bind(fd, &address)
-        .context(|| format!("bind packet socket {} to device {}", psk.id, psk.ifindex))
 }
 
 /// A `struct sockaddr_ll`: protocol, in network byte order, and device; the rest does not matter.
@@ -244,15 +241,14 @@ pub(super) fn address(protocol: u16, device: u32) -> Vec<u8> {
     address
 }
 
-fn restore_membership(fd: BorrowedFd<'_>, id: u32, m: &PacketMclist) -> Result<()> {
-    let short = |n: usize| u16::try_from(n).unwrap_or(0).to_ne_bytes();
-    let mut value = m.index.to_ne_bytes().to_vec();
-    value.extend(short(usize::try_from(m.r#type).unwrap_or(0)));
-    value.extend(short(m.addr.len()));
-    value.extend(&m.addr);
+fn restore_membership(fd: BorrowedFd<'_>, group: &PacketGroup) -> io::Result<()> {
+    let PacketGroup { device, kind, address } = group;
+    let mut value = device.to_ne_bytes().to_vec();
+    value.extend(kind.to_ne_bytes());
+    value.extend(u16::try_from(address.len()).unwrap_or(0).to_ne_bytes());
+    value.extend(address);
     value.resize(8 + MAX_ADDRESS, 0);
     socket::set(fd, Opt::PACKET_ADD_MEMBERSHIP, &value)
-        .context(|| format!("packet socket {id} joins a group of device {}", m.index))
 }
 
 #[cfg(test)]
@@ -286,8 +282,8 @@ mod tests {
             // Promiscuous, twice, and a group.
             let groups = [(1, Vec::new()), (1, Vec::new()), (0, vec![1, 2, 3, 4, 5, 6])];
             for (kind, addr) in groups {
-                let group = PacketMclist { index: 1, r#type: kind, addr };
-                restore_membership(bound.as_fd(), 0, &group).unwrap();
+                let group = PacketGroup { device: 1, kind, address: addr };
+                restore_membership(bound.as_fd(), &group).unwrap();
             }
             set(&bound, PACKET_FANOUT, 7 | 1 << 16 | 0x10 << 24);
             let ringed = new(libc::SOCK_DGRAM);
@@ -305,7 +301,7 @@ mod tests {
             assert_eq!(before[0].mclist.len(), 3);
             assert_eq!(before[0].fanout(), 7 | 1 << 16 | 0x10 << 24);
             assert_eq!(before[1].rx_ring.as_ref().unwrap().sizeof_priv, 16);
-            assert_eq!((before[2].r#type, before[2].ifindex), (SOCK_PACKET, 1));
+            assert_eq!((before[2].r#type, before[2].ifindex), (10, 1));
             assert_eq!(look(&cycle(&Options::default(), files)), before);
         });
     }

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use torpor_images::proto::{PacketRing, PacketSockEntry, TorporPacketPosition, TorporPacketSlot};
+use torpor_policy::{PacketSocket, Ring, RingPosition};
 use torpor_sys::socket::{self, Message};
 use torpor_sys::vm::{self, Window};
 
@@ -57,13 +58,14 @@ const HEADER: usize = 32;
 
 impl Layout {
     /// None of a ring that cannot be.
-    fn of(version: u32, ring: &PacketRing) -> Option<Self> {
-        let (block, frame) = (ring.block_size as usize, ring.frame_size as usize);
-        let whole = block.checked_mul(ring.block_nr as usize)?;
+    fn of(version: u32, ring: Ring) -> Option<Self> {
+        let Ring { blocks: (block, blocks), frames: (frame, frames), .. } = ring;
+        let (block, frame) = (block as usize, frame as usize);
+        let whole = block.checked_mul(blocks as usize)?;
         let fits = frame >= HEADER && block >= frame && block.is_multiple_of(4096);
-        let slots = if version == TPACKET_V3 { ring.block_nr } else { ring.frame_nr };
-        let frames = (block / frame.max(1)).checked_mul(ring.block_nr as usize)?;
-        let counted = ring.frame_nr as usize == frames && slots > 0;
+        let slots = if version == TPACKET_V3 { blocks } else { frames };
+        let all = (block / frame.max(1)).checked_mul(blocks as usize)?;
+        let counted = frames as usize == all && slots > 0;
         (fits && counted && whole as u64 <= u64::from(u32::MAX)).then_some(Layout {
             version,
             slots,
@@ -182,9 +184,7 @@ pub(super) fn dump(
     psk: &PacketSockEntry,
 ) -> Result<Option<TorporPacketPosition>> {
     let Some((pid, vma)) = mapping(tasks, inode) else { return Ok(None) };
-    let len = |ring: &Option<PacketRing>| {
-        ring.as_ref().map_or(0, |r| u64::from(r.block_size) * u64::from(r.block_nr))
-    };
+    let len = |ring: &Option<PacketRing>| ring.as_ref().map_or(0, |ring| Ring::from(ring).size());
     let (received, sent) = (len(&psk.rx_ring), len(&psk.tx_ring));
     let (start, end) = (vma.map.start, vma.map.end);
     if vma.map.offset != 0 || end - start != received + sent {
@@ -213,7 +213,7 @@ pub(super) fn dump(
         ));
     }
     let Some(ring) = &psk.rx_ring else { return Ok(Some(TorporPacketPosition::default())) };
-    let layout = Layout::of(psk.version, ring);
+    let layout = Layout::of(psk.version, ring.into());
     let layout = layout.ok_or_else(|| found.refuse("its ring has a form that is not known"))?;
     let (first, second) = (read(start, received)?, read(start, received)?);
     let (next, unread) = layout.position(&first, &second);
@@ -222,14 +222,14 @@ pub(super) fn dump(
 }
 
 /// Checks what the images say of a ring.
-pub(super) fn is_possible(psk: &PacketSockEntry) -> bool {
-    let Some(position) = &psk.torpor_position else { return true };
-    let Some(ring) = &psk.rx_ring else {
-        return *position == TorporPacketPosition::default();
+pub(super) fn is_possible(socket: &PacketSocket) -> bool {
+    let Some(position) = &socket.position else { return true };
+    let Some(ring) = socket.receive else {
+        return *position == RingPosition::default();
     };
-    Layout::of(psk.version, ring).is_some_and(|layout| {
-        let fits = |slot: &TorporPacketSlot| {
-            slot.index < layout.slots && slot.content.len() == layout.place(slot.index).len()
+    Layout::of(socket.version, ring).is_some_and(|layout| {
+        let fits = |(slot, content): &(u32, Vec<u8>)| {
+            *slot < layout.slots && content.len() == layout.place(*slot).len()
         };
         position.next < layout.slots && position.unread.iter().all(fits)
     })
@@ -242,28 +242,27 @@ pub(super) fn is_possible(psk: &PacketSockEntry) -> bool {
 /// If the packets that move the ring on cannot be sent, or do not arrive there.
 pub(super) fn restore(
     fd: BorrowedFd<'_>,
-    psk: &PacketSockEntry,
+    id: u32,
+    packets: &PacketSocket,
     sender: impl FnOnce() -> Result<OwnedFd>,
 ) -> Result<()> {
-    let (Some(position), Some(ring)) = (&psk.torpor_position, &psk.rx_ring) else { return Ok(()) };
+    let (Some(position), Some(ring)) = (&packets.position, packets.receive) else { return Ok(()) };
     if position.next == 0 && position.unread.is_empty() {
         return Ok(());
     }
-    let Some(layout) = Layout::of(psk.version, ring) else { return Ok(()) };
-    let what = || format!("ring of packet socket {}", psk.id);
-    let sent = psk.tx_ring.map_or(0, |r| r.block_size as usize * r.block_nr as usize);
-    let len = layout.block * ring.block_nr as usize + sent;
-    let window = Window::new(fd, len).context(what)?;
-    let ring = Ring { layout, window, sender: sender()?, reserved: psk.reserve as usize };
+    let Some(layout) = Layout::of(packets.version, ring) else { return Ok(()) };
+    let what = || format!("ring of packet socket {id}");
+    let len = ring.size() + packets.send.map_or(0, |ring| ring.size());
+    let window = Window::new(fd, usize::try_from(len).unwrap_or(usize::MAX)).context(what)?;
+    let ring = NewRing { layout, window, sender: sender()?, reserved: packets.reserve as usize };
     socket::bind(fd, &address(EXPERIMENTAL.to_be(), LOOPBACK)).context(what)?;
     match ring.advance(position) {
         Ok(()) => {}
         // The device is down.
         Err(e) if e.raw_os_error() == Some(libc::ENETDOWN) => {
             tracing::warn!(
-                "packet socket {}: the loopback device is down, so that the ring begins anew: its \
-                 program gets packets late, and what was unread not at all",
-                psk.id
+                "packet socket {id}: the loopback device is down, so that the ring begins anew: its \
+                 program gets packets late, and what was unread not at all"
             );
             return Ok(());
         }
@@ -273,7 +272,7 @@ pub(super) fn restore(
 }
 
 /// A new ring.
-struct Ring {
+struct NewRing {
     layout: Layout,
     window: Window,
     sender: OwnedFd,
@@ -281,7 +280,7 @@ struct Ring {
     reserved: usize,
 }
 
-impl Ring {
+impl NewRing {
     fn word(&self, slot: u32, offset: usize) -> std::io::Result<u32> {
         let mut bytes = [0; 4];
         let at = self.window.address() + (self.layout.place(slot).start + offset) as u64;
@@ -310,7 +309,7 @@ impl Ring {
     }
 
     /// Fills slots, and gives each back, until the kernel is where it was.
-    fn advance(&self, position: &TorporPacketPosition) -> std::io::Result<()> {
+    fn advance(&self, position: &RingPosition) -> std::io::Result<()> {
         if self.layout.is_of_blocks() {
             return self.advance_blocks(position);
         }
@@ -331,9 +330,9 @@ impl Ring {
         Ok(self.layout.block.saturating_sub(used + HEADERS).clamp(SHORT, LONG))
     }
 
-    fn advance_blocks(&self, position: &TorporPacketPosition) -> std::io::Result<()> {
+    fn advance_blocks(&self, position: &RingPosition) -> std::io::Result<()> {
         // Blocks have numbers, and those that are unread are to have lower ones: another round.
-        let again = position.unread.iter().any(|slot| slot.index >= position.next);
+        let again = position.unread.iter().any(|(slot, _)| *slot >= position.next);
         let rounds = if again { u64::from(self.layout.slots) } else { 0 };
         let least = u64::from(position.next) + rounds + 1;
         let (mut slot, mut number) = (0, 1);
@@ -358,9 +357,9 @@ impl Ring {
     }
 
     /// Puts what is unread in its place.
-    fn put(&self, position: &TorporPacketPosition) -> std::io::Result<()> {
+    fn put(&self, position: &RingPosition) -> std::io::Result<()> {
         let Layout { slots, .. } = self.layout;
-        for TorporPacketSlot { index, content } in &position.unread {
+        for (index, content) in &position.unread {
             let mut content = content.clone();
             if self.layout.is_of_blocks() {
                 let back = u64::from((position.next + slots - index) % slots);
@@ -439,21 +438,19 @@ mod tests {
 
     #[test]
     fn rings_that_cannot_be_are_not_believed() {
-        let ring = |block_size, block_nr, frame_size, frame_nr| PacketRing {
-            block_size,
-            block_nr,
-            frame_size,
-            frame_nr,
-            ..PacketRing::default()
+        let ring = |block, blocks, frame, frames| Ring {
+            blocks: (block, blocks),
+            frames: (frame, frames),
+            more: [0; 3],
         };
-        assert!(Layout::of(1, &ring(4096, 4, 2048, 8)).is_some());
+        assert!(Layout::of(1, ring(4096, 4, 2048, 8)).is_some());
         for wrong in [
             ring(4096, 4, 0, 8),
             ring(4096, 4, 2048, 9),
             ring(0, 4, 2048, 8),
             ring(4096, u32::MAX, 2048, 8),
         ] {
-            assert!(Layout::of(1, &wrong).is_none());
+            assert!(Layout::of(1, wrong).is_none());
         }
     }
 }

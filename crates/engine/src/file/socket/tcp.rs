@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use torpor_images::proto::{InetSkEntry, TcpStreamEntry};
 use torpor_images::{ImageDir, kind};
-use torpor_policy::SocketOptions;
+use torpor_policy::{SocketOptions, TcpStream};
 use torpor_sys::socket::{self, Instruction, Message, Opt};
 
-use super::about::{Socket, bad_entry, netns_of};
+use super::about::{Socket, netns_of};
 use super::address::Address;
 use super::around::Around;
 use super::inet::{self, addresses, polled};
@@ -72,9 +72,7 @@ fn fin_queued(state: u32) -> bool {
 
 /// Whether an entry is a connection, of which there is a `tcp-stream` image.
 pub fn is_connection(isk: &InetSkEntry) -> bool {
-    isk.r#type == libc::SOCK_STREAM.cast_unsigned()
-        && isk.dst_port != 0
-        && isk.state != state::LISTEN
+    TcpStream::is_of(isk)
 }
 
 /// The entry of a closed socket that has no `tcp-stream` image, as of a connection with the peer
@@ -215,7 +213,7 @@ fn read_queue(fd: BorrowedFd<'_>, queue: i32, len: u32) -> std::io::Result<(u32,
 pub struct Sleeping {
     socket: OwnedFd,
     isk: InetSkEntry,
-    stream: TcpStreamEntry,
+    stream: TcpStream,
     unsent: Vec<u8>,
     local: Address,
     remote: Address,
@@ -228,17 +226,17 @@ pub(super) fn open(images: &ImageDir, isk: &InetSkEntry, socket: &OwnedFd) -> Re
     let ends = inet::ends(isk)?;
     let on_device = |address| Address::from(address).on_device(fd, ends.device.as_deref());
     let (local, remote) = (on_device(ends.local)?, on_device(ends.remote)?);
-    let (stream, received, mut queued) = load_stream(images, isk)?;
+    let (stream, received, mut queued) = TcpStream::read(images, isk)?;
     set(fd, TCP_REPAIR, REPAIR_ON)?;
     // The numbers of the first bytes of the queues. Of a connection that is to be
     // established, only that of the first packet.
     let fins = (u32::from(fin_received(isk.state)), u32::from(fin_queued(isk.state)));
-    let first = |seq: u32, fin: u32, len: u32| seq.wrapping_sub(fin).wrapping_sub(len);
+    let first = |(seq, len): (u32, u32), fin: u32| seq.wrapping_sub(fin).wrapping_sub(len);
     let send_seq = match isk.state {
-        state::SYN_SENT => stream.outq_seq.wrapping_sub(1),
-        _ => first(stream.outq_seq, fins.1, stream.outq_len),
+        state::SYN_SENT => stream.queued.0.wrapping_sub(1),
+        _ => first(stream.queued, fins.1),
     };
-    set_seq(fd, RECV_QUEUE, first(stream.inq_seq, fins.0, stream.inq_len))?;
+    set_seq(fd, RECV_QUEUE, first(stream.received, fins.0))?;
     set_seq(fd, SEND_QUEUE, send_seq)?;
     set(fd, TCP_REPAIR_QUEUE, 0)?;
     socket::bind(fd, &local.to_bytes()).context(|| format!("bind socket {} to {local}", isk.id))?;
@@ -256,7 +254,7 @@ pub(super) fn open(images: &ImageDir, isk: &InetSkEntry, socket: &OwnedFd) -> Re
     options::raise_buffers(fd);
     only_marked(fd)?;
     restore_negotiated(fd, &stream)?;
-    for (option, on) in [(libc::TCP_NODELAY, stream.nodelay()), (libc::TCP_CORK, stream.cork())] {
+    for (option, on) in [(libc::TCP_NODELAY, stream.no_delay), (libc::TCP_CORK, stream.cork)] {
         if on {
             set(fd, option, 1)?;
         }
@@ -270,23 +268,8 @@ pub(super) fn open(images: &ImageDir, isk: &InetSkEntry, socket: &OwnedFd) -> Re
 
 /// How many bytes at the end of the send queue are left for the time after the repair.
 /// Where the kernel must believe that our FIN was sent, they were sent, too.
-fn unsent_len(isk: &InetSkEntry, stream: &TcpStreamEntry) -> u32 {
-    if isk.state == state::CLOSING { 0 } else { stream.unsq_len().min(stream.outq_len) }
-}
-
-fn load_stream(images: &ImageDir, isk: &InetSkEntry) -> Result<(TcpStreamEntry, Vec<u8>, Vec<u8>)> {
-    if isk.torpor_peer_port.is_some() {
-        // Nothing is left of it.
-        return Ok((TcpStreamEntry::default(), Vec::new(), Vec::new()));
-    }
-    let mut reader = images
-        .reader(kind::TCP_STREAM, isk.ino.into())?
-        .ok_or_else(|| bad_entry(isk.id, "is connected, but has no tcp-stream image"))?;
-    let stream: TcpStreamEntry = reader.expect()?;
-    let received = reader.raw(stream.inq_len.into())?;
-    let queued = reader.raw(stream.outq_len.into())?;
-    reader.end()?;
-    Ok((stream, received, queued))
+fn unsent_len(isk: &InetSkEntry, stream: &TcpStream) -> u32 {
+    if isk.state == state::CLOSING { 0 } else { stream.unsent }
 }
 
 fn set_seq(fd: BorrowedFd<'_>, queue: i32, seq: u32) -> Result<()> {
@@ -295,30 +278,30 @@ fn set_seq(fd: BorrowedFd<'_>, queue: i32, seq: u32) -> Result<()> {
 }
 
 /// What the two ends had agreed on.
-fn restore_negotiated(fd: BorrowedFd<'_>, stream: &TcpStreamEntry) -> Result<()> {
+fn restore_negotiated(fd: BorrowedFd<'_>, stream: &TcpStream) -> Result<()> {
     let mut options = Vec::new();
     let mut add = |kind: u32, value: u32| {
         options.extend(kind.to_ne_bytes());
         options.extend(value.to_ne_bytes());
     };
-    if stream.opt_mask & OPT_SACK != 0 {
+    if stream.selective {
         add(KIND_SACK_PERMITTED, 0);
     }
-    if stream.opt_mask & OPT_WSCALE != 0 {
-        add(KIND_WINDOW, (stream.snd_wscale & 0xf) | (stream.rcv_wscale() & 0xf) << 16);
+    if let Some((send, receive)) = stream.scales {
+        add(KIND_WINDOW, send | receive << 16);
     }
-    if stream.opt_mask & OPT_TIMESTAMPS != 0 {
+    if stream.timestamps {
         add(KIND_TIMESTAMP, 0);
     }
-    if stream.mss_clamp != 0 {
-        add(KIND_MSS, stream.mss_clamp);
+    if stream.segment != 0 {
+        add(KIND_MSS, stream.segment);
     }
     // The kernel takes no empty list.
     if !options.is_empty() {
         socket::set(fd, Opt::TCP_REPAIR_OPTIONS, &options)
             .context(|| "TCP_REPAIR_OPTIONS".to_owned())?;
     }
-    match stream.timestamp.filter(|_| stream.opt_mask & OPT_TIMESTAMPS != 0) {
+    match stream.time {
         Some(timestamp) => set(fd, TCP_TIMESTAMP, timestamp.cast_signed()),
         None => Ok(()),
     }
@@ -369,7 +352,7 @@ impl Sleeping {
             return Ok(());
         }
         // However full the receive queue is, there must be room for a FIN.
-        self.set_window(&wide_open(self.receive_seq()?))?;
+        self.set_window(wide_open(self.receive_seq()?))?;
         // The kernel believes that our FIN was sent: the send queue is chosen.
         let shut = || {
             rustix::net::shutdown(fd, rustix::net::Shutdown::Write)
@@ -386,7 +369,7 @@ impl Sleeping {
                 shut()?;
                 reach(FIN | ACK, state::CLOSING)?;
             }
-            state::CLOSE if self.stream.torpor_reset() => reach(RST, state::CLOSE)?,
+            state::CLOSE if self.stream.reset => reach(RST, state::CLOSE)?,
             state::CLOSE => {
                 let closed = reach(FIN | ACK, state::CLOSE_WAIT)
                     .and_then(|()| shut())
@@ -399,11 +382,13 @@ impl Sleeping {
             _ => {}
         }
         options::restore_buffers(fd, &SocketOptions::read(&self.isk.opts))?;
-        if self.isk.state == state::CLOSE || !self.window_is_known() {
-            return Ok(());
+        match self.stream.window {
+            Some(window) if self.isk.state != state::CLOSE => {
+                self.set_window(window)?;
+                self.fit_segments()
+            }
+            _ => Ok(()),
         }
-        self.set_window(&self.stream)?;
-        self.fit_segments()
     }
 
     /// Leaves a closed socket without the peer that it had last, which few programs ask for.
@@ -416,10 +401,6 @@ impl Sleeping {
         let _ = socket::get_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
         super::inet::shut_down(fd, self.isk.shutdown());
         Ok(())
-    }
-
-    fn window_is_known(&self) -> bool {
-        self.stream.snd_wl1.is_some() && self.stream.max_window.is_some()
     }
 
     /// The size of segments depends on the window, but is computed only when something
@@ -449,7 +430,8 @@ impl Sleeping {
 
     fn first_unacknowledged(&self) -> u32 {
         let fin = u32::from(fin_queued(self.isk.state));
-        self.stream.outq_seq.wrapping_sub(fin).wrapping_sub(self.stream.outq_len)
+        let (behind, len) = self.stream.queued;
+        behind.wrapping_sub(fin).wrapping_sub(len)
     }
 
     /// Brings the socket into a state by a segment from the peer that acknowledges everything;
@@ -519,8 +501,7 @@ impl Sleeping {
         Ok(false)
     }
 
-    fn set_window(&self, w: &TcpStreamEntry) -> Result<()> {
-        let words = [w.snd_wl1(), w.snd_wnd(), w.max_window(), w.rcv_wnd(), w.rcv_wup()];
+    fn set_window(&self, words: [u32; 5]) -> Result<()> {
         let words = words.map(u32::to_ne_bytes);
         socket::set(self.socket.as_fd(), Opt::TCP_REPAIR_WINDOW, words.as_flattened())
             .context(|| format!("TCP_REPAIR_WINDOW of socket {}", self.isk.id))
@@ -553,7 +534,7 @@ impl Sleeping {
                 .context(|| "SO_DETACH_FILTER".to_owned())?;
         }
         // Only images of engines that did not know the window leave anything to be asked for.
-        let quiet = self.isk.state != state::ESTABLISHED || self.window_is_known();
+        let quiet = self.isk.state != state::ESTABLISHED || self.stream.window.is_some();
         set(fd, TCP_REPAIR, if quiet { REPAIR_OFF_SILENT } else { REPAIR_OFF })?;
         super::inet::restore_options(id_maps, fd, &self.isk)?;
         if !self.unsent.is_empty() {
@@ -584,15 +565,9 @@ impl Sleeping {
 }
 
 /// A window that takes anything behind `seq`.
-fn wide_open(seq: u32) -> TcpStreamEntry {
-    TcpStreamEntry {
-        snd_wl1: Some(seq),
-        snd_wnd: Some(1 << 16),
-        max_window: Some(1 << 16),
-        rcv_wnd: Some(1 << 16),
-        rcv_wup: Some(seq),
-        ..TcpStreamEntry::default()
-    }
+fn wide_open(seq: u32) -> [u32; 5] {
+    const SIZE: u32 = 1 << 16;
+    [seq, SIZE, SIZE, SIZE, seq]
 }
 
 #[cfg(test)]
