@@ -13,6 +13,12 @@ use tempfile::TempDir;
 /// How often it is asked whether something has happened, at first; later at each hundredth of what it took so far.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// It is asked at least so often.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// A job that has not come to where it is waited for after this time has failed.
+const PATIENCE: Duration = Duration::from_secs(7200);
+
 /// A daemon. It and its jobs end when it is dropped.
 #[derive(Debug)]
 pub struct Daemon {
@@ -83,9 +89,22 @@ impl Daemon {
             if is(&job) {
                 return Ok(job);
             }
-            let over = !job["exit"].is_null() || begun.elapsed() > Duration::from_secs(3600);
+            let over = !job["exit"].is_null() || begun.elapsed() > PATIENCE;
             ensure!(!over, "job {id} is {}: {}", job["state"], job["note"]);
-            sleep(PAUSE.max(begun.elapsed() / 100));
+            sleep((begun.elapsed() / 100).clamp(PAUSE, LONGEST_PAUSE));
+        }
+    }
+
+    /// Waits until a job has run for so many milliseconds, or is over.
+    pub fn wait_until_it_ran(&self, id: &str, moment: f64) -> Result<Value> {
+        loop {
+            let job = self.show(id)?;
+            // It cannot be there before that time is over: nobody has to ask until then.
+            let missing = moment - job["ran_ms"].as_f64().unwrap_or(0.0);
+            if !job["exit"].is_null() || missing <= 0.0 {
+                return Ok(job);
+            }
+            sleep(Duration::from_secs_f64(missing / 1000.0).clamp(PAUSE, LONGEST_PAUSE));
         }
     }
 }

@@ -20,8 +20,9 @@ const USAGE: &str =
     "usage: torpor-bench-queue TORPOR RESULT-DIRECTORY [tools|tools:NAME,NAME|day|urgent]...
 QUEUE_SECONDS: how long each tool runs, and a day (60)
 QUEUE_TIMES: how often each tool is preempted, at random moments (10)
-QUEUE_MOMENTS: at which seconds of running instead, as \"1 60 600\"
-QUEUE_BESIDE: how many tools run at a time (1)
+QUEUE_MOMENTS: at which seconds of running instead, as \"1 60 600\"; some tools count time for which they are
+  away as well, so that the last should be a minute before the end
+QUEUE_BESIDE: how many tools run at a time (1): the others are frozen while one is measured
 TORPOR_TEST_KERNEL: the kernel that the emulator boots";
 
 /// What all parts need to know.

@@ -5,9 +5,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::daemon::Daemon;
 use crate::programs::{self, compile};
@@ -63,14 +65,59 @@ struct Sample {
 /// A tool's name, its preemptions, and how it ended.
 type Life = (&'static str, Vec<Sample>, Result<()>);
 
+/// Tools that run at the same time. Who is measured has the machine for itself.
+struct Beside {
+    /// They start together, so that nothing is prepared any more while one is measured.
+    ready: Barrier,
+    /// Their daemons and jobs.
+    jobs: Mutex<Vec<(Arc<Daemon>, String)>>,
+}
+
+impl Beside {
+    fn of(count: usize) -> Self {
+        Self { ready: Barrier::new(count), jobs: Mutex::new(Vec::new()) }
+    }
+
+    /// Starts a job while no other is measured.
+    fn start(&self, daemon: &Arc<Daemon>, options: &[&str], command: &[String]) -> Result<String> {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = daemon.submit(options, command)?;
+        daemon.wait(&id, |job| !job["exit"].is_null() || job["state"] == "running")?;
+        jobs.push((Arc::clone(daemon), id.clone()));
+        Ok(id)
+    }
+
+    /// Does something with a daemon while the jobs of the others are frozen.
+    fn alone<T>(&self, daemon: &Arc<Daemon>, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = || jobs.iter().filter(|(other, _)| !Arc::ptr_eq(other, daemon));
+        for (other, id) in others() {
+            // Fails if it has just ended.
+            let _ = other.ok(&["preempt", id, "--means", "stop"]);
+        }
+        let done = work();
+        for (other, id) in others() {
+            let _ = other.ok(&["resume", id]);
+        }
+        done
+    }
+
+    /// A job is over, or given up.
+    fn end(&self, daemon: &Arc<Daemon>) {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.retain(|(other, _)| !Arc::ptr_eq(other, daemon));
+    }
+}
+
 /// Measures all tools, or those that `only` names.
 pub fn measure(setting: &Setting, only: &str) -> Result<()> {
     let is_meant = |name: &str| only.is_empty() || only.split(',').any(|one| one == name);
     let meant: Vec<_> = TOOLS.into_iter().filter(|tool| is_meant(tool.0)).collect();
     let mut lives = Vec::new();
     for side_by_side in meant.chunks(setting.beside) {
+        let beside = &Beside::of(side_by_side.len());
         std::thread::scope(|scope| {
-            let begin = |&tool| scope.spawn(move || live(setting, tool));
+            let begin = |&tool| scope.spawn(move || live(setting, beside, tool));
             let threads: Vec<_> = side_by_side.iter().map(begin).collect();
             for thread in threads {
                 lives.push(thread.join().map_err(|_| anyhow!("a measurement has panicked"))?);
@@ -153,26 +200,46 @@ fn plot(lives: &[Life]) -> String {
 }
 
 /// Runs a tool, and lets it give way at moments of its life.
-fn live(setting: &Setting, (name, program, make): (&'static str, &str, Make)) -> Life {
+fn live(
+    setting: &Setting,
+    beside: &Beside,
+    (name, program, make): (&'static str, &str, Make),
+) -> Life {
     let mut samples = Vec::new();
-    let outcome = if is_there(program) {
-        try_live(setting, make, &mut samples)
-    } else {
-        Err(anyhow!("left out: {program} is not installed"))
-    };
+    let prepared = prepare(setting, program, make);
+    beside.ready.wait();
+    let outcome =
+        prepared.and_then(|(dir, job)| try_live(setting, beside, dir.path(), &job, &mut samples));
     let life = (name, samples, outcome);
     print!("{}", row(&life));
     life
 }
 
-fn try_live(setting: &Setting, make: Make, samples: &mut Vec<Sample>) -> Result<()> {
+fn prepare(setting: &Setting, program: &str, make: Make) -> Result<(TempDir, Job)> {
+    ensure!(is_there(program), "left out: {program} is not installed");
     let dir = tempfile::Builder::new().prefix("torpor-bench-tool-").tempdir()?;
     let job = make(dir.path(), setting.seconds).context("prepare it")?;
-    let daemon = Daemon::start(&setting.torpor, &json!({ "slots": 1 }))?;
-    let place = dir.path().display().to_string();
-    let id = daemon.submit(&["--class", "batch", "--dir", &place], &job.command)?;
-    preempt(&daemon, &id, setting, samples)?;
-    judge(&daemon, &id, &job)
+    Ok((dir, job))
+}
+
+fn try_live(
+    setting: &Setting,
+    beside: &Beside,
+    dir: &Path,
+    job: &Job,
+    samples: &mut Vec<Sample>,
+) -> Result<()> {
+    // Checkpoints are only made when they are measured: others would be the base of those, which
+    // then hold a part of the memory. Who is frozen while another is measured stays in memory.
+    let never = 1_i64 << 50;
+    let config = json!({ "slots": 1, "shortest_interval": never, "sink_after": never });
+    let daemon = Arc::new(Daemon::start(&setting.torpor, &config)?);
+    let place = dir.display().to_string();
+    let id = beside.start(&daemon, &["--class", "batch", "--dir", &place], &job.command)?;
+    let outcome =
+        preempt(&daemon, &id, setting, beside, samples).and_then(|()| judge(&daemon, &id, job));
+    beside.end(&daemon);
+    outcome
 }
 
 /// When a tool is to give way, in milliseconds of running.
@@ -193,25 +260,38 @@ fn moments(setting: &Setting) -> Vec<f64> {
     moments
 }
 
-fn preempt(daemon: &Daemon, id: &str, setting: &Setting, samples: &mut Vec<Sample>) -> Result<()> {
+fn preempt(
+    daemon: &Arc<Daemon>,
+    id: &str,
+    setting: &Setting,
+    beside: &Beside,
+    samples: &mut Vec<Sample>,
+) -> Result<()> {
     for moment in moments(setting) {
-        let ran = |job: &Value| job["ran_ms"].as_f64().unwrap_or(0.0);
-        let is_due = |job: &Value| !job["exit"].is_null() || ran(job) >= moment;
-        let job = daemon.wait(id, is_due)?;
+        let job = daemon.wait_until_it_ran(id, moment)?;
         if !job["exit"].is_null() {
             break;
         }
-        if let Err(error) = daemon.ok(&["preempt", id, "--means", "checkpoint"]) {
-            if daemon.show(id)?["exit"].is_null() {
-                return Err(error.context("refused"));
-            }
-            break;
+        match beside.alone(daemon, || there_and_back(daemon, id))? {
+            Some(sample) => samples.push(sample),
+            None => break,
         }
-        daemon.ok(&["resume", id])?;
-        let job = daemon.wait(id, |job| !job["exit"].is_null() || job["state"] == "running")?;
-        samples.push(sample(&job, ran(&job) / 1000.0)?);
     }
     Ok(())
+}
+
+/// Lets a job give way and go on; nothing if it is over.
+fn there_and_back(daemon: &Daemon, id: &str) -> Result<Option<Sample>> {
+    if let Err(error) = daemon.ok(&["preempt", id, "--means", "checkpoint"]) {
+        if daemon.show(id)?["exit"].is_null() {
+            return Err(error.context("refused"));
+        }
+        return Ok(None);
+    }
+    daemon.ok(&["resume", id])?;
+    let job = daemon.wait(id, |job| !job["exit"].is_null() || job["state"] == "running")?;
+    let ran = job["ran_ms"].as_f64().unwrap_or(0.0);
+    sample(&job, ran / 1000.0).map(Some)
 }
 
 /// The last preemption of a job.
@@ -283,12 +363,17 @@ fn faults(dir: &Path, seconds: u32) -> Result<Job> {
     Ok(job(&[word(&program)?, &seconds.to_string()], 3, "right\n"))
 }
 
+/// Seconds for a tool that counts those for which it is away, too: it must not end before its last moment.
+fn with_time_away(seconds: u32) -> u32 {
+    seconds + seconds / 10
+}
+
 fn afl(dir: &Path, seconds: u32) -> Result<Job> {
     let program = compile(dir, "target", programs::TARGET, &["afl-cc"])?;
     fs::create_dir(dir.join("seeds"))?;
     fs::write(dir.join("seeds/seed"), "quiet")?;
     let quiet = ["AFL_SKIP_CPUFREQ=1", "AFL_NO_UI=1", "AFL_I_DONT_CARE_ABOUT_MISSING_CRASHES=1"];
-    let seconds = seconds.to_string();
+    let seconds = with_time_away(seconds).to_string();
     let fuzz = ["afl-fuzz", "-V", &seconds, "-i", "seeds", "-o", "found", "--", word(&program)?];
     let counts = Some((dir.join("found/default/fuzzer_stats"), "saved_crashes"));
     let command = [&["env"][..], &quiet, &fuzz].concat();
@@ -297,6 +382,7 @@ fn afl(dir: &Path, seconds: u32) -> Result<Job> {
 
 fn libfuzzer(dir: &Path, seconds: u32) -> Result<Job> {
     let program = compile(dir, "fuzz", programs::FUZZ, &["clang", "-fsanitize=fuzzer"])?;
+    let seconds = with_time_away(seconds);
     let fuzz = format!("exec {} -max_total_time={seconds} 2>&1", word(&program)?);
     Ok(job(&["sh", "-c", &fuzz], 0, "Done "))
 }
@@ -319,14 +405,16 @@ fn emulator(dir: &Path, seconds: u32) -> Result<Job> {
 }
 
 fn build(dir: &Path, seconds: u32) -> Result<Job> {
+    // Two at a time, a second each, however long the compiler takes beside others.
+    let count = seconds * 2;
     let mut rules =
-        format!("all: $(addsuffix .o,$(shell seq {}))\n\techo built $(words $^)\n", seconds * 4);
+        format!("all: $(addsuffix .o,$(shell seq {count}))\n\techo built $(words $^)\n");
     let _ = writeln!(
         rules,
-        "%.o:\n\t@sleep 0.2; echo 'int f$*(void){{return $*;}}' | gcc -O2 -x c -c -o $@ -"
+        "%.o:\n\t@sleep 1; echo 'int f$*(void){{return $*;}}' | gcc -O2 -x c -c -o $@ -"
     );
     fs::write(dir.join("Makefile"), rules)?;
-    Ok(job(&["make", "-s", "-j2"], 0, &format!("built {}\n", seconds * 4)))
+    Ok(job(&["make", "-s", "-j2"], 0, &format!("built {count}\n")))
 }
 
 fn python(dir: &Path, seconds: u32) -> Result<Job> {
@@ -346,8 +434,10 @@ fn java(dir: &Path, seconds: u32) -> Result<Job> {
 }
 
 fn chromium(dir: &Path, seconds: u32) -> Result<Job> {
+    // Tenths, so that being away for longer costs no more of its work than that.
+    let tenths = seconds * 10;
     let page = format!(
-        "<p id=said>begun</p><script>let n = 0, x = 1; while (n < {seconds}) {{ const end = performance.now() + 1000; \
+        "<p id=said>begun</p><script>let n = 0, x = 1; while (n < {tenths}) {{ const end = performance.now() + 100; \
          while (performance.now() < end) x = (x * 1103515245 + 12345) % 4294967296; n++; }} \
          said.textContent = 'counted ' + n</script>"
     );
@@ -357,5 +447,5 @@ fn chromium(dir: &Path, seconds: u32) -> Result<Job> {
          --dump-dom file://{0}/page.html 2>/dev/null",
         word(dir)?
     );
-    Ok(job(&["sh", "-c", &browse], 0, &format!("counted {seconds}")))
+    Ok(job(&["sh", "-c", &browse], 0, &format!("counted {tenths}")))
 }
