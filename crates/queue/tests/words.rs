@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::process::Stdio;
+
 use common::{Daemon, shown, until};
 use serde_json::{Value, json};
 
@@ -127,4 +129,44 @@ fn a_quota_is_shown_and_lifted() {
     daemon.ok(&["quota", name, "--lift"]);
     assert_eq!(slots(), Value::Null);
     until("top", || daemon.ok(&["top"]).contains("slots 0/").then_some(()));
+}
+
+/// As `torpor queue list | head`: who prints for nobody ends by SIGPIPE, without a word.
+#[test]
+fn who_is_read_no_more_ends_quietly() {
+    use std::os::unix::process::ExitStatusExt;
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&[], &["seq", "100000"]);
+    daemon.wait_for(id, "done");
+    for words in [&["list"][..], &["logs", "1"], &["show", "1"], &["top"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = daemon.queue(words);
+        let child = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.signal(), Some(13), "{words:?}: {}", shown(&output));
+        assert!(output.stderr.is_empty(), "{words:?}: {}", shown(&output));
+    }
+}
+
+#[test]
+fn input_and_artefacts_that_are_not_there_are_told_of() {
+    let daemon = Daemon::start(&["--slots", "1"]);
+    let at = |name: &str| daemon.dir.path().join(name).to_str().unwrap().to_owned();
+    let words = ["submit", "--input", &at("nowhere"), "--", "true"];
+    assert_refused(&daemon, &words, &["nowhere is no directory"]);
+    // Unless a job before makes it.
+    let first = daemon.submit(&[], &["mkdir", &at("made")]);
+    let second = ["--input", &at("made"), "--after", &first.to_string()];
+    let second = daemon.submit(&second, &["true"]);
+    daemon.wait_for(second, "done");
+    // A job that went well says what it could not hand over.
+    let words = ["submit", "--wait", "--input", &at("made"), "--artefact", "found", "--", "true"];
+    let output = daemon.queue(&words).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("lost: artefact found"), "{said}");
+    // One that this machine has too few slots for is told of at once.
+    let output = daemon.queue(&["submit", "--slots", "100", "--", "true"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("can never run here"), "{said}");
 }

@@ -192,11 +192,12 @@ impl Logs {
 /// Why there is no output of a job, where it is not to be waited for.
 fn silence(job: &Value, follow: bool) -> Option<String> {
     let (id, state) = (&job["id"], word(&job["state"]));
-    if !job["started"].is_null() || state == "moved" {
+    // A job has a number of its run from its first start on.
+    if job["run"] != 0 || state == "moved" {
         return None;
     }
     if !job["exit"].is_null() {
-        return Some(format!("job {id} never ran: it is {state}"));
+        return Some(format!("job {id} never ran ({state})"));
     }
     let why = job["why_text"].as_str().map_or(String::new(), |why| format!(", it {why}"));
     let wait = format!("torpor queue logs -f {id} waits for it");

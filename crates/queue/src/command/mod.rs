@@ -10,9 +10,12 @@ mod wait;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Subcommand};
 use serde_json::Value;
+use signal_hook::consts::SIGPIPE;
 use torpor_worker::Outcome;
 
 use crate::shepherd;
@@ -92,6 +95,10 @@ pub struct Shepherd {
 /// # Errors
 /// If the daemon does not answer, or refuses; what makes no sense.
 pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
+    use QueueCommand::{Adopt, Check, List, Logs, Quota, Show, Top};
+    if matches!(command, Adopt(_) | Check(_) | List(_) | Logs(_) | Quota(_) | Show(_) | Top(_)) {
+        end_with_the_reader()?;
+    }
     match command {
         QueueCommand::Shepherd(s) => Ok(shepherd::enter(s.dir, s.run, s.from, [s.out, s.err])),
         QueueCommand::Launch { dir, ready } => Ok(shepherd::launch(dir, ready)),
@@ -112,6 +119,13 @@ pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
         QueueCommand::Quota(quota) => quota.run(),
         QueueCommand::Gitlab(gitlab) => Ok(gitlab.run()),
     }
+}
+
+/// What prints ends as others do when nobody reads it any more, as in `torpor queue list | head`.
+fn end_with_the_reader() -> Result<(), String> {
+    let always = Arc::new(AtomicBool::new(true));
+    let ends = signal_hook::flag::register_conditional_default(SIGPIPE, always);
+    ends.map(drop).map_err(|e| format!("catch signals: {e}"))
 }
 
 /// Says that something was done, to whoever reads `object`.

@@ -146,13 +146,13 @@ impl Submit {
         let answer = client.json_with("POST", "/v1/jobs", &headers, &body)?;
         let id = answer["id"].as_u64();
         let id = id.ok_or_else(|| "the daemon's answer has no id".to_owned())?;
+        if let Some(note) = answer["note"].as_str().filter(|_| !json) {
+            eprintln!("torpor queue: job {id}: {note}");
+        }
         match signals {
             Some(signals) => Ok(wait::be(&client, id, spec.stdin, signals)),
             None if json => Ok(done(true, &answer)),
             None => {
-                if let Some(note) = answer["note"].as_str() {
-                    eprintln!("torpor queue: job {id}: {note}");
-                }
                 println!("{id}");
                 Ok(ExitCode::SUCCESS)
             }

@@ -16,7 +16,7 @@ use signal_hook::iterator;
 use super::OWN_ERROR;
 use crate::daemon::{FRAME_END, FRAME_ERR, FRAME_OUT};
 use crate::http::Client;
-use crate::shepherd::message::Exit;
+use crate::shepherd::message::{Exit, LOST};
 
 /// A daemon that is gone may come back within this time.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -92,7 +92,8 @@ pub fn to_the_end(client: &Client, id: u64, stdin: bool, signals: Signals) -> io
         Ok(Some(end)) => {
             // The daemon's own errors and what it had to clean up; jobs that went well are
             // silent.
-            if let Some(note) = end.note.as_ref().filter(|_| end.state != "done") {
+            let matters = |note: &&String| end.state != "done" || note.starts_with(LOST);
+            if let Some(note) = end.note.as_ref().filter(matters) {
                 eprintln!("torpor queue: {note}");
             }
             Ok(end.exit)

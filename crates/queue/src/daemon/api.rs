@@ -14,8 +14,8 @@ use super::follow::Follow;
 use super::record::{Place, Record};
 use crate::http::{Body, Request, Response};
 use crate::preemption::{Facts, Means, Pressure, prices};
-use crate::scheduler::JobId;
 use crate::scheduler::share::Quota;
+use crate::scheduler::{JobId, Reason};
 use crate::shepherd::message::Order;
 use crate::spec::Spec;
 
@@ -177,18 +177,23 @@ fn submit(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
     }
 }
 
-/// What is said of a job that is taken: a class that is misspelt would make it another job than was meant.
+/// What is said of a job that is taken: a class that is misspelt would make it another job than was meant, and
+/// one that is too large for the machine would wait for ever.
 fn accepted(core: &Core, id: JobId) -> Value {
     let config = &core.config;
     let is_known =
         |class: &str| class == config.default_class || config.rules.classes.contains_key(class);
     let class = core.jobs.get(&id).map(|record| &record.spec.class);
-    match class.filter(|class| !is_known(class)) {
-        Some(class) => {
-            let note = format!("no class {class:?} is configured: it is scheduled as a normal job");
-            json!({ "id": id, "note": note })
-        }
-        None => json!({ "id": id }),
+    let misspelt = class
+        .filter(|class| !is_known(class))
+        .map(|class| format!("no class {class:?} is configured: it is scheduled as a normal job"));
+    let too_large =
+        core.reasons.get(&id).filter(|reason| matches!(reason, Reason::TooLarge { .. }));
+    let notes: Vec<String> =
+        misspelt.into_iter().chain(too_large.map(|reason| core.explain(reason))).collect();
+    match notes.is_empty() {
+        true => json!({ "id": id }),
+        false => json!({ "id": id, "note": notes.join("; ") }),
     }
 }
 

@@ -203,6 +203,13 @@ impl Core {
         if let Some(missing) = spec.after.iter().find(|id| !self.jobs.contains_key(id)) {
             return Err(Refusal::Senseless(format!("there is no job {missing} to run after")));
         }
+        // One that is to run after others may get its input from them.
+        if let Some(input) =
+            spec.input.as_ref().filter(|dir| spec.after.is_empty() && !dir.is_dir())
+        {
+            let text = format!("the input {} is no directory on this machine", input.display());
+            return Err(Refusal::Senseless(text));
+        }
         let body = serde_json::to_string(&spec).map_err(|e| Refusal::Broken(e.to_string()))?;
         if let Some(key) = key
             && let Some((before, id)) = self.store.submitted_as(key).map_err(Refusal::broken)?

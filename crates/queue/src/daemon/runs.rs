@@ -11,7 +11,7 @@ use crate::files;
 use crate::preemption::{Dirt, Means};
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd;
-use crate::shepherd::message::{Ending, Exit, Order, Phase, Report, Saved};
+use crate::shepherd::message::{Ending, Exit, LOST, Order, Phase, Report, Saved};
 
 /// A run that is lost so often without a checkpoint in between is not started again.
 const MOST_LOSSES: u32 = 3;
@@ -327,6 +327,9 @@ impl Core {
 /// What there is to say about how a job ended.
 fn note(ending: &Ending) -> Option<String> {
     let mut parts = Vec::new();
+    if !ending.lost.is_empty() {
+        parts.push(format!("{LOST}{}", ending.lost.join("; ")));
+    }
     if ending.out_of_memory {
         parts.push("it was out of its memory".to_owned());
     }

@@ -28,18 +28,14 @@ impl Shepherd {
         // What cannot be written, because the disk is full, is lost; the daemon sees it.
         let whole = self.streams.out.drain().and(self.streams.err.drain());
         let synced = whole.and_then(|_| self.streams.out.sync().and(self.streams.err.sync()));
-        if let Err(e) = synced {
-            let text = format!("the end of the job's output is lost: {e}");
-            self.tell(&Report::NotSaved { refused: false, text });
-        }
-        for text in work::hand_over(&self.dir, &self.spec) {
-            self.tell(&Report::NotSaved { refused: false, text });
-        }
+        let mut lost = work::hand_over(&self.dir, &self.spec);
+        lost.extend(synced.err().map(|e| format!("the end of its output: {e}")));
         let ending = Ending {
             job: self.job,
             run: self.run,
             exit,
             leftover,
+            lost,
             out_of_memory: self.cgroups.ran_out_of_memory(),
             out_of_disk: self.out_of_disk,
             gave_way: self.vacating && !self.out_of_disk,

@@ -96,6 +96,9 @@ impl Exit {
     }
 }
 
+/// With this a note begins that a client tells even of a job that went well.
+pub const LOST: &str = "lost: ";
+
 /// The last word of a run, which outlives its shepherd on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ending {
@@ -112,6 +115,9 @@ pub struct Ending {
     /// Whether it had written more than it may.
     #[serde(default)]
     pub out_of_disk: bool,
+    /// What of its output or its artefacts could not be kept, and why.
+    #[serde(default)]
+    pub lost: Vec<String>,
     /// Whether it ended because the command for giving way told it to.
     pub gave_way: bool,
     /// When, in milliseconds since 1970.
@@ -129,6 +135,7 @@ impl Ending {
             leftover: Vec::new(),
             out_of_memory: false,
             out_of_disk: false,
+            lost: Vec::new(),
             gave_way: false,
             at: 0,
         }
