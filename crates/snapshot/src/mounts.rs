@@ -55,7 +55,9 @@ impl FromStr for Bind {
                 Some(("destination" | "dst" | "target", path)) => destination = Some(path),
                 Some(("options", words)) => options.extend(words.split(':').map(str::to_owned)),
                 _ => {
-                    return Err(format!("{part:?} is not type=, source=, destination= or options="));
+                    return Err(format!(
+                        "{part:?} is not type=, source=, destination= or options="
+                    ));
                 }
             }
         }

@@ -29,6 +29,8 @@ const PAGE_SUM: usize = 20;
 const LISTED: usize = 48;
 /// How well pages are compressed.
 const LEVEL: i32 = 3;
+/// How well those of the working set are: each start waits for them, and only the making for this.
+const LEVEL_FIRST: i32 = 19;
 /// A pack of an earlier release of which less than this part is needed is left behind.
 const WORTH: (u64, u64) = (1, 2);
 /// How many packs a snapshot has at most: each costs requests.
@@ -188,6 +190,7 @@ pub fn gather(dir: &ImageDir, mut known: Known, number: u32, file: &mut File) ->
         done: Gathered::default(),
         open: Vec::new(),
         placed: Arc::default(),
+        level: LEVEL_FIRST,
     };
     pack.done.memory = all.iter().map(|memory| memory.sums.len() as u64 * page_size()).sum();
     let (total, placed) = (pack.done.memory, Arc::clone(&pack.placed));
@@ -198,6 +201,8 @@ pub fn gather(dir: &ImageDir, mut known: Known, number: u32, file: &mut File) ->
                 pack.place(&mut all[index], page, None)?;
             }
         }
+        pack.close()?;
+        pack.level = LEVEL;
         all.iter_mut().try_for_each(|memory| pack.place_rest(memory))?;
         pack.close()
     })?;
@@ -356,6 +361,8 @@ struct Pack<'f> {
     open: Vec<(PageSum, Vec<u8>)>,
     /// The bytes of the pages that have a place.
     placed: Arc<AtomicU64>,
+    /// How well the open cluster will be compressed.
+    level: i32,
 }
 
 impl Pack<'_> {
@@ -415,7 +422,7 @@ impl Pack<'_> {
         }
         let what = || "writing a pack";
         let plain: Vec<u8> = self.open.iter().flat_map(|(_, data)| data).copied().collect();
-        let mut stored = zstd::bulk::compress(&plain, LEVEL).context(what)?;
+        let mut stored = zstd::bulk::compress(&plain, self.level).context(what)?;
         if stored.len() >= plain.len() {
             stored = plain;
         }
