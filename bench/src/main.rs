@@ -62,7 +62,8 @@ const PARTS: [Part; 19] = [
 const USAGE: &str = "usage: torpor-bench TORPOR DIRECTORY-ON-TMPFS RESULT.json [PART...]
 BENCH_ROUNDS: how often everything is measured (5)
 BENCH_MIB: how much memory is dumped (1024)
-MIGRATE_MODES, MIGRATE_GBITS, MIGRATE_READS: what is migrated how (all modes, \"1 10\", \"95 10\")
+MIGRATE_SERVICES: what is migrated (\"redis mariadb graph tree\"); MIGRATE_PROCESSES: of the tree (500)
+MIGRATE_MODES, MIGRATE_GBITS, MIGRATE_READS: how (all modes, \"1 10\", \"95 10\")
 MIGRATE_TIMES: how often (1); MIGRATE_MARGIN: milliseconds of load before and after (3000)";
 
 fn main() -> Result<()> {

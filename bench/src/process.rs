@@ -1,5 +1,6 @@
 //! The programs that are measured: how they are started, waited for, and ended.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -20,6 +21,12 @@ impl Running {
     pub fn start(command: &mut Command) -> Result<Self> {
         let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Running(quiet.spawn()?))
+    }
+
+    /// Starts a program with nothing to read, which says all to `log`.
+    pub fn telling(command: &mut Command, log: File) -> Result<Self> {
+        let both = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        Ok(Running(both.spawn()?))
     }
 
     /// Starts a program, and waits for the first line that it says.

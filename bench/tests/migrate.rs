@@ -1,4 +1,4 @@
-//! The benchmark of migrations, small: Redis moves in every mode, and its clients get every answer right.
+//! The benchmark of migrations, small: services move in every mode, and who uses them gets every answer right.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-#[test]
-fn redis_moves_in_every_mode() {
+/// What it says, its table, and what it judges.
+fn measured(settings: &[(&str, &str)]) -> [String; 3] {
     let bench = Path::new(env!("CARGO_BIN_EXE_torpor-bench"));
     let torpor = bench.with_file_name("torpor");
     assert!(torpor.exists(), "cargo build --package torpor-cli");
@@ -15,38 +15,65 @@ fn redis_moves_in_every_mode() {
     let results = tempfile::tempdir().unwrap();
     let mut command = Command::new(bench);
     command.arg(torpor).arg(dir.path()).arg(results.path().join("bench.json")).arg("migrate");
-    for (name, value) in [
-        ("BENCH_MIB", "16"),
-        ("MIGRATE_GBITS", "1"),
-        ("MIGRATE_READS", "10"),
-        ("MIGRATE_TIMES", "1"),
-        ("MIGRATE_MARGIN", "200"),
-    ] {
-        command.env(name, value);
-    }
+    let usual = [("MIGRATE_GBITS", "1"), ("MIGRATE_TIMES", "1"), ("MIGRATE_MARGIN", "200")];
+    command.envs(usual).envs(settings.iter().copied());
     let output = command.stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
+    assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "something is left");
+    let read = |name: &str| fs::read_to_string(results.path().join(name)).unwrap();
+    [said, read("migration.md"), read("bench.json")]
+}
+
+/// The numbers of the row of a mode in a table.
+fn numbers(table: &str, mode: &str) -> Vec<f64> {
+    let row = table.lines().find(|line| line.starts_with(&format!("| {mode} |")));
+    let row = row.unwrap_or_else(|| panic!("no {mode} in {table}"));
+    row.split('|').filter_map(|cell| cell.trim().parse().ok()).collect()
+}
+
+#[test]
+fn redis_moves_in_every_mode() {
+    let [said, table, judged] =
+        measured(&[("MIGRATE_SERVICES", "redis"), ("BENCH_MIB", "16"), ("MIGRATE_READS", "10")]);
     // What was built early is what runs.
     assert!(!said.contains("built anew"), "{said}");
-    let table = fs::read_to_string(results.path().join("migration.md")).unwrap();
     for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
-        let row = table.lines().find(|line| line.starts_with(&format!("| {mode} |")));
-        let row = row.unwrap_or_else(|| panic!("no {mode} in {table}"));
-        let numbers: Vec<f64> =
-            row.split('|').filter_map(|cell| cell.trim().parse().ok()).collect();
+        let numbers = numbers(&table, mode);
         let [_, _, sent, downtime, expected, rehearsed, .., memory_here, memory_there] =
             numbers[..]
         else {
-            panic!("{row}")
+            panic!("{table}")
         };
-        assert!(numbers.len() == 17 && sent > 16.0 && downtime > 0.0, "{row}");
-        assert!(expected > 0.0 && rehearsed > 0.0, "{row}");
-        assert!(memory_here > 1.0 && memory_there > 16.0, "{row}");
+        assert!(numbers.len() == 17 && sent > 16.0 && downtime > 0.0, "{table}");
+        assert!(expected > 0.0 && rehearsed > 0.0, "{table}");
+        assert!(memory_here > 1.0 && memory_there > 16.0, "{table}");
     }
-    let judged = fs::read_to_string(results.path().join("bench.json")).unwrap();
     for name in ["estimates", "estimates of --dry-run"] {
         assert!(judged.contains(&format!("migration: {name} within 20 %, of 5")), "{judged}");
     }
-    assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "something is left");
+}
+
+#[test]
+fn other_services_move() {
+    let [said, table, judged] = measured(&[
+        ("MIGRATE_SERVICES", "mariadb graph tree"),
+        ("MIGRATE_PROCESSES", "20"),
+        ("MIGRATE_MODES", "pipelined hybrid"),
+        ("BENCH_MIB", "4"),
+    ]);
+    for title in ["MariaDB", "graph", "20 processes"] {
+        if said.contains(&format!("{title}: left out")) {
+            continue;
+        }
+        let heading = format!("{title}, 1 Gbit/s:");
+        let (_, table) = table.split_once(&heading).unwrap_or_else(|| panic!("{table}"));
+        for mode in ["pipelined", "hybrid"] {
+            let numbers = numbers(table, mode);
+            assert!(numbers.len() == 17 && numbers[2] > 0.0 && numbers[3] > 0.0, "{table}");
+            // There were answers before and after it.
+            assert!(numbers[10] > 0.0 && numbers[12] > 0.0, "{table}");
+        }
+        assert!(judged.contains(&format!("migration, {heading} downtime, hybrid")), "{judged}");
+    }
 }

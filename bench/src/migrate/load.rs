@@ -6,10 +6,11 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
+use super::answers::Answers;
 use super::world::{Net, SERVICE};
 use super::zipf::{Random, Zipf};
 
@@ -19,8 +20,6 @@ const PORT: u16 = 6379;
 const CLIENTS: usize = 4;
 /// Records that are written before an answer is waited for, while there is no load yet.
 const AT_ONCE: usize = 100;
-/// Answers are counted by milliseconds, for so many of them.
-const MILLIS: usize = 1 << 20;
 /// No answer for so long is an error.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -31,20 +30,18 @@ pub struct Load {
 }
 
 struct Shared {
-    start: Instant,
     stop: AtomicBool,
     /// Clients that have written all their records.
     filled: AtomicU32,
-    answers: Vec<AtomicU32>,
+    answers: Answers,
 }
 
 impl Load {
     /// Starts clients in `net`, which write all `records` once; `reads` of a hundred requests then are reads. Returns
     /// when the load has begun.
     pub fn start(net: &Net, records: u64, reads: u64) -> Result<Self> {
-        let answers = (0..MILLIS).map(|_| AtomicU32::new(0)).collect();
-        let (start, stop, filled) = (Instant::now(), AtomicBool::new(false), AtomicU32::new(0));
-        let shared = Arc::new(Shared { start, stop, filled, answers });
+        let (stop, filled) = (AtomicBool::new(false), AtomicU32::new(0));
+        let shared = Arc::new(Shared { stop, filled, answers: Answers::new() });
         let each = records / CLIENTS as u64;
         let zipf = Arc::new(Zipf::new(each));
         let mut load = Self { threads: Vec::new(), shared };
@@ -79,38 +76,18 @@ impl Load {
         let errors = outcomes.filter_map(|outcome| outcome.ok()?.err());
         errors.map(|error| format!("{error:#}")).collect::<Vec<_>>().join("; ")
     }
+}
 
-    /// Answers a second between two moments.
-    pub fn rate(&self, from: Instant, to: Instant) -> f64 {
-        let counts = self.counts(from, to);
-        let sum: u32 = counts.iter().map(|count| count.load(Ordering::Relaxed)).sum();
-        f64::from(sum) / to.saturating_duration_since(from).as_secs_f64().max(1e-3)
-    }
-
-    /// Milliseconds of the longest time without any answer between two moments.
-    pub fn silence(&self, from: Instant, to: Instant) -> u32 {
-        let (mut longest, mut now) = (0, 0);
-        for count in self.counts(from, to) {
-            now = if count.load(Ordering::Relaxed) == 0 { now + 1 } else { 0 };
-            longest = longest.max(now);
-        }
-        longest
-    }
-
-    fn counts(&self, from: Instant, to: Instant) -> &[AtomicU32] {
-        let answers = &self.shared.answers;
-        let at = |moment: Instant| {
-            let millis = moment.saturating_duration_since(self.shared.start).as_millis();
-            usize::try_from(millis).map_or(answers.len(), |millis| millis.min(answers.len()))
-        };
-        &answers[at(from)..at(to)]
+impl super::service::Load for Load {
+    fn answers(&self) -> &Answers {
+        &self.shared.answers
     }
 
     /// Ends the clients, which read all their records once more.
     ///
     /// # Errors
     /// If any of them has had a wrong answer, or none.
-    pub fn finish(mut self) -> Result<()> {
+    fn finish(mut self: Box<Self>) -> Result<()> {
         let errors = self.finish_early();
         ensure!(errors.is_empty(), "clients: {errors}");
         Ok(())
@@ -141,9 +118,7 @@ impl Client {
                 self.ask_write(record)?;
                 self.hear_written()?;
             }
-            let millis = usize::try_from(shared.start.elapsed().as_millis())?;
-            let count = shared.answers.get(millis).context("a run that is too long")?;
-            count.fetch_add(1, Ordering::Relaxed);
+            shared.answers.add(1)?;
         }
         self.all(Self::read)
     }

@@ -1,7 +1,11 @@
-//! A Redis server under load moves between two hosts, in every mode; clients verify every answer.
+//! Services under load move between two hosts, in every mode; who uses them verifies every answer.
 
+mod answers;
 mod cost;
+mod counted;
 mod load;
+mod mariadb;
+mod service;
 mod table;
 mod world;
 mod zipf;
@@ -20,23 +24,23 @@ use serde_json::Value;
 use torpor_runtimes_tests::certificates::{OF_AGENTS, certificates};
 
 use self::cost::{Watch, processor_time};
-use self::load::{Load, RECORD};
+use self::service::Service;
 use self::table::Sample;
 use self::world::{THERE, World};
 use crate::bench::Bench;
-use crate::process::{Running, until};
+use crate::process::Running;
 
 /// Of the agent, in a network of its own: estimates tell destinations apart by their addresses.
 const PORT: u16 = 7411;
 const MODES: &str = "stop-and-copy pre-copy pipelined post-copy hybrid";
+const SERVICES: &str = "redis mariadb graph tree";
 
 /// What is measured: each of these with each of the others.
 struct Setting {
     modes: Vec<String>,
     /// Gbit/s of the link; 0 is without a limit.
     links: Vec<u32>,
-    /// How many of a hundred requests are reads.
-    reads: Vec<u64>,
+    services: Vec<Service>,
     times: usize,
     /// How long the service is looked at before and after.
     margin: Duration,
@@ -44,10 +48,14 @@ struct Setting {
 
 impl Setting {
     fn from_environment() -> Result<Self> {
+        let names: Vec<String> = list("MIGRATE_SERVICES", SERVICES)?;
+        let reads: Vec<u64> = list("MIGRATE_READS", "95 10")?;
+        let processes = one("MIGRATE_PROCESSES", "500")?;
+        let services = names.iter().map(|name| Service::named(name, &reads, processes));
         Ok(Self {
             modes: list("MIGRATE_MODES", MODES)?,
             links: list("MIGRATE_GBITS", "1 10")?,
-            reads: list("MIGRATE_READS", "95 10")?,
+            services: services.collect::<Result<Vec<_>>>()?.concat(),
             times: one("MIGRATE_TIMES", "1")?,
             margin: Duration::from_millis(one("MIGRATE_MARGIN", "3000")?),
         })
@@ -69,16 +77,20 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let setting = Setting::from_environment()?;
     let (mut text, mut all) = (String::new(), Vec::new());
     for &gigabits in &setting.links {
-        for &reads in &setting.reads {
+        for service in &setting.services {
+            if let Some(missing) = service.missing() {
+                eprintln!("{}: left out, there is no {missing}", service.title());
+                continue;
+            }
             let mut rows = Vec::new();
             for mode in &setting.modes {
-                let case = Case { mode, gigabits, reads, margin: setting.margin };
+                let case = Case { mode, gigabits, service, margin: setting.margin };
                 let run = || case.run(bench).with_context(|| case.name());
                 let samples = (0..setting.times).map(|_| run()).collect::<Result<Vec<_>>>()?;
                 rows.push((mode.as_str(), samples));
             }
-            text += &table::of(&format!("{reads} % reads, {}", link(gigabits)), &rows);
-            table::judge(bench, gigabits, reads, &rows);
+            text += &table::of(&format!("{}, {}", service.title(), link(gigabits)), &rows);
+            table::judge(bench, gigabits, service, &rows);
             all.extend(rows.into_iter().flat_map(|(_, samples)| samples));
         }
     }
@@ -105,13 +117,13 @@ fn link(gigabits: u32) -> String {
 struct Case<'a> {
     mode: &'a str,
     gigabits: u32,
-    reads: u64,
+    service: &'a Service,
     margin: Duration,
 }
 
 impl Case<'_> {
     fn name(&self) -> String {
-        format!("{}, {} % reads, {}", self.mode, self.reads, link(self.gigabits))
+        format!("{}, {}, {}", self.mode, self.service.title(), link(self.gigabits))
     }
 
     fn run(&self, bench: &Bench) -> Result<Sample> {
@@ -119,14 +131,9 @@ impl Case<'_> {
         fs::create_dir_all(&dir)?;
         bench.warm_up()?;
         let world = World::new(self.gigabits)?;
-        let words = ["redis-server", "--save", "", "--bind", "0.0.0.0", "--protected-mode", "no"];
-        let service = world.service(&dir, &words)?;
-        let ping = || service.command("redis-cli").arg("ping").output();
-        until("Redis", || ping().is_ok_and(|pong| pong.stdout == b"PONG\n"))?;
-        let count = (bench.mib << 20) / RECORD as u64;
-        let load = Load::start(&world.client, count, self.reads)?;
+        let (service, load) = self.service.start(&dir, &world, bench.mib)?;
         let records = record_dir(bench);
-        let hosts = Hosts::start(bench.torpor(), &dir, &records, &world)?;
+        let hosts = Hosts::start(bench.torpor(), &dir, &records, &world, self.service)?;
         let rehearsal = hosts.rehearse(service.0.pid(), self.mode)?;
         sleep(self.margin);
         let start = Instant::now();
@@ -134,12 +141,13 @@ impl Case<'_> {
         let end = Instant::now();
         sample.rehearsal = rehearsal;
         sleep(self.margin);
+        let answers = load.answers();
         sample.rates = [
-            load.rate(start - self.margin, start),
-            load.rate(start, end),
-            load.rate(end, Instant::now()),
+            answers.rate(start - self.margin, start),
+            answers.rate(start, end),
+            answers.rate(end, Instant::now()),
         ];
-        sample.silence = load.silence(start, end);
+        sample.silence = answers.silence(start, end);
         load.finish()?;
         let root = sample.number("pid")?;
         #[allow(clippy::cast_possible_truncation, reason = "a process id")]
@@ -163,7 +171,13 @@ struct Hosts<'a> {
 }
 
 impl<'a> Hosts<'a> {
-    fn start(torpor: &Path, dir: &'a Path, records: &'a Path, world: &'a World) -> Result<Self> {
+    fn start(
+        torpor: &Path,
+        dir: &'a Path,
+        records: &'a Path,
+        world: &'a World,
+        service: &Service,
+    ) -> Result<Self> {
         let torpor = torpor.canonicalize()?;
         let keys = certificates(dir, THERE, OF_AGENTS);
         let mut agent = world.there.command(&torpor);
@@ -175,6 +189,9 @@ impl<'a> Hosts<'a> {
             .arg(dir.join("taken"));
         for word in ["--external", "veth[eth0]:outside@br0"] {
             agent.arg(format!("--restore-option={word}"));
+        }
+        if service.has_mounts() {
+            agent.args(mariadb::ALLOWED);
         }
         let (agent, line) = Running::heard(&mut agent)?;
         let address = line.strip_prefix("Listening at ").context("the agent does not listen")?;
@@ -194,7 +211,8 @@ impl<'a> Hosts<'a> {
     fn rehearse(&self, pid: u32, mode: &str) -> Result<Value> {
         let output = spawn(self.command(pid, mode).arg("--dry-run"))?.wait_with_output()?;
         let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "it would not move: {said}");
+        let why = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "it would not move: {said}{why}");
         Ok(serde_json::from_slice::<Value>(&output.stdout)?["estimate"].take())
     }
 

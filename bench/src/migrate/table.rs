@@ -5,6 +5,7 @@ use std::fmt::Write;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use super::service::Service;
 use crate::bench::{Bench, Goal, median};
 
 /// A migration.
@@ -114,14 +115,15 @@ pub fn judge_estimates<'a>(bench: &mut Bench, samples: impl Iterator<Item = &'a 
 }
 
 /// Compares `pipelined` with `pre-copy`, and says what was promised.
-pub fn judge(bench: &mut Bench, gigabits: u32, reads: u64, rows: &[Row<'_>]) {
+pub fn judge(bench: &mut Bench, gigabits: u32, service: &Service, rows: &[Row<'_>]) {
     let of = |name: &str| rows.iter().find(|(mode, _)| *mode == name).map(|(_, it)| it.as_slice());
-    let name = |what: &str| format!("migration, {reads} % reads, {gigabits} Gbit/s: {what}");
-    let reads_much = reads > 50;
+    let name = |what: &str| format!("migration, {}, {gigabits} Gbit/s: {what}", service.title());
     if let Some(hybrid) = of("hybrid") {
         let most = Some(Goal::AtMost(50.0));
         bench.add(name("downtime, hybrid"), middle(hybrid, downtime), "ms", most);
     }
+    let &Service::Redis(reads) = service else { return };
+    let reads_much = reads > 50;
     let (Some(baseline), Some(pipelined)) = (of("pre-copy"), of("pipelined")) else { return };
     let ratio = |value: fn(&Sample) -> f64| middle(baseline, value) / middle(pipelined, value);
     let least = Some(Goal::AtLeast(if reads_much { 38.0 } else { 10.0 }));

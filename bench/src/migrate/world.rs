@@ -40,10 +40,15 @@ impl Net {
         format!("/proc/{}/ns/net", self.0.pid())
     }
 
+    /// This network, for nsenter(1).
+    pub fn entry(&self) -> String {
+        format!("--net={}", self.path())
+    }
+
     /// A command in this network.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net={}", self.path())).arg(program);
+        command.arg(self.entry()).arg(program);
         command
     }
 

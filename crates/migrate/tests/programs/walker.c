@@ -1,5 +1,6 @@
-/* Walks through a graph, of which each node leads to another one anywhere in memory, and counts its rounds in a file
- * that has room for the count. All nodes are on the way of each round; one that is not as it was left ends the program.
+/* Walks through a graph, of which each node leads to another one anywhere in memory, and counts its steps by PARTS of a
+ * round in a file that has room for the count. All nodes are on the way of each round; one that is not as it was left
+ * ends the program.
  *
  * The arguments are the file, the number of nodes, and after how many steps it changes one. A node is a cache line.
  */
@@ -9,6 +10,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#define PARTS 256ul
 
 struct node {
 	uint64_t next, changes, mark, rest[5];
@@ -55,6 +58,7 @@ int main(int argc, char **argv)
 	for (uint64_t at = 0; at < count; at++)
 		nodes[at].mark = mark(at, nodes + at);
 
+	uint64_t part = count > PARTS ? count / PARTS : 1;
 	for (uint64_t round = 1, at = 0, steps = 0;; round++) {
 		do {
 			struct node *node = nodes + at;
@@ -64,11 +68,12 @@ int main(int argc, char **argv)
 				node->changes++;
 				node->mark = mark(at, node);
 			}
+			uint64_t parts = steps / part;
+			if (steps % part == 0 && pwrite(file, &parts, sizeof(parts), 0) != sizeof(parts))
+				fail("pwrite");
 			at = node->next;
 		} while (at);
 		if (steps != round * count)
 			abort();
-		if (pwrite(file, &round, sizeof(round), 0) != sizeof(round))
-			fail("pwrite");
 	}
 }
