@@ -68,7 +68,7 @@ fn bundle(agent: &Agent, begin: &Begin, work: &Path) -> Result<Option<PathBuf>> 
 fn judge_images(agent: &Agent, images: &Path, bundle: Option<&Path>) -> Result<()> {
     let mut audit = Command::new(SELF);
     // Images that come by rounds are foreign, also to the host that has made them.
-    audit.args(["image", "audit", "--json", "--host-key", "none"]).arg(images);
+    audit.args(["image", "audit", "--json", "--host-key", "none", "--tcp-established"]).arg(images);
     audit.args(&agent.settings.restore_options);
     if let Some(bundle) = bundle {
         audit.arg("--bundle").arg(bundle);
