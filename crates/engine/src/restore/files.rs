@@ -117,7 +117,7 @@ impl Table<'_> {
         cx.temporary.load(images)?;
         kinds.pipes.load(images, &take(FdTypes::Pipe))?;
         kinds.fifos.load(images, all, &take(FdTypes::Fifo))?;
-        kinds.inet.load(cx.opts, images, &take(FdTypes::Inetsk))?;
+        kinds.inet.load(cx.opts, images, cx.tasks, &take(FdTypes::Inetsk))?;
         in_flight.extend(kinds.unix.load(images, all, &take(FdTypes::Unixsk))?);
         kinds.epolls.load(all, &take(FdTypes::Eventpoll))?;
         kinds.inotify.load(all, &take(FdTypes::Inotify))?;
@@ -172,7 +172,7 @@ impl Table<'_> {
             FdTypes::Reg => regular::open_entry(cx, entry),
             FdTypes::Pipe => kinds.pipes.open(cx.opts, cx.roots, entry),
             FdTypes::Fifo => kinds.fifos.open(cx, entry),
-            FdTypes::Inetsk => kinds.inet.open(cx.images, cx.spaces, network, entry),
+            FdTypes::Inetsk => kinds.inet.open(cx.images, cx.spaces, cx.id_maps, network, entry),
             FdTypes::Unixsk => kinds.unix.open(&mut neighbours(cx, opened), entry),
             FdTypes::Eventfd => eventfd::open(entry),
             FdTypes::Eventpoll => kinds.epolls.open(entry),

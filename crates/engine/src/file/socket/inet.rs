@@ -28,6 +28,7 @@ use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 use crate::network::Asleep;
 use crate::options::Options;
+use crate::restore::tasks::Tasks;
 
 const IP_NODEFRAG: i32 = 22;
 const IP_CHECKSUM: i32 = 23;
@@ -356,6 +357,8 @@ pub struct InetRestorer {
     /// Ports that sockets share by `SO_REUSEPORT`. All of them need it while they are
     /// bound, although some may have lost it since.
     shared: HashSet<Port>,
+    /// Whose sockets are of which the images do not say it: the root task's user.
+    user: Option<u32>,
     /// What waits to be read, by socket.
     queued: HashMap<u32, Vec<Packet>>,
     opened: Vec<InetSkEntry>,
@@ -368,7 +371,17 @@ impl InetRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&mut self, opts: &Options, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
+    pub fn load(
+        &mut self,
+        opts: &Options,
+        images: &ImageDir,
+        tasks: &Tasks,
+        entries: &[FileEntry],
+    ) -> Result<()> {
+        let credentials = tasks.first().and_then(|root| root.image.credentials.first());
+        let [_, effective, ..] =
+            credentials.and_then(Option::as_ref).map(|of| of.users.map(Some)).unwrap_or_default();
+        self.user = effective;
         let closed = images.inventory().is_ok_and(|i| i.tcp_close());
         self.close = opts.network.tcp_close || closed;
         for entry in entries {
@@ -398,6 +411,7 @@ impl InetRestorer {
         &mut self,
         images: &ImageDir,
         spaces: &Namespaces,
+        id_maps: &IdMaps,
         network: &mut Asleep,
         entry: &FileEntry,
     ) -> Result<OwnedFd> {
@@ -406,7 +420,7 @@ impl InetRestorer {
         let isk = with_peer.as_ref().unwrap_or(isk);
         let fd = ping::make(spaces, entry.id, &kind_of(entry)?)?;
         let ends = ends(isk)?;
-        self.prepare(fd.as_fd(), isk, &ends)?;
+        self.prepare(id_maps, fd.as_fd(), isk, &ends)?;
         if tcp::is_connection(isk) && !self.close {
             let sleeping = tcp::open(images, isk, &fd)?;
             sleeping.guard(&network.guardian)?;
@@ -446,7 +460,13 @@ impl InetRestorer {
 
 impl InetRestorer {
     /// What must be set before a socket is bound.
-    fn prepare(&self, fd: BorrowedFd<'_>, isk: &InetSkEntry, ends: &InetEnds) -> Result<()> {
+    fn prepare(
+        &self,
+        id_maps: &IdMaps,
+        fd: BorrowedFd<'_>,
+        isk: &InetSkEntry,
+        ends: &InetEnds,
+    ) -> Result<()> {
         let family = isk.family.cast_signed();
         let set = |(level, name): (i32, i32), value: bool| {
             if socket::get_int(fd, level, name).is_ok_and(|now| now == i32::from(value)) {
@@ -465,6 +485,8 @@ impl InetRestorer {
         set(freebind(family), true)?;
         set((libc::SOL_SOCKET, libc::SO_REUSEADDR), true)?;
         if self.shared.contains(&port(isk, ends)) {
+            // Users have ports of their own, and who restores is another one.
+            options::restore_owner(id_maps, fd, wanted.user.or(self.user), wanted.group)?;
             set((libc::SOL_SOCKET, libc::SO_REUSEPORT), true)?;
         }
         Ok(())

@@ -418,7 +418,7 @@ pub fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, wanted: &SocketOptions) -> 
     if wanted.more.iter().any(locked) {
         set(LOCK_FILTER.1, 1)?;
     }
-    restore_owner(id_maps, fd, wanted)
+    restore_owner(id_maps, fd, wanted.user, wanted.group)
 }
 
 /// Gives a socket the sizes of its buffers. The kernel doubles what it is told, and
@@ -459,18 +459,27 @@ fn restore_timeout(fd: BorrowedFd<'_>, opt: Opt, (sec, usec): (u64, u64)) -> Res
     socket::set(fd, opt, words.as_flattened()).context(|| "setsockopt of a timeout".to_owned())
 }
 
-/// The user that the kernel counts a socket for, and that SO_REUSEPORT compares, is
-/// the owner of its inode.
-fn restore_owner(id_maps: &IdMaps, fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
-    let uid = wanted.user.and_then(|id| id_maps.uid_outside(id));
-    let gid = wanted.group.and_then(|id| id_maps.gid_outside(id));
-    let (Some(uid), Some(gid)) = (uid, gid) else { return Ok(()) };
+/// The user that the kernel counts a socket for, and that SO_REUSEPORT compares, is the owner of its
+/// inode.
+///
+/// # Errors
+/// See fchown(2).
+pub fn restore_owner(
+    id_maps: &IdMaps,
+    fd: BorrowedFd<'_>,
+    user: Option<u32>,
+    group: Option<u32>,
+) -> Result<()> {
     let stat = rustix::fs::fstat(fd).context(|| "fstat of a socket".to_owned())?;
-    if (stat.st_uid, stat.st_gid) == (uid, gid) || uid == u32::MAX || gid == u32::MAX {
+    // The last number is no id, but leaves the owner as it is.
+    let other = |id: Option<u32>, now: u32| id.filter(|&id| id != now && id != u32::MAX);
+    let user = other(user.and_then(|id| id_maps.uid_outside(id)), stat.st_uid);
+    let group = other(group.and_then(|id| id_maps.gid_outside(id)), stat.st_gid);
+    if (user, group) == (None, None) {
         return Ok(());
     }
-    rustix::fs::fchown(fd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
-        .context(|| format!("chown of a socket to {uid}:{gid}"))
+    rustix::fs::fchown(fd, user.map(Uid::from_raw), group.map(Gid::from_raw))
+        .context(|| format!("chown of a socket to {user:?}:{group:?}"))
 }
 
 /// Gives a socket buffers without a limit, for the time while its queues are filled.

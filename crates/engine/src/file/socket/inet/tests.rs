@@ -1,6 +1,6 @@
 use std::net::{TcpListener, TcpStream, UdpSocket};
 
-use super::super::testing::{cycle, dump, entries, in_netns};
+use super::super::testing::{cycle, dump, dump_and_close, entries, in_netns, restore};
 use super::*;
 use crate::options::{Network, Options};
 
@@ -55,6 +55,29 @@ fn a_shared_port_outlives_its_option() {
         let reuse: Vec<_> =
             restored.iter().map(|s| get(s, libc::SOL_SOCKET, libc::SO_REUSEPORT)).collect();
         assert_eq!(reuse, [1, 0]);
+    });
+}
+
+/// The kernel lets the sockets of one user share a port; root, who restores, is another one.
+#[test]
+fn a_port_is_not_shared_with_root() {
+    in_netns(|| {
+        let listen = |user: u32| {
+            let s = new(libc::AF_INET, libc::SOCK_STREAM, 0);
+            set(&s, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
+            rustix::fs::fchown(&s, Some(rustix::fs::Uid::from_raw(user)), None).unwrap();
+            socket::bind(s.as_fd(), &[2, 0, 0, 99, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+            rustix::net::listen(&s, 5).unwrap();
+            s
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let opts = Options::default();
+        let ids = dump_and_close(&opts, dir.path(), vec![listen(1000)]).unwrap();
+        let roots = listen(0);
+        let error = restore(&opts, dir.path(), &ids).unwrap_err().to_string();
+        assert!(error.contains("Address already in use"), "{error}");
+        drop(roots);
+        restore(&opts, dir.path(), &ids).unwrap();
     });
 }
 
