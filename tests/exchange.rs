@@ -56,8 +56,9 @@ const NATURAL: &[&str] = &[
     "zmm_upper",
     "hi16_zmm",
     "xstate_bv",
-    // Of the processor: AMD's have one bit more.
+    // Of the processor: AMD's have one bit more, and not all have protection keys.
     "mxcsr_mask",
+    "pkru",
     "mm_start_stack",
     "mm_arg_start",
     "mm_arg_end",
