@@ -440,6 +440,7 @@ fn mm_entry(
         torpor_mdwe: flags.mdwe,
         torpor_memory_merge: flags.memory_merge.then_some(true),
         torpor_coredump_filter: flags.coredump_filter,
+        torpor_pkeys: flags.keys,
     })
 }
 

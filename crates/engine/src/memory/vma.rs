@@ -62,6 +62,8 @@ pub struct Vma {
     pub page_size: u64,
     /// Whether it has no pages but the zero page, neither in memory nor in swap, if that is known.
     pub is_empty: Option<bool>,
+    /// Its protection key (pkeys(7)), if it has one.
+    pub key: Option<u32>,
     /// Whether it has pages that the kernel may drop at any moment (`MADV_FREE`).
     pub freed_lazily: bool,
 }
@@ -132,8 +134,8 @@ fn parse(pid: i32, smaps: &str) -> Result<Vec<Vma>> {
                 vma.page_size = kib(size).unwrap_or(4) * 1024;
             }
         } else if let Some(key) = line.strip_prefix("ProtectionKey:") {
-            if let Some(vma) = all.last().filter(|_| key.trim() != "0") {
-                return Err(refuse(pid, vma, "it has a protection key, which is not supported"));
+            if let Some(vma) = all.last_mut() {
+                vma.key = key.trim().parse().ok().filter(|&key| key != 0);
             }
         } else if let Some(freed) = line.strip_prefix("LazyFree:") {
             if let Some(vma) = all.last_mut() {
@@ -153,6 +155,7 @@ fn parse(pid: i32, smaps: &str) -> Result<Vec<Vma>> {
                 status: 0,
                 page_size: PAGE,
                 is_empty: None,
+                key: None,
                 freed_lazily: false,
             });
         }
@@ -178,6 +181,10 @@ fn classify(pid: i32, vma: &Vma) -> Result<u32> {
             return Err(refuse(pid, vma, "it is being probed; remove its uprobes first"));
         }
         _ => {}
+    }
+    // The kernel takes a key of its own for it, whose number is nobody's to choose.
+    if vma.key.is_some() && vma.map.prot == libc::PROT_EXEC {
+        return Err(refuse(pid, vma, "memory that can be executed and not read is not supported"));
     }
     if vma.has(b"ss") {
         return Err(refuse(pid, vma, "shadow stacks are not supported"));
@@ -296,6 +303,7 @@ pub fn to_entry(vma: &Vma) -> VmaEntry {
         torpor_flock: None,
         torpor_object_len: None,
         torpor_was_writable: was_writable.then_some(true),
+        torpor_pkey: vma.key,
     }
 }
 
@@ -328,11 +336,12 @@ mod tests {
             "7f00000000-7f00001000 rw-s 00000000 00:01 1 /secretmem (deleted)\nVmFlags: rd wr sh\n";
         let text = parse(7, text).unwrap_err().to_string();
         assert!(text.contains("task 7") && text.contains("memfd_secret"), "{text}");
-        let with = |key: u32| {
-            let text = "7f00000000-7f00001000 rw-p 00000000 00:00 0 \n";
-            parse(7, &format!("{text}ProtectionKey: {key:>9}\nVmFlags: rd wr\n"))
+        let with = |prot: &str, key: u32| {
+            let text = format!("7f00000000-7f00001000 {prot} 00000000 00:00 0 \n");
+            let all = parse(7, &format!("{text}ProtectionKey: {key:>9}\nVmFlags: rd wr\n"));
+            all.map(|all| to_entry(&all[0]).torpor_pkey)
         };
-        assert!(with(0).is_ok());
-        assert!(with(3).unwrap_err().to_string().contains("protection key"));
+        assert_eq!([with("rw-p", 0).unwrap(), with("rw-p", 3).unwrap()], [None, Some(3)]);
+        assert!(with("--xp", 3).unwrap_err().to_string().contains("executed and not read"));
     }
 }

@@ -9,6 +9,7 @@
 
 pub(crate) mod creds;
 pub(crate) mod ia32;
+pub(crate) mod keys;
 mod limits;
 mod process;
 mod registers;

@@ -7,6 +7,7 @@ use torpor_sys::process::membarrier_commands;
 use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
+use super::keys;
 use super::script::Script;
 use crate::error::{Context, Error, Result};
 use crate::proc;
@@ -38,6 +39,7 @@ pub(crate) struct Questions {
     membarrier: Membarrier,
     mdwe: Call,
     memory_merge: Call,
+    keys: keys::Questions,
     brk: Call,
 }
 
@@ -72,6 +74,7 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
         thp: get(libc::PR_GET_THP_DISABLE, 0),
         mdwe: get(PR_GET_MDWE, 0),
         memory_merge: get(PR_GET_MEMORY_MERGE, 0),
+        keys: keys::ask(batch),
         brk: batch.call((libc::SYS_brk, [0])),
         membarrier: ask_membarrier(batch),
     }
@@ -105,6 +108,8 @@ pub struct MmFlags {
     pub mdwe: Option<u32>,
     /// `PR_GET_MEMORY_MERGE`: equal pages of all of it may be one (KSM).
     pub memory_merge: bool,
+    /// The protection keys that are allocated, as bits, if there are any.
+    pub keys: Option<u32>,
     /// What goes into core dumps, if it is not the default.
     pub coredump_filter: Option<u32>,
 }
@@ -136,6 +141,7 @@ impl Questions {
             // Kernels before 6.3 have none.
             mdwe: out.result(self.mdwe).ok().and_then(bits),
             memory_merge: out.result(self.memory_merge).is_ok_and(|on| on != 0),
+            keys: self.keys.answer(out),
             coredump_filter: coredump_filter.filter(|&f| f != DEFAULT_COREDUMP_FILTER),
         })
     }

@@ -41,6 +41,7 @@ use crate::namespace::ipc;
 use crate::proc;
 use crate::ranges::Ranges;
 use crate::restore::tasks::Mapped;
+use crate::task::keys;
 
 const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
 /// What the kernel maps into every task.
@@ -545,7 +546,7 @@ pub fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     .map(drop)
 }
 
-/// What only the finished address space can have: real protections, advice, locks, guard pages.
+/// What only the finished address space can have: real protections, advice, locks, guard pages, keys.
 /// After the children have been made.
 ///
 /// # Errors
@@ -574,9 +575,13 @@ pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
             lock(&mut batch, &locked);
         }
     }
-    match batch.run()?.first_error() {
-        Some((_, e)) => Err(e).context(|| "protecting and advising memory".to_owned()),
-        None => Ok(()),
+    if let Some((_, e)) = batch.run()?.first_error() {
+        return Err(e).context(|| "protecting and advising memory".to_owned());
+    }
+    let task = &mut cx.tasks[task];
+    match (&task.image.mm, task.threads.first_mut()) {
+        (Some(mm), Some(husk)) => keys::restore(husk, mm),
+        _ => Ok(()),
     }
 }
 
