@@ -89,8 +89,8 @@ pub fn summary(programs: &[Program]) -> Result<String> {
     Ok(text)
 }
 
-/// The rows of a compatibility table that the last run contradicts. What was not run is not judged, but
-/// for whether the table knows that it is to be run.
+/// The rows of a compatibility table that the last run contradicts. What was not run, or could not be
+/// where the table was made, is not judged, but for whether the table knows that it is to be run.
 ///
 /// # Errors
 /// See [`build::area`].
@@ -105,9 +105,9 @@ pub fn differing(programs: &[Program], written: &str) -> Result<Vec<String>> {
     let now = table(programs)?;
     let differs = |line: &&str| {
         cells(line).is_some_and(|(program, outcomes)| match rows.get(program) {
-            Some(old) => outcomes.iter().zip(old).any(|(new, old)| match *new {
-                "?" => *old == "–",
-                new => new != *old,
+            Some(old) => outcomes.iter().zip(old).any(|(new, old)| match (*new, *old) {
+                ("?", other) | (other, "?") => other == "–",
+                (new, old) => new != old,
             }),
             None => true,
         })
