@@ -138,6 +138,29 @@ fn a_client_does_not_notice_twenty_preemptions() {
     assert_eq!(daemon.job(1)["preemptions"], 20);
 }
 
+/// A step of any CI, one word longer: it gives way to an urgent job, and who called it sees the command.
+#[test]
+fn run_is_the_command_for_any_ci() {
+    let daemon = Daemon::start(&["--slots", "1", "--means", "checkpoint"]);
+    let end = "import sys\nprint('warned', file=sys.stderr)\nsys.exit(5)";
+    let script = format!("{}\n{end}", counter(60, 0.05)[2]);
+    let client = daemon
+        .queue(&["run", "--class", "batch", "--", "python3", "-c", &script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    daemon_runs(&daemon);
+    daemon.wait_for_output(1, "5\n");
+    let urgent = daemon.queue(&["run", "--class", "urgent", "--", "echo", "urgent"]).output();
+    assert_eq!(urgent.unwrap().stdout, b"urgent\n");
+    let output = client.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{}", shown(&output));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), counted(60));
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "warned\n");
+    assert_eq!(daemon.job(1)["preemptions"], 1);
+}
+
 #[test]
 fn a_client_outlives_its_daemon() {
     let mut daemon = Daemon::start(&[]);
