@@ -178,6 +178,44 @@ fn events_go_on_after_the_last_one_seen() {
     assert_eq!(later, ids[2..]);
 }
 
+/// What a metric is now.
+fn metric(daemon: &Daemon, name: &str) -> f64 {
+    let (_, text) = ask(daemon, "GET", "/metrics", "", "");
+    let name = format!("torpor_queue_{name} ");
+    let line = text.lines().find_map(|line| line.strip_prefix(&name));
+    line.unwrap_or_else(|| panic!("{name} in {text}")).parse().unwrap()
+}
+
+/// What all jobs show that they have cost is the metric of waste, and is something.
+fn assert_waste(daemon: &Daemon, jobs: &[u64]) {
+    let costs = |&id: &u64| {
+        let job = daemon.show(id);
+        job["overhead_ms"].as_f64().unwrap() + job["lost_ms"].as_f64().unwrap()
+    };
+    let sum = jobs.iter().map(costs).sum::<f64>() / 1000.0;
+    let waste = metric(daemon, "waste_seconds_total");
+    assert!((waste - sum).abs() < 1e-6 && sum > 0.0, "{waste} is not {sum}");
+}
+
+/// Who is killed begins again: what it had written is cut off, and what it had worked is waste.
+#[test]
+fn who_is_killed_begins_again_and_that_is_counted() {
+    let daemon = Daemon::start(&["--slots", "1", "--means", "kill"]);
+    let long = daemon.submit(&["--class", "batch"], &words(&counter(60, 0.05)));
+    daemon.wait_for_output(long, "20\n");
+    let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
+    daemon.wait_for(urgent, "done");
+    daemon.wait_for(long, "done");
+    assert_eq!(daemon.output(long), counted(60));
+    let job = daemon.show(long);
+    let mut events = job["events"].as_array().unwrap().iter();
+    let data = &events.find(|event| event["kind"] == "preempted").unwrap()["data"];
+    assert_eq!((&data["means"], &data["to"]), (&json!("kill"), &json!(urgent)));
+    assert!(data["lost_ms"].as_i64().unwrap() > 0, "{data}");
+    assert_eq!((&job["lost_ms"], &job["preemptions"]), (&data["lost_ms"], &json!(1)));
+    assert_waste(&daemon, &[long, urgent]);
+}
+
 #[test]
 fn metrics_add_up() {
     let daemon = Daemon::start(&["--slots", "1", "--means", "checkpoint"]);
@@ -186,27 +224,15 @@ fn metrics_add_up() {
     let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
     daemon.wait_for(urgent, "done");
     daemon.wait_for(long, "done");
-    let (_, text) = ask(&daemon, "GET", "/metrics", "", "");
-    let value = |name: &str| -> f64 {
-        let name = format!("torpor_queue_{name} ");
-        let line = text.lines().find_map(|line| line.strip_prefix(&name));
-        line.unwrap_or_else(|| panic!("{name} in {text}")).parse().unwrap()
-    };
-    assert_eq!(value("jobs{state=\"done\"}"), 2.0);
-    assert_eq!(value("preemptions_total"), 1.0);
-    // What the jobs show is what the metric says.
-    let costs = |id| {
-        let job = daemon.show(id);
-        job["overhead_ms"].as_f64().unwrap() + job["lost_ms"].as_f64().unwrap()
-    };
-    let sum = (costs(long) + costs(urgent)) / 1000.0;
-    assert!((value("waste_seconds_total") - sum).abs() < 1e-6 && sum > 0.0);
+    assert_eq!(metric(&daemon, "jobs{state=\"done\"}"), 2.0);
+    assert_eq!(metric(&daemon, "preemptions_total"), 1.0);
+    assert_waste(&daemon, &[long, urgent]);
     // People are told who made it give way, how, and at what price.
     let why = daemon.ok(&["show", "--why", &long.to_string()]);
     for words in ["preempted 1 times, which cost", "means checkpoint", &format!("to {urgent}")] {
         assert!(why.contains(words), "{words}: {why}");
     }
-    for line in text.lines() {
+    for line in ask(&daemon, "GET", "/metrics", "", "").1.lines() {
         let known = line.starts_with("# ") || line.starts_with("torpor_queue_");
         assert!(known && !line.contains("job=\""), "{line}");
     }
