@@ -144,6 +144,27 @@ fn jobs_run_after_others_and_again() {
     daemon.wait_for(never, "cancelled");
 }
 
+/// A job that gives way has not failed, not even where it is killed for that.
+#[test]
+fn preemptions_use_up_no_retries() {
+    let daemon = Daemon::start(&[]);
+    let (go, again) = (daemon.dir.path().join("go"), daemon.dir.path().join("again"));
+    let (go, again) = (go.to_str().unwrap(), again.to_str().unwrap());
+    let script = "echo try; until [ -e $0 ]; do sleep 0.05; done; [ -e $1 ] && exit; >$1; exit 1";
+    let id = daemon.submit(&["--retries", "1"], &["sh", "-c", script, go, again]);
+    until("it has started", || daemon.show(id)["started"].as_i64());
+    for means in ["stop", "checkpoint", "kill"] {
+        daemon.wait_for(id, "running");
+        daemon.ok(&["preempt", &id.to_string(), "--means", means]);
+        daemon.ok(&["resume", &id.to_string()]);
+    }
+    std::fs::write(go, "").unwrap();
+    daemon.wait_for(id, "done");
+    let job = daemon.show(id);
+    assert_eq!((&job["preemptions"], &job["failures"]), (&json!(3), &json!(1)), "{job}");
+    assert_eq!(daemon.output(id), "try\ntry\n");
+}
+
 /// A pipeline: when its first job has ended two run at once, and one of them needs the slot of a long one.
 #[test]
 fn who_will_have_to_give_way_is_saved_before() {
