@@ -66,13 +66,15 @@ fn a_preempted_job_keeps_its_tree_and_its_memory() {
     assert_eq!(daemon.output(id), format!("{expected}parent 0\n"));
 }
 
+/// Traces another process, and so cannot be saved; `pid` is the other.
+const TRACER: &str = "import ctypes, os, sys, time\npid = os.fork()\nif pid == 0:\n    time.sleep(1000)\n\
+                      ctypes.CDLL(None).ptrace(16, pid, 0, 0)\nos.waitpid(pid, 2)\nprint('traced', flush=True)\n";
+
 #[test]
 fn what_cannot_be_saved_goes_on_and_is_remembered() {
     let daemon = Daemon::start(&[]);
-    // A process in an enclosing session's terminal, or that traces another, cannot be saved.
-    let script = "import ctypes, os, time\npid = os.fork()\nif pid == 0:\n    time.sleep(1000)\n\
-                  ctypes.CDLL(None).ptrace(16, pid, 0, 0)\nos.waitpid(pid, 2)\nprint('traced', flush=True)\ntime.sleep(1)\nprint('end', flush=True)\nos.kill(pid, 9)";
-    let id = daemon.submit(&["--kind", "tracer"], &["python3", "-c", script]);
+    let script = format!("{TRACER}time.sleep(1)\nprint('end', flush=True)\nos.kill(pid, 9)");
+    let id = daemon.submit(&["--kind", "tracer"], &["python3", "-c", &script]);
     daemon.wait_for_output(id, "traced");
     let output =
         daemon.queue(&["preempt", &id.to_string(), "--means", "checkpoint"]).output().unwrap();
@@ -83,6 +85,42 @@ fn what_cannot_be_saved_goes_on_and_is_remembered() {
     let machine = daemon.ok(&["top", "--json"]);
     let machine: serde_json::Value = serde_json::from_str(&machine).unwrap();
     assert!(machine["refusals"]["tracer"].as_str().is_some(), "{machine}");
+}
+
+/// What `check` has found out counts when somebody is in a hurry, also for the next daemon.
+#[test]
+fn what_cannot_be_saved_is_not_tried_under_pressure() {
+    let mut daemon = Daemon::start(&["--slots", "1", "--means", "checkpoint,kill"]);
+    let end =
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.05)\nos.kill(pid, 9)\nprint('end')";
+    let script = format!("{TRACER}{end}");
+    let go = daemon.dir.path().join("go");
+    let command = ["python3", "-c", &script, go.to_str().unwrap()];
+    // It can be saved until it traces, so it is tried later and later.
+    let mut seconds = 0..;
+    let why = until("it is refused", || {
+        let after = seconds.next().unwrap().to_string();
+        let words = ["check", "--kind", "tracer", "--after", &after, "--"];
+        let output = daemon.queue(&[&words[..], &command].concat()).output().unwrap();
+        (!output.status.success()).then(|| String::from_utf8(output.stderr).unwrap())
+    });
+    assert!(why.contains("goes on: ") && why.contains("trace"), "{why}");
+    daemon.kill();
+    daemon.launch();
+    let long = daemon.submit(&["--class", "batch", "--kind", "tracer"], &command);
+    daemon.wait_for_output(long, "traced");
+    let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
+    daemon.wait_for(urgent, "done");
+    std::fs::write(&go, "").unwrap();
+    daemon.wait_for(long, "done");
+    let events = daemon.show(long)["events"].clone();
+    let of = |kind: &str| -> Vec<serde_json::Value> {
+        let events = events.as_array().unwrap().iter();
+        events.filter(|event| event["kind"] == kind).map(|event| event["data"].clone()).collect()
+    };
+    assert_eq!(of("not-saved"), [serde_json::Value::Null; 0]);
+    let [preempted] = &of("preempted")[..] else { panic!("{events}") };
+    assert_eq!((&preempted["means"], &preempted["to"]), (&json!("kill"), &json!(urgent)));
 }
 
 #[test]
