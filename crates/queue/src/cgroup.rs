@@ -132,15 +132,21 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Moves a process back into them that has gone elsewhere.
+    /// Moves a process back into them that has gone elsewhere; says whether it had.
     ///
     /// # Errors
     /// If it cannot be moved.
-    pub fn bring_back(&self, pid: u32) -> io::Result<()> {
+    pub fn bring_back(&self, pid: u32) -> io::Result<bool> {
         let name = self.dirs().next().and_then(Path::file_name);
-        let (Some(name), Ok(groups)) = (name, cgroup::of(pid.cast_signed())) else { return Ok(()) };
+        let (Some(name), Ok(groups)) = (name, cgroup::of(pid.cast_signed())) else {
+            return Ok(false);
+        };
         let here = groups.values().filter(|path| path.file_name() == Some(name)).count();
-        if here < self.dirs().filter(|dir| dir.exists()).count() { self.enter(pid) } else { Ok(()) }
+        let strayed = here < self.dirs().filter(|dir| dir.exists()).count();
+        if strayed {
+            self.enter(pid)?;
+        }
+        Ok(strayed)
     }
 
     /// The directory of the cgroup that freezes the job, if there is one.

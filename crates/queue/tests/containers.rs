@@ -66,6 +66,8 @@ fn a_bundle_gives_way_and_keeps_its_files() {
     let bundle = bundle.to_str().unwrap();
     let id: u64 = daemon.ok(&["submit", "--bundle", bundle]).trim().parse().unwrap();
     preempted(&daemon, id, 3);
+    // All of it was in its cgroup each time.
+    assert!(daemon.job(id)["note"].is_null(), "{}", daemon.show(id));
     // What it has changed is its own.
     assert_eq!(std::fs::read(format!("{bundle}/rootfs/etc/lower")).unwrap(), b"lower");
     assert!(!Path::new(bundle).join("rootfs/count").exists());

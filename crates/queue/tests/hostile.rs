@@ -48,6 +48,8 @@ fn a_job_that_ignores_signals_is_killed() {
     daemon.ok(&["cancel", &id.to_string()]);
     let job = daemon.wait_for(id, "cancelled");
     assert_eq!(job["exit"], 137);
+    let shown = daemon.ok(&["show", &id.to_string()]);
+    assert!(shown.contains("it had not ended 300 ms after it was told to: killed"), "{shown}");
 }
 
 #[test]
@@ -142,6 +144,8 @@ fn a_job_that_goes_to_another_cgroup_gives_way_and_ends_all_the_same() {
     daemon.wait_for_output(id, "line 3");
     for means in ["stop", "checkpoint"] {
         daemon.ok(&["preempt", &id.to_string(), "--means", means]);
+        let shown = daemon.ok(&["show", &id.to_string()]);
+        assert!(shown.contains("left its cgroup and was brought back: bash"), "{shown}");
         let before = daemon.output(id);
         std::thread::sleep(std::time::Duration::from_millis(200));
         assert_eq!(daemon.output(id), before, "{means}: it runs on");

@@ -50,8 +50,23 @@ impl Core {
             Report::Restored { took_us } => self.restored(id, took_us),
             Report::NotRestored { text } => self.not_restored(id, &text),
             Report::NotVacated { text } => self.not_saved(id, false, &text),
+            Report::BroughtBack { names } => {
+                let names = names.into_iter().collect::<Vec<_>>().join(", ");
+                self.remark(id, &format!("it left its cgroup and was brought back: {names}"));
+            }
             Report::Ended(_) => {}
         }
+    }
+
+    /// Adds a sentence to what there is to say about a job.
+    pub(super) fn remark(&mut self, id: JobId, text: &str) {
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        match &mut record.note {
+            Some(note) if note.contains(text) => return,
+            Some(note) => *note = format!("{note}; {text}"),
+            none => *none = Some(text.to_owned()),
+        }
+        self.save(id, None);
     }
 
     /// How a job is, when its shepherd is met for the first time or the daemon's view was
@@ -320,7 +335,10 @@ impl Core {
             let data = json!({ "exit": ending.exit.number() });
             return self.go(id, Place::Queued, "retried", data);
         }
-        self.end(id, ending.exit, note(ending));
+        // What a client tells of a job that went well comes first.
+        let notes = [note(ending), record.note.take()];
+        let notes: Vec<String> = notes.into_iter().flatten().collect();
+        self.end(id, ending.exit, (!notes.is_empty()).then(|| notes.join("; ")));
     }
 }
 

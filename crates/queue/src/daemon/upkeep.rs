@@ -166,7 +166,14 @@ impl Core {
             Place::Queued => self.end(id, Exit::Signal(SIGTERM), None),
             Place::Asleep if !record.shepherd => self.end(id, Exit::Signal(SIGTERM), None),
             Place::Stopped | Place::Asleep => self.order(id, &Order::Kill),
-            _ if now - since > self.config.grace => self.order(id, &Order::Kill),
+            _ if now - since > self.config.grace => {
+                let grace = self.config.grace;
+                self.remark(
+                    id,
+                    &format!("it had not ended {grace} ms after it was told to: killed"),
+                );
+                self.order(id, &Order::Kill);
+            }
             _ => {}
         }
     }

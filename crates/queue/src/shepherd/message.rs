@@ -1,5 +1,6 @@
 //! What the daemon and a shepherd say to each other: one JSON object a line.
 
+use std::collections::BTreeSet;
 use std::io::{self, BufRead, Write};
 use std::path::PathBuf;
 
@@ -204,6 +205,11 @@ pub enum Report {
     NotRestored {
         /// Why.
         text: String,
+    },
+    /// Processes of the job had gone to other cgroups, and were brought back.
+    BroughtBack {
+        /// What they are called.
+        names: BTreeSet<String>,
     },
     /// The job's own command for giving way failed or took too long; the job goes on.
     NotVacated {

@@ -1,5 +1,6 @@
 //! What the daemon can order, and what comes of it.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -56,12 +57,19 @@ impl Shepherd {
         }
     }
 
-    /// Brings those back that have gone to other cgroups, where they would run on.
-    fn gather(&self) {
-        let own = |name: &str| name.starts_with("torpor-");
-        for (pid, _) in super::ending::alive().into_iter().filter(|(_, name)| !own(name)) {
-            // One that has ended needs nothing.
-            let _ = u32::try_from(pid).map(|pid| self.cgroups.bring_back(pid));
+    /// Brings those back that have gone to other cgroups, where they would run on, and names them.
+    fn gather(&mut self) {
+        let mut names = BTreeSet::new();
+        for (pid, name) in super::ending::alive() {
+            // What counts changes of memory, or brings memory in, is none of the job's; and one
+            // that has ended needs nothing.
+            let back = |pid| self.cgroups.bring_back(pid).unwrap_or(false);
+            if !name.starts_with("torpor-") && u32::try_from(pid).is_ok_and(back) {
+                names.insert(name);
+            }
+        }
+        if !names.is_empty() {
+            self.tell(&Report::BroughtBack { names });
         }
     }
 
