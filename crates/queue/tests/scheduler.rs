@@ -169,6 +169,24 @@ fn the_victim_is_who_costs_least() {
 }
 
 #[test]
+fn who_is_done_sooner_than_giving_way_takes_is_left_alone() {
+    // Saving 8 GiB is thought to take 17 s, and there is no memory to freeze it in.
+    let tasks = |work, estimate| {
+        let long = Task { memory: 8 * GIB, estimate, ..of("normal", 0, work) };
+        vec![long, Task { memory: 3 * GIB, ..of("urgent", 2000 * SECOND, SECOND) }]
+    };
+    let fate =
+        |work, estimate| Machine::new(1, 9 * GIB, rules(), tasks(work, estimate)).run(10 * HOUR);
+    let near = 2003 * SECOND;
+    let left = fate(near, Some(near));
+    assert_eq!((left[0].preemptions, left[1].started), (0, Some(near)));
+    // Not who has more left, who nobody knows of, or who should have been done long ago.
+    for (work, estimate) in [(HOUR, Some(HOUR)), (near, None), (HOUR, Some(1000 * SECOND))] {
+        assert_eq!(fate(work, estimate)[0].preemptions, 1, "{work} {estimate:?}");
+    }
+}
+
+#[test]
 fn equals_take_turns_by_slices() {
     let found = fates(1, (0..3).map(|_| of("long", 0, 300 * SECOND)).collect());
     for fate in &found {

@@ -43,9 +43,10 @@ pub fn find(
         if price.means == Means::Kill && !above {
             continue;
         }
-        match free_from(world, candidate, job, &price) {
-            from if from <= world.now => able.push((job, price)),
-            from => found.later = Some(found.later.map_or(from, |later| later.min(from))),
+        let from = free_from(world, candidate, job, &price);
+        match done_before(world, job, &price).or((from > world.now).then_some(from)) {
+            None => able.push((job, price)),
+            Some(at) => found.later = Some(found.later.map_or(at, |later| later.min(at))),
         }
     }
     able.sort_by_key(|(job, price)| {
@@ -112,6 +113,14 @@ fn free_from(world: &World, candidate: &Candidate, job: &Job, price: &Price) -> 
         from = from.max(job.since + slice);
     }
     from
+}
+
+/// When a job will be done, if that is no later than it could have given way. One that has run for
+/// longer than was thought says nothing about its end.
+fn done_before(world: &World, job: &Job, price: &Price) -> Option<Millis> {
+    let away = Millis::try_from(price.away_ms).unwrap_or(Millis::MAX);
+    let remaining = job.remaining.filter(|&remaining| remaining > 0 && remaining <= away)?;
+    Some(world.now + remaining)
 }
 
 /// What it costs to let a job give way by one of these means.
