@@ -152,6 +152,30 @@ fn a_quota_holds_back_says_so_and_stays() {
     daemon.ok(&["cancel", &first.to_string()]);
 }
 
+/// It holds back who would have more checkpoints, and not those that have them: they would never end.
+#[test]
+fn a_quota_of_images_holds_back_who_has_none() {
+    let daemon = Daemon::start(&["--slots", "2"]);
+    let go = daemon.dir.path().join("go");
+    let script = format!("until [ -e {} ]; do sleep 0.05; done", go.display());
+    let first = daemon.submit(&["--owner", "ann"], &["sh", "-c", &script]);
+    until("it has started", || daemon.show(first)["started"].as_i64());
+    daemon.ok(&["preempt", &first.to_string(), "--means", "checkpoint"]);
+    until("the checkpoint is durable", || daemon.show(first)["checkpoint"].as_u64());
+    daemon.ok(&["quota", "owner:ann", "--images", "1"]);
+    let second = daemon.submit(&["--owner", "ann"], &["true"]);
+    let other = daemon.submit(&["--owner", "bob"], &["true"]);
+    daemon.wait_for(other, "done");
+    assert_eq!(daemon.job(second)["state"], "queued");
+    let why = daemon.ok(&["show", "--why", &second.to_string()]);
+    assert!(why.contains("waits for its quota: owner:ann has checkpoints of"), "{why}");
+    daemon.ok(&["resume", &first.to_string()]);
+    daemon.wait_for(first, "running");
+    std::fs::write(go, "").unwrap();
+    daemon.wait_for(first, "done");
+    daemon.wait_for(second, "done");
+}
+
 #[test]
 fn a_key_hands_a_job_in_once() {
     let daemon = Daemon::start(&[]);

@@ -96,6 +96,7 @@ impl Core {
             deadline: deadline.map(|deadline| record.submitted.saturating_add(deadline)),
             guaranteed: record.guaranteed,
             in_memory,
+            has_images: record.durable.is_some(),
             memory_wanted: spec.limits.memory.unwrap_or(0),
             facts: self.facts(record, phase, ran, now),
         }

@@ -180,6 +180,8 @@ pub struct Job {
     pub guaranteed: Option<Millis>,
     /// Whether it is frozen in memory.
     pub in_memory: bool,
+    /// Whether it has a checkpoint, which is gone when it has ended.
+    pub has_images: bool,
     /// Bytes that it may use, as it was submitted.
     pub memory_wanted: u64,
     /// What is known about letting it give way.

@@ -269,6 +269,7 @@ impl Machine {
             deadline: task.deadline.map(|deadline| task.at + deadline),
             guaranteed: state.guaranteed,
             in_memory: state.in_memory,
+            has_images: false,
             memory_wanted: task.memory,
             facts: Facts {
                 memory: task.memory,
