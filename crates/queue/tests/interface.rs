@@ -152,6 +152,27 @@ fn a_quota_holds_back_says_so_and_stays() {
     daemon.ok(&["cancel", &first.to_string()]);
 }
 
+#[test]
+fn processors_are_limited_and_labels_kept() {
+    let daemon = Daemon::start(&[]);
+    let options = ["--cpu", "0.25", "--label", "branch=main", "--label", "of=ann"];
+    let id = daemon.submit(&options, &["sh", "-c", "cat /proc/self/cgroup; echo all; sleep 1000"]);
+    daemon.wait_for_output(id, "all\n");
+    assert_eq!(daemon.job(id)["labels"], json!({ "branch": "main", "of": "ann" }));
+    let output = daemon.output(id);
+    let group = output.lines().find_map(|line| line.split_once("/torpor-queue/"));
+    let (_, group) = group.unwrap_or_else(|| panic!("no cgroup of its own: {output}"));
+    // By version 2 of cgroups, or by version 1.
+    let files = [("", "cpu.max", "25000 100000\n"), ("cpu/", "cpu.cfs_quota_us", "25000\n")];
+    let limits = files.map(|(controller, file, limit)| {
+        let path = format!("/sys/fs/cgroup/{controller}torpor-queue/{group}/{file}");
+        std::fs::read_to_string(path).is_ok_and(|text| text == limit)
+    });
+    assert!(limits.contains(&true), "{group}");
+    daemon.ok(&["cancel", &id.to_string()]);
+    daemon.wait_for(id, "cancelled");
+}
+
 /// It holds back who would have more checkpoints, and not those that have them: they would never end.
 #[test]
 fn a_quota_of_images_holds_back_who_has_none() {
