@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use common::browser::{self, Browser};
 use common::{Daemon, counted, counter, shown, until, words};
 use serde_json::{Value, json};
 
@@ -462,24 +463,52 @@ fn a_driver_without_a_daemon_is_a_system_failure() {
     daemon.launch();
 }
 
-/// The page, in a real browser: what it shows comes from the daemon and from nowhere else.
-#[test]
-fn the_page_in_a_browser() {
-    if !common::long("the_page_in_a_browser") {
-        return;
-    }
-    if !Command::new("chromium").arg("--version").output().is_ok_and(|o| o.status.success()) {
-        println!("the_page_in_a_browser: left out, chromium is not there");
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
+/// A daemon with one slot that shows its page to a browser, and the address of that.
+fn with_page(dir: &Path) -> (Daemon, String) {
     let tokens = json!([{ "token": "administrator-token", "owner": "root", "admin": true }]);
-    let file = dir.path().join("tokens");
+    let file = dir.join("tokens");
     std::fs::write(&file, tokens.to_string()).unwrap();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let address = format!("http://127.0.0.1:{port}");
-    let daemon =
-        Daemon::start(&["--listen", &address, "--tokens", file.to_str().unwrap(), "--slots", "1"]);
+    let options = ["--listen", &address, "--tokens", file.to_str().unwrap(), "--slots", "1"];
+    (Daemon::start(&options), address)
+}
+
+/// The page as it stays open: a job is chosen, and what it writes then comes without being asked for.
+#[test]
+fn the_page_shows_live_what_a_job_writes() {
+    if !browser::is_there("the_page_shows_live_what_a_job_writes") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (daemon, address) = with_page(dir.path());
+    let go = daemon.dir.path().join("go");
+    let script = format!(
+        "echo first; until [ -e {} ]; do sleep 0.05; done; echo second >&2; sleep 1000",
+        go.display()
+    );
+    let id = daemon.submit(&[], &["sh", "-c", &script]);
+    daemon.wait_for_output(id, "first");
+    let address = format!("{address}/#token=administrator-token&job={id}");
+    let mut browser = Browser::open(&dir.path().join("profile"), &address);
+    until("the first line", || (browser.text("log") == "first\n").then_some(()));
+    assert_eq!(browser.text("title"), format!("Output of job {id}"));
+    std::fs::write(go, "").unwrap();
+    until("the second line", || (browser.text("log") == "first\nsecond\n").then_some(()));
+    assert!(!browser.text("jobs").contains("cancelled"));
+    daemon.ok(&["cancel", &id.to_string()]);
+    until("its end", || browser.text("jobs").contains("cancelled").then_some(()));
+}
+
+/// The page, in a real browser: what it shows comes from the daemon and from nowhere else.
+#[test]
+fn the_page_in_a_browser() {
+    let name = "the_page_in_a_browser";
+    if !common::long(name) || !browser::is_there(name) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (daemon, address) = with_page(dir.path());
     let long = daemon.submit(&["--class", "batch"], &["sh", "-c", "echo a line; sleep 1000"]);
     daemon.wait_for_output(long, "a line");
     let urgent = daemon.submit(&["--class", "urgent"], &["sh", "-c", "sleep 1"]);
