@@ -7,6 +7,7 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use common::browser::{self, Browser};
 use common::{Daemon, counted, counter, shown, until, words};
 use serde_json::{Value, json};
 
@@ -60,25 +61,23 @@ fn port() -> u16 {
 
 /// Two daemons, each the other's only peer.
 fn pair(dir: &Path, config: &Value) -> [Daemon; 2] {
+    pair_with(dir, config, &[])
+}
+
+/// Two daemons, the first of them with more options.
+fn pair_with(dir: &Path, config: &Value, of_first: &[&str]) -> [Daemon; 2] {
     certificates(dir);
     let ports = [port(), port()];
     let at = |name: &str| dir.join(name).to_str().unwrap().to_owned();
     let start = |own: usize, name: &str, other: usize| {
         let mut config = config.clone();
         config["pool"] = json!({ name: format!("https://localhost:{}", ports[other]) });
-        Daemon::configured(
-            &config,
-            &[
-                "--listen",
-                &format!("https://localhost:{}", ports[own]),
-                "--tls-cert",
-                &at("certificate"),
-                "--tls-key",
-                &at("key"),
-                "--tls-ca",
-                &at("ca.pem"),
-            ],
-        )
+        let (listen, of_first) = (format!("https://localhost:{}", ports[own]), of_first.iter());
+        let (certificate, key, ca) = (at("certificate"), at("key"), at("ca.pem"));
+        let mut options = vec!["--listen", &listen, "--tls-cert", &certificate];
+        options.extend(["--tls-key", &key, "--tls-ca", &ca]);
+        options.extend(of_first.filter(|_| own == 0));
+        Daemon::configured(&config, &options)
     };
     [start(0, "b", 1), start(1, "a", 0)]
 }
@@ -269,4 +268,31 @@ fn a_job_goes_as_a_whole_when_what_was_sent_ahead_is_gone() {
     assert!(bytes(&a, id, "moved") > 36 << 20, "{}", a.show(id));
     a.wait_for(id, "done");
     assert_eq!(a.output(id), large());
+}
+
+/// The page says where a job is: here, or on which machine and as which job.
+#[test]
+fn the_page_shows_where_a_job_is() {
+    if !browser::is_there("the_page_shows_where_a_job_is") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tokens");
+    let tokens = json!([{ "token": "administrator-token", "owner": "root", "admin": true }]);
+    std::fs::write(&file, tokens.to_string()).unwrap();
+    let address = format!("http://127.0.0.1:{}", port());
+    let options = ["--listen", &address, "--tokens", file.to_str().unwrap()];
+    let [a, b] = pair_with(dir.path(), &json!({}), &options);
+    let id = a.submit(&[], &["sleep", "1000"]);
+    let page = format!("{address}/#token=administrator-token");
+    let mut browser = Browser::open(&dir.path().join("profile"), &page);
+    until("it runs here", || browser.text("jobs").contains("runninghere").then_some(()));
+    assert!(browser.text("machine").contains("in a pool with b"));
+    let there = a.ok(&["move", &id.to_string(), "--to", "b"]);
+    let place = format!("movedb, as {}", there.trim());
+    until("it is there", || browser.text("jobs").contains(&place).then_some(()));
+    until("the time that it is away", || browser.html("time").contains("--away").then_some(()));
+    a.ok(&["cancel", &id.to_string()]);
+    a.wait_for(id, "cancelled");
+    drop(b);
 }

@@ -35,6 +35,7 @@ impl Core {
             "ended": record.ended,
             "ran_ms": record.ran_by(now),
             "in_memory": matches!(record.place, Place::Stopped),
+            "destination": record.destination,
             "note": record.note,
         })
     }
@@ -54,7 +55,6 @@ impl Core {
         value["overhead_ms"] = json!(record.overhead);
         value["lost_ms"] = json!(record.lost);
         value["held"] = json!(record.held);
-        value["destination"] = json!(record.destination);
         let input = std::fs::metadata(self.dir(record.id).stdin());
         value["input_bytes"] = json!(input.map_or(0, |meta| meta.len()));
         value["failures"] = json!(record.failures);

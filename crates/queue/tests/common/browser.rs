@@ -50,7 +50,17 @@ impl Browser {
 
     /// The text of an element of the page.
     pub fn text(&mut self, id: &str) -> String {
-        let expression = format!("document.getElementById({id:?})?.textContent ?? ''");
+        self.ask(id, "textContent")
+    }
+
+    /// What is inside of an element of the page.
+    pub fn html(&mut self, id: &str) -> String {
+        self.ask(id, "innerHTML")
+    }
+
+    /// A property of an element, of text; empty while the page has no such element.
+    fn ask(&mut self, id: &str, property: &str) -> String {
+        let expression = format!("document.getElementById({id:?})?.{property} ?? ''");
         let answer = self.call("Runtime.evaluate", &json!({ "expression": expression }));
         answer["result"]["value"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
     }
