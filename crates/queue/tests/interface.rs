@@ -453,6 +453,31 @@ fn gitlabs_custom_executor() {
     daemon.wait_for(id, "cancelled");
 }
 
+/// A job that is cancelled: Runner sends SIGTERM to the process group of the driver, waits, and cleans up.
+#[test]
+fn gitlabs_cancel_reaches_the_script() {
+    use rustix::process::{Pid, Signal, kill_process_group};
+    use std::os::unix::process::CommandExt;
+
+    let daemon = Daemon::start(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("script");
+    let text = "trap 'echo trapped; exit 3' TERM\necho ready\nwhile :; do sleep 0.05; done";
+    std::fs::write(&script, text).unwrap();
+    let mut driver = gitlab(&daemon, dir.path(), &["run", script.to_str().unwrap(), "step_one"]);
+    let driver = driver.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+    until("a job", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
+    daemon.wait_for_output(1, "ready");
+    kill_process_group(Pid::from_child(&driver), Signal::TERM).unwrap();
+    let output = driver.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(41));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "ready\ntrapped\n");
+    assert_eq!(std::fs::read_to_string(dir.path().join("exit")).unwrap(), "3");
+    assert!(gitlab(&daemon, dir.path(), &["cleanup"]).status().unwrap().success());
+    let job = daemon.job(1);
+    assert_eq!((&job["state"], &job["exit"]), (&json!("failed"), &json!(3)));
+}
+
 #[test]
 fn a_driver_without_a_daemon_is_a_system_failure() {
     let mut daemon = Daemon::start(&[]);
