@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -242,6 +243,36 @@ pub fn content(answer: Response<Body>) -> impl Read {
     Content { body: answer.into_body().into_reader(), pace: Pace::new(silence()) }
 }
 
+/// Reads a part of what `ask` gives from one offset to another. If an answer is cut, it is asked for the
+/// rest, a few times; not if nothing comes any more, which was waited for already.
+///
+/// # Errors
+/// Those of `ask`; if all answers are cut, or one is too short or too long.
+pub fn part(
+    range: &Range<u64>,
+    mut ask: impl FnMut(Range<u64>) -> Result<Box<dyn Read>>,
+) -> Result<Vec<u8>> {
+    let len = range.end.saturating_sub(range.start);
+    let mut data = Vec::new();
+    for attempt in 1.. {
+        let before = data.len();
+        let rest = range.start + before as u64..range.end;
+        let most = rest.end.saturating_sub(rest.start) + 1;
+        let read = ask(rest)?.take(most).read_to_end(&mut data);
+        traffic::came(data.len() - before);
+        let Err(error) = read else { break };
+        let is_cut = error.kind() != ErrorKind::TimedOut && (data.len() as u64) < len;
+        if !is_cut || attempt == ATTEMPTS {
+            return Err(Error::new(error.to_string()));
+        }
+        thread::sleep(PAUSE * 2_u32.pow(attempt - 1));
+    }
+    match data.len() as u64 == len {
+        true => Ok(data),
+        false => Err(Error::new(format!("{} of {len} bytes came", data.len()))),
+    }
+}
+
 /// A body that says what it was waited for in vain, and fails if it comes too slowly.
 struct Content {
     body: BodyReader<'static>,
@@ -253,10 +284,12 @@ impl Read for Content {
         let start = Instant::now();
         let len = self.body.read(buffer).map_err(|error| {
             let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<ureq::Error>());
-            match cause {
-                Some(cause) => io::Error::new(error.kind(), failure(cause, silence()).to_string()),
-                None => error,
-            }
+            let Some(cause) = cause else { return error };
+            let kind = match cause {
+                ureq::Error::Timeout(_) => ErrorKind::TimedOut,
+                _ => error.kind(),
+            };
+            io::Error::new(kind, failure(cause, silence()).to_string())
         })?;
         // At the end there is nothing more to be waited for.
         if len > 0 {
@@ -349,6 +382,44 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    /// Bytes, and what ends them.
+    struct Cut(&'static [u8], ErrorKind);
+
+    impl Read for Cut {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            match self.0.read(buffer)? {
+                0 => Err(self.1.into()),
+                len => Ok(len),
+            }
+        }
+    }
+
+    #[test]
+    fn the_rest_of_what_was_cut_is_asked_for() {
+        let text: &'static [u8] = b"the whole of it";
+        let mut asked = Vec::new();
+        let read = part(&(4..15), |rest| {
+            asked.push(rest.clone());
+            let left = &text[usize::try_from(rest.start).unwrap()..];
+            Ok(match left.len() {
+                4.. => Box::new(Cut(&left[..4], ErrorKind::ConnectionReset)),
+                _ => Box::new(left),
+            })
+        });
+        assert_eq!(read.unwrap(), b"whole of it");
+        assert_eq!(asked, [4..15, 8..15, 12..15]);
+        // It is not asked again for what does not come, nor for ever.
+        for (kind, often) in [(ErrorKind::TimedOut, 1), (ErrorKind::ConnectionReset, ATTEMPTS)] {
+            let mut asked = 0;
+            let read = part(&(0..15), |_| {
+                asked += 1;
+                Ok(Box::new(Cut(b"", kind)))
+            });
+            assert!(read.is_err());
+            assert_eq!(asked, often, "{kind}");
+        }
+    }
 
     #[test]
     fn what_comes_too_slowly_is_given_up() {

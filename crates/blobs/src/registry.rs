@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Cursor, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
@@ -11,9 +11,9 @@ use ureq::Body;
 use ureq::http::Response;
 
 use crate::error::{Context, Error, Result};
-use crate::http::{Call, Client, content, document};
+use crate::http::{self, Call, Client, content, document};
 use crate::oci::{self, Descriptor, INDEX, Index, MANIFEST, MAX_MANIFEST};
-use crate::{Alone, Push, Store, traffic};
+use crate::{Alone, Push, Store};
 
 /// How much is sent at once.
 const PART: usize = 8 << 20;
@@ -116,6 +116,29 @@ impl Registry {
         self.client.expect(&end, &[201, 204]).map(drop)
     }
 
+    /// Asks for a part of a blob, which begins with what is read first.
+    fn ask(&self, blob: &Descriptor, range: &Range<u64>) -> Result<Box<dyn Read>> {
+        let url = format!("{}/blobs/{}", self.base, blob.digest);
+        let bytes = format!("bytes={}-{}", range.start, range.end - 1);
+        let headers = [("Range", bytes.as_str())];
+        let is_all = range.end - range.start == blob.size;
+        let asked: &[(&str, &str)] = if is_all { &[] } else { &headers };
+        let call = Call { headers: asked, ..Call::new("GET", &url) };
+        let answer = self.client.expect(&call, &[200, 206])?;
+        if answer.status() == 200 && !is_all {
+            // Something on the way does not know of ranges.
+            return Ok(Box::new(Cursor::new(self.keep(blob, answer, range)?)));
+        }
+        if answer.status() == 206 {
+            let said = answer.headers().get("content-range").and_then(|value| value.to_str().ok());
+            let wanted = format!("bytes {}-{}/", range.start, range.end - 1);
+            if said.is_none_or(|said| !said.starts_with(&wanted)) {
+                return Err(Error::new(format!("the registry gives {said:?} for {bytes}")));
+            }
+        }
+        Ok(Box::new(content(answer)))
+    }
+
     /// Keeps a blob of which all came, and takes the part that was asked for.
     fn keep(
         &self,
@@ -174,35 +197,11 @@ impl Store for Registry {
             return part(file, &range);
         }
         drop(known);
-        let len = range.end.saturating_sub(range.start);
-        if len == 0 {
+        if range.is_empty() {
             return Ok(Vec::new());
         }
-        let url = format!("{}/blobs/{}", self.base, blob.digest);
-        let bytes = format!("bytes={}-{}", range.start, range.end - 1);
-        let headers = [("Range", bytes.as_str())];
-        let asked: &[(&str, &str)] = if len == blob.size { &[] } else { &headers };
-        let call = Call { headers: asked, ..Call::new("GET", &url) };
-        let answer = self.client.expect(&call, &[200, 206])?;
-        if answer.status() == 200 && len < blob.size {
-            // Something on the way does not know of ranges.
-            return self.keep(blob, answer, &range);
-        }
-        if answer.status() == 206 {
-            let said = answer.headers().get("content-range").and_then(|value| value.to_str().ok());
-            let wanted = format!("bytes {}-{}/", range.start, range.end - 1);
-            if said.is_none_or(|said| !said.starts_with(&wanted)) {
-                return Err(Error::new(format!("the registry gives {said:?} for {bytes}")));
-            }
-        }
-        let mut data = Vec::new();
-        let mut body = content(answer).take(len + 1);
-        body.read_to_end(&mut data).context(|| format!("reading {}", blob.digest))?;
-        traffic::came(data.len());
-        match data.len() as u64 == len {
-            true => Ok(data),
-            false => Err(Error::new(format!("{} of {len} bytes came", data.len()))),
-        }
+        let read = http::part(&range, |rest| self.ask(blob, &rest));
+        read.context(|| format!("reading {}", blob.digest))
     }
 
     fn has(&self, blob: &Descriptor) -> Result<bool> {

@@ -12,10 +12,10 @@ use ureq::Body;
 use ureq::http::Response;
 
 use crate::error::{Context, Error, Result};
-use crate::http::{Call, Client, content, document};
+use crate::http::{self, Call, Client, content, document};
 use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex, hex_of, time};
 use crate::turns::{self, Turn};
-use crate::{MAX_SIGN, Push, Store, traffic};
+use crate::{MAX_SIGN, Push, Store};
 
 /// How much is sent at once. Ten thousand parts are the most, so this allows 160 GB.
 const PART: usize = 16 << 20;
@@ -223,6 +223,24 @@ impl S3 {
         }
     }
 
+    /// Asks for a part of a blob, which is all that is there to read.
+    fn ask(&self, blob: &Descriptor, range: &Range<u64>) -> Result<Box<dyn Read>> {
+        let len = range.end - range.start;
+        let bytes = format!("bytes={}-{}", range.start, range.end - 1);
+        let header = [("Range", bytes.as_str())];
+        let asked: &[(&str, &str)] = if len == blob.size { &[] } else { &header };
+        let answer = self.call("GET", &self.blob(&blob.digest)?, "", asked, None, &[200, 206])?;
+        let is_whole = answer.status() == 200;
+        let mut body = content(answer);
+        if is_whole && len < blob.size {
+            // Something on the way does not know of ranges.
+            let skipped =
+                std::io::copy(&mut Read::by_ref(&mut body).take(range.start), &mut std::io::sink());
+            skipped.context(|| "skipping what was not asked for")?;
+        }
+        Ok(Box::new(body.take(len)))
+    }
+
     /// The objects below the prefix: names without it, and sizes.
     pub(crate) fn list(&self, below: &str) -> Result<Vec<(String, u64)>> {
         let root = if self.base.is_empty() { "/" } else { &self.base };
@@ -277,29 +295,11 @@ impl Store for S3 {
     }
 
     fn read(&self, blob: &Descriptor, range: Range<u64>) -> Result<Vec<u8>> {
-        let len = range.end.saturating_sub(range.start);
-        if len == 0 {
+        if range.is_empty() {
             return Ok(Vec::new());
         }
-        let bytes = format!("bytes={}-{}", range.start, range.end - 1);
-        let header = [("Range", bytes.as_str())];
-        let asked: &[(&str, &str)] = if len == blob.size { &[] } else { &header };
-        let answer = self.call("GET", &self.blob(&blob.digest)?, "", asked, None, &[200, 206])?;
-        let is_whole = answer.status() == 200;
-        let mut body = content(answer);
-        if is_whole && len < blob.size {
-            // Something on the way does not know of ranges.
-            let skipped =
-                std::io::copy(&mut Read::by_ref(&mut body).take(range.start), &mut std::io::sink());
-            skipped.context(|| format!("reading {}", blob.digest))?;
-        }
-        let mut data = Vec::new();
-        body.take(len).read_to_end(&mut data).context(|| format!("reading {}", blob.digest))?;
-        traffic::came(data.len());
-        match data.len() as u64 == len {
-            true => Ok(data),
-            false => Err(Error::new(format!("{} of {len} bytes came", data.len()))),
-        }
+        let read = http::part(&range, |rest| self.ask(blob, &rest));
+        read.context(|| format!("reading {}", blob.digest))
     }
 
     fn has(&self, blob: &Descriptor) -> Result<bool> {

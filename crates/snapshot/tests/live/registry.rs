@@ -1,11 +1,13 @@
 //! Snapshots in a registry: Debian's docker-registry, on the loopback device.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 
 use serde_json::Value;
@@ -317,7 +319,7 @@ fn a_whole_answer_to_a_range_is_recognised() {
 fn an_upload_goes_on_after_an_interruption() {
     let place = Place::new("resume", 10);
     let registry = Registry::start(&place);
-    let front = Interrupting::start(&registry.host);
+    let front = Interrupting::requests(&registry.host);
     let reference: Reference = format!("{}/team/app:v1", front.host).parse().unwrap();
     let store = store::open(&reference).unwrap();
     let content: Vec<u8> =
@@ -332,51 +334,98 @@ fn an_upload_goes_on_after_an_interruption() {
     file.write_all(&content).unwrap();
     std::io::Seek::rewind(&mut file).unwrap();
     store.put(&blob, &mut file).unwrap();
-    assert!(front.cut.load(std::sync::atomic::Ordering::Relaxed) > 0, "it was interrupted");
+    assert!(front.cut.load(Ordering::Relaxed) > 0, "it was interrupted");
     assert!(store.has(&blob).unwrap());
     assert_eq!(store.read(&blob, 12_345_678..12_345_778).unwrap(), content[12_345_678..12_345_778]);
 }
 
-/// Passes connections on, and cuts the second one after some megabytes.
+/// Parts of a download that get lost come again, while the tasks run already.
+#[test]
+fn a_download_goes_on_after_an_interruption() {
+    let place = Place::new("cut", 20_000);
+    let registry = Registry::start(&place);
+    place.create(&registry.reference(), &[]);
+    let front = Interrupting::answers(&registry.host);
+    let reference = format!("{}/team/app:v1", front.host);
+    place.run(&reference, "one", "snapshot", &[]);
+    place.answers_right("one");
+    let end = "requests brought";
+    until("all is there", || feed_log(&place, "one").matches(end).count() == 2);
+    assert!(front.cut.load(Ordering::Relaxed) > 1, "it was interrupted");
+    let log = feed_log(&place, "one");
+    assert!(log.lines().all(|line| line.contains(end) || line.contains("is fetched")), "{log}");
+}
+
+/// Passes connections on, and cuts one each time when so many bytes went one way.
 struct Interrupting {
     host: String,
-    cut: std::sync::Arc<std::sync::atomic::AtomicU32>,
+    cut: Arc<AtomicU32>,
+}
+
+/// Where a connection is cut.
+#[derive(Debug, Clone)]
+struct Cuts {
+    every: usize,
+    most: u32,
+    passed: Arc<AtomicUsize>,
+    cut: Arc<AtomicU32>,
+}
+
+impl Cuts {
+    /// Whether the connection is cut with these bytes.
+    fn falls_into(&self, len: usize) -> bool {
+        let before = self.passed.fetch_add(len, Ordering::Relaxed);
+        let falls = before / self.every != (before + len) / self.every;
+        falls
+            && self
+                .cut
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| {
+                    (n < self.most).then_some(n + 1)
+                })
+                .is_ok()
+    }
+
+    /// Passes on what comes.
+    fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut data = [0; 65536];
+        while let Ok(len @ 1..) = from.read(&mut data) {
+            if self.falls_into(len) {
+                let _ = from.shutdown(Shutdown::Both);
+                break;
+            }
+            if to.write_all(&data[..len]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+    }
 }
 
 impl Interrupting {
-    fn start(to: &str) -> Self {
-        use std::io::Read;
-        use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+    /// What goes to the server is cut once, after some megabytes.
+    fn requests(to: &str) -> Self {
+        Self::start(to, 12_000_000, (1, 0))
+    }
+
+    /// What comes from the server is cut again and again.
+    fn answers(to: &str) -> Self {
+        Self::start(to, 3_000_000, (0, u32::MAX))
+    }
+
+    fn start(to: &str, every: usize, (up, down): (u32, u32)) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();
-        let cut = std::sync::Arc::new(AtomicU32::new(0));
-        let (to, cuts) = (to.to_owned(), cut.clone());
-        let passed = std::sync::Arc::new(AtomicUsize::new(0));
+        let cut = Arc::<AtomicU32>::default();
+        let cuts = |most| Cuts { every, most, passed: Arc::default(), cut: cut.clone() };
+        let (up, down) = (cuts(up), cuts(down));
+        let to = to.to_owned();
         thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
+            for client in listener.incoming().map_while(Result::ok) {
                 let server = TcpStream::connect(&to).unwrap();
-                let (mut from, mut up) = (stream.try_clone().unwrap(), server.try_clone().unwrap());
-                let (cuts, passed) = (cuts.clone(), passed.clone());
-                thread::spawn(move || {
-                    let mut data = [0; 65536];
-                    while let Ok(len @ 1..) = from.read(&mut data) {
-                        let before = passed.fetch_add(len, Ordering::Relaxed);
-                        if before < 12_000_000 && before + len >= 12_000_000 {
-                            cuts.fetch_add(1, Ordering::Relaxed);
-                            let _ = from.shutdown(std::net::Shutdown::Both);
-                            break;
-                        }
-                        if up.write_all(&data[..len]).is_err() {
-                            break;
-                        }
-                    }
-                    let _ = up.shutdown(std::net::Shutdown::Both);
-                });
-                let (mut down, mut back) = (server, stream);
-                thread::spawn(move || {
-                    let _ = std::io::copy(&mut down, &mut back);
-                    let _ = back.shutdown(std::net::Shutdown::Both);
-                });
+                let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                let (up, down) = (up.clone(), down.clone());
+                thread::spawn(move || up.pass(from, to));
+                thread::spawn(move || down.pass(server, client));
             }
         });
         Self { host, cut }
