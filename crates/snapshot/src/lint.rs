@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use torpor_blobs as store;
 use torpor_blobs::oci::Manifest;
 use torpor_blobs::reference::Reference;
-use torpor_images::proto::{FdTypes, FileEntry};
+use torpor_images::proto::{FdTypes, FileEntry, InetSkEntry};
 use torpor_images::{ImageDir, kind};
 
 use crate::description::Description;
@@ -17,6 +17,10 @@ use crate::unpack;
 
 /// The state of a TCP socket that has a connection (linux/tcp_states.h).
 const ESTABLISHED: u32 = 1;
+/// That of one that has none any more.
+const CLOSE: u32 = 7;
+/// The protocol of connections (linux/in.h).
+const TCP: u32 = 6;
 /// Parts of names of variables that hold secrets.
 const SECRET: &[&str] =
     &["SECRET", "PASSWORD", "PASSWD", "TOKEN", "CREDENTIAL", "API_KEY", "APIKEY", "PRIVATE_KEY"];
@@ -97,17 +101,21 @@ fn outside(configuration: &str) -> Vec<Finding> {
 /// Connections, which nobody is at the other end of when the snapshot starts.
 fn connections(images: &ImageDir) -> Result<Vec<Finding>> {
     let files: Vec<FileEntry> = images.read_all_or_empty(kind::FILES, 0)?;
-    let mut found = Vec::new();
-    for file in files {
-        if file.r#type() == FdTypes::Inetsk
-            && let Some(socket) = &file.isk
-            && (socket.state == ESTABLISHED || socket.dst_port > 0)
-        {
-            let text = format!("from port {} to port {}", socket.src_port, socket.dst_port);
-            found.push(Finding { kind: "connection", text });
-        }
+    let sockets = files.iter().filter(|file| file.r#type() == FdTypes::Inetsk);
+    let texts = sockets.filter_map(|file| connection(file.isk.as_ref()?));
+    Ok(texts.map(|text| Finding { kind: "connection", text }).collect())
+}
+
+/// What is said of a socket that has a connection, or had one until the snapshot was made. Of a
+/// connection that had ended before, the peer is known nevertheless.
+fn connection(isk: &InetSkEntry) -> Option<String> {
+    let (from, to) = (isk.src_port, isk.dst_port);
+    if isk.state == ESTABLISHED || to > 0 {
+        return Some(format!("from port {from} to port {to}"));
     }
-    Ok(found)
+    let is_closed = isk.state == CLOSE && isk.shutdown.is_some() && isk.torpor_peer_port.is_none();
+    let is_tcp = isk.proto == TCP && from > 0;
+    (is_tcp && is_closed).then(|| format!("from port {from}, which comes back closed"))
 }
 
 #[cfg(test)]

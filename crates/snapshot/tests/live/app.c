@@ -8,8 +8,12 @@
 // left free; with `orphans` each child leaves the leader of its session behind as a zombie; with `kinds` each
 // has STACK pages on its stack, and all share memory of which SHARED pages of SHARED * 8 are used. They answer
 // at /app-NUMBER.sock; `app ask-of NUMBER WORDS` asks there.
+//
+// Where OUTSIDE has two ports of this host, it is connected to the first, and listens at the second.
 #define _GNU_SOURCE
 #include <alloca.h>
+#include <errno.h>
+#include <netinet/in.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,6 +107,22 @@ static unsigned long breed(unsigned long number, unsigned long children, int orp
 	return number;
 }
 
+// Connects to the first port that is named, and listens at the second. Returns the connection.
+static int reach(const char *ports)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	int listener = socket(AF_INET, SOCK_STREAM, 0), outside = socket(AF_INET, SOCK_STREAM, 0);
+	unsigned short to, own;
+
+	if (sscanf(ports, "%hu %hu", &to, &own) != 2)
+		return -1;
+	at.sin_port = htons(to);
+	if (connect(outside, (void *)&at, sizeof(at)))
+		return -1;
+	at.sin_port = htons(own);
+	return bind(listener, (void *)&at, sizeof(at)) || listen(listener, 1) ? -1 : outside;
+}
+
 static int ask(int from, int argc, char **argv)
 {
 	char words[256] = "";
@@ -136,7 +156,7 @@ int main(int argc, char **argv)
 	const char *more = argc > 8 ? argv[8] : "";
 	size_t deep = !strcmp(more, "kinds") ? STACK : 0;
 	uint64_t *own = NULL, *stack = alloca(deep * PAGE), *shared = NULL;
-	int ready = -1;
+	int ready = -1, outside = -1;
 	uint64_t *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE,
 				MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	uint64_t *random = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
@@ -144,6 +164,8 @@ int main(int argc, char **argv)
 	if (memory == MAP_FAILED || random == MAP_FAILED || madvise(random, PAGE, MADV_WIPEONFORK))
 		return 1;
 	*random = 42;
+	if (getenv("OUTSIDE") && (outside = reach(getenv("OUTSIDE"))) < 0)
+		return 1;
 	for (size_t size = !strcmp(more, "full") ? 1UL << 46 : 0; size >= 1UL << 30; size /= 2)
 		while (mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) !=
 		       MAP_FAILED)
@@ -239,6 +261,10 @@ int main(int argc, char **argv)
 			if (!*random && getentropy(random, sizeof(*random)))
 				return 1;
 			dprintf(fd, "%016llx", (unsigned long long)*random);
+		} else if (!strncmp(words, "outside", 7)) {
+			char byte;
+			ssize_t came = recv(outside, &byte, 1, MSG_DONTWAIT);
+			dprintf(fd, "%s", came == 0 ? "closed" : came > 0 ? "something" : strerror(errno));
 		} else if (!strncmp(words, "random", 6)) {
 			dprintf(fd, "%llu", (unsigned long long)*random);
 		}

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
@@ -218,4 +219,35 @@ fn lint_names_what_should_not_be_there() {
     let found = lint();
     assert_eq!(found.status.code(), Some(2), "{}", shown(&found));
     assert!(shown(&found).contains("SHOP_PASSWORD"), "{}", shown(&found));
+}
+
+/// Connections to outside are closed in the snapshot; what listens goes on.
+#[test]
+fn a_connection_to_outside_is_closed() {
+    let place = Place::new("outside", 10);
+    let outside = TcpListener::bind("127.0.0.1:0").unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = |of: &TcpListener| of.local_addr().unwrap().port();
+    let (to, own) = (port(&outside), port(&free));
+    drop(free);
+    // The network of this host.
+    place.configure(|config| {
+        let namespaces = config["linux"]["namespaces"].as_array_mut().unwrap();
+        namespaces.retain(|namespace| namespace["type"] != "network");
+        let environment = config["process"]["env"].as_array_mut().unwrap();
+        environment.push(format!("OUTSIDE={to} {own}").into());
+    });
+    let reference = place.reference();
+    place.create(&reference, &[]);
+    let (connection, peer) = outside.accept().unwrap();
+    place.run(&reference, "one", "snapshot", &[]);
+    assert_eq!(place.exec("one", &["/app", "ask", "outside"]), "closed");
+    TcpStream::connect(("127.0.0.1", own)).unwrap();
+    drop(connection);
+
+    let lint = place.torpor(&["lint", &reference]).output().unwrap();
+    assert_eq!(lint.status.code(), Some(2), "{}", shown(&lint));
+    let named = format!("connection: from port {}", peer.port());
+    let said = String::from_utf8(lint.stdout).unwrap();
+    assert!(said.contains(&named) && said.lines().count() == 1, "{said}");
 }
