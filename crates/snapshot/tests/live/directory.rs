@@ -251,3 +251,26 @@ fn a_connection_to_outside_is_closed() {
     let said = String::from_utf8(lint.stdout).unwrap();
     assert!(said.contains(&named) && said.lines().count() == 1, "{said}");
 }
+
+#[test]
+fn the_first_process_gets_a_signal_after_a_restore() {
+    let place = Place::new("signal", 10);
+    std::os::unix::fs::symlink("busybox", place.path("bundle/rootfs/bin/sleep")).unwrap();
+    let waits =
+        "trap 'echo woken >/woken' USR1; echo >/trapped; while :; do sleep 1000 & wait; done";
+    let reference = place.reference();
+    let ready = ["--ready", "exec:test -e /trapped", "--", "/bin/sh", "-c", waits];
+    let output = place.try_create(&reference, &ready);
+    assert!(output.status.success(), "{}", shown(&output));
+    let is_woken = |name: &str| {
+        let test = place.runc(&["exec", &place.id(name), "test", "-s", "/woken"]).output();
+        test.unwrap().status.success()
+    };
+    place.run(&reference, "asleep", "snapshot", &[]);
+    for (name, signal) in [("one", "SIGUSR1"), ("two", "USR1")] {
+        place.run(&reference, name, "snapshot", &["--after-restore", signal]);
+        until("it has got the signal", || is_woken(name));
+        assert_eq!(place.exec(name, &["cat", "/woken"]), "woken");
+    }
+    assert!(!is_woken("asleep"), "it has got one that nobody has sent");
+}
