@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use torpor_blobs::reference::Reference;
 
 use crate::cri;
 use crate::error::{Context, Error, Result};
@@ -171,6 +172,23 @@ impl Container for Podman {
 
     fn exec(&self, id: &str, words: &[&str]) -> Command {
         self.call(&[&["exec", id], words].concat())
+    }
+}
+
+/// The command by which Podman starts a snapshot of a container of its own.
+#[must_use]
+pub fn restoring(reference: &Reference) -> String {
+    let restore = "podman container restore";
+    match reference {
+        Reference::Registry { .. } => format!("podman pull {reference} && {restore} {reference}"),
+        Reference::Dir { path, name } => {
+            let (from, to) = (format!("oci:{}:{name}", path.display()), "localhost/snapshot");
+            format!("skopeo copy {from} containers-storage:{to}:{name} && {restore} {to}:{name}")
+        }
+        Reference::S3 { bucket, prefix, name } => {
+            let copy = Reference::Dir { path: "DIR".into(), name: name.clone() };
+            format!("aws s3 sync s3://{bucket}/{prefix} DIR && {}", restoring(&copy))
+        }
     }
 }
 

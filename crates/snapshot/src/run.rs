@@ -27,7 +27,7 @@ use crate::runc::{Restore, Runc, Runtime, Streams};
 use crate::signature::TrustIn;
 use crate::source::Source;
 use crate::template::Template;
-use crate::{events, feed, fits, log, mounts, own, places, streams, template, unpack};
+use crate::{events, feed, fits, log, mounts, own, places, podman, streams, template, unpack};
 
 /// What a picture shows.
 const SECOND: Duration = Duration::from_secs(1);
@@ -221,6 +221,13 @@ fn rounded(milliseconds: f64) -> f64 {
     (milliseconds * 1000.0).round() / 1000.0
 }
 
+/// The bundle of what is started. Podman has none: it starts what it has made by itself.
+fn bundle(args: &RunArgs, origin: &Origin) -> Result<Bundle> {
+    let Ok(Source::Podman(image)) = origin.from.parse() else { return Bundle::of(origin) };
+    let error = Error::new(format!("only Podman starts containers of its image {image}"));
+    Err(error.hint(podman::restoring(&args.reference)))
+}
+
 /// The start of one container.
 struct Start<'a> {
     args: &'a RunArgs,
@@ -276,7 +283,7 @@ impl Snapshot {
         if let Some(source) = &args.from {
             origin.from = source.to_string();
         }
-        let bundle = Bundle::of(&origin)?;
+        let bundle = bundle(args, &origin)?;
         fits::check(&description, &bundle)?;
         // For when the place does not answer. That it cannot be noted is no reason not to start.
         let _ = places::note(&args.reference.to_string(), &origin);
@@ -301,8 +308,10 @@ impl Start<'_> {
             },
         };
         let bundle = self.cold_bundle().map_err(|error| match &reason {
-            Some(reason) => error.during(format!("{reason}; and no cold start")),
-            None => error,
+            Some(reason) if reason.to_string() != error.to_string() => {
+                error.during(format!("{reason}; and no cold start"))
+            }
+            _ => error,
         })?;
         let own = Own { environment: self.environment()?, ..self.own() };
         let bundle = bundle.mounting(self.binds);
@@ -406,7 +415,7 @@ impl Start<'_> {
                     .hint("--from runc:BUNDLE says what is started cold"));
             }
         };
-        Bundle::of(&origin)
+        bundle(self.args, &origin)
     }
 
     /// Starts from the snapshot. Nothing is left if that does not work.

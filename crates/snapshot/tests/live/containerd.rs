@@ -2,7 +2,6 @@
 //! namespaces of its own, in the network of a Podman that makes the snapshot and of a registry.
 
 use std::fs::{self, File};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -18,11 +17,7 @@ use torpor_runtimes_tests::podman::{IMAGE, Podman};
 use torpor_runtimes_tests::scratch::Scratch;
 
 use crate::place::{shown, until};
-use crate::podman::{snapshot, with_storage};
-use crate::registry::Registry;
-
-/// The registry, as all of them see it.
-const HOST: &str = "127.0.0.1:5000";
+use crate::podman::{HOST, registry, snapshot};
 
 /// What containerd and its shims keep below /run is its own.
 const WORLD: &str = "mount -t tmpfs tmpfs /run && \"$@\"";
@@ -213,9 +208,7 @@ fn containerd_restores_the_image() {
     };
     let scratch = Scratch::new("snapshot-cri");
     let podman = Podman::new(&scratch, &["redis-server", "redis-cli"], "10.97.62");
-    let enter = with_storage(&podman, "docker-registry");
-    let _registry = Registry::serve(&scratch.dir("registry"), HOST, enter);
-    podman.network().inside(|| until("it listens", || TcpStream::connect(HOST).is_ok()));
+    let _registry = registry(&podman, &scratch);
 
     // What pods run beside their containers, and what the snapshot is made of.
     let (pause, base) = (format!("{HOST}/pause:1"), format!("{HOST}/base:1"));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::net::TcpStream;
 use std::process::Command;
 
 use serde_json::Value;
@@ -11,7 +12,8 @@ use torpor_runtimes_tests::podman::{IMAGE, Podman};
 use torpor_runtimes_tests::scratch::Scratch;
 use torpor_snapshot::{oci, store};
 
-use crate::place::shown;
+use crate::place::{shown, until};
+use crate::registry::Registry;
 
 /// A program that uses the storage and the network of this Podman.
 pub fn with_storage(podman: &Podman<'_>, program: &str) -> Command {
@@ -22,6 +24,17 @@ pub fn with_storage(podman: &Podman<'_>, program: &str) -> Command {
     }
     command.args(call.get_args().take(1)).arg(program);
     command
+}
+
+/// The registry, as all in the network of a Podman see it.
+pub const HOST: &str = "127.0.0.1:5000";
+
+/// A registry in the network of this Podman.
+pub fn registry(podman: &Podman<'_>, scratch: &Scratch) -> Registry {
+    let enter = with_storage(podman, "docker-registry");
+    let registry = Registry::serve(&scratch.dir("registry"), HOST, enter);
+    podman.network().inside(|| until("it listens", || TcpStream::connect(HOST).is_ok()));
+    registry
 }
 
 /// Makes the snapshot `reference` of a Redis in a container of `image`, with the key `kept` in its memory.
@@ -45,6 +58,12 @@ fn podman_restores_the_image() {
     let store = scratch.join("store").display().to_string();
     snapshot(&podman, &scratch, &format!("dir:{store}"), IMAGE);
     is_known(&format!("dir:{store}"));
+    is_podmans(
+        &scratch,
+        &format!("dir:{store}"),
+        IMAGE,
+        &[&format!("skopeo copy oci:{store}:latest ")],
+    );
     let mut copy = with_storage(&podman, "skopeo");
     copy.args(["--insecure-policy", "copy", &format!("oci:{store}:latest")]);
     copy.arg("containers-storage:localhost/warm:1");
@@ -53,6 +72,37 @@ fn podman_restores_the_image() {
     podman.run(&["container", "restore", "localhost/warm:1"]);
     let name = podman.run(&["ps", "--format", "{{.Names}}"]);
     assert_eq!(podman.run(&["exec", &name, "redis-cli", "get", "kept"]), "warm");
+}
+
+#[test]
+fn podman_restores_it_from_a_registry() {
+    let scratch = Scratch::new("snapshot-pulled");
+    let podman = Podman::new(&scratch, &["redis-server", "redis-cli"], "10.97.64");
+    let _registry = registry(&podman, &scratch);
+    let warm = format!("{HOST}/warm:1");
+    snapshot(&podman, &scratch, &warm, IMAGE);
+    podman.run(&["pull", "--quiet", "--tls-verify=false", &warm]);
+    podman.run(&["container", "restore", &warm]);
+    let name = podman.run(&["ps", "--format", "{{.Names}}"]);
+    assert_eq!(podman.run(&["exec", &name, "redis-cli", "get", "kept"]), "warm");
+    podman.network().inside(|| {
+        is_podmans(&scratch, &warm, IMAGE, &[&format!("podman pull {warm} && "), &warm]);
+    });
+}
+
+/// `run` does not start it, and says how Podman does: by a command with these parts.
+#[track_caller]
+fn is_podmans(scratch: &Scratch, reference: &str, image: &str, parts: &[&str]) {
+    let mut run = Command::new(fs::read_link(scratch.criu()).unwrap());
+    run.env("TORPOR_STATE", scratch.join("state"));
+    run.args(["snapshot", "run", reference, "--id", scratch.name()]);
+    let output = run.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said.matches(image).count(), 1, "{said}");
+    let (_, hint) = said.split_once("Hint: ").unwrap();
+    assert!(hint.contains(" && podman container restore "), "{said}");
+    assert!(parts.iter().all(|part| hint.contains(part)), "{said}");
 }
 
 /// The image has what Podman, containerd and CRI-O look for before they restore a container.
