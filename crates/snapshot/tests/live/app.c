@@ -21,12 +21,15 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PAGE 4096
 #define STACK 1024
 #define SHARED 256
+#define INTERVAL 10000000
 
 static struct sockaddr_un place = { .sun_family = AF_UNIX, .sun_path = "/app.sock" };
 
@@ -121,6 +124,35 @@ static int reach(const char *ports)
 		return -1;
 	at.sin_port = htons(own);
 	return bind(listener, (void *)&at, sizeof(at)) || listen(listener, 1) ? -1 : outside;
+}
+
+static uint64_t now(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000ULL + now.tv_nsec;
+}
+
+// What a timer that fires every INTERVAL has to say, which is set when this is asked first: the time, how
+// long ago that was, and how often it has fired.
+static void tell_time(int fd)
+{
+	struct itimerspec every = { { .tv_nsec = INTERVAL }, { .tv_nsec = INTERVAL } };
+	static uint64_t begin, fired;
+	static int timer = -1;
+	uint64_t more = 0;
+
+	if (timer < 0) {
+		timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+		begin = now();
+		timerfd_settime(timer, 0, &every, NULL);
+	}
+	if (read(timer, &more, sizeof(more)) > 0)
+		fired += more;
+	uint64_t at = now();
+	dprintf(fd, "%llu %llu %llu", (unsigned long long)at, (unsigned long long)(at - begin),
+		(unsigned long long)fired);
 }
 
 static int ask(int from, int argc, char **argv)
@@ -265,6 +297,8 @@ int main(int argc, char **argv)
 			char byte;
 			ssize_t came = recv(outside, &byte, 1, MSG_DONTWAIT);
 			dprintf(fd, "%s", came == 0 ? "closed" : came > 0 ? "something" : strerror(errno));
+		} else if (!strncmp(words, "time", 4)) {
+			tell_time(fd);
 		} else if (!strncmp(words, "random", 6)) {
 			dprintf(fd, "%llu", (unsigned long long)*random);
 		}

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use torpor_snapshot::events;
 
 use crate::place::{Place, shown, until};
 
@@ -164,4 +165,34 @@ fn a_kept_snapshot_stays_until_it_is_released() {
     assert_eq!(place.exec("two", &["/app", "ask", "page", "5"]), page, "it needs no template");
     let none = torpor(&["keep", &reference, "--release"]);
     assert!(shown(&none).contains("there is no template"), "{}", shown(&none));
+}
+
+/// Clocks that only go forward, and their timers, know nothing of the time in the snapshot.
+#[test]
+fn the_time_in_the_snapshot_does_not_count() {
+    const INTERVAL: u64 = 10_000_000;
+    let place = Place::new("clock", 100);
+    let reference = place.reference();
+    place.create(&reference, &["--no-trial", "--warmup", "/app ask time"]);
+    let asleep_at = events::now();
+    let time = |said: &Value| {
+        let answer = ask(said, "time");
+        let numbers: Vec<u64> = answer.split(' ').map(|number| number.parse().unwrap()).collect();
+        <[u64; 3]>::try_from(numbers).unwrap()
+    };
+    let started = |name: &str, is_born: bool| {
+        let asleep = events::now() - asleep_at;
+        let said = place.run(&reference, name, "snapshot", &[]);
+        assert_eq!(said["template"], is_born, "{said}");
+        let [now, since, fired] = time(&said);
+        assert!(now + asleep <= events::now(), "{now} after {asleep} in the snapshot");
+        assert!(fired * INTERVAL <= since + INTERVAL, "{fired} times in {since}");
+        until("it fires", || time(&said)[2] > fired);
+        assert!(time(&said)[0] > now);
+    };
+    started("one", false);
+    let keep = place.torpor(&["keep", &reference]).output().unwrap();
+    assert!(keep.status.success(), "{}", shown(&keep));
+    started("two", true);
+    started("three", true);
 }
