@@ -123,7 +123,9 @@ fn system(name: &str, args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
         "queue" => carried_out(queue_tree(), args, torpor_queue::run)
             .map_err(|failure| Failure { status: torpor_queue::OWN_ERROR, ..failure }),
         "kubernetes" => carried_out(kubernetes_tree(), args, torpor_kubernetes::run),
-        "snapshot" => carried_out(snapshot_tree(), args, torpor_snapshot::command::run),
+        "snapshot" => carried_out(snapshot_tree(), args, |command| {
+            torpor_snapshot::command::run(command, seal::configured_identities)
+        }),
         "migrate" => carried_out(migrate_tree(), args, torpor_migrate::migrate),
         "agent" => carried_out(agent_tree(), args, torpor_migrate::agent),
         _ => return None,

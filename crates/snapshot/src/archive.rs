@@ -55,14 +55,14 @@ pub fn write_pack(
 }
 
 /// Writes the archive of all that is small: the images in `images`, the archive of what was
-/// changed, and `others`.
+/// changed, with its name, and `others`.
 ///
 /// # Errors
 /// If it cannot be written.
 pub fn write_small(
     to: &mut dyn Write,
     images: &Path,
-    changes: Option<&Path>,
+    changes: Option<(&str, &Path)>,
     others: &[(&str, Vec<u8>)],
 ) -> Result<()> {
     let what = || "packing the images";
@@ -85,22 +85,26 @@ pub fn write_small(
             archive.append_data(&mut head, format!("{IMAGES}/{name}"), file).context(what)?;
         }
     }
-    if let Some(changes) = changes {
+    if let Some((name, changes)) = changes {
         let file = File::open(changes).context(what)?;
         let len = file.metadata().context(what)?.len();
         archive
-            .append_data(&mut header(EntryType::Regular, len, 0o600), CHANGES, file)
+            .append_data(&mut header(EntryType::Regular, len, 0o600), name, file)
             .context(what)?;
     }
     archive.finish().context(what)
 }
 
-/// Unpacks what [`write_small`] has packed: images to `images`, the archive of changes to
-/// `changes`. The rest is left out.
+/// Unpacks what [`write_small`] has packed: images to `images`, the archive of changes, which has
+/// that name, to `changes`. The rest is left out.
 ///
 /// # Errors
 /// An archive that is damaged, or holds what has no place there; no place.
-pub fn read_small(from: &mut dyn Read, images: &Path, changes: &Path) -> Result<()> {
+pub fn read_small(
+    from: &mut dyn Read,
+    images: &Path,
+    (changed, changes): (&str, &Path),
+) -> Result<()> {
     let what = || "unpacking the images";
     let mut archive = tar::Archive::new(from.take(MAX_SMALL));
     for entry in archive.entries().context(what)? {
@@ -114,7 +118,7 @@ pub fn read_small(from: &mut dyn Read, images: &Path, changes: &Path) -> Result<
             [Component::Normal(dir), Component::Normal(name)] if *dir == IMAGES => {
                 images.join(name)
             }
-            [Component::Normal(name)] if *name == CHANGES => changes.to_owned(),
+            [Component::Normal(name)] if *name == changed => changes.to_owned(),
             _ => continue,
         };
         let shown = || target.display().to_string();

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use torpor_seal::keys::Identities;
 use torpor_worker::Outcome;
 
 use crate::create::CreateArgs;
@@ -55,18 +56,18 @@ pub enum SnapshotCommand {
     },
 }
 
-/// Carries a command out.
+/// Carries a command out. What is sealed is opened with keys that are `configured`, too.
 ///
 /// # Errors
 /// What the command says of its own.
-pub fn run(command: SnapshotCommand) -> Result<ExitCode, Outcome> {
-    carry_out(command).map_err(Into::into)
+pub fn run(command: SnapshotCommand, configured: fn() -> Identities) -> Result<ExitCode, Outcome> {
+    carry_out(command, configured).map_err(Into::into)
 }
 
-fn carry_out(command: SnapshotCommand) -> Result<ExitCode> {
+fn carry_out(command: SnapshotCommand, configured: fn() -> Identities) -> Result<ExitCode> {
     match command {
         SnapshotCommand::Create(args) => create::create(&args),
-        SnapshotCommand::Run(args) => crate::run::run(&args),
+        SnapshotCommand::Run(args) => crate::run::run(&args, configured),
         SnapshotCommand::Keep(args) => template::keep(&args),
         SnapshotCommand::List(args) => shelf::list(&args),
         SnapshotCommand::Inspect(args) => shelf::inspect(&args),

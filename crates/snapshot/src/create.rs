@@ -23,6 +23,7 @@ use crate::progress::size;
 use crate::publish::{Parts, Published, publish};
 use crate::ready::{Container, NOTIFY, Output, Ready, Waiting};
 use crate::runc::{Restore, Runc, Runtime, Streams};
+use crate::sealed::Seal;
 use crate::signature::SignWith;
 use crate::source::Source;
 use crate::{cri, instance, places, streams};
@@ -154,12 +155,14 @@ struct Maker<'a> {
 
 impl Maker<'_> {
     fn make(&self, store: &dyn Store, base: Option<&Manifest>) -> Result<(Description, Published)> {
-        let slept = match &self.args.from {
-            Source::Runc(bundle) => self.sleep_bundle(bundle)?,
-            Source::Running(id) => self.sleep_running(id)?,
+        // Whom nothing can be sealed for is found before anything is started.
+        let seal = || Seal::new(&self.args.recipient);
+        let (seal, slept) = match &self.args.from {
+            Source::Runc(bundle) => (seal()?, self.sleep_bundle(bundle)?),
+            Source::Running(id) => (seal()?, self.sleep_running(id)?),
             Source::Podman(image) => return self.make_of_image(image, store, base),
         };
-        if !self.args.no_trial && self.args.recipient.is_empty() {
+        if !self.args.no_trial && seal.is_none() {
             self.trial(&slept)?;
         }
         let description = Description {
@@ -169,12 +172,15 @@ impl Maker<'_> {
             streams: slept.streams,
             ..self.describe(slept.bundle.origin(), &slept.images)?
         };
+        // It is for runtimes that restore no sealed snapshot.
+        let spec = ("spec.dump", description.configuration.clone().into_bytes());
         let parts = Parts {
             images: &slept.images,
             changes: slept.changes.as_deref(),
             work: self.work,
-            others: vec![("spec.dump", description.configuration.clone().into_bytes())],
+            others: if seal.is_none() { vec![spec] } else { Vec::new() },
             annotations: BTreeMap::new(),
+            seal: seal.as_ref(),
         };
         self.publish(store, description, &parts, base)
     }
@@ -208,7 +214,8 @@ impl Maker<'_> {
         cri::annotate(&mut annotations, &self.id);
         let mut others = podman::others(&dir)?;
         cri::complete(&mut others, &self.id, &podman.reference(image)?)?;
-        let parts = Parts { images: &images, changes: None, work: self.work, others, annotations };
+        let (work, changes, seal) = (self.work, None, None);
+        let parts = Parts { images: &images, changes, work, others, annotations, seal };
         // Podman says by itself which image it needs.
         let from = Source::Podman(image.to_owned()).to_string();
         let origin = Origin { from, command: self.args.command.clone(), mounts: Vec::new() };
@@ -233,6 +240,7 @@ impl Maker<'_> {
             sealed: !self.args.recipient.is_empty(),
             tasks: ImageDir::open(images)?.ids(kind::MM)?.len(),
             streams: BTreeMap::new(),
+            hidden: None,
         })
     }
 
@@ -243,10 +251,11 @@ impl Maker<'_> {
         parts: &Parts<'_>,
         base: Option<&Manifest>,
     ) -> Result<(Description, Published)> {
+        let origin = description.origin.clone();
         let published = publish(store, description, parts, base)?;
         // What the packing has found out is in the published description.
         let manifest = store::manifest(store)?;
-        Ok((Description::read(store, &manifest)?, published))
+        Ok((Description { origin, ..Description::read(store, &manifest)? }, published))
     }
 
     fn timeout(&self) -> Duration {

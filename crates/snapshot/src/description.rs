@@ -9,19 +9,24 @@ use torpor_blobs::{self as store, Store};
 
 use crate::error::{Context, Error, Result};
 use crate::mounts::Bind;
+use crate::sealed::Hidden;
 
 /// The version of what is described here.
 pub const VERSION: u32 = 1;
+/// The same for snapshots that hide what is said of the container.
+pub const SEALED_VERSION: u32 = 2;
 
 /// The key of the description in the configuration.
 const KEY: &str = "org.torpor.snapshot";
+/// The key of what is sealed of it.
+const SEALED_KEY: &str = "org.torpor.snapshot.sealed";
 /// The longest configuration that is read.
 const MAX_CONFIG: u64 = 4 << 20;
 
 /// What a snapshot says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
-    /// [`VERSION`].
+    /// [`VERSION`] or [`SEALED_VERSION`].
     pub version: u32,
     /// When it was made, in seconds since 1970.
     pub created: u64,
@@ -51,10 +56,13 @@ pub struct Description {
     /// them. Each container has its own instead.
     #[serde(default)]
     pub streams: BTreeMap<u8, String>,
+    /// What is missing here, because it is sealed.
+    #[serde(skip)]
+    pub hidden: Option<Hidden>,
 }
 
 /// What is started where there is no snapshot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// `runc:BUNDLE` or `podman:IMAGE`.
     pub from: String,
@@ -121,7 +129,7 @@ impl Description {
     /// # Errors
     /// If it cannot be written as JSON.
     pub fn to_config(&self, diff_ids: &[String], created: &str) -> Result<Vec<u8>> {
-        let config = serde_json::json!({
+        let mut config = serde_json::json!({
             "created": created,
             "architecture": self.machine.architecture,
             "os": "linux",
@@ -129,6 +137,9 @@ impl Description {
             "rootfs": { "type": "layers", "diff_ids": diff_ids },
             KEY: self,
         });
+        if let Some(hidden) = &self.hidden {
+            config[SEALED_KEY] = serde_json::json!(hidden);
+        }
         serde_json::to_vec(&config).context(|| "the configuration of the image")
     }
 
@@ -143,11 +154,19 @@ impl Description {
         let found = config.get_mut(KEY).map(serde_json::Value::take);
         let found = found.ok_or_else(|| Error::new("the image is no snapshot of torpor"))?;
         let version = found.get("version").and_then(serde_json::Value::as_u64);
-        if version != Some(VERSION.into()) {
+        let known = [VERSION, SEALED_VERSION].map(u64::from);
+        if !version.is_some_and(|version| known.contains(&version)) {
             let shown = version.map_or_else(|| "none".to_owned(), |v| v.to_string());
             return Err(Error::new(format!("a snapshot of version {shown} is not known here")));
         }
-        serde_json::from_value(found).context(|| "the description of the snapshot")
+        let what = || "the description of the snapshot";
+        let description: Self = serde_json::from_value(found).context(what)?;
+        if description.version == VERSION {
+            return Ok(description);
+        }
+        let hidden = config.get_mut(SEALED_KEY).map(serde_json::Value::take).unwrap_or_default();
+        let hidden = Some(serde_json::from_value(hidden).context(what)?);
+        Ok(Self { hidden, ..description })
     }
 
     /// The packs, with their layers in `manifest`.

@@ -89,6 +89,18 @@ impl<T> Context<T> for Result<T> {
     }
 }
 
+impl<T> Context<T> for torpor_seal::Result<T> {
+    fn context<W: Display>(self, what: impl FnOnce() -> W) -> Result<T> {
+        self.map_err(|error| Error::new(format!("{}: {error}", what())))
+    }
+}
+
+impl<T> Context<T> for Result<T, torpor_seal::keys::Error> {
+    fn context<W: Display>(self, what: impl FnOnce() -> W) -> Result<T> {
+        self.map_err(torpor_seal::Error::from).context(what)
+    }
+}
+
 impl<T> Context<T> for torpor_blobs::error::Result<T> {
     fn context<W: Display>(self, what: impl FnOnce() -> W) -> Result<T> {
         self.map_err(|error| Error::from(error).during(what()))

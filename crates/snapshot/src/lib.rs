@@ -31,6 +31,7 @@ pub mod ready;
 pub mod report;
 pub mod run;
 pub mod runc;
+pub mod sealed;
 pub mod shelf;
 pub mod signature;
 pub mod source;

@@ -12,8 +12,7 @@ use torpor_images::{ImageDir, kind};
 
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
-
-use crate::unpack;
+use crate::{archive, unpack};
 
 /// The state of a TCP socket that has a connection (linux/tcp_states.h).
 const ESTABLISHED: u32 = 1;
@@ -55,7 +54,8 @@ pub fn lint(args: &LintArgs) -> Result<ExitCode> {
         return Err(Error::new("the snapshot is sealed: only who has the key can look into it"));
     }
     let dir = tempfile::tempdir().context(|| "a directory for the images")?;
-    unpack::images(&*store, &manifest, dir.path(), &dir.path().join("rootfs-diff"))?;
+    let changes = dir.path().join("rootfs-diff");
+    unpack::images(&*store, &manifest, dir.path(), (archive::CHANGES, &changes))?;
     let mut found = variables(&description.configuration);
     found.extend(outside(&description.configuration));
     found.extend(connections(&ImageDir::open(dir.path())?)?);

@@ -15,6 +15,7 @@ use crate::description::{Description, Pack};
 use crate::error::{Context, Error, Result};
 use crate::pack::{self, Known};
 use crate::progress;
+use crate::sealed::{self, Seal};
 use crate::stored::{Store, extent, strip};
 
 /// The longest list of pages that is read.
@@ -35,6 +36,8 @@ pub struct Parts<'a> {
     pub others: Vec<(&'a str, Vec<u8>)>,
     /// Annotations of the manifest.
     pub annotations: BTreeMap<String, String>,
+    /// What hides the container from who has no key, if the images are sealed.
+    pub seal: Option<&'a Seal>,
 }
 
 /// What was published.
@@ -100,8 +103,9 @@ pub fn publish(
 ) -> Result<Published> {
     let push = store.begin()?;
     let mut blobs = Vec::new();
-    if !description.sealed {
-        blobs = packs(store, &mut description, parts, base)?;
+    match parts.seal {
+        Some(seal) => description = seal.hide(description, parts.changes.is_some())?,
+        None => blobs = packs(store, &mut description, parts, base)?,
     }
     blobs.insert(0, small(parts)?);
     let diff_ids: Vec<String> = blobs.iter().map(|blob| blob.diff_id.clone()).collect();
@@ -167,15 +171,22 @@ fn small(parts: &Parts<'_>) -> Result<Blob> {
     let changes = match parts.changes {
         None => None,
         Some(upper) => {
-            let file = parts.work.join(archive::CHANGES);
-            let mut to = File::create(&file).context(what)?;
-            archive::write_changes(&mut to, upper)?;
-            Some(file)
+            let name = if parts.seal.is_some() { sealed::CHANGES } else { archive::CHANGES };
+            let file = parts.work.join(name);
+            match parts.seal {
+                Some(seal) => seal.write_changes(&file, |to| archive::write_changes(to, upper))?,
+                None => {
+                    let mut to = File::create(&file).context(what)?;
+                    archive::write_changes(&mut to, upper)?;
+                }
+            }
+            Some((name, file))
         }
     };
+    let changes = changes.as_ref().map(|(name, file)| (*name, file.as_path()));
     let packed = Summing::new(scratch(parts.work)?);
     let mut plain = Summing::new(zstd::Encoder::new(packed, LEVEL).context(what)?);
-    archive::write_small(&mut plain, parts.images, changes.as_deref(), &parts.others)?;
+    archive::write_small(&mut plain, parts.images, changes, &parts.others)?;
     let (encoder, diff_id, _) = plain.finish();
     let (content, digest, size) = encoder.finish().context(what)?.finish();
     let media_type = TAR_ZSTD.to_owned();

@@ -13,6 +13,7 @@ use torpor_blobs::oci::{self, Manifest};
 use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as store, Store, traffic};
 use torpor_images::pagemap::page_size;
+use torpor_seal::keys::Identities;
 
 use crate::bundle::Bundle;
 use crate::create::files_option;
@@ -24,6 +25,7 @@ use crate::mounts::Bind;
 use crate::ready::{Container, Output, Ready, Waiting};
 use crate::report::Picture;
 use crate::runc::{Restore, Runc, Runtime, Streams};
+use crate::sealed::{Opened, Openers};
 use crate::signature::TrustIn;
 use crate::source::Source;
 use crate::template::Template;
@@ -140,11 +142,11 @@ struct Started {
     sum: events::Sum,
 }
 
-/// Starts containers.
+/// Starts containers. What is sealed is opened with keys that are `configured`, too.
 ///
 /// # Errors
 /// If nothing could be started.
-pub fn run(args: &RunArgs) -> Result<ExitCode> {
+pub fn run(args: &RunArgs, configured: fn() -> Identities) -> Result<ExitCode> {
     let begin = Instant::now();
     if args.ready.as_ref().is_some_and(Ready::is_told) {
         return Err(Error::new("a container that is restored does not say again that it is ready")
@@ -155,6 +157,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     }
     let binds = args.mount.iter().map(Bind::found).collect::<Result<Vec<_>>>()?;
     let binds = &binds;
+    let openers = Openers { files: &args.identity, configured };
     let runc = Runc::new(args.runtime.root.as_deref())?;
     let mut cold = false;
     let (snapshot, origin) = (OnceCell::new(), OnceCell::new());
@@ -167,7 +170,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         let begin = if number == 1 { begin } else { Instant::now() };
         let failed = Cell::default();
         let (snapshot, origin) = (&snapshot, &origin);
-        let start = Start { args, runc: &runc, id: &id, begin, binds, snapshot, origin, failed };
+        let runc = &runc;
+        let start = Start { args, runc, id: &id, begin, binds, openers, snapshot, origin, failed };
         let started = start.start()?;
         cold |= !started.snapshot && args.policy != Policy::Never;
         report(args, &id, &started);
@@ -236,6 +240,8 @@ struct Start<'a> {
     begin: Instant,
     /// What it has mounted of its own.
     binds: &'a [Bind],
+    /// Who may open it.
+    openers: Openers<'a>,
     /// The snapshot, when it has been found and fits.
     snapshot: &'a OnceCell<Snapshot>,
     /// What it was made from, when it has been found.
@@ -263,6 +269,14 @@ impl Found {
         let description = Description::read(&*store, &manifest)?;
         Ok(Self { store, digest, manifest, description })
     }
+
+    /// What it was made from.
+    fn origin(self, openers: &Openers<'_>) -> Result<Origin> {
+        match self.description.says_origin() {
+            true => Ok(self.description.origin),
+            false => Ok(self.description.opened(openers)?.0.origin),
+        }
+    }
 }
 
 /// A snapshot that fits, and what it is restored with.
@@ -270,6 +284,8 @@ struct Snapshot {
     store: Box<dyn Store>,
     manifest: Manifest,
     description: Description,
+    /// What opens its changed files, if they are sealed.
+    opened: Option<Opened>,
     bundle: Bundle,
     template: Option<Template>,
 }
@@ -277,8 +293,12 @@ struct Snapshot {
 impl Snapshot {
     /// Finds the snapshot that is asked for. What it was made from is in `known` as soon as that can be
     /// believed, even if it does not fit.
-    fn open(args: &RunArgs, known: &OnceCell<Origin>) -> Result<Self> {
+    fn open(args: &RunArgs, openers: &Openers<'_>, known: &OnceCell<Origin>) -> Result<Self> {
         let Found { store, digest, manifest, description } = Found::open(args)?;
+        if description.says_origin() {
+            let _ = known.set(description.origin.clone());
+        }
+        let (description, opened) = description.opened(openers)?;
         let mut origin = known.get_or_init(|| description.origin.clone()).clone();
         if let Some(source) = &args.from {
             origin.from = source.to_string();
@@ -293,7 +313,7 @@ impl Snapshot {
             // Without one each has its own memory.
             template = made.map_err(|error| eprintln!("They share no memory: {error}")).ok();
         }
-        Ok(Self { store, manifest, description, bundle, template })
+        Ok(Self { store, manifest, description, opened, bundle, template })
     }
 }
 
@@ -409,7 +429,9 @@ impl Start<'_> {
         let noted = || places::noted(&self.args.reference.to_string());
         let origin = match self.origin.get().cloned().or_else(noted) {
             Some(origin) => origin,
-            None if self.args.policy == Policy::Never => Found::open(self.args)?.description.origin,
+            None if self.args.policy == Policy::Never => {
+                Found::open(self.args)?.origin(&self.openers)?
+            }
             None => {
                 return Err(Error::new("nothing says what to start")
                     .hint("--from runc:BUNDLE says what is started cold"));
@@ -429,10 +451,13 @@ impl Start<'_> {
 
     fn try_warm(&self) -> Result<Started> {
         if self.snapshot.get().is_none() {
-            let _ = self.snapshot.set(Snapshot::open(self.args, self.origin)?);
+            let _ = self.snapshot.set(Snapshot::open(self.args, &self.openers, self.origin)?);
         }
         let snapshot = self.snapshot.get().ok_or_else(|| Error::new("there is no snapshot"))?;
-        let unpack = |upper: &Path| unpack::container(&*snapshot.store, &snapshot.manifest, upper);
+        let unpack = |upper: &Path| {
+            let opened = snapshot.opened.as_ref();
+            unpack::container(&*snapshot.store, &snapshot.manifest, opened, upper)
+        };
         if snapshot.description.sealed {
             mounts::check_sealed(&snapshot.bundle.config, self.binds)?;
         }

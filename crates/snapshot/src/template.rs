@@ -162,7 +162,7 @@ fn fill(
     let images = dir.join("images");
     places::make(&images)?;
     let changes = dir.join(archive::CHANGES);
-    unpack::images(store, manifest, &images, &changes)?;
+    unpack::images(store, manifest, &images, (archive::CHANGES, &changes))?;
     let _ = fs::remove_file(changes);
     let remote = !matches!(reference, Reference::Dir { .. });
     Fetch::new(store, (description, manifest), &images, remote)?.shown()?;

@@ -8,29 +8,44 @@ use torpor_blobs::{self as store, Store};
 
 use crate::archive;
 use crate::error::{Context, Error, Result};
+use crate::sealed::{self, Opened};
 
-/// Unpacks the small layer of a snapshot beside the layer `upper`, and what was changed into it.
+/// Unpacks the small layer of a snapshot beside the layer `upper`, and what was changed into it,
+/// which is `opened` if it is sealed.
 ///
 /// # Errors
 /// If it is damaged; no place.
-pub fn container(store: &dyn Store, manifest: &Manifest, upper: &Path) -> Result<()> {
+pub fn container(
+    store: &dyn Store,
+    manifest: &Manifest,
+    opened: Option<&Opened>,
+    upper: &Path,
+) -> Result<()> {
     let dir = upper.parent().unwrap_or(upper);
-    let changes = dir.join("work").join(archive::CHANGES);
-    self::images(store, manifest, &dir.join("images"), &changes)?;
-    if changes.exists() {
+    let name = if opened.is_some() { sealed::CHANGES } else { archive::CHANGES };
+    let changes = dir.join("work").join(name);
+    self::images(store, manifest, &dir.join("images"), (name, &changes))?;
+    if let Some(opened) = opened {
+        opened.read_changes(&changes, &mut |from| archive::apply_changes(from, upper))?;
+    } else if changes.exists() {
         let mut file = fs::File::open(&changes).context(|| changes.display().to_string())?;
         archive::apply_changes(&mut file, upper)?;
-        let _ = fs::remove_file(&changes);
     }
+    let _ = fs::remove_file(&changes);
     Ok(())
 }
 
 /// Unpacks the small layer of a snapshot: its images to `images`, and the archive of what was
-/// changed in the container's files to `changes`.
+/// changed in the container's files, by its name, to `changes`.
 ///
 /// # Errors
 /// If it is damaged; no place.
-pub fn images(store: &dyn Store, manifest: &Manifest, images: &Path, changes: &Path) -> Result<()> {
+pub fn images(
+    store: &dyn Store,
+    manifest: &Manifest,
+    images: &Path,
+    changes: (&str, &Path),
+) -> Result<()> {
     let layer = manifest.layers.first().ok_or_else(|| Error::new("the snapshot has no layers"))?;
     let packed = store::whole(store, layer, archive::MAX_SMALL)?;
     let mut plain = zstd::Decoder::new(packed.as_slice()).context(|| "unpacking the images")?;

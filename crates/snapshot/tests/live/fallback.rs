@@ -101,10 +101,11 @@ fn other_images(place: &Place, change: impl FnOnce(&ImageDir)) {
     fs::create_dir(&images).unwrap();
     let packed = fs::read(place.layer(0)).unwrap();
     let mut plain = zstd::Decoder::new(packed.as_slice()).unwrap();
-    archive::read_small(&mut plain, &images, &changes).unwrap();
+    archive::read_small(&mut plain, &images, (archive::CHANGES, &changes)).unwrap();
     change(&ImageDir::open(&images).unwrap());
     let mut packed = zstd::Encoder::new(Vec::new(), 1).unwrap();
-    archive::write_small(&mut packed, &images, Some(&changes), &[]).unwrap();
+    let changes = Some((archive::CHANGES, changes.as_path()));
+    archive::write_small(&mut packed, &images, changes, &[]).unwrap();
     let packed = packed.finish().unwrap();
     place.change("latest", |manifest| place.put(&packed, &mut manifest["layers"][0]));
 }

@@ -3,6 +3,14 @@
 use std::fs;
 use std::process::Command;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+use torpor_seal::keys::Identities;
+use torpor_snapshot::description::Description;
+use torpor_snapshot::sealed::Openers;
+use torpor_snapshot::store;
+
 use crate::authority::Authority;
 use crate::place::{Place, shown};
 
@@ -39,6 +47,149 @@ fn a_sealed_snapshot_is_of_no_use_without_its_key() {
     let state = fs::read_dir(place.path("state")).unwrap().flatten();
     let left = state.filter(|entry| entry.file_name().to_string_lossy().starts_with("create-"));
     assert_eq!(left.count(), 0);
+}
+
+/// What a snapshot must not tell: a variable, what the container has written to a file, and the
+/// beginning of a page of its memory.
+fn secrets(place: &Place) -> [Vec<u8>; 3] {
+    let noise = place.exec("asked", &["/app", "ask", "page", "3"]);
+    let noise = u64::from_str_radix(&noise, 16).unwrap();
+    let page = [noise, 4, 4, 4].map(u64::to_le_bytes).concat();
+    [b"s3cret-of-a-variable".to_vec(), b"s3cret-of-a-file".to_vec(), page]
+}
+
+/// The bundle and the arguments that make a snapshot which has [`secrets`].
+fn with_secrets(place: &Place, reference: &str, more: &[&str]) {
+    place.configure(|config| {
+        let all = config["process"]["env"].as_array_mut().unwrap();
+        all.push("HIDDEN=s3cret-of-a-variable".into());
+    });
+    // Not as it stands on the command line of the shell, which might be in memory.
+    let write = "printf s3cret-%s of-a-file > /changed";
+    place.create(reference, &[&["--warmup", write], more].concat());
+}
+
+/// Which secrets are in the blobs of a store, or in what is compressed or in base64 there.
+fn found(place: &Place) -> [bool; 3] {
+    let secrets = secrets(place);
+    let mut todo: Vec<Vec<u8>> = Vec::new();
+    for blob in fs::read_dir(place.path("store/blobs/sha256")).unwrap() {
+        todo.push(fs::read(blob.unwrap().path()).unwrap());
+    }
+    let mut found = [false; 3];
+    while let Some(text) = todo.pop() {
+        for (found, secret) in found.iter_mut().zip(&secrets) {
+            *found |= text.windows(secret.len()).any(|part| part == secret);
+        }
+        let frames = text.windows(4).enumerate().filter(|(_, part)| *part == b"\x28\xb5\x2f\xfd");
+        for (at, _) in frames {
+            let mut plain = Vec::new();
+            let frame = zstd::Decoder::with_buffer(&text[at..]).unwrap().single_frame();
+            // What looks like a frame may be none.
+            if std::io::copy(&mut { frame }, &mut plain).is_ok() {
+                todo.push(plain);
+            }
+        }
+        if text.starts_with(b"{") {
+            let words = text.split(|byte| *byte == b'"').filter(|word| word.len() > 64);
+            todo.extend(words.filter_map(|word| STANDARD.decode(word).ok()));
+        }
+    }
+    found
+}
+
+#[test]
+fn a_sealed_snapshot_tells_nothing_of_its_container() {
+    let plain = Place::new("told", 100);
+    with_secrets(&plain, &plain.reference(), &["--no-trial"]);
+    plain.run(&plain.reference(), "asked", "snapshot", &[]);
+    assert_eq!(found(&plain), [true; 3], "the search finds what is there");
+
+    let place = Place::new("untold", 100);
+    let (key, recipient) = key(&place);
+    let reference = place.reference();
+    with_secrets(&place, &reference, &["--recipient", &recipient]);
+    place.run(&reference, "asked", "snapshot", &["--identity", &key]);
+    assert_eq!(found(&place), [false; 3]);
+    assert_eq!(place.exec("asked", &["cat", "/changed"]), "s3cret-of-a-file");
+    let about = place.document(place.manifest()["config"]["digest"].as_str().unwrap());
+    let about = &about["org.torpor.snapshot"];
+    for key in ["configuration", "configuration_digest", "files_digest"] {
+        assert_eq!(about[key], "", "{key}");
+    }
+    let without = place.run(&reference, "without", "cold", &[]);
+    assert!(without["reason"].as_str().unwrap().contains("no key to open"), "{without}");
+    let other = Place::new("untold-other", 1);
+    let (other, _) = self::key(&other);
+    let without = place.run(&reference, "other", "cold", &["--identity", &other]);
+    assert!(without["reason"].as_str().unwrap().contains("for others"), "{without}");
+    // The configuration is compared, though it is sealed.
+    place.configure(|config| config["process"]["cwd"] = "/tmp".into());
+    let changed = place.run(&reference, "changed", "cold", &["--identity", &key]);
+    assert!(changed["reason"].as_str().unwrap().contains("another configuration"), "{changed}");
+}
+
+/// What a container runs by its snapshot alone is sealed: who has no key does not start another.
+#[test]
+fn a_command_is_sealed_with_the_snapshot() {
+    let place = Place::new("sealed-command", 100);
+    let (key, recipient) = key(&place);
+    let reference = place.reference();
+    let command = ["--", "/app", "100", "1", "20", "1", "s3cret-argument"];
+    place.create(&reference, &[&["--recipient", &recipient][..], &command].concat());
+    let about = place.document(place.manifest()["config"]["digest"].as_str().unwrap());
+    assert!(!about.to_string().contains("s3cret-argument"), "{about}");
+    // As on another machine.
+    fs::remove_dir_all(place.path("state/notes")).unwrap();
+    for policy in ["IfPresent", "Never"] {
+        let output = place.try_run(&reference, "without", &["--policy", policy]);
+        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+        assert!(shown(&output).contains("what the container runs is sealed"), "{}", shown(&output));
+    }
+    let from = format!("runc:{}", place.path("bundle").display());
+    place.run(&reference, "named", "cold", &["--from", &from]);
+    place.run(&reference, "never", "cold", &["--policy", "Never", "--identity", &key]);
+    let line = place.exec("never", &["cat", "/proc/1/cmdline"]);
+    assert!(line.contains("s3cret-argument"), "{line}");
+    place.run(&reference, "with", "snapshot", &["--identity", &key]);
+}
+
+/// One of which only the images are sealed.
+#[test]
+fn a_snapshot_that_an_earlier_version_sealed_starts() {
+    let place = Place::new("sealed-earlier", 100);
+    let (key, recipient) = key(&place);
+    let reference = place.reference();
+    place.create(&reference, &["--recipient", &recipient]);
+    let at = store::open(&reference.parse().unwrap()).unwrap();
+    let sealed = Description::read(&*at, &store::manifest(&*at).unwrap()).unwrap();
+    let openers = Openers { files: &[key.clone().into()], configured: Identities::default };
+    let (open, _) = sealed.opened(&openers).unwrap();
+    let earlier = Description { version: 1, ..open };
+    place.change("latest", |manifest| {
+        let config = earlier.to_config(&[], "2026-01-01T00:00:00Z").unwrap();
+        place.put(&config, &mut manifest["config"]);
+    });
+    place.run(&reference, "with", "snapshot", &["--identity", &key]);
+    place.answers_right("with");
+    let without = place.run(&reference, "without", "cold", &[]);
+    assert!(without["reason"].as_str().unwrap().contains("key"), "{without}");
+}
+
+/// What is sealed of one snapshot is of no use in another.
+#[test]
+fn what_was_sealed_apart_does_not_go_together() {
+    let place = Place::new("sealed-apart", 50);
+    let (key, recipient) = key(&place);
+    let second = format!("{}:second", place.reference());
+    let more = ["--recipient", recipient.as_str()];
+    place.create(&place.reference(), &[&more[..], &["--warmup", "echo > /else"]].concat());
+    place.create(&second, &more);
+    let mut layers = Value::Null;
+    place.change("second", |manifest| layers = manifest["layers"].clone());
+    place.change("latest", |manifest| manifest["layers"] = layers);
+    let mixed = place.run(&place.reference(), "mixed", "cold", &["--identity", &key]);
+    assert!(mixed["reason"].as_str().unwrap().contains("opening the snapshot"), "{mixed}");
 }
 
 /// A create that is killed leaves a container, which `gc` removes.
