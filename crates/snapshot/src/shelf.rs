@@ -153,7 +153,12 @@ pub fn inspect(args: &OneArgs) -> Result<ExitCode> {
     println!("stored       {} in {packs} packs", size(stored(&manifest)));
     println!("needs        {}, Linux {} or later", machine.architecture, machine.kernel);
     println!("made on      {}", machine.processor);
-    println!("sealed       {}", if description.sealed { "yes" } else { "no" });
+    let sealed = match (description.sealed, &description.hidden) {
+        (false, _) => "no",
+        (true, Some(_)) => "yes",
+        (true, None) => "only its images, by an earlier version: create it again",
+    };
+    println!("sealed       {sealed}");
     let signed = signature::claimed(&args.reference, &oci::sha256(&bytes))?;
     println!("signed by    {}", signed.as_deref().unwrap_or("nobody"));
     Ok(ExitCode::SUCCESS)

@@ -123,6 +123,13 @@ fn a_sealed_snapshot_tells_nothing_of_its_container() {
     let (other, _) = self::key(&other);
     let without = place.run(&reference, "other", "cold", &["--identity", &other]);
     assert!(without["reason"].as_str().unwrap().contains("for others"), "{without}");
+    // As all sealed images are opened.
+    fs::create_dir_all(place.path("home/.criu")).unwrap();
+    fs::write(place.path("home/.criu/default.conf"), format!("identity {key}\n")).unwrap();
+    let mut run = place.torpor(&["run", &reference, "--id", &place.id("home")]);
+    run.args(["--policy", "Always"]).env("HOME", place.path("home"));
+    let output = run.arg("--runc-root").arg(place.path("runc")).output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
     // The configuration is compared, though it is sealed.
     place.configure(|config| config["process"]["cwd"] = "/tmp".into());
     let changed = place.run(&reference, "changed", "cold", &["--identity", &key]);
@@ -170,6 +177,8 @@ fn a_snapshot_that_an_earlier_version_sealed_starts() {
         let config = earlier.to_config(&[], "2026-01-01T00:00:00Z").unwrap();
         place.put(&config, &mut manifest["config"]);
     });
+    let inspected = place.torpor(&["inspect", &reference]).output().unwrap();
+    assert!(shown(&inspected).contains("only its images"), "{}", shown(&inspected));
     place.run(&reference, "with", "snapshot", &["--identity", &key]);
     place.answers_right("with");
     let without = place.run(&reference, "without", "cold", &[]);
