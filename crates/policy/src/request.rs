@@ -84,8 +84,8 @@ pub enum Ask {
         hierarchy: String,
         /// Where it will be.
         path: String,
-        /// How many properties it is given.
-        properties: usize,
+        /// Its files that are written, and with what.
+        properties: Vec<(String, String)>,
     },
     /// A group of which others than this host's root may change something.
     Delegated {
@@ -370,11 +370,13 @@ impl fmt::Display for Ask {
             Ask::Namespace { kind, number } => write!(f, "a new {kind} namespace ({number})"),
             Ask::Open { path, flags } => write!(f, "opens {path:?} (flags {flags:#o})"),
             Ask::Fill => f.write_str("fills a new file system"),
-            Ask::Cgroup { hierarchy, path, properties: 0 } => {
-                write!(f, "cgroup {path:?} of {hierarchy:?}")
-            }
             Ask::Cgroup { hierarchy, path, properties } => {
-                write!(f, "cgroup {path:?} of {hierarchy:?}, with {properties} properties")
+                write!(f, "cgroup {path:?} of {hierarchy:?}")?;
+                for (number, (name, value)) in properties.iter().enumerate() {
+                    let before = if number == 0 { ", with" } else { "," };
+                    write!(f, "{before} {name} = {value:?}")?;
+                }
+                Ok(())
             }
             Ask::Delegated { path, owner: (user, group), mode } => {
                 write!(f, "cgroup {path:?} belongs to {user}:{group} (mode {mode:o})")

@@ -83,7 +83,7 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
         prop_oneof![Just("/a/b"), Just("/ab"), Just("/")].prop_map(|path| {
             let (hierarchy, path) = (String::new(), path.to_owned());
             let fine = path == "/a/b";
-            (Ask::Cgroup { hierarchy, path, properties: 0 }, fine)
+            (Ask::Cgroup { hierarchy, path, properties: vec![] }, fine)
         }),
         any::<u32>().prop_map(|id| (Ask::Login(id), false)),
         (text(), any::<u32>(), any::<u32>()).prop_map(|(path, user, mode)| {

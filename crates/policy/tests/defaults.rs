@@ -104,11 +104,11 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("a new ext4", file_system("ext4")),
         (
             "a cgroup below the caller's",
-            Ask::Cgroup { hierarchy: text("pids"), path: text("/mine/x"), properties: 1 },
+            Ask::Cgroup { hierarchy: text("pids"), path: text("/mine/x"), properties: vec![] },
         ),
         (
             "another cgroup",
-            Ask::Cgroup { hierarchy: text("pids"), path: text("/other"), properties: 1 },
+            Ask::Cgroup { hierarchy: text("pids"), path: text("/other"), properties: vec![] },
         ),
         (
             "a cgroup that others may change",

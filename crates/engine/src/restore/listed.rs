@@ -5,15 +5,15 @@
 //! (docs/security.md), so a difference is the lie of a reader that has been taken over. The restore
 //! says what it would make, by what it makes it from, and each thing has to be in the plan.
 //!
-//! What is not looked at: mounts and maps of ids, because they are made from the plan itself; the
-//! entries of archives that fill file systems, because the plan's reader unpacks them; and what rules
-//! of packet filters say, because the same check has read them.
+//! What is not looked at here: mounts and maps of ids, because they are made from the plan itself; the
+//! entries of archives that fill file systems, because they are compared while they are unpacked; and
+//! what rules of packet filters say, because the same check has read them.
 
 use std::collections::{BTreeSet, HashSet};
 
 use torpor_images::proto::UidGidExtent;
 use torpor_images::{ImageDir, kind};
-use torpor_policy::collect::{Addresses, network_of, powers as powers_of};
+use torpor_policy::collect::{Addresses, check_references, network_of, powers as powers_of};
 use torpor_policy::fanotify::Fanotify;
 use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::set_of;
@@ -99,6 +99,8 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
         plan.iter().map(|request| (request.task, &request.ask)).collect();
     let mut things = Things { listed, missing: vec![] };
     let Planned { spaces, maps, .. } = view.planned;
+    // A reader that has been taken over says nothing of numbers that mean two things.
+    check_references(&reader::view(view.images, view.checkpoint))?;
     namespaces(view, spaces, &mut things);
     nested_users(maps, spaces, &mut things);
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
@@ -190,7 +192,7 @@ fn rights(image: &TaskImage, (maps, spaces): (&IdMaps, &Namespaces), things: &mu
 }
 
 /// Limits, scheduling, logins, what takes a capability, options, ports and peers of sockets, pipes, IPC
-/// objects.
+/// objects, files in memory, devices that groups allow.
 fn powers(view: &View<'_>, things: &mut Things<'_>) -> Result<()> {
     let told = |name: &String| {
         let mut known = view.told.iter().filter(|(path, _)| path == name);
@@ -371,7 +373,8 @@ mod tests {
     use std::sync::Arc;
 
     use torpor_images::proto::{
-        IpcDescEntry, IpcShmEntry, PstreeEntry, SkOptsEntry, SkUcred, UnixSkEntry,
+        CgroupEntry, CgroupPropEntry, IpcDescEntry, IpcShmEntry, MemfdInodeEntry, PstreeEntry,
+        SkOptsEntry, SkUcred, UnixSkEntry,
     };
     use torpor_store::{Archive, Shelf, Store};
 
@@ -390,14 +393,14 @@ mod tests {
 
     /// What a restore of one of these checkpoints would make that a plan without the requests
     /// that `lacks` picks does not list.
-    fn missing_without(tree: &str, lacks: impl Fn(&Request) -> bool) -> Vec<Missing> {
-        missing_of(tree, lacks, |_| {})
+    fn missing_without(images: &ImageDir, lacks: impl FnMut(&mut Request) -> bool) -> Vec<Missing> {
+        missing_in(images, lacks, |_| {})
     }
 
     /// The same, where the restore has read something else than the plan's reader: `change`.
     fn missing_of(
         tree: &str,
-        lacks: impl Fn(&Request) -> bool,
+        lacks: impl FnMut(&mut Request) -> bool,
         change: impl FnOnce(&mut Checkpoint),
     ) -> Vec<Missing> {
         missing_in(&ImageDir::of(Arc::new(archive(tree))), lacks, change)
@@ -405,16 +408,24 @@ mod tests {
 
     fn missing_in(
         images: &ImageDir,
-        lacks: impl Fn(&Request) -> bool,
+        lacks: impl FnMut(&mut Request) -> bool,
         change: impl FnOnce(&mut Checkpoint),
     ) -> Vec<Missing> {
+        compared(images, lacks, change).unwrap()
+    }
+
+    fn compared(
+        images: &ImageDir,
+        mut lacks: impl FnMut(&mut Request) -> bool,
+        change: impl FnOnce(&mut Checkpoint),
+    ) -> Result<Vec<Missing>> {
         let opts = Options {
             cgroups: Cgroups { manage: CgroupMode::Soft, ..Cgroups::default() },
             ..Options::default()
         };
         let passed = judge::passed(&opts).unwrap();
         let Look { requests: mut plan, told, .. } = look(images, &passed).unwrap();
-        plan.retain(|request| !lacks(request));
+        plan.retain_mut(|request| !lacks(request));
         let mut checkpoint = load::load(images, load::Pages::Later).unwrap();
         change(&mut checkpoint);
         let planned = Planned::new(images, &checkpoint, &passed, &plan).unwrap();
@@ -426,11 +437,11 @@ mod tests {
             passed: &passed,
             told: &told,
         };
-        missing(&view, &plan).unwrap()
+        missing(&view, &plan)
     }
 
-    /// The images of one of these checkpoints, with another `pstree.img`.
-    fn with_tree(tree: &str, change: impl Fn(&mut PstreeEntry)) -> ImageDir {
+    /// The images of one of these checkpoints, to be changed.
+    fn copy(tree: &str) -> ImageDir {
         let archive = archive(tree);
         let images = ImageDir::of(Arc::new(Shelf::new().place("edited").unwrap()));
         for name in archive.names().unwrap() {
@@ -439,10 +450,57 @@ mod tests {
             let mut file = images.store().create(&name).unwrap();
             file.write_all(&bytes).unwrap();
         }
+        images
+    }
+
+    /// The same, with another `pstree.img`.
+    fn with_tree(tree: &str, change: impl Fn(&mut PstreeEntry)) -> ImageDir {
+        let images = copy(tree);
         let mut all: Vec<PstreeEntry> = images.read_all(kind::PSTREE, 0).unwrap();
         all.iter_mut().for_each(change);
         images.write_all(kind::PSTREE, 0, &all).unwrap();
         images
+    }
+
+    /// Those of the container, with a set-uid file in memory and a group that allows a device.
+    fn with_more() -> ImageDir {
+        let images = copy("container");
+        let mut files: Vec<MemfdInodeEntry> = images.read_all(kind::MEMFD_INODE, 0).unwrap();
+        files[0].mode = Some(0o104_755);
+        images.write_all(kind::MEMFD_INODE, 0, &files).unwrap();
+        let mut groups: CgroupEntry = images.read_one(kind::CGROUP, 0).unwrap();
+        let dirs = groups.controllers.iter_mut().flat_map(|controller| &mut controller.dirs);
+        let (name, value) = ("devices.allow".to_owned(), "c 1:3 rwm".to_owned());
+        let property = CgroupPropEntry { name, value, perms: None };
+        dirs.for_each(|dir| dir.properties.push(property.clone()));
+        images.write_one(kind::CGROUP, 0, &groups).unwrap();
+        images
+    }
+
+    #[test]
+    fn values_of_groups_are_compared() {
+        let images = with_more();
+        let missing = missing_without(&images, |request| {
+            if let Ask::Cgroup { properties, .. } = &mut request.ask {
+                properties.iter_mut().for_each(|(_, value)| *value = "c 1:5 r".to_owned());
+            }
+            false
+        });
+        let named = |(image, what): &Missing| {
+            image == "cgroup.img" && what.contains("devices.allow = \"c 1:3 rwm\"")
+        };
+        assert!(missing.iter().any(named), "{missing:?}");
+    }
+
+    /// The restore does not take the reader's word for numbers that lead somewhere.
+    #[test]
+    fn references_are_looked_at_again() {
+        let strange = |checkpoint: &mut Checkpoint| {
+            let mut sockets = checkpoint.files.values_mut().filter_map(|file| file.isk.as_mut());
+            sockets.next().unwrap().ns_id = Some(99);
+        };
+        let error = compared(&copy("container"), |_| false, strange).unwrap_err().to_string();
+        assert!(error.contains("net namespace 99, which is none"), "{error}");
     }
 
     /// A leader that its task does not list as a thread is judged like any other.
@@ -532,46 +590,43 @@ mod tests {
 
     #[test]
     fn whatever_a_plan_leaves_out_is_found() {
-        let kinds: [(&str, &str, Pick); 23] = [
-            ("container", "capabilities", |ask| matches!(ask, Ask::Capabilities(_))),
-            ("container", "seccomp", |ask| matches!(ask, Ask::Seccomp(_))),
-            ("container", "new privileges", |ask| matches!(ask, Ask::NoNewPrivileges(_))),
-            ("container", "profile", |ask| matches!(ask, Ask::Profile(_))),
-            ("container", "user", |ask| matches!(ask, Ask::User(8))),
-            ("container", "group", |ask| matches!(ask, Ask::Group(6))),
-            ("container", "own namespace", |ask| matches!(ask, Ask::HostNamespace("user"))),
-            ("container", "namespace", |ask| matches!(ask, Ask::Namespace { kind: "net", .. })),
+        let kinds: [(&str, Pick); 25] = [
+            ("capabilities", |ask| matches!(ask, Ask::Capabilities(_))),
+            ("seccomp", |ask| matches!(ask, Ask::Seccomp(_))),
+            ("new privileges", |ask| matches!(ask, Ask::NoNewPrivileges(_))),
+            ("profile", |ask| matches!(ask, Ask::Profile(_))),
+            ("user", |ask| matches!(ask, Ask::User(8))),
+            ("group", |ask| matches!(ask, Ask::Group(6))),
+            ("own namespace", |ask| matches!(ask, Ask::HostNamespace("user"))),
+            ("namespace", |ask| matches!(ask, Ask::Namespace { kind: "net", .. })),
+            ("file", |ask| matches!(ask, Ask::Open { path, .. } if path == "/dev/null")),
+            ("cgroup", |ask| matches!(ask, Ask::Cgroup { .. })),
+            ("socket", |ask| matches!(ask, Ask::RawSocket { kind: "packet", .. })),
+            ("fanotify", |ask| matches!(ask, Ask::Fanotify { .. })),
+            ("set-uid", |ask| matches!(ask, Ask::SetUid { .. })),
+            ("link", |ask| matches!(ask, Ask::Link { name, .. } if name == "pair")),
+            ("route", |ask| matches!(ask, Ask::Route { .. })),
+            ("setting", |ask| matches!(ask, Ask::Sysctl { .. })),
+            ("firewall", |ask| matches!(ask, Ask::Firewall { .. })),
+            ("address", |ask| matches!(ask, Ask::Address { .. })),
+            ("limit of IPC", |ask| matches!(ask, Ask::IpcLimit { .. })),
+            ("socket option", |ask| matches!(ask, Ask::SocketOption { .. })),
+            ("ghost", |ask| matches!(ask, Ask::SetUid { path, .. } if path == "/tmp/removed")),
+            ("archive", |ask| matches!(ask, Ask::Fill)),
+            ("pipe", |ask| matches!(ask, Ask::Raise { name, .. } if *name == "the size of a pipe")),
             (
-                "container",
-                "file",
-                |ask| matches!(ask, Ask::Open { path, .. } if path == "/dev/null"),
+                "file in memory",
+                |ask| matches!(ask, Ask::SetUid { path, .. } if path.starts_with("memfd:")),
             ),
-            ("container", "cgroup", |ask| matches!(ask, Ask::Cgroup { .. })),
-            ("container", "socket", |ask| matches!(ask, Ask::RawSocket { kind: "packet", .. })),
-            ("container", "fanotify", |ask| matches!(ask, Ask::Fanotify { .. })),
-            ("container", "set-uid", |ask| matches!(ask, Ask::SetUid { .. })),
-            ("container", "link", |ask| matches!(ask, Ask::Link { name, .. } if name == "pair")),
-            ("container", "route", |ask| matches!(ask, Ask::Route { .. })),
-            ("container", "setting", |ask| matches!(ask, Ask::Sysctl { .. })),
-            ("container", "firewall", |ask| matches!(ask, Ask::Firewall { .. })),
-            ("container", "address", |ask| matches!(ask, Ask::Address { .. })),
-            ("container", "limit of IPC", |ask| matches!(ask, Ask::IpcLimit { .. })),
-            ("container", "socket option", |ask| matches!(ask, Ask::SocketOption { .. })),
             (
-                "container",
-                "ghost",
-                |ask| matches!(ask, Ask::SetUid { path, .. } if path == "/tmp/removed"),
-            ),
-            ("container", "archive", |ask| matches!(ask, Ask::Fill)),
-            (
-                "container",
-                "pipe",
-                |ask| matches!(ask, Ask::Raise { name, .. } if *name == "the size of a pipe"),
+                "device of a group",
+                |ask| matches!(ask, Ask::Device { path, .. } if path.ends_with("devices.allow")),
             ),
         ];
-        for (tree, what, is) in kinds {
-            assert!(missing_without(tree, |_| false).is_empty(), "{tree}");
-            assert!(!missing_without(tree, |request| is(&request.ask)).is_empty(), "{what}");
+        let images = with_more();
+        assert!(missing_without(&images, |_| false).is_empty());
+        for (what, is) in kinds {
+            assert!(!missing_without(&images, |request| is(&request.ask)).is_empty(), "{what}");
         }
     }
 }

@@ -77,6 +77,24 @@ pub struct Entry {
     pub lists: [Option<String>; 2],
 }
 
+impl Entry {
+    /// What of it a policy limits.
+    #[must_use]
+    pub fn ask(&self) -> Option<Ask> {
+        let path = || format!("./{}", String::from_utf8_lossy(&self.path));
+        let capabilities = self.attributes.iter().any(|(name, _)| name == CAPABILITIES);
+        match self.make {
+            Make::Device(device) => Some(Ask::Device { path: path(), device }),
+            // A directory hands its group on, no right to anyone; links have no mode.
+            Make::Directory | Make::Symlink(_) => None,
+            _ if self.mode & SET_ID != 0 || capabilities => {
+                Some(Ask::SetUid { path: path(), mode: self.mode, capabilities })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A reader of an archive.
 pub struct Archive<R: Read> {
     tar: io::Take<MultiGzDecoder<R>>,
@@ -270,17 +288,7 @@ impl<R: Read> Archive<R> {
 pub fn scan(archive: impl Read, found: &mut impl FnMut(Ask)) -> Result<()> {
     let mut archive = Archive::new(archive);
     while let Some(entry) = archive.next()? {
-        let path = || format!("./{}", String::from_utf8_lossy(&entry.path));
-        let capabilities = entry.attributes.iter().any(|(name, _)| name == CAPABILITIES);
-        match entry.make {
-            Make::Device(device) => found(Ask::Device { path: path(), device }),
-            // A directory hands its group on, no right to anyone; links have no mode.
-            Make::Directory | Make::Symlink(_) => {}
-            _ if entry.mode & SET_ID != 0 || capabilities => {
-                found(Ask::SetUid { path: path(), mode: entry.mode, capabilities });
-            }
-            _ => {}
-        }
+        entry.ask().into_iter().for_each(&mut *found);
     }
     Ok(())
 }

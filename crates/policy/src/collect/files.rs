@@ -101,7 +101,8 @@ fn name_of(checkpoint: &Checkpoint<'_>, file: u32) -> String {
     String::from_utf8_lossy(name.unwrap_or_default()).into_owned()
 }
 
-fn memory_files(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+/// Files in memory that give whoever runs them the rights of another.
+pub(super) fn memory_files(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
     for inode in checkpoint.images.read_all_or_empty::<MemfdInodeEntry>(kind::MEMFD_INODE, 0)? {
         let mode = inode.mode.unwrap_or_default();
         if mode & SET_ID != 0 {

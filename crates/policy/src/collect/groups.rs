@@ -19,10 +19,10 @@ pub(super) fn collect(
     all: &mut Requests,
 ) -> Result<()> {
     let Some(roots) = &passed.cgroups else { return Ok(()) };
-    let Some(entry) = checkpoint.images.read_opt::<CgroupEntry>(kind::CGROUP, 0)? else {
+    if !checkpoint.images.has(kind::CGROUP, 0)? {
         return Ok(());
-    };
-    devices(&entry, all);
+    }
+    devices(checkpoint, passed, all)?;
     let groups = Groups::read(
         checkpoint.images,
         Reading {
@@ -69,7 +69,15 @@ fn sets_of_tasks(checkpoint: &Checkpoint<'_>) -> Result<Vec<(String, u32, bool)>
 }
 
 /// The devices that tasks may use by the rules of their cgroups.
-fn devices(entry: &CgroupEntry, all: &mut Requests) {
+pub(super) fn devices(
+    checkpoint: &Checkpoint<'_>,
+    passed: &Passed,
+    all: &mut Requests,
+) -> Result<()> {
+    if passed.cgroups.is_none() {
+        return Ok(());
+    }
+    let entry: CgroupEntry = checkpoint.images.read_opt(kind::CGROUP, 0)?.unwrap_or_default();
     let mut left: Vec<&CgroupDirEntry> = entry.controllers.iter().flat_map(|c| &c.dirs).collect();
     while let Some(dir) = left.pop() {
         left.extend(&dir.children);
@@ -81,6 +89,7 @@ fn devices(entry: &CgroupEntry, all: &mut Requests) {
             }
         }
     }
+    Ok(())
 }
 
 /// The devices of a line such as `c 1:3 rwm`; `a` is all of both kinds. To make a node

@@ -30,7 +30,7 @@ pub(crate) use self::checkpoint::Maps;
 pub use self::checkpoint::{Checkpoint, Settings, Task, Values};
 use self::checkpoint::{KINDS, Requests};
 pub use self::mounts::mounts;
-pub use self::references::network_of;
+pub use self::references::{check as check_references, network_of};
 pub use self::routing::{Addresses, route, rule};
 pub use crate::error::{Error, Result};
 use crate::namespace::NsKind;
@@ -72,7 +72,8 @@ pub fn collect(
 }
 
 /// What of [`collect`] belongs to no namespace, file system or network: limits, scheduling, what takes a
-/// capability, sizes of pipes, sockets (options, ports, peers, connections), objects of IPC namespaces.
+/// capability, sizes of pipes, sockets (options, ports, peers, connections), objects of IPC namespaces,
+/// files in memory, devices that groups allow.
 /// It is cheap: who restores compares it with a plan that somebody else has read.
 ///
 /// # Errors
@@ -91,6 +92,8 @@ pub fn powers(
     sockets::peers(checkpoint, &maps, &mut all)?;
     ports::collect(checkpoint, here, passed, &maps, &mut all)?;
     ipc::objects(checkpoint, passed, &maps, &mut all)?;
+    files::memory_files(checkpoint, &mut all)?;
+    groups::devices(checkpoint, passed, &mut all)?;
     Ok(all.0)
 }
 

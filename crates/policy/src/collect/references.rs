@@ -58,7 +58,7 @@ fn invalid<T>(image: impl Into<String>, reason: String) -> Result<T> {
 ///
 /// # Errors
 /// The image file, and which number means two things or none.
-pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
+pub fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let numbers = Numbers::of(checkpoint)?;
     nested(checkpoint)?;
     images_of_namespaces(checkpoint, &numbers)?;

@@ -162,7 +162,7 @@ impl Groups {
         let mut all = vec![];
         for Head { hierarchy, group } in &self.heads {
             group.visit(&mut |group| {
-                all.push(asked(hierarchy, &group.place, group.properties.len()));
+                all.push(asked(hierarchy, &group.place, &group.properties));
                 all.extend(group.given_away());
                 all.extend(group.release_agents());
             });
@@ -178,7 +178,7 @@ impl Groups {
         let roots = if nested { self.entered(number, true)? } else { vec![] };
         let more: Vec<_> = roots.into_iter().filter(|root| !all.contains(root)).collect();
         all.extend(more);
-        Some(all.into_iter().map(|(hierarchy, place)| asked(hierarchy, place, 0)).collect())
+        Some(all.into_iter().map(|(hierarchy, place)| asked(hierarchy, place, &[])).collect())
     }
 }
 
@@ -226,8 +226,9 @@ impl Group {
     }
 }
 
-fn asked(hierarchy: &str, place: &Path, properties: usize) -> Ask {
+fn asked(hierarchy: &str, place: &Path, properties: &[Property]) -> Ask {
     let path = place.to_string_lossy().into_owned();
+    let properties = properties.iter().map(|p| (p.name.clone(), p.value.clone())).collect();
     Ask::Cgroup { hierarchy: hierarchy.to_owned(), path, properties }
 }
 
@@ -395,7 +396,7 @@ mod tests {
             texts(&groups.asks()),
             [
                 "cgroup \"/new\" of \"pids\"",
-                "cgroup \"/new/inner\" of \"pids\", with 2 properties",
+                "cgroup \"/new/inner\" of \"pids\", with release_agent = \"/x\", pids.max = \"5\"",
                 "cgroup \"/new/inner\" belongs to 1007:1000 (mode 755)",
                 "cgroup \"/new/inner\" has \"/x\" run on this host",
             ]

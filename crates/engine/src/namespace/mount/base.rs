@@ -1,7 +1,7 @@
 //! What restored mounts are copies of: paths that the caller gives, and file
 //! systems that are made.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -68,7 +68,7 @@ impl Bases {
                 Base::Given(of) => given(cx, forest, of, host)?,
                 Base::FileSystem(dev) => {
                     let whole = forest.whole(dev).unwrap_or(node);
-                    make(cx, forest.mount(whole), host)?
+                    make(cx, forest, whole, host)?
                 }
             };
             all.open.insert(base, open);
@@ -241,7 +241,8 @@ fn own_group(at: BorrowedFd<'_>, path: &Path, mount: &Mount, host: &Tree) -> Opt
 }
 
 /// Makes a file system, or finds the one that the host has.
-fn make(cx: &mut Assembly<'_>, mount: &Mount, host: &Tree) -> Result<Open> {
+fn make(cx: &mut Assembly<'_>, forest: &Forest, whole: Node, host: &Tree) -> Result<Open> {
+    let mount = forest.mount(whole);
     match mount.ty.origin {
         Origin::New => {
             let at = superblock::make_in(cx.tasks.remote(0)?, mount)?;
@@ -260,7 +261,9 @@ fn make(cx: &mut Assembly<'_>, mount: &Mount, host: &Tree) -> Result<Open> {
             let archive = cx.images.reader(torpor_images::kind::TMPFS_DEV, mount.dev.into())?;
             let archive = archive.ok_or_else(|| unfit(mount, "its content is missing"))?;
             let name = torpor_images::kind::TMPFS_DEV.file_name(mount.dev.into());
-            unpack::unpack(at.as_fd(), archive, &name, cx.id_maps)?;
+            let none = HashSet::new();
+            let judged = forest.contents.get(&name).unwrap_or(&none);
+            unpack::unpack(at.as_fd(), archive, &name, (cx.id_maps, judged))?;
             Ok(Open { at, made: true })
         }
         // To make it again would change the options that the host has given it.

@@ -1,8 +1,10 @@
 //! Where the content of each mount comes from: the same question for a dump, which
 //! refuses what has no answer, and for a restore, which acts on it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+
+use torpor_policy::Ask;
 
 use super::fs::Origin;
 use super::mountinfo::Mount;
@@ -24,6 +26,8 @@ pub struct Forest {
     pub spaces: Vec<(u32, Tree)>,
     /// What a restore makes each mount from; nothing for a dump, which finds it out.
     pub(super) judged: HashMap<Node, Judged>,
+    /// What of the files of each archive was judged, by the names of the images.
+    pub(super) contents: HashMap<String, HashSet<Ask>>,
 }
 
 /// What a plan says of a mount: it was judged, and nothing else is made.

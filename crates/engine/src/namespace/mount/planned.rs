@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::path::Path;
 
-use torpor_images::kind;
+use torpor_images::{Kind, kind};
 use torpor_policy::{Ask, From, Mount, Request};
 
 use super::entry;
@@ -24,7 +24,11 @@ impl Forest {
             Ask::Mount(mount) => Some(mount),
             _ => None,
         });
-        Self::of_mounts(mounts)
+        let mut forest = Self::of_mounts(mounts)?;
+        for Request { image, ask, .. } in plan.iter().filter(|request| is_of_archive(request)) {
+            forest.contents.entry(image.clone()).or_default().insert(ask.clone());
+        }
+        Ok(forest)
     }
 
     /// The forest of mounts, those of one namespace behind each other.
@@ -92,6 +96,10 @@ impl Forest {
         let devices = self.nodes().filter(is_filled).map(|node| self.mount(node).dev);
         devices.map(|device| kind::TMPFS_DEV.file_name(device.into())).collect()
     }
+}
+
+fn is_of_archive(request: &Request) -> bool {
+    Kind::of_file(&request.image).is_some_and(|(kind, _)| kind == kind::TMPFS_DEV)
 }
 
 /// The mounts of a plan, by their namespaces and numbers.

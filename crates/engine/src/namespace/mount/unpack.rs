@@ -4,6 +4,7 @@
 //! Everything is made below the root of the new file system, which nobody else has open yet,
 //! and by names that nothing has: what an archive says twice is an error.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,6 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
+use torpor_policy::Ask;
 use torpor_policy::archive::{Archive, Entry, Make, Stretch};
 
 use super::collect::open_beneath;
@@ -25,18 +27,26 @@ use crate::namespace::user::IdMaps;
 const CHUNK: usize = 1 << 18;
 
 /// Unpacks `archive`, the image file `name`, below `root`. Its ids are those of the user
-/// namespace that `maps` describes.
+/// namespace that `maps` describes. `judged` is what the plan has of it that a policy limits.
 ///
 /// # Errors
-/// If the archive is damaged, or leads out of `root`; if a file cannot be made, e.g. as the file
-/// system is full.
-pub fn unpack(root: BorrowedFd<'_>, archive: impl Read, name: &str, maps: &IdMaps) -> Result<()> {
+/// If the archive is damaged, leads out of `root`, or has more than was judged; if a file cannot be
+/// made, e.g. as the file system is full.
+pub fn unpack(
+    root: BorrowedFd<'_>,
+    archive: impl Read,
+    name: &str,
+    (maps, judged): (&IdMaps, &HashSet<Ask>),
+) -> Result<()> {
     let mut archive = Archive::new(archive);
     let invalid = |reason: String| Error::invalid(name, reason);
     let _owner = maps.own_files().context(|| "become the owner of files".to_owned())?;
     // Directories change when something comes into them.
     let mut directories: Vec<(Entry, OwnedFd)> = vec![];
     while let Some(entry) = archive.next().map_err(invalid)? {
+        if let Some(ask) = entry.ask().filter(|ask| !judged.contains(ask)) {
+            return Err(invalid(format!("{ask}, which the plan does not list")));
+        }
         let place = Place::of(root, &entry.path)?;
         let what = || format!("{name}: make {}", String::from_utf8_lossy(&entry.path));
         match &entry.make {
@@ -219,7 +229,7 @@ mod tests {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     use std::process::{Command, Stdio};
 
-    use torpor_policy::{Ask, Device, scan_archive};
+    use torpor_policy::{Device, scan_archive};
 
     use super::*;
 
@@ -260,12 +270,15 @@ mod tests {
     /// What an archive asks for, and what is made of it: the names, and what a policy limits.
     type Both = (std::result::Result<Vec<Ask>, String>, Result<Vec<Ask>>);
 
-    fn both(archive: &[u8]) -> Both {
+    /// Both, where the plan has what `is_listed` picks.
+    fn both_of(archive: &[u8], is_listed: impl Fn(&Ask) -> bool) -> Both {
         let mut asked = vec![];
-        let scanned = scan_archive(archive, &mut |ask| asked.push(ask)).map(|()| asked);
+        let scanned = scan_archive(archive, &mut |ask| asked.push(ask));
+        let judged = asked.iter().filter(|ask| is_listed(ask)).cloned().collect();
+        let scanned = scanned.map(|()| asked);
         let dir = tempfile::tempdir().unwrap();
         let root = File::open(dir.path()).unwrap();
-        let unpacked = unpack(root.as_fd(), archive, "it", &IdMaps::identity());
+        let unpacked = unpack(root.as_fd(), archive, "it", (&IdMaps::identity(), &judged));
         let mut made = vec![];
         for file in std::fs::read_dir(dir.path()).unwrap() {
             let file = file.unwrap();
@@ -286,6 +299,24 @@ mod tests {
             all
         };
         (scanned.map(sorted), unpacked.map(|()| sorted(made)))
+    }
+
+    fn both(archive: &[u8]) -> Both {
+        both_of(archive, |_| true)
+    }
+
+    /// A reader that was taken over could leave out what an archive has.
+    #[test]
+    fn what_the_plan_leaves_out_is_not_unpacked() {
+        let whole = archive(&[entry("disk", b'3', 0o600, b""), entry("su", b'0', 0o4755, b"x")]);
+        let devices = |ask: &Ask| matches!(ask, Ask::Device { .. });
+        for (what, (_, made)) in [
+            ("device c 1:3 at \"./disk\"", both_of(&whole, |ask| !devices(ask))),
+            ("a set-uid or set-gid file at \"./su\" (mode 4755)", both_of(&whole, devices)),
+        ] {
+            let error = made.unwrap_err().to_string();
+            assert!(error.contains(&format!("{what}, which the plan does not list")), "{error}");
+        }
     }
 
     /// An archive is judged by the code that unpacks it: what is made is what was asked for, and what
