@@ -244,6 +244,11 @@ fn references_that_make_no_sense_are_refused_by_file_and_entry() {
                 json!(".."),
             )],
         ),
+        // What else files refer to.
+        (
+            "memfd.img: inode 1 appears twice",
+            vec![("memfd.img", "/entries/+", entry("memfd.img", 0))],
+        ),
         // Filters.
         (
             "seccomp.img: there is no filter 3",

@@ -8,10 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use torpor_images::proto::{
-    CgroupEntry, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType, SkPacketEntry,
+    CgroupEntry, FileEntry, Fstype, MemfdInodeEntry, MntEntry, RemapFilePathEntry, RemapType,
+    SkPacketEntry, TtyDataEntry, TtyInfoEntry,
 };
 use torpor_images::remap::{found_by, is_given_name};
-use torpor_images::{Kind, kind};
+use torpor_images::{ImageDir, Kind, kind};
 
 use super::checkpoint::{Checkpoint, KINDS};
 use super::mounts::DEVICE_KEY;
@@ -66,6 +67,7 @@ pub fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     files(checkpoint, &numbers)?;
     packets(checkpoint)?;
     remaps(checkpoint)?;
+    named_once(checkpoint.images)?;
     let mounts = mounts(checkpoint)?;
     places(checkpoint, &mounts)?;
     groups(checkpoint)
@@ -241,6 +243,24 @@ fn remaps(checkpoint: &Checkpoint<'_>) -> Result<()> {
     Ok(())
 }
 
+/// What open files refer to by a number.
+fn named_once(images: &ImageDir) -> Result<()> {
+    let inodes = images.read_all_or_empty::<MemfdInodeEntry>(kind::MEMFD_INODE, 0)?;
+    once(kind::MEMFD_INODE, "inode", inodes.iter().map(|inode| inode.inode_id))?;
+    let infos = images.read_all_or_empty::<TtyInfoEntry>(kind::TTY_INFO, 0)?;
+    once(kind::TTY_INFO, "terminal", infos.iter().map(|info| info.id.into()))?;
+    let data = images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)?;
+    once(kind::TTY_DATA, "terminal", data.iter().map(|data| data.tty_id.into()))
+}
+
+fn once(image: Kind, what: &str, mut numbers: impl Iterator<Item = u64>) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    match numbers.find(|&number| !seen.insert(number)) {
+        Some(number) => invalid(image.file_name(0), format!("{what} {number} appears twice")),
+        None => Ok(()),
+    }
+}
+
 /// Types of file systems by their names in the kernel, which images have numbers for.
 const NUMBERED: [(&str, Fstype); 20] = [
     ("proc", Fstype::Proc),
@@ -328,4 +348,32 @@ fn groups(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let entry = checkpoint.images.read_opt::<CgroupEntry>(kind::CGROUP, 0)?.unwrap_or_default();
     let image = kind::CGROUP.file_name(0);
     crate::groups::check(&entry).map_err(|reason| Error::Invalid { image, reason })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use prost::{Message, Name};
+
+    use super::*;
+
+    /// The images of an entry that is there twice, and why they are refused.
+    fn twice<E: Message + Name>(image: Kind, entry: &E) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        images.write_all(image, 0, [entry]).unwrap();
+        named_once(&images).unwrap();
+        images.write_all(image, 0, [entry, entry]).unwrap();
+        named_once(&images).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_files_refer_to_is_there_once() {
+        let inode = MemfdInodeEntry { inode_id: 7, ..MemfdInodeEntry::default() };
+        let info = TtyInfoEntry { id: 8, ..TtyInfoEntry::default() };
+        let data = TtyDataEntry { tty_id: 9, ..TtyDataEntry::default() };
+        assert_eq!(twice(kind::MEMFD_INODE, &inode), "memfd.img: inode 7 appears twice");
+        assert_eq!(twice(kind::TTY_INFO, &info), "tty-info.img: terminal 8 appears twice");
+        assert_eq!(twice(kind::TTY_DATA, &data), "tty-data.img: terminal 9 appears twice");
+    }
 }
