@@ -53,6 +53,12 @@ fn mount(from: From) -> Ask {
     Ask::Mount(Mount { space: 1, id: (2, 1), at: "/x".into(), from, ..Mount::default() })
 }
 
+/// A part of a read-only volume that no set-uid program works on, itself with these `MS_*` flags.
+fn part(flags: u32) -> Ask {
+    let from = From::Part { whole: (1, 2), of: vec![(text("/data"), 1 | 2)] };
+    Ask::Mount(Mount { space: 1, id: (3, 1), at: "/x".into(), from, flags, ..Mount::default() })
+}
+
 fn file_system(name: &str) -> Ask {
     let fs = FileSystem { name: name.to_owned(), ..FileSystem::default() };
     Ask::Mount(Mount { space: 1, id: (2, 1), at: "/x".into(), fs, ..Mount::default() })
@@ -99,6 +105,9 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("fanotify with rights", Ask::Fanotify { text: text("x"), plain: false }),
         ("a path of this host, `/etc`", mount(From::Host("/etc".into()))),
         ("a path of this host, `/srv/data`", mount(From::Host("/srv/data".into()))),
+        ("a part of a volume with its flags `ro` and `nosuid`", part(1 | 2)),
+        ("the same part without `ro`", part(2)),
+        ("the same part without `nosuid`", part(1)),
         ("a file made or removed on a read-only mount", Ask::WriteReadOnly { path: text("/x") }),
         ("a new tmpfs", file_system("tmpfs")),
         ("a new ext4", file_system("ext4")),
