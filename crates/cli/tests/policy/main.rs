@@ -120,6 +120,15 @@ impl Asleep {
         assert!(output.status.success(), "{rules:?}: {}", said(&output));
     }
 
+    /// A restore under the rules succeeds; what `look` sees of the task, which is gone then.
+    fn wakes<T>(&self, rules: &[&str], look: impl FnOnce(u32) -> T) -> T {
+        let output = self.run(&["restore"], rules);
+        assert!(output.status.success(), "{}", said(&output));
+        let seen = look(self.root());
+        kill_process(Pid::from_raw(self.root().cast_signed()).unwrap(), Signal::KILL).unwrap();
+        seen
+    }
+
     fn root(&self) -> u32 {
         let images = ImageDir::open(self.images()).unwrap();
         images.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap()[0].pid
@@ -153,10 +162,7 @@ fn what_a_task_may_do() {
         &["seccomp.require=true", "users.allow=[]", "capabilities.allow=[]"],
         &["(seccomp.require)", "(users.allow)", "(capabilities.allow)", "not given by the policy"],
     );
-    let output = task.run(&["restore"], &["users.allow=['0']"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let pid = Pid::from_raw(i32::try_from(task.root()).unwrap()).unwrap();
-    kill_process(pid, Signal::KILL).unwrap();
+    task.wakes(&["users.allow=['0']"], |_| ());
 }
 
 #[test]
@@ -323,6 +329,12 @@ fn firewalls_are_rules_only() {
         refused(kind::IP6TABLES, &text);
     }
     task.allowed(&[]);
+    let tables = task.wakes(&[], |root| {
+        let mut nft = Command::new("nsenter");
+        nft.args(["-t", &root.to_string(), "-n", "nft", "list", "tables"]);
+        said(&nft.output().unwrap())
+    });
+    assert_eq!(tables, "table inet t\n");
 }
 
 #[test]
@@ -569,10 +581,7 @@ fn a_policy_that_makes_no_sense_ends_the_restore() {
         text.contains("line 2: there is no rule users.alow; did you mean users.allow?"),
         "{text}"
     );
-    let right = task.run(&["restore"], &[]);
-    assert!(right.status.success(), "{}", said(&right));
-    let pid = Pid::from_raw(i32::try_from(task.root()).unwrap()).unwrap();
-    kill_process(pid, Signal::KILL).unwrap();
+    task.wakes(&[], |_| ());
     let args = ["restore", "-D", images.to_str().unwrap(), "--policy", "/nonexistent"];
     assert!(said(&torpor(&args).output().unwrap()).contains("policy /nonexistent: "));
 }
