@@ -13,9 +13,10 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use prost::Message;
-use torpor_images::ImageDir;
-use torpor_images::proto::{CriuOpts, CriuReqType};
+use torpor_images::pagemap::{Pagemap, Run};
+use torpor_images::proto::{CriuOpts, CriuReqType, MmEntry};
 use torpor_images::sealed::Unwrap;
+use torpor_images::{ImageDir, kind};
 use torpor_seal::keys::Identities;
 use torpor_seal::manifest::Signed;
 use torpor_seal::sign::Signature;
@@ -353,14 +354,53 @@ fn no_byte_of_packed_and_sealed_pages_can_be_changed() {
     no_byte_can_be_changed(&["--compress", "lz4"]);
 }
 
-/// Puts another certificate into the signature of a checkpoint, as one of its recipients can: its
-/// tags are made anew.
-fn exchange_certificate(images: &Path, identity: &str, der: Vec<u8>) {
+/// The images of a sealed checkpoint, opened with a key, and who has signed them.
+fn opened(images: &Path, identity: &str) -> (ImageDir, Signed) {
     let identities = Identities::new(&[identity.to_owned()]).unwrap();
     let unwrap: Arc<Unwrap> =
         Arc::new(move |header| Ok(identities.unwrap(&header.stanzas, &header.binding())?));
     let mut dir = ImageDir::open(images).unwrap();
     let signed = dir.unseal(&unwrap).unwrap();
+    (dir, signed)
+}
+
+/// The kernel has a vDSO of its own for a restored task, which gets none of these pages.
+#[test]
+fn no_page_of_the_vdso_can_be_changed() {
+    /// `VMA_AREA_VDSO`, a bit of the status of a mapping.
+    const VDSO: u32 = 1 << 3;
+    let task = Sleeper::start();
+    task.put_to_sleep(&["--encrypt", "--recipient", &fixture("p256.crt")]);
+    let (key, pid) = (fixture("p256.key"), u64::from(task.pid.cast_unsigned()));
+    let (dir, _) = opened(Path::new(task.images()), &key);
+    let mm: MmEntry = dir.read_one(kind::MM, pid).unwrap();
+    let vdso = mm.vmas.iter().find(|vma| vma.status & VDSO != 0).unwrap();
+    let map = Pagemap::read(&dir, kind::PAGEMAP, pid).unwrap();
+    let of_run = |(run, offset): (Run, Option<u64>)| {
+        let pages = run.range().step_by(4096).filter(|page| (vdso.start..vdso.end).contains(page));
+        let offset = offset.unwrap();
+        pages.map(|page| offset + (page - run.vaddr)).collect::<Vec<_>>()
+    };
+    let pages: Vec<u64> =
+        map.offsets().filter(|(_, offset)| offset.is_some()).flat_map(of_run).collect();
+    assert!(!pages.is_empty(), "{vdso:?} {map:?}");
+    let path = Path::new(task.images()).join(kind::PAGES.file_name(map.pages_id.into()));
+    let whole = fs::read(&path).unwrap();
+    for page in pages {
+        let mut changed = whole.clone();
+        changed[usize::try_from(page).unwrap() + 2047] ^= 1;
+        fs::write(&path, changed).unwrap();
+        let said = stays_asleep(&task, &["--identity", &key]);
+        assert!(said.contains("pages-1.img"), "{said}");
+    }
+    fs::write(&path, whole).unwrap();
+    wakes(&task, &["--identity", &key]);
+}
+
+/// Puts another certificate into the signature of a checkpoint, as one of its recipients can: its
+/// tags are made anew.
+fn exchange_certificate(images: &Path, identity: &str, der: Vec<u8>) {
+    let (dir, signed) = opened(images, identity);
     let mut signature = Signature::decode(signed.signature.unwrap().as_slice()).unwrap();
     signature.chain[0] = der;
     let signed = Signed { signature: Some(signature.encode_to_vec()), ..signed };
