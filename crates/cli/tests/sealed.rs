@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -629,4 +630,64 @@ fn come_and_go(options: &[&str]) {
     }
     wakes(&task, &["--identity", &rsa]);
     assert_eq!(others(&task), before);
+}
+
+/// State of random number generators, which must not be there twice, is in no image.
+#[test]
+fn memory_that_may_be_dropped_is_not_stored() {
+    // `MAP_DROPPABLE`, and a mapping like others.
+    const PROGRAM: &str = "import mmap, time
+def filled(flags, step):
+    try:
+        memory = mmap.mmap(-1, 65536, flags=flags | mmap.MAP_ANONYMOUS)
+    except OSError:
+        return None
+    for i in range(65536):
+        memory[i] = i * step % 251
+    return memory
+both = filled(8, 7), filled(mmap.MAP_PRIVATE, 11)
+with open('/proc/self/comm', 'w') as name:
+    name.write('sleep')
+time.sleep(1000)";
+    let task = Sleeper::start_as(&["python3", "-c", PROGRAM]);
+    let maps = fs::read_to_string(format!("/proc/{}/smaps", task.pid)).unwrap();
+    let Some(range) = droppable(&maps) else {
+        eprintln!("this kernel has no MAP_DROPPABLE");
+        return;
+    };
+    task.put_to_sleep(&[]);
+    let dir = ImageDir::open(task.images()).unwrap();
+    let pid = u64::from(task.pid.cast_unsigned());
+    let mm: MmEntry = dir.read_one(kind::MM, pid).unwrap();
+    assert!(mm.vmas.iter().any(|vma| vma.start == range.start), "{range:x?} is no mapping");
+    let map = Pagemap::read(&dir, kind::PAGEMAP, pid).unwrap();
+    let stored = |run: &Run| run.vaddr < range.end && range.start < run.range().end;
+    assert!(!map.runs.iter().any(stored), "{range:x?} of {map:x?}");
+    let path = Path::new(task.images()).join(kind::PAGES.file_name(map.pages_id.into()));
+    let pages = fs::read(path).unwrap();
+    let holds = |step: u32| {
+        let part: Vec<u8> = (4096..4096 + 64).map(|i| (i * step % 251).to_le_bytes()[0]).collect();
+        pages.windows(64).any(|window| window == part)
+    };
+    assert_eq!((holds(7), holds(11)), (false, true));
+    wakes(&task, &[]);
+}
+
+/// The mapping in a file such as `/proc/PID/smaps` that may be dropped.
+fn droppable(maps: &str) -> Option<Range<u64>> {
+    let mut range = None;
+    for line in maps.lines() {
+        let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match first.split_once('-') {
+            Some((start, end)) => {
+                let number = |text| u64::from_str_radix(text, 16).ok();
+                range = number(start).zip(number(end)).map(|(start, end)| start..end);
+            }
+            None if first == "VmFlags:" && rest.split(' ').any(|flag| flag == "dp") => {
+                return range;
+            }
+            None => {}
+        }
+    }
+    None
 }

@@ -37,10 +37,15 @@ pub struct Sleeper {
 }
 
 impl Sleeper {
-    #[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
     pub fn start() -> Self {
+        Self::start_as(&["sleep", "1000"])
+    }
+
+    /// One that a program makes of itself, by its name.
+    #[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
+    pub fn start_as(program: &[&str]) -> Self {
         let mut command = Command::new("setsid");
-        command.args(["sleep", "1000"]).env(SECRET, "1").stdin(Stdio::null());
+        command.args(program).env(SECRET, "1").stdin(Stdio::null());
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         wait_until(|| name_of(pid).as_deref() == Some("sleep"));
