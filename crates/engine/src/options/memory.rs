@@ -84,7 +84,7 @@ impl FromStr for PreDumpMode {
 /// Where pages go to, or come from (`--page-server`, `--address`, `--port`).
 #[derive(Debug, Clone, Default)]
 pub struct PageServer {
-    /// An address or host name; `None` is any (server) or the loopback (client).
+    /// An address or host name; `None` is the loopback, for servers and clients.
     pub address: Option<String>,
     /// The TCP port; 0 is any free one (server).
     pub port: u16,
