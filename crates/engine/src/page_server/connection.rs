@@ -147,6 +147,15 @@ impl Connection {
         Ok(i32::from_le_bytes(answer) == YES)
     }
 
+    /// From now on reading fails when the other end says nothing for so long.
+    ///
+    /// # Errors
+    /// If the kernel refuses the time.
+    pub fn expect_words_within(&self, patience: Duration) -> Result<()> {
+        sockopt::set_socket_timeout(self, sockopt::Timeout::Recv, Some(patience))
+            .context(|| "setsockopt".to_owned())
+    }
+
     /// How pages go to another Torpor, if nobody has said how.
     pub fn manner(&self) -> Manner {
         self.manner
@@ -182,7 +191,12 @@ fn is_far(socket: &File) -> bool {
 
 impl Read for Connection {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.stream.read(buf)
+        self.stream.read(buf).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                io::Error::new(io::ErrorKind::TimedOut, "the other end is silent")
+            }
+            _ => error,
+        })
     }
 }
 

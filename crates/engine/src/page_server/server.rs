@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
+use std::time::Duration;
 
 use torpor_images::compress::Compression;
 use torpor_images::pagemap::{PE_PARENT, PE_PRESENT, PagemapWriter, Run};
@@ -21,19 +22,34 @@ use crate::options::Options;
 /// Pages files that are open at once.
 const MAX_OPEN: usize = 64;
 
+/// A client that says nothing for so long is let go. A dump may have much else to write in between.
+const PATIENCE: Duration = Duration::from_mins(10);
+
 /// Receives what one client sends and writes it to the images directory, on top of
 /// `opts.memory.parent` if there is one. What a client sent that did not come to its end
 /// is removed, and files that were there before are neither replaced nor removed.
 ///
 /// # Errors
-/// If the client is gone or breaks the protocol; if a file cannot be written.
+/// If the client is gone, silent for ten minutes, or breaks the protocol; if a file cannot be written.
 pub fn serve(opts: &Options, listener: Listener<'_>) -> Result<()> {
+    serve_within(opts, listener, PATIENCE)
+}
+
+/// The same, for a client that may be silent for `patience`, unless the connection was there already.
+pub(super) fn serve_within(
+    opts: &Options,
+    listener: Listener<'_>,
+    patience: Duration,
+) -> Result<()> {
     let mut images = opts.images()?;
     images.keep_files();
     if let Some(parent) = &opts.memory.parent {
         images.set_parent(parent)?;
     }
     let (mut connection, first) = listener.accept_first()?;
+    if listener.goes_on() {
+        connection.expect_words_within(patience)?;
+    }
     drop(listener);
     let mut receiver = Receiver::new(&images)?;
     let done = receiver.all(first, &mut connection);

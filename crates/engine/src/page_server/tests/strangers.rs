@@ -5,6 +5,7 @@ use std::net::Shutdown;
 use std::time::Duration;
 
 use super::super::connection::Connection;
+use super::super::server::serve_within;
 use super::super::tls;
 use super::*;
 
@@ -14,13 +15,22 @@ fn serve_at_port(
     tls: Option<Tls>,
     client: impl FnOnce(u16) -> Result<()>,
 ) -> (Result<()>, Result<()>) {
+    serve_patiently(dir, tls, Duration::from_mins(1), client)
+}
+
+fn serve_patiently(
+    dir: &Path,
+    tls: Option<Tls>,
+    patience: Duration,
+    client: impl FnOnce(u16) -> Result<()>,
+) -> (Result<()>, Result<()>) {
     let server = PageServer { tls, ..PageServer::default() };
     let listener = Listener::new(&server).unwrap();
     let port = listener.port().unwrap();
     std::thread::scope(|scope| {
         let served = scope.spawn(|| {
             let opts = Options { images_dir: dir.to_owned(), ..Options::default() };
-            serve(&opts, listener)
+            serve_within(&opts, listener, patience)
         });
         (client(port), served.join().unwrap())
     })
@@ -161,6 +171,31 @@ fn strangers_do_not_keep_others_waiting() {
         asked.unwrap();
         served.unwrap();
         expect_two(dir.path());
+    }
+}
+
+/// Who has asked for something and then says nothing, in the middle of it or after it, is let go,
+/// although it stays connected: nothing that it has sent is left.
+#[test]
+fn a_client_that_falls_silent_is_let_go() {
+    let run = Command { op: Op::AddPages, flags: 4, pages: 2, vaddr: 0x1000, object: None };
+    for sends_pages in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let patience = Duration::from_millis(50);
+        let (_, served) = serve_patiently(dir.path(), None, patience, |port| {
+            let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            Command::bare(Op::Open, Some(TASK)).send(&mut client).unwrap();
+            if sends_pages {
+                run.send(&mut client).unwrap();
+                client.write_all(&[7; 100]).unwrap();
+            }
+            // Until the server closes the connection.
+            let _ = client.read_to_end(&mut vec![]);
+            Ok(())
+        });
+        let served = served.unwrap_err().to_string();
+        assert!(served.ends_with("the other end is silent"), "{served}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{sends_pages}");
     }
 }
 
