@@ -89,7 +89,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
 }
 
 fn of(bench: &mut Bench, service: &Service, registry: &Registry, dir: &Path) -> Result<()> {
-    let place = Place::make(bench, service, registry, dir)?;
+    let place = ServiceBench::make(bench, service, registry, dir)?;
     let create = ["create", &place.reference, "--ready", ADDRESS, "--json", "--from"];
     let made =
         place.said(place.snapshot(&create).arg(format!("runc:{}", place.bundle().display())))?;
@@ -158,14 +158,14 @@ fn compile(root: &Path, file: &Path) -> Result<()> {
 }
 
 /// What belongs to one service.
-struct Place<'a> {
+struct ServiceBench<'a> {
     torpor: PathBuf,
     dir: PathBuf,
     reference: String,
     registry: &'a Registry,
 }
 
-impl<'a> Place<'a> {
+impl<'a> ServiceBench<'a> {
     fn make(bench: &Bench, service: &Service, registry: &'a Registry, dir: &Path) -> Result<Self> {
         let name = service.name.to_lowercase();
         let reference = format!("{}/bench/{name}:1", registry.host);

@@ -37,7 +37,7 @@ use torpor_images::{ImageDir, Reader, Result};
 use torpor_policy::{Policy, Spec, leaves, scan_archive};
 use torpor_seal::header::{RecordCipher, Sealed};
 use torpor_seal::keys::Trust;
-use torpor_seal::page::{PageOpener, Place, Removed};
+use torpor_seal::page::{PageOpener, PagesFile, Removed};
 use torpor_seal::record::RecordReader;
 use torpor_seal::sign::Signature;
 use torpor_seal::{Header, Manifest, Secret, Suite};
@@ -324,7 +324,7 @@ pub fn seal(data: &[u8]) {
         }
         4 => signature(data),
         _ => {
-            let place = Place { name: "pages-1.img", owner: 1, page: 4096 };
+            let place = PagesFile { name: "pages-1.img", owner: 1, page: 4096 };
             let runs = [(0x1000, 1), (0x3000, 1)];
             let tags = (data, data.len() as u64);
             let Ok(opener) = PageOpener::new(&keys, place, runs, tags, &Removed::default()) else {

@@ -10,9 +10,9 @@ use serde_json::Value;
 use crate::config::{Config, Handler};
 use crate::cri::messages::*;
 use crate::cri::{CallError, Client};
+use crate::endpoint::{LABEL, ReadyEndpoint};
 use crate::image::{BASE, PROGRAM, TOOLS};
 use crate::own;
-use crate::place::{LABEL, Place};
 
 /// Why there is no value, or none that counts.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -73,7 +73,7 @@ pub enum Network {
 #[derive(Debug)]
 pub struct Cell<'a> {
     /// Its endpoint.
-    pub place: &'a Place,
+    pub place: &'a ReadyEndpoint,
     /// Its runtime.
     pub handler: &'a Handler,
     /// The configuration of the run.

@@ -289,7 +289,7 @@ async fn versions(config: &mut Config) -> Vec<(String, String)> {
         let programs = endpoint.containerd.iter();
         let programs = programs.chain(endpoint.handlers.iter().filter_map(|h| h.binary.as_ref()));
         found.extend(programs.map(|program| {
-            (program.display().to_string(), crate::place::version_of(program).to_string())
+            (program.display().to_string(), crate::endpoint::version_of(program).to_string())
         }));
     }
     found

@@ -176,7 +176,7 @@ fn sweep(socket: &str) {
     };
     let done = runtime.block_on(async {
         let client = crate::cri::Client::new(socket, Duration::from_secs(30))?;
-        crate::place::sweep(&client).await
+        crate::endpoint::sweep(&client).await
     });
     if let Err(error) = done {
         complain(&format!("what it made at {socket} could not be removed: {error}"));

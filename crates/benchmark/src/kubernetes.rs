@@ -144,9 +144,9 @@ pub fn manifest(cluster: &Cluster, node: &str, request: &Request) -> Value {
 }
 
 /// What was made on a cluster; it is removed in the end.
-struct Made<'a>(&'a Cluster, String);
+struct OnCluster<'a>(&'a Cluster, String);
 
-impl Drop for Made<'_> {
+impl Drop for OnCluster<'_> {
     fn drop(&mut self) {
         let mut command = kubectl(self.0);
         command.args(["delete", "jobs,configmaps", "--ignore-not-found", "--wait=true"]);
@@ -167,7 +167,7 @@ pub fn on_node(
     request: &Request,
     log: &Path,
 ) -> Result<Results, String> {
-    let made = Made(cluster, request.id.clone());
+    let made = OnCluster(cluster, request.id.clone());
     apply(cluster, &manifest(cluster, node, request))?;
     let mut last = "its pod has not begun".to_owned();
     loop {

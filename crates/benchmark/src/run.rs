@@ -9,10 +9,10 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::catalogue::{Benchmark, wanted};
 use crate::cell::{Cell, Trouble, Values};
 use crate::config::{Config, ConfigError, Endpoint, Handler};
+use crate::endpoint::{ReadyEndpoint, sweep_pods};
 use crate::gather::{gather, targets};
 use crate::journal::{Head, Journal, Line, Outcome, Past};
 use crate::machine::{Machine, calibrate};
-use crate::place::{Place, sweep_pods};
 use crate::plan::{Item, forecast, plan};
 use crate::results::{Results, ResultsError, SCHEMA, Status, without_ids, write_whole};
 use crate::{keeper, report, suite};
@@ -62,7 +62,7 @@ struct Run {
     benchmarks: Vec<Benchmark>,
     journal: Journal,
     past: Past,
-    places: Vec<Result<Place, String>>,
+    places: Vec<Result<ReadyEndpoint, String>>,
     /// What is given up: why, for a group of a target.
     given_up: BTreeMap<(crate::catalogue::Group, usize), String>,
     failures: BTreeMap<(crate::catalogue::Group, usize), u32>,
@@ -176,7 +176,7 @@ impl Run {
             items.iter().filter(|item| !done.contains(&item.number)).copied().collect();
         self.announce(&names, &left);
         for endpoint in self.config.endpoints.clone() {
-            let place = Place::open(&endpoint, &self.config).await;
+            let place = ReadyEndpoint::open(&endpoint, &self.config).await;
             if let Err(error) = &place {
                 eprintln!("{}: {error}", endpoint.name);
             }
@@ -282,7 +282,7 @@ impl Run {
         if !alive && endpoint.containerd.is_some() {
             // It has crashed, or hangs: its successor gets namespaces and directories of its own.
             self.places[number] = Err("it is being started again".into());
-            let place = Place::open(&endpoint, &self.config).await;
+            let place = ReadyEndpoint::open(&endpoint, &self.config).await;
             self.places[number] = place.map_err(|error| error.to_string());
         }
         let (_, _, handler) = self.target(item.target);
@@ -296,7 +296,7 @@ impl Run {
         if values.is_err() && tidy(place).await.is_err() && place.ours() {
             // What cannot be removed by calls goes with its namespaces.
             self.places[number] = Err("it is being started again".into());
-            let place = Place::open(&endpoint, &self.config).await;
+            let place = ReadyEndpoint::open(&endpoint, &self.config).await;
             self.places[number] = place.map_err(|error| error.to_string());
         }
         values
@@ -332,7 +332,7 @@ impl Run {
 }
 
 /// Removes what a failed item has left, so that the next one does not meet it.
-async fn tidy(place: &Place) -> Result<(), ()> {
+async fn tidy(place: &ReadyEndpoint) -> Result<(), ()> {
     let client = place.client.within(Duration::from_secs(10));
     let work = sweep_pods(&client);
     tokio::time::timeout(Duration::from_secs(30), work).await.map_err(drop)?.map_err(drop)

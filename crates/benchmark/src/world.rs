@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::config::{Endpoint, Handler};
+use crate::endpoint::{EndpointError, socket_of};
 use crate::image::{BASE, TAG};
 use crate::keeper::World;
 use crate::machine;
-use crate::place::{PlaceError, socket_of};
 use crate::suite::seal::OPTIONS;
 
 /// Why a runtime has no network besides the host's, if so.
@@ -28,8 +28,8 @@ fn plugins() -> Option<&'static str> {
 }
 
 /// Writes the configuration of a containerd and of its network.
-pub fn world(endpoint: &Endpoint, containerd: &Path, dir: &Path) -> Result<World, PlaceError> {
-    let failed = |e| PlaceError::Io(dir.display().to_string(), e);
+pub fn world(endpoint: &Endpoint, containerd: &Path, dir: &Path) -> Result<World, EndpointError> {
+    let failed = |e| EndpointError::Io(dir.display().to_string(), e);
     fs::create_dir_all(dir.join("cni")).map_err(failed)?;
     let network = serde_json::json!({
         "cniVersion": "0.4.0",

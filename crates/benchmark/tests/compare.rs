@@ -7,11 +7,11 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::Place;
+use common::TestDir;
 use serde_json::{Value, json};
 
 /// Results with values around 100 that deviate by `noise`, times `factor`.
-fn results(place: &Place, name: &str, seed: u64, noise: f64, factor: f64) -> PathBuf {
+fn results(test_dir: &TestDir, name: &str, seed: u64, noise: f64, factor: f64) -> PathBuf {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut sample = |order: u64, base: f64| {
         let normal = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
@@ -43,7 +43,7 @@ fn results(place: &Place, name: &str, seed: u64, noise: f64, factor: f64) -> Pat
         "targets": [{"name": "e/h", "endpoint": "", "runtime": "", "facts": {}, "digests": {}}],
         "benchmarks": benchmarks, "rows": rows,
     });
-    let path = place.path(name);
+    let path = test_dir.path(name);
     fs::write(&path, all.to_string()).unwrap();
     path
 }
@@ -56,20 +56,20 @@ fn changed(path: &Path, change: impl Fn(&mut Value)) -> PathBuf {
     other
 }
 
-fn compare(place: &Place, arguments: &[&Path]) -> (i32, String) {
-    let output = place.tool().arg("compare").args(arguments).output().unwrap();
+fn compare(test_dir: &TestDir, arguments: &[&Path]) -> (i32, String) {
+    let output = test_dir.tool().arg("compare").args(arguments).output().unwrap();
     let said = [output.stdout, output.stderr].concat();
     (output.status.code().unwrap(), String::from_utf8(said).unwrap())
 }
 
 #[test]
 fn two_runs_of_the_same_differ_in_few_rows() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let mut flagged = 0;
     for seed in 0..10 {
-        let a = results(&place, "a", 100 + seed, 0.1, 1.0);
-        let b = results(&place, "b", 200 + seed, 0.1, 1.0);
-        let output = place.tool().args(["compare", "--json"]).args([&a, &b]).output().unwrap();
+        let a = results(&test_dir, "a", 100 + seed, 0.1, 1.0);
+        let b = results(&test_dir, "b", 200 + seed, 0.1, 1.0);
+        let output = test_dir.tool().args(["compare", "--json"]).args([&a, &b]).output().unwrap();
         let said: Value = serde_json::from_slice(&output.stdout).unwrap();
         let rows = said["rows"].as_array().unwrap();
         assert_eq!(rows.len(), 40);
@@ -80,26 +80,26 @@ fn two_runs_of_the_same_differ_in_few_rows() {
 
 #[test]
 fn equal_results_are_the_same() {
-    let place = Place::new();
-    let a = results(&place, "a", 1, 0.02, 1.0);
-    assert_eq!(compare(&place, &[&a, &a]).0, 0);
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.02, 1.0);
+    assert_eq!(compare(&test_dir, &[&a, &a]).0, 0);
 }
 
 #[test]
 fn a_slowdown_of_ten_percent_is_found() {
-    let place = Place::new();
-    let a = results(&place, "a", 1, 0.04, 1.0);
-    let b = results(&place, "b", 2, 0.04, 1.1);
-    let (status, said) = compare(&place, &[&a, &b]);
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.04, 1.0);
+    let b = results(&test_dir, "b", 2, 0.04, 1.1);
+    let (status, said) = compare(&test_dir, &[&a, &b]);
     assert_eq!(status, 1, "{said}");
     assert!(said.matches("Worse: ").count() >= 38, "fewer than 95 % of 40 rows: {said}");
     // The other way round all is better, which is no reason for a script to stop.
-    let (status, said) = compare(&place, &[&b, &a]);
+    let (status, said) = compare(&test_dir, &[&b, &a]);
     assert_eq!(status, 0, "{said}");
     assert!(said.contains("Better: "), "{said}");
     // Below the threshold it does not count, however sure it is.
     let output =
-        place.tool().args(["compare", "--threshold", "30"]).args([&a, &b]).output().unwrap();
+        test_dir.tool().args(["compare", "--threshold", "30"]).args([&a, &b]).output().unwrap();
     assert_eq!(output.status.code(), Some(0));
 }
 
@@ -115,70 +115,70 @@ fn on_machine(path: &Path, seed: u64, time: f64) -> PathBuf {
 
 #[test]
 fn what_a_noisy_machine_does_is_not_the_runtimes() {
-    let place = Place::new();
-    let a = on_machine(&results(&place, "a", 1, 0.04, 1.0), 1, 5.0);
+    let test_dir = TestDir::new();
+    let a = on_machine(&results(&test_dir, "a", 1, 0.04, 1.0), 1, 5.0);
     // All is slower by eight of a hundred, the machine itself as well.
-    let b = on_machine(&results(&place, "b", 2, 0.04, 1.08), 2, 5.4);
-    let (status, said) = compare(&place, &[&a, &b]);
+    let b = on_machine(&results(&test_dir, "b", 2, 0.04, 1.08), 2, 5.4);
+    let (status, said) = compare(&test_dir, &[&a, &b]);
     assert_eq!(status, 0, "{said}");
     assert!(said.contains("the machine itself may have differed"), "{said}");
     // The loop may be as fast as before, and other work hit containers harder.
-    let c = on_machine(&results(&place, "c", 4, 0.04, 1.15), 4, 5.0);
-    let (status, said) = compare(&place, &[&a, &c]);
+    let c = on_machine(&results(&test_dir, "c", 4, 0.04, 1.15), 4, 5.0);
+    let (status, said) = compare(&test_dir, &[&a, &c]);
     assert_eq!(status, 0, "{said}");
     // Twice as slow is more than that machine does.
-    let slow = on_machine(&results(&place, "slow", 3, 0.04, 2.0), 3, 5.4);
-    assert_eq!(compare(&place, &[&a, &slow]).0, 1);
+    let slow = on_machine(&results(&test_dir, "slow", 3, 0.04, 2.0), 3, 5.4);
+    assert_eq!(compare(&test_dir, &[&a, &slow]).0, 1);
     // Both of one run: the machine was the same.
     let id = serde_json::from_slice::<Value>(&fs::read(&a).unwrap()).unwrap()["id"].clone();
     let same = changed(&b, |all| all["id"] = id.clone());
-    let (status, said) = compare(&place, &[&a, &same]);
+    let (status, said) = compare(&test_dir, &[&a, &same]);
     assert_eq!(status, 1, "{said}");
 }
 
 #[test]
 fn a_row_that_is_lost_is_worse() {
-    let place = Place::new();
-    let a = results(&place, "a", 1, 0.02, 1.0);
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.02, 1.0);
     let b = changed(&a, |all| {
         all["rows"][3]["status"] = json!("failed");
         all["rows"][3]["reason"] = json!("it broke");
         all["rows"][3]["samples"] = json!([]);
     });
-    let (status, said) = compare(&place, &[&a, &b]);
+    let (status, said) = compare(&test_dir, &[&a, &b]);
     assert_eq!(status, 1, "{said}");
     assert!(said.contains("it broke"), "{said}");
 }
 
 #[test]
 fn what_cannot_be_compared_is_not() {
-    let place = Place::new();
-    let a = results(&place, "a", 1, 0.02, 1.0);
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.02, 1.0);
     for (what, value) in [("hostname", json!("other")), ("cpus", json!(4)), ("kernel", json!("9"))]
     {
         let b = changed(&a, |all| all["machine"][what] = value.clone());
-        let (status, said) = compare(&place, &[&a, &b]);
+        let (status, said) = compare(&test_dir, &[&a, &b]);
         assert_eq!(status, 2, "{said}");
     }
     let b = changed(&a, |all| all["benchmarks"][0]["unit"] = json!("s"));
-    assert_eq!(compare(&place, &[&a, &b]).0, 2);
+    assert_eq!(compare(&test_dir, &[&a, &b]).0, 2);
     let b = changed(&a, |all| all["settings"]["effort"] = json!(3.0));
-    assert_eq!(compare(&place, &[&a, &b]).0, 2);
+    assert_eq!(compare(&test_dir, &[&a, &b]).0, 2);
     let b = changed(&a, |all| all["rows"] = json!([]));
-    assert_eq!(compare(&place, &[&a, &b]).0, 2);
+    assert_eq!(compare(&test_dir, &[&a, &b]).0, 2);
     let b = changed(&a, |all| {
         for row in all["rows"].as_array_mut().unwrap() {
             row["samples"].as_array_mut().unwrap().truncate(3);
         }
     });
-    let (status, said) = compare(&place, &[&a, &b]);
+    let (status, said) = compare(&test_dir, &[&a, &b]);
     assert_eq!(status, 2, "three samples tell nothing: {said}");
 }
 
 #[test]
 fn what_is_broken_is_named() {
-    let place = Place::new();
-    let a = results(&place, "a", 1, 0.02, 1.0);
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.02, 1.0);
     let text = fs::read_to_string(&a).unwrap();
     let broken = [
         text[..text.len() / 2].to_owned(),
@@ -189,29 +189,29 @@ fn what_is_broken_is_named() {
         text.replacen("\"samples\":[{", "\"samples\":\"x\",\"s\":[{", 1),
     ];
     for (number, content) in broken.iter().enumerate() {
-        let b = place.path("broken");
+        let b = test_dir.path("broken");
         fs::write(&b, content).unwrap();
-        let (status, said) = compare(&place, &[&a, &b]);
+        let (status, said) = compare(&test_dir, &[&a, &b]);
         assert_eq!(status, 3, "{number}: {said}");
-        assert_eq!(compare(&place, &[&b, &a]).0, 3, "{number}");
+        assert_eq!(compare(&test_dir, &[&b, &a]).0, 3, "{number}");
     }
-    let nowhere = place.path("nowhere");
-    assert_eq!(compare(&place, &[&a, &nowhere]).0, 3);
+    let nowhere = test_dir.path("nowhere");
+    assert_eq!(compare(&test_dir, &[&a, &nowhere]).0, 3);
 }
 
 #[test]
 fn a_plan_says_how_many_runs_it_takes() {
-    let place = Place::new();
-    let a = results(&place, "a", 1, 0.05, 1.0);
-    let output = place.tool().arg("plan").arg(&a).output().unwrap();
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.05, 1.0);
+    let output = test_dir.tool().arg("plan").arg(&a).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(said.lines().filter(|line| line.contains("operations.row")).count(), 40, "{said}");
 }
 
 #[test]
 fn the_list_is_for_scripts() {
-    let place = Place::new();
-    let output = place.tool().args(["list", "--json"]).output().unwrap();
+    let test_dir = TestDir::new();
+    let output = test_dir.tool().args(["list", "--json"]).output().unwrap();
     let list: Value = serde_json::from_slice(&output.stdout).unwrap();
     for one in list.as_array().unwrap() {
         for key in ["name", "unit", "direction", "measures", "isolates", "needs"] {

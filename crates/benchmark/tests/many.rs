@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use common::fake::{Fake, Mischief};
-use common::{Place, kill, row, samples, success, wait};
+use common::{TestDir, kill, row, samples, success, wait};
 use serde_json::Value;
 use torpor_runtimes_tests::certificates::{self, OF_AGENTS};
 
@@ -20,9 +20,9 @@ const SETTINGS: &str = "runs: 5\nwarmup: 0\nfilters: [operations.image.*]\n";
 
 /// An endpoint for each of some machines, and the configuration of all: each sees its own one at the
 /// same place.
-fn endpoints(place: &Place, names: &[&str]) -> (Vec<Fake>, String) {
+fn endpoints(test_dir: &TestDir, names: &[&str]) -> (Vec<Fake>, String) {
     let dir = |name: &str| {
-        let dir = place.path(&format!("cri{name}"));
+        let dir = test_dir.path(&format!("cri{name}"));
         fs::create_dir(&dir).unwrap();
         dir
     };
@@ -33,10 +33,10 @@ fn endpoints(place: &Place, names: &[&str]) -> (Vec<Fake>, String) {
     (fakes, format!("endpoints:\n- {{name: fake, socket: {socket}, {handlers}}}\n"))
 }
 
-/// A host that is this one under another name, with an agent that keeps its run in the place.
-fn host(place: &Place, name: &str) -> String {
+/// A host that is this one under another name, with an agent that keeps its run in the directory.
+fn host(test_dir: &TestDir, name: &str) -> String {
     let tool = env!("CARGO_BIN_EXE_torpor-benchmark");
-    let at = |name: &str| place.path(name).display().to_string();
+    let at = |name: &str| test_dir.path(name).display().to_string();
     let (own, all) = (at(&format!("cri{name}")), at("cri"));
     let kept = at(&format!("kept-{name}"));
     let script =
@@ -54,8 +54,8 @@ fn assert_nothing_left(fakes: &[Fake]) {
     }
 }
 
-fn results(place: &Place, name: &str) -> Value {
-    let path = place.path("out").join(name).join("results.json");
+fn results(test_dir: &TestDir, name: &str) -> Value {
+    let path = test_dir.path("out").join(name).join("results.json");
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
@@ -65,91 +65,91 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn machines_are_merged_and_never_mixed() {
-    let place = Place::new();
-    let (fakes, endpoints) = endpoints(&place, &["one", "two"]);
-    let hosts = ["one", "two"].map(|name| host(&place, name)).concat();
-    place.config(&format!("{SETTINGS}{endpoints}hosts:\n{hosts}"));
-    success(&place.run().output().unwrap());
+    let test_dir = TestDir::new();
+    let (fakes, endpoints) = endpoints(&test_dir, &["one", "two"]);
+    let hosts = ["one", "two"].map(|name| host(&test_dir, name)).concat();
+    test_dir.config(&format!("{SETTINGS}{endpoints}hosts:\n{hosts}"));
+    success(&test_dir.run().output().unwrap());
     for name in ["one", "two"] {
-        let results = results(&place, name);
+        let results = results(&test_dir, name);
         assert_eq!(
             (&results["machine"]["hostname"], &results["complete"]),
             (&name.into(), &true.into())
         );
         assert_eq!(samples(row(&results, "operations.image.pull", "fake/x")), 5);
-        assert!(place.path("out").join(name).join("report.html").exists());
+        assert!(test_dir.path("out").join(name).join("report.html").exists());
     }
-    let page = fs::read_to_string(place.path("out/report.html")).unwrap();
+    let page = fs::read_to_string(test_dir.path("out/report.html")).unwrap();
     for part in ["2 machines", "id=\"machine-2\"", ">one<", ">two<", "side by side"] {
         assert!(page.contains(part), "the report lacks {part}");
     }
-    let index = fs::read_to_string(place.path("out/index.html")).unwrap();
+    let index = fs::read_to_string(test_dir.path("out/index.html")).unwrap();
     assert!(index.contains(">one<") && index.contains(">two<"), "{index}");
     // Their results cannot be compared as if they were of one machine.
-    let compared = place
+    let compared = test_dir
         .tool()
         .arg("compare")
-        .args([place.path("out/one"), place.path("out/two")])
+        .args([test_dir.path("out/one"), test_dir.path("out/two")])
         .output()
         .unwrap();
     assert_eq!(compared.status.code(), Some(2), "{}", said(&compared));
     // The same command again has nothing to do.
     let pulls = calls(&fakes, "PullImage");
-    success(&place.run().output().unwrap());
+    success(&test_dir.run().output().unwrap());
     assert_eq!(calls(&fakes, "PullImage"), pulls);
     assert_nothing_left(&fakes);
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 #[test]
 fn a_machine_that_is_not_there_keeps_no_other_from_its_results() {
-    let place = Place::new();
-    let (fakes, endpoints) = endpoints(&place, &["one"]);
+    let test_dir = TestDir::new();
+    let (fakes, endpoints) = endpoints(&test_dir, &["one"]);
     let dead = "- {name: dead, command: [sh, -c, 'echo nobody is here >&2; exit 3', sh]}\n";
     let liar = "- {name: liar, command: [sh, -c, 'echo hello; exit 0', sh]}\n";
-    let hosts = format!("{dead}{}{liar}", host(&place, "one"));
-    place.config(&format!("{SETTINGS}{endpoints}hosts:\n{hosts}"));
-    let output = place.run().output().unwrap();
+    let hosts = format!("{dead}{}{liar}", host(&test_dir, "one"));
+    test_dir.config(&format!("{SETTINGS}{endpoints}hosts:\n{hosts}"));
+    let output = test_dir.run().output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("dead: no agent has answered"), "{}", said(&output));
     assert!(said(&output).contains("liar: no agent has answered"), "{}", said(&output));
-    let log = fs::read_to_string(place.path("out/dead/log")).unwrap();
+    let log = fs::read_to_string(test_dir.path("out/dead/log")).unwrap();
     assert!(log.contains("nobody is here"), "{log}");
-    assert_eq!(samples(row(&results(&place, "one"), "operations.image.pull", "fake/x")), 5);
-    assert!(place.path("out/report.html").exists());
+    assert_eq!(samples(row(&results(&test_dir, "one"), "operations.image.pull", "fake/x")), 5);
+    assert!(test_dir.path("out/report.html").exists());
     assert_nothing_left(&fakes);
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 #[test]
 fn without_its_coordinator_an_agent_ends_and_goes_on_later() {
-    let place = Place::new();
-    let (fakes, endpoints) = endpoints(&place, &["one"]);
+    let test_dir = TestDir::new();
+    let (fakes, endpoints) = endpoints(&test_dir, &["one"]);
     let fake = &fakes[0];
     let settings = SETTINGS.replace("operations.image", "operations.life");
-    let hosts = host(&place, "one");
-    place.config(&format!("{settings}deadline: 100\n{endpoints}hosts:\n{hosts}"));
+    let hosts = host(&test_dir, "one");
+    test_dir.config(&format!("{settings}deadline: 100\n{endpoints}hosts:\n{hosts}"));
     fake.mischief("StopContainer", Mischief::Hang);
-    let mut child = place.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let mut child = test_dir.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     wait(|| fake.calls("StopContainer") > 0, || "it never came to the call".into());
     fake.state.lock().unwrap().mischief.clear();
     kill(&mut child);
     assert_nothing_left(&fakes);
-    place.assert_clean();
-    success(&place.run().output().unwrap());
-    let results = results(&place, "one");
+    test_dir.assert_clean();
+    success(&test_dir.run().output().unwrap());
+    let results = results(&test_dir, "one");
     assert_eq!((&results["interruptions"], &results["complete"]), (&1.into(), &true.into()));
     assert!(results["repeated"].as_u64().unwrap() <= 1, "{}", results["repeated"]);
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 /// An SSH client's configuration whose connections go to a server of their own, without a port.
-fn ssh(place: &Place) -> Option<PathBuf> {
+fn ssh(test_dir: &TestDir) -> Option<PathBuf> {
     let server = Path::new("/usr/sbin/sshd");
     if !server.exists() || !Path::new("/usr/bin/ssh").exists() {
         return None;
     }
-    let dir = place.path("ssh");
+    let dir = test_dir.path("ssh");
     fs::create_dir(&dir).unwrap();
     // The directory into which the server's unprivileged half is locked.
     fs::create_dir_all("/run/sshd").unwrap();
@@ -190,32 +190,32 @@ fn ssh(place: &Place) -> Option<PathBuf> {
 
 #[test]
 fn through_ssh() {
-    let place = Place::new();
-    let Some(config) = ssh(&place) else {
+    let test_dir = TestDir::new();
+    let Some(config) = ssh(&test_dir) else {
         eprintln!("left out: through_ssh (it takes openssh-server)");
         return;
     };
-    let fake = Fake::start(&place.path(""));
+    let fake = Fake::start(&test_dir.path(""));
     let tool = env!("CARGO_BIN_EXE_torpor-benchmark");
-    let (kept, tmp) = (place.path("kept"), place.path("tmp"));
+    let (kept, tmp) = (test_dir.path("kept"), test_dir.path("tmp"));
     // What is added to the command comes last: the shell there gets it as its arguments.
     let script = format!("TMPDIR={} exec {tool} $0 $@ --output {}", tmp.display(), kept.display());
-    place.config(&format!(
+    test_dir.config(&format!(
         "{SETTINGS}{}hosts:\n- {{name: there, command: [ssh, -F, {}, there, \"sh -c '{script}'\"]}}\n",
         fake.endpoint(),
         config.display()
     ));
-    success(&place.run().output().unwrap());
-    let results = results(&place, "there");
+    success(&test_dir.run().output().unwrap());
+    let results = results(&test_dir, "there");
     assert_eq!(results["complete"], true);
     assert_eq!(samples(row(&results, "operations.image.pull", "fake/x")), 5);
     assert_eq!(fake.left(), (0, 0, 0));
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 /// The options that name an authority of its own, and a certificate of it for this machine.
-fn certificates(place: &Place, name: &str) -> Vec<String> {
-    let dir = place.path(name);
+fn certificates(test_dir: &TestDir, name: &str) -> Vec<String> {
+    let dir = test_dir.path(name);
     fs::create_dir(&dir).unwrap();
     certificates::certificates(&dir, "127.0.0.1", OF_AGENTS)
 }
@@ -224,10 +224,10 @@ fn certificates(place: &Place, name: &str) -> Vec<String> {
 struct Listening(Child, String);
 
 impl Listening {
-    fn start(place: &Place, options: &[String]) -> Self {
-        let mut command = place.tool();
+    fn start(test_dir: &TestDir, options: &[String]) -> Self {
+        let mut command = test_dir.tool();
         command.args(["run", "--agent", "--listen", "127.0.0.1:0", "--output"]);
-        command.arg(place.path("kept")).args(options).stdout(Stdio::piped());
+        command.arg(test_dir.path("kept")).args(options).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -244,22 +244,22 @@ impl Drop for Listening {
 
 #[test]
 fn an_agent_that_listens_serves_who_has_a_certificate() {
-    let place = Place::new();
-    let fake = Fake::start(&place.path(""));
-    let [own, strange] = ["own", "strange"].map(|name| certificates(&place, name));
-    let agent = Listening::start(&place, &own);
+    let test_dir = TestDir::new();
+    let fake = Fake::start(&test_dir.path(""));
+    let [own, strange] = ["own", "strange"].map(|name| certificates(&test_dir, name));
+    let agent = Listening::start(&test_dir, &own);
     let address = &agent.1;
-    place.config(&format!(
+    test_dir.config(&format!(
         "{SETTINGS}{}hosts:\n- {{name: there, tls: '{address}'}}\n",
         fake.endpoint()
     ));
     // Not to be had without a certificate, nor with one of another authority, nor without TLS.
-    let refused = place.run().output().unwrap();
+    let refused = test_dir.run().output().unwrap();
     assert!(said(&refused).contains("--cert, --key and --ca"), "{}", said(&refused));
     // The first option is the authority: once it is the coordinator that refuses, once the agent.
     let stranger = [&own[..2], &strange[2..]].concat();
     for options in [&strange, &stranger] {
-        let refused = place.run().args(options).output().unwrap();
+        let refused = test_dir.run().args(options).output().unwrap();
         assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
     }
     let mut plain = TcpStream::connect(address).unwrap();
@@ -267,57 +267,58 @@ fn an_agent_that_listens_serves_who_has_a_certificate() {
     // It may be told why, or cut off; then it is over.
     let _ = plain.read_to_end(&mut Vec::new());
     assert_eq!(fake.calls("PullImage"), 0);
-    success(&place.run().args(&own).output().unwrap());
-    let results = results(&place, "there");
+    success(&test_dir.run().args(&own).output().unwrap());
+    let results = results(&test_dir, "there");
     assert_eq!(results["complete"], true);
     assert_eq!(samples(row(&results, "operations.image.pull", "fake/x")), 5);
     // On the command line a host is named as well, and no certificate is left out in silence.
     let pulls = fake.calls("PullImage");
     let host = format!("tls:{address}");
-    place.config(&format!("{SETTINGS}{}", fake.endpoint()));
-    success(&place.run().args(&own).args(["--again", "--host", &host]).output().unwrap());
+    test_dir.config(&format!("{SETTINGS}{}", fake.endpoint()));
+    success(&test_dir.run().args(&own).args(["--again", "--host", &host]).output().unwrap());
     assert!(fake.calls("PullImage") > pulls);
-    let alone = place.tool().args(["run", "--agent", "--listen", "127.0.0.1:0"]).output().unwrap();
+    let alone =
+        test_dir.tool().args(["run", "--agent", "--listen", "127.0.0.1:0"]).output().unwrap();
     assert!(!alone.status.success() && said(&alone).contains("--cert"), "{}", said(&alone));
     drop(agent);
     assert_eq!(fake.left(), (0, 0, 0));
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 #[test]
 fn an_agent_that_listens_has_one_coordinator_and_ends_with_it() {
-    let place = Place::new();
-    let fake = Fake::start(&place.path(""));
-    let options = certificates(&place, "own");
-    let agent = Listening::start(&place, &options);
+    let test_dir = TestDir::new();
+    let fake = Fake::start(&test_dir.path(""));
+    let options = certificates(&test_dir, "own");
+    let agent = Listening::start(&test_dir, &options);
     let settings = SETTINGS.replace("operations.image", "operations.life");
-    place.config(&format!(
+    test_dir.config(&format!(
         "{settings}deadline: 100\n{}hosts:\n- {{name: there, tls: '{}'}}\n",
         fake.endpoint(),
         agent.1
     ));
     fake.mischief("StopContainer", Mischief::Hang);
-    let mut first = place.run();
+    let mut first = test_dir.run();
     first.args(&options).stderr(Stdio::null()).stdout(Stdio::null());
     let mut first = first.spawn().unwrap();
     wait(|| fake.calls("StopContainer") > 0, || "it never came to the call".into());
     let is_refused = |output: &Output| said(output).contains("measures for another coordinator");
-    let second = place.run().args(&options).output().unwrap();
+    let second = test_dir.run().args(&options).output().unwrap();
     assert!(is_refused(&second), "{}", said(&second));
     fake.state.lock().unwrap().mischief.clear();
     kill(&mut first);
     wait(|| fake.left() == (0, 0, 0), || format!("left: {:?}", fake.left()));
-    place.assert_clean();
+    test_dir.assert_clean();
     // It may take a moment to see that the first one is gone.
-    let mut again = place.run().args(&options).output().unwrap();
+    let mut again = test_dir.run().args(&options).output().unwrap();
     while is_refused(&again) {
-        again = place.run().args(&options).output().unwrap();
+        again = test_dir.run().args(&options).output().unwrap();
     }
     success(&again);
-    let results = results(&place, "there");
+    let results = results(&test_dir, "there");
     assert_eq!((&results["interruptions"], &results["complete"]), (&1.into(), &true.into()));
     drop(agent);
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 /// A `kubectl` for two nodes that carries Jobs out itself.
@@ -355,30 +356,30 @@ esac
 
 #[test]
 fn a_job_on_each_node_with_a_label() {
-    let place = Place::new();
-    let (fakes, endpoints) = endpoints(&place, &["node-a", "node-b"]);
-    place.config(&format!("{SETTINGS}{endpoints}"));
-    let (bin, state) = (place.path("bin"), place.path("state"));
+    let test_dir = TestDir::new();
+    let (fakes, endpoints) = endpoints(&test_dir, &["node-a", "node-b"]);
+    test_dir.config(&format!("{SETTINGS}{endpoints}"));
+    let (bin, state) = (test_dir.path("bin"), test_dir.path("state"));
     fs::create_dir(&bin).unwrap();
     fs::create_dir(&state).unwrap();
     fs::write(bin.join("kubectl"), KUBECTL).unwrap();
     fs::set_permissions(bin.join("kubectl"), fs::Permissions::from_mode(0o755)).unwrap();
     let run = |selector: &str| {
-        let mut command = place.run();
+        let mut command = test_dir.run();
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
         command.args(["--kubernetes", selector, "--image", "registry/benchmark:1"]);
-        command.env("PATH", path).env("STATE", &state).env("CRI", place.path("cri"));
+        command.env("PATH", path).env("STATE", &state).env("CRI", test_dir.path("cri"));
         command.env("TOOL", env!("CARGO_BIN_EXE_torpor-benchmark")).output().unwrap()
     };
     success(&run("pool=bench"));
     for node in ["node-a", "node-b"] {
-        let results = results(&place, node);
+        let results = results(&test_dir, node);
         assert_eq!(
             (&results["machine"]["hostname"], &results["complete"]),
             (&node.into(), &true.into())
         );
     }
-    let page = fs::read_to_string(place.path("out/report.html")).unwrap();
+    let page = fs::read_to_string(test_dir.path("out/report.html")).unwrap();
     assert!(page.contains("2 machines"));
     // What was made there is removed: its name is in nothing that is left but the run itself.
     let calls = fs::read_to_string(state.join("calls")).unwrap();
@@ -387,5 +388,5 @@ fn a_job_on_each_node_with_a_label() {
     assert_eq!(none.status.code(), Some(1));
     assert!(said(&none).contains("no node has the label pool=none"), "{}", said(&none));
     assert_nothing_left(&fakes);
-    place.assert_clean();
+    test_dir.assert_clean();
 }

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Place, row, success, torpor};
+use common::{TestDir, row, success, torpor};
 use serde_json::Value;
 
 /// The cells in which containers live and end. Debian's crun does not know the version of the specification that
@@ -38,11 +38,11 @@ fn every_cell_has_values_or_reasons() {
     let script = root.join("scripts/benchmark-runtimes.sh");
     let made = success(&Command::new(script).env("TORPOR_LONG", "1").output().unwrap());
     let endpoints = fs::read_to_string(made.lines().last().unwrap()).unwrap();
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let settings = "runs: 1\nwarmup: 0\neffort: 0.05\nscale: [3]\nmemory: [8]\npatience: 60";
-    place.config(&format!("{settings}\ncriu: {}\n{endpoints}", torpor().display()));
-    success(&place.run().output().unwrap());
-    let results = place.results();
+    test_dir.config(&format!("{settings}\ncriu: {}\n{endpoints}", torpor().display()));
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
     for row in results["rows"].as_array().unwrap() {
         let told = row["status"] == "ok" || row["reason"].is_string();
         assert!(told, "every cell has a value or a reason: {row}");
@@ -71,5 +71,5 @@ fn every_cell_has_values_or_reasons() {
         let row = row(&results, "operations.container.checkpoint", cell);
         assert_eq!(row["status"], "unsupported", "{row}");
     }
-    place.assert_clean();
+    test_dir.assert_clean();
 }

@@ -12,7 +12,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use common::{Place, row, success};
+use common::{TestDir, row, success};
 use serde_json::Value;
 
 /// The rows in which runc has a part; CreateContainer and RemovePodSandbox do not call it.
@@ -31,26 +31,26 @@ const ROWS: [&str; 9] = [
 const RUNC: &str = "/usr/sbin/runc";
 
 /// Measures runtimes, each under its name, in one run.
-fn run(place: &Place, name: &str, handlers: &[(&str, &Path)], runs: u64) -> PathBuf {
-    let out = place.path(name);
+fn run(test_dir: &TestDir, name: &str, handlers: &[(&str, &Path)], runs: u64) -> PathBuf {
+    let out = test_dir.path(name);
     let handlers: Vec<String> = handlers
         .iter()
         .map(|(name, binary)| format!("{{name: {name}, binary: {}}}", binary.display()))
         .collect();
-    place.config(&format!(
+    test_dir.config(&format!(
         "runs: {runs}\nwarmup: 1\nfilters: [{}]\nendpoints:\n- name: here\n  containerd: /usr/bin/containerd\n  \
          handlers: [{}]\n",
         ROWS.join(", "),
         handlers.join(", "),
     ));
-    let mut tool = place.tool();
-    tool.arg("run").arg("--output").arg(&out).arg(place.path("config.yaml"));
+    let mut tool = test_dir.tool();
+    tool.arg("run").arg("--output").arg(&out).arg(test_dir.path("config.yaml"));
     eprint!("{}", success(&tool.output().unwrap()));
     out
 }
 
 /// The results of one runtime of a run, under the name `here/runc`.
-fn only(place: &Place, run: &Path, handler: &str) -> PathBuf {
+fn only(test_dir: &TestDir, run: &Path, handler: &str) -> PathBuf {
     let mut all: Value =
         serde_json::from_slice(&fs::read(run.join("results.json")).unwrap()).unwrap();
     for (list, key) in [("rows", "target"), ("targets", "name")] {
@@ -58,14 +58,14 @@ fn only(place: &Place, run: &Path, handler: &str) -> PathBuf {
         list.retain(|one| one[key] == format!("here/{handler}"));
         list.iter_mut().for_each(|one| one[key] = "here/runc".into());
     }
-    let path = place.path(&format!("{}-{handler}.json", run.file_name().unwrap().display()));
+    let path = test_dir.path(&format!("{}-{handler}.json", run.file_name().unwrap().display()));
     fs::write(&path, all.to_string()).unwrap();
     path
 }
 
 /// The rows whose change is, or is not, as it should be.
-fn rows(place: &Place, old: &Path, new: &Path, wanted: impl Fn(&str) -> bool) -> Vec<String> {
-    let output = place.tool().args(["compare", "--json"]).args([old, new]).output().unwrap();
+fn rows(test_dir: &TestDir, old: &Path, new: &Path, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    let output = test_dir.tool().args(["compare", "--json"]).args([old, new]).output().unwrap();
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows = said["rows"].as_array().unwrap();
     assert_eq!(rows.len(), ROWS.len(), "{said}");
@@ -74,8 +74,8 @@ fn rows(place: &Place, old: &Path, new: &Path, wanted: impl Fn(&str) -> bool) ->
 }
 
 /// How many runs each row takes, by the tool's own forecast; none if no number is enough.
-fn forecast(place: &Place, pilot: &Path) -> BTreeMap<String, Option<u64>> {
-    let said = success(&place.tool().arg("plan").arg(pilot).output().unwrap());
+fn forecast(test_dir: &TestDir, pilot: &Path) -> BTreeMap<String, Option<u64>> {
+    let said = success(&test_dir.tool().arg("plan").arg(pilot).output().unwrap());
     eprint!("{said}");
     let row = |line: &str| {
         let mut words = line.split_whitespace();
@@ -89,7 +89,7 @@ fn forecast(place: &Place, pilot: &Path) -> BTreeMap<String, Option<u64>> {
 
 /// Makes a runc that is later by a tenth of what the longest row takes without it: every row is slower by
 /// a tenth at least.
-fn slower(place: &Place, pilot: &Path) -> PathBuf {
+fn slower(test_dir: &TestDir, pilot: &Path) -> PathBuf {
     let results: Value =
         serde_json::from_slice(&fs::read(pilot.join("results.json")).unwrap()).unwrap();
     let median =
@@ -97,7 +97,7 @@ fn slower(place: &Place, pilot: &Path) -> PathBuf {
     // A life calls runc more often than any of its parts.
     let parts = ROWS.iter().filter(|name| !name.contains("life"));
     let longest = parts.map(|name| median(name)).fold(0.0, f64::max);
-    let wrapper = place.path("runc");
+    let wrapper = test_dir.path("runc");
     let delay = longest / 10.0 / 1000.0;
     let text = format!("#!/bin/sh\nsleep {delay:.4}\nexec {RUNC} \"$@\"\n");
     fs::write(&wrapper, text).unwrap();
@@ -121,10 +121,10 @@ fn a_tenth_is_found_and_nothing_else() {
         eprintln!("left out: a_tenth_is_found_and_nothing_else (TORPOR_LONG=1 runs it)");
         return;
     }
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let runc = Path::new(RUNC);
-    let pilot = run(&place, "pilot", &[("runc", runc)], 10);
-    let forecast = forecast(&place, &pilot);
+    let pilot = run(&test_dir, "pilot", &[("runc", runc)], 10);
+    let forecast = forecast(&test_dir, &pilot);
     let wanted = forecast.values().map(|runs| runs.unwrap_or(u64::MAX)).max().unwrap();
     let runs = wanted.clamp(10, most());
     let promised: Vec<&str> = ROWS
@@ -132,12 +132,13 @@ fn a_tenth_is_found_and_nothing_else() {
         .filter(|name| forecast[*name].is_some_and(|wanted| wanted <= runs))
         .collect();
     eprintln!("{runs} runs of each; a tenth will be found in {promised:?}");
-    let slow = slower(&place, &pilot);
+    let slow = slower(&test_dir, &pilot);
     // One run of three, so that a drift of the machine is in all of them, and one more of the first.
-    let first = run(&place, "first", &[("runc", runc), ("again", runc), ("slow", &slow)], runs);
-    let second = run(&place, "second", &[("runc", runc)], runs);
-    let base = only(&place, &first, "runc");
-    let missed = rows(&place, &base, &only(&place, &first, "slow"), |change| change != "worse");
+    let first = run(&test_dir, "first", &[("runc", runc), ("again", runc), ("slow", &slow)], runs);
+    let second = run(&test_dir, "second", &[("runc", runc)], runs);
+    let base = only(&test_dir, &first, "runc");
+    let missed =
+        rows(&test_dir, &base, &only(&test_dir, &first, "slow"), |change| change != "worse");
     let is_promised =
         |row: &&String| promised.iter().any(|name| row.contains(&format!("{name}\"")));
     let missed: Vec<&String> = missed.iter().filter(is_promised).collect();
@@ -145,12 +146,13 @@ fn a_tenth_is_found_and_nothing_else() {
         missed.len() <= may_be_wrong(promised.len()),
         "not found with {runs} runs: {missed:#?}"
     );
-    let equal = [only(&place, &first, "again"), second.join("results.json")];
-    let flagged = equal.map(|same| rows(&place, &base, &same, |change| change != "none")).concat();
+    let equal = [only(&test_dir, &first, "again"), second.join("results.json")];
+    let flagged =
+        equal.map(|same| rows(&test_dir, &base, &same, |change| change != "none")).concat();
     assert!(
         flagged.len() <= may_be_wrong(2 * ROWS.len()),
         "flagged in two runs of the same: {flagged:#?}"
     );
     eprintln!("missed: {missed:?}, flagged: {flagged:?}");
-    place.assert_clean();
+    test_dir.assert_clean();
 }

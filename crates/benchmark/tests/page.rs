@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use base64::Engine;
-use common::{Place, success};
+use common::{TestDir, success};
 use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ const ROWS: usize = 100;
 const SAMPLES: u64 = 12;
 
 /// Results as large as those of a whole matrix, some of them without values.
-fn results(place: &Place) -> Value {
+fn results(test_dir: &TestDir) -> Value {
     let mut random = fastrand::Rng::with_seed(5);
     let targets: Vec<String> = (0..TARGETS).map(|n| format!("containerd-2.2/runtime{n}")).collect();
     let (mut benchmarks, mut rows) = (Vec::new(), Vec::new());
@@ -30,8 +30,8 @@ fn results(place: &Place) -> Value {
             "name": name, "unit": "ms", "direction": "lower", "measures": "a & b < c",
             "isolates": "nothing", "needs": [], "group": "life",
         }));
-        for (place, target) in targets.iter().enumerate() {
-            let lacks = (number + place) % 25 == 0;
+        for (test_dir, target) in targets.iter().enumerate() {
+            let lacks = (number + test_dir) % 25 == 0;
             let samples: Vec<Value> = (0..if lacks { 0 } else { SAMPLES })
                 .map(|order| {
                     let value =
@@ -47,11 +47,11 @@ fn results(place: &Place) -> Value {
             }));
         }
     }
-    written(place, &targets, &benchmarks, &rows)
+    written(test_dir, &targets, &benchmarks, &rows)
 }
 
 /// Writes results of targets, with rows of benchmarks.
-fn written(place: &Place, targets: &[String], benchmarks: &[Value], rows: &[Value]) -> Value {
+fn written(test_dir: &TestDir, targets: &[String], benchmarks: &[Value], rows: &[Value]) -> Value {
     let about = |name: &String| json!({"name": name, "endpoint": "", "runtime": "", "facts": {}, "digests": {}});
     let all = json!({
         "schema": "torpor-benchmark/1", "tool": "1", "id": "x", "started": 1.0, "finished": 2.0,
@@ -64,22 +64,22 @@ fn written(place: &Place, targets: &[String], benchmarks: &[Value], rows: &[Valu
         "targets": targets.iter().map(about).collect::<Vec<_>>(),
         "benchmarks": benchmarks, "rows": rows,
     });
-    fs::write(place.path("results.json"), all.to_string()).unwrap();
+    fs::write(test_dir.path("results.json"), all.to_string()).unwrap();
     all
 }
 
-fn report(place: &Place) -> PathBuf {
-    let mut tool = place.tool();
-    tool.arg("report").arg(place.path("results.json")).arg("--output").arg(place.path(""));
+fn report(test_dir: &TestDir) -> PathBuf {
+    let mut tool = test_dir.tool();
+    tool.arg("report").arg(test_dir.path("results.json")).arg("--output").arg(test_dir.path(""));
     success(&tool.output().unwrap());
-    place.path("report.html")
+    test_dir.path("report.html")
 }
 
 #[test]
 fn it_is_small_and_holds_every_sample() {
-    let place = Place::new();
-    let all = results(&place);
-    let page = fs::read_to_string(report(&place)).unwrap();
+    let test_dir = TestDir::new();
+    let all = results(&test_dir);
+    let page = fs::read_to_string(report(&test_dir)).unwrap();
     assert!(page.len() <= 2_000_000, "{} bytes", page.len());
     for part in ["<script src", "<link", "<img", "http://", "https://", "url(", "@import"] {
         assert!(!page.contains(part), "the page asks for something: {part}");
@@ -102,7 +102,7 @@ fn it_is_small_and_holds_every_sample() {
 
 #[test]
 fn density_is_told_by_three_measures() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let facets = ["available", "pss", "cgroup"];
     // What each measure says, and what the report says of them.
     let cells = [
@@ -126,8 +126,8 @@ fn density_is_told_by_three_measures() {
             }));
         }
     }
-    written(&place, &names, &benchmarks, &rows);
-    let page = fs::read_to_string(report(&place)).unwrap();
+    written(&test_dir, &names, &benchmarks, &rows);
+    let page = fs::read_to_string(report(&test_dir)).unwrap();
     for (name, (_, told)) in names.iter().zip(&cells) {
         let row = format!("<tr><td>{}</td><td class=\"value\">5</td>", name.replace('/', "&#x2f;"));
         let (_, rest) = page.split_once(&row).unwrap_or_else(|| panic!("no row of {name}"));
@@ -153,12 +153,12 @@ onload = () => {
 </script>"#;
 
 /// A headless Chromium without a network, where one is installed. Its last argument is the page.
-fn chromium(place: &Place) -> Option<Command> {
+fn chromium(test_dir: &TestDir) -> Option<Command> {
     let chromium = Path::new("/usr/bin/chromium");
     if !chromium.exists() {
         return None;
     }
-    let profile = format!("--user-data-dir={}", place.path("profile").display());
+    let profile = format!("--user-data-dir={}", test_dir.path("profile").display());
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "240", "unshare", "--net"]).arg(chromium).arg(profile);
     command.args(["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]);
@@ -166,11 +166,11 @@ fn chromium(place: &Place) -> Option<Command> {
 }
 
 /// What a Chromium finds in a report.
-fn seen(place: &Place) -> Option<Value> {
-    fs::write(place.path("probe.html"), PROBE).unwrap();
-    let mut command = chromium(place)?;
+fn seen(test_dir: &TestDir) -> Option<Value> {
+    fs::write(test_dir.path("probe.html"), PROBE).unwrap();
+    let mut command = chromium(test_dir)?;
     command.args(["--virtual-time-budget=20000", "--dump-dom"]);
-    command.arg(format!("file://{}", place.path("probe.html").display()));
+    command.arg(format!("file://{}", test_dir.path("probe.html").display()));
     let said = success(&command.output().unwrap());
     let (_, rest) = said.split_once("FOUND").unwrap_or_else(|| panic!("no answer: {said}"));
     Some(serde_json::from_str(rest.split("END").next().unwrap()).unwrap())
@@ -178,10 +178,10 @@ fn seen(place: &Place) -> Option<Value> {
 
 #[test]
 fn a_browser_shows_it_on_a_phone_without_a_network() {
-    let place = Place::new();
-    results(&place);
-    report(&place);
-    let Some(found) = seen(&place) else {
+    let test_dir = TestDir::new();
+    results(&test_dir);
+    report(&test_dir);
+    let Some(found) = seen(&test_dir) else {
         eprintln!("left out: a_browser_shows_it_on_a_phone_without_a_network (it takes chromium)");
         return;
     };
@@ -199,14 +199,14 @@ fn attribute(element: &str, name: &str) -> f64 {
 
 #[test]
 fn it_is_printed_whole() {
-    let place = Place::new();
-    results(&place);
-    let page = report(&place);
-    let Some(mut command) = chromium(&place) else {
+    let test_dir = TestDir::new();
+    results(&test_dir);
+    let page = report(&test_dir);
+    let Some(mut command) = chromium(&test_dir) else {
         eprintln!("left out: it_is_printed_whole (it takes chromium)");
         return;
     };
-    let pdf = place.path("report.pdf");
+    let pdf = test_dir.path("report.pdf");
     command.arg("--no-pdf-header-footer").arg(format!("--print-to-pdf={}", pdf.display()));
     success(&command.arg(format!("file://{}", page.display())).output().unwrap());
     let text = Command::new("pdftotext").arg("-bbox").arg(&pdf).arg("-").output().unwrap();

@@ -7,23 +7,23 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::fake::{Fake, Mischief};
-use common::{Place, kill, row, samples, success, wait};
+use common::{TestDir, kill, row, samples, success, wait};
 
 const LIFE: &str = "filters: [operations.life.*, operations.sandbox.*, operations.container.*, operations.image.*]\n";
 
-fn place(settings: &str) -> (Place, Fake) {
-    let place = Place::new();
-    let fake = Fake::start(&place.path(""));
-    place.config(&format!("{LIFE}{settings}\n{}", fake.endpoint()));
-    (place, fake)
+fn in_test_dir(settings: &str) -> (TestDir, Fake) {
+    let test_dir = TestDir::new();
+    let fake = Fake::start(&test_dir.path(""));
+    test_dir.config(&format!("{LIFE}{settings}\n{}", fake.endpoint()));
+    (test_dir, fake)
 }
 
 #[test]
 fn a_whole_run_leaves_nothing() {
-    let (place, fake) = place("runs: 6\nwarmup: 1");
-    let said = success(&place.run().output().unwrap());
+    let (test_dir, fake) = in_test_dir("runs: 6\nwarmup: 1");
+    let said = success(&test_dir.run().output().unwrap());
     assert!(said.contains("operations.container.start"), "{said}");
-    let results = place.results();
+    let results = test_dir.results();
     assert_eq!(results["complete"], true);
     assert_eq!(results["targets"][0]["endpoint"], "fake v1.2.3, CRI v1");
     for name in
@@ -38,8 +38,8 @@ fn a_whole_run_leaves_nothing() {
     assert_eq!(checkpoint["status"], "unsupported");
     assert!(checkpoint["reason"].as_str().unwrap().contains("not implemented"), "{checkpoint}");
     assert_eq!(fake.left(), (0, 0, 0));
-    place.assert_clean();
-    let page = std::fs::read_to_string(place.path("out/report.html")).unwrap();
+    test_dir.assert_clean();
+    let page = std::fs::read_to_string(test_dir.path("out/report.html")).unwrap();
     for part in ["operations.container.start", "<svg", "fake/x", "not implemented", "base64,"] {
         assert!(page.contains(part), "the report lacks {part}");
     }
@@ -47,16 +47,16 @@ fn a_whole_run_leaves_nothing() {
     assert!(!page.contains("http://") && !page.contains("https://"));
     // The same command again has nothing to do.
     let calls = fake.calls("RunPodSandbox");
-    success(&place.run().output().unwrap());
+    success(&test_dir.run().output().unwrap());
     assert_eq!(fake.calls("RunPodSandbox"), calls);
 }
 
 #[test]
 fn the_order_is_that_of_the_seed() {
     let order = || {
-        let (place, _fake) = place("runs: 4\nwarmup: 0\nseed: 7");
-        success(&place.run().output().unwrap());
-        let results = place.results();
+        let (test_dir, _fake) = in_test_dir("runs: 4\nwarmup: 0\nseed: 7");
+        success(&test_dir.run().output().unwrap());
+        let results = test_dir.results();
         let row = row(&results, "operations.image.pull", "fake/x");
         let samples = row["samples"].as_array().unwrap();
         (results["seed"].clone(), samples.iter().map(|s| s["order"].clone()).collect::<Vec<_>>())
@@ -67,10 +67,10 @@ fn the_order_is_that_of_the_seed() {
 
 #[test]
 fn a_call_that_hangs_has_a_deadline() {
-    let (place, fake) = place("runs: 5\nwarmup: 0\ndeadline: 1");
+    let (test_dir, fake) = in_test_dir("runs: 5\nwarmup: 0\ndeadline: 1");
     fake.mischief("StartContainer", Mischief::Hang);
-    success(&place.run().output().unwrap());
-    let results = place.results();
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
     let start = row(&results, "operations.container.start", "fake/x");
     assert_eq!(start["status"], "failed");
     assert!(start["reason"].as_str().unwrap().contains("did not answer within 1 s"), "{start}");
@@ -78,14 +78,14 @@ fn a_call_that_hangs_has_a_deadline() {
     assert_eq!(fake.calls("StartContainer"), 3);
     assert_eq!(samples(row(&results, "operations.image.pull", "fake/x")), 5);
     assert_eq!(fake.left(), (0, 0, 0));
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 #[test]
 fn while_it_waits_it_does_nothing() {
-    let (place, fake) = place("runs: 1\nwarmup: 0\ndeadline: 20");
+    let (test_dir, fake) = in_test_dir("runs: 1\nwarmup: 0\ndeadline: 20");
     fake.mischief("ExecSync", Mischief::Hang);
-    let mut child = place.run().spawn().unwrap();
+    let mut child = test_dir.run().spawn().unwrap();
     wait(|| fake.calls("ExecSync") > 0, || "it never came to the call".into());
     let used = |pid: u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -106,7 +106,7 @@ fn while_it_waits_it_does_nothing() {
     let share = f64::from(u32::try_from(ticks).unwrap()) / 100.0 / begun.elapsed().as_secs_f64();
     kill(&mut child);
     assert!(share < 0.01, "{:.1} % of a processor while it waits", share * 100.0);
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 #[test]
@@ -115,39 +115,39 @@ fn errors_are_told_in_their_cell() {
         (Mischief::Fail(2, "no space left".into()), "no space left"),
         (Mischief::Garbage, "CreateContainer failed"),
     ] {
-        let (place, fake) = place("runs: 1\nwarmup: 0");
+        let (test_dir, fake) = in_test_dir("runs: 1\nwarmup: 0");
         fake.mischief("CreateContainer", mischief);
-        success(&place.run().output().unwrap());
-        let results = place.results();
+        success(&test_dir.run().output().unwrap());
+        let results = test_dir.results();
         let create = row(&results, "operations.container.create", "fake/x");
         assert_eq!(create["status"], "failed");
         assert!(create["reason"].as_str().unwrap().contains(word), "{create}");
         assert_eq!(fake.left(), (0, 0, 0));
-        place.assert_clean();
+        test_dir.assert_clean();
     }
 }
 
 #[test]
 fn a_runtime_that_crashes_ends_its_cells_alone() {
-    let (place, fake) = place("runs: 5\nwarmup: 0\ndeadline: 2");
+    let (test_dir, fake) = in_test_dir("runs: 5\nwarmup: 0\ndeadline: 2");
     fake.mischief("StopContainer", Mischief::Crash);
-    success(&place.run().output().unwrap());
-    let results = place.results();
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
     assert_eq!(results["complete"], true);
     let stop = row(&results, "operations.container.stop", "fake/x");
     assert_eq!(stop["status"], "failed", "{stop}");
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 #[test]
 fn killed_at_any_call_it_goes_on_where_it_was() {
-    let (place, fake) = place("runs: 12\nwarmup: 1\nseed: 3");
+    let (test_dir, fake) = in_test_dir("runs: 12\nwarmup: 1\nseed: 3");
     let mut kills = 0;
     let mut further = 7;
     loop {
         let held = fake.all_calls() + further;
         fake.state.lock().unwrap().held = Some(held);
-        let mut child = place.run().spawn().unwrap();
+        let mut child = test_dir.run().spawn().unwrap();
         while child.try_wait().unwrap().is_none() && fake.all_calls() < held {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -159,11 +159,11 @@ fn killed_at_any_call_it_goes_on_where_it_was() {
         kills += 1;
         // Its keeper removes what it has made.
         wait(|| fake.left() == (0, 0, 0), || format!("left: {:?}", fake.left()));
-        place.assert_clean();
+        test_dir.assert_clean();
         // Each time a little further, so that it comes to its end.
         further += 23;
     }
-    let results = place.results();
+    let results = test_dir.results();
     assert!(kills > 3, "it was killed {kills} times only");
     assert_eq!(results["complete"], true);
     assert!(results["repeated"].as_u64().unwrap() <= kills, "{}", results["repeated"]);
@@ -178,38 +178,38 @@ fn killed_at_any_call_it_goes_on_where_it_was() {
 
 #[test]
 fn another_configuration_does_not_go_on_with_a_run() {
-    let (place, fake) = place("runs: 1\nwarmup: 0");
-    success(&place.run().output().unwrap());
-    place.config(&format!("{LIFE}runs: 2\nwarmup: 0\n{}", fake.endpoint()));
-    let refused = place.run().output().unwrap();
+    let (test_dir, fake) = in_test_dir("runs: 1\nwarmup: 0");
+    success(&test_dir.run().output().unwrap());
+    test_dir.config(&format!("{LIFE}runs: 2\nwarmup: 0\n{}", fake.endpoint()));
+    let refused = test_dir.run().output().unwrap();
     assert!(!refused.status.success());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("--again"));
-    success(&place.run().arg("--again").output().unwrap());
-    assert_eq!(samples(row(&place.results(), "operations.image.pull", "fake/x")), 2);
+    success(&test_dir.run().arg("--again").output().unwrap());
+    assert_eq!(samples(row(&test_dir.results(), "operations.image.pull", "fake/x")), 2);
 }
 
 #[test]
 fn runtimes_tell_their_versions_and_results_are_found() {
-    let (place, _fake) = place("runs: 1\nwarmup: 0");
+    let (test_dir, _fake) = in_test_dir("runs: 1\nwarmup: 0");
     let tool = |words: &[&str], path: &str| {
-        success(&place.tool().args(words).arg(place.path(path)).output().unwrap())
+        success(&test_dir.tool().args(words).arg(test_dir.path(path)).output().unwrap())
     };
     let said = tool(&["version"], "config.yaml");
     assert!(said.starts_with(concat!("torpor benchmark ", env!("CARGO_PKG_VERSION"))), "{said}");
     assert!(said.contains("fake: fake v1.2.3, CRI v1"), "{said}");
-    success(&place.run().output().unwrap());
+    success(&test_dir.run().output().unwrap());
     // A report of its own makes no difference: it is made from the results.
-    let text = place.path("reports");
+    let text = test_dir.path("reports");
     let text = text.to_str().unwrap();
     tool(&["report", "--output", text], "out");
-    let markdown = std::fs::read_to_string(place.path("reports/report.md")).unwrap();
+    let markdown = std::fs::read_to_string(test_dir.path("reports/report.md")).unwrap();
     assert!(markdown.contains("operations.container.start"), "{markdown}");
-    assert!(place.path("reports/report.html").is_file());
+    assert!(test_dir.path("reports/report.html").is_file());
     // What is damaged does not hide what is whole.
-    std::fs::create_dir(place.path("damaged")).unwrap();
-    std::fs::write(place.path("damaged/results.json"), "{").unwrap();
+    std::fs::create_dir(test_dir.path("damaged")).unwrap();
+    std::fs::write(test_dir.path("damaged/results.json"), "{").unwrap();
     tool(&["index"], "");
-    let index = std::fs::read_to_string(place.path("index.html")).unwrap();
+    let index = std::fs::read_to_string(test_dir.path("index.html")).unwrap();
     for part in ["report.html", "fake/x", "damaged"] {
         assert!(index.replace("&#x2f;", "/").contains(part), "{part}: {index}");
     }

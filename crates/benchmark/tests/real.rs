@@ -10,33 +10,33 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Place, group_exists, kill, row, samples, success, torpor, wait};
+use common::{TestDir, group_exists, kill, row, samples, success, torpor, wait};
 use serde_json::Value;
 
 const CELL: &str = "endpoints:\n- name: here\n  containerd: /usr/bin/containerd\n  handlers:\n  \
                     - {name: runc, binary: /usr/sbin/runc}\n";
 
-fn place(settings: &str) -> Place {
-    let place = Place::new();
-    place.config(&format!("{settings}\n{CELL}"));
-    place
+fn in_test_dir(settings: &str) -> TestDir {
+    let test_dir = TestDir::new();
+    test_dir.config(&format!("{settings}\n{CELL}"));
+    test_dir
 }
 
 /// Starts a run, and waits until its containerd works; returns the names of its control groups.
-fn started(place: &Place) -> (Child, Vec<String>) {
-    let mut child = place.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+fn started(test_dir: &TestDir) -> (Child, Vec<String>) {
+    let mut child = test_dir.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     let done = || {
-        let journal = fs::read_to_string(place.path("out/journal.jsonl")).unwrap_or_default();
+        let journal = fs::read_to_string(test_dir.path("out/journal.jsonl")).unwrap_or_default();
         journal.matches("\"done\"").count()
     };
     let before = done();
-    wait(|| done() > before, || format!("no sample was taken; {:?}", place.processes()));
+    wait(|| done() > before, || format!("no sample was taken; {:?}", test_dir.processes()));
     assert!(child.try_wait().unwrap().is_none(), "it has ended too early");
-    (child, place.groups())
+    (child, test_dir.groups())
 }
 
-fn assert_gone(place: &Place, groups: &[String]) {
-    place.assert_clean();
+fn assert_gone(test_dir: &TestDir, groups: &[String]) {
+    test_dir.assert_clean();
     assert!(!groups.is_empty());
     for name in groups {
         wait(|| !group_exists(name), || format!("the control group {name} is left"));
@@ -44,25 +44,25 @@ fn assert_gone(place: &Place, groups: &[String]) {
 }
 
 /// Waits for the end of a run that has been disturbed; its results, which are complete.
-fn completed(child: &mut Child, place: &Place) -> Value {
+fn completed(child: &mut Child, test_dir: &TestDir) -> Value {
     let until = Instant::now() + Duration::from_secs(240);
     while child.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < until, "it does not end: {:?}", place.processes());
+        assert!(Instant::now() < until, "it does not end: {:?}", test_dir.processes());
         std::thread::sleep(Duration::from_millis(50));
     }
-    let results = place.results();
+    let results = test_dir.results();
     assert_eq!(results["complete"], true);
     results
 }
 
 #[test]
 fn every_suite_on_a_real_runtime() {
-    let place = place(
+    let test_dir = in_test_dir(
         "runs: 1\nwarmup: 0\nscale: [3]\nmemory: [8]\neffort: 0.05\nfilters: ['!performance.cpu.*', \
          '!performance.memory.*', '!limits.raise.*']",
     );
-    success(&place.run().output().unwrap());
-    let results = place.results();
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
     assert!(results["targets"][0]["runtime"].as_str().unwrap().contains("runc"));
     assert!(results["targets"][0]["digests"].as_object().unwrap().len() >= 2);
     for name in [
@@ -102,23 +102,23 @@ fn every_suite_on_a_real_runtime() {
     }
     let checkpoint = row(&results, "operations.container.checkpoint", "here/runc");
     assert_eq!(checkpoint["status"], "unsupported", "{checkpoint}");
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 #[test]
 fn without_a_configuration_it_measures_what_is_there() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     // Not the runtimes that run on this machine: those are somebody's.
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", "mount -t tmpfs none /run && exec \"$0\" \"$@\""]);
-    command.arg(env!("CARGO_BIN_EXE_torpor-benchmark")).env("TMPDIR", place.path("tmp"));
+    command.arg(env!("CARGO_BIN_EXE_torpor-benchmark")).env("TMPDIR", test_dir.path("tmp"));
     command.args(["run", "--runs", "1", "--filter", "operations.container.start", "--output"]);
-    success(&command.arg(place.path("out")).stdin(Stdio::null()).output().unwrap());
-    let results = place.results();
+    success(&command.arg(test_dir.path("out")).stdin(Stdio::null()).output().unwrap());
+    let results = test_dir.results();
     assert_eq!(results["complete"], true);
     let row = row(&results, "operations.container.start", "containerd/runc");
     assert_eq!((row["status"].as_str(), samples(row)), (Some("ok"), 1), "{row}");
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 /// The one sample of a row.
@@ -134,18 +134,18 @@ const OTHER: &str =
 
 #[test]
 fn a_container_sleeps_and_moves() {
-    let place = Place::new();
-    let other = place.path("other");
+    let test_dir = TestDir::new();
+    let other = test_dir.path("other");
     fs::write(&other, OTHER).unwrap();
     fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
-    place.config(&format!(
+    test_dir.config(&format!(
         "runs: 1\nwarmup: 0\nmemory: [8]\nfilters: [migration.*, operations.checkpoint-*]\ncriu: {}\n\
          {CELL}  - {{name: other, binary: {}}}\n",
         torpor().display(),
         other.display(),
     ));
-    success(&place.run().output().unwrap());
-    let results = place.results();
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
     for mode in ["stop-and-copy", "pre-copy", "pipelined"] {
         let of = |facet: &str| sample(&results, &format!("migration.{mode}-8m.{facet}"));
         assert!(of("bytes") > 8.0, "its memory has come along");
@@ -162,17 +162,18 @@ fn a_container_sleeps_and_moves() {
         assert!(of("bytes") > 8.0 && of("frozen") > 0.0 && of("checkpoint") > of("engine"));
         assert!(of("restore") > 0.0 && of("answer") > 0.0);
     }
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 #[test]
 fn killed_it_leaves_nothing_and_goes_on() {
-    let place = place("runs: 3\nwarmup: 0\nfilters: [operations.container.*, operations.bridge.*]");
-    let (mut child, groups) = started(&place);
+    let test_dir =
+        in_test_dir("runs: 3\nwarmup: 0\nfilters: [operations.container.*, operations.bridge.*]");
+    let (mut child, groups) = started(&test_dir);
     kill(&mut child);
-    assert_gone(&place, &groups);
-    success(&place.run().output().unwrap());
-    let results = place.results();
+    assert_gone(&test_dir, &groups);
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
     assert_eq!(
         (results["complete"].as_bool(), results["interruptions"].as_u64()),
         (Some(true), Some(1))
@@ -181,15 +182,15 @@ fn killed_it_leaves_nothing_and_goes_on() {
     for name in ["operations.container.start", "operations.bridge.create"] {
         assert_eq!(samples(row(&results, name, "here/runc")), 3);
     }
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 #[test]
 fn killed_it_takes_its_disk_along() {
-    let place = place("runs: 3\nwarmup: 0\nfilters: [limits.io.*]");
-    let mut child = place.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let test_dir = in_test_dir("runs: 3\nwarmup: 0\nfilters: [limits.io.*]");
+    let mut child = test_dir.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     let noted = || {
-        let dirs = place.groups().into_iter().map(|name| place.path("tmp").join(name));
+        let dirs = test_dir.groups().into_iter().map(|name| test_dir.path("tmp").join(name));
         let notes = dirs.filter_map(|dir| fs::read(dir.join("scheduler")).ok());
         notes.filter_map(|note| serde_json::from_slice::<Value>(&note).ok()).next()
     };
@@ -200,12 +201,12 @@ fn killed_it_takes_its_disk_along() {
         eprintln!("left out: killed_it_takes_its_disk_along (the kernel has no BFQ)");
         return;
     };
-    place.assert_clean();
+    test_dir.assert_clean();
     let scheduler = || fs::read_to_string(note["path"].as_str().unwrap()).unwrap();
     let before = format!("[{}]", note["before"].as_str().unwrap());
     let device = Path::new(note["path"].as_str().unwrap()).ancestors().nth(2).unwrap();
     let file = || fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default();
-    let ours = place.path("tmp").display().to_string();
+    let ours = test_dir.path("tmp").display().to_string();
     wait(|| !file().contains(&ours), || format!("a disk is left: {}", file()));
     // Unless the device is another test's by now.
     let is_as_before = || scheduler().contains(&before) || !file().is_empty();
@@ -220,51 +221,52 @@ fn child_has_ended(child: &Child) -> bool {
 
 #[test]
 fn the_keeper_killed_as_well_the_next_run_tidies_up() {
-    let place = place("runs: 2\nwarmup: 0\nfilters: [operations.container.*]");
-    let (mut child, groups) = started(&place);
+    let test_dir = in_test_dir("runs: 2\nwarmup: 0\nfilters: [operations.container.*]");
+    let (mut child, groups) = started(&test_dir);
     let keeper = format!("/proc/{0}/task/{0}/children", child.id());
     let keeper = fs::read_to_string(keeper).unwrap();
     let keeper = keeper.split_whitespace().next().unwrap().to_owned();
     // Both at once: nobody is left to remove anything but the kernel, which ends the processes.
     assert!(Command::new("kill").args(["-KILL", &keeper]).status().unwrap().success());
     kill(&mut child);
-    success(&place.run().output().unwrap());
-    assert_gone(&place, &groups);
-    assert_eq!(samples(row(&place.results(), "operations.container.start", "here/runc")), 2);
+    success(&test_dir.run().output().unwrap());
+    assert_gone(&test_dir, &groups);
+    assert_eq!(samples(row(&test_dir.results(), "operations.container.start", "here/runc")), 2);
 }
 
 #[test]
 fn a_containerd_that_is_killed_is_started_again() {
-    let place = place("runs: 4\nwarmup: 0\nfilters: [operations.container.*, operations.bridge.*]");
-    let (mut child, groups) = started(&place);
-    end(&place, DAEMON);
-    let results = completed(&mut child, &place);
+    let test_dir =
+        in_test_dir("runs: 4\nwarmup: 0\nfilters: [operations.container.*, operations.bridge.*]");
+    let (mut child, groups) = started(&test_dir);
+    end(&test_dir, DAEMON);
+    let results = completed(&mut child, &test_dir);
     let start = row(&results, "operations.container.start", "here/runc");
     let bridge = row(&results, "operations.bridge.create", "here/runc");
     // One item may have met the end of the daemon; all others have their values.
     assert!(samples(start) + samples(bridge) >= 7, "{start} {bridge}");
-    assert_gone(&place, &groups);
+    assert_gone(&test_dir, &groups);
 }
 
 const DAEMON: &str = "/usr/bin/containerd ";
 const SHIM: &str = "/usr/bin/containerd-shim";
 
 /// The processes of a run whose command lines begin so.
-fn of(place: &Place, what: &str) -> Vec<String> {
-    let all = place.processes().into_iter().filter(|(_, line)| line.starts_with(what));
+fn of(test_dir: &TestDir, what: &str) -> Vec<String> {
+    let all = test_dir.processes().into_iter().filter(|(_, line)| line.starts_with(what));
     all.map(|(pid, _)| pid.to_string()).collect()
 }
 
 /// Ends them; what is to be ended may have ended by itself.
-fn end(place: &Place, what: &str) {
-    for pid in of(place, what) {
+fn end(test_dir: &TestDir, what: &str) {
+    for pid in of(test_dir, what) {
         let _ = Command::new("kill").args(["-KILL", &pid]).stderr(Stdio::null()).status();
     }
 }
 
 /// Takes the bridge away that containers are connected to.
-fn cut_network(place: &Place) {
-    for pid in of(place, DAEMON) {
+fn cut_network(test_dir: &TestDir) {
+    for pid in of(test_dir, DAEMON) {
         let arguments = ["--net", "--target", &pid, "ip", "link", "delete", "bench0"];
         let _ = Command::new("nsenter").args(arguments).stderr(Stdio::null()).status();
     }
@@ -280,43 +282,44 @@ fn at_any_moment_nothing_is_left() {
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
     eprintln!("SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
-    let place = place(
+    let test_dir = in_test_dir(
         "runs: 12\nwarmup: 0\npatience: 40\nfilters: [operations.life.*, operations.bridge.*, \
          limits.io.*]",
     );
     let mut kills = 0;
     for _ in 0..12 {
-        let mut child = place.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let mut child = test_dir.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(random.u64(10..6000)));
-        let groups = place.groups();
+        let groups = test_dir.groups();
         match random.u8(..4) {
-            0 => cut_network(&place),
-            1 => end(&place, DAEMON),
-            2 => end(&place, SHIM),
+            0 => cut_network(&test_dir),
+            1 => end(&test_dir, DAEMON),
+            2 => end(&test_dir, SHIM),
             _ => {}
         }
         std::thread::sleep(Duration::from_millis(random.u64(..1500)));
         kill(&mut child);
         kills += 1;
-        place.assert_clean();
+        test_dir.assert_clean();
         for name in groups {
             wait(|| !group_exists(&name), || format!("the control group {name} is left"));
         }
     }
-    success(&place.run().output().unwrap());
-    let results = place.results();
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
     assert_eq!(results["complete"], true);
     assert!(results["repeated"].as_u64().unwrap() <= kills, "{}", results["repeated"]);
-    place.assert_clean();
+    test_dir.assert_clean();
 }
 
 #[test]
 fn without_its_network_and_its_shims_it_comes_to_an_end() {
-    let place = place("runs: 4\nwarmup: 0\nfilters: [operations.life.*, operations.bridge.*]");
-    let (mut child, groups) = started(&place);
-    cut_network(&place);
-    end(&place, SHIM);
-    let results = completed(&mut child, &place);
+    let test_dir =
+        in_test_dir("runs: 4\nwarmup: 0\nfilters: [operations.life.*, operations.bridge.*]");
+    let (mut child, groups) = started(&test_dir);
+    cut_network(&test_dir);
+    end(&test_dir, SHIM);
+    let results = completed(&mut child, &test_dir);
     for name in ["operations.life.total", "operations.bridge.create"] {
         let row = row(&results, name, "here/runc");
         // An item or two may have met the end of what was killed; then the reason is told.
@@ -324,5 +327,5 @@ fn without_its_network_and_its_shims_it_comes_to_an_end() {
         assert!(samples(row) as u64 + failures == 4 && failures <= 2, "{row}");
         assert!(failures == 0 || row["reason"].is_string(), "{row}");
     }
-    assert_gone(&place, &groups);
+    assert_gone(&test_dir, &groups);
 }

@@ -144,7 +144,7 @@ impl Log {
             let time = self.start.elapsed();
             let _ = write!(line, "({:02}.{:06}) ", time.as_secs(), time.subsec_micros());
         }
-        let place = Place(meta);
+        let place = SourceLine(meta);
         let _ = match *meta.level() {
             Level::ERROR => write!(line, "Error {place}: "),
             Level::WARN => write!(line, "Warn  {place}: "),
@@ -157,9 +157,9 @@ impl Log {
 }
 
 /// `(engine/dump/mod.rs:12)`.
-struct Place<'a>(&'a Metadata<'a>);
+struct SourceLine<'a>(&'a Metadata<'a>);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for SourceLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let file = self.0.file().unwrap_or("?");
         let file = file.strip_prefix("crates/").unwrap_or(file).replacen("/src/", "/", 1);

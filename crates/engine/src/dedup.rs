@@ -28,10 +28,10 @@ use crate::ranges::gaps;
 
 /// Pages of one address space (or shared segment), such as those that newer dumps have: sorted
 /// and disjoint.
-type Known = Vec<Range<u64>>;
+type HeldPages = Vec<Range<u64>>;
 
 /// Of each, by the kind and the number of its pagemap.
-type All = HashMap<(&'static str, u64), Known>;
+type All = HashMap<(&'static str, u64), HeldPages>;
 
 /// Goes from `images` through all its parents, and returns how many bytes of pages
 /// have been punched out. What this host has made stays known as that (`opts.trust.host_key`).
@@ -69,7 +69,7 @@ pub fn dedup(images: &ImageDir, opts: &Options) -> Result<u64> {
 /// # Errors
 /// As [`dedup`].
 pub fn free(images: &ImageDir) -> Result<u64> {
-    let everything: Known = std::iter::once(0..u64::MAX).collect();
+    let everything: HeldPages = std::iter::once(0..u64::MAX).collect();
     let mut freed = 0;
     let mut parent = None;
     loop {
@@ -121,7 +121,7 @@ fn lent(maps: &[(Kind, Pagemap)], known: &All) -> All {
 }
 
 /// What of `ranges` does not lie in `others`; all are sorted and disjoint.
-fn without(ranges: &[Range<u64>], others: &[Range<u64>]) -> Known {
+fn without(ranges: &[Range<u64>], others: &[Range<u64>]) -> HeldPages {
     ranges.iter().flat_map(|range| gaps(range, within(others, range))).collect()
 }
 
@@ -139,7 +139,7 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 }
 
 /// Where the pages file of a dump has those pages that are `known`, in bytes.
-fn places(map: &Pagemap, known: &[Range<u64>]) -> Known {
+fn places(map: &Pagemap, known: &[Range<u64>]) -> HeldPages {
     let mut places = Vec::new();
     for (run, offset) in map.offsets() {
         let Some(offset) = offset else { continue };
@@ -156,7 +156,7 @@ fn places(map: &Pagemap, known: &[Range<u64>]) -> Known {
 fn punch(
     dir: &ImageDir,
     map: &Pagemap,
-    holes: Known,
+    holes: HeldPages,
     mut mark: Option<&mut Remark>,
 ) -> Result<u64> {
     let (kind, holes) = if map.packed {
@@ -186,7 +186,7 @@ fn punch(
 }
 
 /// Where the clusters are stored all of whose pages lie in `holes`.
-fn clusters(index: &Index, holes: &Known) -> Vec<Range<u64>> {
+fn clusters(index: &Index, holes: &HeldPages) -> Vec<Range<u64>> {
     let is_free = |plain: &Range<u64>| within(holes, plain).any(|part| part == *plain);
     if index.is_gathered() {
         // Others may have the same clusters.

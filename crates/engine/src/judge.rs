@@ -111,7 +111,7 @@ pub(crate) fn enforce(
 }
 
 /// What is to be judged.
-struct Found {
+struct ToJudge {
     requests: Vec<Request>,
     passed: Passed,
     claim: Option<Claim>,
@@ -132,7 +132,7 @@ fn capabilities(requests: &[Request]) -> Capabilities {
     requests.iter().map(of).fold(Capabilities::default(), |all, set| all | set)
 }
 
-impl Found {
+impl ToJudge {
     fn judge(&self, opts: &Options, origin: Origin, checked: &Checked) -> Vec<Violation> {
         opts.trust.policy.judge(&self.requests, origin, checked, &self.passed)
     }
@@ -153,7 +153,7 @@ fn origin(claim: &Claim, workers: usize) -> Result<Origin> {
     Ok(Origin::Elsewhere)
 }
 
-fn find(opts: &Options, images: &ImageDir) -> Result<Found> {
+fn find(opts: &Options, images: &ImageDir) -> Result<ToJudge> {
     let passed = passed(opts)?;
     let begun = Instant::now();
     let (look, ending) = reader::look(images, &passed)?;
@@ -168,7 +168,7 @@ fn find(opts: &Options, images: &ImageDir) -> Result<Found> {
             *given_up = true;
         }
     }
-    Ok(Found { requests, passed, claim, gives_up, reading, told, _ending: ending })
+    Ok(ToJudge { requests, passed, claim, gives_up, reading, told, _ending: ending })
 }
 
 /// What the caller of the restore has passed.

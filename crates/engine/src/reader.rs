@@ -20,7 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use torpor_images::ImageDir;
-use torpor_policy::collect::{self, Settings, Values, collect, uses};
+use torpor_policy::collect::{self, SysctlValues, Values, collect, uses};
 use torpor_policy::ipc;
 use torpor_policy::{Passed, Request};
 use torpor_sys::confine::{self, Limits};
@@ -138,7 +138,7 @@ pub(crate) fn look_here(
     };
     let here = &|names: &[String]| note(names, here(names));
     let fresh = &|names: &[String]| note(names, fresh(names));
-    let settings = Settings { names: conf::NAMES, here, fresh };
+    let settings = SysctlValues { names: conf::NAMES, here, fresh };
     let view = view(images, &checkpoint);
     let requests = collect(&view, &settings, passed)?;
     Ok(Look { requests, unsaid: unsaid(&checkpoint), told: told.into_inner() })

@@ -9,7 +9,7 @@ use std::time::Duration;
 use torpor_engine::namespace::user::IdMaps;
 use torpor_engine::proc;
 use torpor_engine::task::{
-    self, Filters, Images, MmFlags, Process, ProcessState, Seen, Settings, ThreadState, Tree,
+    self, Filters, Images, MmFlags, ProcFiles, Process, ProcessState, Seen, ThreadState, Tree,
 };
 use torpor_images::ImageDir;
 use torpor_images::proto::{CoreEntry, MmEntry};
@@ -73,7 +73,7 @@ fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> State {
     let read = |t: &Tracee| proc::thread_status(t.pid(), t.tid()).unwrap();
     let statuses: Vec<_> = threads.iter().map(read).collect();
     let stat = proc::stat(threads[0].pid()).unwrap();
-    let settings = Settings::of(threads[0].pid()).unwrap();
+    let settings = ProcFiles::of(threads[0].pid()).unwrap();
     let seen =
         Seen { stat: &stat, statuses: &statuses, settings: &settings, maps: &[], is_32bit: false };
     let mut others = Vec::new();

@@ -22,7 +22,7 @@ use std::time::Duration;
 use aws_lc_rs::digest::{self, SHA256};
 use torpor_seal::checkpoint::Timer;
 use torpor_seal::cluster::{Cluster as Sealing, ClusterOpener, ClusterSealer};
-use torpor_seal::page::{Place, Run as PageRun, Span as SealSpan};
+use torpor_seal::page::{PagesFile, Run as PageRun, Span as SealSpan};
 use torpor_seal::{Checkpoint, Sum};
 
 use crate::compress::{Compression, Compressor, Decompressor, room};
@@ -133,7 +133,7 @@ impl PackedWriter {
             None => None,
             Some(checkpoint) => {
                 let sealer = checkpoint
-                    .cluster_sealer(Place { name: &name, owner, page: page() })
+                    .cluster_sealer(PagesFile { name: &name, owner, page: page() })
                     .map_err(|source| dir.unsealed(source))?;
                 Some((Arc::clone(checkpoint), sealer))
             }
@@ -275,7 +275,7 @@ impl PackedReader {
         let seal = match dir.seal_ref() {
             None => None,
             Some(checkpoint) => {
-                let place = Place { name: &name, owner: map.owner, page: page() };
+                let place = PagesFile { name: &name, owner: map.owner, page: page() };
                 let runs = map.runs.iter().filter(|run| run.present);
                 let runs = runs.map(|run| (run.vaddr, run.pages));
                 let opener = checkpoint

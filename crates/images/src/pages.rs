@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use torpor_seal::page::{self, PageOpener, PageSealer, Place, Removed, TAG, xor};
+use torpor_seal::page::{self, PageOpener, PageSealer, PagesFile, Removed, TAG, xor};
 use torpor_seal::{Checkpoint, Sum};
 
 use crate::compress::Compression;
@@ -189,7 +189,7 @@ impl PlainWriter {
             Some(checkpoint) => {
                 let page = usize::try_from(page_size()).unwrap_or(4096);
                 let sealer = checkpoint
-                    .page_sealer(Place { name: &name, owner, page })
+                    .page_sealer(PagesFile { name: &name, owner, page })
                     .map_err(|source| dir.unsealed(source))?;
                 let tags_name = tags_name(id);
                 let tags = dir.create_file(&tags_name)?;
@@ -293,7 +293,7 @@ impl PlainReader {
             None => None,
             Some(checkpoint) => {
                 let page = usize::try_from(page_size()).unwrap_or(4096);
-                let place = Place { name: &name, owner: map.owner, page };
+                let place = PagesFile { name: &name, owner: map.owner, page };
                 let tags_name = tags_name(map.pages_id);
                 let tags_path = dir.path().join(&tags_name);
                 let tags = dir.open_file(&tags_name)?;

@@ -9,7 +9,7 @@ use rustix::mount::{MountFlags, mount};
 use torpor_tls::{KeyFiles, Keys};
 use torpor_worker::Outcome;
 
-use crate::destination::{Agent, Settings};
+use crate::destination::{Agent, AgentSettings};
 use crate::error::{Context, Error, Result};
 use crate::mode::Mode;
 use crate::record::{STATE_DIR, make_private};
@@ -372,7 +372,7 @@ fn try_agent(command: AgentCommand) -> Result<()> {
         Some(dir) => whole(&dir)?,
         None => memory_dir(Path::new(WORK_DIR).join("destination"))?,
     };
-    let settings = Settings {
+    let settings = AgentSettings {
         state_dir: whole(&command.state_dir)?,
         work_dir,
         // Who may open a Unix socket is known already.

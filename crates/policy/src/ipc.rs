@@ -17,7 +17,7 @@ const SHM_LOCKED: u32 = 0o2000;
 
 /// What is made in a namespace before there are System V objects.
 #[derive(Debug)]
-pub struct Space {
+pub struct IpcSetup {
     /// Its limits.
     pub limits: Limits,
     /// The bytes that anybody may let a System V queue have.
@@ -30,14 +30,14 @@ pub struct Space {
     pub next_ids: [Option<u32>; 3],
 }
 
-impl Space {
+impl IpcSetup {
     /// That of namespace `id`; `None` if its image is missing, without which nothing is made.
     ///
     /// # Errors
     /// A damaged image.
     pub fn read(images: &ImageDir, id: u64) -> Result<Option<Self>> {
         let entry = images.read_opt::<IpcVarEntry>(kind::IPC_VAR, id)?;
-        Ok(entry.map(|entry| Space {
+        Ok(entry.map(|entry| IpcSetup {
             limits: Limits::of(id, &entry),
             queue_bytes: entry.msg_ctlmnb,
             posix: (entry.mq_msg_max, entry.mq_msgsize_max),

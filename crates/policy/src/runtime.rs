@@ -212,10 +212,10 @@ fn unconfigured(mount: &Mount, spec: &Spec) -> Option<String> {
 }
 
 /// A mount namespace: its number, the image file, its mounts.
-type Space<'r> = (u32, &'r str, Vec<&'r Mount>);
+type SpaceMounts<'r> = (u32, &'r str, Vec<&'r Mount>);
 
-fn spaces(requests: &[Request]) -> Vec<Space<'_>> {
-    let mut spaces: Vec<Space<'_>> = vec![];
+fn spaces(requests: &[Request]) -> Vec<SpaceMounts<'_>> {
+    let mut spaces: Vec<SpaceMounts<'_>> = vec![];
     for request in requests {
         let Ask::Mount(mount) = &request.ask else { continue };
         match spaces.iter_mut().find(|(space, ..)| *space == mount.space) {

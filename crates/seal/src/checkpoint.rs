@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::header::Header;
 use crate::kdf::Keys;
 use crate::manifest::{Manifest, Sum};
-use crate::page::{PageOpener, PageSealer, Place, Removed, Run};
+use crate::page::{PageOpener, PageSealer, PagesFile, Removed, Run};
 use crate::record::{RecordReader, RecordWriter};
 use crate::secret::{MasterKey, random};
 use crate::transit::{self, Transit};
@@ -94,7 +94,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If there are no random bytes.
-    pub fn page_sealer(&self, place: Place<'_>) -> Result<PageSealer> {
+    pub fn page_sealer(&self, place: PagesFile<'_>) -> Result<PageSealer> {
         PageSealer::new(&self.keys, place)
     }
 
@@ -105,7 +105,7 @@ impl Checkpoint {
     /// If its tags do not fit it.
     pub fn page_opener(
         &self,
-        place: Place<'_>,
+        place: PagesFile<'_>,
         runs: impl IntoIterator<Item = Run>,
         tags: (&[u8], u64),
         removed: &Removed,
@@ -123,7 +123,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// A suite that cannot; if there are no random bytes.
-    pub fn cluster_sealer(&self, place: Place<'_>) -> Result<ClusterSealer> {
+    pub fn cluster_sealer(&self, place: PagesFile<'_>) -> Result<ClusterSealer> {
         ClusterSealer::new(&self.keys, place)
     }
 
@@ -133,7 +133,7 @@ impl Checkpoint {
     /// A salt that is none.
     pub fn cluster_opener(
         &self,
-        place: Place<'_>,
+        place: PagesFile<'_>,
         runs: impl IntoIterator<Item = Run>,
         salt: &[u8],
     ) -> Result<ClusterOpener> {

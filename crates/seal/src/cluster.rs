@@ -13,7 +13,7 @@ use aws_lc_rs::aead::{Aad, LessSafeKey};
 use crate::error::{Error, Result};
 use crate::header::{RecordCipher, Suite};
 use crate::kdf::Keys;
-use crate::page::{Addresses, Place, Run, Span, TAG, addresses, nonce};
+use crate::page::{Addresses, PagesFile, Run, Span, TAG, addresses, nonce};
 use crate::record::aead;
 use crate::secret::random;
 
@@ -61,7 +61,7 @@ impl ClusterSealer {
     ///
     /// # Errors
     /// A suite that cannot seal clusters; if there are no random bytes.
-    pub fn new(keys: &Keys, place: Place<'_>) -> Result<Self> {
+    pub fn new(keys: &Keys, place: PagesFile<'_>) -> Result<Self> {
         let salt = random()?;
         let key = key(keys, place.name, &salt)?;
         Ok(Self { key, salt, owner: place.owner, page: place.page, next: AtomicU64::new(0) })
@@ -125,7 +125,7 @@ impl ClusterOpener {
     /// A salt that is none.
     pub fn new(
         keys: &Keys,
-        place: Place<'_>,
+        place: PagesFile<'_>,
         runs: impl IntoIterator<Item = Run>,
         salt: &[u8],
     ) -> Result<Self> {

@@ -38,7 +38,7 @@ const SALT: usize = 16;
 
 /// Which memory is in a pages file.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'n> {
+pub struct PagesFile<'n> {
     /// The name of the pages file.
     pub name: &'n str,
     /// The process, or the segment of shared memory, that it belongs to.
@@ -189,11 +189,11 @@ impl PageSealer {
     ///
     /// # Errors
     /// If there are no random bytes.
-    pub fn new(keys: &Keys, place: Place<'_>) -> Result<Self> {
+    pub fn new(keys: &Keys, place: PagesFile<'_>) -> Result<Self> {
         Self::with_salt(keys, place, random()?)
     }
 
-    fn with_salt(keys: &Keys, place: Place<'_>, salt: [u8; SALT]) -> Result<Self> {
+    fn with_salt(keys: &Keys, place: PagesFile<'_>, salt: [u8; SALT]) -> Result<Self> {
         let mut head = [0; HEAD];
         head[..MAGIC.len()].copy_from_slice(MAGIC);
         head[MAGIC.len()..].copy_from_slice(&salt);
@@ -372,7 +372,7 @@ impl PageOpener {
     /// If the tags file is none, or does not fit the pages; pages removed that there are not.
     pub fn new(
         keys: &Keys,
-        place: Place<'_>,
+        place: PagesFile<'_>,
         runs: impl IntoIterator<Item = Run>,
         (head, len): (&[u8], u64),
         removed: &Removed,
@@ -525,7 +525,7 @@ mod tests {
     use crate::manifest::Sum;
     use crate::secret::Secret;
 
-    const PLACE: Place<'_> = Place { name: "pages-1.img", owner: 77, page: 4096 };
+    const PLACE: PagesFile<'_> = PagesFile { name: "pages-1.img", owner: 77, page: 4096 };
     const RUNS: [Run; 2] = [(0x1000, 2), (0x7000, 1)];
 
     fn plain() -> Vec<u8> {

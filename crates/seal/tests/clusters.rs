@@ -3,15 +3,15 @@
 
 use torpor_seal::cluster::{Cluster, ClusterOpener, ClusterSealer};
 use torpor_seal::kdf::Keys;
-use torpor_seal::page::{Place, Run, TAG};
+use torpor_seal::page::{PagesFile, Run, TAG};
 use torpor_seal::{Secret, Suite};
 
 const RUNS: [Run; 2] = [(0x1000, 2), (0x7000, 3)];
 /// How many pages are in each cluster, and what is stored of it.
 const CLUSTERS: [(usize, &[u8]); 3] = [(2, b"first"), (2, b"the second"), (1, b"")];
 
-fn place(owner: u64) -> Place<'static> {
-    Place { name: "pages-packed-1.img", owner, page: 4096 }
+fn place(owner: u64) -> PagesFile<'static> {
+    PagesFile { name: "pages-packed-1.img", owner, page: 4096 }
 }
 
 fn keys(id: u8, suite: Suite) -> Keys {

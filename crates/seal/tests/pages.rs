@@ -4,14 +4,14 @@
 #![allow(clippy::single_range_in_vec_init)]
 
 use torpor_seal::kdf::Keys;
-use torpor_seal::page::{HEAD, PageOpener, PageSealer, Place, Removed, Run, SUM, TAG};
+use torpor_seal::page::{HEAD, PageOpener, PageSealer, PagesFile, Removed, Run, SUM, TAG};
 use torpor_seal::{Secret, Suite};
 
 const PAGE: usize = 4096;
 const RUNS: [Run; 2] = [(0x1000, 2), (0x7000, 2)];
 
-fn place(name: &str, owner: u64) -> Place<'_> {
-    Place { name, owner, page: PAGE }
+fn place(name: &str, owner: u64) -> PagesFile<'_> {
+    PagesFile { name, owner, page: PAGE }
 }
 
 fn keys(id: u8, suite: Suite) -> Keys {
@@ -43,7 +43,7 @@ fn seal(suite: Suite) -> Sealed {
     Sealed { suite, pages, tags }
 }
 
-fn open_as(sealed: &Sealed, id: u8, at: Place<'_>, runs: &[Run]) -> Option<Vec<u8>> {
+fn open_as(sealed: &Sealed, id: u8, at: PagesFile<'_>, runs: &[Run]) -> Option<Vec<u8>> {
     let keys = keys(id, sealed.suite);
     let head = &sealed.tags[..PageOpener::head_len(sealed.suite).min(sealed.tags.len())];
     let (runs, tags) = (runs.iter().copied(), (head, sealed.tags.len() as u64));

@@ -251,7 +251,7 @@ struct Start<'a> {
 }
 
 /// A snapshot that is there, signed as it was asked for.
-struct Found {
+struct FoundSnapshot {
     store: Box<dyn Store>,
     /// The digest of its manifest.
     digest: String,
@@ -259,7 +259,7 @@ struct Found {
     description: Description,
 }
 
-impl Found {
+impl FoundSnapshot {
     fn open(args: &RunArgs) -> Result<Self> {
         let store = store::open(&args.reference)?;
         let bytes = store::found(&*store, &args.reference)?;
@@ -294,7 +294,7 @@ impl Snapshot {
     /// Finds the snapshot that is asked for. What it was made from is in `known` as soon as that can be
     /// believed, even if it does not fit.
     fn open(args: &RunArgs, openers: &Openers<'_>, known: &OnceCell<Origin>) -> Result<Self> {
-        let Found { store, digest, manifest, description } = Found::open(args)?;
+        let FoundSnapshot { store, digest, manifest, description } = FoundSnapshot::open(args)?;
         if description.says_origin() {
             let _ = known.set(description.origin.clone());
         }
@@ -430,7 +430,7 @@ impl Start<'_> {
         let origin = match self.origin.get().cloned().or_else(noted) {
             Some(origin) => origin,
             None if self.args.policy == Policy::Never => {
-                Found::open(self.args)?.origin(&self.openers)?
+                FoundSnapshot::open(self.args)?.origin(&self.openers)?
             }
             None => {
                 return Err(Error::new("nothing says what to start")

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::cell::{Cell, IDLE, Network, POLL, Spec, Trouble, Values, failed, ms, parse};
 use crate::cgroups;
 use crate::cri::messages::LinuxContainerResources;
-use crate::place::limited;
+use crate::endpoint::limited;
 
 use super::value;
 

@@ -14,8 +14,8 @@ use tokio::process::Child;
 use crate::catalogue::Mode;
 use crate::cell::{Cell, Trouble, Values, failed, ms};
 use crate::cgroups;
+use crate::endpoint::version_of;
 use crate::image::find;
-use crate::place::version_of;
 
 use super::bare::{ALIVE, Container, ended, prepare};
 use super::value;

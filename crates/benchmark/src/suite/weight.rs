@@ -12,8 +12,8 @@ use torpor_kernel::mountinfo;
 use crate::cell::{Cell, Launched, Network, POLL, Pod, Spec, Trouble, Values, failed, parse};
 use crate::cgroups;
 use crate::cri::messages::{Mount, state};
+use crate::endpoint::limited;
 use crate::keeper::Setting;
-use crate::place::limited;
 
 /// The weights of both containers.
 const WEIGHTS: [u32; 2] = [800, 100];

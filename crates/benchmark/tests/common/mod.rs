@@ -28,15 +28,15 @@ pub fn torpor() -> PathBuf {
 }
 
 /// A directory in which all that a test makes has its place.
-pub struct Place {
+pub struct TestDir {
     dir: tempfile::TempDir,
 }
 
-impl Place {
+impl TestDir {
     pub fn new() -> Self {
-        let place = Self { dir: tempfile::tempdir().unwrap() };
-        fs::create_dir(place.path("tmp")).unwrap();
-        place
+        let test_dir = Self { dir: tempfile::tempdir().unwrap() };
+        fs::create_dir(test_dir.path("tmp")).unwrap();
+        test_dir
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -49,7 +49,7 @@ impl Place {
         path
     }
 
-    /// The program, with this place for its temporary files.
+    /// The program, with this directory for its temporary files.
     pub fn tool(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_torpor-benchmark"));
         command.env("TMPDIR", self.path("tmp")).stdin(Stdio::null());
@@ -80,12 +80,12 @@ impl Place {
         assert!(!mounts.contains(&text), "mounts are left: {mounts}");
     }
 
-    /// The processes that name this place in their command lines.
+    /// The processes that name this directory in their command lines.
     pub fn processes(&self) -> Vec<(i32, String)> {
         processes(&self.path("tmp").display().to_string())
     }
 
-    /// Names of control groups of runs with directories in this place.
+    /// Names of control groups of runs with directories in this directory.
     pub fn groups(&self) -> Vec<String> {
         names(&self.path("tmp"))
     }

@@ -38,7 +38,7 @@ pub struct Groups {
     pending: Vec<Pending>,
     /// The groups that were frozen, with the property that says so.
     frozen: Vec<Frozen>,
-    made: Made,
+    made: MadeGroups,
 }
 
 /// A group with properties to be set when all tasks are in their groups.
@@ -79,7 +79,7 @@ fn sets_what_is_there(mode: CgroupMode) -> bool {
 
 /// Directories that are removed again unless the restore succeeds.
 #[derive(Debug, Default)]
-struct Made(Vec<(OwnedFd, OsString)>);
+struct MadeGroups(Vec<(OwnedFd, OsString)>);
 
 /// The number of the set that the leader of a task was in.
 pub fn set_of_task(task: &Task) -> Option<u32> {
@@ -347,7 +347,7 @@ impl Groups {
     }
 }
 
-impl Drop for Made {
+impl Drop for MadeGroups {
     /// The tasks are dead by now, or about to be.
     fn drop(&mut self) {
         let deadline = Instant::now() + PATIENCE;
@@ -394,7 +394,7 @@ fn open_nearest(root: &Hierarchy, place: &Path) -> Result<(OwnedFd, PathBuf)> {
 struct Making<'a> {
     mode: CgroupMode,
     cpuset: bool,
-    made: &'a mut Made,
+    made: &'a mut MadeGroups,
     pending: &'a mut Vec<Pending>,
     frozen: &'a mut Vec<Frozen>,
 }

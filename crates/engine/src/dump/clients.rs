@@ -31,7 +31,7 @@ pub fn stop(opts: &Options) -> Result<Seized> {
     let Some(netns) = tids.into_iter().find_map(|tid| proc::open(tid, "ns/net").ok()) else {
         return Ok(Seized::new());
     };
-    let space = Space(netns.into());
+    let space = TreeNetwork(netns.into());
     match space.listeners() {
         Ok(listeners) if listeners.is_empty() => Ok(Seized::new()),
         Ok(listeners) => stop_others(opts, &space, &listeners),
@@ -42,7 +42,7 @@ pub fn stop(opts: &Options) -> Result<Seized> {
     }
 }
 
-fn stop_others(opts: &Options, space: &Space, listeners: &HashSet<u32>) -> Result<Seized> {
+fn stop_others(opts: &Options, space: &TreeNetwork, listeners: &HashSet<u32>) -> Result<Seized> {
     let serves = |pid: i32| inodes_of(&[pid]).map(|held| !held.is_disjoint(listeners));
     let (mut servers, mut clients) = (HashSet::new(), Seized::new());
     loop {
@@ -76,7 +76,7 @@ fn seize(pid: i32) -> Result<Vec<i32>> {
 }
 
 /// Waits until the clients stand still and nothing that they have sent waits to be accepted.
-fn wait(space: &Space, clients: &Seized) {
+fn wait(space: &TreeNetwork, clients: &Seized) {
     let deadline = Instant::now() + PATIENCE;
     let settled = || {
         clients.iter().all(|(&pid, tids)| tids.iter().all(|&tid| !runs(pid, tid)))
@@ -94,9 +94,9 @@ fn runs(pid: i32, tid: i32) -> bool {
 }
 
 /// The network namespace of the tree.
-struct Space(OwnedFd);
+struct TreeNetwork(OwnedFd);
 
-impl Space {
+impl TreeNetwork {
     fn sockets(&self) -> Result<Vec<UnixSocket>> {
         run_in(&[self.0.as_fd()], || Ok(sock_diag::unix()?))
     }

@@ -20,7 +20,7 @@ const TEXT: usize = 128;
 
 /// What a thread has, if it leads its process with what that has.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct Asking {
     /// The task, and the id of its thread.
     pub task: usize,
     pub tid: i32,
@@ -34,7 +34,7 @@ pub(super) struct Found {
 /// keys are searched for in any case.
 pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
     let mut sessions = HashSet::new();
-    for Found { task, tid, of_thread, of_process } in std::mem::take(&mut cx.found) {
+    for Asking { task, tid, of_thread, of_process } in std::mem::take(&mut cx.found) {
         let leave_out = |object| cx.leave_out(tid, object, "is not kept");
         of_thread.into_iter().try_for_each(leave_out)?;
         if let Some(Unkept { session, objects, chosen }) = of_process {

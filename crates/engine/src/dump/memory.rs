@@ -20,7 +20,7 @@ use crate::file::io_uring;
 use crate::file::socket::ring;
 use crate::hooks::Hooks;
 use crate::lazy;
-use crate::memory::pages::{self, Cutter, Found, Job, Source};
+use crate::memory::pages::{self, Cutter, Job, PageSpan, Source};
 use crate::memory::relatives::Relatives;
 use crate::memory::vma::{PAGE, Vma, status, to_entry};
 use crate::memory::{aio, track};
@@ -81,7 +81,7 @@ fn plan_private(
     task: usize,
     vmas: &[Vma],
     running: bool,
-) -> Result<Vec<Vec<Found>>> {
+) -> Result<Vec<Vec<PageSpan>>> {
     let (pid, vpid) = (cx.tasks[task].pid, cx.tasks[task].vpid);
     let id = u64::from(vpid.cast_unsigned());
     let Dump { memory, opts, tracking, tasks, guardian, .. } = cx;
@@ -93,7 +93,7 @@ fn plan_private(
     let source = pages::source_of(pid, running)?;
     let twin = if running { None } else { twin::memory_of(cx, task)? };
     let mut guards = Vec::with_capacity(vmas.len());
-    let mut runs: Vec<(Source, Found)> = Vec::new();
+    let mut runs: Vec<(Source, PageSpan)> = Vec::new();
     let served = match &source {
         Source::Stopped(memory) if cx.opts.memory.lazy => Some(Source::Served(Arc::clone(memory))),
         _ => None,
@@ -131,7 +131,7 @@ pub(super) fn pre_dump_pages(cx: &mut Dump<'_>, task: usize) -> Result<()> {
     plan_private(cx, task, &vmas, true).map(drop)
 }
 
-fn guard_entry(run: &Found) -> VmaEntry {
+fn guard_entry(run: &PageSpan) -> VmaEntry {
     VmaEntry {
         start: run.start,
         end: run.end,
@@ -223,7 +223,7 @@ pub fn dump_shared(cx: &mut Dump<'_>, id: u64, file: std::fs::File) -> Result<()
 ///
 /// # Errors
 /// If the image cannot be written, or the parent's is damaged.
-pub fn plan_shared(cx: &mut Dump<'_>, id: u64, runs: Vec<Found>, source: &Source) -> Result<()> {
+pub fn plan_shared(cx: &mut Dump<'_>, id: u64, runs: Vec<PageSpan>, source: &Source) -> Result<()> {
     if cx.memory.shared.insert(id, ()).is_some() {
         return Ok(());
     }
@@ -254,8 +254,8 @@ fn in_parent(
 }
 
 /// Writes a pagemap and plans the copying of its pages.
-fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> Result<()> {
-    let pages = |which: fn(&Found) -> bool| {
+fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, PageSpan)>) -> Result<()> {
+    let pages = |which: fn(&PageSpan) -> bool| {
         let runs = runs.iter().map(|(_, run)| run).filter(|run| which(run));
         runs.map(|run| (run.end - run.start) / PAGE).sum::<u64>()
     };

@@ -56,7 +56,7 @@ use crate::namespace::mount::{self, Mounts};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind, nested_user, pid, time};
 use crate::options::Options;
-use crate::task::{Filters, Settings};
+use crate::task::{Filters, ProcFiles};
 use crate::{cgroup, cpuinfo, network, proc};
 
 pub use self::tasks::Task;
@@ -99,7 +99,7 @@ pub struct Dump<'a> {
     /// Threads that may be confined by Landlock.
     suspects: landlock::Suspects,
     /// What threads have that is not kept.
-    found: Vec<lost::Found>,
+    found: Vec<lost::Asking>,
     /// What is to be copied when everything else is known.
     memory: memory::Memory,
     /// Images that are still to be written.
@@ -430,7 +430,7 @@ impl<'a> Dump<'a> {
         let wanted: Vec<(i32, bool)> = wanted.collect();
         let read = |&(pid, first): &(i32, bool)| {
             let descriptors = if first { found::list(pid)? } else { Vec::new() };
-            Ok::<_, Error>((Settings::of(pid)?, descriptors))
+            Ok::<_, Error>((ProcFiles::of(pid)?, descriptors))
         };
         let all = parallel::map(&wanted, self.opts.memory.workers(), read)?;
         for (task, (settings, descriptors)) in live.into_iter().zip(all) {
@@ -584,7 +584,7 @@ impl Task {
             status,
             threads,
             statuses: Vec::new(),
-            settings: Settings::default(),
+            settings: ProcFiles::default(),
             descriptors: Vec::new(),
             stop_signal,
             vmas,

@@ -17,7 +17,7 @@ use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::pages::Depot;
 
 use crate::error::{Context, Error, Result};
-use crate::memory::pages::{self, CHUNK, Found, Source};
+use crate::memory::pages::{self, CHUNK, PageSpan, Source};
 use crate::memory::vma::PAGE;
 use crate::options::Options;
 use crate::page_server::{Object, Sender};
@@ -30,7 +30,7 @@ const NOTES: &str = "sent";
 #[derive(Debug)]
 pub(super) struct Outbox {
     sender: Sender,
-    objects: Vec<(Object, Vec<(Source, Found)>)>,
+    objects: Vec<(Object, Vec<(Source, PageSpan)>)>,
 }
 
 /// Where the memory of a dump goes to if it does not stay here.
@@ -169,7 +169,7 @@ impl Outbox {
         images: &ImageDir,
         kind: Kind,
         id: u64,
-        runs: Vec<(Source, Found)>,
+        runs: Vec<(Source, PageSpan)>,
     ) -> Result<u64> {
         // One of an earlier dump would be taken for this one's.
         images.remove(&kind.file_name(id))?;
@@ -224,7 +224,7 @@ impl Outbox {
     fn send_run(
         &mut self,
         source: &Source,
-        run: Found,
+        run: PageSpan,
         buffer: &mut [u8],
         progress: &dyn Fn(u64),
     ) -> Result<()> {
@@ -248,7 +248,7 @@ fn memory_file() -> Result<File> {
 }
 
 /// Copies the pages of a run into `file`.
-fn keep_run(source: &Source, run: &Found, file: &File, buffer: &mut [u8]) -> Result<()> {
+fn keep_run(source: &Source, run: &PageSpan, file: &File, buffer: &mut [u8]) -> Result<()> {
     let mut at = run.start;
     while at < run.end {
         let len = usize::try_from(run.end - at).unwrap_or(CHUNK).min(CHUNK);
@@ -281,7 +281,7 @@ pub(super) fn noted(parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> 
 }
 
 /// How a pagemap has it.
-pub(super) fn to_run(found: &Found) -> Run {
+pub(super) fn to_run(found: &PageSpan) -> Run {
     Run {
         vaddr: found.start,
         pages: (found.end - found.start) / PAGE,

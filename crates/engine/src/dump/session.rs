@@ -161,7 +161,7 @@ impl Session {
         images: ImageDir,
         (tracking, away): (Tracking, Option<Away>),
         (first, mappings): (fn(&Options) -> Result<freeze::Seized>, Mappings),
-    ) -> Result<Tree<'s>> {
+    ) -> Result<StoppedTree<'s>> {
         let (start, before) = (Instant::now(), Effort::now());
         let mut freezer = Freezer::of(opts.cgroups.freeze.as_deref())?;
         let limits = (start + opts.patience(), opts.memory.workers());
@@ -174,7 +174,7 @@ impl Session {
         cx.tracking = tracking;
         cx.memory.away = away;
         cx.stats.freezing_time = micros(freezing);
-        Ok(Tree { cx, start, lender: None, ended: false })
+        Ok(StoppedTree { cx, start, lender: None, ended: false })
     }
 }
 
@@ -200,7 +200,7 @@ fn begin(opts: &Options) -> Result<ImageDir> {
 
 /// The stopped tree, which goes on when this is dropped.
 #[derive(Debug)]
-struct Tree<'s> {
+struct StoppedTree<'s> {
     cx: Dump<'s>,
     start: Instant,
     /// Serves pages that the images do not get.
@@ -209,7 +209,7 @@ struct Tree<'s> {
     ended: bool,
 }
 
-impl Tree<'_> {
+impl StoppedTree<'_> {
     fn take_stock(&mut self) -> Result<()> {
         // What is read while the tasks run could be missing by then, and be waited for.
         if userfaultfd::is_used(&self.cx.tasks)? {
@@ -257,7 +257,7 @@ impl Tree<'_> {
     }
 }
 
-impl Drop for Tree<'_> {
+impl Drop for StoppedTree<'_> {
     fn drop(&mut self) {
         if !self.ended {
             let error = Error::Hook("the dump was given up".to_owned());
@@ -287,7 +287,7 @@ fn lend(cx: &mut Dump<'_>, lender: Lender<'_>, hooks: &mut dyn Hooks) -> Result<
 /// hear of then.
 #[derive(Debug)]
 pub struct Frozen<'s> {
-    tree: Tree<'s>,
+    tree: StoppedTree<'s>,
 }
 
 impl<'s> Frozen<'s> {
@@ -314,7 +314,7 @@ impl<'s> Frozen<'s> {
 /// Dropped, they go on, and the images are no checkpoint any more: nobody has said that it counts.
 #[derive(Debug)]
 pub struct Written<'s> {
-    tree: Tree<'s>,
+    tree: StoppedTree<'s>,
     returned: Option<Returned>,
 }
 

@@ -5,11 +5,11 @@ use torpor_images::proto::{CoreEntry, FsEntry, TaskCoreEntry, core_entry::March}
 use torpor_tracee::Tracee;
 
 use super::later::Later;
-use super::lost::Found;
+use super::lost::Asking;
 use super::{Dump, Task, files};
 use crate::error::{Error, Result};
 use crate::proc;
-use crate::task::{MmFlags, Process, ProcessState, Seen, Settings, ThreadState, Tree, state};
+use crate::task::{MmFlags, ProcFiles, Process, ProcessState, Seen, ThreadState, Tree, state};
 
 /// Writes the images of a zombie: its name and how it ended.
 pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) {
@@ -51,7 +51,7 @@ pub(super) fn dump(cx: &mut Dump<'_>, tasks: &[usize]) -> Result<Vec<MmFlags>> {
         core.torpor_nested = cx.tasks.nested(first).cloned();
         write_core(&mut cx.later, vtid, state.leader.core, cx.cgroups.of(first));
         let of_process = Some(state.unkept);
-        cx.found.push(Found { task, tid: first, of_thread: state.leader.unkept, of_process });
+        cx.found.push(Asking { task, tid: first, of_thread: state.leader.unkept, of_process });
         flags.push(state.mm);
     }
     Ok(flags)
@@ -61,7 +61,7 @@ pub(super) fn dump(cx: &mut Dump<'_>, tasks: &[usize]) -> Result<Vec<MmFlags>> {
 struct Taken {
     threads: Vec<Tracee>,
     statuses: Vec<proc::Status>,
-    settings: Settings,
+    settings: ProcFiles,
     is_32bit: bool,
 }
 
@@ -106,7 +106,7 @@ fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<Pr
             }
             let ThreadState { core, unkept, .. } = state;
             if !unkept.is_empty() {
-                found.push(Found { task, tid, of_thread: unkept, of_process: None });
+                found.push(Asking { task, tid, of_thread: unkept, of_process: None });
             }
             check_parent(&lost, pid, &core)?;
             let core = CoreEntry { torpor_nested: all.nested(tid).cloned(), ..core };

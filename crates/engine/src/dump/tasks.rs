@@ -12,7 +12,7 @@ use crate::file::found::Listed;
 use crate::guardian::{self, Guardian, Undo, Way};
 use crate::memory::vma::Vma;
 use crate::proc;
-use crate::task::{Settings, ia32};
+use crate::task::{ProcFiles, ia32};
 
 /// A task (thread group) of the dumped tree.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub struct Task {
     /// `/proc/PID/task/TID/status` of each.
     pub(crate) statuses: Vec<proc::Status>,
     /// More of what procfs says of it.
-    pub(super) settings: Settings,
+    pub(super) settings: ProcFiles,
     /// Its descriptors, unless a task before it has the same.
     pub(crate) descriptors: Vec<Listed>,
     /// The signal that job control had stopped it with.

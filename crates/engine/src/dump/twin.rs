@@ -21,7 +21,7 @@ use crate::cgroup;
 use crate::error::{Error, Result};
 use crate::guardian::{self, Turn, Undo, Way};
 use crate::memory::frames;
-use crate::memory::pages::{Found, Job, Source};
+use crate::memory::pages::{Job, PageSpan, Source};
 use crate::memory::vma::{PAGE, Vma};
 use crate::proc;
 
@@ -55,7 +55,7 @@ impl Twins {
     }
 
     /// Notes memory of a twin that is not copied: an older checkpoint has it.
-    pub fn spare(&mut self, twin: i32, runs: impl Iterator<Item = Found>) {
+    pub fn spare(&mut self, twin: i32, runs: impl Iterator<Item = PageSpan>) {
         let ranges = runs.map(|run| (run.start, usize::try_from(run.end - run.start).unwrap_or(0)));
         self.spare.push((twin, ranges.collect()));
     }

@@ -63,7 +63,7 @@ pub struct Locks {
 
 /// A line of fdinfo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Line {
+struct FdinfoLock {
     flag: u32,
     r#type: u32,
     /// Who took it, in the supervisor's pid namespace.
@@ -75,7 +75,7 @@ struct Line {
 
 /// `1: POSIX  ADVISORY  WRITE 359 00:13:11691 0 EOF`: number, kind, state, type, pid,
 /// file, first and last byte.
-fn parse(line: &str) -> Option<Line> {
+fn parse(line: &str) -> Option<FdinfoLock> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let &[_, kind, state, mode, pid, _, start, end] = words.as_slice() else { return None };
     let flag = match kind {
@@ -101,7 +101,7 @@ fn parse(line: &str) -> Option<Line> {
         "EOF" => 0,
         end => end.parse::<i64>().ok()?.checked_sub(start)?.checked_add(1)?,
     };
-    Some(Line { flag, r#type: mode | state, pid: pid.parse().ok()?, start, len })
+    Some(FdinfoLock { flag, r#type: mode | state, pid: pid.parse().ok()?, start, len })
 }
 
 impl Locks {
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn lines_of_fdinfo() {
-        let line = |flag, r#type, start, len| Line { flag, r#type, pid: 359, start, len };
+        let line = |flag, r#type, start, len| FdinfoLock { flag, r#type, pid: 359, start, len };
         for (text, expected) in [
             ("1: POSIX  ADVISORY  WRITE 359 00:13:11691 10 19", line(POSIX, WRITE, 10, 10)),
             ("1: POSIX  ADVISORY  READ 359 00:13:11691 7 EOF", line(POSIX, READ, 7, 0)),

@@ -24,7 +24,7 @@ use super::table::FileTable;
 use super::{ghost, hidden};
 use crate::error::{Context, Result};
 use crate::guardian::{Guardian, Undo, Way};
-use crate::namespace::mount::{Mounts, Space};
+use crate::namespace::mount::{MountNamespace, Mounts};
 use crate::namespace::user::IdMaps;
 use crate::options::Options;
 
@@ -111,7 +111,7 @@ impl Paths<'_> {
         Ok(Named { path: path.into_os_string().into_vec(), mnt_id: way, is_hidden: false })
     }
 
-    fn name_in(&mut self, space: &Space, found: &Found, id: u32) -> Result<Named> {
+    fn name_in(&mut self, space: &MountNamespace, found: &Found, id: u32) -> Result<Named> {
         let link = found.link_bytes();
         let mnt_id = found.info.mnt_id;
         if lookup(space.root.as_fd(), link)?.is_some_and(|now| same_inode(&now, &found.stat)) {

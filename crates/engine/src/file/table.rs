@@ -14,7 +14,7 @@ use crate::error::{Context, Result};
 #[derive(Debug, Default)]
 pub struct FileTable {
     /// Descriptions by device and inode of the file they are open on.
-    known: HashMap<(u64, u64), Vec<Known>>,
+    known: HashMap<(u64, u64), Vec<Numbered>>,
     entries: Vec<FileEntry>,
     last_id: u32,
     /// Descriptions found in flight that are still to be described.
@@ -25,7 +25,7 @@ pub struct FileTable {
 
 /// A description with a number.
 #[derive(Debug, Clone, Copy)]
-pub struct Known {
+pub struct Numbered {
     /// The process that has it open, and as which descriptor.
     pub pid: i32,
     /// See `pid`.
@@ -85,7 +85,7 @@ impl FileTable {
     /// The number of the description behind a descriptor, if it is known.
     pub fn id_of(&self, pid: i32, fd: i32) -> Option<u32> {
         let key = identity(pid, fd).ok()?;
-        let same = |k: &&Known| {
+        let same = |k: &&Numbered| {
             kcmp(pid, k.pid, Object::File(fd, k.fd)).is_ok_and(std::cmp::Ordering::is_eq)
         };
         self.known.get(&key)?.iter().find(same).map(|k| k.id)
@@ -94,7 +94,7 @@ impl FileTable {
     ///
     /// # Errors
     /// If the task is gone, or kcmp(2) is not allowed.
-    pub fn find(&self, key: (u64, u64), pid: i32, fd: i32) -> Result<Option<Known>> {
+    pub fn find(&self, key: (u64, u64), pid: i32, fd: i32) -> Result<Option<Numbered>> {
         for known in self.known.get(&key).map(Vec::as_slice).unwrap_or_default() {
             let order = kcmp(pid, known.pid, Object::File(fd, known.fd))
                 .context(|| format!("kcmp of fd {fd} of task {pid}"))?;
@@ -106,7 +106,7 @@ impl FileTable {
     }
 
     /// Adds a description that is open on `key`.
-    pub fn note(&mut self, key: (u64, u64), known: Known) {
+    pub fn note(&mut self, key: (u64, u64), known: Numbered) {
         self.known.entry(key).or_default().push(known);
     }
 
@@ -136,7 +136,7 @@ impl FileTable {
         // What a found file is looked up by later is the descriptor that is kept.
         let kept = file.try_clone().context(|| "dup".to_owned())?;
         let (fd, id) = (kept.as_raw_fd(), self.next_id());
-        self.note(key, Known { pid, fd, id, kind: 0 });
+        self.note(key, Numbered { pid, fd, id, kind: 0 });
         self.kept.push(kept);
         let place = format!("fd {} ({})", holder.fd, holder.link.display());
         let (task, holder) = (holder.task, holder.pid);

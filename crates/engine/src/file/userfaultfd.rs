@@ -32,7 +32,7 @@ use super::open::OpenFiles;
 use super::{FdInfo, Found};
 use crate::dump::tasks::{Task, Tasks};
 use crate::error::{Context, Error, Result};
-use crate::memory::pages::Found as Run;
+use crate::memory::pages::PageSpan as Run;
 use crate::memory::registered::{self, Marks};
 use crate::memory::scan;
 use crate::memory::vma::{PAGE, Vma, is_private, status};

@@ -18,8 +18,8 @@ use torpor_sys::peer::peer;
 use torpor_sys::process;
 use torpor_sys::socket::{self, Message};
 
+use super::address_space::AddressSpace;
 use super::sight::Sight;
-use super::space::Space;
 use super::working_set::{self, Recorder, WorkingSet};
 use super::{Line, Remote, accept_all, pair, socket_in};
 use crate::error::{Context, Error, Result};
@@ -255,7 +255,7 @@ fn take_over(
     images: &ImageDir,
     pages: &dyn Fn(u64, &Ranges) -> Result<Arc<Pages>>,
     first: &mut WorkingSet,
-) -> Result<(Vec<Space>, Vec<OwnedFd>)> {
+) -> Result<(Vec<AddressSpace>, Vec<OwnedFd>)> {
     let (theirs, handed) = accept_all(line, restorer)?;
     if theirs != id_of(images)? {
         return Err(Error::invalid("lazy pages", "the restore is of other images"));
@@ -264,7 +264,7 @@ fn take_over(
     for space in handed {
         let (pages, first) = (pages(space.id, &space.missing)?, first.take(space.id));
         let memory = (space.uffd, Sight::of(&space.pidfd)?);
-        spaces.push(Space::new(space.id, memory, pages, &space.missing, first));
+        spaces.push(AddressSpace::new(space.id, memory, pages, &space.missing, first));
         tasks.push(space.pidfd);
     }
     Ok((spaces, tasks))

@@ -17,13 +17,13 @@
 //! them, the other keeps all descriptors open, kills the tasks, and goes only when their
 //! memory is gone.
 
+mod address_space;
 mod daemon;
 mod missing;
 mod pager;
 mod pair;
 mod reader;
 mod sight;
-mod space;
 mod working_set;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -11,8 +11,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Remote;
+use super::address_space::{AROUND, AddressSpace, CHUNK};
 use super::reader::Reader;
-use super::space::{AROUND, CHUNK, Space};
 use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::page_server::{Borrower, Request};
@@ -31,7 +31,7 @@ struct Answer {
 
 impl Answer {
     /// Puts the answer in place wherever it is missing, or holds it until events have been read.
-    fn put(&mut self, spaces: &mut [Space]) -> Result<()> {
+    fn put(&mut self, spaces: &mut [AddressSpace]) -> Result<()> {
         let Request { id, range } = &self.request;
         let len = usize::try_from(range.end - range.start).unwrap_or(0);
         self.is_held = false;
@@ -51,7 +51,7 @@ impl Answer {
 /// `other`, has ended; if the kernel refuses to put a page in. Then `spaces` are those that lack
 /// pages still. They must not be dropped while a task runs in one of them.
 pub fn run(
-    spaces: &mut Vec<Space>,
+    spaces: &mut Vec<AddressSpace>,
     mut remote: Option<Remote<'_>>,
     mut recorder: Option<Recorder<'_>>,
     other: &OwnedFd,
@@ -64,7 +64,7 @@ pub fn run(
     let mut idle = false;
     let mut has_ended_early = false;
     loop {
-        has_ended_early |= spaces.iter().any(Space::has_ended_early);
+        has_ended_early |= spaces.iter().any(AddressSpace::has_ended_early);
         spaces.retain(|space| !space.is_done());
         let left = recorder.as_mut().and_then(Recorder::left).filter(|_| !spaces.is_empty());
         if left.is_none()
@@ -108,7 +108,7 @@ pub fn run(
 /// Asks for a little of one of the spaces, where nobody waits. False if there is nothing to do
 /// before an answer comes.
 fn go_on(
-    spaces: &mut [Space],
+    spaces: &mut [AddressSpace],
     next: &mut usize,
     remote: &mut Option<Remote<'_>>,
     reader: &mut Reader,
@@ -135,7 +135,7 @@ struct Ready {
 
 /// Looks who has something to say; waits until somebody has, but no longer than `wait`.
 fn look(
-    spaces: &[Space],
+    spaces: &[AddressSpace],
     mut borrower: Option<&mut Borrower>,
     reader: &Reader,
     other: &OwnedFd,

@@ -12,8 +12,8 @@ use torpor_sys::process::{self, Status};
 use torpor_sys::uffd;
 
 use super::Remote;
+use super::address_space::AddressSpace;
 use super::pager;
-use super::space::Space;
 use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::proc;
@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Whatever keeps a page from being brought in: all tasks, and what they have forked,
 /// have been killed then.
 pub fn run(
-    spaces: Vec<Space>,
+    spaces: Vec<AddressSpace>,
     remote: Option<Remote<'_>>,
     recorder: Option<Recorder<'_>>,
     tasks: &[OwnedFd],

@@ -22,7 +22,7 @@ use crate::proc;
 
 /// A run of pages to be saved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct PageSpan {
     /// First address.
     pub start: u64,
     /// Address behind the last page.
@@ -33,7 +33,7 @@ pub struct Found {
     pub relative: Option<u32>,
 }
 
-impl Found {
+impl PageSpan {
     /// Whether the images get the pages anew: nobody else has them there.
     pub fn is_copied(&self) -> bool {
         !self.clean && self.relative.is_none()
@@ -44,9 +44,9 @@ impl Found {
 #[derive(Debug, Default)]
 pub struct Census {
     /// Pages to be saved, in order.
-    pub pages: Vec<Found>,
+    pub pages: Vec<PageSpan>,
     /// Guard pages (`MADV_GUARD_INSTALL`), in order.
-    pub guards: Vec<Found>,
+    pub guards: Vec<PageSpan>,
     /// Number of pages looked at that exist.
     pub scanned: u64,
 }
@@ -64,7 +64,7 @@ pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
     }
     if whole {
         let (start, end) = (vma.map.start, vma.map.end);
-        found.pages.push(Found { start, end, ..Found::default() });
+        found.pages.push(PageSpan { start, end, ..PageSpan::default() });
         return Ok(found);
     }
     // What may be dropped at any time (`MAP_DROPPABLE`: state of random number generators) must not
@@ -86,10 +86,10 @@ pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
     scan::for_each_region(pagemap, &what, |region| {
         let clean = means.is_some_and(|means| means.is_clean(vma, region.categories));
         let (start, end) = (region.start, region.end);
-        let place = Found { start, end, clean, relative: None };
+        let place = PageSpan { start, end, clean, relative: None };
         found.scanned += (region.end - region.start) / PAGE;
         if region.categories & page::IS_GUARD != 0 {
-            push(&mut found.guards, Found { clean: false, ..place });
+            push(&mut found.guards, PageSpan { clean: false, ..place });
         } else if region.categories & (page::IS_FILE | page::IS_PFNZERO) == 0
             || anon_file(vma, region)
         {
@@ -106,9 +106,9 @@ fn anon_file(vma: &Vma, region: &PageRegion) -> bool {
 
 /// Adds a run behind those in `list`, joined with the last one if they are adjacent and
 /// alike.
-pub fn push(list: &mut Vec<Found>, place: Found) {
+pub fn push(list: &mut Vec<PageSpan>, place: PageSpan) {
     match list.last_mut() {
-        Some(last) if *last == (Found { start: last.start, end: place.start, ..place }) => {
+        Some(last) if *last == (PageSpan { start: last.start, end: place.start, ..place }) => {
             last.end = place.end;
         }
         _ => list.push(place),
@@ -187,7 +187,7 @@ impl Cutter {
     }
 
     /// Adds a run of pages.
-    pub fn push(&mut self, source: &Source, run: Found) {
+    pub fn push(&mut self, source: &Source, run: PageSpan) {
         let mut at = run.start;
         while at < run.end {
             let left = usize::try_from(run.end - at).unwrap_or(CHUNK);
@@ -383,7 +383,7 @@ pub fn source_of(pid: i32, running: bool) -> Result<Source> {
 ///
 /// # Errors
 /// If the file does not tell its length or where its data is.
-pub fn data_runs(file: &File) -> Result<Vec<Found>> {
+pub fn data_runs(file: &File) -> Result<Vec<PageSpan>> {
     use rustix::fs::SeekFrom;
     let mut runs = Vec::new();
     let size =
@@ -395,14 +395,14 @@ pub fn data_runs(file: &File) -> Result<Vec<Found>> {
             Err(rustix::io::Errno::NXIO) => break,
             // hugetlbfs knows no holes.
             Err(rustix::io::Errno::INVAL) => {
-                return Ok(vec![Found { start: 0, end: size, ..Found::default() }]);
+                return Ok(vec![PageSpan { start: 0, end: size, ..PageSpan::default() }]);
             }
             Err(e) => return Err(e).context(|| "SEEK_DATA".to_owned()),
         };
         let end =
             rustix::fs::seek(file, SeekFrom::Hole(start)).context(|| "SEEK_HOLE".to_owned())?;
         let (start, end) = (start & !(PAGE - 1), end.next_multiple_of(PAGE));
-        push(&mut runs, Found { start, end, ..Found::default() });
+        push(&mut runs, PageSpan { start, end, ..PageSpan::default() });
         at = end;
     }
     Ok(runs)

@@ -10,7 +10,7 @@ use std::ops::Range;
 use torpor_sys::vm::{Scan, page};
 
 use super::frames::{self, Entry, marker};
-use super::pages::{Census, Found, push};
+use super::pages::{Census, PageSpan, push};
 use super::scan;
 use super::vma::{PAGE, Vma};
 use crate::error::{Error, Result};
@@ -21,11 +21,11 @@ pub struct Marks {
     /// What is to be saved.
     pub census: Census,
     /// Pages that are zeros, and not missing.
-    pub zero: Vec<Found>,
+    pub zero: Vec<PageSpan>,
     /// Pages, and holes, that are write-protected.
-    pub protected: Vec<Found>,
+    pub protected: Vec<PageSpan>,
     /// Pages that nobody may touch any more.
-    pub poisoned: Vec<Found>,
+    pub poisoned: Vec<PageSpan>,
 }
 
 /// Looks at all pages of a mapping of process `pid`, which is stopped.
@@ -67,7 +67,7 @@ fn in_parts(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
 impl Marks {
     /// Sorts a page in. `None` if the kernel does not tell what it is.
     fn add(&mut self, vma: &Vma, entry: Entry, place: Range<u64>) -> Option<()> {
-        let page = Found { start: place.start, end: place.end, ..Found::default() };
+        let page = PageSpan { start: place.start, end: place.end, ..PageSpan::default() };
         self.census.scanned += 1;
         if entry.is_protected() {
             push(&mut self.protected, page);

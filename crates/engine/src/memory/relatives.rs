@@ -12,7 +12,7 @@ use std::fs::File;
 use std::ops::Range;
 
 use super::frames::{self, Entry, Frame};
-use super::pages::{self, Found};
+use super::pages::{self, PageSpan};
 use super::vma::PAGE;
 use crate::error::Result;
 use crate::proc;
@@ -40,7 +40,12 @@ impl Relatives {
     ///
     /// # Errors
     /// If the pagemap cannot be read.
-    pub fn part(&mut self, owner: Owner, pagemap: &File, runs: Vec<Found>) -> Result<Vec<Found>> {
+    pub fn part(
+        &mut self,
+        owner: Owner,
+        pagemap: &File,
+        runs: Vec<PageSpan>,
+    ) -> Result<Vec<PageSpan>> {
         let mut parted = Vec::with_capacity(runs.len());
         for run in runs {
             if run.clean {
@@ -62,7 +67,7 @@ impl Relatives {
         owner: Owner,
         pagemap: &File,
         range: &Range<u64>,
-        out: &mut Vec<Found>,
+        out: &mut Vec<PageSpan>,
     ) -> Result<()> {
         let own = frames::entries(pagemap, range)?;
         let mut owners: Vec<_> =
@@ -82,7 +87,7 @@ impl Relatives {
         }
         for ((entry, at), of) in own.iter().zip(addresses(range)).zip(owners) {
             let relative = of.map(|(_, id)| id);
-            pages::push(out, Found { start: at, end: at + PAGE, clean: false, relative });
+            pages::push(out, PageSpan { start: at, end: at + PAGE, clean: false, relative });
             if let (Some(frame), None) = (entry.shared_frame(), of) {
                 self.saved.insert(frame, (at, owner));
             }

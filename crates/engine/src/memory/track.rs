@@ -32,7 +32,7 @@ use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::changes::Means;
 use super::keeper::{self, Keeper, Knowledge, Tracked};
-use super::pages::{self, Census, Found};
+use super::pages::{self, Census, PageSpan};
 use super::vma::{self, Vma, status};
 use super::{registered, scan};
 use crate::dump::tasks::Tasks;
@@ -342,7 +342,7 @@ fn protect(pagemap: &File, vma: &Vma) -> Result<()> {
 }
 
 /// Leaves those runs clean that the parent has, cut where it has not.
-fn compare(found: &[Found], base: &[Run]) -> Vec<Found> {
+fn compare(found: &[PageSpan], base: &[Run]) -> Vec<PageSpan> {
     let mut out = Vec::with_capacity(found.len());
     for run in found {
         let mut at = run.start;
@@ -351,14 +351,17 @@ fn compare(found: &[Found], base: &[Run]) -> Vec<Found> {
             for has in base[first..].iter().take_while(|b| b.vaddr < run.end) {
                 let (start, end) = (has.vaddr.max(run.start), has.range().end.min(run.end));
                 if start > at {
-                    pages::push(&mut out, Found { start: at, end: start, ..Found::default() });
+                    pages::push(
+                        &mut out,
+                        PageSpan { start: at, end: start, ..PageSpan::default() },
+                    );
                 }
-                pages::push(&mut out, Found { start, end, clean: true, relative: None });
+                pages::push(&mut out, PageSpan { start, end, clean: true, relative: None });
                 at = end;
             }
         }
         if at < run.end {
-            pages::push(&mut out, Found { start: at, end: run.end, ..Found::default() });
+            pages::push(&mut out, PageSpan { start: at, end: run.end, ..PageSpan::default() });
         }
     }
     out
@@ -400,8 +403,8 @@ mod tests {
 
     #[test]
     fn only_what_the_parent_has_is_clean() {
-        let found = |list: &[(u64, u64, bool)]| -> Vec<Found> {
-            let page = |&(start, end, clean): &(u64, u64, bool)| Found {
+        let found = |list: &[(u64, u64, bool)]| -> Vec<PageSpan> {
+            let page = |&(start, end, clean): &(u64, u64, bool)| PageSpan {
                 start: start * PAGE,
                 end: end * PAGE,
                 clean,

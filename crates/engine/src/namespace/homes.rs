@@ -72,14 +72,14 @@ pub struct Homes<'a> {
 
 /// The namespaces that the root husk is born into.
 #[derive(Debug)]
-pub struct Made {
+pub struct RootSpaces {
     flags: u64,
     clocks: Option<time::Wanted>,
     pids: Option<OwnedFd>,
     maps: IdMaps,
 }
 
-impl Made {
+impl RootSpaces {
     /// Finds out which are needed.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Made {
             Some(_) => IdMaps::identity(),
             None => cx.id_maps.clone(),
         };
-        Ok(Made { flags, clocks, pids, maps })
+        Ok(RootSpaces { flags, clocks, pids, maps })
     }
 
     /// The flags of `clone3` that make them.

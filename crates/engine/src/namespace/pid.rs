@@ -67,7 +67,7 @@ pub fn enter(file: &OwnedFd) -> io::Result<()> {
 
 /// Where a task lives, as far as pid namespaces below that of the root task go.
 #[derive(Debug)]
-struct Place {
+struct Residence {
     /// Its numbers there, the outermost first.
     numbers: Vec<u32>,
     /// The number of its own namespace; it is unknown of a zombie.
@@ -80,7 +80,7 @@ struct Place {
     leads: bool,
 }
 
-impl Place {
+impl Residence {
     /// Whether it is the first task of its namespace.
     fn is_first(&self) -> bool {
         self.numbers.last() == Some(&1)
@@ -88,7 +88,7 @@ impl Place {
 }
 
 /// Whether tasks can be born where they live; which cannot, and why.
-fn check(places: &[Place]) -> std::result::Result<(), (usize, &'static str)> {
+fn check(places: &[Residence]) -> std::result::Result<(), (usize, &'static str)> {
     let firsts = |space: u32| {
         let all = places.iter().enumerate();
         all.filter(move |(_, place)| place.space == Some(space) && place.is_first())
@@ -170,14 +170,14 @@ pub fn leave_behind(
 /// Refused, where a task lives in one that it cannot be born into again.
 pub fn note(tasks: &mut Dumped, spaces: &Namespaces) -> Result<()> {
     let known: HashMap<i32, usize> = tasks.iter().map(|task| task.tgid).zip(0..).collect();
-    let place = |task: &dumped::Task| Place {
+    let place = |task: &dumped::Task| Residence {
         numbers: below(task, &task.status, "NStgid"),
         space: task.ids.pid_ns_id.filter(|_| !task.is_zombie()),
         parent: known.get(&task.stat.ppid).copied(),
         session: task.stat.sid.cast_unsigned(),
         leads: task.stat.sid == task.tgid,
     };
-    let places: Vec<Place> = tasks.iter().map(place).collect();
+    let places: Vec<Residence> = tasks.iter().map(place).collect();
     let refuse =
         |(task, why): (usize, &str)| Error::refused(tasks[task].pid, "its pid namespace", why);
     check(&places).map_err(refuse)?;
@@ -239,14 +239,14 @@ pub fn check_images(tasks: &[TaskImage]) -> Result<()> {
         Error::invalid(kind::CORE.file_name(task.tree.pid.into()), why)
     };
     let known: HashMap<u32, usize> = tasks.iter().map(|task| task.tree.pid).zip(0..).collect();
-    let place = |task: &TaskImage| Place {
+    let place = |task: &TaskImage| Residence {
         numbers: task.nested(0).map(|nested| nested.tids.clone()).unwrap_or_default(),
         space: task.homes.number(NsKind::Pid).filter(|_| !task.is_zombie()),
         parent: known.get(&task.tree.ppid).copied(),
         session: task.tree.sid,
         leads: task.tree.sid == task.tree.pid,
     };
-    let places: Vec<Place> = tasks.iter().map(place).collect();
+    let places: Vec<Residence> = tasks.iter().map(place).collect();
     for task in tasks {
         for thread in 0..task.cores.len() {
             let (Some(nested), depth) = (task.nested(thread), task.depth()) else {
@@ -392,14 +392,20 @@ pub fn finish(tasks: &mut Tasks, spaces: &Namespaces) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn place(numbers: &[u32], space: u32, parent: usize) -> Place {
+    fn place(numbers: &[u32], space: u32, parent: usize) -> Residence {
         let parent = Some(parent);
-        Place { numbers: numbers.to_vec(), space: Some(space), parent, session: 1, leads: false }
+        Residence {
+            numbers: numbers.to_vec(),
+            space: Some(space),
+            parent,
+            session: 1,
+            leads: false,
+        }
     }
 
-    fn checked(more: Vec<Place>) -> Option<usize> {
-        let root = Place { parent: None, leads: true, ..place(&[], 1, 0) };
-        let all: Vec<Place> = std::iter::once(root).chain(more).collect();
+    fn checked(more: Vec<Residence>) -> Option<usize> {
+        let root = Residence { parent: None, leads: true, ..place(&[], 1, 0) };
+        let all: Vec<Residence> = std::iter::once(root).chain(more).collect();
         check(&all).err().map(|(task, _)| task)
     }
 
@@ -411,8 +417,8 @@ mod tests {
             place(&[2], 2, 1),
             place(&[3, 1], 3, 2),
             place(&[9], 2, 0),
-            Place { space: None, ..place(&[7], 2, 1) },
-            Place { space: None, ..place(&[1], 4, 0) },
+            Residence { space: None, ..place(&[7], 2, 1) },
+            Residence { space: None, ..place(&[1], 4, 0) },
         ];
         assert_eq!(checked(all), None);
     }
@@ -422,7 +428,7 @@ mod tests {
         // Before and behind the first task, at once two levels below, and as the leader of a session.
         let behind = vec![place(&[], 1, 0), place(&[1], 2, 1), place(&[2], 2, 0)];
         assert_eq!(checked(behind), None);
-        let leads = Place { session: 9, leads: true, ..place(&[2], 2, 1) };
+        let leads = Residence { session: 9, leads: true, ..place(&[2], 2, 1) };
         let all = vec![
             place(&[], 1, 0),
             place(&[], 1, 0),
@@ -433,7 +439,7 @@ mod tests {
         ];
         assert_eq!(checked(all), None);
         // Its parent has begun a session since.
-        let begun = Place { session: 9, ..place(&[], 1, 0) };
+        let begun = Residence { session: 9, ..place(&[], 1, 0) };
         let all = vec![place(&[], 1, 0), begun, place(&[1], 2, 1), place(&[2], 2, 2)];
         assert_eq!(checked(all), Some(4));
     }
@@ -447,7 +453,7 @@ mod tests {
         assert_eq!(checked(vec![place(&[1], 2, 0), place(&[1], 2, 0)]), Some(1));
         let beside = vec![place(&[1], 2, 0), place(&[1], 3, 0), place(&[2], 3, 1)];
         assert_eq!(checked(beside), Some(3));
-        let zombie = Place { space: None, ..place(&[7], 2, 0) };
+        let zombie = Residence { space: None, ..place(&[7], 2, 0) };
         assert_eq!(checked(vec![place(&[1], 2, 0), zombie]), Some(2));
     }
 }

@@ -14,7 +14,7 @@ use super::connection::{Connection, Listener};
 use super::protocol::{ASK, Command, Op, YES};
 use super::wire::{Manner, Outgoing, Sealing};
 use crate::error::{Context, Error, Result};
-use crate::memory::pages::{self, CHUNK, Found, Source};
+use crate::memory::pages::{self, CHUNK, PageSpan, Source};
 use crate::memory::vma::PAGE;
 use crate::options::Options;
 
@@ -25,11 +25,11 @@ const MAX_ID: u32 = 256;
 
 /// The pages that a restore can ask for, by the number of the task's pagemap.
 #[derive(Debug, Default)]
-pub struct Lent(HashMap<u64, (Source, Vec<Found>)>);
+pub struct Lent(HashMap<u64, (Source, Vec<PageSpan>)>);
 
 impl Lent {
     /// Adds a run behind those before it.
-    pub fn push(&mut self, id: u64, source: Source, run: Found) {
+    pub fn push(&mut self, id: u64, source: Source, run: PageSpan) {
         let (_, runs) = self.0.entry(id).or_insert_with(|| (source, Vec::new()));
         pages::push(runs, run);
     }

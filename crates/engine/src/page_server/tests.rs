@@ -25,7 +25,7 @@ use torpor_seal::{Checkpoint, Header, MasterKey, Suite};
 use super::protocol::{Command, Op};
 use super::*;
 use crate::error::Result;
-use crate::memory::pages::{CHUNK, Found, Source};
+use crate::memory::pages::{CHUNK, PageSpan, Source};
 use crate::options::{Memory, Options, PageServer, Tls};
 
 fn run(vaddr: u64, pages: u64, present: bool) -> Run {
@@ -328,7 +328,7 @@ fn lend_to<T: Send>(
         ..Options::default()
     };
     let mut lent = Lent::default();
-    let run = Found { start: 0x5000, end: 0x7000, ..Found::default() };
+    let run = PageSpan { start: 0x5000, end: 0x7000, ..PageSpan::default() };
     lent.push(7, Source::Served(Arc::new(file)), run);
     std::thread::scope(|scope| {
         let asked = scope.spawn(move || {

@@ -84,11 +84,11 @@ fn tasks(built: &Built<'_>, last: &Built<'_>) -> Result<Option<String>> {
     }
     // One that has ended meanwhile, and was not waited for, is nowhere any more.
     let (before, now) = (by_pid(built.tasks), by_pid(last.tasks));
-    let is_new_place = |birth: &Birth| {
+    let is_new_place = |birth: &HuskBirth| {
         let numbers = NsKind::ALL.into_iter().filter_map(|kind| birth.homes.number(kind));
         numbers.into_iter().any(|id| built.spaces.by_id(id).is_none())
     };
-    let changed = |(pid, birth): &(&i32, &Birth)| match before.get(pid) {
+    let changed = |(pid, birth): &(&i32, &HuskBirth)| match before.get(pid) {
         Some(before) => before != *birth,
         None => is_new_place(birth),
     };
@@ -98,16 +98,16 @@ fn tasks(built: &Built<'_>, last: &Built<'_>) -> Result<Option<String>> {
 
 /// What a husk is born into.
 #[derive(Debug, PartialEq, Eq)]
-struct Birth {
+struct HuskBirth {
     homes: NsSet,
     group: Option<u32>,
     shared: u64,
 }
 
-fn by_pid(tasks: &[Task]) -> BTreeMap<i32, Birth> {
+fn by_pid(tasks: &[Task]) -> BTreeMap<i32, HuskBirth> {
     let of = |task: &Task| {
         let parent = tasks.iter().find(|t| t.image.tree.pid == task.image.tree.ppid);
-        let birth = Birth {
+        let birth = HuskBirth {
             homes: task.image.homes,
             group: cgroup::set_of_task(task),
             shared: parent.map_or(0, |parent| tree::shared_with(task, parent)),

@@ -17,7 +17,7 @@ use torpor_policy::collect::{Addresses, check_references, network_of, powers as 
 use torpor_policy::fanotify::Fanotify;
 use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::set_of;
-use torpor_policy::ipc::Space;
+use torpor_policy::ipc::IpcSetup;
 use torpor_policy::network::{NetDevice, Network, external_key};
 use torpor_policy::{
     Ask, Credentials, Passed, PathFile, Request, SignalOwner, SocketKind, SocketOptions, mapped,
@@ -346,7 +346,7 @@ fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) 
     let joined = view.passed.joined.iter().any(|kind| kind == NsKind::Ipc.name());
     for ns in spaces.of_kind(NsKind::Ipc).filter(|ns| !ns.is_host && !joined) {
         let id = u64::from(ns.id);
-        let Some(space) = Space::read(view.images, id)? else { continue };
+        let Some(space) = IpcSetup::read(view.images, id)? else { continue };
         for setting in space.limits.all() {
             let known = (setting.path(), setting.value.clone());
             if !view.told.contains(&known) {

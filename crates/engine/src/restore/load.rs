@@ -129,7 +129,7 @@ pub fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
     let filters = Filters::read(images)?;
     let mut tables = HashSet::new();
     let mut tasks: Vec<TaskImage> = Vec::new();
-    let mut known = Known::default();
+    let mut known = SeenTasks::default();
     for mut entry in tree {
         let leader: CoreEntry = images.read_one(kind::CORE, u64::from(entry.pid))?;
         let ended = leader.tc.as_ref().is_some_and(|tc| tc.task_state == state::DEAD);
@@ -195,12 +195,12 @@ pub fn is_loaded(name: &str) -> bool {
 
 /// The tasks and threads of the tree so far.
 #[derive(Debug, Default)]
-struct Known {
+struct SeenTasks {
     pids: HashSet<u32>,
     tids: HashSet<u32>,
 }
 
-impl Known {
+impl SeenTasks {
     fn add(&mut self, t: &PstreeEntry) -> Result<()> {
         let bad = |reason: String| Err(Error::invalid("pstree.img", reason));
         if !self.pids.is_empty() && !self.pids.contains(&t.ppid) {

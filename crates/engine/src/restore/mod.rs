@@ -298,7 +298,7 @@ impl<'a> Restore<'a> {
 
     /// Makes the husk of the root task in new namespaces.
     fn make_root(&mut self) -> Result<i32> {
-        let made = self.with_homes(namespace::Made::load)?;
+        let made = self.with_homes(namespace::RootSpaces::load)?;
         let vpid = self.tasks[0].vpid;
         let born = template::bear(self.opts, &self.images, &self.tasks, &self.ns, &made);
         if let Some((husk, parking)) = born {

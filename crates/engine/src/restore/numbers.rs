@@ -29,7 +29,7 @@ const LAST: &str = "/proc/sys/kernel/ns_last_pid";
 
 /// Where and under which numbers somebody is born.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Birthplace {
     /// Its numbers, as clone3(2) takes them.
     pub pids: Vec<i32>,
     /// The pid namespaces that they are of.
@@ -38,7 +38,7 @@ pub(super) struct Place {
     pub user: Option<u32>,
 }
 
-impl Place {
+impl Birthplace {
     /// How many of the numbers clone3(2) takes there.
     fn own(&self, namespaces: &Namespaces) -> usize {
         let has_rights =
@@ -64,7 +64,7 @@ pub(super) fn spawn(
     cx: &mut Restore<'_>,
     from: usize,
     (flags, signal): (u64, i32),
-    place: &Place,
+    place: &Birthplace,
 ) -> Result<Tracee> {
     let parent = match flags & libc::CLONE_PARENT as u64 {
         0 => from,
@@ -91,7 +91,7 @@ pub(super) fn spawn_within(
     from: usize,
     enter: impl FnOnce(&Namespaces, &mut Tracee) -> Result<()>,
     (flags, first): (u64, bool),
-    place: &Place,
+    place: &Birthplace,
 ) -> Result<Tracee> {
     // Who is born as a sibling has the exit signal of the one that bears it.
     let mut between = tree::actor(cx, from)?.spawn_child(flags, libc::SIGCHLD, &[])?;
@@ -115,7 +115,7 @@ pub(super) fn spawn_within(
 pub(super) fn spawn_orphan(
     cx: &mut Restore<'_>,
     between: &mut Tracee,
-    place: &Place,
+    place: &Birthplace,
 ) -> Result<Tracee> {
     let between = RefCell::new(between);
     until_it_fits(
@@ -130,7 +130,7 @@ pub(super) fn spawn_orphan(
 /// right as well; who has others is ended by `end`.
 fn until_it_fits(
     cx: &mut Restore<'_>,
-    place: &Place,
+    place: &Birthplace,
     mut bear: impl FnMut(&mut Restore<'_>, &[i32]) -> Result<Tracee>,
     mut end: impl FnMut(&mut Restore<'_>, Tracee) -> Result<()>,
 ) -> Result<Tracee> {
@@ -161,7 +161,7 @@ fn until_it_fits(
 
 /// Makes the numbers that clone3(2) would not take the next ones: the innermost first, for whoever
 /// does it takes numbers further out.
-fn choose(cx: &mut Restore<'_>, place: &Place) -> Result<()> {
+fn choose(cx: &mut Restore<'_>, place: &Birthplace) -> Result<()> {
     let own = place.own(&cx.ns);
     let last: OwnedFd =
         OpenOptions::new().write(true).open(LAST).context(|| format!("open {LAST}"))?.into();

@@ -26,7 +26,7 @@ pub(super) enum Step {
 
 /// What the plan needs to know of a task.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Node {
+pub(super) struct TaskNode {
     /// Its pid in the images.
     pub pid: u32,
     /// Its session.
@@ -41,7 +41,7 @@ pub(super) struct Node {
 ///
 /// # Errors
 /// A session that no task of the tree can have founded.
-pub(super) fn plan(nodes: &[Node], root_session: u32) -> Result<Vec<Step>> {
+pub(super) fn plan(nodes: &[TaskNode], root_session: u32) -> Result<Vec<Step>> {
     let (mut steps, mut orphans) = (Vec::new(), Vec::new());
     grow(nodes, 0, None, root_session, &mut steps, &mut orphans);
     while !orphans.is_empty() {
@@ -65,7 +65,7 @@ pub(super) fn plan(nodes: &[Node], root_session: u32) -> Result<Vec<Step>> {
 
 /// Adds the birth of a task that could not be born when its parent had been, and what is below it,
 /// if it can be born now.
-fn grow_later(nodes: &[Node], task: usize, steps: &mut Vec<Step>, orphans: &mut Vec<usize>) {
+fn grow_later(nodes: &[TaskNode], task: usize, steps: &mut Vec<Step>, orphans: &mut Vec<usize>) {
     let node = nodes[task];
     let parent = node.parent.filter(|&parent| fits(node, nodes[parent].sid));
     let leader = nodes.iter().position(|leader| leader.pid == node.sid);
@@ -86,7 +86,7 @@ fn grow_later(nodes: &[Node], task: usize, steps: &mut Vec<Step>, orphans: &mut 
 }
 
 /// Whether somebody has to be born before the task who has not been.
-fn awaits(node: Node, steps: &[Step]) -> bool {
+fn awaits(node: TaskNode, steps: &[Step]) -> bool {
     node.after.is_some_and(|first| !is_born(first, steps))
 }
 
@@ -95,7 +95,7 @@ fn is_born(task: usize, steps: &[Step]) -> bool {
 }
 
 /// Whether a task can be born from one that is in session `sid`.
-fn fits(node: Node, sid: u32) -> bool {
+fn fits(node: TaskNode, sid: u32) -> bool {
     node.sid == sid || node.sid == node.pid
 }
 
@@ -110,7 +110,7 @@ fn born_by(step: Step) -> Option<usize> {
 
 /// Adds the birth of `task` and of what is below it.
 fn grow(
-    nodes: &[Node],
+    nodes: &[TaskNode],
     task: usize,
     from: Option<usize>,
     session: u32,
@@ -123,7 +123,7 @@ fn grow(
 
 /// Adds what is below `task`, which is in `session` now.
 fn below(
-    nodes: &[Node],
+    nodes: &[TaskNode],
     task: usize,
     session: u32,
     steps: &mut Vec<Step>,
@@ -157,8 +157,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn node(pid: u32, sid: u32, parent: Option<usize>) -> Node {
-        Node { pid, sid, parent, after: None }
+    fn node(pid: u32, sid: u32, parent: Option<usize>) -> TaskNode {
+        TaskNode { pid, sid, parent, after: None }
     }
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn who_is_born_into_a_namespace_from_outside_awaits_its_first_task() {
-        let entered = Node { after: Some(4), ..node(3, 0, Some(1)) };
+        let entered = TaskNode { after: Some(4), ..node(3, 0, Some(1)) };
         let nodes = [
             node(1, 0, None),
             node(2, 0, Some(0)),
@@ -197,7 +197,7 @@ mod tests {
         let first = at(Step::Birth { task: 4, from: Some(3) });
         assert!(at(Step::Birth { task: 2, from: Some(1) }) > first);
         assert!(at(Step::Birth { task: 5, from: Some(2) }) > first);
-        let never = Node { after: Some(1), ..node(2, 0, Some(0)) };
+        let never = TaskNode { after: Some(1), ..node(2, 0, Some(0)) };
         assert!(plan(&[node(1, 0, None), never], 0).is_err());
     }
 }

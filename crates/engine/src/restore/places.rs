@@ -13,13 +13,13 @@ pub(super) const NAMES: [(&str, &str); 3] =
 
 /// A file or directory, on one of the mounts that show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct FileOnMount {
     device: (u32, u32),
     inode: u64,
     mount: u64,
 }
 
-impl Place {
+impl FileOnMount {
     /// That of an open file.
     ///
     /// # Errors
@@ -42,16 +42,16 @@ impl Place {
     }
 }
 
-impl From<Statx> for Place {
+impl From<Statx> for FileOnMount {
     fn from(stat: Statx) -> Self {
         let device = (stat.stx_dev_major, stat.stx_dev_minor);
-        Place { device, inode: stat.stx_ino, mount: stat.stx_mnt_id }
+        FileOnMount { device, inode: stat.stx_ino, mount: stat.stx_mnt_id }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FileOnMount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { device: (major, minor), inode, mount } = self;
+        let FileOnMount { device: (major, minor), inode, mount } = self;
         write!(f, "inode {inode} of device {major}:{minor} on mount {mount}")
     }
 }

@@ -8,7 +8,7 @@ use torpor_images::proto::{FsEntry, MmEntry};
 use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Tracee};
 
-use super::places::Place;
+use super::places::FileOnMount;
 use super::transport::{Transport, place_words};
 use super::{Restore, process};
 use crate::error::{Context, Result};
@@ -64,7 +64,7 @@ fn set_paths(cx: &mut Restore<'_>, task: usize, mm: &MmEntry, fs: &FsEntry) -> R
     transport.close(&mut batch);
     match batch.run()?.first_error() {
         None => {
-            let [root, cwd, exe] = [&files[0], &files[1], &files[2]].map(Place::of_file);
+            let [root, cwd, exe] = [&files[0], &files[1], &files[2]].map(FileOnMount::of_file);
             cx.tasks[task].places = Some([root?, cwd?, exe?]);
             Ok(())
         }

@@ -8,7 +8,7 @@ use torpor_tracee::Tracee;
 
 use super::load::TaskImage;
 use super::pages::Pages;
-use super::places::Place;
+use super::places::FileOnMount;
 use crate::error::{Error, Result};
 
 /// A task (thread group) that is being restored.
@@ -28,7 +28,7 @@ pub struct Task {
     /// The mappings that its husk has.
     pub(super) mapped: Vec<Mapped>,
     /// Where it was put in the file system, and what it was made to run.
-    pub(super) places: Option<[Place; 3]>,
+    pub(super) places: Option<[FileOnMount; 3]>,
 }
 
 impl Task {

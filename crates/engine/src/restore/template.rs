@@ -23,7 +23,7 @@ use super::{Restore, load, memory};
 use crate::error::{Context, Error, Result};
 use crate::lazy;
 use crate::memory::vma::status;
-use crate::namespace::{Made, Namespaces, NsKind};
+use crate::namespace::{Namespaces, NsKind, RootSpaces};
 use crate::options::Options;
 use crate::{proc, support};
 
@@ -109,7 +109,7 @@ pub(super) fn bear(
     images: &ImageDir,
     tasks: &[Task],
     spaces: &Namespaces,
-    made: &Made,
+    made: &RootSpaces,
 ) -> Option<(Tracee, Parking)> {
     let file = opts.memory.template.as_ref()?;
     let copied = match obstacle(opts, &tasks[0], spaces) {
@@ -119,7 +119,12 @@ pub(super) fn bear(
     copied.inspect_err(|why| tracing::warn!("the template is not used: {why}")).ok()
 }
 
-fn copy(images: &ImageDir, tasks: &[Task], path: &Path, made: &Made) -> Result<(Tracee, Parking)> {
+fn copy(
+    images: &ImageDir,
+    tasks: &[Task],
+    path: &Path,
+    made: &RootSpaces,
+) -> Result<(Tracee, Parking)> {
     let shown = || path.display().to_string();
     let file = fs::File::open(path).context(shown)?;
     // Only one can have hold of it.
@@ -141,7 +146,7 @@ fn copy(images: &ImageDir, tasks: &[Task], path: &Path, made: &Made) -> Result<(
 }
 
 /// The pid of the template that `text` names, if it is one of these images, and is still there.
-fn check(images: &ImageDir, text: &str, made: &Made) -> std::result::Result<i32, String> {
+fn check(images: &ImageDir, text: &str, made: &RootSpaces) -> std::result::Result<i32, String> {
     let mut words = text.splitn(3, ' ');
     let pid = words.next().and_then(|word| word.parse::<i32>().ok()).filter(|pid| *pid > 1);
     let start = words.next().and_then(|word| word.parse::<u64>().ok());

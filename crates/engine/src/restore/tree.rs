@@ -4,9 +4,9 @@ use torpor_images::proto::TorporNestedEntry;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
 
-use super::numbers::{self, Place};
+use super::numbers::{self, Birthplace};
 pub(super) use super::order::Step;
-use super::order::{self, Node};
+use super::order::{self, TaskNode};
 use super::transport::place_words;
 use super::{Restore, Task, memory, process};
 use crate::error::{About, Context, Error, Result};
@@ -73,7 +73,7 @@ pub fn build(cx: &mut Restore<'_>) -> Result<()> {
 }
 
 /// The session that the root task is born into.
-fn root_session(nodes: &[Node]) -> u32 {
+fn root_session(nodes: &[TaskNode]) -> u32 {
     if nodes[0].sid == nodes[0].pid { 0 } else { nodes[0].sid }
 }
 
@@ -114,12 +114,12 @@ pub(super) fn wait_for(cx: &mut Restore<'_>, parent: usize, pid: i32) -> Result<
 }
 
 /// The tasks, and behind them substitutes for the leaders that are missing.
-fn nodes(tasks: &[Task]) -> (Vec<Node>, Vec<Substitute>) {
+fn nodes(tasks: &[Task]) -> (Vec<TaskNode>, Vec<Substitute>) {
     let index_of = |pid: u32| tasks.iter().position(|t| t.image.tree.pid == pid);
-    let mut nodes: Vec<Node> = tasks
+    let mut nodes: Vec<TaskNode> = tasks
         .iter()
         .enumerate()
-        .map(|(i, t)| Node {
+        .map(|(i, t)| TaskNode {
             pid: t.image.tree.pid,
             sid: t.image.tree.sid,
             parent: if i == 0 { None } else { index_of(t.image.tree.ppid) },
@@ -131,7 +131,7 @@ fn nodes(tasks: &[Task]) -> (Vec<Node>, Vec<Substitute>) {
     }
     let root = &tasks[0].image.tree;
     let outside = [0, root.sid, root.pgid];
-    let missing = |leader: u32, nodes: &[Node]| {
+    let missing = |leader: u32, nodes: &[TaskNode]| {
         !outside.contains(&leader) && !nodes.iter().any(|n| n.pid == leader)
     };
     let mut substitutes = Vec::new();
@@ -147,12 +147,12 @@ fn nodes(tasks: &[Task]) -> (Vec<Node>, Vec<Substitute>) {
             all.into_iter().rev().collect()
         };
         if missing(sid, &nodes) {
-            nodes.push(Node { pid: sid, sid, parent: Some(parent), after: None });
+            nodes.push(TaskNode { pid: sid, sid, parent: Some(parent), after: None });
             let pids = pids(sid, |nested| &nested.sids);
             substitutes.push(Substitute { vpid: sid, pids, parent, of_group: false, husk: None });
         }
         if missing(pgid, &nodes) {
-            nodes.push(Node { pid: pgid, sid, parent: Some(parent), after: None });
+            nodes.push(TaskNode { pid: pgid, sid, parent: Some(parent), after: None });
             let pids = pids(pgid, |nested| &nested.pgids);
             substitutes.push(Substitute { vpid: pgid, pids, parent, of_group: true, husk: None });
         }
@@ -164,7 +164,7 @@ fn nodes(tasks: &[Task]) -> (Vec<Node>, Vec<Substitute>) {
 /// checkpoints, then so are the births.
 pub(super) fn outline(tasks: &[Task]) -> Vec<(u32, u32, Option<u32>)> {
     let (nodes, _) = nodes(tasks);
-    let parent = |node: &Node| node.parent.map(|parent| nodes[parent].pid);
+    let parent = |node: &TaskNode| node.parent.map(|parent| nodes[parent].pid);
     let mut outline: Vec<_> = nodes.iter().map(|n| (n.pid, n.sid, parent(n))).collect();
     outline.sort_unstable();
     outline
@@ -279,8 +279,8 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
 
 /// Where somebody with the numbers `pids` is born from the husk of task `home`: in the pid namespaces
 /// of task `known`.
-fn place(cx: &Restore<'_>, home: usize, known: usize, pids: Vec<i32>) -> Place {
-    Place {
+fn place(cx: &Restore<'_>, home: usize, known: usize, pids: Vec<i32>) -> Birthplace {
+    Birthplace {
         pids,
         spaces: pid::levels(&cx.tasks, &cx.ns, known),
         user: cx.ns.nested_user_of(&cx.tasks[home].image.homes),

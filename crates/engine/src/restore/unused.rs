@@ -30,7 +30,7 @@ pub fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) -> Resu
     if opts.inherit_fd.is_empty() && !opts.external.iter().any(is_device) {
         return Ok(());
     }
-    let spaces = Spaces::read(images, checkpoint)?;
+    let spaces = SpacesGiven::read(images, checkpoint)?;
     let keys = keys(images, checkpoint, &spaces)?;
     for inherit in &opts.inherit_fd {
         let is_terminal = inherit.key.starts_with("tty[");
@@ -76,18 +76,18 @@ fn bare(key: &str) -> &str {
 }
 
 /// What the images have of network and pid namespaces.
-struct Spaces {
+struct SpacesGiven {
     /// Names of those that are handed over.
     external: HashSet<String>,
     devices: Vec<NetDevice>,
 }
 
-impl Spaces {
+impl SpacesGiven {
     fn read(images: &ImageDir, checkpoint: &Checkpoint) -> Result<Self> {
         let ids = |kind: NsKind| -> HashSet<u32> {
             checkpoint.tasks.iter().filter_map(|task| task.homes.own(kind)).collect()
         };
-        let mut spaces = Spaces { external: HashSet::new(), devices: Vec::new() };
+        let mut spaces = SpacesGiven { external: HashSet::new(), devices: Vec::new() };
         for id in ids(NsKind::Net) {
             spaces.external.extend(external_key(images, id)?);
             spaces.devices.extend(Network::read(images, id, &conf::NAMES)?.devices);
@@ -101,7 +101,11 @@ impl Spaces {
 }
 
 /// All that `--inherit-fd` can stand for.
-fn keys(images: &ImageDir, checkpoint: &Checkpoint, spaces: &Spaces) -> Result<HashSet<String>> {
+fn keys(
+    images: &ImageDir,
+    checkpoint: &Checkpoint,
+    spaces: &SpacesGiven,
+) -> Result<HashSet<String>> {
     let mut keys = spaces.external.clone();
     let mut number = |kind: &str, number: u32| {
         keys.insert(format!("{kind}:[{number}]"));

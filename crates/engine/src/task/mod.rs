@@ -101,7 +101,7 @@ pub struct Seen<'a> {
     /// `/proc/PID/task/TID/status` of each thread.
     pub statuses: &'a [proc::Status],
     /// What has files of its own.
-    pub settings: &'a Settings,
+    pub settings: &'a ProcFiles,
     /// Its mappings.
     pub maps: &'a [Mapping],
     /// Whether it runs a 32-bit program.
@@ -110,7 +110,7 @@ pub struct Seen<'a> {
 
 /// What each has a file of its own for in `/proc/PID`.
 #[derive(Debug, Default)]
-pub struct Settings {
+pub struct ProcFiles {
     /// The text of `timers`.
     timers: String,
     loginuid: Option<u32>,
@@ -118,13 +118,13 @@ pub struct Settings {
     coredump_filter: Option<u32>,
 }
 
-impl Settings {
+impl ProcFiles {
     /// Reads them.
     ///
     /// # Errors
     /// If the task is gone, or one of these files of procfs cannot be read.
     pub fn of(pid: i32) -> Result<Self> {
-        Ok(Settings {
+        Ok(ProcFiles {
             timers: proc::read(pid, "timers")?,
             loginuid: loginuid(pid)?,
             oom_score_adj: limits::oom_score_adj(pid)?,
@@ -255,7 +255,7 @@ impl ProcessQuestions {
         self,
         tracee: &mut Tracee,
         out: &Outcome,
-        settings: &Settings,
+        settings: &ProcFiles,
     ) -> Result<ProcessState> {
         let mut tc = self.tc;
         tc.personality = self.personality.answer(out)?;

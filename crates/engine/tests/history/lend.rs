@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use torpor_engine::Options;
-use torpor_engine::memory::pages::{Found, Source};
+use torpor_engine::memory::pages::{PageSpan, Source};
 use torpor_engine::options::{self, PageServer};
 use torpor_engine::page_server::{Lender, Lent, Loan};
 use torpor_engine::restore::pages::Pages;
@@ -71,7 +71,7 @@ fn leave_out(images: &ImageDir, id: u64, lent: &mut Lent) {
             runs.push(Run { vaddr: at, pages: 1, lazy, present: there, ..Run::default() });
             if lazy {
                 memory.write_all_at(&page, at).unwrap();
-                let found = Found { start: at, end: at + PAGE as u64, ..Found::default() };
+                let found = PageSpan { start: at, end: at + PAGE as u64, ..PageSpan::default() };
                 lent.push(id, Source::Served(Arc::clone(&memory)), found);
             } else if there {
                 present.extend(page);

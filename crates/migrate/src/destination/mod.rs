@@ -5,8 +5,8 @@
 
 mod director;
 mod joining;
-mod place;
 mod rehearsal;
+mod reservation;
 mod restore;
 mod round;
 mod session;
@@ -38,7 +38,7 @@ const MAX_LISTED: usize = 200;
 
 /// What an agent is told.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct AgentSettings {
     /// Where records are kept.
     pub state_dir: PathBuf,
     /// Where images are kept until their tasks run.
@@ -57,7 +57,7 @@ pub struct Settings {
     pub allow_volumes: Vec<PathBuf>,
 }
 
-impl Settings {
+impl AgentSettings {
     /// Where containers that came here have their bundles.
     fn bundles(&self) -> PathBuf {
         self.state_dir.join("bundles")
@@ -83,7 +83,7 @@ impl Settings {
 /// The daemon.
 #[derive(Debug)]
 pub struct Agent {
-    settings: Settings,
+    settings: AgentSettings,
     /// Who waits for connections for pages, by the token that these show.
     joining: Mutex<HashMap<String, Waiting>>,
     connections: AtomicUsize,
@@ -94,7 +94,7 @@ impl Agent {
     ///
     /// # Errors
     /// If its directories cannot be made.
-    pub fn new(settings: Settings) -> Result<Arc<Self>> {
+    pub fn new(settings: AgentSettings) -> Result<Arc<Self>> {
         make_private(&settings.state_dir)?;
         make_private(&settings.work_dir)?;
         settle::leftovers(&settings);

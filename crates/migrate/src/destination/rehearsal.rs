@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::place::judge_arrival;
+use super::reservation::judge_arrival;
 use super::round::Incoming;
 use super::{Agent, refusal};
 use crate::engine::SELF;

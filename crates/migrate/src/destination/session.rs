@@ -6,7 +6,7 @@ use std::time::Duration;
 use torpor_kernel::shortage::Shortage;
 
 use super::director::Director;
-use super::place::Place;
+use super::reservation::Reservation;
 use super::restore::{Beginning, Pager, Restore};
 use super::round::Incoming;
 use super::{Agent, refusal, settle};
@@ -42,7 +42,7 @@ struct Session<'a> {
     /// Whether addresses may have come for the tasks.
     is_arriving: bool,
     shortage: Shortage,
-    place: Place<'a>,
+    place: Reservation<'a>,
 }
 
 /// Who may have something to say.
@@ -59,7 +59,7 @@ enum Speaker {
 /// # Errors
 /// Whatever keeps it from coming; the other end has been told.
 pub(super) fn run(agent: &Agent, mut line: Line, begin: Begin) -> Result<()> {
-    let place = match Place::new(agent, begin) {
+    let place = match Reservation::new(agent, begin) {
         Ok(place) => place,
         Err(error) => {
             line.say(&refusal(&error))?;

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Settings, volume};
+use super::{AgentSettings, volume};
 use crate::error::{Error, Result};
 use crate::host::{boot, pid_namespace};
 use crate::record::{Ledger, Phase, Record, Side, all, look};
@@ -71,7 +71,7 @@ fn running(record: &Record) -> Result<Option<i32>> {
 ///
 /// # Errors
 /// If that cannot be told now.
-pub(super) fn answer(settings: &Settings, id: &str) -> Result<Reply> {
+pub(super) fn answer(settings: &AgentSettings, id: &str) -> Result<Reply> {
     let start = Instant::now();
     loop {
         if look(&settings.state_dir, Side::Destination, id)?.is_none() {
@@ -90,7 +90,7 @@ pub(super) fn answer(settings: &Settings, id: &str) -> Result<Reply> {
 }
 
 /// Removes what is left of a container that has not come: nothing that ran, for its tasks have ended.
-pub(super) fn tidy(settings: &Settings, record: &Record) {
+pub(super) fn tidy(settings: &AgentSettings, record: &Record) {
     let Some(container) = &record.container else { return };
     // Whatever makes it has noticed that nobody waits for it.
     runtime::wait(&settings.work_dir.join(&record.id));
@@ -104,7 +104,7 @@ pub(super) fn tidy(settings: &Settings, record: &Record) {
 }
 
 /// Settles what an agent that ended too early has left.
-pub(super) fn leftovers(settings: &Settings) {
+pub(super) fn leftovers(settings: &AgentSettings) {
     let undecided = all(&settings.state_dir, Side::Destination).unwrap_or_default();
     for record in undecided.into_iter().filter(|record| !record.phase.is_over()) {
         match Ledger::take_over(&settings.state_dir, Side::Destination, &record.id) {

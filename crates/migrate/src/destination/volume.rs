@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, mkdirat, openat2, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::Settings;
+use super::AgentSettings;
 use crate::error::{Context, Error, Result};
 use crate::record::Record;
 
@@ -46,7 +46,7 @@ pub(super) fn make(path: &Path, allowed: &[PathBuf]) -> Result<()> {
 }
 
 /// Removes the volumes that were made for a migration: it has not come.
-pub(super) fn remove_all(record: &Record, settings: &Settings) {
+pub(super) fn remove_all(record: &Record, settings: &AgentSettings) {
     record.volumes.iter().for_each(|path| remove(path, &settings.allow_volumes));
 }
 

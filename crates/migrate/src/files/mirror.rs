@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use aws_lc_rs::digest::{SHA256, digest};
 use rustix::io::Errno;
 
-use super::scan::{Found, Id, attributes, failed, scan};
+use super::scan::{Id, Scanned, attributes, failed, scan};
 use super::{Change, Meta, Name, PIECE, What, open_to_look};
 use crate::error::{Context, Result};
 
@@ -61,7 +61,7 @@ impl Mirror {
     /// If the tree has too many files, or one cannot be read (named in the error).
     pub fn bytes(&self) -> Result<u64> {
         let mut seen = HashSet::new();
-        let len = |found: &Found| match found.what {
+        let len = |found: &Scanned| match found.what {
             What::Regular { len } => len,
             _ => 0,
         };
@@ -92,7 +92,7 @@ impl Mirror {
     /// Tells what is not there any more.
     fn forget(
         &mut self,
-        all: &[Found],
+        all: &[Scanned],
         tell: &mut dyn FnMut(Step<'_>) -> Result<()>,
     ) -> Result<()> {
         let there: HashSet<&Name> = all.iter().map(|found| &found.name).collect();
@@ -121,7 +121,7 @@ impl Mirror {
 
     fn tell_one(
         &mut self,
-        found: &Found,
+        found: &Scanned,
         settled: i64,
         told: &mut HashSet<Id>,
         tell: &mut dyn FnMut(Step<'_>) -> Result<()>,
@@ -162,7 +162,7 @@ impl Mirror {
 
     fn tell_content(
         &mut self,
-        found: &Found,
+        found: &Scanned,
         is_there: bool,
         tell: &mut dyn FnMut(Step<'_>) -> Result<()>,
     ) -> Result<(), Failure> {

@@ -20,7 +20,7 @@ pub type Id = (u64, u64);
 
 /// Something in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct Scanned {
     pub name: Name,
     pub what: What,
     pub id: Id,
@@ -34,7 +34,7 @@ pub struct Found {
 ///
 /// # Errors
 /// If the tree has too many files, or one cannot be read (named in the error).
-pub fn scan(root: &OwnedFd) -> Result<Vec<Found>> {
+pub fn scan(root: &OwnedFd) -> Result<Vec<Scanned>> {
     let stat = rustix::fs::fstat(root).map_err(|errno| failed(b"", errno))?;
     let mut all = vec![found(root, Vec::new(), b"", &stat)?];
     let mut next = 0;
@@ -58,7 +58,7 @@ pub fn scan(root: &OwnedFd) -> Result<Vec<Found>> {
     Ok(all)
 }
 
-fn list(root: &OwnedFd, dir: &[u8], all: &mut Vec<Found>) -> std::result::Result<(), Errno> {
+fn list(root: &OwnedFd, dir: &[u8], all: &mut Vec<Scanned>) -> std::result::Result<(), Errno> {
     let file = open(root, dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
     for entry in Dir::read_from(&file)? {
         let entry = entry?;
@@ -77,11 +77,11 @@ fn list(root: &OwnedFd, dir: &[u8], all: &mut Vec<Found>) -> std::result::Result
     Ok(())
 }
 
-fn found(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> Result<Found> {
+fn found(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> Result<Scanned> {
     look(dir, name, own, stat).map_err(|errno| failed(own, errno))
 }
 
-fn look(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> std::result::Result<Found, Errno> {
+fn look(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> std::result::Result<Scanned, Errno> {
     let what = match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => What::Directory,
         FileType::RegularFile => What::Regular { len: u64::try_from(stat.st_size).unwrap_or(0) },
@@ -99,7 +99,7 @@ fn look(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> std::result::Resu
         attributes: Vec::new(),
     };
     let touched = (stat.st_ctime, nanos(stat.st_ctime_nsec));
-    Ok(Found { name, what, id: (stat.st_dev, stat.st_ino), touched, meta })
+    Ok(Scanned { name, what, id: (stat.st_dev, stat.st_ino), touched, meta })
 }
 
 /// The extended attributes of a file.

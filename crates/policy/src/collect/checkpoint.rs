@@ -60,7 +60,7 @@ pub type Values<'a> = &'a dyn Fn(&[String]) -> Vec<Option<String>>;
 
 /// What is known of settings of network and IPC namespaces.
 #[derive(Clone, Copy)]
-pub struct Settings<'a> {
+pub struct SysctlValues<'a> {
     /// The names of those of networks.
     pub names: settings::Names,
     /// The values that this host has.
@@ -69,7 +69,7 @@ pub struct Settings<'a> {
     pub fresh: Values<'a>,
 }
 
-impl std::fmt::Debug for Settings<'_> {
+impl std::fmt::Debug for SysctlValues<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Settings").finish_non_exhaustive()
     }

@@ -7,7 +7,7 @@ use torpor_images::{ImageDir, kind};
 use super::checkpoint::{Checkpoint, Maps, Requests, Values};
 use super::limits::most_locked;
 use crate::error::{Error, Result};
-use crate::ipc::{Limits, MessageQueue, Object, PosixQueue, Segments, Semaphores, Space};
+use crate::ipc::{IpcSetup, Limits, MessageQueue, Object, PosixQueue, Segments, Semaphores};
 use crate::namespace::NsKind;
 use crate::passed::Passed;
 use crate::request::Ask;
@@ -42,14 +42,14 @@ pub(super) fn objects(
 }
 
 /// The namespaces in which something is made.
-fn spaces(checkpoint: &Checkpoint<'_>, passed: &Passed) -> Result<Vec<(u64, Space)>> {
+fn spaces(checkpoint: &Checkpoint<'_>, passed: &Passed) -> Result<Vec<(u64, IpcSetup)>> {
     // Nothing is made in one that is joined.
     if passed.joined.iter().any(|kind| kind == NsKind::Ipc.name()) {
         return Ok(vec![]);
     }
     let mut spaces = vec![];
     for id in checkpoint.namespaces(NsKind::Ipc).into_iter().map(u64::from) {
-        spaces.extend(Space::read(checkpoint.images, id)?.map(|space| (id, space)));
+        spaces.extend(IpcSetup::read(checkpoint.images, id)?.map(|space| (id, space)));
     }
     Ok(spaces)
 }
@@ -66,7 +66,7 @@ fn limits(limits: &Limits, fresh: Values<'_>, all: &mut Requests) {
 }
 
 /// POSIX message queues: in whose name they are, and what only `CAP_SYS_RESOURCE` gives them.
-fn queues(id: u64, space: &Space, maps: &Maps, all: &mut Requests) {
+fn queues(id: u64, space: &IpcSetup, maps: &Maps, all: &mut Requests) {
     let image = kind::IPC_VAR.file_name(id);
     let queues = &space.queues;
     named(&image, queues.iter().map(|queue| queue.owner), maps, all);
@@ -86,7 +86,7 @@ fn queues(id: u64, space: &Space, maps: &Maps, all: &mut Requests) {
 fn system_v(
     images: &ImageDir,
     id: u64,
-    space: &Space,
+    space: &IpcSetup,
     maps: &Maps,
     all: &mut Requests,
 ) -> Result<()> {

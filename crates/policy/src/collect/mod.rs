@@ -27,7 +27,7 @@ use torpor_images::proto::{UidGidExtent, UsernsEntry};
 
 pub use self::anybody::Network;
 pub(crate) use self::checkpoint::Maps;
-pub use self::checkpoint::{Checkpoint, Settings, Task, Values};
+pub use self::checkpoint::{Checkpoint, SysctlValues, Task, Values};
 use self::checkpoint::{KINDS, Requests};
 pub use self::mounts::mounts;
 pub use self::references::{check as check_references, network_of};
@@ -44,7 +44,7 @@ use crate::request::{Ask, Request};
 /// Damaged images.
 pub fn collect(
     checkpoint: &Checkpoint<'_>,
-    settings: &Settings<'_>,
+    settings: &SysctlValues<'_>,
     passed: &Passed,
 ) -> Result<Vec<Request>> {
     references::check(checkpoint)?;

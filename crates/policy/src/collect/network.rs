@@ -4,7 +4,7 @@ use std::io;
 
 use torpor_images::{ImageDir, Kind, kind};
 
-use super::checkpoint::{Checkpoint, Requests, Settings, Values};
+use super::checkpoint::{Checkpoint, Requests, SysctlValues, Values};
 use super::lists::{List, ROUTES4, ROUTES6, RULES4, RULES6};
 use super::routing::{Addresses, route, rule};
 use super::settings::Written;
@@ -17,7 +17,7 @@ use crate::request::Ask;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
-    settings: &Settings<'_>,
+    settings: &SysctlValues<'_>,
     passed: &Passed,
     all: &mut Requests,
 ) -> Result<()> {
@@ -75,7 +75,7 @@ fn firewall(images: &ImageDir, image: Kind, id: u64, all: &mut Requests) -> Resu
     Ok(())
 }
 
-fn sysctls(written: &Written, settings: &Settings<'_>, all: &mut Requests) {
+fn sysctls(written: &Written, settings: &SysctlValues<'_>, all: &mut Requests) {
     let asked = written.all().map(|setting| {
         let ask = Ask::Sysctl { name: setting.key(), value: setting.value.clone() };
         (setting.base_path(), setting.image.clone(), ask)

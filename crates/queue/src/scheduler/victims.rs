@@ -6,7 +6,7 @@ use crate::preemption::{self, Means, Pressure, Price};
 
 /// What a search for jobs that could give way has found.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct Victims {
     /// Those that give way, if there are enough.
     pub chosen: Option<Vec<(JobId, Price)>>,
     /// All that run, if there are not.
@@ -23,12 +23,12 @@ pub fn find(
     missing: i64,
     leaving: &[JobId],
     memory_free: u64,
-) -> Found {
+) -> Victims {
     let taker = &world.jobs[candidate.index];
     let needed = if taker.in_memory { 0 } else { taker.memory_wanted };
     let running =
         world.jobs.iter().filter(|job| job.phase == Phase::Running && !leaving.contains(&job.id));
-    let mut found = Found::default();
+    let mut found = Victims::default();
     let mut able: Vec<(&Job, Price)> = Vec::new();
     for job in running {
         found.in_the_way.push(job.id);

@@ -3,17 +3,17 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::place::{Place, shown};
+use crate::fixture::{Fixture, shown};
 
-/// An authority, whose files lie in the place of a test.
+/// An authority, whose files lie in the fixture of a test.
 pub struct Authority {
     dir: PathBuf,
     name: String,
 }
 
 impl Authority {
-    pub fn new(place: &Place, name: &str) -> Self {
-        let authority = Self { dir: place.dir.path().to_owned(), name: name.to_owned() };
+    pub fn new(fixture: &Fixture, name: &str) -> Self {
+        let authority = Self { dir: fixture.dir.path().to_owned(), name: name.to_owned() };
         authority.make(name, &["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]);
         authority
     }

@@ -16,7 +16,7 @@ use torpor_benchmark::cri::{CallError, Client};
 use torpor_runtimes_tests::podman::{IMAGE, Podman};
 use torpor_runtimes_tests::scratch::Scratch;
 
-use crate::place::{shown, until};
+use crate::fixture::{shown, until};
 use crate::podman::{HOST, registry, snapshot};
 
 /// What containerd and its shims keep below /run is its own.

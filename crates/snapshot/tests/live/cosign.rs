@@ -14,7 +14,7 @@ use torpor_snapshot::store::http::{Call, Client};
 use torpor_snapshot::store::{self, Store};
 
 use crate::fallback::cold_with;
-use crate::place::{Place, shown};
+use crate::fixture::{Fixture, shown};
 use crate::registry::Registry;
 
 const BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
@@ -22,23 +22,23 @@ const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 const STATEMENT: &str = "application/vnd.in-toto+json";
 
 /// A key for P-256, as cosign makes them; the file of its public half.
-fn key(place: &Place, name: &str) -> String {
+fn key(fixture: &Fixture, name: &str) -> String {
     let (private, public) = (format!("{name}.key"), format!("{name}.pub"));
     let curve = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", &private];
-    openssl(place, &[&["genpkey"][..], &curve].concat());
-    openssl(place, &["pkey", "-in", &private, "-pubout", "-out", &public]);
-    place.path(&public).display().to_string()
+    openssl(fixture, &[&["genpkey"][..], &curve].concat());
+    openssl(fixture, &["pkey", "-in", &private, "-pubout", "-out", &public]);
+    fixture.path(&public).display().to_string()
 }
 
 #[track_caller]
-fn openssl(place: &Place, words: &[&str]) {
+fn openssl(fixture: &Fixture, words: &[&str]) {
     let output =
-        Command::new("openssl").args(words).current_dir(place.dir.path()).output().unwrap();
+        Command::new("openssl").args(words).current_dir(fixture.dir.path()).output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
 }
 
 /// A bundle that says that the key `name` has signed the manifest with this digest.
-fn bundle(place: &Place, name: &str, digest: &str) -> Value {
+fn bundle(fixture: &Fixture, name: &str, digest: &str) -> Value {
     let payload = json!({
         "_type": "https://in-toto.io/Statement/v1",
         "predicateType": "https://sigstore.dev/cosign/sign/v1",
@@ -46,11 +46,11 @@ fn bundle(place: &Place, name: &str, digest: &str) -> Value {
         "subject": [{ "digest": { "sha256": oci::hex_of(digest).unwrap() } }],
     });
     let payload = payload.to_string();
-    let (message, signature) = (place.path("message"), place.path("signature"));
+    let (message, signature) = (fixture.path("message"), fixture.path("signature"));
     let head = format!("DSSEv1 {} {STATEMENT} {} ", STATEMENT.len(), payload.len());
     fs::write(&message, head + &payload).unwrap();
     let key = format!("{name}.key");
-    openssl(place, &["dgst", "-sha256", "-sign", &key, "-out", "signature", "message"]);
+    openssl(fixture, &["dgst", "-sha256", "-sign", &key, "-out", "signature", "message"]);
     json!({
         "mediaType": BUNDLE,
         "verificationMaterial": { "publicKey": { "hint": "" }, "tlogEntries": [] },
@@ -110,13 +110,13 @@ fn attach(registry: &Registry, of: &Descriptor, bundle: &Value) {
 
 #[test]
 fn what_cosign_has_signed_is_started() {
-    let place = Place::new("cosign", 100);
-    let registry = Registry::start(&place);
+    let fixture = Fixture::new("cosign", 100);
+    let registry = Registry::start(&fixture);
     let reference = registry.reference();
-    place.create(&reference, &[]);
-    let (ours, theirs) = (key(&place, "ours"), key(&place, "theirs"));
+    fixture.create(&reference, &[]);
+    let (ours, theirs) = (key(&fixture, "ours"), key(&fixture, "theirs"));
     let trust = ["--cosign-key", &ours, "--require-signature"];
-    cold_with(&place, &reference, "absent", "is not signed", &trust);
+    cold_with(&fixture, &reference, "absent", "is not signed", &trust);
 
     let bytes = store::open(&reference.parse().unwrap()).unwrap().manifest().unwrap().unwrap();
     let of = Descriptor {
@@ -125,23 +125,23 @@ fn what_cosign_has_signed_is_started() {
         size: bytes.len() as u64,
         annotations: BTreeMap::new(),
     };
-    attach(&registry, &of, &bundle(&place, "ours", &of.digest));
-    place.run(&reference, "good", "snapshot", &trust);
-    place.answers_right("good");
+    attach(&registry, &of, &bundle(&fixture, "ours", &of.digest));
+    fixture.run(&reference, "good", "snapshot", &trust);
+    fixture.answers_right("good");
     let verify = [&["verify", &reference][..], &trust].concat();
-    let output = place.torpor(&verify).output().unwrap();
+    let output = fixture.torpor(&verify).output().unwrap();
     assert!(shown(&output).contains(&format!("signed by {ours}")), "{}", shown(&output));
 
     // Not by whom it should be; of something else; changed.
     let other = ["--cosign-key", &theirs];
-    cold_with(&place, &reference, "other", "of none of the keys", &other);
-    attach(&registry, &of, &bundle(&place, "ours", &oci::sha256(b"another")));
-    cold_with(&place, &reference, "another", "of another snapshot", &trust);
-    let mut changed = bundle(&place, "ours", &of.digest);
+    cold_with(&fixture, &reference, "other", "of none of the keys", &other);
+    attach(&registry, &of, &bundle(&fixture, "ours", &oci::sha256(b"another")));
+    cold_with(&fixture, &reference, "another", "of another snapshot", &trust);
+    let mut changed = bundle(&fixture, "ours", &of.digest);
     let payload = STANDARD.decode(changed["dsseEnvelope"]["payload"].as_str().unwrap()).unwrap();
     let payload =
         String::from_utf8(payload).unwrap().replace("\"predicate\":{}", "\"predicate\":7");
     changed["dsseEnvelope"]["payload"] = STANDARD.encode(payload).into();
     attach(&registry, &of, &changed);
-    cold_with(&place, &reference, "changed", "of none of the keys", &trust);
+    cold_with(&fixture, &reference, "changed", "of none of the keys", &trust);
 }

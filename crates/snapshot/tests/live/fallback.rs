@@ -9,18 +9,18 @@ use torpor_images::proto::InventoryEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_snapshot::archive;
 
-use crate::place::{Place, shown, until};
+use crate::fixture::{Fixture, shown, until};
 
 /// The container is started cold, for this reason, and answers right.
 #[track_caller]
-fn cold(place: &Place, name: &str, why: &str) {
-    cold_with(place, &place.reference(), name, why, &[]);
+fn cold(fixture: &Fixture, name: &str, why: &str) {
+    cold_with(fixture, &fixture.reference(), name, why, &[]);
 }
 
 /// The same of another snapshot, with more options.
 #[track_caller]
-pub fn cold_with(place: &Place, reference: &str, name: &str, why: &str, more: &[&str]) {
-    let output = place.try_run(reference, name, &[&["--policy", "IfPresent"], more].concat());
+pub fn cold_with(fixture: &Fixture, reference: &str, name: &str, why: &str, more: &[&str]) {
+    let output = fixture.try_run(reference, name, &[&["--policy", "IfPresent"], more].concat());
     assert_eq!(output.status.code(), Some(3), "{}", shown(&output));
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(said["started_from"], "cold");
@@ -29,77 +29,77 @@ pub fn cold_with(place: &Place, reference: &str, name: &str, why: &str, more: &[
     println!("{why}: the cold start began {} ms later", said["fallback_ms"].as_f64().unwrap());
     let line = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(line.contains(&format!("is started cold: {reason}")), "{line}");
-    place.answers_right(name);
-    assert_eq!(place.exec(name, &["hostname"]), place.id(name));
-    place.delete(name);
+    fixture.answers_right(name);
+    assert_eq!(fixture.exec(name, &["hostname"]), fixture.id(name));
+    fixture.delete(name);
 
-    let output = place.try_run(reference, name, &[&["--policy", "Always"], more].concat());
+    let output = fixture.try_run(reference, name, &[&["--policy", "Always"], more].concat());
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
-    let state = place.runc(&["state", &place.id(name)]).output().unwrap();
+    let state = fixture.runc(&["state", &fixture.id(name)]).output().unwrap();
     assert!(!state.status.success(), "nothing was started");
-    until("nothing is left", || !place.path("state/instances").join(place.id(name)).exists());
+    until("nothing is left", || !fixture.path("state/instances").join(fixture.id(name)).exists());
 }
 
 #[test]
 fn what_does_not_fit_is_started_cold() {
-    let place = Place::new("fits", 200);
-    place.create(&place.reference(), &[]);
+    let fixture = Fixture::new("fits", 200);
+    fixture.create(&fixture.reference(), &[]);
     let mut before = Value::Null;
-    place.configure(|config| {
+    fixture.configure(|config| {
         before = config["process"]["env"].clone();
         config["process"]["env"].as_array_mut().unwrap().push("A=1".into());
     });
-    cold(&place, "config", "another configuration");
-    place.configure(|config| config["process"]["env"] = before);
-    fs::write(place.path("bundle/rootfs/etc/new"), "").unwrap();
-    cold(&place, "files", "another image");
+    cold(&fixture, "config", "another configuration");
+    fixture.configure(|config| config["process"]["env"] = before);
+    fs::write(fixture.path("bundle/rootfs/etc/new"), "").unwrap();
+    cold(&fixture, "files", "another image");
 }
 
 #[test]
 fn damage_is_found_before_anything_starts() {
-    let place = Place::new("damage", 1000);
+    let fixture = Fixture::new("damage", 1000);
     let flip = |file: &std::path::Path, at: u64| {
         let file = fs::File::options().read(true).write(true).open(file).unwrap();
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
         file.write_all_at(&[!byte[0]], at).unwrap();
     };
-    place.create(&place.reference(), &[]);
-    let (small, pack) = (place.layer(0), place.layer(1));
+    fixture.create(&fixture.reference(), &[]);
+    let (small, pack) = (fixture.layer(0), fixture.layer(1));
     let middle = fs::metadata(&pack).unwrap().len() / 2;
     flip(&pack, middle);
-    cold(&place, "chunk", "is damaged at");
-    let verify = place.torpor(&["verify", &place.reference()]).output().unwrap();
+    cold(&fixture, "chunk", "is damaged at");
+    let verify = fixture.torpor(&["verify", &fixture.reference()]).output().unwrap();
     assert!(shown(&verify).contains("is damaged"), "{}", shown(&verify));
     flip(&pack, middle);
     flip(&small, 100);
-    cold(&place, "small", "is not what its digest says");
+    cold(&fixture, "small", "is not what its digest says");
     flip(&small, 100);
-    place.run(&place.reference(), "whole", "snapshot", &[]);
+    fixture.run(&fixture.reference(), "whole", "snapshot", &[]);
     fs::remove_file(&pack).unwrap();
-    cold(&place, "missing", "No such file");
-    fs::write(place.path("store/index.json"), "{").unwrap();
-    cold(&place, "index", "index.json");
-    fs::remove_dir_all(place.path("store")).unwrap();
-    cold(&place, "gone", "there is no such snapshot");
+    cold(&fixture, "missing", "No such file");
+    fs::write(fixture.path("store/index.json"), "{").unwrap();
+    cold(&fixture, "index", "index.json");
+    fs::remove_dir_all(fixture.path("store")).unwrap();
+    cold(&fixture, "gone", "there is no such snapshot");
 }
 
 /// Gives the snapshot in the store another description.
-fn describe(place: &Place, change: impl FnOnce(&mut Value)) {
-    place.change("latest", |manifest| {
-        let mut config = place.document(manifest["config"]["digest"].as_str().unwrap());
+fn describe(fixture: &Fixture, change: impl FnOnce(&mut Value)) {
+    fixture.change("latest", |manifest| {
+        let mut config = fixture.document(manifest["config"]["digest"].as_str().unwrap());
         change(&mut config["org.torpor.snapshot"]);
-        place.put(&serde_json::to_vec(&config).unwrap(), &mut manifest["config"]);
+        fixture.put(&serde_json::to_vec(&config).unwrap(), &mut manifest["config"]);
     });
 }
 
 /// Gives the snapshot in the store other images.
-fn other_images(place: &Place, change: impl FnOnce(&ImageDir)) {
+fn other_images(fixture: &Fixture, change: impl FnOnce(&ImageDir)) {
     let dir = tempfile::tempdir().unwrap();
     let changes = dir.path().join("changes");
     let images = dir.path().join("images");
     fs::create_dir(&images).unwrap();
-    let packed = fs::read(place.layer(0)).unwrap();
+    let packed = fs::read(fixture.layer(0)).unwrap();
     let mut plain = zstd::Decoder::new(packed.as_slice()).unwrap();
     archive::read_small(&mut plain, &images, (archive::CHANGES, &changes)).unwrap();
     change(&ImageDir::open(&images).unwrap());
@@ -107,36 +107,36 @@ fn other_images(place: &Place, change: impl FnOnce(&ImageDir)) {
     let changes = Some((archive::CHANGES, changes.as_path()));
     archive::write_small(&mut packed, &images, changes, &[]).unwrap();
     let packed = packed.finish().unwrap();
-    place.change("latest", |manifest| place.put(&packed, &mut manifest["layers"][0]));
+    fixture.change("latest", |manifest| fixture.put(&packed, &mut manifest["layers"][0]));
 }
 
 #[test]
 fn another_machine_starts_cold() {
-    let place = Place::new("machine", 200);
-    place.create(&place.reference(), &[]);
-    let here = place.manifest();
-    describe(&place, |about| about["machine"]["architecture"] = "riscv64".into());
-    assert_ne!(place.manifest(), here);
-    cold(&place, "processor", "another processor");
-    describe(&place, |about| {
+    let fixture = Fixture::new("machine", 200);
+    fixture.create(&fixture.reference(), &[]);
+    let here = fixture.manifest();
+    describe(&fixture, |about| about["machine"]["architecture"] = "riscv64".into());
+    assert_ne!(fixture.manifest(), here);
+    cold(&fixture, "processor", "another processor");
+    describe(&fixture, |about| {
         about["machine"]["architecture"] =
             torpor_snapshot::description::Machine::here().architecture.into();
         about["machine"]["kernel"] = "99.1.0".into();
     });
-    cold(&place, "kernel", "a later kernel");
-    describe(&place, |about| about["version"] = 9.into());
-    cold(&place, "version", "version 9 is not known");
+    cold(&fixture, "kernel", "a later kernel");
+    describe(&fixture, |about| about["version"] = 9.into());
+    cold(&fixture, "version", "version 9 is not known");
 }
 
 /// One that has instructions which this one has not.
 #[test]
 fn another_processor_starts_cold() {
-    let place = Place::new("processor", 200);
-    place.create(&place.reference(), &[]);
-    other_images(&place, |_| {});
-    place.run(&place.reference(), "same", "snapshot", &[]);
-    place.answers_right("same");
-    other_images(&place, |images| {
+    let fixture = Fixture::new("processor", 200);
+    fixture.create(&fixture.reference(), &[]);
+    other_images(&fixture, |_| {});
+    fixture.run(&fixture.reference(), "same", "snapshot", &[]);
+    fixture.answers_right("same");
+    other_images(&fixture, |images| {
         let mut inventory: InventoryEntry = images.read_one(kind::INVENTORY, 0).unwrap();
         let processor = inventory.torpor_cpuinfo.as_mut().unwrap();
         // PREFETCHWT1: only processors had it that are not made any more (Intel SDM, CPUID leaf 7,
@@ -144,31 +144,31 @@ fn another_processor_starts_cold() {
         processor.x86_entry[0].capability[16] |= 1;
         images.write_one(kind::INVENTORY, 0, &inventory).unwrap();
     });
-    cold(&place, "features", "processor");
+    cold(&fixture, "features", "processor");
 }
 
 /// Nor is one believed that runs and does not answer.
 #[test]
 fn one_that_does_not_answer_starts_cold() {
-    let place = Place::new("silent", 200);
-    let reference = place.reference();
-    place.create(&reference, &[]);
+    let fixture = Fixture::new("silent", 200);
+    let reference = fixture.reference();
+    fixture.create(&reference, &[]);
     let ready = ["--ready", "exec:test ! -e /run/torpor/restored", "--timeout", "2"];
-    cold_with(&place, &reference, "warm", "not ready (exec:test", &ready);
+    cold_with(&fixture, &reference, "warm", "not ready (exec:test", &ready);
     let never = ["--ready", "exec:false", "--timeout", "1"];
-    let output = place.try_run(&reference, "never", &never);
+    let output = fixture.try_run(&reference, "never", &never);
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
-    let list = place.runc(&["list", "--quiet"]).output().unwrap();
+    let list = fixture.runc(&["list", "--quiet"]).output().unwrap();
     assert!(list.stdout.is_empty(), "{}", shown(&list));
-    let output = place.try_run(&reference, "told", &["--ready", "notify"]);
+    let output = fixture.try_run(&reference, "told", &["--ready", "notify"]);
     assert!(shown(&output).contains("does not say again"), "{}", shown(&output));
 }
 
 #[test]
 fn a_full_disk_starts_cold() {
-    let place = Place::new("full", 4000);
-    place.create(&place.reference(), &[]);
-    let state = place.path("state");
+    let fixture = Fixture::new("full", 4000);
+    fixture.create(&fixture.reference(), &[]);
+    let state = fixture.path("state");
     let notes = fs::read_dir(state.join("notes")).unwrap().next().unwrap().unwrap();
     let (name, note) = (notes.file_name(), fs::read(notes.path()).unwrap());
     let mount = |words: &[&str]| {
@@ -177,6 +177,6 @@ fn a_full_disk_starts_cold() {
     mount(&["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs"]);
     fs::create_dir(state.join("notes")).unwrap();
     fs::write(state.join("notes").join(name), note).unwrap();
-    cold(&place, "full", "No space left");
+    cold(&fixture, "full", "No space left");
     mount(&["umount", "-l"]);
 }

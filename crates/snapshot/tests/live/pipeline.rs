@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::authority::Authority;
-use crate::place::{Place, shown};
+use crate::fixture::{Fixture, shown};
 use crate::registry::Registry;
 
 /// The commands of the example with this number, with what this test has in place of a shop.
@@ -42,34 +42,34 @@ fn github() {
 /// All steps end well, and what they deploy comes from the snapshot.
 #[track_caller]
 fn works(name: &str, number: usize, variables: [(&str, &str); 2]) {
-    let place = Place::new(name, 300);
-    let registry = Registry::start(&place);
-    let authority = Authority::new(&place, "ca");
+    let fixture = Fixture::new(name, 300);
+    let registry = Registry::start(&fixture);
+    let authority = Authority::new(&fixture, "ca");
     let (key, certificate) = authority.signer("maker");
     let steps = steps(number);
     assert_eq!(steps.len(), 7, "{steps:?}");
-    let torpor = place.torpor(&[]).get_program().to_owned();
-    let bin = place.path("bin");
+    let torpor = fixture.torpor(&[]).get_program().to_owned();
+    let bin = fixture.path("bin");
     fs::create_dir(&bin).unwrap();
     std::os::unix::fs::symlink(torpor, bin.join("torpor")).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     for step in &steps {
         // The steps know the containers of the usual runc: these have names of their own.
-        let own = |word: &str| format!("--id {}", place.id(word));
+        let own = |word: &str| format!("--id {}", fixture.id(word));
         let step = step.replace("--id shop", &own("shop"));
         let mut shell = Command::new("sh");
-        shell.args(["-ec", &step]).current_dir(place.dir.path()).stdin(Stdio::null());
+        shell.args(["-ec", &step]).current_dir(fixture.dir.path()).stdin(Stdio::null());
         shell.env("PATH", &path).env("REGISTRY", &registry.host).envs(variables);
         shell.env("SIGN_KEY", &key).env("SIGN_CERT", &certificate);
         shell.env("TRUST", authority.certificate());
-        shell.env("TORPOR_STATE", place.path("state")).env("TORPOR_CACHE", place.path("cache"));
+        shell.env("TORPOR_STATE", fixture.path("state")).env("TORPOR_CACHE", fixture.path("cache"));
         let output = shell.output().unwrap();
         if step.contains("--trust") {
-            let delete = ["delete", "--force", &place.id("shop")];
+            let delete = ["delete", "--force", &fixture.id("shop")];
             let delete = Command::new("runc").args(delete).output().unwrap();
             assert!(delete.status.success(), "{}", shown(&delete));
             // Who brings its pages in is not in them, and does not keep runc from removing them.
-            assert_eq!(groups(&place.id("shop")), Vec::<PathBuf>::new());
+            assert_eq!(groups(&fixture.id("shop")), Vec::<PathBuf>::new());
             assert!(shown(&output).contains("snapshot"), "{}", shown(&output));
         }
         assert!(output.status.success(), "{step}: {}", shown(&output));

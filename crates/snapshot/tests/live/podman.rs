@@ -12,7 +12,7 @@ use torpor_runtimes_tests::podman::{IMAGE, Podman};
 use torpor_runtimes_tests::scratch::Scratch;
 use torpor_snapshot::{oci, store};
 
-use crate::place::{shown, until};
+use crate::fixture::{shown, until};
 use crate::registry::Registry;
 
 /// A program that uses the storage and the network of this Podman.

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::place::{Place, shown};
+use crate::fixture::{Fixture, shown};
 use crate::template::many;
 use crate::tree::family;
 
@@ -36,10 +36,10 @@ run ->(env) do
 end
 "##;
 
-/// A place whose application is Puma.
-fn puma() -> Place {
-    let place = Place::new("puma", 0);
-    let root = place.path("bundle/rootfs");
+/// A fixture whose application is Puma.
+fn puma() -> Fixture {
+    let fixture = Fixture::new("puma", 0);
+    let root = fixture.path("bundle/rootfs");
     for part in ["usr", "var/lib"] {
         fs::create_dir_all(root.join(part)).unwrap();
     }
@@ -48,7 +48,7 @@ fn puma() -> Place {
     }
     fs::write(root.join("app.ru"), APPLICATION).unwrap();
     fs::write(root.join("puma.rb"), SETTINGS).unwrap();
-    place.configure(|config| {
+    fixture.configure(|config| {
         config["process"]["args"] = json!(["/usr/bin/puma", "--config", "/puma.rb"]);
         for path in ["/usr", "/etc", "/var/lib"] {
             config["mounts"].as_array_mut().unwrap().push(json!({
@@ -56,7 +56,7 @@ fn puma() -> Place {
             }));
         }
     });
-    place
+    fixture
 }
 
 /// What a container's workers answer: each its pid there and its sum.
@@ -84,18 +84,18 @@ fn workers_of_puma_share_their_memory() {
         eprintln!("left out: workers_of_puma_share_their_memory (TORPOR_LONG=1 runs it)");
         return;
     }
-    let place = puma();
-    let reference = place.reference();
+    let fixture = puma();
+    let reference = fixture.reference();
     let ready = "exec:test -e /booted-0 -a -e /booted-1 -a -e /booted-2";
-    let made = place.try_create(&reference, &["--ready", ready]);
+    let made = fixture.try_create(&reference, &["--ready", ready]);
     assert!(made.status.success(), "{}", shown(&made));
-    let one = place.run(&reference, "one", "snapshot", &["--prefetch", "all"]);
+    let one = fixture.run(&reference, "one", "snapshot", &["--prefetch", "all"]);
     let pss = |said: &Value| -> u64 { family(said).iter().map(|p| p.kilobytes("Pss:")).sum() };
     let alone = pss(&one);
     let right = answers(&one);
     assert!(!right.is_empty());
 
-    let all = many(&place, "many", &["--count", "10"]);
+    let all = many(&fixture, "many", &["--count", "10"]);
     assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
     let owns: Vec<u64> =
         all.iter().flat_map(family).map(|process| process.kilobytes("Private_Dirty:")).collect();

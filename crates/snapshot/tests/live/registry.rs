@@ -16,7 +16,7 @@ use torpor_snapshot::reference::Reference;
 use torpor_snapshot::store;
 
 use crate::fallback::cold_with;
-use crate::place::{Place, shown, until};
+use crate::fixture::{Fixture, shown, until};
 
 /// A registry that runs as long as this value lives.
 pub struct Registry {
@@ -25,9 +25,9 @@ pub struct Registry {
 }
 
 impl Registry {
-    pub fn start(place: &Place) -> Self {
+    pub fn start(fixture: &Fixture) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let dir = place.path("registry");
+        let dir = fixture.path("registry");
         fs::create_dir(&dir).unwrap();
         let host = format!("127.0.0.1:{port}");
         let registry = Self::serve(&dir, &host, Command::new("docker-registry"));
@@ -69,8 +69,8 @@ impl Drop for Registry {
 }
 
 /// What the process that fetches the pages of a container has written down.
-fn feed_log(place: &Place, name: &str) -> String {
-    let log = place.path("state/instances").join(place.id(name)).join("feed.log");
+fn feed_log(fixture: &Fixture, name: &str) -> String {
+    let log = fixture.path("state/instances").join(fixture.id(name)).join("feed.log");
     fs::read_to_string(log).unwrap_or_default()
 }
 
@@ -84,57 +84,57 @@ fn count(log: &str, line: &str, word: &str) -> u64 {
 
 #[test]
 fn a_container_starts_from_a_registry_before_its_bytes_are_there() {
-    let place = Place::new("registry", 20_000);
-    let mut registry = Registry::start(&place);
+    let fixture = Fixture::new("registry", 20_000);
+    let mut registry = Registry::start(&fixture);
     let reference = registry.reference();
-    let made = place.create(&reference, &[]);
-    let report = place.path("report.html");
+    let made = fixture.create(&reference, &[]);
+    let report = fixture.path("report.html");
     let ready = ["--ready", "exec:/app ask page 3", "--report", report.to_str().unwrap()];
-    let said = place.run(&reference, "one", "snapshot", &ready);
+    let said = fixture.run(&reference, "one", "snapshot", &ready);
     let number = |key: &str| said[key].as_u64().unwrap();
     assert!((1..=64).contains(&number("requests")), "{said}");
     assert!(number("bytes") * 100 <= made["size"].as_u64().unwrap() * 15, "{said} of {made}");
     assert!(number("unforeseen") <= number("waits"), "{said}");
     println!("of {} bytes: {said}", made["size"]);
     shows_the_first_second(&report, &said);
-    let page = place.exec("one", &["/app", "ask", "page", "777"]);
-    let sum = place.exec("one", &["/app", "ask", "sum"]);
-    until("all is there", || feed_log(&place, "one").contains("brought the working set"));
-    let log = feed_log(&place, "one");
+    let page = fixture.exec("one", &["/app", "ask", "page", "777"]);
+    let sum = fixture.exec("one", &["/app", "ask", "sum"]);
+    until("all is there", || feed_log(&fixture, "one").contains("brought the working set"));
+    let log = feed_log(&fixture, "one");
     let (requests, bytes) =
         (count(&log, "the working set", "requests"), count(&log, "the working set", "bytes"));
     assert!(requests <= 64, "{log}");
     assert!(bytes * 100 <= made["size"].as_u64().unwrap() * 15, "{log}");
-    until("all is there", || feed_log(&place, "one").lines().count() > 1);
+    until("all is there", || feed_log(&fixture, "one").lines().count() > 1);
 
-    place.answers_right("one");
-    place.run(&reference, "cold", "cold", &["--policy", "Never"]);
-    place.answers_right("cold");
-    assert_eq!(page, place.exec("cold", &["/app", "ask", "page", "777"]));
+    fixture.answers_right("one");
+    fixture.run(&reference, "cold", "cold", &["--policy", "Never"]);
+    fixture.answers_right("cold");
+    assert_eq!(page, fixture.exec("cold", &["/app", "ask", "page", "777"]));
 
     // What is in the cache is not fetched again; what is damaged there is.
-    let cached = fs::read_dir(place.path("cache/packs")).unwrap().next().unwrap().unwrap().path();
+    let cached = fs::read_dir(fixture.path("cache/packs")).unwrap().next().unwrap().unwrap().path();
     let bytes = fs::read(&cached).unwrap();
     let middle = bytes.len() / 2;
     fs::write(&cached, [&bytes[..middle], &[0; 64], &bytes[middle + 64..]].concat()).unwrap();
-    place.run(&reference, "two", "snapshot", &[]);
-    assert_eq!(sum, place.exec("two", &["/app", "ask", "sum"]));
-    until("all is there", || feed_log(&place, "two").lines().count() > 1);
-    let log = feed_log(&place, "two");
+    fixture.run(&reference, "two", "snapshot", &[]);
+    assert_eq!(sum, fixture.exec("two", &["/app", "ask", "sum"]));
+    until("all is there", || feed_log(&fixture, "two").lines().count() > 1);
+    let log = feed_log(&fixture, "two");
     assert!(count(&log, "requests brought", "requests") <= 2, "{log}");
 
     // A second push of the same sends no pages again.
-    let again = place.create(&reference, &[]);
+    let again = fixture.create(&reference, &[]);
     assert!(
         again["uploaded"].as_u64().unwrap() * 5 < made["uploaded"].as_u64().unwrap(),
         "{again} after {made}"
     );
     registry.stop();
-    let output = place.try_run(&reference, "down", &[]);
+    let output = fixture.try_run(&reference, "down", &[]);
     assert_eq!(output.status.code(), Some(3), "{}", shown(&output));
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(said["reason"].as_str().unwrap().contains("refused"), "{said}");
-    place.answers_right("down");
+    fixture.answers_right("down");
 }
 
 /// A report is a page that shows what was said.
@@ -160,23 +160,24 @@ fn shows_the_first_second(report: &Path, said: &Value) {
 /// pages that are not theirs.
 #[test]
 fn tasks_end_with_their_source() {
-    let place = Place::new("source", 50_000);
-    let mut registry = Registry::start(&place);
+    let fixture = Fixture::new("source", 50_000);
+    let mut registry = Registry::start(&fixture);
     let reference = registry.reference();
-    place.create(&reference, &[]);
+    fixture.create(&reference, &[]);
     // All before the start: then nothing is needed any more.
-    place.run(&reference, "whole", "snapshot", &["--prefetch", "all"]);
-    let _ = fs::remove_dir_all(place.path("cache"));
-    place.run(&reference, "lazy", "snapshot", &[]);
+    fixture.run(&reference, "whole", "snapshot", &["--prefetch", "all"]);
+    let _ = fs::remove_dir_all(fixture.path("cache"));
+    fixture.run(&reference, "lazy", "snapshot", &[]);
     registry.stop();
-    let asked = place.runc(&["exec", &place.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
-    let whole = place.exec("whole", &["/app", "ask", "sum"]);
+    let asked =
+        fixture.runc(&["exec", &fixture.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
+    let whole = fixture.exec("whole", &["/app", "ask", "sum"]);
     if asked.status.success() {
         // It had everything already.
         assert_eq!(String::from_utf8(asked.stdout).unwrap().trim(), whole);
     } else {
         until("the container has ended", || {
-            let state = place.runc(&["state", &place.id("lazy")]).output().unwrap();
+            let state = fixture.runc(&["state", &fixture.id("lazy")]).output().unwrap();
             let state: Value = serde_json::from_slice(&state.stdout).unwrap();
             state["status"] == "stopped"
         });
@@ -186,14 +187,14 @@ fn tasks_end_with_their_source() {
 /// What needs all of its memory before it answers does not wait for it piece by piece.
 #[test]
 fn a_working_set_that_is_larger_than_expected_comes_at_once() {
-    let place = Place::new("larger", 10_000);
-    let registry = Registry::start(&place);
+    let fixture = Fixture::new("larger", 10_000);
+    let registry = Registry::start(&fixture);
     let reference = registry.reference();
-    let made = place.create(&reference, &[]);
-    let said = place.run(&reference, "one", "snapshot", &["--ready", "exec:/app ask sum"]);
+    let made = fixture.create(&reference, &[]);
+    let said = fixture.run(&reference, "one", "snapshot", &["--ready", "exec:/app ask sum"]);
     assert!(said["unforeseen"].as_u64().unwrap() > 32, "{said}");
-    place.answers_right("one");
-    until("all is there", || feed_log(&place, "one").contains("everything is fetched"));
+    fixture.answers_right("one");
+    until("all is there", || feed_log(&fixture, "one").contains("everything is fetched"));
     // One part comes twice at most: for somebody who waits for it, and with the rest.
     let (bytes, size) = (said["bytes"].as_u64().unwrap(), made["size"].as_u64().unwrap());
     assert!(bytes <= 2 * size, "{bytes} of {size}");
@@ -202,30 +203,30 @@ fn a_working_set_that_is_larger_than_expected_comes_at_once() {
 /// Between a failure and the cold start nobody is asked anything.
 #[test]
 fn a_registry_is_not_asked_again_for_a_cold_start() {
-    let place = Place::new("asked", 200);
-    let registry = Registry::start(&place);
+    let fixture = Fixture::new("asked", 200);
+    let registry = Registry::start(&fixture);
     let reference = registry.reference();
-    place.create(&reference, &[]);
-    place.configure(|config| config["process"]["env"] = serde_json::json!(["A=1"]));
+    fixture.create(&reference, &[]);
+    fixture.configure(|config| config["process"]["env"] = serde_json::json!(["A=1"]));
     let requests = |name: &str| {
-        let said = place.run(&reference, name, "cold", &[]);
+        let said = fixture.run(&reference, name, "cold", &[]);
         assert!(said["reason"].as_str().unwrap().contains("another configuration"), "{said}");
-        place.answers_right(name);
+        fixture.answers_right(name);
         said["requests"].as_u64().unwrap()
     };
     let noted = requests("noted");
-    fs::remove_dir_all(place.path("state/notes")).unwrap();
+    fs::remove_dir_all(fixture.path("state/notes")).unwrap();
     assert_eq!(requests("not-noted"), noted);
 }
 
 /// What was changed in a registry is not believed: neither before the start nor later.
 #[test]
 fn a_chunk_that_was_tampered_with_is_found() {
-    let place = Place::new("tampered", 20_000);
-    let registry = Registry::start(&place);
+    let fixture = Fixture::new("tampered", 20_000);
+    let registry = Registry::start(&fixture);
     let reference = registry.reference();
-    place.create(&reference, &[]);
-    let blobs = place.path("registry/docker/registry/v2/blobs/sha256");
+    fixture.create(&reference, &[]);
+    let blobs = fixture.path("registry/docker/registry/v2/blobs/sha256");
     let files = fs::read_dir(blobs).unwrap().flatten();
     let files = files.flat_map(|dir| fs::read_dir(dir.path()).unwrap().flatten());
     let pack = files.map(|dir| dir.path().join("data")).max_by_key(|f| f.metadata().unwrap().len());
@@ -236,13 +237,14 @@ fn a_chunk_that_was_tampered_with_is_found() {
     pack.read_exact_at(&mut byte, middle).unwrap();
     pack.write_all_at(&[!byte[0]], middle).unwrap();
     let all = ["--prefetch", "all"];
-    cold_with(&place, &reference, "before", "is damaged at", &all);
+    cold_with(&fixture, &reference, "before", "is damaged at", &all);
     // One that runs already ends before it could see it.
-    place.run(&reference, "lazy", "snapshot", &[]);
-    let asked = place.runc(&["exec", &place.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
+    fixture.run(&reference, "lazy", "snapshot", &[]);
+    let asked =
+        fixture.runc(&["exec", &fixture.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
     assert!(!asked.status.success(), "{}", shown(&asked));
     until("the container has ended", || {
-        let state = place.runc(&["state", &place.id("lazy")]).output().unwrap();
+        let state = fixture.runc(&["state", &fixture.id("lazy")]).output().unwrap();
         let state: Value = serde_json::from_slice(&state.stdout).unwrap();
         state["status"] == "stopped"
     });
@@ -250,18 +252,18 @@ fn a_chunk_that_was_tampered_with_is_found() {
 
 #[test]
 fn other_tools_know_it() {
-    let place = Place::new("tools", 300);
-    let registry = Registry::start(&place);
-    place.create(&registry.reference(), &[]);
-    let store = place.reference();
+    let fixture = Fixture::new("tools", 300);
+    let registry = Registry::start(&fixture);
+    fixture.create(&registry.reference(), &[]);
+    let store = fixture.reference();
     let mut copy = Command::new("skopeo");
     copy.args(["--insecure-policy", "copy", "--src-tls-verify=false"]);
     copy.arg(format!("docker://{}", registry.reference()));
-    copy.arg(format!("oci:{}:latest", place.path("store").display()));
+    copy.arg(format!("oci:{}:latest", fixture.path("store").display()));
     let output = copy.output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
-    place.run(&store, "copied", "snapshot", &[]);
-    let said = |words: &[&str]| place.torpor(words).output().unwrap();
+    fixture.run(&store, "copied", "snapshot", &[]);
+    let said = |words: &[&str]| fixture.torpor(words).output().unwrap();
     assert!(shown(&said(&["list", &registry.reference()])).contains("team/app:v1"));
     assert!(said(&["verify", &registry.reference()]).status.success());
     assert!(said(&["rm", &registry.reference()]).status.success());
@@ -317,8 +319,8 @@ fn a_whole_answer_to_a_range_is_recognised() {
 /// Parts of an upload that get lost are sent again.
 #[test]
 fn an_upload_goes_on_after_an_interruption() {
-    let place = Place::new("resume", 10);
-    let registry = Registry::start(&place);
+    let fixture = Fixture::new("resume", 10);
+    let registry = Registry::start(&fixture);
     let front = Interrupting::requests(&registry.host);
     let reference: Reference = format!("{}/team/app:v1", front.host).parse().unwrap();
     let store = store::open(&reference).unwrap();
@@ -342,17 +344,17 @@ fn an_upload_goes_on_after_an_interruption() {
 /// Parts of a download that get lost come again, while the tasks run already.
 #[test]
 fn a_download_goes_on_after_an_interruption() {
-    let place = Place::new("cut", 20_000);
-    let registry = Registry::start(&place);
-    place.create(&registry.reference(), &[]);
+    let fixture = Fixture::new("cut", 20_000);
+    let registry = Registry::start(&fixture);
+    fixture.create(&registry.reference(), &[]);
     let front = Interrupting::answers(&registry.host);
     let reference = format!("{}/team/app:v1", front.host);
-    place.run(&reference, "one", "snapshot", &[]);
-    place.answers_right("one");
+    fixture.run(&reference, "one", "snapshot", &[]);
+    fixture.answers_right("one");
     let end = "requests brought";
-    until("all is there", || feed_log(&place, "one").matches(end).count() == 2);
+    until("all is there", || feed_log(&fixture, "one").matches(end).count() == 2);
     assert!(front.cut.load(Ordering::Relaxed) > 1, "it was interrupted");
-    let log = feed_log(&place, "one");
+    let log = feed_log(&fixture, "one");
     assert!(log.lines().all(|line| line.contains(end) || line.contains("is fetched")), "{log}");
 }
 

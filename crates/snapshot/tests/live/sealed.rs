@@ -12,12 +12,12 @@ use torpor_snapshot::sealed::Openers;
 use torpor_snapshot::store;
 
 use crate::authority::Authority;
-use crate::place::{Place, shown};
+use crate::fixture::{Fixture, shown};
 
 /// A new key: the file that opens, and who can be sealed for.
-pub fn key(place: &Place) -> (String, String) {
-    let torpor = place.torpor(&[]).get_program().to_owned();
-    let key = place.path("key");
+pub fn key(fixture: &Fixture) -> (String, String) {
+    let torpor = fixture.torpor(&[]).get_program().to_owned();
+    let key = fixture.path("key");
     let made = Command::new(torpor).args(["key", "generate"]).arg(&key).output().unwrap();
     assert!(made.status.success(), "{}", shown(&made));
     let recipient = String::from_utf8(made.stdout).unwrap().trim().to_owned();
@@ -26,54 +26,54 @@ pub fn key(place: &Place) -> (String, String) {
 
 #[test]
 fn a_sealed_snapshot_is_of_no_use_without_its_key() {
-    let place = Place::new("sealed", 300);
-    let (key, recipient) = key(&place);
-    let authority = Authority::new(&place, "ca");
+    let fixture = Fixture::new("sealed", 300);
+    let (key, recipient) = key(&fixture);
+    let authority = Authority::new(&fixture, "ca");
     let (sign_key, sign_cert) = authority.signer("maker");
-    let reference = place.reference();
+    let reference = fixture.reference();
     let signed = ["--sign-key", &sign_key, "--sign-cert", &sign_cert];
-    place.create(&reference, &[&["--recipient", &recipient][..], &signed].concat());
+    fixture.create(&reference, &[&["--recipient", &recipient][..], &signed].concat());
 
-    let without = place.run(&reference, "without", "cold", &[]);
+    let without = fixture.run(&reference, "without", "cold", &[]);
     assert!(without["reason"].as_str().unwrap().contains("key"), "{without}");
     let with = ["--identity", &key, "--trust", &authority.certificate(), "--require-signature"];
-    place.run(&reference, "with", "snapshot", &with);
-    assert_eq!(place.exec("with", &["hostname"]), place.id("with"));
-    place.exec("with", &["/app", "ask", "sum"]);
+    fixture.run(&reference, "with", "snapshot", &with);
+    assert_eq!(fixture.exec("with", &["hostname"]), fixture.id("with"));
+    fixture.exec("with", &["/app", "ask", "sum"]);
     // Another authority knows nobody of them.
-    let other = Authority::new(&place, "other").certificate();
+    let other = Authority::new(&fixture, "other").certificate();
     let with = ["--identity", &key, "--trust", &other, "--require-signature"];
-    place.run(&reference, "other", "cold", &with);
-    let state = fs::read_dir(place.path("state")).unwrap().flatten();
+    fixture.run(&reference, "other", "cold", &with);
+    let state = fs::read_dir(fixture.path("state")).unwrap().flatten();
     let left = state.filter(|entry| entry.file_name().to_string_lossy().starts_with("create-"));
     assert_eq!(left.count(), 0);
 }
 
 /// What a snapshot must not tell: a variable, what the container has written to a file, and the
 /// beginning of a page of its memory.
-fn secrets(place: &Place) -> [Vec<u8>; 3] {
-    let noise = place.exec("asked", &["/app", "ask", "page", "3"]);
+fn secrets(fixture: &Fixture) -> [Vec<u8>; 3] {
+    let noise = fixture.exec("asked", &["/app", "ask", "page", "3"]);
     let noise = u64::from_str_radix(&noise, 16).unwrap();
     let page = [noise, 4, 4, 4].map(u64::to_le_bytes).concat();
     [b"s3cret-of-a-variable".to_vec(), b"s3cret-of-a-file".to_vec(), page]
 }
 
 /// The bundle and the arguments that make a snapshot which has [`secrets`].
-fn with_secrets(place: &Place, reference: &str, more: &[&str]) {
-    place.configure(|config| {
+fn with_secrets(fixture: &Fixture, reference: &str, more: &[&str]) {
+    fixture.configure(|config| {
         let all = config["process"]["env"].as_array_mut().unwrap();
         all.push("HIDDEN=s3cret-of-a-variable".into());
     });
     // Not as it stands on the command line of the shell, which might be in memory.
     let write = "printf s3cret-%s of-a-file > /changed";
-    place.create(reference, &[&["--warmup", write], more].concat());
+    fixture.create(reference, &[&["--warmup", write], more].concat());
 }
 
 /// Which secrets are in the blobs of a store, or in what is compressed or in base64 there.
-fn found(place: &Place) -> [bool; 3] {
-    let secrets = secrets(place);
+fn found(fixture: &Fixture) -> [bool; 3] {
+    let secrets = secrets(fixture);
     let mut todo: Vec<Vec<u8>> = Vec::new();
-    for blob in fs::read_dir(place.path("store/blobs/sha256")).unwrap() {
+    for blob in fs::read_dir(fixture.path("store/blobs/sha256")).unwrap() {
         todo.push(fs::read(blob.unwrap().path()).unwrap());
     }
     let mut found = [false; 3];
@@ -100,122 +100,122 @@ fn found(place: &Place) -> [bool; 3] {
 
 #[test]
 fn a_sealed_snapshot_tells_nothing_of_its_container() {
-    let plain = Place::new("told", 100);
+    let plain = Fixture::new("told", 100);
     with_secrets(&plain, &plain.reference(), &["--no-trial"]);
     plain.run(&plain.reference(), "asked", "snapshot", &[]);
     assert_eq!(found(&plain), [true; 3], "the search finds what is there");
 
-    let place = Place::new("untold", 100);
-    let (key, recipient) = key(&place);
-    let reference = place.reference();
-    with_secrets(&place, &reference, &["--recipient", &recipient]);
-    place.run(&reference, "asked", "snapshot", &["--identity", &key]);
-    assert_eq!(found(&place), [false; 3]);
-    assert_eq!(place.exec("asked", &["cat", "/changed"]), "s3cret-of-a-file");
-    let about = place.document(place.manifest()["config"]["digest"].as_str().unwrap());
+    let fixture = Fixture::new("untold", 100);
+    let (key, recipient) = key(&fixture);
+    let reference = fixture.reference();
+    with_secrets(&fixture, &reference, &["--recipient", &recipient]);
+    fixture.run(&reference, "asked", "snapshot", &["--identity", &key]);
+    assert_eq!(found(&fixture), [false; 3]);
+    assert_eq!(fixture.exec("asked", &["cat", "/changed"]), "s3cret-of-a-file");
+    let about = fixture.document(fixture.manifest()["config"]["digest"].as_str().unwrap());
     let about = &about["org.torpor.snapshot"];
     for key in ["configuration", "configuration_digest", "files_digest"] {
         assert_eq!(about[key], "", "{key}");
     }
-    let without = place.run(&reference, "without", "cold", &[]);
+    let without = fixture.run(&reference, "without", "cold", &[]);
     assert!(without["reason"].as_str().unwrap().contains("no key to open"), "{without}");
-    let other = Place::new("untold-other", 1);
+    let other = Fixture::new("untold-other", 1);
     let (other, _) = self::key(&other);
-    let without = place.run(&reference, "other", "cold", &["--identity", &other]);
+    let without = fixture.run(&reference, "other", "cold", &["--identity", &other]);
     assert!(without["reason"].as_str().unwrap().contains("for others"), "{without}");
     // As all sealed images are opened.
-    fs::create_dir_all(place.path("home/.criu")).unwrap();
-    fs::write(place.path("home/.criu/default.conf"), format!("identity {key}\n")).unwrap();
-    let mut run = place.torpor(&["run", &reference, "--id", &place.id("home")]);
-    run.args(["--policy", "Always"]).env("HOME", place.path("home"));
-    let output = run.arg("--runc-root").arg(place.path("runc")).output().unwrap();
+    fs::create_dir_all(fixture.path("home/.criu")).unwrap();
+    fs::write(fixture.path("home/.criu/default.conf"), format!("identity {key}\n")).unwrap();
+    let mut run = fixture.torpor(&["run", &reference, "--id", &fixture.id("home")]);
+    run.args(["--policy", "Always"]).env("HOME", fixture.path("home"));
+    let output = run.arg("--runc-root").arg(fixture.path("runc")).output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
     // The configuration is compared, though it is sealed.
-    place.configure(|config| config["process"]["cwd"] = "/tmp".into());
-    let changed = place.run(&reference, "changed", "cold", &["--identity", &key]);
+    fixture.configure(|config| config["process"]["cwd"] = "/tmp".into());
+    let changed = fixture.run(&reference, "changed", "cold", &["--identity", &key]);
     assert!(changed["reason"].as_str().unwrap().contains("another configuration"), "{changed}");
 }
 
 /// What a container runs by its snapshot alone is sealed: who has no key does not start another.
 #[test]
 fn a_command_is_sealed_with_the_snapshot() {
-    let place = Place::new("sealed-command", 100);
-    let (key, recipient) = key(&place);
-    let reference = place.reference();
+    let fixture = Fixture::new("sealed-command", 100);
+    let (key, recipient) = key(&fixture);
+    let reference = fixture.reference();
     let command = ["--", "/app", "100", "1", "20", "1", "s3cret-argument"];
-    place.create(&reference, &[&["--recipient", &recipient][..], &command].concat());
-    let about = place.document(place.manifest()["config"]["digest"].as_str().unwrap());
+    fixture.create(&reference, &[&["--recipient", &recipient][..], &command].concat());
+    let about = fixture.document(fixture.manifest()["config"]["digest"].as_str().unwrap());
     assert!(!about.to_string().contains("s3cret-argument"), "{about}");
     // As on another machine.
-    fs::remove_dir_all(place.path("state/notes")).unwrap();
+    fs::remove_dir_all(fixture.path("state/notes")).unwrap();
     for policy in ["IfPresent", "Never"] {
-        let output = place.try_run(&reference, "without", &["--policy", policy]);
+        let output = fixture.try_run(&reference, "without", &["--policy", policy]);
         assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
         assert!(shown(&output).contains("what the container runs is sealed"), "{}", shown(&output));
     }
-    let from = format!("runc:{}", place.path("bundle").display());
-    place.run(&reference, "named", "cold", &["--from", &from]);
-    place.run(&reference, "never", "cold", &["--policy", "Never", "--identity", &key]);
-    let line = place.exec("never", &["cat", "/proc/1/cmdline"]);
+    let from = format!("runc:{}", fixture.path("bundle").display());
+    fixture.run(&reference, "named", "cold", &["--from", &from]);
+    fixture.run(&reference, "never", "cold", &["--policy", "Never", "--identity", &key]);
+    let line = fixture.exec("never", &["cat", "/proc/1/cmdline"]);
     assert!(line.contains("s3cret-argument"), "{line}");
-    place.run(&reference, "with", "snapshot", &["--identity", &key]);
+    fixture.run(&reference, "with", "snapshot", &["--identity", &key]);
 }
 
 /// One of which only the images are sealed.
 #[test]
 fn a_snapshot_that_an_earlier_version_sealed_starts() {
-    let place = Place::new("sealed-earlier", 100);
-    let (key, recipient) = key(&place);
-    let reference = place.reference();
-    place.create(&reference, &["--recipient", &recipient]);
+    let fixture = Fixture::new("sealed-earlier", 100);
+    let (key, recipient) = key(&fixture);
+    let reference = fixture.reference();
+    fixture.create(&reference, &["--recipient", &recipient]);
     let at = store::open(&reference.parse().unwrap()).unwrap();
     let sealed = Description::read(&*at, &store::manifest(&*at).unwrap()).unwrap();
     let openers = Openers { files: &[key.clone().into()], configured: Identities::default };
     let (open, _) = sealed.opened(&openers).unwrap();
     let earlier = Description { version: 1, ..open };
-    place.change("latest", |manifest| {
+    fixture.change("latest", |manifest| {
         let config = earlier.to_config(&[], "2026-01-01T00:00:00Z").unwrap();
-        place.put(&config, &mut manifest["config"]);
+        fixture.put(&config, &mut manifest["config"]);
     });
-    let inspected = place.torpor(&["inspect", &reference]).output().unwrap();
+    let inspected = fixture.torpor(&["inspect", &reference]).output().unwrap();
     assert!(shown(&inspected).contains("only its images"), "{}", shown(&inspected));
-    place.run(&reference, "with", "snapshot", &["--identity", &key]);
-    place.answers_right("with");
-    let without = place.run(&reference, "without", "cold", &[]);
+    fixture.run(&reference, "with", "snapshot", &["--identity", &key]);
+    fixture.answers_right("with");
+    let without = fixture.run(&reference, "without", "cold", &[]);
     assert!(without["reason"].as_str().unwrap().contains("key"), "{without}");
 }
 
 /// What is sealed of one snapshot is of no use in another.
 #[test]
 fn what_was_sealed_apart_does_not_go_together() {
-    let place = Place::new("sealed-apart", 50);
-    let (key, recipient) = key(&place);
-    let second = format!("{}:second", place.reference());
+    let fixture = Fixture::new("sealed-apart", 50);
+    let (key, recipient) = key(&fixture);
+    let second = format!("{}:second", fixture.reference());
     let more = ["--recipient", recipient.as_str()];
-    place.create(&place.reference(), &[&more[..], &["--warmup", "echo > /else"]].concat());
-    place.create(&second, &more);
+    fixture.create(&fixture.reference(), &[&more[..], &["--warmup", "echo > /else"]].concat());
+    fixture.create(&second, &more);
     let mut layers = Value::Null;
-    place.change("second", |manifest| layers = manifest["layers"].clone());
-    place.change("latest", |manifest| manifest["layers"] = layers);
-    let mixed = place.run(&place.reference(), "mixed", "cold", &["--identity", &key]);
+    fixture.change("second", |manifest| layers = manifest["layers"].clone());
+    fixture.change("latest", |manifest| manifest["layers"] = layers);
+    let mixed = fixture.run(&fixture.reference(), "mixed", "cold", &["--identity", &key]);
     assert!(mixed["reason"].as_str().unwrap().contains("opening the snapshot"), "{mixed}");
 }
 
 /// A create that is killed leaves a container, which `gc` removes.
 #[test]
 fn what_is_left_of_a_create_that_was_killed_goes() {
-    let place = Place::new("killed", 50);
-    let mut create = place.torpor(&["create", &place.reference(), "--ready", "exec:false"]);
-    create.arg("--from").arg(format!("runc:{}", place.path("bundle").display()));
-    let mut create = create.arg("--runc-root").arg(place.path("runc")).spawn().unwrap();
+    let fixture = Fixture::new("killed", 50);
+    let mut create = fixture.torpor(&["create", &fixture.reference(), "--ready", "exec:false"]);
+    create.arg("--from").arg(format!("runc:{}", fixture.path("bundle").display()));
+    let mut create = create.arg("--runc-root").arg(fixture.path("runc")).spawn().unwrap();
     let list = || {
-        let output = place.runc(&["list", "--quiet"]).output().unwrap();
+        let output = fixture.runc(&["list", "--quiet"]).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
-    crate::place::until("it runs", || !list().is_empty());
+    crate::fixture::until("it runs", || !list().is_empty());
     let gc = || {
-        let mut gc = place.torpor(&["gc"]);
-        let output = gc.arg("--runc-root").arg(place.path("runc")).output().unwrap();
+        let mut gc = fixture.torpor(&["gc"]);
+        let output = gc.arg("--runc-root").arg(fixture.path("runc")).output().unwrap();
         assert!(output.status.success(), "{}", shown(&output));
     };
     gc();
@@ -224,15 +224,15 @@ fn what_is_left_of_a_create_that_was_killed_goes() {
     create.wait().unwrap();
     gc();
     assert_eq!(list(), "");
-    let state = fs::read_dir(place.path("state")).unwrap().flatten();
+    let state = fs::read_dir(fixture.path("state")).unwrap().flatten();
     let left = state.filter(|entry| entry.file_name().to_string_lossy().starts_with("create-"));
     assert_eq!(left.count(), 0);
 }
 
 #[test]
 fn nobody_seals_for_podman() {
-    let place = Place::new("sealed-podman", 10);
-    let mut create = place.torpor(&["create", &place.reference(), "--from", "podman:none"]);
+    let fixture = Fixture::new("sealed-podman", 10);
+    let mut create = fixture.torpor(&["create", &fixture.reference(), "--from", "podman:none"]);
     let output = create.args(["--recipient", "age1nobody"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
     assert!(shown(&output).contains("Podman restores no sealed snapshot"), "{}", shown(&output));

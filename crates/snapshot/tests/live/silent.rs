@@ -10,7 +10,7 @@ use std::{fs, thread};
 use serde_json::Value;
 
 use crate::fallback::cold_with;
-use crate::place::{Place, until};
+use crate::fixture::{Fixture, until};
 use crate::registry::Registry;
 
 /// What the clients may still get.
@@ -96,20 +96,20 @@ fn answer(
     let _ = client.shutdown(Shutdown::Both);
 }
 
-/// A place whose snapshot lies behind a front, which may be silent for so many seconds; and how many
+/// A fixture whose snapshot lies behind a front, which may be silent for so many seconds; and how many
 /// bytes a whole start takes.
-fn behind_a_front(name: &str, pages: usize, patience: u32) -> (Place, Registry, Front, usize) {
-    let mut place = Place::new(name, pages);
-    let registry = Registry::start(&place);
+fn behind_a_front(name: &str, pages: usize, patience: u32) -> (Fixture, Registry, Front, usize) {
+    let mut fixture = Fixture::new(name, pages);
+    let registry = Registry::start(&fixture);
     let front = Front::start(&registry.host);
     front.allow(usize::MAX);
     let reference = front.reference();
-    place.create(&reference, &["--no-trial"]);
+    fixture.create(&reference, &["--no-trial"]);
     front.allow(usize::MAX);
-    place.run(&reference, "whole", "snapshot", &["--prefetch", "all"]);
+    fixture.run(&reference, "whole", "snapshot", &["--prefetch", "all"]);
     let whole = usize::MAX - front.left();
-    place.patience = Some(patience);
-    (place, registry, front, whole)
+    fixture.patience = Some(patience);
+    (fixture, registry, front, whole)
 }
 
 impl Front {
@@ -121,21 +121,21 @@ impl Front {
 /// A start is cold when the registry has given so many bytes and then gives nothing, or hardly anything: at once; in the
 /// manifest; in the small images; in the pages, long before the end and right before it.
 fn is_not_waited_for(name: &str, trickles: bool) {
-    let (place, _registry, front, whole) = behind_a_front(name, 2000, 1);
+    let (fixture, _registry, front, whole) = behind_a_front(name, 2000, 1);
     front.budget.0.lock().unwrap().trickles = trickles;
     let reference = front.reference();
     for bytes in [0, 100, whole / 100, whole / 2, whole - 1000] {
-        let _ = fs::remove_dir_all(place.path("cache"));
+        let _ = fs::remove_dir_all(fixture.path("cache"));
         let name = format!("after-{bytes}");
         front.allow(bytes);
         println!("after {bytes} of {whole} bytes:");
-        let output = place.try_run(&reference, &name, &["--prefetch", "all"]);
+        let output = fixture.try_run(&reference, &name, &["--prefetch", "all"]);
         let said: Value = serde_json::from_slice(&output.stdout).unwrap();
         let reason = said["reason"].as_str().unwrap();
         assert!(reason.contains("came") && reason.contains("TORPOR_REGISTRY_TIMEOUT"), "{said}");
         println!("the cold start began {} ms later: {reason}", said["fallback_ms"]);
         assert_eq!(said["started_from"], "cold");
-        place.answers_right(&name);
+        fixture.answers_right(&name);
     }
 }
 
@@ -152,21 +152,22 @@ fn nor_is_one_that_trickles() {
 /// What was started already and waits for its pages ends.
 #[test]
 fn tasks_end_when_their_source_falls_silent() {
-    let (place, _registry, front, whole) = behind_a_front("silent-source", 20_000, 3);
-    let _ = fs::remove_dir_all(place.path("cache"));
+    let (fixture, _registry, front, whole) = behind_a_front("silent-source", 20_000, 3);
+    let _ = fs::remove_dir_all(fixture.path("cache"));
     front.allow(whole / 10);
     let reference = front.reference();
-    place.run(&reference, "lazy", "snapshot", &[]);
-    let asked = place.runc(&["exec", &place.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
+    fixture.run(&reference, "lazy", "snapshot", &[]);
+    let asked =
+        fixture.runc(&["exec", &fixture.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
     assert!(!asked.status.success(), "it has pages that nobody sent");
     until("the container has ended", || {
-        let state = place.runc(&["state", &place.id("lazy")]).output().unwrap();
+        let state = fixture.runc(&["state", &fixture.id("lazy")]).output().unwrap();
         let state: Value = serde_json::from_slice(&state.stdout).unwrap();
         state["status"] == "stopped"
     });
     // Where somebody waits for the first answer there is a cold start in its place.
-    let _ = fs::remove_dir_all(place.path("cache"));
+    let _ = fs::remove_dir_all(fixture.path("cache"));
     front.allow(whole / 10);
     let ready = ["--ready", "exec:/app ask sum", "--timeout", "60"];
-    cold_with(&place, &reference, "ready", "", &ready);
+    cold_with(&fixture, &reference, "ready", "", &ready);
 }

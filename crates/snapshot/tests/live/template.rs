@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use torpor_snapshot::events;
 
-use crate::place::{Place, shown, until};
+use crate::fixture::{Fixture, shown, until};
 
 /// The objects that a run of several containers says.
 #[track_caller]
-pub fn many(place: &Place, name: &str, more: &[&str]) -> Vec<Value> {
-    let output = place.try_run(&place.reference(), name, more);
+pub fn many(fixture: &Fixture, name: &str, more: &[&str]) -> Vec<Value> {
+    let output = fixture.try_run(&fixture.reference(), name, more);
     assert!(output.status.success(), "{}", shown(&output));
     let text = String::from_utf8(output.stdout).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -49,15 +49,15 @@ fn at_length(long: usize, short: usize) -> usize {
 #[test]
 fn many_share_the_memory_of_one() {
     const WRITTEN: u64 = 100;
-    let place = Place::new("many", 20_000);
-    place.create(&place.reference(), &[]);
+    let fixture = Fixture::new("many", 20_000);
+    fixture.create(&fixture.reference(), &[]);
     let count = at_length(100, 6);
-    let one = place.run(&place.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    let one = fixture.run(&fixture.reference(), "one", "snapshot", &["--prefetch", "all"]);
     assert_eq!(one["template"], false, "{one}");
     let sum = ask(&one, "sum");
     let alone = kilobytes(&one, "smaps_rollup", "Rss:");
 
-    let all = many(&place, "many", &["--count", &count.to_string()]);
+    let all = many(&fixture, "many", &["--count", &count.to_string()]);
     assert_eq!(all.len(), count);
     for said in &all {
         assert_eq!(said["template"], true, "{said}");
@@ -74,13 +74,13 @@ fn many_share_the_memory_of_one() {
     let most = alone * 13 / 10 + count as u64 * (WRITTEN * 4 + 2048);
     assert!(together <= most, "{together} kB, {alone} kB alone");
     // What one of them writes is nobody else's.
-    let page = place.exec("one", &["/app", "ask", "page", "7"]);
+    let page = fixture.exec("one", &["/app", "ask", "page", "7"]);
     assert_ne!(ask(&all[0], "page 7"), page);
     assert_eq!(ask(&all[0], "page 777"), ask(&one, "page 777"));
     // It looks as if the memory were its own.
     let maps = fs::read_to_string(process(&all[0]).join("maps")).unwrap();
     assert!(!maps.contains("memfd") && !maps.contains("torpor"), "{maps}");
-    let left = fs::read_dir(place.path("state/templates")).unwrap().count();
+    let left = fs::read_dir(fixture.path("state/templates")).unwrap().count();
     assert_eq!(left, 0, "the template has gone with the command");
 }
 
@@ -88,10 +88,10 @@ fn many_share_the_memory_of_one() {
 #[test]
 fn no_two_of_a_thousand_are_the_same() {
     const TURN: usize = 50;
-    let place = Place::new("thousand", 200);
-    let reference = place.reference();
-    place.create(&reference, &[]);
-    let output = place.torpor(&["keep", &reference]).output().unwrap();
+    let fixture = Fixture::new("thousand", 200);
+    let reference = fixture.reference();
+    fixture.create(&reference, &[]);
+    let output = fixture.torpor(&["keep", &reference]).output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
     let count = at_length(1000, 30);
     let (mut generations, mut hosts, mut randoms) =
@@ -100,7 +100,7 @@ fn no_two_of_a_thousand_are_the_same() {
     for first in (0..count).step_by(TURN) {
         let name = format!("from-{first}");
         let turn = TURN.min(count - first).to_string();
-        for (number, said) in many(&place, &name, &["--count", &turn]).iter().enumerate() {
+        for (number, said) in many(&fixture, &name, &["--count", &turn]).iter().enumerate() {
             assert_eq!(said["template"], true, "{said}");
             let generation = fs::read_to_string(process(said).join("root/run/torpor/restored"));
             assert!(generations.insert(generation.unwrap()), "a generation twice: {said}");
@@ -111,7 +111,7 @@ fn no_two_of_a_thousand_are_the_same() {
             assert_eq!(ask(said, "page 7"), *right);
             assert_eq!(ask(said, "drop 7"), "0 0");
             assert_eq!(ask(said, "page 7"), "0000000000000000");
-            place.delete(&format!("{name}-{}", number + 1));
+            fixture.delete(&format!("{name}-{}", number + 1));
         }
     }
     assert_eq!((generations.len(), hosts.len(), randoms.len()), (count, count, count));
@@ -119,10 +119,10 @@ fn no_two_of_a_thousand_are_the_same() {
 
 #[test]
 fn a_kept_snapshot_stays_until_it_is_released() {
-    let place = Place::new("keep", 3000);
-    let reference = place.reference();
-    place.create(&reference, &[]);
-    let torpor = |words: &[&str]| place.torpor(words).output().unwrap();
+    let fixture = Fixture::new("keep", 3000);
+    let reference = fixture.reference();
+    fixture.create(&reference, &[]);
+    let torpor = |words: &[&str]| fixture.torpor(words).output().unwrap();
     let keep = torpor(&["keep", &reference, "--json"]);
     assert!(keep.status.success(), "{}", shown(&keep));
     let kept: Value = serde_json::from_slice(&keep.stdout).unwrap();
@@ -133,16 +133,16 @@ fn a_kept_snapshot_stays_until_it_is_released() {
     let again: Value = serde_json::from_slice(&again.stdout).unwrap();
     assert_eq!(again["pid"], kept["pid"], "one is enough");
 
-    let said = place.run(&reference, "one", "snapshot", &[]);
+    let said = fixture.run(&reference, "one", "snapshot", &[]);
     assert_eq!(said["template"], true, "{said}");
-    let page = place.exec("one", &["/app", "ask", "page", "5"]);
+    let page = fixture.exec("one", &["/app", "ask", "page", "5"]);
     // A container of a template can be put to sleep like any other, and is whole without it.
-    let images = place.path("images");
-    let mut sleep = place.runc(&["checkpoint", "--image-path"]);
-    sleep.arg(&images).arg("--work-path").arg(place.path("sleep")).arg(place.id("one"));
-    let bin = place.path("bin");
+    let images = fixture.path("images");
+    let mut sleep = fixture.runc(&["checkpoint", "--image-path"]);
+    sleep.arg(&images).arg("--work-path").arg(fixture.path("sleep")).arg(fixture.id("one"));
+    let bin = fixture.path("bin");
     fs::create_dir(&bin).unwrap();
-    std::os::unix::fs::symlink(place.torpor(&[]).get_program(), bin.join("criu")).unwrap();
+    std::os::unix::fs::symlink(fixture.torpor(&[]).get_program(), bin.join("criu")).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let output = sleep.env("PATH", path).output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
@@ -155,14 +155,14 @@ fn a_kept_snapshot_stays_until_it_is_released() {
     assert!(pages > 3000 * 4096, "{pages} bytes");
 
     // A template that is gone is no hindrance; nor one of another snapshot.
-    place.run(&reference, "two", "snapshot", &[]);
+    fixture.run(&reference, "two", "snapshot", &[]);
     let release = torpor(&["keep", &reference, "--release"]);
     assert!(release.status.success(), "{}", shown(&release));
     until("the template has ended", || !Path::new(&process).exists());
-    let said = place.run(&reference, "three", "snapshot", &[]);
+    let said = fixture.run(&reference, "three", "snapshot", &[]);
     assert_eq!(said["template"], false, "{said}");
-    assert_eq!(place.exec("three", &["/app", "ask", "page", "5"]), page);
-    assert_eq!(place.exec("two", &["/app", "ask", "page", "5"]), page, "it needs no template");
+    assert_eq!(fixture.exec("three", &["/app", "ask", "page", "5"]), page);
+    assert_eq!(fixture.exec("two", &["/app", "ask", "page", "5"]), page, "it needs no template");
     let none = torpor(&["keep", &reference, "--release"]);
     assert!(shown(&none).contains("there is no template"), "{}", shown(&none));
 }
@@ -171,9 +171,9 @@ fn a_kept_snapshot_stays_until_it_is_released() {
 #[test]
 fn the_time_in_the_snapshot_does_not_count() {
     const INTERVAL: u64 = 10_000_000;
-    let place = Place::new("clock", 100);
-    let reference = place.reference();
-    place.create(&reference, &["--no-trial", "--warmup", "/app ask time"]);
+    let fixture = Fixture::new("clock", 100);
+    let reference = fixture.reference();
+    fixture.create(&reference, &["--no-trial", "--warmup", "/app ask time"]);
     let asleep_at = events::now();
     let time = |said: &Value| {
         let answer = ask(said, "time");
@@ -182,7 +182,7 @@ fn the_time_in_the_snapshot_does_not_count() {
     };
     let started = |name: &str, is_born: bool| {
         let asleep = events::now() - asleep_at;
-        let said = place.run(&reference, name, "snapshot", &[]);
+        let said = fixture.run(&reference, name, "snapshot", &[]);
         assert_eq!(said["template"], is_born, "{said}");
         let [now, since, fired] = time(&said);
         assert!(now + asleep <= events::now(), "{now} after {asleep} in the snapshot");
@@ -191,7 +191,7 @@ fn the_time_in_the_snapshot_does_not_count() {
         assert!(time(&said)[0] > now);
     };
     started("one", false);
-    let keep = place.torpor(&["keep", &reference]).output().unwrap();
+    let keep = fixture.torpor(&["keep", &reference]).output().unwrap();
     assert!(keep.status.success(), "{}", shown(&keep));
     started("two", true);
     started("three", true);

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use serde_json::{Value, json};
 
-use crate::place::Place;
+use crate::fixture::Fixture;
 use crate::running::create_of;
 use crate::template::many;
 
@@ -81,29 +81,29 @@ pub fn family(said: &Value) -> Vec<Process> {
 
 /// What a process of a container answers.
 #[track_caller]
-fn ask(place: &Place, name: &str, number: &str, words: &[&str]) -> String {
+fn ask(fixture: &Fixture, name: &str, number: &str, words: &[&str]) -> String {
     let number = if number.is_empty() { "0" } else { number };
-    place.exec(name, &[&["/app", "ask-of", number], words].concat())
+    fixture.exec(name, &[&["/app", "ask-of", number], words].concat())
 }
 
-/// A place whose application has children, each with so many pages of its own.
-fn with_children(name: &str, pages: usize, children: u32, own: u32, depth: u32) -> Place {
-    let place = Place::new(name, pages);
-    place.configure(|config| {
+/// A fixture whose application has children, each with so many pages of its own.
+fn with_children(name: &str, pages: usize, children: u32, own: u32, depth: u32) -> Fixture {
+    let fixture = Fixture::new(name, pages);
+    fixture.configure(|config| {
         let words = [pages.to_string(), "1".into(), "20".into(), "1".into()];
         let more = [children, own, depth].map(|number| number.to_string());
         let all: Vec<String> =
             std::iter::once("/app".to_owned()).chain(words).chain(more).collect();
         config["process"]["args"] = json!(all);
     });
-    place
+    fixture
 }
 
 /// What all processes of a container answer to `sum`, and their mappings.
 #[track_caller]
-fn whole(place: &Place, name: &str, said: &Value) -> BTreeMap<String, (String, Vec<Line>)> {
+fn whole(fixture: &Fixture, name: &str, said: &Value) -> BTreeMap<String, (String, Vec<Line>)> {
     let of = |process: &Process| {
-        let sum = ask(place, name, &process.number, &["sum"]);
+        let sum = ask(fixture, name, &process.number, &["sum"]);
         (process.number.clone(), (sum, process.mappings()))
     };
     family(said).iter().map(of).collect()
@@ -111,22 +111,22 @@ fn whole(place: &Place, name: &str, said: &Value) -> BTreeMap<String, (String, V
 
 #[test]
 fn children_share_their_memory_too() {
-    let place = with_children("tree", 2000, 2, 8192, 1);
-    place.create(&place.reference(), &[]);
-    let one = place.run(&place.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    let fixture = with_children("tree", 2000, 2, 8192, 1);
+    fixture.create(&fixture.reference(), &[]);
+    let one = fixture.run(&fixture.reference(), "one", "snapshot", &["--prefetch", "all"]);
     assert_eq!(one["template"], false, "{one}");
-    let right = whole(&place, "one", &one);
+    let right = whole(&fixture, "one", &one);
     assert_eq!(right.keys().collect::<Vec<_>>(), ["", "1", "2"]);
     let alone: u64 = family(&one).iter().map(|process| process.kilobytes("Pss:")).sum();
     assert!(alone > 2 * 32_768, "{alone} kB");
 
-    let all = many(&place, "many", &["--count", "10"]);
+    let all = many(&fixture, "many", &["--count", "10"]);
     assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
     for (number, said) in all.iter().enumerate() {
         let name = format!("many-{}", number + 1);
         // The mappings are the same as well: nothing is left of the place where they were parked,
         // and none of them is in parts.
-        assert_eq!(whole(&place, &name, said), right, "{name}");
+        assert_eq!(whole(&fixture, &name, said), right, "{name}");
         for process in family(said) {
             // The others' memory, which each of them is born with, would be too much for it.
             let limits = process.read("limits");
@@ -147,30 +147,30 @@ fn children_share_their_memory_too() {
     assert!(together * 10 <= alone * 13 + 10 * 20_480, "{together} kB, {alone} kB alone");
 
     // What one of them writes or gives back is nobody else's.
-    let own = ask(&place, "one", "1", &["own", "7"]);
+    let own = ask(&fixture, "one", "1", &["own", "7"]);
     let before = family(&all[0])[1].kilobytes("Private_Dirty:");
-    assert_eq!(ask(&place, "many-1", "1", &["write", "7"]), "1");
-    assert_eq!(ask(&place, "many-1", "1", &["free", "8"]), "0 0");
-    assert_eq!(ask(&place, "many-1", "1", &["own", "7"]), "0000000000000001");
+    assert_eq!(ask(&fixture, "many-1", "1", &["write", "7"]), "1");
+    assert_eq!(ask(&fixture, "many-1", "1", &["free", "8"]), "0 0");
+    assert_eq!(ask(&fixture, "many-1", "1", &["own", "7"]), "0000000000000001");
     let after = family(&all[0])[1].kilobytes("Private_Dirty:");
     assert!((4..512).contains(&(after - before)), "{before} kB, {after} kB");
-    assert_eq!(ask(&place, "many-2", "1", &["own", "7"]), own);
-    assert_eq!(whole(&place, "many-2", &all[1]), right);
+    assert_eq!(ask(&fixture, "many-2", "1", &["own", "7"]), own);
+    assert_eq!(whole(&fixture, "many-2", &all[1]), right);
 }
 
 #[test]
 fn without_room_to_park_the_first_process_shares_its_memory() {
-    let place = with_children("full", 1000, 1, 1000, 1);
-    place.configure(|config| {
+    let fixture = with_children("full", 1000, 1, 1000, 1);
+    fixture.configure(|config| {
         config["process"]["args"].as_array_mut().unwrap().push("full".into());
     });
-    place.create(&place.reference(), &[]);
-    let one = place.run(&place.reference(), "one", "snapshot", &["--prefetch", "all"]);
-    let right = whole(&place, "one", &one);
-    let all = many(&place, "many", &["--count", "2"]);
+    fixture.create(&fixture.reference(), &[]);
+    let one = fixture.run(&fixture.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    let right = whole(&fixture, "one", &one);
+    let all = many(&fixture, "many", &["--count", "2"]);
     assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
     for (name, said) in ["many-1", "many-2"].iter().zip(&all) {
-        assert_eq!(whole(&place, name, said), right, "{name}");
+        assert_eq!(whole(&fixture, name, said), right, "{name}");
         let own = family(said).iter().map(|process| process.kilobytes("Private_Dirty:")).collect();
         let own: Vec<u64> = own;
         assert!(own[0] <= 2048 && own[1] >= 4000, "{own:?} kB are not shared");
@@ -181,20 +181,20 @@ fn without_room_to_park_the_first_process_shares_its_memory() {
 /// is each container's own: it costs what was used of it.
 #[test]
 fn stacks_are_shared_and_shared_memory_is_not() {
-    let place = with_children("kinds", 500, 2, 500, 1);
-    place.configure(|config| {
+    let fixture = with_children("kinds", 500, 2, 500, 1);
+    fixture.configure(|config| {
         config["process"]["args"].as_array_mut().unwrap().push("kinds".into());
     });
-    place.create(&place.reference(), &[]);
-    let one = place.run(&place.reference(), "one", "snapshot", &["--prefetch", "all"]);
-    let right = whole(&place, "one", &one);
-    let used = ask(&place, "one", "1", &["shared", "7"]);
-    let all = many(&place, "many", &["--count", "3"]);
+    fixture.create(&fixture.reference(), &[]);
+    let one = fixture.run(&fixture.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    let right = whole(&fixture, "one", &one);
+    let used = ask(&fixture, "one", "1", &["shared", "7"]);
+    let all = many(&fixture, "many", &["--count", "3"]);
     assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
     let mut all_objects = HashSet::new();
     for (number, said) in all.iter().enumerate() {
         let name = format!("many-{}", number + 1);
-        assert_eq!(whole(&place, &name, said), right, "{name}");
+        assert_eq!(whole(&fixture, &name, said), right, "{name}");
         // Each of them has 4 MiB of stack, and all of them share 1 MiB of 8 MiB.
         let own: Vec<u64> = family(said).iter().map(|p| p.kilobytes("Private_Dirty:")).collect();
         assert!(own.iter().all(|own| *own <= 2048), "{name}: {own:?} kB are not shared");
@@ -204,25 +204,25 @@ fn stacks_are_shared_and_shared_memory_is_not() {
         assert!(all_objects.insert(objects[0].0), "{name} has that of another one");
     }
     // The processes of one container see it, those of another one do not.
-    assert_eq!(ask(&place, "many-1", "1", &["share", "7"]), "1");
-    assert_eq!(ask(&place, "many-1", "2", &["shared", "7"]), "0000000000000001");
-    assert_eq!(ask(&place, "many-2", "2", &["shared", "7"]), used);
+    assert_eq!(ask(&fixture, "many-1", "1", &["share", "7"]), "1");
+    assert_eq!(ask(&fixture, "many-1", "2", &["shared", "7"]), "0000000000000001");
+    assert_eq!(ask(&fixture, "many-2", "2", &["shared", "7"]), used);
 }
 
 #[test]
 fn those_whose_parent_has_ended_share_their_memory_too() {
-    let place = with_children("orphans", 500, 2, 2000, 1);
-    place.configure(|config| {
+    let fixture = with_children("orphans", 500, 2, 2000, 1);
+    fixture.configure(|config| {
         config["process"]["args"].as_array_mut().unwrap().push("orphans".into());
     });
-    place.create(&place.reference(), &[]);
-    let one = place.run(&place.reference(), "one", "snapshot", &["--prefetch", "all"]);
-    let right = whole(&place, "one", &one);
+    fixture.create(&fixture.reference(), &[]);
+    let one = fixture.run(&fixture.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    let right = whole(&fixture, "one", &one);
     assert_eq!(right.keys().collect::<Vec<_>>(), ["", "1", "2"]);
-    let all = many(&place, "many", &["--count", "2"]);
+    let all = many(&fixture, "many", &["--count", "2"]);
     for (name, said) in ["many-1", "many-2"].iter().zip(&all) {
         assert_eq!(said["template"], true, "{said}");
-        assert_eq!(whole(&place, name, said), right, "{name}");
+        assert_eq!(whole(&fixture, name, said), right, "{name}");
         for process in family(said) {
             let own = process.kilobytes("Private_Dirty:");
             assert!(own <= 2048, "{name}, {}: {own} kB are not shared", process.number);
@@ -232,32 +232,32 @@ fn those_whose_parent_has_ended_share_their_memory_too() {
 
 #[test]
 fn a_clone_of_several_processes_is_taken_again() {
-    let place = with_children("again", 500, 2, 1000, 1);
-    let (first, second) = (place.reference(), place.reference() + ":second");
-    place.create(&first, &[]);
-    let all = many(&place, "many", &["--count", "2"]);
+    let fixture = with_children("again", 500, 2, 1000, 1);
+    let (first, second) = (fixture.reference(), fixture.reference() + ":second");
+    fixture.create(&first, &[]);
+    let all = many(&fixture, "many", &["--count", "2"]);
     assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
-    ask(&place, "many-1", "2", &["write", "3"]);
-    let right = whole(&place, "many-1", &all[0]);
-    create_of(&place, "many-1", &second);
-    place.delete("many-1");
-    place.delete("many-2");
-    let said = place.run(&second, "next", "snapshot", &["--prefetch", "all"]);
-    assert_eq!(whole(&place, "next", &said), right);
+    ask(&fixture, "many-1", "2", &["write", "3"]);
+    let right = whole(&fixture, "many-1", &all[0]);
+    create_of(&fixture, "many-1", &second);
+    fixture.delete("many-1");
+    fixture.delete("many-2");
+    let said = fixture.run(&second, "next", "snapshot", &["--prefetch", "all"]);
+    assert_eq!(whole(&fixture, "next", &said), right);
 }
 
 #[test]
 fn grandchildren_share_their_memory_too() {
-    let place = with_children("deep", 500, 2, 2000, 2);
-    place.create(&place.reference(), &[]);
-    let one = place.run(&place.reference(), "one", "snapshot", &["--prefetch", "all"]);
-    let right = whole(&place, "one", &one);
+    let fixture = with_children("deep", 500, 2, 2000, 2);
+    fixture.create(&fixture.reference(), &[]);
+    let one = fixture.run(&fixture.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    let right = whole(&fixture, "one", &one);
     assert_eq!(right.len(), 1 + 2 + 4);
-    let all = many(&place, "many", &["--count", "2"]);
+    let all = many(&fixture, "many", &["--count", "2"]);
     assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
     for (number, said) in all.iter().enumerate() {
         let name = format!("many-{}", number + 1);
-        assert_eq!(whole(&place, &name, said), right, "{name}");
+        assert_eq!(whole(&fixture, &name, said), right, "{name}");
         for process in family(said) {
             let own = process.kilobytes("Private_Dirty:");
             assert!(own <= 2048, "{name}, {}: {own} kB are not shared", process.number);

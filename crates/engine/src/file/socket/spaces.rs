@@ -28,10 +28,10 @@ pub struct Lists {
 
 /// The kernel's lists, by the inode number of the network namespace.
 #[derive(Debug, Default)]
-pub struct Spaces(HashMap<u64, Space>);
+pub struct Spaces(HashMap<u64, SocketLists>);
 
 #[derive(Debug)]
-struct Space {
+struct SocketLists {
     file: OwnedFd,
     inet: HashMap<(i32, i32), HashMap<u32, InetSocket>>,
     /// Ports of listeners to which connections are being established.
@@ -42,9 +42,9 @@ struct Space {
     netlink: Option<HashMap<u32, NetlinkSocket>>,
 }
 
-impl Space {
+impl SocketLists {
     fn new(file: OwnedFd) -> Self {
-        Space {
+        SocketLists {
             file,
             inet: HashMap::new(),
             handshakes: HashSet::new(),
@@ -100,7 +100,7 @@ impl Spaces {
         let file = socket::network_namespace(socket)
             .context(|| "network namespace of a socket".to_owned())?;
         let inode = rustix::fs::fstat(&file).context(|| "fstat of a namespace".to_owned())?.st_ino;
-        self.0.entry(inode).or_insert_with(|| Space::new(file));
+        self.0.entry(inode).or_insert_with(|| SocketLists::new(file));
         Ok(inode)
     }
 

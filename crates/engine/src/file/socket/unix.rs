@@ -56,12 +56,12 @@ pub struct Neighbours<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Dumped {
     /// By inode number.
-    known: HashMap<u32, Known>,
+    known: HashMap<u32, ToCheck>,
 }
 
 /// What is looked at again when all are known.
 #[derive(Debug)]
-struct Known {
+struct ToCheck {
     about: Socket,
     /// The refusal of this socket, to be completed by a reason.
     pid: i32,
@@ -74,7 +74,7 @@ struct Known {
     unaccepted_data: bool,
 }
 
-impl Known {
+impl ToCheck {
     fn refuse(&self, reason: impl Into<String>) -> Error {
         Error::refused(self.pid, self.object.clone(), reason)
     }
@@ -119,7 +119,7 @@ pub(super) fn dump(
         ..UnixSkEntry::default()
     };
     name::dump(around.mounts, around.id_maps, found, &seen.name, &mut usk)?;
-    let known = Known {
+    let known = ToCheck {
         about: *about,
         pid: found.pid,
         object: format!("fd {} ({})", found.fd, found.link.display()),
@@ -242,7 +242,11 @@ pub(super) fn finish(
 /// Describes a peer outside of the tree, if it can be found again by its name. A peer in
 /// another network namespace, which is not listed, can be if that is a path; what its
 /// path leads to is looked up where the restore will: in the caller's mount namespace.
-fn external_peer(opts: &Options, known: &Known, seen: Option<&UnixSocket>) -> Result<UnixSkEntry> {
+fn external_peer(
+    opts: &Options,
+    known: &ToCheck,
+    seen: Option<&UnixSocket>,
+) -> Result<UnixSkEntry> {
     let name = known.peer_address.get(2..).unwrap_or_default();
     let shown = match name {
         [] => "without a name".to_owned(),

@@ -10,7 +10,7 @@ use torpor_images::proto::{
 use torpor_images::{ImageDir, kind};
 use torpor_sys::tty;
 
-use super::{Node, info, queue};
+use super::{TtyNode, info, queue};
 use crate::dump::tasks::{Task, Tasks};
 use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, inside, lookup};
@@ -31,7 +31,7 @@ pub struct TtyDumper {
 /// One end of a pair, or another terminal.
 #[derive(Debug)]
 struct Met {
-    node: Node,
+    node: TtyNode,
     /// The devpts instance that a pair is in; else the device.
     instance: u64,
     /// The number of a pair.
@@ -55,7 +55,7 @@ impl TtyDumper {
         found: &Found,
     ) -> Result<Option<FileEntry>> {
         let is_device = FileType::from_raw_mode(found.stat.st_mode) == FileType::CharacterDevice;
-        let Some(node) = Node::of(found.stat.st_rdev) else { return Ok(None) };
+        let Some(node) = TtyNode::of(found.stat.st_rdev) else { return Ok(None) };
         if !is_device || found.is_path_only() {
             return Ok(None);
         }
@@ -79,7 +79,7 @@ impl TtyDumper {
         self.check_pairs(opts)?;
         self.find_sessions(opts, tasks)?;
         let mut data = Vec::new();
-        for master in self.met.iter().filter(|met| met.node == Node::Master) {
+        for master in self.met.iter().filter(|met| met.node == TtyNode::Master) {
             let slave = self.met.iter().find(|met| master.is_paired_with(met));
             data.extend(queued(master, slave)?);
         }
@@ -96,15 +96,15 @@ impl TtyDumper {
         paths: &Paths<'_>,
         tasks: &[Task],
         found: &Found,
-        node: Node,
+        node: TtyNode,
     ) -> Result<u32> {
         let what = |text: &'static str| move || text.to_owned();
         let (instance, index) = match node {
-            Node::Master => (
+            TtyNode::Master => (
                 instance(paths.mounts, found)?,
                 tty::pty_number(&found.file).context(what("TIOCGPTN"))?,
             ),
-            Node::Slave(index) => (found.stat.st_dev, index),
+            TtyNode::Slave(index) => (found.stat.st_dev, index),
             _ => (found.stat.st_rdev, 0),
         };
         let known = |met: &&Met| (met.node, met.instance, met.index) == (node, instance, index);
@@ -112,7 +112,7 @@ impl TtyDumper {
             return Ok(known.info.id);
         }
         let (uid, gid) = inside(paths.id_maps, &found.stat);
-        let is_pair = matches!(node, Node::Master | Node::Slave(_));
+        let is_pair = matches!(node, TtyNode::Master | TtyNode::Slave(_));
         let mut info = TtyInfoEntry {
             id: self.number(node, index),
             r#type: kind_of(paths.opts, found, node).into(),
@@ -126,15 +126,15 @@ impl TtyDumper {
         };
         info::read(&found.file, &mut info)?;
         match node {
-            Node::Master => {
+            TtyNode::Master => {
                 info.locked = tty::is_slave_locked(&found.file).context(what("TIOCGPTLCK"))?;
                 info.packet_mode = tty::is_packet_mode(&found.file).context(what("TIOCGPKT"))?;
                 info.torpor_slave_closed = queue::has_closed_slave(&found.file)?.then_some(true);
             }
-            Node::Current if info.termios.is_none() => {
+            TtyNode::Current if info.termios.is_none() => {
                 return Err(found.refuse("the terminal that it stood for is hung up"));
             }
-            Node::Current => info.sid = session_of(tasks, found.task),
+            TtyNode::Current => info.sid = session_of(tasks, found.task),
             _ => {}
         }
         let file = duplicate(found.file.as_fd())?;
@@ -149,12 +149,12 @@ impl TtyDumper {
 
     /// A new number for a terminal. CRIU finds the number of a pair in it, and in its lowest bit
     /// whether it is the master's: that is how it numbers them.
-    fn number(&self, node: Node, index: u32) -> u32 {
+    fn number(&self, node: TtyNode, index: u32) -> u32 {
         /// From here on for what is no pair, and for pairs of other instances with the same number.
         const OTHERS: u32 = 1 << 24;
         let of_pair = match node {
-            Node::Master => Some(index << 1 | 1),
-            Node::Slave(index) => Some(index << 1),
+            TtyNode::Master => Some(index << 1 | 1),
+            TtyNode::Slave(index) => Some(index << 1),
             _ => None,
         };
         let is_free = |id: &u32| self.met.iter().all(|met| met.info.id != *id);
@@ -167,11 +167,11 @@ impl TtyDumper {
         let masters: Vec<_> = self
             .met
             .iter()
-            .filter(|met| met.node == Node::Master)
+            .filter(|met| met.node == TtyNode::Master)
             .map(|met| (met.instance, met.index))
             .collect();
         let alone = self.met.iter().position(|met| {
-            matches!(met.node, Node::Slave(_))
+            matches!(met.node, TtyNode::Slave(_))
                 && met.info.r#type() == TtyType::Pty
                 && met.info.termios.is_some()
                 && !masters.contains(&(met.instance, met.index))
@@ -187,10 +187,10 @@ impl TtyDumper {
     fn find_sessions(&mut self, opts: &Options, tasks: &Tasks) -> Result<()> {
         for met in &mut self.met {
             let (session, group) = match met.node {
-                Node::Master => {
+                TtyNode::Master => {
                     tty::session_and_group(&met.file).context(|| "TIOCGSID".to_owned())?
                 }
-                Node::Slave(_) => controlled(tasks, met.info.rdev),
+                TtyNode::Slave(_) => controlled(tasks, met.info.rdev),
                 _ => continue,
             };
             met.info.sid = virtual_session(tasks, session);
@@ -199,7 +199,7 @@ impl TtyDumper {
         for task in tasks.iter() {
             let device = task.stat.tty_nr.cast_unsigned();
             let known = self.met.iter().any(|met| match met.node {
-                Node::Master => device == slave_device(met.index),
+                TtyNode::Master => device == slave_device(met.index),
                 _ => met.info.rdev == device,
             });
             let leads = task.stat.sid == task.tgid;
@@ -217,7 +217,7 @@ impl TtyDumper {
 
 impl Met {
     fn is_paired_with(&self, slave: &Met) -> bool {
-        matches!(slave.node, Node::Slave(_))
+        matches!(slave.node, TtyNode::Slave(_))
             && (self.instance, self.index) == (slave.instance, slave.index)
     }
 }
@@ -226,16 +226,16 @@ fn number(found: &Found, device: u64) -> Result<u32> {
     u32::try_from(device).map_err(|_| found.refuse("its device number does not fit the images"))
 }
 
-fn kind_of(opts: &Options, found: &Found, node: Node) -> TtyType {
+fn kind_of(opts: &Options, found: &Found, node: TtyNode) -> TtyType {
     if ext::external_tty(opts, found.stat.st_rdev, found.stat.st_dev).is_some() {
         return TtyType::ExtTty;
     }
     match node {
-        Node::Master | Node::Slave(_) => TtyType::Pty,
-        Node::Current => TtyType::Ctty,
-        Node::Console => TtyType::Console,
-        Node::Virtual => TtyType::Vt,
-        Node::Serial => TtyType::Serial,
+        TtyNode::Master | TtyNode::Slave(_) => TtyType::Pty,
+        TtyNode::Current => TtyType::Ctty,
+        TtyNode::Console => TtyType::Console,
+        TtyNode::Virtual => TtyType::Vt,
+        TtyNode::Serial => TtyType::Serial,
     }
 }
 

@@ -17,7 +17,7 @@ pub use restore::TtyRestorer;
 
 /// What a character device is, by its number (Documentation/admin-guide/devices.txt).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Node {
+enum TtyNode {
     /// `/dev/ptmx`: the master of a pair.
     Master,
     /// `/dev/pts/N`.
@@ -32,16 +32,16 @@ enum Node {
     Serial,
 }
 
-impl Node {
+impl TtyNode {
     fn of(device: u64) -> Option<Self> {
         let minor = rustix::fs::minor(device);
         match (rustix::fs::major(device), minor) {
-            (5, 0) => Some(Node::Current),
-            (5, 1) => Some(Node::Console),
-            (5, 2) => Some(Node::Master),
-            (4, 0..64) => Some(Node::Virtual),
-            (4, _) => Some(Node::Serial),
-            (136..=143, _) => Some(Node::Slave(minor)),
+            (5, 0) => Some(TtyNode::Current),
+            (5, 1) => Some(TtyNode::Console),
+            (5, 2) => Some(TtyNode::Master),
+            (4, 0..64) => Some(TtyNode::Virtual),
+            (4, _) => Some(TtyNode::Serial),
+            (136..=143, _) => Some(TtyNode::Slave(minor)),
             _ => None,
         }
     }

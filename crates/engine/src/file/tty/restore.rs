@@ -17,7 +17,7 @@ use torpor_sys::tty;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, RemoteAddr, Tracee};
 
-use super::{Node, info, queue};
+use super::{TtyNode, info, queue};
 use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, open_flags, outside, part, reopen, set_status_flags};
 use crate::file::ext;
@@ -177,7 +177,7 @@ fn key_in(keys: &HashMap<u32, (u32, u32)>, info: &TtyInfoEntry) -> (u32, u32) {
 }
 
 fn is_master(info: &TtyInfoEntry) -> bool {
-    Node::of(u64::from(info.rdev)) == Some(Node::Master)
+    TtyNode::of(u64::from(info.rdev)) == Some(TtyNode::Master)
 }
 
 /// The path that a terminal was opened by.
@@ -433,7 +433,7 @@ fn open_master(cx: &Opener<'_>, paths: Vec<(i32, Vec<u8>, OFlags)>, index: u32) 
 fn is_same_device(slave: &OwnedFd, master: &OwnedFd) -> Result<bool> {
     let stat = rustix::fs::fstat(slave).context(|| "fstat a terminal".to_owned())?;
     let number = tty::pty_number(master).context(|| "TIOCGPTN".to_owned())?;
-    Ok(Node::of(stat.st_rdev) == Some(Node::Slave(number)))
+    Ok(TtyNode::of(stat.st_rdev) == Some(TtyNode::Slave(number)))
 }
 
 /// What can only be done when every description is open. A master that the tree does

@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 
 use torpor_images::proto::IpcDescEntry;
 use torpor_images::{ImageDir, kind};
-use torpor_policy::ipc::{Object, Space};
+use torpor_policy::ipc::{IpcSetup, Object};
 use torpor_sys::ipc::Owner;
 
 use super::{Namespaces, run_in};
@@ -81,15 +81,15 @@ pub fn finish(images: &ImageDir, maps: &IdMaps, spaces: &Namespaces, ns_id: u32)
     })
 }
 
-fn planned(images: &ImageDir, ns_id: u32) -> Result<Space> {
+fn planned(images: &ImageDir, ns_id: u32) -> Result<IpcSetup> {
     let missing = || Error::invalid(kind::IPC_VAR.file_name(ns_id.into()), "it is missing");
-    Space::read(images, ns_id.into())?.ok_or_else(missing)
+    IpcSetup::read(images, ns_id.into())?.ok_or_else(missing)
 }
 
 /// A line of a table in `/proc/sysvipc`, by the names of its columns.
-struct Line<'t>(Vec<(&'t str, &'t str)>);
+struct TableRow<'t>(Vec<(&'t str, &'t str)>);
 
-impl Line<'_> {
+impl TableRow<'_> {
     /// The number in a column.
     fn number<T: TryFrom<i64>>(&self, column: &str) -> Result<T> {
         let radix = if column == "perms" { 8 } else { 10 };
@@ -130,12 +130,12 @@ fn unmapped(id: i32, column: &str, owner: u32) -> Error {
 }
 
 /// Reads a table of the calling thread's namespace.
-fn table<T>(name: &str, each: impl Fn(&Line<'_>) -> Result<T>) -> Result<Vec<T>> {
+fn table<T>(name: &str, each: impl Fn(&TableRow<'_>) -> Result<T>) -> Result<Vec<T>> {
     let path = format!("/proc/sysvipc/{name}");
     let text = std::fs::read_to_string(&path).context(|| format!("read {path}"))?;
     let mut lines = text.lines().map(str::split_ascii_whitespace);
     let columns: Vec<&str> = lines.next().into_iter().flatten().collect();
-    lines.map(|line| each(&Line(columns.iter().copied().zip(line).collect()))).collect()
+    lines.map(|line| each(&TableRow(columns.iter().copied().zip(line).collect()))).collect()
 }
 
 /// Owner and mode as the kernel of the host takes them.

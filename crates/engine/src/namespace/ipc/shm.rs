@@ -14,7 +14,7 @@ use torpor_tracee::{Tracee, parse_maps};
 
 use super::{limits, make, owner, table};
 use crate::error::{Context, Error, Result};
-use crate::memory::pages::{Found, Source, data_runs};
+use crate::memory::pages::{PageSpan, Source, data_runs};
 use crate::namespace::user::IdMaps;
 use crate::restore::object;
 use crate::restore::pages::Pages;
@@ -27,7 +27,7 @@ const HUGE_SHIFT: u32 = 26;
 /// A segment of the dumped namespace, with its content.
 pub(super) struct Segment {
     entry: IpcShmEntry,
-    pages: Vec<Found>,
+    pages: Vec<PageSpan>,
     attached: Attached,
 }
 
@@ -70,7 +70,7 @@ fn file_of(attached: &Attached) -> Result<File> {
 }
 
 /// The pages of a segment, by its number, and where they are.
-pub type SegmentPages = (u64, Vec<Found>, Source);
+pub type SegmentPages = (u64, Vec<PageSpan>, Source);
 
 /// Writes `ipcns-shm-ID.img`. The pages that the segments have are still to be saved.
 pub(super) fn dump(

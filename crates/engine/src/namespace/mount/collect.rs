@@ -21,7 +21,7 @@ use crate::restore::transport::Transport;
 
 /// A mount namespace.
 #[derive(Debug)]
-pub struct Space {
+pub struct MountNamespace {
     /// Its number in the images.
     pub ns: u32,
     /// Whether it is the caller's own and not part of the checkpoint.
@@ -40,7 +40,7 @@ pub struct Space {
 #[derive(Debug, Default)]
 pub struct Mounts {
     /// In the order of [`Namespaces::all`]: the root task's first.
-    pub spaces: Vec<Space>,
+    pub spaces: Vec<MountNamespace>,
     /// The caller's own mounts.
     pub host: Tree,
 }
@@ -65,9 +65,9 @@ impl Mounts {
             };
             let file = file.try_clone().context(|| "dup".to_owned())?;
             let (is_host, task) = (ns.is_host, ns.task);
-            spaces.push(Space { ns: ns.id, is_host, task, file, root, tree });
+            spaces.push(MountNamespace { ns: ns.id, is_host, task, file, root, tree });
         }
-        let own = Space::own(host)?;
+        let own = MountNamespace::own(host)?;
         nested::mark(&mut spaces, &own, namespaces)?;
         Ok(Mounts { spaces, host: own.tree })
     }
@@ -76,7 +76,7 @@ impl Mounts {
     /// `None` for one that is in no namespace of the tree: a detached one, or one
     /// from outside.
     #[must_use]
-    pub fn find(&self, mnt_id: i32) -> Option<(&Space, &Mount)> {
+    pub fn find(&self, mnt_id: i32) -> Option<(&MountNamespace, &Mount)> {
         let id = u32::try_from(mnt_id).ok()?;
         self.spaces.iter().find_map(|s| Some((s, s.tree.mount(s.tree.find(id)?))))
     }
@@ -125,12 +125,12 @@ impl Mounts {
     }
 }
 
-impl Space {
+impl MountNamespace {
     /// The caller's own namespace, which has no number.
     fn own(tree: Tree) -> Result<Self> {
         let path = "/proc/self/ns/mnt";
         let file = File::open(path).context(|| format!("open {path}"))?.into();
-        Ok(Space { ns: 0, is_host: true, task: 0, file, root: open_root()?, tree })
+        Ok(MountNamespace { ns: 0, is_host: true, task: 0, file, root: open_root()?, tree })
     }
 
     /// As [`Mounts::open_alone`], by index into the tree.

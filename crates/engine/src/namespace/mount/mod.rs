@@ -25,7 +25,7 @@ mod tree;
 mod unpack;
 
 pub use assembly::Assembly;
-pub use collect::{Mounts, Space, own_tree, tree_of};
+pub use collect::{MountNamespace, Mounts, own_tree, tree_of};
 pub use dump::Saving;
 pub use mountinfo::{External, Mount};
 pub use nested::make_nested;

@@ -10,7 +10,7 @@ use torpor_tracee::Tracee;
 
 use super::base::unfit;
 use super::build::{Copies, place_at};
-use super::collect::{Space, clone, open_beneath};
+use super::collect::{MountNamespace, clone, open_beneath};
 use super::fs::attributes;
 use super::mountinfo::Mount;
 use super::origin::{Forest, Node, Source};
@@ -23,7 +23,11 @@ use crate::restore::numbers::live_in;
 use crate::restore::tasks::Tasks;
 
 /// Finds out which mounts show such a namespace. `host` are the caller's own mounts.
-pub(super) fn mark(spaces: &mut [Space], host: &Space, namespaces: &Namespaces) -> Result<()> {
+pub(super) fn mark(
+    spaces: &mut [MountNamespace],
+    host: &MountNamespace,
+    namespaces: &Namespaces,
+) -> Result<()> {
     let below: Vec<&Namespace> =
         namespaces.of_kind(NsKind::Pid).filter(|ns| ns.task != 0).collect();
     if below.is_empty() {
@@ -53,7 +57,7 @@ fn is_whole(mount: &Mount) -> bool {
 
 /// A procfs by any of the mounts that show all of it. What is copied into a namespace of a user
 /// namespace is locked in place there (mount_namespaces(7)), so that nobody gets below it.
-fn open_any(spaces: &[Space], host: &Space, wanted: &Mount) -> Result<OwnedFd> {
+fn open_any(spaces: &[MountNamespace], host: &MountNamespace, wanted: &Mount) -> Result<OwnedFd> {
     let mut why = None;
     for space in spaces.iter().chain([host]) {
         for (index, mount) in space.tree.mounts().iter().enumerate() {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, Stat};
 
-use super::collect::{Mounts, Space, mount_id};
+use super::collect::{MountNamespace, Mounts, mount_id};
 use super::mountinfo::Mount;
 use crate::file::description::open_in;
 
@@ -41,7 +41,7 @@ impl Mounts {
 }
 
 /// Where the mounts of a namespace have what `link` leads to through `outside`, if nothing hides it.
-fn ways(outside: &Mount, link: &Path, space: &Space) -> Vec<PathBuf> {
+fn ways(outside: &Mount, link: &Path, space: &MountNamespace) -> Vec<PathBuf> {
     let Ok(below) = link.strip_prefix(&outside.mountpoint) else { return Vec::new() };
     let inside = join(&outside.root, below);
     let same = space.tree.mounts().iter().filter(|mount| mount.dev == outside.dev);
@@ -54,7 +54,7 @@ fn join(base: &Path, rest: &Path) -> PathBuf {
     if rest.as_os_str().is_empty() { base.to_owned() } else { base.join(rest) }
 }
 
-impl Space {
+impl MountNamespace {
     /// The mount that `path` leads through, if it leads to the file.
     fn through(&self, path: &Path, is_same: impl Fn(&Stat) -> bool) -> Option<&Mount> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW;

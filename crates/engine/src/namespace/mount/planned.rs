@@ -10,7 +10,7 @@ use torpor_policy::{Ask, From, Mount, Request};
 use super::entry;
 use super::fs::Origin;
 use super::origin::{Forest, Judged, Node, Source};
-use super::restored::{Made, Wanted};
+use super::restored::{MadeFs, Wanted};
 use super::tree::Tree;
 use crate::error::{Error, Result};
 
@@ -77,7 +77,7 @@ impl Forest {
         let mut all: HashMap<u32, Vec<Wanted>> = HashMap::new();
         for node in self.nodes() {
             let mount = self.mount(node);
-            let made = is_made(&node).then(|| Made {
+            let made = is_made(&node).then(|| MadeFs {
                 fs: mount.fs.clone(),
                 sources: sources.get(&mount.dev).cloned().unwrap_or_default(),
             });

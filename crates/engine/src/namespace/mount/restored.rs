@@ -35,12 +35,12 @@ pub struct Wanted {
     /// Its `MS_*` flags.
     pub flags: u64,
     /// The file system that it shows; `None` if that is given from outside.
-    pub made: Option<Made>,
+    pub made: Option<MadeFs>,
 }
 
 /// A file system that was made.
 #[derive(Debug)]
-pub struct Made {
+pub struct MadeFs {
     /// Its type.
     pub fs: String,
     /// The sources of all mounts of it: one is made, and the others show the same.

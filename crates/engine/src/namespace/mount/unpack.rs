@@ -47,11 +47,11 @@ pub fn unpack(
         if let Some(ask) = entry.ask().filter(|ask| !judged.contains(ask)) {
             return Err(invalid(format!("{ask}, which the plan does not list")));
         }
-        let place = Place::of(root, &entry.path)?;
+        let place = NameIn::of(root, &entry.path)?;
         let what = || format!("{name}: make {}", String::from_utf8_lossy(&entry.path));
         match &entry.make {
             Make::Link(target) => {
-                let target = Place::of(root, target)?;
+                let target = NameIn::of(root, target)?;
                 let (from, to) = (target.dir.as_fd(), place.dir.as_fd());
                 rustix::fs::linkat(from, &target.name, to, &place.name, AtFlags::empty())
                     .context(what)?;
@@ -102,18 +102,18 @@ pub fn unpack(
 }
 
 /// A name in a directory.
-struct Place {
+struct NameIn {
     dir: OwnedFd,
     name: PathBuf,
 }
 
-impl Place {
+impl NameIn {
     fn of(root: BorrowedFd<'_>, path: &[u8]) -> Result<Self> {
         let path = Path::new(OsStr::from_bytes(path));
         let parent = path.parent().unwrap_or(Path::new(""));
         let dir = open_beneath(root, parent, false)
             .context(|| format!("open {} of a tmpfs", parent.display()))?;
-        Ok(Place { dir, name: path.file_name().unwrap_or_default().into() })
+        Ok(NameIn { dir, name: path.file_name().unwrap_or_default().into() })
     }
 
     /// A path that leads there, and no further if it is a symbolic link that is not followed.

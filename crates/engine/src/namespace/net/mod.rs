@@ -111,7 +111,7 @@ pub fn dump(options: &Options, images: &ImageDir, spaces: &Namespaces, ns_id: u3
 }
 
 /// A namespace that another one has given a number to.
-struct Known {
+struct NumberedNetwork {
     id: u32,
     host: bool,
     nsid: i32,
@@ -121,7 +121,7 @@ struct Known {
 fn known_namespaces(
     socket: &mut Socket,
     others: &[(u32, bool, BorrowedFd<'_>)],
-) -> Result<Vec<Known>> {
+) -> Result<Vec<NumberedNetwork>> {
     let mut known = Vec::new();
     for &(id, host, file) in others {
         let mut body = Body::new(&RTGENMSG);
@@ -129,7 +129,7 @@ fn known_namespaces(
         let answer = socket.get(RTM_GETNSID, &body.0)?;
         let nsid = answer.and_then(|m| m.attributes(RTGENMSG.len()).word(NETNSA_NSID));
         if let Some(nsid) = nsid.map(u32::cast_signed).filter(|&nsid| nsid >= 0) {
-            known.push(Known { id, host, nsid });
+            known.push(NumberedNetwork { id, host, nsid });
         }
     }
     Ok(known)

@@ -26,7 +26,7 @@ const LEAVING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A namespace to be filled.
-struct Space<'a> {
+struct NewNetwork<'a> {
     id: u32,
     file: BorrowedFd<'a>,
     network: Network,
@@ -74,7 +74,7 @@ pub fn restore(
             link::set_flags(&mut space.socket, &device.name, device.index, device.flags)?;
         }
     }
-    for Space { id, file, network, .. } in &spaces {
+    for NewNetwork { id, file, network, .. } in &spaces {
         run_in(&[*file], || {
             tables::restore_addresses(images, *id)?;
             tables::restore_routes(images, *id)?;
@@ -112,14 +112,14 @@ fn loopback_up(file: BorrowedFd<'_>) -> Result<()> {
     link::set_flags(&mut Socket::open_in(file, ROUTE)?, "lo", 1, flags)
 }
 
-fn load<'a>(images: &ImageDir, known: &'a Namespaces, id: u32) -> Result<Space<'a>> {
+fn load<'a>(images: &ImageDir, known: &'a Namespaces, id: u32) -> Result<NewNetwork<'a>> {
     let file = known.open_file(id)?;
     let network = Network::read(images, id, &conf::NAMES)?;
-    Ok(Space { id, file, network, socket: Socket::open_in(file, ROUTE)? })
+    Ok(NewNetwork { id, file, network, socket: Socket::open_in(file, ROUTE)? })
 }
 
 /// Gives other namespaces of the tree the numbers that this one knew them by.
-fn number_others(known: &Namespaces, space: &mut Space<'_>) -> Result<()> {
+fn number_others(known: &Namespaces, space: &mut NewNetwork<'_>) -> Result<()> {
     for &(other, number) in &space.network.others {
         let Ok(file) = known.open_file(other) else { continue };
         let mut body = Body::new(&RTGENMSG);
@@ -140,7 +140,7 @@ struct Host {
     socket: Socket,
 }
 
-fn make_devices(opts: &Options, spaces: &mut [Space<'_>]) -> Result<()> {
+fn make_devices(opts: &Options, spaces: &mut [NewNetwork<'_>]) -> Result<()> {
     let file =
         File::open("/proc/thread-self/ns/net").context(|| "own network namespace".to_owned())?;
     let mut host = Host { file: file.into(), socket: Socket::open(ROUTE)? };
@@ -157,14 +157,14 @@ fn make_devices(opts: &Options, spaces: &mut [Space<'_>]) -> Result<()> {
 }
 
 /// A device: the index of its namespace, and its own there.
-type Place = (usize, usize);
+type DeviceIndex = (usize, usize);
 
 fn make_device(
     opts: &Options,
-    spaces: &mut [Space<'_>],
+    spaces: &mut [NewNetwork<'_>],
     host: &mut Host,
-    (here, index): Place,
-    made: &mut HashSet<Place>,
+    (here, index): DeviceIndex,
+    made: &mut HashSet<DeviceIndex>,
 ) -> Result<()> {
     let device = spaces[here].network.devices[index].clone();
     let name = device.name.clone();
@@ -205,7 +205,7 @@ fn not_given(kind: &str, name: &str) -> Error {
 }
 
 /// The other end of a pair, if it is in the tree.
-fn peer_of(spaces: &[Space<'_>], (here, index): Place) -> Option<Place> {
+fn peer_of(spaces: &[NewNetwork<'_>], (here, index): DeviceIndex) -> Option<DeviceIndex> {
     let device = &spaces[here].network.devices[index];
     let NetKind::Veth(Some(peer)) = device.kind else { return None };
     // Old images do not say where it is: it must then refer back to this one.
@@ -225,11 +225,11 @@ fn peer_of(spaces: &[Space<'_>], (here, index): Place) -> Option<Place> {
 
 fn make_veth(
     opts: &Options,
-    spaces: &mut [Space<'_>],
+    spaces: &mut [NewNetwork<'_>],
     host: &mut Host,
     here: usize,
     device: &NetDevice,
-    peer: Option<Place>,
+    peer: Option<DeviceIndex>,
 ) -> Result<()> {
     if let Some((there, index)) = peer {
         let other = spaces[there].network.devices[index].clone();
@@ -266,7 +266,7 @@ fn make_veth(
 
 fn make_macvlan(
     opts: &Options,
-    space: &mut Space<'_>,
+    space: &mut NewNetwork<'_>,
     host: &mut Host,
     device: &NetDevice,
 ) -> Result<()> {

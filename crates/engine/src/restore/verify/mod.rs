@@ -17,7 +17,7 @@ use torpor_images::proto::FileEntry;
 use torpor_policy::{Capabilities, Credentials, Seccomp};
 
 use self::files::Opened;
-use super::places::{NAMES, Place};
+use super::places::{FileOnMount, NAMES};
 use super::tasks::Tasks;
 use crate::cgroup::Groups;
 use crate::error::{Context, Error, Result};
@@ -57,7 +57,7 @@ pub struct Made<'c> {
 pub fn check(cx: &Made<'_>) -> Result<()> {
     // Ids of this host count by it.
     id_maps(cx)?;
-    let spaces = Spaces::open(cx)?;
+    let spaces = SpaceInodes::open(cx)?;
     let mut opened = Opened {
         tasks: cx.tasks,
         files: cx.files,
@@ -92,14 +92,14 @@ fn differs(pid: i32, what: &str, wanted: impl Display, is: impl Display) -> Erro
 }
 
 /// The inode numbers of namespaces.
-struct Spaces {
+struct SpaceInodes {
     /// The restoring program's, by kind.
     own: HashMap<NsKind, u64>,
     /// Those of the images, by number.
     made: HashMap<u32, u64>,
 }
 
-impl Spaces {
+impl SpaceInodes {
     fn open(cx: &Made<'_>) -> Result<Self> {
         let pid = i32::try_from(std::process::id()).unwrap_or_default();
         let inode = |kind: NsKind| Ok((kind, proc::ns_inode(pid, kind.name())?));
@@ -111,7 +111,7 @@ impl Spaces {
                 made.insert(ns.id, stat.st_ino);
             }
         }
-        Ok(Spaces { own, made })
+        Ok(SpaceInodes { own, made })
     }
 
     /// Each task is in the namespaces that it was to be in: the restoring program's own where
@@ -182,7 +182,7 @@ fn nested(cx: &Made<'_>, index: usize) -> Result<()> {
 fn places(cx: &Made<'_>, index: usize) -> Result<()> {
     let task = &cx.tasks[index];
     for (&wanted, (name, what)) in task.places.iter().flatten().zip(NAMES) {
-        let now = Place::of_process(task.pid, name)?;
+        let now = FileOnMount::of_process(task.pid, name)?;
         if now != wanted {
             return Err(differs(task.vpid, &format!("its {what}"), wanted, now));
         }

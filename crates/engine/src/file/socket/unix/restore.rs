@@ -97,15 +97,15 @@ impl UnixRestorer {
             return Ok(file);
         }
         let fd = match self.birth(&usk) {
-            Birth::Alone => self.open_alone(cx, &usk)?,
-            Birth::With(mate) => {
+            Pairing::Alone => self.open_alone(cx, &usk)?,
+            Pairing::With(mate) => {
                 let mate = self.entry(mate)?.clone();
                 let (fd, other) = self.open_pair(cx, &usk, &mate)?;
                 cx.files.insert(mate.id, other);
                 self.opened.push(mate.id);
                 fd
             }
-            Birth::Widowed => {
+            Pairing::Widowed => {
                 let (fd, other) = self.open_pair(cx, &usk, &gone(&usk))?;
                 self.mates.insert(usk.id, other);
                 fd
@@ -151,7 +151,7 @@ impl UnixRestorer {
 }
 
 /// How a socket comes into being.
-enum Birth {
+enum Pairing {
     /// By itself.
     Alone,
     /// Together with this other one.
@@ -234,15 +234,15 @@ impl UnixRestorer {
         Ok(())
     }
 
-    fn birth(&self, usk: &UnixSkEntry) -> Birth {
+    fn birth(&self, usk: &UnixSkEntry) -> Pairing {
         let peer = self.peer(usk.peer);
         if !is_datagram(usk) {
             return match (usk.state, peer) {
-                (state::ESTABLISHED, None) => Birth::Widowed,
+                (state::ESTABLISHED, None) => Pairing::Widowed,
                 (state::ESTABLISHED, Some(peer)) if peer.state != state::LISTEN => {
-                    Birth::With(peer.id)
+                    Pairing::With(peer.id)
                 }
-                _ => Birth::Alone,
+                _ => Pairing::Alone,
             };
         }
         // A datagram socket without a name can only be reached from its other end.
@@ -252,15 +252,15 @@ impl UnixRestorer {
             all.find(|u| is_datagram(u) && u.peer == usk.ino && u.ino != usk.ino)
         };
         match peer {
-            Some(peer) if peer.ino == usk.ino => Birth::Alone,
-            Some(peer) if unnamed(peer) => Birth::With(peer.id),
-            Some(peer) if unnamed(usk) && peer.peer == usk.ino => Birth::With(peer.id),
+            Some(peer) if peer.ino == usk.ino => Pairing::Alone,
+            Some(peer) if unnamed(peer) => Pairing::With(peer.id),
+            Some(peer) if unnamed(usk) && peer.peer == usk.ino => Pairing::With(peer.id),
             _ if unnamed(usk) => match from() {
-                Some(other) => Birth::With(other.id),
-                None if self.packets.queued.contains_key(&usk.id) => Birth::Widowed,
-                None => Birth::Alone,
+                Some(other) => Pairing::With(other.id),
+                None if self.packets.queued.contains_key(&usk.id) => Pairing::Widowed,
+                None => Pairing::Alone,
             },
-            _ => Birth::Alone,
+            _ => Pairing::Alone,
         }
     }
 
@@ -383,7 +383,7 @@ impl UnixRestorer {
         let all = || opened.iter().filter(|u| is_datagram(u) && u.uflags & EXTERN == 0);
         for usk in all() {
             // Born in a pair to be reached, but connected to another, or to none.
-            let Birth::With(mate) = self.birth(usk) else { continue };
+            let Pairing::With(mate) = self.birth(usk) else { continue };
             if usk.peer != self.entry(mate)?.ino {
                 let unspec = [0u8; 16];
                 socket::connect(file(cx, usk.id)?, &unspec)
@@ -441,9 +441,9 @@ impl UnixRestorer {
         let peer = self.peer(to.peer).map(|peer| peer.id);
         let packet = &signed(cx, packet, sender.or(peer).unwrap_or(to.id));
         let mate = match self.birth(to) {
-            Birth::With(id) => Some(file(cx, id)?),
-            Birth::Widowed => self.mates.get(&to.id).map(AsFd::as_fd),
-            Birth::Alone => None,
+            Pairing::With(id) => Some(file(cx, id)?),
+            Pairing::Widowed => self.mates.get(&to.id).map(AsFd::as_fd),
+            Pairing::Alone => None,
         };
         if let Some(mate) = mate.filter(|_| to.name.is_empty() || sender.is_none()) {
             if !packet.address.is_empty() && socket::local_address(mate).is_ok_and(|a| a.len() <= 2)

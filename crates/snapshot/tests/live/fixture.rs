@@ -1,4 +1,4 @@
-//! A place for one test: a bundle, a store, and containers that go with it.
+//! The fixture of one test: a bundle, a store, and containers that go with it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ fn torpor() -> PathBuf {
     built
 }
 
-pub struct Place {
+pub struct Fixture {
     pub dir: TempDir,
     name: String,
     pages: usize,
@@ -40,17 +40,17 @@ pub struct Place {
     pub patience: Option<u32>,
 }
 
-impl Place {
-    /// A place with a bundle of the application, with so many pages.
+impl Fixture {
+    /// A fixture with a bundle of the application, with so many pages.
     pub fn new(name: &str, pages: usize) -> Self {
         let dir = tempfile::Builder::new().prefix(&format!("torpor-{name}-")).tempdir().unwrap();
-        let place = Self {
+        let fixture = Self {
             dir,
             name: format!("torpor-{name}-{}", std::process::id()),
             pages,
             patience: None,
         };
-        let root = place.path("bundle/rootfs");
+        let root = fixture.path("bundle/rootfs");
         for part in ["proc", "sys", "dev", "tmp", "etc", "run", "bin"] {
             fs::create_dir_all(root.join(part)).unwrap();
         }
@@ -60,11 +60,11 @@ impl Place {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(applet)).unwrap();
         }
         fs::write(root.join("etc/doomed"), "there").unwrap();
-        place.configure(|config| {
+        fixture.configure(|config| {
             config["process"]["args"] =
                 serde_json::json!(["/app", pages.to_string(), "1", "20", "1"]);
         });
-        place
+        fixture
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -237,7 +237,7 @@ fn sum(pages: u64) -> String {
     format!("{sum:016x}")
 }
 
-impl Drop for Place {
+impl Drop for Fixture {
     fn drop(&mut self) {
         let list = self.runc(&["list", "--quiet"]).output().unwrap();
         for id in String::from_utf8_lossy(&list.stdout).lines() {

@@ -51,7 +51,7 @@ pub(super) fn judge_arrival(agent: &Agent, begin: &Begin, here: &Host) -> Result
 }
 
 /// What is made for a migration before it is told that it may come.
-pub(super) struct Place<'a> {
+pub(super) struct Reservation<'a> {
     pub agent: &'a Agent,
     pub begin: Begin,
     pub token: String,
@@ -64,7 +64,7 @@ pub(super) struct Place<'a> {
     pub trees: Vec<Replica>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> Reservation<'a> {
     /// Judges it, and makes it.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl<'a> Place<'a> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         let waiting = self.agent.joining().remove(&self.token);
         if let Some(carrier) = waiting.and_then(|waiting| waiting.carrier) {

@@ -24,7 +24,7 @@ const START: Duration = Duration::from_secs(30);
 
 /// Why an endpoint cannot be measured.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum EndpointError {
     /// A file or process could not be made.
     #[error("{0}: {1}")]
     Io(String, #[source] std::io::Error),
@@ -41,7 +41,7 @@ pub enum PlaceError {
 
 /// An endpoint, ready.
 #[derive(Debug)]
-pub struct Place {
+pub struct ReadyEndpoint {
     /// Its configuration.
     pub endpoint: Endpoint,
     /// The connection.
@@ -77,12 +77,12 @@ impl Drop for Keeper {
     }
 }
 
-impl Place {
+impl ReadyEndpoint {
     /// Makes an endpoint ready: starts it if it is to be started, and gives it the images.
     ///
     /// # Errors
     /// If it does not answer, or cannot run anything.
-    pub async fn open(endpoint: &Endpoint, config: &Config) -> Result<Self, PlaceError> {
+    pub async fn open(endpoint: &Endpoint, config: &Config) -> Result<Self, EndpointError> {
         let name = format!("{DIRECTORY}{:016x}", fastrand::u64(..));
         let dir = std::env::temp_dir().join(&name);
         // The keeper first: it makes the directory, and removes it whatever happens from here on.
@@ -102,7 +102,7 @@ impl Place {
         }
         let contents = image::build(&dir.join("store"))?;
         if let Some(torpor) = config.engine() {
-            let failed = |e| PlaceError::Io("bin/criu".into(), e);
+            let failed = |e| EndpointError::Io("bin/criu".into(), e);
             fs::create_dir_all(dir.join("bin")).map_err(failed)?;
             std::os::unix::fs::symlink(torpor, dir.join("bin/criu")).map_err(failed)?;
         }
@@ -153,7 +153,7 @@ impl Place {
         self.endpoint.containerd.is_some()
     }
 
-    async fn wait(&self) -> Result<(), PlaceError> {
+    async fn wait(&self) -> Result<(), EndpointError> {
         let until = Instant::now() + START;
         let client = self.client.within(Duration::from_secs(5));
         loop {
@@ -168,7 +168,7 @@ impl Place {
                 let log = fs::read_to_string(self.dir.join("containerd.log")).unwrap_or_default();
                 let end = log.lines().last().unwrap_or("it is empty").to_owned();
                 let program = self.endpoint.containerd.clone().unwrap_or_default();
-                return Err(PlaceError::Start(program, end));
+                return Err(EndpointError::Start(program, end));
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -246,12 +246,12 @@ impl Place {
 }
 
 impl Keeper {
-    fn failed(error: std::io::Error) -> PlaceError {
-        PlaceError::Io("the keeper".into(), error)
+    fn failed(error: std::io::Error) -> EndpointError {
+        EndpointError::Io("the keeper".into(), error)
     }
 
     /// Starts one; when this returns it has made the directory.
-    fn start(job: &Job) -> Result<Self, PlaceError> {
+    fn start(job: &Job) -> Result<Self, EndpointError> {
         let mut child = Command::new(own::executable()?)
             .args(own::prefix())
             .arg("keep")
@@ -267,13 +267,13 @@ impl Keeper {
     }
 
     /// Starts a containerd, if it is given, and the registry; returns the registry's port.
-    fn begin(&mut self, world: Option<&World>) -> Result<u16, PlaceError> {
+    fn begin(&mut self, world: Option<&World>) -> Result<u16, EndpointError> {
         let said = self.ask(&world)?;
         said.trim().parse().map_err(|_| Self::failed(std::io::Error::other(said)))
     }
 
     /// Sends a line, and reads the answer.
-    fn ask(&mut self, message: &impl serde::Serialize) -> Result<String, PlaceError> {
+    fn ask(&mut self, message: &impl serde::Serialize) -> Result<String, EndpointError> {
         let mut line = serde_json::to_vec(message).map_err(|e| Self::failed(e.into()))?;
         line.push(b'\n');
         let mut said = String::new();
@@ -346,7 +346,7 @@ fn sum(binary: &Path) -> Option<(String, String)> {
 /// # Errors
 /// If the group cannot be made, or does not take the limit.
 pub fn limited(
-    place: &Place,
+    place: &ReadyEndpoint,
     controller: &str,
     name: &str,
     file: &str,

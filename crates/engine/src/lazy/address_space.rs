@@ -27,7 +27,7 @@ const MOST: u64 = 64 * AROUND;
 
 /// An address space with pages that are missing.
 #[derive(Debug)]
-pub struct Space {
+pub struct AddressSpace {
     /// The number of its pagemap.
     pub id: u64,
     /// The userfaultfd that it is registered with.
@@ -52,7 +52,7 @@ pub struct Space {
     pub gone: bool,
 }
 
-impl Space {
+impl AddressSpace {
     /// An address space that lacks all pages of `ranges`, which are in the images.
     /// Those of `first` (in the images) are brought in before the others.
     pub fn new(
@@ -74,7 +74,7 @@ impl Space {
         // lies around a page would be many further requests.
         let around = if pages.any_fed() { PAGE } else { AROUND };
         let (late, next, gone) = (None, 0, false);
-        Space { id, uffd, sight, pages, missing, first, waiting, late, around, next, gone }
+        AddressSpace { id, uffd, sight, pages, missing, first, waiting, late, around, next, gone }
     }
 
     /// The address space of a child, which lacks what this one does, but for what is empty there.
@@ -82,7 +82,7 @@ impl Space {
         let mut missing = self.missing.clone();
         let wiped = self.sight.iter().flat_map(Sight::wiped_on_fork);
         wiped.for_each(|range| drop(missing.take(&range)));
-        Space {
+        AddressSpace {
             id: self.id,
             uffd,
             sight: None,
@@ -113,7 +113,7 @@ impl Space {
     }
 
     /// Reads what has happened; adds the children that were forked.
-    pub fn read_events(&mut self, children: &mut Vec<Space>) -> Result<()> {
+    pub fn read_events(&mut self, children: &mut Vec<AddressSpace>) -> Result<()> {
         loop {
             let events = match uffd::events(self.uffd.as_fd()) {
                 Ok(events) => events,
