@@ -149,6 +149,55 @@ fn comes_back_paused(freezer: &'static Freezer) {
     assert!(task.lives());
 }
 
+/// A program whose child waits for a file before it runs another, and which waits for that.
+const VFORK: &str = "#include <unistd.h>
+int main(int argc, char **argv)
+{
+	if (vfork() == 0) {
+		while (access(argv[1], F_OK) != 0)
+			;
+		execl(\"/bin/sleep\", \"sleep\", \"1000\", NULL);
+		_exit(1);
+	}
+	for (;;)
+		pause();
+}
+";
+
+#[test]
+fn a_child_of_vfork_is_let_go_for_its_parent_to_stop() {
+    for freezer in [&SPLIT, &UNIFIED] {
+        let Some(group) = Group::new("vfork", freezer) else { continue };
+        let dir = tempfile::tempdir().unwrap();
+        let [source, program, ready] = ["vfork.c", "sleep", "go"].map(|name| dir.path().join(name));
+        fs::write(&source, VFORK).unwrap();
+        let compiled = Command::new("cc").args([&source, Path::new("-o"), &program]).status();
+        assert!(compiled.unwrap().success());
+        let task = Sleeper::start_as(&[program.to_str().unwrap(), ready.to_str().unwrap()]);
+        wait_until(|| child_of(task.pid).is_some());
+        let child = child_of(task.pid).unwrap();
+        for pid in [task.pid, child] {
+            group.put(pid);
+        }
+        group.freeze();
+        // A parent in vfork is not frozen by the unified freezer, but its child is.
+        wait_until(|| !status(child, "State").starts_with('R'));
+        fs::write(&ready, "").unwrap();
+        let place = group.dir.to_str().unwrap();
+        let output = task.dump(&["--freeze-cgroup", place, "--manage-cgroups=ignore", "-R"]);
+        assert!(output.status.success(), "{}", task.log("dump.log"));
+        wait_until(|| group.is_frozen());
+        let [ran, sleep] =
+            [format!("/proc/{child}/exe").as_str(), "/bin/sleep"].map(fs::canonicalize);
+        assert_eq!(ran.unwrap(), sleep.unwrap());
+    }
+}
+
+fn child_of(pid: i32) -> Option<i32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.split_whitespace().next()?.parse().ok()
+}
+
 #[test]
 fn tasks_wait_frozen_for_whoever_thaws_them() {
     let Some(group) = Group::new("wake", &SPLIT) else { return };

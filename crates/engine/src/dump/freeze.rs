@@ -1,14 +1,19 @@
 //! Freezing a tree: every thread of every task stopped, and none escaped.
 
+use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use torpor_sys::kcmp::{Object, kcmp};
 use torpor_tracee::{StopState, Tracee};
 
 use super::freezer::Freezer;
 use crate::error::{Error, Result};
 use crate::guardian::Guardian;
 use crate::proc;
+
+/// How long a thread may take to stop before it is asked what it waits for.
+const AT_ONCE: Duration = Duration::from_millis(20);
 
 /// Threads that are bound to stop, by their processes.
 pub type Seized = HashMap<i32, Vec<i32>>;
@@ -46,6 +51,10 @@ impl Stopped {
 /// for their children once more, the younger before the older: whoever loses its parent goes to
 /// one that is asked later.
 ///
+/// A parent in vfork(2) stops when its child runs another program. A child that is bound to stop
+/// before it does (of a paused tree, or among the `first`) is let go until its parent has stopped,
+/// and found anew.
+///
 /// `first` stops those of a running tree that are to stop before the others.
 ///
 /// # Errors
@@ -65,7 +74,8 @@ pub fn freeze(
     while !found.is_empty() {
         let older = stopped.len();
         let bound = found.into_iter().map(|pid| (pid, seized.remove(&pid).unwrap_or_default()));
-        stopped.extend(stop_all(root, bound.collect(), deadline)?);
+        let bound = bound.collect();
+        stopped.extend(stop_all(root, bound, &mut seized, deadline)?);
         let known: HashSet<i32> = stopped.iter().map(|task| task.pid).collect();
         found = new_children(stopped[older..].iter(), &known, workers)?;
         if found.is_empty() {
@@ -75,9 +85,14 @@ pub fn freeze(
     Ok(stopped)
 }
 
-/// Stops processes of which some threads may be seized already. Those that have ended and
-/// are gone are left out.
-fn stop_all(root: i32, bound: Vec<(i32, Vec<i32>)>, deadline: Instant) -> Result<Vec<Stopped>> {
+/// Stops processes of which some threads may be seized already, with others of the tree:
+/// `seized`. Those that have ended and are gone are left out.
+fn stop_all(
+    root: i32,
+    bound: Vec<(i32, Vec<i32>)>,
+    seized: &mut Seized,
+    deadline: Instant,
+) -> Result<Vec<Stopped>> {
     let unless_gone = |pid: i32, result: Result<bool>| match result {
         Err(Error::Gone { .. }) if pid != root => Ok(false),
         result => result,
@@ -85,15 +100,15 @@ fn stop_all(root: i32, bound: Vec<(i32, Vec<i32>)>, deadline: Instant) -> Result
     let mut stopping: Vec<Stopping> = Vec::with_capacity(bound.len());
     for (pid, seized) in bound {
         let mut task = Stopping::new(pid, seized);
-        let seized = task.seize().map(|()| true);
-        if unless_gone(pid, seized)? {
+        let asked = task.seize().map(|()| true);
+        if unless_gone(pid, asked)? {
             stopping.push(task);
         }
     }
     let mut stopped = Vec::with_capacity(stopping.len());
     for task in stopping {
         let pid = task.pid;
-        let frozen = task.stop(deadline).map(|frozen| stopped.push(frozen)).map(|()| true);
+        let frozen = task.stop(seized, deadline).map(|frozen| stopped.push(frozen)).map(|()| true);
         unless_gone(pid, frozen)?;
     }
     Ok(stopped)
@@ -204,11 +219,11 @@ impl Stopping {
     /// kernel walks the list cuts it short there, and one that has ended before it could be
     /// seized may have made another behind the end. Their number does: it counts all that are
     /// stopped, and any other, also a leader that has ended before the rest.
-    fn stop(mut self, deadline: Instant) -> Result<Stopped> {
+    fn stop(mut self, others: &mut Seized, deadline: Instant) -> Result<Stopped> {
         let pid = self.pid;
         loop {
             for tid in self.seized.drain(..) {
-                match wait_stopped(pid, tid, deadline) {
+                match wait_stopped(pid, tid, others, deadline) {
                     Ok(tracee) if is_worker(pid, &tracee) => {
                         tracee.finish()?;
                         self.workers.insert(tid);
@@ -309,10 +324,26 @@ fn gone(e: torpor_tracee::Error) -> Error {
     }
 }
 
-fn wait_stopped(pid: i32, tid: i32, deadline: Instant) -> Result<Tracee> {
+/// Waits until a thread has stopped. Children of its process that it waits for in vfork(2)
+/// run on, if they are among the `seized`: they are not any more then.
+fn wait_stopped(pid: i32, tid: i32, seized: &mut Seized, deadline: Instant) -> Result<Tracee> {
+    let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    if let Some(thread) = Tracee::stopped(pid, tid, patience.min(AT_ONCE)).map_err(gone)? {
+        return Ok(thread);
+    }
+    let borrowers: Vec<i32> = seized.keys().copied().filter(|&c| borrows(c, pid)).collect();
+    for child in borrowers {
+        for thread in seized.remove(&child).unwrap_or_default() {
+            match wait_stopped(child, thread, seized, deadline).map(Tracee::finish) {
+                // One that has ended keeps nobody waiting.
+                Ok(_) | Err(Error::Gone { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
     let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     match Tracee::stopped(pid, tid, patience).map_err(gone)? {
-        Some(tracee) => Ok(tracee),
+        Some(thread) => Ok(thread),
         None => Err(Error::refused(
             pid,
             format!("thread {tid}"),
@@ -321,6 +352,14 @@ fn wait_stopped(pid: i32, tid: i32, deadline: Instant) -> Result<Tracee> {
         )),
     }
 }
+
+/// Whether a process lives in the memory of its parent `pid`, as after vfork(2) until it runs
+/// another program.
+fn borrows(child: i32, pid: i32) -> bool {
+    proc::stat(child).is_ok_and(|stat| stat.ppid == pid)
+        && kcmp(child, pid, Object::Vm).is_ok_and(Ordering::is_eq)
+}
+
 /// Why a task that another one traces is refused, and what to do, in that program's own terms.
 fn traced_by(tracer: u64) -> String {
     let pid = i32::try_from(tracer).unwrap_or_default();
