@@ -4,6 +4,8 @@
 //! blobs that it lists. A blob that several manifests list is stored once, and is collected when
 //! none does any more.
 
+#![warn(unreachable_pub)]
+
 pub mod chunks;
 pub mod cut;
 pub mod dir;

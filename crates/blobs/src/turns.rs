@@ -28,7 +28,7 @@ const COLLECTIONS: &str = "collections";
 
 /// A turn, which ends when it is dropped.
 #[derive(Debug)]
-pub struct Turn<'s> {
+pub(crate) struct Turn<'s> {
     store: &'s S3,
     object: String,
     since: Duration,
@@ -47,7 +47,7 @@ impl<'s> Turn<'s> {
     }
 
     /// Whether who collects may go on.
-    pub fn goes_on(&self) -> bool {
+    pub(crate) fn goes_on(&self) -> bool {
         now().saturating_sub(self.since) < SHIFT
     }
 }
@@ -95,7 +95,7 @@ fn any(store: &S3, kind: &str, lasts: Duration) -> Result<bool> {
 ///
 /// # Errors
 /// If the store does not answer; if others collect all the time.
-pub fn push(store: &S3) -> Result<Turn<'_>> {
+pub(crate) fn push(store: &S3) -> Result<Turn<'_>> {
     let begun = now();
     loop {
         let turn = Turn::begin(store, PUSHES)?;
@@ -115,7 +115,7 @@ pub fn push(store: &S3) -> Result<Turn<'_>> {
 ///
 /// # Errors
 /// If something is, or the store does not answer.
-pub fn collect(store: &S3) -> Result<Turn<'_>> {
+pub(crate) fn collect(store: &S3) -> Result<Turn<'_>> {
     let turn = Turn::begin(store, COLLECTIONS)?;
     match any(store, PUSHES, PUSH)? {
         false => Ok(turn),

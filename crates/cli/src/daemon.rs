@@ -8,7 +8,7 @@ use crate::failure::Failure;
 ///
 /// # Errors
 /// If no child can be started. What goes wrong in `work` goes to the log.
-pub fn into_background(
+pub(crate) fn into_background(
     work: impl FnOnce() -> Result<ExitCode, Failure>,
 ) -> Result<ExitCode, Failure> {
     in_child(work)?;
@@ -19,7 +19,7 @@ pub fn into_background(
 ///
 /// # Errors
 /// If no child can be started. What goes wrong in `work` goes to the log.
-pub fn in_child(work: impl FnOnce() -> Result<ExitCode, Failure>) -> Result<i32, Failure> {
+pub(crate) fn in_child(work: impl FnOnce() -> Result<ExitCode, Failure>) -> Result<i32, Failure> {
     let child = || {
         let result = rustix::process::setsid()
             .map_err(|e| Failure::io("setsid", &e.into()))

@@ -2,6 +2,8 @@
 //!
 //! One program with three names: `torpor`, `criu` and `crit`.
 
+#![warn(unreachable_pub)]
+
 pub mod audit;
 pub mod check;
 mod daemon;

@@ -17,7 +17,7 @@ use crate::program::write_own_pidfile;
 /// # Errors
 /// If it cannot listen; what goes wrong while it receives, unless that happens in the
 /// background: then the log has it.
-pub fn page_server(settings: &Settings) -> Result<ExitCode, Failure> {
+pub(crate) fn page_server(settings: &Settings) -> Result<ExitCode, Failure> {
     let server = settings.page_server();
     let listener = Listener::new(&server)?;
     if let Some(port) = announce(&listener)
@@ -40,7 +40,7 @@ pub fn page_server(settings: &Settings) -> Result<ExitCode, Failure> {
 ///
 /// # Errors
 /// If it cannot listen.
-pub fn start(settings: &Settings) -> Result<CriuPageServerInfo, Failure> {
+pub(crate) fn start(settings: &Settings) -> Result<CriuPageServerInfo, Failure> {
     let server = settings.page_server();
     let listener = Listener::new(&server)?;
     let port = announce(&listener).map(i32::from);
@@ -70,7 +70,7 @@ fn run(settings: &Settings, listener: Listener<'_>) -> Result<ExitCode, Failure>
 /// # Errors
 /// If it cannot listen; what goes wrong later, unless that happens in the background: then
 /// the log has it.
-pub fn lazy_pages(settings: &Settings) -> Result<ExitCode, Failure> {
+pub(crate) fn lazy_pages(settings: &Settings) -> Result<ExitCode, Failure> {
     let daemon = Daemon::start(&settings.engine)?;
     let work = || {
         write_own_pidfile(settings)?;

@@ -69,7 +69,11 @@ impl Director {
 ///
 /// # Errors
 /// If nobody says what the last round is; if a round cannot be read or restored (see [`Plan`]).
-pub fn restore(opts: &Options, socket: &Path, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
+pub(crate) fn restore(
+    opts: &Options,
+    socket: &Path,
+    hooks: &mut dyn Hooks,
+) -> Result<RestoreReport> {
     let mut director = Director::connect(socket)?;
     let last;
     // Pages that are to be fetched later are those that the last round leaves out.

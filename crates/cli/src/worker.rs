@@ -19,7 +19,7 @@ use crate::{log, pages, work};
 ///
 /// # Errors
 /// If there is no daemon.
-pub fn run() -> std::result::Result<ExitCode, Failure> {
+pub(crate) fn run() -> std::result::Result<ExitCode, Failure> {
     let failed = |e: std::io::Error| {
         Failure::io("the worker's standard input", &e).hint("daemons start workers, nobody else")
     };

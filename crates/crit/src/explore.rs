@@ -46,15 +46,15 @@ const TASK_ZOMBIE: u32 = 3;
 
 /// `VMA_AREA_*` bits of a memory area's status.
 mod area {
-    pub const REGULAR: u32 = 1;
-    pub const STACK: u32 = 1 << 1;
-    pub const VSYSCALL: u32 = 1 << 2;
-    pub const VDSO: u32 = 1 << 3;
-    pub const FILE_PRIVATE: u32 = 1 << 6;
-    pub const FILE_SHARED: u32 = 1 << 7;
-    pub const ANON_SHARED: u32 = 1 << 8;
-    pub const SYSVIPC: u32 = 1 << 10;
-    pub const SOCKET: u32 = 1 << 11;
+    pub(super) const REGULAR: u32 = 1;
+    pub(super) const STACK: u32 = 1 << 1;
+    pub(super) const VSYSCALL: u32 = 1 << 2;
+    pub(super) const VDSO: u32 = 1 << 3;
+    pub(super) const FILE_PRIVATE: u32 = 1 << 6;
+    pub(super) const FILE_SHARED: u32 = 1 << 7;
+    pub(super) const ANON_SHARED: u32 = 1 << 8;
+    pub(super) const SYSVIPC: u32 = 1 << 10;
+    pub(super) const SOCKET: u32 = 1 << 11;
 }
 
 fn ps(dir: &ImageDir) -> Result<String> {

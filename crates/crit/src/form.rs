@@ -171,7 +171,7 @@ const SOCKET_STATE: &[(u64, &str)] = &[
 
 impl Form {
     /// The number as text, if that is how this form shows it.
-    pub fn show(self, number: u64) -> Option<String> {
+    pub(crate) fn show(self, number: u64) -> Option<String> {
         match self {
             Self::Plain | Self::Address | Self::SocketName => None,
             Self::Hex => Some(format!("{number:#x}")),
@@ -188,7 +188,7 @@ impl Form {
     }
 
     /// The number that `text` stands for, in this form or as a plain number.
-    pub fn parse(self, text: &str) -> Option<u64> {
+    pub(crate) fn parse(self, text: &str) -> Option<u64> {
         match self {
             Self::Device => {
                 let (major, minor) = device(text)?;

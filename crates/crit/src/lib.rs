@@ -11,6 +11,7 @@
 //! - strings that are not UTF-8, as `{"base64": …}`;
 //! - values of an enumeration that it does not list, as numbers.
 
+#![warn(unreachable_pub)]
 #![forbid(unsafe_code)]
 
 mod command;

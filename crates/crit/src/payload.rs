@@ -81,7 +81,11 @@ fn typed<M: prost::Message + Default>(entry: &DynamicMessage) -> Result<M> {
 
 impl Payload {
     /// Reads what follows `entry`, if anything does.
-    pub fn read(kind: Kind, entry: &DynamicMessage, reader: &mut Reader) -> Result<Option<Self>> {
+    pub(crate) fn read(
+        kind: Kind,
+        entry: &DynamicMessage,
+        reader: &mut Reader,
+    ) -> Result<Option<Self>> {
         let Some(length) = length(kind, entry)? else { return Ok(None) };
         Ok(Some(match length {
             Length::Bytes(len, align) => Self::Bytes(reader.padded(len, align)?, align),
@@ -93,7 +97,7 @@ impl Payload {
     }
 
     /// The data as JSON.
-    pub fn to_json(&self, schema: &Schema, pretty: bool) -> Result<Json> {
+    pub(crate) fn to_json(&self, schema: &Schema, pretty: bool) -> Result<Json> {
         Ok(match self {
             Self::Bytes(bytes, _) => base64_lines(bytes).into(),
             Self::Queues(inq, outq) => {
@@ -117,7 +121,7 @@ impl Payload {
     }
 
     /// How many bytes the data has, without padding.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::Bytes(bytes, _) => bytes.len(),
             Self::Queues(inq, outq) => inq.len() + outq.len(),
@@ -129,7 +133,7 @@ impl Payload {
     }
 
     /// The data for `entry` from its object's member, if it needs any.
-    pub fn from_json(
+    pub(crate) fn from_json(
         schema: &Schema,
         kind: Kind,
         entry: &DynamicMessage,
@@ -170,7 +174,7 @@ impl Payload {
     }
 
     /// Appends the data as it stands in the image.
-    pub fn write(&self, out: &mut Vec<u8>) -> Result<()> {
+    pub(crate) fn write(&self, out: &mut Vec<u8>) -> Result<()> {
         match self {
             Self::Bytes(bytes, align) => push_padded(out, bytes, *align),
             Self::Queues(inq, outq) => {

@@ -19,7 +19,7 @@ pub(crate) struct Schema {
 
 impl Schema {
     /// The schema of the images.
-    pub fn get() -> Result<&'static Self> {
+    pub(crate) fn get() -> Result<&'static Self> {
         static SCHEMA: LazyLock<Result<Schema, String>> = LazyLock::new(Schema::load);
         SCHEMA.as_ref().map_err(|error| Error::Schema(error.clone()))
     }
@@ -40,14 +40,14 @@ impl Schema {
     }
 
     /// The message of this name (without the package).
-    pub fn message(&self, name: &str) -> Result<MessageDescriptor> {
+    pub(crate) fn message(&self, name: &str) -> Result<MessageDescriptor> {
         self.pool
             .get_message_by_name(&format!("criu.{name}"))
             .ok_or_else(|| Error::Schema(format!("there is no message {name}")))
     }
 
     /// Whether the field is a string in the format.
-    pub fn is_string(&self, field: &FieldDescriptor) -> bool {
+    pub(crate) fn is_string(&self, field: &FieldDescriptor) -> bool {
         self.strings.contains(field.full_name())
     }
 }

@@ -43,7 +43,7 @@ pub struct Rewrap {
 }
 
 /// The checkpoint in `path`; if it is sealed, one of `identities` has to open it.
-pub fn open_dir(path: &Path, identities: &Identities) -> Result<ImageDir> {
+pub(crate) fn open_dir(path: &Path, identities: &Identities) -> Result<ImageDir> {
     let mut dir = ImageDir::open(path)?;
     if dir.is_sealed()? {
         let identities = identities.clone();
@@ -59,7 +59,7 @@ fn unwrap(header: &Header, identities: &Identities) -> Result<MasterKey, torpor_
 }
 
 /// The image at `path`, if it is in a sealed checkpoint.
-pub fn open_image(path: &Path, identities: &Identities) -> Result<Option<(Kind, Reader)>> {
+pub(crate) fn open_image(path: &Path, identities: &Identities) -> Result<Option<(Kind, Reader)>> {
     let name = path.file_name().and_then(|name| name.to_str()).and_then(Kind::of_file);
     // Statistics are never sealed.
     let Some((kind, id)) =

@@ -22,15 +22,15 @@ const WORDS: usize = 21;
 /// The words of `capability` that hold instruction set bits. They stand where Linux
 /// has them in its own table of features (asm/cpufeatures.h).
 mod word {
-    pub const LEAF_1_EDX: usize = 0;
-    pub const LEAF_8000_0001_EDX: usize = 1;
-    pub const LEAF_1_ECX: usize = 4;
-    pub const LEAF_8000_0001_ECX: usize = 6;
-    pub const LEAF_7_EBX: usize = 9;
-    pub const LEAF_D_1_EAX: usize = 10;
-    pub const LEAF_8000_0008_EBX: usize = 13;
-    pub const LEAF_7_ECX: usize = 16;
-    pub const LEAF_7_EDX: usize = 18;
+    pub(super) const LEAF_1_EDX: usize = 0;
+    pub(super) const LEAF_8000_0001_EDX: usize = 1;
+    pub(super) const LEAF_1_ECX: usize = 4;
+    pub(super) const LEAF_8000_0001_ECX: usize = 6;
+    pub(super) const LEAF_7_EBX: usize = 9;
+    pub(super) const LEAF_D_1_EAX: usize = 10;
+    pub(super) const LEAF_8000_0008_EBX: usize = 13;
+    pub(super) const LEAF_7_ECX: usize = 16;
+    pub(super) const LEAF_7_EDX: usize = 18;
 }
 
 /// A set of bits, by their numbers.

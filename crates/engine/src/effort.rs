@@ -16,7 +16,7 @@ pub(crate) struct Effort {
 
 impl Effort {
     /// Until now.
-    pub fn now() -> Self {
+    pub(crate) fn now() -> Self {
         Effort {
             allocations: heap::allocations(),
             procfs_reads: proc::reads(),
@@ -25,7 +25,7 @@ impl Effort {
     }
 
     /// What there was since this moment.
-    pub fn since(self) -> Self {
+    pub(crate) fn since(self) -> Self {
         let now = Self::now();
         let allocations = now.allocations.zip(self.allocations);
         Effort {

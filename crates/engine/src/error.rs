@@ -148,7 +148,7 @@ impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
 }
 
 /// Adds what an operation was done to, where its own words do not say it.
-pub trait About<T> {
+pub(crate) trait About<T> {
     /// Names the object, lazily.
     fn about(self, object: impl FnOnce() -> String) -> Result<T>;
 }

@@ -141,7 +141,7 @@ impl Drop for Hurry {
 
 /// How long the guardian waits for a task to stop, and to be out of the stub: nobody waits
 /// for the guardian, and a machine may be very busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Guardian {
     /// Forks the guardian, which can undo things in these ways. Must come before the supervisor

@@ -4,23 +4,25 @@
 //! what it needs. The typed models that know all ([`dump::Dump`], [`restore::Restore`]) are for
 //! those who bring all together.
 
-pub mod cgroup;
+#![warn(unreachable_pub)]
+
+mod cgroup;
 pub mod check;
 pub mod cpuinfo;
 pub mod dedup;
-pub mod dump;
+mod dump;
 mod effort;
 mod error;
-pub mod external;
-pub mod file;
-pub mod guardian;
-pub mod hooks;
+mod external;
+mod file;
+mod guardian;
+mod hooks;
 mod host;
-pub mod judge;
+mod judge;
 pub mod lazy;
 pub mod memory;
 pub mod namespace;
-pub mod network;
+mod network;
 pub mod options;
 pub mod page_server;
 mod ranges;
@@ -35,7 +37,7 @@ mod undo;
 
 pub use torpor_kernel::proc;
 
-pub use dump::{Session, dump, pre_dump};
+pub use dump::{Frozen, Session, Written, dump, pre_dump};
 pub use error::{Context, Error, Result};
 pub use external::External;
 pub use hooks::{Event, Hooks, NoHooks};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// What of `range` no part covers; the parts lie in it.
-pub fn gaps(
+pub(crate) fn gaps(
     range: &Range<u64>,
     parts: impl IntoIterator<Item = Range<u64>>,
 ) -> impl Iterator<Item = Range<u64>> {

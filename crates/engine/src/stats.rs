@@ -10,7 +10,7 @@ use crate::options::Options;
 ///
 /// # Errors
 /// If the file cannot be written.
-pub fn write_dump(opts: &Options, stats: &StatsEntry) -> Result<()> {
+pub(crate) fn write_dump(opts: &Options, stats: &StatsEntry) -> Result<()> {
     Ok(place(opts)?.write_one(kind::STATS_DUMP, 0, stats)?)
 }
 
@@ -18,7 +18,7 @@ pub fn write_dump(opts: &Options, stats: &StatsEntry) -> Result<()> {
 ///
 /// # Errors
 /// If the file cannot be written.
-pub fn write_restore(opts: &Options, stats: &StatsEntry) -> Result<()> {
+pub(crate) fn write_restore(opts: &Options, stats: &StatsEntry) -> Result<()> {
     Ok(place(opts)?.write_one(kind::STATS_RESTORE, 0, stats)?)
 }
 

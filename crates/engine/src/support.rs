@@ -18,7 +18,7 @@ const MISSING: &[Row] =
 ///
 /// # Errors
 /// The first of them.
-pub fn check(opts: &Options) -> Result<()> {
+pub(crate) fn check(opts: &Options) -> Result<()> {
     match MISSING.iter().find(|(_, used)| used(opts)) {
         Some((name, _)) => Err(Error::Unsupported((*name).to_owned())),
         None => Ok(()),

@@ -11,7 +11,7 @@ const MAX_MESSAGES: u64 = 64 << 10;
 
 /// How a program ended, and what it said.
 #[derive(Debug)]
-pub struct Done {
+pub(crate) struct Done {
     /// Its exit status.
     pub status: ExitStatus,
     /// What it wrote to its standard error.
@@ -23,7 +23,7 @@ pub struct Done {
 ///
 /// # Errors
 /// Those of `input` and `output`; whether the program itself failed is in [`Done`].
-pub fn run(
+pub(crate) fn run(
     command: &mut Command,
     input: Option<&mut (dyn Read + Send)>,
     output: &mut (dyn Write + Send),
@@ -90,7 +90,7 @@ fn feed(input: &mut dyn Read, stdin: &mut impl Write) -> io::Result<()> {
 
 /// The error of `program`, which ended with `status` after it said `line`.
 #[must_use]
-pub fn failed(program: String, status: ExitStatus, line: Option<&str>) -> Error {
+pub(crate) fn failed(program: String, status: ExitStatus, line: Option<&str>) -> Error {
     Error::Program { program, reason: format!("{status}: {}", line.unwrap_or_default()) }
 }
 

@@ -8,7 +8,7 @@ use crate::memory::track;
 use crate::network::rules;
 
 /// What the guardian is started with.
-pub static WAYS: &[&Way] = &[
+pub(crate) static WAYS: &[&Way] = &[
     &tasks::STUB,
     &tasks::DEATH,
     &freezer::STATE,

@@ -5,6 +5,7 @@
 //! checked against the file before memory is taken for them, nothing panics,
 //! and an error names the file and the offset at which it was found.
 
+#![warn(unreachable_pub)]
 #![forbid(unsafe_code)]
 
 pub mod compress;

@@ -5,6 +5,7 @@
 //! anything is made all that they [ask](Request) for is [collected](collect::collect)
 //! and [judged](Policy::judge), and the destination's limits win.
 
+#![warn(unreachable_pub)]
 #![forbid(unsafe_code)]
 
 pub mod archive;

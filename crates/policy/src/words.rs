@@ -4,7 +4,7 @@ use crate::limits::LIMITS;
 use crate::namespace::NsKind;
 
 /// A word of the kernel's, or of docs/policy.md: a kind of namespace, the name of a limit.
-pub type Word = &'static str;
+pub(crate) type Word = &'static str;
 
 /// What a limit counts that is none of [`LIMITS`].
 pub(crate) const LOCKED_MEMORY: Word = "locked memory";

@@ -50,11 +50,11 @@ enum What {
 }
 
 /// Files that the other end has already: their names there, by device and inode here.
-pub type There = HashMap<(u64, u64), PathBuf>;
+pub(crate) type There = HashMap<(u64, u64), PathBuf>;
 
 /// What is to be sent, with its length.
 #[derive(Debug)]
-pub struct Bundle {
+pub(crate) struct Bundle {
     root: PathBuf,
     list: Vec<u8>,
     entries: Vec<Entry>,
@@ -66,7 +66,11 @@ impl Bundle {
     ///
     /// # Errors
     /// If a file cannot be looked at.
-    pub fn of(root: &Path, there: &There, wanted: impl Fn(&Path) -> bool) -> io::Result<Self> {
+    pub(crate) fn of(
+        root: &Path,
+        there: &There,
+        wanted: impl Fn(&Path) -> bool,
+    ) -> io::Result<Self> {
         let mut entries = Vec::new();
         collect(root, Path::new(""), there, &wanted, &mut entries)?;
         let list = serde_json::to_vec(&entries)?;
@@ -75,7 +79,7 @@ impl Bundle {
 
     /// Bytes that [`write`](Self::write) writes.
     #[must_use]
-    pub fn length(&self) -> u64 {
+    pub(crate) fn length(&self) -> u64 {
         let contents = self.entries.iter().map(|entry| match entry.what {
             What::File(size) | What::Parts(size, _) => size,
             _ => 0,
@@ -87,7 +91,7 @@ impl Bundle {
     ///
     /// # Errors
     /// If a file cannot be read or has shrunk, or the other end is gone.
-    pub fn write(&self, to: &mut dyn Write) -> io::Result<()> {
+    pub(crate) fn write(&self, to: &mut dyn Write) -> io::Result<()> {
         to.write_all(&(self.list.len() as u64).to_be_bytes())?;
         to.write_all(&self.list)?;
         for entry in &self.entries {
@@ -163,7 +167,7 @@ fn collect(
 ///
 /// # Errors
 /// If one cannot be looked at.
-pub fn there(root: &Path, dirs: &[PathBuf]) -> io::Result<There> {
+pub(crate) fn there(root: &Path, dirs: &[PathBuf]) -> io::Result<There> {
     let mut found = There::new();
     let mut left = dirs.to_vec();
     while let Some(dir) = left.pop() {
@@ -186,7 +190,7 @@ pub fn there(root: &Path, dirs: &[PathBuf]) -> io::Result<There> {
 /// # Errors
 /// If what comes ends early, has too long a list, or names what is not below `to` or `there`; if a
 /// file cannot be made.
-pub fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io::Result<()> {
+pub(crate) fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io::Result<()> {
     let mut length = [0; 8];
     from.read_exact(&mut length)?;
     let length = u64::from_be_bytes(length);

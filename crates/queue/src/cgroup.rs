@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The cgroups of one job.
 #[derive(Debug, Clone)]
-pub struct Cgroups {
+pub(crate) struct Cgroups {
     name: String,
     unified: Option<PathBuf>,
     /// Directory of each controller of version 1, by its name.
@@ -31,7 +31,7 @@ pub struct Cgroups {
 impl Cgroups {
     /// The cgroups that are named `name`, whether they are there or not.
     #[must_use]
-    pub fn named(name: &str) -> Self {
+    pub(crate) fn named(name: &str) -> Self {
         let root = Path::new(ROOT);
         if cgroup::is_unified() {
             let dir = root.join(PARENT).join(name);
@@ -48,7 +48,7 @@ impl Cgroups {
 
     /// Where they are below each controller.
     #[must_use]
-    pub fn path(&self) -> String {
+    pub(crate) fn path(&self) -> String {
         format!("/{PARENT}/{}", self.name)
     }
 
@@ -57,7 +57,7 @@ impl Cgroups {
     /// # Errors
     /// If a limit that was asked for cannot be set. Where there are no cgroups at all,
     /// only what has limits fails.
-    pub fn create(&self, limits: &Limits) -> io::Result<()> {
+    pub(crate) fn create(&self, limits: &Limits) -> io::Result<()> {
         if let Some(dir) = &self.unified {
             self.enable(dir);
         }
@@ -125,7 +125,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// If there is a cgroup and the process cannot be moved.
-    pub fn enter(&self, pid: u32) -> io::Result<()> {
+    pub(crate) fn enter(&self, pid: u32) -> io::Result<()> {
         for dir in self.dirs().filter(|dir| dir.exists()) {
             fs::write(dir.join("cgroup.procs"), pid.to_string())?;
         }
@@ -136,7 +136,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// If it cannot be moved.
-    pub fn bring_back(&self, pid: u32) -> io::Result<bool> {
+    pub(crate) fn bring_back(&self, pid: u32) -> io::Result<bool> {
         let name = self.dirs().next().and_then(Path::file_name);
         let (Some(name), Ok(groups)) = (name, cgroup::of(pid.cast_signed())) else {
             return Ok(false);
@@ -151,7 +151,7 @@ impl Cgroups {
 
     /// The directory of the cgroup that freezes the job, if there is one.
     #[must_use]
-    pub fn freezer(&self) -> Option<&Path> {
+    pub(crate) fn freezer(&self) -> Option<&Path> {
         let dir = match &self.unified {
             Some(dir) => dir.as_path(),
             None => self.split.iter().find(|(n, _)| *n == "freezer").map(|(_, d)| d.as_path())?,
@@ -163,7 +163,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// If it does not freeze in time.
-    pub fn set_frozen(&self, frozen: bool) -> io::Result<bool> {
+    pub(crate) fn set_frozen(&self, frozen: bool) -> io::Result<bool> {
         let Some(dir) = self.freezer() else { return Ok(false) };
         let begun = Instant::now();
         let freezer = Freezer::of(dir);
@@ -181,7 +181,7 @@ impl Cgroups {
 
     /// Bytes of memory that the job holds, but for the cache of files.
     #[must_use]
-    pub fn memory(&self) -> Option<u64> {
+    pub(crate) fn memory(&self) -> Option<u64> {
         let file = self.file("memory", "memory.stat", "memory.stat")?;
         let text = fs::read_to_string(file).ok()?;
         let words: &[&str] =
@@ -195,7 +195,7 @@ impl Cgroups {
 
     /// Whether a process of the job was killed for want of memory.
     #[must_use]
-    pub fn ran_out_of_memory(&self) -> bool {
+    pub(crate) fn ran_out_of_memory(&self) -> bool {
         let Some(file) = self.file("memory", "memory.events", "memory.oom_control") else {
             return false;
         };
@@ -205,7 +205,7 @@ impl Cgroups {
 
     /// Microseconds of processor time that the job has used.
     #[must_use]
-    pub fn cpu_time(&self) -> Option<u64> {
+    pub(crate) fn cpu_time(&self) -> Option<u64> {
         if let Some(dir) = &self.unified {
             let text = fs::read_to_string(dir.join("cpu.stat")).ok()?;
             return text.lines().find_map(|l| l.strip_prefix("usage_usec ")?.parse().ok());
@@ -216,7 +216,7 @@ impl Cgroups {
     }
 
     /// Removes them. What does not exist, or is not empty yet, is left to the next call.
-    pub fn remove(&self) {
+    pub(crate) fn remove(&self) {
         for dir in self.dirs() {
             let _ = fs::remove_dir(dir);
         }

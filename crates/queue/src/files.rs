@@ -11,109 +11,109 @@ use serde::Serialize;
 
 /// The directory of one job.
 #[derive(Debug, Clone)]
-pub struct JobDir(PathBuf);
+pub(crate) struct JobDir(PathBuf);
 
 impl JobDir {
     /// The directory of job `id` below the data directory.
     #[must_use]
-    pub fn of(data: &Path, id: u64) -> Self {
+    pub(crate) fn of(data: &Path, id: u64) -> Self {
         Self(data.join("jobs").join(id.to_string()))
     }
 
     /// The directory at `path`.
     #[must_use]
-    pub fn at(path: PathBuf) -> Self {
+    pub(crate) fn at(path: PathBuf) -> Self {
         Self(path)
     }
 
     /// The directory itself.
     #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
     /// What was submitted.
     #[must_use]
-    pub fn spec(&self) -> PathBuf {
+    pub(crate) fn spec(&self) -> PathBuf {
         self.0.join("spec.json")
     }
 
     /// All that came from the job's standard output.
     #[must_use]
-    pub fn out(&self) -> PathBuf {
+    pub(crate) fn out(&self) -> PathBuf {
         self.0.join("out")
     }
 
     /// All that came from the job's standard error.
     #[must_use]
-    pub fn err(&self) -> PathBuf {
+    pub(crate) fn err(&self) -> PathBuf {
         self.0.join("err")
     }
 
     /// What the client sent for the job's standard input.
     #[must_use]
-    pub fn stdin(&self) -> PathBuf {
+    pub(crate) fn stdin(&self) -> PathBuf {
         self.0.join("in")
     }
 
     /// There once the client has sent all.
     #[must_use]
-    pub fn stdin_end(&self) -> PathBuf {
+    pub(crate) fn stdin_end(&self) -> PathBuf {
         self.0.join("in.end")
     }
 
     /// The directory of a run.
     #[must_use]
-    pub fn run(&self, run: u64) -> PathBuf {
+    pub(crate) fn run(&self, run: u64) -> PathBuf {
         self.0.join(format!("run-{run}"))
     }
 
     /// A checkpoint: complete once its record is there.
     #[must_use]
-    pub fn checkpoint(&self, seq: u64) -> PathBuf {
+    pub(crate) fn checkpoint(&self, seq: u64) -> PathBuf {
         self.0.join(format!("checkpoint-{seq}"))
     }
 
     /// There once a checkpoint is on stable storage.
     #[must_use]
-    pub fn durable(&self, seq: u64) -> PathBuf {
+    pub(crate) fn durable(&self, seq: u64) -> PathBuf {
         self.checkpoint(seq).join("durable")
     }
 
     /// What the object store has of the job.
     #[must_use]
-    pub fn pieces(&self) -> PathBuf {
+    pub(crate) fn pieces(&self) -> PathBuf {
         self.0.join("pieces.json")
     }
 
     /// What a container is made of, once that was looked up.
     #[must_use]
-    pub fn origin(&self) -> PathBuf {
+    pub(crate) fn origin(&self) -> PathBuf {
         self.0.join("container.json")
     }
 
     /// What a container has changed in its files.
     #[must_use]
-    pub fn upper(&self) -> PathBuf {
+    pub(crate) fn upper(&self) -> PathBuf {
         self.0.join("upper")
     }
 
     /// The job's own directory, if it has one.
     #[must_use]
-    pub fn work(&self) -> PathBuf {
+    pub(crate) fn work(&self) -> PathBuf {
         self.0.join("work")
     }
 }
 
 /// Where a job finds its own directory: the same path on each machine, so that it can go on
 /// on another. It is mounted there where only the job sees it.
-pub const WORK: &str = "/run/torpor/job";
+pub(crate) const WORK: &str = "/run/torpor/job";
 
 /// Makes the name of a directory's entries stable.
 ///
 /// # Errors
 /// If the directory cannot be opened or synced.
-pub fn sync_dir(dir: &Path) -> io::Result<()> {
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
@@ -121,7 +121,7 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If a file cannot be opened or synced.
-pub fn sync_tree(dir: &Path) -> io::Result<()> {
+pub(crate) fn sync_tree(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let kind = entry.file_type()?;
@@ -138,7 +138,7 @@ pub fn sync_tree(dir: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If the content is not JSON, or the file cannot be written, synced or renamed.
-pub fn write_stable(path: &Path, content: &impl Serialize) -> io::Result<()> {
+pub(crate) fn write_stable(path: &Path, content: &impl Serialize) -> io::Result<()> {
     let fresh = path.with_extension("new");
     let mut options = File::options();
     let mut file = options.create(true).write(true).truncate(true).mode(0o600).open(&fresh)?;
@@ -153,7 +153,7 @@ pub fn write_stable(path: &Path, content: &impl Serialize) -> io::Result<()> {
 ///
 /// # Errors
 /// If a directory cannot be read.
-pub fn size(dir: &Path, seen: &mut HashSet<u64>) -> io::Result<u64> {
+pub(crate) fn size(dir: &Path, seen: &mut HashSet<u64>) -> io::Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -171,7 +171,10 @@ pub fn size(dir: &Path, seen: &mut HashSet<u64>) -> io::Result<u64> {
 ///
 /// # Errors
 /// If the directory of `path` cannot be opened.
-pub fn with_short_name<T>(path: &Path, work: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn with_short_name<T>(
+    path: &Path,
+    work: impl FnOnce(&Path) -> io::Result<T>,
+) -> io::Result<T> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
@@ -183,7 +186,7 @@ pub fn with_short_name<T>(path: &Path, work: impl FnOnce(&Path) -> io::Result<T>
 
 /// Now, in milliseconds since 1970.
 #[must_use]
-pub fn now() -> i64 {
+pub(crate) fn now() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX))
 }

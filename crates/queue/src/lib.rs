@@ -7,6 +7,8 @@
 //! - [`http`] is as much of HTTP as daemons need;
 //! - `command` is what people and scripts call.
 
+#![warn(unreachable_pub)]
+
 mod bundle;
 mod cgroup;
 mod command;

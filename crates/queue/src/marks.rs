@@ -11,14 +11,14 @@ use rustix::fs::{CWD, FileType, Mode, XattrFlags, lgetxattr, llistxattr, lsetxat
 const MAX_ATTRIBUTE: usize = 64 << 10;
 
 /// Names and values of extended attributes.
-pub type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
+pub(crate) type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// The extended attributes of a file, but for those by which an overlay remembers files of its
 /// other layers.
 ///
 /// # Errors
 /// If the file is gone, or its attributes cannot be read.
-pub fn attributes(path: &Path) -> io::Result<Attributes> {
+pub(crate) fn attributes(path: &Path) -> io::Result<Attributes> {
     let mut names = vec![0_u8; MAX_ATTRIBUTE];
     let length = match llistxattr(path, &mut names) {
         // This file system has none.
@@ -43,7 +43,7 @@ pub fn attributes(path: &Path) -> io::Result<Attributes> {
 ///
 /// # Errors
 /// If the file system does not take an attribute.
-pub fn set_attributes(path: &Path, attributes: &Attributes) -> io::Result<()> {
+pub(crate) fn set_attributes(path: &Path, attributes: &Attributes) -> io::Result<()> {
     let mut each = attributes.iter();
     Ok(each.try_for_each(|(name, value)| {
         lsetxattr(path, name.as_slice(), value, XattrFlags::empty())
@@ -52,7 +52,7 @@ pub fn set_attributes(path: &Path, attributes: &Attributes) -> io::Result<()> {
 
 /// Whether this marks, in the upper directory of an overlay, that there is nothing.
 #[must_use]
-pub fn is_whiteout(meta: &Metadata) -> bool {
+pub(crate) fn is_whiteout(meta: &Metadata) -> bool {
     meta.file_type().is_char_device() && meta.rdev() == 0
 }
 
@@ -60,7 +60,7 @@ pub fn is_whiteout(meta: &Metadata) -> bool {
 ///
 /// # Errors
 /// If the mark cannot be made: mknod(2) needs privileges.
-pub fn make_whiteout(path: &Path) -> io::Result<()> {
+pub(crate) fn make_whiteout(path: &Path) -> io::Result<()> {
     Ok(mknodat(CWD, path, FileType::CharacterDevice, Mode::empty(), 0)?)
 }
 
@@ -68,6 +68,6 @@ pub fn make_whiteout(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If the name is taken, or the file system has no pipes.
-pub fn make_fifo(path: &Path) -> io::Result<()> {
+pub(crate) fn make_fifo(path: &Path) -> io::Result<()> {
     Ok(mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?)
 }

@@ -10,11 +10,11 @@ use torpor_images::kind;
 use torpor_images::proto::{PackedEntry, PackedHead};
 
 /// Where a part of a file begins, and how long it is.
-pub type Extent = (u64, u64);
+pub(crate) type Extent = (u64, u64);
 
 /// The parts of a file of compressed pages in the order of their pages; none if it is no such file,
 /// or nobody may read its index.
-pub fn of_pages(file: &Path, size: u64) -> Option<Vec<Extent>> {
+pub(crate) fn of_pages(file: &Path, size: u64) -> Option<Vec<Extent>> {
     let name = file.file_name()?.to_str()?;
     let id = name.strip_prefix("pages-packed-")?.strip_suffix(".img")?.parse().ok()?;
     let images = ImageDir::open(file.parent()?).ok()?;
@@ -31,7 +31,7 @@ pub fn of_pages(file: &Path, size: u64) -> Option<Vec<Extent>> {
 }
 
 /// Whether these are all of a file of this size, each byte once.
-pub fn are_whole(extents: &[Extent], size: u64) -> bool {
+pub(crate) fn are_whole(extents: &[Extent], size: u64) -> bool {
     let mut sorted = extents.to_vec();
     sorted.sort_unstable();
     let mut end = 0_u64;

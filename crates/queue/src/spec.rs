@@ -11,7 +11,7 @@ const MAX_DEPTH: usize = 32;
 /// What is to run, where, and how much it may have.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Spec {
+pub(crate) struct Spec {
     /// The program and its arguments.
     pub command: Vec<String>,
     /// The directory that it starts in.
@@ -64,7 +64,7 @@ pub struct Spec {
 /// Where the files of a container come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Container {
+pub(crate) enum Container {
     /// An image of Podman's store, or one that Podman can take in from files (`oci:DIR`).
     Image(String),
     /// A directory with `config.json` and a root file system.
@@ -74,7 +74,7 @@ pub enum Container {
 /// Who a job runs as.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct User {
+pub(crate) struct User {
     /// The user.
     pub uid: u32,
     /// The group.
@@ -86,7 +86,7 @@ pub struct User {
 /// What a job may use; what is not given is not limited.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Processors, in fractions.
     pub cpu: Option<f64>,
     /// Bytes of memory.
@@ -101,11 +101,11 @@ pub struct Limits {
 
 impl Limits {
     /// Microseconds of a period in which processor time is counted.
-    pub const CPU_PERIOD: i64 = 100_000;
+    pub(crate) const CPU_PERIOD: i64 = 100_000;
 
     /// Microseconds of processor time in each period. The kernel takes none below a millisecond.
     #[must_use]
-    pub fn cpu_quota(&self) -> Option<i64> {
+    pub(crate) fn cpu_quota(&self) -> Option<i64> {
         #[expect(clippy::cast_possible_truncation, reason = "saturates")]
         self.cpu.map(|cpu| ((cpu * 100_000.0) as i64).max(1000))
     }
@@ -115,7 +115,7 @@ impl Spec {
     /// What jobs that behave alike have in common: the program, and its script if the
     /// program is an interpreter.
     #[must_use]
-    pub fn kind(&self) -> String {
+    pub(crate) fn kind(&self) -> String {
         if let Some(kind) = &self.kind {
             return kind.clone();
         }
@@ -160,7 +160,7 @@ impl Spec {
     ///
     /// # Errors
     /// A sentence that says what to change.
-    pub fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         self.check_container()?;
         let first = self.command.first();
         if first.is_none_or(String::is_empty) && (self.container.is_none() || first.is_some()) {

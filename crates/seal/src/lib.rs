@@ -5,6 +5,7 @@
 //! before it is authenticated (`seal.img` and the heads of sealed files) may be
 //! anything: it is bounded, checked, and nothing panics.
 
+#![warn(unreachable_pub)]
 #![forbid(unsafe_code)]
 
 pub mod blocks;

@@ -55,12 +55,16 @@ impl Wide {
 }
 
 impl Mac {
-    pub fn new(key: &Secret) -> Self {
+    pub(crate) fn new(key: &Secret) -> Self {
         Self { key: hmac::Key::new(hmac::HMAC_SHA256, key.expose()), wide: Wide::new(key) }
     }
 
     /// The XOR of the HMACs over address, owner and content of pages.
-    pub fn sum<'p>(&self, owner: u64, pages: impl Iterator<Item = Page<'p>>) -> [u8; DIGEST] {
+    pub(crate) fn sum<'p>(
+        &self,
+        owner: u64,
+        pages: impl Iterator<Item = Page<'p>>,
+    ) -> [u8; DIGEST] {
         let pages: Vec<Page<'_>> = pages.collect();
         let mut sum = [0; DIGEST];
         for group in pages.chunks(LANES) {

@@ -21,18 +21,18 @@ pub(crate) struct Xts {
 }
 
 impl Xts {
-    pub fn new(data: &Secret, tweak: &Secret) -> Self {
+    pub(crate) fn new(data: &Secret, tweak: &Secret) -> Self {
         let expand = |key: &Secret| Aes256::new(GenericArray::from_slice(key.expose()));
         Self { data: expand(data), tweak: expand(tweak) }
     }
 
     /// Encrypts a unit, a multiple of 16 bytes long, in place.
-    pub fn encrypt(&self, tweak: u128, unit: &mut [u8]) {
+    pub(crate) fn encrypt(&self, tweak: u128, unit: &mut [u8]) {
         self.run(tweak, unit, |blocks| self.data.encrypt_blocks_inout(blocks));
     }
 
     /// Decrypts a unit, a multiple of 16 bytes long, in place.
-    pub fn decrypt(&self, tweak: u128, unit: &mut [u8]) {
+    pub(crate) fn decrypt(&self, tweak: u128, unit: &mut [u8]) {
         self.run(tweak, unit, |blocks| self.data.decrypt_blocks_inout(blocks));
     }
 

@@ -3,6 +3,8 @@
 //! A snapshot is an OCI image: small images, and packs of pages ([`pack`]). `create` makes it
 //! from a container that is ready, `run` starts containers from it.
 
+#![warn(unreachable_pub)]
+
 pub mod archive;
 pub mod bundle;
 pub mod cache;

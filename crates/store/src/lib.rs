@@ -12,6 +12,8 @@
 //!
 //! [`send`] and [`receive`] carry a store through a pipe or a connection.
 
+#![warn(unreachable_pub)]
+
 mod archive;
 mod directory;
 mod memory;

@@ -3,6 +3,8 @@
 //! What `rustix` and the standard library offer safely is used from there. A
 //! file here is one subject of the kernel, and each function one system call or
 //! one documented sequence of them.
+
+#![warn(unreachable_pub)]
 #![allow(unsafe_code)]
 
 pub mod confine;

@@ -1,6 +1,8 @@
 //! TLS with certificates, between hosts of ours: what files hold, and connections over TLS 1.3 with
 //! certificates at both ends that are used like plain ones.
 
+#![warn(unreachable_pub)]
+
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -35,7 +35,7 @@ const RESTART_SYSCALL: [u64; 2] = [libc::SYS_restart_syscall.cast_unsigned(), 0]
 /// called with. That may take longer, as any of these may; `EINTR` would tell the program
 /// of a signal that never was, and some end themselves then. Only where the kernel has
 /// restarted the call before, so that its number is lost, is `EINTR` all that remains.
-pub fn restarted(regs: &Registers) -> Registers {
+pub(crate) fn restarted(regs: &Registers) -> Registers {
     let mut out = *regs;
     let restart = RESTART_SYSCALL[usize::from(regs.is_32bit())];
     if regs.orig_rax.cast_signed() >= 0 {

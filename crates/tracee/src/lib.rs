@@ -7,6 +7,8 @@
 //! finishes its batch and goes on from where it was, because whatever it is made
 //! to execute ends in `rt_sigreturn` to its own registers.
 
+#![warn(unreachable_pub)]
+
 mod batch;
 mod discard;
 mod frame;

@@ -19,6 +19,8 @@
 //! answer "no" wherever one is due, and a worker that is killed is cleaned up after by
 //! the engine's guardian, so that the tasks of a dump go on and those of a restore end.
 
+#![warn(unreachable_pub)]
+
 mod channel;
 mod client;
 mod message;

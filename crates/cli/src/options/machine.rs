@@ -13,7 +13,7 @@ use super::config::{ConfigError, read, whole_path};
 use super::{Opt, OptValue, Set, Settings};
 
 /// The file.
-pub const FILE: &str = "/etc/torpor/torpor.toml";
+pub(super) const FILE: &str = "/etc/torpor/torpor.toml";
 
 /// Applies the file of a machine, if it is there.
 ///

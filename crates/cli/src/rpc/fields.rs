@@ -21,7 +21,7 @@ const TORPOR_OPTION: u32 = 10001;
 ///
 /// # Errors
 /// If it has, or if it is malformed.
-pub fn check(request: &[u8]) -> Result<(), Failure> {
+pub(super) fn check(request: &[u8]) -> Result<(), Failure> {
     each_field(request, |tag, value| {
         if tag > LAST_OF_REQUEST {
             return Err(Failure::unsupported(format!("field {tag} of criu_req is not known")));

@@ -14,7 +14,7 @@ const QUERY_EXTERNAL: &str = "query-ext-files";
 
 /// The client, if it wants to be told (`notify_scripts`), then action scripts.
 #[derive(Debug)]
-pub struct RpcHooks<'a> {
+pub(super) struct RpcHooks<'a> {
     connection: &'a Connection,
     notify: bool,
     actions: Actions,
@@ -23,7 +23,7 @@ pub struct RpcHooks<'a> {
 impl<'a> RpcHooks<'a> {
     /// Hooks for the client of `connection`.
     #[must_use]
-    pub fn new(connection: &'a Connection, notify: bool, actions: Actions) -> Self {
+    pub(super) fn new(connection: &'a Connection, notify: bool, actions: Actions) -> Self {
         Self { connection, notify, actions }
     }
 

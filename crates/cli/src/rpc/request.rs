@@ -27,14 +27,14 @@ const DEFAULT_LOG_FILE: &str = "criu.log";
 
 /// The files that a request names by numbers of the client's descriptors.
 #[derive(Debug)]
-pub struct Client {
+pub(super) struct Client {
     pid: i32,
 }
 
 impl Client {
     /// The client with this pid.
     #[must_use]
-    pub fn new(pid: i32) -> Self {
+    pub(super) fn new(pid: i32) -> Self {
         Self { pid }
     }
 
@@ -75,7 +75,7 @@ fn same_file(a: &Path, b: &Path) -> bool {
 
 /// What a request amounts to.
 #[derive(Debug)]
-pub struct Job {
+pub(super) struct Job {
     /// The settings.
     pub settings: Settings,
     /// The client wants to be told of each stage.
@@ -90,7 +90,7 @@ pub struct Job {
 ///
 /// # Errors
 /// The first field that makes no sense, or that there is no support for.
-pub fn apply(base: &Settings, opts: CriuOpts, client: &Client) -> Result<Job, Failure> {
+pub(super) fn apply(base: &Settings, opts: CriuOpts, client: &Client) -> Result<Job, Failure> {
     let directory = client.path("");
     let mut job = Job { settings: base.clone(), notify: false, directory, held: Vec::new() };
     let config = opts.config_file.clone();

@@ -14,7 +14,7 @@ use crate::namespace;
 ///
 /// # Errors
 /// If the thread is gone; if the hierarchy is not there, or cannot be mounted.
-pub fn mirrors(tid: i32, set: &[u8]) -> Result<bool> {
+pub(crate) fn mirrors(tid: i32, set: &[u8]) -> Result<bool> {
     let groups = torpor_kernel::cgroup::of(tid)?;
     let of_cpuset = |name: &str| name.split(',').any(|controller| controller == "cpuset");
     let group = groups.iter().find(|(name, _)| of_cpuset(name));

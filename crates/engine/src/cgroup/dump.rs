@@ -34,11 +34,11 @@ const DEPTH: usize = 128;
 const VALUE: u64 = 1 << 20;
 
 /// The number of the dumping program's set.
-pub const OWN: u32 = 1;
+pub(crate) const OWN: u32 = 1;
 
 /// The sets of groups that tasks are in.
 #[derive(Debug, Default)]
-pub struct Sets {
+pub(crate) struct Sets {
     all: Vec<Vec<CgMemberEntry>>,
     of_thread: HashMap<i32, u32>,
 }
@@ -47,7 +47,7 @@ impl Sets {
     /// The number of the set that the thread with id `tid` here is in; the dumping program's
     /// if cgroups are not dumped.
     #[must_use]
-    pub fn of(&self, tid: i32) -> Option<u32> {
+    pub(crate) fn of(&self, tid: i32) -> Option<u32> {
         Some(self.of_thread.get(&tid).copied().unwrap_or(OWN))
     }
 
@@ -62,7 +62,7 @@ impl Sets {
 
 /// What the groups of a tree are looked for by.
 #[derive(Debug)]
-pub struct Survey<'a> {
+pub(crate) struct Survey<'a> {
     /// What was asked for.
     pub cgroups: &'a Cgroups,
     /// Where the image goes.
@@ -81,7 +81,7 @@ pub struct Survey<'a> {
 ///
 /// # Errors
 /// If a task is gone, a group cannot be read, or the image cannot be written.
-pub fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<()> {
+pub(crate) fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<()> {
     if cx.cgroups.manage == CgroupMode::Ignore {
         return Ok(());
     }

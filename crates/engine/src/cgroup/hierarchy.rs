@@ -18,7 +18,7 @@ use crate::namespace::mount::{Mount, Tree};
 
 /// A hierarchy.
 #[derive(Debug)]
-pub struct Hierarchy {
+pub(super) struct Hierarchy {
     /// Its root directory, or the part of it that is mounted here (`O_PATH`).
     root: OwnedFd,
     /// The group that this directory is.
@@ -30,7 +30,7 @@ impl Hierarchy {
     ///
     /// # Errors
     /// `ENOENT` if there is none, or it is above what is mounted; others of openat2(2).
-    pub fn open(&self, group: &Path) -> rustix::io::Result<OwnedFd> {
+    pub(super) fn open(&self, group: &Path) -> rustix::io::Result<OwnedFd> {
         let below = group.strip_prefix(&self.base).map_err(|_| Errno::NOENT)?;
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -41,7 +41,7 @@ impl Hierarchy {
 
 /// Those that have been needed so far.
 #[derive(Debug, Default)]
-pub struct Hierarchies {
+pub(super) struct Hierarchies {
     open: BTreeMap<String, Hierarchy>,
 }
 
@@ -51,7 +51,12 @@ impl Hierarchies {
     ///
     /// # Errors
     /// If there is no such hierarchy, or it may not be mounted.
-    pub fn get(&mut self, name: &str, host: &Tree, yard: Option<&Path>) -> Result<&Hierarchy> {
+    pub(super) fn get(
+        &mut self,
+        name: &str,
+        host: &Tree,
+        yard: Option<&Path>,
+    ) -> Result<&Hierarchy> {
         if !self.open.contains_key(name) {
             let found = match yard {
                 Some(yard) => in_yard(name, yard)?,
@@ -81,7 +86,7 @@ fn in_yard(name: &str, yard: &Path) -> Result<Hierarchy> {
 }
 
 /// The controllers (or the name) of the hierarchy that a mount shows.
-pub fn shown_by(mount: &Mount) -> Option<String> {
+pub(crate) fn shown_by(mount: &Mount) -> Option<String> {
     const NONE: &[&str] = &["none", "xattr", "noprefix", "clone_children", "cpuset_v2_mode"];
     match mount.fs.as_str() {
         "cgroup2" => Some(String::new()),

@@ -14,14 +14,12 @@ mod restore;
 mod room;
 mod view;
 
-pub use cpuset::mirrors as mirrors_cpuset;
-pub use dump::{OWN, Sets, Survey, dump};
-pub use hierarchy::shown_by;
-pub use pause::freeze as freeze_tasks;
-pub use restore::{Groups, roots, set_of_task};
-pub use room::spare_memory;
-pub use torpor_policy::groups::same as same_hierarchy;
-pub use view::View;
+pub(crate) use cpuset::mirrors as mirrors_cpuset;
+pub(crate) use dump::{OWN, Sets, Survey, dump};
+pub(crate) use pause::freeze as freeze_tasks;
+pub(crate) use restore::{Groups, roots, set_of_task};
+pub(crate) use room::spare_memory;
+pub(crate) use view::View;
 
 use crate::error::{Context, Error, Result};
 use crate::options::Cgroups;

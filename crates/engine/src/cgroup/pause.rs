@@ -29,7 +29,7 @@ fn group(groups: &Membership) -> Option<(&String, &PathBuf)> {
 /// # Errors
 /// If a task has no group of its own, or one that this program cannot leave; if a group cannot be
 /// frozen (named in the error).
-pub fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
+pub(crate) fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
     let host = own_tree()?;
     let mut hierarchies = Hierarchies::default();
     leave(cgroups, tasks, &host, &mut hierarchies)?;
@@ -64,7 +64,7 @@ pub fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
 /// # Errors
 /// If a group cannot be left (named in the error): its parent takes no processes, or may not be
 /// written to.
-pub fn leave(
+pub(super) fn leave(
     cgroups: &Cgroups,
     tasks: &[Task],
     host: &Tree,
@@ -96,7 +96,7 @@ pub fn leave(
 ///
 /// # Errors
 /// If procfs does not tell.
-pub fn own_groups() -> Result<Membership> {
+pub(super) fn own_groups() -> Result<Membership> {
     Ok(cgroup::of(rustix::process::getpid().as_raw_nonzero().get())?)
 }
 

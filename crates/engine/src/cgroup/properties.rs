@@ -94,7 +94,7 @@ const CONTROLLERS: &[(&str, &[&str])] = &[
 
 /// Files whose content is not kept, but only whom they belong to.
 #[must_use]
-pub fn is_list_of_tasks(name: &str) -> bool {
+pub(super) fn is_list_of_tasks(name: &str) -> bool {
     matches!(name, "cgroup.procs" | "cgroup.threads" | "tasks")
 }
 
@@ -107,7 +107,7 @@ enum Strategy {
 
 /// What is kept: the lists above, changed as the user says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Properties {
+pub(super) struct Properties {
     changes: BTreeMap<String, (Option<Strategy>, Vec<String>)>,
 }
 
@@ -122,7 +122,7 @@ impl Properties {
     ///
     /// # Errors
     /// The line that is not of that form.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut all = Properties::default();
         let mut current = None;
         for line in text.lines().filter(|l| !l.trim().is_empty() && !l.trim().starts_with('#')) {
@@ -165,7 +165,7 @@ impl Properties {
 
     /// The properties of groups in the hierarchy of that name.
     #[must_use]
-    pub fn of(&self, hierarchy: &str) -> Vec<String> {
+    pub(super) fn of(&self, hierarchy: &str) -> Vec<String> {
         let unified = hierarchy.is_empty();
         let common = if unified { COMMON_V2 } else { COMMON_V1 };
         let mut names: Vec<String> = common.iter().map(|n| (*n).to_owned()).collect();
@@ -198,7 +198,7 @@ fn unquote(text: &str) -> &str {
 /// What has to be written to which files to give a property its value; nothing for
 /// one that is set otherwise, or at another time.
 #[must_use]
-pub fn writes<'v>(name: &'v str, value: &'v str) -> Vec<(&'v str, &'v str)> {
+pub(super) fn writes<'v>(name: &'v str, value: &'v str) -> Vec<(&'v str, &'v str)> {
     match name {
         "devices.list" => {
             let allowed = value.lines().map(|line| ("devices.allow", line));

@@ -82,7 +82,7 @@ fn sets_what_is_there(mode: CgroupMode) -> bool {
 struct MadeGroups(Vec<(OwnedFd, OsString)>);
 
 /// The number of the set that the leader of a task was in.
-pub fn set_of_task(task: &Task) -> Option<u32> {
+pub(crate) fn set_of_task(task: &Task) -> Option<u32> {
     set_of(task.image.cores.first()?)
 }
 
@@ -369,7 +369,7 @@ impl Drop for MadeGroups {
 }
 
 /// Where the caller wants the groups to be.
-pub fn roots(cgroups: &Cgroups) -> Roots {
+pub(crate) fn roots(cgroups: &Cgroups) -> Roots {
     let given = cgroups.roots.iter();
     let given = given.map(|root| (root.controller.clone(), PathBuf::from(&root.path))).collect();
     Roots { given, own: vec![] }

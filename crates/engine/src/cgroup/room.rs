@@ -34,7 +34,7 @@ const VERSION_2: Names =
 ///
 /// # Errors
 /// If a task is gone, or a limit of its groups cannot be read.
-pub fn spare_memory(pids: impl Iterator<Item = i32>) -> Result<(u64, String)> {
+pub(crate) fn spare_memory(pids: impl Iterator<Item = i32>) -> Result<(u64, String)> {
     let mut groups: BTreeSet<(String, PathBuf)> = BTreeSet::new();
     for pid in pids {
         groups.extend(memory_group(&proc::bytes(pid, "cgroup")?));

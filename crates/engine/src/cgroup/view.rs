@@ -15,7 +15,7 @@ use crate::proc;
 
 /// The roots of a cgroup namespace, as the caller sees them.
 #[derive(Debug, Default)]
-pub struct View {
+pub(crate) struct View {
     /// None for the caller's own namespace.
     pub(super) roots: Membership,
 }
@@ -25,7 +25,7 @@ impl View {
     ///
     /// # Errors
     /// If the process has ended; if a group of it is not below the root.
-    pub fn of_root(namespaces: &Namespaces, root: Option<(u32, i32)>) -> Result<Self> {
+    pub(crate) fn of_root(namespaces: &Namespaces, root: Option<(u32, i32)>) -> Result<Self> {
         let Some((ns, pid)) = root else { return Ok(View::default()) };
         View::of(namespaces, ns, pid, &cgroup::of(pid)?)
     }
@@ -65,12 +65,12 @@ impl View {
     }
 
     /// What a mount of groups shows, as a path within the namespace: from its root on.
-    pub fn within(&self, mount: &Mount) -> PathBuf {
+    pub(crate) fn within(&self, mount: &Mount) -> PathBuf {
         self.root_for(mount).map_or_else(|| mount.root.clone(), |root| relative(&mount.root, root))
     }
 
     /// What a mount shows whose root is a path within the namespace.
-    pub fn from_within(&self, mount: &Mount) -> PathBuf {
+    pub(crate) fn resolve(&self, mount: &Mount) -> PathBuf {
         self.root_for(mount).map_or_else(|| mount.root.clone(), |root| absolute(&mount.root, root))
     }
 }
@@ -141,7 +141,7 @@ mod tests {
             let root = mount.root.clone();
             mount.root = view.within(&mount);
             assert_eq!(mount.root, Path::new(shown));
-            assert_eq!(view.from_within(&mount), root);
+            assert_eq!(view.resolve(&mount), root);
             assert_eq!(View::default().within(&mount), Path::new(shown));
         }
     }

@@ -8,7 +8,7 @@ use torpor_tracee::{RemoteAddr, Tracee};
 
 /// A task of our own that exists for one experiment.
 #[derive(Debug)]
-pub struct Lab {
+pub(super) struct Lab {
     husk: Tracee,
 }
 
@@ -18,24 +18,24 @@ fn text(error: impl std::fmt::Display) -> String {
 
 impl Lab {
     /// Makes one.
-    pub fn new() -> Result<Self, String> {
+    pub(super) fn new() -> Result<Self, String> {
         let (husk, _pidfd) = Tracee::spawn_husk(0, &[]).map_err(text)?;
         Ok(Self { husk })
     }
 
     /// The task's pid.
-    pub fn pid(&self) -> i32 {
+    pub(super) fn pid(&self) -> i32 {
         self.husk.pid()
     }
 
     /// Makes a system call there.
-    pub fn call(&mut self, call: impl Into<Syscall>) -> Result<io::Result<u64>, String> {
+    pub(super) fn call(&mut self, call: impl Into<Syscall>) -> Result<io::Result<u64>, String> {
         let call = call.into();
         self.call_with(&[], |_| call)
     }
 
     /// Makes a system call there with `data` in the task's memory, whose address `call` gets.
-    pub fn call_with<C: Into<Syscall>>(
+    pub(super) fn call_with<C: Into<Syscall>>(
         &mut self,
         data: &[u8],
         call: impl FnOnce(RemoteAddr) -> C,
@@ -47,7 +47,7 @@ impl Lab {
     }
 
     /// Makes a system call there that must work.
-    pub fn must(&mut self, what: &str, call: impl Into<Syscall>) -> Result<u64, String> {
+    pub(super) fn must(&mut self, what: &str, call: impl Into<Syscall>) -> Result<u64, String> {
         self.call(call)?.map_err(|e| format!("{what}: {e}"))
     }
 }

@@ -33,18 +33,18 @@ fn ensure(found: bool, otherwise: &str) -> Outcome {
 
 // procfs.
 
-pub fn mnt_id() -> Outcome {
+pub(super) fn mnt_id() -> Outcome {
     let file = rustix::fs::memfd_create("check", MemfdFlags::CLOEXEC).map_err(text)?;
     fdinfo_has(&file, "mnt_id:")
 }
 
-pub fn map_files() -> Outcome {
+pub(super) fn map_files() -> Outcome {
     let mut entries = fs::read_dir("/proc/self/map_files").map_err(text)?;
     let first = entries.next().ok_or("/proc/self/map_files is empty")?.map_err(text)?;
     fs::File::open(first.path()).map(drop).map_err(text)
 }
 
-pub fn fdinfo_lock() -> Outcome {
+pub(super) fn fdinfo_lock() -> Outcome {
     let file = rustix::fs::memfd_create("check", MemfdFlags::CLOEXEC).map_err(text)?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(text)?;
     fdinfo_has(&file, "lock:")
@@ -56,38 +56,38 @@ fn fdinfo_has(file: impl AsFd, field: &str) -> Outcome {
     ensure(info.contains(field), &format!("fdinfo has no {field}"))
 }
 
-pub fn loginuid() -> Outcome {
+pub(super) fn loginuid() -> Outcome {
     fs::File::options().write(true).open("/proc/self/loginuid").map(drop).map_err(text)
 }
 
-pub fn autofs() -> Outcome {
+pub(super) fn autofs() -> Outcome {
     let list = fs::read_to_string("/proc/filesystems").map_err(text)?;
     ensure(list.lines().any(|line| line.ends_with("\tautofs")), "the kernel has no autofs")
 }
 
-pub fn apparmor_stacking() -> Outcome {
+pub(super) fn apparmor_stacking() -> Outcome {
     let path = "/sys/kernel/security/apparmor/features/domain/stack";
     let found = fs::read_to_string(path).map_err(|e| format!("{path}: {e}"))?;
     ensure(found.trim() == "yes", "AppArmor profiles cannot be stacked")
 }
 
-pub fn compat_cr() -> Outcome {
+pub(super) fn compat_cr() -> Outcome {
     maps_vdso("ARCH_MAP_VDSO_32", 0x2002)
 }
 
 // Files.
 
-pub fn openat2() -> Outcome {
+pub(super) fn openat2() -> Outcome {
     let (flags, resolve) = (OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::IN_ROOT);
     rustix::fs::openat2(CWD, "/", flags, Mode::empty(), resolve).map(drop).map_err(text)
 }
 
-pub fn memfd_hugetlb() -> Outcome {
+pub(super) fn memfd_hugetlb() -> Outcome {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB;
     rustix::fs::memfd_create("check", flags).map(drop).map_err(text)
 }
 
-pub fn kcmp_epoll() -> Outcome {
+pub(super) fn kcmp_epoll() -> Outcome {
     use rustix::event::epoll;
     let target = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(text)?;
     let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(text)?;
@@ -99,13 +99,13 @@ pub fn kcmp_epoll() -> Outcome {
     ensure(same.map_err(text)?, "KCMP_EPOLL_TFD does not find the target")
 }
 
-pub fn pidfd_getfd() -> Outcome {
+pub(super) fn pidfd_getfd() -> Outcome {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
     let own = pidfd_open(getpid(), PidfdFlags::empty()).map_err(text)?;
     pidfd_getfd(&own, own.as_raw_fd(), PidfdGetfdFlags::empty()).map(drop).map_err(text)
 }
 
-pub fn timerfd() -> Outcome {
+pub(super) fn timerfd() -> Outcome {
     /// `_IOW('T', 0, u64)`.
     const TFD_IOC_SET_TICKS: u64 = 0x4008_5400;
     let mut lab = Lab::new()?;
@@ -116,7 +116,7 @@ pub fn timerfd() -> Outcome {
     lab.call_with(&ticks, set)?.map(drop).map_err(text)
 }
 
-pub fn aio_remap() -> Outcome {
+pub(super) fn aio_remap() -> Outcome {
     let mut lab = Lab::new()?;
     // io_setup wants a zeroed place for the context; the stack will do.
     let room = anonymous(&mut lab, 1)?;
@@ -139,11 +139,11 @@ fn anonymous(lab: &mut Lab, len: u64) -> Result<u64, String> {
 
 // Memory.
 
-pub fn pagemap_scan() -> Outcome {
+pub(super) fn pagemap_scan() -> Outcome {
     scan::probe().map_err(text)
 }
 
-pub fn pagemap_scan_guard_pages() -> Outcome {
+pub(super) fn pagemap_scan_guard_pages() -> Outcome {
     const MADV_GUARD_INSTALL: u64 = 102;
     let mut lab = Lab::new()?;
     let start = anonymous(&mut lab, 4096)?;
@@ -157,12 +157,12 @@ pub fn pagemap_scan_guard_pages() -> Outcome {
 
 /// Bits of `UFFDIO_API`.
 mod uffd_feature {
-    pub const EVENT_FORK: u64 = 1 << 1;
-    pub const EVENT_REMAP: u64 = 1 << 2;
-    pub const EVENT_REMOVE: u64 = 1 << 3;
-    pub const EVENT_UNMAP: u64 = 1 << 6;
-    pub const WP_UNPOPULATED: u64 = 1 << 13;
-    pub const WP_ASYNC: u64 = 1 << 15;
+    pub(super) const EVENT_FORK: u64 = 1 << 1;
+    pub(super) const EVENT_REMAP: u64 = 1 << 2;
+    pub(super) const EVENT_REMOVE: u64 = 1 << 3;
+    pub(super) const EVENT_UNMAP: u64 = 1 << 6;
+    pub(super) const WP_UNPOPULATED: u64 = 1 << 13;
+    pub(super) const WP_ASYNC: u64 = 1 << 15;
 }
 
 fn userfaultfd(features: u64) -> Outcome {
@@ -176,16 +176,16 @@ fn userfaultfd(features: u64) -> Outcome {
     done.map(drop).map_err(|e| format!("UFFDIO_API {features:#x}: {e}"))
 }
 
-pub fn uffd() -> Outcome {
+pub(super) fn uffd() -> Outcome {
     userfaultfd(0)
 }
 
-pub fn uffd_noncoop() -> Outcome {
+pub(super) fn uffd_noncoop() -> Outcome {
     use uffd_feature::{EVENT_FORK, EVENT_REMAP, EVENT_REMOVE, EVENT_UNMAP};
     userfaultfd(EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP)
 }
 
-pub fn mem_dirty_track() -> Outcome {
+pub(super) fn mem_dirty_track() -> Outcome {
     match Means::of_this_kernel()? {
         Means::WriteProtection => {
             userfaultfd(uffd_feature::WP_ASYNC | uffd_feature::WP_UNPOPULATED)
@@ -194,7 +194,7 @@ pub fn mem_dirty_track() -> Outcome {
     }
 }
 
-pub fn can_map_vdso() -> Outcome {
+pub(super) fn can_map_vdso() -> Outcome {
     maps_vdso("ARCH_MAP_VDSO_64", 0x2003)
 }
 
@@ -209,12 +209,12 @@ fn maps_vdso(name: &str, kind: u64) -> Outcome {
     }
 }
 
-pub fn membarrier_get_registrations() -> Outcome {
+pub(super) fn membarrier_get_registrations() -> Outcome {
     const GET_REGISTRATIONS: u64 = 1 << 9;
     Lab::new()?.must("membarrier", (libc::SYS_membarrier, [GET_REGISTRATIONS, 0, 0])).map(drop)
 }
 
-pub fn timer_cr_ids() -> Outcome {
+pub(super) fn timer_cr_ids() -> Outcome {
     const PR_TIMER_CREATE_RESTORE_IDS: i32 = 77;
     const GET: u64 = 2;
     let prctl = syscall::prctl(PR_TIMER_CREATE_RESTORE_IDS, [GET]);
@@ -223,7 +223,7 @@ pub fn timer_cr_ids() -> Outcome {
 
 // Tasks.
 
-pub fn clone3_set_tid() -> Outcome {
+pub(super) fn clone3_set_tid() -> Outcome {
     // In a pid namespace of its own every number is free.
     let flags = libc::CLONE_NEWPID.cast_unsigned().into();
     let (mut init, _pidfd) = Tracee::spawn_husk(flags, &[]).map_err(text)?;
@@ -233,13 +233,13 @@ pub fn clone3_set_tid() -> Outcome {
     ensure(pids.ends_with("\t77"), "the new task has another pid")
 }
 
-pub fn seccomp_suspend() -> Outcome {
+pub(super) fn seccomp_suspend() -> Outcome {
     let lab = Lab::new()?;
     let options = ptrace::option::EXITKILL | ptrace::option::SUSPEND_SECCOMP;
     ptrace::set_options(lab.pid(), options).map_err(text)
 }
 
-pub fn seccomp_filters() -> Outcome {
+pub(super) fn seccomp_filters() -> Outcome {
     /// `BPF_RET | BPF_K` with `SECCOMP_RET_ALLOW`.
     const ALLOW: [u8; 8] = [6, 0, 0, 0, 0, 0, 0xff, 0x7f];
     const MODE_FILTER: u64 = 2;
@@ -256,7 +256,7 @@ pub fn seccomp_filters() -> Outcome {
     ensure(found.is_some_and(|filter| filter == ALLOW), "the filter reads back differently")
 }
 
-pub fn get_rseq_conf() -> Outcome {
+pub(super) fn get_rseq_conf() -> Outcome {
     let lab = Lab::new()?;
     ptrace::rseq(lab.pid()).map(drop).map_err(text)
 }
@@ -267,23 +267,23 @@ fn unshare(flag: i32) -> Outcome {
     Lab::new()?.must("unshare", (libc::SYS_unshare, [arg(flag)])).map(drop)
 }
 
-pub fn userns() -> Outcome {
+pub(super) fn userns() -> Outcome {
     unshare(libc::CLONE_NEWUSER)
 }
 
-pub fn cgroupns() -> Outcome {
+pub(super) fn cgroupns() -> Outcome {
     unshare(libc::CLONE_NEWCGROUP)
 }
 
-pub fn timens() -> Outcome {
+pub(super) fn timens() -> Outcome {
     unshare(libc::CLONE_NEWTIME)
 }
 
-pub fn ns_pid() -> Outcome {
+pub(super) fn ns_pid() -> Outcome {
     unshare(libc::CLONE_NEWPID)
 }
 
-pub fn move_mount_set_group() -> Outcome {
+pub(super) fn move_mount_set_group() -> Outcome {
     const SET_GROUP: u64 = 0x100;
     const EMPTY_PATHS: u64 = 0x44;
     let mut lab = Lab::new()?;
@@ -312,14 +312,14 @@ fn netns_lab() -> Result<Lab, String> {
     Ok(lab)
 }
 
-pub fn sk_ns() -> Outcome {
+pub(super) fn sk_ns() -> Outcome {
     const SIOCGSKNS: u64 = 0x894c;
     let mut lab = Lab::new()?;
     let fd = socket(&mut lab, libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
     lab.must("SIOCGSKNS", syscall::ioctl(RemoteFd(fd), SIOCGSKNS, RemoteAddr(0))).map(drop)
 }
 
-pub fn sk_unix_file() -> Outcome {
+pub(super) fn sk_unix_file() -> Outcome {
     const SIOCUNIXFILE: u64 = 0x89e0;
     let mut lab = Lab::new()?;
     let path = std::env::temp_dir().join(format!("torpor-check-{}.socket", lab.pid()));
@@ -342,14 +342,14 @@ fn set_option(lab: &mut Lab, fd: u64, level: i32, name: i32, value: i32) -> Outc
     lab.call_with(&data, set)?.map(drop).map_err(text)
 }
 
-pub fn sockopt_buf_lock() -> Outcome {
+pub(super) fn sockopt_buf_lock() -> Outcome {
     const SO_BUF_LOCK: i32 = 72;
     let mut lab = Lab::new()?;
     let fd = socket(&mut lab, libc::AF_INET, libc::SOCK_STREAM, 0)?;
     set_option(&mut lab, fd, libc::SOL_SOCKET, SO_BUF_LOCK, 3)
 }
 
-pub fn ipv6_freebind() -> Outcome {
+pub(super) fn ipv6_freebind() -> Outcome {
     const IPV6_FREEBIND: i32 = 78;
     let mut lab = Lab::new()?;
     let fd = socket(&mut lab, libc::AF_INET6, libc::SOCK_STREAM, 0)?;
@@ -357,7 +357,7 @@ pub fn ipv6_freebind() -> Outcome {
 }
 
 /// A connection of which one end is closed can be put into repair mode.
-pub fn tcp_half_closed() -> Outcome {
+pub(super) fn tcp_half_closed() -> Outcome {
     const SHUT_WR: u64 = 1;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(text)?;
     let port = listener.local_addr().map_err(text)?.port();
@@ -371,12 +371,12 @@ pub fn tcp_half_closed() -> Outcome {
     set_option(&mut lab, fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, 1)
 }
 
-pub fn tun() -> Outcome {
+pub(super) fn tun() -> Outcome {
     let file = fs::File::options().read(true).write(true).open("/dev/net/tun");
     file.map(drop).map_err(|e| format!("/dev/net/tun: {e}"))
 }
 
-pub fn tun_ns() -> Outcome {
+pub(super) fn tun_ns() -> Outcome {
     const TUNSETIFF: u64 = 0x4004_54ca;
     const TUNGETDEVNETNS: u64 = 0x54e3;
     const IFF_TUN: u16 = 1;
@@ -432,7 +432,7 @@ fn attribute(kind: u16, value: [u8; 4]) -> Vec<u8> {
 
 /// Ids for the network namespaces that the other end of a device is in. Setting them
 /// on links came with them.
-pub fn nsid() -> Outcome {
+pub(super) fn nsid() -> Outcome {
     const RTM_NEWNSID: u16 = 88;
     const RTM_GETNSID: u16 = 90;
     const NETNSA_PID: u16 = 2;
@@ -444,7 +444,7 @@ pub fn nsid() -> Outcome {
 }
 
 /// A device can be moved to another namespace with a new index.
-pub fn newifindex() -> Outcome {
+pub(super) fn newifindex() -> Outcome {
     const RTM_SETLINK: u16 = 19;
     const IFLA_NEW_IFINDEX: u16 = 49;
     let mut lab = netns_lab()?;
@@ -458,7 +458,7 @@ pub fn newifindex() -> Outcome {
     ensure(error == libc::ERANGE, "IFLA_NEW_IFINDEX is not known")
 }
 
-pub fn net_diag_raw() -> Outcome {
+pub(super) fn net_diag_raw() -> Outcome {
     const SOCK_DIAG_BY_FAMILY: u16 = 20;
     let mut lab = netns_lab()?;
     // struct inet_diag_req_v2.
@@ -481,11 +481,11 @@ fn firewall(args: &[&str]) -> Outcome {
     ensure(output.status.success(), &format!("{}: {last}", args.join(" ")))
 }
 
-pub fn has_ipt_legacy() -> Outcome {
+pub(super) fn has_ipt_legacy() -> Outcome {
     firewall(&["iptables-legacy", "-w", "-n", "-L"])
 }
 
-pub fn nftables() -> Outcome {
+pub(super) fn nftables() -> Outcome {
     firewall(&["nft", "list", "tables"])
 }
 

@@ -25,7 +25,7 @@ use crate::proc;
 ///
 /// # Errors
 /// A task that is traced by another program.
-pub fn stop(opts: &Options) -> Result<Seized> {
+pub(super) fn stop(opts: &Options) -> Result<Seized> {
     // A first thread that has ended shows no namespaces.
     let tids = proc::numbers(opts.pid, "task").unwrap_or_default();
     let Some(netns) = tids.into_iter().find_map(|tid| proc::open(tid, "ns/net").ok()) else {

@@ -16,11 +16,11 @@ use crate::proc;
 const AT_ONCE: Duration = Duration::from_millis(20);
 
 /// Threads that are bound to stop, by their processes.
-pub type Seized = HashMap<i32, Vec<i32>>;
+pub(crate) type Seized = HashMap<i32, Vec<i32>>;
 
 /// A task found in the tree.
 #[derive(Debug)]
-pub struct Stopped {
+pub(crate) struct Stopped {
     /// Its pid here.
     pub pid: i32,
     /// The id of its first thread that has not ended, by which the kernel shows its memory and
@@ -34,7 +34,7 @@ pub struct Stopped {
 
 impl Stopped {
     /// The signal that job control had stopped it with, if any.
-    pub fn stop_signal(&self) -> Option<i32> {
+    pub(crate) fn stop_signal(&self) -> Option<i32> {
         match self.threads.first()?.state() {
             StopState::Group(signal) => Some(signal),
             StopState::Interrupted => None,
@@ -60,7 +60,7 @@ impl Stopped {
 /// # Errors
 /// A task that is traced by another program, that does not stop before
 /// `deadline`: refused by name.
-pub fn freeze(
+pub(crate) fn freeze(
     root: i32,
     freezer: &mut Freezer,
     guardian: &Guardian,
@@ -157,7 +157,7 @@ fn seize_paused(root: i32, workers: usize) -> Result<Seized> {
 ///
 /// # Errors
 /// Refused if it dumps core, or another program traces it; gone.
-pub fn seize_all(pid: i32) -> Result<Vec<i32>> {
+pub(crate) fn seize_all(pid: i32) -> Result<Vec<i32>> {
     let mut task = Stopping::new(pid, Vec::new());
     task.seize()?;
     Ok(task.seized)

@@ -15,7 +15,7 @@ use crate::guardian::{Guardian, Turn, Undo, Way};
 
 /// The state that a cgroup had: a file, and what was in it. Tasks that are paused again can do
 /// nothing for what else is undone.
-pub static STATE: Way = Way {
+pub(crate) static STATE: Way = Way {
     turn: Turn::Last,
     ..Way::new("write", |words, _| {
         let (file, state) = (words.text(0)?, words.text(1)?);
@@ -25,7 +25,7 @@ pub static STATE: Way = Way {
 
 /// A frozen cgroup, or none.
 #[derive(Debug, Default)]
-pub struct Freezer {
+pub(crate) struct Freezer {
     pause: Option<Pause>,
     thawed: bool,
 }
@@ -35,7 +35,7 @@ impl Freezer {
     ///
     /// # Errors
     /// If its state cannot be read.
-    pub fn of(dir: Option<&Path>) -> Result<Self> {
+    pub(crate) fn of(dir: Option<&Path>) -> Result<Self> {
         let Some(dir) = dir else { return Ok(Self::default()) };
         let pause = Pause::of(dir);
         let frozen = pause.is_set()?;
@@ -43,18 +43,18 @@ impl Freezer {
     }
 
     /// Whether its tasks are paused now.
-    pub fn is_frozen(&self) -> bool {
+    pub(crate) fn is_frozen(&self) -> bool {
         self.pause.is_some() && !self.thawed
     }
 
     /// Whether its tasks were paused by somebody else, and will be again.
-    pub fn was_frozen(&self) -> bool {
+    pub(crate) fn was_frozen(&self) -> bool {
         self.pause.is_some()
     }
 
     /// Device and inode of the file of a group that was frozen: what it says meanwhile
     /// is not what it said.
-    pub fn frozen_before(&self) -> Option<(u64, u64)> {
+    pub(crate) fn frozen_before(&self) -> Option<(u64, u64)> {
         let file = std::fs::metadata(&self.pause.as_ref()?.file).ok()?;
         Some((file.dev(), file.ino()))
     }
@@ -63,7 +63,7 @@ impl Freezer {
     ///
     /// # Errors
     /// If the group cannot be told, or the guardian is gone.
-    pub fn thaw(&mut self, guardian: &Guardian) -> Result<()> {
+    pub(crate) fn thaw(&mut self, guardian: &Guardian) -> Result<()> {
         let Some(pause) = &self.pause else { return Ok(()) };
         guardian.watch(&undo(pause))?;
         pause.set(false)?;
@@ -75,7 +75,7 @@ impl Freezer {
     ///
     /// # Errors
     /// If the group cannot be told.
-    pub fn freeze_again(&mut self, guardian: &Guardian) -> Result<()> {
+    pub(crate) fn freeze_again(&mut self, guardian: &Guardian) -> Result<()> {
         match &self.pause {
             Some(pause) if std::mem::take(&mut self.thawed) => {
                 pause.set(true)?;
@@ -89,7 +89,7 @@ impl Freezer {
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub fn abandon(&mut self, guardian: &Guardian) -> Result<()> {
+    pub(crate) fn abandon(&mut self, guardian: &Guardian) -> Result<()> {
         self.thawed = false;
         self.pause.take().map_or(Ok(()), |pause| guardian.forget(&undo(&pause)))
     }

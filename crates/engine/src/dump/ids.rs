@@ -11,7 +11,7 @@ use crate::proc;
 
 /// The inode numbers of the namespaces of a process.
 #[derive(Debug, Clone, Copy)]
-pub struct Inodes {
+pub(super) struct Inodes {
     /// In the order of [`NsKind::ALL`].
     own: [u64; NsKind::ALL.len()],
     /// Where children would live, which can be another one than their parent's; `None` for a pid
@@ -26,7 +26,7 @@ impl Inodes {
     ///
     /// # Errors
     /// If the task is gone, or its namespaces may not be looked at.
-    pub fn of(pid: i32) -> Result<Self> {
+    pub(super) fn of(pid: i32) -> Result<Self> {
         let mut own = [0; NsKind::ALL.len()];
         for (inode, kind) in own.iter_mut().zip(NsKind::ALL) {
             *inode = proc::ns_inode(pid, kind.name())?;
@@ -38,14 +38,14 @@ impl Inodes {
     }
 
     /// All of them, with their kinds.
-    pub fn own(&self) -> impl Iterator<Item = (NsKind, u64)> + use<> {
+    pub(super) fn own(&self) -> impl Iterator<Item = (NsKind, u64)> + use<> {
         NsKind::ALL.into_iter().zip(self.own)
     }
 }
 
 /// The numbers of what a task shares with others, from 1.
 #[derive(Debug, Clone, Copy)]
-pub struct Shared {
+pub(super) struct Shared {
     pub vm: u32,
     pub files: u32,
     pub fs: u32,
@@ -56,7 +56,7 @@ pub struct Shared {
 ///
 /// # Errors
 /// If a task is gone, or kcmp(2) is not allowed.
-pub fn shared(pids: &[i32], workers: usize) -> Result<Vec<Shared>> {
+pub(super) fn shared(pids: &[i32], workers: usize) -> Result<Vec<Shared>> {
     let objects = [Object::Vm, Object::Files, Object::Fs];
     let workers = if pids.len() < MANY { 1 } else { workers };
     let numbers = parallel::spread(&objects, workers, |&object| {

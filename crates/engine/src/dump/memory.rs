@@ -214,7 +214,7 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
 ///
 /// # Errors
 /// If the kernel does not tell where the object has data; if the image cannot be written.
-pub fn dump_shared(cx: &mut Dump<'_>, id: u64, file: std::fs::File) -> Result<()> {
+pub(crate) fn dump_shared(cx: &mut Dump<'_>, id: u64, file: std::fs::File) -> Result<()> {
     let runs = pages::data_runs(&file)?;
     plan_shared(cx, id, runs, &Source::File(Arc::new(file)))
 }
@@ -223,7 +223,12 @@ pub fn dump_shared(cx: &mut Dump<'_>, id: u64, file: std::fs::File) -> Result<()
 ///
 /// # Errors
 /// If the image cannot be written, or the parent's is damaged.
-pub fn plan_shared(cx: &mut Dump<'_>, id: u64, runs: Vec<PageSpan>, source: &Source) -> Result<()> {
+pub(crate) fn plan_shared(
+    cx: &mut Dump<'_>,
+    id: u64,
+    runs: Vec<PageSpan>,
+    source: &Source,
+) -> Result<()> {
     if cx.memory.shared.insert(id, ()).is_some() {
         return Ok(());
     }

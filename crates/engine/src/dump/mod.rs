@@ -8,8 +8,8 @@
 mod clients;
 mod end;
 pub(crate) mod files;
-pub mod freeze;
-pub mod freezer;
+pub(crate) mod freeze;
+pub(crate) mod freezer;
 mod ids;
 mod landlock;
 mod later;
@@ -18,7 +18,7 @@ pub(crate) mod memory;
 mod outbox;
 mod session;
 mod task;
-pub mod tasks;
+pub(crate) mod tasks;
 pub(crate) mod twin;
 mod unused;
 
@@ -59,13 +59,13 @@ use crate::options::Options;
 use crate::task::{Filters, ProcFiles};
 use crate::{cgroup, cpuinfo, network, proc};
 
-pub use self::tasks::Task;
-pub use end::End;
+pub(crate) use self::tasks::Task;
+pub(crate) use end::End;
 pub use session::{Frozen, Session, Written, dump, pre_dump};
 
 /// Everything that the dump knows while the tree is frozen.
 #[derive(Debug)]
-pub struct Dump<'a> {
+pub(crate) struct Dump<'a> {
     /// What was asked for.
     pub opts: &'a Options,
     /// Where the images go.
@@ -596,12 +596,12 @@ impl Task {
 #[cfg(test)]
 impl<'a> Dump<'a> {
     /// A dump of no tasks, for the tests of single kinds of resources.
-    pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
+    pub(crate) fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
         Dump { ns, ..Dump::of(opts, images, Guardian::default()) }
     }
 
     /// A dump of this process, which goes on running.
-    pub fn of_this_process(opts: &'a Options) -> Result<Self> {
+    pub(crate) fn of_this_process(opts: &'a Options) -> Result<Self> {
         let pid = own_pid();
         let frozen = Stopped { pid, face: pid, status: proc::status(pid)?, threads: Vec::new() };
         let seen = (proc::stat(pid)?, crate::memory::vma::read(pid)?);

@@ -48,7 +48,7 @@ impl Away {
     ///
     /// # Errors
     /// If the server does not answer, or cannot take sealed or compressed pages.
-    pub fn connect(opts: &Options) -> Result<Option<Self>> {
+    pub(super) fn connect(opts: &Options) -> Result<Option<Self>> {
         let Some(server) = &opts.memory.page_server else { return Ok(None) };
         let what = match (&opts.trust.seal, &opts.memory.compress) {
             (Some(_), _) => "--encrypt",
@@ -66,7 +66,12 @@ impl Away {
     ///
     /// # Errors
     /// If the server does not answer; if the notes of what was sent are damaged.
-    pub fn sent_before(&mut self, parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> {
+    pub(super) fn sent_before(
+        &mut self,
+        parent: &ImageDir,
+        kind: Kind,
+        id: u64,
+    ) -> Result<Vec<Run>> {
         match self {
             Away::Pages(outbox) => outbox.sent_before(parent, kind, id),
             Away::Files(store) => store.sent_before(parent, kind, id),
@@ -74,7 +79,7 @@ impl Away {
     }
 
     /// Where pages files go.
-    pub fn depot(&self) -> Option<Arc<dyn Depot>> {
+    pub(super) fn depot(&self) -> Option<Arc<dyn Depot>> {
         match self {
             Away::Pages(_) => None,
             Away::Files(store) => Some(Arc::clone(store) as Arc<dyn Depot>),
@@ -85,7 +90,7 @@ impl Away {
     ///
     /// # Errors
     /// Pages that cannot be read; no memory to keep those in that are not in twins.
-    pub fn keep(&mut self) -> Result<bool> {
+    pub(super) fn keep(&mut self) -> Result<bool> {
         match self {
             Away::Pages(outbox) => outbox.keep().map(|()| true),
             Away::Files(_) => Ok(false),
@@ -97,7 +102,7 @@ impl Away {
     ///
     /// # Errors
     /// If pages cannot be read; if the server does not take them all.
-    pub fn finish(self, progress: &dyn Fn(u64)) -> Result<Option<Packed>> {
+    pub(super) fn finish(self, progress: &dyn Fn(u64)) -> Result<Option<Packed>> {
         match self {
             Away::Pages(outbox) => outbox.send(progress),
             Away::Files(store) => store.take()?.close(),
@@ -164,7 +169,7 @@ impl Outbox {
     ///
     /// # Errors
     /// Those of the files in `images`.
-    pub fn push(
+    pub(super) fn push(
         &mut self,
         images: &ImageDir,
         kind: Kind,

@@ -56,7 +56,7 @@ pub struct Task {
 }
 
 /// A stub in a process, at an address.
-pub static STUB: Way = Way::new("stub", |words, _| {
+pub(crate) static STUB: Way = Way::new("stub", |words, _| {
     Ok(torpor_tracee::remove_leftover(words.number(0)?, words.number(1)?, guardian::PATIENCE)?)
 });
 
@@ -66,7 +66,7 @@ pub(super) fn stub(pid: i32, base: u64) -> Undo {
 }
 
 /// Processes that are to end, each by the id of a thread and when that started.
-pub static DEATH: Way = Way::new("end", |words, _| {
+pub(crate) static DEATH: Way = Way::new("end", |words, _| {
     for at in (0..words.rest(0).len() / 2).map(|process| process * 2) {
         let (pid, start) = (words.number(at)?, words.number::<u64>(at + 1)?);
         // One that has ended meanwhile leaves its number to others.

@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The twins of a tree.
 #[derive(Debug, Default)]
-pub struct Twins {
+pub(crate) struct Twins {
     /// When the first could be made, as start times of tasks are counted, if they are to
     /// be made.
     since: Option<u64>,
@@ -50,25 +50,25 @@ struct Twin {
 
 impl Twins {
     /// Whether the tree can run while its memory is copied.
-    pub fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         !self.list.is_empty()
     }
 
     /// Notes memory of a twin that is not copied: an older checkpoint has it.
-    pub fn spare(&mut self, twin: i32, runs: impl Iterator<Item = PageSpan>) {
+    pub(crate) fn spare(&mut self, twin: i32, runs: impl Iterator<Item = PageSpan>) {
         let ranges = runs.map(|run| (run.start, usize::try_from(run.end - run.start).unwrap_or(0)));
         self.spare.push((twin, ranges.collect()));
     }
 
     /// Gives up what is not copied.
-    pub fn release_spare(&mut self) {
+    pub(crate) fn release_spare(&mut self) {
         for (pid, ranges) in std::mem::take(&mut self.spare) {
             self.give_up(pid, &ranges);
         }
     }
 
     /// Gives up memory of a twin that has been copied.
-    pub fn release(&mut self, job: &Job) {
+    pub(crate) fn release(&mut self, job: &Job) {
         if let Some(pid) = job.twin() {
             self.give_up(pid, job.ranges());
         }
@@ -101,7 +101,7 @@ fn alone(pid: i32, ranges: &[(u64, usize)]) -> Result<u64> {
 ///
 /// # Errors
 /// If a task's cgroup cannot be read, or the guardian is gone.
-pub fn prepare(cx: &mut Dump<'_>) -> Result<()> {
+pub(crate) fn prepare(cx: &mut Dump<'_>) -> Result<()> {
     if !cx.opts.memory.cow {
         return Ok(());
     }
@@ -142,7 +142,7 @@ fn lack_of_memory(cx: &Dump<'_>) -> Result<Option<String>> {
 ///
 /// # Errors
 /// If the task or the guardian is gone; if the memory of the twin cannot be opened.
-pub fn memory_of(cx: &mut Dump<'_>, task: usize) -> Result<Option<Source>> {
+pub(crate) fn memory_of(cx: &mut Dump<'_>, task: usize) -> Result<Option<Source>> {
     let Some(since) = cx.twins.since else { return Ok(None) };
     let original = cx.tasks[task].pid;
     if cx.kinds.userfaultfds.tells_of_forks(task) {
@@ -170,7 +170,7 @@ pub fn memory_of(cx: &mut Dump<'_>, task: usize) -> Result<Option<Source>> {
 
 /// The twins that a process may have, younger than a start time. A task that is still in its stub
 /// may be about to make one.
-pub static TWIN: Way = Way {
+pub(crate) static TWIN: Way = Way {
     turn: Turn::After,
     ..Way::new("twin", |words, _| reap(words.number(0)?, words.number(1)?, guardian::PATIENCE))
 };
@@ -181,12 +181,12 @@ pub(super) fn undo(pid: i32, since: u64) -> Undo {
 }
 
 /// Whether a twin has a mapping, and alone.
-pub fn inherits(vma: &Vma) -> bool {
+pub(crate) fn inherits(vma: &Vma) -> bool {
     vma.is_private() && ![b"dc", b"wf", b"ht"].iter().any(|flag| vma.has(flag))
 }
 
 /// Ends all twins, once their originals run again.
-pub fn end(cx: &mut Dump<'_>) {
+pub(crate) fn end(cx: &mut Dump<'_>) {
     let Some(since) = cx.twins.since.take() else { return };
     let mut bytes = cx.twins.cost;
     for Twin { original, tracee, .. } in std::mem::take(&mut cx.twins.list) {
@@ -221,7 +221,7 @@ fn cost(pid: i32) -> Result<u64> {
 ///
 /// # Errors
 /// If the task is gone, or does not come to a stop to be told to wait.
-pub fn reap(pid: i32, since: u64, patience: Duration) -> Result<()> {
+pub(crate) fn reap(pid: i32, since: u64, patience: Duration) -> Result<()> {
     let deadline = Instant::now() + patience;
     let level = proc::status(pid)?.ns_pids().len().saturating_sub(1);
     for child in proc::children(pid, &proc::numbers(pid, "task")?, 1)? {

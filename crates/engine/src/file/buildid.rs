@@ -11,7 +11,7 @@ const MAX_NOTES: u64 = 64 * 1024;
 
 /// The build id of an ELF file as the images have it, 32-bit words; empty if it is
 /// none or has none.
-pub fn read(file: impl AsFd) -> Vec<u32> {
+pub(crate) fn read(file: impl AsFd) -> Vec<u32> {
     let words = |id: &[u8]| {
         id.chunks(4)
             .map(|chunk| {

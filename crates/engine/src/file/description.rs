@@ -19,7 +19,7 @@ const SETTABLE: OFlags =
 /// The flags to open a description with, from those in its image: without what
 /// belongs to the descriptor, to the first opening, or to its owner. A terminal never
 /// becomes ours by the way.
-pub fn open_flags(flags: u32) -> OFlags {
+pub(crate) fn open_flags(flags: u32) -> OFlags {
     let once = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC | OFlags::CLOEXEC;
     // O_TMPFILE contains O_DIRECTORY, which a plain directory keeps.
     let tmpfile = if flags & OFlags::TMPFILE.bits() == OFlags::TMPFILE.bits() {
@@ -34,12 +34,12 @@ pub fn open_flags(flags: u32) -> OFlags {
 }
 
 /// The access mode in `flags`.
-pub fn access(flags: u32) -> OFlags {
+pub(crate) fn access(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags).intersection(OFlags::RWMODE)
 }
 
 /// Whether a description with `flags` can be read from.
-pub fn is_readable(flags: u32) -> bool {
+pub(crate) fn is_readable(flags: u32) -> bool {
     access(flags) != OFlags::WRONLY && !OFlags::from_bits_retain(flags).contains(OFlags::PATH)
 }
 
@@ -48,7 +48,7 @@ pub fn is_readable(flags: u32) -> bool {
 ///
 /// # Errors
 /// See open(2).
-pub fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
+pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     rustix::fs::open(&path, flags | OFlags::CLOEXEC, Mode::empty())
         .context(|| format!("open {path} again"))
@@ -58,7 +58,7 @@ pub fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
 ///
 /// # Errors
 /// See fcntl(2).
-pub fn set_status_flags(file: impl AsFd, flags: u32) -> Result<()> {
+pub(crate) fn set_status_flags(file: impl AsFd, flags: u32) -> Result<()> {
     let now = rustix::fs::fcntl_getfl(&file).context(|| "F_GETFL".to_owned())?;
     let wanted = OFlags::from_bits_retain(flags).intersection(SETTABLE);
     if now.intersection(SETTABLE) == wanted {
@@ -72,7 +72,7 @@ pub fn set_status_flags(file: impl AsFd, flags: u32) -> Result<()> {
 ///
 /// # Errors
 /// `EMFILE`.
-pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {
+pub(crate) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(file, 0).context(|| "F_DUPFD_CLOEXEC".to_owned())
 }
 
@@ -80,13 +80,13 @@ pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {
 const NOBODY: u32 = 65534;
 
 /// An owner as the tree's user namespace knows it.
-pub fn inside(maps: &IdMaps, stat: &Stat) -> (u32, u32) {
+pub(crate) fn inside(maps: &IdMaps, stat: &Stat) -> (u32, u32) {
     let (uid, gid) = (maps.uid_inside(stat.st_uid), maps.gid_inside(stat.st_gid));
     (uid.unwrap_or(NOBODY), gid.unwrap_or(NOBODY))
 }
 
 /// An owner in the images, as the supervisor knows it.
-pub fn outside(maps: &IdMaps, uid: u32, gid: u32) -> (Option<Uid>, Option<Gid>) {
+pub(crate) fn outside(maps: &IdMaps, uid: u32, gid: u32) -> (Option<Uid>, Option<Gid>) {
     let (uid, gid) = (maps.uid_outside(uid), maps.gid_outside(gid));
     let (uid, gid) = (uid.unwrap_or(NOBODY), gid.unwrap_or(NOBODY));
     (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
@@ -96,7 +96,7 @@ pub fn outside(maps: &IdMaps, uid: u32, gid: u32) -> (Option<Uid>, Option<Gid>) 
 ///
 /// # Errors
 /// If the entry has another type's.
-pub fn part<T>(id: u32, part: Option<T>, name: &str) -> Result<T> {
+pub(crate) fn part<T>(id: u32, part: Option<T>, name: &str) -> Result<T> {
     part.ok_or_else(|| Error::invalid("files.img", format!("file {id} has no {name}")))
 }
 
@@ -105,7 +105,7 @@ pub fn part<T>(id: u32, part: Option<T>, name: &str) -> Result<T> {
 ///
 /// # Errors
 /// See openat2(2).
-pub fn open_in(
+pub(crate) fn open_in(
     root: BorrowedFd<'_>,
     path: &[u8],
     flags: OFlags,
@@ -120,7 +120,7 @@ pub fn open_in(
 ///
 /// # Errors
 /// If `path` cannot be opened or asked for its status. That nothing is there is no error.
-pub fn lookup(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<Stat>> {
+pub(crate) fn lookup(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<Stat>> {
     let what = || format!("look up {}", String::from_utf8_lossy(path));
     match open_in(root, path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty()) {
         Ok(file) => rustix::fs::fstat(file).map(Some).context(what),
@@ -131,13 +131,13 @@ pub fn lookup(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<Stat>> {
 
 /// A device number as the kernel has it (linux/kdev_t.h), unlike stat(2): 20 bits for the minor
 /// one.
-pub fn kernel_number(dev: u64) -> u32 {
+pub(crate) fn kernel_number(dev: u64) -> u32 {
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
     major << 20 | minor & 0xf_ffff
 }
 
 /// Whether two results of stat(2) are of the same inode.
-pub fn same_inode(a: &Stat, b: &Stat) -> bool {
+pub(crate) fn same_inode(a: &Stat, b: &Stat) -> bool {
     (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 }
 

@@ -25,7 +25,7 @@ use crate::restore::tasks::Task;
 /// The dump half. Watched files may be met after the set: they are looked for in the
 /// end.
 #[derive(Debug, Default)]
-pub struct EpollDumper {
+pub(crate) struct EpollDumper {
     sets: Vec<Set>,
 }
 
@@ -55,7 +55,7 @@ impl EpollDumper {
     ///
     /// # Errors
     /// Refused, if the kernel describes a watched file in a way that is not known.
-    pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
+    pub(crate) fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[eventpoll]") {
             return Ok(None);
         }
@@ -84,7 +84,7 @@ impl EpollDumper {
     /// # Errors
     /// Refused, if it watches a file that no task has open; if the descriptors of a task cannot be
     /// listed.
-    pub fn finish(&mut self, table: &mut FileTable) -> Result<()> {
+    pub(crate) fn finish(&mut self, table: &mut FileTable) -> Result<()> {
         for set in self.sets.drain(..) {
             let open = proc::numbers(set.pid, "fd")?;
             let entries = set
@@ -166,7 +166,7 @@ fn resolve(
 
 /// The restore half.
 #[derive(Debug, Default)]
-pub struct EpollRestorer {
+pub(crate) struct EpollRestorer {
     made: Vec<EventpollFileEntry>,
 }
 
@@ -175,7 +175,7 @@ impl EpollRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let epfd = part(entry.id, entry.epfd.as_ref(), "epoll set")?;
             let other = epfd.tfd.iter().filter_map(|t| t.torpor_file_id);
@@ -191,7 +191,7 @@ impl EpollRestorer {
     ///
     /// # Errors
     /// If the entry is no epoll set; if the kernel refuses to make one, or its status flags.
-    pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let epfd = part(entry.id, entry.epfd.as_ref(), "epoll set")?;
         let file = rustix::event::epoll::create(CreateFlags::CLOEXEC)
             .context(|| "epoll_create".to_owned())?;
@@ -206,7 +206,11 @@ impl EpollRestorer {
     ///
     /// # Errors
     /// If a set watches a descriptor that nobody has in the images.
-    pub fn watched(&self, tasks: &[Task], all: &HashMap<u32, FileEntry>) -> Result<Vec<u32>> {
+    pub(crate) fn watched(
+        &self,
+        tasks: &[Task],
+        all: &HashMap<u32, FileEntry>,
+    ) -> Result<Vec<u32>> {
         let pairs = self.made.iter().flat_map(|epfd| epfd.tfd.iter().map(move |e| (epfd, e)));
         pairs.map(|(epfd, entry)| target(tasks, all, epfd, entry)).collect()
     }
@@ -216,7 +220,7 @@ impl EpollRestorer {
     /// # Errors
     /// If a set watches a descriptor that nobody has in the images, or a file that cannot be
     /// watched.
-    pub fn connect(
+    pub(crate) fn connect(
         &mut self,
         tasks: &[Task],
         all: &HashMap<u32, FileEntry>,

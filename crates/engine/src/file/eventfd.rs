@@ -15,7 +15,7 @@ const SEMAPHORE: u32 = EventfdFlags::SEMAPHORE.bits();
 
 /// The dump half.
 #[derive(Debug, Default)]
-pub struct EventfdDumper {
+pub(crate) struct EventfdDumper {
     /// It was said that the kernel tells too little.
     warned: bool,
 }
@@ -39,7 +39,7 @@ impl EventfdDumper {
     ///
     /// # Errors
     /// Refused, if the kernel does not show its count.
-    pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
+    pub(crate) fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[eventfd]") {
             return Ok(None);
         }
@@ -66,7 +66,7 @@ impl EventfdDumper {
 /// # Errors
 /// If the entry is no eventfd, or its count is none that one can have; if the kernel refuses to
 /// make one, or its status flags.
-pub fn open(entry: &FileEntry) -> Result<OwnedFd> {
+pub(crate) fn open(entry: &FileEntry) -> Result<OwnedFd> {
     let efd = part(entry.id, entry.efd.as_ref(), "eventfd")?;
     let semaphore = efd.torpor_semaphore() || efd.flags & SEMAPHORE != 0;
     let kind = if semaphore { EventfdFlags::SEMAPHORE } else { EventfdFlags::empty() };

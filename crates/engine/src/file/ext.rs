@@ -18,19 +18,23 @@ use crate::options::Options;
 const NULL: (u32, u32) = (1, 3);
 
 /// The file that the caller of a restore gave for `key`.
-pub fn inherited<'o>(opts: &'o Options, key: &str) -> Option<BorrowedFd<'o>> {
+pub(crate) fn inherited<'o>(opts: &'o Options, key: &str) -> Option<BorrowedFd<'o>> {
     opts.inherit_fd.iter().find(|i| i.key == key).map(|i| i.fd.as_fd())
 }
 
 /// The file that the caller gave for a pipe or socket. Its key is the text of
 /// procfs's link, `pipe:[1]`; the manual's `pipe[1]` is taken as well.
-pub fn inherited_number<'o>(opts: &'o Options, kind: &str, inode: u32) -> Option<BorrowedFd<'o>> {
+pub(crate) fn inherited_number<'o>(
+    opts: &'o Options,
+    kind: &str,
+    inode: u32,
+) -> Option<BorrowedFd<'o>> {
     inherited(opts, &format!("{kind}:[{inode}]"))
         .or_else(|| inherited(opts, &format!("{kind}[{inode}]")))
 }
 
 /// The file that the caller gave for a path, with or without its leading slash.
-pub fn inherited_path<'o>(opts: &'o Options, path: &[u8]) -> Option<BorrowedFd<'o>> {
+pub(crate) fn inherited_path<'o>(opts: &'o Options, path: &[u8]) -> Option<BorrowedFd<'o>> {
     let bare = |p: &[u8]| p.strip_prefix(b"/").unwrap_or(p).to_vec();
     let wanted = bare(path);
     opts.inherit_fd.iter().find(|i| bare(i.key.as_bytes()) == wanted).map(|i| i.fd.as_fd())
@@ -42,7 +46,11 @@ pub fn inherited_path<'o>(opts: &'o Options, path: &[u8]) -> Option<BorrowedFd<'
 ///
 /// # Errors
 /// fstat(2).
-pub fn own_null(roots: &Roots, file: BorrowedFd<'_>, flags: OFlags) -> Result<Option<OwnedFd>> {
+pub(crate) fn own_null(
+    roots: &Roots,
+    file: BorrowedFd<'_>,
+    flags: OFlags,
+) -> Result<Option<OwnedFd>> {
     let is_null =
         |file: BorrowedFd<'_>| fstat(file).map(|stat| stat.st_rdev == makedev(NULL.0, NULL.1));
     if !is_null(file).context(|| "fstat".to_owned())? {
@@ -57,13 +65,13 @@ pub fn own_null(roots: &Roots, file: BorrowedFd<'_>, flags: OFlags) -> Result<Op
 }
 
 /// The name in the images of an open file, if the dump was told that it is external.
-pub fn external_file(opts: &Options, mnt_id: i32, inode: u64) -> Option<String> {
+pub(crate) fn external_file(opts: &Options, mnt_id: i32, inode: u64) -> Option<String> {
     let wanted = External::File { mnt_id: u32::try_from(mnt_id).ok()?, inode };
     opts.external.contains(&wanted).then(|| wanted.to_string())
 }
 
 /// The name in the images of a terminal, if the dump was told that it is external.
-pub fn external_tty(opts: &Options, rdev: u64, dev: u64) -> Option<String> {
+pub(crate) fn external_tty(opts: &Options, rdev: u64, dev: u64) -> Option<String> {
     let wanted = External::Tty { rdev, dev };
     opts.external.contains(&wanted).then(|| wanted.to_string())
 }

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 
 /// The dump half.
 #[derive(Debug)]
-pub struct FifoDumper {
+pub(crate) struct FifoDumper {
     queues: Queues,
     /// Number and one description of each, one to read from if there is any: to open
     /// a fifo can wake a task that waits for its other end.
@@ -37,7 +37,11 @@ impl FifoDumper {
     ///
     /// # Errors
     /// As [`regular::entry`]; if there are no more descriptors.
-    pub fn describe(&mut self, paths: &mut Paths<'_>, found: &Found) -> Result<Option<FileEntry>> {
+    pub(crate) fn describe(
+        &mut self,
+        paths: &mut Paths<'_>,
+        found: &Found,
+    ) -> Result<Option<FileEntry>> {
         let is_fifo = FileType::from_raw_mode(found.stat.st_mode) == FileType::Fifo;
         if !is_fifo || !found.link_bytes().starts_with(b"/") || found.is_path_only() {
             return Ok(None);
@@ -57,7 +61,7 @@ impl FifoDumper {
     ///
     /// # Errors
     /// If a queue cannot be read, or the image cannot be written.
-    pub fn finish(&mut self, images: &ImageDir) -> Result<()> {
+    pub(crate) fn finish(&mut self, images: &ImageDir) -> Result<()> {
         for (pipe_id, file) in self.known.values() {
             self.queues.save(images, file, *pipe_id)?;
         }
@@ -67,7 +71,7 @@ impl FifoDumper {
 
 /// The restore half.
 #[derive(Debug, Default)]
-pub struct FifoRestorer {
+pub(crate) struct FifoRestorer {
     saved: Saved,
     entries: Vec<FileEntry>,
     /// A description of each fifo for both directions: opening it for one only waits
@@ -80,7 +84,7 @@ impl FifoRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(
+    pub(crate) fn load(
         &mut self,
         images: &ImageDir,
         all: &HashMap<u32, FileEntry>,
@@ -98,7 +102,7 @@ impl FifoRestorer {
     ///
     /// # Errors
     /// If the entry is no fifo; if its path leads to none; if the content does not fit into it.
-    pub fn open(&mut self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&mut self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let fifo = part(entry.id, entry.fifo.as_ref(), "fifo")?;
         let path = path(cx.entries, fifo)?;
         if !self.anchors.contains_key(&fifo.pipe_id) {
@@ -114,7 +118,7 @@ impl FifoRestorer {
     ///
     /// # Errors
     /// As [`FifoRestorer::open`], for those that only a message in a socket holds.
-    pub fn connect(&mut self, cx: &mut Opener<'_>, files: &mut OpenFiles) -> Result<()> {
+    pub(crate) fn connect(&mut self, cx: &mut Opener<'_>, files: &mut OpenFiles) -> Result<()> {
         // Those that only exist in flight in a socket are opened late, and could not be
         // without the anchor.
         for entry in std::mem::take(&mut self.entries) {

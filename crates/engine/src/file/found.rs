@@ -14,7 +14,7 @@ use crate::proc;
 
 /// An open file description met for the first time by the dump.
 #[derive(Debug)]
-pub struct Found {
+pub(crate) struct Found {
     /// The number that the images know it by.
     pub id: u32,
     /// Index of the first holder among the tasks.
@@ -47,7 +47,7 @@ impl Found {
     ///
     /// # Errors
     /// If the file cannot be asked for its status, or its link in procfs cannot be read.
-    pub fn look(pid: i32, fd: i32, file: OwnedFd, info: FdInfo) -> Result<Self> {
+    pub(crate) fn look(pid: i32, fd: i32, file: OwnedFd, info: FdInfo) -> Result<Self> {
         let stat =
             rustix::fs::fstat(&file).context(|| format!("fstat of fd {fd} of task {pid}"))?;
         let path = format!("/proc/{pid}/fd/{fd}");
@@ -72,7 +72,7 @@ impl Found {
     ///
     /// # Errors
     /// If the task is gone, or what the link leads to cannot be opened.
-    pub fn through_link(pid: i32, name: &str, flags: u32) -> Result<Self> {
+    pub(crate) fn through_link(pid: i32, name: &str, flags: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/{name}");
         let file = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .context(|| format!("open {path}"))?;
@@ -84,7 +84,7 @@ impl Found {
     ///
     /// # Errors
     /// If the file cannot be asked for its status.
-    pub fn of_path(pid: i32, file: OwnedFd, link: PathBuf, flags: u32) -> Result<Self> {
+    pub(crate) fn of_path(pid: i32, file: OwnedFd, link: PathBuf, flags: u32) -> Result<Self> {
         let number = file.as_raw_fd();
         let info = FdInfo::parse(&proc::read(own_pid(), &format!("fdinfo/{number}"))?);
         Ok(Found {
@@ -103,7 +103,7 @@ impl Found {
     }
 
     /// The refusal that names this descriptor.
-    pub fn refuse(&self, reason: impl Into<String>) -> Error {
+    pub(crate) fn refuse(&self, reason: impl Into<String>) -> Error {
         Error::refused(self.pid, self.object(), reason)
     }
 
@@ -111,7 +111,7 @@ impl Found {
     ///
     /// # Errors
     /// The refusal, if everything is wanted (`--strict`).
-    pub fn leave_out(&self, opts: &Options, what: &str) -> Result<()> {
+    pub(crate) fn leave_out(&self, opts: &Options, what: &str) -> Result<()> {
         if opts.strict {
             return Err(self.refuse(what));
         }
@@ -120,7 +120,7 @@ impl Found {
     }
 
     /// What messages call it, e.g. `fd 5 (/dev/kvm)`.
-    pub fn object(&self) -> String {
+    pub(crate) fn object(&self) -> String {
         match self.fd {
             // A mapped file, an executable, a directory: no descriptor refers to it.
             ..0 => self.link.display().to_string(),
@@ -129,35 +129,35 @@ impl Found {
     }
 
     /// The `O_*` flags of the description: `O_CLOEXEC` is the descriptor's.
-    pub fn flags(&self) -> u32 {
+    pub(crate) fn flags(&self) -> u32 {
         self.info.flags & !OFlags::CLOEXEC.bits()
     }
 
     /// Whether it was opened with `O_PATH`: a reference to a path and nothing else,
     /// whatever the path leads to.
-    pub fn is_path_only(&self) -> bool {
+    pub(crate) fn is_path_only(&self) -> bool {
         self.flags() & OFlags::PATH.bits() != 0
     }
 
     /// Whether it is an anonymous inode of this kind, e.g. `[eventfd]`.
-    pub fn is_anon(&self, name: &str) -> bool {
+    pub(crate) fn is_anon(&self, name: &str) -> bool {
         self.link_bytes().strip_prefix(b"anon_inode:") == Some(name.as_bytes())
     }
 
     /// The link's text; names of files need not be UTF-8.
-    pub fn link_bytes(&self) -> &[u8] {
+    pub(crate) fn link_bytes(&self) -> &[u8] {
         self.link.as_os_str().as_bytes()
     }
 
     /// An entry of `files.img` for it, whose message is still to be added.
-    pub fn entry(&self, kind: FdTypes) -> FileEntry {
+    pub(crate) fn entry(&self, kind: FdTypes) -> FileEntry {
         FileEntry { r#type: kind.into(), id: self.id, ..FileEntry::default() }
     }
 }
 
 /// The common part of `/proc/PID/fdinfo/FD`, and the rest as text.
 #[derive(Debug, Clone, Default)]
-pub struct FdInfo {
+pub(crate) struct FdInfo {
     /// File offset.
     pub pos: i64,
     /// `O_*` flags with `O_CLOEXEC` as shown by the kernel.
@@ -172,7 +172,7 @@ pub struct FdInfo {
 
 impl FdInfo {
     /// The values of all remaining lines that start with `key:`.
-    pub fn values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> + 'a {
+    pub(crate) fn values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> + 'a {
         self.rest.iter().filter_map(move |line| {
             line.strip_prefix(key).and_then(|r| r.strip_prefix(':')).map(str::trim)
         })
@@ -188,7 +188,7 @@ pub(super) fn identity(pid: i32, fd: i32) -> Result<(u64, u64)> {
 
 /// A descriptor of a task.
 #[derive(Debug)]
-pub struct Listed {
+pub(crate) struct Listed {
     /// Its number.
     pub fd: i32,
     /// What procfs says of it.
@@ -202,7 +202,7 @@ impl Listed {
     ///
     /// # Errors
     /// If the task is gone, or the descriptor is closed.
-    pub fn of(pid: i32, fd: i32) -> Result<Self> {
+    pub(crate) fn of(pid: i32, fd: i32) -> Result<Self> {
         let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
         Ok(Listed { fd, info, key: identity(pid, fd)? })
     }
@@ -212,18 +212,18 @@ impl Listed {
 ///
 /// # Errors
 /// If the task is gone.
-pub fn list(pid: i32) -> Result<Vec<Listed>> {
+pub(crate) fn list(pid: i32) -> Result<Vec<Listed>> {
     proc::numbers(pid, "fd")?.into_iter().map(|fd| Listed::of(pid, fd)).collect()
 }
 
 /// This process, in its own pid namespace.
-pub fn own_pid() -> i32 {
+pub(crate) fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
 impl FdInfo {
     /// Parses `/proc/PID/fdinfo/FD`.
-    pub fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let mut info = FdInfo::default();
         for line in text.lines() {
             let Some((key, value)) = line.split_once(':') else {

@@ -25,7 +25,7 @@ const TID: u32 = 0;
 const PGRP: u32 = 2;
 
 /// The owner of a file, with its ids as the images know them.
-pub fn of(tasks: &Tasks, id_maps: &IdMaps, file: impl AsFd) -> FownEntry {
+pub(crate) fn of(tasks: &Tasks, id_maps: &IdMaps, file: impl AsFd) -> FownEntry {
     let Ok(owner) = torpor_sys::fcntl::owner(file) else { return FownEntry::default() };
     let mut fown = FownEntry { signum: owner.signal.cast_unsigned(), ..FownEntry::default() };
     let id = match owner.pid_type {
@@ -47,7 +47,7 @@ pub fn of(tasks: &Tasks, id_maps: &IdMaps, file: impl AsFd) -> FownEntry {
 ///
 /// # Errors
 /// If fcntl(2) refuses an owner or a signal, here or in the task.
-pub fn restore(
+pub(crate) fn restore(
     all: &HashMap<u32, FileEntry>,
     files: &OpenFiles,
     tasks: &mut tasks::Tasks,
@@ -92,7 +92,7 @@ fn set_async(tasks: &mut tasks::Tasks, id: u32, file: &OwnedFd) -> Result<()> {
 }
 
 /// The owner and the flags of the file that an entry describes.
-pub fn owner_in(all: &HashMap<u32, FileEntry>, entry: &FileEntry) -> Option<SignalOwner> {
+pub(crate) fn owner_in(all: &HashMap<u32, FileEntry>, entry: &FileEntry) -> Option<SignalOwner> {
     SignalOwner::of(entry, |id| all.get(&id))
 }
 

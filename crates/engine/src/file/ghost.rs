@@ -27,7 +27,7 @@ const CHUNK: u64 = 1 << 20;
 ///
 /// # Errors
 /// Refused, if it is too large or of a type that cannot be made again.
-pub fn save(
+pub(crate) fn save(
     images: &ImageDir,
     limit: u64,
     id_maps: &IdMaps,
@@ -130,7 +130,7 @@ fn copy(file: &File, offset: u64, len: u64, to: &mut impl Write) -> Result<()> {
 
 /// A ghost as its image describes it; its content is still in the reader.
 #[derive(Debug)]
-pub struct Image {
+pub(crate) struct Image {
     /// What it is.
     pub ghost: Ghost,
     name: String,
@@ -141,7 +141,7 @@ pub struct Image {
 ///
 /// # Errors
 /// If the image is missing or damaged.
-pub fn load(images: &ImageDir, ghost: u32) -> Result<Image> {
+pub(crate) fn load(images: &ImageDir, ghost: u32) -> Result<Image> {
     let file = kind::GHOST_FILE.file_name(u64::from(ghost));
     let (ghost, reader) = Ghost::open(images, ghost)?
         .ok_or_else(|| Error::invalid(&file, "is missing, but remap-fpath.img refers to it"))?;
@@ -150,7 +150,7 @@ pub fn load(images: &ImageDir, ghost: u32) -> Result<Image> {
 
 impl Image {
     /// The type of the file.
-    pub fn file_type(&self) -> FileType {
+    pub(crate) fn file_type(&self) -> FileType {
         match self.ghost.kind {
             GhostKind::Regular { .. } => FileType::RegularFile,
             GhostKind::Directory => FileType::Directory,
@@ -169,7 +169,12 @@ impl Image {
     /// # Errors
     /// If there is a file of that name, or it cannot be made, filled or given its owner and mode;
     /// damaged images.
-    pub fn create(&mut self, maps: &IdMaps, dir: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd> {
+    pub(crate) fn create(
+        &mut self,
+        maps: &IdMaps,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+    ) -> Result<OwnedFd> {
         let what = || format!("make {} again", String::from_utf8_lossy(name));
         let private = Mode::RUSR | Mode::WUSR;
         let file = match &self.ghost.kind {
@@ -267,7 +272,7 @@ impl Image {
     ///
     /// # Errors
     /// If the file's owner, mode or times cannot be set.
-    pub fn set_attributes(&self, maps: &IdMaps, file: BorrowedFd<'_>) -> Result<()> {
+    pub(crate) fn set_attributes(&self, maps: &IdMaps, file: BorrowedFd<'_>) -> Result<()> {
         let what = || format!("set attributes of the file of {}", self.name);
         let (uid, gid) = self.ghost.owner;
         let (uid, gid) = outside(maps, uid, gid);
@@ -286,7 +291,7 @@ impl Image {
     /// The mode of a program that runs with the rights of its owner or group; `None` for all
     /// else. As long as the file has a name, others on this host could start it by that: it
     /// gets this mode when it has lost its name.
-    pub fn late_mode(&self) -> Option<Mode> {
+    pub(crate) fn late_mode(&self) -> Option<Mode> {
         let mode = self.ghost.permissions;
         let set = self.file_type() != FileType::Symlink && mode & 0o6000 != 0;
         set.then(|| Mode::from_raw_mode(mode))
@@ -302,7 +307,7 @@ fn through(file: BorrowedFd<'_>) -> String {
 ///
 /// # Errors
 /// If fchmod(2) refuses it.
-pub fn set_mode(file: BorrowedFd<'_>, mode: Mode) -> Result<()> {
+pub(crate) fn set_mode(file: BorrowedFd<'_>, mode: Mode) -> Result<()> {
     rustix::fs::chmodat(CWD, through(file), mode, AtFlags::empty())
         .context(|| "set the mode of an unlinked file".to_owned())
 }

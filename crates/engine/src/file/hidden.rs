@@ -19,7 +19,7 @@ use crate::namespace::mount::Mounts;
 
 /// Whether a restore can open `found`, which its path does not lead to: its mount is of the tree,
 /// has its own root in sight, still has the file, and is of a file system with handles.
-pub fn can_be_opened(mounts: &Mounts, found: &Found) -> bool {
+pub(super) fn can_be_opened(mounts: &Mounts, found: &Found) -> bool {
     let mnt_id = found.info.mnt_id;
     let Some((space, mount)) = mounts.find(mnt_id) else { return false };
     if space.is_host || !mounts.is_visible(mnt_id, &mount.mountpoint) {
@@ -49,7 +49,7 @@ fn by_handle(root: &OwnedFd, file: &OwnedFd) -> Result<OwnedFd> {
 ///
 /// # Errors
 /// If the images have no such mount; if the file is not there, or cannot be opened with its flags.
-pub fn open(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
+pub(super) fn open(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let mnt_id = file.mount;
     let mountpoint = cx.mounts.writable(mnt_id).map(|(_, mountpoint)| mountpoint.to_owned());
     let mountpoint = mountpoint

@@ -132,7 +132,7 @@ impl Counts {
 
 /// The dump half.
 #[derive(Debug, Default)]
-pub struct IoUringDumper {
+pub(crate) struct IoUringDumper {
     /// Number, inode, and the task that was met first.
     met: Vec<(u32, u64, usize)>,
 }
@@ -143,7 +143,11 @@ impl IoUringDumper {
     /// # Errors
     /// Refused, if it was set up or is used in a way that cannot be kept, or requests stay in
     /// flight; if its task has ended.
-    pub fn describe(&mut self, tasks: &mut Tasks, found: &Found) -> Result<Option<FileEntry>> {
+    pub(crate) fn describe(
+        &mut self,
+        tasks: &mut Tasks,
+        found: &Found,
+    ) -> Result<Option<FileEntry>> {
         if !found.is_anon("[io_uring]") {
             return Ok(None);
         }
@@ -174,7 +178,7 @@ impl IoUringDumper {
     ///
     /// # Errors
     /// Refused, if another process has it open, or an epoll set watches it.
-    pub fn finish(&mut self, tasks: &Tasks, table: &FileTable) -> Result<()> {
+    pub(crate) fn finish(&mut self, tasks: &Tasks, table: &FileTable) -> Result<()> {
         for &(id, ino, owner) in &self.met {
             let refuse = |reason: &str| {
                 Err(Error::refused(tasks[owner].pid, "its io_uring instance", reason))
@@ -370,7 +374,7 @@ fn read_part(tasks: &mut Tasks, found: &Found, offset: u64, length: u64) -> Resu
 ///
 /// # Errors
 /// Refused, if the task does not have it open.
-pub fn of_mapping(tasks: &Tasks, table: &FileTable, task: usize, vma: &Vma) -> Result<u32> {
+pub(crate) fn of_mapping(tasks: &Tasks, table: &FileTable, task: usize, vma: &Vma) -> Result<u32> {
     let files_id = tasks[task].ids.files_id;
     let is_own = |pid: i32| tasks.iter().any(|t| t.pid == pid && t.ids.files_id == files_id);
     let mut all = table.open_on(vma.map.inode);
@@ -389,7 +393,7 @@ pub fn of_mapping(tasks: &Tasks, table: &FileTable, task: usize, vma: &Vma) -> R
 
 /// The restore half.
 #[derive(Debug, Default)]
-pub struct IoUringRestorer {
+pub(crate) struct IoUringRestorer {
     /// The instances that are made, and where: task and descriptor.
     made: Vec<(u32, Holder)>,
 }
@@ -399,7 +403,7 @@ impl IoUringRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&self, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
             let size = |n: u32, most: u32| n.is_power_of_two() && n <= most;
@@ -423,7 +427,7 @@ impl IoUringRestorer {
     ///
     /// # Errors
     /// If there are no more descriptors.
-    pub fn open(&self) -> Result<OwnedFd> {
+    pub(crate) fn open(&self) -> Result<OwnedFd> {
         rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
             .context(|| "the place of an io_uring instance".to_owned())
     }
@@ -434,7 +438,7 @@ impl IoUringRestorer {
     /// If the entry is no instance, or is one of two processes; if the kernel refuses
     /// `io_uring_setup`, lays the rings out differently, or does not let them be mapped where they
     /// were.
-    pub fn attach(
+    pub(crate) fn attach(
         &mut self,
         tasks: &mut tasks::Tasks,
         files: &mut OpenFiles,

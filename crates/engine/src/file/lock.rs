@@ -48,7 +48,7 @@ const BREAKING: u32 = 4;
 
 /// The locks met by the dump.
 #[derive(Debug, Default)]
-pub struct Locks {
+pub(crate) struct Locks {
     entries: Vec<FileLockEntry>,
     /// Descriptions whose own locks are known, and those in each table (0: their own).
     seen: HashSet<(u32, u32)>,
@@ -110,7 +110,7 @@ impl Locks {
     ///
     /// # Errors
     /// Refused without `--file-locks`.
-    pub fn note(
+    pub(crate) fn note(
         &mut self,
         files: &Files,
         tasks: &[Task],
@@ -159,7 +159,7 @@ impl Locks {
     ///
     /// # Errors
     /// `/proc/locks` cannot be read.
-    pub fn find_mapped(&mut self, files: &Files, tasks: &[Task]) -> Result<()> {
+    pub(crate) fn find_mapped(&mut self, files: &Files, tasks: &[Task]) -> Result<()> {
         // To list all locks of the system takes the kernel a grace period: 16 ms.
         if !files.locks {
             return Ok(());
@@ -180,13 +180,13 @@ impl Locks {
     }
 
     /// The type of the flock(2) lock that only the mapping of `task` at `start` holds, if any.
-    pub fn of_mapping(&self, task: usize, start: u64) -> Option<u32> {
+    pub(crate) fn of_mapping(&self, task: usize, start: u64) -> Option<u32> {
         self.mapped.get(&(task, start)).copied()
     }
 
     /// Notes that the description `id`, `object` of task `pid`, holds a lock and is in flight
     /// between sockets.
-    pub fn note_in_flight(&mut self, id: u32, pid: i32, object: String) {
+    pub(crate) fn note_in_flight(&mut self, id: u32, pid: i32, object: String) {
         self.in_flight.push((id, pid, object));
     }
 
@@ -194,7 +194,7 @@ impl Locks {
     ///
     /// # Errors
     /// Refused, if no task could take a lock again; if the image cannot be written.
-    pub fn write(&self, images: &ImageDir) -> Result<()> {
+    pub(crate) fn write(&self, images: &ImageDir) -> Result<()> {
         if let Some((_, pid, object)) =
             self.in_flight.iter().find(|f| !self.seen.contains(&(0, f.0)))
         {
@@ -213,7 +213,7 @@ fn file(line: &str) -> Option<&str> {
 ///
 /// # Errors
 /// A type that there is not.
-pub fn flock_operation(r#type: u32) -> Result<u64> {
+pub(crate) fn flock_operation(r#type: u32) -> Result<u64> {
     let how = match r#type {
         READ => libc::LOCK_SH,
         WRITE => libc::LOCK_EX,
@@ -231,7 +231,7 @@ fn refuse(pid: i32, fd: i32, reason: &str) -> Error {
 ///
 /// # Errors
 /// Damaged images; locks of a kind that does not exist, or of nobody.
-pub fn load(images: &ImageDir, tasks: &[tasks::Task]) -> Result<Vec<FileLockEntry>> {
+pub(crate) fn load(images: &ImageDir, tasks: &[tasks::Task]) -> Result<Vec<FileLockEntry>> {
     let mut locks = images.read_all_or_empty::<FileLockEntry>(kind::FILE_LOCKS, 0)?;
     for lock in &mut locks {
         lock.flag = kind_of(lock.flag);
@@ -280,7 +280,7 @@ fn invalid(lock: &FileLockEntry, reason: &str) -> Error {
 ///
 /// # Errors
 /// If somebody else has locked a file meanwhile; what `judge` returns; if a task has ended.
-pub fn restore(
+pub(crate) fn restore(
     locks: &[FileLockEntry],
     files: &OpenFiles,
     tasks: &mut tasks::Tasks,

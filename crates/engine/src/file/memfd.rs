@@ -40,7 +40,7 @@ const ANONYMOUS: &[u8] = b"/dev/zero";
 const FIRST_SHMID: u32 = 1 << 31;
 
 /// Whether a file is a memfd. Its inode lies on a mount inside the kernel.
-pub fn is_memfd(found: &Found) -> bool {
+pub(crate) fn is_memfd(found: &Found) -> bool {
     name_of(found).is_some()
         && matches!(found.fs_type, TMPFS | HUGETLBFS)
         && found.stat.st_nlink == 0
@@ -63,7 +63,7 @@ fn is_anonymous_memory(found: &Found) -> Result<bool> {
 
 /// The inodes that the dump has met.
 #[derive(Debug, Default)]
-pub struct Memfds {
+pub(crate) struct Memfds {
     known: HashMap<(u64, u64), u32>,
     entries: Vec<MemfdInodeEntry>,
     unsaved: Vec<(u64, File)>,
@@ -74,7 +74,11 @@ impl Memfds {
     ///
     /// # Errors
     /// If the file cannot be asked for its status or seals.
-    pub fn describe(&mut self, id_maps: &IdMaps, found: &Found) -> Result<Option<FileEntry>> {
+    pub(crate) fn describe(
+        &mut self,
+        id_maps: &IdMaps,
+        found: &Found,
+    ) -> Result<Option<FileEntry>> {
         if !is_memfd(found) && !is_anonymous_memory(found)? || found.is_path_only() {
             return Ok(None);
         }
@@ -83,7 +87,7 @@ impl Memfds {
     }
 
     /// Inodes whose pages are still to be saved, with their numbers as shared memory.
-    pub fn take_unsaved(&mut self) -> Vec<(u64, File)> {
+    pub(crate) fn take_unsaved(&mut self) -> Vec<(u64, File)> {
         std::mem::take(&mut self.unsaved)
     }
 
@@ -91,7 +95,7 @@ impl Memfds {
     ///
     /// # Errors
     /// If the image cannot be written.
-    pub fn write(&self, images: &ImageDir) -> Result<()> {
+    pub(crate) fn write(&self, images: &ImageDir) -> Result<()> {
         Ok(images.write_unless_empty(kind::MEMFD_INODE, 0, &self.entries)?)
     }
 
@@ -106,7 +110,7 @@ impl Memfds {
     ///
     /// # Errors
     /// As for descriptors.
-    pub fn describe_mapped(
+    pub(crate) fn describe_mapped(
         &mut self,
         id_maps: &IdMaps,
         table: &mut FileTable,
@@ -130,7 +134,7 @@ impl Memfds {
     ///
     /// # Errors
     /// As for descriptors.
-    pub fn describe_unopened(
+    pub(crate) fn describe_unopened(
         &mut self,
         id_maps: &IdMaps,
         table: &mut FileTable,
@@ -190,7 +194,7 @@ fn huge_pages(found: &Found, file: &OwnedFd) -> Result<Option<u32>> {
 
 /// The restore half.
 #[derive(Debug, Default)]
-pub struct MemfdRestorer {
+pub(crate) struct MemfdRestorer {
     inodes: HashMap<u32, MemfdInodeEntry>,
     made: HashMap<u32, OwnedFd>,
     /// Inodes whose first description, the one of memfd_create(2), is in use.
@@ -204,7 +208,12 @@ impl MemfdRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&mut self, images: &ImageDir, tasks: &[Task], entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(
+        &mut self,
+        images: &ImageDir,
+        tasks: &[Task],
+        entries: &[FileEntry],
+    ) -> Result<()> {
         for inode in images.read_all_or_empty::<MemfdInodeEntry>(kind::MEMFD_INODE, 0)? {
             let id = u32::try_from(inode.inode_id)
                 .map_err(|_| Error::invalid("memfd.img", "an inode number is out of range"))?;
@@ -228,7 +237,7 @@ impl MemfdRestorer {
     /// # Errors
     /// If the entry is no memfd, or its inode or pages are not in the images; if the kernel refuses
     /// to make it or its content (memory is short, no huge pages are left), or its seals.
-    pub fn open(
+    pub(crate) fn open(
         &mut self,
         images: &ImageDir,
         id_maps: &IdMaps,
@@ -258,7 +267,7 @@ impl MemfdRestorer {
     ///
     /// # Errors
     /// If the kernel refuses a seal.
-    pub fn connect(&self) -> Result<()> {
+    pub(crate) fn connect(&self) -> Result<()> {
         for (id, file) in &self.made {
             let seals = self.inodes.get(id).map_or(SealFlags::empty(), seals);
             if seals.contains(SealFlags::FUTURE_WRITE) {
@@ -273,7 +282,7 @@ impl MemfdRestorer {
 ///
 /// # Errors
 /// If the entry is no memfd; if the memory cannot be opened with its flags.
-pub fn open_anonymous(memory: &OwnedFd, entry: &FileEntry) -> Result<OwnedFd> {
+pub(crate) fn open_anonymous(memory: &OwnedFd, entry: &FileEntry) -> Result<OwnedFd> {
     let memfd = part(entry.id, entry.memfd.as_ref(), "memfd")?;
     as_it_was(reopen(memory, open_flags(memfd.flags))?, memfd)
 }
@@ -342,7 +351,7 @@ fn add_seals(file: impl AsFd, seals: SealFlags) -> Result<()> {
 ///
 /// # Errors
 /// As for descriptors.
-pub fn open_for_mapping(file: BorrowedFd<'_>, vma: &VmaEntry) -> Result<OwnedFd> {
+pub(crate) fn open_for_mapping(file: BorrowedFd<'_>, vma: &VmaEntry) -> Result<OwnedFd> {
     let own = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
     let wanted = vma.fdflags.map_or(own, OFlags::from_bits_retain);
     if wanted & OFlags::RWMODE == own & OFlags::RWMODE {

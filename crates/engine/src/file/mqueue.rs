@@ -24,7 +24,7 @@ const MQUEUE: i64 = 0x1980_0202;
 /// # Errors
 /// Refused, if the queue belongs to the host's IPC namespace or was removed; if the namespace
 /// cannot be entered.
-pub fn describe(
+pub(crate) fn describe(
     spaces: &Namespaces,
     mounts: &Mounts,
     ns_id: u32,

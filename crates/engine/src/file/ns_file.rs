@@ -17,7 +17,7 @@ const NSFS: i64 = 0x6e73_6673;
 ///
 /// # Errors
 /// Refused, if no task of the tree lives in the namespace.
-pub fn describe(spaces: &Namespaces, found: &Found) -> Result<Option<FileEntry>> {
+pub(crate) fn describe(spaces: &Namespaces, found: &Found) -> Result<Option<FileEntry>> {
     if found.fs_type != NSFS || found.is_path_only() {
         return Ok(None);
     }
@@ -37,7 +37,7 @@ pub fn describe(spaces: &Namespaces, found: &Found) -> Result<Option<FileEntry>>
 ///
 /// # Errors
 /// Damaged images.
-pub fn load(spaces: &Namespaces, entries: &[FileEntry]) -> Result<()> {
+pub(crate) fn load(spaces: &Namespaces, entries: &[FileEntry]) -> Result<()> {
     for entry in entries {
         let nsf = part(entry.id, entry.nsf.as_ref(), "namespace")?;
         if spaces.by_id(nsf.ns_id).is_none() {
@@ -51,7 +51,7 @@ pub fn load(spaces: &Namespaces, entries: &[FileEntry]) -> Result<()> {
 ///
 /// # Errors
 /// If the entry is no namespace, or one that the images do not have; if its task has ended.
-pub fn open(spaces: &Namespaces, entry: &FileEntry) -> Result<OwnedFd> {
+pub(crate) fn open(spaces: &Namespaces, entry: &FileEntry) -> Result<OwnedFd> {
     let nsf = part(entry.id, entry.nsf.as_ref(), "namespace")?;
     let ns = spaces.by_id(nsf.ns_id).ok_or_else(|| unknown(nsf))?;
     Ok(proc::open(ns.pid, &format!("ns/{}", ns.kind.name()))?.into())

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 
 /// A descriptor of a restored task.
 #[derive(Debug, Clone, Copy)]
-pub struct Holder {
+pub(crate) struct Holder {
     /// Its index among the tasks.
     pub task: usize,
     /// Descriptor number.

@@ -177,7 +177,7 @@ impl Temporary {
 
 /// What it takes to open files by their paths.
 #[derive(Debug)]
-pub struct Opener<'a> {
+pub(crate) struct Opener<'a> {
     /// What was asked for.
     pub opts: &'a Options,
     /// Where ghosts are.
@@ -205,7 +205,7 @@ impl Opener<'_> {
     ///
     /// # Errors
     /// If it is such a device.
-    pub fn check_opened(&self, path: &[u8], file: impl AsFd) -> Result<()> {
+    pub(crate) fn check_opened(&self, path: &[u8], file: impl AsFd) -> Result<()> {
         let stat = rustix::fs::fstat(file).context(|| "fstat".to_owned())?;
         self.verdict.check_opened(&self.opts.trust.policy, path, &stat)
     }
@@ -215,7 +215,7 @@ impl Opener<'_> {
     /// # Errors
     /// If a ghost cannot be made again, or the file that stands in is not there; if the process of
     /// the path cannot be started; damaged images.
-    pub fn open_remapped(&mut self, reg: &PathFile) -> Result<Option<OwnedFd>> {
+    pub(crate) fn open_remapped(&mut self, reg: &PathFile) -> Result<Option<OwnedFd>> {
         let Some(&(kind, other)) = self.temporary.remaps.get(&reg.id) else { return Ok(None) };
         match kind {
             RemapType::Ghost => open_ghost(self, reg, other).map(Some),

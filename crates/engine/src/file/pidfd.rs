@@ -25,7 +25,7 @@ const GONE: i32 = -1;
 ///
 /// # Errors
 /// Refused, if the kernel does not show its pid, or that is of no task of the tree.
-pub fn describe(tasks: &Tasks, found: &Found) -> Result<Option<FileEntry>> {
+pub(crate) fn describe(tasks: &Tasks, found: &Found) -> Result<Option<FileEntry>> {
     if !found.is_anon("[pidfd]") && !found.link_bytes().starts_with(b"pidfd:[") {
         return Ok(None);
     }
@@ -59,7 +59,7 @@ fn not_a_task(tasks: &Tasks, pid: i32) -> String {
 
 /// The restore half.
 #[derive(Debug, Default)]
-pub struct PidfdRestorer {
+pub(crate) struct PidfdRestorer {
     /// Descriptions of processes that have ended, by file.
     gone: HashMap<u32, OwnedFd>,
     entries: Vec<PidfdEntry>,
@@ -70,7 +70,7 @@ impl PidfdRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             self.entries.push(*part(entry.id, entry.pidfd.as_ref(), "pidfd")?);
         }
@@ -82,7 +82,7 @@ impl PidfdRestorer {
     /// # Errors
     /// If the entry is no pidfd, or is of a pid that no task has; if no process can be started to
     /// stand for one that has ended.
-    pub fn open(&mut self, tasks: &mut tasks::Tasks, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&mut self, tasks: &mut tasks::Tasks, entry: &FileEntry) -> Result<OwnedFd> {
         let pidfd = part(entry.id, entry.pidfd.as_ref(), "pidfd")?;
         if pidfd.nspid != GONE {
             let pid = tasks.real_pid(pidfd.nspid).ok_or_else(|| {

@@ -22,7 +22,7 @@ const PIPEFS: i64 = 0x5049_5045;
 
 /// The dump half.
 #[derive(Debug)]
-pub struct PipeDumper {
+pub(crate) struct PipeDumper {
     queues: Queues,
 }
 
@@ -38,7 +38,11 @@ impl PipeDumper {
     /// # Errors
     /// Refused, if its inode number does not fit the images; if its queue cannot be read or written
     /// to the image.
-    pub fn describe(&mut self, images: &ImageDir, found: &Found) -> Result<Option<FileEntry>> {
+    pub(crate) fn describe(
+        &mut self,
+        images: &ImageDir,
+        found: &Found,
+    ) -> Result<Option<FileEntry>> {
         if found.fs_type != PIPEFS || found.is_path_only() {
             return Ok(None);
         }
@@ -53,7 +57,7 @@ impl PipeDumper {
     ///
     /// # Errors
     /// If the image cannot be written.
-    pub fn finish(&mut self, images: &ImageDir) -> Result<()> {
+    pub(crate) fn finish(&mut self, images: &ImageDir) -> Result<()> {
         self.queues.finish(images)
     }
 }
@@ -61,7 +65,7 @@ impl PipeDumper {
 /// The restore half. The first reading and the first writing end of a pipe are those
 /// that pipe(2) made, the others are opened through procfs.
 #[derive(Debug, Default)]
-pub struct PipeRestorer {
+pub(crate) struct PipeRestorer {
     saved: Saved,
     entries: Vec<FileEntry>,
     anchors: HashMap<u32, Anchor>,
@@ -74,7 +78,7 @@ impl PipeRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             part(entry.id, entry.pipe.as_ref(), "pipe")?;
         }
@@ -88,7 +92,12 @@ impl PipeRestorer {
     /// # Errors
     /// If the entry is no pipe; if a pipe cannot be made or opened with its flags; if its size is
     /// over the limit of the user, or the content does not fit into it.
-    pub fn open(&mut self, opts: &Options, roots: &Roots, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(
+        &mut self,
+        opts: &Options,
+        roots: &Roots,
+        entry: &FileEntry,
+    ) -> Result<OwnedFd> {
         let pipe = part(entry.id, entry.pipe.as_ref(), "pipe")?;
         match ext::inherited_number(opts, "pipe", pipe.pipe_id) {
             Some(file) => match ext::own_null(roots, file, access(pipe.flags))? {
@@ -103,7 +112,12 @@ impl PipeRestorer {
     ///
     /// # Errors
     /// As [`PipeRestorer::open`], for those that only a message in a socket holds.
-    pub fn connect(&mut self, opts: &Options, roots: &Roots, files: &mut OpenFiles) -> Result<()> {
+    pub(crate) fn connect(
+        &mut self,
+        opts: &Options,
+        roots: &Roots,
+        files: &mut OpenFiles,
+    ) -> Result<()> {
         // Ends that only exist in flight in a socket are opened late, and could not be
         // without the anchor.
         for entry in std::mem::take(&mut self.entries) {

@@ -15,7 +15,7 @@ use crate::error::{Context, Error, Result};
 
 /// Writes the queues of pipes or fifos, each once.
 #[derive(Debug)]
-pub struct Queues {
+pub(crate) struct Queues {
     kind: Kind,
     known: HashSet<u32>,
     writer: Option<Writer>,
@@ -23,7 +23,7 @@ pub struct Queues {
 
 impl Queues {
     /// Nothing yet; `kind` is the image file.
-    pub fn new(kind: Kind) -> Self {
+    pub(crate) fn new(kind: Kind) -> Self {
         Queues { kind, known: HashSet::new(), writer: None }
     }
 
@@ -31,7 +31,7 @@ impl Queues {
     ///
     /// # Errors
     /// If the queue cannot be read without taking from it; if the image cannot be written.
-    pub fn save(&mut self, images: &ImageDir, file: impl AsFd, pipe_id: u32) -> Result<()> {
+    pub(crate) fn save(&mut self, images: &ImageDir, file: impl AsFd, pipe_id: u32) -> Result<()> {
         if !self.known.insert(pipe_id) {
             return Ok(());
         }
@@ -64,7 +64,7 @@ impl Queues {
     ///
     /// # Errors
     /// If the image cannot be written, or an old one removed.
-    pub fn finish(&mut self, images: &ImageDir) -> Result<()> {
+    pub(crate) fn finish(&mut self, images: &ImageDir) -> Result<()> {
         match self.writer.take() {
             Some(writer) => Ok(writer.finish()?),
             None => Ok(images.remove_kind(self.kind, 0)?),
@@ -110,7 +110,7 @@ fn peek(pipe: BorrowedFd<'_>, size: usize) -> Result<(Vec<u8>, Vec<u32>)> {
 
 /// The queues that an image file holds.
 #[derive(Debug, Default)]
-pub struct Saved {
+pub(crate) struct Saved {
     by_pipe: HashMap<u32, PipeContent>,
 }
 
@@ -119,7 +119,7 @@ impl Saved {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(images: &ImageDir, kind: Kind) -> Result<Self> {
+    pub(crate) fn load(images: &ImageDir, kind: Kind) -> Result<Self> {
         let mut saved = Saved::default();
         PipeContent::each(images, kind, |pipe| {
             saved.by_pipe.insert(pipe.id, pipe);
@@ -132,7 +132,7 @@ impl Saved {
     /// # Errors
     /// If the size is over the user's limit, or the pipe cannot be written to; `Invalid` if the
     /// content does not fit the size.
-    pub fn fill(&mut self, pipe_id: u32, write: impl AsFd) -> Result<()> {
+    pub(crate) fn fill(&mut self, pipe_id: u32, write: impl AsFd) -> Result<()> {
         let Some(content) = self.by_pipe.remove(&pipe_id) else { return Ok(()) };
         set_size(&write, pipe_id, content.size)?;
         let flags = rustix::fs::fcntl_getfl(&write).context(|| "F_GETFL".to_owned())?;
@@ -184,7 +184,7 @@ fn set_size(pipe: impl AsFd, pipe_id: u32, size: Option<u32>) -> Result<()> {
 
 /// A pipe with both ends, to open further ends from.
 #[derive(Debug)]
-pub struct Anchor {
+pub(crate) struct Anchor {
     /// The reading end.
     pub read: OwnedFd,
     /// The writing end.
@@ -196,7 +196,7 @@ impl Anchor {
     ///
     /// # Errors
     /// See open(2).
-    pub fn end(&self, flags: OFlags) -> Result<OwnedFd> {
+    pub(crate) fn end(&self, flags: OFlags) -> Result<OwnedFd> {
         reopen(&self.read, flags)
     }
 }

@@ -30,7 +30,7 @@ const KMSG: u32 = 11;
 
 /// What is known of files that tasks refer to without a descriptor.
 #[derive(Debug, Default)]
-pub struct Links {
+pub(crate) struct Links {
     /// Mapped files: mount namespace, device, inode, name, flags.
     pub mapped: HashMap<(u32, u64, u64, String, u32), u32>,
     /// Working and root directories and executables.
@@ -51,7 +51,7 @@ struct Linked {
 ///
 /// # Errors
 /// As [`entry`].
-pub fn describe(paths: &mut Paths<'_>, found: &Found) -> Result<Option<FileEntry>> {
+pub(crate) fn describe(paths: &mut Paths<'_>, found: &Found) -> Result<Option<FileEntry>> {
     if !found.link_bytes().starts_with(b"/") {
         return Ok(None);
     }
@@ -72,7 +72,7 @@ fn is_plain_device(stat: &Stat, flags: u32) -> bool {
 }
 
 /// Whether a file is a character device without a state, such as `/dev/null`.
-pub fn is_stateless(stat: &Stat) -> bool {
+pub(crate) fn is_stateless(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
         && rustix::fs::major(stat.st_rdev) == MEM_MAJOR
         && STATELESS.contains(&rustix::fs::minor(stat.st_rdev))
@@ -82,7 +82,7 @@ pub fn is_stateless(stat: &Stat) -> bool {
 ///
 /// # Errors
 /// Refused, if no path leads to it and it cannot be carried along.
-pub fn entry(paths: &mut Paths<'_>, found: &Found, id: u32) -> Result<RegFileEntry> {
+pub(crate) fn entry(paths: &mut Paths<'_>, found: &Found, id: u32) -> Result<RegFileEntry> {
     let external = ext::external_file(paths.opts, found.info.mnt_id, found.stat.st_ino);
     let is_external = external.is_some();
     let Named { path: name, mnt_id, is_hidden } = match external {
@@ -136,7 +136,7 @@ fn build_id_of(found: &Found) -> Vec<u32> {
 ///
 /// # Errors
 /// As [`entry`].
-pub fn describe_as_path(paths: &mut Paths<'_>, found: &Found) -> Result<u32> {
+pub(crate) fn describe_as_path(paths: &mut Paths<'_>, found: &Found) -> Result<u32> {
     let id = paths.table.next_id();
     let reg = entry(paths, found, id)?;
     paths.table.push(FileEntry {
@@ -153,7 +153,7 @@ pub fn describe_as_path(paths: &mut Paths<'_>, found: &Found) -> Result<u32> {
 ///
 /// # Errors
 /// As [`entry`].
-pub fn describe_mapped(
+pub(crate) fn describe_mapped(
     paths: &mut Paths<'_>,
     links: &mut Links,
     task: &Task,
@@ -176,7 +176,7 @@ pub fn describe_mapped(
 ///
 /// # Errors
 /// As [`entry`].
-pub fn describe_path(
+pub(crate) fn describe_path(
     paths: &mut Paths<'_>,
     links: &mut Links,
     task: &Task,
@@ -187,7 +187,7 @@ pub fn describe_path(
 
 /// Describes what one of procfs's links of a task leads to, unless the link of another
 /// task has led there before: relatives are in the same place, as a rule.
-pub fn describe_link(
+pub(crate) fn describe_link(
     paths: &mut Paths<'_>,
     links: &mut Links,
     task: &Task,
@@ -235,7 +235,7 @@ fn mapped(links: &Links, task: &Task, found: &Found) -> Option<u32> {
 ///
 /// # Errors
 /// Damaged images.
-pub fn load(entries: &[FileEntry]) -> Result<()> {
+pub(crate) fn load(entries: &[FileEntry]) -> Result<()> {
     for entry in entries {
         let file = part(entry.id, PathFile::of(entry), "path")?;
         if file.found != FoundBy::Caller && !file.path.starts_with(b"/") {
@@ -251,7 +251,7 @@ pub fn load(entries: &[FileEntry]) -> Result<()> {
 /// # Errors
 /// If the path leads to nothing, to a file that may not be opened so, or to a device that the tasks
 /// may not have; if nobody hands an external file in; `Invalid` if it is not the file that it was.
-pub fn open_entry(cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+pub(crate) fn open_entry(cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
     open(cx, part(entry.id, PathFile::of(entry).as_ref(), "path")?)
 }
 
@@ -259,7 +259,7 @@ pub fn open_entry(cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
 ///
 /// # Errors
 /// As [`open_entry`].
-pub fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
+pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     match file.found {
         FoundBy::Caller => return external(cx, file),
         FoundBy::Queue(namespace) => return mqueue::open(cx.spaces, file, namespace),
@@ -367,7 +367,11 @@ fn hex(build_id: &[u32]) -> String {
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_otherwise(cx: &mut Opener<'_>, id: u32, flags: Option<u32>) -> Result<Option<OwnedFd>> {
+pub(crate) fn open_otherwise(
+    cx: &mut Opener<'_>,
+    id: u32,
+    flags: Option<u32>,
+) -> Result<Option<OwnedFd>> {
     let file = cx.entries.get(&id).and_then(PathFile::of);
     match (file, flags) {
         (Some(file), Some(flags)) if flags != file.flags => {
@@ -381,7 +385,11 @@ pub fn open_otherwise(cx: &mut Opener<'_>, id: u32, flags: Option<u32>) -> Resul
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_apart(cx: &mut Opener<'_>, id: u32, flags: Option<u32>) -> Result<Option<OwnedFd>> {
+pub(crate) fn open_apart(
+    cx: &mut Opener<'_>,
+    id: u32,
+    flags: Option<u32>,
+) -> Result<Option<OwnedFd>> {
     match cx.entries.get(&id).and_then(PathFile::of) {
         Some(file) => open(cx, &file.opened_with(flags.unwrap_or(file.flags))).map(Some),
         None => Ok(None),

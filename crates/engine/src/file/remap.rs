@@ -29,11 +29,11 @@ use crate::namespace::user::IdMaps;
 use crate::options::Options;
 
 /// What procfs's links end with when the name is gone.
-pub const DELETED: &[u8] = b" (deleted)";
+pub(crate) const DELETED: &[u8] = b" (deleted)";
 
 /// The dump half.
 #[derive(Debug, Default)]
-pub struct Remaps {
+pub(crate) struct Remaps {
     entries: Vec<RemapFilePathEntry>,
     ghosts: HashMap<(u64, u64), u32>,
     links: HashMap<(u64, u64), u32>,
@@ -43,7 +43,7 @@ pub struct Remaps {
 
 /// What it takes to save files by their paths.
 #[derive(Debug)]
-pub struct Paths<'a> {
+pub(crate) struct Paths<'a> {
     /// What was asked for.
     pub opts: &'a Options,
     /// Where ghosts go.
@@ -62,7 +62,7 @@ pub struct Paths<'a> {
 
 /// What the images call a file.
 #[derive(Debug)]
-pub struct Named {
+pub(crate) struct Named {
     /// Its path.
     pub path: Vec<u8>,
     /// The mount that it leads through.
@@ -77,7 +77,7 @@ impl Paths<'_> {
     ///
     /// # Errors
     /// Refused, if there is no such path and none can be made.
-    pub fn name(&mut self, found: &Found, id: u32) -> Result<Named> {
+    pub(crate) fn name(&mut self, found: &Found, id: u32) -> Result<Named> {
         let mnt_id = found.info.mnt_id;
         if found.fs_type == PROC {
             let path = self.name_in_proc(found, id)?;
@@ -265,13 +265,13 @@ impl Remaps {
     ///
     /// # Errors
     /// If a descriptor cannot be duplicated.
-    pub fn undos(&self) -> Result<Vec<Undo>> {
+    pub(crate) fn undos(&self) -> Result<Vec<Undo>> {
         self.given.iter().map(|(dir, name)| undo(dir, name)).collect()
     }
 
     /// Leaves the names that were given to files: only through them can a restore find the files
     /// when the tasks have ended. The guardian is not to know of them any more.
-    pub fn keep(&mut self) {
+    pub(crate) fn keep(&mut self) {
         self.given.clear();
     }
 
@@ -279,7 +279,7 @@ impl Remaps {
     ///
     /// # Errors
     /// If the image cannot be written.
-    pub fn write(&self, images: &ImageDir) -> Result<()> {
+    pub(crate) fn write(&self, images: &ImageDir) -> Result<()> {
         Ok(images.write_unless_empty(kind::REMAP_FPATH, 0, &self.entries)?)
     }
 }
@@ -293,7 +293,7 @@ impl Drop for Remaps {
 }
 
 /// A name in a directory, whose inode number tells it from the same name in others.
-pub static NAME: Way = Way {
+pub(crate) static NAME: Way = Way {
     has_file: true,
     ..Way::new("unlink", |words, dir| {
         let name = words.text(1)?;
@@ -321,7 +321,7 @@ fn is_made_by_kernel(fs_type: i64) -> bool {
 }
 
 /// The path up to its last component: `/` for those in the root directory.
-pub fn parent(path: &[u8]) -> &[u8] {
+pub(crate) fn parent(path: &[u8]) -> &[u8] {
     match path.iter().rposition(|&c| c == b'/') {
         Some(0) | None => b"/",
         Some(at) => &path[..at],
@@ -329,7 +329,7 @@ pub fn parent(path: &[u8]) -> &[u8] {
 }
 
 /// The last component of a path.
-pub fn base(path: &[u8]) -> &[u8] {
+pub(crate) fn base(path: &[u8]) -> &[u8] {
     path.iter().rposition(|&c| c == b'/').map_or(path, |at| &path[at + 1..])
 }
 

@@ -13,7 +13,7 @@ use crate::error::{Context, Result};
 ///
 /// # Errors
 /// Refused, if the kernel does not show its signals.
-pub fn describe(found: &Found) -> Result<Option<FileEntry>> {
+pub(crate) fn describe(found: &Found) -> Result<Option<FileEntry>> {
     if !found.is_anon("[signalfd]") {
         return Ok(None);
     }
@@ -31,7 +31,7 @@ pub fn describe(found: &Found) -> Result<Option<FileEntry>> {
 ///
 /// # Errors
 /// If the entry is no signalfd; if the kernel refuses to make one, or its status flags.
-pub fn open(entry: &FileEntry) -> Result<OwnedFd> {
+pub(crate) fn open(entry: &FileEntry) -> Result<OwnedFd> {
     let sgfd = part(entry.id, entry.sgfd.as_ref(), "signalfd")?;
     let file = torpor_sys::event::signalfd(sgfd.sigmask, libc::SFD_CLOEXEC)
         .context(|| "signalfd".to_owned())?;

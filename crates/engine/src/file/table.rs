@@ -12,7 +12,7 @@ use crate::error::{Context, Result};
 
 /// The open file descriptions met so far.
 #[derive(Debug, Default)]
-pub struct FileTable {
+pub(crate) struct FileTable {
     /// Descriptions by device and inode of the file they are open on.
     known: HashMap<(u64, u64), Vec<Numbered>>,
     entries: Vec<FileEntry>,
@@ -25,7 +25,7 @@ pub struct FileTable {
 
 /// A description with a number.
 #[derive(Debug, Clone, Copy)]
-pub struct Numbered {
+pub(crate) struct Numbered {
     /// The process that has it open, and as which descriptor.
     pub pid: i32,
     /// See `pid`.
@@ -38,7 +38,7 @@ pub struct Numbered {
 
 /// A description that lies in the queue of a socket.
 #[derive(Debug)]
-pub struct InFlight {
+pub(crate) struct InFlight {
     /// Its number.
     pub id: u32,
     /// A duplicate of it, and the number of a descriptor of this process that is kept.
@@ -56,34 +56,34 @@ pub struct InFlight {
 impl FileTable {
     /// A number for a description that no descriptor refers to (a mapped file, the
     /// executable, a working directory).
-    pub fn next_id(&mut self) -> u32 {
+    pub(crate) fn next_id(&mut self) -> u32 {
         self.last_id += 1;
         self.last_id
     }
 
     /// Adds the description of such a file.
-    pub fn push(&mut self, entry: FileEntry) {
+    pub(crate) fn push(&mut self, entry: FileEntry) {
         self.entries.push(entry);
     }
 
     /// The entries so far.
-    pub fn entries(&self) -> &[FileEntry] {
+    pub(crate) fn entries(&self) -> &[FileEntry] {
         &self.entries
     }
 
     /// An entry that is to be completed.
-    pub fn entry_mut(&mut self, id: u32) -> Option<&mut FileEntry> {
+    pub(crate) fn entry_mut(&mut self, id: u32) -> Option<&mut FileEntry> {
         self.entries.iter_mut().find(|entry| entry.id == id)
     }
 
     /// The descriptions open on the inode number `ino` of any file system: task, descriptor, number.
-    pub fn open_on(&self, ino: u64) -> impl Iterator<Item = (i32, i32, u32)> {
+    pub(crate) fn open_on(&self, ino: u64) -> impl Iterator<Item = (i32, i32, u32)> {
         let all = self.known.iter().filter(move |((_, i), _)| *i == ino);
         all.flat_map(|(_, known)| known).map(|k| (k.pid, k.fd, k.id))
     }
 
     /// The number of the description behind a descriptor, if it is known.
-    pub fn id_of(&self, pid: i32, fd: i32) -> Option<u32> {
+    pub(crate) fn id_of(&self, pid: i32, fd: i32) -> Option<u32> {
         let key = identity(pid, fd).ok()?;
         let same = |k: &&Numbered| {
             kcmp(pid, k.pid, Object::File(fd, k.fd)).is_ok_and(std::cmp::Ordering::is_eq)
@@ -94,7 +94,7 @@ impl FileTable {
     ///
     /// # Errors
     /// If the task is gone, or kcmp(2) is not allowed.
-    pub fn find(&self, key: (u64, u64), pid: i32, fd: i32) -> Result<Option<Numbered>> {
+    pub(crate) fn find(&self, key: (u64, u64), pid: i32, fd: i32) -> Result<Option<Numbered>> {
         for known in self.known.get(&key).map(Vec::as_slice).unwrap_or_default() {
             let order = kcmp(pid, known.pid, Object::File(fd, known.fd))
                 .context(|| format!("kcmp of fd {fd} of task {pid}"))?;
@@ -106,12 +106,12 @@ impl FileTable {
     }
 
     /// Adds a description that is open on `key`.
-    pub fn note(&mut self, key: (u64, u64), known: Numbered) {
+    pub(crate) fn note(&mut self, key: (u64, u64), known: Numbered) {
         self.known.entry(key).or_default().push(known);
     }
 
     /// Says of which type description `id` is, after all.
-    pub fn set_kind(&mut self, id: u32, kind: i32) {
+    pub(crate) fn set_kind(&mut self, id: u32, kind: i32) {
         let same = self.known.values_mut().flatten().find(|k| k.id == id);
         if let Some(known) = same {
             known.kind = kind;
@@ -123,7 +123,7 @@ impl FileTable {
     ///
     /// # Errors
     /// If there are no more descriptors, or kcmp(2) is not allowed.
-    pub fn in_flight(&mut self, holder: &Found, file: OwnedFd) -> Result<u32> {
+    pub(crate) fn in_flight(&mut self, holder: &Found, file: OwnedFd) -> Result<u32> {
         let (pid, fd) = (own_pid(), file.as_raw_fd());
         let key = identity(pid, fd)?;
         // The holder itself is not among the known ones yet.
@@ -145,7 +145,7 @@ impl FileTable {
     }
 
     /// A description that was found in flight, and is still to be described.
-    pub fn next_in_flight(&mut self) -> Option<InFlight> {
+    pub(crate) fn next_in_flight(&mut self) -> Option<InFlight> {
         self.waiting.pop()
     }
 }

@@ -15,7 +15,7 @@ use crate::restore::Restore;
 
 /// A place for images, and options that point to it.
 #[derive(Debug)]
-pub struct World {
+pub(crate) struct World {
     /// The place.
     pub dir: TempDir,
     /// The options of dump and restore.
@@ -24,19 +24,19 @@ pub struct World {
 
 impl World {
     /// An empty one.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = TempDir::new().unwrap();
         let opts = Options { images_dir: dir.path().join("images"), ..Options::default() };
         World { dir, opts }
     }
 
     /// A path inside.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Writes images of files of this process.
-    pub fn dump(&self, files: &[impl AsFd]) -> Result<Vec<FileEntry>> {
+    pub(crate) fn dump(&self, files: &[impl AsFd]) -> Result<Vec<FileEntry>> {
         let mut cx = Dump::of_this_process(&self.opts)?;
         let described = files
             .iter()
@@ -49,7 +49,7 @@ impl World {
     }
 
     /// Restores files of the images.
-    pub fn restore(&self, entries: &[FileEntry]) -> Result<Vec<OwnedFd>> {
+    pub(crate) fn restore(&self, entries: &[FileEntry]) -> Result<Vec<OwnedFd>> {
         let mut cx = Restore::into_this_process(&self.opts)?;
         let ids: Vec<u32> = entries.iter().map(|entry| entry.id).collect();
         let files = cx.open_all(&ids)?;
@@ -60,7 +60,7 @@ impl World {
     }
 
     /// Dumps files, closes them, and restores them.
-    pub fn round_trip(&self, files: Vec<OwnedFd>) -> Vec<OwnedFd> {
+    pub(crate) fn round_trip(&self, files: Vec<OwnedFd>) -> Vec<OwnedFd> {
         let entries = self.dump(&files).unwrap();
         drop(files);
         self.restore(&entries).unwrap()
@@ -68,14 +68,14 @@ impl World {
 }
 
 /// The text of procfs's link of a descriptor of this process.
-pub fn link(file: impl AsFd) -> String {
+pub(crate) fn link(file: impl AsFd) -> String {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     std::fs::read_link(path).unwrap().to_str().unwrap().to_owned()
 }
 
 /// The `fdinfo` of a descriptor of this process, less what is the descriptor's, and
 /// the numbers that a restore cannot keep.
-pub fn fdinfo(file: impl AsFd) -> Vec<String> {
+pub(crate) fn fdinfo(file: impl AsFd) -> Vec<String> {
     let path = format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd());
     let mut info = FdInfo::parse(&std::fs::read_to_string(path).unwrap());
     info.rest.retain(|line| !line.starts_with("eventfd-id"));

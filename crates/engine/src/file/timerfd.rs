@@ -19,7 +19,7 @@ const NANOS: u64 = 1_000_000_000;
 ///
 /// # Errors
 /// Refused, if the kernel describes it in a way that is not known.
-pub fn describe(found: &Found) -> Result<Option<FileEntry>> {
+pub(crate) fn describe(found: &Found) -> Result<Option<FileEntry>> {
     if !found.is_anon("[timerfd]") {
         return Ok(None);
     }
@@ -60,7 +60,7 @@ fn time(text: &str) -> Option<(u64, u64)> {
 
 /// The restore half. Timers are armed late, so that little of their time is lost.
 #[derive(Debug, Default)]
-pub struct TimerfdRestorer {
+pub(crate) struct TimerfdRestorer {
     made: Vec<Timerfd>,
     /// From now on they are armed at once: those in flight in sockets are opened late.
     late: bool,
@@ -71,7 +71,7 @@ impl TimerfdRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&self, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let timer = part(entry.id, Timerfd::of(entry), "timerfd")?;
             spec(&timer)?;
@@ -85,7 +85,7 @@ impl TimerfdRestorer {
     /// # Errors
     /// If the entry is no timerfd, or is of an unknown clock; if the kernel refuses to make or arm
     /// one.
-    pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let timer = part(entry.id, Timerfd::of(entry), "timerfd")?;
         let file = rustix::time::timerfd_create(clock(&timer)?, TimerfdFlags::CLOEXEC)
             .context(|| format!("timerfd_create of clock {}", timer.clock))?;
@@ -102,7 +102,7 @@ impl TimerfdRestorer {
     ///
     /// # Errors
     /// If the kernel refuses to arm a timer: its times in the images are none that it can have.
-    pub fn connect(&mut self, files: &OpenFiles) -> Result<()> {
+    pub(crate) fn connect(&mut self, files: &OpenFiles) -> Result<()> {
         self.late = true;
         for timer in self.made.drain(..) {
             let Some(file) = files.get(timer.id) else { continue };

@@ -35,7 +35,7 @@ fn is_tun(stat: &Stat) -> bool {
 /// # Errors
 /// Refused, if its device is not of the tree's own network namespaces, or something of it is not
 /// kept; as [`regular::entry`], for its path.
-pub fn describe(
+pub(crate) fn describe(
     spaces: &Namespaces,
     paths: &mut Paths<'_>,
     home: Option<u32>,
@@ -88,7 +88,7 @@ fn home_of(spaces: &Namespaces, found: &Found, name: &str) -> Result<u32> {
 
 /// The restore half.
 #[derive(Debug, Default)]
-pub struct TunRestorer {
+pub(crate) struct TunRestorer {
     /// The devices, by namespace and name.
     devices: Vec<(u32, String, Tun)>,
 }
@@ -98,7 +98,7 @@ impl TunRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
             part(entry.id, PathFile::of_tun(entry), "path of tun")?;
@@ -124,7 +124,7 @@ impl TunRestorer {
     /// # Errors
     /// If the entry is no tun, or its path leads to something else; if its network device is not
     /// there or refuses a queue.
-    pub fn open(&self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
         let device = part(entry.id, PathFile::of_tun(entry), "path of tun")?;
         let place = regular::open(cx, &device.opened_with(OFlags::PATH.bits()))?;

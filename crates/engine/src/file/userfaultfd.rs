@@ -51,7 +51,7 @@ const END: u64 = 1 << 47;
 
 /// The dump half.
 #[derive(Debug, Default)]
-pub struct UserfaultfdDumper {
+pub(crate) struct UserfaultfdDumper {
     /// The tasks whose forks wait until the program has read of them.
     telling: Vec<usize>,
 }
@@ -62,7 +62,11 @@ impl UserfaultfdDumper {
     /// # Errors
     /// Refused, if the kernel does not show its features, if no task of the tree is its owner, or
     /// if a mapping cannot be registered again; if a task has ended.
-    pub fn describe(&mut self, tasks: &mut Tasks, found: &Found) -> Result<Option<FileEntry>> {
+    pub(crate) fn describe(
+        &mut self,
+        tasks: &mut Tasks,
+        found: &Found,
+    ) -> Result<Option<FileEntry>> {
         if !found.is_anon("[userfaultfd]") {
             return Ok(None);
         }
@@ -85,20 +89,20 @@ impl UserfaultfdDumper {
     }
 
     /// Whether a fork of a task waits until the program has read of it: no copy of it can be made.
-    pub fn tells_of_forks(&self, task: usize) -> bool {
+    pub(crate) fn tells_of_forks(&self, task: usize) -> bool {
         self.telling.contains(&task)
     }
 }
 
 /// Why changes of memory are not tracked.
-pub const IN_THE_WAY: &str = "the tree uses userfaultfd itself, and a mapping that is registered to \
+pub(crate) const IN_THE_WAY: &str = "the tree uses userfaultfd itself, and a mapping that is registered to \
                               track its changes cannot be registered by the program";
 
 /// Whether any of the tasks has a userfaultfd open.
 ///
 /// # Errors
 /// If a task is gone.
-pub fn is_used(tasks: &Tasks) -> Result<bool> {
+pub(crate) fn is_used(tasks: &Tasks) -> Result<bool> {
     let live = tasks.iter().filter(|task| !task.is_zombie());
     for task in live {
         for fd in proc::numbers(task.pid, "fd")? {
@@ -253,7 +257,7 @@ fn check(found: &Found, vma: &Vma) -> Result<()> {
 
 /// The restore half.
 #[derive(Debug, Default)]
-pub struct UserfaultfdRestorer {
+pub(crate) struct UserfaultfdRestorer {
     wanted: Vec<Userfaultfd>,
 }
 
@@ -262,7 +266,7 @@ impl UserfaultfdRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let uffd = part(entry.id, Userfaultfd::of(entry), "userfaultfd")?;
             let marks = [&uffd.zero, &uffd.protected, &uffd.poisoned].into_iter().flatten();
@@ -284,7 +288,7 @@ impl UserfaultfdRestorer {
     /// # Errors
     /// If the entry is no userfaultfd, or is of a pid that no task has; if the kernel does not
     /// allow one, or not its features.
-    pub fn open(&self, tasks: &mut tasks::Tasks, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&self, tasks: &mut tasks::Tasks, entry: &FileEntry) -> Result<OwnedFd> {
         let uffd = part(entry.id, Userfaultfd::of(entry), "userfaultfd")?;
         let task = owner_of(tasks, &uffd)?;
         let only = if uffd.user_mode_only { uffd::USER_MODE_ONLY } else { 0 };
@@ -308,7 +312,7 @@ impl UserfaultfdRestorer {
     /// # Errors
     /// If the kernel refuses to register an area or set a mark; if pages are there that are to be
     /// missing.
-    pub fn register(&self, tasks: &mut tasks::Tasks, files: &OpenFiles) -> Result<()> {
+    pub(crate) fn register(&self, tasks: &mut tasks::Tasks, files: &OpenFiles) -> Result<()> {
         for uffd in &self.wanted {
             // Those that no task holds were not made.
             let Some(file) = files.get(uffd.id) else { continue };

@@ -22,7 +22,7 @@ use torpor_kernel::parallel;
 use crate::error::{Context, Result};
 use crate::options::Options;
 
-pub use self::pages::{Claim, Remark};
+pub(crate) use self::pages::{Claim, Remark};
 
 /// What is digested first: no other use of the key gives the same digests.
 const LABEL: &[u8] = b"torpor host mark v2\0";
@@ -61,7 +61,7 @@ impl Mark {
 ///
 /// # Errors
 /// If the kernel has no random bytes.
-pub fn begin(opts: &Options, images: &mut ImageDir) -> Result<()> {
+pub(crate) fn begin(opts: &Options, images: &mut ImageDir) -> Result<()> {
     let Some(path) = &opts.trust.host_key else { return Ok(()) };
     match key::load(path).or_else(|_| key::make(path)) {
         Ok(key) => {
@@ -80,7 +80,11 @@ pub fn begin(opts: &Options, images: &mut ImageDir) -> Result<()> {
 ///
 /// # Errors
 /// Images that cannot be read.
-pub fn mark(opts: &Options, images: &ImageDir, inventory: &mut InventoryEntry) -> Result<()> {
+pub(crate) fn mark(
+    opts: &Options,
+    images: &ImageDir,
+    inventory: &mut InventoryEntry,
+) -> Result<()> {
     let Some(path) = &opts.trust.host_key else { return Ok(()) };
     let Ok(key) = key::load(path) else { return Ok(()) };
     let checkpoint = match images.page_sums() {
@@ -114,7 +118,7 @@ fn sign(
 ///
 /// # Errors
 /// Images that cannot be read.
-pub fn claim(
+pub(crate) fn claim(
     opts: &Options,
     images: &ImageDir,
     inventory: &InventoryEntry,

@@ -25,11 +25,11 @@ const HIDES: &[u8] = b"torpor host pages hidden v1\0";
 const PIECE: u64 = 8 << 20;
 
 /// Of each pages file, by its number.
-pub type Sums = BTreeMap<u32, BlockSum>;
+pub(super) type Sums = BTreeMap<u32, BlockSum>;
 
 /// Keeps sums of the pages files that are written, but of sealed ones: each of their pages is
 /// verified when it is read.
-pub fn keep(key: &Key, images: &mut ImageDir) -> Result<()> {
+pub(super) fn keep(key: &Key, images: &mut ImageDir) -> Result<()> {
     if images.seal_ref().is_none() {
         let checkpoint = salt()?;
         images.keep_page_sums(checkpoint, block_key(key, &checkpoint)?);
@@ -51,7 +51,7 @@ fn derive(key: &Key, label: &[u8], salt: &Salt, more: &[u8]) -> hmac::Tag {
 }
 
 /// Nobody without the key learns what the sums are: so nobody can look for pages with the same.
-pub fn hide(key: &Key, salt: &Salt, sums: &Sums) -> Vec<TorporPageSum> {
+pub(super) fn hide(key: &Key, salt: &Salt, sums: &Sums) -> Vec<TorporPageSum> {
     let hidden = |(&id, sum): (&u32, &BlockSum)| {
         let mut sum = *sum;
         sum ^= mask(key, salt, id);
@@ -79,7 +79,7 @@ fn mask(key: &Key, salt: &Salt, id: u32) -> BlockSum {
 
 /// What this host has said of the pages of images, and of those that they build on.
 #[derive(Debug, Default)]
-pub struct Claim(Vec<Layer>);
+pub(crate) struct Claim(Vec<Layer>);
 
 #[derive(Debug)]
 struct Layer {
@@ -119,7 +119,7 @@ impl Claim {
     ///
     /// # Errors
     /// If they cannot be read.
-    pub fn holds(&self, workers: usize) -> Result<bool> {
+    pub(crate) fn holds(&self, workers: usize) -> Result<bool> {
         self.0.iter().try_fold(true, |holds, layer| Ok(holds && layer.holds(workers)?))
     }
 }
@@ -164,7 +164,7 @@ fn open(images: &ImageDir, kind: Kind, id: u64) -> Result<File> {
 
 /// The mark of images whose pages files are about to lose pages that nobody needs.
 #[derive(Debug)]
-pub struct Remark {
+pub(crate) struct Remark {
     host: Key,
     checkpoint: Salt,
     key: BlockKey,
@@ -177,7 +177,11 @@ impl Remark {
     ///
     /// # Errors
     /// Images that cannot be read.
-    pub fn of(host_key: Option<&Path>, images: &ImageDir, workers: usize) -> Result<Option<Self>> {
+    pub(crate) fn of(
+        host_key: Option<&Path>,
+        images: &ImageDir,
+        workers: usize,
+    ) -> Result<Option<Self>> {
         let Some(host) = host_key.and_then(|path| super::key::load(path).ok()) else {
             return Ok(None);
         };
@@ -196,7 +200,7 @@ impl Remark {
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub fn exchange(&mut self, id: u32, file: &File, ranges: &[Range<u64>]) -> Result<()> {
+    pub(crate) fn exchange(&mut self, id: u32, file: &File, ranges: &[Range<u64>]) -> Result<()> {
         let mut done = 0;
         for Range { start, end } in ranges {
             // Two ranges can lie in one block.
@@ -213,7 +217,7 @@ impl Remark {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn write(mut self, images: &ImageDir, workers: usize) -> Result<()> {
+    pub(crate) fn write(mut self, images: &ImageDir, workers: usize) -> Result<()> {
         let inventory = &mut self.inventory;
         sign(&self.host, &self.checkpoint, &self.sums, images, inventory, workers)?;
         Ok(images.replace(kind::INVENTORY, 0, |writer| writer.entry(&self.inventory))?)

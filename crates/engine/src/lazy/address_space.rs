@@ -19,15 +19,15 @@ use crate::ranges::Ranges;
 use crate::restore::pages::Pages;
 
 /// Bytes brought in at once when somebody waits: what lies around the page, too.
-pub const AROUND: u64 = 64 * 1024;
+pub(super) const AROUND: u64 = 64 * 1024;
 /// Bytes brought in at once when nobody does.
-pub const CHUNK: u64 = 256 * 1024;
+pub(super) const CHUNK: u64 = 256 * 1024;
 /// Bytes that are under way at most when somebody waits.
 const MOST: u64 = 64 * AROUND;
 
 /// An address space with pages that are missing.
 #[derive(Debug)]
-pub struct AddressSpace {
+pub(super) struct AddressSpace {
     /// The number of its pagemap.
     pub id: u64,
     /// The userfaultfd that it is registered with.
@@ -55,7 +55,7 @@ pub struct AddressSpace {
 impl AddressSpace {
     /// An address space that lacks all pages of `ranges`, which are in the images.
     /// Those of `first` (in the images) are brought in before the others.
-    pub fn new(
+    pub(super) fn new(
         id: u64,
         (uffd, sight): (OwnedFd, Sight),
         pages: Arc<Pages>,
@@ -98,22 +98,22 @@ impl AddressSpace {
     }
 
     /// Whether somebody waits for a page.
-    pub fn is_waited_for(&self) -> bool {
+    pub(super) fn is_waited_for(&self) -> bool {
         !self.waiting.is_empty()
     }
 
     /// Nobody can miss anything any more.
-    pub fn is_done(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         self.gone || self.missing.is_empty() && self.waiting.is_empty()
     }
 
     /// Its tasks have ended before all of their pages were there.
-    pub fn has_ended_early(&self) -> bool {
+    pub(super) fn has_ended_early(&self) -> bool {
         self.gone && !self.missing.is_empty()
     }
 
     /// Reads what has happened; adds the children that were forked.
-    pub fn read_events(&mut self, children: &mut Vec<AddressSpace>) -> Result<()> {
+    pub(super) fn read_events(&mut self, children: &mut Vec<AddressSpace>) -> Result<()> {
         loop {
             let events = match uffd::events(self.uffd.as_fd()) {
                 Ok(events) => events,
@@ -137,7 +137,7 @@ impl AddressSpace {
 
     /// Brings in what is waited for, or asks for it; while it is recorded, nothing more than that.
     /// False if events have to be read first.
-    pub fn serve(
+    pub(super) fn serve(
         &mut self,
         remote: &mut Option<Remote<'_>>,
         recorder: Option<&mut Recorder<'_>>,
@@ -215,7 +215,11 @@ impl AddressSpace {
 
     /// Asks for a part that nobody waits for. False if there is nothing to do
     /// but to wait for what was asked for.
-    pub fn go_on(&mut self, remote: &mut Option<Remote<'_>>, reader: &mut Reader) -> Result<bool> {
+    pub(super) fn go_on(
+        &mut self,
+        remote: &mut Option<Remote<'_>>,
+        reader: &mut Reader,
+    ) -> Result<bool> {
         let asked = |gap: &Gap| {
             let borrower = remote.as_ref().map(|remote| &remote.borrower);
             borrower.is_some_and(|borrower| borrower.asked().has(self.id, gap.source))
@@ -247,7 +251,7 @@ impl AddressSpace {
 
     /// Puts in place what was asked for, as far as it is missing still. False if events have to
     /// be read first.
-    pub fn receive(&mut self, source: &Range<u64>, bytes: &[u8]) -> Result<bool> {
+    pub(super) fn receive(&mut self, source: &Range<u64>, bytes: &[u8]) -> Result<bool> {
         for gap in self.missing.of_source(source) {
             let from = usize::try_from(gap.source - source.start).unwrap_or(usize::MAX);
             let len = usize::try_from(gap.range.end - gap.range.start).unwrap_or(usize::MAX);

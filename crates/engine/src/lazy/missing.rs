@@ -6,7 +6,7 @@ use std::ops::{Bound, Range};
 /// Ranges of addresses, each with the address that it had in the images: memory can have
 /// been moved since.
 #[derive(Debug, Clone, Default)]
-pub struct Missing {
+pub(super) struct Missing {
     /// First address to the one behind the last, and the first one's in the images.
     ranges: BTreeMap<u64, (u64, u64)>,
     /// The first address in the images to the first one here.
@@ -15,7 +15,7 @@ pub struct Missing {
 
 /// A range that is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gap {
+pub(super) struct Gap {
     /// Where it is.
     pub range: Range<u64>,
     /// Where it begins in the images.
@@ -24,7 +24,7 @@ pub struct Gap {
 
 impl Gap {
     /// The part of the gap that lies in `range`.
-    pub fn within(&self, range: &Range<u64>) -> Gap {
+    pub(super) fn within(&self, range: &Range<u64>) -> Gap {
         let start = self.range.start.max(range.start);
         let end = self.range.end.min(range.end).max(start);
         Gap { range: start..end, source: self.source + (start - self.range.start) }
@@ -33,7 +33,7 @@ impl Gap {
 
 impl Missing {
     /// Adds a gap where there was none.
-    pub fn insert(&mut self, gap: &Gap) {
+    pub(super) fn insert(&mut self, gap: &Gap) {
         if gap.range.start < gap.range.end {
             self.ranges.insert(gap.range.start, (gap.range.end, gap.source));
             self.places.insert(gap.source, gap.range.start);
@@ -41,12 +41,12 @@ impl Missing {
     }
 
     /// Whether nothing is missing.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
     /// The gaps from an address on, and then those before it.
-    pub fn from(&self, address: u64) -> impl Iterator<Item = Gap> {
+    pub(super) fn from(&self, address: u64) -> impl Iterator<Item = Gap> {
         let gap = |(&start, &(end, source)): (&u64, &(u64, u64))| Gap { range: start..end, source };
         let here = self.at(address).map(|gap| gap.within(&(address..u64::MAX)));
         let behind = self.ranges.range((Bound::Excluded(address), Bound::Unbounded)).map(gap);
@@ -55,7 +55,7 @@ impl Missing {
     }
 
     /// The gaps, in order of the images, that pages with these addresses in the images belong in.
-    pub fn of_source(&self, source: &Range<u64>) -> Vec<Gap> {
+    pub(super) fn of_source(&self, source: &Range<u64>) -> Vec<Gap> {
         let before = self.places.range(..source.start).next_back();
         let places = before.into_iter().chain(self.places.range(source.clone()));
         let gaps = places.filter_map(|(&from, place)| {
@@ -69,7 +69,7 @@ impl Missing {
     }
 
     /// The parts of gaps that lie in `range`.
-    pub fn of(&self, range: &Range<u64>) -> Vec<Gap> {
+    pub(super) fn of(&self, range: &Range<u64>) -> Vec<Gap> {
         let gaps = self
             .from(range.start)
             .take_while(|gap| (range.start..range.end).contains(&gap.range.start));
@@ -77,13 +77,13 @@ impl Missing {
     }
 
     /// The gap that `address` lies in.
-    pub fn at(&self, address: u64) -> Option<Gap> {
+    pub(super) fn at(&self, address: u64) -> Option<Gap> {
         let (&start, &(end, source)) = self.ranges.range(..=address).next_back()?;
         (address < end).then_some(Gap { range: start..end, source })
     }
 
     /// Takes out what lies in `range`.
-    pub fn take(&mut self, range: &Range<u64>) -> Vec<Gap> {
+    pub(super) fn take(&mut self, range: &Range<u64>) -> Vec<Gap> {
         let from = self.at(range.start).map_or(range.start, |gap| gap.range.start);
         let touched: Vec<u64> =
             self.ranges.range(from..range.end.max(from)).map(|g| *g.0).collect();
@@ -105,7 +105,7 @@ impl Missing {
     }
 
     /// Memory was moved.
-    pub fn shift(&mut self, from: u64, to: u64, len: u64) {
+    pub(super) fn shift(&mut self, from: u64, to: u64, len: u64) {
         let moved = self.take(&(from..from.saturating_add(len)));
         self.take(&(to..to.saturating_add(len)));
         for Gap { range, source } in moved {

@@ -185,7 +185,7 @@ impl Remote<'_> {
     ///
     /// # Errors
     /// A restore that has failed after all, and tasks that did not fit here: they are to go on where they were.
-    pub fn conclude(self, has_ended_early: bool, buffer: &mut Vec<u8>) -> Result<()> {
+    pub(crate) fn conclude(self, has_ended_early: bool, buffer: &mut Vec<u8>) -> Result<()> {
         if let Some(place) = self.shortage.place().filter(|_| has_ended_early) {
             return Err(Error::Peer(format!("memory ran out {place}")));
         }

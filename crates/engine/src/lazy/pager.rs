@@ -50,7 +50,7 @@ impl Answer {
 /// If pages cannot be read, or are not those that were sealed; if the dump that has them, or
 /// `other`, has ended; if the kernel refuses to put a page in. Then `spaces` are those that lack
 /// pages still. They must not be dropped while a task runs in one of them.
-pub fn run(
+pub(super) fn run(
     spaces: &mut Vec<AddressSpace>,
     mut remote: Option<Remote<'_>>,
     mut recorder: Option<Recorder<'_>>,

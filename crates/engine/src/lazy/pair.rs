@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// # Errors
 /// Whatever keeps a page from being brought in: all tasks, and what they have forked,
 /// have been killed then.
-pub fn run(
+pub(super) fn run(
     spaces: Vec<AddressSpace>,
     remote: Option<Remote<'_>>,
     recorder: Option<Recorder<'_>>,
@@ -87,7 +87,7 @@ fn stop(tasks: &[OwnedFd]) {
 }
 
 /// The pid of a process, by its pidfd; none if it is gone.
-pub fn pid_of(task: &OwnedFd) -> Option<i32> {
+pub(super) fn pid_of(task: &OwnedFd) -> Option<i32> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", task.as_raw_fd())).ok()?;
     let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
     pid.trim().parse().ok().filter(|&pid| pid > 0)

@@ -35,7 +35,7 @@ impl Job {
 
 /// The thread. Answers come in the order of the requests.
 #[derive(Debug)]
-pub struct Reader {
+pub(super) struct Reader {
     jobs: Sender<Job>,
     done: Receiver<Job>,
     /// Has a byte for each answer that was not taken, and an end when the thread has ended.
@@ -50,7 +50,7 @@ impl Reader {
     ///
     /// # Errors
     /// If there are no more threads or descriptors.
-    pub fn start() -> Result<Self> {
+    pub(super) fn start() -> Result<Self> {
         let what = || "starting a thread that reads pages".to_owned();
         let (answers, answered) = pipe_with(PipeFlags::CLOEXEC).context(what)?;
         let ((jobs, todo), (to, done)) = (channel::<Job>(), channel());
@@ -68,7 +68,7 @@ impl Reader {
     }
 
     /// What is still to be answered.
-    pub fn asked(&self) -> &Asked {
+    pub(super) fn asked(&self) -> &Asked {
         &self.asked
     }
 
@@ -76,7 +76,7 @@ impl Reader {
     ///
     /// # Errors
     /// If the thread has ended.
-    pub fn ask(&mut self, request: Request, pages: &Arc<Pages>) -> Result<()> {
+    pub(super) fn ask(&mut self, request: Request, pages: &Arc<Pages>) -> Result<()> {
         let bytes = self.spare.pop().unwrap_or_default();
         self.asked.push(request.clone());
         let job = Job { request, pages: Arc::clone(pages), bytes, outcome: Ok(()) };
@@ -89,7 +89,7 @@ impl Reader {
     /// # Errors
     /// If the file cannot be read, or its pages are not those that were sealed; if the thread that
     /// reads has ended.
-    pub fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Request> {
+    pub(super) fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Request> {
         let read = rustix::io::read(&self.answers, &mut [0_u8]);
         read.context(|| "waiting for pages that are read".to_owned())?;
         let job = self.done.recv().map_err(|_| ended())?;

@@ -18,7 +18,7 @@ const RUNS: usize = 16;
 
 /// The memory of a task that was restored. It stays that one's, whoever has its pid later.
 #[derive(Debug)]
-pub struct Sight {
+pub(super) struct Sight {
     /// `/proc/PID`.
     dir: OwnedFd,
     pagemap: File,
@@ -29,7 +29,7 @@ impl Sight {
     ///
     /// # Errors
     /// If the task is gone; if this process may not look at its memory.
-    pub fn of(task: &OwnedFd) -> Result<Self> {
+    pub(super) fn of(task: &OwnedFd) -> Result<Self> {
         let pid = pid_of(task).ok_or_else(|| Error::invalid("a task", "is gone"))?;
         let what = || format!("looking at the memory of {pid}");
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -40,7 +40,7 @@ impl Sight {
 
     /// The guard pages (`MADV_GUARD_INSTALL`) in a range. The kernel counts them as missing: a
     /// page that is copied to where one is takes its place.
-    pub fn guards(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+    pub(super) fn guards(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let mut found = Vec::new();
         let mut what = Scan {
             start: range.start,
@@ -60,7 +60,7 @@ impl Sight {
     }
 
     /// The mappings that children find empty (`MADV_WIPEONFORK`).
-    pub fn wiped_on_fork(&self) -> Vec<Range<u64>> {
+    pub(super) fn wiped_on_fork(&self) -> Vec<Range<u64>> {
         let mut text = String::new();
         // Who has just forked and is gone has no mappings.
         match open(&self.dir, "smaps").map(|mut file| file.read_to_string(&mut text)) {

@@ -32,7 +32,7 @@ type Run = Range<u64>;
 /// # Errors
 /// Sealed images: nothing is added to them, and what the tasks touch is nobody's business.
 /// Pages that a dump still has, since there will be no second restore of them.
-pub fn check(memory: &Memory, images: &ImageDir) -> Result<()> {
+pub(super) fn check(memory: &Memory, images: &ImageDir) -> Result<()> {
     let with = if memory.record_working_set.is_none() {
         return Ok(());
     } else if images.is_sealed()? {
@@ -49,7 +49,7 @@ pub fn check(memory: &Memory, images: &ImageDir) -> Result<()> {
 const GLANCE: Duration = Duration::from_millis(200);
 
 /// Notes what is touched.
-pub struct Recorder<'a> {
+pub(super) struct Recorder<'a> {
     images: &'a ImageDir,
     /// The pidfds of the tasks.
     tasks: &'a [OwnedFd],
@@ -61,14 +61,14 @@ pub struct Recorder<'a> {
 
 impl<'a> Recorder<'a> {
     /// Begins, if it is asked for, to note what `tasks` (their pidfds) touch.
-    pub fn new(memory: &Memory, images: &'a ImageDir, tasks: &'a [OwnedFd]) -> Option<Self> {
+    pub(super) fn new(memory: &Memory, images: &'a ImageDir, tasks: &'a [OwnedFd]) -> Option<Self> {
         let now = Instant::now();
         let end = now + memory.record_working_set?;
         Some(Recorder { images, tasks, end, glance: now, list: Vec::new() })
     }
 
     /// A page is waited for, of the address space `id`.
-    pub fn note(&mut self, id: u64, page: u64) {
+    pub(super) fn note(&mut self, id: u64, page: u64) {
         let run = page..page.saturating_add(page_size());
         if let Some((of, last)) = self.list.last_mut()
             && (*of, last.end) == (id, run.start)
@@ -81,7 +81,7 @@ impl<'a> Recorder<'a> {
     }
 
     /// For how long nobody need look; none if it is over.
-    pub fn left(&mut self) -> Option<Duration> {
+    pub(super) fn left(&mut self) -> Option<Duration> {
         let now = Instant::now();
         if now >= self.glance {
             // A userfaultfd does not say when its tasks are gone.
@@ -96,7 +96,7 @@ impl<'a> Recorder<'a> {
 
     /// Writes the list, as a whole: whoever waits for the file reads it once it is there. Should it
     /// fail the tasks are none the worse for it.
-    pub fn finish(self) {
+    pub(super) fn finish(self) {
         let pages: u64 = self.list.iter().map(|(_, run)| (run.end - run.start) / page_size()).sum();
         let entries: Vec<WorkingSetEntry> = (self.list.iter())
             .map(|(id, run)| WorkingSetEntry {
@@ -122,11 +122,11 @@ fn has_ended(task: &OwnedFd) -> bool {
 
 /// What is to be brought in first, for each address space.
 #[derive(Debug, Default)]
-pub struct WorkingSet(HashMap<u64, VecDeque<Run>>);
+pub(super) struct WorkingSet(HashMap<u64, VecDeque<Run>>);
 
 impl WorkingSet {
     /// Reads the list beside the images, if there is one that makes sense.
-    pub fn load(images: &ImageDir) -> Self {
+    pub(super) fn load(images: &ImageDir) -> Self {
         match Self::read(images) {
             Ok(found) => found,
             Err(error) => {
@@ -162,7 +162,7 @@ impl WorkingSet {
     }
 
     /// The list of an address space.
-    pub fn take(&mut self, id: u64) -> VecDeque<Run> {
+    pub(super) fn take(&mut self, id: u64) -> VecDeque<Run> {
         self.0.remove(&id).unwrap_or_default()
     }
 }

@@ -63,7 +63,7 @@ impl Header {
 ///
 /// # Errors
 /// Refused, if a ring is not whole, or is of another process; if the task has ended.
-pub fn dump(tasks: &mut Tasks, task: usize, vmas: &[Vma]) -> Result<Vec<AioRingEntry>> {
+pub(crate) fn dump(tasks: &mut Tasks, task: usize, vmas: &[Vma]) -> Result<Vec<AioRingEntry>> {
     let mut contexts = Vec::new();
     let pid = tasks[task].pid;
     for ring in vmas.iter().filter(|vma| vma.is(status::AIO_RING)) {
@@ -108,7 +108,7 @@ fn is_inherited(tasks: &Tasks, task: usize, ring: &Vma) -> bool {
 /// # Errors
 /// If the images do not describe a ring, or not rightly; if the kernel refuses a context
 /// (`fs.aio-max-nr` limits them); if the task has ended.
-pub fn restore(task: &mut Task, kept: &[VmaEntry]) -> Result<()> {
+pub(crate) fn restore(task: &mut Task, kept: &[VmaEntry]) -> Result<()> {
     let Some(mm) = &task.image.mm else { return Ok(()) };
     let rings = mm.vmas.iter().filter(|vma| vma.status & status::AIO_RING != 0);
     let rings = rings.filter(|vma| !kept.contains(vma));

@@ -13,19 +13,19 @@ use crate::error::{Context, Result};
 
 /// What the kernel says of one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry(u64);
+pub(crate) struct Entry(u64);
 
 /// Bits of what [`Entry::marker`] says (`PTE_MARKER_*` in linux/swapops.h).
-pub mod marker {
+pub(crate) mod marker {
     /// Whoever touches it gets `SIGBUS`.
-    pub const POISONED: u64 = 1 << 1;
+    pub(crate) const POISONED: u64 = 1 << 1;
     /// A guard page.
-    pub const GUARD: u64 = 1 << 2;
+    pub(crate) const GUARD: u64 = 1 << 2;
 }
 
 /// The number of a page frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Frame(u64);
+pub(crate) struct Frame(u64);
 
 impl Entry {
     const PRESENT: u64 = 1 << 63;
@@ -40,18 +40,18 @@ impl Entry {
     const FRAME: u64 = (1 << 55) - 1;
 
     /// Whether there is nothing.
-    pub fn is_hole(self) -> bool {
+    pub(crate) fn is_hole(self) -> bool {
         self.0 & (Self::PRESENT | Self::SWAPPED) == 0
     }
 
     /// Whether userfaultfd write-protects it.
-    pub fn is_protected(self) -> bool {
+    pub(crate) fn is_protected(self) -> bool {
         self.0 & Self::PROTECTED != 0
     }
 
     /// What stands in the place of a page that is not there and looks like one that is swapped out:
     /// bits of [`marker`]. None also if the kernel does not say it, which takes `CAP_SYS_ADMIN`.
-    pub fn marker(self) -> Option<u64> {
+    pub(crate) fn marker(self) -> Option<u64> {
         /// The last of the 32 types of swap entries (`SWP_PTE_MARKER` in linux/swap.h).
         const MARKER: u64 = 31;
         let (kind, bits) = (self.0 & MARKER, (self.0 & Self::FRAME) >> 5);
@@ -60,12 +60,12 @@ impl Entry {
     }
 
     /// Whether it is in swap, as far as the kernel says no more than that.
-    pub fn is_swapped_somewhere(self) -> bool {
+    pub(crate) fn is_swapped_somewhere(self) -> bool {
         self.0 & (Self::PRESENT | Self::SWAPPED) == Self::SWAPPED && self.0 & Self::FRAME == 0
     }
 
     /// The categories ([`page`]) of the page, as far as its entry tells them.
-    pub fn categories(self) -> u64 {
+    pub(crate) fn categories(self) -> u64 {
         let bit = |mask: u64, category: u64| if self.0 & mask == 0 { 0 } else { category };
         let zero = self.0 & Self::PRESENT != 0 && is_zero(self.0 & Self::FRAME);
         bit(Self::PRESENT, page::IS_PRESENT)
@@ -77,13 +77,13 @@ impl Entry {
     }
 
     /// Whether the page is in memory, and in that of no other process.
-    pub fn is_alone(self) -> bool {
+    pub(crate) fn is_alone(self) -> bool {
         self.0 & (Self::PRESENT | Self::ALONE) == Self::PRESENT | Self::ALONE
     }
 
     /// Where a page is that other processes have, too. None also if the kernel does not say it,
     /// which takes `CAP_SYS_ADMIN`.
-    pub fn shared_frame(self) -> Option<Frame> {
+    pub(crate) fn shared_frame(self) -> Option<Frame> {
         let shared = self.0 & (Self::PRESENT | Self::ALONE) == Self::PRESENT;
         (shared && self.0 & Self::FRAME != 0).then_some(Frame(self.0 & Self::FRAME))
     }
@@ -93,7 +93,7 @@ impl Entry {
 ///
 /// # Errors
 /// If the task is gone, or the pagemap may not be read.
-pub fn entries(pagemap: &File, range: &Range<u64>) -> Result<Vec<Entry>> {
+pub(crate) fn entries(pagemap: &File, range: &Range<u64>) -> Result<Vec<Entry>> {
     const LEN: usize = size_of::<u64>();
     let count = usize::try_from((range.end - range.start) / PAGE).unwrap_or(usize::MAX);
     let mut entries = vec![[0; LEN]; count];

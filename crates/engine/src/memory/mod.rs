@@ -1,12 +1,12 @@
 //! Memory: mappings and pages.
 
-pub mod aio;
+pub(crate) mod aio;
 pub mod changes;
-pub mod frames;
+pub(crate) mod frames;
 pub mod keeper;
 pub mod pages;
-pub mod registered;
-pub mod relatives;
-pub mod scan;
-pub mod track;
-pub mod vma;
+pub(crate) mod registered;
+pub(crate) mod relatives;
+pub(crate) mod scan;
+pub(crate) mod track;
+pub(crate) mod vma;

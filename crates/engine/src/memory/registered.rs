@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 
 /// What is in such a mapping.
 #[derive(Debug, Default)]
-pub struct Marks {
+pub(crate) struct Marks {
     /// What is to be saved.
     pub census: Census,
     /// Pages that are zeros, and not missing.
@@ -33,7 +33,7 @@ pub struct Marks {
 /// # Errors
 /// Refused, if this process may not see the marks of pages (`CAP_SYS_ADMIN`); if the pagemap cannot
 /// be scanned or read.
-pub fn look(pid: i32, pagemap: &File, vma: &Vma) -> Result<Marks> {
+pub(crate) fn look(pid: i32, pagemap: &File, vma: &Vma) -> Result<Marks> {
     let what = Scan {
         start: vma.map.start,
         end: vma.map.end,

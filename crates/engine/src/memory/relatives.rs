@@ -21,7 +21,7 @@ use crate::proc;
 ///
 /// Takes some 40 bytes for each of them, which is a hundredth of their size.
 #[derive(Debug, Default)]
-pub struct Relatives {
+pub(crate) struct Relatives {
     /// Their addresses, and whose they are.
     saved: HashMap<Frame, (u64, Owner)>,
     /// The pagemap of the task that was asked last: most share with the same one.
@@ -40,7 +40,7 @@ impl Relatives {
     ///
     /// # Errors
     /// If the pagemap cannot be read.
-    pub fn part(
+    pub(crate) fn part(
         &mut self,
         owner: Owner,
         pagemap: &File,

@@ -11,7 +11,7 @@ use super::vma::PAGE;
 use crate::error::{Context, Result};
 
 /// Whether the kernel has `PAGEMAP_SCAN`.
-pub fn is_quick() -> bool {
+pub(crate) fn is_quick() -> bool {
     static QUICK: LazyLock<bool> = LazyLock::new(|| probe().is_ok());
     *QUICK
 }
@@ -20,7 +20,7 @@ pub fn is_quick() -> bool {
 ///
 /// # Errors
 /// `ENOTTY` on kernels without it.
-pub fn probe() -> std::io::Result<()> {
+pub(crate) fn probe() -> std::io::Result<()> {
     let pagemap = File::open("/proc/self/pagemap")?;
     let what = Scan { end: PAGE, any_of: page::IS_PRESENT, ..Scan::default() };
     vm::scan(&pagemap, &what, &mut [PageRegion::default()]).map(drop)
@@ -30,7 +30,11 @@ pub fn probe() -> std::io::Result<()> {
 ///
 /// # Errors
 /// If the task is gone, or the pagemap may not be scanned or read.
-pub fn for_each_region(pagemap: &File, what: &Scan, each: impl FnMut(&PageRegion)) -> Result<()> {
+pub(crate) fn for_each_region(
+    pagemap: &File,
+    what: &Scan,
+    each: impl FnMut(&PageRegion),
+) -> Result<()> {
     if is_quick() { quickly(pagemap, *what, each) } else { one_by_one(pagemap, what, each) }
 }
 

@@ -44,7 +44,7 @@ use crate::proc;
 
 /// What a dump knows of changes, and what the next one is to know.
 #[derive(Debug, Default)]
-pub struct Tracking {
+pub(crate) struct Tracking {
     /// The userfaultfds of the keeper, by pid and start time of their tasks.
     known: HashMap<(i32, u64), OwnedFd>,
     /// The checkpoint that this one builds on, if changes are counted from it.
@@ -61,7 +61,7 @@ pub struct Tracking {
 
 /// The address space of a task, for the time of a dump.
 #[derive(Debug)]
-pub struct Tracker {
+pub(crate) struct Tracker {
     known: Tracked,
     /// The pages that the parent has.
     base: Vec<Run>,
@@ -76,7 +76,7 @@ impl Tracking {
     ///
     /// # Errors
     /// If there is no such parent, or no such task.
-    pub fn prepare(opts: &Options, images: &ImageDir, goes_on: bool) -> Result<Self> {
+    pub(crate) fn prepare(opts: &Options, images: &ImageDir, goes_on: bool) -> Result<Self> {
         images.remove(PARENT_LINK)?;
         let knowledge = keeper::take(opts.pid)?.unwrap_or_default();
         let parent = match &opts.memory.parent {
@@ -100,13 +100,13 @@ impl Tracking {
     }
 
     /// The images that this dump builds on.
-    pub fn parent(&self) -> Option<&ImageDir> {
+    pub(crate) fn parent(&self) -> Option<&ImageDir> {
         self.parent.as_ref()
     }
 
     /// The images are complete: changes are counted from `round`. If that cannot be kept
     /// the next dump saves everything.
-    pub fn commit(&mut self, round: &str) {
+    pub(crate) fn commit(&mut self, round: &str) {
         let tasks = std::mem::take(&mut self.next);
         let Some(keeper) = self.keeper.take() else { return };
         if let Err(e) = keeper.keep(&Knowledge { round: round.to_owned(), tasks }) {
@@ -140,7 +140,7 @@ fn find_parent(images: &ImageDir, path: &Path, knowledge: &Knowledge) -> Result<
 ///
 /// # Errors
 /// If the task is gone; damaged images of the parent.
-pub fn begin(
+pub(crate) fn begin(
     tracking: &mut Tracking,
     tasks: &mut Tasks,
     task: usize,
@@ -205,7 +205,7 @@ fn create(tasks: &mut Tasks, task: usize, guardian: &Guardian) -> Result<OwnedFd
 }
 
 /// A descriptor of a process that may be a userfaultfd which was not fetched yet.
-pub static USERFAULTFD: Way = Way::new("uffd", |words, _| {
+pub(crate) static USERFAULTFD: Way = Way::new("uffd", |words, _| {
     close_leftover(words.number(0)?, words.number(1)?, guardian::PATIENCE)
 });
 
@@ -257,7 +257,7 @@ fn by_soft_dirty() -> bool {
 ///
 /// # Errors
 /// If the bits cannot be cleared.
-pub fn end(tracking: &mut Tracking, tracker: Option<Tracker>) -> Result<()> {
+pub(crate) fn end(tracking: &mut Tracking, tracker: Option<Tracker>) -> Result<()> {
     /// Of `/proc/PID/clear_refs` (proc(5)).
     const SOFT_DIRTY: &str = "4";
     let Some(tracker) = tracker else { return Ok(()) };
@@ -279,7 +279,12 @@ pub fn end(tracking: &mut Tracking, tracker: Option<Tracker>) -> Result<()> {
 /// # Errors
 /// Refused, if somebody outside of the tree has registered the mapping; if the pagemap cannot be
 /// scanned or read, or the pages not be protected.
-pub fn survey(pid: i32, tracker: Option<&Tracker>, pagemap: &File, vma: &Vma) -> Result<Census> {
+pub(crate) fn survey(
+    pid: i32,
+    tracker: Option<&Tracker>,
+    pagemap: &File,
+    vma: &Vma,
+) -> Result<Census> {
     if vma.is(status::USERFAULTFD) {
         return Ok(registered::look(pid, pagemap, vma)?.census);
     }

@@ -7,46 +7,46 @@ use crate::error::{Error, Result};
 use crate::proc;
 
 /// Page size of x86-64.
-pub const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// Bits of `vma_entry.status`.
-pub mod status {
+pub(crate) mod status {
     /// A mapping of the task's own, to be restored.
-    pub const REGULAR: u32 = 1 << 0;
+    pub(crate) const REGULAR: u32 = 1 << 0;
     /// The main stack.
-    pub const STACK: u32 = 1 << 1;
+    pub(crate) const STACK: u32 = 1 << 1;
     /// The fixed vsyscall page.
-    pub const VSYSCALL: u32 = 1 << 2;
+    pub(crate) const VSYSCALL: u32 = 1 << 2;
     /// The vDSO.
-    pub const VDSO: u32 = 1 << 3;
+    pub(crate) const VDSO: u32 = 1 << 3;
     /// The heap (`brk`).
-    pub const HEAP: u32 = 1 << 5;
+    pub(crate) const HEAP: u32 = 1 << 5;
     /// Private mapping of a file.
-    pub const FILE_PRIVATE: u32 = 1 << 6;
+    pub(crate) const FILE_PRIVATE: u32 = 1 << 6;
     /// Shared mapping of a file.
-    pub const FILE_SHARED: u32 = 1 << 7;
+    pub(crate) const FILE_SHARED: u32 = 1 << 7;
     /// Shared anonymous memory.
-    pub const ANON_SHARED: u32 = 1 << 8;
+    pub(crate) const ANON_SHARED: u32 = 1 << 8;
     /// Private anonymous memory.
-    pub const ANON_PRIVATE: u32 = 1 << 9;
+    pub(crate) const ANON_PRIVATE: u32 = 1 << 9;
     /// Attached SysV segment.
-    pub const SYSVIPC: u32 = 1 << 10;
+    pub(crate) const SYSVIPC: u32 = 1 << 10;
     /// Ring of a packet socket.
-    pub const SOCKET: u32 = 1 << 11;
+    pub(crate) const SOCKET: u32 = 1 << 11;
     /// The kernel's data for the vDSO.
-    pub const VVAR: u32 = 1 << 12;
+    pub(crate) const VVAR: u32 = 1 << 12;
     /// Ring of an AIO context.
-    pub const AIO_RING: u32 = 1 << 13;
+    pub(crate) const AIO_RING: u32 = 1 << 13;
     /// Mapping of a memfd.
-    pub const MEMFD: u32 = 1 << 14;
+    pub(crate) const MEMFD: u32 = 1 << 14;
     /// Rings of an io_uring instance.
-    pub const IO_URING: u32 = 1 << 15;
+    pub(crate) const IO_URING: u32 = 1 << 15;
     /// What comes with the instance of something, and not by itself.
-    pub const RINGS: u32 = AIO_RING | IO_URING;
+    pub(crate) const RINGS: u32 = AIO_RING | IO_URING;
     /// Guard pages inside another mapping.
-    pub const GUARD: u32 = 1 << 16;
+    pub(crate) const GUARD: u32 = 1 << 16;
     /// Registered with a userfaultfd of the program's own: a bit of Torpor's, far from those of CRIU.
-    pub const USERFAULTFD: u32 = 1 << 24;
+    pub(crate) const USERFAULTFD: u32 = 1 << 24;
 }
 
 /// A mapping of a dumped task.
@@ -99,7 +99,7 @@ impl Vma {
 ///
 /// # Errors
 /// Refused, by name, if a mapping cannot be kept; if the task has ended.
-pub fn read(pid: i32) -> Result<Vec<Vma>> {
+pub(crate) fn read(pid: i32) -> Result<Vec<Vma>> {
     parse(pid, &proc::read(pid, "smaps")?)
 }
 
@@ -108,7 +108,7 @@ pub fn read(pid: i32) -> Result<Vec<Vma>> {
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_quickly(pid: i32) -> Result<Vec<Vma>> {
+pub(crate) fn read_quickly(pid: i32) -> Result<Vec<Vma>> {
     parse(pid, &proc::read(pid, "maps")?)
 }
 
@@ -253,15 +253,15 @@ const ADVICE: [(&[u8; 2], u32); 8] = [
 ];
 
 /// `MAP_DROPPABLE` (linux/mman.h, Linux 6.11).
-pub const MAP_DROPPABLE: u32 = 0x08;
+pub(crate) const MAP_DROPPABLE: u32 = 0x08;
 
 /// Whether children find a mapping empty (`MADV_WIPEONFORK`).
-pub fn is_wiped_on_fork(vma: &VmaEntry) -> bool {
+pub(crate) fn is_wiped_on_fork(vma: &VmaEntry) -> bool {
     vma.madv.is_some_and(|advice| advice >> libc::MADV_WIPEONFORK & 1 != 0)
 }
 
 /// Describes a mapping for the images; `shmid` and `fd` are filled by the caller.
-pub fn to_entry(vma: &Vma) -> VmaEntry {
+pub(crate) fn to_entry(vma: &Vma) -> VmaEntry {
     let bit = |yes: bool, flag: i32| if yes { flag.cast_unsigned() } else { 0 };
     // What is in a ring is its task's alone, although the kernel shows a shared file: CRIU maps
     // what the flags say before it makes the ring, and would take shared memory.
@@ -309,7 +309,7 @@ pub fn to_entry(vma: &Vma) -> VmaEntry {
 
 /// Whether what a task writes into a mapping of the images is its own. Children that inherit an AIO ring
 /// share it, whatever its flags say.
-pub fn is_private(vma: &VmaEntry) -> bool {
+pub(crate) fn is_private(vma: &VmaEntry) -> bool {
     vma.flags & libc::MAP_SHARED.cast_unsigned() == 0 && vma.status & status::AIO_RING == 0
 }
 

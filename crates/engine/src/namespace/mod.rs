@@ -3,16 +3,16 @@
 mod enter;
 mod external;
 mod homes;
-pub mod ipc;
-pub mod mount;
-pub mod nested_user;
-pub mod net;
-pub mod pid;
+pub(crate) mod ipc;
+pub(crate) mod mount;
+pub(crate) mod nested_user;
+pub(crate) mod net;
+pub(crate) mod pid;
 #[cfg(test)]
 pub mod testing;
-pub mod time;
+pub(crate) mod time;
 pub mod user;
-pub mod uts;
+pub(crate) mod uts;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

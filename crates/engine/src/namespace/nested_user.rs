@@ -121,7 +121,7 @@ struct Search<'a> {
 ///
 /// # Errors
 /// Refused, where a namespace belongs to a user namespace that nobody lives in or below.
-pub fn note(tasks: &Dumped, spaces: &mut Namespaces, root_ids: &IdMaps) -> Result<()> {
+pub(crate) fn note(tasks: &Dumped, spaces: &mut Namespaces, root_ids: &IdMaps) -> Result<()> {
     let root = tasks.first().and_then(|root| spaces.by_id(root.ids.user_ns_id?));
     let Some(root) = root.map(|ns| ns.inode) else { return Ok(()) };
     let last = spaces.all.iter().map(|ns| ns.id).max().unwrap_or_default();
@@ -408,7 +408,7 @@ fn write_maps(maker: &mut Tracee, pid: i32, denies_groups: bool, maps: &IdMaps) 
 ///
 /// # Errors
 /// What `work` returns; if that user namespace cannot be entered.
-pub fn as_owner<T>(
+pub(crate) fn as_owner<T>(
     husk: &mut Tracee,
     spaces: &Namespaces,
     (home, number): (Option<u32>, u32),
@@ -428,7 +428,7 @@ pub fn as_owner<T>(
 
 /// The user namespace that the first task of pid namespace `number` has to be born in, if that is
 /// another one than `home`, where the husk that bears it lives.
-pub fn birthplace(spaces: &Namespaces, home: Option<u32>, number: u32) -> Option<u32> {
+pub(crate) fn birthplace(spaces: &Namespaces, home: Option<u32>, number: u32) -> Option<u32> {
     spaces.owner_of(number).filter(|&owner| home != Some(owner))
 }
 
@@ -436,7 +436,12 @@ pub fn birthplace(spaces: &Namespaces, home: Option<u32>, number: u32) -> Option
 ///
 /// # Errors
 /// If the husk is gone, or may not enter.
-pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, now: Option<u32>) -> Result<()> {
+pub(crate) fn enter(
+    tasks: &mut Tasks,
+    spaces: &Namespaces,
+    task: usize,
+    now: Option<u32>,
+) -> Result<()> {
     match spaces.nested_user_of(&tasks[task].image.homes).filter(|&own| now != Some(own)) {
         None => Ok(()),
         Some(own) => {
@@ -451,7 +456,12 @@ pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, now: Option<u3
 ///
 /// # Errors
 /// If the process has ended, or may not enter.
-pub fn follow(process: &mut Tracee, tasks: &Tasks, spaces: &Namespaces, task: usize) -> Result<()> {
+pub(crate) fn follow(
+    process: &mut Tracee,
+    tasks: &Tasks,
+    spaces: &Namespaces,
+    task: usize,
+) -> Result<()> {
     let Some(own) = spaces.nested_user_of(&tasks[task].image.homes) else { return Ok(()) };
     enter_as(process, spaces, (None, own), ids_of(tasks, task).as_ref())?;
     // Who changes its ids hides what it has.
@@ -460,7 +470,7 @@ pub fn follow(process: &mut Tracee, tasks: &Tasks, spaces: &Namespaces, task: us
 }
 
 /// What a task may do and in whose name, as far as it is known.
-pub fn ids_of(tasks: &Tasks, task: usize) -> Option<Credentials> {
+pub(crate) fn ids_of(tasks: &Tasks, task: usize) -> Option<Credentials> {
     tasks[task].image.credentials.iter().flatten().next().cloned()
 }
 
@@ -469,7 +479,7 @@ pub fn ids_of(tasks: &Tasks, task: usize) -> Option<Credentials> {
 ///
 /// # Errors
 /// If the husk is gone, or may not enter.
-pub fn enter_as(
+pub(crate) fn enter_as(
     husk: &mut Tracee,
     spaces: &Namespaces,
     (now, next): (Option<u32>, u32),
@@ -512,7 +522,7 @@ fn all(ids: [u32; 4], name: impl Fn(u32) -> Option<u32>) -> Option<[u64; 4]> {
 ///
 /// # Errors
 /// What differs, by its number.
-pub fn verify(tasks: &Tasks, spaces: &Namespaces, root_ids: &IdMaps) -> Result<()> {
+pub(crate) fn verify(tasks: &Tasks, spaces: &Namespaces, root_ids: &IdMaps) -> Result<()> {
     let wrong = |number: u32, what: &str| {
         Error::invalid("what was restored", format!("user namespace {number}: {what}"))
     };

@@ -31,7 +31,7 @@ const FIRST: i32 = 1;
 ///
 /// # Errors
 /// If the image cannot be written.
-pub fn dump(opts: &Options, images: &ImageDir, ns: &Namespace) -> Result<()> {
+pub(crate) fn dump(opts: &Options, images: &ImageDir, ns: &Namespace) -> Result<()> {
     let inode = ns.inode;
     let name = opts.external.iter().find_map(|external| match external {
         External::Pid { inode: i, name } if *i == inode => Some(name.clone()),
@@ -47,7 +47,11 @@ pub fn dump(opts: &Options, images: &ImageDir, ns: &Namespace) -> Result<()> {
 ///
 /// # Errors
 /// Damaged images; a namespace that was not handed over.
-pub fn external(opts: &Options, images: &ImageDir, spaces: &Namespaces) -> Result<Option<OwnedFd>> {
+pub(crate) fn external(
+    opts: &Options,
+    images: &ImageDir,
+    spaces: &Namespaces,
+) -> Result<Option<OwnedFd>> {
     let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
     let Some(ns) = spaces.of_kind(NsKind::Pid).find(roots) else { return Ok(None) };
     let entry: Option<PidnsEntry> = images.read_opt(kind::PIDNS, ns.id.into())?;
@@ -61,7 +65,7 @@ pub fn external(opts: &Options, images: &ImageDir, spaces: &Namespaces) -> Resul
 ///
 /// # Errors
 /// See setns(2).
-pub fn enter(file: &OwnedFd) -> io::Result<()> {
+pub(crate) fn enter(file: &OwnedFd) -> io::Result<()> {
     Ok(move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::ProcessID))?)
 }
 
@@ -145,7 +149,7 @@ fn check(places: &[Residence]) -> std::result::Result<(), (usize, &'static str)>
 ///
 /// # Errors
 /// If the root task has ended.
-pub fn leave_behind(
+pub(crate) fn leave_behind(
     root: &dumped::Task,
     externals: &[External],
     spaces: &mut Namespaces,
@@ -168,7 +172,7 @@ pub fn leave_behind(
 ///
 /// # Errors
 /// Refused, where a task lives in one that it cannot be born into again.
-pub fn note(tasks: &mut Dumped, spaces: &Namespaces) -> Result<()> {
+pub(crate) fn note(tasks: &mut Dumped, spaces: &Namespaces) -> Result<()> {
     let known: HashMap<i32, usize> = tasks.iter().map(|task| task.tgid).zip(0..).collect();
     let place = |task: &dumped::Task| Residence {
         numbers: below(task, &task.status, "NStgid"),
@@ -234,7 +238,7 @@ fn for_children(task: &dumped::Task, spaces: &Namespaces) -> Result<Option<u32>>
 ///
 /// # Errors
 /// Numbers that are impossible; tasks that could not be born so.
-pub fn check_images(tasks: &[TaskImage]) -> Result<()> {
+pub(crate) fn check_images(tasks: &[TaskImage]) -> Result<()> {
     let invalid = |task: &TaskImage, why: &str| {
         Error::invalid(kind::CORE.file_name(task.tree.pid.into()), why)
     };
@@ -272,7 +276,7 @@ const DEEPEST: usize = 32;
 
 /// The pid namespaces that a task is in: its own first, that of the root task last.
 #[must_use]
-pub fn levels(tasks: &Tasks, spaces: &Namespaces, task: usize) -> Vec<u32> {
+pub(crate) fn levels(tasks: &Tasks, spaces: &Namespaces, task: usize) -> Vec<u32> {
     let space = |task: usize| tasks[task].image.homes.number(NsKind::Pid).unwrap_or(0);
     let parent = |task: &usize| {
         let ppid = tasks[*task].image.tree.ppid;
@@ -292,7 +296,7 @@ fn first_of(tasks: &[Task], space: u32) -> Option<usize> {
 
 /// Notes who is the first task of each pid namespace below that of the root task, wherever the
 /// images list it: the namespace is there as soon as that one is.
-pub fn find_firsts(tasks: &[Task], spaces: &mut Namespaces) {
+pub(crate) fn find_firsts(tasks: &[Task], spaces: &mut Namespaces) {
     let below = |ns: &&mut Namespace| ns.kind == NsKind::Pid && ns.task != 0;
     for ns in spaces.all.iter_mut().filter(below) {
         ns.task = first_of(tasks, ns.id).unwrap_or(ns.task);
@@ -302,7 +306,7 @@ pub fn find_firsts(tasks: &[Task], spaces: &mut Namespaces) {
 /// Who has to be born before `task` since that is born into its namespace from outside: the first
 /// task there.
 #[must_use]
-pub fn awaited(tasks: &[Task], task: usize, parent: usize) -> Option<usize> {
+pub(crate) fn awaited(tasks: &[Task], task: usize, parent: usize) -> Option<usize> {
     let home = |task: usize| tasks[task].image.homes.number(NsKind::Pid);
     let space = home(task).filter(|_| home(task) != home(parent))?;
     first_of(tasks, space).filter(|first| *first != task)
@@ -310,7 +314,7 @@ pub fn awaited(tasks: &[Task], task: usize, parent: usize) -> Option<usize> {
 
 /// How a task is born into its pid namespace.
 #[derive(Debug)]
-pub enum Birth {
+pub(crate) enum Birth {
     /// In that of the task that it is born from.
     Same,
     /// As the first task of a new one.
@@ -323,7 +327,7 @@ pub enum Birth {
 ///
 /// # Errors
 /// If the first task of its namespace has not been born yet.
-pub fn birth(tasks: &Tasks, spaces: &Namespaces, task: usize, from: usize) -> Result<Birth> {
+pub(crate) fn birth(tasks: &Tasks, spaces: &Namespaces, task: usize, from: usize) -> Result<Birth> {
     let space = |task: usize| tasks[task].image.homes.number(NsKind::Pid).unwrap_or(0);
     let (depth, above) = (tasks[task].image.depth(), tasks[from].image.depth());
     if depth == above + 1 && tasks[task].image.pid_at(depth) == 1 {
@@ -339,7 +343,7 @@ pub fn birth(tasks: &Tasks, spaces: &Namespaces, task: usize, from: usize) -> Re
 /// The number of a process group in the pid namespace of a task; 0 if it has none there, or none
 /// of its members is a task.
 #[must_use]
-pub fn group_seen_by(tasks: &Tasks, task: usize, pgid: u32) -> u32 {
+pub(crate) fn group_seen_by(tasks: &Tasks, task: usize, pgid: u32) -> u32 {
     let image = &tasks[task].image;
     let depth = image.depth();
     if depth == 0 {
@@ -354,7 +358,7 @@ pub fn group_seen_by(tasks: &Tasks, task: usize, pgid: u32) -> u32 {
 
 /// The number of a task's process group in its own pid namespace.
 #[must_use]
-pub fn own_group(task: &TaskImage) -> Option<u32> {
+pub(crate) fn own_group(task: &TaskImage) -> Option<u32> {
     match task.depth() {
         0 => Some(task.tree.pgid),
         _ => task.nested(0)?.pgids.last().copied(),
@@ -365,7 +369,7 @@ pub fn own_group(task: &TaskImage) -> Option<u32> {
 ///
 /// # Errors
 /// If the images have no such namespace; if its first task has ended, or a husk may not enter it.
-pub fn finish(tasks: &mut Tasks, spaces: &Namespaces) -> Result<()> {
+pub(crate) fn finish(tasks: &mut Tasks, spaces: &Namespaces) -> Result<()> {
     for task in 0..tasks.len() {
         let image = &tasks[task].image;
         let wanted = image.nested(0).and_then(|nested| nested.for_children);

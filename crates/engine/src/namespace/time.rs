@@ -110,7 +110,7 @@ fn parse(text: &str) -> Option<Clocks> {
 ///
 /// # Errors
 /// Refused, where a task could not live again.
-pub fn note(tasks: &Dumped, spaces: &mut Namespaces) -> Result<()> {
+pub(crate) fn note(tasks: &Dumped, spaces: &mut Namespaces) -> Result<()> {
     let live = || tasks.iter().filter(|task| !task.is_zombie());
     let Some(root) = live().next() else { return Ok(()) };
     for task in live() {
@@ -166,7 +166,7 @@ fn check(task: &Task, root: &Task, spaces: &Namespaces) -> Result<()> {
 ///
 /// # Errors
 /// If the offsets cannot be read, or an image cannot be written.
-pub fn dump(images: &ImageDir, tasks: &Dumped, spaces: &Namespaces) -> Result<()> {
+pub(crate) fn dump(images: &ImageDir, tasks: &Dumped, spaces: &Namespaces) -> Result<()> {
     let now = Clocks::now();
     let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
     if spaces.of_kind(NsKind::Time).find(roots).is_none() {
@@ -188,14 +188,14 @@ fn own_pid() -> i32 {
 
 /// What the clocks of the restored tree are to show.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted(Clocks);
+pub(crate) struct Wanted(Clocks);
 
 impl Wanted {
     /// Reads the clocks of the root task; `None` if it is to share the caller's.
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(images: &ImageDir, spaces: &Namespaces) -> Result<Option<Self>> {
+    pub(crate) fn load(images: &ImageDir, spaces: &Namespaces) -> Result<Option<Self>> {
         let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
         let own = spaces.of_kind(NsKind::Time).find(roots).map_or(0, |ns| ns.id);
         if own == 0 && std::fs::metadata("/proc/self/ns/time").is_err() {
@@ -214,7 +214,7 @@ impl Wanted {
     ///
     /// # Errors
     /// `ERANGE` for times that the kernel cannot show.
-    pub fn apply(&self) -> io::Result<()> {
+    pub(crate) fn apply(&self) -> io::Result<()> {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         torpor_sys::ns::unshare_time()?;
         self.set(tid).map_err(|e| io::Error::other(e.to_string()))
@@ -225,7 +225,7 @@ impl Wanted {
     ///
     /// # Errors
     /// As [`Wanted::apply`].
-    pub fn set(&self, pid: i32) -> Result<()> {
+    pub(crate) fn set(&self, pid: i32) -> Result<()> {
         let here = Clocks::offsets(own_pid())?;
         // From here to the end of the restore the clocks run.
         let offsets = self.0.minus(Clocks::now()).plus(here);
@@ -263,7 +263,11 @@ impl Other {
 ///
 /// # Errors
 /// Damaged images; if a husk has ended; if the kernel refuses a namespace or an offset.
-pub fn restore_others(images: &ImageDir, spaces: &Namespaces, tasks: &mut Tasks) -> Result<()> {
+pub(crate) fn restore_others(
+    images: &ImageDir,
+    spaces: &Namespaces,
+    tasks: &mut Tasks,
+) -> Result<()> {
     let others = spaces.of_kind(NsKind::Time).filter(|ns| ns.task != 0 && !ns.is_host);
     let others: Result<Vec<Other>> = others.map(|ns| Other::load(images, tasks, ns.id)).collect();
     let mut others = others?;

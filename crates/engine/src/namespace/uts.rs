@@ -12,7 +12,7 @@ use crate::error::{Context, Error, Result};
 ///
 /// # Errors
 /// If the namespace cannot be entered; if a name is not text; if the image cannot be written.
-pub fn dump(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
+pub(crate) fn dump(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
     let names = run_in(&[spaces.open_file(ns_id)?], || Ok(rustix::system::uname()))?;
     let text = |name: &std::ffi::CStr| {
         let reason = |_| Error::invalid("uname", "a name of the UTS namespace is not text");
@@ -27,7 +27,7 @@ pub fn dump(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
 ///
 /// # Errors
 /// If the image cannot be read, the namespace cannot be entered, or does not take a name.
-pub fn restore(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
+pub(crate) fn restore(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
     let entry: UtsnsEntry = images.read_one(kind::UTSNS, ns_id.into())?;
     run_in(&[spaces.open_file(ns_id)?.as_fd()], || {
         rustix::system::sethostname(entry.nodename.as_bytes())

@@ -24,13 +24,13 @@ use crate::options::{NetworkLock, Options};
 use crate::proc;
 
 /// How long the tasks have to accept what waits.
-pub const PATIENCE: Duration = Duration::from_millis(300);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(300);
 /// How often it is looked.
-pub const PAUSE: Duration = Duration::from_millis(2);
+pub(crate) const PAUSE: Duration = Duration::from_millis(2);
 
 /// New connections are held off while this lives.
 #[derive(Debug)]
-pub struct HeldOff {
+pub(crate) struct HeldOff {
     netns: OwnedFd,
     path: PathBuf,
     /// What there is to be done at the end.
@@ -39,7 +39,7 @@ pub struct HeldOff {
 
 impl HeldOff {
     /// Lets new connections in again.
-    pub fn end(mut self, guardian: &Guardian) {
+    pub(crate) fn end(mut self, guardian: &Guardian) {
         if !self.remove() {
             // The guardian tries again.
             return;
@@ -71,7 +71,7 @@ impl Drop for HeldOff {
 /// Lets the tasks of a running tree accept the connections that wait for them, while new ones are
 /// held off, which they are until the result is ended. Nothing is done where connections are not
 /// dumped, or those that wait are left out anyway.
-pub fn settle(opts: &Options, guardian: &Guardian) -> Option<HeldOff> {
+pub(crate) fn settle(opts: &Options, guardian: &Guardian) -> Option<HeldOff> {
     let dumped =
         opts.network.tcp_established && !opts.network.tcp_close && !opts.network.skip_in_flight;
     if !dumped || opts.network.lock == NetworkLock::Skip {
@@ -110,7 +110,7 @@ fn try_settle(opts: &Options, guardian: &Guardian) -> Result<Option<HeldOff>> {
 ///
 /// # Errors
 /// If the children of a task cannot be read. One that ends meanwhile is no error.
-pub fn tree(opts: &Options) -> Result<Vec<i32>> {
+pub(crate) fn tree(opts: &Options) -> Result<Vec<i32>> {
     let mut all = vec![opts.pid];
     let mut next = 0;
     while let Some(&pid) = all.get(next) {

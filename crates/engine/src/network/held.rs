@@ -18,7 +18,7 @@ use crate::options::{Network, NetworkLock};
 
 /// What a dump does to the network.
 #[derive(Debug, Default)]
-pub struct Held {
+pub(crate) struct Held {
     /// Names the locks; in the inventory, so that the restore finds them.
     id: String,
     /// What the locks are set with.
@@ -55,7 +55,7 @@ impl Held {
     ///
     /// # Errors
     /// If the kernel's source of random ids cannot be read.
-    pub fn id(&mut self) -> Result<&str> {
+    pub(crate) fn id(&mut self) -> Result<&str> {
         if self.id.is_empty() {
             let path = "/proc/sys/kernel/random/uuid";
             let id = std::fs::read_to_string(path).context(|| format!("read {path}"))?;
@@ -65,7 +65,7 @@ impl Held {
     }
 
     /// How the network is locked, as the inventory has it.
-    pub fn method(&self, asked: NetworkLock) -> u32 {
+    pub(crate) fn method(&self, asked: NetworkLock) -> u32 {
         match (self.tool, asked) {
             (Some(tool), _) => tool.method(),
             (None, NetworkLock::Any | NetworkLock::Iptables) => Tool::Iptables.method(),
@@ -78,7 +78,12 @@ impl Held {
     ///
     /// # Errors
     /// `EMFILE`.
-    pub fn add_connection(&mut self, socket: BorrowedFd<'_>, reuse: i32, undo: Undo) -> Result<()> {
+    pub(crate) fn add_connection(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        reuse: i32,
+        undo: Undo,
+    ) -> Result<()> {
         let socket = socket.try_clone_to_owned().context(|| "dup".to_owned())?;
         self.connections.push(Connection { socket, reuse, undo });
         Ok(())
@@ -100,7 +105,7 @@ impl Held {
     ///
     /// # Errors
     /// If rules cannot be set.
-    pub fn lock(
+    pub(crate) fn lock(
         &mut self,
         network: &Network,
         guardian: &Guardian,
@@ -183,7 +188,7 @@ impl Held {
     ///
     /// # Errors
     /// If rules cannot be set.
-    pub fn hold(
+    pub(crate) fn hold(
         &mut self,
         network: &Network,
         guardian: &Guardian,
@@ -208,7 +213,7 @@ impl Held {
     }
 
     /// The tasks go on: the network does, too.
-    pub fn release(&mut self, guardian: &Guardian) {
+    pub(crate) fn release(&mut self, guardian: &Guardian) {
         for connection in std::mem::take(&mut self.connections) {
             // In vain, as a rule: only if the tasks were to be killed.
             if let Err(e) = leave_repair(connection.socket.as_fd(), connection.reuse) {
@@ -229,7 +234,7 @@ impl Held {
     }
 
     /// New connections may come again, if they were held off.
-    pub fn let_in(&mut self, guardian: &Guardian) {
+    pub(crate) fn let_in(&mut self, guardian: &Guardian) {
         if let Some(held) = self.held_off.take() {
             held.end(guardian);
         }
@@ -241,7 +246,7 @@ impl Held {
     /// # Errors
     /// If the guardian is gone, or a connection refuses to be silenced. The tasks may still go on,
     /// see [`Held::release`].
-    pub fn silence(&self, guardian: &Guardian) -> Result<()> {
+    pub(crate) fn silence(&self, guardian: &Guardian) -> Result<()> {
         for connection in &self.connections {
             guardian.watch_file(&connection.undo, connection.socket.as_fd())?;
             silence(connection.socket.as_fd())?;
@@ -250,7 +255,7 @@ impl Held {
     }
 
     /// What lets connections and the network go on: nobody is to do that for tasks that end.
-    pub fn undos(&self) -> Vec<Undo> {
+    pub(crate) fn undos(&self) -> Vec<Undo> {
         let connections = self.connections.iter().map(|connection| connection.undo.clone());
         let locks = self.locks.iter().flat_map(|lock| lock.undo.undos(&lock.path));
         connections.chain(locks).collect()

@@ -14,7 +14,7 @@ const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_IPV6: u8 = 10;
 
 /// The chain that stops everything.
-pub const CHAIN: &str = "CRIU";
+pub(super) const CHAIN: &str = "CRIU";
 
 /// Both ways of a connection: the chain that its packets come through, source and destination.
 fn ways((remote, local): &(Address, Address)) -> [(&'static str, Address, Address); 2] {
@@ -33,7 +33,7 @@ fn rule(source: Address, destination: Address) -> String {
 }
 
 /// Sets a lock.
-pub fn lock(scope: &Scope) -> Script {
+pub(super) fn lock(scope: &Scope) -> Script {
     script(scope, |v6| match scope {
         Scope::All => format!(
             ":{CHAIN} - [0:0]\n-I INPUT -j {CHAIN}\n-I OUTPUT -j {CHAIN}\n\
@@ -44,7 +44,7 @@ pub fn lock(scope: &Scope) -> Script {
 }
 
 /// Takes away a lock that is there as a whole.
-pub fn unlock(scope: &Scope) -> Script {
+pub(super) fn unlock(scope: &Scope) -> Script {
     script(scope, |v6| match scope {
         Scope::All => {
             format!("-D INPUT -j {CHAIN}\n-D OUTPUT -j {CHAIN}\n-F {CHAIN}\n-X {CHAIN}\n")
@@ -83,7 +83,7 @@ fn families(scope: &Scope) -> Vec<bool> {
 }
 
 /// Whether the whole namespace of this thread is locked.
-pub fn is_locked() -> bool {
+pub(super) fn is_locked() -> bool {
     ["iptables", "ip6tables"]
         .iter()
         .any(|program| run(&argv(&[program, "-w", "-n", "-L", CHAIN]), "").is_ok())
@@ -93,7 +93,7 @@ pub fn is_locked() -> bool {
 ///
 /// # Errors
 /// If a program fails.
-pub fn remove(scope: &Scope) -> Result<()> {
+pub(super) fn remove(scope: &Scope) -> Result<()> {
     for v6 in families(scope) {
         if !has_rules(v6) {
             continue;

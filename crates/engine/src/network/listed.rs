@@ -18,7 +18,7 @@ pub(super) fn tcp_sockets() -> Result<Vec<InetSocket>> {
 ///
 /// # Errors
 /// If a process is gone.
-pub fn inodes_of(pids: &[i32]) -> Result<HashSet<u32>> {
+pub(crate) fn inodes_of(pids: &[i32]) -> Result<HashSet<u32>> {
     let mut all = HashSet::new();
     for pid in pids {
         let numbers = match proc::numbers(*pid, "fd").map_err(Error::from) {

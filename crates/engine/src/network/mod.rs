@@ -8,14 +8,14 @@
 //! are killed the lock stays, until the restore removes it. The peers send again what was
 //! lost meanwhile: that is what TCP is for.
 
-pub mod accept;
+pub(crate) mod accept;
 mod asleep;
 mod held;
 mod iptables;
-pub mod listed;
+pub(crate) mod listed;
 mod nftables;
-pub mod rules;
-pub mod tracked;
+pub(crate) mod rules;
+pub(crate) mod tracked;
 
-pub use self::asleep::{Asleep, Connections};
-pub use self::held::Held;
+pub(crate) use self::asleep::{Asleep, Connections};
+pub(crate) use self::held::Held;

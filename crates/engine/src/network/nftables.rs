@@ -21,7 +21,7 @@ const NFTA_TABLE_NAME: u16 = 1;
 const NFPROTO_INET: u8 = 1;
 
 /// The table of the dump with this id.
-pub fn table(id: &str) -> String {
+pub(super) fn table(id: &str) -> String {
     let mut name = format!("CRIU-{id}");
     name.truncate(MAX_NAME - FAMILY.len() - 1);
     name
@@ -29,7 +29,7 @@ pub fn table(id: &str) -> String {
 
 /// Sets a lock; `more` adds connections to one that is there. One that should not be there is to
 /// be [removed](remove) before.
-pub fn lock(name: &str, scope: &Scope, more: bool) -> Script {
+pub(super) fn lock(name: &str, scope: &Scope, more: bool) -> Script {
     let input = match scope {
         Scope::Connections(all) if more => elements(name, all),
         Scope::Connections(all) => {
@@ -41,12 +41,12 @@ pub fn lock(name: &str, scope: &Scope, more: bool) -> Script {
 }
 
 /// Whether there is a table of a lock in the network namespace of this thread.
-pub fn is_there(table: &str) -> bool {
+pub(super) fn is_there(table: &str) -> bool {
     has(NFPROTO_INET, table)
 }
 
 /// Whether there is a table of this family in the network namespace of this thread.
-pub fn has(family: u8, table: &str) -> bool {
+pub(super) fn has(family: u8, table: &str) -> bool {
     let mut socket = match Socket::open(NETFILTER) {
         Ok(socket) => socket,
         Err(_) => return false,
@@ -59,7 +59,7 @@ pub fn has(family: u8, table: &str) -> bool {
 /// # Errors
 /// If there is no netlink socket, or the kernel refuses for another cause than that the table is
 /// not there.
-pub fn remove(table: &str) -> Result<()> {
+pub(super) fn remove(table: &str) -> Result<()> {
     let mut socket = Socket::open(NETFILTER)?;
     let done = socket.change_in_batch(DELETE_TABLE, 0, &named(NFPROTO_INET, table))?;
     // Whoever closes it waits until no processor uses the rules any more: 20 ms. Nobody else has to;

@@ -17,11 +17,11 @@ use crate::namespace::run_in;
 use crate::options::NetworkLock;
 
 /// Packets with this mark pass a lock: the restore's own.
-pub const MARK: u32 = 0xC114;
+pub(crate) const MARK: u32 = 0xC114;
 
 /// What a lock stops.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Scope {
+pub(crate) enum Scope {
     /// Everything but packets with [`MARK`].
     All,
     /// The packets of these TCP connections: remote and local address.
@@ -29,11 +29,11 @@ pub enum Scope {
 }
 
 /// Calls of programs, each with its input.
-pub type Script = Vec<(Vec<String>, String)>;
+pub(crate) type Script = Vec<(Vec<String>, String)>;
 
 /// A program that sets rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tool {
+pub(crate) enum Tool {
     /// `iptables-restore` and `ip6tables-restore`.
     Iptables,
     /// `nft`.
@@ -41,11 +41,11 @@ pub enum Tool {
 }
 
 /// What the inventory has for a dump that leaves the network alone.
-pub const SKIPPED: u32 = 2;
+pub(crate) const SKIPPED: u32 = 2;
 
 impl Tool {
     /// Its number in the inventory.
-    pub fn method(self) -> u32 {
+    pub(crate) fn method(self) -> u32 {
         match self {
             Tool::Iptables => 0,
             Tool::Nft => 1,
@@ -53,13 +53,13 @@ impl Tool {
     }
 
     /// The tool with this number in an inventory.
-    pub fn of_method(method: u32) -> Option<Self> {
+    pub(crate) fn of_method(method: u32) -> Option<Self> {
         [Tool::Iptables, Tool::Nft].into_iter().find(|tool| tool.method() == method)
     }
 
     /// Those that may have locked the network of a dump whose inventory has this method: old
     /// versions do not say which.
-    pub fn all_of(method: Option<u32>) -> Vec<Self> {
+    pub(crate) fn all_of(method: Option<u32>) -> Vec<Self> {
         match method {
             Some(method) => Tool::of_method(method).into_iter().collect(),
             None => vec![Tool::Iptables, Tool::Nft],
@@ -77,7 +77,7 @@ impl Tool {
     }
 
     /// Whether there is a lock of its making in the network namespace of this thread.
-    pub fn is_locked(self, id: &str) -> bool {
+    pub(crate) fn is_locked(self, id: &str) -> bool {
         match self {
             Tool::Iptables => iptables::is_locked(),
             Tool::Nft => nftables::is_there(&nftables::table(id)),
@@ -90,7 +90,7 @@ impl Tool {
 ///
 /// # Errors
 /// If none that was asked for is installed.
-pub fn choose(asked: NetworkLock) -> Result<Tool> {
+pub(crate) fn choose(asked: NetworkLock) -> Result<Tool> {
     let (tools, program): (&[_], _) = match asked {
         NetworkLock::Nftables => (&[Tool::Nft], "nft"),
         NetworkLock::Iptables => (&[Tool::Iptables, Tool::Nft], "iptables-restore or nft"),
@@ -111,7 +111,7 @@ pub fn choose(asked: NetworkLock) -> Result<Tool> {
 ///
 /// # Errors
 /// If the program fails.
-pub fn lock(tool: Tool, id: &str, scope: &Scope, more: bool) -> Result<()> {
+pub(crate) fn lock(tool: Tool, id: &str, scope: &Scope, more: bool) -> Result<()> {
     let script = match tool {
         Tool::Iptables => iptables::lock(scope),
         Tool::Nft => {
@@ -128,7 +128,7 @@ pub fn lock(tool: Tool, id: &str, scope: &Scope, more: bool) -> Result<()> {
 
 /// How rules are taken away again by whoever does not know more than this.
 #[derive(Debug, Clone)]
-pub enum Removal {
+pub(crate) enum Removal {
     /// By programs.
     Programs(Script),
     /// They are a table of nftables with this name.
@@ -137,10 +137,10 @@ pub enum Removal {
 
 impl Removal {
     /// Of nothing.
-    pub const NOTHING: Self = Removal::Programs(Script::new());
+    pub(crate) const NOTHING: Self = Removal::Programs(Script::new());
 
     /// How a lock is removed.
-    pub fn of_lock(tool: Tool, id: &str, scope: &Scope) -> Self {
+    pub(crate) fn of_lock(tool: Tool, id: &str, scope: &Scope) -> Self {
         match tool {
             Tool::Iptables => Removal::Programs(iptables::unlock(scope)),
             Tool::Nft => Removal::Table(nftables::table(id)),
@@ -151,7 +151,7 @@ impl Removal {
     ///
     /// # Errors
     /// If a program is missing or fails; if the kernel refuses to remove the table.
-    pub fn run(&self) -> Result<()> {
+    pub(crate) fn run(&self) -> Result<()> {
         match self {
             Removal::Programs(script) => {
                 script.iter().try_for_each(|(argv, input)| run(argv, input))
@@ -161,7 +161,7 @@ impl Removal {
     }
 
     /// How the guardian takes them away from the network namespace at `netns`.
-    pub fn undos(&self, netns: &Path) -> Vec<Undo> {
+    pub(crate) fn undos(&self, netns: &Path) -> Vec<Undo> {
         let netns = netns.to_string_lossy();
         match self {
             Removal::Programs(script) => {
@@ -179,7 +179,7 @@ impl Removal {
 ///
 /// # Errors
 /// If the program fails.
-pub fn unlock(tool: Tool, id: &str, scope: &Scope) -> Result<()> {
+pub(crate) fn unlock(tool: Tool, id: &str, scope: &Scope) -> Result<()> {
     match tool {
         Tool::Iptables => iptables::remove(scope),
         Tool::Nft if tool.is_locked(id) => nftables::remove(&nftables::table(id)),
@@ -188,7 +188,7 @@ pub fn unlock(tool: Tool, id: &str, scope: &Scope) -> Result<()> {
 }
 
 /// Removes a lock that an old version of Torpor has set: a table or a chain of its name.
-pub fn unlock_old(id: &str) {
+pub(crate) fn unlock_old(id: &str) {
     let table = format!("torpor-{id}");
     let short: String = id.chars().filter(char::is_ascii_alphanumeric).take(20).collect();
     let chain = format!("TORPOR-{short}");
@@ -217,7 +217,7 @@ pub(super) fn argv(words: &[&str]) -> Vec<String> {
 }
 
 /// A program that is to be run in the network namespace at a path: path, input, words.
-pub static RULES: Way = Way::new("run", |words, _| {
+pub(crate) static RULES: Way = Way::new("run", |words, _| {
     let path = words.text(0)?;
     let netns = std::fs::File::open(path).context(|| format!("open {path}"))?;
     let (input, argv) = (words.text(1)?, words.rest(2));
@@ -225,7 +225,7 @@ pub static RULES: Way = Way::new("run", |words, _| {
 });
 
 /// A table of nftables that is to be removed from the network namespace at a path: path, name.
-pub static TABLE: Way = Way::new("table", |words, _| {
+pub(crate) static TABLE: Way = Way::new("table", |words, _| {
     let path = words.text(0)?;
     let netns = std::fs::File::open(path).context(|| format!("open {path}"))?;
     let name = words.text(1)?;
@@ -236,7 +236,7 @@ pub static TABLE: Way = Way::new("table", |words, _| {
 ///
 /// # Errors
 /// If it is not there, or fails.
-pub fn run(argv: &[String], input: &str) -> Result<()> {
+pub(crate) fn run(argv: &[String], input: &str) -> Result<()> {
     call(argv, input).map(drop)
 }
 

@@ -42,7 +42,7 @@ const SECONDS: u32 = 120;
 ///
 /// # Errors
 /// If the kernel cannot be talked to.
-pub fn enter(from: Address, to: Address) -> Result<()> {
+pub(crate) fn enter(from: Address, to: Address) -> Result<()> {
     // To ask would load what tracks.
     if !std::path::Path::new("/proc/sys/net/netfilter/nf_conntrack_max").exists() {
         return Ok(());

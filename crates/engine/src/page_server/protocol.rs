@@ -53,9 +53,9 @@ pub enum Op {
 }
 
 /// What a client asks for to find out whether the server is Torpor's ("torpor").
-pub const ASK: Object = Object { kind: kind::PAGEMAP, id: 0x746f_7270_6f72 };
+pub(super) const ASK: Object = Object { kind: kind::PAGEMAP, id: 0x746f_7270_6f72 };
 /// The answer if it is.
-pub const YES: i32 = 0x746f_7201;
+pub(super) const YES: i32 = 0x746f_7201;
 
 impl Op {
     const ALL: [(Op, u32); 10] = [

@@ -37,7 +37,7 @@ pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);
 /// # Errors
 /// Keys that cannot be read; a server that is not `host` or that our authority has not
 /// certified.
-pub fn client(
+pub(super) fn client(
     socket: File,
     host: &str,
     files: &Tls,
@@ -73,7 +73,7 @@ pub fn client(
 ///
 /// # Errors
 /// Keys that cannot be read; a client that our authority has not certified, or that is late.
-pub fn server(
+pub(super) fn server(
     socket: File,
     files: &Tls,
     patience: Duration,

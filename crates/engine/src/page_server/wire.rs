@@ -95,7 +95,7 @@ fn clusters(len: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// The end that sends pages.
 #[derive(Debug)]
-pub struct Outgoing {
+pub(super) struct Outgoing {
     manner: Manner,
     packer: Packer,
     packed: packed::Packed,
@@ -103,17 +103,17 @@ pub struct Outgoing {
 
 impl Outgoing {
     /// Pages are to go in this manner.
-    pub fn new(manner: Manner) -> Self {
+    pub(super) fn new(manner: Manner) -> Self {
         Outgoing { manner, packer: Packer::default(), packed: packed::Packed::default() }
     }
 
     /// What goes among the flags of a command that pages follow.
-    pub fn flags(&self) -> u32 {
+    pub(super) fn flags(&self) -> u32 {
         self.manner.method().map_or(0, |how| how.number() << METHOD)
     }
 
     /// What has been compressed, if anything was.
-    pub fn packed(&self) -> Option<packed::Packed> {
+    pub(super) fn packed(&self) -> Option<packed::Packed> {
         (self.packed.from > 0).then_some(self.packed)
     }
 
@@ -122,7 +122,7 @@ impl Outgoing {
     ///
     /// # Errors
     /// If the connection is down; if the pages cannot be compressed or sealed.
-    pub fn send(
+    pub(super) fn send(
         &mut self,
         data: &mut [u8],
         seal: Option<Sealing<'_>>,

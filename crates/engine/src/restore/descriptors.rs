@@ -21,7 +21,7 @@ const AT_ONCE: usize = 253;
 /// # Errors
 /// If a file that a task holds is not in the images or cannot be opened; if a descriptor cannot be
 /// given its number; if a husk has ended.
-pub fn restore(table: &mut Table<'_>) -> Result<()> {
+pub(super) fn restore(table: &mut Table<'_>) -> Result<()> {
     let of_tasks = table.opener.tasks.iter().flat_map(|t| &t.image.fds).map(|f| f.id);
     let mut ids: Vec<u32> = of_tasks.chain(table.files.in_flight.iter().copied()).collect();
     ids.sort_unstable();
@@ -132,7 +132,7 @@ fn raise_limit(tasks: &mut Tasks, task: usize, fds: &[FdinfoEntry], end: i32) ->
 ///
 /// # Errors
 /// If a task is gone, or does not take what belongs to a file.
-pub fn attach(table: &mut Table<'_>) -> Result<()> {
+pub(super) fn attach(table: &mut Table<'_>) -> Result<()> {
     for task in 0..table.opener.tasks.len() {
         for fd in table.opener.tasks[task].image.fds.clone() {
             let holder = Holder { task, fd: fd.fd.cast_signed() };

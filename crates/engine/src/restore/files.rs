@@ -77,7 +77,7 @@ impl Files {
 
 /// The open files, and what it takes to open them.
 #[derive(Debug)]
-pub struct Table<'c> {
+pub(crate) struct Table<'c> {
     /// What opens files by their paths; the rest is in it as well.
     pub opener: Opener<'c>,
     /// What is open.
@@ -150,7 +150,7 @@ impl Table<'_> {
     ///
     /// # Errors
     /// If there is none, or it cannot be opened.
-    pub fn file(&mut self, id: u32) -> Result<BorrowedFd<'_>> {
+    pub(crate) fn file(&mut self, id: u32) -> Result<BorrowedFd<'_>> {
         if self.files.opened.get(id).is_none() {
             let file = self.open_file(id)?;
             self.files.opened.insert(id, file);

@@ -38,7 +38,7 @@ impl Lazy {
     /// # Errors
     /// If there can be no pager, but pages can only be fetched later; if the pager cannot be
     /// started or reached.
-    pub fn prepare(
+    pub(super) fn prepare(
         opts: &Options,
         images: &ImageDir,
         tasks: &mut [Task],
@@ -103,12 +103,12 @@ impl Lazy {
     }
 
     /// Whether anything is left.
-    pub fn any(&self) -> bool {
+    pub(super) fn any(&self) -> bool {
         self.any
     }
 
     /// Whether the pages of a mapping are left to the pager.
-    pub fn leaves(&self, vma: &VmaEntry) -> bool {
+    pub(super) fn leaves(&self, vma: &VmaEntry) -> bool {
         self.any && (lazy::may_wait(vma) || self.stacks_wait && lazy::stack_can_wait(vma))
     }
 
@@ -117,7 +117,7 @@ impl Lazy {
     ///
     /// # Errors
     /// If memory cannot be registered with a userfaultfd; if a husk or the pager has ended.
-    pub fn hand_over(&mut self, images: &ImageDir, tasks: &mut Tasks) -> Result<()> {
+    pub(super) fn hand_over(&mut self, images: &ImageDir, tasks: &mut Tasks) -> Result<()> {
         let Some(pager) = &mut self.pager else { return Ok(()) };
         let (any, stacks_wait) = (self.any, self.stacks_wait);
         let leaves =
@@ -141,7 +141,7 @@ impl Lazy {
     }
 
     /// The tasks run.
-    pub fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         if let Some(fetcher) = self.fetcher.take() {
             fetcher.end();
         }

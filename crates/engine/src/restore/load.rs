@@ -18,7 +18,7 @@ use crate::namespace::pid;
 use crate::task::{self, state};
 
 /// Highest pid of any Linux (`PID_MAX_LIMIT`).
-pub const PID_MAX: u32 = 4 * 1024 * 1024;
+pub(crate) const PID_MAX: u32 = 4 * 1024 * 1024;
 /// Lowest address behind user space with five-level page tables.
 const TASK_SIZE_MAX: u64 = 1 << 56;
 
@@ -100,7 +100,7 @@ impl TaskImage {
 
 /// A checkpoint.
 #[derive(Debug)]
-pub struct Checkpoint {
+pub(crate) struct Checkpoint {
     /// `inventory.img`.
     pub inventory: InventoryEntry,
     /// The tasks, parents before children, the root first.
@@ -111,7 +111,7 @@ pub struct Checkpoint {
 
 /// Whether the pages of a checkpoint are looked for when it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pages {
+pub(crate) enum Pages {
     /// At once, with the rest.
     Now,
     /// When it is known which of them are there already ([`find_pages`]).
@@ -122,7 +122,7 @@ pub enum Pages {
 ///
 /// # Errors
 /// An image that is missing or damaged, or contradicts another, by name.
-pub fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
+pub(crate) fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
     let inventory = images.inventory()?;
     let tree: Vec<PstreeEntry> = images.read_all(kind::PSTREE, 0)?;
     let host = inventory.root_ids.unwrap_or_default();
@@ -170,7 +170,7 @@ pub fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
 ///
 /// # Errors
 /// Damaged images.
-pub fn find_pages(images: &ImageDir, task: &mut TaskImage) -> Result<()> {
+pub(crate) fn find_pages(images: &ImageDir, task: &mut TaskImage) -> Result<()> {
     if !task.is_zombie() {
         let pid = u64::from(task.tree.pid);
         task.pages = Arc::new(pages::Pages::load(images, kind::PAGEMAP, pid)?);
@@ -179,7 +179,7 @@ pub fn find_pages(images: &ImageDir, task: &mut TaskImage) -> Result<()> {
 }
 
 /// Whether [`load`] has read all of the image file `name`, so that nobody reads it again.
-pub fn is_loaded(name: &str) -> bool {
+pub(crate) fn is_loaded(name: &str) -> bool {
     let kinds = [
         kind::PSTREE,
         kind::CORE,

@@ -180,7 +180,7 @@ fn choose(cx: &mut Restore<'_>, place: &Birthplace) -> Result<()> {
 ///
 /// # Errors
 /// What `work` returns; if nobody can be born there.
-pub fn live_in<T>(
+pub(crate) fn live_in<T>(
     root: &mut Tracee,
     space: &OwnedFd,
     work: impl FnOnce(&mut Tracee) -> Result<T>,

@@ -18,7 +18,7 @@ const CHUNK: usize = 256 * 1024;
 /// # Errors
 /// If pages cannot be read, or are not those that were sealed; if the object cannot be written to
 /// (memory is short).
-pub fn fill(pages: &Pages, file: &File, base: u64) -> Result<()> {
+pub(crate) fn fill(pages: &Pages, file: &File, base: u64) -> Result<()> {
     let mut buffer = vec![0u8; CHUNK];
     // The object is new: what it does not hold yet is zero.
     for stretch in pages.stretches().iter().filter(|stretch| !stretch.is_zero()) {

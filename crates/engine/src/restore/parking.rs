@@ -45,7 +45,7 @@ pub(super) struct Lot {
 
 impl Lot {
     /// The addresses at which the mapping waits.
-    pub fn place(&self) -> Range<u64> {
+    pub(super) fn place(&self) -> Range<u64> {
         self.at..self.at + (self.home.end - self.home.start)
     }
 }
@@ -65,7 +65,7 @@ impl Parking {
     ///
     /// # Errors
     /// If the parents and sessions of the tasks in the images make no tree.
-    pub fn plan(tasks: &[Task], here: &[Mapping]) -> Result<Self> {
+    pub(super) fn plan(tasks: &[Task], here: &[Mapping]) -> Result<Self> {
         let births = births(tasks)?;
         let mut chosen = Vec::new();
         for (task, from) in births.iter().enumerate().filter(|(task, _)| *task != 0) {
@@ -96,7 +96,7 @@ impl Parking {
 
     /// The lots that a file names: those of `tasks`, none over another or over what a task has.
     /// None of this can be relied on until it was looked at.
-    pub fn parse<'t>(
+    pub(super) fn parse<'t>(
         tasks: &[Task],
         lines: impl Iterator<Item = &'t str>,
         template: &[Mapping],
@@ -133,7 +133,7 @@ impl Parking {
     }
 
     /// A line for each lot, as [`Parking::parse`] takes them.
-    pub fn lines(&self, tasks: &[Task]) -> String {
+    pub(super) fn lines(&self, tasks: &[Task]) -> String {
         let line = |Lot { task, home, at }: &Lot| {
             let pid = tasks[*task].image.tree.pid;
             format!("{pid} {:x} {:x} {at:x}\n", home.start, home.end)
@@ -142,14 +142,14 @@ impl Parking {
     }
 
     /// What is parked for a task.
-    pub fn of(&self, task: usize) -> &[Lot] {
+    pub(super) fn of(&self, task: usize) -> &[Lot] {
         let from = self.lots.partition_point(|lot| lot.task < task);
         let len = self.lots[from..].partition_point(|lot| lot.task == task);
         &self.lots[from..from + len]
     }
 
     /// The places that are parked for a task and for those that are born from it, and from these.
-    pub fn below(&self, task: usize) -> Ranges {
+    pub(super) fn below(&self, task: usize) -> Ranges {
         let is_below = |lot: &&Lot| {
             let born = |of: &usize| self.births.get(*of).copied().flatten();
             std::iter::successors(Some(lot.task), born).take(self.births.len()).any(|of| of == task)

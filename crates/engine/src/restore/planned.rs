@@ -31,7 +31,7 @@ impl Planned {
     ///
     /// # Errors
     /// Damaged images; mounts that form no tree.
-    pub fn new(
+    pub(super) fn new(
         images: &ImageDir,
         checkpoint: &Checkpoint,
         passed: &Passed,

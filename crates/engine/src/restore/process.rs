@@ -9,7 +9,7 @@ use crate::error::Result;
 ///
 /// # Errors
 /// What `work` returns; if the pid is taken, or no process can be started.
-pub fn with_process<T>(
+pub(crate) fn with_process<T>(
     root: &mut Tracee,
     vpid: Option<i32>,
     work: impl FnOnce(&mut Tracee) -> Result<T>,
@@ -24,7 +24,7 @@ pub fn with_process<T>(
 ///
 /// # Errors
 /// If the pid is taken, or no process can be started.
-pub fn start(root: &mut Tracee, vpid: Option<i32>) -> Result<Tracee> {
+pub(crate) fn start(root: &mut Tracee, vpid: Option<i32>) -> Result<Tracee> {
     Ok(root.spawn_child(0, 0, vpid.as_slice())?)
 }
 
@@ -32,13 +32,13 @@ pub fn start(root: &mut Tracee, vpid: Option<i32>) -> Result<Tracee> {
 ///
 /// # Errors
 /// If the process does not end.
-pub fn end(root: &mut Tracee, process: Tracee) -> Result<()> {
+pub(crate) fn end(root: &mut Tracee, process: Tracee) -> Result<()> {
     process.exit_with(0)?;
     reap(root)
 }
 
 /// Reaps a child that was born without an exit signal, or it would stay as a zombie.
-pub fn reap(parent: &mut Tracee) -> Result<()> {
+pub(crate) fn reap(parent: &mut Tracee) -> Result<()> {
     // __WCLONE: only such children, not the zombies that belong there.
     parent.call(
         "wait4",

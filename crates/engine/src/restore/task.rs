@@ -22,7 +22,7 @@ use crate::{proc, task};
 /// # Errors
 /// If root, working directory or executable are not in the images or cannot be opened; if the
 /// kernel refuses one of them; if the husk has ended.
-pub fn restore_paths(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+pub(super) fn restore_paths(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let image = &cx.tasks[task].image;
     let (Some(mm), Some(fs)) = (image.mm.clone(), image.fs) else { return Ok(()) };
     let directories = [fs.cwd_id, fs.root_id];
@@ -113,7 +113,7 @@ fn set_program(batch: &mut Batch<'_>, mm: &MmEntry) {
 /// # Errors
 /// If the images lack a part of the state, or the kernel refuses one (named in the error); if the
 /// husk has ended.
-pub fn restore(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+pub(super) fn restore(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let mut threads = std::mem::take(&mut cx.tasks[task].threads);
     let done = cx.rest_of(task, &mut threads);
     cx.tasks[task].threads = threads;
@@ -143,7 +143,7 @@ impl Restore<'_> {
 ///
 /// # Errors
 /// If a husk has ended; if the registers or signals of the images cannot be.
-pub fn complete(cx: &mut Restore<'_>) -> Result<()> {
+pub(super) fn complete(cx: &mut Restore<'_>) -> Result<()> {
     for index in (0..cx.tasks.len()).rev() {
         let task = &mut cx.tasks[index];
         let cores = &task.image.cores;
@@ -168,14 +168,14 @@ pub fn complete(cx: &mut Restore<'_>) -> Result<()> {
 
 /// Lets all threads go, the children first: a parent that runs early could miss them. A
 /// thread that is gone by then was ended by one that runs already, which is their affair.
-pub fn wake(cx: &mut Restore<'_>) {
+pub(super) fn wake(cx: &mut Restore<'_>) {
     for task in cx.tasks.iter_mut().rev() {
         task.threads.drain(..).rev().for_each(release);
     }
 }
 
 /// Lets those leaders go that only have to end.
-pub fn end_leaders(cx: &mut Restore<'_>) {
+pub(super) fn end_leaders(cx: &mut Restore<'_>) {
     for task in cx.tasks.iter_mut().rev() {
         let lost_leader = task.image.cores.first().is_some_and(task::has_ended);
         if lost_leader && !task.threads.is_empty() {

@@ -44,7 +44,7 @@ impl Task {
 
 /// A mapping in place.
 #[derive(Debug, Clone)]
-pub struct Mapped {
+pub(crate) struct Mapped {
     /// What it is to be.
     pub(super) vma: VmaEntry,
     /// Whether it is writable for the time being, although the task may not write it:

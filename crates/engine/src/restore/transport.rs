@@ -22,7 +22,7 @@ const MAX_FDS: usize = 253;
 
 /// A way into the descriptor table of a husk.
 #[derive(Debug)]
-pub struct Transport {
+pub(crate) struct Transport {
     ours: OwnedFd,
     /// The husk's end.
     theirs: i32,
@@ -36,7 +36,7 @@ impl Transport {
     ///
     /// # Errors
     /// If the husk is gone, or its end of the socket cannot be fetched.
-    pub fn open(husk: &mut Tracee, at: i32) -> Result<Self> {
+    pub(crate) fn open(husk: &mut Tracee, at: i32) -> Result<Self> {
         let pid = husk.pid();
         let mut batch = husk.batch();
         let pair = batch.space(8);
@@ -64,17 +64,12 @@ impl Transport {
         Ok(Transport { ours, theirs: at, pid })
     }
 
-    /// The number of the husk's end.
-    pub fn number(&self) -> i32 {
-        self.theirs
-    }
-
     /// Sends `files` and adds the calls that receive them to a batch of the husk;
     /// they get the lowest free numbers there, in order.
     ///
     /// # Errors
     /// If the socket does not take them.
-    pub fn send(&self, batch: &mut Batch<'_>, files: &[BorrowedFd<'_>]) -> Result<()> {
+    pub(crate) fn send(&self, batch: &mut Batch<'_>, files: &[BorrowedFd<'_>]) -> Result<()> {
         for chunk in files.chunks(MAX_FDS) {
             let mut space = vec![MaybeUninit::uninit(); 16 + 4 * MAX_FDS + 8];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -98,7 +93,7 @@ impl Transport {
     }
 
     /// Adds the call that closes the husk's end.
-    pub fn close(self, batch: &mut Batch<'_>) {
+    pub(crate) fn close(self, batch: &mut Batch<'_>) {
         batch.call(syscall::close(self.theirs.into()));
     }
 }
@@ -111,7 +106,7 @@ impl AsFd for Transport {
 }
 
 /// Places 64-bit words inside the task.
-pub fn place_words(batch: &mut Batch<'_>, words: &[u64]) -> RemoteAddr {
+pub(crate) fn place_words(batch: &mut Batch<'_>, words: &[u64]) -> RemoteAddr {
     let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
     batch.bytes(&bytes)
 }

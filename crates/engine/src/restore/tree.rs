@@ -15,7 +15,7 @@ use crate::namespace::{Namespaces, NsKind, nested_user, pid, send_into};
 /// Stands in for a leader that has ended while others still are in its session or
 /// group. Numbered behind the tasks, and gone before they run.
 #[derive(Debug)]
-pub struct Substitute {
+pub(super) struct Substitute {
     vpid: u32,
     /// Its pids as clone3(2) takes them.
     pids: Vec<i32>,
@@ -31,7 +31,7 @@ pub struct Substitute {
 /// # Errors
 /// If a pid is taken, or no process can be started; if parents and sessions make no tree; as
 /// [`memory::build`].
-pub fn build(cx: &mut Restore<'_>) -> Result<()> {
+pub(super) fn build(cx: &mut Restore<'_>) -> Result<()> {
     let (nodes, substitutes) = nodes(&cx.tasks);
     cx.substitutes = substitutes;
     let tasks = cx.tasks.len();
@@ -360,7 +360,7 @@ fn bear_orphan(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
 ///
 /// # Errors
 /// If the kernel refuses to put a task into its group; if a husk has ended.
-pub fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
+pub(super) fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
     let root = &cx.tasks[0].image.tree;
     // The job of a shell takes the place of the command that restores it: only then has it
     // the terminal in the foreground.
@@ -407,7 +407,7 @@ fn set_group(cx: &mut Restore<'_>, task: usize, pid: i32, pgid: i32) -> Result<(
 ///
 /// # Errors
 /// If a thread id is taken, or no thread can be started (a limit); if a husk has ended.
-pub fn make_threads(cx: &mut Restore<'_>) -> Result<()> {
+pub(super) fn make_threads(cx: &mut Restore<'_>) -> Result<()> {
     let flags = libc::CLONE_THREAD
         | libc::CLONE_VM
         | libc::CLONE_FS
@@ -430,7 +430,7 @@ pub fn make_threads(cx: &mut Restore<'_>) -> Result<()> {
 ///
 /// # Errors
 /// If a husk does not end, or its parent is gone.
-pub fn bury(cx: &mut Restore<'_>) -> Result<()> {
+pub(super) fn bury(cx: &mut Restore<'_>) -> Result<()> {
     for task in 0..cx.tasks.len() {
         if !cx.tasks[task].image.is_zombie() {
             continue;

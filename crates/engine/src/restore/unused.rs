@@ -20,7 +20,7 @@ use crate::options::Options;
 ///
 /// # Errors
 /// The option, and what there is instead; damaged images.
-pub fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) -> Result<()> {
+pub(super) fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) -> Result<()> {
     let is_device = |external: &External| {
         matches!(
             external,

@@ -10,14 +10,14 @@ use torpor_worker::{Class, Outcome};
 use crate::http::{Address, Client};
 
 /// Where a daemon is looked for that nobody names.
-pub const DEFAULT: &str = "unix:/run/torpor/queue.sock";
+pub(super) const DEFAULT: &str = "unix:/run/torpor/queue.sock";
 
 /// The daemon that the environment names: `TORPOR_QUEUE`, and for the network
 /// `TORPOR_QUEUE_TOKEN` and `TORPOR_QUEUE_CA`.
 ///
 /// # Errors
 /// If that makes no sense.
-pub fn client() -> Result<Client, String> {
+pub(super) fn client() -> Result<Client, String> {
     let address: Address =
         std::env::var("TORPOR_QUEUE").unwrap_or_else(|_| DEFAULT.to_owned()).parse()?;
     let token = std::env::var("TORPOR_QUEUE_TOKEN").ok();

@@ -79,7 +79,7 @@ fn word(value: &Value) -> &str {
 }
 
 /// Milliseconds as people read them.
-pub fn duration(value: &Value) -> String {
+pub(super) fn duration(value: &Value) -> String {
     let millis = value.as_i64().unwrap_or(0);
     match millis / 1000 {
         seconds @ 0..60 => format!("{seconds}.{}s", millis % 1000 / 100),
@@ -89,7 +89,7 @@ pub fn duration(value: &Value) -> String {
 }
 
 /// A command on one line, without what would upset a terminal.
-pub fn command(value: &Value) -> String {
+pub(super) fn command(value: &Value) -> String {
     let words: Vec<&str> = value.as_array().into_iter().flatten().map(word).collect();
     let line: String =
         words.join(" ").chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -362,7 +362,7 @@ impl One {
 ///
 /// # Errors
 /// If it cannot be run, saved or brought back: the sentence says what and where.
-pub fn check(
+pub(super) fn check(
     client: &Client,
     words: Vec<String>,
     kind: Option<String>,

@@ -12,7 +12,7 @@ use super::{done, wait};
 use crate::spec::{Container, Limits, Spec, User};
 
 /// How it is used.
-pub const EXAMPLES: &str = "Examples:
+pub(super) const EXAMPLES: &str = "Examples:
   torpor queue submit --class batch -- afl-fuzz -i seeds -o found -- ./target
   torpor queue submit --class urgent --wait -- make test
   torpor queue submit --image localhost/fuzzer --memory 2G -- fuzz 8
@@ -206,7 +206,7 @@ impl Submit {
 ///
 /// # Errors
 /// If this directory is gone.
-pub fn job_here() -> Result<Spec, String> {
+pub(super) fn job_here() -> Result<Spec, String> {
     use rustix::process::{getgid, getgroups, getuid, umask};
     let dir = std::env::current_dir().map_err(|e| format!("this directory: {e}"))?;
     let mask = umask(rustix::fs::Mode::empty());

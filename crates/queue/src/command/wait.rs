@@ -29,14 +29,14 @@ const MOST: u32 = 1 << 20;
 
 /// The signals that are passed on.
 #[derive(Debug)]
-pub struct Signals(iterator::Signals);
+pub(super) struct Signals(iterator::Signals);
 
 impl Signals {
     /// Catches them from now on.
     ///
     /// # Errors
     /// If the kernel does not let one of them be caught.
-    pub fn catch() -> Result<Self, String> {
+    pub(super) fn catch() -> Result<Self, String> {
         let caught = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
         let signals = iterator::Signals::new(caught);
         signals.map(Self).map_err(|e| format!("catch signals: {e}"))
@@ -45,7 +45,7 @@ impl Signals {
 
 /// Whether there is anything on standard input that a job could read.
 #[must_use]
-pub fn has_input() -> bool {
+pub(super) fn has_input() -> bool {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let Ok(stdin) = std::fs::metadata("/proc/self/fd/0") else { return false };
     let null = std::fs::metadata("/dev/null").map(|null| null.rdev()).ok();
@@ -62,7 +62,7 @@ struct End {
 
 /// Is the job: returns what it would have returned, or dies as it has died.
 #[must_use]
-pub fn be(client: &Client, id: u64, stdin: bool, signals: Signals) -> ExitCode {
+pub(super) fn be(client: &Client, id: u64, stdin: bool, signals: Signals) -> ExitCode {
     match to_the_end(client, id, stdin, signals) {
         Ok(Exit::Code(code)) => ExitCode::from(u8::try_from(code & 0xff).unwrap_or(OWN_ERROR)),
         Ok(Exit::Signal(signal)) => die_by(signal),
@@ -80,7 +80,12 @@ pub fn be(client: &Client, id: u64, stdin: bool, signals: Signals) -> ExitCode {
 ///
 /// # Errors
 /// If the daemon stays away.
-pub fn to_the_end(client: &Client, id: u64, stdin: bool, signals: Signals) -> io::Result<Exit> {
+pub(super) fn to_the_end(
+    client: &Client,
+    id: u64,
+    stdin: bool,
+    signals: Signals,
+) -> io::Result<Exit> {
     let over = Arc::new(AtomicBool::new(false));
     pass_signals(client.clone(), id, signals);
     if stdin {
@@ -229,7 +234,7 @@ fn follow(
 ///
 /// # Errors
 /// If the output cannot be written, or the daemon stays away.
-pub fn print(client: &Client, id: u64, to_the_end: bool) -> io::Result<()> {
+pub(super) fn print(client: &Client, id: u64, to_the_end: bool) -> io::Result<()> {
     follow(client, id, to_the_end, false, &mut io::stdout(), &mut io::stderr()).map(drop)
 }
 

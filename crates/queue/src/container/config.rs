@@ -35,7 +35,7 @@ const MAX_USERS: u64 = 1 << 20;
 ///
 /// # Errors
 /// If the user that an image names is not in it.
-pub fn configuration(
+pub(super) fn configuration(
     origin: &Origin,
     spec: &Spec,
     job: u64,

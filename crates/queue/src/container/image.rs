@@ -17,7 +17,7 @@ const TRANSPORTS: [&str; 4] = ["oci:", "oci-archive:", "docker-archive:", "dir:"
 
 /// What a container is made of. It is looked up once for each job, and is the same for all of its runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Origin {
+pub(super) struct Origin {
     /// Directories that lie below the job's own files, the uppermost first.
     pub layers: Vec<PathBuf>,
     /// How it starts.
@@ -27,7 +27,7 @@ pub struct Origin {
 /// How a container starts, as its origin says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Config {
+pub(super) enum Config {
     /// The `config.json` of a bundle.
     Bundle(Value),
     /// The part `Config` of an image.
@@ -39,7 +39,7 @@ impl Origin {
     ///
     /// # Errors
     /// If there is no such bundle or image here.
-    pub fn of(container: &Container) -> io::Result<Self> {
+    pub(super) fn of(container: &Container) -> io::Result<Self> {
         match container {
             Container::Bundle(dir) => Self::of_bundle(dir),
             Container::Image(name) => Self::of_image(name),

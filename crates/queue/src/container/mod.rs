@@ -29,7 +29,7 @@ const ID: &str = "job";
 
 /// The container of a job, in the mount namespace of its shepherd.
 #[derive(Debug, Clone)]
-pub struct Container {
+pub(crate) struct Container {
     runc: runtime::Container,
     place: PathBuf,
 }
@@ -39,7 +39,12 @@ impl Container {
     ///
     /// # Errors
     /// If there is no such bundle or image, or the kernel mounts no such overlay.
-    pub fn mount(dir: &JobDir, spec: &Spec, job: u64, cgroup: &str) -> io::Result<Option<Self>> {
+    pub(crate) fn mount(
+        dir: &JobDir,
+        spec: &Spec,
+        job: u64,
+        cgroup: &str,
+    ) -> io::Result<Option<Self>> {
         let Some(container) = &spec.container else { return Ok(None) };
         let known = dir.origin();
         let origin: Origin = match fs::read(&known) {
@@ -73,7 +78,7 @@ impl Container {
     ///
     /// # Errors
     /// If it was not started.
-    pub fn root(&self) -> io::Result<i32> {
+    pub(crate) fn root(&self) -> io::Result<i32> {
         let text = fs::read_to_string(self.pid_file())?;
         text.trim().parse().map_err(io::Error::other)
     }
@@ -82,7 +87,7 @@ impl Container {
     ///
     /// # Errors
     /// If runc cannot be started or fails: the last line of its log.
-    pub fn start(&self, input: Stdio, out: Stdio, err: Stdio) -> io::Result<()> {
+    pub(crate) fn start(&self, input: Stdio, out: Stdio, err: Stdio) -> io::Result<()> {
         let log = self.place.join("runc.log");
         let mut command = self.runc.call(Some(&log), "run");
         command.args(["--detach", "--bundle"]).arg(&self.place);
@@ -98,7 +103,7 @@ impl Container {
     ///
     /// # Errors
     /// If no process can be started.
-    pub fn save(
+    pub(crate) fn save(
         &self,
         images: &Path,
         before: Option<&str>,
@@ -125,7 +130,7 @@ impl Container {
     ///
     /// # Errors
     /// If no process can be started.
-    pub fn wake(
+    pub(crate) fn wake(
         &self,
         images: &Path,
         streams: [Option<&OwnedFd>; 3],
@@ -152,7 +157,7 @@ impl Container {
     }
 
     /// Has runc forget it, and remove its cgroups.
-    pub fn remove(&self) {
+    pub(crate) fn remove(&self) {
         if matches!(self.runc.state(), Ok(Some(_))) {
             self.runc.forget();
         }
@@ -161,7 +166,7 @@ impl Container {
 
 /// What becomes of a container that is dumped.
 #[derive(Debug, Clone, Copy)]
-pub struct Last {
+pub(crate) struct Last {
     /// Whether it runs on.
     pub keep: bool,
     /// Whether changes of its memory are counted.

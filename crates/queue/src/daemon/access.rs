@@ -9,7 +9,7 @@ use crate::spec::{Spec, User};
 
 /// Who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub(crate) struct Identity {
     /// Under which name jobs are counted; `None`: whatever they say themselves.
     pub owner: Option<String>,
     /// Who jobs run as; `None`: whatever they say themselves.
@@ -23,7 +23,7 @@ pub struct Identity {
 impl Identity {
     /// Who is at the other end of a Unix socket: root and the daemon's own user may all.
     #[must_use]
-    pub fn of_peer(uid: u32, gid: u32) -> Self {
+    pub(crate) fn of_peer(uid: u32, gid: u32) -> Self {
         let own = rustix::process::geteuid().as_raw();
         if uid == 0 || uid == own {
             return Self { owner: None, user: None, admin: true, machine: false };
@@ -34,12 +34,12 @@ impl Identity {
 
     /// Another machine of the pool, which has shown its certificate.
     #[must_use]
-    pub fn of_machine() -> Self {
+    pub(crate) fn of_machine() -> Self {
         Self { owner: None, user: None, admin: true, machine: true }
     }
 
     /// Puts in a submission what its sender has no say in.
-    pub fn apply(&self, spec: &mut Spec) {
+    pub(crate) fn apply(&self, spec: &mut Spec) {
         if let Some(owner) = &self.owner {
             spec.owner.clone_from(owner);
         }
@@ -50,7 +50,7 @@ impl Identity {
 
     /// Whether they may see and change jobs of an owner.
     #[must_use]
-    pub fn may(&self, owner: &str) -> bool {
+    pub(crate) fn may(&self, owner: &str) -> bool {
         self.admin || self.owner.as_deref() == Some(owner)
     }
 }
@@ -58,7 +58,7 @@ impl Identity {
 /// Those who may ask over the network, by the word that they prove it with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Tokens(Vec<Token>);
+pub(crate) struct Tokens(Vec<Token>);
 
 /// One of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +86,7 @@ impl Tokens {
     ///
     /// # Errors
     /// A sentence, if it makes no sense.
-    pub fn read(path: &Path) -> Result<Self, String> {
+    pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let say = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
         let text = fs::read_to_string(path).map_err(|e| say(&e))?;
         let tokens: Self = serde_json::from_str(&text).map_err(|e| say(&e))?;
@@ -99,7 +99,7 @@ impl Tokens {
     /// Who has this token. All are compared to their end, so that the time it takes says
     /// nothing about them.
     #[must_use]
-    pub fn identity(&self, given: &str) -> Option<Identity> {
+    pub(crate) fn identity(&self, given: &str) -> Option<Identity> {
         let same = |token: &Token| {
             let (a, b) = (token.token.as_bytes(), given.as_bytes());
             let differ =

@@ -130,7 +130,7 @@ fn send(queue: &Queue, id: JobId, seq: u64, destination: &Destination) -> Result
 ///
 /// # Errors
 /// If it does not come whole, or cannot be kept.
-pub fn receive(queue: &Queue, key: &str, body: &mut dyn Read) -> io::Result<()> {
+pub(super) fn receive(queue: &Queue, key: &str, body: &mut dyn Read) -> io::Result<()> {
     let place = place_of(&queue.lock().data.join("incoming").join(key));
     let _ = fs::remove_dir_all(&place);
     fs::create_dir_all(&place)?;
@@ -141,7 +141,7 @@ pub fn receive(queue: &Queue, key: &str, body: &mut dyn Read) -> io::Result<()> 
 }
 
 /// Where that is of a job that comes to `place`.
-pub fn place_of(place: &Path) -> PathBuf {
+pub(super) fn place_of(place: &Path) -> PathBuf {
     place.with_extension("ahead")
 }
 
@@ -149,7 +149,7 @@ pub fn place_of(place: &Path) -> PathBuf {
 ///
 /// # Errors
 /// If they are not there, or one came again.
-pub fn join(there: &Path, place: &Path) -> io::Result<()> {
+pub(super) fn join(there: &Path, place: &Path) -> io::Result<()> {
     for entry in fs::read_dir(there)? {
         let entry = entry?;
         fs::rename(entry.path(), place.join(entry.file_name()))?;
@@ -164,7 +164,7 @@ pub(super) fn is_key(key: &str) -> bool {
 }
 
 /// Removes what has come ahead of a job that does not come, or has come.
-pub fn forget(queue: &Arc<Queue>, key: &str) {
+pub(super) fn forget(queue: &Arc<Queue>, key: &str) {
     if is_key(key) {
         let place = queue.lock().data.join("incoming").join(key);
         let _ = fs::remove_dir_all(place_of(&place));

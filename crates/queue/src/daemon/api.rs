@@ -20,9 +20,9 @@ use crate::shepherd::message::Order;
 use crate::spec::Spec;
 
 /// The description of this interface.
-pub const OPENAPI: &str = include_str!("openapi.json");
+pub(super) const OPENAPI: &str = include_str!("openapi.json");
 /// The page that browsers get.
-pub const PAGE: &str = include_str!("page.html");
+pub(super) const PAGE: &str = include_str!("page.html");
 
 /// Events that are told at once at most.
 const MOST_EVENTS: u32 = 500;
@@ -33,13 +33,13 @@ const BEAT: Duration = Duration::from_secs(10);
 /// Whether a request needs no identity: the page and the description hold nothing of
 /// anybody's.
 #[must_use]
-pub fn is_public(request: &Request) -> bool {
+pub(super) fn is_public(request: &Request) -> bool {
     request.method == "GET" && matches!(request.path.as_str(), "/" | "/openapi.json")
 }
 
 /// Answers such a request.
 #[must_use]
-pub fn public(request: &Request) -> Response {
+pub(super) fn public(request: &Request) -> Response {
     match request.path.as_str() {
         "/" => Response::text("text/html; charset=utf-8", PAGE),
         _ => Response::text("application/json", OPENAPI),
@@ -48,7 +48,7 @@ pub fn public(request: &Request) -> Response {
 
 /// Answers a request.
 #[must_use]
-pub fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
+pub(super) fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
     let parts: Vec<&str> = request.path.split('/').filter(|part| !part.is_empty()).collect();
     match (request.method.as_str(), parts.as_slice()) {
         ("GET", [] | ["openapi.json"]) => public(request),
@@ -83,7 +83,7 @@ pub fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response
 
 /// Takes a job from another machine of the pool.
 #[must_use]
-pub fn import(
+pub(super) fn import(
     queue: &Arc<Queue>,
     who: &Identity,
     request: &Request,
@@ -372,7 +372,7 @@ fn tell_events(
 
 impl Core {
     /// Wants a job to stay where it is, or no longer.
-    pub fn set_held(&mut self, id: JobId, held: bool) {
+    pub(super) fn set_held(&mut self, id: JobId, held: bool) {
         if let Some(record) = self.jobs.get_mut(&id)
             && record.place != Place::Ended
             && record.held != held
@@ -384,7 +384,7 @@ impl Core {
     }
 
     /// Passes a signal on. One that would end a job that is no process ends it.
-    pub fn pass_signal(&mut self, id: JobId, signal: i32, group: bool) {
+    pub(super) fn pass_signal(&mut self, id: JobId, signal: i32, group: bool) {
         let Some(record) = self.jobs.get(&id) else { return };
         let ends = matches!(signal, 1 | 2 | 3 | 9 | 15);
         match record.place {
@@ -408,7 +408,7 @@ impl Core {
     ///
     /// # Errors
     /// A sentence, if it is over.
-    pub fn cancel_by_hand(&mut self, id: JobId, signal: i32) -> Result<(), String> {
+    pub(super) fn cancel_by_hand(&mut self, id: JobId, signal: i32) -> Result<(), String> {
         let record = self.jobs.get(&id).ok_or("there is no such job")?;
         if record.place == Place::Ended {
             return Err(record.over());
@@ -425,7 +425,7 @@ impl Core {
     ///
     /// # Errors
     /// A sentence, if it was not.
-    pub fn resume(&mut self, id: JobId) -> Result<(), String> {
+    pub(super) fn resume(&mut self, id: JobId) -> Result<(), String> {
         let record = self.jobs.get(&id).ok_or("there is no such job")?;
         if record.place == Place::Ended {
             return Err(record.over());
@@ -449,7 +449,7 @@ impl Core {
     ///
     /// # Errors
     /// A sentence, if it cannot.
-    pub fn preempt(&mut self, id: JobId, means: Option<Means>) -> Result<(), String> {
+    pub(super) fn preempt(&mut self, id: JobId, means: Option<Means>) -> Result<(), String> {
         let record = self.jobs.get(&id).ok_or("there is no such job")?;
         match (record.place, record.elsewhere()) {
             (Place::Ended, _) => return Err(record.over()),

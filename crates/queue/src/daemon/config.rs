@@ -11,14 +11,14 @@ use crate::preemption::Means;
 use crate::scheduler::{Millis, Rules};
 
 /// No lease is longer.
-pub const LONGEST_LEASE: Millis = 3_600_000;
+pub(crate) const LONGEST_LEASE: Millis = 3_600_000;
 /// No lease is shorter: a sign of life takes time.
 const SHORTEST_LEASE: Millis = 500;
 
 /// The configuration of a daemon.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub(crate) struct Config {
     /// How many jobs of one slot run at the same time (default: one for each processor).
     pub slots: Option<u32>,
     /// How jobs are scheduled.
@@ -79,7 +79,7 @@ impl Config {
     ///
     /// # Errors
     /// If it cannot be read, or holds what makes no sense.
-    pub fn read(path: &Path) -> Result<Self, String> {
+    pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         let config: Self =
             serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -116,7 +116,7 @@ impl Config {
     }
 
     /// Lets jobs give way by these means only.
-    pub fn allow_only(&mut self, means: &[Means]) {
+    pub(crate) fn allow_only(&mut self, means: &[Means]) {
         for class in self.rules.classes.values_mut() {
             class.means = means.to_vec();
         }
@@ -125,7 +125,7 @@ impl Config {
 
     /// As many slots as there are.
     #[must_use]
-    pub fn slots(&self) -> u32 {
+    pub(crate) fn slots(&self) -> u32 {
         let processors = || std::thread::available_parallelism().map_or(1, |n| n.get());
         self.slots.unwrap_or_else(|| u32::try_from(processors()).unwrap_or(1))
     }

@@ -23,7 +23,7 @@ use crate::spec::Spec;
 
 /// A daemon: its state, and a bell that rings when it has changed.
 #[derive(Debug)]
-pub struct Queue {
+pub(super) struct Queue {
     core: Mutex<Core>,
     changed: Condvar,
 }
@@ -31,21 +31,21 @@ pub struct Queue {
 impl Queue {
     /// A daemon with this state.
     #[must_use]
-    pub fn new(core: Core) -> Arc<Self> {
+    pub(super) fn new(core: Core) -> Arc<Self> {
         let queue = Arc::new(Self { core: Mutex::new(core), changed: Condvar::new() });
         queue.lock().queue = Arc::downgrade(&queue);
         queue
     }
 
     /// The state.
-    pub fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
         // A panic of one request must not take the daemon away from all jobs; each change
         // is one transaction.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state, decides what that means, and tells everyone who waits.
-    pub fn change<T>(&self, work: impl FnOnce(&mut Core) -> T) -> T {
+    pub(super) fn change<T>(&self, work: impl FnOnce(&mut Core) -> T) -> T {
         let mut core = self.lock();
         let result = work(&mut core);
         core.schedule();
@@ -55,7 +55,7 @@ impl Queue {
     }
 
     /// Waits until something changes, or for so long.
-    pub fn wait(&self, most: std::time::Duration) {
+    pub(super) fn wait(&self, most: std::time::Duration) {
         let core = self.lock();
         drop(self.changed.wait_timeout(core, most));
     }
@@ -63,7 +63,7 @@ impl Queue {
 
 /// The daemon's state.
 #[derive(Debug)]
-pub struct Core {
+pub(super) struct Core {
     pub(super) queue: Weak<Queue>,
     /// Where everything lies.
     pub data: PathBuf,
@@ -120,7 +120,7 @@ impl Core {
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn open(data: PathBuf, mut config: Config) -> Result<Self, Error> {
+    pub(super) fn open(data: PathBuf, mut config: Config) -> Result<Self, Error> {
         let store = Store::open(&data.join("queue.db"))?;
         // What had not come to its end comes again.
         let _ = std::fs::remove_dir_all(data.join("incoming"));
@@ -173,7 +173,7 @@ impl Core {
 
     /// After a start of the daemon, jobs that may have a shepherd stay as they are until
     /// it is found, or found to be gone.
-    pub fn schedule_nothing_yet(&mut self, found_later: &[JobId]) {
+    pub(super) fn schedule_nothing_yet(&mut self, found_later: &[JobId]) {
         for id in found_later {
             if let Some(record) = self.jobs.get_mut(id)
                 && !record.place.holds_slots()
@@ -186,7 +186,7 @@ impl Core {
 
     /// The directory of a job.
     #[must_use]
-    pub fn dir(&self, id: JobId) -> JobDir {
+    pub(super) fn dir(&self, id: JobId) -> JobDir {
         JobDir::of(&self.data, id)
     }
 
@@ -194,7 +194,7 @@ impl Core {
     ///
     /// # Errors
     /// If it makes no sense, or cannot be kept; a sentence.
-    pub fn submit(&mut self, mut spec: Spec, key: Option<&str>) -> Result<JobId, Refusal> {
+    pub(super) fn submit(&mut self, mut spec: Spec, key: Option<&str>) -> Result<JobId, Refusal> {
         if spec.class.is_empty() {
             spec.class.clone_from(&self.config.default_class);
         }
@@ -326,7 +326,7 @@ impl Core {
 
 /// Why a job is not taken in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
+pub(super) enum Refusal {
     /// It makes no sense.
     Senseless(String),
     /// Another job was submitted under this key.

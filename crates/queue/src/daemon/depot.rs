@@ -7,7 +7,7 @@ use crate::scheduler::{JobId, Millis};
 
 /// What the daemon knows of the object store.
 #[derive(Debug, Default)]
-pub struct Depot {
+pub(super) struct Depot {
     /// The objects of each job's checkpoint.
     pub(super) pieces: BTreeMap<JobId, Pieces>,
     /// Bytes that they take, each counted once.

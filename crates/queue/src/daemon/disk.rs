@@ -12,13 +12,13 @@ use crate::shepherd::engine;
 
 /// The number of the newest checkpoint that is on stable storage.
 #[must_use]
-pub fn newest(dir: &JobDir) -> Option<u64> {
+pub(super) fn newest(dir: &JobDir) -> Option<u64> {
     let whole = |&seq: &u64| chain(dir, seq).iter().all(|&seq| dir.durable(seq).exists());
     numbers(dir).into_iter().filter(whole).max()
 }
 
 /// Removes all checkpoints but `keep`, those that it builds on, and those that are newer.
-pub fn keep_only(dir: &JobDir, keep: u64) {
+pub(super) fn keep_only(dir: &JobDir, keep: u64) {
     let needed = chain(dir, keep);
     for seq in numbers(dir) {
         if seq < keep && !needed.contains(&seq) {
@@ -28,7 +28,7 @@ pub fn keep_only(dir: &JobDir, keep: u64) {
 }
 
 /// Removes all checkpoints.
-pub fn remove_all(dir: &JobDir) {
+pub(super) fn remove_all(dir: &JobDir) {
     numbers(dir).into_iter().for_each(|seq| remove(dir, seq));
 }
 
@@ -39,7 +39,7 @@ fn remove(dir: &JobDir, seq: u64) {
 
 /// A checkpoint and those that it builds on, the newest first.
 #[must_use]
-pub fn chain(dir: &JobDir, seq: u64) -> Vec<u64> {
+pub(super) fn chain(dir: &JobDir, seq: u64) -> Vec<u64> {
     let mut found = vec![seq];
     let mut base = engine::record(&dir.checkpoint(seq)).ok().and_then(|record| record.base);
     // Numbers only grow, so that a damaged record leads to no circle.
@@ -52,7 +52,7 @@ pub fn chain(dir: &JobDir, seq: u64) -> Vec<u64> {
 
 /// Bytes that all checkpoints of a job take. A file that several of them share counts once.
 #[must_use]
-pub fn bytes(dir: &JobDir) -> u64 {
+pub(super) fn bytes(dir: &JobDir) -> u64 {
     let mut seen = HashSet::new();
     let size = |seq| files::size(&dir.checkpoint(seq), &mut seen).ok();
     numbers(dir).into_iter().filter_map(size).sum()
@@ -63,7 +63,7 @@ pub fn bytes(dir: &JobDir) -> u64 {
 ///
 /// # Errors
 /// If a file of the job cannot be looked at.
-pub fn bundle(dir: &JobDir, seq: Option<u64>, ahead: Option<u64>) -> io::Result<Bundle> {
+pub(super) fn bundle(dir: &JobDir, seq: Option<u64>, ahead: Option<u64>) -> io::Result<Bundle> {
     let chain = seq.map(|seq| chain(dir, seq)).unwrap_or_default();
     let ahead = ahead.filter(|ahead| chain.contains(ahead));
     let (sent, names) = chain.iter().partition(|&&seq| ahead.is_some_and(|ahead| seq <= ahead));
@@ -85,7 +85,7 @@ pub fn bundle(dir: &JobDir, seq: Option<u64>, ahead: Option<u64>) -> io::Result<
 ///
 /// # Errors
 /// If a file of the job cannot be looked at.
-pub fn bundle_ahead(dir: &JobDir, seq: u64) -> io::Result<Bundle> {
+pub(super) fn bundle_ahead(dir: &JobDir, seq: u64) -> io::Result<Bundle> {
     let names = named(chain(dir, seq));
     Bundle::of(dir.path(), &There::new(), |path| {
         let mut parts = path.iter().filter_map(|part| part.to_str());
@@ -114,7 +114,7 @@ fn is_needed(names: &[String], name: &str, second: Option<&str>) -> bool {
 ///
 /// # Errors
 /// If a file cannot be moved, or the job's directory cannot be made.
-pub fn put_back(from: &Path, dir: &JobDir) -> io::Result<()> {
+pub(super) fn put_back(from: &Path, dir: &JobDir) -> io::Result<()> {
     fs::create_dir_all(dir.path())?;
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711))?;
     for entry in fs::read_dir(from)? {
@@ -135,7 +135,7 @@ pub fn put_back(from: &Path, dir: &JobDir) -> io::Result<()> {
 /// Makes checkpoints that were complete when their shepherd died durable ones, and removes
 /// those that were not. Only for checkpoints of this boot: after a loss of power, files
 /// may be empty that were written.
-pub fn adopt(dir: &JobDir) {
+pub(super) fn adopt(dir: &JobDir) {
     for seq in numbers(dir).into_iter().filter(|&seq| !dir.durable(seq).exists()) {
         let place = dir.checkpoint(seq);
         let whole = engine::record(&place).is_ok_and(|record| record.boot == engine::boot());

@@ -20,13 +20,13 @@ use crate::scheduler::JobId;
 use crate::shepherd::pump::read_from;
 
 /// A frame that says that somebody is still there.
-pub const FRAME_BEAT: u8 = 0;
+pub(super) const FRAME_BEAT: u8 = 0;
 /// A frame of standard output.
-pub const FRAME_OUT: u8 = 1;
+pub(crate) const FRAME_OUT: u8 = 1;
 /// A frame of standard error.
-pub const FRAME_ERR: u8 = 2;
+pub(crate) const FRAME_ERR: u8 = 2;
 /// The last frame: how the job ended, in JSON.
-pub const FRAME_END: u8 = 3;
+pub(crate) const FRAME_END: u8 = 3;
 
 /// No frame is longer.
 const MOST: usize = 256 << 10;
@@ -39,7 +39,7 @@ const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// What is followed.
 #[derive(Debug)]
-pub struct Follow {
+pub(super) struct Follow {
     /// The job.
     pub id: JobId,
     /// How much of standard output and standard error the client has.
@@ -55,7 +55,7 @@ impl Follow {
     ///
     /// # Errors
     /// If the client is gone.
-    pub fn run(mut self, queue: &Arc<Queue>, out: &mut dyn Write) -> io::Result<()> {
+    pub(super) fn run(mut self, queue: &Arc<Queue>, out: &mut dyn Write) -> io::Result<()> {
         if self.is_the_job {
             queue.lock().count_follower(self.id, 1);
             let done = self.write_all(queue, out);

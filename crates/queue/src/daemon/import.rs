@@ -21,7 +21,7 @@ const MAX_RECORD: u64 = 8 << 20;
 
 /// Takes a job in, or what comes ahead of one. It is held until the other machine knows that it is
 /// here.
-pub fn take(queue: &Arc<Queue>, request: &Request, body: &mut dyn Read) -> Response {
+pub(super) fn take(queue: &Arc<Queue>, request: &Request, body: &mut dyn Read) -> Response {
     let Some(key) = request.query("key").filter(|key| ahead::is_key(key)) else {
         return Response::problem(400, "a job comes with a key of letters, digits and hyphens");
     };

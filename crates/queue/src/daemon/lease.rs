@@ -46,7 +46,7 @@ struct Sign {
 
 /// Shows that this daemon lives, and looks which of its jobs were adopted; for ever, on a thread
 /// of its own.
-pub fn keep(queue: &Arc<Queue>) {
+pub(super) fn keep(queue: &Arc<Queue>) {
     let core = queue.lock();
     let (place, name, lease) = (core.place(), core.name.clone(), core.config.lease);
     drop(core);
@@ -81,7 +81,7 @@ fn beat(queue: &Queue, place: &Objects, name: &str, sign: &Sign) -> Result<Vec<J
 ///
 /// # Errors
 /// A sentence, if it lives, or the store does not tell.
-pub fn wait_until_gone(place: &Objects, daemon: &str) -> Result<(), String> {
+pub(super) fn wait_until_gone(place: &Objects, daemon: &str) -> Result<(), String> {
     let seen = || place.sign(daemon).map_err(|e| e.to_string());
     let first = seen()?.ok_or_else(|| {
         format!(

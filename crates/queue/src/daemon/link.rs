@@ -17,7 +17,7 @@ use crate::shepherd::message::{self, Ending, Report};
 
 /// A run of a job.
 #[derive(Debug, Clone)]
-pub struct Run {
+pub(super) struct Run {
     /// The job.
     pub job: JobId,
     /// The number of the run.
@@ -28,7 +28,7 @@ pub struct Run {
 
 impl Run {
     /// Starts a shepherd for a new run, and listens to it to its end.
-    pub fn start(self, queue: Arc<Queue>, from: Option<u64>, base: [u64; 2]) {
+    pub(super) fn start(self, queue: Arc<Queue>, from: Option<u64>, base: [u64; 2]) {
         thread::spawn(move || {
             if let Err(e) = self.make(from, base) {
                 queue.change(|core| core.run_failed_to_start(self.job, self.run, &e.to_string()));
@@ -49,7 +49,7 @@ impl Run {
     }
 
     /// Listens to a shepherd that may still be there from before this daemon was started.
-    pub fn find(self, queue: Arc<Queue>) {
+    pub(super) fn find(self, queue: Arc<Queue>) {
         thread::spawn(move || self.attend(&queue));
     }
 
@@ -93,7 +93,7 @@ impl Run {
     /// Whether the run's shepherd lives: it holds the lock until the kernel has ended it,
     /// and with it all of the job.
     #[must_use]
-    pub fn is_alive(&self) -> bool {
+    pub(super) fn is_alive(&self) -> bool {
         let Ok(lock) = File::open(self.dir.run(self.run).join(shepherd::LOCK)) else {
             return false;
         };

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The certificate of the daemon.
 #[derive(Debug, Clone)]
-pub struct Tls {
+pub(crate) struct Tls {
     /// The certificate, and those that lead from it to an authority.
     pub certificate: PathBuf,
     /// Its private key.
@@ -41,7 +41,7 @@ pub struct Tls {
 ///
 /// # Errors
 /// If that cannot be, or must not.
-pub fn listen(
+pub(super) fn listen(
     address: &Address,
     queue: &Arc<Queue>,
     tokens: &Arc<Tokens>,
@@ -183,7 +183,7 @@ impl Door {
 }
 
 /// Tells systemd how things are, if it has started us (`sd_notify`).
-pub fn tell_service_manager(state: &str) {
+pub(super) fn tell_service_manager(state: &str) {
     use std::os::linux::net::SocketAddrExt;
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let Ok(socket) = UnixDatagram::unbound() else { return };

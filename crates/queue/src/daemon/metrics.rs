@@ -10,7 +10,7 @@ use crate::files;
 impl Core {
     /// The metrics in the text format of Prometheus.
     #[must_use]
-    pub fn metrics(&self) -> String {
+    pub(super) fn metrics(&self) -> String {
         let now = files::now();
         let mut text = String::new();
         let mut states: BTreeMap<&str, u64> = BTreeMap::new();

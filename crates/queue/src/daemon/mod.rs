@@ -3,7 +3,7 @@
 mod access;
 mod ahead;
 mod api;
-pub mod config;
+pub(crate) mod config;
 mod core;
 mod depot;
 mod disk;
@@ -19,7 +19,7 @@ mod plan;
 mod pool;
 #[cfg(test)]
 mod power;
-pub mod record;
+pub(crate) mod record;
 mod runs;
 mod store;
 mod transfer;
@@ -34,9 +34,9 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 
-pub use access::Tokens;
-pub use follow::{FRAME_END, FRAME_ERR, FRAME_OUT};
-pub use listen::Tls;
+pub(crate) use access::Tokens;
+pub(crate) use follow::{FRAME_END, FRAME_ERR, FRAME_OUT};
+pub(crate) use listen::Tls;
 
 use crate::http::Address;
 use config::Config;
@@ -46,7 +46,7 @@ use record::Place;
 
 /// What a daemon is started with.
 #[derive(Debug)]
-pub struct Setup {
+pub(crate) struct Setup {
     /// Where everything lies.
     pub data: PathBuf,
     /// Where it listens.
@@ -66,7 +66,7 @@ const BEAT: Duration = Duration::from_millis(250);
 ///
 /// # Errors
 /// A sentence, if it cannot start.
-pub fn serve(setup: Setup) -> Result<(), String> {
+pub(crate) fn serve(setup: Setup) -> Result<(), String> {
     let Setup { data, listen, config, tokens, tls } = setup;
     fs::create_dir_all(data.join("jobs")).map_err(|e| format!("{}: {e}", data.display()))?;
     let data = fs::canonicalize(&data).map_err(|e| format!("{}: {e}", data.display()))?;

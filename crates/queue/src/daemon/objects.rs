@@ -334,7 +334,7 @@ fn place_of(queue: &Queue) -> Result<Objects, String> {
 ///
 /// # Errors
 /// A sentence, if there is no store, or it does not answer.
-pub fn others(queue: &Queue) -> Result<Value, String> {
+pub(super) fn others(queue: &Queue) -> Result<Value, String> {
     let all = place_of(queue)?.names().map_err(|e| e.to_string())?;
     let found = queue.lock().strange_names(all);
     let shown = found.iter().map(|(name, class)| json!({ "name": name, "class": class }));
@@ -347,7 +347,7 @@ pub fn others(queue: &Queue) -> Result<Value, String> {
 ///
 /// # Errors
 /// A sentence, if it cannot be had.
-pub fn adopt(queue: &Arc<Queue>, name: &str, force: bool) -> Result<JobId, String> {
+pub(super) fn adopt(queue: &Arc<Queue>, name: &str, force: bool) -> Result<JobId, String> {
     let place = place_of(queue)?;
     let known = place.names().map_err(|e| e.to_string())?;
     let known = queue.lock().strange_names(known);

@@ -18,7 +18,7 @@ const COMMAND_PATIENCE: u64 = 60;
 
 impl Core {
     /// Decides, and does it. Called after each change.
-    pub fn schedule(&mut self) {
+    pub(super) fn schedule(&mut self) {
         self.look_after();
         // What is ordered here can be done at once for some, which changes what others can.
         for _ in 0..3 {
@@ -38,7 +38,7 @@ impl Core {
 
     /// All that a decision depends on.
     #[must_use]
-    pub fn world(&self) -> World {
+    pub(super) fn world(&self) -> World {
         let now = files::now();
         let mut usage = self.usage.clone();
         usage.decay(now, self.config.rules.shares.half_life);
@@ -201,7 +201,7 @@ impl Core {
     }
 
     /// Lets a job give way, by the means of `price`.
-    pub fn let_give_way(&mut self, id: JobId, to: Option<JobId>, price: Price) {
+    pub(super) fn let_give_way(&mut self, id: JobId, to: Option<JobId>, price: Price) {
         let now = files::now();
         let Some(record) = self.jobs.get_mut(&id) else { return };
         let means = price.means;

@@ -23,7 +23,7 @@ const INSTRUCTIONS: [&str; 14] = [
 ///
 /// # Errors
 /// If certificates or keys cannot be read or used.
-pub fn client_config(tls: &Tls) -> io::Result<Option<Arc<rustls::ClientConfig>>> {
+pub(super) fn client_config(tls: &Tls) -> io::Result<Option<Arc<rustls::ClientConfig>>> {
     let Some(authority) = &tls.authority else { return Ok(None) };
     let (chain, key) = proof(&tls.certificate, &tls.key).map_err(io::Error::other)?;
     let config = rustls::ClientConfig::builder()
@@ -38,7 +38,7 @@ impl super::core::Core {
     ///
     /// # Errors
     /// A sentence, if there is none of that name, or it must not be spoken to.
-    pub fn peer(&self, name: &str) -> Result<Client, String> {
+    pub(super) fn peer(&self, name: &str) -> Result<Client, String> {
         let address = self.config.pool.get(name).ok_or_else(|| {
             let names: Vec<&str> = self.config.pool.keys().map(String::as_str).collect();
             format!("there is no machine {name} in the pool: {}", names.join(", "))
@@ -54,7 +54,7 @@ impl super::core::Core {
 
 /// Instructions of this machine's processors.
 #[must_use]
-pub fn processor() -> BTreeSet<String> {
+pub(super) fn processor() -> BTreeSet<String> {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
     let words = line.split_once(':').map_or("", |(_, words)| words).split_whitespace();

@@ -10,7 +10,7 @@ use crate::spec::Spec;
 /// Where a job stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub(crate) enum Place {
     /// It has not started, or starts again.
     Queued,
     /// Its shepherd is being started.
@@ -36,7 +36,7 @@ pub enum Place {
 impl Place {
     /// Whether it has slots.
     #[must_use]
-    pub fn holds_slots(self) -> bool {
+    pub(crate) fn holds_slots(self) -> bool {
         use Place::{Leaving, Running, Starting, Stopping, Waking};
         matches!(self, Starting | Running | Stopping | Leaving | Waking)
     }
@@ -44,7 +44,7 @@ impl Place {
 
 /// Why and how a job gives way, while it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GivingWay {
+pub(crate) struct GivingWay {
     /// For which other; nobody if a person asked for it or the machine is being drained.
     pub to: Option<JobId>,
     /// By which means.
@@ -57,7 +57,7 @@ pub struct GivingWay {
 
 /// A job, from its submission on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub(crate) struct Record {
     /// Its number.
     pub id: JobId,
     /// What was submitted.
@@ -133,7 +133,7 @@ pub struct Record {
 
 /// Where a job goes, or has gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Destination {
+pub(crate) struct Destination {
     /// The machine's name in the pool.
     pub machine: String,
     /// Under which key it is handed over.
@@ -150,7 +150,7 @@ pub struct Destination {
 
 /// How far a job is that goes to another machine while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ahead {
+pub(crate) enum Ahead {
     /// The job is being saved as this checkpoint.
     Saving(u64),
     /// A checkpoint is on its way.
@@ -159,7 +159,7 @@ pub enum Ahead {
 
 /// A checkpoint in the object store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stored {
+pub(crate) struct Stored {
     /// Its number.
     pub seq: u64,
     /// Milliseconds of work that are in it.
@@ -169,7 +169,7 @@ pub struct Stored {
 impl Record {
     /// A job that was just submitted.
     #[must_use]
-    pub fn new(id: JobId, spec: Spec, now: Millis) -> Self {
+    pub(crate) fn new(id: JobId, spec: Spec, now: Millis) -> Self {
         Self {
             id,
             spec,
@@ -207,7 +207,7 @@ impl Record {
     }
 
     /// Moves it to another place.
-    pub fn go(&mut self, place: Place, now: Millis) {
+    pub(crate) fn go(&mut self, place: Place, now: Millis) {
         if self.place == Place::Running || self.place == Place::Leaving {
             // While it is saved it stands still, which is counted as a cost, not as work.
             let worked = if self.place == Place::Running { now - self.since } else { 0 };
@@ -219,14 +219,14 @@ impl Record {
 
     /// Milliseconds that it has run by now.
     #[must_use]
-    pub fn ran_by(&self, now: Millis) -> Millis {
+    pub(crate) fn ran_by(&self, now: Millis) -> Millis {
         let current = if self.place == Place::Running { (now - self.since).max(0) } else { 0 };
         self.ran + current
     }
 
     /// The word for where it stands, as `list` shows it.
     #[must_use]
-    pub fn state(&self) -> &'static str {
+    pub(crate) fn state(&self) -> &'static str {
         match (self.place, self.exit) {
             (Place::Ended, _) if self.cancelled => "cancelled",
             (Place::Ended, Some(Exit::Code(0))) => "done",
@@ -243,7 +243,7 @@ impl Record {
 
     /// What is said to who wants something of it when it is over.
     #[must_use]
-    pub fn over(&self) -> String {
+    pub(crate) fn over(&self) -> String {
         let (id, state) = (self.id, self.state());
         let exit = self.exit.map_or(0, Exit::number);
         format!("job {id} is over: {state}, exit status {exit} (torpor queue show {id} says more)")
@@ -251,7 +251,7 @@ impl Record {
 
     /// Where it is, if it is not here or about to go.
     #[must_use]
-    pub fn elsewhere(&self) -> Option<String> {
+    pub(crate) fn elsewhere(&self) -> Option<String> {
         let (id, there) = (self.id, self.destination.as_ref()?);
         let machine = &there.machine;
         Some(match there.job {

@@ -29,14 +29,14 @@ impl Core {
     }
 
     /// A shepherd is there.
-    pub fn connected(&mut self, id: JobId, run: u64, stream: UnixStream) {
+    pub(super) fn connected(&mut self, id: JobId, run: u64, stream: UnixStream) {
         if self.counts(id, run) {
             self.links.insert(id, stream);
         }
     }
 
     /// A shepherd tells something.
-    pub fn report(&mut self, id: JobId, run: u64, report: Report) {
+    pub(super) fn report(&mut self, id: JobId, run: u64, report: Report) {
         if !self.counts(id, run) {
             return;
         }
@@ -214,7 +214,7 @@ impl Core {
     }
 
     /// The run ended before there was a shepherd to speak of.
-    pub fn run_failed_to_start(&mut self, id: JobId, run: u64, text: &str) {
+    pub(super) fn run_failed_to_start(&mut self, id: JobId, run: u64, text: &str) {
         if self.counts(id, run) {
             self.lose(id, text);
         }
@@ -231,7 +231,7 @@ impl Core {
     }
 
     /// A run is over, with its last word or without.
-    pub fn run_over(&mut self, id: JobId, run: u64, ending: Option<Ending>) {
+    pub(super) fn run_over(&mut self, id: JobId, run: u64, ending: Option<Ending>) {
         if !self.counts(id, run) {
             return;
         }

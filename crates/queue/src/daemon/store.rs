@@ -12,7 +12,7 @@ use crate::scheduler::{JobId, Millis};
 
 /// What can be wrong with the state.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(super) enum Error {
     /// The database.
     #[error("the state of the queue: {0}")]
     Database(#[from] rusqlite::Error),
@@ -23,7 +23,7 @@ pub enum Error {
 
 /// Something that happened to a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Event {
+pub(super) struct Event {
     /// Its number; they grow.
     pub seq: i64,
     /// When.
@@ -40,7 +40,7 @@ pub struct Event {
 
 /// The database.
 #[derive(Debug)]
-pub struct Store {
+pub(super) struct Store {
     db: Connection,
 }
 
@@ -61,7 +61,7 @@ impl Store {
     ///
     /// # Errors
     /// If it cannot be opened.
-    pub fn open(path: &Path) -> Result<Self, Error> {
+    pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let db = Connection::open(path)?;
         // NORMAL would lose the last commits with the power.
         db.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")?;
@@ -73,7 +73,7 @@ impl Store {
     ///
     /// # Errors
     /// If one is damaged.
-    pub fn jobs(&self) -> Result<Vec<Record>, Error> {
+    pub(super) fn jobs(&self) -> Result<Vec<Record>, Error> {
         let mut query = self.db.prepare("SELECT record FROM jobs ORDER BY id")?;
         let rows = query.query_map([], |row| row.get::<_, String>(0))?;
         rows.map(|row| Ok(serde_json::from_str(&row?)?)).collect()
@@ -83,7 +83,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be written to.
-    pub fn add(
+    pub(super) fn add(
         &mut self,
         key: Option<(&str, &str)>,
         now: Millis,
@@ -108,7 +108,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be read.
-    pub fn submitted_as(&self, key: &str) -> Result<Option<(String, JobId)>, Error> {
+    pub(super) fn submitted_as(&self, key: &str) -> Result<Option<(String, JobId)>, Error> {
         let mut query = self.db.prepare("SELECT body, job FROM keys WHERE key = ?1")?;
         Ok(query
             .query_row([key], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)))
@@ -120,7 +120,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be written to.
-    pub fn save(
+    pub(super) fn save(
         &mut self,
         record: &Record,
         now: Millis,
@@ -140,7 +140,12 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be read, or an event in it is damaged.
-    pub fn events(&self, job: Option<JobId>, seq: i64, most: u32) -> Result<Vec<Event>, Error> {
+    pub(super) fn events(
+        &self,
+        job: Option<JobId>,
+        seq: i64,
+        most: u32,
+    ) -> Result<Vec<Event>, Error> {
         let job = job.map(|job| i64::try_from(job).unwrap_or(i64::MAX));
         let mut query = self.db.prepare(
             "SELECT seq, at, job, run, kind, data FROM events
@@ -165,7 +170,7 @@ impl Store {
     ///
     /// # Errors
     /// If it is damaged.
-    pub fn fact<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
+    pub(super) fn fact<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
         let mut query = self.db.prepare("SELECT value FROM facts WHERE name = ?1")?;
         let text: Option<String> = query.query_row([name], |row| row.get(0)).optional()?;
         Ok(text.map(|text| serde_json::from_str(&text)).transpose()?)
@@ -175,7 +180,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be written to.
-    pub fn keep_fact(&self, name: &str, value: &impl Serialize) -> Result<(), Error> {
+    pub(super) fn keep_fact(&self, name: &str, value: &impl Serialize) -> Result<(), Error> {
         let text = serde_json::to_string(value)?;
         let sql = "INSERT INTO facts (name, value) VALUES (?1, ?2)
                    ON CONFLICT (name) DO UPDATE SET value = ?2";
@@ -187,7 +192,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be read.
-    pub fn refusals(&self) -> Result<Vec<(String, String)>, Error> {
+    pub(super) fn refusals(&self) -> Result<Vec<(String, String)>, Error> {
         let mut query = self.db.prepare("SELECT name, refusal FROM kinds ORDER BY name")?;
         let rows = query.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
         Ok(rows.collect::<Result<_, _>>()?)
@@ -197,7 +202,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be written to.
-    pub fn keep_refusal(&self, kind: &str, refusal: Option<&str>) -> Result<(), Error> {
+    pub(super) fn keep_refusal(&self, kind: &str, refusal: Option<&str>) -> Result<(), Error> {
         match refusal {
             Some(text) => {
                 let sql = "INSERT INTO kinds (name, refusal) VALUES (?1, ?2)

@@ -38,7 +38,7 @@ const MOST_FRAME: u32 = 1 << 20;
 
 /// What is told to the machine that a job goes to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Handover {
+pub(super) struct Handover {
     /// The job, as it is here.
     pub record: Record,
     /// Whether it is to be joined with what was sent ahead.
@@ -51,7 +51,7 @@ impl Core {
     ///
     /// # Errors
     /// A sentence, if it cannot.
-    pub fn move_to(&mut self, id: JobId, machine: &str, live: bool) -> Result<(), String> {
+    pub(super) fn move_to(&mut self, id: JobId, machine: &str, live: bool) -> Result<(), String> {
         self.peer(machine)?;
         let record = self.jobs.get_mut(&id).ok_or("there is no such job")?;
         if record.place == Place::Ended {
@@ -88,7 +88,7 @@ impl Core {
     ///
     /// # Errors
     /// A sentence, if that is not in the pool.
-    pub fn move_all(&mut self, machine: &str, live: bool) -> Result<(), String> {
+    pub(super) fn move_all(&mut self, machine: &str, live: bool) -> Result<(), String> {
         self.peer(machine)?;
         let here = |job: &&Record| {
             !matches!(job.place, Place::Ended | Place::Away) && job.destination.is_none()
@@ -170,7 +170,7 @@ impl Core {
 }
 
 /// Tells the machine that a job has gone to something, on a thread of its own.
-pub fn tell(client: Client, path: String) {
+pub(super) fn tell(client: Client, path: String) {
     thread::spawn(move || {
         // A machine that is away is told again by whoever asks again.
         let _ = client.json("POST", &path, b"");

@@ -109,7 +109,7 @@ impl Core {
     }
 
     /// Ends a job because somebody wants that.
-    pub fn cancel(&mut self, id: JobId, signal: i32, note: Option<String>) {
+    pub(super) fn cancel(&mut self, id: JobId, signal: i32, note: Option<String>) {
         let now = files::now();
         let Some(record) = self.jobs.get_mut(&id) else { return };
         if record.place == Place::Ended || record.cancelled {

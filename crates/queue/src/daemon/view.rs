@@ -14,7 +14,7 @@ const MOST_EVENTS: u32 = 1000;
 impl Core {
     /// A job in short, as in a list.
     #[must_use]
-    pub fn brief(&self, record: &Record) -> Value {
+    pub(super) fn brief(&self, record: &Record) -> Value {
         let now = files::now();
         json!({
             "id": record.id,
@@ -42,7 +42,7 @@ impl Core {
 
     /// All about a job.
     #[must_use]
-    pub fn detail(&self, record: &Record) -> Value {
+    pub(super) fn detail(&self, record: &Record) -> Value {
         let mut value = self.brief(record);
         value["dir"] = json!(record.spec.dir);
         value["limits"] = json!(record.spec.limits);
@@ -72,7 +72,7 @@ impl Core {
 
     /// A reason in words.
     #[must_use]
-    pub fn explain(&self, reason: &Reason) -> String {
+    pub(super) fn explain(&self, reason: &Reason) -> String {
         let named = |ids: &[JobId]| {
             let one = |id: &JobId| match self.jobs.get(id) {
                 Some(job) => format!("{id} ({})", job.spec.class),
@@ -104,7 +104,7 @@ impl Core {
 
     /// The machine and what happens on it; of jobs, those that may be seen.
     #[must_use]
-    pub fn machine(&self, may_see: impl Fn(&str) -> bool) -> Value {
+    pub(super) fn machine(&self, may_see: impl Fn(&str) -> bool) -> Value {
         let now = files::now();
         let live = self.jobs.values().filter(|job| job.place != Place::Ended);
         let running: Vec<Value> = live
@@ -149,7 +149,7 @@ impl Core {
 
     /// Bytes of all checkpoints on disk.
     #[must_use]
-    pub fn image_bytes(&self) -> u64 {
+    pub(super) fn image_bytes(&self) -> u64 {
         let live = self.jobs.values().filter(|job| job.place != Place::Ended);
         live.filter(|job| job.durable.is_some() || job.place == Place::Asleep)
             .filter(|job| !job.only_stored)

@@ -50,7 +50,7 @@ impl Request {
 }
 
 /// Writes a stream.
-pub type Writer = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>;
+pub(super) type Writer = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>;
 
 /// What an answer consists of.
 pub enum Body {

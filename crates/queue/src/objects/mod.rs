@@ -31,14 +31,14 @@ const CLASS: &str = "torpor.queue.class";
 
 /// A place for checkpoints.
 #[derive(Debug, Clone)]
-pub struct Objects(Reference);
+pub(crate) struct Objects(Reference);
 
 /// What is stored of one checkpoint: the digests of its objects, and their bytes.
-pub type Pieces = BTreeMap<String, u64>;
+pub(crate) type Pieces = BTreeMap<String, u64>;
 
 /// What is to be stored.
 #[derive(Debug)]
-pub struct Parts<'a> {
+pub(crate) struct Parts<'a> {
     /// The class of the job.
     pub class: &'a str,
     /// Whom it is sealed for.
@@ -54,7 +54,7 @@ impl Objects {
     ///
     /// # Errors
     /// A sentence, if it names none.
-    pub fn at(place: &str) -> Result<Self, String> {
+    pub(crate) fn at(place: &str) -> Result<Self, String> {
         match place.parse()? {
             Reference::Registry { .. } => {
                 Err(format!("{place}: checkpoints lie in dir:PATH or s3://BUCKET/PREFIX"))
@@ -72,7 +72,7 @@ impl Objects {
     ///
     /// # Errors
     /// If the place does not take it, or the files have changed meanwhile.
-    pub fn put(&self, name: &str, parts: &Parts<'_>) -> Result<(Pieces, u64)> {
+    pub(crate) fn put(&self, name: &str, parts: &Parts<'_>) -> Result<(Pieces, u64)> {
         let store = self.named(name)?;
         let push = store.begin()?;
         let (seal, wrapped) = Seal::create(parts.recipient)?;
@@ -99,7 +99,7 @@ impl Objects {
     ///
     /// # Errors
     /// If it is not there, or is not what its digests say.
-    pub fn get<T>(
+    pub(crate) fn get<T>(
         &self,
         name: &str,
         identity: impl FnOnce(&str) -> Option<PathBuf>,
@@ -130,7 +130,7 @@ impl Objects {
     ///
     /// # Errors
     /// If the place does not answer.
-    pub fn names(&self) -> Result<Vec<(String, String)>> {
+    pub(crate) fn names(&self) -> Result<Vec<(String, String)>> {
         let mut found = Vec::new();
         for name in blobs::open(&self.0)?.names()? {
             // What is no checkpoint belongs to others; one may be removed meanwhile.
@@ -146,7 +146,7 @@ impl Objects {
     ///
     /// # Errors
     /// If the place does not answer.
-    pub fn signs(&self) -> Result<Vec<String>> {
+    pub(crate) fn signs(&self) -> Result<Vec<String>> {
         blobs::open(&self.0)?.signs()
     }
 
@@ -154,7 +154,7 @@ impl Objects {
     ///
     /// # Errors
     /// If the place does not answer.
-    pub fn sign(&self, name: &str) -> Result<Option<Vec<u8>>> {
+    pub(crate) fn sign(&self, name: &str) -> Result<Option<Vec<u8>>> {
         self.named(name)?.sign()
     }
 
@@ -162,7 +162,7 @@ impl Objects {
     ///
     /// # Errors
     /// If the place does not allow it.
-    pub fn set_sign(&self, name: &str, sign: Option<&[u8]>) -> Result<()> {
+    pub(crate) fn set_sign(&self, name: &str, sign: Option<&[u8]>) -> Result<()> {
         self.named(name)?.set_sign(sign)
     }
 
@@ -170,7 +170,7 @@ impl Objects {
     ///
     /// # Errors
     /// If the place does not allow it.
-    pub fn remove(&self, name: &str) -> Result<bool> {
+    pub(crate) fn remove(&self, name: &str) -> Result<bool> {
         self.named(name)?.remove()
     }
 
@@ -178,7 +178,7 @@ impl Objects {
     ///
     /// # Errors
     /// If the place does not allow it, or somebody stores something.
-    pub fn collect(&self) -> Result<u64> {
+    pub(crate) fn collect(&self) -> Result<u64> {
         blobs::open(&self.0)?.collect()
     }
 }

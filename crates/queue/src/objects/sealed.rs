@@ -15,14 +15,14 @@ use torpor_seal::{Checkpoint, Header, MasterKey, Suite};
 
 /// How the objects of a checkpoint are written and read.
 #[derive(Debug, Default)]
-pub struct Seal(Option<Checkpoint>);
+pub(super) struct Seal(Option<Checkpoint>);
 
 impl Seal {
     /// The seal of a new checkpoint, if there is somebody that it is for, and its key, wrapped.
     ///
     /// # Errors
     /// If there is no such recipient.
-    pub fn create(recipient: Option<&str>) -> Result<(Self, Option<Vec<u8>>)> {
+    pub(super) fn create(recipient: Option<&str>) -> Result<(Self, Option<Vec<u8>>)> {
         let Some(recipient) = recipient else { return Ok((Self(None), None)) };
         let create = || -> torpor_seal::Result<(Self, Option<Vec<u8>>)> {
             let mut header = Header::new(Suite::Aes256Gcm, None)?;
@@ -41,7 +41,7 @@ impl Seal {
     ///
     /// # Errors
     /// If the identity does not open it.
-    pub fn open(wrapped: &[u8], identity: Option<&Path>) -> Result<Self> {
+    pub(super) fn open(wrapped: &[u8], identity: Option<&Path>) -> Result<Self> {
         let what = "open the key of the checkpoint with the class's identity";
         let identity = identity.ok_or_else(|| {
             Error::new("the checkpoint is sealed, and its class has no identity here")
@@ -62,7 +62,7 @@ impl Seal {
     ///
     /// # Errors
     /// If the cipher library refuses.
-    pub fn close(&self, name: &str, plain: &[u8]) -> Result<Vec<u8>> {
+    pub(super) fn close(&self, name: &str, plain: &[u8]) -> Result<Vec<u8>> {
         let Some(seal) = &self.0 else { return Ok(plain.to_vec()) };
         let mut writer = seal.writer(name, Vec::new()).map_err(|e| failed("seal an object", &e))?;
         let closed = writer.write_all(plain).and_then(|()| writer.finish());
@@ -73,7 +73,7 @@ impl Seal {
     ///
     /// # Errors
     /// If it is not the one of that name.
-    pub fn reveal(&self, name: &str, stored: Vec<u8>) -> Result<Vec<u8>> {
+    pub(super) fn reveal(&self, name: &str, stored: Vec<u8>) -> Result<Vec<u8>> {
         let Some(seal) = &self.0 else { return Ok(stored) };
         let what = format!("open {name} of the checkpoint");
         let reader = seal.reader(name, Cursor::new(stored)).map_err(|e| failed(&what, &e))?;

@@ -6,7 +6,7 @@ use super::{Job, Millis, Phase, World, share};
 
 /// A job that waits, with what it is ordered by.
 #[derive(Debug, Clone)]
-pub struct Candidate {
+pub(super) struct Candidate {
     /// Its place in the world's list.
     pub index: usize,
     /// Whether its guarantee is due.
@@ -16,7 +16,7 @@ pub struct Candidate {
 }
 
 /// Those that wait, the first to be placed first.
-pub fn candidates(world: &World) -> Vec<Candidate> {
+pub(super) fn candidates(world: &World) -> Vec<Candidate> {
     let waiting = world.jobs.iter().enumerate().filter(|(_, job)| job.phase == Phase::Waiting);
     let mut found: Vec<(Key, Candidate)> = waiting
         .map(|(index, job)| {
@@ -29,7 +29,7 @@ pub fn candidates(world: &World) -> Vec<Candidate> {
 }
 
 /// The level of a job: higher goes first.
-pub fn level(world: &World, job: &Job) -> i64 {
+pub(super) fn level(world: &World, job: &Job) -> i64 {
     let class = world.class(job);
     let pressing = match (job.deadline, job.remaining) {
         (Some(deadline), Some(remaining)) => world.now >= pressing_from(deadline, remaining),
@@ -41,7 +41,7 @@ pub fn level(world: &World, job: &Job) -> i64 {
 
 /// From when on a job must run without a pause to be done by its deadline, with a tenth to
 /// spare.
-pub fn pressing_from(deadline: Millis, remaining: Millis) -> Millis {
+pub(super) fn pressing_from(deadline: Millis, remaining: Millis) -> Millis {
     deadline - remaining - remaining / 10
 }
 

@@ -6,7 +6,7 @@ use crate::preemption::{self, Means, Pressure, Price};
 
 /// What a search for jobs that could give way has found.
 #[derive(Debug, Default)]
-pub struct Victims {
+pub(super) struct Victims {
     /// Those that give way, if there are enough.
     pub chosen: Option<Vec<(JobId, Price)>>,
     /// All that run, if there are not.
@@ -17,7 +17,7 @@ pub struct Victims {
 
 /// Finds jobs that give way to `candidate`, with `missing` slots between them: those that
 /// cost least for each slot, and no more than are needed.
-pub fn find(
+pub(super) fn find(
     world: &World,
     candidate: &Candidate,
     missing: i64,
@@ -124,13 +124,13 @@ fn done_before(world: &World, job: &Job, price: &Price) -> Option<Millis> {
 }
 
 /// What it costs to let a job give way by one of these means.
-pub fn price(world: &World, job: &Job, means: &[Means], needed: u64) -> Option<Price> {
+pub(super) fn price(world: &World, job: &Job, means: &[Means], needed: u64) -> Option<Price> {
     let pressure = Pressure { memory_free: world.memory_free, memory_needed: needed };
     preemption::choose(&job.facts, means, pressure)
 }
 
 /// When so many slots more will be free, if the jobs that run end as they are thought to.
-pub fn planned_start(world: &World, missing: i64) -> Option<Millis> {
+pub(super) fn planned_start(world: &World, missing: i64) -> Option<Millis> {
     let mut ends: Vec<(Millis, i64)> = world
         .jobs
         .iter()

@@ -15,7 +15,7 @@ use crate::files;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where a run's last word lies, in the run's directory.
-pub const ENDING: &str = "ending.json";
+pub(crate) const ENDING: &str = "ending.json";
 
 impl Shepherd {
     /// Ends what is left of the job, and reports.
@@ -71,7 +71,7 @@ impl Shepherd {
 }
 
 /// Processes of this pid namespace but for this one and those that have ended.
-pub fn alive() -> Vec<(i32, String)> {
+pub(super) fn alive() -> Vec<(i32, String)> {
     let own = i32::try_from(std::process::id()).unwrap_or(1);
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -89,7 +89,7 @@ fn name(pid: i32) -> Option<String> {
 }
 
 /// Sends a signal to all processes of this pid namespace but its init.
-pub fn signal_all(signal: Signal) -> io::Result<()> {
+pub(super) fn signal_all(signal: Signal) -> io::Result<()> {
     for (pid, _) in alive() {
         if let Some(pid) = rustix::process::Pid::from_raw(pid) {
             match rustix::process::kill_process(pid, signal) {

@@ -30,7 +30,7 @@ const STREAM_NUMBERS: [i32; 3] = [200, 201, 202];
 
 /// A job's three streams.
 #[derive(Debug, Clone)]
-pub struct Streams {
+pub(crate) struct Streams {
     /// Standard input, if the client sends any.
     pub input: Option<Arc<Input>>,
     /// Standard output.
@@ -41,7 +41,7 @@ pub struct Streams {
 
 /// What is kept beside the images of a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub(crate) struct Record {
     /// The number of the checkpoint.
     pub seq: u64,
     /// The job's first process, in its pid namespace.
@@ -82,18 +82,18 @@ const LAZY_FROM: u64 = 128 << 20;
 const LAZY_PATIENCE: Duration = Duration::from_secs(120);
 
 /// The process that brings in the memory of a job that runs already.
-pub const PAGER: &str = "torpor-lazy";
+pub(crate) const PAGER: &str = "torpor-lazy";
 
 /// A checkpoint that the next one can build on: changes of memory are counted since.
 #[derive(Debug, Clone)]
-pub struct Base {
+pub(crate) struct Base {
     record: Record,
     at: Instant,
 }
 
 /// How saving went.
 #[derive(Debug)]
-pub enum SaveEnd {
+pub(crate) enum SaveEnd {
     /// It is saved; the record is not on stable storage yet. The next one can build on it
     /// if the job runs on.
     Saved(Saved, Option<Box<Base>>),
@@ -111,7 +111,7 @@ type Done = (Saved, Option<Box<Base>>);
 
 /// What is to be saved.
 #[derive(Debug)]
-pub struct Save {
+pub(crate) struct Save {
     /// The job's directory.
     pub dir: JobDir,
     /// The number of the checkpoint.
@@ -136,7 +136,7 @@ pub struct Save {
 
 impl Save {
     /// Saves the job on a thread; `done` gets the outcome there.
-    pub fn start(self, done: impl FnOnce(SaveEnd) + Send + 'static) {
+    pub(crate) fn start(self, done: impl FnOnce(SaveEnd) + Send + 'static) {
         thread::spawn(move || done(self.run()));
     }
 
@@ -331,7 +331,7 @@ impl Save {
 ///
 /// # Errors
 /// If a file cannot be synced, or the checkpoint builds on a later one.
-pub fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
+pub(crate) fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
     let place = dir.checkpoint(seq);
     if let Some(base) = record(&place)?.base
         && !dir.durable(base).exists()
@@ -355,13 +355,13 @@ pub fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
 ///
 /// # Errors
 /// If there is none, or it is damaged.
-pub fn record(checkpoint: &Path) -> io::Result<Record> {
+pub(crate) fn record(checkpoint: &Path) -> io::Result<Record> {
     Ok(serde_json::from_slice(&fs::read(checkpoint.join("record.json"))?)?)
 }
 
 /// Whether a job runs while so much memory of it is still coming.
 #[must_use]
-pub fn is_lazy(memory: u64, container: bool, sealed: bool) -> bool {
+pub(crate) fn is_lazy(memory: u64, container: bool, sealed: bool) -> bool {
     memory >= LAZY_FROM && !container && !sealed
 }
 
@@ -380,7 +380,7 @@ fn wait_for_memory() -> io::Result<()> {
 
 /// Whether a pager is at work in this pid namespace.
 #[must_use]
-pub fn is_memory_coming() -> bool {
+pub(crate) fn is_memory_coming() -> bool {
     super::ending::alive().iter().any(|(_, name)| name == PAGER)
 }
 
@@ -392,14 +392,14 @@ fn last_pid() -> u64 {
 
 /// What names this boot of the machine.
 #[must_use]
-pub fn boot() -> String {
+pub(crate) fn boot() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
 }
 
 /// What is to be brought back.
 #[derive(Debug)]
-pub struct Wake {
+pub(crate) struct Wake {
     /// The checkpoint's directory.
     pub checkpoint: PathBuf,
     /// The job's streams.
@@ -413,7 +413,7 @@ pub struct Wake {
 impl Wake {
     /// Brings the job back on a thread; `done` gets the outcome there: how long it took,
     /// or why it failed.
-    pub fn start(self, done: impl FnOnce(Result<u64, String>) + Send + 'static) {
+    pub(crate) fn start(self, done: impl FnOnce(Result<u64, String>) + Send + 'static) {
         thread::spawn(move || done(self.run()));
     }
 

@@ -16,11 +16,11 @@ use super::{Happening, SHEPHERD, Shepherd, engine, message, work};
 use crate::files::{self, JobDir};
 
 /// Where a run's socket lies, in the run's directory.
-pub const SOCKET: &str = "socket";
+pub(crate) const SOCKET: &str = "socket";
 /// What a living shepherd holds a lock on, in the run's directory.
-pub const LOCK: &str = "lock";
+pub(crate) const LOCK: &str = "lock";
 /// What a shepherd says when it fails, in the run's directory.
-pub const LOG: &str = "log";
+pub(crate) const LOG: &str = "log";
 
 /// The environment variable that marks the process inside the new namespaces.
 const INSIDE: &str = "TORPOR_SHEPHERD_INSIDE";
@@ -29,7 +29,7 @@ const INSIDE: &str = "TORPOR_SHEPHERD_INSIDE";
 ///
 /// # Errors
 /// If the process cannot be started, or cannot make its namespaces.
-pub fn start(
+pub(crate) fn start(
     dir: &JobDir,
     run: u64,
     from: Option<u64>,
@@ -53,7 +53,7 @@ pub fn start(
 
 /// The hidden subcommand. The process that the daemon starts only makes the namespaces
 /// and starts the shepherd in them: a process cannot enter a new pid namespace itself.
-pub fn enter(dir: PathBuf, run: u64, from: Option<u64>, base: [u64; 2]) -> ExitCode {
+pub(crate) fn enter(dir: PathBuf, run: u64, from: Option<u64>, base: [u64; 2]) -> ExitCode {
     let inside = std::env::var_os(INSIDE).is_some();
     let done = if inside { tend(dir, run, from, base) } else { outside() };
     match done {

@@ -18,7 +18,7 @@ const NOT_RUN: u8 = 126;
 /// Becomes the job in directory `dir`; returns only if that fails.
 ///
 /// `ready` is a descriptor that the shepherd waits to be closed.
-pub fn launch(dir: PathBuf, ready: i32) -> ExitCode {
+pub(crate) fn launch(dir: PathBuf, ready: i32) -> ExitCode {
     let dir = JobDir::at(dir);
     // Closed by the kernel at the moment at which this process becomes the job.
     let ready = torpor_sys::inherited::duplicate(ready);

@@ -13,7 +13,7 @@ const MAX_LINE: u64 = 1 << 20;
 /// What the daemon asks a shepherd to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case")]
-pub enum Order {
+pub(crate) enum Order {
     /// Send a signal to the job's first process, or to its process group.
     Signal {
         /// The signal's number.
@@ -51,7 +51,7 @@ pub enum Order {
 /// How images are written.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Style {
+pub(crate) struct Style {
     /// By which method they are compressed.
     pub compress: Option<String>,
     /// For whom they are sealed.
@@ -63,7 +63,7 @@ pub struct Style {
 /// How the job is, as a shepherd tells everyone who connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Phase {
+pub(crate) enum Phase {
     /// It runs, or is about to.
     Running,
     /// It is frozen, with its memory.
@@ -79,7 +79,7 @@ pub enum Phase {
 /// How a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Exit {
+pub(crate) enum Exit {
     /// With an exit code.
     Code(i32),
     /// By a signal.
@@ -89,7 +89,7 @@ pub enum Exit {
 impl Exit {
     /// The number that a shell shows for it.
     #[must_use]
-    pub fn number(self) -> i32 {
+    pub(crate) fn number(self) -> i32 {
         match self {
             Exit::Code(code) => code,
             Exit::Signal(signal) => 128 + signal,
@@ -98,11 +98,11 @@ impl Exit {
 }
 
 /// With this a note begins that a client tells even of a job that went well.
-pub const LOST: &str = "lost: ";
+pub(crate) const LOST: &str = "lost: ";
 
 /// The last word of a run, which outlives its shepherd on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ending {
+pub(crate) struct Ending {
     /// The job.
     pub job: u64,
     /// Its run; the word of an earlier run is ignored.
@@ -128,7 +128,7 @@ pub struct Ending {
 #[cfg(test)]
 impl Ending {
     /// Of a run that has done all that it was to do.
-    pub fn good(job: u64, run: u64) -> Self {
+    pub(crate) fn good(job: u64, run: u64) -> Self {
         Self {
             job,
             run,
@@ -145,7 +145,7 @@ impl Ending {
 
 /// A checkpoint, as its shepherd has measured it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Saved {
+pub(crate) struct Saved {
     /// Its number.
     pub seq: u64,
     /// How long the job stood still, in microseconds; all of the dump unless it ran on.
@@ -163,7 +163,7 @@ pub struct Saved {
 /// What a shepherd tells the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
-pub enum Report {
+pub(crate) enum Report {
     /// First word of each connection: how things are.
     State {
         /// The job.
@@ -224,7 +224,7 @@ pub enum Report {
 ///
 /// # Errors
 /// If the other end is gone.
-pub fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+pub(crate) fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     stream.write_all(&line)
@@ -234,7 +234,7 @@ pub fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()>
 ///
 /// # Errors
 /// If what comes is no such message, or is longer than any.
-pub fn receive<T: DeserializeOwned>(stream: &mut impl BufRead) -> io::Result<Option<T>> {
+pub(crate) fn receive<T: DeserializeOwned>(stream: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     let mut bounded = io::Read::take(stream, MAX_LINE);
     match bounded.read_until(b'\n', &mut line)? {

@@ -13,12 +13,12 @@
 
 mod disk;
 mod ending;
-pub mod engine;
+pub(crate) mod engine;
 mod entry;
 mod launch;
-pub mod message;
+pub(crate) mod message;
 mod orders;
-pub mod pump;
+pub(crate) mod pump;
 mod work;
 
 use std::fs;
@@ -31,9 +31,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-pub use ending::ENDING;
-pub use entry::{LOCK, LOG, SOCKET, enter, start};
-pub use launch::launch;
+pub(crate) use ending::ENDING;
+pub(crate) use entry::{LOCK, LOG, SOCKET, enter, start};
+pub(crate) use launch::launch;
 
 use crate::cgroup::Cgroups;
 use crate::container::Container;
@@ -44,21 +44,21 @@ use message::{Exit, Order, Phase, Report};
 use pump::{Input, Output};
 
 /// The hidden subcommand that is a shepherd.
-pub const SHEPHERD: &str = "shepherd";
+pub(crate) const SHEPHERD: &str = "shepherd";
 /// The hidden subcommand that becomes the job.
-pub const LAUNCH: &str = "launch";
+pub(crate) const LAUNCH: &str = "launch";
 
 /// What was submitted for the job in `dir`.
 ///
 /// # Errors
 /// If it is not there, or damaged.
-pub fn read_spec(dir: &JobDir) -> io::Result<Spec> {
+pub(crate) fn read_spec(dir: &JobDir) -> io::Result<Spec> {
     Ok(serde_json::from_slice(&fs::read(dir.spec())?)?)
 }
 
 /// The cgroups of the job in `dir`: named after the data directory and the job.
 #[must_use]
-pub fn cgroups(dir: &JobDir) -> Cgroups {
+pub(crate) fn cgroups(dir: &JobDir) -> Cgroups {
     // FNV-1a: two data directories on one machine must not share cgroups.
     let bytes = dir.path().as_os_str().as_encoded_bytes();
     let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {

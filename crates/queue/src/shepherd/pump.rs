@@ -25,7 +25,7 @@ const BEAT: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// One output stream of a job.
 #[derive(Debug)]
-pub struct Output {
+pub(crate) struct Output {
     /// The job's end, kept open so that the pipe outlives the job's sleep.
     job_end: OwnedFd,
     inner: Arc<Mutex<Sink>>,
@@ -46,7 +46,7 @@ impl Output {
     ///
     /// # Errors
     /// If the file cannot be opened or cut, or there are no more descriptors.
-    pub fn open(path: &Path, length: u64) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, length: u64) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
         if file.metadata()?.len() > length {
             file.set_len(length)?;
@@ -62,7 +62,7 @@ impl Output {
 
     /// The end that the job writes to.
     #[must_use]
-    pub fn job_end(&self) -> &OwnedFd {
+    pub(crate) fn job_end(&self) -> &OwnedFd {
         &self.job_end
     }
 
@@ -70,7 +70,7 @@ impl Output {
     ///
     /// # Errors
     /// See fstat(2).
-    pub fn inode(&self) -> io::Result<u64> {
+    pub(crate) fn inode(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(&self.job_end)?.st_ino)
     }
 
@@ -78,7 +78,7 @@ impl Output {
     ///
     /// # Errors
     /// If the file cannot be written: its disk is full.
-    pub fn drain(&self) -> io::Result<u64> {
+    pub(crate) fn drain(&self) -> io::Result<u64> {
         let mut sink = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         while sink.step(&self.taken)? {}
         Ok(self.taken.load(Ordering::Acquire))
@@ -88,7 +88,7 @@ impl Output {
     ///
     /// # Errors
     /// See fsync(2).
-    pub fn sync(&self) -> io::Result<()> {
+    pub(crate) fn sync(&self) -> io::Result<()> {
         let file = {
             let sink = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
             sink.file.try_clone()?
@@ -140,7 +140,7 @@ fn pump(inner: &Mutex<Sink>, taken: &AtomicU64) {
 /// The input stream of a job: a pipe that is fed from the file to which the daemon adds
 /// what the client sends.
 #[derive(Debug)]
-pub struct Input {
+pub(crate) struct Input {
     job_end: OwnedFd,
     fed: Arc<AtomicU64>,
     ours: Arc<Mutex<Option<OwnedFd>>>,
@@ -152,7 +152,7 @@ impl Input {
     ///
     /// # Errors
     /// If there are no more descriptors.
-    pub fn open(spool: PathBuf, end: PathBuf, offset: u64) -> io::Result<Self> {
+    pub(crate) fn open(spool: PathBuf, end: PathBuf, offset: u64) -> io::Result<Self> {
         let (job_end, ours) = pipe_with(PipeFlags::CLOEXEC)?;
         fcntl_setfl(&ours, fcntl_getfl(&ours)? | OFlags::NONBLOCK)?;
         let input = Self {
@@ -169,7 +169,7 @@ impl Input {
 
     /// The end that the job reads from.
     #[must_use]
-    pub fn job_end(&self) -> &OwnedFd {
+    pub(crate) fn job_end(&self) -> &OwnedFd {
         &self.job_end
     }
 
@@ -177,7 +177,7 @@ impl Input {
     ///
     /// # Errors
     /// See fstat(2).
-    pub fn inode(&self) -> io::Result<u64> {
+    pub(crate) fn inode(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(&self.job_end)?.st_ino)
     }
 
@@ -185,7 +185,7 @@ impl Input {
     ///
     /// # Errors
     /// If the pipe does not say what is in it (`FIONREAD`).
-    pub fn consumed(&self) -> io::Result<u64> {
+    pub(crate) fn consumed(&self) -> io::Result<u64> {
         // Held so that nothing is fed in between.
         let _held = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = ioctl_fionread(&self.job_end)?;
@@ -247,7 +247,7 @@ fn feed(
 ///
 /// # Errors
 /// If the file is not there, or cannot be read.
-pub fn read_from(path: &Path, offset: u64, most: usize) -> io::Result<Vec<u8>> {
+pub(crate) fn read_from(path: &Path, offset: u64, most: usize) -> io::Result<Vec<u8>> {
     let mut file = match File::open(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         file => file?,

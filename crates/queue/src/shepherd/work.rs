@@ -21,7 +21,7 @@ use crate::spec::Spec;
 ///
 /// # Errors
 /// If the input cannot be read.
-pub fn create(dir: &JobDir, spec: &Spec) -> io::Result<()> {
+pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<()> {
     let Some(input) = &spec.input else { return Ok(()) };
     let work = dir.work();
     let _ = fs::remove_dir_all(&work);
@@ -35,7 +35,7 @@ pub fn create(dir: &JobDir, spec: &Spec) -> io::Result<()> {
 ///
 /// # Errors
 /// If the place cannot be made, or nothing can be mounted there.
-pub fn show(dir: &JobDir) -> io::Result<()> {
+pub(super) fn show(dir: &JobDir) -> io::Result<()> {
     if dir.work().exists() {
         fs::create_dir_all(WORK)?;
         rustix::mount::mount_bind(dir.work(), WORK)?;
@@ -44,7 +44,7 @@ pub fn show(dir: &JobDir) -> io::Result<()> {
 }
 
 /// Copies artefacts to where the job was submitted; returns what could not be copied.
-pub fn hand_over(dir: &JobDir, spec: &Spec) -> Vec<String> {
+pub(super) fn hand_over(dir: &JobDir, spec: &Spec) -> Vec<String> {
     let copy = |path: &std::path::PathBuf| {
         let to = spec.dir.join(path);
         copy_as_user(spec, &dir.work().join(path), &to)
@@ -74,7 +74,7 @@ fn copy_as_user(spec: &Spec, from: &Path, to: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If a file cannot be read or copied, or `to` is there already. Sockets and devices are left out.
-pub fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Result<()> {
+pub(super) fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -130,7 +130,7 @@ fn adorn(path: &Path, meta: &Metadata) -> io::Result<()> {
 }
 
 /// The directories of a job that belong to its checkpoints, and their names there. A job may have none.
-pub fn own(dir: &JobDir) -> [(PathBuf, &'static str); 2] {
+pub(super) fn own(dir: &JobDir) -> [(PathBuf, &'static str); 2] {
     [(dir.work(), "work"), (dir.upper(), "upper")]
 }
 
@@ -138,7 +138,7 @@ pub fn own(dir: &JobDir) -> [(PathBuf, &'static str); 2] {
 ///
 /// # Errors
 /// If the files cannot be copied (disk full, for example).
-pub fn put_back(dir: &JobDir, checkpoint: &Path) -> io::Result<()> {
+pub(super) fn put_back(dir: &JobDir, checkpoint: &Path) -> io::Result<()> {
     for (place, name) in own(dir) {
         let kept = checkpoint.join(name);
         if kept.exists() {

@@ -19,7 +19,7 @@ use crate::header::Stanza;
 use crate::secret::MasterKey;
 
 /// The kind of these stanzas.
-pub const KIND: &str = "X25519";
+pub(super) const KIND: &str = "X25519";
 /// Prefix of a recipient in its Bech32 form.
 const RECIPIENT: &str = "age";
 /// Prefix of an identity, which is written in capitals.

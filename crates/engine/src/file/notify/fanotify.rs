@@ -30,7 +30,7 @@ const CLASSES: u32 = libc::FAN_CLASS_CONTENT | libc::FAN_CLASS_PRE_CONTENT;
 
 /// The dump half. What is marked is looked for when all files are known.
 #[derive(Debug, Default)]
-pub struct FanotifyDumper {
+pub(crate) struct FanotifyDumper {
     groups: Vec<(u32, Holder, Vec<String>)>,
 }
 
@@ -40,7 +40,7 @@ impl FanotifyDumper {
     /// # Errors
     /// Refused, if the kernel does not show its flags, if it decides about accesses of others, or
     /// if events wait in a queue that cannot overflow.
-    pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
+    pub(crate) fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[fanotify]") {
             return Ok(None);
         }
@@ -87,7 +87,7 @@ impl FanotifyDumper {
     ///
     /// # Errors
     /// Refused, if nothing leads to it.
-    pub fn finish(
+    pub(crate) fn finish(
         &mut self,
         paths: &mut Paths<'_>,
         space_of: &dyn Fn(usize) -> Option<u32>,
@@ -148,7 +148,7 @@ fn mark(
 
 /// The restore half.
 #[derive(Debug, Default)]
-pub struct FanotifyRestorer {
+pub(crate) struct FanotifyRestorer {
     made: Vec<Fanotify>,
 }
 
@@ -157,7 +157,7 @@ impl FanotifyRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let group = read(entry)?;
             let is_missing = |mark: &Mark| match &mark.on {
@@ -181,7 +181,7 @@ impl FanotifyRestorer {
     /// # Errors
     /// If the entry is no fanotify group; if `fanotify_init` is refused (it may need
     /// `CAP_SYS_ADMIN`), or a status flag.
-    pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let group = read(entry)?;
         let what = || format!("fanotify_init({:#x}, {:#x})", group.flags, group.event_flags);
         // FAN_CLOEXEC would be shown as one of its flags.
@@ -196,7 +196,7 @@ impl FanotifyRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
+    pub(crate) fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         for mark in self.made.iter().flat_map(|group| &group.marks) {
             if let Marked::File { file, inode, .. } = mark.on {
@@ -210,7 +210,7 @@ impl FanotifyRestorer {
     ///
     /// # Errors
     /// If a file that is to be watched is not in the images, or not there; damaged images.
-    pub fn connect(&mut self, cx: &Opener<'_>, files: &OpenFiles) -> Result<Vec<Sleeper>> {
+    pub(crate) fn connect(&mut self, cx: &Opener<'_>, files: &OpenFiles) -> Result<Vec<Sleeper>> {
         let mut sleepers = Vec::new();
         for Fanotify { file: id, marks, overflow, .. } in self.made.drain(..) {
             let file = duplicate(files.need(id)?)?;

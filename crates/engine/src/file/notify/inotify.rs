@@ -28,7 +28,7 @@ const EVENT: u64 = 16;
 
 /// The dump half. What is watched is looked for when all files are known.
 #[derive(Debug, Default)]
-pub struct InotifyDumper {
+pub(crate) struct InotifyDumper {
     instances: Vec<(u32, Holder, Vec<String>)>,
 }
 
@@ -37,7 +37,7 @@ impl InotifyDumper {
     ///
     /// # Errors
     /// If the kernel does not say how much is queued (`FIONREAD`).
-    pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
+    pub(crate) fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("inotify") {
             return Ok(None);
         }
@@ -66,7 +66,7 @@ impl InotifyDumper {
     ///
     /// # Errors
     /// Refused, if nothing leads to it.
-    pub fn finish(
+    pub(crate) fn finish(
         &mut self,
         paths: &mut Paths<'_>,
         space_of: &dyn Fn(usize) -> Option<u32>,
@@ -113,7 +113,7 @@ fn watch(
 
 /// The restore half.
 #[derive(Debug, Default)]
-pub struct InotifyRestorer {
+pub(crate) struct InotifyRestorer {
     made: Vec<InotifyFileEntry>,
 }
 
@@ -122,7 +122,7 @@ impl InotifyRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let ify = part(entry.id, entry.ify.as_ref(), "inotify descriptor")?;
             let mut seen = HashSet::new();
@@ -143,7 +143,7 @@ impl InotifyRestorer {
     /// # Errors
     /// If the entry is no inotify instance; if the kernel refuses to make one (a limit of the
     /// user), or its status flags.
-    pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let ify = part(entry.id, entry.ify.as_ref(), "inotify descriptor")?;
         let file = init(CreateFlags::CLOEXEC).context(|| "inotify_init1".to_owned())?;
         set_status_flags(&file, ify.flags)?;
@@ -155,7 +155,7 @@ impl InotifyRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
+    pub(crate) fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         for watch in self.made.iter().flat_map(|ify| &ify.wd) {
             let inode = (watch.s_dev, watch.i_ino);
@@ -168,7 +168,7 @@ impl InotifyRestorer {
     ///
     /// # Errors
     /// If a file that is to be watched is not in the images, or not there; damaged images.
-    pub fn connect(&mut self, cx: &Opener<'_>, files: &OpenFiles) -> Result<Vec<Sleeper>> {
+    pub(crate) fn connect(&mut self, cx: &Opener<'_>, files: &OpenFiles) -> Result<Vec<Sleeper>> {
         let mut sleepers = Vec::new();
         for ify in self.made.drain(..) {
             let file = duplicate(files.need(ify.id)?)?;

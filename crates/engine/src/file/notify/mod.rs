@@ -5,8 +5,8 @@
 //! to files whose path does not lead to them. The restore sets the watches up at the
 //! very end: whatever it does with files before is nobody's event.
 
-pub mod fanotify;
-pub mod inotify;
+pub(crate) mod fanotify;
+pub(crate) mod inotify;
 mod overflow;
 mod search;
 
@@ -26,8 +26,8 @@ use crate::error::{Context, Error, Result};
 use crate::namespace::run_in;
 use crate::restore::tasks::Task;
 
-pub use self::fanotify::{FanotifyDumper, FanotifyRestorer};
-pub use self::inotify::{InotifyDumper, InotifyRestorer};
+pub(crate) use self::fanotify::{FanotifyDumper, FanotifyRestorer};
+pub(crate) use self::inotify::{InotifyDumper, InotifyRestorer};
 
 /// A descriptor whose watches are still to be set up.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Sleeper {
 ///
 /// # Errors
 /// If a watch is one too many for the user's limit, or its file cannot be watched.
-pub fn wake(tasks: &[Task], mut all: Vec<Sleeper>) -> Result<()> {
+pub(crate) fn wake(tasks: &[Task], mut all: Vec<Sleeper>) -> Result<()> {
     for target in all.iter_mut().flat_map(Sleeper::targets) {
         adopt(tasks, target)?;
     }

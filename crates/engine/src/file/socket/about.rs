@@ -12,7 +12,7 @@ use crate::namespace::{Namespaces, NsKind};
 
 /// What kind of socket a description is.
 #[derive(Debug, Clone, Copy)]
-pub struct Socket {
+pub(super) struct Socket {
     /// `AF_*`.
     pub domain: i32,
     /// `SOCK_*`.

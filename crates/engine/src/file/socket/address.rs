@@ -10,7 +10,7 @@ use crate::error::{Context, Result};
 
 /// An IPv4 or IPv6 address with its port (or protocol, for raw sockets).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Address {
+pub(crate) struct Address {
     /// `AF_INET` or `AF_INET6`.
     pub family: i32,
     /// In network byte order, as the kernel and the images keep it; one word for IPv4.
@@ -23,12 +23,12 @@ pub struct Address {
 
 impl Address {
     /// The family's "any" address without a port.
-    pub fn unspecified(family: i32) -> Self {
+    pub(crate) fn unspecified(family: i32) -> Self {
         Address { family, words: [0; 4], port: 0, scope: 0 }
     }
 
     /// From a `struct sockaddr_in` or `sockaddr_in6`.
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
         let family = i32::from(u16::from_ne_bytes(*bytes.first_chunk()?));
         let port = u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?);
@@ -45,12 +45,12 @@ impl Address {
     }
 
     /// For an image.
-    pub fn to_image(self) -> Vec<u32> {
+    pub(crate) fn to_image(self) -> Vec<u32> {
         self.words.iter().copied().take(if self.is_v6() { 4 } else { 1 }).collect()
     }
 
     /// As `struct sockaddr_in` or `sockaddr_in6`.
-    pub fn to_bytes(self) -> Vec<u8> {
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(28);
         bytes.extend(u16::try_from(self.family).unwrap_or(0).to_ne_bytes());
         bytes.extend(self.port.to_be_bytes());
@@ -66,24 +66,24 @@ impl Address {
     }
 
     /// Whether it is an IPv6 address.
-    pub fn is_v6(self) -> bool {
+    pub(crate) fn is_v6(self) -> bool {
         self.family == libc::AF_INET6
     }
 
     /// Whether it is the "any" address.
-    pub fn is_unspecified(self) -> bool {
+    pub(crate) fn is_unspecified(self) -> bool {
         self.words == [0; 4]
     }
 
     /// Whether it means something on one device only.
-    pub fn is_link_local(self) -> bool {
+    pub(crate) fn is_link_local(self) -> bool {
         let [a, b, ..] = self.words[0].to_ne_bytes();
         self.is_v6() && (a, b & 0xc0) == (0xfe, 0x80)
             || self.is_v6() && a == 0xff && matches!(b & 0x0f, 1 | 2)
     }
 
     /// The IPv4 address in an IPv4-mapped IPv6 address; itself if it is IPv4 already.
-    pub fn as_v4(self) -> Option<Self> {
+    pub(crate) fn as_v4(self) -> Option<Self> {
         let mapped = [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff])];
         match self.words {
             _ if !self.is_v6() => Some(self),
@@ -98,7 +98,7 @@ impl Address {
     }
 
     /// The name of the device that it belongs to, in the socket's namespace.
-    pub fn device(self, socket: BorrowedFd<'_>) -> Option<String> {
+    pub(crate) fn device(self, socket: BorrowedFd<'_>) -> Option<String> {
         (self.scope != 0).then(|| netdevice::index_to_name(socket, self.scope).ok()).flatten()
     }
 
@@ -106,7 +106,7 @@ impl Address {
     ///
     /// # Errors
     /// `ENODEV`.
-    pub fn on_device(mut self, socket: BorrowedFd<'_>, name: Option<&str>) -> Result<Self> {
+    pub(crate) fn on_device(mut self, socket: BorrowedFd<'_>, name: Option<&str>) -> Result<Self> {
         if let Some(name) = name.filter(|n| !n.is_empty() && self.is_link_local()) {
             self.scope = netdevice::name_to_index(socket, name)
                 .context(|| format!("network device {name}"))?;
@@ -123,7 +123,7 @@ impl From<InetAddress> for Address {
 
 impl Address {
     /// Without the port.
-    pub fn ip(self) -> IpAddr {
+    pub(crate) fn ip(self) -> IpAddr {
         let mut octets = [0u8; 16];
         for (to, word) in octets.chunks_exact_mut(4).zip(self.words) {
             to.copy_from_slice(&word.to_ne_bytes());

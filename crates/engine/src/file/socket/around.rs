@@ -13,7 +13,7 @@ use crate::options::Options;
 
 /// What sockets refer to.
 #[derive(Debug)]
-pub struct Around<'a> {
+pub(crate) struct Around<'a> {
     /// What was asked for.
     pub opts: &'a Options,
     /// Where queues go.

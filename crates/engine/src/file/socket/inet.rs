@@ -353,7 +353,7 @@ fn port(isk: &InetSkEntry, ends: &InetEnds) -> Port {
 
 /// The restore half of Internet sockets.
 #[derive(Debug, Default)]
-pub struct InetRestorer {
+pub(crate) struct InetRestorer {
     /// Ports that sockets share by `SO_REUSEPORT`. All of them need it while they are
     /// bound, although some may have lost it since.
     shared: HashSet<Port>,
@@ -371,7 +371,7 @@ impl InetRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(
+    pub(crate) fn load(
         &mut self,
         opts: &Options,
         images: &ImageDir,
@@ -407,7 +407,7 @@ impl InetRestorer {
     ///
     /// # Errors
     /// If the entry contradicts itself, or the socket cannot be made, set up or bound.
-    pub fn open(
+    pub(crate) fn open(
         &mut self,
         images: &ImageDir,
         spaces: &Namespaces,
@@ -440,7 +440,7 @@ impl InetRestorer {
     ///
     /// # Errors
     /// If the socket cannot be connected, cannot listen, or does not take its options or data.
-    pub fn connect(
+    pub(crate) fn connect(
         &mut self,
         spaces: &Namespaces,
         id_maps: &IdMaps,

@@ -5,23 +5,23 @@
 //! network namespace and family.
 
 mod about;
-pub mod address;
+pub(crate) mod address;
 mod around;
 mod datagram;
 mod inet;
 mod inject;
 mod multicast;
-pub mod netlink;
+pub(crate) mod netlink;
 mod options;
-pub mod packet;
+pub(crate) mod packet;
 mod ping;
 mod procfs;
 mod queue;
-pub mod repair;
-pub mod ring;
+pub(crate) mod repair;
+pub(crate) mod ring;
 mod spaces;
-pub mod state;
-pub mod tcp;
+pub(crate) mod state;
+pub(crate) mod tcp;
 #[cfg(test)]
 pub(crate) mod testing;
 mod unix;
@@ -30,10 +30,10 @@ use rustix::fs::OFlags;
 use torpor_images::proto::FileEntry;
 
 pub(crate) use self::about::netns_of;
-pub use self::around::Around;
-pub use self::inet::InetRestorer;
+pub(crate) use self::around::Around;
+pub(crate) use self::inet::InetRestorer;
 pub(crate) use self::unix::EXTERN;
-pub use self::unix::{Neighbours, UnixRestorer};
+pub(crate) use self::unix::{Neighbours, UnixRestorer};
 
 use self::spaces::Lists;
 use super::Found;
@@ -43,7 +43,7 @@ use crate::options::Options;
 
 /// The dump half of all sockets.
 #[derive(Debug, Default)]
-pub struct SocketDumper {
+pub(crate) struct SocketDumper {
     lists: Lists,
     unix: unix::Dumped,
 }
@@ -54,7 +54,7 @@ impl SocketDumper {
     /// # Errors
     /// Refused, if the family, the protocol or the state is not supported, or an option is missing
     /// (e.g. `--tcp-established`); if the kernel does not tell what the socket is set to.
-    pub fn describe(
+    pub(crate) fn describe(
         &mut self,
         around: &mut Around<'_>,
         found: &Found,
@@ -84,7 +84,7 @@ impl SocketDumper {
     /// # Errors
     /// Refused, if a Unix socket has a peer or waiting client outside of the tree, or has sent data
     /// that nobody has accepted; if the image cannot be written.
-    pub fn finish(&mut self, opts: &Options, table: &mut FileTable) -> Result<()> {
+    pub(crate) fn finish(&mut self, opts: &Options, table: &mut FileTable) -> Result<()> {
         unix::finish(&mut self.lists, &self.unix, opts, table)?;
         self.lists.queues.finish()
     }

@@ -126,7 +126,7 @@ fn is_receiver(text: &str, portid: u32) -> bool {
 ///
 /// # Errors
 /// Damaged images.
-pub fn load(entries: &[FileEntry]) -> Result<()> {
+pub(crate) fn load(entries: &[FileEntry]) -> Result<()> {
     entries.iter().try_for_each(|entry| read(part(entry)?).map(drop))
 }
 
@@ -134,7 +134,7 @@ pub fn load(entries: &[FileEntry]) -> Result<()> {
 ///
 /// # Errors
 /// If the socket cannot be made, bound or connected, or does not take an option or a group.
-pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
+pub(crate) fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
     let nlsk = part(entry)?;
     let socket = create(spaces, &kind_of(entry)?)?;
     let fd = socket.as_fd();

@@ -181,7 +181,7 @@ type Values = HashMap<(i32, i32), Vec<u8>>;
 
 /// What [`MORE`] says of new sockets, by domain, type and protocol.
 #[derive(Debug, Default)]
-pub struct Defaults(HashMap<(i32, i32, i32), Values>);
+pub(super) struct Defaults(HashMap<(i32, i32, i32), Values>);
 
 impl Defaults {
     /// A socket that the caller may not make has no defaults: all its options are kept.
@@ -216,7 +216,7 @@ fn more(socket: BorrowedFd<'_>) -> Values {
 ///
 /// # Errors
 /// Refused for a filter that is an eBPF program; getsockopt(2).
-pub fn dump(
+pub(super) fn dump(
     id_maps: &IdMaps,
     found: &Found,
     about: &Socket,
@@ -335,7 +335,7 @@ fn unpack(word: u64) -> Instruction {
 ///
 /// # Errors
 /// If one is not in the table, or the kernel does not know it.
-pub fn restore_more(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
+pub(super) fn restore_more(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
     for option in &wanted.more {
         let key = (option.level, option.name);
         if key == LOCK_FILTER {
@@ -367,7 +367,7 @@ pub fn restore_more(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
 ///
 /// # Errors
 /// `ENODEV`.
-pub fn restore_device(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
+pub(super) fn restore_device(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
     let Some(name) = wanted.device.as_deref() else { return Ok(()) };
     socket::set(fd, Opt::BINDTODEVICE, name.as_bytes()).context(|| format!("bind to device {name}"))
 }
@@ -377,7 +377,7 @@ pub fn restore_device(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> 
 ///
 /// # Errors
 /// See setsockopt(2).
-pub fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
+pub(super) fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
     let set = |name: i32, value: u32| {
         socket::set_int(fd, libc::SOL_SOCKET, name, value.cast_signed())
             .context(|| format!("setsockopt({name}, {value})"))
@@ -426,7 +426,7 @@ pub fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, wanted: &SocketOptions) -> 
 ///
 /// # Errors
 /// See setsockopt(2).
-pub fn restore_buffers(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
+pub(super) fn restore_buffers(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
     const SOCK_BUF_LOCK: u32 = 3;
     for (get, force, value) in [
         (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE, wanted.send_buffer),
@@ -464,7 +464,7 @@ fn restore_timeout(fd: BorrowedFd<'_>, opt: Opt, (sec, usec): (u64, u64)) -> Res
 ///
 /// # Errors
 /// See fchown(2).
-pub fn restore_owner(
+pub(super) fn restore_owner(
     id_maps: &IdMaps,
     fd: BorrowedFd<'_>,
     user: Option<u32>,
@@ -483,7 +483,7 @@ pub fn restore_owner(
 }
 
 /// Gives a socket buffers without a limit, for the time while its queues are filled.
-pub fn raise_buffers(fd: BorrowedFd<'_>) {
+pub(super) fn raise_buffers(fd: BorrowedFd<'_>) {
     for name in [libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE] {
         // Without the right to it the limits have to do.
         let _ = socket::set_int(fd, libc::SOL_SOCKET, name, i32::MAX / 2);

@@ -134,7 +134,7 @@ fn geometry(r: diag::PacketRing) -> PacketRing {
 ///
 /// # Errors
 /// Damaged images.
-pub fn load(entries: &[FileEntry]) -> Result<()> {
+pub(crate) fn load(entries: &[FileEntry]) -> Result<()> {
     for entry in entries {
         if !ring::is_possible(&read(entry)?) {
             return Err(bad_entry(entry.id, "has a ring that there cannot be"));
@@ -147,7 +147,7 @@ pub fn load(entries: &[FileEntry]) -> Result<()> {
 ///
 /// # Errors
 /// If the socket cannot be made or bound, or does not take its options, rings or fanout group.
-pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
+pub(crate) fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
     let psk = entry.psk.as_ref().ok_or_else(|| not_one(entry))?;
     let packets = read(entry)?;
     let kind = kind_of(entry)?;

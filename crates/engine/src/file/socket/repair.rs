@@ -28,7 +28,7 @@ pub(super) fn set(fd: BorrowedFd<'_>, name: i32, value: i32) -> Result<()> {
 
 /// A socket of a task that is in repair mode.
 #[derive(Debug)]
-pub struct Repaired<'s> {
+pub(crate) struct Repaired<'s> {
     socket: BorrowedFd<'s>,
     reuse: i32,
 }
@@ -38,7 +38,7 @@ impl<'s> Repaired<'s> {
     ///
     /// # Errors
     /// `EPERM` without `CAP_NET_ADMIN`, and for a socket that listens.
-    pub fn enter(socket: BorrowedFd<'s>) -> Result<Self> {
+    pub(crate) fn enter(socket: BorrowedFd<'s>) -> Result<Self> {
         let reuse = socket::get_int(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR)
             .context(|| "SO_REUSEADDR".to_owned())?;
         set(socket, TCP_REPAIR, REPAIR_ON)?;
@@ -49,7 +49,7 @@ impl<'s> Repaired<'s> {
     ///
     /// # Errors
     /// If setsockopt(2) refuses it: the connection stays in repair mode.
-    pub fn leave(self) -> Result<()> {
+    pub(crate) fn leave(self) -> Result<()> {
         leave_repair(self.socket, self.reuse)
     }
 }
@@ -57,7 +57,7 @@ impl<'s> Repaired<'s> {
 /// A socket that may be in repair mode: process, inode number, its `SO_REUSEADDR`. As long as the
 /// process lives, the socket leaves it. Closed in repair mode it is silent: so must it be if
 /// nobody goes on.
-pub static REPAIR: Way = Way {
+pub(crate) static REPAIR: Way = Way {
     has_file: true,
     ..Way::new("repair", |words, socket| match socket {
         Some(socket) if crate::proc::open(words.number(0)?, "ns/net").is_ok() => {
@@ -68,7 +68,7 @@ pub static REPAIR: Way = Way {
 };
 
 /// A socket of a restore, which is to be closed without a word to its peer. Inode number.
-pub static SILENCE: Way =
+pub(crate) static SILENCE: Way =
     Way { has_file: true, ..Way::new("silence", |_, socket| socket.map_or(Ok(()), silence)) };
 
 pub(super) fn undo_repair(pid: i32, inode: u32, reuse: i32) -> Undo {
@@ -83,7 +83,7 @@ pub(super) fn undo_silence(inode: u32) -> Undo {
 ///
 /// # Errors
 /// If it is in repair mode and stays in it.
-pub fn leave_repair(socket: BorrowedFd<'_>, reuse: i32) -> Result<()> {
+pub(crate) fn leave_repair(socket: BorrowedFd<'_>, reuse: i32) -> Result<()> {
     if get(socket, TCP_REPAIR).is_ok_and(|on| on == 0) {
         return Ok(());
     }
@@ -97,6 +97,6 @@ pub fn leave_repair(socket: BorrowedFd<'_>, reuse: i32) -> Result<()> {
 ///
 /// # Errors
 /// If setsockopt(2) refuses repair mode.
-pub fn silence(socket: BorrowedFd<'_>) -> Result<()> {
+pub(crate) fn silence(socket: BorrowedFd<'_>) -> Result<()> {
     set(socket, TCP_REPAIR, REPAIR_ON)
 }

@@ -388,7 +388,11 @@ fn wait(mut arrived: impl FnMut() -> std::io::Result<bool>) -> std::io::Result<(
 ///
 /// # Errors
 /// Refused, if no task has it open.
-pub fn of_mapping(table: &crate::file::table::FileTable, pid: i32, vma: &Vma) -> Result<u32> {
+pub(crate) fn of_mapping(
+    table: &crate::file::table::FileTable,
+    pid: i32,
+    vma: &Vma,
+) -> Result<u32> {
     table.open_on(vma.map.inode).map(|(_, _, id)| id).next().ok_or_else(|| {
         Error::refused(
             pid,

@@ -17,7 +17,7 @@ use crate::namespace::{Namespaces, run_in};
 
 /// What the dump knows of the sockets met so far, and of those that the kernel lists.
 #[derive(Debug, Default)]
-pub struct Lists {
+pub(super) struct Lists {
     /// The kernel's lists.
     pub(super) spaces: Spaces,
     /// What new sockets have for options.
@@ -28,7 +28,7 @@ pub struct Lists {
 
 /// The kernel's lists, by the inode number of the network namespace.
 #[derive(Debug, Default)]
-pub struct Spaces(HashMap<u64, SocketLists>);
+pub(super) struct Spaces(HashMap<u64, SocketLists>);
 
 #[derive(Debug)]
 struct SocketLists {

@@ -71,7 +71,7 @@ fn fin_queued(state: u32) -> bool {
 }
 
 /// Whether an entry is a connection, of which there is a `tcp-stream` image.
-pub fn is_connection(isk: &InetSkEntry) -> bool {
+pub(crate) fn is_connection(isk: &InetSkEntry) -> bool {
     TcpStream::is_of(isk)
 }
 
@@ -87,7 +87,7 @@ pub(super) fn with_last_peer(isk: &InetSkEntry) -> Option<InetSkEntry> {
 
 /// The ends of a connection as packets have them, the remote one first: IPv4 even if the socket
 /// is IPv6.
-pub fn ends(isk: &InetSkEntry) -> Option<(Address, Address)> {
+pub(crate) fn ends(isk: &InetSkEntry) -> Option<(Address, Address)> {
     let (local, remote) = addresses(isk).ok()?;
     Some((remote.as_v4().unwrap_or(remote), local.as_v4().unwrap_or(local)))
 }

@@ -17,7 +17,7 @@ use crate::options::Options;
 use crate::restore::Restore;
 
 /// Runs a test on a thread with a network namespace of its own, in which lo is up.
-pub fn in_netns(test: impl FnOnce() + Send) {
+pub(crate) fn in_netns(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNET).unwrap();
@@ -31,7 +31,7 @@ pub fn in_netns(test: impl FnOnce() + Send) {
 }
 
 /// Runs a program that must succeed.
-pub fn command(program: &str, arguments: &[&str]) {
+pub(crate) fn command(program: &str, arguments: &[&str]) {
     let output = std::process::Command::new(program).args(arguments).output().unwrap();
     assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
 }
@@ -73,7 +73,7 @@ fn found(cx: &mut Dump<'_>, file: &OwnedFd) -> Found {
 }
 
 /// Dumps files into a directory, and leaves them as they are; returns their numbers.
-pub fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<u32>> {
+pub(crate) fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<u32>> {
     let mut cx = Dump::bare(opts, ImageDir::open(dir).unwrap(), namespaces());
     let ids = describe(&mut cx, files);
     cx.network.release(&cx.guardian);
@@ -81,7 +81,7 @@ pub fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<u32>> {
 }
 
 /// Dumps files and closes them, as a dump does that kills.
-pub fn dump_and_close(opts: &Options, dir: &Path, files: Vec<OwnedFd>) -> Result<Vec<u32>> {
+pub(crate) fn dump_and_close(opts: &Options, dir: &Path, files: Vec<OwnedFd>) -> Result<Vec<u32>> {
     let mut cx = Dump::bare(opts, ImageDir::open(dir).unwrap(), namespaces());
     let ids = describe(&mut cx, &files)?;
     cx.network.silence(&cx.guardian)?;
@@ -108,12 +108,12 @@ fn describe(cx: &mut Dump<'_>, files: &[OwnedFd]) -> Result<Vec<u32>> {
 }
 
 /// The entries that a dump wrote.
-pub fn entries(dir: &Path) -> Vec<FileEntry> {
+pub(crate) fn entries(dir: &Path) -> Vec<FileEntry> {
     ImageDir::open(dir).unwrap().read_all(kind::FILES, 0).unwrap()
 }
 
 /// Restores files from images; returns those with the given numbers.
-pub fn restore(opts: &Options, dir: &Path, ids: &[u32]) -> Result<Vec<OwnedFd>> {
+pub(crate) fn restore(opts: &Options, dir: &Path, ids: &[u32]) -> Result<Vec<OwnedFd>> {
     let mut cx = restore_nearly(opts, dir, ids)?;
     cx.network.let_go();
     Ok(ids
@@ -123,7 +123,7 @@ pub fn restore(opts: &Options, dir: &Path, ids: &[u32]) -> Result<Vec<OwnedFd>> 
 }
 
 /// Restores files from images, but fails at the last moment.
-pub fn restore_in_vain(opts: &Options, dir: &Path, ids: &[u32]) -> Result<()> {
+pub(crate) fn restore_in_vain(opts: &Options, dir: &Path, ids: &[u32]) -> Result<()> {
     let cx = restore_nearly(opts, dir, ids)?;
     let inodes: Vec<_> = ids.iter().map(|id| inode_of(cx.files.opened.get(*id).unwrap())).collect();
     drop(cx);
@@ -149,7 +149,7 @@ fn restore_nearly<'a>(opts: &'a Options, dir: &Path, ids: &[u32]) -> Result<Rest
 }
 
 /// Dumps files, closes them, restores them.
-pub fn cycle(opts: &Options, files: Vec<OwnedFd>) -> Vec<OwnedFd> {
+pub(crate) fn cycle(opts: &Options, files: Vec<OwnedFd>) -> Vec<OwnedFd> {
     let dir = tempfile::tempdir().unwrap();
     let ids = dump_and_close(opts, dir.path(), files).unwrap();
     restore(opts, dir.path(), &ids).unwrap()
@@ -184,7 +184,7 @@ fn wait_until_gone(inodes: &[u32]) {
 }
 
 /// Reads exactly `len` bytes.
-pub fn read(file: impl AsFd, len: usize) -> Vec<u8> {
+pub(crate) fn read(file: impl AsFd, len: usize) -> Vec<u8> {
     let mut data = vec![0; len];
     let mut at = 0;
     while at < len {

@@ -27,7 +27,7 @@ use crate::namespace::{Namespaces, NsKind};
 use crate::options::Options;
 use crate::restore::tasks::Tasks;
 
-pub use self::restore::UnixRestorer;
+pub(crate) use self::restore::UnixRestorer;
 
 /// Flag of an entry: the socket lies outside of the tree, and stands in the images only
 /// because others are connected to it by its name.
@@ -35,7 +35,7 @@ pub(crate) const EXTERN: u32 = 1;
 
 /// What restored Unix sockets reach.
 #[derive(Debug)]
-pub struct Neighbours<'a> {
+pub(crate) struct Neighbours<'a> {
     /// What was asked for.
     pub opts: &'a Options,
     /// Where sockets live.

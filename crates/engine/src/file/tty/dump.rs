@@ -24,7 +24,7 @@ const DEVPTS: i64 = 0x1cd1;
 
 /// The terminals that the dump has met.
 #[derive(Debug, Default)]
-pub struct TtyDumper {
+pub(crate) struct TtyDumper {
     met: Vec<Met>,
 }
 
@@ -48,7 +48,7 @@ impl TtyDumper {
     /// # Errors
     /// Refused, if the terminal that `/dev/tty` stood for is hung up, or a terminal was opened
     /// outside of the tree; if the kernel does not tell what it is set to.
-    pub fn describe(
+    pub(crate) fn describe(
         &mut self,
         paths: &mut Paths<'_>,
         tasks: &Tasks,
@@ -75,7 +75,12 @@ impl TtyDumper {
     /// # Errors
     /// Refused, if the master of a slave, or a controlling terminal, is outside of the tree (and no
     /// option leaves it there); if a queue cannot be read, or an image cannot be written.
-    pub fn finish(&mut self, opts: &Options, images: &ImageDir, tasks: &Tasks) -> Result<()> {
+    pub(crate) fn finish(
+        &mut self,
+        opts: &Options,
+        images: &ImageDir,
+        tasks: &Tasks,
+    ) -> Result<()> {
         self.check_pairs(opts)?;
         self.find_sessions(opts, tasks)?;
         let mut data = Vec::new();

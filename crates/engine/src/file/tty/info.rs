@@ -13,7 +13,7 @@ use crate::error::{Context, Error, Result};
 ///
 /// # Errors
 /// If the terminal does not tell one of its settings.
-pub fn read(tty: impl AsFd, info: &mut TtyInfoEntry) -> Result<()> {
+pub(super) fn read(tty: impl AsFd, info: &mut TtyInfoEntry) -> Result<()> {
     let termios = match tty::termios(&tty) {
         Ok(termios) => termios,
         Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(()),
@@ -68,7 +68,7 @@ fn entry(termios: &Termios) -> TermiosEntry {
 ///
 /// # Errors
 /// Numbers that do not fit.
-pub fn termios(entry: &TermiosEntry) -> Result<Termios> {
+pub(super) fn termios(entry: &TermiosEntry) -> Result<Termios> {
     let line = u8::try_from(entry.c_line).map_err(|_| {
         Error::invalid("tty-info.img", format!("{} is no line discipline", entry.c_line))
     })?;
@@ -92,7 +92,7 @@ pub fn termios(entry: &TermiosEntry) -> Result<Termios> {
 ///
 /// # Errors
 /// If the kernel refuses a setting (`CAP_SYS_ADMIN` locks settings); numbers that do not fit.
-pub fn write(tty: impl AsFd, info: &TtyInfoEntry) -> Result<()> {
+pub(super) fn write(tty: impl AsFd, info: &TtyInfoEntry) -> Result<()> {
     if let Some(entry) = &info.termios {
         tty::set_termios(&tty, &termios(entry)?).context(|| "TCSETS2".to_owned())?;
     }

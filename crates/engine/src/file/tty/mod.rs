@@ -12,8 +12,8 @@ mod restore;
 #[cfg(test)]
 mod tests;
 
-pub use dump::TtyDumper;
-pub use restore::TtyRestorer;
+pub(crate) use dump::TtyDumper;
+pub(crate) use restore::TtyRestorer;
 
 /// What a character device is, by its number (Documentation/admin-guide/devices.txt).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

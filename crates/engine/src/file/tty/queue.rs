@@ -24,7 +24,7 @@ const BUFFER: usize = 4096;
 ///
 /// # Errors
 /// If the master cannot be read.
-pub fn take_output(master: impl AsFd) -> Result<Vec<u8>> {
+pub(super) fn take_output(master: impl AsFd) -> Result<Vec<u8>> {
     without_packets(&master, || {
         let mut all = Vec::new();
         while is_readable(&master)? {
@@ -45,7 +45,7 @@ pub fn take_output(master: impl AsFd) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// If the slave does not take all of it.
-pub fn put_output(slave: &OwnedFd, data: &[u8]) -> Result<()> {
+pub(super) fn put_output(slave: &OwnedFd, data: &[u8]) -> Result<()> {
     if data.is_empty() {
         return Ok(());
     }
@@ -74,7 +74,7 @@ pub fn put_output(slave: &OwnedFd, data: &[u8]) -> Result<()> {
 ///
 /// # Errors
 /// If the slave cannot be read, or does not change its mode for that.
-pub fn take_input(slave: &OwnedFd) -> Result<Vec<u8>> {
+pub(super) fn take_input(slave: &OwnedFd) -> Result<Vec<u8>> {
     let own = tty::termios(slave).context(|| "TCGETS2".to_owned())?;
     let mut all = Vec::new();
     if own.lflag & libc::ICANON != 0 {
@@ -105,7 +105,7 @@ pub fn take_input(slave: &OwnedFd) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// If the slave does not take it (`TIOCSTI`), or does not change its mode for that.
-pub fn put_input(slave: &OwnedFd, data: &[u8]) -> Result<()> {
+pub(super) fn put_input(slave: &OwnedFd, data: &[u8]) -> Result<()> {
     if data.is_empty() {
         return Ok(());
     }
@@ -151,7 +151,7 @@ fn is_readable(file: impl AsFd) -> Result<bool> {
 ///
 /// # Errors
 /// See poll(2).
-pub fn has_closed_slave(master: impl AsFd) -> Result<bool> {
+pub(super) fn has_closed_slave(master: impl AsFd) -> Result<bool> {
     Ok(poll(master)?.contains(PollFlags::HUP))
 }
 
@@ -181,7 +181,7 @@ fn with_termios<T>(
 ///
 /// # Errors
 /// What `work` returns; if the mode of the master cannot be asked for or set.
-pub fn without_packets<T>(master: impl AsFd, work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(super) fn without_packets<T>(master: impl AsFd, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let set = |on| tty::set_packet_mode(&master, on).context(|| "TIOCPKT".to_owned());
     if !tty::is_packet_mode(&master).context(|| "TIOCGPKT".to_owned())? {
         return work();

@@ -35,7 +35,7 @@ const TRANSPORT: i32 = 8;
 
 /// The terminals of the images, and what has become of them.
 #[derive(Debug, Default)]
-pub struct TtyRestorer {
+pub(crate) struct TtyRestorer {
     infos: HashMap<u32, TtyInfoEntry>,
     /// The pair that each end belongs to: devpts instance and number.
     keys: HashMap<u32, (u32, u32)>,
@@ -61,7 +61,7 @@ impl TtyRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
         for info in images.read_all_or_empty::<TtyInfoEntry>(kind::TTY_INFO, 0)? {
             if let Some(termios) = &info.termios {
                 info::termios(termios)?;
@@ -85,7 +85,7 @@ impl TtyRestorer {
     /// # Errors
     /// If the entry is no terminal, or is of no known type; if nobody hands an external one in; if
     /// a pair cannot be made with its number, or its path cannot be opened.
-    pub fn open(&mut self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&mut self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let file = *part(entry.id, entry.tty.as_ref(), "terminal")?;
         let info = self.info(&file)?;
         match info.r#type() {
@@ -111,7 +111,7 @@ impl TtyRestorer {
     ///
     /// # Errors
     /// If the terminal cannot be opened, or does not become that of the session (`TIOCSCTTY`).
-    pub fn session(&mut self, cx: &mut Opener<'_>, task: usize) -> Result<()> {
+    pub(crate) fn session(&mut self, cx: &mut Opener<'_>, task: usize) -> Result<()> {
         let leader = cx.tasks[task].vpid.cast_unsigned();
         let Some(info) = self.controlling(cx, leader) else { return Ok(()) };
         let slave = self.slave(cx, &info)?;
@@ -124,7 +124,7 @@ impl TtyRestorer {
     ///
     /// # Errors
     /// If a terminal cannot be opened, filled with what was queued, or given its settings.
-    pub fn connect(&mut self, cx: &mut Opener<'_>) -> Result<()> {
+    pub(crate) fn connect(&mut self, cx: &mut Opener<'_>) -> Result<()> {
         for task in 0..cx.tasks.len() {
             let leader = cx.tasks[task].vpid.cast_unsigned();
             let Some(info) = self.controlling(cx, leader) else { continue };

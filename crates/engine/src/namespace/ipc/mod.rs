@@ -21,14 +21,14 @@ use super::{Namespaces, run_in};
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 
-pub use shm::{SegmentPages, attach};
+pub(crate) use shm::{SegmentPages, attach};
 
 /// Writes the images of a namespace, and says what pages are to be saved.
 ///
 /// # Errors
 /// Refused, if a POSIX message queue cannot be kept; if the namespace cannot be entered, or an
 /// object not be read; if an image cannot be written.
-pub fn dump(
+pub(crate) fn dump(
     images: &ImageDir,
     maps: &IdMaps,
     spaces: &Namespaces,
@@ -55,7 +55,12 @@ pub fn dump(
 /// # Errors
 /// If the namespace cannot be entered; if an object cannot be made (a limit of the namespace, an
 /// owner without a number in the user namespace); damaged images.
-pub fn restore(images: &ImageDir, maps: &IdMaps, spaces: &Namespaces, ns_id: u32) -> Result<()> {
+pub(crate) fn restore(
+    images: &ImageDir,
+    maps: &IdMaps,
+    spaces: &Namespaces,
+    ns_id: u32,
+) -> Result<()> {
     let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {
         let planned = planned(images, ns_id)?;
@@ -73,7 +78,12 @@ pub fn restore(images: &ImageDir, maps: &IdMaps, spaces: &Namespaces, ns_id: u32
 ///
 /// # Errors
 /// If the images cannot be read, or a segment cannot be removed.
-pub fn finish(images: &ImageDir, maps: &IdMaps, spaces: &Namespaces, ns_id: u32) -> Result<()> {
+pub(crate) fn finish(
+    images: &ImageDir,
+    maps: &IdMaps,
+    spaces: &Namespaces,
+    ns_id: u32,
+) -> Result<()> {
     let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {
         shm::remove(images, ns_id)?;

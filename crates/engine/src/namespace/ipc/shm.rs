@@ -70,7 +70,7 @@ fn file_of(attached: &Attached) -> Result<File> {
 }
 
 /// The pages of a segment, by its number, and where they are.
-pub type SegmentPages = (u64, Vec<PageSpan>, Source);
+pub(crate) type SegmentPages = (u64, Vec<PageSpan>, Source);
 
 /// Writes `ipcns-shm-ID.img`. The pages that the segments have are still to be saved.
 pub(super) fn dump(
@@ -146,7 +146,7 @@ pub(super) fn remove(images: &ImageDir, ns_id: u32) -> Result<()> {
 ///
 /// # Errors
 /// See shmat(2).
-pub fn attach(husk: &mut Tracee, vmas: &[&VmaEntry]) -> Result<()> {
+pub(crate) fn attach(husk: &mut Tracee, vmas: &[&VmaEntry]) -> Result<()> {
     let mut groups: Vec<Vec<&VmaEntry>> = Vec::new();
     for vma in vmas {
         let same =

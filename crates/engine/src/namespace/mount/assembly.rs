@@ -15,7 +15,7 @@ use crate::restore::tasks::Tasks;
 
 /// The parts of a restore that mounts are made from, and that they become.
 #[derive(Debug)]
-pub struct Assembly<'a> {
+pub(crate) struct Assembly<'a> {
     /// What was asked for.
     pub opts: &'a Options,
     /// The images: what fills file systems.

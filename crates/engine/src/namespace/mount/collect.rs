@@ -21,7 +21,7 @@ use crate::restore::transport::Transport;
 
 /// A mount namespace.
 #[derive(Debug)]
-pub struct MountNamespace {
+pub(crate) struct MountNamespace {
     /// Its number in the images.
     pub ns: u32,
     /// Whether it is the caller's own and not part of the checkpoint.
@@ -38,7 +38,7 @@ pub struct MountNamespace {
 
 /// The mounts of all namespaces of a tree of tasks.
 #[derive(Debug, Default)]
-pub struct Mounts {
+pub(crate) struct Mounts {
     /// In the order of [`Namespaces::all`]: the root task's first.
     pub spaces: Vec<MountNamespace>,
     /// The caller's own mounts.
@@ -52,7 +52,7 @@ impl Mounts {
     ///
     /// # Errors
     /// If a namespace cannot be entered, or its list of mounts cannot be read.
-    pub fn collect(namespaces: &Namespaces, lived_in: impl Fn(u32) -> bool) -> Result<Self> {
+    pub(crate) fn collect(namespaces: &Namespaces, lived_in: impl Fn(u32) -> bool) -> Result<Self> {
         let proc = open_proc()?;
         let host = read_own(proc.as_fd())?;
         let mut spaces = Vec::new();
@@ -76,7 +76,7 @@ impl Mounts {
     /// `None` for one that is in no namespace of the tree: a detached one, or one
     /// from outside.
     #[must_use]
-    pub fn find(&self, mnt_id: i32) -> Option<(&MountNamespace, &Mount)> {
+    pub(crate) fn find(&self, mnt_id: i32) -> Option<(&MountNamespace, &Mount)> {
         let id = u32::try_from(mnt_id).ok()?;
         self.spaces.iter().find_map(|s| Some((s, s.tree.mount(s.tree.find(id)?))))
     }
@@ -85,7 +85,7 @@ impl Mounts {
     /// namespace, where the root task lives in that: they are not part of the checkpoint, and CRIU
     /// looks in vain for one that is called by a number.
     #[must_use]
-    pub fn number_in_images(&self, mnt_id: i32) -> Option<i32> {
+    pub(crate) fn number_in_images(&self, mnt_id: i32) -> Option<i32> {
         let all_are_dumped = self.spaces.first().is_none_or(|root| !root.is_host);
         let is_dumped = || self.find(mnt_id).is_some_and(|(space, _)| !space.is_host);
         (all_are_dumped || is_dumped()).then_some(mnt_id)
@@ -94,7 +94,7 @@ impl Mounts {
     /// Whether `path`, seen from the root of the namespace, leads to the file that
     /// the mount has there, rather than to one of another mount on top.
     #[must_use]
-    pub fn is_visible(&self, mnt_id: i32, path: &Path) -> bool {
+    pub(crate) fn is_visible(&self, mnt_id: i32, path: &Path) -> bool {
         let id = u32::try_from(mnt_id).ok();
         let found = self.spaces.iter().find_map(|s| Some((s, s.tree.find(id?)?)));
         found.is_some_and(|(space, index)| space.tree.is_visible(index, path))
@@ -105,7 +105,7 @@ impl Mounts {
     ///
     /// # Errors
     /// `ENOENT` if no namespace of the tree has the mount; if the mount cannot be copied.
-    pub fn open_alone(&self, mnt_id: i32) -> Result<OwnedFd> {
+    pub(crate) fn open_alone(&self, mnt_id: i32) -> Result<OwnedFd> {
         let id = u32::try_from(mnt_id).ok();
         let found = self.spaces.iter().find_map(|s| Some((s, s.tree.find(id?)?)));
         let Some((space, index)) = found else {
@@ -137,7 +137,7 @@ impl MountNamespace {
     ///
     /// # Errors
     /// If the mount cannot be opened or copied without those below it.
-    pub fn open_alone(&self, index: usize) -> Result<OwnedFd> {
+    pub(crate) fn open_alone(&self, index: usize) -> Result<OwnedFd> {
         let mount = self.tree.mount(index);
         let what = || format!("open mount {} at {}", mount.id, mount.mountpoint.display());
         let hiding = self.tree.hiding(index);
@@ -254,7 +254,7 @@ pub(super) fn make_all_private() -> Result<()> {
 ///
 /// # Errors
 /// If procfs cannot be mounted, or the list cannot be read.
-pub fn own_tree() -> Result<Tree> {
+pub(crate) fn own_tree() -> Result<Tree> {
     read_own(open_proc()?.as_fd())
 }
 
@@ -262,7 +262,7 @@ pub fn own_tree() -> Result<Tree> {
 ///
 /// # Errors
 /// If the namespace cannot be entered, or its list cannot be read.
-pub fn tree_of(space: BorrowedFd<'_>) -> Result<Tree> {
+pub(crate) fn tree_of(space: BorrowedFd<'_>) -> Result<Tree> {
     let proc = open_proc()?;
     run_in(&[space], || read_own(proc.as_fd()))
 }

@@ -19,7 +19,11 @@ const COMMON: &[&str] = &["--numeric-owner", "--xattrs", "--xattrs-include=*", "
 ///
 /// # Errors
 /// If tar fails.
-pub fn save(root: BorrowedFd<'_>, mut archive: Writer, userns: Option<OwnedFd>) -> Result<()> {
+pub(super) fn save(
+    root: BorrowedFd<'_>,
+    mut archive: Writer,
+    userns: Option<OwnedFd>,
+) -> Result<()> {
     let mut tar = tar(root, userns);
     // Times finer than seconds, and attributes, need the posix format. The content
     // is packed while tasks are frozen, so speed counts for more than size. The same content makes

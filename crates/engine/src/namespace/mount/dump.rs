@@ -24,7 +24,7 @@ use crate::options::Options;
 
 /// The mounts of a dumped tree, and who sees them.
 #[derive(Debug)]
-pub struct Saving<'a> {
+pub(crate) struct Saving<'a> {
     /// What was asked for.
     pub opts: &'a Options,
     /// Where the images go.
@@ -45,7 +45,7 @@ impl Saving<'_> {
     ///
     /// # Errors
     /// A mount that cannot be kept, by name and reason.
-    pub fn write(&self) -> Result<()> {
+    pub(crate) fn write(&self) -> Result<()> {
         write(self)
     }
 }

@@ -22,7 +22,7 @@ const PROPAGATION: u64 = libc::MS_PRIVATE | libc::MS_SHARED | libc::MS_SLAVE;
 const NEW_INSTANCE: &str = "newinstance";
 
 /// What stands for a mount in the image.
-pub fn encode(mount: &Mount) -> MntEntry {
+pub(super) fn encode(mount: &Mount) -> MntEntry {
     let mut flags = mount.flags;
     flags |= if mount.shared.is_some() { libc::MS_SHARED } else { 0 };
     flags |= if mount.master.is_some() { libc::MS_SLAVE } else { 0 };
@@ -73,7 +73,7 @@ pub fn encode(mount: &Mount) -> MntEntry {
 }
 
 /// The mount that a plan asks for.
-pub fn planned(mount: &Planned) -> Mount {
+pub(super) fn planned(mount: &Planned) -> Mount {
     let ty = match fs::by_name(&mount.fs.name) {
         fs::UNSUPPORTED if mount.fs.plain => fs::AUTO,
         ty => ty,

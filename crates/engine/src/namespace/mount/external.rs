@@ -13,7 +13,7 @@ use crate::options::Options;
 
 /// Marks the mounts that come from outside: those that `opts` names, and those
 /// that are found among the mounts of the host where `opts` asks for that.
-pub fn mark(forest: &mut Forest, host: &Tree, opts: &Options) {
+pub(super) fn mark(forest: &mut Forest, host: &Tree, opts: &Options) {
     let nodes: Vec<Node> = forest.nodes().collect();
     for &node in &nodes {
         let mount = forest.mount_mut(node);

@@ -6,11 +6,11 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use torpor_images::proto::Fstype;
 
 /// Symbolic links are not followed through the mount (linux/mount.h, since 5.10).
-pub const MS_NOSYMFOLLOW: u64 = 256;
+pub(super) const MS_NOSYMFOLLOW: u64 = 256;
 
 /// How a restore gets a file system that it is not given from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub(crate) enum Origin {
     /// It makes a new one, empty, in the namespaces of the tasks.
     New,
     /// It makes a new one and fills it from the images.
@@ -28,7 +28,7 @@ pub enum Origin {
 
 /// A type of file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FsType {
+pub(crate) struct FsType {
     /// The kernel's name.
     pub name: &'static str,
     /// Its number in the images.
@@ -65,10 +65,10 @@ pub(super) const TYPES: &[FsType] = &[
 ];
 
 /// The type of a mount that is in no table.
-pub const UNSUPPORTED: FsType = ty("", Fstype::Unsupported, Origin::None);
+pub(super) const UNSUPPORTED: FsType = ty("", Fstype::Unsupported, Origin::None);
 
 /// The type of a mount that a plain mount call is trusted to bring back.
-pub const AUTO: FsType = ty("", Fstype::Auto, Origin::Kernel);
+pub(super) const AUTO: FsType = ty("", Fstype::Auto, Origin::Kernel);
 
 impl Default for FsType {
     fn default() -> Self {
@@ -78,17 +78,17 @@ impl Default for FsType {
 
 /// The type of that name.
 #[must_use]
-pub fn by_name(name: &str) -> FsType {
+pub(super) fn by_name(name: &str) -> FsType {
     TYPES.iter().find(|t| t.name == name).copied().unwrap_or(UNSUPPORTED)
 }
 
 /// The options between the commas; one that is empty does not count.
-pub fn split_options(options: &OsStr) -> impl Iterator<Item = &OsStr> {
+pub(super) fn split_options(options: &OsStr) -> impl Iterator<Item = &OsStr> {
     options.as_bytes().split(|&b| b == b',').filter(|o| !o.is_empty()).map(OsStr::from_bytes)
 }
 
 /// Options, separated by commas.
-pub fn join_options<'o>(options: impl IntoIterator<Item = &'o OsStr>) -> OsString {
+pub(super) fn join_options<'o>(options: impl IntoIterator<Item = &'o OsStr>) -> OsString {
     let all: Vec<&[u8]> = options.into_iter().map(OsStr::as_bytes).collect();
     OsString::from_vec(all.join(&b','))
 }
@@ -104,7 +104,7 @@ const SB_FLAGS: &[(&str, u64)] = &[
 
 /// Splits superblock options into flags and the rest.
 #[must_use]
-pub fn take_flags(options: &OsStr) -> (u64, OsString) {
+pub(super) fn take_flags(options: &OsStr) -> (u64, OsString) {
     let mut flags = 0;
     let rest = split_options(options).filter(|option| {
         let flag = SB_FLAGS.iter().find(|(name, _)| OsStr::new(name) == *option);
@@ -116,7 +116,7 @@ pub fn take_flags(options: &OsStr) -> (u64, OsString) {
 }
 
 /// The names of superblock flags.
-pub fn flag_names(sb_flags: u64) -> impl Iterator<Item = &'static str> {
+pub(super) fn flag_names(sb_flags: u64) -> impl Iterator<Item = &'static str> {
     SB_FLAGS.iter().filter(move |(_, flag)| sb_flags & flag != 0).map(|(name, _)| *name)
 }
 
@@ -133,7 +133,7 @@ const MOUNT_FLAGS: &[(u64, u64)] = &[
 
 /// The attributes that give a mount exactly these `MS_*` flags.
 #[must_use]
-pub fn attributes(flags: u64) -> torpor_sys::mount::Attributes {
+pub(super) fn attributes(flags: u64) -> torpor_sys::mount::Attributes {
     let all = MOUNT_FLAGS.iter().fold(libc::MOUNT_ATTR__ATIME, |all, (_, attr)| all | attr);
     let mut set = MOUNT_FLAGS
         .iter()

@@ -24,16 +24,16 @@ mod superblock;
 mod tree;
 mod unpack;
 
-pub use assembly::Assembly;
-pub use collect::{MountNamespace, Mounts, own_tree, tree_of};
-pub use dump::Saving;
-pub use mountinfo::{External, Mount};
-pub use nested::make_nested;
-pub use origin::Forest;
-pub use restore::{enter, finish, restore};
-pub use restored::{Restored, Wanted};
-pub use roots::Roots;
-pub use tree::Tree;
+pub(crate) use assembly::Assembly;
+pub(crate) use collect::{MountNamespace, Mounts, own_tree, tree_of};
+pub(crate) use dump::Saving;
+pub(crate) use mountinfo::Mount;
+pub(crate) use nested::make_nested;
+pub(crate) use origin::Forest;
+pub(crate) use restore::{enter, finish, restore};
+pub(crate) use restored::{Restored, Wanted};
+pub(crate) use roots::Roots;
+pub(crate) use tree::Tree;
 
 #[cfg(test)]
 mod tests;

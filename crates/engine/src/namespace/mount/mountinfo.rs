@@ -10,7 +10,7 @@ use super::fs::{self, FsType, split_options, take_flags};
 
 /// A mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Mount {
+pub(crate) struct Mount {
     /// Its number, unique on a machine while it lives.
     pub id: u32,
     /// The mount that it is mounted on.
@@ -51,7 +51,7 @@ pub struct Mount {
 
 /// What is known about a mount that comes from outside of the namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum External {
+pub(crate) enum External {
     /// The caller of the restore names the source under this key.
     Key(String),
     /// It was found at this path of the host.
@@ -64,7 +64,7 @@ pub enum External {
 ///
 /// # Errors
 /// The first line that is not as documented.
-pub fn parse(text: &[u8]) -> Result<Vec<Mount>, Malformed> {
+pub(super) fn parse(text: &[u8]) -> Result<Vec<Mount>, Malformed> {
     Ok(mountinfo::parse(text)?.into_iter().map(Mount::from).collect())
 }
 

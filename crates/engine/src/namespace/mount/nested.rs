@@ -194,7 +194,7 @@ struct Placed {
 /// # Errors
 /// If a pid namespace or the place of a mount is not there; if the kernel refuses to make a mount
 /// (named in the error).
-pub fn make_nested(
+pub(crate) fn make_nested(
     mounts: &mut Restored,
     tasks: &mut Tasks,
     namespaces: &Namespaces,

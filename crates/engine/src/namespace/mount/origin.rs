@@ -12,7 +12,7 @@ use super::tree::Tree;
 
 /// A mount of a [`Forest`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Node {
+pub(crate) struct Node {
     /// Index of its namespace.
     pub space: usize,
     /// Index into the tree.
@@ -21,7 +21,7 @@ pub struct Node {
 
 /// The mount namespaces that are part of a checkpoint, the root task's first.
 #[derive(Debug, Default)]
-pub struct Forest {
+pub(crate) struct Forest {
     /// The number of each in the images, and its mounts.
     pub spaces: Vec<(u32, Tree)>,
     /// What a restore makes each mount from; nothing for a dump, which finds it out.
@@ -41,7 +41,7 @@ pub(super) struct Judged {
 
 /// Where the content of a mount comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub(crate) enum Source {
     /// It is the root that the restore is given.
     Root,
     /// The restore is given it, see [`Mount::external`].
@@ -59,7 +59,7 @@ pub enum Source {
 
 impl Forest {
     /// All mounts.
-    pub fn nodes(&self) -> impl Iterator<Item = Node> {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = Node> {
         let trees = self.spaces.iter().enumerate();
         trees.flat_map(|(space, (_, tree))| {
             (0..tree.mounts().len()).map(move |mount| Node { space, mount })
@@ -68,18 +68,18 @@ impl Forest {
 
     /// A mount.
     #[must_use]
-    pub fn mount(&self, node: Node) -> &Mount {
+    pub(crate) fn mount(&self, node: Node) -> &Mount {
         self.spaces[node.space].1.mount(node.mount)
     }
 
     /// A mount.
-    pub fn mount_mut(&mut self, node: Node) -> &mut Mount {
+    pub(crate) fn mount_mut(&mut self, node: Node) -> &mut Mount {
         self.spaces[node.space].1.mount_mut(node.mount)
     }
 
     /// Whether it is the root that the restore is given.
     #[must_use]
-    pub fn is_root(&self, node: Node) -> bool {
+    pub(crate) fn is_root(&self, node: Node) -> bool {
         node.space == 0 && node.mount == self.spaces[0].1.root()
     }
 
@@ -87,7 +87,7 @@ impl Forest {
     ///
     /// # Errors
     /// Why it cannot be had.
-    pub fn source(&self, node: Node) -> Result<Source, String> {
+    pub(crate) fn source(&self, node: Node) -> Result<Source, String> {
         let found = match self.judged.get(&node) {
             Some(judged) => judged.source.clone(),
             None => self.find_source(node),
@@ -147,7 +147,7 @@ impl Forest {
 
     /// A mount that shows all of a file system that is not given from outside.
     #[must_use]
-    pub fn whole(&self, dev: u32) -> Option<Node> {
+    pub(crate) fn whole(&self, dev: u32) -> Option<Node> {
         let is_made =
             |n| self.judged.get(&n).is_none_or(|judged| judged.source == Source::FileSystem);
         self.nodes().find(|&n| {

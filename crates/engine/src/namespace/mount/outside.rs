@@ -18,7 +18,7 @@ impl Mounts {
     /// through. `is_same` tells the file from others; one that was opened for writing needs a mount
     /// that can be written to.
     #[must_use]
-    pub fn other_way(
+    pub(crate) fn other_way(
         &self,
         mnt_id: i32,
         link: &[u8],

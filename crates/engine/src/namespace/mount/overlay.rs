@@ -22,7 +22,7 @@ use crate::error::{Context, Error, Result};
 ///
 /// # Errors
 /// Why the layers cannot be named.
-pub fn absolute(
+pub(super) fn absolute(
     mount: &Mount,
     merged: &Stat,
     root: BorrowedFd<'_>,
@@ -94,7 +94,7 @@ fn fits(merged: &Stat, layers: &[(String, Stat)]) -> bool {
 ///
 /// # Errors
 /// If a layer is not there, or behind a symbolic link; if the kernel refuses to make the overlay.
-pub fn make(mount: &Mount, root: BorrowedFd<'_>) -> Result<OwnedFd> {
+pub(super) fn make(mount: &Mount, root: BorrowedFd<'_>) -> Result<OwnedFd> {
     let layers = split_options(&mount.options).filter_map(layers_of);
     for path in layers.flat_map(|(_, paths)| paths) {
         if look(root, path).is_none() {

@@ -19,7 +19,7 @@ impl Forest {
     ///
     /// # Errors
     /// Mounts that form no tree; a part of one that there is not.
-    pub fn planned(plan: &[Request]) -> Result<Self> {
+    pub(crate) fn planned(plan: &[Request]) -> Result<Self> {
         let mounts = plan.iter().filter_map(|request| match &request.ask {
             Ask::Mount(mount) => Some(mount),
             _ => None,
@@ -88,7 +88,7 @@ impl Forest {
     }
 
     /// The archives that new file systems are filled from.
-    pub fn archives(&self) -> BTreeSet<String> {
+    pub(crate) fn archives(&self) -> BTreeSet<String> {
         let is_filled = |node: &Node| {
             let made = self.source(*node) == Ok(Source::FileSystem);
             made && self.mount(*node).ty.origin == Origin::Filled

@@ -27,7 +27,7 @@ use crate::restore::tasks::Tasks;
 ///
 /// # Errors
 /// What is missing or contradictory; everything made goes with the husk.
-pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
+pub(crate) fn restore(cx: &mut Assembly<'_>) -> Result<()> {
     let forest = planned(cx)?;
     host_roots(cx)?;
     if forest.spaces.is_empty() {
@@ -89,7 +89,12 @@ pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
 ///
 /// # Errors
 /// If the husk is gone, or may not enter its mount namespace.
-pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, from: usize) -> Result<()> {
+pub(crate) fn enter(
+    tasks: &mut Tasks,
+    spaces: &Namespaces,
+    task: usize,
+    from: usize,
+) -> Result<()> {
     let ns_of = |task: usize| tasks[task].image.homes.number(NsKind::Mnt).unwrap_or(0);
     let (ns, inherited) = (ns_of(task), ns_of(from));
     if ns == 0 || ns == inherited {
@@ -104,7 +109,7 @@ pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, from: usize) -
 ///
 /// # Errors
 /// If a mount cannot be made, or not be made read-only.
-pub fn finish(mounts: &mut Restored) -> Result<()> {
+pub(crate) fn finish(mounts: &mut Restored) -> Result<()> {
     for late in std::mem::take(&mut mounts.late) {
         late.mount()?;
     }
@@ -127,7 +132,7 @@ fn planned(cx: &mut Assembly<'_>) -> Result<Forest> {
     let root = root.map(|root| (root.image.homes.number(NsKind::Cgroup).unwrap_or(0), root.pid));
     let view = cgroup::View::of_root(cx.spaces, root)?;
     for node in forest.nodes().collect::<Vec<_>>() {
-        let shown = view.from_within(forest.mount(node));
+        let shown = view.resolve(forest.mount(node));
         forest.mount_mut(node).root = shown;
     }
     Ok(forest)

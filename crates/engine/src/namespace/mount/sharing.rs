@@ -14,7 +14,11 @@ use crate::options::Options;
 ///
 /// # Errors
 /// A mount that shares with the outside in a way that was not allowed, and why.
-pub fn check(forest: &mut Forest, host: &Tree, opts: &Options) -> Result<(), (Node, String)> {
+pub(super) fn check(
+    forest: &mut Forest,
+    host: &Tree,
+    opts: &Options,
+) -> Result<(), (Node, String)> {
     let allowed = |wanted: fn(bool, bool) -> bool| {
         opts.external.iter().any(|e| match e {
             external::External::MntAuto { sharing, masters } => wanted(*sharing, *masters),
@@ -52,7 +56,7 @@ pub fn check(forest: &mut Forest, host: &Tree, opts: &Options) -> Result<(), (No
 }
 
 /// The mount given from outside that a mount is, or is a part of.
-pub fn giver(forest: &Forest, node: Node) -> Option<Node> {
+pub(super) fn giver(forest: &Forest, node: Node) -> Option<Node> {
     match forest.source(node).ok()? {
         Source::Root | Source::External => Some(node),
         Source::Part { of, .. } => Some(of),
@@ -62,7 +66,7 @@ pub fn giver(forest: &Forest, node: Node) -> Option<Node> {
 
 /// Mounts that share a peer group, or a master without being in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
+pub(super) struct Group {
     /// Its number in the images; 0 for slaves that are in no group.
     pub id: u32,
     /// The number of its master.
@@ -77,7 +81,7 @@ pub struct Group {
 
 /// What a mount with the root of a whole group is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Base {
+pub(super) enum Base {
     /// The file system on that device, made by the restore.
     FileSystem(u32),
     /// A mount given from outside.
@@ -89,7 +93,7 @@ pub enum Base {
 /// # Errors
 /// If a peer group has two masters, or two groups are masters of each other; if peers are on
 /// different devices.
-pub fn groups(forest: &Forest) -> Result<Vec<Group>, String> {
+pub(super) fn groups(forest: &Forest) -> Result<Vec<Group>, String> {
     let mut members: BTreeMap<(u32, u32), Vec<Node>> = BTreeMap::new();
     for node in forest.nodes() {
         let mount = forest.mount(node);

@@ -7,7 +7,7 @@ use super::mountinfo::Mount;
 
 /// The mounts of a namespace. Each is known by its index.
 #[derive(Debug, Clone, Default)]
-pub struct Tree {
+pub(crate) struct Tree {
     mounts: Vec<Mount>,
     parents: Vec<Option<usize>>,
     children: Vec<Vec<usize>>,
@@ -21,7 +21,7 @@ impl Tree {
     /// # Errors
     /// If two mounts have the same number or the same place; if there is no root, or a mount is not
     /// inside of its parent.
-    pub fn new(mounts: Vec<Mount>) -> Result<Self, String> {
+    pub(crate) fn new(mounts: Vec<Mount>) -> Result<Self, String> {
         let mut by_id = HashMap::new();
         for (i, mount) in mounts.iter().enumerate() {
             if by_id.insert(mount.id, i).is_some() {
@@ -98,7 +98,7 @@ impl Tree {
     /// The tree without the mounts at the given places and what is mounted on them.
     /// The root stays.
     #[must_use]
-    pub fn without(&self, places: &[PathBuf]) -> Tree {
+    pub(crate) fn without(&self, places: &[PathBuf]) -> Tree {
         let mut gone = vec![false; self.mounts.len()];
         for i in self.top_down() {
             gone[i] = self.parents[i]
@@ -111,43 +111,43 @@ impl Tree {
 
     /// The root mount.
     #[must_use]
-    pub fn root(&self) -> usize {
+    pub(crate) fn root(&self) -> usize {
         self.root
     }
 
     /// The mount with that index.
     #[must_use]
-    pub fn mount(&self, index: usize) -> &Mount {
+    pub(crate) fn mount(&self, index: usize) -> &Mount {
         &self.mounts[index]
     }
 
     /// The mount with that index.
-    pub fn mount_mut(&mut self, index: usize) -> &mut Mount {
+    pub(crate) fn mount_mut(&mut self, index: usize) -> &mut Mount {
         &mut self.mounts[index]
     }
 
     /// All mounts, in the order given.
     #[must_use]
-    pub fn mounts(&self) -> &[Mount] {
+    pub(crate) fn mounts(&self) -> &[Mount] {
         &self.mounts
     }
 
     /// The index of the mount with number `id`.
     #[must_use]
-    pub fn find(&self, id: u32) -> Option<usize> {
+    pub(crate) fn find(&self, id: u32) -> Option<usize> {
         self.by_id.get(&id).copied()
     }
 
     /// The mount that it is mounted on; `None` for the root.
     #[must_use]
-    pub fn parent(&self, index: usize) -> Option<usize> {
+    pub(crate) fn parent(&self, index: usize) -> Option<usize> {
         self.parents[index]
     }
 
     /// Its mount point, relative to the root of its parent mount; empty if it lies
     /// on that root.
     #[must_use]
-    pub fn place(&self, index: usize) -> &Path {
+    pub(crate) fn place(&self, index: usize) -> &Path {
         let mount = &self.mounts[index];
         let base = self.parents[index].map(|p| self.mounts[p].mountpoint.as_path());
         base.and_then(|base| mount.mountpoint.strip_prefix(base).ok()).unwrap_or(Path::new(""))
@@ -156,7 +156,7 @@ impl Tree {
     /// All mounts in an order in which they can be mounted: parents first, and no
     /// mount before one whose place it hides.
     #[must_use]
-    pub fn top_down(&self) -> Vec<usize> {
+    pub(crate) fn top_down(&self) -> Vec<usize> {
         let mut order = Vec::with_capacity(self.mounts.len());
         let mut todo = vec![self.root];
         while let Some(i) = todo.pop() {
@@ -169,7 +169,7 @@ impl Tree {
     /// The mounts that must be taken away, in that order, before the root of mount
     /// `index` can be reached by its path.
     #[must_use]
-    pub fn hiding(&self, index: usize) -> Vec<usize> {
+    pub(crate) fn hiding(&self, index: usize) -> Vec<usize> {
         let on_root = |c: &&usize| self.place(**c).as_os_str().is_empty();
         let mut found: Vec<usize> = self.children[index].iter().filter(on_root).copied().collect();
         let mut on_path = index;
@@ -189,7 +189,7 @@ impl Tree {
 
     /// How many mounts are stacked on the root of mount `index`.
     #[must_use]
-    pub fn stacked_on(&self, index: usize) -> usize {
+    pub(crate) fn stacked_on(&self, index: usize) -> usize {
         let on_root = |i: usize| {
             self.children[i].iter().copied().find(|&c| self.place(c).as_os_str().is_empty())
         };
@@ -199,7 +199,7 @@ impl Tree {
     /// Whether `path` (seen from the root of the namespace) leads to the file that
     /// mount `index` has there, rather than to one of a mount on top.
     #[must_use]
-    pub fn is_visible(&self, index: usize, path: &Path) -> bool {
+    pub(crate) fn is_visible(&self, index: usize, path: &Path) -> bool {
         path.starts_with(&self.mounts[index].mountpoint)
             && self.hiding(index).is_empty()
             && !self.children[index].iter().any(|&c| path.starts_with(&self.mounts[c].mountpoint))

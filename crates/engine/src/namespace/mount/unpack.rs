@@ -32,7 +32,7 @@ const CHUNK: usize = 1 << 18;
 /// # Errors
 /// If the archive is damaged, leads out of `root`, or has more than was judged; if a file cannot be
 /// made, e.g. as the file system is full.
-pub fn unpack(
+pub(super) fn unpack(
     root: BorrowedFd<'_>,
     archive: impl Read,
     name: &str,

@@ -12,7 +12,7 @@ use torpor_policy::collect::settings::{Names, Setting};
 use crate::error::{Context, Error, Result};
 
 /// `net.ipv4.conf.DEVICE`.
-pub const V4: &[&str] = &[
+pub(crate) const V4: &[&str] = &[
     "accept_local",
     "accept_redirects",
     "accept_source_route",
@@ -46,7 +46,7 @@ pub const V4: &[&str] = &[
 ];
 
 /// `net.ipv6.conf.DEVICE`.
-pub const V6: &[&str] = &[
+pub(crate) const V6: &[&str] = &[
     "accept_dad",
     "accept_ra",
     "accept_ra_defrtr",
@@ -92,12 +92,12 @@ pub const V6: &[&str] = &[
 ];
 
 /// `net.unix`.
-pub const UNIX: &[&str] = &["max_dgram_qlen"];
+pub(crate) const UNIX: &[&str] = &["max_dgram_qlen"];
 /// `net.ipv4`.
-pub const IPV4: &[&str] = &["ping_group_range"];
+pub(crate) const IPV4: &[&str] = &["ping_group_range"];
 
 /// All of them.
-pub const NAMES: Names = Names { v4: V4, v6: V6, unix: UNIX, ipv4: IPV4 };
+pub(crate) const NAMES: Names = Names { v4: V4, v6: V6, unix: UNIX, ipv4: IPV4 };
 
 /// Those whose value is text.
 const TEXT: &[&str] = &["stable_secret", "ping_group_range"];
@@ -106,29 +106,29 @@ const FIRST: &[&str] = &["forwarding", "disable_ipv6"];
 
 /// A list of settings and where they are.
 #[derive(Debug, Clone)]
-pub struct Sysctls {
+pub(crate) struct Sysctls {
     directory: String,
     names: &'static [&'static str],
 }
 
 impl Sysctls {
     /// The IPv4 settings of a device, or of `all`, or of `default`.
-    pub fn v4(device: &str) -> Self {
+    pub(crate) fn v4(device: &str) -> Self {
         Sysctls { directory: format!("ipv4/conf/{device}"), names: V4 }
     }
 
     /// The IPv6 settings of a device, or of `all`, or of `default`.
-    pub fn v6(device: &str) -> Self {
+    pub(crate) fn v6(device: &str) -> Self {
         Sysctls { directory: format!("ipv6/conf/{device}"), names: V6 }
     }
 
     /// Those of Unix sockets.
-    pub fn unix() -> Self {
+    pub(crate) fn unix() -> Self {
         Sysctls { directory: "unix".to_owned(), names: UNIX }
     }
 
     /// Those of IPv4 as a whole.
-    pub fn ipv4() -> Self {
+    pub(crate) fn ipv4() -> Self {
         Sysctls { directory: "ipv4".to_owned(), names: IPV4 }
     }
 
@@ -140,7 +140,7 @@ impl Sysctls {
     ///
     /// # Errors
     /// If a setting that this kernel has cannot be read.
-    pub fn read(&self) -> Result<Vec<SysctlEntry>> {
+    pub(crate) fn read(&self) -> Result<Vec<SysctlEntry>> {
         self.names.iter().map(|name| self.read_one(name)).collect()
     }
 
@@ -166,7 +166,7 @@ impl Sysctls {
 ///
 /// # Errors
 /// If a setting cannot be read or does not take its value, unless it is `weak` and not there.
-pub fn write(settings: &[Setting], weak: bool) -> Result<()> {
+pub(crate) fn write(settings: &[Setting], weak: bool) -> Result<()> {
     for list in settings.chunk_by(|a, b| a.directory == b.directory) {
         let mut list: Vec<&Setting> = list.iter().collect();
         list.sort_by_key(|setting| !FIRST.contains(&setting.name));
@@ -193,7 +193,7 @@ fn write_one(setting: &Setting, weak: bool) -> Result<()> {
 ///
 /// # Errors
 /// If the setting cannot be written.
-pub fn trust_addresses(device: &str) -> Result<()> {
+pub(crate) fn trust_addresses(device: &str) -> Result<()> {
     let path = format!("/proc/sys/net/ipv6/conf/{device}/accept_dad");
     match std::fs::write(&path, "0") {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).context(|| format!("write {path}")),

@@ -48,7 +48,7 @@ const LEGACY: [Legacy; 2] = [
 ///
 /// # Errors
 /// A program that is missing, or fails.
-pub fn dump(images: &ImageDir, ns_id: u32) -> Result<()> {
+pub(super) fn dump(images: &ImageDir, ns_id: u32) -> Result<()> {
     for legacy in LEGACY {
         if std::fs::read_to_string(legacy.tables).is_ok_and(|names| !names.trim().is_empty()) {
             let rules = run(&legacy.save, &[], None, "iptables")?;
@@ -78,7 +78,7 @@ fn write(images: &ImageDir, kind: Kind, ns_id: u32, rules: &[u8]) -> Result<()> 
 ///
 /// # Errors
 /// A program that is missing, or fails.
-pub fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
+pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
     for legacy in LEGACY {
         if let Some(rules) = rules(images, legacy.image, ns_id)? {
             run(&legacy.restore, &[], Some(&rules), "iptables")?;
@@ -94,7 +94,7 @@ pub fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
 ///
 /// # Errors
 /// Damaged images.
-pub fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
+pub(crate) fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for image in LEGACY.map(|legacy| legacy.image).into_iter().chain([kind::NFTABLES]) {
         if rules(images, image, ns_id)?.is_some() {
@@ -115,7 +115,7 @@ fn rules(images: &ImageDir, kind: Kind, ns_id: u32) -> Result<Option<PacketFilte
 
 /// Takes out of an image of rules what is different in two dumps of the same ones: the lock of the dump itself, when it
 /// was made, and how many packets have met each rule.
-pub fn forget_packets(kind: Kind, bytes: &mut Vec<u8>) {
+pub(crate) fn forget_packets(kind: Kind, bytes: &mut Vec<u8>) {
     if ![kind::IPTABLES, kind::IP6TABLES, kind::NFTABLES].contains(&kind) {
         return;
     }

@@ -70,7 +70,7 @@ struct Link<'m> {
 }
 
 /// What the dump of a namespace needs to know about the devices.
-pub struct Surroundings<'a> {
+pub(super) struct Surroundings<'a> {
     /// A task that lives in the namespace, for refusals.
     pub pid: i32,
     /// Lists all processes of the tree.
@@ -88,7 +88,7 @@ pub struct Surroundings<'a> {
 /// # Errors
 /// Refused, if a device is of a kind that cannot be made again; if the kernel does not list the
 /// devices.
-pub fn dump(socket: &mut Socket, around: &Surroundings<'_>) -> Result<Vec<NetDeviceEntry>> {
+pub(super) fn dump(socket: &mut Socket, around: &Surroundings<'_>) -> Result<Vec<NetDeviceEntry>> {
     let mut all = Vec::new();
     for message in socket.list(RTM_GETLINK, &[0; IFINFOMSG])? {
         let link = parse(&message)?;
@@ -239,7 +239,7 @@ fn raw(space: BorrowedFd<'_>) -> u32 {
 
 /// The other end of a veth pair.
 #[derive(Debug, Clone, Copy)]
-pub enum Peer<'a> {
+pub(super) enum Peer<'a> {
     /// A device of the tree, in this namespace.
     Inside(&'a NetDevice, BorrowedFd<'a>),
     /// One with this name, in this namespace.
@@ -252,7 +252,7 @@ pub enum Peer<'a> {
 ///
 /// # Errors
 /// If the kernel refuses the devices: a name is taken, or it has no veth.
-pub fn make_veth(socket: &mut Socket, device: &NetDevice, peer: Peer<'_>) -> Result<()> {
+pub(super) fn make_veth(socket: &mut Socket, device: &NetDevice, peer: Peer<'_>) -> Result<()> {
     let index = match peer {
         Peer::Inside(other, _) => other.index,
         _ => 0,
@@ -284,7 +284,7 @@ pub fn make_veth(socket: &mut Socket, device: &NetDevice, peer: Peer<'_>) -> Res
 ///
 /// # Errors
 /// If the kernel refuses the device: its name is taken, or it has no bridges.
-pub fn make_bridge(socket: &mut Socket, device: &NetDevice) -> Result<()> {
+pub(super) fn make_bridge(socket: &mut Socket, device: &NetDevice) -> Result<()> {
     send(socket, device, &request(device, "bridge", |_| {}))
 }
 
@@ -293,7 +293,7 @@ pub fn make_bridge(socket: &mut Socket, device: &NetDevice) -> Result<()> {
 ///
 /// # Errors
 /// If the kernel refuses the device: its name is taken, or `lower` can carry none.
-pub fn make_macvlan(
+pub(super) fn make_macvlan(
     socket: &mut Socket,
     device: &NetDevice,
     lower: u32,
@@ -314,7 +314,7 @@ pub fn make_macvlan(
 ///
 /// # Errors
 /// If the kernel refuses the device: its name is taken, or it has no such tunnels.
-pub fn make_sit(socket: &mut Socket, device: &NetDevice, sit: &SitEntry) -> Result<()> {
+pub(super) fn make_sit(socket: &mut Socket, device: &NetDevice, sit: &SitEntry) -> Result<()> {
     let byte = |value: u32| [u8::try_from(value).unwrap_or(u8::MAX)];
     let short = |value: u32| u16::try_from(value).unwrap_or(u16::MAX).to_ne_bytes();
     let bytes = |words: &[u32]| words.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<u8>>();
@@ -362,7 +362,7 @@ pub fn make_sit(socket: &mut Socket, device: &NetDevice, sit: &SitEntry) -> Resu
 ///
 /// # Errors
 /// If there is no device `outer`, or it cannot be moved or renamed.
-pub fn move_in(
+pub(super) fn move_in(
     socket: &mut Socket,
     outer: &str,
     device: &NetDevice,
@@ -381,7 +381,7 @@ pub fn move_in(
 ///
 /// # Errors
 /// `ENODEV`.
-pub fn index_of(socket: &mut Socket, name: &str) -> Result<u32> {
+pub(super) fn index_of(socket: &mut Socket, name: &str) -> Result<u32> {
     let what = || format!("network device {name}");
     let mut body = Body::new(&[0; IFINFOMSG]);
     body.put_text(IFLA_IFNAME, name);
@@ -397,7 +397,7 @@ pub fn index_of(socket: &mut Socket, name: &str) -> Result<u32> {
 ///
 /// # Errors
 /// If one of the two is not there, or the device cannot be in a bridge.
-pub fn attach_to_bridge(socket: &mut Socket, name: &str, bridge: &str) -> Result<()> {
+pub(super) fn attach_to_bridge(socket: &mut Socket, name: &str, bridge: &str) -> Result<()> {
     let index = index_of(socket, name)?;
     let mut body = Body::new(&ifinfo(index, IFF_UP, IFF_UP));
     body.put_word(IFLA_MASTER, index_of(socket, bridge)?);
@@ -410,7 +410,7 @@ pub fn attach_to_bridge(socket: &mut Socket, name: &str, bridge: &str) -> Result
 ///
 /// # Errors
 /// If the device does not take its settings.
-pub fn complete(socket: &mut Socket, device: &NetDevice) -> Result<()> {
+pub(super) fn complete(socket: &mut Socket, device: &NetDevice) -> Result<()> {
     let mut body = Body::new(&ifinfo(device.index, 0, 0));
     body.put_word(IFLA_MTU, device.mtu);
     if let Some(master) = device.master {
@@ -429,7 +429,7 @@ pub fn complete(socket: &mut Socket, device: &NetDevice) -> Result<()> {
 ///
 /// # Errors
 /// If the device does not take its flags.
-pub fn set_flags(socket: &mut Socket, name: &str, index: u32, flags: u32) -> Result<()> {
+pub(super) fn set_flags(socket: &mut Socket, name: &str, index: u32, flags: u32) -> Result<()> {
     let body = ifinfo(index, flags & SETTABLE, SETTABLE);
     let what = || format!("setting flags {flags:#x} of network device {name}");
     socket.change(RTM_NEWLINK, 0, &body)?.context(what)

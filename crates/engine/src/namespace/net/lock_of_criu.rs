@@ -10,7 +10,7 @@ use crate::network::rules::MARK;
 const NAME: &str = "CRIU";
 
 /// The rules, as `nft` or `iptables-save` has printed them, without such a lock.
-pub fn without(rules: &str) -> String {
+pub(super) fn without(rules: &str) -> String {
     let mut out = String::with_capacity(rules.len());
     let mut lines = rules.lines();
     let chain_locks = has_lock(rules);
@@ -35,7 +35,7 @@ pub fn without(rules: &str) -> String {
 }
 
 /// Whether a table of this name is a lock.
-pub fn names_table(name: &str) -> bool {
+pub(super) fn names_table(name: &str) -> bool {
     name.strip_prefix(NAME).is_some_and(|rest| rest.starts_with('-'))
 }
 

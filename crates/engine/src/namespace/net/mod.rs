@@ -28,10 +28,10 @@ use crate::external::External;
 use crate::network::accept::tree;
 use crate::options::Options;
 
-pub use firewall::{forget_packets, planned as planned_rules};
-pub use restore::{restore, restore_connections};
-pub use tables::{forget_requests, planned as planned_routes, tracked};
-pub use tun::configure as configure_tun;
+pub(crate) use firewall::{forget_packets, planned as planned_rules};
+pub(crate) use restore::{restore, restore_connections};
+pub(crate) use tables::{forget_requests, planned as planned_routes, tracked};
+pub(crate) use tun::configure as configure_tun;
 
 // linux/rtnetlink.h, linux/net_namespace.h.
 const RTM_NEWNSID: u16 = 88;
@@ -46,7 +46,12 @@ const RTGENMSG: [u8; 4] = [0; 4];
 /// # Errors
 /// Refused, if the namespace holds what cannot be made again; if it cannot be entered, or the
 /// kernel does not list what it holds; if an image cannot be written.
-pub fn dump(options: &Options, images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
+pub(crate) fn dump(
+    options: &Options,
+    images: &ImageDir,
+    spaces: &Namespaces,
+    ns_id: u32,
+) -> Result<()> {
     let Some(ns) = spaces.by_id(ns_id) else { return Ok(()) };
     let key = options.external.iter().find_map(|external| match external {
         External::Net { inode, name } if *inode == ns.inode => Some(name.clone()),

@@ -38,7 +38,7 @@ struct NewNetwork<'a> {
 /// # Errors
 /// If a namespace cannot be entered; if the kernel refuses a device, an address, a route, a rule or
 /// a setting (named in the error); damaged images.
-pub fn restore(
+pub(crate) fn restore(
     opts: &Options,
     images: &ImageDir,
     known: &Namespaces,
@@ -94,7 +94,7 @@ pub fn restore(
 /// # Errors
 /// If the namespace cannot be entered, or the kernel refuses a connection (named in the error);
 /// damaged images.
-pub fn restore_connections(
+pub(crate) fn restore_connections(
     opts: &Options,
     images: &ImageDir,
     known: &Namespaces,

@@ -14,7 +14,7 @@ use crate::error::{Context, Error, Result};
 
 /// A kind of list, and how the kernel is asked for it.
 #[derive(Debug)]
-pub struct Table {
+pub(super) struct Table {
     list: List,
     family: i32,
     /// The message that asks for it.
@@ -27,11 +27,11 @@ const INET: u8 = 2;
 const INET6: u8 = 10;
 
 /// Addresses of both families.
-pub const ADDRESSES: Table =
+pub(super) const ADDRESSES: Table =
     Table { list: lists::ADDRESSES, family: ROUTE, get: 22, header: &[0; 8] };
 
 /// IPv4 routes.
-pub const ROUTES4: Table = Table {
+pub(super) const ROUTES4: Table = Table {
     list: lists::ROUTES4,
     family: ROUTE,
     get: 26,
@@ -39,17 +39,17 @@ pub const ROUTES4: Table = Table {
 };
 
 /// IPv6 routes.
-pub const ROUTES6: Table =
+pub(super) const ROUTES6: Table =
     Table { list: lists::ROUTES6, header: &[INET6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], ..ROUTES4 };
 
 /// IPv4 routing rules.
-pub const RULES4: Table = Table { list: lists::RULES4, get: 34, ..ROUTES4 };
+pub(super) const RULES4: Table = Table { list: lists::RULES4, get: 34, ..ROUTES4 };
 
 /// IPv6 routing rules.
-pub const RULES6: Table = Table { list: lists::RULES6, get: 34, ..ROUTES6 };
+pub(super) const RULES6: Table = Table { list: lists::RULES6, get: 34, ..ROUTES6 };
 
 /// Tracked connections.
-pub const CONNECTIONS: Table = Table {
+pub(super) const CONNECTIONS: Table = Table {
     list: lists::CONNECTIONS,
     family: NETFILTER,
     get: lists::CONNECTIONS.add | 1,
@@ -57,7 +57,7 @@ pub const CONNECTIONS: Table = Table {
 };
 
 /// Connections that are expected.
-pub const EXPECTED: Table =
+pub(super) const EXPECTED: Table =
     Table { list: lists::EXPECTED, get: lists::EXPECTED.add | 1, ..CONNECTIONS };
 
 // linux/rtnetlink.h, linux/if_addr.h.
@@ -92,7 +92,7 @@ impl Table {
     ///
     /// # Errors
     /// If the list cannot be had over netlink, or the image cannot be written.
-    pub fn dump(&self, images: &ImageDir, ns_id: u32) -> Result<()> {
+    pub(super) fn dump(&self, images: &ImageDir, ns_id: u32) -> Result<()> {
         if self.family == NETFILTER && nothing_is_tracked() {
             return Ok(());
         }
@@ -171,7 +171,7 @@ fn settled(message: &Message) -> Option<Vec<u8>> {
 ///
 /// # Errors
 /// If the kernel refuses an address (named in the error), or to take one away; damaged images.
-pub fn restore_addresses(images: &ImageDir, ns_id: u32) -> Result<()> {
+pub(super) fn restore_addresses(images: &ImageDir, ns_id: u32) -> Result<()> {
     let Some(wanted) = ADDRESSES.load(images, ns_id)? else { return Ok(()) };
     let mut socket = Socket::open(ROUTE)?;
     let keys: HashSet<_> = wanted.iter().map(address_key).collect();
@@ -215,7 +215,7 @@ fn remove_address(socket: &mut Socket, message: &Message) -> Result<()> {
 ///
 /// # Errors
 /// If the kernel refuses a route (named in the error) when all others are there; damaged images.
-pub fn restore_routes(images: &ImageDir, ns_id: u32) -> Result<()> {
+pub(super) fn restore_routes(images: &ImageDir, ns_id: u32) -> Result<()> {
     for table in [&ROUTES4, &ROUTES6] {
         let Some(messages) = table.load(images, ns_id)? else { continue };
         let mut socket = Socket::open(ROUTE)?;
@@ -283,7 +283,7 @@ fn clear_hops(hops: &mut [u8]) {
 ///
 /// # Errors
 /// Damaged images.
-pub fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<(String, String)>> {
+pub(crate) fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
     let mut add = |table: &Table, text: Option<String>| {
         all.extend(text.map(|text| (table.list.image.file_name(ns_id.into()), text)));
@@ -305,7 +305,7 @@ pub fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<(String, String)>> {
 ///
 /// # Errors
 /// If the kernel refuses a rule (named in the error), or to take one away; damaged images.
-pub fn restore_rules(images: &ImageDir, ns_id: u32) -> Result<()> {
+pub(super) fn restore_rules(images: &ImageDir, ns_id: u32) -> Result<()> {
     for table in [&RULES4, &RULES6] {
         let Some(wanted) = table.load(images, ns_id)? else { continue };
         let mut socket = Socket::open(ROUTE)?;
@@ -325,7 +325,7 @@ pub fn restore_rules(images: &ImageDir, ns_id: u32) -> Result<()> {
 
 /// Takes out of an image of messages what only says when they were asked for (the numbers of the
 /// request and of the socket), how a route has been used, or for how long an address has been there.
-pub fn forget_requests(kind: Kind, bytes: &mut [u8]) {
+pub(crate) fn forget_requests(kind: Kind, bytes: &mut [u8]) {
     /// Where `struct nlmsghdr` has the two numbers.
     const NUMBERS: std::ops::Range<usize> = 8..16;
     let lists = [&ADDRESSES, &ROUTES4, &ROUTES6, &RULES4, &RULES6];
@@ -392,7 +392,7 @@ fn for_each_attribute(message: &mut [u8], from: usize, mut change: impl FnMut(u1
 ///
 /// # Errors
 /// Damaged images.
-pub fn tracked(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
+pub(crate) fn tracked(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for table in [&CONNECTIONS, &EXPECTED] {
         if table.load(images, ns_id)?.is_some_and(|messages| !messages.is_empty()) {
@@ -406,7 +406,7 @@ pub fn tracked(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// If the kernel refuses a connection (named in the error); damaged images.
-pub fn restore_connections(images: &ImageDir, ns_id: u32) -> Result<()> {
+pub(super) fn restore_connections(images: &ImageDir, ns_id: u32) -> Result<()> {
     for table in [&CONNECTIONS, &EXPECTED] {
         let Some(messages) = table.load(images, ns_id)? else { continue };
         let mut socket = Socket::open(NETFILTER)?;

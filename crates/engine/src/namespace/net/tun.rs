@@ -35,7 +35,7 @@ const DEVICE: &str = "/dev/net/tun";
 /// # Errors
 /// Refused, if a program outside of the tree has a queue of it; if no queue can be opened to ask
 /// for its settings.
-pub fn describe(
+pub(super) fn describe(
     around: &Surroundings<'_>,
     name: &str,
     data: &Attributes<'_>,
@@ -115,7 +115,7 @@ fn open() -> std::io::Result<OwnedFd> {
 ///
 /// # Errors
 /// If `/dev/net/tun` cannot be opened, or the name is taken.
-pub fn make(device: &NetDevice, settings: &Tun) -> Result<()> {
+pub(super) fn make(device: &NetDevice, settings: &Tun) -> Result<()> {
     let what = || format!("making network device {} ({}, tun)", device.name, device.index);
     let file = open().context(|| format!("open {DEVICE}"))?;
     let fd = file.as_fd();
@@ -136,7 +136,7 @@ pub fn make(device: &NetDevice, settings: &Tun) -> Result<()> {
 ///
 /// # Errors
 /// If the queue does not take a setting.
-pub fn configure(queue: &OwnedFd, settings: &Tun) -> std::io::Result<()> {
+pub(crate) fn configure(queue: &OwnedFd, settings: &Tun) -> std::io::Result<()> {
     tun::set_header_size(queue.as_fd(), settings.header)?;
     tun::set_send_buffer(queue.as_fd(), settings.send_buffer)
 }

@@ -17,7 +17,7 @@ use crate::restore::Task;
 use crate::restore::pages::{Origin, Stretch};
 
 /// Says for each task what its husk is to hold; parents stand before their children.
-pub fn plan(tasks: &mut [Task]) {
+pub(crate) fn plan(tasks: &mut [Task]) {
     let shares = |task: &Task| {
         let own = u64::from(task.image.tree.pid);
         task.image.pages.stretches().iter().any(|stretch| stretch.origin().pagemap != own)
@@ -41,7 +41,7 @@ pub fn plan(tasks: &mut [Task]) {
 
 /// Each husk is to hold its own pages: in a template what its children have in common is there for
 /// each of them.
-pub fn forget(tasks: &mut [Task]) {
+pub(crate) fn forget(tasks: &mut [Task]) {
     for task in tasks {
         task.bequest = Arc::clone(&task.image.pages);
     }

@@ -9,8 +9,8 @@
 mod bequest;
 mod fill;
 mod refit;
-pub mod shared;
-pub mod unfilled;
+pub(crate) mod shared;
+pub(crate) mod unfilled;
 mod vdso;
 
 use std::collections::{HashMap, HashSet};
@@ -24,7 +24,7 @@ use torpor_policy::Locked;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Mapping, STUB_SIZE, parse_maps};
 
-pub use self::bequest::{forget as forget_bequests, plan};
+pub(crate) use self::bequest::{forget as forget_bequests, plan};
 use self::fill::{Inherited, There};
 pub(super) use self::refit::{forget, mapped, put, refit};
 use self::vdso::{STUB_FROM, is_special};
@@ -102,7 +102,7 @@ fn open_inherited(
 /// # Errors
 /// If a mapping of the images cannot be made, or its file not be opened; if pages cannot be read;
 /// if the husk has ended.
-pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
+pub(crate) fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
     let wanted = early(cx, task);
     let filled = Arc::clone(&cx.tasks[task].bequest);
     let (inherited, theirs) = match parent {
@@ -198,7 +198,7 @@ fn move_lots(
 /// # Errors
 /// If the parents of the tasks in the images make no tree; if memory cannot be mapped, or pages not
 /// be read; if the husk has ended.
-pub fn park(cx: &mut Restore<'_>) -> Result<()> {
+pub(crate) fn park(cx: &mut Restore<'_>) -> Result<()> {
     let here = current(cx, 0)?;
     cx.parking = Parking::plan(&cx.tasks, &here)?;
     let mut parked = Ranges::default();
@@ -241,7 +241,7 @@ fn park_for(cx: &mut Restore<'_>, task: usize, lots: &[Lot], parked: &Ranges) ->
 ///
 /// # Errors
 /// If `from` is gone, or cannot unmap it.
-pub fn release(cx: &mut Restore<'_>, from: usize, task: usize) -> Result<()> {
+pub(crate) fn release(cx: &mut Restore<'_>, from: usize, task: usize) -> Result<()> {
     let places = cx.parking.below(task);
     if places.is_empty() {
         return Ok(());
@@ -526,7 +526,7 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
 /// # Errors
 /// If a page cannot be dropped or written; if pages cannot be read, or are not those that were
 /// sealed; if the husk has ended.
-pub fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+pub(crate) fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let own = Arc::clone(&cx.tasks[task].image.pages);
     let held = Arc::clone(&cx.tasks[task].bequest);
     if Arc::ptr_eq(&own, &held) {
@@ -551,7 +551,7 @@ pub fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
 ///
 /// # Errors
 /// If the husk is gone, or mprotect(2) or madvise(2) fails in it.
-pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+pub(crate) fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     const MADV_GUARD_INSTALL: u64 = 102;
     let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };
     let vmas: Vec<VmaEntry> = mm.vmas.iter().filter(|v| v.status & KERNELS == 0).cloned().collect();

@@ -17,7 +17,7 @@ use crate::restore::tasks::Task;
 ///
 /// # Errors
 /// Pages that do not fit their tags.
-pub fn verify(images: &ImageDir, tasks: &[Task]) -> Result<()> {
+pub(crate) fn verify(images: &ImageDir, tasks: &[Task]) -> Result<()> {
     if images.seal_ref().is_none() {
         return Ok(());
     }

@@ -35,7 +35,7 @@ pub(super) struct Opened<'c> {
 impl<'c> Opened<'c> {
     /// The descriptors of a task: it has those of the images and no others, and each is what was opened
     /// for it, no wider. A table that several tasks share is compared once.
-    pub fn descriptors(&mut self, index: usize) -> Result<()> {
+    pub(super) fn descriptors(&mut self, index: usize) -> Result<()> {
         let task = &self.tasks[index];
         let first = *self.compared.entry(task.image.ids.files_id).or_insert(task.pid);
         let what = || format!("compare the descriptor table of task {}", task.vpid);
@@ -90,7 +90,7 @@ impl<'c> Opened<'c> {
     }
 
     /// The network namespaces of sockets, and with whom Unix sockets are connected.
-    pub fn sockets(&self) -> Result<()> {
+    pub(super) fn sockets(&self) -> Result<()> {
         let own = proc::ns_inode(i32::try_from(std::process::id()).unwrap_or_default(), "net")?;
         for (id, entry) in self.entries {
             if SocketOptions::all(entry).next().is_none() {

@@ -31,7 +31,7 @@ use crate::task;
 
 /// What was made, and what it was made after.
 #[derive(Debug, Clone, Copy)]
-pub struct Made<'c> {
+pub(crate) struct Made<'c> {
     /// What was asked for.
     pub opts: &'c Options,
     /// The tasks, and what their images say.
@@ -54,7 +54,7 @@ pub struct Made<'c> {
 ///
 /// # Errors
 /// What differs, by task and kind.
-pub fn check(cx: &Made<'_>) -> Result<()> {
+pub(crate) fn check(cx: &Made<'_>) -> Result<()> {
     // Ids of this host count by it.
     id_maps(cx)?;
     let spaces = SpaceInodes::open(cx)?;

@@ -27,7 +27,7 @@ const SND: i32 = 2;
 
 /// The restore half of Unix sockets.
 #[derive(Debug, Default)]
-pub struct UnixRestorer {
+pub(crate) struct UnixRestorer {
     entries: HashMap<u32, UnixSkEntry>,
     /// The number of the socket with an inode number.
     by_inode: HashMap<u32, u32>,
@@ -45,7 +45,7 @@ impl UnixRestorer {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(
+    pub(crate) fn load(
         &mut self,
         images: &ImageDir,
         all: &HashMap<u32, FileEntry>,
@@ -91,7 +91,7 @@ impl UnixRestorer {
     /// # Errors
     /// If the images have no such socket or not its peer; if a socket cannot be made or bound to
     /// its name; if nobody hands an external one in.
-    pub fn open(&mut self, cx: &mut Neighbours<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&mut self, cx: &mut Neighbours<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let usk = self.entry(entry.id)?.clone();
         if let Some(file) = inherited(cx, &usk)? {
             return Ok(file);
@@ -120,7 +120,7 @@ impl UnixRestorer {
     /// # Errors
     /// If a peer is not in the images, is gone, or is outside and not allowed to be; if a queue
     /// does not fit; if an option of the socket is refused.
-    pub fn connect(&mut self, cx: &mut Neighbours<'_>) -> Result<()> {
+    pub(crate) fn connect(&mut self, cx: &mut Neighbours<'_>) -> Result<()> {
         self.opened.sort_unstable();
         let opened: Vec<UnixSkEntry> =
             self.opened.iter().filter_map(|id| self.entries.get(id)).cloned().collect();
