@@ -225,9 +225,8 @@ pub fn msg_set(id: i32, owner: Owner, bytes: u64) -> Result<()> {
 /// # Errors
 /// See msgrcv(2); `ENOSYS` without `CONFIG_CHECKPOINT_RESTORE`.
 pub fn msg_peek(id: i32, index: u64, room: usize) -> Result<Option<(i64, Vec<u8>)>> {
-    const MSG_COPY: i32 = 0o40000;
     let mut buffer = vec![0u8; 8 + room];
-    let flags = MSG_COPY | libc::IPC_NOWAIT;
+    let flags = libc::MSG_COPY | libc::IPC_NOWAIT;
     let args = [arg(id), addr(buffer.as_mut_ptr()), room as u64, index, arg(flags), 0];
     // SAFETY: the kernel writes the type, 8 bytes, and at most `room` bytes behind it.
     let len = match unsafe { syscall(libc::SYS_msgrcv, args) } {

@@ -43,10 +43,8 @@ pub fn unshare_namespaces(flags: i32) -> Result<()> {
 /// # Errors
 /// See unshare(2).
 pub fn unshare_time() -> Result<()> {
-    /// linux/sched.h; outside of libc's int flags.
-    const CLONE_NEWTIME: i32 = 0x80;
     // SAFETY: takes a number; only what children will see changes.
-    check(unsafe { libc::unshare(CLONE_NEWTIME) }).map(drop)
+    check(unsafe { libc::unshare(libc::CLONE_NEWTIME) }).map(drop)
 }
 
 /// The user namespace that owns a namespace (ioctl_nsfs(2), `NS_GET_USERNS`): that directly above a
@@ -56,9 +54,8 @@ pub fn unshare_time() -> Result<()> {
 /// `EPERM` if it is outside of the caller's own user namespace.
 pub fn owner(namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
     // _IO(0xb7, 1) of linux/nsfs.h.
-    const NS_GET_USERNS: libc::c_ulong = 0xb701;
     // SAFETY: the request has no argument; it returns a new descriptor.
-    let fd = check(unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS) })?;
+    let fd = check(unsafe { libc::ioctl(namespace.as_raw_fd(), libc::NS_GET_USERNS) })?;
     // SAFETY: the kernel has just made `fd` for this call alone.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -69,9 +66,8 @@ pub fn owner(namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
 /// `ENOTTY` if the file is that of no namespace.
 pub fn kind(namespace: BorrowedFd<'_>) -> Result<i32> {
     // _IO(0xb7, 3) of linux/nsfs.h.
-    const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
     // SAFETY: the request has no argument; it returns a number.
-    check(unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_NSTYPE) })
+    check(unsafe { libc::ioctl(namespace.as_raw_fd(), libc::NS_GET_NSTYPE) })
 }
 
 /// The user who has made a user namespace, by the id that the caller has for it (ioctl_nsfs(2),
@@ -81,10 +77,9 @@ pub fn kind(namespace: BorrowedFd<'_>) -> Result<i32> {
 /// `EINVAL` if it is no user namespace.
 pub fn maker(namespace: BorrowedFd<'_>) -> Result<u32> {
     // _IO(0xb7, 4) of linux/nsfs.h.
-    const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;
     let mut id = 0u32;
     // SAFETY: the request writes one uid_t, for which `id` has room.
-    check(unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID, &raw mut id) })?;
+    check(unsafe { libc::ioctl(namespace.as_raw_fd(), libc::NS_GET_OWNER_UID, &raw mut id) })?;
     Ok(id)
 }
 

@@ -260,18 +260,6 @@ fn wait_with(pid: i32, flags: i32) -> Result<Option<(i32, Status)>> {
     }
 }
 
-/// Sends a signal to one thread with full siginfo (rt_tgsigqueueinfo(2)); `info`
-/// holds the bytes of a `siginfo_t`.
-///
-/// # Errors
-/// `EPERM` if the kernel does not accept the `si_code` from another process.
-pub fn queue_thread_signal(tgid: i32, tid: i32, signal: i32, info: &[u8; 128]) -> Result<()> {
-    let arg = |v: i32| u64::from(v.cast_unsigned());
-    let args = [arg(tgid), arg(tid), arg(signal), addr(info.as_ptr()), 0, 0];
-    // SAFETY: `info` is as large as a siginfo_t and only read.
-    unsafe { syscall(libc::SYS_rt_tgsigqueueinfo, args) }.map(drop)
-}
-
 /// Sends a signal to one thread (tgkill(2)).
 ///
 /// # Errors
@@ -354,12 +342,13 @@ impl FileOwner {
     /// # Errors
     /// `EPERM` without `CAP_SETPCAP`, `CAP_SETUID` and `CAP_SETGID`.
     pub fn set(uid: u32, gid: u32) -> Result<Self> {
-        /// Capabilities do not follow changes of user ids (linux/securebits.h).
-        const SECBIT_NO_SETUID_FIXUP: libc::c_int = 1 << 2;
         // SAFETY: takes no argument besides the number of the request.
         let bits = check(unsafe { libc::prctl(libc::PR_GET_SECUREBITS) })?;
+        // Capabilities do not follow changes of user ids then.
         // SAFETY: takes a number only.
-        check(unsafe { libc::prctl(libc::PR_SET_SECUREBITS, bits | SECBIT_NO_SETUID_FIXUP) })?;
+        check(unsafe {
+            libc::prctl(libc::PR_SET_SECUREBITS, bits | libc::SECBIT_NO_SETUID_FIXUP)
+        })?;
         let (old_uid, old_gid) = swap_file_ids(uid, gid);
         let owner = FileOwner { bits, uid: old_uid, gid: old_gid, here: std::marker::PhantomData };
         // The calls return what was before, whether or not they changed it.

@@ -32,21 +32,6 @@ pub struct Locked {
     pub cc: [u8; 19],
 }
 
-/// Requests that read or write one `int`.
-mod request {
-    pub(super) const TCGETS2: libc::Ioctl = 0x802c_542a;
-    pub(super) const TCSETS2: libc::Ioctl = 0x402c_542b;
-    pub(super) const TIOCGLCKTRMIOS: libc::Ioctl = 0x5456;
-    pub(super) const TIOCSLCKTRMIOS: libc::Ioctl = 0x5457;
-    pub(super) const TIOCGPTN: libc::Ioctl = 0x8004_5430;
-    pub(super) const TIOCSPTLCK: libc::Ioctl = 0x4004_5431;
-    pub(super) const TIOCGDEV: libc::Ioctl = 0x8004_5432;
-    pub(super) const TIOCGPKT: libc::Ioctl = 0x8004_5438;
-    pub(super) const TIOCGPTLCK: libc::Ioctl = 0x8004_5439;
-    pub(super) const TIOCGEXCL: libc::Ioctl = 0x8004_5440;
-    pub(super) const TIOCGPTPEER: libc::Ioctl = 0x5441;
-}
-
 /// Reads an `int` with a request that writes one.
 fn get(tty: BorrowedFd<'_>, request: libc::Ioctl) -> Result<i32> {
     let mut value: libc::c_int = 0;
@@ -69,7 +54,7 @@ pub fn termios(tty: impl AsFd) -> Result<Termios> {
     let mut termios = Termios::default();
     let fd = tty.as_fd().as_raw_fd();
     // SAFETY: the request fills a struct termios2.
-    check(unsafe { libc::ioctl(fd, request::TCGETS2, &raw mut termios) })?;
+    check(unsafe { libc::ioctl(fd, libc::TCGETS2, &raw mut termios) })?;
     Ok(termios)
 }
 
@@ -80,7 +65,7 @@ pub fn termios(tty: impl AsFd) -> Result<Termios> {
 pub fn set_termios(tty: impl AsFd, termios: &Termios) -> Result<()> {
     let fd = tty.as_fd().as_raw_fd();
     // SAFETY: the request reads a struct termios2.
-    check(unsafe { libc::ioctl(fd, request::TCSETS2, std::ptr::from_ref(termios)) }).map(drop)
+    check(unsafe { libc::ioctl(fd, libc::TCSETS2, std::ptr::from_ref(termios)) }).map(drop)
 }
 
 /// Which settings are locked: a set bit is.
@@ -91,7 +76,7 @@ pub fn locked(tty: impl AsFd) -> Result<Locked> {
     let mut locked = Locked::default();
     let fd = tty.as_fd().as_raw_fd();
     // SAFETY: the request fills a struct termios.
-    check(unsafe { libc::ioctl(fd, request::TIOCGLCKTRMIOS, &raw mut locked) })?;
+    check(unsafe { libc::ioctl(fd, libc::TIOCGLCKTRMIOS, &raw mut locked) })?;
     Ok(locked)
 }
 
@@ -102,7 +87,7 @@ pub fn locked(tty: impl AsFd) -> Result<Locked> {
 pub fn set_locked(tty: impl AsFd, locked: &Locked) -> Result<()> {
     let fd = tty.as_fd().as_raw_fd();
     // SAFETY: the request reads a struct termios.
-    check(unsafe { libc::ioctl(fd, request::TIOCSLCKTRMIOS, std::ptr::from_ref(locked)) }).map(drop)
+    check(unsafe { libc::ioctl(fd, libc::TIOCSLCKTRMIOS, std::ptr::from_ref(locked)) }).map(drop)
 }
 
 /// The number of a pseudoterminal, from its master.
@@ -110,7 +95,7 @@ pub fn set_locked(tty: impl AsFd, locked: &Locked) -> Result<()> {
 /// # Errors
 /// `ENOTTY` if it is no master.
 pub fn pty_number(master: impl AsFd) -> Result<u32> {
-    Ok(get(master.as_fd(), request::TIOCGPTN)?.cast_unsigned())
+    Ok(get(master.as_fd(), libc::TIOCGPTN)?.cast_unsigned())
 }
 
 /// Whether the slave of a master cannot be opened yet.
@@ -118,7 +103,7 @@ pub fn pty_number(master: impl AsFd) -> Result<u32> {
 /// # Errors
 /// `ENOTTY` if it is no master.
 pub fn is_slave_locked(master: impl AsFd) -> Result<bool> {
-    Ok(get(master.as_fd(), request::TIOCGPTLCK)? != 0)
+    Ok(get(master.as_fd(), libc::TIOCGPTLCK)? != 0)
 }
 
 /// Locks or unlocks the slave of a master.
@@ -126,7 +111,7 @@ pub fn is_slave_locked(master: impl AsFd) -> Result<bool> {
 /// # Errors
 /// `ENOTTY` if it is no master.
 pub fn lock_slave(master: impl AsFd, lock: bool) -> Result<()> {
-    set(master.as_fd(), request::TIOCSPTLCK, lock.into())
+    set(master.as_fd(), libc::TIOCSPTLCK, lock.into())
 }
 
 /// Whether a master is in packet mode.
@@ -134,7 +119,7 @@ pub fn lock_slave(master: impl AsFd, lock: bool) -> Result<()> {
 /// # Errors
 /// `ENOTTY` if it is no master.
 pub fn is_packet_mode(master: impl AsFd) -> Result<bool> {
-    Ok(get(master.as_fd(), request::TIOCGPKT)? != 0)
+    Ok(get(master.as_fd(), libc::TIOCGPKT)? != 0)
 }
 
 /// Sets the packet mode of a master.
@@ -150,7 +135,7 @@ pub fn set_packet_mode(master: impl AsFd, on: bool) -> Result<()> {
 /// # Errors
 /// `ENOTTY` if it is no terminal.
 pub fn is_exclusive(tty: impl AsFd) -> Result<bool> {
-    Ok(get(tty.as_fd(), request::TIOCGEXCL)? != 0)
+    Ok(get(tty.as_fd(), libc::TIOCGEXCL)? != 0)
 }
 
 /// The device that a terminal is, whatever node it was opened by (`/dev/tty`), in the
@@ -159,7 +144,7 @@ pub fn is_exclusive(tty: impl AsFd) -> Result<bool> {
 /// # Errors
 /// `EIO` if it is hung up.
 pub fn device(tty: impl AsFd) -> Result<u32> {
-    Ok(get(tty.as_fd(), request::TIOCGDEV)?.cast_unsigned())
+    Ok(get(tty.as_fd(), libc::TIOCGDEV)?.cast_unsigned())
 }
 
 /// The session and the foreground process group of a pseudoterminal, from its master;
@@ -189,8 +174,7 @@ pub fn open_slave(master: impl AsFd, flags: i32) -> Result<OwnedFd> {
     // description for ever.
     let flags = flags | libc::O_NOCTTY | 0o100_000;
     // SAFETY: the request takes a number and returns a new descriptor.
-    let fd =
-        check(unsafe { libc::ioctl(master.as_fd().as_raw_fd(), request::TIOCGPTPEER, flags) })?;
+    let fd = check(unsafe { libc::ioctl(master.as_fd().as_raw_fd(), libc::TIOCGPTPEER, flags) })?;
     // SAFETY: a new descriptor that nobody else owns.
     let slave = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_setfd(&slave, rustix::io::FdFlags::CLOEXEC)?;
@@ -214,7 +198,7 @@ mod tests {
     #[test]
     fn sizes_are_those_of_the_requests() {
         // The size stands in bits 16 to 29 of a request's number.
-        assert_eq!(size_of::<Termios>(), (request::TCGETS2 >> 16 & 0x3fff) as usize);
+        assert_eq!(size_of::<Termios>(), (libc::TCGETS2 >> 16 & 0x3fff) as usize);
         assert_eq!(size_of::<Locked>(), 36);
     }
 

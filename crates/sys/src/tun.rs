@@ -2,43 +2,31 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use libc::{
+    IFNAMSIZ, TUNGETDEVNETNS, TUNGETIFF, TUNGETSNDBUF, TUNGETVNETHDRSZ, TUNSETGROUP, TUNSETIFF,
+    TUNSETIFINDEX, TUNSETOWNER, TUNSETPERSIST, TUNSETQUEUE, TUNSETSNDBUF, TUNSETVNETHDRSZ,
+};
+
 use crate::{Result, check};
 
-/// Frames of Ethernet.
-pub const IFF_TAP: u32 = 0x2;
 /// Packets of IP.
-pub const IFF_TUN: u32 = 0x1;
+pub const IFF_TUN: u32 = libc::IFF_TUN.cast_unsigned();
 /// The device does not seem to be plugged in by the queue (Linux 6.1; ignored before).
-pub const IFF_NO_CARRIER: u32 = 0x40;
+pub const IFF_NO_CARRIER: u32 = libc::IFF_NO_CARRIER.cast_unsigned();
 /// The device has several queues.
-pub const IFF_MULTI_QUEUE: u32 = 0x100;
+pub const IFF_MULTI_QUEUE: u32 = libc::IFF_MULTI_QUEUE.cast_unsigned();
 /// A queue is made part of the device again.
-const IFF_ATTACH_QUEUE: u32 = 0x200;
+const IFF_ATTACH_QUEUE: u32 = libc::IFF_ATTACH_QUEUE.cast_unsigned();
 /// A queue is no part of the device for now.
-pub const IFF_DETACH_QUEUE: u32 = 0x400;
+pub const IFF_DETACH_QUEUE: u32 = libc::IFF_DETACH_QUEUE.cast_unsigned();
 /// The device outlives its descriptors.
-pub const IFF_PERSIST: u32 = 0x800;
+pub const IFF_PERSIST: u32 = libc::IFF_PERSIST.cast_unsigned();
 /// No header before each packet.
-pub const IFF_NO_PI: u32 = 0x1000;
+pub const IFF_NO_PI: u32 = libc::IFF_NO_PI.cast_unsigned();
 /// A header of virtio before each packet.
-pub const IFF_VNET_HDR: u32 = 0x4000;
+pub const IFF_VNET_HDR: u32 = libc::IFF_VNET_HDR.cast_unsigned();
 
-/// What a name may have at most, with a zero byte.
-const IFNAMSIZ: usize = 16;
-
-const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
-const TUNSETPERSIST: libc::Ioctl = 0x4004_54cb;
-const TUNSETOWNER: libc::Ioctl = 0x4004_54cc;
-const TUNSETGROUP: libc::Ioctl = 0x4004_54ce;
-const TUNGETIFF: libc::Ioctl = 0x8004_54d2;
-const TUNGETSNDBUF: libc::Ioctl = 0x8004_54d3;
-const TUNSETSNDBUF: libc::Ioctl = 0x4004_54d4;
-const TUNGETVNETHDRSZ: libc::Ioctl = 0x8004_54d7;
-const TUNSETVNETHDRSZ: libc::Ioctl = 0x4004_54d8;
-const TUNSETQUEUE: libc::Ioctl = 0x4004_54d9;
-const TUNSETIFINDEX: libc::Ioctl = 0x4004_54da;
 const TUNGETFILTER: libc::Ioctl = 0x8010_54db_u32 as libc::Ioctl;
-const TUNGETDEVNETNS: libc::Ioctl = 0x54e3;
 
 /// `struct ifreq` as these requests take it.
 #[repr(C)]

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::{Result, addr, check, syscall};
+use crate::{Result, addr, check};
 
 /// Reads `buf.len()` bytes at `address` of process `pid` (process_vm_readv(2)).
 ///
@@ -106,8 +106,6 @@ pub mod page {
     pub const IS_SWAPPED: u64 = 1 << 4;
     /// The zero page.
     pub const IS_PFNZERO: u64 = 1 << 5;
-    /// Part of a huge page.
-    pub const IS_HUGE: u64 = 1 << 6;
     /// Soft-dirty.
     pub const IS_SOFT_DIRTY: u64 = 1 << 7;
     /// A guard page (`MADV_GUARD_INSTALL`).
@@ -288,23 +286,4 @@ impl Drop for Window {
         // SAFETY: the mapping is this value's own, and no reference to its memory was ever made.
         let _ = unsafe { rustix::mm::munmap(self.base, self.len) };
     }
-}
-
-/// Hints to the kernel about another process's memory (process_madvise(2)).
-///
-/// # Errors
-/// See process_madvise(2).
-pub fn advise(pidfd: BorrowedFd<'_>, address: u64, len: usize, advice: i32) -> Result<usize> {
-    let iov = libc::iovec { iov_base: address as *mut _, iov_len: len };
-    let args = [
-        u64::from(pidfd.as_raw_fd().cast_unsigned()),
-        addr(&raw const iov),
-        1,
-        u64::from(advice.cast_unsigned()),
-        0,
-        0,
-    ];
-    // SAFETY: `iov` is read only, and names memory of the other process.
-    let n = unsafe { syscall(libc::SYS_process_madvise, args) }?;
-    usize::try_from(n).map_err(|_| io::ErrorKind::InvalidData.into())
 }

@@ -313,10 +313,9 @@ fn netns_lab() -> Result<Lab, String> {
 }
 
 pub(super) fn sk_ns() -> Outcome {
-    const SIOCGSKNS: u64 = 0x894c;
     let mut lab = Lab::new()?;
     let fd = socket(&mut lab, libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
-    lab.must("SIOCGSKNS", syscall::ioctl(RemoteFd(fd), SIOCGSKNS, RemoteAddr(0))).map(drop)
+    lab.must("SIOCGSKNS", syscall::ioctl(RemoteFd(fd), libc::SIOCGSKNS, RemoteAddr(0))).map(drop)
 }
 
 pub(super) fn sk_unix_file() -> Outcome {
@@ -343,17 +342,15 @@ fn set_option(lab: &mut Lab, fd: u64, level: i32, name: i32, value: i32) -> Outc
 }
 
 pub(super) fn sockopt_buf_lock() -> Outcome {
-    const SO_BUF_LOCK: i32 = 72;
     let mut lab = Lab::new()?;
     let fd = socket(&mut lab, libc::AF_INET, libc::SOCK_STREAM, 0)?;
-    set_option(&mut lab, fd, libc::SOL_SOCKET, SO_BUF_LOCK, 3)
+    set_option(&mut lab, fd, libc::SOL_SOCKET, libc::SO_BUF_LOCK, 3)
 }
 
 pub(super) fn ipv6_freebind() -> Outcome {
-    const IPV6_FREEBIND: i32 = 78;
     let mut lab = Lab::new()?;
     let fd = socket(&mut lab, libc::AF_INET6, libc::SOCK_STREAM, 0)?;
-    set_option(&mut lab, fd, libc::SOL_IPV6, IPV6_FREEBIND, 1)
+    set_option(&mut lab, fd, libc::SOL_IPV6, libc::IPV6_FREEBIND, 1)
 }
 
 /// A connection of which one end is closed can be put into repair mode.
@@ -377,8 +374,6 @@ pub(super) fn tun() -> Outcome {
 }
 
 pub(super) fn tun_ns() -> Outcome {
-    const TUNSETIFF: u64 = 0x4004_54ca;
-    const TUNGETDEVNETNS: u64 = 0x54e3;
     const IFF_TUN: u16 = 1;
     tun()?;
     let mut lab = netns_lab()?;
@@ -386,9 +381,9 @@ pub(super) fn tun_ns() -> Outcome {
     let fd = lab.call_with(b"/dev/net/tun\0", open)?.map_err(text)?;
     let mut ifreq = vec![0u8; 40];
     ifreq[16..18].copy_from_slice(&IFF_TUN.to_le_bytes());
-    let set = lab.call_with(&ifreq, |data| syscall::ioctl(RemoteFd(fd), TUNSETIFF, data))?;
+    let set = lab.call_with(&ifreq, |data| syscall::ioctl(RemoteFd(fd), libc::TUNSETIFF, data))?;
     set.map_err(|e| format!("TUNSETIFF: {e}"))?;
-    lab.must("TUNGETDEVNETNS", syscall::ioctl(RemoteFd(fd), TUNGETDEVNETNS, RemoteAddr(0)))
+    lab.must("TUNGETDEVNETNS", syscall::ioctl(RemoteFd(fd), libc::TUNGETDEVNETNS, RemoteAddr(0)))
         .map(drop)
 }
 
@@ -433,26 +428,23 @@ fn attribute(kind: u16, value: [u8; 4]) -> Vec<u8> {
 /// Ids for the network namespaces that the other end of a device is in. Setting them
 /// on links came with them.
 pub(super) fn nsid() -> Outcome {
-    const RTM_NEWNSID: u16 = 88;
-    const RTM_GETNSID: u16 = 90;
     const NETNSA_PID: u16 = 2;
     let mut lab = Lab::new()?;
     let mut payload = vec![0; 4];
     payload.extend(attribute(NETNSA_PID, lab.pid().to_le_bytes()));
-    let (kind, error) = netlink(&mut lab, libc::NETLINK_ROUTE, (RTM_GETNSID, 0), &payload)?;
-    ensure(kind == RTM_NEWNSID, &format!("RTM_GETNSID is answered by error {error}"))
+    let (kind, error) = netlink(&mut lab, libc::NETLINK_ROUTE, (libc::RTM_GETNSID, 0), &payload)?;
+    ensure(kind == libc::RTM_NEWNSID, &format!("RTM_GETNSID is answered by error {error}"))
 }
 
 /// A device can be moved to another namespace with a new index.
 pub(super) fn newifindex() -> Outcome {
-    const RTM_SETLINK: u16 = 19;
     const IFLA_NEW_IFINDEX: u16 = 49;
     let mut lab = netns_lab()?;
     // struct ifinfomsg of the loopback device.
     let mut payload = vec![0; 16];
     payload[4] = 1;
     payload.extend(attribute(IFLA_NEW_IFINDEX, (-1i32).to_le_bytes()));
-    let request = (RTM_SETLINK, NLM_F_ACK);
+    let request = (libc::RTM_SETLINK, NLM_F_ACK);
     let (_, error) = netlink(&mut lab, libc::NETLINK_ROUTE, request, &payload)?;
     // Who does not know the attribute does not mind the index.
     ensure(error == libc::ERANGE, "IFLA_NEW_IFINDEX is not known")

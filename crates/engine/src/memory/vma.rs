@@ -253,7 +253,7 @@ const ADVICE: [(&[u8; 2], u32); 8] = [
 ];
 
 /// `MAP_DROPPABLE` (linux/mman.h, Linux 6.11).
-pub(crate) const MAP_DROPPABLE: u32 = 0x08;
+pub(crate) const MAP_DROPPABLE: u32 = libc::MAP_DROPPABLE.cast_unsigned();
 
 /// Whether children find a mapping empty (`MADV_WIPEONFORK`).
 pub(crate) fn is_wiped_on_fork(vma: &VmaEntry) -> bool {

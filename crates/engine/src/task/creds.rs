@@ -17,7 +17,7 @@ use crate::namespace::user::IdMaps;
 use crate::proc;
 
 /// linux/securebits.h: changing ids does not change capabilities.
-pub(crate) const SECBIT_NO_SETUID_FIXUP: u32 = 1 << 2;
+pub(crate) const SECBIT_NO_SETUID_FIXUP: u32 = libc::SECBIT_NO_SETUID_FIXUP.cast_unsigned();
 /// `_LINUX_CAPABILITY_VERSION_3` of linux/capability.h.
 const CAPABILITY_VERSION: u64 = 0x2008_0522;
 

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use libc::{PR_GET_MDWE, PR_GET_MEMORY_MERGE, PR_SET_MDWE, PR_SET_MEMORY_MERGE};
 use torpor_images::proto::{MmEntry, TaskCoreEntry};
 use torpor_sys::process::membarrier_commands;
 use torpor_tracee::syscall;
@@ -13,10 +14,6 @@ use crate::error::{Context, Error, Result};
 use crate::proc;
 
 // linux/prctl.h, linux/membarrier.h.
-const PR_SET_MDWE: i32 = 65;
-const PR_GET_MDWE: i32 = 66;
-const PR_SET_MEMORY_MERGE: i32 = 67;
-const PR_GET_MEMORY_MERGE: i32 = 68;
 /// Linux 6.3.
 const MEMBARRIER_GET_REGISTRATIONS: u64 = 1 << 9;
 /// Commands that fail for who is not registered for them: private, private with a synchronized core,

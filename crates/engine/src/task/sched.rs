@@ -17,9 +17,9 @@ const RESET_ON_FORK: u32 = 0x4000_0000;
 /// The same in `struct sched_attr`.
 const FLAG_RESET_ON_FORK: u64 = 1;
 // linux/sched.h.
-const SCHED_FIFO: u32 = 1;
-const SCHED_RR: u32 = 2;
-const SCHED_DEADLINE: u32 = 6;
+const SCHED_FIFO: u32 = libc::SCHED_FIFO.cast_unsigned();
+const SCHED_RR: u32 = libc::SCHED_RR.cast_unsigned();
+const SCHED_DEADLINE: u32 = libc::SCHED_DEADLINE.cast_unsigned();
 
 /// How many processors this machine has.
 static PROCESSORS: LazyLock<u32> = LazyLock::new(|| {

@@ -2,6 +2,7 @@
 //! clears when it ends, restartable sequences, personality, the signal it gets
 //! when its parent ends, and what else prctl(2) sets for it.
 
+use libc::{PR_GET_TID_ADDRESS, PR_GET_TSC, PR_SET_TSC};
 use torpor_images::proto::{RseqEntry, ThreadCoreEntry};
 use torpor_sys::process::robust_list;
 use torpor_tracee::syscall;
@@ -17,10 +18,6 @@ const ROBUST_HEAD: u32 = 24;
 const NAME_MAX: usize = 15;
 /// Where `struct rseq` (linux/rseq.h) points to the critical section.
 pub(crate) const RSEQ_CS_OFFSET: u64 = 8;
-/// `PR_GET_TID_ADDRESS` of linux/prctl.h.
-const PR_GET_TID_ADDRESS: i32 = 40;
-const PR_GET_TSC: i32 = 25;
-const PR_SET_TSC: i32 = 26;
 /// What a thread has that nobody changed: `PR_TSC_ENABLE`, `PR_MCE_KILL_DEFAULT`, and
 /// 50 µs (init_task.c).
 const DEFAULT_TSC: u32 = 1;

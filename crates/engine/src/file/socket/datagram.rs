@@ -6,6 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use libc::UDP_GRO;
 use torpor_images::ImageDir;
 use torpor_images::proto::{InetSkEntry, SkPacketEntry};
 use torpor_policy::SocketOptions;
@@ -23,7 +24,6 @@ use crate::namespace::Namespaces;
 
 /// More than any datagram has.
 const LARGEST: usize = 1 << 16;
-const UDP_GRO: i32 = 104;
 
 /// Saves what waits in a socket, if it can come back.
 ///

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use libc::{IP_CHECKSUM, IP_NODEFRAG, IPV6_FREEBIND};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use torpor_images::ImageDir;
 use torpor_images::proto::{
@@ -30,9 +31,6 @@ use crate::network::Asleep;
 use crate::options::Options;
 use crate::restore::tasks::Tasks;
 
-const IP_NODEFRAG: i32 = 22;
-const IP_CHECKSUM: i32 = 23;
-const IPV6_FREEBIND: i32 = 78;
 /// Level and name of the filter of raw ICMP sockets (linux/icmp.h).
 const ICMP_FILTER: (i32, i32) = (255, 1);
 

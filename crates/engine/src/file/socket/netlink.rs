@@ -6,6 +6,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use libc::{NETLINK_AUDIT, NETLINK_NETFILTER};
 use torpor_images::proto::{FdTypes, FileEntry, NetlinkSkEntry};
 use torpor_kernel::netlink;
 use torpor_kernel::sock_diag::NetlinkSocket;
@@ -24,8 +25,6 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, run_in};
 use crate::proc;
 
-const NETLINK_AUDIT: i32 = 9;
-const NETLINK_NETFILTER: i32 = 12;
 /// `NETLINK_ADD_MEMBERSHIP` (netlink(7)).
 const ADD_MEMBERSHIP: i32 = 1;
 

@@ -6,6 +6,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use libc::{
+    PACKET_AUXDATA, PACKET_COPY_THRESH, PACKET_FANOUT, PACKET_LOSS, PACKET_ORIGDEV, PACKET_RESERVE,
+    PACKET_TIMESTAMP, PACKET_VERSION, PACKET_VNET_HDR,
+};
 use rustix::net::netdevice;
 use torpor_images::proto::{FdTypes, FileEntry, PacketMclist, PacketRing, PacketSockEntry};
 use torpor_kernel::sock_diag as diag;
@@ -21,16 +25,6 @@ use crate::file::Found;
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 
-// linux/if_packet.h
-const PACKET_AUXDATA: i32 = 8;
-const PACKET_ORIGDEV: i32 = 9;
-const PACKET_VERSION: i32 = 10;
-const PACKET_RESERVE: i32 = 12;
-const PACKET_LOSS: i32 = 14;
-const PACKET_VNET_HDR: i32 = 15;
-const PACKET_TIMESTAMP: i32 = 17;
-const PACKET_FANOUT: i32 = 18;
-const PACKET_COPY_THRESH: i32 = 7;
 pub(super) const TPACKET_V3: u32 = 2;
 /// Ways of fanout that are decided by a program: classic and extended BPF.
 const FANOUT_PROGRAMS: [u32; 2] = [6, 7];

@@ -8,7 +8,7 @@ use crate::error::{Context, Result};
 use crate::guardian::{Undo, Way};
 
 /// `TCP_REPAIR` of linux/tcp.h, and its values: on;
-pub(super) const TCP_REPAIR: i32 = 19;
+pub(super) const TCP_REPAIR: i32 = libc::TCP_REPAIR;
 pub(super) const REPAIR_ON: i32 = 1;
 /// off, with a probe that makes the peer say what it has. A firewall that meets the connection for
 /// the first time takes the probe's number, which is one too low, for that of the stream, and what

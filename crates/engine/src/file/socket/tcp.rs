@@ -13,6 +13,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use libc::{TCP_QUEUE_SEQ, TCP_REPAIR_QUEUE, TCP_TIMESTAMP};
 use torpor_images::proto::{InetSkEntry, TcpStreamEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_policy::{SocketOptions, TcpStream};
@@ -37,9 +38,6 @@ use crate::network::rules::MARK;
 use crate::network::tracked;
 
 /// linux/tcp.h
-const TCP_REPAIR_QUEUE: i32 = 20;
-const TCP_QUEUE_SEQ: i32 = 21;
-const TCP_TIMESTAMP: i32 = 24;
 const RECV_QUEUE: i32 = 1;
 const SEND_QUEUE: i32 = 2;
 

@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use torpor_images::proto::Fstype;
 
 /// Symbolic links are not followed through the mount (linux/mount.h, since 5.10).
-pub(super) const MS_NOSYMFOLLOW: u64 = 256;
+pub(super) const MS_NOSYMFOLLOW: u64 = libc::MS_NOSYMFOLLOW;
 
 /// How a restore gets a file system that it is not given from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use libc::{ARPHRD_LOOPBACK, RTM_GETLINK, RTM_NEWLINK};
 use torpor_images::proto::{MacvlanLinkEntry, NdType, NetDeviceEntry, SitEntry};
 use torpor_kernel::netlink::{Body, CREATE, EXCL, Message, Socket, half, word};
 use torpor_policy::network::{NetDevice, NetKind};
@@ -11,8 +12,6 @@ use super::tun;
 use crate::error::{Context, Error, Result};
 
 // linux/rtnetlink.h, linux/if_link.h, linux/if_arp.h.
-const RTM_NEWLINK: u16 = 16;
-const RTM_GETLINK: u16 = 18;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
@@ -27,14 +26,13 @@ const INFO_DATA: u16 = 2;
 const VETH_INFO_PEER: u16 = 1;
 const MACVLAN_MODE: u16 = 1;
 const MACVLAN_FLAGS: u16 = 2;
-const ARPHRD_LOOPBACK: u16 = 772;
 /// `struct ifinfomsg`.
 const IFINFOMSG: usize = 16;
 
 /// The flags that can be set (linux/if.h): up, debug, no ARP, promiscuous, all
 /// multicast, multicast.
 const SETTABLE: u32 = 0x1 | 0x4 | 0x80 | 0x100 | 0x200 | 0x1000;
-const IFF_UP: u32 = 0x1;
+const IFF_UP: u32 = libc::IFF_UP.cast_unsigned();
 
 /// Devices that some kernels put into every network namespace.
 const FALLBACK: &[&str] =

@@ -16,6 +16,7 @@ mod tun;
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use libc::{RTM_GETNSID, RTM_NEWNSID};
 use torpor_images::proto::{NetnsEntry, NetnsId};
 use torpor_images::{ImageDir, kind};
 use torpor_kernel::netlink::{Body, Socket};
@@ -34,8 +35,6 @@ pub(crate) use tables::{forget_requests, planned as planned_routes, tracked};
 pub(crate) use tun::configure as configure_tun;
 
 // linux/rtnetlink.h, linux/net_namespace.h.
-const RTM_NEWNSID: u16 = 88;
-const RTM_GETNSID: u16 = 90;
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
 /// `struct rtgenmsg`, padded.

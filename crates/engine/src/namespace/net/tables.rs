@@ -4,6 +4,10 @@
 use std::collections::HashSet;
 use std::io;
 
+use libc::{
+    IFA_ADDRESS, IFA_F_NODAD, IFA_F_TENTATIVE, IFA_FLAGS, IFA_LOCAL, RTA_MULTIPATH, RTM_DELADDR,
+    RTM_DELRULE, RTPROT_KERNEL,
+};
 use torpor_images::{ImageDir, Kind};
 use torpor_kernel::netlink::{Body, CREATE, Message, NETFILTER, REPLACE, ROUTE, Socket, word};
 use torpor_policy::collect;
@@ -61,18 +65,9 @@ pub(super) const EXPECTED: Table =
     Table { list: lists::EXPECTED, get: lists::EXPECTED.add | 1, ..CONNECTIONS };
 
 // linux/rtnetlink.h, linux/if_addr.h.
-const RTM_DELADDR: u16 = 21;
-const RTM_DELRULE: u16 = 33;
-const IFA_ADDRESS: u16 = 1;
-const IFA_LOCAL: u16 = 2;
-const IFA_FLAGS: u16 = 8;
-const IFA_F_NODAD: u32 = 0x02;
-const IFA_F_TENTATIVE: u32 = 0x40;
-const RTA_MULTIPATH: u16 = 9;
 /// `struct ifaddrmsg`, `struct rtmsg`.
 const IFADDRMSG: usize = 8;
 const RTMSG: usize = 12;
-const RTPROT_KERNEL: u8 = 2;
 /// Kinds of routes that come with an address: local, broadcast, anycast, multicast.
 const OF_ADDRESS: [u8; 4] = [2, 3, 4, 5];
 /// What the kernel says about a route but does not want to be told: dead, offloaded,
@@ -351,9 +346,8 @@ const HEADER: usize = 16;
 fn forget_use(message: &mut [u8]) {
     /// Behind `struct rtmsg`.
     const ATTRIBUTES: usize = HEADER + 12;
-    const RTA_CACHEINFO: u16 = 12;
     for_each_attribute(message, ATTRIBUTES, |kind, value| {
-        if kind == RTA_CACHEINFO {
+        if kind == libc::RTA_CACHEINFO {
             value.fill(0);
         }
     });
@@ -365,14 +359,12 @@ fn forget_age(message: &mut [u8]) {
     /// Behind `struct ifaddrmsg`, whose third byte has the lower flags.
     const ATTRIBUTES: usize = HEADER + 8;
     const FLAGS: usize = HEADER + 2;
-    const IFA_CACHEINFO: u16 = 6;
-    const IFA_FLAGS: u16 = 8;
     let [tentative, ..] = IFA_F_TENTATIVE.to_le_bytes();
     if let Some(flags) = message.get_mut(FLAGS) {
         *flags &= !tentative;
     }
     for_each_attribute(message, ATTRIBUTES, |kind, value| match (kind, value) {
-        (IFA_CACHEINFO, value) => value.fill(0),
+        (libc::IFA_CACHEINFO, value) => value.fill(0),
         (IFA_FLAGS, [lowest, ..]) => *lowest &= !tentative,
         _ => {}
     });
