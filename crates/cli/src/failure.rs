@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use torpor_engine::Error;
 use torpor_seal::keys;
@@ -70,6 +71,20 @@ impl Failure {
     }
 }
 
+/// What `work` returns, or that it has panicked.
+///
+/// # Errors
+/// Those of `work`; class bug if it panics: where, stands on standard error then.
+pub fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    // Nothing that it has changed is looked at any more.
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let words = panic.downcast_ref::<String>().map(String::as_str);
+        let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no word");
+        Err(Error::Bug(format!("panic: {words}")).into())
+    })
+}
+
+const REPORT: &str = "report it, with the log of the same with -v4";
 const PRIVILEGES: &str = "run it as root, or with --unprivileged and CAP_CHECKPOINT_RESTORE";
 
 impl fmt::Display for Failure {
@@ -127,7 +142,8 @@ impl From<Error> for Failure {
             Error::Peer(_) => Self::new(libc::ECONNRESET, text).class(Class::PeerLost),
             Error::Protocol(_) => Self::new(libc::EPROTO, text).class(Class::Protocol),
             Error::Usage(_) => Self::new(libc::EINVAL, text).class(Class::Usage),
-            _ => Self::new(libc::EIO, text),
+            Error::Bug(_) => Self::new(libc::EIO, text).class(Class::Bug).hint(REPORT),
+            Error::Seal(_) | Error::Tracee(_) | Error::Program { .. } => Self::new(libc::EIO, text),
         }
     }
 }
@@ -147,5 +163,51 @@ fn key_errno(error: &keys::Error) -> i32 {
         keys::Error::Revoked { .. } => libc::EKEYREVOKED,
         keys::Error::Spec { .. } | keys::Error::Content { .. } => libc::EINVAL,
         _ => libc::EKEYREJECTED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_error_has_a_class_and_a_number() {
+        let text = || "why".to_owned();
+        let kernel = io::Error::from_raw_os_error(libc::ENOSPC);
+        let seal = torpor_images::Error::Seal {
+            dir: "images".into(),
+            source: torpor_seal::Error::damaged("pages-1.img", "no"),
+        };
+        let all = [
+            (Error::Gone { pid: 1 }, Class::Kernel, libc::ESRCH),
+            (Error::refused(1, "fd 5", "no"), Class::Refused, libc::EOPNOTSUPP),
+            (Error::Unsupported(text()), Class::Refused, libc::EOPNOTSUPP),
+            (Error::Os { what: text(), source: kernel }, Class::Kernel, libc::ENOSPC),
+            (Error::Image(seal), Class::BadImage, libc::EBADMSG),
+            (Error::invalid("core-1.img", "no"), Class::BadImage, libc::EBADMSG),
+            (Error::Unreadable(text()), Class::BadImage, libc::EBADMSG),
+            (Error::Forbidden(vec![]), Class::Forbidden, libc::EPERM),
+            (Error::Hook(text()), Class::Vetoed, libc::ECANCELED),
+            (Error::Peer(text()), Class::PeerLost, libc::ECONNRESET),
+            (Error::Protocol(text()), Class::Protocol, libc::EPROTO),
+            (Error::Usage(text()), Class::Usage, libc::EINVAL),
+            (Error::Program { program: text(), reason: text() }, Class::Kernel, libc::EIO),
+            (Error::Bug(text()), Class::Bug, libc::EIO),
+        ];
+        for (error, class, errno) in all {
+            let words = error.to_string();
+            let failure = Failure::from(error);
+            assert_eq!((failure.class, failure.errno), (class, errno), "{words}");
+            assert_eq!(failure.text, words);
+        }
+    }
+
+    #[test]
+    fn a_panic_is_a_bug() {
+        let failure = caught::<()>(|| panic!("it is {}", 7)).err();
+        let failure = failure.map(|failure| (failure.class, failure.text));
+        let text = "panic: it is 7; this is a bug of Torpor".to_owned();
+        assert_eq!(failure, Some((Class::Bug, text)));
+        assert_eq!(caught(|| Ok(3)), Ok(3));
     }
 }

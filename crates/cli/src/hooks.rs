@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use torpor_engine::{Error, Event, Hooks, Result};
+use torpor_engine::{Context, Error, Event, Hooks, Result};
 
 use crate::options::Settings;
 
@@ -51,7 +51,7 @@ impl Actions {
             // There is no other way to know it.
             println!("PORT: {port}");
         }
-        report_ready(self.status_fd.take()).map_err(|e| Error::Hook(format!("--status-fd: {e}")))
+        report_ready(self.status_fd.take()).context(|| "--status-fd".to_owned())
     }
 
     fn run(&self, script: &str, event: &Event) -> Result<()> {
@@ -78,8 +78,7 @@ impl Hooks for Actions {
             self.root = pid;
         }
         if let (Event::PostRestore { pid }, Some(file)) = (&event, &self.pidfile) {
-            write_pidfile(file, *pid)
-                .map_err(|e| Error::Hook(format!("pid file {}: {e}", file.display())))?;
+            write_pidfile(file, *pid).context(|| format!("pid file {}", file.display()))?;
         }
         match event {
             Event::OrphanPtsMaster(_) => return Ok(()),

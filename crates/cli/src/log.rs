@@ -28,8 +28,8 @@ pub struct Log {
     target: Mutex<Target>,
 }
 
-/// Takes the level and the text of each record.
-pub type Listener = Box<dyn Fn(Level, &str) + Send>;
+/// Takes the level and the text of each record, and its fields by themselves.
+pub type Listener = Box<dyn Fn(Level, &str, Vec<(String, String)>) + Send>;
 
 enum Target {
     Nowhere,
@@ -189,7 +189,7 @@ impl Subscriber for &'static Log {
     fn event(&self, event: &Event<'_>) {
         let mut text = Text::default();
         event.record(&mut text);
-        let text = text.finish();
+        let (text, fields) = text.finish();
         let meta = event.metadata();
         let mut target = self.target.lock().unwrap_or_else(PoisonError::into_inner);
         // There is nowhere to report that the log cannot be written.
@@ -199,7 +199,7 @@ impl Subscriber for &'static Log {
             Target::Stdout => io::stdout().write_all(self.line(meta, &text).as_bytes()),
             Target::File(file) => file.write_all(self.line(meta, &text).as_bytes()),
             Target::Listener(listener) => {
-                listener(*meta.level(), &text);
+                listener(*meta.level(), &text, fields);
                 Ok(())
             }
         };
@@ -219,35 +219,68 @@ impl Subscriber for &'static Log {
 #[derive(Default)]
 struct Text {
     message: String,
-    fields: String,
+    fields: Vec<(String, String)>,
 }
 
 impl Text {
-    /// On one line, whatever the names of files and tasks hold.
-    fn finish(self) -> String {
-        let text = self.message + &self.fields;
-        if text.contains(['\n', '\r']) {
+    /// All on one line, whatever the names of files and tasks hold, and the fields by themselves.
+    fn finish(self) -> (String, Vec<(String, String)>) {
+        let mut text = self.message;
+        for (name, value) in &self.fields {
+            text.extend([" ", name, "=", value]);
+        }
+        let text = if text.contains(['\n', '\r']) {
             text.trim_end().replace('\n', "\\n").replace('\r', "\\r")
         } else {
             text
-        }
+        };
+        (text, self.fields)
     }
 }
 
 impl Visit for Text {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, " {name}={value:?}"),
-        };
+        match field.name() {
+            "message" => {
+                let _ = write!(self.message, "{value:?}");
+            }
+            name => self.fields.push((name.to_owned(), format!("{value:?}"))),
+        }
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "message" => self.message.push_str(value),
-            name => {
-                let _ = write!(self.fields, " {name}={value}");
-            }
+            name => self.fields.push((name.to_owned(), value.to_owned())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_listener_gets_fields_by_themselves() {
+        let (sender, told) = mpsc::channel();
+        let listener: Listener = Box::new(move |level, text, fields| {
+            sender.send((level, text.to_owned(), fields)).unwrap();
+        });
+        let log: &'static Log = Box::leak(Box::new(Log {
+            level: AtomicU8::new(DEFAULT_VERBOSITY),
+            start: Instant::now(),
+            target: Mutex::new(Target::Listener(listener)),
+        }));
+        tracing::subscriber::with_default(log, || {
+            tracing::warn!(group = "a", pid = 7, "cannot be\nremoved");
+            tracing::debug!("not at this level");
+        });
+        let field = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let fields = vec![field("group", "a"), field("pid", "7")];
+        let text = "cannot be\\nremoved group=a pid=7".to_owned();
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), [(Level::WARN, text, fields)]);
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use torpor_worker::Report;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, caught};
 use crate::hooks::{Actions, write_pidfile};
 use crate::options::{self, Command, Invocation, Opt, Settings, SettingsError, UsageError};
 use crate::{COMPATIBLE, check, help, log, pages, policy, rpc, seal, stats, work};
@@ -121,7 +121,7 @@ fn run(name: Name, args: Vec<OsString>) -> Result<ExitCode, Failure> {
         Name::Kubectl => Some(help::kubectl(&args)),
         _ => None,
     };
-    let result = own.unwrap_or_else(|| perform_command(name, args));
+    let result = own.unwrap_or_else(|| caught(|| perform_command(name, args)));
     if let (true, Err(failure)) = (json, &result) {
         stats::outcome(Err(failure.clone())).print();
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use torpor_engine::{Error, Event, Hooks, Result};
 use torpor_worker::{Answer, Channel, Class, Event as Told, Job, Level, Report};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, caught};
 use crate::hooks::Actions;
 use crate::options::{self, Command};
 use crate::program::{self, Name};
@@ -35,11 +35,12 @@ pub(crate) fn run() -> std::result::Result<ExitCode, Failure> {
             .map_err(|e| Failure::io(format_args!("descriptor {number} of the job"), &e))?;
     }
     let teller = Arc::clone(&channel);
-    log::get().to_listener(Box::new(move |level, text| {
+    log::get().to_listener(Box::new(move |level, text, fields| {
         // If the daemon is gone, the next point tells.
-        let _ = teller.send(&Told::Log { level: told_level(level), text: text.to_owned() }, &[]);
+        let record = Told::Log { level: told_level(level), text: text.to_owned(), fields };
+        let _ = teller.send(&record, &[]);
     }));
-    let outcome = stats::outcome(carry_out(&job, &channel));
+    let outcome = stats::outcome(caught(|| carry_out(&job, &channel)));
     let done = outcome.class == Class::Done;
     channel.send(&Told::Ended(outcome), &[]).map_err(failed)?;
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -111,7 +112,7 @@ impl Hooks for Teller<'_> {
         match self.point(&event) {
             Ok(true) => self.actions.notify(event),
             Ok(false) => Err(Error::Hook(format!("the caller said no at {}", event.name()))),
-            Err(e) => Err(Error::Hook(format!("the caller is gone at {}: {e}", event.name()))),
+            Err(e) => Err(Error::Peer(format!("the caller is gone at {}: {e}", event.name()))),
         }
     }
 

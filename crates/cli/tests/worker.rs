@@ -63,6 +63,25 @@ fn a_held_dump_ends_its_task_only_after_the_word() {
 }
 
 #[test]
+fn a_dump_tells_how_far_it_is() {
+    let task = Sleeper::start();
+    let mut worker = dump(&task, &[]);
+    let mut told = Vec::new();
+    let outcome = loop {
+        match worker.next_event().unwrap() {
+            Event::Progress { done, total } => told.push((done, total)),
+            Event::Ended(outcome) => break outcome,
+            _ => {}
+        }
+    };
+    assert_eq!(outcome.class, Class::Done, "{}", outcome.text);
+    assert!(told.is_sorted_by_key(|&(done, _)| done), "{told:?}");
+    let (done, total) = *told.last().unwrap();
+    assert!(done == total && total > 0, "{told:?}");
+    reap(&task);
+}
+
+#[test]
 fn after_a_no_the_task_goes_on() {
     let task = Sleeper::start();
     let mut worker = dump(&task, &["post-dump"]);

@@ -155,6 +155,20 @@ fn few_files_take_what_knows_all() {
     }
 }
 
+/// The page with the example is the example that runs (`library.rs`); `UPDATE_DOCS=1` writes it.
+#[test]
+fn the_example_in_docs_is_the_one_that_runs() {
+    let file = root().join("docs/library.md");
+    let program = include_str!("library.rs");
+    let is = std::fs::read_to_string(&file).unwrap();
+    let (words, _) = is.split_once("```rust\n").unwrap();
+    let page = format!("{words}```rust\n{program}```\n");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&file, &page).unwrap();
+    }
+    assert!(is == page, "run this test with UPDATE_DOCS=1");
+}
+
 #[test]
 fn processes_and_stages_have_the_names_that_they_have_in_the_code() {
     let page = page();

@@ -1,5 +1,5 @@
 //! The crates as a library, in one page: a program moves into other network and mount namespaces
-//! while it runs. Its checkpoint, two rounds of memory and the last round lie in memory, and go
+//! while it runs. Its checkpoint, three rounds of memory and the last round lie in memory, and go
 //! through a pipe; the first one ends when the other one runs, and not before.
 //!
 //! Dumps and restores need processes of one thread, so this is a program without the usual
@@ -27,7 +27,7 @@ const SUBJECT: &str = r#"for (;;) {
     select undef, undef, undef, 0.002;
 }"#;
 /// The rounds, the first and the last included.
-const ROUNDS: u32 = 4;
+const ROUNDS: u32 = 5;
 /// More than a round of the subject has.
 const MOST: u64 = 1 << 30;
 

@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use torpor_engine::options::{Files, Memory, Trust};
@@ -22,6 +23,7 @@ use torpor_images::ImageDir;
 use torpor_images::compress::Compression;
 use torpor_seal::Suite;
 use torpor_seal::keys::{AgeIdentity, Identities, Recipient};
+use torpor_store::Archive;
 
 /// Processes of a subject with children.
 const FAMILY: usize = 4;
@@ -45,6 +47,7 @@ const CASES: [(&str, fn()); 10] = [
     ("births_and_ends", || moves(&Case { mode: "fb", family: FAMILY, ..PLAIN })),
     ("a_dropped_stage_leaves_nothing", a_dropped_stage_leaves_nothing),
     ("a_dropped_session_lets_go", a_dropped_session_lets_go),
+    ("archives_are_written_and_read", archives_are_written_and_read),
 ];
 
 const PLAIN: Case = Case { mode: "-", family: 1, namespaces: "-p", quiet: false, sealed: false };
@@ -363,6 +366,29 @@ fn a_dropped_session_lets_go() {
     goes_on();
     drop(session);
     goes_on();
+}
+
+/// A dump into an archive and a restore from one, without a directory of images.
+fn archives_are_written_and_read() {
+    let subject = Subject::start(&Case { mode: "f", family: FAMILY, ..PLAIN });
+    let file = subject.dir.path().join("checkpoint.tar");
+    let archive = Archive::create(&file).unwrap();
+    let mut opts =
+        Options { store: Some(Arc::new(archive)), leave_running: false, ..subject.round(1) };
+    opts.memory.track = false;
+    torpor_engine::dump(&opts, &mut NoHooks).unwrap();
+    let before = subject.checks(FAMILY);
+    assert_eq!(std::fs::read_dir(subject.images(1)).unwrap().count(), 0);
+    let archive = Archive::open(&file).unwrap();
+    let opts = Options {
+        store: Some(Arc::new(archive)),
+        shell_job: true,
+        restore_detached: true,
+        ..Options::default()
+    };
+    let report = torpor_engine::restore(&opts, &mut NoHooks).unwrap();
+    subject.wait_for_checks(FAMILY, &before);
+    kill(report.pid);
 }
 
 fn kill(pid: i32) {

@@ -92,8 +92,8 @@ pub fn over_pages() -> [String; 2] {
 /// Repeats what a job logs, as far as it matters to a person.
 pub fn repeat(event: &Event) {
     match event {
-        Event::Log { level: Level::Error, text } => tracing::debug!("{text}"),
-        Event::Log { level: Level::Warn, text } => tracing::warn!("{text}"),
+        Event::Log { level: Level::Error, text, .. } => tracing::debug!("{text}"),
+        Event::Log { level: Level::Warn, text, .. } => tracing::warn!("{text}"),
         Event::Log { text, .. } => tracing::trace!("{text}"),
         _ => {}
     }

@@ -41,8 +41,10 @@ pub enum Event {
     Log {
         /// How much it matters.
         level: Level,
-        /// What it says.
+        /// What it says, its fields included.
         text: String,
+        /// Names and values of its fields.
+        fields: Vec<(String, String)>,
     },
     /// How much of the memory has been worked on, in bytes.
     Progress {
@@ -142,11 +144,14 @@ pub enum Class {
     BadImage,
     /// The policy forbids what the images ask for, or a key is missing or wrong.
     Forbidden,
-    /// The kernel refused an operation.
+    /// The kernel, or a program that the engine runs (tar, nft, ip), refused an operation; a task
+    /// has ended meanwhile.
     Kernel,
     /// The command line makes no sense.
     Usage,
-    /// The worker ended without a word: it was killed, or has a bug.
+    /// Torpor is wrong: something of its own has panicked, or was asked for what it must not be.
+    Bug,
+    /// The worker ended without a word: it was killed.
     Died,
 }
 
@@ -162,7 +167,7 @@ impl Class {
             Self::Refused => Errno::OPNOTSUPP,
             Self::BadImage => Errno::BADMSG,
             Self::Forbidden => Errno::PERM,
-            Self::Kernel | Self::Died => Errno::IO,
+            Self::Kernel | Self::Bug | Self::Died => Errno::IO,
             Self::Usage => Errno::INVAL,
         };
         errno.raw_os_error()

@@ -477,7 +477,7 @@ impl<'a> Dump<'a> {
         self.stats.torpor_relative_pages = Some(0);
     }
 
-    /// Who does not know of compressed pages, of those of relatives, or of nested namespaces,
+    /// A reader that does not know of compressed pages, of those of relatives, or of nested namespaces,
     /// must not restore these, nor what builds on them.
     fn image_version(&self) -> Result<u32> {
         let relatives = self.stats.torpor_relative_pages.is_some_and(|pages| pages > 0);
