@@ -205,7 +205,7 @@ pub struct Compare {
 /// Carries a command out.
 ///
 /// # Errors
-/// What the command says of its own.
+/// If the command fails: what failed, on what, and what to do about it.
 pub fn run(command: BenchmarkCommand) -> Result<ExitCode, Outcome> {
     match command {
         BenchmarkCommand::Version(listing) => version(&listing),

@@ -311,7 +311,7 @@ fn check_hosts(config: &Config) -> Result<(), ConfigError> {
 /// what is made there, the containerd that is installed, with each OCI runtime on the PATH.
 ///
 /// # Errors
-/// If there is none.
+/// If no runtime answers, and no containerd is installed.
 pub async fn found() -> Result<Vec<Endpoint>, ConfigError> {
     let mut endpoints = Vec::new();
     let sockets = if machine::has_kubelet() { &[][..] } else { &SOCKETS };

@@ -41,7 +41,7 @@ pub trait Context<T> {
     /// `what` goes in front of the error.
     ///
     /// # Errors
-    /// The one that was there.
+    /// If there was an error: the same, with what was tried before it.
     fn context<W: Display>(self, what: impl FnOnce() -> W) -> Result<T>;
 }
 

@@ -39,7 +39,7 @@ pub struct Audit {
 /// Judges the images in `opts.images_dir` as a restore with the same options would.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub fn audit(opts: &Options) -> Result<Audit> {
     let mut images = opts.images()?;
     images.start_pinning();

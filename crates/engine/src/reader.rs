@@ -123,7 +123,7 @@ fn look_within(
 /// host and new namespaces have.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub(crate) fn look_here(
     images: &ImageDir,
     passed: &Passed,

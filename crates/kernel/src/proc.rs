@@ -299,7 +299,7 @@ pub fn open(pid: i32, name: &str) -> Result<fs::File> {
 /// Opens a process as a file (pidfd_open(2)).
 ///
 /// # Errors
-/// Gone.
+/// If the task is gone.
 pub fn pidfd(pid: i32) -> Result<OwnedFd> {
     open_pidfd(pid, PidfdFlags::empty())
 }

@@ -67,7 +67,7 @@ pub trait Context<T> {
     /// Adds what was being done.
     ///
     /// # Errors
-    /// The one that was there.
+    /// If there was an error: the same, with what was tried before it.
     fn context<S: Display>(self, what: impl FnOnce() -> S) -> Result<T>;
 }
 

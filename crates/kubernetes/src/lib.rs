@@ -50,7 +50,7 @@ pub enum KubernetesCommand {
 /// Carries a command out.
 ///
 /// # Errors
-/// What the command says of its own.
+/// If the command fails: what failed, on what, and what to do about it.
 pub fn run(command: KubernetesCommand) -> Result<ExitCode, Outcome> {
     match command {
         KubernetesCommand::Agent(args) => agent::run(&args),

@@ -23,7 +23,7 @@ impl Task {
     /// The process with this id.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no process of that id.
     pub fn find(pid: i32) -> Result<Self> {
         let start = stat(pid).map(|stat| stat.start);
         let start = start.ok_or_else(|| {

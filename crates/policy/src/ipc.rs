@@ -34,7 +34,7 @@ impl IpcSetup {
     /// That of namespace `id`; `None` if its image is missing, without which nothing is made.
     ///
     /// # Errors
-    /// A damaged image.
+    /// If the image is damaged.
     pub fn read(images: &ImageDir, id: u64) -> Result<Option<Self>> {
         let entry = images.read_opt::<IpcVarEntry>(kind::IPC_VAR, id)?;
         Ok(entry.map(|entry| IpcSetup {
@@ -206,7 +206,7 @@ impl Segments {
     /// Those of namespace `id`.
     ///
     /// # Errors
-    /// A damaged image.
+    /// If the image is damaged.
     pub fn of(images: &ImageDir, id: u64) -> Result<Self> {
         Ok(Segments { reader: images.reader(kind::IPCNS_SHM, id)?, unread: (0, 0) })
     }
@@ -214,7 +214,7 @@ impl Segments {
     /// The next one. What was not read of the content of the last is passed over.
     ///
     /// # Errors
-    /// A damaged image.
+    /// If the image is damaged.
     #[allow(clippy::should_implement_trait, reason = "it may fail")]
     pub fn next(&mut self) -> Result<Option<Segment>> {
         self.content(&mut std::io::sink())?;

@@ -93,7 +93,7 @@ pub struct Tun {
 /// The key of a namespace that the caller hands over: nothing is made in one.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub fn external_key(images: &ImageDir, id: u32) -> Result<Option<String>> {
     let entry: Option<NetnsEntry> = images.read_opt(kind::NETNS, id.into())?;
     Ok(entry.and_then(|entry| entry.ext_key))

@@ -21,7 +21,7 @@ impl PipeContent {
     /// Calls `each` for all of an image of `kind`; no file is no data.
     ///
     /// # Errors
-    /// A damaged image.
+    /// If the image is damaged.
     pub fn each(
         images: &ImageDir,
         kind: Kind,

@@ -154,7 +154,7 @@ impl<W: Write> RecordWriter<W> {
     /// Ends the record: what comes next is sealed by itself.
     ///
     /// # Errors
-    /// Those of the file.
+    /// If the file cannot be read or written, as the kernel says.
     pub fn end_record(&mut self) -> io::Result<()> {
         if self.buffer.is_empty() {
             return Ok(());
@@ -169,7 +169,7 @@ impl<W: Write> RecordWriter<W> {
     /// Ends the record like [`Self::end_record`], packed if that makes it smaller.
     ///
     /// # Errors
-    /// Those of the file.
+    /// If the file cannot be read or written, as the kernel says.
     pub fn end_entry(&mut self) -> io::Result<()> {
         match pack(&self.buffer) {
             None => self.end_record(),
@@ -193,7 +193,7 @@ impl<W: Write> RecordWriter<W> {
     /// Writes the final record.
     ///
     /// # Errors
-    /// Those of the file.
+    /// If the file cannot be read or written, as the kernel says.
     pub fn finish(mut self) -> io::Result<(W, Sum)> {
         self.end_record()?;
         let mut end = [self.records.to_le_bytes(), self.plain.to_le_bytes()].concat();

@@ -35,7 +35,7 @@ impl Bundle {
     /// Reads a bundle.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the directory or its `config.json` cannot be read, or that is no configuration.
     pub fn open(dir: &Path) -> Result<Self> {
         let dir = fs::canonicalize(dir).context(|| format!("the bundle {}", dir.display()))?;
         let file = dir.join("config.json");

@@ -59,7 +59,7 @@ pub enum SnapshotCommand {
 /// Carries a command out. What is sealed is opened with keys that are `configured`, too.
 ///
 /// # Errors
-/// What the command says of its own.
+/// If the command fails: what failed, on what, and what to do about it.
 pub fn run(command: SnapshotCommand, configured: fn() -> Identities) -> Result<ExitCode, Outcome> {
     carry_out(command, configured).map_err(Into::into)
 }

@@ -62,19 +62,19 @@ pub trait Store: Debug + Send + Sync {
     /// Opens a file that [`Store::create`] has made for writing.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`].
+    /// [`io::ErrorKind::NotFound`] if there is no such file.
     fn reopen(&self, name: &str) -> io::Result<File>;
 
     /// Removes a file, or the link to the parent. What has it open keeps it.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`].
+    /// [`io::ErrorKind::NotFound`] if there is no such file.
     fn remove(&self, name: &str) -> io::Result<()>;
 
     /// Gives a file the name of another, which goes; both stay if the machine fails.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`].
+    /// [`io::ErrorKind::NotFound`] if there is no such file.
     fn replace(&self, from: &str, name: &str) -> io::Result<()>;
 
     /// Whether there is something of that name, a link included.
@@ -92,7 +92,7 @@ pub trait Store: Debug + Send + Sync {
     /// The store that a relative path leads to from here (`../1`).
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`].
+    /// [`io::ErrorKind::NotFound`] if there is no such directory.
     fn relative(&self, path: &Path) -> io::Result<Arc<dyn Store>>;
 
     /// The store of a name directly in this one, made if it is not there.

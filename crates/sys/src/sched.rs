@@ -26,7 +26,7 @@ pub struct Attributes {
 /// How a thread is scheduled (sched_getattr(2)).
 ///
 /// # Errors
-/// `ESRCH`.
+/// `ESRCH` if the thread is gone.
 pub fn attributes(tid: i32) -> Result<Attributes> {
     let mut attr = Attributes::default();
     let size = size_of::<Attributes>() as u64;
@@ -55,7 +55,7 @@ const CPU_SET: usize = 1024;
 /// byte first, without trailing zeroes.
 ///
 /// # Errors
-/// `ESRCH`.
+/// `ESRCH` if the thread is gone.
 pub fn affinity(tid: i32) -> Result<Vec<u8>> {
     let mut set = vec![0u8; CPU_SET];
     let args = [u64::from(tid.cast_unsigned()), CPU_SET as u64, addr(set.as_mut_ptr()), 0, 0, 0];

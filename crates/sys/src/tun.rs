@@ -132,7 +132,7 @@ pub fn set_index(tun: BorrowedFd<'_>, index: u32) -> Result<()> {
 /// Whether the device outlives its descriptors.
 ///
 /// # Errors
-/// `EBADFD`.
+/// `EBADFD` if the descriptor has no device yet.
 pub fn set_persistent(tun: BorrowedFd<'_>, on: bool) -> Result<()> {
     tell(tun, TUNSETPERSIST, on.into())
 }
@@ -156,7 +156,7 @@ pub fn set_group(tun: BorrowedFd<'_>, gid: u32) -> Result<()> {
 /// How many bytes the header of virtio has.
 ///
 /// # Errors
-/// `EBADFD`.
+/// `EBADFD` if the descriptor has no device yet.
 pub fn header_size(tun: BorrowedFd<'_>) -> Result<i32> {
     get(tun, TUNGETVNETHDRSZ)
 }
@@ -172,7 +172,7 @@ pub fn set_header_size(tun: BorrowedFd<'_>, bytes: i32) -> Result<()> {
 /// How many bytes can be on their way into the kernel.
 ///
 /// # Errors
-/// `EBADFD`.
+/// `EBADFD` if the descriptor has no device yet.
 pub fn send_buffer(tun: BorrowedFd<'_>) -> Result<i32> {
     get(tun, TUNGETSNDBUF)
 }

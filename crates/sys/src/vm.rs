@@ -204,7 +204,7 @@ pub const HUGE_PAGE: usize = 2 << 20;
 /// its address, behind which a huge page fits.
 ///
 /// # Errors
-/// `ENOMEM`.
+/// `ENOMEM` if there is no room for the mapping.
 pub fn map_zero_page(huge: bool) -> Result<u64> {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
     let size = HUGE_PAGE;

@@ -246,7 +246,7 @@ impl Tracee {
     /// released: it stands before the system call already, and needs its stub no more.
     ///
     /// # Errors
-    /// Gone.
+    /// If the task is gone.
     pub fn prepare_exit(&mut self, status: u32) -> Result<()> {
         let Some(stub) = self.stub.take() else { return Ok(()) };
         let tid = self.tid;
@@ -292,7 +292,7 @@ impl Tracee {
     /// Lets the restored task run on its own from now on.
     ///
     /// # Errors
-    /// Gone.
+    /// If the task is gone.
     pub fn release(mut self) -> Result<()> {
         self.held_back = false;
         ptrace::detach(self.tid, 0).map_err(Error::os(self.tid, "PTRACE_DETACH"))

@@ -13,7 +13,7 @@ impl Tracee {
     /// it runs.
     ///
     /// # Errors
-    /// Gone.
+    /// If the task is gone.
     pub fn stop_group(&mut self, signal: i32) -> Result<()> {
         let tid = self.tid;
         // Whatever else is pending must not be handled before the stop.
@@ -41,7 +41,7 @@ impl Tracee {
     /// one of them the parent is told. No code of it runs.
     ///
     /// # Errors
-    /// Gone.
+    /// If the task is gone.
     pub fn join_stop(&mut self, signal: i32) -> Result<()> {
         let tid = self.tid;
         loop {
@@ -59,7 +59,7 @@ impl Tracee {
     /// Sends a signal to the thread, or to its process (`shared`).
     ///
     /// # Errors
-    /// Gone.
+    /// If the task is gone.
     pub fn send(&self, signal: i32, shared: bool) -> Result<()> {
         if !shared {
             return kill_thread(self.pid, self.tid, signal).map_err(Error::os(self.tid, "tgkill"));

@@ -49,7 +49,7 @@ impl Tracee {
     /// What the thread has registered with rseq(2). One that was stopped has been asked already.
     ///
     /// # Errors
-    /// Gone.
+    /// If the task is gone.
     pub fn rseq(&mut self) -> Result<Option<RseqConfig>> {
         if self.rseq.is_none() {
             self.rseq = match ptrace::rseq(self.tid) {

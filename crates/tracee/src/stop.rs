@@ -130,7 +130,7 @@ impl Tracee {
     /// The process is to end if the supervisor does before it has let the thread go.
     ///
     /// # Errors
-    /// Gone.
+    /// If the task is gone.
     pub fn die_with_supervisor(&self) -> Result<()> {
         self.set_options(option::EXITKILL)
     }
@@ -200,7 +200,7 @@ impl Tracee {
     /// perhaps, without unused tiles; of a husk all that it can be given.
     ///
     /// # Errors
-    /// Gone.
+    /// If the task is gone.
     pub fn xstate(&mut self) -> Result<&[u8]> {
         if self.xstate.is_none() {
             let mut state =

@@ -133,7 +133,7 @@ impl Client {
     /// `Status`, with the runtime's own configuration.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn status(&self) -> Result<StatusResponse, CallError> {
         self.call(RUNTIME, "Status", StatusRequest { verbose: true }).await
     }
@@ -141,7 +141,7 @@ impl Client {
     /// `RunPodSandbox`; returns the identifier.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn run_sandbox(
         &self,
         config: PodSandboxConfig,
@@ -156,7 +156,7 @@ impl Client {
     /// `CreateContainer`; returns the identifier.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn create(
         &self,
         sandbox: &str,
@@ -180,7 +180,7 @@ impl Client {
     /// `StartContainer`.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn start(&self, id: &str) -> Result<(), CallError> {
         self.by_id("StartContainer", id).await
     }
@@ -188,7 +188,7 @@ impl Client {
     /// `StopContainer`: SIGTERM, and after `grace` seconds SIGKILL.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn stop(&self, id: &str, grace: i64) -> Result<(), CallError> {
         let request = StopContainerRequest { container_id: id.to_owned(), timeout: grace };
         let _: Empty = self.call(RUNTIME, "StopContainer", request).await?;
@@ -198,7 +198,7 @@ impl Client {
     /// `RemoveContainer`.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn remove(&self, id: &str) -> Result<(), CallError> {
         self.by_id("RemoveContainer", id).await
     }
@@ -206,7 +206,7 @@ impl Client {
     /// `StopPodSandbox`.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn stop_sandbox(&self, id: &str) -> Result<(), CallError> {
         self.by_id("StopPodSandbox", id).await
     }
@@ -214,7 +214,7 @@ impl Client {
     /// `RemovePodSandbox`.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn remove_sandbox(&self, id: &str) -> Result<(), CallError> {
         self.by_id("RemovePodSandbox", id).await
     }
@@ -222,7 +222,7 @@ impl Client {
     /// The identifiers of the sandboxes that carry a label.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn sandboxes(&self, label: (&str, &str)) -> Result<Vec<String>, CallError> {
         let sandbox_labels = HashMap::from([(label.0.to_owned(), label.1.to_owned())]);
         let filter = Some(LabelFilter { sandbox_labels, ..LabelFilter::default() });
@@ -234,7 +234,7 @@ impl Client {
     /// The identifiers of the containers that carry a label.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn containers(&self, label: (&str, &str)) -> Result<Vec<String>, CallError> {
         let container_labels = HashMap::from([(label.0.to_owned(), label.1.to_owned())]);
         let filter = Some(LabelFilter { container_labels, ..LabelFilter::default() });
@@ -260,7 +260,7 @@ impl Client {
     /// The address of a sandbox, empty if it has none.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn address(&self, sandbox: &str) -> Result<String, CallError> {
         let request = StatusOfRequest { id: sandbox.to_owned(), verbose: false };
         let answer: PodSandboxStatusResponse =
@@ -271,7 +271,7 @@ impl Client {
     /// `ExecSync`.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn exec(&self, id: &str, cmd: &[&str]) -> Result<ExecSyncResponse, CallError> {
         let request = ExecSyncRequest {
             container_id: id.to_owned(),
@@ -284,7 +284,7 @@ impl Client {
     /// `UpdateContainerResources`.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn update(
         &self,
         id: &str,
@@ -299,7 +299,7 @@ impl Client {
     /// `CheckpointContainer`, into an archive at `location`.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn checkpoint(&self, id: &str, location: &str) -> Result<(), CallError> {
         let request = CheckpointContainerRequest {
             container_id: id.to_owned(),
@@ -313,7 +313,7 @@ impl Client {
     /// `PullImage`; returns the reference by which it is known from then on.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn pull(&self, image: &str) -> Result<String, CallError> {
         let image = Some(ImageSpec { image: image.to_owned() });
         let answer: Id = self.call(IMAGE, "PullImage", ImageRequest { image }).await?;
@@ -323,7 +323,7 @@ impl Client {
     /// `RemoveImage`.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn remove_image(&self, image: &str) -> Result<(), CallError> {
         let image = Some(ImageSpec { image: image.to_owned() });
         let _: Empty = self.call(IMAGE, "RemoveImage", ImageRequest { image }).await?;
@@ -333,7 +333,7 @@ impl Client {
     /// The names of all images.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn images(&self) -> Result<Vec<String>, CallError> {
         let answer: ListImagesResponse = self.call(IMAGE, "ListImages", Empty {}).await?;
         Ok(answer.images.into_iter().flat_map(|image| image.repo_tags).collect())

@@ -269,7 +269,7 @@ fn keep_run(source: &Source, run: &PageSpan, file: &File, buffer: &mut [u8]) -> 
 /// server. One that is sealed has its pagemaps with it wherever its pages are.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub(super) fn noted(parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> {
     if parent.has(kind, id)? {
         return Ok(Pagemap::read_unbacked(parent, kind, id)?.runs);

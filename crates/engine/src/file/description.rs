@@ -71,7 +71,7 @@ pub(crate) fn set_status_flags(file: impl AsFd, flags: u32) -> Result<()> {
 /// A duplicate of a descriptor, closed on exec.
 ///
 /// # Errors
-/// `EMFILE`.
+/// `EMFILE` if this process has as many descriptors as it may.
 pub(crate) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(file, 0).context(|| "F_DUPFD_CLOEXEC".to_owned())
 }

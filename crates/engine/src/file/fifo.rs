@@ -83,7 +83,7 @@ impl FifoRestorer {
     /// Reads and checks the images of this kind, before anything is made.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(
         &mut self,
         images: &ImageDir,

@@ -402,7 +402,7 @@ impl IoUringRestorer {
     /// Reads and checks the images of this kind, before anything is made.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(&self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;

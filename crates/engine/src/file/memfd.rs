@@ -207,7 +207,7 @@ impl MemfdRestorer {
     /// Reads and checks the images of this kind, before anything is made.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(
         &mut self,
         images: &ImageDir,

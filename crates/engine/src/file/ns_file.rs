@@ -36,7 +36,7 @@ pub(crate) fn describe(spaces: &Namespaces, found: &Found) -> Result<Option<File
 /// Reads and checks the images of this kind, before anything is made.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub(crate) fn load(spaces: &Namespaces, entries: &[FileEntry]) -> Result<()> {
     for entry in entries {
         let nsf = part(entry.id, entry.nsf.as_ref(), "namespace")?;

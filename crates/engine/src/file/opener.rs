@@ -114,7 +114,7 @@ impl Temporary {
     /// Reads `remap-fpath.img`.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub fn load(&mut self, images: &ImageDir) -> Result<()> {
         for entry in images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
             self.remaps.insert(entry.orig_id, found_by(&entry));

@@ -69,7 +69,7 @@ impl PidfdRestorer {
     /// Reads and checks the images of this kind, before anything is made.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             self.entries.push(*part(entry.id, entry.pidfd.as_ref(), "pidfd")?);

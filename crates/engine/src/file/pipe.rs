@@ -77,7 +77,7 @@ impl PipeRestorer {
     /// Reads and checks the images of this kind, before anything is made.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             part(entry.id, entry.pipe.as_ref(), "pipe")?;

@@ -118,7 +118,7 @@ impl Saved {
     /// Reads `kind`; no file is no data.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(images: &ImageDir, kind: Kind) -> Result<Self> {
         let mut saved = Saved::default();
         PipeContent::each(images, kind, |pipe| {

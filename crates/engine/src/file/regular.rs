@@ -234,7 +234,7 @@ fn mapped(links: &Links, task: &Task, found: &Found) -> Option<u32> {
 /// Reads and checks the images of this kind, before anything is made.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub(crate) fn load(entries: &[FileEntry]) -> Result<()> {
     for entry in entries {
         let file = part(entry.id, PathFile::of(entry), "path")?;

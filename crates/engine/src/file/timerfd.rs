@@ -70,7 +70,7 @@ impl TimerfdRestorer {
     /// Reads and checks the images of this kind, before anything is made.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(&self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let timer = part(entry.id, Timerfd::of(entry), "timerfd")?;

@@ -265,7 +265,7 @@ impl UserfaultfdRestorer {
     /// Reads and checks the images of this kind, before anything is made.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let uffd = part(entry.id, Userfaultfd::of(entry), "userfaultfd")?;

@@ -194,7 +194,7 @@ impl Wanted {
     /// Reads the clocks of the root task; `None` if it is to share the caller's.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(images: &ImageDir, spaces: &Namespaces) -> Result<Option<Self>> {
         let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
         let own = spaces.of_kind(NsKind::Time).find(roots).map_or(0, |ns| ns.id);

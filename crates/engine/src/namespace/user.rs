@@ -41,7 +41,7 @@ impl IdMaps {
     /// The maps of the user namespace that a task lives in.
     ///
     /// # Errors
-    /// Gone.
+    /// If the task is gone.
     pub fn of(pid: i32) -> Result<Self> {
         let own = i32::try_from(std::process::id()).unwrap_or_default();
         if proc::ns_inode(pid, "user")? == proc::ns_inode(own, "user")? {

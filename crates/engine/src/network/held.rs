@@ -77,7 +77,7 @@ impl Held {
     /// Adds a connection that was dumped, with its `SO_REUSEADDR`.
     ///
     /// # Errors
-    /// `EMFILE`.
+    /// `EMFILE` if this process has as many descriptors as it may.
     pub(crate) fn add_connection(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -169,7 +169,7 @@ pub(crate) fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
 /// Finds the pages of a task.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub(crate) fn find_pages(images: &ImageDir, task: &mut TaskImage) -> Result<()> {
     if !task.is_zombie() {
         let pid = u64::from(task.tree.pid);

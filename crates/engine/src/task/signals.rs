@@ -247,7 +247,7 @@ pub(crate) fn stop_state(tracee: &Tracee) -> (u32, Option<u32>) {
 /// has ended takes no part. `leave` stops also a process that ran.
 ///
 /// # Errors
-/// Gone.
+/// If the task is gone.
 pub fn restore_stop(threads: &mut [Tracee], cores: &[CoreEntry], leave: bool) -> Result<()> {
     let Some(tc) = cores.first().and_then(|c| c.tc.as_ref()) else { return Ok(()) };
     let ended = usize::from(cores.first().is_some_and(super::has_ended));
@@ -292,7 +292,7 @@ pub fn has_pending(cores: &[CoreEntry], signal: i32) -> Result<bool> {
 /// Takes a signal that is pending for a husk or its process, if one is.
 ///
 /// # Errors
-/// Gone.
+/// If the task is gone.
 pub fn take_signal(husk: &mut Tracee, signal: i32) -> Result<()> {
     // The set, and the time to wait: none.
     let mut words = [0u8; 24];

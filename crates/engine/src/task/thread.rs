@@ -79,7 +79,7 @@ impl Questions {
 /// Fills in what can be seen from outside.
 ///
 /// # Errors
-/// Gone.
+/// If the task is gone.
 pub(crate) fn dump(tracee: &mut Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
     let tid = tracee.tid();
     let (head, len) = robust_list(tid).context(|| format!("task {tid}: get_robust_list"))?;

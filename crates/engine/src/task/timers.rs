@@ -27,7 +27,7 @@ pub(crate) struct Questions {
 /// Asks for the state of all timers.
 ///
 /// # Errors
-/// Gone.
+/// If the task is gone.
 pub(crate) fn ask(batch: &mut Batch<'_>, posix: Vec<PosixTimerEntry>) -> Questions {
     let intervals = [libc::ITIMER_REAL, libc::ITIMER_VIRTUAL, libc::ITIMER_PROF].map(|which| {
         let slot = batch.space(32);
@@ -81,7 +81,7 @@ impl Questions {
 /// `own_tid` translates thread ids from the supervisor's pid namespace.
 ///
 /// # Errors
-/// Gone.
+/// If the task is gone.
 pub(crate) fn list(
     pid: i32,
     text: &str,

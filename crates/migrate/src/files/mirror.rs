@@ -49,7 +49,7 @@ impl Mirror {
     /// Of a directory here, when the destination has an empty one.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the directory cannot be opened.
     pub fn new(root: &Path) -> Result<Self> {
         let root = File::open(root).context(|| root.display().to_string())?.into();
         Ok(Self { root, known: BTreeMap::new(), sums: HashMap::new() })

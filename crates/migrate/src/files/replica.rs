@@ -35,7 +35,7 @@ impl Replica {
     /// In an empty directory.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the directory cannot be opened.
     pub fn new(root: &Path) -> Result<Self> {
         let root = File::open(root).context(|| root.display().to_string())?.into();
         Ok(Self { root, open: None, directories: Vec::new() })

@@ -161,7 +161,7 @@ fn take_over(state_dir: &Path, id: &str) -> Result<Ledger> {
 /// become of it.
 ///
 /// # Errors
-/// If there is none.
+/// If no migration of that id is in progress here.
 pub fn cancel(state_dir: &Path, id: &str) -> Result<&'static str> {
     let none = || Error::refused(format!("no migration {id} has started here"));
     let record = look(state_dir, Side::Source, id)?.ok_or_else(none)?;

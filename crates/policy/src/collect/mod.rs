@@ -41,7 +41,7 @@ use crate::request::{Ask, Request};
 /// Everything that a checkpoint asks for.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub fn collect(
     checkpoint: &Checkpoint<'_>,
     settings: &SysctlValues<'_>,
@@ -77,7 +77,7 @@ pub fn collect(
 /// It is cheap: who restores compares it with a plan that somebody else has read.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub fn powers(
     checkpoint: &Checkpoint<'_>,
     here: Values<'_>,

@@ -55,7 +55,7 @@ impl AgeRecipient {
     /// Reads `age1…`.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the text is no recipient of age: mistyped, or cut.
     pub fn parse(text: &str) -> Result<Self> {
         let wrong =
             |reason: &str| Error::Spec { what: super::error::shown(text), reason: reason.into() };
@@ -95,7 +95,7 @@ impl AgeIdentity {
     /// Reads `AGE-SECRET-KEY-1…`; the error does not repeat it.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the text is no identity of age.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         const WRONG: &str = "this is no identity of age: it is mistyped or cut";
         let seed = decode(IDENTITY, text).ok_or(WRONG)?;

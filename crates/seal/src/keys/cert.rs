@@ -202,7 +202,7 @@ impl Trust {
     /// comes from. Without authorities, one that somebody named is trusted for being named.
     ///
     /// # Errors
-    /// Why not.
+    /// If it has expired, is for something else, or comes from no authority that is trusted: a sentence.
     pub(crate) fn check(
         &self,
         certificate: &Certificate,

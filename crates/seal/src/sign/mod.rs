@@ -194,7 +194,7 @@ impl Signature {
     /// The certificate of who is said to have signed, which nobody has verified.
     ///
     /// # Errors
-    /// If it is none.
+    /// If what is there is no certificate.
     pub fn claimed(&self) -> Result<Certificate> {
         let chain = self.chain.iter().map(|der| CertificateDer::from(der.clone())).collect();
         Certificate::new(chain)

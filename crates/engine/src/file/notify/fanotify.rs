@@ -156,7 +156,7 @@ impl FanotifyRestorer {
     /// Reads and checks the images of this kind, before anything is made.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let group = read(entry)?;
@@ -195,7 +195,7 @@ impl FanotifyRestorer {
     /// The files of the images that are watched.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         for mark in self.made.iter().flat_map(|group| &group.marks) {

@@ -121,7 +121,7 @@ impl InotifyRestorer {
     /// Reads and checks the images of this kind, before anything is made.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let ify = part(entry.id, entry.ify.as_ref(), "inotify descriptor")?;
@@ -154,7 +154,7 @@ impl InotifyRestorer {
     /// The files of the images that are watched.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         for watch in self.made.iter().flat_map(|ify| &ify.wd) {

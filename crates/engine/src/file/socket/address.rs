@@ -105,7 +105,7 @@ impl Address {
     /// The same address on the device `name` of the socket's namespace.
     ///
     /// # Errors
-    /// `ENODEV`.
+    /// `ENODEV` if the namespace has no device of that number.
     pub(crate) fn on_device(mut self, socket: BorrowedFd<'_>, name: Option<&str>) -> Result<Self> {
         if let Some(name) = name.filter(|n| !n.is_empty() && self.is_link_local()) {
             self.scope = netdevice::name_to_index(socket, name)

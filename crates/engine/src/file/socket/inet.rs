@@ -368,7 +368,7 @@ impl InetRestorer {
     /// Reads and checks the images.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(
         &mut self,
         opts: &Options,

@@ -124,7 +124,7 @@ fn is_receiver(text: &str, portid: u32) -> bool {
 /// Checks the images.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub(crate) fn load(entries: &[FileEntry]) -> Result<()> {
     entries.iter().try_for_each(|entry| read(part(entry)?).map(drop))
 }

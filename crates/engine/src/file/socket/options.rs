@@ -366,7 +366,7 @@ pub(super) fn restore_more(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result
 /// Binds a new socket to its device. It must be known before the address is.
 ///
 /// # Errors
-/// `ENODEV`.
+/// `ENODEV` if the namespace has no such device.
 pub(super) fn restore_device(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
     let Some(name) = wanted.device.as_deref() else { return Ok(()) };
     socket::set(fd, Opt::BINDTODEVICE, name.as_bytes()).context(|| format!("bind to device {name}"))

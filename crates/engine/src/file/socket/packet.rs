@@ -127,7 +127,7 @@ fn geometry(r: diag::PacketRing) -> PacketRing {
 /// Checks the images.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub(crate) fn load(entries: &[FileEntry]) -> Result<()> {
     for entry in entries {
         if !ring::is_possible(&read(entry)?) {

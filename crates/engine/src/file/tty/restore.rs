@@ -60,7 +60,7 @@ impl TtyRestorer {
     /// Reads and checks the images of this kind, before anything is made.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
         for info in images.read_all_or_empty::<TtyInfoEntry>(kind::TTY_INFO, 0)? {
             if let Some(termios) = &info.termios {

@@ -41,7 +41,7 @@ impl Roots {
     /// The root directory of the mount namespace that `mnt_id` belongs to.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no mount namespace is known at all.
     pub fn root_of_mount(&self, mnt_id: i32) -> Result<BorrowedFd<'_>> {
         let of_mount = self.of_mount.get(&mnt_id).copied().or(self.first);
         of_mount

@@ -93,7 +93,7 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
 /// The images of rules that [`restore`] sets.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub(crate) fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for image in LEGACY.map(|legacy| legacy.image).into_iter().chain([kind::NFTABLES]) {

@@ -378,7 +378,7 @@ pub(super) fn move_in(
 /// The index of a device by its name.
 ///
 /// # Errors
-/// `ENODEV`.
+/// `ENODEV` if there is no device of that name.
 pub(super) fn index_of(socket: &mut Socket, name: &str) -> Result<u32> {
     let what = || format!("network device {name}");
     let mut body = Body::new(&[0; IFINFOMSG]);

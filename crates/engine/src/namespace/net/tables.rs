@@ -277,7 +277,7 @@ fn clear_hops(hops: &mut [u8]) {
 /// the image file, and that word.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub(crate) fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
     let mut add = |table: &Table, text: Option<String>| {
@@ -383,7 +383,7 @@ fn for_each_attribute(message: &mut [u8], from: usize, mut change: impl FnMut(u1
 /// The images of tracked connections that there are.
 ///
 /// # Errors
-/// Damaged images.
+/// If images are damaged, or contradict each other.
 pub(crate) fn tracked(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for table in [&CONNECTIONS, &EXPECTED] {

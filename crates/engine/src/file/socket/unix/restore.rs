@@ -44,7 +44,7 @@ impl UnixRestorer {
     /// descriptions that are in flight: to be opened although no task may hold them.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If images are damaged, or contradict each other.
     pub(crate) fn load(
         &mut self,
         images: &ImageDir,
