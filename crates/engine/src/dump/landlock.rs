@@ -5,19 +5,21 @@
 //!
 //! That there is one shows when more are stacked on it: there are 16 layers, and a thread without a
 //! domain can add them all. A *shadow* of the thread tries it, which has its credentials and ends.
-//! The others need none as a rule: whoever may look into the shadow (`get_robust_list`) is in no
-//! domain either, since out of one the kernel lets nobody look.
+//! The others need none as a rule: whoever may look into a process that is in no domain
+//! (`get_robust_list`) is in none either, since out of one the kernel lets nobody look. Such
+//! processes are the host's first one, the shadow itself, and any task that is found to be in no
+//! domain.
 //!
-//! Only threads with `no_new_privs` are asked, which `landlock_restrict_self` wants of all but
-//! those with `CAP_SYS_ADMIN`, and these. A dumper that is killed while a shadow is there can leave
-//! it behind, so none is made where nobody confines himself: not where the host's first process can
-//! be looked into, either.
+//! All threads are asked. That one has neither `no_new_privs` nor `CAP_SYS_ADMIN`, of which
+//! `landlock_restrict_self` wants one, says nothing: a daemon confines itself as root and becomes
+//! a user then.
 //!
 //! To ask a thread takes longer than all that it is asked for, so most are asked to look with
-//! everything else: leaders into the host's first process, other threads into that or a shadow of
-//! their leader.
+//! everything else: leaders into the host's first process or a task with the same credentials,
+//! other threads into that or a shadow of their leader. A process whose memory is not dumpable lets
+//! nobody look, and its threads neither: each has a shadow.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use torpor_tracee::{Batch, SIDE_BY_SIDE, Tracee, syscall};
@@ -47,10 +49,38 @@ static EXISTS: LazyLock<bool> = LazyLock::new(torpor_sys::process::has_landlock)
 pub(super) struct Suspects {
     /// Their tasks and their places in them.
     open: BTreeSet<(usize, usize)>,
+    /// Pids, in their namespaces, of tasks in no domain, by those who may look into them.
+    free: BTreeMap<Kind, u64>,
     /// The number of the host's pid namespace, if tasks are in there.
     host: Option<u32>,
     /// Shadows are younger than this, as start times of tasks are counted.
     since: u64,
+}
+
+/// Tasks that may look into each other, as a rule: namespaces of pids and users, user, group and
+/// capabilities.
+type Kind = (Option<u32>, Option<u32>, [Option<String>; 3]);
+
+fn kind_of(task: &Task) -> Kind {
+    let status = |key| task.status.get(key).map(str::to_owned);
+    (task.ids.pid_ns_id, task.ids.user_ns_id, ["Uid", "Gid", "CapPrm"].map(status))
+}
+
+/// How the other threads of a task show that they are in no domain: into what they look.
+#[derive(Debug)]
+pub(super) struct Sight {
+    pub(super) pid: u64,
+    shadow: Option<Shadow>,
+}
+
+impl Sight {
+    /// Ends the shadow, if it is one.
+    ///
+    /// # Errors
+    /// Those of [`Shadow::end`].
+    pub(super) fn end(self, threads: &mut [Tracee]) -> Result<()> {
+        self.shadow.map_or(Ok(()), |shadow| shadow.end(threads))
+    }
 }
 
 impl Suspects {
@@ -63,15 +93,16 @@ impl Suspects {
             return Ok(Self::default());
         }
         let all = cx.tasks.iter().enumerate();
-        let all = all.flat_map(|(task, of)| (0..of.threads.len()).map(move |n| (task, n)));
-        let open = all.filter(|&(task, thread)| cx.tasks[task].may_be_confined(thread)).collect();
+        let open = all.flat_map(|(task, of)| (0..of.threads.len()).map(move |n| (task, n)));
         let host = cx.ns.of_kind(NsKind::Pid).find(|ns| ns.inode == PIDS_OF_HOST).map(|ns| ns.id);
-        Ok(Suspects { open, host, since: proc::stat(cx.guardian.pid())?.start_time })
+        let since = proc::stat(cx.guardian.pid())?.start_time;
+        Ok(Suspects { open: open.collect(), free: BTreeMap::new(), host, since })
     }
 
     /// The process that the leader of a task is to look into, if there is one that it knows.
     pub(super) fn known_to(&self, task: &Task) -> Option<u64> {
-        (self.host.is_some() && task.ids.pid_ns_id == self.host).then_some(INIT)
+        let host = || (self.host.is_some() && task.ids.pid_ns_id == self.host).then_some(INIT);
+        self.free.get(&kind_of(task)).copied().or_else(host)
     }
 
     /// Notes that a thread is in no domain.
@@ -79,29 +110,44 @@ impl Suspects {
         self.open.remove(&(task, thread));
     }
 
-    /// Notes that the leader of a task may look into a process that it knows, or makes a shadow of it
-    /// if there are other threads, for these to look into.
+    /// Notes that the leader of `task`, the task with this number, is in no domain: it could look
+    /// into the process `looked`, or can into another one, or its shadow shows it. Returns what the
+    /// other threads are to look into.
     ///
     /// # Errors
     /// Those of [`Shadow::of`].
     pub(super) fn witness(
         &mut self,
-        task: usize,
-        may_look: bool,
+        (number, task): (usize, &Task),
+        looked: Option<u64>,
         threads: &mut [Tracee],
         guardian: &Guardian,
-    ) -> Result<Option<Shadow>> {
-        let others = self.open.range((task, 1)..(task + 1, 0)).next().is_some();
-        let shadow = match threads.first_mut() {
-            Some(leader) if others && !may_look => {
-                Some(Shadow::of(leader, leader.tid(), guardian, self.since)?)
-            }
-            _ => None,
-        };
-        if may_look || shadow.is_some() {
-            self.clear(task, 0);
+    ) -> Result<Option<Sight>> {
+        if !self.open.contains(&(number, 0)) {
+            return Ok(None);
         }
-        Ok(shadow)
+        let kind = kind_of(task);
+        let seen = match (looked, self.free.get(&kind).copied()) {
+            (None, Some(pid)) => {
+                self.vouch(number, threads.get_mut(..1).unwrap_or_default(), pid)?;
+                (!self.open.contains(&(number, 0))).then_some(pid)
+            }
+            (looked, _) => looked,
+        };
+        let sight = match (seen, threads.first_mut()) {
+            (Some(pid), _) => Sight { pid, shadow: None },
+            (None, Some(leader)) => {
+                let shadow = Shadow::of(leader, leader.tid(), guardian, self.since)?;
+                Sight { pid: shadow.pid, shadow: Some(shadow) }
+            }
+            (None, None) => return Ok(None),
+        };
+        self.clear(number, 0);
+        let own = task.status.ns_pids().last().copied().and_then(|pid| u64::try_from(pid).ok());
+        if let Some(own) = own {
+            self.free.entry(kind).or_insert(own);
+        }
+        Ok(Some(sight))
     }
 
     /// Clears those threads of a task that may look into the process with this pid.

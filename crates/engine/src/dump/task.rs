@@ -96,8 +96,8 @@ fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<Pr
     {
         check_parent(&lost, all[task].tgid, &leader.core)?;
         let known = process.look_into.filter(|_| leader.may_look);
-        let shadow = suspects.witness(task, known.is_some(), process.threads, guardian)?;
-        let look_into = shadow.as_ref().map(|shadow| shadow.pid).or(known);
+        let sight = suspects.witness((task, &all[task]), known, process.threads, guardian)?;
+        let look_into = sight.as_ref().map(|sight| sight.pid);
         let mut number = 0;
         let mut other = |pid: i32, tid: i32, state: ThreadState| {
             number += 1;
@@ -114,7 +114,7 @@ fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<Pr
             later.begin()
         };
         let asked = crate::task::dump_others(process, look_into, &mut tree, &mut other);
-        asked.and(shadow.map_or(Ok(()), |shadow| shadow.end(process.threads)))?;
+        asked.and(sight.map_or(Ok(()), |sight| sight.end(process.threads)))?;
     }
     Ok(states)
 }

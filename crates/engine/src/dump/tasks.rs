@@ -107,16 +107,6 @@ impl Task {
         self.threads.is_empty()
     }
 
-    /// Whether one of its threads can have confined itself by Landlock.
-    pub(super) fn may_be_confined(&self, thread: usize) -> bool {
-        /// `CAP_SYS_ADMIN` in a set of capabilities.
-        const ADMIN: u64 = 1 << 21;
-        self.statuses.get(thread).is_none_or(|status| {
-            let permitted = status.number("CapPrm", 16).unwrap_or(ADMIN);
-            status.number("NoNewPrivs", 10) != Some(0) || permitted & ADMIN != 0
-        })
-    }
-
     /// Whether its first thread has ended, and others have not.
     pub fn has_lost_leader(&self) -> bool {
         self.pid != self.tgid
