@@ -20,6 +20,7 @@ mod session;
 mod task;
 pub(crate) mod tasks;
 pub(crate) mod twin;
+mod undo;
 mod unused;
 
 use std::os::fd::OwnedFd;
@@ -186,6 +187,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     }
     landlock::check(cx)?;
     lost::check(cx)?;
+    undo::check(cx)?;
     tracing::info!("Dumping what files are in, and file systems");
     files::finish(cx)?;
     if cx.opts.refuse_unused {

@@ -1,8 +1,8 @@
 //! IPC namespaces: the System V objects and POSIX message queues in them, which exist
 //! without any task, and their limits. Objects keep their ids and keys.
 //!
-//! Not seen by anybody outside, and so not kept: what `semop` with `SEM_UNDO` has
-//! promised to undo, and times and pids of last operations.
+//! Not kept: what `semop` with `SEM_UNDO` has promised to undo, which the dump names, and times and
+//! pids of last operations.
 
 mod limits;
 mod mqueue;
