@@ -32,6 +32,8 @@ pub struct Class {
     pub nice: i32,
     /// Its priority of real time.
     pub priority: u32,
+    /// Its own slice of processor time, in ns; 0 for that of the machine.
+    pub slice: u64,
 }
 
 /// What set_mempolicy(2) takes.
@@ -48,11 +50,13 @@ impl Scheduling {
     pub fn take(core: &mut CoreEntry) -> Self {
         let Some(entry) = &mut core.thread_core else { return Scheduling::default() };
         let (nice, priority) = (entry.sched_nice.take(), entry.sched_prio.take());
+        let slice = entry.torpor_slice.take();
         let class = entry.sched_policy.take().map(|policy| Class {
             policy: policy & !RESET_ON_FORK,
             reset_on_fork: policy & RESET_ON_FORK != 0,
             nice: nice.unwrap_or_default(),
             priority: priority.unwrap_or_default(),
+            slice: slice.unwrap_or_default(),
         });
         let nodes = entry.torpor_mempolicy_nodes.take().unwrap_or_default();
         Scheduling {
@@ -77,10 +81,11 @@ mod tests {
             sched_policy: Some(RESET_ON_FORK | 1),
             sched_prio: Some(9),
             torpor_ioprio: Some(1 << 13),
+            torpor_slice: Some(100_000),
             ..ThreadCoreEntry::default()
         };
         let mut core = CoreEntry { thread_core: Some(thread), ..CoreEntry::default() };
-        let class = Class { policy: 1, reset_on_fork: true, nice: 0, priority: 9 };
+        let class = Class { policy: 1, reset_on_fork: true, nice: 0, priority: 9, slice: 100_000 };
         let read =
             Scheduling { class: Some(class), io_priority: Some(1 << 13), ..Default::default() };
         assert_eq!(Scheduling::take(&mut core), read);

@@ -17,8 +17,11 @@ const RESET_ON_FORK: u32 = 0x4000_0000;
 /// The same in `struct sched_attr`.
 const FLAG_RESET_ON_FORK: u64 = 1;
 // linux/sched.h.
+const SCHED_OTHER: u32 = libc::SCHED_OTHER.cast_unsigned();
 const SCHED_FIFO: u32 = libc::SCHED_FIFO.cast_unsigned();
 const SCHED_RR: u32 = libc::SCHED_RR.cast_unsigned();
+const SCHED_BATCH: u32 = libc::SCHED_BATCH.cast_unsigned();
+const SCHED_IDLE: u32 = libc::SCHED_IDLE.cast_unsigned();
 const SCHED_DEADLINE: u32 = libc::SCHED_DEADLINE.cast_unsigned();
 
 /// How many processors this machine has.
@@ -26,6 +29,28 @@ static PROCESSORS: LazyLock<u32> = LazyLock::new(|| {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     list.trim().split(',').filter_map(range).sum()
 });
+
+/// The slice of this machine, in ns, which each thread has that has chosen none; 0 of a kernel that
+/// has no others (before Linux 6.12). The kernel does not tell who has chosen his.
+static SLICE: LazyLock<u64> = LazyLock::new(|| {
+    let ask = || {
+        let mut own = attributes(0)?;
+        if !is_fair(own.policy) {
+            (own.policy, own.priority) = (SCHED_OTHER, 0);
+        }
+        own.runtime = 0;
+        set_attributes(0, &own)?;
+        attributes(0)
+    };
+    // It is this thread's alone.
+    let asked = std::thread::spawn(ask).join();
+    asked.ok().and_then(std::result::Result::ok).map_or(0, |own| own.runtime)
+});
+
+/// Whether threads of a policy have a slice.
+fn is_fair(policy: u32) -> bool {
+    [SCHED_OTHER, SCHED_BATCH, SCHED_IDLE].contains(&policy)
+}
 
 /// The length of a range like `0-3`, or of a single number.
 fn range(text: &str) -> Option<u32> {
@@ -53,6 +78,8 @@ pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
         _ => now.nice,
     });
     entry.sched_prio = (now.priority != 0).then_some(now.priority);
+    let has_own = is_fair(now.policy) && now.runtime != *SLICE;
+    entry.torpor_slice = has_own.then_some(now.runtime);
     let set = affinity(tid).context(|| format!("task {tid}: sched_getaffinity"))?;
     let pinned = set.iter().map(|byte| byte.count_ones()).sum::<u32>() < *PROCESSORS;
     // What its cpuset gives it is the cpuset's matter, here and on the next host.
@@ -70,7 +97,9 @@ pub(crate) fn restore(husk: &Tracee, wanted: &Scheduling) -> Result<()> {
     if let Some(processors) = &wanted.affinity {
         restore_affinity(husk, processors)?;
     }
-    let Some(Class { policy, reset_on_fork, nice, priority }) = wanted.class else { return Ok(()) };
+    let Some(Class { policy, reset_on_fork, nice, priority, slice }) = wanted.class else {
+        return Ok(());
+    };
     let tid = husk.tid();
     let now = attributes(tid).context(|| format!("task {tid}: sched_getattr"))?;
     let reset = if reset_on_fork { FLAG_RESET_ON_FORK } else { 0 };
@@ -84,9 +113,13 @@ pub(crate) fn restore(husk: &Tracee, wanted: &Scheduling) -> Result<()> {
     wanted.flags = now.flags & !FLAG_RESET_ON_FORK | reset;
     wanted.nice = nice;
     wanted.priority = priority;
+    // A husk may have inherited one.
+    wanted.runtime = if slice == 0 && is_fair(policy) { *SLICE } else { slice };
     if wanted == now {
         return Ok(());
     }
+    // That of the machine is not its own.
+    wanted.runtime = slice;
     set_attributes(tid, &wanted).context(|| format!("task {tid}: sched_setattr to {wanted:?}"))
 }
 
