@@ -56,9 +56,8 @@ const NATURAL: &[&str] = &[
     "zmm_upper",
     "hi16_zmm",
     "xstate_bv",
-    // Of the processor: AMD's have one bit more, and not all have protection keys.
+    // Of the processor: AMD's have one bit more.
     "mxcsr_mask",
-    "pkru",
     "mm_start_stack",
     "mm_arg_start",
     "mm_arg_end",
@@ -112,6 +111,9 @@ const NATURAL: &[&str] = &[
     "inode_id",
 ];
 
+/// Fields that are there on some processors: not all have protection keys.
+const OF_PROCESSOR: &[&str] = &["pkru"];
+
 /// What docs/image-format.md names: where it says why Torpor's differ.
 const NAMED: &[&str] = &[
     "core.thread_core.creds.no_new_privs",
@@ -123,7 +125,7 @@ const NAMED: &[&str] = &[
 
 /// Fields that Torpor has in fewer entries: who shares a directory shares its entry. Their values are
 /// the same.
-const SHARED: &[&str] = &["files.type", "files.reg."];
+const SHARED: &[&str] = &["files.id", "files.type", "files.reg."];
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::from_args();
@@ -282,6 +284,8 @@ fn has_build_id(program: &Path, dir: &Path) -> Result<bool> {
 struct Fields {
     kinds: BTreeSet<String>,
     values: BTreeMap<String, Vec<String>>,
+    /// How many there are of those whose values differ by nature, by the path to them.
+    natural: BTreeMap<String, usize>,
 }
 
 impl Fields {
@@ -308,9 +312,15 @@ impl Fields {
     fn add(&mut self, path: &str, value: &Value) {
         match value {
             Value::Object(object) => {
-                for (key, value) in object {
-                    if !key.starts_with("torpor_") && !NATURAL.contains(&key.as_str()) {
-                        self.add(&format!("{path}.{key}"), value);
+                for (key, value) in object.iter().map(|(key, value)| (key.as_str(), value)) {
+                    let path = format!("{path}.{key}");
+                    if key.starts_with("torpor_") || OF_PROCESSOR.contains(&key) {
+                        continue;
+                    }
+                    if NATURAL.contains(&key) {
+                        *self.natural.entry(path).or_default() += 1;
+                    } else {
+                        self.add(&path, value);
                     }
                 }
             }
@@ -327,6 +337,14 @@ impl Fields {
         let mut all: Vec<String> = kinds.map(|kind| format!("only one has {kind}.img")).collect();
         let paths: BTreeSet<&String> = self.values.keys().chain(other.values.keys()).collect();
         let is_one_of = |all: &[&str], path: &str| all.iter().any(|named| path.starts_with(named));
+        let natural: BTreeSet<&String> = self.natural.keys().chain(other.natural.keys()).collect();
+        for path in natural.into_iter().filter(|path| !is_one_of(NAMED, path)) {
+            let [a, b] = [self, other].map(|fields| fields.natural.get(path).copied().unwrap_or(0));
+            let is_shared = is_one_of(SHARED, path);
+            if (is_shared && (a == 0) != (b == 0)) || (!is_shared && a != b) {
+                all.push(format!("{path}: there {a} times / {b} times"));
+            }
+        }
         for path in paths.into_iter().filter(|path| !is_one_of(NAMED, path)) {
             let sorted = |fields: &Fields| {
                 let mut values = fields.values.get(path).cloned().unwrap_or_default();
