@@ -9,6 +9,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use torpor_sys::kcmp::{Object, kcmp};
 use torpor_tracee::{Batch, Call, Tracee};
@@ -46,10 +47,10 @@ pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
     let none = cx.guardian.pid();
     for task in cx.tasks.live() {
         let space = cx.tasks[task].ids.ipc_ns_id;
-        if !spaces.contains_key(&space) {
-            spaces.insert(space, semaphores(cx.tasks.remote(task)?)?);
-        }
-        let semaphores = &spaces[&space];
+        let semaphores = match spaces.entry(space) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(semaphores(cx.tasks.remote(task)?)?),
+        };
         if semaphores.is_empty() {
             continue;
         }
