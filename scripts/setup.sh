@@ -58,6 +58,15 @@ deny() {
     cargo install --quiet --locked --debug --version "$version" cargo-deny
 }
 
+# Debian 12 has Go 1.19, and a server of Go listens with Multipath TCP by itself from 1.24 on.
+go_toolchain() {
+    local have
+    have=$(go env GOVERSION 2>/dev/null) || have=none
+    printf '%s\n' go1.24 "$have" | sort --version-sort --check=quiet && [ "$have" != none ] ||
+        say "the test go_http takes Go 1.24 or newer, from https://go.dev/dl (here: $have)"
+}
+
 packages
 toolchain
+go_toolchain
 deny
