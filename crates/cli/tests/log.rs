@@ -92,6 +92,10 @@ fn each_object_is_named_with_what_becomes_of_it() {
     let log = task.dumped("-v4", &["--file-locks"]);
     let killed = Status::Signaled(libc::SIGKILL);
     assert_eq!(wait(task.pid, true).unwrap(), Some((task.pid, killed)), "{log}");
+    let vpid = task.pid;
+    has(&log, &format!("task {vpid} ({vpid} here, "), "");
+    has(&log, &format!("task {vpid}: thread {vpid} ({vpid} here)"), "");
+    has(&log, &format!("thread {vpid} here: set "), " of cgroups");
     has(&log, ": fd 0 (/dev/null): file ", ", REG");
     has(&log, " (socket:[", ", INETSK");
     has(&log, " (/memfd:notes (deleted)): file ", ", MEMFD");

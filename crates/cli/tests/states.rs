@@ -103,14 +103,25 @@ fn status(pid: i32, key: &str) -> String {
 
 #[test]
 fn a_hook_may_freeze_the_tasks_before_they_run() {
-    let Some(group) = Group::new("hook", &SPLIT) else { return };
+    freezes_in_a_hook(&SPLIT);
+}
+
+#[test]
+fn a_hook_may_freeze_the_tasks_by_the_unified_freezer() {
+    freezes_in_a_hook(&UNIFIED);
+}
+
+fn freezes_in_a_hook(freezer: &'static Freezer) {
+    let Some(group) = Group::new("hook", freezer) else { return };
     let task = Sleeper::start();
     task.put_to_sleep(&[]);
     let script = task.dir.path().join("hook");
     let text = format!(
         "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = pre-resume ] || exit 0\n\
-         echo $CRTOOLS_INIT_PID >{0}/cgroup.procs && echo FROZEN >{0}/freezer.state\n",
-        group.dir.display()
+         echo $CRTOOLS_INIT_PID >{0}/cgroup.procs && echo {1} >{0}/{2}\n",
+        group.dir.display(),
+        freezer.words[0],
+        freezer.file
     );
     fs::write(&script, text).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();

@@ -102,6 +102,7 @@ pub(crate) fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<(
             }
             let prefixes = prefixes(pid, &views[&ns].roots, &groups)?;
             let set = sets.add(members(&groups, &prefixes));
+            tracing::debug!("thread {tid} here: set {set} of cgroups");
             sets.of_thread.insert(tid, set);
             let leader: &Membership = leaders.get_or_insert_with(|| groups.clone());
             let others = groups.iter().filter(|(name, path)| leader.get(*name) != Some(path));

@@ -391,6 +391,14 @@ mod tests {
 
     use super::*;
 
+    /// Whoever may write to a directory could lay names out that can be guessed.
+    #[test]
+    fn a_name_cannot_be_guessed() {
+        let names = [(); 2].map(|()| own_name("ghost", 1).unwrap());
+        assert_ne!(names[0], names[1]);
+        assert!(names.iter().all(|name| name.ends_with(".ghost.1")), "{names:?}");
+    }
+
     /// CRIU's handle of an unlinked file that is watched is stale: its device and inode tell the ghost.
     #[test]
     fn a_ghost_is_found_by_what_it_was() {
