@@ -16,7 +16,7 @@ demo:             ## a Redis server in a container goes to sleep and wakes up
 test: setup check ## every test: unit, property, zoo, faults, end to end
 	@scripts/without-autogroup scripts/test.sh
 
-test-long: setup check ## the same at length, an older kernel, every fuzz target for a minute
+test-long: setup-long check ## the same at length, an older kernel, every fuzz target for a minute
 	@scripts/without-autogroup scripts/test.sh long
 	@scripts/fuzz.sh $(SECONDS)
 
@@ -48,7 +48,10 @@ deb: build        ## a Debian package, in target/debian
 setup:            ## install what building and testing needs
 	@scripts/setup.sh
 
+setup-long:       ## the same, and what only the long tests take
+	@scripts/setup.sh long
+
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: build demo test test-long check zoo docs bench fuzz install deb setup help
+.PHONY: build demo test test-long check zoo docs bench fuzz install deb setup setup-long help

@@ -1,7 +1,11 @@
 #!/bin/bash
-# setup.sh: installs what building and testing Torpor needs on Debian 12; does nothing where all is there.
+# setup.sh [long]: installs what building and testing Torpor needs on Debian 12, with "long" for the long tests,
+# too; does nothing where all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+lists=(scripts/packages.txt)
+[ "${1:-}" != long ] || lists+=(scripts/packages-long.txt)
 
 # What the code is written for; see rust-version in Cargo.toml.
 rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -10,7 +14,7 @@ say() { echo "setup: $1" >&2; }
 
 packages() {
     local wanted missing=()
-    wanted=$(sed 's/#.*//' scripts/packages.txt | awk 'NF { print $1 }')
+    wanted=$(sed 's/#.*//' "${lists[@]}" | awk 'NF { print $1 }')
     for package in $wanted; do
         dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed ||
             missing+=("$package")

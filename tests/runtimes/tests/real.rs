@@ -84,13 +84,15 @@ fn median(times: &[Duration]) -> u128 {
     times[times.len() / 2].as_millis()
 }
 
-/// Whether a program is installed.
-fn has(program: &str) -> bool {
+/// A program that is missing was not shown to work: that is no success.
+#[track_caller]
+fn must_have(program: &str) {
     let found = command("which", &[program]).finish().status.success();
-    if !found {
-        println!("real::programs leaves {program} out: it is not installed");
-    }
-    found
+    assert!(
+        found,
+        "{program} is not installed: `make setup` installs it, and `make setup-long` what only \
+         the long tests take"
+    );
 }
 
 fn is_long() -> bool {
@@ -104,9 +106,16 @@ fn is_long() -> bool {
 /// A program, and what is done with it.
 type Program = (&'static str, fn() -> Row);
 
-/// Those of the programs that are installed.
 fn run(programs: &[Program]) -> Vec<Row> {
-    programs.iter().filter(|(program, _)| has(program)).map(|(_, run)| run()).collect()
+    // All of them first: the others take minutes.
+    programs.iter().for_each(|(program, _)| must_have(program));
+    programs.iter().map(|(_, run)| run()).collect()
+}
+
+#[test]
+#[should_panic(expected = "torpor-no-such is not installed: `make setup` installs it")]
+fn a_missing_program_is_no_success() {
+    run(&[("torpor-no-such", || unreachable!())]);
 }
 
 /// Those that take seconds.
