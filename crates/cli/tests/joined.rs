@@ -284,3 +284,17 @@ fn a_tree_of_this_host_joins_namespaces() {
         task.kill();
     }
 }
+
+/// A tree lives in one namespace of a kind.
+#[test]
+fn a_second_namespace_of_a_kind_is_no_use() {
+    let (task, one, other) = (Sleeper::start(), Host::new("uts"), Host::new("uts"));
+    task.put_to_sleep(&[]);
+    let [one, other] = [one.0.id(), other.0.id()].map(|pid| format!("uts:{pid}"));
+    let twice = ["-d", "--join-ns", &one, "--join-ns", &other];
+    assert!(!task.restore(&twice).status().unwrap().success());
+    let space = |join: &str| join.replace(':', ":/proc/") + "/ns/uts";
+    let said = format!("--join-ns {}: nothing would live in it", space(&other));
+    assert!(task.log("restore.log").contains(&said), "{}", task.log("restore.log"));
+    assert!(task.restore(&twice[..3]).status().unwrap().success());
+}

@@ -1,7 +1,7 @@
 //! What a restore was given and its images have no use for: a typing error, most likely, that would
 //! show as something missing much later.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use torpor_images::proto::{FdTypes, PidnsEntry, TtyInfoEntry};
 use torpor_images::{ImageDir, kind};
@@ -12,15 +12,16 @@ use crate::error::{Error, Result};
 use crate::external::External;
 use crate::namespace::NsKind;
 use crate::namespace::net::conf;
-use crate::options::Options;
+use crate::options::{JoinNs, Options};
 
 /// Refuses descriptors of `--inherit-fd` and devices of `--external` that nothing in the images
-/// asks for. Mounts and terminals are left to themselves: runtimes name those that may be there, as
+/// asks for, and namespaces of `--join-ns` that come second. Mounts and terminals are left to themselves: runtimes name those that may be there, as
 /// LXC does with the console.
 ///
 /// # Errors
 /// The option, and what there is instead; damaged images.
 pub(super) fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) -> Result<()> {
+    joined(&opts.join_ns)?;
     let is_device = |external: &External| {
         matches!(
             external,
@@ -55,6 +56,24 @@ pub(super) fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) 
         if !opts.network.empty && !there.contains(inner) {
             return Err(unused(format!("--external {external}"), &there));
         }
+    }
+    Ok(())
+}
+
+/// The tree joins one namespace of a kind: another one would be left out in silence.
+fn joined(all: &[JoinNs]) -> Result<()> {
+    let mut first: HashMap<NsKind, &JoinNs> = HashMap::new();
+    for join in all {
+        let kind = NsKind::from(join.kind);
+        if let Some(first) = first.get(&kind) {
+            return Err(Error::Usage(format!(
+                "--join-ns {0}:{1}: nothing would live in it; the tree joins the {0} namespace {2}",
+                kind.name(),
+                join.file.display(),
+                first.file.display()
+            )));
+        }
+        first.insert(kind, join);
     }
     Ok(())
 }
