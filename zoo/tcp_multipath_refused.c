@@ -1,7 +1,7 @@
 // area: TCP
 // shows: a connection of Multipath TCP is refused
 // options: --tcp-established
-// expect: refused "Multipath TCP"
+// expect: refused "run the program without (GODEBUG=multipathtcp=0 for one built with Go)"
 #include "zoo.h"
 #include "tcp.h"
 

@@ -311,6 +311,22 @@ fn signatures_can_be_required() {
     assert!(error.contains("a signature is required, but these images are not sealed"), "{error}");
 }
 
+#[test]
+fn what_to_do_about_images_that_were_changed_is_said() {
+    let task = Sleeper::start();
+    task.put_to_sleep(&["--recipient", &fixture("p256.crt")]);
+    let path = task.dir.path().join("inventory.img");
+    let mut image = fs::read(&path).unwrap();
+    *image.last_mut().unwrap() ^= 1;
+    fs::write(&path, image).unwrap();
+    let key = fixture("p256.key");
+    let output = torpor(&["restore", "-D", task.images(), "--identity", &key, "-d"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success());
+    let hint = "they are not what was sealed: use another copy of the images";
+    assert!(said.contains(hint) && !said.contains("torpor image info"), "{said}");
+}
+
 /// A bit of each part of each file, and of each page: also of those that no task gets.
 fn no_byte_can_be_changed(dump: &[&str]) {
     let task = Sleeper::start();
