@@ -153,7 +153,7 @@ impl IoUringDumper {
         }
         // The kernel takes its requests in another layout.
         if tasks[found.task].is_32bit() {
-            return Err(found.refuse("it is that of a 32-bit program, which is not supported"));
+            return Err(refuse(found, "it is that of a 32-bit program, which is not supported"));
         }
         check(found)?;
         let counts = drain(tasks, found)?;
@@ -201,22 +201,50 @@ impl IoUringDumper {
     }
 }
 
+/// The refusal of an instance, with what to do in the program's own terms where they are known.
+fn refuse(found: &Found, reason: impl Into<String>) -> Error {
+    let reason = reason.into();
+    let comm = proc::stat(found.pid).map(|stat| stat.comm).unwrap_or_default();
+    match without(&comm) {
+        Some(how) => found.refuse(format!("{reason}; {how}, and it does without io_uring")),
+        None => found.refuse(reason),
+    }
+}
+
+/// How programs are told to do without io_uring.
+fn without(comm: &[u8]) -> Option<&'static str> {
+    Some(match comm {
+        b"mariadbd" | b"mysqld" => "start it with innodb_use_native_aio=0",
+        b"node" => "start it with UV_USE_IO_URING=0 in its environment",
+        b"fio" => "start it with ioengine=libaio",
+        _ if comm.starts_with(b"qemu-system") => "start it with aio=threads for its drives",
+        _ => return None,
+    })
+}
+
 /// Refuses what fdinfo shows and no restore can make.
+///
+/// Of registered files it shows the paths. That says which socket one is, but not which of several
+/// descriptions of a file: with which position, or flags. A request can make a descriptor of one
+/// (`IORING_OP_FIXED_FD_INSTALL`), but each request moves the heads of the ring, which the
+/// program counts for itself, and a task whose dump fails must go on as it was.
 fn check(found: &Found) -> Result<()> {
     let is_other = |key: &str, usual: &str| found.info.values(key).any(|value| value != usual);
     if is_other("SqThread", "-1") {
-        return Err(found.refuse(
+        return Err(refuse(
+            found,
             "the kernel polls its requests by a thread (IORING_SETUP_SQPOLL), which is not \
              supported; let the program submit them itself",
         ));
     }
     if is_other("UserFiles", "0") {
-        return Err(found.refuse(
+        return Err(refuse(
+            found,
             "it has registered files, which is not supported; let the program use its descriptors",
         ));
     }
     if found.info.rest.iter().any(|line| line.starts_with("Personalities")) {
-        return Err(found.refuse("it has registered credentials, which is not supported"));
+        return Err(refuse(found, "it has registered credentials, which is not supported"));
     }
     Ok(())
 }
@@ -236,7 +264,7 @@ fn buffers(found: &Found) -> Result<Vec<TorporIoUringBuffer>> {
     };
     let all: Option<Vec<_>> = lines.take(count).map(parse).collect();
     all.filter(|all| all.len() == count)
-        .ok_or_else(|| found.refuse("its fdinfo does not show its registered buffers"))
+        .ok_or_else(|| refuse(found, "its fdinfo does not show its registered buffers"))
 }
 
 /// Whether a line of fdinfo is of a poll, or of an answer that waits for room.
@@ -251,26 +279,32 @@ fn drain(tasks: &mut Tasks, found: &Found) -> Result<Counts> {
         let info = FdInfo::parse(&proc::read(found.pid, &format!("fdinfo/{}", found.fd))?);
         let counts = Counts::parse(&info)
             .filter(|counts| counts.sq_entries <= MAX_SQ && counts.cq_entries <= 2 * MAX_SQ)
-            .ok_or_else(|| found.refuse("its fdinfo shows no rings"))?;
+            .ok_or_else(|| refuse(found, "its fdinfo shows no rings"))?;
         // Polls that stay after an answer, and answers that the ring has no room for.
         let lists = info.rest.iter().skip_while(|line| !line.starts_with("PollList"));
         let waits = lists.map(|line| line.trim_start()).any(is_waiting);
         if counts.in_flight() == 0 && !waits {
             return match counts.taken / counts.sq_entries {
                 ..=MAX_CALLS => Ok(counts),
-                _ => Err(found.refuse(format!(
-                    "it has answered {} requests: to count that far again takes too long",
-                    counts.taken
-                ))),
+                _ => Err(refuse(
+                    found,
+                    format!(
+                        "it has answered {} requests: to count that far again takes too long",
+                        counts.taken
+                    ),
+                )),
             };
         }
         if Instant::now() > deadline {
-            return Err(found.refuse(format!(
-                "{} of its requests are in flight and were not answered in {} seconds (one that \
+            return Err(refuse(
+                found,
+                format!(
+                    "{} of its requests are in flight and were not answered in {} seconds (one that \
                  waits for a client, or a timeout, may take for ever); try again when it rests",
-                counts.in_flight().cast_signed(),
-                PATIENCE.as_secs(),
-            )));
+                    counts.in_flight().cast_signed(),
+                    PATIENCE.as_secs(),
+                ),
+            ));
         }
         let fd = u64::from(found.fd.cast_unsigned());
         let mut batch = tasks.remote(found.task)?.batch();
@@ -302,7 +336,7 @@ fn ask(tasks: &mut Tasks, found: &Found) -> Result<u32> {
         _ => Some("the kernel does not tell how it was set up"),
     };
     if let Some(reason) = reason {
-        return Err(found.refuse(reason));
+        return Err(refuse(found, reason));
     }
     Ok(match error(resize) {
         // Linux 6.13 and later: only these can be resized.
@@ -332,7 +366,7 @@ fn read(
         let none = rings_length(more | SETUP_NO_SQARRAY, sq_entries, cq_entries);
         [array, none].contains(&(rings.len() as u64))
     };
-    let unknown = || found.refuse("its rings have a size that is not known");
+    let unknown = || refuse(found, "its rings have a size that is not known");
     let setup = setup | long_requests.into_iter().find(requests_fit).ok_or_else(unknown)?;
     let setup = setup | long_answers.into_iter().find(rings_fit).ok_or_else(unknown)?;
     Ok((setup | array_of(setup, counts, &rings), rings, requests))
@@ -360,7 +394,10 @@ fn read_part(tasks: &mut Tasks, found: &Found, offset: u64, length: u64) -> Resu
     let mut batch = tasks.remote(found.task)?.batch();
     let mapped = batch.call(view(found.fd.into(), offset, length));
     let Ok(at) = batch.run()?.result(mapped) else {
-        return Err(found.refuse("its rings are memory of the program's own, or not to be mapped"));
+        return Err(refuse(
+            found,
+            "its rings are memory of the program's own, or not to be mapped",
+        ));
     };
     let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
     let read = vm::read(found.pid, at, &mut bytes);
@@ -642,6 +679,14 @@ mod tests {
         assert_eq!(places, all);
         let wanted = VmaEntry { start: 0x200000, end: 0x202000, ..wanted };
         assert_eq!(elsewhere(&parse_maps(text), &wanted)[1], 0x202000..0x203000);
+    }
+
+    #[test]
+    fn programs_are_told_in_their_own_terms() {
+        assert!(without(b"mariadbd").is_some_and(|how| how.contains("innodb_use_native_aio=0")));
+        assert!(without(b"node").is_some_and(|how| how.contains("UV_USE_IO_URING=0")));
+        assert!(without(b"qemu-system-x86").is_some_and(|how| how.contains("aio=threads")));
+        assert_eq!(without(b"nodejs-like"), None);
     }
 
     #[test]

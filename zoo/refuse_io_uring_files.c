@@ -1,0 +1,27 @@
+// area: refusals
+// shows: an io_uring instance with registered files is refused by name
+// modes: plain leave-running ns
+// expect: refused "it has registered files"
+#include "io_uring.h"
+
+int main(void)
+{
+	int file = TRY(open("file", O_RDWR | O_CREAT, 0600));
+	char text[8] = "";
+	struct ring ring;
+
+	if (!ring_setup(&ring, 4, 0))
+		zoo_skip("no io_uring");
+	CHECK_EQ(write(file, "text", 4), 4);
+	CHECK_EQ(syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_FILES, &file, 1), 0);
+	TRY(close(file));
+	zoo_ready();
+	zoo_wait();
+	/* The file is the first that is registered. */
+	ring_add(&ring, IORING_OP_READ, 0, text, 4, 0, 1);
+	ring.sqes[0].flags = IOSQE_FIXED_FILE;
+	ring_enter(&ring, 1);
+	ring_expect(&ring, 1, 4);
+	CHECK(!strcmp(text, "text"));
+	zoo_pass();
+}
