@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use elf::ElfBytes;
 use elf::endian::LittleEndian;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sleeper::{Client, Sleeper, criu, request, wait_until};
 use torpor_images::proto::{CoreEntry, CriuOpts, CriuReqType, StatsEntry};
 use torpor_images::{ImageDir, kind};
@@ -207,6 +207,56 @@ fn a_child_of_vfork_is_let_go_for_its_parent_to_stop() {
 fn child_of(pid: i32) -> Option<i32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     children.split_whitespace().next()?.parse().ok()
+}
+
+/// A server of Unix sockets that serves one connection after the other, and clients each of which is a
+/// process for a moment.
+const SERVED: &str = r#"
+import os, socket, sys
+os.chdir(sys.argv[1])
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("server")
+listener.listen(16)
+if os.fork() == 0:
+    while True:
+        with listener.accept()[0] as connection:
+            connection.recv(1)
+            connection.send(b"!")
+listener.close()
+for client in range(3):
+    if os.fork():
+        continue
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect("server")
+                connection.send(b"?")
+                os._exit(connection.recv(1) != b"!")
+        assert os.waitpid(pid, 0)[1] == 0
+with open("/proc/self/comm", "w") as file:
+    file.write("sleep")
+os.wait()
+"#;
+
+/// All processes of a session, which end with this.
+struct Session(i32);
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = kill_process_group(Pid::from_raw(self.0).unwrap(), Signal::KILL);
+    }
+}
+
+#[test]
+fn connections_of_clients_that_are_just_born_are_accepted_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let task = Sleeper::start_as(&["python3", "-c", SERVED, dir.path().to_str().unwrap()]);
+    let _session = Session(task.pid);
+    for _ in 0..30 {
+        assert!(task.dump(&["-R"]).status.success(), "{}", task.log("dump.log"));
+    }
+    assert!(task.lives());
 }
 
 #[test]

@@ -99,21 +99,6 @@ impl<'a> Job<'a> {
         self.went(&pids);
     }
 
-    /// As [`Job::dump`], made again if it is refused with `excuse`: some states last for moments
-    /// only.
-    #[track_caller]
-    pub fn dump_patiently(&mut self, options: &[&str], excuse: &str) {
-        const ATTEMPTS: u32 = 5;
-        for attempt in 1..=ATTEMPTS {
-            let pids = process::tree(self.pid);
-            let end = self.dump_call(options).finish();
-            if end.status.success() {
-                return self.went(&pids);
-            }
-            assert!(attempt < ATTEMPTS && end.stderr.contains(excuse), "{}", end.stderr);
-        }
-    }
-
     /// The tree has been dumped: waits until nothing is left of it.
     #[track_caller]
     fn went(&mut self, pids: &BTreeMap<i32, process::Facts>) {

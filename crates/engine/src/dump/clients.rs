@@ -20,6 +20,10 @@ use crate::network::listed::inodes_of;
 use crate::options::Options;
 use crate::proc;
 
+/// How often the clients are stopped anew. A server may have to serve one connection before it
+/// accepts the next, and the client of that one may have stopped before it has asked.
+const ATTEMPTS: u32 = 5;
+
 /// Stops the processes of a running tree that listen on no Unix socket, if others of it do, and
 /// waits until these have accepted all connections with data. Not for long.
 ///
@@ -34,7 +38,7 @@ pub(super) fn stop(opts: &Options) -> Result<Seized> {
     let space = TreeNetwork(netns.into());
     match space.listeners() {
         Ok(listeners) if listeners.is_empty() => Ok(Seized::new()),
-        Ok(listeners) => stop_others(opts, &space, &listeners),
+        Ok(listeners) => stop_well(opts, &space, &listeners),
         Err(e) => {
             tracing::debug!("Unix connections are not waited for to be accepted: {e}");
             Ok(Seized::new())
@@ -42,29 +46,87 @@ pub(super) fn stop(opts: &Options) -> Result<Seized> {
     }
 }
 
-fn stop_others(opts: &Options, space: &TreeNetwork, listeners: &HashSet<u32>) -> Result<Seized> {
-    let serves = |pid: i32| inodes_of(&[pid]).map(|held| !held.is_disjoint(listeners));
-    let (mut servers, mut clients) = (HashSet::new(), Seized::new());
-    loop {
-        let known = |pid: &i32| servers.contains(pid) || clients.contains_key(pid);
-        let new: Vec<i32> = accept::tree(opts)?.into_iter().filter(|pid| !known(pid)).collect();
-        if new.is_empty() {
+/// Stops the clients until nothing waits, or nothing is accepted any more.
+fn stop_well(opts: &Options, space: &TreeNetwork, listeners: &HashSet<u32>) -> Result<Seized> {
+    for _ in 1..ATTEMPTS {
+        let (clients, waiting) = stop_others(opts, space, listeners)?;
+        if waiting.is_empty() {
+            return Ok(clients);
+        }
+        tracing::debug!("Unix sockets {waiting:?} are not accepted yet: their tasks go on");
+        freeze::let_go(clients, Instant::now() + opts.patience())?;
+        if !one_is_accepted(space, listeners, &waiting) {
             break;
         }
+    }
+    Ok(stop_others(opts, space, listeners)?.0)
+}
+
+/// Whether a connection that waits is accepted before long.
+fn one_is_accepted(space: &TreeNetwork, doors: &HashSet<u32>, waiting: &HashSet<u32>) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let still = space.unaccepted(doors).unwrap_or_default();
+        if !waiting.is_subset(&still) || Instant::now() > deadline {
+            return !waiting.is_subset(&still);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Returns the processes that were stopped, and the connections that still wait with data.
+fn stop_others(
+    opts: &Options,
+    space: &TreeNetwork,
+    listeners: &HashSet<u32>,
+) -> Result<(Seized, HashSet<u32>)> {
+    let (mut servers, mut clients) = (HashSet::new(), Seized::new());
+    let mut doors: HashSet<u32> = HashSet::new();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        // Before the look at the tree: who has not stopped yet may make another process after it.
+        let rest = clients.iter().all(|(&pid, tids)| has_stopped(pid, tids));
+        let new = newcomers(opts, &servers, &clients)?;
+        if new.is_empty() && (rest || Instant::now() > deadline) {
+            break;
+        }
+        if new.is_empty() {
+            std::thread::sleep(PAUSE);
+        }
         for pid in new {
-            if serves(pid)? {
+            let held = inodes_of(&[pid])?;
+            if !held.is_disjoint(listeners) {
                 servers.insert(pid);
+                doors.extend(held.intersection(listeners));
             } else if !servers.is_empty() {
                 clients.insert(pid, seize(pid)?);
             }
         }
         // Nobody to wait for: all stop at once.
         if servers.is_empty() {
-            return Ok(clients);
+            return Ok((clients, HashSet::new()));
         }
     }
-    wait(space, &clients);
-    Ok(clients)
+    loop {
+        let waiting = space.unaccepted(&doors).unwrap_or_default();
+        if waiting.is_empty() || Instant::now() > deadline {
+            return Ok((clients, waiting));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// The processes of the tree that are neither known yet nor in a call of vfork(2): those would stop,
+/// and their parents not.
+fn newcomers(opts: &Options, servers: &HashSet<i32>, clients: &Seized) -> Result<Vec<i32>> {
+    let is_borrowed = |pid: i32| {
+        let parent = proc::stat(pid).map_or(0, |stat| stat.ppid);
+        let rests = clients.get(&parent).is_some_and(|tids| has_stopped(parent, tids));
+        !rests && pid != opts.pid && freeze::borrows(pid, parent)
+    };
+    let mut all = accept::tree(opts)?;
+    all.retain(|pid| !servers.contains(pid) && !clients.contains_key(pid) && !is_borrowed(*pid));
+    Ok(all)
 }
 
 /// Asks all threads of a process to stop. One that is gone has none.
@@ -75,16 +137,9 @@ fn seize(pid: i32) -> Result<Vec<i32>> {
     }
 }
 
-/// Waits until the clients stand still and nothing that they have sent waits to be accepted.
-fn wait(space: &TreeNetwork, clients: &Seized) {
-    let deadline = Instant::now() + PATIENCE;
-    let settled = || {
-        clients.iter().all(|(&pid, tids)| tids.iter().all(|&tid| !runs(pid, tid)))
-            && space.holds_nothing_unaccepted().unwrap_or(true)
-    };
-    while !settled() && Instant::now() < deadline {
-        std::thread::sleep(PAUSE);
-    }
+/// Whether the threads of a process have stopped.
+fn has_stopped(pid: i32, tids: &[i32]) -> bool {
+    tids.iter().all(|&tid| !runs(pid, tid))
 }
 
 /// Whether a thread has yet to stop.
@@ -107,10 +162,13 @@ impl TreeNetwork {
         Ok(self.sockets()?.iter().filter(|s| listens(s)).map(|s| s.inode).collect())
     }
 
-    fn holds_nothing_unaccepted(&self) -> Result<bool> {
+    /// Who has sent data into a connection that waits at one of these listeners.
+    fn unaccepted(&self, doors: &HashSet<u32>) -> Result<HashSet<u32>> {
         let all = self.sockets()?;
         let unread: HashMap<u32, u32> = all.iter().map(|s| (s.inode, s.unread)).collect();
-        let mut waiting = all.iter().flat_map(|listener| &listener.pending);
-        Ok(waiting.all(|client| unread.get(client).is_none_or(|&bytes| bytes == 0)))
+        let doors = all.iter().filter(|listener| doors.contains(&listener.inode));
+        let mut waiting: HashSet<u32> = doors.flat_map(|door| &door.pending).copied().collect();
+        waiting.retain(|client| unread.get(client).is_some_and(|&bytes| bytes > 0));
+        Ok(waiting)
     }
 }

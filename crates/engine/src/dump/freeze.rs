@@ -333,13 +333,8 @@ fn wait_stopped(pid: i32, tid: i32, seized: &mut Seized, deadline: Instant) -> R
     }
     let borrowers: Vec<i32> = seized.keys().copied().filter(|&c| borrows(c, pid)).collect();
     for child in borrowers {
-        for thread in seized.remove(&child).unwrap_or_default() {
-            match wait_stopped(child, thread, seized, deadline).map(Tracee::finish) {
-                // One that has ended keeps nobody waiting.
-                Ok(_) | Err(Error::Gone { .. }) => {}
-                Err(e) => return Err(e),
-            }
-        }
+        let threads = seized.remove(&child).unwrap_or_default();
+        let_go_process(child, threads, seized, deadline)?;
     }
     let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     match Tracee::stopped(pid, tid, patience).map_err(gone)? {
@@ -353,9 +348,37 @@ fn wait_stopped(pid: i32, tid: i32, seized: &mut Seized, deadline: Instant) -> R
     }
 }
 
+/// Lets processes go on that are bound to stop.
+///
+/// # Errors
+/// If a thread does not stop before `deadline`, which it has to before it can go on.
+pub fn let_go(mut seized: Seized, deadline: Instant) -> Result<()> {
+    while let Some(pid) = seized.keys().next().copied() {
+        let threads = seized.remove(&pid).unwrap_or_default();
+        let_go_process(pid, threads, &mut seized, deadline)?;
+    }
+    Ok(())
+}
+
+fn let_go_process(
+    pid: i32,
+    threads: Vec<i32>,
+    others: &mut Seized,
+    deadline: Instant,
+) -> Result<()> {
+    for thread in threads {
+        match wait_stopped(pid, thread, others, deadline).map(Tracee::finish) {
+            // One that has ended keeps nobody waiting.
+            Ok(_) | Err(Error::Gone { .. }) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
 /// Whether a process lives in the memory of its parent `pid`, as after vfork(2) until it runs
 /// another program.
-fn borrows(child: i32, pid: i32) -> bool {
+pub fn borrows(child: i32, pid: i32) -> bool {
     proc::stat(child).is_ok_and(|stat| stat.ppid == pid)
         && kcmp(child, pid, Object::Vm).is_ok_and(Ordering::is_eq)
 }
