@@ -274,6 +274,31 @@ fn tasks_wait_frozen_for_whoever_thaws_them() {
     assert!(task.lives());
 }
 
+/// The list of devices of a group of version 1.
+const DEVICES: Freezer =
+    Freezer { roots: &["/sys/fs/cgroup/devices"], file: "devices.list", words: ["", ""] };
+
+/// The kernel takes one entry at a time.
+#[test]
+fn a_group_is_made_again_with_each_device_that_it_allowed() {
+    let Some(group) = Group::new("devices", &DEVICES) else { return };
+    let list = || fs::read_to_string(group.dir.join("devices.list")).unwrap();
+    fs::write(group.dir.join("devices.deny"), "a").unwrap();
+    for entry in ["c 1:3 rwm", "c 1:5 r", "b 7:* rm"] {
+        fs::write(group.dir.join("devices.allow"), entry).unwrap();
+    }
+    let allowed = list();
+    assert_eq!(allowed.lines().count(), 3, "{allowed}");
+    let task = Sleeper::start();
+    group.put(task.pid);
+    task.put_to_sleep(&["--manage-cgroups=soft"]);
+    fs::remove_dir(&group.dir).unwrap();
+    let output = task.restore(&["-d", "--manage-cgroups=soft"]).output().unwrap();
+    assert!(output.status.success(), "{}", task.log("restore.log"));
+    assert!(group.has(task.pid));
+    assert_eq!(list(), allowed);
+}
+
 #[test]
 fn tasks_that_share_our_groups_are_not_frozen() {
     let task = Sleeper::start();
