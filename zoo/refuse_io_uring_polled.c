@@ -2,6 +2,7 @@
 // shows: an io_uring instance whose requests a thread of the kernel fetches is refused by name
 // modes: plain leave-running ns
 // expect: refused "IORING_SETUP_SQPOLL"
+// varies: fd
 #include "io_uring.h"
 
 int main(void)
