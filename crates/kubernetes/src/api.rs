@@ -18,7 +18,7 @@ use crate::error::{Context, Error, Result};
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The longest answer.
 const MAX_ANSWER: u64 = 64 << 20;
-/// The longest answer of a daemon that is only read for an error.
+/// The longest answer of a daemon of this machine.
 const MAX_SAID: u64 = 1 << 16;
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -204,12 +204,24 @@ impl Api {
         }
     }
 
-    /// Asks a daemon of this machine to do something, with the same token. Kubelets sign their certificates
-    /// themselves: it is the address of this machine that makes it the kubelet.
+    /// Asks a daemon of this machine to do something, with the same token.
     ///
     /// # Errors
     /// If it is elsewhere, does not answer within `limit`, or refuses.
     pub fn post_here(&self, url: &str, limit: Duration) -> Result<()> {
+        self.here("POST", url, limit).map(drop)
+    }
+
+    /// What a daemon of this machine says, with the same token.
+    ///
+    /// # Errors
+    /// As [`Api::post_here`], and if what it says is no JSON.
+    pub fn get_here(&self, url: &str, limit: Duration) -> Result<Value> {
+        serde_json::from_str(&self.here("GET", url, limit)?).context(|| url)
+    }
+
+    /// Kubelets sign their certificates themselves: it is the address of this machine that makes it the kubelet.
+    fn here(&self, method: &str, url: &str, limit: Duration) -> Result<String> {
         if !url.starts_with("https://127.0.0.1:") && !url.starts_with("https://[::1]:") {
             return Err(Error::new(format!("{url} is not on this machine")));
         }
@@ -222,15 +234,17 @@ impl Api {
             .build();
         let agent = configured(tls, limit);
         let request = Request::builder()
-            .method("POST")
+            .method(method)
             .uri(url)
-            .header("Authorization", format!("Bearer {}", self.token()?))
-            .body("")
-            .context(|| url)?;
-        let mut answer = agent.run(request).context(|| url)?;
+            .header("Authorization", format!("Bearer {}", self.token()?));
+        let sent = match method {
+            "GET" => agent.run(request.body(()).context(|| url)?),
+            _ => agent.run(request.body("").context(|| url)?),
+        };
+        let mut answer = sent.context(|| url)?;
         let said = answer.body_mut().with_config().limit(MAX_SAID).read_to_string();
         match answer.status().is_success() {
-            true => Ok(()),
+            true => said.context(|| url),
             false => Err(Error::new(format!(
                 "{url}: {}: {}",
                 answer.status(),

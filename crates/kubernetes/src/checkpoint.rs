@@ -9,6 +9,9 @@ use crate::time;
 /// The label by which the controller tells the agent of a node that a checkpoint is to be made there.
 pub const NODE_LABEL: &str = "torpor.dev/node";
 
+/// The label of the checkpoints of pods that had to go: nobody has ordered them, and their pods end by themselves.
+pub const GIVES_WAY: &str = "torpor.dev/gives-way";
+
 /// The path of a checkpoint.
 #[must_use]
 pub fn path(namespace: &str, name: &str) -> String {

@@ -8,6 +8,7 @@ mod attacks;
 mod benchmark;
 mod cluster;
 mod costs;
+mod evictions;
 mod kills;
 mod pod;
 mod replicas;

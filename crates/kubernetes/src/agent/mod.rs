@@ -3,6 +3,7 @@
 //! by the wrapper, which runs beside it as part of the container runtime.
 
 mod depot;
+mod eviction;
 mod fetch;
 mod keys;
 mod node;

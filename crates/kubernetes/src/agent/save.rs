@@ -92,7 +92,7 @@ impl Node {
     pub(super) fn stop(&self, container: &Container) -> Result<Answer> {
         loop {
             let Some(pod) = self.pod(container)? else { return Ok(Answer::Plain) };
-            let Some(seconds) = gives_way(&pod, time::now()) else { return Ok(Answer::Plain) };
+            let Some(seconds) = self.gives_way(&pod, container)? else { return Ok(Answer::Plain) };
             let mut saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
             match saves.get(&container.uid) {
                 Some(saving) if saving.done => return Ok(Answer::Plain),
@@ -130,6 +130,20 @@ impl Node {
         }
     }
 
+    /// How many seconds there are to save a pod that has to go; `None` if it is not to be saved.
+    fn gives_way(&self, pod: &Value, container: &Container) -> Result<Option<u64>> {
+        // Nobody replaces what has no owner.
+        if !is_ours(pod) || Replica::of(pod).is_none() {
+            return Ok(None);
+        }
+        let end = match time::parse(text(pod, "/metadata/deletionTimestamp")) {
+            Some(end) => Some(end),
+            // A container that is only started again is none of our business.
+            None => self.ends_by_itself(pod, container)?,
+        };
+        Ok(end.and_then(|end| left(end, time::now())))
+    }
+
     /// What the agent before this one, which was killed, has left of the saving of a pod.
     fn left(&self, container: &Container) -> Result<Left> {
         let (namespace, name) = (&container.namespace, name_of(&container.pod, &container.uid));
@@ -158,7 +172,8 @@ impl Node {
         let name = name_of(&container.pod, &container.uid);
         let mut object = checkpoint::new(pod, &name, seconds);
         // Nobody has to be told to make it.
-        object["metadata"]["labels"] = json!({ checkpoint::NODE_LABEL: self.name });
+        object["metadata"]["labels"] =
+            json!({ checkpoint::NODE_LABEL: self.name, checkpoint::GIVES_WAY: "true" });
         let list = format!("{GROUP}/namespaces/{}/podcheckpoints", container.namespace);
         match self.api.create(&list, &object) {
             Err(error) if error.is_conflict() => {}
@@ -399,13 +414,8 @@ impl Node {
     }
 }
 
-/// How many seconds there are to save a pod that has to go; `None` if it is not to be saved.
-fn gives_way(pod: &Value, now: i64) -> Option<u64> {
-    // A container that is only started again is none of our business.
-    let end = time::parse(text(pod, "/metadata/deletionTimestamp"))?;
-    if !is_ours(pod) || Replica::of(pod).is_none() {
-        return None;
-    }
+/// How many seconds there are to save a pod whose time is over at `end`; `None` if there are none.
+fn left(end: i64, now: i64) -> Option<u64> {
     let left = end.saturating_sub(now).saturating_sub(RESERVE);
     u64::try_from(left).ok().filter(|left| *left > 0)
 }
@@ -415,25 +425,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gives_way() {
-        let pod = json!({
-            "metadata": {
-                "deletionTimestamp": "2026-01-01T00:00:30Z",
-                "ownerReferences": [{ "uid": "o", "controller": true }],
-            },
-            "spec": { "runtimeClassName": "torpor" },
-        });
-        let start = time::parse("2026-01-01T00:00:00Z").unwrap();
-        assert_eq!(gives_way(&pod, start), Some(28));
-        assert_eq!(gives_way(&pod, start + 28), None, "there is no time left");
-        let mut other = pod.clone();
-        other["metadata"].as_object_mut().unwrap().remove("deletionTimestamp");
-        assert_eq!(gives_way(&other, start), None, "a probe has failed");
-        let mut other = pod.clone();
-        other["spec"]["runtimeClassName"] = json!("runc");
-        assert_eq!(gives_way(&other, start), None);
-        let mut other = pod;
-        other["metadata"]["ownerReferences"] = json!([]);
-        assert_eq!(gives_way(&other, start), None, "nobody replaces it");
+    fn some_of_the_time_is_for_who_cannot_be_saved() {
+        assert_eq!(left(30, 0), Some(28));
+        assert_eq!(left(30, 28), None, "there is no time left");
+        assert_eq!(left(0, i64::MAX), None);
     }
 }

@@ -1,5 +1,6 @@
 //! Agents of three nodes, an API server in memory, and the controller's keys.
 
+mod evicted;
 mod stored;
 
 use std::collections::HashSet;

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::policy::Start;
 use super::{migrate, policy};
 use crate::checkpoint::{
-    NODE_LABEL, claimed_by, ends_its_pod, is_in_progress, is_ordered, is_ready, is_shared, is_used,
-    replica,
+    GIVES_WAY, NODE_LABEL, claimed_by, ends_its_pod, is_in_progress, is_ordered, is_ready,
+    is_shared, is_used, replica,
 };
 use crate::pod::{
     MIGRATION, RESTORE_REQUEST, Replica, annotation, is_gated, is_ours, template_hash, text,
@@ -256,7 +256,8 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
         return remove();
     }
     // One that was ordered, and not one that its pod made because it had to go.
-    let was_ordered = !one["metadata"]["labels"][NODE_LABEL].is_null();
+    let labels = &one["metadata"]["labels"];
+    let was_ordered = !labels[NODE_LABEL].is_null() && labels[GIVES_WAY].is_null();
     if was_ordered && ends_its_pod(one) && is_ready(one) {
         let source = pods.iter().find(|pod| {
             text(pod, "/metadata/uid") == text(one, "/status/sourcePodUID") && !is_leaving(pod)

@@ -230,3 +230,21 @@ fn what_nobody_completes_is_not_waited_for() {
     assert!(matches!(actions[0], Action::Ungate { .. }), "{actions:?}");
     assert_eq!(actions[1], Action::Remove { checkpoint: one });
 }
+
+#[test]
+fn a_pod_that_its_kubelet_has_ended_stays_as_it_is_and_is_continued() {
+    let mut old = pod("o", "0", false);
+    let mut saved = checkpoint(&old);
+    saved["metadata"]["labels"] = json!({ NODE_LABEL: "n1", GIVES_WAY: "true" });
+    let new = pod("n", "0", true);
+    // The kubelet says so only when its containers have ended.
+    for phase in ["Running", "Failed"] {
+        old["status"]["phase"] = json!(phase);
+        let actions = decided(&[old.clone(), new.clone()], &[saved.clone()]);
+        assert!(matches!(actions.as_slice(), [Action::Claim { .. }]), "{phase}: {actions:?}");
+    }
+    assert_eq!(decided(&[old.clone()], &[saved.clone()]), []);
+    saved["metadata"]["labels"] = json!({ NODE_LABEL: "n1" });
+    let actions = decided(&[old], &[saved]);
+    assert!(matches!(actions.as_slice(), [Action::Delete { .. }]), "it was ordered: {actions:?}");
+}
