@@ -12,7 +12,9 @@ const CONTAINERS: [&str; 3] = ["c", "second", "sidecar"];
 
 /// A container that counts in files of its own, is probed, and has the pod's token.
 fn counting(name: &str, share: usize) -> Value {
-    let script = COUNT.replace("/data/count", &format!("/data/{name}"));
+    let script = COUNT
+        .replace("/data/count", &format!("/data/{name}"))
+        .replace("while :;", &format!("echo $began > /dev/shm/{name}; while :;"));
     let probe = json!({
         "exec": { "command": ["test", "-s", format!("/data/{name}")] }, "periodSeconds": 1,
         "timeoutSeconds": 10, "failureThreshold": 60,
@@ -40,7 +42,11 @@ fn whole(app: &str) -> Value {
         "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
     });
     spec["initContainers"] = json!([init, sidecar]);
-    spec["containers"] = json!([counting("c", Cluster::SHARE), counting("second", 10)]);
+    let mut hooked = counting("c", Cluster::SHARE);
+    // The other container has none: it is told to end before this hook has ended.
+    let hook = "sleep 1; cat /etc/hostname >> /shared/hook";
+    hooked["lifecycle"] = json!({ "preStop": { "exec": { "command": ["sh", "-c", hook] } } });
+    spec["containers"] = json!([hooked, counting("second", 10)]);
     spec["volumes"] = json!([
         { "name": "data", "emptyDir": {} },
         { "name": "claim", "persistentVolumeClaim": { "claimName": "claim" } },
@@ -118,7 +124,12 @@ fn continues(cluster: &Cluster, app: &str, old: &Seen) -> Seen {
         let token = cluster.read(&new.pod, container, "/token/token");
         assert_eq!(pod_of_token(&token), new.pod["metadata"]["uid"]);
         cluster.works_once(&is.2);
+        let memory = cluster.read(&new.pod, container, &format!("/dev/shm/{container}"));
+        assert_eq!(memory, is.2, "{app}: /dev/shm of {container}");
     }
+    let ran = std::fs::read_to_string(cluster.place.path().join("shared/hook")).unwrap();
+    let name = old.pod["metadata"]["name"].as_str().unwrap();
+    assert_eq!(ran.lines().filter(|line| *line == name).count(), 1, "the preStop hook: {ran}");
     assert_eq!(new.init, old.init, "{app}: what the new init container has left is seen");
     let status = &new.pod["status"];
     let all = ["containerStatuses", "initContainerStatuses"].map(|name| status[name].as_array());

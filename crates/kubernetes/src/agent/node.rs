@@ -1,6 +1,6 @@
 //! What the agent decides.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -56,6 +56,8 @@ pub struct Node {
     /// Pods that are being saved, or have been, by their uids.
     pub(super) saves: Mutex<HashMap<String, Saving>>,
     pub(super) saved: Condvar,
+    /// The containers that are told to end, by the uids of their pods.
+    pub(super) stopping: Mutex<HashMap<String, HashSet<String>>>,
     /// Checkpoints that are on their way here.
     pub(super) coming: Coming,
     /// How long a container that is created waits for its checkpoint.
@@ -87,6 +89,7 @@ impl Node {
             certificate,
             saves: Mutex::default(),
             saved: Condvar::new(),
+            stopping: Mutex::default(),
             coming: Coming::default(),
             patience: FETCH,
             depot,

@@ -28,7 +28,7 @@ const AGAIN: Duration = Duration::from_millis(500);
 const ORDER: &str = "order.json";
 /// How long a pod that moves stays frozen until its target runs.
 const HOLD: Duration = Duration::from_secs(120);
-/// How often it is looked whether that runs.
+/// How often it is looked whether that runs, and whether the hooks of a pod have.
 const STEP: Duration = Duration::from_millis(100);
 
 /// A pod that is being saved.
@@ -93,6 +93,10 @@ impl Node {
         loop {
             let Some(pod) = self.pod(container)? else { return Ok(Answer::Plain) };
             let Some(seconds) = self.gives_way(&pod, container)? else { return Ok(Answer::Plain) };
+            if self.has_a_hook_to_run(&pod, container) {
+                sleep(STEP);
+                continue;
+            }
             let mut saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
             match saves.get(&container.uid) {
                 Some(saving) if saving.done => return Ok(Answer::Plain),
@@ -142,6 +146,30 @@ impl Node {
             None => self.ends_by_itself(pod, container)?,
         };
         Ok(end.and_then(|end| left(end, time::now())))
+    }
+
+    /// Whether another container of a pod that ends has a preStop hook that has not ended: its own call comes after
+    /// it, and what is frozen with the pod would not come to its end.
+    fn has_a_hook_to_run(&self, pod: &Value, container: &Container) -> bool {
+        if self.saves.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&container.uid) {
+            return false;
+        }
+        let mut stopping = self.stopping.lock().unwrap_or_else(PoisonError::into_inner);
+        // Pods are not told apart by their uids for ever.
+        if stopping.len() > 10_000 {
+            stopping.clear();
+        }
+        let asked = stopping.entry(container.uid.clone()).or_default();
+        asked.insert(container.name.clone());
+        let runs = |name: &str| {
+            let mut all = pod["status"]["containerStatuses"].as_array().into_iter().flatten();
+            all.any(|one| text(one, "/name") == name && one["state"]["running"].is_object())
+        };
+        let mut all = pod["spec"]["containers"].as_array().into_iter().flatten();
+        all.any(|one| {
+            let name = text(one, "/name");
+            one["lifecycle"]["preStop"].is_object() && runs(name) && !asked.contains(name)
+        })
     }
 
     /// What the agent before this one, which was killed, has left of the saving of a pod.

@@ -213,6 +213,58 @@ fn an_agent_that_comes_back_does_not_save_twice() {
 }
 
 #[test]
+fn a_pod_is_not_frozen_while_a_hook_of_it_runs() {
+    let (server, place) = cluster();
+    let node1 = agent(&server, "node1", &place);
+    let mut old = pod("old", "node1");
+    old["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    old["spec"]["containers"] = json!([
+        { "name": "main" }, { "name": "hooked", "lifecycle": { "preStop": { "exec": {} } } },
+        { "name": "over", "lifecycle": { "preStop": { "exec": {} } } },
+    ]);
+    let runs = |name: &str| json!({ "name": name, "state": { "running": {} } });
+    old["status"]["containerStatuses"] = json!([runs("main"), runs("hooked"), { "name": "over" }]);
+    server.put(POD, old);
+    let desk = Arc::clone(&server);
+    let (sender, looked) = std::sync::mpsc::channel();
+    server.also(move |request| {
+        if request.path == POD {
+            // Nobody counts any more.
+            let _ = sender.send(());
+        }
+        key(&desk, request)
+    });
+    let asks = |name: &'static str| {
+        let node1 = Arc::clone(&node1);
+        thread::spawn(move || {
+            let container = Container { name: name.into(), ..container("old") };
+            node1.answer(&Ask::Stop { container }).unwrap()
+        })
+    };
+    let main = asks("main");
+    // It looks again and again, and does not begin.
+    for _ in 0..3 {
+        looked.recv_timeout(LONG).unwrap();
+    }
+    assert!(node1.store.all().is_empty());
+    // Its hook has ended.
+    let hooked = asks("hooked");
+    let saved = Ask::Saved {
+        container: container("old"),
+        containers: vec![],
+        error: Some("no".into()),
+        frozen_ms: 0,
+    };
+    while !main.is_finished() && !hooked.is_finished() {
+        thread::yield_now();
+    }
+    node1.answer(&saved).unwrap();
+    let mut answers = [main, hooked].map(|one| one.join().unwrap());
+    answers.sort_by_key(|answer| matches!(answer, Answer::Plain));
+    assert!(matches!(answers, [Answer::Save { .. }, Answer::Plain]), "{answers:?}");
+}
+
+#[test]
 fn the_checkpoint_of_a_pod_comes_as_soon_as_it_is_bound() {
     let (server, place) = cluster();
     let [node1, node2, node3] = ["node1", "node2", "node3"].map(|n| agent(&server, n, &place));
