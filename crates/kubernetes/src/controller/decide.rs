@@ -255,6 +255,9 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
     if is_orphan(one, pods, now) {
         return remove();
     }
+    if is_expired(one, now) {
+        return remove();
+    }
     // One that was ordered, and not one that its pod made because it had to go.
     let labels = &one["metadata"]["labels"];
     let was_ordered = !labels[NODE_LABEL].is_null() && labels[GIVES_WAY].is_null();
@@ -284,6 +287,13 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
         // What it was good for is done, or was begun by a pod that is gone.
         (false, false) => remove(),
     }
+}
+
+/// Whether a checkpoint has lived as long as its maker wanted, and no pod is about to begin with it.
+fn is_expired(one: &Value, now: i64) -> bool {
+    let limit = one["spec"]["timeToLiveSeconds"].as_i64();
+    let is_free = claimed_by(one).is_none() || is_used(one);
+    is_free && !is_in_progress(one) && limit.is_some_and(|limit| age(one, now) >= limit)
 }
 
 /// Whether nobody completes a checkpoint any more: its pod is gone, and its time is over.

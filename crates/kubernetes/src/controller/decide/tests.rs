@@ -248,3 +248,24 @@ fn a_pod_that_its_kubelet_has_ended_stays_as_it_is_and_is_continued() {
     let actions = decided(&[old], &[saved]);
     assert!(matches!(actions.as_slice(), [Action::Delete { .. }]), "it was ordered: {actions:?}");
 }
+
+#[test]
+fn a_checkpoint_lives_as_long_as_its_maker_wants() {
+    // Sixty seconds ago, as ordered of a pod that goes on, and by a pod that had to go.
+    let old = pod("o", "0", false);
+    for state in ["Running", "Stopped"] {
+        let mut one = checkpoint(&old);
+        one["spec"]["postCheckpointState"] = json!(state);
+        let kept = |one: &Value| decided(&[], &[one.clone()]).is_empty();
+        one["metadata"]["labels"] = json!({ NODE_LABEL: "n1" });
+        assert!(kept(&one), "{state}");
+        one["spec"]["timeToLiveSeconds"] = json!(61);
+        assert!(kept(&one), "{state}");
+        one["spec"]["timeToLiveSeconds"] = json!(60);
+        assert_eq!(decided(&[], &[one.clone()]), [Action::Remove { checkpoint: one.clone() }]);
+        // Whoever is about to begin with it still can.
+        let new = pod("n", "0", false);
+        one["status"]["claimedBy"] = json!({ "uid": "n" });
+        assert_eq!(decided(&[new], &[one]), [], "{state}");
+    }
+}
