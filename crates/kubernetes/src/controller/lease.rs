@@ -34,20 +34,21 @@ impl Lease {
         Self { list, holder, renewed: None, seen: None }
     }
 
-    /// Whether we lead; tries to, and goes on.
-    pub fn hold(&mut self, api: &Api) -> bool {
-        if self.renewed.is_some_and(|at| at.elapsed() < RENEW) {
+    /// Whether we lead at the time `now`; tries to, and goes on.
+    pub fn hold(&mut self, api: &Api, now: Instant) -> bool {
+        let since = |at: Instant| now.saturating_duration_since(at);
+        if self.renewed.is_some_and(|at| since(at) < RENEW) {
             return true;
         }
-        match self.renew(api) {
-            Ok(true) => self.renewed = Some(Instant::now()),
+        match self.renew(api, now) {
+            Ok(true) => self.renewed = Some(now),
             Ok(false) => self.renewed = None,
             Err(error) => eprintln!("the lease: {error}"),
         }
-        self.renewed.is_some_and(|at| at.elapsed() < GOOD)
+        self.renewed.is_some_and(|at| since(at) < GOOD)
     }
 
-    fn renew(&mut self, api: &Api) -> Result<bool> {
+    fn renew(&mut self, api: &Api, now: Instant) -> Result<bool> {
         let path = format!("{}/torpor-controller", self.list);
         let Some(mut lease) = api.get(&path)? else {
             let mut lease = json!({
@@ -58,7 +59,7 @@ impl Lease {
             lease["spec"] = self.spec(0);
             return lost(api.create(&self.list, &lease));
         };
-        if !self.may_take(&lease, Instant::now()) {
+        if !self.may_take(&lease, now) {
             return Ok(false);
         }
         let same = text(&lease, "/spec/holderIdentity") == self.holder;

@@ -104,7 +104,7 @@ pub fn run(args: &ControllerArgs) -> Result<()> {
     };
     let mut lease = Lease::new(&args.namespace, args.name.clone());
     loop {
-        if !lease.hold(&controller.api) {
+        if !lease.hold(&controller.api, Instant::now()) {
             thread::sleep(WAIT);
             continue;
         }

@@ -2,6 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+
 use super::*;
 use crate::checkpoint::{self, path};
 use crate::pod::{GATE, RESTORE_FROM, Replica, annotation, is_gated, text};
@@ -147,4 +150,79 @@ fn a_pod_that_was_replaced_meanwhile_is_left_alone() {
     assert_eq!(annotation(&pod, RESTORE_FROM), Some(name.as_str()));
     let claimed = server.get(&path("a", &name)).unwrap();
     assert_eq!(checkpoint::claimed_by(&claimed), Some("another"));
+}
+
+#[test]
+fn of_two_controllers_one_leads_and_the_other_goes_on_when_it_is_killed() {
+    let server = Server::start();
+    let mut leases = ["a", "b"].map(|name| Lease::new("torpor-system", name.into()));
+    let [killed, mut other] = [controller(&server), controller(&server)];
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let lease = "/apis/coordination.k8s.io/v1/namespaces/torpor-system/leases/torpor-controller";
+    let holder = || text(&server.get(lease).unwrap(), "/spec/holderIdentity").to_owned();
+    // As long as one renews it, the other has nothing to say.
+    for seconds in [0, 5, 10, 20, 30, 40] {
+        assert!(leases[0].hold(&killed.api, at(seconds)), "{seconds}");
+        let mut renewed = server.get(lease).unwrap();
+        renewed["spec"]["renewTime"] = json!(format!("renewed at {seconds}"));
+        server.put(lease, renewed);
+        assert!(!leases[1].hold(&other.api, at(seconds)), "{seconds}");
+    }
+    // It has claimed a checkpoint for a pod when it is killed.
+    let name = saved(&server, &pod("deployment", None, 0, "old"));
+    let new = pod("deployment", None, 1, "new");
+    server.put(&of_pod(&new), new.clone());
+    let mut claimed = server.get(&path("a", &name)).unwrap();
+    claimed["status"]["claimedBy"] = json!({ "name": new["metadata"]["name"], "uid": "new" });
+    server.put(&path("a", &name), claimed);
+    drop(killed);
+    assert!(!leases[1].hold(&other.api, at(54)));
+    assert!(leases[1].hold(&other.api, at(56)));
+    assert_eq!(holder(), "b");
+    other.turn().unwrap();
+    let pod = server.get(&of_pod(&new)).unwrap();
+    assert_eq!(annotation(&pod, RESTORE_FROM), Some(name.as_str()));
+    assert!(!is_gated(&pod));
+    // Whoever was only slow finds somebody else there.
+    assert!(!leases[0].hold(&other.api, at(57)));
+    assert_eq!(holder(), "b");
+}
+
+#[test]
+fn a_certificate_that_ends_soon_is_replaced_everywhere() {
+    let server = Server::start();
+    let mut controller = controller(&server);
+    let place = "/api/v1/namespaces/torpor-system/secrets/torpor-webhook";
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}/healthz", listener.local_addr().unwrap());
+    let desk = Arc::new(Desk {
+        api: server.api("controller"),
+        namespace: "torpor-system".into(),
+        counters: Arc::clone(&controller.counters),
+    });
+    let certificate = Arc::clone(&controller.certificate);
+    thread::spawn(move || serve(&listener, &desk, &certificate));
+    let decoded = |text: &Value| BASE64_STANDARD.decode(text.as_str().unwrap()).unwrap();
+    let pem = || decoded(&server.get(place).unwrap()["data"]["tls.crt"]);
+    let serves = |pem: &[u8]| {
+        let client = crate::api::client(pem, Duration::from_secs(60)).unwrap();
+        client.get(&url).call().is_ok()
+    };
+    let before = pem();
+    assert!(serves(&before));
+    // It was looked after an hour ago.
+    controller.checked = None;
+    controller.turn().unwrap();
+    assert_eq!(pem(), before, "it is good for longer");
+    let mut old = server.get(place).unwrap();
+    old["metadata"]["annotations"]["torpor.dev/made"] = json!("2020-01-01T00:00:00Z");
+    server.put(place, old);
+    controller.checked = None;
+    controller.turn().unwrap();
+    let after = pem();
+    assert_ne!(after, before, "the Secret");
+    let hooks = server.get(crate::api::HOOKS).unwrap();
+    assert_eq!(decoded(&hooks["webhooks"][0]["clientConfig"]["caBundle"]), after);
+    assert!(serves(&after) && !serves(&before), "what is served");
 }
