@@ -142,6 +142,40 @@ mod tests {
     }
 
     #[test]
+    fn columns_show_what_objects_have() {
+        let mut shown = Vec::new();
+        for definition in DEFINITIONS.split("\n---\n") {
+            let (columns, schema) = definition.split_once("openAPIV3Schema:").unwrap();
+            let mut names = Vec::new();
+            for column in columns.lines().filter_map(|line| line.split_once("jsonPath: ")) {
+                let name = column.0.split_once("{ name: ").unwrap().1.split_once(',').unwrap().0;
+                names.push(name);
+                let path = column.1.trim_end_matches('}').trim().trim_matches('\'');
+                if path.starts_with(".metadata.") {
+                    continue;
+                }
+                // Each step is below the one before it.
+                let mut below = schema;
+                let (head, tail) = path.split_once("[?(").unwrap_or((path, ""));
+                let tail = tail.split_once(']').map_or("", |(_, tail)| tail);
+                for step in format!("{head}{tail}").split('.').skip(1) {
+                    let found = below.split_once(&format!(" {step}:"));
+                    below = found.unwrap_or_else(|| panic!("{name}: there is no {step}")).1;
+                }
+            }
+            shown.push(names.join(" "));
+        }
+        assert_eq!(
+            shown,
+            [
+                "Pod Ready Reason Node Stored Bytes Frozen-ms Claimed-By Age",
+                "Start Keeps Age",
+                "Pod Phase From To Target Message Age",
+            ]
+        );
+    }
+
+    #[test]
     fn names_are_those_of_the_program() {
         for name in [RUNTIME_CLASS, RESTORE_FROM, crate::peer::ACCOUNT] {
             assert!(INSTALL.contains(name), "{name}");
