@@ -145,6 +145,19 @@ pub fn ends_its_pod(checkpoint: &Value) -> bool {
     checkpoint["spec"]["postCheckpointState"] == "Stopped"
 }
 
+/// Whether its pod had to go, and nobody has ordered it.
+#[must_use]
+pub fn gives_way(checkpoint: &Value) -> bool {
+    !checkpoint["metadata"]["labels"][GIVES_WAY].is_null()
+}
+
+/// How many seconds of work were lost, if its pod had to go and could not be saved.
+#[must_use]
+pub fn lost_work(checkpoint: &Value) -> Option<u64> {
+    let is_failed = !is_ready(checkpoint) && !is_in_progress(checkpoint);
+    checkpoint["status"]["lostWorkSeconds"].as_u64().filter(|_| is_failed)
+}
+
 /// Whether nobody has begun to make it.
 #[must_use]
 pub fn is_ordered(checkpoint: &Value) -> bool {

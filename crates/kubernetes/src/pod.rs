@@ -13,6 +13,8 @@ pub const GATED: &str = "torpor.dev/gated";
 pub const MIGRATION: &str = "torpor.dev/migration";
 /// Says what the pod before it cost, in milliseconds: how long it was frozen to be saved.
 pub const SAVE_COST: &str = "torpor.dev/save-cost-milliseconds";
+/// Says how many seconds of work were lost, if the pod before it could not be saved.
+pub const LOST_WORK: &str = "torpor.dev/lost-work-seconds";
 /// Names the checkpoint that a pod continues from. Only the controller writes it.
 pub const RESTORE_FROM: &str = "torpor.dev/restore-from";
 /// Names the checkpoint that whoever made the pod wants it to continue from.

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use super::node::Node;
 use crate::api::GROUP;
 use crate::checkpoint::{
-    self, begun, ends_its_pod, is_in_progress, is_ordered, is_ready, name_of, path, ready,
+    self, begun, ends_its_pod, gives_way, is_in_progress, is_ordered, is_ready, name_of, path,
+    ready,
 };
 use crate::error::{Context, Error, Result};
 use crate::message::{Answer, Container, LOGS, TAKEN};
@@ -415,17 +416,31 @@ impl Node {
     fn failed(&self, namespace: &str, name: &str, pod: &Value, error: &str) -> Result<()> {
         eprintln!("{namespace}/{}: not saved: {error}", text(pod, "/metadata/name"));
         self.counters.add("pods_not_saved_total", 1);
-        if !text(pod, "/metadata/deletionTimestamp").is_empty() {
-            let since = time::parse(text(pod, "/status/startTime"));
-            let lost = since.map_or(0, |since| time::now().saturating_sub(since));
-            self.counters.add("lost_work_seconds_total", u64::try_from(lost).unwrap_or(0));
-        }
         self.store.remove(namespace, name)?;
+        let lost = self.lost(namespace, pod)?;
         let changed = self.change(namespace, name, |object| {
             checkpoint::set(object, ready(false, "CheckpointFailed", error));
+            if gives_way(object) {
+                object["status"]["lostWorkSeconds"] = json!(lost);
+            }
             Ok(())
-        });
-        changed.map(drop)
+        })?;
+        if gives_way(&changed) {
+            self.counters.add("lost_work_seconds_total", lost);
+        }
+        Ok(())
+    }
+
+    /// How many seconds of work a pod loses that ends now: since its last checkpoint, or since it has begun.
+    fn lost(&self, namespace: &str, pod: &Value) -> Result<u64> {
+        let all = self.api.list(&format!("{GROUP}/namespaces/{namespace}/podcheckpoints"))?;
+        let is_of_it =
+            |one: &&Value| text(one, "/status/sourcePodUID") == text(pod, "/metadata/uid");
+        let saved = all.iter().filter(|one| is_ready(one)).filter(is_of_it);
+        let saved = saved.filter_map(|one| time::parse(text(one, "/status/completionTime")));
+        let since = saved.chain(time::parse(text(pod, "/status/startTime"))).max();
+        let lost = since.map_or(0, |since| time::now().saturating_sub(since));
+        Ok(u64::try_from(lost).unwrap_or(0))
     }
 
     /// The saving of a pod has come to its end.

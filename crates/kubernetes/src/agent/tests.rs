@@ -22,6 +22,7 @@ use crate::controller::keys::{Keys, Refusal, Want};
 use crate::message::{Answer, Ask, Container, TAKEN};
 use crate::pod::{RESTORE_FROM, RESTORE_POLICY, text};
 use crate::testing::Server;
+use crate::time;
 
 /// Longer than anything takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -210,6 +211,45 @@ fn an_agent_that_comes_back_does_not_save_twice() {
     let name = checkpoint::name_of("web-0", "old");
     assert!(is_ready(&server.get(&path("a", &name)).unwrap()));
     assert!(back.store.find("a", &name).unwrap().join("begun").exists());
+}
+
+#[test]
+fn what_a_pod_loses_counts_from_its_last_checkpoint() {
+    let (server, place) = cluster();
+    let node1 = agent(&server, "node1", &place);
+    let ago = |seconds: i64| json!(time::format(time::now() - seconds));
+    let mut old = pod("old", "node1");
+    old["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    old["status"]["startTime"] = ago(100_000);
+    let earlier = |name: &str, source: &Value, seconds: i64| {
+        let mut one = checkpoint::new(source, name, 30);
+        one["status"] = checkpoint::begun(source, "node1");
+        one["status"]["completionTime"] = ago(seconds);
+        checkpoint::set(&mut one, checkpoint::ready(true, "CheckpointCompleted", ""));
+        server.put(&path("a", name), one);
+    };
+    let mut least = 100_000;
+    for (uid, saved) in [("new", None), ("old", Some(50_000))] {
+        old["metadata"]["uid"] = json!(uid);
+        server.put(POD, old.clone());
+        if let Some(seconds) = saved {
+            earlier("before", &old, 70_000);
+            earlier("last", &old, seconds);
+            earlier("other", &pod("another", "node1"), 10);
+            least = seconds;
+        }
+        let answer = node1.answer(&Ask::Stop { container: container(uid) }).unwrap();
+        assert!(matches!(answer, Answer::Save { .. }), "{answer:?}");
+        let (container, error) = (container(uid), Some("it took too long".to_owned()));
+        let told = Ask::Saved { container, containers: vec![], error, frozen_ms: 0 };
+        node1.answer(&told).unwrap();
+        let object = server.get(&path("a", &checkpoint::name_of("web-0", uid))).unwrap();
+        let lost = checkpoint::lost_work(&object).and_then(|lost| i64::try_from(lost).ok());
+        assert!(lost.is_some_and(|lost| (least..least + 5000).contains(&lost)), "{lost:?}");
+    }
+    let text = node1.counters.text();
+    let total = text.lines().find_map(|line| line.strip_prefix("torpor_lost_work_seconds_total "));
+    assert!(total.unwrap().parse::<u64>().unwrap() >= 150_000, "{text}");
 }
 
 #[test]

@@ -6,11 +6,11 @@ use super::Controller;
 use super::decide::Action;
 use super::webhook::pointer;
 use crate::api::GROUP;
-use crate::checkpoint::{NODE_LABEL, path, ready, set};
+use crate::checkpoint::{NODE_LABEL, lost_work, path, ready, set};
 use crate::error::Result;
 use crate::event::{self, Kind};
 use crate::pod::{
-    GATE, RESTORE_FROM, RESTORE_POLICY, SAVE_COST, controller_of, gates, is_ours, text,
+    GATE, LOST_WORK, RESTORE_FROM, RESTORE_POLICY, SAVE_COST, controller_of, gates, is_ours, text,
 };
 
 impl Controller {
@@ -39,8 +39,13 @@ impl Controller {
                 self.counters.add("pods_warm_total", 1);
                 self.note(pod, "SnapshotChosen", &format!("starts from {name}"));
             }
-            Action::Ungate { pod, reason } => {
-                self.ungate(pod, &[])?;
+            Action::Ungate { pod, reason, lost } => {
+                let mut notes = Vec::new();
+                if let Some((one, seconds)) = lost.as_ref().and_then(|o| Some((o, lost_work(o)?))) {
+                    self.reserve(pod, one)?;
+                    notes.push((LOST_WORK, seconds.to_string()));
+                }
+                self.ungate(pod, &notes)?;
                 self.counters.add("pods_cold_total", 1);
                 self.note(pod, "ColdStart", reason);
             }

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::policy::Start;
 use super::{migrate, policy};
 use crate::checkpoint::{
-    GIVES_WAY, NODE_LABEL, claimed_by, ends_its_pod, is_in_progress, is_ordered, is_ready,
-    is_shared, is_used, replica,
+    NODE_LABEL, claimed_by, ends_its_pod, gives_way, is_in_progress, is_ordered, is_ready,
+    is_shared, is_used, lost_work, replica,
 };
 use crate::pod::{
     MIGRATION, RESTORE_REQUEST, Replica, annotation, is_gated, is_ours, template_hash, text,
@@ -31,6 +31,8 @@ pub enum Action {
         pod: Value,
         /// Why.
         reason: String,
+        /// The checkpoint that the pod before it has failed to make, if nobody else stands for it.
+        lost: Option<Value>,
     },
     /// The checkpoint is for somebody else again: the pod that it was for is gone.
     Release {
@@ -130,6 +132,10 @@ pub fn decide(world: World<'_>, limits: Limits, now: i64) -> Vec<Action> {
                 taken.insert(text(&checkpoint, "/metadata/uid").to_owned());
                 actions.push(Action::Claim { pod, checkpoint });
             }
+            Some(Action::Ungate { pod, reason, lost }) => {
+                taken.extend(lost.iter().map(|one| text(one, "/metadata/uid").to_owned()));
+                actions.push(Action::Ungate { pod, reason, lost });
+            }
             Some(action) => actions.push(action),
             None => {}
         }
@@ -176,7 +182,10 @@ fn of_pod(
     now: i64,
 ) -> Option<Action> {
     let World { pods, checkpoints, policies, .. } = world;
-    let cold = |reason: &str| Some(Action::Ungate { pod: pod.clone(), reason: reason.into() });
+    let cold = |reason: &str| {
+        let lost = lost(pod, checkpoints, taken);
+        Some(Action::Ungate { pod: pod.clone(), reason: reason.into(), lost })
+    };
     let claim = |checkpoint: &Value| {
         Some(Action::Claim { pod: pod.clone(), checkpoint: checkpoint.clone() })
     };
@@ -185,7 +194,8 @@ fn of_pod(
     };
     let uid = text(pod, "/metadata/uid");
     // The claim was made, and the gate is still there: the last controller did not get further.
-    if let Some(mine) = checkpoints.iter().find(|one| claimed_by(one) == Some(uid)) {
+    let is_mine = |one: &&Value| claimed_by(one) == Some(uid) && lost_work(one).is_none();
+    if let Some(mine) = checkpoints.iter().find(is_mine) {
         return claim(mine);
     }
     let hash = template_hash(pod);
@@ -241,6 +251,19 @@ fn of_pod(
     }
 }
 
+/// What the replica that a pod stands for has lost last: of each loss one pod tells.
+fn lost(pod: &Value, checkpoints: &[Value], taken: &HashSet<String>) -> Option<Value> {
+    let (wanted, uid) = (Replica::of(pod)?, text(pod, "/metadata/uid"));
+    let is_of_it = |one: &&Value| {
+        lost_work(one).is_some()
+            && replica(one) == wanted
+            && claimed_by(one).is_none_or(|other| other == uid)
+            && !taken.contains(text(one, "/metadata/uid"))
+    };
+    let all = checkpoints.iter().filter(is_of_it);
+    all.max_by_key(|one| text(one, "/metadata/creationTimestamp")).cloned()
+}
+
 /// Whether a pod that leaves could not be saved, or has been already.
 fn has_failed(pod: &Value, checkpoints: &[Value]) -> bool {
     let uid = text(pod, "/metadata/uid");
@@ -259,8 +282,7 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
         return remove();
     }
     // One that was ordered, and not one that its pod made because it had to go.
-    let labels = &one["metadata"]["labels"];
-    let was_ordered = !labels[NODE_LABEL].is_null() && labels[GIVES_WAY].is_null();
+    let was_ordered = !one["metadata"]["labels"][NODE_LABEL].is_null() && !gives_way(one);
     if was_ordered && ends_its_pod(one) && is_ready(one) {
         let source = pods.iter().find(|pod| {
             text(pod, "/metadata/uid") == text(one, "/status/sourcePodUID") && !is_leaving(pod)
@@ -283,6 +305,7 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
     };
     match (is_there(uid, pods), is_abandoned(one, pods)) {
         (true, _) => None,
+        (false, true) if lost_work(one).is_some() => remove(),
         (false, true) => Some(Action::Release { checkpoint: one.clone() }),
         // What it was good for is done, or was begun by a pod that is gone.
         (false, false) => remove(),

@@ -7,7 +7,7 @@ use base64::prelude::BASE64_STANDARD;
 
 use super::*;
 use crate::checkpoint::{self, path};
-use crate::pod::{GATE, RESTORE_FROM, Replica, annotation, is_gated, text};
+use crate::pod::{GATE, LOST_WORK, RESTORE_FROM, Replica, annotation, is_gated, text};
 use crate::testing::Server;
 
 const LIMITS: Limits = Limits { gate: 120, unclaimed: 86_400, used: 600 };
@@ -150,6 +150,32 @@ fn a_pod_that_was_replaced_meanwhile_is_left_alone() {
     assert_eq!(annotation(&pod, RESTORE_FROM), Some(name.as_str()));
     let claimed = server.get(&path("a", &name)).unwrap();
     assert_eq!(checkpoint::claimed_by(&claimed), Some("another"));
+}
+
+#[test]
+fn what_was_lost_is_told_once() {
+    let server = Server::start();
+    let mut controller = controller(&server);
+    let name = saved(&server, &pod("deployment", None, 0, "old"));
+    let mut failed = server.get(&path("a", &name)).unwrap();
+    failed["status"]["lostWorkSeconds"] = json!(77);
+    checkpoint::set(&mut failed, checkpoint::ready(false, "CheckpointFailed", "too late"));
+    server.put(&path("a", &name), failed);
+    let news = [1, 2].map(|number| pod("deployment", None, number, &format!("new{number}")));
+    for new in &news {
+        server.put(&of_pod(new), new.clone());
+    }
+    let told = |new: &Value| {
+        let new = server.get(&of_pod(new)).unwrap();
+        assert_eq!(annotation(&new, RESTORE_FROM), None);
+        annotation(&new, LOST_WORK).map(str::to_owned)
+    };
+    controller.turn().unwrap();
+    assert_eq!([told(&news[0]), told(&news[1])], [Some("77".to_owned()), None]);
+    // Nobody else tells it when that pod is gone.
+    controller.api.delete(&of_pod(&news[0])).unwrap();
+    controller.turn().unwrap();
+    assert!(server.get(&path("a", &name)).is_none());
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Pods that the kubelet ends by itself, and what is none of them.
 
 use super::*;
-use crate::time;
 
 /// An event of the kubelet's: about the container `main` of the pod, or about the node.
 fn told(server: &Server, reason: &str, message: &str, ago: i64) {

@@ -235,7 +235,7 @@ fn what_nobody_completes_is_not_waited_for() {
 fn a_pod_that_its_kubelet_has_ended_stays_as_it_is_and_is_continued() {
     let mut old = pod("o", "0", false);
     let mut saved = checkpoint(&old);
-    saved["metadata"]["labels"] = json!({ NODE_LABEL: "n1", GIVES_WAY: "true" });
+    saved["metadata"]["labels"] = json!({ NODE_LABEL: "n1", crate::checkpoint::GIVES_WAY: "true" });
     let new = pod("n", "0", true);
     // The kubelet says so only when its containers have ended.
     for phase in ["Running", "Failed"] {
