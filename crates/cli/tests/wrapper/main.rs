@@ -51,6 +51,8 @@ struct Node {
     key: Arc<Mutex<Option<(String, String)>>>,
     /// What it answers when a pod has been saved.
     saved: Arc<Mutex<Answer>>,
+    /// How long a pod may take to be saved.
+    seconds: Arc<Mutex<u64>>,
     /// To which word there is no answer for now, once for each, and whoever has got none.
     silent: Arc<Mutex<Vec<Meant>>>,
     unanswered: Arc<Mutex<Vec<UnixStream>>>,
@@ -83,6 +85,7 @@ impl Node {
             always: Arc::default(),
             key: Arc::default(),
             saved: Arc::new(Mutex::new(Answer::Noted)),
+            seconds: Arc::new(Mutex::new(60)),
             silent: Arc::default(),
             unanswered: Arc::default(),
             runc: "runc".into(),
@@ -112,6 +115,7 @@ impl Node {
         let always = Arc::clone(&self.always);
         let (key, saved) = (Arc::clone(&self.key), Arc::clone(&self.saved));
         let (silent, unanswered) = (Arc::clone(&self.silent), Arc::clone(&self.unanswered));
+        let seconds = Arc::clone(&self.seconds);
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 let Ok(ask) = receive::<Ask>(&stream) else { continue };
@@ -125,7 +129,8 @@ impl Node {
                     Ask::Stop { .. } | Ask::Checkpoint { .. } => {
                         fs::create_dir(&dir).unwrap();
                         let recipient = key.lock().unwrap().clone().map(|(recipient, _)| recipient);
-                        Answer::Save { dir: dir.clone(), recipient, seconds: 60 }
+                        let seconds = *seconds.lock().unwrap();
+                        Answer::Save { dir: dir.clone(), recipient, seconds }
                     }
                     Ask::Create { .. } if dir.exists() => Answer::Restore {
                         dir: dir.clone(),
@@ -307,6 +312,20 @@ impl Node {
         (call, worker)
     }
 
+    /// From now on a checkpoint does not come to its end: what it waits for is in the file.
+    fn hangs(&mut self) -> PathBuf {
+        let (script, hangs) = (self.path("hanging-runc"), self.path("hangs"));
+        let text = format!(
+            "#!/bin/sh\nfor word; do\n\t[ $word = checkpoint ] || continue\n\
+             \tsleep 10000 & echo $! >{0}.part; mv {0}.part {0}; wait\ndone\nexec runc \"$@\"\n",
+            hangs.display()
+        );
+        fs::write(&script, text).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        self.runc = script;
+        hangs
+    }
+
     /// Whether a call of the wrapper, or what one has started, runs.
     fn is_busy(&self) -> bool {
         let place = self.place.path().to_str().unwrap();
@@ -486,17 +505,8 @@ fn a_checkpoint_that_was_ordered_lets_the_pod_go_on_or_ends_it() {
 #[test]
 fn a_pod_goes_on_if_whoever_saves_it_is_killed() {
     let Some(mut node) = Node::new("a_pod_goes_on_if_whoever_saves_it_is_killed") else { return };
-    // A checkpoint that does not come to its end.
-    let (script, hangs) = (node.path("hanging-runc"), node.path("hangs"));
-    let text = format!(
-        "#!/bin/sh\nfor word; do\n\t[ $word = checkpoint ] || continue\n\
-         \tsleep 10000 & echo $! >{0}.part; mv {0}.part {0}; wait\ndone\nexec runc \"$@\"\n",
-        hangs.display()
-    );
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     node.running("pod");
-    node.runc = script;
+    let hangs = node.hangs();
     // The work alone is killed; then the call with it, as by `pkill torpor-runc`.
     for with_call in [false, true] {
         let mut call = node.checkpoint("pod");
@@ -517,6 +527,28 @@ fn a_pod_goes_on_if_whoever_saves_it_is_killed() {
         fs::remove_dir_all(node.path("checkpoint")).unwrap();
     }
     node.good("delete", &["--force", "pod"]);
+}
+
+#[test]
+fn a_pod_that_is_not_saved_in_time_is_told_to_end_as_ever() {
+    let Some(mut node) = Node::new("a_pod_that_is_not_saved_in_time") else { return };
+    let script = format!("trap 'echo $i >/told; exit' TERM; {COUNT}");
+    node.bundle_of("pod", "pod", "main", &script);
+    assert!(node.create("pod").status.success(), "{}", node.log());
+    node.good("start", &["pod"]);
+    node.counted("pod", 5);
+    let hangs = node.hangs();
+    *node.seconds.lock().unwrap() = 1;
+    let mut call = node.begin("kill", &["pod", "15"]);
+    let hanging = until("it hangs", || fs::read_to_string(&hangs).ok());
+    let frozen = node.count("pod").unwrap();
+    assert!(call.wait().unwrap().success(), "{}", node.log());
+    until("it has ended by its signal", || (node.status("pod") == "stopped").then_some(()));
+    let told = fs::read_to_string(node.path("pod/rootfs/told")).unwrap();
+    assert!(told.trim().parse::<u64>().unwrap() >= frozen, "{told}");
+    assert!(node.not_saved().is_some(), "the agent knows");
+    assert!(!Path::new("/proc").join(hanging.trim()).exists(), "the checkpoint goes on");
+    node.good("delete", &["pod"]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::{Node, until};
 /// emptyDir when they begin, and count.
 fn script(name: &str) -> String {
     format!(
-        "echo {name} >>/mnt/begun; cat /srv/token >/media/{name}; exec 5>>/mnt/log.{name}; \
+        "echo {name} >>/mnt/begun; echo {name} >>/dev/shm/begun; cat /srv/token >/media/{name}; exec 5>>/mnt/log.{name}; \
          i=0; while :; do i=$((i+1)); echo $i >&5; echo $i >/dev/shm/{name}; echo $i >/next; \
          mv /next /count; sleep 0.02; done"
     )
@@ -98,6 +98,8 @@ fn a_pod_with_one_of_each_kind_comes_back() {
     }
     let begun = fs::read_to_string(node.data("new").join("begun")).unwrap();
     assert_eq!(begun, "init\nsidecar\nmain\nother\n", "something has begun again");
+    let memory = fs::read_to_string(node.path("volumes-new/shm/begun")).unwrap_or_default();
+    assert_eq!(memory, "sidecar\nmain\nother\n", "/dev/shm");
     node.good("exec", &["new-main", "grep", "-q", "new", "/srv/token"]);
     for member in MEMBERS {
         node.good("delete", &["--force", &format!("new-{member}")]);
@@ -121,5 +123,54 @@ fn what_an_init_container_has_left_is_there_for_a_cold_start() {
     assert_eq!(begun, "init\nsidecar\nmain\nother\n");
     for member in MEMBERS {
         node.good("delete", &["--force", &format!("cold-{member}")]);
+    }
+}
+
+/// What two containers of a pod run that take turns, and write that down in the emptyDir.
+fn taking_turns(name: &str, waits_for: &str) -> String {
+    let turn = format!("echo {name} $i >>/mnt/turns");
+    let wait =
+        format!("until [ \"$(tail -n 1 /mnt/turns)\" = \"{waits_for} $i\" ]; do sleep 0.01; done");
+    let (first, second) = if name == "main" { (turn, wait) } else { (wait, turn) };
+    format!("i=0; >>/mnt/turns; while :; do i=$((i+1)); {first}; {second}; done")
+}
+
+#[test]
+fn all_containers_of_a_pod_are_saved_at_one_moment() {
+    let Some(mut node) = Node::new("all_containers_of_a_pod_are_saved") else { return };
+    let members = [("main", "other"), ("other", "main")];
+    let turns = |node: &Node, pod: &str, more: usize| {
+        let file = node.data(pod).join("turns");
+        let lines =
+            || fs::read_to_string(&file).unwrap_or_default().lines().map(str::to_owned).collect();
+        until("they take turns", || Some(lines()).filter(|all: &Vec<String>| all.len() > more))
+    };
+    let mut before = 10;
+    for pod in ["old", "new"] {
+        for (member, other) in members {
+            let name = format!("{pod}-{member}");
+            node.bundle_of(pod, &name, member, &taking_turns(member, other));
+            assert!(node.create(&name).status.success(), "{}", node.log());
+        }
+        for (member, _) in members {
+            node.good("start", &[&format!("{pod}-{member}")]);
+        }
+        let all = turns(&node, pod, before);
+        for (at, line) in all.iter().enumerate() {
+            let expected = format!("{} {}", ["main", "other"][at % 2], at / 2 + 1);
+            assert_eq!(*line, expected, "{pod}: turn {at} of {}, {before} before", all.len());
+        }
+        if pod == "old" {
+            let _ = node.runc("kill", &["old-main", "15"]);
+            for (member, _) in members {
+                let name = format!("old-{member}");
+                until("it has ended", || (node.status(&name) == "stopped").then_some(()));
+                node.good("delete", &[&name]);
+            }
+            before = turns(&node, pod, before).len() + 10;
+        }
+    }
+    for (member, _) in members {
+        node.good("delete", &["--force", &format!("new-{member}")]);
     }
 }
