@@ -7,7 +7,9 @@ use base64::prelude::BASE64_STANDARD;
 
 use super::*;
 use crate::checkpoint::{self, path};
-use crate::pod::{GATE, LOST_WORK, RESTORE_FROM, Replica, annotation, is_gated, text};
+use crate::pod::{
+    GATE, LOST_WORK, RESTORE_FROM, RESTORE_REQUEST, Replica, annotation, is_gated, text,
+};
 use crate::testing::Server;
 
 const LIMITS: Limits = Limits { gate: 120, unclaimed: 86_400, used: 600 };
@@ -150,6 +152,43 @@ fn a_pod_that_was_replaced_meanwhile_is_left_alone() {
     assert_eq!(annotation(&pod, RESTORE_FROM), Some(name.as_str()));
     let claimed = server.get(&path("a", &name)).unwrap();
     assert_eq!(checkpoint::claimed_by(&claimed), Some("another"));
+}
+
+#[test]
+fn who_may_restore_gets_the_checkpoint_that_was_asked_for() {
+    let server = Server::start();
+    let mut controller = controller(&server);
+    let name = saved(&server, &pod("deployment", None, 0, "old"));
+    server.also(move |request| {
+        if !request.path.ends_with("/subjectaccessreviews") {
+            return None;
+        }
+        let asked: Value = serde_json::from_slice(&request.body).unwrap();
+        let what = &asked["spec"]["resourceAttributes"];
+        assert_eq!((&what["verb"], &what["namespace"]), (&json!("restore"), &json!("a")));
+        let allowed = asked["spec"]["user"] == "bob" && what["name"] == name;
+        Some(Response::json(&json!({ "status": { "allowed": allowed } })))
+    });
+    // A pod of its own, as the plugin makes it.
+    let mut asks = pod("deployment", None, 7, "new");
+    asks["metadata"]["ownerReferences"] = json!([]);
+    asks["metadata"]["annotations"] = json!({ RESTORE_REQUEST: "deployment-0-old" });
+    let ask = Reviewer { api: server.api("controller") };
+    let is_allowed = |user: &str| {
+        let request = json!({ "request": {
+            "uid": "r", "kind": { "kind": "Pod" }, "namespace": "a", "object": asks,
+            "userInfo": { "username": user },
+        } });
+        webhook::review(&request, &ask)["response"]["allowed"] == true
+    };
+    assert!(is_allowed("bob") && !is_allowed("alice"));
+    server.put(&of_pod(&asks), asks.clone());
+    controller.turn().unwrap();
+    let given = server.get(&of_pod(&asks)).unwrap();
+    assert_eq!(annotation(&given, RESTORE_FROM), Some("deployment-0-old"));
+    assert!(!is_gated(&given));
+    let claimed = server.get(&path("a", "deployment-0-old")).unwrap();
+    assert_eq!(checkpoint::claimed_by(&claimed), Some("new"));
 }
 
 #[test]
