@@ -256,7 +256,7 @@ fn a_checkpoint_lives_as_long_as_its_maker_wants() {
     for state in ["Running", "Stopped"] {
         let mut one = checkpoint(&old);
         one["spec"]["postCheckpointState"] = json!(state);
-        let kept = |one: &Value| decided(&[], &[one.clone()]).is_empty();
+        let kept = |one: &Value| decided(&[], std::slice::from_ref(one)).is_empty();
         one["metadata"]["labels"] = json!({ NODE_LABEL: "n1" });
         assert!(kept(&one), "{state}");
         one["spec"]["timeToLiveSeconds"] = json!(61);
