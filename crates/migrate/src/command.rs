@@ -99,6 +99,9 @@ pub struct MigrateCommand {
     /// Send the pages of a round over so many connections at the same time
     #[arg(long, value_name = "N", default_value_t = 1)]
     connections: usize,
+    /// Give the migration up, and let it go on here, when the other host or this command hangs for so long
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    patience: u32,
     /// Compress pages as long as the link takes them more slowly than this host could send them. Who sees an encrypted link
     /// then sees how well they compress
     #[arg(long)]
@@ -250,7 +253,7 @@ fn success((): ()) -> ExitCode {
 fn try_migrate(command: MigrateCommand) -> Result<ExitCode> {
     let dir = &command.state_dir;
     if let Some(id) = &command.watch {
-        return source::watch(dir, id, command.keys.read()?).map(success);
+        return source::watch(dir, id, command.patience, command.keys.read()?).map(success);
     }
     if let Some(id) = &command.cancel {
         return Ok(decided(id, source::cancel(dir, id)?, command.json));
@@ -319,6 +322,7 @@ fn start(command: MigrateCommand) -> Result<ExitCode> {
         max_rounds: command.max_rounds,
         bandwidth: command.bandwidth,
         connections: command.connections,
+        patience: command.patience,
         state_dir: whole(&command.state_dir)?,
         work_dir: whole(&command.work_dir)?,
         script: command.script,

@@ -25,6 +25,10 @@ struct Held {
 impl Held {
     /// What the restore does at `point` when it is let go: `true` or `false`.
     fn start(mode: &str, point: &str, then: &str) -> Self {
+        Self::start_with(mode, point, then, &[])
+    }
+
+    fn start_with(mode: &str, point: &str, then: &str, more: &[&str]) -> Self {
         let (here, mut there) = (Host::new(), Host::new());
         let [reached, released] = ["reached", "released"].map(|name| here.path(name));
         let script = format!(
@@ -40,7 +44,7 @@ impl Held {
         let counter = Counter::start(2000, 10);
         let pid = counter.pid.to_string();
         let args = ["--pid", &pid, "--mode", mode, "--id", "one", &there.address];
-        let migration = here.migrate(&args).spawn().unwrap();
+        let migration = here.migrate(&args).args(more).spawn().unwrap();
         wait_until(&format!("{mode}: it comes to {point}"), || reached.exists());
         Self { here, there, counter, migration }
     }
@@ -100,19 +104,22 @@ fn has_no_children(pid: u32) -> bool {
         .all(|children| children.trim().is_empty())
 }
 
+/// Phases before the decision: the mode, the point that the restore waits at, whether the tasks are stopped here.
+const PHASES: [(&str, &str, bool); 5] = [
+    // The tree is being built while it still runs here.
+    ("pipelined", "setup-namespaces", false),
+    ("hybrid", "setup-namespaces", false),
+    // All of it is there, and is being made.
+    ("stop-and-copy", "setup-namespaces", true),
+    ("pre-copy", "setup-namespaces", true),
+    // The same, and its pages are being fetched.
+    ("post-copy", "setup-namespaces", true),
+];
+
 /// The tasks go on at once, whatever the destination is at; then nothing is left there.
 #[test]
 fn cancelled_in_each_phase_it_goes_on_here() {
-    for (mode, point, is_stopped) in [
-        // The tree is being built while it still runs here.
-        ("pipelined", "setup-namespaces", false),
-        ("hybrid", "setup-namespaces", false),
-        // All of it is there, and is being made.
-        ("stop-and-copy", "setup-namespaces", true),
-        ("pre-copy", "setup-namespaces", true),
-        // The same, and its pages are being fetched.
-        ("post-copy", "setup-namespaces", true),
-    ] {
+    for (mode, point, is_stopped) in PHASES {
         let mut held = Held::start(mode, point, "true");
         let stopped = (held.counter.pid, false);
         assert!(!is_stopped || held.counter.running().contains(&stopped), "{mode} at {point}");
@@ -128,6 +135,58 @@ fn cancelled_in_each_phase_it_goes_on_here() {
         wait_until(&format!("{mode} at {point}: both tidy up"), || held.is_clean());
         assert!(held.is_here(true), "{mode} at {point}");
     }
+}
+
+/// An agent that neither ends nor goes on: the tasks go on without it, and when it does, nothing is left there.
+#[test]
+fn an_agent_that_hangs_is_not_waited_for() {
+    for (mode, point, _) in PHASES {
+        let mut held = Held::start_with(mode, point, "true", &["--patience", "1"]);
+        let agent = Pid::from_child(held.there.agent.as_ref().unwrap());
+        kill_process(agent, Signal::STOP).unwrap();
+        let failed = held.migration.wait().unwrap();
+        assert!(!failed.success(), "{mode} at {point}");
+        held.counter.goes_on();
+        assert_eq!(held.here.phases("source"), ["stayed"], "{mode} at {point}");
+        kill_process(agent, Signal::CONT).unwrap();
+        held.release();
+        wait_until("it is written down", || held.there.phases("destination") == ["stayed"]);
+        wait_until(&format!("{mode} at {point}: both tidy up"), || held.is_clean());
+        assert!(held.is_here(true), "{mode} at {point}");
+    }
+}
+
+/// A command that neither ends nor goes on is ended by who looks on: the tasks go on, and the agent has let them go.
+#[test]
+fn a_command_that_hangs_is_ended() {
+    for (mode, point, _) in PHASES {
+        let mut held = Held::start_with(mode, point, "true", &["--patience", "1"]);
+        kill_process(Pid::from_child(&held.migration), Signal::STOP).unwrap();
+        wait_until(&format!("{mode} at {point}: it is decided"), || {
+            held.here.phases("source") == ["stayed"]
+        });
+        held.counter.goes_on();
+        assert!(!held.migration.wait().unwrap().success());
+        held.release();
+        wait_until("it is written down", || held.there.phases("destination") == ["stayed"]);
+        wait_until(&format!("{mode} at {point}: both tidy up"), || held.is_clean());
+        assert!(held.is_here(true), "{mode} at {point}");
+    }
+}
+
+/// Agent and command say that they live while they are busy with something that takes longer than is waited for.
+#[test]
+fn who_is_busy_does_not_hang() {
+    let (here, mut there) = (Host::new(), Host::new());
+    // The time itself is what is borne here.
+    let long = "--script=test $TORPOR_STAGE = moved || sleep 2";
+    there.options.push(long.to_owned());
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let args = ["--pid", &counter.pid.to_string(), "--patience", "1", "--json", long];
+    judge(&here.migrate(&args).arg(&there.address).output().unwrap()).unwrap();
+    counter.goes_on();
+    assert_eq!(there.phases("destination"), ["moved"]);
 }
 
 /// The destination was told to let the tasks run: the command waits for what becomes of that.

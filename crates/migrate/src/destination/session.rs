@@ -21,8 +21,8 @@ use crate::runtime;
 use crate::wire::frame::Line;
 use crate::wire::message::{Begin, Kind, Reply, Request, Subject};
 
-/// How long a source may be silent.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Seconds for which a source may want to be silent.
+const MAX_PATIENCE: u32 = 3600;
 /// How long the connection for a round's pages may take.
 const SOON: Duration = Duration::from_secs(20);
 /// No migration takes more rounds.
@@ -90,8 +90,11 @@ impl Session<'_> {
     fn carry_out(&mut self) -> Result<()> {
         let token = self.place.token.clone();
         self.line.say(&Reply::Ready { token, host: Host::this() })?;
+        let patience = self.place.begin.patience.clamp(1, MAX_PATIENCE);
+        self.line.beat(Duration::from_secs(patience.into()))?;
         loop {
-            match self.next()? {
+            let Some(speaker) = self.next()? else { continue };
+            match speaker {
                 // What a job says explains what the source says.
                 Speaker::Restore => self.restoring()?,
                 Speaker::Director => self.following()?,
@@ -106,21 +109,20 @@ impl Session<'_> {
         }
     }
 
-    /// Who has something to say.
-    fn next(&self) -> Result<Speaker> {
+    /// Who has something to say; nobody, if it is only that the source lives.
+    fn next(&mut self) -> Result<Option<Speaker>> {
         let mut fds = Vec::new();
         if let Some(restore) = &self.restore {
             fds.push((Speaker::Restore, restore.as_fd()));
             fds.extend(restore.director.as_ref().map(|them| (Speaker::Director, them.voice())));
         }
         fds.extend(self.round.as_ref().and_then(Incoming::voice).map(|fd| (Speaker::Pages, fd)));
-        fds.push((Speaker::Source, self.line.as_fd()));
         let (speakers, fds): (Vec<Speaker>, Vec<_>) = fds.into_iter().unzip();
-        let ready = wait_readable(&fds, Some(PATIENCE))?;
-        let first = speakers.into_iter().zip(ready).find(|&(_, ready)| ready);
-        first
-            .map(|(speaker, _)| speaker)
-            .ok_or_else(|| Error::Link("the source says nothing any more".to_owned()))
+        let Some(ready) = self.line.wait(&fds)? else { return Ok(None) };
+        // What the source says comes last.
+        let others = speakers.into_iter().zip(&ready[1..]).find(|&(_, &ready)| ready);
+        let source = ready[0].then_some(Speaker::Source);
+        Ok(others.map(|(speaker, _)| speaker).or(source))
     }
 
     /// Does what the source says; whether that was the last of it.

@@ -76,10 +76,15 @@ impl Source<'_> {
             container.look_away();
         }
         worker.answer(true)?;
-        let done = self.serve(&mut worker);
-        if matches!(done, Err(Error::Cancelled)) {
-            self.take_back(worker)?;
-        } else if done.is_err() {
+        let mut has_said_go = false;
+        let done = self.serve(&mut worker, &mut has_said_go);
+        if let Err(error @ (Error::Cancelled | Error::Link(_))) = &done
+            && !has_said_go
+        {
+            self.take_back(worker, error)?;
+            return done;
+        }
+        if done.is_err() {
             // The tasks may run there, and need the pages: the job serves them as long as the
             // destination lets it, over new connections if need be.
             if let Err(error) = engine::finish("dump", worker) {
@@ -93,7 +98,6 @@ impl Source<'_> {
         }
         let (verdict, why) = match done {
             Ok(pid) => (Verdict::There(pid), None),
-            Err(Error::Cancelled) => return Err(Error::Cancelled),
             Err(error) => self.ask(error)?,
         };
         match verdict {
@@ -112,12 +116,8 @@ impl Source<'_> {
         }
     }
 
-    /// Somebody ends it before the destination was told to go: it will not let the tasks run.
-    fn take_back(&mut self, worker: Worker) -> Result<()> {
-        let reason = Error::Cancelled.to_string();
-        if let Err(error) = self.link.say(&Request::Abort { reason }) {
-            tracing::debug!("{error}");
-        }
+    /// It ends before the destination was told to go: that will not let the tasks run.
+    fn take_back(&mut self, worker: Worker, why: &Error) -> Result<()> {
         // The job lets the tasks go on when nobody fetches its pages any more.
         if let Some(carrier) = self.carrier.take() {
             carrier.give_up();
@@ -127,19 +127,26 @@ impl Source<'_> {
         }
         self.ledger.advance(Phase::Stayed, |_| {})?;
         go_on(&self.ledger);
+        if let Err(error) = self.link.say(&Request::Abort { reason: why.to_string() }) {
+            tracing::debug!("{error}");
+        }
         Ok(())
     }
 
     /// Until the job has ended and the tasks with it. Before the destination is told to go, somebody may end it.
-    fn serve(&mut self, worker: &mut Worker) -> Result<i32> {
-        let (mut running, mut has_said_go) = (None, false);
+    fn serve(&mut self, worker: &mut Worker, has_said_go: &mut bool) -> Result<i32> {
+        let mut running = None;
         loop {
-            let cancel = (!has_said_go).then_some(&self.cancel);
+            let cancel = (!*has_said_go).then_some(&self.cancel);
             match self.link.next(Some(worker), cancel)? {
                 Happening::Said(Reply::Prepared) => {
                     self.downtime.prepared = Some(Instant::now());
+                    *has_said_go = true;
+                    // The tasks there wait for pages as long as this command lives.
+                    if let Some(watch) = &mut self.watch {
+                        watch.let_be();
+                    }
                     self.link.say(&Request::Go)?;
-                    has_said_go = true;
                 }
                 Happening::Said(Reply::Running { pid }) => {
                     self.downtime.end = Some(Instant::now());

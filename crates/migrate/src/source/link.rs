@@ -23,7 +23,7 @@ use crate::wire::message::{Begin, Reply, Request, is_image};
 use crate::wire::relay::{Budget, Meter};
 use crate::wire::spread::unite;
 
-/// How long the destination may be silent while something is waited for.
+/// How long the destination may take to answer, though it lives.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// No more than so many bytes are sent at once to measure the link.
 const MAX_MEASURED: u64 = 256 << 20;
@@ -75,10 +75,11 @@ impl Link {
         line.say(request)?;
         match line.hear()? {
             Reply::Ready { token, host } => {
-                let connections = match request {
-                    Request::Begin(begin) => begin.connections,
-                    _ => 1,
-                };
+                let mut connections = 1;
+                if let Request::Begin(begin) = request {
+                    connections = begin.connections;
+                    line.beat(Duration::from_secs(begin.patience.into()))?;
+                }
                 let pages = Pages { to: to.clone(), token, connections, sets: AtomicU64::new(0) };
                 let (budget, meter) = (Budget::new(), Meter::new(limit));
                 Ok((Self { line, pages: Arc::new(pages), budget, meter }, host))
@@ -226,16 +227,15 @@ impl Link {
         mut worker: Option<&mut Worker>,
         cancel: Option<&Cancel>,
     ) -> Result<Happening> {
+        let start = Instant::now();
         loop {
-            let mut fds = vec![self.line.as_fd()];
-            fds.extend(cancel.map(AsFd::as_fd));
-            fds.extend(worker.as_deref().map(AsFd::as_fd));
             // A job may take as long as memory is large.
-            let patience = worker.is_none().then_some(PATIENCE);
-            let ready = wait_readable(&fds, patience)?;
-            if !ready.contains(&true) {
+            if worker.is_none() && start.elapsed() > PATIENCE {
                 return Err(Error::Link("no answer comes".to_owned()));
             }
+            let mut fds: Vec<_> = cancel.map(AsFd::as_fd).into_iter().collect();
+            fds.extend(worker.as_deref().map(AsFd::as_fd));
+            let Some(ready) = self.line.wait(&fds)? else { continue };
             if cancel.is_some_and(Cancel::is_due) {
                 return Err(Error::Cancelled);
             }
@@ -271,14 +271,18 @@ impl Link {
 
     /// Why the destination has refused, if it says so soon.
     pub fn last_word(&mut self) -> Option<Error> {
-        let ready = wait_readable(&[self.line.as_fd()], Some(SOON)).ok()?;
-        if ready != [true] {
-            return None;
+        let start = Instant::now();
+        while let Some(left) = SOON.checked_sub(start.elapsed())
+            && wait_readable(&[self.line.as_fd()], Some(left)).ok()? == [true]
+        {
+            if self.line.wait(&[]).ok()?.is_some() {
+                return match self.line.hear().ok()? {
+                    reply @ Reply::Refused { by_source: false, .. } => Some(unexpected(reply)),
+                    _ => None,
+                };
+            }
         }
-        match self.line.hear().ok()? {
-            reply @ Reply::Refused { by_source: false, .. } => Some(unexpected(reply)),
-            _ => None,
-        }
+        None
     }
 }
 

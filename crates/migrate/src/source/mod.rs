@@ -66,6 +66,8 @@ pub struct Plan {
     pub bandwidth: Option<u64>,
     /// How many connections the pages of a round go over.
     pub connections: usize,
+    /// Seconds for which the other end, or this command, may be silent before the migration is given up.
+    pub patience: u32,
     /// Where records are kept.
     pub state_dir: PathBuf,
     /// Where images are made.
@@ -242,6 +244,7 @@ impl<'a> Source<'a> {
             with_rootfs: plan.with_rootfs,
             volumes: volumes(plan)?,
             connections: plan.connections,
+            patience: plan.patience,
         };
         let (link, _there) = Link::begin(&plan.to, begin, plan.bandwidth)?;
         let work_dir = work_dir(plan, &id);
@@ -262,7 +265,7 @@ impl<'a> Source<'a> {
         };
         let ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
         let work = WorkDir::create(work_dir)?;
-        let watch = Some(Watch::start(&plan.state_dir, &id, &plan.key_files)?);
+        let watch = Some(Watch::start(&plan.state_dir, &id, plan.patience, &plan.key_files)?);
         Ok(Self {
             plan,
             id,

@@ -71,6 +71,7 @@ pub fn rehearse(plan: &Plan) -> Result<Rehearsal> {
         with_rootfs: plan.with_rootfs,
         volumes: volumes(plan)?,
         connections: plan.connections,
+        patience: plan.patience,
     };
     let mut refused = Vec::new();
     let mut note = |error: &Error| {

@@ -2,20 +2,24 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use torpor_tls::Keys;
 
 use super::decide::{Verdict, ask_until, go_on, kill};
-use crate::engine::SELF;
+use crate::engine::{SELF, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::host::boot;
 use crate::record::{Ledger, Phase, Side, look};
 use crate::wire::Peer;
+use crate::wire::frame::BEATS;
 use crate::work;
 
 /// How long a command that ends may take to let go of its record.
@@ -26,11 +30,16 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 const PAUSE: Duration = Duration::from_millis(5);
 /// What the watch is told when all is well.
 const DONE: u8 = b'.';
+/// What it is told when this process lives.
+const BEAT: u8 = b'+';
+/// What it is told when tasks at the destination need this process, whether it hangs for a while or not.
+const LET_BE: u8 = b'=';
 
-/// A process that looks on, and brings a migration to its end if this one is killed.
+/// A process that looks on, and brings a migration to its end if this one is killed or hangs.
 #[derive(Debug)]
 pub struct Watch {
     pipe: ChildStdin,
+    _alive: Sender<()>,
 }
 
 impl Watch {
@@ -38,9 +47,9 @@ impl Watch {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start(state_dir: &Path, id: &str, key_files: &[String]) -> Result<Self> {
+    pub fn start(state_dir: &Path, id: &str, patience: u32, key_files: &[String]) -> Result<Self> {
         let child = Command::new(SELF)
-            .args(["migrate", "--watch", id, "--state-dir"])
+            .args(["migrate", "--watch", id, "--patience", &patience.to_string(), "--state-dir"])
             .arg(state_dir)
             .args(key_files)
             .stdin(Stdio::piped())
@@ -50,7 +59,21 @@ impl Watch {
             .spawn()
             .context(|| "start a process that looks on".to_owned())?;
         let pipe = child.stdin.ok_or_else(|| Error::refused("no pipe"))?;
-        Ok(Self { pipe })
+        let beats = pipe.as_fd().try_clone_to_owned().context(|| "a second pipe".to_owned())?;
+        let (alive, ended) = channel::<()>();
+        thread::spawn(move || {
+            let (mut pipe, each) = (File::from(beats), interval(patience));
+            while ended.recv_timeout(each) == Err(RecvTimeoutError::Timeout)
+                && pipe.write_all(&[BEAT]).is_ok()
+            {}
+        });
+        Ok(Self { pipe, _alive: alive })
+    }
+
+    /// From now on this process may hang.
+    pub fn let_be(&mut self) {
+        // If it is gone, it is.
+        let _ = self.pipe.write_all(&[LET_BE]);
     }
 
     /// There is nothing to look after any more.
@@ -60,17 +83,38 @@ impl Watch {
     }
 }
 
+/// How often a process says that it lives.
+fn interval(patience: u32) -> Duration {
+    Duration::from_secs(patience.into()) / BEATS
+}
+
 /// The process that looks on.
 ///
 /// # Errors
 /// If a migration that is left to it stays undecided.
-pub fn watch(state_dir: &Path, id: &str, keys: Option<Keys>) -> Result<()> {
-    let mut told = Vec::new();
-    File::open("/dev/stdin")
-        .and_then(|mut pipe| pipe.read_to_end(&mut told))
-        .context(|| "standard input".to_owned())?;
-    if told.contains(&DONE) {
-        return Ok(());
+pub fn watch(state_dir: &Path, id: &str, patience: u32, keys: Option<Keys>) -> Result<()> {
+    let failed = || "standard input".to_owned();
+    let mut pipe = File::open("/dev/stdin").context(failed)?;
+    let (mut told, mut silent, mut may_hang) = ([0; 64], 0, false);
+    loop {
+        // Counted, not measured: a host that was halted is no command that hangs.
+        if wait_readable(&[pipe.as_fd()], Some(interval(patience)))? == [true] {
+            silent = 0;
+            let told = match pipe.read(&mut told).context(failed)? {
+                0 => break,
+                len => &told[..len],
+            };
+            if told.contains(&DONE) {
+                return Ok(());
+            }
+            may_hang |= told.contains(&LET_BE);
+            continue;
+        }
+        silent += 1;
+        if silent == BEATS && !may_hang {
+            let owner = look(state_dir, Side::Source, id)?.and_then(|record| record.owner);
+            owner.inspect(|owner| owner.signal(Signal::KILL));
+        }
     }
     resolve(state_dir, id, false, keys, DAY).map(drop)
 }

@@ -5,30 +5,40 @@
 //!     frame      kind u8     three zero bytes    length u32   length bytes
 //! ```
 //!
+//! A frame of kind 3 is empty, and says that its end lives: see [`Line::beat`].
+//!
 //! Numbers are little-endian. No frame is longer than [`MAX_FRAME`]: an end that announces
 //! more is cut off before a byte of it is stored.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{Error, Result};
+use crate::engine::wait_readable;
+use crate::error::{Context, Error, Result};
 
 /// The longest frame.
 pub const MAX_FRAME: usize = 1 << 20;
 /// The version of the protocol that this program speaks, and the oldest that it does.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 const MAGIC: &[u8; 8] = b"torpor-m";
 const HEADER: usize = 8;
 const PREAMBLE: usize = MAGIC.len() + 4;
 const MESSAGE: u8 = 1;
 const DATA: u8 = 2;
+const BEAT: u8 = 3;
+/// An end that lives says so that many times in the time for which the other one bears its silence.
+pub const BEATS: u32 = 5;
 /// How long the other end may take to finish what it has begun to say.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -36,6 +46,18 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Line {
     file: File,
+    /// Held while a frame is written.
+    writing: Arc<Mutex<()>>,
+    /// As long as this is there, frames say that this end lives.
+    heart: Option<Heart>,
+}
+
+/// How long the other end may be silent, and since when it is.
+#[derive(Debug)]
+struct Heart {
+    patience: Duration,
+    heard: Instant,
+    _alive: Sender<()>,
 }
 
 fn lost(error: &std::io::Error) -> Error {
@@ -52,11 +74,8 @@ impl Line {
     /// # Errors
     /// If the other end is none of ours, or speaks other versions only.
     pub fn open(socket: OwnedFd) -> Result<Self> {
-        let mut line = Self { file: File::from(socket) };
-        for which in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&line.file, which, Some(PATIENCE))
-                .map_err(|e| lost(&std::io::Error::from(e)))?;
-        }
+        let mut line = Self { file: File::from(socket), writing: Arc::default(), heart: None };
+        line.limit(PATIENCE)?;
         let mut ours = [0; PREAMBLE];
         ours[..MAGIC.len()].copy_from_slice(MAGIC);
         ours[8..10].copy_from_slice(&VERSION.to_le_bytes());
@@ -79,6 +98,76 @@ impl Line {
             ));
         }
         Ok(line)
+    }
+
+    /// How long the other end may take to go on with what it has begun.
+    fn limit(&self, patience: Duration) -> Result<()> {
+        [Timeout::Recv, Timeout::Send].into_iter().try_for_each(|which| {
+            set_socket_timeout(&self.file, which, Some(patience))
+                .map_err(|e| lost(&std::io::Error::from(e)))
+        })
+    }
+
+    /// From now on this end says that it lives, whatever it is busy with, and expects the same of the other one: a
+    /// silence of `patience` is the loss of the link.
+    ///
+    /// # Errors
+    /// If there are no more descriptors.
+    pub fn beat(&mut self, patience: Duration) -> Result<()> {
+        self.limit(patience)?;
+        let socket = self.file.try_clone().context(|| "a second descriptor".to_owned())?;
+        let (alive, ended) = channel::<()>();
+        let writing = Arc::clone(&self.writing);
+        thread::spawn(move || {
+            while ended.recv_timeout(patience / BEATS) == Err(RecvTimeoutError::Timeout) {
+                let _writing = writing.lock().unwrap_or_else(PoisonError::into_inner);
+                if beat_once(&socket).is_err() {
+                    break;
+                }
+            }
+        });
+        self.heart = Some(Heart { patience, heard: Instant::now(), _alive: alive });
+        Ok(())
+    }
+
+    /// Waits until this line or one of `others` can be read, in this order; `None` if it is only that the other end lives.
+    ///
+    /// # Errors
+    /// If the other end is silent for too long.
+    pub fn wait(&mut self, others: &[BorrowedFd<'_>]) -> Result<Option<Vec<bool>>> {
+        let time = self.heart.as_ref().map(|heart| {
+            let left = heart.patience.saturating_sub(heart.heard.elapsed());
+            // Who did not run for a while itself, or did not look, gives the other end the time to say something.
+            left.max(heart.patience / BEATS)
+        });
+        let fds: Vec<_> = [self.file.as_fd()].into_iter().chain(others.iter().copied()).collect();
+        let ready = wait_readable(&fds, time)?;
+        if ready[0] {
+            if let Some(heart) = &mut self.heart {
+                heart.heard = Instant::now();
+            }
+            if self.skip_beat()? {
+                return Ok(None);
+            }
+        }
+        let is_silent = |heart: &Heart| heart.heard.elapsed() >= heart.patience;
+        if !ready[0] && self.heart.as_ref().is_some_and(is_silent) {
+            return Err(Error::Link("the other host says nothing any more".to_owned()));
+        }
+        Ok(Some(ready))
+    }
+
+    /// Takes a frame away that only says that the other end lives, if the next one is such.
+    fn skip_beat(&mut self) -> Result<bool> {
+        let mut kind = [0];
+        let len = recv(&self.file, &mut kind, RecvFlags::PEEK)
+            .map_err(|e| lost(&std::io::Error::from(e)))?
+            .0;
+        let is_beat = len == 1 && kind[0] == BEAT;
+        if is_beat {
+            self.header()?;
+        }
+        Ok(is_beat)
     }
 
     /// Says something.
@@ -105,7 +194,8 @@ impl Line {
         frame.extend_from_slice(&[kind, 0, 0, 0]);
         frame.extend_from_slice(&len.to_le_bytes());
         frame.extend_from_slice(payload);
-        self.file.write_all(&frame).map_err(|e| lost(&e))
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        (&self.file).write_all(&frame).map_err(|e| lost(&e))
     }
 
     /// What the other end says next.
@@ -126,18 +216,32 @@ impl Line {
     }
 
     fn receive(&mut self, expected: u8) -> Result<Vec<u8>> {
-        let mut header = [0; HEADER];
-        self.file.read_exact(&mut header).map_err(|e| lost(&e))?;
-        let [kind, 0, 0, 0, len @ ..] = header else {
-            return Err(Error::Protocol("a frame has no header".to_owned()));
+        let (kind, len) = loop {
+            let header = self.header()?;
+            if header.0 != BEAT {
+                break header;
+            }
         };
-        let len = u32::from_le_bytes(len) as usize;
         if kind != expected || len > MAX_FRAME {
             return Err(Error::Protocol(format!("a frame of kind {kind} and {len} bytes")));
         }
         let mut payload = vec![0; len];
         self.file.read_exact(&mut payload).map_err(|e| lost(&e))?;
         Ok(payload)
+    }
+
+    /// The kind and length of the next frame.
+    fn header(&mut self) -> Result<(u8, usize)> {
+        let mut header = [0; HEADER];
+        self.file.read_exact(&mut header).map_err(|e| lost(&e))?;
+        let [kind, 0, 0, 0, len @ ..] = header else {
+            return Err(Error::Protocol("a frame has no header".to_owned()));
+        };
+        let len = u32::from_le_bytes(len) as usize;
+        if kind == BEAT && len > 0 {
+            return Err(Error::Protocol(format!("a sign of life of {len} bytes")));
+        }
+        Ok((kind, len))
     }
 
     /// The connection itself, for what follows.
@@ -148,6 +252,16 @@ impl Line {
             let _ = set_socket_timeout(&self.file, which, None);
         }
         self.file.into()
+    }
+}
+
+/// Says that this end lives. Where nothing more fits in, enough lies there that says so.
+fn beat_once(mut socket: &File) -> std::io::Result<()> {
+    let frame = [BEAT, 0, 0, 0, 0, 0, 0, 0];
+    match send(socket, &frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        Ok(sent) => socket.write_all(&frame[sent..]),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -114,6 +114,8 @@ pub struct Begin {
     pub volumes: Vec<PathBuf>,
     /// How many connections the pages of a round come over.
     pub connections: usize,
+    /// Seconds for which each end bears the silence of the other one.
+    pub patience: u32,
 }
 
 /// What moves.
