@@ -83,6 +83,19 @@ impl Measured {
             restore: self.restore + seconds(filled / self.fill.max(1.0)),
         }
     }
+
+    /// How long pages are fetched after the pause.
+    #[must_use]
+    pub fn after(&self, mode: Mode, left: f64) -> Duration {
+        if mode.is_lazy() { seconds(left / self.link.max(1.0)) } else { Duration::ZERO }
+    }
+}
+
+/// Whether there is no further round of tasks that run: what they would wait for by now, `wait`, is short enough, or rounds do
+/// not pay, since one has sent `bytes` and the one before hardly more.
+#[must_use]
+pub fn is_last(wait: Duration, max_downtime: Duration, bytes: f64, before: Option<f64>) -> bool {
+    wait <= max_downtime || before.is_some_and(|before| bytes >= before * 0.9)
 }
 
 /// What is asked for.
@@ -116,25 +129,23 @@ impl Forecast {
     pub fn new(of: &Measured, wish: Wish, within: impl Fn(Duration) -> f64) -> Self {
         let memory = float(of.memory);
         let slow = wish.bandwidth.map_or(of.link, |limit| of.link.min(float(limit)));
-        let (mut rounds, mut left) = (0, memory);
+        let (mut rounds, mut left, mut before) = (0, memory, None);
         let mut total = seconds(float(of.files) / slow.max(1.0));
         if wish.mode.has_rounds() {
             while rounds < wish.max_rounds.max(1) {
                 rounds += 1;
                 let time = of.each.max(of.freeze) + of.scan + seconds(left / slow.max(1.0));
                 total += time;
-                let written = within(time).min(memory);
-                let pays = written < left * 0.9;
-                left = written;
-                if time <= wish.max_downtime || !pays && rounds > 1 {
+                let sent = std::mem::replace(&mut left, within(time).min(memory));
+                let wait = of.pause(wish.mode, left).total() + of.after(wish.mode, left);
+                if is_last(wait, wish.max_downtime, sent, before) {
                     break;
                 }
+                before = Some(sent);
             }
         }
-        let after =
-            if wish.mode.is_lazy() { seconds(left / of.link.max(1.0)) } else { Duration::ZERO };
         let pause = of.pause(wish.mode, left);
-        total += pause.total() + after;
+        total += pause.total() + of.after(wish.mode, left);
         Self { rounds: rounds + 1, total, pause }
     }
 
@@ -207,6 +218,15 @@ mod tests {
             assert!(lazy.pause.total() < Duration::from_millis(50), "{lazy:?}");
             assert!(lazy.total > Duration::from_secs(10), "{lazy:?}");
         }
+    }
+
+    #[test]
+    fn rounds_end_for_one_of_two_reasons() {
+        let ms = Duration::from_millis;
+        assert!(is_last(ms(50), ms(50), 1e6, None), "short enough");
+        assert!(!is_last(ms(51), ms(50), 1e6, None), "the first of all");
+        assert!(!is_last(ms(51), ms(50), 0.89e6, Some(1e6)), "they pay");
+        assert!(is_last(ms(51), ms(50), 0.9e6, Some(1e6)), "they do not");
     }
 
     #[test]

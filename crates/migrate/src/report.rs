@@ -24,12 +24,6 @@ pub struct Round {
 }
 
 impl Round {
-    /// How long the transfer would take if as much came in the last round.
-    #[must_use]
-    pub fn expected_pause(&self) -> Duration {
-        self.time
-    }
-
     /// For people.
     #[must_use]
     pub fn text(&self) -> String {
@@ -91,6 +85,8 @@ pub struct Estimate {
     pub plain: Pause,
     /// Corrected by what earlier ones took.
     pub pause: Pause,
+    /// How long pages are fetched after it.
+    pub after: Duration,
     /// How many earlier ones that were.
     pub learned_from: usize,
 }

@@ -1,11 +1,11 @@
-//! `--dry-run` says what a migration would be like, and moves nothing.
+//! `--dry-run` says what a migration would be like, and moves nothing; what is refused then is refused to a migration as well.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;
 
-use serde_json::Value;
-use support::{Counter, Host, wait_until};
+use serde_json::{Value, json};
+use support::{Counter, Host, judge, wait_until};
 
 fn rehearse(here: &Host, pid: i32, mode: &str, to: &str) -> (bool, Value) {
     let pid = pid.to_string();
@@ -91,4 +91,34 @@ fn what_would_be_refused() {
     let refused = said["refused"].to_string();
     assert!(!fine && refused.contains("the policy does not allow"), "{said}");
     stays(&counter, &here, &there);
+}
+
+/// Rounds end when the whole pause is expected to be short enough, however short the last round was; or when they do not pay.
+#[test]
+fn rounds_end_by_the_expected_pause() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let moves = |writes: u64, most: f64| {
+        let counter = Counter::start(2000, writes);
+        let (pid, most) = (counter.pid.to_string(), format!("{most:.0}"));
+        let args = ["--pid", &pid, "--mode", "pre-copy", "--max-downtime", &most, "--json"];
+        let output = here.migrate(&args).args(["--max-rounds", "50", &there.address]).output();
+        let report = judge(&output.unwrap()).unwrap();
+        counter.goes_on();
+        let rounds = report["rounds"].as_array().unwrap().len();
+        (rounds, report["estimate"]["downtime_ms"].as_f64().unwrap())
+    };
+    let experience = here.path("state/experience.json");
+    let (rounds, expected) = moves(1, 1e6);
+    assert_eq!(rounds, 2, "one of tasks that run");
+    // The rounds are as short, but the pause was a hundred times as long as that.
+    let kind = json!({"to": there.address, "mode": "pre-copy", "is_container": false});
+    let factors = json!({"freeze": 100.0, "transfer": 100.0, "restore": 100.0});
+    let sample = json!([{"kind": kind, "factors": factors, "pace": null}]);
+    std::fs::write(&experience, sample.to_string()).unwrap();
+    let (rounds, longer) = moves(1, 20.0 * expected);
+    assert!(longer > 20.0 * expected && (3..50).contains(&rounds), "{rounds} {longer} {expected}");
+    std::fs::remove_file(&experience).unwrap();
+    let (rounds, _) = moves(2000, 0.0);
+    assert!((3..50).contains(&rounds), "all is written again in each: {rounds}");
 }

@@ -44,7 +44,8 @@ impl Source<'_> {
         let plain = measured.pause(self.plan.mode, left);
         let lesson = self.experience.lesson(&kind(self.plan));
         let pause = lesson.map_or(plain, |lesson| lesson.factors.correct(&plain));
-        Some(Estimate { plain, pause, learned_from: lesson.map_or(0, |lesson| lesson.of) })
+        let after = measured.after(self.plan.mode, left);
+        Some(Estimate { plain, pause, after, learned_from: lesson.map_or(0, |lesson| lesson.of) })
     }
 
     /// How far the estimate was off is remembered for the next one.

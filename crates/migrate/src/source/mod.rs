@@ -26,6 +26,7 @@ use crate::cancel::Cancel;
 use crate::error::{Error, Result};
 use crate::experience::Experience;
 use crate::files::Mirror;
+use crate::forecast::{float, is_last};
 use crate::host::{self, Host, pid_namespace};
 use crate::mode::Mode;
 use crate::probe::Probe;
@@ -301,18 +302,20 @@ impl<'a> Source<'a> {
         if self.plan.mode.is_lazy() { self.lend(worker) } else { self.decide(worker) }
     }
 
-    /// Rounds until the last one is expected to be short enough, or no shorter than this one.
+    /// Rounds until the pause is expected to be short enough, or they do not pay.
     fn take_rounds(&mut self) -> Result<()> {
         for number in 1..=self.plan.max_rounds {
             let live = Live::start(format!("{}: round {number}", self.id), &self.link.meter);
             self.send_files()?;
             let round = self.round(number)?;
             drop(live);
-            let previous = self.rounds.last().map(|before| before.bytes);
-            let done = round.expected_pause() <= self.plan.max_downtime
-                || previous.is_some_and(|bytes| round.bytes >= bytes / 10 * 9);
+            let (before, bytes) =
+                (self.rounds.last().map(|it| float(it.bytes)), float(round.bytes));
             self.rounds.push(round);
-            let line = progress::line(&self.rounds, self.estimate().map(|it| it.pause.total()));
+            let estimate = self.estimate();
+            let wait = estimate.map_or(Duration::ZERO, |it| it.pause.total() + it.after);
+            let done = is_last(wait, self.plan.max_downtime, bytes, before);
+            let line = progress::line(&self.rounds, estimate.map(|it| it.pause.total()));
             eprintln!("{} {}: {line}", self.id, self.ledger.record().subject);
             if done {
                 break;
