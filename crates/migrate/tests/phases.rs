@@ -8,7 +8,8 @@ mod support;
 use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixListener;
-use std::process::Child;
+use std::process::{Child, Command};
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -20,6 +21,26 @@ struct Held {
     there: Host,
     counter: Counter,
     migration: Child,
+    /// Mounts and rules of both ends before it began.
+    before: [Around; 2],
+}
+
+/// Mounts that this process sees and that are of this test, and the mounts and rules around another one.
+type Around = Vec<String>;
+
+/// What is around a process that has a network of its own.
+fn around(pid: i32) -> Around {
+    let rules = Command::new("nsenter")
+        .args(["--net", "--target", &pid.to_string(), "nft", "list", "ruleset"])
+        .output()
+        .unwrap();
+    assert!(rules.status.success(), "{rules:?}");
+    let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
+    // Of those that come and go with others, the part that is a test's.
+    let of_tests = mounts.lines().filter(|line| line.contains("/.tmp") || line.contains("torpor"));
+    let mut all: Vec<String> = of_tests.map(|line| line.split(' ').skip(3).collect()).collect();
+    all.push(String::from_utf8(rules.stdout).unwrap());
+    all
 }
 
 impl Held {
@@ -29,7 +50,8 @@ impl Held {
     }
 
     fn start_with(mode: &str, point: &str, then: &str, more: &[&str]) -> Self {
-        let (here, mut there) = (Host::new(), Host::new());
+        // Its mounts and rules are nobody else's.
+        let (here, mut there) = (Host::new(), Host::apart(&["unshare", "--mount", "--net"]));
         let [reached, released] = ["reached", "released"].map(|name| here.path(name));
         let script = format!(
             "test $CRTOOLS_SCRIPT_ACTION != {point} || \
@@ -41,12 +63,13 @@ impl Held {
             there.options.push(format!("--restore-option={word}"));
         }
         there.start_agent();
-        let counter = Counter::start(2000, 10);
+        let counter = Counter::start_under(&["setsid", "unshare", "--net"], 2000, 10);
         let pid = counter.pid.to_string();
+        let before = [counter.pid, there.agent.as_ref().unwrap().id().cast_signed()].map(around);
         let args = ["--pid", &pid, "--mode", mode, "--id", "one", &there.address];
         let migration = here.migrate(&args).args(more).spawn().unwrap();
         wait_until(&format!("{mode}: it comes to {point}"), || reached.exists());
-        Self { here, there, counter, migration }
+        Self { here, there, counter, migration, before }
     }
 
     fn release(&self) {
@@ -61,6 +84,12 @@ impl Held {
     fn is_clean(&self) -> bool {
         let agent = self.there.agent.as_ref().map(Child::id);
         self.here.is_clean() && self.there.is_clean() && agent.is_none_or(has_no_children)
+    }
+
+    /// No mount and no rule is left at either end.
+    fn leaves_nothing_around(&self) {
+        let agent = self.there.agent.as_ref().unwrap().id().cast_signed();
+        assert_eq!([self.counter.pid, agent].map(around), self.before);
     }
 
     /// Kills the command and who looks on: nobody is left to decide, and the tasks stay stopped.
@@ -123,7 +152,16 @@ fn cancelled_in_each_phase_it_goes_on_here() {
         let mut held = Held::start(mode, point, "true");
         let stopped = (held.counter.pid, false);
         assert!(!is_stopped || held.counter.running().contains(&stopped), "{mode} at {point}");
-        let cancelled = held.here.migrate(&["--cancel", "one"]).output().unwrap();
+        let (begun, count) = (Instant::now(), held.counter.count());
+        let cancel = held.here.migrate(&["--cancel", "one"]).spawn().unwrap();
+        if is_stopped {
+            wait_until("it counts on", || held.counter.count() > count);
+            println!(
+                "{mode}: it counts {:.0} ms after --cancel",
+                begun.elapsed().as_secs_f64() * 1e3
+            );
+        }
+        let cancelled = cancel.wait_with_output().unwrap();
         assert!(cancelled.status.success(), "{mode} at {point}: {cancelled:?}");
         assert!(String::from_utf8_lossy(&cancelled.stdout).contains("it goes on here"));
         held.counter.goes_on();
@@ -134,6 +172,7 @@ fn cancelled_in_each_phase_it_goes_on_here() {
         wait_until("it is written down", || held.there.phases("destination") == ["stayed"]);
         wait_until(&format!("{mode} at {point}: both tidy up"), || held.is_clean());
         assert!(held.is_here(true), "{mode} at {point}");
+        held.leaves_nothing_around();
     }
 }
 
@@ -153,6 +192,7 @@ fn an_agent_that_hangs_is_not_waited_for() {
         wait_until("it is written down", || held.there.phases("destination") == ["stayed"]);
         wait_until(&format!("{mode} at {point}: both tidy up"), || held.is_clean());
         assert!(held.is_here(true), "{mode} at {point}");
+        held.leaves_nothing_around();
     }
 }
 
@@ -171,6 +211,7 @@ fn a_command_that_hangs_is_ended() {
         wait_until("it is written down", || held.there.phases("destination") == ["stayed"]);
         wait_until(&format!("{mode} at {point}: both tidy up"), || held.is_clean());
         assert!(held.is_here(true), "{mode} at {point}");
+        held.leaves_nothing_around();
     }
 }
 
