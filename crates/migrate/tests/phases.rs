@@ -230,6 +230,32 @@ fn who_is_busy_does_not_hang() {
     assert_eq!(there.phases("destination"), ["moved"]);
 }
 
+/// The round after which the tree is built, and what rounds bring of its structure.
+#[test]
+fn it_is_built_when_that_was_asked_for() {
+    for (more, rounds, is_stopped) in [
+        (&["--max-downtime", "0"][..], 1, false),
+        (&["--max-downtime", "0", "--start-restore-after", "2"], 2, false),
+        (&["--max-downtime", "0", "--max-rounds", "2", "--start-restore-after", "9"], 3, true),
+    ] {
+        for state in ["global", "full"] {
+            let more = [more, &["--state", state]].concat();
+            let held = Held::start_with("pipelined", "setup-namespaces", "true", &more);
+            let stopped = (held.counter.pid, false);
+            assert_eq!(held.counter.running().contains(&stopped), is_stopped, "{more:?}");
+            let round = |number: u32| held.here.path(&format!("work/source/one/{number}"));
+            assert!(round(rounds).exists() && !round(rounds + 1).exists(), "{more:?}");
+            if rounds > 1 {
+                let images = fs::read_dir(round(2)).unwrap().flatten();
+                let has_core = images
+                    .map(|it| it.file_name())
+                    .any(|name| name.to_str().is_some_and(|name| name.starts_with("core-")));
+                assert_eq!(has_core, state == "full", "{more:?}");
+            }
+        }
+    }
+}
+
 /// The destination was told to let the tasks run: the command waits for what becomes of that.
 #[test]
 fn when_it_is_decided_it_is_too_late_to_cancel() {

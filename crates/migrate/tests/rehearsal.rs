@@ -93,6 +93,49 @@ fn what_would_be_refused() {
     stays(&counter, &here, &there);
 }
 
+/// The destination's policy says no: the tasks go on, whether they were stopped for it or not.
+#[test]
+fn a_policy_refuses_a_migration() {
+    for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        // Another host, as far as images tell, though it is the same one.
+        let rule = "foreign.namespaces.require=[\"pid\"]";
+        for word in ["--host-key", "none", "--policy-rule", rule] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        there.start_agent();
+        let counter = Counter::start(100, 1);
+        let error = here.moves(counter.pid, mode, &there.address).unwrap_err();
+        assert!(error.contains("the policy does not allow"), "{mode}: {error}");
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        assert_eq!(here.phases("source"), ["stayed"], "{mode}");
+        assert_eq!(there.phases("destination"), ["stayed"], "{mode}");
+    }
+}
+
+/// A host whose processor can do less, as far as its kernel tells.
+#[test]
+fn a_processor_that_can_less_is_refused() {
+    let here = Host::new();
+    let info = here.path("cpuinfo");
+    std::fs::write(&info, "processor\t: 0\nflags\t\t: fpu cmov\n").unwrap();
+    let script = format!("mount --bind {} /proc/cpuinfo && exec \"$@\"", info.display());
+    let mut there = Host::apart(&["unshare", "--mount", "sh", "-c", &script, "sh"]);
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let (fine, said) = rehearse(&here, counter.pid, "pipelined", &there.address);
+    assert!(!fine && said["refused"].to_string().contains("the processor of"), "{said}");
+    let error = here.moves(counter.pid, "pipelined", &there.address).unwrap_err();
+    assert!(error.contains("the processor of") && error.contains("--ignore-cpu"), "{error}");
+    stays(&counter, &here, &there);
+    let args = ["--pid", &counter.pid.to_string(), "--ignore-cpu", "--json", &there.address];
+    judge(&here.migrate(&args).output().unwrap()).unwrap();
+    counter.goes_on();
+    assert_eq!(there.phases("destination"), ["moved"]);
+}
+
 /// Rounds end when the whole pause is expected to be short enough, however short the last round was; or when they do not pay.
 #[test]
 fn rounds_end_by_the_expected_pause() {
