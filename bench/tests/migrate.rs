@@ -48,6 +48,8 @@ fn redis_moves_in_every_mode() {
         assert!(numbers.len() == 17 && sent > 16.0 && downtime > 0.0, "{table}");
         assert!(expected > 0.0 && rehearsed > 0.0, "{table}");
         assert!(memory_here > 1.0 && memory_there > 16.0, "{table}");
+        let stall = format!("no answer beyond the downtime, {mode}");
+        assert!(judged.contains(&stall), "{judged}");
     }
     for name in ["estimates", "estimates of --dry-run"] {
         assert!(judged.contains(&format!("migration: {name} within 20 %, of 5")), "{judged}");

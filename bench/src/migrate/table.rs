@@ -64,6 +64,11 @@ fn downtime(sample: &Sample) -> f64 {
     sample.or_zero("downtime_ms")
 }
 
+/// For how long a peer hears nothing besides the time for which the tasks are stopped.
+fn stall(sample: &Sample) -> f64 {
+    (f64::from(sample.silence) - downtime(sample)).max(0.0)
+}
+
 fn restore(sample: &Sample) -> f64 {
     sample.or_zero("restore_ms")
 }
@@ -118,6 +123,15 @@ pub fn judge_estimates<'a>(bench: &mut Bench, samples: impl Iterator<Item = &'a 
 pub fn judge(bench: &mut Bench, gigabits: u32, service: &Service, rows: &[Row<'_>]) {
     let of = |name: &str| rows.iter().find(|(mode, _)| *mode == name).map(|(_, it)| it.as_slice());
     let name = |what: &str| format!("migration, {}, {gigabits} Gbit/s: {what}", service.title());
+    for (mode, samples) in rows {
+        let most = Some(Goal::AtMost(200.0));
+        bench.add(
+            name(&format!("no answer beyond the downtime, {mode}")),
+            middle(samples, stall),
+            "ms",
+            most,
+        );
+    }
     if let Some(hybrid) = of("hybrid") {
         let most = Some(Goal::AtMost(50.0));
         bench.add(name("downtime, hybrid"), middle(hybrid, downtime), "ms", most);
