@@ -192,3 +192,17 @@ pub fn calibrate() -> f64 {
     std::hint::black_box(value);
     begun.elapsed().as_secs_f64() * 1000.0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_noisy_machine_is_called_so() {
+        let quiet = Calibration::of(vec![10.0, 10.2, 9.9, 10.1, 10.0]);
+        assert!(!quiet.noisy && quiet.deviation < NOISY, "{quiet:?}");
+        let noisy = Calibration::of(vec![10.0, 14.0, 9.0, 12.5, 10.0]);
+        assert!(noisy.noisy && noisy.deviation > NOISY, "{noisy:?}");
+        assert!(!Calibration::of(Vec::new()).noisy);
+    }
+}

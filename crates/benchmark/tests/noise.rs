@@ -1,7 +1,7 @@
 //! Whether the tool can be trusted on this machine: two runs of the same agree, and a runtime that is
 //! slower by a tenth is found. This takes long, and a machine with little else to do: TORPOR_LONG=1. The
 //! tool says beforehand how many runs it takes; where that is more than are taken (100, or what
-//! TORPOR_RUNS says), the rows that it promises nothing about are named and not judged.
+//! TORPOR_RUNS says), the rows that it promises nothing about are named and not judged; they may be half of all.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests may stop at the first surprise")]
 
@@ -132,6 +132,10 @@ fn a_tenth_is_found_and_nothing_else() {
         .filter(|name| forecast[*name].is_some_and(|wanted| wanted <= runs))
         .collect();
     eprintln!("{runs} runs of each; a tenth will be found in {promised:?}");
+    assert!(
+        promised.len() * 2 >= ROWS.len(),
+        "the machine is too noisy to say anything: with {runs} runs of each a tenth is promised to be found in {promised:?} only"
+    );
     let slow = slower(&test_dir, &pilot);
     // One run of three, so that a drift of the machine is in all of them, and one more of the first.
     let first = run(&test_dir, "first", &[("runc", runc), ("again", runc), ("slow", &slow)], runs);

@@ -136,6 +136,48 @@ fn density_is_told_by_three_measures() {
     }
 }
 
+/// The best is highlighted, with what cannot be told from it; where all are alike, nothing is.
+#[test]
+fn the_best_is_highlighted() {
+    let test_dir = TestDir::new();
+    let names: Vec<String> = (0..3).map(|number| format!("here/{number}")).collect();
+    let (mut benchmarks, mut rows) = (Vec::new(), Vec::new());
+    // By its direction, medians of the targets, and which of them are green.
+    let cases = [
+        ("lower", [100.0, 100.1, 150.0], [true, true, false]),
+        ("higher", [100.0, 100.1, 150.0], [false, false, true]),
+        ("lower", [100.0, 100.1, 100.2], [false, false, false]),
+    ];
+    for (number, (direction, medians, _)) in cases.iter().enumerate() {
+        let name = format!("operations.component{number}.facet");
+        benchmarks.push(json!({
+            "name": name, "unit": "ms", "direction": direction, "measures": "", "isolates": "",
+            "needs": [], "group": "life",
+        }));
+        for (target, median) in names.iter().zip(medians) {
+            let samples: Vec<Value> = (0..SAMPLES)
+                .map(|n| {
+                    let value = median + f64::from(u8::try_from(n).unwrap());
+                    json!({"order": n, "time": 1.0, "warmup": false, "value": value})
+                })
+                .collect();
+            rows.push(json!({
+                "benchmark": name, "target": target, "failures": 0, "summary": null,
+                "status": "ok", "reason": null, "samples": samples,
+            }));
+        }
+    }
+    written(&test_dir, &names, &benchmarks, &rows);
+    let page = fs::read_to_string(report(&test_dir)).unwrap();
+    let cells: Vec<bool> = page
+        .split("<td class=\"value ok")
+        .skip(1)
+        .map(|rest| rest.split('"').next().unwrap().contains("best"))
+        .collect();
+    let wanted: Vec<bool> = cases.iter().flat_map(|(.., green)| *green).collect();
+    assert_eq!(cells, wanted);
+}
+
 /// Loads the report as a phone does, and writes down what it finds.
 const PROBE: &str = r#"<!doctype html><body><iframe id=f width=390 height=800 src=report.html></iframe><script>
 onload = () => {

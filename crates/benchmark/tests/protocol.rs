@@ -214,3 +214,20 @@ fn runtimes_tell_their_versions_and_results_are_found() {
         assert!(index.replace("&#x2f;", "/").contains(part), "{part}: {index}");
     }
 }
+
+#[test]
+fn as_many_at_a_time_as_were_asked_for() {
+    let test_dir = TestDir::new();
+    let fake = Fake::start(&test_dir.path(""));
+    fake.state.lock().unwrap().together = 3;
+    test_dir.config(&format!(
+        "filters: [scalability.*]\nruns: 1\nwarmup: 0\nscale: [6]\nconcurrency: 3\n{}",
+        fake.endpoint()
+    ));
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
+    let row = row(&results, "scalability.containers-6.start", "fake/x");
+    assert_eq!((row["status"].as_str(), samples(row)), (Some("ok"), 1), "{row}");
+    assert_eq!(fake.state.lock().unwrap().most_asked, 3);
+    assert_eq!(fake.left(), (0, 0, 0));
+}

@@ -56,7 +56,12 @@ async fn share_of(ids: &[&str], time: Duration) -> Result<f64, Trouble> {
     let begun = Instant::now();
     tokio::time::sleep(time).await;
     let share = (used(ids)? - before) / begun.elapsed().as_secs_f64();
-    let times = stopped().saturating_sub(throttled);
+    judge(share, stopped().saturating_sub(throttled))
+}
+
+/// A limit is one if the kernel has made the program wait for it, `times` times, and `share`, what it has used of a processor, is
+/// within 5 % of the quota.
+fn judge(share: f64, times: u64) -> Result<f64, Trouble> {
     let off = 100.0 * (share - SHARE).abs() / SHARE;
     let used = format!("{:.1} % of a CPU were used under a quota of 20 %", 100.0 * share);
     match (times, off) {
@@ -176,4 +181,28 @@ pub async fn charge(cell: &Cell<'_>) -> Result<Values, Trouble> {
         value("charge.idle", bytes.ok_or_else(none)? as f64 / f64::from(1 << 20)),
         value("charge.cpu", cpu * 1000.0),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_counts_if_it_throttles_and_is_exact() {
+        for (share, off) in [(0.2, 0.0), (0.191, 4.5), (0.209, 4.5)] {
+            let judged = judge(share, 1);
+            assert!(matches!(judged, Ok(it) if (it - off).abs() < 1e-6), "{share}: {judged:?}");
+        }
+        for (share, times, word) in [
+            (0.2, 0, "has not throttled"),
+            (0.189, 7, "not exact"),
+            (0.211, 7, "not exact"),
+            (1.0, 0, "has not throttled"),
+        ] {
+            let judged = judge(share, times);
+            let is_told =
+                matches!(&judged, Err(Trouble::Invalid(_, reason)) if reason.contains(word));
+            assert!(is_told, "{share} {times}: {judged:?}");
+        }
+    }
 }

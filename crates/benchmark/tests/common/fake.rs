@@ -36,6 +36,14 @@ pub struct State {
     pub mischief: BTreeMap<String, Mischief>,
     /// The number of the call, of all, that is carried out and never answered.
     pub held: Option<u32>,
+    /// Sandboxes that are to be asked for at the same time, and as many again; who asks waits for the others.
+    pub together: usize,
+    /// Sandboxes that are being asked for.
+    asked: usize,
+    /// All that ever were.
+    arrived: usize,
+    /// The most of them at a time.
+    pub most_asked: usize,
     /// Names of sandboxes that were used.
     names: Vec<String>,
     logs: BTreeMap<String, PathBuf>,
@@ -113,6 +121,25 @@ async fn connection(stream: tokio::net::UnixStream, state: Arc<Mutex<State>>) {
     }
 }
 
+/// Until as many sandboxes are being asked for as are to be at the same time, and a little longer: there may be more.
+async fn others(state: &Mutex<State>) {
+    let number = {
+        let state = &mut *state.lock().unwrap();
+        state.asked += 1;
+        state.most_asked = state.most_asked.max(state.asked);
+        state.arrived += 1;
+        state.arrived
+    };
+    let (mut together, mut waited) = (state.lock().unwrap().together, 0);
+    while together > 0 && waited < 20 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let state = state.lock().unwrap();
+        together = state.together;
+        // Those of its group are there.
+        waited += usize::from(state.arrived >= number.div_ceil(together.max(1)) * together);
+    }
+}
+
 async fn answer(
     request: http::Request<h2::RecvStream>,
     mut respond: h2::server::SendResponse<Bytes>,
@@ -125,8 +152,13 @@ async fn answer(
         let _ = body.flow_control().release_capacity(chunk.len());
         message.extend_from_slice(&chunk);
     }
+    let is_sandbox = call == "RunPodSandbox";
+    if is_sandbox {
+        others(&state).await;
+    }
     let answer = {
         let state = &mut *state.lock().unwrap();
+        state.asked -= usize::from(is_sandbox);
         let answer = dispatch(&call, message.get(5..).unwrap_or_default(), state);
         let held = state.held == Some(state.calls.values().sum());
         if held { Err(Mischief::Hang) } else { answer }
