@@ -1,7 +1,7 @@
 //! Tells a restore in rounds (`torpor restore --rounds`) which rounds there are.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Context, Error, Result};
 
 /// What the restore says when it has done what it was told.
-const READY: &str = "ready\n";
+const READY: &[u8; 6] = b"ready\n";
 
 /// The connection to a restore in rounds.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Director {
     /// Where it connects.
     pub socket: PathBuf,
     listener: UnixListener,
-    stream: Option<BufReader<UnixStream>>,
+    stream: Option<UnixStream>,
     /// What is to be said when it has connected.
     unsaid: String,
     /// Rounds that it has not got yet, in order.
@@ -61,14 +61,12 @@ impl Director {
     fn flush(&mut self) -> Result<()> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         let words = std::mem::take(&mut self.unsaid);
-        stream.get_mut().write_all(words.as_bytes()).context(|| "speak to the restore".to_owned())
+        stream.write_all(words.as_bytes()).context(|| "speak to the restore".to_owned())
     }
 
     /// Readable when the restore says something.
     pub fn voice(&self) -> BorrowedFd<'_> {
-        self.stream
-            .as_ref()
-            .map_or_else(|| self.listener.as_fd(), |stream| stream.get_ref().as_fd())
+        self.stream.as_ref().map_or_else(|| self.listener.as_fd(), |stream| stream.as_fd())
     }
 
     /// What the restore says: the round that it has got; `None` if it has only connected.
@@ -78,15 +76,44 @@ impl Director {
     pub fn listen(&mut self) -> Result<Option<u32>> {
         let Some(stream) = &mut self.stream else {
             let (stream, _) = self.listener.accept().context(|| "accept".to_owned())?;
-            self.stream = Some(BufReader::new(stream));
+            self.stream = Some(stream);
             return self.flush().map(|()| None);
         };
-        let mut line = String::new();
-        let read = stream.take(READY.len() as u64).read_line(&mut line);
-        read.context(|| "listen to the restore".to_owned())?;
+        // Nothing is read ahead: what has been read is no voice any more.
+        let mut word = [0; READY.len()];
+        match stream.read_exact(&mut word) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {}
+            read => read.context(|| "listen to the restore".to_owned())?,
+        }
         match self.rounds.pop_front() {
-            Some(number) if line == READY => Ok(Some(number)),
+            Some(number) if word == *READY => Ok(Some(number)),
             _ => Err(Error::refused("restore: it has gone away")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::wait_readable;
+
+    #[test]
+    fn two_words_at_once_are_both_heard() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut director = Director::new(dir.path()).unwrap();
+        director.round(2, dir.path()).unwrap();
+        let mut restore = UnixStream::connect(&director.socket).unwrap();
+        assert_eq!(director.listen().unwrap(), None);
+        restore.write_all(&READY.repeat(2)).unwrap();
+        assert_eq!(director.listen().unwrap(), Some(1));
+        let ready = wait_readable(&[director.voice()], Some(Duration::ZERO)).unwrap();
+        assert_eq!(ready, [true], "there is more");
+        assert_eq!(director.listen().unwrap(), Some(2));
+        drop(restore);
+        assert!(director.listen().is_err());
     }
 }
