@@ -30,7 +30,7 @@ const FAMILY: usize = 4;
 /// Until something that is bound to happen has happened.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const CASES: [(&str, fn()); 10] = [
+const CASES: [(&str, fn()); 11] = [
     ("quiet_memory", || moves(&Case { mode: "q", quiet: true, ..PLAIN })),
     ("one_process", || moves(&Case { mode: "-", ..PLAIN })),
     ("relatives_with_threads", || moves(&Case { mode: "ft", family: FAMILY, ..PLAIN })),

@@ -352,7 +352,7 @@ fn wait_stopped(pid: i32, tid: i32, seized: &mut Seized, deadline: Instant) -> R
 ///
 /// # Errors
 /// If a thread does not stop before `deadline`, which it has to before it can go on.
-pub fn let_go(mut seized: Seized, deadline: Instant) -> Result<()> {
+pub(super) fn let_go(mut seized: Seized, deadline: Instant) -> Result<()> {
     while let Some(pid) = seized.keys().next().copied() {
         let threads = seized.remove(&pid).unwrap_or_default();
         let_go_process(pid, threads, &mut seized, deadline)?;
@@ -378,7 +378,7 @@ fn let_go_process(
 
 /// Whether a process lives in the memory of its parent `pid`, as after vfork(2) until it runs
 /// another program.
-pub fn borrows(child: i32, pid: i32) -> bool {
+pub(super) fn borrows(child: i32, pid: i32) -> bool {
     proc::stat(child).is_ok_and(|stat| stat.ppid == pid)
         && kcmp(child, pid, Object::Vm).is_ok_and(Ordering::is_eq)
 }
