@@ -12,7 +12,8 @@
 //!
 //! All threads are asked. That one has neither `no_new_privs` nor `CAP_SYS_ADMIN`, of which
 //! `landlock_restrict_self` wants one, says nothing: a daemon confines itself as root and becomes
-//! a user then.
+//! a user then. Only where there is no room for a shadow of it there is no more than a warning:
+//! programs that may start no others are many, and such daemons among them few.
 //!
 //! To ask a thread takes longer than all that it is asked for, so most are asked to look with
 //! everything else: leaders into the host's first process or a task with the same credentials,
@@ -36,10 +37,17 @@ const LAYERS: usize = 16;
 /// `LANDLOCK_ACCESS_FS_EXECUTE`: a right that all versions know.
 const HANDLED: u64 = 1;
 
+/// What is said where there is no room for a shadow.
+const OBJECT: &str = "whether it is confined by Landlock";
+const NO_ROOM: &str = "cannot be told; make room for one process more (pids.max, RLIMIT_NPROC)";
+
 /// The first process of a host, and the inode number of the pid namespace that it is seen in
 /// (`PROC_PID_INIT_INO`).
 const INIT: u64 = 1;
 const PIDS_OF_HOST: u64 = 0xEFFF_FFFC;
+
+/// linux/capability.h.
+const CAP_SYS_ADMIN: u32 = 21;
 
 /// Whether this kernel has Landlock, and has it switched on.
 static EXISTS: LazyLock<bool> = LazyLock::new(torpor_sys::process::has_landlock);
@@ -138,6 +146,7 @@ impl Suspects {
             (Some(pid), _) => Sight { pid, shadow: None },
             (None, Some(leader)) => {
                 let shadow = Shadow::of(leader, leader.tid(), guardian, self.since)?;
+                let Some(shadow) = shadow else { return Ok(None) };
                 Sight { pid: shadow.pid, shadow: Some(shadow) }
             }
             (None, None) => return Ok(None),
@@ -202,13 +211,20 @@ fn check_task(cx: &mut Dump<'_>, task: usize, witness: &mut Option<Witness>) -> 
         let Some((_, thread)) = last(&cx.suspects.open) else { break };
         cx.suspects.clear(task, thread);
         dismiss(cx, witness.take())?;
-        *witness = Some((task, testify(cx, task, thread)?));
+        match testify(cx, task, thread)? {
+            Some(shadow) => *witness = Some((task, shadow)),
+            None => {
+                let tid =
+                    cx.tasks[task].threads.get(thread).map_or(cx.tasks[task].pid, Tracee::tid);
+                cx.leave_out(tid, OBJECT, NO_ROOM)?;
+            }
+        }
     }
     Ok(())
 }
 
-/// Makes a shadow of any thread.
-fn testify(cx: &mut Dump<'_>, task: usize, thread: usize) -> Result<Shadow> {
+/// Makes a shadow of any thread, if there is room.
+fn testify(cx: &mut Dump<'_>, task: usize, thread: usize) -> Result<Option<Shadow>> {
     let Task { pid, threads, .. } = &mut cx.tasks[task];
     let (pid, since) = (*pid, cx.suspects.since);
     let Some((first, others)) = threads.split_first_mut() else { return Err(Error::Gone { pid }) };
@@ -239,8 +255,10 @@ pub(super) struct Shadow {
 
 impl Shadow {
     /// Makes one of a thread, whose process is known as `pid`. The thread is refused if it is in a
-    /// domain, or there is no room for a shadow: nobody may come back less confined.
-    fn of(own: &mut Tracee, pid: i32, guardian: &Guardian, since: u64) -> Result<Self> {
+    /// domain, or there is no room for a shadow and it can confine itself: nobody may come back less
+    /// confined. `None` if there is no room, and it could have done so only before it became who it
+    /// is now.
+    fn of(own: &mut Tracee, pid: i32, guardian: &Guardian, since: u64) -> Result<Option<Self>> {
         let undo = twin::undo(pid, since);
         guardian.watch(&undo)?;
         let guardian = guardian.clone();
@@ -248,7 +266,7 @@ impl Shadow {
             Ok((shadow, pid)) => {
                 let mut shadow = Shadow { shadow, pid, guardian, undo };
                 match layers(&mut shadow.shadow) {
-                    Ok(0) => return Ok(shadow),
+                    Ok(0) => return Ok(Some(shadow)),
                     found => shadow.end(std::slice::from_mut(own)).map(|()| found)?,
                 }
             }
@@ -262,12 +280,9 @@ impl Shadow {
                 Err(Error::refused(own.tid(), object, reason))
             }
             // No room for a process more (`pids.max`, `RLIMIT_NPROC`), or no memory.
+            Err(torpor_tracee::Error::Remote { .. }) if !may_confine(pid, own.tid())? => Ok(None),
             Err(e @ torpor_tracee::Error::Remote { .. }) => {
-                let object = "whether it is confined by Landlock";
-                let reason = format!(
-                    "cannot be told: {e}; make room for one process more (pids.max, RLIMIT_NPROC)"
-                );
-                Err(Error::refused(own.tid(), object, reason))
+                Err(Error::refused(own.tid(), OBJECT, format!("{NO_ROOM}: {e}")))
             }
             Err(e) => Err(e.into()),
         }
@@ -285,6 +300,13 @@ impl Shadow {
         }
         guardian.forget(&undo)
     }
+}
+
+/// Whether a thread can confine itself: it has `no_new_privs` or `CAP_SYS_ADMIN`.
+fn may_confine(pid: i32, tid: i32) -> Result<bool> {
+    let status = proc::thread_status(pid, tid)?;
+    let capable = status.number("CapEff", 16).unwrap_or(u64::MAX) >> CAP_SYS_ADMIN & 1 == 1;
+    Ok(capable || status.number("NoNewPrivs", 10).unwrap_or(1) != 0)
 }
 
 /// How many layers the domain of a shadow has; 0 if it has none.
