@@ -24,6 +24,9 @@ const RELATIVES: u64 = 2;
 /// What stays where it is.
 const PAGES_FILES: [&str; 3] = ["pages-", "pages-packed-", "pages-index-"];
 const SERVER: &str = "10.81.0.1";
+/// Runs a program, and ends like it when no other process is there.
+const LAST: &str = r#""$@"; ended=$?
+while set -- /proc/[0-9]*; [ $# -gt 1 ]; do sleep 0.01; done; exit $ended"#;
 
 /// A network namespace, as a host has it.
 struct Host(Child);
@@ -132,12 +135,14 @@ impl Away {
         pager
     }
 
-    /// Restores in a pid namespace: nobody has to wait until the old tasks are reaped.
+    /// Restores in a pid namespace: nobody has to wait until the old tasks are reaped. Its first
+    /// process waits for all others: with it ends the pager of a restore, whatever that has still
+    /// to tell the server.
     fn start_restore(&mut self, args: &[&str], knows: bool) {
         let words = [&["restore", "--lazy-pages"], args].concat();
         let inner = self.command(&words, "restore.log", knows);
         let mut restore = Command::new("unshare");
-        restore.args(["--pid", "--fork", "--mount-proc", "--kill-child"]);
+        restore.args(["--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", LAST, "sh"]);
         restore.arg(inner.get_program()).args(inner.get_args());
         self.restore = Some(self.there.runs(&restore).process_group(0).spawn().unwrap());
     }

@@ -89,7 +89,7 @@ fn each_object_is_named_with_what_becomes_of_it() {
         let found = log.lines().any(|line| line.contains(start) && line.ends_with(end));
         assert!(found, "{start}…{end}: {log}");
     };
-    let log = task.dumped("-v4", &["--file-locks"]);
+    let log = task.dumped("-v4", &["--file-locks", "--manage-cgroups=soft"]);
     let killed = Status::Signaled(libc::SIGKILL);
     assert_eq!(wait(task.pid, true).unwrap(), Some((task.pid, killed)), "{log}");
     let vpid = task.pid;
@@ -104,7 +104,7 @@ fn each_object_is_named_with_what_becomes_of_it() {
     has(&log, "pid namespace ", ": the dumping program's, left out");
     assert!(log.contains(": mapping "), "{log}");
 
-    let images = task.dir.path().join("images1");
+    let images = task.dir.path().join("images2");
     let mut restore = criu(&["restore", "-d", "--file-locks", "--root", "/", "-v4", "-o", "log"]);
     let restored = restore.arg("-D").arg(&images).status().unwrap();
     let log = fs::read_to_string(images.join("log")).unwrap();
