@@ -21,7 +21,7 @@ use crate::run;
 
 /// What is to be measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Request {
+pub(crate) struct Request {
     /// The configuration, without what is the coordinator's.
     pub config: Config,
     /// The name of this piece of work: the same name goes on where it was interrupted.
@@ -82,7 +82,7 @@ fn say_to(mut out: impl Write, word: &Word) -> io::Result<()> {
 ///
 /// # Errors
 /// If it is gone.
-pub fn refuse(end: impl Read + Write + Copy, why: &str) -> io::Result<()> {
+pub(crate) fn refuse(end: impl Read + Write + Copy, why: &str) -> io::Result<()> {
     // Nothing may be left unread: the connection would be cut, and the answer with it.
     BufReader::new(end.take(LONGEST)).read_until(b'\n', &mut Vec::new())?;
     say_to(end, &Word::Error(why.into()))
@@ -92,7 +92,7 @@ pub fn refuse(end: impl Read + Write + Copy, why: &str) -> io::Result<()> {
 ///
 /// # Errors
 /// If the request makes no sense, or nothing can be measured. The coordinator is told as well.
-pub async fn serve(
+pub(crate) async fn serve(
     config: Option<Config>,
     output: Option<PathBuf>,
     again: bool,
@@ -188,7 +188,7 @@ fn send(results: &Results) -> Result<(), String> {
 ///
 /// # Errors
 /// If it cannot be written.
-pub fn ask(mut to: impl Write, request: &Request) -> io::Result<()> {
+pub(crate) fn ask(mut to: impl Write, request: &Request) -> io::Result<()> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     to.write_all(&line).and_then(|()| to.flush())
@@ -198,7 +198,7 @@ pub fn ask(mut to: impl Write, request: &Request) -> io::Result<()> {
 ///
 /// # Errors
 /// If it cannot be written.
-pub fn thank(mut to: impl Write) -> io::Result<()> {
+pub(crate) fn thank(mut to: impl Write) -> io::Result<()> {
     writeln!(to, "{RECEIVED}").and_then(|()| to.flush())
 }
 
@@ -207,7 +207,7 @@ pub fn thank(mut to: impl Write) -> io::Result<()> {
 ///
 /// # Errors
 /// If it says that it cannot, ends before, or its results are none.
-pub fn receive(from: impl Read, name: &str, mut log: impl Write) -> Result<Results, String> {
+pub(crate) fn receive(from: impl Read, name: &str, mut log: impl Write) -> Result<Results, String> {
     let mut from = BufReader::new(from);
     let mut parts: Vec<Option<String>> = Vec::new();
     let mut begun = false;

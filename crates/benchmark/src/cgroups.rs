@@ -12,14 +12,14 @@ const DEPTH: usize = 8;
 
 /// The root of the hierarchy that a controller is in.
 #[must_use]
-pub fn hierarchy(controller: &str) -> PathBuf {
+pub(crate) fn hierarchy(controller: &str) -> PathBuf {
     let own = Path::new(ROOT).join(controller);
     if own.join("cgroup.procs").exists() { own } else { PathBuf::from(ROOT) }
 }
 
 /// The group of a controller whose name holds the identifier of a container or a sandbox.
 #[must_use]
-pub fn of(controller: &str, id: &str) -> Option<PathBuf> {
+pub(crate) fn of(controller: &str, id: &str) -> Option<PathBuf> {
     search(&hierarchy(controller), id, DEPTH)
 }
 
@@ -34,27 +34,27 @@ fn search(dir: &Path, id: &str, depth: usize) -> Option<PathBuf> {
 
 /// A number in a file of a group.
 #[must_use]
-pub fn number(group: &Path, file: &str) -> Option<u64> {
+pub(crate) fn number(group: &Path, file: &str) -> Option<u64> {
     fs::read_to_string(group.join(file)).ok()?.trim().parse().ok()
 }
 
 /// A number that a file of a group has after a name.
 #[must_use]
-pub fn entry(group: &Path, file: &str, name: &str) -> Option<u64> {
+pub(crate) fn entry(group: &Path, file: &str, name: &str) -> Option<u64> {
     let text = fs::read_to_string(group.join(file)).ok()?;
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 /// The bytes that a group is charged for, or nothing where its controller is not there.
 #[must_use]
-pub fn memory(group: &Path) -> Option<u64> {
+pub(crate) fn memory(group: &Path) -> Option<u64> {
     number(group, "memory.usage_in_bytes").or_else(|| number(group, "memory.current"))
 }
 
 /// The CPU time in seconds that a group has used.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "nanoseconds of some minutes")]
-pub fn cpu_seconds(id: &str) -> Option<f64> {
+pub(crate) fn cpu_seconds(id: &str) -> Option<f64> {
     if let Some(used) = of("cpuacct", id).and_then(|group| number(&group, "cpuacct.usage")) {
         return Some(used as f64 / 1e9);
     }
@@ -64,14 +64,14 @@ pub fn cpu_seconds(id: &str) -> Option<f64> {
 
 /// How often the kernel has throttled a group.
 #[must_use]
-pub fn throttled(id: &str) -> Option<u64> {
+pub(crate) fn throttled(id: &str) -> Option<u64> {
     entry(&of("cpu", id)?, "cpu.stat", "nr_throttled")
 }
 
 /// The bytes that the groups `name` and all below it have read from disks, by the account of what weighs
 /// them.
 #[must_use]
-pub fn bytes_read(name: &str) -> Option<u64> {
+pub(crate) fn bytes_read(name: &str) -> Option<u64> {
     let name = name.trim_start_matches('/');
     let text = if is_unified() {
         fs::read_to_string(hierarchy("io").join(name).join("io.stat"))
@@ -97,7 +97,7 @@ fn reads_in(text: &str) -> u64 {
 ///
 /// # Errors
 /// If the group cannot be made, or the one above does not hand the controller on.
-pub fn make(controller: &str, name: &str) -> std::io::Result<PathBuf> {
+pub(crate) fn make(controller: &str, name: &str) -> std::io::Result<PathBuf> {
     let mut dir = hierarchy(controller);
     for part in name.trim_start_matches('/').split('/') {
         // In the second version each group says which controllers those below it have.
@@ -113,7 +113,7 @@ pub fn make(controller: &str, name: &str) -> std::io::Result<PathBuf> {
 
 /// Lets everything in the groups `name` run that is frozen: what is frozen by the first version does
 /// not even end when it is killed.
-pub fn thaw(name: &str) {
+pub(crate) fn thaw(name: &str) {
     for root in hierarchies() {
         thaw_one(&root.join(name.trim_start_matches('/')));
     }
@@ -128,7 +128,7 @@ fn thaw_one(group: &Path) {
 }
 
 /// Removes the group `name` of every hierarchy with all below it, and ends what runs in there.
-pub fn remove(name: &str) {
+pub(crate) fn remove(name: &str) {
     let until = Instant::now() + Duration::from_secs(10);
     thaw(name);
     for root in hierarchies() {

@@ -7,7 +7,7 @@ use std::path::Path;
 use aws_lc_rs::digest::{Context, SHA256};
 
 /// A sum in the making.
-pub struct Digest(Context);
+pub(crate) struct Digest(Context);
 
 impl std::fmt::Debug for Digest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -24,18 +24,18 @@ impl Default for Digest {
 impl Digest {
     /// The sum of nothing yet.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Context::new(&SHA256))
     }
 
     /// Adds bytes.
-    pub fn update(&mut self, bytes: &[u8]) {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
     /// The sum as `sha256:` and hexadecimal digits.
     #[must_use]
-    pub fn finish(self) -> String {
+    pub(crate) fn finish(self) -> String {
         let mut text = String::from("sha256:");
         for byte in self.0.finish().as_ref() {
             text.push_str(&format!("{byte:02x}"));
@@ -46,7 +46,7 @@ impl Digest {
 
 /// The sum of some bytes.
 #[must_use]
-pub fn of_bytes(bytes: &[u8]) -> String {
+pub(crate) fn of_bytes(bytes: &[u8]) -> String {
     let mut digest = Digest::new();
     digest.update(bytes);
     digest.finish()
@@ -56,7 +56,7 @@ pub fn of_bytes(bytes: &[u8]) -> String {
 ///
 /// # Errors
 /// If it cannot be read.
-pub fn of_file(path: &Path) -> io::Result<String> {
+pub(crate) fn of_file(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let mut digest = Digest::new();
     let mut buffer = vec![0; 1 << 16];

@@ -17,7 +17,7 @@ use crate::world::{no_network, world};
 use crate::{cgroups, digest, machine, own};
 
 /// The label of all that the benchmark makes.
-pub const LABEL: (&str, &str) = ("torpor.benchmark", "1");
+pub(crate) const LABEL: (&str, &str) = ("torpor.benchmark", "1");
 
 /// How long a containerd may take until it answers.
 const START: Duration = Duration::from_secs(30);
@@ -290,7 +290,7 @@ impl Keeper {
 }
 
 /// Where a containerd that is started for a run listens.
-pub fn socket_of(dir: &Path) -> String {
+pub(crate) fn socket_of(dir: &Path) -> String {
     dir.join("containerd.sock").display().to_string()
 }
 
@@ -298,7 +298,7 @@ pub fn socket_of(dir: &Path) -> String {
 ///
 /// # Errors
 /// The first error of a call, when everything has been tried.
-pub async fn sweep_pods(client: &Client) -> Result<(), CallError> {
+pub(crate) async fn sweep_pods(client: &Client) -> Result<(), CallError> {
     let mut first = Ok(());
     for id in client.containers(LABEL).await? {
         let _ = client.stop(&id, 0).await;
@@ -317,7 +317,7 @@ pub async fn sweep_pods(client: &Client) -> Result<(), CallError> {
 ///
 /// # Errors
 /// The first error of a call, when everything has been tried.
-pub async fn sweep(client: &Client) -> Result<(), CallError> {
+pub(crate) async fn sweep(client: &Client) -> Result<(), CallError> {
     let mut first = sweep_pods(client).await;
     for image in client.images().await? {
         if [BASE, TOOLS, PULLED].iter().any(|name| image.contains(&format!("/{name}:{TAG}"))) {
@@ -330,7 +330,7 @@ pub async fn sweep(client: &Client) -> Result<(), CallError> {
 
 /// The first line of what a program says about its version.
 #[must_use]
-pub fn version_of(binary: &Path) -> String {
+pub(crate) fn version_of(binary: &Path) -> String {
     let said = Command::new(binary).arg("--version").stdin(Stdio::null()).output();
     let text = said.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
     text.lines().next().unwrap_or_default().to_owned()
@@ -345,7 +345,7 @@ fn sum(binary: &Path) -> Option<(String, String)> {
 ///
 /// # Errors
 /// If the group cannot be made, or does not take the limit.
-pub fn limited(
+pub(crate) fn limited(
     place: &ReadyEndpoint,
     controller: &str,
     name: &str,

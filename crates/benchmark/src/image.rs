@@ -15,19 +15,19 @@ use crate::digest::{Digest, of_bytes};
 use crate::own;
 
 /// The image with busybox alone: what sandboxes and idle containers run.
-pub const BASE: &str = "torpor-benchmark/base";
+pub(crate) const BASE: &str = "torpor-benchmark/base";
 /// The image with the programs that measure.
-pub const TOOLS: &str = "torpor-benchmark/tools";
+pub(crate) const TOOLS: &str = "torpor-benchmark/tools";
 /// The image that is pulled and removed again. It shares no layer with the others.
-pub const PULLED: &str = "torpor-benchmark/pulled";
+pub(crate) const PULLED: &str = "torpor-benchmark/pulled";
 /// The one tag that all of them have.
-pub const TAG: &str = "1";
+pub(crate) const TAG: &str = "1";
 
 /// Where this program lies in the image of tools.
-pub const PROGRAM: &str = "/bin/torpor-benchmark";
+pub(crate) const PROGRAM: &str = "/bin/torpor-benchmark";
 
 /// How much the image that is pulled holds.
-pub const PULLED_BYTES: usize = 16 << 20;
+pub(crate) const PULLED_BYTES: usize = 16 << 20;
 
 /// What could not be put in an image.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ pub struct Contents {
 ///
 /// # Errors
 /// If a file cannot be read or written, or busybox is not there.
-pub fn build(store: &Path) -> Result<Contents, ImageError> {
+pub(crate) fn build(store: &Path) -> Result<Contents, ImageError> {
     fs::create_dir_all(store.join("blobs")).map_err(at(store))?;
     let busybox = find("busybox").ok_or(ImageError::Missing("busybox", "busybox-static"))?;
     let base = Layer::write(store, Compression::none(), |layer| base_files(layer, &busybox))?;
@@ -106,7 +106,7 @@ fn base_files(layer: &mut Layer, busybox: &Path) -> Result<(), ImageError> {
 
 /// A program on the PATH or in the system's own directories, which a PATH may lack.
 #[must_use]
-pub fn find(name: &str) -> Option<PathBuf> {
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
     std::env::split_paths(&path)
@@ -241,13 +241,13 @@ fn libraries(program: &Path) -> Result<Vec<PathBuf>, ImageError> {
 
 /// Where a blob lies in the directory of a registry.
 #[must_use]
-pub fn blob(store: &Path, digest: &str) -> PathBuf {
+pub(crate) fn blob(store: &Path, digest: &str) -> PathBuf {
     store.join("blobs").join(digest)
 }
 
 /// Where the digest that a name stands for is written down.
 #[must_use]
-pub fn tag(store: &Path, name: &str, tag: &str) -> PathBuf {
+pub(crate) fn tag(store: &Path, name: &str, tag: &str) -> PathBuf {
     store.join(format!("{}@{tag}", name.replace('/', "+")))
 }
 
@@ -308,7 +308,7 @@ fn manifest(store: &Path, name: &str, layers: &[&Written], run: &[&str]) -> Resu
 ///
 /// # Errors
 /// If a blob cannot be read, or a file cannot be written.
-pub fn unpack(store: &Path, name: &str, into: &Path) -> Result<(), ImageError> {
+pub(crate) fn unpack(store: &Path, name: &str, into: &Path) -> Result<(), ImageError> {
     let path = tag(store, name, TAG);
     let digest = fs::read_to_string(&path).map_err(at(&path))?;
     let path = blob(store, &digest);

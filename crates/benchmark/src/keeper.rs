@@ -21,7 +21,7 @@ use crate::{cgroups, own, registry};
 /// What a keeper is told in the first line of its input. The second line is the containerd to start,
 /// or `null`.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Job {
+pub(crate) struct Job {
     /// The directory of the run; it is made first, and removed in the end.
     pub dir: PathBuf,
     /// The name of the control group below which everything runs; removed in the end.
@@ -32,7 +32,7 @@ pub struct Job {
 
 /// A containerd with namespaces of its own.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct World {
+pub(crate) struct World {
     /// The program.
     pub containerd: PathBuf,
     /// Its configuration.
@@ -45,7 +45,7 @@ pub struct World {
 }
 
 /// The port of the registry in a network namespace of its own.
-pub const PORT: u16 = 5000;
+pub(crate) const PORT: u16 = 5000;
 
 /// Everything that containerd, shims and runtimes keep below /run stays in here.
 const SCRIPT: &str = r#"
@@ -63,7 +63,7 @@ wait $!
 ///
 /// # Errors
 /// If it cannot begin; later troubles are said on standard error, and do not keep it from the rest.
-pub fn keep() -> io::Result<()> {
+pub(crate) fn keep() -> io::Result<()> {
     // A signal from the terminal is for the benchmark; this process ends after it.
     let _ = rustix::process::setsid();
     let mut input = BufReader::new(io::stdin());
@@ -197,7 +197,7 @@ fn remove(job: &Job) {
 
 /// The scheduler of a device that is changed for a while.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Setting {
+pub(crate) struct Setting {
     path: PathBuf,
     before: String,
 }
@@ -210,7 +210,7 @@ impl Setting {
     ///
     /// # Errors
     /// If the kernel does not say which it is.
-    pub fn read(path: PathBuf) -> io::Result<Self> {
+    pub(crate) fn read(path: PathBuf) -> io::Result<Self> {
         let text = std::fs::read_to_string(&path)?;
         let set = text.split_once('[').and_then(|(_, rest)| Some(rest.split_once(']')?.0));
         let set = set.ok_or_else(|| io::Error::other("no scheduler is set"))?.to_owned();
@@ -221,7 +221,7 @@ impl Setting {
     ///
     /// # Errors
     /// If that cannot be written.
-    pub fn note(&self, dir: &Path) -> io::Result<()> {
+    pub(crate) fn note(&self, dir: &Path) -> io::Result<()> {
         std::fs::write(dir.join(NOTE), serde_json::to_vec(self)?)
     }
 
@@ -233,12 +233,12 @@ impl Setting {
     ///
     /// # Errors
     /// If the kernel does not have it.
-    pub fn change(&self, to: &str) -> io::Result<()> {
+    pub(crate) fn change(&self, to: &str) -> io::Result<()> {
         std::fs::write(&self.path, to)
     }
 
     /// Sets the one that was set before.
-    pub fn restore(&self) {
+    pub(crate) fn restore(&self) {
         if let Err(error) = self.change(&self.before) {
             complain(&format!("{}: {error}", self.path.display()));
         }
@@ -246,11 +246,11 @@ impl Setting {
 }
 
 /// The beginning of the names of the directories of runs.
-pub const DIRECTORY: &str = "torpor-benchmark-";
+pub(crate) const DIRECTORY: &str = "torpor-benchmark-";
 
 /// Removes what runs have left whose keeper was killed as well: their control groups and their
 /// directories. A run that still goes on holds a lock, and is left alone.
-pub fn remove_forgotten() {
+pub(crate) fn remove_forgotten() {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else {
         return;
     };

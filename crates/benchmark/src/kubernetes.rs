@@ -15,7 +15,7 @@ use crate::results::Results;
 
 /// Where Jobs are made.
 #[derive(Debug, Clone)]
-pub struct Cluster {
+pub(crate) struct Cluster {
     /// The label of nodes, as `kubectl --selector` takes it.
     pub selector: String,
     /// The namespace of Jobs; it must allow privileged pods.
@@ -54,7 +54,7 @@ fn done(what: &str, output: std::io::Result<Output>) -> Result<Vec<u8>, String> 
 ///
 /// # Errors
 /// If the API cannot be asked, or there are none.
-pub fn nodes(cluster: &Cluster) -> Result<Vec<String>, String> {
+pub(crate) fn nodes(cluster: &Cluster) -> Result<Vec<String>, String> {
     let mut command = kubectl(cluster);
     command.args(["get", "nodes", "--selector", &cluster.selector, "--output", "json"]);
     let text = done("the nodes", command.output())?;
@@ -79,7 +79,7 @@ fn name(request: &Request) -> String {
 
 /// The Job on a node, and its configuration.
 #[must_use]
-pub fn manifest(cluster: &Cluster, node: &str, request: &Request) -> Value {
+pub(crate) fn manifest(cluster: &Cluster, node: &str, request: &Request) -> Value {
     let name = name(request);
     let labels = json!({ LABEL: request.id, "app.kubernetes.io/name": "torpor-benchmark" });
     let metadata = json!({ "name": name, "namespace": cluster.namespace, "labels": labels });
@@ -161,7 +161,7 @@ impl Drop for OnCluster<'_> {
 ///
 /// # Errors
 /// If the Job cannot be made, or its log holds no results.
-pub fn on_node(
+pub(crate) fn on_node(
     cluster: &Cluster,
     node: &str,
     request: &Request,

@@ -3,6 +3,8 @@
 //! It needs nothing of the engine. Results come from a journal that is written as samples come
 //! ([`journal`]), and everything that runtimes do wrong ends in the cell that it belongs to.
 
+#![warn(unreachable_pub)]
+
 mod agent;
 pub mod catalogue;
 pub mod cell;

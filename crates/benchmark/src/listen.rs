@@ -39,7 +39,7 @@ struct Door {
 ///
 /// # Errors
 /// If the address is taken, or none of this machine's.
-pub fn listen(address: &str, keys: Keys, output: Option<PathBuf>) -> Result<(), String> {
+pub(crate) fn listen(address: &str, keys: Keys, output: Option<PathBuf>) -> Result<(), String> {
     let text = |e: io::Error| format!("listen at {address}: {e}");
     let listener = TcpListener::bind(address).map_err(text)?;
     println!("listens at {}", listener.local_addr().map_err(text)?);
@@ -107,7 +107,7 @@ fn refuse(end: &UnixStream) -> io::Result<()> {
 ///
 /// # Errors
 /// If nobody answers, or somebody else.
-pub fn connect(address: &str, keys: &Keys) -> Result<UnixStream, String> {
+pub(crate) fn connect(address: &str, keys: &Keys) -> Result<UnixStream, String> {
     let stream = dial(address).map_err(|e| format!("{address}: {e}"))?;
     let end = keys.connect(stream.into(), host_of(address));
     Ok(end.map_err(|e| format!("{address}: {e}"))?.into())
@@ -117,7 +117,7 @@ pub fn connect(address: &str, keys: &Keys) -> Result<UnixStream, String> {
 ///
 /// # Errors
 /// If it does not end.
-pub fn finish(end: &UnixStream) -> io::Result<()> {
+pub(crate) fn finish(end: &UnixStream) -> io::Result<()> {
     end.shutdown(Shutdown::Write)?;
     end.set_read_timeout(Some(PATIENCE))?;
     io::copy(&mut { end }, &mut io::sink()).map(drop)

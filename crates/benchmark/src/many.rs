@@ -14,7 +14,7 @@ use crate::{digest, listen, report};
 
 /// How an agent is reached.
 #[derive(Debug, Clone)]
-pub enum Way {
+pub(crate) enum Way {
     /// Through the standard streams of a command, or a connection.
     Host(Host),
     /// As a Job on a node of a cluster.
@@ -33,7 +33,7 @@ impl Way {
 
 /// What it takes to reach agents.
 #[derive(Debug)]
-pub struct Means {
+pub(crate) struct Means {
     /// The cluster of the nodes.
     pub cluster: Option<Cluster>,
     /// Certificates, for agents that listen.
@@ -45,7 +45,7 @@ pub struct Means {
 ///
 /// # Errors
 /// If one of them gives no results, when all others have given theirs; or if these cannot be written.
-pub fn run(
+pub(crate) fn run(
     ways: &[Way],
     means: &Means,
     mut config: Config,

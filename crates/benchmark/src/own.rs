@@ -12,7 +12,7 @@ const ALONE: &str = "torpor-benchmark";
 ///
 /// # Errors
 /// If the kernel does not say which it is.
-pub fn executable() -> Result<PathBuf, ImageError> {
+pub(crate) fn executable() -> Result<PathBuf, ImageError> {
     std::env::current_exe()
         .map_err(|error| ImageError::File { path: PathBuf::from("/proc/self/exe"), error })
 }
@@ -20,7 +20,7 @@ pub fn executable() -> Result<PathBuf, ImageError> {
 /// The words that lead to the commands of the benchmark: `torpor` has it as one of its groups, and
 /// the program that is nothing but the benchmark needs none.
 #[must_use]
-pub fn prefix() -> &'static [&'static str] {
+pub(crate) fn prefix() -> &'static [&'static str] {
     let alone = std::env::current_exe().is_ok_and(|path| name_of(&path) == ALONE);
     if alone { &[] } else { &["benchmark"] }
 }
@@ -31,7 +31,7 @@ fn name_of(path: &Path) -> &str {
 
 /// The `torpor` that acts as `criu`: this program, or the one that lies beside it.
 #[must_use]
-pub fn torpor() -> Option<PathBuf> {
+pub(crate) fn torpor() -> Option<PathBuf> {
     let this = std::env::current_exe().ok()?;
     if name_of(&this) == "torpor" {
         return Some(this);

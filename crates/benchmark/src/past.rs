@@ -43,7 +43,7 @@ fn holds(then: f64, now: f64) -> &'static str {
 
 /// What was measured in 2019 for a benchmark, with runc and with runsc.
 #[must_use]
-pub fn medians(benchmark: &str) -> Option<String> {
+pub(crate) fn medians(benchmark: &str) -> Option<String> {
     let &(_, what, runc, runsc) = THEN.iter().find(|(name, ..)| *name == benchmark)?;
     let unit = what.rsplit(' ').next()?;
     Some(format!("{runc} / {runsc} {unit}"))
@@ -52,7 +52,10 @@ pub fn medians(benchmark: &str) -> Option<String> {
 /// The findings of 2019 beside those of a run. Amounts of work differ, so that what can be compared is how
 /// much slower gVisor is than runc: then and now, where the run has both.
 #[must_use]
-pub fn findings(median: impl Fn(&str, &str) -> Option<f64>, results: &Results) -> Vec<Value> {
+pub(crate) fn findings(
+    median: impl Fn(&str, &str) -> Option<f64>,
+    results: &Results,
+) -> Vec<Value> {
     // Both under one endpoint: the first that has values of both, or else of runc.
     let endpoints = || {
         let of = |target: &crate::results::Target| Some(target.name.rsplit_once('/')?.0.to_owned());

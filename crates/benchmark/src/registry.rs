@@ -18,7 +18,7 @@ const LONGEST_HEAD: u64 = 16 << 10;
 ///
 /// # Errors
 /// If no connection can be accepted any more.
-pub fn serve(listener: &TcpListener, store: &Path) -> io::Result<()> {
+pub(crate) fn serve(listener: &TcpListener, store: &Path) -> io::Result<()> {
     loop {
         let (stream, _) = listener.accept()?;
         let store = store.to_owned();

@@ -19,7 +19,7 @@ use crate::{keeper, report, suite};
 
 /// Why a run does not take place.
 #[derive(Debug, thiserror::Error)]
-pub enum RunError {
+pub(crate) enum RunError {
     /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -46,7 +46,7 @@ pub enum RunError {
 }
 
 /// The file in the directory of results that all else is computed from.
-pub const JOURNAL: &str = "journal.jsonl";
+pub(crate) const JOURNAL: &str = "journal.jsonl";
 
 /// How often one may fail in a row before a target's group is given up.
 const PATIENCE: u32 = 3;
@@ -81,7 +81,11 @@ fn now() -> f64 {
 /// # Errors
 /// If it cannot begin, or results cannot be written. What a runtime does is no error: it is in the
 /// results.
-pub async fn run(mut config: Config, output: &Path, again: bool) -> Result<Results, RunError> {
+pub(crate) async fn run(
+    mut config: Config,
+    output: &Path,
+    again: bool,
+) -> Result<Results, RunError> {
     let at = |path: &Path| {
         let path = path.to_owned();
         move |error| RunError::Io(path, error)

@@ -11,7 +11,7 @@ use crate::machine;
 use crate::suite::seal::OPTIONS;
 
 /// Why a runtime has no network besides the host's, if so.
-pub fn no_network(ours: bool) -> Option<String> {
+pub(crate) fn no_network(ours: bool) -> Option<String> {
     match (ours, plugins()) {
         (true, None) => Some(
             "no CNI plugins are installed (Debian: apt-get install containernetworking-plugins)"
@@ -28,7 +28,11 @@ fn plugins() -> Option<&'static str> {
 }
 
 /// Writes the configuration of a containerd and of its network.
-pub fn world(endpoint: &Endpoint, containerd: &Path, dir: &Path) -> Result<World, EndpointError> {
+pub(crate) fn world(
+    endpoint: &Endpoint,
+    containerd: &Path,
+    dir: &Path,
+) -> Result<World, EndpointError> {
     let failed = |e| EndpointError::Io(dir.display().to_string(), e);
     fs::create_dir_all(dir.join("cni")).map_err(failed)?;
     let network = serde_json::json!({

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::api::Api;
 
 /// How long nothing may happen before it is looked after limits of time.
-pub const IDLE: Duration = Duration::from_secs(5);
+pub(crate) const IDLE: Duration = Duration::from_secs(5);
 
 /// Rings whenever something changes in the list at `path`.
-pub fn ring(api: Api, path: String, bell: Sender<()>) {
+pub(crate) fn ring(api: Api, path: String, bell: Sender<()>) {
     thread::spawn(move || {
         loop {
             let began = Instant::now();
@@ -28,7 +28,7 @@ pub fn ring(api: Api, path: String, bell: Sender<()>) {
 }
 
 /// Waits until something has changed, or it is time to look.
-pub fn wait(rung: &Receiver<()>, patience: Duration) {
+pub(crate) fn wait(rung: &Receiver<()>, patience: Duration) {
     match rung.recv_timeout(patience) {
         Ok(()) => while rung.try_recv().is_ok() {},
         Err(RecvTimeoutError::Timeout) => {}

@@ -8,7 +8,7 @@ use crate::time;
 
 /// What an event is about, and so who tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// A pod, by the controller.
     Pod,
     /// A pod that cannot have its checkpoint, by an agent.
@@ -18,7 +18,7 @@ pub enum Kind {
 }
 
 /// Tells people about an object. What cannot be told is done nevertheless.
-pub fn tell(api: &Api, kind: Kind, object: &Value, reason: &str, message: &str) {
+pub(crate) fn tell(api: &Api, kind: Kind, object: &Value, reason: &str, message: &str) {
     let (version, name, by, severity) = match kind {
         Kind::Pod => ("v1", "Pod", "torpor-controller", "Normal"),
         Kind::ColdPod => ("v1", "Pod", "torpor-agent", "Warning"),

@@ -5,6 +5,8 @@
 //! - [`controller`] decides for the cluster: which pod continues which checkpoint;
 //! - [`manifests`] installs all of it; [`plugin`] is what people call (`kubectl torpor`).
 
+#![warn(unreachable_pub)]
+
 pub mod agent;
 pub mod api;
 mod bell;

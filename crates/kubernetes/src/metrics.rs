@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Numbers that only grow.
 #[derive(Debug)]
-pub struct Counters<const N: usize> {
+pub(crate) struct Counters<const N: usize> {
     known: [(&'static str, &'static str); N],
     values: [AtomicU64; N],
 }
@@ -13,12 +13,12 @@ pub struct Counters<const N: usize> {
 impl<const N: usize> Counters<N> {
     /// Counters of these names and meanings.
     #[must_use]
-    pub fn new(known: [(&'static str, &'static str); N]) -> Self {
+    pub(crate) fn new(known: [(&'static str, &'static str); N]) -> Self {
         Self { known, values: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
     /// Adds to a counter; one of another name is none.
-    pub fn add(&self, name: &str, more: u64) {
+    pub(crate) fn add(&self, name: &str, more: u64) {
         if let Some(at) = self.known.iter().position(|(known, _)| *known == name) {
             self.values[at].fetch_add(more, Ordering::Relaxed);
         }
@@ -26,7 +26,7 @@ impl<const N: usize> Counters<N> {
 
     /// All of them, in the text format of Prometheus.
     #[must_use]
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         for ((name, help), value) in self.known.iter().zip(&self.values) {
             let value = value.load(Ordering::Relaxed);

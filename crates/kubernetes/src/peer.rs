@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::pod::{RESTORE_FROM, annotation, is_name, text};
 
 /// The account of the agents.
-pub const ACCOUNT: &str = "system:serviceaccount:torpor-system:torpor-agent";
+pub(crate) const ACCOUNT: &str = "system:serviceaccount:torpor-system:torpor-agent";
 /// Where the API server says which node a token is of.
 const NODE: &str = "authentication.kubernetes.io/node-name";
 
@@ -17,7 +17,7 @@ const NODE: &str = "authentication.kubernetes.io/node-name";
 ///
 /// # Errors
 /// If it does not answer.
-pub fn review(api: &Api, token: &str) -> Result<Value> {
+pub(crate) fn review(api: &Api, token: &str) -> Result<Value> {
     let review = json!({
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenReview",
@@ -30,7 +30,7 @@ pub fn review(api: &Api, token: &str) -> Result<Value> {
 ///
 /// # Errors
 /// Why it is no such token.
-pub fn node_of(review: &Value) -> std::result::Result<&str, String> {
+pub(crate) fn node_of(review: &Value) -> std::result::Result<&str, String> {
     let status = &review["status"];
     if status["authenticated"] != true || text(status, "/user/username") != ACCOUNT {
         return Err("the token is of no agent".into());
@@ -45,7 +45,7 @@ pub fn node_of(review: &Value) -> std::result::Result<&str, String> {
 ///
 /// # Errors
 /// If the API server does not answer.
-pub fn reader(api: &Api, checkpoint: &Value, name: &str) -> Result<Value> {
+pub(crate) fn reader(api: &Api, checkpoint: &Value, name: &str) -> Result<Value> {
     let namespace = text(checkpoint, "/metadata/namespace");
     if !is_name(namespace) || !is_name(name) {
         return Ok(Value::Null);
@@ -56,7 +56,7 @@ pub fn reader(api: &Api, checkpoint: &Value, name: &str) -> Result<Value> {
 
 /// Why whoever `review` is of must not have `checkpoint`, which is for `pod`, if so.
 #[must_use]
-pub fn objection(review: &Value, checkpoint: &Value, pod: &Value) -> Option<String> {
+pub(crate) fn objection(review: &Value, checkpoint: &Value, pod: &Value) -> Option<String> {
     let node = match node_of(review) {
         Ok(node) => node,
         Err(why) => return Some(why),

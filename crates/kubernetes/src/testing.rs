@@ -22,7 +22,7 @@ use crate::time;
 type Other = Arc<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
 
 /// The server. It ends with the test.
-pub struct Server {
+pub(crate) struct Server {
     objects: Mutex<(BTreeMap<String, Value>, u64)>,
     other: Mutex<Option<Other>>,
     address: String,
@@ -31,7 +31,7 @@ pub struct Server {
 
 impl Server {
     /// Starts one.
-    pub fn start() -> Arc<Self> {
+    pub(crate) fn start() -> Arc<Self> {
         let key = KeyPair::generate().unwrap();
         let params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         let certificate = params.self_signed(&key).unwrap();
@@ -60,17 +60,20 @@ impl Server {
     }
 
     /// Lets something else answer first.
-    pub fn also(&self, other: impl Fn(&Request) -> Option<Response> + Send + Sync + 'static) {
+    pub(crate) fn also(
+        &self,
+        other: impl Fn(&Request) -> Option<Response> + Send + Sync + 'static,
+    ) {
         *self.other.lock().unwrap() = Some(Arc::new(other));
     }
 
     /// Where it is.
-    pub fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         self.address.clone()
     }
 
     /// A client with a token; that of an agent is `agent:NODE`.
-    pub fn api(&self, token: &str) -> Api {
+    pub(crate) fn api(&self, token: &str) -> Api {
         let file = self.place.path().join(token);
         fs::write(&file, token).unwrap();
         let server = Some(self.address());
@@ -83,7 +86,7 @@ impl Server {
     }
 
     /// Puts an object there.
-    pub fn put(&self, path: &str, mut object: Value) {
+    pub(crate) fn put(&self, path: &str, mut object: Value) {
         let mut objects = self.objects();
         objects.1 += 1;
         let version = objects.1;
@@ -92,7 +95,7 @@ impl Server {
     }
 
     /// The object that is there.
-    pub fn get(&self, path: &str) -> Option<Value> {
+    pub(crate) fn get(&self, path: &str) -> Option<Value> {
         self.objects().0.get(path).cloned()
     }
 

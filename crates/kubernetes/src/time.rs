@@ -4,14 +4,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Seconds since 1970.
 #[must_use]
-pub fn now() -> i64 {
+pub(crate) fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// As text.
 #[must_use]
-pub fn format(seconds: i64) -> String {
+pub(crate) fn format(seconds: i64) -> String {
     let (days, rest) = (seconds.div_euclid(86400), seconds.rem_euclid(86400));
     // Days of the Gregorian calendar, in eras of 400 years that begin in March.
     let shifted = days + 719_468;
@@ -28,13 +28,13 @@ pub fn format(seconds: i64) -> String {
 
 /// As [`format()`] with microseconds, which a Lease has.
 #[must_use]
-pub fn micro(seconds: i64) -> String {
+pub(crate) fn micro(seconds: i64) -> String {
     format(seconds).replace('Z', ".000000Z")
 }
 
 /// From text; fractions are left out.
 #[must_use]
-pub fn parse(text: &str) -> Option<i64> {
+pub(crate) fn parse(text: &str) -> Option<i64> {
     let number = |from: usize, to: usize| text.get(from..to)?.parse::<i64>().ok();
     let (year, month, date) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
     let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);

@@ -6,7 +6,7 @@ use crate::error::{Context, Error, Result};
 
 /// When a script is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// The tasks are stopped at the source.
     Stopped,
     /// They are about to be made at the destination.
@@ -21,7 +21,7 @@ pub enum Stage {
 ///
 /// # Errors
 /// If the script cannot be started, or ends with a status other than 0.
-pub fn run(script: Option<&str>, stage: Stage, id: &str) -> Result<()> {
+pub(crate) fn run(script: Option<&str>, stage: Stage, id: &str) -> Result<()> {
     let Some(script) = script else { return Ok(()) };
     let stage = match stage {
         Stage::Stopped => "stopped",

@@ -36,7 +36,7 @@ struct Local {
 
 /// Whether a process is in another network namespace than this one.
 #[must_use]
-pub fn has_own_network(pid: i32) -> bool {
+pub(crate) fn has_own_network(pid: i32) -> bool {
     let of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     of(&pid.to_string()) != of("self")
 }
@@ -45,7 +45,7 @@ pub fn has_own_network(pid: i32) -> bool {
 ///
 /// # Errors
 /// If the process has ended.
-pub fn announce(pid: i32) -> Result<()> {
+pub(crate) fn announce(pid: i32) -> Result<()> {
     let path = format!("/proc/{pid}/ns/net");
     let namespace = File::open(&path).context(|| path)?;
     thread::spawn(move || {

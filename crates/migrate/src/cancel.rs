@@ -10,7 +10,7 @@ use crate::error::{Context, Result};
 
 /// Becomes readable when somebody wants the end of it.
 #[derive(Debug)]
-pub struct Cancel {
+pub(crate) struct Cancel {
     pipe: UnixStream,
 }
 
@@ -19,7 +19,7 @@ impl Cancel {
     ///
     /// # Errors
     /// If the signals cannot be blocked, or there are no more descriptors.
-    pub fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let failed = || "watch for signals".to_owned();
         let (pipe, end) = UnixStream::pair().context(failed)?;
         pipe.set_nonblocking(true).context(failed)?;
@@ -32,7 +32,7 @@ impl Cancel {
 
     /// Whether a signal has come since the last look.
     #[must_use]
-    pub fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         let mut bytes = [0; 64];
         (&self.pipe).read(&mut bytes).is_ok_and(|len| len > 0)
     }

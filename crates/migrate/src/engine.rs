@@ -10,26 +10,26 @@ use torpor_worker::{Class, Event, Idle, Job, Level, Outcome, Worker};
 use crate::error::{Error, Result};
 
 /// This program.
-pub const SELF: &str = "/proc/self/exe";
+pub(crate) const SELF: &str = "/proc/self/exe";
 
 /// The number that a job finds the connection for pages under.
-pub const PAGES: i32 = 40;
+pub(crate) const PAGES: i32 = 40;
 /// The number of what a job holds on to as long as it needs its directory.
-pub const WORK: i32 = 41;
+pub(crate) const WORK: i32 = 41;
 
 /// A descriptor that a job gets, and the number that it finds it under.
-pub type Numbered<'a> = (i32, BorrowedFd<'a>);
+pub(crate) type Numbered<'a> = (i32, BorrowedFd<'a>);
 
 /// The point at which the images are complete and the tasks still stopped.
-pub const POST_DUMP: &str = "post-dump";
+pub(crate) const POST_DUMP: &str = "post-dump";
 /// The point at which everything is made and nothing runs yet.
-pub const POST_RESTORE: &str = "post-restore";
+pub(crate) const POST_RESTORE: &str = "post-restore";
 
 /// Starts a job in `dir` with these descriptors; it waits at the points `holds`.
 ///
 /// # Errors
 /// If no process can be started.
-pub fn start(
+pub(crate) fn start(
     args: Vec<String>,
     dir: &Path,
     holds: &[&str],
@@ -42,7 +42,7 @@ pub fn start(
 ///
 /// # Errors
 /// If it cannot be started.
-pub fn idle() -> Result<Idle> {
+pub(crate) fn idle() -> Result<Idle> {
     // Ctrl-C is for this process to deal with.
     let mut command = Command::new(SELF);
     Ok(Idle::start(command.arg(torpor_worker::COMMAND).process_group(0))?)
@@ -52,7 +52,7 @@ pub fn idle() -> Result<Idle> {
 ///
 /// # Errors
 /// If that has ended.
-pub fn start_in(
+pub(crate) fn start_in(
     idle: Idle,
     args: Vec<String>,
     dir: &Path,
@@ -75,7 +75,12 @@ pub fn start_in(
 ///
 /// # Errors
 /// If no process can be started.
-pub fn start_nested(args: Vec<String>, dir: &Path, holds: &[&str], above: i32) -> Result<Worker> {
+pub(crate) fn start_nested(
+    args: Vec<String>,
+    dir: &Path,
+    holds: &[&str],
+    above: i32,
+) -> Result<Worker> {
     let holds = holds.iter().map(|&point| point.to_owned()).collect();
     let job = Job { args, dir: dir.to_owned(), holds, descriptors: Vec::new() };
     let mut command = Command::new(SELF);
@@ -85,12 +90,12 @@ pub fn start_nested(args: Vec<String>, dir: &Path, holds: &[&str], above: i32) -
 
 /// The options that let a job speak over its connection for pages.
 #[must_use]
-pub fn over_pages() -> [String; 2] {
+pub(crate) fn over_pages() -> [String; 2] {
     ["--ps-socket".to_owned(), PAGES.to_string()]
 }
 
 /// Repeats what a job logs, as far as it matters to a person.
-pub fn repeat(event: &Event) {
+pub(crate) fn repeat(event: &Event) {
     match event {
         Event::Log { level: Level::Error, text, .. } => tracing::debug!("{text}"),
         Event::Log { level: Level::Warn, text, .. } => tracing::warn!("{text}"),
@@ -103,7 +108,7 @@ pub fn repeat(event: &Event) {
 ///
 /// # Errors
 /// If it has failed; `Link`, if the other end was lost.
-pub fn judge(what: &str, outcome: Outcome) -> Result<Outcome> {
+pub(crate) fn judge(what: &str, outcome: Outcome) -> Result<Outcome> {
     match outcome.class {
         Class::Done => Ok(outcome),
         Class::PeerLost => Err(Error::Link(format!("{what}: {}", outcome.text))),
@@ -115,7 +120,7 @@ pub fn judge(what: &str, outcome: Outcome) -> Result<Outcome> {
 ///
 /// # Errors
 /// As [`judge`]; if the worker has ended without a word.
-pub fn finish(what: &str, mut worker: Worker) -> Result<Outcome> {
+pub(crate) fn finish(what: &str, mut worker: Worker) -> Result<Outcome> {
     loop {
         match worker.next_event()? {
             Event::Ended(outcome) => return judge(what, outcome),
@@ -128,7 +133,7 @@ pub fn finish(what: &str, mut worker: Worker) -> Result<Outcome> {
 ///
 /// # Errors
 /// See poll(2).
-pub fn wait_readable(
+pub(crate) fn wait_readable(
     fds: &[BorrowedFd<'_>],
     patience: Option<std::time::Duration>,
 ) -> Result<Vec<bool>> {

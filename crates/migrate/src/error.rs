@@ -5,7 +5,7 @@ use std::io;
 use torpor_worker::{Class, Outcome};
 
 /// The result of what can fail here.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +77,7 @@ impl Error {
 }
 
 /// Says what was tried when something fails.
-pub trait Context<T> {
+pub(crate) trait Context<T> {
     /// Names it.
     ///
     /// # Errors

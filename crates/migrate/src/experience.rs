@@ -27,7 +27,7 @@ const MOST: f64 = 100.0;
 
 /// What is comparable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kind {
+pub(crate) struct Kind {
     /// The agent that it goes to.
     pub to: String,
     /// How it is done.
@@ -38,7 +38,7 @@ pub struct Kind {
 
 /// How the parts of a pause relate to what was expected of them, as factors.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Factors {
+pub(crate) struct Factors {
     /// Until the first page goes out.
     pub freeze: f64,
     /// Until the last byte is there.
@@ -50,7 +50,7 @@ pub struct Factors {
 impl Factors {
     /// What makes `expected` become `real`.
     #[must_use]
-    pub fn between(expected: &Pause, real: &Pause) -> Self {
+    pub(crate) fn between(expected: &Pause, real: &Pause) -> Self {
         let factor = |expected: std::time::Duration, real: std::time::Duration| {
             let factor = real.as_secs_f64() / expected.as_secs_f64().max(1e-6);
             factor.clamp(1.0 / MOST, MOST)
@@ -64,7 +64,7 @@ impl Factors {
 
     /// Corrects an estimate.
     #[must_use]
-    pub fn correct(&self, expected: &Pause) -> Pause {
+    pub(crate) fn correct(&self, expected: &Pause) -> Pause {
         Pause {
             freeze: expected.freeze.mul_f64(self.freeze),
             transfer: expected.transfer.mul_f64(self.transfer),
@@ -80,7 +80,7 @@ impl Factors {
 
 /// A migration that was.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
+pub(crate) struct Sample {
     kind: Kind,
     factors: Factors,
     /// How long its rounds took, if there were several.
@@ -89,7 +89,7 @@ pub struct Sample {
 
 /// What earlier migrations of a kind say.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lesson {
+pub(crate) struct Lesson {
     /// What corrects estimates.
     pub factors: Factors,
     /// How long rounds take, if there were any.
@@ -100,7 +100,7 @@ pub struct Lesson {
 
 /// All that is remembered of earlier migrations.
 #[derive(Debug)]
-pub struct Experience {
+pub(crate) struct Experience {
     path: PathBuf,
     samples: Vec<Sample>,
 }
@@ -108,7 +108,7 @@ pub struct Experience {
 impl Experience {
     /// What is remembered in `dir`: nothing, if it cannot be read.
     #[must_use]
-    pub fn of(dir: &Path) -> Self {
+    pub(crate) fn of(dir: &Path) -> Self {
         let path = dir.join("experience.json");
         let read = || -> Option<Vec<Sample>> {
             let mut text = Vec::new();
@@ -122,7 +122,7 @@ impl Experience {
 
     /// What migrations of this kind say, if there were any.
     #[must_use]
-    pub fn lesson(&self, kind: &Kind) -> Option<Lesson> {
+    pub(crate) fn lesson(&self, kind: &Kind) -> Option<Lesson> {
         let like = self.samples.iter().rev().filter(|it| it.kind == *kind).take(COUNTED);
         let like: Vec<&Sample> = like.collect();
         let all = |of: fn(&Factors) -> f64| median(like.iter().map(|it| of(&it.factors)));
@@ -142,7 +142,7 @@ impl Experience {
     ///
     /// # Errors
     /// If it cannot be written down.
-    pub fn add(mut self, kind: Kind, factors: Factors, pace: Option<Pace>) -> Result<()> {
+    pub(crate) fn add(mut self, kind: Kind, factors: Factors, pace: Option<Pace>) -> Result<()> {
         self.samples.push(Sample { kind, factors, pace });
         let first = self.samples.len().saturating_sub(KEPT);
         let text = serde_json::to_vec(&self.samples[first..])

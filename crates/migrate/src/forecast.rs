@@ -9,7 +9,7 @@ use crate::report::millis;
 
 /// What was measured.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Measured {
+pub(crate) struct Measured {
     /// Bytes of memory that would be sent.
     pub memory: u64,
     /// Bytes of images other than pages.
@@ -34,7 +34,7 @@ pub struct Measured {
 
 /// The parts of the time for which nothing runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Pause {
+pub(crate) struct Pause {
     /// Until the tasks are stopped and known.
     pub freeze: Duration,
     /// Until the last byte is there.
@@ -46,13 +46,13 @@ pub struct Pause {
 impl Pause {
     /// All of it.
     #[must_use]
-    pub fn total(&self) -> Duration {
+    pub(crate) fn total(&self) -> Duration {
         self.freeze + self.transfer + self.restore
     }
 
     /// For programs.
     #[must_use]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         json!({
             "downtime_ms": millis(self.total()),
             "freeze_ms": millis(self.freeze),
@@ -66,7 +66,7 @@ impl Measured {
     /// What is expected if the tasks are stopped when `left` bytes of memory are to be sent. What is
     /// not built before is built in the pause, all memory with it.
     #[must_use]
-    pub fn pause(&self, mode: Mode, left: f64) -> Pause {
+    pub(crate) fn pause(&self, mode: Mode, left: f64) -> Pause {
         let (waits, each) = match mode.is_lazy() {
             true => (0.0, Duration::ZERO),
             false => (left, self.each.saturating_sub(self.freeze)),
@@ -86,7 +86,7 @@ impl Measured {
 
     /// How long pages are fetched after the pause.
     #[must_use]
-    pub fn after(&self, mode: Mode, left: f64) -> Duration {
+    pub(crate) fn after(&self, mode: Mode, left: f64) -> Duration {
         if mode.is_lazy() { seconds(left / self.link.max(1.0)) } else { Duration::ZERO }
     }
 }
@@ -94,13 +94,18 @@ impl Measured {
 /// Whether there is no further round of tasks that run: what they would wait for by now, `wait`, is short enough, or rounds do
 /// not pay, since one has sent `bytes` and the one before hardly more.
 #[must_use]
-pub fn is_last(wait: Duration, max_downtime: Duration, bytes: f64, before: Option<f64>) -> bool {
+pub(crate) fn is_last(
+    wait: Duration,
+    max_downtime: Duration,
+    bytes: f64,
+    before: Option<f64>,
+) -> bool {
     wait <= max_downtime || before.is_some_and(|before| bytes >= before * 0.9)
 }
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Wish {
+pub(crate) struct Wish {
     /// How it is to be done.
     pub mode: Mode,
     /// Bytes a second while the tasks run, at most.
@@ -113,7 +118,7 @@ pub struct Wish {
 
 /// What is expected.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Forecast {
+pub(crate) struct Forecast {
     /// Rounds, the last one of stopped tasks.
     pub rounds: u32,
     /// All of it.
@@ -126,7 +131,7 @@ impl Forecast {
     /// Goes through the rounds as a migration would. `within` tells how many bytes the tasks write
     /// in a time.
     #[must_use]
-    pub fn new(of: &Measured, wish: Wish, within: impl Fn(Duration) -> f64) -> Self {
+    pub(crate) fn new(of: &Measured, wish: Wish, within: impl Fn(Duration) -> f64) -> Self {
         let memory = float(of.memory);
         let slow = wish.bandwidth.map_or(of.link, |limit| of.link.min(float(limit)));
         let (mut rounds, mut left, mut before) = (0, memory, None);
@@ -151,7 +156,7 @@ impl Forecast {
 
     /// For programs.
     #[must_use]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let mut all = self.pause.json();
         all["rounds"] = self.rounds.into();
         all["total_ms"] = millis(self.total).into();
@@ -161,18 +166,18 @@ impl Forecast {
 
 /// Bytes that a restore brings into place in a second: 0.67 to 0.79 times what `cp` takes, of
 /// about 1 GB/s (README.md).
-pub const FILL: f64 = 1.3e9;
+pub(crate) const FILL: f64 = 1.3e9;
 
 /// A time; one that is none is very long.
 #[must_use]
-pub fn seconds(time: f64) -> Duration {
+pub(crate) fn seconds(time: f64) -> Duration {
     Duration::try_from_secs_f64(time).unwrap_or(Duration::MAX / 4)
 }
 
 /// Bytes, to reckon with.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "an estimate")]
-pub fn float(bytes: u64) -> f64 {
+pub(crate) fn float(bytes: u64) -> f64 {
     bytes as f64
 }
 

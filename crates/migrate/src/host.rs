@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 
 /// A host, as far as it matters to what comes from another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Host {
+pub(crate) struct Host {
     /// Its name.
     pub name: String,
     /// The kernel's version.
@@ -27,7 +27,7 @@ pub struct Host {
 impl Host {
     /// This one.
     #[must_use]
-    pub fn this() -> Self {
+    pub(crate) fn this() -> Self {
         let system = rustix::system::uname();
         let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
         Self {
@@ -44,7 +44,7 @@ impl Host {
     ///
     /// # Errors
     /// What is missing, by name.
-    pub fn can_move_to(&self, there: &Self) -> Result<()> {
+    pub(crate) fn can_move_to(&self, there: &Self) -> Result<()> {
         if self.machine != there.machine {
             return Err(Error::refused(format!(
                 "{} is a machine of {}, and {} one of {}",
@@ -70,13 +70,13 @@ impl Host {
 
 /// What this boot is called.
 #[must_use]
-pub fn boot() -> String {
+pub(crate) fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 /// The pid namespace of a process, by its number (or `self`).
 #[must_use]
-pub fn pid_namespace(pid: &str) -> Option<u64> {
+pub(crate) fn pid_namespace(pid: &str) -> Option<u64> {
     let link = fs::read_link(format!("/proc/{pid}/ns/pid")).ok()?;
     link.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
 }

@@ -22,6 +22,8 @@
 //!
 //! [`record`] says what happens when one of them does not hear the other any more.
 
+#![warn(unreachable_pub)]
+
 mod address;
 mod announce;
 mod cancel;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// The ways in which a tree can move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
+pub(crate) enum Mode {
     /// Stop the tasks, send everything, restore.
     StopAndCopy,
     /// Send memory in rounds while the tasks run; stop them for the last one, restore.
@@ -23,13 +23,13 @@ pub enum Mode {
 impl Mode {
     /// Whether memory is sent while the tasks run here.
     #[must_use]
-    pub fn has_rounds(self) -> bool {
+    pub(crate) fn has_rounds(self) -> bool {
         matches!(self, Self::PreCopy | Self::Pipelined | Self::Hybrid)
     }
 
     /// Its name.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::StopAndCopy => "stop-and-copy",
             Self::PreCopy => "pre-copy",
@@ -41,13 +41,13 @@ impl Mode {
 
     /// Whether the tree is built there while its tasks still run here.
     #[must_use]
-    pub fn builds_early(self) -> bool {
+    pub(crate) fn builds_early(self) -> bool {
         matches!(self, Self::Pipelined | Self::Hybrid)
     }
 
     /// Whether the tasks run there before all their memory is there.
     #[must_use]
-    pub fn is_lazy(self) -> bool {
+    pub(crate) fn is_lazy(self) -> bool {
         matches!(self, Self::PostCopy | Self::Hybrid)
     }
 }

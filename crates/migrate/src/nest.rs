@@ -28,20 +28,20 @@ const RUNNING: u8 = b'.';
 /// *nest*: makes the namespace, and ends as the job in it does. A descriptor of the job is
 /// its standard input.
 #[must_use]
-pub fn enter(above: i32) -> ExitCode {
+pub(crate) fn enter(above: i32) -> ExitCode {
     code(try_enter(above))
 }
 
 /// *init*: fills the namespace, runs the job, and waits for all that it leaves behind.
 #[must_use]
-pub fn run_first(above: i32) -> ExitCode {
+pub(crate) fn run_first(above: i32) -> ExitCode {
     code(try_first(above))
 }
 
 /// The agent is itself the first process of a pid namespace, which is to take care of
 /// orphans: another process does the agent's work.
 #[must_use]
-pub fn stand_in() -> ExitCode {
+pub(crate) fn stand_in() -> ExitCode {
     let mut again = Command::new(SELF);
     again.args(std::env::args_os().skip(1));
     match again.spawn() {

@@ -10,7 +10,7 @@ const MOST: f64 = 1e12;
 
 /// What a round takes: a time, whatever it brings, and one for each byte.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Pace {
+pub(crate) struct Pace {
     /// Seconds of each round.
     pub each: f64,
     /// Bytes a second.
@@ -21,7 +21,7 @@ impl Pace {
     /// Of rounds, by least squares. One alone says nothing about what a round takes that is in each
     /// of them.
     #[must_use]
-    pub fn of(rounds: &[Round]) -> Option<Self> {
+    pub(crate) fn of(rounds: &[Round]) -> Option<Self> {
         let points: Vec<(f64, f64)> =
             rounds.iter().map(|it| (float(it.bytes), it.time.as_secs_f64())).collect();
         if points.is_empty() {
@@ -43,7 +43,7 @@ impl Pace {
 
     /// Whether it can be one.
     #[must_use]
-    pub fn is_sane(&self) -> bool {
+    pub(crate) fn is_sane(&self) -> bool {
         const DAY: f64 = 86_400.0;
         (0.0..=DAY).contains(&self.each) && (1e-3..=MOST).contains(&self.rate)
     }

@@ -173,7 +173,7 @@ fn escaped(text: &str) -> String {
 
 /// The page.
 #[must_use]
-pub fn page(report: &Report) -> String {
+pub(crate) fn page(report: &Report) -> String {
     let (id, text) = (escaped(&report.id), escaped(&report.text()));
     format!(
         "<!DOCTYPE html>\n<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">\

@@ -18,14 +18,14 @@ const MAX_LINES: usize = 10_000_000;
 
 /// A command that uses the service.
 #[derive(Debug)]
-pub struct Probe {
+pub(crate) struct Probe {
     child: Child,
     answers: Arc<Mutex<Service>>,
 }
 
 /// When it answered.
 #[derive(Debug, Clone)]
-pub struct Service {
+pub(crate) struct Service {
     /// When it began to be looked at.
     pub start: Instant,
     /// When it was not any more.
@@ -39,7 +39,7 @@ impl Probe {
     ///
     /// # Errors
     /// If there is no shell.
-    pub fn start(command: &str) -> Result<Self> {
+    pub(crate) fn start(command: &str) -> Result<Self> {
         let mut child = Command::new("/bin/sh")
             .args(["-c", command])
             .stdin(Stdio::null())
@@ -66,7 +66,7 @@ impl Probe {
 
     /// Lets it run for another second, and ends it.
     #[must_use]
-    pub fn finish(self) -> Service {
+    pub(crate) fn finish(self) -> Service {
         thread::sleep(MARGIN);
         let mut service = self.answers.lock().unwrap_or_else(PoisonError::into_inner).clone();
         service.end = Instant::now();
@@ -85,7 +85,7 @@ impl Drop for Probe {
 impl Service {
     /// Answers a second before, during and after a migration.
     #[must_use]
-    pub fn rates(&self, from: Instant, to: Instant) -> [f64; 3] {
+    pub(crate) fn rates(&self, from: Instant, to: Instant) -> [f64; 3] {
         let parts = [(self.start, from), (from, to), (to, self.end)];
         parts.map(|(from, to)| {
             let time = to.saturating_duration_since(from).as_secs_f64();
@@ -96,7 +96,7 @@ impl Service {
     /// Answers that came in a time.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "to be looked at")]
-    pub fn between(&self, from: Instant, to: Instant) -> f64 {
+    pub(crate) fn between(&self, from: Instant, to: Instant) -> f64 {
         let within = self.answers.iter().filter(|(at, _)| (from..to).contains(at));
         within.map(|&(_, count)| count as f64).sum()
     }

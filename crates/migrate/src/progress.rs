@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// The line of the last round: with what is expected if the tasks were stopped now.
 #[must_use]
-pub fn line(rounds: &[Round], expected: Option<Duration>) -> String {
+pub(crate) fn line(rounds: &[Round], expected: Option<Duration>) -> String {
     let outlook = match (rounds, expected) {
         ([.., before, last], Some(expected)) => format!(
             "; {:.1} MB/s are written, it would be stopped for about {:.0} ms",
@@ -36,14 +36,14 @@ fn writes(before: &Round, last: &Round) -> f64 {
 
 /// Tells a terminal what goes over the link, as long as it is there.
 #[derive(Debug)]
-pub struct Live {
+pub(crate) struct Live {
     thread: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Live {
     /// Begins to, if standard error is a terminal.
     #[must_use]
-    pub fn start(what: String, meter: &Arc<Meter>) -> Self {
+    pub(crate) fn start(what: String, meter: &Arc<Meter>) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self { thread: None };
         }

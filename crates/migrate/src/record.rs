@@ -32,7 +32,7 @@ use crate::runtime::Container;
 use crate::task::Task;
 
 /// Where the records of this host are, unless told otherwise.
-pub const STATE_DIR: &str = "/var/lib/torpor/migrations";
+pub(crate) const STATE_DIR: &str = "/var/lib/torpor/migrations";
 /// Records of migrations that are over, and are kept for whoever asks.
 const KEPT: usize = 200;
 /// No record is longer: 20,000 tasks and more.
@@ -41,7 +41,7 @@ const MAX_RECORD: u64 = 4 << 20;
 /// How far a migration has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Phase {
+pub(crate) enum Phase {
     /// Nothing is decided: the tasks are the source's.
     Preparing,
     /// The tasks may be made to run at the destination.
@@ -55,7 +55,7 @@ pub enum Phase {
 impl Phase {
     /// Whether nothing comes after it.
     #[must_use]
-    pub fn is_over(self) -> bool {
+    pub(crate) fn is_over(self) -> bool {
         matches!(self, Self::Moved | Self::Stayed)
     }
 
@@ -70,7 +70,7 @@ impl Phase {
 
     /// Its name.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Preparing => "preparing",
             Self::Deciding => "deciding",
@@ -83,7 +83,7 @@ impl Phase {
 /// The side that a record is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Side {
+pub(crate) enum Side {
     /// Where the tasks come from.
     Source,
     /// Where they go to.
@@ -101,7 +101,7 @@ impl Side {
 
 /// What is written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub(crate) struct Record {
     /// The migration's number.
     pub id: String,
     /// Counts what has been written.
@@ -136,7 +136,7 @@ pub struct Record {
 
 /// A record that this process alone writes.
 #[derive(Debug)]
-pub struct Ledger {
+pub(crate) struct Ledger {
     path: PathBuf,
     record: Record,
     _lock: File,
@@ -147,7 +147,7 @@ impl Ledger {
     ///
     /// # Errors
     /// If there is one of that number, or it cannot be written.
-    pub fn create(dir: &Path, side: Side, record: Record) -> Result<Self> {
+    pub(crate) fn create(dir: &Path, side: Side, record: Record) -> Result<Self> {
         check_id(&record.id)?;
         let dir = dir.join(side.directory());
         make_private(&dir)?;
@@ -167,7 +167,7 @@ impl Ledger {
     ///
     /// # Errors
     /// If there is none, or it is none.
-    pub fn take_over(dir: &Path, side: Side, id: &str) -> Result<Option<Self>> {
+    pub(crate) fn take_over(dir: &Path, side: Side, id: &str) -> Result<Option<Self>> {
         check_id(id)?;
         let path = dir.join(side.directory()).join(format!("{id}.json"));
         let Some(lock) = lock(&path)? else { return Ok(None) };
@@ -176,7 +176,7 @@ impl Ledger {
 
     /// What it says.
     #[must_use]
-    pub fn record(&self) -> &Record {
+    pub(crate) fn record(&self) -> &Record {
         &self.record
     }
 
@@ -184,7 +184,7 @@ impl Ledger {
     ///
     /// # Errors
     /// If that would be a step back, or it cannot be written.
-    pub fn advance(&mut self, phase: Phase, change: impl FnOnce(&mut Record)) -> Result<()> {
+    pub(crate) fn advance(&mut self, phase: Phase, change: impl FnOnce(&mut Record)) -> Result<()> {
         if !phase.follows(self.record.phase) {
             return Err(Error::refused(format!(
                 "migration {} is {} and cannot become {}",
@@ -222,7 +222,7 @@ impl Ledger {
 ///
 /// # Errors
 /// If it is damaged.
-pub fn look(dir: &Path, side: Side, id: &str) -> Result<Option<Record>> {
+pub(crate) fn look(dir: &Path, side: Side, id: &str) -> Result<Option<Record>> {
     check_id(id)?;
     let path = dir.join(side.directory()).join(format!("{id}.json"));
     if path.exists() { read(&path).map(Some) } else { Ok(None) }
@@ -232,7 +232,7 @@ pub fn look(dir: &Path, side: Side, id: &str) -> Result<Option<Record>> {
 ///
 /// # Errors
 /// If the directory cannot be read.
-pub fn all(dir: &Path, side: Side) -> Result<Vec<Record>> {
+pub(crate) fn all(dir: &Path, side: Side) -> Result<Vec<Record>> {
     Ok(files(&dir.join(side.directory())).iter().filter_map(|path| read(path).ok()).collect())
 }
 
@@ -292,7 +292,7 @@ fn lock(path: &Path) -> Result<Option<File>> {
 ///
 /// # Errors
 /// If it is none of ours.
-pub fn check_id(id: &str) -> Result<()> {
+pub(crate) fn check_id(id: &str) -> Result<()> {
     let fits = (1..=64).contains(&id.len())
         && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     if fits { Ok(()) } else { Err(Error::refused(format!("{id:?} is no migration's number"))) }
@@ -302,7 +302,7 @@ pub fn check_id(id: &str) -> Result<()> {
 ///
 /// # Errors
 /// If it cannot be made.
-pub fn make_private(dir: &Path) -> Result<()> {
+pub(crate) fn make_private(dir: &Path) -> Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -314,7 +314,7 @@ pub fn make_private(dir: &Path) -> Result<()> {
 ///
 /// # Errors
 /// If there are no random bytes.
-pub fn new_id() -> Result<String> {
+pub(crate) fn new_id() -> Result<String> {
     let mut bytes = [0_u8; 12];
     let file = File::open("/dev/urandom");
     file.and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes))

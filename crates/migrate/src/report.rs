@@ -10,7 +10,7 @@ use crate::probe::Service;
 
 /// A round.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Round {
+pub(crate) struct Round {
     /// When it began.
     pub start: Instant,
     /// Pages that were sent.
@@ -26,7 +26,7 @@ pub struct Round {
 impl Round {
     /// For people.
     #[must_use]
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let seconds = self.time.as_secs_f64().max(1e-6);
         format!(
             "{} pages, {:.1} MB in {seconds:.2} s ({:.0} MB/s), stopped for {:.1} ms",
@@ -49,7 +49,7 @@ impl Round {
 
 /// The parts of the pause.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Downtime {
+pub(crate) struct Downtime {
     /// When the tasks were stopped.
     pub start: Option<Instant>,
     /// From then until the first page went out.
@@ -67,20 +67,20 @@ pub struct Downtime {
 impl Downtime {
     /// All of it.
     #[must_use]
-    pub fn total(&self) -> Duration {
+    pub(crate) fn total(&self) -> Duration {
         between(self.start, self.end)
     }
 
     /// From the last byte until the tasks ran.
     #[must_use]
-    pub fn restore(&self) -> Duration {
+    pub(crate) fn restore(&self) -> Duration {
         between(self.arrived, self.end)
     }
 }
 
 /// What the pause was expected to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Estimate {
+pub(crate) struct Estimate {
     /// By this migration alone.
     pub plain: Pause,
     /// Corrected by what earlier ones took.
@@ -108,7 +108,7 @@ fn between(from: Option<Instant>, to: Option<Instant>) -> Duration {
 
 /// What a migration took.
 #[derive(Debug, Clone)]
-pub struct Report {
+pub(crate) struct Report {
     /// Its number.
     pub id: String,
     /// How it was done.
@@ -136,7 +136,7 @@ pub struct Report {
 impl Report {
     /// For programs.
     #[must_use]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let mut all = json!({
             "id": self.id,
             "mode": self.mode,
@@ -165,7 +165,7 @@ impl Report {
 
     /// For people.
     #[must_use]
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let down = &self.downtime;
         format!(
             "It runs there as process {}. {} rounds, {:.1} MB in {:.2} s; stopped for {:.1} ms \
@@ -187,13 +187,13 @@ impl Report {
 
 /// Milliseconds with three digits behind the point.
 #[must_use]
-pub fn millis(time: Duration) -> f64 {
+pub(crate) fn millis(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 /// Millions of bytes.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "to be read by people")]
-pub fn megabytes(bytes: u64) -> f64 {
+pub(crate) fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }

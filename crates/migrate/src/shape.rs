@@ -18,7 +18,7 @@ const SOCKET: Duration = Duration::from_micros(200);
 
 /// How much there is of a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Shape {
+pub(crate) struct Shape {
     /// Processes.
     pub tasks: u32,
     /// Threads of theirs, all but the first of each.
@@ -36,7 +36,7 @@ pub struct Shape {
 impl Shape {
     /// Of tasks; those that have ended count for nothing.
     #[must_use]
-    pub fn of(tasks: &[Task]) -> Self {
+    pub(crate) fn of(tasks: &[Task]) -> Self {
         let mut all = Self::default();
         for task in tasks {
             let name = |what: &str| format!("/proc/{}/{what}", task.pid);
@@ -59,7 +59,7 @@ impl Shape {
     /// What a dump or a restore of all but memory takes on an idle machine, roughly: the relations
     /// between trees count, and [`crate::experience`] finds out the rest.
     #[must_use]
-    pub fn cost(&self) -> Duration {
+    pub(crate) fn cost(&self) -> Duration {
         FIXED
             + TASK * self.tasks
             + THREAD * self.threads

@@ -12,7 +12,7 @@ const MAX_TASKS: usize = 4 << 20;
 
 /// A process, as long as it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Task {
+pub(crate) struct Task {
     /// Its process id.
     pub pid: i32,
     /// When it was started, in ticks since boot.
@@ -24,7 +24,7 @@ impl Task {
     ///
     /// # Errors
     /// If there is no process of that id.
-    pub fn find(pid: i32) -> Result<Self> {
+    pub(crate) fn find(pid: i32) -> Result<Self> {
         let start = stat(pid).map(|stat| stat.start);
         let start = start.ok_or_else(|| {
             Error::refused_with(
@@ -39,19 +39,19 @@ impl Task {
     ///
     /// # Errors
     /// Without /proc.
-    pub fn this() -> Result<Self> {
+    pub(crate) fn this() -> Result<Self> {
         Self::find(rustix::process::getpid().as_raw_nonzero().get())
     }
 
     /// Whether it has not ended.
     #[must_use]
-    pub fn lives(&self) -> bool {
+    pub(crate) fn lives(&self) -> bool {
         stat(self.pid).is_some_and(|stat| stat.start == self.start && !stat.has_ended)
     }
 
     /// Whether it lives and nobody has killed it: one that was killed takes a moment to end.
     #[must_use]
-    pub fn goes_on(&self) -> bool {
+    pub(crate) fn goes_on(&self) -> bool {
         const KILL: u64 = 1 << (libc::SIGKILL - 1);
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
         let pending = |name| {
@@ -63,7 +63,7 @@ impl Task {
     }
 
     /// Kills it, and waits until it has ended.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.signal(Signal::KILL);
         while self.lives() {
             std::thread::sleep(std::time::Duration::from_millis(1));
@@ -71,7 +71,7 @@ impl Task {
     }
 
     /// Sends it a signal; nothing happens if it has ended.
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let Some(pid) = Pid::from_raw(self.pid) else { return };
         let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return };
         // What the descriptor stands for can be no other any more once this is so.
@@ -85,7 +85,7 @@ impl Task {
 ///
 /// # Errors
 /// If it is not there.
-pub fn tree(root: i32) -> Result<Vec<Task>> {
+pub(crate) fn tree(root: i32) -> Result<Vec<Task>> {
     let mut found = vec![Task::find(root)?];
     let mut next = 0;
     while let Some(task) = found.get(next).copied() {
@@ -100,7 +100,7 @@ pub fn tree(root: i32) -> Result<Vec<Task>> {
 
 /// The children of a process.
 #[must_use]
-pub fn children(pid: i32) -> Vec<i32> {
+pub(crate) fn children(pid: i32) -> Vec<i32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists =
         threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
@@ -113,7 +113,7 @@ pub fn children(pid: i32) -> Vec<i32> {
 
 /// What `/proc/PID/stat` says.
 #[derive(Debug, Clone, Copy)]
-pub struct Stat {
+pub(crate) struct Stat {
     /// Whether it is a zombie.
     pub has_ended: bool,
     /// Whether it is about to be one.
@@ -126,7 +126,7 @@ pub struct Stat {
 
 /// What `/proc/PID/stat` says of a process.
 #[must_use]
-pub fn stat(pid: i32) -> Option<Stat> {
+pub(crate) fn stat(pid: i32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Of a task that is about to be a zombie (`PF_EXITING`).
     const EXITING: u64 = 4;
@@ -142,7 +142,7 @@ pub fn stat(pid: i32) -> Option<Stat> {
 
 /// The process ids of a process in all pid namespaces that see it, the outermost first.
 #[must_use]
-pub fn ids(pid: i32) -> Vec<i32> {
+pub(crate) fn ids(pid: i32) -> Vec<i32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     line.map_or(Vec::new(), |line| {

@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// A directory that is removed when this is dropped. As a descriptor, it is what keeps others from doing so earlier.
 #[derive(Debug)]
-pub struct WorkDir {
+pub(crate) struct WorkDir {
     path: PathBuf,
     mark: File,
 }
@@ -33,7 +33,7 @@ impl WorkDir {
     ///
     /// # Errors
     /// If it cannot be made.
-    pub fn create(path: PathBuf) -> Result<Self> {
+    pub(crate) fn create(path: PathBuf) -> Result<Self> {
         let name = path.join(MARK);
         let failed = || name.display().to_string();
         loop {
@@ -55,7 +55,7 @@ impl WorkDir {
 
     /// Where it is.
     #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -73,7 +73,7 @@ impl Drop for WorkDir {
 }
 
 /// Removes what was left behind in a directory of such directories.
-pub fn sweep(parent: &Path) {
+pub(crate) fn sweep(parent: &Path) {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     for entry in entries {
         remove_unused(&entry.path());
@@ -81,7 +81,7 @@ pub fn sweep(parent: &Path) {
 }
 
 /// Removes a directory when nobody needs it any more; gives up after `patience`.
-pub fn clear(path: &Path, patience: Duration) {
+pub(crate) fn clear(path: &Path, patience: Duration) {
     let start = Instant::now();
     while !remove_unused(path) {
         if start.elapsed() > patience {

@@ -3,10 +3,10 @@
 use super::Direction::{self, Higher, Lower};
 
 /// The name, unit, direction and meaning of a benchmark, before its component is known.
-pub type Line = (&'static str, &'static str, Direction, &'static str);
+pub(super) type Line = (&'static str, &'static str, Direction, &'static str);
 
 /// The life of a container.
-pub const LIFE: &[Line] = &[
+pub(super) const LIFE: &[Line] = &[
     ("sandbox.create", "ms", Lower, "RunPodSandbox, until it has answered"),
     ("container.create", "ms", Lower, "CreateContainer with an image that is there"),
     ("container.start", "ms", Lower, "StartContainer, until it has answered"),
@@ -30,19 +30,19 @@ pub const LIFE: &[Line] = &[
 ];
 
 /// A network of its own.
-pub const BRIDGE: &[Line] = &[
+pub(super) const BRIDGE: &[Line] = &[
     ("bridge.create", "ms", Lower, "RunPodSandbox with a network of its own"),
     ("bridge.stop", "ms", Lower, "StopPodSandbox, with its network"),
 ];
 
 /// Images.
-pub const IMAGE: &[Line] = &[
+pub(super) const IMAGE: &[Line] = &[
     ("image.pull", "ms", Lower, "PullImage of 16 MiB from a registry on this machine, unpacked"),
     ("image.remove", "ms", Lower, "RemoveImage of the same"),
 ];
 
 /// The facets of a checkpoint through the CRI.
-pub const CHECKPOINT: &[Line] = &[
+pub(super) const CHECKPOINT: &[Line] = &[
     ("checkpoint", "ms", Lower, "CheckpointContainer, until it has answered"),
     (
         "checkpoint-pause",
@@ -73,7 +73,7 @@ pub const CHECKPOINT: &[Line] = &[
 ];
 
 /// The facets of a checkpoint by the OCI runtime itself.
-pub const DIRECT: &[Line] = &[
+pub(super) const DIRECT: &[Line] = &[
     ("checkpoint", "ms", Lower, "the runtime's checkpoint command, as its caller sees it"),
     ("pause", "ms", Lower, "the longest silence of a program that writes each millisecond"),
     ("frozen", "ms", Lower, "how long the engine says that the tasks were frozen"),
@@ -91,7 +91,7 @@ pub const DIRECT: &[Line] = &[
 ];
 
 /// The processor.
-pub const CPU: &[Line] = &[
+pub(super) const CPU: &[Line] = &[
     ("cpu.total", "ms", Lower, "sysbench: all primes up to 10000, a fixed number of times"),
     ("cpu.minimal", "ms", Lower, "the shortest of these"),
     ("cpu.average", "ms", Lower, "their average"),
@@ -99,7 +99,7 @@ pub const CPU: &[Line] = &[
 ];
 
 /// Memory.
-pub const MEMORY: &[Line] = &[
+pub(super) const MEMORY: &[Line] = &[
     ("memory.total", "ms", Lower, "sysbench: a fixed amount of memory written in blocks of 1 MiB"),
     ("memory.minimal", "ms", Lower, "the shortest time for a block"),
     ("memory.average", "ms", Lower, "the average time for a block"),
@@ -108,7 +108,7 @@ pub const MEMORY: &[Line] = &[
 ];
 
 /// Files.
-pub const DISK: &[Line] = &[
+pub(super) const DISK: &[Line] = &[
     (
         "disk.sequential-write",
         "MiB/s",
@@ -127,7 +127,7 @@ pub const DISK: &[Line] = &[
 ];
 
 /// System calls, switches, processes.
-pub const CALLS: &[Line] = &[
+pub(super) const CALLS: &[Line] = &[
     ("syscall.getppid", "ns", Lower, "a system call that does nothing"),
     ("syscall.open", "ns", Lower, "open and close of a file in the container's root"),
     ("switch.pipe", "ns", Lower, "a byte to another thread and back through two pipes"),
@@ -135,25 +135,25 @@ pub const CALLS: &[Line] = &[
 ];
 
 /// TCP inside.
-pub const LOOPBACK: &[Line] = &[
+pub(super) const LOOPBACK: &[Line] = &[
     ("loopback.throughput", "MiB/s", Higher, "TCP to the container's own loopback, one stream"),
     ("loopback.latency", "us", Lower, "a byte there and back"),
 ];
 
 /// TCP between sandboxes.
-pub const NETWORK: &[Line] = &[
+pub(super) const NETWORK: &[Line] = &[
     ("bridge.throughput", "MiB/s", Higher, "TCP from one sandbox to another through the bridge"),
     ("bridge.latency", "us", Lower, "a byte there and back through the bridge"),
 ];
 
 /// A CPU quota.
-pub const QUOTA: &[Line] = &[
+pub(super) const QUOTA: &[Line] = &[
     ("cpu.share", "%", Lower, "the CPU used under a quota of 20 %, less the quota (the magnitude)"),
     ("cpu.work", "ms", Lower, "a fixed piece of work under the same quota"),
 ];
 
 /// A quota that is raised.
-pub const RAISE: &[Line] = &[
+pub(super) const RAISE: &[Line] = &[
     ("raise.call", "ms", Lower, "UpdateContainerResources while the container runs"),
     (
         "raise.effect",
@@ -164,7 +164,7 @@ pub const RAISE: &[Line] = &[
 ];
 
 /// A limit of memory.
-pub const OOM: &[Line] = &[(
+pub(super) const OOM: &[Line] = &[(
     "memory.oom",
     "ms",
     Lower,
@@ -172,7 +172,7 @@ pub const OOM: &[Line] = &[(
 )];
 
 /// A limit of processes.
-pub const PIDS: &[Line] = &[(
+pub(super) const PIDS: &[Line] = &[(
     "pids.refusal",
     "processes",
     Higher,
@@ -180,7 +180,7 @@ pub const PIDS: &[Line] = &[(
 )];
 
 /// Weights of input and output.
-pub const WEIGHT: &[Line] = &[(
+pub(super) const WEIGHT: &[Line] = &[(
     "io.weight",
     "%",
     Lower,
@@ -189,7 +189,7 @@ pub const WEIGHT: &[Line] = &[(
 )];
 
 /// What an idle container is charged for.
-pub const CHARGE: &[Line] = &[
+pub(super) const CHARGE: &[Line] = &[
     (
         "charge.idle",
         "MiB",
@@ -205,7 +205,7 @@ pub const CHARGE: &[Line] = &[
 ];
 
 /// Many containers.
-pub const SCALE: &[Line] = &[
+pub(super) const SCALE: &[Line] = &[
     ("start", "s", Lower, "creating and starting all, each in a sandbox of its own"),
     ("stop", "s", Lower, "stopping and removing all"),
     ("available", "MiB", Lower, "memory for each, by what the machine has less available"),
@@ -219,7 +219,7 @@ pub const SCALE: &[Line] = &[
 ];
 
 /// A container that moves.
-pub const MIGRATION: &[Line] = &[
+pub(super) const MIGRATION: &[Line] = &[
     ("total", "ms", Lower, "torpor migrate, as its caller sees it"),
     (
         "pause",

@@ -16,11 +16,11 @@ use crate::workload::Beat;
 use super::seal;
 
 /// How many beats show that a container is alive.
-pub const ALIVE: u64 = 50;
+pub(super) const ALIVE: u64 = 50;
 
 /// A container of the runtime, without CRI.
 #[derive(Debug)]
-pub struct Container<'a> {
+pub(super) struct Container<'a> {
     cell: &'a Cell<'a>,
     /// The runtime.
     pub binary: PathBuf,
@@ -40,7 +40,7 @@ pub struct Container<'a> {
 ///
 /// # Errors
 /// If its runtime cannot make checkpoints, or the kernel refuses a file.
-pub async fn prepare<'a>(
+pub(super) async fn prepare<'a>(
     cell: &'a Cell<'a>,
     memory: u32,
     sealed: bool,
@@ -87,7 +87,7 @@ pub async fn prepare<'a>(
 ///
 /// # Errors
 /// If it cannot be started, or takes longer.
-pub async fn ended(
+pub(super) async fn ended(
     what: &str,
     command: &mut Command,
     limit: Duration,
@@ -130,14 +130,14 @@ impl Container<'_> {
     }
 
     /// Its control group, below the one that the keeper removes.
-    pub fn group(&self) -> String {
+    pub(super) fn group(&self) -> String {
         format!("{}/{}", self.cell.place.group, self.id)
     }
 
     /// A command with torpor as `criu`; in the namespaces of the endpoint, where those are ours. It has no
     /// standard streams: containers keep those of their maker, and what only this process has no engine
     /// could restore.
-    pub fn command(&self, program: &Path) -> Command {
+    pub(super) fn command(&self, program: &Path) -> Command {
         let mut command = match self.cell.place.init() {
             Some(init) => {
                 let mut command = Command::new("nsenter");
@@ -173,19 +173,19 @@ impl Container<'_> {
     }
 
     /// Where the runtime keeps what it knows of the container.
-    pub fn state(&self) -> PathBuf {
+    pub(super) fn state(&self) -> PathBuf {
         self.dir.join("state")
     }
 
     /// Starts it, and waits until it is alive.
-    pub async fn start(&self) -> Result<(), Trouble> {
+    pub(super) async fn start(&self) -> Result<(), Trouble> {
         let bundle = self.dir.display().to_string();
         self.done(&["run", "--detach", "--bundle", &bundle, &self.id]).await?;
         self.until(|beat| beat.count >= ALIVE).await.map(drop)
     }
 
     /// Calls the runtime, which must succeed.
-    pub async fn done(&self, arguments: &[&str]) -> Result<(), Trouble> {
+    pub(super) async fn done(&self, arguments: &[&str]) -> Result<(), Trouble> {
         let limit = Duration::from_secs(self.cell.config.deadline);
         let output = self.call(arguments, limit).await?;
         if output.status.success() {
@@ -198,12 +198,12 @@ impl Container<'_> {
     }
 
     /// Its last sign of life.
-    pub fn beat(&self) -> Option<Beat> {
+    pub(super) fn beat(&self) -> Option<Beat> {
         Beat::read(&fs::read(self.dir.join("out/beat")).ok()?)
     }
 
     /// Waits for a beat that is as it should be.
-    pub async fn until(&self, right: impl Fn(Beat) -> bool) -> Result<Beat, Trouble> {
+    pub(super) async fn until(&self, right: impl Fn(Beat) -> bool) -> Result<Beat, Trouble> {
         let end = Instant::now() + Duration::from_secs(self.cell.config.deadline);
         loop {
             match self.beat() {
@@ -217,7 +217,7 @@ impl Container<'_> {
     }
 
     /// Ends it, and removes all that it has.
-    pub async fn remove(&self) {
+    pub(super) async fn remove(&self) {
         let limit = Duration::from_secs(10);
         let _ = self.call(&["delete", "--force", &self.id], limit).await;
         let _ = fs::remove_dir_all(&self.dir);

@@ -19,7 +19,11 @@ use super::value;
 use crate::workload::Beat;
 
 /// `CheckpointContainer`, and a container that is created from what it wrote.
-pub async fn through_cri(cell: &Cell<'_>, memory: u32, sealed: bool) -> Result<Values, Trouble> {
+pub(super) async fn through_cri(
+    cell: &Cell<'_>,
+    memory: u32,
+    sealed: bool,
+) -> Result<Values, Trouble> {
     let client = cell.client();
     // Who lacks the call says so of a container that is not there, too, and needs none.
     let probe = client.checkpoint("none", "/nonexistent/checkpoint.tar").await;

@@ -17,7 +17,7 @@ const NO_ENGINE: &str =
     "gVisor checkpoints by itself, and does not tell how long it froze the container";
 
 /// One checkpoint that leaves its container running, and one restore from it.
-pub async fn measure(cell: &Cell<'_>, memory: u32, sealed: bool) -> Result<Values, Trouble> {
+pub(super) async fn measure(cell: &Cell<'_>, memory: u32, sealed: bool) -> Result<Values, Trouble> {
     let container = prepare(cell, memory, sealed).await?;
     let done = sample(&container).await;
     container.remove().await;
@@ -73,7 +73,7 @@ async fn sample(container: &Container<'_>) -> Result<Values, Trouble> {
 
 /// Bytes as MiB.
 #[allow(clippy::cast_precision_loss, reason = "a number of bytes as MiB")]
-pub fn mebibytes(bytes: u64) -> f64 {
+pub(super) fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
@@ -107,7 +107,7 @@ impl Account {
 ///
 /// # Errors
 /// If no line does.
-pub fn worked(log: &str) -> Result<f64, Trouble> {
+pub(super) fn worked(log: &str) -> Result<f64, Trouble> {
     let time = |line: &str| line.strip_prefix('(')?.split_once(')')?.0.trim().parse::<f64>().ok();
     let mut times = log.lines().filter_map(time);
     let first = times.next().ok_or_else(|| failed("the engine's log holds no times"))?;
@@ -178,7 +178,7 @@ fn frozen(dir: &Path) -> Result<f64, Trouble> {
 }
 
 /// The frozen time in ms that `stats-dump` holds.
-pub fn frozen_in(bytes: &[u8]) -> Result<f64, Trouble> {
+pub(super) fn frozen_in(bytes: &[u8]) -> Result<f64, Trouble> {
     // two magic numbers, the length of the message, the message
     let message = bytes.get(12..).unwrap_or_default();
     let times = Times::decode(message).map_err(failed)?;

@@ -22,7 +22,7 @@ fn quota_of(quota: i64) -> LinuxContainerResources {
 }
 
 /// A program that computes under a quota. The kernel's own numbers say whether the quota held.
-pub async fn quota(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn quota(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let pod = cell.pod(Network::Host).await?;
     let spec = Spec { resources: quota_of(QUOTA), ..Spec::workload("burn --time 600000") };
     let burning = cell.launch(&pod, &spec).await?;
@@ -74,7 +74,7 @@ fn judge(share: f64, times: u64) -> Result<f64, Trouble> {
 }
 
 /// A quota that is raised while the program runs.
-pub async fn raise(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn raise(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let pod = cell.pod(Network::Host).await?;
     let spec = Spec { resources: quota_of(QUOTA), ..Spec::workload("burn --time 2000") };
     let launched = cell.launch(&pod, &spec).await?;
@@ -108,7 +108,7 @@ const LIMIT: i64 = 64;
 const CAUSE: Duration = Duration::from_secs(5);
 
 /// A program that takes more memory than it may.
-pub async fn oom(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn oom(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let pod = cell.pod(Network::Host).await?;
     let resources = LinuxContainerResources {
         memory_limit_in_bytes: LIMIT << 20,
@@ -144,7 +144,7 @@ pub async fn oom(cell: &Cell<'_>) -> Result<Values, Trouble> {
 }
 
 /// A program that starts more processes than it may.
-pub async fn pids(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn pids(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let name = format!("pids-{}", cell.made.get());
     let group = limited(cell.place, "pids", &name, "pids.max", "32");
     let text =
@@ -166,7 +166,7 @@ pub async fn pids(cell: &Cell<'_>) -> Result<Values, Trouble> {
 
 /// What an idle container is charged for.
 #[allow(clippy::cast_precision_loss, reason = "a number of bytes as MiB")]
-pub async fn charge(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn charge(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let pod = cell.pod(Network::Host).await?;
     let launched = cell.launch(&pod, &Spec::script(IDLE)).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;

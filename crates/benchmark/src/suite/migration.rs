@@ -37,7 +37,7 @@ const POLL: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// If the runtime's containers cannot move, or this one does not.
-pub async fn measure(cell: &Cell<'_>, memory: u32, mode: Mode) -> Result<Values, Trouble> {
+pub(super) async fn measure(cell: &Cell<'_>, memory: u32, mode: Mode) -> Result<Values, Trouble> {
     let container = prepare(cell, memory, false).await?;
     let there = there(&container, cell.config.deadline).await;
     let moved = match &there {

@@ -8,7 +8,7 @@ mod migration;
 mod operations;
 mod performance;
 mod scalability;
-pub mod seal;
+pub(crate) mod seal;
 mod weight;
 
 use crate::catalogue::Group;
@@ -18,7 +18,7 @@ use crate::cell::{Cell, Trouble, Values};
 ///
 /// # Errors
 /// If there is no value for any of it, for one reason.
-pub async fn measure(group: Group, cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(crate) async fn measure(group: Group, cell: &Cell<'_>) -> Result<Values, Trouble> {
     match group {
         Group::Life => operations::life(cell).await,
         Group::Bridge => operations::bridge(cell).await,

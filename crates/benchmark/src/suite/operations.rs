@@ -12,7 +12,7 @@ use super::value;
 const GRACE: i64 = 10;
 
 /// The whole life of a container with the network of the host.
-pub async fn life(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn life(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let client = cell.client();
     let sandbox = cell.sandbox(Network::Host, None);
     fs::create_dir_all(&sandbox.log_directory).map_err(failed)?;
@@ -79,7 +79,7 @@ async fn first_answer(launched: &Launched, called: f64) -> Result<f64, Trouble> 
 }
 
 /// A sandbox with a network of its own.
-pub async fn bridge(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn bridge(cell: &Cell<'_>) -> Result<Values, Trouble> {
     if let Some(reason) = &cell.place.no_network {
         return Err(Trouble::Unsupported(reason.clone()));
     }
@@ -94,7 +94,7 @@ pub async fn bridge(cell: &Cell<'_>) -> Result<Values, Trouble> {
 }
 
 /// A runtime without a network configuration is not one that failed.
-pub fn without_cni(trouble: Trouble) -> Trouble {
+pub(super) fn without_cni(trouble: Trouble) -> Trouble {
     match trouble {
         Trouble::Failed(text) if text.contains("cni plugin not initialized") => {
             Trouble::Unsupported(text)
@@ -104,7 +104,7 @@ pub fn without_cni(trouble: Trouble) -> Trouble {
 }
 
 /// Pulling an image, and removing it.
-pub async fn image(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn image(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let name = cell.place.image(PULLED);
     let begun = Instant::now();
     cell.client().pull(&name).await?;

@@ -54,7 +54,7 @@ async fn sysbench(cell: &Cell<'_>, arguments: &str) -> Result<String, Trouble> {
 }
 
 /// Primes.
-pub async fn cpu(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn cpu(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let events = amount(cell, 4000.0);
     let text =
         sysbench(cell, &format!("cpu --cpu-max-prime=10000 --time=0 --events={events}")).await?;
@@ -62,7 +62,7 @@ pub async fn cpu(cell: &Cell<'_>) -> Result<Values, Trouble> {
 }
 
 /// Memory.
-pub async fn memory(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn memory(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let fault = cell.values(&Spec::workload("fault --size 64")).await;
     let mut all: Values = match fault {
         Ok(values) => named(&values),
@@ -81,7 +81,7 @@ pub async fn memory(cell: &Cell<'_>) -> Result<Values, Trouble> {
 }
 
 /// A file in the container's own root.
-pub async fn disk(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn disk(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let size = amount(cell, 128.0);
     let values =
         cell.values(&Spec::workload(&format!("disk --size {size} --file /tmp/data"))).await?;
@@ -89,7 +89,7 @@ pub async fn disk(cell: &Cell<'_>) -> Result<Values, Trouble> {
 }
 
 /// System calls and switches.
-pub async fn calls(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn calls(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let times = amount(cell, 500_000.0);
     let values = cell.values(&Spec::workload(&format!("calls --times {times}"))).await?;
     Ok(named(&values))
@@ -103,7 +103,7 @@ fn connection(component: &str, values: &Value) -> Values {
 }
 
 /// TCP inside of one container.
-pub async fn loopback(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn loopback(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let size = amount(cell, 512.0);
     // gVisor has no loopback device where it shares the network of the host.
     let pod = cell.pod(cell.place.network()).await.map_err(without_cni)?;
@@ -114,7 +114,7 @@ pub async fn loopback(cell: &Cell<'_>) -> Result<Values, Trouble> {
 }
 
 /// TCP between two sandboxes.
-pub async fn network(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn network(cell: &Cell<'_>) -> Result<Values, Trouble> {
     if let Some(reason) = &cell.place.no_network {
         return Err(Trouble::Unsupported(reason.clone()));
     }

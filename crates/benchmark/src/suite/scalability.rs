@@ -16,7 +16,7 @@ use super::value;
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// Starts, weighs and stops a number of containers.
-pub async fn scale(cell: &Cell<'_>, containers: u32) -> Result<Values, Trouble> {
+pub(super) async fn scale(cell: &Cell<'_>, containers: u32) -> Result<Values, Trouble> {
     let width = usize::try_from(cell.config.concurrency).map_err(failed)?.max(1);
     let before = Weight::now(cell, &[]);
     let begun = Instant::now();

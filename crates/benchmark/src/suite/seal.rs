@@ -7,16 +7,16 @@ use std::path::Path;
 use crate::cell::{Trouble, failed};
 
 /// The file.
-pub const OPTIONS: &str = "criu.conf";
+pub(crate) const OPTIONS: &str = "criu.conf";
 
 /// What only a directory of sealed images has.
-pub const SEAL: &str = "seal.img";
+pub(crate) const SEAL: &str = "seal.img";
 
 /// Writes options that seal nothing.
 ///
 /// # Errors
 /// If that cannot be written.
-pub fn plain(dir: &Path) -> Result<(), Trouble> {
+pub(crate) fn plain(dir: &Path) -> Result<(), Trouble> {
     fs::write(dir.join(OPTIONS), "").map_err(failed)
 }
 
@@ -24,7 +24,7 @@ pub fn plain(dir: &Path) -> Result<(), Trouble> {
 ///
 /// # Errors
 /// If `torpor` makes no key, or something cannot be written.
-pub fn sealing(dir: &Path, torpor: &Path) -> Result<(), Trouble> {
+pub(crate) fn sealing(dir: &Path, torpor: &Path) -> Result<(), Trouble> {
     let key = dir.join("key");
     // A key file is never overwritten.
     let _ = fs::remove_file(&key);

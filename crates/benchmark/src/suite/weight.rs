@@ -33,7 +33,7 @@ const EXACT: [(&str, &str); 2] = [("strict_guarantees", "1"), ("low_latency", "0
 const CHARGED: f64 = 0.95;
 
 /// Two containers that read as fast as they can at the same time.
-pub async fn measure(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub(super) async fn measure(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let names = WEIGHTS.map(|weight| format!("weight-{}-{weight}", cell.made.get()));
     let mut groups = Vec::new();
     for (name, weight) in names.iter().zip(WEIGHTS) {

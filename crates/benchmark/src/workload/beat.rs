@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// What a heartbeat writes: how often, and the longest silence in ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Beat {
+pub(crate) struct Beat {
     /// How many times it has written.
     pub count: u64,
     /// The longest silence.
@@ -20,7 +20,7 @@ pub struct Beat {
 impl Beat {
     /// What a file says, if a heartbeat has written to it.
     #[must_use]
-    pub fn read(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         Some(Self { count: word(0)?, silence: Duration::from_nanos(word(8)?) })
     }
@@ -35,7 +35,7 @@ impl Beat {
 }
 
 /// Holds memory, and writes for ever.
-pub fn heartbeat(size: usize, path: &Path) -> io::Result<Value> {
+pub(super) fn heartbeat(size: usize, path: &Path) -> io::Result<Value> {
     let mut memory = vec![0_u8; size << 20];
     fastrand::Rng::with_seed(1).fill(&mut memory);
     std::hint::black_box(&memory);

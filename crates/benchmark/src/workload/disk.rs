@@ -14,7 +14,7 @@ const PIECE: usize = 16 << 10;
 
 /// Writes and reads a file in several ways.
 #[allow(clippy::cast_precision_loss, reason = "a number of MiB")]
-pub fn disk(size: usize, path: &Path) -> io::Result<Value> {
+pub(super) fn disk(size: usize, path: &Path) -> io::Result<Value> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut block = vec![0; BLOCK];
     random.fill(&mut block);
@@ -72,7 +72,7 @@ const SECTOR: usize = 4096;
 
 /// Reads at random for a time, from when the program that has the file `beside` is ready as well; then
 /// it stays.
-pub fn weigh(path: &Path, size: usize, beside: &Path, time: Duration) -> io::Result<Value> {
+pub(super) fn weigh(path: &Path, size: usize, beside: &Path, time: Duration) -> io::Result<Value> {
     let mut file = File::create(path)?;
     for _ in 0..size {
         file.write_all(&vec![1; BLOCK])?;

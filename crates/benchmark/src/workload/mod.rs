@@ -15,7 +15,7 @@ use clap::Subcommand;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
-pub use self::beat::Beat;
+pub(crate) use self::beat::Beat;
 use self::beat::heartbeat;
 use self::disk::{disk, weigh};
 use self::network::{connect, loopback, serve};
@@ -114,7 +114,7 @@ pub enum Workload {
 ///
 /// # Errors
 /// If the kernel refuses what it does.
-pub fn run(workload: Workload) -> io::Result<()> {
+pub(crate) fn run(workload: Workload) -> io::Result<()> {
     let values = match workload {
         Workload::Calls { times } => calls(times)?,
         Workload::Fault { size } => fault(size),

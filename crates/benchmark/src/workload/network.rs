@@ -12,7 +12,7 @@ use super::{BLOCK, nanoseconds};
 const PORT: u16 = 7000;
 
 /// Both ends in one process.
-pub fn loopback(size: usize) -> io::Result<Value> {
+pub(super) fn loopback(size: usize) -> io::Result<Value> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     std::thread::spawn(move || answer(&listener));
@@ -24,7 +24,7 @@ const BULK: u8 = b'b';
 const ECHO: u8 = b'e';
 
 /// The one end.
-pub fn serve() -> io::Result<Value> {
+pub(super) fn serve() -> io::Result<Value> {
     answer(&TcpListener::bind(("0.0.0.0", PORT))?)
 }
 
@@ -52,7 +52,7 @@ fn converse(mut stream: TcpStream) -> io::Result<()> {
 }
 
 /// The other end.
-pub fn connect(address: &str, size: usize) -> io::Result<Value> {
+pub(super) fn connect(address: &str, size: usize) -> io::Result<Value> {
     converse_with((address, PORT), size)
 }
 

@@ -30,11 +30,11 @@ const PREFIX: &str = "pod-checkpoint-";
 
 /// The store.
 #[derive(Debug)]
-pub struct Depot(Reference);
+pub(super) struct Depot(Reference);
 
 /// The name of a checkpoint in the store.
 #[must_use]
-pub fn name_of(object: &Value) -> String {
+pub(super) fn name_of(object: &Value) -> String {
     let parts = ["namespace", "name", "uid"].map(|part| &object["metadata"][part]);
     let digest = sha256(json!(parts).to_string().as_bytes());
     format!("{PREFIX}{}", &digest[7..])
@@ -45,7 +45,7 @@ impl Depot {
     ///
     /// # Errors
     /// If it names none.
-    pub fn at(place: &str) -> Result<Self> {
+    pub(super) fn at(place: &str) -> Result<Self> {
         place.parse().map(Self).context(|| format!("--store {place}"))
     }
 
@@ -57,7 +57,7 @@ impl Depot {
     ///
     /// # Errors
     /// If the checkpoint is not sealed, or the store does not take it.
-    pub fn put(&self, object: &Value, dir: &Path) -> Result<Value> {
+    pub(super) fn put(&self, object: &Value, dir: &Path) -> Result<Value> {
         if text(object, "/status/wrappedKey").is_empty() {
             return Err(Error::new("a checkpoint that is not sealed does not leave its node"));
         }
@@ -86,7 +86,7 @@ impl Depot {
     ///
     /// # Errors
     /// If they are not in this store, or are others than its status says.
-    pub fn get(&self, object: &Value, dir: &Path) -> Result<()> {
+    pub(super) fn get(&self, object: &Value, dir: &Path) -> Result<()> {
         let location = &object["status"]["checkpointLocation"]["ociImage"];
         let place = self.0.beside(&name_of(object));
         let what = || place.to_string();
@@ -109,7 +109,7 @@ impl Depot {
     ///
     /// # Errors
     /// If the store does not answer.
-    pub fn names(&self) -> Result<Vec<String>> {
+    pub(super) fn names(&self) -> Result<Vec<String>> {
         let what = || self.0.to_string();
         let all = blobs::open(&self.0).and_then(|store| store.names()).context(what)?;
         Ok(all.into_iter().filter(|name| name.starts_with(PREFIX)).collect())
@@ -119,7 +119,7 @@ impl Depot {
     ///
     /// # Errors
     /// If the store does not allow it.
-    pub fn remove(&self, name: &str) -> Result<bool> {
+    pub(super) fn remove(&self, name: &str) -> Result<bool> {
         self.named(name)?.remove().context(|| format!("remove {name} from {}", self.0))
     }
 
@@ -127,7 +127,7 @@ impl Depot {
     ///
     /// # Errors
     /// If the store does not allow it, or somebody stores something.
-    pub fn collect(&self) -> Result<()> {
+    pub(super) fn collect(&self) -> Result<()> {
         if matches!(self.0, Reference::Registry { .. }) {
             return Ok(());
         }

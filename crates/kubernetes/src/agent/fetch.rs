@@ -16,11 +16,11 @@ use crate::error::{Error, Result};
 use crate::pod::{GATED, RESTORE_FROM, annotation, is_name, text};
 
 /// How long a container that is created waits for its checkpoint: the wrapper waits 80 s in all.
-pub const FETCH: Duration = Duration::from_secs(70);
+pub(super) const FETCH: Duration = Duration::from_secs(70);
 
 /// The checkpoints that are on their way, by namespace and name.
 #[derive(Debug, Default)]
-pub struct Coming(Mutex<HashMap<(String, String), Arc<Arrival>>>);
+pub(super) struct Coming(Mutex<HashMap<(String, String), Arc<Arrival>>>);
 
 /// What comes of one.
 #[derive(Debug, Default)]

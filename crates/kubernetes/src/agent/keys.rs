@@ -23,7 +23,7 @@ const MAX_ANSWER: u64 = 1 << 16;
 
 /// Where keys come from.
 #[derive(Debug)]
-pub struct Keys {
+pub(super) struct Keys {
     /// The URL of the controller.
     pub controller: String,
 }
@@ -33,7 +33,7 @@ impl Keys {
     ///
     /// # Errors
     /// If the controller does not answer, or refuses.
-    pub fn recipient(&self, api: &Api, namespace: &str, name: &str) -> Result<String> {
+    pub(super) fn recipient(&self, api: &Api, namespace: &str, name: &str) -> Result<String> {
         let answer = self.ask(api, &format!("/v1/keys/seal/{namespace}/{name}"))?;
         expected(text(&answer, "/recipient"), "age1")
     }
@@ -42,7 +42,13 @@ impl Keys {
     ///
     /// # Errors
     /// If the controller does not answer, or refuses.
-    pub fn identity(&self, api: &Api, namespace: &str, name: &str, pod: &str) -> Result<String> {
+    pub(super) fn identity(
+        &self,
+        api: &Api,
+        namespace: &str,
+        name: &str,
+        pod: &str,
+    ) -> Result<String> {
         let answer = self.ask(api, &format!("/v1/keys/open/{namespace}/{name}?pod={pod}"))?;
         expected(text(&answer, "/identity"), "AGE-SECRET-KEY-1")
     }

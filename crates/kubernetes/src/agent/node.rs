@@ -40,7 +40,7 @@ const COUNTERS: [(&str, &str); 11] = [
 
 /// A node, as its agent sees it.
 #[derive(Debug)]
-pub struct Node {
+pub(super) struct Node {
     /// Its name.
     pub name: String,
     /// The API server.
@@ -75,7 +75,7 @@ impl Node {
     ///
     /// # Errors
     /// If there is no place for checkpoints, or the store is none.
-    pub fn new(args: &AgentArgs, api: Api, certificate: String) -> Result<Self> {
+    pub(super) fn new(args: &AgentArgs, api: Api, certificate: String) -> Result<Self> {
         let depot = (!args.store.is_empty()).then(|| Depot::at(&args.store)).transpose()?;
         let (bell, rung) = channel();
         Ok(Self {
@@ -103,7 +103,7 @@ impl Node {
     ///
     /// # Errors
     /// If the API server or another node does not answer.
-    pub fn answer(self: &Arc<Self>, ask: &Ask) -> Result<Answer> {
+    pub(super) fn answer(self: &Arc<Self>, ask: &Ask) -> Result<Answer> {
         match ask {
             Ask::Create { container } => self.create(container),
             Ask::Begins { container, restored, reason } => {

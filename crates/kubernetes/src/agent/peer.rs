@@ -36,7 +36,7 @@ const SILENCE: Duration = Duration::from_secs(120);
 ///
 /// # Errors
 /// If it cannot be read or written; if there is no TLS.
-pub fn identity(file: &Path, address: IpAddr) -> Result<(String, Arc<ServerConfig>)> {
+pub(super) fn identity(file: &Path, address: IpAddr) -> Result<(String, Arc<ServerConfig>)> {
     let what = || file.display().to_string();
     let kept = match fs::read_to_string(file) {
         Ok(kept) if kept.starts_with(&format!("{address}\n")) => kept,
@@ -109,7 +109,7 @@ pub fn speak(
 }
 
 /// Serves other agents; does not end.
-pub fn serve(listener: &TcpListener, tls: &Arc<ServerConfig>, node: &Arc<Node>) {
+pub(super) fn serve(listener: &TcpListener, tls: &Arc<ServerConfig>, node: &Arc<Node>) {
     for stream in listener.incoming().flatten() {
         let (tls, node) = (Arc::clone(tls), Arc::clone(node));
         thread::spawn(move || {
@@ -168,7 +168,7 @@ pub fn bearer(request: &Request) -> Option<&str> {
 ///
 /// # Errors
 /// If it does not answer, is another one, or refuses.
-pub fn fetch(
+pub(super) fn fetch(
     api: &Api,
     checkpoint: &Value,
     pod: &str,

@@ -34,7 +34,7 @@ const STEP: Duration = Duration::from_millis(100);
 
 /// A pod that is being saved.
 #[derive(Debug)]
-pub struct Saving {
+pub(super) struct Saving {
     /// Its checkpoint.
     name: String,
     /// What the wrapper is to do when the kubelet calls it, if the checkpoint was ordered.
@@ -246,7 +246,7 @@ impl Node {
     ///
     /// # Errors
     /// If the API server does not answer.
-    pub fn carry_out(&self, object: &Value) -> Result<()> {
+    pub(super) fn carry_out(&self, object: &Value) -> Result<()> {
         let namespace = text(object, "/metadata/namespace");
         let name = text(object, "/metadata/name");
         let source = text(object, "/spec/sourcePod/name");

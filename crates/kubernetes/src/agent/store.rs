@@ -16,7 +16,7 @@ const PART: &str = "+part";
 
 /// The checkpoints of a node.
 #[derive(Debug)]
-pub struct Store {
+pub(super) struct Store {
     dir: PathBuf,
 }
 
@@ -30,14 +30,14 @@ impl Store {
     ///
     /// # Errors
     /// If it cannot be made.
-    pub fn open(dir: &Path) -> Result<Self> {
+    pub(super) fn open(dir: &Path) -> Result<Self> {
         make(dir)?;
         Ok(Self { dir: dir.to_owned() })
     }
 
     /// Where a checkpoint is, if it is here.
     #[must_use]
-    pub fn find(&self, namespace: &str, name: &str) -> Option<PathBuf> {
+    pub(super) fn find(&self, namespace: &str, name: &str) -> Option<PathBuf> {
         let dir = self.place(namespace, name).ok()?;
         dir.is_dir().then_some(dir)
     }
@@ -46,7 +46,7 @@ impl Store {
     ///
     /// # Errors
     /// If this is no name of one.
-    pub fn part(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+    pub(super) fn part(&self, namespace: &str, name: &str) -> Result<PathBuf> {
         let dir = self.place(namespace, name)?;
         Ok(dir.with_file_name(format!("{name}{PART}")))
     }
@@ -62,7 +62,7 @@ impl Store {
     ///
     /// # Errors
     /// If it cannot be made.
-    pub fn begin(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+    pub(super) fn begin(&self, namespace: &str, name: &str) -> Result<PathBuf> {
         let dir = self.part(namespace, name)?;
         remove(&dir)?;
         make(&dir)?;
@@ -73,7 +73,7 @@ impl Store {
     ///
     /// # Errors
     /// If it cannot be renamed.
-    pub fn complete(&self, namespace: &str, name: &str) -> Result<u64> {
+    pub(super) fn complete(&self, namespace: &str, name: &str) -> Result<u64> {
         let dir = self.place(namespace, name)?;
         let part = self.part(namespace, name)?;
         if dir.is_dir() && !part.exists() {
@@ -88,14 +88,14 @@ impl Store {
     ///
     /// # Errors
     /// If it cannot be removed.
-    pub fn remove(&self, namespace: &str, name: &str) -> Result<()> {
+    pub(super) fn remove(&self, namespace: &str, name: &str) -> Result<()> {
         remove(&self.place(namespace, name)?)?;
         remove(&self.part(namespace, name)?)
     }
 
     /// All that are here, complete or not: namespace and name.
     #[must_use]
-    pub fn all(&self) -> Vec<(String, String)> {
+    pub(super) fn all(&self) -> Vec<(String, String)> {
         let names = |dir: &Path| -> Vec<String> {
             let entries = fs::read_dir(dir).into_iter().flatten().flatten();
             entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
@@ -121,7 +121,7 @@ fn remove(dir: &Path) -> Result<()> {
 }
 
 /// The bytes of all files in a directory.
-pub fn size(dir: &Path) -> u64 {
+pub(super) fn size(dir: &Path) -> u64 {
     let mut bytes = 0;
     let mut todo = vec![dir.to_owned()];
     while let Some(dir) = todo.pop() {
@@ -140,7 +140,7 @@ pub fn size(dir: &Path) -> u64 {
 ///
 /// # Errors
 /// If it cannot be read, or the other end is gone.
-pub fn pack(dir: &Path, to: &mut dyn Write) -> std::io::Result<()> {
+pub(super) fn pack(dir: &Path, to: &mut dyn Write) -> std::io::Result<()> {
     let mut archive = Builder::new(to);
     archive.follow_symlinks(false);
     for entry in fs::read_dir(dir)? {
@@ -161,7 +161,7 @@ pub fn pack(dir: &Path, to: &mut dyn Write) -> std::io::Result<()> {
 ///
 /// # Errors
 /// What holds anything else, or leads out of the directory; no place.
-pub fn unpack(from: impl Read, dir: &Path) -> Result<()> {
+pub(super) fn unpack(from: impl Read, dir: &Path) -> Result<()> {
     let what = || "a checkpoint from another node";
     let mut archive = Archive::new(from);
     let mut complete = false;

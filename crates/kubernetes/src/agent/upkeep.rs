@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_secs(600);
 
 /// How far an agent is with its store.
 #[derive(Debug)]
-pub struct Upkeep {
+pub(super) struct Upkeep {
     /// When the names there were looked at.
     looked: Option<Instant>,
     /// Whether something there may be needed no more.
@@ -66,7 +66,7 @@ impl Node {
     ///
     /// # Errors
     /// If the API server or the store does not answer.
-    pub fn sweep(self: &Arc<Self>) -> Result<()> {
+    pub(super) fn sweep(self: &Arc<Self>) -> Result<()> {
         let here = self.store.all();
         let mut upkeep = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
         upkeep.collected();

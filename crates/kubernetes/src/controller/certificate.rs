@@ -28,7 +28,7 @@ const NAME: &str = "torpor-webhook";
 
 /// A certificate, and what serves with it.
 #[derive(Debug, Clone)]
-pub struct Certificate {
+pub(super) struct Certificate {
     pem: String,
     /// What serves with it.
     pub tls: Arc<ServerConfig>,
@@ -38,7 +38,7 @@ pub struct Certificate {
 impl Certificate {
     /// Whether it is to be made anew.
     #[must_use]
-    pub fn is_old(&self) -> bool {
+    pub(super) fn is_old(&self) -> bool {
         time::now() > self.made + LIFE - RENEW
     }
 
@@ -46,7 +46,7 @@ impl Certificate {
     ///
     /// # Errors
     /// If the API server refuses it.
-    pub fn load(api: &Api, namespace: &str) -> Result<Self> {
+    pub(super) fn load(api: &Api, namespace: &str) -> Result<Self> {
         let list = format!("/api/v1/namespaces/{namespace}/secrets");
         let path = format!("{list}/{NAME}");
         // Another controller may make one at the same time: then theirs is taken.
@@ -79,7 +79,7 @@ impl Certificate {
     ///
     /// # Errors
     /// If the API server refuses it.
-    pub fn announce(&self, api: &Api) -> Result<()> {
+    pub(super) fn announce(&self, api: &Api) -> Result<()> {
         let Some(mut hooks) = api.get(HOOKS)? else { return Ok(()) };
         let bundle = json!(BASE64_STANDARD.encode(&self.pem));
         let mut changed = false;

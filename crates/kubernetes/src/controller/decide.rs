@@ -17,7 +17,7 @@ use crate::time;
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Action {
+pub(super) enum Action {
     /// The pod continues from the checkpoint.
     Claim {
         /// The pod.
@@ -98,7 +98,7 @@ pub enum Action {
 
 /// All that is looked at.
 #[derive(Debug, Clone, Copy)]
-pub struct World<'a> {
+pub(super) struct World<'a> {
     /// The pods of our runtime class.
     pub pods: &'a [Value],
     /// The checkpoints.
@@ -111,7 +111,7 @@ pub struct World<'a> {
 
 /// How long things may take, in seconds.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub(super) struct Limits {
     /// Behind the gate.
     pub gate: i64,
     /// A checkpoint that nobody claims.
@@ -122,7 +122,7 @@ pub struct Limits {
 
 /// Decides.
 #[must_use]
-pub fn decide(world: World<'_>, limits: Limits, now: i64) -> Vec<Action> {
+pub(super) fn decide(world: World<'_>, limits: Limits, now: i64) -> Vec<Action> {
     let World { pods, checkpoints, policies, migrations } = world;
     let mut actions = Vec::new();
     let mut taken = HashSet::new();
@@ -163,13 +163,13 @@ fn is_over(one: &Value, migrations: &[Value], limits: Limits, now: i64) -> bool 
 
 /// Whether a pod has to go.
 #[must_use]
-pub fn is_leaving(pod: &Value) -> bool {
+pub(super) fn is_leaving(pod: &Value) -> bool {
     !text(pod, "/metadata/deletionTimestamp").is_empty()
 }
 
 /// How old an object is, in seconds.
 #[must_use]
-pub fn age(object: &Value, now: i64) -> i64 {
+pub(super) fn age(object: &Value, now: i64) -> i64 {
     let created = time::parse(text(object, "/metadata/creationTimestamp"));
     created.map_or(0, |created| now.saturating_sub(created))
 }

@@ -28,7 +28,7 @@ const ATTEMPTS: u32 = 5;
 
 /// What an agent asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
+pub(crate) enum Want {
     /// The recipient that a new image is sealed for.
     Seal,
     /// The key that opens an image.
@@ -37,7 +37,7 @@ pub enum Want {
 
 /// Why an agent gets no key.
 #[derive(Debug)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// It must not have it.
     Forbidden(String),
     /// It cannot be told.
@@ -56,7 +56,7 @@ fn forbidden<T>(why: impl Into<String>) -> std::result::Result<T, Refusal> {
 
 /// The keys of a cluster.
 #[derive(Debug)]
-pub struct Keys<'a> {
+pub(crate) struct Keys<'a> {
     /// The API server.
     pub api: &'a Api,
     /// Where the Secrets are.
@@ -68,7 +68,7 @@ impl Keys<'_> {
     ///
     /// # Errors
     /// If the token is of no agent, or of another node's; if the API server does not answer.
-    pub fn answer(
+    pub(crate) fn answer(
         &self,
         want: Want,
         token: &str,
@@ -168,7 +168,7 @@ impl Keys<'_> {
     ///
     /// # Errors
     /// If the API server refuses it.
-    pub fn sweep(&self) -> Result<()> {
+    pub(crate) fn sweep(&self) -> Result<()> {
         let list = format!("/api/v1/namespaces/{}/secrets", self.namespace);
         let keys = self.api.list(&format!("{list}?labelSelector={LABEL}%3Dtrue"))?;
         for key in keys {

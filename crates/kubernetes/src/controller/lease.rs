@@ -18,7 +18,7 @@ const RENEW: Duration = Duration::from_secs(4);
 
 /// The Lease.
 #[derive(Debug)]
-pub struct Lease {
+pub(super) struct Lease {
     list: String,
     holder: String,
     renewed: Option<Instant>,
@@ -29,13 +29,13 @@ pub struct Lease {
 impl Lease {
     /// The Lease of the controllers of `namespace`, which `holder` wants.
     #[must_use]
-    pub fn new(namespace: &str, holder: String) -> Self {
+    pub(super) fn new(namespace: &str, holder: String) -> Self {
         let list = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
         Self { list, holder, renewed: None, seen: None }
     }
 
     /// Whether we lead at the time `now`; tries to, and goes on.
-    pub fn hold(&mut self, api: &Api, now: Instant) -> bool {
+    pub(super) fn hold(&mut self, api: &Api, now: Instant) -> bool {
         let since = |at: Instant| now.saturating_duration_since(at);
         if self.renewed.is_some_and(|at| since(at) < RENEW) {
             return true;

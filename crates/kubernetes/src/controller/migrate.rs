@@ -23,7 +23,7 @@ const LIMIT: i64 = 150;
 
 /// Decides.
 #[must_use]
-pub fn decide(
+pub(super) fn decide(
     migrations: &[Value],
     pods: &[Value],
     checkpoints: &[Value],

@@ -10,7 +10,7 @@ use crate::checkpoint::{self, is_in_progress, is_ready, is_shared};
 use crate::pod::{condition, is_gated, is_ours, template_hash, text};
 
 /// The label of the snapshots of a policy.
-pub const POLICY: &str = "torpor.dev/policy";
+pub(super) const POLICY: &str = "torpor.dev/policy";
 /// How long after a snapshot has failed another one is tried, in seconds.
 const AGAIN: i64 = 300;
 /// How many snapshots are kept, if a policy does not say.
@@ -18,7 +18,7 @@ const COUNT: u64 = 1;
 
 /// What a policy says about the start of its pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
+pub(super) enum Start {
     /// Warm if there is a snapshot, and cold else.
     IfPresent,
     /// Warm; a pod waits for its snapshot.
@@ -35,7 +35,7 @@ fn of<'p>(policies: &'p [Value], pod: &Value) -> Option<&'p Value> {
 
 /// How a pod is to start; nothing if no policy selects it.
 #[must_use]
-pub fn start(policies: &[Value], pod: &Value) -> Option<Start> {
+pub(super) fn start(policies: &[Value], pod: &Value) -> Option<Start> {
     Some(match text(of(policies, pod)?, "/spec/start") {
         "Always" => Start::Always,
         "Never" => Start::Never,
@@ -54,7 +54,7 @@ fn selects(policy: &Value, pod: &Value) -> bool {
 
 /// The newest snapshot that `pod` may start from.
 #[must_use]
-pub fn snapshot<'c>(pod: &Value, checkpoints: &'c [Value]) -> Option<&'c Value> {
+pub(super) fn snapshot<'c>(pod: &Value, checkpoints: &'c [Value]) -> Option<&'c Value> {
     let hash = template_hash(pod);
     let fits = |one: &&Value| {
         is_shared(one)
@@ -68,7 +68,12 @@ pub fn snapshot<'c>(pod: &Value, checkpoints: &'c [Value]) -> Option<&'c Value> 
 
 /// Orders snapshots that are missing, and removes those that are too many, too large or too old.
 #[must_use]
-pub fn decide(policies: &[Value], pods: &[Value], checkpoints: &[Value], now: i64) -> Vec<Action> {
+pub(super) fn decide(
+    policies: &[Value],
+    pods: &[Value],
+    checkpoints: &[Value],
+    now: i64,
+) -> Vec<Action> {
     let mut actions = Vec::new();
     let mut ordered = HashSet::new();
     for pod in pods.iter().filter(|pod| is_source(pod)) {

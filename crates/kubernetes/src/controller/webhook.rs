@@ -10,17 +10,17 @@ use crate::pod::{
 };
 
 /// The account of the controllers.
-pub const CONTROLLER: &str = "system:serviceaccount:torpor-system:torpor-controller";
+pub(super) const CONTROLLER: &str = "system:serviceaccount:torpor-system:torpor-controller";
 
 /// Who may restore: asked of the API server.
-pub trait Ask {
+pub(super) trait Ask {
     /// Whether `user` (of an admission request) may `restore` a checkpoint.
     fn may_restore(&self, user: &Value, namespace: &str, name: &str) -> Result<bool, String>;
 }
 
 /// Answers an AdmissionReview.
 #[must_use]
-pub fn review(review: &Value, ask: &dyn Ask) -> Value {
+pub(super) fn review(review: &Value, ask: &dyn Ask) -> Value {
     let request = &review["request"];
     let decided = match text(request, "/kind/kind") {
         "Pod" => pod(request, ask),
@@ -83,7 +83,7 @@ fn pod(request: &Value, ask: &dyn Ask) -> Result<Vec<Value>, String> {
 
 /// The place of a field whose name has a slash.
 #[must_use]
-pub fn pointer(parent: &str, name: &str) -> String {
+pub(super) fn pointer(parent: &str, name: &str) -> String {
     format!("{parent}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 

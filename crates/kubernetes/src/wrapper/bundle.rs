@@ -16,7 +16,7 @@ const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 
 /// A bundle.
 #[derive(Debug, Clone)]
-pub struct Bundle {
+pub(super) struct Bundle {
     /// Its directory.
     pub dir: PathBuf,
     /// `config.json`.
@@ -27,7 +27,7 @@ pub struct Bundle {
 
 /// A directory that belongs to the pod and ends with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Volume {
+pub(super) struct Volume {
     /// Its name among those of the pod.
     pub name: String,
     /// Where it is.
@@ -35,7 +35,7 @@ pub struct Volume {
 }
 
 /// A file in JSON.
-pub fn read_json(path: &Path) -> Option<Value> {
+pub(super) fn read_json(path: &Path) -> Option<Value> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(MAX_FILE).read_to_end(&mut bytes).ok()?;
     serde_json::from_slice(&bytes).ok()
@@ -43,19 +43,19 @@ pub fn read_json(path: &Path) -> Option<Value> {
 
 impl Bundle {
     /// Reads a bundle.
-    pub fn read(dir: &Path) -> Option<Self> {
+    pub(super) fn read(dir: &Path) -> Option<Self> {
         let config = read_json(&dir.join("config.json"))?;
         let container = container(&config["annotations"]);
         Some(Self { dir: dir.to_owned(), config, container })
     }
 
     /// The root file system.
-    pub fn root(&self) -> PathBuf {
+    pub(super) fn root(&self) -> PathBuf {
         self.dir.join(text(&self.config, "/root/path"))
     }
 
     /// The volumes of the pod that end with it.
-    pub fn volumes(&self) -> Vec<Volume> {
+    pub(super) fn volumes(&self) -> Vec<Volume> {
         let mounts = self.config["mounts"].as_array();
         mounts.into_iter().flatten().filter_map(volume).collect()
     }
@@ -100,7 +100,7 @@ fn volume(mount: &Value) -> Option<Volume> {
 }
 
 /// The bundle of a container that runc knows.
-pub fn of_container(root: &Path, id: &str) -> Option<Bundle> {
+pub(super) fn of_container(root: &Path, id: &str) -> Option<Bundle> {
     if id.is_empty() {
         return None;
     }
@@ -111,7 +111,7 @@ pub fn of_container(root: &Path, id: &str) -> Option<Bundle> {
 }
 
 /// The containers of a pod that runc knows: name and bundle, in the order of their ids.
-pub fn of_pod(root: &Path, uid: &str) -> Vec<(String, Bundle)> {
+pub(super) fn of_pod(root: &Path, uid: &str) -> Vec<(String, Bundle)> {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     let mut ids: Vec<String> =
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();

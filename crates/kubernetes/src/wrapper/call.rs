@@ -13,7 +13,8 @@ use super::words::Words;
 use crate::error::{Context, Error, Result};
 
 /// How long runc may take for what takes it milliseconds.
-pub const SHORT: Limits = Limits { idle: Duration::from_secs(10), whole: Duration::from_secs(60) };
+pub(super) const SHORT: Limits =
+    Limits { idle: Duration::from_secs(10), whole: Duration::from_secs(60) };
 /// How often it is looked whether a call has ended.
 const STEP: Duration = Duration::from_millis(2);
 /// How often it is looked whether it does anything.
@@ -21,7 +22,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// How long a call may take. On a busy machine it takes long, and must not be given up for that.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub(super) struct Limits {
     /// How long it may do nothing.
     pub idle: Duration,
     /// How long it may take in all.
@@ -29,7 +30,7 @@ pub struct Limits {
 }
 
 /// A call of runc, with the options that this one was given: without the log, which is the shim's.
-pub fn command(words: &Words, action: &str) -> Command {
+pub(super) fn command(words: &Words, action: &str) -> Command {
     let mut command = Command::new(super::runc());
     command.arg("--root").arg(words.root());
     if words.global.iter().any(|word| word == "--systemd-cgroup") {
@@ -43,14 +44,14 @@ pub fn command(words: &Words, action: &str) -> Command {
 ///
 /// # Errors
 /// If runc fails, or takes too long.
-pub fn runc(words: &Words, action: &str, id: &str) -> Result<()> {
+pub(super) fn runc(words: &Words, action: &str, id: &str) -> Result<()> {
     let mut call = command(words, action);
     call.arg(id).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     within(&mut call, SHORT)
 }
 
 /// What runc says that a container does; nothing if it knows none.
-pub fn status(words: &Words, id: &str) -> String {
+pub(super) fn status(words: &Words, id: &str) -> String {
     let mut call = command(words, "state");
     let output = call.arg(id).stdin(Stdio::null()).stderr(Stdio::null()).output();
     let state = output.ok().and_then(|output| serde_json::from_slice(&output.stdout).ok());
@@ -62,7 +63,7 @@ pub fn status(words: &Words, id: &str) -> String {
 ///
 /// # Errors
 /// If the program cannot be started, fails, or takes longer.
-pub fn within(call: &mut Command, limits: Limits) -> Result<()> {
+pub(super) fn within(call: &mut Command, limits: Limits) -> Result<()> {
     let name = || {
         let words: Vec<&OsStr> = call.get_args().filter(|word| !word.is_empty()).collect();
         words.get(2).map_or_else(String::new, |word| word.display().to_string())

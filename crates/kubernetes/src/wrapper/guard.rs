@@ -23,11 +23,11 @@ const STEP: Duration = Duration::from_millis(5);
 
 /// How the work leaves word for its guardian.
 #[derive(Debug)]
-pub struct Note(Option<UnixStream>);
+pub(super) struct Note(Option<UnixStream>);
 
 impl Note {
     /// Leaves word for the guardian. It gets all that was written, in one piece.
-    pub fn leave(&self, text: &[u8]) {
+    pub(super) fn leave(&self, text: &[u8]) {
         if let Some(mut line) = self.0.as_ref() {
             // Without a guardian nobody reads it.
             let _ = line.write_all(text);
@@ -39,7 +39,7 @@ impl Note {
 /// and all that it has left.
 ///
 /// The caller must have one thread. Where no process can be made, the work is done by the caller.
-pub fn apart(work: impl Fn()) {
+pub(super) fn apart(work: impl Fn()) {
     let life = || {
         work();
         0
@@ -53,7 +53,7 @@ pub fn apart(work: impl Fn()) {
 /// left. What the work has started may run still: [`quiet`] ends it.
 ///
 /// The caller must have one thread. Where no process can be made, the work is done by the caller.
-pub fn guarded(work: impl Fn(&Note), undo: impl Fn(&[u8])) {
+pub(super) fn guarded(work: impl Fn(&Note), undo: impl Fn(&[u8])) {
     if start(|| watch(&work, &undo)).is_err() {
         work(&Note(None));
     }
@@ -109,7 +109,7 @@ fn watch(work: &impl Fn(&Note), undo: &impl Fn(&[u8])) -> i32 {
 
 /// Ends what this process has started, and waits until the engine's own guardian has put right what the
 /// engine has left. The last thing that it does is to freeze again what was frozen before.
-pub fn quiet() {
+pub(super) fn quiet() {
     // Until there is no child any more: what ends leaves its children here.
     while let Ok(ended) = wait(-1, false) {
         if ended.is_none() {

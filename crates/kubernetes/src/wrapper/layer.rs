@@ -16,7 +16,7 @@ const KEPT: &[&str] = &["lowerdir", "upperdir", "workdir", "index", "metacopy", 
 
 /// The overlay that is the root of a container.
 #[derive(Debug)]
-pub struct Layer {
+pub(super) struct Layer {
     root: PathBuf,
     upper: PathBuf,
     options: CString,
@@ -27,7 +27,7 @@ impl Layer {
     ///
     /// # Errors
     /// If there is none, or it cannot be mounted again.
-    pub fn of(root: &Path) -> Result<Self> {
+    pub(super) fn of(root: &Path) -> Result<Self> {
         let root = fs::canonicalize(root).context(|| root.display().to_string())?;
         let own = std::process::id().cast_signed();
         let mounts = mountinfo::of(own).context(|| "mounts")?;
@@ -45,7 +45,7 @@ impl Layer {
     ///
     /// # Errors
     /// If it cannot be read or written.
-    pub fn save(&self, archives: &Archives, file: &Path) -> Result<()> {
+    pub(super) fn save(&self, archives: &Archives, file: &Path) -> Result<()> {
         save(archives, &self.upper, file)
     }
 
@@ -53,7 +53,7 @@ impl Layer {
     ///
     /// # Errors
     /// An archive that is damaged or leads out of the layer. [`Layer::reset`] undoes it.
-    pub fn apply(&self, archives: &Archives, file: &Path) -> Result<()> {
+    pub(super) fn apply(&self, archives: &Archives, file: &Path) -> Result<()> {
         self.changed(|| fill(archives, &self.upper, file))
     }
 
@@ -61,7 +61,7 @@ impl Layer {
     ///
     /// # Errors
     /// If it cannot be emptied or mounted.
-    pub fn reset(&self) -> Result<()> {
+    pub(super) fn reset(&self) -> Result<()> {
         self.changed(|| empty(&self.upper))
     }
 
@@ -104,7 +104,7 @@ fn options(mounts: &[Mount], root: &Path) -> Option<Vec<String>> {
 ///
 /// # Errors
 /// If it cannot be read or written.
-pub fn save(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
+pub(super) fn save(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
     archives.write(file, |to| archive::write_changes(to, dir).context(|| file.display()))
 }
 
@@ -112,7 +112,7 @@ pub fn save(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
 ///
 /// # Errors
 /// An archive that is damaged or leads out of the directory; no place.
-pub fn fill(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
+pub(super) fn fill(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
     archives.read(file, |from| archive::apply_changes(from, dir).context(|| file.display()))
 }
 
@@ -120,7 +120,7 @@ pub fn fill(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
 ///
 /// # Errors
 /// If something cannot be removed.
-pub fn empty(dir: &Path) -> Result<()> {
+pub(super) fn empty(dir: &Path) -> Result<()> {
     empty_but(dir, "")
 }
 
@@ -128,7 +128,7 @@ pub fn empty(dir: &Path) -> Result<()> {
 ///
 /// # Errors
 /// If something cannot be removed.
-pub fn empty_but(dir: &Path, but: &str) -> Result<()> {
+pub(super) fn empty_but(dir: &Path, but: &str) -> Result<()> {
     let shown = || dir.display().to_string();
     for entry in fs::read_dir(dir).context(shown)? {
         let entry = entry.context(shown)?;
@@ -146,7 +146,7 @@ pub fn empty_but(dir: &Path, but: &str) -> Result<()> {
 }
 
 /// Whether there is nothing in a directory.
-pub fn is_empty(dir: &Path) -> bool {
+pub(super) fn is_empty(dir: &Path) -> bool {
     fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none())
 }
 

@@ -26,7 +26,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 5;
 
 /// A restore.
-pub struct Restore<'a> {
+pub(super) struct Restore<'a> {
     /// The command line of `create`.
     pub words: &'a Words,
     /// The container, as runc names it.
@@ -48,7 +48,7 @@ impl Restore<'_> {
     ///
     /// # Errors
     /// If it cannot be restored: all is then as before.
-    pub fn run(&self, mark: &Path) -> Result<()> {
+    pub(super) fn run(&self, mark: &Path) -> Result<()> {
         let images = self.dir.join("containers").join(&self.container.name);
         if !images.join("inventory.img").exists() {
             let text = format!("the checkpoint has no container {}", self.container.name);

@@ -21,17 +21,17 @@ use crate::message::LOGS;
 const ATTEMPTS: u32 = 5;
 
 /// Where the changes of a container's files are in a checkpoint.
-pub fn changes(container: &str) -> String {
+pub(super) fn changes(container: &str) -> String {
     format!("files.{container}.tar")
 }
 
 /// Where the content of a volume is in a checkpoint.
-pub fn volume(volume: &Volume) -> String {
+pub(super) fn volume(volume: &Volume) -> String {
     format!("volume.{}.tar", volume.name)
 }
 
 /// The containers of a pod that run.
-pub struct Pod<'a> {
+pub(super) struct Pod<'a> {
     /// The command line of the call.
     words: &'a Words,
     /// Their ids and bundles.
@@ -41,7 +41,7 @@ pub struct Pod<'a> {
 }
 
 /// The saving of a pod.
-pub struct Save<'a> {
+pub(super) struct Save<'a> {
     /// The pod.
     pub pod: &'a Pod<'a>,
     /// Where it is saved.
@@ -53,7 +53,7 @@ pub struct Save<'a> {
 }
 
 /// What was saved of a pod, which is frozen still.
-pub struct Saved {
+pub(super) struct Saved {
     /// The names of its containers.
     pub containers: Vec<String>,
     /// How long it has been frozen, in milliseconds.
@@ -65,7 +65,7 @@ impl<'a> Pod<'a> {
     ///
     /// # Errors
     /// If no container of it runs.
-    pub fn running(words: &'a Words, uid: &str) -> Result<Self> {
+    pub(super) fn running(words: &'a Words, uid: &str) -> Result<Self> {
         let mut containers = bundle::of_pod(&words.root(), uid);
         if containers.is_empty() {
             return Err(Error::new(format!("runc knows no container of the pod {uid}")));
@@ -86,14 +86,14 @@ impl<'a> Pod<'a> {
     }
 
     /// Lets it go on.
-    pub fn thaw(&self) {
+    pub(super) fn thaw(&self) {
         for id in self.ours() {
             resume(self.words, id);
         }
     }
 
     /// Ends it while it is frozen; it does nothing any more.
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         for (id, _) in &self.containers {
             end(self.words, id);
         }
@@ -105,7 +105,7 @@ impl Save<'_> {
     ///
     /// # Errors
     /// If a container cannot be saved, or it takes too long. The caller thaws the pod.
-    pub fn take(&self) -> Result<Saved> {
+    pub(super) fn take(&self) -> Result<Saved> {
         let since = Instant::now();
         let until = since + self.limit;
         for id in self.pod.ours() {
@@ -172,7 +172,7 @@ impl Save<'_> {
 }
 
 /// Whether a container of a pod runs.
-pub fn is_running(words: &Words, uid: &str) -> bool {
+pub(super) fn is_running(words: &Words, uid: &str) -> bool {
     bundle::of_pod(&words.root(), uid).iter().any(|(id, _)| !members(words, id).is_empty())
 }
 
@@ -185,7 +185,7 @@ fn members(words: &Words, id: &str) -> Vec<i32> {
 }
 
 /// Kills the processes of a frozen container, which die before they do anything more.
-pub fn end(words: &Words, id: &str) {
+pub(super) fn end(words: &Words, id: &str) {
     for pid in members(words, id).into_iter().filter_map(Pid::from_raw) {
         // It may be gone.
         let _ = kill_process(pid, Signal::KILL);
@@ -205,7 +205,7 @@ fn resume(words: &Words, id: &str) {
 }
 
 /// The first error in a log of the engine's.
-pub fn reason(work: &Path, log: &str) -> Option<String> {
+pub(super) fn reason(work: &Path, log: &str) -> Option<String> {
     let mut text = String::new();
     File::open(work.join(log)).ok()?.take(16 << 20).read_to_string(&mut text).ok()?;
     let line = text.lines().find(|line| line.contains("Error ("))?;

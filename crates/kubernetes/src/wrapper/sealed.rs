@@ -13,7 +13,7 @@ use torpor_seal::{Checkpoint, Header, MasterKey, Suite};
 use crate::error::{Context, Error, Result};
 
 /// The file that holds the key of the archives, wrapped for the recipient of the images.
-pub const FILE: &str = "seal.img";
+pub(super) const FILE: &str = "seal.img";
 /// That file is never longer, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
@@ -22,7 +22,7 @@ const MAX_FILE: u64 = 1 << 20;
 ///
 /// # Errors
 /// Images that the key does not open, that are not sealed, or that were changed.
-pub fn check(dir: &Path, identity: &str) -> Result<()> {
+pub(super) fn check(dir: &Path, identity: &str) -> Result<()> {
     let identity = AgeIdentity::parse(identity).context(|| dir.display())?;
     let unwrap: Arc<Unwrap> = Arc::new(move |header: &Header| master(&identity, header));
     let checked = || {
@@ -43,14 +43,14 @@ fn master(identity: &AgeIdentity, header: &Header) -> torpor_seal::Result<Master
 
 /// How the archives of a checkpoint are written and read: sealed, or plain.
 #[derive(Debug, Default)]
-pub struct Archives(Option<Checkpoint>);
+pub(super) struct Archives(Option<Checkpoint>);
 
 impl Archives {
     /// Those of a new checkpoint in `dir`, sealed for `recipient` if there is one.
     ///
     /// # Errors
     /// If the recipient is none of age's, or the file cannot be written.
-    pub fn create(dir: &Path, recipient: Option<&str>) -> Result<Self> {
+    pub(super) fn create(dir: &Path, recipient: Option<&str>) -> Result<Self> {
         let what = || dir.join(FILE).display().to_string();
         let Some(recipient) = recipient else { return Ok(Self(None)) };
         let recipient = AgeRecipient::parse(recipient).context(what)?;
@@ -66,7 +66,7 @@ impl Archives {
     ///
     /// # Errors
     /// If the key does not open them.
-    pub fn open(dir: &Path, identity: Option<&str>) -> Result<Self> {
+    pub(super) fn open(dir: &Path, identity: Option<&str>) -> Result<Self> {
         let what = || dir.join(FILE).display().to_string();
         let Some(identity) = identity else { return Ok(Self(None)) };
         let identity = AgeIdentity::parse(identity).context(what)?;
@@ -83,7 +83,7 @@ impl Archives {
     ///
     /// # Errors
     /// If it is there already, or cannot be written.
-    pub fn write(
+    pub(super) fn write(
         &self,
         file: &Path,
         content: impl FnOnce(&mut dyn Write) -> Result<()>,
@@ -105,7 +105,7 @@ impl Archives {
     ///
     /// # Errors
     /// If it cannot be read, or is not what was sealed.
-    pub fn read(
+    pub(super) fn read(
         &self,
         file: &Path,
         content: impl FnOnce(&mut dyn Read) -> Result<()>,

@@ -25,7 +25,7 @@ const PART: &str = ".torpor-aside+part";
 
 /// The volumes that a restore has filled.
 #[derive(Debug)]
-pub struct Filled {
+pub(super) struct Filled {
     volumes: Vec<Volume>,
     /// Whether no other container of the pod runs.
     alone: bool,
@@ -33,7 +33,7 @@ pub struct Filled {
 
 impl Filled {
     /// None so far.
-    pub fn new(alone: bool) -> Self {
+    pub(super) fn new(alone: bool) -> Self {
         Self { volumes: Vec::new(), alone }
     }
 
@@ -41,7 +41,7 @@ impl Filled {
     ///
     /// # Errors
     /// An archive that is damaged or leads out of the volume; no place. [`Filled::undo`] undoes it.
-    pub fn fill(&mut self, archives: &Archives, volume: &Volume, file: &Path) -> Result<()> {
+    pub(super) fn fill(&mut self, archives: &Archives, volume: &Volume, file: &Path) -> Result<()> {
         // It may be mounted at two places.
         if self.volumes.contains(volume) || is_filled(&volume.dir)? {
             return Ok(());
@@ -70,7 +70,7 @@ impl Filled {
     ///
     /// # Errors
     /// If the volumes cannot be marked.
-    pub fn keep(&self) -> Result<()> {
+    pub(super) fn keep(&self) -> Result<()> {
         for volume in &self.volumes {
             let marked = setxattr(&volume.dir, FILLED, b"", XattrFlags::empty());
             marked.context(|| volume.dir.display().to_string())?;
@@ -87,7 +87,7 @@ impl Filled {
     ///
     /// # Errors
     /// If something cannot be removed, or moved back.
-    pub fn undo(&self) -> Result<()> {
+    pub(super) fn undo(&self) -> Result<()> {
         for Volume { dir, .. } in &self.volumes {
             match rustix::fs::removexattr(dir, FILLED) {
                 Ok(()) | Err(Errno::NODATA) => {}

@@ -29,7 +29,7 @@ const WITH_VALUE: &[&str] = &[
 
 /// A command line of runc's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Words {
+pub(super) struct Words {
     /// What stands before the command.
     pub global: Vec<OsString>,
     /// The command; empty if there is none.
@@ -41,7 +41,7 @@ pub struct Words {
 impl Words {
     /// Takes a command line apart.
     #[must_use]
-    pub fn of(args: impl IntoIterator<Item = OsString>) -> Self {
+    pub(super) fn of(args: impl IntoIterator<Item = OsString>) -> Self {
         let mut args = args.into_iter();
         let mut global = Vec::new();
         let mut command = OsString::new();
@@ -61,7 +61,7 @@ impl Words {
 
     /// The value of an option.
     #[must_use]
-    pub fn value(&self, name: &str) -> Option<&OsStr> {
+    pub(super) fn value(&self, name: &str) -> Option<&OsStr> {
         let mut words = self.global.iter().chain(&self.rest);
         while let Some(word) = words.next() {
             if word == name {
@@ -78,7 +78,7 @@ impl Words {
 
     /// The words behind the command that are no options: the container, a signal.
     #[must_use]
-    pub fn plain(&self) -> Vec<&OsStr> {
+    pub(super) fn plain(&self) -> Vec<&OsStr> {
         let mut words = self.rest.iter();
         let mut found = Vec::new();
         while let Some(word) = words.next() {
@@ -93,7 +93,7 @@ impl Words {
 
     /// The container.
     #[must_use]
-    pub fn id(&self) -> Option<String> {
+    pub(super) fn id(&self) -> Option<String> {
         let id = self.plain().first()?.to_str()?.to_owned();
         let good = |c: char| c.is_ascii_alphanumeric() || "_+-.".contains(c);
         (id.chars().all(good) && id != "." && id != "..").then_some(id)
@@ -101,14 +101,14 @@ impl Words {
 
     /// The bundle: the directory of the container's configuration.
     #[must_use]
-    pub fn bundle(&self) -> PathBuf {
+    pub(super) fn bundle(&self) -> PathBuf {
         let given = self.value("--bundle").or_else(|| self.value("-b"));
         given.map_or_else(|| PathBuf::from("."), PathBuf::from)
     }
 
     /// Where runc keeps what it knows of its containers.
     #[must_use]
-    pub fn root(&self) -> PathBuf {
+    pub(super) fn root(&self) -> PathBuf {
         self.value("--root").map_or_else(|| PathBuf::from("/run/runc"), PathBuf::from)
     }
 }

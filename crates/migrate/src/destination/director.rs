@@ -29,7 +29,7 @@ impl Director {
     ///
     /// # Errors
     /// If the socket cannot be bound there.
-    pub fn new(dir: &Path) -> Result<Self> {
+    pub(super) fn new(dir: &Path) -> Result<Self> {
         let socket = dir.join("rounds.socket");
         let listener = UnixListener::bind(&socket).context(|| socket.display().to_string())?;
         let rounds = VecDeque::from([1]);
@@ -40,7 +40,7 @@ impl Director {
     ///
     /// # Errors
     /// If the restore is gone.
-    pub fn round(&mut self, number: u32, dir: &Path) -> Result<()> {
+    pub(super) fn round(&mut self, number: u32, dir: &Path) -> Result<()> {
         self.rounds.push_back(number);
         self.say("round", dir)
     }
@@ -49,7 +49,7 @@ impl Director {
     ///
     /// # Errors
     /// If the restore is gone.
-    pub fn last(&mut self, dir: &Path) -> Result<()> {
+    pub(super) fn last(&mut self, dir: &Path) -> Result<()> {
         self.say("last", dir)
     }
 
@@ -65,7 +65,7 @@ impl Director {
     }
 
     /// Readable when the restore says something.
-    pub fn voice(&self) -> BorrowedFd<'_> {
+    pub(super) fn voice(&self) -> BorrowedFd<'_> {
         self.stream.as_ref().map_or_else(|| self.listener.as_fd(), |stream| stream.as_fd())
     }
 
@@ -73,7 +73,7 @@ impl Director {
     ///
     /// # Errors
     /// If it is gone: it has said why.
-    pub fn listen(&mut self) -> Result<Option<u32>> {
+    pub(super) fn listen(&mut self) -> Result<Option<u32>> {
         let Some(stream) = &mut self.stream else {
             let (stream, _) = self.listener.accept().context(|| "accept".to_owned())?;
             self.stream = Some(stream);

@@ -36,7 +36,7 @@ pub(super) struct Set {
 
 impl Waiting {
     /// Whether a connection of this set is one of those that are waited for. It is to be handed over then.
-    pub fn announce(&mut self, set: u64) -> bool {
+    pub(super) fn announce(&mut self, set: u64) -> bool {
         if set > self.set.number {
             self.set = Set { number: set, ..Set::default() };
         }
@@ -49,7 +49,7 @@ impl Waiting {
     ///
     /// # Errors
     /// If another set has begun, or nobody takes it.
-    pub fn hand_over(&mut self, set: u64, round: u32, connection: OwnedFd) -> Result<()> {
+    pub(super) fn hand_over(&mut self, set: u64, round: u32, connection: OwnedFd) -> Result<()> {
         let too_late = || Error::Protocol("a connection joined too late".to_owned());
         if set != self.set.number {
             return Err(too_late());

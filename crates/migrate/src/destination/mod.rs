@@ -38,7 +38,7 @@ const MAX_LISTED: usize = 200;
 
 /// What an agent is told.
 #[derive(Debug, Clone)]
-pub struct AgentSettings {
+pub(crate) struct AgentSettings {
     /// Where records are kept.
     pub state_dir: PathBuf,
     /// Where images are kept until their tasks run.
@@ -82,7 +82,7 @@ impl AgentSettings {
 
 /// The daemon.
 #[derive(Debug)]
-pub struct Agent {
+pub(crate) struct Agent {
     settings: AgentSettings,
     /// Who waits for connections for pages, by the token that these show.
     joining: Mutex<HashMap<String, Waiting>>,
@@ -94,7 +94,7 @@ impl Agent {
     ///
     /// # Errors
     /// If its directories cannot be made.
-    pub fn new(settings: AgentSettings) -> Result<Arc<Self>> {
+    pub(crate) fn new(settings: AgentSettings) -> Result<Arc<Self>> {
         make_private(&settings.state_dir)?;
         make_private(&settings.work_dir)?;
         settle::leftovers(&settings);
@@ -102,7 +102,7 @@ impl Agent {
     }
 
     /// Serves whoever connects, for ever.
-    pub fn serve(self: &Arc<Self>, listener: &Listener) {
+    pub(crate) fn serve(self: &Arc<Self>, listener: &Listener) {
         loop {
             if self.connections.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
                 thread::sleep(Duration::from_millis(10));

@@ -69,7 +69,7 @@ impl<'a> Reservation<'a> {
     ///
     /// # Errors
     /// What keeps the migration away: nothing is left of it then.
-    pub fn new(agent: &'a Agent, begin: Begin) -> Result<Self> {
+    pub(super) fn new(agent: &'a Agent, begin: Begin) -> Result<Self> {
         let here = Host::this();
         let container = agent.settings.container(&begin.subject);
         let record = Record {
@@ -136,7 +136,7 @@ impl<'a> Reservation<'a> {
     ///
     /// # Errors
     /// If there are no more descriptors.
-    pub fn carry(&self, first: OwnedFd) -> Result<OwnedFd> {
+    pub(super) fn carry(&self, first: OwnedFd) -> Result<OwnedFd> {
         let (carrier, ours) = Carrier::start(None)?;
         carrier.attach(first);
         if let Some(waiting) = self.agent.joining().get_mut(&self.token) {

@@ -57,7 +57,7 @@ impl Restore {
     ///
     /// # Errors
     /// If no process can be started.
-    pub fn start(from: Beginning<'_>, director: Option<Director>) -> Result<Self> {
+    pub(super) fn start(from: Beginning<'_>, director: Option<Director>) -> Result<Self> {
         let round = from.round.to_string();
         let (shell_job, own_pids) = match (from.subject, from.container.zip(from.base)) {
             (Subject::Tree { shell_job, own_pids, .. }, _) => (*shell_job, *own_pids),
@@ -113,7 +113,7 @@ impl Restore {
     ///
     /// # Errors
     /// If it has ended.
-    pub fn task(&self) -> Result<Task> {
+    pub(super) fn task(&self) -> Result<Task> {
         Task::find(i32::try_from(self.worker.pid()).unwrap_or(0))
     }
 
@@ -121,7 +121,7 @@ impl Restore {
     ///
     /// # Errors
     /// If it does not say what it should.
-    pub fn listen(&mut self) -> Result<Option<Outcome>> {
+    pub(super) fn listen(&mut self) -> Result<Option<Outcome>> {
         match self.worker.next_event()? {
             Event::Ended(outcome) => return Ok(Some(outcome)),
             Event::Point { pid, held: true, .. } => {
@@ -156,7 +156,7 @@ impl Restore {
     ///
     /// # Errors
     /// If something goes wrong on the way, before or after they do.
-    pub fn wake(self) -> Result<()> {
+    pub(super) fn wake(self) -> Result<()> {
         self.worker.answer(true)?;
         engine::finish("restore", self.worker).map(drop)
     }
@@ -180,7 +180,7 @@ impl Pager {
     ///
     /// # Errors
     /// If it does not come up.
-    pub fn start(
+    pub(super) fn start(
         idle: Idle,
         dir: &Path,
         round: u32,
@@ -217,7 +217,7 @@ impl Pager {
     ///
     /// # Errors
     /// If it has ended.
-    pub fn task(&self) -> Result<Task> {
+    pub(super) fn task(&self) -> Result<Task> {
         Task::find(i32::try_from(self.worker.pid()).unwrap_or(0))
     }
 
@@ -225,7 +225,7 @@ impl Pager {
     ///
     /// # Errors
     /// If the source went away before: the tasks have ended.
-    pub fn finish(self) -> Result<()> {
+    pub(super) fn finish(self) -> Result<()> {
         engine::finish("lazy-pages", self.worker).map(drop)
     }
 }

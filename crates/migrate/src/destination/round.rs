@@ -47,7 +47,7 @@ impl Incoming {
     ///
     /// # Errors
     /// If the directory of the round cannot be made, or the page server not be started.
-    pub fn start(parent: &Path, number: u32, kind: Kind, pages: OwnedFd) -> Result<Self> {
+    pub(super) fn start(parent: &Path, number: u32, kind: Kind, pages: OwnedFd) -> Result<Self> {
         let dir = parent.join(number.to_string());
         make_private(&dir)?;
         let before = format!("../{}", number - 1);
@@ -77,14 +77,14 @@ impl Incoming {
     ///
     /// # Errors
     /// If its directory cannot be made.
-    pub fn without_pages(dir: PathBuf) -> Result<Self> {
+    pub(super) fn without_pages(dir: PathBuf) -> Result<Self> {
         make_private(&dir)?;
         Ok(Self { number: 1, kind: Kind::Lazy, dir, pages: Pages::There, files: 0 })
     }
 
     /// Readable when the page server says something; it says nothing after its end, which
     /// comes before that of the round.
-    pub fn voice(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn voice(&self) -> Option<BorrowedFd<'_>> {
         match &self.pages {
             Pages::Coming(server) => Some(server.as_fd()),
             Pages::There | Pages::Later(..) => None,
@@ -95,7 +95,7 @@ impl Incoming {
     ///
     /// # Errors
     /// If the page server has failed, or says nothing that can be understood.
-    pub fn listen(&mut self) -> Result<()> {
+    pub(super) fn listen(&mut self) -> Result<()> {
         let Pages::Coming(server) = &mut self.pages else { return Ok(()) };
         match server.next_event()? {
             Event::Ended(outcome) => {
@@ -112,7 +112,7 @@ impl Incoming {
     /// # Errors
     /// If it is none that a round may hold, or not as long as was said; if the connection ends; if
     /// the file cannot be written.
-    pub fn receive(&mut self, line: &mut Line, name: &str, len: u64) -> Result<()> {
+    pub(super) fn receive(&mut self, line: &mut Line, name: &str, len: u64) -> Result<()> {
         self.files += 1;
         if !is_image(name) || len > MAX_LEN || self.files > MAX_FILES {
             return Err(Error::Protocol(format!("image {name:?} of {len} bytes")));
@@ -143,7 +143,7 @@ impl Incoming {
     ///
     /// # Errors
     /// If the page server has failed.
-    pub fn finish(self) -> Result<(PathBuf, Option<(OwnedFd, Idle)>)> {
+    pub(super) fn finish(self) -> Result<(PathBuf, Option<(OwnedFd, Idle)>)> {
         match self.pages {
             Pages::Coming(server) => {
                 engine::finish("page server", server)?;

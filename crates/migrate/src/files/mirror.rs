@@ -20,7 +20,7 @@ const RACY: Duration = Duration::from_secs(2);
 
 /// What is to be told, in order.
 #[derive(Debug)]
-pub enum Step<'a> {
+pub(crate) enum Step<'a> {
     /// A change.
     Change(Change),
     /// The bytes of the change before.
@@ -38,7 +38,7 @@ struct Known {
 
 /// What the destination has of a tree.
 #[derive(Debug)]
-pub struct Mirror {
+pub(crate) struct Mirror {
     root: OwnedFd,
     known: BTreeMap<Name, Known>,
     /// Sums of the pieces of each regular file.
@@ -50,7 +50,7 @@ impl Mirror {
     ///
     /// # Errors
     /// If the directory cannot be opened.
-    pub fn new(root: &Path) -> Result<Self> {
+    pub(crate) fn new(root: &Path) -> Result<Self> {
         let root = File::open(root).context(|| root.display().to_string())?.into();
         Ok(Self { root, known: BTreeMap::new(), sums: HashMap::new() })
     }
@@ -59,7 +59,7 @@ impl Mirror {
     ///
     /// # Errors
     /// If the tree has too many files, or one cannot be read (named in the error).
-    pub fn bytes(&self) -> Result<u64> {
+    pub(crate) fn bytes(&self) -> Result<u64> {
         let mut seen = HashSet::new();
         let len = |found: &Scanned| match found.what {
             What::Regular { len } => len,
@@ -72,7 +72,7 @@ impl Mirror {
     ///
     /// # Errors
     /// If the tree has too many files, or one cannot be read (named in the error); those of `tell`.
-    pub fn tell(&mut self, tell: &mut dyn FnMut(Step<'_>) -> Result<()>) -> Result<()> {
+    pub(crate) fn tell(&mut self, tell: &mut dyn FnMut(Step<'_>) -> Result<()>) -> Result<()> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let settled = i64::try_from(now.saturating_sub(RACY).as_secs()).unwrap_or(0);
         let all = scan(&self.root)?;

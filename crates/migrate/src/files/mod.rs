@@ -15,19 +15,19 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-pub use self::mirror::{Mirror, Step};
-pub use self::replica::Replica;
+pub(crate) use self::mirror::{Mirror, Step};
+pub(crate) use self::replica::Replica;
 
 /// Bytes of a file that are compared and sent together.
-pub const PIECE: usize = 256 << 10;
+pub(crate) const PIECE: usize = 256 << 10;
 
 /// A path in the tree, without a slash at its beginning; the tree itself is empty.
-pub type Name = Vec<u8>;
+pub(crate) type Name = Vec<u8>;
 
 /// What happens to the tree of the destination.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Change {
+pub(crate) enum Change {
     /// Something new, in place of what is there and is no directory.
     Make {
         /// Where.
@@ -68,7 +68,7 @@ pub enum Change {
 /// Kinds of files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum What {
+pub(crate) enum What {
     /// A directory.
     Directory,
     /// A regular file of this length.
@@ -92,7 +92,7 @@ pub enum What {
 
 /// The attributes of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Meta {
+pub(crate) struct Meta {
     /// Permissions, with the bits above them.
     pub mode: u32,
     /// The owner.

@@ -23,7 +23,7 @@ const MAX_NAME: usize = 4096;
 
 /// The tree of a destination.
 #[derive(Debug)]
-pub struct Replica {
+pub(crate) struct Replica {
     root: OwnedFd,
     /// The file that pieces come for, and what it gets when it has them.
     open: Option<(Name, File, Meta)>,
@@ -36,7 +36,7 @@ impl Replica {
     ///
     /// # Errors
     /// If the directory cannot be opened.
-    pub fn new(root: &Path) -> Result<Self> {
+    pub(crate) fn new(root: &Path) -> Result<Self> {
         let root = File::open(root).context(|| root.display().to_string())?.into();
         Ok(Self { root, open: None, directories: Vec::new() })
     }
@@ -46,7 +46,11 @@ impl Replica {
     /// # Errors
     /// If the change makes no sense, or leads out of the tree; if it cannot be done (the error
     /// names the file).
-    pub fn apply(&mut self, change: Change, data: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
+    pub(crate) fn apply(
+        &mut self,
+        change: Change,
+        data: impl FnOnce() -> Result<Vec<u8>>,
+    ) -> Result<()> {
         if let Change::Write { offset } = change {
             return self.write(offset, &data()?);
         }
@@ -89,7 +93,7 @@ impl Replica {
     ///
     /// # Errors
     /// If a directory does not take its times.
-    pub fn finish(&mut self) -> Result<()> {
+    pub(crate) fn finish(&mut self) -> Result<()> {
         self.close()?;
         for (name, meta) in std::mem::take(&mut self.directories) {
             let set = open(&self.root, &name, OFlags::RDONLY | OFlags::DIRECTORY)

@@ -16,11 +16,11 @@ const MAX_FILES: usize = 1 << 22;
 const MAX_ATTRIBUTE: usize = 64 << 10;
 
 /// What names a file, whatever its names are: device and inode.
-pub type Id = (u64, u64);
+pub(super) type Id = (u64, u64);
 
 /// Something in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Scanned {
+pub(super) struct Scanned {
     pub name: Name,
     pub what: What,
     pub id: Id,
@@ -34,7 +34,7 @@ pub struct Scanned {
 ///
 /// # Errors
 /// If the tree has too many files, or one cannot be read (named in the error).
-pub fn scan(root: &OwnedFd) -> Result<Vec<Scanned>> {
+pub(super) fn scan(root: &OwnedFd) -> Result<Vec<Scanned>> {
     let stat = rustix::fs::fstat(root).map_err(|errno| failed(b"", errno))?;
     let mut all = vec![found(root, Vec::new(), b"", &stat)?];
     let mut next = 0;
@@ -106,7 +106,7 @@ fn look(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> std::result::Resu
 ///
 /// # Errors
 /// If the attributes cannot be read.
-pub fn attributes(file: impl AsFd) -> std::result::Result<Vec<(String, Vec<u8>)>, Errno> {
+pub(super) fn attributes(file: impl AsFd) -> std::result::Result<Vec<(String, Vec<u8>)>, Errno> {
     let mut names = vec![0; MAX_ATTRIBUTE];
     let len = match flistxattr(&file, &mut names[..]) {
         Ok(len) => len,
@@ -127,7 +127,7 @@ pub fn attributes(file: impl AsFd) -> std::result::Result<Vec<(String, Vec<u8>)>
 }
 
 /// What an error is about.
-pub fn failed(name: &[u8], errno: Errno) -> Error {
+pub(super) fn failed(name: &[u8], errno: Errno) -> Error {
     let what = format!("root file system: /{}", String::from_utf8_lossy(name));
     Error::Io { what, source: errno.into() }
 }

@@ -27,7 +27,7 @@ const MAX_DOCUMENT: u64 = 16 << 20;
 
 /// What is made of an archive.
 #[derive(Debug)]
-pub struct Adaptation<'a> {
+pub(super) struct Adaptation<'a> {
     /// The id of the container that was announced.
     pub id: &'a str,
     /// Where its images are here.
@@ -43,7 +43,7 @@ impl Adaptation<'_> {
     ///
     /// # Errors
     /// If it is no archive of that container, or brings what it may not; the disk's.
-    pub fn write(&self, from: &Path, to: &Path) -> Result<()> {
+    pub(super) fn write(&self, from: &Path, to: &Path) -> Result<()> {
         let name = || from.display().to_string();
         let mut archive = Archive::new(File::open(from).context(name)?);
         let made = File::create(to).context(|| to.display().to_string())?;

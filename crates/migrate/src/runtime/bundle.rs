@@ -29,7 +29,7 @@ pub fn own_root(bundle: &Path) -> PathBuf {
 /// # Errors
 /// If the root file system is not here, and does not come; if programs of this host would run, and `terms` do not allow
 /// it.
-pub fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<PathBuf> {
+pub(super) fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<PathBuf> {
     let mut config: Value = serde_json::from_str(config)
         .map_err(|error| Error::Protocol(format!("configuration of {id}: {error}")))?;
     let root = PathBuf::from(config["root"]["path"].as_str().unwrap_or_default());
@@ -62,7 +62,7 @@ pub fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<PathBuf>
 ///
 /// # Errors
 /// If it may not.
-pub fn judge_hooks(config: &Value, id: &str, terms: Terms) -> Result<()> {
+pub(super) fn judge_hooks(config: &Value, id: &str, terms: Terms) -> Result<()> {
     let has_hooks = config["hooks"].as_object().is_some_and(|hooks| !hooks.is_empty());
     if has_hooks && !terms.hooks {
         return Err(Error::refused_with(
@@ -112,7 +112,7 @@ fn own_cgroups() -> Vec<String> {
 }
 
 /// Whether processes are in a cgroup of this path, in any hierarchy.
-pub fn is_taken(path: &str) -> bool {
+pub(super) fn is_taken(path: &str) -> bool {
     let path = path.trim_start_matches('/');
     cgroup::hierarchies().iter().any(|root| !cgroup::processes(&root.join(path)).is_empty())
 }

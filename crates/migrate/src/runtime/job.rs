@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How often it is looked.
 const PAUSE: Duration = Duration::from_millis(5);
 /// The options of the engine, in the directory of programs that the runtime finds.
-pub const CONFIGURATION: &str = "criu.conf";
+pub(super) const CONFIGURATION: &str = "criu.conf";
 
 /// A call of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -239,12 +239,12 @@ impl Desk<'_> {
 }
 
 /// This program's file.
-pub fn own() -> Result<PathBuf> {
+pub(super) fn own() -> Result<PathBuf> {
     fs::read_link(SELF).context(|| SELF.to_owned())
 }
 
 /// PATH, with a directory before all others.
-pub fn path(bin: &Path) -> OsString {
+pub(super) fn path(bin: &Path) -> OsString {
     let mut path = bin.as_os_str().to_owned();
     path.push(":");
     let usual = || "/usr/sbin:/usr/bin:/sbin:/bin".into();
@@ -253,7 +253,7 @@ pub fn path(bin: &Path) -> OsString {
 }
 
 /// A path between single quotes.
-pub fn shell(path: &Path) -> String {
+pub(super) fn shell(path: &Path) -> String {
     path.display().to_string().replace('\'', "'\\''")
 }
 

@@ -28,7 +28,7 @@ const MAX_NAME: usize = 500;
 /// What Podman says of a container.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Inspected {
+pub(super) struct Inspected {
     /// All of its id.
     pub id: String,
     name: String,
@@ -88,7 +88,7 @@ struct HostConfig {
 impl Inspected {
     /// What every runtime says of a container.
     #[must_use]
-    pub fn state(self) -> State {
+    pub(super) fn state(self) -> State {
         State { status: self.state.status, pid: self.state.pid, bundle: self.static_dir }
     }
 
@@ -118,7 +118,7 @@ impl Inspected {
 
     /// The names of the volumes that Podman keeps for it.
     #[must_use]
-    pub fn volumes(&self) -> Vec<String> {
+    pub(super) fn volumes(&self) -> Vec<String> {
         let volumes = self.mounts.iter().filter(|mount| mount.kind == "volume");
         volumes.map(|mount| mount.name.clone()).collect()
     }
@@ -138,7 +138,7 @@ struct Description {
 
 /// A call of Podman.
 #[must_use]
-pub fn call(words: &[&str]) -> Command {
+pub(super) fn call(words: &[&str]) -> Command {
     let mut command = Command::new(Runtime::Podman.program());
     command.args(words).stdin(Stdio::null());
     command
@@ -172,7 +172,7 @@ fn has(kind: &str, name: &str) -> Result<bool> {
 ///
 /// # Errors
 /// If there is no Podman, or it says something else.
-pub fn inspect(name: &str) -> Result<Option<Inspected>> {
+pub(super) fn inspect(name: &str) -> Result<Option<Inspected>> {
     let text = match ask(&["container", "inspect", "--", name])? {
         Ok(text) => text,
         Err(said) if said.contains("no such container") => return Ok(None),
@@ -187,7 +187,7 @@ pub fn inspect(name: &str) -> Result<Option<Inspected>> {
 ///
 /// # Errors
 /// If it does not run, or cannot move.
-pub fn describe(id: &str) -> Result<String> {
+pub(super) fn describe(id: &str) -> Result<String> {
     let none = || Error::refused(format!("Podman does not know container {id} any more"));
     let found = inspect(id)?.ok_or_else(none)?;
     if let Some((text, hint)) = found.obstacle() {
@@ -224,7 +224,7 @@ fn read(description: &str) -> Result<Description> {
 ///
 /// # Errors
 /// What keeps the container away.
-pub fn judge(container: &Container, description: &str, terms: Terms) -> Result<()> {
+pub(super) fn judge(container: &Container, description: &str, terms: Terms) -> Result<()> {
     let Description { name, image, image_id, networks, volumes, spec } = read(description)?;
     judge_hooks(&spec, &name, terms)?;
     if terms.rootfs {
@@ -272,7 +272,7 @@ pub fn judge(container: &Container, description: &str, terms: Terms) -> Result<(
 ///
 /// # Errors
 /// If it cannot be made.
-pub fn sketch(dir: &Path, description: &str) -> Result<PathBuf> {
+pub(super) fn sketch(dir: &Path, description: &str) -> Result<PathBuf> {
     let file = dir.join("config.json");
     make_private(dir)?;
     fs::write(&file, read(description)?.spec.to_string()).context(|| file.display().to_string())?;
@@ -284,7 +284,7 @@ pub fn sketch(dir: &Path, description: &str) -> Result<PathBuf> {
 ///
 /// # Errors
 /// If Podman fails at that.
-pub fn export(container: &Container, images: &Path, work: &Path) -> Result<()> {
+pub(super) fn export(container: &Container, images: &Path, work: &Path) -> Result<()> {
     let bin = work.join("idle");
     make_private(&bin)?;
     let engine = bin.join("criu");
@@ -321,13 +321,13 @@ pub fn export(container: &Container, images: &Path, work: &Path) -> Result<()> {
 
 /// What a call has failed at, of what it has said.
 #[must_use]
-pub fn last_error(said: &str) -> Option<String> {
+pub(super) fn last_error(said: &str) -> Option<String> {
     said.lines().rev().find_map(|line| line.strip_prefix("Error: ")).map(str::to_owned)
 }
 
 /// Signals who looks after a container. When that ends since it runs elsewhere, conmon would have Podman start it again, by its
 /// restart policy.
-pub fn tell_conmon(id: &str, signal: Signal) {
+pub(super) fn tell_conmon(id: &str, signal: Signal) {
     let found = match inspect(id) {
         Ok(found) => found,
         Err(error) => return tracing::warn!("{error}"),
@@ -343,7 +343,7 @@ pub fn tell_conmon(id: &str, signal: Signal) {
 }
 
 /// Removes a container that could not be made, and the volumes that were made for it.
-pub fn discard(container: &Container) {
+pub(super) fn discard(container: &Container) {
     let volumes = inspect(&container.id).ok().flatten().map(|found| found.volumes());
     container.forget();
     for volume in volumes.unwrap_or_default() {

@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// What the destination has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub(super) enum Verdict {
     /// The tasks run there.
     There(i32),
     /// They do not and will not.
@@ -230,7 +230,7 @@ fn stays(why: Option<Error>) -> Error {
 ///
 /// # Errors
 /// If it does not: then nobody here can know.
-pub fn ask_until(to: &Peer, id: &str, patience: Duration) -> Result<Verdict> {
+pub(super) fn ask_until(to: &Peer, id: &str, patience: Duration) -> Result<Verdict> {
     let start = Instant::now();
     loop {
         match ask(to, id, patience) {
@@ -267,7 +267,7 @@ fn ask(to: &Peer, id: &str, patience: Duration) -> Result<Verdict> {
 }
 
 /// Ends the tasks here: they run at the destination.
-pub fn kill(ledger: &Ledger) {
+pub(super) fn kill(ledger: &Ledger) {
     if let Some(container) = &ledger.record().container {
         container.abandon();
     }
@@ -286,7 +286,7 @@ fn end(ledger: &Ledger) {
 }
 
 /// Lets the tasks go on that were stopped for the decision.
-pub fn go_on(ledger: &Ledger) {
+pub(super) fn go_on(ledger: &Ledger) {
     if let Some(container) = &ledger.record().container {
         container.look_on();
     }

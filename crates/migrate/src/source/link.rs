@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// What was waited for.
 #[derive(Debug)]
-pub enum Happening {
+pub(super) enum Happening {
     /// The job says something.
     Job(Event),
     /// The destination says something.
@@ -45,7 +45,7 @@ pub enum Happening {
 
 /// The way to the destination.
 #[derive(Debug)]
-pub struct Link {
+pub(super) struct Link {
     line: Line,
     pages: Arc<Pages>,
     budget: Budget,
@@ -58,7 +58,7 @@ impl Link {
     ///
     /// # Errors
     /// If nobody answers there, or with no.
-    pub fn begin(to: &Peer, begin: Begin, limit: Option<u64>) -> Result<(Self, Host)> {
+    pub(super) fn begin(to: &Peer, begin: Begin, limit: Option<u64>) -> Result<(Self, Host)> {
         Self::open(to, &Request::Begin(Box::new(begin)), limit)
     }
 
@@ -66,7 +66,7 @@ impl Link {
     ///
     /// # Errors
     /// If nobody answers there, or with no.
-    pub fn rehearse(to: &Peer, begin: Begin) -> Result<(Self, Host)> {
+    pub(super) fn rehearse(to: &Peer, begin: Begin) -> Result<(Self, Host)> {
         Self::open(to, &Request::Rehearse(Box::new(begin)), None)
     }
 
@@ -92,7 +92,7 @@ impl Link {
     ///
     /// # Errors
     /// If it does not come about.
-    pub fn join(&self, round: u32) -> Result<OwnedFd> {
+    pub(super) fn join(&self, round: u32) -> Result<OwnedFd> {
         let all = self.pages.join(round)?.map_err(unexpected)?;
         unite(all, Some(&self.meter))
     }
@@ -102,7 +102,7 @@ impl Link {
     ///
     /// # Errors
     /// If the first connection does not come about.
-    pub fn carry(&self, round: u32) -> Result<(Arc<Carrier>, OwnedFd)> {
+    pub(super) fn carry(&self, round: u32) -> Result<(Arc<Carrier>, OwnedFd)> {
         let first = self.pages.join(round)?.map_err(unexpected)?;
         let (carrier, ours) = Carrier::start(Some(Arc::clone(&self.meter)))?;
         carrier.attach(unite(first, None)?);
@@ -115,7 +115,7 @@ impl Link {
     ///
     /// # Errors
     /// If the link is down.
-    pub fn say(&mut self, request: &Request) -> Result<()> {
+    pub(super) fn say(&mut self, request: &Request) -> Result<()> {
         self.line.say(request)
     }
 
@@ -123,7 +123,7 @@ impl Link {
     ///
     /// # Errors
     /// If the link is down.
-    pub fn send_data(&mut self, data: &[u8]) -> Result<()> {
+    pub(super) fn send_data(&mut self, data: &[u8]) -> Result<()> {
         self.meter.pass(data.len(), &mut self.budget);
         self.line.send_data(data)
     }
@@ -132,7 +132,7 @@ impl Link {
     ///
     /// # Errors
     /// If the link is down.
-    pub fn tell(&mut self, step: Step<'_>) -> Result<()> {
+    pub(super) fn tell(&mut self, step: Step<'_>) -> Result<()> {
         match step {
             Step::Change(change) => self.say(&Request::Change(Box::new(change))),
             Step::Data(data) => self.send_data(data),
@@ -143,7 +143,7 @@ impl Link {
     ///
     /// # Errors
     /// If the destination says something else, or the link is down.
-    pub fn arrived(&mut self, number: u32) -> Result<()> {
+    pub(super) fn arrived(&mut self, number: u32) -> Result<()> {
         match self.line.hear()? {
             Reply::Arrived { number: there } if there == number => Ok(()),
             reply => Err(unexpected(reply)),
@@ -154,7 +154,7 @@ impl Link {
     ///
     /// # Errors
     /// If the link is down.
-    pub fn part(&mut self) -> Result<()> {
+    pub(super) fn part(&mut self) -> Result<()> {
         self.say(&Request::Abort { reason: "it was a rehearsal".to_owned() })
     }
 
@@ -162,7 +162,7 @@ impl Link {
     ///
     /// # Errors
     /// If the link is down.
-    pub fn measure(&mut self, time: Duration) -> Result<u64> {
+    pub(super) fn measure(&mut self, time: Duration) -> Result<u64> {
         let piece = vec![0x5a; MAX_FRAME];
         let (start, mut len) = (Instant::now(), MAX_FRAME as u64);
         loop {
@@ -189,7 +189,7 @@ impl Link {
     ///
     /// # Errors
     /// If the link is down, or they cannot be read.
-    pub fn send_images(&mut self, dir: &Path, number: u32) -> Result<()> {
+    pub(super) fn send_images(&mut self, dir: &Path, number: u32) -> Result<()> {
         let listed = || dir.display().to_string();
         for entry in fs::read_dir(dir).context(listed)? {
             let entry = entry.context(listed)?;
@@ -222,7 +222,7 @@ impl Link {
     ///
     /// # Errors
     /// If somebody does, or the link is down.
-    pub fn next(
+    pub(super) fn next(
         &mut self,
         mut worker: Option<&mut Worker>,
         cancel: Option<&Cancel>,
@@ -262,7 +262,7 @@ impl Link {
     }
 
     /// After a job has lost its connection: what the destination has to say about it.
-    pub fn explain(&mut self, error: Error) -> Error {
+    pub(super) fn explain(&mut self, error: Error) -> Error {
         match error {
             Error::Link(_) => self.last_word().unwrap_or(error),
             _ => error,
@@ -270,7 +270,7 @@ impl Link {
     }
 
     /// Why the destination has refused, if it says so soon.
-    pub fn last_word(&mut self) -> Option<Error> {
+    pub(super) fn last_word(&mut self) -> Option<Error> {
         let start = Instant::now();
         while let Some(left) = SOON.checked_sub(start.elapsed())
             && wait_readable(&[self.line.as_fd()], Some(left)).ok()? == [true]
@@ -359,7 +359,7 @@ fn end_of(worker: &mut Worker, patience: Duration) -> Result<Option<Outcome>> {
 }
 
 /// What to make of an answer that is not the one that was waited for.
-pub fn unexpected(reply: Reply) -> Error {
+pub(super) fn unexpected(reply: Reply) -> Error {
     match reply {
         Reply::Refused { text, hint, .. } => {
             Error::Refused { text: format!("the destination: {text}"), hint }

@@ -18,9 +18,9 @@ use torpor_worker::Worker;
 
 use self::files::{trees, volumes};
 use self::link::Link;
-pub use self::rehearsal::rehearse;
+pub(crate) use self::rehearsal::rehearse;
 use self::resolve::Watch;
-pub use self::resolve::{cancel, resolve, watch};
+pub(crate) use self::resolve::{cancel, resolve, watch};
 use crate::address::{self, Stage};
 use crate::cancel::Cancel;
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ use crate::work::{self, WorkDir};
 
 /// What is asked for.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// The migration's number, if it is chosen by the caller.
     pub id: Option<String>,
     /// The root of the tree.
@@ -103,7 +103,7 @@ impl Plan {
 
 /// A migration, seen from where it starts.
 #[derive(Debug)]
-pub struct Source<'a> {
+pub(crate) struct Source<'a> {
     plan: &'a Plan,
     id: String,
     link: Link,
@@ -135,7 +135,7 @@ pub struct Source<'a> {
 ///
 /// # Errors
 /// Whatever keeps it here: it goes on as if nothing had happened.
-pub fn run(plan: &Plan) -> Result<Report> {
+pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let root = Task::find(plan.pid)?;
     let cancel = Cancel::new()?;
     let probe = plan.probe.as_deref().map(Probe::start).transpose()?;

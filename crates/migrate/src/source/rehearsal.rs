@@ -37,7 +37,7 @@ const PAGE: u64 = 4096;
 
 /// What came of it.
 #[derive(Debug, Clone, Default)]
-pub struct Rehearsal {
+pub(crate) struct Rehearsal {
     mode: String,
     /// What would keep the tree here, in words.
     pub refused: Vec<String>,
@@ -57,7 +57,7 @@ struct Checked {
 ///
 /// # Errors
 /// If there is no such tree; what keeps this from finding out anything.
-pub fn rehearse(plan: &Plan) -> Result<Rehearsal> {
+pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
     let root = Task::find(plan.pid)?;
     let shell_job = is_shell_job(&root)?;
     let id = new_id()?;
@@ -241,7 +241,7 @@ fn keep(images: &Path, kept: &Path) -> Result<u64> {
 impl Rehearsal {
     /// For programs.
     #[must_use]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let mut all = json!({ "mode": self.mode, "refused": self.refused });
         if let Some((measured, forecast)) = &self.measured {
             all["memory_bytes"] = json!(measured.memory);
@@ -260,7 +260,7 @@ impl Rehearsal {
 
     /// For people.
     #[must_use]
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut lines: Vec<String> =
             self.refused.iter().map(|why| format!("Refused: {why}")).collect();
         if self.refused.is_empty() {

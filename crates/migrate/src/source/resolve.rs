@@ -37,7 +37,7 @@ const LET_BE: u8 = b'=';
 
 /// A process that looks on, and brings a migration to its end if this one is killed or hangs.
 #[derive(Debug)]
-pub struct Watch {
+pub(super) struct Watch {
     pipe: ChildStdin,
     _alive: Sender<()>,
 }
@@ -47,7 +47,12 @@ impl Watch {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start(state_dir: &Path, id: &str, patience: u32, key_files: &[String]) -> Result<Self> {
+    pub(super) fn start(
+        state_dir: &Path,
+        id: &str,
+        patience: u32,
+        key_files: &[String],
+    ) -> Result<Self> {
         let child = Command::new(SELF)
             .args(["migrate", "--watch", id, "--patience", &patience.to_string(), "--state-dir"])
             .arg(state_dir)
@@ -71,13 +76,13 @@ impl Watch {
     }
 
     /// From now on this process may hang.
-    pub fn let_be(&mut self) {
+    pub(super) fn let_be(&mut self) {
         // If it is gone, it is.
         let _ = self.pipe.write_all(&[LET_BE]);
     }
 
     /// There is nothing to look after any more.
-    pub fn dismiss(mut self) {
+    pub(super) fn dismiss(mut self) {
         // If it is gone, it is.
         let _ = self.pipe.write_all(&[DONE]);
     }
@@ -92,7 +97,7 @@ fn interval(patience: u32) -> Duration {
 ///
 /// # Errors
 /// If a migration that is left to it stays undecided.
-pub fn watch(state_dir: &Path, id: &str, patience: u32, keys: Option<Keys>) -> Result<()> {
+pub(crate) fn watch(state_dir: &Path, id: &str, patience: u32, keys: Option<Keys>) -> Result<()> {
     let failed = || "standard input".to_owned();
     let mut pipe = File::open("/dev/stdin").context(failed)?;
     let (mut told, mut silent, mut may_hang) = ([0; 64], 0, false);
@@ -124,7 +129,7 @@ pub fn watch(state_dir: &Path, id: &str, patience: u32, keys: Option<Keys>) -> R
 ///
 /// # Errors
 /// If somebody works on it; if the destination does not answer.
-pub fn resolve(
+pub(crate) fn resolve(
     state_dir: &Path,
     id: &str,
     keep_here: bool,
@@ -206,7 +211,7 @@ fn take_over(state_dir: &Path, id: &str) -> Result<Ledger> {
 ///
 /// # Errors
 /// If no migration of that id is in progress here.
-pub fn cancel(state_dir: &Path, id: &str) -> Result<&'static str> {
+pub(crate) fn cancel(state_dir: &Path, id: &str) -> Result<&'static str> {
     let none = || Error::refused(format!("no migration {id} has started here"));
     let record = look(state_dir, Side::Source, id)?.ok_or_else(none)?;
     if let Some(owner) = record.owner.filter(|_| !record.phase.is_over()) {

@@ -21,7 +21,7 @@ const THERE: u64 = 0b11 << 62;
 
 /// What a tree does to its memory.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Writes {
+pub(super) struct Writes {
     /// Bytes that it may write to and that are there.
     pub bytes: u64,
     /// So long after the beginning, such a share of them was written.
@@ -33,7 +33,7 @@ impl Writes {
     ///
     /// # Errors
     /// If the first of them has ended.
-    pub fn sample(tasks: &[Task]) -> Result<Self> {
+    pub(super) fn sample(tasks: &[Task]) -> Result<Self> {
         let mut spaces = Vec::new();
         for (number, task) in tasks.iter().enumerate() {
             match pages(task.pid) {
@@ -65,7 +65,7 @@ impl Writes {
 
     /// The bytes that are written within `time`: evenly between looks.
     #[must_use]
-    pub fn within(&self, time: Duration) -> f64 {
+    pub(super) fn within(&self, time: Duration) -> f64 {
         let mut before = (0.0, 0.0);
         for &(at, share) in &self.shares {
             let (at, share) = (at.as_secs_f64(), share.max(before.1));
@@ -99,7 +99,7 @@ impl Writes {
 
     /// Bytes that are written in a second.
     #[must_use]
-    pub fn rate(&self) -> f64 {
+    pub(super) fn rate(&self) -> f64 {
         let last = self.shares.last().map(|&(at, share)| share / at.as_secs_f64().max(1e-9));
         last.unwrap_or(0.0) * as_float(self.bytes)
     }
@@ -173,7 +173,7 @@ fn written(line: &str) -> Option<(u64, u64)> {
 
 /// Whether a process is in another user namespace than this one. One that has ended is in none.
 #[must_use]
-pub fn has_own_users(pid: i32) -> bool {
+pub(super) fn has_own_users(pid: i32) -> bool {
     let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/user")).ok();
     of(&pid.to_string()).is_some_and(|own| Some(own) != of("self"))
 }

@@ -84,7 +84,7 @@ impl Address {
 
 /// What an agent waits for connections at.
 #[derive(Debug)]
-pub enum Listener {
+pub(crate) enum Listener {
     /// A Unix socket, which is removed in the end.
     Unix(UnixListener, PathBuf),
     /// A port.
@@ -96,7 +96,7 @@ impl Listener {
     ///
     /// # Errors
     /// If the address is taken, or none of this host's.
-    pub fn bind(address: &Address) -> Result<Self> {
+    pub(crate) fn bind(address: &Address) -> Result<Self> {
         match address {
             Address::Unix(path) => {
                 remove_stale(path)?;
@@ -117,7 +117,7 @@ impl Listener {
     ///
     /// # Errors
     /// See getsockname(2).
-    pub fn is_local(&self) -> Result<bool> {
+    pub(crate) fn is_local(&self) -> Result<bool> {
         match self {
             Self::Unix(..) => Ok(true),
             Self::Tcp(listener) => {
@@ -131,7 +131,7 @@ impl Listener {
     ///
     /// # Errors
     /// See accept(2).
-    pub fn accept(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn accept(&self) -> io::Result<OwnedFd> {
         match self {
             Self::Unix(listener, _) => listener.accept().map(|(stream, _)| stream.into()),
             Self::Tcp(listener) => {
@@ -146,7 +146,7 @@ impl Listener {
     ///
     /// # Errors
     /// See getsockname(2).
-    pub fn address(&self) -> Result<Address> {
+    pub(crate) fn address(&self) -> Result<Address> {
         Ok(match self {
             Self::Unix(_, path) => Address::Unix(path.clone()),
             Self::Tcp(listener) => {

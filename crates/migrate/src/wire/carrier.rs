@@ -43,7 +43,7 @@ const END: u32 = u32::MAX;
 /// One thread writes to the connection and never reads from it, the other one reads and never
 /// writes: so neither waits for the other end to do both at a time.
 #[derive(Debug)]
-pub struct Carrier {
+pub(crate) struct Carrier {
     state: Mutex<State>,
     changed: Condvar,
     /// Wakes the thread that writes.
@@ -136,7 +136,7 @@ impl Carrier {
     ///
     /// # Errors
     /// If there are no more descriptors.
-    pub fn start(meter: Option<Arc<Meter>>) -> Result<(Arc<Self>, OwnedFd)> {
+    pub(crate) fn start(meter: Option<Arc<Meter>>) -> Result<(Arc<Self>, OwnedFd)> {
         let failed = || "socketpair".to_owned();
         let (ours, theirs) = UnixStream::pair().context(failed)?;
         let (bell, heard) = UnixStream::pair().context(failed)?;
@@ -153,7 +153,7 @@ impl Carrier {
     }
 
     /// Goes on over this connection.
-    pub fn attach(&self, connection: OwnedFd) {
+    pub(crate) fn attach(&self, connection: OwnedFd) {
         self.change(|state| {
             state.next = Some(File::from(connection));
             state.lose();
@@ -161,7 +161,7 @@ impl Carrier {
     }
 
     /// No further connection comes.
-    pub fn give_up(&self) {
+    pub(crate) fn give_up(&self) {
         self.change(|state| {
             state.is_over = true;
             state.next = None;
@@ -170,7 +170,7 @@ impl Carrier {
     }
 
     /// Waits until a connection is needed; false if none is any more.
-    pub fn wait_lost(&self) -> bool {
+    pub(crate) fn wait_lost(&self) -> bool {
         let mut state = self.state();
         while !state.is_over && (state.connection.is_some() || state.next.is_some()) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -179,7 +179,7 @@ impl Carrier {
     }
 
     /// Waits until the other end has all that the process here had to say, or never will have.
-    pub fn drain(&self, patience: Duration) {
+    pub(crate) fn drain(&self, patience: Duration) {
         let start = Instant::now();
         let mut state = self.state();
         while !state.is_over && !state.is_end_confirmed {

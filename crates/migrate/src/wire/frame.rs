@@ -27,9 +27,9 @@ use crate::engine::wait_readable;
 use crate::error::{Context, Error, Result};
 
 /// The longest frame.
-pub const MAX_FRAME: usize = 1 << 20;
+pub(crate) const MAX_FRAME: usize = 1 << 20;
 /// The version of the protocol that this program speaks, and the oldest that it does.
-pub const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 2;
 
 const MAGIC: &[u8; 8] = b"torpor-m";
 const HEADER: usize = 8;
@@ -38,13 +38,13 @@ const MESSAGE: u8 = 1;
 const DATA: u8 = 2;
 const BEAT: u8 = 3;
 /// An end that lives says so that many times in the time for which the other one bears its silence.
-pub const BEATS: u32 = 5;
+pub(crate) const BEATS: u32 = 5;
 /// How long the other end may take to finish what it has begun to say.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One end of a connection, between preambles and its end.
 #[derive(Debug)]
-pub struct Line {
+pub(crate) struct Line {
     file: File,
     /// Held while a frame is written.
     writing: Arc<Mutex<()>>,
@@ -73,7 +73,7 @@ impl Line {
     ///
     /// # Errors
     /// If the other end is none of ours, or speaks other versions only.
-    pub fn open(socket: OwnedFd) -> Result<Self> {
+    pub(crate) fn open(socket: OwnedFd) -> Result<Self> {
         let mut line = Self { file: File::from(socket), writing: Arc::default(), heart: None };
         line.limit(PATIENCE)?;
         let mut ours = [0; PREAMBLE];
@@ -113,7 +113,7 @@ impl Line {
     ///
     /// # Errors
     /// If there are no more descriptors.
-    pub fn beat(&mut self, patience: Duration) -> Result<()> {
+    pub(crate) fn beat(&mut self, patience: Duration) -> Result<()> {
         self.limit(patience)?;
         let socket = self.file.try_clone().context(|| "a second descriptor".to_owned())?;
         let (alive, ended) = channel::<()>();
@@ -134,7 +134,7 @@ impl Line {
     ///
     /// # Errors
     /// If the other end is silent for too long.
-    pub fn wait(&mut self, others: &[BorrowedFd<'_>]) -> Result<Option<Vec<bool>>> {
+    pub(crate) fn wait(&mut self, others: &[BorrowedFd<'_>]) -> Result<Option<Vec<bool>>> {
         let time = self.heart.as_ref().map(|heart| {
             let left = heart.patience.saturating_sub(heart.heard.elapsed());
             // Who did not run for a while itself, or did not look, gives the other end the time to say something.
@@ -174,7 +174,7 @@ impl Line {
     ///
     /// # Errors
     /// If the connection is down.
-    pub fn say(&mut self, message: &impl Serialize) -> Result<()> {
+    pub(crate) fn say(&mut self, message: &impl Serialize) -> Result<()> {
         let text = serde_json::to_vec(message).map_err(|e| Error::Protocol(e.to_string()))?;
         self.send(MESSAGE, &text)
     }
@@ -183,7 +183,7 @@ impl Line {
     ///
     /// # Errors
     /// If the connection is down.
-    pub fn send_data(&mut self, data: &[u8]) -> Result<()> {
+    pub(crate) fn send_data(&mut self, data: &[u8]) -> Result<()> {
         self.send(DATA, data)
     }
 
@@ -202,7 +202,7 @@ impl Line {
     ///
     /// # Errors
     /// If the connection is down, or it is no message.
-    pub fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
         let text = self.receive(MESSAGE)?;
         serde_json::from_slice(&text).map_err(|e| Error::Protocol(e.to_string()))
     }
@@ -211,7 +211,7 @@ impl Line {
     ///
     /// # Errors
     /// If the connection is down, or it is something else.
-    pub fn receive_data(&mut self) -> Result<Vec<u8>> {
+    pub(crate) fn receive_data(&mut self) -> Result<Vec<u8>> {
         self.receive(DATA)
     }
 
@@ -246,7 +246,7 @@ impl Line {
 
     /// The connection itself, for what follows.
     #[must_use]
-    pub fn into_socket(self) -> OwnedFd {
+    pub(crate) fn into_socket(self) -> OwnedFd {
         for which in [Timeout::Recv, Timeout::Send] {
             // It has taken one before.
             let _ = set_socket_timeout(&self.file, which, None);

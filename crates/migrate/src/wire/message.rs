@@ -12,7 +12,7 @@ use crate::runtime::{ARCHIVE, Runtime};
 /// What the source says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
-pub enum Request {
+pub(crate) enum Request {
     /// Something is to move here; the first message of a migration.
     Begin(Box<Begin>),
     /// Could this come here? Nothing moves: images without pages follow, and are judged.
@@ -81,7 +81,7 @@ pub enum Request {
 /// What a round is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Tasks that run: more rounds follow.
     Running,
     /// Tasks that are stopped.
@@ -92,7 +92,7 @@ pub enum Kind {
 
 /// What is to move, and how.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Begin {
+pub(crate) struct Begin {
     /// The migration's number, which both hosts record.
     pub id: String,
     /// The host that it comes from.
@@ -121,7 +121,7 @@ pub struct Begin {
 /// What moves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Subject {
+pub(crate) enum Subject {
     /// A tree of processes.
     Tree {
         /// The process id of its root there.
@@ -145,7 +145,7 @@ pub enum Subject {
 /// What the destination says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
-pub enum Reply {
+pub(crate) enum Reply {
     /// It may come.
     Ready {
         /// Names the migration to connections that join it.
@@ -197,7 +197,7 @@ pub enum Reply {
 
 /// One migration, for whoever asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Summary {
+pub(crate) struct Summary {
     /// Its number.
     pub id: String,
     /// What moves.
@@ -212,7 +212,7 @@ pub struct Summary {
 
 /// Whether `name` is one that the images of a dump can have. runc leaves one of its own, and so does Podman.
 #[must_use]
-pub fn is_image(name: &str) -> bool {
+pub(crate) fn is_image(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     ["descriptors.json", ARCHIVE].contains(&name)
         || name.len() <= 200

@@ -7,16 +7,16 @@ use torpor_tls::Keys;
 use self::address::Address;
 use crate::error::Result;
 
-pub mod address;
-pub mod carrier;
-pub mod frame;
-pub mod message;
-pub mod relay;
-pub mod spread;
+pub(crate) mod address;
+pub(crate) mod carrier;
+pub(crate) mod frame;
+pub(crate) mod message;
+pub(crate) mod relay;
+pub(crate) mod spread;
 
 /// The agent at an address, and how it is known to be it.
 #[derive(Debug, Clone)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Where it listens.
     pub address: Address,
     /// Certificates, if the connection is encrypted.
@@ -28,7 +28,7 @@ impl Peer {
     ///
     /// # Errors
     /// If nobody listens, or somebody else.
-    pub fn connect(&self) -> Result<OwnedFd> {
+    pub(crate) fn connect(&self) -> Result<OwnedFd> {
         let socket = self.address.connect()?;
         match (&self.keys, self.address.host()) {
             (Some(keys), Some(host)) => Ok(keys.connect(socket, host)?),

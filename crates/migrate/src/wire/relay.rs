@@ -22,7 +22,7 @@ const BUFFER: usize = 256 * 1024;
 
 /// Bytes that went out, and how fast they may.
 #[derive(Debug)]
-pub struct Meter {
+pub(crate) struct Meter {
     sent: AtomicU64,
     /// Bytes a second; 0 is as fast as it goes.
     limit: AtomicU64,
@@ -34,7 +34,7 @@ pub struct Meter {
 impl Meter {
     /// One that lets so many bytes a second through.
     #[must_use]
-    pub fn new(limit: Option<u64>) -> Arc<Self> {
+    pub(crate) fn new(limit: Option<u64>) -> Arc<Self> {
         Arc::new(Self {
             sent: AtomicU64::new(0),
             limit: AtomicU64::new(limit.unwrap_or(0)),
@@ -45,34 +45,34 @@ impl Meter {
 
     /// Bytes so far.
     #[must_use]
-    pub fn sent(&self) -> u64 {
+    pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
     /// Bytes that went another way.
-    pub fn add(&self, bytes: u64) {
+    pub(crate) fn add(&self, bytes: u64) {
         self.sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Watches for the next byte.
-    pub fn mark(&self) {
+    pub(crate) fn mark(&self) {
         self.first.store(0, Ordering::Relaxed);
     }
 
     /// When the first byte since [`Meter::mark`] went out.
     #[must_use]
-    pub fn first(&self) -> Option<Instant> {
+    pub(crate) fn first(&self) -> Option<Instant> {
         let nanos = self.first.load(Ordering::Relaxed);
         (nanos > 0).then(|| self.start + Duration::from_nanos(nanos))
     }
 
     /// Bytes a second from now on; as fast as it goes if not given.
-    pub fn limit(&self, limit: Option<u64>) {
+    pub(crate) fn limit(&self, limit: Option<u64>) {
         self.limit.store(limit.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Counts bytes that go out now, and waits as long as the limit asks for.
-    pub fn pass(&self, bytes: usize, budget: &mut Budget) {
+    pub(crate) fn pass(&self, bytes: usize, budget: &mut Budget) {
         let nanos = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1);
         let _ = self.first.compare_exchange(0, nanos, Ordering::Relaxed, Ordering::Relaxed);
         self.add(bytes as u64);
@@ -82,7 +82,7 @@ impl Meter {
 
 /// What may still go now.
 #[derive(Debug)]
-pub struct Budget {
+pub(crate) struct Budget {
     /// Bytes that have gone ahead of their time are paid for until then.
     paid: Instant,
 }
@@ -90,7 +90,7 @@ pub struct Budget {
 impl Budget {
     /// Of whom has not sent anything yet.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { paid: Instant::now() }
     }
 
@@ -110,7 +110,7 @@ impl Budget {
 
     /// Until when all that was sent is paid for.
     #[cfg(test)]
-    pub fn paid(&self) -> Instant {
+    pub(crate) fn paid(&self) -> Instant {
         self.paid
     }
 }
@@ -119,7 +119,7 @@ impl Budget {
 ///
 /// # Errors
 /// If there are no more descriptors.
-pub fn metered(connection: OwnedFd, meter: &Arc<Meter>) -> Result<OwnedFd> {
+pub(crate) fn metered(connection: OwnedFd, meter: &Arc<Meter>) -> Result<OwnedFd> {
     let (ours, theirs) = UnixStream::pair().context(|| "socketpair".to_owned())?;
     let far = File::from(connection);
     let (near_in, far_out) = (ours.try_clone(), far.try_clone());
@@ -142,7 +142,7 @@ fn dup() -> String {
 }
 
 /// Passes on what comes until nothing does, or nobody takes it any more.
-pub fn forward(mut from: impl Read, mut to: impl Write, mut passed: impl FnMut(usize)) {
+pub(crate) fn forward(mut from: impl Read, mut to: impl Write, mut passed: impl FnMut(usize)) {
     let mut buffer = vec![0; BUFFER];
     while let Ok(len @ 1..) = from.read(&mut buffer) {
         passed(len);

@@ -26,7 +26,7 @@ use super::relay::{Budget, Meter, metered};
 use crate::error::{Context, Result};
 
 /// Connections of one stream.
-pub const MAX_CONNECTIONS: usize = 16;
+pub(crate) const MAX_CONNECTIONS: usize = 16;
 /// Bytes of one piece.
 const PIECE: usize = 128 << 10;
 /// A number and a length.
@@ -36,7 +36,7 @@ const HEADER: usize = 12;
 ///
 /// # Errors
 /// If there are no more descriptors.
-pub fn unite(mut connections: Vec<OwnedFd>, meter: Option<&Arc<Meter>>) -> Result<OwnedFd> {
+pub(crate) fn unite(mut connections: Vec<OwnedFd>, meter: Option<&Arc<Meter>>) -> Result<OwnedFd> {
     match (connections.len(), meter) {
         (1, None) => Ok(connections.remove(0)),
         (1, Some(meter)) => metered(connections.remove(0), meter),
