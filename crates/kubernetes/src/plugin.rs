@@ -313,11 +313,11 @@ pub fn account(pod: &Value, checkpoints: &[Value]) -> Vec<String> {
     };
     for one in checkpoints.iter().filter(|one| replica(one) == wanted) {
         let condition = condition(one, "Ready").cloned().unwrap_or_default();
+        let words = ["/reason", "/message"].map(|place| text(&condition, place));
         lines.push(format!(
-            "{}: {} {}{}",
+            "{}: {}{}",
             text(one, "/metadata/name"),
-            text(&condition, "/reason"),
-            text(&condition, "/message"),
+            words.join(" ").trim_end(),
             claimed_by(one).map_or(String::new(), |uid| format!("; for the pod of uid {uid}"))
         ));
     }
