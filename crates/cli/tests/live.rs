@@ -84,6 +84,17 @@ fn what_was_given_and_is_not_asked_for_is_named() {
     assert!(task.lives());
 }
 
+/// LXC says of each container that it has a console, and by which profile it is confined.
+#[test]
+fn what_lxc_says_of_its_console_is_taken() {
+    let given = ["--external", "console:/dev/pts/0", "--lsm-profile", "apparmor:unconfined"];
+    let task = Sleeper::start();
+    task.put_to_sleep(&given[..2]);
+    let restored = task.restore(&[&["-d"], &given[..]].concat()).status().unwrap();
+    assert!(restored.success(), "{}", task.log("restore.log"));
+    assert!(task.lives());
+}
+
 #[test]
 fn a_sibling_belongs_to_the_caller() {
     let task = Sleeper::start();
