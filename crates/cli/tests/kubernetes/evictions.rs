@@ -10,7 +10,10 @@ impl Cluster {
     /// Has a kubelet find, from now on, that its node has too little memory, and give pods so many seconds.
     fn is_low(&self, node: &str, seconds: u64) {
         let file = self.place.path().join(node).join("kubelet.yaml");
-        let mut text = fs::read_to_string(&file).unwrap();
+        // A kubelet that does not look at file systems evicts nobody.
+        let [not, looked] =
+            ["false", "true"].map(|is| format!("localStorageCapacityIsolation: {is}"));
+        let mut text = fs::read_to_string(&file).unwrap().replace(&not, &looked);
         text.push_str(&format!(
             "evictionSoft: {{ memory.available: \"1000Gi\" }}\n\
              evictionSoftGracePeriod: {{ memory.available: \"1s\" }}\n\
