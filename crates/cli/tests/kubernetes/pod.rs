@@ -128,7 +128,8 @@ fn continues(cluster: &Cluster, app: &str, old: &Seen) -> Seen {
         assert_eq!(memory, is.2, "{app}: /dev/shm of {container}");
     }
     let ran = std::fs::read_to_string(cluster.place.path().join("shared/hook")).unwrap();
-    let name = old.pod["metadata"]["name"].as_str().unwrap();
+    let host = old.pod["spec"]["hostname"].as_str();
+    let name = host.or(old.pod["metadata"]["name"].as_str()).unwrap();
     assert_eq!(ran.lines().filter(|line| *line == name).count(), 1, "the preStop hook: {ran}");
     assert_eq!(new.init, old.init, "{app}: what the new init container has left is seen");
     let status = &new.pod["status"];
