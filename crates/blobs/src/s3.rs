@@ -376,7 +376,7 @@ impl Store for S3 {
 
     fn collect(&self) -> Result<u64> {
         let mut freed = 0;
-        // Who wants to store something waits as long as a turn lasts, no longer.
+        // A caller that wants to store something waits as long as a turn lasts, no longer.
         while !self.collect_some(&turns::collect(self)?, &mut freed)? {}
         Ok(freed)
     }

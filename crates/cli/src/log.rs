@@ -84,7 +84,7 @@ impl Log {
             self.set_target(Target::Stdout);
             return Ok(());
         }
-        // Who can write to a work directory must not choose what root overwrites.
+        // Somebody who can write to a work directory must not choose what root overwrites.
         let in_work_dir = if path.is_relative() { libc::O_NOFOLLOW } else { 0 };
         // Appending, so that lines of forked helpers do not overwrite each other.
         let file = File::options()

@@ -379,7 +379,7 @@ fn try_agent(command: AgentCommand) -> Result<()> {
     let settings = AgentSettings {
         state_dir: whole(&command.state_dir)?,
         work_dir,
-        // Who may open a Unix socket is known already.
+        // Its permissions say already who may open a Unix socket.
         keys: if matches!(address, Address::Unix(_)) { None } else { command.keys.read()? },
         script: command.script,
         restore_options: command.restore_option,

@@ -81,7 +81,7 @@ impl Roots {
         let own = self.own.iter().filter(|(name, _)| same(name, hierarchy));
         own.map(|(_, own)| own).any(|own| match own.parent() {
             Some(_) => group.starts_with(own),
-            // Who is in no group has nothing to give.
+            // A task that is in no group has nothing to give.
             None => group == own,
         })
     }

@@ -272,7 +272,7 @@ impl Rules {
                     .map(|why| ("network.ports", why))
             }
             Ask::Connection { .. } => {
-                // Who has it could make such connections, by the repair mode of TCP.
+                // A task that has it could make such connections, by the repair mode of TCP.
                 let granted = passed.connections || passed.grants_here(number::NET_ADMIN);
                 denied(self.connections, granted, "the caller has not said --tcp-established")
                     .map(|why| ("network.connections", why))

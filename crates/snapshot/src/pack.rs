@@ -220,7 +220,7 @@ pub fn gather(dir: &ImageDir, mut known: Known, number: u32, file: &mut File) ->
     pack.done.packs = needed;
     let mut inventory = dir.inventory()?;
     if inventory.img_version != EXTENDED_VERSION {
-        // Who does not know of packs must not take the images for whole.
+        // A reader that does not know of packs must not take the images for whole.
         inventory.img_version = EXTENDED_VERSION;
         dir.write_one(kind::INVENTORY, 0, &inventory)?;
     }

@@ -446,7 +446,7 @@ pub(super) fn newifindex() -> Outcome {
     payload.extend(attribute(IFLA_NEW_IFINDEX, (-1i32).to_le_bytes()));
     let request = (libc::RTM_SETLINK, NLM_F_ACK);
     let (_, error) = netlink(&mut lab, libc::NETLINK_ROUTE, request, &payload)?;
-    // Who does not know the attribute does not mind the index.
+    // A kernel that does not know the attribute does not mind the index.
     ensure(error == libc::ERANGE, "IFLA_NEW_IFINDEX is not known")
 }
 

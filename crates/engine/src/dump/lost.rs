@@ -30,8 +30,8 @@ pub(super) struct Asking {
 
 /// What processes and threads have asked the kernel for.
 ///
-/// Who asks for the keyring of its session, and has none, gets that of its user, which is where its
-/// keys are searched for in any case.
+/// A task that asks for the keyring of its session, and has none, gets that of its user, which is
+/// where its keys are searched for in any case.
 pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
     let mut sessions = HashSet::new();
     for Asking { task, tid, of_thread, of_process } in std::mem::take(&mut cx.found) {

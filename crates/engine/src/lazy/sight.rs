@@ -62,7 +62,7 @@ impl Sight {
     /// The mappings that children find empty (`MADV_WIPEONFORK`).
     pub(super) fn wiped_on_fork(&self) -> Vec<Range<u64>> {
         let mut text = String::new();
-        // Who has just forked and is gone has no mappings.
+        // A task that has just forked and is gone has no mappings.
         match open(&self.dir, "smaps").map(|mut file| file.read_to_string(&mut text)) {
             Ok(Ok(_)) => wiped_on_fork(&text),
             _ => Vec::new(),

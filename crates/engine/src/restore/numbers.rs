@@ -93,7 +93,7 @@ pub(super) fn spawn_within(
     (flags, first): (u64, bool),
     place: &Birthplace,
 ) -> Result<Tracee> {
-    // Who is born as a sibling has the exit signal of the one that bears it.
+    // A task that is born as a sibling has the exit signal of the one that bears it.
     let mut between = tree::actor(cx, from)?.spawn_child(flags, libc::SIGCHLD, &[])?;
     enter(&cx.ns, &mut between)?;
     let new = if first { NsKind::Pid.clone_flag() } else { 0 };

@@ -470,7 +470,7 @@ impl Core {
         let view = world.jobs.iter().find(|job| job.id == id).ok_or_else(|| record.over())?;
         let allowed = match means {
             Some(means) => vec![means],
-            // Who asks for a job to go wants its memory, too.
+            // A client that asks for a job to go wants its memory, too.
             None => vec![Means::Checkpoint, Means::Command, Means::Stop],
         };
         let pressure = Pressure { memory_free: world.memory_free, memory_needed: 0 };

@@ -132,7 +132,7 @@ impl Door {
         }
         let door = self.clone();
         thread::spawn(move || {
-            // Who has gone cannot be told.
+            // A client that has gone cannot be told.
             let _ = work(&door);
             door.open.fetch_sub(1, Ordering::AcqRel);
         });

@@ -95,7 +95,7 @@ impl Core {
         };
         let ids: Vec<JobId> = self.jobs.values().filter(here).map(|job| job.id).collect();
         for id in ids {
-            // Who cannot go stays, as `show` says.
+            // A job that cannot go stays, as `show` says.
             if let Err(why) = self.move_to(id, machine, live) {
                 self.save(id, Some(("stays", json!({ "why": why }))));
             }

@@ -151,7 +151,7 @@ impl Core {
         }
     }
 
-    /// Who was told to end and has not is killed after a while.
+    /// A job that was told to end and has not is killed after a while.
     fn bring_to_an_end(&mut self, id: JobId, now: Millis) {
         let Some(record) = self.live(id).filter(|job| job.place != Place::Away) else { return };
         if self.transfers.contains(&id) {

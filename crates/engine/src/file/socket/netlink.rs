@@ -99,7 +99,7 @@ fn has_audit_daemon(tasks: &[Task]) -> bool {
             let daemon = netlink::word(status.body(), 12).unwrap_or(0);
             tasks.iter().any(|task| daemon != 0 && task.tgid.cast_unsigned() == daemon)
         }
-        // Who may ask and is not answered is in a pid or user namespace: no daemon is there.
+        // A task that may ask and is not answered is in a pid or user namespace: no daemon is there.
         Err(e) => {
             tracing::debug!("who the audit daemon is cannot be told: {e}");
             !may_ask()

@@ -371,7 +371,7 @@ fn content_of_tmpfs_is_kept_even_where_it_is_hidden() {
             assert_eq!(fs::metadata("/mnt").unwrap().mode() & 0o7777, 0o751);
             assert_eq!(fs::metadata("/mnt").unwrap().uid(), 7);
             assert_eq!(fs::read_link("/mnt/link").unwrap(), Path::new("/etc/passwd"));
-            // Who has just ended may hold it for a moment.
+            // A task that has just ended may hold it for a moment.
             unmount("/mnt/x", UnmountFlags::DETACH).unwrap();
             unmount("/mnt/x", UnmountFlags::DETACH).unwrap();
             assert_eq!(fs::read_to_string("/mnt/x/y/other").unwrap(), "hidden");

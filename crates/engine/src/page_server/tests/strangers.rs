@@ -174,7 +174,7 @@ fn strangers_do_not_keep_others_waiting() {
     }
 }
 
-/// Who has asked for something and then says nothing, in the middle of it or after it, is let go,
+/// A client that has asked for something and then says nothing, in the middle of it or after it, is let go,
 /// although it stays connected: nothing that it has sent is left.
 #[test]
 fn a_client_that_falls_silent_is_let_go() {
