@@ -21,7 +21,7 @@ use crate::shepherd::message::{Exit, LOST};
 /// A daemon that is gone may come back within this time.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The user is told after this time that the job is away.
+/// The user is told after this time that it is away.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// No frame of output is longer.
