@@ -270,7 +270,11 @@ impl Shadow {
                     found => shadow.end(std::slice::from_mut(own)).map(|()| found)?,
                 }
             }
-            Err(e) => Err(e),
+            Err(e) => {
+                // Nothing was made, and what is registered would be looked for to the end.
+                guardian.forget(&undo)?;
+                Err(e)
+            }
         };
         match found {
             Ok(layers) => {
@@ -305,7 +309,8 @@ impl Shadow {
 /// Whether a thread can confine itself: it has `no_new_privs` or `CAP_SYS_ADMIN`.
 fn may_confine(pid: i32, tid: i32) -> Result<bool> {
     let status = proc::thread_status(pid, tid)?;
-    let capable = status.number("CapEff", 16).unwrap_or(u64::MAX) >> CAP_SYS_ADMIN & 1 == 1;
+    // What it is permitted it can put into effect.
+    let capable = status.number("CapPrm", 16).unwrap_or(u64::MAX) >> CAP_SYS_ADMIN & 1 == 1;
     Ok(capable || status.number("NoNewPrivs", 10).unwrap_or(1) != 0)
 }
 
