@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use torpor_sys::ptrace;
 use torpor_tracee::{Call, Slot, Tracee};
 
-use super::{Dump, Task};
+use super::{Dump, Task, undo};
 use crate::error::Result;
 use crate::proc;
 use crate::task::unkept::{AT_ONCE, Policies, Unkept};
@@ -43,7 +43,12 @@ pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
             check_session(cx, task, session.filter(|&ring| sessions.insert(ring)))?;
         }
     }
-    cx.tasks.iter().try_for_each(|task| check_threads(cx, task))
+    cx.tasks.iter().try_for_each(|task| check_threads(cx, task))?;
+    for pid in undo::adjusting(&mut cx.tasks, cx.guardian.pid())? {
+        let object = "what is undone to semaphores when it ends (SEM_UNDO)";
+        cx.leave_out(pid, object, "is not kept")?;
+    }
+    Ok(())
 }
 
 /// Mappings that take their pages from chosen nodes of memory (mbind(2)): so many of the first ones

@@ -187,7 +187,6 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     }
     landlock::check(cx)?;
     lost::check(cx)?;
-    undo::check(cx)?;
     tracing::info!("Dumping what files are in, and file systems");
     files::finish(cx)?;
     if cx.opts.refuse_unused {

@@ -14,7 +14,7 @@ use std::collections::hash_map::Entry;
 use torpor_sys::kcmp::{Object, kcmp};
 use torpor_tracee::{Batch, Call, Tracee};
 
-use super::Dump;
+use super::tasks::Tasks;
 use crate::error::{Context, Result};
 
 /// Commands of semctl(2).
@@ -38,35 +38,30 @@ const AT_ONCE: usize = 200;
 /// A semaphore: its set, and its number there.
 type Semaphore = (u64, u64);
 
-/// Says which processes have adjustments, or refuses them (`--strict`).
+/// The pids of tasks that have adjustments. `none` is a process that has no list.
 ///
 /// # Errors
-/// The refusal; Gone.
-pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
+/// If a task is gone.
+pub(super) fn adjusting(tasks: &mut Tasks, none: i32) -> Result<Vec<i32>> {
     let mut spaces: HashMap<Option<u32>, Vec<Semaphore>> = HashMap::new();
-    let none = cx.guardian.pid();
-    for task in cx.tasks.live() {
-        let space = cx.tasks[task].ids.ipc_ns_id;
-        let semaphores = match spaces.entry(space) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => place.insert(semaphores(cx.tasks.remote(task)?)?),
-        };
-        if semaphores.is_empty() {
+    let mut found = Vec::new();
+    for task in tasks.live() {
+        // A comparison stops nobody, and most have no list.
+        let own = lists(&tasks[task].threads, none)?;
+        if matches!(own, Lists::None) {
             continue;
         }
-        let pid = cx.tasks[task].pid;
-        let own = lists(&cx.tasks[task].threads, none)?;
-        let has_adjustments = match own {
-            Lists::None => false,
-            Lists::OfThreads => true,
-            Lists::OfProcess => has_any(cx.tasks.remote(task)?, semaphores)?,
+        let semaphores = match spaces.entry(tasks[task].ids.ipc_ns_id) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(semaphores(tasks.remote(task)?)?),
         };
+        let has_adjustments = !semaphores.is_empty()
+            && (matches!(own, Lists::OfThreads) || has_any(tasks.remote(task)?, semaphores)?);
         if has_adjustments {
-            let object = "what is undone to semaphores when it ends (SEM_UNDO)";
-            cx.leave_out(pid, object, "is not kept")?;
+            found.push(tasks[task].pid);
         }
     }
-    Ok(())
+    Ok(found)
 }
 
 /// Who has a list of adjustments in a process.
