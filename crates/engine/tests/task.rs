@@ -73,9 +73,14 @@ fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> State {
     let read = |t: &Tracee| proc::thread_status(t.pid(), t.tid()).unwrap();
     let statuses: Vec<_> = threads.iter().map(read).collect();
     let stat = proc::stat(threads[0].pid()).unwrap();
-    let settings = ProcFiles::of(threads[0].pid()).unwrap();
-    let seen =
-        Seen { stat: &stat, statuses: &statuses, settings: &settings, maps: &[], is_32bit: false };
+    let proc_files = ProcFiles::of(threads[0].pid()).unwrap();
+    let seen = Seen {
+        stat: &stat,
+        statuses: &statuses,
+        proc_files: &proc_files,
+        maps: &[],
+        is_32bit: false,
+    };
     let mut others = Vec::new();
     let mut other = |_, _, state: ThreadState| {
         others.push(state.core);

@@ -163,7 +163,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cgroup::dump(&search, &cx.tasks, &mut cx.cgroups)?;
     twin::prepare(cx)?;
     tracing::info!("Dumping descriptors");
-    cx.read_settings()?;
+    cx.read_proc_files()?;
     for task in 0..cx.tasks.len() {
         if !cx.tasks[task].is_zombie() && cx.tasks.is_first_with(task, |ids| ids.files_id) {
             files::dump_descriptors(cx, task)?;
@@ -424,7 +424,7 @@ impl<'a> Dump<'a> {
 
     /// Reads what procfs says of each process, so that whoever describes it need not wait
     /// for that.
-    fn read_settings(&mut self) -> Result<()> {
+    fn read_proc_files(&mut self) -> Result<()> {
         let live = self.tasks.live();
         let first = |task| self.tasks.is_first_with(task, |ids| ids.files_id);
         let wanted = live.iter().map(|&task| (self.tasks[task].pid, first(task)));
@@ -434,9 +434,9 @@ impl<'a> Dump<'a> {
             Ok::<_, Error>((ProcFiles::of(pid)?, descriptors))
         };
         let all = parallel::map(&wanted, self.opts.memory.workers(), read)?;
-        for (task, (settings, descriptors)) in live.into_iter().zip(all) {
+        for (task, (proc_files, descriptors)) in live.into_iter().zip(all) {
             let task = &mut self.tasks[task];
-            (task.settings, task.descriptors) = (settings, descriptors);
+            (task.proc_files, task.descriptors) = (proc_files, descriptors);
         }
         Ok(())
     }
@@ -585,7 +585,7 @@ impl Task {
             status,
             threads,
             statuses: Vec::new(),
-            settings: ProcFiles::default(),
+            proc_files: ProcFiles::default(),
             descriptors: Vec::new(),
             stop_signal,
             vmas,

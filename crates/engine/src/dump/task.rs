@@ -61,7 +61,7 @@ pub(super) fn dump(cx: &mut Dump<'_>, tasks: &[usize]) -> Result<Vec<MmFlags>> {
 struct Taken {
     threads: Vec<Tracee>,
     statuses: Vec<proc::Status>,
-    settings: ProcFiles,
+    proc_files: ProcFiles,
     is_32bit: bool,
 }
 
@@ -73,7 +73,7 @@ impl Taken {
             others.iter_mut().enumerate().for_each(|(i, t)| t.share_stub(leader, i + 1));
         }
         let statuses = std::mem::take(&mut task.statuses);
-        Taken { threads, statuses, settings: std::mem::take(&mut task.settings), is_32bit }
+        Taken { threads, statuses, proc_files: std::mem::take(&mut task.proc_files), is_32bit }
     }
 }
 
@@ -84,10 +84,10 @@ fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<Pr
     let own_tid = |tid: i32| all.own_tid(tid);
     let mut tree = Tree { maps: id_maps, own_tid: &own_tid, filters };
     let processes = tasks.iter().zip(taken).map(|(&task, taken)| {
-        let Taken { threads, statuses, settings, is_32bit } = taken;
+        let Taken { threads, statuses, proc_files, is_32bit } = taken;
         let (is_32bit, look_into) = (*is_32bit, suspects.known_to(&all[task]));
         let Task { stat, maps, .. } = &all[task];
-        Process { threads, seen: Seen { stat, statuses, settings, maps, is_32bit }, look_into }
+        Process { threads, seen: Seen { stat, statuses, proc_files, maps, is_32bit }, look_into }
     });
     let mut processes: Vec<_> = processes.collect();
     let states = crate::task::dump_leaders(&mut processes, &mut tree)?;

@@ -45,7 +45,7 @@ pub struct Task {
     /// `/proc/PID/task/TID/status` of each.
     pub(crate) statuses: Vec<proc::Status>,
     /// More of what procfs says of it.
-    pub(super) settings: ProcFiles,
+    pub(super) proc_files: ProcFiles,
     /// Its descriptors, unless a task before it has the same.
     pub(crate) descriptors: Vec<Listed>,
     /// The signal that job control had stopped it with.

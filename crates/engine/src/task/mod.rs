@@ -101,7 +101,7 @@ pub struct Seen<'a> {
     /// `/proc/PID/task/TID/status` of each thread.
     pub statuses: &'a [proc::Status],
     /// What has files of its own.
-    pub settings: &'a ProcFiles,
+    pub proc_files: &'a ProcFiles,
     /// Its mappings.
     pub maps: &'a [Mapping],
     /// Whether it runs a 32-bit program.
@@ -190,7 +190,7 @@ pub fn dump_leaders(
     }
     let answers = asked.into_iter().zip(Batch::run_all(batches)?);
     let leaders = processes.iter_mut().filter_map(|Process { threads, seen, .. }| {
-        threads.first_mut().map(|leader| (leader, seen.settings))
+        threads.first_mut().map(|leader| (leader, seen.proc_files))
     });
     let states = leaders.zip(answers);
     states.map(|((leader, set), (asked, out))| asked.answer(leader, &out, set)).collect()
@@ -213,14 +213,14 @@ impl ProcessQuestions {
     fn ask<'t>(
         tracee: &'t mut Tracee,
         status: &proc::Status,
-        Seen { stat, settings, maps, is_32bit, .. }: Seen<'_>,
+        Seen { stat, proc_files, maps, is_32bit, .. }: Seen<'_>,
         look_into: Option<u64>,
         tree: &mut Tree<'_>,
     ) -> Result<(Batch<'t>, Self)> {
         // Of a leader that has ended the kernel shows less than of its other threads.
         let pid = tracee.tid();
         let signals = signals::pending(tracee, true)?;
-        let timers = timers::list(pid, &settings.timers, tree.own_tid)?;
+        let timers = timers::list(pid, &proc_files.timers, tree.own_tid)?;
         let (task_state, stop_signo) = signals::stop_state(tracee);
         let tc = TaskCoreEntry {
             task_state,
@@ -231,8 +231,8 @@ impl ProcessQuestions {
             blk_sigset: tracee.signal_mask(),
             comm: stat.comm.clone(),
             signals_s: Some(signals),
-            loginuid: settings.loginuid,
-            oom_score_adj: settings.oom_score_adj,
+            loginuid: proc_files.loginuid,
+            oom_score_adj: proc_files.oom_score_adj,
             ..TaskCoreEntry::default()
         };
         let outside = seen_from_outside(tracee, status, tree)?;
@@ -255,14 +255,14 @@ impl ProcessQuestions {
         self,
         tracee: &mut Tracee,
         out: &Outcome,
-        settings: &ProcFiles,
+        proc_files: &ProcFiles,
     ) -> Result<ProcessState> {
         let mut tc = self.tc;
         tc.personality = self.personality.answer(out)?;
         tc.sigactions = self.actions.answer(out, self.inside.robust_list.is_some())?;
         tc.timers = Some(self.timers.answer(out)?);
         tc.rlimits = Some(self.limits.answer(out)?);
-        let mm = self.process.answer(out, settings.coredump_filter, &mut tc)?;
+        let mm = self.process.answer(out, proc_files.coredump_filter, &mut tc)?;
         let mut leader = self.inside.answer(tracee, out, self.outside)?;
         // It is the process' one.
         if let Some(thread) = &mut leader.core.thread_core {
