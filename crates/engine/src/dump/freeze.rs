@@ -324,11 +324,15 @@ fn gone(e: torpor_tracee::Error) -> Error {
     }
 }
 
+/// The time until `deadline`; never none.
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}
+
 /// Waits until a thread has stopped. Children of its process that it waits for in vfork(2)
 /// run on, if they are among the `seized`: they are not any more then.
 fn wait_stopped(pid: i32, tid: i32, seized: &mut Seized, deadline: Instant) -> Result<Tracee> {
-    let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    if let Some(thread) = Tracee::stopped(pid, tid, patience.min(AT_ONCE)).map_err(gone)? {
+    if let Some(thread) = Tracee::stopped(pid, tid, left(deadline).min(AT_ONCE)).map_err(gone)? {
         return Ok(thread);
     }
     let borrowers: Vec<i32> = seized.keys().copied().filter(|&c| borrows(c, pid)).collect();
@@ -336,8 +340,7 @@ fn wait_stopped(pid: i32, tid: i32, seized: &mut Seized, deadline: Instant) -> R
         let threads = seized.remove(&child).unwrap_or_default();
         let_go_process(child, threads, seized, deadline)?;
     }
-    let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    match Tracee::stopped(pid, tid, patience).map_err(gone)? {
+    match Tracee::stopped(pid, tid, left(deadline)).map_err(gone)? {
         Some(thread) => Ok(thread),
         None => Err(Error::refused(
             pid,
