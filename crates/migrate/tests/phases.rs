@@ -86,6 +86,15 @@ impl Held {
         self.here.is_clean() && self.there.is_clean() && agent.is_none_or(has_no_children)
     }
 
+    /// Lets the destination go on: it writes down that the tasks stayed, both ends tidy up, and nothing is left.
+    fn ends_here(&self, mode: &str, point: &str) {
+        self.release();
+        wait_until("it is written down", || self.there.phases("destination") == ["stayed"]);
+        wait_until(&format!("{mode} at {point}: both tidy up"), || self.is_clean());
+        assert!(self.is_here(true), "{mode} at {point}");
+        self.leaves_nothing_around();
+    }
+
     /// No mount and no rule is left at either end.
     fn leaves_nothing_around(&self) {
         let agent = self.there.agent.as_ref().unwrap().id().cast_signed();
@@ -168,11 +177,7 @@ fn cancelled_in_each_phase_it_goes_on_here() {
         assert!(!held.migration.wait().unwrap().success());
         assert_eq!(held.here.phases("source"), ["stayed"]);
         assert!(held.is_here(true), "{mode} at {point}");
-        held.release();
-        wait_until("it is written down", || held.there.phases("destination") == ["stayed"]);
-        wait_until(&format!("{mode} at {point}: both tidy up"), || held.is_clean());
-        assert!(held.is_here(true), "{mode} at {point}");
-        held.leaves_nothing_around();
+        held.ends_here(mode, point);
     }
 }
 
@@ -188,11 +193,7 @@ fn an_agent_that_hangs_is_not_waited_for() {
         held.counter.goes_on();
         assert_eq!(held.here.phases("source"), ["stayed"], "{mode} at {point}");
         kill_process(agent, Signal::CONT).unwrap();
-        held.release();
-        wait_until("it is written down", || held.there.phases("destination") == ["stayed"]);
-        wait_until(&format!("{mode} at {point}: both tidy up"), || held.is_clean());
-        assert!(held.is_here(true), "{mode} at {point}");
-        held.leaves_nothing_around();
+        held.ends_here(mode, point);
     }
 }
 
@@ -207,11 +208,7 @@ fn a_command_that_hangs_is_ended() {
         });
         held.counter.goes_on();
         assert!(!held.migration.wait().unwrap().success());
-        held.release();
-        wait_until("it is written down", || held.there.phases("destination") == ["stayed"]);
-        wait_until(&format!("{mode} at {point}: both tidy up"), || held.is_clean());
-        assert!(held.is_here(true), "{mode} at {point}");
-        held.leaves_nothing_around();
+        held.ends_here(mode, point);
     }
 }
 
