@@ -35,7 +35,9 @@ go_build() {
 		if [ "$name" = gvisor ]; then
 			without_oom_score || exit 1
 		fi
-		CGO_ENABLED=0 GOFLAGS=-mod=mod go build -trimpath -o "$out/bin/" "$@"
+		# gVisor takes its version from its own build, and says VERSION_MISSING without.
+		CGO_ENABLED=0 GOFLAGS=-mod=mod go build -trimpath -o "$out/bin/" \
+			-ldflags "-X gvisor.dev/gvisor/runsc/version.version=$version" "$@"
 	) || { echo "$name does not build: left out" >&2; rm -rf "$dir"; return; }
 	rm -rf "$dir"
 	touch "$out/$name-$version"

@@ -28,24 +28,33 @@ pub enum Trouble {
     Invalid(f64, String),
 }
 
-/// What crun says to a configuration in a version of the specification that it does not know.
-const OLDER: &str = "unknown version specified";
-
-/// What youki says to a command that it does not have.
-const LACKING: &str = "unrecognized subcommand";
+/// What a part says to what it is too old for, or does not have, and what that means. The runtimes have no
+/// status of the CRI for it.
+const LACKING: &[(&str, &str)] = &[
+    // crun
+    (
+        "unknown version specified",
+        "this OCI runtime knows only older versions of the specification than the one that the endpoint asks for",
+    ),
+    // youki
+    ("unrecognized subcommand", "this OCI runtime has no such command"),
+    // containerd 1 takes what a shim of containerd 2 says for an address.
+    (
+        r#""protocol":"ttrpc"}: connect: invalid argument"#,
+        "this shim speaks to newer versions of the endpoint only",
+    ),
+];
 
 impl From<CallError> for Trouble {
     fn from(error: CallError) -> Self {
-        match error {
+        match &error {
             CallError::Unsupported { .. } => Self::Unsupported(error.to_string()),
-            CallError::Failed { ref text, .. } if text.contains(OLDER) => {
-                Self::Unsupported(format!(
-                    "this OCI runtime knows only older versions of the specification than the one that the \
-                     endpoint asks for: {error}"
-                ))
-            }
-            CallError::Failed { ref text, .. } if text.contains(LACKING) => {
-                Self::Unsupported(format!("this OCI runtime has no such command: {error}"))
+            CallError::Failed { text, .. } => {
+                let reason = LACKING.iter().find(|(said, _)| text.contains(said));
+                reason.map_or_else(
+                    || Self::Failed(error.to_string()),
+                    |(_, reason)| Self::Unsupported(format!("{reason}: {error}")),
+                )
             }
             _ => Self::Failed(error.to_string()),
         }
@@ -365,3 +374,26 @@ impl Launched {
 
 /// All zones of time differ by whole quarters of an hour.
 pub const QUARTER: f64 = 900.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_part_is_too_old_for_is_not_supported() {
+        let judged = |text: &str| {
+            Trouble::from(CallError::Failed { call: "RunPodSandbox", text: text.to_owned() })
+        };
+        for said in [
+            "failed to create shim task: OCI runtime create failed: unknown version specified",
+            "error: unrecognized subcommand 'update'",
+            r#"start failed: dial unix  {"version":2,"address":"unix:///run/containerd/s/1ad5","protocol":"ttrpc"}: connect: invalid argument: unknown"#,
+        ] {
+            assert!(
+                matches!(judged(said), Trouble::Unsupported(text) if text.contains(said)),
+                "{said}"
+            );
+        }
+        assert!(matches!(judged("connect: invalid argument"), Trouble::Failed(_)));
+    }
+}

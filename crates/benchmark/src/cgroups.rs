@@ -51,6 +51,12 @@ pub(crate) fn memory(group: &Path) -> Option<u64> {
     number(group, "memory.usage_in_bytes").or_else(|| number(group, "memory.current"))
 }
 
+/// The controller that accounts for CPU time.
+#[must_use]
+pub(crate) fn accounts() -> &'static str {
+    if is_unified() { "cpu" } else { "cpuacct" }
+}
+
 /// The CPU time in seconds that a group has used.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "nanoseconds of some minutes")]

@@ -86,12 +86,20 @@ fn every_suite_on_a_real_runtime() {
         "performance.bridge.throughput",
         "limits.pids.refusal",
         "limits.charge.idle",
+        "limits.charge.runtime",
+        "limits.charge.runtime-cpu",
         "scalability.containers-3.start",
         "scalability.containers-3.pss",
         "scalability.containers-3.cgroup",
     ] {
         let row = row(&results, name, "here/runc");
         assert_eq!((row["status"].as_str(), samples(row)), (Some("ok"), 1), "{row}");
+    }
+    // What is left without the program is less than the whole: a program that did not run took nothing.
+    for [own, whole] in [["runtime", "idle"], ["runtime-cpu", "cpu"]] {
+        let [own, whole] =
+            [own, whole].map(|name| sample(&results, &format!("limits.charge.{name}")));
+        assert!(own < whole, "{own} of {whole}");
     }
     for suite in ["cpu", "memory"] {
         let of = |facet: &str| sample(&results, &format!("performance.{suite}.{facet}"));

@@ -202,6 +202,14 @@ pub(super) const CHARGE: &[Line] = &[
         Lower,
         "CPU time that the groups of such a pod are charged for until it sleeps",
     ),
+    (
+        "charge.runtime",
+        "MiB",
+        Lower,
+        "how much of that memory is not the program's: what the groups are charged for beyond the same \
+         program asleep in a group that no runtime has made",
+    ),
+    ("charge.runtime-cpu", "ms", Lower, "the same of the CPU time"),
 ];
 
 /// Many containers.

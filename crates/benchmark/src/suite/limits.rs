@@ -1,12 +1,17 @@
 //! Limits: whether they hold, and how soon.
 
 use std::fs;
+use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
+
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
 
 use crate::cell::{Cell, IDLE, Network, POLL, Spec, Trouble, Values, failed, ms, parse};
 use crate::cgroups;
 use crate::cri::messages::LinuxContainerResources;
 use crate::endpoint::limited;
+use crate::image;
 
 use super::value;
 
@@ -164,23 +169,77 @@ pub(super) async fn pids(cell: &Cell<'_>) -> Result<Values, Trouble> {
     Ok(vec![("pids.refusal".into(), started)])
 }
 
-/// What an idle container is charged for.
+/// What groups are charged for until the program in them sleeps.
+#[derive(Debug, Clone, Copy)]
+struct Charged {
+    /// Memory in MiB.
+    memory: f64,
+    /// CPU time in ms.
+    cpu: f64,
+}
+
 #[allow(clippy::cast_precision_loss, reason = "a number of bytes as MiB")]
+impl Charged {
+    /// What the groups are charged for whose names hold these.
+    fn of(ids: &[&str]) -> Result<Self, Trouble> {
+        let none = || failed("the control group of the container is not found");
+        let bytes = ids.iter().map(|id| cgroups::memory(&cgroups::of("memory", id)?));
+        let memory = bytes.sum::<Option<u64>>().ok_or_else(none)? as f64 / f64::from(1 << 20);
+        Ok(Self { memory, cpu: used(ids)? * 1000.0 })
+    }
+}
+
+/// How long a program that has said that it is up may take to fall asleep.
+const ASLEEP: Duration = Duration::from_millis(300);
+
+/// What an idle container is charged for, and how much of it is not its program's.
 pub(super) async fn charge(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let pod = cell.pod(Network::Host).await?;
     let launched = cell.launch(&pod, &Spec::script(IDLE)).await?;
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    let none = || failed("the control group of the container is not found");
-    let bytes = [&pod.id, &launched.id]
-        .into_iter()
-        .map(|id| cgroups::memory(&cgroups::of("memory", id)?))
-        .sum::<Option<u64>>();
-    let cpu = used(&[&pod.id, &launched.id])?;
+    tokio::time::sleep(ASLEEP).await;
+    let whole = Charged::of(&[&pod.id, &launched.id])?;
+    let bare = alone(cell).await;
     cell.finish(&pod).await?;
+    let own = |part: fn(&Charged) -> f64| bare.clone().map(|bare| part(&whole) - part(&bare));
     Ok(vec![
-        value("charge.idle", bytes.ok_or_else(none)? as f64 / f64::from(1 << 20)),
-        value("charge.cpu", cpu * 1000.0),
+        value("charge.idle", whole.memory),
+        value("charge.cpu", whole.cpu),
+        ("charge.runtime".into(), own(|it| it.memory)),
+        ("charge.runtime-cpu".into(), own(|it| it.cpu)),
     ])
+}
+
+/// What the same sleeping program is charged for in a group that no runtime has made.
+async fn alone(cell: &Cell<'_>) -> Result<Charged, Trouble> {
+    let text =
+        "the control group above is not ours: the program cannot sleep in one without a runtime";
+    let parent = cell.place.cgroup.as_ref().filter(|_| cell.place.ours());
+    let parent = parent.ok_or_else(|| Trouble::Unsupported(text.into()))?;
+    let name = format!("alone-{}", cell.made.get());
+    let group = format!("{parent}/{name}");
+    let made = ["memory", cgroups::accounts()].map(|controller| cgroups::make(controller, &group));
+    let [memory, cpu] = made.map(|dir| dir.map_err(failed));
+    let busybox = image::find("busybox").ok_or_else(|| failed("busybox is not there"))?;
+    // A shell of the host goes into the groups and becomes the program: its own memory is charged elsewhere.
+    let mut program = Command::new("/bin/sh")
+        .args(["-c", "echo 0 >$0/cgroup.procs; echo 0 >$1/cgroup.procs; exec $2 sh -c \"$3\""])
+        .args([memory?, cpu?, busybox])
+        .arg(IDLE)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(failed)?;
+    let mut up = String::new();
+    if let Some(output) = program.stdout.take() {
+        BufReader::new(output).read_line(&mut up).await.map_err(failed)?;
+    }
+    tokio::time::sleep(ASLEEP).await;
+    let charged = Charged::of(&[&name]);
+    cgroups::remove(&group);
+    let _ = program.wait().await;
+    if up.trim_end() == "up" { charged } else { Err(failed("the program did not start")) }
 }
 
 #[cfg(test)]
