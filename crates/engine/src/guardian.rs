@@ -185,10 +185,13 @@ impl Guardian {
     /// # Errors
     /// If the guardian is gone.
     pub fn watch_file(&self, undo: &Undo, file: BorrowedFd<'_>) -> Result<()> {
+        self.tell_of_file(&encode(b'+', undo), file)
+    }
+
+    fn tell_of_file(&self, data: &[u8], file: BorrowedFd<'_>) -> Result<()> {
         let Some(Line { line, .. }) = self.0.as_deref() else { return Ok(()) };
         let what = || "telling the guardian".to_owned();
-        let data = encode(b'+', undo);
-        let message = Message { data: &data, files: &[file], ..Message::default() };
+        let message = Message { data, files: &[file], ..Message::default() };
         let sent = socket::send(line.as_fd(), &message, 0).context(what)?;
         (&*line).write_all(data.get(sent..).unwrap_or_default()).context(what)
     }
@@ -201,8 +204,17 @@ impl Guardian {
         self.tell(&encode(b'-', undo))
     }
 
-    /// From now on none of `forgotten` is undone, but `undo` is done instead: there is no moment
-    /// at which only some of that holds.
+    /// From the next [`exchange`](Self::exchange) on `undo` is done, before what that one adds. It is about
+    /// a file, of which the guardian gets a duplicate.
+    ///
+    /// # Errors
+    /// If the guardian is gone.
+    pub fn prepare_file(&self, undo: &Undo, file: BorrowedFd<'_>) -> Result<()> {
+        self.tell_of_file(&encode(b'*', undo), file)
+    }
+
+    /// From now on none of `forgotten` is undone, but `undo` is done instead, after all that was prepared:
+    /// there is no moment at which only some of that holds.
     ///
     /// # Errors
     /// If the guardian is gone.
@@ -323,6 +335,8 @@ struct Watch {
     files: VecDeque<OwnedFd>,
     /// What is forgotten as soon as the message comes that it is exchanged for.
     exchanged: Vec<Undo>,
+    /// What is known from that message on.
+    prepared: Vec<(Undo, Option<OwnedFd>)>,
 }
 
 impl Watch {
@@ -337,18 +351,28 @@ impl Watch {
             let message: Vec<u8> = pending.drain(..end + END.len()).take(end).collect();
             match decode(&message, ways) {
                 Some((b'+', undo)) => {
-                    let file = undo.way.has_file.then(|| self.files.pop_front()).flatten();
+                    let file = self.file_of(&undo);
                     self.list.push((undo, file));
+                }
+                Some((b'*', undo)) => {
+                    let file = self.file_of(&undo);
+                    self.prepared.push((undo, file));
                 }
                 Some((b'~', undo)) => self.exchanged.push(undo),
                 Some((b'=', undo)) => {
                     std::mem::take(&mut self.exchanged).iter().for_each(|old| self.forget(old));
                     self.list.push((undo, None));
+                    self.list.append(&mut self.prepared);
                 }
                 Some((_, undo)) => self.forget(&undo),
                 None => {}
             }
         }
+    }
+
+    /// The file that came with the message about `undo`.
+    fn file_of(&mut self, undo: &Undo) -> Option<OwnedFd> {
+        undo.way.has_file.then(|| self.files.pop_front()).flatten()
     }
 
     fn forget(&mut self, undo: &Undo) {
@@ -420,11 +444,12 @@ mod tests {
 
     #[test]
     fn an_exchange_holds_as_a_whole_or_not_at_all() {
-        let [one, two, three] = ["1", "2", "3"].map(|word| PLAIN.undo(vec![word.to_owned()]));
+        let [one, two, three, four] =
+            ["1", "2", "3", "4"].map(|word| PLAIN.undo(vec![word.to_owned()]));
         let known = |watch: &Watch| watch.list.iter().map(|(u, _)| u.clone()).collect::<Vec<_>>();
         let mut watch = Watch::default();
         let mut bytes = [encode(b'+', &one), encode(b'+', &two)].concat();
-        bytes.extend([encode(b'~', &one), encode(b'~', &two)].concat());
+        bytes.extend([encode(b'*', &four), encode(b'~', &one), encode(b'~', &two)].concat());
         let mut last = encode(b'=', &three);
         let rest = last.split_off(last.len() - 1);
         bytes.extend(last);
@@ -432,6 +457,7 @@ mod tests {
         assert_eq!(known(&watch), [one, two]);
         bytes.extend(rest);
         assert!(!watch.take_messages(&mut bytes, WAYS));
-        assert_eq!(known(&watch), [three]);
+        // The latest comes first: what was prepared before what it was prepared for.
+        assert_eq!(known(&watch), [three, four]);
     }
 }

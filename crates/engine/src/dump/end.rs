@@ -59,21 +59,23 @@ impl Dump<'_> {
     }
 
     /// From the guardian's receipt of one message on the tasks end, whatever becomes of us: there is
-    /// no moment at which some of them would go on alone. Nobody lets their connections or the
-    /// network go on then, nor takes names of files away.
+    /// no moment at which some of them would go on alone. Nobody lets the network go on then, nor
+    /// takes names of files away. Connections are silenced after that message only: a task that went
+    /// on instead would get errors from one that is.
     fn commit(&mut self) -> Result<()> {
+        // It needs a moment, in which a task that is not traced any more would run.
         let _hurry = self.guardian.hurry();
-        self.network.silence(&self.guardian)?;
+        self.network.prepare_silence(&self.guardian)?;
         let mut void = self.network.undos();
         void.extend(self.remaps.undos()?);
         self.guardian.exchange(&void, &tasks::death(&self.tasks))?;
         self.remaps.keep();
-        // The guardian needs a moment, in which a task that is not traced any more would run.
         for thread in self.tasks.iter().flat_map(|task| &task.threads) {
             if let Err(e) = thread.die_with_supervisor() {
                 tracing::debug!("{e}");
             }
         }
+        self.network.silence();
         Ok(())
     }
 

@@ -8,7 +8,6 @@
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use torpor_kernel::sock_diag::InetSocket;
@@ -32,7 +31,8 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(crate) struct HeldOff {
     netns: OwnedFd,
-    path: PathBuf,
+    /// Its inode number.
+    space: u64,
     /// What there is to be done at the end.
     undo: Option<Removal>,
 }
@@ -44,7 +44,7 @@ impl HeldOff {
             // The guardian tries again.
             return;
         }
-        for undo in self.undo.take().iter().flat_map(|removal| removal.undos(&self.path)) {
+        for undo in self.undo.take().iter().flat_map(|removal| removal.undos(self.space)) {
             if let Err(e) = guardian.forget(&undo) {
                 tracing::debug!("{e}");
             }
@@ -137,9 +137,9 @@ fn hold_off(
         Tool::Iptables if is_own => (Script::new(), Removal::NOTHING),
         Tool::Iptables => (by_iptables("-I", ports), Removal::Programs(by_iptables("-D", ports))),
     };
-    let path = PathBuf::from(format!("/proc/{}/ns/net", opts.pid));
-    undo.undos(&path).iter().try_for_each(|undo| guardian.watch(undo))?;
-    let held = HeldOff { netns, path, undo: Some(undo) };
+    let space = proc::ns_inode(opts.pid, NsKind::Net.name())?;
+    undo.watch(guardian, space, netns.as_fd())?;
+    let held = HeldOff { netns, space, undo: Some(undo) };
     let line = guardian.line_for_children()?;
     run_in(&[held.netns.as_fd()], || {
         set.iter().try_for_each(|(argv, input)| rules::run(argv, input))

@@ -1,7 +1,6 @@
 //! The network of a dumped tree: held still until its tasks go on.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 
 use torpor_kernel::sock_diag::InetSocket;
 
@@ -10,7 +9,7 @@ use super::listed::{inodes_of, is_own, tcp_sockets};
 use super::rules::{self, Removal, Scope, Tool};
 use crate::error::{Context, Error, Result};
 use crate::file::socket::address::Address;
-use crate::file::socket::repair::{leave_repair, silence};
+use crate::file::socket::repair::{silence, undo_silence};
 use crate::file::socket::state;
 use crate::guardian::{Guardian, Undo};
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
@@ -33,9 +32,7 @@ pub(crate) struct Held {
 #[derive(Debug)]
 struct Connection {
     socket: OwnedFd,
-    reuse: i32,
-    /// How the guardian finds it.
-    undo: Undo,
+    inode: u32,
 }
 
 /// A lock in one network namespace.
@@ -44,8 +41,6 @@ struct Lock {
     /// Inode number of the namespace.
     space: u64,
     netns: OwnedFd,
-    /// A path that leads to it.
-    path: PathBuf,
     scope: Scope,
     undo: Removal,
 }
@@ -74,18 +69,13 @@ impl Held {
         }
     }
 
-    /// Adds a connection that was dumped, with its `SO_REUSEADDR`.
+    /// Adds a connection that was dumped, with the inode number of its socket.
     ///
     /// # Errors
     /// `EMFILE` if this process has as many descriptors as it may.
-    pub(crate) fn add_connection(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        reuse: i32,
-        undo: Undo,
-    ) -> Result<()> {
+    pub(crate) fn add_connection(&mut self, socket: BorrowedFd<'_>, inode: u32) -> Result<()> {
         let socket = socket.try_clone_to_owned().context(|| "dup".to_owned())?;
-        self.connections.push(Connection { socket, reuse, undo });
+        self.connections.push(Connection { socket, inode });
         Ok(())
     }
 }
@@ -161,8 +151,6 @@ impl Held {
         let space = ns.inode;
         let Some(file) = &ns.file else { return Ok(()) };
         let netns = file.try_clone().context(|| "dup".to_owned())?;
-        let pid = if ns.pid == 0 { std::process::id().cast_signed() } else { ns.pid };
-        let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
         if scope == Scope::All && run_in(&[netns.as_fd()], is_own)? {
             return Err(Error::Unsupported(
                 "locking the caller's own network as a whole".to_owned(),
@@ -174,12 +162,12 @@ impl Held {
         };
         self.tool = Some(tool);
         let undo = Removal::of_lock(tool, &id, &scope);
-        undo.undos(&path).iter().try_for_each(|undo| guardian.watch(undo))?;
+        undo.watch(guardian, space, netns.as_fd())?;
         let more = self.locks.iter().any(|lock| lock.space == space);
         let line = guardian.line_for_children()?;
         let set = run_in(&[netns.as_fd()], || rules::lock(tool, &id, &scope, more));
         drop(line);
-        self.locks.push(Lock { space, netns, path, scope, undo });
+        self.locks.push(Lock { space, netns, scope, undo });
         set
     }
 
@@ -214,19 +202,14 @@ impl Held {
 
     /// The tasks go on: the network does, too.
     pub(crate) fn release(&mut self, guardian: &Guardian) {
-        for connection in std::mem::take(&mut self.connections) {
-            // In vain, as a rule: only if the tasks were to be killed.
-            if let Err(e) = leave_repair(connection.socket.as_fd(), connection.reuse) {
-                tracing::error!("{e}");
-            }
-        }
+        self.connections.clear();
         for lock in std::mem::take(&mut self.locks) {
             if let Err(e) = run_in(&[lock.netns.as_fd()], || lock.undo.run()) {
                 // The guardian will try again.
                 tracing::error!("the network stays locked: {e}");
                 continue;
             }
-            let undos = lock.undo.undos(&lock.path);
+            let undos = lock.undo.undos(lock.space);
             if let Err(e) = undos.iter().try_for_each(|undo| guardian.forget(undo)) {
                 tracing::debug!("{e}");
             }
@@ -240,24 +223,29 @@ impl Held {
         }
     }
 
-    /// The tasks are about to be killed: their connections end without a word to the
-    /// peers, and what holds the network stays for the restore.
+    /// The tasks are about to be killed: should we not come to [`Held::silence`], the guardian does, as
+    /// soon as it is their end that it is to bring.
     ///
     /// # Errors
-    /// If the guardian is gone, or a connection refuses to be silenced. The tasks may still go on,
-    /// see [`Held::release`].
-    pub(crate) fn silence(&self, guardian: &Guardian) -> Result<()> {
-        for connection in &self.connections {
-            guardian.watch_file(&connection.undo, connection.socket.as_fd())?;
-            silence(connection.socket.as_fd())?;
-        }
-        Ok(())
+    /// If the guardian is gone. The tasks may still go on, see [`Held::release`].
+    pub(crate) fn prepare_silence(&self, guardian: &Guardian) -> Result<()> {
+        self.connections.iter().try_for_each(|Connection { socket, inode }| {
+            guardian.prepare_file(&undo_silence(*inode), socket.as_fd())
+        })
     }
 
-    /// What lets connections and the network go on: nobody is to do that for tasks that end.
+    /// The tasks do not run any more: their connections end without a word to the peers, and what holds
+    /// the network stays for the restore.
+    pub(crate) fn silence(&self) {
+        for Connection { socket, inode } in &self.connections {
+            if let Err(e) = silence(socket.as_fd()) {
+                tracing::error!("the peer of socket {inode} may see it end: {e}");
+            }
+        }
+    }
+
+    /// What lets the network go on: nobody is to do that for tasks that end.
     pub(crate) fn undos(&self) -> Vec<Undo> {
-        let connections = self.connections.iter().map(|connection| connection.undo.clone());
-        let locks = self.locks.iter().flat_map(|lock| lock.undo.undos(&lock.path));
-        connections.chain(locks).collect()
+        self.locks.iter().flat_map(|lock| lock.undo.undos(lock.space)).collect()
     }
 }

@@ -4,15 +4,14 @@
 //! the inventory says which [`Tool`] has set them, and the id that names them.
 
 use std::io::Write as _;
-use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::fd::BorrowedFd;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use super::{iptables, nftables};
 use crate::error::{Context, Error, Result};
 use crate::file::socket::address::Address;
-use crate::guardian::{Undo, Way};
+use crate::guardian::{Guardian, Undo, Way};
 use crate::namespace::run_in;
 use crate::options::NetworkLock;
 
@@ -160,17 +159,31 @@ impl Removal {
         }
     }
 
-    /// How the guardian takes them away from the network namespace at `netns`.
-    pub(crate) fn undos(&self, netns: &Path) -> Vec<Undo> {
-        let netns = netns.to_string_lossy();
+    /// From now on the guardian takes them away from this network namespace, by its descriptor: the tasks
+    /// that live there may have ended by then.
+    ///
+    /// # Errors
+    /// If the guardian is gone.
+    pub(crate) fn watch(
+        &self,
+        guardian: &Guardian,
+        space: u64,
+        netns: BorrowedFd<'_>,
+    ) -> Result<()> {
+        self.undos(space).iter().try_for_each(|undo| guardian.watch_file(undo, netns))
+    }
+
+    /// How the guardian takes them away from the network namespace with the inode number `space`.
+    pub(crate) fn undos(&self, space: u64) -> Vec<Undo> {
+        let space = space.to_string();
         match self {
             Removal::Programs(script) => {
                 let undo = |(argv, input): &(Vec<String>, String)| {
-                    RULES.undo([&[netns.to_string(), input.clone()], argv.as_slice()].concat())
+                    RULES.undo([&[space.clone(), input.clone()], argv.as_slice()].concat())
                 };
                 script.iter().map(undo).collect()
             }
-            Removal::Table(name) => vec![TABLE.undo(vec![netns.into_owned(), name.clone()])],
+            Removal::Table(name) => vec![TABLE.undo(vec![space, name.clone()])],
         }
     }
 }
@@ -216,21 +229,28 @@ pub(super) fn argv(words: &[&str]) -> Vec<String> {
     words.iter().map(|w| (*w).to_owned()).collect()
 }
 
-/// A program that is to be run in the network namespace at a path: path, input, words.
-pub(crate) static RULES: Way = Way::new("run", |words, _| {
-    let path = words.text(0)?;
-    let netns = std::fs::File::open(path).context(|| format!("open {path}"))?;
-    let (input, argv) = (words.text(1)?, words.rest(2));
-    run_in(&[netns.as_fd()], || run(argv, input))
-});
+/// A program that is to be run in a network namespace: its inode number, input, words.
+pub(crate) static RULES: Way = Way {
+    has_file: true,
+    ..Way::new("run", |words, netns| {
+        let (input, argv) = (words.text(1)?, words.rest(2));
+        run_in(&[known(netns)?], || run(argv, input))
+    })
+};
 
-/// A table of nftables that is to be removed from the network namespace at a path: path, name.
-pub(crate) static TABLE: Way = Way::new("table", |words, _| {
-    let path = words.text(0)?;
-    let netns = std::fs::File::open(path).context(|| format!("open {path}"))?;
-    let name = words.text(1)?;
-    run_in(&[netns.as_fd()], || nftables::remove(name))
-});
+/// A table of nftables that is to be removed from a network namespace: its inode number, name.
+pub(crate) static TABLE: Way = Way {
+    has_file: true,
+    ..Way::new("table", |words, netns| {
+        let name = words.text(1)?;
+        run_in(&[known(netns)?], || nftables::remove(name))
+    })
+};
+
+/// The namespace, without which rules of our own network would be taken away.
+fn known(netns: Option<BorrowedFd<'_>>) -> Result<BorrowedFd<'_>> {
+    netns.ok_or_else(|| Error::invalid("the guardian's list", "rules without a network namespace"))
+}
 
 /// Runs a program with an input.
 ///
@@ -330,6 +350,14 @@ mod tests {
                     }
                     lock(tool, id, &scope, false).unwrap();
                     Removal::of_lock(tool, id, &scope).run().unwrap();
+                    assert!(is_open(&locked, &server));
+                    // As the guardian does, wherever it is, if nobody else lives in there any more.
+                    lock(tool, id, &scope, false).unwrap();
+                    let netns = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
+                    for undo in Removal::of_lock(tool, id, &scope).undos(0) {
+                        undo.perform(None).unwrap_err();
+                        undo.perform(Some(netns.as_fd())).unwrap();
+                    }
                     assert!(is_open(&locked, &server));
                 }
             });

@@ -67,7 +67,7 @@ pub(crate) static REPAIR: Way = Way {
     })
 };
 
-/// A socket of a restore, which is to be closed without a word to its peer. Inode number.
+/// A socket that is to be closed without a word to its peer: of a restore, or of tasks that end. Inode number.
 pub(crate) static SILENCE: Way =
     Way { has_file: true, ..Way::new("silence", |_, socket| socket.map_or(Ok(()), silence)) };
 
@@ -75,7 +75,7 @@ pub(super) fn undo_repair(pid: i32, inode: u32, reuse: i32) -> Undo {
     REPAIR.undo(vec![pid.to_string(), inode.to_string(), reuse.to_string()])
 }
 
-pub(super) fn undo_silence(inode: u32) -> Undo {
+pub(crate) fn undo_silence(inode: u32) -> Undo {
     SILENCE.undo(vec![inode.to_string()])
 }
 

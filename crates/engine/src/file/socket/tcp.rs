@@ -122,7 +122,7 @@ pub(super) fn dump(
     around.guardian.forget(&undo)?;
     let (stream, queues) = saved?;
     write_stream(around.images, isk.ino, &stream, &queues)?;
-    around.network.add_connection(fd, reuse, undo)
+    around.network.add_connection(fd, isk.ino)
 }
 
 fn write_stream(

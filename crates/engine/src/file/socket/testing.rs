@@ -84,7 +84,7 @@ pub(crate) fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<
 pub(crate) fn dump_and_close(opts: &Options, dir: &Path, files: Vec<OwnedFd>) -> Result<Vec<u32>> {
     let mut cx = Dump::bare(opts, ImageDir::open(dir).unwrap(), namespaces());
     let ids = describe(&mut cx, &files)?;
-    cx.network.silence(&cx.guardian)?;
+    cx.network.silence();
     drop(cx);
     close(files);
     Ok(ids)
