@@ -97,25 +97,25 @@ again() {
 	tail -n 25 "$report" | sed 's/^/  | /'
 }
 
-group plain 900 scripts/run-tests torpor-store torpor-blobs torpor-images torpor-seal torpor-policy torpor-crit torpor-sys torpor-tls \
+group plain 1800 scripts/run-tests torpor-store torpor-blobs torpor-images torpor-seal torpor-policy torpor-crit torpor-sys torpor-tls \
 	torpor-fuzz torpor-tests:lib torpor-tests:bin torpor-tests:interchange
-group engine 600 scripts/run-tests torpor-engine torpor-kernel torpor-tracee
+group engine 1800 scripts/run-tests torpor-engine torpor-kernel torpor-tracee
 # Kubernetes takes minutes to build: without it one test of the group cli is left out, and that is said.
 [ -n "$long" ] || scripts/kubernetes/build.sh --built >/dev/null ||
 	echo "left out: kubernetes: a_job_that_was_suspended_goes_on (scripts/kubernetes/build.sh builds what it takes)"
-group cli 600 scripts/run-tests torpor-cli torpor-worker &
-group benchmark 600 scripts/run-tests torpor-benchmark
-group kubernetes 600 scripts/run-tests torpor-kubernetes
+group cli 1200 scripts/run-tests torpor-cli torpor-worker &
+group benchmark 1200 scripts/run-tests torpor-benchmark
+group kubernetes 1200 scripts/run-tests torpor-kubernetes
 wait
-group migrate 600 scripts/run-tests torpor-migrate torpor-bench &
-group queue 600 scripts/run-tests torpor-queue
+group migrate 1200 scripts/run-tests torpor-migrate torpor-bench &
+group queue 1200 scripts/run-tests torpor-queue
 wait
-group snapshot 600 scripts/run-tests torpor-snapshot &
-group runtimes 1200 scripts/run-tests torpor-runtimes-tests
+group snapshot 1200 scripts/run-tests torpor-snapshot &
+group runtimes 1800 scripts/run-tests torpor-runtimes-tests
 wait
-group fault 1200 scripts/run-tests torpor-tests:fault
-group exchange 300 scripts/run-tests torpor-tests:exchange
-group zoo 1500 scripts/run-tests torpor-tests:zoo
+group fault 1800 scripts/run-tests torpor-tests:fault
+group exchange 1200 scripts/run-tests torpor-tests:exchange
+group zoo 1800 scripts/run-tests torpor-tests:zoo
 [ -z "$long" ] || group older 2400 scripts/kernel/test
 [ -z "$long" ] || group crossing 60 scripts/kernel/crossing
 

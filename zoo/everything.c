@@ -207,8 +207,9 @@ static void all_go_on(void)
 
 	for (int i = 0; i < WORKERS; i++)
 		seen[i] = beats[i];
+	/* A connection goes on with its next retransmission, which may be as far away as the network was held for. */
 	for (int i = 0; i < WORKERS; i++) {
-		for (int left = 4000; beats[i] == seen[i]; left--) {
+		for (int left = 16000; beats[i] == seen[i]; left--) {
 			if (!left)
 				zoo_fail("worker %d has stopped", i);
 			zoo_sleep_ms(5);

@@ -40,6 +40,8 @@ const ENDS: Times = Times { short: 15, long: 200 };
 const RESTORES: Times = Times { short: 20, long: 200 };
 const ROUNDS: Times = Times { short: 16, long: 200 };
 const LAZY_RESTORES: Times = Times { short: 16, long: 200 };
+/// Within how many stops before its end a dump that ends its tasks decides what becomes of them.
+const DECIDED: u64 = 100;
 const PAGE_SERVERS: Times = Times { short: 16, long: 200 };
 
 impl Times {
@@ -55,7 +57,7 @@ pub fn long() -> bool {
 }
 
 /// How long a task may take to be itself again.
-const CALM: Duration = Duration::from_secs(30);
+const CALM: Duration = Duration::from_secs(120);
 
 /// What the names of kinds end with in which the images are sealed.
 const SEALED: &str = "-sealed";
@@ -92,7 +94,7 @@ pub fn run(zoo: &Path, kind: &str) -> Result<()> {
         Ok(seed) => seed,
         Err(_) => SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis().to_string(),
     };
-    let limit = Duration::from_secs(if long() { 7200 } else { 900 });
+    let limit = Duration::from_secs(if long() { 7200 } else { 1500 });
     match isolated(zoo, &dir, &["--fault", kind, &seed], limit)? {
         Outcome::Pass => Ok(std::fs::remove_dir_all(dir)?),
         other => bail!(
@@ -346,17 +348,22 @@ impl Play<'_> {
     /// A dump that ends the tasks is killed: either all of them are left, and unharmed, or
     /// none is, and the images are whole.
     fn end_killed(&self, root: i32) -> Result<()> {
-        let whole = self.measure(root, &[])?;
-        let mut root = root;
+        let end = |root: i32| {
+            self.fresh_images()?;
+            self.runner.command("dump", &["-t", &root.to_string()])
+        };
+        let whole = self.points(end(root)?, "dump", Threads::All)?;
+        let mut root = self.runner.restore()?;
         for round in 0..ENDS.get() {
             let before = mappings(root)?;
-            self.fresh_images()?;
-            let pid = root.to_string();
-            let command = self.runner.command("dump", &["-t", &pid])?;
-            // The end comes late.
-            let at = whole * 3 / 4 + self.point(whole * 3 / 8);
-            self.killed(command, "dump", (Threads::All, at))?;
-            let context = || format!("round {round}, killed at stop {at} of {whole}");
+            // It is decided in the last of the stops, of which there are not as many each time.
+            let late = if round % 2 == 0 { whole / 4 } else { DECIDED };
+            let at = whole.saturating_sub(late) + self.point(late * 5 / 4);
+            let ended = self.watch(end(root)?, "dump", (Threads::All, Some(at)))?;
+            let context = || {
+                let log = self.runner.log_tail("dump");
+                format!("round {round}, to be killed at stop {at} of {whole}: {ended:?}; {log}")
+            };
             if self.left().with_context(context)? {
                 self.unharmed(root, &before).with_context(context)?;
             } else {

@@ -16,11 +16,11 @@ use std::time::Duration;
 use torpor_images::ImageDir;
 
 /// How long a program may take to set itself up or to verify itself.
-const PROGRAM: Duration = Duration::from_secs(30);
+const PROGRAM: Duration = Duration::from_secs(60);
 /// How long a dump or a restore may take.
-pub(crate) const ENGINE: Duration = Duration::from_secs(25);
+pub(crate) const ENGINE: Duration = Duration::from_secs(90);
 /// How long tasks may take to end that have been killed or have given their verdict.
-const END: Duration = Duration::from_secs(10);
+const END: Duration = Duration::from_secs(60);
 
 /// The options of a sealed case.
 const SEALING: &str = "sealed.conf";
