@@ -1,11 +1,13 @@
 //! Images as Torpor wrote them before they had CRIU's form: see docs/image-format.md, "Where Torpor's
 //! images are not those of CRIU 4.2".
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use anyhow::Result;
 use torpor_images::proto::{
-    CgroupEntry, CoreEntry, FileEntry, FileLockEntry, MemfdInodeEntry, MmEntry, VmaEntry,
+    CgroupEntry, CoreEntry, FdinfoEntry, FileEntry, FileLockEntry, MemfdInodeEntry, MmEntry,
+    VmaEntry,
 };
 use torpor_images::{ImageDir, kind};
 
@@ -49,7 +51,29 @@ pub fn make(dir: &Path) -> Result<()> {
         mm.vmas.sort_by_key(|vma| vma.start);
         dir.write_one(kind::MM, id, &mm)?;
     }
-    Ok(())
+    unmapped(&dir, files, memfds)
+}
+
+/// So nothing had it open, unless a task had.
+fn unmapped(
+    dir: &ImageDir,
+    mut files: Vec<FileEntry>,
+    mut memfds: Vec<MemfdInodeEntry>,
+) -> Result<()> {
+    let mut opened = HashSet::new();
+    for id in dir.ids(kind::FDINFO)? {
+        let fds: Vec<FdinfoEntry> = dir.read_all(kind::FDINFO, id)?;
+        opened.extend(fds.into_iter().map(|fd| fd.id));
+    }
+    let inode = |file: &FileEntry| file.memfd.as_ref().map(|memfd| u64::from(memfd.inode_id));
+    let anonymous = memfds.iter().filter(|memfd| memfd.torpor_anonymous());
+    let anonymous: HashSet<u64> = anonymous.map(|memfd| memfd.inode_id).collect();
+    files.retain(|file| {
+        opened.contains(&file.id) || inode(file).is_none_or(|inode| !anonymous.contains(&inode))
+    });
+    memfds.retain(|memfd| files.iter().any(|file| inode(file) == Some(memfd.inode_id)));
+    dir.write_all(kind::FILES, 0, &files)?;
+    Ok(dir.write_all(kind::MEMFD_INODE, 0, &memfds)?)
 }
 
 /// The set of a process stood with its task, and that of the dumping program among the others.

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, Stat};
 use torpor_images::ImageDir;
-use torpor_images::proto::FileLockEntry;
 use torpor_policy::collect::Network;
 use torpor_policy::groups::Roots;
 use torpor_policy::{
-    Ask, Capabilities, Checked, Device, Grant, Origin, Passed, Policy, Request, Rules, Violation,
+    Ask, Capabilities, Checked, Device, FileLock, Grant, Origin, Passed, Policy, Request, Rules,
+    Violation,
 };
 
 use crate::error::{Context, Error, Result};
@@ -302,18 +302,13 @@ impl Verdict {
     ///
     /// # Errors
     /// If it is not allowed.
-    pub(crate) fn check_lease(
-        &self,
-        policy: &Policy,
-        lock: &FileLockEntry,
-        owner: u32,
-    ) -> Result<()> {
+    pub(crate) fn check_lease(&self, policy: &Policy, lock: &FileLock, owner: u32) -> Result<()> {
         let allows = |rules: &Rules| rules.allows_leases(&self.passed);
         let Some(rule) = self.denies(policy, "capabilities.use", allows)? else { return Ok(()) };
         let text = format!("a lease on descriptor {}, a file of user {owner}", lock.fd);
         Err(Error::Forbidden(vec![Violation {
             image: "filelocks.img".to_owned(),
-            task: Some(lock.pid.cast_unsigned()),
+            task: Some(lock.task.cast_unsigned()),
             rule,
             text: format!("{text}, which takes CAP_LEASE: it is not given"),
         }]))

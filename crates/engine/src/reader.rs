@@ -159,6 +159,13 @@ pub(crate) fn view<'a>(
         limits: &task.limits,
         scheduling: &task.scheduling,
         vmas: task.mm.as_ref().map_or(&[], |mm| &mm.vmas),
+        table: task.ids.files_id,
+        fds: &task.fds,
+        places: [
+            task.mm.as_ref().map(|mm| mm.exe_file_id),
+            task.fs.as_ref().map(|fs| fs.cwd_id),
+            task.fs.as_ref().map(|fs| fs.root_id),
+        ],
         zombie: task.is_zombie(),
     });
     collect::Checkpoint {

@@ -214,7 +214,19 @@ impl Rules {
                 let why = "the calling runtime wants no new privileges";
                 denied(self.set_uid, !wanted, why).map(|why| ("files.set-uid", why))
             }
-            Ask::Namespace { .. } | Ask::NestedUser { .. } | Ask::Open { .. } | Ask::Fill => None,
+            // Anybody may have these.
+            Ask::Namespace { .. }
+            | Ask::NestedUser { .. }
+            | Ask::GivenNamespace(_)
+            | Ask::HostNames(_)
+            | Ask::Clocks(_)
+            | Ask::ProgramFormat(_)
+            | Ask::Descriptors(_)
+            | Ask::Lock(_)
+            | Ask::Terminal(_)
+            | Ask::Bind(_)
+            | Ask::Open { .. }
+            | Ask::Fill => None,
             Ask::Device { device, .. } => {
                 self.deny_device(*device, passed).map(|why| ("files.devices", why))
             }

@@ -136,7 +136,9 @@ impl fmt::Display for Mount {
                 write!(f, "file system {name} of the device that is given as {key:?}")
             }
             From::Host(path) => write!(f, "{:?} of this host", path.to_string_lossy()),
-            From::Part { .. } => f.write_str("a part of a mount that is given"),
+            From::Part { whole: (_, number), .. } => {
+                write!(f, "the part {:?} of mount {number}, which is given", self.root)
+            }
             From::FileSystem => write!(f, "file system {name}"),
         }?;
         let read_only = self.flags & 1 != 0; // MS_RDONLY

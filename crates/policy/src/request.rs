@@ -6,7 +6,15 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value as Json, json};
 
 use crate::capabilities::Capabilities;
+use crate::clock_times::ClockTimes;
+use crate::descriptor::DescriptorTable;
+use crate::file_lock::FileLock;
+use crate::given::GivenNamespace;
+use crate::host_names::HostNames;
 use crate::mount::Mount;
+use crate::program_format::ProgramFormat;
+use crate::terminal::Terminal;
+use crate::unix_name::UnixName;
 use crate::words::{self, Word};
 
 /// One thing that a checkpoint asks of the machine that restores it.
@@ -69,6 +77,22 @@ pub enum Ask {
         /// Its number in the images.
         number: u32,
     },
+    /// A namespace that is not made, because the caller gives it.
+    GivenNamespace(GivenNamespace),
+    /// The names that a UTS namespace gives its host.
+    HostNames(HostNames),
+    /// What the clocks of a time namespace show.
+    Clocks(ClockTimes),
+    /// A format of programs, and what runs them.
+    ProgramFormat(ProgramFormat),
+    /// The descriptors that tasks have.
+    Descriptors(DescriptorTable),
+    /// A lock that a task takes.
+    Lock(FileLock),
+    /// A terminal.
+    Terminal(Terminal),
+    /// A name that a Unix socket is bound to.
+    Bind(UnixName),
     /// A file that tasks have open, by its path in their mounts.
     Open {
         /// The path.
@@ -258,7 +282,7 @@ pub enum Ask {
 }
 
 /// One of the words that requests have.
-fn word<'d, D: Deserializer<'d>>(from: D) -> Result<Word, D::Error> {
+pub(crate) fn word<'d, D: Deserializer<'d>>(from: D) -> Result<Word, D::Error> {
     let word = String::deserialize(from)?;
     let unknown = || serde::de::Error::custom(format!("{word:?} is no such word"));
     words::words().find(|known| *known == word).ok_or_else(unknown)
@@ -309,7 +333,18 @@ impl Ask {
     pub fn is_neutral(&self) -> bool {
         matches!(
             self,
-            Ask::Namespace { .. } | Ask::NestedUser { .. } | Ask::Open { .. } | Ask::Fill
+            Ask::Namespace { .. }
+                | Ask::NestedUser { .. }
+                | Ask::GivenNamespace(_)
+                | Ask::HostNames(_)
+                | Ask::Clocks(_)
+                | Ask::ProgramFormat(_)
+                | Ask::Descriptors(_)
+                | Ask::Lock(_)
+                | Ask::Terminal(_)
+                | Ask::Bind(_)
+                | Ask::Open { .. }
+                | Ask::Fill
         )
     }
 
@@ -323,15 +358,25 @@ impl Ask {
             Ask::Profile(_) => "lsm",
             Ask::User(_) | Ask::Login(_) => "users",
             Ask::Group(_) => "groups",
-            Ask::HostNamespace(_) | Ask::Namespace { .. } | Ask::NestedUser { .. } => "namespaces",
+            Ask::HostNamespace(_)
+            | Ask::Namespace { .. }
+            | Ask::NestedUser { .. }
+            | Ask::GivenNamespace(_)
+            | Ask::HostNames(_)
+            | Ask::Clocks(_) => "namespaces",
             Ask::Cgroup { .. } | Ask::Delegated { .. } | Ask::ReleaseAgent { .. } => "cgroups",
             Ask::Raise { .. } => "limits",
             Ask::Scheduling { .. } => "scheduling",
             Ask::IpcLimit { .. } => "ipc",
             Ask::Map { .. } | Ask::NestedMap { .. } => "user-namespace",
-            Ask::SetUid { .. } | Ask::Device { .. } | Ask::Open { .. } | Ask::Fanotify { .. } => {
-                "files"
-            }
+            Ask::SetUid { .. }
+            | Ask::Device { .. }
+            | Ask::Open { .. }
+            | Ask::Fanotify { .. }
+            | Ask::ProgramFormat(_)
+            | Ask::Descriptors(_)
+            | Ask::Lock(_)
+            | Ask::Terminal(_) => "files",
             Ask::Mount(_) | Ask::Fill | Ask::WriteReadOnly { .. } => "mounts",
             Ask::Firewall { .. }
             | Ask::Route { .. }
@@ -342,7 +387,8 @@ impl Ask {
             | Ask::Port { .. }
             | Ask::Connection { .. }
             | Ask::SocketOption { .. }
-            | Ask::ExternalSocket { .. } => "network",
+            | Ask::ExternalSocket { .. }
+            | Ask::Bind(_) => "network",
         }
     }
 }
@@ -368,6 +414,14 @@ impl fmt::Display for Ask {
             Ask::Login(id) => write!(f, "logged in as user id {id}"),
             Ask::HostNamespace(kind) => write!(f, "lives in this host's {kind} namespace"),
             Ask::Namespace { kind, number } => write!(f, "a new {kind} namespace ({number})"),
+            Ask::GivenNamespace(given) => given.fmt(f),
+            Ask::HostNames(names) => names.fmt(f),
+            Ask::Clocks(clocks) => clocks.fmt(f),
+            Ask::ProgramFormat(format) => format.fmt(f),
+            Ask::Descriptors(table) => table.fmt(f),
+            Ask::Lock(lock) => lock.fmt(f),
+            Ask::Terminal(terminal) => terminal.fmt(f),
+            Ask::Bind(name) => name.fmt(f),
             Ask::Open { path, flags } => write!(f, "opens {path:?} (flags {flags:#o})"),
             Ask::Fill => f.write_str("fills a new file system"),
             Ask::Cgroup { hierarchy, path, properties } => {

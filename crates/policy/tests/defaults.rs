@@ -171,9 +171,18 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
     match ask {
         // Ids without a user namespace, and profiles where no module gives any, are never limited.
         Ask::User(_) | Ask::Group(_) | Ask::Profile(_) => true,
-        Ask::Namespace { .. } | Ask::NestedUser { .. } | Ask::Open { .. } | Ask::Fill => {
-            ask.is_neutral()
-        }
+        Ask::Namespace { .. }
+        | Ask::NestedUser { .. }
+        | Ask::GivenNamespace(_)
+        | Ask::HostNames(_)
+        | Ask::Clocks(_)
+        | Ask::ProgramFormat(_)
+        | Ask::Descriptors(_)
+        | Ask::Lock(_)
+        | Ask::Terminal(_)
+        | Ask::Bind(_)
+        | Ask::Open { .. }
+        | Ask::Fill => ask.is_neutral(),
         Ask::Capabilities(_)
         | Ask::NoCredentials
         | Ask::Use { .. }

@@ -12,7 +12,7 @@ use torpor_runtimes_tests::runc::{Container, cgroup_left};
 use torpor_runtimes_tests::scratch::Scratch;
 
 use crate::counting::{COUNT, goes_on};
-use crate::images::{FOREIGN, bundle_of};
+use crate::images::{FOREIGN, Images, bundle_of};
 
 /// Restores of one container, each with the race.
 const TRIES: usize = 5;
@@ -20,12 +20,23 @@ const TRIES: usize = 5;
 /// Restores a container whose program does `first` before it counts, while `exchange` is called
 /// over and over with the volume and a directory of the host. What the host has stays as it is.
 fn race(name: &str, first: &str, exchange: impl Fn(&Path, &Path) + Sync) {
+    race_of(name, first, |_| {}, exchange);
+}
+
+/// The same with images that `edit` has changed.
+fn race_of(
+    name: &str,
+    first: &str,
+    edit: impl FnOnce(&Images),
+    exchange: impl Fn(&Path, &Path) + Sync,
+) {
     let scratch = Scratch::new(name);
     scratch.configure(&format!("{FOREIGN}link-remap\n"));
     let bundle = bundle_of(&scratch, &format!("{first}; {COUNT}"));
     let mut container = Container::start(&scratch, &bundle);
     goes_on(&bundle.file("count"));
     container.checkpoint(&[]);
+    edit(&Images::of(&scratch));
     let counted = fs::read(bundle.file("count")).unwrap();
     let (hosts, volume, whole) = (scratch.dir("hosts"), scratch.join("vol"), scratch.join("was"));
     copy(&volume, &whole);
@@ -113,6 +124,28 @@ fn a_directory_that_is_exchanged() {
             let _ = symlink(hosts, &dir);
             let _ = fs::remove_file(&dir);
             let _ = fs::rename(&aside, &dir);
+        }
+    });
+}
+
+/// The socket's file is to be set-uid, and of a user of its own.
+#[test]
+fn a_socket_that_is_exchanged() {
+    let edit = |images: &Images| images.listen("/vol/sock", "/vol/sock");
+    race_of("race-socket", ":", edit, |volume, hosts| {
+        link_in_place_of(&volume.join("sock"), hosts);
+    });
+}
+
+/// It has another name than its file, so it is bound elsewhere, and put there.
+#[test]
+fn a_socket_that_is_exchanged_where_it_is_put() {
+    let edit = |images: &Images| images.listen("/elsewhere/sock", "/vol/sock");
+    race_of("race-socket-moved", ":", edit, |volume, hosts| {
+        for entry in fs::read_dir(volume).into_iter().flatten().flatten() {
+            if entry.file_name() != "link" {
+                link_in_place_of(&entry.path(), hosts);
+            }
         }
     });
 }

@@ -5,9 +5,10 @@ use torpor_images::kind;
 use torpor_images::proto::{
     FdTypes, FileEntry, FileLockEntry, InetSkEntry, IpcDescEntry, IpcMsgEntry, IpcShmEntry,
     IpcVarEntry, MqueueEntry, NetlinkSkEntry, PacketRing, PacketSockEntry, PipeDataEntry,
-    PosixTimerEntry, RegFileEntry, SkMembership, SkOption, SkOptsEntry, SkUcred, TcpStreamEntry,
-    TimerfdEntry, TorporIoUringBuffer, TorporIoUringEntry, TorporPacketPosition,
-    TorporUserfaultfdEntry, TunfileEntry, UnixSkEntry,
+    PipeEntry, PosixTimerEntry, RegFileEntry, SkMembership, SkOption, SkOptsEntry, SkUcred,
+    TcpStreamEntry, TermiosEntry, TimerfdEntry, TorporIoUringBuffer, TorporIoUringEntry,
+    TorporPacketPosition, TorporUserfaultfdEntry, TtyFileEntry, TtyInfoEntry, TtyType,
+    TunfileEntry, UnixSkEntry,
 };
 
 use torpor_runtimes_tests::command::{Run, command};
@@ -603,10 +604,30 @@ fn limits() {
             (
                 "a larger pipe than anybody may have",
                 |images| {
-                    let pipe = PipeDataEntry { size: Some(1 << 30), ..Default::default() };
+                    let (pipe_id, size) = (900_001, Some(1 << 30));
+                    images.open(FdTypes::Pipe, |entry| {
+                        let id = entry.id;
+                        entry.pipe = Some(PipeEntry { id, pipe_id, ..Default::default() });
+                    });
+                    let pipe = PipeDataEntry { pipe_id, size, ..Default::default() };
                     images.dir.write_all(kind::PIPES_DATA, 0, [&pipe]).unwrap();
                 },
                 &["pipes-data.img: the size of a pipe of 1073741824", "(foreign.limits.raise)"],
+            ),
+            (
+                "settings of a terminal that are locked",
+                |images| {
+                    let termios_locked = Some(TermiosEntry { c_lflag: 8, ..Default::default() });
+                    let ty = TtyType::Pty.into();
+                    let info =
+                        TtyInfoEntry { id: 7, r#type: ty, termios_locked, ..Default::default() };
+                    images.dir.write_all(kind::TTY_INFO, 0, [&info]).unwrap();
+                    images.open(FdTypes::Tty, |entry| {
+                        let (id, tty_info_id) = (entry.id, info.id);
+                        entry.tty = Some(TtyFileEntry { id, tty_info_id, ..Default::default() });
+                    });
+                },
+                &["settings that are locked (terminal 7), which takes CAP_SYS_ADMIN", USE],
             ),
             (
                 "a network device by its descriptor",

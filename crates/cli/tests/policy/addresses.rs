@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use torpor_images::proto::{
-    FdTypes, FileEntry, InetSkEntry, MacvlanLinkEntry, NdType, NetDeviceEntry,
+    CoreEntry, FdTypes, FdinfoEntry, FileEntry, InetSkEntry, MacvlanLinkEntry, NdType,
+    NetDeviceEntry,
 };
 use torpor_images::{ImageDir, Kind, kind};
 
@@ -176,6 +177,10 @@ fn low_ports() {
     let task = Asleep::new(&["--net"], ":");
     let images = ImageDir::open(task.images()).unwrap();
     let whole: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
+    let core: CoreEntry = images.read_one(kind::CORE, task.root().into()).unwrap();
+    let ids = core.ids.unwrap_or_else(|| images.read_one(kind::IDS, task.root().into()).unwrap());
+    let table = u64::from(ids.files_id);
+    let fds: Vec<FdinfoEntry> = images.read_all_or_empty(kind::FDINFO, table).unwrap();
     let listener = |(r#type, proto), src_port| {
         let (id, family, src_addr) = (900_001, 2, vec![0]);
         let socket =
@@ -183,6 +188,8 @@ fn low_ports() {
         let (isk, ty) = (Some(socket), FdTypes::Inetsk.into());
         let file = FileEntry { r#type: ty, id, isk, ..Default::default() };
         images.write_all(kind::FILES, 0, whole.iter().chain([&file])).unwrap();
+        let fd = FdinfoEntry { id, r#type: ty, fd: 99, ..Default::default() };
+        images.write_all(kind::FDINFO, table, fds.iter().chain([&fd])).unwrap();
     };
     // TCP and UDP.
     for kind in [(1, 6), (2, 17)] {

@@ -263,8 +263,8 @@ fn target(
 ) -> Result<u32> {
     let by_number = || {
         let tables = tasks.iter().map(|task| &task.image.fds);
-        let holders = tables.filter(|fds| fds.iter().any(|fd| fd.id == epfd.id));
-        let id = holders.flatten().find(|fd| fd.fd == entry.tfd).map(|fd| fd.id);
+        let holders = tables.filter(|fds| fds.iter().any(|fd| fd.file == epfd.id));
+        let id = holders.flatten().find(|fd| fd.fd == entry.tfd).map(|fd| fd.file);
         id.filter(|id| all.get(id).is_none_or(|file| is_watched(file, entry) != Some(false)))
     };
     // A socket that a message holds only, and so no task.

@@ -78,7 +78,7 @@ fn set_async(tasks: &mut tasks::Tasks, id: u32, file: &OwnedFd) -> Result<()> {
     let flags = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
     let flags = flags | OFlags::from_bits_retain(libc::O_ASYNC.cast_unsigned());
     let holder = tasks.iter().enumerate().find_map(|(task, t)| {
-        let fd = t.image.fds.iter().find(|fd| fd.id == id)?;
+        let fd = t.image.fds.iter().find(|fd| fd.file == id)?;
         Some((task, fd.fd))
     });
     let Some((task, fd)) = holder else {

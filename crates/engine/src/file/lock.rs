@@ -16,6 +16,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use torpor_images::proto::FileLockEntry;
 use torpor_images::{ImageDir, kind};
+use torpor_policy::{FileLock, LockKind, LockMode};
 use torpor_sys::fcntl::Owner;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
@@ -34,9 +35,6 @@ const POSIX: u32 = 1;
 const FLOCK: u32 = 2;
 const OFD: u32 = 4;
 const LEASE: u32 = 8;
-/// What Torpor wrote before it had CRIU's numbers: `FL_LEASE`, `FL_OFDLCK` of linux/filelock.h.
-const OLD_LEASE: u32 = 32;
-const OLD_OFD: u32 = 1024;
 
 /// `F_RDLCK`, `F_WRLCK`, `F_UNLCK` of fcntl.h: the `type`.
 const READ: u32 = 0;
@@ -231,46 +229,26 @@ fn refuse(pid: i32, fd: i32, reason: &str) -> Error {
 ///
 /// # Errors
 /// Damaged images; locks of a kind that does not exist, or of nobody.
-pub(crate) fn load(images: &ImageDir, tasks: &[tasks::Task]) -> Result<Vec<FileLockEntry>> {
-    let mut locks = images.read_all_or_empty::<FileLockEntry>(kind::FILE_LOCKS, 0)?;
-    for lock in &mut locks {
-        lock.flag = kind_of(lock.flag);
-        let known = match lock.flag {
-            POSIX | FLOCK | OFD => matches!(lock.r#type, READ | WRITE),
-            LEASE => matches!(lock.r#type & !BREAKING, READ | WRITE | NONE),
-            _ => false,
-        };
-        if !known || lock.start < 0 || lock.len < 0 {
-            return Err(invalid(lock, "is of no kind that there is"));
-        }
-        holder(tasks, lock)?;
-    }
+pub(crate) fn load(images: &ImageDir, tasks: &[tasks::Task]) -> Result<Vec<FileLock>> {
+    let locks = FileLock::all(images)?;
+    locks.iter().try_for_each(|lock| holder(tasks, lock).map(drop))?;
     Ok(locks)
 }
 
-/// The kind of a lock with this `flag` in the images.
-fn kind_of(flag: u32) -> u32 {
-    match flag {
-        OLD_LEASE => LEASE,
-        OLD_OFD => OFD,
-        flag => flag,
-    }
-}
-
 /// The task that takes a lock, and the description that it takes it through.
-fn holder(tasks: &[tasks::Task], lock: &FileLockEntry) -> Result<(usize, u32)> {
-    let task = tasks.iter().position(|t| t.vpid == lock.pid);
+fn holder(tasks: &[tasks::Task], lock: &FileLock) -> Result<(usize, u32)> {
+    let task = tasks.iter().position(|t| t.vpid == lock.task);
     let task = task.ok_or_else(|| invalid(lock, "is that of no task"))?;
     let table = tasks[task].image.ids.files_id;
     let sharers = tasks.iter().filter(|t| t.image.ids.files_id == table);
     let number = lock.fd.cast_unsigned();
     let mut fds = sharers.flat_map(|t| &t.image.fds);
     let fd = fds.find(|fd| fd.fd == number).ok_or_else(|| invalid(lock, "has no descriptor"))?;
-    Ok((task, fd.id))
+    Ok((task, fd.file))
 }
 
-fn invalid(lock: &FileLockEntry, reason: &str) -> Error {
-    let what = format!("the lock of task {} on fd {} {reason}", lock.pid, lock.fd);
+fn invalid(lock: &FileLock, reason: &str) -> Error {
+    let what = format!("the lock of task {} on fd {} {reason}", lock.task, lock.fd);
     Error::invalid("filelocks.img", what)
 }
 
@@ -281,17 +259,17 @@ fn invalid(lock: &FileLockEntry, reason: &str) -> Error {
 /// # Errors
 /// If somebody else has locked a file meanwhile; what `judge` returns; if a task has ended.
 pub(crate) fn restore(
-    locks: &[FileLockEntry],
+    locks: &[FileLock],
     files: &OpenFiles,
     tasks: &mut tasks::Tasks,
     id_maps: &IdMaps,
-    judge: impl Fn(&FileLockEntry, u32) -> Result<()>,
+    judge: impl Fn(&FileLock, u32) -> Result<()>,
 ) -> Result<()> {
     for lock in locks {
         let (task, id) = holder(tasks, lock)?;
-        tracing::debug!("task {}: fd {}: taking its lock again: {lock:?}", lock.pid, lock.fd);
-        match lock.flag {
-            LEASE => {
+        tracing::debug!("task {}: fd {}: taking its lock again: {lock:?}", lock.task, lock.fd);
+        match lock.kind {
+            LockKind::Lease { breaking } => {
                 let file = files.need(id)?;
                 let owner = rustix::fs::fstat(file).context(|| "fstat".to_owned())?.st_uid;
                 // A task of the owner could have taken it, and handed the file on. The kernel does
@@ -299,7 +277,7 @@ pub(crate) fn restore(
                 if !is_user(tasks, id_maps, owner) {
                     judge(lock, owner)?;
                 }
-                lease(tasks.remote(task)?, id_maps, file, lock)?;
+                lease(tasks.remote(task)?, id_maps, file, (lock, breaking))?;
             }
             _ => take(tasks.remote(task)?, lock)?,
         }
@@ -315,24 +293,23 @@ fn is_user(tasks: &[tasks::Task], id_maps: &IdMaps, id: u32) -> bool {
 }
 
 /// The task itself takes the lock: POSIX locks are its own.
-fn take(husk: &mut Tracee, lock: &FileLockEntry) -> Result<()> {
+fn take(husk: &mut Tracee, lock: &FileLock) -> Result<()> {
     let fd = u64::from(lock.fd.cast_unsigned());
     let mut batch = husk.batch();
-    let taken = if lock.flag == FLOCK {
-        batch.call((libc::SYS_flock, [fd, flock_operation(lock.r#type)?]))
+    let taken = if lock.kind == LockKind::Flock {
+        batch.call((libc::SYS_flock, [fd, flock_operation(lock.mode as u32)?]))
     } else {
-        let how = if lock.flag == OFD { libc::F_OFD_SETLK } else { libc::F_SETLK };
+        let how = if lock.kind == LockKind::Ofd { libc::F_OFD_SETLK } else { libc::F_SETLK };
         // struct flock: type and whence are 16 bits wide, then there is a gap; SEEK_SET
         // is 0, and so must l_pid be.
-        let words =
-            [u64::from(lock.r#type), lock.start.cast_unsigned(), lock.len.cast_unsigned(), 0];
+        let words = [lock.mode as u64, lock.start.cast_unsigned(), lock.len.cast_unsigned(), 0];
         let flock = place_words(&mut batch, &words);
         batch.call(syscall::fcntl(RemoteFd(fd), how, flock.0))
     };
     let taken = batch.run()?.result(taken);
     let is_held = taken.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
     let by_whom = if is_held { ", which another process has locked" } else { "" };
-    taken.context(|| format!("lock fd {} of task {} again{by_whom}", lock.fd, lock.pid)).map(drop)
+    taken.context(|| format!("lock fd {} of task {} again{by_whom}", lock.fd, lock.task)).map(drop)
 }
 
 /// Takes a lease, and lets it be broken again if it was being broken.
@@ -340,19 +317,18 @@ fn lease(
     husk: &mut Tracee,
     id_maps: &IdMaps,
     file: BorrowedFd<'_>,
-    lock: &FileLockEntry,
+    (lock, breaking): (&FileLock, bool),
 ) -> Result<()> {
-    let what = || format!("F_SETLEASE on fd {} of task {}", lock.fd, lock.pid);
+    let what = || format!("F_SETLEASE on fd {} of task {}", lock.fd, lock.task);
     let file = duplicate(file)?;
     let stat = rustix::fs::fstat(&file).context(what)?;
     let flags = rustix::fs::fcntl_getfl(&file).context(what)?.bits();
-    let target = lock.r#type & !BREAKING;
-    let held = match (target, access(flags)) {
-        _ if lock.r#type & BREAKING == 0 => target,
+    let held = match (lock.mode, access(flags)) {
+        (mode, _) if !breaking => mode,
         // Only a write lease can be reduced to a read lease, and only a read lease
         // can be on what is open for reading next to other readers.
-        (NONE, OFlags::RDONLY) => READ,
-        _ => WRITE,
+        (LockMode::None, OFlags::RDONLY) => LockMode::Read,
+        _ => LockMode::Write,
     };
     // Only the owner of a file may take a lease on it; CAP_LEASE, which would do as
     // well, is not to be had in a user namespace.
@@ -360,15 +336,15 @@ fn lease(
     let mut batch = husk.batch();
     let fd = u64::from(lock.fd.cast_unsigned());
     let old = batch.call((libc::SYS_setfsuid, [u64::from(owner)]));
-    let set = batch.call(syscall::fcntl(RemoteFd(fd), libc::F_SETLEASE, u64::from(held)));
+    let set = batch.call(syscall::fcntl(RemoteFd(fd), libc::F_SETLEASE, held as u64));
     let back = batch.call((libc::SYS_setfsuid, [0]));
     batch.forward(old, back, 0);
     batch.run()?.result(set).context(what)?;
-    if lock.r#type & BREAKING != 0 {
+    if breaking {
         // Taking it has made the task the owner, who would be told.
         torpor_sys::fcntl::set_owner(&file, &Owner { pid_type: 1, ..Owner::default() })
             .context(|| "F_SETOWN_EX".to_owned())?;
-        let how = if target == READ { OFlags::RDONLY } else { OFlags::WRONLY };
+        let how = if lock.mode == LockMode::Read { OFlags::RDONLY } else { OFlags::WRONLY };
         match reopen(file.as_fd(), how | OFlags::NONBLOCK) {
             Err(Error::Os { source, .. })
                 if source.raw_os_error() == Some(Errno::WOULDBLOCK.raw_os_error()) => {}
@@ -402,12 +378,10 @@ mod tests {
     }
 
     #[test]
-    fn kinds_have_the_numbers_of_criu_and_had_those_of_the_kernel() {
-        assert_eq!([1, 2, 4, 8].map(kind_of), [POSIX, FLOCK, OFD, LEASE]);
-        assert_eq!([32, 1024].map(kind_of), [LEASE, OFD]);
+    fn locks_are_those_of_tasks() {
         let world = World::new();
         let images = ImageDir::create(world.path("images")).unwrap();
-        for (flag, reason) in [(1024, "is that of no task"), (16, "is of no kind that there is")] {
+        for (flag, reason) in [(OFD, "is that of no task"), (16, "is of no kind that there is")] {
             let lock = FileLockEntry { flag, pid: 1, fd: 3, ..FileLockEntry::default() };
             images.write_one(kind::FILE_LOCKS, 0, &lock).unwrap();
             let error = load(&images, &[]).unwrap_err().to_string();

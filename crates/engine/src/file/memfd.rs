@@ -304,7 +304,7 @@ fn is_anonymous(tasks: &[Task], inode: &MemfdInodeEntry, files: &[FileEntry]) ->
         file.memfd.as_ref().is_some_and(|memfd| u64::from(memfd.inode_id) == inode.inode_id)
     };
     let fds = || tasks.iter().flat_map(|task| &task.image.fds);
-    let is_open = || files.iter().filter(of_inode).any(|file| fds().any(|fd| fd.id == file.id));
+    let is_open = || files.iter().filter(of_inode).any(|file| fds().any(|fd| fd.file == file.id));
     inode.torpor_anonymous() || inode.name == ANONYMOUS && !is_open()
 }
 

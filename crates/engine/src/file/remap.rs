@@ -345,7 +345,7 @@ pub(super) fn remove(dir: BorrowedFd<'_>, name: &[u8], flags: AtFlags) {
 }
 
 /// A number for a name that nobody else has.
-pub(super) fn random() -> rustix::io::Result<u64> {
+pub(crate) fn random() -> rustix::io::Result<u64> {
     let mut random = [0; 8];
     aws_lc_rs::rand::fill(&mut random).map_err(|_| Errno::IO)?;
     Ok(u64::from_ne_bytes(random))

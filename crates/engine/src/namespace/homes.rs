@@ -9,7 +9,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use torpor_images::ImageDir;
-use torpor_policy::network::external_key;
 
 use super::enter::send_into;
 use super::external::inherited;
@@ -74,7 +73,7 @@ pub struct Homes<'a> {
 #[derive(Debug)]
 pub struct RootSpaces {
     flags: u64,
-    clocks: Option<time::Wanted>,
+    clocks: Option<time::Offsets>,
     pids: Option<OwnedFd>,
     maps: IdMaps,
 }
@@ -85,11 +84,12 @@ impl RootSpaces {
     /// # Errors
     /// Damaged images; what should have been handed over and was not.
     pub fn load(cx: &mut Homes<'_>) -> Result<Self> {
-        let pids = pid::external(cx.opts, cx.images, cx.spaces)?;
+        let pids = pid::external(cx.opts, cx.spaces)?;
         let clocks = match joined(cx, NsKind::Time) {
             Some(_) => None,
-            None => time::Wanted::load(cx.images, cx.spaces)?,
+            None => time::Offsets::load(cx.images, cx.spaces)?,
         };
+        note_clocks(cx.spaces, clocks);
         let mut flags = 0;
         for ns in cx.spaces.all.iter().filter(|ns| ns.task == 0 && !ns.is_host) {
             let elsewhere = match ns.kind {
@@ -97,9 +97,7 @@ impl RootSpaces {
                 NsKind::Time => true,
                 // Its root is where the task is at that moment, see `cgroup::place`.
                 NsKind::Cgroup => true,
-                NsKind::Pid => pids.is_some(),
-                NsKind::Net if external_key(cx.images, ns.id)?.is_some() => true,
-                kind => joined(cx, kind).is_some(),
+                _ => cx.spaces.given.contains_key(&ns.id),
             };
             flags |= if elsewhere { 0 } else { ns.kind.clone_flag() };
         }
@@ -200,6 +198,12 @@ pub fn restore_late(cx: &mut Homes<'_>) -> Result<()> {
     set_clocks(cx)
 }
 
+/// Keeps what the clocks of the root task are set to, to be compared.
+fn note_clocks(spaces: &mut Namespaces, clocks: Option<time::Offsets>) {
+    let own = time::of_root(spaces);
+    spaces.clocks.extend(clocks.map(|clocks| (own, clocks)));
+}
+
 /// Moves all husks into a time namespace whose clocks show what the images say: the offsets of
 /// one that somebody lives in cannot be changed.
 ///
@@ -209,7 +213,8 @@ pub fn set_clocks(cx: &mut Homes<'_>) -> Result<()> {
     if joined(cx, NsKind::Time).is_some() {
         return Ok(());
     }
-    let Some(clocks) = time::Wanted::load(cx.images, cx.spaces)? else { return Ok(()) };
+    let Some(clocks) = time::Offsets::load(cx.images, cx.spaces)? else { return Ok(()) };
+    note_clocks(cx.spaces, Some(clocks));
     let root = cx.tasks.remote(0)?;
     let pid = root.pid();
     let flag = NsKind::Time.clone_flag();
@@ -284,8 +289,8 @@ fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
 pub fn take_external(cx: &mut Homes<'_>) -> Result<()> {
     let mut found = Vec::new();
     for ns in cx.spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host) {
-        if let Some(key) = external_key(cx.images, ns.id)? {
-            found.push((ns.id, inherited(cx.opts, &key)?));
+        if let Some(key) = cx.spaces.given.get(&ns.id).and_then(|given| given.key.as_ref()) {
+            found.push((ns.id, inherited(cx.opts, key)?));
         }
     }
     for (id, file) in found {

@@ -14,9 +14,10 @@ pub(crate) mod time;
 pub mod user;
 pub(crate) mod uts;
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_policy::{Home, NsSet};
+use torpor_policy::{GivenNamespace, Home, NsSet};
 
 use crate::error::{Error, Result};
 use crate::options::JoinNsKind;
@@ -68,6 +69,11 @@ pub struct Namespaces {
     pub all: Vec<Namespace>,
     /// What more is to be said of user namespaces below that of the root task; parents first.
     pub users: Vec<nested_user::NestedUser>,
+    /// Those that are not made, because the caller gives them, by number.
+    pub(crate) given: HashMap<u32, GivenNamespace>,
+    /// What the clocks of time namespaces were set to, by number; 0 is that of a root task whose clocks
+    /// were the host's.
+    pub(crate) clocks: HashMap<u32, time::Offsets>,
 }
 
 impl Namespaces {

@@ -321,7 +321,7 @@ fn make_one(
     index: usize,
     (ids, group): (&IdMaps, Option<u32>),
 ) -> Result<()> {
-    let Namespaces { all, users } = spaces;
+    let Namespaces { all, users, .. } = spaces;
     let user = &mut users[index];
     let maps = user.maps.seen_in(ids).map_err(|id| {
         invalid(user.number, &format!("it maps id {id}, which the one above does not have"))

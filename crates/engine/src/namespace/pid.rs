@@ -46,19 +46,13 @@ pub(crate) fn dump(opts: &Options, images: &ImageDir, ns: &Namespace) -> Result<
 /// The caller's namespace to restore into, if the tree's was external.
 ///
 /// # Errors
-/// Damaged images; a namespace that was not handed over.
-pub(crate) fn external(
-    opts: &Options,
-    images: &ImageDir,
-    spaces: &Namespaces,
-) -> Result<Option<OwnedFd>> {
+/// A namespace that was not handed over.
+pub(crate) fn external(opts: &Options, spaces: &Namespaces) -> Result<Option<OwnedFd>> {
     let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
-    let Some(ns) = spaces.of_kind(NsKind::Pid).find(roots) else { return Ok(None) };
-    let entry: Option<PidnsEntry> = images.read_opt(kind::PIDNS, ns.id.into())?;
-    match entry.and_then(|e| e.ext_key) {
-        Some(key) => external::inherited(opts, &key).map(Some),
-        None => Ok(None),
-    }
+    let root = spaces.of_kind(NsKind::Pid).find(roots);
+    let given = root.and_then(|ns| spaces.given.get(&ns.id));
+    let key = given.and_then(|given| given.key.as_ref());
+    key.map(|key| external::inherited(opts, key)).transpose()
 }
 
 /// Makes the children of the calling thread live in `file`.

@@ -7,11 +7,12 @@
 //! Some of its tasks may live in others. Who makes a time namespace does not live in it, only
 //! children that are born later do: it makes it again when its children are there.
 
-use std::io;
+use std::{fmt, io};
 
 use rustix::time::{ClockId, clock_gettime};
 use torpor_images::proto::{TimensEntry, Timespec};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::ClockTimes;
 
 use super::{Namespace, Namespaces, NsKind, send_into};
 use crate::dump::tasks::{Task, Tasks as Dumped};
@@ -75,9 +76,9 @@ impl Clocks {
         }
     }
 
-    fn from_entry(entry: &TimensEntry) -> Self {
-        let nanos = |time: &Timespec| i128::from(time.tv_sec) * NANOS + i128::from(time.tv_nsec);
-        Clocks { monotonic: nanos(&entry.monotonic), boottime: nanos(&entry.boottime) }
+    fn of(times: &ClockTimes) -> Self {
+        let nanos = |(sec, nsec): (u64, u64)| i128::from(sec) * NANOS + i128::from(nsec);
+        Clocks { monotonic: nanos(times.monotonic), boottime: nanos(times.boottime) }
     }
 
     /// As `/proc/PID/timens_offsets` takes it.
@@ -186,31 +187,35 @@ fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// What the clocks of the restored tree are to show.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted(Clocks);
+/// How far the clocks of a new time namespace are to be ahead of the first one's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Offsets(Clocks);
 
-impl Wanted {
-    /// Reads the clocks of the root task; `None` if it is to share the caller's.
+impl Offsets {
+    /// For clocks that go on from what an image says; from here to the end of the restore they run.
+    ///
+    /// # Errors
+    /// If this process cannot read its own offsets.
+    pub(crate) fn of(times: &ClockTimes) -> Result<Self> {
+        let here = Clocks::offsets(own_pid())?;
+        Ok(Offsets(Clocks::of(times).minus(Clocks::now()).plus(here)))
+    }
+
+    /// Those of the root task; `None` if it is to share the caller's clocks.
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
     pub(crate) fn load(images: &ImageDir, spaces: &Namespaces) -> Result<Option<Self>> {
-        let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
-        let own = spaces.of_kind(NsKind::Time).find(roots).map_or(0, |ns| ns.id);
+        let own = of_root(spaces);
         if own == 0 && std::fs::metadata("/proc/self/ns/time").is_err() {
             // A kernel without time namespaces: the clocks are the host's.
             return Ok(None);
         }
-        let entry: Option<TimensEntry> = images.read_opt(kind::TIMENS, own.into())?;
-        if entry.is_none() && own != 0 {
-            return Err(Error::invalid(kind::TIMENS.file_name(own.into()), "is missing"));
-        }
-        Ok(entry.map(|entry| Wanted(Clocks::from_entry(&entry))))
+        let times = if own == 0 { ClockTimes::read(images, 0)? } else { Some(times(images, own)?) };
+        times.as_ref().map(Offsets::of).transpose()
     }
 
-    /// Makes the children of the calling thread live in a new time namespace, whose
-    /// clocks show what is wanted.
+    /// Makes the children of the calling thread live in a new time namespace with these.
     ///
     /// # Errors
     /// `ERANGE` for times that the kernel cannot show.
@@ -220,32 +225,56 @@ impl Wanted {
         self.set(tid).map_err(|e| io::Error::other(e.to_string()))
     }
 
-    /// Sets the clocks of the time namespace that the children of task `pid` will live in, and
-    /// nobody lives in yet.
+    /// Sets those of the time namespace that the children of task `pid` will live in, and nobody
+    /// lives in yet.
     ///
     /// # Errors
-    /// As [`Wanted::apply`].
+    /// As [`Offsets::apply`].
     pub(crate) fn set(&self, pid: i32) -> Result<()> {
-        let here = Clocks::offsets(own_pid())?;
-        // From here to the end of the restore the clocks run.
-        let offsets = self.0.minus(Clocks::now()).plus(here);
         let path = format!("/proc/{pid}/timens_offsets");
-        std::fs::write(&path, offsets.to_text()).context(|| format!("write {path}"))
+        std::fs::write(&path, self.0.to_text()).context(|| format!("write {path}"))
     }
+
+    /// Those of the time namespace that children of task `pid` are born into.
+    ///
+    /// # Errors
+    /// If the task has ended.
+    pub(crate) fn for_children(pid: i32) -> Result<Self> {
+        Clocks::offsets(pid).map(Offsets)
+    }
+}
+
+/// As the kernel writes them, in one line.
+impl fmt::Display for Offsets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.to_text().trim_end().replace('\n', ", "))
+    }
+}
+
+/// What the clocks of a namespace of the tasks showed.
+fn times(images: &ImageDir, id: u32) -> Result<ClockTimes> {
+    let missing = || Error::invalid(kind::TIMENS.file_name(id.into()), "is missing");
+    ClockTimes::read(images, id)?.ok_or_else(missing)
+}
+
+/// The number of the time namespace of the root task; 0 is that of the host.
+pub(super) fn of_root(spaces: &Namespaces) -> u32 {
+    let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
+    spaces.of_kind(NsKind::Time).find(roots).map_or(0, |ns| ns.id)
 }
 
 /// A namespace that the root task does not live in, as it is to be made.
 struct Other {
     id: u32,
-    clocks: Wanted,
+    clocks: Offsets,
     /// The task whose children it is for, and which does not live in it.
     maker: Option<usize>,
 }
 
 impl Other {
     fn load(images: &ImageDir, tasks: &Tasks, id: u32) -> Result<Self> {
-        let entry: TimensEntry = images.read_one(kind::TIMENS, id.into())?;
-        let maker = entry.torpor_maker.map(|pid| {
+        let times = times(images, id)?;
+        let maker = times.maker.map(|pid| {
             let is_maker =
                 |task: usize| tasks[task].image.tree.pid == pid && !tasks[task].threads.is_empty();
             (0..tasks.len()).find(|&task| is_maker(task)).ok_or_else(|| {
@@ -253,7 +282,7 @@ impl Other {
                 Error::invalid(kind::TIMENS.file_name(id.into()), reason)
             })
         });
-        Ok(Other { id, clocks: Wanted(Clocks::from_entry(&entry)), maker: maker.transpose()? })
+        Ok(Other { id, clocks: Offsets::of(&times)?, maker: maker.transpose()? })
     }
 }
 
@@ -265,7 +294,7 @@ impl Other {
 /// Damaged images; if a husk has ended; if the kernel refuses a namespace or an offset.
 pub(crate) fn restore_others(
     images: &ImageDir,
-    spaces: &Namespaces,
+    spaces: &mut Namespaces,
     tasks: &mut Tasks,
 ) -> Result<()> {
     let others = spaces.of_kind(NsKind::Time).filter(|ns| ns.task != 0 && !ns.is_host);
@@ -282,7 +311,9 @@ pub(crate) fn restore_others(
             let reason = "its maker lives in what is made in it";
             Error::invalid(kind::TIMENS.file_name(others[0].id.into()), reason)
         })?;
-        others.remove(next).make(tasks)?;
+        let other = others.remove(next);
+        other.make(tasks)?;
+        spaces.clocks.insert(other.id, other.clocks);
     }
     Ok(())
 }
@@ -321,7 +352,7 @@ mod tests {
         assert_eq!(parse(&clocks.to_text()), Some(clocks));
         assert_eq!(clocks.to_text().lines().next(), Some("monotonic -2 500000000"));
         let now = Clocks::now();
-        assert_eq!(Clocks::from_entry(&now.to_entry()), now);
+        assert_eq!(Clocks::of(&ClockTimes::of(0, &now.to_entry())), now);
         assert!(parse("realtime 1 2\n").is_none());
     }
 
@@ -329,7 +360,7 @@ mod tests {
     fn children_find_the_clocks_that_are_wanted() {
         let wanted = Clocks { monotonic: 5_000_000 * NANOS, boottime: 7_000_000 * NANOS };
         let seen = std::thread::spawn(move || {
-            Wanted(wanted).apply().unwrap();
+            Offsets::of(&ClockTimes::of(0, &wanted.to_entry())).unwrap().apply().unwrap();
             let script =
                 "import time; print(int(time.clock_gettime(1)), int(time.clock_gettime(7)))";
             std::process::Command::new("python3").args(["-c", script]).output().unwrap()

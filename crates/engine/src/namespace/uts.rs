@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 
 use torpor_images::proto::UtsnsEntry;
 use torpor_images::{ImageDir, kind};
+use torpor_policy::HostNames;
 
 use super::{Namespaces, run_in};
 use crate::error::{Context, Error, Result};
@@ -28,12 +29,12 @@ pub(crate) fn dump(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result
 /// # Errors
 /// If the image cannot be read, the namespace cannot be entered, or does not take a name.
 pub(crate) fn restore(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
-    let entry: UtsnsEntry = images.read_one(kind::UTSNS, ns_id.into())?;
+    let missing = || Error::invalid(kind::UTSNS.file_name(ns_id.into()), "is missing");
+    let HostNames { host, domain, .. } = HostNames::read(images, ns_id)?.ok_or_else(missing)?;
     run_in(&[spaces.open_file(ns_id)?.as_fd()], || {
-        rustix::system::sethostname(entry.nodename.as_bytes())
-            .context(|| format!("sethostname {:?}", entry.nodename))?;
-        rustix::system::setdomainname(entry.domainname.as_bytes())
-            .context(|| format!("setdomainname {:?}", entry.domainname))
+        rustix::system::sethostname(host.as_bytes()).context(|| format!("sethostname {host:?}"))?;
+        rustix::system::setdomainname(domain.as_bytes())
+            .context(|| format!("setdomainname {domain:?}"))
     })
 }
 

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::DupFlags;
-use torpor_images::proto::FdinfoEntry;
+use torpor_policy::Descriptor;
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::files::Table;
@@ -22,7 +22,7 @@ const AT_ONCE: usize = 253;
 /// If a file that a task holds is not in the images or cannot be opened; if a descriptor cannot be
 /// given its number; if a husk has ended.
 pub(super) fn restore(table: &mut Table<'_>) -> Result<()> {
-    let of_tasks = table.opener.tasks.iter().flat_map(|t| &t.image.fds).map(|f| f.id);
+    let of_tasks = table.opener.tasks.iter().flat_map(|t| &t.image.fds).map(|f| f.file);
     let mut ids: Vec<u32> = of_tasks.chain(table.files.in_flight.iter().copied()).collect();
     ids.sort_unstable();
     ids.dedup();
@@ -58,7 +58,7 @@ fn fill(table: &mut Table<'_>, task: usize) -> Result<()> {
     // The highest first, in as many messages as it takes: each leaves the low numbers free.
     for chunk in fds.rchunks(AT_ONCE) {
         let files =
-            chunk.iter().map(|f| table.duplicate(f.id)).collect::<Result<Vec<OwnedFd>>>()?;
+            chunk.iter().map(|f| table.duplicate(f.file)).collect::<Result<Vec<OwnedFd>>>()?;
         let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         let mut batch = table.opener.tasks.remote(task)?.batch();
         transport.send(&mut batch, &borrowed)?;
@@ -86,7 +86,7 @@ fn fill(table: &mut Table<'_>, task: usize) -> Result<()> {
 
 /// A number for the transport: not one of the task's, and above those that the
 /// descriptors of one message arrive at.
-fn free_number(fds: &[FdinfoEntry]) -> i32 {
+fn free_number(fds: &[Descriptor]) -> i32 {
     let mut number = u32::try_from(AT_ONCE.min(fds.len())).unwrap_or(0);
     let after = fds.partition_point(|f| f.fd < number);
     for fd in &fds[after..] {
@@ -99,7 +99,7 @@ fn free_number(fds: &[FdinfoEntry]) -> i32 {
 }
 
 /// A husk has the limits of the supervisor; the highest number must fit.
-fn raise_limit(tasks: &mut Tasks, task: usize, fds: &[FdinfoEntry], end: i32) -> Result<()> {
+fn raise_limit(tasks: &mut Tasks, task: usize, fds: &[Descriptor], end: i32) -> Result<()> {
     let highest = fds.last().map_or(0, |f| f.fd).max(end.cast_unsigned());
     let mut batch = tasks.remote(task)?.batch();
     let old = batch.space(16);
@@ -136,7 +136,7 @@ pub(super) fn attach(table: &mut Table<'_>) -> Result<()> {
     for task in 0..table.opener.tasks.len() {
         for fd in table.opener.tasks[task].image.fds.clone() {
             let holder = Holder { task, fd: fd.fd.cast_signed() };
-            let Some(entry) = table.opener.entries.get(&fd.id) else { continue };
+            let Some(entry) = table.opener.entries.get(&fd.file) else { continue };
             table.attach(holder, entry)?;
         }
     }
@@ -147,8 +147,8 @@ pub(super) fn attach(table: &mut Table<'_>) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn fd(number: u32) -> FdinfoEntry {
-        FdinfoEntry { fd: number, ..FdinfoEntry::default() }
+    fn fd(number: u32) -> Descriptor {
+        Descriptor { fd: number, ..Descriptor::default() }
     }
 
     #[test]

@@ -5,7 +5,8 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_images::proto::{FdTypes, FileEntry, FileLockEntry, MemfdInodeEntry, VmaEntry};
+use torpor_images::proto::{FdTypes, FileEntry, MemfdInodeEntry, VmaEntry};
+use torpor_policy::FileLock;
 
 use super::memory;
 use crate::error::{About, Context, Error, Result};
@@ -58,7 +59,7 @@ pub struct Files {
     /// hold them.
     pub in_flight: Vec<u32>,
     /// Locks that are still to be taken.
-    locks: Vec<FileLockEntry>,
+    locks: Vec<FileLock>,
     /// What each kind of file knows.
     kinds: Kinds,
 }

@@ -18,7 +18,7 @@ use torpor_policy::fanotify::Fanotify;
 use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::set_of;
 use torpor_policy::ipc::IpcSetup;
-use torpor_policy::network::{NetDevice, Network, external_key};
+use torpor_policy::network::{NetDevice, Network};
 use torpor_policy::{
     Ask, Credentials, Passed, PathFile, Request, SignalOwner, SocketKind, SocketOptions, mapped,
 };
@@ -142,8 +142,9 @@ fn namespaces(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
     for ns in spaces.all.iter().filter(|ns| !ns.is_host) {
         let task = view.checkpoint.tasks.get(ns.task).map(|task| task.tree.pid);
         let image = kind::CORE.file_name(task.unwrap_or_default().into());
-        let ask = Ask::Namespace { kind: ns.kind.name(), number: ns.id };
-        things.expect(image, task, &ask);
+        let made = Ask::Namespace { kind: ns.kind.name(), number: ns.id };
+        let given = spaces.given.get(&ns.id).cloned();
+        things.expect(image, task, &given.map_or(made, Ask::GivenNamespace));
     }
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
         for kind in NsKind::ALL {
@@ -192,7 +193,8 @@ fn rights(image: &TaskImage, (maps, spaces): (&IdMaps, &Namespaces), things: &mu
 }
 
 /// Limits, scheduling, logins, what takes a capability, options, ports and peers of sockets, pipes, IPC
-/// objects, files in memory, devices that groups allow.
+/// objects, files in memory, devices that groups allow. And what no rule limits: names, clocks and formats
+/// of namespaces, tables of descriptors, locks, terminals, names of Unix sockets.
 fn powers(view: &View<'_>, things: &mut Things<'_>) -> Result<()> {
     let told = |name: &String| {
         let mut known = view.told.iter().filter(|(path, _)| path == name);
@@ -308,7 +310,7 @@ fn networks(
     things: &mut Things<'_>,
 ) -> Result<()> {
     for ns in spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host && !view.opts.network.empty) {
-        if external_key(view.images, ns.id)?.is_some() {
+        if spaces.given.get(&ns.id).is_some_and(|given| given.key.is_some()) {
             continue;
         }
         let network = Network::read(view.images, ns.id, &net::conf::NAMES)?;
@@ -373,8 +375,9 @@ mod tests {
     use std::sync::Arc;
 
     use torpor_images::proto::{
-        CgroupEntry, CgroupPropEntry, IpcDescEntry, IpcShmEntry, MemfdInodeEntry, PstreeEntry,
-        SkOptsEntry, SkUcred, UnixSkEntry,
+        BinfmtMiscEntry, CgroupEntry, CgroupPropEntry, FdTypes, FdinfoEntry, FileEntry,
+        FileLockEntry, IpcDescEntry, IpcShmEntry, MemfdInodeEntry, PstreeEntry, SkOptsEntry,
+        SkUcred, TtyFileEntry, TtyInfoEntry, TtyType, UnixSkEntry,
     };
     use torpor_store::{Archive, Shelf, Store};
 
@@ -590,7 +593,7 @@ mod tests {
 
     #[test]
     fn whatever_a_plan_leaves_out_is_found() {
-        let kinds: [(&str, Pick); 25] = [
+        let kinds: [(&str, Pick); 28] = [
             ("capabilities", |ask| matches!(ask, Ask::Capabilities(_))),
             ("seccomp", |ask| matches!(ask, Ask::Seccomp(_))),
             ("new privileges", |ask| matches!(ask, Ask::NoNewPrivileges(_))),
@@ -602,6 +605,9 @@ mod tests {
             ("file", |ask| matches!(ask, Ask::Open { path, .. } if path == "/dev/null")),
             ("cgroup", |ask| matches!(ask, Ask::Cgroup { .. })),
             ("socket", |ask| matches!(ask, Ask::RawSocket { kind: "packet", .. })),
+            ("host names", |ask| matches!(ask, Ask::HostNames(_))),
+            ("clocks", |ask| matches!(ask, Ask::Clocks(_))),
+            ("descriptors", |ask| matches!(ask, Ask::Descriptors(_))),
             ("fanotify", |ask| matches!(ask, Ask::Fanotify { .. })),
             ("set-uid", |ask| matches!(ask, Ask::SetUid { .. })),
             ("link", |ask| matches!(ask, Ask::Link { name, .. } if name == "pair")),
@@ -627,6 +633,56 @@ mod tests {
         assert!(missing_without(&images, |_| false).is_empty());
         for (what, is) in kinds {
             assert!(!missing_without(&images, |request| is(&request.ask)).is_empty(), "{what}");
+        }
+    }
+
+    /// Those of the container, with what the tree of the archive does not have of itself: a lock, a
+    /// format of programs, a terminal, a socket with a name.
+    fn with_unlimited() -> ImageDir {
+        let images = copy("container");
+        let checkpoint = load::load(&images, load::Pages::Later).unwrap();
+        let table = u64::from(checkpoint.tasks[0].ids.files_id);
+        let lock = FileLockEntry { flag: 2, pid: 1, fd: 0, ..FileLockEntry::default() };
+        images.write_all(kind::FILE_LOCKS, 0, [&lock]).unwrap();
+        let (name, interpreter) = ("some".to_owned(), "/bin/cat".to_owned());
+        let extension = Some("x".to_owned());
+        let format = BinfmtMiscEntry { name, interpreter, extension, ..Default::default() };
+        images.write_all(kind::BINFMT_MISC, 0, [&format]).unwrap();
+        let info = TtyInfoEntry { id: 7, r#type: TtyType::Pty.into(), ..Default::default() };
+        images.write_all(kind::TTY_INFO, 0, [&info]).unwrap();
+        let mut files: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
+        let mut fds: Vec<FdinfoEntry> = images.read_all(kind::FDINFO, table).unwrap();
+        let of = |id: u32, ty: FdTypes| FileEntry { id, r#type: ty.into(), ..Default::default() };
+        let tty = TtyFileEntry { id: 90_001, tty_info_id: 7, ..TtyFileEntry::default() };
+        files.push(FileEntry { tty: Some(tty), ..of(90_001, FdTypes::Tty) });
+        let (id, name) = (90_002, b"\0name".to_vec());
+        let usk = UnixSkEntry { id, ino: id, name, r#type: 2, ..UnixSkEntry::default() };
+        files.push(FileEntry { usk: Some(usk), ..of(id, FdTypes::Unixsk) });
+        let added = files[files.len() - 2..].iter().zip(901..);
+        fds.extend(added.map(|(file, fd)| FdinfoEntry {
+            id: file.id,
+            r#type: file.r#type,
+            fd,
+            ..FdinfoEntry::default()
+        }));
+        images.write_all(kind::FILES, 0, &files).unwrap();
+        images.write_all(kind::FDINFO, table, &fds).unwrap();
+        images
+    }
+
+    #[test]
+    fn what_no_rule_limits_is_compared() {
+        let kinds: [(&str, Pick); 4] = [
+            ("lock", |ask| matches!(ask, Ask::Lock(_))),
+            ("format", |ask| matches!(ask, Ask::ProgramFormat(_))),
+            ("terminal", |ask| matches!(ask, Ask::Terminal(_))),
+            ("name", |ask| matches!(ask, Ask::Bind(name) if name.socket == 90_002)),
+        ];
+        let images = with_unlimited();
+        assert!(missing_without(&images, |_| false).is_empty());
+        for (what, is) in kinds {
+            let missing = missing_without(&images, |request| is(&request.ask));
+            assert_eq!(missing.len(), 1, "{what}: {missing:?}");
         }
     }
 }

@@ -4,12 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use torpor_images::proto::{
-    CoreEntry, FdinfoEntry, FileEntry, FsEntry, InventoryEntry, MmEntry, PstreeEntry,
-    TaskKobjIdsEntry, TorporNestedEntry, VmaEntry,
+    CoreEntry, FileEntry, FsEntry, InventoryEntry, MmEntry, PstreeEntry, TaskKobjIdsEntry,
+    TorporNestedEntry, VmaEntry,
 };
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_policy::seccomp::Filters;
-use torpor_policy::{Credentials, NsSet, ProcessLimits, Scheduling, Seccomp};
+use torpor_policy::{Credentials, Descriptor, NsSet, ProcessLimits, Scheduling, Seccomp};
 
 use super::pages;
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ pub struct TaskImage {
     /// Its pages.
     pub pages: Arc<pages::Pages>,
     /// Its descriptors, by number; empty if a task before it has the same table.
-    pub fds: Vec<FdinfoEntry>,
+    pub fds: Vec<Descriptor>,
     /// Working directory, root, umask.
     pub fs: Option<FsEntry>,
 }
@@ -266,11 +266,7 @@ fn load_task(
     let mm: MmEntry = images.read_one(kind::MM, pid)?;
     check_vmas(&kind::MM.file_name(pid), &mm.vmas)?;
     let fds = if tables.insert(ids.files_id) {
-        // A table without descriptors has no image.
-        let table = u64::from(ids.files_id);
-        let mut fds: Vec<FdinfoEntry> = images.read_all_or_empty(kind::FDINFO, table)?;
-        fds.sort_by_key(|f| f.fd);
-        fds
+        Descriptor::all(images, ids.files_id)?
     } else {
         Vec::new()
     };
@@ -355,19 +351,10 @@ fn check_paths(checkpoint: &Checkpoint, task: &TaskImage) -> Result<()> {
 fn check_references(checkpoint: &Checkpoint) -> Result<()> {
     for task in &checkpoint.tasks {
         check_paths(checkpoint, task)?;
-        let mut last = None;
-        for fd in &task.fds {
+        if let Some(fd) = task.fds.iter().find(|fd| !checkpoint.files.contains_key(&fd.file)) {
             let image = kind::FDINFO.file_name(u64::from(task.ids.files_id));
-            if !checkpoint.files.contains_key(&fd.id) {
-                return Err(Error::invalid(
-                    image,
-                    format!("fd {} is file {}, which files.img lacks", fd.fd, fd.id),
-                ));
-            }
-            if last == Some(fd.fd) || fd.fd > i32::MAX.cast_unsigned() {
-                return Err(Error::invalid(image, format!("fd {} is impossible", fd.fd)));
-            }
-            last = Some(fd.fd);
+            let reason = format!("fd {} is file {}, which files.img lacks", fd.fd, fd.file);
+            return Err(Error::invalid(image, reason));
         }
         for vma in task.vmas() {
             let of_file = status::FILE_PRIVATE | status::FILE_SHARED | status::MEMFD;

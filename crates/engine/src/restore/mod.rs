@@ -132,7 +132,7 @@ impl<'a> Restore<'a> {
         };
         listed::check(&view, &plan)?;
         if opts.refuse_unused {
-            unused::check(opts, &images, &checkpoint)?;
+            unused::check(opts, &images, &checkpoint, &planned.spaces)?;
         }
         images.stop_pinning(|name| !load::is_loaded(name));
         let Checkpoint { tasks, files, .. } = checkpoint;
@@ -382,6 +382,7 @@ impl<'a> Restore<'a> {
             ns.file = known.and_then(|known| known.file.take());
             ns.pid = self.tasks.get(ns.task).map_or(0, |task| task.pid);
         }
+        std::mem::swap(&mut self.ns.clocks, &mut last.ns.clocks);
         std::mem::swap(&mut self.ns, &mut last.ns);
         self.opts = last.opts;
         std::mem::swap(&mut self.images, &mut last.images);

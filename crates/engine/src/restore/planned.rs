@@ -5,7 +5,7 @@
 
 use torpor_images::ImageDir;
 use torpor_policy::groups::{Groups, Reading, set_of};
-use torpor_policy::{Passed, Request, nested_users};
+use torpor_policy::{GivenNamespace, Passed, Request, nested_users};
 
 use super::load::Checkpoint;
 use crate::error::Result;
@@ -38,6 +38,10 @@ impl Planned {
         plan: &[Request],
     ) -> Result<Self> {
         let mut spaces = Namespaces::list(checkpoint.tasks.iter().map(|task| task.homes));
+        for ns in spaces.all.iter().filter(|ns| !ns.is_host) {
+            let given = GivenNamespace::read(images, (ns.kind, ns.id), ns.task == 0, passed)?;
+            spaces.given.extend(given.map(|given| (ns.id, given)));
+        }
         let user = spaces.own_user().map(|ns| ns.id);
         let maps = match user {
             // The ids of the images are then those of another namespace than their own.

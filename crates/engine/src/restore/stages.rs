@@ -333,7 +333,7 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
 fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
     tree::join_groups(cx)?;
-    namespace::time::restore_others(&cx.images, &cx.ns, &mut cx.tasks)?;
+    namespace::time::restore_others(&cx.images, &mut cx.ns, &mut cx.tasks)?;
     for task in 0..cx.tasks.len() {
         task::restore_paths(cx, task)?;
     }

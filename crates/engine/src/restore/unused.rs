@@ -3,15 +3,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use torpor_images::proto::{FdTypes, PidnsEntry, TtyInfoEntry};
-use torpor_images::{ImageDir, kind};
-use torpor_policy::network::{NetDevice, NetKind, Network, external_key};
+use torpor_images::ImageDir;
+use torpor_images::proto::FdTypes;
+use torpor_policy::Terminal;
+use torpor_policy::network::{NetDevice, NetKind, Network};
 
 use super::load::Checkpoint;
 use crate::error::{Error, Result};
 use crate::external::External;
-use crate::namespace::NsKind;
 use crate::namespace::net::conf;
+use crate::namespace::{Namespaces, NsKind};
 use crate::options::{JoinNs, Options};
 
 /// Refuses descriptors of `--inherit-fd` and devices of `--external` that nothing in the images
@@ -20,7 +21,12 @@ use crate::options::{JoinNs, Options};
 ///
 /// # Errors
 /// The option, and what there is instead; damaged images.
-pub(super) fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) -> Result<()> {
+pub(super) fn check(
+    opts: &Options,
+    images: &ImageDir,
+    checkpoint: &Checkpoint,
+    namespaces: &Namespaces,
+) -> Result<()> {
     joined(&opts.join_ns)?;
     let is_device = |external: &External| {
         matches!(
@@ -31,7 +37,7 @@ pub(super) fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) 
     if opts.inherit_fd.is_empty() && !opts.external.iter().any(is_device) {
         return Ok(());
     }
-    let spaces = SpacesGiven::read(images, checkpoint)?;
+    let spaces = SpacesGiven::read(images, namespaces)?;
     let keys = keys(images, checkpoint, &spaces)?;
     for inherit in &opts.inherit_fd {
         let is_terminal = inherit.key.starts_with("tty[");
@@ -102,20 +108,13 @@ struct SpacesGiven {
 }
 
 impl SpacesGiven {
-    fn read(images: &ImageDir, checkpoint: &Checkpoint) -> Result<Self> {
-        let ids = |kind: NsKind| -> HashSet<u32> {
-            checkpoint.tasks.iter().filter_map(|task| task.homes.own(kind)).collect()
-        };
-        let mut spaces = SpacesGiven { external: HashSet::new(), devices: Vec::new() };
-        for id in ids(NsKind::Net) {
-            spaces.external.extend(external_key(images, id)?);
-            spaces.devices.extend(Network::read(images, id, &conf::NAMES)?.devices);
+    fn read(images: &ImageDir, namespaces: &Namespaces) -> Result<Self> {
+        let external = namespaces.given.values().filter_map(|given| given.key.clone()).collect();
+        let mut devices = Vec::new();
+        for ns in namespaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host) {
+            devices.extend(Network::read(images, ns.id, &conf::NAMES)?.devices);
         }
-        for id in ids(NsKind::Pid) {
-            let entry: Option<PidnsEntry> = images.read_opt(kind::PIDNS, id.into())?;
-            spaces.external.extend(entry.and_then(|entry| entry.ext_key));
-        }
-        Ok(spaces)
+        Ok(SpacesGiven { external, devices })
     }
 }
 
@@ -139,8 +138,8 @@ fn keys(
     }
     let paths = checkpoint.files.values().filter_map(|file| file.reg.as_ref());
     keys.extend(paths.map(|reg| bare(&String::from_utf8_lossy(&reg.name)).to_owned()));
-    for tty in images.read_all_or_empty::<TtyInfoEntry>(kind::TTY_INFO, 0)? {
-        keys.insert(format!("tty[{:x}:{:x}]", tty.rdev, tty.dev.unwrap_or(0)));
+    for terminal in Terminal::all(images)? {
+        keys.insert(format!("tty[{:x}:{:x}]", terminal.rdev, terminal.devpts.unwrap_or(0)));
     }
     Ok(keys)
 }

@@ -9,6 +9,7 @@ use torpor_images::proto::{
 
 use super::settings;
 use crate::credentials::Credentials;
+use crate::descriptor::Descriptor;
 use crate::error::Result;
 use crate::limits::ProcessLimits;
 use crate::namespace::{NsKind, NsSet};
@@ -38,6 +39,12 @@ pub struct Task<'a> {
     pub scheduling: &'a [Scheduling],
     /// Its mappings.
     pub vmas: &'a [VmaEntry],
+    /// The number of its table of descriptors.
+    pub table: u32,
+    /// What is in that; nothing, if an earlier task has the same table.
+    pub fds: &'a [Descriptor],
+    /// The open files that are its program, its working directory and its root.
+    pub places: [Option<u32>; 3],
     /// It has ended and only waits to be noticed.
     pub zombie: bool,
 }

@@ -20,6 +20,8 @@ pub mod settings;
 mod socket_options;
 mod sockets;
 mod tasks;
+mod unlimited;
+mod unreferenced;
 pub mod uses;
 
 use torpor_images::kind;
@@ -33,6 +35,7 @@ pub use self::mounts::mounts;
 pub use self::references::{check as check_references, network_of};
 pub use self::routing::{Addresses, route, rule};
 pub use crate::error::{Error, Result};
+use crate::given::GivenNamespace;
 use crate::namespace::NsKind;
 use crate::nested::NestedUser;
 use crate::passed::Passed;
@@ -50,7 +53,7 @@ pub fn collect(
     references::check(checkpoint)?;
     let mounts = mounts(checkpoint.images, &checkpoint.namespaces(NsKind::Mnt), passed)?;
     let mut all = Requests::default();
-    namespaces(checkpoint, &mut all);
+    namespaces(checkpoint, passed, &mut all)?;
     let maps = user_namespace(checkpoint, passed, &mut all)?;
     nested(&checkpoint.nested_users()?, &maps, &mut all);
     tasks::collect(checkpoint, &maps, &mut all);
@@ -62,6 +65,7 @@ pub fn collect(
     sockets::connections(checkpoint, passed, &mut all)?;
     ports::collect(checkpoint, settings.here, passed, &maps, &mut all)?;
     ipc::collect(checkpoint, settings.fresh, passed, &maps, &mut all)?;
+    unlimited::collect(checkpoint, &mut all)?;
     for mount in mounts {
         all.add(kind::MNTS.file_name(mount.space.into()), None, Ask::Mount(mount));
     }
@@ -73,7 +77,7 @@ pub fn collect(
 
 /// What of [`collect`] belongs to no namespace, file system or network: limits, scheduling, what takes a
 /// capability, sizes of pipes, sockets (options, ports, peers, connections), objects of IPC namespaces,
-/// files in memory, devices that groups allow.
+/// files in memory, devices that groups allow. And what no rule limits.
 /// It is cheap: who restores compares it with a plan that somebody else has read.
 ///
 /// # Errors
@@ -94,19 +98,26 @@ pub fn powers(
     ipc::objects(checkpoint, passed, &maps, &mut all)?;
     files::memory_files(checkpoint, &mut all)?;
     groups::devices(checkpoint, passed, &mut all)?;
+    unlimited::collect(checkpoint, &mut all)?;
     Ok(all.0)
 }
 
-/// The namespaces that are made.
-fn namespaces(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
+/// The namespaces that are made, and those that the caller gives.
+fn namespaces(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Requests) -> Result<()> {
+    let root = checkpoint.tasks.first();
     for kind in KINDS {
+        let roots = root.and_then(|root| root.homes.own(kind));
         for number in checkpoint.namespaces(kind) {
             let lives_there = |task: &&Task<'_>| task.homes.own(kind) == Some(number);
             let task = checkpoint.tasks.iter().find(lives_there).map(|task| task.pid);
             let image = kind::CORE.file_name(task.unwrap_or(0).into());
-            all.add(image, task, Ask::Namespace { kind: kind.name(), number });
+            let is_roots = roots == Some(number);
+            let given = GivenNamespace::read(checkpoint.images, (kind, number), is_roots, passed)?;
+            let made = Ask::Namespace { kind: kind.name(), number };
+            all.add(image, task, given.map_or(made, Ask::GivenNamespace));
         }
     }
+    Ok(())
 }
 
 fn user_namespace(

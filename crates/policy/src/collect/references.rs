@@ -16,7 +16,7 @@ use torpor_images::{ImageDir, Kind, kind};
 
 use super::checkpoint::{Checkpoint, KINDS};
 use super::mounts::DEVICE_KEY;
-use super::parts;
+use super::{parts, unreferenced};
 use crate::error::{Error, Result};
 use crate::namespace::NsKind;
 
@@ -68,6 +68,7 @@ pub fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     packets(checkpoint)?;
     remaps(checkpoint)?;
     named_once(checkpoint.images)?;
+    unreferenced::check(checkpoint)?;
     let mounts = mounts(checkpoint)?;
     places(checkpoint, &mounts)?;
     groups(checkpoint)

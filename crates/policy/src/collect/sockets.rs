@@ -21,9 +21,7 @@ use crate::signal_owner::SignalOwner;
 use crate::socket::SocketKind;
 use crate::socket_options::SocketOptions;
 use crate::tcp_stream::TcpStream;
-
-/// The flag of a Unix socket that is not the tasks' (`uflags`).
-const EXTERNAL: u32 = 1;
+use crate::unix_name::EXTERNAL;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,

@@ -12,7 +12,7 @@
 //! | processors, NUMA policy, timer slack, personality | nothing: any thread may choose |
 //! | fanotify | `files.fanotify` (`sockets.rs`) |
 //! | tun | `files.devices`, and `network.links` with a device (`sockets.rs`) |
-//! | terminals | `files.devices`, once they are open |
+//! | terminals | `files.devices`, once they are open; `capabilities.use`, if settings are locked |
 //! | leases | `capabilities.use`, on files of others, once they are open |
 //! | POSIX message queues | `limits.raise` and `ipc.sysctls` (`ipc.rs`) |
 //! | signalfd, eventfd, epoll, inotify, memfd, pidfd of a task of the tree | nothing: anybody makes them |
@@ -33,6 +33,7 @@ use crate::locked::Locked;
 use crate::passed::Passed;
 use crate::pipe::PipeContent;
 use crate::request::Ask;
+use crate::terminal::Terminal;
 use crate::timers::{Timerfd, Timers};
 use crate::userfaultfd::Userfaultfd;
 use crate::words::{LOCKED_MEMORY, PIPE_SIZE};
@@ -65,6 +66,10 @@ pub(super) fn collect(
         if pinned > most_locked(passed) {
             all.add(&*image, None, Ask::Raise { name: LOCKED_MEMORY, to: pinned.into() });
         }
+    }
+    for terminal in Terminal::all(checkpoint.images)? {
+        let image = kind::TTY_INFO.file_name(0);
+        terminal.use_of().into_iter().for_each(|ask| all.add(&*image, None, ask));
     }
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
         of_task(task, passed, all);

@@ -4,8 +4,10 @@
 mod archives;
 mod devices;
 mod groups;
+mod leftovers;
 mod mounts;
 mod namespaces;
+mod sockets;
 mod watches;
 
 use std::fs;
@@ -13,8 +15,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use torpor_images::proto::{
-    CgroupEntry, CoreEntry, FdTypes, FdinfoEntry, FileEntry, InventoryEntry, MmEntry, MntEntry,
-    PstreeEntry, TaskKobjIdsEntry,
+    CgroupEntry, CoreEntry, FdTypes, FdinfoEntry, FileEntry, FilePermsEntry, InventoryEntry,
+    MmEntry, MntEntry, PstreeEntry, TaskKobjIdsEntry, UnixSkEntry,
 };
 use torpor_images::{ImageDir, kind};
 use torpor_runtimes_tests::command::{Run, command};
@@ -254,6 +256,30 @@ impl Images {
             xattr_security_selinux: None,
         });
         self.dir.write_all(kind::FDINFO, table, &fds).unwrap();
+    }
+
+    /// Adds a Unix socket that listens by a name, with its file on the volume /vol: set-uid, and of
+    /// a user of its own.
+    pub(crate) fn listen(&self, name: &str, path: &str) {
+        let mut mount = 0;
+        self.mounts(|mounts| mount = at(mounts, "/vol").mnt_id);
+        let path = (path != name).then(|| path.as_bytes().to_vec());
+        self.open(FdTypes::Unixsk, |entry| {
+            entry.usk = Some(UnixSkEntry {
+                id: entry.id,
+                ino: 900_001,
+                r#type: 1,
+                state: 10,
+                flags: 2, // O_RDWR
+                backlog: 1,
+                name: [name.as_bytes(), b"\0"].concat(),
+                mnt_id: Some(mount.cast_signed()),
+                ns_id: self.root_ids().net_ns_id,
+                file_perms: Some(FilePermsEntry { mode: 0o104_777, uid: 4711, gid: 4711 }),
+                torpor_path: path,
+                ..UnixSkEntry::default()
+            });
+        });
     }
 
     /// The number of the file that has this end of its path.

@@ -4,9 +4,10 @@ use std::os::fd::AsFd;
 
 use rustix::termios::Winsize;
 use torpor_images::proto::{TermiosEntry, TtyInfoEntry, WinsizeEntry};
+use torpor_policy::{Terminal, TerminalSettings};
 use torpor_sys::tty::{self, Locked, Termios};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 
 /// Adds the settings of a terminal to its entry. One that is hung up has none any
 /// more.
@@ -64,69 +65,38 @@ fn entry(termios: &Termios) -> TermiosEntry {
     }
 }
 
-/// The settings in an entry.
+/// Gives a terminal settings of an image.
 ///
 /// # Errors
-/// Numbers that do not fit.
-pub(super) fn termios(entry: &TermiosEntry) -> Result<Termios> {
-    let line = u8::try_from(entry.c_line).map_err(|_| {
-        Error::invalid("tty-info.img", format!("{} is no line discipline", entry.c_line))
-    })?;
-    let mut cc = [0; 19];
-    for (to, from) in cc.iter_mut().zip(entry.c_cc.iter().flat_map(|word| word.to_le_bytes())) {
-        *to = from;
-    }
-    Ok(Termios {
-        iflag: entry.c_iflag,
-        oflag: entry.c_oflag,
-        cflag: entry.c_cflag,
-        lflag: entry.c_lflag,
-        line,
-        cc,
-        ispeed: entry.c_ispeed,
-        ospeed: entry.c_ospeed,
-    })
+/// If the kernel refuses a setting.
+pub(super) fn set(tty: impl AsFd, settings: &TerminalSettings) -> Result<()> {
+    tty::set_termios(tty, &termios(settings)).context(|| "TCSETS2".to_owned())
 }
 
-/// Gives a terminal the settings of an entry.
+fn termios(settings: &TerminalSettings) -> Termios {
+    let TerminalSettings { flags, line, characters: cc, speeds } = *settings;
+    let ([iflag, oflag, cflag, lflag], [ispeed, ospeed]) = (flags, speeds);
+    Termios { iflag, oflag, cflag, lflag, line, cc, ispeed, ospeed }
+}
+
+/// Gives a terminal the settings that it had.
 ///
 /// # Errors
-/// If the kernel refuses a setting (`CAP_SYS_ADMIN` locks settings); numbers that do not fit.
-pub(super) fn write(tty: impl AsFd, info: &TtyInfoEntry) -> Result<()> {
-    if let Some(entry) = &info.termios {
-        tty::set_termios(&tty, &termios(entry)?).context(|| "TCSETS2".to_owned())?;
+/// If the kernel refuses a setting (`CAP_SYS_ADMIN` locks settings).
+pub(super) fn write(tty: impl AsFd, terminal: &Terminal) -> Result<()> {
+    if let Some(settings) = &terminal.settings {
+        set(&tty, settings)?;
     }
-    if let Some(entry) = &info.termios_locked {
-        let all = termios(entry)?;
-        let locked = Locked {
-            iflag: all.iflag,
-            oflag: all.oflag,
-            cflag: all.cflag,
-            lflag: all.lflag,
-            line: all.line,
-            cc: all.cc,
-        };
-        if locked != Locked::default() {
-            tty::set_locked(&tty, &locked).context(|| "TIOCSLCKTRMIOS".to_owned())?;
-        }
+    if let Some(kept) = &terminal.kept {
+        let Termios { iflag, oflag, cflag, lflag, line, cc, .. } = termios(kept);
+        let locked = Locked { iflag, oflag, cflag, lflag, line, cc };
+        tty::set_locked(&tty, &locked).context(|| "TIOCSLCKTRMIOS".to_owned())?;
     }
-    if let Some(size) = &info.winsize {
-        rustix::termios::tcsetwinsize(&tty, winsize(size)?).context(|| "TIOCSWINSZ".to_owned())?;
+    if let Some([ws_row, ws_col, ws_xpixel, ws_ypixel]) = terminal.size {
+        let size = Winsize { ws_row, ws_col, ws_xpixel, ws_ypixel };
+        rustix::termios::tcsetwinsize(&tty, size).context(|| "TIOCSWINSZ".to_owned())?;
     }
     Ok(())
-}
-
-fn winsize(entry: &WinsizeEntry) -> Result<Winsize> {
-    let number = |value: u32| {
-        u16::try_from(value)
-            .map_err(|_| Error::invalid("tty-info.img", format!("a size of {value}")))
-    };
-    Ok(Winsize {
-        ws_row: number(entry.ws_row)?,
-        ws_col: number(entry.ws_col)?,
-        ws_xpixel: number(entry.ws_xpixel)?,
-        ws_ypixel: number(entry.ws_ypixel)?,
-    })
 }
 
 #[cfg(test)]
@@ -142,10 +112,11 @@ mod tests {
         let first = [0x0403_0201, 0x0807_0605, 0x0c0b_0a09, 0x100f_0e0d, 0x0013_1211];
         assert_eq!(packed.c_cc[..5], first);
         assert_eq!(packed.c_cc[5..], [0; 14]);
-        assert_eq!(termios(&packed).unwrap(), settings);
+        let read = |packed: &TermiosEntry| termios(&TerminalSettings::read(packed).unwrap());
+        assert_eq!(read(&packed), settings);
         // What lies behind the last of them is whatever CRIU's memory held.
         packed.c_cc[4] |= 0xff00_0000;
         packed.c_cc[9] = u32::MAX;
-        assert_eq!(termios(&packed).unwrap(), settings);
+        assert_eq!(read(&packed), settings);
     }
 }

@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::PidfdGetfdFlags;
-use torpor_images::proto::{FileEntry, TtyDataEntry, TtyFileEntry, TtyInfoEntry, TtyType};
+use torpor_images::proto::{FileEntry, TtyDataEntry, TtyFileEntry};
 use torpor_images::{ImageDir, kind};
-use torpor_policy::PathFile;
+use torpor_policy::{PathFile, Terminal, TerminalKind};
 use torpor_sys::tty;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, RemoteAddr, Tracee};
@@ -36,7 +36,7 @@ const TRANSPORT: i32 = 8;
 /// The terminals of the images, and what has become of them.
 #[derive(Debug, Default)]
 pub(crate) struct TtyRestorer {
-    infos: HashMap<u32, TtyInfoEntry>,
+    infos: HashMap<u32, Terminal>,
     /// The pair that each end belongs to: devpts instance and number.
     keys: HashMap<u32, (u32, u32)>,
     data: HashMap<u32, Vec<u8>>,
@@ -62,12 +62,8 @@ impl TtyRestorer {
     /// # Errors
     /// If images are damaged, or contradict each other.
     pub(crate) fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
-        for info in images.read_all_or_empty::<TtyInfoEntry>(kind::TTY_INFO, 0)? {
-            if let Some(termios) = &info.termios {
-                info::termios(termios)?;
-            }
-            self.infos.insert(info.id, info);
-        }
+        let all = Terminal::all(images)?.into_iter();
+        self.infos = all.map(|terminal| (terminal.id, terminal)).collect();
         self.keys = pair_up(&self.infos);
         for data in images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)? {
             self.data.insert(data.tty_id, data.data);
@@ -88,20 +84,17 @@ impl TtyRestorer {
     pub(crate) fn open(&mut self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let file = *part(entry.id, entry.tty.as_ref(), "terminal")?;
         let info = self.info(&file)?;
-        match info.r#type() {
-            TtyType::ExtTty => external(cx, &info),
-            TtyType::Ctty => self.open_current(cx, &file, &info),
-            TtyType::Pty if self.is_ours(cx, &info) => inherited_terminal(cx, &file),
-            TtyType::Pty => self.open_pty(cx, &file, &info),
-            TtyType::Console | TtyType::Vt | TtyType::Serial => {
+        match info.kind {
+            TerminalKind::Given => external(cx, &info),
+            TerminalKind::Current => self.open_current(cx, &file, &info),
+            TerminalKind::Pair if self.is_ours(cx, &info) => inherited_terminal(cx, &file),
+            TerminalKind::Pair => self.open_pty(cx, &file, &info),
+            TerminalKind::Console | TerminalKind::Virtual | TerminalKind::Serial => {
                 let path = node(cx, &file)?;
                 let (mnt_id, flags) = (path.mount, open_flags(file.flags));
                 let opened = cx.roots.open_path(mnt_id, &path.path, flags, Mode::empty())?;
                 cx.check_opened(&path.path, &opened)?;
                 Ok(opened)
-            }
-            TtyType::Unknown => {
-                Err(Error::invalid(INFO, format!("terminal {} is of no known type", info.id)))
             }
         }
     }
@@ -128,7 +121,7 @@ impl TtyRestorer {
         for task in 0..cx.tasks.len() {
             let leader = cx.tasks[task].vpid.cast_unsigned();
             let Some(info) = self.controlling(cx, leader) else { continue };
-            let group = pid::group_seen_by(cx.tasks, task, info.pgrp);
+            let group = pid::group_seen_by(cx.tasks, task, info.group);
             if group == 0 || cx.tasks[task].image.is_zombie() {
                 continue;
             }
@@ -153,18 +146,18 @@ impl TtyRestorer {
 /// The instance of devpts and the number in it that each end of a pair belongs to.
 /// CRIU's images do not tell the instance of a master that was opened outside of it:
 /// such a one belongs to a slave of its number that has no other.
-fn pair_up(infos: &HashMap<u32, TtyInfoEntry>) -> HashMap<u32, (u32, u32)> {
-    let key = |info: &TtyInfoEntry| Some((info.dev.unwrap_or(0), info.pty?.index));
+fn pair_up(infos: &HashMap<u32, Terminal>) -> HashMap<u32, (u32, u32)> {
+    let key = |info: &Terminal| Some((info.devpts.unwrap_or(0), info.pair?));
     let mut keys: HashMap<u32, (u32, u32)> =
         infos.values().filter_map(|info| Some((info.id, key(info)?))).collect();
     let (masters, slaves): (Vec<_>, Vec<_>) =
-        infos.values().filter(|info| info.pty.is_some()).partition(|info| is_master(info));
-    let has_master = |slave: &TtyInfoEntry| masters.iter().any(|m| key(m) == key(slave));
+        infos.values().filter(|info| info.pair.is_some()).partition(|info| is_master(info));
+    let has_master = |slave: &Terminal| masters.iter().any(|m| key(m) == key(slave));
     for master in &masters {
         if slaves.iter().any(|slave| key(slave) == key(master)) {
             continue;
         }
-        let other = slaves.iter().find(|slave| slave.pty == master.pty && !has_master(slave));
+        let other = slaves.iter().find(|slave| slave.pair == master.pair && !has_master(slave));
         if let Some(key) = other.and_then(|slave| key(slave)) {
             keys.insert(master.id, key);
         }
@@ -172,11 +165,11 @@ fn pair_up(infos: &HashMap<u32, TtyInfoEntry>) -> HashMap<u32, (u32, u32)> {
     keys
 }
 
-fn key_in(keys: &HashMap<u32, (u32, u32)>, info: &TtyInfoEntry) -> (u32, u32) {
+fn key_in(keys: &HashMap<u32, (u32, u32)>, info: &Terminal) -> (u32, u32) {
     keys.get(&info.id).copied().unwrap_or_default()
 }
 
-fn is_master(info: &TtyInfoEntry) -> bool {
+fn is_master(info: &Terminal) -> bool {
     TtyNode::of(u64::from(info.rdev)) == Some(TtyNode::Master)
 }
 
@@ -190,8 +183,8 @@ fn node(cx: &Opener<'_>, file: &TtyFileEntry) -> Result<PathFile> {
 }
 
 /// A terminal that the caller brings.
-fn external(cx: &Opener<'_>, info: &TtyInfoEntry) -> Result<OwnedFd> {
-    let key = format!("tty[{:x}:{:x}]", info.rdev, info.dev.unwrap_or(0));
+fn external(cx: &Opener<'_>, info: &Terminal) -> Result<OwnedFd> {
+    let key = format!("tty[{:x}:{:x}]", info.rdev, info.devpts.unwrap_or(0));
     match ext::inherited(cx.opts, &key) {
         Some(file) => duplicate(file),
         None => Err(Error::Unsupported(format!(
@@ -212,11 +205,11 @@ fn inherited_terminal(cx: &Opener<'_>, file: &TtyFileEntry) -> Result<OwnedFd> {
 }
 
 impl TtyRestorer {
-    fn key_of(&self, info: &TtyInfoEntry) -> (u32, u32) {
+    fn key_of(&self, info: &Terminal) -> (u32, u32) {
         key_in(&self.keys, info)
     }
 
-    fn info(&self, file: &TtyFileEntry) -> Result<TtyInfoEntry> {
+    fn info(&self, file: &TtyFileEntry) -> Result<Terminal> {
         self.infos.get(&file.tty_info_id).cloned().ok_or_else(|| {
             let reason = format!("no terminal {} for file {}", file.tty_info_id, file.id);
             Error::invalid(INFO, reason)
@@ -226,16 +219,16 @@ impl TtyRestorer {
     /// Whether the end of a pair in the tree belongs to the caller's terminal. Where the
     /// caller takes masters as well, that is one without a path in the tree: runc asks
     /// for both always.
-    fn is_ours(&self, cx: &Opener<'_>, info: &TtyInfoEntry) -> bool {
+    fn is_ours(&self, cx: &Opener<'_>, info: &Terminal) -> bool {
         let mut files = self.files.iter().filter(|file| file.tty_info_id == info.id);
         cx.opts.shell_job
             && !(cx.opts.files.orphan_pts_master && files.any(|file| node(cx, file).is_ok()))
-            && info.termios.is_some()
+            && info.settings.is_some()
             && self.master_of(info).is_none()
     }
 
     /// The description of the master of a pair, if the tree has it.
-    fn master_of(&self, info: &TtyInfoEntry) -> Option<TtyFileEntry> {
+    fn master_of(&self, info: &Terminal) -> Option<TtyFileEntry> {
         let is_it = |file: &&TtyFileEntry| {
             self.infos
                 .get(&file.tty_info_id)
@@ -248,7 +241,7 @@ impl TtyRestorer {
         &mut self,
         cx: &mut Opener<'_>,
         file: &TtyFileEntry,
-        info: &TtyInfoEntry,
+        info: &Terminal,
     ) -> Result<OwnedFd> {
         let pair = self.pair(cx, info)?;
         if is_master(info) {
@@ -259,7 +252,7 @@ impl TtyRestorer {
         cx.mounts.mount_terminals()?;
         // By its path, which may be one that a container runtime has given it. A slave
         // that was hung up had the path of whoever has the number now.
-        if info.termios.is_some()
+        if info.settings.is_some()
             && let Ok(path) = node(cx, file)
             && let Ok(slave) = cx.roots.open_path(path.mount, &path.path, flags, Mode::empty())
             && is_same_device(&slave, &pair.master)?
@@ -271,7 +264,7 @@ impl TtyRestorer {
     }
 
     /// The pair that `info` is an end of; it is made if need be.
-    fn pair(&mut self, cx: &mut Opener<'_>, info: &TtyInfoEntry) -> Result<&Pair> {
+    fn pair(&mut self, cx: &mut Opener<'_>, info: &Terminal) -> Result<&Pair> {
         let key = self.key_of(info);
         if !self.pairs.contains_key(&key) {
             let pair = self.make(cx, info)?;
@@ -280,17 +273,17 @@ impl TtyRestorer {
         self.pairs.get(&key).ok_or_else(|| Error::invalid(INFO, "a pair without ends"))
     }
 
-    fn make(&self, cx: &Opener<'_>, info: &TtyInfoEntry) -> Result<Pair> {
+    fn make(&self, cx: &Opener<'_>, info: &Terminal) -> Result<Pair> {
         let key = self.key_of(info);
         let master_file = self.master_of(info);
         let master = open_master(cx, self.multiplexers(cx, info, master_file), key.1)?;
         let ends =
-            || self.infos.values().filter(|info| self.key_of(info) == key && info.pty.is_some());
+            || self.infos.values().filter(|info| self.key_of(info) == key && info.pair.is_some());
         let what = |text: &'static str| move || text.to_owned();
         let has_slave = ends().any(|info| {
             !is_master(info)
-                || info.torpor_slave_closed()
-                || info.sid != 0
+                || info.slave_closed
+                || info.session != 0
                 || self.data.contains_key(&info.id)
         });
         tty::lock_slave(&master, false).context(what("TIOCSPTLCK"))?;
@@ -306,19 +299,19 @@ impl TtyRestorer {
             }
         }
         // Both ends have the same settings; without a slave, the master's will do.
-        if let Some(info) = ends().find(|info| info.termios.is_some()) {
+        if let Some(info) = ends().find(|info| info.settings.is_some()) {
             info::write(slave.as_ref().unwrap_or(&master), info)?;
         }
         Ok(Pair { master, slave, has_master: master_file.is_some() })
     }
 
     /// Queues the data of one end; sets the owner of the slave's node.
-    fn fill(&self, cx: &Opener<'_>, slave: &OwnedFd, info: &TtyInfoEntry) -> Result<()> {
+    fn fill(&self, cx: &Opener<'_>, slave: &OwnedFd, info: &Terminal) -> Result<()> {
         let data = self.data.get(&info.id).map(Vec::as_slice).unwrap_or_default();
         if is_master(info) {
             return queue::put_output(slave, data);
         }
-        if let (Some(uid), Some(gid)) = (info.uid, info.gid) {
+        if let Some((uid, gid)) = info.owner {
             let (uid, gid) = outside(cx.id_maps, uid, gid);
             rustix::fs::fchown(slave, uid, gid).context(|| "fchown a terminal".to_owned())?;
         }
@@ -328,8 +321,8 @@ impl TtyRestorer {
                 .context(|| "fchmod a terminal".to_owned())?;
         }
         // In line mode the ends of lines depend on the settings.
-        if let Some(entry) = &info.termios {
-            tty::set_termios(slave, &info::termios(entry)?).context(|| "TCSETS2".to_owned())?;
+        if let Some(settings) = &info.settings {
+            info::set(slave, settings)?;
         }
         queue::put_input(slave, data)
     }
@@ -339,7 +332,7 @@ impl TtyRestorer {
     fn multiplexers(
         &self,
         cx: &Opener<'_>,
-        info: &TtyInfoEntry,
+        info: &Terminal,
         master: Option<TtyFileEntry>,
     ) -> Vec<(i32, Vec<u8>, OFlags)> {
         let flags = OFlags::RDWR | OFlags::NOCTTY;
@@ -363,14 +356,14 @@ impl TtyRestorer {
     }
 
     /// The terminal that controls the session of `leader`, if it is a pair of the images.
-    fn controlling(&self, cx: &Opener<'_>, leader: u32) -> Option<TtyInfoEntry> {
-        let mut ends = self.infos.values().filter(|info| info.r#type() == TtyType::Pty);
-        let found = ends.find(|info| info.sid == leader && leader != 0)?;
+    fn controlling(&self, cx: &Opener<'_>, leader: u32) -> Option<Terminal> {
+        let mut ends = self.infos.values().filter(|info| info.kind == TerminalKind::Pair);
+        let found = ends.find(|info| info.session == leader && leader != 0)?;
         (!self.is_ours(cx, found)).then(|| found.clone())
     }
 
     /// A slave of a pair for our own use.
-    fn slave(&mut self, cx: &mut Opener<'_>, info: &TtyInfoEntry) -> Result<OwnedFd> {
+    fn slave(&mut self, cx: &mut Opener<'_>, info: &Terminal) -> Result<OwnedFd> {
         match &self.pair(cx, info)?.slave {
             Some(slave) => duplicate(slave.as_fd()),
             None => Err(Error::invalid(INFO, format!("terminal {} has no slave", info.id))),
@@ -382,14 +375,14 @@ impl TtyRestorer {
         &self,
         cx: &mut Opener<'_>,
         file: &TtyFileEntry,
-        info: &TtyInfoEntry,
+        info: &Terminal,
     ) -> Result<OwnedFd> {
         let member = cx
             .tasks
             .iter()
-            .position(|task| task.image.tree.sid == info.sid && !task.image.is_zombie());
+            .position(|task| task.image.tree.sid == info.session && !task.image.is_zombie());
         let member = member.ok_or_else(|| {
-            Error::invalid(INFO, format!("/dev/tty of session {}, which has no task", info.sid))
+            Error::invalid(INFO, format!("/dev/tty of session {}, which has no task", info.session))
         })?;
         let path = node(cx, file)?.path;
         let opened = open_inside(cx.tasks.remote(member)?, &path, open_flags(file.flags))?;
@@ -441,13 +434,13 @@ fn is_same_device(slave: &OwnedFd, master: &OwnedFd) -> Result<bool> {
 fn finish<'i>(
     opts: &Options,
     pair: Pair,
-    infos: impl Iterator<Item = &'i TtyInfoEntry>,
+    infos: impl Iterator<Item = &'i Terminal>,
 ) -> Result<Option<OwnedFd>> {
     let Pair { master, slave, has_master, .. } = pair;
     let mut is_hung_up = !has_master;
     for info in infos {
         if is_master(info) {
-            tty::set_packet_mode(&master, info.packet_mode).context(|| "TIOCPKT".to_owned())?;
+            tty::set_packet_mode(&master, info.packets).context(|| "TIOCPKT".to_owned())?;
             tty::lock_slave(&master, info.locked).context(|| "TIOCSPTLCK".to_owned())?;
         }
         if info.exclusive {
@@ -455,7 +448,7 @@ fn finish<'i>(
             let end = if is_master(info) { &master } else { end };
             rustix::termios::ioctl_tiocexcl(end).context(|| "TIOCEXCL".to_owned())?;
         }
-        is_hung_up &= info.termios.is_none();
+        is_hung_up &= info.settings.is_none();
     }
     Ok((!has_master && !is_hung_up && opts.files.orphan_pts_master).then_some(master))
 }

@@ -2,7 +2,7 @@
 //! systems that are made.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
@@ -13,6 +13,7 @@ use super::collect::{clone, mount_id, open_beneath};
 use super::fs::{Origin, attributes, split_options};
 use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
+use super::restored::GivenFs;
 use super::sharing::Base;
 use super::tree::Tree;
 use super::{formats, nested, superblock, unpack};
@@ -84,6 +85,21 @@ impl Bases {
     /// A base.
     pub(super) fn get(&self, base: Base) -> Option<&Open> {
         self.open.get(&base)
+    }
+
+    /// What `node` shows of this host: the part of a mount in `host` that was opened for it. `None` if it
+    /// is not given, had been removed, or lies on no mount of that list.
+    pub(super) fn of_host(&self, forest: &Forest, node: Node, host: &Tree) -> Option<GivenFs> {
+        let (base, below) = base_of(forest, node).ok()?;
+        let at = match base {
+            Base::Given(_) if !forest.mount(node).deleted => &self.get(base)?.at,
+            _ => return None,
+        };
+        let id = u32::try_from(mount_id(at.as_fd()).ok()?).ok()?;
+        let on = host.mount(host.find(id)?);
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", at.as_raw_fd())).ok()?;
+        let root = on.root.join(path.strip_prefix(&on.mountpoint).ok()?).join(below);
+        Some(GivenFs { device: on.dev, root })
     }
 
     /// The file systems that were made here.

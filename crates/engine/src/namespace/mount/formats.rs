@@ -2,12 +2,12 @@
 //! There is one list for each user namespace, that of the host included; the images have that of the
 //! root task's own.
 
-use std::fmt::Write as _;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use torpor_images::proto::BinfmtMiscEntry;
 use torpor_images::{ImageDir, kind};
+use torpor_policy::ProgramFormat;
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::assembly::Assembly;
@@ -22,10 +22,6 @@ use crate::namespace::Namespaces;
 use crate::options::JoinNsKind;
 use crate::restore::transport::Transport;
 
-/// What separates the fields of a new format: no text has it.
-const SEPARATOR: &str = "\x01";
-/// More than the kernel takes for one (`MAX_REGISTER_LENGTH` of fs/binfmt_misc.c), in bytes.
-const LONGEST: usize = 1920;
 /// What such a file system has besides.
 const OTHERS: [&str; 4] = [".", "..", "register", "status"];
 
@@ -70,7 +66,7 @@ pub(super) fn save(root: BorrowedFd<'_>, images: &ImageDir) -> Result<()> {
             continue;
         }
         let text = read(root, name)?;
-        let format = parse(name, &text).filter(|format| command(format).is_ok());
+        let format = parse(name, &text).filter(|format| ProgramFormat::read(format).is_ok());
         all.push(format.ok_or_else(|| {
             Error::Unsupported(format!("the format {name} in binfmt_misc: {text:?}"))
         })?);
@@ -115,41 +111,6 @@ fn parse(name: &str, text: &str) -> Option<BinfmtMiscEntry> {
     Some(format)
 }
 
-/// What registers a format.
-fn command(format: &BinfmtMiscEntry) -> std::result::Result<String, String> {
-    let escaped = |hex: Option<&str>| {
-        let mut out = String::new();
-        for byte in hex.unwrap_or_default().as_bytes().chunks(2) {
-            let [high, low] = byte else { return None };
-            if !high.is_ascii_hexdigit() || !low.is_ascii_hexdigit() {
-                return None;
-            }
-            let _ = write!(out, "\\x{}{}", char::from(*high), char::from(*low));
-        }
-        Some(out)
-    };
-    let invalid = || format!("the format {:?} is none that binfmt_misc has", format.name);
-    let flags = format.flags.clone().unwrap_or_default();
-    let what = match (&format.extension, &format.magic) {
-        (Some(extension), None) => {
-            ["E".to_owned(), String::new(), extension.clone(), String::new()]
-        }
-        (None, Some(magic)) => {
-            let magic = escaped(Some(magic)).ok_or_else(invalid)?;
-            let mask = escaped(format.mask.as_deref()).ok_or_else(invalid)?;
-            ["M".to_owned(), format.offset.unwrap_or(0).to_string(), magic, mask]
-        }
-        _ => return Err(invalid()),
-    };
-    let [kind, offset, magic, mask] = &what;
-    let fields = [&format.name, kind, offset, magic, mask, &format.interpreter, &flags];
-    let is_plain = fields.iter().all(|field| !field.contains(|c: char| c.is_control()));
-    let is_name = !format.name.is_empty() && !format.name.contains('/');
-    let text: String = fields.iter().flat_map(|field| [SEPARATOR, field.as_str()]).collect();
-    let fits = text.len() < LONGEST && flags.chars().all(|flag| "POCF".contains(flag));
-    if is_plain && is_name && fits { Ok(text) } else { Err(invalid()) }
-}
-
 /// Registers the formats of the images in the new file system that has them, once all mounts are in
 /// place: the kernel opens some of the programs then, for the root task and as that finds them.
 ///
@@ -161,8 +122,7 @@ pub(super) fn restore(cx: &mut Assembly<'_>, forest: &Forest, bases: &Bases) -> 
         return Ok(());
     };
     let Some(base) = bases.get(Base::FileSystem(dev)) else { return Ok(()) };
-    let name = kind::BINFMT_MISC.file_name(0);
-    let formats: Vec<BinfmtMiscEntry> = cx.images.read_all(kind::BINFMT_MISC, 0)?;
+    let formats = ProgramFormat::all(cx.images)?;
     let husk = cx.tasks.remote(0)?;
     let transport = Transport::open(husk, 1)?;
     let mut batch = husk.batch();
@@ -170,9 +130,8 @@ pub(super) fn restore(cx: &mut Assembly<'_>, forest: &Forest, bases: &Bases) -> 
     let received = batch.run()?.first_error();
     received.map_or(Ok(()), |(_, e)| Err(e)).context(|| "pass on binfmt_misc".to_owned())?;
     for format in &formats {
-        let command = command(format).map_err(|why| Error::invalid(&*name, why))?;
         let off = (!format.enabled).then_some((format.name.as_str(), "0"));
-        for (file, text) in [("register", command.as_str())].into_iter().chain(off) {
+        for (file, text) in [("register", format.command.as_str())].into_iter().chain(off) {
             let mut batch = husk.batch();
             let (path, at) = (batch.cstr(file), batch.bytes(text.as_bytes()));
             let flags = OFlags::WRONLY | OFlags::CLOEXEC;
@@ -206,32 +165,16 @@ mod tests {
         let text = "disabled\ninterpreter /bin/cat\nflags: OC\noffset 2\nmagic 7f58\nmask ff0f\n";
         let format = parse("some", text).unwrap();
         assert!(!format.enabled);
+        let command = |format| ProgramFormat::read(&format).unwrap().command;
         let fields = ["", "some", "M", "2", "\\x7f\\x58", "\\xff\\x0f", "/bin/cat", "OC"];
-        assert_eq!(command(&format).unwrap(), fields.join("\x01"));
+        assert_eq!(command(format), fields.join("\x01"));
         let format =
             parse("e", "enabled\ninterpreter /bin/x y\nflags: \nextension .xyz\n").unwrap();
-        assert_eq!(
-            command(&format).unwrap(),
-            ["", "e", "E", "", "xyz", "", "/bin/x y", ""].join("\x01")
-        );
+        assert_eq!(command(format), ["", "e", "E", "", "xyz", "", "/bin/x y", ""].join("\x01"));
     }
 
     #[test]
-    fn what_is_no_format_is_refused() {
-        let good = parse("e", "enabled\ninterpreter /x\nflags: F\nextension .xyz\n").unwrap();
-        command(&good).unwrap();
-        let other = |change: &dyn Fn(&mut BinfmtMiscEntry)| {
-            let mut format = good.clone();
-            change(&mut format);
-            command(&format).unwrap_err()
-        };
-        other(&|f| f.name = "a/b".to_owned());
-        other(&|f| f.name = String::new());
-        other(&|f| f.interpreter = "/x\x01F".to_owned());
-        other(&|f| f.flags = Some("Z".to_owned()));
-        other(&|f| f.magic = Some("7f".to_owned()));
-        other(&|f| (f.extension, f.magic) = (None, Some("7".to_owned())));
-        other(&|f| f.interpreter = "x".repeat(LONGEST));
+    fn what_the_kernel_does_not_say_is_no_format() {
         assert!(parse("e", "perhaps\n").is_none() && parse("e", "enabled\nmore x\n").is_none());
     }
 }

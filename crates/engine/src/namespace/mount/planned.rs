@@ -10,7 +10,7 @@ use torpor_policy::{Ask, From, Mount, Request};
 use super::entry;
 use super::fs::Origin;
 use super::origin::{Forest, Judged, Node, Source};
-use super::restored::{MadeFs, Wanted};
+use super::restored::{GivenFs, MadeFs, Wanted};
 use super::tree::Tree;
 use crate::error::{Error, Result};
 
@@ -63,8 +63,11 @@ impl Forest {
         Ok(forest)
     }
 
-    /// What each namespace is to have, by its number.
-    pub(super) fn wanted(&self) -> HashMap<u32, Vec<Wanted>> {
+    /// What each namespace is to have, by its number; `given` knows what mounts show of this host.
+    pub(super) fn wanted(
+        &self,
+        given: impl Fn(Node) -> Option<GivenFs>,
+    ) -> HashMap<u32, Vec<Wanted>> {
         let is_made = |node: &Node| self.source(*node) == Ok(Source::FileSystem);
         let mut sources: HashMap<u32, Vec<OsString>> = HashMap::new();
         for mount in self.nodes().filter(is_made).map(|node| self.mount(node)) {
@@ -82,7 +85,8 @@ impl Forest {
                 sources: sources.get(&mount.dev).cloned().unwrap_or_default(),
             });
             let (at, flags) = (mount.mountpoint.clone(), mount.flags);
-            all.entry(self.spaces[node.space].0).or_default().push(Wanted { at, flags, made });
+            let wanted = Wanted { at, flags, made, given: given(node) };
+            all.entry(self.spaces[node.space].0).or_default().push(wanted);
         }
         all
     }

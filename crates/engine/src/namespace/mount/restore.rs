@@ -79,7 +79,7 @@ pub(crate) fn restore(cx: &mut Assembly<'_>) -> Result<()> {
     }
     formats::restore(cx, &forest, &bases)?;
     hand_over(cx, &forest, &bases, copies);
-    cx.mounts.wanted = forest.wanted();
+    cx.mounts.wanted = forest.wanted(|node| bases.of_host(&forest, node, &host));
     Ok(())
 }
 

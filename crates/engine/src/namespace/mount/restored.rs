@@ -36,6 +36,17 @@ pub struct Wanted {
     pub flags: u64,
     /// The file system that it shows; `None` if that is given from outside.
     pub made: Option<MadeFs>,
+    /// What it shows of this host, if that is given and this host's mounts tell.
+    pub given: Option<GivenFs>,
+}
+
+/// A file or directory of this host, as lists of mounts have it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct GivenFs {
+    /// The device of its file system, as the kernel encodes it: major << 20 | minor.
+    pub device: u32,
+    /// Its path in there.
+    pub root: PathBuf,
 }
 
 /// A file system that was made.

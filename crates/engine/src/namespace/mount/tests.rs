@@ -322,6 +322,30 @@ fn mounts_that_were_not_planned_are_named() {
     });
 }
 
+/// What is given shows what was opened for it, and not something else of the same file system.
+#[test]
+fn another_directory_of_this_host_is_named() {
+    let world = World::new();
+    let space = world.space(|| mount_bind("/a", "/mnt").unwrap());
+    let opts = world.options(&[]);
+    let before = world.dump(&[&space], &opts).unwrap();
+    world.restore(&before, &opts, |cx| {
+        verify::mounts::check(&cx.ns, &cx.mounts).unwrap();
+        in_root(cx, || {
+            unmount("/mnt", UnmountFlags::DETACH).unwrap();
+            mount_bind("/a/b", "/mnt").unwrap();
+        });
+        let error = verify::mounts::check(&cx.ns, &cx.mounts).unwrap_err().to_string();
+        let is_named = error.contains("/a\" of device") && error.contains("/a/b\" of device");
+        assert!(is_named, "{error}");
+        in_root(cx, || {
+            unmount("/mnt", UnmountFlags::DETACH).unwrap();
+            mount_bind("/a", "/mnt").unwrap();
+        });
+        verify::mounts::check(&cx.ns, &cx.mounts).unwrap();
+    });
+}
+
 #[test]
 fn refusals_name_the_mount() {
     let world = World::new();

@@ -6,9 +6,9 @@ use std::fs::read_link;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::fs::{FileType, OFlags};
-use torpor_images::proto::{FdinfoEntry, FileEntry};
+use torpor_images::proto::FileEntry;
 use torpor_policy::collect::network_of;
-use torpor_policy::{SignalOwner, SocketOptions};
+use torpor_policy::{Descriptor, SignalOwner, SocketOptions};
 use torpor_sys::kcmp::{Object, kcmp};
 use torpor_sys::socket;
 
@@ -43,10 +43,10 @@ impl<'c> Opened<'c> {
         if first != task.pid && is_known()? == Ordering::Equal {
             return Ok(());
         }
-        let wanted: BTreeMap<u32, &FdinfoEntry> =
+        let wanted: BTreeMap<u32, &Descriptor> =
             self.table(task).iter().map(|entry| (entry.fd, entry)).collect();
         // All that is wanted is there, and no more than that, if there are as many: each is compared.
-        let each = wanted.values().all(|entry| self.files.get(entry.id).is_some());
+        let each = wanted.values().all(|entry| self.files.get(entry.file).is_some());
         if !each || proc::open_descriptors(task.pid)? != Some(wanted.len() as u64) {
             numbers(task, &wanted)?;
         }
@@ -54,14 +54,14 @@ impl<'c> Opened<'c> {
     }
 
     /// The descriptors in the table of a task: only the first task of a table has them in its image.
-    fn table(&self, task: &'c Task) -> &'c [FdinfoEntry] {
+    fn table(&self, task: &'c Task) -> &'c [Descriptor] {
         let id = task.image.ids.files_id;
         let first = self.tasks.iter().find(|other| other.image.ids.files_id == id);
         &first.unwrap_or(task).image.fds
     }
 
-    fn descriptor(&self, task: &Task, entry: &FdinfoEntry) -> Result<()> {
-        let Some(file) = self.files.get(entry.id) else { return Ok(()) };
+    fn descriptor(&self, task: &Task, entry: &Descriptor) -> Result<()> {
+        let Some(file) = self.files.get(entry.file) else { return Ok(()) };
         let own = i32::try_from(std::process::id()).unwrap_or_default();
         let fds = Object::File(file.as_raw_fd(), entry.fd.cast_signed());
         let what = || format!("compare descriptor {} of task {}", entry.fd, task.vpid);
@@ -76,7 +76,7 @@ impl<'c> Opened<'c> {
             return Err(differs(task.vpid, &name, wanted, now));
         }
         // Of pidfds the images do not have it: all are the same.
-        let described = self.entries.get(&entry.id).filter(|of| of.pidfd.is_none());
+        let described = self.entries.get(&entry.file).filter(|of| of.pidfd.is_none());
         let described = described.and_then(|of| fown::owner_in(self.entries, of));
         let Some(SignalOwner { flags, .. }) = described else { return Ok(()) };
         let access = |flags: OFlags| flags & (OFlags::RWMODE | OFlags::PATH);
@@ -121,7 +121,7 @@ impl<'c> Opened<'c> {
 }
 
 /// Whether a task has descriptors of these numbers and no others.
-fn numbers(task: &Task, wanted: &BTreeMap<u32, &FdinfoEntry>) -> Result<()> {
+fn numbers(task: &Task, wanted: &BTreeMap<u32, &Descriptor>) -> Result<()> {
     let now: Vec<u32> =
         proc::numbers(task.pid, "fd")?.into_iter().map(i32::cast_unsigned).collect();
     if let Some(more) = now.iter().find(|fd| !wanted.contains_key(fd)) {

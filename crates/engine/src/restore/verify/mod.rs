@@ -10,7 +10,7 @@ pub(crate) mod mounts;
 mod tests;
 mod unix;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 
 use torpor_images::proto::FileEntry;
@@ -23,6 +23,7 @@ use crate::cgroup::Groups;
 use crate::error::{Context, Error, Result};
 use crate::file::OpenFiles;
 use crate::namespace::mount::Restored;
+use crate::namespace::time::Offsets;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, Namespaces, NsKind, nested_user};
 use crate::options::Options;
@@ -66,13 +67,18 @@ pub(crate) fn check(cx: &Made<'_>) -> Result<()> {
         handed: !cx.opts.inherit_fd.is_empty(),
         compared: HashMap::new(),
     };
+    // The root task has no namespace below its own.
+    let levels = proc::status(cx.tasks[0].pid)?.in_each_ns("NSpid").len();
+    let level = levels.saturating_sub(1);
+    let mut seen = HashSet::new();
     for index in 0..cx.tasks.len() {
         if cx.tasks[index].threads.is_empty() {
             continue;
         }
         spaces.check(cx, index)?;
+        clocks(cx, index, &mut seen)?;
         nested(cx, index)?;
-        rights(cx, index)?;
+        rights(cx, index, level)?;
         places(cx, index)?;
         opened.descriptors(index)?;
     }
@@ -144,6 +150,24 @@ impl SpaceInodes {
     }
 }
 
+/// The clocks of a task are as far ahead as they were set to. Each namespace is `seen` once.
+fn clocks(cx: &Made<'_>, index: usize, seen: &mut HashSet<(u32, u64)>) -> Result<()> {
+    let task = &cx.tasks[index];
+    let own = task.image.homes.own(NsKind::Time).unwrap_or(0);
+    let Some(wanted) = cx.spaces.clocks.get(&own) else { return Ok(()) };
+    let inode = proc::ns_inode(task.pid, "time")?;
+    // The kernel tells those of its children only.
+    if seen.contains(&(own, inode)) || inode != proc::ns_inode(task.pid, "time_for_children")? {
+        return Ok(());
+    }
+    let now = Offsets::for_children(task.pid)?;
+    if now != *wanted {
+        return Err(differs(task.vpid, "its time", wanted, now));
+    }
+    seen.insert((own, inode));
+    Ok(())
+}
+
 /// A task in a pid namespace below that of the root task has the numbers, the parent, the group and
 /// the session that it was to have: those from further out it cannot ask for itself.
 fn nested(cx: &Made<'_>, index: usize) -> Result<()> {
@@ -205,16 +229,22 @@ fn id_maps(cx: &Made<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What the threads of a task may do.
-fn rights(cx: &Made<'_>, index: usize) -> Result<()> {
+/// The numbers of the threads of a task in the pid namespace of the root task, which is the `level`th
+/// from here, and what they may do.
+fn rights(cx: &Made<'_>, index: usize, level: usize) -> Result<()> {
     let task = &cx.tasks[index];
     let image = &task.image;
-    let all = task.threads.iter().zip(&image.cores).zip(&image.credentials).zip(&image.seccomp);
-    for (((thread, core), given), wanted) in all {
+    let numbers = task.threads.iter().zip(&image.tree.threads);
+    let all = numbers.zip(&image.cores).zip(&image.credentials).zip(&image.seccomp);
+    for ((((thread, &number), core), given), wanted) in all {
         if task::has_ended(core) {
             continue;
         }
         let status = proc::thread_status(task.pid, thread.tid())?;
+        let now = status.in_each_ns("NSpid").get(level).copied().unwrap_or_default();
+        if now != number.cast_signed() {
+            return Err(differs(task.vpid, "the number of a thread", number, now));
+        }
         if let Some(given) = given {
             credentials(cx, task.vpid, given, &status)?;
         }

@@ -1,6 +1,7 @@
 //! The mounts of each namespace that was made.
 
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use super::wrong;
 use crate::error::Result;
@@ -11,7 +12,8 @@ use crate::namespace::{Namespaces, NsKind};
 const NARROW: u64 = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
 /// Those of the images and no others, with no fewer of the flags that take rights away; what was
-/// made is of the types and sources that were judged.
+/// made is of the types and sources that were judged, and what is given shows the file or directory
+/// of this host that was opened for it.
 pub(crate) fn check(spaces: &Namespaces, mounts: &Restored) -> Result<()> {
     for ns in spaces.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
         let (Some(file), Some(wanted)) = (&ns.file, mounts.wanted(ns.id)) else { continue };
@@ -51,18 +53,33 @@ fn is_as(wanted: &Wanted, now: &Mount) -> bool {
         let mut sources = made.sources.iter();
         made.fs == now.fs && sources.any(|source| *source == now.source || source.is_empty())
     });
-    made && wanted.at == now.mountpoint && wanted.flags & NARROW == now.flags & NARROW
+    let given = wanted.given.as_ref();
+    let given = given.is_none_or(|given| given.device == now.dev && given.root == now.root);
+    let flags = wanted.flags & NARROW == now.flags & NARROW;
+    made && given && flags && wanted.at == now.mountpoint
 }
 
 fn planned(mount: &Wanted) -> String {
     let (at, flags) = (mount.at.display(), mount.flags & NARROW);
-    match &mount.made {
-        Some(made) => format!("{at} ({} of {:?}, flags {flags:#x})", made.fs, made.sources),
-        None => format!("{at} (flags {flags:#x})"),
+    match (&mount.made, &mount.given) {
+        (Some(made), _) => format!("{at} ({} of {:?}, flags {flags:#x})", made.fs, made.sources),
+        (None, Some(given)) => {
+            let device = device(given.device);
+            format!("{at} ({:?} of device {device}, flags {flags:#x})", given.root)
+        }
+        (None, None) => format!("{at} (flags {flags:#x})"),
     }
 }
 
 fn shown(mount: &Mount) -> String {
     let (at, flags) = (mount.mountpoint.display(), mount.flags & NARROW);
-    format!("{at} ({} of {:?}, flags {flags:#x})", mount.fs, mount.source)
+    if mount.root == Path::new("/") {
+        return format!("{at} ({} of {:?}, flags {flags:#x})", mount.fs, mount.source);
+    }
+    format!("{at} ({:?} of device {}, flags {flags:#x})", mount.root, device(mount.dev))
+}
+
+/// A device as the kernel lists it: major and minor number.
+fn device(number: u32) -> String {
+    format!("{}:{}", number >> 20, number & 0xf_ffff)
 }

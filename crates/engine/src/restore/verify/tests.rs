@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rustix::io::DupFlags;
 use torpor_images::proto::{FileEntry, UidGidExtent, UsernsEntry};
 use torpor_policy::seccomp::Filter;
-use torpor_policy::{Capabilities, Policy, Rules};
+use torpor_policy::{Capabilities, ClockTimes, Policy, Rules, Sets};
 use torpor_sys::kcmp::{Object as Kcmp, kcmp};
 use torpor_tracee::syscall::{self, RemoteFd};
 
@@ -208,9 +208,25 @@ fn credentials_of<'c>(cx: &'c mut Restore<'_>) -> &'c mut Credentials {
     cx.tasks[0].image.credentials[0].as_mut().unwrap()
 }
 
+/// Has the first task add `CAP_CHOWN` (0) to what its programs may inherit.
+fn inherit_chown(cx: &mut Restore<'_>) {
+    const VERSION: u32 = 0x2008_0522; // `_LINUX_CAPABILITY_VERSION_3` of linux/capability.h
+    let Sets { permitted, effective, .. } = credentials_of(cx).capabilities;
+    let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap();
+    let halves = |set: Capabilities| [half(set.0), half(set.0 >> 32)];
+    let [permitted, effective] = [permitted, effective].map(halves);
+    let data = [effective[0], permitted[0], 1, effective[1], permitted[1], 0];
+    let bytes =
+        |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
+    let mut batch = cx.tasks.remote(0).unwrap().batch();
+    let (head, data) = (batch.bytes(&bytes(&[VERSION, 0])).0, batch.bytes(&bytes(&data)).0);
+    batch.must((libc::SYS_capset, [head, data]));
+    assert!(batch.run().unwrap().first_error().is_none());
+}
+
 fn entry<'c>(cx: &'c mut Restore<'_>, fd: i32) -> &'c mut FileEntry {
     let fds = &cx.tasks[0].image.fds;
-    let id = fds.iter().find(|entry| entry.fd == fd.cast_unsigned()).unwrap().id;
+    let id = fds.iter().find(|entry| entry.fd == fd.cast_unsigned()).unwrap().file;
     cx.entries.get_mut(&id).unwrap()
 }
 
@@ -259,7 +275,22 @@ fn what_is_made_otherwise_is_named() {
         }),
         ("Uid is [0, 0, 0, 0]", |cx| credentials_of(cx).users = [1000; 4]),
         ("Gid is [0, 0, 0, 0]", |cx| credentials_of(cx).groups = [1000; 4]),
+        ("the number of a thread is 1 and was to be 4711", |cx| {
+            cx.tasks[0].image.tree.threads[0] = 4711;
+        }),
+        ("its time is monotonic ", |cx| {
+            let other = ClockTimes { space: 0, monotonic: (0, 0), boottime: (0, 0), maker: None };
+            cx.ns.clocks.insert(0, Offsets::of(&other).unwrap());
+        }),
         ("Groups is", |cx| credentials_of(cx).further.push(4711)),
+        ("CapInh is CAP_CHOWN", inherit_chown),
+        ("CapAmb is CAP_CHOWN", |cx| {
+            inherit_chown(cx);
+            credentials_of(cx).capabilities.inheritable = Capabilities(1);
+            // Of prctl(2): capability 0.
+            let raise = [libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_RAISE, 0, 0, 0];
+            call(cx, (libc::SYS_prctl, raise.map(|n| u64::from(n.cast_unsigned()))));
+        }),
         ("CapPrm is", |cx| credentials_of(cx).capabilities.permitted = Capabilities(1)),
         ("CapEff is", |cx| credentials_of(cx).capabilities.effective = Capabilities(1)),
         ("CapBnd is", |cx| credentials_of(cx).capabilities.bounding = Capabilities(1)),

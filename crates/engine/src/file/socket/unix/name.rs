@@ -12,21 +12,21 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, StatxFlags, Uid};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, StatxFlags, Uid,
+};
 use rustix::io::Errno;
 use torpor_images::proto::{FilePermsEntry, UnixSkEntry};
+use torpor_policy::{SocketFile, UnixName};
 use torpor_sys::socket;
 
 use super::Neighbours;
 use crate::error::{Context, Error, Result};
 use crate::file::Found;
-use crate::file::socket::about::bad_entry;
+use crate::file::remap::random;
 use crate::namespace::mount::Mounts;
 use crate::namespace::run_in;
 use crate::namespace::user::IdMaps;
-
-/// The longest name (`sun_path`).
-pub(super) const MAX_NAME: usize = 108;
 
 /// Whether a name is the path of a file.
 pub(super) fn is_path(name: &[u8]) -> bool {
@@ -148,14 +148,12 @@ pub(super) fn bind(
     socket: BorrowedFd<'_>,
     entry: &UnixSkEntry,
 ) -> Result<()> {
-    if entry.name.is_empty() {
-        return Ok(());
-    }
-    if !is_path(&entry.name) || entry.deleted() {
-        return scratch.bind(socket, &entry.name);
-    }
-    let place = Bound::of(cx, entry)?;
-    run_in(&[], || place.bind(socket, entry))
+    let name = UnixName::read(entry).map_err(|why| Error::invalid("files.img", why))?;
+    let Some(UnixName { name, file, .. }) = name else { return Ok(()) };
+    let Some(file) = file else { return scratch.bind(socket, &name) };
+    let place = Bound::of(cx, &file)?;
+    run_in(&[], || place.bind(socket, &name))?;
+    place.set_permissions(socket)
 }
 
 /// A file system of our own, for names without a file.
@@ -176,10 +174,7 @@ impl Scratch {
             Some(root) => root,
             none => none.insert(tmpfs()?),
         };
-        run_in(&[], || {
-            rustix::process::fchdir(&*root).context(|| "fchdir to a new tmpfs".to_owned())?;
-            Stage::enter(Path::new("."))?.bind(socket, name, Outcome::Unlinked)
-        })
+        run_in(&[], || Stage::enter(root)?.bind(socket, name, Outcome::Unlinked))
     }
 }
 
@@ -203,20 +198,18 @@ struct Bound {
     copy: Option<OwnedFd>,
     /// Its name there.
     leaf: Vec<u8>,
-    uid: u32,
-    gid: u32,
+    /// The user and the group that are to own it, as this host has them.
+    owner: Option<(u32, u32)>,
     mode: Option<Mode>,
 }
 
 impl Bound {
-    fn of(cx: &Neighbours<'_>, entry: &UnixSkEntry) -> Result<Self> {
-        let path = path_in_namespace(entry);
-        let bad = || bad_entry(entry.id, format!("has the impossible path {}", path.display()));
-        let leaf = path.file_name().ok_or_else(bad)?.as_bytes().to_vec();
-        let parent = path.parent().ok_or_else(bad)?;
+    fn of(cx: &Neighbours<'_>, file: &SocketFile) -> Result<Self> {
+        let leaf = file.path.file_name().unwrap_or_default().as_bytes().to_vec();
+        let parent = file.path.parent().unwrap_or(Path::new("/"));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let copy = cx.mounts.open(entry.mnt_id(), parent, flags, Mode::empty()).ok();
-        let root = cx.roots.root_of_mount(entry.mnt_id())?;
+        let copy = cx.mounts.open(file.mount, parent, flags, Mode::empty()).ok();
+        let root = cx.roots.root_of_mount(file.mount)?;
         let inside = parent.strip_prefix("/").unwrap_or(parent);
         let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
         let seen = rustix::fs::openat2(root, inside, flags, Mode::empty(), ResolveFlags::IN_ROOT);
@@ -227,58 +220,56 @@ impl Bound {
             (Ok(_), Some(copy)) if hidden => duplicate(copy)?,
             (seen, _) => seen.context(|| format!("open {}", parent.display()))?,
         };
-        let perms = entry.file_perms;
-        let (uid, gid) = perms.map_or((u32::MAX, u32::MAX), |p| (p.uid, p.gid));
-        Ok(Bound {
-            dir,
-            copy,
-            leaf,
-            uid: cx.id_maps.uid_outside(uid).unwrap_or(uid),
-            gid: cx.id_maps.gid_outside(gid).unwrap_or(gid),
-            mode: perms.map(|p| Mode::from_raw_mode(p.mode)),
-        })
+        let outside = |(uid, gid): (u32, u32)| {
+            let maps = cx.id_maps;
+            (maps.uid_outside(uid).unwrap_or(uid), maps.gid_outside(gid).unwrap_or(gid))
+        };
+        let (owner, mode) = (file.owner.map(outside), file.mode.map(Mode::from_raw_mode));
+        Ok(Bound { dir, copy, leaf, owner, mode })
     }
 
     /// On a thread of its own.
-    fn bind(&self, socket: BorrowedFd<'_>, entry: &UnixSkEntry) -> Result<()> {
-        match self.bind_in(&self.dir, socket, entry) {
+    fn bind(&self, socket: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+        match self.bind_in(&self.dir, socket, name) {
             Err(Error::Os { source, .. })
                 if source.raw_os_error() == Some(libc::EROFS) && self.copy.is_some() =>
             {
-                self.bind_in(self.copy.as_ref().unwrap_or(&self.dir), socket, entry)
+                self.bind_in(self.copy.as_ref().unwrap_or(&self.dir), socket, name)
             }
             other => other,
         }
     }
 
-    fn bind_in(&self, dir: &OwnedFd, socket: BorrowedFd<'_>, entry: &UnixSkEntry) -> Result<()> {
+    fn bind_in(&self, dir: &OwnedFd, socket: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
         rustix::process::fchdir(dir).context(|| "fchdir".to_owned())?;
         let leaf = Path::new(OsStr::from_bytes(&self.leaf));
         remove_old(leaf)?;
-        if path_of(&entry.name) == leaf {
-            socket::bind(socket, &address(&entry.name))
-                .context(|| format!("bind socket {} to {}", entry.id, leaf.display()))?;
-        } else {
-            let stage = format!(".torpor-socket-{}", entry.ino);
-            make_dir(Path::new(&stage))?;
-            let bound = Stage::enter(Path::new(&stage))
-                .and_then(|s| s.bind(socket, &entry.name, Outcome::Moved(dir, leaf)));
-            let removed = rustix::fs::unlinkat(dir, &stage, AtFlags::REMOVEDIR);
-            bound?;
-            removed.context(|| format!("remove {stage}"))?;
+        if path_of(name) == leaf {
+            return socket::bind(socket, &address(name))
+                .context(|| format!("bind a Unix socket to {}", leaf.display()));
         }
-        self.set_permissions(dir, leaf)
+        let (here, stage) = make_stage(dir)?;
+        let bound = Stage::enter(&stage)
+            .and_then(|stage| stage.bind(socket, name, Outcome::Moved(dir, leaf)));
+        let removed = rustix::fs::unlinkat(dir, &here, AtFlags::REMOVEDIR);
+        bound?;
+        removed.context(|| format!("remove {here}"))
     }
 
-    fn set_permissions(&self, dir: &OwnedFd, leaf: &Path) -> Result<()> {
-        let what = || format!("permissions of {}", leaf.display());
-        if self.uid != u32::MAX && self.gid != u32::MAX {
-            let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
-            rustix::fs::chownat(dir, leaf, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+    /// Gives the file its owner and mode, by way of the socket: whoever may write to the directory
+    /// could put something else under its name at any moment.
+    fn set_permissions(&self, socket: BorrowedFd<'_>) -> Result<()> {
+        let what = || format!("permissions of the socket {}", self.leaf.escape_ascii());
+        let file = socket::bound_file(socket).context(what)?;
+        if let Some((uid, gid)) = self.owner {
+            let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+            rustix::fs::chownat(&file, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
                 .context(what)?;
         }
         match self.mode {
-            Some(mode) => rustix::fs::chmodat(dir, leaf, mode, AtFlags::empty()).context(what),
+            Some(mode) => {
+                rustix::fs::chmodat(CWD, proc_path(&file), mode, AtFlags::empty()).context(what)
+            }
             None => Ok(()),
         }
     }
@@ -295,19 +286,6 @@ fn duplicate(file: &OwnedFd) -> Result<OwnedFd> {
     file.try_clone().context(|| "dup".to_owned())
 }
 
-/// The path of a socket's file in its mount namespace.
-fn path_in_namespace(entry: &UnixSkEntry) -> PathBuf {
-    let bytes = |b: &[u8]| PathBuf::from(OsStr::from_bytes(b));
-    let name = path_of(&entry.name);
-    let path = match (&entry.torpor_path, &entry.name_dir) {
-        (Some(path), _) => bytes(path),
-        (None, Some(dir)) if name.is_relative() => bytes(dir).join(name),
-        _ => Path::new("/").join(name),
-    };
-    // ".." must not lead anywhere else than it did.
-    path.components().filter(|c| *c != Component::CurDir).collect()
-}
-
 /// Removes the socket file that a task left behind when it was dumped.
 fn remove_old(leaf: &Path) -> Result<()> {
     match rustix::fs::statat(CWD, leaf, AtFlags::SYMLINK_NOFOLLOW) {
@@ -317,6 +295,17 @@ fn remove_old(leaf: &Path) -> Result<()> {
         // Then bind will say so.
         _ => Ok(()),
     }
+}
+
+/// A new directory in `dir`, and its name, which nobody can have laid out before: a link of that name
+/// would lead out of `dir`.
+fn make_stage(dir: &OwnedFd) -> Result<(String, OwnedFd)> {
+    let what = || "a directory to bind a socket in".to_owned();
+    let name = format!(".torpor.{:016x}.socket", random().context(what)?);
+    rustix::fs::mkdirat(dir, &name, Mode::RWXU).context(what)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let stage = rustix::fs::openat(dir, &name, flags, Mode::empty()).context(what)?;
+    Ok((name, stage))
 }
 
 fn make_dir(path: &Path) -> Result<()> {
@@ -340,9 +329,9 @@ enum Outcome<'a> {
 struct Stage;
 
 impl Stage {
-    fn enter(path: &Path) -> Result<Self> {
-        let what = || format!("enter {}", path.display());
-        rustix::process::chdir(path).context(what)?;
+    fn enter(dir: &OwnedFd) -> Result<Self> {
+        let what = || "enter the directory that a socket is bound in".to_owned();
+        rustix::process::fchdir(dir).context(what)?;
         rustix::process::chroot(".").context(what)?;
         Ok(Stage)
     }
@@ -358,7 +347,12 @@ impl Stage {
             .and_then(|()| {
                 match then {
                     Outcome::Unlinked => rustix::fs::unlink(path),
-                    Outcome::Moved(dir, leaf) => rustix::fs::renameat(CWD, path, dir, leaf),
+                    Outcome::Moved(dir, leaf) => {
+                        rustix::fs::renameat_with(CWD, path, dir, leaf, RenameFlags::NOREPLACE)
+                            .inspect_err(|_| {
+                                let _ = rustix::fs::unlink(path);
+                            })
+                    }
                 }
                 .context(|| format!("put {} where it belongs", path.display()))
             });
@@ -440,6 +434,61 @@ mod tests {
         ];
         for name in names {
             assert_eq!(bound(name), name, "{}", name.escape_ascii());
+        }
+    }
+
+    /// A place for a socket in a directory, with an owner and a mode that no file of a test has.
+    fn place(dir: &Path, leaf: &str) -> Bound {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Bound {
+            dir: rustix::fs::open(dir, flags, Mode::empty()).unwrap(),
+            copy: None,
+            leaf: leaf.as_bytes().to_vec(),
+            owner: Some((4711, 4712)),
+            mode: Some(Mode::from_raw_mode(0o622)),
+        }
+    }
+
+    /// Binds a new socket that is called `name` to its place.
+    fn bind_at(place: &Bound, name: &[u8]) -> Result<OwnedFd> {
+        let socket = socket::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
+        run_in(&[], || place.bind(socket.as_fd(), name))?;
+        Ok(socket)
+    }
+
+    fn owner_and_mode(path: &Path) -> (u32, u32, u32) {
+        let stat = rustix::fs::lstat(path).unwrap();
+        (stat.st_uid, stat.st_gid, stat.st_mode & 0o7777)
+    }
+
+    #[test]
+    fn what_is_in_its_place_meanwhile_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("secret"), "").unwrap();
+        let before = owner_and_mode(&at("secret"));
+        for name in [&b"socket\0"[..], b"/elsewhere/name\0"] {
+            let place = place(dir.path(), "socket");
+            let socket = bind_at(&place, name).unwrap();
+            std::fs::rename(at("socket"), at("moved")).unwrap();
+            std::os::unix::fs::symlink(at("secret"), at("socket")).unwrap();
+            place.set_permissions(socket.as_fd()).unwrap();
+            assert_eq!(owner_and_mode(&at("moved")), (4711, 4712, 0o622));
+            assert_eq!(owner_and_mode(&at("secret")), before);
+            std::fs::remove_file(at("socket")).unwrap();
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "a directory is left");
+        }
+    }
+
+    #[test]
+    fn what_has_its_name_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("socket"), "content").unwrap();
+        for name in [&b"socket\0"[..], b"/elsewhere/name\0"] {
+            bind_at(&place(dir.path(), "socket"), name).unwrap_err();
+            let content = std::fs::read_to_string(dir.path().join("socket")).unwrap();
+            assert_eq!(content, "content");
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "something is left");
         }
     }
 }

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{Shutdown, SocketFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FileEntry, SkUcred, UnixSkEntry};
-use torpor_policy::{SocketKind, SocketOptions};
+use torpor_policy::{SocketKind, SocketOptions, UnixName};
 use torpor_sys::socket::{self, Credentials, Message};
 
 use super::name::{self, Reach, Scratch};
@@ -216,9 +216,7 @@ impl UnixRestorer {
         if !kinds.contains(&usk.r#type.cast_signed()) {
             return bad(format!("is of type {}", usk.r#type));
         }
-        if usk.name.len() > name::MAX_NAME + 1 {
-            return bad("has too long a name".to_owned());
-        }
+        UnixName::read(usk).map_err(|why| Error::invalid("files.img", why))?;
         if usk.peer == 0 {
             return Ok(());
         }
@@ -562,7 +560,7 @@ fn signed(cx: &Neighbours<'_>, packet: &Packet, sender: u32) -> Packet {
 /// The first task that has a socket. Who has connected one that nobody has accepted yet, say, is not
 /// known; as a rule it is that.
 fn holder(cx: &Neighbours<'_>, id: u32) -> Option<SkUcred> {
-    let task = cx.tasks.iter().find(|t| t.image.fds.iter().any(|fd| fd.id == id))?;
+    let task = cx.tasks.iter().find(|t| t.image.fds.iter().any(|fd| fd.file == id))?;
     let (uid, gid) = task.image.credentials.first()?.as_ref()?.effective();
     Some(SkUcred { pid: task.vpid.cast_unsigned(), uid, gid })
 }

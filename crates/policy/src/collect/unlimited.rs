@@ -1,0 +1,74 @@
+//! What is listed and compared, though no rule limits it: anybody may have it, or it counts in namespaces
+//! that are made only.
+
+use torpor_images::kind;
+
+use super::checkpoint::{Checkpoint, Requests, Task};
+use crate::clock_times::ClockTimes;
+use crate::descriptor::DescriptorTable;
+use crate::error::{Error, Result};
+use crate::file_lock::FileLock;
+use crate::host_names::HostNames;
+use crate::namespace::NsKind;
+use crate::program_format::ProgramFormat;
+use crate::request::Ask;
+use crate::terminal::Terminal;
+use crate::unix_name::UnixName;
+
+pub(super) fn collect(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+    spaces(checkpoint, all)?;
+    descriptors(checkpoint, all);
+    files(checkpoint, all)
+}
+
+/// Names, clocks and formats that namespaces have.
+fn spaces(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+    let images = checkpoint.images;
+    for number in checkpoint.namespaces(NsKind::Uts) {
+        let names = HostNames::read(images, number)?.map(Ask::HostNames);
+        names.into_iter().for_each(|ask| {
+            all.add(kind::UTSNS.file_name(number.into()), None, ask);
+        });
+    }
+    // The clocks of the host have no number.
+    for number in checkpoint.namespaces(NsKind::Time).into_iter().chain([0]) {
+        let clocks = ClockTimes::read(images, number)?.map(Ask::Clocks);
+        clocks.into_iter().for_each(|ask| {
+            all.add(kind::TIMENS.file_name(number.into()), None, ask);
+        });
+    }
+    if images.has(kind::BINFMT_MISC, 0)? {
+        for format in ProgramFormat::all(images)? {
+            all.add(kind::BINFMT_MISC.file_name(0), None, Ask::ProgramFormat(format));
+        }
+    }
+    Ok(())
+}
+
+/// The descriptors of each table: the first task that has it stands for all.
+fn descriptors(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
+    let has_some = |task: &&Task<'_>| !task.zombie && !task.fds.is_empty();
+    for task in checkpoint.tasks.iter().filter(has_some) {
+        let (table, fds) = (task.table, task.fds.to_vec());
+        let ask = Ask::Descriptors(DescriptorTable { table, all: fds });
+        all.add(kind::FDINFO.file_name(table.into()), None, ask);
+    }
+}
+
+/// Locks, terminals, and names of Unix sockets.
+fn files(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+    for lock in FileLock::all(checkpoint.images)? {
+        let task = Some(lock.task.cast_unsigned());
+        all.add(kind::FILE_LOCKS.file_name(0), task, Ask::Lock(lock));
+    }
+    for terminal in Terminal::all(checkpoint.images)? {
+        all.add(kind::TTY_INFO.file_name(0), None, Ask::Terminal(terminal));
+    }
+    let image = kind::FILES.file_name(0);
+    for socket in checkpoint.files.iter().filter_map(|entry| entry.usk.as_ref()) {
+        let invalid = |reason| Error::Invalid { image: image.clone(), reason };
+        let name = UnixName::read(socket).map_err(invalid)?;
+        name.into_iter().for_each(|name| all.add(&*image, None, Ask::Bind(name)));
+    }
+    Ok(())
+}
