@@ -3,17 +3,17 @@
 
 mod damage;
 mod group;
-mod kill;
 mod pages;
 
 use self::group::Group;
-use self::kill::{Threads, Watched, watch};
 use crate::build;
 use crate::case::{Case, Outcome, isolated};
 use crate::commands;
 use crate::inside::{ENGINE, Runner, World, changes, reap, untraced};
+use crate::kill::{Threads, Watched, watch};
 use crate::observe;
 use crate::program::{self, Mode};
+use crate::random::Random;
 use crate::wait::wait_for;
 use anyhow::{Context, Result, bail, ensure};
 use std::path::Path;
@@ -116,7 +116,7 @@ pub fn inside(kind: &str, seed: u64) -> Result<()> {
     let dir = build::area()?.join("faults").join(kind);
     let play = Play {
         runner: Runner { case: &case, world: Mode::Plain, dir: dir.clone() },
-        random: std::cell::Cell::new(seed),
+        random: Random::of(seed),
     };
     let outcome = match play.play(kind) {
         Ok(()) => Outcome::Pass,
@@ -127,7 +127,7 @@ pub fn inside(kind: &str, seed: u64) -> Result<()> {
 
 struct Play<'a> {
     runner: Runner<'a>,
-    random: std::cell::Cell<u64>,
+    random: Random,
 }
 
 impl Play<'_> {
@@ -185,16 +185,6 @@ impl Play<'_> {
             }
         }
         Ok(false)
-    }
-
-    /// A number below `bound`, from a generator that a seed repeats (SplitMix64).
-    fn below(&self, bound: u64) -> u64 {
-        let state = self.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.random.set(state);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound.max(1)
     }
 
     /// The program must be whole: it has the mappings that it had, and all its parts are at work.
@@ -287,7 +277,7 @@ impl Play<'_> {
 
     /// A stop among `stops`, from 1.
     fn point(&self, stops: u64) -> u64 {
-        1 + self.below(stops)
+        1 + self.random.below(stops)
     }
 
     fn dump_command(&self, root: i32, more: &[&str]) -> Result<Command> {

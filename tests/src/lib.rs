@@ -1,6 +1,9 @@
 //! The end-to-end tests' harness: runs each program of the zoo in each mode through the real
 //! `criu` command, in a small world of its own that ends with the case.
+//!
+//! [`alone`], [`kill`], [`random`] and [`wait`] are for the tests of all crates.
 
+pub mod alone;
 pub mod build;
 pub mod case;
 pub mod commands;
@@ -10,7 +13,9 @@ pub mod form;
 pub mod former;
 pub mod inside;
 pub mod interchange;
+pub mod kill;
 pub mod observe;
 pub mod program;
+pub mod random;
 pub mod status;
 pub mod wait;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{TestDir, group_exists, kill, row, samples, success, torpor, wait};
 use serde_json::Value;
+use torpor_tests::random::Random;
 
 const CELL: &str = "endpoints:\n- name: here\n  containerd: /usr/bin/containerd\n  handlers:\n  \
                     - {name: runc, binary: /usr/sbin/runc}\n";
@@ -301,16 +302,27 @@ fn cut_network(test_dir: &TestDir) {
     }
 }
 
+/// Waits until a run has begun or ended some more items, or has ended itself.
+fn goes_on(child: &mut Child, test_dir: &TestDir, items: usize) {
+    let lines = || {
+        let journal = fs::read_to_string(test_dir.path("out/journal.jsonl")).unwrap_or_default();
+        journal.lines().count()
+    };
+    let before = lines();
+    let begun = Instant::now();
+    while lines() < before + items && child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(240), "it does not go on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn at_any_moment_nothing_is_left() {
     if std::env::var_os("TORPOR_LONG").is_none() {
         eprintln!("left out: at_any_moment_nothing_is_left (TORPOR_LONG=1 runs it)");
         return;
     }
-    let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-    eprintln!("SEED={seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
+    let random = Random::printed();
     let test_dir = in_test_dir(
         "runs: 12\nwarmup: 0\npatience: 40\nfilters: [operations.life.*, operations.bridge.*, \
          limits.io.*]",
@@ -318,15 +330,15 @@ fn at_any_moment_nothing_is_left() {
     let mut kills = 0;
     for _ in 0..12 {
         let mut child = test_dir.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(random.u64(10..6000)));
+        goes_on(&mut child, &test_dir, random.place(6));
         let groups = test_dir.groups();
-        match random.u8(..4) {
+        match random.below(4) {
             0 => cut_network(&test_dir),
             1 => end(&test_dir, DAEMON),
             2 => end(&test_dir, SHIM),
             _ => {}
         }
-        std::thread::sleep(Duration::from_millis(random.u64(..1500)));
+        goes_on(&mut child, &test_dir, random.place(3));
         kill(&mut child);
         kills += 1;
         test_dir.assert_clean();

@@ -15,10 +15,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
 use support::{Counter, Host, judge, pids_of, wait_until};
+use torpor_tests::random::Random;
 
 const PREAMBLE: usize = 12;
 const HEADER: usize = 8;
@@ -276,34 +277,15 @@ fn one_runs(mode: &str, faults: &[Fault]) {
         }
     }
     // Between two messages, wherever that is.
-    let seed = seed();
-    println!("TORPOR_SEED={seed}");
-    let mut random = random_below(seed);
+    let random = Random::printed();
     for _ in 0..if is_long { 70 } else { 2 } {
-        let fault = faults[random(faults.len())];
-        let at = random(messages);
-        let later = Duration::from_micros(1 + random(60_000) as u64);
+        let fault = faults[random.place(faults.len())];
+        let at = random.place(messages);
+        let later = Duration::from_micros(1 + random.below(60_000));
         run(mode, Some(Plan { fault, at, passed: true, later }));
     }
     if !is_long {
         println!("most messages before the decision: left out, TORPOR_LONG=1 hits all");
-    }
-}
-
-/// The seed: that of the environment, or another each time.
-fn seed() -> u64 {
-    let given = std::env::var("TORPOR_SEED").ok().and_then(|seed| seed.parse().ok());
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    given.unwrap_or(now.as_secs()).max(1)
-}
-
-/// Numbers that come out the same for a seed (xorshift).
-fn random_below(mut seed: u64) -> impl FnMut(usize) -> usize {
-    move |below| {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        usize::try_from(seed % below as u64).unwrap()
     }
 }
 

@@ -4,11 +4,13 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{Daemon, counted, counter, long, shepherds, until, words};
+use common::{Daemon, PATIENCE, counted, counter, long, shepherds, until, words};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use torpor_tests::kill::{Watched, watch_other};
+use torpor_tests::random::Random;
 
 fn kill(pid: i32) {
     // It may have ended by itself.
@@ -103,17 +105,6 @@ fn a_job_without_a_checkpoint_begins_again_and_not_for_ever() {
     assert!(job["note"].as_str().unwrap().contains("without a checkpoint"));
 }
 
-/// The same random numbers each time.
-fn random_below() -> impl FnMut(u64) -> u64 {
-    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
-    move |below: u64| {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed % below
-    }
-}
-
 /// A process that works for a shepherd: that saves a job or brings it back.
 fn worker_of(shepherd: i32) -> Option<i32> {
     let children = std::fs::read_to_string(format!("/proc/{shepherd}/task/{shepherd}/children"));
@@ -127,24 +118,25 @@ fn worker_of(shepherd: i32) -> Option<i32> {
     })
 }
 
-/// Has `daemon` do something, and kills the worker that does it, some time after it has begun.
-/// Whether there was one to be killed.
-fn with_killed_worker(daemon: &Daemon, command: &[&str], after: Duration) -> bool {
+/// Has `daemon` do something, and kills the worker that does it at point `at` of its work, if there is
+/// one. What became of the worker; nothing if none was met before its end.
+fn with_killed_worker(daemon: &Daemon, command: &[&str], at: Option<u64>) -> Option<Watched> {
     let shepherd = shepherds(&daemon.data())[0];
     let mut command = daemon.queue(command);
     let command = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
     let mut client = command.spawn().unwrap();
-    let found = until("a worker, or the end", || match worker_of(shepherd) {
-        None => client.try_wait().unwrap().map(|_| None),
-        worker => Some(worker),
-    });
-    if let Some(worker) = found {
-        std::thread::sleep(after);
-        kill(worker);
-    }
+    let begun = Instant::now();
+    let found = loop {
+        let worker = worker_of(shepherd);
+        if worker.is_some() || client.try_wait().unwrap().is_some() {
+            break worker;
+        }
+        assert!(begun.elapsed() < PATIENCE, "there is neither a worker nor an end");
+    };
+    let watched = found.and_then(|worker| watch_other(worker, at).ok());
     // It says that the job could not give way, or that it had done so already.
     client.wait().unwrap();
-    found.is_some()
+    watched
 }
 
 /// The job goes on if who saves it is killed, and is brought back from the same checkpoint if who
@@ -163,12 +155,23 @@ fn a_worker_that_is_killed_costs_no_job() {
     let id = daemon.submit(&[], &["python3", "-c", script, stop.to_str().unwrap()]);
     let word = id.to_string();
     daemon.wait_for_output(id, "9\n");
-    let mut random = random_below();
-    let mut killed = [0, 0];
+    let preempt = ["preempt", word.as_str(), "--means", "checkpoint"];
+    let resume = ["resume", word.as_str()];
+    let points = until("both workers were met", || {
+        let both = [&preempt[..], &resume].map(|words| with_killed_worker(&daemon, words, None));
+        daemon.wait_for(id, "running");
+        let points = |watched: Watched| match watched {
+            Watched::Ended { stops, success: true } => stops,
+            other => panic!("{other:?}"),
+        };
+        Some([points(both[0]?), points(both[1]?)])
+    });
+    let (random, mut killed) = (Random::printed(), [0, 0]);
     for _ in 0..rounds {
-        let after = Duration::from_millis(random(120));
-        let preempt = ["preempt", word.as_str(), "--means", "checkpoint"];
-        killed[0] += u32::from(with_killed_worker(&daemon, &preempt, after));
+        // A part of the work is done before its worker is met.
+        let [save, wake] = points.map(|points| Some(1 + random.below(points / 2)));
+        let watched = with_killed_worker(&daemon, &preempt, save);
+        killed[0] += u32::from(watched == Some(Watched::Killed));
         let state = until("it runs, or sleeps", || {
             let state = daemon.job(id)["state"].as_str().unwrap().to_owned();
             ["running", "preempted"].contains(&state.as_str()).then_some(state)
@@ -176,13 +179,13 @@ fn a_worker_that_is_killed_costs_no_job() {
         if state == "running" {
             daemon.ok(&preempt);
         }
-        let after = Duration::from_millis(random(120));
-        killed[1] += u32::from(with_killed_worker(&daemon, &["resume", word.as_str()], after));
+        let watched = with_killed_worker(&daemon, &resume, wake);
+        killed[1] += u32::from(watched == Some(Watched::Killed));
         daemon.wait_for(id, "running");
         let seen = daemon.output(id).lines().count();
         until("it goes on", || (daemon.output(id).lines().count() > seen).then_some(()));
     }
-    assert!(killed.iter().all(|&killed| killed > 0), "{killed:?}");
+    assert!(killed.iter().sum::<u32>() > rounds / 2, "{killed:?} of {rounds} each were killed");
     std::fs::write(stop, "").unwrap();
     daemon.wait_for(id, "done");
     let output = daemon.output(id);
@@ -190,18 +193,36 @@ fn a_worker_that_is_killed_costs_no_job() {
     assert_eq!(output, counted(last).replace("end", "end True"));
 }
 
+/// Waits until the jobs have written some more lines, all together, or all have ended.
+fn work_goes_on(daemon: &Daemon, lines: usize) {
+    let list =
+        || -> serde_json::Value { serde_json::from_str(&daemon.ok(&["list", "--json"])).unwrap() };
+    let all = list();
+    let runs = |job: &&serde_json::Value| job["exit"].is_null();
+    let ids = |all: &serde_json::Value| -> Vec<u64> {
+        let jobs = all.as_array().unwrap().iter().filter(runs);
+        jobs.map(|job| job["id"].as_u64().unwrap()).collect()
+    };
+    let watched = ids(&all);
+    let written = || -> usize { watched.iter().map(|&id| daemon.output(id).lines().count()).sum() };
+    let before = written();
+    until("the jobs go on, or end", || {
+        (written() >= before + lines || ids(&list()).is_empty()).then_some(())
+    });
+}
+
 #[test]
 fn random_failures_lose_nothing() {
     let rounds = if long("random_failures_lose_nothing: 200 rounds") { 200 } else { 6 };
     let config = json!({ "shortest_interval": 300, "mean_time_between_failures": 500 });
     let mut daemon = Daemon::configured(&config, &["--slots", "2"]);
-    let mut random = random_below();
+    let random = Random::printed();
     let mut ids = Vec::new();
     for round in 0..rounds {
-        let last = 20 + u32::try_from(random(20)).unwrap();
+        let last = 20 + u32::try_from(random.below(20)).unwrap();
         ids.push((daemon.submit(&["--class", "batch"], &words(&counter(last, 0.03))), last));
-        std::thread::sleep(Duration::from_millis(random(700)));
-        match random(3) {
+        work_goes_on(&daemon, random.place(40));
+        match random.below(3) {
             0 => {
                 daemon.kill();
                 daemon.launch();

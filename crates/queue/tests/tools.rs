@@ -9,15 +9,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::{Daemon, long, until};
+use torpor_tests::random::Random;
 
 /// Preempts a job again and again while it runs, and returns how it is in the end.
 fn preempt_at_random(daemon: &Daemon, id: u64, times: u64) -> serde_json::Value {
-    let mut seed = 0x1234_5678_9abc_def1_u64 ^ id;
+    let random = Random::printed();
     for _ in 0..times {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        std::thread::sleep(Duration::from_millis(seed % 400));
+        std::thread::sleep(Duration::from_millis(random.below(400)));
         if !daemon.job(id)["exit"].is_null() {
             break;
         }

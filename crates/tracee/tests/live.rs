@@ -1,60 +1,13 @@
 //! Remote calls in real processes.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::process::{Child, Command, Stdio};
+mod common;
 
-use torpor_tracee::{
-    Batch, Mapping, RemoteAddr, SIDE_BY_SIDE, STUB_SIZE, Tracee, parse_maps, remove_leftover,
-    stub_place,
-};
-
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn spawn(program: &str, args: &[&str]) -> (Killed, i32) {
-    let child = Command::new(program)
-        .args(args)
-        .stdout(Stdio::piped())
-        .stdin(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pid = i32::try_from(child.id()).unwrap();
-    // Past execve and the dynamic loader: it sleeps in the kernel.
-    for _ in 0..1000 {
-        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        let name = program.rsplit('/').next().unwrap();
-        if comm.trim() == name && stat.contains(") S ") {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    }
-    (Killed(child), pid)
-}
-
-/// Waits until a script has said that it is at work.
-fn says_on(child: &mut Child) {
-    use std::io::Read;
-    child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
-}
-
-fn maps(pid: i32) -> Vec<Mapping> {
-    parse_maps(&std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap())
-}
+use common::{maps, says_on, spawn, stop, stop_thread, threads};
+use torpor_tracee::{Batch, RemoteAddr, SIDE_BY_SIDE, Tracee, remove_leftover, stub_place};
 
 fn at_cwd() -> u64 {
     i64::from(libc::AT_FDCWD).cast_unsigned()
-}
-
-fn stop(pid: i32) -> Tracee {
-    Tracee::seize(pid, false).unwrap();
-    Tracee::stopped(pid, pid, std::time::Duration::from_secs(10)).unwrap().unwrap()
 }
 
 #[test]
@@ -254,81 +207,6 @@ fn a_task_gives_up_pages_here_and_there() {
     task.finish().unwrap();
 }
 
-/// Runs batches until somebody kills this process: used by the test below.
-#[test]
-fn tracer_for_the_kill_test() {
-    let Ok(pid) = std::env::var("TORPOR_TEST_VICTIM") else { return };
-    let pid: i32 = pid.parse().unwrap();
-    loop {
-        let m = maps(pid);
-        let mut t = stop(pid);
-        t.inject(&m, stub_place(&m).unwrap()).unwrap();
-        for _ in 0..3 {
-            t.call("getpid", (libc::SYS_getpid, [])).unwrap();
-        }
-        t.eject(&m).unwrap();
-        t.finish().unwrap();
-    }
-}
-
-/// The same in a thread that is not the leader, with calls that keep a processor busy.
-#[test]
-fn tracer_for_the_thread_test() {
-    let Ok(pid) = std::env::var("TORPOR_TEST_THREADS") else { return };
-    let pid: i32 = pid.parse().unwrap();
-    let tid = threads(pid).into_iter().find(|tid| *tid != pid).unwrap();
-    let m = maps(pid);
-    let mut leader = stop(pid);
-    Tracee::seize(tid, false).unwrap();
-    let patience = std::time::Duration::from_secs(10);
-    let mut thread = Tracee::stopped(pid, tid, patience).unwrap().unwrap();
-    leader.inject(&m, stub_place(&m).unwrap()).unwrap();
-    thread.share_stub(&leader, 0);
-    loop {
-        let mut batch = thread.batch();
-        let room = batch.space(128 * 1024);
-        for _ in 0..30 {
-            batch.call((libc::SYS_getrandom, [room.addr.0, 128 * 1024, 0]));
-        }
-        batch.run().unwrap();
-    }
-}
-
-fn threads(pid: i32) -> Vec<i32> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    entries.map(|e| e.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
-}
-
-/// A stub is not taken from under a thread that executes it, even if that is not the
-/// leader, and is busy: then the kernel does not tell where it is.
-#[test]
-fn a_stub_in_use_stays_until_it_is_left() {
-    let script = "import threading,time\nthreading.Thread(target=time.sleep,args=(1000,)).start()\nprint('on',flush=True)\ntime.sleep(1000)\n";
-    let (mut victim, pid) = spawn("/usr/bin/python3", &["-c", script]);
-    says_on(&mut victim.0);
-    for round in 0..5 {
-        let tracer = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "tracer_for_the_thread_test"])
-            .env("TORPOR_TEST_THREADS", pid.to_string())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let mut tracer = Killed(tracer.unwrap());
-        let stub = || maps(pid).into_iter().find(|m| m.end - m.start == STUB_SIZE);
-        while stub().is_none() {
-            assert!(tracer.0.try_wait().unwrap().is_none(), "the tracer has failed");
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        tracer.0.kill().unwrap();
-        let base = stub().unwrap().start;
-        remove_leftover(pid, base, std::time::Duration::from_secs(60)).unwrap();
-        assert!(stub().is_none(), "the stub is left");
-        tracer.0.wait().unwrap();
-        assert!(victim.0.try_wait().unwrap().is_none(), "the task died in round {round}");
-    }
-}
-
 /// A tracer that dies between the two steps that give a task back what is its own.
 #[test]
 fn a_signal_mask_comes_back() {
@@ -362,12 +240,7 @@ fn threads_run_batches_side_by_side() {
     let base = stub_place(&before).unwrap();
     let mut leader = stop(pid);
     let others = threads(pid).into_iter().filter(|&tid| tid != pid);
-    let mut others: Vec<Tracee> = others
-        .map(|tid| {
-            Tracee::seize(tid, false).unwrap();
-            Tracee::stopped(pid, tid, std::time::Duration::from_secs(10)).unwrap().unwrap()
-        })
-        .collect();
+    let mut others: Vec<Tracee> = others.map(|tid| stop_thread(pid, tid)).collect();
     assert_eq!(others.len(), 20);
     let own: Vec<String> = others.iter().map(|t| blocked(t.tid())).collect();
     leader.inject(&before, base).unwrap();
@@ -404,80 +277,4 @@ fn threads_run_batches_side_by_side() {
     assert_eq!(tids.into_iter().map(blocked).collect::<Vec<_>>(), own);
     assert_eq!(maps(pid), before);
     assert!(victim.0.try_wait().unwrap().is_none());
-}
-
-/// A tracer that dies at any moment leaves its task running unharmed.
-#[test]
-fn a_killed_tracer_does_no_harm() {
-    let script = "import os,time\nx=1.5\nprint('on',flush=True)\nn=0\nwhile True:\n s=sum(i*x for i in range(100))\n assert s==7425.0\n n+=1\n if n%50==0: time.sleep(0.0001)\n";
-    outlives_its_tracers(Command::new("/usr/bin/python3").args(["-c", script]), |_| {});
-}
-
-/// Nor does it harm a 32-bit program.
-#[test]
-fn a_killed_tracer_does_a_32bit_program_no_harm() {
-    let dir = tempfile::tempdir().unwrap();
-    let (source, program) = (dir.path().join("counts.c"), dir.path().join("counts"));
-    // What the x87 has on its stack is looked at again.
-    let text = "#include <stdio.h>\n#include <unistd.h>\nint main(void) {\n\
-                puts(\"on\"); fflush(stdout);\n\
-                for (unsigned n = 1;; n++) {\n volatile double x = 1.5; double s = 0, t = 1;\n\
-                for (int i = 0; i < 100; i++) { s += i * x; t = t * 2 + s / 8 - (t + s / 8); }\n\
-                if (s != 7425.0 || t != 1) return 1;\n if (n % 500 == 0) usleep(100); } }\n";
-    std::fs::write(&source, text).unwrap();
-    let made = Command::new("gcc").args(["-m32", "-O1", "-o"]).arg(&program).arg(&source).status();
-    assert!(made.unwrap().success());
-    // In a stub it runs 64-bit code, from which a tracer that comes too soon cannot have it find back.
-    outlives_its_tracers(&mut Command::new(&program), runs_on);
-}
-
-/// Has tracers of a process killed, one after the other, each as soon as it has settled.
-fn outlives_its_tracers(command: &mut Command, settles: impl Fn(u32)) {
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    says_on(&mut child);
-    let mut victim = Killed(child);
-    let pid = victim.0.id();
-    for round in 0..60u64 {
-        let tracer = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "tracer_for_the_kill_test", "--nocapture"])
-            .env("TORPOR_TEST_VICTIM", pid.to_string())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut tracer = Killed(tracer);
-        std::thread::sleep(std::time::Duration::from_micros(20_000 + round * 137));
-        tracer.0.kill().unwrap();
-        tracer.0.wait().unwrap();
-        settles(pid);
-        let ended = victim.0.try_wait().unwrap();
-        assert!(ended.is_none(), "the task died in round {round}: {ended:?}");
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        assert!(status.contains("TracerPid:\t0\n"), "{status}");
-    }
-    // It may be about to map the last stub still: not any more when it has run a while.
-    runs_on(pid);
-    // What it left behind goes.
-    let pid_t = i32::try_from(pid).unwrap();
-    for m in maps(pid_t).iter().filter(|m| m.end - m.start == STUB_SIZE) {
-        remove_leftover(pid_t, m.start, std::time::Duration::from_secs(60)).unwrap();
-    }
-    assert!(maps(pid_t).iter().all(|m| m.prot != 7), "a stub is left");
-    runs_on(pid);
-}
-
-/// Waits until a process has used the processor for some more ticks of the clock.
-fn runs_on(pid: u32) {
-    let ticks = || -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.split(' ').nth(13).unwrap().parse().unwrap()
-    };
-    let before = ticks();
-    for _ in 0..1000 {
-        if ticks() > before + 1 {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    panic!("it does not run any more");
 }

@@ -46,8 +46,8 @@ impl Play<'_> {
         let length = u64::try_from(whole.len()).unwrap_or(1);
         for _ in 0..6 {
             let mut copy = whole.to_vec();
-            let at = self.below(length);
-            let bit = 1 << self.below(8);
+            let at = self.random.below(length);
+            let bit = 1 << self.random.below(8);
             if let Some(byte) = usize::try_from(at).ok().and_then(|at| copy.get_mut(at)) {
                 *byte ^= bit;
             }

@@ -1,8 +1,8 @@
 //! Faults of those that know of memory between two commands, or bring it in behind a restore.
 
-use super::kill::{Threads, Watched, watch, watch_other};
 use super::{CALM, LAZY_RESTORES, PAGE_SERVERS, Play, ROUNDS, end, mappings};
 use crate::inside::World;
+use crate::kill::{Threads, Watched, watch, watch_other};
 use crate::observe;
 use crate::wait::wait_for;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -22,7 +22,7 @@ impl Play<'_> {
         let whole = self.points(measured, "pre-dump", Threads::All)?;
         for round in 0..times {
             let name = format!("round-{round}");
-            if self.below(4) == 0 {
+            if self.random.below(4) == 0 {
                 keepers()?.into_iter().for_each(end);
             }
             // Half of them come to their end.

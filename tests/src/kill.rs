@@ -1,9 +1,12 @@
-//! Kills at points of the work: at a system call of the engine, counted, not at a moment of the
+//! Kills at points of the work: at a system call of who is killed, counted, not at a moment of the
 //! clock. A fast machine and a slow one so test the same.
+//!
+//! Run once without a point, work says how many it has; then it is run again and killed at one of them.
 
 use anyhow::{Context, Result, ensure};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
-use torpor_sys::process::{Status, wait};
+use torpor_sys::process::{self, Status, wait};
 use torpor_sys::ptrace::{self, option};
 
 /// How a stop at a system call shows with [`option::TRACESYSGOOD`].
@@ -33,6 +36,12 @@ pub enum Threads {
 }
 
 /// Runs `command`, and kills it at its stop number `at` if it comes that far.
+///
+/// With [`Threads::All`] whoever else this process waits for is taken from it: that is for a process
+/// that has no other children ([`crate::alone`]).
+///
+/// # Errors
+/// It cannot be started or traced; it dies of something else.
 pub fn watch(command: &mut Command, threads: Threads, at: Option<u64>) -> Result<Watched> {
     let pid = command.spawn()?.id().cast_signed();
     let clones = if threads == Threads::All { option::TRACECLONE } else { 0 };
@@ -40,9 +49,27 @@ pub fn watch(command: &mut Command, threads: Threads, at: Option<u64>) -> Result
     count(pid, threads, at)
 }
 
-/// Does the same with a process that somebody else has started.
+/// Does the same with a process that somebody else has started: its first thread counts, from now on.
+///
+/// # Errors
+/// It cannot be traced, since it has ended; it dies of something else.
 pub fn watch_other(pid: i32, at: Option<u64>) -> Result<Watched> {
     ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL)?;
+    count(pid, Threads::First, at)
+}
+
+/// Does the same with `work` in a child of this process, from when it begins.
+///
+/// # Errors
+/// This process has threads; the child dies of something else.
+pub fn watch_work(work: impl FnOnce(), at: Option<u64>) -> Result<Watched> {
+    let (gate, open) = rustix::pipe::pipe()?;
+    let pid = process::fork(|| {
+        let begins = rustix::io::read(&gate, &mut [0]).is_ok();
+        i32::from(!begins || catch_unwind(AssertUnwindSafe(work)).is_err())
+    })?;
+    ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL)?;
+    rustix::io::write(&open, &[1])?;
     count(pid, Threads::First, at)
 }
 
@@ -64,7 +91,7 @@ fn count(pid: i32, threads: Threads, at: Option<u64>) -> Result<Watched> {
             Status::Stopped { signal: SYSCALL_STOP, .. } => {
                 stops += 1;
                 if at == Some(stops) {
-                    torpor_sys::process::kill_thread(pid, pid, libc::SIGKILL)?;
+                    process::kill_thread(pid, pid, libc::SIGKILL)?;
                     return killed(pid, whom);
                 }
                 go_on(tid, 0);
