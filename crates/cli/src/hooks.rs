@@ -38,8 +38,8 @@ impl Actions {
         Self {
             scripts: settings.action_scripts.clone(),
             images_dir: settings.engine.images_dir.clone(),
-            pidfile: settings.engine.pidfile.clone(),
-            status_fd: settings.engine.status_fd.clone(),
+            pidfile: settings.pidfile.clone(),
+            status_fd: settings.ready_fd.clone(),
             root: settings.engine.pid,
             any_port: settings.engine.memory.page_server.as_ref().is_some_and(|to| to.port == 0),
             progress: Progress::new(visible && std::io::stderr().is_terminal()),

@@ -28,8 +28,7 @@ pub(crate) fn page_server(settings: &Settings) -> Result<ExitCode, Failure> {
     }
     let work = || {
         write_own_pidfile(settings)?;
-        report_ready(settings.engine.status_fd.clone())
-            .map_err(|e| Failure::io("--status-fd", &e))?;
+        report_ready(settings.ready_fd.clone()).map_err(|e| Failure::io("--status-fd", &e))?;
         run(settings, listener)
     };
     if settings.daemon() { into_background(work) } else { work() }
@@ -74,8 +73,7 @@ pub(crate) fn lazy_pages(settings: &Settings) -> Result<ExitCode, Failure> {
     let daemon = Daemon::start(&settings.engine)?;
     let work = || {
         write_own_pidfile(settings)?;
-        report_ready(settings.engine.status_fd.clone())
-            .map_err(|e| Failure::io("--status-fd", &e))?;
+        report_ready(settings.ready_fd.clone()).map_err(|e| Failure::io("--status-fd", &e))?;
         daemon.serve()?;
         Ok(ExitCode::SUCCESS)
     };

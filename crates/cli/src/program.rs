@@ -177,10 +177,10 @@ fn check_words(
         return Err(Failure::invalid("--exec-cmd takes a command, after --")
             .hint("restore --images-dir DIR --exec-cmd -- program argument"));
     }
-    if settings.engine.restore_sibling && !settings.engine.restore_detached {
+    if settings.engine.birth.sibling && !settings.detached {
         return Err(Failure::invalid("--restore-sibling needs --restore-detached"));
     }
-    if settings.exec_cmd && settings.engine.restore_detached {
+    if settings.exec_cmd && settings.detached {
         return Err(Failure::invalid("--exec-cmd and --restore-detached exclude each other"));
     }
     // CRIU takes any option with any command, and scripts give common sets of them.
@@ -221,15 +221,22 @@ pub fn prepare(
 }
 
 /// Fills in what follows from the command.
-fn complete(
+///
+/// # Errors
+/// If options contradict each other; if a descriptor is not open, or a policy cannot be read.
+pub(crate) fn complete(
     command: Command,
     mut settings: Settings,
     found: &Invocation,
 ) -> Result<Settings, Failure> {
     if settings.exec_cmd {
-        settings.engine.exec_cmd = Some(found.rest.clone());
+        settings.exec_command = Some(found.rest.clone());
     }
-    settings.adopt_descriptors().map_err(Failure::invalid)?;
+    // The workers of a service find these under the same numbers.
+    if command != Command::Service {
+        settings.adopt_descriptors().map_err(Failure::invalid)?;
+    }
+    settings.adopt_own_descriptors().map_err(Failure::invalid)?;
     // The page server of a lazy dump is the dump itself.
     settings.use_page_server |= command == Command::Dump && settings.engine.memory.lazy;
     settings.merge().map_err(Failure::invalid)?;
@@ -292,7 +299,7 @@ fn load_keys(command: Command, settings: &mut Settings) -> Result<(), Failure> {
 /// Who gives options by hand learns which of them came to nothing.
 fn refusing_unused(settings: &Settings) -> Settings {
     let mut asked = settings.clone();
-    asked.engine.refuse_unused = true;
+    asked.engine.given.refuse_unused = true;
     asked
 }
 
@@ -341,10 +348,10 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
 /// The tasks run: become the command of `--exec-cmd`, or wait for the root task
 /// unless told otherwise.
 fn after_restore(settings: &Settings, root: i32) -> Result<(), Failure> {
-    if let Some(command) = &settings.engine.exec_cmd {
+    if let Some(command) = &settings.exec_command {
         return Err(work::become_parent(command));
     }
-    if !settings.engine.restore_detached {
+    if !settings.detached {
         work::wait_for_end(root)?;
     }
     Ok(())
@@ -365,7 +372,7 @@ fn make_directory(path: &Path) -> Result<(), Failure> {
 /// # Errors
 /// If the file cannot be written.
 pub fn write_own_pidfile(settings: &Settings) -> Result<(), Failure> {
-    let Some(file) = &settings.engine.pidfile else { return Ok(()) };
+    let Some(file) = &settings.pidfile else { return Ok(()) };
     let pid = i32::try_from(std::process::id()).unwrap_or(0);
     write_pidfile(file, pid)
         .map_err(|e| Failure::io(format_args!("pid file {}", file.display()), &e))

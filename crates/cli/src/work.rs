@@ -60,7 +60,7 @@ pub fn open_log(settings: &Settings) -> Result<(), Failure> {
             .to_file(file)
             .map_err(|e| Failure::io(format_args!("log file {}", file.display()), &e))?,
         // A worker's daemon has the log.
-        _ if log.has_listener() => {}
+        _ if log.has_listener() && !settings.log_to_stderr => {}
         _ => log.to_stderr(),
     }
     let system = rustix::system::uname();
@@ -80,7 +80,7 @@ pub fn open_log(settings: &Settings) -> Result<(), Failure> {
 /// # Errors
 /// If the caller is not root and did not say that this is meant.
 pub fn require_rights(settings: &Settings) -> Result<(), Failure> {
-    if rustix::process::geteuid().is_root() || settings.engine.unprivileged {
+    if rustix::process::geteuid().is_root() || settings.unprivileged {
         return Ok(());
     }
     Err(Failure::new(libc::EPERM, "you need to be root to run this command")

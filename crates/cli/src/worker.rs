@@ -13,7 +13,7 @@ use crate::hooks::Actions;
 use crate::options::{self, Command};
 use crate::program::{self, Name};
 use crate::stats::{self, Statistics};
-use crate::{log, pages, work};
+use crate::{log, pages, rpc, work};
 
 /// Serves the daemon on the standard input.
 ///
@@ -42,7 +42,11 @@ pub(crate) fn run() -> std::result::Result<ExitCode, Failure> {
     }));
     let outcome = stats::outcome(caught(|| carry_out(&job, &channel)));
     let done = outcome.class == Class::Done;
-    channel.send(&Told::Ended(outcome), &[]).map_err(failed)?;
+    // A daemon that is gone wants to know nothing.
+    match channel.send(&Told::Ended(outcome), &[]) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => return Err(failed(e)),
+        _ => {}
+    }
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -62,6 +66,11 @@ fn carry_out(job: &Job, channel: &Channel) -> std::result::Result<Report, Failur
     let Some((command, words)) = found.command()? else {
         return Err(Failure::invalid("the job names no command"));
     };
+    if command == Command::Service {
+        let client = job.descriptors.first();
+        let client = client.ok_or_else(|| Failure::invalid("a service's worker has a client"))?;
+        return rpc::attend_one(&found, *client).map(|()| Report::default());
+    }
     let settings = options::settings(&found)?;
     let settings = program::prepare(Name::Torpor, command, settings, words, &found)?;
     let actions = Actions::new(&settings, false);

@@ -39,7 +39,7 @@ fn is(path: &Option<std::path::PathBuf>, text: &str) -> bool {
 }
 
 fn external(settings: &Settings) -> Vec<String> {
-    settings.engine.external.iter().map(ToString::to_string).collect()
+    settings.engine.given.external.iter().map(ToString::to_string).collect()
 }
 
 /// Every option at least once, in each of its spellings.
@@ -50,12 +50,12 @@ const ROWS: &[Row] = &[
     ("--images-dir=img", |s| s.engine.images_dir == Path::new("img")),
     ("-W work", |s| is(&s.engine.work_dir, "work")),
     ("--work-dir work", |s| is(&s.engine.work_dir, "work")),
-    ("--pidfile p", |s| is(&s.engine.pidfile, "p")),
+    ("--pidfile p", |s| is(&s.pidfile, "p")),
     ("--action-script a --action-script b", |s| s.action_scripts == ["a", "b"]),
     ("--close 7 --close 8", |s| s.close_fds == [7, 8]),
     ("--status-fd 5", |s| s.status_fd == Some(5)),
     ("--display-stats", |s| s.display_stats),
-    ("--unprivileged", |s| s.engine.unprivileged),
+    ("--unprivileged", |s| s.unprivileged),
     ("--deprecated", |s| s.verbosity == 2),
     ("-h", |s| s.help),
     ("--help", |s| s.help),
@@ -64,19 +64,19 @@ const ROWS: &[Row] = &[
     ("-t 12", |s| s.engine.pid == 12),
     ("-t12", |s| s.engine.pid == 12),
     ("--tree 12", |s| s.engine.pid == 12),
-    ("-R", |s| s.engine.leave_running),
-    ("--leave-running", |s| s.engine.leave_running),
+    ("-R", |s| s.engine.stop.leave_running),
+    ("--leave-running", |s| s.engine.stop.leave_running),
     ("-s", |s| s.engine.leave_stopped),
     ("--leave-stopped", |s| s.engine.leave_stopped),
-    ("-d", |s| s.engine.restore_detached && s.daemon()),
-    ("--restore-detached", |s| s.engine.restore_detached),
+    ("-d", |s| s.detached && s.daemon()),
+    ("--restore-detached", |s| s.detached),
     ("--daemon", |s| s.daemon()),
-    ("-S", |s| s.engine.restore_sibling),
-    ("--restore-sibling", |s| s.engine.restore_sibling),
+    ("-S", |s| s.engine.birth.sibling),
+    ("--restore-sibling", |s| s.engine.birth.sibling),
     ("--exec-cmd", |s| s.exec_cmd),
     ("-j", |s| s.engine.shell_job),
     ("--shell-job", |s| s.engine.shell_job),
-    ("--timeout 3", |s| s.engine.timeout == Duration::from_secs(3)),
+    ("--timeout 3", |s| s.engine.stop.timeout == Duration::from_secs(3)),
     ("--cpu-cap", |s| s.engine.cpu_cap == Some(CpuCap::ALL)),
     ("--cpu-cap=none", |s| s.engine.cpu_cap == Some(CpuCap::NONE)),
     ("--cpu-cap=fpu,ins", |s| {
@@ -112,9 +112,9 @@ const ROWS: &[Row] = &[
     ("--file-validation buildid", |s| s.engine.files.validation == FileValidation::BuildId),
     ("--skip-file-rwx-check", |s| s.engine.files.skip_rwx_check),
     ("--strict", |s| s.engine.strict),
-    ("--wake-frozen", |s| s.engine.wake_frozen),
+    ("--wake-frozen", |s| s.engine.birth.wake_frozen),
     ("--rounds s", |s| is(&s.rounds, "s")),
-    ("--allow-uprobes", |s| s.engine.allow_uprobes),
+    ("--allow-uprobes", |s| s.engine.stop.allow_uprobes),
     ("--orphan-pts-master", |s| s.engine.files.orphan_pts_master),
     ("--tcp-established", |s| s.engine.network.tcp_established),
     ("--tcp-close", |s| s.engine.network.tcp_close),
@@ -124,16 +124,16 @@ const ROWS: &[Row] = &[
     ("-r /root", |s| is(&s.engine.mounts.root, "/root")),
     ("--root /root", |s| is(&s.engine.mounts.root, "/root")),
     ("-J net:12", |s| {
-        let ns = &s.engine.join_ns[0];
+        let ns = &s.engine.given.join_ns[0];
         ns.kind == JoinNsKind::Net && ns.file == Path::new("/proc/12/ns/net")
     }),
-    ("--join-ns user:12,1,2", |s| s.engine.join_ns[0].ids == Some((1, 2))),
+    ("--join-ns user:12,1,2", |s| s.engine.given.join_ns[0].ids == Some((1, 2))),
     ("--empty-ns net", |s| s.engine.network.empty),
     ("--skip-mnt /a", |s| s.engine.mounts.skip == [Path::new("/a")]),
     ("--enable-fs a,b --enable-fs all", |s| s.engine.mounts.enable_fs == ["a", "b", "all"]),
     ("--mntns-compat-mode", |s| s.engine.mounts.compat_mode),
     ("--json", |s| s.json),
-    ("--lsm-profile apparmor:x", |s| s.engine.lsm_profile.as_deref() == Some("apparmor:x")),
+    ("--lsm-profile apparmor:x", |s| s.engine.birth.lsm_profile.as_deref() == Some("apparmor:x")),
     ("--lsm-mount-context c", |s| s.engine.mounts.lsm_context.as_deref() == Some("c")),
     ("--weak-sysctls", |s| s.engine.network.weak_sysctls),
     ("--manage-cgroups", |s| s.engine.cgroups.manage == CgroupMode::Soft),
@@ -214,8 +214,8 @@ const ROWS: &[Row] = &[
     ("--no-default-config", |s| !s.default_config),
     // Negation, and short forms run together.
     ("--shell-job --no-shell-job", |s| !s.engine.shell_job),
-    ("-jlR", |s| s.engine.shell_job && s.engine.files.locks && s.engine.leave_running),
-    ("-jt 5 -Rv4", |s| s.engine.pid == 5 && s.engine.leave_running && s.verbosity == 4),
+    ("-jlR", |s| s.engine.shell_job && s.engine.files.locks && s.engine.stop.leave_running),
+    ("-jt 5 -Rv4", |s| s.engine.pid == 5 && s.engine.stop.leave_running && s.verbosity == 4),
     // Names cut short.
     ("--tcp-e", |s| s.engine.network.tcp_established),
     ("--images=d", |s| s.engine.images_dir == Path::new("d")),
@@ -386,7 +386,7 @@ fn defaults_are_those_of_criu() {
     let engine = &settings.engine;
     assert_eq!(engine.images_dir, Path::new("."));
     assert_eq!(engine.files.ghost_limit, 1 << 20);
-    assert_eq!(engine.timeout, Duration::from_secs(10));
+    assert_eq!(engine.stop.timeout, Duration::from_secs(10));
     // CRIU's is iptables, which leaves its tables behind; it reads in the images which one it was.
     assert_eq!(engine.network.lock, NetworkLock::Any);
     assert_eq!(engine.files.validation, FileValidation::BuildId);
@@ -501,12 +501,14 @@ fn spread_options_come_together() {
 fn descriptors_must_be_open() {
     for line in ["--inherit-fd fd[9999]:x", "--status-fd 9999", "--ps-socket 9999", "--close 9999"]
     {
-        let error = settings(line).adopt_descriptors().unwrap_err();
+        let mut s = settings(line);
+        let adopted = s.adopt_descriptors().and_then(|()| s.adopt_own_descriptors());
+        let error = adopted.unwrap_err();
         assert!(error.contains("9999"), "{error}");
     }
     let mut s = settings("--inherit-fd fd[0]:x");
     s.adopt_descriptors().unwrap();
-    assert_eq!(s.engine.inherit_fd[0].key, "x");
+    assert_eq!(s.engine.given.inherit_fd[0].key, "x");
 }
 
 proptest::proptest! {

@@ -179,7 +179,7 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
     let mut passed = Passed {
         file_systems: opts.mounts.enable_fs.clone(),
         capabilities: Capabilities(set("CapPrm") & set("CapBnd")),
-        profile: opts.lsm_profile.clone(),
+        profile: opts.birth.lsm_profile.clone(),
         empty_network: opts.network.empty,
         external_sockets: opts.files.ext_unix_sk,
         connections: opts.network.tcp_established,
@@ -195,7 +195,7 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         exists: Some(|path| Path::new(path).exists()),
         ..Passed::default()
     };
-    for external in &opts.external {
+    for external in &opts.given.external {
         match external {
             External::Mnt { key, val } => passed.mounts.push((key.clone(), val.clone())),
             External::Dev { key, val } => passed.devices.push((key.clone(), val.clone())),
@@ -205,11 +205,11 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
             _ => {}
         }
     }
-    if let Some(join) = opts.join_ns.iter().find(|join| join.kind == JoinNsKind::User) {
+    if let Some(join) = opts.given.join_ns.iter().find(|join| join.kind == JoinNsKind::User) {
         passed.user_maps = IdMaps::of_file(&join.file)?.entry();
     }
     passed.networks = networks(opts)?;
-    passed.joined = opts.join_ns.iter().map(|ns| name_of(ns.kind).to_owned()).collect();
+    passed.joined = opts.given.join_ns.iter().map(|ns| name_of(ns.kind).to_owned()).collect();
     Ok(passed)
 }
 
@@ -217,11 +217,11 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
 fn networks(opts: &Options) -> Result<Vec<(Option<String>, Network)>> {
     let read = |space: BorrowedFd<'_>| run_in(&[space], || Ok(Network::of(&reader::here)));
     let mut all = vec![];
-    if let Some(join) = opts.join_ns.iter().find(|join| join.kind == JoinNsKind::Net) {
+    if let Some(join) = opts.given.join_ns.iter().find(|join| join.kind == JoinNsKind::Net) {
         let what = || format!("open namespace {}", join.file.display());
         all.push((None, read(File::open(&join.file).context(what)?.as_fd())?));
     }
-    for inherited in &opts.inherit_fd {
+    for inherited in &opts.given.inherit_fd {
         let fd = inherited.fd.as_fd();
         if torpor_sys::ns::kind(fd).is_ok_and(|kind| kind == libc::CLONE_NEWNET) {
             all.push((Some(inherited.key.clone()), read(fd)?));

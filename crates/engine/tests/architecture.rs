@@ -3,6 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+#[path = "architecture/imports.rs"]
+mod imports;
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -118,8 +121,8 @@ fn sections_on_errors_say_which() {
     assert!(vague.is_empty(), "sections on errors that say neither which nor when: {vague:#?}");
 }
 
-/// How many files of the engine, tests aside, take a type by reference.
-fn takers(name: &str) -> Vec<String> {
+/// The files of the engine, tests aside, and what they say.
+fn files_of_engine() -> Vec<(String, String)> {
     fn walk(dir: &Path, found: &mut impl FnMut(&Path)) {
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
@@ -130,20 +133,43 @@ fn takers(name: &str) -> Vec<String> {
     let mut all = Vec::new();
     walk(&source, &mut |path| {
         let short = path.strip_prefix(&source).unwrap().display().to_string();
-        let is_test = short.contains("test");
-        let text = std::fs::read_to_string(path).unwrap();
-        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-        let taken = |kind: &str| {
-            let parameter = format!(": {kind}{name}<");
-            let plain = format!(": {kind}{name},");
-            let last = format!(": {kind}{name})");
-            [parameter, plain, last].iter().any(|shape| text.contains(shape))
-        };
-        if !is_test && (taken("&") || taken("&mut ")) {
-            all.push(short);
+        if !short.contains("test") {
+            let text = std::fs::read_to_string(path).unwrap();
+            let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+            all.push((short, text.to_owned()));
         }
     });
+    all.sort();
     all
+}
+
+/// The files of the engine, tests aside, that take a type by reference.
+fn takers(name: &str) -> Vec<String> {
+    let takes = |text: &str| {
+        ["&", "&mut "].iter().any(|kind| {
+            let ends = ["<", ",", ")"];
+            ends.iter().any(|end| text.contains(&format!(": {kind}{name}{end}")))
+        })
+    };
+    files_of_engine().into_iter().filter(|(_, text)| takes(text)).map(|(file, _)| file).collect()
+}
+
+/// Operations are told everything. What they are made of takes the parts of it that it reads: see
+/// `options`.
+#[test]
+fn no_resource_takes_all_options() {
+    let names_it = |text: &str| {
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        let imports = text.lines().filter(|line| line.contains("options::"));
+        imports.flat_map(|line| line.split(|c| !is_word(c))).any(|word| word == "Options")
+    };
+    let all = files_of_engine().into_iter().filter(|(_, text)| names_it(text));
+    let all: Vec<String> = all.map(|(file, _)| file).filter(|file| file != "lib.rs").collect();
+    assert!((1..=21).contains(&all.len()), "{} files know all options: {all:?}", all.len());
+    let folders = ["cgroup/", "file/", "memory/", "namespace/", "network/", "task/"];
+    let of_resources = |file: &&String| folders.iter().any(|folder| file.starts_with(folder));
+    let resources: Vec<_> = all.iter().filter(of_resources).collect();
+    assert!(resources.is_empty(), "these are told all: {resources:?}");
 }
 
 /// What knows all is for those who bring all together. A resource takes what it needs: else each
@@ -157,10 +183,19 @@ fn few_files_take_what_knows_all() {
         let others: Vec<_> = all.iter().filter(|file| !file.starts_with(folder)).collect();
         assert!(others.is_empty(), "{name} leaves its folder: {others:?}");
     }
+    let all = takers("Tasks");
+    assert!((1..=20).contains(&all.len()), "{} files take Tasks: {all:?}", all.len());
     for name in ["Paths", "Opener", "Around", "Neighbours", "Homes", "Assembly"] {
         let all = takers(name);
         assert!((1..=10).contains(&all.len()), "{} files take {name}: {all:?}", all.len());
     }
+}
+
+/// Files that import each other, by way of others, are read together or not at all.
+#[test]
+fn no_circle_of_imports_is_large() {
+    let circle = imports::largest_circle(&files_of_engine());
+    assert!((2..=12).contains(&circle.len()), "{} files are a circle: {circle:?}", circle.len());
 }
 
 /// The page with the example is the example that runs (`library.rs`); `UPDATE_DOCS=1` writes it.

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use torpor_engine::options::Memory;
+use torpor_engine::options::{Memory, Stop};
 use torpor_engine::restore::stages::Plan;
 use torpor_engine::{NoHooks, Options, Session};
 use torpor_images::ImageDir;
@@ -63,7 +63,7 @@ fn source() {
     let options = |round: u32| Options {
         store: Some(Arc::new(shelf.place(&round.to_string()).unwrap())),
         pid,
-        leave_running: true,
+        stop: Stop { leave_running: true, ..Stop::default() },
         shell_job: true,
         memory: Memory {
             parent: (round > 1).then(|| format!("../{}", round - 1).into()),

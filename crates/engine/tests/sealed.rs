@@ -1,11 +1,10 @@
 //! Sealed checkpoints of a process that holds a secret, end to end. A dump needs a process
-//! of one thread, so each case runs in one of its own: this is a program without the
-//! usual harness.
+//! of one thread, so each case runs in one of its own ([`torpor_tests::alone`]).
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use torpor_engine::options::{Memory, Trust};
@@ -58,28 +57,8 @@ const CASES: [(&str, fn()); 20] = [
 const EACH: bytes::Form =
     bytes::Form { suite: Suite::Aes256Gcm, compress: None, signed: false, step: 31 };
 
-/// Runs all cases, or those whose names contain one of the arguments, as `cargo test`
-/// does; `--case NAME` runs one in this process.
-fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    if let [flag, name] = args.as_slice()
-        && flag == "--case"
-    {
-        let (_, case) = CASES.iter().find(|(known, _)| known == name).unwrap();
-        return case();
-    }
-    let filters: Vec<&String> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
-    let mut failed = 0;
-    for (name, _) in CASES {
-        if !filters.is_empty() && !filters.iter().any(|filter| name.contains(*filter)) {
-            continue;
-        }
-        let mut case = Command::new(std::env::current_exe().unwrap());
-        let passed = case.args(["--case", name]).status().unwrap().success();
-        println!("test {name} ... {}", if passed { "ok" } else { "FAILED" });
-        failed += i32::from(!passed);
-    }
-    assert_eq!(failed, 0, "cases failed");
+fn main() -> ExitCode {
+    torpor_tests::alone::main(&CASES)
 }
 
 fn build(dir: &Path) -> PathBuf {

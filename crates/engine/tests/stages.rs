@@ -1,9 +1,9 @@
 //! A tree moves while it runs: rounds of its memory go to a skeleton in other namespaces, which
 //! becomes the tree when the last round is there; only then does the first one end.
 //!
-//! Dumps and restores need processes of one thread, so this is a program without the usual
-//! harness: each case runs in a process of its own, and its destination in another one, which
-//! is told what to do line by line.
+//! Dumps and restores need processes of one thread, so each case runs in one of its own
+//! ([`torpor_tests::alone`]), and its destination in another one, in namespaces of its own, which is
+//! told what to do line by line.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fs::File;
@@ -11,11 +11,11 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use torpor_engine::options::{Files, Memory, Trust};
+use torpor_engine::options::{Files, Memory, Stop, Trust};
 use torpor_engine::restore::stages::{Plan, Ready};
 use torpor_engine::seal::{OpenOptions, SealOptions};
 use torpor_engine::{Error, NoHooks, Options, Session};
@@ -51,6 +51,8 @@ const CASES: [(&str, fn()); 11] = [
 ];
 
 const PLAIN: Case = Case { mode: "-", family: 1, namespaces: "-p", quiet: false, sealed: false };
+/// The word that makes this program a destination, whose first images are named behind it.
+const DESTINATION: &str = "--destination";
 /// Pages of a subject that nobody writes after the first round.
 const QUIET: u64 = 16 << 10;
 
@@ -68,27 +70,15 @@ struct Case {
     sealed: bool,
 }
 
-/// Runs all cases, or those whose names contain one of the arguments, as `cargo test`
-/// does; `--case NAME` runs one in this process.
-fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        ["--case", name] => return CASES.iter().find(|(known, _)| known == name).unwrap().1(),
-        ["--destination", first] => return destination(first.as_ref()),
-        _ => {}
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let [word, first] = words.as_slice()
+        && word == DESTINATION
+    {
+        destination(first.as_ref());
+        return ExitCode::SUCCESS;
     }
-    let filters: Vec<&String> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
-    let mut failed = 0;
-    for (name, _) in CASES {
-        if !filters.is_empty() && !filters.iter().any(|filter| name.contains(*filter)) {
-            continue;
-        }
-        let mut case = Command::new(std::env::current_exe().unwrap());
-        let passed = case.args(["--case", name]).status().unwrap().success();
-        println!("test {name} ... {}", if passed { "ok" } else { "FAILED" });
-        failed += i32::from(!passed);
-    }
-    assert_eq!(failed, 0, "cases failed");
+    torpor_tests::alone::main(&CASES)
 }
 
 /// A tree that runs.
@@ -165,7 +155,7 @@ impl Subject {
         Options {
             images_dir,
             pid: self.pid,
-            leave_running: true,
+            stop: Stop { leave_running: true, ..Stop::default() },
             shell_job: true,
             trust: Trust {
                 seal: self.seal.clone(),
@@ -207,7 +197,7 @@ impl Destination {
         let mut child = Command::new("unshare")
             .args(["-nm", "--propagation", "private"])
             .arg(std::env::current_exe().unwrap())
-            .arg("--destination")
+            .arg(DESTINATION)
             .arg(first)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -247,7 +237,6 @@ fn destination(first: &Path) {
     let options = |dir: &Path| Options {
         images_dir: dir.to_owned(),
         shell_job: true,
-        restore_detached: true,
         trust: Trust { open: open(&dir.parent().unwrap().join(IDENTITY)), ..Trust::default() },
         ..Options::default()
     };
@@ -359,7 +348,7 @@ fn a_dropped_session_lets_go() {
     assert!(has_inventory(1));
     goes_on();
     // Killed by nobody although the options do not say that they go on.
-    let mut last = Options { leave_running: false, ..subject.round(2) };
+    let mut last = Options { stop: Stop::default(), ..subject.round(2) };
     last.memory.track = false;
     drop(session.freeze(&last, &mut NoHooks).unwrap().write(&mut NoHooks).unwrap());
     assert!(!has_inventory(2));
@@ -374,18 +363,13 @@ fn archives_are_written_and_read() {
     let file = subject.dir.path().join("checkpoint.tar");
     let archive = Archive::create(&file).unwrap();
     let mut opts =
-        Options { store: Some(Arc::new(archive)), leave_running: false, ..subject.round(1) };
+        Options { store: Some(Arc::new(archive)), stop: Stop::default(), ..subject.round(1) };
     opts.memory.track = false;
     torpor_engine::dump(&opts, &mut NoHooks).unwrap();
     let before = subject.checks(FAMILY);
     assert_eq!(std::fs::read_dir(subject.images(1)).unwrap().count(), 0);
     let archive = Archive::open(&file).unwrap();
-    let opts = Options {
-        store: Some(Arc::new(archive)),
-        shell_job: true,
-        restore_detached: true,
-        ..Options::default()
-    };
+    let opts = Options { store: Some(Arc::new(archive)), shell_job: true, ..Options::default() };
     let report = torpor_engine::restore(&opts, &mut NoHooks).unwrap();
     subject.wait_for_checks(FAMILY, &before);
     kill(report.pid);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct Job {
     /// The command line, without the program's name: `dump --tree 7 --images-dir x`.
     /// Commands are those that work on images: dump, pre-dump, restore, page-server,
-    /// lazy-pages, dedup.
+    /// lazy-pages, dedup. A worker of `service` serves one client, on the first of the descriptors.
     pub args: Vec<String>,
     /// The directory that paths are relative to.
     pub dir: PathBuf,

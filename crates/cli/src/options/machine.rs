@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(settings.policy, Some("/etc/p.toml".into()));
         assert_eq!(settings.policy_rules, ["a = 1", "b = 2"]);
         assert!(e.network.tcp_established && !e.files.locks && e.files.ghost_limit == 2 << 20);
-        assert_eq!(e.timeout.as_secs(), 30);
+        assert_eq!(e.stop.timeout.as_secs(), 30);
         assert_eq!(e.mounts.skip, [Path::new("/a"), Path::new("/b c")]);
         assert_eq!(applied("").unwrap().policy, None);
         let missing = Path::new("/nonexistent/torpor.toml");

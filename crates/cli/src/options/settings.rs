@@ -1,5 +1,6 @@
 //! What the options add up to.
 
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,6 +26,8 @@ pub struct Settings {
     pub inherit_fd: Vec<(i32, String)>,
     /// `--status-fd`.
     pub status_fd: Option<i32>,
+    /// The same, opened: a zero byte is written here when pages can be fetched, or clients come.
+    pub ready_fd: Option<Arc<OwnedFd>>,
     /// `--ps-socket`.
     pub ps_socket: Option<i32>,
     /// `--keep-template`.
@@ -79,6 +82,14 @@ pub struct Settings {
     pub seal: SealSettings,
     /// `--exec-cmd` was given: what follows `--` is the command.
     pub exec_cmd: bool,
+    /// After a restore, become this program, the parent of the root task.
+    pub exec_command: Option<Vec<OsString>>,
+    /// `-d`: the restored tasks live on when this program ends; servers go on in the background.
+    pub detached: bool,
+    /// `--pidfile`: the pid of the root task, or of a server, is written here.
+    pub pidfile: Option<PathBuf>,
+    /// `--unprivileged`: work without root, with `CAP_CHECKPOINT_RESTORE`.
+    pub unprivileged: bool,
 
     /// `--feature`: the only things to check.
     pub features: Vec<String>,
@@ -97,6 +108,7 @@ impl Default for Settings {
             },
             inherit_fd: Vec::new(),
             status_fd: None,
+            ready_fd: None,
             ps_socket: None,
             keep_template: None,
             rounds: None,
@@ -122,6 +134,10 @@ impl Default for Settings {
             tls_files: Tls::default(),
             seal: SealSettings::default(),
             exec_cmd: false,
+            exec_command: None,
+            detached: false,
+            pidfile: None,
+            unprivileged: false,
             features: Vec::new(),
             check_extra: false,
             check_experimental: false,
@@ -134,23 +150,31 @@ impl Settings {
     /// one option with `--restore-detached`).
     #[must_use]
     pub fn daemon(&self) -> bool {
-        self.engine.restore_detached
+        self.detached
     }
 
-    /// Opens what the options name by descriptor and closes what `--close` names.
+    /// Opens what the engine is given by descriptor.
     ///
     /// # Errors
     /// If a descriptor is not open; the message names the option.
     pub fn adopt_descriptors(&mut self) -> Result<(), String> {
         for (number, key) in &self.inherit_fd {
             let fd = adopt("--inherit-fd", *number)?;
-            self.engine.inherit_fd.push(InheritFd { fd, key: key.clone() });
-        }
-        if let Some(number) = self.status_fd {
-            self.engine.status_fd = Some(adopt("--status-fd", number)?);
+            self.engine.given.inherit_fd.push(InheritFd { fd, key: key.clone() });
         }
         if let Some(number) = self.ps_socket {
             self.page_server.socket = Some(adopt("--ps-socket", number)?);
+        }
+        Ok(())
+    }
+
+    /// Opens what this process itself is given by descriptor, and closes what `--close` names.
+    ///
+    /// # Errors
+    /// As [`adopt_descriptors`](Self::adopt_descriptors).
+    pub fn adopt_own_descriptors(&mut self) -> Result<(), String> {
+        if let Some(number) = self.status_fd {
+            self.ready_fd = Some(adopt("--status-fd", number)?);
         }
         for number in &self.close_fds {
             torpor_sys::inherited::close(*number).map_err(|e| format!("--close {number}: {e}"))?;
@@ -174,7 +198,7 @@ impl Settings {
             self.engine.memory.page_server = Some(self.page_server());
         }
         if self.external_sharing || self.external_masters {
-            let auto = self.engine.external.iter_mut().find_map(|external| match external {
+            let auto = self.engine.given.external.iter_mut().find_map(|external| match external {
                 External::MntAuto { sharing, masters } => Some((sharing, masters)),
                 _ => None,
             });

@@ -132,7 +132,7 @@ const COMMON: &[Opt] = &[
     value(
         ("pidfile", None, "FILE"),
         RESTORE | SERVER | LAZY | SERVICE,
-        store!(engine.pidfile = some path),
+        store!(pidfile = some path),
         "Write the pid of the root task, page server or service to FILE",
     ),
     value(
@@ -165,7 +165,7 @@ const COMMON: &[Opt] = &[
         "unprivileged",
         None,
         TREES | CHECK,
-        |s, on| s.engine.unprivileged = on,
+        |s, on| s.unprivileged = on,
         "Work without root, with CAP_CHECKPOINT_RESTORE",
     ),
     flag(
@@ -196,7 +196,7 @@ const WHAT: &[Opt] = &[
         "leave-running",
         Some('R'),
         DUMP,
-        |s, on| s.engine.leave_running = on,
+        |s, on| s.engine.stop.leave_running = on,
         "Let the tasks run on after the dump",
     ),
     flag(
@@ -218,7 +218,7 @@ const WHAT: &[Opt] = &[
         "wake-frozen",
         None,
         RESTORE,
-        |s, on| s.engine.wake_frozen = on,
+        |s, on| s.engine.birth.wake_frozen = on,
         "Leave the tasks in frozen cgroups, complete and traced by nobody: whoever thaws a cgroup \
          lets its tasks run",
     ),
@@ -226,14 +226,14 @@ const WHAT: &[Opt] = &[
         "restore-detached",
         Some('d'),
         RESTORE,
-        |s, on| s.engine.restore_detached = on,
+        |s, on| s.detached = on,
         "Exit once the tasks run, instead of waiting for them",
     ),
     flag(
         "restore-sibling",
         Some('S'),
         RESTORE,
-        |s, on| s.engine.restore_sibling = on,
+        |s, on| s.engine.birth.sibling = on,
         "Make the root task a sibling (with --restore-detached)",
     ),
     flag(
@@ -255,7 +255,7 @@ const WHAT: &[Opt] = &[
         ("timeout", None, "SECONDS"),
         DUMPS,
         |s, v| {
-            s.engine.timeout = Duration::from_secs(number(v)?);
+            s.engine.stop.timeout = Duration::from_secs(number(v)?);
             Ok(())
         },
         "How long to try to stop the tree; 0 is for ever (default: 10)",
@@ -276,7 +276,7 @@ const EXTERNAL: &[Opt] = &[
     value(
         ("external", None, "TYPE[ID]:VALUE"),
         TREES,
-        store!(engine.external += parsed),
+        store!(engine.given.external += parsed),
         "Leave a resource to the caller. On dump: mnt[MOUNTPOINT]:NAME, mnt[]:FLAGS, \
          dev[MAJOR/MINOR]:NAME, file[MNT_ID:INODE], tty[RDEV:DEV], unix[INODE], net[INODE]:NAME, \
          pid[INODE]:NAME. On restore: mnt[NAME]:SOURCE, dev[NAME]:DEVICE, \
@@ -293,7 +293,7 @@ const EXTERNAL: &[Opt] = &[
         ("ext-mount-map", Some('M'), "KEY:VALUE"),
         BOTH,
         |s, v| {
-            s.engine.external.push(External::from_mount_map(text(v)?)?);
+            s.engine.given.external.push(External::from_mount_map(text(v)?)?);
             Ok(())
         },
         "The older form of --external mnt[KEY]:VALUE",
@@ -316,7 +316,7 @@ const EXTERNAL: &[Opt] = &[
         ("veth-pair", None, "INNER=OUTER"),
         RESTORE,
         |s, v| {
-            s.engine.external.push(External::from_veth_pair(text(v)?)?);
+            s.engine.given.external.push(External::from_veth_pair(text(v)?)?);
             Ok(())
         },
         "The older form of --external veth[INNER]:OUTER",
@@ -326,7 +326,7 @@ const EXTERNAL: &[Opt] = &[
         BOTH,
         |s, v| {
             match v {
-                Some(v) => s.engine.external.push(External::Unix { inode: number(v)? }),
+                Some(v) => s.engine.given.external.push(External::Unix { inode: number(v)? }),
                 None => s.engine.files.ext_unix_sk = true,
             }
             Ok(())
@@ -408,7 +408,7 @@ const FILES: &[Opt] = &[
         "allow-uprobes",
         None,
         BOTH,
-        |s, on| s.engine.allow_uprobes = on,
+        |s, on| s.engine.stop.allow_uprobes = on,
         "Dump tasks that have a uprobes area",
     ),
     flag(

@@ -1,7 +1,7 @@
 //! CRIU's RPC: container runtimes ask for dumps and restores over a socket.
 //!
 //! `swrk` answers one client on a socket that it was started with; `service` listens
-//! and answers each client in a process of its own.
+//! and answers each client in a worker, a process of its own.
 
 mod fields;
 mod notify;
@@ -26,6 +26,7 @@ use crate::seal::{self, Images};
 use crate::{pages, policy, stats, work};
 use notify::RpcHooks;
 use request::{Client, Job};
+pub(crate) use service::attend_one;
 pub use service::service;
 pub use socket::{Connection, parse};
 

@@ -94,7 +94,7 @@ pub(super) fn apply(base: &Settings, opts: CriuOpts, client: &Client) -> Result<
     let directory = client.path("");
     let mut job = Job { settings: base.clone(), notify: false, directory, held: Vec::new() };
     let config = opts.config_file.clone();
-    job.settings.engine.restore_detached = true;
+    job.settings.detached = true;
     take_over(&mut job, opts, client)?;
     if let Some(file) = config {
         apply_config(&mut job.settings, &file)?;
@@ -230,7 +230,7 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     job.notify = notify_scripts.unwrap_or(false);
     set(&mut e.files.orphan_pts_master, orphan_pts_master, |on| on);
     if let Some(number) = status_fd.filter(|fd| *fd >= 0) {
-        e.status_fd = Some(Arc::new(client.file("status_fd", number)?));
+        s.ready_fd = Some(Arc::new(client.file("status_fd", number)?));
     }
     if let Some(number) = pidfd_store_sk.filter(|fd| *fd >= 0) {
         e.memory.pidfd_store = Some(Arc::new(client.file("pidfd_store_sk", number)?));
@@ -238,18 +238,18 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
 
     // What to dump or restore, and how.
     set(&mut e.pid, pid, |pid| pid);
-    set(&mut e.leave_running, leave_running, |on| on);
+    set(&mut e.stop.leave_running, leave_running, |on| on);
     set(&mut e.leave_stopped, leave_stopped, |on| on);
     set(&mut e.shell_job, shell_job, |on| on);
-    set(&mut e.restore_sibling, rst_sibling, |on| on);
-    set(&mut e.timeout, timeout, |seconds| Duration::from_secs(seconds.into()));
-    set(&mut e.unprivileged, unprivileged, |on| on);
+    set(&mut e.birth.sibling, rst_sibling, |on| on);
+    set(&mut e.stop.timeout, timeout, |seconds| Duration::from_secs(seconds.into()));
+    set(&mut s.unprivileged, unprivileged, |on| on);
     if let Some(bits) = cpu_cap {
         // The schema's default means the default, not everything.
         e.cpu_cap = (bits != u32::MAX).then(|| CpuCap::from_bits(bits));
     }
     if !exec_cmd.is_empty() {
-        e.exec_cmd = Some(exec_cmd.into_iter().map(OsString::from).collect());
+        s.exec_command = Some(exec_cmd.into_iter().map(OsString::from).collect());
     }
 
     // Files and connections.
@@ -275,32 +275,32 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
 
     // External resources.
     for text in external {
-        e.external.push(text.parse().map_err(invalid("external"))?);
+        e.given.external.push(text.parse().map_err(invalid("external"))?);
     }
     for map in ext_mnt {
-        e.external.push(External::Mnt { key: map.key, val: map.val });
+        e.given.external.push(External::Mnt { key: map.key, val: map.val });
     }
     for pair in veths {
-        e.external.push(External::veth(&pair.if_in, &pair.if_out));
+        e.given.external.push(External::veth(&pair.if_in, &pair.if_out));
     }
     for sk in unix_sk_ino {
-        e.external.push(External::Unix { inode: sk.inode.into() });
+        e.given.external.push(External::Unix { inode: sk.inode.into() });
     }
     if auto_ext_mnt == Some(true) {
-        e.external.push(External::MntAuto { sharing: false, masters: false });
+        e.given.external.push(External::MntAuto { sharing: false, masters: false });
     }
     set(&mut s.external_sharing, ext_sharing, |on| on);
     set(&mut s.external_masters, ext_masters, |on| on);
     for inherited in inherit_fd {
         let fd = torpor_sys::inherited::duplicate(inherited.fd)
             .map_err(|e| Failure::io(format_args!("inherit_fd {}", inherited.fd), &e))?;
-        e.inherit_fd.push(InheritFd { fd: Arc::new(fd), key: inherited.key });
+        e.given.inherit_fd.push(InheritFd { fd: Arc::new(fd), key: inherited.key });
     }
 
     // Namespaces and security.
     for ns in join_ns {
         let joined = JoinNs::new(&ns.ns, &ns.ns_file, ns.extra_opt.as_deref());
-        e.join_ns.push(joined.map_err(invalid("join_ns"))?);
+        e.given.join_ns.push(joined.map_err(invalid("join_ns"))?);
     }
     if let Some(mask) = empty_ns {
         e.network.empty = is_empty_netns(mask)?;
@@ -308,7 +308,7 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     e.mounts.skip.extend(skip_mnt.into_iter().map(PathBuf::from));
     e.mounts.enable_fs.extend(enable_fs);
     set(&mut e.mounts.compat_mode, mntns_compat_mode, |on| on);
-    set(&mut e.lsm_profile, lsm_profile, Some);
+    set(&mut e.birth.lsm_profile, lsm_profile, Some);
     set(&mut e.mounts.lsm_context, lsm_mount_context, Some);
     set(&mut e.network.weak_sysctls, weak_sysctls, |on| on);
 
@@ -428,18 +428,20 @@ mod tests {
         let job = job("dump");
         let e = &job.settings.engine;
         assert!(job.notify && e.files.orphan_pts_master && e.network.empty && e.pid > 0);
-        assert!(!e.leave_running && !e.network.tcp_established && e.memory.parent.is_none());
+        assert!(!e.stop.leave_running && !e.network.tcp_established && e.memory.parent.is_none());
         assert_eq!(job.settings.log_file, Some("dump.log".into()));
         assert_eq!(job.settings.verbosity, 4);
         assert_eq!(e.cgroups.manage, CgroupMode::Soft);
         assert_eq!(e.cgroups.freeze, Some("/sys/fs/cgroup/freezer/c1".into()));
         assert_eq!(e.mounts.root, Some("/srv/bundle/rootfs".into()));
-        let external: Vec<String> = e.external.iter().map(ToString::to_string).collect();
+        let external: Vec<String> = e.given.external.iter().map(ToString::to_string).collect();
         assert!(external.contains(&"mnt[/proc/keys]:/dev/null".to_owned()));
 
         let job = self::job("dump-all");
         let e = &job.settings.engine;
-        assert!(e.leave_running && e.network.tcp_established && e.files.ext_unix_sk && e.shell_job);
+        assert!(
+            e.stop.leave_running && e.network.tcp_established && e.files.ext_unix_sk && e.shell_job
+        );
         assert!(e.files.locks && e.cgroups.manage == CgroupMode::Full);
         assert!(e.work_dir.is_some());
     }
@@ -491,17 +493,17 @@ mod tests {
         let job = job("restore-all");
         let e = &job.settings.engine;
         assert!(
-            e.restore_sibling && e.restore_detached && e.files.evasive_devices && e.memory.lazy
+            e.birth.sibling && job.settings.detached && e.files.evasive_devices && e.memory.lazy
         );
         assert!(e.memory.auto_dedup && e.network.tcp_established && e.files.locks);
-        assert_eq!(e.lsm_profile.as_deref(), Some("apparmor:x"));
+        assert_eq!(e.birth.lsm_profile.as_deref(), Some("apparmor:x"));
         assert_eq!(e.mounts.lsm_context.as_deref(), Some("ctx"));
         // The empty name is that of the version 2 hierarchy.
         let roots: Vec<_> = e.cgroups.roots.iter().map(|r| r.controller.as_deref()).collect();
         assert!(roots.contains(&Some("")) && roots.contains(&Some("freezer")));
         assert!(e.cgroups.roots.iter().all(|root| root.path == "/c1"));
         let keys = |name| -> Vec<String> {
-            let fds = self::job(name).settings.engine.inherit_fd;
+            let fds = self::job(name).settings.engine.given.inherit_fd;
             fds.into_iter().map(|fd| fd.key).collect()
         };
         assert_eq!(keys("restore-pipes"), ["pipe:[44825]", "pipe:[44826]", "pipe:[44826]"]);
@@ -511,10 +513,11 @@ mod tests {
     #[test]
     fn namespaces_that_runc_does_not_own() {
         let job = job("dump-external-ns");
-        let names = job.settings.engine.external.iter().filter_map(|external| match external {
-            External::Net { name, .. } | External::Pid { name, .. } => Some(name.as_str()),
-            _ => None,
-        });
+        let names =
+            job.settings.engine.given.external.iter().filter_map(|external| match external {
+                External::Net { name, .. } | External::Pid { name, .. } => Some(name.as_str()),
+                _ => None,
+            });
         assert_eq!(names.collect::<Vec<_>>(), ["extRootNetNS", "extRootPidNS"]);
     }
 
@@ -522,12 +525,12 @@ mod tests {
     fn what_the_request_does_not_say_comes_from_configuration_files() {
         let mut base = Settings::default();
         base.engine.network.tcp_close = true;
-        base.engine.leave_running = true;
+        base.engine.stop.leave_running = true;
         let (opts, _images, _opened) = recorded("dump");
         let client = Client::new(rustix::process::getpid().as_raw_pid());
         let job = apply(&base, opts, &client).unwrap();
         // runc says nothing of tcp_close, and says no to leave_running.
-        assert!(job.settings.engine.network.tcp_close && !job.settings.engine.leave_running);
+        assert!(job.settings.engine.network.tcp_close && !job.settings.engine.stop.leave_running);
     }
 
     #[test]

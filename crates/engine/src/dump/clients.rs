@@ -15,7 +15,7 @@ use super::freeze::{self, Seized};
 use crate::error::{Error, Result};
 use crate::file::socket::state;
 use crate::namespace::run_in;
-use crate::network::accept::{self, PATIENCE, PAUSE};
+use crate::network::accept::{PATIENCE, PAUSE, Running};
 use crate::network::listed::inodes_of;
 use crate::options::Options;
 use crate::proc;
@@ -54,7 +54,7 @@ fn stop_well(opts: &Options, space: &TreeNetwork, listeners: &HashSet<u32>) -> R
             return Ok(clients);
         }
         tracing::debug!("Unix sockets {waiting:?} are not accepted yet: their tasks go on");
-        freeze::let_go(clients, Instant::now() + opts.patience())?;
+        freeze::let_go(clients, Instant::now() + opts.stop.patience())?;
         if !one_is_accepted(space, listeners, &waiting) {
             break;
         }
@@ -124,7 +124,7 @@ fn newcomers(opts: &Options, servers: &HashSet<i32>, clients: &Seized) -> Result
         let rests = clients.get(&parent).is_some_and(|tids| has_stopped(parent, tids));
         !rests && pid != opts.pid && freeze::borrows(pid, parent)
     };
-    let mut all = accept::tree(opts)?;
+    let mut all = Running { root: opts.pid, workers: opts.memory.workers() }.tasks()?;
     all.retain(|pid| !servers.contains(pid) && !clients.contains_key(pid) && !is_borrowed(*pid));
     Ok(all)
 }

@@ -23,7 +23,7 @@ impl End {
     /// What the options say.
     #[must_use]
     pub fn asked_for(opts: &Options) -> Self {
-        match (opts.leave_stopped, opts.leave_running) {
+        match (opts.leave_stopped, opts.stop.leave_running) {
             (true, _) => End::Stop,
             (false, true) => End::GoOn,
             (false, false) => End::Kill,

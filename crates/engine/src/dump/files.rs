@@ -55,7 +55,11 @@ pub(crate) struct Kinds {
 macro_rules! paths {
     ($cx:ident) => {
         Paths {
-            opts: $cx.opts,
+            given: &$cx.opts.given,
+            files: &$cx.opts.files,
+            shell_job: $cx.opts.shell_job,
+            strict: $cx.opts.strict,
+            leave_running: $cx.opts.stop.leave_running,
             images: &$cx.images,
             mounts: &$cx.mounts,
             id_maps: &$cx.id_maps,
@@ -79,7 +83,9 @@ macro_rules! first_of {
 fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<FileEntry> {
     let kinds = &mut cx.kinds;
     let mut around = Around {
-        opts: cx.opts,
+        given: &cx.opts.given,
+        connections: &cx.opts.network,
+        strict: cx.opts.strict,
         images: &cx.images,
         tasks: &cx.tasks,
         spaces: &cx.ns,
@@ -136,14 +142,15 @@ pub(crate) fn finish(cx: &mut Dump<'_>) -> Result<()> {
     let kinds = &mut cx.kinds;
     let (tasks, images) = (&cx.tasks, &cx.images);
     let space_of = |task: usize| tasks.get(task).and_then(|task| task.ids.mnt_ns_id);
-    kinds.sockets.finish(cx.opts, &mut cx.files)?;
+    kinds.sockets.finish(&cx.opts.given, &cx.opts.files, &mut cx.files)?;
     kinds.epolls.finish(&mut cx.files)?;
     kinds.pipes.finish(images)?;
     kinds.fifos.finish(images)?;
     let mut paths = paths!(cx);
     kinds.inotify.finish(&mut paths, &space_of)?;
     kinds.fanotify.finish(&mut paths, &space_of)?;
-    kinds.terminals.finish(cx.opts, images, tasks)?;
+    let of_caller = (cx.opts.shell_job, cx.opts.files.orphan_pts_master);
+    kinds.terminals.finish(of_caller, images, tasks)?;
     kinds.memfds.write(images)?;
     kinds.io_urings.finish(tasks, &cx.files)?;
     cx.remaps.write(images)?;

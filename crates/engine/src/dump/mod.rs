@@ -56,6 +56,7 @@ use crate::memory::vma::Vma;
 use crate::namespace::mount::{self, Mounts};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind, nested_user, pid, time};
+use crate::network::accept::Running;
 use crate::options::Options;
 use crate::task::{Filters, ProcFiles};
 use crate::{cgroup, cpuinfo, network, proc};
@@ -141,7 +142,9 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.number_objects()?;
     cx.log_tasks();
     tracing::info!("Dumping namespaces");
-    let pages = namespace::dump(cx.opts, &cx.images, &cx.id_maps, &cx.tasks, &cx.ns)?;
+    let asked = (&cx.opts.given, &cx.opts.network);
+    let running = Running { root: cx.opts.pid, workers: cx.opts.memory.workers() };
+    let pages = namespace::dump(asked, running, &cx.images, &cx.id_maps, &cx.tasks, &cx.ns)?;
     for (id, pages, source) in pages {
         memory::plan_shared(cx, id, pages, &source)?;
     }
@@ -189,12 +192,13 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     lost::check(cx)?;
     tracing::info!("Dumping what files are in, and file systems");
     files::finish(cx)?;
-    if cx.opts.refuse_unused {
+    if cx.opts.given.refuse_unused {
         unused::check(cx)?;
     }
     // A file system in memory is packed with the names that unlinked files were given in it.
     let Dump { opts, images, mounts, ns: spaces, id_maps, tasks, .. } = &*cx;
-    mount::Saving { opts, images, mounts, spaces, id_maps, tasks }.write()?;
+    let (given, wanted) = (&opts.given, &opts.mounts);
+    mount::Saving { given, wanted, images, mounts, spaces, id_maps, tasks }.write()?;
     cx.filters.save(&cx.images)?;
     cx.processor = cpuinfo::dump_for(&cx.images, cx.opts.cpu_cap)?;
     cx.write_tree()?;
@@ -332,7 +336,7 @@ impl<'a> Dump<'a> {
             self.own_ids = self.ids_of(own_pid(), 0, &inodes, shared)?;
         }
         if let Some(root) = live.first() {
-            pid::leave_behind(&self.tasks[*root], &self.opts.external, &mut self.ns)?;
+            pid::leave_behind(&self.tasks[*root], &self.opts.given.external, &mut self.ns)?;
         }
         for (index, (shared, inodes)) in live.into_iter().zip(known) {
             let pid = self.tasks[index].pid;

@@ -19,7 +19,7 @@ use torpor_images::pages::Depot;
 use crate::error::{Context, Error, Result};
 use crate::memory::pages::{self, CHUNK, PageSpan, Source};
 use crate::memory::vma::PAGE;
-use crate::options::Options;
+use crate::options::{Memory, Trust};
 use crate::page_server::{Object, Sender};
 
 /// A directory among the images with the pagemaps that were sent: the next dump has to
@@ -48,9 +48,9 @@ impl Away {
     ///
     /// # Errors
     /// If the server does not answer, or cannot take sealed or compressed pages.
-    pub(super) fn connect(opts: &Options) -> Result<Option<Self>> {
-        let Some(server) = &opts.memory.page_server else { return Ok(None) };
-        let what = match (&opts.trust.seal, &opts.memory.compress) {
+    pub(super) fn connect(memory: &Memory, trust: &Trust) -> Result<Option<Self>> {
+        let Some(server) = &memory.page_server else { return Ok(None) };
+        let what = match (&trust.seal, &memory.compress) {
             (Some(_), _) => "--encrypt",
             (None, Some(_)) => "--compress",
             (None, None) => {

@@ -26,7 +26,7 @@ use crate::memory::changes::Means;
 use crate::memory::keeper;
 use crate::memory::track::Tracking;
 use crate::memory::vma::{self, Vma};
-use crate::network::accept;
+use crate::network::accept::{self, Running};
 use crate::options::Options;
 use crate::page_server::{Lender, Loan, Returned};
 use crate::{DumpReport, support};
@@ -103,8 +103,8 @@ impl Session {
             return Err(Error::Unsupported("--lazy-pages of a pre-dump".to_owned()));
         }
         let images = begin(opts)?;
-        let tracking = Tracking::prepare(opts, &images, true)?;
-        let away = Away::connect(opts)?;
+        let tracking = Tracking::prepare(opts.pid, opts.memory.parent.as_deref(), &images, true)?;
+        let away = Away::connect(&opts.memory, &opts.trust)?;
         // Soft-dirty bits count only where the flags of a mapping say that it has been there since.
         let by_flags = Means::of_this_kernel() == Ok(Means::SoftDirty);
         let mappings = if by_flags { vma::read } else { vma::read_quickly };
@@ -136,12 +136,14 @@ impl Session {
         support::check(opts)?;
         let images = begin(opts)?;
         hooks.notify(Event::PreDump)?;
-        let runs_on = opts.leave_running || opts.leave_stopped;
-        let tracking = Tracking::prepare(opts, &images, opts.memory.track && runs_on)?;
-        let lender = Lender::prepare(opts)?;
-        let away = if lender.is_none() { Away::connect(opts)? } else { None };
+        let runs_on = opts.stop.leave_running || opts.leave_stopped;
         self.tracks = opts.memory.track && runs_on;
-        let held_off = accept::settle(opts, &self.guardian);
+        let parent = opts.memory.parent.as_deref();
+        let tracking = Tracking::prepare(opts.pid, parent, &images, self.tracks)?;
+        let lender = Lender::prepare(opts)?;
+        let away = if lender.is_none() { Away::connect(&opts.memory, &opts.trust)? } else { None };
+        let running = Running { root: opts.pid, workers: opts.memory.workers() };
+        let held_off = accept::settle(&opts.network, running, &self.guardian);
         let mut tree = self.stop(opts, images, (tracking, away), (clients::stop, vma::read))?;
         tree.cx.network.held_off = held_off;
         tree.lender = lender;
@@ -164,7 +166,7 @@ impl Session {
     ) -> Result<StoppedTree<'s>> {
         let (start, before) = (Instant::now(), Effort::now());
         let mut freezer = Freezer::of(opts.cgroups.freeze.as_deref())?;
-        let limits = (start + opts.patience(), opts.memory.workers());
+        let limits = (start + opts.stop.patience(), opts.memory.workers());
         let first = || first(opts);
         let frozen = freeze::freeze(opts.pid, &mut freezer, &self.guardian, limits, first)?;
         let freezing = start.elapsed();

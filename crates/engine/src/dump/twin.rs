@@ -105,7 +105,7 @@ pub(crate) fn prepare(cx: &mut Dump<'_>) -> Result<()> {
     if !cx.opts.memory.cow {
         return Ok(());
     }
-    if !cx.opts.leave_running {
+    if !cx.opts.stop.leave_running {
         tracing::warn!("--cow has no effect without --leave-running");
         return Ok(());
     }

@@ -12,7 +12,7 @@ use crate::namespace::NsKind;
 /// # Errors
 /// The option, and what there is instead.
 pub(super) fn check(cx: &Dump<'_>) -> Result<()> {
-    cx.opts.external.iter().try_for_each(|external| {
+    cx.opts.given.external.iter().try_for_each(|external| {
         let met = match external {
             External::File { .. } => {
                 let name = external.to_string();

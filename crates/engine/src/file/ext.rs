@@ -12,32 +12,32 @@ use crate::error::{Context, Result};
 use crate::external::External;
 use crate::file::description::reopen;
 use crate::namespace::mount::Roots;
-use crate::options::Options;
+use crate::options::Given;
 
 /// The null device (Documentation/admin-guide/devices.txt in the kernel's sources).
 const NULL: (u32, u32) = (1, 3);
 
 /// The file that the caller of a restore gave for `key`.
-pub(crate) fn inherited<'o>(opts: &'o Options, key: &str) -> Option<BorrowedFd<'o>> {
-    opts.inherit_fd.iter().find(|i| i.key == key).map(|i| i.fd.as_fd())
+pub(crate) fn inherited<'o>(given: &'o Given, key: &str) -> Option<BorrowedFd<'o>> {
+    given.inherit_fd.iter().find(|i| i.key == key).map(|i| i.fd.as_fd())
 }
 
 /// The file that the caller gave for a pipe or socket. Its key is the text of
 /// procfs's link, `pipe:[1]`; the manual's `pipe[1]` is taken as well.
 pub(crate) fn inherited_number<'o>(
-    opts: &'o Options,
+    given: &'o Given,
     kind: &str,
     inode: u32,
 ) -> Option<BorrowedFd<'o>> {
-    inherited(opts, &format!("{kind}:[{inode}]"))
-        .or_else(|| inherited(opts, &format!("{kind}[{inode}]")))
+    inherited(given, &format!("{kind}:[{inode}]"))
+        .or_else(|| inherited(given, &format!("{kind}[{inode}]")))
 }
 
 /// The file that the caller gave for a path, with or without its leading slash.
-pub(crate) fn inherited_path<'o>(opts: &'o Options, path: &[u8]) -> Option<BorrowedFd<'o>> {
+pub(crate) fn inherited_path<'o>(given: &'o Given, path: &[u8]) -> Option<BorrowedFd<'o>> {
     let bare = |p: &[u8]| p.strip_prefix(b"/").unwrap_or(p).to_vec();
     let wanted = bare(path);
-    opts.inherit_fd.iter().find(|i| bare(i.key.as_bytes()) == wanted).map(|i| i.fd.as_fd())
+    given.inherit_fd.iter().find(|i| bare(i.key.as_bytes()) == wanted).map(|i| i.fd.as_fd())
 }
 
 /// The null device of the tree's own mounts in place of `file`, if that is a null device too. A
@@ -65,15 +65,15 @@ pub(crate) fn own_null(
 }
 
 /// The name in the images of an open file, if the dump was told that it is external.
-pub(crate) fn external_file(opts: &Options, mnt_id: i32, inode: u64) -> Option<String> {
+pub(crate) fn external_file(given: &Given, mnt_id: i32, inode: u64) -> Option<String> {
     let wanted = External::File { mnt_id: u32::try_from(mnt_id).ok()?, inode };
-    opts.external.contains(&wanted).then(|| wanted.to_string())
+    given.external.contains(&wanted).then(|| wanted.to_string())
 }
 
 /// The name in the images of a terminal, if the dump was told that it is external.
-pub(crate) fn external_tty(opts: &Options, rdev: u64, dev: u64) -> Option<String> {
+pub(crate) fn external_tty(given: &Given, rdev: u64, dev: u64) -> Option<String> {
     let wanted = External::Tty { rdev, dev };
-    opts.external.contains(&wanted).then(|| wanted.to_string())
+    given.external.contains(&wanted).then(|| wanted.to_string())
 }
 
 #[cfg(test)]
@@ -87,17 +87,17 @@ mod tests {
     fn keys_are_found() {
         let file = || Arc::new(rustix::pipe::pipe().unwrap().0);
         let key = |key: &str| InheritFd { fd: file(), key: key.to_owned() };
-        let opts = Options {
+        let given = Given {
             inherit_fd: vec![key("pipe:[7]"), key("socket[8]"), key("tmp/x")],
             external: vec!["file[1f:2a6]".parse().unwrap(), "tty[8800:d]".parse().unwrap()],
-            ..Options::default()
+            ..Given::default()
         };
-        assert!(inherited_number(&opts, "pipe", 7).is_some());
-        assert!(inherited_number(&opts, "socket", 8).is_some());
-        assert!(inherited_number(&opts, "pipe", 8).is_none());
-        assert!(inherited_path(&opts, b"/tmp/x").is_some());
-        assert_eq!(external_file(&opts, 0x1f, 0x2a6).unwrap(), "file[1f:2a6]");
-        assert_eq!(external_file(&opts, -1, 0x2a6), None);
-        assert!(external_tty(&opts, 0x8800, 0xd).is_some());
+        assert!(inherited_number(&given, "pipe", 7).is_some());
+        assert!(inherited_number(&given, "socket", 8).is_some());
+        assert!(inherited_number(&given, "pipe", 8).is_none());
+        assert!(inherited_path(&given, b"/tmp/x").is_some());
+        assert_eq!(external_file(&given, 0x1f, 0x2a6).unwrap(), "file[1f:2a6]");
+        assert_eq!(external_file(&given, -1, 0x2a6), None);
+        assert!(external_tty(&given, 0x8800, 0xd).is_some());
     }
 }

@@ -9,7 +9,6 @@ use rustix::fs::{Mode, OFlags};
 use torpor_images::proto::{FdTypes, FileEntry, FownEntry};
 
 use crate::error::{Context, Error, Result};
-use crate::options::Options;
 use crate::proc;
 
 /// An open file description met for the first time by the dump.
@@ -110,9 +109,9 @@ impl Found {
     /// Leaves something of it out that its task can do without as a rule.
     ///
     /// # Errors
-    /// The refusal, if everything is wanted (`--strict`).
-    pub(crate) fn leave_out(&self, opts: &Options, what: &str) -> Result<()> {
-        if opts.strict {
+    /// The refusal, if everything is wanted (`strict`).
+    pub(crate) fn leave_out(&self, strict: bool, what: &str) -> Result<()> {
+        if strict {
             return Err(self.refuse(what));
         }
         tracing::warn!("task {}: {}: {what}", self.pid, self.object());

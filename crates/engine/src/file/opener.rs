@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use torpor_images::proto::{FileEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::found_by;
 use torpor_images::{ImageDir, kind};
-use torpor_policy::PathFile;
+use torpor_policy::{PathFile, Policy};
 
 use super::description::open_flags;
 use super::description::{open_in, same_inode};
@@ -26,7 +26,7 @@ use crate::judge::Verdict;
 use crate::namespace::Namespaces;
 use crate::namespace::mount::{Restored, Roots};
 use crate::namespace::user::IdMaps;
-use crate::options::Options;
+use crate::options::{Files, Given};
 use crate::restore::process::with_process;
 use crate::restore::tasks::Tasks;
 
@@ -178,8 +178,14 @@ impl Temporary {
 /// What it takes to open files by their paths.
 #[derive(Debug)]
 pub(crate) struct Opener<'a> {
-    /// What was asked for.
-    pub opts: &'a Options,
+    /// Files that the caller gives.
+    pub given: &'a Given,
+    /// How files are compared with those of the dump, and terminals without a master brought back.
+    pub files: &'a Files,
+    /// Whether terminals may be the caller's.
+    pub shell_job: bool,
+    /// What files may be opened.
+    pub policy: &'a Policy,
     /// Where ghosts are.
     pub images: &'a ImageDir,
     /// What `files.img` says, by id.
@@ -207,7 +213,7 @@ impl Opener<'_> {
     /// If it is such a device.
     pub(crate) fn check_opened(&self, path: &[u8], file: impl AsFd) -> Result<()> {
         let stat = rustix::fs::fstat(file).context(|| "fstat".to_owned())?;
-        self.verdict.check_opened(&self.opts.trust.policy, path, &stat)
+        self.verdict.check_opened(self.policy, path, &stat)
     }
 
     /// Opens the file of `reg`, if its path alone does not lead to it.

@@ -15,7 +15,7 @@ use super::queue::{Anchor, Queues, Saved};
 use super::{Found, ext};
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::Roots;
-use crate::options::Options;
+use crate::options::Given;
 
 /// `PIPEFS_MAGIC` of linux/magic.h.
 const PIPEFS: i64 = 0x5049_5045;
@@ -94,12 +94,12 @@ impl PipeRestorer {
     /// over the limit of the user, or the content does not fit into it.
     pub(crate) fn open(
         &mut self,
-        opts: &Options,
+        given: &Given,
         roots: &Roots,
         entry: &FileEntry,
     ) -> Result<OwnedFd> {
         let pipe = part(entry.id, entry.pipe.as_ref(), "pipe")?;
-        match ext::inherited_number(opts, "pipe", pipe.pipe_id) {
+        match ext::inherited_number(given, "pipe", pipe.pipe_id) {
             Some(file) => match ext::own_null(roots, file, access(pipe.flags))? {
                 Some(null) => Ok(null),
                 None => self.inherit(file, pipe),
@@ -114,7 +114,7 @@ impl PipeRestorer {
     /// As [`PipeRestorer::open`], for those that only a message in a socket holds.
     pub(crate) fn connect(
         &mut self,
-        opts: &Options,
+        given: &Given,
         roots: &Roots,
         files: &mut OpenFiles,
     ) -> Result<()> {
@@ -122,7 +122,7 @@ impl PipeRestorer {
         // without the anchor.
         for entry in std::mem::take(&mut self.entries) {
             if files.get(entry.id).is_none() {
-                let file = self.open(opts, roots, &entry)?;
+                let file = self.open(given, roots, &entry)?;
                 files.insert(entry.id, file);
             }
         }
@@ -250,12 +250,12 @@ mod tests {
         let entries = world.dump(&[&write]).unwrap();
         let null = std::fs::File::create("/dev/null").unwrap();
         let key = crate::file::testing::link(&write);
-        world.opts.inherit_fd = vec![InheritFd { fd: Arc::new(null.into()), key }];
+        world.opts.given.inherit_fd = vec![InheritFd { fd: Arc::new(null.into()), key }];
         let files = world.restore(&entries).unwrap();
         assert_eq!(crate::file::testing::link(&files[0]), "/dev/null");
         // Another description than the caller's.
         rustix::fs::fcntl_setfl(&files[0], OFlags::NONBLOCK).unwrap();
-        let flags = rustix::fs::fcntl_getfl(&*world.opts.inherit_fd[0].fd).unwrap();
+        let flags = rustix::fs::fcntl_getfl(&*world.opts.given.inherit_fd[0].fd).unwrap();
         assert!(!flags.contains(OFlags::NONBLOCK));
     }
 
@@ -266,7 +266,7 @@ mod tests {
         let entries = world.dump(&[&write]).unwrap();
         let (outer, inner) = rustix::pipe::pipe().unwrap();
         let key = crate::file::testing::link(&write);
-        world.opts.inherit_fd = vec![InheritFd { fd: Arc::new(inner), key }];
+        world.opts.given.inherit_fd = vec![InheritFd { fd: Arc::new(inner), key }];
         let files = world.restore(&entries).unwrap();
         rustix::io::write(&files[0], b"out").unwrap();
         assert_eq!(read_all(&outer), b"out");

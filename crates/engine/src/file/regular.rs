@@ -83,15 +83,14 @@ pub(crate) fn is_stateless(stat: &Stat) -> bool {
 /// # Errors
 /// Refused, if no path leads to it and it cannot be carried along.
 pub(crate) fn entry(paths: &mut Paths<'_>, found: &Found, id: u32) -> Result<RegFileEntry> {
-    let external = ext::external_file(paths.opts, found.info.mnt_id, found.stat.st_ino);
+    let external = ext::external_file(paths.given, found.info.mnt_id, found.stat.st_ino);
     let is_external = external.is_some();
     let Named { path: name, mnt_id, is_hidden } = match external {
         Some(key) => Named { path: key.into_bytes(), mnt_id: found.info.mnt_id, is_hidden: false },
         None => paths.name(found, id)?,
     };
     let regular = FileType::from_raw_mode(found.stat.st_mode) == FileType::RegularFile;
-    let build_id =
-        paths.opts.files.validation == FileValidation::BuildId && regular && !is_external;
+    let build_id = paths.files.validation == FileValidation::BuildId && regular && !is_external;
     Ok(RegFileEntry {
         id,
         flags: found.flags(),
@@ -265,7 +264,7 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
         FoundBy::Queue(namespace) => return mqueue::open(cx.spaces, file, namespace),
         FoundBy::Path | FoundBy::Mount => {}
     }
-    if let Some(given) = ext::inherited_path(cx.opts, &file.path) {
+    if let Some(given) = ext::inherited_path(cx.given, &file.path) {
         return duplicate(given);
     }
     let flags = open_flags(file.flags);
@@ -285,7 +284,7 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
 /// The file that the caller hands over.
 fn external(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let key = file.text();
-    match ext::inherited(cx.opts, &key) {
+    match ext::inherited(cx.given, &key) {
         Some(given) => match ext::own_null(cx.roots, given, open_flags(file.flags))? {
             Some(null) => Ok(null),
             None => duplicate(given),
@@ -322,14 +321,14 @@ fn validate(cx: &Opener<'_>, file: &PathFile, opened: &OwnedFd) -> Result<()> {
         let grew = size < now && access(file.flags) != OFlags::RDONLY;
         return differs("size", size.to_string(), if grew { back } else { now.to_string() });
     }
-    let rights = if cx.opts.files.skip_rwx_check { 0o777 } else { 0 };
+    let rights = if cx.files.skip_rwx_check { 0o777 } else { 0 };
     // A ghost gets these bits when it has lost its name.
     let late = if cx.temporary.is_ghost(file.id) { 0o6000 } else { 0 };
     let rights = rights | late;
     if let Some(mode) = file.mode.filter(|&mode| mode & !rights != stat.st_mode & !rights) {
         return differs("mode", format!("{mode:o}"), format!("{:o}", stat.st_mode));
     }
-    if !file.build_id.is_empty() && cx.opts.files.validation == FileValidation::BuildId {
+    if !file.build_id.is_empty() && cx.files.validation == FileValidation::BuildId {
         let now = match is_readable(file.flags) {
             true => buildid::read(opened),
             false => buildid::read(reopen(opened, OFlags::RDONLY | OFlags::NONBLOCK)?),
@@ -515,13 +514,13 @@ mod tests {
         let inode = rustix::fs::fstat(&file).unwrap().st_ino;
         let key = format!("file[{mnt_id:x}:{inode:x}]");
         let other = || Arc::new(OwnedFd::from(File::open("/etc/hostname").unwrap()));
-        world.opts.external = vec![key.parse().unwrap()];
+        world.opts.given.external = vec![key.parse().unwrap()];
         let entries = world.dump(&[&file]).unwrap();
         assert!(world.restore(&entries).unwrap_err().to_string().contains(&key));
-        world.opts.inherit_fd = vec![InheritFd { fd: other(), key }];
+        world.opts.given.inherit_fd = vec![InheritFd { fd: other(), key }];
         assert_eq!(link(&world.restore(&entries).unwrap()[0]), "/etc/hostname");
-        world.opts.external.clear();
-        world.opts.inherit_fd[0].key = path.to_str().unwrap()[1..].to_owned();
+        world.opts.given.external.clear();
+        world.opts.given.inherit_fd[0].key = path.to_str().unwrap()[1..].to_owned();
         let entries = world.dump(&[&file]).unwrap();
         assert_eq!(link(&world.restore(&entries).unwrap()[0]), "/etc/hostname");
     }

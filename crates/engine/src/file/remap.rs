@@ -26,7 +26,7 @@ use crate::error::{Context, Result};
 use crate::guardian::{Guardian, Undo, Way};
 use crate::namespace::mount::{MountNamespace, Mounts};
 use crate::namespace::user::IdMaps;
-use crate::options::Options;
+use crate::options::{Files, Given};
 
 /// What procfs's links end with when the name is gone.
 pub(crate) const DELETED: &[u8] = b" (deleted)";
@@ -44,8 +44,16 @@ pub(crate) struct Remaps {
 /// What it takes to save files by their paths.
 #[derive(Debug)]
 pub(crate) struct Paths<'a> {
-    /// What was asked for.
-    pub opts: &'a Options,
+    /// Files that are left to the caller.
+    pub given: &'a Given,
+    /// Which files are kept.
+    pub files: &'a Files,
+    /// Whether terminals may be the caller's.
+    pub shell_job: bool,
+    /// Whether nothing may be left out.
+    pub strict: bool,
+    /// Whether the tasks go on.
+    pub leave_running: bool,
     /// Where ghosts go.
     pub images: &'a ImageDir,
     /// The mounts that the tasks see.
@@ -165,7 +173,7 @@ impl Paths<'_> {
             Some(&known) => known,
             None => {
                 let ghost = u32::try_from(self.remaps.ghosts.len() + 1).unwrap_or(u32::MAX);
-                ghost::save(self.images, self.opts.files.ghost_limit, self.id_maps, found, ghost)?;
+                ghost::save(self.images, self.files.ghost_limit, self.id_maps, found, ghost)?;
                 self.remaps.ghosts.insert(key, ghost);
                 ghost
             }
@@ -176,12 +184,12 @@ impl Paths<'_> {
 
     /// Gives the file a further name, and notes a description of that.
     fn note_link(&mut self, found: &Found, id: u32, name: &[u8]) -> Result<()> {
-        if !self.opts.files.link_remap {
+        if !self.files.link_remap {
             return Err(found.refuse(
                 "its name was removed while others lead to it; --link-remap gives it one",
             ));
         }
-        if self.opts.leave_running {
+        if self.leave_running {
             let path = String::from_utf8_lossy(name);
             tracing::warn!("{path} cannot be restored: its task goes on, and it gets no name");
         }

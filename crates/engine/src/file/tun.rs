@@ -19,7 +19,6 @@ use super::{Found, regular};
 use crate::error::{Context, Error, Result};
 use crate::namespace::Namespaces;
 use crate::namespace::net::{conf, configure_tun};
-use crate::options::Options;
 
 /// Number of `/dev/net/tun` (linux/miscdevice.h).
 const NUMBER: (u32, u32) = (10, 200);
@@ -49,7 +48,7 @@ pub(crate) fn describe(
         Ok((name, flags)) => {
             tunf.ns_id = Some(home_of(spaces, found, &name)?);
             tunf.detached = (flags & tun::IFF_DETACH_QUEUE != 0).then_some(true);
-            check_left_out(paths.opts, found)?;
+            check_left_out(paths.strict, found)?;
             tunf.netdev = Some(name);
         }
         // A queue of no device yet.
@@ -61,14 +60,14 @@ pub(crate) fn describe(
 }
 
 /// What is on its way in a queue, and what the kernel does not show.
-fn check_left_out(opts: &Options, found: &Found) -> Result<()> {
+fn check_left_out(strict: bool, found: &Found) -> Result<()> {
     let mut waits = [PollFd::new(&found.file, PollFlags::IN)];
     rustix::event::poll(&mut waits, Some(&Timespec::default())).context(|| "poll".to_owned())?;
     if waits[0].revents().contains(PollFlags::IN) {
-        found.leave_out(opts, "packets that wait in its queue to be read are not kept")?;
+        found.leave_out(strict, "packets that wait in its queue to be read are not kept")?;
     }
     if tun::has_filter(found.file.as_fd()) {
-        found.leave_out(opts, "the filter of its device (TUNATTACHFILTER) is not kept")?;
+        found.leave_out(strict, "the filter of its device (TUNATTACHFILTER) is not kept")?;
     }
     Ok(())
 }

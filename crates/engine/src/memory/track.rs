@@ -39,7 +39,6 @@ use crate::dump::tasks::Tasks;
 use crate::error::{Context, Error, Result};
 use crate::file::userfaultfd;
 use crate::guardian::{self, Guardian, Way};
-use crate::options::Options;
 use crate::proc;
 
 /// What a dump knows of changes, and what the next one is to know.
@@ -70,16 +69,21 @@ pub(crate) struct Tracker {
 }
 
 impl Tracking {
-    /// Finds out what is known of the tree under `opts.pid`, and links `images` with
-    /// their parent. With `goes_on` changes are counted from this dump on. To be called
+    /// Finds out what is known of the tree under `root`, and links `images` with
+    /// their `parent`, if they have one. With `goes_on` changes are counted from this dump on. To be called
     /// before this process has a second thread.
     ///
     /// # Errors
     /// If there is no such parent, or no such task.
-    pub(crate) fn prepare(opts: &Options, images: &ImageDir, goes_on: bool) -> Result<Self> {
+    pub(crate) fn prepare(
+        root: i32,
+        parent: Option<&Path>,
+        images: &ImageDir,
+        goes_on: bool,
+    ) -> Result<Self> {
         images.remove(PARENT_LINK)?;
-        let knowledge = keeper::take(opts.pid)?.unwrap_or_default();
-        let parent = match &opts.memory.parent {
+        let knowledge = keeper::take(root)?.unwrap_or_default();
+        let parent = match parent {
             Some(path) => find_parent(images, path, &knowledge)?,
             None => None,
         };
@@ -89,7 +93,7 @@ impl Tracking {
             _ if !goes_on => None,
             Ok(means) => {
                 tracing::info!("Changes of memory are tracked by {}", means.name());
-                Some(Keeper::start(opts.pid)?)
+                Some(Keeper::start(root)?)
             }
             Err(e) => {
                 tracing::warn!("{e}: the next dump will save all memory");

@@ -16,7 +16,8 @@ use super::{Namespace, Namespaces, NsKind, ipc, nested_user, net, pid, time, use
 use crate::dump::tasks::Tasks as Dumped;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
-use crate::options::{JoinNs, Options};
+use crate::network::accept::Running;
+use crate::options::{Given, JoinNs, Network};
 use crate::restore::tasks::Tasks;
 
 /// Kinds that a task can have of its own although its parent lives in another one.
@@ -29,7 +30,8 @@ pub(super) const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
 /// Refused, if a namespace holds what cannot be brought back (a device, a message queue); if one
 /// cannot be entered; if an image cannot be written.
 pub fn dump(
-    opts: &Options,
+    (given, network): (&Given, &Network),
+    running: Running,
     images: &ImageDir,
     id_maps: &IdMaps,
     tasks: &Dumped,
@@ -42,8 +44,8 @@ pub fn dump(
             NsKind::Uts => uts::dump(images, spaces, ns.id)?,
             NsKind::Ipc => pages.extend(ipc::dump(images, id_maps, spaces, ns.id)?),
             NsKind::User if ns.task == 0 => user::dump(images, id_maps, ns.id)?,
-            NsKind::Pid => pid::dump(opts, images, ns)?,
-            NsKind::Net => net::dump(opts, images, spaces, ns.id)?,
+            NsKind::Pid => pid::dump(given, images, ns)?,
+            NsKind::Net => net::dump((given, network), running, images, spaces, ns.id)?,
             // Of users below: see `nested_user`.
             NsKind::Mnt | NsKind::Cgroup | NsKind::User | NsKind::Time => {}
         }
@@ -55,8 +57,10 @@ pub fn dump(
 /// The namespaces of a restored tree, and the husks that come to live in them.
 #[derive(Debug)]
 pub struct Homes<'a> {
-    /// What was asked for.
-    pub opts: &'a Options,
+    /// Namespaces and devices that the caller gives.
+    pub given: &'a Given,
+    /// What network namespaces become.
+    pub network: &'a Network,
     /// The images.
     pub images: &'a ImageDir,
     /// Whether later rounds follow.
@@ -84,7 +88,7 @@ impl RootSpaces {
     /// # Errors
     /// Damaged images; what should have been handed over and was not.
     pub fn load(cx: &mut Homes<'_>) -> Result<Self> {
-        let pids = pid::external(cx.opts, cx.spaces)?;
+        let pids = pid::external(cx.given, cx.spaces)?;
         let clocks = match joined(cx, NsKind::Time) {
             Some(_) => None,
             None => time::Offsets::load(cx.images, cx.spaces)?,
@@ -143,7 +147,7 @@ impl RootSpaces {
 
 /// What `--join-ns` gives for a kind.
 fn joined<'c>(cx: &'c Homes<'_>, kind: NsKind) -> Option<&'c JoinNs> {
-    cx.opts.join_ns.iter().find(|join| NsKind::from(join.kind) == kind)
+    cx.given.join_ns.iter().find(|join| NsKind::from(join.kind) == kind)
 }
 
 /// Makes the namespaces that the root husk was not born into, has it enter those that
@@ -168,7 +172,7 @@ pub fn restore(cx: &mut Homes<'_>) -> Result<()> {
         .collect();
     let networks: Vec<u32> =
         fresh.iter().filter(|(kind, _)| *kind == NsKind::Net).map(|(_, id)| *id).collect();
-    net::restore(cx.opts, cx.images, cx.spaces, cx.staged, &networks)?;
+    net::restore((cx.given, cx.network), cx.images, cx.spaces, cx.staged, &networks)?;
     for (kind, id) in fresh {
         match kind {
             NsKind::Uts => uts::restore(cx.images, cx.spaces, id)?,
@@ -191,7 +195,7 @@ pub fn restore_late(cx: &mut Homes<'_>) -> Result<()> {
     for (kind, id) in new.collect::<Vec<_>>() {
         match kind {
             NsKind::Ipc => ipc::restore(cx.images, cx.id_maps, cx.spaces, id)?,
-            NsKind::Net => net::restore_connections(cx.opts, cx.images, cx.spaces, id)?,
+            NsKind::Net => net::restore_connections(cx.network, cx.images, cx.spaces, id)?,
             _ => {}
         }
     }
@@ -290,7 +294,7 @@ pub fn take_external(cx: &mut Homes<'_>) -> Result<()> {
     let mut found = Vec::new();
     for ns in cx.spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host) {
         if let Some(key) = cx.spaces.given.get(&ns.id).and_then(|given| given.key.as_ref()) {
-            found.push((ns.id, inherited(cx.opts, key)?));
+            found.push((ns.id, inherited(cx.given, key)?));
         }
     }
     for (id, file) in found {

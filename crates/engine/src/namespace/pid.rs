@@ -19,7 +19,7 @@ use super::{Namespace, Namespaces, NsKind, external};
 use crate::dump::tasks::{self as dumped, Tasks as Dumped};
 use crate::error::{Context, Error, Result};
 use crate::external::External;
-use crate::options::Options;
+use crate::options::Given;
 use crate::proc::{self, Status};
 use crate::restore::load::{PID_MAX, TaskImage};
 use crate::restore::tasks::{Task, Tasks};
@@ -31,9 +31,9 @@ const FIRST: i32 = 1;
 ///
 /// # Errors
 /// If the image cannot be written.
-pub(crate) fn dump(opts: &Options, images: &ImageDir, ns: &Namespace) -> Result<()> {
+pub(crate) fn dump(given: &Given, images: &ImageDir, ns: &Namespace) -> Result<()> {
     let inode = ns.inode;
-    let name = opts.external.iter().find_map(|external| match external {
+    let name = given.external.iter().find_map(|external| match external {
         External::Pid { inode: i, name } if *i == inode => Some(name.clone()),
         _ => None,
     });
@@ -47,12 +47,12 @@ pub(crate) fn dump(opts: &Options, images: &ImageDir, ns: &Namespace) -> Result<
 ///
 /// # Errors
 /// A namespace that was not handed over.
-pub(crate) fn external(opts: &Options, spaces: &Namespaces) -> Result<Option<OwnedFd>> {
+pub(crate) fn external(given: &Given, spaces: &Namespaces) -> Result<Option<OwnedFd>> {
     let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
     let root = spaces.of_kind(NsKind::Pid).find(roots);
-    let given = root.and_then(|ns| spaces.given.get(&ns.id));
-    let key = given.and_then(|given| given.key.as_ref());
-    key.map(|key| external::inherited(opts, key)).transpose()
+    let named = root.and_then(|ns| spaces.given.get(&ns.id));
+    let key = named.and_then(|named| named.key.as_ref());
+    key.map(|key| external::inherited(given, key)).transpose()
 }
 
 /// Makes the children of the calling thread live in `file`.

@@ -19,7 +19,7 @@ use crate::file::found::own_pid;
 use crate::file::socket::state;
 use crate::guardian::Guardian;
 use crate::namespace::{NsKind, run_in};
-use crate::options::{NetworkLock, Options};
+use crate::options::{Network, NetworkLock};
 use crate::proc;
 
 /// How long the tasks have to accept what waits.
@@ -71,13 +71,12 @@ impl Drop for HeldOff {
 /// Lets the tasks of a running tree accept the connections that wait for them, while new ones are
 /// held off, which they are until the result is ended. Nothing is done where connections are not
 /// dumped, or those that wait are left out anyway.
-pub(crate) fn settle(opts: &Options, guardian: &Guardian) -> Option<HeldOff> {
-    let dumped =
-        opts.network.tcp_established && !opts.network.tcp_close && !opts.network.skip_in_flight;
-    if !dumped || opts.network.lock == NetworkLock::Skip {
+pub(crate) fn settle(network: &Network, tree: Running, guardian: &Guardian) -> Option<HeldOff> {
+    let dumped = network.tcp_established && !network.tcp_close && !network.skip_in_flight;
+    if !dumped || network.lock == NetworkLock::Skip {
         return None;
     }
-    match try_settle(opts, guardian) {
+    match try_settle(network.lock, tree, guardian) {
         Ok(held) => held,
         Err(e) => {
             tracing::debug!("connections are not waited for to be accepted: {e}");
@@ -86,50 +85,63 @@ pub(crate) fn settle(opts: &Options, guardian: &Guardian) -> Option<HeldOff> {
     }
 }
 
-fn try_settle(opts: &Options, guardian: &Guardian) -> Result<Option<HeldOff>> {
-    let netns: OwnedFd = proc::open(opts.pid, "ns/net")?.into();
-    let is_own = proc::ns_inode(opts.pid, NsKind::Net.name())?
+fn try_settle(lock: NetworkLock, tree: Running, guardian: &Guardian) -> Result<Option<HeldOff>> {
+    let netns: OwnedFd = proc::open(tree.root, "ns/net")?.into();
+    let is_own = proc::ns_inode(tree.root, NsKind::Net.name())?
         != proc::ns_inode(own_pid(), NsKind::Net.name())?;
     let listed = run_in(&[netns.as_fd()], tcp_sockets)?;
     let mut listeners: Vec<InetSocket> =
         listed.into_iter().filter(|s| u32::from(s.state) == state::LISTEN).collect();
     if !is_own && !listeners.is_empty() {
-        let inodes = inodes_of(&tree(opts)?)?;
+        let inodes = inodes_of(&tree.tasks()?)?;
         listeners.retain(|listener| inodes.contains(&listener.inode));
     }
     let ports: HashSet<u16> = listeners.iter().map(|listener| listener.source_port).collect();
     if ports.is_empty() {
         return Ok(None);
     }
-    let held = hold_off(opts, guardian, netns, is_own, &ports)?;
+    let held = hold_off((lock, tree.root), guardian, netns, is_own, &ports)?;
     wait(&held, &ports)?;
     Ok(Some(held))
 }
 
-/// The processes of a tree that runs, as far as they are there.
-///
-/// # Errors
-/// If the children of a task cannot be read. One that ends meanwhile is no error.
-pub(crate) fn tree(opts: &Options) -> Result<Vec<i32>> {
-    let mut all = vec![opts.pid];
-    let mut next = 0;
-    while let Some(&pid) = all.get(next) {
-        next += 1;
-        let Ok(tids) = proc::numbers(pid, "task") else { continue };
-        let children = proc::children(pid, &tids, opts.memory.workers())?;
-        all.extend(children.into_iter().filter(|child| !all.contains(child)).collect::<Vec<_>>());
+/// A tree that runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Running {
+    /// Its first process.
+    pub root: i32,
+    /// How many threads look for the others.
+    pub workers: usize,
+}
+
+impl Running {
+    /// Its processes, as far as they are there.
+    ///
+    /// # Errors
+    /// If the children of a task cannot be read. One that ends meanwhile is no error.
+    pub(crate) fn tasks(self) -> Result<Vec<i32>> {
+        let mut all = vec![self.root];
+        let mut next = 0;
+        while let Some(&pid) = all.get(next) {
+            next += 1;
+            let Ok(tids) = proc::numbers(pid, "task") else { continue };
+            let children = proc::children(pid, &tids, self.workers)?;
+            all.extend(
+                children.into_iter().filter(|child| !all.contains(child)).collect::<Vec<_>>(),
+            );
+        }
+        Ok(all)
     }
-    Ok(all)
 }
 
 fn hold_off(
-    opts: &Options,
+    (lock, root): (NetworkLock, i32),
     guardian: &Guardian,
     netns: OwnedFd,
     is_own: bool,
     ports: &HashSet<u16>,
 ) -> Result<HeldOff> {
-    let tool = rules::choose(opts.network.lock)?;
+    let tool = rules::choose(lock)?;
     let (set, undo) = match tool {
         // Rules of this name are left out when those of a namespace are dumped.
         Tool::Nft => by_nftables(ports),
@@ -137,7 +149,7 @@ fn hold_off(
         Tool::Iptables if is_own => (Script::new(), Removal::NOTHING),
         Tool::Iptables => (by_iptables("-I", ports), Removal::Programs(by_iptables("-D", ports))),
     };
-    let space = proc::ns_inode(opts.pid, NsKind::Net.name())?;
+    let space = proc::ns_inode(root, NsKind::Net.name())?;
     undo.watch(guardian, space, netns.as_fd())?;
     let held = HeldOff { netns, space, undo: Some(undo) };
     let line = guardian.line_for_children()?;

@@ -1,9 +1,26 @@
-//! Namespaces and files that the caller gives.
+//! Namespaces, files and devices that the caller gives, or keeps.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+
+use crate::external::External;
+
+/// What the caller gives, or keeps.
+#[derive(Debug, Clone, Default)]
+pub struct Given {
+    /// Resources that are left to the caller (`--external`, `--ext-mount-map`,
+    /// `--veth-pair`, `-x INODE`).
+    pub external: Vec<External>,
+    /// Open files handed to the restore under a key (`--inherit-fd`).
+    pub inherit_fd: Vec<InheritFd>,
+    /// Existing namespaces to restore into (`-J`).
+    pub join_ns: Vec<JoinNs>,
+    /// Refuse what was given and nothing in the tree or in the images asks for. Container runtimes give
+    /// what a container might have.
+    pub refuse_unused: bool,
+}
 
 /// An open file for the restore (`--inherit-fd fd[N]:KEY`).
 #[derive(Debug, Clone)]

@@ -177,7 +177,7 @@ impl<'a> Lender<'a> {
         if !opts.memory.lazy {
             return Ok(None);
         }
-        if opts.leave_running || opts.leave_stopped {
+        if opts.stop.leave_running || opts.leave_stopped {
             let what = "--lazy-pages of a dump that leaves the tasks, which would then run twice";
             return Err(Error::Unsupported(what.to_owned()));
         }

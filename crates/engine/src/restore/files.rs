@@ -85,6 +85,8 @@ pub(crate) struct Table<'c> {
     pub files: &'c mut Files,
     /// Where connections wait.
     pub network: &'c mut Asleep,
+    /// Whether they come back closed.
+    pub tcp_close: bool,
     /// Objects of shared anonymous memory, by number.
     pub shared: &'c mut HashMap<u64, OwnedFd>,
 }
@@ -92,7 +94,8 @@ pub(crate) struct Table<'c> {
 /// The parts that Unix sockets reach.
 fn neighbours<'s>(opener: &'s mut Opener<'_>, files: &'s mut OpenFiles) -> Neighbours<'s> {
     Neighbours {
-        opts: opener.opts,
+        given: opener.given,
+        ext_unix_sk: opener.files.ext_unix_sk,
         spaces: opener.spaces,
         roots: opener.roots,
         mounts: opener.mounts,
@@ -107,7 +110,8 @@ impl Table<'_> {
     /// damage to them is damage.
     pub(crate) fn load(&mut self) -> Result<()> {
         let mut of: HashMap<FdTypes, Vec<FileEntry>> = HashMap::new();
-        let Table { opener: cx, files: Files { kinds, in_flight, locks, .. }, .. } = self;
+        let Table { opener: cx, files: Files { kinds, in_flight, locks, .. }, tcp_close, .. } =
+            self;
         let (all, images) = (cx.entries, cx.images);
         for entry in all.values() {
             of.entry(entry.r#type()).or_default().push(entry.clone());
@@ -118,7 +122,7 @@ impl Table<'_> {
         cx.temporary.load(images)?;
         kinds.pipes.load(images, &take(FdTypes::Pipe))?;
         kinds.fifos.load(images, all, &take(FdTypes::Fifo))?;
-        kinds.inet.load(cx.opts, images, cx.tasks, &take(FdTypes::Inetsk))?;
+        kinds.inet.load(*tcp_close, images, cx.tasks, &take(FdTypes::Inetsk))?;
         in_flight.extend(kinds.unix.load(images, all, &take(FdTypes::Unixsk))?);
         kinds.epolls.load(all, &take(FdTypes::Eventpoll))?;
         kinds.inotify.load(all, &take(FdTypes::Inotify))?;
@@ -171,7 +175,7 @@ impl Table<'_> {
         let Table { opener: cx, files: Files { opened, kinds, .. }, network, .. } = self;
         match kind {
             FdTypes::Reg => regular::open_entry(cx, entry),
-            FdTypes::Pipe => kinds.pipes.open(cx.opts, cx.roots, entry),
+            FdTypes::Pipe => kinds.pipes.open(cx.given, cx.roots, entry),
             FdTypes::Fifo => kinds.fifos.open(cx, entry),
             FdTypes::Inetsk => kinds.inet.open(cx.images, cx.spaces, cx.id_maps, network, entry),
             FdTypes::Unixsk => kinds.unix.open(&mut neighbours(cx, opened), entry),
@@ -225,7 +229,7 @@ impl Table<'_> {
     /// All descriptions are open: connects them, in the order of their types.
     pub(crate) fn connect(&mut self) -> Result<()> {
         let Table { opener: cx, files: Files { opened, kinds, .. }, network, .. } = self;
-        kinds.pipes.connect(cx.opts, cx.roots, opened)?;
+        kinds.pipes.connect(cx.given, cx.roots, opened)?;
         kinds.fifos.connect(cx, opened)?;
         kinds.inet.connect(cx.spaces, cx.id_maps, opened, network)?;
         kinds.unix.connect(&mut neighbours(cx, opened))?;
@@ -285,7 +289,7 @@ impl Table<'_> {
     /// Takes the locks that files had.
     pub(super) fn take_locks(&mut self) -> Result<()> {
         let (cx, Files { opened, locks, .. }) = (&mut self.opener, &mut *self.files);
-        let (verdict, policy) = (cx.verdict, &cx.opts.trust.policy);
+        let (verdict, policy) = (cx.verdict, cx.policy);
         lock::restore(&std::mem::take(locks), opened, cx.tasks, cx.id_maps, |lock, owner| {
             verdict.check_lease(policy, lock, owner)
         })

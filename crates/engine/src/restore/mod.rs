@@ -131,7 +131,7 @@ impl<'a> Restore<'a> {
             told: &verdict.told,
         };
         listed::check(&view, &plan)?;
-        if opts.refuse_unused {
+        if opts.given.refuse_unused {
             unused::check(opts, &images, &checkpoint, &planned.spaces)?;
         }
         images.stop_pinning(|name| !load::is_loaded(name));
@@ -197,7 +197,8 @@ impl<'a> Restore<'a> {
     /// Works on the namespaces of the tree.
     fn with_homes<T>(&mut self, work: impl FnOnce(&mut Homes<'_>) -> Result<T>) -> Result<T> {
         work(&mut Homes {
-            opts: self.opts,
+            given: &self.opts.given,
+            network: &self.opts.network,
             images: &self.images,
             staged: self.staged,
             spaces: &mut self.ns,
@@ -210,7 +211,10 @@ impl<'a> Restore<'a> {
     pub(crate) fn table(&mut self) -> Table<'_> {
         Table {
             opener: Opener {
-                opts: self.opts,
+                given: &self.opts.given,
+                files: &self.opts.files,
+                shell_job: self.opts.shell_job,
+                policy: &self.opts.trust.policy,
                 images: &self.images,
                 entries: &self.entries,
                 spaces: &self.ns,
@@ -223,6 +227,7 @@ impl<'a> Restore<'a> {
             },
             files: &mut self.files,
             network: &mut self.network,
+            tcp_close: self.opts.network.tcp_close,
             shared: &mut self.shared,
         }
     }
@@ -230,7 +235,9 @@ impl<'a> Restore<'a> {
     /// Makes the mount namespaces and all mounts in them.
     pub(crate) fn mount(&mut self) -> Result<()> {
         mount::restore(&mut Assembly {
-            opts: self.opts,
+            given: &self.opts.given,
+            wanted: &self.opts.mounts,
+            policy: &self.opts.trust.policy,
             images: &self.images,
             forest: &mut self.forest,
             verdict: &self.verdict,
@@ -311,7 +318,7 @@ impl<'a> Restore<'a> {
             self.with_homes(namespace::set_clocks)?;
             return Ok(pid);
         }
-        let sibling = if self.opts.restore_sibling { libc::CLONE_PARENT as u64 } else { 0 };
+        let sibling = if self.opts.birth.sibling { libc::CLONE_PARENT as u64 } else { 0 };
         let birth = Birth {
             flags: made.flags() | sibling,
             set_tid: &[vpid],

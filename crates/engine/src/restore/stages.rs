@@ -291,7 +291,7 @@ impl Ready<'_> {
         if cx.lazy.any() {
             cx.cgroups.leave(&cx.opts.cgroups, &cx.tasks)?;
         }
-        if cx.opts.wake_frozen {
+        if cx.opts.birth.wake_frozen {
             cgroup::freeze_tasks(&cx.opts.cgroups, &cx.tasks)?;
         }
         task::wake(&mut cx);

@@ -131,7 +131,7 @@ impl Restore<'_> {
             seccomp: &image.seccomp,
             limits: &image.limits,
             scheduling: &image.scheduling,
-            profile: self.opts.lsm_profile.as_deref(),
+            profile: self.opts.birth.lsm_profile.as_deref(),
         };
         task::restore(threads, &image.cores, &images)
     }

@@ -27,25 +27,25 @@ pub(super) fn check(
     checkpoint: &Checkpoint,
     namespaces: &Namespaces,
 ) -> Result<()> {
-    joined(&opts.join_ns)?;
+    joined(&opts.given.join_ns)?;
     let is_device = |external: &External| {
         matches!(
             external,
             External::NetDev { .. } | External::Veth { .. } | External::Macvlan { .. }
         )
     };
-    if opts.inherit_fd.is_empty() && !opts.external.iter().any(is_device) {
+    if opts.given.inherit_fd.is_empty() && !opts.given.external.iter().any(is_device) {
         return Ok(());
     }
     let spaces = SpacesGiven::read(images, namespaces)?;
     let keys = keys(images, checkpoint, &spaces)?;
-    for inherit in &opts.inherit_fd {
+    for inherit in &opts.given.inherit_fd {
         let is_terminal = inherit.key.starts_with("tty[");
         if !is_terminal && !keys.contains(bare(&inherit.key)) {
             return Err(unused(format!("--inherit-fd fd[N]:{}", inherit.key), &keys));
         }
     }
-    for external in &opts.external {
+    for external in &opts.given.external {
         let (inner, is_kind): (_, fn(&NetKind) -> bool) = match external {
             External::NetDev { inner, .. } => {
                 (inner, |kind| matches!(kind, NetKind::External | NetKind::Veth(_)))

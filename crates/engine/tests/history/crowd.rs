@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use torpor_engine::options::InheritFd;
+use torpor_engine::options::{Given, InheritFd};
 use torpor_engine::{Event, Hooks, NoHooks, Options, Result};
 
 use crate::memory::{Memory, wait_for_pages};
@@ -51,8 +51,8 @@ impl Crowd {
             .into_iter()
             .zip(pipes)
             .map(|(fd, pipe)| InheritFd { fd: Arc::new(fd), key: pipe.replace(':', "") });
-        let options =
-            Options { inherit_fd: inherit.collect(), restore_detached: true, ..options.clone() };
+        let given = Given { inherit_fd: inherit.collect(), ..Given::default() };
+        let options = Options { given, ..options.clone() };
         let pid = torpor_engine::restore(&options, &mut NoHooks)?.pid;
         let (orders, answers, players) = (orders.into(), answers.into(), players.to_vec());
         Ok(Crowd { pid, players, orders, answers })

@@ -306,7 +306,7 @@ impl Game<'_> {
         Options {
             images_dir: self.area.join(rounds.len().to_string()),
             pid,
-            leave_running: true,
+            stop: options::Stop { leave_running: true, ..options::Stop::default() },
             memory: options::Memory {
                 parent: parent.map(|parent| format!("../{parent}").into()),
                 track: true,

@@ -45,7 +45,7 @@ pub(super) const SPACES: &[Opt] = &[
     value(
         ("join-ns", Some('J'), "NS:{PID|FILE}[,UID,GID]"),
         RESTORE,
-        store!(engine.join_ns += parsed),
+        store!(engine.given.join_ns += parsed),
         "Restore into an existing namespace: ipc, mnt, net, time, user or uts",
     ),
     value(
@@ -88,7 +88,7 @@ pub(super) const SPACES: &[Opt] = &[
         |s, v| {
             let profile = string(v)?;
             match profile.split_once(':') {
-                Some(("apparmor" | "selinux", _)) => s.engine.lsm_profile = Some(profile),
+                Some(("apparmor" | "selinux", _)) => s.engine.birth.lsm_profile = Some(profile),
                 _ => return Err("expected apparmor:NAME or selinux:NAME".into()),
             }
             Ok(())

@@ -144,7 +144,7 @@ pub(super) const PAGES: &[Opt] = &[
         "daemon",
         Some('d'),
         SERVER | LAZY | SERVICE,
-        |s, on| s.engine.restore_detached = on,
+        |s, on| s.detached = on,
         "Go on in the background once the socket listens",
     ),
     flag("tls", None, PEERS, |s, on| s.tls = on, "Encrypt the connection"),

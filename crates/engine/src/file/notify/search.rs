@@ -27,7 +27,7 @@ pub(super) fn find(
         return Ok(Some(found));
     }
     let places = places(paths, space, target.dev);
-    if !paths.opts.files.force_irmap
+    if !paths.files.force_irmap
         && let Some((kind, handle)) = &target.handle
     {
         for place in &places {
@@ -124,8 +124,7 @@ fn walk(
     place: &Visible<'_>,
     left: &mut usize,
 ) -> Result<Option<Found>> {
-    let hints =
-        paths.opts.files.irmap_scan_paths.iter().map(|path| path.as_os_str().as_encoded_bytes());
+    let hints = paths.files.irmap_scan_paths.iter().map(|path| path.as_os_str().as_encoded_bytes());
     let mut queue: VecDeque<Vec<u8>> = hints.map(<[u8]>::to_vec).collect();
     queue.push_back(place.mountpoint.clone());
     while let Some(path) = queue.pop_front() {

@@ -9,13 +9,17 @@ use crate::namespace::Namespaces;
 use crate::namespace::mount::Mounts;
 use crate::namespace::user::IdMaps;
 use crate::network::Held;
-use crate::options::Options;
+use crate::options::{Given, Network};
 
 /// What sockets refer to.
 #[derive(Debug)]
 pub(crate) struct Around<'a> {
-    /// What was asked for.
-    pub opts: &'a Options,
+    /// Sockets that are left to the caller.
+    pub given: &'a Given,
+    /// What connections become.
+    pub connections: &'a Network,
+    /// Whether nothing may be left out.
+    pub strict: bool,
     /// Where queues go.
     pub images: &'a ImageDir,
     /// Who may be at the other end.

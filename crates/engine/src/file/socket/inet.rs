@@ -28,7 +28,6 @@ use crate::file::{Found, OpenFiles};
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 use crate::network::Asleep;
-use crate::options::Options;
 use crate::restore::tasks::Tasks;
 
 /// Level and name of the filter of raw ICMP sockets (linux/icmp.h).
@@ -209,7 +208,7 @@ fn dump_tcp(
             let (waiting, backlog) = (word(24), word(28));
             isk.backlog = backlog;
             let handshakes = sockets.spaces.handshakes(about, isk.src_port)?;
-            if (waiting > 0 || handshakes) && !around.opts.network.skip_in_flight {
+            if (waiting > 0 || handshakes) && !around.connections.skip_in_flight {
                 return Err(found.refuse(
                     "a connection waits to be accepted, which cannot be kept \
                      (--skip-in-flight leaves it out)",
@@ -218,14 +217,14 @@ fn dump_tcp(
             Ok(())
         }
         state::CLOSE => dump_closed(around, found, about, isk),
-        _ if around.opts.network.tcp_close => {
+        _ if around.connections.tcp_close => {
             isk.state = state::CLOSE;
             isk.shutdown = Some(SkShutdown::Both.into());
             isk.dst_port = 0;
             isk.dst_addr = Address::unspecified(about.domain).to_image();
             Ok(())
         }
-        _ if !around.opts.network.tcp_established => Err(found
+        _ if !around.connections.tcp_established => Err(found
             .refuse("it is a TCP connection; --tcp-established keeps it, --tcp-close closes it")),
         state::SYN_SENT => {
             // It has no peer yet that getpeername(2) would tell.
@@ -365,13 +364,13 @@ pub(crate) struct InetRestorer {
 }
 
 impl InetRestorer {
-    /// Reads and checks the images.
+    /// Reads and checks the images; connections come back closed if `close` or the dump says so.
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
     pub(crate) fn load(
         &mut self,
-        opts: &Options,
+        close: bool,
         images: &ImageDir,
         tasks: &Tasks,
         entries: &[FileEntry],
@@ -381,7 +380,7 @@ impl InetRestorer {
             credentials.and_then(Option::as_ref).map(|of| of.users.map(Some)).unwrap_or_default();
         self.user = effective;
         let closed = images.inventory().is_ok_and(|i| i.tcp_close());
-        self.close = opts.network.tcp_close || closed;
+        self.close = close || closed;
         for entry in entries {
             let isk = part(entry)?;
             let ends = ends(isk)?;

@@ -39,7 +39,7 @@ use self::spaces::Lists;
 use super::Found;
 use super::table::FileTable;
 use crate::error::Result;
-use crate::options::Options;
+use crate::options::{Files, Given};
 
 /// The dump half of all sockets.
 #[derive(Debug, Default)]
@@ -84,8 +84,13 @@ impl SocketDumper {
     /// # Errors
     /// Refused, if a Unix socket has a peer or waiting client outside of the tree, or has sent data
     /// that nobody has accepted; if the image cannot be written.
-    pub(crate) fn finish(&mut self, opts: &Options, table: &mut FileTable) -> Result<()> {
-        unix::finish(&mut self.lists, &self.unix, opts, table)?;
+    pub(crate) fn finish(
+        &mut self,
+        given: &Given,
+        files: &Files,
+        table: &mut FileTable,
+    ) -> Result<()> {
+        unix::finish(&mut self.lists, &self.unix, (given, files), table)?;
         self.lists.queues.finish()
     }
 }

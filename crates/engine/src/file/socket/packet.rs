@@ -55,7 +55,7 @@ pub(super) fn dump(
     }
     if socket::receive_queue(fd).is_ok_and(|bytes| bytes > 0) {
         found.leave_out(
-            around.opts,
+            around.strict,
             "its packets that were not read yet are not kept: they cannot be received again",
         )?;
     }

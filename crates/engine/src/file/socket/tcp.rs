@@ -107,8 +107,8 @@ pub(super) fn dump(
     }
     let (local, remote) = addresses(isk)?;
     if isk.state != state::CLOSE {
-        let Around { opts, guardian, spaces, .. } = *around;
-        around.network.hold(&opts.network, guardian, spaces, (about.space, remote, local))?;
+        let Around { connections, guardian, spaces, .. } = *around;
+        around.network.hold(connections, guardian, spaces, (about.space, remote, local))?;
     }
     let reuse = isk.opts.reuseaddr().into();
     let undo = undo_repair(found.holder, isk.ino, reuse);

@@ -24,7 +24,7 @@ use crate::file::{Found, OpenFiles};
 use crate::namespace::mount::{Restored, Roots};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind};
-use crate::options::Options;
+use crate::options::{Files, Given};
 use crate::restore::tasks::Tasks;
 
 pub(crate) use self::restore::UnixRestorer;
@@ -36,8 +36,10 @@ pub(crate) const EXTERN: u32 = 1;
 /// What restored Unix sockets reach.
 #[derive(Debug)]
 pub(crate) struct Neighbours<'a> {
-    /// What was asked for.
-    pub opts: &'a Options,
+    /// Sockets that the caller gives.
+    pub given: &'a Given,
+    /// Whether a peer may be outside of the tree.
+    pub ext_unix_sk: bool,
     /// Where sockets live.
     pub spaces: &'a Namespaces,
     /// Where the paths begin that they are bound to.
@@ -95,7 +97,7 @@ pub(super) fn dump(
         return Err(found.refuse("the kernel does not list it"));
     };
     let listener = accepting(&seen, all);
-    let outside = is_external(around.opts, about.inode);
+    let outside = is_external(around.given, about.inode);
     let mut usk = UnixSkEntry {
         id: found.id,
         ino: about.inode,
@@ -141,9 +143,9 @@ pub(super) fn dump(
 }
 
 /// Whether the caller takes care of the socket (`--external unix[INODE]`).
-fn is_external(opts: &Options, inode: u32) -> bool {
+fn is_external(given: &Given, inode: u32) -> bool {
     let this = |e: &External| matches!(e, External::Unix { inode: i } if *i == u64::from(inode));
-    opts.external.iter().any(this)
+    given.external.iter().any(this)
 }
 
 /// The listener in whose queue the connection of a socket waits.
@@ -205,7 +207,7 @@ fn dump_queue(
 pub(super) fn finish(
     sockets: &mut Lists,
     unix: &Dumped,
-    opts: &Options,
+    (given, files): (&Given, &Files),
     table: &mut FileTable,
 ) -> Result<()> {
     let mut described = HashSet::new();
@@ -225,7 +227,7 @@ pub(super) fn finish(
             continue;
         }
         let seen = sockets.spaces.unix(&known.about)?.and_then(|all| all.get(&known.peer));
-        let peer = external_peer(opts, known, seen)?;
+        let peer = external_peer((given, files), known, seen)?;
         if described.insert(known.peer) {
             let id = table.next_id();
             table.push(FileEntry {
@@ -243,7 +245,7 @@ pub(super) fn finish(
 /// another network namespace, which is not listed, can be if that is a path; what its
 /// path leads to is looked up where the restore will: in the caller's mount namespace.
 fn external_peer(
-    opts: &Options,
+    (given, files): (&Given, &Files),
     known: &ToCheck,
     seen: Option<&UnixSocket>,
 ) -> Result<UnixSkEntry> {
@@ -261,7 +263,7 @@ fn external_peer(
             known.about.inode
         )));
     }
-    if !opts.files.ext_unix_sk && !is_external(opts, known.peer) {
+    if !files.ext_unix_sk && !is_external(given, known.peer) {
         return Err(known.refuse(format!("{outside}; --ext-unix-sk lets it connect again")));
     }
     let reachable = if name::is_path(name) { name::leads_to_socket(name) } else { seen.is_some() };

@@ -17,7 +17,7 @@ use crate::file::description::{duplicate, inside, lookup};
 use crate::file::remap::{DELETED, Paths, parent};
 use crate::file::{Found, ext};
 use crate::namespace::mount::Mounts;
-use crate::options::Options;
+use crate::options::Given;
 
 /// `DEVPTS_SUPER_MAGIC` of linux/magic.h.
 const DEVPTS: i64 = 0x1cd1;
@@ -70,19 +70,20 @@ impl TtyDumper {
         Ok(Some(FileEntry { tty: Some(tty), ..found.entry(FdTypes::Tty) }))
     }
 
-    /// After the last descriptor of the tree: what belongs to the kind as a whole.
+    /// After the last descriptor of the tree: what belongs to the kind as a whole. A terminal may be the
+    /// caller's (`shell_job`), or its master handed to the caller of the restore (`orphan_masters`).
     ///
     /// # Errors
     /// Refused, if the master of a slave, or a controlling terminal, is outside of the tree (and no
     /// option leaves it there); if a queue cannot be read, or an image cannot be written.
     pub(crate) fn finish(
         &mut self,
-        opts: &Options,
+        (shell_job, orphan_masters): (bool, bool),
         images: &ImageDir,
         tasks: &Tasks,
     ) -> Result<()> {
-        self.check_pairs(opts)?;
-        self.find_sessions(opts, tasks)?;
+        self.check_pairs(shell_job || orphan_masters)?;
+        self.find_sessions(shell_job, tasks)?;
         let mut data = Vec::new();
         for master in self.met.iter().filter(|met| met.node == TtyNode::Master) {
             let slave = self.met.iter().find(|met| master.is_paired_with(met));
@@ -120,7 +121,7 @@ impl TtyDumper {
         let is_pair = matches!(node, TtyNode::Master | TtyNode::Slave(_));
         let mut info = TtyInfoEntry {
             id: self.number(node, index),
-            r#type: kind_of(paths.opts, found, node).into(),
+            r#type: kind_of(paths.given, found, node).into(),
             rdev: number(found, found.stat.st_rdev)?,
             // Of a master, the instance that it is in: its node may be elsewhere.
             dev: Some(number(found, if is_pair { instance } else { found.stat.st_dev })?),
@@ -167,8 +168,7 @@ impl TtyDumper {
     }
 
     /// A slave that is not hung up has a master; it must be known who brings it back.
-    fn check_pairs(&mut self, opts: &Options) -> Result<()> {
-        let allowed = opts.shell_job || opts.files.orphan_pts_master;
+    fn check_pairs(&mut self, allowed: bool) -> Result<()> {
         let masters: Vec<_> = self
             .met
             .iter()
@@ -189,7 +189,7 @@ impl TtyDumper {
 
     /// Fills in which session each terminal controls. A task whose controlling terminal
     /// has not been met has it from outside.
-    fn find_sessions(&mut self, opts: &Options, tasks: &Tasks) -> Result<()> {
+    fn find_sessions(&mut self, shell_job: bool, tasks: &Tasks) -> Result<()> {
         for met in &mut self.met {
             let (session, group) = match met.node {
                 TtyNode::Master => {
@@ -208,7 +208,7 @@ impl TtyDumper {
                 _ => met.info.rdev == device,
             });
             let leads = task.stat.sid == task.tgid;
-            if device != 0 && leads && !known && !opts.shell_job {
+            if device != 0 && leads && !known && !shell_job {
                 return Err(Error::refused(
                     task.pid,
                     format!("its controlling terminal {device:x}"),
@@ -231,8 +231,8 @@ fn number(found: &Found, device: u64) -> Result<u32> {
     u32::try_from(device).map_err(|_| found.refuse("its device number does not fit the images"))
 }
 
-fn kind_of(opts: &Options, found: &Found, node: TtyNode) -> TtyType {
-    if ext::external_tty(opts, found.stat.st_rdev, found.stat.st_dev).is_some() {
+fn kind_of(given: &Given, found: &Found, node: TtyNode) -> TtyType {
+    if ext::external_tty(given, found.stat.st_rdev, found.stat.st_dev).is_some() {
         return TtyType::ExtTty;
     }
     match node {
@@ -259,8 +259,8 @@ fn instance(mounts: &Mounts, found: &Found) -> Result<u64> {
 /// that is hung up is gone, and needs no remap: the restore makes it for a moment.
 fn path(paths: &mut Paths<'_>, found: &Found) -> Result<Option<u32>> {
     let is_external =
-        ext::external_tty(paths.opts, found.stat.st_rdev, found.stat.st_dev).is_some();
-    if is_external || paths.mounts.find(found.info.mnt_id).is_none() && paths.opts.shell_job {
+        ext::external_tty(paths.given, found.stat.st_rdev, found.stat.st_dev).is_some();
+    if is_external || paths.mounts.find(found.info.mnt_id).is_none() && paths.shell_job {
         return Ok(None);
     }
     if paths.mounts.find(found.info.mnt_id).is_none() {

@@ -24,7 +24,6 @@ use crate::file::ext;
 use crate::file::opener::Opener;
 use crate::file::remap::parent;
 use crate::namespace::pid;
-use crate::options::Options;
 use crate::proc;
 use crate::restore::transport::Transport;
 
@@ -137,7 +136,7 @@ impl TtyRestorer {
         }
         for (key, pair) in self.pairs.drain() {
             let infos = self.infos.values().filter(|info| key_in(&self.keys, info) == key);
-            self.orphan_masters.extend(finish(cx.opts, pair, infos)?);
+            self.orphan_masters.extend(finish(cx.files.orphan_pts_master, pair, infos)?);
         }
         Ok(())
     }
@@ -185,7 +184,7 @@ fn node(cx: &Opener<'_>, file: &TtyFileEntry) -> Result<PathFile> {
 /// A terminal that the caller brings.
 fn external(cx: &Opener<'_>, info: &Terminal) -> Result<OwnedFd> {
     let key = format!("tty[{:x}:{:x}]", info.rdev, info.devpts.unwrap_or(0));
-    match ext::inherited(cx.opts, &key) {
+    match ext::inherited(cx.given, &key) {
         Some(file) => duplicate(file),
         None => Err(Error::Unsupported(format!(
             "a terminal is external: a restore without --inherit-fd fd[N]:{key}"
@@ -200,7 +199,7 @@ fn inherited_terminal(cx: &Opener<'_>, file: &TtyFileEntry) -> Result<OwnedFd> {
     let terminal = terminal.ok_or_else(|| {
         Error::Unsupported("--shell-job without a terminal on the standard streams".to_owned())
     })?;
-    debug_assert!(cx.opts.shell_job);
+    debug_assert!(cx.shell_job);
     reopen(terminal, open_flags(file.flags))
 }
 
@@ -221,8 +220,8 @@ impl TtyRestorer {
     /// for both always.
     fn is_ours(&self, cx: &Opener<'_>, info: &Terminal) -> bool {
         let mut files = self.files.iter().filter(|file| file.tty_info_id == info.id);
-        cx.opts.shell_job
-            && !(cx.opts.files.orphan_pts_master && files.any(|file| node(cx, file).is_ok()))
+        cx.shell_job
+            && !(cx.files.orphan_pts_master && files.any(|file| node(cx, file).is_ok()))
             && info.settings.is_some()
             && self.master_of(info).is_none()
     }
@@ -432,7 +431,7 @@ fn is_same_device(slave: &OwnedFd, master: &OwnedFd) -> Result<bool> {
 /// What can only be done when every description is open. A master that the tree does
 /// not have goes to the caller, or ends: what has its slave is hung up then.
 fn finish<'i>(
-    opts: &Options,
+    orphan_masters: bool,
     pair: Pair,
     infos: impl Iterator<Item = &'i Terminal>,
 ) -> Result<Option<OwnedFd>> {
@@ -450,7 +449,7 @@ fn finish<'i>(
         }
         is_hung_up &= info.settings.is_none();
     }
-    Ok((!has_master && !is_hung_up && opts.files.orphan_pts_master).then_some(master))
+    Ok((!has_master && !is_hung_up && orphan_masters).then_some(master))
 }
 
 /// Makes a call on `file` inside a task, where it is descriptor 0 for that time. The

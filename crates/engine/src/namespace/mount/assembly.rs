@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use torpor_images::ImageDir;
+use torpor_policy::Policy;
 
 use super::origin::Forest;
 use super::restored::Restored;
@@ -10,14 +11,18 @@ use super::roots::Roots;
 use crate::judge::Verdict;
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
-use crate::options::Options;
+use crate::options::{Given, Mounts};
 use crate::restore::tasks::Tasks;
 
 /// The parts of a restore that mounts are made from, and that they become.
 #[derive(Debug)]
 pub(crate) struct Assembly<'a> {
-    /// What was asked for.
-    pub opts: &'a Options,
+    /// Mounts and namespaces that the caller gives.
+    pub given: &'a Given,
+    /// What a mount namespace becomes.
+    pub wanted: &'a Mounts,
+    /// Where mounts may come from.
+    pub policy: &'a Policy,
     /// The images: what fills file systems.
     pub images: &'a ImageDir,
     /// The mounts that are to be made.
@@ -39,11 +44,11 @@ pub(crate) struct Assembly<'a> {
 impl Assembly<'_> {
     /// The path that allows the source of a mount, and what of it is below that.
     pub(super) fn source_below(&self, path: &Path) -> (PathBuf, PathBuf) {
-        self.verdict.source_below(&self.opts.trust.policy, path)
+        self.verdict.source_below(self.policy, path)
     }
 
     /// Whether files may be made and removed where the tasks cannot write.
     pub(super) fn may_write_read_only(&self) -> bool {
-        self.verdict.may_write_read_only(&self.opts.trust.policy)
+        self.verdict.may_write_read_only(self.policy)
     }
 }

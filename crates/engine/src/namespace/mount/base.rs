@@ -224,7 +224,7 @@ fn open_named(cx: &Assembly<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
 fn given_path(cx: &Assembly<'_>, forest: &Forest, node: Node) -> Result<PathBuf> {
     let mount = forest.mount(node);
     if forest.is_root(node) {
-        return Ok(cx.opts.mounts.root.clone().unwrap_or_else(|| PathBuf::from("/")));
+        return Ok(cx.wanted.root.clone().unwrap_or_else(|| PathBuf::from("/")));
     }
     match &mount.external {
         Some(External::Key(name)) => {
@@ -234,7 +234,7 @@ fn given_path(cx: &Assembly<'_>, forest: &Forest, node: Node) -> Result<PathBuf>
         Some(External::Auto(path)) => {
             let asked = |e: &external::External| matches!(e, external::External::MntAuto { .. });
             let own = mount.fs == "devpts" && path.starts_with("/dev/pts");
-            if !own && !cx.opts.external.iter().any(asked) {
+            if !own && !cx.given.external.iter().any(asked) {
                 let why =
                     format!("{} of the host is not given; use --external mnt[]", path.display());
                 return Err(unfit(mount, &why));

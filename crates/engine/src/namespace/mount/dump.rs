@@ -20,13 +20,15 @@ use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind};
-use crate::options::Options;
+use crate::options::{self, Given};
 
 /// The mounts of a dumped tree, and who sees them.
 #[derive(Debug)]
 pub(crate) struct Saving<'a> {
-    /// What was asked for.
-    pub opts: &'a Options,
+    /// Mounts that are left to the caller.
+    pub given: &'a Given,
+    /// Which mounts are kept, and how.
+    pub wanted: &'a options::Mounts,
     /// Where the images go.
     pub images: &'a ImageDir,
     /// The mounts.
@@ -52,14 +54,14 @@ impl Saving<'_> {
 
 fn write(cx: &Saving<'_>) -> Result<()> {
     let inside = cx.mounts.spaces.iter().filter(|s| !s.is_host);
-    let spaces = inside.map(|s| (s.ns, s.tree.without(&cx.opts.mounts.skip))).collect();
+    let spaces = inside.map(|s| (s.ns, s.tree.without(&cx.wanted.skip))).collect();
     let mut forest = Forest { spaces, ..Forest::default() };
-    external::mark(&mut forest, &cx.mounts.host, cx.opts);
+    external::mark(&mut forest, &cx.mounts.host, cx.given, &cx.wanted.enable_fs);
     name_layers(cx, &mut forest)?;
     for node in forest.nodes() {
         check(cx, &forest, node).map_err(|e| refusal(cx, &forest, node, e))?;
     }
-    sharing::check(&mut forest, &cx.mounts.host, cx.opts)
+    sharing::check(&mut forest, &cx.mounts.host, cx.given)
         .and_then(|()| {
             let first = Node { space: 0, mount: 0 };
             sharing::groups(&forest).map(drop).map_err(|why| (first, why))

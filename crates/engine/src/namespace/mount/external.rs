@@ -9,19 +9,20 @@ use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
 use super::tree::Tree;
 use crate::external;
-use crate::options::Options;
+use crate::options::Given;
 
-/// Marks the mounts that come from outside: those that `opts` names, and those
-/// that are found among the mounts of the host where `opts` asks for that.
-pub(super) fn mark(forest: &mut Forest, host: &Tree, opts: &Options) {
+/// Marks the mounts that come from outside: those that `given` names, and those
+/// that are found among the mounts of the host where `given` asks for that. File systems of the types
+/// `enabled` are brought back by a plain mount call.
+pub(super) fn mark(forest: &mut Forest, host: &Tree, given: &Given, enabled: &[String]) {
     let nodes: Vec<Node> = forest.nodes().collect();
     for &node in &nodes {
         let mount = forest.mount_mut(node);
-        let enabled = opts.mounts.enable_fs.iter().any(|name| *name == mount.fs || name == "all");
-        if enabled && mount.ty == UNSUPPORTED {
+        let is_enabled = enabled.iter().any(|name| *name == mount.fs || name == "all");
+        if is_enabled && mount.ty == UNSUPPORTED {
             mount.ty = AUTO;
         }
-        mount.external = by_device(mount, &opts.external);
+        mount.external = by_device(mount, &given.external);
         if mount.ty.code == Fstype::Devpts && mount.external.is_none() {
             mount.external = on_host(mount, host).map(External::Auto);
         }
@@ -29,16 +30,16 @@ pub(super) fn mark(forest: &mut Forest, host: &Tree, opts: &Options) {
     // A mount point means one in the first namespace; a nested one can have
     // something else there.
     for &node in nodes.iter().filter(|n| n.space == 0) {
-        name(forest, node, &opts.external);
+        name(forest, node, &given.external);
     }
-    if opts.external.iter().any(|e| matches!(e, external::External::MntAuto { .. })) {
+    if given.external.iter().any(|e| matches!(e, external::External::MntAuto { .. })) {
         for &node in &nodes {
             find(forest, node, host);
         }
     }
     for &node in nodes.iter().filter(|n| n.space != 0) {
         if forest.source(node).is_err() {
-            name(forest, node, &opts.external);
+            name(forest, node, &given.external);
         }
     }
 }
@@ -99,10 +100,10 @@ mod tests {
 
     fn externals(opts: &[&str], host: &str, spaces: &[&str]) -> Vec<(u32, External)> {
         let external = opts.iter().map(|o| o.parse().unwrap()).collect();
-        let opts = Options { external, ..Options::default() };
+        let given = Given { external, ..Given::default() };
         let spaces = spaces.iter().zip(1..).map(|(text, ns)| (ns, tree(text))).collect();
         let mut forest = Forest { spaces, ..Forest::default() };
-        mark(&mut forest, &tree(host), &opts);
+        mark(&mut forest, &tree(host), &given, &[]);
         let found = forest.nodes().map(|n| forest.mount(n).clone());
         found.filter_map(|m| Some((m.id, m.external?))).collect()
     }

@@ -151,7 +151,7 @@ pub(super) fn restore(cx: &mut Assembly<'_>, forest: &Forest, bases: &Bases) -> 
 
 /// Whether a new file system of this type would be one of the tasks' own.
 pub(super) fn are_own(cx: &Assembly<'_>) -> bool {
-    let joined = cx.opts.join_ns.iter().any(|join| join.kind == JoinNsKind::User);
+    let joined = cx.given.join_ns.iter().any(|join| join.kind == JoinNsKind::User);
     cx.spaces.own_user().is_some() && !joined
 }
 

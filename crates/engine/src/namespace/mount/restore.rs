@@ -140,7 +140,7 @@ fn planned(cx: &mut Assembly<'_>) -> Result<Forest> {
 
 /// The root of tasks in the caller's own mount namespace.
 fn host_roots(cx: &mut Assembly<'_>) -> Result<()> {
-    let path = cx.opts.mounts.root.clone().unwrap_or_else(|| "/".into());
+    let path = cx.wanted.root.clone().unwrap_or_else(|| "/".into());
     for ns in cx.spaces.of_kind(NsKind::Mnt).filter(|ns| ns.is_host) {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(&path, flags, Mode::empty())

@@ -7,20 +7,16 @@ use super::mountinfo::External;
 use super::origin::{Forest, Node, Source};
 use super::tree::Tree;
 use crate::external;
-use crate::options::Options;
+use crate::options::Given;
 
 /// Checks that all groups can be made again, and marks those that are to stay
 /// joined with the host.
 ///
 /// # Errors
 /// A mount that shares with the outside in a way that was not allowed, and why.
-pub(super) fn check(
-    forest: &mut Forest,
-    host: &Tree,
-    opts: &Options,
-) -> Result<(), (Node, String)> {
+pub(super) fn check(forest: &mut Forest, host: &Tree, given: &Given) -> Result<(), (Node, String)> {
     let allowed = |wanted: fn(bool, bool) -> bool| {
-        opts.external.iter().any(|e| match e {
+        given.external.iter().any(|e| match e {
             external::External::MntAuto { sharing, masters } => wanted(*sharing, *masters),
             _ => false,
         })
@@ -228,11 +224,11 @@ mod tests {
 
     fn checked(opts: &[&str], host: &str, inside: &str) -> Result<Forest, (u32, String)> {
         let external = opts.iter().map(|o| o.parse().unwrap()).collect();
-        let opts = Options { external, ..Options::default() };
+        let given = Given { external, ..Given::default() };
         let host = Tree::new(parse(host.as_bytes()).unwrap()).unwrap();
         let mut f = forest(inside);
-        super::super::external::mark(&mut f, &host, &opts);
-        match check(&mut f, &host, &opts) {
+        super::super::external::mark(&mut f, &host, &given, &[]);
+        match check(&mut f, &host, &given) {
             Ok(()) => Ok(f),
             Err((node, why)) => Err((f.mount(node).id, why)),
         }

@@ -18,7 +18,7 @@ use super::tree::Tree;
 use crate::error::{Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
-use crate::options::{self, Options};
+use crate::options::{self, Given, Options};
 use crate::restore::{Restore, verify};
 
 mod propagation;
@@ -49,7 +49,7 @@ impl World {
     fn options(&self, external: &[&str]) -> Options {
         let external = external.iter().map(|e| e.parse().unwrap()).collect();
         Options {
-            external,
+            given: Given { external, ..Given::default() },
             mounts: options::Mounts { root: Some(self.root()), ..options::Mounts::default() },
             ..Options::default()
         }
@@ -75,7 +75,8 @@ impl World {
         let spaces = namespaces(spaces);
         let mounts = Mounts::collect(&spaces, |_| true)?;
         super::Saving {
-            opts,
+            given: &opts.given,
+            wanted: &opts.mounts,
             images: &images,
             mounts: &mounts,
             spaces: &spaces,

@@ -26,8 +26,8 @@ use self::link::Surroundings;
 use super::{Namespaces, NsKind, run_in};
 use crate::error::Result;
 use crate::external::External;
-use crate::network::accept::tree;
-use crate::options::Options;
+use crate::network::accept::Running;
+use crate::options::{Given, Network};
 
 pub(crate) use firewall::{forget_packets, planned as planned_rules};
 pub(crate) use restore::{restore, restore_connections};
@@ -46,13 +46,14 @@ const RTGENMSG: [u8; 4] = [0; 4];
 /// Refused, if the namespace holds what cannot be made again; if it cannot be entered, or the
 /// kernel does not list what it holds; if an image cannot be written.
 pub(crate) fn dump(
-    options: &Options,
+    (given, network): (&Given, &Network),
+    running: Running,
     images: &ImageDir,
     spaces: &Namespaces,
     ns_id: u32,
 ) -> Result<()> {
     let Some(ns) = spaces.by_id(ns_id) else { return Ok(()) };
-    let key = options.external.iter().find_map(|external| match external {
+    let key = given.external.iter().find_map(|external| match external {
         External::Net { inode, name } if *inode == ns.inode => Some(name.clone()),
         _ => None,
     });
@@ -60,7 +61,7 @@ pub(crate) fn dump(
         let entry = NetnsEntry { ext_key: key, ..NetnsEntry::default() };
         return Ok(images.write_one(kind::NETNS, ns_id.into(), &entry)?);
     }
-    if options.network.empty {
+    if network.empty {
         return Ok(());
     }
     let others: Vec<(u32, bool, BorrowedFd<'_>)> = spaces
@@ -74,15 +75,15 @@ pub(crate) fn dump(
         let known = known_namespaces(&mut socket, &others)?;
         let around = Surroundings {
             pid,
-            tasks: &|| tree(options),
+            tasks: &|| running.tasks(),
             ns_id,
             by_nsid: &|nsid| {
                 known.iter().find(|k| k.nsid.cast_unsigned() == nsid && !k.host).map(|k| k.id)
             },
             external: &|name| {
-                let given =
+                let is_it =
                     |e: &External| matches!(e, External::NetDev { inner, .. } if inner == name);
-                options.external.iter().any(given)
+                given.external.iter().any(is_it)
             },
         };
         let devices = link::dump(&mut socket, &around)?;

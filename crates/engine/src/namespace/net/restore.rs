@@ -18,7 +18,7 @@ use super::{NETNSA_FD, NETNSA_NSID, RTGENMSG, RTM_NEWNSID, conf, firewall, table
 use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::namespace::{Namespaces, run_in};
-use crate::options::Options;
+use crate::options::{self, Given};
 
 /// How long a network namespace that nobody uses may take to go.
 const LEAVING: Duration = Duration::from_secs(5);
@@ -39,21 +39,21 @@ struct NewNetwork<'a> {
 /// If a namespace cannot be entered; if the kernel refuses a device, an address, a route, a rule or
 /// a setting (named in the error); damaged images.
 pub(crate) fn restore(
-    opts: &Options,
+    (given, network): (&Given, &options::Network),
     images: &ImageDir,
     known: &Namespaces,
     staged: bool,
     ids: &[u32],
 ) -> Result<()> {
-    if opts.network.empty {
+    if network.empty {
         return ids.iter().try_for_each(|&id| loopback_up(known.open_file(id)?));
     }
-    let weak = opts.network.weak_sysctls;
+    let weak = network.weak_sysctls;
     let mut spaces = ids.iter().map(|&id| load(images, known, id)).collect::<Result<Vec<_>>>()?;
     for space in &spaces {
         run_in(&[space.file], || conf::write(&space.network.settings.namespace, weak))?;
     }
-    make_devices(opts, &mut spaces)?;
+    make_devices(given, &mut spaces)?;
     for space in &mut spaces {
         number_others(known, space)?;
         for device in &space.network.devices {
@@ -95,12 +95,12 @@ pub(crate) fn restore(
 /// If the namespace cannot be entered, or the kernel refuses a connection (named in the error);
 /// damaged images.
 pub(crate) fn restore_connections(
-    opts: &Options,
+    network: &options::Network,
     images: &ImageDir,
     known: &Namespaces,
     id: u32,
 ) -> Result<()> {
-    if opts.network.empty || external_key(images, id)?.is_some() {
+    if network.empty || external_key(images, id)?.is_some() {
         return Ok(());
     }
     run_in(&[known.open_file(id)?], || tables::restore_connections(images, id))
@@ -140,7 +140,7 @@ struct Host {
     socket: Socket,
 }
 
-fn make_devices(opts: &Options, spaces: &mut [NewNetwork<'_>]) -> Result<()> {
+fn make_devices(given: &Given, spaces: &mut [NewNetwork<'_>]) -> Result<()> {
     let file =
         File::open("/proc/thread-self/ns/net").context(|| "own network namespace".to_owned())?;
     let mut host = Host { file: file.into(), socket: Socket::open(ROUTE)? };
@@ -149,7 +149,7 @@ fn make_devices(opts: &Options, spaces: &mut [NewNetwork<'_>]) -> Result<()> {
     for here in 0..spaces.len() {
         for index in 0..spaces[here].network.devices.len() {
             if !made.contains(&(here, index)) {
-                make_device(opts, spaces, &mut host, (here, index), &mut made)?;
+                make_device(given, spaces, &mut host, (here, index), &mut made)?;
             }
         }
     }
@@ -160,7 +160,7 @@ fn make_devices(opts: &Options, spaces: &mut [NewNetwork<'_>]) -> Result<()> {
 type DeviceIndex = (usize, usize);
 
 fn make_device(
-    opts: &Options,
+    given: &Given,
     spaces: &mut [NewNetwork<'_>],
     host: &mut Host,
     (here, index): DeviceIndex,
@@ -168,12 +168,12 @@ fn make_device(
 ) -> Result<()> {
     let device = spaces[here].network.devices[index].clone();
     let name = device.name.clone();
-    let given = opts.external.iter().find_map(|external| match external {
+    let outer = given.external.iter().find_map(|external| match external {
         External::NetDev { inner, outer } if *inner == name => Some(outer),
         _ => None,
     });
     let is_movable = matches!(device.kind, NetKind::Veth(_) | NetKind::External);
-    if let Some(outer) = given.filter(|_| is_movable) {
+    if let Some(outer) = outer.filter(|_| is_movable) {
         // The images need not say that it comes from outside.
         return link::move_in(&mut host.socket, outer, &device, spaces[here].file);
     }
@@ -182,10 +182,10 @@ fn make_device(
         NetKind::Veth(_) => {
             let peer = peer_of(spaces, (here, index));
             made.extend(peer);
-            make_veth(opts, spaces, host, here, &device, peer)
+            make_veth(given, spaces, host, here, &device, peer)
         }
         NetKind::Bridge => link::make_bridge(&mut spaces[here].socket, &device),
-        NetKind::Macvlan { .. } => make_macvlan(opts, &mut spaces[here], host, &device),
+        NetKind::Macvlan { .. } => make_macvlan(given, &mut spaces[here], host, &device),
         // The kernel has made the first one itself.
         NetKind::Sit(_) if link::index_of(&mut spaces[here].socket, &name).is_ok() => Ok(()),
         NetKind::Sit(sit) => link::make_sit(&mut spaces[here].socket, &device, sit),
@@ -224,7 +224,7 @@ fn peer_of(spaces: &[NewNetwork<'_>], (here, index): DeviceIndex) -> Option<Devi
 }
 
 fn make_veth(
-    opts: &Options,
+    given: &Given,
     spaces: &mut [NewNetwork<'_>],
     host: &mut Host,
     here: usize,
@@ -236,7 +236,7 @@ fn make_veth(
         let file = spaces[there].file;
         return link::make_veth(&mut spaces[here].socket, device, Peer::Inside(&other, file));
     }
-    let outside = opts.external.iter().find_map(|external| match external {
+    let outside = given.external.iter().find_map(|external| match external {
         External::Veth { inner, outer, bridge } if *inner == device.name => Some((outer, bridge)),
         _ => None,
     });
@@ -265,12 +265,12 @@ fn make_veth(
 }
 
 fn make_macvlan(
-    opts: &Options,
+    given: &Given,
     space: &mut NewNetwork<'_>,
     host: &mut Host,
     device: &NetDevice,
 ) -> Result<()> {
-    let outer = opts.external.iter().find_map(|external| match external {
+    let outer = given.external.iter().find_map(|external| match external {
         External::Macvlan { inner, outer } if *inner == device.name => Some(outer),
         _ => None,
     });

@@ -10,7 +10,8 @@ use super::{forget_packets, run_in};
 use crate::external::External;
 use crate::namespace::NsKind;
 use crate::namespace::testing::{fresh, tree};
-use crate::options::Options;
+use crate::network::accept::Running;
+use crate::options::{Given, Options};
 
 /// Runs a script in a namespace; `FD` in it is a file of the namespace `other`.
 fn shell(space: &OwnedFd, script: &str) -> String {
@@ -55,12 +56,15 @@ fn same(before: &str, after: &str) {
     );
 }
 
+/// Nobody lives in the namespaces.
+const HERE: Running = Running { root: 0, workers: 1 };
+
 fn dump(spaces: &[OwnedFd], dir: &std::path::Path, opts: &Options) -> crate::Result<()> {
     let images = ImageDir::create(dir).unwrap();
     let files = spaces.iter().map(|s| s.try_clone().unwrap()).collect();
     let known = tree(NsKind::Net, files);
     (1..=u32::try_from(spaces.len()).unwrap())
-        .try_for_each(|id| super::dump(opts, &images, &known, id))
+        .try_for_each(|id| super::dump((&opts.given, &opts.network), HERE, &images, &known, id))
 }
 
 fn restore(number: usize, dir: &std::path::Path, opts: &Options) -> crate::Result<Vec<OwnedFd>> {
@@ -69,7 +73,7 @@ fn restore(number: usize, dir: &std::path::Path, opts: &Options) -> crate::Resul
     let files = spaces.iter().map(|s| s.try_clone().unwrap()).collect();
     let known = tree(NsKind::Net, files);
     let ids: Vec<u32> = known.all.iter().map(|ns| ns.id).collect();
-    super::restore(opts, &images, &known, false, &ids)?;
+    super::restore((&opts.given, &opts.network), &images, &known, false, &ids)?;
     Ok(spaces)
 }
 
@@ -205,13 +209,12 @@ fn ends_outside() {
     shell(&space, "ip link set eth0 up; ip address add 10.9.0.1/24 dev eth0");
     let before = describe(&space);
     let dir = tempfile::tempdir().unwrap();
-    let mut opts = Options {
-        external: vec![External::NetDev { inner: "prepeer".into(), outer: "newpre".into() }],
-        ..Options::default()
-    };
+    let mut opts = Options::default();
+    let brought = External::NetDev { inner: "prepeer".into(), outer: "newpre".into() };
+    opts.given.external.push(brought);
     dump(&[space.try_clone().unwrap()], dir.path(), &opts).unwrap();
     shell(&host, "ip link del out0; ip link add newpre type veth peer name other");
-    opts.external.extend([
+    opts.given.external.extend([
         External::Veth { inner: "eth0".into(), outer: "out1".into(), bridge: Some("br9".into()) },
         External::Macvlan { inner: "mac0".into(), outer: "low".into() },
     ]);
@@ -242,7 +245,8 @@ fn a_device_is_brought_in_place_of_a_pair() {
     dump(&[space.try_clone().unwrap()], dir.path(), &Options::default()).unwrap();
     shell(&host, "ip link del out0; ip link add mine type veth peer name other");
     let external = vec![External::NetDev { inner: "eth0".into(), outer: "mine".into() }];
-    let opts = Options { external, ..Options::default() };
+    let given = Given { external, ..Given::default() };
+    let opts = Options { given, ..Options::default() };
     let after = run_in(&[host.as_fd()], || restore(1, dir.path(), &opts)).unwrap();
     assert!(shell(&after[0], "ip address show dev eth0").contains("10.9.0.1/24"));
     let left = shell(&host, "ip -o link show");
@@ -297,7 +301,8 @@ fn the_hosts_ends_have_no_number_in_the_images() {
     let opts = Options::default();
     let mut ns = tree(NsKind::Net, vec![host, space]);
     ns.all[0].is_host = true;
-    super::dump(&opts, &ImageDir::create(dir.path()).unwrap(), &ns, 2).unwrap();
+    super::dump((&opts.given, &opts.network), HERE, &ImageDir::create(dir.path()).unwrap(), &ns, 2)
+        .unwrap();
     let images = ImageDir::open(dir.path()).unwrap();
     let devices: Vec<torpor_images::proto::NetDeviceEntry> =
         images.read_all(torpor_images::kind::NETDEV, 2).unwrap();

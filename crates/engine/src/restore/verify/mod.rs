@@ -64,7 +64,7 @@ pub(crate) fn check(cx: &Made<'_>) -> Result<()> {
         files: cx.files,
         entries: cx.entries,
         spaces: cx.spaces,
-        handed: !cx.opts.inherit_fd.is_empty(),
+        handed: !cx.opts.given.inherit_fd.is_empty(),
         compared: HashMap::new(),
     };
     // The root task has no namespace below its own.
@@ -125,8 +125,9 @@ impl SpaceInodes {
     fn check(&self, cx: &Made<'_>, index: usize) -> Result<()> {
         let task = &cx.tasks[index];
         let given = |ns: &Namespace| {
-            let joined = cx.opts.join_ns.iter().any(|join| NsKind::from(join.kind) == ns.kind);
-            joined || !cx.opts.inherit_fd.is_empty()
+            let joined =
+                cx.opts.given.join_ns.iter().any(|join| NsKind::from(join.kind) == ns.kind);
+            joined || !cx.opts.given.inherit_fd.is_empty()
         };
         for kind in NsKind::ALL {
             let Some(ns) = task.image.homes.number(kind).and_then(|id| cx.spaces.by_id(id)) else {

@@ -181,7 +181,7 @@ fn file<'c>(cx: &'c Neighbours<'_>, id: u32) -> Result<BorrowedFd<'c>> {
 /// A socket that the caller has brought along (`--inherit-fd fd[N]:socket[INODE]`).
 fn inherited(cx: &Neighbours<'_>, usk: &UnixSkEntry) -> Result<Option<OwnedFd>> {
     let key = format!("socket[{}]", usk.ino);
-    match cx.opts.inherit_fd.iter().find(|i| i.key == key) {
+    match cx.given.inherit_fd.iter().find(|i| i.key == key) {
         Some(inherit) => Ok(Some(inherit.fd.try_clone().context(|| "dup".to_owned())?)),
         None if usk.uflags & EXTERN != 0 && !is_datagram(usk) => {
             Err(Error::Unsupported(format!("Unix socket {} without --inherit-fd {key}", usk.ino)))
@@ -408,7 +408,7 @@ impl UnixRestorer {
                 Ok(())
             }
             Some(peer) if peer.uflags & EXTERN != 0 => {
-                if !cx.opts.files.ext_unix_sk {
+                if !cx.ext_unix_sk {
                     let name = String::from_utf8_lossy(&peer.name);
                     let name = name.trim_end_matches('\0');
                     let why = format!("its peer {name:?} is outside: --ext-unix-sk allows it");

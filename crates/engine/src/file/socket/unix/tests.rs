@@ -11,7 +11,7 @@ use torpor_sys::socket::{Credentials, Message};
 
 use super::super::testing::{cycle, dump, in_netns, read, restore};
 use super::*;
-use crate::options::{Files, Options};
+use crate::options::{Files, Given, InheritFd, Options};
 
 fn all(files: Vec<OwnedFd>) -> Vec<OwnedFd> {
     cycle(&Options::default(), files)
@@ -486,19 +486,16 @@ fn brought_along_sockets_are_used() {
     in_netns(|| {
         let (inside, outside) = pair(SocketType::STREAM);
         let inode = rustix::fs::fstat(&inside).unwrap().st_ino;
-        let opts = Options { external: vec![External::Unix { inode }], ..Options::default() };
+        let given = Given { external: vec![External::Unix { inode }], ..Given::default() };
+        let opts = Options { given, ..Options::default() };
         let dir = tempfile::tempdir().unwrap();
         let ids = dump(&opts, dir.path(), &[inside]).unwrap();
         drop(outside);
         assert!(restore(&opts, dir.path(), &ids).is_err());
         let (fresh, outside) = pair(SocketType::STREAM);
-        let opts = Options {
-            inherit_fd: vec![crate::options::InheritFd {
-                fd: fresh.into(),
-                key: format!("socket[{inode}]"),
-            }],
-            ..Options::default()
-        };
+        let brought = InheritFd { fd: fresh.into(), key: format!("socket[{inode}]") };
+        let given = Given { inherit_fd: vec![brought], ..Given::default() };
+        let opts = Options { given, ..Options::default() };
         let [inside] = restore(&opts, dir.path(), &ids).unwrap().try_into().unwrap();
         write(&inside, b"x");
         assert_eq!(receive(&outside).0, b"x");

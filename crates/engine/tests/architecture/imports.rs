@@ -1,0 +1,113 @@
+//! Who imports whom among the files of the engine.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A module, as its path has it: `restore::stages` is `["restore", "stages"]`, the library's own is empty.
+type Module = Vec<String>;
+
+/// The largest set of files each of which imports, by way of others, each other one.
+pub(super) fn largest_circle(files: &[(String, String)]) -> Vec<String> {
+    let known: BTreeSet<Module> = files.iter().map(|(file, _)| module(file)).collect();
+    let imports: BTreeMap<Module, BTreeSet<Module>> = files
+        .iter()
+        .map(|(file, text)| {
+            let own = module(file);
+            let named = paths(text).into_iter().filter_map(|path| resolve(&own, &path, &known));
+            (own.clone(), named.filter(|named| *named != own).collect())
+        })
+        .collect();
+    let reached: BTreeMap<&Module, BTreeSet<&Module>> =
+        imports.keys().map(|from| (from, reach(from, &imports))).collect();
+    let circle = |of: &Module| -> Vec<String> {
+        let back = |other: &&&Module| reached[**other].contains(of);
+        reached[of].iter().filter(back).map(|module| module.join("::")).collect()
+    };
+    imports.keys().map(circle).max_by_key(Vec::len).unwrap()
+}
+
+fn module(file: &str) -> Module {
+    let path = file.strip_suffix(".rs").unwrap();
+    let path = path.strip_suffix("/mod").unwrap_or(path);
+    path.split('/').filter(|part| *part != "lib").map(str::to_owned).collect()
+}
+
+fn reach<'i>(
+    from: &Module,
+    imports: &'i BTreeMap<Module, BTreeSet<Module>>,
+) -> BTreeSet<&'i Module> {
+    let mut reached = BTreeSet::new();
+    let mut next: Vec<&Module> = imports[from].iter().collect();
+    while let Some(module) = next.pop() {
+        if reached.insert(module) {
+            next.extend(&imports[module]);
+        }
+    }
+    reached
+}
+
+/// The file that a path leads to: the longest beginning of it that is one.
+fn resolve(own: &Module, path: &str, known: &BTreeSet<Module>) -> Option<Module> {
+    let mut parts: Vec<&str> = path.split("::").collect();
+    let mut full: Module = match parts[0] {
+        "crate" => Vec::new(),
+        "self" | "super" => own.clone(),
+        _ => return None,
+    };
+    while let Some("crate" | "self" | "super") = parts.first().copied() {
+        if parts.remove(0) == "super" {
+            full.pop();
+        }
+    }
+    full.extend(parts.into_iter().map(|part| part.trim().to_owned()));
+    while !known.contains(&full) {
+        full.pop()?;
+    }
+    Some(full)
+}
+
+/// The paths that a source names: those of its imports, and those that begin at the library.
+fn paths(text: &str) -> Vec<String> {
+    let code: String =
+        text.lines().map(|line| line.split("//").next().unwrap().to_owned() + "\n").collect();
+    let mut all = Vec::new();
+    for statement in code.split(';') {
+        if let Some((_, named)) = statement.rsplit_once("use ") {
+            expand("", named.trim(), &mut all);
+        }
+    }
+    for start in ["crate::", "super::"] {
+        let begins = |at: &usize| !code[..*at].ends_with("::");
+        for at in code.match_indices(start).map(|(at, _)| at).filter(begins) {
+            let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+            let end = code[at..].find(|c: char| !is_path(c)).unwrap_or(code.len() - at);
+            all.push(code[at..at + end].trim_end_matches(':').to_owned());
+        }
+    }
+    all
+}
+
+/// The single paths of `a::{b, c::{d, e}}`.
+fn expand(before: &str, tree: &str, all: &mut Vec<String>) {
+    let Some((shared, rest)) = tree.split_once('{') else {
+        let name = tree.split(" as ").next().unwrap().trim();
+        all.push(format!("{before}{name}"));
+        return;
+    };
+    let inner = rest.rsplit_once('}').map_or(rest, |(inner, _)| inner);
+    let (mut depth, mut from) = (0, 0);
+    let shared = format!("{before}{}", shared.trim());
+    for (at, letter) in inner.char_indices() {
+        match letter {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                expand(&shared, inner[from..at].trim(), all);
+                from = at + 1;
+            }
+            _ => {}
+        }
+    }
+    if !inner[from..].trim().is_empty() {
+        expand(&shared, inner[from..].trim(), all);
+    }
+}
