@@ -42,10 +42,15 @@ impl Sleeper {
     }
 
     /// One that a program makes of itself, by its name.
-    #[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
     pub fn start_as(program: &[&str]) -> Self {
+        Self::start_with(program, Stdio::null())
+    }
+
+    /// The same with a file as its standard input.
+    #[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
+    pub fn start_with(program: &[&str], input: Stdio) -> Self {
         let mut command = Command::new("setsid");
-        command.args(program).env(SECRET, "1").stdin(Stdio::null());
+        command.args(program).env(SECRET, "1").stdin(input);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         wait_until(|| name_of(pid).as_deref() == Some("sleep"));

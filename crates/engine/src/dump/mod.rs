@@ -144,7 +144,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     tracing::info!("Dumping namespaces");
     let asked = (&cx.opts.given, &cx.opts.network);
     let running = Running { root: cx.opts.pid, workers: cx.opts.memory.workers() };
-    let pages = namespace::dump(asked, running, &cx.images, &cx.id_maps, &cx.tasks, &cx.ns)?;
+    let pages = namespace::dump(asked, running, &cx.images, &cx.id_maps, &cx.ns)?;
     for (id, pages, source) in pages {
         memory::plan_shared(cx, id, pages, &source)?;
     }
@@ -192,6 +192,8 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     lost::check(cx)?;
     tracing::info!("Dumping what files are in, and file systems");
     files::finish(cx)?;
+    // The clocks come after all timers, of tasks and in files: see there.
+    time::dump(&cx.images, &cx.tasks, &cx.ns)?;
     if cx.opts.given.refuse_unused {
         unused::check(cx)?;
     }

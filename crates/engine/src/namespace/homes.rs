@@ -23,8 +23,8 @@ use crate::restore::tasks::Tasks;
 /// Kinds that a task can have of its own although its parent lives in another one.
 pub(super) const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
 
-/// Writes the images of all namespaces but those of mounts, and says what pages of shared memory
-/// are to be saved.
+/// Writes the images of all namespaces but those of mounts and of time ([`time::dump`]), and says what
+/// pages of shared memory are to be saved.
 ///
 /// # Errors
 /// Refused, if a namespace holds what cannot be brought back (a device, a message queue); if one
@@ -34,11 +34,9 @@ pub fn dump(
     running: Running,
     images: &ImageDir,
     id_maps: &IdMaps,
-    tasks: &Dumped,
     spaces: &Namespaces,
 ) -> Result<Vec<ipc::SegmentPages>> {
     let mut pages = Vec::new();
-    time::dump(images, tasks, spaces)?;
     for ns in spaces.all.iter().filter(|ns| !ns.is_host) {
         match ns.kind {
             NsKind::Uts => uts::dump(images, spaces, ns.id)?,

@@ -163,7 +163,14 @@ fn check(task: &Task, root: &Task, spaces: &Namespaces) -> Result<()> {
     Ok(())
 }
 
-/// Writes `timens-ID.img` of each: what the clocks of the tasks show now.
+/// Writes `timens-ID.img` of each: what the clocks of the tasks show now. To be called when all timers
+/// have been read.
+///
+/// The clocks run while tasks are frozen, and so do their timers. An image has what each timer has left,
+/// and how often it has fired. Were the clocks noted first, the restored tree would be taken back to before
+/// the last expirations that are in the images, and would see timers fire before their time: a
+/// `timerfd` of 1 ms more often than milliseconds go by. Clocks that were noted last let timers be a
+/// little late, as a busy machine does, and never early.
 ///
 /// # Errors
 /// If the offsets cannot be read, or an image cannot be written.
