@@ -150,6 +150,7 @@ const ROWS: &[Row] = &[
     ("--freeze-cgroup g", |s| is(&s.engine.cgroups.freeze, "g")),
     ("--cow", |s| s.engine.memory.cow),
     ("--dedup-relatives", |s| s.engine.memory.dedup_relatives),
+    ("--wipe-on-fork", |s| s.engine.memory.wipe_on_fork),
     ("--compress lz4", |s| s.engine.memory.compress == Some(Compression::LZ4)),
     ("--compress=zstd:19", |s| s.engine.memory.compress == Some(Compression::Zstd(19))),
     ("--track-mem", |s| s.engine.memory.track),

@@ -118,6 +118,7 @@ const HARMLESS: &[&str] = &[
     "track-mem",
     "verbosity",
     "weak-sysctls",
+    "wipe-on-fork",
 ];
 
 /// The options that name a key, or whom to believe. In a file such names are whole paths:
@@ -155,6 +156,7 @@ const EXTENSIONS: &[&str] = &[
     "template",
     "threads",
     "trust",
+    "wipe-on-fork",
 ];
 
 /// Applies an option that a request gives as a line of a configuration file.

@@ -36,6 +36,8 @@ pub struct Memory {
     pub pre_dump_mode: PreDumpMode,
     /// Save pages that tasks share since they were forked once (`--dedup-relatives`).
     pub dedup_relatives: bool,
+    /// Leave out memory that children would find empty (`--wipe-on-fork`).
+    pub wipe_on_fork: bool,
     /// Compress the pages in the images (`--compress`).
     pub compress: Option<Compression>,
     /// Send pages to a page server (`--page-server`).

@@ -39,6 +39,13 @@ pub(super) const MEMORY: &[Opt] = &[
         |s, on| s.engine.memory.dedup_relatives = on,
         "Store pages that processes share since they were forked once; only Torpor can restore this",
     ),
+    flag(
+        "wipe-on-fork",
+        None,
+        DUMPS,
+        |s, on| s.engine.memory.wipe_on_fork = on,
+        "Leave out memory that a fork finds empty (MADV_WIPEONFORK): for images that are restored many times",
+    ),
     value(
         ("compress", None, "METHOD[:LEVEL]"),
         DUMPS | SERVER,
