@@ -27,6 +27,7 @@ pub mod own;
 pub mod pack;
 pub mod places;
 pub mod podman;
+pub mod process;
 pub mod progress;
 pub mod publish;
 pub mod ready;

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::error::{Context, Error, Result};
+use crate::process::has_ended;
 
 /// How long is waited between the first two looks; twice as long each time.
 const GLANCE: Duration = Duration::from_millis(2);
@@ -23,6 +24,9 @@ const GLANCE: Duration = Duration::from_millis(2);
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How long is waited for the last words of a container that has ended, while somebody has its
+/// streams open.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How much of the output is kept.
 const KEPT: usize = 1 << 20;
 /// The socket of `notify`, inside.
@@ -95,38 +99,62 @@ impl fmt::Display for Ready {
 
 /// What a container prints: the last of it.
 #[derive(Debug, Clone, Default)]
-pub struct Output(Arc<Mutex<String>>);
+pub struct Output(Arc<(Mutex<Printed>, Condvar)>);
+
+#[derive(Debug, Default)]
+struct Printed {
+    text: String,
+    /// How many streams somebody may still write to.
+    open: usize,
+}
+
+impl Printed {
+    fn add(&mut self, line: &[u8]) {
+        let kept = &mut self.text;
+        kept.push_str(&String::from_utf8_lossy(line));
+        kept.push('\n');
+        if kept.len() > KEPT {
+            let cut = (kept.len() - KEPT / 2..kept.len()).find(|&at| kept.is_char_boundary(at));
+            kept.drain(..cut.unwrap_or(0));
+        }
+    }
+
+    /// Its last lines.
+    fn tail(&self) -> String {
+        let lines: Vec<&str> = self.text.lines().collect();
+        lines[lines.len().saturating_sub(10)..].join("\n")
+    }
+}
 
 impl Output {
+    fn printed(&self) -> MutexGuard<'_, Printed> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Reads what comes, until nobody writes any more.
     pub fn collect(&self, from: impl Read + Send + 'static) {
-        let kept = Arc::clone(&self.0);
+        let output = self.clone();
+        output.printed().open += 1;
         thread::spawn(move || {
             for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                kept.push_str(&String::from_utf8_lossy(&line));
-                kept.push('\n');
-                if kept.len() > KEPT {
-                    let cut =
-                        (kept.len() - KEPT / 2..kept.len()).find(|&at| kept.is_char_boundary(at));
-                    kept.drain(..cut.unwrap_or(0));
-                }
+                output.printed().add(&line);
             }
+            output.printed().open -= 1;
+            output.0.1.notify_all();
         });
     }
 
     /// Whether a line of it is like this.
     fn has(&self, pattern: &Regex) -> bool {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.lines().any(|line| pattern.is_match(line))
+        self.printed().text.lines().any(|line| pattern.is_match(line))
     }
 
-    /// Its last lines.
-    #[must_use]
-    pub fn tail(&self) -> String {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let lines: Vec<&str> = kept.lines().collect();
-        lines[lines.len().saturating_sub(10)..].join("\n")
+    /// The last lines of who has ended. What it wrote may not have been read yet: that is waited
+    /// for, until nobody has its streams open.
+    fn last_words(&self) -> String {
+        let is_open = |printed: &mut Printed| printed.open > 0;
+        let waited = self.0.1.wait_timeout_while(self.printed(), LAST_WORDS, is_open);
+        waited.unwrap_or_else(PoisonError::into_inner).0.tail()
     }
 }
 
@@ -140,6 +168,11 @@ pub trait Container: fmt::Debug {
 
     /// A command in a container.
     fn exec(&self, id: &str, words: &[&str]) -> Command;
+
+    /// What a container has printed last, where its runtime keeps that.
+    fn printed(&self, _id: &str) -> String {
+        String::new()
+    }
 }
 
 /// A container that is waited for.
@@ -178,7 +211,7 @@ impl Waiting<'_> {
             }
             if Instant::now() >= end {
                 let text = format!("the container was not ready ({ready}) within {timeout:?}");
-                return Err(Error::new(text).hint(self.output.tail()));
+                return Err(Error::new(text).hint(self.output.printed().tail()));
             }
             thread::sleep(pause);
             pause = (pause * 2).min(PAUSE);
@@ -187,9 +220,10 @@ impl Waiting<'_> {
 
     fn ended(&self) -> Error {
         let error = Error::new("the container ended before it was ready");
-        match self.output.tail() {
-            tail if tail.is_empty() => error,
-            tail => error.hint(format!("its last words:\n{tail}")),
+        let words = self.output.last_words() + &self.runtime.printed(self.id);
+        match words.is_empty() {
+            true => error,
+            false => error.hint(format!("its last words:\n{words}")),
         }
     }
 
@@ -240,13 +274,6 @@ impl Waiting<'_> {
     }
 }
 
-/// Whether a process has ended.
-fn has_ended(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The state follows the name, which may have brackets.
-    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
-}
-
 /// Does something with the network of a task.
 fn inside_network<T: Send>(pid: u32, work: impl FnOnce() -> T + Send) -> Result<T> {
     let path = format!("/proc/{pid}/ns/net");
@@ -291,4 +318,50 @@ fn listens(pid: u32, port: u16) -> bool {
             local && fields.nth(1) == Some("0A")
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// A stream that has no end while somebody may write to it.
+    struct Stream(Receiver<Vec<u8>>);
+
+    impl Read for Stream {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            self.0.recv().map_or(Ok(0), |said| said.as_slice().read(buffer))
+        }
+    }
+
+    /// A container that says something and ends when it is asked for its process.
+    #[derive(Debug)]
+    struct Ending(Mutex<Option<Sender<Vec<u8>>>>);
+
+    impl Container for Ending {
+        fn pid(&self, _: &str) -> Result<u32> {
+            let stream = self.0.lock().unwrap().take().unwrap();
+            stream.send(b"no use\n".to_vec()).unwrap();
+            Err(Error::new("it has ended"))
+        }
+
+        fn exec(&self, _: &str, _: &[&str]) -> Command {
+            Command::new("false")
+        }
+    }
+
+    #[test]
+    fn last_words_are_waited_for() {
+        for _ in 0..100 {
+            let (words, stream) = channel();
+            let output = Output::default();
+            output.collect(Stream(stream));
+            let runtime = Ending(Mutex::new(Some(words)));
+            let waiting = Waiting { runtime: &runtime, id: "one", output: &output, notify: None };
+            let error = waiting.until(&Ready::Notify, Duration::ZERO).unwrap_err();
+            assert_eq!(error.hint.as_deref(), Some("its last words:\nno use"));
+        }
+    }
 }

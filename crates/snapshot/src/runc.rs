@@ -7,14 +7,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
 use crate::error::{Context, Error, Result};
 use crate::places;
+use crate::process::start_of;
 use crate::ready::Container;
 
 /// Where runc keeps the state of its containers, if nobody says.
 const ROOT: &str = "/run/runc";
+/// How long is waited for a process that was killed; runc waits as long.
+const ENDS: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// The runtime that containers belong to.
 #[derive(Debug, Args)]
@@ -144,7 +149,12 @@ impl Runc {
     /// Whether there is a container, which runc keeps a directory for. To start runc takes longer than
     /// a container that is born by a template.
     pub fn knows(&self, id: &str) -> bool {
-        self.root.as_deref().unwrap_or(Path::new(ROOT)).join(id).exists()
+        self.dir_of(id).exists()
+    }
+
+    /// Where runc keeps the state of a container.
+    fn dir_of(&self, id: &str) -> PathBuf {
+        self.root.as_deref().unwrap_or(Path::new(ROOT)).join(id)
     }
 
     /// What runc knows of a container, if there is one.
@@ -161,8 +171,28 @@ impl Runc {
 
     /// Ends a container, if it is there, and forgets it.
     pub fn delete(&self, id: &str) {
-        // There may be none.
+        if !self.knows(id) {
+            return;
+        }
+        self.kill(id);
+        // It may be gone by itself.
         let _ = self.call("delete").args(["--force", id]).output();
+    }
+
+    /// Ends the first process of a container, and waits for that: runc, which does it as well, looks only
+    /// every 100 ms whether it has ended, and who waits for a cold start waits for that.
+    fn kill(&self, id: &str) {
+        let state = fs::read(self.dir_of(id).join("state.json")).unwrap_or_default();
+        let state: Value = serde_json::from_slice(&state).unwrap_or_default();
+        let pid = state["init_process_pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        let Some(pid) = pid.and_then(Pid::from_raw) else { return };
+        let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+        // The number may be that of another process by now.
+        if start_of(pid) != state["init_process_start"].as_u64() {
+            return;
+        }
+        let _ = pidfd_send_signal(&process, Signal::KILL);
+        let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&ENDS));
     }
 }
 

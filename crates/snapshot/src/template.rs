@@ -16,6 +16,7 @@ use torpor_images::kind;
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
+use crate::process::start_of;
 use crate::{archive, places, unpack};
 
 /// The file that names the process, as the engine writes it.
@@ -99,11 +100,8 @@ fn dir_of(reference: &Reference) -> PathBuf {
 fn process(dir: &Path) -> Option<Pid> {
     let text = fs::read_to_string(dir.join(PROCESS)).ok()?;
     let mut words = text.split(' ');
-    let (pid, start) = (words.next()?.parse::<i32>().ok()?, words.next()?);
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The start is field 22, the name is 2 and may have blanks.
-    let known = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?;
-    if known == start { Pid::from_raw(pid) } else { None }
+    let (pid, start) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    Pid::from_raw(pid).filter(|pid| start_of(*pid) == Some(start))
 }
 
 /// Ends a template and removes its files.
