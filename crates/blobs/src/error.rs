@@ -10,6 +10,8 @@ pub struct Error {
     text: String,
     /// What to do about it.
     pub hint: Option<String>,
+    /// Whether nobody was there to answer, which may pass.
+    pub is_absent: bool,
 }
 
 /// The result of what may fail.
@@ -18,13 +20,20 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error that says `text`.
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), hint: None }
+        Self { text: text.into(), hint: None, is_absent: false }
     }
 
     /// Adds what to do about it.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
+        self
+    }
+
+    /// Notes that nobody was there to answer.
+    #[must_use]
+    pub fn absent(mut self) -> Self {
+        self.is_absent = true;
         self
     }
 

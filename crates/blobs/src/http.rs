@@ -151,10 +151,12 @@ impl Client {
         }
         let said = document(answer).unwrap_or_default();
         let said = String::from_utf8_lossy(&said[..said.len().min(300)]).trim().to_owned();
-        Err(Error::new(format!(
+        let error = Error::new(format!(
             "{} answers {status} to {} {}: {said}",
             self.host, call.method, call.url
-        )))
+        ));
+        // One that stands in front of it has nobody to ask.
+        Err(if matches!(status, 502..=504) { error.absent() } else { error })
     }
 
     /// Gets what is asked for by a host that wants to know who calls.
@@ -224,7 +226,7 @@ fn patience(call: &Call<'_>) -> Duration {
 fn failure(error: &ureq::Error, silence: Duration) -> Error {
     match error {
         ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
-            Error::new("it cannot be reached in time")
+            Error::new("it cannot be reached in time").absent()
         }
         ureq::Error::Timeout(ureq::Timeout::RecvResponse) => Error::new(format!(
             "no answer came within {} s (TORPOR_REGISTRY_TIMEOUT allows more)",
@@ -234,6 +236,10 @@ fn failure(error: &ureq::Error, silence: Duration) -> Error {
             "nothing came for {} s (TORPOR_REGISTRY_TIMEOUT allows more)",
             silence.as_secs()
         )),
+        ureq::Error::HostNotFound => Error::new(error.to_string()).absent(),
+        ureq::Error::Io(cause) if cause.kind() == ErrorKind::ConnectionRefused => {
+            Error::new(error.to_string()).absent()
+        }
         other => Error::new(other.to_string()),
     }
 }
