@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, getxattr, mknodat, setxattr};
 use tar::{Builder, EntryType, Header};
@@ -21,7 +21,7 @@ pub const MAX_SMALL: u64 = 1 << 30;
 /// The archive of what the container has changed in its files.
 pub const CHANGES: &str = "rootfs-diff.tar";
 /// The directory of the images in the archive.
-const IMAGES: &str = "checkpoint";
+pub const IMAGES: &str = "checkpoint";
 
 fn header(kind: EntryType, size: u64, mode: u32) -> Header {
     let mut header = Header::new_gnu();
@@ -95,15 +95,26 @@ pub fn write_small(
     archive.finish().context(what)
 }
 
-/// Unpacks what [`write_small`] has packed: images to `images`, the archive of changes, which has
-/// that name, to `changes`. The rest is left out.
+/// Writes an archive of all that is in a directory.
 ///
 /// # Errors
-/// An archive that is damaged, or holds what has no place there; no place.
+/// If it cannot be written.
+pub fn write_all(file: &Path, dir: &Path) -> Result<()> {
+    let shown = || file.display().to_string();
+    let mut archive = Builder::new(io::BufWriter::new(File::create(file).context(shown)?));
+    archive.append_dir_all("", dir).context(shown)?;
+    archive.into_inner().and_then(|mut file| file.flush()).context(shown)
+}
+
+/// Unpacks what [`write_small`] has packed: images to `images`, other files to where `place` has them
+/// by their names. What has no place is left out.
+///
+/// # Errors
+/// An archive that is damaged; no room.
 pub fn read_small(
     from: &mut dyn Read,
     images: &Path,
-    (changed, changes): (&str, &Path),
+    place: &dyn Fn(&str) -> Option<PathBuf>,
 ) -> Result<()> {
     let what = || "unpacking the images";
     let mut archive = tar::Archive::new(from.take(MAX_SMALL));
@@ -118,7 +129,10 @@ pub fn read_small(
             [Component::Normal(dir), Component::Normal(name)] if *dir == IMAGES => {
                 images.join(name)
             }
-            [Component::Normal(name)] if *name == changed => changes.to_owned(),
+            [Component::Normal(name)] => match name.to_str().and_then(place) {
+                Some(target) => target,
+                None => continue,
+            },
             _ => continue,
         };
         let shown = || target.display().to_string();
@@ -208,7 +222,7 @@ pub fn apply_changes(from: &mut dyn Read, upper: &Path) -> Result<()> {
 }
 
 /// A directory of the layer that no link leads to.
-fn plain_dir(upper: &Path, dir: &Path) -> Result<std::path::PathBuf> {
+fn plain_dir(upper: &Path, dir: &Path) -> Result<PathBuf> {
     let mut path = upper.to_owned();
     for part in dir.components() {
         path.push(part);

@@ -52,6 +52,13 @@ impl Bundle {
         Ok(Self { dir, config, root, command: Vec::new(), binds: Vec::new() })
     }
 
+    /// A bundle of which only the configuration is looked at.
+    #[cfg(test)]
+    pub(crate) fn unread(dir: &Path, config: Value) -> Self {
+        let (root, command, binds) = (dir.join("rootfs"), Vec::new(), Vec::new());
+        Self { dir: dir.to_owned(), config, root, command, binds }
+    }
+
     /// The same with a container that runs `command`, unless that is empty.
     #[must_use]
     pub fn running(mut self, command: &[String]) -> Self {

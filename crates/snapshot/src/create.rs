@@ -2,22 +2,27 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
 use torpor_blobs::oci::Manifest;
 use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as store, Store};
 use torpor_images::{ImageDir, kind};
+use torpor_seal::keys::AgeIdentity;
 
 use crate::bundle::Bundle;
 use crate::description::{Description, Machine, Origin, VERSION};
 use crate::error::{Context, Error, Result};
 use crate::instance::{Instance, Own};
+use crate::patience::patiently;
 use crate::podman::{self, Podman};
 use crate::progress::size;
 use crate::publish::{Parts, Published, publish};
@@ -25,8 +30,8 @@ use crate::ready::{Container, NOTIFY, Output, Ready, Waiting};
 use crate::runc::{Restore, Runc, Runtime, Streams};
 use crate::sealed::Seal;
 use crate::signature::SignWith;
-use crate::source::Source;
-use crate::{cri, instance, places, streams};
+use crate::source::{Image, Source};
+use crate::{archive, cri, generation, instance, places, streams};
 
 /// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
 /// it. With a snapshot of the same name there, only pages that are new are stored.
@@ -49,6 +54,9 @@ pub struct CreateArgs {
     /// How long it may take until the application is ready
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     timeout: u64,
+    /// How long to wait for a registry or an object store that cannot be reached yet, or any more
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    wait: u64,
     /// Do not start the snapshot once for a trial, which also shows what memory it needs first
     #[arg(long)]
     no_trial: bool,
@@ -78,6 +86,8 @@ struct Slept {
     images: PathBuf,
     /// Its standard streams that are files of the host.
     streams: BTreeMap<u8, String>,
+    /// Whether it has the number of its start in a file.
+    generation: bool,
 }
 
 /// Makes a snapshot.
@@ -87,13 +97,9 @@ struct Slept {
 pub fn create(args: &CreateArgs) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
     let signer = args.sign.signer()?;
-    let base = base(&*store)?;
-    places::make(&places::state())?;
-    let work = tempfile::Builder::new()
-        .prefix("create-")
-        .tempdir_in(places::state())
-        .context(|| places::state().display().to_string())?;
-    let owner = places::claim(work.path())?;
+    let base = base(&*store, Duration::from_secs(args.wait))?;
+    let (work, owner) = places::scratch(places::CREATE)?;
+    let is_tried_sealed = !args.no_trial && !args.recipient.is_empty();
     let maker = Maker {
         args,
         runc: Runc::new(args.runtime.root.as_deref())?,
@@ -102,8 +108,9 @@ pub fn create(args: &CreateArgs) -> Result<ExitCode> {
             .file_name()
             .unwrap_or_default()
             .to_string_lossy()
-            .replace("create-", "torpor-create-"),
+            .replace(places::CREATE, "torpor-create-"),
         work: work.path(),
+        trial_key: is_tried_sealed.then(TrialKey::new).transpose()?,
     };
     let result = maker.make(&*store, base.as_ref());
     maker.clean();
@@ -117,9 +124,9 @@ pub fn create(args: &CreateArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn base(store: &dyn Store) -> Result<Option<Manifest>> {
+fn base(store: &dyn Store, patience: Duration) -> Result<Option<Manifest>> {
     // Another image of this name is replaced, and has no packs.
-    Ok(store.manifest()?.and_then(|bytes| Manifest::parse(&bytes).ok()))
+    Ok(patiently(patience, || store.manifest())?.and_then(|bytes| Manifest::parse(&bytes).ok()))
 }
 
 fn report(args: &CreateArgs, description: &Description, published: &Published) {
@@ -151,6 +158,31 @@ struct Maker<'a> {
     runc: Runc,
     id: String,
     work: &'a Path,
+    /// What opens the images for the trial, if they are sealed.
+    trial_key: Option<TrialKey>,
+}
+
+/// A key that a snapshot is sealed for as well while it is made, so that it can be tried: the keys of its
+/// recipients are elsewhere. It is in memory only, and nobody has it afterwards.
+struct TrialKey {
+    recipient: String,
+    file: fs::File,
+}
+
+impl TrialKey {
+    fn new() -> Result<Self> {
+        let what = || "a key for the trial start";
+        let (identity, text) = AgeIdentity::generate().context(what)?;
+        let file = memfd_create("trial-key", MemfdFlags::CLOEXEC).context(what)?;
+        let mut file = fs::File::from(file);
+        file.write_all(text.as_bytes()).context(what)?;
+        Ok(Self { recipient: identity.recipient().to_string(), file })
+    }
+
+    /// The line by which the engine finds it, as long as this process lives.
+    fn identity(&self) -> String {
+        format!("identity /proc/{}/fd/{}\n", std::process::id(), self.file.as_raw_fd())
+    }
 }
 
 impl Maker<'_> {
@@ -162,7 +194,7 @@ impl Maker<'_> {
             Source::Running(id) => (seal()?, self.sleep_running(id)?),
             Source::Podman(image) => return self.make_of_image(image, store, base),
         };
-        if !self.args.no_trial && seal.is_none() {
+        if !self.args.no_trial {
             self.trial(&slept)?;
         }
         let description = Description {
@@ -170,6 +202,7 @@ impl Maker<'_> {
             configuration_digest: slept.bundle.configuration_digest()?,
             files_digest: slept.bundle.files_digest()?,
             streams: slept.streams,
+            generation: slept.generation,
             ..self.describe(slept.bundle.origin(), &slept.images)?
         };
         // It is for runtimes that restore no sealed snapshot.
@@ -181,6 +214,7 @@ impl Maker<'_> {
             others: if seal.is_none() { vec![spec] } else { Vec::new() },
             annotations: BTreeMap::new(),
             seal: seal.as_ref(),
+            patience: self.patience(),
         };
         self.publish(store, description, &parts, base)
     }
@@ -201,21 +235,29 @@ impl Maker<'_> {
                 .hint("--from runc:BUNDLE makes one, torpor snapshot run starts it"));
         }
         let podman = Podman::new()?;
-        podman.start(image, &self.id, &[], &self.args.command)?;
+        let made_of = Image { name: image.to_owned(), command: self.args.command.clone() };
+        podman.start(&made_of, &self.id, &[])?;
         let output = Output::default();
         let waiting = Waiting { runtime: &podman, id: &self.id, output: &output, notify: None };
         self.wait(&waiting)?;
         let dir = self.work.join("exported");
         places::make(&dir)?;
         podman.checkpoint(&self.id, &dir)?;
-        let images = dir.join(podman::IMAGES);
+        let images = dir.join(archive::IMAGES);
         cri::any_root(&ImageDir::open(&images)?)?;
         let mut annotations = podman.annotations(&dir, &self.id)?;
         cri::annotate(&mut annotations, &self.id);
         let mut others = podman::others(&dir)?;
         cri::complete(&mut others, &self.id, &podman.reference(image)?)?;
-        let (work, changes, seal) = (self.work, None, None);
-        let parts = Parts { images: &images, changes, work, others, annotations, seal };
+        let parts = Parts {
+            images: &images,
+            changes: None,
+            work: self.work,
+            others,
+            annotations,
+            seal: None,
+            patience: self.patience(),
+        };
         // Podman says by itself which image it needs.
         let from = Source::Podman(image.to_owned()).to_string();
         let origin = Origin { from, command: self.args.command.clone(), mounts: Vec::new() };
@@ -239,6 +281,7 @@ impl Maker<'_> {
             working_set: 0,
             sealed: !self.args.recipient.is_empty(),
             tasks: ImageDir::open(images)?.ids(kind::MM)?.len(),
+            generation: false,
             streams: BTreeMap::new(),
             hidden: None,
         })
@@ -258,6 +301,10 @@ impl Maker<'_> {
         Ok((Description { origin, ..Description::read(store, &manifest)? }, published))
     }
 
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.args.wait)
+    }
+
     fn timeout(&self) -> Duration {
         Duration::from_secs(self.args.timeout)
     }
@@ -267,7 +314,8 @@ impl Maker<'_> {
         let bundle = Bundle::open(bundle)?.running(&self.args.command);
         let notify = matches!(self.args.ready, Some(Ready::Notify));
         let environment = if notify { vec![format!("NOTIFY_SOCKET={NOTIFY}")] } else { vec![] };
-        let own = Own { environment, ..Own::default() };
+        let generation = Some(generation::new()?);
+        let own = Own { environment, generation, ..Own::default() };
         let instance = Instance::make(&self.work.join("cold"), &bundle, &own, |_| Ok(()))?;
         let socket = notify.then(|| notify_socket(instance.root())).transpose()?;
         let output = Output::default();
@@ -280,7 +328,8 @@ impl Maker<'_> {
             .checkpoint(&self.id, &images, &instance.dir.join("work"), false, &self.options()?)
             .context(|| "putting the container to sleep")?;
         let (changes, streams) = (Some(instance.changes()), BTreeMap::new());
-        Ok(Slept { bundle, changes, images, streams })
+        let generation = generation::is_given(&instance.dir);
+        Ok(Slept { bundle, changes, images, streams, generation })
     }
 
     /// Takes a container that runs, and goes on running.
@@ -298,12 +347,16 @@ impl Maker<'_> {
             options += &format!("external {key}\n");
         }
         self.runc.checkpoint(id, &images, &work, true, &options)?;
-        Ok(Slept { bundle, changes, images, streams })
+        let generation = generation::is_given(dir);
+        Ok(Slept { bundle, changes, images, streams, generation })
     }
 
     /// What the engine is told beside what runc says: connections to outside are not kept.
     fn options(&self) -> Result<String> {
-        let mut options = "tcp-close\ncompress lz4\ndedup-relatives\n".to_owned();
+        let mut options = "tcp-close\ncompress lz4\ndedup-relatives\nwipe-on-fork\n".to_owned();
+        if let Some(key) = &self.trial_key {
+            options += &format!("recipient {}\n", key.recipient);
+        }
         for recipient in &self.args.recipient {
             // The engine is started elsewhere.
             let file = fs::canonicalize(recipient).ok();
@@ -337,23 +390,29 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Starts the snapshot once: shows that it starts, and what it touches until it is ready.
+    /// Starts the snapshot once: shows that it starts, and what it touches until it is ready. A sealed
+    /// one comes whole, so of that it is only shown that it starts.
     fn trial(&self, slept: &Slept) -> Result<()> {
         let id = format!("{}-trial", self.id);
-        let instance =
-            Instance::make(&self.work.join("trial"), &slept.bundle, &Own::default(), |upper| {
-                slept.changes.as_ref().map_or(Ok(()), |from| copy(from, upper))
-            })?;
+        let generation = slept.generation.then(generation::new).transpose()?;
+        let own = Own { generation, ..Own::default() };
+        let instance = Instance::make(&self.work.join("trial"), &slept.bundle, &own, |upper| {
+            slept.changes.as_ref().map_or(Ok(()), |from| copy(from, upper))
+        })?;
         let output = Output::default();
-        // Until the container is ended.
-        let options =
-            "tcp-close\nrecord-working-set 86400\n".to_owned() + &streams::given(&slept.streams);
+        let with = match &self.trial_key {
+            Some(key) => key.identity(),
+            // Until the container is ended.
+            None => "record-working-set 86400\n".to_owned(),
+        };
+        let lazy = self.trial_key.is_none();
+        let options = "tcp-close\n".to_owned() + &with + &streams::given(&slept.streams);
         let restore = Restore {
             bundle: &instance.dir,
             id: &id,
             images: &slept.images,
             work: &instance.dir.join("work"),
-            lazy: true,
+            lazy,
             options: &options,
         };
         let tried = self.runc.restore(&restore, piped(&output)?).and_then(|()| {
@@ -369,7 +428,7 @@ impl Maker<'_> {
         let recorded = slept.images.join(kind::WORKING_SET.file_name(0));
         // The pager writes its list when the tasks are gone.
         let end = std::time::Instant::now() + Duration::from_secs(10);
-        while tried.is_ok() && !recorded.exists() && std::time::Instant::now() < end {
+        while lazy && tried.is_ok() && !recorded.exists() && std::time::Instant::now() < end {
             std::thread::sleep(Duration::from_millis(20));
         }
         instance.remove();

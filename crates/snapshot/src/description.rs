@@ -52,6 +52,9 @@ pub struct Description {
     pub sealed: bool,
     /// Processes.
     pub tasks: usize,
+    /// Whether programs find the number of their start in a file of each container's own.
+    #[serde(default)]
+    pub generation: bool,
     /// The standard streams that were files of the host, by their numbers, as the engine names
     /// them. Each container has its own instead.
     #[serde(default)]

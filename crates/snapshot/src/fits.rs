@@ -1,15 +1,27 @@
 //! Whether a snapshot fits this machine and the container that is asked for.
 
+use torpor_blobs::oci::Manifest;
+
 use crate::bundle::Bundle;
 use crate::description::{Description, Machine};
 use crate::error::{Error, Result};
+use crate::podman::Podman;
+use crate::source::Base;
 
-/// Fails, saying why, unless the snapshot fits. Whether the processor has what the tasks found
-/// is told by the engine, before it makes anything.
+/// Fails, saying why, unless the snapshot fits.
 ///
 /// # Errors
 /// Why it does not fit.
-pub fn check(snapshot: &Description, bundle: &Bundle) -> Result<()> {
+pub fn check(snapshot: &Description, manifest: &Manifest, base: &Base) -> Result<()> {
+    machine(snapshot)?;
+    match base {
+        Base::Bundle(bundle) => self::bundle(snapshot, bundle),
+        Base::Image(image) => Podman::new()?.fits(manifest, image),
+    }
+}
+
+/// Whether the processor has what the tasks found is told by the engine, before it makes anything.
+fn machine(snapshot: &Description) -> Result<()> {
     let here = Machine::here();
     if snapshot.machine.architecture != here.architecture {
         return Err(Error::new(format!(
@@ -25,6 +37,10 @@ pub fn check(snapshot: &Description, bundle: &Bundle) -> Result<()> {
             snapshot.machine.kernel, here.kernel
         )));
     }
+    Ok(())
+}
+
+fn bundle(snapshot: &Description, bundle: &Bundle) -> Result<()> {
     if snapshot.configuration_digest != bundle.configuration_digest()? {
         return Err(Error::new(format!(
             "the snapshot is of another configuration than {}",

@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::bundle::Bundle;
 use crate::error::{Context, Error, Result};
-use crate::places;
+use crate::{generation, places};
 
 /// The layer that a container writes to.
 const CHANGES: &str = "upper";
@@ -40,6 +40,9 @@ pub struct Own<'a> {
     pub command: Vec<String>,
     /// Whether the runtime is to have it removed when it forgets the container.
     pub released: bool,
+    /// The number of this start, which programs may map; none for one from a snapshot that has no place for
+    /// it.
+    pub generation: Option<u64>,
 }
 
 impl Instance {
@@ -94,7 +97,10 @@ impl Instance {
         let origin = serde_json::to_vec(&bundle.origin()).context(|| ORIGIN)?;
         fs::write(self.dir.join(ORIGIN), origin).context(shown)?;
         self.mount(&bundle.root)?;
-        let config = self.config(bundle, own);
+        let mut config = self.config(bundle, own);
+        if let Some(number) = own.generation {
+            generation::give(&self.dir, &mut config, number)?;
+        }
         let text = serde_json::to_vec_pretty(&config).context(|| "config.json")?;
         fs::write(self.dir.join("config.json"), text).context(shown)
     }
@@ -198,28 +204,6 @@ pub fn released(dir: &Path) {
     if words.split(|byte| *byte == 0).any(|word| word == b"delete") {
         release(dir);
     }
-}
-
-/// Writes down inside of the file system `root` that a container was restored, by a number that
-/// no other restore has.
-///
-/// # Errors
-/// If it cannot be written.
-pub fn mark_restored(root: &Path, generation: u64) -> Result<()> {
-    write_inside(root, "restored", &format!("{generation}\n"))
-}
-
-/// Whether that is written down already in the file system `root`.
-#[must_use]
-pub fn is_marked(root: &Path, generation: u64) -> bool {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let found = openat(CWD, root, flags, Mode::empty()).and_then(|root| {
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        openat2(&root, "run/torpor/restored", flags, Mode::empty(), ResolveFlags::IN_ROOT)
-    });
-    let mut text = String::new();
-    found.is_ok_and(|file| File::from(file).take(32).read_to_string(&mut text).is_ok())
-        && text.trim_end() == generation.to_string()
 }
 
 /// Writes a file of `/run/torpor` inside of the file system `root`. No link inside leads outside.

@@ -108,6 +108,22 @@ impl Bind {
         })
     }
 
+    /// It as Podman's `--volume` has it.
+    ///
+    /// # Errors
+    /// If a path has a colon, which parts them there.
+    pub fn volume(&self) -> Result<String> {
+        let (source, destination) = (self.source.display(), self.destination.display());
+        let text = format!("{source}:{destination}");
+        if text.matches(':').count() != 1 {
+            return Err(Error::new(format!("Podman mounts no path with a colon: {text}")));
+        }
+        match self.options.is_empty() {
+            true => Ok(text),
+            false => Ok(format!("{text}:{}", self.options.join(","))),
+        }
+    }
+
     /// Whether a mount of a configuration is at the same place.
     #[must_use]
     pub fn replaces(&self, mount: &Value) -> bool {

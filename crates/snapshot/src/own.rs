@@ -1,5 +1,4 @@
-//! What each restored container has of its own: the name of its host, and a number that no other
-//! restore has.
+//! The name of its host, which each restored container has of its own.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -11,16 +10,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_images::proto::UtsnsEntry;
 use torpor_images::{ImageDir, kind};
 
-use crate::error::{Context, Error, Result};
-
-/// A number that no other restore has.
-///
-/// # Errors
-/// If the kernel gives no random numbers.
-pub fn generation() -> Result<u64> {
-    let bytes = torpor_seal::secret::random::<8>().map_err(|e| Error::new(e.to_string()))?;
-    Ok(u64::from_le_bytes(bytes))
-}
+use crate::error::{Context, Result};
 
 /// The name of the container `number` of `count` that are started as `id`.
 #[must_use]
@@ -74,8 +64,6 @@ mod tests {
 
     #[test]
     fn a_thousand_have_nothing_in_common() {
-        let numbers: HashSet<u64> = (0..1000).map(|_| generation().unwrap()).collect();
-        assert_eq!(numbers.len(), 1000);
         let names: HashSet<String> = (1..=1000).map(|number| name("shop", number, 1000)).collect();
         assert_eq!(names.len(), 1000);
         assert_eq!(name("shop", 1, 1), "shop");

@@ -17,7 +17,7 @@ use torpor_images::kind::{self, Kind};
 use torpor_images::packed::{CLUSTER, GATHERED};
 use torpor_images::pagemap::{Pagemap, PagemapWriter, Run, page_size};
 use torpor_images::pages::PagesReader;
-use torpor_images::proto::{MmEntry, PackedEntry, PackedHead, WorkingSetEntry};
+use torpor_images::proto::{PackedEntry, PackedHead, WorkingSetEntry};
 use torpor_images::{ImageDir, compress::Compression};
 
 use crate::error::{Context, Error, Result};
@@ -38,10 +38,6 @@ const WORTH: (u64, u64) = (1, 2);
 const MAX_PACKS: usize = 8;
 /// How many pages are read at once.
 const WINDOW: u64 = 256;
-/// `MAP_DROPPABLE` (linux/mman.h).
-const MAP_DROPPABLE: u32 = 0x08;
-/// `MADV_WIPEONFORK` (linux/mman.h).
-const MADV_WIPEONFORK: u32 = 18;
 
 /// What a page is known by.
 type PageSum = [u8; PAGE_SUM];
@@ -227,93 +223,20 @@ pub fn gather(dir: &ImageDir, mut known: Known, number: u32, file: &mut File) ->
     Ok(pack.done)
 }
 
-/// The pagemaps of all memory, without what a copy of the tasks must not have: memory that is
-/// wiped on fork, or that the kernel may drop. Random numbers are made from it.
+/// The pagemaps of all memory.
 fn read_maps(dir: &ImageDir) -> Result<Vec<Memory>> {
     let mut all = Vec::new();
     for kind in [kind::PAGEMAP, kind::SHMEM_PAGEMAP] {
         for id in dir.ids(kind)? {
-            let mut map = Pagemap::read(dir, kind, id)?;
+            let map = Pagemap::read(dir, kind, id)?;
             let present = map.present_bytes() > 0;
             let reader = present.then(|| PagesReader::open(dir, &map)).transpose()?;
-            let wiped = if kind == kind::PAGEMAP { wiped(dir, id)? } else { Vec::new() };
             let runs = map.offsets().collect();
             let (sums, places) = (Vec::new(), Vec::new());
-            let whole = Memory { kind, id, map: map.clone(), runs, reader, sums, places };
-            if map.runs.iter().any(|run| wiped.iter().any(|(s, e)| overlaps(run, *s, *e))) {
-                // The pages files cannot be read by another map: so they are left as they are,
-                // and what is wiped becomes pages that were never touched.
-                map.runs = cut(&map.runs, &wiped);
-                all.push(Memory::rewritten(dir, whole, map)?);
-            } else {
-                all.push(whole);
-            }
+            all.push(Memory { kind, id, map, runs, reader, sums, places });
         }
     }
     Ok(all)
-}
-
-fn overlaps(run: &Run, start: u64, end: u64) -> bool {
-    run.vaddr < end && start < run.range().end
-}
-
-/// The areas of a process that a copy of it finds empty.
-fn wiped(dir: &ImageDir, id: u64) -> Result<Vec<(u64, u64)>> {
-    let mm: Option<MmEntry> = dir.read_opt(kind::MM, id)?;
-    let areas = mm.map(|mm| mm.vmas).unwrap_or_default();
-    let is_wiped = |flags: u32, madv: Option<u64>| {
-        flags & MAP_DROPPABLE != 0 || madv.is_some_and(|advice| advice >> MADV_WIPEONFORK & 1 != 0)
-    };
-    let areas = areas.iter().filter(|vma| is_wiped(vma.flags, vma.madv));
-    Ok(areas.map(|vma| (vma.start, vma.end)).collect())
-}
-
-/// Runs without what lies in `gone`.
-fn cut(runs: &[Run], gone: &[(u64, u64)]) -> Vec<Run> {
-    let mut left = Vec::new();
-    for run in runs {
-        let mut parts = vec![run.range()];
-        for (start, end) in gone {
-            let cut_one = |part: std::ops::Range<u64>| {
-                let (before, after) =
-                    (part.start..part.end.min(*start), part.start.max(*end)..part.end);
-                [before, after].into_iter().filter(|part| part.start < part.end)
-            };
-            parts = parts.into_iter().flat_map(cut_one).collect();
-        }
-        let to_run = |part: std::ops::Range<u64>| Run {
-            vaddr: part.start,
-            pages: (part.end - part.start) / page_size(),
-            ..*run
-        };
-        left.extend(parts.into_iter().map(to_run));
-    }
-    left
-}
-
-impl Memory {
-    /// The same memory with the runs of `map`, its pages in a plain file of their own.
-    fn rewritten(dir: &ImageDir, whole: Self, mut map: Pagemap) -> Result<Self> {
-        let name = format!("pages-kept-{}.img", map.pages_id);
-        let mut file = dir.create_file(&name)?;
-        let mut data = vec![0; usize::try_from(page_size()).unwrap_or(4096)];
-        for run in map.runs.iter().filter(|run| run.present) {
-            for page in 0..run.pages {
-                let at = whole.page_at(run.vaddr + page * page_size()).unwrap_or(usize::MAX);
-                whole.read(at as u64, &mut data)?;
-                file.write_all(&data).context(|| name.clone())?;
-            }
-        }
-        for form in [kind::PAGES_PACKED, kind::PAGES_INDEX] {
-            dir.remove(&form.file_name(map.pages_id.into()))?;
-        }
-        let target = kind::PAGES.file_name(map.pages_id.into());
-        dir.store().replace(&name, &target).context(|| target.clone())?;
-        map.packed = false;
-        let reader = (map.present_bytes() > 0).then(|| PagesReader::open(dir, &map)).transpose()?;
-        let runs = map.offsets().collect();
-        Ok(Self { map, runs, reader, ..whole })
-    }
 }
 
 fn sums_of(memory: &Memory) -> Result<Vec<PageSum>> {

@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
+use tempfile::TempDir;
 use torpor_blobs::oci;
 
 use crate::description::Origin;
@@ -46,6 +47,25 @@ pub fn claim(dir: &Path) -> Result<File> {
     let file = File::open(dir).context(|| dir.display().to_string())?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).context(|| dir.display().to_string())?;
     Ok(file)
+}
+
+/// What the names of directories begin with in which a snapshot is made.
+pub const CREATE: &str = "create-";
+/// The same for what Podman takes a container from.
+pub const IMPORT: &str = "import-";
+
+/// A directory for what one command does, which shows that it is in use: who is killed leaves it behind, for
+/// `gc` to find.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn scratch(prefix: &str) -> Result<(TempDir, File)> {
+    let state = state();
+    make(&state)?;
+    let dir = tempfile::Builder::new().prefix(prefix).tempdir_in(&state);
+    let dir = dir.context(|| state.display().to_string())?;
+    let owner = claim(dir.path())?;
+    Ok((dir, owner))
 }
 
 /// Where the containers of snapshots have their files.

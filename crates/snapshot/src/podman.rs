@@ -6,27 +6,30 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use serde_json::Value;
-use torpor_blobs::reference::Reference;
+use serde_json::{Value, json};
+use torpor_blobs::oci::Manifest;
 
-use crate::cri;
 use crate::error::{Context, Error, Result};
-use crate::places;
 use crate::ready::Container;
+use crate::source::Image;
+use crate::{archive, cri, own, places};
 
 /// The annotations by which Podman knows a checkpoint.
 const CHECKPOINT: &str = "io.podman.annotations.checkpoint.";
-/// The archive of the images in what Podman exports.
-pub const IMAGES: &str = "checkpoint";
-/// What else Podman exports, and looks for when it restores.
+/// What Podman exports beside the images, and looks for when it restores: what each container has of its
+/// own is left out there.
 const OTHERS: &[&str] = &[
     "config.dump",
     "spec.dump",
-    "network.status",
+    NETWORK,
     "devshm-checkpoint.tar",
     "rootfs-diff.tar",
     "deleted.files",
 ];
+/// The addresses that a container had.
+const NETWORK: &str = "network.status";
+/// The annotation of the image that a container was made of.
+const ROOTFS_IMAGE: &str = "io.podman.annotations.checkpoint.rootfsImageID";
 
 /// Podman, with this program as the engine of its runtime.
 #[derive(Debug)]
@@ -66,20 +69,62 @@ impl Podman {
     ///
     /// # Errors
     /// If Podman cannot be started or fails: what it says.
-    pub fn start(
-        &self,
-        image: &str,
-        id: &str,
-        environment: &[String],
-        words: &[String],
-    ) -> Result<()> {
+    pub fn start(&self, image: &Image, id: &str, options: &[String]) -> Result<()> {
         // The engine shows nothing to a container that its runtime hides.
         let hidden = format!("mask={}", cri::HIDDEN.join(":"));
         let mut all = vec!["run", "--detach", "--name", id, "--security-opt", &hidden];
-        all.extend(environment.iter().flat_map(|entry| ["--env", entry.as_str()]));
-        all.push(image);
-        all.extend(words.iter().map(String::as_str));
+        all.extend(options.iter().map(String::as_str));
+        all.push(&image.name);
+        all.extend(image.command.iter().map(String::as_str));
         self.say(&all).map(drop)
+    }
+
+    /// Restores a container from an archive as Podman exports it.
+    ///
+    /// # Errors
+    /// If Podman fails: the first error of the engine's log, or what it says.
+    pub fn restore(&self, archive: &Path, id: &str) -> Result<()> {
+        let file = archive.display().to_string();
+        self.say(&["container", "restore", "--file-locks", "--import", &file, "--name", id])
+            .map(drop)
+    }
+
+    /// Whether there is a container of this name, or something else of Podman's that keeps one from
+    /// having it.
+    #[must_use]
+    pub fn knows(&self, id: &str) -> bool {
+        let output = self.call(&["container", "exists", id]).output();
+        output.is_ok_and(|output| output.status.success())
+    }
+
+    /// Fails unless Podman has a network of this name.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn check_network(&self, name: &str) -> Result<()> {
+        let known = self.say(&["network", "ls", "--format", "{{.Name}}"])?;
+        match known.lines().any(|known| known == name) {
+            true => Ok(()),
+            false => Err(Error::new(format!("Podman has no network {name}"))
+                .hint("podman network ls names those that there are")),
+        }
+    }
+
+    /// Fails if the name of an image leads to another one than the snapshot was made of. Podman
+    /// fetches one that is not there.
+    ///
+    /// # Errors
+    /// If the image has changed.
+    pub fn fits(&self, manifest: &Manifest, image: &Image) -> Result<()> {
+        let here = self.say(&["image", "inspect", "--format", "{{.Id}}", &image.name]);
+        match (here, manifest.annotations.get(ROOTFS_IMAGE)) {
+            (Ok(here), Some(made_of)) if here != *made_of => Err(Error::new(format!(
+                "the snapshot is of another image: {} is {here} now, and not {made_of}",
+                image.name
+            ))
+            .hint("torpor snapshot create makes one of the image as it is now")),
+            _ => Ok(()),
+        }
     }
 
     /// Puts a container to sleep; what Podman exports of it is unpacked in `dir`.
@@ -91,7 +136,7 @@ impl Podman {
         let name = archive.display().to_string();
         // Whoever talks to it is not there any more when it wakes up.
         let options = dir.with_extension("conf");
-        fs::write(&options, "tcp-close\ncompress lz4\n")
+        fs::write(&options, "tcp-close\ncompress lz4\nwipe-on-fork\n")
             .context(|| options.display().to_string())?;
         let words = ["container", "checkpoint", "--compress", "none", "--file-locks", "--export"];
         let mut call = self.call(&[&words[..], &[&name, id]].concat());
@@ -173,23 +218,50 @@ impl Container for Podman {
     fn exec(&self, id: &str, words: &[&str]) -> Command {
         self.call(&[&["exec", id], words].concat())
     }
+
+    fn printed(&self, id: &str) -> String {
+        let output = self.call(&["logs", "--tail", "10", id]).output();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+        let both = output.map(|output| [text(&output.stdout), text(&output.stderr)]);
+        both.unwrap_or_default().join("\n").trim().to_owned()
+    }
 }
 
-/// The command by which Podman starts a snapshot of a container of its own.
+/// Names of the files beside the images that a container is restored from. It gets addresses of its own.
 #[must_use]
-pub fn restoring(reference: &Reference) -> String {
-    let restore = "podman container restore";
-    match reference {
-        Reference::Registry { .. } => format!("podman pull {reference} && {restore} {reference}"),
-        Reference::Dir { path, name } => {
-            let (from, to) = (format!("oci:{}:{name}", path.display()), "localhost/snapshot");
-            format!("skopeo copy {from} containers-storage:{to}:{name} && {restore} {to}:{name}")
-        }
-        Reference::S3 { bucket, prefix, name } => {
-            let copy = Reference::Dir { path: "DIR".into(), name: name.clone() };
-            format!("aws s3 sync s3://{bucket}/{prefix} DIR && {}", restoring(&copy))
-        }
-    }
+pub fn names() -> Vec<&'static str> {
+    OTHERS.iter().copied().filter(|name| *name != NETWORK).collect()
+}
+
+/// Has the container that is exported in `dir` come back with this host name, and in this network.
+///
+/// # Errors
+/// If what describes it is not understood.
+pub fn adopt(dir: &Path, hostname: &str, network: Option<&str>) -> Result<()> {
+    own::set_hostname(&dir.join(archive::IMAGES), hostname)?;
+    edit(&dir.join("spec.dump"), |spec| {
+        spec["hostname"] = json!(hostname);
+        Ok(())
+    })?;
+    let Some(network) = network else { return Ok(()) };
+    edit(&dir.join("config.dump"), |config| {
+        let known = config.get_mut("newNetworks").and_then(Value::as_object_mut);
+        let none = || Error::new("the container of the snapshot was in no network of Podman's");
+        // The interface keeps its name; addresses are those of the new network.
+        let known = known.filter(|known| known.len() == 1).ok_or_else(none)?;
+        let interface = known.values().next().map(|network| network["interface_name"].clone());
+        let options = json!({ "interface_name": interface.unwrap_or_default() });
+        *known = std::iter::once((network.to_owned(), options)).collect();
+        Ok(())
+    })
+}
+
+/// Changes a file of JSON.
+fn edit(file: &Path, change: impl FnOnce(&mut Value) -> Result<()>) -> Result<()> {
+    let shown = || file.display().to_string();
+    let mut value = serde_json::from_slice(&fs::read(file).context(shown)?).context(shown)?;
+    change(&mut value)?;
+    fs::write(file, serde_json::to_vec(&value).context(shown)?).context(shown)
 }
 
 /// The files beside the images in what is unpacked in `dir`.

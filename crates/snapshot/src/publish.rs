@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use aws_lc_rs::digest::{self, SHA256};
 use torpor_blobs::Store as Place;
@@ -14,6 +15,7 @@ use crate::archive;
 use crate::description::{Description, Pack};
 use crate::error::{Context, Error, Result};
 use crate::pack::{self, Known};
+use crate::patience::patiently;
 use crate::progress;
 use crate::sealed::{self, Seal};
 use crate::stored::{Store, extent, strip};
@@ -38,6 +40,8 @@ pub struct Parts<'a> {
     pub annotations: BTreeMap<String, String>,
     /// What hides the container from who has no key, if the images are sealed.
     pub seal: Option<&'a Seal>,
+    /// How long is waited for a place that cannot be reached.
+    pub patience: Duration,
 }
 
 /// What was published.
@@ -115,7 +119,7 @@ pub fn publish(
     let mut layers = Vec::new();
     for blob in blobs {
         size += blob.descriptor.size;
-        uploaded += put(store, &blob.descriptor, blob.content)?;
+        uploaded += put(store, &blob.descriptor, blob.content, parts.patience)?;
         layers.push(blob.descriptor);
     }
     let descriptor = Descriptor {
@@ -126,7 +130,7 @@ pub fn publish(
     };
     let mut content = scratch(parts.work)?;
     content.write_all(&config).context(|| "the configuration")?;
-    uploaded += put(store, &descriptor, Some(content))?;
+    uploaded += put(store, &descriptor, Some(content), parts.patience)?;
     let manifest = Manifest {
         schema_version: 2,
         media_type: MANIFEST.to_owned(),
@@ -139,14 +143,19 @@ pub fn publish(
         return Err(Error::new("the manifest is longer than registries have to take"));
     }
     push.holds()?;
-    store.publish(&bytes)?;
+    patiently(parts.patience, || store.publish(&bytes))?;
     let size = size + config.len() as u64 + bytes.len() as u64;
     Ok(Published { digest: oci::sha256(&bytes), size, uploaded: uploaded + bytes.len() as u64 })
 }
 
 /// Stores a blob that is not there yet; how many bytes that were.
-fn put(store: &dyn Place, blob: &Descriptor, content: Option<File>) -> Result<u64> {
-    if store.has(blob)? {
+fn put(
+    store: &dyn Place,
+    blob: &Descriptor,
+    content: Option<File>,
+    patience: Duration,
+) -> Result<u64> {
+    if patiently(patience, || store.has(blob))? {
         return Ok(0);
     }
     let Some(mut content) = content else {
@@ -157,7 +166,9 @@ fn put(store: &dyn Place, blob: &Descriptor, content: Option<File>) -> Result<u6
     // The copy has the position of the one that is read.
     let copy = content.try_clone().context(|| "reading what was packed")?;
     let so_far = || (&copy).stream_position().unwrap_or(0);
-    progress::during("pushing", blob.size, &so_far, || store.put(blob, &mut content))?;
+    progress::during("pushing", blob.size, &so_far, || {
+        patiently(patience, || store.put(blob, &mut content))
+    })?;
     Ok(blob.size)
 }
 

@@ -3,7 +3,7 @@
 use std::cell::{Cell, OnceCell};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,16 +20,21 @@ use crate::create::files_option;
 use crate::description::{Description, Origin};
 use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
-use crate::instance::{Instance, Own, is_marked, mark_restored};
+use crate::instance::{Instance, Own};
 use crate::mounts::Bind;
+use crate::patience::patiently;
 use crate::ready::{Container, Output, Ready, Waiting};
 use crate::report::Picture;
 use crate::runc::{Restore, Runc, Runtime, Streams};
 use crate::sealed::{Opened, Openers};
 use crate::signature::TrustIn;
-use crate::source::Source;
+use crate::source::{Base, Source};
 use crate::template::Template;
-use crate::{events, feed, fits, log, mounts, own, places, podman, streams, template, unpack};
+use crate::{
+    events, feed, fits, generation, log, mounts, network, own, places, streams, template, unpack,
+};
+
+mod by_podman;
 
 /// What a picture shows.
 const SECOND: Duration = Duration::from_secs(1);
@@ -90,10 +95,18 @@ pub struct RunArgs {
     /// to be mounted so
     #[arg(long, value_name = "MOUNT")]
     mount: Vec<Bind>,
+    /// The network that the container has: a name of ip netns, or the path of a network namespace;
+    /// for a container of Podman the name of a network of Podman
+    #[arg(long, value_name = "NETWORK")]
+    network: Option<String>,
     /// What is to happen inside after a restore: a command, or the name of a signal for the first
     /// process
     #[arg(long, value_name = "CMD|SIGNAL")]
     after_restore: Option<String>,
+    /// How long to wait for a registry or an object store that cannot be reached yet, before a cold
+    /// start
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    wait: u64,
     /// When memory comes
     #[arg(long, value_enum, default_value = "none")]
     prefetch: Prefetch,
@@ -225,13 +238,6 @@ fn rounded(milliseconds: f64) -> f64 {
     (milliseconds * 1000.0).round() / 1000.0
 }
 
-/// The bundle of what is started. Podman has none: it starts what it has made by itself.
-fn bundle(args: &RunArgs, origin: &Origin) -> Result<Bundle> {
-    let Ok(Source::Podman(image)) = origin.from.parse() else { return Bundle::of(origin) };
-    let error = Error::new(format!("only Podman starts containers of its image {image}"));
-    Err(error.hint(podman::restoring(&args.reference)))
-}
-
 /// The start of one container.
 struct Start<'a> {
     args: &'a RunArgs,
@@ -262,7 +268,8 @@ struct FoundSnapshot {
 impl FoundSnapshot {
     fn open(args: &RunArgs) -> Result<Self> {
         let store = store::open(&args.reference)?;
-        let bytes = store::found(&*store, &args.reference)?;
+        let bytes =
+            patiently(Duration::from_secs(args.wait), || store::found(&*store, &args.reference))?;
         let manifest = Manifest::parse(&bytes)?;
         let digest = oci::sha256(&bytes);
         args.trust.check(&args.reference, &digest)?;
@@ -286,7 +293,8 @@ struct Snapshot {
     description: Description,
     /// What opens its changed files, if they are sealed.
     opened: Option<Opened>,
-    bundle: Bundle,
+    /// What it is of.
+    base: Base,
     template: Option<Template>,
 }
 
@@ -303,17 +311,18 @@ impl Snapshot {
         if let Some(source) = &args.from {
             origin.from = source.to_string();
         }
-        let bundle = bundle(args, &origin)?;
-        fits::check(&description, &bundle)?;
+        let base = Base::of(&origin)?;
+        fits::check(&description, &manifest, &base)?;
         // For when the place does not answer. That it cannot be noted is no reason not to start.
         let _ = places::note(&args.reference.to_string(), &origin);
         let mut template = template::find(&args.reference, &digest);
-        if template.is_none() && args.count > 1 && !description.sealed {
+        let is_alike = matches!(base, Base::Bundle(_)) && !description.sealed;
+        if template.is_none() && args.count > 1 && is_alike {
             let made = template::for_batch(&args.reference, &*store, (&description, &manifest));
             // Without one each has its own memory.
             template = made.map_err(|error| eprintln!("They share no memory: {error}")).ok();
         }
-        Ok(Self { store, manifest, description, opened, bundle, template })
+        Ok(Self { store, manifest, description, opened, base, template })
     }
 }
 
@@ -327,38 +336,54 @@ impl Start<'_> {
                 Err(error) => Some(error),
             },
         };
-        let bundle = self.cold_bundle().map_err(|error| match &reason {
+        let started = self.cold_base().and_then(|base| match base {
+            Base::Bundle(bundle) => self.cold(bundle),
+            Base::Image(image) => self.started_by_podman(&image),
+        });
+        let started = started.map_err(|error| match &reason {
             Some(reason) if reason.to_string() != error.to_string() => {
                 error.during(format!("{reason}; and no cold start"))
             }
             _ => error,
         })?;
-        let own = Own { environment: self.environment()?, ..self.own() };
-        let bundle = bundle.mounting(self.binds);
+        Ok(Started { reason, ..started })
+    }
+
+    /// Milliseconds since the snapshot could not be used, if it should have been.
+    fn fallback(&self) -> Option<f64> {
+        self.failed.get().map(|failed| failed.elapsed().as_secs_f64() * 1000.0)
+    }
+
+    /// Starts a container of a bundle from the beginning. Nothing is left if that does not work.
+    fn cold(&self, bundle: Bundle) -> Result<Started> {
+        let generation = Some(generation::new()?);
+        let own = Own { environment: self.environment()?, generation, ..self.own() };
+        let bundle = bundle.mounting(self.binds).in_network(self.namespace()?.as_deref())?;
         let instance = Instance::make(&self.dir(), &bundle, &own, |_| Ok(()))?;
-        let failed = self.failed.get();
-        let fallback = failed.map(|failed| failed.elapsed().as_secs_f64() * 1000.0);
+        let fallback = self.fallback();
         let done = self.runc.run(&instance.dir, self.id, self.streams()?);
         let milliseconds = self.elapsed();
         let started = done.and_then(|()| self.runc.pid(self.id)).and_then(|pid| {
-            self.answered(Started { pid, milliseconds, fallback, ..Started::default() })
+            let started = Started { pid, milliseconds, fallback, ..Started::default() };
+            self.answered(self.runc, started)
         });
-        match started {
-            Ok(started) => Ok(Started { reason, ..started }),
-            Err(error) => {
-                self.runc.delete(self.id);
-                instance.remove();
-                Err(error)
-            }
+        if started.is_err() {
+            self.runc.delete(self.id);
+            instance.remove();
         }
+        started
+    }
+
+    /// The network namespace that a container of runc is to have.
+    fn namespace(&self) -> Result<Option<PathBuf>> {
+        self.args.network.as_deref().map(network::namespace).transpose()
     }
 
     /// Waits until the application of a container that was started answers.
-    fn answered(&self, mut started: Started) -> Result<Started> {
+    fn answered(&self, runtime: &dyn Container, mut started: Started) -> Result<Started> {
         if let Some(ready) = &self.args.ready {
             let output = Output::default();
-            let waiting =
-                Waiting { runtime: self.runc, id: self.id, output: &output, notify: None };
+            let waiting = Waiting { runtime, id: self.id, output: &output, notify: None };
             waiting.until(ready, Duration::from_secs(self.args.timeout))?;
             started.answer = Some(self.elapsed());
         }
@@ -418,9 +443,9 @@ impl Start<'_> {
 
     /// What is started cold. The place of the snapshot is not asked again for that: it may not answer,
     /// and what it says may be nothing to believe.
-    fn cold_bundle(&self) -> Result<Bundle> {
+    fn cold_base(&self) -> Result<Base> {
         if let Some(source) = &self.args.from {
-            return Bundle::of(&Origin {
+            return Base::of(&Origin {
                 from: source.to_string(),
                 command: Vec::new(),
                 mounts: Vec::new(),
@@ -437,7 +462,7 @@ impl Start<'_> {
                     .hint("--from runc:BUNDLE says what is started cold"));
             }
         };
-        bundle(self.args, &origin)
+        Base::of(&origin)
     }
 
     /// Starts from the snapshot. Nothing is left if that does not work.
@@ -454,16 +479,30 @@ impl Start<'_> {
             let _ = self.snapshot.set(Snapshot::open(self.args, &self.openers, self.origin)?);
         }
         let snapshot = self.snapshot.get().ok_or_else(|| Error::new("there is no snapshot"))?;
+        match &snapshot.base {
+            Base::Bundle(bundle) => self.restored_by_runc(snapshot, bundle),
+            Base::Image(_) => self.restored_by_podman(snapshot),
+        }
+    }
+
+    /// Restores a container of runc. Nothing is left if that does not work.
+    fn restored_by_runc(&self, snapshot: &Snapshot, base: &Bundle) -> Result<Started> {
         let unpack = |upper: &Path| {
             let opened = snapshot.opened.as_ref();
             unpack::container(&*snapshot.store, &snapshot.manifest, opened, upper)
         };
         if snapshot.description.sealed {
-            mounts::check_sealed(&snapshot.bundle.config, self.binds)?;
+            mounts::check_sealed(&base.config, self.binds)?;
         }
-        let bundle = snapshot.bundle.clone().mounting(self.binds);
-        let instance = Instance::make(&self.dir(), &bundle, &self.own(), unpack)?;
-        let restored = self.restore(snapshot, &instance);
+        let namespace = self.namespace()?;
+        let bundle = base.clone().mounting(self.binds).in_network(namespace.as_deref())?;
+        // Where the runtime gave it none, it is not what the runtime expects of the engine.
+        let joined = namespace.filter(|_| base.makes_network());
+        let number = generation::new()?;
+        let generation = snapshot.description.generation.then_some(number);
+        let own = Own { generation, ..self.own() };
+        let instance = Instance::make(&self.dir(), &bundle, &own, unpack)?;
+        let restored = self.restore(snapshot, &instance, number, joined.as_deref());
         if restored.is_err() {
             self.failed.set(Some(Instant::now()));
             self.runc.delete(self.id);
@@ -472,16 +511,23 @@ impl Start<'_> {
         restored
     }
 
-    fn restore(&self, snapshot: &Snapshot, instance: &Instance) -> Result<Started> {
+    /// Restores a container, which has the number `generation`, and joins a network namespace that it did
+    /// not have.
+    fn restore(
+        &self,
+        snapshot: &Snapshot,
+        instance: &Instance,
+        generation: u64,
+        joined: Option<&Path>,
+    ) -> Result<Started> {
         let Snapshot { store, manifest, description, template, .. } = snapshot;
         let store = &**store;
         let (images, work) = (instance.dir.join("images"), instance.dir.join("work"));
-        let generation = own::generation()?;
         if !description.sealed {
             own::set_hostname(&images, self.hostname())?;
             mounts::set(&images, self.binds)?;
         }
-        mark_restored(instance.root(), generation)?;
+        generation::mark(instance.root(), generation)?;
         self.write_environment(instance.root())?;
         let remote = !matches!(self.args.reference, Reference::Dir { .. });
         let lazy = !description.sealed && template.is_none();
@@ -509,6 +555,9 @@ impl Start<'_> {
             }
         }
         options += &streams::given(&description.streams);
+        if let Some(network) = joined {
+            options += &format!("join-ns net:{}\n", network.display());
+        }
         let restore = Restore {
             bundle: &instance.dir,
             id: self.id,
@@ -525,13 +574,18 @@ impl Start<'_> {
         restored?;
         let milliseconds = self.elapsed();
         let pid = self.runc.pid(self.id)?;
-        self.wake(pid, generation, description.sealed)?;
+        if description.sealed {
+            // It stands in images that cannot be changed.
+            own::rename_host(pid, self.hostname())?;
+        }
+        self.wake(self.runc, pid, generation, Some(instance.root()))?;
         if !restore.lazy {
             // All of it is in memory.
             let _ = fs::remove_dir_all(&images);
         }
         let shares = template.is_some() && template::was_used(&work);
-        self.answered(Started { snapshot: true, shares, pid, milliseconds, ..Started::default() })
+        let started = Started { snapshot: true, shares, pid, milliseconds, ..Started::default() };
+        self.answered(self.runc, started)
     }
 
     fn write_environment(&self, root: &Path) -> Result<()> {
@@ -542,17 +596,22 @@ impl Start<'_> {
         crate::instance::write_inside(root, "environment", &(lines.join("\n") + "\n"))
     }
 
-    /// Tells the application that it was restored.
-    fn wake(&self, pid: u32, generation: u64, sealed: bool) -> Result<()> {
-        if sealed {
-            // It stands in images that cannot be changed.
-            own::rename_host(pid, self.hostname())?;
-        }
+    /// Tells the application that it was restored; it may be marked in the file system `marked`.
+    fn wake(
+        &self,
+        runtime: &dyn Container,
+        pid: u32,
+        number: u64,
+        marked: Option<&Path>,
+    ) -> Result<()> {
         let root = PathBuf::from(format!("/proc/{pid}/root"));
-        if !is_marked(&root, generation) {
-            // /run is a file system of its own, which came with the images.
-            mark_restored(&root, generation)?;
-            self.write_environment(&root)?;
+        match marked.filter(|_| generation::is_marked(&root, number)) {
+            Some(marked) => generation::announce(marked, number)?,
+            None => {
+                // /run is a file system of its own, which came with the images.
+                generation::mark(&root, number)?;
+                self.write_environment(&root)?;
+            }
         }
         let Some(after) = &self.args.after_restore else { return Ok(()) };
         if let Some(signal) = signal_of(after) {
@@ -560,7 +619,7 @@ impl Start<'_> {
             let pid = pid.ok_or_else(|| Error::new("the container has no process"))?;
             return rustix::process::kill_process(pid, signal).context(|| "--after-restore");
         }
-        let mut call: Command = self.runc.exec(self.id, &["/bin/sh", "-c", after]);
+        let mut call = runtime.exec(self.id, &["/bin/sh", "-c", after]);
         let status = call.stdin(Stdio::null()).stdout(Stdio::null()).status();
         match status.context(|| "--after-restore")? {
             status if status.success() => Ok(()),

@@ -258,12 +258,15 @@ pub fn gc(args: &GcArgs) -> Result<ExitCode> {
                 instance::release(&entry.path());
             }
         }
-        // What is left of a create that was killed.
+        // What is left of commands that were killed.
         for entry in fs::read_dir(places::state()).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let Some(number) = name.strip_prefix("create-") else { continue };
-            if places::claim(&entry.path()).is_ok() {
-                create::clean(&runc, &format!("torpor-create-{number}"), &entry.path());
+            let created = name.strip_prefix(places::CREATE);
+            let is_open = created.is_some() || name.starts_with(places::IMPORT);
+            if is_open && places::claim(&entry.path()).is_ok() {
+                if let Some(number) = created {
+                    create::clean(&runc, &format!("torpor-create-{number}"), &entry.path());
+                }
                 instance::release(&entry.path());
             }
         }

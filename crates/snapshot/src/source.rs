@@ -4,6 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::bundle::Bundle;
+use crate::description::Origin;
+use crate::error::{Error, Result};
+
 /// What a snapshot is made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
@@ -34,6 +38,39 @@ impl fmt::Display for Source {
             Self::Runc(path) => write!(f, "runc:{}", path.display()),
             Self::Podman(image) => write!(f, "podman:{image}"),
             Self::Running(id) => write!(f, "running:{id}"),
+        }
+    }
+}
+
+/// What a container is of, on this machine.
+#[derive(Debug)]
+pub enum Base {
+    /// A bundle, by runc.
+    Bundle(Bundle),
+    /// An image, by Podman.
+    Image(Image),
+}
+
+/// An image of Podman, and what a container of it runs.
+#[derive(Debug, Clone)]
+pub struct Image {
+    /// Its name.
+    pub name: String,
+    /// What the container runs instead of what the image says.
+    pub command: Vec<String>,
+}
+
+impl Base {
+    /// The one that is named by `origin`.
+    ///
+    /// # Errors
+    /// If it is none of this machine's.
+    pub fn of(origin: &Origin) -> Result<Self> {
+        match origin.from.parse().map_err(Error::new)? {
+            Source::Podman(name) => {
+                Ok(Self::Image(Image { name, command: origin.command.clone() }))
+            }
+            _ => Bundle::of(origin).map(Self::Bundle),
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Unpacking the small layer of a snapshot.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use torpor_blobs::oci::Manifest;
 use torpor_blobs::{self as store, Store};
 
-use crate::archive;
 use crate::error::{Context, Error, Result};
 use crate::sealed::{self, Opened};
+use crate::{archive, places};
 
 /// Unpacks the small layer of a snapshot beside the layer `upper`, and what was changed into it,
 /// which is `opened` if it is sealed.
@@ -46,8 +46,35 @@ pub fn images(
     images: &Path,
     changes: (&str, &Path),
 ) -> Result<()> {
+    let (changed, changes) = changes;
+    small(store, manifest, images, &|name| (name == changed).then(|| changes.to_owned()))
+}
+
+/// Unpacks the small layer of a snapshot to `dir`, as Podman exports a checkpoint: the files of these names,
+/// and the images. Returns where those are.
+///
+/// # Errors
+/// If it is damaged; no place.
+pub fn exported(
+    store: &dyn Store,
+    manifest: &Manifest,
+    dir: &Path,
+    names: &[&str],
+) -> Result<PathBuf> {
+    let images = dir.join(archive::IMAGES);
+    places::make(&images)?;
+    small(store, manifest, &images, &|name| names.contains(&name).then(|| dir.join(name)))?;
+    Ok(images)
+}
+
+fn small(
+    store: &dyn Store,
+    manifest: &Manifest,
+    images: &Path,
+    place: &dyn Fn(&str) -> Option<PathBuf>,
+) -> Result<()> {
     let layer = manifest.layers.first().ok_or_else(|| Error::new("the snapshot has no layers"))?;
     let packed = store::whole(store, layer, archive::MAX_SMALL)?;
     let mut plain = zstd::Decoder::new(packed.as_slice()).context(|| "unpacking the images")?;
-    archive::read_small(&mut plain, images, changes)
+    archive::read_small(&mut plain, images, place)
 }

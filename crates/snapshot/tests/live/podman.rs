@@ -58,12 +58,10 @@ fn podman_restores_the_image() {
     let store = scratch.join("store").display().to_string();
     snapshot(&podman, &scratch, &format!("dir:{store}"), IMAGE);
     is_known(&format!("dir:{store}"));
-    is_podmans(
-        &scratch,
-        &format!("dir:{store}"),
-        IMAGE,
-        &[&format!("skopeo copy oci:{store}:latest ")],
-    );
+    // Once by the command for all snapshots, once as any image.
+    starts(&mut run(&podman, &scratch, &format!("dir:{store}"), "ours"), "snapshot");
+    assert_eq!(podman.run(&["exec", "ours", "redis-cli", "get", "kept"]), "warm");
+    podman.run(&["rm", "--force", "--time", "0", "ours"]);
     let mut copy = with_storage(&podman, "skopeo");
     copy.args(["--insecure-policy", "copy", &format!("oci:{store}:latest")]);
     copy.arg("containers-storage:localhost/warm:1");
@@ -85,24 +83,98 @@ fn podman_restores_it_from_a_registry() {
     podman.run(&["container", "restore", &warm]);
     let name = podman.run(&["ps", "--format", "{{.Names}}"]);
     assert_eq!(podman.run(&["exec", &name, "redis-cli", "get", "kept"]), "warm");
-    podman.network().inside(|| {
-        is_podmans(&scratch, &warm, IMAGE, &[&format!("podman pull {warm} && "), &warm]);
-    });
 }
 
-/// `run` does not start it, and says how Podman does: by a command with these parts.
-#[track_caller]
-fn is_podmans(scratch: &Scratch, reference: &str, image: &str, parts: &[&str]) {
-    let mut run = Command::new(fs::read_link(scratch.criu()).unwrap());
-    run.env("TORPOR_STATE", scratch.join("state"));
-    run.args(["snapshot", "run", reference, "--id", scratch.name()]);
-    let output = run.output().unwrap();
+/// What a container has printed that ends before it is ready is in the error, though Podman keeps it.
+#[test]
+fn last_words_in_a_container_of_podman_are_heard() {
+    let scratch = Scratch::new("snapshot-words");
+    let podman = Podman::new(&scratch, &[], "10.97.67");
+    let torpor = fs::read_link(scratch.criu()).unwrap();
+    let mut create = with_storage(&podman, &torpor.display().to_string());
+    let reference = format!("dir:{}", scratch.join("store").display());
+    create.env("TORPOR_STATE", scratch.join("state")).args(["snapshot", "create", &reference]);
+    create.args(["--ready", "exec:false", "--from", &format!("podman:{IMAGE}")]);
+    let output = create.args(["--", "sh", "-c", "echo no use; exit 3"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(said.matches(image).count(), 1, "{said}");
-    let (_, hint) = said.split_once("Hint: ").unwrap();
-    assert!(hint.contains(" && podman container restore "), "{said}");
-    assert!(parts.iter().all(|part| hint.contains(part)), "{said}");
+    assert!(shown(&output).contains("its last words:\nno use"), "{}", shown(&output));
+    assert!(podman.run(&["ps", "--all", "--quiet"]).is_empty(), "nothing of it is left");
+}
+
+/// A call of `torpor snapshot run` for a container of this Podman.
+fn run(podman: &Podman<'_>, scratch: &Scratch, reference: &str, name: &str) -> Command {
+    let torpor = fs::read_link(scratch.criu()).unwrap();
+    let mut run = with_storage(podman, &torpor.display().to_string());
+    run.env("TORPOR_STATE", scratch.join("state")).env("TORPOR_CACHE", scratch.join("cache"));
+    run.args(["snapshot", "run", reference, "--id", name, "--json"]);
+    run
+}
+
+/// What a start says that is to come from `from`.
+#[track_caller]
+fn starts(run: &mut Command, from: &str) -> Value {
+    let output = run.output().unwrap();
+    let said: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}\n{}", shown(&output)));
+    assert_eq!(said["started_from"], from, "{}", shown(&output));
+    said
+}
+
+/// From a registry, by the name of a network; each with an address, a host name and a number of its own.
+#[test]
+fn run_starts_containers_of_podman() {
+    let scratch = Scratch::new("snapshot-run");
+    let podman = Podman::new(&scratch, &["redis-server", "redis-cli"], "10.97.66");
+    let _registry = registry(&podman, &scratch);
+    let warm = format!("{HOST}/warm:1");
+    snapshot(&podman, &scratch, &warm, IMAGE);
+    let ready = ["--ready", "exec:redis-cli ping", "--network", scratch.name()];
+    let mut seen = Vec::new();
+    for name in ["one", "two"] {
+        let said = starts(run(&podman, &scratch, &warm, name).args(ready), "snapshot");
+        assert_eq!(said["pid"], podman.pid(name), "{said}");
+        assert_eq!(podman.run(&["exec", name, "redis-cli", "get", "kept"]), "warm");
+        assert_eq!(podman.run(&["exec", name, "hostname"]), name);
+        let generation = podman.run(&["exec", name, "cat", "/run/torpor/restored"]);
+        let address = podman.address(name);
+        assert!(address.starts_with("10.97.66."), "{address}");
+        podman.network().inside(|| TcpStream::connect((address.as_str(), 6379)).map(drop)).unwrap();
+        seen.push((address, generation));
+    }
+    assert!(seen[0].0 != seen[1].0 && seen[0].1 != seen[1].1, "{seen:?}");
+    // A name is taken once, whoever has it keeps it.
+    let output = run(&podman, &scratch, &warm, "one").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert!(shown(&output).contains("has a container one already"), "{}", shown(&output));
+    podman.expect_running("one");
+    let output =
+        run(&podman, &scratch, &warm, "none").args(["--network", "none-such"]).output().unwrap();
+    assert!(shown(&output).contains("Podman has no network none-such"), "{}", shown(&output));
+    is_cold_where_it_does_not_fit(&podman, &scratch, &warm);
+    let state = fs::read_dir(scratch.join("state")).unwrap().flatten();
+    let left = state.filter(|entry| entry.file_name().to_string_lossy().starts_with("import-"));
+    assert_eq!(left.count(), 0, "nothing of the archives is left");
+}
+
+/// What Podman cannot restore it starts from the beginning, with a reason.
+#[track_caller]
+fn is_cold_where_it_does_not_fit(podman: &Podman<'_>, scratch: &Scratch, warm: &str) {
+    let source = scratch.dir("mounted");
+    fs::write(source.join("file"), "of the host").unwrap();
+    let mount = format!("type=bind,source={},destination=/mounted", source.display());
+    let mut cold = run(podman, scratch, warm, "mounted");
+    cold.args(["--mount", &mount, "--ready", "exec:redis-cli ping"]);
+    cold.args(["--network", scratch.name()]);
+    let said = starts(&mut cold, "cold");
+    assert!(said["reason"].as_str().unwrap().contains("mounts nothing more"), "{said}");
+    assert_eq!(podman.run(&["exec", "mounted", "cat", "/mounted/file"]), "of the host");
+    assert_eq!(podman.run(&["exec", "mounted", "redis-cli", "get", "kept"]), "");
+    assert_eq!(podman.run(&["exec", "mounted", "hostname"]), "mounted");
+    assert!(podman.address("mounted").starts_with("10.97.66."));
+    // The name of the image leads to another one.
+    podman.run(&["commit", "--quiet", "mounted", IMAGE]);
+    let said = starts(&mut run(podman, scratch, warm, "changed"), "cold");
+    assert!(said["reason"].as_str().unwrap().contains("of another image"), "{said}");
 }
 
 /// The image has what Podman, containerd and CRI-O look for before they restore a container.

@@ -26,10 +26,9 @@ pub struct Registry {
 
 impl Registry {
     pub fn start(fixture: &Fixture) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let dir = fixture.path("registry");
         fs::create_dir(&dir).unwrap();
-        let host = format!("127.0.0.1:{port}");
+        let host = free_host();
         let registry = Self::serve(&dir, &host, Command::new("docker-registry"));
         until("the registry listens", || TcpStream::connect(&host).is_ok());
         registry
@@ -68,6 +67,11 @@ impl Drop for Registry {
     }
 }
 
+/// An address that nobody has.
+fn free_host() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
 /// What the process that fetches the pages of a container has written down.
 fn feed_log(fixture: &Fixture, name: &str) -> String {
     let log = fixture.path("state/instances").join(fixture.id(name)).join("feed.log");
@@ -80,6 +84,47 @@ fn count(log: &str, line: &str, word: &str) -> u64 {
     let words: Vec<&str> = line.split_whitespace().collect();
     let at = words.iter().position(|found| *found == word).unwrap();
     words[at - 1].parse().unwrap()
+}
+
+/// A registry that is not there yet is waited for, as long as it is said; a start waits if it is told to.
+#[test]
+fn a_registry_that_is_not_there_yet_is_waited_for() {
+    let fixture = Fixture::new("early", 50);
+    let host = free_host();
+    let reference = format!("{host}/team/app:v1");
+    let wait_for_it = |mut command: Command| {
+        command.args(["--wait", "3600", "--runc-root"]).arg(fixture.path("runc"));
+        let mut early = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut said = BufReader::new(early.stderr.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        let waits = "waiting for an answer (0 s of 3600): ";
+        assert!(line.starts_with(waits) && line.contains(&host), "{line}");
+        (early, said)
+    };
+    let registry = || {
+        fs::create_dir_all(fixture.path("registry")).unwrap();
+        Registry::serve(&fixture.path("registry"), &host, Command::new("docker-registry"))
+    };
+    let mut create = fixture.torpor(&["create", &reference, "--ready", "exec:/app ask page 3"]);
+    create.arg("--from").arg(format!("runc:{}", fixture.path("bundle").display()));
+    let (mut early, mut said) = wait_for_it(create);
+    let first = registry();
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(early.wait().unwrap().success(), "{rest}");
+    drop(first);
+    let cold = ["--wait", "1"];
+    let said = fixture.run(&reference, "cold", "cold", &cold);
+    assert!(said["reason"].as_str().unwrap().contains("after 1 s of waiting"), "{said}");
+    let run =
+        fixture.torpor(&["run", &reference, "--policy", "Always", "--id", &fixture.id("one")]);
+    let (mut early, mut said) = wait_for_it(run);
+    let _second = registry();
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(early.wait().unwrap().success(), "{rest}");
+    fixture.answers_right("one");
 }
 
 #[test]

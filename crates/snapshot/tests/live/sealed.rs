@@ -39,6 +39,8 @@ fn a_sealed_snapshot_is_of_no_use_without_its_key() {
     let with = ["--identity", &key, "--trust", &authority.certificate(), "--require-signature"];
     fixture.run(&reference, "with", "snapshot", &with);
     assert_eq!(fixture.exec("with", &["hostname"]), fixture.id("with"));
+    // What a fork would not have.
+    assert_eq!(fixture.exec("with", &["/app", "ask", "random"]), "0");
     fixture.exec("with", &["/app", "ask", "sum"]);
     // Another authority knows nobody of them.
     let other = Authority::new(&fixture, "other").certificate();
@@ -47,6 +49,25 @@ fn a_sealed_snapshot_is_of_no_use_without_its_key() {
     let state = fs::read_dir(fixture.path("state")).unwrap().flatten();
     let left = state.filter(|entry| entry.file_name().to_string_lossy().starts_with("create-"));
     assert_eq!(left.count(), 0);
+}
+
+/// A sealed snapshot is started for a trial by whoever makes it, though the keys that open it are elsewhere.
+#[test]
+fn a_sealed_snapshot_that_does_not_start_is_not_published() {
+    let fixture = Fixture::new("sealed-trial", 50);
+    let (key, recipient) = key(&fixture);
+    let reference = fixture.reference();
+    // It is ready once, and never again.
+    let ready = ["--ready", "exec:busybox mkdir /once", "--timeout", "5"];
+    let sealed = [&ready[..], &["--recipient", &recipient]].concat();
+    let output = fixture.try_create(&reference, &sealed);
+    assert!(!output.status.success(), "{}", shown(&output));
+    assert!(shown(&output).contains("the trial start of the snapshot"), "{}", shown(&output));
+    assert!(!fixture.path("store/index.json").exists(), "nothing is published");
+    let output = fixture.try_create(&reference, &[&sealed[..], &["--no-trial"]].concat());
+    assert!(output.status.success(), "{}", shown(&output));
+    fixture.run(&reference, "with", "snapshot", &["--identity", &key]);
+    fixture.answers_right("with");
 }
 
 /// What a snapshot must not tell: a variable, what the container has written to a file, and the

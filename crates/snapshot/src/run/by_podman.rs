@@ -1,0 +1,84 @@
+//! Containers that Podman starts: from an archive as it exports them, or from their image.
+
+use std::time::Instant;
+
+use torpor_blobs::reference::Reference;
+
+use super::{Snapshot, Start, Started};
+use crate::error::{Error, Result};
+use crate::fetch::Fetch;
+use crate::podman::{self, Podman};
+use crate::ready::Container;
+use crate::source::Image;
+use crate::{archive, generation, places, unpack};
+
+impl Start<'_> {
+    /// Podman, which has nothing of the name of the container, and has its network.
+    fn podman(&self) -> Result<Podman> {
+        if self.args.log.is_some() {
+            return Err(Error::new("Podman keeps what its containers print by itself")
+                .hint("podman logs NAME shows it"));
+        }
+        let podman = Podman::new()?;
+        if podman.knows(self.id) {
+            return Err(Error::new(format!("Podman has a container {} already", self.id)));
+        }
+        if let Some(network) = &self.args.network {
+            podman.check_network(network)?;
+        }
+        Ok(podman)
+    }
+
+    /// Restores a container. Nothing is left if that does not work.
+    pub(super) fn restored_by_podman(&self, snapshot: &Snapshot) -> Result<Started> {
+        let podman = self.podman()?;
+        if !self.binds.is_empty() {
+            return Err(Error::new("Podman mounts nothing more in a container that it restores"));
+        }
+        let Snapshot { store, manifest, description, .. } = snapshot;
+        let store = &**store;
+        // What belongs to the container has its own place then.
+        let (work, _owner) = places::scratch(places::IMPORT)?;
+        let dir = work.path().join("exported");
+        let images = unpack::exported(store, manifest, &dir, &podman::names())?;
+        let remote = !matches!(self.args.reference, Reference::Dir { .. });
+        Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
+        podman::adopt(&dir, self.hostname(), self.args.network.as_deref())?;
+        let file = work.path().join("exported.tar");
+        archive::write_all(&file, &dir)?;
+        let started = podman.restore(&file, self.id).and_then(|()| {
+            let milliseconds = self.elapsed();
+            let pid = podman.pid(self.id)?;
+            self.wake(&podman, pid, generation::new()?, None)?;
+            let started = Started { snapshot: true, pid, milliseconds, ..Started::default() };
+            self.answered(&podman, started)
+        });
+        if started.is_err() {
+            self.failed.set(Some(Instant::now()));
+            podman.delete(self.id);
+        }
+        started
+    }
+
+    /// Starts a container from the beginning. Nothing is left if that does not work.
+    pub(super) fn started_by_podman(&self, image: &Image) -> Result<Started> {
+        let podman = self.podman()?;
+        let mut options = vec![format!("--hostname={}", self.hostname())];
+        options.extend(self.environment()?.iter().map(|entry| format!("--env={entry}")));
+        options.extend(self.args.network.iter().map(|name| format!("--network={name}")));
+        for bind in self.binds {
+            options.push(format!("--volume={}", bind.volume()?));
+        }
+        let fallback = self.fallback();
+        let started = podman.start(image, self.id, &options).and_then(|()| {
+            let milliseconds = self.elapsed();
+            let pid = podman.pid(self.id)?;
+            let started = Started { pid, milliseconds, fallback, ..Started::default() };
+            self.answered(&podman, started)
+        });
+        if started.is_err() {
+            podman.delete(self.id);
+        }
+        started
+    }
+}
