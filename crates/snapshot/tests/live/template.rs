@@ -84,6 +84,35 @@ fn many_share_the_memory_of_one() {
     assert_eq!(left, 0, "the template has gone with the command");
 }
 
+/// An application of 500 MB, a hundred times: what they have of their own stays small, whatever they share.
+#[test]
+fn a_hundred_large_ones_fit_where_one_does() {
+    const PAGES: usize = 128_000;
+    if std::env::var_os("TORPOR_LONG").is_none() {
+        eprintln!("left out: a_hundred_large_ones_fit_where_one_does (TORPOR_LONG=1 runs it)");
+        return;
+    }
+    let fixture = Fixture::new("large", PAGES);
+    fixture.create(&fixture.reference(), &["--no-trial"]);
+    let one = fixture.run(&fixture.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    let (sum, alone) = (ask(&one, "sum"), kilobytes(&one, "smaps_rollup", "Rss:"));
+    let all = many(&fixture, "many", &["--count", "100"]);
+    assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
+    // To look at all of its memory is not to have it.
+    for said in [&all[0], &all[99]] {
+        assert_eq!(ask(said, "sum"), sum);
+    }
+    let mut together = 0;
+    for said in &all {
+        let tables = kilobytes(said, "status", "VmPTE:");
+        let own = kilobytes(said, "smaps_rollup", "Private_Dirty:") + tables;
+        assert!(own <= 2048, "{own} kB are not shared, {tables} of them for tables");
+        together += kilobytes(said, "smaps_rollup", "Pss:") + tables;
+    }
+    println!("{alone} kB alone, {together} kB a hundred of them");
+    assert!(together <= alone * 13 / 10 + 100 * 2048, "{together} kB, {alone} kB alone");
+}
+
 /// They are started in turns, for the machine to have room for them.
 #[test]
 fn no_two_of_a_thousand_are_the_same() {

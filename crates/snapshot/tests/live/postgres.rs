@@ -1,0 +1,116 @@
+//! PostgreSQL: processes with buffers that they share, many times from one snapshot.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::fixture::{Fixture, shown};
+use crate::template::many;
+use crate::tree::family;
+
+/// Where its programs are, by the release.
+const PROGRAMS: &str = "/usr/lib/postgresql";
+/// As many rows as make about 40 MB in its buffers.
+const ROWS: u32 = 300_000;
+
+/// Makes the files of a database, and becomes the server.
+const START: &str = "initdb --pgdata /data/base --auth trust --username postgres --no-sync \
+    --locale C >/dev/null && exec postgres -D /data/base -c shared_buffers=256MB -c fsync=off \
+    -c dynamic_shared_memory_type=mmap -c unix_socket_directories=/tmp -c autovacuum=off";
+
+/// The directory of its programs, if it is here.
+fn programs() -> Option<String> {
+    let releases = fs::read_dir(PROGRAMS).ok()?.flatten();
+    releases.map(|release| release.path().join("bin").display().to_string()).max()
+}
+
+/// A fixture whose application is PostgreSQL.
+fn postgres(programs: &str) -> Fixture {
+    let fixture = Fixture::new("postgres", 0);
+    let root = fixture.path("bundle/rootfs");
+    for part in ["usr", "var/lib", "data"] {
+        fs::create_dir_all(root.join(part)).unwrap();
+    }
+    for part in ["lib", "lib64"] {
+        symlink(format!("usr/{part}"), root.join(part)).unwrap();
+    }
+    for part in ["tmp", "data"] {
+        fs::set_permissions(root.join(part), fs::Permissions::from_mode(0o1777)).unwrap();
+    }
+    fixture.configure(|config| {
+        let process = &mut config["process"];
+        process["args"] = json!(["/bin/sh", "-c", START]);
+        process["env"] = json!([format!("PATH={programs}:/usr/bin:/bin")]);
+        // It does not run as root.
+        process["user"] = json!({ "uid": 65534, "gid": 65534 });
+        for path in ["/usr", "/etc", "/var/lib"] {
+            config["mounts"].as_array_mut().unwrap().push(json!({
+                "destination": path, "source": path, "type": "bind", "options": ["rbind", "ro"],
+            }));
+        }
+    });
+    fixture
+}
+
+/// What a statement gives in a container, by a connection that is new.
+#[track_caller]
+fn query(programs: &str, said: &Value, statement: &str) -> String {
+    let mut ask = Command::new("nsenter");
+    ask.args(["--net", "--target", &said["pid"].to_string(), &format!("{programs}/psql")]);
+    ask.args(["-h", "127.0.0.1", "-U", "postgres", "-tAc", statement]);
+    let output = ask.output().unwrap();
+    assert!(output.status.success(), "{statement}: {}", shown(&output));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// The kilobytes of all processes of a container: of buffers, and of the rest; and of those the ones that
+/// nobody else has.
+fn kilobytes(said: &Value) -> [u64; 3] {
+    let all = family(said);
+    let sum = |key: &str| all.iter().map(|process| process.kilobytes(key)).sum::<u64>();
+    let buffers = sum("Pss_Shmem:");
+    [buffers, sum("Pss:") - buffers, sum("Private_Dirty:")]
+}
+
+#[test]
+fn postgres_is_born_with_its_buffers() {
+    let Some(programs) = programs() else {
+        eprintln!("left out: postgres_is_born_with_its_buffers (no PostgreSQL here)");
+        return;
+    };
+    let count = if std::env::var_os("TORPOR_LONG").is_some() { 10 } else { 2 };
+    let fixture = postgres(&programs);
+    let reference = fixture.reference();
+    let fill = format!(
+        "psql -h /tmp -U postgres -c 'create table items as select number, md5(number::text) as \
+         name from generate_series(1, {ROWS}) as number' -c 'select count(name) from items'"
+    );
+    let ready = ["--ready", "exec:pg_isready -q -h 127.0.0.1", "--warmup", &fill];
+    let made = fixture.try_create(&reference, &ready);
+    assert!(made.status.success(), "{}", shown(&made));
+    let one = fixture.run(&reference, "one", "snapshot", &["--prefetch", "all"]);
+    let sum = "select count(*), sum(hashtext(name)::bigint) from items";
+    let right = query(&programs, &one, sum);
+    assert!(right.starts_with(&format!("{ROWS}|")), "{right}");
+    let alone = kilobytes(&one);
+
+    let all = many(&fixture, "many", &["--count", &count.to_string()]);
+    assert_eq!(all.len(), count);
+    assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
+    for (number, said) in all.iter().enumerate() {
+        assert_eq!(query(&programs, said, sum), right);
+        // What one of them writes, to its buffers and its files, is nobody else's.
+        let rename = format!("update items set name = 'own {number}' where number = 1");
+        query(&programs, said, &rename);
+    }
+    for (number, said) in all.iter().enumerate() {
+        let first = query(&programs, said, "select name from items where number = 1");
+        assert_eq!(first, format!("own {number}"));
+    }
+    let seen: Vec<[u64; 3]> = all.iter().map(kilobytes).collect();
+    println!("kB of buffers, of the rest, private: {alone:?} alone, {seen:?} together");
+    let [rest, private] = [1, 2].map(|part| seen.iter().map(|seen| seen[part]).sum::<u64>());
+    assert!(rest <= alone[1] * 13 / 10 + private, "{seen:?}, {alone:?} alone");
+}
