@@ -10,7 +10,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_images::proto::UtsnsEntry;
 use torpor_images::{ImageDir, kind};
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 
 /// The name of the container `number` of `count` that are started as `id`.
 #[must_use]

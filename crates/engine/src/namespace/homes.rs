@@ -13,7 +13,6 @@ use torpor_images::ImageDir;
 use super::enter::send_into;
 use super::external::inherited;
 use super::{Namespace, Namespaces, NsKind, ipc, nested_user, net, pid, time, user, uts};
-use crate::dump::tasks::Tasks as Dumped;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::network::accept::Running;
