@@ -35,6 +35,7 @@ use torpor_images::proto::{
 };
 use torpor_images::{ImageDir, Reader, Result};
 use torpor_policy::{Policy, Spec, leaves, scan_archive};
+use torpor_queue::scheduler::simulation::swf;
 use torpor_seal::header::{RecordCipher, Sealed};
 use torpor_seal::keys::Trust;
 use torpor_seal::page::{PageOpener, PagesFile, Removed};
@@ -46,6 +47,8 @@ use types::{Check, Entry, every_kind};
 
 /// How many packets [`lazy`] sends at most.
 const PACKETS: usize = 64;
+/// How many jobs of a trace [`texts`] reads at most.
+const TASKS: usize = 100;
 /// How many pages behind one command [`pages`] receives at most.
 const MAX_PAGES: u32 = 300;
 
@@ -369,13 +372,14 @@ fn right_sum(block: &mut [u8]) {
 pub fn texts(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(data) else { return };
-    match choice % 6 {
+    match choice % 7 {
         0 => drop(Policy::parse(text)),
         1 => drop(Spec::parse(data)),
         2 => drop(torpor_cli::options::parse_config(text)),
         3 => drop(leaves(text)),
         4 => drop(torpor_policy::check_nftables(text)),
-        _ => drop(torpor_policy::check_iptables(text)),
+        5 => drop(torpor_policy::check_iptables(text)),
+        _ => drop(swf::read(&mut &*data, TASKS, &|queue| (queue == 1).then(|| "a".to_owned()))),
     }
 }
 

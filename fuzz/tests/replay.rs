@@ -251,7 +251,8 @@ fn write_lazy(write: &dyn Fn(&str, &str, &[u8])) {
     write("lazy", "tasks", &input.concat());
 }
 
-/// The documented policy, the configuration of a container, files of options, rules of packet filters.
+/// The documented policy, the configuration of a container, files of options, rules of packet filters, a
+/// trace of jobs.
 fn write_texts(write: &dyn Fn(&str, &str, &[u8])) {
     let part = |number: u8, text: &str| [&[number], text.as_bytes()].concat();
     let page = include_str!("../../docs/policy.md");
@@ -273,6 +274,9 @@ fn write_texts(write: &dyn Fn(&str, &str, &[u8])) {
     let iptables =
         "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -m comment --comment \"a b\" -j DROP\nCOMMIT\n";
     write("texts", "iptables", &part(5, iptables));
+    let trace = "; MaxNodes: 64\n; MaxProcs: 128\n1 0 10 3600 16 -1 2048 16 7200 -1 1 3 4 5 1 -1 -1 -1\n\
+                 2 30 -1 60.5 -1 -1 -1 2 300 1024 1 3 4 5 0 -1 -1 -1\n";
+    write("texts", "trace", &part(6, trace));
 }
 
 /// Parts of a sealed checkpoint.

@@ -63,7 +63,7 @@ impl Cgroups {
         }
         for dir in self.dirs() {
             if let Err(e) = fs::create_dir_all(dir)
-                && *limits != Limits::default()
+                && limits.are_asked()
             {
                 return Err(e);
             }
@@ -109,6 +109,11 @@ impl Cgroups {
         if let Some(count) = limits.pids {
             let file = self.file("pids", "pids.max", "pids.max");
             fs::write(file.ok_or_else(|| missing("pids"))?, count.to_string())?;
+        } else if let Some(count) = limits.usual_pids
+            && let Some(file) = self.file("pids", "pids.max", "pids.max")
+        {
+            // Nobody has asked for it: where it cannot be had the job runs all the same.
+            let _ = fs::write(file, count.to_string());
         }
         if let Some(quota) = limits.cpu_quota() {
             let text = match self.unified {
@@ -201,6 +206,14 @@ impl Cgroups {
         };
         let text = fs::read_to_string(file).unwrap_or_default();
         text.lines().any(|l| l.strip_prefix("oom_kill ").is_some_and(|n| n.trim() != "0"))
+    }
+
+    /// Whether the job was refused a process or a thread because it had as many as it may.
+    #[must_use]
+    pub(crate) fn ran_out_of_pids(&self) -> bool {
+        let Some(file) = self.file("pids", "pids.events", "pids.events") else { return false };
+        let text = fs::read_to_string(file).unwrap_or_default();
+        text.lines().any(|l| l.strip_prefix("max ").is_some_and(|n| n.trim() != "0"))
     }
 
     /// Microseconds of processor time that the job has used.

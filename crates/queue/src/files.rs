@@ -98,6 +98,12 @@ impl JobDir {
         self.0.join("upper")
     }
 
+    /// The job's own directory before it has started, if that was prepared.
+    #[must_use]
+    pub(crate) fn ready(&self) -> PathBuf {
+        self.0.join("ready")
+    }
+
     /// The job's own directory, if it has one.
     #[must_use]
     pub(crate) fn work(&self) -> PathBuf {

@@ -93,6 +93,10 @@ pub(crate) struct Limits {
     pub memory: Option<u64>,
     /// Processes and threads at the same time.
     pub pids: Option<u64>,
+    /// As many where `pids` does not say: what the daemon gives to jobs that name none. A machine that
+    /// cannot limit them runs the job without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usual_pids: Option<u64>,
     /// Bytes that it may write: its output, and its own directory or what its container changes.
     pub disk: Option<u64>,
     /// Seconds that it may run; those that it sleeps do not count.
@@ -102,6 +106,12 @@ pub(crate) struct Limits {
 impl Limits {
     /// Microseconds of a period in which processor time is counted.
     pub(crate) const CPU_PERIOD: i64 = 100_000;
+
+    /// Whether the submitter has asked for any.
+    #[must_use]
+    pub(crate) fn are_asked(&self) -> bool {
+        *self != Self { usual_pids: self.usual_pids, ..Self::default() }
+    }
 
     /// Microseconds of processor time in each period. The kernel takes none below a millisecond.
     #[must_use]

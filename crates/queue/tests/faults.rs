@@ -211,6 +211,92 @@ fn work_goes_on(daemon: &Daemon, lines: usize) {
     });
 }
 
+/// A file system of its own, until it is dropped.
+struct Disk(tempfile::TempDir);
+
+impl Disk {
+    fn of(size: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(dir.path());
+        assert!(mount.status().unwrap().success());
+        Self(dir)
+    }
+
+    fn filler(&self) -> std::path::PathBuf {
+        self.0.path().join("filler")
+    }
+
+    /// Takes all that is free.
+    fn fill(&self) {
+        let mut filler = std::fs::File::create(self.filler()).unwrap();
+        while std::io::Write::write_all(&mut filler, &[0; 64 << 10]).is_ok() {}
+    }
+
+    fn free(&self) {
+        std::fs::remove_file(self.filler()).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+/// A job that cannot be saved for want of space goes on, and what was saved comes to the disk when there
+/// is some again.
+#[test]
+fn a_disk_that_is_full_at_random_moments_costs_no_job() {
+    let name = "a_disk_that_is_full_at_random_moments_costs_no_job: 200 rounds";
+    let rounds = if long(name) { 200 } else { 4 };
+    let disk = Disk::of("64m");
+    let jobs = disk.0.path().join("jobs");
+    std::fs::create_dir(&jobs).unwrap();
+    let mut daemon = Daemon::start(&[]);
+    daemon.kill();
+    std::fs::remove_dir(daemon.data().join("jobs")).unwrap();
+    std::os::unix::fs::symlink(&jobs, daemon.data().join("jobs")).unwrap();
+    daemon.launch();
+    let stop = daemon.dir.path().join("stop");
+    let script = "import hashlib, os, sys, time\ndata = os.urandom(16 << 20)\n\
+                  before = hashlib.sha256(data).digest()\ni = 0\n\
+                  while not os.path.exists(sys.argv[1]):\n    print(i, flush=True)\n    i += 1\n    time.sleep(0.01)\n\
+                  print('end', hashlib.sha256(data).digest() == before)";
+    let id = daemon.submit(&[], &["python3", "-c", script, stop.to_str().unwrap()]);
+    let word = id.to_string();
+    daemon.wait_for_output(id, "9\n");
+    let random = Random::printed();
+    for _ in 0..rounds {
+        let before = daemon.show(id)["checkpoint"].as_u64();
+        let mut preempt = daemon.queue(&["preempt", &word, "--means", "checkpoint"]);
+        let preempt = preempt.stdout(std::process::Stdio::null());
+        let mut client = preempt.stderr(std::process::Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(random.below(150)));
+        disk.fill();
+        // It says that the job goes on, or that it has given way already.
+        client.wait().unwrap();
+        let state = until("it runs, or sleeps", || {
+            let state = daemon.job(id)["state"].as_str().unwrap().to_owned();
+            ["running", "preempted"].contains(&state.as_str()).then_some(state)
+        });
+        disk.free();
+        if state == "running" {
+            daemon.ok(&["preempt", &word, "--means", "checkpoint"]);
+        }
+        until("it is durable", || (daemon.show(id)["checkpoint"].as_u64() > before).then_some(()));
+        daemon.ok(&["resume", &word]);
+        daemon.wait_for(id, "running");
+        let seen = daemon.output(id).lines().count();
+        until("it goes on", || (daemon.output(id).lines().count() > seen).then_some(()));
+    }
+    std::fs::write(stop, "").unwrap();
+    daemon.wait_for(id, "done");
+    let output = daemon.output(id);
+    let last = u32::try_from(output.lines().count() - 1).unwrap();
+    assert_eq!(output, counted(last).replace("end", "end True"));
+}
+
 #[test]
 fn random_failures_lose_nothing() {
     let rounds = if long("random_failures_lose_nothing: 200 rounds") { 200 } else { 6 };

@@ -21,6 +21,23 @@ fn a_job_that_forks_without_end_is_held_and_cleared() {
 }
 
 #[test]
+fn a_fork_bomb_without_a_limit_of_its_own_is_held_and_named() {
+    let daemon = Daemon::configured(&serde_json::json!({ "pids": 40 }), &[]);
+    let bomb = ["bash", "-c", "f() { f | f & }; f; sleep 1000"];
+    let id = daemon.submit(&["--time", "2"], &bomb);
+    let job = daemon.wait_for(id, "failed");
+    let note = job["note"].as_str().unwrap();
+    assert!(note.contains("as many processes and threads as it may (--pids)"), "{note}");
+    assert_eq!(daemon.show(id)["limits"]["usual_pids"], 40);
+    // Who needs more says so.
+    let many =
+        "for i in $(seq 60); do sleep 1000 & done; [ $(jobs -p | wc -l) = 60 ] && kill $(jobs -p)";
+    let id = daemon.submit(&["--pids", "100"], &["bash", "-c", many]);
+    let job = daemon.wait_for(id, "done");
+    assert!(!job["note"].as_str().unwrap_or_default().contains("--pids"), "{job}");
+}
+
+#[test]
 fn a_job_that_fills_the_disk_is_ended_and_named() {
     let daemon = Daemon::start(&[]);
     let input = tempfile::tempdir().unwrap();

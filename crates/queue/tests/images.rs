@@ -75,6 +75,26 @@ fn a_checkpoint_holds_what_has_changed_since_the_last() {
 }
 
 #[test]
+fn a_job_that_runs_on_is_copied_on_write() {
+    let config = json!({ "shortest_interval": 300, "mean_time_between_failures": 500 });
+    let daemon = Daemon::configured(&config, &[]);
+    let command = holder(&daemon, 48, 500);
+    let id = daemon.submit(&["--class", "batch"], &common::words(&command));
+    // It has written on while its memory was copied: output and memory are of one moment.
+    let seq = until("a checkpoint that was copied on write", || {
+        let saved = events(&daemon, id, "saved");
+        let copied = saved.iter().filter(|event| event["bytes"].as_u64() > Some(40 << 20));
+        copied.filter(|event| event["cow_bytes"].is_u64()).find_map(|event| event["seq"].as_u64())
+    });
+    until("it is durable", || (daemon.show(id)["checkpoint"].as_u64()? >= seq).then_some(()));
+    for pid in shepherds(&daemon.data()) {
+        let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+    }
+    whole(&daemon, id, 500);
+    assert!(daemon.job(id)["run"].as_u64().unwrap() >= 2);
+}
+
+#[test]
 fn a_job_runs_while_its_memory_still_comes() {
     let daemon = Daemon::start(&[]);
     let command = holder(&daemon, 300, 200);

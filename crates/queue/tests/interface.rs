@@ -154,6 +154,21 @@ fn a_quota_holds_back_says_so_and_stays() {
 }
 
 #[test]
+fn quotas_that_were_set_leave_the_others_to_the_configuration() {
+    let config = |slots: u32| json!({ "rules": { "quotas": { "owner:ann": { "slots": slots }, "owner:bob": { "slots": slots } } } });
+    let mut daemon = Daemon::configured(&config(1), &[]);
+    daemon.ok(&["quota", "owner:ann", "--slots", "5"]);
+    daemon.kill();
+    std::fs::write(daemon.dir.path().join("config.json"), config(2).to_string()).unwrap();
+    daemon.launch();
+    let slots = |name: &str| {
+        let quota: Value = serde_json::from_str(&daemon.ok(&["quota", name])).unwrap();
+        quota["slots"].as_u64()
+    };
+    assert_eq!((slots("owner:ann"), slots("owner:bob")), (Some(5), Some(2)));
+}
+
+#[test]
 fn processors_are_limited_and_labels_kept() {
     let daemon = Daemon::start(&[]);
     let options = ["--cpu", "0.25", "--label", "branch=main", "--label", "of=ann"];
@@ -380,6 +395,8 @@ fn a_jobs_own_directory_belongs_to_its_checkpoint() {
     let lines: String = (0..60).map(|i| format!("{i}\n")).collect();
     assert_eq!(std::fs::read_to_string(here.join("found")).unwrap(), format!("seed\n{lines}"));
     assert_eq!(std::fs::read_to_string(input.join("seed")).unwrap(), "seed\n");
+    // What it had to itself is gone with it.
+    until("its directory is removed", || (!found.parent().unwrap().exists()).then_some(()));
 }
 
 /// Calls the driver as Runner does.

@@ -119,6 +119,28 @@ fn a_job_goes_on_on_another_machine_and_its_client_does_not_notice() {
     }
 }
 
+/// What a job is to run after is known where it was submitted.
+#[test]
+fn a_job_goes_only_when_those_before_it_have_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = pair(dir.path(), &json!({}));
+    let go = a.dir.path().join("go");
+    let script = format!("until [ -e {} ]; do sleep 0.05; done", go.display());
+    let first = a.submit(&[], &["sh", "-c", &script]);
+    let second = a.submit(&["--after", &first.to_string()], &["echo", "second"]);
+    let mut moving = a.queue(&["move", &second.to_string(), "--to", "b"]);
+    let moving = moving.stdout(Stdio::piped()).spawn().unwrap();
+    until("it is to go", || (!a.show(second)["destination"].is_null()).then_some(()));
+    a.wait_for(first, "running");
+    assert!(a.ok(&["show", &second.to_string()]).contains("it runs after job 1"));
+    assert_eq!(b.ok(&["list", "--json"]).trim(), "[]");
+    std::fs::write(go, "").unwrap();
+    assert!(moving.wait_with_output().unwrap().status.success());
+    b.wait_for(1, "done");
+    a.wait_for(second, "done");
+    assert_eq!(a.output(second), "second\n");
+}
+
 #[test]
 fn files_of_a_job_travel_with_it() {
     let dir = tempfile::tempdir().unwrap();

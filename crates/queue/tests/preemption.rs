@@ -182,6 +182,19 @@ fn jobs_run_after_others_and_again() {
     daemon.wait_for(never, "cancelled");
 }
 
+/// Whether it has failed before, or fails afterwards.
+#[test]
+fn what_runs_after_a_job_that_has_failed_ends_as_well() {
+    let daemon = Daemon::start(&[]);
+    let failed = daemon.submit(&[], &["false"]);
+    daemon.wait_for(failed, "failed");
+    let never = daemon.submit(&["--after", &failed.to_string()], &["true"]);
+    let job = daemon.wait_for(never, "cancelled");
+    assert_eq!(job["note"], format!("job {failed}, which it was to run after, has failed"));
+    let last = daemon.submit(&["--after", &never.to_string()], &["true"]);
+    daemon.wait_for(last, "cancelled");
+}
+
 /// A job that gives way has not failed, not even where it is killed for that.
 #[test]
 fn preemptions_use_up_no_retries() {
@@ -243,6 +256,72 @@ fn who_will_have_to_give_way_is_saved_before() {
     }
     std::fs::write(at("done"), "").unwrap();
     daemon.wait_for(long, "done");
+}
+
+/// Who is to give way runs on, and is saved, while the input of the other is copied.
+#[test]
+fn nobody_gives_way_before_the_other_is_prepared() {
+    let own = tempfile::tempdir().unwrap();
+    let at = |name: &str| own.path().join(name);
+    for name in ["bin", "input"] {
+        std::fs::create_dir(at(name)).unwrap();
+    }
+    std::fs::write(at("input/seed"), "seed\n").unwrap();
+    // A copy that takes as long as the test wants.
+    let (asked, go) = (at("asked"), at("go"));
+    let script = format!(
+        "#!/bin/sh\necho asked >>{}\nuntil [ -e {} ]; do sleep 0.05; done\nexec /bin/cp \"$@\"\n",
+        asked.display(),
+        go.display()
+    );
+    std::fs::write(at("bin/cp"), script).unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(at("bin/cp"), executable).unwrap();
+    let path = format!("{}:{}", at("bin").display(), std::env::var("PATH").unwrap());
+    let config = json!({ "shortest_interval": 0, "mean_time_between_failures": 1_i64 << 50 });
+    let options = ["--slots", "1", "--means", "checkpoint"];
+    let daemon = Daemon::in_environment(&config, &options, &[("PATH", path)]);
+    let until_end = format!("until [ -e {} ]; do sleep 0.05; done", at("end").display());
+    let long = daemon.submit(&["--class", "batch"], &["sh", "-c", &until_end]);
+    daemon.wait_for(long, "running");
+    let input = at("input");
+    let options = ["--class", "urgent", "--input", input.to_str().unwrap()];
+    let urgent = daemon.submit(&options, &["/bin/cat", "seed"]);
+    until("its input is copied", || asked.exists().then_some(()));
+    let has = |kind: &str| {
+        let shown = daemon.show(long);
+        shown["events"].as_array().unwrap().iter().any(|event| event["kind"] == kind)
+    };
+    until("it is saved", || has("durable").then_some(()));
+    assert!(!has("giving-way"), "{}", daemon.show(long));
+    assert_eq!(daemon.job(long)["state"], "running");
+    std::fs::write(&go, "").unwrap();
+    daemon.wait_for(urgent, "done");
+    assert_eq!(daemon.output(urgent), "seed\n");
+    assert_eq!(daemon.job(long)["preemptions"], 1);
+    // It was copied once.
+    assert_eq!(std::fs::read_to_string(asked).unwrap(), "asked\n");
+    std::fs::write(at("end"), "").unwrap();
+    daemon.wait_for(long, "done");
+}
+
+#[test]
+fn nobody_gives_way_to_a_command_that_is_not_there() {
+    let daemon = Daemon::start(&["--slots", "1"]);
+    let be = || {
+        let words = ["submit", "--class", "urgent", "--wait", "--", "no-such-command"];
+        daemon.queue(&words).output().unwrap()
+    };
+    let alone = be();
+    assert_eq!(alone.status.code(), Some(127), "{}", common::shown(&alone));
+    let long = daemon.submit(&["--class", "batch"], &["sleep", "1000"]);
+    daemon.wait_for(long, "running");
+    // What is said is the same.
+    let output = be();
+    assert_eq!((output.status, output.stdout), (alone.status, alone.stdout));
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), String::from_utf8(alone.stderr).unwrap());
+    let job = daemon.job(long);
+    assert_eq!((&job["state"], &job["preemptions"]), (&json!("running"), &json!(0)));
 }
 
 #[test]

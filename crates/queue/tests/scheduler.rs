@@ -187,6 +187,29 @@ fn who_is_done_sooner_than_giving_way_takes_is_left_alone() {
 }
 
 #[test]
+fn of_equal_costs_the_victim_is_who_has_most_left() {
+    // The second would be chosen for its number, and the first has told that it is about to end.
+    let task = |estimate| Task { estimate, ..of("normal", 0, 4000 * SECOND) };
+    for (first, second, victim) in [
+        (Some(4000), Some(2100), 0),
+        (Some(2100), Some(4000), 1),
+        // Who says nothing, or should be done already, may run for long.
+        (None, Some(2100), 0),
+        (Some(1000), Some(2100), 0),
+    ] {
+        let estimate = |seconds: Option<i64>| seconds.map(|seconds| seconds * SECOND);
+        let urgent = of("urgent", 2000 * SECOND, SECOND);
+        let found = fates(2, vec![task(estimate(first)), task(estimate(second)), urgent]);
+        let gave_way = [found[0].preemptions, found[1].preemptions];
+        assert_eq!(
+            gave_way,
+            [u32::from(victim == 0), u32::from(victim == 1)],
+            "{first:?} {second:?}"
+        );
+    }
+}
+
+#[test]
 fn equals_take_turns_by_slices() {
     let found = fates(1, (0..3).map(|_| of("long", 0, 300 * SECOND)).collect());
     for fate in &found {

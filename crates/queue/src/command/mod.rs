@@ -5,6 +5,7 @@ mod gitlab;
 mod jobs;
 mod machine;
 mod serve;
+mod simulate;
 mod submit;
 mod wait;
 
@@ -57,6 +58,9 @@ pub enum QueueCommand {
     Adopt(machine::Adopt),
     /// Show quotas, or set one
     Quota(machine::QuotaCommand),
+    /// Try rules on a trace of jobs, without a daemon: who waits how long, and what it costs
+    #[command(after_help = simulate::EXAMPLES)]
+    Simulate(simulate::Simulate),
     /// Be the driver of a GitLab custom executor
     Gitlab(gitlab::Gitlab),
     /// Keep a job (started by the daemon)
@@ -95,8 +99,11 @@ pub struct Shepherd {
 /// # Errors
 /// If the daemon does not answer, or refuses; what makes no sense.
 pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
-    use QueueCommand::{Adopt, Check, List, Logs, Quota, Show, Top};
-    if matches!(command, Adopt(_) | Check(_) | List(_) | Logs(_) | Quota(_) | Show(_) | Top(_)) {
+    use QueueCommand::{Adopt, Check, List, Logs, Quota, Show, Simulate, Top};
+    if matches!(
+        command,
+        Adopt(_) | Check(_) | List(_) | Logs(_) | Quota(_) | Show(_) | Simulate(_) | Top(_)
+    ) {
         end_with_the_reader()?;
     }
     match command {
@@ -117,6 +124,7 @@ pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
         QueueCommand::Drain(drain) => drain.run(),
         QueueCommand::Adopt(adopt) => adopt.run(),
         QueueCommand::Quota(quota) => quota.run(),
+        QueueCommand::Simulate(simulate) => simulate.run(),
         QueueCommand::Gitlab(gitlab) => Ok(gitlab.run()),
     }
 }

@@ -58,7 +58,7 @@ pub struct Submit {
     /// Memory that it may use, in bytes or with K, M or G
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
-    /// Processes and threads that it may have
+    /// Processes and threads that it may have [default: as the daemon is configured, 4096]
     #[arg(long, value_name = "N")]
     pids: Option<u64>,
     /// Output and files of its own that it may write, in bytes or with K, M or G
@@ -111,7 +111,7 @@ fn label(text: &str) -> Result<(String, String), String> {
 }
 
 /// A size in bytes, or with a letter.
-fn size(text: &str) -> Result<u64, String> {
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let units = [("K", 1 << 10), ("M", 1 << 20), ("G", 1 << 30), ("T", 1 << 40)];
     scaled(text, &units, "a whole number of bytes, or one with K, M, G or T, like 512M")
 }
@@ -184,6 +184,7 @@ impl Submit {
                 cpu: self.cpu,
                 memory: self.memory,
                 pids: self.pids,
+                usual_pids: None,
                 disk: self.disk,
                 time: self.time,
             },

@@ -89,6 +89,8 @@ fn limit(resources: &mut Value, limits: &Limits) {
     }
     if let Some(count) = limits.pids {
         resources["pids"]["limit"] = json!(count);
+    } else if let Some(count) = limits.usual_pids.filter(|_| resources["pids"].is_null()) {
+        resources["pids"]["limit"] = json!(count);
     }
     if let Some(quota) = limits.cpu_quota() {
         resources["cpu"]["quota"] = json!(quota);

@@ -18,6 +18,7 @@ use torpor_migrate::runtime::{self, Call, Streams};
 use torpor_worker::Worker;
 
 use crate::files::{self, JobDir};
+use crate::shepherd::engine::at_rest_of;
 use crate::spec::Spec;
 use image::Origin;
 
@@ -45,16 +46,7 @@ impl Container {
         job: u64,
         cgroup: &str,
     ) -> io::Result<Option<Self>> {
-        let Some(container) = &spec.container else { return Ok(None) };
-        let known = dir.origin();
-        let origin: Origin = match fs::read(&known) {
-            Ok(text) => serde_json::from_slice(&text)?,
-            Err(_) => {
-                let origin = Origin::of(container)?;
-                files::write_stable(&known, &origin)?;
-                origin
-            }
-        };
+        let Some(origin) = Self::origin(dir, spec)? else { return Ok(None) };
         let place = PathBuf::from(PLACE);
         fs::create_dir_all(&place)?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
@@ -68,6 +60,26 @@ impl Container {
         let runc =
             runtime::Container { runtime: runtime::Runtime::Runc, id: ID.to_owned(), root: state };
         Ok(Some(Self { runc, place }))
+    }
+
+    /// Looks up what the container of a job is made of, if it is one; an image that is not in Podman's
+    /// store is taken in.
+    ///
+    /// # Errors
+    /// If there is no such bundle or image.
+    pub(crate) fn look_up(dir: &JobDir, spec: &Spec) -> io::Result<()> {
+        Self::origin(dir, spec).map(drop)
+    }
+
+    fn origin(dir: &JobDir, spec: &Spec) -> io::Result<Option<Origin>> {
+        let Some(container) = &spec.container else { return Ok(None) };
+        let known = dir.origin();
+        if let Ok(text) = fs::read(&known) {
+            return Ok(Some(serde_json::from_slice(&text)?));
+        }
+        let origin = Origin::of(container)?;
+        files::write_stable(&known, &origin)?;
+        Ok(Some(origin))
     }
 
     fn pid_file(&self) -> PathBuf {
@@ -99,7 +111,7 @@ impl Container {
         Err(io::Error::other(said.lines().last().unwrap_or("runc said nothing").to_owned()))
     }
 
-    /// Begins a round, or with `last` the dump itself, into `images`; it waits at `post-dump`.
+    /// Begins a round, or with `last` the dump itself, into `images`; it waits where the job is at rest.
     ///
     /// # Errors
     /// If no process can be started.
@@ -123,7 +135,8 @@ impl Container {
             options.push("--track-mem".to_owned());
         }
         let call = Call::new(&self.runc, "checkpoint", words, options);
-        runtime::start(&call, &self.place, &["post-dump"], &[]).map_err(io::Error::other)
+        let holds = last.map_or(&[][..], |last| at_rest_of(last.keep));
+        runtime::start(&call, &self.place, holds, &[]).map_err(io::Error::other)
     }
 
     /// Begins to bring it back.

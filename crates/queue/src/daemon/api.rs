@@ -1,5 +1,6 @@
 //! What can be asked over HTTP; described for clients in `openapi.json`.
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
@@ -316,7 +317,13 @@ fn set_quota(queue: &Arc<Queue>, name: &str, request: &Request) -> Response {
     }
     queue.change(|core| {
         core.config.rules.quotas.insert(name.to_owned(), quota);
-        if let Err(e) = core.store.keep_fact("quotas", &core.config.rules.quotas) {
+        // Only those that were set like this count more than those of the configuration.
+        let kept = core.store.fact::<BTreeMap<String, Quota>>("quotas").and_then(|set| {
+            let mut set = set.unwrap_or_default();
+            set.insert(name.to_owned(), quota);
+            core.store.keep_fact("quotas", &set)
+        });
+        if let Err(e) = kept {
             core.trouble = Some(e.to_string());
         }
     });

@@ -32,6 +32,9 @@ pub(crate) struct Config {
     pub shortest_interval: Millis,
     /// Milliseconds after which a job that is frozen in memory is turned into a checkpoint.
     pub sink_after: Millis,
+    /// Processes and threads that a job may have that names no number itself (default: 4096; no limit
+    /// if it is null).
+    pub pids: Option<u64>,
     /// Bytes of memory that are never given to jobs.
     pub memory_reserve: u64,
     /// Milliseconds after which a job ends whose `--wait` has vanished.
@@ -62,6 +65,7 @@ impl Default for Config {
             mean_time_between_failures: 24 * HOUR,
             shortest_interval: 60_000,
             sink_after: 60_000,
+            pids: Some(4096),
             memory_reserve: 256 << 20,
             orphan_after: 60_000,
             grace: 10_000,
@@ -90,6 +94,11 @@ impl Config {
     fn check(&self) -> Result<(), String> {
         if self.slots == Some(0) {
             return Err("a machine needs at least one slot".to_owned());
+        }
+        if self.pids == Some(0) {
+            return Err(
+                "a job needs at least one process: pids must be above 0, or null".to_owned()
+            );
         }
         let guarantee = self.rules.guarantee;
         if guarantee.every <= 0 || guarantee.slice <= 0 {
@@ -152,6 +161,7 @@ mod tests {
         for (text, word) in [
             (r#"{ "slots": 0 }"#, "slot"),
             (r#"{ "lease": 10 }"#, "lease"),
+            (r#"{ "pids": 0 }"#, "pids"),
             (r#"{ "rules": { "guarantee": { "slice": 0 } } }"#, "guarantee"),
             (r#"{ "rules": { "classes": { "a": { "recipient": "r" } } } }"#, "class a"),
         ] {

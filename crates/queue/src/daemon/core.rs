@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
+use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -12,13 +13,14 @@ use serde_json::{Value, json};
 
 use super::config::Config;
 use super::depot::Depot;
+use super::prepare::Preparation;
 use super::record::{Ahead, Place, Record};
 use super::store::{Error, Store};
 use crate::files::{self, JobDir};
 use crate::preemption::{Dirt, Speed};
 use crate::scheduler::share::Usage;
 use crate::scheduler::{JobId, Millis, Reason};
-use crate::shepherd::message::{self, Exit, Order};
+use crate::shepherd::message::{self, Exit, LOST, Order};
 use crate::spec::Spec;
 
 /// A daemon: its state, and a bell that rings when it has changed.
@@ -87,10 +89,14 @@ pub(super) struct Core {
     pub draining: bool,
     /// When to decide again.
     pub again: Option<Millis>,
+    /// Where jobs were, and since when, whose shepherds this daemon has not met yet.
+    unmet: BTreeMap<JobId, (Place, Millis)>,
     /// Jobs that are being saved while they run.
     pub(super) saving: BTreeSet<JobId>,
     /// Jobs that will have to give way once others have ended.
     pub(super) expected: BTreeSet<JobId>,
+    /// How far jobs are prepared to which others give way.
+    pub(super) preparations: BTreeMap<JobId, Preparation>,
     /// When a job was last saved, or when that was tried.
     pub(super) last_save: BTreeMap<JobId, Millis>,
     /// How fast jobs change the memory of their last checkpoint.
@@ -153,8 +159,10 @@ impl Core {
             reasons: BTreeMap::new(),
             draining,
             again: None,
+            unmet: BTreeMap::new(),
             saving: BTreeSet::new(),
             expected: BTreeSet::new(),
+            preparations: BTreeMap::new(),
             last_save: BTreeMap::new(),
             dirt: BTreeMap::new(),
             not_before: BTreeMap::new(),
@@ -174,13 +182,24 @@ impl Core {
     /// After a start of the daemon, jobs that may have a shepherd stay as they are until
     /// it is found, or found to be gone.
     pub(super) fn schedule_nothing_yet(&mut self, found_later: &[JobId]) {
-        for id in found_later {
-            if let Some(record) = self.jobs.get_mut(id)
+        for &id in found_later {
+            if let Some(record) = self.jobs.get_mut(&id)
                 && !record.place.holds_slots()
             {
+                self.unmet.insert(id, (record.place, record.since));
                 record.shepherd = true;
                 record.place = Place::Starting;
             }
+        }
+    }
+
+    /// How a job is, is known now: it was where it was when the daemon before ended.
+    pub(super) fn met(&mut self, id: JobId) {
+        if let Some((place, since)) = self.unmet.remove(&id)
+            && let Some(record) = self.jobs.get_mut(&id)
+            && record.place == Place::Starting
+        {
+            (record.place, record.since) = (place, since);
         }
     }
 
@@ -199,6 +218,7 @@ impl Core {
             spec.class.clone_from(&self.config.default_class);
         }
         spec.slots = spec.slots.max(1);
+        spec.limits.usual_pids = None;
         spec.check().map_err(Refusal::Senseless)?;
         if let Some(missing) = spec.after.iter().find(|id| !self.jobs.contains_key(id)) {
             return Err(Refusal::Senseless(format!("there is no job {missing} to run after")));
@@ -216,6 +236,8 @@ impl Core {
         {
             return if before == body { Ok(id) } else { Err(Refusal::KeyReused) };
         }
+        // What the daemon gives is no part of what was asked for, which a second request must repeat.
+        spec.limits.usual_pids = self.config.pids;
         let now = files::now();
         let make = |id| Record::new(id, spec, now);
         let record = self.store.add(key.map(|key| (key, body.as_str())), now, make);
@@ -224,9 +246,12 @@ impl Core {
         let made = std::fs::create_dir_all(dir.path())
             .and_then(|()| std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711)))
             .and_then(|()| files::write_stable(&dir.spec(), &record.spec));
+        let after = record.spec.after.clone();
         self.jobs.insert(id, record);
         if let Err(e) = made {
             self.end(id, Exit::Code(125), Some(format!("make the job's directory: {e}")));
+        } else if let Some(failed) = after.into_iter().find(|&first| self.has_failed(first)) {
+            self.end_dependent(id, failed);
         }
         Ok(id)
     }
@@ -262,8 +287,12 @@ impl Core {
 
     /// Tells a job's shepherd. If it is gone, that is noticed by who listens to it.
     pub(super) fn order(&mut self, id: JobId, order: &Order) {
-        if let Some(link) = self.links.get_mut(&id) {
-            let _ = message::send(link, order);
+        if let Some(link) = self.links.get_mut(&id)
+            && message::send(link, order).is_err()
+        {
+            // A part of it may have arrived, after which nothing is understood: who listens connects
+            // anew, and hears how the job is.
+            let _ = link.shutdown(Shutdown::Both);
         }
     }
 
@@ -273,7 +302,11 @@ impl Core {
         if let Some(record) = self.jobs.get_mut(&id) {
             record.exit = Some(exit);
             record.ended = Some(now);
-            record.note = note.clone().or_else(|| record.note.take());
+            // What a client tells of a job that went well comes first.
+            let earlier = record.note.take();
+            for text in note.iter().chain(&earlier) {
+                record.remark(text);
+            }
             record.shepherd = false;
             record.stored = None;
         }
@@ -284,11 +317,18 @@ impl Core {
         self.not_before.remove(&id);
         self.last_save.remove(&id);
         self.saving.remove(&id);
+        self.preparations.remove(&id);
         self.drop_ahead(id);
         self.count_stored();
         self.keep_facts();
         let dir = self.dir(id);
         super::disk::remove_all(&dir);
+        let lost = self.jobs.get(&id).and_then(|record| record.note.as_deref());
+        if !lost.is_some_and(|note| note.starts_with(LOST)) {
+            let dir = dir.clone();
+            // Nobody waits for that.
+            std::thread::spawn(move || super::disk::remove_own(&dir));
+        }
         crate::shepherd::cgroups(&dir).remove();
         // Followers look for it instead of asking all the time.
         let _ = std::fs::write(dir.path().join("ended"), "");
@@ -304,12 +344,22 @@ impl Core {
         let ids: Vec<JobId> =
             waiting.filter(|job| job.spec.after.contains(&id)).map(|job| job.id).collect();
         for dependent in ids {
-            if let Some(record) = self.jobs.get_mut(&dependent) {
-                record.cancelled = true;
-            }
-            let note = format!("job {id}, which it was to run after, has failed");
-            self.end(dependent, Exit::Code(125), Some(note));
+            self.end_dependent(dependent, id);
         }
+    }
+
+    /// Whether nothing can run any more that is to run after a job.
+    fn has_failed(&self, id: JobId) -> bool {
+        let ended = self.jobs.get(&id).filter(|job| job.place == Place::Ended);
+        ended.is_some_and(|job| job.exit != Some(Exit::Code(0)))
+    }
+
+    fn end_dependent(&mut self, id: JobId, failed: JobId) {
+        if let Some(record) = self.jobs.get_mut(&id) {
+            record.cancelled = true;
+        }
+        let note = format!("job {failed}, which it was to run after, has failed");
+        self.end(id, Exit::Code(125), Some(note));
     }
 
     /// Keeps what was learned.

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use crate::bundle::{self, Bundle, There};
 use crate::files::{self, JobDir};
-use crate::shepherd::engine;
+use crate::shepherd::OWN;
+use crate::shepherd::checkpoint::{self, chain, numbers};
 
 /// The number of the newest checkpoint that is on stable storage.
 #[must_use]
@@ -27,27 +28,32 @@ pub(super) fn keep_only(dir: &JobDir, keep: u64) {
     }
 }
 
+/// Removes a checkpoint, and those that build on it.
+pub(super) fn remove_with(dir: &JobDir, seq: u64) {
+    let useless = numbers(dir).into_iter().filter(|&number| chain(dir, number).contains(&seq));
+    useless.collect::<Vec<_>>().into_iter().for_each(|number| remove(dir, number));
+}
+
 /// Removes all checkpoints.
 pub(super) fn remove_all(dir: &JobDir) {
     numbers(dir).into_iter().for_each(|seq| remove(dir, seq));
 }
 
+/// Removes the files of a job that is over, but for what it has written and what is known of it.
+pub(super) fn remove_own(dir: &JobDir) {
+    for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let own = OWN.iter().chain(&["overlay"]).any(|own| name == *own);
+        if own || name.as_encoded_bytes().starts_with(b"ready") {
+            // What cannot be removed does no harm.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 fn remove(dir: &JobDir, seq: u64) {
     // What cannot be removed now is removed with the next one.
     let _ = fs::remove_dir_all(dir.checkpoint(seq));
-}
-
-/// A checkpoint and those that it builds on, the newest first.
-#[must_use]
-pub(super) fn chain(dir: &JobDir, seq: u64) -> Vec<u64> {
-    let mut found = vec![seq];
-    let mut base = engine::record(&dir.checkpoint(seq)).ok().and_then(|record| record.base);
-    // Numbers only grow, so that a damaged record leads to no circle.
-    while let Some(seq) = base.filter(|seq| found.last().is_some_and(|last| seq < last)) {
-        found.push(seq);
-        base = engine::record(&dir.checkpoint(seq)).ok().and_then(|record| record.base);
-    }
-    found
 }
 
 /// Bytes that all checkpoints of a job take. A file that several of them share counts once.
@@ -93,9 +99,6 @@ pub(super) fn bundle_ahead(dir: &JobDir, seq: u64) -> io::Result<Bundle> {
     })
 }
 
-/// The names of a job's own directories in a checkpoint.
-const OWN: [&str; 2] = ["work", "upper"];
-
 /// The names of checkpoints' directories.
 fn named(chain: Vec<u64>) -> Vec<String> {
     chain.into_iter().map(|seq| format!("checkpoint-{seq}")).collect()
@@ -138,19 +141,11 @@ pub(super) fn put_back(from: &Path, dir: &JobDir) -> io::Result<()> {
 pub(super) fn adopt(dir: &JobDir) {
     for seq in numbers(dir).into_iter().filter(|&seq| !dir.durable(seq).exists()) {
         let place = dir.checkpoint(seq);
-        let whole = engine::record(&place).is_ok_and(|record| record.boot == engine::boot());
-        if !whole || engine::settle(dir, seq).is_err() {
+        let whole =
+            checkpoint::record(&place).is_ok_and(|record| record.boot == checkpoint::boot());
+        if !whole || checkpoint::settle(dir, seq).is_err() {
             // What cannot be removed now is removed with the next one.
             let _ = fs::remove_dir_all(place);
         }
     }
-}
-
-fn numbers(dir: &JobDir) -> Vec<u64> {
-    let Ok(entries) = fs::read_dir(dir.path()) else { return Vec::new() };
-    let number = |entry: io::Result<fs::DirEntry>| {
-        let name = entry.ok()?.file_name();
-        name.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
-    };
-    entries.filter_map(number).collect()
 }

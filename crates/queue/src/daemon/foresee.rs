@@ -30,7 +30,7 @@ impl Core {
     }
 
     /// The jobs that one is to run after, and that have not ended well yet.
-    fn first(&self, record: &Record) -> Vec<JobId> {
+    pub(super) fn first(&self, record: &Record) -> Vec<JobId> {
         let pending =
             |id: &&JobId| self.jobs.get(id).is_some_and(|j| j.exit != Some(Exit::Code(0)));
         record.spec.after.iter().filter(pending).copied().collect()

@@ -13,6 +13,7 @@ use super::core::Queue;
 use crate::files::{self, JobDir};
 use crate::scheduler::JobId;
 use crate::shepherd;
+use crate::shepherd::digests::{self, Which};
 use crate::shepherd::message::{self, Ending, Report};
 
 /// A run of a job.
@@ -30,6 +31,11 @@ impl Run {
     /// Starts a shepherd for a new run, and listens to it to its end.
     pub(super) fn start(self, queue: Arc<Queue>, from: Option<u64>, base: [u64; 2]) {
         thread::spawn(move || {
+            if let Some(seq) = from
+                && let Err(damage) = digests::verify(&self.dir, seq, Which::All)
+            {
+                return queue.change(|core| core.damaged(self.job, self.run, &damage));
+            }
             if let Err(e) = self.make(from, base) {
                 queue.change(|core| core.run_failed_to_start(self.job, self.run, &e.to_string()));
                 return;

@@ -19,6 +19,7 @@ mod plan;
 mod pool;
 #[cfg(test)]
 mod power;
+mod prepare;
 pub(crate) mod record;
 mod runs;
 mod store;

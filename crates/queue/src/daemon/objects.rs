@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 
 use serde_json::{Value, json};
-use torpor_blobs::error::{Context, Result};
+use torpor_blobs::error::{Context, Error, Result};
 
 use super::core::{Core, Queue};
 use super::record::{Place, Record, Stored};
@@ -20,6 +20,7 @@ use super::{disk, import, lease};
 use crate::files::{self, JobDir};
 use crate::objects::{Objects, Parts, Pieces};
 use crate::scheduler::{JobId, Millis, share};
+use crate::shepherd::digests::{self, Which};
 
 /// What failed is tried again after so long; after each further failure twice as long.
 const FIRST_PAUSE: Millis = 500;
@@ -313,6 +314,8 @@ impl Put {
         if place.sign(&self.name)?.is_some() {
             return Ok(Done::Adopted);
         }
+        let whole = digests::verify(&self.dir, self.seq, Which::All);
+        whole.map_err(|damage| Error::new(damage.text))?;
         let handover = Handover { record: self.record.clone(), ahead: false };
         let job = serde_json::to_vec(&handover).context(|| "the description of the job")?;
         let files =

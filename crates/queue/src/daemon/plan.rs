@@ -9,9 +9,9 @@ use super::link::Run;
 use super::record::{GivingWay, Place, Record};
 use crate::files;
 use crate::preemption::{self, Facts, Means, Price};
-use crate::scheduler::{self, Action, JobId, Millis, Phase, World, share};
+use crate::scheduler::{self, Action, Class, JobId, Millis, Phase, World, share};
 use crate::shepherd;
-use crate::shepherd::message::{Exit, Order, Style};
+use crate::shepherd::message::{Order, Style};
 
 /// A job's own command for giving way may take this long, in seconds.
 const COMMAND_PATIENCE: u64 = 60;
@@ -79,8 +79,9 @@ impl Core {
         };
         let in_memory = record.place == Place::Stopped;
         let ran = record.ran_by(now);
-        let estimate = spec.estimate.map(|s| Millis::try_from(s * 1000).unwrap_or(Millis::MAX));
-        let deadline = spec.deadline.map(|s| Millis::try_from(s * 1000).unwrap_or(Millis::MAX));
+        let millis = |s: u64| Millis::try_from(s.saturating_mul(1000)).unwrap_or(Millis::MAX);
+        let (estimate, limit) = (spec.estimate.map(millis), spec.limits.time.map(millis));
+        let deadline = spec.deadline.map(millis);
         scheduler::Job {
             id: record.id,
             class: spec.class.clone(),
@@ -92,7 +93,7 @@ impl Core {
             phase,
             since: record.since,
             held: self.hold(record),
-            remaining: estimate.map(|estimate| (estimate - ran).max(0)),
+            remaining: remaining(ran, estimate, limit),
             deadline: deadline.map(|deadline| record.submitted.saturating_add(deadline)),
             guaranteed: record.guaranteed,
             in_memory,
@@ -141,6 +142,11 @@ impl Core {
         if record.held && record.destination.is_none() {
             return Some("it was told to stay where it is (torpor queue resume)".to_owned());
         }
+        if record.place == Place::Queued
+            && let Some(first) = self.first(record).first()
+        {
+            return Some(format!("it runs after job {first}"));
+        }
         if let Some(there) = &record.destination {
             let machine = &there.machine;
             return Some(match there.job {
@@ -149,13 +155,7 @@ impl Core {
             });
         }
         let id = record.id;
-        if let Some(why) = self.waits_for_look(id).or_else(|| self.waits_for_store(id)) {
-            return Some(why);
-        }
-        let pending =
-            |id: &&JobId| self.jobs.get(id).is_some_and(|job| job.exit != Some(Exit::Code(0)));
-        let first = record.spec.after.iter().find(pending)?;
-        Some(format!("it runs after job {first}"))
+        self.waits_for_look(id).or_else(|| self.waits_for_store(id))
     }
 
     fn act(&mut self, action: Action) {
@@ -165,6 +165,9 @@ impl Core {
                     record.guaranteed = guaranteed;
                 }
                 self.let_run(job);
+            }
+            Action::GiveWay { job, to: Some(to), price } if self.prepare(to) => {
+                self.expect(job, price.means);
             }
             Action::GiveWay { job, to, price } => self.let_give_way(job, to, price),
         }
@@ -183,6 +186,7 @@ impl Core {
                 self.order(id, &Order::Restore);
             }
             Place::Asleep => self.start_run(id, record.durable),
+            Place::Queued if self.is_preparing(id) => {}
             Place::Queued => self.start_run(id, None),
             _ => {}
         }
@@ -192,8 +196,9 @@ impl Core {
     fn start_run(&mut self, id: JobId, from: Option<u64>) {
         let dir = self.dir(id);
         let Some(record) = self.jobs.get_mut(&id) else { return };
+        self.preparations.remove(&id);
         record.run += 1;
-        record.boot = shepherd::engine::boot();
+        record.boot = shepherd::checkpoint::boot();
         let (run, base) = (record.run, record.base);
         self.go(id, Place::Starting, "starting", json!({ "from": from }));
         let Some(queue) = self.queue.upgrade() else { return };
@@ -234,10 +239,15 @@ impl Core {
         self.style_of(self.jobs.get(&id).map_or("", |record| record.spec.class.as_str()))
     }
 
+    /// The class of that name, or the one of jobs whose class is not configured.
+    pub(super) fn class_of(&self, name: &str) -> &Class {
+        let rules = &self.config.rules;
+        rules.classes.get(name).unwrap_or(&rules.other)
+    }
+
     /// How the images of the jobs of a class are written.
     pub(super) fn style_of(&self, class: &str) -> Style {
-        let rules = &self.config.rules;
-        let class = rules.classes.get(class).unwrap_or(&rules.other);
+        let class = self.class_of(class);
         Style {
             compress: self.config.compress.clone(),
             recipient: class.recipient.clone(),
@@ -253,6 +263,15 @@ impl Core {
     }
 }
 
+/// How long a job will still run, by what was declared: its estimate, or its time limit, which it
+/// cannot exceed. One that has run for longer than was estimated may run to its limit.
+fn remaining(ran: Millis, estimate: Option<Millis>, limit: Option<Millis>) -> Option<Millis> {
+    let left = |most: Millis| most.saturating_sub(ran).max(0);
+    let (estimate, limit) = (estimate.map(left), limit.map(left));
+    let sooner = estimate.into_iter().chain(limit).filter(|&left| left > 0).min();
+    sooner.or(estimate).or(limit)
+}
+
 /// Bytes of memory that could be used.
 fn memory_free() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -266,6 +285,18 @@ mod tests {
     use super::super::config::Config;
     use super::*;
     use crate::spec::{Container, Spec};
+
+    #[test]
+    fn a_job_ends_when_it_says_or_by_its_limit() {
+        assert_eq!(remaining(10, None, None), None);
+        assert_eq!(remaining(10, Some(30), None), Some(20));
+        assert_eq!(remaining(10, None, Some(30)), Some(20));
+        assert_eq!(remaining(10, Some(30), Some(50)), Some(20));
+        assert_eq!(remaining(10, Some(30), Some(20)), Some(10));
+        // It was to be done by now: what is sure is its limit.
+        assert_eq!(remaining(40, Some(30), Some(50)), Some(10));
+        assert_eq!(remaining(60, Some(30), None), Some(0));
+    }
 
     #[test]
     fn only_memory_that_must_be_there_first_costs_on_the_way_back() {

@@ -13,8 +13,9 @@ use super::record::Place;
 use crate::files::{self, JobDir};
 use crate::preemption::Means;
 use crate::scheduler::JobId;
+use crate::shepherd::digests::{self, Which};
 use crate::shepherd::message::{Ending, Exit, Phase, Report, Saved};
-use crate::shepherd::{ENDING, engine};
+use crate::shepherd::{ENDING, checkpoint};
 use crate::spec::Spec;
 
 /// Power cuts of this test: 1,000 in the long tests.
@@ -63,6 +64,8 @@ struct World {
     /// Bytes of each job's output that are on stable storage.
     synced: BTreeMap<JobId, u64>,
     random: Random,
+    /// Checkpoints that were damaged after they had come to stable storage.
+    rotten: u32,
 }
 
 fn open(data: &Path) -> Core {
@@ -93,10 +96,17 @@ impl World {
             if record.place != Place::Starting || known {
                 continue;
             }
+            // As whoever starts a run does.
+            if let Some(seq) = record.durable
+                && let Err(damage) = digests::verify(&dir, seq, Which::All)
+            {
+                self.core.damaged(id, record.run, &damage);
+                continue;
+            }
             let (length, next) = match record.durable {
                 None => (record.base[0], 0),
                 Some(seq) => {
-                    let saved = engine::record(&dir.checkpoint(seq)).unwrap();
+                    let saved = checkpoint::record(&dir.checkpoint(seq)).unwrap();
                     let text = fs::read(dir.checkpoint(seq).join("image")).unwrap();
                     (saved.written[0], String::from_utf8(text).unwrap().parse().unwrap())
                 }
@@ -175,12 +185,12 @@ impl World {
         let Some(life) = self.lives.get_mut(&id) else { return };
         let place = dir.checkpoint(seq);
         fs::create_dir(&place).unwrap();
-        let saved = engine::Record {
+        let saved = checkpoint::Record {
             seq,
             written: [fs::metadata(dir.out()).unwrap().len(), 0],
             boot: "the boot before".to_owned(),
             base: life.base.filter(|base| dir.checkpoint(*base).exists()),
-            ..engine::Record::default()
+            ..checkpoint::Record::default()
         };
         fs::write(place.join("image"), life.next.to_string()).unwrap();
         fs::write(place.join("record.json"), serde_json::to_vec(&saved).unwrap()).unwrap();
@@ -202,7 +212,7 @@ impl World {
         let length = fs::metadata(dir.out()).unwrap().len();
         fs::File::open(dir.out()).unwrap();
         OpenOptions::new().create(true).append(true).open(dir.err()).unwrap();
-        engine::settle(&dir, seq).unwrap();
+        checkpoint::settle(&dir, seq).unwrap();
         self.synced.insert(id, length);
         match self.random.below(8) {
             0 => self.cut(),
@@ -258,7 +268,15 @@ impl World {
         for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
             let place = entry.path();
             let is_checkpoint = entry.file_name().to_string_lossy().starts_with("checkpoint-");
-            if !is_checkpoint || place.join("durable").exists() {
+            if !is_checkpoint {
+                continue;
+            }
+            if place.join("durable").exists() {
+                // What is on stable storage may be damaged there, too.
+                if self.random.once_in(40) {
+                    fs::write(place.join("image"), "1").unwrap();
+                    self.rotten += 1;
+                }
                 continue;
             }
             match self.random.below(4) {
@@ -299,6 +317,7 @@ fn power_cuts_lose_nothing_and_double_nothing() {
         lives: BTreeMap::new(),
         synced: BTreeMap::new(),
         random: Random(0x9e37_79b9_7f4a_7c15),
+        rotten: 0,
     };
     let mut submitted = Vec::new();
     let spec = || Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
@@ -333,6 +352,11 @@ fn power_cuts_lose_nothing_and_double_nothing() {
             given_up += 1;
         }
     }
-    println!("{cuts} power cuts: {done} jobs done, {given_up} given up with the reason");
+    let rotten = world.rotten;
+    println!(
+        "{cuts} power cuts, {rotten} damaged checkpoints: {done} jobs done, {given_up} given up with \
+         the reason"
+    );
+    assert!(rotten > 0);
     assert!(done * 25 > cuts && given_up * 20 < done, "{done} done, {given_up} given up");
 }

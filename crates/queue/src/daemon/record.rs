@@ -34,6 +34,12 @@ pub(crate) enum Place {
 }
 
 impl Place {
+    /// Whether it needs slots to go on.
+    #[must_use]
+    pub(crate) fn waits(self) -> bool {
+        matches!(self, Self::Queued | Self::Stopped | Self::Asleep)
+    }
+
     /// Whether it has slots.
     #[must_use]
     pub(crate) fn holds_slots(self) -> bool {
@@ -80,7 +86,7 @@ pub(crate) struct Record {
     pub preemptions: u32,
     /// How it ended.
     pub exit: Option<Exit>,
-    /// What there is to say about its end or its state.
+    /// What there is to say about its end or its state, in sentences with semicolons between them.
     pub note: Option<String>,
     /// Milliseconds that it has run, without those since `since`.
     pub ran: Millis,
@@ -88,6 +94,9 @@ pub(crate) struct Record {
     pub saved: Millis,
     /// The number of its newest checkpoint that is on stable storage.
     pub durable: Option<u64>,
+    /// How much of it is in each checkpoint that may be on this machine's disk.
+    #[serde(default)]
+    pub kept: Vec<Stored>,
     /// The number that the next checkpoint gets.
     pub next_checkpoint: u64,
     /// Bytes of its newest checkpoint.
@@ -157,7 +166,7 @@ pub(crate) enum Ahead {
     Sending,
 }
 
-/// A checkpoint in the object store.
+/// A checkpoint, and the work in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stored {
     /// Its number.
@@ -186,6 +195,7 @@ impl Record {
             ran: 0,
             saved: 0,
             durable: None,
+            kept: Vec::new(),
             next_checkpoint: 1,
             image_bytes: 0,
             giving_way: None,
@@ -206,6 +216,22 @@ impl Record {
         }
     }
 
+    /// Adds a sentence to what there is to say about it; whether that is new.
+    pub(crate) fn remark(&mut self, text: &str) -> bool {
+        match &mut self.note {
+            Some(note) if note.contains(text) => return false,
+            Some(note) => *note = format!("{note}; {text}"),
+            none => *none = Some(text.to_owned()),
+        }
+        true
+    }
+
+    /// Notes how much of its work is in checkpoint `seq`.
+    pub(crate) fn keep(&mut self, seq: u64, saved: Millis) {
+        self.kept.retain(|kept| kept.seq < seq);
+        self.kept.push(Stored { seq, saved });
+    }
+
     /// Moves it to another place.
     pub(crate) fn go(&mut self, place: Place, now: Millis) {
         if self.place == Place::Running || self.place == Place::Leaving {
@@ -213,8 +239,11 @@ impl Record {
             let worked = if self.place == Place::Running { now - self.since } else { 0 };
             self.ran += worked.max(0);
         }
+        // One that waits goes on to wait, however.
+        if !(self.place.waits() && place.waits()) {
+            self.since = now;
+        }
         self.place = place;
-        self.since = now;
     }
 
     /// Milliseconds that it has run by now.

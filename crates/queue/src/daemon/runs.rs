@@ -11,6 +11,8 @@ use crate::files;
 use crate::preemption::{Dirt, Means};
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd;
+use crate::shepherd::checkpoint;
+use crate::shepherd::digests::Damage;
 use crate::shepherd::message::{Ending, Exit, LOST, Order, Phase, Report, Saved};
 
 /// A run that is lost so often without a checkpoint in between is not started again.
@@ -41,14 +43,20 @@ impl Core {
             return;
         }
         match report {
-            Report::State { phase, .. } => self.found(id, phase),
+            Report::State { phase, checkpoint, .. } => self.found(id, phase, checkpoint),
             Report::Stopped { took_us } => self.stopped(id, took_us),
             Report::Continued => self.back(id, "continued", json!({}), 0),
             Report::Saved(saved) => self.saved(id, &saved),
             Report::Durable { seq } => self.durable(id, seq),
+            Report::NotDurable { seq, text } => {
+                self.save(id, Some(("not-durable", json!({ "seq": seq, "why": text }))));
+            }
             Report::NotSaved { refused, text } => self.not_saved(id, refused, &text),
             Report::Restored { took_us } => self.restored(id, took_us),
-            Report::NotRestored { text } => self.not_restored(id, &text),
+            Report::NotRestored { text, damaged: Some(seq) } => {
+                self.damaged(id, run, &Damage { seq, text });
+            }
+            Report::NotRestored { text, damaged: None } => self.not_restored(id, &text),
             Report::NotVacated { text } => self.not_saved(id, false, &text),
             Report::BroughtBack { names } => {
                 let names = names.into_iter().collect::<Vec<_>>().join(", ");
@@ -60,21 +68,34 @@ impl Core {
 
     /// Adds a sentence to what there is to say about a job.
     pub(super) fn remark(&mut self, id: JobId, text: &str) {
-        let Some(record) = self.jobs.get_mut(&id) else { return };
-        match &mut record.note {
-            Some(note) if note.contains(text) => return,
-            Some(note) => *note = format!("{note}; {text}"),
-            none => *none = Some(text.to_owned()),
+        if self.jobs.get_mut(&id).is_some_and(|record| record.remark(text)) {
+            self.save(id, None);
         }
-        self.save(id, None);
     }
 
     /// How a job is, when its shepherd is met for the first time or the daemon's view was
     /// old.
-    fn found(&mut self, id: JobId, phase: Phase) {
+    fn found(&mut self, id: JobId, phase: Phase, checkpoint: Option<u64>) {
+        self.met(id);
+        if phase != Phase::Saving {
+            // What was ordered is done, or was not for how the job is.
+            self.saving.remove(&id);
+        }
+        let durable = checkpoint.filter(|&seq| self.dir(id).durable(seq).exists());
         let Some(record) = self.jobs.get_mut(&id) else { return };
         record.shepherd = true;
         let place = record.place;
+        let unheard = durable > record.durable;
+        if phase == Phase::Asleep && place == Place::Leaving
+            || phase == Phase::Stopped && place == Place::Stopping
+        {
+            // It has given way while there was no daemon to hear of it. How long that took nobody knows.
+            record.preemptions += 1;
+            if let Some(seq) = checkpoint.filter(|_| phase == Phase::Asleep) {
+                record.saved = record.ran;
+                record.keep(seq, record.saved);
+            }
+        }
         let first = record.started.is_none();
         if first {
             record.started = Some(files::now());
@@ -88,6 +109,9 @@ impl Core {
             (Phase::Asleep, Place::Asleep) => self.save(id, None),
             (Phase::Asleep, _) => self.go(id, Place::Asleep, "asleep", json!({})),
             (Phase::Waking, _) => self.go(id, Place::Waking, "waking", json!({})),
+        }
+        if let Some(seq) = durable.filter(|_| unheard) {
+            self.durable(id, seq);
         }
     }
 
@@ -115,8 +139,8 @@ impl Core {
         self.speed.saved(saved.bytes, saved.took_us);
         self.note_dirt(id, saved, now);
         let Some(record) = self.jobs.get_mut(&id) else { return };
-        // One that was frozen before stands still all the time.
-        if record.place != Place::Stopped {
+        // One that was frozen before stands still all the time, and one that is copied on write hardly.
+        if record.place != Place::Stopped && saved.ended_tasks {
             self.speed.stood_still(saved.bytes, saved.frozen_us, saved.took_us);
         }
         record.image_bytes = record.image_bytes.max(saved.bytes);
@@ -124,11 +148,12 @@ impl Core {
         record.overhead += millis(saved.frozen_us);
         let data = json!({
             "means": "checkpoint", "seq": saved.seq, "bytes": saved.bytes,
-            "frozen_us": saved.frozen_us, "took_us": saved.took_us,
+            "frozen_us": saved.frozen_us, "took_us": saved.took_us, "cow_bytes": saved.cow_bytes,
             "to": record.giving_way.and_then(|way| way.to),
         });
         if !saved.ended_tasks {
             record.saved = record.ran_by(now);
+            record.keep(saved.seq, record.saved);
             return self.save(id, Some(("saved", data)));
         }
         // It was frozen before and becomes a checkpoint now: that is one preemption.
@@ -138,6 +163,7 @@ impl Core {
         self.go(id, Place::Asleep, "preempted", data);
         if let Some(record) = self.jobs.get_mut(&id) {
             record.saved = record.ran;
+            record.keep(saved.seq, record.saved);
         }
         self.save(id, None);
         self.keep_facts();
@@ -164,7 +190,9 @@ impl Core {
             return;
         }
         disk::keep_only(&dir, self.oldest_needed(id, seq));
+        let there = checkpoint::numbers(&dir);
         if let Some(record) = self.jobs.get_mut(&id) {
+            record.kept.retain(|kept| there.contains(&kept.seq));
             record.durable = Some(seq);
             record.only_stored = false;
             record.image_bytes = disk::bytes(&dir);
@@ -206,11 +234,29 @@ impl Core {
     /// A checkpoint could not be brought back: the next try is with a new shepherd.
     fn not_restored(&mut self, id: JobId, text: &str) {
         if let Some(record) = self.jobs.get_mut(&id) {
-            record.note = Some(format!("bring it back: {text}"));
+            record.remark(&format!("bring it back: {text}"));
         }
         self.go(id, Place::Asleep, "not-resumed", json!({ "why": text }));
         self.order(id, &Order::Kill);
         self.lose(id, "its checkpoint could not be brought back");
+    }
+
+    /// A checkpoint is not what was saved: the job goes on from an older one, or from that of the
+    /// object store, or begins again.
+    pub(super) fn damaged(&mut self, id: JobId, run: u64, damage: &Damage) {
+        if !self.counts(id, run) {
+            return;
+        }
+        self.remark(id, &damage.text);
+        let brought = self.depot.has_brought(id);
+        if let Some(record) = self.jobs.get_mut(&id).filter(|_| brought) {
+            // It came from the store like that.
+            record.stored = None;
+        }
+        self.save(id, Some(("damaged", json!({ "seq": damage.seq, "why": damage.text }))));
+        disk::remove_with(&self.dir(id), damage.seq);
+        self.order(id, &Order::Kill);
+        self.fall_back(id, &damage.text);
     }
 
     /// The run ended before there was a shepherd to speak of.
@@ -235,6 +281,7 @@ impl Core {
         if !self.counts(id, run) {
             return;
         }
+        self.met(id);
         self.links.remove(&id);
         let Some(record) = self.jobs.get_mut(&id) else { return };
         if !record.shepherd && matches!(record.place, Place::Asleep | Place::Queued) {
@@ -279,13 +326,25 @@ impl Core {
     /// A run is gone without a last word: the machine or its shepherd has failed. The job
     /// goes on from its last checkpoint, or begins again.
     pub(super) fn lose(&mut self, id: JobId, why: &str) {
-        let dir = self.dir(id);
         let Some(record) = self.jobs.get_mut(&id) else { return };
-        if record.boot == shepherd::engine::boot() {
+        if record.boot == checkpoint::boot() {
             record.losses += 1;
         } else {
             record.machine_losses += 1;
         }
+        let losses = record.losses + record.machine_losses;
+        let too_often = record.losses > MOST_LOSSES || record.machine_losses > MOST_MACHINE_LOSSES;
+        self.fall_back(id, why);
+        if too_often && self.jobs.get(&id).is_some_and(|record| record.place != Place::Ended) {
+            let note = format!("{why}, {losses} times without a checkpoint in between");
+            self.end(id, Exit::Code(125), Some(note));
+        }
+    }
+
+    /// A job that has no run any more goes on from the newest checkpoint that there is, or begins again.
+    fn fall_back(&mut self, id: JobId, why: &str) {
+        let dir = self.dir(id);
+        let Some(record) = self.jobs.get_mut(&id) else { return };
         record.shepherd = false;
         disk::adopt(&dir);
         let here = disk::newest(&dir);
@@ -293,6 +352,8 @@ impl Core {
         record.only_stored = here < record.durable;
         if let Some(stored) = record.stored.filter(|_| record.only_stored) {
             record.saved = stored.saved;
+        } else if let Some(kept) = record.kept.iter().find(|kept| Some(kept.seq) == here) {
+            record.saved = kept.saved;
         }
         let now = files::now();
         let place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
@@ -303,16 +364,16 @@ impl Core {
         let lost = (record.ran - record.saved).max(0);
         record.lost += lost;
         record.ran -= lost;
-        let (losses, cancelled) = (record.losses + record.machine_losses, record.cancelled);
-        let too_often = record.losses > MOST_LOSSES || record.machine_losses > MOST_MACHINE_LOSSES;
+        let begins_again = place == Place::Queued && record.started.is_some();
+        let (cancelled, class) = (record.cancelled, record.spec.class.clone());
         self.saving.remove(&id);
         self.dirt.remove(&id);
         self.save(id, Some(("lost", json!({ "why": why, "lost_ms": lost }))));
         shepherd::cgroups(&dir).remove();
         if cancelled {
             self.end(id, Exit::Signal(9), None);
-        } else if too_often {
-            let note = format!("{why}, {losses} times without a checkpoint in between");
+        } else if begins_again && !self.class_of(&class).begins_again {
+            let note = format!("{why}, and jobs of its class do not begin again");
             self.end(id, Exit::Code(125), Some(note));
         }
     }
@@ -329,16 +390,14 @@ impl Core {
             record.saved = 0;
             record.ran = 0;
             (record.durable, record.stored, record.only_stored) = (None, None, false);
+            record.kept.clear();
             record.base = lengths;
             disk::remove_all(&self.dir(id));
             self.count_stored();
             let data = json!({ "exit": ending.exit.number() });
             return self.go(id, Place::Queued, "retried", data);
         }
-        // What a client tells of a job that went well comes first.
-        let notes = [note(ending), record.note.take()];
-        let notes: Vec<String> = notes.into_iter().flatten().collect();
-        self.end(id, ending.exit, (!notes.is_empty()).then(|| notes.join("; ")));
+        self.end(id, ending.exit, note(ending));
     }
 }
 
@@ -350,6 +409,9 @@ fn note(ending: &Ending) -> Option<String> {
     }
     if ending.out_of_memory {
         parts.push("it was out of its memory".to_owned());
+    }
+    if ending.out_of_pids {
+        parts.push("it had as many processes and threads as it may (--pids)".to_owned());
     }
     if ending.out_of_disk {
         parts.push("it has written more than it may (--disk)".to_owned());
@@ -371,18 +433,107 @@ fn millis(micros: u64) -> Millis {
 #[cfg(test)]
 mod tests {
     use super::super::config::Config;
+    use super::super::record::Stored;
     use super::*;
     use crate::spec::Spec;
 
-    #[test]
-    fn the_word_of_an_earlier_run_changes_nothing() {
+    /// A daemon with one job, in its second run.
+    fn daemon(place: Place) -> (tempfile::TempDir, Core, JobId) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("jobs")).unwrap();
         let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
         let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
         let id = core.submit(spec, None).unwrap();
         let record = core.jobs.get_mut(&id).unwrap();
-        (record.run, record.place, record.shepherd) = (2, Place::Running, true);
+        (record.run, record.place, record.shepherd) = (2, place, true);
+        record.started = Some(record.since);
+        (dir, core, id)
+    }
+
+    /// How a job stands, as a shepherd tells a daemon that it meets for the first time.
+    #[test]
+    fn what_happened_without_a_daemon_is_learned() {
+        let (_dir, mut core, id) = daemon(Place::Leaving);
+        let dir = core.dir(id);
+        std::fs::create_dir(dir.checkpoint(3)).unwrap();
+        std::fs::write(dir.durable(3), "").unwrap();
+        core.jobs.get_mut(&id).unwrap().ran = 700;
+        core.saving.insert(id);
+        let state = |phase, checkpoint| Report::State { job: id, run: 2, phase, checkpoint };
+        core.report(id, 2, state(Phase::Asleep, Some(3)));
+        let job = &core.jobs[&id];
+        assert_eq!((job.place, job.preemptions, job.durable), (Place::Asleep, 1, Some(3)));
+        assert_eq!((job.saved, core.saving.len()), (700, 0));
+        // What is told again counts once, and a checkpoint that is not on disk yet does not.
+        core.report(id, 2, state(Phase::Asleep, Some(4)));
+        let job = &core.jobs[&id];
+        assert_eq!((job.preemptions, job.durable), (1, Some(3)));
+        let (_dir, mut core, id) = daemon(Place::Stopping);
+        core.report(id, 2, state(Phase::Stopped, None));
+        assert_eq!((core.jobs[&id].place, core.jobs[&id].preemptions), (Place::Stopped, 1));
+    }
+
+    #[test]
+    fn a_new_daemon_does_not_make_a_job_wait_from_the_beginning() {
+        for (place, phase) in [(Place::Asleep, Phase::Asleep), (Place::Stopped, Phase::Stopped)] {
+            let (_dir, mut core, id) = daemon(place);
+            core.jobs.get_mut(&id).unwrap().since = 7;
+            core.schedule_nothing_yet(&[id]);
+            assert_eq!(core.jobs[&id].place, Place::Starting);
+            core.report(id, 2, Report::State { job: id, run: 2, phase, checkpoint: None });
+            assert_eq!((core.jobs[&id].place, core.jobs[&id].since), (place, 7));
+            // Nor does a machine that fails.
+            core.jobs.get_mut(&id).unwrap().stored = Some(Stored { seq: 1, saved: 0 });
+            core.run_over(id, 2, None);
+            assert_eq!((core.jobs[&id].place, core.jobs[&id].since), (Place::Asleep, 7));
+        }
+    }
+
+    #[test]
+    fn all_that_there_is_to_say_is_kept() {
+        let (_dir, mut core, id) = daemon(Place::Running);
+        core.remark(id, "one");
+        core.remark(id, "one");
+        core.cancel(id, 15, Some("two".to_owned()));
+        core.report(id, 2, Report::NotRestored { text: "three".to_owned(), damaged: None });
+        let ending = Ending { lost: vec!["four".to_owned()], ..Ending::good(id, 2) };
+        let note = core.jobs[&id].note.clone().unwrap();
+        assert!(note.starts_with("one; two; bring it back: three"), "{note}");
+        let (_dir, mut core, id) = daemon(Place::Running);
+        core.remark(id, "one");
+        core.run_over(id, 2, Some(ending));
+        assert_eq!(core.jobs[&id].note.as_deref(), Some("lost: four; one"));
+    }
+
+    /// How much of its work is done again follows from the checkpoint that is taken.
+    #[test]
+    fn an_older_checkpoint_has_less_of_the_work() {
+        let (_dir, mut core, id) = daemon(Place::Running);
+        let dir = core.dir(id);
+        for (seq, ran) in [(1, 1000), (2, 5000)] {
+            let record = core.jobs.get_mut(&id).unwrap();
+            (record.ran, record.since) = (ran, files::now());
+            let place = dir.checkpoint(seq);
+            std::fs::create_dir(&place).unwrap();
+            let base = (seq > 1).then(|| seq - 1);
+            let record = checkpoint::Record { seq, base, ..checkpoint::Record::default() };
+            let text = serde_json::to_vec(&record).unwrap();
+            std::fs::write(place.join("record.json"), text).unwrap();
+            std::fs::write(dir.durable(seq), "").unwrap();
+            core.report(id, 2, Report::Saved(Saved { seq, ..Saved::default() }));
+            core.report(id, 2, Report::Durable { seq });
+        }
+        let damage = Damage { seq: 2, text: "checkpoint 2 is damaged: x".to_owned() };
+        core.damaged(id, 2, &damage);
+        let job = core.jobs[&id].clone();
+        assert_eq!((job.place, job.durable, job.losses), (Place::Asleep, Some(1), 0));
+        assert!(job.lost >= 4000 && job.ran >= 1000, "{job:?}");
+        assert!(!dir.checkpoint(2).exists() && job.note.unwrap().contains("is damaged"));
+    }
+
+    #[test]
+    fn the_word_of_an_earlier_run_changes_nothing() {
+        let (_dir, mut core, id) = daemon(Place::Running);
         let before = core.jobs[&id].clone();
         let say = |core: &mut Core, run: u64| {
             let state = Report::State { job: id, run, phase: Phase::Asleep, checkpoint: None };

@@ -113,7 +113,7 @@ impl Core {
             record.place = Place::Asleep;
         }
         if !why.is_empty() {
-            record.note = Some(format!("it stays here: {why}"));
+            record.remark(&format!("it stays here: {why}"));
         }
         self.save(id, Some(("stays", json!({ "why": why }))));
         self.set_held(id, false);
@@ -128,7 +128,9 @@ impl Core {
         }
         let latest = record.durable == Some(record.next_checkpoint - 1);
         let ready = match record.place {
-            Place::Queued | Place::Away => true,
+            Place::Away => true,
+            // What it is to run after is known here.
+            Place::Queued => self.first(record).is_empty(),
             Place::Asleep => record.durable.is_some() && (latest || !record.shepherd),
             _ => false,
         };

@@ -58,6 +58,7 @@ impl Core {
                 bytes = record.image_bytes;
                 record.durable = record.stored.map(|stored| stored.seq);
                 record.saved = record.stored.map_or(0, |stored| stored.saved);
+                record.kept.clear();
                 record.only_stored = record.stored.is_some();
                 if !record.only_stored {
                     record.image_bytes = 0;
@@ -91,7 +92,7 @@ impl Core {
         let limit = Millis::try_from(seconds.saturating_mul(1000)).unwrap_or(Millis::MAX);
         if record.ran_by(now) > limit && !self.ending.contains_key(&id) {
             if let Some(record) = self.jobs.get_mut(&id) {
-                record.note = Some(format!("it ran longer than its limit of {seconds} s"));
+                record.remark(&format!("it ran longer than its limit of {seconds} s"));
             }
             self.tell_to_end(id, SIGTERM, now);
         }
@@ -119,8 +120,8 @@ impl Core {
             return self.cancel_away(id, signal);
         }
         record.cancelled = true;
-        if note.is_some() {
-            record.note = note;
+        if let Some(note) = note {
+            record.remark(&note);
         }
         self.save(id, Some(("cancelled", json!({ "signal": signal }))));
         self.tell_to_end(id, signal, now);
@@ -215,8 +216,7 @@ impl Core {
     /// Turns a job that was frozen for long into a checkpoint, which needs no memory.
     fn sink_if_due(&mut self, id: JobId, now: Millis) {
         let Some(record) = self.live(id) else { return };
-        let class = self.config.rules.classes.get(&record.spec.class);
-        let means = &class.unwrap_or(&self.config.rules.other).means;
+        let means = &self.class_of(&record.spec.class).means;
         let failed = self.not_before.get(&id).is_some_and(|&until| now < until);
         if record.place != Place::Stopped
             || now - record.since < self.config.sink_after

@@ -14,7 +14,8 @@
 //!    who has waited longest (slices) or was submitted first.
 //! 4. Who finds no room displaces jobs of a lower level, those that cost least, but none
 //!    that has run less than ten times what that costs; with `slices`, also jobs of its own
-//!    level whose slice is over.
+//!    level whose slice is over. Of those that cost about the same the one goes that has most left
+//!    to do, and who is about to end is left alone.
 //! 5. Who still waits keeps the free slots that it needs from all that it cannot displace,
 //!    unless they will be done in time (back-fill).
 
@@ -55,6 +56,8 @@ pub struct Class {
     pub interactive: bool,
     /// By which means its jobs give way.
     pub means: Vec<Means>,
+    /// Whether a job of it begins again of which all that was saved is lost; else it has failed.
+    pub begins_again: bool,
     /// For whom its checkpoints are sealed, if they are.
     pub recipient: Option<String>,
     /// The file with the key that opens them again.
@@ -71,6 +74,7 @@ impl Default for Class {
             fair: false,
             interactive: false,
             means: Means::ALL.to_vec(),
+            begins_again: true,
             recipient: None,
             identity: None,
         }

@@ -1,5 +1,7 @@
 //! Who gives way.
 
+use std::cmp::Reverse;
+
 use super::order::{self, Candidate};
 use super::{Job, JobId, Millis, Phase, World};
 use crate::preemption::{self, Means, Pressure, Price};
@@ -16,7 +18,8 @@ pub(super) struct Victims {
 }
 
 /// Finds jobs that give way to `candidate`, with `missing` slots between them: those that
-/// cost least for each slot, and no more than are needed.
+/// cost least for each slot, and no more than are needed. Costs are estimates: of those of about the
+/// same cost the one goes that has most left to do.
 pub(super) fn find(
     world: &World,
     candidate: &Candidate,
@@ -51,7 +54,8 @@ pub(super) fn find(
     }
     able.sort_by_key(|(job, price)| {
         let each = price.total_ms() / u64::from(job.slots.max(1));
-        (order::level(world, job), each, std::cmp::Reverse(job.id))
+        let left = Reverse(job.remaining.filter(|&left| left > 0).unwrap_or(Millis::MAX));
+        (order::level(world, job), each.max(1).ilog2(), left, each, Reverse(job.id))
     });
     found.chosen = fewest(able, missing);
     found
@@ -115,11 +119,11 @@ fn free_from(world: &World, candidate: &Candidate, job: &Job, price: &Price) -> 
     from
 }
 
-/// When a job will be done, if that is no later than it could have given way. One that has run for
-/// longer than was thought says nothing about its end.
+/// When a job will be done, if that is no later than it could have given way and be back: who would
+/// wait for that waits for its end. One that has run for longer than was thought says nothing about it.
 fn done_before(world: &World, job: &Job, price: &Price) -> Option<Millis> {
-    let away = Millis::try_from(price.away_ms).unwrap_or(Millis::MAX);
-    let remaining = job.remaining.filter(|&remaining| remaining > 0 && remaining <= away)?;
+    let both = Millis::try_from(price.away_ms + price.back_ms).unwrap_or(Millis::MAX);
+    let remaining = job.remaining.filter(|&remaining| remaining > 0 && remaining <= both)?;
     Some(world.now + remaining)
 }
 

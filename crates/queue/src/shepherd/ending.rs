@@ -21,6 +21,7 @@ impl Shepherd {
     /// Ends what is left of the job, and reports.
     pub(super) fn end(&mut self, exit: Exit) -> io::Result<()> {
         let _ = self.cgroups.set_frozen(false);
+        let out_of_pids = self.cgroups.ran_out_of_pids();
         let leftover = self.clear();
         if let Some(container) = &self.container {
             container.remove();
@@ -37,6 +38,7 @@ impl Shepherd {
             leftover,
             lost,
             out_of_memory: self.cgroups.ran_out_of_memory(),
+            out_of_pids,
             out_of_disk: self.out_of_disk,
             gave_way: self.vacating && !self.out_of_disk,
             at: files::now(),

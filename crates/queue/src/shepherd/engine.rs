@@ -7,14 +7,15 @@ use std::fs;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use torpor_worker::{Class, Event, Job, Outcome, Worker};
 
+use super::checkpoint::{self, Record, boot};
+use super::digests::{self, Which};
 use super::message::{Saved, Style};
 use super::pump::{Input, Output};
 use super::work;
@@ -37,39 +38,6 @@ pub(crate) struct Streams {
     pub out: Arc<Output>,
     /// Standard error.
     pub err: Arc<Output>,
-}
-
-/// What is kept beside the images of a checkpoint.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
-    /// The number of the checkpoint.
-    pub seq: u64,
-    /// The job's first process, in its pid namespace.
-    pub root: i32,
-    /// Bytes of standard output and of standard error at that moment.
-    pub written: [u64; 2],
-    /// Bytes of standard input that the job had read.
-    pub read: u64,
-    /// Inodes of the pipes, by which the images know them.
-    pub pipes: [u64; 3],
-    /// The last process id that was given out, so that helpers get higher ones.
-    pub last_pid: u64,
-    /// The boot of the machine at which it was made.
-    pub boot: String,
-    /// Where the images are, relative to the checkpoint.
-    pub images: PathBuf,
-    /// The checkpoint that it builds on: it holds what has changed since that one.
-    #[serde(default)]
-    pub base: Option<u64>,
-    /// How many checkpoints it builds on, one on the other.
-    #[serde(default)]
-    pub depth: u32,
-    /// Bytes of memory that the job held.
-    #[serde(default)]
-    pub memory: u64,
-    /// The key that opens it, if it is sealed.
-    #[serde(default)]
-    pub identity: Option<PathBuf>,
 }
 
 /// A checkpoint does not build on more than so many others: each must be kept, and read.
@@ -196,6 +164,7 @@ impl Save {
             took_us: 0,
             bytes,
             since_ms: since.and_then(|millis| u64::try_from(millis).ok()),
+            cow_bytes: outcome.report.statistics.get("cow_bytes").copied(),
             ended_tasks: !self.keep,
         };
         let next = self.keep.then(|| Box::new(Base { record, at: Instant::now() }));
@@ -290,8 +259,10 @@ impl Save {
     ) -> io::Result<Outcome> {
         let images = dir.join(name);
         fs::create_dir(&images)?;
-        let at_rest = |point: &str, _| {
-            if point == "post-dump" {
+        let mut is_noted = false;
+        let at_rest = |_: &str, _| {
+            // It has run on since, or is about to.
+            if !std::mem::replace(&mut is_noted, true) {
                 // The job stands still: what it has written and read so far is exact.
                 record.written = [self.streams.out.drain()?, self.streams.err.drain()?];
                 if let Some(input) = &self.streams.input {
@@ -308,6 +279,9 @@ impl Save {
             let mut options = self.styled();
             options.extend(["--ghost-limit", GHOST_LIMIT].map(str::to_owned));
             let last = Some(Last { keep: self.keep, track });
+            if self.keep {
+                options.push("--cow".to_owned());
+            }
             return follow(container.save(&images, before.as_deref(), last, options)?, at_rest);
         }
         let mut args = self.args("dump", &images, before);
@@ -319,44 +293,19 @@ impl Save {
             args.push("--track-mem".to_owned());
         }
         if self.keep {
-            args.push("--leave-running".to_owned());
+            args.extend(["--leave-running", "--cow"].map(str::to_owned));
         }
-        let holds = vec!["post-dump".to_owned()];
+        let holds = at_rest_of(self.keep).iter().map(|&point| point.to_owned()).collect();
         let job = Job { args, dir: dir.to_owned(), holds, ..Job::default() };
         run(&job, &[], at_rest)
     }
 }
 
-/// Makes a checkpoint that is complete survive the loss of power.
-///
-/// # Errors
-/// If a file cannot be synced, or the checkpoint builds on a later one.
-pub(crate) fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
-    let place = dir.checkpoint(seq);
-    if let Some(base) = record(&place)?.base
-        && !dir.durable(base).exists()
-    {
-        // Depths are bounded where checkpoints are made, and numbers only grow.
-        if base >= seq {
-            return Err(io::Error::other(format!("checkpoint {seq} builds on a later one")));
-        }
-        settle(dir, base)?;
-    }
-    for stream in [dir.out(), dir.err()] {
-        fs::File::open(stream)?.sync_all()?;
-    }
-    files::sync_tree(&place)?;
-    files::sync_dir(dir.path())?;
-    fs::write(dir.durable(seq), "")?;
-    files::sync_dir(&place)
-}
-
-/// The record of a checkpoint, finished or not.
-///
-/// # Errors
-/// If there is none, or it is damaged.
-pub(crate) fn record(checkpoint: &Path) -> io::Result<Record> {
-    Ok(serde_json::from_slice(&fs::read(checkpoint.join("record.json"))?)?)
+/// The points of a dump at which a job stands still, and what belongs to the moment can be noted; the
+/// first that comes counts. One that is copied on write runs on before its images are complete.
+#[must_use]
+pub(crate) fn at_rest_of(keep: bool) -> &'static [&'static str] {
+    if keep { &["network-unlock", "post-dump"] } else { &["post-dump"] }
 }
 
 /// Whether a job runs while so much memory of it is still coming.
@@ -390,18 +339,15 @@ fn last_pid() -> u64 {
     text.trim().parse().unwrap_or(0)
 }
 
-/// What names this boot of the machine.
-#[must_use]
-pub(crate) fn boot() -> String {
-    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    id.trim().to_owned()
-}
-
 /// What is to be brought back.
 #[derive(Debug)]
 pub(crate) struct Wake {
-    /// The checkpoint's directory.
-    pub checkpoint: PathBuf,
+    /// The job's directory.
+    pub dir: JobDir,
+    /// The number of the checkpoint.
+    pub seq: u64,
+    /// Whether its digests were compared just now.
+    pub verified: bool,
     /// The job's streams.
     pub streams: Streams,
     /// The job's cgroups.
@@ -410,25 +356,49 @@ pub(crate) struct Wake {
     pub container: Option<Container>,
 }
 
+/// Why a job was not brought back.
+#[derive(Debug)]
+pub(crate) struct NotWoken {
+    /// A sentence.
+    pub text: String,
+    /// The checkpoint that is damaged, if that is why.
+    pub damaged: Option<u64>,
+}
+
 impl Wake {
     /// Brings the job back on a thread; `done` gets the outcome there: how long it took,
     /// or why it failed.
-    pub(crate) fn start(self, done: impl FnOnce(Result<u64, String>) + Send + 'static) {
+    pub(crate) fn start(self, done: impl FnOnce(Result<u64, NotWoken>) + Send + 'static) {
         thread::spawn(move || done(self.run()));
     }
 
-    fn run(&self) -> Result<u64, String> {
+    fn run(&self) -> Result<u64, NotWoken> {
         let begun = Instant::now();
+        let failed = |text: String| NotWoken { text, damaged: None };
+        if !self.verified {
+            self.verify()?;
+        }
         match self.wake() {
             Ok(outcome) if outcome.class == Class::Done => Ok(micros(begun)),
-            Ok(outcome) => Err(with_hint(&outcome)),
-            Err(e) => Err(e.to_string()),
+            Ok(outcome) => Err(failed(with_hint(&outcome))),
+            Err(e) => Err(failed(e.to_string())),
         }
     }
 
+    /// The job's own directory is still as it has left it.
+    fn verify(&self) -> Result<(), NotWoken> {
+        let record = checkpoint::record(&self.dir.checkpoint(self.seq)).unwrap_or_default();
+        let (container, sealed) = (self.container.is_some(), record.identity.is_some());
+        let lazy = is_lazy(record.memory, container, sealed);
+        let which = if lazy { Which::Structure } else { Which::Images };
+        digests::verify(&self.dir, self.seq, which)
+            .map_err(|damage| NotWoken { text: damage.text, damaged: Some(damage.seq) })
+    }
+
     fn wake(&self) -> io::Result<Outcome> {
-        let record = record(&self.checkpoint)?;
-        let images = self.checkpoint.join(&record.images);
+        let place = self.dir.checkpoint(self.seq);
+        let record = checkpoint::record(&place)?;
+        let images = place.join(&record.images);
         let identity = record.identity.iter();
         let identity =
             identity.flat_map(|key| ["--identity".to_owned(), key.display().to_string()]);
@@ -458,7 +428,7 @@ impl Wake {
             args.extend(["--inherit-fd".to_owned(), format!("fd[{number}]:pipe[{inode}]")]);
         }
         let holds = vec!["pre-restore".to_owned()];
-        let job = Job { args, dir: self.checkpoint.clone(), holds, descriptors };
+        let job = Job { args, dir: place, holds, descriptors };
         run(&job, &fds, |point, worker| {
             // What the worker makes from here on is in the job's cgroups.
             if point == "pre-restore" { self.cgroups.enter(worker) } else { Ok(()) }

@@ -12,7 +12,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::Signals;
 
-use super::{Happening, SHEPHERD, Shepherd, engine, message, work};
+use super::{Happening, SHEPHERD, Shepherd, checkpoint, message, work};
 use crate::files::{self, JobDir};
 
 /// Where a run's socket lies, in the run's directory.
@@ -83,7 +83,7 @@ fn tend(dir: PathBuf, run: u64, from: Option<u64>, base: [u64; 2]) -> io::Result
     mount("proc", "/proc", "proc", flags, None)?;
     let dir = JobDir::at(dir);
     let record = match from {
-        Some(seq) => Some(engine::record(&dir.checkpoint(seq))?),
+        Some(seq) => Some(checkpoint::record(&dir.checkpoint(seq))?),
         None => None,
     };
     if let Some(record) = &record {
@@ -104,7 +104,8 @@ fn tend(dir: PathBuf, run: u64, from: Option<u64>, base: [u64; 2]) -> io::Result
             work::put_back(&dir, &dir.checkpoint(record.seq))?;
             shepherd.mount()?;
             shepherd.root = record.root;
-            shepherd.wake();
+            // The daemon has compared it.
+            shepherd.wake(true);
         }
         None => shepherd.start_job()?,
     }

@@ -1,5 +1,6 @@
 //! The last step before a job's first instruction: the process that becomes the job.
 
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -74,7 +75,17 @@ fn become_job(spec: &Spec) -> ExitCode {
         return ExitCode::from(NOT_RUN);
     };
     let error = Command::new(program).args(args).exec();
-    eprintln!("torpor queue: {program}: {error}");
+    eprint!("{}", complaint(program, &error));
     let not_found = error.kind() == std::io::ErrorKind::NotFound;
     ExitCode::from(if not_found { NOT_FOUND } else { NOT_RUN })
+}
+
+fn complaint(program: &str, error: &io::Error) -> String {
+    format!("torpor queue: {program}: {error}\n")
+}
+
+/// What a job's standard error says where its program is not there.
+#[must_use]
+pub(crate) fn not_found(program: &str) -> String {
+    complaint(program, &rustix::io::Errno::NOENT.into())
 }

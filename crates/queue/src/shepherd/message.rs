@@ -113,6 +113,9 @@ pub(crate) struct Ending {
     pub leftover: Vec<String>,
     /// Whether it was out of its memory.
     pub out_of_memory: bool,
+    /// Whether it was refused a process or a thread because it had as many as it may.
+    #[serde(default)]
+    pub out_of_pids: bool,
     /// Whether it had written more than it may.
     #[serde(default)]
     pub out_of_disk: bool,
@@ -135,6 +138,7 @@ impl Ending {
             exit: Exit::Code(0),
             leftover: Vec::new(),
             out_of_memory: false,
+            out_of_pids: false,
             out_of_disk: false,
             lost: Vec::new(),
             gave_way: false,
@@ -158,6 +162,9 @@ pub(crate) struct Saved {
     pub since_ms: Option<u64>,
     /// Whether the job's tasks ended with it.
     pub ended_tasks: bool,
+    /// Bytes of memory that were there twice while it was copied on write, if it was.
+    #[serde(default)]
+    pub cow_bytes: Option<u64>,
 }
 
 /// What a shepherd tells the daemon.
@@ -189,6 +196,13 @@ pub(crate) enum Report {
         /// Its number.
         seq: u64,
     },
+    /// The checkpoint could not be put on stable storage, which is tried again.
+    NotDurable {
+        /// Its number.
+        seq: u64,
+        /// Why.
+        text: String,
+    },
     /// The job could not be saved, and goes on.
     NotSaved {
         /// Whether it is the job that cannot be saved, so that trying again is useless.
@@ -205,6 +219,9 @@ pub(crate) enum Report {
     NotRestored {
         /// Why.
         text: String,
+        /// The checkpoint that is not what was saved, if that is why.
+        #[serde(default)]
+        damaged: Option<u64>,
     },
     /// Processes of the job had gone to other cgroups, and were brought back.
     BroughtBack {

@@ -11,6 +11,8 @@
 //! The shepherd takes orders on a socket in the directory of its run ([`message`]), and
 //! leaves its last word there ([`ending`]), on stable storage, before it says it.
 
+pub(crate) mod checkpoint;
+pub(crate) mod digests;
 mod disk;
 mod ending;
 pub(crate) mod engine;
@@ -25,21 +27,22 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(crate) use ending::ENDING;
 pub(crate) use entry::{LOCK, LOG, SOCKET, enter, start};
-pub(crate) use launch::launch;
+pub(crate) use launch::{launch, not_found};
+pub(crate) use work::{OWN, prepare};
 
 use crate::cgroup::Cgroups;
 use crate::container::Container;
 use crate::files::JobDir;
 use crate::spec::Spec;
-use engine::{Base, Record, SaveEnd, Streams};
+use checkpoint::Record;
+use engine::{Base, NotWoken, SaveEnd, Streams};
 use message::{Exit, Order, Phase, Report};
 use pump::{Input, Output};
 
@@ -77,10 +80,10 @@ enum Happening {
     Order(Order),
     /// Saving is over.
     Saved(SaveEnd),
-    /// A checkpoint is on stable storage, or could not be put there.
-    Settled(u64, io::Result<()>),
+    /// A checkpoint is on stable storage, or could not be put there after such a pause.
+    Settled(u64, Duration, io::Result<()>),
     /// Bringing back is over.
-    Woken(Result<u64, String>),
+    Woken(Result<u64, NotWoken>),
     /// All memory of a job that was brought back is there.
     MemoryCame,
     /// The job has written more than it may.
@@ -222,7 +225,7 @@ impl Shepherd {
                 Happening::Connected(stream) => self.connected(stream),
                 Happening::Order(order) => self.order(order),
                 Happening::Saved(end) => self.saved(end),
-                Happening::Settled(seq, outcome) => self.settled(seq, outcome),
+                Happening::Settled(seq, after, outcome) => self.settled(seq, after, outcome),
                 Happening::Woken(outcome) => self.woken(outcome),
                 Happening::MemoryCame => self.lazy = false,
                 Happening::DiskUsed => self.disk_used(),
@@ -288,11 +291,6 @@ impl Shepherd {
         {
             self.daemon = None;
         }
-    }
-
-    /// The directory of the newest checkpoint, on stable storage or on its way there.
-    fn newest(&self) -> Option<PathBuf> {
-        self.checkpoint.map(|seq| self.dir.checkpoint(seq))
     }
 }
 

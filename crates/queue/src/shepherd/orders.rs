@@ -9,9 +9,13 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::container::Container;
 
-use super::engine::{Save, SaveEnd, Wake, is_memory_coming, settle};
+use super::checkpoint;
+use super::engine::{NotWoken, Save, SaveEnd, Wake, is_memory_coming};
 use super::message::{Exit, Order, Phase, Report, Style};
 use super::{Happening, Shepherd, micros};
+
+/// How long to wait before a checkpoint is put on stable storage again, after that has failed.
+const SETTLE_AGAIN: Duration = Duration::from_secs(1);
 
 impl Shepherd {
     /// Carries an order out. One that does not fit the job's phase is answered with the
@@ -24,7 +28,7 @@ impl Shepherd {
             (Order::Checkpoint { seq, keep, rounds, style }, Phase::Running | Phase::Stopped) => {
                 self.save(seq, keep, rounds, style)
             }
-            (Order::Restore, Phase::Asleep) => self.wake(),
+            (Order::Restore, Phase::Asleep) => self.wake(false),
             (Order::PreemptCommand { timeout }, Phase::Running) => self.vacate(timeout),
             (Order::Kill, _) => {
                 self.exit = Some(Exit::Signal(Signal::KILL.as_raw()));
@@ -147,7 +151,7 @@ impl Shepherd {
                     self.back_from_saving();
                 }
                 self.tell(&Report::Saved(saved));
-                self.settle(seq);
+                self.settle(seq, Duration::ZERO);
             }
             SaveEnd::Failed { refused, text } => {
                 self.back_from_saving();
@@ -172,36 +176,42 @@ impl Shepherd {
         }
     }
 
-    /// Puts a checkpoint on stable storage while the world goes on.
-    fn settle(&self, seq: u64) {
+    /// Puts a checkpoint on stable storage while the world goes on, after a pause.
+    fn settle(&self, seq: u64, after: Duration) {
         let (dir, inputs) = (self.dir.clone(), self.inputs.clone());
         thread::spawn(move || {
-            let outcome = settle(&dir, seq);
+            thread::sleep(after);
+            let outcome = checkpoint::settle(&dir, seq);
             // Fails only if this process ends.
-            let _ = inputs.send(Happening::Settled(seq, outcome));
+            let _ = inputs.send(Happening::Settled(seq, after, outcome));
         });
     }
 
-    pub(super) fn settled(&mut self, seq: u64, outcome: std::io::Result<()>) {
+    pub(super) fn settled(&mut self, seq: u64, after: Duration, outcome: std::io::Result<()>) {
         match outcome {
             Ok(()) => self.tell(&Report::Durable { seq }),
+            // A newer one takes its place, or it was given up to make room.
+            Err(_) if self.checkpoint != Some(seq) || !self.dir.checkpoint(seq).exists() => {}
             Err(e) => {
-                let text = format!("checkpoint {seq} is not on stable storage: {e}");
-                self.tell(&Report::NotSaved { refused: false, text });
+                self.tell(&Report::NotDurable { seq, text: e.to_string() });
+                // Somebody may wait for it: a full disk does not stay full for ever.
+                self.settle(seq, (after * 2).clamp(SETTLE_AGAIN, SETTLE_AGAIN * 64));
             }
         }
     }
 
-    pub(super) fn wake(&mut self) {
-        let Some(checkpoint) = self.newest() else { return self.tell_state() };
+    /// Brings the job back; `verified` says that its checkpoint was compared with its digests.
+    pub(super) fn wake(&mut self, verified: bool) {
+        let Some(seq) = self.checkpoint else { return self.tell_state() };
         self.phase = Phase::Waking;
-        let (streams, cgroups) = (self.streams.clone(), self.cgroups.clone());
-        let (inputs, container) = (self.inputs.clone(), self.container.clone());
-        Wake { checkpoint, streams, cgroups, container }
+        let (dir, streams) = (self.dir.clone(), self.streams.clone());
+        let (cgroups, container) = (self.cgroups.clone(), self.container.clone());
+        let inputs = self.inputs.clone();
+        Wake { dir, seq, verified, streams, cgroups, container }
             .start(move |outcome| drop(inputs.send(Happening::Woken(outcome))));
     }
 
-    pub(super) fn woken(&mut self, outcome: Result<u64, String>) {
+    pub(super) fn woken(&mut self, outcome: Result<u64, NotWoken>) {
         let root = self.container.as_ref().filter(|_| outcome.is_ok()).map(Container::root);
         if let Some(Ok(root)) = root {
             self.root = root;
@@ -213,10 +223,10 @@ impl Shepherd {
                 self.await_memory();
                 self.tell(&Report::Restored { took_us });
             }
-            Err(text) => {
+            Err(NotWoken { text, damaged }) => {
                 self.exit = None;
                 self.phase = Phase::Asleep;
-                self.tell(&Report::NotRestored { text });
+                self.tell(&Report::NotRestored { text, damaged });
             }
         }
     }

@@ -13,11 +13,29 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
-use crate::files::{JobDir, WORK};
+use crate::container::Container;
+use crate::files::{self, JobDir, WORK};
 use crate::marks;
 use crate::spec::Spec;
 
-/// Makes a job's own directory, if it is to have one.
+/// Does what can be done for a job before it is started: its own directory is made, and it is looked up
+/// what its container is made of.
+///
+/// # Errors
+/// If the input cannot be read, or there is no such container.
+pub(crate) fn prepare(dir: &JobDir, spec: &Spec) -> io::Result<()> {
+    Container::look_up(dir, spec)?;
+    let Some(input) = &spec.input else { return Ok(()) };
+    // Another daemon may have been killed while it did that, and its copy goes on.
+    let place = dir.path().join(format!("ready-{}-{}", std::process::id(), files::now()));
+    let made = copy_input(spec, input, &place).and_then(|()| {
+        let _ = fs::remove_dir_all(dir.ready());
+        fs::rename(&place, dir.ready())
+    });
+    made.inspect_err(|_| drop(fs::remove_dir_all(&place)))
+}
+
+/// Makes a job's own directory, if it is to have one: the one that was prepared, or a new one.
 ///
 /// # Errors
 /// If the input cannot be read.
@@ -25,9 +43,16 @@ pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<()> {
     let Some(input) = &spec.input else { return Ok(()) };
     let work = dir.work();
     let _ = fs::remove_dir_all(&work);
-    fs::create_dir(&work)?;
-    chown(&work, Some(spec.user.uid), Some(spec.user.gid))?;
-    copy_as_user(spec, &input.join("."), &work)
+    match fs::rename(dir.ready(), &work) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => copy_input(spec, input, &work),
+        done => done,
+    }
+}
+
+fn copy_input(spec: &Spec, input: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir(to)?;
+    chown(to, Some(spec.user.uid), Some(spec.user.gid))?;
+    copy_as_user(spec, &input.join("."), to)
 }
 
 /// Shows the job its own directory, if it has one, at the place that is the same everywhere.
@@ -129,9 +154,13 @@ fn adorn(path: &Path, meta: &Metadata) -> io::Result<()> {
     Ok(utimensat(CWD, path, &times, AtFlags::empty())?)
 }
 
+/// The names that the job's own directories have in a checkpoint.
+pub(crate) const OWN: [&str; 2] = ["work", "upper"];
+
 /// The directories of a job that belong to its checkpoints, and their names there. A job may have none.
 pub(super) fn own(dir: &JobDir) -> [(PathBuf, &'static str); 2] {
-    [(dir.work(), "work"), (dir.upper(), "upper")]
+    let [work, upper] = OWN;
+    [(dir.work(), work), (dir.upper(), upper)]
 }
 
 /// Puts a job's own files back as they were at a checkpoint.

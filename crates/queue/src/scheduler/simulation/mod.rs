@@ -1,7 +1,14 @@
 //! A machine that is simulated: the scheduler's decisions, carried out in a time of their
 //! own. Tests of its properties and comparisons of policies run on it.
 
+mod day;
+mod summary;
+pub mod swf;
+
 use std::collections::BTreeMap;
+
+pub use day::of_ci;
+pub use summary::{Policy, Summary, summarize};
 
 use super::{Action, Job, JobId, Millis, Phase, Rules, World, decide, share};
 use crate::preemption::{Facts, Means, Price, Speed};
@@ -79,6 +86,8 @@ pub struct Machine {
     rules: Rules,
     usage: share::Usage,
     tasks: Vec<Task>,
+    /// How many of them have been submitted.
+    arrived: usize,
     live: BTreeMap<JobId, State>,
     fates: Vec<Fate>,
 }
@@ -104,7 +113,8 @@ impl Machine {
         tasks.sort_by_key(|task| task.at);
         let fates = vec![Fate::default(); tasks.len()];
         let usage = share::Usage::default();
-        Self { now: 0, slots, memory, rules, usage, tasks, live: BTreeMap::new(), fates }
+        let live = BTreeMap::new();
+        Self { now: 0, slots, memory, rules, usage, tasks, arrived: 0, live, fates }
     }
 
     /// Lets time pass until all is done, or until `end`; returns what became of each job,
@@ -136,23 +146,20 @@ impl Machine {
     }
 
     fn arrive(&mut self) {
-        for (index, task) in self.tasks.iter().enumerate() {
-            let id = index as JobId;
-            let known = self.live.contains_key(&id) || self.fates[index].ended.is_some();
-            if task.at <= self.now && !known {
-                let state = State {
-                    phase: Phase::Waiting,
-                    since: task.at,
-                    done: 0,
-                    saved: 0,
-                    in_memory: false,
-                    ready: 0,
-                    price: None,
-                    back: 0,
-                    guaranteed: None,
-                };
-                self.live.insert(id, state);
-            }
+        while let Some(task) = self.tasks.get(self.arrived).filter(|task| task.at <= self.now) {
+            let state = State {
+                phase: Phase::Waiting,
+                since: task.at,
+                done: 0,
+                saved: 0,
+                in_memory: false,
+                ready: 0,
+                price: None,
+                back: 0,
+                guaranteed: None,
+            };
+            self.live.insert(self.arrived as JobId, state);
+            self.arrived += 1;
         }
     }
 
@@ -161,7 +168,7 @@ impl Machine {
         let ids: Vec<JobId> = self.live.keys().copied().collect();
         for id in ids {
             let place = usize::try_from(id).unwrap_or(usize::MAX);
-            let (now, task) = (self.now, self.tasks[place].clone());
+            let (now, task) = (self.now, &self.tasks[place]);
             let Some(state) = self.live.get_mut(&id) else { continue };
             match state.phase {
                 Phase::Running if now >= state.ready => {
@@ -285,7 +292,7 @@ impl Machine {
 
     /// When something happens next.
     fn next_time(&self) -> Option<Millis> {
-        let arrivals = self.tasks.iter().map(|task| task.at);
+        let arrivals = self.tasks.get(self.arrived).map(|task| task.at);
         let ends = self.live.iter().filter_map(|(&id, state)| match state.phase {
             Phase::Running => {
                 let work = self.tasks[usize::try_from(id).unwrap_or(0)].work;
@@ -295,6 +302,6 @@ impl Machine {
             Phase::Waiting => None,
         });
         let again = decide(&self.world()).again;
-        arrivals.chain(ends).chain(again).filter(|&time| time > self.now).min()
+        arrivals.into_iter().chain(ends).chain(again).filter(|&time| time > self.now).min()
     }
 }

@@ -1,0 +1,163 @@
+//! What can be done for a job before it has a slot: nobody gives way to it before that is done.
+//!
+//! Those who are to give way run on meanwhile. If it takes long they are saved once (see
+//! [`foresee`](super::foresee)), so that their giving way then takes only what they have changed since.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::thread;
+
+use serde_json::json;
+
+use super::core::Core;
+use super::disk;
+use super::record::Place;
+use crate::files::JobDir;
+use crate::preemption::Means;
+use crate::scheduler::JobId;
+use crate::shepherd::message::Exit;
+use crate::shepherd::{self, checkpoint};
+use crate::spec::Spec;
+
+/// What a shell answers where a command is not there.
+const NOT_FOUND: i32 = 127;
+
+/// How far the preparation of a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Preparation {
+    /// It goes on.
+    Begun,
+    /// The job needs only a slot.
+    Done,
+}
+
+/// What came of it.
+enum Prepared {
+    /// All that can be done is.
+    Ready,
+    /// There is no such program, as its standard error says.
+    NotFound,
+}
+
+impl Core {
+    /// Prepares a job to which others are to give way; whether they run on until that is done.
+    pub(super) fn prepare(&mut self, id: JobId) -> bool {
+        let Some(record) = self.jobs.get(&id) else { return false };
+        match record.place {
+            Place::Asleep if self.must_fetch(id) => {
+                self.fetch(id);
+                return true;
+            }
+            Place::Queued => {}
+            _ => return false,
+        }
+        if let Some(preparation) = self.preparations.get(&id) {
+            return *preparation == Preparation::Begun;
+        }
+        let Some(queue) = self.queue.upgrade() else { return false };
+        let (dir, spec, is_new) = (self.dir(id), record.spec.clone(), record.run == 0);
+        self.preparations.insert(id, Preparation::Begun);
+        thread::spawn(move || {
+            let prepared = carry_out(&dir, &spec, is_new).map_err(|e| e.to_string());
+            queue.change(|core| core.prepared(id, prepared));
+        });
+        true
+    }
+
+    /// Whether a job is being prepared, and must not be started.
+    pub(super) fn is_preparing(&self, id: JobId) -> bool {
+        self.preparations.get(&id) == Some(&Preparation::Begun)
+    }
+
+    /// A job runs on that gives way to another as soon as that is prepared: it is saved meanwhile if
+    /// it pays.
+    pub(super) fn expect(&mut self, id: JobId, means: Means) {
+        if means == Means::Checkpoint {
+            self.expected.insert(id);
+        }
+    }
+
+    fn prepared(&mut self, id: JobId, prepared: Result<Prepared, String>) {
+        self.preparations.remove(&id);
+        // It is found anew who is.
+        self.expected.clear();
+        let dir = self.dir(id);
+        let Some(record) = self.jobs.get_mut(&id).filter(|job| job.place == Place::Queued) else {
+            // It was told to end, and what it left is removed already.
+            if self.jobs.get(&id).is_some_and(|job| job.place == Place::Ended) {
+                thread::spawn(move || disk::remove_own(&dir));
+            }
+            return;
+        };
+        match prepared {
+            Ok(Prepared::Ready) => {
+                self.preparations.insert(id, Preparation::Done);
+                self.save(id, Some(("prepared", json!({}))));
+            }
+            Ok(Prepared::NotFound) => self.end(id, Exit::Code(NOT_FOUND), None),
+            Err(why) => {
+                // As a start that has failed, but that nobody has given way to it.
+                record.boot = checkpoint::boot();
+                self.lose(id, &why);
+            }
+        }
+    }
+}
+
+fn carry_out(dir: &JobDir, spec: &Spec, is_new: bool) -> io::Result<Prepared> {
+    // One that fails is tried again as often as was asked for.
+    if is_new && spec.container.is_none() && spec.retries == 0 && is_missing(spec) {
+        let program = spec.command.first().map_or("", String::as_str);
+        let mut options = OpenOptions::new();
+        let mut err = options.create(true).append(true).mode(0o600).open(dir.err())?;
+        err.write_all(shepherd::not_found(program).as_bytes())?;
+        return Ok(Prepared::NotFound);
+    }
+    shepherd::prepare(dir, spec)?;
+    Ok(Prepared::Ready)
+}
+
+/// Whether there is no such program where exec(3) would look for it.
+fn is_missing(spec: &Spec) -> bool {
+    let Some(program) = spec.command.first() else { return false };
+    let start = spec.input.as_ref().unwrap_or(&spec.dir);
+    let is_there = |place: &str| start.join(place).join(program).exists();
+    if program.contains('/') {
+        return !is_there("");
+    }
+    let path = spec.env.iter().find(|(name, _)| name == "PATH").map(|(_, path)| path.as_str());
+    // What the C library looks through where there is no PATH depends on it.
+    path.is_some_and(|path| !path.split(':').any(is_there))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_looked_for_as_exec_does() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("bin")).unwrap();
+        std::fs::write(dir.path().join("bin/tool"), "").unwrap();
+        let spec = |program: &str, path: Option<&str>| Spec {
+            command: vec![program.to_owned()],
+            dir: dir.path().to_owned(),
+            env: path.map(|path| ("PATH".to_owned(), path.to_owned())).into_iter().collect(),
+            ..Spec::default()
+        };
+        let bin = dir.path().join("bin");
+        let bin = bin.to_str().unwrap();
+        for (program, path, missing) in [
+            ("tool", Some(bin), false),
+            ("tool", Some("/nowhere:bin"), false),
+            ("tool", Some("/nowhere"), true),
+            ("tool", None, false),
+            ("bin/tool", Some("/nowhere"), false),
+            ("./tool", Some(bin), true),
+            ("/nowhere/tool", None, true),
+        ] {
+            assert_eq!(is_missing(&spec(program, path)), missing, "{program} {path:?}");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Digests of a checkpoint's files, so that a job goes on from what was saved, or not at all.
+//!
+//! They are taken before a checkpoint counts as being on stable storage, and compared before a job is
+//! brought back. What is damaged is told by its name; the caller takes an older checkpoint then.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use torpor_seal::Sum;
+
+use super::checkpoint;
+use super::work::OWN;
+use crate::files::{self, JobDir};
+
+/// Where they lie, in the directory of the checkpoint.
+const FILE: &str = "digests.json";
+
+/// What comes into a checkpoint after they were taken.
+const LATER: [&str; 3] = [FILE, "digests.new", "durable"];
+
+/// How files of images end. Others in their directories are made by whoever brings the job back.
+const IMAGE: &str = ".img";
+
+/// How files with pages begin.
+const PAGES: &str = "pages-";
+
+/// The digests of a checkpoint's files, by their names in it; what is no plain letter is escaped.
+type Digests = BTreeMap<String, Digest>;
+
+/// What a file was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Digest {
+    /// Its length in bytes.
+    bytes: u64,
+    /// SHA-256 of them, in hexadecimal digits.
+    sha256: String,
+}
+
+/// Which files are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// Those of the images and of the job's own directory.
+    All,
+    /// Those of the images: the job's own directory is as it has left it.
+    Images,
+    /// Those of the images but for pages, which come while the job runs: of these only the length.
+    Structure,
+}
+
+/// A checkpoint that is not what was saved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Damage {
+    /// Its number: what builds on it is of no use, either.
+    pub seq: u64,
+    /// Which file, and what about it.
+    pub text: String,
+}
+
+/// Takes the digests of a checkpoint that is complete.
+///
+/// # Errors
+/// If a file cannot be read, or they cannot be written.
+pub(crate) fn take(dir: &JobDir, seq: u64) -> io::Result<()> {
+    let place = dir.checkpoint(seq);
+    let mut earlier = checkpoint::numbers(dir).into_iter().rev().filter(|&number| number < seq);
+    let earlier = earlier.find_map(|seq| Some((dir.checkpoint(seq), read(dir, seq).ok()??)));
+    let mut digests = Digests::new();
+    for path in paths(&place)? {
+        let meta = fs::symlink_metadata(place.join(&path))?;
+        let name = name_of(&path);
+        // A file that is the same one as in the checkpoint before was not written to since.
+        let known = earlier.as_ref().and_then(|(before, digests)| {
+            let same =
+                fs::symlink_metadata(before.join(&path)).is_ok_and(|old| is_same(&old, &meta));
+            digests.get(&name).filter(|digest| same && digest.bytes == meta.len()).cloned()
+        });
+        let digest = known.map_or_else(|| digest_of(&place.join(&path)), Ok)?;
+        digests.insert(name, digest);
+    }
+    files::write_stable(&place.join(FILE), &digests)
+}
+
+/// Compares a checkpoint, and those that it builds on, with what was saved. One that has no digests
+/// yet, or was made by a version that took none, is taken as it is.
+///
+/// # Errors
+/// The oldest that is damaged.
+pub(crate) fn verify(dir: &JobDir, seq: u64, which: Which) -> Result<(), Damage> {
+    for part in checkpoint::chain(dir, seq).into_iter().rev() {
+        // Of the job's own files only those of the checkpoint itself are used.
+        let which = if part == seq || which == Which::Structure { which } else { Which::Images };
+        compare(dir, part, which).map_err(|why| Damage {
+            seq: part,
+            text: format!("checkpoint {part} is damaged: {why}"),
+        })?;
+    }
+    enough_output(dir, seq).map_err(|text| Damage { seq, text })
+}
+
+fn compare(dir: &JobDir, seq: u64, which: Which) -> Result<(), String> {
+    let place = dir.checkpoint(seq);
+    if !place.exists() {
+        return Err("it is gone".to_owned());
+    }
+    let Some(mut digests) = read(dir, seq).map_err(|e| format!("{FILE}: {e}"))? else {
+        return Ok(());
+    };
+    for path in paths(&place).map_err(|e| format!("it cannot be read: {e}"))? {
+        let name = name_of(&path);
+        let own = path.iter().next().is_some_and(|first| OWN.iter().any(|own| first == *own));
+        let Some(digest) = digests.remove(&name).filter(|_| !own || which == Which::All) else {
+            continue;
+        };
+        let file = place.join(&path);
+        let length = fs::symlink_metadata(&file).map_or(0, |meta| meta.len());
+        let pages =
+            path.file_name().is_some_and(|name| name.as_bytes().starts_with(PAGES.as_bytes()));
+        let is_same = match which {
+            _ if length != digest.bytes => false,
+            Which::Structure if pages => true,
+            _ => digest_of(&file).map_err(|e| format!("{name}: {e}"))? == digest,
+        };
+        if !is_same {
+            return Err(format!("{name} is not what was saved"));
+        }
+    }
+    let own = |name: &str| OWN.iter().any(|own| name.split('/').next() == Some(*own));
+    let missing = digests.into_keys().find(|name| which == Which::All || !own(name));
+    missing.map_or(Ok(()), |name| Err(format!("{name} is missing")))
+}
+
+/// A job that goes on from a checkpoint goes on with the output that it had written by then.
+fn enough_output(dir: &JobDir, seq: u64) -> Result<(), String> {
+    let Ok(record) = checkpoint::record(&dir.checkpoint(seq)) else { return Ok(()) };
+    for (path, written) in [dir.out(), dir.err()].into_iter().zip(record.written) {
+        let length = fs::metadata(&path).map_or(0, |meta| meta.len());
+        if length < written {
+            let name = path.file_name().unwrap_or_default().display();
+            return Err(format!(
+                "checkpoint {seq} is of no use: {written} bytes of the job's output ({name}) were \
+                 written by then, and {length} are there"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The digests of a checkpoint, if it has some.
+fn read(dir: &JobDir, seq: u64) -> io::Result<Option<Digests>> {
+    match fs::read(dir.checkpoint(seq).join(FILE)) {
+        Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// The regular files of a checkpoint that have digests, relative to it.
+fn paths(place: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut left = vec![PathBuf::new()];
+    while let Some(below) = left.pop() {
+        let first = below.iter().next();
+        let images = first.is_some_and(|first| !OWN.iter().any(|own| first == *own));
+        for entry in fs::read_dir(place.join(&below))? {
+            let entry = entry?;
+            let (name, kind) = (entry.file_name(), entry.file_type()?);
+            let path = below.join(&name);
+            if kind.is_dir() {
+                left.push(path);
+                continue;
+            }
+            let later = first.is_none() && LATER.iter().any(|later| name == *later);
+            let other = images && !name.as_bytes().ends_with(IMAGE.as_bytes());
+            if kind.is_file() && !later && !other {
+                found.push(path);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn name_of(path: &Path) -> String {
+    path.as_os_str().as_bytes().escape_ascii().to_string()
+}
+
+fn is_same(a: &Metadata, b: &Metadata) -> bool {
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+fn digest_of(path: &Path) -> io::Result<Digest> {
+    let sum = Sum::of(File::open(path)?)?;
+    let sha256 = torpor_blobs::oci::hex(&sum.sha256.unwrap_or_default());
+    Ok(Digest { bytes: sum.len, sha256 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A checkpoint of a job that has written `out`, as it is when it is complete.
+    fn made(dir: &JobDir, seq: u64, base: Option<u64>) {
+        let place = dir.checkpoint(seq);
+        fs::create_dir_all(place.join("round-1")).unwrap();
+        fs::create_dir_all(place.join("work/sub")).unwrap();
+        let record =
+            checkpoint::Record { seq, base, written: [3, 0], ..checkpoint::Record::default() };
+        fs::write(place.join("record.json"), serde_json::to_vec(&record).unwrap()).unwrap();
+        fs::write(place.join("round-1/core-1.img"), format!("core {seq}")).unwrap();
+        fs::write(place.join("round-1/pages-1.img"), format!("pages {seq}")).unwrap();
+        fs::write(place.join("work/sub/file"), format!("file {seq}")).unwrap();
+        std::os::unix::fs::symlink("../../checkpoint-1", place.join("round-1/parent")).unwrap();
+        take(dir, seq).unwrap();
+    }
+
+    fn job() -> (tempfile::TempDir, JobDir) {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = JobDir::at(temp.path().to_owned());
+        fs::write(dir.out(), "out").unwrap();
+        fs::write(dir.err(), "").unwrap();
+        made(&dir, 1, None);
+        made(&dir, 2, Some(1));
+        (temp, dir)
+    }
+
+    #[test]
+    fn what_is_damaged_is_named() {
+        let (_temp, dir) = job();
+        assert_eq!(verify(&dir, 2, Which::All), Ok(()));
+        for (seq, name, of_all, of_images, of_structure) in [
+            (2, "round-1/core-1.img", true, true, true),
+            (2, "round-1/pages-1.img", true, true, false),
+            (2, "work/sub/file", true, false, false),
+            (2, "record.json", true, true, true),
+            (1, "round-1/core-1.img", true, true, true),
+            // Of an older one the job's own files are not used.
+            (1, "work/sub/file", false, false, false),
+        ] {
+            let path = dir.checkpoint(seq).join(name);
+            let whole = fs::read(&path).unwrap();
+            let mut flipped = whole.clone();
+            *flipped.last_mut().unwrap() ^= 1;
+            fs::write(&path, flipped).unwrap();
+            let each = [
+                (Which::All, of_all),
+                (Which::Images, of_images),
+                (Which::Structure, of_structure),
+            ];
+            for (which, is_found) in each {
+                let found = verify(&dir, 2, which).err();
+                assert_eq!(found.is_some(), is_found, "{seq} {name} {which:?}");
+                if let Some(Damage { seq: at, text }) = found {
+                    assert!(at == seq && text.contains(name), "{at}: {text}");
+                }
+            }
+            fs::remove_file(&path).unwrap();
+            assert_eq!(verify(&dir, 2, Which::All).is_err(), of_all, "{seq} {name} is gone");
+            fs::write(&path, whole).unwrap();
+        }
+        assert_eq!(verify(&dir, 2, Which::All), Ok(()));
+        // Pages that are cut are found without being read.
+        fs::write(dir.checkpoint(2).join("round-1/pages-1.img"), "").unwrap();
+        assert!(verify(&dir, 2, Which::Structure).is_err());
+    }
+
+    #[test]
+    fn what_comes_later_is_no_damage() {
+        let (_temp, dir) = job();
+        fs::write(dir.checkpoint(2).join("round-1/restore.log"), "").unwrap();
+        fs::write(dir.durable(2), "").unwrap();
+        assert_eq!(verify(&dir, 2, Which::All), Ok(()));
+        // One without digests cannot be compared; one whose digests are damaged is.
+        fs::remove_file(dir.checkpoint(1).join(FILE)).unwrap();
+        assert_eq!(verify(&dir, 2, Which::All), Ok(()));
+        fs::write(dir.checkpoint(1).join(FILE), "{").unwrap();
+        assert_eq!(verify(&dir, 2, Which::All).unwrap_err().seq, 1);
+    }
+
+    #[test]
+    fn output_that_is_gone_makes_a_checkpoint_useless() {
+        let (_temp, dir) = job();
+        fs::write(dir.out(), "ou").unwrap();
+        assert!(verify(&dir, 2, Which::Structure).unwrap_err().text.contains("2 are there"));
+    }
+
+    #[test]
+    fn files_that_are_shared_are_read_once() {
+        let (_temp, dir) = job();
+        let shared = [1, 2].map(|seq| dir.checkpoint(seq).join("work/shared"));
+        fs::write(&shared[0], "shared").unwrap();
+        fs::hard_link(&shared[0], &shared[1]).unwrap();
+        take(&dir, 1).unwrap();
+        // Its content is not looked at again.
+        fs::write(&shared[1], "other!").unwrap();
+        take(&dir, 2).unwrap();
+        let of = |seq| read(&dir, seq).unwrap().unwrap()["work/shared"].clone();
+        assert_eq!(of(1), of(2));
+    }
+}
