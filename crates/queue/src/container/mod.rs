@@ -18,7 +18,6 @@ use torpor_migrate::runtime::{self, Call, Streams};
 use torpor_worker::Worker;
 
 use crate::files::{self, JobDir};
-use crate::shepherd::engine::at_rest_of;
 use crate::spec::Spec;
 use image::Origin;
 
@@ -111,7 +110,7 @@ impl Container {
         Err(io::Error::other(said.lines().last().unwrap_or("runc said nothing").to_owned()))
     }
 
-    /// Begins a round, or with `last` the dump itself, into `images`; it waits where the job is at rest.
+    /// Begins a round, or with `last` the dump itself, into `images`; it waits at `post-dump`.
     ///
     /// # Errors
     /// If no process can be started.
@@ -135,8 +134,7 @@ impl Container {
             options.push("--track-mem".to_owned());
         }
         let call = Call::new(&self.runc, "checkpoint", words, options);
-        let holds = last.map_or(&[][..], |last| at_rest_of(last.keep));
-        runtime::start(&call, &self.place, holds, &[]).map_err(io::Error::other)
+        runtime::start(&call, &self.place, &["post-dump"], &[]).map_err(io::Error::other)
     }
 
     /// Begins to bring it back.

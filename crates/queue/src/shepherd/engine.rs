@@ -279,9 +279,6 @@ impl Save {
             let mut options = self.styled();
             options.extend(["--ghost-limit", GHOST_LIMIT].map(str::to_owned));
             let last = Some(Last { keep: self.keep, track });
-            if self.keep {
-                options.push("--cow".to_owned());
-            }
             return follow(container.save(&images, before.as_deref(), last, options)?, at_rest);
         }
         let mut args = self.args("dump", &images, before);
@@ -304,7 +301,7 @@ impl Save {
 /// The points of a dump at which a job stands still, and what belongs to the moment can be noted; the
 /// first that comes counts. One that is copied on write runs on before its images are complete.
 #[must_use]
-pub(crate) fn at_rest_of(keep: bool) -> &'static [&'static str] {
+fn at_rest_of(keep: bool) -> &'static [&'static str] {
     if keep { &["network-unlock", "post-dump"] } else { &["post-dump"] }
 }
 
