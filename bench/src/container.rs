@@ -82,7 +82,7 @@ fn freeze(times: &Times) -> f64 {
 
 fn measure(bench: &mut Bench, workload: &Workload) -> Result<()> {
     let bundle = Bundle::make(bench, workload)?;
-    let (identity, recipient) = keys(bench)?;
+    let (identity, recipient) = keys(&bench.dir)?;
     let identity = identity.display();
     let sealing = format!("encrypt\nrecipient {recipient}\nidentity {identity}\n");
     let [mut plain, mut sealed] = [(); 2].map(|()| Times::default());

@@ -73,7 +73,7 @@ fn moved(bench: &mut Bench) -> Result<()> {
 }
 
 /// Pages a second that a connection takes, from memory to memory.
-fn loopback(mib: u64) -> Result<f64> {
+pub fn loopback(mib: u64) -> Result<f64> {
     let chunks = usize::try_from((mib << 20) / CHUNK as u64)?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut to = TcpStream::connect(listener.local_addr()?)?;

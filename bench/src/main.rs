@@ -37,7 +37,7 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 19] = [
+const PARTS: [Part; 20] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
     ("cow", cow::measure),
@@ -57,6 +57,7 @@ const PARTS: [Part; 19] = [
     ("nginx", container::nginx),
     ("snapshot", snapshot::measure),
     ("migrate", migrate::measure),
+    ("stream", migrate::stream),
 ];
 
 const USAGE: &str = "usage: torpor-bench TORPOR DIRECTORY-ON-TMPFS RESULT.json [PART...]
@@ -64,6 +65,8 @@ BENCH_ROUNDS: how often everything is measured (5)
 BENCH_MIB: how much memory is dumped (1024)
 MIGRATE_SERVICES: what is migrated (\"redis mariadb graph tree\"); MIGRATE_PROCESSES: of the tree (500)
 MIGRATE_MODES, MIGRATE_GBITS, MIGRATE_READS: how (all modes, \"1 10\", \"95 10\")
+MIGRATE_MIB: how much data there is, several sizes if wanted, the least first (BENCH_MIB)
+MIGRATE_BANDWIDTH: the most that rounds may send a second, as --bandwidth has it (no limit)
 MIGRATE_TIMES: how often (1); MIGRATE_MARGIN: milliseconds of load before and after (3000)";
 
 fn main() -> Result<()> {

@@ -1,11 +1,12 @@
 //! Sealed against plain, and against what people do today.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use torpor_seal::keys::AgeIdentity;
 
 use crate::bench::{Bench, Goal, Times, Way, median, ratio, run};
 use crate::memory::peak;
@@ -21,18 +22,19 @@ const FASTER: f64 = 3.0;
 /// Percent by which sealed images may be larger.
 pub const LARGER: f64 = 0.5;
 
-/// An age identity, which is made if it is not there, and its recipient.
-pub fn keys(bench: &Bench) -> Result<(PathBuf, String)> {
-    let identity = bench.dir.join("identity");
+/// An age identity in a directory, which is made if it is not there, and its recipient.
+pub fn keys(dir: &Path) -> Result<(PathBuf, String)> {
+    let [identity, recipient] = ["identity", "recipient"].map(|name| dir.join(name));
     if !identity.exists() {
-        run(Command::new("age-keygen").arg("-o").arg(&identity))?;
+        let (made, text) = AgeIdentity::generate()?;
+        fs::write(&identity, text.as_bytes())?;
+        fs::write(&recipient, made.recipient().to_string())?;
     }
-    let output = Command::new("age-keygen").arg("-y").arg(&identity).output()?;
-    Ok((identity, String::from_utf8(output.stdout)?.trim().to_owned()))
+    Ok((identity, fs::read_to_string(recipient)?))
 }
 
 fn way(bench: &Bench, suite: &str) -> Result<Way> {
-    let (identity, recipient) = keys(bench)?;
+    let (identity, recipient) = keys(&bench.dir)?;
     let identity = identity.to_str().context("a path that is no text")?;
     let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
     Ok(Way {

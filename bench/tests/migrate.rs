@@ -6,23 +6,36 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use tempfile::TempDir;
+
 /// What it says, its table, and what it judges.
 fn measured(settings: &[(&str, &str)]) -> [String; 3] {
+    let (said, results) = run("migrate", settings);
+    let read = |name: &str| fs::read_to_string(results.path().join(name)).unwrap();
+    [said, read("migration.md"), read("bench.json")]
+}
+
+/// What a part says, and its results.
+fn run(part: &str, settings: &[(&str, &str)]) -> (String, TempDir) {
     let bench = Path::new(env!("CARGO_BIN_EXE_torpor-bench"));
     let torpor = bench.with_file_name("torpor");
     assert!(torpor.exists(), "cargo build --package torpor-cli");
     let dir = tempfile::tempdir().unwrap();
     let results = tempfile::tempdir().unwrap();
     let mut command = Command::new(bench);
-    command.arg(torpor).arg(dir.path()).arg(results.path().join("bench.json")).arg("migrate");
+    command.arg(torpor).arg(dir.path()).arg(results.path().join("bench.json")).arg(part);
+    let program = dir.path().join("target");
+    let source = format!("{}/target.c", env!("CARGO_MANIFEST_DIR"));
+    let compiled = Command::new("gcc").args(["-pthread", "-o"]).arg(&program).arg(source).status();
+    assert!(compiled.unwrap().success());
     let usual = [("MIGRATE_GBITS", "1"), ("MIGRATE_TIMES", "1"), ("MIGRATE_MARGIN", "200")];
     command.envs(usual).envs(settings.iter().copied());
     let output = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
+    fs::remove_file(program).unwrap();
     assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "something is left");
-    let read = |name: &str| fs::read_to_string(results.path().join(name)).unwrap();
-    [said, read("migration.md"), read("bench.json")]
+    (said, results)
 }
 
 /// The numbers of the row of a mode in a table.
@@ -62,6 +75,7 @@ fn other_services_move() {
         ("MIGRATE_SERVICES", "mariadb graph tree"),
         ("MIGRATE_PROCESSES", "20"),
         ("MIGRATE_MODES", "pipelined hybrid"),
+        ("MIGRATE_BANDWIDTH", "100M"),
         ("BENCH_MIB", "4"),
     ]);
     for title in ["MariaDB", "graph", "20 processes"] {
@@ -76,6 +90,49 @@ fn other_services_move() {
             // There were answers before and after it.
             assert!(numbers[10] > 0.0 && numbers[12] > 0.0, "{table}");
         }
-        assert!(judged.contains(&format!("migration, {heading} downtime, hybrid")), "{judged}");
+        for what in ["downtime, hybrid", "answers during rounds, of those before, pipelined"] {
+            assert!(judged.contains(&format!("migration, {heading} {what}")), "{judged}");
+        }
+    }
+}
+
+#[test]
+fn sizes_are_compared() {
+    let [_, table, judged] = measured(&[
+        ("MIGRATE_SERVICES", "graph"),
+        ("MIGRATE_MODES", "pipelined"),
+        ("MIGRATE_MIB", "1 8"),
+    ]);
+    for mib in [1, 8] {
+        assert!(table.contains(&format!("graph, {mib} MiB, 1 Gbit/s:")), "{table}");
+    }
+    let what = "migration, graph, 1 Gbit/s: restore of most data : of least, pipelined";
+    assert!(judged.contains(what), "{judged}");
+}
+
+/// Memory goes in each way, and each is compared.
+#[test]
+fn the_stream_is_measured() {
+    let (_, results) = run("stream", &[("BENCH_MIB", "16"), ("BENCH_ROUNDS", "1")]);
+    let judged = fs::read(results.path().join("bench.json")).unwrap();
+    let lines: Vec<serde_json::Value> = serde_json::from_slice(&judged).unwrap();
+    let value = |name: &str| {
+        let line = lines.iter().find(|line| line["what"] == name);
+        line.unwrap_or_else(|| panic!("no {name} in {lines:?}"))["value"].as_f64().unwrap()
+    };
+    for name in ["a bare copy over loopback", "AES-256-GCM alone, one thread"] {
+        assert!(value(name) > 0.0);
+    }
+    for way in ["plain", "encrypted", "sealed and encrypted"] {
+        let rate = value(&format!("stream, {way}"));
+        let ratio = rate / value("a bare copy over loopback");
+        assert!(rate > 0.0 && (value(&format!("stream, {way} : bare copy")) - ratio).abs() < 1e-9);
+    }
+    for [way, like] in [
+        ["encrypted", "plain"],
+        ["sealed and encrypted", "plain"],
+        ["encrypted, 4 connections", "plain, 4 connections"],
+    ] {
+        assert!(value(&format!("stream, {way} : {like}")) > 0.0);
     }
 }

@@ -6,6 +6,7 @@ mod counted;
 mod load;
 mod mariadb;
 mod service;
+mod stream;
 mod table;
 mod world;
 mod zipf;
@@ -23,9 +24,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use torpor_runtimes_tests::certificates::{OF_AGENTS, certificates};
 
+pub use self::stream::measure as stream;
+
 use self::cost::{Watch, processor_time};
 use self::service::Service;
-use self::table::Sample;
+use self::table::{Row, Sample};
 use self::world::{THERE, World};
 use crate::bench::Bench;
 use crate::process::Running;
@@ -41,13 +44,17 @@ struct Setting {
     /// Gbit/s of the link; 0 is without a limit.
     links: Vec<u32>,
     services: Vec<Service>,
+    /// MiB of data, the least first.
+    sizes: Vec<u64>,
     times: usize,
+    /// What rounds may send a second; not limited if there is none.
+    bandwidth: Option<String>,
     /// How long the service is looked at before and after.
     margin: Duration,
 }
 
 impl Setting {
-    fn from_environment() -> Result<Self> {
+    fn from_environment(mib: u64) -> Result<Self> {
         let names: Vec<String> = list("MIGRATE_SERVICES", SERVICES)?;
         let reads: Vec<u64> = list("MIGRATE_READS", "95 10")?;
         let processes = one("MIGRATE_PROCESSES", "500")?;
@@ -56,9 +63,32 @@ impl Setting {
             modes: list("MIGRATE_MODES", MODES)?,
             links: list("MIGRATE_GBITS", "1 10")?,
             services: services.collect::<Result<Vec<_>>>()?.concat(),
+            sizes: list("MIGRATE_MIB", &mib.to_string())?,
             times: one("MIGRATE_TIMES", "1")?,
+            bandwidth: std::env::var("MIGRATE_BANDWIDTH").ok(),
             margin: Duration::from_millis(one("MIGRATE_MARGIN", "3000")?),
         })
+    }
+
+    /// Has a service with so much data move in each mode. What that is called, and what it took.
+    fn rows(
+        &self,
+        bench: &Bench,
+        gigabits: u32,
+        service: &Service,
+        mib: u64,
+    ) -> Result<(String, Vec<Row<'_>>)> {
+        let size = if self.sizes.len() > 1 { format!(", {mib} MiB") } else { String::new() };
+        let title = format!("{}{size}, {}", service.title(), link(gigabits));
+        let rows = self.modes.iter().map(|mode| {
+            let name = format!("{mode}, {title}");
+            let case = Case { name, mode, gigabits, service, mib, setting: self };
+            let run = || case.run(bench).with_context(|| case.name.clone());
+            let samples = (0..self.times).map(|_| run()).collect::<Result<Vec<_>>>()?;
+            Ok((mode.as_str(), samples))
+        });
+        let rows = rows.collect::<Result<Vec<_>>>()?;
+        Ok((title, rows))
     }
 }
 
@@ -74,7 +104,7 @@ fn one<T: std::str::FromStr>(name: &str, usual: &str) -> Result<T> {
 }
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
-    let setting = Setting::from_environment()?;
+    let setting = Setting::from_environment(bench.mib)?;
     let (mut text, mut all) = (String::new(), Vec::new());
     for &gigabits in &setting.links {
         for service in &setting.services {
@@ -82,16 +112,21 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
                 eprintln!("{}: left out, there is no {missing}", service.title());
                 continue;
             }
-            let mut rows = Vec::new();
-            for mode in &setting.modes {
-                let case = Case { mode, gigabits, service, margin: setting.margin };
-                let run = || case.run(bench).with_context(|| case.name());
-                let samples = (0..setting.times).map(|_| run()).collect::<Result<Vec<_>>>()?;
-                rows.push((mode.as_str(), samples));
+            let mut sizes = Vec::new();
+            for &mib in &setting.sizes {
+                let (title, rows) = setting.rows(bench, gigabits, service, mib)?;
+                text += &table::of(&title, &rows);
+                table::judge(bench, &title, (gigabits, service), &rows);
+                if setting.bandwidth.is_some() {
+                    table::judge_service(bench, &title, &rows);
+                }
+                sizes.push(rows);
             }
-            text += &table::of(&format!("{}, {}", service.title(), link(gigabits)), &rows);
-            table::judge(bench, gigabits, service, &rows);
-            all.extend(rows.into_iter().flat_map(|(_, samples)| samples));
+            if let [smallest, .., largest] = &sizes[..] {
+                let title = format!("{}, {}", service.title(), link(gigabits));
+                table::judge_sizes(bench, &title, [smallest, largest]);
+            }
+            all.extend(sizes.into_iter().flatten().flat_map(|(_, samples)| samples));
         }
     }
     table::judge_estimates(bench, all.iter());
@@ -115,35 +150,36 @@ fn link(gigabits: u32) -> String {
 
 /// A migration that is measured.
 struct Case<'a> {
+    name: String,
     mode: &'a str,
     gigabits: u32,
     service: &'a Service,
-    margin: Duration,
+    mib: u64,
+    setting: &'a Setting,
 }
 
 impl Case<'_> {
-    fn name(&self) -> String {
-        format!("{}, {}, {}", self.mode, self.service.title(), link(self.gigabits))
-    }
-
     fn run(&self, bench: &Bench) -> Result<Sample> {
         let dir = bench.dir.join("migrate");
         fs::create_dir_all(&dir)?;
         bench.warm_up()?;
         let world = World::new(self.gigabits)?;
-        let (service, load) = self.service.start(&dir, &world, bench.mib)?;
+        let (service, load) = self.service.start(&dir, &world, self.mib)?;
         let records = record_dir(bench);
         let hosts = Hosts::start(bench.torpor(), &dir, &records, &world, self.service)?;
-        let rehearsal = hosts.rehearse(service.0.pid(), self.mode)?;
-        sleep(self.margin);
+        let bandwidth = self.setting.bandwidth.iter().flat_map(|it| ["--bandwidth", it]);
+        let words: Vec<&str> = ["--mode", self.mode].into_iter().chain(bandwidth).collect();
+        let rehearsal = hosts.rehearse(service.0.pid(), &words)?;
+        let margin = self.setting.margin;
+        sleep(margin);
         let start = Instant::now();
-        let mut sample = hosts.migrate(service.0.pid(), self.mode)?;
+        let mut sample = hosts.migrate(service.0.pid(), &words)?;
         let end = Instant::now();
         sample.rehearsal = rehearsal;
-        sleep(self.margin);
+        sleep(margin);
         let answers = load.answers();
         sample.rates = [
-            answers.rate(start - self.margin, start),
+            answers.rate(start - margin, start),
             answers.rate(start, end),
             answers.rate(end, Instant::now()),
         ];
@@ -153,7 +189,7 @@ impl Case<'_> {
         #[allow(clippy::cast_possible_truncation, reason = "a process id")]
         let root = Pid::from_raw(root as i32).context("no process there")?;
         kill_process(root, Signal::KILL)?;
-        eprintln!("{}: {} expected {}", self.name(), sample.report, sample.rehearsal);
+        eprintln!("{}: {} expected {}", self.name, sample.report, sample.rehearsal);
         drop(hosts);
         Ok(fs::remove_dir_all(&dir).map(|()| sample)?)
     }
@@ -199,17 +235,17 @@ impl<'a> Hosts<'a> {
         Ok(Self { torpor, dir, records, world, keys, agent, address })
     }
 
-    fn command(&self, pid: u32, mode: &str) -> Command {
+    fn command(&self, pid: u32, words: &[&str]) -> Command {
         let mut migrate = self.world.here.command(&self.torpor);
-        migrate.args(["migrate", "--pid", &pid.to_string(), "--mode", mode, "--json"]);
+        migrate.args(["migrate", "--pid", &pid.to_string(), "--json"]).args(words);
         migrate.arg("--state-dir").arg(self.records.join("here"));
         migrate.arg("--work-dir").arg(self.dir.join("work")).args(&self.keys).arg(&self.address);
         migrate
     }
 
     /// What a migration is expected to take.
-    fn rehearse(&self, pid: u32, mode: &str) -> Result<Value> {
-        let output = spawn(self.command(pid, mode).arg("--dry-run"))?.wait_with_output()?;
+    fn rehearse(&self, pid: u32, words: &[&str]) -> Result<Value> {
+        let output = spawn(self.command(pid, words).arg("--dry-run"))?.wait_with_output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         let why = String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success(), "it would not move: {said}{why}");
@@ -217,10 +253,10 @@ impl<'a> Hosts<'a> {
     }
 
     /// Moves a tree of processes, and looks at what that costs.
-    fn migrate(&self, pid: u32, mode: &str) -> Result<Sample> {
+    fn migrate(&self, pid: u32, words: &[&str]) -> Result<Sample> {
         let used = || getrusage(UsageWho::RUSAGE_CHILDREN);
         let (here, there) = (used()?, processor_time(self.agent.pid())?);
-        let migrate = spawn(&mut self.command(pid, mode))?;
+        let migrate = spawn(&mut self.command(pid, words))?;
         let watches = [
             Watch::start(migrate.id(), self.dir.join("work")),
             Watch::start(self.agent.pid(), self.dir.join("taken")),

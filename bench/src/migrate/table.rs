@@ -119,10 +119,19 @@ pub fn judge_estimates<'a>(bench: &mut Bench, samples: impl Iterator<Item = &'a 
     }
 }
 
+fn samples_of<'r>(rows: &'r [Row<'_>], name: &str) -> Option<&'r [Sample]> {
+    rows.iter().find(|(mode, _)| *mode == name).map(|(_, samples)| samples.as_slice())
+}
+
 /// Compares `pipelined` with `pre-copy`, and says what was promised.
-pub fn judge(bench: &mut Bench, gigabits: u32, service: &Service, rows: &[Row<'_>]) {
-    let of = |name: &str| rows.iter().find(|(mode, _)| *mode == name).map(|(_, it)| it.as_slice());
-    let name = |what: &str| format!("migration, {}, {gigabits} Gbit/s: {what}", service.title());
+pub fn judge(
+    bench: &mut Bench,
+    title: &str,
+    (gigabits, service): (u32, &Service),
+    rows: &[Row<'_>],
+) {
+    let of = |name: &str| samples_of(rows, name);
+    let name = |what: &str| format!("migration, {title}: {what}");
     for (mode, samples) in rows {
         let most = Some(Goal::AtMost(200.0));
         bench.add(
@@ -156,4 +165,27 @@ pub fn judge(bench: &mut Bench, gigabits: u32, service: &Service, rows: &[Row<'_
     let most = Some(Goal::AtMost(1.25));
     let processor = 1.0 / ratio(|it| it.processor[1]);
     bench.add(name("CPU there, pipelined : pre-copy"), processor, "", most);
+}
+
+/// How many of its answers a service gives while rounds are taken that may not send as much as they could.
+pub fn judge_service(bench: &mut Bench, title: &str, rows: &[Row<'_>]) {
+    let share = |sample: &Sample| {
+        let [before, during, _] = sample.rates;
+        // In the pause there is none, whatever rounds take.
+        during / before / (1.0 - downtime(sample) / sample.or_zero("total_ms"))
+    };
+    for (mode, samples) in rows {
+        let name = format!("migration, {title}: answers during rounds, of those before, {mode}");
+        bench.add(name, middle(samples, share) * 100.0, "%", Some(Goal::AtLeast(95.0)));
+    }
+}
+
+/// Whether the restore part of `pipelined` depends on how much data there is.
+pub fn judge_sizes(bench: &mut Bench, title: &str, sizes: [&Vec<Row<'_>>; 2]) {
+    let [Some(small), Some(large)] = sizes.map(|rows| samples_of(rows, "pipelined")) else {
+        return;
+    };
+    let name = format!("migration, {title}: restore of most data : of least, pipelined");
+    let ratio = middle(large, restore) / middle(small, restore);
+    bench.add(name, ratio, "", Some(Goal::AtMost(1.2)));
 }

@@ -30,7 +30,7 @@ const FAMILY: usize = 4;
 /// Until something that is bound to happen has happened.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const CASES: [(&str, fn()); 11] = [
+const CASES: [(&str, fn()); 12] = [
     ("quiet_memory", || moves(&Case { mode: "q", quiet: true, ..PLAIN })),
     ("one_process", || moves(&Case { mode: "-", ..PLAIN })),
     ("relatives_with_threads", || moves(&Case { mode: "ft", family: FAMILY, ..PLAIN })),
@@ -44,6 +44,9 @@ const CASES: [(&str, fn()); 11] = [
     ("sealed_and_compressed", || {
         moves(&Case { mode: "fs", family: FAMILY, sealed: true, ..PLAIN });
     }),
+    ("files_in_memory_may_change_meanwhile", || {
+        moves(&Case { mode: "m", namespaces: "-pnm --mount-proc", ..PLAIN });
+    }),
     ("births_and_ends", || moves(&Case { mode: "fb", family: FAMILY, ..PLAIN })),
     ("a_dropped_stage_leaves_nothing", a_dropped_stage_leaves_nothing),
     ("a_dropped_session_lets_go", a_dropped_session_lets_go),
@@ -55,6 +58,12 @@ const PLAIN: Case = Case { mode: "-", family: 1, namespaces: "-p", quiet: false,
 const DESTINATION: &str = "--destination";
 /// Pages of a subject that nobody writes after the first round.
 const QUIET: u64 = 16 << 10;
+
+/// What shells do to start the subject.
+const START: &str = "exec \"$@\"";
+/// The same, first without those mounts that cannot be made again, or whose content others change.
+const START_APART: &str = "umount --lazy /dev/shm; \
+    grep -o ' /run/netns/[^ ]*' /proc/self/mounts | xargs --no-run-if-empty umount --lazy; exec \"$@\"";
 
 /// What moves.
 struct Case {
@@ -103,8 +112,10 @@ impl Subject {
         std::fs::write(&path, [0; 160]).unwrap();
         std::fs::write(dir.path().join("log.errors"), []).unwrap();
         let log = File::open(&path).unwrap();
+        let start = if case.namespaces.contains("mount") { START_APART } else { START };
         let child = Command::new("unshare")
-            .args([case.namespaces, "--fork", "--kill-child"])
+            .args(case.namespaces.split(' '))
+            .args(["--fork", "--kill-child", "sh", "-c", start, "sh"])
             .arg(program)
             .arg(path)
             .arg(case.mode)

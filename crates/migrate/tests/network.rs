@@ -15,8 +15,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use support::proxy::{Fault, Plan, Proxy, random_below, seed};
 use support::world::{Net, V4, V6, World, agent_at, host_at, migrate_from, within};
-use support::{Host, compiled, judge, wait_until};
+use support::{Host, compiled, judge, pids_of, wait_until};
 use torpor_sys::socket;
 
 const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
@@ -250,4 +251,124 @@ fn nothing_holds_packets_back_when_somebody_was_killed() {
         }
     }
     client.finish();
+}
+
+/// What happens to a migration.
+#[derive(Debug, Clone, Copy)]
+enum Trouble {
+    None,
+    Fault(Plan),
+    /// The destination does not make it, from this point on.
+    Refusal(&'static str),
+}
+
+/// A service, wherever it is.
+struct Service<'a> {
+    world: &'a World,
+    program: String,
+    pid: u32,
+    is_away: bool,
+}
+
+impl Service<'_> {
+    /// Has it move to where it is not, with trouble. How many messages there were.
+    fn moves(&mut self, mode: &str, trouble: Trouble) -> usize {
+        let (here, there) = (&self.world.here, &self.world.there);
+        let (net, to) = if self.is_away { (there, here) } else { (here, there) };
+        let script = |point| format!("test $CRTOOLS_SCRIPT_ACTION != {point}");
+        let (plan, script) = match trouble {
+            Trouble::None => (None, None),
+            Trouble::Fault(plan) => (Some(plan), None),
+            Trouble::Refusal(point) => (None, Some(script(point))),
+        };
+        let more = script.iter().flat_map(|script| ["--action-script", script]);
+        let (here, there) = (Host::new(), host_at(to, &more.collect::<Vec<_>>()));
+        let mut there = there.with_quiet_mounts();
+        there.start_agent();
+        let paths = (here.path("proxy.socket"), there.path("agent.socket"));
+        let proxy = Proxy::start(paths.0, paths.1, plan);
+        let address = format!("unix:{}", proxy.path.display());
+        let args = ["--mode", mode, "--id", "one", "--max-rounds", "2", &address];
+        let migration = migrate_from(net, &here, self.pid, &args).spawn().unwrap();
+        let output = proxy.disturb(migration, &mut there);
+        let said = String::from_utf8_lossy(&output.stderr);
+        let told = format!("{mode} {trouble:?}: {said}\n{}", there.log());
+        wait_until(&format!("it is decided: {told}"), || {
+            let phases = here.phases("source");
+            phases.is_empty() || phases == ["moved"] || phases == ["stayed"]
+        });
+        let mut running = None;
+        wait_until(&format!("it runs, once: {told}"), || {
+            running = self.running();
+            running.is_some()
+        });
+        let has_moved = running != Some(self.pid);
+        assert_eq!(here.phases("source") == ["moved"], has_moved, "{told}");
+        assert!(has_moved || !matches!(trouble, Trouble::None), "{told}");
+        assert!(!has_moved || !matches!(trouble, Trouble::Refusal(_)), "{told}");
+        wait_until(&format!("both tidy up: {told}"), || here.is_clean() && there.is_clean());
+        let left = if has_moved { net } else { to };
+        wait_until(&format!("its device is at one host: {told}"), || {
+            !left.shell("ip -brief link").contains("outside")
+        });
+        self.is_away ^= has_moved;
+        self.pid = running.unwrap_or(self.pid);
+        proxy.seen.load(Ordering::SeqCst)
+    }
+
+    /// Its first process, if there is one such tree only, and all of it runs.
+    fn running(&self) -> Option<u32> {
+        let all = pids_of(&[&self.program]);
+        let stat = |pid: &Pid| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            let mut words = stat.rsplit_once(") ")?.1.split(' ').map(str::to_owned);
+            Some((*pid, words.next()?, Pid::from_raw(words.next()?.parse().ok()?)))
+        };
+        let stats: Vec<_> = all.iter().map(stat).collect::<Option<_>>()?;
+        let is_child = |parent: &Option<Pid>| parent.is_some_and(|pid| all.contains(&pid));
+        let mut roots = stats.iter().filter(|(.., parent)| !is_child(parent));
+        let (root, None) = (roots.next()?, roots.next()) else { return None };
+        let run = stats.iter().all(|(_, state, _)| matches!(state.as_str(), "R" | "S" | "D"));
+        run.then(|| root.0.as_raw_nonzero().get().cast_unsigned())
+    }
+}
+
+/// Whatever happens to its migrations, a service is at one of two hosts, and its client keeps its connection and hears every
+/// answer.
+#[test]
+fn a_client_notices_no_fault() {
+    const POINTS: [&str; 4] = ["pre-restore", "setup-namespaces", "post-restore", "pre-resume"];
+    const FAULTS: [Fault; 3] = [Fault::CutLink, Fault::KillAgent, Fault::KillSource];
+    let count = if std::env::var_os("TORPOR_LONG").is_some() { 60 } else { 6 };
+    let seed = seed();
+    println!("TORPOR_SEED={seed}");
+    let mut random = random_below(seed);
+    let programs = tempfile::tempdir().unwrap();
+    let world = World::new();
+    let program = compiled(programs.path(), "server");
+    let first = echo(&world, &program);
+    let client = Client::start(&world.client.path(), V4);
+    let program = program.display().to_string();
+    let mut service = Service { world: &world, program, pid: first.pid(), is_away: false };
+    let mut messages = [0; 2];
+    for number in 0..count {
+        // First without any trouble, which says how many messages there are.
+        let (mode, kind) = (number / 5 % 2, number % 5);
+        let trouble = match kind {
+            0 => Trouble::None,
+            4 => Trouble::Refusal(POINTS[random(POINTS.len())]),
+            _ => {
+                let later = Duration::from_micros(random(2) as u64 * random(60_000) as u64);
+                let at = random(messages[mode]);
+                Trouble::Fault(Plan { fault: FAULTS[kind - 1], at, passed: true, later })
+            }
+        };
+        let seen = service.moves(["pipelined", "pre-copy"][mode], trouble);
+        if kind == 0 {
+            messages[mode] = seen;
+        }
+        client.goes_on();
+    }
+    client.finish();
+    kill_process(Pid::from_raw(service.pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
 }

@@ -122,6 +122,8 @@ fn mariadb_moves(mode: &str) {
     let args = ["--mode", mode, "--json", &there.address];
     let output = migrate_from(&world.here, &here, service.pid(), &args).output().unwrap();
     let report = judge(&output).unwrap_or_else(|e| panic!("{mode}: {e}\n{}", there.log()));
+    // Its files have changed since it was built.
+    assert!(!there.log().contains("built anew"), "{mode}: {}", there.log());
     wait_until("it has ended here", || service.0.try_wait().unwrap().is_some());
     goes_on();
     run.kill().unwrap();

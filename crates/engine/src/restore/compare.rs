@@ -127,11 +127,33 @@ fn images(built: &ImageDir, last: &ImageDir) -> Result<Option<String>> {
     // One that is not there is as one that is empty: of a network that only a dump has set rules in.
     for name in names(built)?.union(&names(last)?) {
         let Some((kind, id)) = Kind::of_file(name) else { continue };
-        if content(built, kind, id)? != content(last, kind, id)? {
+        if !is_refilled(kind) && content(built, kind, id)? != content(last, kind, id)? {
             return Ok(Some(format!("{name} has changed")));
         }
     }
     Ok(None)
+}
+
+/// Whether what an image says can follow into what was made of an earlier one.
+fn is_refilled(kind: Kind) -> bool {
+    kind == kind::TMPFS_DEV
+}
+
+/// The devices of those file systems whose archives differ. They differ, too, where the files are the same: tar(1)
+/// writes its process id beside a file with holes.
+///
+/// # Errors
+/// Images that cannot be read.
+pub(super) fn refilled(built: &ImageDir, last: &ImageDir) -> Result<Vec<u32>> {
+    let ids = |images: &ImageDir| images.ids(kind::TMPFS_DEV);
+    let all: BTreeSet<u64> = ids(built)?.into_iter().chain(ids(last)?).collect();
+    let mut changed = Vec::new();
+    for id in all {
+        if content(built, kind::TMPFS_DEV, id)? != content(last, kind::TMPFS_DEV, id)? {
+            changed.push(u32::try_from(id).unwrap_or(u32::MAX));
+        }
+    }
+    Ok(changed)
 }
 
 /// All that an image says, but for what is different each time.

@@ -240,6 +240,7 @@ impl<'a> Restore<'a> {
             policy: &self.opts.trust.policy,
             images: &self.images,
             forest: &mut self.forest,
+            staged: self.staged,
             verdict: &self.verdict,
             id_maps: &self.id_maps,
             tasks: &mut self.tasks,
@@ -291,6 +292,24 @@ impl<'a> Restore<'a> {
     fn as_built(&self) -> compare::Built<'_> {
         let Restore { images, tasks, ns: spaces, entries, .. } = self;
         compare::Built { images, tasks, spaces, entries }
+    }
+
+    /// Has the files in memory of what was built follow to what `last` says.
+    ///
+    /// # Errors
+    /// Why they cannot: see [`mount::refill`]. What was built can only be dropped then.
+    fn refill(&mut self, last: &Restore<'_>) -> Result<()> {
+        let changed = compare::refilled(&self.images, &last.images)?;
+        if changed.is_empty() {
+            return Ok(());
+        }
+        let used = memory::mapped_files(&self.tasks)?;
+        let (images, forest, maps) = (&last.images, &last.forest, &last.id_maps);
+        mount::refill(
+            &mut self.mounts,
+            &changed,
+            &mount::Last { images, forest, maps, used: &used },
+        )
     }
 
     fn connections(&self) -> network::Connections<'_> {

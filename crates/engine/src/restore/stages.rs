@@ -180,7 +180,7 @@ impl<'a> Skeleton<'a> {
         let Skeleton { mut cx, start, mut rounds } = self;
         // Those that are there already need not be looked for.
         let mut next = Plan::load(last, load::Pages::Later)?;
-        if let Some(why) = compare::obstacle(&cx.as_built(), &next.cx.as_built())? {
+        if let Some(why) = obstacle(&mut cx, &next.cx)? {
             tracing::warn!("the tree is built anew: {why}");
             drop(cx);
             next.cx.find_pages()?;
@@ -304,6 +304,15 @@ impl Ready<'_> {
         }
         cx.free_pages();
         Ok(RestoreReport { pid, stats: cx.stats })
+    }
+}
+
+/// Why what was built cannot become what `last` says, if so. Its files in memory are what that says, if
+/// there is nothing.
+fn obstacle(cx: &mut Restore<'_>, last: &Restore<'_>) -> Result<Option<String>> {
+    match compare::obstacle(&cx.as_built(), &last.as_built())? {
+        Some(why) => Ok(Some(why)),
+        None => Ok(cx.refill(last).err().map(|error| error.to_string())),
     }
 }
 

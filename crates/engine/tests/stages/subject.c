@@ -9,7 +9,7 @@
  *
  * MODE is a list of letters: `f` children that share pages with their parent, `t` threads that
  * begin late, `s` shared memory, `b` children that are born and end all the time, `q` much memory
- * that is written once.
+ * that is written once, `m` files in memory, at LOG.memory, that come, change and go.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -19,12 +19,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, REGIONS = 12, MOST = 512, FILED = 16, QUIET = 16 << 10 };
+enum { PAGE = 4096, REGIONS = 12, MOST = 512, FILED = 16, QUIET = 16 << 10, FILES = 24, DIRS = 4, FAR = 1 << 20 };
 
 struct region {
     char *at;
@@ -39,6 +41,9 @@ static int log_file, slot;
 static struct { uint64_t checks, wrong; } result;
 static uint64_t *shared, shared_known;
 static volatile int threads_run;
+static char memory[4096];
+static uint64_t files_known[FILES]; /* what is at both ends of a file; 0: it is not there */
+static const char *mapped;
 
 static uint64_t below(uint64_t limit)
 {
@@ -80,6 +85,85 @@ static void put(struct region *r, int page)
     r->known[page] = ++written;
     words[0] = written;
     words[PAGE / 8 - 1] = written;
+}
+
+static void name_file(char *name, size_t size, int file, const char *more)
+{
+    snprintf(name, size, "%s/%d/%d%s", memory, file % DIRS, file, more);
+}
+
+/* A file comes, changes, goes, or is replaced. */
+static void change_file(void)
+{
+    char name[8192], other[8192];
+    int file = (int)below(FILES), how = (int)below(4);
+    name_file(name, sizeof name, file, "");
+    snprintf(other, sizeof other, "%s/%d", memory, file % DIRS);
+    mkdir(other, 0700);
+    name_file(other, sizeof other, file, how == 1 ? ".new" : "");
+    if (how == 0) {
+        files_known[file] = 0;
+        unlink(name);
+        *strrchr(other, '/') = 0;
+        rmdir(other); /* if that was the last one there */
+        return;
+    }
+    int fd = open(other, O_RDWR | O_CREAT | (how == 2 ? O_TRUNC : 0), 0600);
+    uint64_t end = FAR + below(FAR);
+    files_known[file] = ++written;
+    if (fd < 0 || ftruncate(fd, 8) || pwrite(fd, &written, 8, 0) != 8 || pwrite(fd, &written, 8, end) != 8)
+        die(other);
+    if (how == 3 && fchmod(fd, 0400 + (int)below(0400)))
+        die(other);
+    close(fd);
+    if (how == 1 && rename(other, name))
+        die(name);
+}
+
+static void check_files(void)
+{
+    for (int file = 0; file < FILES; file++) {
+        char name[8192];
+        uint64_t ends[2] = { 0, 0 };
+        name_file(name, sizeof name, file, "");
+        int fd = open(name, O_RDONLY);
+        if (fd >= 0) {
+            struct stat stat;
+            fstat(fd, &stat);
+            pread(fd, &ends[0], 8, 0);
+            pread(fd, &ends[1], 8, stat.st_size - 8);
+            close(fd);
+        }
+        if (ends[0] != files_known[file] || ends[1] != files_known[file]) {
+            fprintf(stderr, "%s: %llu and %llu, not %llu\n", name, (unsigned long long)ends[0],
+                    (unsigned long long)ends[1], (unsigned long long)files_known[file]);
+            result.wrong++;
+        }
+    }
+    for (int i = 0; i < PAGE; i++)
+        if (mapped[i] != 'x') {
+            fprintf(stderr, "what is mapped is something else\n");
+            result.wrong++;
+            break;
+        }
+}
+
+/* One of the files stays as it is, and is mapped. */
+static void make_files(const char *log)
+{
+    char name[8192], page[PAGE];
+    snprintf(memory, sizeof memory, "%s.memory", log);
+    if (mkdir(memory, 0700) || mount("tmpfs", memory, "tmpfs", 0, ""))
+        die(memory);
+    snprintf(name, sizeof name, "%s/mapped", memory);
+    memset(page, 'x', sizeof page);
+    int fd = open(name, O_RDWR | O_CREAT, 0600);
+    if (fd < 0 || write(fd, page, sizeof page) != sizeof page)
+        die(name);
+    mapped = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (mapped == MAP_FAILED)
+        die(name);
+    close(fd);
 }
 
 static void step(void)
@@ -154,6 +238,8 @@ static void check(void)
             result.wrong++;
         }
     }
+    if (mapped)
+        check_files();
     result.checks++;
     pwrite(log_file, &result, sizeof result, slot * sizeof result);
 }
@@ -180,6 +266,8 @@ static void live(const char *mode)
     for (unsigned round = 0;; round++) {
         for (int i = 0; i < 300; i++)
             step();
+        for (int i = 0; mapped && i < 4; i++)
+            change_file();
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (now.tv_sec < before.tv_sec || (now.tv_sec == before.tv_sec && now.tv_nsec < before.tv_nsec)) {
             fprintf(stderr, "process %d: the clock went back\n", slot);
@@ -242,6 +330,8 @@ int main(int argc, char **argv)
         for (size_t page = 0; page < QUIET; page++)
             quiet[page * PAGE] = 1;
     }
+    if (strchr(argv[2], 'm'))
+        make_files(argv[1]);
     if (strchr(argv[2], 'f'))
         for (int i = 1; i <= 3; i++)
             if (fork() == 0) {

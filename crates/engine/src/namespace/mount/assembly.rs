@@ -27,6 +27,8 @@ pub(crate) struct Assembly<'a> {
     pub images: &'a ImageDir,
     /// The mounts that are to be made.
     pub forest: &'a mut Forest,
+    /// Whether the images of later rounds may fill file systems anew.
+    pub staged: bool,
     /// What the policy has to do with mounts.
     pub(crate) verdict: &'a Verdict,
     /// The ids of the tree's user namespace.

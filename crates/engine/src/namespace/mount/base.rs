@@ -1,7 +1,7 @@
 //! What restored mounts are copies of: paths that the caller gives, and file
 //! systems that are made.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use super::collect::{clone, mount_id, open_beneath};
 use super::fs::{Origin, attributes, split_options};
 use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
-use super::restored::GivenFs;
+use super::restored::{Filled, GivenFs};
 use super::sharing::Base;
 use super::tree::Tree;
 use super::{formats, nested, superblock, unpack};
@@ -277,9 +277,18 @@ fn make(cx: &mut Assembly<'_>, forest: &Forest, whole: Node, host: &Tree) -> Res
             let archive = cx.images.reader(torpor_images::kind::TMPFS_DEV, mount.dev.into())?;
             let archive = archive.ok_or_else(|| unfit(mount, "its content is missing"))?;
             let name = torpor_images::kind::TMPFS_DEV.file_name(mount.dev.into());
-            let none = HashSet::new();
-            let judged = forest.contents.get(&name).unwrap_or(&none);
-            unpack::unpack(at.as_fd(), archive, &name, (cx.id_maps, judged))?;
+            let (root, maps, judged) = (at.as_fd(), cx.id_maps, forest.judged_of(&name));
+            let target = unpack::Target { root, name: &name, maps, judged };
+            let mut contents = unpack::Contents::new();
+            unpack::unpack(target, archive, |entry| {
+                if cx.staged {
+                    contents.insert(entry.path.clone(), entry);
+                }
+            })?;
+            if cx.staged {
+                let root = at.try_clone().context(|| "dup".to_owned())?;
+                cx.mounts.filled.insert(mount.dev, Filled { root, contents });
+            }
             Ok(Open { at, made: true })
         }
         // To make it again would change the options that the host has given it.

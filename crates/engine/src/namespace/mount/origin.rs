@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use torpor_policy::Ask;
 
@@ -158,6 +159,12 @@ impl Forest {
                 && !self.is_root(n)
                 && is_made(n)
         })
+    }
+
+    /// What of the files of an archive was judged.
+    pub(super) fn judged_of(&self, archive: &str) -> &HashSet<Ask> {
+        static NONE: LazyLock<HashSet<Ask>> = LazyLock::new(HashSet::new);
+        self.contents.get(archive).unwrap_or(&NONE)
     }
 
     /// What the caller gives for a mount: a path of this host, or a device.

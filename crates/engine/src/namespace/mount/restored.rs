@@ -10,6 +10,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use super::build::place_at;
 use super::collect::{clone, open_beneath};
 use super::nested::Waiting;
+use super::unpack::Contents;
 use crate::error::{Context, Error, Result};
 use crate::namespace::run_in;
 
@@ -23,8 +24,19 @@ pub struct Restored {
     pub(super) late: Vec<Late>,
     /// File systems that become read-only in the end.
     pub(super) read_only: Vec<OwnedFd>,
+    /// Those that were filled by images of a round that others follow, by their devices in the images.
+    pub(super) filled: HashMap<u32, Filled>,
     /// What each namespace is to have, by its number in the images.
     pub(super) wanted: HashMap<u32, Vec<Wanted>>,
+}
+
+/// A file system in memory, and what is in it.
+#[derive(Debug)]
+pub(super) struct Filled {
+    /// Its root.
+    pub root: OwnedFd,
+    /// What has been unpacked there.
+    pub contents: Contents,
 }
 
 /// A mount that a namespace is to have.

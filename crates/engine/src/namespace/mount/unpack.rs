@@ -3,10 +3,14 @@
 //!
 //! Everything is made below the root of the new file system, which nobody else has open yet,
 //! and by names that nothing has: what an archive says twice is an error.
+//!
+//! A file system that one archive has filled can become what a later one says ([`refill`]). What is
+//! there already is compared with that, and stays, with its inode: something may be mounted there.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +18,10 @@ use std::path::{Path, PathBuf};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, SeekFrom, Timespec, Timestamps, Uid,
+    XattrFlags,
+};
 use rustix::io::Errno;
 use torpor_policy::Ask;
 use torpor_policy::archive::{Archive, Entry, Make, Stretch};
@@ -25,80 +32,210 @@ use crate::namespace::user::IdMaps;
 
 /// Bytes copied at once.
 const CHUNK: usize = 1 << 18;
+/// The attributes that access control lists are, in the order of [`Entry::lists`].
+const LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 
-/// Unpacks `archive`, the image file `name`, below `root`. Its ids are those of the user
-/// namespace that `maps` describes. `judged` is what the plan has of it that a policy limits.
+/// What an archive is unpacked into.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Target<'a> {
+    /// The root of the file system.
+    pub root: BorrowedFd<'a>,
+    /// The image file that the archive is.
+    pub name: &'a str,
+    /// The user namespace whose ids the archive has.
+    pub maps: &'a IdMaps,
+    /// What the plan has of it that a policy limits.
+    pub judged: &'a HashSet<Ask>,
+}
+
+/// What an archive has made: its entries by their paths.
+pub(super) type Contents = BTreeMap<Vec<u8>, Entry>;
+
+/// Unpacks `archive` into a file system that is empty; `made` is called with all that was made.
 ///
 /// # Errors
-/// If the archive is damaged, leads out of `root`, or has more than was judged; if a file cannot be
+/// If the archive is damaged, leads out of the root, or has more than was judged; if a file cannot be
 /// made, e.g. as the file system is full.
 pub(super) fn unpack(
-    root: BorrowedFd<'_>,
+    target: Target<'_>,
     archive: impl Read,
-    name: &str,
-    (maps, judged): (&IdMaps, &HashSet<Ask>),
+    made: impl FnMut(Entry),
 ) -> Result<()> {
-    let mut archive = Archive::new(archive);
-    let invalid = |reason: String| Error::invalid(name, reason);
-    let _owner = maps.own_files().context(|| "become the owner of files".to_owned())?;
-    // Directories change when something comes into them.
-    let mut directories: Vec<(Entry, OwnedFd)> = vec![];
-    while let Some(entry) = archive.next().map_err(invalid)? {
-        if let Some(ask) = entry.ask().filter(|ask| !judged.contains(ask)) {
-            return Err(invalid(format!("{ask}, which the plan does not list")));
-        }
-        let place = NameIn::of(root, &entry.path)?;
-        let what = || format!("{name}: make {}", String::from_utf8_lossy(&entry.path));
-        match &entry.make {
-            Make::Link(target) => {
-                let target = NameIn::of(root, target)?;
-                let (from, to) = (target.dir.as_fd(), place.dir.as_fd());
-                rustix::fs::linkat(from, &target.name, to, &place.name, AtFlags::empty())
-                    .context(what)?;
-                continue;
+    let used = HashSet::new();
+    Unpacking { target, earlier: Contents::new(), used: &used }.all(archive, made)
+}
+
+/// Makes what `archive` says of a file system that has `earlier`. Files whose inode numbers are in
+/// `used` are mapped by tasks.
+///
+/// # Errors
+/// As those of [`unpack`]; if a file that is mapped would change. The file system is neither what it was
+/// nor what it is to be then.
+pub(super) fn refill(
+    target: Target<'_>,
+    archive: impl Read,
+    earlier: Contents,
+    used: &HashSet<u64>,
+) -> Result<()> {
+    Unpacking { target, earlier, used }.all(archive, |_| ())
+}
+
+struct Unpacking<'a> {
+    target: Target<'a>,
+    /// What is there, and was not met again yet.
+    earlier: Contents,
+    used: &'a HashSet<u64>,
+}
+
+impl Unpacking<'_> {
+    fn all(mut self, archive: impl Read, mut made: impl FnMut(Entry)) -> Result<()> {
+        let Target { root, name, maps, judged } = self.target;
+        let mut archive = Archive::new(archive);
+        let invalid = |reason: String| Error::invalid(name, reason);
+        let _owner = maps.own_files().context(|| "become the owner of files".to_owned())?;
+        // Directories change when something comes into them.
+        let mut directories: Vec<(Entry, Option<Entry>, OwnedFd)> = vec![];
+        while let Some(entry) = archive.next().map_err(invalid)? {
+            if let Some(ask) = entry.ask().filter(|ask| !judged.contains(ask)) {
+                return Err(invalid(format!("{ask}, which the plan does not list")));
             }
-            Make::Directory => {
-                if !entry.path.is_empty() {
-                    rustix::fs::mkdirat(&place.dir, &place.name, Mode::RWXU).context(what)?;
-                }
+            let was = self.earlier.remove(&entry.path);
+            let was = self.make(&entry, was, &mut archive)?;
+            if entry.make == Make::Directory {
+                let what = || self.what("make", &entry);
                 let dir = open_beneath(root, Path::new(OsStr::from_bytes(&entry.path)), false);
-                directories.push((entry.clone(), dir.context(what)?));
-                continue;
+                directories.push((entry.clone(), was, dir.context(what)?));
             }
+            made(entry);
+        }
+        // What is in a directory goes before it.
+        while let Some((_, gone)) = self.earlier.pop_last() {
+            self.remove(&gone)?;
+        }
+        while let Some((entry, was, dir)) = directories.pop() {
+            let what = || self.what("set up", &entry);
+            let path = PathBuf::from(format!("/proc/self/fd/{}/.", dir.as_raw_fd()));
+            set_attributes(&entry, was.as_ref(), path, maps).context(what)?;
+        }
+        Ok(())
+    }
+
+    /// Makes what an entry says where `was` is. Returns that if it stays.
+    fn make<R: Read>(
+        &mut self,
+        entry: &Entry,
+        mut was: Option<Entry>,
+        archive: &mut Archive<R>,
+    ) -> Result<Option<Entry>> {
+        if let Some(gone) = was.take_if(|was| !self.can_stay(was, entry)) {
+            self.remove_all(&gone)?;
+        }
+        let place = self.place(&entry.path)?;
+        let what = || self.what("make", entry);
+        let mut is_other = was.as_ref().is_none_or(|was| !have_same_attributes(was, entry));
+        match &entry.make {
             Make::File { size, data } => {
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-                let private = Mode::RUSR | Mode::WUSR;
-                let file = rustix::fs::openat(&place.dir, &place.name, flags, private);
-                let file = File::from(file.context(what)?);
-                fill(&file, *size, data, &mut archive).map_err(|error| match error {
-                    Failed::Archive(reason) => invalid(reason),
+                let file = place.open(was.is_none()).context(what)?;
+                let filled = fill(&file, *size, data, archive).map_err(|error| match error {
+                    Failed::Archive(reason) => Error::invalid(self.target.name, reason),
                     Failed::File(source) => Error::Os { what: what(), source },
                 })?;
+                is_other |= filled;
             }
-            Make::Symlink(target) => {
-                rustix::fs::symlinkat(&target[..], &place.dir, &place.name).context(what)?;
-            }
-            Make::Device(device) => {
-                let kind =
-                    if device.block { FileType::BlockDevice } else { FileType::CharacterDevice };
-                let (major, minor) = device.major.zip(device.minor).unwrap_or_default();
-                let number = rustix::fs::makedev(major, minor);
-                rustix::fs::mknodat(&place.dir, &place.name, kind, Mode::RUSR, number)
-                    .context(what)?;
-            }
-            Make::Fifo => {
-                rustix::fs::mknodat(&place.dir, &place.name, FileType::Fifo, Mode::RUSR, 0)
-                    .context(what)?;
-            }
+            _ if was.is_some() => {}
+            _ => make_other(entry, &place, self.target.root).context(what)?,
         }
-        set_attributes(&entry, place.path(), maps).context(what)?;
+        if !is_other || entry.make == Make::Directory {
+            return Ok(was);
+        }
+        if was.is_some() {
+            self.must_be_unused(&place, entry)?;
+        }
+        // What a link leads to has its attributes.
+        if !matches!(entry.make, Make::Link(_)) {
+            set_attributes(entry, was.as_ref(), place.path(), self.target.maps).context(what)?;
+        }
+        Ok(was)
     }
-    while let Some((entry, dir)) = directories.pop() {
-        let what = || format!("{name}: set up {}", String::from_utf8_lossy(&entry.path));
-        let path = PathBuf::from(format!("/proc/self/fd/{}/.", dir.as_raw_fd()));
-        set_attributes(&entry, path, maps).context(what)?;
+
+    /// Whether what is there is of the same kind; of a link, whether it leads to what its target is by
+    /// now.
+    fn can_stay(&self, was: &Entry, entry: &Entry) -> bool {
+        match (&was.make, &entry.make) {
+            (Make::File { .. }, Make::File { .. }) => true,
+            (Make::Link(_), Make::Link(target)) => {
+                let inode = |path: &[u8]| NameIn::of(self.target.root, path)?.inode();
+                inode(target).ok() == inode(&entry.path).ok()
+            }
+            (was, make) => was == make,
+        }
     }
-    Ok(())
+
+    /// Removes what is there, and all below it.
+    fn remove_all(&mut self, was: &Entry) -> Result<()> {
+        let start = [&was.path[..], b"/"].concat();
+        let mut below = self.earlier.split_off(&start);
+        let behind = below.keys().find(|path| !path.starts_with(&start)).cloned();
+        self.earlier.extend(behind.map(|path| below.split_off(&path)).unwrap_or_default());
+        while let Some((_, gone)) = below.pop_last() {
+            self.remove(&gone)?;
+        }
+        self.remove(was)
+    }
+
+    fn remove(&self, gone: &Entry) -> Result<()> {
+        let place = self.place(&gone.path)?;
+        self.must_be_unused(&place, gone)?;
+        let flags = match gone.make {
+            Make::Directory => AtFlags::REMOVEDIR,
+            _ => AtFlags::empty(),
+        };
+        let what = || self.what("remove", gone);
+        rustix::fs::unlinkat(&place.dir, &place.name, flags).context(what)
+    }
+
+    /// A task that maps a file maps that one, whatever has its name by now.
+    fn must_be_unused(&self, place: &NameIn, entry: &Entry) -> Result<()> {
+        let inode = || place.inode().context(|| self.what("look at", entry));
+        if self.used.is_empty() || !self.used.contains(&inode()?) {
+            return Ok(());
+        }
+        let path = String::from_utf8_lossy(&entry.path);
+        Err(Error::invalid(self.target.name, format!("{path} is mapped, and has changed")))
+    }
+
+    fn place(&self, path: &[u8]) -> Result<NameIn> {
+        let what = || format!("{}: open {}", self.target.name, String::from_utf8_lossy(path));
+        NameIn::of(self.target.root, path).context(what)
+    }
+
+    fn what(&self, do_what: &str, entry: &Entry) -> String {
+        format!("{}: {do_what} {}", self.target.name, String::from_utf8_lossy(&entry.path))
+    }
+}
+
+/// Makes what is no regular file, where nothing is.
+fn make_other(entry: &Entry, place: &NameIn, root: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    let node =
+        |kind, number| rustix::fs::mknodat(&place.dir, &place.name, kind, Mode::RUSR, number);
+    match &entry.make {
+        Make::Link(target) => {
+            let target = NameIn::of(root, target)?;
+            let (from, to) = (target.dir.as_fd(), place.dir.as_fd());
+            rustix::fs::linkat(from, &target.name, to, &place.name, AtFlags::empty())
+        }
+        // The root is there.
+        Make::Directory if entry.path.is_empty() => Ok(()),
+        Make::Directory => rustix::fs::mkdirat(&place.dir, &place.name, Mode::RWXU),
+        Make::Symlink(target) => rustix::fs::symlinkat(&target[..], &place.dir, &place.name),
+        Make::Device(device) => {
+            let kind = if device.block { FileType::BlockDevice } else { FileType::CharacterDevice };
+            let (major, minor) = device.major.zip(device.minor).unwrap_or_default();
+            node(kind, rustix::fs::makedev(major, minor))
+        }
+        Make::Fifo => node(FileType::Fifo, 0),
+        Make::File { .. } => Err(Errno::INVAL),
+    }
 }
 
 /// A name in a directory.
@@ -108,12 +245,23 @@ struct NameIn {
 }
 
 impl NameIn {
-    fn of(root: BorrowedFd<'_>, path: &[u8]) -> Result<Self> {
+    fn of(root: BorrowedFd<'_>, path: &[u8]) -> rustix::io::Result<Self> {
         let path = Path::new(OsStr::from_bytes(path));
-        let parent = path.parent().unwrap_or(Path::new(""));
-        let dir = open_beneath(root, parent, false)
-            .context(|| format!("open {} of a tmpfs", parent.display()))?;
+        let dir = open_beneath(root, path.parent().unwrap_or(Path::new("")), false)?;
         Ok(NameIn { dir, name: path.file_name().unwrap_or_default().into() })
+    }
+
+    /// Opens the file that has the name, or makes one.
+    fn open(&self, is_new: bool) -> rustix::io::Result<File> {
+        let how = if is_new { OFlags::CREATE | OFlags::EXCL } else { OFlags::NOFOLLOW };
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | how;
+        rustix::fs::openat(&self.dir, &self.name, flags, Mode::RUSR | Mode::WUSR).map(File::from)
+    }
+
+    /// The inode number of what has the name.
+    fn inode(&self) -> rustix::io::Result<u64> {
+        let stat = rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW);
+        stat.map(|stat| stat.st_ino)
     }
 
     /// A path that leads there, and no further if it is a symbolic link that is not followed.
@@ -127,15 +275,18 @@ enum Failed {
     File(std::io::Error),
 }
 
-/// Writes the data of a file.
+/// Makes the data of a file what the archive says. Returns whether it was anything else.
 fn fill<R: Read>(
     file: &File,
     size: u64,
     data: &[Stretch],
     archive: &mut Archive<R>,
-) -> std::result::Result<(), Failed> {
+) -> std::result::Result<bool, Failed> {
+    let was = file.metadata().map_err(Failed::File)?.len();
+    let (mut changed, mut hole) = (was != size, 0);
     let mut buffer = vec![0; CHUNK];
     for stretch in data {
+        changed |= clear(file, hole..stretch.at.min(was)).map_err(Failed::File)?;
         let (mut at, end) = (stretch.at, stretch.at.saturating_add(stretch.len));
         while at < end {
             let len = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
@@ -143,20 +294,72 @@ fn fill<R: Read>(
             if read == 0 {
                 return Err(Failed::Archive("it has less data than it says".to_owned()));
             }
-            file.write_all_at(&buffer[..read], at).map_err(Failed::File)?;
+            changed |= put(file, &buffer[..read], at, was).map_err(Failed::File)?;
             at += read as u64;
         }
+        hole = end;
     }
-    file.set_len(size).map_err(Failed::File)
+    changed |= clear(file, hole..size.min(was)).map_err(Failed::File)?;
+    if changed {
+        file.set_len(size).map_err(Failed::File)?;
+    }
+    Ok(changed)
+}
+
+/// Writes what a file, which had `was` bytes, does not have at this place. Returns whether it had not.
+fn put(file: &File, data: &[u8], at: u64, was: u64) -> io::Result<bool> {
+    if at + data.len() as u64 <= was {
+        let mut there = vec![0; data.len()];
+        file.read_exact_at(&mut there, at)?;
+        if there == data {
+            return Ok(false);
+        }
+    }
+    file.write_all_at(data, at).map(|()| true)
+}
+
+/// Makes a range of a file, which has it, read as zeros. Returns whether it did not.
+fn clear(file: &File, range: Range<u64>) -> io::Result<bool> {
+    let (mut changed, mut at) = (false, range.start);
+    while at < range.end {
+        at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(at) if at < range.end => at,
+            Ok(_) | Err(Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let len = usize::try_from(range.end - at).unwrap_or(CHUNK).min(CHUNK);
+        let mut there = vec![0; len];
+        file.read_exact_at(&mut there, at)?;
+        if there.iter().any(|&byte| byte != 0) {
+            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(file, how, at, len as u64)?;
+            changed = true;
+        }
+        at += len as u64;
+    }
+    Ok(changed)
+}
+
+fn have_same_attributes(a: &Entry, b: &Entry) -> bool {
+    let of = |it: &Entry| (it.mode, it.uid, it.gid, it.modified);
+    of(a) == of(b) && a.attributes == b.attributes && a.lists == b.lists
 }
 
 /// Sets owner, mode, attributes and times of what is at `path`, whose last part is not
-/// followed: the owner first, which takes set-uid bits and capabilities away, times last.
-fn set_attributes(entry: &Entry, path: PathBuf, maps: &IdMaps) -> rustix::io::Result<()> {
+/// followed, and has those of `was` so far: the owner first, which takes set-uid bits and capabilities away, times last.
+fn set_attributes(
+    entry: &Entry,
+    was: Option<&Entry>,
+    path: PathBuf,
+    maps: &IdMaps,
+) -> rustix::io::Result<()> {
     let uid = Uid::from_raw(maps.uid_outside(entry.uid).ok_or(Errno::INVAL)?);
     let gid = Gid::from_raw(maps.gid_outside(entry.gid).ok_or(Errno::INVAL)?);
     let here = rustix::fs::CWD;
     let link = matches!(entry.make, Make::Symlink(_));
+    if let Some(was) = was {
+        take_attributes(entry, was, &path)?;
+    }
     rustix::fs::chownat(here, &path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     if !link {
         rustix::fs::chmodat(here, &path, Mode::from_raw_mode(entry.mode), AtFlags::empty())?;
@@ -170,8 +373,7 @@ fn set_attributes(entry: &Entry, path: PathBuf, maps: &IdMaps) -> rustix::io::Re
             other => other?,
         }
     }
-    let names = ["system.posix_acl_access", "system.posix_acl_default"];
-    for (name, text) in names.iter().zip(&entry.lists) {
+    for (name, text) in LISTS.iter().zip(&entry.lists) {
         let Some(text) = text else { continue };
         let list = access_list(text, maps).ok_or(Errno::INVAL)?;
         rustix::fs::lsetxattr(&path, *name, &list, XattrFlags::empty())?;
@@ -180,6 +382,22 @@ fn set_attributes(entry: &Entry, path: PathBuf, maps: &IdMaps) -> rustix::io::Re
     let time = Timespec { tv_sec: seconds, tv_nsec: nanos.into() };
     let times = Timestamps { last_access: time, last_modification: time };
     rustix::fs::utimensat(here, &path, &times, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// Takes the attributes and lists away that it had, and is not to have any more.
+fn take_attributes(entry: &Entry, was: &Entry, path: &Path) -> rustix::io::Result<()> {
+    let is_gone = |name: &&[u8]| !entry.attributes.iter().any(|(kept, _)| kept == name);
+    let attributes = was.attributes.iter().map(|(name, _)| &name[..]).filter(is_gone);
+    let both = was.lists.iter().zip(&entry.lists);
+    let lists = LISTS.iter().zip(both).filter(|(_, (was, now))| was.is_some() && now.is_none());
+    for name in attributes.chain(lists.map(|(name, _)| name.as_bytes())) {
+        match rustix::fs::lremovexattr(path, name) {
+            // A kernel that has no such attribute did not set it.
+            Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// An access control list as the kernel takes it (linux/posix_acl_xattr.h), from its text with
@@ -223,135 +441,4 @@ fn access_list(text: &str, maps: &IdMaps) -> Option<Vec<u8>> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use std::io::Write;
-    use std::os::unix::fs::{FileTypeExt, MetadataExt};
-    use std::process::{Command, Stdio};
-
-    use torpor_policy::{Device, scan_archive};
-
-    use super::*;
-
-    /// An entry of an archive in the oldest of its formats, and its data.
-    fn entry(name: &str, kind: u8, mode: u32, data: &[u8]) -> Vec<u8> {
-        let mut header = vec![0; 512];
-        let mut put = |at: usize, text: &str| {
-            header[at..at + text.len()].copy_from_slice(text.as_bytes());
-        };
-        put(0, name);
-        put(100, &format!("{mode:07o}"));
-        put(108, "0000000");
-        put(116, "0000000");
-        put(124, &format!("{:011o}", data.len()));
-        put(136, "00000000000");
-        put(257, "ustar\x0000");
-        put(329, "0000001");
-        put(337, "0000003");
-        header[148..156].fill(b' ');
-        header[156] = kind;
-        let sum: u32 = header.iter().copied().map(u32::from).sum();
-        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-        header.extend(data);
-        header.resize(header.len().next_multiple_of(512), 0);
-        header
-    }
-
-    /// The archive of these entries.
-    fn archive(entries: &[Vec<u8>]) -> Vec<u8> {
-        let mut tar = entries.concat();
-        tar.resize(tar.len() + 1024, 0);
-        let mut gzip = Command::new("gzip");
-        let mut gzip = gzip.arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        gzip.stdin.take().unwrap().write_all(&tar).unwrap();
-        gzip.wait_with_output().unwrap().stdout
-    }
-
-    /// What an archive asks for, and what is made of it: the names, and what a policy limits.
-    type Both = (std::result::Result<Vec<Ask>, String>, Result<Vec<Ask>>);
-
-    /// Both, where the plan has what `is_listed` picks.
-    fn both_of(archive: &[u8], is_listed: impl Fn(&Ask) -> bool) -> Both {
-        let mut asked = vec![];
-        let scanned = scan_archive(archive, &mut |ask| asked.push(ask));
-        let judged = asked.iter().filter(|ask| is_listed(ask)).cloned().collect();
-        let scanned = scanned.map(|()| asked);
-        let dir = tempfile::tempdir().unwrap();
-        let root = File::open(dir.path()).unwrap();
-        let unpacked = unpack(root.as_fd(), archive, "it", (&IdMaps::identity(), &judged));
-        let mut made = vec![];
-        for file in std::fs::read_dir(dir.path()).unwrap() {
-            let file = file.unwrap();
-            let (meta, path) =
-                (file.metadata().unwrap(), format!("./{}", file.file_name().display()));
-            let mode = meta.mode() & 0o7777;
-            if meta.file_type().is_char_device() {
-                let (major, minor) =
-                    (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
-                let device = Device { block: false, major: Some(major), minor: Some(minor) };
-                made.push(Ask::Device { path, device });
-            } else if meta.is_file() && mode & 0o6000 != 0 {
-                made.push(Ask::SetUid { path, mode, capabilities: false });
-            }
-        }
-        let sorted = |mut all: Vec<Ask>| {
-            all.sort_by_key(ToString::to_string);
-            all
-        };
-        (scanned.map(sorted), unpacked.map(|()| sorted(made)))
-    }
-
-    fn both(archive: &[u8]) -> Both {
-        both_of(archive, |_| true)
-    }
-
-    /// A reader that was taken over could leave out what an archive has.
-    #[test]
-    fn what_the_plan_leaves_out_is_not_unpacked() {
-        let whole = archive(&[entry("disk", b'3', 0o600, b""), entry("su", b'0', 0o4755, b"x")]);
-        let devices = |ask: &Ask| matches!(ask, Ask::Device { .. });
-        for (what, (_, made)) in [
-            ("device c 1:3 at \"./disk\"", both_of(&whole, |ask| !devices(ask))),
-            ("a set-uid or set-gid file at \"./su\" (mode 4755)", both_of(&whole, devices)),
-        ] {
-            let error = made.unwrap_err().to_string();
-            assert!(error.contains(&format!("{what}, which the plan does not list")), "{error}");
-        }
-    }
-
-    /// An archive is judged by the code that unpacks it: what is made is what was asked for, and what
-    /// one does not take the other does not take either, for the same reason.
-    #[test]
-    fn what_is_judged_is_what_is_unpacked() {
-        let (asked, made) = both(&archive(&[
-            entry("disk", b'3', 0o600, b""),
-            entry("plain", b'0', 0o644, b"data"),
-            entry("su", b'0', 0o4755, b"#!/bin/sh"),
-        ]));
-        let (asked, made) = (asked.unwrap(), made.unwrap());
-        assert_eq!(asked.len(), 2, "{asked:?}");
-        assert_eq!(asked, made);
-        for (what, entries) in [
-            ("leads upwards", [entry("../su", b'0', 0o4755, b"")]),
-            ("is no path in a directory", [entry("/su", b'0', 0o4755, b"")]),
-            ("ends with a slash", [entry("x/", b'0', 0o4755, b"data")]),
-            ("has data, but is no file", [entry("disk", b'3', 0o600, b"data")]),
-        ] {
-            let (asked, made) = both(&archive(&entries));
-            let (asked, made) = (asked.unwrap_err(), made.unwrap_err().to_string());
-            assert!(asked.contains(what) && made.ends_with(&asked), "{asked}; {made}");
-        }
-    }
-
-    #[test]
-    fn access_lists() {
-        let of = |text| access_list(text, &IdMaps::identity());
-        let list = of("user::rwx,user:1000:r--,group::r-x,mask::r-x,other::---\n").unwrap();
-        assert_eq!(list.len(), 4 + 5 * 8);
-        assert_eq!(list[12..20], [2, 0, 4, 0, 0xe8, 3, 0, 0]);
-        assert_eq!(of("user:1:rwx\t#effective:r--"), of("u:1:rwx"));
-        for wrong in ["user:name:rwx", "user", "user::rwz", "mask:1:r--", "user::r:x"] {
-            assert_eq!(of(wrong), None, "{wrong}");
-        }
-    }
-}
+mod tests;

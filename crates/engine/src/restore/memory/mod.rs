@@ -40,7 +40,7 @@ use crate::memory::vma::{MAP_DROPPABLE, PAGE, is_private, is_wiped_on_fork, stat
 use crate::namespace::ipc;
 use crate::proc;
 use crate::ranges::Ranges;
-use crate::restore::tasks::Mapped;
+use crate::restore::tasks::{Mapped, Tasks};
 use crate::task::keys;
 
 const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
@@ -277,6 +277,21 @@ fn of_template(cx: &Restore<'_>, task: usize) -> Vec<Mapped> {
 fn current(cx: &mut Restore<'_>, task: usize) -> Result<Vec<Mapping>> {
     let pid = cx.tasks.remote(task)?.pid();
     Ok(parse_maps(&proc::read(pid, "maps")?))
+}
+
+/// The files that husks map: their inode numbers, by the devices that they are on (`st_dev`).
+///
+/// # Errors
+/// If a husk has ended.
+pub(super) fn mapped_files(tasks: &Tasks) -> Result<HashMap<u64, HashSet<u64>>> {
+    let mut files: HashMap<u64, HashSet<u64>> = HashMap::new();
+    for task in tasks.iter().filter(|task| !task.threads.is_empty()) {
+        let maps = parse_maps(&proc::read(task.pid, "maps")?);
+        for line in maps.iter().filter(|line| line.inode != 0) {
+            files.entry(line.dev).or_default().insert(line.inode);
+        }
+    }
+    Ok(files)
 }
 
 /// An address at which neither the task nor the husk has anything.

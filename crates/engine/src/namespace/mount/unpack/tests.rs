@@ -1,0 +1,286 @@
+#![allow(clippy::unwrap_used)]
+use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::process::{Command, Stdio};
+
+use torpor_policy::{Device, scan_archive};
+
+use super::*;
+
+/// An entry of an archive in the oldest of its formats, and its data.
+fn entry(name: &str, kind: u8, mode: u32, data: &[u8]) -> Vec<u8> {
+    let mut header = vec![0; 512];
+    let mut put = |at: usize, text: &str| {
+        header[at..at + text.len()].copy_from_slice(text.as_bytes());
+    };
+    put(0, name);
+    put(100, &format!("{mode:07o}"));
+    put(108, "0000000");
+    put(116, "0000000");
+    put(124, &format!("{:011o}", data.len()));
+    put(136, "00000000000");
+    put(257, "ustar\x0000");
+    put(329, "0000001");
+    put(337, "0000003");
+    header[148..156].fill(b' ');
+    header[156] = kind;
+    let sum: u32 = header.iter().copied().map(u32::from).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    header.extend(data);
+    header.resize(header.len().next_multiple_of(512), 0);
+    header
+}
+
+/// The archive of these entries.
+fn archive(entries: &[Vec<u8>]) -> Vec<u8> {
+    let mut tar = entries.concat();
+    tar.resize(tar.len() + 1024, 0);
+    let mut gzip = Command::new("gzip");
+    let mut gzip = gzip.arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    gzip.stdin.take().unwrap().write_all(&tar).unwrap();
+    gzip.wait_with_output().unwrap().stdout
+}
+
+/// What an archive asks for, and what is made of it: the names, and what a policy limits.
+type Both = (std::result::Result<Vec<Ask>, String>, Result<Vec<Ask>>);
+
+/// Both, where the plan has what `is_listed` picks.
+fn both_of(archive: &[u8], is_listed: impl Fn(&Ask) -> bool) -> Both {
+    let mut asked = vec![];
+    let scanned = scan_archive(archive, &mut |ask| asked.push(ask));
+    let judged = asked.iter().filter(|ask| is_listed(ask)).cloned().collect();
+    let scanned = scanned.map(|()| asked);
+    let dir = tempfile::tempdir().unwrap();
+    let unpacked = Filled::in_dir(&dir).unpack(archive, &judged);
+    let mut made = vec![];
+    for file in std::fs::read_dir(dir.path()).unwrap() {
+        let file = file.unwrap();
+        let (meta, path) = (file.metadata().unwrap(), format!("./{}", file.file_name().display()));
+        let mode = meta.mode() & 0o7777;
+        if meta.file_type().is_char_device() {
+            let (major, minor) = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+            let device = Device { block: false, major: Some(major), minor: Some(minor) };
+            made.push(Ask::Device { path, device });
+        } else if meta.is_file() && mode & 0o6000 != 0 {
+            made.push(Ask::SetUid { path, mode, capabilities: false });
+        }
+    }
+    let sorted = |mut all: Vec<Ask>| {
+        all.sort_by_key(ToString::to_string);
+        all
+    };
+    (scanned.map(sorted), unpacked.map(|()| sorted(made)))
+}
+
+fn both(archive: &[u8]) -> Both {
+    both_of(archive, |_| true)
+}
+
+/// A reader that was taken over could leave out what an archive has.
+#[test]
+fn what_the_plan_leaves_out_is_not_unpacked() {
+    let whole = archive(&[entry("disk", b'3', 0o600, b""), entry("su", b'0', 0o4755, b"x")]);
+    let devices = |ask: &Ask| matches!(ask, Ask::Device { .. });
+    for (what, (_, made)) in [
+        ("device c 1:3 at \"./disk\"", both_of(&whole, |ask| !devices(ask))),
+        ("a set-uid or set-gid file at \"./su\" (mode 4755)", both_of(&whole, devices)),
+    ] {
+        let error = made.unwrap_err().to_string();
+        assert!(error.contains(&format!("{what}, which the plan does not list")), "{error}");
+    }
+}
+
+/// An archive is judged by the code that unpacks it: what is made is what was asked for, and what
+/// one does not take the other does not take either, for the same reason.
+#[test]
+fn what_is_judged_is_what_is_unpacked() {
+    let (asked, made) = both(&archive(&[
+        entry("disk", b'3', 0o600, b""),
+        entry("plain", b'0', 0o644, b"data"),
+        entry("su", b'0', 0o4755, b"#!/bin/sh"),
+    ]));
+    let (asked, made) = (asked.unwrap(), made.unwrap());
+    assert_eq!(asked.len(), 2, "{asked:?}");
+    assert_eq!(asked, made);
+    for (what, entries) in [
+        ("leads upwards", [entry("../su", b'0', 0o4755, b"")]),
+        ("is no path in a directory", [entry("/su", b'0', 0o4755, b"")]),
+        ("ends with a slash", [entry("x/", b'0', 0o4755, b"data")]),
+        ("has data, but is no file", [entry("disk", b'3', 0o600, b"data")]),
+    ] {
+        let (asked, made) = both(&archive(&entries));
+        let (asked, made) = (asked.unwrap_err(), made.unwrap_err().to_string());
+        assert!(asked.contains(what) && made.ends_with(&asked), "{asked}; {made}");
+    }
+}
+
+#[test]
+fn access_lists() {
+    let of = |text| access_list(text, &IdMaps::identity());
+    let list = of("user::rwx,user:1000:r--,group::r-x,mask::r-x,other::---\n").unwrap();
+    assert_eq!(list.len(), 4 + 5 * 8);
+    assert_eq!(list[12..20], [2, 0, 4, 0, 0xe8, 3, 0, 0]);
+    assert_eq!(of("user:1:rwx\t#effective:r--"), of("u:1:rwx"));
+    for wrong in ["user:name:rwx", "user", "user::rwz", "mask:1:r--", "user::r:x"] {
+        assert_eq!(of(wrong), None, "{wrong}");
+    }
+}
+
+/// A directory that archives fill.
+struct Filled {
+    root: File,
+    contents: Contents,
+    used: HashSet<u64>,
+}
+
+impl Filled {
+    fn in_dir(dir: &tempfile::TempDir) -> Self {
+        let root = File::open(dir.path()).unwrap();
+        Self { root, contents: Contents::new(), used: HashSet::new() }
+    }
+
+    fn unpack(&mut self, archive: &[u8], judged: &HashSet<Ask>) -> Result<()> {
+        let (root, maps) = (self.root.as_fd(), &IdMaps::identity());
+        let target = Target { root, name: "it", maps, judged };
+        unpack(target, archive, |entry| drop(self.contents.insert(entry.path.clone(), entry)))
+    }
+
+    fn refill(&mut self, archive: &[u8], judged: &HashSet<Ask>) -> Result<()> {
+        let (root, maps) = (self.root.as_fd(), &IdMaps::identity());
+        let target = Target { root, name: "it", maps, judged };
+        refill(target, archive, std::mem::take(&mut self.contents), &self.used)
+    }
+}
+
+/// The archive of a directory, as a dump writes it.
+fn packed(dir: &Path) -> Vec<u8> {
+    let mut archive = Command::new("tar");
+    archive.args(["--create", "--gzip", "--format=posix", "--sparse", "--sort=name"]);
+    archive.args(["--numeric-owner", "--xattrs", "--xattrs-include=*", "--acls", "--directory"]);
+    let output = archive.arg(dir).arg(".").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    output.stdout
+}
+
+/// All that can be seen of what is below a directory.
+fn seen(dir: &Path) -> Vec<String> {
+    let script =
+        "find . -printf '%P %y %m %U %G %n %s %T@ %l\\n'; find . -type f -exec sha256sum {} +";
+    let output = Command::new("sh").args(["-c", script]).current_dir(dir).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+    let mut names = [0; 256];
+    let len = rustix::fs::listxattr(dir.join("owned"), &mut names).unwrap();
+    lines.extend(names[..len].split(|&byte| byte == 0).map(|name| {
+        let mut value = [0; 64];
+        let len = rustix::fs::getxattr(dir.join("owned"), name, &mut value).unwrap_or(0);
+        format!("{}={:?}", String::from_utf8_lossy(name), &value[..len])
+    }));
+    lines.sort();
+    lines
+}
+
+fn set(file: &Path, name: &str, value: &[u8]) {
+    rustix::fs::setxattr(file, name, value, XattrFlags::empty()).unwrap();
+}
+
+fn shell(dir: &Path, script: &str) {
+    let mut shell = Command::new("sh");
+    assert!(shell.args(["-ec", script]).current_dir(dir).status().unwrap().success(), "{script}");
+}
+
+/// What is there before everything changes.
+const BEFORE: &str = "mkdir -p kept/below gone/below turned swapped; \
+    echo kept >kept/file; echo old >changed; echo old >gone/file; echo old >gone/below/file; \
+    echo old >turned/file; echo file >swapped.file; ln -s old link; ln kept/file hard; mkfifo fifo; \
+    echo many >many.1; ln many.1 many.2; ln many.1 many.3; mknod node c 1 3; echo x >moved; \
+    echo x >owned; \
+    dd if=/dev/urandom of=holes bs=64K count=8 status=none; truncate -s 8M holes; \
+    dd if=/dev/urandom of=short bs=64K count=4 status=none; echo same >same";
+
+/// What then is done.
+const CHANGES: &str = "echo newer >changed; rm -r gone; rm -r turned; echo file >turned; \
+    rm swapped.file; mkdir swapped.file; echo inside >swapped.file/inside; \
+    ln -sf new link; rm fifo; echo file >fifo; rm node; mknod node c 1 5; mv moved kept/below/moved; \
+    rm many.1; echo other >many.1; ln -f many.1 many.3; echo new >kept/new; ln -f many.2 hard; \
+    chown 3:4 owned; chmod 4711 owned; \
+    fallocate --punch-hole --offset 65536 --length 131072 holes; \
+    printf x | dd of=holes bs=1 seek=4M conv=notrunc status=none; truncate -s 100 short; chmod 750 kept";
+
+/// A file system that was filled by one archive becomes what a later one says, whatever has changed.
+#[test]
+fn what_was_filled_follows() {
+    let (source, made) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    shell(source.path(), BEFORE);
+    let owned = source.path().join("owned");
+    let list = access_list("u::rw-,u:5:rwx,g::r--,m::rwx,o::---", &IdMaps::identity()).unwrap();
+    set(&owned, LISTS[0], &list);
+    set(&owned, "user.gone", b"1");
+    set(&owned, "user.other", b"1");
+    let everything = |archive: &[u8]| {
+        let mut asked = HashSet::new();
+        scan_archive(archive, &mut |ask| asked.extend([ask])).unwrap();
+        asked
+    };
+    let first = packed(source.path());
+    let mut filled = Filled::in_dir(&made);
+    filled.unpack(&first, &everything(&first)).unwrap();
+    assert_eq!(seen(made.path()), seen(source.path()));
+    let inode = |name: &str| made.path().join(name).metadata().unwrap().ino();
+    let stay = ["", "kept", "changed", "holes", "same", "owned"];
+    let before = stay.map(inode);
+    shell(source.path(), CHANGES);
+    rustix::fs::removexattr(&owned, LISTS[0]).unwrap();
+    rustix::fs::removexattr(&owned, "user.gone").unwrap();
+    set(&owned, "user.other", b"2");
+    let second = packed(source.path());
+    filled.refill(&second, &everything(&second)).unwrap();
+    assert_eq!(seen(made.path()), seen(source.path()));
+    assert_eq!(stay.map(inode), before);
+}
+
+/// A task has mapped the file, and not its name: what changes would be another file, or the same one.
+#[test]
+fn what_is_mapped_stays_as_it_is() {
+    let file = |data: &[u8]| entry("file", b'0', 0o644, data);
+    let mapped = |later: &[Vec<u8>]| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut filled = Filled::in_dir(&dir);
+        filled.unpack(&archive(&[file(b"it")]), &HashSet::new()).unwrap();
+        filled.used.insert(dir.path().join("file").metadata().unwrap().ino());
+        filled.refill(&archive(later), &HashSet::new())
+    };
+    mapped(&[file(b"it"), entry("other", b'0', 0o644, b"new")]).unwrap();
+    for later in [
+        &[file(b"IT")][..],
+        &[file(b"it and more")],
+        &[entry("file", b'0', 0o600, b"it")],
+        &[entry("file", b'6', 0o644, b"")],
+        &[],
+    ] {
+        let error = mapped(later).unwrap_err().to_string();
+        assert!(error.contains("file is mapped, and has changed"), "{error}");
+    }
+}
+
+/// A later archive is judged as the first one is, and holds nothing twice.
+#[test]
+fn what_follows_is_judged() {
+    let after = |later: &[Vec<u8>]| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut filled = Filled::in_dir(&dir);
+        let first = [entry("file", b'0', 0o755, b"it"), entry("other", b'0', 0o755, b"it")];
+        filled.unpack(&archive(&first), &HashSet::new()).unwrap();
+        filled.refill(&archive(later), &HashSet::new()).unwrap_err().to_string()
+    };
+    let error = after(&[entry("file", b'0', 0o4755, b"it")]);
+    assert!(error.contains("at \"./file\" (mode 4755), which the plan does not list"), "{error}");
+    let error = after(&[entry("other", b'3', 0o600, b"")]);
+    assert!(error.contains("at \"./other\", which the plan does not list"), "{error}");
+    let file = entry("file", b'0', 0o755, b"it");
+    let error = after(&[file.clone(), file]);
+    assert!(error.contains("make file: File exists"), "{error}");
+    let error = after(&[entry("../file", b'0', 0o755, b"it")]);
+    assert!(error.contains("leads upwards"), "{error}");
+}
