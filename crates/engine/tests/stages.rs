@@ -21,6 +21,7 @@ use torpor_engine::seal::{OpenOptions, SealOptions};
 use torpor_engine::{Error, NoHooks, Options, Session};
 use torpor_images::ImageDir;
 use torpor_images::compress::Compression;
+use torpor_policy::{Policy, Rules};
 use torpor_seal::Suite;
 use torpor_seal::keys::{AgeIdentity, Identities, Recipient};
 use torpor_store::Archive;
@@ -248,7 +249,12 @@ fn destination(first: &Path) {
     let options = |dir: &Path| Options {
         images_dir: dir.to_owned(),
         shell_job: true,
-        trust: Trust { open: open(&dir.parent().unwrap().join(IDENTITY)), ..Trust::default() },
+        trust: Trust {
+            open: open(&dir.parent().unwrap().join(IDENTITY)),
+            // Its mounts may be those of this host.
+            policy: Policy { foreign: Rules::default(), ..Policy::default() }.into(),
+            ..Trust::default()
+        },
         ..Options::default()
     };
     let opts = options(first);

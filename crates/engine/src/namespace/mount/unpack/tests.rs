@@ -214,7 +214,7 @@ fn what_was_filled_follows() {
     let (source, made) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     shell(source.path(), BEFORE);
     let owned = source.path().join("owned");
-    let list = access_list("u::rw-,u:5:rwx,g::r--,m::rwx,o::---", &IdMaps::identity()).unwrap();
+    let list = access_list("u::rw-,u:54321:rwx,g::r--,m::rwx,o::---", &IdMaps::identity()).unwrap();
     set(&owned, LISTS[0], &list);
     set(&owned, "user.gone", b"1");
     set(&owned, "user.other", b"1");
