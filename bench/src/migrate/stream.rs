@@ -144,7 +144,8 @@ fn encrypted(mib: u64) -> Result<f64> {
         let mut nonce = [0; NONCE_LEN];
         nonce[..8].copy_from_slice(&number.to_le_bytes());
         let nonce = Nonce::assume_unique_for_key(nonce);
-        key.seal_in_place_separate_tag(nonce, Aad::empty(), &mut record).map_err(failed)?;
+        let _tag =
+            key.seal_in_place_separate_tag(nonce, Aad::empty(), &mut record).map_err(failed)?;
     }
     #[allow(clippy::cast_precision_loss, reason = "to be read by people")]
     let bytes = (mib << 20) as f64;
