@@ -31,7 +31,7 @@ const FAMILY: usize = 4;
 /// Until something that is bound to happen has happened.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const CASES: [(&str, fn()); 12] = [
+const CASES: [(&str, fn()); 11] = [
     ("quiet_memory", || moves(&Case { mode: "q", quiet: true, ..PLAIN })),
     ("one_process", || moves(&Case { mode: "-", ..PLAIN })),
     ("relatives_with_threads", || moves(&Case { mode: "ft", family: FAMILY, ..PLAIN })),
@@ -44,9 +44,6 @@ const CASES: [(&str, fn()); 12] = [
     }),
     ("sealed_and_compressed", || {
         moves(&Case { mode: "fs", family: FAMILY, sealed: true, ..PLAIN });
-    }),
-    ("files_in_memory_may_change_meanwhile", || {
-        moves(&Case { mode: "m", namespaces: "-pnm --mount-proc", ..PLAIN });
     }),
     ("births_and_ends", || moves(&Case { mode: "fb", family: FAMILY, ..PLAIN })),
     ("a_dropped_stage_leaves_nothing", a_dropped_stage_leaves_nothing),
