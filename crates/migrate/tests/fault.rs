@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
-use support::proxy::{Fault, Plan, Proxy, random_below, seed};
+use support::proxy::{Fault, Plan, Proxy};
 use support::{Counter, Host, judge, pids_of, wait_until};
 use torpor_tests::random::Random;
 

@@ -15,10 +15,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::proxy::{Fault, Plan, Proxy, random_below, seed};
+use support::proxy::{Fault, Plan, Proxy};
 use support::world::{Net, V4, V6, World, agent_at, host_at, migrate_from, within};
 use support::{Host, compiled, judge, pids_of, wait_until};
 use torpor_sys::socket;
+use torpor_tests::random::Random;
 
 const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
 const PORT: u16 = 7000;
@@ -340,9 +341,7 @@ fn a_client_notices_no_fault() {
     const POINTS: [&str; 4] = ["pre-restore", "setup-namespaces", "post-restore", "pre-resume"];
     const FAULTS: [Fault; 3] = [Fault::CutLink, Fault::KillAgent, Fault::KillSource];
     let count = if std::env::var_os("TORPOR_LONG").is_some() { 60 } else { 6 };
-    let seed = seed();
-    println!("TORPOR_SEED={seed}");
-    let mut random = random_below(seed);
+    let random = Random::printed();
     let programs = tempfile::tempdir().unwrap();
     let world = World::new();
     let program = compiled(programs.path(), "server");
@@ -356,10 +355,10 @@ fn a_client_notices_no_fault() {
         let (mode, kind) = (number / 5 % 2, number % 5);
         let trouble = match kind {
             0 => Trouble::None,
-            4 => Trouble::Refusal(POINTS[random(POINTS.len())]),
+            4 => Trouble::Refusal(POINTS[random.place(POINTS.len())]),
             _ => {
-                let later = Duration::from_micros(random(2) as u64 * random(60_000) as u64);
-                let at = random(messages[mode]);
+                let later = Duration::from_micros(random.below(2) * random.below(60_000));
+                let at = random.place(messages[mode]);
                 Trouble::Fault(Plan { fault: FAULTS[kind - 1], at, passed: true, later })
             }
         };

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use torpor_sys::kcmp::{Object, kcmp};
-use torpor_tracee::{StopState, Tracee};
+use torpor_tracee::Tracee;
 
 use super::freezer::Freezer;
 use crate::error::{Error, Result};
@@ -30,16 +30,6 @@ pub(crate) struct Stopped {
     pub status: proc::Status,
     /// Its threads that have not ended, the leader first if it has not; empty for a zombie.
     pub threads: Vec<Tracee>,
-}
-
-impl Stopped {
-    /// The signal that job control had stopped it with, if any.
-    pub(crate) fn stop_signal(&self) -> Option<i32> {
-        match self.threads.first()?.state() {
-            StopState::Group(signal) => Some(signal),
-            StopState::Interrupted => None,
-        }
-    }
 }
 
 /// Stops `root` and all its descendants, parents before children in the result. All that

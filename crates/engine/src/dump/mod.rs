@@ -574,7 +574,6 @@ fn pidfd(pid: i32, tgid: i32) -> Result<OwnedFd> {
 
 impl Task {
     fn new(frozen: Stopped, level: usize, (stat, vmas): (proc::Stat, Vec<Vma>)) -> Result<Self> {
-        let stop_signal = frozen.stop_signal();
         let Stopped { pid: tgid, face: pid, status, threads } = frozen;
         let vpid = status.in_each_ns("NStgid").get(level).copied().unwrap_or(tgid);
         let maps = vmas.iter().map(|v| v.map.clone()).collect();
@@ -593,7 +592,6 @@ impl Task {
             statuses: Vec::new(),
             proc_files: ProcFiles::default(),
             descriptors: Vec::new(),
-            stop_signal,
             vmas,
             maps,
         })

@@ -16,7 +16,7 @@ use crate::task::{ProcFiles, ia32};
 
 /// A task (thread group) of the dumped tree.
 #[derive(Debug)]
-pub struct Task {
+pub(crate) struct Task {
     /// Its pid here.
     pub tgid: i32,
     /// The id here of its first thread that has not ended, as which the kernel answers for
@@ -48,8 +48,6 @@ pub struct Task {
     pub(super) proc_files: ProcFiles,
     /// Its descriptors, unless a task before it has the same.
     pub(crate) descriptors: Vec<Listed>,
-    /// The signal that job control had stopped it with.
-    pub stop_signal: Option<i32>,
     /// Its mappings, as they were before anything of ours was mapped.
     pub vmas: Vec<Vma>,
     pub(super) maps: Vec<Mapping>,
@@ -87,35 +85,30 @@ pub(super) fn death(tasks: &Tasks) -> Undo {
 
 impl Task {
     /// Whether it runs a 32-bit program.
-    pub fn is_32bit(&self) -> bool {
+    pub(crate) fn is_32bit(&self) -> bool {
         ia32::is_process(&self.threads, &self.maps)
     }
 
     /// The number that the line `key` of its status (such as `NSsid`) has for the pid namespace of
     /// the tree's root.
-    pub fn number(&self, key: &str) -> Option<i32> {
+    pub(crate) fn number(&self, key: &str) -> Option<i32> {
         self.status.in_each_ns(key).get(self.level).copied()
     }
 
-    /// In how many pid namespaces below that of the tree's root it is.
-    pub fn depth(&self) -> usize {
-        self.status.in_each_ns("NStgid").len().saturating_sub(self.level + 1)
-    }
-
     /// Whether it has ended and only waits to be waited for.
-    pub fn is_zombie(&self) -> bool {
+    pub(crate) fn is_zombie(&self) -> bool {
         self.threads.is_empty()
     }
 
     /// Whether its first thread has ended, and others have not.
-    pub fn has_lost_leader(&self) -> bool {
+    pub(crate) fn has_lost_leader(&self) -> bool {
         self.pid != self.tgid
     }
 }
 
 /// The tasks of a dumped tree: parents before children, the root first.
 #[derive(Debug, Default)]
-pub struct Tasks {
+pub(crate) struct Tasks {
     all: Vec<Task>,
     /// The ids of all threads in the images, by their ids here.
     vtids: HashMap<i32, i32>,
@@ -141,44 +134,44 @@ impl DerefMut for Tasks {
 
 impl Tasks {
     /// These tasks. The guardian learns of what is put into them.
-    pub fn new(all: Vec<Task>, guardian: Guardian) -> Self {
+    pub(crate) fn new(all: Vec<Task>, guardian: Guardian) -> Self {
         Tasks { all, guardian, ..Tasks::default() }
     }
 
     /// Notes the id in the images of a thread.
-    pub fn note_thread(&mut self, tid: i32, vtid: i32) {
+    pub(crate) fn note_thread(&mut self, tid: i32, vtid: i32) {
         self.vtids.insert(tid, vtid);
     }
 
     /// Notes how pid namespaces below that of the root know a thread.
-    pub fn note_nested(&mut self, tid: i32, nested: TorporNestedEntry) {
+    pub(crate) fn note_nested(&mut self, tid: i32, nested: TorporNestedEntry) {
         self.nested.insert(tid, nested);
     }
 
     /// How pid namespaces below that of the root know the thread with id `tid` here, if it is in
     /// any, or its children are.
-    pub fn nested(&self, tid: i32) -> Option<&TorporNestedEntry> {
+    pub(crate) fn nested(&self, tid: i32) -> Option<&TorporNestedEntry> {
         self.nested.get(&tid)
     }
 
     /// Whether pid namespaces below that of the root belong to the tree.
-    pub fn has_nested(&self) -> bool {
+    pub(crate) fn has_nested(&self) -> bool {
         !self.nested.is_empty()
     }
 
     /// The id that the thread with id `tid` here has for itself.
-    pub fn own_tid(&self, tid: i32) -> Option<i32> {
+    pub(crate) fn own_tid(&self, tid: i32) -> Option<i32> {
         let inside = self.nested(tid).and_then(|nested| nested.tids.last());
         inside.map(|tid| tid.cast_signed()).or_else(|| self.vtid_of(tid))
     }
 
     /// Those that are no zombies.
-    pub fn live(&self) -> Vec<usize> {
+    pub(crate) fn live(&self) -> Vec<usize> {
         (0..self.len()).filter(|&task| !self[task].is_zombie()).collect()
     }
 
     /// Whether `task` is the first one with its number of some shared object.
-    pub fn is_first_with(&self, task: usize, id: impl Fn(&TaskKobjIdsEntry) -> u32) -> bool {
+    pub(crate) fn is_first_with(&self, task: usize, id: impl Fn(&TaskKobjIdsEntry) -> u32) -> bool {
         let number = id(&self[task].ids);
         !self[..task].iter().any(|t| !t.is_zombie() && id(&t.ids) == number)
     }
@@ -187,7 +180,7 @@ impl Tasks {
     ///
     /// # Errors
     /// If the task is a zombie, or has no room for the stub.
-    pub fn remote(&mut self, task: usize) -> Result<&mut Tracee> {
+    pub(crate) fn remote(&mut self, task: usize) -> Result<&mut Tracee> {
         let t = &self.all[task];
         let (pid, first) = (t.pid, t.threads.first());
         if first.is_none_or(|first| first.stub_range().is_none()) {
@@ -216,19 +209,19 @@ impl Tasks {
     }
 
     /// The id in the images of the thread with id `tid` here.
-    pub fn vtid_of(&self, tid: i32) -> Option<i32> {
+    pub(crate) fn vtid_of(&self, tid: i32) -> Option<i32> {
         self.vtids.get(&tid).copied()
     }
 
     /// The id in the images of the process group with id `pgid` here, if a task of the
     /// tree is in it.
-    pub fn vpgid_of(&self, pgid: i32) -> Option<i32> {
+    pub(crate) fn vpgid_of(&self, pgid: i32) -> Option<i32> {
         let member = self.all.iter().find(|task| task.stat.pgid == pgid)?;
         member.number("NSpgid").filter(|&id| id != 0)
     }
 
     /// The pid in the images of the task with pid `pid` here.
-    pub fn vpid_of(&self, pid: i32) -> Option<i32> {
+    pub(crate) fn vpid_of(&self, pid: i32) -> Option<i32> {
         self.all.iter().find(|t| t.tgid == pid).map(|t| t.vpid)
     }
 }

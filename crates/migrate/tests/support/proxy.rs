@@ -8,7 +8,7 @@ use std::process::{Child, Output};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use super::Host;
 
@@ -204,22 +204,5 @@ impl Proxy {
         for stream in self.open.lock().unwrap().drain(..) {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
-    }
-}
-
-/// The seed: that of the environment, or another each time.
-pub fn seed() -> u64 {
-    let given = std::env::var("TORPOR_SEED").ok().and_then(|seed| seed.parse().ok());
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    given.unwrap_or(now.as_secs()).max(1)
-}
-
-/// Numbers that come out the same for a seed (xorshift).
-pub fn random_below(mut seed: u64) -> impl FnMut(usize) -> usize {
-    move |below| {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        usize::try_from(seed % below as u64).unwrap()
     }
 }
