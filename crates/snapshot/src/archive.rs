@@ -102,6 +102,8 @@ pub fn write_small(
 pub fn write_all(file: &Path, dir: &Path) -> Result<()> {
     let shown = || file.display().to_string();
     let mut archive = Builder::new(io::BufWriter::new(File::create(file).context(shown)?));
+    // Podman refuses archives with holes.
+    archive.sparse(false);
     archive.append_dir_all("", dir).context(shown)?;
     archive.into_inner().and_then(|mut file| file.flush()).context(shown)
 }
