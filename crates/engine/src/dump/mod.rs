@@ -87,7 +87,7 @@ pub(crate) struct Dump<'a> {
     /// What each kind of file knows.
     kinds: files::Kinds,
     /// What was done to hold the network still.
-    pub network: network::Held,
+    pub network: network::held::Held,
     /// Cleans up if the supervisor is killed.
     pub guardian: Guardian,
     /// The cgroup that the tasks were paused with.
@@ -305,7 +305,7 @@ impl<'a> Dump<'a> {
             files: FileTable::default(),
             remaps: Remaps::default(),
             kinds: files::Kinds::default(),
-            network: network::Held::default(),
+            network: network::held::Held::default(),
             own_ids: TaskKobjIdsEntry::default(),
             guardian,
             freezer: Freezer::default(),

@@ -9,13 +9,10 @@
 //! lost meanwhile: that is what TCP is for.
 
 pub(crate) mod accept;
-mod asleep;
-mod held;
+pub(crate) mod asleep;
+pub(crate) mod held;
 mod iptables;
 pub(crate) mod listed;
 mod nftables;
 pub(crate) mod rules;
 pub(crate) mod tracked;
-
-pub(crate) use self::asleep::{Asleep, Connections};
-pub(crate) use self::held::Held;

@@ -27,7 +27,7 @@ use crate::file::tty::TtyRestorer;
 use crate::file::tun::TunRestorer;
 use crate::file::userfaultfd::UserfaultfdRestorer;
 use crate::file::{eventfd, lock, ns_file, regular, signalfd};
-use crate::network::Asleep;
+use crate::network::asleep::Asleep;
 
 /// What each kind of file knows of those in the images.
 #[derive(Debug, Default)]

@@ -83,7 +83,7 @@ pub struct Restore<'a> {
     /// What `files.img` says, by id.
     pub entries: HashMap<u32, FileEntry>,
     /// What waits for the network to go on.
-    pub network: network::Asleep,
+    pub network: network::asleep::Asleep,
     /// The ids of the tree's user namespace.
     pub id_maps: IdMaps,
     /// What the policy has to do with files that are opened.
@@ -179,7 +179,7 @@ impl<'a> Restore<'a> {
             cgroups: cgroup::Groups::default(),
             files: Files::default(),
             entries,
-            network: network::Asleep::default(),
+            network: network::asleep::Asleep::default(),
             temporary: Temporary::default(),
             id_maps: IdMaps::identity(),
             verdict: judge::Verdict::default(),
@@ -312,8 +312,8 @@ impl<'a> Restore<'a> {
         )
     }
 
-    fn connections(&self) -> network::Connections<'_> {
-        network::Connections {
+    fn connections(&self) -> network::asleep::Connections<'_> {
+        network::asleep::Connections {
             network: &self.opts.network,
             images: &self.images,
             entries: &self.entries,

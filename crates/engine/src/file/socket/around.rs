@@ -8,7 +8,7 @@ use crate::guardian::Guardian;
 use crate::namespace::Namespaces;
 use crate::namespace::mount::Mounts;
 use crate::namespace::user::IdMaps;
-use crate::network::Held;
+use crate::network::held::Held;
 use crate::options::{Given, Network};
 
 /// What sockets refer to.

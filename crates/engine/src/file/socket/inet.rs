@@ -27,7 +27,7 @@ use crate::error::{Context, Error, Result};
 use crate::file::{Found, OpenFiles};
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
-use crate::network::Asleep;
+use crate::network::asleep::Asleep;
 use crate::restore::tasks::Tasks;
 
 /// Level and name of the filter of raw ICMP sockets (linux/icmp.h).
