@@ -29,8 +29,9 @@ fn difference(wanted: &[Wanted], now: &[Mount]) -> Option<String> {
     let mut more: Vec<&Mount> = now.iter().collect();
     let mut missing: Vec<&Wanted> = vec![];
     // Several may be at one place: those of which more is known choose first.
-    let (made, given): (Vec<_>, Vec<_>) = wanted.iter().partition(|mount| mount.made.is_some());
-    for mount in made.into_iter().chain(given) {
+    let mut wanted: Vec<&Wanted> = wanted.iter().collect();
+    wanted.sort_by_key(|mount| (mount.given.is_none(), mount.made.is_none()));
+    for mount in wanted {
         match more.iter().position(|now| is_as(mount, now)) {
             Some(at) => drop(more.swap_remove(at)),
             None => missing.push(mount),
