@@ -94,7 +94,11 @@ fn damage(place: &Path, name: &str) -> String {
             } else if path.file_name().unwrap().to_str().unwrap().starts_with(name) {
                 // Another checkpoint may have the same file.
                 let mut bytes = std::fs::read(&path).unwrap();
-                *bytes.last_mut().unwrap() ^= 1;
+                // One that was being written is empty.
+                match bytes.last_mut() {
+                    Some(last) => *last ^= 1,
+                    None => bytes.push(1),
+                }
                 std::fs::remove_file(&path).unwrap();
                 std::fs::write(&path, bytes).unwrap();
                 return path.strip_prefix(place).unwrap().display().to_string();
