@@ -33,6 +33,8 @@ pub(crate) use nested::make_nested;
 pub(crate) use origin::Forest;
 pub(crate) use refill::{Last, refill};
 pub(crate) use restore::{enter, finish, restore};
+#[cfg(test)]
+pub(crate) use restored::{GivenFs, MadeFs};
 pub(crate) use restored::{Restored, Wanted};
 pub(crate) use roots::Roots;
 pub(crate) use tree::Tree;

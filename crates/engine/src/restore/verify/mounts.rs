@@ -84,3 +84,35 @@ fn shown(mount: &Mount) -> String {
 fn device(number: u32) -> String {
     format!("{}:{}", number >> 20, number & 0xf_ffff)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::namespace::mount::{GivenFs, MadeFs};
+
+    /// One that was made does not take what was given at the same place, in whatever order they are listed.
+    #[test]
+    fn what_was_made_leaves_what_was_given() {
+        let there = |dev: u32| Mount {
+            dev,
+            root: "/".into(),
+            mountpoint: "/dev/pts".into(),
+            fs: "devpts".to_owned(),
+            source: "devpts".into(),
+            ..Mount::default()
+        };
+        let wanted = |made: Option<MadeFs>, given: Option<GivenFs>| Wanted {
+            at: "/dev/pts".into(),
+            flags: 0,
+            made,
+            given,
+        };
+        let made = MadeFs { fs: "devpts".to_owned(), sources: vec!["devpts".into()] };
+        let given = GivenFs { device: 26, root: "/".into() };
+        let wanted = [wanted(Some(made), None), wanted(None, Some(given))];
+        for order in [[24, 26], [26, 24]] {
+            assert_eq!(difference(&wanted, &order.map(there)), None);
+        }
+        assert!(difference(&wanted, &[24, 25].map(there)).unwrap().contains("device 0:26"));
+    }
+}
