@@ -75,12 +75,14 @@ impl Drop for Server {
 /// Without an address nobody but this host reaches any of the servers.
 #[test]
 fn servers_listen_on_this_host_alone() {
-    let images = tempfile::tempdir().unwrap();
+    // One that has nothing to serve ends at once.
+    let task = Task::start(PAGES);
+    assert!(task.dump(&["--leave-running"]));
     for more in [&[][..], &["--lazy-pages"], &["--address", ""]] {
         let mut command = criu(&["page-server", "--port", "0", "-D"]);
-        command.arg(images.path()).args(more);
+        command.arg(task.path("")).args(more);
         let child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let dir = images.path().to_owned();
+        let dir = task.path("");
         let mut server = Server { child, dir, port: String::new() };
         let mut line = String::new();
         let said = server.child.stdout.take().unwrap();
