@@ -37,8 +37,8 @@ pub struct Error(String);
 /// The result of what can fail here.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What is read and written at a time.
-const BUFFER: usize = 64 * 1024;
+/// What is read and written at a time: the library by itself reads 4 KiB, a quarter of a record.
+const BUFFER: usize = 256 * 1024;
 /// After so long without a word the other end is asked whether it is there.
 pub const SILENCE: Duration = Duration::from_secs(5);
 /// How long a connection may take to come about, and the other end to show who it is.
@@ -214,6 +214,8 @@ fn open(mut end: Connection, socket: OwnedFd) -> Result<OwnedFd> {
     rustix::io::ioctl_fionbio(&far, true).map_err(|e| failed("ioctl", &e))?;
     let (ours, theirs) = UnixStream::pair().map_err(|e| failed("socketpair", &e))?;
     ours.set_nonblocking(true).map_err(|e| failed("ioctl", &e))?;
+    // One buffer is encrypted as a whole.
+    end.set_buffer_limit(None);
     thread::spawn(move || {
         let mut relay = Relay { end, far, near: ours, plain: Vec::new(), near_ended: false };
         if let Err(error) = relay.run() {
@@ -240,7 +242,7 @@ impl Relay {
     fn run(&mut self) -> io::Result<()> {
         let mut buffer = vec![0; BUFFER];
         // Alerts and what came with the handshake.
-        let mut far_ended = self.take_plain(&mut buffer)?;
+        let mut far_ended = self.take_plain()?;
         loop {
             if far_ended && self.plain.is_empty() {
                 // Both ends of what is spoken here close when they have heard all.
@@ -270,9 +272,9 @@ impl Relay {
                 }
             }
             if can_read {
-                match self.end.read_tls(&mut self.far) {
+                match self.far.read(&mut buffer) {
                     Ok(0) => far_ended = true,
-                    Ok(_) => far_ended |= self.take_plain(&mut buffer)?,
+                    Ok(len) => far_ended |= self.decrypt(&buffer[..len])?,
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                     Err(e) => return Err(e),
                 }
@@ -280,20 +282,25 @@ impl Relay {
         }
     }
 
-    /// Decrypts what has come; whether that was the last of it.
-    fn take_plain(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
-        let state = self.end.process_new_packets().map_err(io::Error::other)?;
-        let ended = state.peer_has_closed();
-        let mut left = state.plaintext_bytes_to_read();
-        while left > 0 {
-            let len = self.end.reader().read(buffer)?;
-            self.plain.extend_from_slice(&buffer[..len]);
-            left = left.saturating_sub(len);
-            if len == 0 {
-                break;
-            }
+    /// Decrypts what has come; whether the other end says that it was the last.
+    fn decrypt(&mut self, mut coming: &[u8]) -> io::Result<bool> {
+        let mut ended = false;
+        while !coming.is_empty() && !ended {
+            self.end.read_tls(&mut coming)?;
+            ended = self.take_plain()?;
         }
         Ok(ended)
+    }
+
+    /// Takes what is decrypted; whether the other end says that it was the last.
+    fn take_plain(&mut self) -> io::Result<bool> {
+        let state = self.end.process_new_packets().map_err(io::Error::other)?;
+        let there = self.plain.len();
+        self.plain.resize(there + state.plaintext_bytes_to_read(), 0);
+        if self.plain.len() > there {
+            self.end.reader().read_exact(&mut self.plain[there..])?;
+        }
+        Ok(state.peer_has_closed())
     }
 
     fn flush(&mut self) -> io::Result<()> {
