@@ -32,7 +32,7 @@ zoo: setup        ## the programs of the zoo, each in all modes
 docs:             ## the compatibility table, from the outcomes of the last test run
 	cargo run --quiet --locked --package torpor-tests --bin zoo -- status --table >docs/compatibility.md
 
-bench: build      ## measure, against cp; prints the table and writes JSON
+bench:            ## measure, against cp; prints the table and writes JSON
 	@scripts/without-autogroup scripts/bench.sh
 	@scripts/without-autogroup scripts/benchmark-matrix.sh
 

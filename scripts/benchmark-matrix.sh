@@ -16,7 +16,8 @@ for tool in sysbench:sysbench crun:crun chromium:chromium; do
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${tool##*:}" >/dev/null ||
 		echo "${tool##*:} is not to be had: what needs it is left out" >&2
 done
-cargo build --quiet --release --locked --package torpor-cli
+# With the other benchmarks, as scripts/bench.sh has it: without them the crates have other features, and are built again.
+cargo build --quiet --release --locked --package torpor-cli --package torpor-bench
 endpoints=$(TORPOR_LONG=1 scripts/benchmark-runtimes.sh | tail -n 1)
 {
 	echo "runs: ${RUNS:-10}"
