@@ -12,8 +12,7 @@
 //!
 //! All threads are asked. That one has neither `no_new_privs` nor `CAP_SYS_ADMIN`, of which
 //! `landlock_restrict_self` wants one, says nothing: a daemon confines itself as root and becomes
-//! a user then. Only where there is no room for a shadow of it there is no more than a warning:
-//! programs that may start no others are many, and such daemons among them few.
+//! a user then. So one that has no room for a shadow is refused, whoever it is.
 //!
 //! To ask a thread takes longer than all that it is asked for, so most are asked to look with
 //! everything else: leaders into the host's first process or a task with the same credentials,
@@ -45,9 +44,6 @@ const NO_ROOM: &str = "cannot be told; make room for one process more (pids.max,
 /// (`PROC_PID_INIT_INO`).
 const INIT: u64 = 1;
 const PIDS_OF_HOST: u64 = 0xEFFF_FFFC;
-
-/// linux/capability.h.
-const CAP_SYS_ADMIN: u32 = 21;
 
 /// Whether this kernel has Landlock, and has it switched on.
 static EXISTS: LazyLock<bool> = LazyLock::new(torpor_sys::process::has_landlock);
@@ -146,7 +142,6 @@ impl Suspects {
             (Some(pid), _) => Sight { pid, shadow: None },
             (None, Some(leader)) => {
                 let shadow = Shadow::of(leader, leader.tid(), guardian, self.since)?;
-                let Some(shadow) = shadow else { return Ok(None) };
                 Sight { pid: shadow.pid, shadow: Some(shadow) }
             }
             (None, None) => return Ok(None),
@@ -211,20 +206,13 @@ fn check_task(cx: &mut Dump<'_>, task: usize, witness: &mut Option<Witness>) -> 
         let Some((_, thread)) = last(&cx.suspects.open) else { break };
         cx.suspects.clear(task, thread);
         dismiss(cx, witness.take())?;
-        match testify(cx, task, thread)? {
-            Some(shadow) => *witness = Some((task, shadow)),
-            None => {
-                let tid =
-                    cx.tasks[task].threads.get(thread).map_or(cx.tasks[task].pid, Tracee::tid);
-                cx.leave_out(tid, OBJECT, NO_ROOM)?;
-            }
-        }
+        *witness = Some((task, testify(cx, task, thread)?));
     }
     Ok(())
 }
 
-/// Makes a shadow of any thread, if there is room.
-fn testify(cx: &mut Dump<'_>, task: usize, thread: usize) -> Result<Option<Shadow>> {
+/// Makes a shadow of any thread.
+fn testify(cx: &mut Dump<'_>, task: usize, thread: usize) -> Result<Shadow> {
     let Task { pid, threads, .. } = &mut cx.tasks[task];
     let (pid, since) = (*pid, cx.suspects.since);
     let Some((first, others)) = threads.split_first_mut() else { return Err(Error::Gone { pid }) };
@@ -255,10 +243,8 @@ pub(super) struct Shadow {
 
 impl Shadow {
     /// Makes one of a thread, whose process is known as `pid`. The thread is refused if it is in a
-    /// domain, or there is no room for a shadow and it can confine itself: nobody may come back less
-    /// confined. `None` if there is no room, and it could have done so only before it became who it
-    /// is now.
-    fn of(own: &mut Tracee, pid: i32, guardian: &Guardian, since: u64) -> Result<Option<Self>> {
+    /// domain, or there is no room for a shadow: nobody may come back less confined.
+    fn of(own: &mut Tracee, pid: i32, guardian: &Guardian, since: u64) -> Result<Self> {
         let undo = twin::undo(pid, since);
         guardian.watch(&undo)?;
         let guardian = guardian.clone();
@@ -266,7 +252,7 @@ impl Shadow {
             Ok((shadow, pid)) => {
                 let mut shadow = Shadow { shadow, pid, guardian, undo };
                 match layers(&mut shadow.shadow) {
-                    Ok(0) => return Ok(Some(shadow)),
+                    Ok(0) => return Ok(shadow),
                     found => shadow.end(std::slice::from_mut(own)).map(|()| found)?,
                 }
             }
@@ -284,7 +270,6 @@ impl Shadow {
                 Err(Error::refused(own.tid(), object, reason))
             }
             // No room for a process more (`pids.max`, `RLIMIT_NPROC`), or no memory.
-            Err(torpor_tracee::Error::Remote { .. }) if !may_confine(pid, own.tid())? => Ok(None),
             Err(e @ torpor_tracee::Error::Remote { .. }) => {
                 Err(Error::refused(own.tid(), OBJECT, format!("{NO_ROOM}: {e}")))
             }
@@ -304,14 +289,6 @@ impl Shadow {
         }
         guardian.forget(&undo)
     }
-}
-
-/// Whether a thread can confine itself: it has `no_new_privs` or `CAP_SYS_ADMIN`.
-fn may_confine(pid: i32, tid: i32) -> Result<bool> {
-    let status = proc::thread_status(pid, tid)?;
-    // What it is permitted it can put into effect.
-    let capable = status.number("CapPrm", 16).unwrap_or(u64::MAX) >> CAP_SYS_ADMIN & 1 == 1;
-    Ok(capable || status.number("NoNewPrivs", 10).unwrap_or(1) != 0)
 }
 
 /// How many layers the domain of a shadow has; 0 if it has none.

@@ -1,5 +1,6 @@
 // area: refusals
-// shows: a task with no room for the process that would tell whether Landlock confines it, and which cannot confine itself any more, is kept
+// shows: a task with no room for the process that would tell whether Landlock confines it is refused, though it cannot confine itself any more
+// expect: refused "whether it is confined by Landlock"
 #include "zoo.h"
 #include <sys/prctl.h>
 #include <sys/resource.h>
