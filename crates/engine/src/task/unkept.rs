@@ -7,8 +7,10 @@ use torpor_tracee::{Batch, Call, Mapping, Outcome, Slot, syscall};
 const OF_ADDRESS: u64 = 2;
 /// How many mappings are asked for at once: their answers must find room, beside others.
 pub(crate) const AT_ONCE: usize = 4000;
-/// An operation of keyctl(2).
+/// Operations of keyctl(2). The second tells what there was, and changes nothing if it is given -1.
 const GET_KEYRING_ID: u64 = 0;
+const SET_REQKEY_KEYRING: u64 = 14;
+const NO_CHANGE: u64 = (-1i64).cast_unsigned();
 /// The keyrings of a thread, of its process, of its session, as keyctl(2) names them.
 const OF_THREAD: u64 = (-1i64).cast_unsigned();
 const OF_PROCESS: u64 = (-2i64).cast_unsigned();
@@ -96,6 +98,7 @@ impl OfProcess {
 #[derive(Debug)]
 pub(crate) struct OfThread {
     keyring: Call,
+    requested: Call,
     speculation: [Call; 3],
     cpuid: Call,
 }
@@ -106,6 +109,7 @@ impl OfThread {
         let speculation = |what| syscall::prctl(libc::PR_GET_SPECULATION_CTRL, [what]);
         OfThread {
             keyring: batch.call((libc::SYS_keyctl, [GET_KEYRING_ID, OF_THREAD, 0])),
+            requested: batch.call((libc::SYS_keyctl, [SET_REQKEY_KEYRING, NO_CHANGE, 0])),
             speculation: [0, 1, 2].map(|what| batch.call(speculation(what))),
             cpuid: batch.call((libc::SYS_arch_prctl, [GET_CPUID, 0])),
         }
@@ -118,6 +122,10 @@ impl OfThread {
         let flushed = is(out, flush, |v| v & SPEC_OWN != 0 && v & SPEC_ENABLED != 0);
         those_of([
             (is(out, self.keyring, |_| true), "its thread's own keyring"),
+            (
+                is(out, self.requested, |v| v != 0),
+                "where keys go that it asks for (KEYCTL_SET_REQKEY_KEYRING)",
+            ),
             (disabled(store) || disabled(branch) || flushed, "its rules for speculation (prctl)"),
             (is(out, self.cpuid, |v| v == 0), "the fault that it gets from CPUID (arch_prctl)"),
         ])
