@@ -116,6 +116,7 @@ wait
 group fault 1800 scripts/run-tests torpor-tests:fault
 group exchange 1200 scripts/run-tests torpor-tests:exchange
 group zoo 1800 scripts/run-tests torpor-tests:zoo
+sed -n 's/^SKIPPED \(.*\)/  skipped: \1/p' "$out/zoo.txt"
 [ -z "$long" ] || group older 2400 scripts/kernel/test
 [ -z "$long" ] || group crossing 60 scripts/kernel/crossing
 

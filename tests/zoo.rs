@@ -23,7 +23,11 @@ fn trial(case: Case) -> Trial {
                 case.dir()?.display(),
                 case.replay()
             ))),
-            _ => Ok(()),
+            Outcome::Skip(why) => {
+                println!("SKIPPED {}: {why}", case.name());
+                Ok(())
+            }
+            Outcome::Pass | Outcome::Refused(_) => Ok(()),
         }
     })
 }

@@ -1,5 +1,6 @@
 // area: processor state
 // shows: AVX registers survive, in a task that sleeps and in one that computes
+// foreign: yes
 // build: -mavx
 #include "zoo.h"
 #include <immintrin.h>

@@ -1,5 +1,6 @@
 // area: processor state
 // shows: AVX-512 registers and masks survive
+// foreign: yes
 // build: -mavx512f
 #include "zoo.h"
 

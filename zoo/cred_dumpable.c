@@ -1,5 +1,6 @@
 // area: credentials
 // shows: a task that is not dumpable, and one that is
+// foreign: yes
 #include "zoo.h"
 #include <sys/prctl.h>
 

@@ -1,5 +1,6 @@
 // area: memory
 // shows: lightweight guard pages still fault, their neighbours keep their data
+// foreign: yes
 #include "zoo.h"
 #include <setjmp.h>
 

@@ -1,5 +1,6 @@
 // area: memory
 // shows: pages given back with MADV_FREE and MADV_DONTNEED do not hurt their neighbours
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: memory
 // shows: a sparse private mapping of 10 GiB with two touched pages
+// foreign: yes
 #include "zoo.h"
 
 #define SIZE (10ul << 30)

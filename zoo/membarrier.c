@@ -1,5 +1,6 @@
 // area: futex and rseq
 // shows: the registration for membarrier is kept
+// foreign: yes
 #include "zoo.h"
 #include <linux/membarrier.h>
 

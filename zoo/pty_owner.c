@@ -1,5 +1,6 @@
 // area: terminals
 // shows: two open slaves on one master, owner and mode of the slave's node, several masters
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

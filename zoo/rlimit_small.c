@@ -1,5 +1,6 @@
 // area: other task state
 // shows: limits below what the task already uses: files, file size, data, stack
+// foreign: yes
 #include "zoo.h"
 #include <sys/resource.h>
 

@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a task that sleeps in the kernel goes on, and still reacts to SIGTERM
+// foreign: yes
 #include "zoo.h"
 
 static volatile sig_atomic_t terminated;

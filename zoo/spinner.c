@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a task that computes without any system call goes on computing
+// foreign: yes
 #include "zoo.h"
 
 int main(void)
