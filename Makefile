@@ -1,4 +1,4 @@
-# What one does with this repository. `make demo` and `make test` need nothing but Debian 12 and root.
+# What one does with this repository. `make demo` and `make test` need nothing but Debian 12, root and (one test) Go 1.24.
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
