@@ -60,6 +60,11 @@ failing() { sed -n 's/^test \(.*[^ ]\)  *\.\.\. FAILED$/\1/p' "$1" | sort -u; }
 # passed REPORT...: how many tests passed
 passed() { cat "$@" | awk '/^test result: / { sum += $4 } END { print sum + 0 }'; }
 
+# left_out REPORT: what was not run, and counts as passed
+left_out() {
+	grep -E '^(left out: |SKIPPED |skipped|[a-z_:]+: skipped, |[a-z_:]+ is (left out|skipped): )' "$1" | sort -u | sed 's/^/  /'
+}
+
 # group NAME LIMIT COMMAND...: runs a group within LIMIT seconds
 group() {
 	local name=$1 limit=$2 rc=0 report=$out/$1.txt case start=$SECONDS
@@ -70,7 +75,7 @@ group() {
 	timeout --kill-after=30 "$limit" env --default-signal=INT,QUIT "$@" >"$report" 2>&1 </dev/null || rc=$?
 	# In one piece, since another group may be speaking.
 	echo "$(sed -n 's/^test result: /  /p' "$report" | grep -v ' 0 passed; 0 failed')
-  $name took $((SECONDS - start)) s"
+$(left_out "$report"; echo "  $name took $((SECONDS - start)) s")"
 	[ "$rc" = 0 ] && return
 	if [ "$rc" = 124 ] || [ "$rc" = 137 ] || [ -z "$(failing "$report")" ]; then
 		echo "  $name ended with $rc (124: after its $limit seconds); the end of $report:"
@@ -116,7 +121,6 @@ wait
 group fault 1800 scripts/run-tests torpor-tests:fault
 group exchange 1200 scripts/run-tests torpor-tests:exchange
 group zoo 1800 scripts/run-tests torpor-tests:zoo
-sed -n 's/^SKIPPED \(.*\)/  skipped: \1/p' "$out/zoo.txt"
 [ -z "$long" ] || group older 2400 scripts/kernel/test
 [ -z "$long" ] || group crossing 60 scripts/kernel/crossing
 
