@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
 
-use super::process::{reap, with_process};
+use super::process::{live_in, with_process};
 use super::transport::Transport;
 use super::{Restore, tree};
 use crate::error::{Context, Error, Result};
-use crate::namespace::{Namespaces, NsKind, send_into};
+use crate::namespace::{Namespaces, NsKind};
 use crate::proc;
 use crate::task::Script;
 
@@ -174,25 +174,6 @@ fn choose(cx: &mut Restore<'_>, place: &Birthplace) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Works while somebody lives in a pid namespace below that of `root`, with the rights of that.
-///
-/// # Errors
-/// What `work` returns; if nobody can be born there.
-pub(crate) fn live_in<T>(
-    root: &mut Tracee,
-    space: &OwnedFd,
-    work: impl FnOnce(&mut Tracee) -> Result<T>,
-) -> Result<T> {
-    with_process(root, None, |parent| {
-        send_into(parent, NsKind::Pid, space)?;
-        let mut inside = parent.spawn_child(0, 0, &[])?;
-        let done = work(&mut inside);
-        inside.exit_with(0)?;
-        reap(parent)?;
-        done
-    })
 }
 
 fn write_last(husk: &mut Tracee, file: &OwnedFd, last: i32) -> Result<()> {

@@ -1,9 +1,12 @@
 //! Processes that are there for a moment, for what can only be made by one with a certain pid, or
 //! opened while it lives.
 
+use std::os::fd::OwnedFd;
+
 use torpor_tracee::Tracee;
 
 use crate::error::Result;
+use crate::namespace::{NsKind, send_into};
 
 /// Works while there is a child of `root` with the pid `vpid`, or any free one.
 ///
@@ -18,6 +21,25 @@ pub(crate) fn with_process<T>(
     let done = work(&mut process);
     end(root, process)?;
     done
+}
+
+/// Works while somebody lives in a pid namespace below that of `root`, with the rights of that.
+///
+/// # Errors
+/// What `work` returns; if nobody can be born there.
+pub(crate) fn live_in<T>(
+    root: &mut Tracee,
+    space: &OwnedFd,
+    work: impl FnOnce(&mut Tracee) -> Result<T>,
+) -> Result<T> {
+    with_process(root, None, |parent| {
+        send_into(parent, NsKind::Pid, space)?;
+        let mut inside = parent.spawn_child(0, 0, &[])?;
+        let done = work(&mut inside);
+        inside.exit_with(0)?;
+        reap(parent)?;
+        done
+    })
 }
 
 /// Starts such a process.

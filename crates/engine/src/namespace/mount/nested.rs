@@ -19,7 +19,7 @@ use super::superblock;
 use super::tree::Tree;
 use crate::error::{Context, Result};
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
-use crate::restore::numbers::live_in;
+use crate::restore::process::live_in;
 use crate::restore::tasks::Tasks;
 
 /// Finds out which mounts show such a namespace. `host` are the caller's own mounts.
