@@ -103,6 +103,17 @@ fn a_cancelled_dump_lets_its_task_go_on() {
 }
 
 #[test]
+fn a_worker_that_dies_lets_its_task_go_on() {
+    let task = Sleeper::start();
+    let mut worker = dump(&task, &["post-dump"]);
+    assert_eq!(until_held(&mut worker, "post-dump"), None);
+    let pid = rustix::process::Pid::from_raw(worker.pid().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    assert_eq!(worker.finish().unwrap().class, Class::Died);
+    wait_until(|| task.sleeps());
+}
+
+#[test]
 fn what_cannot_work_is_told_by_its_class() {
     let task = Sleeper::start();
     let outcome = |args: &[&str]| start(&task, args, &[]).finish().unwrap();

@@ -407,6 +407,13 @@ fn a_dropped_stage_leaves_nothing() {
     assert!(!is_there(pid), "the husk of a dropped skeleton is there still");
 
     let skeleton = Plan::read(&opts).unwrap().build(&mut NoHooks).unwrap();
+    let pid = skeleton.pid();
+    let complete = skeleton.finish(&mut NoHooks).unwrap();
+    assert!(is_there(pid));
+    drop(complete);
+    assert!(!is_there(pid), "a tree that was not verified is there still");
+
+    let skeleton = Plan::read(&opts).unwrap().build(&mut NoHooks).unwrap();
     let complete = skeleton.finish(&mut NoHooks).unwrap();
     let ready = complete.verify(&mut NoHooks).unwrap();
     let pid = ready.pid();
