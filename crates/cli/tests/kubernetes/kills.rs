@@ -176,7 +176,7 @@ fn nothing_is_left(cluster: &Cluster) {
     none("blobs in the store", &format!("ls {place}/store/blobs/sha256"));
     let programs = "for p in /proc/[0-9]*; do [ $p != /proc/$$ ] || continue; c=$(tr '\\0' ' ' <$p/cmdline 2>/dev/null); case $c in \
                     *torpor-runc*|*/criu*|*'began='*) echo $p $c;; esac; \
-                    grep -s torpor-guard $p/comm; done";
+                    grep -s -e torpor-guard -e torpor-undo $p/comm; done";
     none("processes", programs);
     let groups = format!("/sys/fs/cgroup/freezer/{}-node*", cluster.name());
     none("frozen groups", &format!("grep -rls FROZEN --include freezer.state {groups}"));

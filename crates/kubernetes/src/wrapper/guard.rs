@@ -96,7 +96,7 @@ fn watch(work: &impl Fn(&Note), undo: &impl Fn(&[u8])) -> i32 {
         return 0;
     };
     drop(note);
-    let _ = set_name(c"torpor-guard");
+    let _ = set_name(c"torpor-undo");
     if let Ok(Some((_, Status::Exited(0)))) = wait(worker, true) {
         return 0;
     }
