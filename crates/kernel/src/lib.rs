@@ -10,6 +10,7 @@ pub mod namespace;
 pub mod netlink;
 pub mod parallel;
 pub mod proc;
+pub mod processor;
 pub mod shortage;
 pub mod sock_diag;
 

@@ -4,6 +4,7 @@
 use std::fs;
 
 use serde::{Deserialize, Serialize};
+use torpor_kernel::processor;
 
 use crate::error::{Error, Result};
 
@@ -36,7 +37,7 @@ impl Host {
             machine: text(system.machine()),
             boot: boot(),
             pids: pid_namespace("self").unwrap_or(0),
-            cpu: cpu_features(),
+            cpu: processor::instructions().into_iter().collect(),
         }
     }
 
@@ -79,59 +80,6 @@ pub(crate) fn boot() -> String {
 pub(crate) fn pid_namespace(pid: &str) -> Option<u64> {
     let link = fs::read_link(format!("/proc/{pid}/ns/pid")).ok()?;
     link.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
-}
-
-/// The instructions that programs may use, as the kernel names them.
-fn cpu_features() -> Vec<String> {
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let line = info.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
-    let words = line.and_then(|line| line.split_once(':')).map_or("", |(_, words)| words);
-    words.split_whitespace().filter(|word| is_instruction(word)).map(str::to_owned).collect()
-}
-
-/// Of the many words, those that a program finds by itself and then depends on.
-fn is_instruction(word: &str) -> bool {
-    const SOME: &[&str] = &[
-        "fpu",
-        "cx8",
-        "cmov",
-        "mmx",
-        "sse",
-        "sse2",
-        "pni",
-        "ssse3",
-        "cx16",
-        "sse4_1",
-        "sse4_2",
-        "movbe",
-        "popcnt",
-        "aes",
-        "xsave",
-        "avx",
-        "f16c",
-        "rdrand",
-        "fsgsbase",
-        "bmi1",
-        "avx2",
-        "bmi2",
-        "erms",
-        "adx",
-        "rdseed",
-        "fma",
-        "sha_ni",
-        "vaes",
-        "vpclmulqdq",
-        "pclmulqdq",
-        "gfni",
-        "lzcnt",
-        "abm",
-        "rdpid",
-        "movdiri",
-        "movdir64b",
-        "asimd",
-        "atomics",
-    ];
-    SOME.contains(&word) || word.starts_with("avx512") || word.starts_with("amx")
 }
 
 #[cfg(test)]
