@@ -1,5 +1,6 @@
 //! HTTP, with what registries ask for: credentials, patience, and a limit on what is believed.
 
+use std::fmt::{self, Debug};
 use std::fs;
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
@@ -39,11 +40,44 @@ const MAX_DOCUMENT: u64 = 4 << 20;
 const AUTHORITIES: &[&str] =
     &["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
+/// Who calls: user and password as a registry wants them, which is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Login(String);
+
+impl Login {
+    /// The one of `auth`, as the files of `podman login` and `docker login` have it: base64 of `USER:PASSWORD`.
+    #[must_use]
+    pub fn of_auth(auth: &str) -> Option<Self> {
+        let decoded = BASE64_STANDARD.decode(auth).ok()?;
+        decoded.contains(&b':').then(|| Self(auth.to_owned()))
+    }
+
+    /// The one of a user with a password.
+    #[must_use]
+    pub fn new(user: &str, password: &str) -> Self {
+        Self(BASE64_STANDARD.encode(format!("{user}:{password}")))
+    }
+
+    /// It as [`Login::of_auth`] takes it.
+    #[must_use]
+    pub fn auth(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Login")
+    }
+}
+
 /// A client of one host.
 #[derive(Debug)]
 pub struct Client {
     agent: Agent,
     host: String,
+    /// Who calls, if it is not to be looked up where `podman login` stores it.
+    login: Option<Login>,
     /// What `Authorization` says.
     authorization: Mutex<Option<String>>,
 }
@@ -84,7 +118,13 @@ impl Client {
             .tls_config(tls())
             .build();
         let agent = config.new_agent();
-        Self { agent, host: host.to_owned(), authorization: Mutex::new(None) }
+        Self { agent, host: host.to_owned(), login: None, authorization: Mutex::new(None) }
+    }
+
+    /// The same for somebody else than `podman login` knows.
+    #[must_use]
+    pub fn with_login(self, login: Option<&Login>) -> Self {
+        Self { login: login.cloned(), ..self }
     }
 
     /// Makes a request, again if it fails in a way that may pass, and with credentials if they
@@ -161,8 +201,8 @@ impl Client {
 
     /// Gets what is asked for by a host that wants to know who calls.
     fn authorize(&self, wanted: &str) -> Result<()> {
-        let known = credentials(&self.host);
-        let basic = known.map(|known| format!("Basic {known}"));
+        let known = self.login.clone().or_else(|| credentials(&self.host));
+        let basic = known.map(|known| format!("Basic {}", known.auth()));
         let value = match wanted.split_once(' ') {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("bearer") => {
                 Some(format!("Bearer {}", self.token(rest, basic.as_deref())?))
@@ -368,7 +408,7 @@ fn tls() -> TlsConfig {
 }
 
 /// User and password for a host, as `podman login` and `docker login` store them.
-fn credentials(host: &str) -> Option<String> {
+fn credentials(host: &str) -> Option<Login> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let files = [
         variable("REGISTRY_AUTH_FILE"),
@@ -378,8 +418,7 @@ fn credentials(host: &str) -> Option<String> {
     ];
     files.into_iter().flatten().find_map(|file| {
         let known: serde_json::Value = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
-        let known = known["auths"][host]["auth"].as_str()?;
-        BASE64_STANDARD.decode(known).ok().map(|_| known.to_owned())
+        Login::of_auth(known["auths"][host]["auth"].as_str()?)
     })
 }
 
@@ -424,6 +463,17 @@ mod tests {
             });
             assert!(read.is_err());
             assert_eq!(asked, often, "{kind}");
+        }
+    }
+
+    #[test]
+    fn logins_are_not_shown() {
+        let login = Login::new("alice", "secret");
+        assert_eq!(login.auth(), "YWxpY2U6c2VjcmV0");
+        assert_eq!(Login::of_auth(login.auth()), Some(login.clone()));
+        assert_eq!(format!("{login:?}"), "Login");
+        for wrong in ["", "alice", "YWxpY2U=", "YWxpY2U6c2VjcmV0!"] {
+            assert_eq!(Login::of_auth(wrong), None, "{wrong}");
         }
     }
 

@@ -24,6 +24,7 @@ use std::fs::File;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
+use crate::http::Login;
 use crate::oci::{Descriptor, MAX_MANIFEST, Manifest, hex_of, verify};
 use crate::reference::Reference;
 
@@ -150,10 +151,18 @@ impl Push for Alone {
 /// # Errors
 /// If it cannot be used.
 pub fn open(reference: &Reference) -> Result<Box<dyn Store>> {
+    open_as(reference, None)
+}
+
+/// The same, a registry as `login` if there is one. Other places have no such logins.
+///
+/// # Errors
+/// If it cannot be used.
+pub fn open_as(reference: &Reference, login: Option<&Login>) -> Result<Box<dyn Store>> {
     Ok(match reference {
         Reference::Dir { path, name } => Box::new(dir::Dir::new(path, name)),
         Reference::Registry { host, repository, tag } => {
-            Box::new(registry::Registry::new(host, repository, tag))
+            Box::new(registry::Registry::new(host, repository, tag, login))
         }
         Reference::S3 { bucket, prefix, name } => Box::new(s3::S3::new(bucket, prefix, name)),
     })

@@ -11,7 +11,7 @@ use ureq::Body;
 use ureq::http::Response;
 
 use crate::error::{Context, Error, Result};
-use crate::http::{self, Call, Client, content, document};
+use crate::http::{self, Call, Client, Login, content, document};
 use crate::oci::{self, Descriptor, INDEX, Index, MANIFEST, MAX_MANIFEST};
 use crate::{Alone, Push, Store};
 
@@ -36,8 +36,10 @@ pub struct Registry {
 impl Registry {
     /// The snapshot `tag` of a repository. A registry on this machine is spoken to without TLS,
     /// as are those that `TORPOR_INSECURE_REGISTRIES` names.
+    ///
+    /// It is spoken to as `login`, or else as whom `podman login` has stored.
     #[must_use]
-    pub fn new(host: &str, repository: &str, tag: &str) -> Self {
+    pub fn new(host: &str, repository: &str, tag: &str, login: Option<&Login>) -> Self {
         let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
         let insecure = std::env::var("TORPOR_INSECURE_REGISTRIES").unwrap_or_default();
         let near = name == "localhost" || name.starts_with("127.") || name == "[::1]";
@@ -45,7 +47,13 @@ impl Registry {
         let origin = format!("{}://{host}", if plain { "http" } else { "https" });
         let base = format!("{origin}/v2/{repository}");
         let whole = Mutex::default();
-        Self { client: Client::new(host), base, origin, tag: tag.to_owned(), whole }
+        Self {
+            client: Client::new(host).with_login(login),
+            base,
+            origin,
+            tag: tag.to_owned(),
+            whole,
+        }
     }
 
     /// Where an answer says that something is.
