@@ -14,6 +14,7 @@ pub mod checkpoint;
 pub mod controller;
 pub mod error;
 mod event;
+mod machine;
 pub mod manifests;
 pub mod message;
 mod metrics;

@@ -175,9 +175,66 @@ mod tests {
         );
     }
 
+    /// The objects: kind, name, and all of it.
+    fn objects(all: &str) -> Vec<(&str, &str, &str)> {
+        fn field<'o>(object: &'o str, start: &str) -> &'o str {
+            object.lines().find_map(|line| line.strip_prefix(start)).unwrap_or_default()
+        }
+        let split = |object| (field(object, "kind: "), field(object, "  name: "), object);
+        all.split("\n---\n").map(split).collect()
+    }
+
+    #[test]
+    fn one_apply_is_enough() {
+        let all = printed("i", "").unwrap();
+        let objects = objects(&all);
+        let has = |kind: &str, name: &str| objects.iter().any(|one| (one.0, one.1) == (kind, name));
+        assert!(objects.iter().all(|(kind, name, _)| !kind.is_empty() && !name.is_empty()));
+        // Definitions, the namespace, what is in it; and nothing that the same apply only defines.
+        let first = |is: &dyn Fn(&str) -> bool| objects.iter().position(|one| is(one.2)).unwrap();
+        let namespace = first(&|object| object.contains("\nkind: Namespace\n"));
+        assert_eq!(first(&|object| object.contains("\nkind: CustomResourceDefinition\n")), 0);
+        assert!(namespace < first(&|object| object.contains("\n  namespace: torpor-system\n")));
+        for (kind, name, object) in &objects {
+            assert!(!object.contains("apiVersion: torpor.dev/"), "{kind} {name}");
+            for line in object.lines() {
+                if let Some(account) = line.trim().strip_prefix("serviceAccountName: ") {
+                    assert!(has("ServiceAccount", account), "{name}: {account}");
+                }
+            }
+            if let Some((_, role)) = object.split_once("\nroleRef:\n") {
+                let word = |start: &str| {
+                    let mut lines = role.lines().map(str::trim);
+                    lines.find_map(|line| line.strip_prefix(start)).unwrap()
+                };
+                assert!(has(word("kind: "), word("name: ")), "{kind} {name}");
+            }
+            if *kind == "ValidatingAdmissionPolicy" {
+                assert!(has("ValidatingAdmissionPolicyBinding", name), "{name} holds for nobody");
+            }
+        }
+        // Before the webhooks answer they hold up what they are for alone, and nothing here is.
+        let hooks = objects.iter().find(|one| one.0 == "MutatingWebhookConfiguration").unwrap().2;
+        for hook in hooks.split("\n  - name: ").skip(1) {
+            let condition = format!("runtimeClassName == '{RUNTIME_CLASS}'\"");
+            assert!(hook.contains(&condition), "{hook}");
+        }
+        assert!(!all.contains("runtimeClassName: "));
+    }
+
+    #[test]
+    fn nobody_reads_secrets_of_other_namespaces() {
+        for (kind, name, object) in objects(INSTALL) {
+            if kind == "ClusterRole" {
+                assert!(!object.contains("secrets"), "{name}");
+                assert!(!object.contains("\"*\""), "{name}");
+            }
+        }
+    }
+
     #[test]
     fn names_are_those_of_the_program() {
-        for name in [RUNTIME_CLASS, RESTORE_FROM, crate::peer::ACCOUNT] {
+        for name in [RUNTIME_CLASS, RESTORE_FROM, crate::peer::ACCOUNT, crate::machine::MACHINE] {
             assert!(INSTALL.contains(name), "{name}");
         }
     }

@@ -196,8 +196,15 @@ impl Server {
 
 /// Whether a path is that of a list, and not of an object.
 fn is_list(path: &str) -> bool {
-    let kinds =
-        ["pods", "podcheckpoints", "podsnapshotpolicies", "podmigrations", "secrets", "events"];
+    let kinds = [
+        "pods",
+        "podcheckpoints",
+        "podsnapshotpolicies",
+        "podmigrations",
+        "secrets",
+        "events",
+        "nodes",
+    ];
     kinds.iter().any(|kind| path.ends_with(&format!("/{kind}")))
 }
 

@@ -11,6 +11,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use torpor_blobs::chunks::{self, Chunks, keep};
 use torpor_blobs::cut::Cutter;
+use torpor_blobs::http::Login;
 use torpor_blobs::oci::{Manifest, sha256};
 use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as blobs, Store};
@@ -31,6 +32,22 @@ const PREFIX: &str = "pod-checkpoint-";
 /// The store.
 #[derive(Debug)]
 pub(super) struct Depot(Reference);
+
+/// What has this name, for the first of `logins` that sees it, or else for whom this node is.
+fn found(place: &Reference, logins: &[Login]) -> Result<(Box<dyn Store>, Vec<u8>)> {
+    let what = || place.to_string();
+    let mut tried = logins.iter().map(Some).chain([None]).peekable();
+    loop {
+        let store = blobs::open_as(place, tried.next().flatten()).context(what)?;
+        match store.manifest() {
+            Ok(Some(bytes)) => return Ok((store, bytes)),
+            // A registry may say that there is nothing to whom must not see it.
+            _ if tried.peek().is_some() => {}
+            Ok(None) => return Err(Error::new(format!("{place} is not there"))),
+            Err(error) => return Err(error).context(what),
+        }
+    }
+}
 
 /// The name of a checkpoint in the store.
 #[must_use]
@@ -82,11 +99,17 @@ impl Depot {
         Ok(json!({ "reference": place.to_string(), "digest": digest }))
     }
 
-    /// Fetches the files of a checkpoint to `dir`.
+    /// Whether it wants to know who calls, as registries do.
+    #[must_use]
+    pub(super) fn knows_logins(&self) -> bool {
+        matches!(self.0, Reference::Registry { .. })
+    }
+
+    /// Fetches the files of a checkpoint to `dir`: as the first of `logins` that the store lets, or else as this node.
     ///
     /// # Errors
     /// If they are not in this store, or are others than its status says.
-    pub(super) fn get(&self, object: &Value, dir: &Path) -> Result<()> {
+    pub(super) fn get(&self, object: &Value, logins: &[Login], dir: &Path) -> Result<()> {
         let location = &object["status"]["checkpointLocation"]["ociImage"];
         let place = self.0.beside(&name_of(object));
         let what = || place.to_string();
@@ -94,9 +117,7 @@ impl Depot {
         if text(location, "/reference") != place.to_string() {
             return Err(Error::new(format!("the checkpoint is not stored as {place}")));
         }
-        let store = blobs::open(&place).context(what)?;
-        let bytes = store.manifest().context(what)?;
-        let bytes = bytes.ok_or_else(|| Error::new(format!("{place} is not there")))?;
+        let (store, bytes) = found(&place, logins)?;
         if sha256(&bytes) != text(location, "/digest") {
             return Err(Error::new(format!("{place} is not what its checkpoint says")));
         }

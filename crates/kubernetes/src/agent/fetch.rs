@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use torpor_blobs::http::Login;
 
+use super::depot::Depot;
 use super::node::Node;
 use super::peer;
 use crate::checkpoint::{is_used, objection, path};
@@ -140,8 +142,11 @@ impl Node {
             && let Some(depot) = self.depot.as_ref().filter(|_| is_stored)
         {
             let dir = self.store.begin(namespace, name)?;
-            fetched = depot.get(object, &dir).map_err(|other| {
-                Error::new(format!("not from its node: {error}; nor from the store: {other}"))
+            let (logins, problems) = self.logins(depot, object, pod);
+            fetched = depot.get(object, &logins, &dir).map_err(|other| {
+                let said = [format!("nor from the store: {other}")].into_iter().chain(problems);
+                let said: Vec<String> = said.collect();
+                Error::new(format!("not from its node: {error}; {}", said.join("; ")))
             });
             self.counters.add("checkpoints_from_store_total", u64::from(fetched.is_ok()));
         }
@@ -154,5 +159,16 @@ impl Node {
         let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.counters.add("fetch_milliseconds_total", millis);
         Ok(())
+    }
+
+    /// Who `pod` is to the store, as its namespace has it, and what is wrong with that.
+    fn logins(&self, depot: &Depot, object: &Value, pod: &str) -> (Vec<Login>, Vec<String>) {
+        if !depot.knows_logins() {
+            return (Vec::new(), Vec::new());
+        }
+        let (namespace, name) =
+            (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+        let logins = self.keys.logins(&self.api, namespace, name, pod);
+        logins.unwrap_or_else(|error| (Vec::new(), vec![error.to_string()]))
     }
 }

@@ -1,15 +1,17 @@
-//! Keys of images, from the controller.
+//! What the controller knows and gives out: keys of images, and logins to the registry that they are in.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use serde_json::Value;
+use serde_json::{Value, json};
+use torpor_blobs::http::Login;
 use ureq::http;
 
 use crate::api::{Api, HOOKS, client};
 use crate::error::{Context, Error, Result};
+use crate::machine::{MACHINE_PATH, Machine};
 use crate::pod::text;
 
 /// How long the controller may take.
@@ -21,7 +23,7 @@ const STEP: Duration = Duration::from_millis(200);
 /// No answer of the controller is longer, in bytes.
 const MAX_ANSWER: u64 = 1 << 16;
 
-/// Where keys come from.
+/// Where both come from.
 #[derive(Debug)]
 pub(super) struct Keys {
     /// The URL of the controller.
@@ -34,7 +36,7 @@ impl Keys {
     /// # Errors
     /// If the controller does not answer, or refuses.
     pub(super) fn recipient(&self, api: &Api, namespace: &str, name: &str) -> Result<String> {
-        let answer = self.ask(api, &format!("/v1/keys/seal/{namespace}/{name}"))?;
+        let answer = self.ask(api, &format!("/v1/keys/seal/{namespace}/{name}"), "{}")?;
         expected(text(&answer, "/recipient"), "age1")
     }
 
@@ -49,11 +51,37 @@ impl Keys {
         name: &str,
         pod: &str,
     ) -> Result<String> {
-        let answer = self.ask(api, &format!("/v1/keys/open/{namespace}/{name}?pod={pod}"))?;
+        let answer = self.ask(api, &format!("/v1/keys/open/{namespace}/{name}?pod={pod}"), "{}")?;
         expected(text(&answer, "/identity"), "AGE-SECRET-KEY-1")
     }
 
-    fn ask(&self, api: &Api, path: &str) -> Result<Value> {
+    /// Who a pod is to the registry that its checkpoint is stored in, and what is wrong with its pull Secrets.
+    ///
+    /// # Errors
+    /// If the controller does not answer, or refuses.
+    pub(super) fn logins(
+        &self,
+        api: &Api,
+        namespace: &str,
+        name: &str,
+        pod: &str,
+    ) -> Result<(Vec<Login>, Vec<String>)> {
+        let answer = self.ask(api, &format!("/v1/logins/{namespace}/{name}?pod={pod}"), "{}")?;
+        let texts = |field: &str| answer[field].as_array().into_iter().flatten();
+        let logins = texts("logins").filter_map(Value::as_str).filter_map(Login::of_auth);
+        let problems = texts("problems").filter_map(Value::as_str).map(str::to_owned);
+        Ok((logins.collect(), problems.collect()))
+    }
+
+    /// Tells what this node is.
+    ///
+    /// # Errors
+    /// If the controller does not answer, or refuses.
+    pub(super) fn tell(&self, api: &Api, machine: &Machine) -> Result<()> {
+        self.ask(api, MACHINE_PATH, &json!(machine).to_string()).map(drop)
+    }
+
+    fn ask(&self, api: &Api, path: &str, body: &str) -> Result<Value> {
         let url = format!("{}{path}", self.controller);
         // The controllers announce their certificate where the API server looks for it.
         let hooks = api.get(HOOKS)?.unwrap_or_default();
@@ -63,7 +91,7 @@ impl Keys {
             .method("POST")
             .uri(&url)
             .header("Authorization", format!("Bearer {}", api.token()?))
-            .body("{}")
+            .body(body)
             .context(|| &url)?;
         let client = client(&bundle, PATIENCE)?;
         let silent =

@@ -40,6 +40,8 @@ pub use peer::{bearer, server, speak};
 
 /// How often it is looked which pods have come, if nothing is heard.
 const EXPECT: Duration = Duration::from_secs(60);
+/// How often it is told what this node is.
+const INTRODUCE: Duration = Duration::from_secs(600);
 /// No more is asked at a time.
 const MOST: usize = 512;
 /// How long the other end may take to say something.
@@ -113,6 +115,7 @@ pub fn run(args: &AgentArgs) -> Result<()> {
             }
         });
     }
+    introduce(&node);
     show_life(args.socket.clone());
     follow(&node);
     expect(&node);
@@ -142,6 +145,20 @@ fn show_life(socket: PathBuf) {
             thread::sleep(BEAT);
             if let Err(error) = beat(&socket) {
                 eprintln!("{error}");
+            }
+        }
+    });
+}
+
+/// Tells the controllers what this node is, again and again: somebody may make its object anew.
+fn introduce(node: &Arc<Node>) {
+    let node = Arc::clone(node);
+    thread::spawn(move || {
+        loop {
+            let told = node.keys.tell(&node.api, &node.machine);
+            thread::sleep(if told.is_ok() { INTRODUCE } else { PATIENCE });
+            if let Err(error) = told {
+                eprintln!("what this node is: {error}");
             }
         }
     });

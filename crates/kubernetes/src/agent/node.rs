@@ -17,6 +17,7 @@ use super::upkeep::Upkeep;
 use crate::api::Api;
 use crate::checkpoint::path;
 use crate::error::{Error, Result};
+use crate::machine::Machine;
 use crate::message::{Answer, Ask, Container};
 use crate::metrics::Counters;
 use crate::pod::text;
@@ -49,6 +50,8 @@ pub(super) struct Node {
     pub store: Store,
     /// What saving and restoring has cost here.
     pub counters: Counters<11>,
+    /// What it is to the programs on it.
+    pub(super) machine: Machine,
     pub(super) keys: Keys,
     pub(super) kubelet: String,
     pub(super) address: String,
@@ -83,6 +86,7 @@ impl Node {
             api,
             store: Store::open(&args.state.join("checkpoints"))?,
             counters: Counters::new(COUNTERS),
+            machine: Machine::this(),
             keys: Keys { controller: args.controller.trim_end_matches('/').to_owned() },
             kubelet: args.kubelet.trim_end_matches('/').to_owned(),
             address: args.listen.to_string(),

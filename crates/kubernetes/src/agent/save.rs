@@ -216,7 +216,8 @@ impl Node {
 
     /// Says that a checkpoint has begun, and makes a place and a key for it.
     fn prepare(&self, namespace: &str, name: &str, pod: &Value) -> Result<(PathBuf, String)> {
-        let status = begun(pod, &self.name);
+        let mut status = begun(pod, &self.name);
+        status["machine"] = json!(self.machine);
         self.change(namespace, name, |object| {
             // What the controller writes alone stays as it is.
             let kept =

@@ -18,7 +18,9 @@ use super::node::Node;
 use super::{AgentArgs, bearer, peer};
 use crate::api::ApiArgs;
 use crate::checkpoint::{self, NODE_LABEL, is_ready, path};
-use crate::controller::keys::{Keys, Refusal, Want};
+use crate::controller::for_agent;
+use crate::controller::keys::{Keys, Want};
+use crate::machine::MACHINE;
 use crate::message::{Answer, Ask, Container, TAKEN};
 use crate::pod::{RESTORE_FROM, RESTORE_POLICY, text};
 use crate::testing::Server;
@@ -37,6 +39,7 @@ fn pod(uid: &str, node: &str) -> Value {
         "spec": {
             "nodeName": node, "runtimeClassName": "torpor",
             "containers": [{ "name": "main", "image": "i" }],
+            "imagePullSecrets": [{ "name": "old" }, { "name": "pull" }],
         },
         "status": { "containerStatuses": [{ "name": "main", "state": { "running": {} } }] },
     })
@@ -84,20 +87,10 @@ fn agent_with(
     node
 }
 
-/// Answers as the controller does about keys.
+/// Answers agents as the controller does.
 fn key(server: &Server, request: &Request) -> Option<Response> {
-    let parts: Vec<&str> = request.path.split('/').collect();
-    let ["", "v1", "keys", want, namespace, name] = parts.as_slice() else { return None };
-    let api = server.api("controller");
-    let keys = Keys { api: &api, namespace: "torpor-system" };
-    let want = if *want == "seal" { Want::Seal } else { Want::Open };
-    let pod = request.query("pod").unwrap_or_default();
-    let answer = keys.answer(want, bearer(request).unwrap_or_default(), namespace, name, pod);
-    Some(match answer {
-        Ok(answer) => Response::json(&answer),
-        Err(Refusal::Forbidden(why)) => Response::problem(403, &why),
-        Err(Refusal::Failed(error)) => Response::problem(500, &error.to_string()),
-    })
+    let answer = for_agent(&server.api("controller"), "torpor-system", request)?;
+    Some(answer.map_or_else(|refusal| refusal.response(), |answer| Response::json(&answer)))
 }
 
 fn cluster() -> (Arc<Server>, tempfile::TempDir) {
@@ -159,6 +152,20 @@ fn a_pod_goes_from_node_to_node_sealed() {
     assert_eq!(crashed, Answer::Plain, "it begins anew");
     assert!(node1.counters.text().contains("\ntorpor_pods_saved_total 1\n"));
     assert!(node2.counters.text().contains("\ntorpor_containers_restored_total 1\n"));
+}
+
+#[test]
+fn an_agent_tells_what_its_node_is_and_what_its_checkpoints_need() {
+    let (server, place) = cluster();
+    let node1 = agent(&server, "node1", &place);
+    let object = "/api/v1/nodes/node1";
+    server.put(object, json!({ "metadata": { "name": "node1", "uid": "n" } }));
+    node1.keys.tell(&node1.api, &node1.machine).unwrap();
+    let told = server.get(object).unwrap();
+    assert_eq!(told["metadata"]["labels"][MACHINE], node1.machine.label());
+    let name = given_way(&server, &node1);
+    let object = server.get(&path("a", &name)).unwrap();
+    assert_eq!(object["status"]["machine"], json!(node1.machine));
 }
 
 #[test]

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::Controller;
 use super::decide::Action;
-use super::webhook::pointer;
+use super::nodes::{keep_to, machine_of};
+use super::webhook::{pointer, put};
 use crate::api::GROUP;
 use crate::checkpoint::{NODE_LABEL, lost_work, path, ready, set};
 use crate::error::Result;
@@ -25,9 +26,10 @@ impl Controller {
                 self.reserve(pod, checkpoint)?;
                 let cost = checkpoint["status"]["frozenMilliseconds"].as_u64().unwrap_or(0);
                 let notes = [(RESTORE_FROM, name.to_owned()), (SAVE_COST, cost.to_string())];
-                self.ungate(pod, &notes)?;
+                let places = self.ungate(pod, &notes, Some(checkpoint))?;
                 self.counters.add("pods_continued_total", 1);
-                self.note(pod, "CheckpointClaimed", &format!("continues from {name}"));
+                let text = format!("continues from {name}{places}");
+                self.note(pod, "CheckpointClaimed", &text);
             }
             Action::Warm { pod, checkpoint, always } => {
                 let name = text(checkpoint, "/metadata/name");
@@ -35,9 +37,9 @@ impl Controller {
                 if *always {
                     notes.push((RESTORE_POLICY, "Always".to_owned()));
                 }
-                self.ungate(pod, &notes)?;
+                let places = self.ungate(pod, &notes, Some(checkpoint))?;
                 self.counters.add("pods_warm_total", 1);
-                self.note(pod, "SnapshotChosen", &format!("starts from {name}"));
+                self.note(pod, "SnapshotChosen", &format!("starts from {name}{places}"));
             }
             Action::Ungate { pod, reason, lost } => {
                 let mut notes = Vec::new();
@@ -45,7 +47,7 @@ impl Controller {
                     self.reserve(pod, one)?;
                     notes.push((LOST_WORK, seconds.to_string()));
                 }
-                self.ungate(pod, &notes)?;
+                self.ungate(pod, &notes, None)?;
                 self.counters.add("pods_cold_total", 1);
                 self.note(pod, "ColdStart", reason);
             }
@@ -65,10 +67,7 @@ impl Controller {
             Action::Assign { checkpoint } => self.assign(checkpoint)?,
             Action::Reserve { pod, checkpoint } => self.reserve(pod, checkpoint)?,
             Action::Phase { migration } => self.phase(migration)?,
-            Action::Create { pod } => {
-                let namespace = text(pod, "/metadata/namespace");
-                self.api.create(&format!("/api/v1/namespaces/{namespace}/pods"), pod)?;
-            }
+            Action::Create { pod, like } => self.create(pod, like)?,
             Action::Adopt { source, target } => self.adopt(source, target)?,
             Action::Delete { pod, seconds } => self.delete(pod, *seconds)?,
         }
@@ -105,14 +104,7 @@ impl Controller {
             return self.status(&failed);
         }
         let node = pod.map(|pod| pod["spec"]["nodeName"].clone());
-        let patch = match checkpoint["metadata"]["labels"].is_object() {
-            true => json!([{
-                "op": "add", "path": pointer("/metadata/labels", NODE_LABEL), "value": node,
-            }]),
-            false => json!([{
-                "op": "add", "path": "/metadata/labels", "value": { NODE_LABEL: node },
-            }]),
-        };
+        let patch = json!([put(checkpoint, "labels", NODE_LABEL, json!(node))]);
         self.api.patch(&place(checkpoint), &patch).map(drop)
     }
 
@@ -127,6 +119,20 @@ impl Controller {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Makes a pod, which goes to nodes alone that are like one, if that is named.
+    fn create(&self, pod: &Value, like: &str) -> Result<()> {
+        let mut pod = pod.clone();
+        let fit = match like {
+            "" => None,
+            node => self.nodes.that_fit(&machine_of(&self.api, node)).filter(|fit| !fit.is_empty()),
+        };
+        if let Some(fit) = fit {
+            keep_to(&mut pod["spec"], &fit);
+        }
+        let namespace = text(&pod, "/metadata/namespace");
+        self.api.create(&format!("/api/v1/namespaces/{namespace}/pods"), &pod).map(drop)
     }
 
     /// Lets the target take the place of the source among the pods of its owner, and ends the source.
@@ -160,12 +166,33 @@ impl Controller {
         self.api.replace(&format!("{}/status", place(checkpoint)), checkpoint).map(drop)
     }
 
-    /// Takes the gate away, and says what the pod continues from: in one step.
-    fn ungate(&self, pod: &Value, notes: &[(&str, String)]) -> Result<()> {
+    /// Takes the gate away, says what the pod continues from, and keeps it to the nodes where that goes on: in one
+    /// step. Returns what there is to tell of the nodes.
+    fn ungate(
+        &self,
+        pod: &Value,
+        notes: &[(&str, String)],
+        checkpoint: Option<&Value>,
+    ) -> Result<&'static str> {
         let left: Vec<Value> =
             gates(pod).filter(|name| *name != GATE).map(|name| json!({ "name": name })).collect();
         let gates = json!({ "op": "replace", "path": "/spec/schedulingGates", "value": left });
-        self.annotate(pod, notes, vec![gates])
+        let mut changes = vec![gates];
+        let fit = checkpoint.and_then(|one| self.nodes.that_fit(&one["status"]["machine"]));
+        let nowhere = fit.as_ref().is_some_and(Vec::is_empty);
+        if let Some(fit) = fit.filter(|fit| !fit.is_empty()) {
+            let mut spec = json!({ "affinity": pod["spec"]["affinity"] });
+            keep_to(&mut spec, &fit);
+            let affinity = &spec["affinity"];
+            changes.push(json!({ "op": "add", "path": "/spec/affinity", "value": affinity }));
+        }
+        self.annotate(pod, notes, changes)?;
+        // To wait for a node that may never come would be worse than a cold start.
+        Ok(if nowhere {
+            ", and may start cold: no node that takes pods is known to fit"
+        } else {
+            ""
+        })
     }
 
     /// Annotates a pod, and changes it in other ways, in one step.

@@ -79,6 +79,8 @@ pub(super) enum Action {
     Create {
         /// It.
         pod: Value,
+        /// The node that its node has to be like; empty for any.
+        like: String,
     },
     /// The target takes the place of the source, which ends.
     Adopt {
@@ -94,6 +96,14 @@ pub(super) enum Action {
         /// Its grace, if it is not its own.
         seconds: Option<u64>,
     },
+}
+
+impl Action {
+    /// Whether a pod is about to be put on a node because of it.
+    #[must_use]
+    pub(super) fn places(&self) -> bool {
+        matches!(self, Self::Claim { .. } | Self::Warm { .. } | Self::Create { .. })
+    }
 }
 
 /// All that is looked at.

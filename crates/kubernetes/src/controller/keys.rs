@@ -8,10 +8,12 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
+use torpor_queue::http::Response;
 use torpor_seal::keys::AgeIdentity;
 use torpor_seal::secret::random;
 use zeroize::Zeroizing;
 
+use super::pull;
 use crate::api::Api;
 use crate::checkpoint::{self, is_in_progress, path};
 use crate::error::{Context, Error, Result};
@@ -33,6 +35,22 @@ pub(crate) enum Want {
     Seal,
     /// The key that opens an image.
     Open,
+    /// Who the pod that continues is to the registry that the image is in.
+    Pull,
+}
+
+impl Want {
+    /// What the path of a request asks for: of which checkpoint, by namespace and name.
+    #[must_use]
+    pub(crate) fn of(path: &str) -> Option<(Self, &str, &str)> {
+        let rest = path.strip_prefix("/v1/")?;
+        match rest.split('/').collect::<Vec<_>>().as_slice() {
+            ["keys", "seal", namespace, name] => Some((Self::Seal, *namespace, *name)),
+            ["keys", "open", namespace, name] => Some((Self::Open, *namespace, *name)),
+            ["logins", namespace, name] => Some((Self::Pull, *namespace, *name)),
+            _ => None,
+        }
+    }
 }
 
 /// Why an agent gets no key.
@@ -44,13 +62,24 @@ pub(crate) enum Refusal {
     Failed(Error),
 }
 
+impl Refusal {
+    /// It as an answer.
+    #[must_use]
+    pub(crate) fn response(&self) -> Response {
+        match self {
+            Self::Forbidden(why) => Response::problem(403, why),
+            Self::Failed(error) => Response::problem(500, &error.to_string()),
+        }
+    }
+}
+
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
 }
 
-fn forbidden<T>(why: impl Into<String>) -> std::result::Result<T, Refusal> {
+pub(super) fn forbidden<T>(why: impl Into<String>) -> std::result::Result<T, Refusal> {
     Err(Refusal::Forbidden(why.into()))
 }
 
@@ -89,6 +118,9 @@ impl Keys<'_> {
             let answer = match want {
                 Want::Seal => self.seal(&object, &node),
                 Want::Open => self.open(&object, &review, pod),
+                Want::Pull => self
+                    .reader(&object, &review, pod)
+                    .map(|pod| pull::logins(self.api, &object, &pod)),
             };
             match answer {
                 // Somebody else has written to it meanwhile.
@@ -117,6 +149,21 @@ impl Keys<'_> {
         Ok(json!({ "recipient": identity.recipient().to_string() }))
     }
 
+    /// The pod that continues from a checkpoint on the node of the agent that `review` is of.
+    fn reader(
+        &self,
+        object: &Value,
+        review: &Value,
+        pod: &str,
+    ) -> std::result::Result<Value, Refusal> {
+        let pod = peer::reader(self.api, object, pod)?;
+        let objection = peer::objection(review, object, &pod);
+        match objection.or_else(|| checkpoint::objection(&pod, object)) {
+            Some(why) => forbidden(why),
+            None => Ok(pod),
+        }
+    }
+
     /// Unwraps the key of an image for the agent that `review` is of.
     fn open(
         &self,
@@ -124,13 +171,7 @@ impl Keys<'_> {
         review: &Value,
         pod: &str,
     ) -> std::result::Result<Value, Refusal> {
-        let pod = peer::reader(self.api, object, pod)?;
-        if let Some(why) = peer::objection(review, object, &pod) {
-            return forbidden(why);
-        }
-        if let Some(why) = checkpoint::objection(&pod, object) {
-            return forbidden(why);
-        }
+        self.reader(object, review, pod)?;
         let wrapped = text(object, "/status/wrappedKey");
         match unwrap(&self.of_namespace(object)?, &binding(object), wrapped) {
             Some(secret) => Ok(json!({ "identity": secret.as_str() })),
@@ -294,7 +335,7 @@ mod tests {
         server.also(move |request| {
             let once =
                 request.method == "PUT" && first.swap(false, std::sync::atomic::Ordering::Relaxed);
-            once.then(|| torpor_queue::http::Response::problem(409, "somebody was first"))
+            once.then(|| Response::problem(409, "somebody was first"))
         });
         asked(&server, Want::Seal, "agent:node1", "").unwrap();
     }
@@ -311,12 +352,14 @@ mod tests {
         complete(&server);
         let late = asked(&server, Want::Seal, "agent:node1", "").unwrap_err();
         assert!(late.contains("already"), "{late}");
-        // The agent of another node, even of that which has made it; one with a token of somebody else's.
-        for token in ["agent:node1", "agent:node3", "alice", ""] {
-            assert!(asked(&server, Want::Open, token, "web-0").is_err(), "{token}");
+        for want in [Want::Open, Want::Pull] {
+            // The agent of another node, even of that which has made it; one with a token of somebody else's.
+            for token in ["agent:node1", "agent:node3", "alice", ""] {
+                assert!(asked(&server, want, token, "web-0").is_err(), "{token}");
+            }
+            // Another pod, of which nothing was claimed.
+            assert!(asked(&server, want, "agent:node2", "web-1").is_err());
         }
-        // Another pod, of which nothing was claimed.
-        assert!(asked(&server, Want::Open, "agent:node2", "web-1").is_err());
         // The pod was changed since.
         let mut privileged = pod.clone();
         privileged["spec"]["containers"][0]["securityContext"] = json!({ "privileged": true });
@@ -324,7 +367,9 @@ mod tests {
         let changed = asked(&server, Want::Open, "agent:node2", "web-0").unwrap_err();
         assert!(changed.contains("something else"), "{changed}");
         server.put(POD, pod);
-        asked(&server, Want::Open, "agent:node2", "web-0").unwrap();
+        for want in [Want::Open, Want::Pull] {
+            asked(&server, want, "agent:node2", "web-0").unwrap();
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use serde_json::{Value, json};
 
 use super::decide::{Action, is_leaving};
+use super::nodes::keep_away;
 use crate::checkpoint::{
     self, NODE_LABEL, TARGET_READY, claimed_by, is_in_progress, is_ready, is_used,
 };
@@ -158,7 +159,10 @@ impl<'a> Sight<'a> {
             return vec![Action::Order { object: self.order(source) }];
         };
         let Some(target) = self.target else {
-            return vec![Action::Create { pod: self.twin(source) }];
+            // Whoever names a node knows it.
+            let named = !text(self.migration, "/spec/targetNode").is_empty();
+            let like = if named { "" } else { text(source, "/spec/nodeName") };
+            return vec![Action::Create { pod: self.twin(source), like: like.to_owned() }];
         };
         if claimed_by(checkpoint) != Some(text(target, "/metadata/uid")) {
             return vec![Action::Reserve { pod: target.clone(), checkpoint: checkpoint.clone() }];
@@ -280,25 +284,6 @@ impl<'a> Sight<'a> {
             },
             "spec": spec,
         })
-    }
-}
-
-/// Keeps a pod away from a node, beside what it wants itself.
-fn keep_away(spec: &mut Value, node: &str) {
-    let away = json!({ "key": "metadata.name", "operator": "NotIn", "values": [node] });
-    let required =
-        &mut spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
-    // Of terms one is enough, so each has to keep it away.
-    match required["nodeSelectorTerms"].as_array_mut() {
-        Some(terms) => {
-            for term in terms {
-                match term["matchFields"].as_array_mut() {
-                    Some(fields) => fields.push(away.clone()),
-                    None => term["matchFields"] = json!([away]),
-                }
-            }
-        }
-        None => required["nodeSelectorTerms"] = json!([{ "matchFields": [away] }]),
     }
 }
 

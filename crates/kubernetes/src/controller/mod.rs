@@ -6,7 +6,9 @@ mod decide;
 pub(crate) mod keys;
 mod lease;
 mod migrate;
+mod nodes;
 mod policy;
+mod pull;
 #[cfg(test)]
 mod tests;
 mod webhook;
@@ -25,13 +27,15 @@ use crate::agent::{bearer, speak};
 use crate::api::{Api, ApiArgs, GROUP};
 use crate::bell::{IDLE, ring, wait};
 use crate::error::{Context, Result};
+use crate::machine::MACHINE_PATH;
 use crate::metrics::Counters;
 use crate::pod::GATED;
 use crate::time;
 use certificate::Certificate;
-use decide::{Limits, World, decide};
+use decide::{Action, Limits, World, decide};
 use keys::{Keys, Refusal, Want};
 use lease::Lease;
+use nodes::Nodes;
 use webhook::Ask;
 
 /// How long one who does not lead waits.
@@ -101,6 +105,7 @@ pub fn run(args: &ControllerArgs) -> Result<()> {
         certificate,
         counters,
         checked: None,
+        nodes: Nodes::default(),
     };
     let mut lease = Lease::new(&args.namespace, args.name.clone());
     loop {
@@ -131,6 +136,8 @@ struct Controller {
     certificate: Arc<Mutex<Certificate>>,
     counters: Arc<Counters<6>>,
     checked: Option<Instant>,
+    /// What the nodes are that take pods, when pods are placed.
+    nodes: Nodes,
 }
 
 impl Controller {
@@ -146,7 +153,11 @@ impl Controller {
             policies: &policies,
             migrations: &migrations,
         };
-        for action in decide(world, self.limits, time::now()) {
+        let actions = decide(world, self.limits, time::now());
+        if actions.iter().any(Action::places) {
+            self.nodes = Nodes::known(&self.api)?;
+        }
+        for action in actions {
             match self.carry_out(&action) {
                 // Somebody was first: what is true now is seen in the next turn.
                 Err(error) if error.is_conflict() => {}
@@ -190,45 +201,48 @@ fn serve(listener: &TcpListener, desk: &Arc<Desk>, certificate: &Arc<Mutex<Certi
 
 impl Desk {
     fn answer(&self, request: &Request) -> Response {
-        let parts: Vec<&str> = request.path.split('/').collect();
-        match parts.as_slice() {
-            ["", "healthz"] => Response::text("text/plain", "ok"),
-            ["", "metrics"] => Response::text("text/plain; version=0.0.4", self.counters.text()),
-            ["", "v1", "keys", "seal", namespace, name] => {
-                self.key(Want::Seal, request, namespace, name)
+        match request.path.as_str() {
+            "/healthz" => return Response::text("text/plain", "ok"),
+            "/metrics" => return Response::text("text/plain; version=0.0.4", self.counters.text()),
+            _ => {}
+        }
+        match for_agent(&self.api, &self.namespace, request) {
+            Some(Ok(answer)) => return Response::json(&answer),
+            Some(Err(refusal)) => {
+                self.counters.add("keys_refused_total", 1);
+                eprintln!("nothing for {}: {refusal:?}", request.path);
+                return refusal.response();
             }
-            ["", "v1", "keys", "open", namespace, name] => {
-                self.key(Want::Open, request, namespace, name)
+            None => {}
+        }
+        match serde_json::from_slice::<Value>(&request.body) {
+            Ok(asked) if request.method == "POST" => {
+                let ask = Reviewer { api: self.api.clone() };
+                Response::json(&webhook::review(&asked, &ask))
             }
-            _ => match serde_json::from_slice::<Value>(&request.body) {
-                Ok(asked) if request.method == "POST" => {
-                    let ask = Reviewer { api: self.api.clone() };
-                    Response::json(&webhook::review(&asked, &ask))
-                }
-                _ => Response::problem(400, "this is no AdmissionReview"),
-            },
+            _ => Response::problem(400, "this is no AdmissionReview"),
         }
     }
+}
 
-    fn key(&self, want: Want, request: &Request, namespace: &str, name: &str) -> Response {
-        let keys = Keys { api: &self.api, namespace: &self.namespace };
-        let token = bearer(request).unwrap_or_default();
-        let pod = request.query("pod").unwrap_or_default();
-        let answer = match request.method.as_str() {
-            "POST" => keys.answer(want, token, namespace, name, pod),
-            _ => Err(Refusal::Forbidden("ask by POST".into())),
-        };
-        match answer {
-            Ok(answer) => Response::json(&answer),
-            Err(refusal) => {
-                self.counters.add("keys_refused_total", 1);
-                eprintln!("no key of {namespace}/{name}: {refusal:?}");
-                match refusal {
-                    Refusal::Forbidden(why) => Response::problem(403, &why),
-                    Refusal::Failed(error) => Response::problem(500, &error.to_string()),
-                }
-            }
+/// What an agent is told that has sent a request; nothing if agents send none like it.
+pub(crate) fn for_agent(
+    api: &Api,
+    namespace: &str,
+    request: &Request,
+) -> Option<std::result::Result<Value, Refusal>> {
+    let token = bearer(request).unwrap_or_default();
+    let answer = || match Want::of(&request.path) {
+        Some((want, of, name)) => {
+            let pod = request.query("pod").unwrap_or_default();
+            Some(Keys { api, namespace }.answer(want, token, of, name, pod))
         }
+        None if request.path == MACHINE_PATH => Some(nodes::label(api, token, &request.body)),
+        None => None,
+    };
+    match request.method.as_str() {
+        "POST" => answer(),
+        _ => None,
     }
 }
 

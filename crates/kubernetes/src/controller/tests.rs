@@ -7,6 +7,8 @@ use base64::prelude::BASE64_STANDARD;
 
 use super::*;
 use crate::checkpoint::{self, path};
+use crate::machine::tests::machine;
+use crate::machine::{MACHINE, Machine};
 use crate::pod::{
     GATE, LOST_WORK, RESTORE_FROM, RESTORE_REQUEST, Replica, annotation, is_gated, text,
 };
@@ -25,6 +27,7 @@ fn controller(server: &Server) -> Controller {
         certificate: Arc::new(Mutex::new(certificate)),
         counters: Arc::new(Counters::new(COUNTERS)),
         checked: Some(Instant::now()),
+        nodes: Nodes::default(),
     }
 }
 
@@ -108,6 +111,126 @@ fn a_hundred_replicas_continue_each_its_own_once() {
     }
     assert!(controller.counters.text().contains("\ntorpor_pods_continued_total 100\n"));
     assert!(controller.counters.text().contains("\ntorpor_pods_cold_total 0\n"));
+}
+
+/// Puts a node there that is a machine.
+fn node(server: &Server, name: &str, machine: &Machine) {
+    let notes = json!({ MACHINE: json!(machine).to_string() });
+    let metadata =
+        json!({ "uid": name, "labels": { MACHINE: machine.label() }, "annotations": notes });
+    server.put(&format!("/api/v1/nodes/{name}"), json!({ "metadata": metadata }));
+}
+
+/// The expressions of the only term that says where a pod may go.
+fn terms(pod: &Value) -> &Value {
+    let required = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution";
+    pod.pointer(&format!("{required}/nodeSelectorTerms/0/matchExpressions")).unwrap_or(&Value::Null)
+}
+
+#[test]
+fn a_pod_that_continues_goes_to_nodes_that_fit_alone() {
+    let server = Server::start();
+    let here = machine("6.12", &["sse2", "avx2"]);
+    let more = machine("6.18", &["sse2", "avx2", "avx512f"]);
+    node(&server, "same", &here);
+    node(&server, "twin", &here);
+    node(&server, "more", &more);
+    node(&server, "less", &machine("6.12", &["sse2"]));
+    node(&server, "older", &machine("6.1", &["sse2", "avx2"]));
+    // One whose label is of something else, and one that nobody has told of.
+    node(&server, "odd", &machine("7.0", &["sse2", "avx2"]));
+    let mut odd = server.get("/api/v1/nodes/odd").unwrap();
+    odd["metadata"]["labels"][MACHINE] = json!("odd");
+    server.put("/api/v1/nodes/odd", odd);
+    server.put("/api/v1/nodes/new", json!({ "metadata": {} }));
+    server.also(|request| {
+        if request.path == "/api/v1/nodes" {
+            assert_eq!(request.query("fieldSelector"), Some("spec.unschedulable=false"));
+            assert_eq!(request.query("labelSelector"), Some(MACHINE));
+        }
+        None
+    });
+    let zone = json!({ "key": "zone", "operator": "Exists" });
+    let cases = [
+        ("fits", json!(here)),
+        ("nowhere", json!(machine("6.12", &["sse2", "amx_tile"]))),
+        ("unknown", Value::Null),
+    ];
+    for (owner, machine) in &cases {
+        let name = saved(&server, &pod(owner, None, 0, &format!("old-{owner}")));
+        let mut object = server.get(&path("a", &name)).unwrap();
+        object["status"]["machine"] = machine.clone();
+        server.put(&path("a", &name), object);
+        let mut new = pod(owner, None, 0, &format!("new-{owner}"));
+        let wants = json!({ "nodeSelectorTerms": [{ "matchExpressions": [zone] }] });
+        new["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+            wants;
+        server.put(&of_pod(&new), new);
+    }
+    controller(&server).turn().unwrap();
+    let given = |owner: &str| {
+        let pod = server.get(&format!("/api/v1/namespaces/a/pods/{owner}-0")).unwrap();
+        assert!(!is_gated(&pod) && annotation(&pod, RESTORE_FROM).is_some(), "{owner}");
+        pod
+    };
+    let mut labels = [here.label(), more.label()];
+    labels.sort();
+    let fit = json!({ "key": MACHINE, "operator": "In", "values": labels });
+    assert_eq!(*terms(&given("fits")), json!([zone, fit]));
+    // Nobody waits for a node that may never come.
+    assert_eq!(*terms(&given("nowhere")), json!([zone]));
+    assert_eq!(*terms(&given("unknown")), json!([zone]));
+    let events = server.api("events").list("/api/v1/namespaces/a/events").unwrap();
+    let told: Vec<&str> = events
+        .iter()
+        .filter(|event| text(event, "/message").contains("no node that takes pods"))
+        .map(|event| text(event, "/involvedObject/name"))
+        .collect();
+    assert_eq!(told, ["nowhere-0"]);
+}
+
+#[test]
+fn nodes_that_cannot_be_listed_hold_nobody_up_for_good() {
+    let server = Server::start();
+    let here = machine("6.12", &["sse2"]);
+    node(&server, "same", &here);
+    let name = saved(&server, &pod("deployment", None, 0, "old"));
+    let mut object = server.get(&path("a", &name)).unwrap();
+    object["status"]["machine"] = json!(here);
+    server.put(&path("a", &name), object);
+    let new = pod("deployment", None, 1, "new");
+    server.put(&of_pod(&new), new.clone());
+    let refuse = |status: u16| {
+        server.also(move |request| {
+            (request.path == "/api/v1/nodes").then(|| Response::problem(status, "no"))
+        });
+    };
+    let mut controller = controller(&server);
+    refuse(503);
+    controller.turn().unwrap_err();
+    assert!(is_gated(&server.get(&of_pod(&new)).unwrap()), "it is tried again");
+    refuse(403);
+    controller.turn().unwrap();
+    let pod = server.get(&of_pod(&new)).unwrap();
+    assert!(!is_gated(&pod) && pod["spec"]["affinity"].is_null());
+}
+
+#[test]
+fn a_pod_that_moves_goes_to_a_node_like_its_own() {
+    let server = Server::start();
+    let here = machine("6.12", &["sse2"]);
+    node(&server, "node1", &here);
+    let mut controller = controller(&server);
+    controller.nodes = Nodes::known(&controller.api).unwrap();
+    let made = |name: &str, like: &str| {
+        let pod = json!({ "metadata": { "namespace": "a", "name": name }, "spec": {} });
+        controller.carry_out(&Action::Create { pod, like: like.into() }).unwrap();
+        server.get(&format!("/api/v1/namespaces/a/pods/{name}")).unwrap()
+    };
+    let fit = json!([{ "key": MACHINE, "operator": "In", "values": [here.label()] }]);
+    assert_eq!(*terms(&made("like", "node1")), fit);
+    assert_eq!(*terms(&made("named", "")), Value::Null);
+    assert_eq!(*terms(&made("unknown", "node2")), Value::Null);
 }
 
 #[test]

@@ -74,11 +74,18 @@ fn pod(request: &Value, ask: &dyn Ask) -> Result<Vec<Value>, String> {
             false => json!({ "op": "add", "path": "/spec/schedulingGates", "value": [gate] }),
         });
     }
-    patch.push(match pod["metadata"]["labels"].is_object() {
-        true => json!({ "op": "add", "path": pointer("/metadata/labels", GATED), "value": "true" }),
-        false => json!({ "op": "add", "path": "/metadata/labels", "value": { GATED: "true" } }),
-    });
+    patch.push(put(pod, "labels", GATED, json!("true")));
     Ok(patch)
+}
+
+/// The step of a patch that gives an object a label or an annotation.
+#[must_use]
+pub(super) fn put(object: &Value, map: &str, name: &str, value: Value) -> Value {
+    let place = format!("/metadata/{map}");
+    match object["metadata"][map].is_object() {
+        true => json!({ "op": "add", "path": pointer(&place, name), "value": value }),
+        false => json!({ "op": "add", "path": place, "value": { name: value } }),
+    }
 }
 
 /// The place of a field whose name has a slash.

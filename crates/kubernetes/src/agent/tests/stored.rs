@@ -2,8 +2,13 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use torpor_blobs::http::Login;
+use torpor_queue::http::answer_all;
 
 use super::*;
 use crate::agent::depot;
@@ -69,7 +74,7 @@ impl Scene {
         });
     }
 
-    fn blobs(&self) -> std::path::PathBuf {
+    fn blobs(&self) -> PathBuf {
         self.place.path().join("store/blobs/sha256")
     }
 
@@ -80,7 +85,7 @@ impl Scene {
     }
 
     /// The chunk of the only checkpoint there.
-    fn chunk(&self) -> std::path::PathBuf {
+    fn chunk(&self) -> PathBuf {
         let manifest = self.digests().into_iter().find_map(|digest| {
             let text = fs::read(self.blobs().join(digest)).ok()?;
             serde_json::from_slice::<Value>(&text).ok().filter(|one| one["layers"].is_array())
@@ -186,7 +191,7 @@ fn equal_chunks_are_stored_once_and_stay_as_long_as_one_needs_them() {
     scene.nodes[0].sweep().unwrap();
     scene.left(before);
     let into = tempfile::tempdir().unwrap();
-    scene.nodes[1].depot.as_ref().unwrap().get(&scene.object(twin), into.path()).unwrap();
+    scene.nodes[1].depot.as_ref().unwrap().get(&scene.object(twin), &[], into.path()).unwrap();
     assert_eq!(fs::read_to_string(into.path().join("memory")).unwrap(), "sealed");
 }
 
@@ -289,7 +294,7 @@ fn the_checkpoint_of_another_namespace_is_refused() {
     let into = tempfile::tempdir().unwrap();
     let foreign = scene.server.get(&path("b", &name)).unwrap();
     let depot = scene.nodes[1].depot.as_ref().unwrap();
-    let refused = depot.get(&foreign, into.path()).unwrap_err();
+    let refused = depot.get(&foreign, &[], into.path()).unwrap_err();
     assert!(refused.to_string().contains("is not stored as"), "{refused}");
     assert!(fs::read_dir(into.path()).unwrap().next().is_none());
 }
@@ -388,6 +393,92 @@ fn nothing_is_stored_while_a_pod_is_held() {
     assert_ne!(*held.lock().unwrap(), 0);
     node1.sweep().unwrap();
     assert!(place.path().join("store/index.json").exists());
+}
+
+/// A registry that shows to one user what is in the directory of a store. It is there as long as the tests run.
+fn guarded(store: PathBuf, login: &Login) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    let known = format!("Basic {}", login.auth());
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let (store, known) = (store.clone(), known.clone());
+            thread::spawn(move || {
+                // A client that is gone is none of the test's business.
+                let _ = answer_all(&mut stream, |request| {
+                    match request.header("Authorization") == Some(known.as_str()) {
+                        true => shown(&store, &request.path),
+                        false => Response::problem(401, "who is that?"),
+                    }
+                });
+            });
+        }
+    });
+    host
+}
+
+fn shown(store: &Path, place: &str) -> Response {
+    let (_, name) = place.rsplit_once('/').unwrap();
+    let bytes = match name.strip_prefix("sha256:") {
+        Some(digest) => fs::read(store.join("blobs/sha256").join(digest)).ok(),
+        None => {
+            let named = torpor_blobs::dir::Dir::new(store, name);
+            torpor_blobs::Store::manifest(&named).unwrap()
+        }
+    };
+    match bytes {
+        Some(bytes) => Response::text("application/octet-stream", bytes),
+        None => Response::problem(404, "there is none"),
+    }
+}
+
+/// A Secret with logins for a registry.
+fn secret(host: &str, login: &Login) -> Value {
+    let config = json!({ "auths": { format!("http://{host}/team"): { "auth": login.auth() } } });
+    let data = BASE64_STANDARD.encode(config.to_string());
+    json!({ "type": "kubernetes.io/dockerconfigjson", "data": { ".dockerconfigjson": data } })
+}
+
+#[test]
+fn a_pod_fetches_from_a_registry_with_the_pull_secrets_of_its_namespace() {
+    let (scene, name) = Scene::stored();
+    scene.lose(&name);
+    let login = Login::new("team", "right");
+    let host = guarded(scene.place.path().join("store"), &login);
+    let store = format!("{host}/team/checkpoints");
+    let reference = format!("{store}:{}", depot::name_of(&scene.object(&name)));
+    scene.change(&name, |object| {
+        object["status"]["checkpointLocation"]["ociImage"]["reference"] = json!(reference);
+    });
+    let place = tempfile::tempdir().unwrap();
+    let node2 = agent_with(&scene.server, "node2", &place, &store, |_| {});
+    let why = || {
+        assert_eq!(created(&node2), Answer::Plain);
+        let events = scene.server.api("events").list("/api/v1/namespaces/a/events").unwrap();
+        let of_it = events.iter().filter(|event| event["reason"] == "NotRestored");
+        let version = |event: &&Value| text(event, "/metadata/resourceVersion").parse::<u64>().ok();
+        text(of_it.max_by_key(version).unwrap(), "/message").to_owned()
+    };
+    // There are none in the namespace; another one has what would do.
+    scene.server.put("/api/v1/namespaces/b/secrets/pull", secret(&host, &login));
+    let text = why();
+    assert!(text.contains("wants to know who calls"), "{text}");
+    assert!(text.contains("the Secret pull: it is not there"), "{text}");
+    // The controllers may not read it, since nobody in the namespace has let them.
+    let of_a = "/api/v1/namespaces/a/secrets";
+    scene.server.put(&format!("{of_a}/pull"), secret(&host, &login));
+    let desk = Arc::clone(&scene.server);
+    scene.server.also(move |request| match request.path.starts_with(of_a) {
+        true => Some(Response::problem(403, "secrets is forbidden")),
+        false => key(&desk, request),
+    });
+    let text = why();
+    assert!(text.contains("the Secret pull: GET ") && text.contains("forbidden"), "{text}");
+    // One of two is out of date.
+    let desk = Arc::clone(&scene.server);
+    scene.server.also(move |request| key(&desk, request));
+    scene.server.put(&format!("{of_a}/old"), secret(&host, &Login::new("team", "left")));
+    assert_eq!(memory(&created(&node2)), "sealed");
 }
 
 /// Debian's registry, which ends with the test.

@@ -57,7 +57,9 @@ impl Move {
                 object["metadata"]["uid"] = json!("c");
                 self.checkpoints.push(object);
             }
-            Action::Create { mut pod } => {
+            Action::Create { mut pod, like } => {
+                let named = self.migration["spec"]["targetNode"].is_string();
+                assert_eq!(like, if named { "" } else { "node1" });
                 pod["metadata"]["uid"] = json!("t");
                 self.pods.push(pod);
             }

@@ -1,0 +1,198 @@
+//! What nodes are to what goes on there. Agents tell it, their nodes are labelled so, and a pod that continues is
+//! given an affinity to those that fit.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::keys::{Refusal, forbidden};
+use super::webhook::put;
+use crate::api::Api;
+use crate::error::Result;
+use crate::machine::{MACHINE, Machine};
+use crate::peer;
+use crate::pod::{annotation, is_name};
+
+/// The nodes.
+const NODES: &str = "/api/v1/nodes";
+
+/// Labels the node that `token` is bound to: its agent says what it is.
+///
+/// # Errors
+/// If the token is of no agent, or it says nothing of the kind; if the API server does not answer.
+pub(super) fn label(api: &Api, token: &str, said: &[u8]) -> std::result::Result<Value, Refusal> {
+    let review = peer::review(api, token)?;
+    let node = match peer::node_of(&review) {
+        Ok(node) if is_name(node) => node,
+        Ok(node) => return forbidden(format!("{node:?} is no name of a node")),
+        Err(why) => return forbidden(why),
+    };
+    let said: Value = serde_json::from_slice(said).unwrap_or_default();
+    let Some(machine) = Machine::read(&said) else { return forbidden("this is no machine") };
+    let place = format!("{NODES}/{node}");
+    let Some(known) = api.get(&place)? else { return forbidden("there is no such node") };
+    let (name, what) = (machine.label(), json!(machine).to_string());
+    let labels = &known["metadata"]["labels"];
+    if labels[MACHINE] != name || annotation(&known, MACHINE) != Some(what.as_str()) {
+        let uid = &known["metadata"]["uid"];
+        let patch = json!([
+            { "op": "test", "path": "/metadata/uid", "value": uid },
+            put(&known, "labels", MACHINE, json!(name)),
+            put(&known, "annotations", MACHINE, json!(what)),
+        ]);
+        api.patch(&place, &patch)?;
+    }
+    Ok(json!({ "machine": name }))
+}
+
+/// The kinds of machines that take pods, by their labels.
+#[derive(Debug, Default)]
+pub(super) struct Nodes(BTreeMap<String, Machine>);
+
+impl Nodes {
+    /// Those that are known. Where they cannot be listed for good, none are.
+    ///
+    /// # Errors
+    /// If the API server does not answer for a moment.
+    pub(super) fn known(api: &Api) -> Result<Self> {
+        let open = "fieldSelector=spec.unschedulable%3Dfalse";
+        let list = format!("{NODES}?{open}&labelSelector={}", MACHINE.replace('/', "%2F"));
+        let all = match api.list_metadata(&list) {
+            Err(error) if !error.is_passing() => {
+                eprintln!("nodes: {error}");
+                return Ok(Self::default());
+            }
+            all => all?,
+        };
+        let kind = |node: &Value| {
+            let machine = serde_json::from_str(annotation(node, MACHINE)?).ok()?;
+            let machine = Machine::read(&machine)?;
+            let name = machine.label();
+            (node["metadata"]["labels"][MACHINE] == name.as_str()).then_some((name, machine))
+        };
+        Ok(Self(all.iter().filter_map(kind).collect()))
+    }
+
+    /// What a node has to have so that what ran on `machine` (as an object) goes on there. `None` if that cannot be
+    /// told, an empty list if there is no such node.
+    #[must_use]
+    pub(super) fn that_fit(&self, machine: &Value) -> Option<Vec<&str>> {
+        let machine = Machine::read(machine).filter(|_| !self.0.is_empty())?;
+        let fit = self.0.iter().filter(|(_, there)| machine.goes_on(there));
+        Some(fit.map(|(name, _)| name.as_str()).collect())
+    }
+}
+
+/// What a node was, as its own annotation says.
+#[must_use]
+pub(super) fn machine_of(api: &Api, node: &str) -> Value {
+    let known = api.get(&format!("{NODES}/{node}")).ok().flatten().unwrap_or_default();
+    let text = annotation(&known, MACHINE).unwrap_or_default();
+    serde_json::from_str(text).unwrap_or_default()
+}
+
+/// Puts a pod on nodes with one of these labels alone, beside what it wants itself.
+pub(super) fn keep_to(spec: &mut Value, labels: &[&str]) {
+    require(
+        spec,
+        "matchExpressions",
+        &json!({ "key": MACHINE, "operator": "In", "values": labels }),
+    );
+}
+
+/// Keeps a pod away from a node, beside what it wants itself.
+pub(super) fn keep_away(spec: &mut Value, node: &str) {
+    let away = json!({ "key": "metadata.name", "operator": "NotIn", "values": [node] });
+    require(spec, "matchFields", &away);
+}
+
+/// Adds a requirement to a list of all terms that say where a pod may go: of terms one is enough.
+fn require(spec: &mut Value, list: &str, requirement: &Value) {
+    let required =
+        &mut spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let Some(terms) = required["nodeSelectorTerms"].as_array_mut() else {
+        required["nodeSelectorTerms"] = json!([{ list: [requirement] }]);
+        return;
+    };
+    for term in terms {
+        let has = |list: &str| term[list].as_array().is_some_and(|all| !all.is_empty());
+        // One without any selects no node, and is to go on doing so.
+        if !has("matchExpressions") && !has("matchFields") {
+            continue;
+        }
+        match term[list].as_array_mut() {
+            Some(all) => all.push(requirement.clone()),
+            None => term[list] = json!([requirement]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::tests::machine;
+    use crate::testing::Server;
+
+    #[test]
+    fn an_agent_says_what_its_own_node_is() {
+        let server = Server::start();
+        let api = server.api("controller");
+        let place = |node: &str| format!("{NODES}/{node}");
+        for node in ["node1", "node2"] {
+            let labels = json!({ "kubernetes.io/hostname": node });
+            server.put(&place(node), json!({ "metadata": { "uid": node, "labels": labels } }));
+        }
+        let what = machine("6.12", &["sse2"]);
+        let said = json!(what).to_string();
+        label(&api, "agent:node1", said.as_bytes()).unwrap();
+        let node = server.get(&place("node1")).unwrap();
+        assert_eq!(node["metadata"]["labels"][MACHINE], what.label());
+        assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "node1");
+        assert_eq!(machine_of(&api, "node1"), json!(what));
+        // Nothing is written that is there.
+        label(&api, "agent:node1", said.as_bytes()).unwrap();
+        assert_eq!(server.get(&place("node1")).unwrap(), node);
+        for (token, said) in [
+            ("alice", said.as_str()),
+            ("", &said),
+            ("agent:node3", &said),
+            ("agent:../node2", &said),
+            ("agent:node2", "{}"),
+            ("agent:node2", "nothing"),
+        ] {
+            assert!(label(&api, token, said.as_bytes()).is_err(), "{token} {said}");
+        }
+        assert_eq!(machine_of(&api, "node2"), Value::Null);
+        let known = Nodes::known(&api).unwrap();
+        assert_eq!(known.that_fit(&json!(what)), Some(vec![what.label().as_str()]));
+    }
+
+    #[test]
+    fn what_a_pod_wants_itself_stays() {
+        let mut spec = json!({ "nodeName": "x" });
+        keep_to(&mut spec, &["a", "b"]);
+        let required = "/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution";
+        let one = json!({ "key": MACHINE, "operator": "In", "values": ["a", "b"] });
+        let terms = json!({ "nodeSelectorTerms": [{ "matchExpressions": [one] }] });
+        assert_eq!(spec.pointer(required), Some(&terms));
+        let zone = json!({ "key": "zone", "operator": "Exists" });
+        let name = json!({ "key": "metadata.name", "operator": "In", "values": ["n"] });
+        let mut spec = json!({ "affinity": {
+            "podAffinity": {},
+            "nodeAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [],
+                "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [
+                    { "matchExpressions": [zone] }, { "matchFields": [name] }, {},
+                ] },
+            },
+        } });
+        keep_to(&mut spec, &["a", "b"]);
+        let terms = json!([
+            { "matchExpressions": [zone, one] },
+            { "matchFields": [name], "matchExpressions": [one] },
+            {},
+        ]);
+        assert_eq!(spec.pointer(required).unwrap()["nodeSelectorTerms"], terms);
+        assert!(spec["affinity"]["podAffinity"].is_object());
+    }
+}
