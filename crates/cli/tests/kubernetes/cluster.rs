@@ -51,6 +51,12 @@ pub fn is_long() -> bool {
     std::env::var("TORPOR_LONG").is_ok()
 }
 
+/// A number of the environment.
+pub fn given(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
 /// The cluster, for a test that takes long, where there can be one.
 pub fn cluster(test: &str) -> Option<Cluster> {
     if !is_long() {
@@ -148,7 +154,12 @@ impl Cluster {
     }
 
     pub fn until<T>(&self, what: &str, found: impl Fn() -> Option<T>) -> T {
-        let until = Instant::now() + LIMIT;
+        self.within(LIMIT, what, found)
+    }
+
+    /// The same for what may take longer.
+    pub fn within<T>(&self, limit: Duration, what: &str, found: impl Fn() -> Option<T>) -> T {
+        let until = Instant::now() + limit;
         loop {
             if let Some(found) = found() {
                 return found;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster, deployment, job, set, template};
+use crate::cluster::{Cluster, cluster, deployment, given, job, set, template};
 
 /// How often somebody is killed, if `TORPOR_KILLS` says nothing else.
 const KILLS: u64 = 50;
@@ -29,12 +29,6 @@ impl Draw {
         }
         self.0 % end
     }
-}
-
-/// A number of the environment.
-fn given(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
 /// The seed: that of the environment, or another each time.

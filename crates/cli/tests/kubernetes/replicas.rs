@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{COUNT, Cluster, cluster, deployment, job, set, template, urgency};
+use crate::cluster::{
+    COUNT, Cluster, LIMIT, cluster, deployment, given, job, set, template, urgency,
+};
 
 /// How many replicas of each kind are on the nodes.
 const REPLICAS: usize = 3;
@@ -82,12 +84,36 @@ impl Replica {
     }
 }
 
-/// How many replicas of each of three owners give way to one urgent pod.
-const MANY: usize = 10;
+/// How many replicas of each of three owners give way to one urgent pod, if `TORPOR_REPLICAS` says nothing else. A node
+/// has room for 109 pods beside it (`maxPods` of the kubelet): 36 of each.
+const MANY: u64 = 10;
+
+/// Replicas of each owner that give way at once.
+#[derive(Debug, Clone, Copy)]
+struct Many {
+    /// How many.
+    count: usize,
+    /// How many times as many as usual.
+    times: u32,
+}
+
+impl Many {
+    fn given() -> Self {
+        let count = given("TORPOR_REPLICAS").unwrap_or(MANY);
+        let times = u32::try_from(count.div_ceil(MANY)).unwrap();
+        Self { count: usize::try_from(count).unwrap(), times }
+    }
+
+    /// Waits as long as so many may take.
+    fn until<T>(self, cluster: &Cluster, what: &str, found: impl Fn() -> Option<T>) -> T {
+        cluster.within(LIMIT * self.times, what, found)
+    }
+}
 
 /// The pods of an owner, when all of them run on a node: by their names, or for Jobs by their indexes.
-fn all_on(cluster: &Cluster, app: &str, node: &str) -> BTreeMap<String, Value> {
-    cluster.until(&format!("{MANY} of {app} run on {node}"), || {
+fn all_on(cluster: &Cluster, many: Many, app: &str, node: &str) -> BTreeMap<String, Value> {
+    let count = many.count;
+    many.until(cluster, &format!("{count} of {app} run on {node}"), || {
         let mut pods = cluster.running(app);
         pods.retain(|pod| pod["spec"]["nodeName"] == node);
         let index = "batch.kubernetes.io/job-completion-index";
@@ -96,7 +122,7 @@ fn all_on(cluster: &Cluster, app: &str, node: &str) -> BTreeMap<String, Value> {
             let index = metadata["labels"][index].as_str().or(metadata["name"].as_str());
             index.unwrap().to_owned()
         };
-        (pods.len() == MANY).then(|| pods.into_iter().map(|pod| (name(&pod), pod)).collect())
+        (pods.len() == count).then(|| pods.into_iter().map(|pod| (name(&pod), pod)).collect())
     })
 }
 
@@ -117,12 +143,13 @@ fn many_replicas_give_way_at_once_and_each_goes_on_once() {
     let Some(cluster) = cluster("many_replicas_give_way_at_once_and_each_goes_on_once") else {
         return;
     };
+    let replicas = Many::given();
     cluster.apply(&urgency());
     cluster.kubectl("admin", &["cordon", "node2"], "").unwrap();
     let many = |mut object: Value| {
         let pod = &mut object["spec"]["template"]["spec"];
         // All of them are saved within one grace period.
-        pod["terminationGracePeriodSeconds"] = json!(300);
+        pod["terminationGracePeriodSeconds"] = json!(300 * replicas.times);
         let container = &mut pod["containers"][0];
         container["command"][2] = json!(COUNT.replace("sleep 0.1", "sleep 1"));
         container["resources"] = json!({ "requests": { "cpu": "10m" } });
@@ -130,7 +157,7 @@ fn many_replicas_give_way_at_once_and_each_goes_on_once() {
     };
     let apps = ["alike", "ordinal", "job"];
     let with = |mut object: Value, field: &str| {
-        object["spec"][field] = json!(MANY);
+        object["spec"][field] = json!(replicas.count);
         object
     };
     let mut jobs = with(with(job("job"), "completions"), "parallelism");
@@ -140,25 +167,25 @@ fn many_replicas_give_way_at_once_and_each_goes_on_once() {
     many(with(deployment("alike", 10), "replicas"));
     many(with(set("ordinal", &template("ordinal")), "replicas"));
     many(jobs);
-    let old = apps.map(|app| all_on(&cluster, app, "node1"));
-    cluster.until("all of them count", || (told(&cluster).len() == 3 * MANY).then_some(()));
+    let old = apps.map(|app| all_on(&cluster, replicas, app, "node1"));
+    let all = 3 * replicas.count;
+    replicas.until(&cluster, "all of them count", || (told(&cluster).len() == all).then_some(()));
     let before = told(&cluster);
     cluster.kubectl("admin", &["uncordon", "node2"], "").unwrap();
     let since = Instant::now();
     let node = cluster.get(&["node", "node1"]);
     cluster.urgent("node1", "all", node["status"]["allocatable"]["cpu"].as_str().unwrap());
-    cluster.until("the urgent pod runs", || {
+    replicas.until(&cluster, "the urgent pod runs", || {
         (cluster.get(&["pod", "urgent-all"])["status"]["phase"] == "Running").then_some(())
     });
     let free = since.elapsed();
-    let new = apps.map(|app| all_on(&cluster, app, "node2"));
+    let new = apps.map(|app| all_on(&cluster, replicas, app, "node2"));
     let arrived = told(&cluster);
-    cluster.until("all of them count again", || {
+    replicas.until(&cluster, "all of them count again", || {
         told(&cluster).iter().all(|(began, (count, _))| *count > arrived[began].0).then_some(())
     });
     eprintln!(
-        "{} pods: the urgent one ran after {free:?}, all of them after {:?}",
-        3 * MANY,
+        "{all} pods: the urgent one ran after {free:?}, all of them after {:?}",
         since.elapsed()
     );
     let after = told(&cluster);
