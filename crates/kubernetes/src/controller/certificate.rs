@@ -1,5 +1,6 @@
 //! The certificate of the webhook: made here, kept in a Secret for all controllers, made anew before
-//! it ends, and announced in the configuration of the webhooks.
+//! it ends, and announced in the configuration of the webhooks. The controller that leads does that. The
+//! others serve with it when it is announced, and until then with the one before it, which stays announced.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use crate::agent::server;
 use crate::api::{Api, HOOKS};
 use crate::error::{Context, Error, Result};
-use crate::pod::annotation;
+use crate::pod::{annotation, text};
 use crate::time;
 
 /// How long it is good, in seconds.
@@ -23,6 +24,8 @@ const LIFE: i64 = 90 * 86_400;
 const RENEW: i64 = 30 * 86_400;
 /// Where the Secret says when it was made.
 const MADE: &str = "torpor.dev/made";
+/// Where the Secret has the certificate before it.
+const BEFORE: &str = "before.crt";
 /// The Secret, and the Service.
 const NAME: &str = "torpor-webhook";
 
@@ -30,6 +33,8 @@ const NAME: &str = "torpor-webhook";
 #[derive(Debug, Clone)]
 pub(super) struct Certificate {
     pem: String,
+    /// The one before it; empty if there was none.
+    before: String,
     /// What serves with it.
     pub tls: Arc<ServerConfig>,
     made: i64,
@@ -42,22 +47,24 @@ impl Certificate {
         time::now() > self.made + LIFE - RENEW
     }
 
-    /// The one in the Secret, or a new one.
+    /// The one in the Secret, or a new one: if there is none, or if it is old and this controller `leads`.
     ///
     /// # Errors
     /// If the API server refuses it.
-    pub(super) fn load(api: &Api, namespace: &str) -> Result<Self> {
+    pub(super) fn load(api: &Api, namespace: &str, leads: bool) -> Result<Self> {
         let list = format!("/api/v1/namespaces/{namespace}/secrets");
         let path = format!("{list}/{NAME}");
         // Another controller may make one at the same time: then theirs is taken.
         for _ in 0..3 {
             let known = api.get(&path)?;
-            if let Some(found) = known.as_ref().and_then(|secret| read(secret).ok())
-                && !found.is_old()
-            {
-                return Ok(found);
+            let found = known.as_ref().and_then(|secret| read(secret).ok());
+            if let Some(found) = found.as_ref().filter(|found| !leads || !found.is_old()) {
+                return Ok(found.clone());
             }
             let mut secret = make(namespace)?;
+            if let Some(before) = found {
+                secret["data"][BEFORE] = json!(BASE64_STANDARD.encode(before.pem));
+            }
             let written = match &known {
                 Some(known) => {
                     let version = known["metadata"]["resourceVersion"].clone();
@@ -75,13 +82,27 @@ impl Certificate {
         Err(Error::new("others keep on changing the certificate of the webhook"))
     }
 
-    /// Tells the API server to believe it.
+    /// Whether the API server, and so the agents, believe it.
+    ///
+    /// # Errors
+    /// If the API server does not say.
+    pub(super) fn is_announced(&self, api: &Api) -> Result<bool> {
+        let hooks = api.get(HOOKS)?.unwrap_or_default();
+        let believed = |hook: &Value| {
+            let bundle = text(hook, "/clientConfig/caBundle");
+            let bundle = BASE64_STANDARD.decode(bundle).unwrap_or_default();
+            String::from_utf8_lossy(&bundle).contains(&self.pem)
+        };
+        Ok(hooks["webhooks"].as_array().is_some_and(|hooks| hooks.iter().all(believed)))
+    }
+
+    /// Tells the API server to believe it, and still the one before it.
     ///
     /// # Errors
     /// If the API server refuses it.
     pub(super) fn announce(&self, api: &Api) -> Result<()> {
         let Some(mut hooks) = api.get(HOOKS)? else { return Ok(()) };
-        let bundle = json!(BASE64_STANDARD.encode(&self.pem));
+        let bundle = json!(BASE64_STANDARD.encode(format!("{}{}", self.pem, self.before)));
         let mut changed = false;
         for hook in hooks["webhooks"].as_array_mut().into_iter().flatten() {
             if hook["clientConfig"]["caBundle"] != bundle {
@@ -134,7 +155,7 @@ fn read(secret: &Value) -> Result<Certificate> {
     let key = KeyPair::from_pem(&field("tls.key")?).context(what)?;
     let chain = CertificateDer::pem_slice_iter(pem.as_bytes());
     let chain = chain.collect::<std::result::Result<Vec<_>, _>>().context(what)?;
-    Ok(Certificate { tls: server(chain, &key)?, pem, made })
+    Ok(Certificate { tls: server(chain, &key)?, pem, before: field(BEFORE)?, made })
 }
 
 #[cfg(test)]

@@ -40,8 +40,10 @@ use webhook::Ask;
 
 /// How long one who does not lead waits.
 const WAIT: Duration = Duration::from_secs(2);
-/// How often it is looked after the certificate.
-const CERTIFICATE: Duration = Duration::from_secs(3600);
+/// How often it is looked after the certificate: somebody may make the configuration of the webhooks anew.
+const CERTIFICATE: Duration = Duration::from_secs(60);
+/// How often keys are looked for that nobody needs.
+const SWEEP: Duration = Duration::from_secs(3600);
 
 /// The counters of a controller.
 const COUNTERS: [(&str, &str); 6] = [
@@ -82,7 +84,7 @@ pub struct ControllerArgs {
 /// If it cannot begin.
 pub fn run(args: &ControllerArgs) -> Result<()> {
     let api = Api::open(&args.api)?;
-    let certificate = Arc::new(Mutex::new(Certificate::load(&api, &args.namespace)?));
+    let certificate = Arc::new(Mutex::new(Certificate::load(&api, &args.namespace, false)?));
     let counters = Arc::new(Counters::new(COUNTERS));
     let listener = TcpListener::bind(args.listen).context(|| args.listen.to_string())?;
     {
@@ -105,11 +107,15 @@ pub fn run(args: &ControllerArgs) -> Result<()> {
         certificate,
         counters,
         checked: None,
+        swept: None,
         nodes: Nodes::default(),
     };
     let mut lease = Lease::new(&args.namespace, args.name.clone());
     loop {
         if !lease.hold(&controller.api, Instant::now()) {
+            if let Err(error) = controller.follow() {
+                eprintln!("{error}");
+            }
             thread::sleep(WAIT);
             continue;
         }
@@ -135,7 +141,10 @@ struct Controller {
     limits: Limits,
     certificate: Arc<Mutex<Certificate>>,
     counters: Arc<Counters<6>>,
+    /// When it was looked after the certificate.
     checked: Option<Instant>,
+    /// When it was looked after the keys.
+    swept: Option<Instant>,
     /// What the nodes are that take pods, when pods are placed.
     nodes: Nodes,
 }
@@ -168,17 +177,40 @@ impl Controller {
         Ok(())
     }
 
+    /// Looks after the certificate and the keys, as the one that leads.
     fn renew(&mut self) -> Result<()> {
-        if self.checked.is_some_and(|at| at.elapsed() < CERTIFICATE) {
-            return Ok(());
+        if is_due(self.checked, CERTIFICATE) {
+            let fresh = Certificate::load(&self.api, &self.namespace, true)?;
+            fresh.announce(&self.api)?;
+            self.serve_with(fresh);
         }
-        let fresh = Certificate::load(&self.api, &self.namespace)?;
-        fresh.announce(&self.api)?;
-        Keys { api: &self.api, namespace: &self.namespace }.sweep()?;
-        *self.certificate.lock().unwrap_or_else(PoisonError::into_inner) = fresh;
-        self.checked = Some(Instant::now());
+        if is_due(self.swept, SWEEP) {
+            Keys { api: &self.api, namespace: &self.namespace }.sweep()?;
+            self.swept = Some(Instant::now());
+        }
         Ok(())
     }
+
+    /// Serves with the certificate that the one that leads has announced.
+    fn follow(&mut self) -> Result<()> {
+        if is_due(self.checked, CERTIFICATE) {
+            let fresh = Certificate::load(&self.api, &self.namespace, false)?;
+            if fresh.is_announced(&self.api)? {
+                self.serve_with(fresh);
+            }
+        }
+        Ok(())
+    }
+
+    fn serve_with(&mut self, certificate: Certificate) {
+        *self.certificate.lock().unwrap_or_else(PoisonError::into_inner) = certificate;
+        self.checked = Some(Instant::now());
+    }
+}
+
+/// Whether something that was done then is to be done again.
+fn is_due(done: Option<Instant>, again: Duration) -> bool {
+    done.is_none_or(|at| at.elapsed() >= again)
 }
 
 /// What answers the API server, agents, and Prometheus.

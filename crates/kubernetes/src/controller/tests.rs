@@ -19,7 +19,7 @@ const LIMITS: Limits = Limits { gate: 120, unclaimed: 86_400, used: 600 };
 /// A controller that has just begun to lead.
 fn controller(server: &Server) -> Controller {
     let api = server.api("controller");
-    let certificate = Certificate::load(&api, "torpor-system").unwrap();
+    let certificate = Certificate::load(&api, "torpor-system", false).unwrap();
     Controller {
         api,
         namespace: "torpor-system".into(),
@@ -27,6 +27,7 @@ fn controller(server: &Server) -> Controller {
         certificate: Arc::new(Mutex::new(certificate)),
         counters: Arc::new(Counters::new(COUNTERS)),
         checked: Some(Instant::now()),
+        swept: Some(Instant::now()),
         nodes: Nodes::default(),
     }
 }
@@ -377,40 +378,104 @@ fn of_two_controllers_one_leads_and_the_other_goes_on_when_it_is_killed() {
     assert_eq!(holder(), "b");
 }
 
+/// A controller that serves, and where.
+struct Serving {
+    controller: Controller,
+    url: String,
+}
+
+impl Serving {
+    fn start(server: &Server) -> Self {
+        let controller = controller(server);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("https://{}/healthz", listener.local_addr().unwrap());
+        let desk = Arc::new(Desk {
+            api: server.api("controller"),
+            namespace: "torpor-system".into(),
+            counters: Arc::clone(&controller.counters),
+        });
+        let certificate = Arc::clone(&controller.certificate);
+        thread::spawn(move || serve(&listener, &desk, &certificate));
+        Self { controller, url }
+    }
+
+    /// Whether whoever believes these certificates believes it.
+    fn is_believed(&self, pem: &[u8]) -> bool {
+        let client = crate::api::client(pem, Duration::from_secs(60)).unwrap();
+        client.get(&self.url).call().is_ok()
+    }
+}
+
+/// The Secret with the certificate of the controllers.
+const CERTIFICATE_SECRET: &str = "/api/v1/namespaces/torpor-system/secrets/torpor-webhook";
+
+fn decoded(text: &Value) -> Vec<u8> {
+    BASE64_STANDARD.decode(text.as_str().unwrap()).unwrap()
+}
+
+/// Makes the certificate of the controllers as old as can be.
+fn age_certificate(server: &Server) {
+    let mut old = server.get(CERTIFICATE_SECRET).unwrap();
+    old["metadata"]["annotations"]["torpor.dev/made"] = json!("2020-01-01T00:00:00Z");
+    server.put(CERTIFICATE_SECRET, old);
+}
+
 #[test]
 fn a_certificate_that_ends_soon_is_replaced_everywhere() {
     let server = Server::start();
-    let mut controller = controller(&server);
-    let place = "/api/v1/namespaces/torpor-system/secrets/torpor-webhook";
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("https://{}/healthz", listener.local_addr().unwrap());
-    let desk = Arc::new(Desk {
-        api: server.api("controller"),
-        namespace: "torpor-system".into(),
-        counters: Arc::clone(&controller.counters),
-    });
-    let certificate = Arc::clone(&controller.certificate);
-    thread::spawn(move || serve(&listener, &desk, &certificate));
-    let decoded = |text: &Value| BASE64_STANDARD.decode(text.as_str().unwrap()).unwrap();
-    let pem = || decoded(&server.get(place).unwrap()["data"]["tls.crt"]);
-    let serves = |pem: &[u8]| {
-        let client = crate::api::client(pem, Duration::from_secs(60)).unwrap();
-        client.get(&url).call().is_ok()
+    let mut leads = Serving::start(&server);
+    let mut follows = Serving::start(&server);
+    let pem = || decoded(&server.get(CERTIFICATE_SECRET).unwrap()["data"]["tls.crt"]);
+    let announced = || {
+        let hooks = server.get(crate::api::HOOKS).unwrap();
+        decoded(&hooks["webhooks"][0]["clientConfig"]["caBundle"])
     };
     let before = pem();
-    assert!(serves(&before));
-    // It was looked after an hour ago.
-    controller.checked = None;
-    controller.turn().unwrap();
-    assert_eq!(pem(), before, "it is good for longer");
-    let mut old = server.get(place).unwrap();
-    old["metadata"]["annotations"]["torpor.dev/made"] = json!("2020-01-01T00:00:00Z");
-    server.put(place, old);
-    controller.checked = None;
-    controller.turn().unwrap();
+    assert!(leads.is_believed(&before) && follows.is_believed(&before));
+    // It was looked after a minute ago.
+    leads.controller.checked = None;
+    leads.controller.turn().unwrap();
+    assert_eq!((pem(), announced()), (before.clone(), before.clone()), "it is good for longer");
+    age_certificate(&server);
+    // Who does not lead makes none.
+    follows.controller.checked = None;
+    follows.controller.follow().unwrap();
+    assert_eq!(pem(), before);
+    leads.controller.checked = None;
+    leads.controller.turn().unwrap();
     let after = pem();
     assert_ne!(after, before, "the Secret");
-    let hooks = server.get(crate::api::HOOKS).unwrap();
-    assert_eq!(decoded(&hooks["webhooks"][0]["clientConfig"]["caBundle"]), after);
-    assert!(serves(&after) && !serves(&before), "what is served");
+    assert!(leads.is_believed(&after) && !leads.is_believed(&before), "what is served");
+    // The other one serves with the old one for a while, and is believed all the time.
+    assert!(!follows.is_believed(&after) && follows.is_believed(&announced()));
+    follows.controller.checked = None;
+    follows.controller.follow().unwrap();
+    assert!(follows.is_believed(&after) && leads.is_believed(&announced()));
+}
+
+#[test]
+fn a_certificate_is_served_when_it_is_announced() {
+    let server = Server::start();
+    let mut leads = controller(&server);
+    leads.checked = None;
+    leads.turn().unwrap();
+    let mut follows = Serving::start(&server);
+    let announced = server.get(crate::api::HOOKS).unwrap();
+    let believed = decoded(&announced["webhooks"][0]["clientConfig"]["caBundle"]);
+    // The one that leads is killed when it has made another one, and not announced it.
+    age_certificate(&server);
+    Certificate::load(&leads.api, "torpor-system", true).unwrap();
+    follows.controller.checked = None;
+    follows.controller.follow().unwrap();
+    assert!(follows.is_believed(&believed));
+    // It leads next.
+    follows.controller.checked = None;
+    follows.controller.turn().unwrap();
+    assert!(!follows.is_believed(&believed));
+    // Somebody makes the configuration anew.
+    server.put(crate::api::HOOKS, json!({ "webhooks": [{ "clientConfig": {} }] }));
+    follows.controller.checked = None;
+    follows.controller.turn().unwrap();
+    let announced = server.get(crate::api::HOOKS).unwrap();
+    assert!(follows.is_believed(&decoded(&announced["webhooks"][0]["clientConfig"]["caBundle"])));
 }
