@@ -52,7 +52,7 @@ const COUNTERS: [(&str, &str); 6] = [
     ("pods_cold_total", "Pods that have waited for a checkpoint and start cold."),
     ("pods_moved_total", "Pods that were moved."),
     ("moves_failed_total", "Pods that could not be moved."),
-    ("keys_refused_total", "Keys of images that were asked for and refused."),
+    ("keys_refused_total", "What agents were refused: keys of images, logins."),
 ];
 
 /// The controller of a cluster.
