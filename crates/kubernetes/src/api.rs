@@ -25,9 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one watch lasts.
 const WATCH_SECONDS: u64 = 60;
 
-/// The form of a list that has the metadata of its objects alone.
-const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-
 /// The API group of our objects.
 pub const GROUP: &str = "/apis/torpor.dev/v1alpha1";
 
@@ -115,25 +112,13 @@ impl Api {
     }
 
     fn call(&self, method: &str, path: &str, kind: &str, body: Option<&Value>) -> Result<Value> {
-        self.call_for("application/json", method, path, kind, body)
-    }
-
-    /// The same, answered in the form that `wanted` says.
-    fn call_for(
-        &self,
-        wanted: &str,
-        method: &str,
-        path: &str,
-        kind: &str,
-        body: Option<&Value>,
-    ) -> Result<Value> {
         let what = || format!("{method} {path}");
         let token = self.token()?;
         let request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.server))
             .header("Authorization", format!("Bearer {token}"))
-            .header("Accept", wanted)
+            .header("Accept", "application/json")
             .header("Content-Type", kind);
         let sent = match body {
             Some(body) => self.agent.run(request.body(body.to_string()).context(what)?),
@@ -169,15 +154,11 @@ impl Api {
     /// # Errors
     /// If they cannot be asked for.
     pub fn list(&self, path: &str) -> Result<Vec<Value>> {
-        items(path, self.call("GET", path, "application/json", None)?)
-    }
-
-    /// The metadata of the objects of a list: of nodes, that is a small part.
-    ///
-    /// # Errors
-    /// If they cannot be asked for.
-    pub fn list_metadata(&self, path: &str) -> Result<Vec<Value>> {
-        items(path, self.call_for(METADATA, "GET", path, "application/json", None)?)
+        let mut answer = self.call("GET", path, "application/json", None)?;
+        match answer["items"].take() {
+            Value::Array(items) => Ok(items),
+            _ => Err(Error::new(format!("GET {path}: the answer is no list"))),
+        }
     }
 
     /// Makes an object.
@@ -300,13 +281,6 @@ impl Api {
             }
             changed();
         }
-    }
-}
-
-fn items(path: &str, mut answer: Value) -> Result<Vec<Value>> {
-    match answer["items"].take() {
-        Value::Array(items) => Ok(items),
-        _ => Err(Error::new(format!("GET {path}: the answer is no list"))),
     }
 }
 

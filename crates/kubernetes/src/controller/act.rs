@@ -1,5 +1,7 @@
 //! What the controller does about what it has decided.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::Controller;
@@ -124,12 +126,11 @@ impl Controller {
     /// Makes a pod, which goes to nodes alone that are like one, if that is named.
     fn create(&self, pod: &Value, like: &str) -> Result<()> {
         let mut pod = pod.clone();
-        let fit = match like {
-            "" => None,
-            node => self.nodes.that_fit(&machine_of(&self.api, node)).filter(|fit| !fit.is_empty()),
-        };
-        if let Some(fit) = fit {
-            keep_to(&mut pod["spec"], &fit);
+        if !like.is_empty() {
+            let fit = self.nodes.that_fit(&machine_of(&self.api, like), &pod["spec"]);
+            if let Some(fit) = fit.filter(|fit| !fit.is_empty()) {
+                keep_to(&mut pod["spec"], &fit);
+            }
         }
         let namespace = text(&pod, "/metadata/namespace");
         self.api.create(&format!("/api/v1/namespaces/{namespace}/pods"), &pod).map(drop)
@@ -178,8 +179,9 @@ impl Controller {
             gates(pod).filter(|name| *name != GATE).map(|name| json!({ "name": name })).collect();
         let gates = json!({ "op": "replace", "path": "/spec/schedulingGates", "value": left });
         let mut changes = vec![gates];
-        let fit = checkpoint.and_then(|one| self.nodes.that_fit(&one["status"]["machine"]));
-        let nowhere = fit.as_ref().is_some_and(Vec::is_empty);
+        let machine = checkpoint.map(|one| &one["status"]["machine"]);
+        let fit = machine.and_then(|machine| self.nodes.that_fit(machine, &pod["spec"]));
+        let nowhere = fit.as_ref().is_some_and(BTreeSet::is_empty);
         if let Some(fit) = fit.filter(|fit| !fit.is_empty()) {
             let mut spec = json!({ "affinity": pod["spec"]["affinity"] });
             keep_to(&mut spec, &fit);

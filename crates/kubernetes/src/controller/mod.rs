@@ -7,6 +7,7 @@ pub(crate) mod keys;
 mod lease;
 mod migrate;
 mod nodes;
+mod placement;
 mod policy;
 mod pull;
 #[cfg(test)]

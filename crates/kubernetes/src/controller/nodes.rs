@@ -1,14 +1,15 @@
 //! What nodes are to what goes on there. Agents tell it, their nodes are labelled so, and a pod that continues is
 //! given an affinity to those that fit.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
 use super::keys::{Refusal, forbidden};
+use super::placement::may_go;
 use super::webhook::put;
 use crate::api::Api;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::machine::{MACHINE, Machine};
 use crate::peer;
 use crate::pod::{annotation, is_name};
@@ -45,41 +46,47 @@ pub(super) fn label(api: &Api, token: &str, said: &[u8]) -> std::result::Result<
     Ok(json!({ "machine": name }))
 }
 
-/// The kinds of machines that take pods, by their labels.
+/// The nodes that take pods, with what they are.
 #[derive(Debug, Default)]
-pub(super) struct Nodes(BTreeMap<String, Machine>);
+pub(super) struct Nodes(Vec<(Value, Machine)>);
 
 impl Nodes {
-    /// Those that are known. Where they cannot be listed for good, none are.
+    /// Those that are known. Where they cannot be listed, none are.
     ///
     /// # Errors
-    /// If the API server does not answer for a moment.
+    /// If the API server has too much to do for a moment.
     pub(super) fn known(api: &Api) -> Result<Self> {
         let open = "fieldSelector=spec.unschedulable%3Dfalse";
         let list = format!("{NODES}?{open}&labelSelector={}", MACHINE.replace('/', "%2F"));
-        let all = match api.list_metadata(&list) {
-            Err(error) if !error.is_passing() => {
+        let all = match api.list(&list) {
+            Err(error @ Error::Refused { status: 429 | 500.., .. }) => return Err(error),
+            Err(error) => {
                 eprintln!("nodes: {error}");
-                return Ok(Self::default());
+                Vec::new()
             }
-            all => all?,
+            Ok(all) => all,
         };
-        let kind = |node: &Value| {
-            let machine = serde_json::from_str(annotation(node, MACHINE)?).ok()?;
+        let known = |node: Value| {
+            let machine = serde_json::from_str(annotation(&node, MACHINE)?).ok()?;
             let machine = Machine::read(&machine)?;
-            let name = machine.label();
-            (node["metadata"]["labels"][MACHINE] == name.as_str()).then_some((name, machine))
+            let (metadata, spec) = (&node["metadata"], &node["spec"]);
+            let labels = &metadata["labels"];
+            let kept = json!({
+                "metadata": { "name": metadata["name"], "labels": labels },
+                "spec": { "taints": spec["taints"] },
+            });
+            (labels[MACHINE] == machine.label()).then_some((kept, machine))
         };
-        Ok(Self(all.iter().filter_map(kind).collect()))
+        Ok(Self(all.into_iter().filter_map(known).collect()))
     }
 
-    /// What a node has to have so that what ran on `machine` (as an object) goes on there. `None` if that cannot be
-    /// told, an empty list if there is no such node.
+    /// The labels of the nodes on which what ran on `machine` (as an object) goes on in a pod of a specification.
+    /// `None` if that cannot be told, none if there is no such node.
     #[must_use]
-    pub(super) fn that_fit(&self, machine: &Value) -> Option<Vec<&str>> {
+    pub(super) fn that_fit(&self, machine: &Value, spec: &Value) -> Option<BTreeSet<String>> {
         let machine = Machine::read(machine).filter(|_| !self.0.is_empty())?;
-        let fit = self.0.iter().filter(|(_, there)| machine.goes_on(there));
-        Some(fit.map(|(name, _)| name.as_str()).collect())
+        let fits = |(node, there): &&(Value, Machine)| machine.goes_on(there) && may_go(spec, node);
+        Some(self.0.iter().filter(fits).map(|(_, there)| there.label()).collect())
     }
 }
 
@@ -92,7 +99,7 @@ pub(super) fn machine_of(api: &Api, node: &str) -> Value {
 }
 
 /// Puts a pod on nodes with one of these labels alone, beside what it wants itself.
-pub(super) fn keep_to(spec: &mut Value, labels: &[&str]) {
+pub(super) fn keep_to(spec: &mut Value, labels: &BTreeSet<String>) {
     require(
         spec,
         "matchExpressions",
@@ -164,13 +171,18 @@ mod tests {
         }
         assert_eq!(machine_of(&api, "node2"), Value::Null);
         let known = Nodes::known(&api).unwrap();
-        assert_eq!(known.that_fit(&json!(what)), Some(vec![what.label().as_str()]));
+        let fit = |spec: Value| known.that_fit(&json!(what), &spec);
+        assert_eq!(fit(json!({})), Some([what.label()].into()));
+        let elsewhere = json!({ "nodeSelector": { "kubernetes.io/hostname": "node2" } });
+        assert_eq!(fit(elsewhere), Some([].into()));
+        assert_eq!(Nodes::default().that_fit(&json!(what), &json!({})), None);
     }
 
     #[test]
     fn what_a_pod_wants_itself_stays() {
         let mut spec = json!({ "nodeName": "x" });
-        keep_to(&mut spec, &["a", "b"]);
+        let labels = ["b", "a"].map(str::to_owned).into();
+        keep_to(&mut spec, &labels);
         let required = "/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution";
         let one = json!({ "key": MACHINE, "operator": "In", "values": ["a", "b"] });
         let terms = json!({ "nodeSelectorTerms": [{ "matchExpressions": [one] }] });
@@ -186,7 +198,7 @@ mod tests {
                 ] },
             },
         } });
-        keep_to(&mut spec, &["a", "b"]);
+        keep_to(&mut spec, &labels);
         let terms = json!([
             { "matchExpressions": [zone, one] },
             { "matchFields": [name], "matchExpressions": [one] },

@@ -117,8 +117,8 @@ fn a_hundred_replicas_continue_each_its_own_once() {
 /// Puts a node there that is a machine.
 fn node(server: &Server, name: &str, machine: &Machine) {
     let notes = json!({ MACHINE: json!(machine).to_string() });
-    let metadata =
-        json!({ "uid": name, "labels": { MACHINE: machine.label() }, "annotations": notes });
+    let labels = json!({ MACHINE: machine.label(), "only": name, "zone": "z" });
+    let metadata = json!({ "name": name, "uid": name, "labels": labels, "annotations": notes });
     server.put(&format!("/api/v1/nodes/{name}"), json!({ "metadata": metadata }));
 }
 
@@ -156,6 +156,7 @@ fn a_pod_that_continues_goes_to_nodes_that_fit_alone() {
         ("fits", json!(here)),
         ("nowhere", json!(machine("6.12", &["sse2", "amx_tile"]))),
         ("unknown", Value::Null),
+        ("elsewhere", json!(here)),
     ];
     for (owner, machine) in &cases {
         let name = saved(&server, &pod(owner, None, 0, &format!("old-{owner}")));
@@ -166,6 +167,10 @@ fn a_pod_that_continues_goes_to_nodes_that_fit_alone() {
         let wants = json!({ "nodeSelectorTerms": [{ "matchExpressions": [zone] }] });
         new["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
             wants;
+        if *owner == "elsewhere" {
+            // It wants to go where no node is that fits.
+            new["spec"]["nodeSelector"] = json!({ "only": "older" });
+        }
         server.put(&of_pod(&new), new);
     }
     controller(&server).turn().unwrap();
@@ -181,13 +186,14 @@ fn a_pod_that_continues_goes_to_nodes_that_fit_alone() {
     // Nobody waits for a node that may never come.
     assert_eq!(*terms(&given("nowhere")), json!([zone]));
     assert_eq!(*terms(&given("unknown")), json!([zone]));
+    assert_eq!(*terms(&given("elsewhere")), json!([zone]));
     let events = server.api("events").list("/api/v1/namespaces/a/events").unwrap();
-    let told: Vec<&str> = events
+    let told: HashSet<&str> = events
         .iter()
         .filter(|event| text(event, "/message").contains("no node that takes pods"))
         .map(|event| text(event, "/involvedObject/name"))
         .collect();
-    assert_eq!(told, ["nowhere-0"]);
+    assert_eq!(told, HashSet::from(["nowhere-0", "elsewhere-0"]));
 }
 
 #[test]
