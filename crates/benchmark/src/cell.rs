@@ -287,6 +287,18 @@ impl Cell<'_> {
     /// # Errors
     /// If the runtime fails, or it takes longer than everything may take.
     pub async fn ended(&self, id: &str) -> Result<ContainerStatus, Trouble> {
+        self.ended_asking(id, POLL).await
+    }
+
+    /// Waits for the end of a container, and asks for it so often.
+    ///
+    /// # Errors
+    /// As [`Cell::ended`].
+    pub async fn ended_asking(
+        &self,
+        id: &str,
+        every: Duration,
+    ) -> Result<ContainerStatus, Trouble> {
         let until = Instant::now() + Duration::from_secs(self.config.patience);
         loop {
             let status = self.client().container(id).await?;
@@ -296,7 +308,7 @@ impl Cell<'_> {
             if Instant::now() > until {
                 return Err(failed("the program does not end"));
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(every).await;
         }
     }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::catalogue::{Benchmark, Direction};
 use crate::results::{Results, Row, Status};
-use crate::statistics::{FEWEST, Ratio, ratio};
+use crate::statistics::{Difference, FEWEST, Ratio, difference, median, ratio};
 
 /// What a comparison comes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -54,6 +54,8 @@ pub struct Compared {
     pub medians: (Option<f64>, Option<f64>),
     /// New in relation to old.
     pub ratio: Option<Ratio>,
+    /// New less old, where samples that are not above zero have no ratio.
+    pub difference: Option<Difference>,
     /// What else there is to say.
     pub note: Option<String>,
 }
@@ -170,6 +172,7 @@ fn warnings(old: &Results, new: &Results, drift: f64) -> Vec<String> {
 fn one(benchmark: &Benchmark, old: &Row, new: &Row, threshold: f64) -> Compared {
     let (before, after) = (old.values(), new.values());
     let ratio = ratio(&before, &after);
+    let difference = if ratio.is_none() { difference(&before, &after) } else { None };
     let usable = |row: &Row| row.status == Status::Ok;
     let mut note = None;
     let change = match (usable(old), usable(new)) {
@@ -177,7 +180,14 @@ fn one(benchmark: &Benchmark, old: &Row, new: &Row, threshold: f64) -> Compared 
             note = Some(format!("{} and {} samples are too few", before.len(), after.len()));
             Change::Unknown
         }
-        (true, true) => ratio.map_or(Change::None, |r| judged(benchmark.direction, r, threshold)),
+        (true, true) => match (ratio, difference) {
+            (Some(ratio), _) => judged(benchmark.direction, as_factor(ratio, threshold)),
+            (_, Some(by)) => {
+                let least = threshold * median(&before).abs();
+                judged(benchmark.direction, as_amount(by, least))
+            }
+            (None, None) => Change::Unknown,
+        },
         (true, false) if new.status == Status::Pending => Change::Unknown,
         (true, false) => {
             note.clone_from(&new.reason);
@@ -186,22 +196,32 @@ fn one(benchmark: &Benchmark, old: &Row, new: &Row, threshold: f64) -> Compared 
         (false, true) => Change::Gained,
         (false, false) => Change::None,
     };
-    let median = |row: &Row| row.summary.as_ref().map(|summary| summary.median);
+    let middle = |row: &Row| row.summary.as_ref().map(|summary| summary.median);
     Compared {
         benchmark: benchmark.name.clone(),
         target: new.target.clone(),
         change,
         unit: benchmark.unit.clone(),
-        medians: (median(old), median(new)),
+        medians: (middle(old), middle(new)),
         ratio,
+        difference,
         note,
     }
 }
 
-/// A difference counts when its interval and the threshold both say so.
-fn judged(direction: Direction, ratio: Ratio, threshold: f64) -> Change {
+/// Whether there is more, or less: a difference counts when its interval and the threshold both say so.
+fn as_factor(ratio: Ratio, threshold: f64) -> (bool, bool) {
     let more = ratio.low > 1.0 && ratio.estimate > 1.0 + threshold;
     let less = ratio.high < 1.0 && ratio.estimate < 1.0 / (1.0 + threshold);
+    (more, less)
+}
+
+/// The same of a difference that counts from an amount on.
+fn as_amount(by: Difference, least: f64) -> (bool, bool) {
+    (by.low > 0.0 && by.estimate > least, by.high < 0.0 && by.estimate < -least)
+}
+
+fn judged(direction: Direction, (more, less): (bool, bool)) -> Change {
     match (direction, more, less) {
         (Direction::Lower, true, _) | (Direction::Higher, _, true) => Change::Worse,
         (Direction::Lower, _, true) | (Direction::Higher, true, _) => Change::Better,
@@ -225,6 +245,9 @@ impl fmt::Display for Comparison {
             }
             if let Some(Ratio { estimate, low, high }) = row.ratio {
                 write!(f, ", {estimate:.3} times ({low:.3} to {high:.3})")?;
+            }
+            if let Some(Difference { estimate, low, high }) = row.difference {
+                write!(f, ", by {estimate:.4} ({low:.4} to {high:.4})")?;
             }
             writeln!(f, "{}", row.note.as_ref().map(|n| format!(" ({n})")).unwrap_or_default())?;
         }

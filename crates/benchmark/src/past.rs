@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::results::Results;
-use crate::statistics::ratio;
+use crate::statistics::{Ratio, ratio};
 
 /// A finding: a benchmark of today, what was measured then, and medians with containerd of runc
 /// and of runsc.
@@ -30,15 +30,35 @@ const THEN: &[Finding] = &[
 /// How far apart two runtimes are when one is called slower than the other.
 const APART: f64 = 1.1;
 
-/// Whether what was found then is found now: who of the two is slower, if any.
-fn holds(then: f64, now: f64) -> &'static str {
-    let side = |times: f64| if times > APART { 1 } else { -i32::from(times < 1.0 / APART) };
-    match (side(then), side(now)) {
-        (a, b) if a == b => "holds",
-        (_, 0) => "no difference any more",
-        (0, _) => "a difference now",
-        _ => "the other way round",
+/// What is said where the samples are too few, or too far apart.
+const UNSURE: &str = "this run cannot tell";
+
+/// What the interval of today's ratio says of the ratio of 2019, both as how many times slower gVisor is.
+fn holds(then: f64, now: Ratio) -> &'static str {
+    let (low, high) = (now.low, now.high);
+    let has = |times: f64| low <= times && times <= high;
+    let alike = 1.0 / APART..=APART;
+    if alike.contains(&then) {
+        // What was found is that none of the two is slower.
+        return match (alike.contains(&low), alike.contains(&high)) {
+            (true, true) => "holds",
+            (false, false) if low > APART || high < 1.0 / APART => "a difference now",
+            _ => UNSURE,
+        };
     }
+    match (has(then), has(1.0)) {
+        (true, true) => UNSURE,
+        (true, false) => "holds",
+        (false, true) => "less than then, if at all",
+        (false, false) if (then > 1.0) != (low > 1.0) => "the other way round",
+        (false, false) if (then > 1.0) == (high < then) => "less than then",
+        (false, false) => "more than then",
+    }
+}
+
+/// A ratio with its interval, for people.
+fn told(times: Ratio) -> String {
+    format!("{:.2} ({:.2} to {:.2})", times.estimate, times.low, times.high)
 }
 
 /// What was measured in 2019 for a benchmark, with runc and with runsc.
@@ -76,15 +96,11 @@ pub(crate) fn findings(
             let endpoint = first(name);
             let [runc, runsc] = ["runc", "runsc"].map(|handler| format!("{endpoint}/{handler}"));
             let (a, b) = (median(name, &runc), median(name, &runsc));
-            let apart = ratio(&values(name, &runc), &values(name, &runsc))
-                .is_some_and(|ratio| ratio.low > 1.0 || ratio.high < 1.0);
             let more = benchmark.direction == crate::catalogue::Direction::Higher;
-            let times = |slow: f64, base: f64| if more { base / slow } else { slow / base };
-            // Of what this run cannot tell apart it says nothing.
-            let verdict = |a, b| match apart {
-                true => holds(then_runsc / then_runc, times(b, a)),
-                false => "this run cannot tell",
-            };
+            let (base, slow) = (values(name, &runc), values(name, &runsc));
+            let times = if more { ratio(&slow, &base) } else { ratio(&base, &slow) };
+            let both = a.zip(b);
+            let times = both.and(times);
             let shown = |value: Option<f64>| value.map_or("—".into(), crate::chart::number);
             Some(json!({
                 "name": name,
@@ -93,8 +109,12 @@ pub(crate) fn findings(
                 "then": [then_runc.to_string(), then_runsc.to_string()],
                 "then_times": format!("{:.2}", then_runsc / then_runc),
                 "now": [shown(a), shown(b)],
-                "now_times": a.zip(b).map_or("—".into(), |(a, b)| format!("{:.2}", times(b, a))),
-                "holds": a.zip(b).map_or("", |(a, b)| verdict(a, b)),
+                "now_times": times.map_or("—".into(), told),
+                "holds": match (both, times) {
+                    (None, _) => "",
+                    (_, None) => UNSURE,
+                    (_, Some(times)) => holds(then_runsc / then_runc, times),
+                },
             }))
         })
         .collect()
@@ -105,12 +125,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_holds_when_the_same_one_is_slower() {
-        assert_eq!(holds(9.7, 3.0), "holds");
-        assert_eq!(holds(1.05, 0.95), "holds");
-        assert_eq!(holds(1.7, 1.02), "no difference any more");
-        assert_eq!(holds(1.7, 0.5), "the other way round");
-        assert_eq!(holds(1.0, 2.0), "a difference now");
+    fn a_finding_is_judged_by_the_interval_of_today() {
+        for (then, low, high, said) in [
+            (9.7, 8.0, 12.0, "holds"),
+            // A difference in the same direction is not the same difference.
+            (9.7, 1.6, 4.1, "less than then"),
+            (1.2, 3.0, 3.5, "more than then"),
+            (0.5, 0.7, 0.9, "less than then"),
+            (0.8, 0.3, 0.5, "more than then"),
+            // What the interval leaves out is told, also where it holds that there is no difference.
+            (9.2, 0.9, 1.4, "less than then, if at all"),
+            (1.7, 0.9, 1.8, "this run cannot tell"),
+            (1.7, 0.3, 0.6, "the other way round"),
+            (0.93, 2.2, 3.8, "a difference now"),
+            (1.05, 0.95, 1.08, "holds"),
+            (1.05, 0.95, 1.5, "this run cannot tell"),
+        ] {
+            let now = Ratio { estimate: f64::midpoint(low, high), low, high };
+            assert_eq!(holds(then, now), said, "{then}: {low} to {high}");
+        }
     }
 
     #[test]

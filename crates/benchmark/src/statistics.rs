@@ -128,34 +128,56 @@ pub struct Ratio {
     pub high: f64,
 }
 
+/// The same as a difference, in the unit of the samples: there is one where some are not above zero.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Difference {
+    /// The median of all differences of a sample of the one and a sample of the other.
+    pub estimate: f64,
+    /// Its interval at 99 %.
+    pub low: f64,
+    /// Its interval at 99 %.
+    pub high: f64,
+}
+
 /// The two-sided normal quantile for 99 %.
 const Z99: f64 = 2.5758;
 
-/// `new` in relation to `old`. The interval is that of the Mann-Whitney test, turned around: it
-/// holds at any distribution and at few samples, where resampled medians are too sure of themselves.
-/// Nothing if there are too few samples, or one is not above zero.
+/// `new` in relation to `old`. Nothing if there are too few samples, or one is not above zero.
 #[must_use]
+pub fn ratio(old: &[f64], new: &[f64]) -> Option<Ratio> {
+    if old.iter().chain(new).any(|&v| v <= 0.0) {
+        return None;
+    }
+    let [estimate, low, high] = paired(old, new, |old, new| new / old)?;
+    Some(Ratio { estimate, low, high })
+}
+
+/// `new` less `old`. Nothing if there are too few samples.
+#[must_use]
+pub fn difference(old: &[f64], new: &[f64]) -> Option<Difference> {
+    let [estimate, low, high] = paired(old, new, |old, new| new - old)?;
+    Some(Difference { estimate, low, high })
+}
+
+/// The median of what comes of all pairs of samples, and its interval. The interval is that of the
+/// Mann-Whitney test, turned around: it holds at any distribution and at few samples, where resampled
+/// medians are too sure of themselves. Nothing if there are too few samples.
 #[allow(clippy::cast_precision_loss, reason = "counts of samples are far below 2^52")]
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "a rank among the quotients, checked to be at least zero"
+    reason = "a rank among the pairs, checked to be at least zero"
 )]
-pub fn ratio(old: &[f64], new: &[f64]) -> Option<Ratio> {
-    let enough = old.len() >= FEWEST && new.len() >= FEWEST;
-    if !enough || old.iter().chain(new).any(|&v| v <= 0.0) {
+fn paired(old: &[f64], new: &[f64], of: impl Fn(f64, f64) -> f64 + Copy) -> Option<[f64; 3]> {
+    if old.len() < FEWEST || new.len() < FEWEST {
         return None;
     }
-    let mut quotients: Vec<f64> = new.iter().flat_map(|n| old.iter().map(move |o| n / o)).collect();
-    quotients.sort_by(f64::total_cmp);
+    let pairs = new.iter().flat_map(|&n| old.iter().map(move |&o| of(o, n)));
+    let pairs = sorted(&pairs.collect::<Vec<_>>());
     let (a, b) = (old.len() as f64, new.len() as f64);
     let rank = a * b / 2.0 - Z99 * (a * b * (a + b + 1.0) / 12.0).sqrt();
     let rank = rank.max(0.0).floor() as usize;
-    Some(Ratio {
-        estimate: quantile(&quotients, 0.5),
-        low: quotients[rank],
-        high: quotients[quotients.len() - 1 - rank],
-    })
+    Some([quantile(&pairs, 0.5), pairs[rank], pairs[pairs.len() - 1 - rank]])
 }
 
 /// How many samples of each side it takes to find a difference of `share` in 95 of 100 cases, where
@@ -236,6 +258,15 @@ mod tests {
             })
             .count();
         assert!(flagged <= 15, "{flagged} of 500 at a level of 1 %");
+    }
+
+    #[test]
+    fn values_below_zero_have_a_difference() {
+        let (old, new) = ([-2.0, -1.0, 0.0, 0.0, 1.0], [9.0, 9.0, 9.0, 10.0, 10.0]);
+        assert_eq!(ratio(&old, &new), None);
+        let difference = difference(&old, &new).unwrap();
+        assert!((difference.estimate - 10.0).abs() < 1e-9 && difference.low > 7.0, "{difference:?}");
+        assert!(super::difference(&old[..4], &new).is_none());
     }
 
     #[test]

@@ -150,6 +150,34 @@ fn a_row_that_is_lost_is_worse() {
     assert!(said.contains("it broke"), "{said}");
 }
 
+/// Values like the memory that a machine has less available can be zero, and below.
+#[test]
+fn values_that_are_not_above_zero_are_compared_by_their_difference() {
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.02, 1.0);
+    // Row 2 is better if it is lower. Its samples go from about zero to as many more.
+    let with = |name: &str, more: f64| {
+        let path = test_dir.path(name);
+        let other = changed(&a, |all| {
+            for (n, sample) in
+                all["rows"][2]["samples"].as_array_mut().unwrap().iter_mut().enumerate()
+            {
+                sample["value"] = json!(more + f64::from(u32::try_from(n % 3).unwrap()) - 1.0);
+            }
+        });
+        fs::rename(other, &path).unwrap();
+        path
+    };
+    let (zero, same, more) = (with("zero", 0.0), with("same", 0.0), with("more", 50.0));
+    assert_eq!(compare(&test_dir, &[&zero, &same]).0, 0);
+    let (status, said) = compare(&test_dir, &[&zero, &more]);
+    assert_eq!(status, 1, "{said}");
+    let line = said.lines().find(|line| line.starts_with("Worse: operations.row.n2 ")).unwrap();
+    assert!(line.contains(", by 50.0000 ("), "{line}");
+    let (status, said) = compare(&test_dir, &[&more, &zero]);
+    assert!(status == 0 && said.contains("Better: operations.row.n2 "), "{said}");
+}
+
 #[test]
 fn what_cannot_be_compared_is_not() {
     let test_dir = TestDir::new();

@@ -93,17 +93,17 @@ pub(super) const DIRECT: &[Line] = &[
 /// The processor.
 pub(super) const CPU: &[Line] = &[
     ("cpu.total", "ms", Lower, "sysbench: all primes up to 10000, a fixed number of times"),
-    ("cpu.minimal", "ms", Lower, "the shortest of these"),
-    ("cpu.average", "ms", Lower, "their average"),
-    ("cpu.maximal", "ms", Lower, "the longest of these"),
+    ("cpu.minimal", "ms", Lower, "the shortest of these, to 0.01 ms"),
+    ("cpu.average", "ms", Lower, "their average: the total by their number"),
+    ("cpu.maximal", "ms", Lower, "the longest of these, to 0.01 ms"),
 ];
 
 /// Memory.
 pub(super) const MEMORY: &[Line] = &[
-    ("memory.total", "ms", Lower, "sysbench: a fixed amount of memory written in blocks of 1 MiB"),
-    ("memory.minimal", "ms", Lower, "the shortest time for a block"),
-    ("memory.average", "ms", Lower, "the average time for a block"),
-    ("memory.maximal", "ms", Lower, "the longest time for a block"),
+    ("memory.total", "ms", Lower, "sysbench: a fixed amount of memory written in blocks of 4 MiB"),
+    ("memory.minimal", "ms", Lower, "the shortest time for a block, to 0.01 ms"),
+    ("memory.average", "ms", Lower, "the average time for a block: the total by their number"),
+    ("memory.maximal", "ms", Lower, "the longest time for a block, to 0.01 ms"),
     ("memory.fault", "ns", Lower, "the first write to a page of fresh memory"),
 ];
 
@@ -159,7 +159,7 @@ pub(super) const RAISE: &[Line] = &[
         "raise.effect",
         "ms",
         Lower,
-        "from that call to the first 50 ms with more CPU than the old quota gives",
+        "from that call to the end of the first 100 ms with more CPU than the old quota gives",
     ),
 ];
 
@@ -168,7 +168,7 @@ pub(super) const OOM: &[Line] = &[(
     "memory.oom",
     "ms",
     Lower,
-    "from the first byte over the limit to the status EXITED (OOMKilled)",
+    "from the first byte over the limit to the status EXITED (OOMKilled), which is asked for every 2 ms",
 )];
 
 /// A limit of processes.

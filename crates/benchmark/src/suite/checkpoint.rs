@@ -205,9 +205,15 @@ async fn restore(
     Ok(time)
 }
 
-/// A runtime that does not know checkpoints as images takes the path for a name, and says so.
+/// A runtime that does not know checkpoints as images takes the path for a name, and says so. One that
+/// says nothing has failed.
 fn refused(error: CallError) -> Trouble {
-    Trouble::Unsupported(format!("no container can be created from a checkpoint: {error}"))
+    match error {
+        CallError::Failed { .. } => {
+            Trouble::Unsupported(format!("no container can be created from a checkpoint: {error}"))
+        }
+        error => error.into(),
+    }
 }
 
 #[cfg(test)]
@@ -244,6 +250,17 @@ mod tests {
         assert_eq!(of(all), (true, vec![Some(60.0), Some(20.0), Some(20.0)]));
         assert_eq!(of(&all[..1]), (false, vec![Some(60.0), None, None]));
         assert_eq!(of(&[]), (false, vec![None, None, None]));
+    }
+
+    #[test]
+    fn only_who_answers_does_not_support_a_restore() {
+        let (call, text) = ("CreateContainer", "invalid reference format".to_owned());
+        let said = refused(CallError::Failed { call, text });
+        assert!(matches!(said, Trouble::Unsupported(text) if text.contains("invalid reference")));
+        let limit = Duration::from_secs(30);
+        assert!(matches!(refused(CallError::Deadline { call, limit }), Trouble::Failed(_)));
+        let text = "broken pipe".to_owned();
+        assert!(matches!(refused(CallError::Gone { call, text }), Trouble::Failed(_)));
     }
 
     #[test]

@@ -109,6 +109,8 @@ pub(super) async fn raise(cell: &Cell<'_>) -> Result<Values, Trouble> {
 
 /// The MiB that a container may take before it is ended.
 const LIMIT: i64 = 64;
+/// How often the state of a container is asked for whose end is timed: no latency is told more exactly.
+const CLOSE: Duration = Duration::from_millis(2);
 /// How long a runtime may take to tell why a container has ended.
 const CAUSE: Duration = Duration::from_secs(5);
 
@@ -122,7 +124,7 @@ pub(super) async fn oom(cell: &Cell<'_>) -> Result<Values, Trouble> {
     };
     let spec = Spec { resources, ..Spec::workload("hog --limit 1024") };
     let launched = cell.launch(&pod, &spec).await?;
-    let mut status = cell.ended(&launched.id).await?;
+    let mut status = cell.ended_asking(&launched.id, CLOSE).await?;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
     // The runtime hears of the end and of its cause by two events, in any order.
     let until = Instant::now() + CAUSE;
