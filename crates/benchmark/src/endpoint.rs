@@ -7,13 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tokio::net::UnixStream;
+
 use crate::cell::Network;
 use crate::config::{Config, Endpoint, Handler};
 use crate::cri::{CallError, Client};
 use crate::image::{self, BASE, Contents, PULLED, TAG, TOOLS, find};
 use crate::keeper::{DIRECTORY, Job, World};
 use crate::results::Target;
-use crate::world::{no_network, world};
+use crate::world::{no_network, plugins, shim, world};
 use crate::{cgroups, digest, machine, own};
 
 /// The label of all that the benchmark makes.
@@ -216,14 +218,41 @@ impl ReadyEndpoint {
         }
         if let Some(binary) = handler.program() {
             target.runtime = version_of(&binary);
-            target.digests.extend(sum(&binary));
         }
-        if let Some(containerd) = &self.endpoint.containerd {
-            target.digests.extend(sum(containerd));
+        if self.ours() {
             target.facts.insert("snapshotter".into(), self.endpoint.snapshotter.clone());
         }
+        let parts = self.parts(handler).await;
+        for (name, binary) in parts.iter().filter(|(name, _)| ["engine", "sysbench"].contains(name))
+        {
+            target.facts.insert((*name).into(), version_of(binary));
+        }
+        target.digests.extend(parts.iter().filter_map(|(_, binary)| sum(binary)));
         target.facts.extend(self.facts().await);
         target
+    }
+
+    /// The programs that take part, as far as they are known: shim and plugins are those of an endpoint that the
+    /// tool has started, and one that was there is asked for itself only.
+    async fn parts(&self, handler: &Handler) -> Vec<(&'static str, PathBuf)> {
+        let endpoint = match &self.endpoint.containerd {
+            Some(containerd) => Some(containerd.clone()),
+            None => listener(self.endpoint.socket.as_deref().unwrap_or_default()).await,
+        };
+        let ours = self.endpoint.containerd.as_deref();
+        let plugin = |name: &str| ours.and(plugins()).map(|dir| Path::new(dir).join(name));
+        let all = [
+            ("runtime", handler.program()),
+            ("endpoint", endpoint),
+            ("shim", ours.and_then(|containerd| shim(&self.endpoint, containerd, handler))),
+            ("bridge", plugin("bridge")),
+            ("host-local", plugin("host-local")),
+            ("loopback", plugin("loopback")),
+            ("engine", fs::read_link(self.dir.join("bin/criu")).ok()),
+            ("sysbench", find("sysbench")),
+            ("busybox", find("busybox")),
+        ];
+        all.into_iter().filter_map(|(name, path)| Some((name, path?))).collect()
     }
 
     async fn facts(&self) -> BTreeMap<String, String> {
@@ -334,6 +363,13 @@ pub(crate) fn version_of(binary: &Path) -> String {
     let said = Command::new(binary).arg("--version").stdin(Stdio::null()).output();
     let text = said.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
     text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// The program that listens at a socket, if it can be seen from here.
+async fn listener(socket: &str) -> Option<PathBuf> {
+    let path = socket.strip_prefix("unix://").unwrap_or(socket);
+    let pid = UnixStream::connect(path).await.ok()?.peer_cred().ok()?.pid()?;
+    fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 
 fn sum(binary: &Path) -> Option<(String, String)> {

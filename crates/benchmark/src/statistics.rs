@@ -265,7 +265,10 @@ mod tests {
         let (old, new) = ([-2.0, -1.0, 0.0, 0.0, 1.0], [9.0, 9.0, 9.0, 10.0, 10.0]);
         assert_eq!(ratio(&old, &new), None);
         let difference = difference(&old, &new).unwrap();
-        assert!((difference.estimate - 10.0).abs() < 1e-9 && difference.low > 7.0, "{difference:?}");
+        assert!(
+            (difference.estimate - 10.0).abs() < 1e-9 && difference.low > 7.0,
+            "{difference:?}"
+        );
         assert!(super::difference(&old[..4], &new).is_none());
     }
 

@@ -21,7 +21,8 @@ pub(crate) fn no_network(ours: bool) -> Option<String> {
     }
 }
 
-fn plugins() -> Option<&'static str> {
+/// Where the CNI plugins are.
+pub(crate) fn plugins() -> Option<&'static str> {
     ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"]
         .into_iter()
         .find(|dir| Path::new(dir).join("bridge").exists())
@@ -55,12 +56,7 @@ pub(crate) fn world(
     let config = dir.join("config.toml");
     fs::write(&config, toml(endpoint, dir)).map_err(failed)?;
     // containerd looks for the program that makes checkpoints on its PATH.
-    let mut path = vec![dir.join("bin")];
-    // Its own shim lies beside it; that of another containerd may lie beside a handler's.
-    path.extend(containerd.parent().map(Path::to_owned));
-    path.extend(endpoint.handlers.iter().flat_map(|handler| handler.path.clone()));
-    path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
-    path.extend(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from));
+    let path = [dir.join("bin")].into_iter().chain(directories(endpoint, containerd));
     let path = std::env::join_paths(path)
         .map_err(|e| failed(std::io::Error::other(e)))?
         .to_string_lossy()
@@ -71,6 +67,25 @@ pub(crate) fn world(
         path,
         hide_unified: machine::cgroup() == "hybrid",
     })
+}
+
+/// Where a containerd that is started looks for programs. Its own shim lies beside it; that of another containerd
+/// may lie beside a handler's.
+fn directories(endpoint: &Endpoint, containerd: &Path) -> Vec<PathBuf> {
+    let mut path: Vec<PathBuf> = containerd.parent().map(Path::to_owned).into_iter().collect();
+    path.extend(endpoint.handlers.iter().flat_map(|handler| handler.path.clone()));
+    path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    path.extend(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from));
+    path
+}
+
+/// The shim of a handler of a containerd that is started: `io.containerd.runc.v2` is `containerd-shim-runc-v2`.
+pub(crate) fn shim(endpoint: &Endpoint, containerd: &Path, handler: &Handler) -> Option<PathBuf> {
+    let mut words = handler.kind.rsplitn(3, '.');
+    let (version, name) = (words.next()?, words.next()?);
+    let name = format!("containerd-shim-{name}-{version}");
+    let all = directories(endpoint, containerd).into_iter().map(|dir| dir.join(&name));
+    all.into_iter().find(|file| file.is_file())
 }
 
 /// A string in TOML.

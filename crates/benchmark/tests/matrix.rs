@@ -53,12 +53,23 @@ fn every_cell_has_values_or_reasons() {
         let runtime = name.rsplit('/').next().unwrap();
         assert!(target["runtime"].as_str().unwrap().contains(runtime), "{target}");
         assert!(target["digests"].as_object().unwrap().len() >= 2, "{target}");
+        let shim = if runtime == "runsc" { "runsc-v1" } else { "runc-v2" };
+        let mut programs = target["digests"].as_object().unwrap().keys();
+        assert!(
+            programs.any(|path| path.ends_with(&format!("/containerd-shim-{shim}"))),
+            "{target}"
+        );
     }
     for cell in CELLS {
         for name in ["operations.life.total", "performance.syscall.getppid"] {
             assert_ok(&results, name, cell);
         }
         assert_ok(&results, "scalability.containers-3.start", cell);
+    }
+    // The kernel is asked whether a limit holds: gVisor puts no limit on the group of a container.
+    for name in ["limits.cpu.share", "limits.memory.oom"] {
+        let row = row(&results, name, "containerd-2.2/runsc");
+        assert!(row["status"] == "invalid" && row["reason"].is_string(), "{row}");
     }
     // What each can do with checkpoints.
     for of in ["container", "container-sealed-8m"] {

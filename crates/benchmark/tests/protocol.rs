@@ -25,7 +25,12 @@ fn a_whole_run_leaves_nothing() {
     assert!(said.contains("operations.container.start"), "{said}");
     let results = test_dir.results();
     assert_eq!(results["complete"], true);
-    assert_eq!(results["targets"][0]["endpoint"], "fake v1.2.3, CRI v1");
+    let target = &results["targets"][0];
+    assert_eq!(target["endpoint"], "fake v1.2.3, CRI v1");
+    // The endpoint's own program is the one that listens at its socket: this test. No runtime was named.
+    let this = std::env::current_exe().unwrap().canonicalize().unwrap();
+    assert!(target["digests"][this.to_str().unwrap()].is_string(), "{target}");
+    assert_eq!(target["runtime"], "", "{target}");
     for name in
         ["sandbox.create", "container.start", "container.answer", "life.total", "image.pull"]
     {
@@ -213,6 +218,37 @@ fn runtimes_tell_their_versions_and_results_are_found() {
     for part in ["report.html", "fake/x", "damaged"] {
         assert!(index.replace("&#x2f;", "/").contains(part), "{part}: {index}");
     }
+}
+
+#[test]
+fn no_runtime_is_guessed_where_none_is_configured() {
+    let test_dir = TestDir::new();
+    let fake = Fake::start(&test_dir.path(""));
+    // A kubelet of somebody else would keep it from what answers: processes of its own, and a /run with one socket.
+    let script = "mount -t tmpfs none /run && mkdir /run/crio && \
+                  ln -s $0 /run/crio/crio.sock && exec \"$@\"";
+    let mut command = std::process::Command::new("unshare");
+    command.args([
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        script,
+    ]);
+    command.arg(&fake.socket).arg(env!("CARGO_BIN_EXE_torpor-benchmark"));
+    command.args(["run", "--runs", "1", "--filter", "operations.image.pull", "--output"]);
+    command.arg(test_dir.path("out")).env("TMPDIR", test_dir.path("tmp"));
+    success(&command.stdin(std::process::Stdio::null()).output().unwrap());
+    let results = test_dir.results();
+    let target = &results["targets"][0];
+    assert_eq!((&target["name"], &target["runtime"]), (&"fake-1.2.3/default".into(), &"".into()));
+    let digests = target["digests"].as_object().unwrap();
+    assert!(!digests.keys().any(|name| name.ends_with("/runc")), "{target}");
+    assert!(digests.keys().any(|name| name.ends_with("/busybox")), "{target}");
+    assert_eq!(fake.left(), (0, 0, 0));
 }
 
 #[test]

@@ -71,7 +71,11 @@ fn every_suite_on_a_real_runtime() {
     success(&test_dir.run().output().unwrap());
     let results = test_dir.results();
     assert!(results["targets"][0]["runtime"].as_str().unwrap().contains("runc"));
-    assert!(results["targets"][0]["digests"].as_object().unwrap().len() >= 2);
+    let digests = results["targets"][0]["digests"].as_object().unwrap();
+    let known: Vec<&str> = digests.keys().filter_map(|path| path.rsplit('/').next()).collect();
+    for name in ["runc", "containerd", "containerd-shim-runc-v2", "bridge", "sysbench", "busybox"] {
+        assert!(known.contains(&name), "{name} is not among {known:?}");
+    }
     for name in [
         "operations.container.start",
         "operations.container.answer",
@@ -178,6 +182,9 @@ fn a_container_sleeps_and_moves() {
     ));
     success(&test_dir.run().output().unwrap());
     let results = test_dir.results();
+    let target = &results["targets"][0];
+    assert!(target["digests"][torpor().to_str().unwrap()].is_string(), "{target}");
+    assert!(target["facts"]["engine"].as_str().unwrap().starts_with("torpor "), "{target}");
     for mode in ["stop-and-copy", "pre-copy", "pipelined"] {
         let of = |facet: &str| sample(&results, &format!("migration.{mode}-8m.{facet}"));
         assert!(of("bytes") > 8.0, "its memory has come along");
@@ -271,7 +278,7 @@ fn a_containerd_that_is_killed_is_started_again() {
     let test_dir =
         in_test_dir("runs: 4\nwarmup: 0\nfilters: [operations.container.*, operations.bridge.*]");
     let (mut child, groups) = started(&test_dir);
-    end(&test_dir, DAEMON);
+    assert!(end(&test_dir, DAEMON), "no containerd was killed");
     let results = completed(&mut child, &test_dir);
     let start = row(&results, "operations.container.start", "here/runc");
     let bridge = row(&results, "operations.bridge.create", "here/runc");
@@ -289,19 +296,23 @@ fn of(test_dir: &TestDir, what: &str) -> Vec<String> {
     all.map(|(pid, _)| pid.to_string()).collect()
 }
 
-/// Ends them; what is to be ended may have ended by itself.
-fn end(test_dir: &TestDir, what: &str) {
-    for pid in of(test_dir, what) {
-        let _ = Command::new("kill").args(["-KILL", &pid]).stderr(Stdio::null()).status();
-    }
+/// Ends them, and says whether there was one: what is to be ended may have ended by itself.
+fn end(test_dir: &TestDir, what: &str) -> bool {
+    let ended = |pid: String| succeeds(Command::new("kill").args(["-KILL", &pid]));
+    of(test_dir, what).into_iter().map(ended).filter(|ended| *ended).count() > 0
 }
 
-/// Takes the bridge away that containers are connected to.
-fn cut_network(test_dir: &TestDir) {
-    for pid in of(test_dir, DAEMON) {
+/// Takes the bridge away that containers are connected to, and says whether it was there.
+fn cut_network(test_dir: &TestDir) -> bool {
+    let cut = |pid: String| {
         let arguments = ["--net", "--target", &pid, "ip", "link", "delete", "bench0"];
-        let _ = Command::new("nsenter").args(arguments).stderr(Stdio::null()).status();
-    }
+        succeeds(Command::new("nsenter").args(arguments))
+    };
+    of(test_dir, DAEMON).into_iter().map(cut).filter(|cut| *cut).count() > 0
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
 /// Waits until a run has begun or ended some more items, or has ended itself.
@@ -329,17 +340,17 @@ fn at_any_moment_nothing_is_left() {
         "runs: 12\nwarmup: 0\npatience: 40\nfilters: [operations.life.*, operations.bridge.*, \
          limits.io.*]",
     );
-    let mut kills = 0;
+    let (mut kills, mut hits) = (0, 0);
     for _ in 0..12 {
         let mut child = test_dir.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
         goes_on(&mut child, &test_dir, random.place(6));
         let groups = test_dir.groups();
-        match random.below(4) {
+        hits += u32::from(match random.below(4) {
             0 => cut_network(&test_dir),
             1 => end(&test_dir, DAEMON),
             2 => end(&test_dir, SHIM),
-            _ => {}
-        }
+            _ => false,
+        });
         goes_on(&mut child, &test_dir, random.place(3));
         kill(&mut child);
         kills += 1;
@@ -348,6 +359,7 @@ fn at_any_moment_nothing_is_left() {
             wait(|| !group_exists(&name), || format!("the control group {name} is left"));
         }
     }
+    assert!(hits > 0, "nothing but the tool was killed");
     success(&test_dir.run().output().unwrap());
     let results = test_dir.results();
     assert_eq!(results["complete"], true);
@@ -360,8 +372,9 @@ fn without_its_network_and_its_shims_it_comes_to_an_end() {
     let test_dir =
         in_test_dir("runs: 4\nwarmup: 0\nfilters: [operations.life.*, operations.bridge.*]");
     let (mut child, groups) = started(&test_dir);
-    cut_network(&test_dir);
-    end(&test_dir, SHIM);
+    // The bridge is there from the first sandbox with a network of its own on, a shim while there is a sandbox.
+    wait(|| cut_network(&test_dir), || "there was no network to cut".into());
+    wait(|| end(&test_dir, SHIM), || "there was no shim to kill".into());
     let results = completed(&mut child, &test_dir);
     for name in ["operations.life.total", "operations.bridge.create"] {
         let row = row(&results, name, "here/runc");

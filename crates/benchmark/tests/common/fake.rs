@@ -1,7 +1,7 @@
 //! A CRI endpoint that only pretends: it keeps account of sandboxes and containers, and misbehaves as
 //! it is told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -27,9 +27,11 @@ pub enum Mischief {
 #[derive(Debug, Default)]
 pub struct State {
     /// Sandboxes with their labels.
-    pub sandboxes: BTreeMap<String, Vec<(String, String)>>,
+    pub sandboxes: BTreeMap<String, HashMap<String, String>>,
     /// Containers with their sandbox, and whether they have ended.
     pub containers: BTreeMap<String, (String, bool)>,
+    /// Labels of all containers that ever were.
+    labels: BTreeMap<String, HashMap<String, String>>,
     pub images: Vec<String>,
     /// How often each call was made.
     pub calls: BTreeMap<String, u32>,
@@ -50,6 +52,9 @@ pub struct State {
     crashed: bool,
 }
 
+/// A sandbox, a container and an image that somebody else has made.
+const FOREIGN: [&str; 3] = ["foreign-sandbox", "foreign-container", "127.0.0.1:5000/torpor/base:1"];
+
 /// A server in a thread of its own.
 pub struct Fake {
     pub state: Arc<Mutex<State>>,
@@ -61,7 +66,12 @@ type Answer = Result<Vec<u8>, Mischief>;
 impl Fake {
     pub fn start(dir: &Path) -> Self {
         let socket = dir.join("cri.sock");
-        let state = Arc::new(Mutex::new(State::default()));
+        let mut state = State::default();
+        let [sandbox, container, image] = FOREIGN.map(str::to_owned);
+        state.sandboxes.insert(sandbox.clone(), HashMap::from([("app".into(), "web".into())]));
+        state.containers.insert(container, (sandbox, false));
+        state.images.push(image);
+        let state = Arc::new(Mutex::new(state));
         let (listening, shared) =
             (std::os::unix::net::UnixListener::bind(&socket).unwrap(), state.clone());
         listening.set_nonblocking(true).unwrap();
@@ -92,10 +102,16 @@ impl Fake {
         self.state.lock().unwrap().mischief.insert(call.into(), mischief);
     }
 
-    /// How many sandboxes, containers and images there are.
+    /// How many sandboxes, containers and images there are besides somebody else's, which must still be there as
+    /// they were.
     pub fn left(&self) -> (usize, usize, usize) {
         let state = self.state.lock().unwrap();
-        (state.sandboxes.len(), state.containers.len(), state.images.len())
+        let [sandbox, container, image] = FOREIGN;
+        let is_there = state.sandboxes.contains_key(sandbox)
+            && state.containers.get(container).is_some_and(|(_, ended)| !ended)
+            && state.images.iter().any(|name| name == image);
+        assert!(is_there, "what belongs to others is not as it was: {state:?}");
+        (state.sandboxes.len() - 1, state.containers.len() - 1, state.images.len() - 1)
     }
 
     /// How many calls there were.
@@ -235,8 +251,16 @@ fn dispatch(call: &str, message: &[u8], state: &mut State) -> Answer {
             state.containers.retain(|_, (sandbox, _)| *sandbox != id);
             Ok(nothing)
         }
-        "ListPodSandbox" => Ok(list(state.sandboxes.keys())),
-        "ListContainers" => Ok(list(state.containers.keys())),
+        "ListPodSandbox" => {
+            let wanted = filter(message).sandbox_labels;
+            let has = |(_, labels): &(&String, &HashMap<_, _>)| is_labelled(Some(labels), &wanted);
+            Ok(list(state.sandboxes.iter().filter(has).map(|(id, _)| id)))
+        }
+        "ListContainers" => {
+            let wanted = filter(message).container_labels;
+            let has = |id: &&String| is_labelled(state.labels.get(*id), &wanted);
+            Ok(list(state.containers.keys().filter(has)))
+        }
         "PullImage" => {
             let name = ImageRequest::decode(message).unwrap().image.unwrap().image;
             state.images.push(name.clone());
@@ -255,6 +279,15 @@ fn dispatch(call: &str, message: &[u8], state: &mut State) -> Answer {
     }
 }
 
+fn filter(message: &[u8]) -> LabelFilter {
+    ListRequest::decode(message).unwrap().filter.unwrap_or_default()
+}
+
+/// Whether all labels are there that are asked for.
+fn is_labelled(labels: Option<&HashMap<String, String>>, wanted: &HashMap<String, String>) -> bool {
+    wanted.iter().all(|(key, value)| labels.is_some_and(|labels| labels.get(key) == Some(value)))
+}
+
 fn list<'a>(ids: impl Iterator<Item = &'a String>) -> Vec<u8> {
     let items = ids.map(|id| Listed { id: id.clone() }).collect();
     ListResponse { items }.encode_to_vec()
@@ -268,7 +301,7 @@ fn run_sandbox(state: &mut State, message: &[u8]) -> Answer {
     }
     let id = format!("sandbox{}", state.names.len());
     state.names.push(name);
-    state.sandboxes.insert(id.clone(), config.labels.into_iter().collect());
+    state.sandboxes.insert(id.clone(), config.labels);
     Ok(Id { id }.encode_to_vec())
 }
 
@@ -278,8 +311,9 @@ fn create(state: &mut State, message: &[u8]) -> Answer {
         return Err(Mischief::Fail(5, "no such sandbox".into()));
     }
     let id = format!("container{}", state.calls["CreateContainer"]);
-    let log = Path::new(&request.sandbox_config.unwrap().log_directory)
-        .join(request.config.unwrap().log_path);
+    let config = request.config.unwrap();
+    let log = Path::new(&request.sandbox_config.unwrap().log_directory).join(config.log_path);
+    state.labels.insert(id.clone(), config.labels);
     state.logs.insert(id.clone(), log);
     state.containers.insert(id.clone(), (request.pod_sandbox_id, false));
     Ok(Id { id }.encode_to_vec())
