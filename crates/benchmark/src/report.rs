@@ -17,7 +17,7 @@ use crate::catalogue::{Benchmark, Direction};
 use crate::chart::{Series, distributions, number, scaling};
 use crate::past::{findings, medians};
 use crate::results::{self, Results, Row, Status};
-use crate::statistics::ratio;
+use crate::statistics::{Summary, ratio};
 
 const PAGE: &str = include_str!("../templates/report.html");
 const OVERVIEW: &str = include_str!("../templates/index.html");
@@ -46,6 +46,8 @@ struct Line {
     past: String,
     cells: Vec<Entry>,
     chart: String,
+    /// How samples are spread, one text for each target that has some.
+    spread: Vec<String>,
 }
 
 /// The rows of a benchmark, in the order of the targets.
@@ -68,6 +70,8 @@ fn line(results: &Results, benchmark: &Benchmark) -> Line {
             Some(Series { name: &row.target, values, summary: row.summary.as_ref()? })
         })
         .collect();
+    let spread =
+        series.iter().map(|one| format!("{}: {}", one.name, spread(one.summary))).collect();
     let chart = if series.is_empty() {
         String::new()
     } else {
@@ -85,7 +89,17 @@ fn line(results: &Results, benchmark: &Benchmark) -> Line {
         past: medians(&benchmark.name).unwrap_or_default(),
         cells,
         chart,
+        spread,
     }
+}
+
+/// How samples are spread.
+fn spread(summary: &Summary) -> String {
+    let [p5, p95, mad] = [summary.p5, summary.p95, summary.mad].map(number);
+    format!(
+        "{} samples, 5 % to 95 %: {p5} to {p95}, MAD {mad}, outliers: {}",
+        summary.n, summary.outliers
+    )
 }
 
 /// Which targets are the best: the one with the best median, and those that cannot be told from it.
@@ -336,6 +350,11 @@ pub fn markdown(all: &[&Results]) -> String {
             machine.system,
         );
         let _ = writeln!(text, "{}", table(results));
+        for benchmark in &results.benchmarks {
+            for spread in line(results, benchmark).spread {
+                let _ = writeln!(text, "- {}, {}, {spread}", benchmark.name, benchmark.unit);
+            }
+        }
         for trouble in troubles(results) {
             let _ = writeln!(
                 text,

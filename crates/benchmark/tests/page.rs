@@ -55,7 +55,7 @@ fn written(test_dir: &TestDir, targets: &[String], benchmarks: &[Value], rows: &
     let about = |name: &String| json!({"name": name, "endpoint": "", "runtime": "", "facts": {}, "digests": {}});
     let all = json!({
         "schema": "torpor-benchmark/1", "tool": "1", "id": "x", "started": 1.0, "finished": 2.0,
-        "complete": true, "seed": 1, "interruptions": 0, "repeated": 0, "settings": {"scale": [5]},
+        "complete": true, "seed": 1, "interruptions": 0, "repeated": 0, "settings": {"scale": [5, 10]},
         "machine": {
             "hostname": "h", "cpu": "c", "cpus": 2, "architecture": "a", "memory": 1, "kernel": "k",
             "cgroup": "v2", "governor": "", "system": "s", "facts": {},
@@ -136,6 +136,39 @@ fn density_is_told_by_three_measures() {
     }
 }
 
+/// A line for each target leads over its medians at each number of containers.
+#[test]
+fn how_it_scales_is_drawn() {
+    let test_dir = TestDir::new();
+    let names = ["here/a", "here/b"].map(str::to_owned);
+    let (mut benchmarks, mut rows) = (Vec::new(), Vec::new());
+    for (containers, value) in [(5, 1.0), (10, 2.0)] {
+        let name = format!("scalability.containers-{containers}.start");
+        benchmarks.push(json!({
+            "name": name, "unit": "s", "direction": "lower", "measures": "", "isolates": "",
+            "needs": [], "group": {"scale": {"containers": containers}},
+        }));
+        // The second target has no value at ten.
+        let targets = names.iter().take(if containers == 5 { 2 } else { 1 });
+        rows.extend(targets.map(|target| {
+            let sample = json!({"order": 1, "time": 1.0, "warmup": false, "value": value});
+            json!({
+                "benchmark": name, "target": target, "failures": 0, "summary": null,
+                "status": "ok", "reason": null, "samples": [sample],
+            })
+        }));
+    }
+    written(&test_dir, &names, &benchmarks, &rows);
+    let page = fs::read_to_string(report(&test_dir)).unwrap();
+    let (_, rest) = page.split_once("<h2>How it scales</h2>").unwrap();
+    let charts = rest.split("<h2>").next().unwrap();
+    assert!(charts.contains("s to start all over the number of containers"), "{charts}");
+    let lines = charts.split("<polyline").skip(1);
+    let points = lines.map(|line| line.split('"').nth(3).unwrap().split_whitespace().count());
+    assert_eq!(points.collect::<Vec<_>>(), [2, 1], "{charts}");
+    assert_eq!(charts.matches("<svg").count(), 1, "of stopping nothing is known: {charts}");
+}
+
 /// The best is highlighted, with what cannot be told from it; where all are alike, nothing is.
 #[test]
 fn the_best_is_highlighted() {
@@ -176,6 +209,14 @@ fn the_best_is_highlighted() {
         .collect();
     let wanted: Vec<bool> = cases.iter().flat_map(|(.., green)| *green).collect();
     assert_eq!(cells, wanted);
+    // Below each chart, and in Markdown, is how the samples of each target are spread.
+    let spread = "here/0: 12 samples, 5 % to 95 %: 100.5 to 110.5, MAD 4.448, outliers: 0";
+    let markdown = fs::read_to_string(test_dir.path("report.md")).unwrap();
+    assert!(page.replace("&#x2f;", "/").contains(spread), "{spread} is not in the page");
+    assert!(
+        markdown.contains(&format!("- operations.component0.facet, ms, {spread}")),
+        "{markdown}"
+    );
 }
 
 /// Loads the report as a phone does, and writes down what it finds.

@@ -182,6 +182,24 @@ fn killed_at_any_call_it_goes_on_where_it_was() {
 }
 
 #[test]
+fn results_are_written_as_they_come() {
+    let (test_dir, fake) = in_test_dir("runs: 1000\nwarmup: 0");
+    let mut child = test_dir.run().spawn().unwrap();
+    let path = test_dir.path("out/results.json");
+    let has_samples = || {
+        path.exists()
+            && test_dir.results()["rows"].as_array().unwrap().iter().any(|r| samples(r) > 0)
+    };
+    wait(has_samples, || "no sample is in the results while it runs".into());
+    assert_eq!(test_dir.results()["complete"], false);
+    let page = test_dir.path("out/report.html");
+    wait(|| page.exists(), || "there are results, and no report".into());
+    kill(&mut child);
+    wait(|| fake.left() == (0, 0, 0), || format!("left: {:?}", fake.left()));
+    test_dir.assert_clean();
+}
+
+#[test]
 fn another_configuration_does_not_go_on_with_a_run() {
     let (test_dir, fake) = in_test_dir("runs: 1\nwarmup: 0");
     success(&test_dir.run().output().unwrap());

@@ -202,6 +202,10 @@ pub(super) const CHARGE: &[Line] = &[
         Lower,
         "CPU time that the groups of such a pod are charged for until it sleeps",
     ),
+];
+
+/// What of that is the runtime's own.
+pub(super) const CHARGE_OWN: &[Line] = &[
     (
         "charge.runtime",
         "MiB",
@@ -217,14 +221,16 @@ pub(super) const SCALE: &[Line] = &[
     ("start", "s", Lower, "creating and starting all, each in a sandbox of its own"),
     ("stop", "s", Lower, "stopping and removing all"),
     ("available", "MiB", Lower, "memory for each, by what the machine has less available"),
-    (
-        "pss",
-        "MiB",
-        Lower,
-        "memory for each, by the proportional share of all its processes, the runtime's included",
-    ),
     ("cgroup", "MiB", Lower, "memory for each, by what its control group is charged for"),
 ];
+
+/// What only an endpoint tells whose processes are known.
+pub(super) const SCALE_ALL: &[Line] = &[(
+    "pss",
+    "MiB",
+    Lower,
+    "memory for each, by the proportional share of all its processes, the runtime's included",
+)];
 
 /// A container that moves.
 pub(super) const MIGRATION: &[Line] = &[

@@ -168,6 +168,7 @@ pub fn all(config: &Config) -> Vec<Benchmark> {
     };
     let sysbench = &["sysbench on this machine"][..];
     let busybox = &[][..];
+    let ours = &["a containerd that the tool starts"][..];
     add("operations", LIFE, Group::Life, "CRI, shim and OCI runtime, without CNI", busybox);
     add(
         "operations",
@@ -225,25 +226,23 @@ pub fn all(config: &Config) -> Vec<Benchmark> {
     );
     add("limits", RAISE, Group::Raise, "the runtime's update", busybox);
     add("limits", OOM, Group::Oom, "how an event of the kernel travels to the CRI", busybox);
-    add(
-        "limits",
-        PIDS,
-        Group::Pids,
-        "the pids controller",
-        &["a default limit of pids in the runtime"],
-    );
+    add("limits", PIDS, Group::Pids, "the pids controller", ours);
     add(
         "limits",
         WEIGHT,
         Group::Weight,
         "the I/O controller, on a loop device with the scheduler BFQ",
-        &["a containerd that the tool starts", "BFQ in the kernel"],
+        &[ours[0], "BFQ in the kernel"],
     );
-    add("limits", CHARGE, Group::Charge, "what of the runtime lies inside of the group", busybox);
+    let inside = "what of the runtime lies inside of the group";
+    add("limits", CHARGE, Group::Charge, inside, busybox);
+    add("limits", CHARGE_OWN, Group::Charge, inside, ours);
     for &containers in &config.scale {
         let context = format!("scalability.containers-{containers}");
         let group = Group::Scale { containers };
-        add(&context, SCALE, group, "locks and daemons under many containers", busybox);
+        let isolates = "locks and daemons under many containers";
+        add(&context, SCALE, group, isolates, busybox);
+        add(&context, SCALE_ALL, group, isolates, ours);
     }
     for &memory in &config.memory {
         for mode in Mode::ALL {
@@ -274,5 +273,25 @@ mod tests {
         let names: std::collections::BTreeSet<_> = list.iter().map(|b| &b.name).collect();
         assert_eq!(names.len(), list.len());
         assert!(list.iter().all(|b| b.name.split('.').count() == 3), "{names:?}");
+    }
+
+    #[test]
+    fn what_only_an_own_containerd_gives_says_so() {
+        let list = all(&Config::default());
+        let own: Vec<&str> = list
+            .iter()
+            .filter(|b| b.needs.iter().any(|need| need == "a containerd that the tool starts"))
+            .map(|b| b.name.as_str())
+            .filter(|name| !name.starts_with("scalability.containers-1"))
+            .collect();
+        let wanted = [
+            "limits.pids.refusal",
+            "limits.io.weight",
+            "limits.charge.runtime",
+            "limits.charge.runtime-cpu",
+            "scalability.containers-5.pss",
+            "scalability.containers-50.pss",
+        ];
+        assert_eq!(own, wanted);
     }
 }
