@@ -5,6 +5,7 @@
 //! for different things are an old way to have something made that nobody has seen. It reads
 //! what tar(1) writes in the formats gnu and posix; everything else is an error.
 
+mod list;
 mod pax;
 mod sparse;
 
@@ -14,6 +15,7 @@ use flate2::read::MultiGzDecoder;
 
 use crate::request::{Ask, Device};
 
+pub use self::list::{AccessList, LISTS};
 pub use self::sparse::Stretch;
 
 use self::pax::Extra;
@@ -71,10 +73,10 @@ pub struct Entry {
     pub gid: u32,
     /// When it was changed: seconds and nanoseconds.
     pub modified: (i64, u32),
-    /// Extended attributes.
+    /// Extended attributes but for lists.
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Access control lists as text: that of itself, and that of what comes into it.
-    pub lists: [Option<String>; 2],
+    /// Access control lists: that of itself, and that of what comes into it.
+    pub lists: [Option<AccessList>; 2],
 }
 
 impl Entry {
@@ -202,8 +204,8 @@ impl<R: Read> Archive<R> {
             uid: extra.uid.map_or_else(|| small(108..116), Ok)?,
             gid: extra.gid.map_or_else(|| small(116..124), Ok)?,
             modified: extra.modified.unwrap_or((seconds, 0)),
+            lists: extra.lists()?,
             attributes: extra.attributes,
-            lists: extra.lists,
             path,
         })
     }

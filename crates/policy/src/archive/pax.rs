@@ -1,6 +1,6 @@
 //! Headers that say more of the next file (the format posix, and long names of the format gnu).
 
-use super::{BLOCK, Result, until_zero};
+use super::{AccessList, BLOCK, LISTS, Result, until_zero};
 
 /// Records that change neither what is made nor who may use it.
 const PLAIN: [&[u8]; 4] = [b"uname", b"gname", b"atime", b"ctime"];
@@ -15,8 +15,15 @@ pub(super) struct Extra {
     pub(super) gid: Option<u32>,
     pub(super) modified: Option<(i64, u32)>,
     pub(super) attributes: Vec<(Vec<u8>, Vec<u8>)>,
-    pub(super) lists: [Option<String>; 2],
+    lists: [Lists; 2],
     pub(super) sparse: Option<Sparse>,
+}
+
+/// One access control list: the attribute, and what tar(1) says of it as text, which may have names of users for their ids.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Lists {
+    attribute: Option<AccessList>,
+    text: Option<String>,
 }
 
 /// A sparse file of the format posix, version 1.0: its map stands before its data.
@@ -81,6 +88,10 @@ impl Extra {
 
     fn record(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+            if let Some(list) = LISTS.iter().position(|list| list.as_bytes() == name) {
+                let value = AccessList::of_attribute(value)?;
+                return once(&mut self.lists[list].attribute, value);
+            }
             if name.is_empty()
                 || name.contains(&0)
                 || self.attributes.iter().any(|(n, _)| n == name)
@@ -98,8 +109,8 @@ impl Extra {
             b"uid" => once(&mut self.uid, number(value)?),
             b"gid" => once(&mut self.gid, number(value)?),
             b"mtime" => once(&mut self.modified, time(value)?),
-            b"SCHILY.acl.access" => once(&mut self.lists[0], list()?),
-            b"SCHILY.acl.default" => once(&mut self.lists[1], list()?),
+            b"SCHILY.acl.access" => once(&mut self.lists[0].text, list()?),
+            b"SCHILY.acl.default" => once(&mut self.lists[1].text, list()?),
             b"GNU.sparse.major" => once(&mut self.sparse().major, number(value)?),
             b"GNU.sparse.minor" => once(&mut self.sparse().minor, number(value)?),
             b"GNU.sparse.realsize" => once(&mut self.sparse().size, number(value)?),
@@ -107,6 +118,16 @@ impl Extra {
             key if PLAIN.contains(&key) || key.starts_with(b"RHT.security.") => Ok(()),
             key => Err(format!("a record {:?}", String::from_utf8_lossy(key))),
         }
+    }
+
+    /// The access control lists, in the order of [`LISTS`].
+    pub(super) fn lists(&self) -> Result<[Option<AccessList>; 2]> {
+        let [access, default] =
+            self.lists.each_ref().map(|list| match (&list.attribute, &list.text) {
+                (None, Some(text)) => AccessList::of_text(text).map(Some),
+                (attribute, _) => Ok(attribute.clone()),
+            });
+        Ok([access?, default?])
     }
 
     fn sparse(&mut self) -> &mut Sparse {

@@ -163,6 +163,37 @@ fn records_are_read_strictly() {
     assert!(read(&[b"33 mtime=-9223372036854775808.5\n"]).is_err());
 }
 
+/// tar(1) writes a list twice if it is told to: as an attribute, with numbers, and as text, with names where it
+/// knows some.
+#[test]
+fn lists_have_numbers() {
+    let record = |key: &str, value: &[u8]| {
+        let mut record = [b" ", key.as_bytes(), b"=", value, b"\n"].concat();
+        let digits = if record.len() + 2 < 100 { 2 } else { 3 };
+        record.splice(..0, (record.len() + digits).to_string().into_bytes());
+        record
+    };
+    let read = |records: &[&[u8]]| {
+        let mut extra = Extra::default();
+        extra.records(&records.concat())?;
+        extra.lists()
+    };
+    let list = AccessList::of_text("u::rw-,u:1:rw-,g::r--,m::rw-,o::r--").unwrap();
+    let attribute = list.attribute(Some, Some).unwrap();
+    let attribute = &record("SCHILY.xattr.system.posix_acl_default", &attribute)[..];
+    let text =
+        |user: &str| format!("user::rw-\nuser:{user}:rw-\ngroup::r--\nmask::rw-\nother::r--\n");
+    let names = &record("SCHILY.acl.default", text("daemon").as_bytes())[..];
+    let numbers = &record("SCHILY.acl.default", text("1").as_bytes())[..];
+    for records in [&[attribute][..], &[attribute, names], &[names, attribute], &[numbers]] {
+        assert_eq!(read(records), Ok([None, Some(list.clone())]));
+    }
+    assert_eq!(read(&[names]), Err("an access control list that is none".to_owned()));
+    for records in [[attribute, attribute], [numbers, numbers]] {
+        assert_eq!(read(&records), Err("a header that says something twice".to_owned()));
+    }
+}
+
 /// What tar writes comes out as it went in.
 #[test]
 fn all_of_a_file_is_read() {

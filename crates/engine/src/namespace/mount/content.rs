@@ -1,6 +1,7 @@
 //! The content of tmpfs mounts (`tmpfs-dev-DEV.tar.gz.img`), written by tar(1): it knows
-//! modes, owners, times, devices, hard links, holes, extended attributes and access
-//! control lists. It is read by [`super::unpack`].
+//! modes, owners, times, devices, hard links, holes, and extended attributes. Access control
+//! lists are of these: as lists (`--acls`), they would have names of users for their ids, whatever
+//! `--numeric-owner` says. It is read by [`super::unpack`].
 
 use std::io::Write;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::tool;
 
 /// Owners as numbers, and what else files have.
-const COMMON: &[&str] = &["--numeric-owner", "--xattrs", "--xattrs-include=*", "--acls"];
+pub(super) const COMMON: &[&str] = &["--numeric-owner", "--xattrs", "--xattrs-include=*"];
 
 /// Writes all below `root` to `archive`. User and group ids are those of the user
 /// namespace, if one is given.

@@ -24,7 +24,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use torpor_policy::Ask;
-use torpor_policy::archive::{Archive, Entry, Make, Stretch};
+use torpor_policy::archive::{Archive, Entry, LISTS, Make, Stretch};
 
 use super::collect::open_beneath;
 use crate::error::{Context, Error, Result};
@@ -32,8 +32,6 @@ use crate::namespace::user::IdMaps;
 
 /// Bytes copied at once.
 const CHUNK: usize = 1 << 18;
-/// The attributes that access control lists are, in the order of [`Entry::lists`].
-const LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 
 /// What an archive is unpacked into.
 #[derive(Debug, Clone, Copy)]
@@ -104,7 +102,12 @@ impl Unpacking<'_> {
             if entry.make == Make::Directory {
                 let what = || self.what("make", &entry);
                 let dir = open_beneath(root, Path::new(OsStr::from_bytes(&entry.path)), false);
-                directories.push((entry.clone(), was, dir.context(what)?));
+                let dir = dir.context(what)?;
+                // What is made in it has its own lists.
+                if was.as_ref().is_some_and(|was| was.lists[1].is_some()) {
+                    rustix::fs::removexattr(path_of(&dir), LISTS[1]).context(what)?;
+                }
+                directories.push((entry.clone(), was, dir));
             }
             made(entry);
         }
@@ -114,8 +117,7 @@ impl Unpacking<'_> {
         }
         while let Some((entry, was, dir)) = directories.pop() {
             let what = || self.what("set up", &entry);
-            let path = PathBuf::from(format!("/proc/self/fd/{}/.", dir.as_raw_fd()));
-            set_attributes(&entry, was.as_ref(), path, maps).context(what)?;
+            set_attributes(&entry, was.as_ref(), path_of(&dir), maps).context(what)?;
         }
         Ok(())
     }
@@ -270,6 +272,11 @@ impl NameIn {
     }
 }
 
+/// A path that leads to an open directory, and is no link.
+fn path_of(dir: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}/.", dir.as_raw_fd()))
+}
+
 enum Failed {
     Archive(String),
     File(std::io::Error),
@@ -373,10 +380,10 @@ fn set_attributes(
             other => other?,
         }
     }
-    for (name, text) in LISTS.iter().zip(&entry.lists) {
-        let Some(text) = text else { continue };
-        let list = access_list(text, maps).ok_or(Errno::INVAL)?;
-        rustix::fs::lsetxattr(&path, *name, &list, XattrFlags::empty())?;
+    for (name, list) in LISTS.iter().zip(&entry.lists) {
+        let Some(list) = list else { continue };
+        let value = list.attribute(|uid| maps.uid_outside(uid), |gid| maps.gid_outside(gid));
+        rustix::fs::lsetxattr(&path, *name, &value.ok_or(Errno::INVAL)?, XattrFlags::empty())?;
     }
     let (seconds, nanos) = entry.modified;
     let time = Timespec { tv_sec: seconds, tv_nsec: nanos.into() };
@@ -398,46 +405,6 @@ fn take_attributes(entry: &Entry, was: &Entry, path: &Path) -> rustix::io::Resul
         }
     }
     Ok(())
-}
-
-/// An access control list as the kernel takes it (linux/posix_acl_xattr.h), from its text with
-/// numeric ids (acl(5)).
-fn access_list(text: &str, maps: &IdMaps) -> Option<Vec<u8>> {
-    const VERSION: u32 = 2;
-    const NO_ID: u32 = u32::MAX;
-    let mut list = VERSION.to_le_bytes().to_vec();
-    for entry in text.split([',', '\n']).filter(|entry| !entry.trim().is_empty()) {
-        // What follows is a comment on the mask.
-        let entry = entry.split(['\t', '#']).next()?.trim();
-        let mut parts = entry.split(':');
-        let (tag, id, rights) = (parts.next()?, parts.next()?, parts.next()?);
-        let (tag, id): (u16, u32) = match (tag, id) {
-            ("user" | "u", "") => (0x01, NO_ID),
-            ("user" | "u", id) => (0x02, maps.uid_outside(id.parse().ok()?)?),
-            ("group" | "g", "") => (0x04, NO_ID),
-            ("group" | "g", id) => (0x08, maps.gid_outside(id.parse().ok()?)?),
-            ("mask" | "m", "") => (0x10, NO_ID),
-            ("other" | "o", "") => (0x20, NO_ID),
-            _ => return None,
-        };
-        let mut bits = 0_u16;
-        for right in rights.chars() {
-            bits |= match right {
-                'r' => 4,
-                'w' => 2,
-                'x' => 1,
-                '-' => 0,
-                _ => return None,
-            };
-        }
-        if parts.next().is_some() {
-            return None;
-        }
-        list.extend(tag.to_le_bytes());
-        list.extend(bits.to_le_bytes());
-        list.extend(id.to_le_bytes());
-    }
-    Some(list)
 }
 
 #[cfg(test)]

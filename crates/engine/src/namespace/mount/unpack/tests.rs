@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use torpor_policy::{Device, scan_archive};
 
+use super::super::content::COMMON;
 use super::*;
 
 /// An entry of an archive in the oldest of its formats, and its data.
@@ -114,18 +115,6 @@ fn what_is_judged_is_what_is_unpacked() {
     }
 }
 
-#[test]
-fn access_lists() {
-    let of = |text| access_list(text, &IdMaps::identity());
-    let list = of("user::rwx,user:1000:r--,group::r-x,mask::r-x,other::---\n").unwrap();
-    assert_eq!(list.len(), 4 + 5 * 8);
-    assert_eq!(list[12..20], [2, 0, 4, 0, 0xe8, 3, 0, 0]);
-    assert_eq!(of("user:1:rwx\t#effective:r--"), of("u:1:rwx"));
-    for wrong in ["user:name:rwx", "user", "user::rwz", "mask:1:r--", "user::r:x"] {
-        assert_eq!(of(wrong), None, "{wrong}");
-    }
-}
-
 /// A directory that archives fill.
 struct Filled {
     root: File,
@@ -156,7 +145,7 @@ impl Filled {
 fn packed(dir: &Path) -> Vec<u8> {
     let mut archive = Command::new("tar");
     archive.args(["--create", "--gzip", "--format=posix", "--sparse", "--sort=name"]);
-    archive.args(["--numeric-owner", "--xattrs", "--xattrs-include=*", "--acls", "--directory"]);
+    archive.args(COMMON).arg("--directory");
     let output = archive.arg(dir).arg(".").output().unwrap();
     assert!(output.status.success(), "{output:?}");
     output.stdout
@@ -184,6 +173,13 @@ fn seen(dir: &Path) -> Vec<String> {
 fn set(file: &Path, name: &str, value: &[u8]) {
     rustix::fs::setxattr(file, name, value, XattrFlags::empty()).unwrap();
 }
+
+/// An access control list as the kernel has it: the owner, user 1, who has a name on every host, the group,
+/// the mask, and others.
+const LIST: [u8; 44] = [
+    2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 7, 0, 1, 0, 0, 0, 4, 0, 4, 0, 255, 255, 255,
+    255, 16, 0, 7, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,
+];
 
 fn shell(dir: &Path, script: &str) {
     let mut shell = Command::new("sh");
@@ -214,8 +210,7 @@ fn what_was_filled_follows() {
     let (source, made) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     shell(source.path(), BEFORE);
     let owned = source.path().join("owned");
-    let list = access_list("u::rw-,u:54321:rwx,g::r--,m::rwx,o::---", &IdMaps::identity()).unwrap();
-    set(&owned, LISTS[0], &list);
+    set(&owned, LISTS[0], &LIST);
     set(&owned, "user.gone", b"1");
     set(&owned, "user.other", b"1");
     let everything = |archive: &[u8]| {
@@ -238,6 +233,29 @@ fn what_was_filled_follows() {
     filled.refill(&second, &everything(&second)).unwrap();
     assert_eq!(seen(made.path()), seen(source.path()));
     assert_eq!(stay.map(inode), before);
+}
+
+/// What comes into a directory has the lists that the archive says, and not those that the directory hands on.
+#[test]
+fn what_follows_inherits_nothing() {
+    let (source, made) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    shell(source.path(), "mkdir -p dir/below; echo x >plain; echo x >owned");
+    set(&source.path().join("dir"), LISTS[1], &LIST);
+    let mut filled = Filled::in_dir(&made);
+    filled.unpack(&packed(source.path()), &HashSet::new()).unwrap();
+    shell(source.path(), "mv plain dir; mkdir other; mv other dir/below; echo x >dir/heir");
+    filled.refill(&packed(source.path()), &HashSet::new()).unwrap();
+    assert_eq!(seen(made.path()), seen(source.path()));
+    for file in ["dir", "dir/plain", "dir/below", "dir/below/other", "dir/heir"] {
+        let lists = |dir: &Path| {
+            LISTS.map(|list| {
+                let mut value = [0; 64];
+                let len = rustix::fs::getxattr(dir.join(file), list, &mut value);
+                len.map(|len| value[..len].to_vec())
+            })
+        };
+        assert_eq!(lists(made.path()), lists(source.path()), "{file}");
+    }
 }
 
 /// A task has mapped the file, and not its name: what changes would be another file, or the same one.
