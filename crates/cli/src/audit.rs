@@ -129,6 +129,7 @@ fn audit(mut settings: Settings) -> Result<Audit, Failure> {
     policy::load(&mut settings)?;
     seal::load(&mut settings, seal::Images::Read)?;
     settings.merge().map_err(Failure::invalid)?;
+    settings.adopt_descriptors().map_err(Failure::invalid)?;
     Ok(torpor_engine::audit(&settings.engine)?)
 }
 

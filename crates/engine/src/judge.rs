@@ -16,6 +16,7 @@ use torpor_policy::{
 
 use crate::error::{Context, Error, Result};
 use crate::external::External;
+use crate::file::ext;
 use crate::host::{self, Claim};
 use crate::namespace::run_in;
 use crate::namespace::user::IdMaps;
@@ -184,7 +185,7 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         external_sockets: opts.files.ext_unix_sk,
         connections: opts.network.tcp_established,
         closes_connections: opts.network.tcp_close,
-        limits: limits(own)?,
+        limits: task::hard_limits(own)?,
         nice: rustix::process::getpriority_process(None).unwrap_or_default(),
         oom_score_adj: proc::read(own, "oom_score_adj")?.trim().parse().unwrap_or_default(),
         login: task::loginuid(own)?,
@@ -209,6 +210,9 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         passed.user_maps = IdMaps::of_file(&join.file)?.entry();
     }
     passed.networks = networks(opts)?;
+    let given = opts.given.inherit_fd.iter();
+    let files = given.filter(|inherit| !ext::is_namespace(inherit.fd.as_fd()));
+    passed.files = files.map(|inherit| inherit.key.clone()).collect();
     passed.joined = opts.given.join_ns.iter().map(|ns| name_of(ns.kind).to_owned()).collect();
     Ok(passed)
 }
@@ -228,18 +232,6 @@ fn networks(opts: &Options) -> Result<Vec<(Option<String>, Network)>> {
         }
     }
     Ok(all)
-}
-
-/// The hard limits of process `pid`, in the order of the kernel's numbers: proc(5) lists them
-/// in that order.
-fn limits(pid: i32) -> Result<Vec<u64>> {
-    let text = proc::read(pid, "limits")?;
-    let hard = |line: &str| {
-        // A name of 26 characters, then the soft limit.
-        let word = line.get(26..)?.split_ascii_whitespace().nth(1)?;
-        if word == "unlimited" { Some(u64::MAX) } else { word.parse().ok() }
-    };
-    Ok(text.lines().skip(1).map(|line| hard(line).unwrap_or(u64::MAX)).collect())
 }
 
 /// What the caller says of cgroups, unless they are left alone.

@@ -224,6 +224,7 @@ impl Rules {
             | Ask::Descriptors(_)
             | Ask::Lock(_)
             | Ask::Terminal(_)
+            | Ask::GivenFile(_)
             | Ask::Bind(_)
             | Ask::Open { .. }
             | Ask::Fill => None,

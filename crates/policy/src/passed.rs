@@ -34,6 +34,8 @@ pub struct Passed {
     /// Network namespaces that are given: the keys of those that are handed over, none for the one that
     /// is joined, and what anybody may have there.
     pub networks: Vec<(Option<String>, Network)>,
+    /// The keys of open files that are handed over. A namespace is none.
+    pub files: Vec<String>,
     /// Network namespaces are made, but nothing in them.
     pub empty_network: bool,
     /// A security module gives profiles here.

@@ -60,16 +60,20 @@ impl PathFile {
         entry.tunf.as_ref()?.torpor_reg.as_ref().map(Self::read)
     }
 
-    fn read(entry: &RegFileEntry) -> Self {
-        let found = match entry.torpor_mqueue {
+    /// How an entry says that it is found.
+    pub(crate) fn found(entry: &RegFileEntry) -> FoundBy {
+        match entry.torpor_mqueue {
             _ if entry.ext() => FoundBy::Caller,
             Some(namespace) => FoundBy::Queue(namespace),
             None if entry.torpor_hidden() => FoundBy::Mount,
             None => FoundBy::Path,
-        };
+        }
+    }
+
+    fn read(entry: &RegFileEntry) -> Self {
         PathFile {
             id: entry.id,
-            found,
+            found: Self::found(entry),
             path: entry.name.clone(),
             mount: entry.mnt_id(),
             flags: entry.flags,

@@ -10,6 +10,7 @@ use crate::clock_times::ClockTimes;
 use crate::descriptor::DescriptorTable;
 use crate::file_lock::FileLock;
 use crate::given::GivenNamespace;
+use crate::given_file::GivenFile;
 use crate::host_names::HostNames;
 use crate::mount::Mount;
 use crate::program_format::ProgramFormat;
@@ -91,6 +92,8 @@ pub enum Ask {
     Lock(FileLock),
     /// A terminal.
     Terminal(Terminal),
+    /// An open file that is not made, because the caller gives it.
+    GivenFile(GivenFile),
     /// A name that a Unix socket is bound to.
     Bind(UnixName),
     /// A file that tasks have open, by its path in their mounts.
@@ -342,6 +345,7 @@ impl Ask {
                 | Ask::Descriptors(_)
                 | Ask::Lock(_)
                 | Ask::Terminal(_)
+                | Ask::GivenFile(_)
                 | Ask::Bind(_)
                 | Ask::Open { .. }
                 | Ask::Fill
@@ -376,7 +380,8 @@ impl Ask {
             | Ask::ProgramFormat(_)
             | Ask::Descriptors(_)
             | Ask::Lock(_)
-            | Ask::Terminal(_) => "files",
+            | Ask::Terminal(_)
+            | Ask::GivenFile(_) => "files",
             Ask::Mount(_) | Ask::Fill | Ask::WriteReadOnly { .. } => "mounts",
             Ask::Firewall { .. }
             | Ask::Route { .. }
@@ -421,6 +426,7 @@ impl fmt::Display for Ask {
             Ask::Descriptors(table) => table.fmt(f),
             Ask::Lock(lock) => lock.fmt(f),
             Ask::Terminal(terminal) => terminal.fmt(f),
+            Ask::GivenFile(given) => given.fmt(f),
             Ask::Bind(name) => name.fmt(f),
             Ask::Open { path, flags } => write!(f, "opens {path:?} (flags {flags:#o})"),
             Ask::Fill => f.write_str("fills a new file system"),

@@ -180,6 +180,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::Descriptors(_)
         | Ask::Lock(_)
         | Ask::Terminal(_)
+        | Ask::GivenFile(_)
         | Ask::Bind(_)
         | Ask::Open { .. }
         | Ask::Fill => ask.is_neutral(),

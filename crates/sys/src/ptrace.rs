@@ -346,7 +346,7 @@ pub fn set_thread_area(tid: i32, segment: &SegmentDescriptor) -> Result<()> {
     request(26, tid, number, addr(std::ptr::from_ref(segment))).map(drop)
 }
 
-/// Reads filter `index` (0 is the newest) of a thread's seccomp filters as raw
+/// Reads filter `index` (0 is the oldest) of a thread's seccomp filters as raw
 /// `struct sock_filter`s, 8 bytes each. `None` behind the last one.
 ///
 /// # Errors

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod addresses;
+mod given;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -6,7 +6,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, fstat, makedev};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, makedev};
+use torpor_policy::FileKey;
 
 use crate::error::{Context, Result};
 use crate::external::External;
@@ -17,27 +18,16 @@ use crate::options::Given;
 /// The null device (Documentation/admin-guide/devices.txt in the kernel's sources).
 const NULL: (u32, u32) = (1, 3);
 
-/// The file that the caller of a restore gave for `key`.
-pub(crate) fn inherited<'o>(given: &'o Given, key: &str) -> Option<BorrowedFd<'o>> {
-    given.inherit_fd.iter().find(|i| i.key == key).map(|i| i.fd.as_fd())
+/// The open file that the caller of a restore gave for what the images call so. A namespace is given to live in: no
+/// task has it as a file, whatever the images call it.
+pub(crate) fn inherited<'o>(given: &'o Given, name: &FileKey<'_>) -> Option<BorrowedFd<'o>> {
+    let named = given.inherit_fd.iter().filter(|inherit| name.is(&inherit.key));
+    named.map(|inherit| inherit.fd.as_fd()).find(|fd| !is_namespace(*fd))
 }
 
-/// The file that the caller gave for a pipe or socket. Its key is the text of
-/// procfs's link, `pipe:[1]`; the manual's `pipe[1]` is taken as well.
-pub(crate) fn inherited_number<'o>(
-    given: &'o Given,
-    kind: &str,
-    inode: u32,
-) -> Option<BorrowedFd<'o>> {
-    inherited(given, &format!("{kind}:[{inode}]"))
-        .or_else(|| inherited(given, &format!("{kind}[{inode}]")))
-}
-
-/// The file that the caller gave for a path, with or without its leading slash.
-pub(crate) fn inherited_path<'o>(given: &'o Given, path: &[u8]) -> Option<BorrowedFd<'o>> {
-    let bare = |p: &[u8]| p.strip_prefix(b"/").unwrap_or(p).to_vec();
-    let wanted = bare(path);
-    given.inherit_fd.iter().find(|i| bare(i.key.as_bytes()) == wanted).map(|i| i.fd.as_fd())
+/// Whether a file is a namespace.
+pub(crate) fn is_namespace(file: BorrowedFd<'_>) -> bool {
+    torpor_sys::ns::kind(file).is_ok()
 }
 
 /// The null device of the tree's own mounts in place of `file`, if that is a null device too. A
@@ -51,17 +41,21 @@ pub(crate) fn own_null(
     file: BorrowedFd<'_>,
     flags: OFlags,
 ) -> Result<Option<OwnedFd>> {
-    let is_null =
-        |file: BorrowedFd<'_>| fstat(file).map(|stat| stat.st_rdev == makedev(NULL.0, NULL.1));
-    if !is_null(file).context(|| "fstat".to_owned())? {
+    if !is_null(&fstat(file).context(|| "fstat".to_owned())?) {
         return Ok(None);
     }
     // A tree without one keeps what the caller gave. What has the name may be something else, which
     // must not be opened.
     let node =
         roots.open_path(-1, b"/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
-    let node = node.filter(|node| is_null(node.as_fd()).unwrap_or(false));
+    let node = node.filter(|node| fstat(node).is_ok_and(|stat| is_null(&stat)));
     node.map(|node| reopen(node, flags)).transpose()
+}
+
+/// Whether it is a null device.
+pub(crate) fn is_null(stat: &Stat) -> bool {
+    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    is_device && stat.st_rdev == makedev(NULL.0, NULL.1)
 }
 
 /// The name in the images of an open file, if the dump was told that it is external.
@@ -86,16 +80,30 @@ mod tests {
     #[test]
     fn keys_are_found() {
         let file = || Arc::new(rustix::pipe::pipe().unwrap().0);
+        let space = || Arc::new(std::fs::File::open("/proc/self/ns/net").unwrap().into());
         let key = |key: &str| InheritFd { fd: file(), key: key.to_owned() };
+        let space = |key: &str| InheritFd { fd: space(), key: key.to_owned() };
+        let inherit_fd =
+            vec![key("pipe:[7]"), key("socket[8]"), key("tmp/x"), space("pipe[9]"), space("outer")];
         let given = Given {
-            inherit_fd: vec![key("pipe:[7]"), key("socket[8]"), key("tmp/x")],
+            inherit_fd,
             external: vec!["file[1f:2a6]".parse().unwrap(), "tty[8800:d]".parse().unwrap()],
             ..Given::default()
         };
-        assert!(inherited_number(&given, "pipe", 7).is_some());
-        assert!(inherited_number(&given, "socket", 8).is_some());
-        assert!(inherited_number(&given, "pipe", 8).is_none());
-        assert!(inherited_path(&given, b"/tmp/x").is_some());
+        let socket = |number| FileKey::Socket { number, outside: false };
+        for (name, is_given) in [
+            (FileKey::Pipe(7), true),
+            (FileKey::Pipe(8), false),
+            (socket(8), true),
+            (socket(7), false),
+            (FileKey::Path(b"/tmp/x"), true),
+            // A namespace, whatever it is called.
+            (FileKey::Pipe(9), false),
+            (FileKey::Path(b"/outer"), false),
+            (FileKey::Outside("outer".into()), false),
+        ] {
+            assert_eq!(inherited(&given, &name).is_some(), is_given, "{name:?}");
+        }
         assert_eq!(external_file(&given, 0x1f, 0x2a6).unwrap(), "file[1f:2a6]");
         assert_eq!(external_file(&given, -1, 0x2a6), None);
         assert!(external_tty(&given, 0x8800, 0xd).is_some());

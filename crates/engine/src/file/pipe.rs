@@ -8,6 +8,7 @@ use rustix::pipe::PipeFlags;
 use torpor_images::ImageDir;
 use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FileEntry, PipeEntry};
+use torpor_policy::FileKey;
 
 use super::description::{access, duplicate, open_flags, part, reopen, set_status_flags};
 use super::open::OpenFiles;
@@ -99,7 +100,7 @@ impl PipeRestorer {
         entry: &FileEntry,
     ) -> Result<OwnedFd> {
         let pipe = part(entry.id, entry.pipe.as_ref(), "pipe")?;
-        match ext::inherited_number(given, "pipe", pipe.pipe_id) {
+        match ext::inherited(given, &FileKey::of_pipe(pipe)) {
             Some(file) => match ext::own_null(roots, file, access(pipe.flags))? {
                 Some(null) => Ok(null),
                 None => self.inherit(file, pipe),

@@ -5,12 +5,12 @@
 //! executables, working and root directories.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags};
 use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry};
-use torpor_policy::{FoundBy, PathFile};
+use torpor_policy::{FileKey, FoundBy, PathFile};
 
 use super::description::{access, duplicate, is_readable, open_flags, part, reopen};
 use super::opener::Opener;
@@ -259,13 +259,12 @@ pub(crate) fn open_entry(cx: &mut Opener<'_>, entry: &FileEntry) -> Result<Owned
 /// # Errors
 /// As [`open_entry`].
 pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
-    match file.found {
-        FoundBy::Caller => return external(cx, file),
-        FoundBy::Queue(namespace) => return mqueue::open(cx.spaces, file, namespace),
-        FoundBy::Path | FoundBy::Mount => {}
-    }
-    if let Some(given) = ext::inherited_path(cx.given, &file.path) {
-        return duplicate(given);
+    let given = FileKey::of_path(file).and_then(|name| ext::inherited(cx.given, &name));
+    match (file.found, given) {
+        (FoundBy::Caller, given) => return external(cx, file, given),
+        (FoundBy::Queue(namespace), _) => return mqueue::open(cx.spaces, file, namespace),
+        (FoundBy::Path | FoundBy::Mount, Some(given)) => return duplicate(given),
+        (FoundBy::Path | FoundBy::Mount, None) => {}
     }
     let flags = open_flags(file.flags);
     let opened = match cx.open_remapped(file)? {
@@ -282,16 +281,16 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
 }
 
 /// The file that the caller hands over.
-fn external(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
-    let key = file.text();
-    match ext::inherited(cx.given, &key) {
+fn external(cx: &Opener<'_>, file: &PathFile, given: Option<BorrowedFd<'_>>) -> Result<OwnedFd> {
+    match given {
         Some(given) => match ext::own_null(cx.roots, given, open_flags(file.flags))? {
             Some(null) => Ok(null),
             None => duplicate(given),
         },
         None => Err(Error::Unsupported(format!(
-            "file {} is external: a restore without --inherit-fd fd[N]:{key}",
-            file.id
+            "file {} is external: a restore without --inherit-fd fd[N]:{}",
+            file.id,
+            file.text()
         ))),
     }
 }

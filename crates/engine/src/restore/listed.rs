@@ -376,8 +376,8 @@ mod tests {
 
     use torpor_images::proto::{
         BinfmtMiscEntry, CgroupEntry, CgroupPropEntry, FdTypes, FdinfoEntry, FileEntry,
-        FileLockEntry, IpcDescEntry, IpcShmEntry, MemfdInodeEntry, PstreeEntry, SkOptsEntry,
-        SkUcred, TtyFileEntry, TtyInfoEntry, TtyType, UnixSkEntry,
+        FileLockEntry, IpcDescEntry, IpcShmEntry, MemfdInodeEntry, PstreeEntry, RegFileEntry,
+        SkOptsEntry, SkUcred, TtyFileEntry, TtyInfoEntry, TtyType, UnixSkEntry,
     };
     use torpor_store::{Archive, Shelf, Store};
 
@@ -637,7 +637,7 @@ mod tests {
     }
 
     /// Those of the container, with what the tree of the archive does not have of itself: a lock, a
-    /// format of programs, a terminal, a socket with a name.
+    /// format of programs, a terminal, a socket with a name, a file that has to be given.
     fn with_unlimited() -> ImageDir {
         let images = copy("container");
         let checkpoint = load::load(&images, load::Pages::Later).unwrap();
@@ -658,7 +658,10 @@ mod tests {
         let (id, name) = (90_002, b"\0name".to_vec());
         let usk = UnixSkEntry { id, ino: id, name, r#type: 2, ..UnixSkEntry::default() };
         files.push(FileEntry { usk: Some(usk), ..of(id, FdTypes::Unixsk) });
-        let added = files[files.len() - 2..].iter().zip(901..);
+        let (id, name) = (90_003, b"file[1f:2a6]".to_vec());
+        let reg = RegFileEntry { id, name, ext: Some(true), ..RegFileEntry::default() };
+        files.push(FileEntry { reg: Some(reg), ..of(id, FdTypes::Reg) });
+        let added = files[files.len() - 3..].iter().zip(901..);
         fds.extend(added.map(|(file, fd)| FdinfoEntry {
             id: file.id,
             r#type: file.r#type,
@@ -672,11 +675,12 @@ mod tests {
 
     #[test]
     fn what_no_rule_limits_is_compared() {
-        let kinds: [(&str, Pick); 4] = [
+        let kinds: [(&str, Pick); 5] = [
             ("lock", |ask| matches!(ask, Ask::Lock(_))),
             ("format", |ask| matches!(ask, Ask::ProgramFormat(_))),
             ("terminal", |ask| matches!(ask, Ask::Terminal(_))),
             ("name", |ask| matches!(ask, Ask::Bind(name) if name.socket == 90_002)),
+            ("given file", |ask| matches!(ask, Ask::GivenFile(given) if given.file == 90_003)),
         ];
         let images = with_unlimited();
         assert!(missing_without(&images, |_| false).is_empty());

@@ -279,6 +279,7 @@ impl<'a> Restore<'a> {
     fn made(&self) -> verify::Made<'_> {
         verify::Made {
             opts: self.opts,
+            images: &self.images,
             tasks: &self.tasks,
             spaces: &self.ns,
             id_maps: &self.id_maps,

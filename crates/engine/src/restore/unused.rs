@@ -2,6 +2,7 @@
 //! show as something missing much later.
 
 use std::collections::{HashMap, HashSet};
+use std::os::fd::AsFd;
 
 use torpor_images::ImageDir;
 use torpor_images::proto::FdTypes;
@@ -11,12 +12,13 @@ use torpor_policy::network::{NetDevice, NetKind, Network};
 use super::load::Checkpoint;
 use crate::error::{Error, Result};
 use crate::external::External;
+use crate::file::ext;
 use crate::namespace::net::conf;
 use crate::namespace::{Namespaces, NsKind};
-use crate::options::{JoinNs, Options};
+use crate::options::{InheritFd, JoinNs, Options};
 
 /// Refuses descriptors of `--inherit-fd` and devices of `--external` that nothing in the images
-/// asks for, and namespaces of `--join-ns` that come second. Mounts and terminals are left to themselves: runtimes name those that may be there, as
+/// asks for, or that come second, and namespaces of `--join-ns` that come second. Mounts and terminals are left to themselves: runtimes name those that may be there, as
 /// LXC does with the console.
 ///
 /// # Errors
@@ -38,11 +40,19 @@ pub(super) fn check(
         return Ok(());
     }
     let spaces = SpacesGiven::read(images, namespaces)?;
-    let keys = keys(images, checkpoint, &spaces)?;
-    for inherit in &opts.given.inherit_fd {
-        let is_terminal = inherit.key.starts_with("tty[");
-        if !is_terminal && !keys.contains(bare(&inherit.key)) {
-            return Err(unused(format!("--inherit-fd fd[N]:{}", inherit.key), &keys));
+    let keys = keys(images, checkpoint)?;
+    let mut seen = HashSet::new();
+    for InheritFd { fd, key } in &opts.given.inherit_fd {
+        let option = || format!("--inherit-fd fd[N]:{key}");
+        let is_used = match ext::is_namespace(fd.as_fd()) {
+            true => spaces.external.contains(key),
+            false => keys.contains(bare(key)) || key.starts_with("tty["),
+        };
+        if !is_used {
+            return Err(unused(option(), keys.union(&spaces.external)));
+        }
+        if !seen.insert(bare(key)) {
+            return Err(Error::Usage(format!("{}: it is given twice", option())));
         }
     }
     for external in &opts.given.external {
@@ -60,7 +70,7 @@ pub(super) fn check(
         let there: HashSet<String> =
             spaces.devices.iter().filter(fits).map(|device| device.name.clone()).collect();
         if !opts.network.empty && !there.contains(inner) {
-            return Err(unused(format!("--external {external}"), &there));
+            return Err(unused(format!("--external {external}"), there.iter()));
         }
     }
     Ok(())
@@ -84,9 +94,9 @@ fn joined(all: &[JoinNs]) -> Result<()> {
     Ok(())
 }
 
-fn unused(option: String, there: &HashSet<String>) -> Error {
+fn unused<'t>(option: String, there: impl Iterator<Item = &'t String>) -> Error {
     const SHOWN: usize = 8;
-    let mut names: Vec<&str> = there.iter().map(String::as_str).collect();
+    let mut names: Vec<&str> = there.map(String::as_str).collect();
     names.retain(|name| !name.is_empty());
     names.sort_unstable_by_key(|name| (!name.contains('['), *name));
     names.truncate(SHOWN);
@@ -118,13 +128,9 @@ impl SpacesGiven {
     }
 }
 
-/// All that `--inherit-fd` can stand for.
-fn keys(
-    images: &ImageDir,
-    checkpoint: &Checkpoint,
-    spaces: &SpacesGiven,
-) -> Result<HashSet<String>> {
-    let mut keys = spaces.external.clone();
+/// All open files that `--inherit-fd` can stand for.
+fn keys(images: &ImageDir, checkpoint: &Checkpoint) -> Result<HashSet<String>> {
+    let mut keys = HashSet::new();
     let mut number = |kind: &str, number: u32| {
         keys.insert(format!("{kind}:[{number}]"));
         keys.insert(format!("{kind}[{number}]"));

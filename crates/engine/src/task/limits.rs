@@ -67,6 +67,18 @@ pub(crate) fn restore(husk: &mut Tracee, wanted: &[ResourceLimit]) -> Result<()>
     Ok(())
 }
 
+/// The hard limits of process `pid`, in the order of the kernel's numbers: proc(5) lists them
+/// in that order.
+pub(crate) fn hard_limits(pid: i32) -> Result<Vec<u64>> {
+    let text = proc::read(pid, "limits")?;
+    let hard = |line: &str| {
+        // A name of 26 characters, then the soft limit.
+        let word = line.get(26..)?.split_ascii_whitespace().nth(1)?;
+        if word == "unlimited" { Some(u64::MAX) } else { word.parse().ok() }
+    };
+    Ok(text.lines().skip(1).map(|line| hard(line).unwrap_or(u64::MAX)).collect())
+}
+
 /// The number in `/proc/PID/NAME`, `None` if this kernel has no such file.
 fn number<T: std::str::FromStr>(pid: i32, name: &str) -> Result<Option<T>> {
     match proc::read(pid, name).map_err(Error::from) {

@@ -65,7 +65,7 @@ pub fn collect(
     sockets::connections(checkpoint, passed, &mut all)?;
     ports::collect(checkpoint, settings.here, passed, &maps, &mut all)?;
     ipc::collect(checkpoint, settings.fresh, passed, &maps, &mut all)?;
-    unlimited::collect(checkpoint, &mut all)?;
+    unlimited::collect(checkpoint, passed, &mut all)?;
     for mount in mounts {
         all.add(kind::MNTS.file_name(mount.space.into()), None, Ask::Mount(mount));
     }
@@ -98,7 +98,7 @@ pub fn powers(
     ipc::objects(checkpoint, passed, &maps, &mut all)?;
     files::memory_files(checkpoint, &mut all)?;
     groups::devices(checkpoint, passed, &mut all)?;
-    unlimited::collect(checkpoint, &mut all)?;
+    unlimited::collect(checkpoint, passed, &mut all)?;
     Ok(all.0)
 }
 

@@ -8,17 +8,23 @@ use crate::clock_times::ClockTimes;
 use crate::descriptor::DescriptorTable;
 use crate::error::{Error, Result};
 use crate::file_lock::FileLock;
+use crate::given_file::GivenFile;
 use crate::host_names::HostNames;
 use crate::namespace::NsKind;
+use crate::passed::Passed;
 use crate::program_format::ProgramFormat;
 use crate::request::Ask;
 use crate::terminal::Terminal;
 use crate::unix_name::UnixName;
 
-pub(super) fn collect(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+pub(super) fn collect(
+    checkpoint: &Checkpoint<'_>,
+    passed: &Passed,
+    all: &mut Requests,
+) -> Result<()> {
     spaces(checkpoint, all)?;
     descriptors(checkpoint, all);
-    files(checkpoint, all)
+    files(checkpoint, passed, all)
 }
 
 /// Names, clocks and formats that namespaces have.
@@ -55,16 +61,21 @@ fn descriptors(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
     }
 }
 
-/// Locks, terminals, and names of Unix sockets.
-fn files(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+/// Locks, terminals, names of Unix sockets, and what the caller gives.
+fn files(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Requests) -> Result<()> {
     for lock in FileLock::all(checkpoint.images)? {
         let task = Some(lock.task.cast_unsigned());
         all.add(kind::FILE_LOCKS.file_name(0), task, Ask::Lock(lock));
     }
-    for terminal in Terminal::all(checkpoint.images)? {
+    let terminals = Terminal::all(checkpoint.images)?;
+    let image = kind::FILES.file_name(0);
+    for entry in &checkpoint.files {
+        let given = GivenFile::of(entry, &terminals, &passed.files).map(Ask::GivenFile);
+        given.into_iter().for_each(|ask| all.add(&*image, None, ask));
+    }
+    for terminal in terminals {
         all.add(kind::TTY_INFO.file_name(0), None, Ask::Terminal(terminal));
     }
-    let image = kind::FILES.file_name(0);
     for socket in checkpoint.files.iter().filter_map(|entry| entry.usk.as_ref()) {
         let invalid = |reason| Error::Invalid { image: image.clone(), reason };
         let name = UnixName::read(socket).map_err(invalid)?;

@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::PidfdGetfdFlags;
 use torpor_images::proto::{FileEntry, TtyDataEntry, TtyFileEntry};
 use torpor_images::{ImageDir, kind};
-use torpor_policy::{PathFile, Terminal, TerminalKind};
+use torpor_policy::{FileKey, PathFile, Terminal, TerminalKind};
 use torpor_sys::tty;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, RemoteAddr, Tracee};
@@ -183,12 +183,15 @@ fn node(cx: &Opener<'_>, file: &TtyFileEntry) -> Result<PathFile> {
 
 /// A terminal that the caller brings.
 fn external(cx: &Opener<'_>, info: &Terminal) -> Result<OwnedFd> {
-    let key = format!("tty[{:x}:{:x}]", info.rdev, info.devpts.unwrap_or(0));
-    match ext::inherited(cx.given, &key) {
+    let name = FileKey::of_terminal(info);
+    match name.as_ref().and_then(|name| ext::inherited(cx.given, name)) {
         Some(file) => duplicate(file),
-        None => Err(Error::Unsupported(format!(
-            "a terminal is external: a restore without --inherit-fd fd[N]:{key}"
-        ))),
+        None => {
+            let key = name.and_then(|name| name.needed()).unwrap_or_default();
+            Err(Error::Unsupported(format!(
+                "a terminal is external: a restore without --inherit-fd fd[N]:{key}"
+            )))
+        }
     }
 }
 

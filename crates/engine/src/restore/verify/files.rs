@@ -12,11 +12,12 @@ use torpor_policy::{Descriptor, SignalOwner, SocketOptions};
 use torpor_sys::kcmp::{Object, kcmp};
 use torpor_sys::socket;
 
-use super::{differs, unix, wrong};
+use super::{differs, given, unix, wrong};
 use crate::error::{Context, Result};
 use crate::file::socket::netns_of;
 use crate::file::{OpenFiles, fown};
 use crate::namespace::Namespaces;
+use crate::options::Given;
 use crate::proc;
 use crate::restore::tasks::{Task, Tasks};
 
@@ -26,8 +27,8 @@ pub(super) struct Opened<'c> {
     pub files: &'c OpenFiles,
     pub entries: &'c HashMap<u32, FileEntry>,
     pub spaces: &'c Namespaces,
-    /// Whether the caller has handed files over.
-    pub handed: bool,
+    /// What the caller has handed over.
+    pub given: &'c Given,
     /// The first task of each table that was compared: its number in the images, and the pid here.
     pub compared: HashMap<u32, i32>,
 }
@@ -109,14 +110,13 @@ impl<'c> Opened<'c> {
                 None => continue,
             };
             // One that the caller has handed over is where the caller has it.
-            if now != wanted && !self.handed {
+            if now != wanted && !given::is_given(self, entry) {
                 let text =
                     format!("socket {id}: its network namespace is inode {now}, not {wanted}");
                 return Err(wrong(text));
             }
         }
-        // One that the caller has handed over has the peer that the caller has given it.
-        if self.handed { Ok(()) } else { unix::peers(self) }
+        unix::peers(self)
     }
 }
 

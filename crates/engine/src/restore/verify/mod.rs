@@ -5,6 +5,7 @@
 //! ends the restore; what was made goes with it.
 
 mod files;
+mod given;
 pub(crate) mod mounts;
 #[cfg(test)]
 mod tests;
@@ -13,12 +14,14 @@ mod unix;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 
+use torpor_images::ImageDir;
 use torpor_images::proto::FileEntry;
-use torpor_policy::{Capabilities, Credentials, Seccomp};
+use torpor_policy::{Capabilities, Credentials, LIMITS, Seccomp};
+use torpor_sys::ptrace::seccomp_filter;
 
 use self::files::Opened;
 use super::places::{FileOnMount, NAMES};
-use super::tasks::Tasks;
+use super::tasks::{Task, Tasks};
 use crate::cgroup::Groups;
 use crate::error::{Context, Error, Result};
 use crate::file::OpenFiles;
@@ -35,6 +38,8 @@ use crate::task;
 pub(crate) struct Made<'c> {
     /// What was asked for.
     pub opts: &'c Options,
+    /// The images.
+    pub images: &'c ImageDir,
     /// The tasks, and what their images say.
     pub tasks: &'c Tasks,
     /// The namespaces.
@@ -64,7 +69,7 @@ pub(crate) fn check(cx: &Made<'_>) -> Result<()> {
         files: cx.files,
         entries: cx.entries,
         spaces: cx.spaces,
-        handed: !cx.opts.given.inherit_fd.is_empty(),
+        given: &cx.opts.given,
         compared: HashMap::new(),
     };
     // The root task has no namespace below its own.
@@ -79,10 +84,12 @@ pub(crate) fn check(cx: &Made<'_>) -> Result<()> {
         clocks(cx, index, &mut seen)?;
         nested(cx, index)?;
         rights(cx, index, level)?;
+        limits(&cx.tasks[index])?;
         places(cx, index)?;
         opened.descriptors(index)?;
     }
     opened.sockets()?;
+    given::check(&opened, cx.images)?;
     nested_user::verify(cx.tasks, cx.spaces, cx.id_maps)?;
     mounts::check(cx.spaces, cx.mounts)?;
     cx.cgroups.verify(cx.tasks)
@@ -124,11 +131,7 @@ impl SpaceInodes {
     /// the images say so, and only there.
     fn check(&self, cx: &Made<'_>, index: usize) -> Result<()> {
         let task = &cx.tasks[index];
-        let given = |ns: &Namespace| {
-            let joined =
-                cx.opts.given.join_ns.iter().any(|join| NsKind::from(join.kind) == ns.kind);
-            joined || !cx.opts.given.inherit_fd.is_empty()
-        };
+        let given = |ns: &Namespace| cx.spaces.given.contains_key(&ns.id);
         for kind in NsKind::ALL {
             let Some(ns) = task.image.homes.number(kind).and_then(|id| cx.spaces.by_id(id)) else {
                 continue;
@@ -249,25 +252,56 @@ fn rights(cx: &Made<'_>, index: usize, level: usize) -> Result<()> {
         if let Some(given) = given {
             credentials(cx, task.vpid, given, &status)?;
         }
-        seccomp(task.vpid, wanted, &status)?;
+        seccomp(task.vpid, thread.tid(), wanted, &status)?;
     }
     Ok(())
 }
 
-/// A thread has the seccomp mode of its image, and no fewer filters. One that had none may have those
-/// that all have whom this program starts.
-fn seccomp(pid: i32, wanted: &Seccomp, status: &Status) -> Result<()> {
+/// A thread has the seccomp mode and the filters of its image, and no fewer. One that had none may have those
+/// that all have whom this program starts; they are older.
+fn seccomp(pid: i32, tid: i32, wanted: &Seccomp, status: &Status) -> Result<()> {
     let mode = wanted.mode();
     let now = status.number("Seccomp", 10).unwrap_or_default();
     if *wanted != Seccomp::Free && i64::from(mode as i32) != now.cast_signed() {
         return Err(differs(pid, "the seccomp mode", mode as i32, now));
     }
     // Linux 5.9 counts them.
-    let (wanted, now) = (wanted.filters().len() as u64, status.number("Seccomp_filters", 10));
-    if let Some(now) = now.filter(|&now| now < wanted) {
-        return Err(differs(pid, "the number of seccomp filters", wanted, now));
+    let (filters, now) = (wanted.filters(), status.number("Seccomp_filters", 10));
+    let older = now.map_or(Some(0), |now| now.checked_sub(filters.len() as u64));
+    let Some(older) = older else {
+        let now = now.unwrap_or_default();
+        return Err(differs(pid, "the number of seccomp filters", filters.len(), now));
+    };
+    for (index, filter) in (older..).zip(filters) {
+        let now = match seccomp_filter(tid, index) {
+            // A program that has filters itself is not shown those of others.
+            Err(error) if error.raw_os_error() == Some(libc::EACCES) => return Ok(()),
+            now => now.context(|| format!("task {tid}: seccomp filter {index}"))?,
+        };
+        if now.as_ref() != Some(&filter.program) {
+            let what = format!("seccomp filter {index}");
+            return Err(differs(pid, &what, "that of its image", "another"));
+        }
     }
     Ok(())
+}
+
+/// A process may use no more than its image says, and the kernel spares it no more.
+fn limits(task: &Task) -> Result<()> {
+    let wanted = &task.image.limits;
+    let now = task::hard_limits(task.pid)?;
+    for ((name, wanted), now) in LIMITS.iter().zip(&wanted.resources).zip(now) {
+        if now > wanted.hard {
+            return Err(differs(task.vpid, &format!("the hard limit {name}"), wanted.hard, now));
+        }
+    }
+    let now = task::oom_score_adj(task.pid)?;
+    match (now, wanted.oom_score_adj) {
+        (Some(now), Some(wanted)) if now < wanted => {
+            Err(differs(task.vpid, "oom_score_adj", wanted, now))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn credentials(cx: &Made<'_>, pid: i32, given: &Credentials, status: &Status) -> Result<()> {

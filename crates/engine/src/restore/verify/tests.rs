@@ -19,7 +19,7 @@ use super::*;
 use crate::dump::Session;
 use crate::hooks::NoHooks;
 use crate::namespace::Namespace;
-use crate::options::{CgroupMode, Cgroups, Trust};
+use crate::options::{CgroupMode, Cgroups, Given, InheritFd, Trust};
 use crate::restore::Restore;
 use crate::restore::stages::{Complete, Plan};
 use crate::task::restore_filters;
@@ -67,6 +67,8 @@ const FREE: i32 = 9;
 /// A checkpoint of one task in namespaces of its own.
 struct Asleep {
     dir: tempfile::TempDir,
+    /// What the restore is given.
+    given: Given,
 }
 
 impl Asleep {
@@ -97,7 +99,7 @@ impl Asleep {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
-        let asleep = Asleep { dir };
+        let asleep = Asleep { dir, given: Given::default() };
         std::fs::create_dir(asleep.dir.path().join("images")).unwrap();
         let children = format!("/proc/{0}/task/{0}/children", child.id());
         let pid = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
@@ -118,6 +120,7 @@ impl Asleep {
         let free = Policy { foreign: Rules::default(), ..Policy::default() };
         Options {
             images_dir: self.dir.path().join("images"),
+            given: self.given.clone(),
             shell_job: true,
             cgroups: Cgroups { manage: CgroupMode::Soft, ..Cgroups::default() },
             // What is judged is another matter.
@@ -300,25 +303,53 @@ fn what_is_made_otherwise_is_named() {
         ("the seccomp mode is 0 and was to be 2", |cx| {
             *seccomp_of(cx) = Seccomp::Filtered(allowing(1));
         }),
+        ("the hard limit RLIMIT_NOFILE is ", |cx| {
+            // Its number is that of asm-generic/resource.h.
+            cx.tasks[0].image.limits.resources[7].hard = 1;
+        }),
+        ("oom_score_adj is ", |cx| cx.tasks[0].image.limits.oom_score_adj = Some(1001)),
         ("the access mode of descriptor 3 is 0 and was to be 2", |cx| {
             entry(cx, FILE).reg.as_mut().unwrap().flags = libc::O_RDWR.cast_unsigned();
         }),
         ("the access mode of descriptor 4 is 2 and was to be 0", |cx| {
             entry(cx, SOCKET).isk.as_mut().unwrap().flags = 0;
         }),
-        ("its network namespace is inode", |cx| {
-            let hosts = Namespace {
-                kind: NsKind::Net,
-                id: 900_001,
-                inode: 0,
-                is_host: true,
-                file: None,
-                task: 0,
-                pid: 0,
-            };
-            cx.ns.all.push(hosts);
-            entry(cx, SOCKET).isk.as_mut().unwrap().ns_id = Some(900_001);
+        ("its network namespace is inode", socket_of_this_host),
+    ]);
+}
+
+/// The images have the socket in this host's network namespace.
+fn socket_of_this_host(cx: &mut Restore<'_>) {
+    let hosts = Namespace {
+        kind: NsKind::Net,
+        id: 900_001,
+        inode: 0,
+        is_host: true,
+        file: None,
+        task: 0,
+        pid: 0,
+    };
+    cx.ns.all.push(hosts);
+    entry(cx, SOCKET).isk.as_mut().unwrap().ns_id = Some(900_001);
+}
+
+/// What the caller gives is where it was named only, and all the rest is compared as ever.
+#[test]
+fn what_is_given_is_where_it_was_named() {
+    let mut asleep = Asleep::new(&["-pn"]);
+    let (fd, key) = (std::fs::File::open("/etc/passwd").unwrap(), asleep.dir.path().join("file"));
+    let key = key.to_str().unwrap().to_owned();
+    asleep.given.inherit_fd = vec![InheritFd { fd: Arc::new(fd.into()), key }];
+    asleep.refused(&[
+        ("is the one that was handed over as", |cx| {
+            entry(cx, FILE).reg.as_mut().unwrap().name = b"/another".to_vec();
         }),
+        ("is not the one that was handed over for it", |cx| {
+            let name = entry(cx, FILE).reg.as_ref().unwrap().name.clone();
+            entry(cx, 0).reg.as_mut().unwrap().name = name;
+        }),
+        ("its network namespace is inode", socket_of_this_host),
+        ("the net namespace is", |cx| unshare(cx, libc::CLONE_NEWNET)),
     ]);
 }
 
@@ -392,15 +423,25 @@ fn a_table_of_its_own_is_compared() {
     ]);
 }
 
-/// The kernel tells how many filters a thread has.
+/// The kernel tells how many filters a thread has, and which.
 #[test]
 fn a_filter_that_is_missing_is_named() {
-    Asleep::new(&["-p"]).refused(&[("the number of seccomp filters is 1 and was to be 2", |cx| {
-        *seccomp_of(cx) = Seccomp::Filtered(allowing(2));
-        // Only one is there.
-        let one = Seccomp::Filtered(allowing(1));
-        restore_filters(&mut cx.tasks[0].threads, &[one]).unwrap();
-    })]);
+    fn install(cx: &mut Restore<'_>, filters: Vec<Arc<Filter>>) {
+        restore_filters(&mut cx.tasks[0].threads, &[Seccomp::Filtered(filters)]).unwrap();
+    }
+    Asleep::new(&["-p"]).refused(&[
+        ("the number of seccomp filters is 1 and was to be 2", |cx| {
+            *seccomp_of(cx) = Seccomp::Filtered(allowing(2));
+            install(cx, allowing(1));
+        }),
+        ("seccomp filter 0 is another and was to be that of its image", |cx| {
+            let mut filters = allowing(2);
+            *seccomp_of(cx) = Seccomp::Filtered(filters.clone());
+            // It allows everything, too, with another number behind that.
+            Arc::make_mut(&mut filters[0]).program[4] = 1;
+            install(cx, filters);
+        }),
+    ]);
 }
 
 #[test]

@@ -4,12 +4,12 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use torpor_images::proto::UnixSkEntry;
+use torpor_images::proto::{FileEntry, UnixSkEntry};
 use torpor_kernel::sock_diag::{self as diag, UnixSocket};
 use torpor_sys::socket;
 
 use super::files::Opened;
-use super::wrong;
+use super::{given, wrong};
 use crate::error::{Context, Result};
 use crate::file::socket::{EXTERN, state};
 use crate::namespace::run_in;
@@ -23,12 +23,17 @@ type List = HashMap<u32, UnixSocket>;
 /// The first one with another peer, or with one that it was not to have; if the kernel does not list its
 /// sockets (sock_diag(7)).
 pub(super) fn peers(opened: &Opened<'_>) -> Result<()> {
-    let entries = || opened.entries.values().filter_map(|entry| entry.usk.as_ref());
-    // They are found by their names, and no task has them.
-    let (outside, within): (Vec<_>, Vec<_>) =
-        entries().partition(|entry| entry.uflags & EXTERN != 0);
-    let outside: HashSet<u32> = outside.into_iter().map(|entry| entry.ino).collect();
-    let sockets = within.into_iter().filter_map(|entry| Socket::of(opened, entry).transpose());
+    // Some are found by their names, and no task has them; what the caller has handed over has the peer that the
+    // caller has given it.
+    let is_outside = |entry: &&FileEntry| {
+        let is_external = entry.usk.as_ref().is_some_and(|usk| usk.uflags & EXTERN != 0);
+        is_external || given::is_given(opened, entry)
+    };
+    let (outside, within): (Vec<_>, Vec<_>) = opened.entries.values().partition(is_outside);
+    let outside = outside.into_iter().filter_map(|entry| entry.usk.as_ref());
+    let outside: HashSet<u32> = outside.map(|usk| usk.ino).collect();
+    let within = within.into_iter().filter_map(|entry| entry.usk.as_ref());
+    let sockets = within.filter_map(|entry| Socket::of(opened, entry).transpose());
     let sockets: Vec<Socket<'_>> = sockets.collect::<Result<_>>()?;
     let by_image: HashMap<u32, &Socket<'_>> = sockets.iter().map(|s| (s.entry.ino, s)).collect();
     let mut lists: HashMap<u64, List> = HashMap::new();

@@ -11,13 +11,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{Shutdown, SocketFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FileEntry, SkUcred, UnixSkEntry};
-use torpor_policy::{SocketKind, SocketOptions, UnixName};
+use torpor_policy::{FileKey, SocketKind, SocketOptions, UnixName};
 use torpor_sys::socket::{self, Credentials, Message};
 
 use super::name::{self, Reach, Scratch};
 use super::{EXTERN, Neighbours, maker, options, state};
 use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
+use crate::file::ext;
 use crate::file::socket::about::{bad_entry, create, restore_flags};
 use crate::file::socket::queue::{Packet, Packets};
 
@@ -180,13 +181,13 @@ fn file<'c>(cx: &'c Neighbours<'_>, id: u32) -> Result<BorrowedFd<'c>> {
 
 /// A socket that the caller has brought along (`--inherit-fd fd[N]:socket[INODE]`).
 fn inherited(cx: &Neighbours<'_>, usk: &UnixSkEntry) -> Result<Option<OwnedFd>> {
-    let key = format!("socket[{}]", usk.ino);
-    match cx.given.inherit_fd.iter().find(|i| i.key == key) {
-        Some(inherit) => Ok(Some(inherit.fd.try_clone().context(|| "dup".to_owned())?)),
-        None if usk.uflags & EXTERN != 0 && !is_datagram(usk) => {
+    let name = FileKey::of_socket(usk);
+    match (ext::inherited(cx.given, &name), name.needed()) {
+        (Some(given), _) => duplicate(given).map(Some),
+        (None, Some(key)) => {
             Err(Error::Unsupported(format!("Unix socket {} without --inherit-fd {key}", usk.ino)))
         }
-        None => Ok(None),
+        (None, None) => Ok(None),
     }
 }
 
