@@ -4,8 +4,9 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use torpor_images::proto::Fstype;
 use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::process;
 use torpor_runtimes_tests::runc::{Container, cgroup_left};
@@ -16,10 +17,13 @@ use crate::images::{FOREIGN, Images, bundle_of};
 
 /// Restores of one container, each with the race.
 const TRIES: usize = 5;
+/// Not more until something was exchanged while a restore ran.
+const MOST: usize = 50;
 
 /// Restores a container whose program does `first` before it counts, while `exchange` is called
-/// over and over with the volume and a directory of the host. What the host has stays as it is.
-fn race(name: &str, first: &str, exchange: impl Fn(&Path, &Path) + Sync) {
+/// over and over with the volume and a directory of the host, and says whether it has put something
+/// in the place of another: it has, in some of the restores. What the host has stays as it is.
+fn race(name: &str, first: &str, exchange: impl Fn(&Path, &Path) -> bool + Sync) {
     race_of(name, first, |_| {}, exchange);
 }
 
@@ -28,10 +32,10 @@ fn race_of(
     name: &str,
     first: &str,
     edit: impl FnOnce(&Images),
-    exchange: impl Fn(&Path, &Path) + Sync,
+    exchange: impl Fn(&Path, &Path) -> bool + Sync,
 ) {
     let scratch = Scratch::new(name);
-    scratch.configure(&format!("{FOREIGN}link-remap\n"));
+    scratch.configure(&format!("{FOREIGN}link-remap\nexternal mnt[]\n"));
     let bundle = bundle_of(&scratch, &format!("{first}; {COUNT}"));
     let mut container = Container::start(&scratch, &bundle);
     goes_on(&bundle.file("count"));
@@ -43,17 +47,22 @@ fn race_of(
     let secret = hosts.join("ghost");
     fs::write(&secret, "secret").unwrap();
     fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
-    for _ in 0..TRIES {
+    let (exchanges, mut exchanged, mut tries, mut shown) = (AtomicUsize::new(0), 0, 0, false);
+    while tries < TRIES || tries < MOST && exchanged == 0 {
+        tries += 1;
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    exchange(&volume, &hosts);
+                    exchanges.fetch_add(exchange(&volume, &hosts).into(), Ordering::Relaxed);
                 }
             });
             let end = container.restore_call(&[]).args(["--detach", container.id()]).finish();
+            exchanged += exchanges.swap(0, Ordering::Relaxed);
             if end.status.success() {
                 let pids = process::tree(container.pid());
+                let spare = format!("/proc/{}/root/spare/ghost", container.pid());
+                shown |= Path::new(&spare).exists();
                 container.runc("delete").args(["--force", container.id()]).succeed();
                 process::wait_gone(pids.keys());
             }
@@ -62,10 +71,13 @@ fn race_of(
         fs::remove_dir_all(&volume).unwrap();
         copy(&whole, &volume);
     }
+    eprintln!("{exchanged} exchanges in {tries} restores");
+    assert!(exchanged > 0, "nothing was exchanged");
     let meta = fs::symlink_metadata(&secret).unwrap();
     assert_eq!((meta.mode() & 0o170_7777, meta.uid(), meta.nlink()), (0o100_600, 0, 1));
     assert_eq!(fs::read_to_string(&secret).unwrap(), "secret");
     assert_eq!(fs::read_dir(&hosts).unwrap().count(), 1, "something was made on the host");
+    assert!(!shown, "the host's directory is mounted");
     assert!(!cgroup_left(container.id()), "a cgroup is left");
     fs::write(bundle.file("count"), &counted).unwrap();
     container.restore(&[]);
@@ -76,29 +88,52 @@ fn copy(from: &Path, to: &Path) {
     command("cp", &["-a"]).arg(from).arg(to).succeed();
 }
 
-/// Puts a link to the host's file in the place of `file`, if that is there. Whoever is quicker has
-/// it: no step has to succeed.
-fn link_in_place_of(file: &Path, hosts: &Path) {
+/// Puts a link to the host's file in the place of `file`, if that is there, and says whether it has.
+/// Whoever is quicker has it: no step has to succeed.
+fn link_in_place_of(file: &Path, hosts: &Path) -> bool {
     let aside = hosts.with_file_name("aside");
-    if fs::rename(file, &aside).is_ok() {
-        let _ = symlink(hosts.join("ghost"), file);
+    let is_there = fs::rename(file, &aside).is_ok();
+    let exchanged = is_there && symlink(hosts.join("ghost"), file).is_ok();
+    if is_there {
         let _ = fs::remove_file(&aside);
     }
+    exchanged
+}
+
+/// The same for each entry of a volume that `is_meant`, but for the link that has always been there.
+fn links_in_place_of(
+    volume: &Path,
+    hosts: &Path,
+    is_meant: impl Fn(&fs::DirEntry) -> bool,
+) -> bool {
+    let entries = fs::read_dir(volume).into_iter().flatten().flatten();
+    let meant = entries.filter(|entry| entry.file_name() != "link" && is_meant(entry));
+    meant.filter(|entry| link_in_place_of(&entry.path(), hosts)).count() > 0
+}
+
+/// Puts a link to the host's directory in the place of one of the volume's, and takes it away again.
+fn link_for_a_moment(dir: &Path, hosts: &Path) -> bool {
+    let aside = dir.with_file_name("aside");
+    let is_there = fs::rename(dir, &aside).is_ok();
+    let exchanged = is_there && symlink(hosts, dir).is_ok();
+    if is_there {
+        let _ = fs::remove_file(dir);
+        let _ = fs::rename(&aside, dir);
+    }
+    exchanged
 }
 
 #[test]
 fn a_ghost_that_is_exchanged() {
     race("race-ghost", "exec 7>/vol/ghost; rm /vol/ghost", |volume, hosts| {
-        link_in_place_of(&volume.join("ghost"), hosts);
+        link_in_place_of(&volume.join("ghost"), hosts)
     });
 }
 
 #[test]
 fn a_pipe_that_is_exchanged() {
     let first = "mkfifo /vol/ghost; exec 7<>/vol/ghost; rm /vol/ghost";
-    race("race-pipe", first, |volume, hosts| {
-        link_in_place_of(&volume.join("ghost"), hosts);
-    });
+    race("race-pipe", first, |volume, hosts| link_in_place_of(&volume.join("ghost"), hosts));
 }
 
 /// Another name of the file is there, which the dump has given it.
@@ -106,11 +141,7 @@ fn a_pipe_that_is_exchanged() {
 fn a_second_name_that_is_exchanged() {
     let first = "echo a >/vol/ghost; ln /vol/ghost /vol/other; exec 7>>/vol/ghost; rm /vol/ghost";
     race("race-name", first, |volume, hosts| {
-        for entry in fs::read_dir(volume).into_iter().flatten().flatten() {
-            if entry.file_name() != "link" && entry.file_type().is_ok_and(|kind| kind.is_file()) {
-                link_in_place_of(&entry.path(), hosts);
-            }
-        }
+        links_in_place_of(volume, hosts, |entry| entry.file_type().is_ok_and(|ty| ty.is_file()))
     });
 }
 
@@ -118,13 +149,16 @@ fn a_second_name_that_is_exchanged() {
 #[test]
 fn a_directory_that_is_exchanged() {
     let first = "mkdir /vol/dir; exec 7>/vol/dir/ghost; rm /vol/dir/ghost";
-    race("race-directory", first, |volume, hosts| {
-        let (dir, aside) = (volume.join("dir"), volume.join("aside"));
-        if fs::rename(&dir, &aside).is_ok() {
-            let _ = symlink(hosts, &dir);
-            let _ = fs::remove_file(&dir);
-            let _ = fs::rename(&aside, &dir);
-        }
+    race("race-directory", first, |volume, hosts| link_for_a_moment(&volume.join("dir"), hosts));
+}
+
+/// The directory on the way to what is mounted is now one of the host's, which has such a directory, too, now the
+/// volume's.
+#[test]
+fn a_directory_before_a_mount_that_is_exchanged() {
+    let edit = |images: &Images| images.mount_of(Fstype::Unsupported, "vol/dir/hosts");
+    race_of("race-mount", "mkdir -p /vol/dir/hosts", edit, |volume, hosts| {
+        link_for_a_moment(&volume.join("dir"), hosts.parent().unwrap())
     });
 }
 
@@ -133,7 +167,7 @@ fn a_directory_that_is_exchanged() {
 fn a_socket_that_is_exchanged() {
     let edit = |images: &Images| images.listen("/vol/sock", "/vol/sock");
     race_of("race-socket", ":", edit, |volume, hosts| {
-        link_in_place_of(&volume.join("sock"), hosts);
+        link_in_place_of(&volume.join("sock"), hosts)
     });
 }
 
@@ -142,10 +176,6 @@ fn a_socket_that_is_exchanged() {
 fn a_socket_that_is_exchanged_where_it_is_put() {
     let edit = |images: &Images| images.listen("/elsewhere/sock", "/vol/sock");
     race_of("race-socket-moved", ":", edit, |volume, hosts| {
-        for entry in fs::read_dir(volume).into_iter().flatten().flatten() {
-            if entry.file_name() != "link" {
-                link_in_place_of(&entry.path(), hosts);
-            }
-        }
+        links_in_place_of(volume, hosts, |_| true)
     });
 }

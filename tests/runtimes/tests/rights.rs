@@ -326,7 +326,7 @@ fn connections_and_rings() {
                     let stream = TcpStreamEntry { inq_len: 1, ..Default::default() };
                     connection(images, 2, 7, Some(stream));
                 },
-                &["tcp-stream-dbba1.img"],
+                &["tcp-stream-dbba1.img: offset 26: 1 bytes expected for data, the file has 0"],
             ),
             ("a large ring", |i| packets(i, |socket| socket.rx_ring = ring(257)), RINGS),
             ("a large one to send", |i| packets(i, |socket| socket.tx_ring = ring(4095)), RINGS),

@@ -65,8 +65,8 @@ fn archives() {
             ),
             (
                 "a path that climbs",
-                |images| archive(images, &[&header(|h| h[..6].copy_from_slice(b"../../"))]),
-                &["tmpfs-dev-"],
+                |images| archive(images, &[&header(|h| h[..7].copy_from_slice(b"../../x"))]),
+                &["tmpfs-dev-", "\"../../x\" leads upwards"],
             ),
             (
                 "something behind the end",

@@ -11,12 +11,13 @@ mod sockets;
 mod watches;
 
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use torpor_images::proto::{
-    CgroupEntry, CoreEntry, FdTypes, FdinfoEntry, FileEntry, FilePermsEntry, InventoryEntry,
-    MmEntry, MntEntry, PstreeEntry, TaskKobjIdsEntry, UnixSkEntry,
+    CgroupEntry, CoreEntry, FdTypes, FdinfoEntry, FileEntry, FilePermsEntry, Fstype,
+    InventoryEntry, MmEntry, MntEntry, PstreeEntry, TaskKobjIdsEntry, UnixSkEntry,
 };
 use torpor_images::{ImageDir, kind};
 use torpor_runtimes_tests::command::{Run, command};
@@ -73,7 +74,21 @@ pub(crate) fn bundle_of(scratch: &Scratch, program: &str) -> Bundle {
         .configure(|config| config["linux"]["cgroupsPath"] = json!(format!("/{}", scratch.name())))
 }
 
-impl Asleep<'_> {
+impl<'a> Asleep<'a> {
+    /// A container that has counted.
+    fn of(scratch: &'a Scratch, bundle: &'a Bundle) -> Self {
+        let mut container = Container::start(scratch, bundle);
+        goes_on(&bundle.file("count"));
+        container.checkpoint(&[]);
+        Asleep { scratch, bundle, container }
+    }
+
+    /// It counts on.
+    fn wakes(mut self) {
+        self.container.restore(&[]);
+        goes_on(&self.bundle.file("count"));
+    }
+
     /// Changes a copy of the images in each of the ways.
     fn refused(&self, rows: &[Row]) {
         let images = self.scratch.join("images");
@@ -131,16 +146,12 @@ pub(crate) fn refuses_of(
     let file = scratch.join("policy.toml");
     fs::write(&file, policy).unwrap();
     scratch.configure(&format!("{FOREIGN}policy {}\n", file.display()));
-    let container = Container::start(scratch, bundle);
-    goes_on(&bundle.file("count"));
-    let mut asleep = Asleep { scratch, bundle, container };
-    asleep.container.checkpoint(&[]);
+    let asleep = Asleep::of(scratch, bundle);
     asleep.refused(rows);
     // The group of the unchanged container may use what the policy of some rows denies.
     fs::write(&file, "").unwrap();
     harmless(&Images::of(scratch));
-    asleep.container.restore(&[]);
-    goes_on(&asleep.bundle.file("count"));
+    asleep.wakes();
 }
 
 impl Images {
@@ -234,6 +245,16 @@ impl Images {
         });
     }
 
+    /// Adds one of a path below the scratch directory, of this host.
+    pub(crate) fn mount_of(&self, fstype: Fstype, source: &str) {
+        let source = self.scratch.join(source).into_os_string().into_vec();
+        self.mount(|_, mount| {
+            mount.fstype = fstype as u32;
+            mount.ext_mount = Some(true);
+            mount.source = source;
+        });
+    }
+
     pub(crate) fn files(&self, change: impl FnOnce(&mut Vec<FileEntry>)) {
         let mut files: Vec<FileEntry> = self.dir.read_all(kind::FILES, 0).unwrap();
         change(&mut files);
@@ -300,6 +321,19 @@ impl Images {
     pub(crate) fn raw(&self, name: &str, bytes: &[u8]) {
         fs::write(self.path.join(name), bytes).unwrap();
     }
+}
+
+/// Many entries that are small in the file and large in memory: also for a runtime a process without rights reads
+/// them, and is ended.
+#[test]
+fn images_that_would_take_all_memory() {
+    fn many(images: &Images) {
+        let mut files = images.dir.writer(kind::FILES, 0).unwrap();
+        (1..500_000).for_each(|id| files.entry(&FileEntry { id, ..Default::default() }).unwrap());
+        files.finish().unwrap();
+    }
+    let wanted = &["the process that reads the images", "MiB of memory, more than any dump's need"];
+    refuses("images-memory", &[("many open files", many, wanted)]);
 }
 
 /// The policy file's line that a refusal names makes up for it.

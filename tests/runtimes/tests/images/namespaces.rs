@@ -50,7 +50,7 @@ fn namespace_numbers() {
                     let (child, root) = (*images.tasks().last().unwrap(), images.root_ids());
                     images.ids(child, |ids| ids.net_ns_id = root.ipc_ns_id);
                 },
-                &[" namespace"],
+                &["core-", " is a net and a ipc namespace"],
             ),
             (
                 "the host's",
@@ -72,7 +72,11 @@ fn namespace_numbers() {
                 },
                 &["lives in this host's pid namespace", "(foreign.namespaces.require)"],
             ),
-            ("no number", |images| images.all_ids(|ids| ids.net_ns_id = None), &["net namespace"]),
+            (
+                "no number",
+                |images| images.all_ids(|ids| ids.net_ns_id = None),
+                &["lives in this host's net namespace", "(foreign.namespaces.require)"],
+            ),
             (
                 "a nested pid namespace",
                 |images| {

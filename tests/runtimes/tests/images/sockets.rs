@@ -29,15 +29,21 @@ fn a_socket_is_bound_where_no_link_leads() {
         let meta = fs::metadata(hosts.join("secret")).unwrap();
         assert_eq!((meta.mode() & 0o170_7000, meta.uid()), (0o100_000, 0));
     };
+    let is_refused = || {
+        container.restore_call(&[]).args(["--detach", container.id()]).fail();
+        let log = fs::read_to_string(scratch.join("work/restore.log")).unwrap();
+        let why = "file 900001 (unixsk): put /elsewhere/sock where it belongs: File exists";
+        assert!(log.contains(why), "{log}");
+    };
     Images::of(&scratch).listen("/elsewhere/sock", "/vol/sock");
     let sock = volume.join("sock");
     // Something else is where it belongs.
     fs::write(&sock, "kept").unwrap();
-    container.restore_call(&[]).args(["--detach", container.id()]).fail();
+    is_refused();
     assert_eq!(fs::read_to_string(&sock).unwrap(), "kept");
     fs::remove_file(&sock).unwrap();
     symlink(hosts.join("secret"), &sock).unwrap();
-    container.restore_call(&[]).args(["--detach", container.id()]).fail();
+    is_refused();
     assert_eq!(fs::read_link(&sock).unwrap(), hosts.join("secret"));
     fs::remove_file(&sock).unwrap();
     is_as_before();

@@ -65,7 +65,7 @@ fn what_watches_files() {
                         FhEntry { bytes: 8, r#type: 1, handle: vec![2, 0], ..Default::default() };
                     watch(images, 0x200, inode(handle));
                 },
-                &["files.img", "handle"],
+                &["files.img: a watched file's handle leads out of the tasks' mounts"],
             ),
         ],
     );
