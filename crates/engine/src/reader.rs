@@ -98,7 +98,7 @@ fn look_within(
     let pid = match process::fork(|| answer(&theirs, images, passed, limits)) {
         Ok(pid) => pid,
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-            tracing::debug!("This process has threads: it reads the images itself");
+            tracing::warn!("This process has threads: it reads the images itself");
             return Ok((look_here(images, passed, &here, &fresh)?, None));
         }
         Err(error) => return Err(error).context(what),

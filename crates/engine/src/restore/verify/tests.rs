@@ -186,11 +186,12 @@ fn at_path(cx: &mut Restore<'_>, call: i64, path: &str) {
     assert!(batch.run().unwrap().first_error().is_none());
 }
 
-/// A group for these tests, in the second version of cgroups.
-fn group() -> Option<PathBuf> {
-    let all = torpor_kernel::cgroup::hierarchies();
-    let second = all.into_iter().find(|path| path.join("cgroup.controllers").exists())?;
-    Some(second.join(format!("torpor-verify-{}", std::process::id())))
+/// A group for these tests in each hierarchy that asks for nothing before a task may enter: that of the second version
+/// of cgroups, or one of the first.
+fn groups() -> Vec<PathBuf> {
+    let all = torpor_kernel::cgroup::hierarchies().into_iter();
+    let fit = all.filter(|path| path.join("cgroup.controllers").exists() || path.ends_with("pids"));
+    fit.map(|path| path.join(format!("torpor-verify-{}", std::process::id()))).collect()
 }
 
 fn enter(group: &Path, pid: i32) {
@@ -470,14 +471,18 @@ impl Drop for Groups {
 
 #[test]
 fn another_group_is_named() {
-    let Some(outer) = group() else { return };
-    let inner = outer.join("inner");
-    std::fs::create_dir_all(&inner).unwrap();
-    let groups = Groups(outer);
-    Asleep::prepared(&["-p"], |pid| enter(&inner, pid))
-        .refused(&[("it is not in cgroup /torpor-verify-", |cx| {
-            enter(&group().unwrap(), cx.tasks[0].pid)
-        })]);
-    drop(groups);
-    assert!(group().is_some_and(|group| !group.exists()), "a group is left");
+    let inner = |outer: &PathBuf| outer.join("inner");
+    let all: Vec<_> = groups().into_iter().map(Groups).collect();
+    assert!(!all.is_empty(), "there is no hierarchy of cgroups");
+    all.iter().for_each(|Groups(outer)| std::fs::create_dir_all(inner(outer)).unwrap());
+    let asleep = Asleep::prepared(&["-p"], |pid| {
+        groups().iter().for_each(|outer| enter(&inner(outer), pid));
+    });
+    const WANTED: &str = "it is not in cgroup /torpor-verify-";
+    asleep.refused(&[
+        (WANTED, |cx| enter(groups().first().unwrap(), cx.tasks[0].pid)),
+        (WANTED, |cx| enter(groups().last().unwrap(), cx.tasks[0].pid)),
+    ]);
+    drop(all);
+    assert!(!groups().iter().any(|group| group.exists()), "a group is left");
 }
