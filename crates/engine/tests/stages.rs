@@ -31,7 +31,7 @@ const FAMILY: usize = 4;
 /// Until something that is bound to happen has happened.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const CASES: [(&str, fn()); 11] = [
+const CASES: [(&str, fn()); 12] = [
     ("quiet_memory", || moves(&Case { mode: "q", quiet: true, ..PLAIN })),
     ("one_process", || moves(&Case { mode: "-", ..PLAIN })),
     ("relatives_with_threads", || moves(&Case { mode: "ft", family: FAMILY, ..PLAIN })),
@@ -44,6 +44,9 @@ const CASES: [(&str, fn()); 11] = [
     }),
     ("sealed_and_compressed", || {
         moves(&Case { mode: "fs", family: FAMILY, sealed: true, ..PLAIN });
+    }),
+    ("files_in_memory_may_change_meanwhile", || {
+        moves(&Case { mode: "m", namespaces: "-pnm --mount-proc", ..PLAIN });
     }),
     ("births_and_ends", || moves(&Case { mode: "fb", family: FAMILY, ..PLAIN })),
     ("a_dropped_stage_leaves_nothing", a_dropped_stage_leaves_nothing),
@@ -59,9 +62,16 @@ const QUIET: u64 = 16 << 10;
 
 /// What shells do to start the subject.
 const START: &str = "exec \"$@\"";
-/// The same, first without those mounts that cannot be made again, or whose content others change.
-const START_APART: &str = "umount --lazy /dev/shm; \
-    grep -o ' /run/netns/[^ ]*' /proc/self/mounts | xargs --no-run-if-empty umount --lazy; exec \"$@\"";
+/// The same, first without the mounts of this host: some cannot be made again, and others belong to who ends, or
+/// changes their content, meanwhile. `$1` is the subject.
+const START_APART: &str = r#"cd /
+    tac /proc/self/mounts | while read -r _ at _; do
+        at=$(printf %b "$at")
+        case $at in /|/proc|/sys|/usr) continue ;; esac
+        case $1 in "$at"/*) continue ;; esac
+        umount --lazy "$at"
+    done
+    mount -t tmpfs own /dev && mknod -m 666 /dev/null c 1 3 && exec "$@""#;
 
 /// What moves.
 struct Case {
