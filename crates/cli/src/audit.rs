@@ -19,7 +19,7 @@ use crate::{policy, seal};
 /// What is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// Everything that a restore would do.
+    /// What a restore would make, open, join, mount and connect.
     Plan,
     /// What the policy may limit, and what it does not allow.
     Audit,
@@ -30,10 +30,12 @@ pub fn commands() -> impl Iterator<Item = clap::Command> {
     let plan = clap::Command::new("plan")
         .about("Print what a restore of a checkpoint would make, open, join and mount")
         .long_about(
-            "Prints everything that a restore of the images in DIR would make, open, join, mount \
-             and connect, by kind, with the tasks that it is for. Nothing is restored. Images that \
-             contradict themselves are an error that names file and entry. Options of restore that \
-             matter count here, too, such as --external.",
+            "Prints what a restore of the images in DIR would make, open, join, mount and connect, \
+             by kind, with the tasks that it is for. It leaves out what any program may have and \
+             no policy limits: memory and registers, ordinary sockets, pipes, timers, unlinked \
+             files, what is in archives. Nothing is restored. Images that contradict themselves \
+             are an error that names file and entry. Options of restore that matter count here, \
+             too, such as --external.",
         )
         .override_usage("torpor image plan DIR [--json] [--bundle DIR] [OPTION OF RESTORE...]");
     let audit = clap::Command::new("audit")
@@ -149,6 +151,7 @@ fn json_of(audit: &Audit) -> Json {
         "made_here": audit.origin == Origin::Here,
         "allowed": audit.violations.is_empty(),
         "violations": violations.collect::<Vec<_>>(),
+        "allowing": audit.allowing,
         "requests": requests,
     })
 }
@@ -190,6 +193,10 @@ fn text_of(audit: &Audit) -> String {
     for violation in &audit.violations {
         out += &format!("  {}\n", printable(&violation.to_string()));
     }
+    if !audit.allowing.is_empty() {
+        out += "\nlines of a policy that would allow it\n";
+    }
+    audit.allowing.iter().for_each(|line| out += &format!("  {}\n", printable(line)));
     out
 }
 

@@ -134,7 +134,7 @@ impl From<Error> for Failure {
                     .class(Class::BadImage)
                     .hint("torpor image info FILE says what kind of image a file is")
             }
-            Error::Forbidden(_) => Self::new(libc::EPERM, text)
+            Error::Forbidden { .. } => Self::new(libc::EPERM, text)
                 .class(Class::Forbidden)
                 .hint("torpor image audit DIR shows all that images ask for"),
             Error::Keys(error) => Self::new(key_errno(error), text).class(Class::Forbidden),
@@ -186,7 +186,11 @@ mod tests {
             (Error::Image(seal), Class::BadImage, libc::EBADMSG),
             (Error::invalid("core-1.img", "no"), Class::BadImage, libc::EBADMSG),
             (Error::Unreadable(text()), Class::BadImage, libc::EBADMSG),
-            (Error::Forbidden(vec![]), Class::Forbidden, libc::EPERM),
+            (
+                Error::Forbidden { violations: vec![], allowing: vec![] },
+                Class::Forbidden,
+                libc::EPERM,
+            ),
             (Error::Hook(text()), Class::Vetoed, libc::ECANCELED),
             (Error::Peer(text()), Class::PeerLost, libc::ECONNRESET),
             (Error::Protocol(text()), Class::Protocol, libc::EPROTO),

@@ -69,8 +69,13 @@ pub enum Error {
         reason: String,
     },
     /// The images ask for what the policy does not allow.
-    #[error("{}", forbidden(.0))]
-    Forbidden(Vec<Violation>),
+    #[error("{}", forbidden(.violations, .allowing))]
+    Forbidden {
+        /// What.
+        violations: Vec<Violation>,
+        /// Lines of a policy file with which it would.
+        allowing: Vec<String>,
+    },
     /// The caller's hooks (action scripts, RPC notifications) asked to stop.
     #[error("{0}")]
     Hook(String),
@@ -113,14 +118,19 @@ impl From<torpor_kernel::Error> for Error {
 
 /// How many violations an error names; all are in an audit.
 const MOST: usize = 100;
+/// Bytes of the longest line of a policy that an error has.
+const LONGEST: usize = 1000;
 
-fn forbidden(all: &[Violation]) -> String {
-    let lines: Vec<_> = all.iter().take(MOST).map(|v| format!("\n  {v}")).collect();
-    let more = match all.len().saturating_sub(MOST) {
-        0 => String::new(),
-        more => format!("\n  and {more} more"),
-    };
-    format!("the policy does not allow what the images ask for:{}{more}", lines.concat())
+fn forbidden(all: &[Violation], allowing: &[String]) -> String {
+    let mut text = "the policy does not allow what the images ask for:".to_owned();
+    all.iter().take(MOST).for_each(|violation| text += &format!("\n  {violation}"));
+    if let more @ 1.. = all.len().saturating_sub(MOST) {
+        text += &format!("\n  and {more} more");
+    }
+    for line in allowing.iter().filter(|line| line.len() <= LONGEST) {
+        text += &format!("\n  a policy would allow it by: {line}");
+    }
+    text
 }
 
 impl Error {

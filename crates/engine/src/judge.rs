@@ -33,6 +33,8 @@ pub struct Audit {
     pub requests: Vec<Request>,
     /// What is not allowed.
     pub violations: Vec<Violation>,
+    /// Lines of a policy file with which it would be.
+    pub allowing: Vec<String>,
     /// Whether this host has made the images.
     pub origin: Origin,
 }
@@ -49,7 +51,8 @@ pub fn audit(opts: &Options) -> Result<Audit> {
     load::load(&images, load::Pages::Now)?;
     let origin = found.origin(opts)?;
     let violations = found.judge(opts, origin, &checked);
-    Ok(Audit { requests: found.requests, violations, origin })
+    let allowing = found.allowing(opts, origin, &checked);
+    Ok(Audit { requests: found.requests, violations, allowing, origin })
 }
 
 /// What was found, for what only shows later.
@@ -96,7 +99,8 @@ pub(crate) fn enforce(
         }
     };
     if !violations.is_empty() {
-        return Err(Error::Forbidden(violations));
+        let allowing = found.allowing(opts, origin, checked);
+        return Err(Error::Forbidden { violations, allowing });
     }
     let verdict = Verdict {
         capabilities: capabilities(&found.requests),
@@ -136,6 +140,10 @@ fn capabilities(requests: &[Request]) -> Capabilities {
 impl ToJudge {
     fn judge(&self, opts: &Options, origin: Origin, checked: &Checked) -> Vec<Violation> {
         opts.trust.policy.judge(&self.requests, origin, checked, &self.passed)
+    }
+
+    fn allowing(&self, opts: &Options, origin: Origin, checked: &Checked) -> Vec<String> {
+        opts.trust.policy.allowing(&self.requests, origin, checked, &self.passed)
     }
 
     fn origin(&self, opts: &Options) -> Result<Origin> {
@@ -281,12 +289,14 @@ impl Verdict {
         let allows = |rules: &Rules| rules.allows_device(device, &self.passed);
         let Some(rule) = self.denies(policy, "files.devices", allows)? else { return Ok(()) };
         let path = String::from_utf8_lossy(path);
-        Err(Error::Forbidden(vec![Violation {
+        let violation = Violation {
             image: "files.img".to_owned(),
             task: None,
             rule,
             text: format!("open device {device} at {path:?}: it is not among those allowed"),
-        }]))
+        };
+        // A list would have to have what the images name besides, which is no longer known.
+        Err(Error::Forbidden { violations: vec![violation], allowing: vec![] })
     }
 
     /// Ends a restore that is to take a lease on a file for a task, but the file's owner is none of
@@ -298,12 +308,14 @@ impl Verdict {
         let allows = |rules: &Rules| rules.allows_leases(&self.passed);
         let Some(rule) = self.denies(policy, "capabilities.use", allows)? else { return Ok(()) };
         let text = format!("a lease on descriptor {}, a file of user {owner}", lock.fd);
-        Err(Error::Forbidden(vec![Violation {
+        let allowing = vec![format!("{rule} = true")];
+        let violation = Violation {
             image: "filelocks.img".to_owned(),
             task: Some(lock.task.cast_unsigned()),
             rule,
             text: format!("{text}, which takes CAP_LEASE: it is not given"),
-        }]))
+        };
+        Err(Error::Forbidden { violations: vec![violation], allowing })
     }
 
     /// The rule that does not allow what only shows when things are made, by its whole name.

@@ -8,6 +8,7 @@
 #![warn(unreachable_pub)]
 #![forbid(unsafe_code)]
 
+mod allowing;
 pub mod archive;
 mod capabilities;
 mod clock_times;

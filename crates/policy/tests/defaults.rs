@@ -340,3 +340,59 @@ fn containers_with_a_configuration_get_the_same_whoever_made_the_images() {
         }
     }
 }
+
+/// What is denied is allowed by the lines that are named, in a policy file.
+#[test]
+fn lines_that_are_named_allow_it() {
+    let denying = Policy::parse("[files]\nset-uid = false\ndevices = [\"c 1:3\"]\n").unwrap();
+    for policy in [Policy::default(), denying] {
+        for (what, ask) in rows() {
+            let request = [Request { image: text("x.img"), task: None, ask }];
+            for origin in [Origin::Here, Origin::Elsewhere] {
+                for spec in [None, Some(UNPRIVILEGED), Some(PRIVILEGED)] {
+                    let (passed, checked) = (caller(spec), Checked::default());
+                    let lines = policy.allowing(&request, origin, &checked, &passed);
+                    let is_denied = |policy: &Policy| {
+                        !policy.judge(&request, origin, &checked, &passed).is_empty()
+                    };
+                    assert_eq!(is_denied(&policy), !lines.is_empty(), "{what}: {lines:?}");
+                    let mut with = policy.clone();
+                    with.amend(&lines.join("\n")).unwrap();
+                    assert!(!is_denied(&with), "{what}: {lines:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn lines_say_no_more_than_is_asked_for() {
+    let policy = Policy::parse("files.set-uid = false\nfiles.devices = []\n").unwrap();
+    let lines = |policy: &Policy, asks: &[Ask]| {
+        let request = |ask: &Ask| Request { image: text("x.img"), task: None, ask: ask.clone() };
+        let requests: Vec<_> = asks.iter().map(request).collect();
+        let (checked, passed) = (Checked::default(), caller(Some(UNPRIVILEGED)));
+        policy.allowing(&requests, Origin::Elsewhere, &checked, &passed)
+    };
+    let device = |major, minor| Ask::Device {
+        path: text("/dev/x"),
+        device: Device { block: false, major: Some(major), minor: Some(minor) },
+    };
+    let set_uid = Ask::SetUid { path: text("/x"), mode: 0o104_755, capabilities: false };
+    // Both tables deny it.
+    let both = ["files.set-uid = true", "foreign.files.set-uid = true"];
+    assert_eq!(lines(&policy, &[set_uid]), both);
+    // The list has what the caller has given as well.
+    let devices = [device(10, 201), device(1, 3)];
+    let list = "foreign.files.devices = [\"c 10:201\", \"c 1:3\"]";
+    assert_eq!(lines(&Policy::default(), &devices), [list]);
+    let host = [Ask::HostNamespace("net")];
+    let kinds = r#"["cgroup", "ipc", "mnt", "pid", "time", "user", "uts"]"#;
+    let line = format!("foreign.namespaces.require = {kinds}");
+    assert_eq!(lines(&Policy::default(), &host), [line]);
+    // None but "all" allows it.
+    let unknown = lines(&Policy::default(), &[Ask::NoCredentials]);
+    assert_eq!(unknown, ["foreign.capabilities.allow = \"all\""]);
+    let path = mount(From::Host("/a\"\nb".into()));
+    assert_eq!(lines(&Policy::default(), &[path]), [r#"foreign.mounts.sources = ["/a\"\nb"]"#]);
+}

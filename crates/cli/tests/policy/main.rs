@@ -596,4 +596,9 @@ fn the_audit_as_json() {
     assert_eq!(json["violations"][0]["rule"], "users.allow");
     assert_eq!(json["violations"][0]["task"], task.root());
     assert!(json["requests"].as_array().unwrap().iter().any(|r| r["kind"] == "capabilities"));
+    // What it names makes up for it.
+    let line = json["allowing"][0].as_str().unwrap();
+    assert!(line.starts_with("users.allow = [\""), "{line}");
+    task.denied(&["users.allow=[]"], &[line]);
+    task.allowed(&["users.allow=[]", line]);
 }
