@@ -5,7 +5,9 @@ use std::fs;
 use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FileEntry, Fstype, RemapFilePathEntry, RemapType};
 
-use super::{Images, at, refuses};
+use torpor_runtimes_tests::scratch::Scratch;
+
+use super::{Asleep, FOREIGN, Images, at, bundle, refuses};
 
 /// The unlinked file of the volume is now one that has this name on the read-only volume.
 fn linked_as(images: &Images, name: &str) {
@@ -24,17 +26,37 @@ fn linked_as(images: &Images, name: &str) {
     images.dir.write_all(kind::REMAP_FPATH, 0, [&remap]).unwrap();
 }
 
+/// Links on a volume that lead out of it: where images may name no sources, and where they may name the volume's files.
+#[test]
+fn sources_that_are_links() {
+    fn linked(images: &Images, fstype: Fstype, below: &str) {
+        images.mount_of(fstype, &format!("vol/link/{below}"));
+    }
+    const MOUNT: &str = "mountpoints: mount 900001 at /spare: ";
+    for (name, options, wanted) in [
+        ("not-given", "", &[MOUNT, "/vol/link/", "of the host is not given"] as &[_]),
+        ("given", "external mnt[]\n", &[" for /spare: Too many levels of symbolic links"]),
+    ] {
+        let scratch = Scratch::new(&format!("images-sources-{name}"));
+        scratch.configure(&format!("{FOREIGN}{options}"));
+        let bundle = bundle(&scratch);
+        let asleep = Asleep::of(&scratch, &bundle);
+        asleep.refused(&[
+            ("a link to the root, as devpts", |images| linked(images, Fstype::Devpts, ""), wanted),
+            (
+                "a way through a link, as devpts",
+                |images| linked(images, Fstype::Devpts, "etc"),
+                wanted,
+            ),
+            ("a link, as a tmpfs", |images| linked(images, Fstype::Tmpfs, ""), wanted),
+            ("a link, as another", |images| linked(images, Fstype::Unsupported, "root"), wanted),
+        ]);
+        asleep.wakes();
+    }
+}
+
 #[test]
 fn mounts() {
-    const HOST: &[&str] = &["mountpoints"];
-    fn linked(images: &Images, fstype: Fstype, below: &str) {
-        let source = images.scratch.join("vol/link").join(below);
-        images.mount(|_, mount| {
-            mount.fstype = fstype as u32;
-            mount.ext_mount = Some(true);
-            mount.source = source.to_str().unwrap().as_bytes().to_vec();
-        });
-    }
     fn auto(images: &Images, name: &str) {
         images.mount(|_, mount| {
             mount.fstype = Fstype::Auto as u32;
@@ -44,24 +66,9 @@ fn mounts() {
     refuses(
         "images-mounts",
         &[
-            ("a link to the root, as devpts", |images| linked(images, Fstype::Devpts, ""), HOST),
-            (
-                "a way through a link, as devpts",
-                |images| linked(images, Fstype::Devpts, "etc"),
-                HOST,
-            ),
-            ("a link, as a tmpfs", |images| linked(images, Fstype::Tmpfs, ""), HOST),
-            ("a link, as another", |images| linked(images, Fstype::Unsupported, "root"), HOST),
             (
                 "a path that climbs",
-                |images| {
-                    let source = images.scratch.join("vol/../../..");
-                    images.mount(|_, mount| {
-                        mount.fstype = Fstype::Devpts as u32;
-                        mount.ext_mount = Some(true);
-                        mount.source = source.to_str().unwrap().as_bytes().to_vec();
-                    });
-                },
+                |images| images.mount_of(Fstype::Devpts, "vol/../../.."),
                 &["mountpoints-", "(foreign.mounts.sources)"],
             ),
             ("tmpfs by name", |i| auto(i, "tmpfs"), &["mountpoints-", "is of type tmpfs"]),

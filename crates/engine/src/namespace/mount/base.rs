@@ -218,7 +218,12 @@ fn open_named(cx: &Assembly<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
     let (base, below) = cx.source_below(path);
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let base = rustix::fs::open(base, flags, Mode::empty())?;
-    open_beneath(base.as_fd(), &below, true)
+    let at = open_beneath(base.as_fd(), &below, true)?;
+    // The last name may be that of a link, which is opened itself then.
+    match FileType::from_raw_mode(rustix::fs::fstat(&at)?.st_mode) {
+        FileType::Symlink => Err(Errno::LOOP),
+        _ => Ok(at),
+    }
 }
 
 fn given_path(cx: &Assembly<'_>, forest: &Forest, node: Node) -> Result<PathBuf> {
