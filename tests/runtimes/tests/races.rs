@@ -95,7 +95,8 @@ fn link_in_place_of(file: &Path, hosts: &Path) -> bool {
     let is_there = fs::rename(file, &aside).is_ok();
     let exchanged = is_there && symlink(hosts.join("ghost"), file).is_ok();
     if is_there {
-        let _ = fs::remove_file(&aside);
+        // A directory would be in the way of the next one.
+        let _ = fs::remove_file(&aside).or_else(|_| fs::remove_dir_all(&aside));
     }
     exchanged
 }
