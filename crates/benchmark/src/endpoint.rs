@@ -240,7 +240,7 @@ impl ReadyEndpoint {
             None => listener(self.endpoint.socket.as_deref().unwrap_or_default()).await,
         };
         let ours = self.endpoint.containerd.as_deref();
-        let plugin = |name: &str| ours.and(plugins()).map(|dir| Path::new(dir).join(name));
+        let plugin = |name: &str| ours.and(plugins()).map(|dir| dir.join(name));
         let all = [
             ("runtime", handler.program()),
             ("endpoint", endpoint),

@@ -7,7 +7,7 @@ use crate::config::{Endpoint, Handler};
 use crate::endpoint::{EndpointError, socket_of};
 use crate::image::{BASE, TAG};
 use crate::keeper::World;
-use crate::machine;
+use crate::machine::{self, HOST};
 use crate::suite::seal::OPTIONS;
 
 /// Why a runtime has no network besides the host's, if so.
@@ -21,11 +21,14 @@ pub(crate) fn no_network(ours: bool) -> Option<String> {
     }
 }
 
-/// Where the CNI plugins are.
-pub(crate) fn plugins() -> Option<&'static str> {
-    ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"]
-        .into_iter()
-        .find(|dir| Path::new(dir).join("bridge").exists())
+/// Where the CNI plugins are: on this machine, or on the node whose pod this is.
+pub(crate) fn plugins() -> Option<PathBuf> {
+    [Path::new("/"), Path::new(HOST)].into_iter().find_map(plugins_below)
+}
+
+fn plugins_below(root: &Path) -> Option<PathBuf> {
+    let dirs = ["opt/cni/bin", "usr/lib/cni", "usr/libexec/cni"].map(|dir| root.join(dir));
+    dirs.into_iter().find(|dir| dir.join("bridge").exists())
 }
 
 /// Writes the configuration of a containerd and of its network.
@@ -108,7 +111,7 @@ fn toml(endpoint: &Endpoint, dir: &Path) -> String {
         path("state"),
         quoted(socket_of(dir)),
         quoted(format!("127.0.0.1:{}/{BASE}:{TAG}", crate::keeper::PORT)),
-        quoted(plugins().unwrap_or("/opt/cni/bin")),
+        quoted(plugins().unwrap_or("/opt/cni/bin".into()).display()),
         path("cni"),
         quoted(&endpoint.snapshotter),
         quoted(endpoint.handlers.first().map_or("none", Handler::handler)),
@@ -128,4 +131,20 @@ fn toml(endpoint: &Endpoint, dir: &Path) -> String {
         text.push_str(&format!("[{table}.options]\n{options}"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plugins_are_those_that_make_a_bridge() {
+        let root = tempfile::tempdir().unwrap();
+        let node = root.path().join("usr/lib/cni");
+        fs::create_dir_all(&node).unwrap();
+        fs::create_dir_all(root.path().join("opt/cni/bin")).unwrap();
+        assert_eq!(plugins_below(root.path()), None);
+        fs::write(node.join("bridge"), "").unwrap();
+        assert_eq!(plugins_below(root.path()), Some(node));
+    }
 }

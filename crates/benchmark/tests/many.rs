@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use common::fake::{Fake, Mischief};
-use common::{TestDir, kill, row, samples, success, wait};
+use common::{TestDir, kill, left_out, row, samples, success, wait};
 use serde_json::Value;
 use torpor_runtimes_tests::certificates::{self, OF_AGENTS};
 
@@ -192,8 +192,7 @@ fn ssh(test_dir: &TestDir) -> Option<PathBuf> {
 fn through_ssh() {
     let test_dir = TestDir::new();
     let Some(config) = ssh(&test_dir) else {
-        eprintln!("left out: through_ssh (it takes openssh-server)");
-        return;
+        return left_out("through_ssh", "openssh-server");
     };
     let fake = Fake::start(&test_dir.path(""));
     let tool = env!("CARGO_BIN_EXE_torpor-benchmark");

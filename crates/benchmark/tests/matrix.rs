@@ -78,6 +78,9 @@ fn every_cell_has_values_or_reasons() {
         }
     }
     assert_ok(&results, "operations.checkpoint-plain-8m.restore", "containerd-2.2/runsc");
+    let youki = row(&results, "operations.checkpoint-plain-8m.checkpoint", "containerd-2.2/youki");
+    let reason = youki["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("has no checkpoint, and no restore"), "{youki}");
     for cell in CELLS.iter().filter(|&&cell| cell != "containerd-2.2/runc") {
         let row = row(&results, "operations.container.checkpoint", cell);
         assert_eq!(row["status"], "unsupported", "{row}");

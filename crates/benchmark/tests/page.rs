@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use base64::Engine;
-use common::{TestDir, success};
+use common::{TestDir, left_out, success};
 use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 
@@ -265,8 +265,7 @@ fn a_browser_shows_it_on_a_phone_without_a_network() {
     results(&test_dir);
     report(&test_dir);
     let Some(found) = seen(&test_dir) else {
-        eprintln!("left out: a_browser_shows_it_on_a_phone_without_a_network (it takes chromium)");
-        return;
+        return left_out("a_browser_shows_it_on_a_phone_without_a_network", "chromium");
     };
     let expected = json!({
         "wide": 0, "charts": ROWS, "cells": ROWS * TARGETS, "blank": 0, "requests": 0,
@@ -286,8 +285,7 @@ fn it_is_printed_whole() {
     results(&test_dir);
     let page = report(&test_dir);
     let Some(mut command) = chromium(&test_dir) else {
-        eprintln!("left out: it_is_printed_whole (it takes chromium)");
-        return;
+        return left_out("it_is_printed_whole", "chromium");
     };
     let pdf = test_dir.path("report.pdf");
     command.arg("--no-pdf-header-footer").arg(format!("--print-to-pdf={}", pdf.display()));

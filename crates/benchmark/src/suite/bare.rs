@@ -63,13 +63,9 @@ pub(super) async fn prepare<'a>(
     seal::plain(&dir)?;
     symlink(&torpor, dir.join("bin/criu")).map_err(failed)?;
     let container = Container { cell, binary, torpor, dir, id, sealed, sentry };
-    let help = container.call(&["checkpoint", "--help"], Duration::from_secs(10)).await?;
     // gVisor's help ends with an error.
-    if !sentry && !help.status.success() {
-        let name = container.binary.display();
-        let text =
-            format!("this build of {name} has no checkpoint (`{name} checkpoint --help` fails)");
-        return Err(Trouble::Unsupported(text));
+    if !sentry {
+        container.knows(&["checkpoint", "restore"]).await?;
     }
     let rootfs = cell.place.dir.join("rootfs");
     if !rootfs.exists() {
@@ -104,6 +100,24 @@ fn said(output: &Output) -> String {
 }
 
 impl Container<'_> {
+    /// Whether the runtime has these commands: those that it has not are told all at once.
+    async fn knows(&self, commands: &[&str]) -> Result<(), Trouble> {
+        let mut lacks = Vec::new();
+        for command in commands {
+            let help = self.call(&[command, "--help"], Duration::from_secs(10)).await?;
+            if !help.status.success() {
+                lacks.push(*command);
+            }
+        }
+        if lacks.is_empty() {
+            return Ok(());
+        }
+        let (name, lacks) = (self.binary.display(), lacks.join(", and no "));
+        Err(Trouble::Unsupported(format!(
+            "this build of {name} has no {lacks} (`--help` of it fails)"
+        )))
+    }
+
     /// The configuration of a bundle, as `spec` gives it, with our program in it.
     fn config(&self, rootfs: &Path, memory: u32) -> Value {
         let mounted =

@@ -118,6 +118,12 @@ pub fn processes(text: &str) -> Vec<(i32, String)> {
     found
 }
 
+/// Says that a test is left out for what is not installed. Where everything is to be tested it fails.
+pub fn left_out(test: &str, needs: &str) {
+    assert!(std::env::var_os("TORPOR_LONG").is_none(), "{test} takes {needs}");
+    eprintln!("left out: {test} (it takes {needs})");
+}
+
 /// Polls until something holds.
 pub fn wait(holds: impl Fn() -> bool, otherwise: impl Fn() -> String) {
     let until = Instant::now() + Duration::from_secs(120);
