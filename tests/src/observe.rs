@@ -505,6 +505,10 @@ fn mounts(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
         for (index, word) in line.iter().enumerate() {
             match index {
                 0 | 2 => {}
+                // A namespace that is kept as a file: `net:[4026531840]`.
+                3 if word.ends_with(']') && word.contains(":[") => {
+                    let _ = write!(text, " namespace {}", groups.of(word));
+                }
                 1 => text.push_str(points.get(word).copied().unwrap_or("none")),
                 _ => match word.split_once(':') {
                     Some((kind @ ("shared" | "master" | "propagate_from"), id)) => {

@@ -35,6 +35,8 @@ pub struct Mount {
     pub deleted: bool,
     /// The pid namespace that it shows, if it is a procfs of one below the root task's.
     pub pid_ns: Option<u32>,
+    /// The namespace that it keeps, if it is one of nsfs.
+    pub namespace: Option<u32>,
     /// Which mounts it passes on, and to whom.
     pub peers: Peers,
 }

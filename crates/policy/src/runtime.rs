@@ -12,10 +12,11 @@ use crate::violation::Violation;
 /// namespaces: without the configuration of a container a checkpoint may have them
 /// anywhere.
 /// A restore makes a `binfmt_misc` only in a user namespace that it has made.
-const PRIVATE: [&str; 7] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "overlay", "binfmt_misc"];
+const PRIVATE: [&str; 8] =
+    ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "overlay", "binfmt_misc", "nsfs"];
 /// With one, those that give access to nothing that the tasks would not have: docs/policy.md
 /// says why. The layers of an overlay are judged besides.
-const HARMLESS: [&str; 5] = ["tmpfs", "devpts", "mqueue", "overlay", "binfmt_misc"];
+const HARMLESS: [&str; 6] = ["tmpfs", "devpts", "mqueue", "overlay", "binfmt_misc", "nsfs"];
 
 /// `MS_*` flags of mount(2) that take rights away, and their names.
 pub(crate) const NARROW: [(u32, &str); 4] = [(1, "ro"), (2, "nosuid"), (4, "nodev"), (8, "noexec")];

@@ -18,6 +18,8 @@ pub(super) const DEVICE_KEY: &str = "CRIU:EXTERNAL_DEV";
 /// The option with which images mark a devpts of the namespace's own; others are this
 /// host's.
 const NEW_INSTANCE: &[u8] = b"newinstance";
+/// The file system of namespaces that are mounted as files. Their roots are called `net:[4026531840]`.
+const NSFS: &str = "nsfs";
 /// Flags that say how a mount propagates (`MS_PRIVATE`, `MS_SLAVE`, `MS_SHARED`): its peer groups
 /// say it, too.
 const PROPAGATION: u32 = 1 << 18 | 1 << 19 | 1 << 20;
@@ -62,8 +64,12 @@ fn mount(space: u32, entry: &MntEntry, from: From) -> std::result::Result<Mount,
     let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
     let outside = matches!(from, From::Given { .. } | From::Device { .. } | From::Host(_));
     let group = entry.shared_id.filter(|&id| id != 0);
-    let root = path(&entry.root);
-    if !root.is_absolute() && !outside {
+    let (root, fs) = (path(&entry.root), file_system(entry)?);
+    let keeps = entry.torpor_namespace.is_some();
+    if keeps && fs.name != NSFS {
+        return Err("only a mount of nsfs keeps a namespace".to_owned());
+    }
+    if !root.is_absolute() && !outside && !keeps {
         return Err(format!("its root {} is no path", root.display()));
     }
     Ok(Mount {
@@ -71,12 +77,13 @@ fn mount(space: u32, entry: &MntEntry, from: From) -> std::result::Result<Mount,
         id: (entry.mnt_id, entry.parent_mnt_id),
         at: path(&entry.mountpoint),
         from,
-        fs: file_system(entry)?,
+        fs,
         flags: entry.flags & !PROPAGATION,
         device: entry.root_dev,
         root,
         deleted: entry.deleted(),
         pid_ns: entry.torpor_pid_ns,
+        namespace: entry.torpor_namespace,
         peers: Peers {
             group,
             master: entry.master_id.filter(|&id| id != 0),
@@ -301,6 +308,17 @@ mod tests {
             assert!(error.starts_with("mountpoints-7.img: mount 0: ") && error.contains(why));
         }
         assert!(read(&[]).unwrap_err().to_string().contains("no root mount"));
+        let kept = |fsname: Option<&str>| {
+            let fsname = fsname.map(str::to_owned);
+            let kept = MntEntry { mnt_id: 2, parent_mnt_id: 1, fsname, ..entry(4, "net:[1]", 0) };
+            read(&[
+                MntEntry { mnt_id: 1, ..entry(1, "/", 0) },
+                MntEntry { torpor_namespace: Some(3), ..kept },
+            ])
+        };
+        assert_eq!(kept(Some(NSFS)).unwrap()[1].namespace, Some(3));
+        assert!(kept(Some("tmpfs")).unwrap_err().to_string().contains("only a mount of nsfs"));
+        assert!(kept(None).unwrap_err().to_string().contains("only a mount of nsfs"));
     }
 
     /// The root is the root, whatever else its entry says.

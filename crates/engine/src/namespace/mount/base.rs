@@ -306,7 +306,9 @@ fn make(cx: &mut Assembly<'_>, forest: &Forest, whole: Node, host: &Tree) -> Res
             }
             None => Ok(Open { at: superblock::make_here(mount)?, made: true }),
         },
-        Origin::Layered | Origin::None => Err(unfit(mount, "its file system cannot be made")),
+        Origin::Layered | Origin::Namespace | Origin::None => {
+            Err(unfit(mount, "its file system cannot be made"))
+        }
     }
 }
 

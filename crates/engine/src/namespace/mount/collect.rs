@@ -69,6 +69,7 @@ impl Mounts {
         }
         let own = MountNamespace::own(host)?;
         nested::mark(&mut spaces, &own, namespaces)?;
+        nested::mark_kept(&mut spaces, namespaces);
         Ok(Mounts { spaces, host: own.tree })
     }
 

@@ -7,7 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use torpor_images::proto::{Fstype, MntEntry};
 use torpor_policy::{From, Mount as Planned};
 
-use super::fs::{self, join_options, split_options};
+use super::fs::{self, Origin, join_options, split_options};
 use super::mountinfo::{External, Mount};
 
 /// The key of a mount whose source is a device that the caller of the restore
@@ -29,6 +29,7 @@ pub(super) fn encode(mount: &Mount) -> MntEntry {
     if flags & (PROPAGATION | libc::MS_UNBINDABLE) == 0 {
         flags |= libc::MS_PRIVATE;
     }
+    let namespace = mount.ty.origin == Origin::Namespace && mount.external.is_none();
     let mut entry = MntEntry {
         fstype: i32::from(mount.ty.code).cast_unsigned(),
         mnt_id: mount.id,
@@ -45,7 +46,8 @@ pub(super) fn encode(mount: &Mount) -> MntEntry {
         master_id: Some(mount.master.unwrap_or(0)),
         deleted: mount.deleted.then_some(true),
         torpor_pid_ns: mount.pid_ns,
-        fsname: (mount.ty.code == Fstype::Auto).then(|| mount.fs.clone()),
+        torpor_namespace: mount.namespace.filter(|_| namespace),
+        fsname: (namespace || mount.ty.code == Fstype::Auto).then(|| mount.fs.clone()),
         ..MntEntry::default()
     };
     match &mount.external {
@@ -102,6 +104,7 @@ pub(super) fn planned(mount: &Planned) -> Mount {
         },
         outside_peers: mount.peers.outside,
         pid_ns: mount.pid_ns,
+        namespace: mount.namespace,
     }
 }
 
@@ -168,6 +171,19 @@ mod tests {
         let device = Some(External::Device("disk".into()));
         let (_, b) = back("2 1 8:1 / /a rw - ext4 /dev/sda1 rw", device.clone());
         assert_eq!((b.external, b.fs.as_str()), (device, "ext4"));
+    }
+
+    #[test]
+    fn a_namespace_that_is_kept_is_no_path() {
+        let line = "2 1 0:4 net:[4026532281] /run/netns/a rw - nsfs nsfs rw";
+        let mut mount = parse(line.as_bytes()).unwrap().remove(0);
+        mount.namespace = Some(7);
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        let root = parse(b"1 0 0:1 / / rw - ext4 d rw").unwrap().remove(0);
+        images.write_all(kind::MNTS, 1, &[encode(&root), encode(&mount)]).unwrap();
+        let plan = collect::mounts(&images, &[1], &Passed::default()).unwrap();
+        assert_eq!(planned(&plan[1]), mount);
     }
 
     #[test]

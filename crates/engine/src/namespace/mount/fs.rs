@@ -22,6 +22,8 @@ pub(crate) enum Origin {
     Kernel,
     /// It makes a new one of directories that other mounts show.
     Layered,
+    /// The kernel has only one, of namespaces: it mounts one of those that tasks live in.
+    Namespace,
     /// Not at all.
     None,
 }
@@ -41,7 +43,7 @@ const fn ty(name: &'static str, code: Fstype, origin: Origin) -> FsType {
     FsType { name, code, origin }
 }
 
-/// The types that the images have numbers for.
+/// The types that the images have numbers for, and nsfs, which they know by its name.
 pub(super) const TYPES: &[FsType] = &[
     ty("proc", Fstype::Proc, Origin::New),
     ty("sysfs", Fstype::Sysfs, Origin::New),
@@ -62,6 +64,7 @@ pub(super) const TYPES: &[FsType] = &[
     ty("fuse", Fstype::Fuse, Origin::None),
     ty("overlay", Fstype::Overlayfs, Origin::Layered),
     ty("autofs", Fstype::Autofs, Origin::None),
+    ty("nsfs", Fstype::Unsupported, Origin::Namespace),
 ];
 
 /// The type of a mount that is in no table.

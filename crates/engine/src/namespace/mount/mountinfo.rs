@@ -47,6 +47,8 @@ pub(crate) struct Mount {
     pub outside_peers: bool,
     /// The pid namespace that it shows, where that is a procfs of one below the root task's.
     pub pid_ns: Option<u32>,
+    /// The namespace that it keeps, where that is one of nsfs and a task of the tree lives in it.
+    pub namespace: Option<u32>,
 }
 
 /// What is known about a mount that comes from outside of the namespace.
@@ -94,6 +96,7 @@ impl From<mountinfo::Mount> for Mount {
             external: None,
             outside_peers: false,
             pid_ns: None,
+            namespace: None,
         }
     }
 }

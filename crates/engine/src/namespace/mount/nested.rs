@@ -1,17 +1,18 @@
-//! A procfs of a pid namespace below that of the root task. Only a task that lives in there can
-//! make it, so it is mounted when the tasks have been born, and so is what lies on it.
+//! A procfs of a pid namespace below that of the root task, and namespaces that are kept as files
+//! (`ip netns`, Docker). Only a task that lives in there can make the one, and the others are there
+//! with their tasks: so both are mounted when these have been born, and so is what lies on them.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use torpor_tracee::Tracee;
 
 use super::base::unfit;
 use super::build::{Copies, place_at};
 use super::collect::{MountNamespace, clone, open_beneath};
-use super::fs::attributes;
+use super::fs::{Origin, attributes};
 use super::mountinfo::Mount;
 use super::origin::{Forest, Node, Source};
 use super::restored::Restored;
@@ -19,6 +20,7 @@ use super::superblock;
 use super::tree::Tree;
 use crate::error::{Context, Result};
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
+use crate::proc;
 use crate::restore::process::live_in;
 use crate::restore::tasks::Tasks;
 
@@ -50,6 +52,27 @@ pub(super) fn mark(
     Ok(())
 }
 
+/// Finds out which namespaces of the tree are kept by mounts.
+pub(super) fn mark_kept(spaces: &mut [MountNamespace], namespaces: &Namespaces) {
+    for tree in spaces.iter_mut().map(|space| &mut space.tree) {
+        for index in 0..tree.mounts().len() {
+            let mount = tree.mount_mut(index);
+            if mount.ty.origin == Origin::Namespace {
+                mount.namespace = kept(namespaces, &mount.root);
+            }
+        }
+    }
+}
+
+/// The namespace that goes by this name, `net:[4026531840]`. Those of other kinds than here are not what
+/// they become when their tasks are born.
+fn kept(namespaces: &Namespaces, name: &Path) -> Option<u32> {
+    let (kind, inode) = name.to_str()?.strip_suffix(']')?.split_once(":[")?;
+    let ns = namespaces.by_inode(inode.parse().ok()?)?;
+    let is_there = matches!(ns.kind, NsKind::Net | NsKind::Uts | NsKind::Ipc);
+    (is_there && ns.kind.name() == kind).then_some(ns.id)
+}
+
 /// Whether it shows all of a procfs.
 fn is_whole(mount: &Mount) -> bool {
     mount.fs == "proc" && mount.root.as_os_str() == "/"
@@ -79,13 +102,23 @@ fn shown_by(proc: BorrowedFd<'_>) -> Option<u64> {
     link.to_str().ok()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// The namespace whose procfs a mount shows that the restore makes.
-pub(super) fn shown(forest: &Forest, node: Node) -> Option<u32> {
-    let made = || forest.source(node) == Ok(Source::FileSystem);
-    forest.mount(node).pid_ns.filter(|_| made())
+/// What is there with the tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shown {
+    /// The procfs of this pid namespace.
+    Procfs(u32),
+    /// This namespace itself.
+    Namespace(u32),
 }
 
-/// Whether a mount is such a procfs, or lies on one.
+/// What a mount shows of that, if the restore makes it.
+pub(super) fn shown(forest: &Forest, node: Node) -> Option<Shown> {
+    let mount = forest.mount(node);
+    let shown = mount.pid_ns.map(Shown::Procfs).or(mount.namespace.map(Shown::Namespace))?;
+    (forest.source(node) == Ok(Source::FileSystem)).then_some(shown)
+}
+
+/// Whether a mount is one of those, or lies on one.
 pub(super) fn waits(forest: &Forest, node: Node) -> bool {
     let tree = &forest.spaces[node.space].1;
     let up = |mount: &usize| tree.parent(*mount);
@@ -108,8 +141,8 @@ pub(super) fn obstacle(forest: &Forest, node: Node, host: &Tree) -> Option<&'sta
     };
     let has_others = forest.mount(node).master.is_some() || is_passed_on(node);
     (has_others || parent.is_some_and(is_passed_on)).then_some(
-        "it shows a nested pid namespace, or lies on a procfs that does, and what is mounted there \
-         is passed on to other mounts; make it and the mount below it private",
+        "it keeps a namespace, shows a nested pid namespace, or lies on a procfs that does, and what \
+         is mounted there is passed on to other mounts; make it and the mount below it private",
     )
 }
 
@@ -130,6 +163,7 @@ pub(super) struct Waiting {
 enum What {
     /// The procfs of a pid namespace, made as this mount says.
     Procfs(u32, Box<Mount>),
+    Namespace(u32),
     /// A copy of what is there already.
     Copy(OwnedFd),
 }
@@ -157,7 +191,8 @@ pub(super) fn keep(
         let Some(parent) = tree.parent(mount).filter(|_| waits(forest, node)) else { continue };
         let parent = Node { space, mount: parent };
         let what = match shown(forest, node) {
-            Some(ns) => {
+            Some(Shown::Namespace(ns)) => What::Namespace(ns),
+            Some(Shown::Procfs(ns)) => {
                 let whole = forest.whole(tree.mount(mount).dev).unwrap_or(node);
                 What::Procfs(ns, Box::new(forest.mount(whole).clone()))
             }
@@ -189,10 +224,10 @@ struct Placed {
 }
 
 /// When the tasks have been born: mounts the procfs of pid namespaces below that of the root
-/// task, and what lies on them.
+/// task, and what lies on them; and the namespaces that mounts keep.
 ///
 /// # Errors
-/// If a pid namespace or the place of a mount is not there; if the kernel refuses to make a mount
+/// If a namespace or the place of a mount is not there; if the kernel refuses to make a mount
 /// (named in the error).
 pub(crate) fn make_nested(
     mounts: &mut Restored,
@@ -205,6 +240,12 @@ pub(crate) fn make_nested(
         let is_copy = matches!(what, What::Copy(_));
         let (from, below) = match what {
             What::Copy(copy) => (copy, None),
+            What::Namespace(ns) => {
+                let ns = namespaces.by_id(ns);
+                let ns = ns.ok_or_else(|| unfit(&mount, "its namespace is not there"))?;
+                let file = proc::open(ns.pid, &format!("ns/{}", ns.kind.name()))?;
+                (file.into(), Some(PathBuf::new()))
+            }
             What::Procfs(ns, whole) => {
                 let ns = namespaces.by_id(ns).filter(|ns| ns.kind == NsKind::Pid);
                 let ns = ns.ok_or_else(|| unfit(&mount, "its pid namespace is not there"))?;

@@ -123,6 +123,13 @@ impl Forest {
                 "the root directory of this file system is mounted nowhere in the tree, so its \
                  content cannot be read; provide the mount with --external mnt[{at}]:KEY"
             )),
+            Origin::Namespace if mount.namespace.is_some() => Ok(Source::FileSystem),
+            Origin::Namespace => Err(format!(
+                "it keeps the namespace {}, which no task of the tree lives in, or which is not of \
+                 network, UTS or IPC; unmount it (`ip netns delete` for those of `ip netns add`), leave \
+                 it out with --skip-mnt {at}, or provide all mounts from outside with --external mnt[]",
+                mount.root.display()
+            )),
             Origin::None if mount.fs == "autofs" => Err(format!(
                 "automatic mounts cannot be restored, whose daemon hears of them by a pipe of this \
                  mount; unmount it and start the daemon after the restore, or leave it out with \
