@@ -129,6 +129,7 @@ const ROWS: &[Row] = &[
     }),
     ("--join-ns user:12,1,2", |s| s.engine.given.join_ns[0].ids == Some((1, 2))),
     ("--empty-ns net", |s| s.engine.network.empty),
+    ("--empty-ns net --empty-ns none", |s| !s.engine.network.empty),
     ("--skip-mnt /a", |s| s.engine.mounts.skip == [Path::new("/a")]),
     ("--enable-fs a,b --enable-fs all", |s| s.engine.mounts.enable_fs == ["a", "b", "all"]),
     ("--mntns-compat-mode", |s| s.engine.mounts.compat_mode),

@@ -314,6 +314,30 @@ fn manage_cgroups_strict() {
     goes_on(&bundle.file("count"));
 }
 
+/// Its administrator may want networks kept, whatever runc asks for.
+#[test]
+fn empty_ns_none() {
+    let scratch = Scratch::new("runc-keepns");
+    scratch.configure("");
+    fs::write("/etc/criu/runc.conf", "empty-ns none\n").unwrap();
+    let bundle = counter(&scratch).configure(|config| {
+        for set in config["process"]["capabilities"].as_object_mut().unwrap().values_mut() {
+            set.as_array_mut().unwrap().push(json!("CAP_NET_ADMIN"));
+        }
+    });
+    let mut container = Container::start(&scratch, &bundle);
+    let ip = |container: &Container, words: &str| {
+        let own = PathBuf::from(format!("/proc/{}/ns/net", container.pid()));
+        let words: Vec<&str> = words.split_whitespace().collect();
+        network::inside(&own, || command("ip", &words).succeed())
+    };
+    ip(&container, "link add extra0 type bridge");
+    ip(&container, "address add 10.77.0.1/24 dev extra0");
+    container.sleep_and_wake(&[]);
+    assert!(ip(&container, "address show dev extra0").contains("10.77.0.1/24"));
+    goes_on(&bundle.file("count"));
+}
+
 /// The option that runc gives even without being asked: the network namespace is made anew, and
 /// nothing but the loopback device, which every runtime brings up, is in it.
 #[test]

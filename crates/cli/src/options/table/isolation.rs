@@ -51,14 +51,16 @@ pub(super) const SPACES: &[Opt] = &[
     value(
         ("empty-ns", None, "NS"),
         BOTH,
-        |s, v| match text(v)? {
-            "net" => {
-                s.engine.network.empty = true;
-                Ok(())
-            }
-            _ => Err("only net can be left empty".into()),
+        |s, v| {
+            s.engine.network.empty = match text(v)? {
+                "net" => true,
+                "none" => false,
+                _ => return Err("only net can be left empty".into()),
+            };
+            Ok(())
         },
-        "Make the namespace, but leave what is in it to action scripts (net only)",
+        "Make the namespace, but leave what is in it to action scripts (net only); none keeps it although a runtime asks for \
+         that",
     ),
     value(
         ("skip-mnt", None, "PATH"),

@@ -15,6 +15,8 @@ use crate::tool;
 /// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETTABLE` (linux/netfilter).
 const GET_TABLES: u16 = 10 << 8 | 1;
 const NFTA_TABLE_NAME: u16 = 1;
+/// What nft says of tables with rules that were made for iptables.
+const OF_IPTABLES: &str = "managed by iptables-nft";
 /// Bytes of `struct nfgenmsg`.
 const NFGENMSG: usize = 4;
 
@@ -159,6 +161,13 @@ fn run(
         let input = input.as_mut().map(|input| input as &mut (dyn Read + Send));
         let Some(done) = tool::run(&mut command, input, &mut output)? else { continue };
         if done.status.success() {
+            if done.messages.contains(OF_IPTABLES) {
+                tracing::warn!(
+                    "rules that iptables has written to nftables come back as those of nft: they do the \
+                     same, but iptables does not read them any more; use iptables-legacy where a program \
+                     changes them"
+                );
+            }
             return Ok(output);
         }
         let last = done.messages.lines().rfind(|line| !line.trim().is_empty());

@@ -90,13 +90,43 @@ pub(super) fn dump(socket: &mut Socket, around: &Surroundings<'_>) -> Result<Vec
     let mut all = Vec::new();
     for message in socket.list(RTM_GETLINK, &[0; IFINFOMSG])? {
         let link = parse(&message)?;
-        if FALLBACK.contains(&link.name.as_str()) && link.flags & IFF_UP == 0 {
+        if is_fallback(&link) {
             continue;
         }
         all.push(describe(&link, around)?);
     }
     all.sort_by_key(|d| d.ifindex);
     Ok(all)
+}
+
+/// Makes sure that nothing is lost where the calling thread's namespace is left empty; `pid` lives there.
+///
+/// # Errors
+/// Refused, if there are devices that a new namespace does not have; if the kernel does not list them.
+pub(super) fn expect_none(socket: &mut Socket, pid: i32) -> Result<()> {
+    for message in socket.list(RTM_GETLINK, &[0; IFINFOMSG])? {
+        let link = parse(&message)?;
+        if !is_of_new(&link) {
+            return Err(Error::refused(
+                pid,
+                format!("network device {}", link.name),
+                "is in a network namespace below the container's, which is left empty as that is \
+                 (--empty-ns net: runc always says so), and nobody would make it again; say `empty-ns \
+                 none` in /etc/criu/runc.conf to keep networks, or remove the device",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether each new namespace has such a device.
+fn is_of_new(link: &Link<'_>) -> bool {
+    let is_loopback = half(link.message.body(), 2) == Some(ARPHRD_LOOPBACK);
+    is_loopback || is_fallback(link)
+}
+
+fn is_fallback(link: &Link<'_>) -> bool {
+    FALLBACK.contains(&link.name.as_str()) && link.flags & IFF_UP == 0
 }
 
 fn parse(message: &Message) -> Result<Link<'_>> {

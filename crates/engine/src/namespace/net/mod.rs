@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use libc::{RTM_GETNSID, RTM_NEWNSID};
 use torpor_images::proto::{NetnsEntry, NetnsId};
 use torpor_images::{ImageDir, kind};
-use torpor_kernel::netlink::{Body, Socket};
+use torpor_kernel::netlink::{Body, ROUTE, Socket};
 
 use self::conf::Sysctls;
 use self::link::Surroundings;
@@ -43,7 +43,8 @@ const RTGENMSG: [u8; 4] = [0; 4];
 /// Writes the images of a namespace.
 ///
 /// # Errors
-/// Refused, if the namespace holds what cannot be made again; if it cannot be entered, or the
+/// Refused, if the namespace holds what cannot be made again, or what nobody would make again where
+/// namespaces are left empty; if it cannot be entered, or the
 /// kernel does not list what it holds; if an image cannot be written.
 pub(crate) fn dump(
     (given, network): (&Given, &Network),
@@ -62,7 +63,10 @@ pub(crate) fn dump(
         return Ok(images.write_one(kind::NETNS, ns_id.into(), &entry)?);
     }
     if network.empty {
-        return Ok(());
+        // That of the root task is set up by whoever asked for it.
+        let is_roots = ns.task == 0;
+        let expect_none = || link::expect_none(&mut Socket::open(ROUTE)?, ns.pid);
+        return if is_roots { Ok(()) } else { run_in(&[spaces.open_file(ns_id)?], expect_none) };
     }
     let others: Vec<(u32, bool, BorrowedFd<'_>)> = spaces
         .of_kind(NsKind::Net)
@@ -71,7 +75,7 @@ pub(crate) fn dump(
         .collect::<Result<_>>()?;
     let pid = ns.pid;
     run_in(&[spaces.open_file(ns_id)?], || {
-        let mut socket = Socket::open(torpor_kernel::netlink::ROUTE)?;
+        let mut socket = Socket::open(ROUTE)?;
         let known = known_namespaces(&mut socket, &others)?;
         let around = Surroundings {
             pid,
