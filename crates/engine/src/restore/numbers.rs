@@ -140,8 +140,10 @@ fn until_it_fits(
     }
     let deadline = Instant::now() + PATIENCE;
     for tried in 0.. {
-        choose(cx, place)?;
-        let born = bear(cx, &place.pids[..own])?;
+        let moved = choose(cx, place)?;
+        let born = bear(cx, &place.pids[..own]);
+        moved.map_or(Ok(()), |moved| moved.back())?;
+        let born = born?;
         if place.fits(&born)? {
             return Ok(born);
         }
@@ -161,19 +163,52 @@ fn until_it_fits(
 
 /// Makes the numbers that clone3(2) would not take the next ones: the innermost first, for whoever
 /// does it takes numbers further out.
-fn choose(cx: &mut Restore<'_>, place: &Birthplace) -> Result<()> {
+fn choose(cx: &mut Restore<'_>, place: &Birthplace) -> Result<Option<Moved>> {
     let own = place.own(&cx.ns);
-    let last: OwnedFd =
-        OpenOptions::new().write(true).open(LAST).context(|| format!("open {LAST}"))?.into();
+    let last = OpenOptions::new().read(true).write(true).open(LAST);
+    let last: OwnedFd = last.context(|| format!("open {LAST}"))?.into();
+    let mut moved = None;
+    let is_callers = cx.tasks[0].image.homes.own(NsKind::Pid).is_none();
     for (&pid, &space) in place.pids.iter().zip(&place.spaces).skip(own) {
         let write = |husk: &mut Tracee| write_last(husk, &last, pid - 1);
         let nested = cx.ns.by_id(space).filter(|ns| ns.task != 0);
         match nested.and_then(|ns| ns.file.as_ref()) {
             Some(space) => live_in(cx.tasks.remote(0)?, space, write)?,
+            // Others are born there all the time: the sooner the better.
+            None if is_callers => {
+                let dup = last.try_clone().context(|| "dup".to_owned())?;
+                moved = Some(Moved::to(dup, pid - 1)?);
+            }
             None => with_process(cx.tasks.remote(0)?, None, write)?,
         }
     }
-    Ok(())
+    Ok(moved)
+}
+
+/// The last number of the caller's pid namespace was moved: whoever else is born there would take numbers
+/// of the tree that are needed yet.
+#[derive(Debug)]
+#[must_use]
+struct Moved {
+    last: OwnedFd,
+    was: Vec<u8>,
+}
+
+impl Moved {
+    fn to(last: OwnedFd, number: i32) -> Result<Self> {
+        let mut was = vec![0; 16];
+        let read = rustix::io::pread(&last, &mut was, 0).context(|| format!("read {LAST}"))?;
+        was.truncate(read);
+        let text = number.to_string();
+        rustix::io::pwrite(&last, text.as_bytes(), 0).context(|| format!("write {LAST}"))?;
+        Ok(Self { last, was })
+    }
+
+    /// Has the next one get the number that it would have got.
+    fn back(self) -> Result<()> {
+        rustix::io::pwrite(&self.last, &self.was, 0).context(|| format!("write {LAST}"))?;
+        Ok(())
+    }
 }
 
 fn write_last(husk: &mut Tracee, file: &OwnedFd, last: i32) -> Result<()> {
