@@ -1,7 +1,7 @@
 // area: refusals
 // shows: an io_uring instance whose requests a thread of the kernel fetches is refused by name
 // modes: plain leave-running ns
-// expect: refused "IORING_SETUP_SQPOLL"
+// expect: refused "(IORING_SETUP_SQPOLL), which is not supported; let the program submit them itself"
 // varies: fd
 #include "io_uring.h"
 

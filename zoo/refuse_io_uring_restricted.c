@@ -1,7 +1,7 @@
 // area: refusals
 // shows: an io_uring instance that is restricted is refused by name
 // modes: plain leave-running ns
-// expect: refused "it is restricted"
+// expect: refused "and the kernel does not tell to what; let the program make it without"
 #include "io_uring.h"
 
 int main(void)

@@ -211,6 +211,15 @@ fn refuse(found: &Found, reason: impl Into<String>) -> Error {
     }
 }
 
+/// The same where programs whose setting is not known have another way as well.
+fn refuse_use(found: &Found, reason: &str, instead: &str) -> Error {
+    let comm = proc::stat(found.pid).map(|stat| stat.comm).unwrap_or_default();
+    match without(&comm) {
+        Some(_) => refuse(found, reason),
+        None => found.refuse(format!("{reason}; {instead}")),
+    }
+}
+
 /// How programs are told to do without io_uring.
 fn without(comm: &[u8]) -> Option<&'static str> {
     Some(match comm {
@@ -231,20 +240,25 @@ fn without(comm: &[u8]) -> Option<&'static str> {
 fn check(found: &Found) -> Result<()> {
     let is_other = |key: &str, usual: &str| found.info.values(key).any(|value| value != usual);
     if is_other("SqThread", "-1") {
-        return Err(refuse(
+        return Err(refuse_use(
             found,
-            "the kernel polls its requests by a thread (IORING_SETUP_SQPOLL), which is not \
-             supported; let the program submit them itself",
+            "the kernel polls its requests by a thread (IORING_SETUP_SQPOLL), which is not supported",
+            "let the program submit them itself",
         ));
     }
     if is_other("UserFiles", "0") {
-        return Err(refuse(
+        return Err(refuse_use(
             found,
-            "it has registered files, which is not supported; let the program use its descriptors",
+            "it has registered files, which is not supported",
+            "let the program use its descriptors",
         ));
     }
     if found.info.rest.iter().any(|line| line.starts_with("Personalities")) {
-        return Err(refuse(found, "it has registered credentials, which is not supported"));
+        return Err(refuse_use(
+            found,
+            "it has registered credentials, which is not supported",
+            "let the program make its requests with its own",
+        ));
     }
     Ok(())
 }
@@ -327,16 +341,36 @@ fn ask(tasks: &mut Tasks, found: &Found) -> Result<u32> {
     let reason = match error(event) {
         Some(libc::EFAULT) => match error(napi) {
             Some(libc::EFAULT) => None,
-            _ => Some("it polls for answers (IORING_SETUP_IOPOLL), or this kernel cannot tell"),
+            _ => Some((
+                "it polls for answers (IORING_SETUP_IOPOLL), or this kernel cannot tell",
+                "let the program wait for them",
+            )),
         },
-        Some(libc::EBUSY) => Some("it tells an eventfd of answers, which is not supported"),
-        Some(libc::EACCES) => Some("it is restricted (IORING_REGISTER_RESTRICTIONS)"),
-        Some(libc::EEXIST) => Some("only another thread may use it (IORING_SETUP_SINGLE_ISSUER)"),
-        Some(libc::EBADFD) => Some("it is not enabled yet (IORING_SETUP_R_DISABLED)"),
-        _ => Some("the kernel does not tell how it was set up"),
+        Some(libc::EBUSY) => Some((
+            "it tells an eventfd of answers, which is not supported",
+            "let the program wait for them by io_uring_enter(2), or start it where io_uring is off (sysctl \
+             kernel.io_uring_disabled=2), if it does without",
+        )),
+        Some(libc::EACCES) => Some((
+            "it is restricted (IORING_REGISTER_RESTRICTIONS), and the kernel does not tell to what",
+            "let the program make it without, or start it where io_uring is off (sysctl \
+             kernel.io_uring_disabled=2), if it does without",
+        )),
+        Some(libc::EEXIST) => Some((
+            "only another thread may use it (IORING_SETUP_SINGLE_ISSUER)",
+            "let the first thread of the program make it",
+        )),
+        Some(libc::EBADFD) => Some((
+            "it is not enabled yet (IORING_SETUP_R_DISABLED)",
+            "try again when the program uses it",
+        )),
+        _ => Some((
+            "the kernel does not tell how it was set up",
+            "start the program where io_uring is off (sysctl kernel.io_uring_disabled=2)",
+        )),
     };
-    if let Some(reason) = reason {
-        return Err(refuse(found, reason));
+    if let Some((reason, instead)) = reason {
+        return Err(refuse_use(found, reason, instead));
     }
     Ok(match error(resize) {
         // Linux 6.13 and later: only these can be resized.
