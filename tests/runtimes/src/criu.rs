@@ -81,6 +81,13 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// The same, of a tree that lives in this network.
+    #[must_use]
+    pub fn within(mut self, network: &'a Network) -> Self {
+        self.network = Some(network);
+        self
+    }
+
     /// The root process, as the host counts.
     pub fn pid(&self) -> i32 {
         self.pid

@@ -149,7 +149,7 @@ fn programs() {
         ("tcpdump", tcpdump),
         ("gdb", gdb),
         ("strace", strace),
-        ("chromium", chromium),
+        ("chromium", containers::chromium_of_a_user),
         ("chromium", containers::chromium),
         ("dockerd", containers::docker),
     ]);
@@ -610,22 +610,4 @@ fn traced(scratch: &Scratch, words: &[&str], name: &'static str, expected: &str)
     let version: &'static [&'static str] =
         if name == "gdb" { &["gdb", "--version"] } else { &["strace", "--version"] };
     Row { name, version, how: "a program that it has started", outcome }
-}
-
-fn chromium() -> Row {
-    let scratch = Scratch::new("real-chromium");
-    let data = format!("--user-data-dir={}", scratch.dir("data").display());
-    let words = "chromium --headless --no-sandbox --disable-gpu --remote-debugging-port=0";
-    let mut words: Vec<&str> = words.split_whitespace().collect();
-    words.extend([data.as_str(), "about:blank"]);
-    let mut job = Job::start(&scratch, None, &words);
-    until_true("it listens", || scratch.join("data/DevToolsActivePort").exists());
-    let options = ["--file-locks", "--tcp-established", "--link-remap"];
-    let outcome = refusal(&mut job, &options, "outside of the tree");
-    Row {
-        name: "Chromium",
-        version: &["chromium", "--version"],
-        how: "headless; its crash handler is no part of the tree",
-        outcome,
-    }
 }

@@ -117,7 +117,10 @@ pub(super) fn nspawn() -> Row {
     }
 }
 
-/// A page that counts, as the browser's own interface shows it.
+/// A page that counts.
+const PAGE: &str = "<script>let n = 0; setInterval(() => document.title = ++n, 20)</script>";
+
+/// How far it is, as the browser's own interface shows it.
 fn title(network: &Network) -> Option<u64> {
     let answer = network.inside(|| {
         let mut stream = TcpStream::connect("127.0.0.1:9222").ok()?;
@@ -150,10 +153,7 @@ pub(super) fn chromium() -> Row {
         config["process"]["env"].as_array_mut().unwrap().push(json!("HOME=/data"));
         config["process"]["noNewPrivileges"] = json!(true);
     });
-    bundle.write(
-        "/page.html",
-        "<script>let n = 0; setInterval(() => document.title = ++n, 20)</script>",
-    );
+    bundle.write("/page.html", PAGE);
     for dir in ["data", "tmp"] {
         let dir = bundle.file(dir);
         fs::create_dir_all(&dir).unwrap();
@@ -169,6 +169,74 @@ pub(super) fn chromium() -> Row {
         name: "Chromium in a container",
         version: &["chromium", "--version"],
         how: "headless, in a container of runc, with its sandbox; a page that counts",
+        outcome: Outcome::Kept(times),
+    }
+}
+
+/// Who starts the first process of a pid namespace on the host, and ends with it. It goes with this value.
+struct Starter(Child);
+
+impl Starter {
+    fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap()
+    }
+
+    fn first(&self) -> i32 {
+        let children = format!("/proc/{0}/task/{0}/children", self.pid());
+        until("it has started it", || fs::read_to_string(&children).ok()?.trim().parse().ok())
+    }
+}
+
+impl Drop for Starter {
+    fn drop(&mut self) {
+        process::kill_tree(self.pid());
+        let _ = self.0.wait();
+    }
+}
+
+/// Not all of this host: what other tests mount there comes and goes.
+const ALONE: &str = "awk '$5 ~ \"^/(tmp|run|var)/\" { print $5 }' /proc/self/mountinfo | sort -r | \
+                     xargs --no-run-if-empty -n 1 umount --lazy; exec \"$@\"";
+
+/// The same for an ordinary user of the host, among the host's mounts. Its crash handler leaves it, and so
+/// would leave the tree, but for the pid namespace. And others do not take its numbers there.
+pub(super) fn chromium_of_a_user() -> Row {
+    let scratch = Scratch::new("real-chromium");
+    let network = Network::new(scratch.name());
+    let data = scratch.dir("data");
+    for dir in [scratch.path(), data.as_path()] {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    fs::write(scratch.join("page.html"), PAGE).unwrap();
+    let words = format!(
+        "setpriv --reuid=1000 --regid=1000 --clear-groups env HOME={0} setsid chromium --headless \
+         --disable-gpu --no-first-run --remote-debugging-port=9222 --user-data-dir={0} \
+         file://{1}/page.html",
+        data.display(),
+        scratch.path().display()
+    );
+    let mut command = scratch.command("unshare");
+    command.args(["--pid", "--fork", "--mount-proc", "sh", "-c", ALONE, "sh"]);
+    command.args(words.split_whitespace());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let starter = Starter(network.inside(|| command.spawn().unwrap()));
+    let mut job = Job::of_namespace(&scratch, starter.first()).within(&network);
+    let mut count = 0;
+    let mut works_on = || {
+        let counts_on = || title(&network).filter(|title| *title > count + 5);
+        count = until("the page counts on", counts_on);
+    };
+    let mut times = Times::default();
+    works_on();
+    for _ in 0..SLEEPS {
+        times.sleep(&mut job, &["--tcp-established", "--file-locks", "--external", "mnt[]:ms"]);
+        works_on();
+    }
+    Row {
+        name: "Chromium",
+        version: &["chromium", "--version"],
+        how: "headless, of a user of the host, in a pid namespace, with its sandbox and its crash \
+              handler; a page that counts",
         outcome: Outcome::Kept(times),
     }
 }
@@ -192,26 +260,28 @@ fn sleeps(scratch: &Scratch, container: &mut Container, mut works_on: impl FnMut
     times
 }
 
-/// What the daemon and its container do; the client is asked later.
+/// What the daemon and its container do; the client is asked later. Rules of the other iptables would
+/// come back as those of nft, which it does not read.
 const DAEMON: &str = "exec >/out 2>&1 </dev/null; \
+    mkdir /run/bin; ln -s /usr/sbin/xtables-legacy-multi /run/bin/iptables; PATH=/run/bin:$PATH; \
     docker() { command docker --host unix:///run/docker.sock \"$@\"; }; \
-    dockerd --storage-driver=vfs --iptables=false --bridge=none --host unix:///run/docker.sock & \
+    dockerd --storage-driver=vfs --host unix:///run/docker.sock & \
     until docker version; do sleep 0.1; done; \
     docker import /image.tar busy; \
-    docker run --detach --network host --name one --volume /shared:/shared busy sh -c \
-    'n=0; while sleep 0.05; do n=$((n + 1)); echo $n $$ >>/shared/log; done'; wait";
+    docker run --detach --publish 8080:80 --name one --volume /shared:/shared busy sh -c \
+    'httpd -h /shared; n=0; while sleep 0.05; do n=$((n + 1)); echo $n $$ >>/shared/log; done'; wait";
 
-/// The daemon, containerd, the shim and a container of theirs, as one container of runc. What the
-/// daemon mounts for its networks is left out: it makes no new containers in there afterwards. Nor does
-/// `docker exec` enter the old one: runc knows a container by the time when its first process started.
+/// The daemon, containerd, the shim, the proxy of a port and a container of theirs on the usual bridge, as
+/// one container of runc. Only `docker exec` does not enter the container that was restored: runc knows
+/// it by the time when its first process started.
 pub(super) fn docker() -> Row {
     let scratch = Scratch::new("real-docker-runc");
-    // Where the container's networks are mounted as files, and that it has file systems of its own.
+    // That the container has file systems of its own, and networks that runc would leave empty.
     scratch.configure(
-        "skip-mnt /var/run/docker/netns/default\n\
-         policy-rule \"own.mounts.file-systems=[\\\"proc\\\",\\\"sysfs\\\",\\\"tmpfs\\\",\\\"devpts\\\",\
-         \\\"mqueue\\\",\\\"cgroup\\\",\\\"cgroup2\\\",\\\"overlay\\\"]\"\n",
+        "policy-rule \"own.mounts.file-systems=[\\\"proc\\\",\\\"sysfs\\\",\\\"tmpfs\\\",\\\"devpts\\\",\
+         \\\"mqueue\\\",\\\"cgroup\\\",\\\"cgroup2\\\",\\\"overlay\\\",\\\"nsfs\\\"]\"\n",
     );
+    fs::write("/etc/criu/runc.conf", "empty-ns none\n").unwrap();
     let bundle = Bundle::new(&scratch, &[], &["sh", "-c", DAEMON]).host_programs();
     let bundle = bundle.configure(|config| {
         for set in config["process"]["capabilities"].as_object_mut().unwrap().values_mut() {
@@ -256,12 +326,18 @@ pub(super) fn docker() -> Row {
         let goal = lines().lines().count() + 5;
         until_true("the inner container works", || lines().lines().count() > goal);
     };
+    bundle.write("/shared/page", "served");
     let times = sleeps(&scratch, &mut container, works_on);
-    let client = |words: &[&str]| {
-        let mut exec = container.runc("exec");
-        exec.args([container.id(), "docker", "--host", "unix:///run/docker.sock"]).args(words);
-        exec.succeed()
-    };
+    let exec = |words: &[&str]| container.runc("exec").arg(container.id()).args(words).succeed();
+    let client =
+        |words: &[&str]| exec(&[&["docker", "--host", "unix:///run/docker.sock"], words].concat());
+    // By the proxy, by a rule of iptables, and straight over the bridge.
+    for address in ["127.0.0.1:8080", "172.17.0.1:8080", "172.17.0.2"] {
+        let url = format!("http://{address}/page");
+        assert_eq!(exec(&["busybox", "wget", "-q", "-O", "-", &url]), "served", "{url}");
+    }
+    // The daemon goes on with its networks.
+    assert_eq!(client(&["run", "--rm", "busy", "hostname", "-i"]).trim(), "172.17.0.3");
     assert!(client(&["ps", "--format", "{{.Names}} {{.Status}}"]).starts_with("one Up"));
     assert!(!client(&["images", "--quiet"]).trim().is_empty());
     for (number, line) in (1..).zip(lines().lines()) {
@@ -270,7 +346,7 @@ pub(super) fn docker() -> Row {
     Row {
         name: "Docker in a container",
         version: &["dockerd", "--version"],
-        how: "dockerd, containerd and a container of theirs, which shares their network, as one \
+        how: "dockerd with its bridge, containerd and a container of theirs with a port, as one \
               container of runc",
         outcome: Outcome::Kept(times),
     }
