@@ -23,6 +23,7 @@ const ROWS: u64 = 200;
 const SERVER: &str = "cd /; umount --lazy /dev/shm; \
     grep -o ' /run/netns/[^ ]*' /proc/self/mounts | xargs --no-run-if-empty umount --lazy; \
     findmnt --noheadings --types tmpfs --output TARGET --target \"$OLDPWD\" | xargs --no-run-if-empty umount --lazy; \
+    findmnt --noheadings --raw --types tmpfs --output TARGET | grep \"^${TMPDIR:-/tmp}/\" | xargs --no-run-if-empty umount --lazy; \
     mkdir --parents $0 && mount -t tmpfs tmpfs $0 && mariadbd \"$@\" --bootstrap </dev/null && \
     exec mariadbd \"$@\" --skip-grant-tables --bind-address=0.0.0.0 --port=3306";
 

@@ -81,7 +81,8 @@ pub struct Host {
 
 /// Takes the mounts away that others change the content of, and names of networks, which cannot be made again.
 pub const QUIET: &str = "umount --lazy /dev/shm; \
-    grep -o ' /run/netns/[^ ]*' /proc/self/mounts | xargs --no-run-if-empty umount --lazy";
+    grep -o ' /run/netns/[^ ]*' /proc/self/mounts | xargs --no-run-if-empty umount --lazy; \
+    findmnt --noheadings --raw --types tmpfs --output TARGET | grep \"^${TMPDIR:-/tmp}/\" | xargs --no-run-if-empty umount --lazy";
 
 impl Host {
     pub fn new() -> Self {
