@@ -33,7 +33,10 @@ fn job(daemon: &Daemon, own: bool) -> u64 {
         true => (&["--class", "batch", "--input", input.to_str().unwrap()], "own"),
         false => (&["--class", "batch"], "none"),
     };
-    daemon.submit(options, &["python3", "-c", script, end.to_str().unwrap(), word])
+    let id = daemon.submit(options, &["python3", "-c", script, end.to_str().unwrap(), word]);
+    // On a busy machine it is saved more than once before it has begun.
+    until("it counts", || (daemon.output(id).lines().count() > 1).then_some(()));
+    id
 }
 
 fn end(daemon: &Daemon, id: u64) -> Value {

@@ -21,13 +21,21 @@ pub struct Process {
 }
 
 impl Process {
+    fn lives(&self) -> bool {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid));
+        maps.is_ok_and(|maps| !maps.is_empty())
+    }
+
     fn read(&self, file: &str) -> String {
         fs::read_to_string(format!("/proc/{}/{file}", self.pid)).unwrap()
     }
 
-    /// The kilobytes that `smaps_rollup` has of something.
+    /// The kilobytes that `smaps_rollup` has of something. A process that has ended since has none.
     pub fn kilobytes(&self, key: &str) -> u64 {
-        let text = self.read("smaps_rollup");
+        let Ok(text) = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid)) else {
+            assert!(!self.lives(), "smaps_rollup of {} cannot be read", self.pid);
+            return 0;
+        };
         let line = text.lines().find(|line| line.starts_with(key)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
@@ -65,14 +73,13 @@ pub fn family(said: &Value) -> Vec<Process> {
     let mut next = 0;
     while let Some(parent) = all.get(next) {
         let (pid, number) = (parent.pid, parent.number.clone());
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-        let lives = |pid: &&str| {
-            let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
-            maps.is_ok_and(|maps| !maps.is_empty())
-        };
-        for (child, pid) in children.split_whitespace().filter(lives).enumerate() {
-            let number = format!("{number}{}", child + 1);
-            all.push(Process { pid: pid.parse().unwrap(), number });
+        // One that has ended meanwhile has none.
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let children = children.unwrap_or_default();
+        let child = |pid: &str| Process { pid: pid.parse().unwrap(), number: String::new() };
+        let living = children.split_whitespace().map(child).filter(Process::lives);
+        for (child, process) in living.enumerate() {
+            all.push(Process { number: format!("{number}{}", child + 1), ..process });
         }
         next += 1;
     }
