@@ -273,10 +273,11 @@ impl World {
 fn rules(images: &Path) -> Result<Vec<String>> {
     let words = |line: &str| {
         let words = line.split_whitespace().filter(|word| !word.starts_with('['));
+        let words = words.map(|word| word.trim_end_matches(','));
         let words = words.map(|word| match word.parse::<u16>() {
             Ok(32768..) => "PORT",
             _ if word.starts_with("CRIU-") => "CRIU",
-            _ => word.trim_end_matches(','),
+            _ => word,
         });
         words.collect::<Vec<_>>().join(" ")
     };
