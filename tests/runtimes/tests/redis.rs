@@ -4,7 +4,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use torpor_runtimes_tests::command::Run;
+use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::load::{self, Load};
 use torpor_runtimes_tests::migration::Leaving;
 use torpor_runtimes_tests::network::Network;
@@ -222,6 +222,47 @@ fn said(scratch: &Scratch, text: &str) -> bool {
 }
 
 /// All of it in the container's own network namespace, which is saved and made anew; several times.
+/// Rules that pass only what belongs to connections that they have seen begin, as hosts of Docker,
+/// Kubernetes and firewalld have them.
+const STATEFUL: [(&str, &str); 2] = [
+    (
+        "nft",
+        "nft 'table inet stateful {
+            chain in { type filter hook input priority 0; policy drop; ct state new,established accept; }
+            chain out { type filter hook output priority 0; policy drop; ct state new,established accept; }
+        }'",
+    ),
+    (
+        "iptables",
+        "for chain in INPUT OUTPUT; do
+            iptables -A $chain -m conntrack --ctstate NEW,ESTABLISHED -j ACCEPT
+            iptables -P $chain DROP
+        done",
+    ),
+];
+
+/// Its clients are elsewhere: what the repair of its connections sends passes the rules as all else.
+#[test]
+fn in_runc_behind_a_firewall_that_knows_its_connections() {
+    for (name, rules) in STATEFUL {
+        let scratch = Scratch::new(&format!("redis-{name}"));
+        let (outside, inside) = networks(&scratch);
+        inside.inside(|| command("sh", &["-ec", rules]).succeed());
+        let bundle = bundle(&scratch).network(&inside);
+        let mut container = Container::start(&scratch, &bundle);
+        let mut client = client_in(&outside);
+        let id = client.number(&["CLIENT", "ID"]);
+        let busy = load_from(&outside);
+        for _ in 0..2 {
+            busy.advance(50);
+            container.sleep_and_wake(&["--tcp-established"]);
+            assert_eq!(client.number(&["CLIENT", "ID"]), id);
+        }
+        busy.advance(50);
+        client_in(&outside).text(&["PING"]);
+    }
+}
+
 #[test]
 fn in_runc_with_its_own_network() {
     let scratch = Scratch::new("redis-own");

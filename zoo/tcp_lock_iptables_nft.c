@@ -1,0 +1,8 @@
+// area: TCP
+// shows: connections behind nftables rules that pass only what they have seen begin, while iptables locks the network
+// modes: ns sealed userns
+// options: --tcp-established
+// dump: --network-lock iptables
+// files: /usr/sbin/nft
+// needs: /usr/sbin/nft
+#include "tcp_firewall_nft.c"
