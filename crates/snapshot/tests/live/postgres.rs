@@ -68,10 +68,10 @@ fn query(programs: &str, said: &Value, statement: &str) -> String {
 /// The kilobytes of all processes of a container: of buffers, and of the rest; and of those the ones that
 /// nobody else has.
 fn kilobytes(said: &Value) -> [u64; 3] {
-    let all = family(said);
-    let sum = |key: &str| all.iter().map(|process| process.kilobytes(key)).sum::<u64>();
-    let buffers = sum("Pss_Shmem:");
-    [buffers, sum("Pss:") - buffers, sum("Private_Dirty:")]
+    let keys = ["Pss_Shmem:", "Pss:", "Private_Dirty:"];
+    let each: Vec<_> = family(said).iter().map(|process| process.kilobytes_of(keys)).collect();
+    let sum = |part: usize| each.iter().map(|of| of[part]).sum::<u64>();
+    [sum(0), sum(1) - sum(0), sum(2)]
 }
 
 #[test]

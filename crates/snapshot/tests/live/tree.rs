@@ -30,14 +30,22 @@ impl Process {
         fs::read_to_string(format!("/proc/{}/{file}", self.pid)).unwrap()
     }
 
-    /// The kilobytes that `smaps_rollup` has of something. A process that has ended since has none.
+    /// The kilobytes that `smaps_rollup` has of something.
     pub fn kilobytes(&self, key: &str) -> u64 {
+        let [number] = self.kilobytes_of([key]);
+        number
+    }
+
+    /// The same of several things at one moment. A process that has ended since has none.
+    pub fn kilobytes_of<const N: usize>(&self, keys: [&str; N]) -> [u64; N] {
         let Ok(text) = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid)) else {
             assert!(!self.lives(), "smaps_rollup of {} cannot be read", self.pid);
-            return 0;
+            return [0; N];
         };
-        let line = text.lines().find(|line| line.starts_with(key)).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+        keys.map(|key| {
+            let line = text.lines().find(|line| line.starts_with(key)).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse().unwrap()
+        })
     }
 
     /// The objects of shared memory that it has mapped: their inodes and the kilobytes that they have.
