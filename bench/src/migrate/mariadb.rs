@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
+use torpor_runtimes_tests::mounts::QUIET;
 
 use super::answers::Answers;
 use super::counted::{Counted, length};
@@ -17,14 +18,12 @@ use crate::process::{Running, until};
 /// pause.
 const ROWS: u64 = 200;
 
-/// Starts it among mounts of its own, without those that others change the content of, the benchmark's among them, and
-/// without names of networks, which cannot be made again. Its files are in memory, which moves along: on a disk that both
-/// hosts see, they would stay locked by the server here.
-const SERVER: &str = "cd /; umount --lazy /dev/shm; \
-    grep -o ' /run/netns/[^ ]*' /proc/self/mounts | xargs --no-run-if-empty umount --lazy; \
-    findmnt --noheadings --types tmpfs --output TARGET --target \"$OLDPWD\" | xargs --no-run-if-empty umount --lazy; \
-    findmnt --noheadings --raw --types tmpfs --output TARGET | grep \"^${TMPDIR:-/tmp}/\" | xargs --no-run-if-empty umount --lazy; \
-    mkdir --parents $0 && mount -t tmpfs tmpfs $0 && mariadbd \"$@\" --bootstrap </dev/null && \
+/// Takes the benchmark's own mount away, whose content changes as well.
+const LEAVE: &str = "cd /; \
+    findmnt --noheadings --types tmpfs --output TARGET --target \"$OLDPWD\" | xargs --no-run-if-empty umount --lazy";
+/// Starts it. Its files are in memory, which moves along: on a disk that both hosts see, they would stay locked by the
+/// server here.
+const SERVER: &str = "mkdir --parents $0 && mount -t tmpfs tmpfs $0 && mariadbd \"$@\" --bootstrap </dev/null && \
     exec mariadbd \"$@\" --skip-grant-tables --bind-address=0.0.0.0 --port=3306";
 
 /// The load of sysbench, which counts transactions by the length of a file.
@@ -52,7 +51,8 @@ pub fn start(dir: &Path, world: &World, mib: u64) -> Result<(Net, Box<dyn Load>)
     let data = &place.path().to_str().context("a path")?.to_owned();
     let (in_data, socket) = (format!("--datadir={data}"), format!("--socket={data}/socket"));
     let options = ["--innodb-log-file-size=8M", &in_data, &socket];
-    let start = ["unshare", "--mount", "sh", "-c", SERVER, data, "--no-defaults", "--user=root"];
+    let server = format!("{LEAVE}; {QUIET}; {SERVER}");
+    let start = ["unshare", "--mount", "sh", "-c", &server, data, "--no-defaults", "--user=root"];
     let service = world.service(dir, &[&start[..], &options].concat())?;
     let clients = Clients {
         net: world.client.entry(),

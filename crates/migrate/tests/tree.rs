@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use support::{Counter, Host, QUIET, child_of, judge, wait_until};
+use support::{Counter, Host, child_of, judge, wait_until};
+use torpor_runtimes_tests::mounts::QUIET;
 
 const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
 

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::world::{V4, World, host_at, migrate_from};
-use support::{Counter, Host, QUIET, judge, wait_until};
+use support::{Counter, Host, judge, wait_until};
+use torpor_runtimes_tests::mounts::QUIET;
 
 const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
 

@@ -16,6 +16,7 @@ pub mod disk;
 pub mod docker;
 pub mod load;
 pub mod migration;
+pub mod mounts;
 pub mod network;
 pub mod objects;
 pub mod podman;

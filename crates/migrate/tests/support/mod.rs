@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
+use torpor_runtimes_tests::mounts::QUIET;
 
 /// The program, built as the tests are; `TORPOR_BIN` names another one.
 pub fn torpor() -> &'static Path {
@@ -78,11 +79,6 @@ pub struct Host {
     pub address: String,
     pub agent: Option<Child>,
 }
-
-/// Takes the mounts away that others change the content of, and names of networks, which cannot be made again.
-pub const QUIET: &str = "umount --lazy /dev/shm; \
-    grep -o ' /run/netns/[^ ]*' /proc/self/mounts | xargs --no-run-if-empty umount --lazy; \
-    findmnt --noheadings --raw --types tmpfs --output TARGET | grep \"^${TMPDIR:-/tmp}/\" | xargs --no-run-if-empty umount --lazy";
 
 impl Host {
     pub fn new() -> Self {
