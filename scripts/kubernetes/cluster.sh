@@ -1,7 +1,8 @@
 #!/bin/bash
 # cluster.sh DIRECTORY TORPOR: a Kubernetes with two nodes on this machine, for tests, with Torpor in it. It is
 # there when DIRECTORY/ready is, and goes when the standard input ends. DIRECTORY/bin/kubectl is its kubectl, and
-# DIRECTORY/store the store of checkpoints.
+# DIRECTORY/store the store of checkpoints, if TORPOR_STORE names none. What a node is to a registry is in
+# DIRECTORY/NODE/store.json.
 # All processes are in a pid namespace of their own: nothing outlives it.
 set -euo pipefail
 
@@ -225,9 +226,9 @@ torpor_itself() {
 	for n in 1 2; do
 		kubectl -n torpor-system create token torpor-agent --duration 24h --bound-object-kind Node \
 			--bound-object-name "node$n" >"$dir/node$n/token"
-		run "agent$n" nsenter --net="/run/netns/node$n" torpor kubernetes agent --node "node$n" \
+		REGISTRY_AUTH_FILE=$dir/node$n/store.json run "agent$n" nsenter --net="/run/netns/node$n" torpor kubernetes agent --node "node$n" \
 			--listen "10.77.0.1$n:7690" --socket "$dir/node$n/agent.sock" --state "$dir/node$n/torpor" \
-			--controller https://torpor-webhook.torpor-system.svc:9443 --store "dir:$dir/store" \
+			--controller https://torpor-webhook.torpor-system.svc:9443 --store "${TORPOR_STORE:-dir:$dir/store}" \
 			--server https://10.77.0.1:6443 --token-file "$dir/node$n/token" --ca-file "$dir/pki/ca.crt"
 	done
 	until_true 60 kubectl get --raw /apis/torpor.dev/v1alpha1/podcheckpoints

@@ -59,15 +59,24 @@ pub fn given(name: &str) -> Option<u64> {
 
 /// The cluster, for a test that takes long, where there can be one.
 pub fn cluster(test: &str) -> Option<Cluster> {
+    cluster_with(test, &[])
+}
+
+/// The same, whose daemons have variables in their environment.
+pub fn cluster_with(test: &str, variables: &[(&str, &str)]) -> Option<Cluster> {
     if !is_long() {
         eprintln!("{test}: skipped, since it takes minutes: set TORPOR_LONG=1");
         return None;
     }
-    built(test)
+    start(test, variables)
 }
 
 /// The cluster, where there can be one: if the test is not to take long, where it was built before.
 pub fn built(test: &str) -> Option<Cluster> {
+    start(test, &[])
+}
+
+fn start(test: &str, variables: &[(&str, &str)]) -> Option<Cluster> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("{test}: skipped, since it takes root");
         return None;
@@ -89,6 +98,7 @@ pub fn built(test: &str) -> Option<Cluster> {
     let script = Command::new(scripts.join("cluster.sh"))
         .arg(place.path())
         .arg(env!("CARGO_BIN_EXE_torpor"))
+        .envs(variables.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()

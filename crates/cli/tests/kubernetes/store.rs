@@ -3,9 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster, set, template};
+use crate::cluster::{Cluster, cluster, cluster_with, set, template};
+
+/// A registry that both nodes see, and what is kept there.
+const REGISTRY: &str = "10.77.0.1:5000";
+const REPOSITORY: &str = "10.77.0.1:5000/team/checkpoints";
 
 /// The chunks and lists in the store.
 fn blobs(cluster: &Cluster) -> usize {
@@ -19,6 +23,65 @@ fn names(cluster: &Cluster) -> usize {
     index["manifests"].as_array().map_or(0, Vec::len)
 }
 
+impl Cluster {
+    fn scale(&self, set: &str, replicas: usize) {
+        let words = ["scale", &format!("statefulset/{set}"), &format!("--replicas={replicas}")];
+        self.kubectl("admin", &words, "").unwrap();
+    }
+
+    /// Waits until there are so many checkpoints, each of them in the store.
+    fn stored(&self, count: usize) {
+        self.until("all checkpoints are stored", || {
+            let all = self.get(&["pcp"]);
+            let all = all["items"].as_array()?;
+            let is_stored = |one: &Value| {
+                let location = &one["status"]["checkpointLocation"];
+                location["type"] == "OCIImage" && location["ociImage"]["digest"].is_string()
+            };
+            (all.len() == count && all.iter().all(is_stored)).then_some(())
+        });
+    }
+
+    /// Loses a node with its checkpoints, and the pods that were on it.
+    fn lose_node(&self, node: &str, pods: &[&str]) {
+        for daemon in ["agent", "kubelet", "containerd"] {
+            self.lose(&node.replace("node", daemon));
+        }
+        fs::remove_dir_all(self.place.path().join(node).join("torpor")).unwrap();
+        // Nobody but an administrator knows that it will not come back.
+        for pod in pods {
+            let force = ["delete", "pod", pod, "--force", "--grace-period=0", "--ignore-not-found"];
+            self.kubectl("admin", &force, "").unwrap();
+        }
+        self.kubectl("admin", &["cordon", node], "").unwrap();
+    }
+
+    /// Has Debian's registry, which knows one user: `team`, whose password is `right`.
+    fn registry(&self) {
+        let dir = self.place.path().join("registry");
+        fs::create_dir(&dir).unwrap();
+        let users = "team:$2b$04$abcdefghijklmnopqrstuuFmEfrkTQnczNzw475xE2VhDrK1uwJiC\n";
+        fs::write(dir.join("users"), users).unwrap();
+        let config = json!({
+            "version": "0.1", "log": { "level": "error" }, "http": { "addr": REGISTRY },
+            "storage": { "filesystem": { "rootdirectory": dir }, "delete": { "enabled": true } },
+            "auth": { "htpasswd": { "realm": "team", "path": dir.join("users") } },
+        });
+        let file = dir.join("config.yml");
+        fs::write(&file, config.to_string()).unwrap();
+        let serve = format!(
+            "setsid docker-registry serve {} >{} 2>&1 </dev/null &",
+            file.display(),
+            self.place.path().join("log/registry.log").display()
+        );
+        assert!(self.inside(&["sh", "-c", &serve]).status.success());
+        let status = ["curl", "-s", "-o/dev/null", "-w%{http_code}", "http://10.77.0.1:5000/v2/"];
+        self.until("docker-registry wants to know who calls", || {
+            (self.inside(&status).stdout == b"401").then_some(())
+        });
+    }
+}
+
 #[test]
 fn a_pod_whose_node_is_lost_goes_on_from_the_store() {
     let Some(cluster) = cluster("a_pod_whose_node_is_lost_goes_on_from_the_store") else { return };
@@ -26,27 +89,12 @@ fn a_pod_whose_node_is_lost_goes_on_from_the_store() {
     let (old, told, began) = cluster.counting("kept");
     let lost = old["spec"]["nodeName"].as_str().unwrap();
     let other = if lost == "node1" { "node2" } else { "node1" };
-    let scale = |replicas: &str| {
-        let words = ["scale", "statefulset/kept", &format!("--replicas={replicas}")];
-        cluster.kubectl("admin", &words, "").unwrap();
-    };
-    scale("0");
-    cluster.until("the checkpoint is stored", || {
-        let all = cluster.get(&["pcp"]);
-        let location = &all["items"][0]["status"]["checkpointLocation"];
-        (location["type"] == "OCIImage" && location["ociImage"]["digest"].is_string()).then_some(())
-    });
+    cluster.scale("kept", 0);
+    cluster.stored(1);
     assert!(names(&cluster) == 1 && blobs(&cluster) > 2, "there is nothing in the store");
     sealed(&cluster.place.path().join("store"));
-    for daemon in ["agent", "kubelet", "containerd"] {
-        cluster.lose(&lost.replace("node", daemon));
-    }
-    fs::remove_dir_all(cluster.place.path().join(lost).join("torpor")).unwrap();
-    // Nobody but an administrator knows that it will not come back.
-    let words = ["delete", "pod", "kept-0", "--force", "--grace-period=0", "--ignore-not-found"];
-    cluster.kubectl("admin", &words, "").unwrap();
-    cluster.kubectl("admin", &["cordon", lost], "").unwrap();
-    scale("1");
+    cluster.lose_node(lost, &["kept-0"]);
+    cluster.scale("kept", 1);
     let new = cluster.goes_on("kept", &old["metadata"]["uid"], told, &began);
     assert_eq!(new["spec"]["nodeName"], other);
     assert_eq!(new["status"]["containerStatuses"][0]["restartCount"], 0);
@@ -64,4 +112,60 @@ fn a_pod_whose_node_is_lost_goes_on_from_the_store() {
 fn sealed(store: &Path) {
     let found = std::process::Command::new("grep").args(["-rl", "echo tick"]).arg(store).output();
     assert_eq!(String::from_utf8_lossy(&found.unwrap().stdout), "", "memory in plain text");
+}
+
+#[test]
+fn a_pod_fetches_from_a_registry_as_its_namespace_lets_it() {
+    let variables = [("TORPOR_STORE", REPOSITORY), ("TORPOR_INSECURE_REGISTRIES", REGISTRY)];
+    let test = "a_pod_fetches_from_a_registry_as_its_namespace_lets_it";
+    let Some(cluster) = cluster_with(test, &variables) else { return };
+    cluster.registry();
+    // The node that stores has a login, the one that fetches has none: its pods have.
+    let login = json!({ "auths": { REGISTRY: { "auth": "dGVhbTpyaWdodA==" } } });
+    fs::write(cluster.place.path().join("node1/store.json"), login.to_string()).unwrap();
+    let secret = ["create", "secret", "docker-registry", "pull"];
+    let says = ["--docker-server=10.77.0.1:5000", "--docker-username=team"];
+    let words = [&secret[..], &says, &["--docker-password=right"]].concat();
+    cluster.kubectl("admin", &words, "").unwrap();
+    cluster.kubectl("admin", &["cordon", "node2"], "").unwrap();
+    let [barred, welcome] = ["barred", "welcome"].map(|app| {
+        let mut template = template(app);
+        template["spec"]["imagePullSecrets"] = json!([{ "name": "pull" }]);
+        template["spec"]["containers"][0]["resources"] = json!({ "requests": { "cpu": "50m" } });
+        cluster.apply(&set(app, &template));
+        let found = cluster.counting(app);
+        cluster.scale(app, 0);
+        found
+    });
+    cluster.stored(2);
+    cluster.kubectl("admin", &["uncordon", "node2"], "").unwrap();
+    cluster.lose_node("node1", &["barred-0", "welcome-0"]);
+
+    // Nobody has let the controllers read the Secret.
+    cluster.scale("barred", 1);
+    let (_, _, began) = cluster.counting("barred");
+    assert_ne!(began, barred.2);
+    let why = cluster.until("it is said why it began anew", || {
+        let events = cluster.get(&["events", "--field-selector=reason=NotRestored"]);
+        events["items"][0]["message"].as_str().map(str::to_owned)
+    });
+    assert!(why.contains("the Secret pull: ") && why.contains("forbidden"), "{why}");
+
+    for words in [
+        "create role torpor-pull --verb=get --resource=secrets --resource-name=pull",
+        "create rolebinding torpor-pull --role=torpor-pull \
+         --serviceaccount=torpor-system:torpor-controller",
+    ] {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        cluster.kubectl("admin", &words, "").unwrap();
+    }
+    let who = "--as=system:serviceaccount:torpor-system:torpor-controller";
+    cluster.until("the controllers may read it", || {
+        cluster.kubectl("admin", &["auth", "can-i", "get", "secrets/pull", who], "").ok()
+    });
+    cluster.scale("welcome", 1);
+    let (old, told, began) = welcome;
+    let new = cluster.goes_on("welcome", &old["metadata"]["uid"], told, &began);
+    assert_eq!(new["status"]["containerStatuses"][0]["restartCount"], 0);
+    assert_eq!(cluster.counter("node2", "torpor_checkpoints_from_store_total"), 1);
 }
