@@ -10,6 +10,7 @@ mod cluster;
 mod costs;
 mod evictions;
 mod kills;
+mod nodes;
 mod pod;
 mod replicas;
 mod store;
