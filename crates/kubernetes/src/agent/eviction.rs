@@ -65,7 +65,7 @@ impl Node {
         events.retain(|event| text(event, "/involvedObject/uid") == uid);
         let of_node = self.api.list(&format!(
             "/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind%3DNode%2C\
-             involvedObject.name%3D{}%2Creason%3DNodeShutdown",
+             involvedObject.name%3D{}%2Creason%3DShutdown",
             self.name
         ))?;
         let is_mine = |event: &Value| {
@@ -101,7 +101,7 @@ fn why(events: &[Value], grace: i64) -> Option<(Why, i64)> {
     {
         return Some((Why::Evicted, at));
     }
-    newest("NodeShutdown").filter(|(said, _)| *said == SHUT_DOWN).map(|(_, at)| (Why::ShutDown, at))
+    newest("Shutdown").filter(|(said, _)| *said == SHUT_DOWN).map(|(_, at)| (Why::ShutDown, at))
 }
 
 /// When the kubelet has said last that it stops a container.

@@ -5,7 +5,7 @@ use super::*;
 /// An event of the kubelet's: about the container `main` of the pod, or about the node.
 fn told(server: &Server, reason: &str, message: &str, ago: i64) {
     let (namespace, object) = match reason {
-        "NodeShutdown" => ("default", json!({ "kind": "Node", "name": "node1" })),
+        "Shutdown" => ("default", json!({ "kind": "Node", "name": "node1" })),
         "Killing" => {
             let field = "spec.containers{main}";
             ("a", json!({ "kind": "Pod", "uid": "old", "fieldPath": field }))
@@ -67,7 +67,7 @@ fn a_pod_whose_node_is_shut_down_is_saved() {
     });
     let (server, node1, _place) = kubelet(config);
     // Others went first.
-    told(&server, "NodeShutdown", "Shutdown manager detected shutdown event", 45);
+    told(&server, "Shutdown", "Shutdown manager detected shutdown event", 45);
     told(&server, "Killing", "Stopping container main", 0);
     let answer = asked(&node1);
     let Answer::Save { seconds, .. } = answer else { panic!("{answer:?}") };
@@ -80,7 +80,7 @@ fn a_container_that_is_only_started_again_is_not_saved() {
     let plain = |why: &str| assert_eq!(asked(&node1), Answer::Plain, "{why}");
     told(&server, "Killing", "Container main failed liveness probe, will be restarted", 0);
     plain("its probe has failed");
-    told(&server, "NodeShutdown", "Shutdown manager detected shutdown cancellation", 5);
+    told(&server, "Shutdown", "Shutdown manager detected shutdown cancellation", 5);
     plain("the node is not shut down any more");
     told(
         &server,
