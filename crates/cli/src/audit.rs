@@ -32,8 +32,8 @@ pub fn commands() -> impl Iterator<Item = clap::Command> {
         .long_about(
             "Prints what a restore of the images in DIR would make, open, join, mount and connect, \
              by kind, with the tasks that it is for. It leaves out what any program may have and \
-             no policy limits: memory and registers, ordinary sockets, pipes, timers, unlinked \
-             files, what is in archives. Nothing is restored. Images that contradict themselves \
+             no policy limits: memory and registers, options of sockets, pipes, timers; of \
+             archives it says how much they make. Nothing is restored. Images that contradict themselves \
              are an error that names file and entry. Options of restore that matter count here, \
              too, such as --external.",
         )

@@ -1,7 +1,9 @@
 //! Unlinked files that tasks have open: read of their images once, judged, and made.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use torpor_images::proto::{GhostFileEntry, RemapFilePathEntry, RemapType, Timeval};
 use torpor_images::remap::found_by;
 use torpor_images::{ImageDir, Reader, kind};
@@ -21,7 +23,7 @@ const CHARACTER: u32 = 0o020_000;
 const FIFO: u32 = 0o010_000;
 
 /// An unlinked file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ghost {
     /// What it is.
     pub kind: GhostKind,
@@ -36,7 +38,7 @@ pub struct Ghost {
 }
 
 /// What an unlinked file is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum GhostKind {
     /// A regular file.
     Regular {
@@ -126,9 +128,14 @@ impl Ghost {
         })
     }
 
-    /// What is judged of it: a device, and a program that runs with the rights of its owner or group.
-    #[must_use]
-    pub fn ask(&self, path: String) -> Option<Ask> {
+    /// What a plan has of it: the file itself, and what is judged of it.
+    pub fn asks(self, path: String) -> impl Iterator<Item = Ask> {
+        let judged = self.judged(path.clone());
+        [Ask::Ghost { path, ghost: self }].into_iter().chain(judged)
+    }
+
+    /// A device, or a program that runs with the rights of its owner or group.
+    fn judged(&self, path: String) -> Option<Ask> {
         match self.kind {
             GhostKind::Device { block, number } => {
                 Some(Ask::Device { path, device: Device::from_number(block, number) })
@@ -139,6 +146,24 @@ impl Ghost {
             }
             _ => None,
         }
+    }
+}
+
+impl fmt::Display for Ghost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            GhostKind::Regular { size: Some(size), .. } => write!(f, "file of {size} bytes")?,
+            GhostKind::Regular { size: None, .. } => f.write_str("file")?,
+            GhostKind::Directory => f.write_str("directory")?,
+            GhostKind::Link(to) => {
+                write!(f, "symbolic link to {:?}", String::from_utf8_lossy(to))?;
+            }
+            GhostKind::Fifo => f.write_str("fifo")?,
+            GhostKind::Socket => f.write_str("file of a socket")?,
+            GhostKind::Device { .. } => f.write_str("device")?,
+        }
+        let (user, group) = self.owner;
+        write!(f, ", of {user}:{group}, mode {:o}", self.permissions)
     }
 }
 
@@ -154,13 +179,30 @@ mod tests {
 
     #[test]
     fn devices_and_programs_are_asked_for() {
-        let text = |mode| ghost(mode).unwrap().ask("/x".into()).map(|ask| ask.to_string());
+        let text = |mode| ghost(mode).unwrap().judged("/x".into()).map(|ask| ask.to_string());
         assert_eq!(text(CHARACTER | 0o600).as_deref(), Some("device c 1:3 at \"/x\""));
         assert_eq!(text(BLOCK | 0o600).as_deref(), Some("device b 1:3 at \"/x\""));
         let program = Some("a set-uid or set-gid file at \"/x\" (mode 104755)".to_owned());
         assert_eq!(text(REGULAR | 0o4755), program);
         for harmless in [REGULAR | 0o755, DIRECTORY | 0o2755, LINK | 0o777, FIFO, SOCKET] {
             assert_eq!(text(harmless), None, "{harmless:o}");
+        }
+    }
+
+    #[test]
+    fn a_plan_has_each() {
+        for (mode, expected, judged) in [
+            (REGULAR | 0o640, "file of 7 bytes, of 0:0, mode 640", 0),
+            (REGULAR | 0o4755, "file of 7 bytes, of 0:0, mode 4755", 1),
+            (DIRECTORY | 0o755, "directory, of 0:0, mode 755", 0),
+            (LINK | 0o777, "symbolic link to \"\", of 0:0, mode 777", 0),
+            (FIFO, "fifo, of 0:0, mode 0", 0),
+            (SOCKET, "file of a socket, of 0:0, mode 0", 0),
+            (BLOCK | 0o600, "device, of 0:0, mode 600", 1),
+        ] {
+            let asks: Vec<Ask> = ghost(mode).unwrap().asks("/x".into()).collect();
+            assert_eq!(asks[0].to_string(), format!("unlinked \"/x\": {expected}"));
+            assert_eq!(asks.len(), 1 + judged);
         }
     }
 

@@ -1,6 +1,10 @@
 //! Internet sockets: the addresses of their two ends, read of an entry once, judged, and bound and
 //! connected.
 
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
 use torpor_images::proto::InetSkEntry;
 
 const INET: u32 = 2;
@@ -11,7 +15,7 @@ const RAW: u32 = 3;
 const ICMP: [u32; 2] = [1, 58];
 
 /// An address with a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct InetAddress {
     /// `AF_INET` or `AF_INET6`.
     pub family: i32,
@@ -22,7 +26,7 @@ pub struct InetAddress {
 }
 
 /// What an Internet socket is bound and connected to.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct InetEnds {
     /// What it is bound to: not at all, if neither address nor port are said.
     pub local: InetAddress,
@@ -67,6 +71,35 @@ impl InetEnds {
     #[must_use]
     pub fn is_ping(&self) -> bool {
         self.is_ping
+    }
+}
+
+impl fmt::Display for InetAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, ..] = self.words;
+        let address = match self.family.cast_unsigned() {
+            INET => IpAddr::from(Ipv4Addr::from(first.to_ne_bytes())),
+            _ => IpAddr::from(Ipv6Addr::from(bytes(self.words))),
+        };
+        SocketAddr::new(address, self.port).fmt(f)
+    }
+}
+
+/// The bytes of an address of IPv6, in their order.
+fn bytes(words: [u32; 4]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let parts = bytes.chunks_exact_mut(4).zip(words);
+    parts.for_each(|(part, word)| part.copy_from_slice(&word.to_ne_bytes()));
+    bytes
+}
+
+impl fmt::Display for InetEnds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at {}", self.local)?;
+        if self.remote.words != [0; 4] || self.remote.port != 0 {
+            write!(f, ", connected to {}", self.remote)?;
+        }
+        self.device.as_ref().map_or(Ok(()), |device| write!(f, " ({device})"))
     }
 }
 

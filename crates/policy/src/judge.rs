@@ -227,7 +227,9 @@ impl Rules {
             | Ask::GivenFile(_)
             | Ask::Bind(_)
             | Ask::Open { .. }
-            | Ask::Fill => None,
+            | Ask::Fill(_)
+            | Ask::Ghost { .. }
+            | Ask::Socket(_) => None,
             Ask::Device { device, .. } => {
                 self.deny_device(*device, passed).map(|why| ("files.devices", why))
             }

@@ -95,7 +95,7 @@ pub use runtime::OVERLAY_LAYERS;
 pub use scheduling::Scheduling;
 pub use seccomp::Seccomp;
 pub use signal_owner::SignalOwner;
-pub use socket::SocketKind;
+pub use socket::{Socket, SocketKind};
 pub use socket_options::{SocketOption, SocketOptions};
 pub use tcp_stream::{Queues, TcpStream};
 pub use terminal::{Terminal, TerminalKind, TerminalSettings};

@@ -5,15 +5,18 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value as Json, json};
 
+use crate::archive::Totals;
 use crate::capabilities::Capabilities;
 use crate::clock_times::ClockTimes;
 use crate::descriptor::DescriptorTable;
 use crate::file_lock::FileLock;
+use crate::ghost::Ghost;
 use crate::given::GivenNamespace;
 use crate::given_file::GivenFile;
 use crate::host_names::HostNames;
 use crate::mount::Mount;
 use crate::program_format::ProgramFormat;
+use crate::socket::Socket;
 use crate::terminal::Terminal;
 use crate::unix_name::UnixName;
 use crate::words::{self, Word};
@@ -103,8 +106,17 @@ pub enum Ask {
         /// Flags of open(2).
         flags: u32,
     },
-    /// A new file system is filled with the files of an archive, the image.
-    Fill,
+    /// A new file system is filled with the files of an archive, the image: this much.
+    Fill(Totals),
+    /// An unlinked file that is made.
+    Ghost {
+        /// The name that it had.
+        path: String,
+        /// It.
+        ghost: Ghost,
+    },
+    /// A socket that is made.
+    Socket(Socket),
     /// A group that tasks are put into, or that is made or changed.
     Cgroup {
         /// The controllers of the hierarchy; none is version 2.
@@ -348,7 +360,9 @@ impl Ask {
                 | Ask::GivenFile(_)
                 | Ask::Bind(_)
                 | Ask::Open { .. }
-                | Ask::Fill
+                | Ask::Fill(_)
+                | Ask::Ghost { .. }
+                | Ask::Socket(_)
         )
     }
 
@@ -376,13 +390,14 @@ impl Ask {
             Ask::SetUid { .. }
             | Ask::Device { .. }
             | Ask::Open { .. }
+            | Ask::Ghost { .. }
             | Ask::Fanotify { .. }
             | Ask::ProgramFormat(_)
             | Ask::Descriptors(_)
             | Ask::Lock(_)
             | Ask::Terminal(_)
             | Ask::GivenFile(_) => "files",
-            Ask::Mount(_) | Ask::Fill | Ask::WriteReadOnly { .. } => "mounts",
+            Ask::Mount(_) | Ask::Fill(_) | Ask::WriteReadOnly { .. } => "mounts",
             Ask::Firewall { .. }
             | Ask::Route { .. }
             | Ask::Link { .. }
@@ -393,6 +408,7 @@ impl Ask {
             | Ask::Connection { .. }
             | Ask::SocketOption { .. }
             | Ask::ExternalSocket { .. }
+            | Ask::Socket(_)
             | Ask::Bind(_) => "network",
         }
     }
@@ -429,7 +445,9 @@ impl fmt::Display for Ask {
             Ask::GivenFile(given) => given.fmt(f),
             Ask::Bind(name) => name.fmt(f),
             Ask::Open { path, flags } => write!(f, "opens {path:?} (flags {flags:#o})"),
-            Ask::Fill => f.write_str("fills a new file system"),
+            Ask::Fill(totals) => write!(f, "fills a new file system: {totals}"),
+            Ask::Ghost { path, ghost } => write!(f, "unlinked {path:?}: {ghost}"),
+            Ask::Socket(socket) => socket.fmt(f),
             Ask::Cgroup { hierarchy, path, properties } => {
                 write!(f, "cgroup {path:?} of {hierarchy:?}")?;
                 for (number, (name, value)) in properties.iter().enumerate() {

@@ -1,9 +1,14 @@
 //! Sockets, as socket(2) makes them: read of their entries once, judged, and made.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
 use torpor_images::proto::FileEntry;
 
 use crate::collect::references::network_of;
+use crate::inet::InetEnds;
 use crate::request::Ask;
+use crate::unix_name::EXTERNAL;
 
 // linux/socket.h, linux/net.h, linux/in.h.
 const UNIX: u32 = 1;
@@ -15,13 +20,70 @@ const STREAM: u32 = 1;
 const DATAGRAM: u32 = 2;
 const RAW: u32 = 3;
 const TCP: u32 = 6;
+const UDP: u32 = 17;
 const MPTCP: u32 = 262;
 /// The old type of packet sockets (`SOCK_PACKET`): its protocol is known from the beginning.
 const OLD_PACKET: u32 = 10;
 
+/// The states of Internet sockets, from 1 (net/tcp_states.h).
+const STATES: [&str; 12] = [
+    "established",
+    "syn-sent",
+    "syn-recv",
+    "fin-wait-1",
+    "fin-wait-2",
+    "time-wait",
+    "close",
+    "close-wait",
+    "last-ack",
+    "listen",
+    "closing",
+    "new-syn-recv",
+];
+
+/// A socket that is made: anybody may have one; what not everybody may do with it is judged besides.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Socket {
+    /// The number of the open file.
+    pub file: u32,
+    /// What it is.
+    pub kind: SocketKind,
+    /// What an Internet socket is bound and connected to, and its state (`TCP_*` of
+    /// net/tcp_states.h); a Unix socket is bound to a [`UnixName`](crate::UnixName).
+    pub inet: Option<(InetEnds, u32)>,
+}
+
+impl Socket {
+    /// That of an open file; `None` of one that is no socket, or one of others outside.
+    ///
+    /// # Errors
+    /// A socket that no restore makes; an address that there cannot be.
+    pub fn of(entry: &FileEntry) -> Result<Option<Self>, String> {
+        if entry.usk.as_ref().is_some_and(|socket| socket.uflags & EXTERNAL != 0) {
+            return Ok(None);
+        }
+        let Some(kind) = SocketKind::of(entry)? else { return Ok(None) };
+        let inet = entry.isk.as_ref();
+        let inet = inet.map(|socket| Ok::<_, String>((InetEnds::read(socket)?, socket.state)));
+        Ok(Some(Socket { file: entry.id, kind, inet: inet.transpose()? }))
+    }
+}
+
+impl fmt::Display for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        if let Some((ends, state)) = &self.inet {
+            let index = state.checked_sub(1).and_then(|index| usize::try_from(index).ok());
+            let name = index.and_then(|index| STATES.get(index).copied());
+            write!(f, " {ends}, {}", name.unwrap_or("in a state that there is not"))?;
+        }
+        write!(f, " (file {})", self.file)
+    }
+}
+
 /// What socket(2) is told, and where. One comes from an entry of the images, or is of a kind that
 /// anybody makes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SocketKind {
     domain: u32,
     kind: u32,
@@ -98,6 +160,35 @@ impl SocketKind {
     }
 }
 
+impl fmt::Display for SocketKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = match self.domain {
+            UNIX => "Unix",
+            INET => "IPv4",
+            INET6 => "IPv6",
+            NETLINK => "netlink",
+            _ => "packet",
+        };
+        let kind = match self.kind {
+            STREAM => "stream",
+            DATAGRAM => "datagram",
+            RAW => "raw",
+            OLD_PACKET => "old packet",
+            _ => "other",
+        };
+        write!(f, "{family} {kind} socket")?;
+        let is_inet = [INET, INET6].contains(&self.domain);
+        match self.protocol {
+            TCP if is_inet => f.write_str(" of TCP")?,
+            MPTCP if is_inet => f.write_str(" of MPTCP")?,
+            UDP if is_inet => f.write_str(" of UDP")?,
+            0 => {}
+            protocol => write!(f, " of protocol {protocol}")?,
+        }
+        self.network.map_or(Ok(()), |network| write!(f, " in net namespace {network}"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -134,6 +225,39 @@ mod tests {
             assert_eq!((socket.arguments(), socket.ask(7)), (arguments, ask));
         }
         assert_eq!(SocketKind::of(&FileEntry::default()), Ok(None));
+    }
+
+    #[test]
+    fn a_plan_says_what_sockets_are() {
+        let text = |entry: &FileEntry| Socket::of(entry).unwrap().map(|socket| socket.to_string());
+        let mut listens = inet(INET, STREAM, TCP);
+        let loopback = u32::from_ne_bytes([127, 0, 0, 1]);
+        let socket = listens.isk.as_mut().unwrap();
+        (socket.src_addr, socket.src_port, socket.state) = (vec![loopback], 80, 10);
+        (socket.ns_id, socket.ifname) = (Some(9), Some("lo".to_owned()));
+        let expected =
+            "IPv4 stream socket of TCP in net namespace 9 at 127.0.0.1:80 (lo), listen (file 7)";
+        assert_eq!(text(&listens).as_deref(), Some(expected));
+        let mut connected = inet(INET6, DATAGRAM, UDP);
+        let socket = connected.isk.as_mut().unwrap();
+        let one = u32::from_ne_bytes([0, 0, 0, 1]);
+        (socket.src_addr, socket.dst_addr) = (vec![0; 4], vec![0, 0, 0, one]);
+        (socket.src_port, socket.dst_port, socket.state) = (4000, 53, 1);
+        let expected = "IPv6 datagram socket of UDP at [::]:4000, connected to [::1]:53, \
+                        established (file 7)";
+        assert_eq!(text(&connected).as_deref(), Some(expected));
+        assert_eq!(text(&packet(RAW)).as_deref(), Some("packet raw socket (file 0)"));
+        let unix = |uflags| {
+            let unix = UnixSkEntry { r#type: STREAM, uflags, ..UnixSkEntry::default() };
+            text(&FileEntry { usk: Some(unix), ..FileEntry::default() })
+        };
+        assert_eq!(unix(0).as_deref(), Some("Unix stream socket (file 0)"));
+        // It is not made.
+        assert_eq!(unix(EXTERNAL), None);
+        assert_eq!(text(&FileEntry::default()), None);
+        let mut none = inet(INET, STREAM, TCP);
+        none.isk.as_mut().unwrap().src_port = 1 << 16;
+        assert!(Socket::of(&none).is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
+use torpor_policy::archive::Totals;
 use torpor_policy::{Ask, Capabilities, Checked, Device, Origin, Passed, Policy, Request};
 
 /// A policy that limits everything.
@@ -99,7 +100,7 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
         }),
         text().prop_map(|name| (Ask::ExternalSocket { name }, false)),
         text().prop_map(|path| (Ask::Open { path, flags: 0 }, true)),
-        Just((Ask::Fill, true)),
+        Just((Ask::Fill(Totals::default()), true)),
         text().prop_map(|text| (Ask::Firewall { text }, false)),
         text().prop_map(|text| (Ask::Route { text }, false)),
         text().prop_map(|text| (Ask::Address { device: "x".to_owned(), text }, false)),

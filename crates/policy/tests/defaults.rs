@@ -183,7 +183,9 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::GivenFile(_)
         | Ask::Bind(_)
         | Ask::Open { .. }
-        | Ask::Fill => ask.is_neutral(),
+        | Ask::Fill(_)
+        | Ask::Ghost { .. }
+        | Ask::Socket(_) => ask.is_neutral(),
         Ask::Capabilities(_)
         | Ask::NoCredentials
         | Ask::Use { .. }

@@ -296,6 +296,41 @@ fn limits_of_ipc_namespaces() {
     }
 }
 
+/// What anybody may have is in the plan, though no policy limits it.
+#[test]
+fn sockets_unlinked_files_and_archives_are_in_the_plan() {
+    let script = "ip link set lo up; mount -t tmpfs none /opt; mkdir /opt/dir
+        echo 12345 >/opt/dir/file; mkfifo /opt/fifo
+        exec 7<>/dev/udp/127.0.0.1/9; exec 8>/opt/gone; chmod 640 /opt/gone; echo >&8; rm /opt/gone";
+    let mut task = Asleep::new(&["--mount", "--propagation=private", "--net"], script);
+    task.options = vec!["--external", "mnt[]"];
+    let images = ImageDir::open(task.images()).unwrap();
+    let network = images.ids(kind::NETNS).unwrap()[0];
+    let files: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
+    let socket = files.iter().find_map(|file| file.isk.as_ref()).unwrap();
+    let (id, port) = (socket.id, socket.src_port);
+    let connected = format!(
+        "IPv4 datagram socket of UDP in net namespace {network} at 127.0.0.1:{port}, connected to \
+         127.0.0.1:9, established (file {id})"
+    );
+    let all = [
+        ("network", &*connected),
+        ("files", "unlinked \"/opt/gone\": file of 1 bytes, of 0:0, mode 640"),
+        ("mounts", "fills a new file system: 1 files of 6 bytes, 1 directories, 1 others"),
+    ];
+    let plan = said(&task.run(&["image", "plan"], &[]));
+    let json = said(&task.run(&["image", "plan", "--json"], &[]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let audit = said(&task.run(&["image", "audit"], &[]));
+    for (kind, text) in all {
+        assert!(plan.contains(&format!("\n  {text}\n")), "{text}: {plan}");
+        let mut items = json["items"].as_array().unwrap().iter();
+        assert!(items.any(|item| item["kind"] == kind && item["text"] == text), "{text}: {json}");
+        assert!(!audit.contains(text), "{audit}");
+    }
+    task.wakes(&[], |_| ());
+}
+
 /// Rules are allowed, but not what names files of the host, or programs for it to run.
 #[test]
 fn firewalls_are_rules_only() {

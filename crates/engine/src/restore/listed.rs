@@ -113,7 +113,7 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
     groups(view, &mut things);
     networks(view, spaces, plan, &mut things)?;
     limits_of_ipc(view, spaces, &mut things)?;
-    archives(view, &mut things);
+    archives(view, plan, &mut things);
     Ok(things.missing)
 }
 
@@ -273,14 +273,14 @@ fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Resul
     Ok(())
 }
 
-/// Unlinked files that are made: programs with rights of their own, and devices.
+/// Unlinked files that are made, and which of them are devices or programs with rights of their own.
 fn ghosts(view: &View<'_>, things: &mut Things<'_>) -> Result<()> {
     let name = |file: u32| {
         let reg = view.checkpoint.files.get(&file).and_then(|entry| entry.reg.as_ref());
         reg.map_or_else(String::new, |reg| String::from_utf8_lossy(&reg.name).into_owned())
     };
     for (image, name, ghost) in Ghost::all(view.images, name)? {
-        ghost.ask(name).iter().for_each(|ask| things.expect(&*image, None, ask));
+        ghost.asks(name).for_each(|ask| things.expect(&*image, None, &ask));
     }
     Ok(())
 }
@@ -360,10 +360,12 @@ fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) 
     Ok(())
 }
 
-/// The archives that file systems are filled from are those that were read.
-fn archives(view: &View<'_>, things: &mut Things<'_>) {
+/// The archives that file systems are filled from are those that were read. What is in them is compared
+/// while they are unpacked.
+fn archives(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) {
     for image in view.planned.forest.archives() {
-        things.expect(image, None, &Ask::Fill);
+        let is = |ask: &Ask| matches!(ask, Ask::Fill(_));
+        things.expect_any(&image, "fills a new file system", plan, is);
     }
 }
 
@@ -593,7 +595,7 @@ mod tests {
 
     #[test]
     fn whatever_a_plan_leaves_out_is_found() {
-        let kinds: [(&str, Pick); 28] = [
+        let kinds: [(&str, Pick); 30] = [
             ("capabilities", |ask| matches!(ask, Ask::Capabilities(_))),
             ("seccomp", |ask| matches!(ask, Ask::Seccomp(_))),
             ("new privileges", |ask| matches!(ask, Ask::NoNewPrivileges(_))),
@@ -617,8 +619,10 @@ mod tests {
             ("address", |ask| matches!(ask, Ask::Address { .. })),
             ("limit of IPC", |ask| matches!(ask, Ask::IpcLimit { .. })),
             ("socket option", |ask| matches!(ask, Ask::SocketOption { .. })),
-            ("ghost", |ask| matches!(ask, Ask::SetUid { path, .. } if path == "/tmp/removed")),
-            ("archive", |ask| matches!(ask, Ask::Fill)),
+            ("program", |ask| matches!(ask, Ask::SetUid { path, .. } if path == "/tmp/removed")),
+            ("ghost", |ask| matches!(ask, Ask::Ghost { .. })),
+            ("socket as such", |ask| matches!(ask, Ask::Socket(_))),
+            ("archive", |ask| matches!(ask, Ask::Fill(_))),
             ("pipe", |ask| matches!(ask, Ask::Raise { name, .. } if *name == "the size of a pipe")),
             (
                 "file in memory",

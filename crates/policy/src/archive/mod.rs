@@ -8,6 +8,7 @@
 mod list;
 mod pax;
 mod sparse;
+mod totals;
 
 use std::io::{self, Read};
 
@@ -17,6 +18,7 @@ use crate::request::{Ask, Device};
 
 pub use self::list::{AccessList, LISTS};
 pub use self::sparse::Stretch;
+pub use self::totals::Totals;
 
 use self::pax::Extra;
 
@@ -283,16 +285,18 @@ impl<R: Read> Archive<R> {
     }
 }
 
-/// Calls `found` with what the compressed archive would make that a policy limits.
+/// Calls `found` with what the compressed archive would make that a policy limits. Returns how much it
+/// makes in all.
 ///
 /// # Errors
 /// What is strange about it.
-pub fn scan(archive: impl Read, found: &mut impl FnMut(Ask)) -> Result<()> {
-    let mut archive = Archive::new(archive);
+pub fn scan(archive: impl Read, found: &mut impl FnMut(Ask)) -> Result<Totals> {
+    let (mut archive, mut totals) = (Archive::new(archive), Totals::default());
     while let Some(entry) = archive.next()? {
+        totals.add(&entry);
         entry.ask().into_iter().for_each(&mut *found);
     }
-    Ok(())
+    Ok(totals)
 }
 
 fn until_zero(bytes: &[u8]) -> &[u8] {

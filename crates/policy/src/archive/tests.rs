@@ -9,7 +9,7 @@ use super::*;
 
 fn asks(archive: &[u8]) -> Result<Vec<Ask>> {
     let mut all = vec![];
-    scan(archive, &mut |ask| all.push(ask)).map(|()| all)
+    scan(archive, &mut |ask| all.push(ask)).map(|_| all)
 }
 
 fn compressed(tar: &[u8]) -> Vec<u8> {
@@ -51,7 +51,12 @@ fn packed(format: &str, fill: impl Fn(&std::path::Path)) -> Vec<u8> {
 #[test]
 fn programs_and_devices_are_found_in_both_formats() {
     for format in ["posix", "gnu"] {
-        assert_eq!(asks(&packed(format, |_| {})).unwrap(), [], "{format}");
+        let plain = packed(format, |_| {});
+        assert_eq!(asks(&plain).unwrap(), [], "{format}");
+        let totals = scan(plain.as_slice(), &mut drop).unwrap();
+        let bytes = (39 << 16) + 1 + 1000;
+        let expected = Totals { files: 2, bytes, directories: 2, others: 2 };
+        assert_eq!(totals, expected, "{format}");
         let archive = packed(format, |dir| {
             fs::write(dir.join("su"), "#!/bin/sh").unwrap();
             fs::set_permissions(dir.join("su"), fs::Permissions::from_mode(0o4755)).unwrap();

@@ -90,7 +90,7 @@ fn opened_for_mappings(
 
 fn ghosts(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
     for (image, name, ghost) in Ghost::all(checkpoint.images, |file| name_of(checkpoint, file))? {
-        ghost.ask(name).into_iter().for_each(|ask| all.add(&*image, None, ask));
+        ghost.asks(name).for_each(|ask| all.add(&*image, None, ask));
     }
     Ok(())
 }
@@ -124,11 +124,10 @@ fn archives(checkpoint: &Checkpoint<'_>, mounts: &[Mount], all: &mut Requests) -
         }
         let Some(file) = checkpoint.images.reader(kind::TMPFS_DEV, device)? else { continue };
         let image = kind::TMPFS_DEV.file_name(device);
-        let mut found = vec![Ask::Fill];
-        if let Err(reason) = archive::scan(file, &mut |ask| found.push(ask)) {
-            return Err(Error::Invalid { image, reason });
-        }
-        found.into_iter().for_each(|ask| all.add(&*image, None, ask));
+        let mut found = vec![];
+        let totals = archive::scan(file, &mut |ask| found.push(ask))
+            .map_err(|reason| Error::Invalid { image: image.clone(), reason })?;
+        found.into_iter().chain([Ask::Fill(totals)]).for_each(|ask| all.add(&*image, None, ask));
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::namespace::NsKind;
 use crate::passed::Passed;
 use crate::program_format::ProgramFormat;
 use crate::request::Ask;
+use crate::socket::Socket;
 use crate::terminal::Terminal;
 use crate::unix_name::UnixName;
 
@@ -61,7 +62,7 @@ fn descriptors(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
     }
 }
 
-/// Locks, terminals, names of Unix sockets, and what the caller gives.
+/// Locks, terminals, sockets and names of Unix sockets, and what the caller gives.
 fn files(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Requests) -> Result<()> {
     for lock in FileLock::all(checkpoint.images)? {
         let task = Some(lock.task.cast_unsigned());
@@ -71,7 +72,10 @@ fn files(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Requests) -> Re
     let image = kind::FILES.file_name(0);
     for entry in &checkpoint.files {
         let given = GivenFile::of(entry, &terminals, &passed.files).map(Ask::GivenFile);
-        given.into_iter().for_each(|ask| all.add(&*image, None, ask));
+        let made = || Socket::of(entry).map(|socket| socket.map(Ask::Socket));
+        let ask = given.map_or_else(made, |given| Ok(Some(given)));
+        let ask = ask.map_err(|reason| Error::Invalid { image: image.clone(), reason })?;
+        ask.into_iter().for_each(|ask| all.add(&*image, None, ask));
     }
     for terminal in terminals {
         all.add(kind::TTY_INFO.file_name(0), None, Ask::Terminal(terminal));

@@ -24,7 +24,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use torpor_policy::Ask;
-use torpor_policy::archive::{Archive, Entry, LISTS, Make, Stretch};
+use torpor_policy::archive::{Archive, Entry, LISTS, Make, Stretch, Totals};
 
 use super::collect::open_beneath;
 use crate::error::{Context, Error, Result};
@@ -42,7 +42,7 @@ pub(super) struct Target<'a> {
     pub name: &'a str,
     /// The user namespace whose ids the archive has.
     pub maps: &'a IdMaps,
-    /// What the plan has of it that a policy limits.
+    /// What the plan has of it: what a policy limits, and how much it is.
     pub judged: &'a HashSet<Ask>,
 }
 
@@ -91,12 +91,14 @@ impl Unpacking<'_> {
         let mut archive = Archive::new(archive);
         let invalid = |reason: String| Error::invalid(name, reason);
         let _owner = maps.own_files().context(|| "become the owner of files".to_owned())?;
+        let mut totals = Totals::default();
         // Directories change when something comes into them.
         let mut directories: Vec<(Entry, Option<Entry>, OwnedFd)> = vec![];
         while let Some(entry) = archive.next().map_err(invalid)? {
             if let Some(ask) = entry.ask().filter(|ask| !judged.contains(ask)) {
                 return Err(invalid(format!("{ask}, which the plan does not list")));
             }
+            totals.add(&entry);
             let was = self.earlier.remove(&entry.path);
             let was = self.make(&entry, was, &mut archive)?;
             if entry.make == Make::Directory {
@@ -110,6 +112,10 @@ impl Unpacking<'_> {
                 directories.push((entry.clone(), was, dir));
             }
             made(entry);
+        }
+        let is_other = |ask: &Ask| matches!(ask, Ask::Fill(listed) if *listed != totals);
+        if judged.iter().any(is_other) {
+            return Err(invalid(format!("{totals}, which the plan does not list")));
         }
         // What is in a directory goes before it.
         while let Some((_, gone)) = self.earlier.pop_last() {

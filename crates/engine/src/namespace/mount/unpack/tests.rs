@@ -50,7 +50,7 @@ fn both_of(archive: &[u8], is_listed: impl Fn(&Ask) -> bool) -> Both {
     let mut asked = vec![];
     let scanned = scan_archive(archive, &mut |ask| asked.push(ask));
     let judged = asked.iter().filter(|ask| is_listed(ask)).cloned().collect();
-    let scanned = scanned.map(|()| asked);
+    let scanned = scanned.map(|_| asked);
     let dir = tempfile::tempdir().unwrap();
     let unpacked = Filled::in_dir(&dir).unpack(archive, &judged);
     let mut made = vec![];
@@ -280,6 +280,28 @@ fn what_is_mapped_stays_as_it_is() {
         let error = mapped(later).unwrap_err().to_string();
         assert!(error.contains("file is mapped, and has changed"), "{error}");
     }
+}
+
+/// An archive makes as much as the plan says, first and later.
+#[test]
+fn what_is_more_than_the_plan_has_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut filled = Filled::in_dir(&dir);
+    let of = |files: &[Vec<u8>]| {
+        let archive = archive(files);
+        let totals = scan_archive(archive.as_slice(), &mut drop).unwrap();
+        (archive, HashSet::from([Ask::Fill(totals)]))
+    };
+    let it = entry("file", b'0', 0o755, b"it");
+    let (one, plan_of_one) = of(&[it.clone()]);
+    let (two, plan_of_two) = of(&[it, entry("other", b'0', 0o755, b"it")]);
+    filled.unpack(&one, &plan_of_one).unwrap();
+    let error = filled.refill(&two, &plan_of_one).unwrap_err().to_string();
+    let wanted = "2 files of 4 bytes, 0 directories, 0 others, which the plan does not list";
+    assert!(error.contains(wanted), "{error}");
+    let fresh = tempfile::tempdir().unwrap();
+    let error = Filled::in_dir(&fresh).unpack(&one, &plan_of_two).unwrap_err().to_string();
+    assert!(error.contains("1 files of 2 bytes"), "{error}");
 }
 
 /// A later archive is judged as the first one is, and holds nothing twice.
