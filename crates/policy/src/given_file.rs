@@ -125,10 +125,18 @@ impl<'a> FileKey<'a> {
     /// The name that it has to be given by, if there is no other way to have it.
     #[must_use]
     pub fn needed(&self) -> Option<String> {
+        let needed = matches!(self, FileKey::Socket { outside: true, .. } | FileKey::Outside(_));
+        needed.then(|| self.to_string())
+    }
+}
+
+impl fmt::Display for FileKey<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FileKey::Socket { number, outside: true } => Some(format!("socket[{number}]")),
-            FileKey::Outside(text) => Some(text.clone().into_owned()),
-            _ => None,
+            FileKey::Path(path) => f.write_str(&String::from_utf8_lossy(path)),
+            FileKey::Pipe(number) => write!(f, "pipe[{number}]"),
+            FileKey::Socket { number, .. } => write!(f, "socket[{number}]"),
+            FileKey::Outside(text) => f.write_str(text),
         }
     }
 }

@@ -5,9 +5,8 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 
 use torpor_images::ImageDir;
-use torpor_images::proto::FdTypes;
-use torpor_policy::Terminal;
 use torpor_policy::network::{NetDevice, NetKind, Network};
+use torpor_policy::{FileKey, Terminal};
 
 use super::load::Checkpoint;
 use crate::error::{Error, Result};
@@ -40,18 +39,24 @@ pub(super) fn check(
         return Ok(());
     }
     let spaces = SpacesGiven::read(images, namespaces)?;
-    let keys = keys(images, checkpoint)?;
+    let terminals = Terminal::all(images)?;
+    let files = checkpoint.files.values();
+    let files: Vec<FileKey<'_>> = files.filter_map(|file| FileKey::of(file, &terminals)).collect();
     let mut seen = HashSet::new();
     for InheritFd { fd, key } in &opts.given.inherit_fd {
         let option = || format!("--inherit-fd fd[N]:{key}");
-        let is_used = match ext::is_namespace(fd.as_fd()) {
-            true => spaces.external.contains(key),
-            false => keys.contains(bare(key)) || key.starts_with("tty["),
+        let name = match ext::is_namespace(fd.as_fd()) {
+            true => spaces.external.get(key).cloned(),
+            false => {
+                let file = files.iter().find(|file| file.is(key)).map(ToString::to_string);
+                file.or_else(|| key.starts_with("tty[").then(|| key.clone()))
+            }
         };
-        if !is_used {
-            return Err(unused(option(), keys.union(&spaces.external)));
-        }
-        if !seen.insert(bare(key)) {
+        let Some(name) = name else {
+            let files = files.iter().map(ToString::to_string);
+            return Err(unused(option(), files.chain(spaces.external)));
+        };
+        if !seen.insert(name) {
             return Err(Error::Usage(format!("{}: it is given twice", option())));
         }
     }
@@ -70,7 +75,7 @@ pub(super) fn check(
         let there: HashSet<String> =
             spaces.devices.iter().filter(fits).map(|device| device.name.clone()).collect();
         if !opts.network.empty && !there.contains(inner) {
-            return Err(unused(format!("--external {external}"), there.iter()));
+            return Err(unused(format!("--external {external}"), there.into_iter()));
         }
     }
     Ok(())
@@ -94,20 +99,14 @@ fn joined(all: &[JoinNs]) -> Result<()> {
     Ok(())
 }
 
-fn unused<'t>(option: String, there: impl Iterator<Item = &'t String>) -> Error {
+fn unused(option: String, there: impl Iterator<Item = String>) -> Error {
     const SHOWN: usize = 8;
-    let mut names: Vec<&str> = there.map(String::as_str).collect();
-    names.retain(|name| !name.is_empty());
-    names.sort_unstable_by_key(|name| (!name.contains('['), *name));
+    let mut names: Vec<String> = there.filter(|name| !name.is_empty()).collect();
+    names.sort_unstable_by(|a, b| (!a.contains('['), a).cmp(&(!b.contains('['), b)));
+    names.dedup();
     names.truncate(SHOWN);
     let known = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
     Error::Usage(format!("{option}: nothing in the images asks for it; there is {known}"))
-}
-
-/// A path is given with or without the slash, the number of a pipe or socket with or without the
-/// colon of procfs.
-fn bare(key: &str) -> &str {
-    key.strip_prefix('/').unwrap_or(key)
 }
 
 /// What the images have of network and pid namespaces.
@@ -126,26 +125,4 @@ impl SpacesGiven {
         }
         Ok(SpacesGiven { external, devices })
     }
-}
-
-/// All open files that `--inherit-fd` can stand for.
-fn keys(images: &ImageDir, checkpoint: &Checkpoint) -> Result<HashSet<String>> {
-    let mut keys = HashSet::new();
-    let mut number = |kind: &str, number: u32| {
-        keys.insert(format!("{kind}:[{number}]"));
-        keys.insert(format!("{kind}[{number}]"));
-    };
-    for file in checkpoint.files.values() {
-        match file.r#type() {
-            FdTypes::Pipe => number("pipe", file.pipe.map_or(0, |pipe| pipe.pipe_id)),
-            FdTypes::Unixsk => number("socket", file.usk.as_ref().map_or(0, |usk| usk.ino)),
-            _ => {}
-        }
-    }
-    let paths = checkpoint.files.values().filter_map(|file| file.reg.as_ref());
-    keys.extend(paths.map(|reg| bare(&String::from_utf8_lossy(&reg.name)).to_owned()));
-    for terminal in Terminal::all(images)? {
-        keys.insert(format!("tty[{:x}:{:x}]", terminal.rdev, terminal.devpts.unwrap_or(0)));
-    }
-    Ok(keys)
 }
