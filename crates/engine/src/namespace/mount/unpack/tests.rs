@@ -293,7 +293,7 @@ fn what_is_more_than_the_plan_has_is_an_error() {
         (archive, HashSet::from([Ask::Fill(totals)]))
     };
     let it = entry("file", b'0', 0o755, b"it");
-    let (one, plan_of_one) = of(&[it.clone()]);
+    let (one, plan_of_one) = of(std::slice::from_ref(&it));
     let (two, plan_of_two) = of(&[it, entry("other", b'0', 0o755, b"it")]);
     filled.unpack(&one, &plan_of_one).unwrap();
     let error = filled.refill(&two, &plan_of_one).unwrap_err().to_string();
