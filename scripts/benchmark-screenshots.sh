@@ -21,4 +21,8 @@ look() {
 look 1100x1400 --screenshot="$out/report-screen.png"
 look 390x1200 --screenshot="$out/report-phone.png"
 look 1100x1400 --no-pdf-header-footer --print-to-pdf="$out/report-print.pdf"
+# Its first page.
+if command -v pdftoppm >/dev/null; then
+	pdftoppm -png -singlefile -r 80 "$out/report-print.pdf" "$out/report-print"
+fi
 echo "$out/report-screen.png"
