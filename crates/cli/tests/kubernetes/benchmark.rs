@@ -9,8 +9,19 @@ use super::cluster::{Cluster, cluster, root};
 
 const IMAGE: &str = "docker.io/library/torpor-benchmark:1";
 /// What the pod needs of its image, beside the program itself.
-const PROGRAMS: [&str; 8] =
-    ["bash", "ldd", "setpriv", "unshare", "mount", "umount", "ip", "losetup"];
+const PROGRAMS: [&str; 11] = [
+    "bash",
+    "ldd",
+    "setpriv",
+    "unshare",
+    "mount",
+    "umount",
+    "ip",
+    "losetup",
+    "/usr/lib/cni/bridge",
+    "/usr/lib/cni/host-local",
+    "/usr/lib/cni/loopback",
+];
 
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap();
@@ -49,7 +60,10 @@ fn the_benchmark_measures_on_a_node() {
     let containerd = root().join("target/kubernetes/bin/containerd").canonicalize().unwrap();
     let config = json!({
         "runs": 2, "warmup": 0, "effort": 0.05,
-        "filters": ["operations.container.start", "performance.syscall.*", "operations.sandbox.create"],
+        "filters": [
+            "operations.container.start", "performance.syscall.*", "operations.sandbox.create",
+            "operations.bridge.create",
+        ],
         "endpoints": [{
             "name": "node",
             "containerd": format!("/host{}", containerd.display()),
@@ -67,7 +81,7 @@ fn the_benchmark_measures_on_a_node() {
     let results = fs::read(out.join("node1/results.json")).unwrap_or_default();
     let results: Value = serde_json::from_slice(&results).unwrap_or_default();
     let rows = results["rows"].as_array().unwrap_or_else(|| panic!("{said}{log}"));
-    assert!(rows.len() >= 4, "{said}{log}");
+    assert!(rows.len() >= 5, "{said}{log}");
     for row in rows {
         // Samples that take longer than a kubelet lets strangers live.
         let samples = row["samples"].as_array().map(Vec::len);
