@@ -184,7 +184,7 @@ impl ReadyEndpoint {
     /// All processes of the endpoint that the tool has started, containers included.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {
-        let mut all = vec![self.keeper.child.id()];
+        let mut all = vec![self.keeper()];
         let mut at = 0;
         while let Some(&pid) = all.get(at) {
             at += 1;
@@ -196,6 +196,11 @@ impl ReadyEndpoint {
             }
         }
         all.split_off(1)
+    }
+
+    /// The keeper's number.
+    pub(crate) fn keeper(&self) -> u32 {
+        self.keeper.child.id()
     }
 
     /// The first process of the namespaces of an endpoint that the tool has started.

@@ -6,6 +6,7 @@ use crate::catalogue::{Benchmark, wanted};
 use crate::config::Config;
 use crate::journal::{Line, Outcome, Past};
 use crate::machine::Calibration;
+use crate::overhead::Overhead;
 use crate::plan::{Item, plan};
 use crate::results::{Results, Row, SCHEMA, Sample, Status, Target};
 
@@ -28,6 +29,7 @@ pub fn gather(past: &Past) -> Results {
     let mut rows = empty(&benchmarks, &names);
     let mut finished = head.started;
     let mut begun = BTreeMap::new();
+    let mut overhead = Overhead::default();
     let (mut interruptions, mut calibration, mut described) = (0, Vec::new(), Vec::new());
     for line in &past.lines {
         match line {
@@ -35,12 +37,15 @@ pub fn gather(past: &Past) -> Results {
             Line::Targets(list) => described.clone_from(list),
             Line::Calibration(time) => calibration.push(*time),
             Line::Begin(item) => *begun.entry(*item).or_insert(0_u32) += 1,
-            Line::Done { item, time, outcomes } => {
+            Line::Done { item, time, outcomes, overhead: took } => {
                 finished = finished.max(*time);
                 let place = usize::try_from(*item).ok();
                 let Some(item) = place.and_then(|place| items.get(place)) else {
                     continue;
                 };
+                if !item.warmup {
+                    overhead += *took;
+                }
                 for outcome in outcomes {
                     let key = (outcome.benchmark.clone(), names[item.target].clone());
                     if let Some(row) = rows.get_mut(&key) {
@@ -69,6 +74,7 @@ pub fn gather(past: &Past) -> Results {
         settings: head.config.clone(),
         machine: head.machine.clone(),
         calibration: Calibration::of(calibration),
+        overhead,
         targets: list.collect(),
         benchmarks,
         rows,

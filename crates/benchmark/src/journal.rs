@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::machine::Machine;
+use crate::overhead::Overhead;
 use crate::results::{Status, Target};
 
 /// What a run begins with.
@@ -55,6 +56,9 @@ pub enum Line {
         time: f64,
         /// What came of it.
         outcomes: Vec<Outcome>,
+        /// What the tool itself took for it.
+        #[serde(default)]
+        overhead: Overhead,
     },
     /// All has been done.
     Complete,
@@ -212,7 +216,8 @@ mod tests {
         let mut journal = Journal::create(&path, &head).unwrap();
         journal.add(&Line::Begin(0)).unwrap();
         let whole = std::fs::read(&path).unwrap();
-        journal.add(&Line::Done { item: 0, time: 1.0, outcomes: Vec::new() }).unwrap();
+        let (outcomes, overhead) = (Vec::new(), Overhead::default());
+        journal.add(&Line::Done { item: 0, time: 1.0, outcomes, overhead }).unwrap();
         // Nobody else writes it meanwhile, or begins anew.
         assert!(Journal::open(&path).is_err() && Journal::create(&path, &head).is_err());
         drop(journal);

@@ -25,6 +25,7 @@ mod kubernetes;
 mod listen;
 pub mod machine;
 mod many;
+pub mod overhead;
 mod own;
 mod past;
 pub mod plan;

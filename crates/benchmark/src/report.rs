@@ -258,6 +258,7 @@ fn machine(results: &Results) -> Value {
         "raw": STANDARD.encode(packed(&raw)),
         "noise": format!("{noise:.1}"),
         "calibrations": results.calibration.samples.len(),
+        "overhead": results.overhead.percent().map(|percent| format!("{percent:.2}")),
         "minutes": format!("{:.1}", (results.finished - results.started) / 60.0),
         "date": date(results.started),
         "seed": results.seed.to_string(),

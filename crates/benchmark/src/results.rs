@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::catalogue::Benchmark;
 use crate::config::Config;
 use crate::machine::{Calibration, Machine};
+use crate::overhead::Overhead;
 use crate::statistics::{Summary, summary};
 
 /// The format of `results.json`. A reader refuses what it does not know.
@@ -44,6 +45,9 @@ pub struct Results {
     pub machine: Machine,
     /// The noise of the machine, from a loop between samples.
     pub calibration: Calibration,
+    /// What the tool itself took of the machine.
+    #[serde(default)]
+    pub overhead: Overhead,
     /// What was measured.
     pub targets: Vec<Target>,
     /// Benchmarks with their units.

@@ -13,6 +13,7 @@ use crate::endpoint::{ReadyEndpoint, sweep_pods};
 use crate::gather::{gather, targets};
 use crate::journal::{Head, Journal, Line, Outcome, Past};
 use crate::machine::{Machine, calibrate};
+use crate::overhead::{self, Overhead};
 use crate::plan::{Item, forecast, plan};
 use crate::results::{Results, ResultsError, SCHEMA, Status, without_ids, write_whole};
 use crate::{keeper, report, suite};
@@ -244,10 +245,16 @@ impl Run {
         self.note(Line::Begin(item.number))?;
         let key = (item.group, item.target);
         let time = now();
+        let (begun, before) = (Instant::now(), self.used());
         let outcome = match self.given_up.get(&key) {
             // What cannot be done is tried once, and is said once.
             Some(_) => None,
             None => Some(self.measure(item).await),
+        };
+        let overhead = Overhead {
+            // A keeper may have been exchanged for another.
+            cpu: self.used().saturating_sub(before).as_secs_f64(),
+            time: begun.elapsed().as_secs_f64(),
         };
         if let Some(Err(trouble)) = &outcome {
             self.after(key, trouble, &names[item.target]);
@@ -255,10 +262,16 @@ impl Run {
             self.failures.remove(&key);
         }
         let outcomes = outcome.map(|values| self.outcomes(item, values)).unwrap_or_default();
-        self.note(Line::Done { item: item.number, time, outcomes })?;
+        self.note(Line::Done { item: item.number, time, outcomes, overhead })?;
         let done = self.past.done().len();
         eprint!("\r\x1b[K{done} of {}: {:?} of {}", done.max(all), item.group, names[item.target]);
         Ok(())
+    }
+
+    /// The CPU time of this process and its keepers.
+    fn used(&self) -> Duration {
+        let keepers = self.places.iter().flatten().map(ReadyEndpoint::keeper);
+        overhead::own() + keepers.map(overhead::of).sum::<Duration>()
     }
 
     fn after(&mut self, key: (crate::catalogue::Group, usize), trouble: &Trouble, target: &str) {

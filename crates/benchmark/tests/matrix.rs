@@ -73,7 +73,9 @@ fn every_cell_has_values_or_reasons() {
     }
     // What each can do with checkpoints.
     for of in ["container", "container-sealed-8m"] {
-        for name in ["checkpoint", "checkpoint-pause", "checkpoint-storage", "restore"] {
+        for name in
+            ["checkpoint", "checkpoint-pause", "checkpoint-storage", "restore", "restore-answer"]
+        {
             assert_ok(&results, &format!("operations.{of}.{name}"), "containerd-2.2/runc");
         }
     }

@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,12 +17,25 @@ use torpor_tests::random::Random;
 const CELL: &str = "endpoints:\n- name: here\n  containerd: /usr/bin/containerd\n  handlers:\n  \
                     - {name: runc, binary: /usr/sbin/runc}\n";
 
-/// Network namespaces with names, and interfaces, that a run has made here.
-fn networks() -> Vec<String> {
-    let names = |dir: &str| fs::read_dir(dir).into_iter().flatten().flatten();
-    let all = names("/run/netns").chain(names("/var/run/netns")).chain(names("/sys/class/net"));
+/// What a run has made that is to go with it.
+struct Made {
+    /// The names of its control groups.
+    groups: Vec<String>,
+    /// The namespace of its processes. All networks and mounts of a run belong to processes in it.
+    namespaces: Vec<PathBuf>,
+}
+
+/// The pid namespace of a process; another user's may be gone.
+fn namespace(pid: &str) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
+}
+
+/// The processes that live in one of these namespaces, whatever their command lines say.
+fn inside(namespaces: &[PathBuf]) -> Vec<String> {
+    let all = fs::read_dir("/proc").unwrap().flatten();
     let all = all.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    all.filter(|name| name.starts_with("bench") || name.starts_with("cni-")).collect()
+    let all = all.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    all.filter(|pid| namespace(pid).is_some_and(|one| namespaces.contains(&one))).collect()
 }
 
 fn in_test_dir(settings: &str) -> TestDir {
@@ -31,8 +44,8 @@ fn in_test_dir(settings: &str) -> TestDir {
     test_dir
 }
 
-/// Starts a run, and waits until its containerd works; returns the names of its control groups.
-fn started(test_dir: &TestDir) -> (Child, Vec<String>) {
+/// Starts a run, and waits until its containerd works; returns what it has made, too.
+fn started(test_dir: &TestDir) -> (Child, Made) {
     let mut child = test_dir.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     let done = || {
         let journal = fs::read_to_string(test_dir.path("out/journal.jsonl")).unwrap_or_default();
@@ -41,14 +54,18 @@ fn started(test_dir: &TestDir) -> (Child, Vec<String>) {
     let before = done();
     wait(|| done() > before, || format!("no sample was taken; {:?}", test_dir.processes()));
     assert!(child.try_wait().unwrap().is_none(), "it has ended too early");
-    (child, test_dir.groups())
+    let namespaces = of(test_dir, DAEMON).iter().filter_map(|pid| namespace(pid)).collect();
+    let made = Made { groups: test_dir.groups(), namespaces };
+    assert!(!inside(&made.namespaces).is_empty(), "{:?}", test_dir.processes());
+    (child, made)
 }
 
-fn assert_gone(test_dir: &TestDir, groups: &[String]) {
+fn assert_gone(test_dir: &TestDir, made: &Made) {
     test_dir.assert_clean();
-    wait(|| networks().is_empty(), || format!("networks are left: {:?}", networks()));
-    assert!(!groups.is_empty());
-    for name in groups {
+    let left = || inside(&made.namespaces);
+    wait(|| left().is_empty(), || format!("processes are left: {:?}", left()));
+    assert!(!made.groups.is_empty());
+    for name in &made.groups {
         wait(|| !group_exists(name), || format!("the control group {name} is left"));
     }
 }
@@ -114,19 +131,15 @@ fn every_suite_on_a_real_runtime() {
         assert!(0.0 <= least && least <= average && average <= most, "{least} {average} {most}");
         assert!(most > 0.0 && of("total") >= most, "{suite}: {} {most}", of("total"));
     }
-    // On a machine with other work the program may not get more at once; then the reason says so.
-    let raised = row(&results, "limits.raise.effect", "here/runc");
-    let reason = raised["reason"].as_str().unwrap_or_default();
-    let judged = raised["status"] == "ok" || reason.contains("limit") || reason.contains("CPU");
-    assert!(judged, "{raised}");
     // A containerd that finds no mount of a hierarchy does not hear why a container has ended.
     let oom = row(&results, "limits.memory.oom", "here/runc");
     let reason = oom["reason"].as_str().unwrap_or_default();
-    assert!(oom["status"] == "ok" || reason.contains("not OOMKilled"), "{oom}");
+    let unheard = !whole_hierarchies() && reason.contains("not OOMKilled");
+    assert!(oom["status"] == "ok" || unheard, "{oom}");
     // A kernel without BFQ weighs nothing; then the reason says so.
     let weight = row(&results, "limits.io.weight", "here/runc");
     let reason = weight["reason"].as_str().unwrap_or_default();
-    assert!(weight["status"] == "ok" || reason.contains("BFQ"), "{weight}");
+    assert!(weight["status"] == "ok" || (!has_bfq() && reason.contains("BFQ")), "{weight}");
     // On a machine with other work the limit may not be exact; then the reason says so.
     let quota = row(&results, "limits.cpu.share", "here/runc");
     let reason = quota["reason"].as_str().unwrap_or_default();
@@ -139,6 +152,81 @@ fn every_suite_on_a_real_runtime() {
     let checkpoint = row(&results, "operations.container.checkpoint", "here/runc");
     assert_eq!(checkpoint["status"], "unsupported", "{checkpoint}");
     test_dir.assert_clean();
+}
+
+/// Whether control groups are mounted here from the root of their hierarchies on: in a container they may not be.
+fn whole_hierarchies() -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let groups = mounts.lines().filter(|line| line.contains(" - cgroup"));
+    let roots: Vec<&str> = groups.filter_map(|line| line.split(' ').nth(3)).collect();
+    !roots.is_empty() && roots.iter().all(|root| *root == "/")
+}
+
+/// Whether a disk of this machine can have the scheduler that weighs.
+fn has_bfq() -> bool {
+    let disks = fs::read_dir("/sys/block").unwrap().flatten();
+    let mut lists = disks.map(|disk| fs::read_to_string(disk.path().join("queue/scheduler")));
+    lists.any(|list| list.is_ok_and(|list| list.contains("bfq")))
+}
+
+/// How many of a hundred ticks of the processors nobody used while something was done.
+fn idle<T>(done: impl FnOnce() -> T) -> (T, u64) {
+    let ticks = || -> Vec<u64> {
+        let text = fs::read_to_string("/proc/stat").unwrap();
+        let words = text.lines().next().unwrap().split_whitespace().skip(1);
+        words.take(8).map(|word| word.parse().unwrap()).collect()
+    };
+    let before = ticks();
+    let value = done();
+    let passed: Vec<u64> = ticks().iter().zip(before).map(|(now, then)| now - then).collect();
+    (value, 100 * passed[3] / passed.iter().sum::<u64>().max(1))
+}
+
+#[test]
+fn a_raised_limit_has_an_effect() {
+    let test_dir = in_test_dir("runs: 1\nwarmup: 0\nfilters: [limits.raise.*]");
+    let (mut told, mut most_idle) = (String::new(), 0);
+    for _ in 0..5 {
+        let (_, free) = idle(|| success(&test_dir.run().arg("--again").output().unwrap()));
+        let results = test_dir.results();
+        let raised = row(&results, "limits.raise.effect", "here/runc");
+        if raised["status"] == "ok" {
+            assert!(raised["samples"][0]["value"].as_f64().unwrap() > 0.0, "{raised}");
+            test_dir.assert_clean();
+            return;
+        }
+        (told, most_idle) = (raised.to_string(), free.max(most_idle));
+    }
+    // On a machine with other work a program does not get more at once.
+    let judged = told.contains("the first limit did not hold") || told.contains("not got more CPU");
+    assert!(most_idle < 50 && judged, "{most_idle} % of the machine were free: {told}");
+    eprintln!("left out: a_raised_limit_has_an_effect (others have the processors)");
+}
+
+/// Over real rows, with the work of starting and ending containers.
+#[test]
+fn it_leaves_the_processors_to_what_it_measures() {
+    let test_dir = TestDir::new();
+    // What the first sample makes for all others belongs to the warm-up.
+    test_dir.config(&format!(
+        "runs: 1\nwarmup: 1\nmemory: [128]\neffort: 4\ncriu: {}\n\
+         filters: [operations.checkpoint-*, performance.cpu.*]\n{CELL}",
+        torpor().display(),
+    ));
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
+    for name in [
+        "operations.checkpoint-plain-128m.answer",
+        "operations.checkpoint-sealed-128m.answer",
+        "performance.cpu.total",
+    ] {
+        sample(&results, name);
+    }
+    let [cpu, time] = ["cpu", "time"].map(|of| results["overhead"][of].as_f64().unwrap());
+    assert!(cpu > 0.0 && cpu < 0.01 * time, "{cpu} s of a processor in {time} s");
+    let page = fs::read_to_string(test_dir.path("out/report.html")).unwrap();
+    let told = format!("took {:.2} % of one processor", 100.0 * cpu / time);
+    assert!(page.contains(&told), "the report does not say that it {told}");
 }
 
 #[test]
@@ -161,7 +249,7 @@ fn without_a_configuration_it_measures_what_is_there() {
 fn sample(results: &Value, benchmark: &str) -> f64 {
     let row = row(results, benchmark, "here/runc");
     assert_eq!((row["status"].as_str(), samples(row)), (Some("ok"), 1), "{row}");
-    row["samples"][0]["value"].as_f64().unwrap()
+    row["samples"].as_array().unwrap().last().unwrap()["value"].as_f64().unwrap()
 }
 
 /// A runtime that nobody can move containers of, and that does not start any.
@@ -208,9 +296,9 @@ fn a_container_sleeps_and_moves() {
 fn killed_it_leaves_nothing_and_goes_on() {
     let test_dir =
         in_test_dir("runs: 3\nwarmup: 0\nfilters: [operations.container.*, operations.bridge.*]");
-    let (mut child, groups) = started(&test_dir);
+    let (mut child, made) = started(&test_dir);
     kill(&mut child);
-    assert_gone(&test_dir, &groups);
+    assert_gone(&test_dir, &made);
     success(&test_dir.run().output().unwrap());
     let results = test_dir.results();
     assert_eq!(
@@ -261,7 +349,7 @@ fn child_has_ended(child: &Child) -> bool {
 #[test]
 fn the_keeper_killed_as_well_the_next_run_tidies_up() {
     let test_dir = in_test_dir("runs: 2\nwarmup: 0\nfilters: [operations.container.*]");
-    let (mut child, groups) = started(&test_dir);
+    let (mut child, made) = started(&test_dir);
     let keeper = format!("/proc/{0}/task/{0}/children", child.id());
     let keeper = fs::read_to_string(keeper).unwrap();
     let keeper = keeper.split_whitespace().next().unwrap().to_owned();
@@ -269,7 +357,7 @@ fn the_keeper_killed_as_well_the_next_run_tidies_up() {
     assert!(Command::new("kill").args(["-KILL", &keeper]).status().unwrap().success());
     kill(&mut child);
     success(&test_dir.run().output().unwrap());
-    assert_gone(&test_dir, &groups);
+    assert_gone(&test_dir, &made);
     assert_eq!(samples(row(&test_dir.results(), "operations.container.start", "here/runc")), 2);
 }
 
@@ -277,14 +365,14 @@ fn the_keeper_killed_as_well_the_next_run_tidies_up() {
 fn a_containerd_that_is_killed_is_started_again() {
     let test_dir =
         in_test_dir("runs: 4\nwarmup: 0\nfilters: [operations.container.*, operations.bridge.*]");
-    let (mut child, groups) = started(&test_dir);
+    let (mut child, made) = started(&test_dir);
     assert!(end(&test_dir, DAEMON), "no containerd was killed");
     let results = completed(&mut child, &test_dir);
     let start = row(&results, "operations.container.start", "here/runc");
     let bridge = row(&results, "operations.bridge.create", "here/runc");
     // One item may have met the end of the daemon; all others have their values.
     assert!(samples(start) + samples(bridge) >= 7, "{start} {bridge}");
-    assert_gone(&test_dir, &groups);
+    assert_gone(&test_dir, &made);
 }
 
 const DAEMON: &str = "/usr/bin/containerd ";
@@ -371,7 +459,7 @@ fn at_any_moment_nothing_is_left() {
 fn without_its_network_and_its_shims_it_comes_to_an_end() {
     let test_dir =
         in_test_dir("runs: 4\nwarmup: 0\nfilters: [operations.life.*, operations.bridge.*]");
-    let (mut child, groups) = started(&test_dir);
+    let (mut child, made) = started(&test_dir);
     // The bridge is there from the first sandbox with a network of its own on, a shim while there is a sandbox.
     wait(|| cut_network(&test_dir), || "there was no network to cut".into());
     wait(|| end(&test_dir, SHIM), || "there was no shim to kill".into());
@@ -383,5 +471,5 @@ fn without_its_network_and_its_shims_it_comes_to_an_end() {
         assert!(samples(row) as u64 + failures == 4 && failures <= 2, "{row}");
         assert!(failures == 0 || row["reason"].is_string(), "{row}");
     }
-    assert_gone(&test_dir, &groups);
+    assert_gone(&test_dir, &made);
 }

@@ -70,6 +70,12 @@ pub(super) const CHECKPOINT: &[Line] = &[
     ),
     ("checkpoint-bytes", "MiB", Lower, "the size of the archive"),
     ("restore", "ms", Lower, "CreateContainer from a checkpoint, and StartContainer"),
+    (
+        "restore-answer",
+        "ms",
+        Lower,
+        "from that call of CreateContainer to the program's next sign of life, by the program's clock",
+    ),
 ];
 
 /// The facets of a checkpoint by the OCI runtime itself.
@@ -87,7 +93,12 @@ pub(super) const DIRECT: &[Line] = &[
     ("unnamed", "ms", Lower, "what of the caller's time is none of these; invalid above 2 % of it"),
     ("bytes", "MiB", Lower, "the size of the images"),
     ("restore", "ms", Lower, "the runtime's restore command, as its caller sees it"),
-    ("answer", "ms", Lower, "from the call of restore to the program's next sign of life"),
+    (
+        "answer",
+        "ms",
+        Lower,
+        "from the call of restore to the program's next sign of life, by its own clock",
+    ),
 ];
 
 /// The processor.

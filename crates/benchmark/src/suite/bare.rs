@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::cell::{Cell, Trouble, failed, workload};
+use crate::cell::{Cell, POLL, Trouble, failed, workload};
 use crate::image::{self, TOOLS};
 use crate::workload::Beat;
 
@@ -216,7 +216,7 @@ impl Container<'_> {
         Beat::read(&fs::read(self.dir.join("out/beat")).ok()?)
     }
 
-    /// Waits for a beat that is as it should be.
+    /// Waits for a beat that is as it should be. What is measured of it the program tells by its own clock.
     pub(super) async fn until(&self, right: impl Fn(Beat) -> bool) -> Result<Beat, Trouble> {
         let end = Instant::now() + Duration::from_secs(self.cell.config.deadline);
         loop {
@@ -225,7 +225,7 @@ impl Container<'_> {
                 _ if Instant::now() > end => {
                     return Err(failed("the container gives no sign of life"));
                 }
-                _ => tokio::time::sleep(Duration::from_millis(1)).await,
+                _ => tokio::time::sleep(POLL).await,
             }
         }
     }

@@ -3,10 +3,10 @@
 use std::fs;
 use std::io::Read;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::catalogue::{self, Group};
-use crate::cell::{Cell, Spec, Trouble, Values, failed, ms};
+use crate::cell::{Cell, POLL, Spec, Trouble, Values, failed, ms};
 use crate::cgroups;
 use crate::cri::CallError;
 use crate::cri::messages::ImageSpec;
@@ -80,17 +80,22 @@ async fn sample(cell: &Cell<'_>, memory: u32, sealed: bool) -> Result<Values, Tr
             // containerd checkpoints what it has paused. What comes back frozen cannot be removed.
             cgroups::thaw(group);
         }
+        let [restored, answered] = match restored {
+            Ok(times) => times.map(Ok),
+            Err(trouble) => [Err(trouble.clone()), Err(trouble)],
+        };
         values.push(("restore".into(), restored));
+        values.push(("restore-answer".into(), answered));
     }
     cell.finish(&pod).await?;
     Ok(values)
 }
 
-/// Whether a restore is asked for: its name is that of the row of this size and kind.
+/// Whether a restore is asked for: the names of its rows are those of this size and kind.
 fn wanted(cell: &Cell<'_>, memory: u32, sealed: bool) -> bool {
     let group = Group::Checkpoint { memory, sealed };
     let mut asked = catalogue::wanted(cell.config).into_iter();
-    asked.any(|one| one.group == group && one.name.ends_with(".restore"))
+    asked.any(|one| one.group == group && one.name.contains(".restore"))
 }
 
 fn size(location: &str) -> Result<f64, Trouble> {
@@ -110,7 +115,7 @@ async fn beating(cell: &Cell<'_>, id: &str) -> Result<(), Trouble> {
         if beat(cell, id).await?.is_some_and(|beat| beat.count >= ALIVE) {
             return Ok(());
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(POLL).await;
     }
     Err(failed("the container gives no sign of life"))
 }
@@ -125,7 +130,7 @@ async fn pause(cell: &Cell<'_>, id: &str) -> Result<f64, Trouble> {
         if now.count > count {
             return Ok(now.silence.as_secs_f64() * 1000.0);
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(POLL).await;
     }
     Err(none())
 }
@@ -188,21 +193,33 @@ fn parts(archive: Result<Archive, Trouble>, client: f64) -> Values {
     ]
 }
 
+/// A container from a checkpoint: the ms until it was started, and those to its next sign of life.
 async fn restore(
     cell: &Cell<'_>,
     pod: &crate::cell::Pod,
     spec: &Spec,
     location: &str,
-) -> Result<f64, Trouble> {
+) -> Result<[f64; 2], Trouble> {
     let mut config = cell.container(&pod.config, spec);
     config.image = Some(ImageSpec { image: location.to_owned() });
-    let begun = Instant::now();
+    let (called, begun) = (SystemTime::now(), Instant::now());
     let id = cell.client().create(&pod.id, config, pod.config.clone()).await.map_err(refused)?;
     cell.client().start(&id).await?;
     let time = ms(begun);
     // What does not go on was not restored.
-    pause(cell, &id).await?;
-    Ok(time)
+    Ok([time, answered(cell, &id, called).await?])
+}
+
+/// The ms from a call to the program's next sign of life.
+async fn answered(cell: &Cell<'_>, id: &str, called: SystemTime) -> Result<f64, Trouble> {
+    let until = Instant::now() + Duration::from_secs(cell.config.deadline);
+    while Instant::now() < until {
+        if let Some(time) = beat(cell, id).await?.and_then(|beat| beat.woke_after(called)) {
+            return Ok(time.as_secs_f64() * 1000.0);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Err(failed("the container does not go on after its restore"))
 }
 
 /// A runtime that does not know checkpoints as images takes the path for a name, and says so. One that

@@ -51,14 +51,13 @@ async fn sample(container: &Container<'_>) -> Result<Values, Trouble> {
     let frozen = if container.sentry { none() } else { frozen(&container.dir) };
     // Before the restore, which may write beside it.
     let parts = named(&frozen, Account::read(&container.dir.join("work/dump.log")), called, client);
-    let last = container.beat().map_or(0, |beat| beat.count);
-    let begun = Instant::now();
+    let (called, begun) = (SystemTime::now(), Instant::now());
     let restore = [&["restore", "--detach", "--bundle", &bundle][..], places, &[id]].concat();
-    let (restored, answered) = tokio::join!(
-        async { container.done(&restore).await.map(|()| ms(begun)) },
-        // The count goes back to what it was when the container was frozen.
-        async { container.until(|beat| beat.count != last).await.map(|_| ms(begun)) },
-    );
+    let restored = container.done(&restore).await.map(|()| ms(begun));
+    let answered = match &restored {
+        Ok(_) => answered(container, called).await,
+        Err(trouble) => Err(trouble.clone()),
+    };
     let mut values = vec![
         value("checkpoint", client),
         value("pause", alive.silence.as_secs_f64() * 1000.0),
@@ -69,6 +68,12 @@ async fn sample(container: &Container<'_>) -> Result<Values, Trouble> {
     ];
     values.extend(parts);
     Ok(values)
+}
+
+/// The ms from a call to the next sign of life.
+async fn answered(container: &Container<'_>, called: SystemTime) -> Result<f64, Trouble> {
+    let beat = container.until(|beat| beat.woke_after(called).is_some()).await?;
+    Ok(beat.woke_after(called).unwrap_or_default().as_secs_f64() * 1000.0)
 }
 
 /// Bytes as MiB.

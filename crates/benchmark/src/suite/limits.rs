@@ -124,7 +124,7 @@ pub(super) async fn oom(cell: &Cell<'_>) -> Result<Values, Trouble> {
     };
     let spec = Spec { resources, ..Spec::workload("hog --limit 1024") };
     let launched = cell.launch(&pod, &spec).await?;
-    let mut status = cell.ended_asking(&launched.id, CLOSE).await?;
+    let mut status = cell.ended_asking(&launched.id, |_| CLOSE).await?;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
     // The runtime hears of the end and of its cause by two events, in any order.
     let until = Instant::now() + CAUSE;

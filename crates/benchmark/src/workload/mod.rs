@@ -12,13 +12,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::Subcommand;
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 pub(crate) use self::beat::Beat;
 use self::beat::heartbeat;
 use self::disk::{disk, weigh};
 use self::network::{connect, loopback, serve};
+use crate::overhead::own as used;
 
 /// What is measured, or done, inside of a container.
 #[derive(Debug, Subcommand)]
@@ -215,13 +215,6 @@ fn fault(size: usize) -> Value {
     let time = begun.elapsed().as_secs_f64() * 1e9 / f64::from(pages);
     std::hint::black_box(&memory);
     json!({ "memory.fault": time })
-}
-
-/// The CPU time of this process.
-fn used() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 fn compute() {
