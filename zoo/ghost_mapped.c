@@ -1,5 +1,5 @@
 // area: unlinked files
-// shows: unlinked files that are only mapped: one shared by two tasks, one private, one run as a program
+// shows: unlinked files that are only mapped: one shared by two tasks, one private
 // foreign: yes
 #include "zoo.h"
 

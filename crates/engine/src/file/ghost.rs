@@ -181,7 +181,8 @@ impl Image {
             GhostKind::Regular { .. } => {
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
                 let file = rustix::fs::openat(dir, name, flags, private).context(what)?;
-                let kept = file.try_clone().context(what)?;
+                // A program is not run as long as anybody has it open for writing.
+                let kept = reopen(&file, OFlags::PATH)?;
                 self.fill(File::from(file))?;
                 kept
             }
