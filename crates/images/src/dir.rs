@@ -9,8 +9,9 @@ use std::sync::Arc;
 use prost::{Message, Name};
 use torpor_seal::Checkpoint;
 use torpor_seal::blocks::BlockKey;
+use torpor_seal::{header, manifest};
 pub use torpor_store::PARENT_LINK;
-use torpor_store::{Directory, NotRegular, Store, check_name};
+use torpor_store::{ASIDE, Directory, INVENTORY, NotRegular, Store, check_name};
 
 use crate::error::{Error, Result};
 use crate::kind::{self, Kind};
@@ -208,7 +209,12 @@ impl ImageDir {
 
     /// The inventory, after a check of its version.
     pub fn inventory(&self) -> Result<InventoryEntry> {
-        let inventory: InventoryEntry = self.read_one(kind::INVENTORY, 0)?;
+        let inventory: InventoryEntry = match self.read_one(kind::INVENTORY, 0) {
+            Err(e) if e.is_missing() && self.exists(ASIDE)? => {
+                return Err(Error::Interrupted { dir: self.path().to_owned() });
+            }
+            read => read?,
+        };
         if ![IMAGE_VERSION, EXTENDED_VERSION].contains(&inventory.img_version) {
             return Err(Error::BadVersion {
                 file: self.path().join(kind::INVENTORY.file_name(0)),
@@ -225,13 +231,14 @@ impl ImageDir {
         self.remove(&kind::INVENTORY.file_name(0))
     }
 
-    /// Removes the images of an older checkpoint, the inventory first: what the next one does not
-    /// write again would be taken for a part of it.
-    pub fn clear(&self) -> Result<()> {
-        self.remove_inventory()?;
-        let names = self.names()?;
-        let mut images = names.iter().filter(|name| Kind::of_file(name).is_some());
-        images.try_for_each(|name| self.remove(name))
+    /// The names of what makes it a checkpoint, and may be removed or moved with it, the inventory
+    /// first: without that there is none.
+    pub fn own_names(&self) -> Result<Vec<String>> {
+        let others = [header::FILE_NAME, manifest::FILE_NAME, PARENT_LINK];
+        let mut names = self.names()?;
+        names.retain(|name| Kind::of_file(name).is_some() || others.contains(&name.as_str()));
+        names.sort_by_key(|name| name != INVENTORY);
+        Ok(names)
     }
 
     /// Writes a file of one entry.

@@ -56,6 +56,10 @@ pub enum Error {
     /// A sealed file, or the checkpoint as a whole, is not what was sealed.
     #[error("{}: {source}", dir.display())]
     Seal { dir: PathBuf, source: torpor_seal::Error },
+    /// A dump was killed before it was complete.
+    #[error("{}: no checkpoint: a dump was killed there, and the one before it lies in {}: move \
+             its files back, or dump again", dir.display(), torpor_store::ASIDE)]
+    Interrupted { dir: PathBuf },
     /// A chain of `parent` directories does not end.
     #[error("{}: more than {limit} parent directories", file.display())]
     TooManyParents { file: PathBuf, limit: u32 },

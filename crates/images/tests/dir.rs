@@ -56,15 +56,18 @@ fn one_entry_is_read_back() {
 }
 
 #[test]
-fn nothing_of_an_older_checkpoint_stays() {
+fn a_checkpoint_is_more_than_its_images() {
     let (temp, dir) = dir();
     dir.write_one(kind::INVENTORY, 0, &InventoryEntry::default()).unwrap();
     for kind in [kind::SK_QUEUES, kind::CORE, kind::PAGES] {
         std::fs::write(temp.path().join(kind.file_name(7)), "old").unwrap();
     }
     std::fs::write(temp.path().join("dump.log"), "not an image").unwrap();
-    dir.clear().unwrap();
-    assert_eq!(dir.names().unwrap(), ["dump.log"]);
+    dir.set_parent("../1".as_ref()).unwrap();
+    let images = [kind::CORE, kind::PAGES, kind::SK_QUEUES].map(|kind| kind.file_name(7));
+    let own = dir.own_names().unwrap();
+    assert_eq!(own[0], kind::INVENTORY.file_name(0));
+    assert_eq!(own[1..], [&images[..1], &images[1..2], &["parent".to_owned()]].concat()[..]);
 }
 
 #[test]

@@ -15,6 +15,7 @@
 #![warn(unreachable_pub)]
 
 mod archive;
+mod aside;
 mod directory;
 mod memory;
 mod stream;
@@ -27,6 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use archive::Archive;
+pub use aside::{ASIDE, Aside};
 pub use directory::Directory;
 pub use memory::{Memory, Shelf};
 pub use stream::{receive, send};

@@ -46,7 +46,10 @@ impl Dump<'_> {
             tracing::warn!("{e}");
         }
         match done {
-            Ok(()) => (end, Ok(())),
+            Ok(()) => {
+                self.former.supersede();
+                (end, Ok(()))
+            }
             Err(e) => {
                 let removed =
                     self.images.remove_inventory().and_then(|()| self.images.remove_seal());

@@ -8,6 +8,7 @@
 mod clients;
 mod end;
 pub(crate) mod files;
+mod former;
 pub(crate) mod freeze;
 pub(crate) mod freezer;
 mod ids;
@@ -36,6 +37,7 @@ use torpor_images::{ImageDir, kind};
 use torpor_kernel::parallel;
 use torpor_tracee::{SIDE_BY_SIDE, Tracee};
 
+use self::former::Former;
 use self::freeze::Stopped;
 use self::freezer::Freezer;
 use self::ids::{Inodes, Shared};
@@ -92,6 +94,8 @@ pub(crate) struct Dump<'a> {
     pub guardian: Guardian,
     /// The cgroup that the tasks were paused with.
     pub freezer: Freezer,
+    /// The checkpoint whose place this one takes.
+    former: Former,
     /// The numbers of the dumping program itself.
     own_ids: TaskKobjIdsEntry,
     /// The ids of the tree's user namespace.
@@ -309,6 +313,7 @@ impl<'a> Dump<'a> {
             own_ids: TaskKobjIdsEntry::default(),
             guardian,
             freezer: Freezer::default(),
+            former: Former::default(),
             id_maps: IdMaps::identity(),
             filters: Filters::default(),
             suspects: landlock::Suspects::default(),

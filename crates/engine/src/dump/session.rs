@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use torpor_images::ImageDir;
 use torpor_images::packed::Packed;
 
+use super::former::Former;
 use super::outbox::Away;
 use super::{Dump, End, clients, freeze, memory, micros, run, twin};
 use crate::dump::freezer::Freezer;
@@ -29,7 +30,7 @@ use crate::memory::vma::{self, Vma};
 use crate::network::accept::{self, Running};
 use crate::options::Options;
 use crate::page_server::{Lender, Loan, Returned};
-use crate::{DumpReport, support};
+use crate::{DumpReport, proc, support};
 
 /// Dumps the tree under `opts.pid`.
 ///
@@ -70,8 +71,9 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens a session for the tree under `opts.pid`. Forks a helper, so this process must not
-    /// have a second thread yet.
+    /// Opens a session for the tree under `opts.pid`, which is looked at when a round or the freeze
+    /// begins: it changes until then. Forks a helper, so this process must not have a second thread
+    /// yet.
     ///
     /// # Errors
     /// If an option is not supported; if no process can be started for the guardian.
@@ -102,14 +104,15 @@ impl Session {
         if opts.memory.lazy {
             return Err(Error::Unsupported("--lazy-pages of a pre-dump".to_owned()));
         }
-        let images = begin(opts)?;
+        let (images, former) = begin(opts)?;
         let tracking = Tracking::prepare(opts.pid, opts.memory.parent.as_deref(), &images, true)?;
         let away = Away::connect(&opts.memory, &opts.trust)?;
         // Soft-dirty bits count only where the flags of a mapping say that it has been there since.
         let by_flags = Means::of_this_kernel() == Ok(Means::SoftDirty);
         let mappings = if by_flags { vma::read } else { vma::read_quickly };
         let none_first = |_: &Options| Ok(freeze::Seized::new());
-        let mut tree = self.stop(opts, images, (tracking, away), (none_first, mappings))?;
+        let mut tree =
+            self.stop(opts, (images, former), (tracking, away), (none_first, mappings))?;
         let stock = tree.take_stock();
         tree.cx.let_go(End::GoOn);
         tree.ended = true;
@@ -117,6 +120,7 @@ impl Session {
         stock?;
         memory::copy_pages(&mut tree.cx, hooks)?;
         tree.cx.seal()?;
+        tree.cx.former.supersede();
         tree.cx.finish_round()?;
         let report = tree.report();
         drop(tree);
@@ -134,7 +138,7 @@ impl Session {
         hooks: &mut dyn Hooks,
     ) -> Result<Frozen<'s>> {
         support::check(opts)?;
-        let images = begin(opts)?;
+        let (images, former) = begin(opts)?;
         hooks.notify(Event::PreDump)?;
         let runs_on = opts.stop.leave_running || opts.leave_stopped;
         self.tracks = opts.memory.track && runs_on;
@@ -144,7 +148,8 @@ impl Session {
         let away = if lender.is_none() { Away::connect(&opts.memory, &opts.trust)? } else { None };
         let running = Running { root: opts.pid, workers: opts.memory.workers() };
         let held_off = accept::settle(&opts.network, running, &self.guardian);
-        let mut tree = self.stop(opts, images, (tracking, away), (clients::stop, vma::read))?;
+        let mut tree =
+            self.stop(opts, (images, former), (tracking, away), (clients::stop, vma::read))?;
         tree.cx.network.held_off = held_off;
         tree.lender = lender;
         tree.cx.find_relatives();
@@ -160,7 +165,7 @@ impl Session {
     fn stop<'s>(
         &'s mut self,
         opts: &'s Options,
-        images: ImageDir,
+        (images, former): (ImageDir, Former),
         (tracking, away): (Tracking, Option<Away>),
         (first, mappings): (fn(&Options) -> Result<freeze::Seized>, Mappings),
     ) -> Result<StoppedTree<'s>> {
@@ -171,6 +176,7 @@ impl Session {
         let frozen = freeze::freeze(opts.pid, &mut freezer, &self.guardian, limits, first)?;
         let freezing = start.elapsed();
         let mut cx = Dump::new(opts, images, frozen, self.guardian.clone(), mappings)?;
+        cx.former = former;
         cx.freezer = freezer;
         cx.before = before;
         cx.tracking = tracking;
@@ -191,13 +197,45 @@ impl Drop for Session {
     }
 }
 
-/// Starts a checkpoint: from here on the directory holds no older one.
-fn begin(opts: &Options) -> Result<ImageDir> {
+/// Starts a checkpoint. The older one in the directory comes back unless this one counts.
+fn begin(opts: &Options) -> Result<(ImageDir, Former)> {
+    check_root(opts.pid)?;
     let mut images = opts.new_images()?;
-    images.clear()?;
+    let former = Former::of(&images)?;
     crate::seal::begin(&mut images, opts)?;
     crate::host::begin(opts, &mut images)?;
-    Ok(images)
+    Ok((images, former))
+}
+
+/// Refuses a tree that cannot be dumped whatever is done, before anything is.
+///
+/// # Errors
+/// [`Error::Gone`]; [`Error::Refused`] if it has ended, is of the kernel, or this process is in it.
+fn check_root(pid: i32) -> Result<()> {
+    /// `PF_KTHREAD` of linux/sched.h.
+    const OF_KERNEL: u32 = 0x20_0000;
+    let root = proc::stat(pid)?;
+    // A first thread may end before others.
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    let why = if matches!(root.state, 'Z' | 'X') && threads <= 1 {
+        "has ended, and its parent has not asked for it yet (wait)"
+    } else if root.flags & OF_KERNEL != 0 {
+        "is the kernel's: there is no program to put to sleep"
+    } else if is_above_us(pid) {
+        "started this command, which would be dumped with it; start it from elsewhere"
+    } else {
+        return Ok(());
+    };
+    Err(Error::refused(pid, "the task", why))
+}
+
+/// Whether a task is this process or one that has started it, itself or by way of others.
+fn is_above_us(pid: i32) -> bool {
+    let mut at = rustix::process::getpid().as_raw_nonzero().get();
+    while at != pid && at > 1 {
+        at = proc::stat(at).map_or(0, |stat| stat.ppid);
+    }
+    at == pid
 }
 
 /// The stopped tree, which goes on when this is dropped.
