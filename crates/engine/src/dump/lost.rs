@@ -44,6 +44,7 @@ pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
         }
     }
     cx.tasks.iter().try_for_each(|task| check_threads(cx, task))?;
+    check_groups(cx)?;
     for pid in undo::adjusting(&mut cx.tasks, cx.guardian.pid())? {
         let object = "what is undone to semaphores when it ends (SEM_UNDO)";
         cx.leave_out(pid, object, "is not kept")?;
@@ -76,6 +77,19 @@ fn check_session(cx: &mut Dump<'_>, task: usize, keyring: Option<u64>) -> Result
     let leads = cx.tasks[task].stat.sid == pid;
     if leads && proc::read(pid, "autogroup").is_ok_and(|text| !text.trim().ends_with(" 0")) {
         cx.leave_out(pid, "the nice value of its session (autogroup)", "is not kept")?;
+    }
+    Ok(())
+}
+
+/// Whether the user namespace of the tree has given up setgroups(2), as `unshare --map-root-user`
+/// has it do: whoever has a group less there cannot become a member again.
+fn check_groups(cx: &Dump<'_>) -> Result<()> {
+    let pid = cx.tasks[0].pid;
+    if cx.id_maps.entry().is_some()
+        && proc::read(pid, "setgroups").is_ok_and(|text| text.trim() == "deny")
+    {
+        let object = "that its user namespace denies setgroups(2)";
+        cx.leave_out(pid, object, "is not kept")?;
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Births in user namespaces below that of the root task (ADR 15).
+//! Births in user namespaces without rights over a pid namespace (ADR 15): in those below that of the
+//! root task, and in that of the root task itself where it has the caller's pid namespace.
 //!
 //! clone3(2) takes numbers only from who has rights over their pid namespaces. In those further
 //! out the next number is chosen instead (`ns_last_pid`); others on this host may take it first, and
@@ -40,10 +41,13 @@ pub(super) struct Birthplace {
 
 impl Birthplace {
     /// How many of the numbers clone3(2) takes there.
-    fn own(&self, namespaces: &Namespaces) -> usize {
-        let has_rights =
-            |space: &&u32| namespaces.is_within(namespaces.owner_of(**space), self.user);
-        self.spaces.iter().take_while(has_rights).count().min(self.pids.len())
+    fn own(&self, cx: &Restore<'_>) -> usize {
+        let has_rights = |space: &&u32| cx.ns.is_within(cx.ns.owner_of(**space), self.user);
+        let own = self.spaces.iter().take_while(has_rights).count();
+        // The tree's user namespace has none over the pid namespace of the caller.
+        let root = &cx.tasks[0].image.homes;
+        let callers = root.own(NsKind::User).is_some() && root.own(NsKind::Pid).is_none();
+        own.min(self.pids.len() - usize::from(callers))
     }
 
     fn fits(&self, born: &Tracee) -> Result<bool> {
@@ -134,7 +138,7 @@ fn until_it_fits(
     mut bear: impl FnMut(&mut Restore<'_>, &[i32]) -> Result<Tracee>,
     mut end: impl FnMut(&mut Restore<'_>, Tracee) -> Result<()>,
 ) -> Result<Tracee> {
-    let own = place.own(&cx.ns);
+    let own = place.own(cx);
     if own == place.pids.len() {
         return bear(cx, &place.pids);
     }
@@ -164,7 +168,7 @@ fn until_it_fits(
 /// Makes the numbers that clone3(2) would not take the next ones: the innermost first, for whoever
 /// does it takes numbers further out.
 fn choose(cx: &mut Restore<'_>, place: &Birthplace) -> Result<Option<Moved>> {
-    let own = place.own(&cx.ns);
+    let own = place.own(cx);
     let last = OpenOptions::new().read(true).write(true).open(LAST);
     let last: OwnedFd = last.context(|| format!("open {LAST}"))?.into();
     let mut moved = None;
