@@ -129,10 +129,14 @@ impl From<Error> for Failure {
             Error::Image(torpor_images::Error::Seal { .. }) => Self::new(libc::EBADMSG, text)
                 .class(Class::BadImage)
                 .hint("they are not what was sealed: use another copy of the images"),
+            Error::Image(torpor_images::Error::Io { source, .. }) => {
+                Self::new(source.raw_os_error().unwrap_or(libc::EIO), text)
+            }
+            Error::Image(torpor_images::Error::BadMagic { .. }) => Self::new(libc::EBADMSG, text)
+                .class(Class::BadImage)
+                .hint("torpor image info FILE says what kind of image a file is"),
             Error::Invalid { .. } | Error::Image(_) | Error::Unreadable(_) => {
-                Self::new(libc::EBADMSG, text)
-                    .class(Class::BadImage)
-                    .hint("torpor image info FILE says what kind of image a file is")
+                Self::new(libc::EBADMSG, text).class(Class::BadImage)
             }
             Error::Forbidden { .. } => Self::new(libc::EPERM, text)
                 .class(Class::Forbidden)

@@ -316,9 +316,12 @@ fn validate(cx: &Opener<'_>, file: &PathFile, opened: &OwnedFd) -> Result<()> {
     if let Some(size) =
         file.size.filter(|&size| size != now && !may_have_grown(cx, file, size, now))
     {
-        let back = format!("{now}; to take away what was written since: truncate -s {size}");
-        let grew = size < now && access(file.flags) != OFlags::RDONLY;
-        return differs("size", size.to_string(), if grew { back } else { now.to_string() });
+        let mut text = format!("its size was {size} at the dump and is {now} now");
+        if size < now && access(file.flags) != OFlags::RDONLY {
+            let path = String::from_utf8_lossy(&file.path);
+            text += &format!("; to take away what was written since: truncate -s {size} '{path}'");
+        }
+        return Err(Error::invalid(file.text(), text));
     }
     let rights = if cx.files.skip_rwx_check { 0o777 } else { 0 };
     // A ghost gets these bits when it has lost its name.

@@ -51,6 +51,9 @@ impl Lazy {
         if let Some(why) = why {
             if let Some(task) = tasks.iter().find(|task| task.image.pages.any_remote()) {
                 let what = format!("pages of task {} are not here", task.vpid);
+                if let Some(missing) = missing_parent(images) {
+                    return Err(Error::Usage(format!("{what}: {missing}")));
+                }
                 let hint = "copy their file (pages-N.img), or restore with --lazy-pages from where \
                             they are served";
                 return Err(Error::Usage(format!("{what}: {why}; {hint}")));
@@ -147,6 +150,25 @@ impl Lazy {
         }
         if let Some(pager) = self.pager.take() {
             pager.restored();
+        }
+    }
+}
+
+/// What the images build on and is not there, if it is so.
+fn missing_parent(images: &ImageDir) -> Option<String> {
+    let mut lower: Option<ImageDir> = None;
+    loop {
+        let at = lower.as_ref().unwrap_or(images);
+        match at.parent() {
+            Ok(Some(next)) => lower = Some(next),
+            Err(e) if e.is_missing() => {
+                let (from, to) = (at.path().display(), at.store().parent_path().ok()??);
+                let to = to.display();
+                return Some(format!(
+                    "{from} builds on {to}, which is not there; put it back where it was"
+                ));
+            }
+            Ok(None) | Err(_) => return None,
         }
     }
 }
