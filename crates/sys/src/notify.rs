@@ -119,7 +119,10 @@ mod tests {
             rustix::fs::open(path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap()
         };
         let (root, file) = (open("/dev/shm"), open("/dev/shm"));
-        let Ok((kind, handle)) = handle_of(file.as_fd()) else { return };
+        let Ok((kind, handle)) = handle_of(file.as_fd()) else {
+            println!("left out: a_file_is_opened_by_its_handle (/dev/shm gives none)");
+            return;
+        };
         let again = open_by_handle(root.as_fd(), kind, &handle).unwrap();
         let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
         assert_eq!(inode(&again), inode(&file));

@@ -43,6 +43,13 @@ pub fn has_landlock() -> bool {
     unsafe { syscall(libc::SYS_landlock_create_ruleset, [0, 0, VERSION, 0, 0, 0]) }.is_ok()
 }
 
+/// Whether the kernel lets programs use ports of devices (ioperm(2), iopl(2)).
+#[must_use]
+pub fn has_ports() -> bool {
+    // SAFETY: the kernel reads no memory; level 0 is that of a process that has asked for none.
+    unsafe { syscall(libc::SYS_iopl, [0; 6]) }.is_ok()
+}
+
 /// Holds a new process back until its tracer is ready.
 #[derive(Debug)]
 pub struct Gate {

@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 
 use torpor_images::proto::{CredsEntry, Lsmtype};
 use torpor_policy::{Capabilities, Credentials, Sets};
-use torpor_tracee::syscall;
-use torpor_tracee::{Batch, Call, Outcome, Tracee};
+use torpor_tracee::syscall::{self, Syscall};
+use torpor_tracee::{Batch, Call, Outcome, RemoteAddr, Tracee};
 
 use super::script::{Script, write_own};
 use crate::error::{Error, Result};
@@ -260,7 +260,7 @@ fn change_capabilities(script: &mut Script<'_>, wanted: &Credentials, now: &Cred
     let (to, from) = (wanted.capabilities, now.capabilities);
     if to.inheritable != from.inheritable {
         let kept = Capabilities(from.ambient.0 & from.inheritable.0);
-        capset(script, Sets { inheritable: to.inheritable | kept, ..from });
+        set_all(script, Sets { inheritable: to.inheritable | kept, ..from });
     }
     for cap in members(from.bounding.without(to.bounding)) {
         script.prctl("PR_CAPBSET_DROP", libc::PR_CAPBSET_DROP, cap);
@@ -278,13 +278,19 @@ fn change_capabilities(script: &mut Script<'_>, wanted: &Credentials, now: &Cred
     }
     let set = |sets: Sets| (sets.effective, sets.permitted, sets.inheritable);
     if set(to) != set(from) {
-        capset(script, to);
+        set_all(script, to);
     }
 }
 
-fn capset(script: &mut Script<'_>, sets: Sets) {
+fn set_all(script: &mut Script<'_>, sets: Sets) {
+    let call = capset(|bytes| script.bytes(bytes), sets);
+    script.step("capset", call);
+}
+
+/// capset(2) of the caller's own, with `place` for what it reads.
+pub(super) fn capset(mut place: impl FnMut(&[u8]) -> RemoteAddr, sets: Sets) -> Syscall {
     // struct __user_cap_header_struct: version, and 0 for the caller itself.
-    let header = script.words(&[CAPABILITY_VERSION]).0;
+    let header = place(&CAPABILITY_VERSION.to_le_bytes()).0;
     let data: Vec<u8> = [0, 32]
         .into_iter()
         .flat_map(|shift| {
@@ -293,8 +299,7 @@ fn capset(script: &mut Script<'_>, sets: Sets) {
         })
         .flat_map(|word| word.to_le_bytes().into_iter().take(4))
         .collect();
-    let data = script.bytes(&data).0;
-    script.step("capset", (libc::SYS_capset, [header, data]));
+    Syscall::from((libc::SYS_capset, [header, place(&data).0]))
 }
 
 #[cfg(test)]

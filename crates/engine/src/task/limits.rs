@@ -149,7 +149,8 @@ mod tests {
     fn a_login_in_a_user_namespace_is_that_of_this_host() {
         let own = "/proc/thread-self/loginuid";
         if !std::path::Path::new(own).exists() {
-            return; // This kernel audits nothing.
+            println!("left out: a_login_in_a_user_namespace (this kernel audits nothing)");
+            return;
         }
         std::fs::write(own, NO_LOGIN.to_string()).unwrap();
         let map = |first, lower_first| UidGidExtent { first, lower_first, count: 1 };

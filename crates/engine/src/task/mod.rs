@@ -239,8 +239,8 @@ impl ProcessQuestions {
         let mut batch = tracee.batch();
         let questions = ProcessQuestions {
             tc,
+            inside: ThreadQuestions::ask(&mut batch, is_32bit, look_into, &outside),
             outside,
-            inside: ThreadQuestions::ask(&mut batch, is_32bit, look_into),
             personality: thread::ask_personality(&mut batch),
             actions: signals::ask_actions(&mut batch),
             timers: timers::ask(&mut batch, timers),
@@ -283,9 +283,9 @@ fn dump_threads(
     let outside =
         threads.iter_mut().map(|(tracee, status)| seen_from_outside(tracee, status, tree));
     let outside = outside.collect::<Result<Vec<_>>>()?;
-    let asked = threads.iter_mut().map(|(tracee, _)| {
+    let asked = threads.iter_mut().zip(&outside).map(|((tracee, _), outside)| {
         let mut batch = tracee.batch();
-        let inside = ThreadQuestions::ask(&mut batch, is_32bit, look_into);
+        let inside = ThreadQuestions::ask(&mut batch, is_32bit, look_into, outside);
         (batch, inside)
     });
     let (batches, inside): (Vec<_>, Vec<_>) = asked.unzip();
@@ -357,14 +357,19 @@ struct ThreadQuestions {
 }
 
 impl ThreadQuestions {
-    fn ask(batch: &mut Batch<'_>, is_32bit: bool, look_into: Option<u64>) -> Self {
+    fn ask(
+        batch: &mut Batch<'_>,
+        is_32bit: bool,
+        look_into: Option<u64>,
+        outside: &ThreadCoreEntry,
+    ) -> Self {
         ThreadQuestions {
             look: look_into.map(|pid| thread::ask_to_look(batch, pid)),
             stack: signals::ask_stack(batch),
             thread: thread::ask(batch),
             creds: creds::ask(batch),
             robust_list: is_32bit.then(|| ia32::ask_robust_list(batch)),
-            unkept: unkept::OfThread::ask(batch),
+            unkept: unkept::OfThread::ask(batch, outside.creds.as_ref()),
         }
     }
 

@@ -1,7 +1,13 @@
 //! What a process and its threads have asked the kernel for and is not kept. It is asked for with
 //! everything else; what becomes of it is the dump's to say.
 
+use std::sync::LazyLock;
+
+use torpor_images::proto::CredsEntry;
+use torpor_policy::{Capabilities, Credentials, Sets};
 use torpor_tracee::{Batch, Call, Mapping, Outcome, Slot, syscall};
+
+use super::creds;
 
 /// `MPOL_F_ADDR`: the policy of the mapping at an address.
 const OF_ADDRESS: u64 = 2;
@@ -22,6 +28,12 @@ const GET_UNTAG_MASK: u64 = 0x4001;
 const SPEC_OWN: u64 = 1;
 const SPEC_ENABLED: u64 = 1 << 1;
 const SPEC_DISABLED: u64 = 1 << 2 | 1 << 3 | 1 << 4;
+/// The level of iopl(2) that gives all ports of devices, and `CAP_SYS_RAWIO`, which it wants.
+const ALL_PORTS: u64 = 3;
+const RAWIO: Capabilities = Capabilities(1 << 17);
+
+/// Whether this kernel lets programs use ports of devices.
+static HAS_PORTS: LazyLock<bool> = LazyLock::new(torpor_sys::process::has_ports);
 
 /// The questions about the policies of mappings.
 #[derive(Debug)]
@@ -101,17 +113,19 @@ pub(crate) struct OfThread {
     requested: Call,
     speculation: [Call; 3],
     cpuid: Call,
+    ports: Option<Call>,
 }
 
 impl OfThread {
-    /// Asks a thread.
-    pub(crate) fn ask(batch: &mut Batch<'_>) -> Self {
+    /// Asks a thread with these credentials.
+    pub(crate) fn ask(batch: &mut Batch<'_>, creds: Option<&CredsEntry>) -> Self {
         let speculation = |what| syscall::prctl(libc::PR_GET_SPECULATION_CTRL, [what]);
         OfThread {
             keyring: batch.call((libc::SYS_keyctl, [GET_KEYRING_ID, OF_THREAD, 0])),
             requested: batch.call((libc::SYS_keyctl, [SET_REQKEY_KEYRING, NO_CHANGE, 0])),
             speculation: [0, 1, 2].map(|what| batch.call(speculation(what))),
             cpuid: batch.call((libc::SYS_arch_prctl, [GET_CPUID, 0])),
+            ports: creds.filter(|_| *HAS_PORTS).map(|creds| ask_ports(batch, creds)),
         }
     }
 
@@ -128,8 +142,29 @@ impl OfThread {
             ),
             (disabled(store) || disabled(branch) || flushed, "its rules for speculation (prctl)"),
             (is(out, self.cpuid, |v| v == 0), "the fault that it gets from CPUID (arch_prctl)"),
+            (
+                self.ports.is_some_and(|ports| is(out, ports, |_| true)),
+                "all ports of devices (iopl)",
+            ),
         ])
     }
+}
+
+/// Asks whether a thread has all ports of devices, which nothing shows: without the right to it, the
+/// kernel gives them to those alone who have them.
+fn ask_ports(batch: &mut Batch<'_>, creds: &CredsEntry) -> Call {
+    let all = Credentials::read(creds.clone()).map_or_else(|_| Sets::default(), |c| c.capabilities);
+    let without = Sets { effective: all.effective.without(RAWIO), ..all };
+    if without != all {
+        let drop = creds::capset(|bytes| batch.bytes(bytes), without);
+        batch.must(drop);
+    }
+    let asked = batch.call((libc::SYS_iopl, [ALL_PORTS]));
+    if without != all {
+        let back = creds::capset(|bytes| batch.bytes(bytes), all);
+        batch.must(back);
+    }
+    asked
 }
 
 /// Whether a call has answered, and `test` holds of its answer.
