@@ -118,9 +118,12 @@ wait
 group snapshot 1200 scripts/run-tests torpor-snapshot &
 group runtimes 1800 scripts/run-tests torpor-runtimes-tests
 wait
-group fault 1800 scripts/run-tests torpor-tests:fault
+# The programs that both of the last two play.
+target/debug/zoo build || fail "zoo: its programs do not build"
 group exchange 1200 scripts/run-tests torpor-tests:exchange
+group fault 1800 scripts/run-tests torpor-tests:fault &
 group zoo 1800 scripts/run-tests torpor-tests:zoo
+wait
 [ -z "$long" ] || group older 2400 scripts/kernel/test
 [ -z "$long" ] || group crossing 60 scripts/kernel/crossing
 
