@@ -55,6 +55,7 @@ fn held(sleeper: &Sleeper) -> Child {
 }
 
 #[test]
+#[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
 fn a_dump_that_fails_leaves_the_checkpoint_before_it() {
     let (sleeper, before) = saved();
     let zombie = Command::new("true").spawn().unwrap();
