@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, unlinkat};
@@ -14,12 +14,17 @@ use serde_json::{Value, json};
 
 use crate::bundle::Bundle;
 use crate::error::{Context, Error, Result};
+use crate::runc::Runc;
 use crate::{generation, places};
 
 /// The layer that a container writes to.
 const CHANGES: &str = "upper";
 /// The file that names the bundle of a container.
 const ORIGIN: &str = "origin.json";
+/// The link to where the runtime keeps the state of a container, if not where it usually does.
+const RUNTIME: &str = "runtime";
+/// The file that says that a container was put to sleep: its runtime does not know it then.
+const ASLEEP: &str = "asleep";
 
 /// The files of one container.
 #[derive(Debug)]
@@ -27,6 +32,8 @@ pub struct Instance {
     /// Its directory, which is a bundle for the runtime.
     pub dir: PathBuf,
     root: PathBuf,
+    /// Shows that it is being started: its runtime may not know it yet.
+    _claim: File,
 }
 
 /// What a container has that others of the same bundle do not.
@@ -43,6 +50,8 @@ pub struct Own<'a> {
     /// The number of this start, which programs may map; none for one from a snapshot that has no place for
     /// it.
     pub generation: Option<u64>,
+    /// Where the runtime keeps its state, if not where it usually does.
+    pub runtime: Option<&'a Path>,
 }
 
 impl Instance {
@@ -59,13 +68,11 @@ impl Instance {
     ) -> Result<Self> {
         places::make(dir.parent().unwrap_or(dir))?;
         fs::create_dir(dir).map_err(|error| match error.kind() {
-            std::io::ErrorKind::AlreadyExists => {
-                Error::new(format!("there is a container of this name already: {}", dir.display()))
-                    .hint("runc delete NAME, or torpor snapshot gc, removes it")
-            }
+            std::io::ErrorKind::AlreadyExists => taken(dir),
             _ => Error::new(format!("{}: {error}", dir.display())),
         })?;
-        let instance = Self { dir: dir.to_owned(), root: dir.join("rootfs") };
+        let claim = places::claim(dir)?;
+        let instance = Self { dir: dir.to_owned(), root: dir.join("rootfs"), _claim: claim };
         match instance.fill(bundle, own, changes) {
             Ok(()) => Ok(instance),
             Err(error) => {
@@ -96,6 +103,10 @@ impl Instance {
         changes(&self.dir.join(CHANGES))?;
         let origin = serde_json::to_vec(&bundle.origin()).context(|| ORIGIN)?;
         fs::write(self.dir.join(ORIGIN), origin).context(shown)?;
+        if let Some(runtime) = own.runtime {
+            let place = std::path::absolute(runtime).context(shown)?;
+            symlink(place, self.dir.join(RUNTIME)).context(shown)?;
+        }
         self.mount(&bundle.root)?;
         let mut config = self.config(bundle, own);
         if let Some(number) = own.generation {
@@ -176,6 +187,16 @@ impl Instance {
     }
 }
 
+/// There are files of a container in `dir`.
+pub(crate) fn taken(dir: &Path) -> Error {
+    Error::new(format!("there is a container of this name already: {}", dir.display())).hint(
+        match is_asleep(dir) {
+            true => "it sleeps, and needs its files there to wake",
+            false => "runc delete NAME, or torpor snapshot gc, removes it",
+        },
+    )
+}
+
 /// The bundle of the container whose files are in `dir`, and the layer that the container writes
 /// to, if it has one of its own.
 ///
@@ -188,21 +209,63 @@ pub fn bundle_of(dir: &Path) -> Result<(Bundle, Option<PathBuf>)> {
     Ok((Bundle::of(&origin)?, Some(dir.join(CHANGES))))
 }
 
-/// Removes the files of a container that its runtime has forgotten.
-pub fn release(dir: &Path) {
+/// Removes the files of a container that its runtime has forgotten. Returns how many bytes that were.
+pub fn release(dir: &Path) -> u64 {
     // A mount that is busy goes when it is not.
     let _ = unmount(dir.join("rootfs"), UnmountFlags::DETACH);
+    let size = size_of(dir);
     // Nothing depends on what cannot be removed; `gc` tries again.
     let _ = fs::remove_dir_all(dir);
+    size
 }
 
-/// As [`release`], when the runtime says so: only where it deletes the container, and not where
-/// it has put it to sleep, or could not restore it.
+/// The bytes that a directory takes on the disk.
+fn size_of(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => size_of(&entry.path()),
+        Ok(meta) => meta.blocks() * 512,
+        Err(_) => 0,
+    });
+    sizes.sum()
+}
+
+/// As [`release`], when the runtime says that a container has ended: only where it deletes the
+/// container. One that it has put to sleep needs its files to wake; that is noted.
 pub fn released(dir: &Path) {
     let caller = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
     let words = fs::read(format!("/proc/{caller}/cmdline")).unwrap_or_default();
-    if words.split(|byte| *byte == 0).any(|word| word == b"delete") {
+    let is = |wanted: &[u8]| words.split(|byte| *byte == 0).any(|word| word == wanted);
+    if is(b"checkpoint") {
+        // Without the note `gc` would remove the files. The runtime shows what this prints.
+        if let Err(error) = File::create(dir.join(ASLEEP)) {
+            eprintln!("{}: {error}", dir.join(ASLEEP).display());
+        }
+    } else if is(b"delete") {
         release(dir);
+    }
+}
+
+/// Whether the container whose files are in `dir` was put to sleep, and may wake.
+#[must_use]
+pub fn is_asleep(dir: &Path) -> bool {
+    dir.join(ASLEEP).exists()
+}
+
+/// Removes the files in `dir` if no container has them: it runs nowhere, does not sleep and is not being
+/// started. Returns how many bytes that were. `root` is where its runtime keeps its state, if that is not
+/// noted.
+///
+/// # Errors
+/// If the runtime cannot be asked.
+pub fn collect(dir: &Path, root: Option<&Path>) -> Result<u64> {
+    let id = dir.file_name().unwrap_or_default().to_string_lossy();
+    let Ok(_claim) = places::claim(dir) else { return Ok(0) };
+    let noted = fs::read_link(dir.join(RUNTIME)).ok();
+    let runc = Runc::new(noted.as_deref().or(root))?;
+    match is_asleep(dir) || runc.state(&id)?.is_some() {
+        true => Ok(0),
+        false => Ok(release(dir)),
     }
 }
 

@@ -427,7 +427,8 @@ impl Start<'_> {
     }
 
     fn own(&self) -> Own<'_> {
-        Own { hostname: Some(self.hostname()), released: true, ..Own::default() }
+        let runtime = self.args.runtime.root.as_deref();
+        Own { hostname: Some(self.hostname()), released: true, runtime, ..Own::default() }
     }
 
     fn environment(&self) -> Result<Vec<String>> {

@@ -253,10 +253,7 @@ pub fn gc(args: &GcArgs) -> Result<ExitCode> {
         template::sweep();
         let runc = Runc::new(args.runtime.root.as_deref())?;
         for entry in fs::read_dir(places::instances()).into_iter().flatten().flatten() {
-            let id = entry.file_name().to_string_lossy().into_owned();
-            if runc.state(&id)?.is_none() {
-                instance::release(&entry.path());
-            }
+            freed += instance::collect(&entry.path(), args.runtime.root.as_deref())?;
         }
         // What is left of commands that were killed.
         for entry in fs::read_dir(places::state()).into_iter().flatten().flatten() {
@@ -267,7 +264,7 @@ pub fn gc(args: &GcArgs) -> Result<ExitCode> {
                 if let Some(number) = created {
                     create::clean(&runc, &format!("torpor-create-{number}"), &entry.path());
                 }
-                instance::release(&entry.path());
+                freed += instance::release(&entry.path());
             }
         }
     }

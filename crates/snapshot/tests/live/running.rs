@@ -78,3 +78,43 @@ fn any_container_of_the_runtime_is_taken_while_it_runs() {
     let sum = fixture.exec("shell", &["/app", "ask", "sum"]);
     assert_eq!(fixture.exec("warm", &["/app", "ask", "sum"]), sum);
 }
+
+/// What a container that runs or sleeps needs stays, wherever its runtime has its state.
+#[test]
+fn gc_leaves_what_a_sleeping_container_needs() {
+    let fixture = Fixture::new("sleeper", 50);
+    let reference = fixture.reference();
+    fixture.create(&reference, &[]);
+    let files = fixture.path("state/instances").join(fixture.id("one"));
+    let engine = fs::read_dir(fixture.path("state/engine")).unwrap().next().unwrap().unwrap();
+    let path = format!("{}:{}", engine.path().display(), std::env::var("PATH").unwrap());
+    let runc = |words: &[&str]| {
+        let mut call = fixture.runc(words);
+        call.env("PATH", &path).stdout(Stdio::null()).stderr(Stdio::null());
+        call.arg("--image-path").arg(fixture.path("asleep")).arg(fixture.id("one"));
+        assert!(call.status().unwrap().success(), "{words:?}");
+    };
+    let gc = || {
+        let output = fixture.torpor(&["gc", "--json"]).output().unwrap();
+        assert!(output.status.success(), "{}", shown(&output));
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        said["freed"].as_u64().unwrap()
+    };
+    fixture.run(&reference, "one", "snapshot", &[]);
+    fixture.exec("one", &["sh", "-c", "echo precious >/data"]);
+    assert_eq!(gc(), 0);
+    runc(&["checkpoint", "--file-locks", "--ext-unix-sk"]);
+    assert_eq!(gc(), 0);
+    let taken = fixture.try_run(&reference, "one", &[]);
+    assert!(shown(&taken).contains("it sleeps"), "{}", shown(&taken));
+    let bundle = files.display().to_string();
+    runc(&["restore", "--detach", "--file-locks", "--ext-unix-sk", "--bundle", &bundle]);
+    assert_eq!(fixture.exec("one", &["cat", "/data"]), "precious");
+    fixture.delete("one");
+    assert!(!files.exists());
+    // What is left of a start that was killed goes.
+    fs::create_dir_all(files.join("upper")).unwrap();
+    fs::write(files.join("upper/data"), "lost").unwrap();
+    assert!(gc() > 0);
+    assert!(!files.exists());
+}
