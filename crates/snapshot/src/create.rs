@@ -31,7 +31,7 @@ use crate::runc::{Restore, Runc, Runtime, Streams};
 use crate::sealed::Seal;
 use crate::signature::SignWith;
 use crate::source::{Image, Source};
-use crate::{archive, cri, generation, instance, places, streams};
+use crate::{archive, cri, generation, instance, interrupt, places, streams};
 
 /// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
 /// it. With a snapshot of the same name there, only pages that are new are stored.
@@ -98,6 +98,10 @@ pub fn create(args: &CreateArgs) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
     let signer = args.sign.signer()?;
     let base = base(&*store, Duration::from_secs(args.wait))?;
+    if args.ready.is_none() && !matches!(args.from, Source::Running(_)) {
+        eprintln!("without --ready it is put to sleep at once, wherever its start is then");
+    }
+    interrupt::heed();
     let (work, owner) = places::scratch(places::CREATE)?;
     let is_tried_sealed = !args.no_trial && !args.recipient.is_empty();
     let maker = Maker {
@@ -115,7 +119,7 @@ pub fn create(args: &CreateArgs) -> Result<ExitCode> {
     let result = maker.make(&*store, base.as_ref());
     maker.clean();
     drop(owner);
-    let (description, published) = result?;
+    let (description, published) = result.map_err(interrupt::cause)?;
     if let Some(signer) = &signer {
         args.sign.sign(signer, &args.reference, &published.digest)?;
     }
@@ -393,6 +397,7 @@ impl Maker<'_> {
     /// Starts the snapshot once: shows that it starts, and what it touches until it is ready. A sealed
     /// one comes whole, so of that it is only shown that it starts.
     fn trial(&self, slept: &Slept) -> Result<()> {
+        interrupt::check()?;
         let id = format!("{}-trial", self.id);
         let generation = slept.generation.then(generation::new).transpose()?;
         let own = Own { generation, ..Own::default() };

@@ -24,7 +24,7 @@ use crate::error::{Context, Error, Result};
 use crate::events::Notes;
 use crate::pack::number_of;
 use crate::stored::{extent, strip};
-use crate::{cache, places, progress};
+use crate::{cache, interrupt, places, progress};
 
 /// How much is asked for at once in the background.
 const LARGE: u64 = 4 << 20;
@@ -276,6 +276,7 @@ impl<'s> Fetch<'s> {
         let todo = Mutex::new(parts.into_iter());
         let all = || {
             loop {
+                interrupt::check()?;
                 let next = todo.lock().unwrap_or_else(PoisonError::into_inner).next();
                 match next {
                     Some((number, range)) => work(number, &range)?,

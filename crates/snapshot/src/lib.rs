@@ -21,6 +21,7 @@ pub mod fetch;
 pub mod fits;
 pub mod generation;
 pub mod instance;
+pub mod interrupt;
 pub mod lint;
 pub mod log;
 pub mod mounts;

@@ -4,7 +4,9 @@
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use torpor_blobs::error::Result;
+use torpor_blobs::error::{Error, Result};
+
+use crate::interrupt;
 
 /// How long is waited between two requests.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -43,14 +45,13 @@ fn patiently_to<T>(
             let _ = writeln!(to, "waiting for an answer ({now} s of {most}): {error}");
         }
         thread::sleep(PAUSE.min(patience - waited));
+        interrupt::check().map_err(|error| Error::new(error.to_string()))?;
     }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_blobs::error::Error;
-
     use super::*;
 
     const LONG: Duration = Duration::from_secs(3600);

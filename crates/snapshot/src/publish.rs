@@ -11,14 +11,13 @@ use torpor_blobs::Store as Place;
 use torpor_blobs::oci::{self, CONFIG, Descriptor, MANIFEST, Manifest, TAR_ZSTD, time};
 use torpor_images::ImageDir;
 
-use crate::archive;
 use crate::description::{Description, Pack};
 use crate::error::{Context, Error, Result};
 use crate::pack::{self, Known};
 use crate::patience::patiently;
-use crate::progress;
 use crate::sealed::{self, Seal};
 use crate::stored::{Store, extent, strip};
+use crate::{archive, interrupt, progress};
 
 /// The longest list of pages that is read.
 const MAX_LIST: u64 = 1 << 30;
@@ -118,6 +117,7 @@ pub fn publish(
     let mut uploaded = 0;
     let mut layers = Vec::new();
     for blob in blobs {
+        interrupt::check()?;
         size += blob.descriptor.size;
         uploaded += put(store, &blob.descriptor, blob.content, parts.patience)?;
         layers.push(blob.descriptor);

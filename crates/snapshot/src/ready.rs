@@ -16,6 +16,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::error::{Context, Error, Result};
+use crate::interrupt;
 use crate::process::has_ended;
 
 /// How long is waited between the first two looks; twice as long each time.
@@ -198,6 +199,7 @@ impl Waiting<'_> {
         let pid = self.runtime.pid(self.id).map_err(|_| self.ended())?;
         let mut pause = GLANCE;
         loop {
+            interrupt::check()?;
             // Whoever has ended cannot be asked, also if it ends just now.
             if has_ended(pid) {
                 return Err(self.ended());
@@ -211,7 +213,7 @@ impl Waiting<'_> {
             }
             if Instant::now() >= end {
                 let text = format!("the container was not ready ({ready}) within {timeout:?}");
-                return Err(Error::new(text).hint(self.output.printed().tail()));
+                return Err(with_words(Error::new(text), &self.output.printed().tail()));
             }
             thread::sleep(pause);
             pause = (pause * 2).min(PAUSE);
@@ -220,11 +222,7 @@ impl Waiting<'_> {
 
     fn ended(&self) -> Error {
         let error = Error::new("the container ended before it was ready");
-        let words = self.output.last_words() + &self.runtime.printed(self.id);
-        match words.is_empty() {
-            true => error,
-            false => error.hint(format!("its last words:\n{words}")),
-        }
+        with_words(error, &(self.output.last_words() + &self.runtime.printed(self.id)))
     }
 
     fn look(&self, ready: &Ready, pid: u32) -> Result<bool> {
@@ -252,15 +250,14 @@ impl Waiting<'_> {
     /// If it cannot be started.
     pub fn command(&self, command: &str, pid: u32) -> Result<Option<i32>> {
         let run = |mut call: Command| {
-            call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()
+            interrupt::status(call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
         };
         let has_shell = Path::new(&format!("/proc/{pid}/root/bin/sh")).symlink_metadata().is_ok();
         let words: Vec<&str> = match has_shell {
             true => vec!["/bin/sh", "-c", command],
             false => command.split_whitespace().collect(),
         };
-        let code =
-            run(self.runtime.exec(self.id, &words)).context(|| "starting the runtime")?.code();
+        let code = run(self.runtime.exec(self.id, &words))?.code();
         let missing =
             if has_shell { code == Some(127) } else { matches!(code, Some(255 | 126 | 127)) };
         if !missing {
@@ -269,8 +266,15 @@ impl Waiting<'_> {
         let mut call = Command::new("/bin/sh");
         call.args(["-c", command]).env("TORPOR_CONTAINER", self.id);
         call.env("TORPOR_PID", pid.to_string());
-        let status = inside_network(pid, || run(call))?;
-        status.map(|status| status.code()).context(|| format!("starting {command}"))
+        inside_network(pid, || run(call))?.map(|status| status.code())
+    }
+}
+
+/// Adds what a container has printed last, if it has.
+fn with_words(error: Error, words: &str) -> Error {
+    match words.is_empty() {
+        true => error,
+        false => error.hint(format!("its last words:\n{words}")),
     }
 }
 

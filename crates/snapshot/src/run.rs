@@ -31,7 +31,8 @@ use crate::signature::TrustIn;
 use crate::source::{Base, Source};
 use crate::template::Template;
 use crate::{
-    events, feed, fits, generation, log, mounts, network, own, places, streams, template, unpack,
+    events, feed, fits, generation, instance, interrupt, log, mounts, network, own, places,
+    streams, template, unpack,
 };
 
 mod by_podman;
@@ -174,32 +175,35 @@ pub fn run(args: &RunArgs, configured: fn() -> Identities) -> Result<ExitCode> {
     let runc = Runc::new(args.runtime.root.as_deref())?;
     let mut cold = false;
     let (snapshot, origin) = (OnceCell::new(), OnceCell::new());
-    for number in 1..=args.count {
-        let id = own::name(&args.id, number, args.count);
-        check_id(&id)?;
-        if runc.knows(&id) {
-            return Err(Error::new(format!("there is a container {id} already")));
-        }
-        let begin = if number == 1 { begin } else { Instant::now() };
+    let ids: Vec<String> =
+        (1..=args.count).map(|number| own::name(&args.id, number, args.count)).collect();
+    ids.iter().try_for_each(|id| check_id(id, &runc))?;
+    for (number, id) in ids.iter().enumerate() {
+        interrupt::check()?;
+        let begin = if number == 0 { begin } else { Instant::now() };
         let failed = Cell::default();
         let (snapshot, origin) = (&snapshot, &origin);
         let runc = &runc;
-        let start = Start { args, runc, id: &id, begin, binds, openers, snapshot, origin, failed };
-        let started = start.start()?;
+        let start = Start { args, runc, id, begin, binds, openers, snapshot, origin, failed };
+        let started = start.start().map_err(interrupt::cause)?;
         cold |= !started.snapshot && args.policy != Policy::Never;
-        report(args, &id, &started);
+        report(args, id, &started);
     }
     Ok(if cold { ExitCode::from(COLD) } else { ExitCode::SUCCESS })
 }
 
-/// A name is part of paths.
-fn check_id(id: &str) -> Result<()> {
+/// A name is part of paths, and of one container.
+fn check_id(id: &str, runc: &Runc) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_+-.".contains(c);
     if id.is_empty() || id.starts_with('.') || !id.chars().all(plain) {
         return Err(Error::new(format!("{id:?} is no name for a container"))
             .hint("letters, digits and _ + - . make names"));
     }
-    Ok(())
+    if runc.knows(id) {
+        return Err(Error::new(format!("there is a container {id} already")));
+    }
+    let dir = places::instances().join(id);
+    if dir.exists() { Err(instance::taken(&dir)) } else { Ok(()) }
 }
 
 fn report(args: &RunArgs, id: &str, started: &Started) {
@@ -318,6 +322,7 @@ impl Snapshot {
         let mut template = template::find(&args.reference, &digest);
         let is_alike = matches!(base, Base::Bundle(_)) && !description.sealed;
         if template.is_none() && args.count > 1 && is_alike {
+            interrupt::heed();
             let made = template::for_batch(&args.reference, &*store, (&description, &manifest));
             // Without one each has its own memory.
             template = made.map_err(|error| eprintln!("They share no memory: {error}")).ok();
@@ -333,7 +338,10 @@ impl Start<'_> {
             Policy::Always => return self.warm(),
             Policy::IfPresent => match self.warm() {
                 Ok(started) => return Ok(started),
-                Err(error) => Some(error),
+                Err(error) => {
+                    interrupt::check()?;
+                    Some(error)
+                }
             },
         };
         let started = self.cold_base().and_then(|base| match base {
@@ -359,9 +367,11 @@ impl Start<'_> {
         let generation = Some(generation::new()?);
         let own = Own { environment: self.environment()?, generation, ..self.own() };
         let bundle = bundle.mounting(self.binds).in_network(self.namespace()?.as_deref())?;
+        interrupt::heed();
         let instance = Instance::make(&self.dir(), &bundle, &own, |_| Ok(()))?;
         let fallback = self.fallback();
-        let done = self.runc.run(&instance.dir, self.id, self.streams()?);
+        let done =
+            self.streams().and_then(|streams| self.runc.run(&instance.dir, self.id, streams));
         let milliseconds = self.elapsed();
         let started = done.and_then(|()| self.runc.pid(self.id)).and_then(|pid| {
             let started = Started { pid, milliseconds, fallback, ..Started::default() };
@@ -381,6 +391,7 @@ impl Start<'_> {
 
     /// Waits until the application of a container that was started answers.
     fn answered(&self, runtime: &dyn Container, mut started: Started) -> Result<Started> {
+        interrupt::check()?;
         if let Some(ready) = &self.args.ready {
             let output = Output::default();
             let waiting = Waiting { runtime, id: self.id, output: &output, notify: None };
@@ -502,6 +513,7 @@ impl Start<'_> {
         let number = generation::new()?;
         let generation = snapshot.description.generation.then_some(number);
         let own = Own { generation, ..self.own() };
+        interrupt::heed();
         let instance = Instance::make(&self.dir(), &bundle, &own, unpack)?;
         let restored = self.restore(snapshot, &instance, number, joined.as_deref());
         if restored.is_err() {
@@ -621,7 +633,7 @@ impl Start<'_> {
             return rustix::process::kill_process(pid, signal).context(|| "--after-restore");
         }
         let mut call = runtime.exec(self.id, &["/bin/sh", "-c", after]);
-        let status = call.stdin(Stdio::null()).stdout(Stdio::null()).status();
+        let status = interrupt::status(call.stdin(Stdio::null()).stdout(Stdio::null()));
         match status.context(|| "--after-restore")? {
             status if status.success() => Ok(()),
             status => Err(Error::new(format!("--after-restore {after:?}: {status}"))),

@@ -10,7 +10,7 @@ use crate::fetch::Fetch;
 use crate::podman::{self, Podman};
 use crate::ready::Container;
 use crate::source::Image;
-use crate::{archive, generation, places, unpack};
+use crate::{archive, generation, interrupt, places, unpack};
 
 impl Start<'_> {
     /// Podman, which has nothing of the name of the container, and has its network.
@@ -46,6 +46,7 @@ impl Start<'_> {
         podman::adopt(&dir, self.hostname(), self.args.network.as_deref())?;
         let file = work.path().join("exported.tar");
         archive::write_all(&file, &dir)?;
+        interrupt::heed();
         let started = podman.restore(&file, self.id).and_then(|()| {
             let milliseconds = self.elapsed();
             let pid = podman.pid(self.id)?;
@@ -70,6 +71,7 @@ impl Start<'_> {
             options.push(format!("--volume={}", bind.volume()?));
         }
         let fallback = self.fallback();
+        interrupt::heed();
         let started = podman.start(image, self.id, &options).and_then(|()| {
             let milliseconds = self.elapsed();
             let pid = podman.pid(self.id)?;

@@ -1,8 +1,11 @@
 //! What shows that an application is ready.
 
 use std::fs;
+use std::process::Stdio;
 
-use crate::fixture::{Fixture, shown};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::fixture::{Fixture, shown, until};
 
 #[test]
 fn an_application_shows_that_it_is_ready() {
@@ -54,4 +57,38 @@ fn one_that_does_not_become_ready_is_gone() {
     assert!(shown(&ended).contains("no use"), "{}", shown(&ended));
     let list = fixture.runc(&["list", "--quiet"]).output().unwrap();
     assert!(list.stdout.is_empty(), "{}", shown(&list));
+}
+
+/// Ctrl-C, or what a service is stopped with, leaves nothing behind.
+#[test]
+fn who_is_interrupted_leaves_nothing() {
+    let fixture = Fixture::new("interrupted", 50);
+    let reference = fixture.reference();
+    fixture.create(&reference, &[]);
+    let id = fixture.id("one");
+    let from = format!("runc:{}", fixture.path("bundle").display());
+    let known = || !fixture.runc(&["list", "--quiet"]).output().unwrap().stdout.is_empty();
+    for words in [
+        &["create", &reference, "--from", &from][..],
+        &["run", &reference, "--id", &id],
+        &["run", &reference, "--id", &id, "--policy", "Never"],
+    ] {
+        let mut call = fixture.torpor(words);
+        call.args(["--ready", "exec:false"]).arg("--runc-root").arg(fixture.path("runc"));
+        let child = call.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        until("there is a container", known);
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {}", shown(&output));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("Error: interrupted") && !said.contains("cold"), "{words:?}: {said}");
+        assert!(!known(), "{words:?}");
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains(&fixture.path("state").display().to_string()), "{mounts}");
+        for entry in fs::read_dir(fixture.path("state")).unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            assert!(!name.starts_with("create-"), "{words:?} left {name}");
+        }
+        assert!(!fixture.path("state/instances").join(&id).exists(), "{words:?}");
+    }
 }

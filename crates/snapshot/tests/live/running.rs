@@ -118,3 +118,25 @@ fn gc_leaves_what_a_sleeping_container_needs() {
     assert!(gc() > 0);
     assert!(!files.exists());
 }
+
+/// Whatever fails, a name is free afterwards; and of several containers all names are looked at first.
+#[test]
+fn a_start_that_fails_leaves_the_names_free() {
+    let fixture = Fixture::new("names", 50);
+    let reference = fixture.reference();
+    let made = fixture.try_create(&reference, &[]);
+    assert!(made.status.success(), "{}", shown(&made));
+    assert!(shown(&made).contains("without --ready"), "{}", shown(&made));
+    for policy in ["Never", "Always"] {
+        let failed =
+            fixture.try_run(&reference, "one", &["--policy", policy, "--log", "/nope/log"]);
+        assert_eq!(failed.status.code(), Some(1), "{}", shown(&failed));
+        assert!(!fixture.path("state/instances").join(fixture.id("one")).exists(), "{policy}");
+    }
+    fixture.run(&reference, "all-2", "snapshot", &[]);
+    let taken = fixture.try_run(&reference, "all", &["--count", "3"]);
+    assert_eq!(taken.status.code(), Some(1), "{}", shown(&taken));
+    let list = fixture.runc(&["list", "--quiet"]).output().unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    assert_eq!(list.trim(), fixture.id("all-2"));
+}
