@@ -40,6 +40,9 @@ mod by_podman;
 /// What a picture shows.
 const SECOND: Duration = Duration::from_secs(1);
 
+/// How long a snapshot is tried before it is said how long that was.
+const LONG: Duration = Duration::from_secs(1);
+
 /// The exit status of a cold start in place of one from the snapshot.
 const COLD: u8 = 3;
 
@@ -150,6 +153,8 @@ struct Started {
     milliseconds: f64,
     /// Milliseconds until the application answered, if that was waited for.
     answer: Option<f64>,
+    /// Milliseconds until it was known that the snapshot could not be used.
+    tried: Option<f64>,
     /// Milliseconds from when the snapshot could not be used to when the runtime was called.
     fallback: Option<f64>,
     /// What was waited for and fetched until then.
@@ -210,7 +215,12 @@ fn report(args: &RunArgs, id: &str, started: &Started) {
     let from = if started.snapshot { "snapshot" } else { "cold" };
     let reason = started.reason.as_ref().map(ToString::to_string);
     if let Some(error) = &started.reason {
-        eprintln!("{id} is started cold: {error}");
+        let tried = Duration::from_secs_f64(started.tried.unwrap_or_default() / 1000.0);
+        let after = match tried >= LONG {
+            true => format!(" (after {:.1} s)", tried.as_secs_f64()),
+            false => String::new(),
+        };
+        eprintln!("{id} is started cold: {error}{after}");
         if let Some(hint) = &error.hint {
             eprintln!("Hint: {hint}");
         }
@@ -223,6 +233,7 @@ fn report(args: &RunArgs, id: &str, started: &Started) {
             "reason": reason,
             "first_instruction_ms": rounded(started.milliseconds),
             "first_answer_ms": started.answer.map(rounded),
+            "tried_ms": started.tried.map(rounded),
             "fallback_ms": started.fallback.map(rounded),
             "requests": started.sum.traffic.requests,
             "bytes": started.sum.traffic.bytes,
@@ -354,7 +365,9 @@ impl Start<'_> {
             }
             _ => error,
         })?;
-        Ok(Started { reason, ..started })
+        let failed = self.failed.get().filter(|_| reason.is_some());
+        let tried = failed.map(|at| (at - self.begin).as_secs_f64() * 1000.0);
+        Ok(Started { reason, tried, ..started })
     }
 
     /// Milliseconds since the snapshot could not be used, if it should have been.

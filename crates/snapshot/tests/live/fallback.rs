@@ -26,6 +26,9 @@ pub fn cold_with(fixture: &Fixture, reference: &str, name: &str, why: &str, more
     assert_eq!(said["started_from"], "cold");
     let reason = said["reason"].as_str().unwrap();
     assert!(reason.contains(why), "{reason}");
+    let time = |of: &str| said[of].as_f64().unwrap();
+    let sum = time("tried_ms") + time("fallback_ms");
+    assert!(sum <= time("first_instruction_ms") + 0.01, "{said}");
     println!("{why}: the cold start began {} ms later", said["fallback_ms"].as_f64().unwrap());
     let line = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(line.contains(&format!("is started cold: {reason}")), "{line}");
