@@ -146,13 +146,16 @@ fn report(args: &CreateArgs, description: &Description, published: &Published) {
         println!("{object}");
     } else {
         println!("{} {}", args.reference, published.digest);
-        eprintln!(
-            "{} of memory in {}, of which {} are new; {} are needed first",
-            size(description.memory),
-            size(published.size),
-            size(published.uploaded),
-            size(description.working_set)
-        );
+        let (stored, new) = (size(published.size), size(published.uploaded));
+        let (memory, first) = (size(description.memory), size(description.working_set));
+        match description.sealed {
+            true => eprintln!("sealed in {stored}, of which {new} are new"),
+            false => {
+                eprintln!(
+                    "{memory} of memory in {stored}, of which {new} are new; {first} are needed first"
+                );
+            }
+        }
     }
 }
 

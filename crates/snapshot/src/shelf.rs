@@ -68,7 +68,7 @@ pub struct GcArgs {
 /// If the place does not answer.
 pub fn list(args: &OneArgs) -> Result<ExitCode> {
     let mut found = Vec::new();
-    for name in store::open(&args.reference)?.names()? {
+    for name in place(&args.reference)?.names()? {
         let reference = args.reference.beside(&name);
         let store = store::open(&reference)?;
         let Some(bytes) = store.manifest()? else { continue };
@@ -95,15 +95,25 @@ pub fn list(args: &OneArgs) -> Result<ExitCode> {
         eprintln!("There are no snapshots there.");
     }
     for (reference, description, stored) in found {
-        println!(
-            "{reference}  {}  {} of memory in {}  {}",
-            description.origin.from,
-            size(description.memory),
-            size(stored),
-            age(description.created)
-        );
+        let (memory, stored) = (size(description.memory), size(stored));
+        let content = match description.sealed {
+            true => format!("sealed in {stored}"),
+            false => format!("{memory} of memory in {stored}"),
+        };
+        let (from, age) = (&description.origin.from, age(description.created));
+        println!("{reference}  {from}  {content}  {age}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A place that has snapshots, or may have had some: a path that leads nowhere is a mistake.
+fn place(reference: &Reference) -> Result<Box<dyn Store>> {
+    match reference {
+        Reference::Dir { path, .. } if !path.is_dir() => {
+            Err(Error::new(format!("there is no directory {}", path.display())))
+        }
+        _ => Ok(store::open(reference)?),
+    }
 }
 
 fn stored(manifest: &Manifest) -> u64 {
@@ -145,11 +155,11 @@ pub fn inspect(args: &OneArgs) -> Result<ExitCode> {
     println!("{} {}", args.reference, oci::sha256(&bytes));
     println!("made from    {}, {}", description.origin.from, age(description.created));
     println!("processes    {}", description.tasks);
-    println!(
-        "memory       {}, of which {} are needed first",
-        size(description.memory),
-        size(description.working_set)
-    );
+    let (memory, first) = (size(description.memory), size(description.working_set));
+    match description.sealed {
+        true => println!("memory       sealed"),
+        false => println!("memory       {memory}, of which {first} are needed first"),
+    }
     println!("stored       {} in {packs} packs", size(stored(&manifest)));
     println!("needs        {}, Linux {} or later", machine.architecture, machine.kernel);
     println!("made on      {}", machine.processor);
@@ -247,7 +257,7 @@ fn has_a_name(args: &OneArgs, store: &dyn Store, manifest: &[u8]) -> Result<bool
 pub fn gc(args: &GcArgs) -> Result<ExitCode> {
     let mut freed = 0;
     if let Some(reference) = &args.reference {
-        freed += store::open(reference)?.collect()?;
+        freed += place(reference)?.collect()?;
     } else {
         freed += cache::evict()?;
         template::sweep();

@@ -140,6 +140,11 @@ fn snapshots_are_listed_verified_and_removed() {
     said(&["rm", &first]);
     let blobs = || fs::read_dir(fixture.path("store/blobs/sha256")).unwrap().count();
     let before = blobs();
+    for command in ["list", "gc"] {
+        let output = fixture.torpor(&[command, "dir:/nope"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+        assert!(shown(&output).contains("there is no directory /nope"), "{}", shown(&output));
+    }
     said(&["gc", &store]);
     assert!(blobs() < before, "what only the first one had is gone");
     said(&["verify", &second]);

@@ -34,6 +34,11 @@ fn a_sealed_snapshot_is_of_no_use_without_its_key() {
     let signed = ["--sign-key", &sign_key, "--sign-cert", &sign_cert];
     fixture.create(&reference, &[&["--recipient", &recipient][..], &signed].concat());
 
+    for (command, says) in [("list", "  sealed in "), ("inspect", "memory       sealed\n")] {
+        let output = fixture.torpor(&[command, &reference]).output().unwrap();
+        assert!(shown(&output).contains(says), "{}", shown(&output));
+    }
+
     let without = fixture.run(&reference, "without", "cold", &[]);
     assert!(without["reason"].as_str().unwrap().contains("key"), "{without}");
     let with = ["--identity", &key, "--trust", &authority.certificate(), "--require-signature"];
