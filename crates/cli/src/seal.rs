@@ -40,6 +40,11 @@ impl SealSettings {
     fn is_wanted(&self) -> bool {
         self.encrypt.unwrap_or(!self.recipients.is_empty())
     }
+
+    /// Whether somebody is to vouch for a dump.
+    fn is_signed(&self) -> bool {
+        self.sign_key.is_some() || self.sign_cert.is_some()
+    }
 }
 
 /// What a command does with images.
@@ -62,6 +67,9 @@ pub fn load(settings: &mut Settings, images: Images) -> Result<(), Failure> {
     let trust = Trust::load(&seal.trust, &seal.crl)?;
     if images == Images::Write && seal.is_wanted() {
         settings.engine.trust.seal = Some(seal_options(settings, &trust)?);
+    } else if images == Images::Write && seal.is_signed() && seal.encrypt.is_none() {
+        return Err(Failure::invalid("--sign-key and --sign-cert sign images that are sealed")
+            .hint("name for whom with --recipient; --no-encrypt leaves them plain, unsigned"));
     }
     settings.engine.trust.open = OpenOptions {
         identities: identities(settings)?,
@@ -111,4 +119,22 @@ pub fn configured_identities() -> Identities {
     let mut settings = Settings::default();
     let read = options::apply_defaults(&mut settings).is_ok();
     read.then(|| identities(&settings).ok()).flatten().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_plain_is_taken_for_signed() {
+        let mut settings = Settings::default();
+        settings.seal.sign_key = Some("key".into());
+        settings.seal.sign_cert = Some("certificate".into());
+        let refused = load(&mut settings, Images::Write).err().map(|failure| failure.text);
+        assert!(refused.is_some_and(|text| text.contains("images that are sealed")));
+        assert_eq!(load(&mut settings, Images::Read), Ok(()));
+        settings.seal.encrypt = Some(false);
+        assert_eq!(load(&mut settings, Images::Write), Ok(()));
+        assert!(settings.engine.trust.seal.is_none());
+    }
 }
