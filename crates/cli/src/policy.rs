@@ -45,6 +45,10 @@ pub fn load(settings: &mut Settings) -> Result<(), Failure> {
         let wrong = |e: torpor_policy::Mistake| {
             Failure::invalid(format!("--policy-rule {rule}: {}", e.reason))
         };
+        if !rule.contains('=') {
+            return Err(Failure::invalid(format!("--policy-rule {rule}: it is no KEY=VALUE"))
+                .hint("docs/policy.md has all rules"));
+        }
         policy.amend(rule).map_err(wrong)?;
     }
     settings.engine.trust.policy = Arc::new(policy);

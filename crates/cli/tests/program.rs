@@ -103,6 +103,11 @@ fn mistakes() {
         ("criu", &["restore", "-D", "/nonexistent"], "Error: images directory /nonexistent: "),
         ("criu", &["swrk"], "Error: swrk takes the number of a descriptor\n"),
         ("criu", &["swrk", "999"], "Error: swrk 999: Bad file descriptor"),
+        (
+            "criu",
+            &["restore", "--policy-rule", "xx"],
+            "Error: --policy-rule xx: it is no KEY=VALUE\n",
+        ),
         ("criu", &["check", "--feature", "telepathy"], "Error: there is no feature telepathy\n"),
         ("torpor", &["check", "--tcp-close"], "Error: check has no option --tcp-close\n"),
         ("torpor", &["completion", "tcsh"], "error: invalid value 'tcsh' for '<SHELL>'\n"),
