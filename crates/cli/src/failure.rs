@@ -1,8 +1,9 @@
 //! What went wrong, for a person and for an RPC client.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
 
 use torpor_engine::Error;
 use torpor_seal::keys;
@@ -74,14 +75,46 @@ impl Failure {
 /// What `work` returns, or that it has panicked.
 ///
 /// # Errors
-/// Those of `work`; class bug if it panics: where, stands on standard error then.
+/// Those of `work`; what it prints and cannot be written; class bug if it panics for another reason: where,
+/// stands on standard error then.
 pub fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     // Nothing that it has changed is looked at any more.
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let words = panic.downcast_ref::<String>().map(String::as_str);
-        let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no word");
-        Err(Error::Bug(format!("panic: {words}")).into())
+        let panic = &*panic;
+        match unwritten(panic) {
+            Some(why) => {
+                let failure = Failure::new(libc::EIO, format!("standard output: {why}"));
+                // A reader that goes away has seen enough.
+                let is_gone = why == io::Error::from_raw_os_error(libc::EPIPE).to_string();
+                Err(Failure { logged: is_gone, ..failure })
+            }
+            None => {
+                let words = words(panic).unwrap_or("no word");
+                Err(Error::Bug(format!("panic: {words}")).into())
+            }
+        }
     })
+}
+
+/// Panics that tell of an output that cannot be written say nothing by themselves: [`caught`] does.
+pub fn quiet_about_output() {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if unwritten(info.payload()).is_none() {
+            usual(info);
+        }
+    }));
+}
+
+/// What a panic says.
+fn words(panic: &(dyn Any + Send)) -> Option<&str> {
+    let words = panic.downcast_ref::<String>().map(String::as_str);
+    words.or_else(|| panic.downcast_ref::<&str>().copied())
+}
+
+/// Why `println!` could not write, if that is what a panic is about.
+fn unwritten(panic: &(dyn Any + Send)) -> Option<&str> {
+    words(panic)?.strip_prefix("failed printing to stdout: ")
 }
 
 const REPORT: &str = "report it, with the log of the same with -v4";

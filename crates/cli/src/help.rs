@@ -181,11 +181,24 @@ pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
         "completion" => carried_out(completion_tree(), rest, completion),
         "man" => carried_out(man_tree(), rest, man),
         "help" => help(rest),
-        // Its commands are those of criu.
-        "cpuinfo" if matches!(rest, [] | [_]) && rest.iter().all(is_help) => help(&args[..1]),
+        "cpuinfo" if rest.is_empty() => help(args),
+        "cpuinfo" => return cpuinfo(Name::Torpor, args),
         name => return system(name, rest),
     };
     Some(result)
+}
+
+/// The help of `cpuinfo`, whose commands are those of criu, if `args` ask for it.
+pub fn cpuinfo(name: Name, args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
+    let [first, word] = args else { return None };
+    if first != "cpuinfo" || !is_help(word) {
+        return None;
+    }
+    if let Some(mut page) = page(name, ["cpuinfo"].into_iter()) {
+        // A reader that goes away early is no failure.
+        let _ = write!(io::stdout(), "{}", page.render_long_help());
+    }
+    Some(Ok(ExitCode::SUCCESS))
 }
 
 fn is_help(word: &OsString) -> bool {
@@ -211,11 +224,10 @@ fn help(words: &[OsString]) -> Result<ExitCode, Failure> {
 
 /// Prints the help of the program, or of one of its commands.
 pub fn print(name: Name, command: Option<Command>) {
-    let words = command.map(Command::name).unwrap_or_default();
-    if let Some(mut page) = page(name, words.split_whitespace()) {
-        // A reader that goes away early is no failure.
-        let _ = write!(io::stdout(), "{}", page.render_help());
-    }
+    let info = command.and_then(|command| Command::all().iter().find(|i| i.command == command));
+    let mut page = info.map_or_else(|| tree(name), |info| add_own_options(leaf(name, info), info));
+    // A reader that goes away early is no failure.
+    let _ = write!(io::stdout(), "{}", page.render_help());
 }
 
 /// The program, or one of its commands, if there is one of these words.
@@ -278,23 +290,28 @@ fn plain(name: &str) -> clap::Command {
 
 /// Adds a command of one word, or of two as a command within a command.
 fn add_command(root: clap::Command, name: Name, info: &CommandInfo) -> clap::Command {
+    let mut leaf = leaf(name, info);
+    if name == Name::Torpor {
+        leaf = add_own_options(leaf, info);
+    }
     match info.words {
         [outer, inner] => {
-            let leaf = leaf(name, info, inner);
+            let leaf = leaf.name(*inner);
             if root.find_subcommand(outer).is_some() {
                 return root.mut_subcommand(*outer, |cmd| cmd.subcommand(leaf));
             }
             let about = "Write or check what a processor can do";
             root.subcommand(plain(outer).about(about).subcommand_required(true).subcommand(leaf))
         }
-        words => root.subcommand(leaf(name, info, words.first().copied().unwrap_or_default())),
+        _ => root.subcommand(leaf),
     }
 }
 
-fn leaf(name: Name, info: &CommandInfo, word: &str) -> clap::Command {
+/// A command without its options.
+fn leaf(name: Name, info: &CommandInfo) -> clap::Command {
     let full = format!("{} {}", name.as_str(), info.words.join(" "));
     let argument = if info.command == Command::Swrk { " FD" } else { "" };
-    let mut leaf = plain(word)
+    let mut leaf = plain(info.words.first().copied().unwrap_or_default())
         .about(info.about)
         .long_about(info.long_about)
         .before_help(info.long_about)
@@ -309,10 +326,12 @@ fn leaf(name: Name, info: &CommandInfo, word: &str) -> clap::Command {
     if info.command == Command::Swrk {
         leaf = leaf.arg(Arg::new("FD").help("Number of the socket's descriptor"));
     }
-    if name == Name::Torpor {
-        leaf = add_options(leaf, |opt| opt.commands & info.command.bit() != 0);
-    }
     leaf
+}
+
+/// Adds the options that a command takes.
+fn add_own_options(leaf: clap::Command, info: &CommandInfo) -> clap::Command {
+    add_options(leaf, |opt| opt.commands & info.command.bit() != 0)
 }
 
 fn add_options(mut command: clap::Command, wanted: impl Fn(&Opt) -> bool) -> clap::Command {

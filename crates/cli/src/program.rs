@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use torpor_worker::Report;
 
-use crate::failure::{Failure, caught};
+use crate::failure::{Failure, caught, quiet_about_output};
 use crate::hooks::{Actions, write_pidfile};
 use crate::options::{self, Command, Invocation, Opt, Settings, SettingsError, UsageError};
 use crate::{COMPATIBLE, check, help, log, pages, policy, rpc, seal, stats, work};
@@ -60,6 +60,7 @@ impl Name {
 /// Runs the program with its command line, and says how it went.
 #[must_use]
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    quiet_about_output();
     let mut args = args.into_iter();
     let program = args.next().unwrap_or_default();
     let name = Name::of(Some(&program));
@@ -116,14 +117,20 @@ impl From<SettingsError> for Failure {
 
 fn run(name: Name, args: Vec<OsString>) -> Result<ExitCode, Failure> {
     let json = args.iter().take_while(|word| *word != "--").any(|word| word == "--json");
-    let own = match name {
-        Name::Torpor => help::own_command(&args),
-        Name::Kubectl => Some(help::kubectl(&args)),
-        _ => None,
-    };
-    let result = own.unwrap_or_else(|| caught(|| perform_command(name, args)));
+    let result = caught(|| {
+        let own = match name {
+            Name::Torpor => help::own_command(&args),
+            Name::Kubectl => Some(help::kubectl(&args)),
+            _ => help::cpuinfo(name, &args),
+        };
+        own.unwrap_or_else(|| perform_command(name, args))
+    });
     if let (true, Err(failure)) = (json, &result) {
-        stats::outcome(Err(failure.clone())).print();
+        // Where nobody can read it, that is why it failed.
+        let _ = caught(|| {
+            stats::outcome(Err(failure.clone())).print();
+            Ok(())
+        });
     }
     result
 }

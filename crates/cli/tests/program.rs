@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -65,6 +65,44 @@ fn help() {
     let nonsense = run("torpor", &["help", "nonsense"]);
     assert_eq!(nonsense.status.code(), Some(1));
     assert!(err(&nonsense).contains("there is no command nonsense"), "{}", err(&nonsense));
+}
+
+/// criu takes any option anywhere, but its help on a command has those that the command is about.
+#[test]
+fn the_help_of_criu_has_the_options_of_a_command() {
+    let page = out(&run("criu", &["dump", "--help"]));
+    assert!(page.contains("Usage: criu dump [OPTION...]"), "{page}");
+    assert!(page.contains("--leave-running") && !page.contains("--inherit-fd"), "{page}");
+    assert_eq!(page.matches("--tcp-established").count(), 1, "{page}");
+    for word in ["--help", "-h"] {
+        let output = run("criu", &["cpuinfo", word]);
+        assert!(output.status.success() && out(&output).contains("check"), "{}", err(&output));
+    }
+    assert!(out(&run("criu", &["cpuinfo", "check", "--help"])).contains("--images-dir"));
+}
+
+/// Whoever reads may have seen enough, and a disk may be full: neither is a bug.
+#[test]
+fn what_cannot_be_printed_is_no_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    assert!(run("torpor", &["key", "generate", key.to_str().unwrap()]).status.success());
+    for (name, args) in [
+        ("criu", &["--version"][..]),
+        ("criu", &["check", "--feature", "list"]),
+        ("torpor", &["key", "inspect", key.to_str().unwrap()]),
+        ("torpor", &["check", "--feature", "list", "--json"]),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = program(name, args).stdout(writer).output().unwrap();
+        assert_eq!((output.status.code(), err(&output)), (Some(1), String::new()), "{args:?}");
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = program(name, args).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let expected = "Error: standard output: No space left on device (os error 28)\n";
+        assert_eq!(err(&output), expected, "{args:?}");
+    }
 }
 
 /// Whichever way it is asked for, and nothing is done.
