@@ -332,3 +332,18 @@ fn processors() {
     let output = run("criu", &["cpuinfo", "check", "-D", images]);
     assert_eq!(output.status.code(), Some(1));
 }
+
+/// As of one image, so of all in a directory.
+#[test]
+fn what_was_saved_is_told_of_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("json");
+    fs::write(&json, r#"{"magic":"PSTREE","entries":[]}"#).unwrap();
+    let image = dir.path().join("pstree.img");
+    let words = ["image", "encode", "-i", json.to_str().unwrap(), "-o", image.to_str().unwrap()];
+    assert!(run("torpor", &words).status.success());
+    let output = run("torpor", &["image", "info", dir.path().to_str().unwrap()]);
+    assert!(output.status.success(), "{}", err(&output));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said, serde_json::json!({"pstree.img": {"magic": "PSTREE", "count": 0}}));
+}

@@ -8,13 +8,13 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde_json::{Map, Value as Json, json};
-use torpor_images::{ImageDir, Kind, kind};
+use torpor_images::{ImageDir, Kind, Reader, kind};
 use torpor_seal::keys::Identities;
 
 use crate::discard::Discard;
 use crate::error::{Error, Result};
 use crate::explore::{What, explore};
-use crate::image::{View, decode, decode_file, encode, entries, info};
+use crate::image::{View, decode, decode_file, encode, entries, info, summary};
 use crate::sealed::{self, Rewrap};
 use crate::text::to_string;
 
@@ -25,7 +25,7 @@ pub enum ImageCommand {
     Show(Show),
     /// Say what kind of image it is and how many entries it has
     Info {
-        /// The image
+        /// The image, or the directory of a checkpoint
         file: PathBuf,
         /// What opens it
         #[command(flatten)]
@@ -223,16 +223,17 @@ fn show(args: &Show, defaults: &Identities) -> Result<()> {
     let view = View { pretty: true, sizes_only: args.nopl };
     let identities = args.keys.identities(defaults)?;
     let json = if args.path.is_dir() {
-        show_dir(&sealed::open_dir(&args.path, &identities)?, view)?
+        let dir = sealed::open_dir(&args.path, &identities)?;
+        each_image(&dir, |kind, reader| entries(kind, reader, view))?
     } else {
         decode_file(&args.path, view, &identities)?
     };
     write_text(None, &to_string(&json, true))
 }
 
-/// Every image of a checkpoint by its name; of those that are no messages
+/// What `of` gives for every image of a checkpoint, by its name; of those that are no messages
 /// only the size.
-fn show_dir(dir: &ImageDir, view: View) -> Result<Json> {
+fn each_image(dir: &ImageDir, of: impl Fn(Kind, &mut Reader) -> Result<Json>) -> Result<Json> {
     let mut images = Map::new();
     for name in dir.names()? {
         let Some((kind, id)) = Kind::of_file(&name) else { continue };
@@ -242,7 +243,7 @@ fn show_dir(dir: &ImageDir, view: View) -> Result<Json> {
             json!({ "bytes": len.map_err(|source| Error::Io { file, source })?.len() })
         } else {
             let Some(mut reader) = dir.reader(kind, id)? else { continue };
-            entries(kind, &mut reader, view)?
+            of(kind, &mut reader)?
         };
         images.insert(name, image);
     }
@@ -250,7 +251,12 @@ fn show_dir(dir: &ImageDir, view: View) -> Result<Json> {
 }
 
 fn print_info(file: &Path, keys: &Keys, defaults: &Identities) -> Result<()> {
-    write_text(None, &to_string(&info(file, &keys.identities(defaults)?)?, true))
+    let identities = keys.identities(defaults)?;
+    let json = match file.is_dir() {
+        true => each_image(&sealed::open_dir(file, &identities)?, summary)?,
+        false => info(file, &identities)?,
+    };
+    write_text(None, &to_string(&json, true))
 }
 
 fn decode_command(args: &Decode, defaults: &Identities) -> Result<()> {

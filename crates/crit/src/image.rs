@@ -63,10 +63,15 @@ pub(crate) fn entries(kind: Kind, reader: &mut Reader, view: View) -> Result<Jso
 
 /// The kind of the image at `path` and how many entries it has, as JSON.
 pub fn info(path: &Path, identities: &Identities) -> Result<Json> {
-    let schema = Schema::get()?;
     let (kind, mut reader) = open_file(path, identities)?;
+    summary(kind, &mut reader)
+}
+
+/// The kind of an image and how many entries it has, as JSON.
+pub(crate) fn summary(kind: Kind, reader: &mut Reader) -> Result<Json> {
+    let schema = Schema::get()?;
     let mut count = 0;
-    while next(schema, kind, &mut reader, count)?.is_some() {
+    while next(schema, kind, reader, count)?.is_some() {
         count += 1;
     }
     Ok(json!({ "magic": magic_name(kind), "count": count }))
