@@ -8,7 +8,7 @@ use serde_json::Value;
 
 mod sleeper;
 
-use sleeper::Sleeper;
+use sleeper::{Sleeper, wait_until};
 
 /// The one object that a command has printed.
 fn object(output: &Output) -> Value {
@@ -54,6 +54,22 @@ fn what_was_done() {
     assert!(well && key["recipient"].as_str().unwrap().starts_with("age1"), "{key}");
     let (well, versions) = said(&["benchmark", "version", "--json"]);
     assert!(well && versions[0]["name"] == "torpor benchmark", "{versions}");
+}
+
+/// A task that nobody has waited for has its pid until somebody does.
+#[test]
+fn a_pid_that_is_not_given_up_is_told_of() {
+    let task = Sleeper::start();
+    assert!(task.dump(&[]).status.success(), "{}", task.log("dump.log"));
+    let has_ended = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", task.pid)).unwrap();
+        stat.contains(") Z ")
+    };
+    wait_until(has_ended);
+    assert!(!task.restore(&["-d"]).output().unwrap().status.success());
+    let (log, own) = (task.log("restore.log"), std::process::id());
+    let said = format!("pid {} is in use: its task has ended, and its parent, {own},", task.pid);
+    assert!(log.contains(&said), "{log}");
 }
 
 /// Commands of the systems whose failure programs read, with words that make them fail.

@@ -443,10 +443,14 @@ impl<'a> Restore<'a> {
 fn taken(e: torpor_tracee::Error, vpid: i32) -> Error {
     match e {
         torpor_tracee::Error::Os { source, .. } if source.raw_os_error() == Some(libc::EEXIST) => {
-            Error::Os {
-                what: format!("pid {vpid} is in use; end that task, or restore in a pid namespace"),
-                source,
-            }
+            let what = match crate::proc::stat(vpid) {
+                Ok(stat) if stat.state == 'Z' => format!(
+                    "pid {vpid} is in use: its task has ended, and its parent, {}, has not waited for it",
+                    stat.ppid
+                ),
+                _ => format!("pid {vpid} is in use; end that task, or restore in a pid namespace"),
+            };
+            Error::Os { what, source }
         }
         other => other.into(),
     }

@@ -265,8 +265,8 @@ fn path(paths: &mut Paths<'_>, found: &Found) -> Result<Option<u32>> {
     }
     if paths.mounts.find(found.info.mnt_id).is_none() {
         return Err(found.refuse(format!(
-            "it was opened outside of the tree's mount namespaces; --external tty[{:x}:{:x}] \
-             leaves it to the caller",
+            "it was opened outside of the tree's mount namespaces; --shell-job (of runc checkpoint, \
+             too) leaves it to the caller's terminal, --external tty[{:x}:{:x}] to a descriptor",
             found.stat.st_rdev, found.stat.st_dev
         )));
     }
