@@ -10,9 +10,9 @@ use clap::Args;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, openat2, unlinkat};
 use rustix::io::Errno;
 use serde_json::json;
-use torpor_images::proto::{FileEntry, RemapFilePathEntry, RemapType};
+use torpor_images::proto::{CriuNetworkLockMethod, FileEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::{found_by, is_given_name};
-use torpor_images::{ImageDir, kind};
+use torpor_images::{ImageDir, kind, lock};
 use torpor_seal::keys::Identities;
 
 use crate::command::Keys;
@@ -27,7 +27,8 @@ pub struct Discard {
     /// The root directory of the tasks, as it is seen here: that of a container's file system
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Print a JSON object: the names that went, and those that were not there
+    /// Print a JSON object: the names that went, those that were not there, and the command that removes
+    /// the lock of the network
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -61,11 +62,16 @@ impl Discard {
             }
             of.push(path.display().to_string());
         }
+        let lock = locked(&images)?;
         for name in images.names()?.iter().filter(|name| name.ends_with(".img")) {
             images.remove(name)?;
         }
         if self.json {
-            writeln!(out, "{}", json!({ "removed": removed, "missing": missing })).map_err(said)?;
+            let object = json!({ "removed": removed, "missing": missing, "unlock": lock });
+            writeln!(out, "{object}").map_err(said)?;
+        } else if let Some(command) = lock {
+            writeln!(out, "the network of its connections may be locked yet: {command}")
+                .map_err(said)?;
         }
         Ok(())
     }
@@ -83,6 +89,20 @@ fn given(images: &ImageDir) -> Result<Vec<Vec<u8>>> {
     Ok(own.map(|name| name.strip_prefix(b"/").unwrap_or(name).to_vec()).collect())
 }
 
+/// The command that removes the lock of its connections, from the network that they were in.
+fn locked(images: &ImageDir) -> Result<Option<String>> {
+    if images.ids(kind::TCP_STREAM)?.is_empty() || !images.has(kind::INVENTORY, 0)? {
+        return Ok(None);
+    }
+    let inventory = images.inventory()?;
+    let id = inventory.dump_criu_run_id.unwrap_or_default();
+    // It becomes a word of a command: nothing but what our own names are made of.
+    let is_plain = !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
+    let is_table = inventory.network_lock_method == Some(CriuNetworkLockMethod::Nftables as u32);
+    let table = (is_plain && is_table).then(|| lock::table(&id));
+    Ok(table.map(|table| format!("nft delete table {} {table}", lock::FAMILY)))
+}
+
 fn base(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
@@ -94,4 +114,32 @@ fn remove(root: &File, path: &[u8]) -> rustix::io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = openat2(root, dir, flags, Mode::empty(), ResolveFlags::IN_ROOT)?;
     unlinkat(&dir, base(path), AtFlags::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_images::proto::{InventoryEntry, TcpStreamEntry};
+
+    use super::*;
+
+    #[test]
+    fn the_lock_of_connections_has_a_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        let command = |id: &str| {
+            let inventory = InventoryEntry {
+                img_version: 2,
+                dump_criu_run_id: Some(id.to_owned()),
+                network_lock_method: Some(CriuNetworkLockMethod::Nftables as u32),
+                ..InventoryEntry::default()
+            };
+            images.write_one(kind::INVENTORY, 0, &inventory).unwrap();
+            locked(&images).unwrap()
+        };
+        assert_eq!(command("0a5f-7"), None, "there are no connections");
+        images.write_one(kind::TCP_STREAM, 5, &TcpStreamEntry::default()).unwrap();
+        assert_eq!(command("0a5f-7").unwrap(), "nft delete table inet CRIU-0a5f-7");
+        assert_eq!(command("0a5f; rm"), None);
+    }
 }

@@ -14,6 +14,7 @@ pub mod error;
 pub mod feed;
 mod holes;
 pub mod kind;
+pub mod lock;
 pub mod packed;
 pub mod page_sums;
 pub mod pagemap;

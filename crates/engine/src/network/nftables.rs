@@ -2,16 +2,13 @@
 
 use std::fmt::Write as _;
 
+use torpor_images::lock::FAMILY;
+pub(super) use torpor_images::lock::table;
 use torpor_kernel::netlink::{Body, NETFILTER, Socket};
 
 use super::rules::{MARK, Scope, Script, argv};
 use crate::error::{Context, Result};
 use crate::file::socket::address::Address;
-
-/// How long `inet` and the name of a table are together, in bytes: CRIU has no more room.
-const MAX_NAME: usize = 31;
-/// The family of our tables.
-const FAMILY: &str = "inet";
 
 // linux/netfilter/nf_tables.h, linux/netfilter/nfnetlink.h: messages about tables, of the part of
 // netfilter with number 10.
@@ -19,13 +16,6 @@ const GET_TABLE: u16 = 10 << 8 | 1;
 const DELETE_TABLE: u16 = 10 << 8 | 2;
 const NFTA_TABLE_NAME: u16 = 1;
 const NFPROTO_INET: u8 = 1;
-
-/// The table of the dump with this id.
-pub(super) fn table(id: &str) -> String {
-    let mut name = format!("CRIU-{id}");
-    name.truncate(MAX_NAME - FAMILY.len() - 1);
-    name
-}
 
 /// Sets a lock; `more` adds connections to one that is there. One that should not be there is to
 /// be [removed](remove) before.
@@ -117,16 +107,4 @@ fn elements(name: &str, all: &[(Address, Address)]) -> String {
         }
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_cut_as_criu_cuts_them() {
-        let id = "0a5f76b7-695d-43ef-8f62-e53f69704809";
-        assert_eq!(table(id), "CRIU-0a5f76b7-695d-43ef-8f");
-        assert_eq!(table("42"), "CRIU-42");
-    }
 }
