@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use torpor_engine::{Context, Error, Event, Hooks, Result};
+use torpor_sys::process::signal_with_parent;
 
 use crate::options::Settings;
 
@@ -66,6 +67,8 @@ impl Actions {
         if self.root > 0 {
             command.env("CRTOOLS_INIT_PID", self.root.to_string());
         }
+        // Nobody waits for it any more then.
+        signal_with_parent(&mut command, libc::SIGTERM);
         let failed = |why: String| Error::Hook(format!("action script {script} at {name}: {why}"));
         let status = command.status().map_err(|e| failed(e.to_string()))?;
         if status.success() { Ok(()) } else { Err(failed(status.to_string())) }

@@ -29,7 +29,7 @@ With `-v3` and more each line begins with the time since the start in parenthese
 
 Action scripts are run by a shell, in the work directory, with `CRTOOLS_SCRIPT_ACTION` (the stage),
 `CRTOOLS_IMAGE_DIR` (the images directory) and, once it is known, `CRTOOLS_INIT_PID` (the root task). A
-script that fails stops the work, except at `post-resume`. The stages of a dump: `pre-dump`,
+script that fails stops the work, except at `post-resume`. It gets `SIGTERM` if the program is ended while it runs. The stages of a dump: `pre-dump`,
 `network-lock`, `post-dump`, `network-unlock`; of a restore: `pre-restore`, `setup-namespaces`,
 `post-setup-namespaces`, `post-restore`, `network-unlock`, `pre-resume`, `post-resume`.
 

@@ -8,12 +8,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use torpor_images::proto::{CriuOpts, CriuReq, CriuReqType};
 use torpor_sys::process::{Status, wait};
 
 mod sleeper;
 
-use sleeper::{Client, Sleeper, name_of, request, wait_until};
+use sleeper::{Client, Sleeper, criu, name_of, request, wait_until};
 
 fn parent_of(pid: i32) -> i32 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -151,6 +152,23 @@ fn scripts_are_told_of_each_stage() {
         "post-resume",
     ];
     assert_eq!(stages, expected, "{told}");
+}
+
+/// However that ends.
+#[test]
+fn a_script_ends_with_its_dump() {
+    let task = Sleeper::start();
+    let told = task.dir.path().join("script");
+    let script = format!("echo $$ >{0}.new && mv {0}.new {0}; exec sleep 1000", told.display());
+    let pid = task.pid.to_string();
+    let mut dump = criu(&["dump", "-t", &pid, "-D", task.images(), "-o", "dump.log"]);
+    let mut dump = dump.args(["--action-script", &script]).spawn().unwrap();
+    wait_until(|| told.exists());
+    let script: i32 = fs::read_to_string(&told).unwrap().trim().parse().unwrap();
+    kill_process(Pid::from_child(&dump), Signal::TERM).unwrap();
+    assert!(!dump.wait().unwrap().success());
+    wait_until(|| name_of(script).is_none());
+    assert!(task.lives());
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use crate::{Result, addr, check, syscall};
 
@@ -284,6 +286,14 @@ pub fn kill_thread(tgid: i32, tid: i32, signal: i32) -> Result<()> {
 pub fn set_parent_death_signal(signal: i32) -> Result<()> {
     // SAFETY: takes a number only.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) }).map(drop)
+}
+
+/// Makes a program that gets `signal` when the thread that starts it ends.
+pub fn signal_with_parent(command: &mut Command, signal: i32) {
+    let ask = move || set_parent_death_signal(signal);
+    // SAFETY: between fork and exec the closure makes one system call: it takes no lock and allocates
+    // nothing (an error carries just a number).
+    unsafe { command.pre_exec(ask) };
 }
 
 /// The commands of membarrier(2) that the kernel has (`MEMBARRIER_CMD_QUERY`): a bit for each.
