@@ -10,7 +10,7 @@ use clap::Args;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, openat2, unlinkat};
 use rustix::io::Errno;
 use serde_json::json;
-use torpor_images::proto::{CriuNetworkLockMethod, FileEntry, RemapFilePathEntry, RemapType};
+use torpor_images::proto::{FileEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::{found_by, is_given_name};
 use torpor_images::{ImageDir, kind, lock};
 use torpor_seal::keys::Identities;
@@ -18,6 +18,10 @@ use torpor_seal::keys::Identities;
 use crate::command::Keys;
 use crate::error::{Error, Result};
 use crate::sealed;
+
+/// What `network_lock_method` of an inventory calls nftables. It counts from zero, unlike the RPC, whose
+/// method of this number is iptables.
+const NFTABLES: u32 = 1;
 
 /// The arguments of `discard`.
 #[derive(Args, Debug)]
@@ -98,7 +102,7 @@ fn locked(images: &ImageDir) -> Result<Option<String>> {
     let id = inventory.dump_criu_run_id.unwrap_or_default();
     // It becomes a word of a command: nothing but what our own names are made of.
     let is_plain = !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
-    let is_table = inventory.network_lock_method == Some(CriuNetworkLockMethod::Nftables as u32);
+    let is_table = inventory.network_lock_method == Some(NFTABLES);
     let table = (is_plain && is_table).then(|| lock::table(&id));
     Ok(table.map(|table| format!("nft delete table {} {table}", lock::FAMILY)))
 }
@@ -131,7 +135,7 @@ mod tests {
             let inventory = InventoryEntry {
                 img_version: 2,
                 dump_criu_run_id: Some(id.to_owned()),
-                network_lock_method: Some(CriuNetworkLockMethod::Nftables as u32),
+                network_lock_method: Some(NFTABLES),
                 ..InventoryEntry::default()
             };
             images.write_one(kind::INVENTORY, 0, &inventory).unwrap();
