@@ -218,6 +218,39 @@ fn work_goes_on(daemon: &Daemon, lines: usize) {
     });
 }
 
+/// What a job has open may have been moved away while it slept.
+#[test]
+fn a_checkpoint_that_cannot_be_brought_back_is_kept_until_it_can() {
+    let mut daemon = Daemon::start(&[]);
+    let [log, away, end] = ["log", "away", "end"].map(|name| daemon.dir.path().join(name));
+    let script = "exec 3>>$0; for word in begun end; do echo $word >&3; echo $word; \
+                  until [ -e $1 ]; do sleep 0.05; done; done";
+    let [kept, go] = [&log, &end].map(|path| path.to_str().unwrap());
+    let id = daemon.submit(&[], &["sh", "-c", script, kept, go]);
+    let word = id.to_string();
+    daemon.wait_for_output(id, "begun");
+    daemon.ok(&["preempt", &word]);
+    std::fs::rename(&log, &away).unwrap();
+    daemon.ok(&["resume", &word]);
+    let held = |daemon: &Daemon| {
+        let job = daemon.show(id);
+        (job["held"] == true).then(|| job["why_text"].as_str().unwrap().to_owned())
+    };
+    let why = until("it is held", || held(&daemon));
+    assert!(why.contains("could not be brought back") && why.contains(kept), "{why}");
+    // The next daemon knows as much.
+    daemon.kill();
+    daemon.launch();
+    assert_eq!(until("it is held", || held(&daemon)), why);
+    assert_eq!(daemon.job(id)["state"], "preempted");
+    std::fs::rename(&away, &log).unwrap();
+    std::fs::write(&end, "").unwrap();
+    daemon.ok(&["resume", &word]);
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), "begun\nend\n");
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "begun\nend\n");
+}
+
 /// A file system of its own, until it is dropped.
 struct Disk(tempfile::TempDir);
 

@@ -397,6 +397,9 @@ fn try_out(client: &Client, id: u64, after: u64) -> Result<(u64, u64), String> {
         if matches!(state.as_str(), "done" | "failed" | "cancelled") {
             return Err("it has ended before it could be tried; give it more to do".to_owned());
         }
+        if state == "preempted" && job["held"] == true {
+            return Err(word(&job["why_text"]).to_owned());
+        }
         thread::sleep(Duration::from_millis(20));
     };
     until(&["running"])?;

@@ -385,6 +385,9 @@ impl Core {
             && record.held != held
         {
             record.held = held;
+            if !held {
+                record.unwoken = None;
+            }
             let event = if held { "held" } else { "released" };
             self.save(id, Some((event, json!({}))));
         }

@@ -53,7 +53,7 @@ fn receive(queue: &Arc<Queue>, key: &str, body: &mut dyn Read) -> io::Result<Job
     let mut text = Vec::new();
     Read::take(&mut *body, length).read_to_end(&mut text)?;
     let place = queue.lock().data.join("incoming").join(key);
-    let record = unpack(&text, body, &place)?;
+    let record = Record { returns: true, ..unpack(&text, body, &place)? };
     ahead::forget(queue, key);
     queue.change(|core| core.adopt(key, record, &place))
 }
@@ -116,8 +116,7 @@ fn here(id: JobId, from: Record, now: i64) -> Record {
         next_checkpoint: from.next_checkpoint,
         failures: from.failures,
         base: from.base,
-        overhead: 0,
-        lost: 0,
+        returns: from.returns,
         held: true,
         ..Record::new(id, crate::spec::Spec { after: Vec::new(), ..from.spec }, now)
     }

@@ -365,6 +365,8 @@ pub(super) fn adopt(queue: &Arc<Queue>, name: &str, force: bool) -> Result<JobId
     let identity = |class: &str| -> Option<PathBuf> { queue.lock().style_of(class).identity };
     let taken = place.get(name, identity, |job, files| import::unpack(job, files, &to));
     let (record, _) = taken.map_err(|e| e.to_string())?;
+    // Where it was before there is nobody to take it back.
+    let record = Record { returns: false, ..record };
     let id = queue.change(|core| core.adopt(name, record, &to)).map_err(|e| e.to_string())?;
     // Should its daemon live all the same, or come back, it learns that before its name is gone.
     let own = queue.lock().name.clone();

@@ -140,7 +140,13 @@ impl Core {
     /// Why a job must not run for now.
     fn hold(&self, record: &Record) -> Option<String> {
         if record.held && record.destination.is_none() {
-            return Some("it was told to stay where it is (torpor queue resume)".to_owned());
+            let Some(unwoken) = &record.unwoken else {
+                return Some("it was told to stay where it is (torpor queue resume)".to_owned());
+            };
+            let (id, why) = (record.id, &unwoken.why);
+            return Some(format!(
+                "its checkpoint could not be brought back: {why} (torpor queue resume {id} tries again)"
+            ));
         }
         if record.place == Place::Queued
             && let Some(first) = self.first(record).first()

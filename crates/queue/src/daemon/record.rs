@@ -113,6 +113,13 @@ pub(crate) struct Record {
     pub failures: u32,
     /// How often its run was lost since it was last saved.
     pub losses: u32,
+    /// Why its checkpoint could not be brought back, if that was tried last.
+    #[serde(default)]
+    pub unwoken: Option<Unwoken>,
+    /// Whether the machine of the pool that it came from takes it back, should its checkpoint not be
+    /// brought back here.
+    #[serde(default)]
+    pub returns: bool,
     /// How often it was lost because the machine failed, since it was last saved.
     #[serde(default)]
     pub machine_losses: u32,
@@ -155,6 +162,15 @@ pub(crate) struct Destination {
     /// The checkpoint that is there already.
     #[serde(default)]
     pub ahead: Option<u64>,
+}
+
+/// A checkpoint that could not be brought back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Unwoken {
+    /// How often in a row.
+    pub tries: u32,
+    /// Why, the last time.
+    pub why: String,
 }
 
 /// How far a job is that goes to another machine while it runs.
@@ -204,6 +220,8 @@ impl Record {
             cancelled: false,
             failures: 0,
             losses: 0,
+            unwoken: None,
+            returns: false,
             machine_losses: 0,
             boot: String::new(),
             base: [0, 0],

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::core::Core;
 use super::disk;
-use super::record::Place;
+use super::record::{Place, Unwoken};
 use crate::files;
 use crate::preemption::{Dirt, Means};
 use crate::scheduler::{JobId, Millis};
@@ -20,6 +20,10 @@ const MOST_LOSSES: u32 = 3;
 
 /// Nor is one that so many failures of the machine in a row have taken: it may be their cause.
 const MOST_MACHINE_LOSSES: u32 = 30;
+
+/// A checkpoint that so many shepherds in a row could not bring back is left as it is until somebody has
+/// seen to the cause.
+const MOST_TRIES: u32 = 4;
 
 /// After a failure that is not the job's own, the same is not tried for so long.
 const BACK_OFF: Millis = 30_000;
@@ -127,6 +131,7 @@ impl Core {
     fn back(&mut self, id: JobId, event: &str, data: serde_json::Value, took_us: u64) {
         if let Some(record) = self.jobs.get_mut(&id) {
             record.overhead += millis(took_us);
+            (record.unwoken, record.returns) = (None, false);
         }
         self.last_save.insert(id, files::now());
         self.go(id, Place::Running, event, data);
@@ -231,14 +236,27 @@ impl Core {
         self.keep_facts();
     }
 
-    /// A checkpoint could not be brought back: the next try is with a new shepherd.
+    /// A checkpoint could not be brought back, which is no failure of the job: the next try is with a new
+    /// shepherd. When several have failed it is held as it is, until somebody has seen to the cause, or goes
+    /// back to the machine that it came from.
     fn not_restored(&mut self, id: JobId, text: &str) {
         if let Some(record) = self.jobs.get_mut(&id) {
             record.remark(&format!("bring it back: {text}"));
         }
         self.go(id, Place::Asleep, "not-resumed", json!({ "why": text }));
         self.order(id, &Order::Kill);
-        self.lose(id, "its checkpoint could not be brought back");
+        let what = "its checkpoint could not be brought back";
+        self.fall_back(id, what);
+        let asleep = self.jobs.get_mut(&id).filter(|record| record.place == Place::Asleep);
+        let Some(record) = asleep else { return };
+        let tries = record.unwoken.as_ref().map_or(0, |unwoken| unwoken.tries) + 1;
+        record.unwoken = Some(Unwoken { tries, why: text.to_owned() });
+        let returns = record.returns;
+        match tries < MOST_TRIES {
+            true => self.save(id, None),
+            false if returns => self.end(id, Exit::Code(125), Some(what.to_owned())),
+            false => self.set_held(id, true),
+        }
     }
 
     /// A checkpoint is not what was saved: the job goes on from an older one, or from that of the
@@ -262,18 +280,24 @@ impl Core {
     /// The run ended before there was a shepherd to speak of.
     pub(super) fn run_failed_to_start(&mut self, id: JobId, run: u64, text: &str) {
         if self.counts(id, run) {
-            self.lose(id, text);
+            self.not_begun(id, text);
+        }
+    }
+
+    /// A shepherd could not begin a run, as it has said: one that was to bring a checkpoint back has not done
+    /// that.
+    fn not_begun(&mut self, id: JobId, text: &str) {
+        match self.jobs.get(&id).is_some_and(|record| record.durable.is_some()) {
+            true => self.not_restored(id, text),
+            false => self.lose(id, text),
         }
     }
 
     /// What a shepherd that ended without a last word has said about it.
-    fn complaint(&self, id: JobId, run: u64) -> String {
+    fn complaint(&self, id: JobId, run: u64) -> Option<String> {
         let log = self.dir(id).run(run).join(shepherd::LOG);
         let text = std::fs::read_to_string(log).unwrap_or_default();
-        match text.lines().next_back() {
-            Some(line) => line.chars().take(500).collect(),
-            None => "its shepherd has vanished".to_owned(),
-        }
+        text.lines().next_back().map(|line| line.chars().take(500).collect())
     }
 
     /// A run is over, with its last word or without.
@@ -289,16 +313,18 @@ impl Core {
             return;
         }
         record.shepherd = false;
+        let place = record.place;
         let too_much = ending.as_ref().is_some_and(|ending| ending.out_of_disk);
-        let killed = record.place == Place::Leaving
+        let killed = place == Place::Leaving
             && !too_much
             && record.giving_way.is_some_and(|way| way.means == Means::Kill);
         let wanted = record.cancelled || self.ending.contains_key(&id);
         match ending {
-            None => {
-                let why = self.complaint(id, run);
-                self.lose(id, &why);
-            }
+            None => match (self.complaint(id, run), place) {
+                (Some(why), Place::Starting) => self.not_begun(id, &why),
+                (Some(why), _) => self.lose(id, &why),
+                (None, _) => self.lose(id, "its shepherd has vanished"),
+            },
             Some(_) if killed && !wanted => self.start_over(id, "kill"),
             Some(ending) if ending.gave_way && !wanted => self.start_over(id, "command"),
             Some(ending) => self.finished(id, &ending),
@@ -503,6 +529,41 @@ mod tests {
         core.remark(id, "one");
         core.run_over(id, 2, Some(ending));
         assert_eq!(core.jobs[&id].note.as_deref(), Some("lost: four; one"));
+    }
+
+    /// The world around it has changed: neither the job nor its shepherds have failed.
+    #[test]
+    fn what_cannot_be_brought_back_waits_for_somebody_or_goes_where_it_came_from() {
+        let failed = || Report::NotRestored { text: "no file".to_owned(), damaged: None };
+        let tried = |tries: u32, returns: bool| {
+            let (dir, mut core, id) = daemon(Place::Waking);
+            let job = core.dir(id);
+            std::fs::create_dir(job.checkpoint(3)).unwrap();
+            std::fs::write(job.durable(3), "").unwrap();
+            core.jobs.get_mut(&id).unwrap().returns = returns;
+            for _ in 0..tries {
+                core.jobs.get_mut(&id).unwrap().place = Place::Waking;
+                core.report(id, 2, failed());
+            }
+            (dir, core, id)
+        };
+        let (_dir, core, id) = tried(MOST_TRIES - 1, false);
+        assert_eq!((core.jobs[&id].place, core.jobs[&id].held), (Place::Asleep, false));
+        let (_dir, mut core, id) = tried(MOST_TRIES, false);
+        let job = &core.jobs[&id];
+        assert_eq!((job.place, job.held, job.losses), (Place::Asleep, true, 0));
+        assert_eq!(job.durable, Some(3));
+        core.schedule();
+        let why = core.explain(&core.reasons[&id]);
+        assert!(why.contains("could not be brought back: no file"), "{why}");
+        core.resume(id).unwrap();
+        assert_eq!((core.jobs[&id].held, &core.jobs[&id].unwoken), (false, &None));
+        let (_dir, core, id) = tried(MOST_TRIES, true);
+        assert_eq!(core.jobs[&id].exit, Some(Exit::Code(125)));
+        // Once it has run here this is its place.
+        let (_dir, mut core, id) = tried(1, true);
+        core.report(id, 2, Report::Restored { took_us: 1 });
+        assert_eq!((core.jobs[&id].returns, &core.jobs[&id].unwoken), (false, &None));
     }
 
     /// How much of its work is done again follows from the checkpoint that is taken.
