@@ -55,6 +55,15 @@ fn a_job_that_fills_the_disk_is_ended_and_named() {
     daemon.wait_for(well, "done");
 }
 
+/// Its daemon ignores some, as in the background of a script.
+#[test]
+fn a_job_ignores_and_blocks_no_signals_by_itself() {
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&[], &["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"]);
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
+}
+
 #[test]
 fn a_job_that_ignores_signals_is_killed() {
     let config = serde_json::json!({ "grace": 300 });

@@ -279,6 +279,28 @@ pub fn kill_thread(tgid: i32, tid: i32, signal: i32) -> Result<()> {
     unsafe { syscall(libc::SYS_tgkill, [arg(tgid), arg(tid), arg(signal), 0, 0, 0]) }.map(drop)
 }
 
+/// Gives each signal its default action, and blocks none in this thread: programs that it executes would
+/// inherit what is ignored and what is blocked. Signals that this process has handlers for lose them.
+///
+/// # Errors
+/// See rt_sigaction(2) and rt_sigprocmask(2).
+pub fn reset_signals() -> Result<()> {
+    // Of the kernel: the actions of all 64, those that the C library keeps to itself included.
+    const SET_SIZE: u64 = 8;
+    let (default, none) = ([0_u64; 4], [0_u64; 1]);
+    let fixed = [libc::SIGKILL, libc::SIGSTOP];
+    for signal in (1..=64_i32).filter(|signal| !fixed.contains(signal)) {
+        let args = [u64::from(signal.cast_unsigned()), addr(&raw const default), 0, SET_SIZE, 0, 0];
+        // SAFETY: `default` is a whole sigaction of the kernel, which it only reads: handler, flags,
+        // restorer and mask. By SIG_DFL no code of this process can be called.
+        unsafe { syscall(libc::SYS_rt_sigaction, args) }?;
+    }
+    let how = u64::from(libc::SIG_SETMASK.cast_unsigned());
+    let args = [how, addr(&raw const none), 0, SET_SIZE, 0, 0];
+    // SAFETY: `none` is a whole set of signals of the kernel, which it only reads.
+    unsafe { syscall(libc::SYS_rt_sigprocmask, args) }.map(drop)
+}
+
 /// Asks for `signal` when the parent of this process ends (`PR_SET_PDEATHSIG`).
 ///
 /// # Errors

@@ -68,6 +68,8 @@ pub(crate) fn enter(dir: PathBuf, run: u64, from: Option<u64>, base: [u64; 2]) -
 fn outside() -> io::Result<()> {
     // A shepherd outlives the daemon's session and its terminal.
     rustix::process::setsid()?;
+    // Nor does it, or a runtime that it starts, ignore or block what the daemon was told to, as by nohup(1).
+    torpor_sys::process::reset_signals()?;
     let flags = rustix::thread::UnshareFlags::NEWPID | rustix::thread::UnshareFlags::NEWNS;
     let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;
     torpor_sys::ns::unshare_namespaces(flags)?;

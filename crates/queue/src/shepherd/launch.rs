@@ -53,6 +53,8 @@ fn prepare(dir: &JobDir) -> Result<Spec, String> {
     // What the daemon was started with is not the job's, and would be in the way of its
     // checkpoints.
     torpor_sys::inherited::close_on_exec().map_err(|e| format!("close descriptors: {e}"))?;
+    // Nor are the signals that it ignored, or that the C library has ignored to start this process.
+    torpor_sys::process::reset_signals().map_err(|e| format!("reset signals: {e}"))?;
     Ok(spec)
 }
 

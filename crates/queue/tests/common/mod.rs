@@ -108,7 +108,10 @@ impl Daemon {
             .append(true)
             .open(self.dir.path().join("log"))
             .unwrap();
-        let child = Command::new(torpor())
+        // It ignores what it does in the background of a script.
+        let child = Command::new("sh")
+            .args(["-c", "trap '' HUP INT QUIT; exec \"$0\" \"$@\""])
+            .arg(torpor())
             .args(["queue", "serve", "--data"])
             .arg(self.data())
             .args(["--listen", &self.address()])
