@@ -284,6 +284,32 @@ impl Drop for Disk {
     }
 }
 
+/// Output leaves room for how the job ends, and a job whose end was heard of does not begin again.
+#[test]
+fn a_job_that_fills_a_disk_ends_once_when_it_is_told_to() {
+    let disk = Disk::of("24m");
+    let jobs = disk.0.path().join("jobs");
+    std::fs::create_dir(&jobs).unwrap();
+    let mut daemon = Daemon::start(&[]);
+    daemon.kill();
+    std::fs::remove_dir(daemon.data().join("jobs")).unwrap();
+    std::os::unix::fs::symlink(&jobs, daemon.data().join("jobs")).unwrap();
+    daemon.launch();
+    let script = "head -c 40000000 /dev/zero; echo done >&2";
+    let mut client = daemon.queue(&["submit", "--wait", "--", "sh", "-c", script]);
+    let mut client = client.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let out = jobs.join("1/out");
+    until("the disk is full", || (std::fs::metadata(&out).ok()?.len() > 20 << 20).then_some(()));
+    // The rest of it as well.
+    disk.fill();
+    let pid = Pid::from_child(&client);
+    kill_process(pid, Signal::TERM).unwrap();
+    let status = client.wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(15), "{status}");
+    let job = daemon.job(1);
+    assert_eq!((&job["exit"], &job["run"]), (&json!(143), &json!(1)), "{job}");
+}
+
 /// A job that cannot be saved for want of space goes on, and what was saved comes to the disk when there
 /// is some again.
 #[test]

@@ -13,6 +13,7 @@ use super::access::Identity;
 use super::core::{Core, Queue, Refusal};
 use super::follow::Follow;
 use super::record::{Place, Record};
+use crate::files;
 use crate::http::{Body, Request, Response};
 use crate::preemption::{Facts, Means, Pressure, prices};
 use crate::scheduler::share::Quota;
@@ -406,7 +407,14 @@ impl Core {
                     super::transfer::tell(client, path);
                 }
             }
+            // Nobody is there to get it, and nothing of the job to do something about it.
+            Place::Starting if ends && !self.links.contains_key(&id) => {
+                self.cancel(id, signal, None);
+            }
             Place::Starting | Place::Running | Place::Waking => {
+                if ends {
+                    self.signalled.insert(id, (signal, files::now()));
+                }
                 self.order(id, &Order::Signal { signal, group });
             }
             _ if ends => self.cancel(id, signal, None),

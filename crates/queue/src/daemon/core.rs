@@ -117,6 +117,8 @@ pub(super) struct Core {
     pub pool: Option<Arc<rustls::ClientConfig>>,
     /// Jobs that were told to end, and when.
     pub(super) ending: BTreeMap<JobId, Millis>,
+    /// The signal that would end it which a job that runs got last, and when.
+    pub(super) signalled: BTreeMap<JobId, (i32, Millis)>,
     /// What is going wrong with the state on disk, so that it can be shown.
     pub trouble: Option<String>,
 }
@@ -173,6 +175,7 @@ impl Core {
             name,
             pool: None,
             ending: BTreeMap::new(),
+            signalled: BTreeMap::new(),
             trouble: None,
         };
         core.read_pieces();
@@ -313,6 +316,7 @@ impl Core {
         self.go(id, Place::Ended, "ended", json!({ "exit": exit.number(), "note": note }));
         self.links.remove(&id);
         self.ending.remove(&id);
+        self.signalled.remove(&id);
         self.dirt.remove(&id);
         self.not_before.remove(&id);
         self.last_save.remove(&id);

@@ -350,8 +350,14 @@ impl Core {
     }
 
     /// A run is gone without a last word: the machine or its shepherd has failed. The job
-    /// goes on from its last checkpoint, or begins again.
+    /// goes on from its last checkpoint, or begins again; one that was told to end a moment ago is over.
     pub(super) fn lose(&mut self, id: JobId, why: &str) {
+        if let Some((signal, at)) = self.signalled.remove(&id)
+            && files::now() - at <= self.config.grace
+        {
+            // It was told to end, and has: nobody wants it to begin again.
+            return self.end(id, Exit::Signal(signal), Some(why.to_owned()));
+        }
         let Some(record) = self.jobs.get_mut(&id) else { return };
         if record.boot == checkpoint::boot() {
             record.losses += 1;
@@ -529,6 +535,28 @@ mod tests {
         core.remark(id, "one");
         core.run_over(id, 2, Some(ending));
         assert_eq!(core.jobs[&id].note.as_deref(), Some("lost: four; one"));
+    }
+
+    #[test]
+    fn who_was_told_to_end_and_vanishes_does_not_begin_again() {
+        let lost_after = |signal: i32| {
+            let (dir, mut core, id) = daemon(Place::Running);
+            core.pass_signal(id, signal, false);
+            core.run_over(id, 2, None);
+            let job = &core.jobs[&id];
+            let found = (job.place, job.exit);
+            drop(dir);
+            found
+        };
+        assert_eq!(lost_after(15), (Place::Ended, Some(Exit::Signal(15))));
+        assert_eq!(lost_after(10), (Place::Queued, None));
+        // Its shepherd is not there yet.
+        let (_dir, mut core, id) = daemon(Place::Starting);
+        core.pass_signal(id, 15, false);
+        assert_eq!(core.jobs[&id].state(), "running");
+        assert!(core.jobs[&id].cancelled);
+        core.run_over(id, 2, None);
+        assert_eq!(core.jobs[&id].state(), "cancelled");
     }
 
     /// The world around it has changed: neither the job nor its shepherds have failed.

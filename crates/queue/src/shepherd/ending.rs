@@ -14,6 +14,15 @@ use crate::files;
 /// ends them with this process, which is their init.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long to wait before the last word is written again, after that has failed.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Bytes that are kept for the last word on a disk that is full.
+const ROOM: usize = 16 << 10;
+
+/// What keeps them, in the run's directory.
+const PLACE: &str = "room";
+
 /// Where a run's last word lies, in the run's directory.
 pub(crate) const ENDING: &str = "ending.json";
 
@@ -27,7 +36,7 @@ impl Shepherd {
             container.remove();
         }
         // What cannot be written, because the disk is full, is lost; the daemon sees it.
-        let whole = self.streams.out.drain().and(self.streams.err.drain());
+        let whole = self.streams.out.finish().and(self.streams.err.finish());
         let synced = whole.and_then(|_| self.streams.out.sync().and(self.streams.err.sync()));
         let mut lost = work::hand_over(&self.dir, &self.spec);
         lost.extend(synced.err().map(|e| format!("the end of its output: {e}")));
@@ -43,14 +52,29 @@ impl Shepherd {
             gave_way: self.vacating && !self.out_of_disk,
             at: files::now(),
         };
-        let path = self.dir.run(self.run).join(ENDING);
-        files::write_stable(&path, &ending)?;
+        self.write(&ending);
         self.cgroups.remove();
         if let Some(stream) = &mut self.daemon {
             // If nobody hears it, the next daemon reads it.
             let _ = message::send(stream, &Report::Ended(ending));
         }
         Ok(())
+    }
+
+    /// Keeps room for the last word.
+    pub(super) fn keep_room(&self) -> io::Result<()> {
+        fs::write(self.dir.run(self.run).join(PLACE), [0; ROOM])
+    }
+
+    /// Puts the last word on stable storage, however long that takes: a job whose end nobody knows of would
+    /// begin again.
+    fn write(&self, ending: &Ending) {
+        let place = self.dir.run(self.run);
+        let _ = fs::remove_file(place.join(PLACE));
+        while let Err(e) = files::write_stable(&place.join(ENDING), ending) {
+            eprintln!("shepherd: the end of the job: {e}");
+            std::thread::sleep(AGAIN);
+        }
     }
 
     /// Kills what is left in this pid namespace; returns the names.

@@ -154,7 +154,9 @@ impl Save {
             let _ = fs::remove_dir_all(&dir);
             return Ok(Err(outcome));
         }
-        fs::write(dir.join("record.json"), serde_json::to_vec(&record)?)?;
+        if self.keep {
+            self.note(&record)?;
+        }
         let frozen_us = outcome.report.statistics.get("frozen_time").copied().unwrap_or(0);
         let bytes = files::size(&dir, &mut HashSet::new()).unwrap_or(0);
         let since = base.map(|base| base.at.elapsed().as_millis());
@@ -201,6 +203,12 @@ impl Save {
         let (seq, root) = (self.seq, self.root);
         let memory = self.cgroups.memory().unwrap_or(0);
         Ok(Record { seq, root, pipes, memory, boot: boot(), ..Record::default() })
+    }
+
+    /// Says that the checkpoint is complete.
+    fn note(&self, record: &Record) -> io::Result<()> {
+        let place = self.dir.checkpoint(self.seq).join("record.json");
+        fs::write(place, serde_json::to_vec(record)?)
     }
 
     fn args(&self, command: &str, images: &Path, before: Option<&str>) -> Vec<String> {
@@ -270,6 +278,10 @@ impl Save {
                 }
                 record.last_pid = last_pid();
                 self.keep_files()?;
+                if !self.keep {
+                    // The images are complete, and who cannot be noted goes on.
+                    self.note(record)?;
+                }
             }
             Ok(())
         };

@@ -20,6 +20,10 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::pipe::{PipeFlags, pipe_with};
 
+/// Output leaves so much of its file system free, and a sixteenth of it if that is less: for the state of the
+/// queue, and for how jobs end.
+const SPARE: u64 = 64 << 20;
+
 /// How long a wait lasts where nobody can wake the waiter.
 const BEAT: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
@@ -77,10 +81,22 @@ impl Output {
     /// Takes out what is in the pipe; returns how many bytes the job has written.
     ///
     /// # Errors
-    /// If the file cannot be written: its disk is full.
+    /// If the file cannot be written: its disk is full, but for what output leaves free.
     pub(crate) fn drain(&self) -> io::Result<u64> {
+        self.take_out(true)
+    }
+
+    /// Takes out what is left in the pipe of a job that has ended, be there ever so little room.
+    ///
+    /// # Errors
+    /// If the file cannot be written: its disk is full.
+    pub(crate) fn finish(&self) -> io::Result<u64> {
+        self.take_out(false)
+    }
+
+    fn take_out(&self, spare: bool) -> io::Result<u64> {
         let mut sink = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        while sink.step(&self.taken)? {}
+        while sink.step(&self.taken, spare)? {}
         Ok(self.taken.load(Ordering::Acquire))
     }
 
@@ -98,8 +114,9 @@ impl Output {
 }
 
 impl Sink {
-    /// Moves one bufferful; says whether there was one.
-    fn step(&mut self, taken: &AtomicU64) -> io::Result<bool> {
+    /// Moves one bufferful; says whether there was one. Fails if there is only what output leaves free,
+    /// where that is to be spared.
+    fn step(&mut self, taken: &AtomicU64, spare: bool) -> io::Result<bool> {
         if self.pending.is_empty() {
             let mut buffer = vec![0; 64 << 10];
             match rustix::io::read(&self.pipe, &mut buffer) {
@@ -112,6 +129,9 @@ impl Sink {
                 Err(e) => return Err(e.into()),
             }
         }
+        if spare && !self.pending.is_empty() && !has_room(&self.file)? {
+            return Err(Errno::NOSPC.into());
+        }
         while !self.pending.is_empty() {
             let count = self.file.write(&self.pending)?;
             taken.fetch_add(count as u64, Ordering::AcqRel);
@@ -119,6 +139,13 @@ impl Sink {
         }
         Ok(true)
     }
+}
+
+/// Whether the file system of a file has more free than what output leaves.
+fn has_room(file: &File) -> io::Result<bool> {
+    let system = rustix::fs::fstatvfs(file)?;
+    let of = |blocks: u64| blocks.saturating_mul(system.f_frsize);
+    Ok(of(system.f_bavail) > SPARE.min(of(system.f_blocks) / 16))
 }
 
 /// Moves what a job writes to its file, for as long as the shepherd lives. A full disk
@@ -130,7 +157,7 @@ fn pump(inner: &Mutex<Sink>, taken: &AtomicU64) {
     loop {
         let mut fds = [PollFd::new(&pipe, PollFlags::IN)];
         let _ = poll(&mut fds, None);
-        let moved = inner.lock().unwrap_or_else(PoisonError::into_inner).step(taken);
+        let moved = inner.lock().unwrap_or_else(PoisonError::into_inner).step(taken, true);
         if moved.is_err() {
             thread::sleep(Duration::from_millis(100));
         }
