@@ -218,6 +218,36 @@ fn work_goes_on(daemon: &Daemon, lines: usize) {
     });
 }
 
+/// Whoever cleans up may have taken it away.
+#[test]
+fn a_socket_that_is_gone_is_made_again() {
+    let daemon = Daemon::start(&[]);
+    let socket = daemon.dir.path().join("socket");
+    let answers = || daemon.queue(&["list"]).output().unwrap().status.success().then_some(());
+    std::fs::remove_file(&socket).unwrap();
+    until("it answers", answers);
+    // Another's, who is gone.
+    std::fs::remove_file(&socket).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    until("it answers", answers);
+}
+
+/// Where no service manager has made the directory.
+#[test]
+fn the_directory_of_the_default_socket_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "mount -t tmpfs none /run && exec \"$0\" queue serve --data \"$1\"";
+    let mut serve = std::process::Command::new("unshare");
+    serve.args(["--mount", "sh", "-c", script]).arg(common::torpor()).arg(dir.path());
+    let mut daemon = serve.spawn().unwrap();
+    let socket = format!("/proc/{}/root/run/torpor/queue.sock", daemon.id());
+    let answers = || std::os::unix::net::UnixStream::connect(&socket).ok();
+    let answered = std::panic::catch_unwind(|| drop(until("it listens", answers)));
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    answered.unwrap();
+}
+
 /// What a job has open may have been moved away while it slept.
 #[test]
 fn a_checkpoint_that_cannot_be_brought_back_is_kept_until_it_can() {

@@ -7,10 +7,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use torpor_worker::{Class, Outcome};
 
-use crate::http::{Address, Client};
-
-/// Where a daemon is looked for that nobody names.
-pub(super) const DEFAULT: &str = "unix:/run/torpor/queue.sock";
+use crate::http::{Address, Client, DEFAULT};
 
 /// The daemon that the environment names: `TORPOR_QUEUE`, and for the network
 /// `TORPOR_QUEUE_TOKEN` and `TORPOR_QUEUE_CA`.

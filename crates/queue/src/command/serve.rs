@@ -6,10 +6,9 @@ use std::process::ExitCode;
 use clap::Args;
 use torpor_worker::Outcome;
 
-use super::connection::DEFAULT;
 use crate::daemon::config::Config;
 use crate::daemon::{Setup, Tls, Tokens, serve};
-use crate::http::Address;
+use crate::http::{Address, DEFAULT};
 use crate::preemption::Means;
 
 /// Options of the daemon.

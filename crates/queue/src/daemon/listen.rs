@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::server::WebPkiClientVerifier;
 use torpor_tls::{authorities, proof};
 
@@ -18,10 +19,13 @@ use super::access::{Identity, Tokens};
 use super::api;
 use super::core::Queue;
 use crate::files;
-use crate::http::{Address, Request, Response, Stream, answer_one};
+use crate::http::{Address, DEFAULT, Request, Response, Stream, answer_one};
 
 /// No more connections are served at the same time.
 const MOST_CONNECTIONS: usize = 512;
+
+/// How long nobody may connect before it is looked whether the file of a Unix socket is there.
+const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Who connects and says nothing is let go after so long.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -95,21 +99,23 @@ struct Door {
 
 impl Door {
     fn listen_unix(self, path: &Path) -> io::Result<()> {
-        let listener = files::with_short_name(path, |short| {
-            // Whoever had this data directory before is gone: the lock says so.
-            if UnixStream::connect(short).is_ok() {
-                return Err(io::Error::other("somebody listens there already"));
-            }
-            let _ = fs::remove_file(short);
-            let listener = UnixListener::bind(short)?;
-            fs::set_permissions(short, fs::Permissions::from_mode(0o600))?;
-            Ok(listener)
-        })?;
+        let mut socket = Socket::bind(path)?;
+        let path = path.to_owned();
         thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let Ok(peer) = torpor_sys::peer::peer(&stream) else { continue };
-                let identity = Identity::of_peer(peer.uid, peer.gid);
-                self.serve(move |door| door.answer(&mut { stream }, Some(identity)));
+            loop {
+                if let Some(stream) = socket.accept()
+                    && let Ok(peer) = torpor_sys::peer::peer(&stream)
+                {
+                    let identity = Identity::of_peer(peer.uid, peer.gid);
+                    self.serve(move |door| door.answer(&mut { stream }, Some(identity)));
+                }
+                // Somebody has removed it, and nobody would find this daemon any more.
+                if !socket.is_at(&path)
+                    && let Ok(again) = Socket::bind(&path)
+                {
+                    eprintln!("torpor queue: {} was gone: it is there again", path.display());
+                    socket = again;
+                }
             }
         });
         Ok(())
@@ -180,6 +186,55 @@ impl Door {
         // The browser cannot send headers with an event stream.
         self.tokens.identity(bearer.or_else(|| request.query("token"))?)
     }
+}
+
+/// A Unix socket, and its file.
+#[derive(Debug)]
+struct Socket {
+    listener: UnixListener,
+    /// Device and inode of the file.
+    file: (u64, u64),
+}
+
+impl Socket {
+    /// Listens at `path`, where a file that nobody listens at makes room.
+    ///
+    /// # Errors
+    /// If somebody listens there, or no file can be made there.
+    fn bind(path: &Path) -> io::Result<Self> {
+        if DEFAULT.strip_prefix("unix:").map(Path::new) == Some(path)
+            && let Some(parent) = path.parent()
+        {
+            fs::create_dir_all(parent)?;
+        }
+        files::with_short_name(path, |short| {
+            // Whoever had this data directory before is gone: the lock says so.
+            if UnixStream::connect(short).is_ok() {
+                return Err(io::Error::other("somebody listens there already"));
+            }
+            let _ = fs::remove_file(short);
+            let listener = UnixListener::bind(short)?;
+            listener.set_nonblocking(true)?;
+            fs::set_permissions(short, fs::Permissions::from_mode(0o600))?;
+            Ok(Self { listener, file: identity(short)? })
+        })
+    }
+
+    /// Whoever connects, if that happens soon.
+    fn accept(&self) -> Option<UnixStream> {
+        let _ = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&LOOK));
+        self.listener.accept().ok().map(|(stream, _)| stream)
+    }
+
+    /// Whether the file at `path` is its own.
+    fn is_at(&self, path: &Path) -> bool {
+        identity(path).is_ok_and(|file| file == self.file)
+    }
+}
+
+/// Device and inode of a file.
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// Tells systemd how things are, if it has started us (`sd_notify`).

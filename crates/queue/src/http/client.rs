@@ -11,6 +11,9 @@ use std::sync::Arc;
 use super::{MAX_HEADERS, Stream, header, owned, read_head};
 use crate::files;
 
+/// Where a daemon listens, and is looked for, that nobody tells where. Its directory is made.
+pub(crate) const DEFAULT: &str = "unix:/run/torpor/queue.sock";
+
 /// No answer that is not a stream is longer.
 const MAX_ANSWER: u64 = 256 << 20;
 

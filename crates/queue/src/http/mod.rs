@@ -6,6 +6,7 @@ mod server;
 
 use std::io::{self, Read, Write};
 
+pub(crate) use client::DEFAULT;
 pub use client::{Address, Client, encode};
 pub use server::{Body, Request, Response, answer_all, answer_one};
 
