@@ -1,6 +1,7 @@
 //! From the words of a command line to what they ask for.
 
 use std::ffi::{OsStr, OsString};
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -84,10 +85,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             // What is in the log on the screen need not be there twice.
             let silent = log::get().is_silent();
             if !silent && (!failure.logged || log::get().is_file()) {
-                eprintln!("Error: {failure}");
+                let _ = writeln!(io::stderr(), "Error: {failure}");
             }
             if let Some(hint) = failure.hint.as_ref().filter(|_| !silent) {
-                eprintln!("Hint: {hint}");
+                let _ = writeln!(io::stderr(), "Hint: {hint}");
             }
             ExitCode::from(failure.status)
         }

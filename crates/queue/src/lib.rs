@@ -9,6 +9,9 @@
 
 #![warn(unreachable_pub)]
 
+#[macro_use]
+mod say;
+
 mod bundle;
 mod cgroup;
 mod command;

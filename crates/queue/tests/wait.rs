@@ -268,3 +268,28 @@ fn a_job_that_the_daemon_does_not_know_is_named() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(said, "torpor queue: job 7: there is no job 7\n");
 }
+
+/// A full disk, or a terminal that is gone: that is said where it can be, and nobody is left behind.
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_ends_the_job() {
+    let daemon = Daemon::start(&[]);
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for words in [&["list"][..], &["top", "--json"], &["submit", "--json", "--", "true"]] {
+        let output = daemon.queue(words).stdout(full()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("write to standard output: No space left"), "{}", shown(&output));
+        assert!(!text.contains("panicked"), "{text}");
+    }
+    let missing = ["show", "999"];
+    let status = daemon.queue(&missing).stderr(full()).status().unwrap();
+    assert_eq!(status, daemon.queue(&missing).output().unwrap().status);
+    let be = ["run", "--", "yes"];
+    let output = daemon.queue(&be).stdout(full()).output().unwrap();
+    assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("write what it has written: No space left"), "{text}");
+    daemon.wait_for(2, "cancelled");
+    // What the job says on standard error, and what is said of it.
+    let be = ["run", "--", "/nowhere/at/all"];
+    assert_eq!(daemon.queue(&be).stderr(full()).status().unwrap().code(), Some(125));
+}

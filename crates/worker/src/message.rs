@@ -1,6 +1,7 @@
 //! What a daemon and its worker say to each other.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::PathBuf;
 
 use rustix::io::Errno;
@@ -113,9 +114,10 @@ impl Outcome {
         Self { class, errno: class.errno(), text: text.into(), hint: None, report }
     }
 
-    /// Prints it on the standard output, as one object on a line of its own.
+    /// Prints it on the standard output, as one object on a line of its own. Where that cannot be written
+    /// the exit status has to say it all.
     pub fn print(&self) {
-        println!("{}", serde_json::json!(self));
+        let _ = writeln!(std::io::stdout(), "{}", serde_json::json!(self));
     }
 }
 

@@ -73,13 +73,13 @@ impl Gitlab {
             Stage::Cleanup => {
                 // Its outcome changes nothing for the job.
                 if let Err(text) = cleanup() {
-                    eprintln!("torpor queue: {text}");
+                    tell!("torpor queue: {text}");
                 }
                 Ok(ExitCode::SUCCESS)
             }
         };
         done.unwrap_or_else(|text| {
-            eprintln!("torpor queue: {text}");
+            tell!("torpor queue: {text}");
             code("SYSTEM_FAILURE_EXIT_CODE", 2)
         })
     }
@@ -102,7 +102,7 @@ impl Gitlab {
             "builds_dir_is_shared": false,
             "driver": { "name": "torpor queue", "version": env!("CARGO_PKG_VERSION") },
         });
-        println!("{config}");
+        say!("{config}");
         Ok(ExitCode::SUCCESS)
     }
 

@@ -50,15 +50,20 @@ impl List {
             list.retain(|job| job["state"] == json!(state));
         }
         if self.json {
-            println!("{jobs}");
+            say!("{jobs}");
             return Ok(ExitCode::SUCCESS);
         }
-        println!(
+        say!(
             "{:>6} {:<10} {:<11} {:>4} {:>4} {:>9}  COMMAND",
-            "ID", "STATE", "CLASS", "PRE", "EXIT", "RAN"
+            "ID",
+            "STATE",
+            "CLASS",
+            "PRE",
+            "EXIT",
+            "RAN"
         );
         for job in jobs.as_array().into_iter().flatten() {
-            println!(
+            say!(
                 "{:>6} {:<10} {:<11} {:>4} {:>4} {:>9}  {}",
                 job["id"].to_string(),
                 word(&job["state"]),
@@ -121,17 +126,17 @@ impl Show {
     pub fn run(self) -> Result<ExitCode, Outcome> {
         let job = client()?.json("GET", &format!("/v1/jobs/{}", self.id), b"")?;
         if self.json {
-            println!("{job}");
+            say!("{job}");
             return Ok(ExitCode::SUCCESS);
         }
-        println!("job {}: {} ({})", self.id, word(&job["state"]), command(&job["command"]));
+        say!("job {}: {} ({})", self.id, word(&job["state"]), command(&job["command"]));
         if let Some(why) = job["why_text"].as_str() {
-            println!("{why}");
+            say!("{why}");
         }
         if let Some(note) = job["note"].as_str() {
-            println!("{note}");
+            say!("{note}");
         }
-        println!(
+        say!(
             "ran {}, preempted {} times, which cost {} and {} of work done again",
             duration(&job["ran_ms"]),
             job["preemptions"],
@@ -139,22 +144,23 @@ impl Show {
             duration(&job["lost_ms"]),
         );
         if self.why {
-            print_history(&job);
+            print_history(&job)?;
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn print_history(job: &Value) {
+fn print_history(job: &Value) -> Result<(), String> {
     let begin = job["submitted"].as_i64().unwrap_or(0);
     for event in job["events"].as_array().into_iter().flatten() {
         let at = json!(event["at"].as_i64().unwrap_or(0) - begin);
-        println!("{:>9}  {:<11} {}", duration(&at), word(&event["kind"]), tell(&event["data"]));
+        say!("{:>9}  {:<11} {}", duration(&at), word(&event["kind"]), details(&event["data"]));
     }
+    Ok(())
 }
 
 /// The data of an event as `name value, name value`.
-fn tell(data: &Value) -> String {
+fn details(data: &Value) -> String {
     let pairs = data.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     let one = |(name, value): (&String, &Value)| match value.as_str() {
         Some(text) => format!("{name} {text}"),
@@ -182,7 +188,7 @@ impl Logs {
         let client = client()?;
         let job = client.json("GET", &format!("/v1/jobs/{}", self.id), b"")?;
         if let Some(why) = silence(&job, self.follow) {
-            eprintln!("torpor queue: {why}");
+            tell!("torpor queue: {why}");
         }
         wait::print(&client, self.id, self.follow).map_err(|e| e.to_string())?;
         Ok(ExitCode::SUCCESS)
@@ -232,7 +238,7 @@ impl Cancel {
         }
         // Those that can be ended are, whatever is said of the others.
         Refusal::all(refusals)?;
-        Ok(done(self.json, &json!({ "cancelled": self.ids })))
+        done(self.json, &json!({ "cancelled": self.ids }))
     }
 }
 
@@ -258,7 +264,7 @@ impl Preempt {
         let means = self.means.map_or(String::new(), |means| format!("?means={}", encode(&means)));
         let client = client()?;
         client.json("POST", &format!("/v1/jobs/{}/preempt{means}", self.id), b"")?;
-        Ok(done(self.json, &wait_until_away(&client, self.id)?))
+        done(self.json, &wait_until_away(&client, self.id)?)
     }
 }
 
@@ -318,8 +324,8 @@ impl Move {
             match word(&job["state"]) {
                 "moved" => {
                     match self.json {
-                        true => println!("{}", job["destination"]),
-                        false => println!("{}", job["destination"]["job"]),
+                        true => say!("{}", job["destination"]),
+                        false => say!("{}", job["destination"]["job"]),
                     }
                     return Ok(ExitCode::SUCCESS);
                 }
@@ -354,7 +360,7 @@ impl One {
     /// If it was not told to stay where it is, or the daemon does not answer.
     pub fn resume(self) -> Result<ExitCode, Outcome> {
         client()?.json("POST", &format!("/v1/jobs/{}/resume", self.id), b"")?;
-        Ok(done(self.json, &json!({ "id": self.id })))
+        done(self.json, &json!({ "id": self.id }))
     }
 }
 
@@ -378,9 +384,9 @@ pub(super) fn check(
     let _ = client.json("POST", &format!("/v1/jobs/{id}/cancel?signal=9"), b"");
     let (bytes, took) = checked?;
     match json {
-        true => println!("{}", json!({ "bytes": bytes, "took_ms": took })),
+        true => say!("{}", json!({ "bytes": bytes, "took_ms": took })),
         false => {
-            println!("it can be saved and brought back: {bytes} bytes, saved in {took} ms");
+            say!("it can be saved and brought back: {bytes} bytes, saved in {took} ms");
         }
     }
     Ok(ExitCode::SUCCESS)

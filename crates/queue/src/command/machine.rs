@@ -29,11 +29,11 @@ impl Top {
     pub fn run(self) -> Result<ExitCode, Outcome> {
         let machine = client()?.json("GET", "/v1/machine", b"")?;
         if self.json {
-            println!("{machine}");
+            say!("{machine}");
             return Ok(ExitCode::SUCCESS);
         }
         let mib = |value: &Value| value.as_u64().unwrap_or(0) >> 20;
-        println!(
+        say!(
             "slots {}/{}, memory free {} MiB, checkpoints {} MiB{}",
             machine["slots_used"],
             machine["slots"],
@@ -42,7 +42,7 @@ impl Top {
             if machine["draining"] == true { ", draining" } else { "" }
         );
         for job in machine["running"].as_array().into_iter().flatten() {
-            println!(
+            say!(
                 "{:>6} {:<10} {:>2} slots {:>6} MiB {:>9}  {}",
                 job["id"].to_string(),
                 job["class"].as_str().unwrap_or(""),
@@ -98,7 +98,7 @@ impl Drain {
         while self.wait && client.json("GET", "/v1/machine", b"")?["slots_used"] != json!(0) {
             thread::sleep(Duration::from_millis(50));
         }
-        Ok(done(self.json, &answer))
+        done(self.json, &answer)
     }
 }
 
@@ -126,9 +126,9 @@ impl Adopt {
             let all = client.json("GET", "/v1/store", b"")?;
             for one in all.as_array().into_iter().flatten().filter(|_| !self.json) {
                 let word = |key: &str| one[key].as_str().unwrap_or_default().to_owned();
-                println!("{} {}", word("name"), word("class"));
+                say!("{} {}", word("name"), word("class"));
             }
-            return Ok(done(self.json, &all));
+            return done(self.json, &all);
         }
         let mut jobs = Vec::new();
         for name in self.names {
@@ -136,11 +136,11 @@ impl Adopt {
             let path = format!("/v1/store/adopt?name={}&force={force}", encode(&name));
             let job = client.json("POST", &path, b"")?;
             if !self.json {
-                println!("{}", job["id"]);
+                say!("{}", job["id"]);
             }
             jobs.push(job);
         }
-        Ok(done(self.json, &Value::Array(jobs)))
+        done(self.json, &Value::Array(jobs))
     }
 }
 
@@ -195,7 +195,7 @@ impl QuotaCommand {
                 }
             }
         };
-        println!("{shown}");
+        say!("{shown}");
         Ok(ExitCode::SUCCESS)
     }
 }

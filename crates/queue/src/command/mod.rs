@@ -137,9 +137,12 @@ fn end_with_the_reader() -> Result<(), String> {
 }
 
 /// Says that something was done, to whoever reads `object`.
-fn done(json: bool, object: &Value) -> ExitCode {
+///
+/// # Errors
+/// If that cannot be written.
+fn done(json: bool, object: &Value) -> Result<ExitCode, Outcome> {
     if json {
-        println!("{object}");
+        say!("{object}");
     }
-    ExitCode::SUCCESS
+    Ok(ExitCode::SUCCESS)
 }

@@ -95,9 +95,9 @@ impl Simulate {
             let text = json!({
                 "machine": machine, "jobs": jobs, "left_out": left_out, "policies": found,
             });
-            println!("{text}");
+            say!("{text}");
         } else {
-            print(slots, memory, &trace, &found);
+            print(slots, memory, &trace, &found)?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -120,14 +120,14 @@ impl Simulate {
     }
 }
 
-fn print(slots: u32, memory: u64, trace: &Trace, found: &[Summary]) {
-    println!(
+fn print(slots: u32, memory: u64, trace: &Trace, found: &[Summary]) -> Result<(), String> {
+    say!(
         "{} jobs on {slots} slots with {} MiB; {} were left out",
         trace.tasks.len(),
         memory >> 20,
         trace.left_out
     );
-    println!(
+    say!(
         "{:<20} {:>9} {:>9} {:>10} {:>10} {:>7} {:>9} {:>10} {:>10}",
         "POLICY",
         "WAIT 95%",
@@ -141,7 +141,7 @@ fn print(slots: u32, memory: u64, trace: &Trace, found: &[Summary]) {
     );
     let time = |millis: Millis| duration(&json!(millis));
     for one in found {
-        println!(
+        say!(
             "{:<20} {:>9} {:>9} {:>10} {:>10} {:>6.1}% {:>9} {:>10} {:>10}",
             one.policy.name(),
             time(one.wait_p95),
@@ -155,9 +155,10 @@ fn print(slots: u32, memory: u64, trace: &Trace, found: &[Summary]) {
         );
     }
     if let [fifo, ..] = found {
-        println!("waits are of the {} short jobs, LONG of the {} others", fifo.short, fifo.long);
+        say!("waits are of the {} short jobs, LONG of the {} others", fifo.short, fifo.long);
     }
     for one in found.iter().filter(|one| one.undone > 0) {
-        println!("{}: {} jobs were not done", one.policy.name(), one.undone);
+        say!("{}: {} jobs were not done", one.policy.name(), one.undone);
     }
+    Ok(())
 }

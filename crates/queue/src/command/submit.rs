@@ -147,13 +147,13 @@ impl Submit {
         let id = answer["id"].as_u64();
         let id = id.ok_or_else(|| "the daemon's answer has no id".to_owned())?;
         if let Some(note) = answer["note"].as_str().filter(|_| !json) {
-            eprintln!("torpor queue: job {id}: {note}");
+            tell!("torpor queue: job {id}: {note}");
         }
         match signals {
             Some(signals) => Ok(wait::be(&client, id, spec.stdin, signals)),
-            None if json => Ok(done(true, &answer)),
+            None if json => done(true, &answer),
             None => {
-                println!("{id}");
+                say!("{id}");
                 Ok(ExitCode::SUCCESS)
             }
         }

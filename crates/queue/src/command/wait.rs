@@ -68,8 +68,8 @@ pub(super) fn be(client: &Client, id: u64, stdin: bool, signals: Signals) -> Exi
         Ok(Exit::Signal(signal)) => die_by(signal),
         Err(e) => {
             match e.kind() {
-                io::ErrorKind::Other => eprintln!("torpor queue: job {id}: {e}"),
-                _ => eprintln!("torpor queue: {}", client.unreachable(&e)),
+                io::ErrorKind::Other => tell!("torpor queue: job {id}: {e}"),
+                _ => tell!("torpor queue: {}", client.unreachable(&e)),
             }
             ExitCode::from(OWN_ERROR)
         }
@@ -99,18 +99,27 @@ pub(super) fn to_the_end(
             // silent.
             let matters = |note: &&String| end.state != "done" || note.starts_with(LOST);
             if let Some(note) = end.note.as_ref().filter(matters) {
-                eprintln!("torpor queue: {note}");
+                tell!("torpor queue: {note}");
             }
             Ok(end.exit)
         }
         Ok(None) => Err(io::Error::other("the daemon's answer makes no sense")),
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {
             // Nobody reads what the job writes: it would have had SIGPIPE.
-            let _ = client.json("POST", &format!("/v1/jobs/{id}/cancel?signal={SIGPIPE}"), b"");
+            cancel(client, id, SIGPIPE);
             Ok(Exit::Signal(SIGPIPE))
         }
-        Err(e) => Err(e),
+        Err(e) => {
+            // Nobody is the job any more.
+            cancel(client, id, SIGTERM);
+            Err(e)
+        }
     }
+}
+
+/// Ends the job, should the daemon hear of it.
+fn cancel(client: &Client, id: u64, signal: i32) {
+    let _ = client.json("POST", &format!("/v1/jobs/{id}/cancel?signal={signal}"), b"");
 }
 
 /// Ends this process by a signal. A core file would be ours, and say nothing.
@@ -139,11 +148,11 @@ fn pass_signals(client: Client, id: u64, mut signals: Signals) {
             }
             let ends = matches!(signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT);
             if unheard.swap(true, Ordering::AcqRel) && ends {
-                eprintln!("torpor queue: job {id} is left to itself");
+                tell!("torpor queue: job {id} is left to itself");
                 let _ = die_by(signal);
                 std::process::exit(OWN_ERROR.into());
             }
-            eprintln!(
+            tell!(
                 "torpor queue: the daemon does not answer: job {id} gets signal {signal} when it \
                  does. Another one ends this command, and not the job"
             );
@@ -219,7 +228,7 @@ fn follow(
                 if since.elapsed() > SILENCE && !is_told {
                     is_told = true;
                     let (daemon, minutes) = (&client.address, PATIENCE.as_secs() / 60);
-                    eprintln!(
+                    tell!(
                         "torpor queue: the daemon at {daemon} does not answer ({e}): it is waited \
                          for, up to {minutes} minutes"
                     );
@@ -236,6 +245,14 @@ fn follow(
 /// If the output cannot be written, or the daemon stays away.
 pub(super) fn print(client: &Client, id: u64, to_the_end: bool) -> io::Result<()> {
     follow(client, id, to_the_end, false, &mut io::stdout(), &mut io::stderr()).map(drop)
+}
+
+/// What could not be written here is no word of the daemon's; only who reads no more is to be told apart.
+fn unwritten(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => error,
+        _ => io::Error::other(format!("write what it has written: {error}")),
+    }
 }
 
 /// Why following was interrupted.
@@ -286,7 +303,7 @@ fn read_frames(
             FRAME_END => return Ok(serde_json::from_slice(&data).ok()),
             _ => continue,
         };
-        to.write_all(&data).and_then(|()| to.flush()).map_err(Ours)?;
+        to.write_all(&data).and_then(|()| to.flush()).map_err(|e| Ours(unwritten(e)))?;
         offsets[place] += data.len() as u64;
     }
 }

@@ -264,7 +264,7 @@ impl Core {
         let Some(record) = self.jobs.get(&id) else { return };
         self.trouble = self.store.save(record, files::now(), event).err().map(|e| e.to_string());
         if let Some(trouble) = &self.trouble {
-            eprintln!("torpor queue: {trouble}");
+            tell!("torpor queue: {trouble}");
         }
     }
 

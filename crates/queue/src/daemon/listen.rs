@@ -113,7 +113,7 @@ impl Door {
                 if !socket.is_at(&path)
                     && let Ok(again) = Socket::bind(&path)
                 {
-                    eprintln!("torpor queue: {} was gone: it is there again", path.display());
+                    tell!("torpor queue: {} was gone: it is there again", path.display());
                     socket = again;
                 }
             }

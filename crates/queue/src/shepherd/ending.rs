@@ -72,7 +72,7 @@ impl Shepherd {
         let place = self.dir.run(self.run);
         let _ = fs::remove_file(place.join(PLACE));
         while let Err(e) = files::write_stable(&place.join(ENDING), ending) {
-            eprintln!("shepherd: the end of the job: {e}");
+            tell!("shepherd: the end of the job: {e}");
             std::thread::sleep(AGAIN);
         }
     }

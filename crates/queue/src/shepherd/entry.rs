@@ -59,7 +59,7 @@ pub(crate) fn enter(dir: PathBuf, run: u64, from: Option<u64>, base: [u64; 2]) -
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("shepherd: {e}");
+            tell!("shepherd: {e}");
             ExitCode::FAILURE
         }
     }

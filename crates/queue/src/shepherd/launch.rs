@@ -26,7 +26,7 @@ pub(crate) fn launch(dir: PathBuf, ready: i32) -> ExitCode {
     match ready.map_err(|e| e.to_string()).and_then(|ready| Ok((prepare(&dir)?, ready))) {
         Ok((spec, _ready)) => become_job(&spec),
         Err(text) => {
-            eprintln!("torpor queue: {text}");
+            tell!("torpor queue: {text}");
             ExitCode::from(NOT_RUN)
         }
     }
@@ -77,7 +77,7 @@ fn become_job(spec: &Spec) -> ExitCode {
         return ExitCode::from(NOT_RUN);
     };
     let error = Command::new(program).args(args).exec();
-    eprint!("{}", complaint(program, &error));
+    tell!("{}", complaint(program, &error).trim_end());
     let not_found = error.kind() == std::io::ErrorKind::NotFound;
     ExitCode::from(if not_found { NOT_FOUND } else { NOT_RUN })
 }

@@ -1,0 +1,28 @@
+//! How this program speaks. Where its words cannot be written, on a full disk or a terminal that is gone,
+//! that is an error like any other, or does no harm.
+
+use std::fmt;
+use std::io::{self, Write};
+
+/// Prints a line on standard output; returns from the function around it, with a sentence, if that fails.
+macro_rules! say {
+    ($($text:tt)*) => { $crate::say::line(format_args!($($text)*))? };
+}
+
+/// Says something on standard error, where nobody may be there any more.
+macro_rules! tell {
+    ($($text:tt)*) => { $crate::say::aside(format_args!($($text)*)) };
+}
+
+/// Prints a line on standard output.
+///
+/// # Errors
+/// A sentence, if it cannot be written.
+pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), String> {
+    writeln!(io::stdout(), "{text}").map_err(|e| format!("write to standard output: {e}"))
+}
+
+/// Says something on standard error.
+pub(crate) fn aside(text: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
