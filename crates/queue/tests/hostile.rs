@@ -55,6 +55,19 @@ fn a_job_that_fills_the_disk_is_ended_and_named() {
     daemon.wait_for(well, "done");
 }
 
+/// Its jobs would all fail.
+#[test]
+fn only_root_may_serve() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let mut serve = std::process::Command::new("unshare");
+    serve.arg("--user").arg(common::torpor()).args(["queue", "serve", "--data"]).arg(&data);
+    let output = serve.output().unwrap();
+    assert!(!output.status.success() && !data.exists());
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("must be root"), "{text}");
+}
+
 /// Its daemon ignores some, as in the background of a script.
 #[test]
 fn a_job_ignores_and_blocks_no_signals_by_itself() {

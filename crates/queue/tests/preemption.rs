@@ -130,7 +130,9 @@ fn check_tries_it_beforehand() {
     assert!(text.contains("can be saved"), "{text}");
     daemon.wait_for(1, "cancelled");
     let output = daemon.queue(&["check", "--", "true"]).output().unwrap();
-    assert!(String::from_utf8_lossy(&output.stderr).contains("ended before"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("exit status 0: give it more"));
+    let output = daemon.queue(&["check", "--", "/nowhere/at/all"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("127: the command is not there"));
 }
 
 #[test]

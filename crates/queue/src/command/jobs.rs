@@ -392,6 +392,19 @@ pub(super) fn check(
     Ok(ExitCode::SUCCESS)
 }
 
+/// What became of a job that has ended before it could be tried.
+fn ended_early(job: &Value) -> String {
+    let hint = match job["exit"].as_u64() {
+        Some(0) => "give it more to do".to_owned(),
+        Some(127) => "the command is not there".to_owned(),
+        Some(126) => "the command cannot be run".to_owned(),
+        _ => format!("torpor queue logs {} tells what it has written", job["id"]),
+    };
+    let note = job["note"].as_str().map_or(String::new(), |note| format!(", {note}"));
+    let exit = &job["exit"];
+    format!("it has ended before it could be tried, with exit status {exit}{note}: {hint}")
+}
+
 fn try_out(client: &Client, id: u64, after: u64) -> Result<(u64, u64), String> {
     let path = format!("/v1/jobs/{id}");
     let until = |wanted: &[&str]| loop {
@@ -401,7 +414,7 @@ fn try_out(client: &Client, id: u64, after: u64) -> Result<(u64, u64), String> {
             return Ok(job);
         }
         if matches!(state.as_str(), "done" | "failed" | "cancelled") {
-            return Err("it has ended before it could be tried; give it more to do".to_owned());
+            return Err(ended_early(&job));
         }
         if state == "preempted" && job["held"] == true {
             return Err(word(&job["why_text"]).to_owned());

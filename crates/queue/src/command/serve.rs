@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use torpor_worker::Outcome;
+use torpor_worker::{Class, Outcome};
 
 use crate::daemon::config::Config;
 use crate::daemon::{Setup, Tls, Tokens, serve};
@@ -61,8 +61,12 @@ impl Serve {
     /// Runs the daemon.
     ///
     /// # Errors
-    /// If it cannot start.
+    /// If it cannot start: who is not root may not.
     pub fn run(self) -> Result<ExitCode, Outcome> {
+        if !rustix::process::geteuid().is_root() {
+            let text = "the daemon must be root: each job gets namespaces and cgroups of its own";
+            return Err(Outcome::failed(Class::Forbidden, text));
+        }
         let mut config = match &self.config {
             Some(path) => Config::read(path)?,
             None => Config::default(),
