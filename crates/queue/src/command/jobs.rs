@@ -203,7 +203,8 @@ fn silence(job: &Value, follow: bool) -> Option<String> {
         return None;
     }
     if !job["exit"].is_null() {
-        return Some(format!("job {id} never ran ({state})"));
+        let why = job["note"].as_str().map_or(String::new(), |note| format!(": {note}"));
+        return Some(format!("job {id} never ran ({state}){why}"));
     }
     let why = job["why_text"].as_str().map_or(String::new(), |why| format!(", it {why}"));
     let wait = format!("torpor queue logs -f {id} waits for it");

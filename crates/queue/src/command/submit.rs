@@ -44,7 +44,7 @@ pub struct Submit {
     #[arg(long, value_name = "NAME=VALUE", value_parser = label)]
     label: Vec<(String, String)>,
     /// Slots that it takes
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     slots: u32,
     /// Directory that it starts in [default: this one]
     #[arg(long, value_name = "DIR")]
@@ -56,16 +56,16 @@ pub struct Submit {
     #[arg(long, value_name = "N")]
     cpu: Option<f64>,
     /// Memory that it may use, in bytes or with K, M or G
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = some_size)]
     memory: Option<u64>,
     /// Processes and threads that it may have [default: as the daemon is configured, 4096]
     #[arg(long, value_name = "N")]
     pids: Option<u64>,
     /// Output and files of its own that it may write, in bytes or with K, M or G
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = some_size)]
     disk: Option<u64>,
     /// Time that it may run, in seconds or with m, h or d; time that it sleeps does not count
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", value_parser = some_seconds)]
     time: Option<u64>,
     /// How long it will run, as you think: others may be put before it, or not
     #[arg(long, value_name = "TIME", value_parser = seconds)]
@@ -120,6 +120,19 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
 fn seconds(text: &str) -> Result<u64, String> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
     scaled(text, &units, "a whole number of seconds, or one with s, m, h or d, like 90m")
+}
+
+/// A limit with which nothing could run is a mistake.
+fn some(limit: Result<u64, String>) -> Result<u64, String> {
+    limit.and_then(|limit| if limit > 0 { Ok(limit) } else { Err("it must not be 0".to_owned()) })
+}
+
+fn some_size(text: &str) -> Result<u64, String> {
+    some(size(text))
+}
+
+fn some_seconds(text: &str) -> Result<u64, String> {
+    some(seconds(text))
 }
 
 fn scaled(text: &str, units: &[(&str, u64)], wanted: &str) -> Result<u64, String> {
@@ -264,6 +277,8 @@ mod tests {
         assert_eq!(size("2G"), Ok(2 << 30));
         assert_eq!(size("17"), Ok(17));
         assert_eq!(seconds("90m"), Ok(5400));
+        assert_eq!((some_size("1K"), some_seconds("1")), (Ok(1024), Ok(1)));
+        assert!(some_size("0K").is_err() && some_seconds("0h").is_err());
         for wrong in ["", "G", "-1", "1.5h", "99999999999999999999", "9999999999999999999G"] {
             assert!(size(wrong).is_err() || seconds(wrong).is_err(), "{wrong}");
         }

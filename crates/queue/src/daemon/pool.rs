@@ -41,7 +41,10 @@ impl super::core::Core {
     pub(super) fn peer(&self, name: &str) -> Result<Client, String> {
         let address = self.config.pool.get(name).ok_or_else(|| {
             let names: Vec<&str> = self.config.pool.keys().map(String::as_str).collect();
-            format!("there is no machine {name} in the pool: {}", names.join(", "))
+            match names.is_empty() {
+                true => "this daemon is in no pool (\"pool\" of its configuration)".to_owned(),
+                false => format!("there is no machine {name} in the pool: {}", names.join(", ")),
+            }
         })?;
         let address: Address = address.parse()?;
         if !matches!(address, Address::Secure(_)) {

@@ -5,11 +5,20 @@ use serde_json::{Value, json};
 use super::core::Core;
 use super::record::{Place, Record};
 use crate::files;
-use crate::scheduler::{JobId, Reason};
+use crate::scheduler::{JobId, Millis, Reason};
 use crate::shepherd::message::Exit;
 
 /// Events of one job that `show` tells at most.
 const MOST_EVENTS: u32 = 1000;
+
+/// A time that is left, as people say it.
+fn in_words(left: Millis) -> String {
+    match left.max(0) {
+        millis @ 0..10_000 => format!("{millis} ms"),
+        millis @ 10_000..600_000 => format!("{} s", millis / 1000),
+        millis => format!("{} min", millis / 60_000),
+    }
+}
 
 impl Core {
     /// A job in short, as in a list.
@@ -88,9 +97,9 @@ impl Core {
             Reason::Quota { why } => format!("waits for its quota: {why}"),
             Reason::GivingWay { jobs } => format!("about to run: job {} gives way", named(jobs)),
             Reason::Busy { jobs, until: Some(until) } => format!(
-                "waits for job {}, which can be made to give way in {} ms",
+                "waits for job {}, which can be made to give way in {}",
                 named(jobs),
-                (until - files::now()).max(0)
+                in_words(until - files::now())
             ),
             Reason::Busy { jobs, until: None } => {
                 format!("waits for job {}, which it cannot displace", named(jobs))
@@ -155,5 +164,16 @@ impl Core {
             .filter(|job| !job.only_stored)
             .map(|job| job.image_bytes)
             .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_words;
+
+    #[test]
+    fn times_are_said_as_people_say_them() {
+        let said = [-5, 9_999, 10_000, 599_999, 1_797_675].map(in_words);
+        assert_eq!(said, ["0 ms", "9999 ms", "10 s", "599 s", "29 min"]);
     }
 }
