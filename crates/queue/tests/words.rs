@@ -165,6 +165,14 @@ fn input_and_artefacts_that_are_not_there_are_told_of() {
     let output = daemon.queue(&words).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("lost: artefact found"), "{said}");
+    // What it has comes to the same place below its directory.
+    let script = "mkdir -p 'a b/out' && echo found >'a b/out/x'";
+    let here = daemon.dir.path().to_str().unwrap();
+    let words = ["submit", "--wait", "--input", &at("made"), "--artefact", "a b/out/x"];
+    let words = [&words[..], &["--dir", here, "--", "sh", "-c", script]].concat();
+    let output = daemon.queue(&words).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", common::shown(&output));
+    assert_eq!(std::fs::read_to_string(at("a b/out/x")).unwrap(), "found\n");
     // One that this machine has too few slots for is told of at once.
     let output = daemon.queue(&["submit", "--slots", "100", "--", "true"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

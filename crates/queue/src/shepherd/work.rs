@@ -71,8 +71,10 @@ pub(super) fn show(dir: &JobDir) -> io::Result<()> {
 /// Copies artefacts to where the job was submitted; returns what could not be copied.
 pub(super) fn hand_over(dir: &JobDir, spec: &Spec) -> Vec<String> {
     let copy = |path: &std::path::PathBuf| {
-        let to = spec.dir.join(path);
-        copy_as_user(spec, &dir.work().join(path), &to)
+        let (from, to) = (dir.work().join(path), spec.dir.join(path));
+        let parent = to.parent().filter(|_| from.exists());
+        let made = parent.map_or(Ok(()), |parent| make_as_user(spec, parent));
+        made.and_then(|()| copy_as_user(spec, &from, &to))
             .err()
             .map(|e| format!("artefact {}: {e}", path.display()))
     };
@@ -80,9 +82,17 @@ pub(super) fn hand_over(dir: &JobDir, spec: &Spec) -> Vec<String> {
 }
 
 fn copy_as_user(spec: &Spec, from: &Path, to: &Path) -> io::Result<()> {
-    let output = Command::new("cp")
-        .args(["-a", "-T", "--reflink=auto", "--"])
-        .args([from, to])
+    let mut copy = Command::new("cp");
+    as_user(spec, copy.args(["-a", "-T", "--reflink=auto", "--"]).args([from, to]))
+}
+
+/// Makes a directory, and those that it lies in.
+fn make_as_user(spec: &Spec, dir: &Path) -> io::Result<()> {
+    as_user(spec, Command::new("mkdir").args(["-p", "--"]).arg(dir))
+}
+
+fn as_user(spec: &Spec, command: &mut Command) -> io::Result<()> {
+    let output = command
         .uid(spec.user.uid)
         .gid(spec.user.gid)
         .current_dir("/")
