@@ -283,7 +283,7 @@ fn output_that_cannot_be_written_is_an_error_and_ends_the_job() {
     let missing = ["show", "999"];
     let status = daemon.queue(&missing).stderr(full()).status().unwrap();
     assert_eq!(status, daemon.queue(&missing).output().unwrap().status);
-    let be = ["run", "--", "yes"];
+    let be = ["run", "--", "sh", "-c", "echo word; exec sleep 1000"];
     let output = daemon.queue(&be).stdout(full()).output().unwrap();
     assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
     let text = String::from_utf8_lossy(&output.stderr);
