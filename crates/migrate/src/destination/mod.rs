@@ -3,6 +3,7 @@
 //! It is a daemon with a thread for each connection. Whatever traces tasks, forks or changes
 //! namespaces is a job of the engine in a process of its own.
 
+mod alone;
 mod director;
 mod joining;
 mod rehearsal;
@@ -23,6 +24,7 @@ use std::time::Duration;
 
 use torpor_tls::Keys;
 
+use self::alone::Alone;
 use self::joining::Waiting;
 use crate::error::{Error, Result};
 use crate::record::{Side, all, make_private};
@@ -84,6 +86,7 @@ impl AgentSettings {
 #[derive(Debug)]
 pub(crate) struct Agent {
     settings: AgentSettings,
+    _alone: Alone,
     /// Who waits for connections for pages, by the token that these show.
     joining: Mutex<HashMap<String, Waiting>>,
     connections: AtomicUsize,
@@ -93,12 +96,14 @@ impl Agent {
     /// One that has settled what an agent before it has left undecided.
     ///
     /// # Errors
-    /// If its directories cannot be made.
+    /// If its directories cannot be made, or another agent has one of them.
     pub(crate) fn new(settings: AgentSettings) -> Result<Arc<Self>> {
         make_private(&settings.state_dir)?;
         make_private(&settings.work_dir)?;
+        let alone = Alone::claim(&[&settings.state_dir, &settings.work_dir])?;
         settle::leftovers(&settings);
-        Ok(Arc::new(Self { settings, joining: Mutex::default(), connections: AtomicUsize::new(0) }))
+        let (joining, connections) = (Mutex::default(), AtomicUsize::new(0));
+        Ok(Arc::new(Self { settings, _alone: alone, joining, connections }))
     }
 
     /// Serves whoever connects, for ever.

@@ -108,7 +108,7 @@ pub(super) fn leftovers(settings: &AgentSettings) {
     let undecided = all(&settings.state_dir, Side::Destination).unwrap_or_default();
     for record in undecided.into_iter().filter(|record| !record.phase.is_over()) {
         match Ledger::take_over(&settings.state_dir, Side::Destination, &record.id) {
-            // Another agent of this host works on it.
+            // Somebody works on it.
             Ok(None) => continue,
             Ok(Some(mut ledger)) => match decide_later(&mut ledger) {
                 Ok(Some(pid)) => tracing::info!("{} runs as process {pid}", record.subject),

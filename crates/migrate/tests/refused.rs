@@ -1,0 +1,37 @@
+//! What the two commands refuse by themselves, before anybody is asked: what it is, and what to do.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::process::{Command, Stdio};
+
+use support::{Counter, Host, judge, torpor};
+
+/// What a command says that fails.
+fn error(command: &mut Command) -> String {
+    judge(&command.output().unwrap()).unwrap_err()
+}
+
+#[test]
+fn a_second_agent_with_the_same_directories() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let [state, work] = ["state", "taken"].map(|name| there.path(name).display().to_string());
+    let [socket, fresh] = ["other.socket", "fresh"].map(|name| there.path(name));
+    let (address, fresh) = (format!("unix:{}", socket.display()), fresh.display().to_string());
+    for (state, work, shared) in [(&state, &fresh, &state), (&fresh, &work, &work)] {
+        let mut agent = Command::new(torpor());
+        agent.args(["agent", "--listen", &address, "--state-dir", state, "--work-dir", work]);
+        let said = error(agent.stdin(Stdio::null()));
+        assert!(said.contains(&format!("another agent works with {shared}")), "{said}");
+        assert!(said.contains("a --state-dir and a --work-dir of its own"), "{said}");
+        assert!(!socket.exists(), "it does not listen");
+    }
+    // The first one has heard nothing of it, and whoever comes after it has its directories.
+    let counter = Counter::start(100, 1);
+    here.moves(counter.pid, "stop-and-copy", &there.address).unwrap();
+    counter.goes_on();
+    there.stop_agent();
+    there.start_agent();
+}
