@@ -35,3 +35,16 @@ fn a_second_agent_with_the_same_directories() {
     there.stop_agent();
     there.start_agent();
 }
+
+#[test]
+fn a_locked_file_that_both_hosts_see_is_named() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let locked = here.path("locked").display().to_string();
+    let counter = Counter::start_under(&["setsid", "flock", "--no-fork", &locked], 100, 1);
+    let error = here.moves(counter.pid, "stop-and-copy", &there.address).unwrap_err();
+    let what = format!("({locked}): another process has locked it");
+    assert!(error.contains(&what) && error.contains("lslocks"), "{error}");
+    counter.goes_on();
+    assert_eq!(counter.running(), [(counter.pid, true)]);
+}

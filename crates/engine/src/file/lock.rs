@@ -292,6 +292,11 @@ fn is_user(tasks: &[tasks::Task], id_maps: &IdMaps, id: u32) -> bool {
     users.any(|user| id_maps.uid_outside(user) == Some(id))
 }
 
+/// Who has a lock that is to be taken again, and what to do.
+const LOCKED: &str = "another process has locked it, which lslocks names. If this is a migration, those are the tasks \
+    themselves, which keep their locks until they run there: have the file on a file system that is of one of the two \
+    hosts, or goes along";
+
 /// The task itself takes the lock: POSIX locks are its own.
 fn take(husk: &mut Tracee, lock: &FileLock) -> Result<()> {
     let fd = u64::from(lock.fd.cast_unsigned());
@@ -307,9 +312,10 @@ fn take(husk: &mut Tracee, lock: &FileLock) -> Result<()> {
         batch.call(syscall::fcntl(RemoteFd(fd), how, flock.0))
     };
     let taken = batch.run()?.result(taken);
-    let is_held = taken.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
-    let by_whom = if is_held { ", which another process has locked" } else { "" };
-    taken.context(|| format!("lock fd {} of task {} again{by_whom}", lock.fd, lock.task)).map(drop)
+    if taken.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock) {
+        return Err(refuse(husk.pid(), lock.fd, LOCKED));
+    }
+    taken.context(|| format!("lock fd {} of task {} again", lock.fd, lock.task)).map(drop)
 }
 
 /// Takes a lease, and lets it be broken again if it was being broken.
