@@ -19,6 +19,7 @@ use crate::wire::Peer;
 use crate::wire::address::{Address, Listener};
 use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request};
+use crate::wire::spread::MAX_CONNECTIONS;
 use crate::{nest, picture};
 
 /// Where images are kept while they are needed.
@@ -97,7 +98,7 @@ pub struct MigrateCommand {
     #[arg(long, value_name = "RATE", value_parser = rate)]
     bandwidth: Option<u64>,
     /// Send the pages of a round over so many connections at the same time
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = connections)]
     connections: usize,
     /// Give the migration up, and let it go on here, when the other host or this command hangs for so long
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
@@ -297,13 +298,14 @@ fn start(command: MigrateCommand) -> Result<ExitCode> {
             let container = Container::find(command.runtime, id, root)?;
             (container.running()?.pid, Some(container), to)
         }
-        (None, [] | [_]) => {
-            return Err(Error::refused_with(
-                "nothing to move is named",
-                "torpor migrate CONTAINER DESTINATION, or --pid PID DESTINATION",
-            ));
+        (Some(_), [_, ..]) => {
+            return Err(Error::refused("--pid and a container exclude each other"));
         }
-        _ => return Err(Error::refused("--pid and a container exclude each other")),
+        (Some(_), []) => return Err(incomplete("no destination is named")),
+        (None, [word]) if word.parse::<Address>().is_err() => {
+            return Err(incomplete("no destination is named"));
+        }
+        (None, [..]) => return Err(incomplete("nothing to move is named")),
     };
     let address: Address =
         to.parse().map_err(|why| Error::refused(format!("destination {to:?}: {why}")))?;
@@ -349,6 +351,14 @@ fn start(command: MigrateCommand) -> Result<ExitCode> {
         println!("{}", report.text());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A command line on which something is missing.
+fn incomplete(what: &str) -> Error {
+    Error::refused_with(
+        what,
+        "torpor migrate CONTAINER DESTINATION, or --pid PID DESTINATION (unix:PATH or HOST:PORT)",
+    )
 }
 
 /// How it moves if nobody says how.
@@ -438,6 +448,12 @@ fn memory_dir(dir: PathBuf) -> Result<PathBuf> {
 /// Processes that are started have other working directories.
 fn whole(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).context(|| path.display().to_string())
+}
+
+/// How many connections bring pages.
+fn connections(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (1..=MAX_CONNECTIONS).contains(number));
+    number.ok_or_else(|| format!("1 to {MAX_CONNECTIONS} are possible"))
 }
 
 /// Bytes, with K, M or G behind.

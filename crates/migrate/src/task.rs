@@ -118,6 +118,8 @@ pub(crate) struct Stat {
     pub has_ended: bool,
     /// Whether it is about to be one.
     pub is_ending: bool,
+    /// Whether it is a thread of the kernel, which has no program.
+    pub is_kernel: bool,
     /// Its session.
     pub session: i32,
     /// When it was started.
@@ -127,14 +129,20 @@ pub(crate) struct Stat {
 /// What `/proc/PID/stat` says of a process.
 #[must_use]
 pub(crate) fn stat(pid: i32) -> Option<Stat> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Of a task that is about to be a zombie (`PF_EXITING`).
+    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn parse(text: &str) -> Option<Stat> {
+    // Of a task that is about to be a zombie, and of a thread of the kernel (`PF_EXITING`, `PF_KTHREAD`: linux/sched.h).
     const EXITING: u64 = 4;
+    const KERNEL: u64 = 0x0020_0000;
     // The name is anything, also `)`.
     let rest: Vec<&str> = text.rsplit_once(") ")?.1.split_whitespace().collect();
+    let flags: u64 = rest.get(6)?.parse().ok()?;
     Some(Stat {
         has_ended: matches!(*rest.first()?, "Z" | "X"),
-        is_ending: rest.get(6)?.parse::<u64>().ok()? & EXITING != 0,
+        is_ending: flags & EXITING != 0,
+        is_kernel: flags & KERNEL != 0,
         session: rest.get(3)?.parse().ok()?,
         start: rest.get(19)?.parse().ok()?,
     })
@@ -173,5 +181,16 @@ mod tests {
         tasks.iter().for_each(|task| task.signal(Signal::KILL));
         child.wait().unwrap();
         assert!(!tasks[0].lives());
+    }
+    #[test]
+    fn threads_of_the_kernel_are_told_apart() {
+        let line = |flags: u32| {
+            format!("2 (kthreadd) S 0 7 7 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 3 0 0")
+        };
+        let stat = parse(&line(0x0020_8040)).unwrap();
+        assert!(stat.is_kernel && !stat.is_ending && !stat.has_ended);
+        assert_eq!((stat.session, stat.start), (7, 3));
+        let stat = parse(&line(0x0040_0104)).unwrap();
+        assert!(!stat.is_kernel && stat.is_ending);
     }
 }

@@ -37,6 +37,24 @@ fn a_second_agent_with_the_same_directories() {
 }
 
 #[test]
+fn a_command_line_that_is_not_complete() {
+    let here = Host::new();
+    for (words, what) in [
+        (&["--pid", "4760"][..], "no destination is named"),
+        (&["web"], "no destination is named"),
+        (&[], "nothing to move is named"),
+        (&["unix:/run/no.socket"], "nothing to move is named"),
+        (&["--pid", "4760", "web", "unix:/run/no.socket"], "exclude each other"),
+        (&["--connections", "17", "web", "unix:/run/no.socket"], "1 to 16 are possible"),
+        (&["--connections", "0", "web", "unix:/run/no.socket"], "1 to 16 are possible"),
+    ] {
+        let said = error(&mut here.migrate(words));
+        assert!(said.contains(what), "{words:?}: {said}");
+    }
+}
+
+/// The tasks here keep the lock until those there have it.
+#[test]
 fn a_locked_file_that_both_hosts_see_is_named() {
     let (here, mut there) = (Host::new(), Host::new());
     there.start_agent();
@@ -47,4 +65,22 @@ fn a_locked_file_that_both_hosts_see_is_named() {
     assert!(error.contains(&what) && error.contains("lslocks"), "{error}");
     counter.goes_on();
     assert_eq!(counter.running(), [(counter.pid, true)]);
+}
+
+/// No agent is asked: there is none.
+#[test]
+fn a_tree_that_cannot_be_stopped_from_here() {
+    let here = Host::new();
+    let own = std::process::id().to_string();
+    for (pid, why, hint) in [
+        (&*own, "its tree has this command in it", "from another shell"),
+        ("1", "it is the first one of this host", "a tree below it"),
+    ] {
+        for more in [&[][..], &["--dry-run"]] {
+            let args = [&["--pid", pid][..], more, &["unix:/run/no.socket"]].concat();
+            let said = error(&mut here.migrate(&args));
+            assert!(said.contains(why) && said.contains(hint), "{args:?}: {said}");
+        }
+    }
+    assert!(here.phases("source").is_empty());
 }

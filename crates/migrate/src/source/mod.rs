@@ -136,7 +136,7 @@ pub(crate) struct Source<'a> {
 /// # Errors
 /// Whatever keeps it here: it goes on as if nothing had happened.
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
-    let root = Task::find(plan.pid)?;
+    let root = find_root(plan.pid)?;
     let cancel = Cancel::new()?;
     let probe = plan.probe.as_deref().map(Probe::start).transpose()?;
     let start = Instant::now();
@@ -160,6 +160,24 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let mut report = report?;
     report.service = probe.map(Probe::finish);
     Ok(report)
+}
+
+/// The root of a tree, if it is one that can be stopped from here.
+fn find_root(pid: i32) -> Result<Task> {
+    let root = Task::find(pid)?;
+    let (why, hint) = if task::stat(pid).is_some_and(|stat| stat.is_kernel) {
+        ("it is a thread of the kernel", "ps --ppid 2 lists these")
+    } else if pid == 1 {
+        ("it is the first one of this host or container", "give the root of a tree below it")
+    } else if task::tree(pid)?.contains(&Task::this()?) {
+        (
+            "its tree has this command in it",
+            "call it from outside of that tree, as from another shell",
+        )
+    } else {
+        return Ok(root);
+    };
+    Err(Error::refused_with(format!("process {pid} cannot move: {why}"), hint))
 }
 
 /// Whether the session of a tree is that of a shell, which does not move.

@@ -16,7 +16,7 @@ use super::files::{trees, volumes};
 use super::link::Link;
 use super::round::written_pages;
 use super::sample::Writes;
-use super::{Plan, in_own_users, is_shell_job, judge, subject, work_dir};
+use super::{Plan, find_root, in_own_users, is_shell_job, judge, subject, work_dir};
 use crate::engine::{self, PAGES, POST_DUMP, WORK, over_pages, repeat};
 use crate::error::{Context, Error, Result};
 use crate::experience::{Experience, Lesson};
@@ -27,7 +27,7 @@ use crate::record::{make_private, new_id};
 use crate::report::{megabytes, millis};
 use crate::runtime::{self, Call};
 use crate::shape::Shape;
-use crate::task::{self, Task};
+use crate::task;
 use crate::wire::message::Begin;
 use crate::work::WorkDir;
 
@@ -58,7 +58,7 @@ struct Checked {
 /// # Errors
 /// If there is no such tree; what keeps this from finding out anything.
 pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
-    let root = Task::find(plan.pid)?;
+    let root = find_root(plan.pid)?;
     let shell_job = is_shell_job(&root)?;
     let id = new_id()?;
     let begin = Begin {
