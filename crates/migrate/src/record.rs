@@ -151,7 +151,7 @@ impl Ledger {
         check_id(&record.id)?;
         let dir = dir.join(side.directory());
         make_private(&dir)?;
-        prune(&dir);
+        prune(&dir, KEPT);
         let path = dir.join(format!("{}.json", record.id));
         let lock = lock(&path)?
             .ok_or_else(|| Error::refused(format!("migration {} is in progress", record.id)))?;
@@ -247,10 +247,10 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     found.into_iter().map(|(_, path)| path).collect()
 }
 
-/// Removes old records of what is over.
-fn prune(dir: &Path) {
+/// Removes records of what is over but for the newest, so that there are no more than `kept` with one that comes.
+fn prune(dir: &Path, kept: usize) {
     let all = files(dir);
-    for path in all.iter().take(all.len().saturating_sub(KEPT)) {
+    for path in all.iter().take((all.len() + 1).saturating_sub(kept)) {
         if read(path).is_ok_and(|record| record.phase.is_over()) {
             for path in [path.clone(), path.with_extension("lock")] {
                 let _ = fs::remove_file(path);
@@ -365,6 +365,31 @@ mod tests {
                 assert_eq!(after.follows(before), allowed.contains(&(before, after)));
             }
         }
+    }
+
+    #[test]
+    fn old_records_of_what_is_over_go() {
+        let dir = tempfile::tempdir().unwrap();
+        for (id, phase) in [
+            ("a", Phase::Stayed),
+            ("b", Phase::Preparing),
+            ("c", Phase::Stayed),
+            ("d", Phase::Stayed),
+        ] {
+            let first = Record { id: id.into(), ..record() };
+            Ledger::create(dir.path(), Side::Source, first)
+                .unwrap()
+                .advance(phase, |_| {})
+                .unwrap();
+        }
+        let dir = dir.path().join("source");
+        prune(&dir, 2);
+        let mut left: Vec<_> = fs::read_dir(&dir)
+            .unwrap()
+            .map(|it| it.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["b.json", "b.lock", "d.json", "d.lock"]);
     }
 
     #[test]
