@@ -107,6 +107,10 @@ fn a_policy_refuses_a_migration() {
         let counter = Counter::start(100, 1);
         let error = here.moves(counter.pid, mode, &there.address).unwrap_err();
         assert!(error.contains("the policy does not allow"), "{mode}: {error}");
+        assert!(
+            error.contains("--restore-option=--policy-rule --restore-option=RULE"),
+            "{mode}: {error}"
+        );
         counter.goes_on();
         assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
         wait_until("both tidy up", || here.is_clean() && there.is_clean());

@@ -38,6 +38,10 @@ const MAX_CONNECTIONS: usize = 256;
 /// Migrations that are listed: as many as a message has room for.
 const MAX_LISTED: usize = 200;
 
+/// What to do about a policy that does not allow what comes.
+const ALLOW: &str =
+    "there: torpor agent --restore-option=--policy-rule --restore-option=RULE, or --policy FILE";
+
 /// What an agent is told.
 #[derive(Debug, Clone)]
 pub(crate) struct AgentSettings {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::reservation::judge_arrival;
 use super::round::Incoming;
-use super::{Agent, refusal};
+use super::{ALLOW, Agent, refusal};
 use crate::engine::SELF;
 use crate::error::{Context, Error, Result};
 use crate::host::Host;
@@ -85,7 +85,7 @@ fn judge_images(agent: &Agent, images: &Path, bundle: Option<&Path>) -> Result<(
         [] => Err(Error::refused("the images cannot be judged")),
         texts => Err(Error::refused_with(
             format!("the policy does not allow: {}", texts[..texts.len().min(MAX_TOLD)].join("; ")),
-            "torpor agent --restore-option=--policy-rule --restore-option=RULE, or --policy FILE",
+            ALLOW,
         )),
     }
 }

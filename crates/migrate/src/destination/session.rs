@@ -4,12 +4,13 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use torpor_kernel::shortage::Shortage;
+use torpor_worker::Class;
 
 use super::director::Director;
 use super::reservation::Reservation;
 use super::restore::{Beginning, Pager, Restore};
 use super::round::Incoming;
-use super::{Agent, refusal, settle};
+use super::{ALLOW, Agent, refusal, settle};
 use crate::address::{self, Stage};
 use crate::announce::{announce, has_own_network};
 use crate::engine::{judge, wait_readable};
@@ -285,7 +286,11 @@ impl Session<'_> {
         let Some(restore) = &mut self.restore else { return Ok(()) };
         let had_root = restore.root.is_some();
         match restore.listen()? {
-            Some(outcome) => {
+            Some(mut outcome) => {
+                // The images that its own hint is about are gone when it is read.
+                if outcome.class == Class::Forbidden && outcome.hint.is_some() {
+                    outcome.hint = Some(ALLOW.to_owned());
+                }
                 judge("restore", outcome)?;
                 Err(Error::refused("restore: it did not wait"))
             }
