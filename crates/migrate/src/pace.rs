@@ -7,6 +7,8 @@ use crate::report::Round;
 
 /// Bytes a second of rounds whose length seems to cost nothing.
 const MOST: f64 = 1e12;
+/// Bytes a second of a link that is not known yet.
+pub(crate) const LINK: f64 = 1e9;
 
 /// What a round takes: a time, whatever it brings, and one for each byte.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -19,11 +21,13 @@ pub(crate) struct Pace {
 
 impl Pace {
     /// Of rounds, by least squares. One alone says nothing about what a round takes that is in each
-    /// of them.
+    /// of them. The time for which `--bandwidth` held them back does not count: the pause has no limit. What the link
+    /// can do behind that does not show, so it is no faster than one that is not known.
     #[must_use]
     pub(crate) fn of(rounds: &[Round]) -> Option<Self> {
         let points: Vec<(f64, f64)> =
-            rounds.iter().map(|it| (float(it.bytes), it.time.as_secs_f64())).collect();
+            rounds.iter().map(|it| (float(it.bytes), it.unlimited().as_secs_f64())).collect();
+        let most = if rounds.iter().any(|it| !it.held.is_zero()) { LINK } else { MOST };
         if points.is_empty() {
             return None;
         }
@@ -35,9 +39,9 @@ impl Pace {
         let each = y - slope * x;
         Some(match points.len() {
             // More took less: others had the machine.
-            2.. if slope <= 1.0 / MOST => Self { each: y, rate: MOST },
+            2.. if slope <= 1.0 / most => Self { each: y, rate: most },
             2.. if each >= 0.0 => Self { each, rate: 1.0 / slope },
-            _ => Self { each: 0.0, rate: (x / y).min(MOST) },
+            _ => Self { each: 0.0, rate: (x / y).min(most) },
         })
     }
 
@@ -57,14 +61,18 @@ mod tests {
 
     use super::*;
 
-    fn pace(rounds: &[(u64, u64)]) -> (f64, f64) {
-        let round = |&(megabytes, millis): &(u64, u64)| Round {
+    fn round(&(megabytes, millis): &(u64, u64)) -> Round {
+        Round {
             start: Instant::now(),
             pages: megabytes * 250,
             bytes: megabytes * 1_000_000,
             time: Duration::from_millis(millis),
+            held: Duration::ZERO,
             frozen: Duration::from_millis(2),
-        };
+        }
+    }
+
+    fn pace(rounds: &[(u64, u64)]) -> (f64, f64) {
         let rounds: Vec<Round> = rounds.iter().map(round).collect();
         let pace = Pace::of(&rounds).unwrap();
         assert!(pace.is_sane(), "{pace:?}");
@@ -83,6 +91,15 @@ mod tests {
         assert_eq!(pace(&[(10, 300), (10, 100)]), (200.0, 1e6));
         assert_eq!(pace(&[(10, 50), (100, 1050)]), (0.0, 100.0));
         assert_eq!(pace(&[(0, 0)]), (0.0, 1.0));
+        // 2.5 s of a limit of 40 MB/s, and 0.2 s of another that hides all of the link.
+        let limited = |megabytes, millis, held| Round {
+            held: Duration::from_millis(held),
+            ..round(&(megabytes, millis))
+        };
+        let rate = |rounds: &[Round]| (Pace::of(rounds).unwrap().rate / 1e6).round();
+        assert_eq!(rate(&[limited(100, 2500, 2300)]), 500.0);
+        assert_eq!(rate(&[limited(100, 2500, 2300), limited(10, 250, 230)]), 500.0);
+        assert_eq!(rate(&[limited(100, 200, 200)]), 1000.0);
         let wrong = [(-1.0, 1.0), (f64::NAN, 1.0), (1.0, f64::INFINITY), (1.0, 0.0)];
         assert!(!wrong.iter().any(|&(each, rate)| Pace { each, rate }.is_sane()));
     }

@@ -83,6 +83,7 @@ mod tests {
             pages: bytes / 4096,
             bytes,
             time: Duration::from_millis(millis),
+            held: Duration::ZERO,
             frozen: Duration::from_millis(2),
         };
         let rounds = [round(100_000_000, 1000), round(10_000_000, 100)];

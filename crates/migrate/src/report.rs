@@ -19,11 +19,19 @@ pub(crate) struct Round {
     pub bytes: u64,
     /// From its start to when everything was there.
     pub time: Duration,
+    /// For how much of it `--bandwidth` held it back.
+    pub held: Duration,
     /// For how long the tasks were stopped.
     pub frozen: Duration,
 }
 
 impl Round {
+    /// How long it would have taken without a limit.
+    #[must_use]
+    pub(crate) fn unlimited(&self) -> Duration {
+        self.time.saturating_sub(self.held)
+    }
+
     /// For people.
     #[must_use]
     pub(crate) fn text(&self) -> String {

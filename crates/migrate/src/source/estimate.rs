@@ -5,13 +5,10 @@ use std::time::Duration;
 use super::{Plan, Source};
 use crate::experience::{Experience, Factors, Kind};
 use crate::forecast::{FILL, Measured, Pause, float, seconds};
-use crate::pace::Pace;
+use crate::pace::{LINK, Pace};
 use crate::report::{Downtime, Estimate, Round};
 use crate::shape::Shape;
 use crate::task;
-
-/// Bytes a second of a link that is not known yet.
-const LINK: f64 = 1e9;
 
 /// What a migration is comparable with.
 pub(super) fn kind(plan: &Plan) -> Kind {
@@ -105,6 +102,7 @@ mod tests {
             pages: megabytes * 250,
             bytes: megabytes * 1_000_000,
             time: Duration::from_millis(millis),
+            held: Duration::ZERO,
             frozen: Duration::from_millis(2),
         }
     }

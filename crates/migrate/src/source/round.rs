@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use torpor_worker::{Event, Outcome, Worker};
 
@@ -20,6 +20,7 @@ impl Source<'_> {
     /// A round of tasks that run.
     pub(super) fn round(&mut self, number: u32) -> Result<Round> {
         let (start, sent) = (Instant::now(), self.link.meter.sent());
+        let held = self.link.meter.held();
         let mut worker = self.start_round(number, Kind::Running)?;
         let outcome = loop {
             match self.next(Some(&mut worker))? {
@@ -39,10 +40,11 @@ impl Source<'_> {
             pages: pages(&outcome),
             bytes: self.link.meter.sent() - sent,
             time: start.elapsed(),
+            held: Duration::ZERO,
             frozen: frozen(&outcome),
         };
         self.arrived(number)?;
-        round.time = start.elapsed();
+        (round.time, round.held) = (start.elapsed(), self.link.meter.held() - held);
         Ok(round)
     }
 
@@ -94,6 +96,7 @@ impl Source<'_> {
             pages: written_pages(&self.statistics_dir(number)),
             bytes: self.link.meter.sent() - sent - files,
             time: arrived.saturating_duration_since(start),
+            held: Duration::ZERO,
             frozen: arrived.saturating_duration_since(start),
         });
         Ok(worker)
@@ -212,8 +215,8 @@ fn pages(outcome: &Outcome) -> u64 {
     statistic(outcome, "pages_written")
 }
 
-fn frozen(outcome: &Outcome) -> std::time::Duration {
-    std::time::Duration::from_micros(statistic(outcome, "frozen_time"))
+fn frozen(outcome: &Outcome) -> Duration {
+    Duration::from_micros(statistic(outcome, "frozen_time"))
 }
 
 /// What the statistics that a dump has left in its images say.

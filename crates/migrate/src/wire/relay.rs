@@ -28,6 +28,8 @@ pub(crate) struct Meter {
     limit: AtomicU64,
     /// Nanoseconds from the start to when the first byte since [`Meter::mark`] was sent.
     first: AtomicU64,
+    /// Nanoseconds for which it held back what was to go out.
+    held: AtomicU64,
     start: Instant,
 }
 
@@ -39,6 +41,7 @@ impl Meter {
             sent: AtomicU64::new(0),
             limit: AtomicU64::new(limit.unwrap_or(0)),
             first: AtomicU64::new(0),
+            held: AtomicU64::new(0),
             start: Instant::now(),
         })
     }
@@ -52,6 +55,12 @@ impl Meter {
     /// Bytes that went another way.
     pub(crate) fn add(&self, bytes: u64) {
         self.sent.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// For how long the limit has held bytes back.
+    #[must_use]
+    pub(crate) fn held(&self) -> Duration {
+        Duration::from_nanos(self.held.load(Ordering::Relaxed))
     }
 
     /// Watches for the next byte.
@@ -76,7 +85,10 @@ impl Meter {
         let nanos = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1);
         let _ = self.first.compare_exchange(0, nanos, Ordering::Relaxed, Ordering::Relaxed);
         self.add(bytes as u64);
-        budget.spend(bytes as u64, self.limit.load(Ordering::Relaxed));
+        let wait = budget.owe(bytes as u64, self.limit.load(Ordering::Relaxed), Instant::now());
+        let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
+        self.held.fetch_add(nanos, Ordering::Relaxed);
+        thread::sleep(wait);
     }
 }
 
@@ -92,11 +104,6 @@ impl Budget {
     #[must_use]
     pub(crate) fn new() -> Self {
         Self { paid: Instant::now() }
-    }
-
-    /// Waits until so many bytes were worth it, at `limit` a second.
-    fn spend(&mut self, bytes: u64, limit: u64) {
-        thread::sleep(self.owe(bytes, limit, Instant::now()));
     }
 
     /// For how long who sends so many bytes has to wait, from `now` on.
@@ -185,5 +192,10 @@ mod tests {
         assert_eq!(budget.owe(50_000, 1_000_000, now + ms(10)), ms(90));
         assert_eq!(budget.owe(1_000, 1_000_000, now + ms(500)), ms(1));
         assert_eq!(budget.owe(u64::MAX / 2, 0, now), ms(0));
+        let (meter, mut budget) = (Meter::new(Some(1_000_000)), Budget::new());
+        meter.pass(5_000, &mut budget);
+        meter.limit(None);
+        meter.pass(5_000, &mut budget);
+        assert_eq!((meter.held(), meter.sent()), (ms(5), 10_000), "what it has waited is known");
     }
 }
