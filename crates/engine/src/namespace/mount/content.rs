@@ -3,29 +3,50 @@
 //! lists are of these: as lists (`--acls`), they would have names of users for their ids, whatever
 //! `--numeric-owner` says. It is read by [`super::unpack`].
 
-use std::io::Write;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::process::Command;
 
 use torpor_images::Writer;
 
 use crate::error::{Error, Result};
-use crate::tool;
+use crate::tool::{self, Done};
 
 /// Owners as numbers, and what else files have.
 pub(super) const COMMON: &[&str] = &["--numeric-owner", "--xattrs", "--xattrs-include=*"];
+
+/// The file system that is saved.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place<'a> {
+    /// Where it is mounted.
+    pub at: &'a Path,
+    /// Whether it is mounted outside of the tree as well, where its files are not the tree's alone.
+    pub is_shared: bool,
+}
 
 /// Writes all below `root` to `archive`. User and group ids are those of the user
 /// namespace, if one is given.
 ///
 /// # Errors
-/// If tar fails.
+/// If tar fails, or finds files changed that none but the tree should have.
 pub(super) fn save(
     root: BorrowedFd<'_>,
     mut archive: Writer,
     userns: Option<OwnedFd>,
+    place: Place<'_>,
 ) -> Result<()> {
-    let mut tar = tar(root, userns);
+    let done = tool::run(&mut tar(root, userns), None, &mut archive)?;
+    place.judge(done)?;
+    Ok(archive.finish()?)
+}
+
+/// A tar that saves all below `root`, a directory that may be in no mount namespace.
+fn tar(root: BorrowedFd<'_>, userns: Option<OwnedFd>) -> Command {
+    let mut tar = Command::new("tar");
+    tar.current_dir(format!("/proc/self/fd/{}", root.as_raw_fd()))
+        .env("LC_ALL", "C")
+        .env_remove("TAR_OPTIONS")
+        .env_remove("GZIP");
     // Times finer than seconds, and attributes, need the posix format. The content
     // is packed while tasks are frozen, so speed counts for more than size. The same content makes
     // the same archive: a restore in rounds compares them.
@@ -34,34 +55,105 @@ pub(super) fn save(
         .args(["--use-compress-program=gzip -1n", "--warning=no-file-ignored"])
         .args(COMMON)
         .arg(".");
-    run(tar, &mut archive)?;
-    Ok(archive.finish()?)
-}
-
-/// A tar that works below `root`, a directory that may be in no mount namespace.
-fn tar(root: BorrowedFd<'_>, userns: Option<OwnedFd>) -> Command {
-    let mut tar = Command::new("tar");
-    tar.current_dir(format!("/proc/self/fd/{}", root.as_raw_fd()))
-        .env("LC_ALL", "C")
-        .env_remove("TAR_OPTIONS")
-        .env_remove("GZIP");
     if let Some(userns) = userns {
         torpor_sys::ns::start_in_user_namespace(&mut tar, userns);
     }
     tar
 }
 
-fn run(mut tar: Command, output: &mut (dyn Write + Send)) -> Result<()> {
-    let args: Vec<_> = tar.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
-    let program = format!("tar {}", args.join(" "));
-    match tool::run(&mut tar, None, output)? {
-        Some(done) if done.status.success() => Ok(()),
+impl Place<'_> {
+    /// Whether what tar has written is what there was. Files that others change while they are read (exit status 1, and the
+    /// archive is complete) are as they were at some moment: more than that nobody can say of what is not the tree's alone.
+    fn judge(self, done: Option<Done>) -> Result<()> {
+        /// What tar says of files that change under its hands.
+        const CHANGED: i32 = 1;
+        let at = self.at.display();
+        let program = format!("tar of the files at {at}");
+        let Some(done) = done else {
+            return Err(Error::Program { program, reason: "not found; install tar".to_owned() });
+        };
+        if done.status.success() {
+            return Ok(());
+        }
         // The last line only sums up ("Exiting with failure status …"). The shell that starts the packer finds no path
         // of its directory, and says so before anybody else says anything.
-        Some(done) => {
-            let cause = done.messages.lines().find(|line| !line.starts_with("sh: "));
-            Err(tool::failed(program, done.status, cause))
+        let cause = done.messages.lines().find(|line| !line.starts_with("sh: "));
+        let cause = cause.map(|line| line.strip_prefix("tar: ").unwrap_or(line));
+        if done.status.code() != Some(CHANGED) {
+            return Err(tool::failed(program, done.status, cause));
         }
-        None => Err(Error::Program { program, reason: "not found; install tar".to_owned() }),
+        let cause = cause.unwrap_or_default();
+        if self.is_shared {
+            tracing::warn!(
+                "{at} is not of these tasks alone, and changes while it is saved: {cause}"
+            );
+            return Ok(());
+        }
+        let reason = format!(
+            "{cause}: a process outside of the tree writes there; try again when it does not"
+        );
+        Err(Error::Program { program, reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs::{self, File};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn place(is_shared: bool) -> Place<'static> {
+        Place { at: Path::new("/dev/shm"), is_shared }
+    }
+
+    /// Tar itself has the file grow, after it has read the first part of it.
+    #[test]
+    fn files_of_others_may_change_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir(&root).unwrap();
+        fs::write(root.join("log"), vec![b'x'; 1 << 20]).unwrap();
+        let save = || {
+            let there = File::open(&root).unwrap();
+            let mut tar = tar(there.as_fd(), None);
+            tar.args(["--checkpoint=10", "--checkpoint-action=exec=echo more >>log"]);
+            let mut archive = Vec::new();
+            let done = tool::run(&mut tar, None, &mut archive).unwrap();
+            (done, archive)
+        };
+        let (done, archive) = save();
+        place(true).judge(done).unwrap();
+        fs::write(dir.path().join("tar.gz"), archive).unwrap();
+        let mut list = Command::new("tar");
+        list.arg("-tzf").arg(dir.path().join("tar.gz"));
+        assert_eq!(list.output().unwrap().stdout, b"./\n./log\n", "it is complete");
+        let error = place(false).judge(save().0).unwrap_err().to_string();
+        assert!(
+            error.starts_with("tar of the files at /dev/shm failed: ./log: file changed"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        let mut tar = Command::new("tar");
+        tar.env("LC_ALL", "C").args(["--create", "./no such file"]);
+        let done = tool::run(&mut tar, None, &mut std::io::sink()).unwrap();
+        let error = place(true).judge(done).unwrap_err().to_string();
+        assert!(
+            error.starts_with(
+                "tar of the files at /dev/shm failed: exit status: 2: ./no such file: "
+            ),
+            "{error}"
+        );
+        assert!(
+            error.ends_with("No such file or directory") && !error.contains("--create"),
+            "{error}"
+        );
+        let error = place(true).judge(None).unwrap_err().to_string();
+        assert!(error.ends_with("install tar"), "{error}");
     }
 }

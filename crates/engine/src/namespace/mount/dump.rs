@@ -226,14 +226,17 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<()> {
             continue;
         }
         let Some(whole) = forest.whole(mount.dev) else { continue };
-        let root = alone(cx, forest.mount(whole))?;
+        let whole = forest.mount(whole);
+        let root = alone(cx, whole)?;
         saved.push(mount.dev);
         if mount.ty.origin == Origin::Registered {
             formats::save(root.as_fd(), cx.images)?;
             continue;
         }
         let archive = cx.images.writer(kind::TMPFS_DEV, u64::from(mount.dev))?;
-        content::save(root.as_fd(), archive, user_namespace(cx)?)?;
+        let is_shared = cx.mounts.host.mounts().iter().any(|other| other.dev == whole.dev);
+        let place = content::Place { at: &whole.mountpoint, is_shared };
+        content::save(root.as_fd(), archive, user_namespace(cx)?, place)?;
     }
     Ok(())
 }
