@@ -137,21 +137,25 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Moves a process back into them that has gone elsewhere; says whether it had.
+    /// Moves a process back into them that has gone elsewhere; says whether it had and is back.
     ///
     /// # Errors
     /// If it cannot be moved.
     pub(crate) fn bring_back(&self, pid: u32) -> io::Result<bool> {
-        let name = self.dirs().next().and_then(Path::file_name);
-        let (Some(name), Ok(groups)) = (name, cgroup::of(pid.cast_signed())) else {
+        if self.is_home(pid) != Some(false) {
             return Ok(false);
-        };
-        let here = groups.values().filter(|path| path.file_name() == Some(name)).count();
-        let strayed = here < self.dirs().filter(|dir| dir.exists()).count();
-        if strayed {
-            self.enter(pid)?;
         }
-        Ok(strayed)
+        self.enter(pid)?;
+        // One that is just ending is shown in the topmost groups of the first version, and stays there.
+        Ok(self.is_home(pid) == Some(true))
+    }
+
+    /// Whether a process is in all of them that there are; `None` if it is gone.
+    fn is_home(&self, pid: u32) -> Option<bool> {
+        let name = self.dirs().next().and_then(Path::file_name)?;
+        let groups = cgroup::of(pid.cast_signed()).ok()?;
+        let here = groups.values().filter(|path| path.file_name() == Some(name)).count();
+        Some(here >= self.dirs().filter(|dir| dir.exists()).count())
     }
 
     /// The directory of the cgroup that freezes the job, if there is one.
