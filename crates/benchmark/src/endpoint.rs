@@ -328,6 +328,14 @@ pub(crate) fn socket_of(dir: &Path) -> String {
     dir.join("containerd.sock").display().to_string()
 }
 
+/// Whether there are no sandboxes and containers with our label.
+///
+/// # Errors
+/// If the runtime does not tell.
+pub(crate) async fn has_none(client: &Client) -> Result<bool, CallError> {
+    Ok(client.containers(LABEL).await?.is_empty() && client.sandboxes(LABEL).await?.is_empty())
+}
+
 /// Removes all sandboxes and containers with our label.
 ///
 /// # Errors

@@ -10,7 +10,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
@@ -169,6 +169,12 @@ fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "torpor benchmark: {text}");
 }
 
+/// How long it is tried to remove what is at an endpoint that stays, and answers.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often in turn there must be nothing there, and the pause between.
+const QUIET: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(300);
+
 /// Removes everything that carries our label, and our images, from an endpoint that stays.
 fn sweep(socket: &str) {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
@@ -176,7 +182,18 @@ fn sweep(socket: &str) {
     };
     let done = runtime.block_on(async {
         let client = crate::cri::Client::new(socket, Duration::from_secs(30))?;
-        crate::endpoint::sweep(&client).await
+        let until = Instant::now() + PATIENCE;
+        // A call that the benchmark made last may still be carried out, and keep what it is about.
+        let mut quiet = 0;
+        loop {
+            let none = crate::endpoint::has_none(&client).await?;
+            quiet = if none { quiet + 1 } else { 0 };
+            let done = crate::endpoint::sweep(&client).await;
+            if quiet == QUIET || Instant::now() > until {
+                return done;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
     });
     if let Err(error) = done {
         complain(&format!("what it made at {socket} could not be removed: {error}"));

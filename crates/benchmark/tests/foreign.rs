@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{TestDir, row, samples, success, wait};
+use common::{TestDir, kill, row, samples, success, wait};
 use torpor_benchmark::cri::Client;
 use torpor_benchmark::cri::messages::*;
 
@@ -177,12 +177,15 @@ fn what_belongs_to_others_stays_as_it_was() {
     daemon.pod();
     let before = daemon.all();
     assert_eq!(before.iter().filter(|line| line.contains("RUNNING")).count(), 2, "{before:?}");
-    test_dir.config(&format!(
-        "runs: 1\nwarmup: 0\nfilters: [operations.container.*, operations.image.*]\nendpoints:\n\
-         - name: here\n  socket: {}\n  cgroup_parent: /{}\n  handlers: [{{name: runc}}]\n",
-        daemon.socket(),
-        daemon.group,
-    ));
+    let config = |runs: u32| {
+        test_dir.config(&format!(
+            "runs: {runs}\nwarmup: 0\nfilters: [operations.container.*, operations.image.*]\nendpoints:\n\
+             - name: here\n  socket: {}\n  cgroup_parent: /{}\n  handlers: [{{name: runc}}]\n",
+            daemon.socket(),
+            daemon.group,
+        ))
+    };
+    config(1);
     success(&test_dir.run().output().unwrap());
     let results = test_dir.results();
     for name in ["container.start", "image.pull"] {
@@ -191,4 +194,15 @@ fn what_belongs_to_others_stays_as_it_was() {
     }
     assert_eq!(daemon.all(), before);
     test_dir.assert_clean();
+
+    // While a container of its own runs.
+    config(1000);
+    let mut tool = test_dir.run();
+    let mut child =
+        tool.arg("--again").stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let running = || daemon.all().iter().filter(|line| line.contains("RUNNING")).count();
+    wait(|| running() > 2, || "it has started nothing".into());
+    kill(&mut child);
+    test_dir.assert_clean();
+    wait(|| daemon.all() == before, || format!("{:?} instead of {before:?}", daemon.all()));
 }
