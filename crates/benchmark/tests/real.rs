@@ -223,7 +223,9 @@ fn it_leaves_the_processors_to_what_it_measures() {
         sample(&results, name);
     }
     let [cpu, time] = ["cpu", "time"].map(|of| results["overhead"][of].as_f64().unwrap());
-    assert!(cpu > 0.0 && cpu < 0.01 * time, "{cpu} s of a processor in {time} s");
+    // What nobody has optimised takes several times as long for each call that it makes.
+    let most = if cfg!(debug_assertions) { 0.04 } else { 0.01 };
+    assert!(cpu > 0.0 && cpu < most * time, "{cpu} s of a processor in {time} s");
     let page = fs::read_to_string(test_dir.path("out/report.html")).unwrap();
     let told = format!("took {:.2} % of one processor", 100.0 * cpu / time);
     assert!(page.contains(&told), "the report does not say that it {told}");
