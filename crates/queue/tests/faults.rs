@@ -314,10 +314,8 @@ impl Drop for Disk {
     }
 }
 
-/// Output leaves room for how the job ends, and a job whose end was heard of does not begin again.
-#[test]
-fn a_job_that_fills_a_disk_ends_once_when_it_is_told_to() {
-    let disk = Disk::of("24m");
+/// A daemon whose jobs lie on a disk, and where.
+fn daemon_on(disk: &Disk) -> (Daemon, std::path::PathBuf) {
     let jobs = disk.0.path().join("jobs");
     std::fs::create_dir(&jobs).unwrap();
     let mut daemon = Daemon::start(&[]);
@@ -325,6 +323,14 @@ fn a_job_that_fills_a_disk_ends_once_when_it_is_told_to() {
     std::fs::remove_dir(daemon.data().join("jobs")).unwrap();
     std::os::unix::fs::symlink(&jobs, daemon.data().join("jobs")).unwrap();
     daemon.launch();
+    (daemon, jobs)
+}
+
+/// Output leaves room for how the job ends, and a job whose end was heard of does not begin again.
+#[test]
+fn a_job_that_fills_a_disk_ends_once_when_it_is_told_to() {
+    let disk = Disk::of("24m");
+    let (daemon, jobs) = daemon_on(&disk);
     let script = "head -c 40000000 /dev/zero; echo done >&2";
     let mut client = daemon.queue(&["submit", "--wait", "--", "sh", "-c", script]);
     let mut client = client.stdout(std::process::Stdio::null()).spawn().unwrap();
@@ -347,13 +353,7 @@ fn a_disk_that_is_full_at_random_moments_costs_no_job() {
     let name = "a_disk_that_is_full_at_random_moments_costs_no_job: 200 rounds";
     let rounds = if long(name) { 200 } else { 4 };
     let disk = Disk::of("64m");
-    let jobs = disk.0.path().join("jobs");
-    std::fs::create_dir(&jobs).unwrap();
-    let mut daemon = Daemon::start(&[]);
-    daemon.kill();
-    std::fs::remove_dir(daemon.data().join("jobs")).unwrap();
-    std::os::unix::fs::symlink(&jobs, daemon.data().join("jobs")).unwrap();
-    daemon.launch();
+    let (daemon, _) = daemon_on(&disk);
     let stop = daemon.dir.path().join("stop");
     let script = "import hashlib, os, sys, time\ndata = os.urandom(16 << 20)\n\
                   before = hashlib.sha256(data).digest()\ni = 0\n\
