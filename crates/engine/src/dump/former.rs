@@ -43,17 +43,11 @@ impl Former {
             }
         }
         let names = images.own_names()?;
-        let former =
-            Former { aside: Some((ImageDir::of(store.clone()), aside)), is_superseded: false };
-        former.set(&names)
-    }
-
-    fn set(mut self, names: &[String]) -> Result<Self> {
-        if let Some((images, aside)) = &mut self.aside {
-            let what = || format!("{}: set the older checkpoint aside", images.path().display());
-            aside.set(names.iter().map(String::as_str)).context(what)?;
-        }
-        Ok(self)
+        let mut former = Former::default();
+        // From here on what was moved is put back, should the next one not move.
+        let (_, aside) = former.aside.insert((ImageDir::of(store.clone()), aside));
+        aside.set(names.iter().map(String::as_str)).context(what)?;
+        Ok(former)
     }
 
     /// The new checkpoint counts: the older one goes when this is dropped.

@@ -216,8 +216,8 @@ fn check_root(pid: i32) -> Result<()> {
     const OF_KERNEL: u32 = 0x20_0000;
     let root = proc::stat(pid)?;
     // A first thread may end before others.
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-    let why = if matches!(root.state, 'Z' | 'X') && threads <= 1 {
+    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    let why = if matches!(root.state, 'Z' | 'X') && threads() <= 1 {
         "has ended, and its parent has not asked for it yet (wait)"
     } else if root.flags & OF_KERNEL != 0 {
         "is the kernel's: there is no program to put to sleep"

@@ -306,29 +306,29 @@ fn seek(opened: &OwnedFd, file: &PathFile) -> Result<()> {
 /// Fails unless the file is the one of the dump, as far as the images tell.
 fn validate(cx: &Opener<'_>, file: &PathFile, opened: &OwnedFd) -> Result<()> {
     let stat = rustix::fs::fstat(opened).context(|| format!("fstat {}", file.text()))?;
-    let differs = |what: &str, was: String, now: String| {
+    let differs = |what: &str, was: String, now: String, advice: &str| {
         Err(Error::invalid(
             file.text(),
-            format!("its {what} was {was} at the dump and is {now} now"),
+            format!("its {what} was {was} at the dump and is {now} now{advice}"),
         ))
     };
     let now = stat.st_size.cast_unsigned();
     if let Some(size) =
         file.size.filter(|&size| size != now && !may_have_grown(cx, file, size, now))
     {
-        let mut text = format!("its size was {size} at the dump and is {now} now");
-        if size < now && access(file.flags) != OFlags::RDONLY {
-            let path = String::from_utf8_lossy(&file.path);
-            text += &format!("; to take away what was written since: truncate -s {size} '{path}'");
-        }
-        return Err(Error::invalid(file.text(), text));
+        let path = String::from_utf8_lossy(&file.path);
+        let advice = match size < now && access(file.flags) != OFlags::RDONLY {
+            true => format!("; to take away what was written since: truncate -s {size} '{path}'"),
+            false => String::new(),
+        };
+        return differs("size", size.to_string(), now.to_string(), &advice);
     }
     let rights = if cx.files.skip_rwx_check { 0o777 } else { 0 };
     // A ghost gets these bits when it has lost its name.
     let late = if cx.temporary.is_ghost(file.id) { 0o6000 } else { 0 };
     let rights = rights | late;
     if let Some(mode) = file.mode.filter(|&mode| mode & !rights != stat.st_mode & !rights) {
-        return differs("mode", format!("{mode:o}"), format!("{:o}", stat.st_mode));
+        return differs("mode", format!("{mode:o}"), format!("{:o}", stat.st_mode), "");
     }
     if !file.build_id.is_empty() && cx.files.validation == FileValidation::BuildId {
         let now = match is_readable(file.flags) {
@@ -336,7 +336,7 @@ fn validate(cx: &Opener<'_>, file: &PathFile, opened: &OwnedFd) -> Result<()> {
             false => buildid::read(reopen(opened, OFlags::RDONLY | OFlags::NONBLOCK)?),
         };
         if now != file.build_id {
-            return differs("build id", hex(&file.build_id), hex(&now));
+            return differs("build id", hex(&file.build_id), hex(&now), "");
         }
     }
     Ok(())

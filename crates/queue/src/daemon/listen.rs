@@ -103,13 +103,13 @@ impl Door {
         let path = path.to_owned();
         thread::spawn(move || {
             loop {
-                if let Some(stream) = socket.accept()
-                    && let Ok(peer) = torpor_sys::peer::peer(&stream)
-                {
+                if let Some(stream) = socket.accept() {
+                    let Ok(peer) = torpor_sys::peer::peer(&stream) else { continue };
                     let identity = Identity::of_peer(peer.uid, peer.gid);
                     self.serve(move |door| door.answer(&mut { stream }, Some(identity)));
+                    continue;
                 }
-                // Somebody has removed it, and nobody would find this daemon any more.
+                // If somebody has removed it, nobody finds this daemon any more.
                 if !socket.is_at(&path)
                     && let Ok(again) = Socket::bind(&path)
                 {
