@@ -49,6 +49,11 @@ pub fn state(pid: i32) -> Option<char> {
     facts(pid).map(|(state, _)| state)
 }
 
+/// The name of a process.
+pub fn name(pid: i32) -> Option<String> {
+    facts(pid).map(|(_, facts)| facts.name)
+}
+
 fn facts(pid: i32) -> Option<(char, Facts)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is in brackets and may itself contain any.

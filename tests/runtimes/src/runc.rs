@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -117,7 +116,7 @@ impl<'a> Container<'a> {
     pub fn start(scratch: &'a Scratch, bundle: &'a Bundle) -> Self {
         let container = Self::new(scratch, bundle);
         container.detached(container.run());
-        container.expect("running");
+        container.begins();
         container
     }
 
@@ -132,7 +131,7 @@ impl<'a> Container<'a> {
             .arg(console)
             .arg(&container.id)
             .succeed();
-        container.expect("running");
+        container.begins();
         container
     }
 
@@ -206,10 +205,12 @@ impl<'a> Container<'a> {
         inner_processes(self.pid())
     }
 
-    /// The cgroups of the container's first process.
+    /// The cgroups of the container's first process, a line each, but for the root of a hierarchy: others may
+    /// mount and leave one meanwhile.
     #[track_caller]
     pub fn cgroups(&self) -> String {
-        fs::read_to_string(format!("/proc/{}/cgroup", self.pid())).unwrap()
+        let all = fs::read_to_string(format!("/proc/{}/cgroup", self.pid())).unwrap();
+        all.lines().filter(|line| !line.ends_with(":/")).collect::<Vec<_>>().join("\n")
     }
 
     /// `runc checkpoint`, still without the name.
@@ -272,6 +273,17 @@ impl<'a> Container<'a> {
     pub fn restore_paused(&mut self, options: &[&str]) {
         self.detached(self.restore_call(options));
         self.expect("paused");
+    }
+
+    /// Waits until the program of a container that runs has begun. Its first process is a part of runc's until
+    /// then, and runc does not wait for that.
+    #[track_caller]
+    fn begins(&self) {
+        self.expect("running");
+        let pid = self.pid();
+        until_true("the program begins", || {
+            process::name(pid).is_none_or(|name| !name.starts_with("runc:["))
+        });
     }
 
     /// Has `runc run` or `runc restore` leave the container behind. The container gets the
@@ -354,11 +366,12 @@ impl Drop for Container<'_> {
 }
 
 /// All processes below `root` by their ids in their innermost pid namespace, with name and parent.
-/// What a shell runs for a moment only is left out: it is there in one look and not in the next.
+/// What a shell runs for a moment only is left out: it is there in one look and not in the next. Between two looks
+/// another such process lives all of its life, which takes as long as theirs on a busy machine, too.
 pub fn inner_processes(root: i32) -> BTreeMap<i32, (String, i32)> {
     let mut found = look(root);
-    for _ in 0..3 {
-        std::thread::sleep(Duration::from_millis(50));
+    for _ in 0..4 {
+        command("sleep", &["0.05"]).succeed();
         let again = look(root);
         found.retain(|pid, facts| again.get(pid) == Some(facts));
     }

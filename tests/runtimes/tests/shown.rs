@@ -212,7 +212,10 @@ impl Shown {
     fn other_group(&self, given: &Shown) -> Option<String> {
         let lacks = |line: &&str| {
             let below = |own: &str| *line == own || line.starts_with(&format!("{own}/"));
-            !given.groups.lines().any(below)
+            // In a hierarchy that others have mounted meanwhile everybody is at the root.
+            let same = |own: &str| hierarchy(own) == hierarchy(line);
+            let is_new = line.ends_with(":/") && !given.groups.lines().any(same);
+            !given.groups.lines().any(below) && !is_new
         };
         if let Some(group) = self.groups.lines().find(lacks) {
             return Some(format!("the group {group}"));
@@ -376,6 +379,11 @@ fn limits(text: &str) -> BTreeMap<String, Option<u64>> {
     text.lines().skip(1).filter_map(line).collect()
 }
 
+/// The name of the hierarchy that a line of /proc/PID/cgroup is of.
+fn hierarchy(line: &str) -> &str {
+    line.split(':').nth(1).unwrap_or_default()
+}
+
 fn devices(groups: &str) -> BTreeSet<String> {
     let own = groups.lines().find_map(|line| line.split_once(":devices:").map(|(_, path)| path));
     let list = own.map(|path| format!("/sys/fs/cgroup/devices{path}/devices.list"));
@@ -408,15 +416,18 @@ fn nodes(proc: &Path, mounts: &[Mounted]) -> BTreeSet<String> {
     all
 }
 
-/// Devices, rules, routes and settings of the network of a process, each a line as plans begin with.
-pub(crate) fn network(pid: &str) -> BTreeSet<String> {
+/// Devices, rules, routes and settings of the network of a process, each a line as plans begin with; `None` if it
+/// is gone.
+pub(crate) fn network(pid: &str) -> Option<BTreeSet<String>> {
     const SCRIPT: &str = r#"ip -o link show | sed 's/^[0-9]*: \([^:@]*\).*/network device "\1"/'
         ip route show table all | sed 's/^/route: /'
         nft list ruleset | sed 's/^/firewall rules: /'
         sysctl -a -r '^net[.]ipv[46][.]conf[.]' 2>/dev/null | sed 's/^/sysctl /'"#;
     let space = format!("--net=/proc/{pid}/ns/net");
-    let text = command("nsenter", &[&space, "sh", "-c", SCRIPT]).succeed();
-    text.lines().map(ToOwned::to_owned).collect()
+    let end = command("nsenter", &[&space, "sh", "-c", SCRIPT]).finish();
+    let is_there = Path::new(&format!("/proc/{pid}/ns/net")).exists();
+    assert!(end.status.success() || !is_there, "{end:?}");
+    end.status.success().then(|| end.stdout.lines().map(ToOwned::to_owned).collect())
 }
 
 /// What of a network nobody gave.
@@ -437,6 +448,7 @@ pub(crate) fn more_network(
     };
     let news = now.difference(given).filter(|line| !listed(line));
     // What is as on this host is no change that a plan would list.
-    let mut news = news.filter(|line| !host.get_or_insert_with(|| network("self")).contains(*line));
+    let mut news =
+        news.filter(|line| !host.get_or_insert_with(|| network("self").unwrap()).contains(*line));
     news.next().map(|line| format!("of the network: {line}"))
 }

@@ -47,9 +47,9 @@ impl Machine {
         let supervisor = i32::try_from(self.supervisor.id()).unwrap();
         until("the payload runs", || {
             let tree = process::tree(supervisor);
-            tree.into_keys().find(|pid| {
-                *pid != supervisor
-                    && fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c == "sh\n")
+            // Its children are of this name, too, until they are another program.
+            tree.into_keys().find(|&pid| {
+                process::inner_pid(pid) == Some(1) && process::name(pid).is_some_and(|n| n == "sh")
             })
         })
     }
