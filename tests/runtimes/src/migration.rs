@@ -1,11 +1,11 @@
 //! Lazy migration as two runcs do it: a container runs elsewhere while its memory is still here.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Child;
 
 use crate::command::{Run, command, wait};
+use crate::network::free_port;
 use crate::runc::Container;
 use crate::scratch::Scratch;
 use crate::wait::until_true;
@@ -46,10 +46,4 @@ impl Leaving {
         assert!(wait(&mut self.checkpoint).expect("the checkpoint ends").success());
         assert!(wait(&mut daemon).expect("the pager ends").success());
     }
-}
-
-/// A port that nobody listens at.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }

@@ -2,10 +2,11 @@
 //! installs.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::network::free_port;
 use crate::wait::until_true;
 
 /// A server with one bucket, `bucket`, as long as this value lives.
@@ -33,7 +34,7 @@ impl ObjectStore {
             println!("left out: {test} (scripts/object-store.sh installs what it needs)");
             return None;
         }
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let mut command = Command::new(program);
         command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
         command.stdout(Stdio::null()).stderr(Stdio::null());
