@@ -23,12 +23,14 @@ impl<'a> Containerd<'a> {
     pub fn start(scratch: &'a Scratch, programs: &[&str]) -> Self {
         let dir = scratch.dir("containerd");
         let at = |name: &str| dir.join(name).display().to_string();
+        // The timeout: a shim that has not answered within 2 s has, to containerd, a task of no state and no pid.
         fs::write(
             dir.join("config.toml"),
             format!(
                 "version = 2\nroot = {:?}\nstate = {:?}\n\
                  disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n\
-                 [grpc]\naddress = {:?}\n[ttrpc]\naddress = {:?}\n",
+                 [grpc]\naddress = {:?}\n[ttrpc]\naddress = {:?}\n\
+                 [timeouts]\n\"io.containerd.timeout.task.state\" = \"60s\"\n",
                 at("root"),
                 at("state"),
                 at("socket"),

@@ -67,8 +67,8 @@ fn datagrams(socket: &str) {
     }
 }
 
-/// Keeps a secret of each kind, says that it is ready, and whether it still has them once something
-/// else was written to the log.
+/// Keeps a secret of each kind, says that it is ready, and whether it still has them once the log says
+/// `check`, all of it: whoever writes that makes the log empty first.
 fn secrets(tmpfs: &Path, log: &str) {
     let memory = Kind::Memory.secret();
     let (mut output, mut input) = std::io::pipe().unwrap();
@@ -81,7 +81,7 @@ fn secrets(tmpfs: &Path, log: &str) {
     let mut open = File::open(&ghost).unwrap();
     fs::remove_file(&ghost).unwrap();
     fs::write(log, "ready\n").unwrap();
-    while fs::read_to_string(log).unwrap() == "ready\n" {
+    while fs::read_to_string(log).unwrap() != "check\n" {
         std::thread::sleep(Duration::from_millis(5));
     }
     let holds = |kind: Kind, source: &mut dyn Read| {

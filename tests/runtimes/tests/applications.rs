@@ -180,7 +180,7 @@ fn nginx() {
         "daemon off; pid {dir}/nginx.pid; error_log {dir}/error.log; worker_processes 2; user root;\n\
          events {{ worker_connections 64; }}\n\
          http {{\n\
-           access_log {dir}/access.log; keepalive_requests 1000000; keepalive_timeout 1h;\n\
+           access_log {dir}/access.log; keepalive_requests 1000000; keepalive_timeout 1h; send_timeout 1h;\n\
            client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fastcgi;\n\
            uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;\n\
            server {{ listen {ADDRESS}; root {dir}; location /large {{ limit_rate 2m; }} }}\n\

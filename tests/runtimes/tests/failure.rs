@@ -45,12 +45,12 @@ fn fail_at(scratch: &Scratch, step: &str) {
 /// All that could be left of a container: files, mounts, processes, cgroups, devices, rules.
 fn traces(scratch: &Scratch, network: &Network, id: &str) -> BTreeSet<String> {
     let bundle = scratch.join("bundle");
-    let mut found: BTreeSet<String> = command("find", &[bundle.to_str().unwrap()])
+    // It fails if a file goes while it looks around: then there is more to go, and it looks again.
+    let files = command("find", &[bundle.to_str().unwrap()])
         .args(["-printf", "%p %y %m %U %G %n %s %l\n"])
-        .succeed()
-        .lines()
-        .map(str::to_owned)
-        .collect();
+        .finish();
+    let mut found: BTreeSet<String> = files.stdout.lines().map(str::to_owned).collect();
+    found.insert(format!("find: {}", files.status));
     // Of the container's root, and of the PATH of all that this test has started.
     let path = format!("{}/", scratch.path().display());
     let names = |file: &str| fs::read(file).is_ok_and(|bytes| contains(&bytes, &path));

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use torpor_runtimes_tests::command::Run;
+use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::rootfs;
 use torpor_runtimes_tests::scratch::Scratch;
 use torpor_runtimes_tests::wait::until_true;
@@ -53,8 +53,10 @@ impl<'a> Container<'a> {
         fs::rename(&engine, &real).unwrap();
         let (calls, real) = (self.scratch.join("calls"), real.display());
         let text = format!("#!/bin/sh\necho \"$*\" >>{}\nexec {real} \"$@\"\n", calls.display());
-        fs::write(&engine, text).unwrap();
-        fs::set_permissions(&engine, fs::Permissions::from_mode(0o755)).unwrap();
+        // By another process: what a test of this one starts just now may have the file open for a moment, in
+        // which nobody can execute it.
+        fs::write(self.scratch.join("engine"), text).unwrap();
+        command("install", &["-m", "755"]).arg(self.scratch.join("engine")).arg(&engine).succeed();
     }
 
     /// A tool of LXC for this container.
@@ -91,7 +93,7 @@ fn a_container_of_lxc_goes_on() {
         container.tool("lxc-checkpoint").args(["-s", "-v", "-D"]).arg(&images).succeed();
         until_true("the container has stopped", || container.state() == "STOPPED");
         container.tool("lxc-checkpoint").args(["-r", "-v", "-D"]).arg(&images).succeed();
-        assert_eq!(container.state(), "RUNNING");
+        until_true("the container runs", || container.state() == "RUNNING");
         goes_on(&container.counter());
         container.tool("lxc-attach").args(["--", "/bin/sh", "-c", "exit 0"]).succeed();
         fs::remove_dir_all(&images).unwrap();

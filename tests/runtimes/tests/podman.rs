@@ -110,8 +110,11 @@ fn file_locks() {
     let scratch = Scratch::new("podman-locks");
     let podman = Podman::new(&scratch, &[WORKLOAD], "10.97.4");
     podman.start("one", &[WORKLOAD, "lock", "posix", "/locked", "/count"]);
-    let count =
-        || podman.run(&["exec", "one", "tail", "-n1", "/count"]).parse::<u64>().unwrap_or(0);
+    // None, before it has made the file.
+    let count = || {
+        let end = podman.call(&["exec", "one", "tail", "-n1", "/count"]).finish();
+        end.stdout.trim().parse::<u64>().unwrap_or(0)
+    };
     until("it counts", || (count() > 0).then_some(()));
     podman.call(&["container", "checkpoint", "one"]).fail();
     podman.expect_running("one");

@@ -66,7 +66,7 @@ fn inside_a_transaction() {
         &[],
         &["sh", "-c", "exec $BIN/postgres -D /data/db -c listen_addresses=10.99.0.2 -c shared_memory_type=sysv \
            -c dynamic_shared_memory_type=sysv -c unix_socket_directories=/data -c fsync=off \
-           -c max_parallel_workers_per_gather=0 > /data/log 2>&1"],
+           -c max_parallel_workers_per_gather=0 -c autovacuum_naptime=1d > /data/log 2>&1"],
     )
     .host_programs()
     .network(&inside)
@@ -99,7 +99,7 @@ fn inside_a_transaction() {
     });
     let before = (first.query(back_ends), first.query("SELECT txid_current()"));
 
-    // Background processes come and go; those with clients stay.
+    // None comes or goes: no worker of the autovacuum is due.
     let processes = container.processes();
     container.checkpoint(&["--tcp-established"]);
     container.restore(&["--tcp-established"]);
