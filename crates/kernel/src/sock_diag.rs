@@ -409,6 +409,7 @@ mod tests {
 
     use std::os::fd::AsFd;
 
+    use rustix::event::{PollFd, PollFlags, poll};
     use torpor_sys::socket;
 
     use super::*;
@@ -445,6 +446,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        // The client has its answer a moment before the listener has the client.
+        let mut waiting = [PollFd::new(&listener, PollFlags::IN)];
+        assert_eq!(poll(&mut waiting, None).unwrap(), 1);
         let all = inet(libc::AF_INET, libc::IPPROTO_TCP).unwrap();
         let found = all.iter().find(|s| s.inode == inode(&listener)).unwrap();
         assert_eq!((found.state, found.source_port, found.queued), (10, port, 1));

@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{maps, says_on, spawn, stop, stop_thread, threads};
+use common::{PATIENCE, is_asleep, maps, says_on, spawn, stop, stop_thread, threads};
+use torpor_tests::wait::wait_for;
 use torpor_tracee::{Batch, RemoteAddr, SIDE_BY_SIDE, Tracee, remove_leftover, stub_place};
 
 fn at_cwd() -> u64 {
@@ -29,13 +30,8 @@ fn a_sleeper_runs_calls_and_goes_on() {
     t.eject(&before).unwrap();
     t.finish().unwrap();
     assert_eq!(before, maps(pid));
-    let asleep = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") S ");
-    let mut tries = 0;
-    while !asleep() && tries < 500 {
-        std::thread::sleep(std::time::Duration::from_millis(2));
-        tries += 1;
-    }
-    assert!(asleep(), "it does not sleep any more");
+    let asleep = || Ok(is_asleep(pid, pid).then_some(()));
+    wait_for("it to sleep on", PATIENCE, asleep).unwrap();
 }
 
 #[test]

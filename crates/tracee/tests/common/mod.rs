@@ -7,7 +7,11 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use torpor_tests::wait::wait_for;
 use torpor_tracee::{Mapping, Tracee, parse_maps};
+
+/// Until something that is bound to happen has happened.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Killed(pub Child);
 
@@ -27,16 +31,19 @@ pub fn spawn(program: &str, args: &[&str]) -> (Killed, i32) {
         .unwrap();
     let pid = i32::try_from(child.id()).unwrap();
     // Past execve and the dynamic loader: it sleeps in the kernel.
-    for _ in 0..1000 {
+    let name = program.rsplit('/').next().unwrap();
+    let is_it = || {
         let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        let name = program.rsplit('/').next().unwrap();
-        if comm.trim() == name && stat.contains(") S ") {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+        (comm.trim() == name && is_asleep(pid, pid)).then_some(())
+    };
+    wait_for("the program to sleep", PATIENCE, || Ok(is_it())).unwrap();
     (Killed(child), pid)
+}
+
+/// Whether a thread sleeps, and is not stopped.
+pub fn is_asleep(pid: i32, tid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap();
+    stat.contains(") S ")
 }
 
 /// Waits until a script has said that it is at work.
