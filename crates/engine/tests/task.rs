@@ -14,6 +14,7 @@ use torpor_engine::task::{
 use torpor_images::ImageDir;
 use torpor_images::proto::{CoreEntry, MmEntry};
 use torpor_policy::{Credentials, ProcessLimits, Scheduling};
+use torpor_tests::wait::wait_for;
 use torpor_tracee::{StopState, Tracee, parse_maps, stub_place};
 
 /// A process that ends with the test.
@@ -204,8 +205,10 @@ fn all_state_comes_back() {
     assert_eq!(format!("{filters:?}"), format!("{filters_after:?}"));
     assert_eq!(husks[0].state(), StopState::Interrupted);
     // The original was not harmed.
-    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap();
-    let status = String::from_utf8_lossy(&status);
-    assert!(status.contains("State:\tS"), "{status}");
+    let sleeps = || {
+        let status = std::fs::read(format!("/proc/{pid}/status")).unwrap();
+        Ok(String::from_utf8_lossy(&status).contains("State:\tS").then_some(()))
+    };
+    wait_for("the original to sleep", Duration::from_secs(60), sleeps).unwrap();
     drop(child);
 }

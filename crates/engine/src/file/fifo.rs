@@ -146,7 +146,7 @@ mod tests {
     use rustix::fs::{CWD, Mode};
 
     use super::*;
-    use crate::file::testing::{World, fdinfo, link};
+    use crate::file::testing::{World, await_readable, fdinfo, link};
 
     #[test]
     fn ends_and_data_of_fifos_with_and_without_a_name() {
@@ -176,6 +176,7 @@ mod tests {
         // No anchor is left.
         let [write, read, _] = <[OwnedFd; 3]>::try_from(files).unwrap();
         drop(write);
+        await_readable(&read);
         assert_eq!(rustix::io::read(&read, &mut text).unwrap(), 0);
     }
 }

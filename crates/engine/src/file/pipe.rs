@@ -187,10 +187,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::file::testing::World;
+    use crate::file::testing::{World, await_readable};
     use crate::options::InheritFd;
 
     fn read_all(file: &OwnedFd) -> Vec<u8> {
+        await_readable(file);
         let mut data = vec![0; 1 << 20];
         let n = rustix::io::read(file, &mut data).unwrap();
         data.truncate(n);

@@ -4,6 +4,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tempfile::TempDir;
 use torpor_images::proto::FileEntry;
 
@@ -65,6 +66,14 @@ impl World {
         drop(files);
         self.restore(&entries).unwrap()
     }
+}
+
+/// Waits until there is something to read, or it has come to its end: a child that another test starts at this
+/// moment has the other end, too, which was closed here, until it executes its program.
+pub(crate) fn await_readable(file: impl AsFd) {
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    let mut waiting = [PollFd::new(&file, PollFlags::IN)];
+    assert_eq!(poll(&mut waiting, Some(&limit)).unwrap(), 1, "nothing comes");
 }
 
 /// The text of procfs's link of a descriptor of this process.

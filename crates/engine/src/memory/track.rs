@@ -381,6 +381,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::memory::vma::PAGE;
+    use torpor_tests::wait::wait_for;
     use torpor_tracee::{Tracee, parse_maps, stub_place};
 
     #[test]
@@ -388,6 +389,9 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let patience = Duration::from_secs(60);
+        // Not while its loader still opens and closes files.
+        let asleep = || proc::read(pid, "stat").unwrap().contains("(sleep) S ");
+        wait_for("it to sleep", patience, || Ok(asleep().then_some(()))).unwrap();
         Tracee::seize(pid, false).unwrap();
         let mut tracee = Tracee::stopped(pid, pid, patience).unwrap().unwrap();
         let maps = parse_maps(&proc::read(pid, "maps").unwrap());

@@ -438,6 +438,9 @@ mod tests {
                 lock(tool, "a11", &Scope::All, false).unwrap();
                 assert!(tool.is_locked("a11"));
                 assert!(client.send(b"x").is_err() || server.recv(&mut [0; 4]).is_err());
+                // What is not stopped may take a moment.
+                server.set_nonblocking(false).unwrap();
+                server.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
                 mark(MARK);
                 client.send(b"marked").unwrap();
                 assert_eq!(server.recv(&mut [0; 16]).unwrap(), 6);

@@ -155,7 +155,8 @@ pub(crate) fn cycle(opts: &Options, files: Vec<OwnedFd>) -> Vec<OwnedFd> {
     restore(opts, dir.path(), &ids).unwrap()
 }
 
-fn close(files: Vec<OwnedFd>) {
+/// Closes sockets, and waits until they are gone.
+pub(crate) fn close(files: Vec<OwnedFd>) {
     let inodes: Vec<_> = files.iter().map(inode_of).collect();
     drop(files);
     wait_until_gone(&inodes);
@@ -168,7 +169,7 @@ fn inode_of(file: impl AsFd) -> u32 {
 /// Waits until closed sockets are gone: a child that another test starts at this moment has
 /// them, too, until it executes its program.
 fn wait_until_gone(inodes: &[u32]) {
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         let mut listed: Vec<u32> = diag::unix().unwrap().iter().map(|s| s.inode).collect();
         for family in [libc::AF_INET, libc::AF_INET6] {
             for protocol in [libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_RAW] {

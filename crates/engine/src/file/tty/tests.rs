@@ -10,10 +10,14 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::termios::Winsize;
 use torpor_images::proto::FileEntry;
 use torpor_sys::tty;
+use torpor_tests::wait::wait_for;
 
 use super::queue;
 use crate::error::{Error, Result};
-use crate::file::testing::{World, fdinfo, link};
+use crate::file::testing::{World, await_readable, fdinfo, link};
+
+/// Until something that is bound to happen has happened.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A devpts instance of our own: numbers are not taken by others meanwhile.
 struct Terminals {
@@ -62,7 +66,7 @@ impl Drop for Terminals {
 /// Tries again while the number of a terminal is taken: a child that another test starts at this
 /// moment has what was closed here, too, until it executes its program.
 fn patiently<T>(mut restore: impl FnMut() -> Result<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         match restore() {
             Err(Error::Os { source, .. })
@@ -155,9 +159,14 @@ fn the_end_of_the_other_side() {
     raw(&slave);
     rustix::io::write(&slave, b"last words").unwrap();
     drop(slave);
+    wait_for("the slave to be closed", PATIENCE, || {
+        Ok(queue::has_closed_slave(&closed).unwrap().then_some(()))
+    })
+    .unwrap();
     let master = terminals.master();
     let hung_up = terminals.open("2", OFlags::RDWR);
     drop(master);
+    await_readable(&hung_up);
     let files = terminals.round_trip(vec![never, closed, hung_up]);
     assert!(!queue::has_closed_slave(&files[0]).unwrap());
     assert_eq!(read(&files[1]), b"last words");

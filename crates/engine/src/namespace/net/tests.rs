@@ -3,8 +3,10 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::Command;
+use std::time::Duration;
 
 use torpor_images::{ImageDir, kind};
+use torpor_tests::wait::wait_for;
 
 use super::{forget_packets, run_in};
 use crate::external::External;
@@ -41,6 +43,18 @@ fn describe(space: &OwnedFd) -> String {
          grep -r . unix ipv4/conf ipv4/ping_group_range | sed '/mc_forwarding/d' | sort
          grep -rs . ipv6/conf | sed '/accept_dad/d; /mc_forwarding/d' | sort",
     )
+}
+
+/// Waits until devices are up, and have the address of their own that they get then: the kernel finds that their
+/// cables are in at both ends a moment after that is so.
+fn await_up(space: &OwnedFd, devices: &[&str]) {
+    let is_up = |device: &&str| {
+        let show = format!("ip -o link show dev {device}; ip -o -6 address show dev {device}");
+        let shown = shell(space, &show);
+        shown.contains(" state UP ") && shown.contains(" fe80::")
+    };
+    let all = || Ok(devices.iter().all(is_up).then_some(()));
+    wait_for("the devices to be up", Duration::from_secs(60), all).unwrap();
 }
 
 /// Asserts that two texts have the same lines.
@@ -178,9 +192,13 @@ fn devices_across_namespaces() {
     );
     let dir = tempfile::tempdir().unwrap();
     let opts = Options::default();
+    await_up(&spaces[0], &["one", "br0"]);
+    await_up(&spaces[1], &["eth0"]);
     let before: Vec<String> = spaces.iter().map(describe).collect();
     dump(&spaces, dir.path(), &opts).unwrap();
     let after = restore(2, dir.path(), &opts).unwrap();
+    await_up(&after[0], &["one", "br0"]);
+    await_up(&after[1], &["eth0"]);
     for (before, after) in before.iter().zip(&after) {
         same(before, &describe(after));
     }

@@ -184,11 +184,14 @@ fn a_client_that_falls_silent_is_let_go() {
         let patience = Duration::from_millis(50);
         let (_, served) = serve_patiently(dir.path(), None, patience, |port| {
             let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
-            Command::bare(Op::Open, Some(TASK)).send(&mut client).unwrap();
+            let mut said = vec![];
+            Command::bare(Op::Open, Some(TASK)).send(&mut said).unwrap();
             if sends_pages {
-                run.send(&mut client).unwrap();
-                client.write_all(&[7; 100]).unwrap();
+                run.send(&mut said).unwrap();
+                said.extend([7; 100]);
             }
+            // At once: between two words it might be silent for too long on a busy machine.
+            client.write_all(&said).unwrap();
             // Until the server closes the connection.
             let _ = client.read_to_end(&mut vec![]);
             Ok(())

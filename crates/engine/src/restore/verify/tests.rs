@@ -7,12 +7,14 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::DupFlags;
 use torpor_images::proto::{FileEntry, UidGidExtent, UsernsEntry};
 use torpor_policy::seccomp::Filter;
 use torpor_policy::{Capabilities, ClockTimes, Policy, Rules, Sets};
 use torpor_sys::kcmp::{Object as Kcmp, kcmp};
+use torpor_tests::wait::wait_for;
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::*;
@@ -103,6 +105,10 @@ impl Asleep {
         std::fs::create_dir(asleep.dir.path().join("images")).unwrap();
         let children = format!("/proc/{0}/task/{0}/children", child.id());
         let pid = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
+        // It is ready, and a moment later has done with its output.
+        let output = || std::fs::read_link(format!("/proc/{pid}/fd/1")).unwrap();
+        let is_done = || Ok((output() == Path::new("/dev/null")).then_some(()));
+        wait_for("its output to be closed", Duration::from_secs(60), is_done).unwrap();
         prepare(pid);
         asleep.dump(&mut child, pid);
         asleep

@@ -2,6 +2,7 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 
 use super::super::testing::{cycle, dump, dump_and_close, entries, in_netns, restore};
 use super::*;
+use crate::file::testing::await_readable;
 use crate::options::{Network, Options};
 
 fn get(fd: &OwnedFd, level: i32, name: i32) -> i32 {
@@ -86,6 +87,8 @@ fn a_waiting_connection_is_refused() {
     in_netns(|| {
         let listener = TcpListener::bind("127.0.0.1:80").unwrap();
         let _client = TcpStream::connect("127.0.0.1:80").unwrap();
+        // The client has its answer a moment before the listener has the client.
+        await_readable(&listener);
         let dir = tempfile::tempdir().unwrap();
         let files = [listener.into()];
         let error = dump(&Options::default(), dir.path(), &files).unwrap_err().to_string();

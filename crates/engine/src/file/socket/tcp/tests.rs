@@ -1,5 +1,6 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::Instant;
 
 use rustix::io::Errno;
 
@@ -38,13 +39,11 @@ fn state_of(socket: impl AsFd) -> u32 {
 }
 
 fn await_state(socket: impl AsFd, state: u32) {
-    for _ in 0..5000 {
-        if state_of(&socket) == state {
-            return;
-        }
+    let end = Instant::now() + Duration::from_secs(60);
+    while state_of(&socket) != state {
+        assert!(Instant::now() < end, "state {} instead of {state}", state_of(&socket));
         std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("state {} instead of {state}", state_of(&socket));
 }
 
 fn talk(a: &mut TcpStream, b: &mut TcpStream) {

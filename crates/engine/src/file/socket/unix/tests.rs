@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 use torpor_sys::socket::{Credentials, Message};
 
-use super::super::testing::{cycle, dump, in_netns, read, restore};
+use super::super::testing::{close, cycle, dump, in_netns, read, restore};
 use super::*;
 use crate::options::{Files, Given, InheritFd, Options};
 
@@ -159,7 +159,7 @@ fn abstract_names_come_back() {
         let other = UnixListener::bind_addr(&abstract_name("other")).unwrap();
         let lone = UnixStream::connect_addr(&abstract_name("other")).unwrap();
         let (orphan, _) = other.accept().unwrap();
-        drop(other);
+        close(vec![other.into()]);
         let bound = new(libc::SOCK_STREAM);
         socket::bind(bound.as_fd(), b"\x01\0\0bound").unwrap();
         let files: Vec<OwnedFd> =
@@ -223,9 +223,12 @@ fn datagram_sockets_keep_peers_and_senders() {
             client
         });
         // Senders that are gone: with a name, and without.
-        UnixDatagram::bind(path("gone")).unwrap().send_to(b"late", path("server")).unwrap();
+        let gone = [UnixDatagram::bind(path("gone")).unwrap(), UnixDatagram::unbound().unwrap()];
+        for (sender, text) in gone.iter().zip(["late", "nobody"]) {
+            sender.send_to(text.as_bytes(), path("server")).unwrap();
+        }
+        close(gone.map(OwnedFd::from).into());
         std::fs::remove_file(path("gone")).unwrap();
-        UnixDatagram::unbound().unwrap().send_to(b"nobody", path("server")).unwrap();
         let own = UnixDatagram::bind(path("own")).unwrap();
         own.connect(path("own")).unwrap();
         own.send(b"to myself").unwrap();
@@ -260,7 +263,7 @@ fn unnamed_datagram_ends_stay_connected() {
         // One whose peer is closed, with what that had sent.
         let (widow, peer) = pair(SocketType::DGRAM);
         write(&peer, b"farewell");
-        drop(peer);
+        close(vec![peer]);
         let files = vec![a, b, other.into(), widow];
         let [_a, b, other, widow] = all(files).try_into().unwrap();
         write(&b, b"to other");
@@ -343,10 +346,10 @@ fn closed_peers_stay_closed() {
     in_netns(|| {
         let (left, peer) = pair(SocketType::STREAM);
         write(&peer, b"left");
-        drop(peer);
+        close(vec![peer]);
         let (reset, peer) = pair(SocketType::STREAM);
         write(&reset, b"unread");
-        drop(peer);
+        close(vec![peer]);
         let [left, reset] = all(vec![left, reset]).try_into().unwrap();
         assert_eq!(receive(&left).0, b"left");
         assert_eq!(receive(&left).0, b"");
