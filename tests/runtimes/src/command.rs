@@ -5,8 +5,8 @@ use std::io::{Read, Seek};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long one command may run.
-const LIMIT: Duration = Duration::from_secs(120);
+/// How long one command may run. Far above what any needs, as that of conditions.
+const LIMIT: Duration = Duration::from_mins(5);
 
 /// A command that has ended.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// How long a condition may take to come true before the test fails. Far above what any step needs,
 /// so that a slow machine fails no test.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_mins(2);
 
 /// Asks `condition` again and again until it gives a value, and returns that.
 ///
