@@ -15,6 +15,8 @@ int main(void)
 
 			snprintf(name, sizeof name, "writer%d", i);
 			fd = TRY(open(name, O_RDWR | O_CREAT | O_TRUNC, 0600));
+			snprintf(name, sizeof name, "opened%d", i);
+			zoo_tell(name);
 			for (uint64_t n = 0; !zoo_go(); n++) {
 				off_t at = (off_t)(n % 16) * 4096;
 
@@ -28,7 +30,12 @@ int main(void)
 			}
 			_exit(0);
 		}
-	zoo_sleep_ms(50);
+	for (int i = 0; i < 8; i++) {
+		char name[16];
+
+		snprintf(name, sizeof name, "opened%d", i);
+		zoo_await(name);
+	}
 	zoo_ready();
 	zoo_wait();
 	for (int i = 0; i < 8; i++)

@@ -143,10 +143,10 @@ static inline void zoo_wait(void)
 		zoo_sleep_ms(5);
 }
 
-/* Waits for a condition, for at most some 20 seconds. */
+/* Waits for a condition, for at most a minute or so. */
 #define WAIT_UNTIL(cond)                                                                     \
 	do {                                                                                 \
-		int left_ = 4000;                                                            \
+		int left_ = 12000;                                                           \
 		while (!(cond)) {                                                            \
 			if (--left_ == 0)                                                    \
 				zoo_fail("%s:%d: never became true: %s", __FILE__, __LINE__, #cond); \
