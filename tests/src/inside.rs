@@ -16,7 +16,7 @@ use std::time::Duration;
 use torpor_images::ImageDir;
 
 /// How long a program may take to set itself up or to verify itself.
-const PROGRAM: Duration = Duration::from_secs(60);
+const PROGRAM: Duration = Duration::from_secs(90);
 /// How long a dump or a restore may take.
 pub(crate) const ENGINE: Duration = Duration::from_secs(90);
 /// How long tasks may take to end that have been killed or have given their verdict.
@@ -94,13 +94,14 @@ impl Runner<'_> {
         Ok(outcome)
     }
 
-    /// Loopback up, no mounts that others take away meanwhile, a /run of our own to find litter in, terminals of our
-    /// own; says what the machine lacks.
+    /// Loopback up, no mounts that others take away meanwhile (they may just have done so), a /run of our own to find
+    /// litter in, terminals of our own; says what the machine lacks.
     pub fn prepare(&self) -> Result<Option<String>> {
         // Once for each world of a case without checkpoint, hence the conditions.
         let sh = r#"ip link set lo up && { test -e /run/zoo || {
             awk -v here="$PWD/" '$3 ~ /^(overlay|nsfs|tmpfs)$/ && $2 ~ "^/(tmp|var|run)/" &&
-                    index(here, $2 "/") != 1 { print $2 }' /proc/self/mounts | xargs --no-run-if-empty umount --lazy &&
+                    index(here, $2 "/") != 1 { print $2 }' /proc/self/mounts |
+                while read -r place; do umount --lazy "$place" || true; done &&
             mount -t tmpfs tmpfs /run && mkdir /run/mount /run/zoo &&
             mount -t devpts -o newinstance,ptmxmode=0666 devpts /dev/pts &&
             mount --bind /dev/pts/ptmx /dev/ptmx; }; }"#;
@@ -291,14 +292,21 @@ impl Runner<'_> {
         Ok(pid.trim().parse()?)
     }
 
-    /// What the tasks look like once they look the same twice: a program may say that it is ready just
-    /// before it is.
+    /// What the tasks look like once they look the same twice, and have all run in between but those that
+    /// sleep: a program may say that it is ready just before it is.
     fn at_rest(&self, root: i32) -> Result<Observation> {
+        let mut running = observe::running(root)?;
         let mut last = observe::tree(root, &self.work())?;
         wait_for("the tasks to come to rest", END, || {
             let before = std::mem::replace(&mut last, observe::tree(root, &self.work())?);
-            let moved = observe::differences(&before, &last, &self.case.program.varies);
-            Ok(moved.is_empty().then_some(before))
+            let now = observe::running(root)?;
+            if !observe::differences(&before, &last, &self.case.program.varies).is_empty() {
+                running = now;
+                return Ok(None);
+            }
+            // Whoever waits for a processor has still to do what it was about to.
+            running.retain(|thread, ran| now.get(thread) == Some(ran));
+            Ok(running.is_empty().then_some(before))
         })
     }
 

@@ -4,11 +4,16 @@
 //! Ids that the kernel hands out anew (inode numbers of pipes, outer process ids, mount ids) are
 //! replaced by the order of their appearance, so that who shares what is still compared.
 
+use crate::wait::wait_for;
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a task that is ending may take to be gone.
+const GONE: Duration = Duration::from_secs(10);
 
 /// Observations by their subject, such as `pid 7 fd 3: flags`.
 pub type Observation = BTreeMap<String, String>;
@@ -25,7 +30,7 @@ struct Task {
 }
 
 /// Replaces ids by the order of their appearance.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct Ordinals(HashMap<String, usize>);
 
 impl Ordinals {
@@ -48,11 +53,18 @@ pub fn tree(root: i32, work: &Path) -> Result<Observation> {
         let mut put = |subject: &str, value: String| {
             seen.insert(format!("pid {} {subject}", task.inner), value);
         };
-        match observe(task, &ids, &mut objects, &mut put) {
-            // Tasks may come and go; who is missing is seen in the comparison.
-            Err(_) if !task.dir.exists() => {}
-            other => other?,
-        }
+        let mut last = None;
+        wait_for("a task to be seen, or to be gone", GONE, || {
+            let mut numbered = objects.clone();
+            last = observe(task, &ids, &mut numbered, &mut put).err();
+            if last.is_none() {
+                objects = numbered;
+            }
+            // Tasks may come and go; who is missing is seen in the comparison. One that is about to end has
+            // lost its namespaces already, say.
+            Ok((last.is_none() || !task.dir.exists()).then_some(()))
+        })
+        .map_err(|late| last.take().unwrap_or(late))?;
     }
     files(work, work, &mut seen)?;
     Ok(seen)
@@ -98,6 +110,30 @@ fn observe_living(
     descriptors(task, objects, put)?;
     namespaces(task, objects, put)?;
     mounts(task, put)
+}
+
+/// What each thread of the tree below `root` has run that is on a processor or waits for one, by its directory: times
+/// and how often it was let go. Threads that sleep are left out.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn running(root: i32) -> Result<BTreeMap<PathBuf, String>> {
+    let mut found = BTreeMap::new();
+    for pid in descendants(root)? {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+        for dir in threads.filter_map(|entry| Some(entry.ok()?.path())) {
+            let field = |name| status_field(&dir, name).unwrap_or_default();
+            if field("State").starts_with('R') {
+                let stat = read(&dir.join("stat")).unwrap_or_default();
+                let stat = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+                // utime and stime are fields 14 and 15, and the first one behind the name is field 3.
+                let times: Vec<&str> = stat.split(' ').skip(11).take(2).collect();
+                let switches = ["voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"].map(field);
+                found.insert(dir, format!("{times:?} {switches:?}"));
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// The differences of two observations, less those of the kinds that may vary.
