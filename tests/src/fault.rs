@@ -246,9 +246,15 @@ impl Play<'_> {
         watch(&mut command, threads, at).with_context(|| self.runner.log_tail(name))
     }
 
-    /// Kills the engine at stop number `at`; true if it had not ended before.
-    fn killed(&self, command: Command, name: &str, at: (Threads, u64)) -> Result<bool> {
-        Ok(self.watch(command, name, (at.0, Some(at.1)))? == Watched::Killed)
+    /// Kills the engine at stop number `at`; true if it had not ended before. See [`hit`] for `whole`.
+    fn killed(
+        &self,
+        command: Command,
+        name: &str,
+        (threads, at): (Threads, u64),
+        whole: &mut u64,
+    ) -> Result<bool> {
+        Ok(hit(self.watch(command, name, (threads, Some(at)))?, whole))
     }
 
     /// At how many stops a command can be killed, when nothing disturbs it.
@@ -287,14 +293,14 @@ impl Play<'_> {
 
     fn dump_killed(&self, root: i32, times: &Times, more: &[&str]) -> Result<()> {
         let (before, times) = (mappings(root)?, times.get());
-        let whole = self.measure(root, more)?;
+        let mut whole = self.measure(root, more)?;
         self.unharmed(root, &before)?;
         let mut early = 0;
         for round in 0..times {
             self.fresh_images()?;
             let at = self.point(whole);
             let command = self.dump_command(root, more)?;
-            early += u32::from(self.killed(command, "dump", (Threads::All, at))?);
+            early += u32::from(self.killed(command, "dump", (Threads::All, at), &mut whole)?);
             self.unharmed(root, &before)
                 .with_context(|| format!("round {round}, killed at stop {at} of {whole}"))?;
             self.nothing_shown()?;
@@ -314,17 +320,18 @@ impl Play<'_> {
             let path = group.dir.display().to_string();
             let more = ["--freeze-cgroup", path.as_str()];
             group.freeze()?;
-            let whole = self.measure(root, &more)?;
+            let mut whole = self.measure(root, &more)?;
             group.thaw()?;
             self.unharmed(root, &before)?;
             for round in 0..FROZEN.get() {
                 // The group is frozen again, and the tasks let go, at the very end.
                 let late = if round % 2 == 0 { 0 } else { whole * 4 / 5 };
                 let at = late + self.point(whole - late);
-                let context = || format!("{path}: round {round}, killed at stop {at} of {whole}");
+                let context = || format!("{path}: round {round}, killed at stop {at}");
                 self.fresh_images()?;
                 group.freeze()?;
-                self.killed(self.dump_command(root, &more)?, "dump", (Threads::All, at))?;
+                let command = self.dump_command(root, &more)?;
+                self.killed(command, "dump", (Threads::All, at), &mut whole)?;
                 engine_gone(root).with_context(context)?;
                 group.await_frozen().with_context(context)?;
                 group.thaw()?;
@@ -400,14 +407,15 @@ impl Play<'_> {
     fn restore_killed(&self, root: i32) -> Result<()> {
         self.put_to_sleep(root)?;
         let (world, command) = (World::observe()?, self.runner.command("restore", &["-d"])?);
-        let whole = self.points(command, "restore", Threads::First)?;
+        let mut whole = self.points(command, "restore", Threads::First)?;
         self.clear(&world)?;
         let (times, mut early) = (RESTORES.get(), 0);
         for round in 0..times {
             let world = World::observe()?;
             let at = self.point(whole);
             let command = self.runner.command("restore", &["-d"])?;
-            early += u32::from(self.killed(command, "restore", (Threads::First, at))?);
+            early +=
+                u32::from(self.killed(command, "restore", (Threads::First, at), &mut whole)?);
             self.nothing_or_all(&world)
                 .with_context(|| format!("round {round}, killed at stop {at} of {whole}"))?;
         }
@@ -491,6 +499,16 @@ impl Play<'_> {
         self.unharmed(root, &before)?;
         self.finish(root)
     }
+}
+
+/// Whether somebody was killed. Who ended before has shown how many stops there are where less is waited
+/// for than by the first one, and the next points are drawn from those.
+fn hit(watched: Watched, whole: &mut u64) -> bool {
+    // One without any stop was not seen.
+    if let Watched::Ended { stops: stops @ 1.., .. } = watched {
+        *whole = stops.min(*whole);
+    }
+    watched == Watched::Killed
 }
 
 /// Waits until nobody but the program, who started it, and who keeps what its rounds know is

@@ -3,7 +3,7 @@
 //!
 //! Run once without a point, work says how many it has; then it is run again and killed at one of them.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use torpor_sys::process::{self, Status, wait};
@@ -52,10 +52,17 @@ pub fn watch(command: &mut Command, threads: Threads, at: Option<u64>) -> Result
 /// Does the same with a process that somebody else has started: its first thread counts, from now on.
 ///
 /// # Errors
-/// It cannot be traced, since it has ended; it dies of something else.
+/// It cannot be traced, since it has ended ([`has_ended`]); it dies of something else.
 pub fn watch_other(pid: i32, at: Option<u64>) -> Result<Watched> {
     ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL)?;
     count(pid, Threads::First, at)
+}
+
+/// Whether somebody could not be traced: gone, or ended and not yet waited for.
+#[must_use]
+pub fn has_ended(error: &Error) -> bool {
+    let number = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+    matches!(number, Some(libc::ESRCH | libc::EPERM))
 }
 
 /// Does the same with `work` in a child of this process, from when it begins.
@@ -74,7 +81,8 @@ pub fn watch_work(work: impl FnOnce(), at: Option<u64>) -> Result<Watched> {
 }
 
 fn count(pid: i32, threads: Threads, at: Option<u64>) -> Result<Watched> {
-    ptrace::interrupt(pid)?;
+    // Who ends just now says so below.
+    let _ = ptrace::interrupt(pid);
     let mut stops = 0;
     // Of all threads only this one may have children: waiting for any would take those of others.
     let whom = if threads == Threads::All { -1 } else { pid };

@@ -1,8 +1,8 @@
 //! Faults of those that know of memory between two commands, or bring it in behind a restore.
 
-use super::{CALM, LAZY_RESTORES, PAGE_SERVERS, Play, ROUNDS, end, mappings};
+use super::{CALM, LAZY_RESTORES, PAGE_SERVERS, Play, ROUNDS, end, hit, mappings};
 use crate::inside::World;
-use crate::kill::{Threads, Watched, watch, watch_other};
+use crate::kill::{Threads, Watched, has_ended, watch, watch_other};
 use crate::observe;
 use crate::wait::wait_for;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -19,18 +19,19 @@ impl Play<'_> {
         let (mut root, mut early, times) = (root, 0, ROUNDS.get());
         let mut parent: Option<String> = None;
         let measured = self.runner.pre_dump_command(root, "measured", None)?;
-        let whole = self.points(measured, "pre-dump", Threads::All)?;
+        let mut whole = self.points(measured, "pre-dump", Threads::All)?;
         for round in 0..times {
             let name = format!("round-{round}");
             if self.random.below(4) == 0 {
                 keepers()?.into_iter().for_each(end);
             }
-            // Half of them come to their end.
-            let at = self.point(whole * 2);
-            let context = || format!("{name}, killed at stop {at} of {whole}");
+            // A third of them comes to its end.
+            let at = self.point(whole * 3 / 2);
+            let context = || format!("{name}, killed at stop {at}");
             let above = parent.as_ref().map(|parent| format!("../{parent}"));
             let command = self.runner.pre_dump_command(root, &name, above.as_deref())?;
-            if self.killed(command, "pre-dump", (Threads::All, at)).with_context(context)? {
+            let killed = self.killed(command, "pre-dump", (Threads::All, at), &mut whole);
+            if killed.with_context(context)? {
                 early += 1;
                 self.at_work(root).with_context(context)?;
                 // Tracking divides mappings and joins them, even when it ends behind the engine.
@@ -71,13 +72,15 @@ impl Play<'_> {
     pub(super) fn page_server_killed(&self, root: i32) -> Result<()> {
         let (done, whole) = self.dump_to_server(root, None)?;
         ensure!(done, "{}", self.runner.log_tail("dump"));
-        let Watched::Ended { stops, .. } = whole else { bail!("the page server was killed") };
+        let Watched::Ended { mut stops, .. } = whole else { bail!("the page server was killed") };
         let (mut root, mut failed, times) = (self.wake(root)?, 0, PAGE_SERVERS.get());
         for round in 0..times {
             let before = mappings(root)?;
             let at = self.point(stops);
-            let context = || format!("round {round}, killed at stop {at} of {stops}");
-            if self.dump_to_server(root, Some(at)).with_context(context)?.0 {
+            let context = || format!("round {round}, killed at stop {at}");
+            let (done, server) = self.dump_to_server(root, Some(at)).with_context(context)?;
+            hit(server, &mut stops);
+            if done {
                 root = self.wake(root).with_context(context)?;
             } else {
                 failed += 1;
@@ -131,11 +134,11 @@ impl Play<'_> {
         let (times, mut killed) = (LAZY_RESTORES.get(), 0);
         for round in 0..times {
             let world = World::observe()?;
-            let (victim, stops) = stops[usize::from(round % 2 == 1)];
-            let at = self.point(stops);
-            let context = || format!("round {round}, {victim:?} killed at stop {at} of {stops}");
-            let (left, watched) = self.lazy_restore(victim, Some(at)).with_context(context)?;
-            killed += u32::from(watched == Watched::Killed);
+            let (victim, stops) = &mut stops[usize::from(round % 2 == 1)];
+            let at = self.point(*stops);
+            let context = || format!("round {round}, {victim:?} killed at stop {at}");
+            let (left, watched) = self.lazy_restore(*victim, Some(at)).with_context(context)?;
+            killed += u32::from(hit(watched, stops));
             if left {
                 let result = self.runner.result();
                 ensure!(result.is_none(), "{result:?}: {}", context());
@@ -181,7 +184,10 @@ impl Play<'_> {
                 None => Ok(restore.try_wait()?.map(|_| None)),
             }
         })?;
-        pager.map(|pid| watch_other(pid, at)).transpose()
+        match pager.map(|pid| watch_other(pid, at)).transpose() {
+            Err(error) if has_ended(&error) => Ok(None),
+            watched => watched,
+        }
     }
 
     /// Runs a command of the engine that is watched from a thread of its own.
