@@ -166,9 +166,9 @@ pub fn fork(work: impl FnOnce() -> i32) -> Result<i32> {
 }
 
 fn fork_by(work: impl FnOnce() -> i32, fork: impl FnOnce() -> libc::pid_t) -> Result<i32> {
-    // A thread that has been joined is listed for a moment still.
+    // One that has been told to end may take a moment.
     let mut patience = 100;
-    while std::fs::read_dir("/proc/self/task")?.count() != 1 {
+    while threads()? != 1 {
         if patience == 0 {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
@@ -185,6 +185,26 @@ fn fork_by(work: impl FnOnce() -> i32, fork: impl FnOnce() -> libc::pid_t) -> Re
         }
         pid => Ok(pid),
     }
+}
+
+/// How many threads this process has but for those that are ending: they run none of its code any more, and
+/// are listed after they have been joined, on a busy machine for long.
+fn threads() -> Result<usize> {
+    let mut count = 0;
+    for entry in std::fs::read_dir("/proc/self/task")? {
+        // One that is gone by now has no such file.
+        let stat = std::fs::read_to_string(entry?.path().join("stat"));
+        count += usize::from(stat.is_ok_and(|stat| !is_ending(&stat)));
+    }
+    Ok(count)
+}
+
+/// Whether a thread is ending, by its `stat`: `PF_EXITING` of linux/sched.h is among its flags (field 9).
+fn is_ending(stat: &str) -> bool {
+    const EXITING: u32 = 4;
+    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    let flags = fields.split(' ').nth(6).and_then(|flags| flags.parse::<u32>().ok());
+    flags.is_some_and(|flags| flags & EXITING != 0)
 }
 
 /// As [`fork`], but both processes have one table of descriptors: what one of them opens
@@ -444,6 +464,13 @@ mod tests {
     use super::*;
     use std::process::Command;
     use std::thread::spawn;
+
+    #[test]
+    fn threads_that_are_ending_are_told_apart() {
+        let line = |flags: u32| format!("7 (a) b) S 1 7 7 0 -1 {flags} 4 0 0 0 0 0 0 0 20 0 1 0 3");
+        assert!(!is_ending(&line(0x0040_0040)) && is_ending(&line(0x0040_0044)));
+        assert!(!is_ending("") && !is_ending("7 (a) S 1"));
+    }
 
     #[test]
     fn children_of_other_threads_are_left_to_them() {
