@@ -8,6 +8,7 @@ mod support;
 use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Instant;
 
@@ -25,22 +26,30 @@ struct Held {
     before: [Around; 2],
 }
 
-/// Mounts that this process sees and that are of this test, and the mounts and rules around another one.
+/// The mounts of a test and the rules around a process.
 type Around = Vec<String>;
 
-/// What is around a process that has a network of its own.
-fn around(pid: i32) -> Around {
+/// What is around a process that has a network of its own. Mounts below other directories than these come and go with
+/// other tests.
+fn around(pid: i32, dirs: [&Path; 3]) -> Around {
     let rules = Command::new("nsenter")
         .args(["--net", "--target", &pid.to_string(), "nft", "list", "ruleset"])
         .output()
         .unwrap();
     assert!(rules.status.success(), "{rules:?}");
     let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
-    // Of those that come and go with others, the part that is a test's.
-    let of_tests = mounts.lines().filter(|line| line.contains("/.tmp") || line.contains("torpor"));
-    let mut all: Vec<String> = of_tests.map(|line| line.split(' ').skip(3).collect()).collect();
+    let is_own = |line: &&str| dirs.iter().any(|dir| line.contains(dir.to_str().unwrap()));
+    let own = mounts.lines().filter(is_own);
+    let mut all: Vec<String> = own.map(|line| line.split(' ').skip(3).collect()).collect();
     all.push(String::from_utf8(rules.stdout).unwrap());
     all
+}
+
+/// What is around the tasks here, and around the agent.
+fn both_around(here: &Host, there: &Host, counter: &Counter) -> [Around; 2] {
+    let agent = there.agent.as_ref().unwrap().id().cast_signed();
+    let dirs = [&here.dir, &there.dir, &counter.dir].map(|dir| dir.path());
+    [counter.pid, agent].map(|pid| around(pid, dirs))
 }
 
 impl Held {
@@ -65,7 +74,7 @@ impl Held {
         there.start_agent();
         let counter = Counter::start_under(&["setsid", "unshare", "--net"], 2000, 10);
         let pid = counter.pid.to_string();
-        let before = [counter.pid, there.agent.as_ref().unwrap().id().cast_signed()].map(around);
+        let before = both_around(&here, &there, &counter);
         let args = ["--pid", &pid, "--mode", mode, "--id", "one", &there.address];
         let migration = here.migrate(&args).args(more).spawn().unwrap();
         wait_until(&format!("{mode}: it comes to {point}"), || reached.exists());
@@ -97,8 +106,7 @@ impl Held {
 
     /// No mount and no rule is left at either end.
     fn leaves_nothing_around(&self) {
-        let agent = self.there.agent.as_ref().unwrap().id().cast_signed();
-        assert_eq!([self.counter.pid, agent].map(around), self.before);
+        assert_eq!(both_around(&self.here, &self.there, &self.counter), self.before);
     }
 
     /// Kills the command and who looks on: nobody is left to decide, and the tasks stay stopped.

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
 use torpor_runtimes_tests::mounts::QUIET;
@@ -259,7 +259,8 @@ impl Counter {
         bytes.try_into().map_or(0, u64::from_le_bytes)
     }
 
-    /// Processes that count, as this test sees them, and whether each of them can run.
+    /// Processes that count, as this test sees them, and whether each of them can run. Who has been killed does nothing
+    /// any more, and is gone as soon as it gets a processor.
     pub fn running(&self) -> Vec<(i32, bool)> {
         let path = self.dir.path().join("count").display().to_string();
         let entries = fs::read_dir("/proc").unwrap().flatten();
@@ -272,7 +273,8 @@ impl Counter {
         });
         let state = |pid: &i32| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+            let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())?;
+            Some(if has_been_killed(*pid) { 'X' } else { state })
         };
         counts
             .filter_map(|pid| state(&pid).map(|state| (pid, state)))
@@ -298,11 +300,19 @@ impl Drop for Counter {
     fn drop(&mut self) {
         for (pid, _) in self.running() {
             let pid = Pid::from_raw(pid).unwrap();
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Whether a process is about to end by a signal that it cannot do anything about.
+fn has_been_killed(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
+    let pending = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    pending.is_some_and(|mask| mask >> (Signal::KILL.as_raw() - 1) & 1 == 1)
 }
 
 /// The child of a process, once it has one.
