@@ -25,7 +25,10 @@ impl Watch {
         let (stop, peak) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, most) = (Arc::clone(&stop), Arc::clone(&peak));
         let thread = thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
+            // The last look is one at the end, however long ago the one before was.
+            let mut is_last = false;
+            while !is_last {
+                is_last = stopped.load(Ordering::Relaxed);
                 let resident: u64 = descendants(root).into_iter().map(resident).sum();
                 most.fetch_max(resident + stored(&files), Ordering::Relaxed);
                 thread::sleep(PAUSE);
