@@ -375,15 +375,16 @@ fn programs_of_32_bits_move() {
     }
 }
 
-/// A service that runs something in a sandbox of bubblewrap, whose mounts are those of both hosts.
+/// A service that runs something in a sandbox of bubblewrap, whose mounts are those of both hosts. All of `/tmp` would
+/// bring mounts of other tests along.
 #[test]
 fn a_sandbox_inside_of_a_tree_comes_along() {
     if Command::new("bwrap").arg("--version").stdout(Stdio::null()).status().is_err() {
         println!("there is no bubblewrap: left out");
         return;
     }
-    let sandbox = "bwrap --ro-bind /usr /usr --symlink usr/lib /lib --symlink usr/lib64 /lib64 --bind /tmp /tmp \
-                   --proc /proc --unshare-all --uid 0 \"$@\" & wait";
+    let sandbox = "bwrap --ro-bind /usr /usr --symlink usr/lib /lib --symlink usr/lib64 /lib64 \
+                   --bind \"${1%/*}\" \"${1%/*}\" --proc /proc --unshare-all --uid 0 \"$@\" & wait";
     for mode in ["stop-and-copy", "pre-copy", "pipelined"] {
         let (here, mut there) = (Host::new(), Host::new());
         for rule in ["sources=\"all\"", "file-systems=\"all\""] {
