@@ -163,8 +163,10 @@ fn rounds_end_by_the_expected_pause() {
     let factors = json!({"freeze": 100.0, "transfer": 100.0, "restore": 100.0});
     let sample = json!([{"kind": kind, "factors": factors, "pace": null}]);
     std::fs::write(&experience, sample.to_string()).unwrap();
-    let (rounds, longer) = moves(1, 20.0 * expected);
-    assert!(longer > 20.0 * expected && (3..50).contains(&rounds), "{rounds} {longer} {expected}");
+    // Far from both, since a busy machine is now slower and now faster.
+    let most = 2.0 * expected;
+    let (rounds, longer) = moves(1, most);
+    assert!(longer > most && (3..50).contains(&rounds), "{rounds} {longer} {expected}");
     std::fs::remove_file(&experience).unwrap();
     let (rounds, _) = moves(2000, 0.0);
     assert!((3..50).contains(&rounds), "all is written again in each: {rounds}");
