@@ -336,7 +336,7 @@ fn a_container_of_podman_stays_when_its_migration_is_killed() {
     pair.agent.start_agent();
     let mut migration = pair.command("one", &["--mode", "post-copy"]).spawn().unwrap();
     wait_until("it is made", || reached.exists());
-    assert_eq!(pair.conmon_state("one"), 'T', "whoever looks after it here looks away");
+    wait_until("whoever looks after it here looks away", || pair.conmon_state("one") == 'T');
     migration.kill().unwrap();
     migration.wait().unwrap();
     fs::write(&released, "").unwrap();
