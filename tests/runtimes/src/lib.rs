@@ -20,6 +20,7 @@ pub mod mounts;
 pub mod network;
 pub mod objects;
 pub mod podman;
+pub mod port;
 pub mod process;
 pub mod redis;
 pub mod rootfs;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Child;
 
 use crate::command::{Run, command, wait};
-use crate::network::free_port;
+use crate::port;
 use crate::runc::Container;
 use crate::scratch::Scratch;
 use crate::wait::until_true;
@@ -21,7 +21,7 @@ pub struct Leaving {
 impl Leaving {
     /// Checkpoints all but the memory. The descriptor says when that has been done.
     pub fn begin(container: &Container<'_>, here: &Scratch, options: &[&str]) -> Self {
-        let port = free_port();
+        let port = port::free();
         let call = container.checkpoint_call(&["--lazy-pages", "--status-fd", "3"]);
         let mut checkpoint = here.command("sh");
         checkpoint.args(["-c", "exec \"$@\" 3> status", "sh"]).current_dir(here.join("."));

@@ -3,11 +3,9 @@
 use crate::command::{Run, command};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::File;
-use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU16, Ordering};
 
 /// A named network namespace with its loopback device up.
 #[derive(Debug)]
@@ -97,21 +95,4 @@ pub fn inside<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> T {
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
-}
-
-/// A port of the host's loopback device that nobody listens at, and that nobody else gets before who is told
-/// of it listens there: it is below those that the kernel gives to whoever asks for any
-/// (`ip_local_port_range`, 32768 and above), and this process gives each only once.
-///
-/// # Panics
-/// If all of them are taken.
-pub fn free_port() -> u16 {
-    const FIRST: u16 = 20_000;
-    const COUNT: u16 = 12_000;
-    static GIVEN: AtomicU16 = AtomicU16::new(0);
-    // Other processes begin elsewhere.
-    let start = u16::try_from(std::process::id() * 61 % u32::from(COUNT)).unwrap();
-    let next = || FIRST + (start + GIVEN.fetch_add(1, Ordering::Relaxed)) % COUNT;
-    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    (0..COUNT).map(|_| next()).find(is_free).unwrap()
 }

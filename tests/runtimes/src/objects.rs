@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::network::free_port;
+use crate::port;
 use crate::wait::until_true;
 
 /// A server with one bucket, `bucket`, as long as this value lives.
@@ -34,7 +34,7 @@ impl ObjectStore {
             println!("left out: {test} (scripts/object-store.sh installs what it needs)");
             return None;
         }
-        let port = free_port();
+        let port = port::free();
         let mut command = Command::new(program);
         command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
         command.stdout(Stdio::null()).stderr(Stdio::null());

@@ -6,6 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
+use torpor_runtimes_tests::port;
+
 use crate::fixture::{Fixture, shown, until};
 
 #[test]
@@ -232,10 +234,7 @@ fn lint_names_what_should_not_be_there() {
 fn a_connection_to_outside_is_closed() {
     let fixture = Fixture::new("outside", 10);
     let outside = TcpListener::bind("127.0.0.1:0").unwrap();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = |of: &TcpListener| of.local_addr().unwrap().port();
-    let (to, own) = (port(&outside), port(&free));
-    drop(free);
+    let (to, own) = (outside.local_addr().unwrap().port(), port::free());
     // The network of this host.
     fixture.configure(|config| {
         let namespaces = config["linux"]["namespaces"].as_array_mut().unwrap();

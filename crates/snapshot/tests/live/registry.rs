@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 
 use serde_json::Value;
+use torpor_runtimes_tests::port;
 use torpor_snapshot::oci::Descriptor;
 use torpor_snapshot::reference::Reference;
 use torpor_snapshot::store;
@@ -69,7 +70,7 @@ impl Drop for Registry {
 
 /// An address that nobody has.
 fn free_host() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    format!("127.0.0.1:{}", port::free())
 }
 
 /// What the process that fetches the pages of a container has written down.

@@ -9,6 +9,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use torpor_blobs::http::Login;
 use torpor_queue::http::answer_all;
+use torpor_runtimes_tests::port;
 
 use super::*;
 use crate::agent::depot;
@@ -68,9 +69,10 @@ impl Scene {
 
     /// Nobody answers any more where the node of a checkpoint was.
     fn lose(&self, name: &str) {
-        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // One that no test is ever given.
+        let nobody = "127.0.0.1:1";
         self.change(name, |object| {
-            object["status"]["checkpointLocation"]["peer"]["address"] = json!(nobody.to_string());
+            object["status"]["checkpointLocation"]["peer"]["address"] = json!(nobody);
         });
     }
 
@@ -516,7 +518,7 @@ impl Registry {
 #[test]
 fn a_registry_keeps_checkpoints_as_well() {
     let place = tempfile::tempdir().unwrap();
-    let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let host = format!("127.0.0.1:{}", port::free());
     let Some(_registry) = Registry::start(place.path(), &host) else {
         eprintln!(
             "a_registry_keeps_checkpoints_as_well: skipped, since there is no docker-registry"
