@@ -10,9 +10,10 @@ use std::process::Command;
 use common::Daemon;
 use serde_json::{Value, json};
 
-/// Counts in a file of the container's own, and removes one that its layers have.
-const SCRIPT: &str = "rm -r /etc; mkdir /etc; i=0; while [ $i -lt 60 ]; do echo $i | tee -a /count; \
-                      i=$((i+1)); sleep 0.03; done; echo end $(wc -l </count) $(ls -A /etc | wc -l) >&2; exit 5";
+/// Counts in a file of the container's own, and removes one that its layers have; ends when it is told to.
+const SCRIPT: &str = "trap 'may_end=yes' USR1; rm -r /etc; mkdir /etc; i=0; while [ $i -lt 60 ]; do echo $i | tee -a /count; \
+                      i=$((i+1)); sleep 0.03; done; until [ \"$may_end\" ]; do sleep 0.05; done; \
+                      echo end $(wc -l </count) $(ls -A /etc | wc -l) >&2; exit 5";
 
 /// What `SCRIPT` writes.
 fn counted() -> String {
@@ -27,6 +28,18 @@ fn script(name: &str) -> Command {
 /// What a job has written to its standard error.
 fn errors(daemon: &Daemon, id: u64) -> String {
     std::fs::read_to_string(daemon.data().join(format!("jobs/{id}/err"))).unwrap()
+}
+
+/// Lets a container end that says so much before it waits for that.
+fn let_end(daemon: &Daemon, id: u64, last: &str) {
+    daemon.wait_for(id, "running");
+    daemon.wait_for_output(id, last);
+    let mut signal = Command::new("curl");
+    signal.args(["--silent", "--show-error", "--fail", "--request", "POST", "--unix-socket"]);
+    signal.arg(daemon.dir.path().join("socket"));
+    signal.arg(format!("http://q/v1/jobs/{id}/signal?signal=10"));
+    let output = signal.output().unwrap();
+    assert!(output.status.success(), "{}", common::shown(&output));
 }
 
 /// A bundle as `runc spec` makes it, with busybox in it.
@@ -53,6 +66,7 @@ fn preempted(daemon: &Daemon, id: u64, times: u32) {
         assert_eq!(daemon.job(id)["state"], "preempted");
         daemon.ok(&["resume", &id.to_string()]);
     }
+    let_end(daemon, id, "\n59\n");
     let job = daemon.wait_for(id, "failed");
     assert_eq!((&job["exit"], &job["preemptions"]), (&json!(5), &json!(times)));
     assert_eq!(daemon.output(id), counted());
@@ -80,16 +94,15 @@ fn a_bundle_goes_on_from_its_checkpoint_when_all_of_it_is_killed() {
     let bundle = bundle(daemon.dir.path());
     let id = daemon.ok(&["submit", "--bundle", bundle.to_str().unwrap()]).trim().parse().unwrap();
     daemon.wait_for_output(id, "\n10\n");
-    common::until("a checkpoint", || {
-        let job = daemon.show(id);
-        job["events"].as_array().unwrap().iter().any(|event| event["kind"] == "saved").then_some(())
-    });
+    common::until("a checkpoint", || daemon.show(id)["checkpoint"].as_u64());
     daemon.kill();
     for pid in common::shepherds(&daemon.data()) {
         let pid = rustix::process::Pid::from_raw(pid).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     }
+    common::until("nothing is left", || common::shepherds(&daemon.data()).is_empty().then_some(()));
     daemon.launch();
+    let_end(&daemon, id, "\n59\n");
     daemon.wait_for(id, "failed");
     assert_eq!(daemon.output(id), counted());
     assert_eq!(errors(&daemon, id), "end 60 0\n");
@@ -111,6 +124,7 @@ fn a_bundle_goes_on_from_the_store_when_its_machine_is_lost() {
     let list = daemon.ok(&["adopt"]);
     let name = list.split_whitespace().next().unwrap();
     let here = daemon.ok(&["adopt", name]).trim().parse().unwrap();
+    let_end(&daemon, here, "\n59\n");
     let job = daemon.wait_for(here, "failed");
     assert_eq!(job["exit"], 5, "{}", daemon.show(here));
     assert_eq!(daemon.output(here), counted());
@@ -127,12 +141,14 @@ fn an_image_has_the_limits_of_its_job() {
     assert!(script("image").arg(&name).args([&root, &archive]).status().unwrap().success());
     let image = format!("docker-archive:{}", archive.display());
     let options = ["--image", &image, "--memory", "64M", "--pids", "20", "--env", "WORD=said"];
-    let show = "echo $WORD $TORPOR_JOB $$; for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.1; done; \
+    let show = "trap 'may_end=yes' USR1; echo $WORD $TORPOR_JOB $$; for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.1; done; \
+                until [ \"$may_end\" ]; do sleep 0.1; done; \
                 dd if=/dev/zero of=/dev/null bs=100M count=1 2>/dev/null && echo not limited; exit 3";
     let id = daemon.submit(&options, &["sh", "-c", show]);
     daemon.wait_for_output(id, "\n4\n");
     daemon.ok(&["preempt", &id.to_string(), "--means", "checkpoint"]);
     daemon.ok(&["resume", &id.to_string()]);
+    let_end(&daemon, id, "\n9\n");
     let job = daemon.wait_for(id, "failed");
     assert_eq!(job["exit"], 3, "{}", daemon.show(id));
     assert_eq!(daemon.output(id), "said 1 1\n1\n2\n3\n4\n5\n6\n7\n8\n9\n");

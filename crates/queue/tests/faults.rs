@@ -20,9 +20,8 @@ fn kill(pid: i32) {
 #[test]
 fn a_new_daemon_finds_jobs_in_every_state() {
     let mut daemon = Daemon::start(&["--slots", "4"]);
-    let running = daemon.submit(&[], &words(&counter(60, 0.05)));
-    let asleep = daemon.submit(&[], &words(&counter(200, 0.05)));
-    let stopped = daemon.submit(&[], &words(&counter(200, 0.05)));
+    let [running, asleep, stopped] =
+        [60, 200, 200].map(|last| daemon.submit(&[], &words(&daemon.counter(last, 0.05))));
     let short = daemon.submit(&[], &["sh", "-c", "sleep 0.5; echo done; exit 5"]);
     daemon.wait_for_output(running, "1\n");
     daemon.wait_for_output(asleep, "1\n");
@@ -37,6 +36,7 @@ fn a_new_daemon_finds_jobs_in_every_state() {
     assert_eq!(daemon.output(short), "done\n");
     assert_eq!(daemon.wait_for(asleep, "preempted")["in_memory"], false);
     assert_eq!(daemon.wait_for(stopped, "preempted")["in_memory"], true);
+    daemon.let_end();
     daemon.ok(&["resume", &asleep.to_string()]);
     daemon.ok(&["resume", &stopped.to_string()]);
     for (id, last) in [(running, 60), (asleep, 200), (stopped, 200)] {
@@ -48,9 +48,10 @@ fn a_new_daemon_finds_jobs_in_every_state() {
 #[test]
 fn a_job_whose_machine_failed_goes_on_from_its_checkpoint() {
     let mut daemon = Daemon::start(&[]);
-    let id = daemon.submit(&[], &words(&counter(60, 0.05)));
+    let id = daemon.submit(&[], &words(&daemon.counter(60, 0.05)));
     daemon.wait_for_output(id, "10\n");
     daemon.ok(&["preempt", &id.to_string()]);
+    daemon.let_end();
     until("the checkpoint is durable", || daemon.show(id)["checkpoint"].as_u64());
     // As if the machine had failed: the daemon and all of the job are gone.
     daemon.kill();
@@ -67,21 +68,32 @@ fn a_job_whose_machine_failed_goes_on_from_its_checkpoint() {
 fn what_was_written_after_a_checkpoint_is_written_once() {
     let config = json!({ "shortest_interval": 500, "mean_time_between_failures": 1000 });
     let daemon = Daemon::configured(&config, &[]);
-    let id = daemon.submit(&[], &words(&counter(100, 0.05)));
+    let script = "import os, sys, time\ni = 0\nwhile not os.path.exists(sys.argv[1]):\n    \
+                  print(i, flush=True)\n    i += 1\n    time.sleep(0.02)\nprint('end')";
+    let may_end = daemon.may_end();
+    let id = daemon.submit(&[], &["python3", "-c", script, may_end.to_str().unwrap()]);
     let mut follower = daemon.queue(&["logs", "-f", &id.to_string()]);
     let follower = follower.stdout(std::process::Stdio::piped()).spawn().unwrap();
     until("a periodic checkpoint", || daemon.show(id)["checkpoint"].as_u64());
-    let seen = daemon.output(id).lines().count();
-    until("more output", || (daemon.output(id).lines().count() > seen + 5).then_some(()));
+    let until_there_are = |lines: usize| {
+        until("more output", || (daemon.output(id).lines().count() > lines).then_some(()));
+    };
+    until_there_are(daemon.output(id).lines().count() + 5);
+    let before = daemon.output(id).lines().count();
     let victims = shepherds(&daemon.data());
     assert_eq!(victims.len(), 1);
     victims.into_iter().for_each(kill);
+    until("its next run", || (daemon.job(id)["run"].as_u64() >= Some(2)).then_some(()));
+    // Further than it can have come before it was killed.
+    until_there_are(before + 200);
+    daemon.let_end();
     let job = daemon.wait_for(id, "done");
     assert_eq!(job["preemptions"], 0);
-    assert!(job["run"].as_u64().unwrap() >= 2);
-    assert_eq!(daemon.output(id), counted(100));
+    let output = daemon.output(id);
+    let last = u32::try_from(output.lines().count() - 1).unwrap();
+    assert_eq!(output, counted(last));
     let followed = follower.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8(followed.stdout).unwrap(), counted(100));
+    assert_eq!(String::from_utf8(followed.stdout).unwrap(), output);
     let show = daemon.show(id);
     let lost = show["lost_ms"].as_i64().unwrap();
     assert!(lost > 0 && lost < show["ran_ms"].as_i64().unwrap(), "{show}");
@@ -90,9 +102,11 @@ fn what_was_written_after_a_checkpoint_is_written_once() {
 #[test]
 fn a_job_without_a_checkpoint_begins_again_and_not_for_ever() {
     let daemon = Daemon::start(&[]);
-    let id = daemon.submit(&[], &words(&counter(40, 0.05)));
+    let id = daemon.submit(&[], &words(&daemon.counter(40, 0.05)));
     daemon.wait_for_output(id, "5\n");
     shepherds(&daemon.data()).into_iter().for_each(kill);
+    until("it begins again", || (daemon.job(id)["run"] == 2).then_some(()));
+    daemon.let_end();
     assert_eq!(daemon.wait_for(id, "done")["run"], 2);
     assert_eq!(daemon.output(id), counted(40));
     let doomed = daemon.submit(&[], &["sleep", "1000"]);
@@ -226,9 +240,10 @@ fn a_socket_that_is_gone_is_made_again() {
     let answers = || daemon.queue(&["list"]).output().unwrap().status.success().then_some(());
     std::fs::remove_file(&socket).unwrap();
     until("it answers", answers);
-    // Another's, who is gone.
-    std::fs::remove_file(&socket).unwrap();
-    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    // Another's, who is gone. In one step: the daemon may make it again at any time.
+    let other = daemon.dir.path().join("other");
+    drop(std::os::unix::net::UnixListener::bind(&other).unwrap());
+    std::fs::rename(other, &socket).unwrap();
     until("it answers", answers);
 }
 

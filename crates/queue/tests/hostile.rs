@@ -94,8 +94,8 @@ fn a_job_that_ignores_signals_is_killed() {
 #[test]
 fn what_detaches_is_named_and_ends_with_the_job() {
     let daemon = Daemon::start(&[]);
-    let script =
-        "setsid -f sleep 7321; (setsid nohup sleep 7321 >/dev/null 2>&1 &); sleep 0.3; exit 0";
+    let script = "setsid -f sleep 7321; (setsid nohup sleep 7321 >/dev/null 2>&1 &); \
+                  until [ $(pgrep -fc '^sleep 7321$') = 2 ]; do sleep 0.05; done; exit 0";
     let id = daemon.submit(&[], &["bash", "-c", script]);
     let job = daemon.wait_for(id, "done");
     assert!(job["note"].as_str().unwrap().contains("sleep"), "{job}");
@@ -106,11 +106,16 @@ fn what_detaches_is_named_and_ends_with_the_job() {
 #[test]
 fn what_detaches_is_a_part_of_the_checkpoint() {
     let daemon = Daemon::start(&[]);
-    let script = "(setsid bash -c 'for i in 1 2 3 4 5 6 7 8; do echo apart $i; sleep 0.2; done' &) ; \
-                  sleep 3; echo end";
-    let id = daemon.submit(&[], &["bash", "-c", script]);
+    let ended = daemon.dir.path().join("ended");
+    let [ended, may_end] = [&ended, &daemon.may_end()].map(|path| path.display().to_string());
+    // Its first process waits for the one that has detached, and that one until it may end.
+    let script = "(setsid bash -c 'for i in 1 2 3 4 5 6 7 8; do echo apart $i; sleep 0.2; done; \
+                  until [ -e $0 ]; do sleep 0.05; done; echo >$1' $0 $1 &) ; \
+                  until [ -e $1 ]; do sleep 0.05; done; echo end";
+    let id = daemon.submit(&[], &["bash", "-c", script, &may_end, &ended]);
     daemon.wait_for_output(id, "apart 2");
     daemon.ok(&["preempt", &id.to_string()]);
+    daemon.let_end();
     daemon.ok(&["resume", &id.to_string()]);
     daemon.wait_for(id, "done");
     let expected: String = (1..=8).map(|i| format!("apart {i}\n")).collect();
@@ -178,19 +183,25 @@ fn a_job_that_goes_to_another_cgroup_gives_way_and_ends_all_the_same() {
     // a file, which is taken for a sign of the second version.
     let script = "for c in /sys/fs/cgroup/*/cgroup.procs /sys/fs/cgroup/cgroup.procs; do \
                   [ -e $c ] && echo $$ >$c; done 2>/dev/null; (while :; do echo apart; sleep 0.02; done) & \
-                  for i in $(seq 40); do echo line $i; sleep 0.05; done; kill $!; echo end";
-    let id = daemon.submit(&[], &["bash", "-c", script]);
+                  for i in $(seq 40); do echo line $i; sleep 0.05; done; \
+                  until [ -e $0 ]; do sleep 0.05; done; kill $!; echo end";
+    let may_end = daemon.may_end();
+    let id = daemon.submit(&[], &["bash", "-c", script, may_end.to_str().unwrap()]);
     daemon.wait_for_output(id, "line 3");
     for means in ["stop", "checkpoint"] {
         daemon.ok(&["preempt", &id.to_string(), "--means", means]);
         let shown = daemon.ok(&["show", &id.to_string()]);
         assert!(shown.contains("left its cgroup and was brought back: bash"), "{shown}");
-        let before = daemon.output(id);
-        std::thread::sleep(std::time::Duration::from_millis(200));
-        assert_eq!(daemon.output(id), before, "{means}: it runs on");
+        // What it had written before may still be on its way.
+        until(&format!("it stands still by {means}"), || {
+            let before = daemon.output(id);
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            (daemon.output(id) == before).then_some(())
+        });
         daemon.ok(&["resume", &id.to_string()]);
         daemon.wait_for(id, "running");
     }
+    daemon.let_end();
     daemon.wait_for(id, "done");
     let output = daemon.output(id);
     let lines: Vec<&str> = output.lines().filter(|line| *line != "apart").collect();

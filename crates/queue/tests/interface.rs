@@ -10,8 +10,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::browser::{self, Browser};
-use common::{Daemon, counted, counter, shown, until, words};
+use common::{Daemon, counted, shown, until, words};
 use serde_json::{Value, json};
+use torpor_runtimes_tests::port;
 
 /// Asks over the Unix socket as any HTTP client would; returns status and body.
 fn ask(daemon: &Daemon, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
@@ -262,10 +263,11 @@ fn assert_waste(daemon: &Daemon, jobs: &[u64]) {
 #[test]
 fn who_is_killed_begins_again_and_that_is_counted() {
     let daemon = Daemon::start(&["--slots", "1", "--means", "kill"]);
-    let long = daemon.submit(&["--class", "batch"], &words(&counter(60, 0.05)));
+    let long = daemon.submit(&["--class", "batch"], &words(&daemon.counter(60, 0.05)));
     daemon.wait_for_output(long, "20\n");
     let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
     daemon.wait_for(urgent, "done");
+    daemon.let_end();
     daemon.wait_for(long, "done");
     assert_eq!(daemon.output(long), counted(60));
     let job = daemon.show(long);
@@ -280,10 +282,11 @@ fn who_is_killed_begins_again_and_that_is_counted() {
 #[test]
 fn metrics_add_up() {
     let daemon = Daemon::start(&["--slots", "1", "--means", "checkpoint"]);
-    let long = daemon.submit(&["--class", "batch"], &words(&counter(60, 0.05)));
+    let long = daemon.submit(&["--class", "batch"], &words(&daemon.counter(60, 0.05)));
     daemon.wait_for_output(long, "25\n");
     let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
     daemon.wait_for(urgent, "done");
+    daemon.let_end();
     daemon.wait_for(long, "done");
     assert_eq!(metric(&daemon, "jobs{state=\"done\"}"), 2.0);
     assert_eq!(metric(&daemon, "preemptions_total"), 1.0);
@@ -317,8 +320,7 @@ fn over_the_network_a_token_and_a_certificate_are_needed() {
         { "token": "token-of-bob-which-is-long", "owner": "bob" },
     ]);
     std::fs::write(at("tokens"), tokens.to_string()).unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let address = format!("https://localhost:{port}");
+    let address = format!("https://localhost:{}", port::free());
     let daemon = Daemon::start(&[
         "--listen",
         &address,
@@ -368,10 +370,12 @@ fn a_jobs_own_directory_belongs_to_its_checkpoint() {
     std::fs::create_dir(&here).unwrap();
     std::fs::write(input.join("seed"), "seed\n").unwrap();
     let script = "cp seed found; i=0; while [ $i -lt 60 ]; do echo $i >>found; i=$((i+1)); \
-                  sleep 0.05; done";
+                  sleep 0.05; done; until [ -e $0 ]; do sleep 0.05; done";
+    let may_end = daemon.may_end();
     let mut submit =
         daemon.queue(&["submit", "--input", input.to_str().unwrap(), "--artefact", "found"]);
-    let output = submit.args(["--", "sh", "-c", script]).current_dir(&here).output().unwrap();
+    let submit = submit.args(["--", "sh", "-c", script]).arg(may_end).current_dir(&here);
+    let output = submit.output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
     let found = daemon.data().join("jobs/1/work/found");
     until("the job writes", || {
@@ -389,6 +393,7 @@ fn a_jobs_own_directory_belongs_to_its_checkpoint() {
         .unwrap();
     }
     std::fs::write(&found, "from the future\n").unwrap();
+    daemon.let_end();
     daemon.launch();
     daemon.ok(&["resume", "1"]);
     daemon.wait_for(1, "done");
@@ -441,8 +446,8 @@ fn gitlabs_custom_executor() {
     assert_eq!(std::fs::read_to_string(dir.path().join("exit")).unwrap(), "9");
 
     // The long script gives way to an urgent job, and Runner does not notice.
-    let long =
-        script("long", &format!("exec python3 -c '{}'", counter(60, 0.05)[2].replace('\'', "\"")));
+    let counter = daemon.counter(60, 0.05)[2].replace('\'', "\"");
+    let long = script("long", &format!("exec python3 -c '{counter}'"));
     let mut running = gitlab(&daemon, dir.path(), &["run", &long, "build_script"]);
     let running = running.stdout(Stdio::piped()).spawn().unwrap();
     until("the script runs", || {
@@ -453,6 +458,7 @@ fn gitlabs_custom_executor() {
     daemon.wait_for_output(3, "5\n");
     let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
     daemon.wait_for(urgent, "done");
+    daemon.let_end();
     let output = running.wait_with_output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), counted(60));
     assert_eq!(daemon.job(3)["preemptions"], 1);
@@ -510,8 +516,7 @@ fn with_page(dir: &Path) -> (Daemon, String) {
     let tokens = json!([{ "token": "administrator-token", "owner": "root", "admin": true }]);
     let file = dir.join("tokens");
     std::fs::write(&file, tokens.to_string()).unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let address = format!("http://127.0.0.1:{port}");
+    let address = format!("http://127.0.0.1:{}", port::free());
     let options = ["--listen", &address, "--tokens", file.to_str().unwrap(), "--slots", "1"];
     (Daemon::start(&options), address)
 }

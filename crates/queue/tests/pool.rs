@@ -8,8 +8,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::browser::{self, Browser};
-use common::{Daemon, counted, counter, shown, until, words};
+use common::{Daemon, counted, shown, until, words};
 use serde_json::{Value, json};
+use torpor_runtimes_tests::port;
 
 fn openssl(dir: &Path, args: &[&str]) {
     let output = Command::new("openssl").args(args).current_dir(dir).output().unwrap();
@@ -55,10 +56,6 @@ fn certificates(dir: &Path) {
     }
 }
 
-fn port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// Two daemons, each the other's only peer.
 fn pair(dir: &Path, config: &Value) -> [Daemon; 2] {
     pair_with(dir, config, &[])
@@ -67,7 +64,7 @@ fn pair(dir: &Path, config: &Value) -> [Daemon; 2] {
 /// Two daemons, the first of them with more options.
 fn pair_with(dir: &Path, config: &Value, of_first: &[&str]) -> [Daemon; 2] {
     certificates(dir);
-    let ports = [port(), port()];
+    let ports = [port::free(), port::free()];
     let at = |name: &str| dir.join(name).to_str().unwrap().to_owned();
     let start = |own: usize, name: &str, other: usize| {
         let mut config = config.clone();
@@ -149,14 +146,16 @@ fn files_of_a_job_travel_with_it() {
     std::fs::create_dir(&input).unwrap();
     std::fs::write(input.join("seed"), "seed\n").unwrap();
     let script = "exec 5<seed; i=0; while [ $i -lt 60 ]; do echo $i >>found; i=$((i+1)); \
-                  sleep 0.05; done; cat <&5; cat found";
-    let options = ["--input", input.to_str().unwrap()];
-    let id = a.submit(&options, &["bash", "-c", script]);
+                  sleep 0.05; done; until [ -e $0 ]; do sleep 0.05; done; cat <&5; cat found";
+    let (options, may_end) = (["--input", input.to_str().unwrap()], a.may_end());
+    let id = a.submit(&options, &["bash", "-c", script, may_end.to_str().unwrap()]);
     let found = a.data().join("jobs/1/work/found");
     until("the job writes", || {
         std::fs::read_to_string(&found).ok()?.contains("\n9\n").then_some(())
     });
     a.ok(&["drain", "--to", "b"]);
+    until("it is there", || (a.job(id)["state"] == "moved").then_some(()));
+    a.let_end();
     a.wait_for(id, "done");
     let lines: String = (0..60).map(|i| format!("{i}\n")).collect();
     assert_eq!(a.output(id), format!("seed\n{lines}"));
@@ -169,7 +168,7 @@ fn files_of_a_job_travel_with_it() {
 fn a_job_is_on_one_machine_whatever_fails() {
     let dir = tempfile::tempdir().unwrap();
     let [mut a, mut b] = pair(dir.path(), &json!({}));
-    let id = a.submit(&[], &words(&counter(150, 0.05)));
+    let id = a.submit(&[], &words(&a.counter(150, 0.05)));
     a.wait_for_output(id, "5\n");
     a.ok(&["move", "1", "--to", "b"]);
     a.wait_for_output(id, "20\n");
@@ -187,6 +186,7 @@ fn a_job_is_on_one_machine_whatever_fails() {
     a.ok(&["cancel", &other.to_string()]);
     a.wait_for(other, "cancelled");
     b.wait_for(2, "cancelled");
+    a.let_end();
     a.wait_for(id, "done");
     assert_eq!(a.output(id), counted(150));
     assert_eq!(b.output(1), counted(150));
@@ -196,7 +196,7 @@ fn a_job_is_on_one_machine_whatever_fails() {
 fn strangers_hand_over_nothing_and_who_cannot_go_stays() {
     let dir = tempfile::tempdir().unwrap();
     let [a, mut b] = pair(dir.path(), &json!({}));
-    let id = a.submit(&[], &words(&counter(60, 0.05)));
+    let id = a.submit(&[], &words(&a.counter(60, 0.05)));
     a.wait_for_output(id, "3\n");
     let nowhere = a.queue(&["move", "1", "--to", "c"]).output().unwrap();
     assert!(String::from_utf8_lossy(&nowhere.stderr).contains("no machine c"));
@@ -204,6 +204,7 @@ fn strangers_hand_over_nothing_and_who_cannot_go_stays() {
     let away = a.queue(&["move", "1", "--to", "b"]).output().unwrap();
     assert!(!away.status.success());
     assert!(String::from_utf8_lossy(&away.stderr).contains("it stays here"), "{}", shown(&away));
+    a.let_end();
     a.wait_for(id, "done");
     assert_eq!(a.output(id), counted(60));
     // Neither without a certificate nor with one of another authority.
@@ -224,9 +225,10 @@ fn strangers_hand_over_nothing_and_who_cannot_go_stays() {
 }
 
 /// A job with 24 MiB of memory and a file of 12 MiB that it does not change any more, and that counts.
-const LARGE: &str = "import os, time\nkept = os.urandom(24 << 20)\n\
+const LARGE: &str = "import os, sys, time\nkept = os.urandom(24 << 20)\n\
                      open('kept', 'wb').write(kept[:12 << 20])\n\
                      for i in range(200):\n    print(i, flush=True)\n    time.sleep(0.05)\n\
+                     while not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n\
                      print(open('kept', 'rb').read() == kept[:12 << 20])";
 
 /// What it writes.
@@ -238,7 +240,8 @@ fn large() -> String {
 fn submit_large(daemon: &Daemon, dir: &Path) -> u64 {
     let input = dir.join("input");
     std::fs::create_dir(&input).unwrap();
-    let id = daemon.submit(&["--input", input.to_str().unwrap()], &["python3", "-c", LARGE]);
+    let (options, may_end) = (["--input", input.to_str().unwrap()], daemon.may_end());
+    let id = daemon.submit(&options, &["python3", "-c", LARGE, may_end.to_str().unwrap()]);
     daemon.wait_for_output(id, "5\n");
     id
 }
@@ -262,6 +265,7 @@ fn most_of_a_job_is_sent_while_it_runs() {
     let (ahead, rest) = (bytes(&a, id, "sent-ahead"), bytes(&a, id, "moved"));
     assert!(ahead > 36 << 20, "memory and files are not sent ahead: {ahead} bytes");
     assert!(rest < 12 << 20, "what was sent ahead is sent again: {rest} bytes");
+    a.let_end();
     a.wait_for(id, "done");
     assert_eq!(a.output(id), large());
     assert_eq!(b.output(1), large());
@@ -282,12 +286,15 @@ fn a_job_goes_as_a_whole_when_what_was_sent_ahead_is_gone() {
         let entries = std::fs::read_dir(b.data().join("incoming")).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.path().extension().is_some_and(|e| e == "ahead"))
         {
-            cleared |= std::fs::remove_dir_all(entry.path()).is_ok();
+            // Who takes in what comes may be faster with clearing it away, when a part is gone.
+            let _ = std::fs::remove_dir_all(entry.path());
+            cleared = true;
         }
         moves.try_wait().unwrap()
     });
     assert!(cleared && status.success(), "{status}");
     assert!(bytes(&a, id, "moved") > 36 << 20, "{}", a.show(id));
+    a.let_end();
     a.wait_for(id, "done");
     assert_eq!(a.output(id), large());
 }
@@ -302,7 +309,7 @@ fn the_page_shows_where_a_job_is() {
     let file = dir.path().join("tokens");
     let tokens = json!([{ "token": "administrator-token", "owner": "root", "admin": true }]);
     std::fs::write(&file, tokens.to_string()).unwrap();
-    let address = format!("http://127.0.0.1:{}", port());
+    let address = format!("http://127.0.0.1:{}", port::free());
     let options = ["--listen", &address, "--tokens", file.to_str().unwrap()];
     let [a, b] = pair_with(dir.path(), &json!({}), &options);
     let id = a.submit(&[], &["sleep", "1000"]);

@@ -11,13 +11,14 @@ use serde_json::json;
 fn an_urgent_job_displaces_a_long_one_by_each_means() {
     for means in ["stop", "checkpoint"] {
         let daemon = Daemon::start(&["--slots", "1", "--means", means]);
-        let long = daemon.submit(&["--class", "batch"], &words(&counter(80, 0.03)));
+        let long = daemon.submit(&["--class", "batch"], &words(&daemon.counter(80, 0.03)));
         daemon.wait_for_output(long, "20\n");
         let output = daemon
             .queue(&["submit", "--class", "urgent", "--wait", "--", "echo", "urgent"])
             .output()
             .unwrap();
         assert_eq!(output.stdout, b"urgent\n");
+        daemon.let_end();
         let job = daemon.wait_for(long, "done");
         assert_eq!(job["preemptions"], 1, "{means}");
         assert_eq!(daemon.output(long), counted(80), "{means}");
@@ -52,13 +53,15 @@ fn priority_alone_displaces_and_equals_do_not() {
 fn a_preempted_job_keeps_its_tree_and_its_memory() {
     let daemon = Daemon::start(&[]);
     let script = "x=0; (for i in 1 2 3 4 5 6 7 8 9 10; do echo child $i; sleep 0.2; done) &\n\
-                  sleep 2.5 | cat\n wait; echo parent $x; exit 4";
-    let id = daemon.submit(&[], &["bash", "-c", script]);
+                  until [ -e $0 ]; do sleep 0.05; done | cat\n wait; echo parent $x; exit 4";
+    let may_end = daemon.may_end();
+    let id = daemon.submit(&[], &["bash", "-c", script, may_end.to_str().unwrap()]);
     daemon.wait_for_output(id, "child 2");
     daemon.ok(&["preempt", &id.to_string()]);
     assert_eq!(daemon.job(id)["state"], "preempted");
     // No process of it is left but its shepherd, which is one.
     assert_eq!(common::shepherds(&daemon.data()).len(), 1);
+    daemon.let_end();
     daemon.ok(&["resume", &id.to_string()]);
     let job = daemon.wait_for(id, "failed");
     assert_eq!(job["exit"], 4);
@@ -73,13 +76,17 @@ const TRACER: &str = "import ctypes, os, sys, time\npid = os.fork()\nif pid == 0
 #[test]
 fn what_cannot_be_saved_goes_on_and_is_remembered() {
     let daemon = Daemon::start(&[]);
-    let script = format!("{TRACER}time.sleep(1)\nprint('end', flush=True)\nos.kill(pid, 9)");
-    let id = daemon.submit(&["--kind", "tracer"], &["python3", "-c", &script]);
+    let end = "while not os.path.exists(sys.argv[1]): time.sleep(0.05)\n\
+               print('end', flush=True)\nos.kill(pid, 9)";
+    let (script, may_end) = (format!("{TRACER}{end}"), daemon.may_end());
+    let command = ["python3", "-c", &script, may_end.to_str().unwrap()];
+    let id = daemon.submit(&["--kind", "tracer"], &command);
     daemon.wait_for_output(id, "traced");
     let output =
         daemon.queue(&["preempt", &id.to_string(), "--means", "checkpoint"]).output().unwrap();
     assert!(!output.status.success());
     assert_eq!(daemon.job(id)["state"], "running");
+    daemon.let_end();
     daemon.wait_for(id, "done");
     assert!(daemon.output(id).contains("end"));
     let machine = daemon.ok(&["top", "--json"]);
@@ -140,14 +147,17 @@ fn a_jobs_own_command_makes_it_give_way() {
     let daemon = Daemon::start(&["--slots", "1", "--means", "command"]);
     let state = daemon.dir.path().join("state");
     let script = "s=$1; n=$(cat $s 2>/dev/null || echo 0); trap 'echo $n >$s; exit 0' USR1\n\
-                  echo from $n; while [ $n -lt 150 ]; do n=$((n+1)); sleep 0.05; done; echo end";
+                  echo from $n; while [ $n -lt 40 ]; do n=$((n+1)); sleep 0.05; done\n\
+                  until [ -e $2 ]; do sleep 0.05; done; echo end";
+    let may_end = daemon.may_end();
     let id = daemon.submit(
         &["--class", "batch", "--preempt-cmd", "kill -USR1 $TORPOR_JOB_PID"],
-        &["bash", "-c", script, "x", state.to_str().unwrap()],
+        &["bash", "-c", script, "x", state.to_str().unwrap(), may_end.to_str().unwrap()],
     );
     daemon.wait_for_output(id, "from 0");
     let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
     daemon.wait_for(urgent, "done");
+    daemon.let_end();
     let job = daemon.wait_for(id, "done");
     assert_eq!(job["preemptions"], 1);
     let reached: u32 = std::fs::read_to_string(state).unwrap().trim().parse().unwrap();
@@ -158,10 +168,12 @@ fn a_jobs_own_command_makes_it_give_way() {
 #[test]
 fn a_time_limit_does_not_run_while_a_job_sleeps() {
     let daemon = Daemon::start(&[]);
-    let id = daemon.submit(&["--time", "2"], &words(&counter(10, 0.1)));
+    // It runs for a second, or some on a busy machine.
+    let id = daemon.submit(&["--time", "10"], &words(&daemon.counter(10, 0.1)));
     daemon.wait_for_output(id, "1\n");
     daemon.ok(&["preempt", &id.to_string()]);
-    std::thread::sleep(std::time::Duration::from_millis(2500));
+    std::thread::sleep(std::time::Duration::from_millis(10_500));
+    daemon.let_end();
     daemon.ok(&["resume", &id.to_string()]);
     daemon.wait_for(id, "done");
     let late = daemon.submit(&["--time", "1"], &["sleep", "1000"]);
@@ -173,9 +185,10 @@ fn a_time_limit_does_not_run_while_a_job_sleeps() {
 #[test]
 fn jobs_run_after_others_and_again() {
     let daemon = Daemon::start(&[]);
-    let first = daemon.submit(&[], &["sleep", "0.3"]);
+    let first = daemon.submit(&[], &words(&daemon.counter(1, 0.0)));
     let second = daemon.submit(&["--after", &first.to_string()], &["true"]);
     assert_eq!(daemon.job(second)["state"], "queued");
+    daemon.let_end();
     daemon.wait_for(second, "done");
     let failing = daemon.submit(&["--retries", "2"], &["sh", "-c", "echo try; exit 1"]);
     let never = daemon.submit(&["--after", &failing.to_string()], &["true"]);
@@ -329,10 +342,11 @@ fn nobody_gives_way_to_a_command_that_is_not_there() {
 #[test]
 fn draining_puts_all_to_sleep_and_ends() {
     let daemon = Daemon::start(&[]);
-    let id = daemon.submit(&[], &words(&counter(20, 0.05)));
+    let id = daemon.submit(&[], &words(&daemon.counter(20, 0.05)));
     daemon.wait_for_output(id, "3\n");
     daemon.ok(&["drain", "--wait"]);
     assert_eq!(daemon.job(id)["state"], "preempted");
+    daemon.let_end();
     let late = daemon.submit(&["--class", "urgent"], &["true"]);
     assert!(daemon.ok(&["show", &late.to_string()]).contains("drained"));
     daemon.ok(&["drain", "--end"]);

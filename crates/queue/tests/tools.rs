@@ -6,9 +6,9 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{Daemon, long, until};
+use common::{Daemon, PATIENCE, long, until};
 use torpor_tests::random::Random;
 
 /// Preempts a job again and again while it runs, and returns how it is in the end.
@@ -29,10 +29,16 @@ fn preempt_at_random(daemon: &Daemon, id: u64, times: u64) -> serde_json::Value 
         assert!(output.status.success(), "{said} {}", daemon.show(id));
         daemon.ok(&["resume", &id.to_string()]);
     }
-    until("the job ends", || {
+    // It computes: that takes as long as others leave it no processor.
+    let begun = Instant::now();
+    loop {
         let job = daemon.job(id);
-        (!job["exit"].is_null()).then_some(job)
-    })
+        if !job["exit"].is_null() {
+            return job;
+        }
+        assert!(begun.elapsed() < 10 * PATIENCE, "the job does not end: {}", daemon.show(id));
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 fn there(program: &str) -> bool {
@@ -76,7 +82,7 @@ fn same_as_alone(name: &str, command: &[&str], times: u64) {
     let alone = Command::new(command[0]).args(&command[1..]).output().unwrap();
     let daemon = Daemon::start(&[]);
     let id = daemon.submit(&["--class", "batch", "--kind", name], command);
-    daemon.wait_for(id, "running");
+    until("it has started", || daemon.show(id)["started"].as_i64());
     let job = preempt_at_random(&daemon, id, times);
     assert_eq!(job["exit"].as_i64().unwrap(), i64::from(alone.status.code().unwrap()), "{name}");
     assert_eq!(daemon.output(id), String::from_utf8(alone.stdout).unwrap(), "{name}");
@@ -172,7 +178,7 @@ fn a_parallel_build() {
     std::fs::write(dir.path().join("Makefile"), rule).unwrap();
     let daemon = Daemon::start(&[]);
     let id = daemon.submit(&["--dir", dir.path().to_str().unwrap()], &["make", "-j3"]);
-    daemon.wait_for(id, "running");
+    until("it has started", || daemon.show(id)["started"].as_i64());
     let job = preempt_at_random(&daemon, id, 6);
     assert_eq!(job["exit"], 0, "{}", daemon.show(id));
     let objects = std::fs::read_dir(dir.path()).unwrap();
@@ -190,7 +196,7 @@ fn a_python_suite() {
     std::fs::write(&path, suite).unwrap();
     let daemon = Daemon::start(&[]);
     let id = daemon.submit(&[], &["sh", "-c", "exec python3 $0 2>&1", path.to_str().unwrap()]);
-    daemon.wait_for(id, "running");
+    until("it has started", || daemon.show(id)["started"].as_i64());
     let job = preempt_at_random(&daemon, id, 8);
     assert_eq!(job["exit"], 0);
     assert!(daemon.output(id).contains("Ran 60 tests"), "{}", daemon.output(id));
@@ -245,7 +251,7 @@ fn afl() {
         ],
         &["afl-fuzz", "-V", "20", "-i", &at("in"), "-o", &at("out"), "--", &at("target")],
     );
-    daemon.wait_for(id, "running");
+    until("it has started", || daemon.show(id)["started"].as_i64());
     let job = preempt_at_random(&daemon, id, 10);
     assert_eq!(job["exit"], 0, "{}\n{}", daemon.show(id), daemon.output(id));
     let stats = std::fs::read_to_string(dir.path().join("out/default/fuzzer_stats")).unwrap();

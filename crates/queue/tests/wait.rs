@@ -121,7 +121,9 @@ fn a_client_does_not_notice_twenty_preemptions() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    client.stdin.take().unwrap().write_all(b"of the line\n").unwrap();
+    // It has a part of its input, and does not end before it has the rest.
+    let mut stdin = client.stdin.take().unwrap();
+    stdin.write_all(b"of the ").unwrap();
     until("the job runs", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
     for _ in 0..20 {
         daemon.wait_for(1, "running");
@@ -129,6 +131,8 @@ fn a_client_does_not_notice_twenty_preemptions() {
         assert_eq!(daemon.job(1)["state"], "preempted", "{}", daemon.show(1));
         daemon.ok(&["resume", "1"]);
     }
+    stdin.write_all(b"line\n").unwrap();
+    drop(stdin);
     let output = client.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(9), "{}", shown(&output));
     let numbers: String = (0..400).map(|i| format!("{i}\n")).collect();
@@ -144,7 +148,7 @@ fn a_client_does_not_notice_twenty_preemptions() {
 fn run_is_the_command_for_any_ci() {
     let daemon = Daemon::start(&["--slots", "1", "--means", "checkpoint"]);
     let end = "import sys\nprint('warned', file=sys.stderr)\nsys.exit(5)";
-    let script = format!("{}\n{end}", counter(60, 0.05)[2]);
+    let script = format!("{}\n{end}", daemon.counter(60, 0.05)[2]);
     let client = daemon
         .queue(&["run", "--class", "batch", "--", "python3", "-c", &script])
         .stdout(Stdio::piped())
@@ -155,6 +159,7 @@ fn run_is_the_command_for_any_ci() {
     daemon.wait_for_output(1, "5\n");
     let urgent = daemon.queue(&["run", "--class", "urgent", "--", "echo", "urgent"]).output();
     assert_eq!(urgent.unwrap().stdout, b"urgent\n");
+    daemon.let_end();
     let output = client.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(5), "{}", shown(&output));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), counted(60));
@@ -184,7 +189,8 @@ fn a_client_outlives_its_daemon() {
 
 #[test]
 fn a_job_ends_with_its_client() {
-    let config = serde_json::json!({ "orphan_after": 300 });
+    // Longer than a client takes, on a busy machine, from its job's being accepted to its waiting for it.
+    let config = serde_json::json!({ "orphan_after": 10_000 });
     let daemon = Daemon::configured(&config, &[]);
     let mut client = daemon.queue(&["submit", "--wait", "--", "sleep", "1000"]).spawn().unwrap();
     until("the job runs", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));

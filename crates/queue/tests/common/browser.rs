@@ -58,29 +58,42 @@ impl Browser {
         self.ask(id, "innerHTML")
     }
 
-    /// A property of an element, of text; empty while the page has no such element.
+    /// A property of an element, of text; empty while the page has no such element, or is about to be
+    /// shown.
     fn ask(&mut self, id: &str, property: &str) -> String {
         let expression = format!("document.getElementById({id:?})?.{property} ?? ''");
-        let answer = self.call("Runtime.evaluate", &json!({ "expression": expression }));
+        let answer = self.answer("Runtime.evaluate", &json!({ "expression": expression }));
+        // Nobody answers what was asked of the empty page that it takes the place of.
+        let Some(Ok(answer)) = answer else { return String::new() };
         answer["result"]["value"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
     }
 
     fn call(&mut self, method: &str, params: &Value) -> Value {
+        let answer = self.answer(method, params);
+        let answer = answer.unwrap_or_else(|| panic!("{method}: the browser has ended"));
+        answer.unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    /// What the browser answers, or its error; nothing if it has ended.
+    fn answer(&mut self, method: &str, params: &Value) -> Option<Result<Value, Value>> {
         self.calls += 1;
         let mut call = json!({ "id": self.calls, "method": method, "params": params });
         if let Some(session) = &self.session {
             call["sessionId"] = json!(session);
         }
-        self.to.write_all(format!("{call}\0").as_bytes()).unwrap();
+        self.to.write_all(format!("{call}\0").as_bytes()).ok()?;
         loop {
             let mut answer = Vec::new();
-            self.from.read_until(0, &mut answer).unwrap();
-            assert_eq!(answer.pop(), Some(0), "{method}: the browser has ended");
+            self.from.read_until(0, &mut answer).ok()?;
+            answer.pop().filter(|&end| end == 0)?;
             let answer: Value = serde_json::from_slice(&answer).unwrap();
             // What has no such number is news.
             if answer["id"] == self.calls {
-                assert!(answer["error"].is_null(), "{method}: {answer}");
-                return answer["result"].clone();
+                let error = &answer["error"];
+                let is_good = error.is_null();
+                return Some(
+                    is_good.then(|| answer["result"].clone()).ok_or_else(|| error.clone()),
+                );
             }
         }
     }
@@ -90,7 +103,8 @@ impl Drop for Browser {
     fn drop(&mut self) {
         self.session = None;
         if !std::thread::panicking() {
-            self.call("Browser.close", &json!({}));
+            // It may have ended before it answers.
+            self.answer("Browser.close", &json!({}));
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

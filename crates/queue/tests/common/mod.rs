@@ -191,6 +191,26 @@ impl Daemon {
         }
     }
 
+    /// When this is there jobs may end that wait for it: none must before all has happened that is to happen
+    /// to it, however slow the machine is.
+    pub fn may_end(&self) -> PathBuf {
+        self.dir.path().join("may-end")
+    }
+
+    /// Lets them end.
+    pub fn let_end(&self) {
+        std::fs::write(self.may_end(), "").unwrap();
+    }
+
+    /// A command that counts as [`counter`] does, and ends when it may.
+    pub fn counter(&self, last: u32, pause: f64) -> Vec<String> {
+        let wait = format!(
+            "import os\nwhile not os.path.exists('{}'):\n    time.sleep(0.02)",
+            self.may_end().display()
+        );
+        python(&[&counting(last, pause), &wait, "print('end')"])
+    }
+
     /// What a job has written to its standard output.
     pub fn output(&self, id: u64) -> String {
         self.ok(&["logs", &id.to_string()])
@@ -231,7 +251,15 @@ pub fn shepherds(data: &Path) -> Vec<i32> {
         words.get(2) == Some(&&b"shepherd"[..])
             && words.get(3).is_some_and(|dir| dir.starts_with(data.as_os_str().as_encoded_bytes()))
     };
-    pids.filter(keeps).collect()
+    let found: Vec<i32> = pids.filter(keeps).collect();
+    // One that a shepherd has borne, and that is about to be a worker, looks like it.
+    let is_borne = |pid: &&i32| parent(**pid).is_some_and(|parent| found.contains(&parent));
+    found.iter().filter(|pid| !is_borne(pid)).copied().collect()
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 /// The output of a command, for messages.
@@ -246,10 +274,17 @@ pub fn shown(output: &Output) -> String {
 
 /// A command that counts to `last`, a line each `pause` seconds, and then says `end`.
 pub fn counter(last: u32, pause: f64) -> Vec<String> {
-    let script = format!(
-        "import time\nfor i in range({last}):\n    print(i, flush=True)\n    time.sleep({pause})\nprint('end')"
-    );
-    vec!["python3".to_owned(), "-c".to_owned(), script]
+    python(&[&counting(last, pause), "print('end')"])
+}
+
+fn counting(last: u32, pause: f64) -> String {
+    format!(
+        "import time\nfor i in range({last}):\n    print(i, flush=True)\n    time.sleep({pause})"
+    )
+}
+
+fn python(parts: &[&str]) -> Vec<String> {
+    vec!["python3".to_owned(), "-c".to_owned(), parts.join("\n")]
 }
 
 /// What such a command writes.
