@@ -157,7 +157,8 @@ fn one_that_does_not_answer_starts_cold() {
     let fixture = Fixture::new("silent", 200);
     let reference = fixture.reference();
     fixture.create(&reference, &[]);
-    let ready = ["--ready", "exec:test ! -e /run/torpor/restored", "--timeout", "2"];
+    // The one that is started cold must be ready within this time, also on a busy machine.
+    let ready = ["--ready", "exec:test ! -e /run/torpor/restored", "--timeout", "10"];
     cold_with(&fixture, &reference, "warm", "not ready (exec:test", &ready);
     let never = ["--ready", "exec:false", "--timeout", "1"];
     let output = fixture.try_run(&reference, "never", &never);

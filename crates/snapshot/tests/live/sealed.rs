@@ -62,8 +62,8 @@ fn a_sealed_snapshot_that_does_not_start_is_not_published() {
     let fixture = Fixture::new("sealed-trial", 50);
     let (key, recipient) = key(&fixture);
     let reference = fixture.reference();
-    // It is ready once, and never again.
-    let ready = ["--ready", "exec:busybox mkdir /once", "--timeout", "5"];
+    // It is ready once, within this time also on a busy machine, and never again.
+    let ready = ["--ready", "exec:busybox mkdir /once", "--timeout", "15"];
     let sealed = [&ready[..], &["--recipient", &recipient]].concat();
     let output = fixture.try_create(&reference, &sealed);
     assert!(!output.status.success(), "{}", shown(&output));
