@@ -10,7 +10,7 @@ use common::{Daemon, until};
 fn a_job_that_forks_without_end_is_held_and_cleared() {
     let daemon = Daemon::start(&[]);
     let id = daemon.submit(
-        &["--pids", "60", "--time", "2"],
+        &["--pids", "60", "--time", "5"],
         &["bash", "-c", "f() { f | f & }; f; sleep 1000"],
     );
     let job = daemon.wait_for(id, "failed");
@@ -24,7 +24,7 @@ fn a_job_that_forks_without_end_is_held_and_cleared() {
 fn a_fork_bomb_without_a_limit_of_its_own_is_held_and_named() {
     let daemon = Daemon::configured(&serde_json::json!({ "pids": 40 }), &[]);
     let bomb = ["bash", "-c", "f() { f | f & }; f; sleep 1000"];
-    let id = daemon.submit(&["--time", "2"], &bomb);
+    let id = daemon.submit(&["--time", "5"], &bomb);
     let job = daemon.wait_for(id, "failed");
     let note = job["note"].as_str().unwrap();
     assert!(note.contains("as many processes and threads as it may (--pids)"), "{note}");
