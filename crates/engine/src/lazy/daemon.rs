@@ -62,11 +62,16 @@ impl<'a> Daemon<'a> {
         if connect(new_socket().context(what)?, &address) == Err(rustix::io::Errno::CONNREFUSED) {
             std::fs::remove_file(&socket).context(what)?;
         }
+        // It gets its name when it listens: whoever waits for the name connects then.
+        let unnamed = PathBuf::from(format!("{}.{}", socket.display(), std::process::id()));
         let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
-        let bound = bind(&listener, &address);
+        let bound = bind(&listener, &SocketAddrUnix::new(&unnamed).context(what)?);
         rustix::process::umask(before);
         bound.context(what)?;
-        listen(&listener, 1).context(what)?;
+        let listens = listen(&listener, 1).map_err(std::io::Error::from);
+        let named = listens.and_then(|()| std::fs::hard_link(&unnamed, &socket));
+        let _ = std::fs::remove_file(&unnamed);
+        named.context(what)?;
         Ok(Daemon { opts, images, borrower, listener, socket, _dir: dir })
     }
 
