@@ -107,6 +107,7 @@ fn stop_others(
             return Ok((clients, HashSet::new()));
         }
     }
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let waiting = space.unaccepted(&doors).unwrap_or_default();
         if waiting.is_empty() || Instant::now() > deadline {

@@ -22,8 +22,9 @@ use crate::namespace::{NsKind, run_in};
 use crate::options::{Network, NetworkLock};
 use crate::proc;
 
-/// How long the tasks have to accept what waits.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(300);
+/// How long the tasks have to accept what waits. On a busy machine a task may get no processor for some tenths of a
+/// second.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 /// How often it is looked.
 pub(crate) const PAUSE: Duration = Duration::from_millis(2);
 
