@@ -223,7 +223,7 @@ fn logs_go_where_the_request_says() {
     let opts = CriuOpts { images_dir_fd: i.as_raw_fd(), log_level: Some(4), ..Default::default() };
     refusal(&with_opts(CriuReqType::Dump, opts.clone()));
     let log = fs::read_to_string(images.path().join("criu.log")).unwrap();
-    assert!(log.starts_with("(00.") && log.contains("cannot be dumped by its own child"), "{log}");
+    assert!(log.starts_with("(0") && log.contains("cannot be dumped by its own child"), "{log}");
     let named =
         CriuOpts { work_dir_fd: Some(w.as_raw_fd()), log_file: Some("dump.log".into()), ..opts };
     refusal(&with_opts(CriuReqType::Dump, named));
@@ -317,7 +317,7 @@ impl Service {
 }
 
 fn wait_until(condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         assert!(Instant::now() < deadline, "it does not come true");
         std::thread::sleep(Duration::from_millis(5));
