@@ -35,9 +35,20 @@ fn pagers(dir: &Path) -> Vec<i32> {
     found
 }
 
+/// One of the two by its name. A process that was just forked is called like the one that has forked it.
 fn pager(dir: &Path, name: &str) -> i32 {
-    let all = pagers(dir);
-    *all.iter().find(|&&pid| name_of(pid).as_deref() == Some(name)).expect("there is a pager")
+    let mut found = None;
+    let is =
+        |name: &str| pagers(dir).into_iter().find(|&pid| name_of(pid).as_deref() == Some(name));
+    wait_until(|| {
+        found = is("torpor-pager").and(is(name));
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
 #[test]
@@ -119,9 +130,14 @@ fn killed(name: &str) {
     let task = Task::start(16 * PAGES);
     task.put_to_sleep(&[]);
     task.restore(&["--lazy-pages"]);
-    let victim = pager(task.dir.path(), name);
+    let [victim, works] = [name, "torpor-pager"].map(|name| pager(task.dir.path(), name));
+    // Pages are missing for as long as it is stopped, and the task waits for them.
+    signal(works, Signal::STOP);
     task.go();
-    kill_process(Pid::from_raw(victim).unwrap(), Signal::KILL).unwrap();
+    signal(victim, Signal::KILL);
+    if victim != works {
+        signal(works, Signal::CONT);
+    }
     wait_until(|| task.is_gone());
     wait_until(|| pagers(task.dir.path()).is_empty());
     assert_eq!(task.log("report"), "");
