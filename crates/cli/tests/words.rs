@@ -119,6 +119,8 @@ fn check(what: &str, dir: &Path, args: &[&str], after: impl Fn(bool)) {
 fn an_error_of_the_kernel_names_what_it_is_about() {
     // What is left of a tree keeps its pids in use until somebody waits for it.
     set_child_subreaper(Some(getpid())).unwrap();
+    // What listens has a port that somebody else could take while it is asleep: not in a network of its own.
+    torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNET).unwrap();
     let place = TempDir::new().unwrap();
     let dir = place.path();
     compile(dir, "deny");
