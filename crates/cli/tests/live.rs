@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -14,7 +13,9 @@ use torpor_sys::process::{Status, wait};
 
 mod sleeper;
 
-use sleeper::{Client, Sleeper, criu, name_of, request, wait_until};
+use sleeper::{
+    Client, Sleeper, WITHOUT_MOUNTS_OF_OTHERS, criu, name_of, request, wait_until, write_script,
+};
 
 fn parent_of(pid: i32) -> i32 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -30,8 +31,7 @@ fn script(dir: &Path, stage: &str) -> (PathBuf, PathBuf) {
         "#!/bin/sh\n{line} >> {}\ntest $CRTOOLS_SCRIPT_ACTION != {stage}\n",
         told.display()
     );
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&script, &text);
     (script, told)
 }
 
@@ -464,14 +464,11 @@ fn a_device_is_moved_in_for_one_of_a_pair() {
     assert!(index("peer ").is_some() && index("peer ") == index("other "), "{said}");
 }
 
-/// What scripts begin with: moves the tree of the task that was started last to images and back, with the
+/// What scripts have: moves the tree of the task that was started last to images and back, with the
 /// options of the restore. Its process id is in the file `pid` afterwards.
 const THERE_AND_BACK: &str = r#"
 set -e
 torpor=$1 dir=$2
-# What others have mounted at this moment is no part of the test, and may be gone before the restore.
-cut -d' ' -f5 /proc/self/mountinfo | grep -E '^(/tmp|/var/tmp|/var/lib|/run)/.' | grep -v "^$dir" |
-    while read -r place; do umount --lazy "$place" 2>/dev/null || true; done
 there_and_back() {
     mkdir "$dir/images"
     "$torpor" dump --tree $! --images-dir "$dir/images"
@@ -483,7 +480,7 @@ there_and_back() {
 /// What a script of the shell prints in namespaces of its own, with which all that it starts goes. Its
 /// arguments are the program and a directory.
 fn alone(script: &str, dir: &Path) -> String {
-    let script = [THERE_AND_BACK, script].concat();
+    let script = [WITHOUT_MOUNTS_OF_OTHERS, THERE_AND_BACK, script].concat();
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--uts", "--ipc", "--net"]);
     command.args(["--fork", "--mount-proc", "--kill-child"]);

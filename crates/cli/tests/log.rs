@@ -9,15 +9,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sleeper::{criu, wait_until};
+use sleeper::{WITHOUT_MOUNTS_OF_OTHERS, criu, wait_until};
 use tempfile::TempDir;
 use torpor_sys::process::{Status, wait};
 
 /// A listener, a file in memory, a lock, and events that were not read, in a mount namespace that has a file
-/// system of its own. What other tests have mounted at this moment is taken out of it.
+/// system of its own.
 const START: &str = r#"
-cut -d' ' -f5 /proc/self/mountinfo | grep -E '^(/tmp|/var/tmp|/var/lib|/run)/.' |
-    while read -r place; do umount --lazy "$place" 2>/dev/null || true; done
 mkdir "$1/own" && mount -t tmpfs own "$1/own" && exec python3 -c "$2" "$1"
 "#;
 const PROGRAM: &str = r#"
@@ -43,7 +41,9 @@ impl Task {
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut command = Command::new("setsid");
-        command.args(["unshare", "--mount", "sh", "-ec", START, "sh"]).arg(dir.path()).arg(PROGRAM);
+        let start = [WITHOUT_MOUNTS_OF_OTHERS, START].concat();
+        command.args(["unshare", "--mount", "sh", "-ec", &start, "sh"]);
+        command.arg(dir.path()).arg(PROGRAM);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let pid = i32::try_from(command.spawn().unwrap().id()).unwrap();
         wait_until(|| dir.path().join("ready").exists());

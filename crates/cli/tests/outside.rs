@@ -3,14 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-
-use rustix::io::{FdFlags, fcntl_setfd};
 
 mod sleeper;
 
-use sleeper::Sleeper;
+use sleeper::{Sleeper, WITHOUT_MOUNTS_OF_OTHERS};
 
 /// The mounts of this host come back as they are.
 const MOUNTS: [&str; 2] = ["--external", "mnt[]:ms"];
@@ -21,7 +18,8 @@ fn opened_before(dir: &Path, mounts: &str) -> Sleeper {
         fs::create_dir(dir.join(name)).unwrap();
     }
     fs::write(dir.join("here/file"), "text").unwrap();
-    let inside = format!("cd {}; {mounts}; exec sleep 1000", dir.display());
+    let inside =
+        format!("{WITHOUT_MOUNTS_OF_OTHERS} cd {}; {mounts}; exec sleep 1000", dir.display());
     let script = "cd $1; exec 3<>here/file; exec unshare --mount sh -ec \"$2\"";
     Sleeper::start_as(&["sh", "-ec", script, "sh", dir.to_str().unwrap(), &inside])
 }
@@ -54,10 +52,11 @@ fn one_that_no_path_leads_to_is_left_to_the_caller_as_the_refusal_says() {
     task.put_to_sleep(&[MOUNTS[0], MOUNTS[1], "--external", external]);
 
     let given = fs::File::options().read(true).write(true).open(dir.path().join("here/file"));
-    let given = given.unwrap();
-    fcntl_setfd(&given, FdFlags::empty()).unwrap();
-    let inherit = inherit.replace("[N]", &format!("[{}]", given.as_raw_fd()));
-    let output = task.restore(&MOUNTS).args(["-d", "--inherit-fd", &inherit]).output().unwrap();
+    // As its standard input: nothing else that is started meanwhile has it.
+    let inherit = inherit.replace("[N]", "[0]");
+    let mut restore = task.restore(&MOUNTS);
+    let output = restore.args(["-d", "--inherit-fd", &inherit]).stdin(given.unwrap()).output();
+    let output = output.unwrap();
     assert!(output.status.success(), "{}", task.log("restore.log"));
     assert_eq!(third(&task), dir.path().join("here/file"));
     assert_eq!(fs::read(format!("/proc/{}/fd/3", task.pid)).unwrap(), b"text");

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
@@ -22,7 +22,7 @@ mod sleeper;
 use certificates::certificates;
 use keys::seal;
 use memory::Task;
-use sleeper::{Client, criu, request};
+use sleeper::{Client, criu, request, write_script};
 
 /// Of the task's memory.
 const PAGES: u64 = 4096;
@@ -251,8 +251,7 @@ fn a_dump_that_fails_leaves_nothing_at_the_server() {
     let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
     let mut server = Server::start(there.path(), &[]);
     let script = task.dir.path().join("script");
-    fs::write(&script, "#!/bin/sh\ntest $CRTOOLS_SCRIPT_ACTION != network-lock\n").unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&script, "#!/bin/sh\ntest $CRTOOLS_SCRIPT_ACTION != network-lock\n");
     let script = ["--action-script", script.to_str().unwrap()];
     assert!(!task.dump(&[&server.options()[..], &script].concat()));
     assert!(!server.end());

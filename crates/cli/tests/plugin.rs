@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
+
+mod sleeper;
+
+use sleeper::write_script;
 
 const PODS: &str = "api/v1/namespaces/a/pods";
 const CHECKPOINTS: &str = "apis/torpor.dev/v1alpha1/namespaces/a/podcheckpoints";
@@ -41,8 +45,7 @@ impl Cluster {
             fs::create_dir_all(dir).unwrap();
         }
         fs::create_dir_all(place.path().join("server").join(CHECKPOINTS)).unwrap();
-        fs::write(bin.join("kubectl"), KUBECTL).unwrap();
-        fs::set_permissions(bin.join("kubectl"), fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&bin.join("kubectl"), KUBECTL);
         symlink(env!("CARGO_BIN_EXE_torpor"), bin.join("kubectl-torpor")).unwrap();
         Self(place)
     }

@@ -30,7 +30,7 @@ mod sleeper;
 
 use authority::{Authority, NOW};
 use keys::age_key;
-use sleeper::{Client, SECRET, Sleeper, request, wait_until};
+use sleeper::{Client, SECRET, Sleeper, request, wait_until, write_script};
 
 /// A file of OpenSSL's, among those of the tests of keys.
 fn fixture(name: &str) -> String {
@@ -74,8 +74,7 @@ fn provider(dir: &Path) -> String {
         *'\"operation\":\"wrap\"'*) echo \"$request\" | sed 's/.*\"secret\":\"\\([^\"]*\\)\".*/{\"wrapped\":\"\\1\"}/' ;;\n\
         *) echo \"$request\" | sed 's/.*\"wrapped\":\"\\([^\"]*\\)\".*/{\"secret\":\"\\1\"}/' ;;\n\
         esac\n";
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&path, text);
     format!("provider:{}", path.display())
 }
 

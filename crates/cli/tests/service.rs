@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
 
 use rustix::net::{
@@ -17,7 +16,7 @@ use torpor_sys::process::{Status, wait};
 
 mod sleeper;
 
-use sleeper::{Client, Sleeper, criu, request, wait_until};
+use sleeper::{Client, Sleeper, criu, request, wait_until, write_script};
 
 /// A service that is started in one directory and works in another, with a configuration file in the first one.
 struct Service {
@@ -98,8 +97,7 @@ fn a_worker_is_a_program_of_its_own() {
 #[test]
 fn a_client_has_the_options_and_the_tasks_of_its_service() {
     let script = tempfile::NamedTempFile::new().unwrap().into_temp_path();
-    fs::write(&script, "#!/bin/sh\necho $CRTOOLS_SCRIPT_ACTION >>acted\n").unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
+    write_script(&script, "#!/bin/sh\necho $CRTOOLS_SCRIPT_ACTION >>acted\n");
     let service = Service::start(&format!("action-script {}\n", script.display()));
     let task = Sleeper::start();
     let images = fs::File::open(task.dir.path()).unwrap();

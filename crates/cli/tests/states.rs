@@ -6,14 +6,13 @@ mod sleeper;
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use elf::ElfBytes;
 use elf::endian::LittleEndian;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use sleeper::{Client, Sleeper, criu, request, wait_until};
+use sleeper::{Client, Sleeper, criu, request, wait_until, write_script};
 use torpor_images::proto::{CoreEntry, CriuOpts, CriuReqType, StatsEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_sys::process::wait;
@@ -123,8 +122,7 @@ fn freezes_in_a_hook(freezer: &'static Freezer) {
         freezer.words[0],
         freezer.file
     );
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&script, &text);
     let output = task.restore(&["-d", "--action-script", script.to_str().unwrap()]).output();
     assert!(output.unwrap().status.success(), "{}", task.log("restore.log"));
     wait_until(|| group.is_frozen());

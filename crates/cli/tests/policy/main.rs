@@ -5,9 +5,10 @@
 
 mod addresses;
 mod given;
+#[path = "../sleeper/mod.rs"]
+mod sleeper;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ use torpor_images::proto::{
 };
 use torpor_images::{ImageDir, kind};
 use torpor_policy::Capabilities;
+
+use sleeper::{WITHOUT_MOUNTS_OF_OTHERS, write_script};
 
 fn torpor(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
@@ -45,7 +48,11 @@ impl Asleep {
         let close = "for fd in /proc/$$/fd/*; do fd=${fd##*/}; \
                      if [ $fd -gt 2 ]; then eval \"exec $fd>&-\"; fi; done";
         let own = "cd /; exec </dev/null >/dev/null 2>&1";
-        let script = format!("{own}; {close}\n{script}\n: >{}\nexec sleep 1000", ready.display());
+        // Here it would be this host's mounts.
+        let has_mounts = unshare.contains(&"--mount");
+        let alone = if has_mounts { WITHOUT_MOUNTS_OF_OTHERS } else { "" };
+        let script =
+            format!("{own}; {close}\n{alone}\n{script}\n: >{}\nexec sleep 1000", ready.display());
         let mut command = Command::new("setsid");
         command.arg("unshare").args(unshare).args(["bash", "-ec", &script]).stdin(Stdio::null());
         command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -561,8 +568,7 @@ fn a_restore_gives_up_what_it_does_not_need() {
             cat /proc/$((parent))/status >{}\n",
             said.display()
         );
-        fs::write(&script, text).unwrap();
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&script, &text);
         let root = task.root();
         let images = task.images();
         let args = ["restore", "-d", "--host-key", &task.key(), "--action-script"];

@@ -27,6 +27,21 @@ pub fn criu(args: &[&str]) -> Command {
     command
 }
 
+/// What begins a shell script in a mount namespace of its own: what others have mounted at this moment is no part of
+/// the test, and may be gone before a restore. The checkout stays where scripts/test.sh has mounted it.
+pub const WITHOUT_MOUNTS_OF_OTHERS: &str = r#"
+cut -d' ' -f5 /proc/self/mountinfo | grep -E '^(/tmp|/var/tmp|/var/lib|/run)/.' | grep -v '/torpor-checkout-' |
+    while read -r place; do umount --lazy "$place" 2>/dev/null || true; done
+"#;
+
+/// Makes a script that can be run. Another process writes it: a file that this one has open for writing is open for
+/// a moment in what another thread starts meanwhile, too, and as long as it is nobody can run it (`ETXTBSY`).
+pub fn write_script(path: &Path, text: &str) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\""]).arg(path).arg(text);
+    assert!(shell.status().unwrap().success());
+}
+
 /// A word in the environment of each sleeper.
 pub const SECRET: &str = "TORPOR_TEST_SECRET_OF_A_SLEEPER";
 
