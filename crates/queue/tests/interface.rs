@@ -4,33 +4,13 @@
 
 mod common;
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::browser::{self, Browser};
-use common::{Daemon, counted, shown, until, words};
+use common::{Daemon, ask, counted, shown, until, words};
 use serde_json::{Value, json};
 use torpor_runtimes_tests::port;
-
-/// Asks over the Unix socket as any HTTP client would; returns status and body.
-fn ask(daemon: &Daemon, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
-    let mut stream = UnixStream::connect(daemon.dir.path().join("socket")).unwrap();
-    let length = body.len();
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: q\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
-    );
-    // Who is refused may be answered before all has been read.
-    match stream.write_all(request.as_bytes()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
-        sent => sent.unwrap(),
-    }
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
-}
 
 #[test]
 fn what_is_described_is_there_and_the_other_way_round() {

@@ -193,6 +193,28 @@ fn a_job_is_on_one_machine_whatever_fails() {
 }
 
 #[test]
+fn a_job_that_the_other_machine_has_forgotten_is_given_up_by_hand() {
+    let dir = tempfile::tempdir().unwrap();
+    let [mut a, b] = pair(dir.path(), &json!({}));
+    let id = a.submit(&[], &words(&counter(60, 0.05)));
+    a.wait_for_output(id, "3\n");
+    let there: u64 = a.ok(&["move", "1", "--to", "b"]).trim().parse().unwrap();
+    a.kill();
+    b.wait_for(there, "done");
+    until("nobody reads it any more", || {
+        b.queue(&["forget", &there.to_string()]).output().unwrap().status.success().then_some(())
+    });
+    a.launch();
+    until("it is said", || {
+        let note = a.show(id)["note"].as_str().map(str::to_owned);
+        note.filter(|note| note.contains(&format!("b does not know job {there} any more")))
+    });
+    assert_eq!(a.job(id)["state"], "moved");
+    a.ok(&["cancel", &id.to_string()]);
+    a.wait_for(id, "cancelled");
+}
+
+#[test]
 fn strangers_hand_over_nothing_and_who_cannot_go_stays() {
     let dir = tempfile::tempdir().unwrap();
     let [a, mut b] = pair(dir.path(), &json!({}));

@@ -36,6 +36,7 @@ fn authority(path: &Path) -> Result<Arc<rustls::ClientConfig>, String> {
 #[error("{text}")]
 pub struct Refusal {
     class: Class,
+    is_missing: bool,
     text: String,
 }
 
@@ -44,6 +45,12 @@ impl Refusal {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.class == Class::PeerLost
+    }
+
+    /// Whether there is nothing of that name.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.is_missing
     }
 
     /// Several in one.
@@ -55,12 +62,12 @@ impl Refusal {
         let mut texts: Vec<String> = refusals.into_iter().map(String::from).collect();
         // A daemon that does not answer says the same of each.
         texts.dedup();
-        Err(Self { class, text: texts.join("; ") })
+        Err(Self { class, is_missing: false, text: texts.join("; ") })
     }
 }
 
 impl From<Refusal> for Outcome {
-    fn from(Refusal { class, text }: Refusal) -> Self {
+    fn from(Refusal { class, text, .. }: Refusal) -> Self {
         Self::failed(class, text)
     }
 }
@@ -91,13 +98,13 @@ impl Client {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> Result<Value, Refusal> {
-        let lost = |e| Refusal { class: Class::PeerLost, text: self.unreachable(&e) };
+        let failed = |class, text| Refusal { class, is_missing: false, text };
+        let lost = |e| failed(Class::PeerLost, self.unreachable(&e));
         let answer = self.ask(method, path, headers, body).map_err(lost)?;
         let status = answer.status;
         let body = answer.whole().map_err(lost)?;
-        let value: Value = serde_json::from_slice(&body).map_err(|e| Refusal {
-            class: Class::Protocol,
-            text: format!("the daemon's answer makes no sense: {e}"),
+        let value: Value = serde_json::from_slice(&body).map_err(|e| {
+            failed(Class::Protocol, format!("the daemon's answer makes no sense: {e}"))
         })?;
         if status < 300 {
             return Ok(value);
@@ -105,6 +112,7 @@ impl Client {
         let detail = value["detail"].as_str().map(str::to_owned);
         Err(Refusal {
             class: if matches!(status, 401 | 403) { Class::Forbidden } else { Class::Refused },
+            is_missing: status == 404,
             text: detail.unwrap_or_else(|| format!("the daemon answered with {status}")),
         })
     }

@@ -37,6 +37,9 @@ pub struct List {
     /// Only jobs in this state
     #[arg(long, value_name = "STATE", value_parser = STATES)]
     state: Option<String>,
+    /// Only the newest N of them
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
 }
 
 impl List {
@@ -48,6 +51,9 @@ impl List {
         let mut jobs = client()?.json("GET", "/v1/jobs", b"")?;
         if let (Some(state), Some(list)) = (&self.state, jobs.as_array_mut()) {
             list.retain(|job| job["state"] == json!(state));
+        }
+        if let (Some(most), Some(list)) = (self.limit, jobs.as_array_mut()) {
+            list.drain(..list.len().saturating_sub(most));
         }
         if self.json {
             say!("{jobs}");
@@ -241,6 +247,48 @@ impl Cancel {
         Refusal::all(refusals)?;
         done(self.json, &json!({ "cancelled": self.ids }))
     }
+}
+
+/// `forget`
+#[derive(Debug, Args)]
+pub struct Forget {
+    /// The jobs
+    #[arg(required_unless_present = "all")]
+    ids: Vec<u64>,
+    /// All that are over, but for those that somebody still needs
+    #[arg(long, conflicts_with = "ids")]
+    all: bool,
+    /// Print an object: the ids of the jobs that are forgotten
+    #[arg(long)]
+    json: bool,
+}
+
+impl Forget {
+    /// Forgets the jobs.
+    ///
+    /// # Errors
+    /// If one is not there, not over or still needed, or the daemon does not answer.
+    pub fn run(self) -> Result<ExitCode, Outcome> {
+        let client = client()?;
+        let ids = if self.all { over(&client)? } else { self.ids };
+        let (mut forgotten, mut refusals) = (Vec::new(), Vec::new());
+        for id in ids {
+            match client.json("DELETE", &format!("/v1/jobs/{id}"), b"") {
+                Ok(_) => forgotten.push(id),
+                Err(refusal) if self.all && !refusal.is_lost() => {}
+                Err(refusal) => refusals.push(refusal),
+            }
+        }
+        Refusal::all(refusals)?;
+        done(self.json, &json!({ "forgotten": forgotten }))
+    }
+}
+
+/// The jobs that are over.
+fn over(client: &Client) -> Result<Vec<u64>, Refusal> {
+    let jobs = client.json("GET", "/v1/jobs", b"")?;
+    let over = jobs.as_array().into_iter().flatten().filter(|job| !job["exit"].is_null());
+    Ok(over.filter_map(|job| job["id"].as_u64()).collect())
 }
 
 /// `preempt`

@@ -42,6 +42,8 @@ pub enum QueueCommand {
     Logs(jobs::Logs),
     /// End a job
     Cancel(jobs::Cancel),
+    /// Forget jobs that are over, and remove what they have written
+    Forget(jobs::Forget),
     /// Let a job give way until it is resumed
     Preempt(jobs::Preempt),
     /// Let a job go on that was preempted by hand
@@ -116,6 +118,7 @@ pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
         QueueCommand::Show(show) => show.run(),
         QueueCommand::Logs(logs) => logs.run(),
         QueueCommand::Cancel(cancel) => cancel.run(),
+        QueueCommand::Forget(forget) => forget.run(),
         QueueCommand::Preempt(preempt) => preempt.run(),
         QueueCommand::Resume(one) => one.resume(),
         QueueCommand::Move(motion) => motion.run(),

@@ -127,6 +127,10 @@ fn allowed(queue: &Queue, who: &Identity, id: &str) -> Result<JobId, Response> {
 fn job(queue: &Arc<Queue>, id: JobId, method: &str, rest: &[&str], request: &Request) -> Response {
     match (method, rest) {
         ("GET", []) => with(&queue.lock(), id, Core::detail),
+        ("DELETE", []) => match queue.change(|core| core.forget(id)) {
+            Ok(()) => Response::json(&json!({})),
+            Err(text) => Response::problem(409, &text),
+        },
         ("GET", ["stream"]) => stream(queue, id, request),
         ("PUT", ["stdin"]) => take_input(queue, id, request),
         ("POST", ["signal"]) => signal(queue, id, request),

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::retention::Retention;
 use crate::objects::Objects;
 use crate::preemption::Means;
 use crate::scheduler::{Millis, Rules};
@@ -49,6 +50,8 @@ pub(crate) struct Config {
     /// Bytes that all checkpoints may take (default: no limit). Those that only protect jobs
     /// that run are given up first, the largest before the others.
     pub images: Option<u64>,
+    /// How long jobs that are over are known.
+    pub retention: Retention,
     /// Where checkpoints are kept apart from this machine: `dir:PATH`, or `s3://BUCKET/PREFIX`.
     pub store: Option<String>,
     /// Milliseconds without a sign of life in the store after which this daemon counts as gone.
@@ -72,6 +75,7 @@ impl Default for Config {
             compress: Some("lz4".to_owned()),
             pool: BTreeMap::new(),
             images: None,
+            retention: Retention::default(),
             store: None,
             lease: 60_000,
         }
@@ -103,6 +107,9 @@ impl Config {
         let guarantee = self.rules.guarantee;
         if guarantee.every <= 0 || guarantee.slice <= 0 {
             return Err("a guarantee needs times above 0".to_owned());
+        }
+        if self.retention.age.is_some_and(|age| age < 0) {
+            return Err("the retention needs an age of 0 or more".to_owned());
         }
         if let Some(place) = &self.store {
             Objects::at(place)?;
@@ -162,6 +169,7 @@ mod tests {
             (r#"{ "slots": 0 }"#, "slot"),
             (r#"{ "lease": 10 }"#, "lease"),
             (r#"{ "pids": 0 }"#, "pids"),
+            (r#"{ "retention": { "age": -1 } }"#, "retention"),
             (r#"{ "rules": { "guarantee": { "slice": 0 } } }"#, "guarantee"),
             (r#"{ "rules": { "classes": { "a": { "recipient": "r" } } } }"#, "class a"),
         ] {

@@ -15,7 +15,8 @@ use super::config::Config;
 use super::depot::Depot;
 use super::prepare::Preparation;
 use super::record::{Ahead, Place, Record};
-use super::store::{Error, Store};
+use super::retention::Totals;
+use super::store::{Error, FORGOTTEN, Store};
 use crate::files::{self, JobDir};
 use crate::preemption::{Dirt, Speed};
 use crate::scheduler::share::Usage;
@@ -73,7 +74,7 @@ pub(super) struct Core {
     pub config: Config,
     /// The state on disk.
     pub store: Store,
-    /// All jobs, also those that are over.
+    /// All jobs, also those that are over and not forgotten yet.
     pub jobs: BTreeMap<JobId, Record>,
     /// The sockets of the shepherds.
     pub(super) links: BTreeMap<JobId, UnixStream>,
@@ -89,6 +90,8 @@ pub(super) struct Core {
     pub draining: bool,
     /// When to decide again.
     pub again: Option<Millis>,
+    /// What the jobs have cost that were forgotten.
+    pub(super) forgotten: Totals,
     /// Where jobs were, and since when, whose shepherds this daemon has not met yet.
     unmet: BTreeMap<JobId, (Place, Millis)>,
     /// Jobs that are being saved while they run.
@@ -138,6 +141,7 @@ impl Core {
         let speed = store.fact("speed")?.unwrap_or_default();
         let usage = store.fact("usage")?.unwrap_or_default();
         let draining = store.fact("draining")?.unwrap_or(false);
+        let forgotten = store.fact(FORGOTTEN)?.unwrap_or_default();
         let name = match store.fact::<String>("name")? {
             Some(name) => name,
             None => {
@@ -161,6 +165,7 @@ impl Core {
             reasons: BTreeMap::new(),
             draining,
             again: None,
+            forgotten,
             unmet: BTreeMap::new(),
             saving: BTreeSet::new(),
             expected: BTreeSet::new(),

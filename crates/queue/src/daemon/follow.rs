@@ -71,7 +71,10 @@ impl Follow {
         let mut last = Instant::now();
         loop {
             // Asked for before the files are read: what is read after it is all.
-            let over = queue.lock().jobs.get(&self.id).and_then(ending);
+            let over = match queue.lock().jobs.get(&self.id) {
+                Some(record) => ending(record),
+                None => return Err(io::Error::other("the job was forgotten")),
+            };
             let mut moved = false;
             for (place, (kind, path)) in
                 [(FRAME_OUT, dir.out()), (FRAME_ERR, dir.err())].into_iter().enumerate()

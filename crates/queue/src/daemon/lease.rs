@@ -106,10 +106,10 @@ pub(super) fn wait_until_gone(place: &Objects, daemon: &str) -> Result<(), Strin
 }
 
 impl Core {
-    /// Those that are over here, with nothing left of them in the store: their signs have served.
+    /// Those that are over or forgotten here, with nothing left of them in the store: their signs have served.
     fn settled(&self, adopted: &[JobId]) -> Vec<JobId> {
         let over = |id: &&JobId| {
-            self.jobs.get(id).is_some_and(|job| job.place == Place::Ended && !job.named)
+            self.jobs.get(id).is_none_or(|job| job.place == Place::Ended && !job.named)
         };
         adopted.iter().filter(over).copied().collect()
     }

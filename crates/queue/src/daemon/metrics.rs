@@ -27,19 +27,19 @@ impl Core {
         for (state, count) in states {
             line(&mut text, &format!("jobs{{state=\"{state}\"}}"), &count.to_string());
         }
-        let sum = |of: &dyn Fn(&super::record::Record) -> i64| self.jobs.values().map(of).sum();
+        let totals = self.jobs.values().fold(self.forgotten, |sum, job| sum.with(job, now));
         let seconds: [(&str, &str, i64); 4] = [
-            ("work_seconds_total", "Slot time of work that counts.", sum(&|j| j.ran_by(now))),
+            ("work_seconds_total", "Slot time of work that counts.", totals.work),
             (
                 "preemption_overhead_seconds_total",
                 "Time that jobs took to give way and to come back.",
-                sum(&|j| j.overhead),
+                totals.overhead,
             ),
-            ("lost_work_seconds_total", "Work that was done again.", sum(&|j| j.lost)),
+            ("lost_work_seconds_total", "Work that was done again.", totals.lost),
             (
                 "waste_seconds_total",
                 "Overhead of preemptions and lost work together.",
-                sum(&|j| j.overhead + j.lost),
+                totals.overhead + totals.lost,
             ),
         ];
         for (name, help, millis) in seconds {
@@ -51,8 +51,8 @@ impl Core {
         };
         let used = count(&|j| if j.place.holds_slots() { j.spec.slots.into() } else { 0 });
         let numbers: [(&str, &str, &str, u64); 7] = [
-            ("preemptions_total", "counter", "Preemptions.", count(&|j| j.preemptions.into())),
-            ("runs_total", "counter", "Runs that were started.", count(&|j| j.run)),
+            ("preemptions_total", "counter", "Preemptions.", totals.preemptions),
+            ("runs_total", "counter", "Runs that were started.", totals.runs),
             ("slots", "gauge", "Slots of this machine.", self.config.slots().into()),
             ("slots_used", "gauge", "Slots that jobs have.", used),
             ("image_bytes", "gauge", "Bytes of checkpoints on disk.", self.image_bytes()),

@@ -21,6 +21,7 @@ mod pool;
 mod power;
 mod prepare;
 pub(crate) mod record;
+mod retention;
 mod runs;
 mod store;
 mod transfer;
@@ -76,6 +77,7 @@ pub(crate) fn serve(setup: Setup) -> Result<(), String> {
     if let Some(tls) = &tls {
         core.pool = pool::client_config(tls).map_err(|e| e.to_string())?;
     }
+    core.sweep();
     let queue = Queue::new(core);
     recover(&queue);
     lease::keep(&queue);

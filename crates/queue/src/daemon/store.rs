@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::record::Record;
+use super::retention::Totals;
 use crate::scheduler::{JobId, Millis};
 
 /// What can be wrong with the state.
@@ -37,6 +38,9 @@ pub(super) struct Event {
     /// More about it.
     pub data: serde_json::Value,
 }
+
+/// The name of what the jobs have cost that were forgotten, among the facts.
+pub(super) const FORGOTTEN: &str = "forgotten";
 
 /// The database.
 #[derive(Debug)]
@@ -136,6 +140,22 @@ impl Store {
         Ok(change.commit()?)
     }
 
+    /// Forgets jobs, and keeps what all that were forgotten have cost.
+    ///
+    /// # Errors
+    /// If the database cannot be written to.
+    pub(super) fn forget(&mut self, ids: &[JobId], totals: &Totals) -> Result<(), Error> {
+        let change = self.db.transaction()?;
+        for &id in ids {
+            let id = i64::try_from(id).unwrap_or(i64::MAX);
+            change.execute("DELETE FROM events WHERE job = ?1", [id])?;
+            change.execute("DELETE FROM keys WHERE job = ?1", [id])?;
+            change.execute("DELETE FROM jobs WHERE id = ?1", [id])?;
+        }
+        keep_fact(&change, FORGOTTEN, totals)?;
+        Ok(change.commit()?)
+    }
+
     /// Events after `seq`, of one job or of all, at most `most`.
     ///
     /// # Errors
@@ -181,11 +201,7 @@ impl Store {
     /// # Errors
     /// If the database cannot be written to.
     pub(super) fn keep_fact(&self, name: &str, value: &impl Serialize) -> Result<(), Error> {
-        let text = serde_json::to_string(value)?;
-        let sql = "INSERT INTO facts (name, value) VALUES (?1, ?2)
-                   ON CONFLICT (name) DO UPDATE SET value = ?2";
-        self.db.execute(sql, params![name, text])?;
-        Ok(())
+        keep_fact(&self.db, name, value)
     }
 
     /// Why jobs of some kinds cannot be saved.
@@ -213,6 +229,14 @@ impl Store {
         };
         Ok(())
     }
+}
+
+fn keep_fact(db: &Connection, name: &str, value: &impl Serialize) -> Result<(), Error> {
+    let text = serde_json::to_string(value)?;
+    let sql = "INSERT INTO facts (name, value) VALUES (?1, ?2)
+               ON CONFLICT (name) DO UPDATE SET value = ?2";
+    db.execute(sql, params![name, text])?;
+    Ok(())
 }
 
 fn insert(

@@ -268,7 +268,10 @@ impl Transfer {
     fn follow(&self) -> Result<bool, String> {
         let client = self.client()?;
         let job = self.destination.job.ok_or("it has not gone")?;
-        client.json("POST", &format!("/v1/jobs/{job}/release"), b"")?;
+        match client.json("POST", &format!("/v1/jobs/{job}/release"), b"") {
+            Err(refusal) if refusal.is_missing() => return Ok(self.has_vanished(job)),
+            answer => answer?,
+        };
         self.pass_input(&client, job)?;
         match self.read(&client, job) {
             Err(e) => Err(e.to_string()),
@@ -288,6 +291,27 @@ impl Transfer {
                 Ok(true)
             }
         }
+    }
+
+    /// The other machine does not know the job; whether that is the end of it. It may have been given
+    /// another data directory by mistake, so only a person gives it up.
+    fn has_vanished(&self, job: JobId) -> bool {
+        let (id, machine) = (self.id, &self.destination.machine);
+        let note = format!(
+            "{machine} does not know job {job} any more, so how it ended is not known (torpor queue \
+             cancel {id} gives it up)"
+        );
+        self.queue.change(|core| {
+            let Some(record) = core.jobs.get_mut(&id) else { return true };
+            let (is_new, is_given_up) = (record.remark(&note), record.cancelled);
+            if is_given_up {
+                core.transfers.remove(&id);
+                core.end(id, Exit::Code(125), None);
+            } else if is_new {
+                core.save(id, None);
+            }
+            is_given_up
+        })
     }
 
     /// Passes on what came in on standard input and is not there yet.

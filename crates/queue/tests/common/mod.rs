@@ -5,6 +5,8 @@
 
 pub mod browser;
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -56,6 +58,24 @@ pub fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
         assert!(begun.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Asks over the Unix socket as any HTTP client would; returns status and body.
+pub fn ask(daemon: &Daemon, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+    let mut stream = UnixStream::connect(daemon.dir.path().join("socket")).unwrap();
+    let length = body.len();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: q\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+    );
+    // Who is refused may be answered before all has been read.
+    match stream.write_all(request.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+        sent => sent.unwrap(),
+    }
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
 /// A daemon with a directory of its own. It and all its jobs end with the test.

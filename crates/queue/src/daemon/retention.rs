@@ -1,0 +1,158 @@
+//! Jobs that are over are forgotten in the end, with what they have written: a daemon that runs for years
+//! would fill its machine's disk and memory.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::thread;
+
+use serde::{Deserialize, Serialize};
+
+use super::core::Core;
+use super::record::{Place, Record};
+use crate::scheduler::{JobId, Millis};
+
+/// As many are forgotten at once: everybody else waits for that.
+const MOST_AT_ONCE: usize = 100;
+
+/// How long jobs that are over are known.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Retention {
+    /// Milliseconds since the end of a job (default: 30 days; null: for ever).
+    pub age: Option<Millis>,
+    /// As many of them at most, the newest (default: 10,000; null: all).
+    pub jobs: Option<usize>,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        const DAY: Millis = 24 * 3_600_000;
+        Self { age: Some(30 * DAY), jobs: Some(10_000) }
+    }
+}
+
+/// What jobs have cost together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Totals {
+    /// Milliseconds of work.
+    pub work: Millis,
+    /// Milliseconds that preemptions have taken.
+    pub overhead: Millis,
+    /// Milliseconds of work that was done again.
+    pub lost: Millis,
+    /// Preemptions.
+    pub preemptions: u64,
+    /// Runs that were started.
+    pub runs: u64,
+}
+
+impl Totals {
+    /// With one job more, as it is now.
+    #[must_use]
+    pub(super) fn with(self, job: &Record, now: Millis) -> Self {
+        Self {
+            work: self.work + job.ran_by(now),
+            overhead: self.overhead + job.overhead,
+            lost: self.lost + job.lost,
+            preemptions: self.preemptions + u64::from(job.preemptions),
+            runs: self.runs + job.run,
+        }
+    }
+}
+
+impl Core {
+    /// Forgets a job that is over, and removes what it has written.
+    ///
+    /// # Errors
+    /// If it is not over, somebody still needs it, or the state cannot be written; a sentence.
+    pub(super) fn forget(&mut self, id: JobId) -> Result<(), String> {
+        let record = self.jobs.get(&id).ok_or_else(|| format!("there is no job {id}"))?;
+        if record.place != Place::Ended {
+            let state = record.state();
+            return Err(format!(
+                "job {id} is not over: {state} (torpor queue cancel {id} ends it)"
+            ));
+        }
+        match self.needed_by(record, &self.awaited()) {
+            Some(why) => Err(format!("job {id} is still needed: {why}")),
+            None => self.forget_all(&[id]),
+        }
+    }
+
+    /// Forgets those whose time has come.
+    pub(super) fn forget_old(&mut self, now: Millis) {
+        let Retention { age, jobs } = self.config.retention;
+        let over = self.jobs.values().filter(|job| job.place == Place::Ended);
+        let over = over.map(|job| (job.ended.unwrap_or(job.since), job.id));
+        // Its client, or the machine that it came from, may be about to ask again.
+        let settled = over.filter(|(ended, _)| now - ended >= self.config.orphan_after);
+        let mut over: Vec<(Millis, JobId)> = settled.collect();
+        over.sort_unstable();
+        let spare = jobs.map_or(0, |most| over.len().saturating_sub(most));
+        let is_old = |ended: Millis| age.is_some_and(|age| now - ended > age);
+        let due =
+            over.iter().enumerate().filter(|(place, (ended, _))| *place < spare || is_old(*ended));
+        let due: Vec<JobId> = due.map(|(_, (_, id))| *id).collect();
+        if due.is_empty() {
+            return;
+        }
+        let awaited = self.awaited();
+        let is_free = |id: &JobId| {
+            self.jobs.get(id).is_some_and(|job| self.needed_by(job, &awaited).is_none())
+        };
+        let due: Vec<JobId> = due.into_iter().filter(is_free).take(MOST_AT_ONCE).collect();
+        if let Err(why) = self.forget_all(&due) {
+            tell!("torpor queue: {why}");
+        }
+    }
+
+    /// The jobs that others are to run after.
+    fn awaited(&self) -> BTreeSet<JobId> {
+        let live = self.jobs.values().filter(|job| job.place != Place::Ended);
+        live.flat_map(|job| job.spec.after.iter().copied()).collect()
+    }
+
+    /// Who still needs a job that is over.
+    fn needed_by(&self, record: &Record, awaited: &BTreeSet<JobId>) -> Option<String> {
+        if self.followers.get(&record.id).is_some_and(|&(count, _)| count > 0) {
+            return Some("its client has not read all that it has written".to_owned());
+        }
+        if awaited.contains(&record.id) {
+            return Some("another job is to run after it".to_owned());
+        }
+        record.named.then(|| "the object store still has something of it".to_owned())
+    }
+
+    fn forget_all(&mut self, ids: &[JobId]) -> Result<(), String> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let records = ids.iter().filter_map(|id| self.jobs.get(id));
+        let totals = records.fold(self.forgotten, |sum, job| sum.with(job, 0));
+        self.store.forget(ids, &totals).map_err(|e| e.to_string())?;
+        self.forgotten = totals;
+        let mut dirs = Vec::new();
+        for &id in ids {
+            self.jobs.remove(&id);
+            self.followers.remove(&id);
+            dirs.push(self.dir(id));
+        }
+        // Nobody waits for that. What a power cut leaves goes when the daemon starts.
+        thread::spawn(move || {
+            for dir in dirs {
+                let _ = fs::remove_dir_all(dir.path());
+            }
+        });
+        Ok(())
+    }
+
+    /// Removes the directories of jobs that were forgotten.
+    pub(super) fn sweep(&self) {
+        for entry in fs::read_dir(self.data.join("jobs")).into_iter().flatten().flatten() {
+            let id = entry.file_name().to_str().and_then(|name| name.parse::<JobId>().ok());
+            if id.is_some_and(|id| !self.jobs.contains_key(&id)) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+}
