@@ -147,6 +147,23 @@ pub struct Stat {
     pub exit_code: i32,
 }
 
+impl Stat {
+    /// Whether it has ended: nobody has waited for it yet.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+
+    /// Whether it is about to end (`PF_EXITING` of linux/sched.h).
+    pub fn is_ending(&self) -> bool {
+        self.flags & 0x4 != 0
+    }
+
+    /// Whether it is the kernel's own, and has no program (`PF_KTHREAD` of linux/sched.h).
+    pub fn is_of_kernel(&self) -> bool {
+        self.flags & 0x20_0000 != 0
+    }
+}
+
 /// Reads `/proc/PID/stat`.
 ///
 /// # Errors
@@ -347,6 +364,14 @@ mod tests {
         let stat = parse_stat(format!("12 (a) b (c)) {tail}").as_bytes()).unwrap();
         assert_eq!(stat.comm, b"a) b (c)");
         assert_eq!((stat.ppid, stat.used, stat.start_code, stat.env_end), (1, 11, 1, 10));
+    }
+
+    #[test]
+    fn threads_of_the_kernel_and_those_that_end_are_told_apart() {
+        let stat = |flags: u32| Stat { flags, ..stat(1).unwrap() };
+        let [of_kernel, ends] = [stat(0x20_8040), stat(0x40_0104)];
+        assert!(of_kernel.is_of_kernel() && !of_kernel.is_ending());
+        assert!(!ends.is_of_kernel() && ends.is_ending());
     }
 
     #[test]

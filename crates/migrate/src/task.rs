@@ -4,6 +4,7 @@ use std::fs;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
+use torpor_kernel::proc::stat;
 
 use crate::error::{Error, Result};
 
@@ -25,8 +26,8 @@ impl Task {
     /// # Errors
     /// If there is no process of that id.
     pub(crate) fn find(pid: i32) -> Result<Self> {
-        let start = stat(pid).map(|stat| stat.start);
-        let start = start.ok_or_else(|| {
+        let start = stat(pid).map(|stat| stat.start_time);
+        let start = start.map_err(|_| {
             Error::refused_with(
                 format!("there is no process {pid}"),
                 "ps lists those that there are",
@@ -46,7 +47,7 @@ impl Task {
     /// Whether it has not ended.
     #[must_use]
     pub(crate) fn lives(&self) -> bool {
-        stat(self.pid).is_some_and(|stat| stat.start == self.start && !stat.has_ended)
+        stat(self.pid).is_ok_and(|stat| stat.start_time == self.start && !stat.has_ended())
     }
 
     /// Whether it lives and nobody has killed it: one that was killed takes a moment to end.
@@ -58,7 +59,7 @@ impl Task {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
         };
-        let is_ending = stat(self.pid).is_none_or(|stat| stat.is_ending);
+        let is_ending = stat(self.pid).map_or(true, |stat| stat.is_ending());
         self.lives() && !is_ending && (pending("SigPnd:") | pending("ShdPnd:")) & KILL == 0
     }
 
@@ -111,43 +112,6 @@ pub(crate) fn children(pid: i32) -> Vec<i32> {
     found
 }
 
-/// What `/proc/PID/stat` says.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Stat {
-    /// Whether it is a zombie.
-    pub has_ended: bool,
-    /// Whether it is about to be one.
-    pub is_ending: bool,
-    /// Whether it is a thread of the kernel, which has no program.
-    pub is_kernel: bool,
-    /// Its session.
-    pub session: i32,
-    /// When it was started.
-    pub start: u64,
-}
-
-/// What `/proc/PID/stat` says of a process.
-#[must_use]
-pub(crate) fn stat(pid: i32) -> Option<Stat> {
-    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-fn parse(text: &str) -> Option<Stat> {
-    // Of a task that is about to be a zombie, and of a thread of the kernel (`PF_EXITING`, `PF_KTHREAD`: linux/sched.h).
-    const EXITING: u64 = 4;
-    const KERNEL: u64 = 0x0020_0000;
-    // The name is anything, also `)`.
-    let rest: Vec<&str> = text.rsplit_once(") ")?.1.split_whitespace().collect();
-    let flags: u64 = rest.get(6)?.parse().ok()?;
-    Some(Stat {
-        has_ended: matches!(*rest.first()?, "Z" | "X"),
-        is_ending: flags & EXITING != 0,
-        is_kernel: flags & KERNEL != 0,
-        session: rest.get(3)?.parse().ok()?,
-        start: rest.get(19)?.parse().ok()?,
-    })
-}
-
 /// The process ids of a process in all pid namespaces that see it, the outermost first.
 #[must_use]
 pub(crate) fn ids(pid: i32) -> Vec<i32> {
@@ -181,16 +145,5 @@ mod tests {
         tasks.iter().for_each(|task| task.signal(Signal::KILL));
         child.wait().unwrap();
         assert!(!tasks[0].lives());
-    }
-    #[test]
-    fn threads_of_the_kernel_are_told_apart() {
-        let line = |flags: u32| {
-            format!("2 (kthreadd) S 0 7 7 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 3 0 0")
-        };
-        let stat = parse(&line(0x0020_8040)).unwrap();
-        assert!(stat.is_kernel && !stat.is_ending && !stat.has_ended);
-        assert_eq!((stat.session, stat.start), (7, 3));
-        let stat = parse(&line(0x0040_0104)).unwrap();
-        assert!(!stat.is_kernel && stat.is_ending);
     }
 }

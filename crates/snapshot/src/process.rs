@@ -1,26 +1,18 @@
 //! What the kernel says of a process.
 
-use std::fs;
-
 use rustix::process::Pid;
-
-/// What `/proc/PID/stat` says of a process behind its name, from field 3 on: the name may have
-/// brackets and blanks.
-fn stat(pid: impl std::fmt::Display) -> Option<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    text.rsplit_once(") ").map(|(_, rest)| rest.to_owned())
-}
+use torpor_kernel::proc::stat;
 
 /// Whether a process has ended.
 #[must_use]
 pub fn has_ended(pid: u32) -> bool {
-    stat(pid).is_none_or(|stat| stat.starts_with(['Z', 'X']))
+    i32::try_from(pid).map_or(true, |pid| stat(pid).map_or(true, |stat| stat.has_ended()))
 }
 
-/// When a process was started, in ticks since the machine was (field 22).
+/// When a process was started, in ticks since the machine was.
 #[must_use]
 pub fn start_of(pid: Pid) -> Option<u64> {
-    stat(pid)?.split_ascii_whitespace().nth(19)?.parse().ok()
+    Some(stat(pid.as_raw_nonzero().get()).ok()?.start_time)
 }
 
 #[cfg(test)]

@@ -212,14 +212,12 @@ fn begin(opts: &Options) -> Result<(ImageDir, Former)> {
 /// # Errors
 /// [`Error::Gone`]; [`Error::Refused`] if it has ended, is of the kernel, or this process is in it.
 fn check_root(pid: i32) -> Result<()> {
-    /// `PF_KTHREAD` of linux/sched.h.
-    const OF_KERNEL: u32 = 0x20_0000;
     let root = proc::stat(pid)?;
     // A first thread may end before others.
     let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-    let why = if matches!(root.state, 'Z' | 'X') && threads() <= 1 {
+    let why = if root.has_ended() && threads() <= 1 {
         "has ended, and its parent has not asked for it yet (wait)"
-    } else if root.flags & OF_KERNEL != 0 {
+    } else if root.is_of_kernel() {
         "is the kernel's: there is no program to put to sleep"
     } else if is_above_us(pid) {
         "started this command, which would be dumped with it; start it from elsewhere"

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use torpor_kernel::proc;
 use torpor_worker::Worker;
 
 use self::files::{trees, volumes};
@@ -165,7 +166,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
 /// The root of a tree, if it is one that can be stopped from here.
 fn find_root(pid: i32) -> Result<Task> {
     let root = Task::find(pid)?;
-    let (why, hint) = if task::stat(pid).is_some_and(|stat| stat.is_kernel) {
+    let (why, hint) = if proc::stat(pid).is_ok_and(|stat| stat.is_of_kernel()) {
         ("it is a thread of the kernel", "ps --ppid 2 lists these")
     } else if pid == 1 {
         ("it is the first one of this host or container", "give the root of a tree below it")
@@ -182,7 +183,7 @@ fn find_root(pid: i32) -> Result<Task> {
 
 /// Whether the session of a tree is that of a shell, which does not move.
 fn is_shell_job(root: &Task) -> Result<bool> {
-    let session = task::stat(root.pid).map_or(0, |stat| stat.session);
+    let session = proc::stat(root.pid).map_or(0, |stat| stat.sid);
     Ok(!task::tree(root.pid)?.iter().any(|task| task.pid == session))
 }
 

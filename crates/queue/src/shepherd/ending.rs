@@ -5,6 +5,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use torpor_kernel::proc;
 
 use super::message::{Ending, Exit, Report};
 use super::{Shepherd, message, work};
@@ -106,12 +107,8 @@ pub(super) fn alive() -> Vec<(i32, String)> {
 
 /// The name of a process that has not ended.
 fn name(pid: i32) -> Option<String> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let stat = String::from_utf8_lossy(&stat);
-    let (head, rest) = stat.rsplit_once(')')?;
-    let state = rest.trim_start().chars().next()?;
-    let (_, name) = head.split_once('(')?;
-    (!matches!(state, 'Z' | 'X')).then(|| name.to_owned())
+    let stat = proc::stat(pid).ok().filter(|stat| !stat.has_ended())?;
+    Some(String::from_utf8_lossy(&stat.comm).into_owned())
 }
 
 /// Sends a signal to all processes of this pid namespace but its init.
