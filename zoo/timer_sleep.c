@@ -1,5 +1,5 @@
 // area: timers
-// shows: sleeping tasks do not sleep longer than they wanted: nanosleep, and clock_nanosleep to a time
+// shows: sleeping tasks sleep as long as they wanted: nanosleep that is told what is left, and clock_nanosleep to a time
 // foreign: yes
 #include "zoo.h"
 

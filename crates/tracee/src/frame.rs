@@ -23,7 +23,7 @@ const UCONTEXT_SIZE: usize = 304;
 const ERESTARTSYS: i64 = 512;
 const ERESTARTNOINTR: i64 = 513;
 const ERESTARTNOHAND: i64 = 514;
-const ERESTART_RESTARTBLOCK: i64 = 516;
+pub(crate) const ERESTART_RESTARTBLOCK: i64 = 516;
 /// The number of restart_syscall(2), and that of 32-bit programs (asm/unistd_32.h).
 const RESTART_SYSCALL: [u64; 2] = [libc::SYS_restart_syscall.cast_unsigned(), 0];
 
@@ -34,7 +34,8 @@ const RESTART_SYSCALL: [u64; 2] = [libc::SYS_restart_syscall.cast_unsigned(), 0]
 /// (`restart_block`: poll, futex, nanosleep) begins anew, too, with the time that it was
 /// called with. That may take longer, as any of these may; `EINTR` would tell the program
 /// of a signal that never was, and some end themselves then. Only where the kernel has
-/// restarted the call before, so that its number is lost, is `EINTR` all that remains.
+/// restarted the call before, and its number could not be found
+/// ([`with_number`](crate::restart::with_number)), is `EINTR` all that remains.
 pub(crate) fn restarted(regs: &Registers) -> Registers {
     let mut out = *regs;
     let restart = RESTART_SYSCALL[usize::from(regs.is_32bit())];

@@ -18,6 +18,7 @@ mod job;
 mod leftover;
 mod lone;
 mod maps;
+mod restart;
 mod rseq;
 mod stop;
 mod stub;

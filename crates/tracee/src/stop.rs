@@ -15,7 +15,7 @@ use torpor_sys::xsave;
 use crate::leftover::is_zombie;
 use crate::stub::Stub;
 use crate::syscall::Syscall;
-use crate::{Batch, Error, RemoteAddr, Result};
+use crate::{Batch, Error, RemoteAddr, Result, restart};
 
 /// What is blocked during a batch: all but the signal that ends it.
 pub(crate) const BATCH_MASK: u64 = !(1 << (DONE - 1));
@@ -147,11 +147,12 @@ impl Tracee {
 
     /// Takes stock of a thread that is stopped now.
     pub(crate) fn here(pid: i32, tid: i32, state: StopState) -> Result<Self> {
+        let own = ptrace::registers(tid).map_err(Error::os(tid, "PTRACE_GETREGS"))?;
         Ok(Tracee {
             pid,
             tid,
             state,
-            own: ptrace::registers(tid).map_err(Error::os(tid, "PTRACE_GETREGS"))?,
+            own: restart::with_number(tid, own),
             own_mask: ptrace::signal_mask(tid).map_err(Error::os(tid, "PTRACE_GETSIGMASK"))?,
             xstate: None,
             stub: None,
