@@ -169,6 +169,8 @@ fn punch(
     }
     let name = dir.path().join(kind.file_name(map.pages_id.into())).display().to_string();
     let file = open_to_write(dir, kind, map.pages_id, &name)?;
+    // Before the first hole: what is killed in between has some.
+    dir.note_pages_gone()?;
     let mut freed = 0;
     let mut exchange = || match &mut mark {
         Some(mark) => mark.exchange(map.pages_id, &file, &holes),

@@ -32,6 +32,8 @@ pub const EXTENDED_VERSION: u32 = 3;
 
 /// How many `parent` directories may follow each other.
 const MAX_PARENTS: u32 = 4096;
+/// The empty file beside images of which pages were taken out (`dedup`, `--auto-dedup`).
+const PAGES_GONE: &str = "pages-gone";
 
 /// The image files of one checkpoint, in a [`Store`].
 pub struct ImageDir {
@@ -234,11 +236,25 @@ impl ImageDir {
     /// The names of what makes it a checkpoint, and may be removed or moved with it, the inventory
     /// first: without that there is none.
     pub fn own_names(&self) -> Result<Vec<String>> {
-        let others = [header::FILE_NAME, manifest::FILE_NAME, PARENT_LINK];
+        let others = [header::FILE_NAME, manifest::FILE_NAME, PARENT_LINK, PAGES_GONE];
         let mut names = self.names()?;
         names.retain(|name| Kind::of_file(name).is_some() || others.contains(&name.as_str()));
         names.sort_by_key(|name| name != INVENTORY);
         Ok(names)
+    }
+
+    /// Notes that pages are about to be taken out of these images: they serve those that build on them, and are no
+    /// checkpoint any more. Of sealed ones the tags tell that.
+    pub fn note_pages_gone(&self) -> Result<()> {
+        if self.exists(manifest::FILE_NAME)? || self.have_pages_gone()? {
+            return Ok(());
+        }
+        self.create_file(PAGES_GONE).map(drop)
+    }
+
+    /// Whether pages were taken out of these images.
+    pub fn have_pages_gone(&self) -> Result<bool> {
+        self.exists(PAGES_GONE)
     }
 
     /// Writes a file of one entry.

@@ -129,8 +129,14 @@ fn find_parent(images: &ImageDir, path: &Path, knowledge: &Knowledge) -> Result<
     };
     let why = match round {
         Ok(round) if !round.is_empty() && round == knowledge.round => {
-            tracing::info!("Changes of memory are counted from {}", path.display());
-            return Ok(parent);
+            match parent.as_ref().map_or(Ok(false), |parent| is_built_on(images, parent)) {
+                Ok(false) => {
+                    tracing::info!("Changes of memory are counted from {}", path.display());
+                    return Ok(parent);
+                }
+                Ok(true) => "it builds on what is overwritten now".to_owned(),
+                Err(e) => format!("it cannot be restored: {e}"),
+            }
         }
         Ok(_) => "no changes are known since then".to_owned(),
         Err(e) => e.to_string(),
@@ -138,6 +144,26 @@ fn find_parent(images: &ImageDir, path: &Path, knowledge: &Knowledge) -> Result<
     tracing::warn!("All memory is saved, not only what differs from {}: {why}", path.display());
     images.remove(PARENT_LINK)?;
     Ok(None)
+}
+
+/// Whether `images`, which are about to be overwritten, are among those that `parent` builds on.
+fn is_built_on(images: &ImageDir, parent: &ImageDir) -> Result<bool> {
+    let own = identity(images)?;
+    let mut next = parent.parent()?;
+    while let Some(dir) = next {
+        if own.is_some() && identity(&dir)? == own {
+            return Ok(true);
+        }
+        next = dir.parent()?;
+    }
+    Ok(false)
+}
+
+/// What tells one directory from others, of images that lie in one.
+fn identity(images: &ImageDir) -> Result<Option<(u64, u64)>> {
+    let Some(directory) = images.directory() else { return Ok(None) };
+    let stat = rustix::fs::fstat(directory).context(|| images.path().display().to_string())?;
+    Ok(Some((stat.st_dev, stat.st_ino)))
 }
 
 /// Begins to look at the memory of a task; `None` if it is not tracked.

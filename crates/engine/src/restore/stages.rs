@@ -72,6 +72,14 @@ impl<'a> Plan<'a> {
         let start = Instant::now();
         support::check(opts)?;
         let mut images = opts.images()?;
+        if images.have_pages_gone()? {
+            let shown = images.path().display().to_string();
+            return Err(Error::invalid(
+                shown,
+                "pages were taken out of these images (dedup, --auto-dedup), since newer ones have them or they were \
+                 restored; restore from the newest ones that build on them",
+            ));
+        }
         // From here to the verdict, what is read stays as it is.
         images.start_pinning();
         let checked = crate::seal::open(&mut images, opts)?;
