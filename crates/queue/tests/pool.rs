@@ -214,6 +214,34 @@ fn a_job_that_the_other_machine_has_forgotten_is_given_up_by_hand() {
     a.wait_for(id, "cancelled");
 }
 
+/// What was acknowledged while the other machine was away is heard there when it is back, by whichever daemon here.
+#[test]
+fn what_is_told_to_a_machine_that_is_away_is_told_when_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let [mut a, mut b] = pair(dir.path(), &json!({}));
+    let ask = "trap 'echo heard; exit 5' TERM; while :; do sleep 0.1; done";
+    let [ends, asks] = [&["sleep", "1000"][..], &["sh", "-c", ask]].map(|words| {
+        let id = a.submit(&[], words);
+        a.wait_for(id, "running");
+        let there: u64 = a.ok(&["move", &id.to_string(), "--to", "b"]).trim().parse().unwrap();
+        b.wait_for(there, "running");
+        (id, there)
+    });
+    b.kill();
+    a.ok(&["cancel", &ends.0.to_string()]);
+    let signal = format!("/v1/jobs/{}/signal?signal=15", asks.0);
+    assert_eq!(common::ask(&a, "POST", &signal, "", "").0, 200);
+    a.kill();
+    a.launch();
+    b.launch();
+    b.wait_for(ends.1, "cancelled");
+    a.wait_for(ends.0, "cancelled");
+    let job = b.wait_for(asks.1, "failed");
+    assert_eq!(job["exit"], 5);
+    a.wait_for(asks.0, "failed");
+    assert_eq!(a.output(asks.0), "heard\n");
+}
+
 #[test]
 fn strangers_hand_over_nothing_and_who_cannot_go_stays() {
     let dir = tempfile::tempdir().unwrap();

@@ -42,7 +42,8 @@ fn a_job_that_is_over_is_forgotten_by_hand() {
     daemon.wait_for(first, "done");
     let lives = daemon.submit(&[], &["sleep", "1000"]);
     daemon.wait_for(lives, "running");
-    let waits = daemon.submit(&["--after", &format!("{first},{lives}")], &["true"]);
+    let waits =
+        daemon.submit(&["--after", &first.to_string(), "--after", &lives.to_string()], &["true"]);
     refused(&daemon, 99, "no job 99");
     refused(&daemon, lives, "is not over: running");
     refused(&daemon, first, "another job is to run after it");

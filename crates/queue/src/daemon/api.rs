@@ -405,11 +405,8 @@ impl Core {
         match record.place {
             Place::Ended => {}
             Place::Away => {
-                if let Some((client, job)) = self.away(id) {
-                    let group = u8::from(group);
-                    let path = format!("/v1/jobs/{job}/signal?signal={signal}&group={group}");
-                    super::transfer::tell(client, path);
-                }
+                let group = u8::from(group);
+                self.tell_there(id, format!("signal?signal={signal}&group={group}"));
             }
             // Nobody is there to get it, and nothing of the job to do something about it.
             Place::Starting if ends && !self.links.contains_key(&id) => {

@@ -110,6 +110,8 @@ pub(super) struct Core {
     pub(super) followers: BTreeMap<JobId, (u32, Millis)>,
     /// Jobs that are on their way to another machine, or followed there.
     pub(super) transfers: BTreeSet<JobId>,
+    /// Jobs whose machine somebody tells something.
+    pub(super) telling: BTreeSet<JobId>,
     /// How far those are of which something is sent ahead while they run.
     pub(super) ahead: BTreeMap<JobId, Ahead>,
     /// What is in the object store.
@@ -175,6 +177,7 @@ impl Core {
             not_before: BTreeMap::new(),
             followers: BTreeMap::new(),
             transfers: BTreeSet::new(),
+            telling: BTreeSet::new(),
             ahead: BTreeMap::new(),
             depot: Depot::default(),
             name,

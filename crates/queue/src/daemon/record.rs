@@ -136,6 +136,9 @@ pub(crate) struct Record {
     /// The other machine that it goes to, or has gone to.
     #[serde(default)]
     pub destination: Option<Destination>,
+    /// What the machine that it has gone to was not told yet: the end of a path and its query.
+    #[serde(default)]
+    pub untold: Vec<String>,
     /// Its newest checkpoint in the object store that counts.
     #[serde(default)]
     pub stored: Option<Stored>,
@@ -228,6 +231,7 @@ impl Record {
             overhead: 0,
             lost: 0,
             destination: None,
+            untold: Vec::new(),
             stored: None,
             named: false,
             only_stored: false,

@@ -171,12 +171,61 @@ impl Core {
     }
 }
 
-/// Tells the machine that a job has gone to something, on a thread of its own.
-pub(super) fn tell(client: Client, path: String) {
-    thread::spawn(move || {
-        // A machine that is away is told again by whoever asks again.
-        let _ = client.json("POST", &path, b"");
-    });
+impl Core {
+    /// Tells the machine that a job has gone to something: as soon as it answers, whatever fails until then.
+    pub(super) fn tell_there(&mut self, id: JobId, word: String) {
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        record.untold.push(word);
+        self.save(id, None);
+        self.tell_untold(id);
+    }
+
+    /// Sees to it that somebody tells what is to be told.
+    fn tell_untold(&mut self, id: JobId) {
+        let is_due = self.jobs.get(&id).is_some_and(|record| !record.untold.is_empty());
+        let Some(queue) = self.queue.upgrade().filter(|_| is_due) else { return };
+        if self.telling.insert(id) {
+            thread::spawn(move || {
+                while !queue.change(|core| core.is_told(id)) {
+                    if !tell_next(&queue, id) {
+                        thread::sleep(PAUSE);
+                    }
+                }
+            });
+        }
+    }
+
+    /// Whether nothing is to be told any more.
+    fn is_told(&mut self, id: JobId) -> bool {
+        let is_told = self.away(id).is_none()
+            || self.jobs.get(&id).is_none_or(|record| record.untold.is_empty());
+        if is_told {
+            self.telling.remove(&id);
+        }
+        is_told
+    }
+}
+
+/// Tells the next thing; whether it was heard.
+fn tell_next(queue: &Queue, id: JobId) -> bool {
+    let (away, word) = {
+        let core = queue.lock();
+        let word = core.jobs.get(&id).and_then(|record| record.untold.first().cloned());
+        (core.away(id), word)
+    };
+    let (Some((client, job)), Some(word)) = (away, word) else { return false };
+    let answer = client.json("POST", &format!("/v1/jobs/{job}/{word}"), b"");
+    // One that refuses it has heard it.
+    let is_heard = answer.err().is_none_or(|refusal| !refusal.is_lost());
+    if is_heard {
+        queue.change(|core| {
+            if let Some(record) = core.jobs.get_mut(&id) {
+                record.untold.remove(0);
+            }
+            core.save(id, None);
+        });
+    }
+    is_heard
 }
 
 /// One job that goes, or has gone.
@@ -272,6 +321,7 @@ impl Transfer {
             Err(refusal) if refusal.is_missing() => return Ok(self.has_vanished(job)),
             answer => answer?,
         };
+        self.queue.change(|core| core.tell_untold(self.id));
         self.pass_input(&client, job)?;
         match self.read(&client, job) {
             Err(e) => Err(e.to_string()),

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::core::Core;
+use super::disk;
 use super::record::{Place, Record};
-use super::{disk, transfer};
 use crate::files;
 use crate::preemption::{self, Means};
 use crate::scheduler::{JobId, Millis};
@@ -130,13 +130,11 @@ impl Core {
 
     /// Ends a job that is on another machine. It ends here when it has ended there.
     pub(super) fn cancel_away(&mut self, id: JobId, signal: i32) {
-        if let Some((client, job)) = self.away(id) {
-            transfer::tell(client, format!("/v1/jobs/{job}/cancel?signal={signal}"));
-        }
         if let Some(record) = self.jobs.get_mut(&id) {
             record.cancelled = true;
         }
         self.save(id, Some(("cancelled", json!({ "signal": signal }))));
+        self.tell_there(id, format!("cancel?signal={signal}"));
     }
 
     fn tell_to_end(&mut self, id: JobId, signal: i32, now: Millis) {
