@@ -4,7 +4,7 @@ use std::fmt::{self, Debug};
 use std::fs;
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider, parse_pem};
 use ureq::{Agent, Body, BodyReader};
 
 use crate::error::{Context, Error, Result};
-use crate::traffic;
+use crate::{interrupt, traffic};
 
 /// How often a request is made.
 const ATTEMPTS: u32 = 5;
@@ -36,9 +36,11 @@ const LEAST: u64 = 64 << 10;
 const STORING: Duration = Duration::from_secs(30);
 /// The longest document.
 const MAX_DOCUMENT: u64 = 4 << 20;
-/// The authorities that this machine trusts.
+/// The authorities that this machine trusts, unless `SSL_CERT_FILE` names others.
 const AUTHORITIES: &[&str] =
     &["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
+/// Where containers-certs.d(5) and Docker have the authorities of one registry: `HOST:PORT/*.crt`.
+const AUTHORITIES_OF_HOSTS: &[&str] = &["/etc/containers/certs.d", "/etc/docker/certs.d"];
 
 /// Who calls: user and password as a registry wants them, which is never shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -115,7 +117,7 @@ impl Client {
             .timeout_recv_response(Some(silence()))
             .timeout_per_read(Some(silence()))
             .user_agent("torpor")
-            .tls_config(tls())
+            .tls_config(tls(host))
             .build();
         let agent = config.new_agent();
         Self { agent, host: host.to_owned(), login: None, authorization: Mutex::new(None) }
@@ -280,7 +282,16 @@ fn failure(error: &ureq::Error, silence: Duration) -> Error {
         ureq::Error::Io(cause) if cause.kind() == ErrorKind::ConnectionRefused => {
             Error::new(error.to_string()).absent()
         }
-        other => Error::new(other.to_string()),
+        other => {
+            let text = other.to_string();
+            match text.contains("invalid peer certificate") {
+                true => Error::new(text).hint(
+                    "its authority belongs to those of this machine, into SSL_CERT_FILE, or into \
+                     /etc/containers/certs.d/HOST:PORT/ca.crt",
+                ),
+                false => Error::new(text),
+            }
+        }
     }
 }
 
@@ -307,7 +318,8 @@ pub fn part(
         let read = ask(rest)?.take(most).read_to_end(&mut data);
         traffic::came(data.len() - before);
         let Err(error) = read else { break };
-        let is_cut = error.kind() != ErrorKind::TimedOut && (data.len() as u64) < len;
+        let is_over = error.kind() == ErrorKind::TimedOut || interrupt::is_asked();
+        let is_cut = !is_over && (data.len() as u64) < len;
         if !is_cut || attempt == ATTEMPTS {
             return Err(Error::new(error.to_string()));
         }
@@ -327,6 +339,9 @@ struct Content {
 
 impl Read for Content {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if interrupt::is_asked() {
+            return Err(io::Error::new(ErrorKind::ConnectionAborted, "interrupted"));
+        }
         let start = Instant::now();
         let len = self.body.read(buffer).map_err(|error| {
             let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<ureq::Error>());
@@ -393,9 +408,16 @@ pub fn document(answer: Response<Body>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn tls() -> TlsConfig {
+fn tls(host: &str) -> TlsConfig {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let pem = AUTHORITIES.iter().find_map(|file| fs::read(file).ok()).unwrap_or_default();
+    let chosen = std::env::var_os("SSL_CERT_FILE").filter(|file| !file.is_empty());
+    let mut pem = match chosen {
+        Some(file) => fs::read(file).unwrap_or_default(),
+        None => AUTHORITIES.iter().find_map(|file| fs::read(file).ok()).unwrap_or_default(),
+    };
+    for dir in AUTHORITIES_OF_HOSTS {
+        pem.extend(authorities_of(&Path::new(dir).join(host)));
+    }
     let known = parse_pem(&pem).filter_map(|item| match item {
         Ok(PemItem::Certificate(certificate)) => Some(certificate),
         _ => None,
@@ -405,6 +427,16 @@ fn tls() -> TlsConfig {
         .unversioned_rustls_crypto_provider(provider)
         .root_certs(RootCerts::Specific(Arc::new(known.collect())))
         .build()
+}
+
+/// The authorities in a directory: each file `*.crt`, each with a line end behind it.
+fn authorities_of(dir: &Path) -> Vec<u8> {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let files = files.filter(|file| file.extension().is_some_and(|end| end == "crt"));
+    files
+        .filter_map(|file| fs::read(file).ok())
+        .flat_map(|pem| [pem, b"\n".to_vec()].concat())
+        .collect()
 }
 
 /// User and password for a host, as `podman login` and `docker login` store them.
@@ -464,6 +496,17 @@ mod tests {
             assert!(read.is_err());
             assert_eq!(asked, often, "{kind}");
         }
+    }
+
+    #[test]
+    fn authorities_of_a_host_are_all_its_certificates() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in [("a.crt", "A"), ("b.crt", "B"), ("client.cert", "C"), ("d.key", "D")] {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        let found = authorities_of(dir.path());
+        assert!(found == b"A\nB\n" || found == b"B\nA\n");
+        assert!(authorities_of(&dir.path().join("none")).is_empty());
     }
 
     #[test]

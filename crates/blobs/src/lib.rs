@@ -11,6 +11,7 @@ pub mod cut;
 pub mod dir;
 pub mod error;
 pub mod http;
+pub mod interrupt;
 pub mod oci;
 pub mod reference;
 pub mod registry;

@@ -147,6 +147,23 @@ impl Registry {
         Ok(Box::new(content(answer)))
     }
 
+    /// Other names of the same manifest.
+    fn others(&self, digest: &str) -> Result<Vec<String>> {
+        let mut others = self.names()?;
+        others.retain(|name| *name != self.tag);
+        let mut found = Vec::new();
+        for name in others {
+            let url = format!("{}/manifests/{name}", self.base);
+            let headers = [("Accept", MANIFEST)];
+            let call = Call { headers: &headers, ..Call::new("GET", &url) };
+            let answer = self.client.expect(&call, &[200, 404])?;
+            if answer.status() == 200 && oci::sha256(&document(answer)?) == digest {
+                found.push(name);
+            }
+        }
+        Ok(found)
+    }
+
     /// Keeps a blob of which all came, and takes the part that was asked for.
     fn keep(
         &self,
@@ -269,10 +286,29 @@ impl Store for Registry {
 
     fn remove(&self) -> Result<bool> {
         let Some(manifest) = self.manifest()? else { return Ok(false) };
-        let url = format!("{}/manifests/{}", self.base, oci::sha256(&manifest));
-        let answer = self.client.expect(&Call::new("DELETE", &url), &[202, 404, 405])?;
-        match answer.status().as_u16() {
-            405 => Err(Error::new("the registry does not allow that anything is removed")),
+        let digest = oci::sha256(&manifest);
+        let remove = |reference: &str| {
+            let url = format!("{}/manifests/{reference}", self.base);
+            let answer = self.client.expect(&Call::new("DELETE", &url), &[202, 400, 404, 405])?;
+            Ok::<_, Error>(answer.status().as_u16())
+        };
+        // There are registries that cannot take a name away: with what it names all its names would go.
+        if self.tag != digest && remove(&self.tag)? == 202 {
+            return Ok(true);
+        }
+        let others = self.others(&digest)?;
+        if !others.is_empty() {
+            let text = format!(
+                "the registry cannot remove {} alone: {} would go with it",
+                self.tag,
+                others.join(", ")
+            );
+            return Err(
+                Error::new(text).hint("remove it there, or give the name to something else")
+            );
+        }
+        match remove(&digest)? {
+            400 | 405 => Err(Error::new("the registry does not allow that anything is removed")),
             status => Ok(status == 202),
         }
     }

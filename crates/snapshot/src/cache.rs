@@ -1,7 +1,7 @@
 //! The packs that are kept on this machine, for all snapshots and starts. What is in them is
 //! verified each time that it is used, so nothing has to be noted about them.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -13,45 +13,92 @@ use crate::places;
 
 /// How much is kept if nobody says (`TORPOR_CACHE_SIZE`, in bytes).
 const MOST: u64 = 10 << 30;
+/// How much of a file system the cache leaves free, and at most which part of it.
+const FREE: u64 = 64 << 20;
+const PART: u64 = 16;
+
+/// The directories of packs: what containers need is linked to these, which works on one file system only. The
+/// second one is where the containers' files are.
+fn dirs() -> [PathBuf; 2] {
+    [places::cache().join("packs"), places::state().join("packs")]
+}
+
+/// Makes `path` the pack `name` of the cache, which is empty if it was not there.
+///
+/// # Errors
+/// If there is no directory for it.
+pub fn link(name: &str, path: &Path) -> Result<()> {
+    for dir in dirs() {
+        places::make(&dir)?;
+        let known = dir.join(name);
+        let kept = File::options().create(true).truncate(false).write(true).open(&known);
+        if kept.is_ok() && fs::hard_link(&known, path).is_ok() {
+            touch(&known);
+            break;
+        }
+        // Of no use here: `path` is on another file system.
+        if kept.is_ok_and(|file| file.metadata().is_ok_and(|meta| meta.len() == 0)) {
+            let _ = fs::remove_file(&known);
+        }
+    }
+    Ok(())
+}
 
 /// The file was used now.
-pub fn touch(file: &Path) {
+fn touch(file: &Path) {
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     let times = Timestamps { last_access: now, last_modification: now };
     // It only goes earlier then.
     let _ = utimensat(CWD, file, &times, AtFlags::empty());
 }
 
-/// Removes what was not used for longest, until the rest is small enough; how many bytes that
-/// were. What containers still need stays with them.
+/// Removes what was not used for longest, until the rest is small enough and its disk is not full;
+/// how many bytes that were. What containers still need stays with them.
 ///
 /// # Errors
 /// If the cache cannot be read.
 pub fn evict() -> Result<u64> {
     let most = std::env::var("TORPOR_CACHE_SIZE").ok().and_then(|text| text.parse().ok());
-    evict_to(&places::cache().join("packs"), most.unwrap_or(MOST))
+    let mut freed = 0;
+    for dir in dirs().iter().filter(|dir| dir.exists()) {
+        freed += evict_to(dir, most.unwrap_or(MOST), shortage(dir)?)?;
+    }
+    Ok(freed)
 }
 
-fn evict_to(dir: &Path, most: u64) -> Result<u64> {
+/// By how many bytes a file system has less room than the cache leaves.
+fn shortage(dir: &Path) -> Result<u64> {
+    let system = rustix::fs::statvfs(dir).context(|| dir.display().to_string())?;
+    let [all, free] = [system.f_blocks, system.f_bavail].map(|blocks| blocks * system.f_frsize);
+    Ok(FREE.min(all / PART).saturating_sub(free))
+}
+
+/// A pack: when it was used, how many bytes it takes, whether a container needs it, too.
+type Kept = (SystemTime, u64, bool, PathBuf);
+
+fn evict_to(dir: &Path, most: u64, mut shortage: u64) -> Result<u64> {
     let shown = || dir.display().to_string();
-    let Ok(entries) = fs::read_dir(dir) else { return Ok(0) };
-    let mut files: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
-    for entry in entries {
+    let mut files: Vec<Kept> = Vec::new();
+    for entry in fs::read_dir(dir).context(shown)? {
         let entry = entry.context(shown)?;
         let meta = entry.metadata().context(shown)?;
         let used = meta.modified().context(shown)?;
-        files.push((used, meta.blocks() * 512, entry.path()));
+        files.push((used, meta.blocks() * 512, meta.nlink() > 1, entry.path()));
     }
     files.sort_unstable();
-    let mut left: u64 = files.iter().map(|(_, size, _)| size).sum();
+    let mut left: u64 = files.iter().map(|(_, size, ..)| size).sum();
     let mut freed = 0;
-    for (_, size, path) in files {
-        if left <= most {
-            break;
+    for (_, size, is_needed, path) in files {
+        // What a container needs takes its room with or without the cache.
+        if left <= most && (shortage == 0 || is_needed) {
+            continue;
         }
         fs::remove_file(&path).context(|| path.display().to_string())?;
         left -= size;
-        freed += size;
+        if !is_needed {
+            freed += size;
+            shortage = shortage.saturating_sub(size);
+        }
     }
     Ok(freed)
 }
@@ -72,8 +119,19 @@ mod tests {
             fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
         }
         touch(&dir.path().join("a"));
-        assert_eq!(evict_to(dir.path(), 3 * 8192).unwrap(), 0);
-        assert_eq!(evict_to(dir.path(), 8192 + 4096).unwrap(), 2 * 8192);
+        assert_eq!(evict_to(dir.path(), 3 * 8192, 0).unwrap(), 0);
+        assert_eq!(evict_to(dir.path(), 8192 + 4096, 0).unwrap(), 2 * 8192);
         assert!(dir.path().join("a").exists());
+    }
+
+    #[test]
+    fn a_full_disk_gets_back_what_nobody_needs() {
+        let dir = tempfile::tempdir().unwrap();
+        let [needed, spare] = ["needed", "spare"].map(|name| dir.path().join(name));
+        [&needed, &spare].into_iter().for_each(|path| fs::write(path, vec![1; 8192]).unwrap());
+        let container = tempfile::tempdir_in(dir.path().parent().unwrap()).unwrap();
+        fs::hard_link(&needed, container.path().join("pages")).unwrap();
+        assert_eq!(evict_to(dir.path(), u64::MAX, 1).unwrap(), 8192);
+        assert!(needed.exists() && !spare.exists());
     }
 }

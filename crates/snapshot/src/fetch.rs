@@ -2,7 +2,7 @@
 //! anybody sees it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::error::{Context, Error, Result};
 use crate::events::Notes;
 use crate::pack::number_of;
 use crate::stored::{extent, strip};
-use crate::{cache, interrupt, places, progress};
+use crate::{cache, interrupt, progress};
 
 /// How much is asked for at once in the background.
 const LARGE: u64 = 4 << 20;
@@ -336,13 +336,7 @@ fn open(dir: &Path, number: u32, blob: &Descriptor, cached: bool) -> Result<File
     let path = dir.join(kind::PAGES_PACKED.file_name(number.into()));
     let shown = || path.display().to_string();
     if cached && !path.exists() {
-        let known = places::cache().join("packs").join(hex_of(&blob.digest).unwrap_or("none"));
-        places::make(&places::cache().join("packs"))?;
-        let kept = File::options().create(true).truncate(false).write(true).open(&known);
-        // Across file systems there is no link, and so no cache.
-        if kept.is_ok() && fs::hard_link(&known, &path).is_ok() {
-            cache::touch(&known);
-        }
+        cache::link(hex_of(&blob.digest).unwrap_or("none"), &path)?;
     }
     let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
     let file = file.context(shown)?;

@@ -23,6 +23,7 @@ const GLANCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 pub fn heed() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        torpor_blobs::interrupt::heed(ASKED.clone());
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             // Whoever has started this process with nohup means it.

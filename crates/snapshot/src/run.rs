@@ -31,7 +31,7 @@ use crate::signature::TrustIn;
 use crate::source::{Base, Source};
 use crate::template::Template;
 use crate::{
-    events, feed, fits, generation, instance, interrupt, log, mounts, network, own, places,
+    cache, events, feed, fits, generation, instance, interrupt, log, mounts, network, own, places,
     streams, template, unpack,
 };
 
@@ -351,6 +351,8 @@ impl Start<'_> {
                 Ok(started) => return Ok(started),
                 Err(error) => {
                     interrupt::check()?;
+                    // A disk that the cache has filled would keep all starts cold.
+                    let _ = cache::evict();
                     Some(error)
                 }
             },

@@ -259,7 +259,6 @@ pub fn gc(args: &GcArgs) -> Result<ExitCode> {
     if let Some(reference) = &args.reference {
         freed += place(reference)?.collect()?;
     } else {
-        freed += cache::evict()?;
         template::sweep();
         let runc = Runc::new(args.runtime.root.as_deref())?;
         for entry in fs::read_dir(places::instances()).into_iter().flatten().flatten() {
@@ -277,6 +276,8 @@ pub fn gc(args: &GcArgs) -> Result<ExitCode> {
                 freed += instance::release(&entry.path());
             }
         }
+        // What those had needed may go now.
+        freed += cache::evict()?;
     }
     match args.json {
         true => println!("{}", json!({ "freed": freed })),

@@ -265,6 +265,24 @@ fn a_registry_is_not_asked_again_for_a_cold_start() {
     assert_eq!(requests("not-noted"), noted);
 }
 
+#[test]
+fn a_cache_on_another_file_system_serves_as_well() {
+    let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
+    let fixture = Fixture::new("elsewhere", 2000);
+    std::os::unix::fs::symlink(elsewhere.path(), fixture.path("cache")).unwrap();
+    let registry = Registry::start(&fixture);
+    let reference = registry.reference();
+    fixture.create(&reference, &["--no-trial"]);
+    let bytes = ["first", "second"].map(|name| {
+        let said = fixture.run(&reference, name, "snapshot", &["--prefetch", "all"]);
+        fixture.answers_right(name);
+        said["bytes"].as_u64().unwrap()
+    });
+    assert!(bytes[1] * 4 < bytes[0], "{bytes:?}");
+    let left = fs::read_dir(elsewhere.path().join("packs")).unwrap().count();
+    assert_eq!(left, 0, "nothing is there that is of no use");
+}
+
 /// What was changed in a registry is not believed: neither before the start nor later.
 #[test]
 fn a_chunk_that_was_tampered_with_is_found() {
@@ -312,7 +330,19 @@ fn other_tools_know_it() {
     let said = |words: &[&str]| fixture.torpor(words).output().unwrap();
     assert!(shown(&said(&["list", &registry.reference()])).contains("team/app:v1"));
     assert!(said(&["verify", &registry.reference()]).status.success());
+    // One name of several is not removed with the others.
+    let other = format!("{}/team/app:v2", registry.host);
+    let mut copy = Command::new("skopeo");
+    copy.args(["--insecure-policy", "copy", "--src-tls-verify=false", "--dest-tls-verify=false"]);
+    copy.args([registry.reference(), other.clone()].map(|name| format!("docker://{name}")));
+    let output = copy.output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    let refused = said(&["rm", &registry.reference()]);
+    assert!(!refused.status.success() && shown(&refused).contains("v2 would go with it"));
+    assert!(said(&["verify", &other]).status.success());
+    fixture.create(&other, &["--no-trial"]);
     assert!(said(&["rm", &registry.reference()]).status.success());
+    assert!(said(&["verify", &other]).status.success());
     let gone = said(&["inspect", &registry.reference()]);
     assert!(shown(&gone).contains("there is no such snapshot"), "{}", shown(&gone));
 }
