@@ -196,10 +196,11 @@ fn a_job_is_on_one_machine_whatever_fails() {
 fn a_job_that_the_other_machine_has_forgotten_is_given_up_by_hand() {
     let dir = tempfile::tempdir().unwrap();
     let [mut a, b] = pair(dir.path(), &json!({}));
-    let id = a.submit(&[], &words(&counter(60, 0.05)));
+    let id = a.submit(&[], &words(&a.counter(60, 0.05)));
     a.wait_for_output(id, "3\n");
     let there: u64 = a.ok(&["move", "1", "--to", "b"]).trim().parse().unwrap();
     a.kill();
+    a.let_end();
     b.wait_for(there, "done");
     until("nobody reads it any more", || {
         b.queue(&["forget", &there.to_string()]).output().unwrap().status.success().then_some(())
@@ -219,10 +220,11 @@ fn a_job_that_the_other_machine_has_forgotten_is_given_up_by_hand() {
 fn what_is_told_to_a_machine_that_is_away_is_told_when_it_is_back() {
     let dir = tempfile::tempdir().unwrap();
     let [mut a, mut b] = pair(dir.path(), &json!({}));
-    let ask = "trap 'echo heard; exit 5' TERM; while :; do sleep 0.1; done";
-    let [ends, asks] = [&["sleep", "1000"][..], &["sh", "-c", ask]].map(|words| {
-        let id = a.submit(&[], words);
-        a.wait_for(id, "running");
+    let ask = "trap 'echo heard; exit 5' TERM; echo begins; while :; do sleep 0.1; done";
+    let ends = "echo begins; exec sleep 1000";
+    let [ends, asks] = [ends, ask].map(|script| {
+        let id = a.submit(&[], &["sh", "-c", script]);
+        a.wait_for_output(id, "begins");
         let there: u64 = a.ok(&["move", &id.to_string(), "--to", "b"]).trim().parse().unwrap();
         b.wait_for(there, "running");
         (id, there)
@@ -239,7 +241,7 @@ fn what_is_told_to_a_machine_that_is_away_is_told_when_it_is_back() {
     let job = b.wait_for(asks.1, "failed");
     assert_eq!(job["exit"], 5);
     a.wait_for(asks.0, "failed");
-    assert_eq!(a.output(asks.0), "heard\n");
+    assert_eq!(a.output(asks.0), "begins\nheard\n");
 }
 
 #[test]
