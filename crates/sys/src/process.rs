@@ -190,10 +190,12 @@ fn fork_by(work: impl FnOnce() -> i32, fork: impl FnOnce() -> libc::pid_t) -> Re
 /// How many threads this process has but for those that are ending: they run none of its code any more, and
 /// are listed after they have been joined, on a busy machine for long.
 fn threads() -> Result<usize> {
+    const THREADS: &str = "/proc/self/task";
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{THREADS}: {error}"));
     let mut count = 0;
-    for entry in std::fs::read_dir("/proc/self/task")? {
+    for entry in std::fs::read_dir(THREADS).map_err(named)? {
         // One that is gone by now has no such file.
-        let stat = std::fs::read_to_string(entry?.path().join("stat"));
+        let stat = std::fs::read_to_string(entry.map_err(named)?.path().join("stat"));
         count += usize::from(stat.is_ok_and(|stat| !is_ending(&stat)));
     }
     Ok(count)
