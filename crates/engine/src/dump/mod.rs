@@ -18,6 +18,7 @@ mod lost;
 pub(crate) mod memory;
 mod outbox;
 mod session;
+mod strangers;
 mod task;
 pub(crate) mod tasks;
 pub(crate) mod twin;

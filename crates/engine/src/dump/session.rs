@@ -16,7 +16,7 @@ use torpor_images::packed::Packed;
 
 use super::former::Former;
 use super::outbox::Away;
-use super::{Dump, End, clients, freeze, memory, micros, run, twin};
+use super::{Dump, End, clients, freeze, memory, micros, run, strangers, twin};
 use crate::dump::freezer::Freezer;
 use crate::effort::Effort;
 use crate::error::{Error, Result};
@@ -200,6 +200,7 @@ impl Drop for Session {
 /// Starts a checkpoint. The older one in the directory comes back unless this one counts.
 fn begin(opts: &Options) -> Result<(ImageDir, Former)> {
     check_root(opts.pid)?;
+    strangers::check(opts.pid, opts.strict)?;
     let mut images = opts.new_images()?;
     let former = Former::of(&images)?;
     crate::seal::begin(&mut images, opts)?;
