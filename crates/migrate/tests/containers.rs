@@ -44,12 +44,16 @@ impl Container {
         let id = format!("torpor-{name}-{}", std::process::id());
         let roots = ["here", "there"].map(|name| dir.path().join(name));
         let container = Self { dir, id, roots };
-        let mut run = container.runc(0, "run");
-        run.arg("--bundle").arg(bundle).args(["--detach", &container.id]);
-        let status = run.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
-        assert!(status.success());
+        container.run();
         wait_until("it counts", || container.count() > 0);
         container
+    }
+
+    fn run(&self) {
+        let mut run = self.runc(0, "run");
+        run.arg("--bundle").arg(self.dir.path().join("bundle")).args(["--detach", &self.id]);
+        let status = run.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        assert!(status.success());
     }
 
     fn runc(&self, host: usize, action: &str) -> Command {
@@ -188,6 +192,29 @@ fn a_root_file_system_goes_along() {
         assert_eq!(seen, "200000\n644 2 0 0\n1733 2 0 0\n1\n", "{mode}");
         container.says(1, "delete", &["--force", &container.id]);
     }
+}
+
+/// A container that sleeps is one that runc does not know: its files are not another's.
+#[test]
+fn what_a_container_has_left_there_stays() {
+    let container = Container::start(|_| {});
+    let (here, there) = (Host::new(), container.agent());
+    let comes = || {
+        let with = ["--with-rootfs"];
+        container.moves_with(&here, "stop-and-copy", &with, &there.address).unwrap();
+    };
+    comes();
+    container.says(1, "exec", &[&container.id, "touch", "/precious"]);
+    container.says(1, "delete", &["--force", &container.id]);
+    container.run();
+    comes();
+    let bundles = fs::read_dir(there.path("state/bundles")).unwrap();
+    let bundles = bundles.map(|entry| entry.unwrap().path());
+    let left: Vec<_> = bundles.filter(|path| path.join("rootfs/precious").exists()).collect();
+    assert_eq!(left.len(), 1);
+    assert!(there.log().contains(left[0].to_str().unwrap()), "{}", there.log());
+    container.says(1, "exec", &[&container.id, "test", "!", "-e", "/precious"]);
+    container.says(1, "delete", &["--force", &container.id]);
 }
 
 /// A directory of volumes, and a container that counts in one of them as well.

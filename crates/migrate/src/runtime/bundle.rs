@@ -1,6 +1,7 @@
 //! The bundle of a container that comes in.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -24,7 +25,14 @@ pub fn own_root(bundle: &Path) -> PathBuf {
     bundle.join("rootfs")
 }
 
-/// Writes the bundle of container `id` below `dir`. What the configuration asks for is judged first.
+/// The file beside the configuration of a container that has come, until it moves on: it may sleep, and its files be all
+/// that there is of it.
+const CAME: &str = "came";
+/// The file beside the configuration with the name of what lay there before and was set aside.
+const FORMER: &str = "former";
+
+/// Writes the bundle of container `id` below `dir`. What the configuration asks for is judged first. What a container of
+/// that name that has come before has left is set aside.
 ///
 /// # Errors
 /// If the root file system is not here, and does not come; if programs of this host would run, and `terms` do not allow
@@ -43,11 +51,17 @@ pub(super) fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<P
     judge_hooks(&config, id, terms)?;
     choose_cgroup(&mut config, id)?;
     let bundle = dir.join(id);
+    let former = set_aside(&bundle)?;
     make_private(&bundle)?;
+    let shown = || bundle.display().to_string();
+    if let Some(former) = former {
+        fs::write(bundle.join(FORMER), former).context(shown)?;
+    }
+    fs::write(bundle.join(CAME), "").context(shown)?;
     if terms.rootfs {
         let root = own_root(&bundle);
         if root.exists() {
-            // Of a container that was here before.
+            // Of a container that has moved on.
             fs::remove_dir_all(&root).context(|| root.display().to_string())?;
         }
         fs::create_dir(&root).context(|| root.display().to_string())?;
@@ -56,6 +70,29 @@ pub(super) fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<P
     let path = bundle.join("config.json");
     fs::write(&path, config.to_string()).context(|| path.display().to_string())?;
     Ok(bundle)
+}
+
+/// Gives a bundle whose container came and did not move on another name, which is returned.
+fn set_aside(bundle: &Path) -> Result<Option<String>> {
+    if !bundle.join(CAME).exists() {
+        return Ok(None);
+    }
+    let id = bundle.file_name().unwrap_or_default().to_string_lossy();
+    let name = format!("{id}.{}", &new_id()?[..8]);
+    let aside = bundle.with_file_name(&name);
+    fs::rename(bundle, &aside).context(|| bundle.display().to_string())?;
+    tracing::warn!("what a container {id} that came before has left is in {}", aside.display());
+    Ok(Some(name))
+}
+
+/// The container of a bundle has moved on: if it had come here, another one may take the place of its files.
+pub fn leave(bundle: &Path) {
+    match fs::remove_file(bundle.join(CAME)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            tracing::warn!("{}: {error}", bundle.display());
+        }
+        _ => {}
+    }
 }
 
 /// Whether what runs on this host by the configuration of container `id` may.
@@ -73,12 +110,19 @@ pub(super) fn judge_hooks(config: &Value, id: &str, terms: Terms) -> Result<()> 
     Ok(())
 }
 
-/// Removes what [`make`] has made.
+/// Removes what [`make`] has made, and puts back what it has set aside.
 pub fn remove(dir: &Path, id: &str) {
     let bundle = dir.join(id);
-    if bundle.exists()
-        && let Err(error) = fs::remove_dir_all(&bundle)
-    {
+    if !bundle.exists() {
+        return;
+    }
+    let former = fs::read_to_string(bundle.join(FORMER));
+    let removed = fs::remove_dir_all(&bundle);
+    let done = removed.and_then(|()| match former {
+        Ok(former) => fs::rename(dir.join(former), &bundle),
+        Err(_) => Ok(()),
+    });
+    if let Err(error) = done {
         tracing::warn!("{}: {error}", bundle.display());
     }
 }
@@ -146,5 +190,27 @@ mod tests {
         assert!(config.contains(&own_root(&bundle).display().to_string()), "{config}");
         remove(&dir.path().join("bundles"), "one");
         assert!(!bundle.exists());
+    }
+
+    #[test]
+    fn what_has_come_and_not_moved_on_is_set_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let again = || {
+            let terms = Terms { hooks: false, rootfs: true };
+            make(dir.path(), "one", r#"{"root":{"path":"/not/here"}}"#, terms).unwrap()
+        };
+        let precious = own_root(&again()).join("precious");
+        fs::write(&precious, "").unwrap();
+        // The next one does not come in the end, and then does.
+        again();
+        assert!(!precious.exists());
+        remove(dir.path(), "one");
+        assert!(precious.exists());
+        again();
+        assert_eq!((precious.exists(), fs::read_dir(dir.path()).unwrap().count()), (false, 2));
+        // It moves on.
+        leave(&dir.path().join("one"));
+        again();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 }

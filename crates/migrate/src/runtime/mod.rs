@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::archive::Adaptation;
-pub use self::bundle::{Terms, own_root, remove as remove_bundle};
+pub use self::bundle::{Terms, leave as leave_bundle, own_root, remove as remove_bundle};
 use self::conmon::Conmon;
 pub use self::conmon::{NAME as CONMON, run as conmon};
 pub use self::idle::serve as idle;

@@ -11,6 +11,7 @@ use super::link::{Happening, unexpected};
 use crate::engine;
 use crate::error::{Context, Error, Result};
 use crate::record::{Ledger, Phase};
+use crate::runtime;
 use crate::task;
 use crate::wire::Peer;
 use crate::wire::frame::Line;
@@ -279,8 +280,9 @@ fn end(ledger: &Ledger) {
     ledger.record().tasks.iter().for_each(|task| task.signal(Signal::KILL));
     // The runtime would list it as one that has ended.
     if let Some(container) = &ledger.record().container
-        && let Ok(Some(_)) = container.state()
+        && let Ok(Some(state)) = container.state()
     {
+        runtime::leave_bundle(&state.bundle);
         container.forget();
     }
 }
