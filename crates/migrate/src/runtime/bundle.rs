@@ -184,11 +184,11 @@ mod tests {
         assert!(bundle.join("config.json").exists() && !own_root(&bundle).exists());
         let text = r#"{"root":{"path":"/not/here"}}"#;
         let terms = Terms { rootfs: true, ..none };
-        let bundle = make(&dir.path().join("bundles"), "one", text, terms).unwrap();
+        let bundle = make(&dir.path().join("bundles"), "two", text, terms).unwrap();
         assert!(own_root(&bundle).is_dir());
         let config = fs::read_to_string(bundle.join("config.json")).unwrap();
         assert!(config.contains(&own_root(&bundle).display().to_string()), "{config}");
-        remove(&dir.path().join("bundles"), "one");
+        remove(&dir.path().join("bundles"), "two");
         assert!(!bundle.exists());
     }
 
