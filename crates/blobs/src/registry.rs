@@ -147,17 +147,23 @@ impl Registry {
         Ok(Box::new(content(answer)))
     }
 
-    /// Other names of the same manifest.
-    fn others(&self, digest: &str) -> Result<Vec<String>> {
-        let mut others = self.names()?;
-        others.retain(|name| *name != self.tag);
+    /// The manifest of a name or a digest, if there is one.
+    fn manifest_of(&self, reference: &str) -> Result<Option<Vec<u8>>> {
+        let url = format!("{}/manifests/{reference}", self.base);
+        let headers = [("Accept", MANIFEST)];
+        let call = Call { headers: &headers, ..Call::new("GET", &url) };
+        let answer = self.client.expect(&call, &[200, 404])?;
+        if answer.status() == 404 {
+            return Ok(None);
+        }
+        document(answer).map(Some)
+    }
+
+    /// Other names of a manifest.
+    fn others(&self, manifest: &[u8]) -> Result<Vec<String>> {
         let mut found = Vec::new();
-        for name in others {
-            let url = format!("{}/manifests/{name}", self.base);
-            let headers = [("Accept", MANIFEST)];
-            let call = Call { headers: &headers, ..Call::new("GET", &url) };
-            let answer = self.client.expect(&call, &[200, 404])?;
-            if answer.status() == 200 && oci::sha256(&document(answer)?) == digest {
+        for name in self.names()?.into_iter().filter(|name| *name != self.tag) {
+            if self.manifest_of(&name)?.is_some_and(|other| other == manifest) {
                 found.push(name);
             }
         }
@@ -202,14 +208,7 @@ fn part(file: &File, range: &Range<u64>) -> Result<Vec<u8>> {
 
 impl Store for Registry {
     fn manifest(&self) -> Result<Option<Vec<u8>>> {
-        let url = format!("{}/manifests/{}", self.base, self.tag);
-        let headers = [("Accept", MANIFEST)];
-        let call = Call { headers: &headers, ..Call::new("GET", &url) };
-        let answer = self.client.expect(&call, &[200, 404])?;
-        if answer.status() == 404 {
-            return Ok(None);
-        }
-        let bytes = document(answer)?;
+        let Some(bytes) = self.manifest_of(&self.tag)? else { return Ok(None) };
         if self.tag.contains(':') && oci::sha256(&bytes) != self.tag {
             return Err(Error::new(format!("{} is not what its digest says", self.tag)));
         }
@@ -296,7 +295,7 @@ impl Store for Registry {
         if self.tag != digest && remove(&self.tag)? == 202 {
             return Ok(true);
         }
-        let others = self.others(&digest)?;
+        let others = self.others(&manifest)?;
         if !others.is_empty() {
             let text = format!(
                 "the registry cannot remove {} alone: {} would go with it",
