@@ -88,7 +88,8 @@ pub(crate) fn serve(setup: Setup) -> Result<(), String> {
     }
     listen::tell_service_manager("READY=1");
     loop {
-        queue.change(|_| ());
+        // Not with each change: it looks at all jobs that are over.
+        queue.change(|core| core.forget_old(crate::files::now()));
         listen::tell_service_manager("WATCHDOG=1");
         let again = queue.lock().again;
         let until = again.map_or(BEAT, |again| {

@@ -31,7 +31,6 @@ impl Core {
         }
         self.make_room();
         self.tend_store(now);
-        self.forget_old(now);
     }
 
     /// Gives up checkpoints on disk until all of them take no more than they may: those that are
