@@ -1,17 +1,19 @@
 // area: event descriptors
-// shows: an epoll set that watches an open file whose number was closed, and several under one reused number
+// shows: an epoll set that watches an open file whose number was closed, and several under one reused number; such a signalfd
 #include "zoo.h"
 #include <sys/epoll.h>
+#include <sys/signalfd.h>
 
 int main(void)
 {
 	int set = TRY(epoll_create1(0)), pipes[3][2], copies[3], number = 200;
-	struct epoll_event got[8];
+	int of_signals = TRY(epoll_create1(0)), signals_fd;
+	struct epoll_event got[8], ev = { .events = EPOLLIN };
+	sigset_t signals;
 	unsigned seen = 0;
 
 	for (int i = 0; i < 3; i++) {
-		struct epoll_event ev = { .events = EPOLLIN, .data.u64 = 1u << i };
-
+		ev.data.u64 = 1u << i;
 		TRY(pipe(pipes[i]));
 		/* The same number each time; the copy keeps the watched open file alive. */
 		TRY(dup2(pipes[i][0], number));
@@ -20,6 +22,14 @@ int main(void)
 		TRY(close(pipes[i][0]));
 		TRY(close(number));
 	}
+	sigemptyset(&signals);
+	sigaddset(&signals, SIGUSR1);
+	TRY(sigprocmask(SIG_BLOCK, &signals, NULL));
+	signals_fd = TRY(signalfd(-1, &signals, SFD_NONBLOCK));
+	TRY(dup2(signals_fd, number));
+	ev.data.u64 = 77;
+	TRY(epoll_ctl(of_signals, EPOLL_CTL_ADD, number, &ev));
+	TRY(close(number));
 	zoo_ready();
 	zoo_wait();
 	CHECK_EQ(epoll_wait(set, got, 8, 0), 0);
@@ -32,5 +42,9 @@ int main(void)
 	CHECK(fcntl(number, F_GETFD) < 0);
 	CHECK_EQ(read(copies[0], got, 1), 1);
 	CHECK_EQ(epoll_wait(set, got, 8, 0), 2);
+	CHECK_EQ(epoll_wait(of_signals, got, 8, 0), 0);
+	TRY(kill(getpid(), SIGUSR1));
+	CHECK_EQ(epoll_wait(of_signals, got, 8, 10000), 1);
+	CHECK_EQ(got[0].data.u64, 77);
 	zoo_pass();
 }

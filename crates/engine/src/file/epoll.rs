@@ -5,22 +5,28 @@
 //! kernel tells by comparison (kcmp(2)) which file an entry watches. The images name
 //! a descriptor that the file has now, as CRIU's do, and beside it the number in the
 //! set, which the restore gives back.
+//!
+//! The signals that wake a set by a signalfd are those of the process that has added it
+//! (`signalfd_poll` waits at the caller's): such entries the tasks add themselves.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll::CreateFlags;
+use rustix::io::DupFlags;
 use torpor_images::proto::{EventpollFileEntry, EventpollTfdEntry, FdTypes, FileEntry};
 use torpor_sys::epoll::Interest;
 use torpor_sys::kcmp::kcmp_epoll_target;
+use torpor_tracee::Tracee;
+use torpor_tracee::syscall::{self, RemoteFd};
 
-use super::Found;
 use super::description::{duplicate, part, set_status_flags};
 use super::open::OpenFiles;
 use super::table::FileTable;
+use super::{Found, Holder};
 use crate::error::{Context, Error, Result};
 use crate::proc;
-use crate::restore::tasks::Task;
+use crate::restore::tasks::{Task, Tasks};
 
 /// The dump half. Watched files may be met after the set: they are looked for in the
 /// end.
@@ -168,6 +174,22 @@ fn resolve(
 #[derive(Debug, Default)]
 pub(crate) struct EpollRestorer {
     made: Vec<EventpollFileEntry>,
+    of_signals: Vec<SignalWatch>,
+}
+
+/// An entry that watches a signalfd.
+#[derive(Debug)]
+struct SignalWatch {
+    /// The task that adds it.
+    task: usize,
+    /// The set, by its number in the images.
+    set: u32,
+    /// A descriptor that the task has of the signalfd.
+    fd: u32,
+    /// The number that the entry is known by.
+    number: u32,
+    events: u32,
+    data: u64,
 }
 
 impl EpollRestorer {
@@ -227,13 +249,22 @@ impl EpollRestorer {
         files: &OpenFiles,
     ) -> Result<()> {
         for epfd in self.made.drain(..) {
-            let watched = epfd
-                .tfd
-                .iter()
-                .map(|entry| {
-                    Ok((entry, duplicate(files.need(target(tasks, all, &epfd, entry)?)?)?))
-                })
-                .collect::<Result<Vec<_>>>()?;
+            let mut watched = Vec::new();
+            for entry in &epfd.tfd {
+                let id = target(tasks, all, &epfd, entry)?;
+                let is_signalfd = all.get(&id).is_some_and(|file| file.sgfd.is_some());
+                if is_signalfd && let Some(watch) = SignalWatch::new(tasks, &epfd, entry, id) {
+                    self.of_signals.push(watch);
+                    continue;
+                }
+                if is_signalfd {
+                    let (set, number) = (epfd.id, known_by(entry));
+                    tracing::warn!(
+                        "epoll set {set}: no signal wakes it by fd {number}, which no task has"
+                    );
+                }
+                watched.push((entry, duplicate(files.need(id)?)?));
+            }
             let interests: Vec<_> =
                 watched.iter().map(|(entry, file)| interest(entry, file.as_fd())).collect();
             let set = duplicate(files.need(epfd.id)?)?;
@@ -242,15 +273,69 @@ impl EpollRestorer {
         }
         Ok(())
     }
+
+    /// Has a task that holds a set add what watches its own signals.
+    ///
+    /// # Errors
+    /// If the task is gone, or the kernel does not add an entry.
+    pub(crate) fn attach(&mut self, tasks: &mut Tasks, holder: Holder, set: u32) -> Result<()> {
+        let is_here = |watch: &mut SignalWatch| watch.task == holder.task && watch.set == set;
+        for watch in self.of_signals.extract_if(.., is_here) {
+            watch.add(tasks.remote(holder.task)?, holder.fd)?;
+        }
+        Ok(())
+    }
+}
+
+impl SignalWatch {
+    /// An entry that watches the signalfd `file`, if a task has both and can give it its number. If several have, the
+    /// first one is the parent of the others as a rule, and has made it.
+    fn new(
+        tasks: &[Task],
+        epfd: &EventpollFileEntry,
+        entry: &EventpollTfdEntry,
+        file: u32,
+    ) -> Option<Self> {
+        let number = known_by(entry);
+        tasks.iter().enumerate().find_map(|(task, of)| {
+            let fds = &of.image.fds;
+            let is_free = !fds.iter().any(|fd| fd.fd == number && fd.file != file);
+            let holds = fds.iter().any(|fd| fd.file == epfd.id);
+            let mut own = fds.iter().filter(|fd| fd.file == file).map(|fd| fd.fd);
+            let fd = own.clone().find(|fd| *fd == number).or_else(|| own.next())?;
+            let (set, events, data) = (epfd.id, entry.events, entry.data);
+            (is_free && holds).then_some(Self { task, set, fd, number, events, data })
+        })
+    }
+
+    fn add(&self, husk: &mut Tracee, set: i32) -> Result<()> {
+        let [own, number] = [self.fd, self.number].map(RemoteFd::from);
+        let mut batch = husk.batch();
+        if own != number {
+            batch.must(syscall::dup3(own, number, DupFlags::CLOEXEC));
+        }
+        // struct epoll_event is packed on x86-64.
+        let event = [&self.events.to_ne_bytes()[..], &self.data.to_ne_bytes()].concat();
+        let event = batch.bytes(&event);
+        let args = [RemoteFd::from(set).0, libc::EPOLL_CTL_ADD as u64, number.0, event.0];
+        batch.must((libc::SYS_epoll_ctl, args));
+        if own != number {
+            batch.must(syscall::close(number));
+        }
+        match batch.run()?.first_error() {
+            Some((_, e)) => Err(e).context(|| format!("EPOLL_CTL_ADD to epoll set {}", self.set)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The number that an entry is known by.
+fn known_by(entry: &EventpollTfdEntry) -> u32 {
+    entry.torpor_number.unwrap_or(entry.tfd)
 }
 
 fn interest<'f>(entry: &EventpollTfdEntry, file: BorrowedFd<'f>) -> Interest<'f> {
-    Interest {
-        file,
-        number: entry.torpor_number.unwrap_or(entry.tfd).cast_signed(),
-        events: entry.events,
-        data: entry.data,
-    }
+    Interest { file, number: known_by(entry).cast_signed(), events: entry.events, data: entry.data }
 }
 
 /// The file that an entry watches: by its number in the images, or by descriptor of a

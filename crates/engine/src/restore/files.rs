@@ -260,6 +260,9 @@ impl Table<'_> {
                 let Files { opened, kinds, .. } = &mut *self.files;
                 kinds.io_urings.attach(self.opener.tasks, opened, holder, entry)
             }
+            FdTypes::Eventpoll => {
+                self.files.kinds.epolls.attach(self.opener.tasks, holder, entry.id)
+            }
             _ => Ok(()),
         }
     }
