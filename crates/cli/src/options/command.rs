@@ -100,7 +100,7 @@ const COMMANDS: &[CommandInfo] = &[
         about: "Bring a tree of tasks back from images",
         long_about: "Makes the tasks of the images directory, under their old process ids. \
             Without --restore-detached or --restore-sibling it then waits for the root task to \
-            end. A restore that fails leaves nothing behind.",
+            end, and exits with 0 whatever that task's own status is. A restore that fails leaves nothing behind.",
         examples: &["restore --images-dir checkpoint --restore-detached --shell-job"],
     },
     CommandInfo {
