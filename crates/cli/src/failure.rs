@@ -9,6 +9,8 @@ use torpor_engine::Error;
 use torpor_seal::keys;
 use torpor_worker::{Class, Outcome};
 
+use crate::log::escaped;
+
 /// An operation that did not work out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
@@ -119,6 +121,14 @@ fn unwritten(panic: &(dyn Any + Send)) -> Option<&str> {
 
 const REPORT: &str = "report it, with the log of the same with -v4";
 const PRIVILEGES: &str = "run it as root, or with --unprivileged and CAP_CHECKPOINT_RESTORE";
+
+/// The lines of an error's text. Those that list something have a line for each, which begins with two spaces; any other
+/// end of a line, and what a terminal would obey, is of a name.
+pub fn lines(text: &str) -> Vec<String> {
+    let mut parts = text.split("\n  ").map(escaped);
+    let first = parts.next();
+    first.into_iter().chain(parts.map(|part| format!("  {part}"))).collect()
+}
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -241,6 +251,17 @@ mod tests {
             assert_eq!((failure.class, failure.errno), (class, errno), "{words}");
             assert_eq!(failure.text, words);
         }
+    }
+
+    #[test]
+    fn no_name_makes_a_line_of_its_own() {
+        let text = "not allowed:\n  open \"/a\"\n  open \"/b\"";
+        assert_eq!(lines(text), ["not allowed:", "  open \"/a\"", "  open \"/b\""]);
+        let forged = "open /x\x1b[2J\nError (work.rs:1): all is well: No such file";
+        assert_eq!(
+            lines(forged),
+            ["open /x\\u{1b}[2J\\nError (work.rs:1): all is well: No such file"]
+        );
     }
 
     #[test]

@@ -229,13 +229,23 @@ impl Text {
         for (name, value) in &self.fields {
             text.extend([" ", name, "=", value]);
         }
-        let text = if text.contains(['\n', '\r']) {
-            text.trim_end().replace('\n', "\\n").replace('\r', "\\r")
-        } else {
-            text
-        };
-        (text, self.fields)
+        (escaped(text.trim_end()), self.fields)
     }
+}
+
+/// A text on one line, without what a terminal would obey: names of files and tasks may hold anything.
+pub fn escaped(text: &str) -> String {
+    if !text.contains(char::is_control) {
+        return text.to_owned();
+    }
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter.is_control() {
+            true => out.extend(letter.escape_default()),
+            false => out.push(letter),
+        }
+    }
+    out
 }
 
 impl Visit for Text {
@@ -275,12 +285,12 @@ mod tests {
             target: Mutex::new(Target::Listener(listener)),
         }));
         tracing::subscriber::with_default(log, || {
-            tracing::warn!(group = "a", pid = 7, "cannot be\nremoved");
+            tracing::warn!(group = "a", pid = 7, "cannot be\nremoved\x1b[2J");
             tracing::debug!("not at this level");
         });
         let field = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         let fields = vec![field("group", "a"), field("pid", "7")];
-        let text = "cannot be\\nremoved group=a pid=7".to_owned();
+        let text = "cannot be\\nremoved\\u{1b}[2J group=a pid=7".to_owned();
         assert_eq!(told.try_iter().collect::<Vec<_>>(), [(Level::WARN, text, fields)]);
     }
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use torpor_worker::Report;
 
-use crate::failure::{Failure, caught, quiet_about_output};
+use crate::failure::{Failure, caught, lines, quiet_about_output};
 use crate::hooks::{Actions, write_pidfile};
 use crate::options::{self, Command, Invocation, Opt, Settings, SettingsError, UsageError};
 use crate::{COMPATIBLE, check, help, log, pages, policy, rpc, seal, stats, work};
@@ -85,10 +85,14 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             // What is in the log on the screen need not be there twice.
             let silent = log::get().is_silent();
             if !silent && (!failure.logged || log::get().is_file()) {
-                let _ = writeln!(io::stderr(), "Error: {failure}");
+                let _ = writeln!(io::stderr(), "Error: {}", lines(&failure.text).join("\n"));
             }
             if let Some(hint) = failure.hint.as_ref().filter(|_| !silent) {
-                let _ = writeln!(io::stderr(), "Hint: {hint}");
+                let _ = writeln!(
+                    io::stderr(),
+                    "Hint: {}",
+                    hint.lines().map(log::escaped).collect::<Vec<_>>().join("\n")
+                );
             }
             ExitCode::from(failure.status)
         }

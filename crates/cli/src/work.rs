@@ -13,7 +13,7 @@ use torpor_engine::options::CpuCap;
 use torpor_engine::{DumpReport, Error, Hooks, RestoreReport};
 use torpor_images::ImageDir;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, lines};
 use crate::options::Settings;
 use crate::stats::Freed;
 use crate::{COMPATIBLE, log, rounds};
@@ -99,8 +99,7 @@ fn concluded<T>(
             Ok(report)
         }
         Err(error) => {
-            // Those that list something have a line for each.
-            error.to_string().lines().for_each(|line| tracing::error!("{line}"));
+            lines(&error.to_string()).iter().for_each(|line| tracing::error!("{line}"));
             tracing::error!("{failed}");
             Err(Failure { logged: true, ..error.into() })
         }
