@@ -54,6 +54,24 @@ pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
         .context(|| format!("open {path} again"))
 }
 
+/// What `open` opens with the flags that it is handed, which end as `flags`. Nobody is waited for: what is there now may be
+/// a fifo, and a fifo that nobody else opens waits for ever.
+///
+/// # Errors
+/// Those of `open`, such as `ENXIO` for a fifo to be written to that nobody reads.
+pub(crate) fn without_waiting(
+    flags: OFlags,
+    open: impl FnOnce(OFlags) -> Result<OwnedFd>,
+) -> Result<OwnedFd> {
+    if flags.intersects(OFlags::PATH | OFlags::NONBLOCK) {
+        return open(flags);
+    }
+    let file = open(flags | OFlags::NONBLOCK)?;
+    let opened = rustix::fs::fcntl_getfl(&file).context(|| "F_GETFL".to_owned())?;
+    rustix::fs::fcntl_setfl(&file, opened - OFlags::NONBLOCK).context(|| "F_SETFL".to_owned())?;
+    Ok(file)
+}
+
 /// Gives a description the changeable flags in `flags`.
 ///
 /// # Errors

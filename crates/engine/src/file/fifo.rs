@@ -9,13 +9,13 @@ use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FifoEntry, FileEntry};
 use torpor_policy::PathFile;
 
-use super::description::{duplicate, is_readable, part};
+use super::description::{duplicate, is_readable, part, same_inode};
 use super::open::OpenFiles;
 use super::opener::Opener;
 use super::queue::{Queues, Saved};
 use super::remap::Paths;
 use super::{Found, regular};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 
 /// The dump half.
 #[derive(Debug)]
@@ -111,7 +111,14 @@ impl FifoRestorer {
             self.saved.fill(fifo.pipe_id, &anchor)?;
             self.anchors.insert(fifo.pipe_id, anchor);
         }
-        regular::open(cx, &path)
+        let opened = regular::open(cx, &path)?;
+        let stat = |file: &OwnedFd| rustix::fs::fstat(file).context(|| "fstat".to_owned());
+        match self.anchors.get(&fifo.pipe_id) {
+            Some(anchor) if !same_inode(&stat(anchor)?, &stat(&opened)?) => {
+                Err(Error::invalid(path.text(), "another fifo has its name now"))
+            }
+            _ => Ok(opened),
+        }
     }
 
     /// When all descriptions are open: connects them and fills their queues.

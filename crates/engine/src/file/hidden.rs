@@ -12,7 +12,7 @@ use torpor_policy::PathFile;
 use torpor_sys::notify::{handle_of, open_by_handle};
 
 use super::Found;
-use super::description::{open_flags, open_in, reopen, same_inode};
+use super::description::{open_flags, open_in, reopen, same_inode, without_waiting};
 use super::opener::Opener;
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::Mounts;
@@ -59,5 +59,6 @@ pub(super) fn open(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let place = OFlags::PATH | OFlags::DIRECTORY;
     let root =
         cx.roots.open_path(mnt_id, mountpoint.as_os_str().as_bytes(), place, Mode::empty())?;
-    reopen(by_handle(&root, &copy)?, open_flags(file.flags))
+    let found = by_handle(&root, &copy)?;
+    without_waiting(open_flags(file.flags), |flags| reopen(&found, flags))
 }

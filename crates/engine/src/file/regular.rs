@@ -404,6 +404,8 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::sync::Arc;
 
+    use rustix::fs::{CWD, FileType};
+
     use super::*;
     use crate::dump::{Dump, files};
     use crate::file::testing::{World, fdinfo, link};
@@ -453,6 +455,22 @@ mod tests {
         fs::remove_file(&path).unwrap();
         let error = world.restore(&entries).unwrap_err().to_string();
         assert!(error.contains("/file"), "{error}");
+    }
+
+    #[test]
+    fn a_fifo_in_the_place_of_a_file_is_not_waited_for() {
+        let world = World::new();
+        let path = world.path("file");
+        for flags in [OFlags::RDONLY, OFlags::WRONLY] {
+            let file = open_at(path.clone(), flags | OFlags::CREATE);
+            let entries = world.dump(&[&file]).unwrap();
+            fs::remove_file(&path).unwrap();
+            let mode = Mode::from_raw_mode(0o640);
+            rustix::fs::mknodat(CWD, &path, FileType::Fifo, mode, 0).unwrap();
+            let error = world.restore(&entries).unwrap_err().to_string();
+            assert!(error.contains("/file"), "{error}");
+            fs::remove_file(&path).unwrap();
+        }
     }
 
     #[test]

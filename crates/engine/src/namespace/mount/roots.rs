@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 use crate::error::{Context, Error, Result};
-use crate::file::description::open_in;
+use crate::file::description::{open_in, without_waiting};
 
 /// Where the paths of the images begin.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ impl Roots {
     /// Opens a path as the tasks of a mount namespace see it. `mnt_id` is the
     /// dumped mount that it was opened through, -1 for the root task's namespace.
     /// The path is resolved inside that namespace's root; symbolic links cannot
-    /// lead out of it.
+    /// lead out of it. A fifo at its end is not waited for.
     ///
     /// # Errors
     /// See openat2(2).
@@ -34,8 +34,11 @@ impl Roots {
         flags: OFlags,
         mode: Mode,
     ) -> Result<OwnedFd> {
-        open_in(self.root_of_mount(mnt_id)?, path, flags, mode)
-            .context(|| format!("open {}", String::from_utf8_lossy(path)))
+        let root = self.root_of_mount(mnt_id)?;
+        without_waiting(flags, |flags| {
+            open_in(root, path, flags, mode)
+                .context(|| format!("open {}", String::from_utf8_lossy(path)))
+        })
     }
 
     /// The root directory of the mount namespace that `mnt_id` belongs to.
