@@ -65,8 +65,8 @@ const GETEVENTS: u64 = 1;
 const OFF_SQES: u64 = 0x1000_0000;
 /// The largest rings that the kernel makes.
 const MAX_SQ: u32 = 32768;
-/// How many calls a restore makes to count up an instance: some ten microseconds each.
-const MAX_CALLS: u32 = 4_000_000;
+/// How many calls a restore makes to count up all instances: some thirty microseconds each.
+const MAX_CALLS: u32 = 1_000_000;
 
 /// Offsets in `struct io_rings` of the kernel: heads and tails of both rings, then what describes
 /// them, then the answers.
@@ -135,6 +135,8 @@ impl Counts {
 pub(crate) struct IoUringDumper {
     /// Number, inode, and the task that was met first.
     met: Vec<(u32, u64, usize)>,
+    /// How many calls it takes to count all of them up.
+    calls: u32,
 }
 
 impl IoUringDumper {
@@ -159,6 +161,13 @@ impl IoUringDumper {
         let counts = drain(tasks, found)?;
         let setup = ask(tasks, found)?;
         let (setup, rings, requests) = read(tasks, found, setup, counts)?;
+        self.calls = self.calls.saturating_add(calls_of(&rings, counts.sq_entries));
+        if self.calls > MAX_CALLS {
+            let many = word(&rings, 0);
+            let reason =
+                format!("it has taken {many} requests: to count that far again takes too long");
+            return Err(refuse(found, reason));
+        }
         self.met.push((found.id, found.stat.st_ino, found.task));
         let instance = TorporIoUringEntry {
             id: found.id,
@@ -298,16 +307,7 @@ fn drain(tasks: &mut Tasks, found: &Found) -> Result<Counts> {
         let lists = info.rest.iter().skip_while(|line| !line.starts_with("PollList"));
         let waits = lists.map(|line| line.trim_start()).any(is_waiting);
         if counts.in_flight() == 0 && !waits {
-            return match counts.taken / counts.sq_entries {
-                ..=MAX_CALLS => Ok(counts),
-                _ => Err(refuse(
-                    found,
-                    format!(
-                        "it has answered {} requests: to count that far again takes too long",
-                        counts.taken
-                    ),
-                )),
-            };
+            return Ok(counts);
         }
         if Instant::now() > deadline {
             return Err(refuse(
@@ -475,6 +475,7 @@ impl IoUringRestorer {
     /// # Errors
     /// If images are damaged, or contradict each other.
     pub(crate) fn load(&self, entries: &[FileEntry]) -> Result<()> {
+        let mut calls: u32 = 0;
         for entry in entries {
             let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
             let size = |n: u32, most: u32| n.is_power_of_two() && n <= most;
@@ -484,10 +485,14 @@ impl IoUringRestorer {
                 && size(cq, 2 * MAX_SQ)
                 && ring.rings.len() as u64 == rings_length(ring.setup, sq, cq)
                 && ring.requests.len() as u64 == requests_length(ring.setup, sq)
-                && word(ring.rings, 0) / sq <= MAX_CALLS
                 && word(ring.rings, 0) == word(ring.rings, 12);
             if !known {
                 let reason = format!("file {} is an impossible io_uring instance", entry.id);
+                return Err(Error::invalid("files.img", reason));
+            }
+            calls = calls.saturating_add(calls_of(ring.rings, sq));
+            if calls > MAX_CALLS {
+                let reason = "its io_uring instances have done more than a restore counts up";
                 return Err(Error::invalid("files.img", reason));
             }
         }
@@ -687,6 +692,11 @@ fn register(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
 }
 
 /// The 32 bits at a place of the rings.
+/// How many calls it takes to count an instance up.
+fn calls_of(rings: &[u8], sq_entries: u32) -> u32 {
+    word(rings, 0) / sq_entries
+}
+
 fn word(rings: &[u8], at: usize) -> u32 {
     rings.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }
@@ -701,6 +711,30 @@ mod tests {
         let counts = Counts::parse(&FdInfo::parse(text)).unwrap();
         assert_eq!((counts.sq_entries, counts.cq_entries, counts.in_flight()), (8, 16, 2));
         assert_eq!(Counts::parse(&FdInfo::parse("SqMask:\t0xffffffff\n")), None);
+    }
+
+    #[test]
+    fn all_instances_together_are_counted_up_in_time() {
+        let instance = |id| {
+            let mut rings = vec![0; usize::try_from(rings_length(0, 1, 2)).unwrap()];
+            for at in [0, 12] {
+                rings[at..at + 4].copy_from_slice(&(MAX_CALLS / 2 + 1).to_ne_bytes());
+            }
+            let requests = vec![0; usize::try_from(requests_length(0, 1)).unwrap()];
+            let torpor_io_uring = Some(TorporIoUringEntry {
+                id,
+                sq_entries: 1,
+                cq_entries: 2,
+                rings,
+                requests,
+                ..TorporIoUringEntry::default()
+            });
+            FileEntry { id, torpor_io_uring, ..FileEntry::default() }
+        };
+        let restorer = IoUringRestorer::default();
+        restorer.load(&[instance(1)]).unwrap();
+        let error = restorer.load(&[instance(1), instance(2)]).unwrap_err().to_string();
+        assert!(error.contains("more than a restore counts up"), "{error}");
     }
 
     #[test]
