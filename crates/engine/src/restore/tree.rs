@@ -11,6 +11,7 @@ use super::transport::place_words;
 use super::{Restore, Task, memory, process};
 use crate::error::{About, Context, Error, Result};
 use crate::namespace::{Namespaces, NsKind, nested_user, pid, send_into};
+use crate::task::unkept;
 
 /// Stands in for a leader that has ended while others still are in its session or
 /// group. Numbered behind the tasks, and gone before they run.
@@ -38,7 +39,10 @@ pub(super) fn build(cx: &mut Restore<'_>) -> Result<()> {
     for step in order::plan(&nodes, root_session(&nodes))? {
         match step {
             // The root husk was made with the namespaces.
-            Step::Birth { task, from: None } => memory_of(cx, task, None)?,
+            Step::Birth { task, from: None } => {
+                unkept::join_new_keyring(cx.tasks.remote(task)?)?;
+                memory_of(cx, task, None)?;
+            }
             Step::Birth { task, from: Some(parent) } if task >= tasks => {
                 substitute(cx, task - tasks, parent, parent)?;
             }

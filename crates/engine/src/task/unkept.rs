@@ -5,9 +5,10 @@ use std::sync::LazyLock;
 
 use torpor_images::proto::CredsEntry;
 use torpor_policy::{Capabilities, Credentials, Sets};
-use torpor_tracee::{Batch, Call, Mapping, Outcome, Slot, syscall};
+use torpor_tracee::{Batch, Call, Mapping, Outcome, Slot, Tracee, syscall};
 
 use super::creds;
+use crate::error::{Context, Result};
 
 /// `MPOL_F_ADDR`: the policy of the mapping at an address.
 const OF_ADDRESS: u64 = 2;
@@ -15,6 +16,7 @@ const OF_ADDRESS: u64 = 2;
 pub(crate) const AT_ONCE: usize = 4000;
 /// Operations of keyctl(2). The second tells what there was, and changes nothing if it is given -1.
 const GET_KEYRING_ID: u64 = 0;
+const JOIN_SESSION_KEYRING: u64 = 1;
 const SET_REQKEY_KEYRING: u64 = 14;
 const NO_CHANGE: u64 = (-1i64).cast_unsigned();
 /// The keyrings of a thread, of its process, of its session, as keyctl(2) names them.
@@ -174,4 +176,20 @@ fn is(out: &Outcome, call: Call, test: fn(u64) -> bool) -> bool {
 
 fn those_of<const N: usize>(objects: [(bool, &'static str); N]) -> Vec<&'static str> {
     objects.into_iter().filter(|(is, _)| *is).map(|(_, what)| what).collect()
+}
+/// Gives the first husk, and so all that are born from it, a session keyring of their own, with nothing in it: the one
+/// that it was started with, and the keys in it, are those of whoever restores.
+///
+/// # Errors
+/// If the husk is gone; `EDQUOT` if its user has as many keys as it may.
+pub(crate) fn join_new_keyring(husk: &mut Tracee) -> Result<()> {
+    let mut batch = husk.batch();
+    let joined = batch.call((libc::SYS_keyctl, [JOIN_SESSION_KEYRING, 0]));
+    match batch.run()?.result(joined) {
+        Ok(_) => Ok(()),
+        // A kernel without keys, or a filter of the restore's own, which its tasks have as well.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
+        Err(error) => Err(error)
+            .context(|| "a keyring for the tasks (KEYCTL_JOIN_SESSION_KEYRING)".to_owned()),
+    }
 }
