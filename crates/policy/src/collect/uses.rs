@@ -7,6 +7,7 @@
 //! | userfaultfd | `capabilities.use`, if it is for faults of the kernel or for forks |
 //! | io_uring | `capabilities.use`, where this host keeps it for some; buffers are locked memory |
 //! | locked mappings, pipes | `limits.raise`, above the limits |
+//! | mappings at the lowest addresses | `capabilities.use`, below `vm.mmap_min_addr` of this host |
 //! | limits, OOM score, `PR_SET_IO_FLUSHER` | `limits.raise` (`limits.rs`) |
 //! | scheduling, nice values, priorities for I/O | `scheduling.allow` (`limits.rs`) |
 //! | processors, NUMA policy, timer slack, personality | nothing: any thread may choose |
@@ -26,7 +27,7 @@ use torpor_images::{Kind, kind};
 
 use super::checkpoint::{Checkpoint, Requests, Task, Values};
 use super::limits::most_locked;
-use crate::capabilities::number::{SYS_ADMIN, SYS_PTRACE, WAKE_ALARM};
+use crate::capabilities::number::{SYS_ADMIN, SYS_PTRACE, SYS_RAWIO, WAKE_ALARM};
 use crate::error::Result;
 use crate::io_uring::IoUring;
 use crate::locked::Locked;
@@ -38,16 +39,19 @@ use crate::timers::{Timerfd, Timers};
 use crate::userfaultfd::Userfaultfd;
 use crate::words::{LOCKED_MEMORY, PIPE_SIZE};
 
-/// Settings of this host: the largest pipe, whether io_uring is for some only (0: for everybody), and
-/// whether userfaultfds for faults of the kernel are for everybody (1).
+/// Settings of this host: the largest pipe, whether io_uring is for some only (0: for everybody), whether
+/// userfaultfds for faults of the kernel are for everybody (1), and the lowest address that everybody may map.
 const PIPES: &str = "fs/pipe-max-size";
 const IO_URING: &str = "kernel/io_uring_disabled";
 const FAULTS: &str = "vm/unprivileged_userfaultfd";
+const LOWEST: &str = "vm/mmap_min_addr";
+/// What it is as a rule (`CONFIG_DEFAULT_MMAP_MIN_ADDR` of distributions).
+const LOWEST_AS_A_RULE: u64 = 1 << 16;
 
 /// Whether a path below `/proc/sys` is that of a setting that is asked for.
 #[must_use]
 pub fn knows(path: &str) -> bool {
-    [PIPES, IO_URING, FAULTS].contains(&path)
+    [PIPES, IO_URING, FAULTS, LOWEST].contains(&path)
 }
 
 pub(super) fn collect(
@@ -71,16 +75,21 @@ pub(super) fn collect(
         let image = kind::TTY_INFO.file_name(0);
         terminal.use_of().into_iter().for_each(|ask| all.add(&*image, None, ask));
     }
+    let lowest = now(here, LOWEST).and_then(|text| text.parse().ok()).unwrap_or(LOWEST_AS_A_RULE);
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
-        of_task(task, passed, all);
+        of_task(task, passed, lowest, all);
     }
     pipes(checkpoint, kind::PIPES_DATA, here, all)?;
     pipes(checkpoint, kind::FIFO_DATA, here, all)
 }
 
+/// A setting of this host.
+fn now(here: Values<'_>, name: &str) -> Option<String> {
+    here(&[name.to_owned()]).pop().flatten()
+}
+
 /// What of a descriptor takes a capability on this host.
 fn of_file(entry: &FileEntry, here: Values<'_>) -> Vec<(String, u32)> {
-    let now = |name: &str| here(&[name.to_owned()]).pop().flatten();
     let mut all = vec![];
     if Timerfd::of(entry).is_some_and(|timer| timer.wakes_the_host()) {
         all.push(("a timer that wakes this host".to_owned(), WAKE_ALARM));
@@ -89,18 +98,23 @@ fn of_file(entry: &FileEntry, here: Values<'_>) -> Vec<(String, u32)> {
         if faults.sees_forks() {
             all.push(("a userfaultfd that is told of forks".to_owned(), SYS_PTRACE));
         }
-        if !faults.user_mode_only && now(FAULTS).as_deref() != Some("1") {
+        if !faults.user_mode_only && now(here, FAULTS).as_deref() != Some("1") {
             all.push(("a userfaultfd for faults of the kernel".to_owned(), SYS_PTRACE));
         }
     }
     // Kernels before Linux 6.6 do not have the setting.
-    if IoUring::of(entry).is_some() && now(IO_URING).is_some_and(|now| now != "0") {
+    if IoUring::of(entry).is_some() && now(here, IO_URING).is_some_and(|now| now != "0") {
         all.push(("io_uring, which this host keeps for some".to_owned(), SYS_ADMIN));
     }
     all
 }
 
-fn of_task(task: &Task<'_>, passed: &Passed, all: &mut Requests) {
+fn of_task(task: &Task<'_>, passed: &Passed, lowest: u64, all: &mut Requests) {
+    if let Some(vma) = task.vmas.iter().find(|vma| vma.start < lowest) {
+        let text = format!("memory at {:#x}, below the lowest address for everybody", vma.start);
+        let ask = Ask::Use { text, capability: SYS_RAWIO };
+        all.add(kind::MM.file_name(task.pid.into()), Some(task.pid), ask);
+    }
     let mut timers = task.cores.iter().filter_map(|core| Timers::of(core.tc.as_ref()?));
     if timers.any(|timers| timers.wake_the_host()) {
         let text = "a timer that wakes this host".to_owned();
@@ -130,7 +144,7 @@ fn pipes(
     if largest == 0 {
         return Ok(());
     }
-    let most = here(&[PIPES.to_owned()]).pop().flatten();
+    let most = now(here, PIPES);
     if largest > most.and_then(|text| text.parse().ok()).unwrap_or(0_u32) {
         all.add(image.file_name(0), None, Ask::Raise { name: PIPE_SIZE, to: largest.into() });
     }
