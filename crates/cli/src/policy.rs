@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -80,7 +81,8 @@ pub fn spec(bundle: &Path) -> Result<Option<Arc<Spec>>, Failure> {
         Err(e) => return Err(Failure::io(format_args!("configuration {}", path.display()), &e)),
     };
     match Spec::parse(&bytes) {
-        Ok(spec) => {
+        Ok(mut spec) => {
+            spec.drop_namespaces_of_host(is_own_namespace);
             tracing::debug!("the container is configured by {}", path.display());
             Ok(Some(Arc::new(spec)))
         }
@@ -90,4 +92,12 @@ pub fn spec(bundle: &Path) -> Result<Option<Arc<Spec>>, Failure> {
             Ok(None)
         }
     }
+}
+
+/// Whether a path leads to a namespace that this program lives in.
+fn is_own_namespace(path: &str) -> bool {
+    let inode = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    let Some(wanted) = inode(Path::new(path)) else { return false };
+    let own = std::fs::read_dir("/proc/self/ns").into_iter().flatten().flatten();
+    own.into_iter().any(|entry| inode(&entry.path()) == Some(wanted))
 }

@@ -133,6 +133,7 @@ pub(crate) struct Linux {
     pub(crate) seccomp: Option<serde::de::IgnoredAny>,
     pub(crate) sysctl: BTreeMap<String, String>,
     pub(crate) devices: Vec<SpecDevice>,
+    pub(crate) resources: Resources,
     pub(crate) masked_paths: Vec<String>,
     pub(crate) readonly_paths: Vec<String>,
 }
@@ -152,6 +153,7 @@ pub(crate) struct IdMapping {
 pub(crate) struct SpecNamespace {
     #[serde(rename = "type")]
     pub(crate) kind: String,
+    pub(crate) path: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -161,6 +163,24 @@ pub(crate) struct SpecDevice {
     pub(crate) kind: String,
     pub(crate) major: i64,
     pub(crate) minor: i64,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Resources {
+    pub(crate) devices: Vec<DeviceRule>,
+}
+
+/// What the group of the container may do with devices; without numbers it is about all.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct DeviceRule {
+    pub(crate) allow: bool,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) major: Option<i64>,
+    pub(crate) minor: Option<i64>,
+    pub(crate) access: String,
 }
 
 impl Passed {
@@ -221,6 +241,13 @@ impl Spec {
             .flatten()
             .filter_map(|name| Capabilities::parse([name.as_str()]).ok())
             .fold(Capabilities::default(), |all, one| all | one)
+    }
+
+    /// Leaves out the namespaces whose paths lead to those of this host, as Docker's for the host's network.
+    ///
+    /// `is_of_host` is told a path.
+    pub fn drop_namespaces_of_host(&mut self, is_of_host: impl Fn(&str) -> bool) {
+        self.linux.namespaces.retain(|space| space.path.is_empty() || !is_of_host(&space.path));
     }
 
     /// Whether it gives the container a namespace of that kind, by the name of its link

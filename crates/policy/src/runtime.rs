@@ -3,7 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use crate::mount::{From, Mount};
-use crate::passed::{Passed, Spec, SpecMount};
+use crate::passed::{DeviceRule, Passed, Spec, SpecMount};
 use crate::request::{Ask, Device, Request};
 use crate::rules::is_below;
 use crate::violation::Violation;
@@ -57,7 +57,33 @@ pub(crate) fn devices(passed: &Passed) -> impl Iterator<Item = Device> {
         major: Some(major),
         minor,
     });
-    default.chain(more)
+    let groups = passed.spec.iter().flat_map(|spec| of_rules(&spec.linux.resources.devices));
+    default.chain(more).chain(groups)
+}
+
+/// The devices that the rules for a container's group leave it to read or write.
+fn of_rules(rules: &[DeviceRule]) -> Vec<Device> {
+    let mut all: Vec<Device> = Vec::new();
+    for rule in rules.iter().filter(|rule| !rule.allow || rule.access.contains(['r', 'w'])) {
+        let kinds: &[bool] = match rule.kind.as_str() {
+            "" | "a" => &[true, false],
+            "b" => &[true],
+            "c" => &[false],
+            _ => continue,
+        };
+        // A number below zero is as good as none.
+        let number = |n: Option<i64>| n.and_then(|n| u32::try_from(n).ok());
+        let (major, minor) = (number(rule.major), number(rule.minor));
+        let of_rule = kinds.iter().map(|&block| Device { block, major, minor });
+        match rule.allow {
+            true => all.extend(of_rule),
+            // What is denied in part is not given as a whole.
+            false => of_rule.for_each(|denied| {
+                all.retain(|device| !denied.covers(device) && !device.covers(&denied));
+            }),
+        }
+    }
+    all
 }
 
 /// The path that the caller passed for a mount, and that `path` is or is below.
@@ -358,6 +384,29 @@ mod tests {
 
     const NODEV: u32 = 4;
     const NOEXEC: u32 = 8;
+
+    #[test]
+    fn the_rules_of_the_group_give_devices() {
+        let given = |rules: &str| {
+            let resources =
+                format!(r#"{{"ociVersion":"1.0","linux":{{"resources":{{"devices":{rules}}}}}}}"#);
+            let spec = Some(Spec::parse(resources.as_bytes()).unwrap());
+            let passed = Passed { spec, ..Passed::default() };
+            let all: Vec<Device> = devices(&passed).skip(DEFAULT_DEVICES.len()).collect();
+            all.iter().map(Device::to_string).collect::<Vec<_>>()
+        };
+        let deny = r#"{"allow":false,"access":"rwm"}"#;
+        assert_eq!(given(r#"[{"allow":true,"access":"rwm"}]"#), ["b *:*", "c *:*"]);
+        let disk = r#"{"allow":true,"type":"b","major":8,"minor":-1,"access":"r"}"#;
+        assert_eq!(given(&format!("[{deny},{disk}]")), ["b 8:*"]);
+        assert!(given(&format!("[{disk},{deny}]")).is_empty());
+        // To make a node of a device is not to use it.
+        let made = r#"{"allow":true,"type":"c","access":"m"}"#;
+        assert!(given(&format!("[{deny},{made}]")).is_empty());
+        // All but one is not all.
+        let one = r#"{"allow":false,"type":"b","major":8,"minor":0,"access":"rwm"}"#;
+        assert_eq!(given(&format!(r#"[{{"allow":true,"access":"rwm"}},{one}]"#)), ["c *:*"]);
+    }
 
     /// A mount that shows what is given.
     fn shows(from: From) -> Mount {
