@@ -245,6 +245,58 @@ fn a_lock_of_iptables_goes() {
     there_and_back("iptables");
 }
 
+/// The program goes back to what it was before it was put to sleep: the lock of that holds the same connections. From
+/// inside of their namespace only they are locked; from outside all of it, which may be somebody else's as well.
+#[test]
+fn a_later_sleep_does_not_hold_the_connections_of_an_earlier_checkpoint() {
+    for (lock, from_inside) in [("nftables", true), ("iptables", true), ("nftables", false)] {
+        let network = Network::new();
+        let earlier = Program { dir: tempfile::tempdir().unwrap(), lock: "nftables" };
+        let later = Program { dir: tempfile::tempdir().unwrap(), lock };
+        let mut started = earlier.start(&network, PROGRAM);
+        let tree = started.0.id().to_string();
+        let run = |program: &Program, words: &[&str]| {
+            let plain = program.criu(words);
+            let mut command = if from_inside {
+                network.inside(plain.get_program().to_str().unwrap())
+            } else {
+                Command::new(plain.get_program())
+            };
+            // By another name it is `torpor`, which has the same commands.
+            succeeds(command.args(plain.get_args()));
+        };
+        // It goes back to what its file was, too.
+        let keep = format!(
+            "[ $CRTOOLS_SCRIPT_ACTION != post-dump ] || cp {0} {0}.then",
+            earlier.count().display()
+        );
+        run(&earlier, &["dump", "--leave-running", "--tree", &tree, "--action-script", &keep]);
+        run(&later, &["dump", "--tree", &tree]);
+        started.0.wait().unwrap();
+        fs::copy(earlier.count().with_extension("then"), earlier.count()).unwrap();
+
+        let tables = || succeeds(network.inside("nft").args(["list", "tables"]));
+        let pidfile = earlier.dir.path().join("pid");
+        let mut words =
+            vec!["restore", "-d", "-o", "restore.log", "--pidfile", pidfile.to_str().unwrap()];
+        let joined = format!("net:{}", network.file().display());
+        if !from_inside {
+            words.extend(["--join-ns", &joined]);
+        }
+        run(&earlier, &words);
+        let pid = fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap();
+        let _restored = Restored(pid);
+        if !from_inside {
+            let log = fs::read_to_string(earlier.dir.path().join("restore.log")).unwrap();
+            let (_, command) = log.split_once("from that dump: ").expect(&log);
+            let (command, _) = command.split_once(',').unwrap();
+            succeeds(network.inside("sh").args(["-ec", command]));
+        }
+        goes_on(&earlier.count());
+        assert!(!tables().contains("CRIU-"), "{}", tables());
+    }
+}
+
 /// A process in a namespace of its own.
 struct Host(Child);
 

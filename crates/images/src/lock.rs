@@ -6,12 +6,21 @@ const MAX_NAME: usize = 31;
 /// The family of the tables.
 pub const FAMILY: &str = "inet";
 
+/// How the names of tables begin.
+const PREFIX: &str = "CRIU-";
+
 /// The table of nftables of the dump with this id (`dump_criu_run_id`).
 #[must_use]
 pub fn table(id: &str) -> String {
-    let mut name = format!("CRIU-{id}");
+    let mut name = format!("{PREFIX}{id}");
     name.truncate(MAX_NAME - FAMILY.len() - 1);
     name
+}
+
+/// Whether this is the name of such a table.
+#[must_use]
+pub fn is_table(name: &str) -> bool {
+    name.starts_with(PREFIX)
 }
 
 #[cfg(test)]

@@ -28,6 +28,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 /// How often it is looked.
 pub(crate) const PAUSE: Duration = Duration::from_millis(2);
 
+/// How the names of its tables begin, which are not those of a lock.
+pub(super) const TABLE: &str = "CRIU-accept-";
+
 /// New connections are held off while this lives.
 #[derive(Debug)]
 pub(crate) struct HeldOff {
@@ -163,7 +166,7 @@ fn hold_off(
 
 /// Rules that drop the first packet of each new connection to these ports, and their removal.
 fn by_nftables(ports: &HashSet<u16>) -> (Script, Removal) {
-    let name = format!("CRIU-accept-{}", std::process::id());
+    let name = format!("{TABLE}{}", std::process::id());
     let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
     let rule = format!(
         "table inet {name} {{\n chain input {{\n  type filter hook input priority 0; policy accept;\n  \

@@ -5,9 +5,11 @@ use std::collections::{HashMap, HashSet};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FileEntry, InetSkEntry};
 
+use super::left;
 use super::listed::is_own;
 use super::rules::{self, Removal, Scope, Tool};
 use crate::error::Result;
+use crate::file::socket::address::Address;
 use crate::file::socket::tcp::{self, Sleeping};
 use crate::guardian::Guardian;
 use crate::namespace::user::IdMaps;
@@ -92,9 +94,7 @@ impl Connections<'_> {
         let id = self.lock_id();
         let tools = Tool::all_of(method);
         for &ns in spaces.difference(made) {
-            let of_space = sockets.iter().filter(|isk| isk.ns_id == Some(ns));
-            let connections = of_space.filter(|isk| tcp::is_connection(isk));
-            let ends: Vec<_> = connections.filter_map(|isk| tcp::ends(isk)).collect();
+            let ends = self.connections_in(ns);
             let is_host = self.spaces.by_id(ns).is_none_or(|ns| ns.is_host);
             self.spaces.in_netns(ns, || {
                 let ends = Scope::Connections(ends);
@@ -111,6 +111,28 @@ impl Connections<'_> {
             })?;
         }
         Ok(())
+    }
+}
+
+impl Connections<'_> {
+    /// The ends of the connections in a network namespace.
+    fn connections_in(&self, ns: u32) -> Vec<(Address, Address)> {
+        let sockets = self.entries.values().filter_map(|e| e.isk.as_ref());
+        let of_space = sockets.filter(|isk| isk.ns_id == Some(ns) && tcp::is_connection(isk));
+        of_space.filter_map(tcp::ends).collect()
+    }
+
+    /// Takes away what other dumps have left that holds one of these connections.
+    fn lift_left(&self) {
+        let sockets = self.entries.values().filter_map(|e| e.isk.as_ref());
+        let connected = sockets.filter(|isk| tcp::is_connection(isk));
+        let spaces: HashSet<u32> = connected.filter_map(|isk| isk.ns_id).collect();
+        for ns in spaces {
+            let ends = self.connections_in(ns);
+            if let Err(e) = self.spaces.in_netns(ns, || left::lift(&ends)) {
+                tracing::warn!("a lock that another dump has left may hold connections: {e}");
+            }
+        }
     }
 }
 
@@ -187,6 +209,9 @@ impl Asleep {
         locks.iter().try_for_each(|lock| lock.remove(of.spaces))?;
         if of.network.lock != NetworkLock::Skip {
             of.unlock(&made)?;
+            if !of.network.tcp_close {
+                of.lift_left();
+            }
         }
         self.sleeping.iter().try_for_each(|s| s.wake(id_maps))
     }

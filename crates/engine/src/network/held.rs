@@ -80,12 +80,12 @@ impl Held {
     }
 }
 
-fn has_peer(socket: &InetSocket) -> bool {
+pub(super) fn has_peer(socket: &InetSocket) -> bool {
     !matches!(u32::from(socket.state), state::LISTEN | state::CLOSE | state::TIME_WAIT)
 }
 
 /// An end of a connection as packets have it: IPv4 even if the socket is IPv6.
-fn end(socket: &InetSocket, words: [u32; 4], port: u16) -> Option<Address> {
+pub(super) fn end(socket: &InetSocket, words: [u32; 4], port: u16) -> Option<Address> {
     let address = Address { words, port, ..Address::unspecified(socket.family.into()) };
     (port != 0).then(|| address.as_v4().unwrap_or(address))
 }

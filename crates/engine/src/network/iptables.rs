@@ -109,6 +109,11 @@ pub(super) fn remove(scope: &Scope) -> Result<()> {
     Ok(())
 }
 
+/// Whether there can be rules of a lock in the network namespace of this thread.
+pub(super) fn may_lock() -> bool {
+    has_rules(false) || has_rules(true)
+}
+
 /// Whether there can be rules of a lock in the network namespace of this thread: the kernel has a table `filter`
 /// there, its own or one of nftables. To ask `iptables-save` takes longer than all else in a small restore.
 fn has_rules(v6: bool) -> bool {

@@ -12,6 +12,7 @@ pub(crate) mod accept;
 pub(crate) mod asleep;
 pub(crate) mod held;
 mod iptables;
+mod left;
 pub(crate) mod listed;
 mod nftables;
 pub(crate) mod rules;

@@ -1,10 +1,11 @@
 //! Locks by nftables, as CRIU sets them: a table of each dump's own.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use torpor_images::lock::FAMILY;
-pub(super) use torpor_images::lock::table;
-use torpor_kernel::netlink::{Body, NETFILTER, Socket};
+pub(super) use torpor_images::lock::{is_table as is_lock, table};
+use torpor_kernel::netlink::{Attributes, Body, NETFILTER, Socket};
 
 use super::rules::{MARK, Scope, Script, argv};
 use crate::error::{Context, Result};
@@ -14,8 +15,26 @@ use crate::file::socket::address::Address;
 // netfilter with number 10.
 const GET_TABLE: u16 = 10 << 8 | 1;
 const DELETE_TABLE: u16 = 10 << 8 | 2;
+const GET_ELEMENTS: u16 = 10 << 8 | 13;
+const DELETE_ELEMENTS: u16 = 10 << 8 | 14;
 const NFTA_TABLE_NAME: u16 = 1;
+/// Of elements: their table, their set, a list of them; one in the list; its key, as data.
+const LIST_TABLE: u16 = 1;
+const LIST_SET: u16 = 2;
+const LIST_ELEMENTS: u16 = 3;
+const LIST_ELEMENT: u16 = 1;
+const ELEMENT_KEY: u16 = 1;
+const DATA_VALUE: u16 = 1;
+/// How long a structure is that is in front of attributes: `struct nfgenmsg`.
+const HEADER: usize = 4;
+/// How many elements are named at once: an attribute has at most 64 KiB.
+const AT_ONCE: usize = 500;
 const NFPROTO_INET: u8 = 1;
+
+/// A connection: remote and local address.
+pub(super) type Ends = (Address, Address);
+/// The sets of the connections that a table holds, and whether they are those of IPv6.
+const SETS: [(&str, bool); 2] = [("conns4", false), ("conns6", true)];
 
 /// Sets a lock; `more` adds connections to one that is there. One that should not be there is to
 /// be [removed](remove) before.
@@ -61,6 +80,102 @@ pub(super) fn remove(table: &str) -> Result<()> {
     }
 }
 
+/// The tables of locks in the network namespace of this thread; none if this kernel has no nftables.
+///
+/// # Errors
+/// If the kernel's answer makes no sense.
+pub(super) fn locks() -> Result<Vec<String>> {
+    let Ok(mut socket) = Socket::open(NETFILTER) else { return Ok(Vec::new()) };
+    let Ok(listed) = socket.list_as_it_is(GET_TABLE, &[NFPROTO_INET, 0, 0, 0]) else {
+        return Ok(Vec::new());
+    };
+    let names = listed.iter().filter_map(|table| table.attributes(HEADER).text(NFTA_TABLE_NAME));
+    Ok(names.filter(|name| is_lock(name)).map(str::to_owned).collect())
+}
+
+/// Has a table, in the network namespace of this thread, hold these connections no more; it goes if it holds
+/// nothing else. Whether it holds connections, and not all there is.
+///
+/// # Errors
+/// If the kernel refuses to change it.
+pub(super) fn lift(table: &str, connections: &[Ends]) -> Result<bool> {
+    let mut socket = Socket::open(NETFILTER)?;
+    let mut found = Vec::new();
+    for (set, is_v6) in SETS {
+        match keys(&mut socket, table, set)? {
+            Some(keys) => found.push((set, is_v6, keys)),
+            None => return Ok(false),
+        }
+    }
+    let mut stays = false;
+    for (_, is_v6, keys) in &mut found {
+        let ours: HashSet<Vec<u8>> = both_ways(connections, *is_v6).map(key).collect();
+        let before = keys.len();
+        keys.retain(|key| ours.contains(key));
+        stays |= keys.len() < before;
+    }
+    if !stays {
+        return remove(table).map(|()| true);
+    }
+    for (set, _, keys) in found {
+        for some in keys.chunks(AT_ONCE) {
+            let body = elements_named(table, set, some);
+            let what = || format!("remove connections from the nftables table {FAMILY} {table}");
+            socket.change_in_batch(DELETE_ELEMENTS, 0, &body)?.context(what)?;
+        }
+    }
+    Ok(true)
+}
+
+/// What is in a set; `None` if there is no such set.
+fn keys(socket: &mut Socket, table: &str, set: &str) -> Result<Option<Vec<Vec<u8>>>> {
+    let listed = match socket.list_as_it_is(GET_ELEMENTS, &elements_named(table, set, &[])) {
+        Err(torpor_kernel::Error::Os { source, .. })
+            if source.raw_os_error() == Some(libc::ENOENT) =>
+        {
+            return Ok(None);
+        }
+        listed => listed?,
+    };
+    let elements = listed.iter().flat_map(|some| some.attributes(HEADER).nested(LIST_ELEMENTS));
+    let keys = elements.filter_map(|(_, element)| {
+        Attributes(element).nested(ELEMENT_KEY).find(DATA_VALUE).map(<[u8]>::to_vec)
+    });
+    Ok(Some(keys.collect()))
+}
+
+/// A request about elements of a set: all of them if none is named.
+fn elements_named(table: &str, set: &str, keys: &[Vec<u8>]) -> Vec<u8> {
+    let mut body = Body::new(&[NFPROTO_INET, 0, 0, 0]);
+    body.put_text(LIST_TABLE, table);
+    body.put_text(LIST_SET, set);
+    if !keys.is_empty() {
+        body.nest(LIST_ELEMENTS, &[], |list| {
+            for key in keys {
+                list.nest(LIST_ELEMENT, &[], |element| {
+                    element.nest(ELEMENT_KEY, &[], |data| data.put(DATA_VALUE, key));
+                });
+            }
+        });
+    }
+    body.0
+}
+
+/// A connection as the key of its set: addresses and ports, each filled up to whole words.
+fn key((source, destination): Ends) -> Vec<u8> {
+    let field = |end: Address| {
+        let ip = end.to_image().into_iter().flat_map(u32::to_ne_bytes);
+        ip.chain(end.port.to_be_bytes()).chain([0, 0])
+    };
+    field(source).chain(field(destination)).collect()
+}
+
+/// The connections of a set, each in both directions.
+fn both_ways(all: &[Ends], is_v6: bool) -> impl Iterator<Item = Ends> {
+    let ends = all.iter().filter(move |(remote, _)| remote.is_v6() == is_v6);
+    ends.flat_map(|&(a, b)| [(a, b), (b, a)])
+}
+
 /// A request about a table.
 fn named(family: u8, table: &str) -> Vec<u8> {
     // struct nfgenmsg: family, version, resource.
@@ -74,7 +189,8 @@ const CONNECTIONS: &str = "  ip saddr . tcp sport . ip daddr . tcp dport @conns4
                            ip6 saddr . tcp sport . ip6 daddr . tcp dport @conns6 drop\n";
 
 fn sets() -> String {
-    [("conns4", "ipv4"), ("conns6", "ipv6")].iter().fold(String::new(), |mut text, (set, kind)| {
+    SETS.iter().fold(String::new(), |mut text, (set, is_v6)| {
+        let kind = if *is_v6 { "ipv6" } else { "ipv4" };
         let _ = writeln!(
             text,
             " set {set} {{ type {kind}_addr . inet_service . {kind}_addr . inet_service; }}"
@@ -94,12 +210,10 @@ fn rules(name: &str, policy: &str, sets: &str, rules: &str) -> String {
 }
 
 /// Each connection is in its set both ways round.
-fn elements(name: &str, all: &[(Address, Address)]) -> String {
+fn elements(name: &str, all: &[Ends]) -> String {
     let mut text = String::new();
-    for (v6, set) in [(false, "conns4"), (true, "conns6")] {
-        let ends = all.iter().filter(|(remote, _)| remote.is_v6() == v6);
-        let both = ends.flat_map(|&(a, b)| [(a, b), (b, a)]);
-        let listed: Vec<String> = both
+    for (set, is_v6) in SETS {
+        let listed: Vec<String> = both_ways(all, is_v6)
             .map(|(a, b)| format!("{} . {} . {} . {}", a.ip(), a.port, b.ip(), b.port))
             .collect();
         if !listed.is_empty() {

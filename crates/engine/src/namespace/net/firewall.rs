@@ -61,7 +61,7 @@ pub(super) fn dump(images: &ImageDir, ns_id: u32) -> Result<()> {
     // An error: a kernel without nftables. The dump's own lock is not asked for: the tasks are stopped.
     let is_meant = |table: &Message| {
         let name = table.attributes(NFGENMSG).text(NFTA_TABLE_NAME);
-        !name.is_some_and(lock_of_criu::names_table)
+        !name.is_some_and(torpor_images::lock::is_table)
     };
     if tables.is_ok_and(|tables| tables.iter().any(is_meant)) {
         let rules = run(&["nft"], &["list", "ruleset"], None, "nftables")?;

@@ -4,9 +4,11 @@
 //! With iptables it is a chain `CRIU`, and the rules that lead there; with nftables a table
 //! `CRIU-` and the root task's pid. Either lets packets with [`MARK`] pass.
 
+use torpor_images::lock::is_table;
+
 use crate::network::rules::MARK;
 
-/// The name of the chain, and the beginning of that of the table.
+/// The name of the chain.
 const NAME: &str = "CRIU";
 
 /// The rules, as `nft` or `iptables-save` has printed them, without such a lock.
@@ -17,7 +19,7 @@ pub(super) fn without(rules: &str) -> String {
     while let Some(line) = lines.next() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let is_lock = match words[..] {
-            ["table", _, name, "{"] => names_table(name),
+            ["table", _, name, "{"] => is_table(name),
             ["chain", NAME, "{"] => chain_locks,
             _ => false,
         };
@@ -32,11 +34,6 @@ pub(super) fn without(rules: &str) -> String {
         }
     }
     out
-}
-
-/// Whether a table of this name is a lock.
-pub(super) fn names_table(name: &str) -> bool {
-    name.strip_prefix(NAME).is_some_and(|rest| rest.starts_with('-'))
 }
 
 /// Whether the chain of that name is a lock.
