@@ -40,6 +40,8 @@ pub struct Way {
 pub enum Turn {
     /// At once.
     First,
+    /// When nothing is left that others wait for: a task may have to be waited for.
+    Patiently,
     /// When that is done: it may have made more of this.
     After,
     /// When no task has to do anything any more.

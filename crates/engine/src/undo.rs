@@ -32,4 +32,13 @@ mod tests {
         let names: HashSet<&str> = WAYS.iter().map(|way| way.name).collect();
         assert_eq!(names.len(), WAYS.len());
     }
+
+    #[test]
+    fn the_network_waits_for_no_task() {
+        for network in [&rules::RULES, &rules::TABLE, &repair::REPAIR, &repair::SILENCE] {
+            for task in [&tasks::STUB, &track::USERFAULTFD, &twin::TWIN, &freezer::STATE] {
+                assert!(network.turn < task.turn, "{} behind {}", network.name, task.name);
+            }
+        }
+    }
 }

@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use torpor_sys::ptrace;
-use torpor_sys::stub;
+use torpor_sys::stub::{self, DONE};
 
 use crate::lone::scratch;
-use crate::stop::{BATCH_MASK, other_threads};
+use crate::stop::{BATCH_MASK, StopState, other_threads, stop_before};
 use crate::stub::{STUB_SIZE, Stub};
 use crate::{Error, Mapping, Result, Tracee, frame, parse_maps};
 
@@ -29,6 +29,8 @@ pub fn remove_leftover(pid: i32, base: u64, patience: Duration) -> Result<()> {
     let mut pause = Duration::from_millis(1);
     loop {
         if let Some(mut threads) = stop_again(pid, deadline)? {
+            lead_back(&mut threads, stub, &read_maps(pid)?, deadline)?;
+            // On that way it may have mapped the stub.
             let maps = read_maps(pid)?;
             if !in_use(&threads, stub, &maps) {
                 for thread in &mut threads {
@@ -174,7 +176,38 @@ fn is_leftover(pid: i32, base: u64, maps: &[Mapping]) -> bool {
 /// Whether one of these threads, the leader first, still is where its dead supervisor has
 /// sent it: in the stub, or only just about to map it.
 fn in_use(threads: &[Tracee], stub: Stub, maps: &[Mapping]) -> bool {
+    threads.iter().enumerate().any(|(at, thread)| is_on_its_way(thread, at == 0, stub, maps))
+}
+
+fn is_on_its_way(thread: &Tracee, leads: bool, stub: Stub, maps: &[Mapping]) -> bool {
     let stack = maps.iter().find(|m| m.name == "[stack]").map_or(0, |m| m.start);
-    threads.first().is_some_and(|leader| scratch::contains(leader.own.rsp, stack))
-        || threads.iter().any(|thread| stub.code_contains(thread.own.rip))
+    leads && scratch::contains(thread.own.rsp, stack) || stub.code_contains(thread.own.rip)
+}
+
+/// Has the threads go their way back that job control would hold on it until somebody continues
+/// their process: to their own registers, and no instruction further.
+fn lead_back(
+    threads: &mut [Tracee],
+    stub: Stub,
+    maps: &[Mapping],
+    deadline: Instant,
+) -> Result<()> {
+    for (at, thread) in threads.iter_mut().enumerate() {
+        if !matches!(thread.state, StopState::Group(_)) {
+            continue;
+        }
+        while is_on_its_way(thread, at == 0, stub, maps) {
+            // Its last call takes it back: it stops behind that.
+            thread.to_next_syscall()?;
+            let Some((signal, event)) = stop_before(thread.tid, deadline)? else {
+                let reason = format!("it does not leave the stub at {:x}", stub.base);
+                return Err(Error::Unusable { pid: thread.tid, reason });
+            };
+            if event == 0 && ![libc::SIGTRAP | 0x80, DONE].contains(&signal) {
+                thread.held.push(signal);
+            }
+            thread.look_again()?;
+        }
+    }
+    Ok(())
 }

@@ -166,6 +166,14 @@ impl Tracee {
         })
     }
 
+    /// Takes stock of it again: it has moved since.
+    pub(crate) fn look_again(&mut self) -> Result<()> {
+        let tid = self.tid;
+        self.own = ptrace::registers(tid).map_err(Error::os(tid, "PTRACE_GETREGS"))?;
+        self.own_mask = ptrace::signal_mask(tid).map_err(Error::os(tid, "PTRACE_GETSIGMASK"))?;
+        Ok(())
+    }
+
     /// Its process, in the supervisor's pid namespace.
     pub fn pid(&self) -> i32 {
         self.pid
@@ -606,7 +614,7 @@ pub(crate) fn wait_for(tid: i32) -> Result<(i32, i32)> {
 }
 
 /// As [`wait_for`], until `deadline`.
-fn stop_before(tid: i32, deadline: Instant) -> Result<Option<(i32, i32)>> {
+pub(crate) fn stop_before(tid: i32, deadline: Instant) -> Result<Option<(i32, i32)>> {
     /// A sleep takes at least 50 us (timer slack), and most threads stop sooner.
     const EAGER: u32 = 50;
     let mut tries = 0;

@@ -22,6 +22,10 @@ fn main() -> ExitCode {
             a_killed_tracer_does_a_32bit_program_no_harm,
         ),
         ("a_stub_in_use_stays_until_it_is_left", a_stub_in_use_stays_until_it_is_left),
+        (
+            "a_process_that_is_stopped_is_not_waited_for",
+            a_process_that_is_stopped_is_not_waited_for,
+        ),
     ])
 }
 
@@ -89,6 +93,44 @@ fn outlives_its_tracers(command: &mut Command, settles: impl Fn(i32)) {
         remove_leftover(pid, stub.start, PATIENCE).unwrap();
     }
     assert!(maps(pid).iter().all(|m| m.prot != 7), "a stub is left");
+    runs_on(pid);
+}
+
+/// What a tracer has left in a process that SIGSTOP has stopped is taken out although that does not run, and it is stopped
+/// where it was.
+fn a_process_that_is_stopped_is_not_waited_for() {
+    const ROUNDS: u32 = 40;
+    let script = "print('on',flush=True)\nwhile True: pass\n";
+    let mut python = Command::new("/usr/bin/python3");
+    let child = python.args(["-c", script]).stdout(Stdio::piped()).spawn();
+    let mut victim = Killed(child.unwrap());
+    says_on(&mut victim.0);
+    let pid = i32::try_from(victim.0.id()).unwrap();
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &pid.to_string()]).status();
+        assert!(sent.unwrap().success());
+    };
+    let is_stopped = || {
+        let stat = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        wait_for("it to be stopped", PATIENCE, || Ok(stat().contains(") T ").then_some(())))
+    };
+    signal("-STOP");
+    is_stopped().unwrap();
+    let own = stop(pid).restartable_registers();
+    let base = stub_place(&maps(pid)).unwrap();
+    let whole = (0..3).map(|_| points(|| trace(pid))).min().unwrap();
+    let (random, mut killed) = (Random::printed(), 0);
+    for round in 0..ROUNDS {
+        let at = 1 + random.below(whole);
+        killed += u32::from(watch_work(|| trace(pid), Some(at)).unwrap() == Watched::Killed);
+        let place = format!("round {round}, its tracer killed at point {at} of {whole}");
+        remove_leftover(pid, base, PATIENCE).unwrap_or_else(|e| panic!("{place}: {e}"));
+        is_stopped().unwrap();
+        assert!(maps(pid).iter().all(|m| m.prot != 7), "{place}: a stub is left");
+        assert_eq!(stop(pid).restartable_registers(), own, "{place}");
+    }
+    assert!(killed > ROUNDS / 6, "only {killed} of {ROUNDS} tracers were killed before their end");
+    signal("-CONT");
     runs_on(pid);
 }
 

@@ -9,7 +9,7 @@ use torpor_tracee::{Mapping, Tracee};
 
 use crate::error::{Error, Result};
 use crate::file::found::Listed;
-use crate::guardian::{self, Guardian, Undo, Way};
+use crate::guardian::{self, Guardian, Turn, Undo, Way};
 use crate::memory::vma::Vma;
 use crate::proc;
 use crate::task::{ProcFiles, ia32};
@@ -54,9 +54,12 @@ pub(crate) struct Task {
 }
 
 /// A stub in a process, at an address.
-pub(crate) static STUB: Way = Way::new("stub", |words, _| {
-    Ok(torpor_tracee::remove_leftover(words.number(0)?, words.number(1)?, guardian::PATIENCE)?)
-});
+pub(crate) static STUB: Way = Way {
+    turn: Turn::Patiently,
+    ..Way::new("stub", |words, _| {
+        Ok(torpor_tracee::remove_leftover(words.number(0)?, words.number(1)?, guardian::PATIENCE)?)
+    })
+};
 
 /// What takes the stub at `base` out of a process.
 pub(super) fn stub(pid: i32, base: u64) -> Undo {

@@ -38,7 +38,7 @@ use super::{registered, scan};
 use crate::dump::tasks::Tasks;
 use crate::error::{Context, Error, Result};
 use crate::file::userfaultfd;
-use crate::guardian::{self, Guardian, Way};
+use crate::guardian::{self, Guardian, Turn, Way};
 use crate::proc;
 
 /// What a dump knows of changes, and what the next one is to know.
@@ -235,9 +235,12 @@ fn create(tasks: &mut Tasks, task: usize, guardian: &Guardian) -> Result<OwnedFd
 }
 
 /// A descriptor of a process that may be a userfaultfd which was not fetched yet.
-pub(crate) static USERFAULTFD: Way = Way::new("uffd", |words, _| {
-    close_leftover(words.number(0)?, words.number(1)?, guardian::PATIENCE)
-});
+pub(crate) static USERFAULTFD: Way = Way {
+    turn: Turn::Patiently,
+    ..Way::new("uffd", |words, _| {
+        close_leftover(words.number(0)?, words.number(1)?, guardian::PATIENCE)
+    })
+};
 
 /// Closes a userfaultfd that a dead supervisor has left in a task, which runs on.
 ///
