@@ -4,8 +4,11 @@
 
 mod sleeper;
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -548,4 +551,37 @@ fn a_dump_leaves_nothing_of_the_one_before() {
     assert!(task.restore(&["-d"]).status().unwrap().success(), "{}", task.log("restore.log"));
     assert!(task.sleeps() || task.lives());
     task.kill();
+}
+
+/// A service manager has started it anew, say. What fails leaves what was there.
+#[test]
+fn a_path_where_another_program_listens_by_now_is_left_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listen = || UnixListener::bind(&path).unwrap();
+    let task = Sleeper::start_with(&["sleep", "1000"], OwnedFd::from(listen()).into());
+    task.put_to_sleep(&[]);
+    fs::remove_file(&path).unwrap();
+
+    let other = listen();
+    let restores = |options: &[&str]| task.restore(options).status().unwrap().success();
+    assert!(!restores(&["-d"]));
+    let said = format!("{}: another program has a socket there", path.display());
+    assert!(task.log("restore.log").contains(&said), "{}", task.log("restore.log"));
+    UnixStream::connect(&path).unwrap();
+    other.accept().unwrap();
+    drop(other);
+    fs::remove_file(&path).unwrap();
+
+    let fails = ["-d", "--action-script", "[ $CRTOOLS_SCRIPT_ACTION != pre-resume ]"];
+    assert!(!restores(&fails) && !path.exists());
+    // One that nobody has any more.
+    drop(listen());
+    fs::set_permissions(&path, Permissions::from_mode(0o614)).unwrap();
+    assert!(!restores(&fails));
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o614);
+
+    assert!(restores(&["-d"]), "{}", task.log("restore.log"));
+    UnixStream::connect(&path).unwrap();
+    assert_ne!(fs::metadata(&path).unwrap().mode() & 0o777, 0o614);
 }

@@ -70,6 +70,11 @@ impl Files {
         std::mem::take(&mut self.kinds.terminals.orphan_masters)
     }
 
+    /// The restore has succeeded: names that it has given to files stay.
+    pub fn keep_names(&mut self) {
+        self.kinds.unix.keep_files();
+    }
+
     /// The shared anonymous memory that file `id` of the images is, if it is any.
     pub(super) fn anonymous_memory(&self, id: u32) -> Option<MemfdInodeEntry> {
         self.kinds.memfds.anonymous.get(&id).cloned()

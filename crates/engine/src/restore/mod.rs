@@ -357,6 +357,7 @@ impl<'a> Restore<'a> {
     fn let_files_go(&mut self) -> Result<()> {
         self.temporary.succeed()?;
         self.temporary = Temporary::default();
+        self.files.keep_names();
         let Files { sleepers, .. } = std::mem::take(&mut self.files);
         // Nothing that happens to a file from now on is the restore's doing.
         notify::wake(&self.tasks, sleepers)

@@ -116,6 +116,7 @@ pub(crate) fn entries(dir: &Path) -> Vec<FileEntry> {
 pub(crate) fn restore(opts: &Options, dir: &Path, ids: &[u32]) -> Result<Vec<OwnedFd>> {
     let mut cx = restore_nearly(opts, dir, ids)?;
     cx.network.let_go();
+    cx.files.keep_names();
     Ok(ids
         .iter()
         .map(|id| cx.files.opened.get(*id).unwrap().try_clone_to_owned().unwrap())

@@ -2,6 +2,7 @@
 
 mod maker;
 mod name;
+mod place;
 mod restore;
 
 use std::collections::{HashMap, HashSet};

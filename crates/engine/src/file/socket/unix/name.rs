@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, StatxFlags, Uid,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, StatxFlags, Uid,
 };
 use rustix::io::Errno;
 use torpor_images::proto::{FilePermsEntry, UnixSkEntry};
@@ -21,6 +21,7 @@ use torpor_policy::{SocketFile, UnixName};
 use torpor_sys::socket;
 
 use super::Neighbours;
+use super::place::{self, Placed};
 use crate::error::{Context, Error, Result};
 use crate::file::Found;
 use crate::file::remap::random;
@@ -96,7 +97,7 @@ pub(super) fn dump(
     Ok(())
 }
 
-fn proc_path(file: impl AsFd) -> PathBuf {
+pub(super) fn proc_path(file: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }
 
@@ -144,16 +145,26 @@ pub(super) struct Reach {
 /// name that cannot be.
 pub(super) fn bind(
     cx: &Neighbours<'_>,
-    scratch: &mut Scratch,
+    names: &mut Names,
     socket: BorrowedFd<'_>,
     entry: &UnixSkEntry,
 ) -> Result<()> {
     let name = UnixName::read(entry).map_err(|why| Error::invalid("files.img", why))?;
     let Some(UnixName { name, file, .. }) = name else { return Ok(()) };
-    let Some(file) = file else { return scratch.bind(socket, &name) };
+    let Some(file) = file else { return names.scratch.bind(socket, &name) };
     let place = Bound::of(cx, &file)?;
-    run_in(&[], || place.bind(socket, &name))?;
-    place.set_permissions(socket)
+    let before = run_in(&[], || place.bind(socket, &name))?;
+    let bound = socket::bound_file(socket).context(|| "file of a socket".to_owned())?;
+    let permitted = place.set_permissions(&bound);
+    names.placed.add(place.copy.unwrap_or(place.dir), &place.leaf, bound, before);
+    permitted
+}
+
+/// Where the names of restored sockets are.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    pub(super) scratch: Scratch,
+    pub(super) placed: Placed,
 }
 
 /// A file system of our own, for names without a file.
@@ -198,6 +209,8 @@ struct Bound {
     copy: Option<OwnedFd>,
     /// Its name there.
     leaf: Vec<u8>,
+    /// Its path, for messages.
+    path: PathBuf,
     /// The user and the group that are to own it, as this host has them.
     owner: Option<(u32, u32)>,
     mode: Option<Mode>,
@@ -225,11 +238,11 @@ impl Bound {
             (maps.uid_outside(uid).unwrap_or(uid), maps.gid_outside(gid).unwrap_or(gid))
         };
         let (owner, mode) = (file.owner.map(outside), file.mode.map(Mode::from_raw_mode));
-        Ok(Bound { dir, copy, leaf, owner, mode })
+        Ok(Bound { dir, copy, leaf, path: file.path.clone(), owner, mode })
     }
 
-    /// On a thread of its own.
-    fn bind(&self, socket: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+    /// On a thread of its own; the status of the file of a socket that nobody had, if there was one before.
+    fn bind(&self, socket: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Stat>> {
         match self.bind_in(&self.dir, socket, name) {
             Err(Error::Os { source, .. })
                 if source.raw_os_error() == Some(libc::EROFS) && self.copy.is_some() =>
@@ -240,35 +253,36 @@ impl Bound {
         }
     }
 
-    fn bind_in(&self, dir: &OwnedFd, socket: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+    fn bind_in(&self, dir: &OwnedFd, socket: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Stat>> {
         rustix::process::fchdir(dir).context(|| "fchdir".to_owned())?;
         let leaf = Path::new(OsStr::from_bytes(&self.leaf));
-        remove_old(leaf)?;
+        let before = place::remove_old(leaf, &self.path)?;
         if path_of(name) == leaf {
-            return socket::bind(socket, &address(name))
-                .context(|| format!("bind a Unix socket to {}", leaf.display()));
+            socket::bind(socket, &address(name))
+                .context(|| format!("bind a Unix socket to {}", leaf.display()))?;
+            return Ok(before);
         }
         let (here, stage) = make_stage(dir)?;
         let bound = Stage::enter(&stage)
             .and_then(|stage| stage.bind(socket, name, Outcome::Moved(dir, leaf)));
         let removed = rustix::fs::unlinkat(dir, &here, AtFlags::REMOVEDIR);
         bound?;
-        removed.context(|| format!("remove {here}"))
+        removed.context(|| format!("remove {here}"))?;
+        Ok(before)
     }
 
     /// Gives the file its owner and mode, by way of the socket: whoever may write to the directory
     /// could put something else under its name at any moment.
-    fn set_permissions(&self, socket: BorrowedFd<'_>) -> Result<()> {
+    fn set_permissions(&self, file: &OwnedFd) -> Result<()> {
         let what = || format!("permissions of the socket {}", self.leaf.escape_ascii());
-        let file = socket::bound_file(socket).context(what)?;
         if let Some((uid, gid)) = self.owner {
             let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-            rustix::fs::chownat(&file, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
+            rustix::fs::chownat(file, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
                 .context(what)?;
         }
         match self.mode {
             Some(mode) => {
-                rustix::fs::chmodat(CWD, proc_path(&file), mode, AtFlags::empty()).context(what)
+                rustix::fs::chmodat(CWD, proc_path(file), mode, AtFlags::empty()).context(what)
             }
             None => Ok(()),
         }
@@ -284,17 +298,6 @@ fn same_file(a: &OwnedFd, b: &OwnedFd) -> bool {
 
 fn duplicate(file: &OwnedFd) -> Result<OwnedFd> {
     file.try_clone().context(|| "dup".to_owned())
-}
-
-/// Removes the socket file that a task left behind when it was dumped.
-fn remove_old(leaf: &Path) -> Result<()> {
-    match rustix::fs::statat(CWD, leaf, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {
-            rustix::fs::unlink(leaf).context(|| format!("remove {}", leaf.display()))
-        }
-        // Then bind will say so.
-        _ => Ok(()),
-    }
 }
 
 /// A new directory in `dir`, and its name, which nobody can have laid out before: a link of that name
@@ -396,7 +399,10 @@ fn descend(path: &Path, made: &mut Vec<PathBuf>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
+    use crate::file::socket::testing::close;
 
     fn in_dir(path: &str, name: &str) -> Option<String> {
         directory(Path::new(path), Path::new(name)).map(|d| d.to_str().unwrap().to_owned())
@@ -444,6 +450,7 @@ mod tests {
             dir: rustix::fs::open(dir, flags, Mode::empty()).unwrap(),
             copy: None,
             leaf: leaf.as_bytes().to_vec(),
+            path: dir.join(leaf),
             owner: Some((4711, 4712)),
             mode: Some(Mode::from_raw_mode(0o622)),
         }
@@ -472,12 +479,62 @@ mod tests {
             let socket = bind_at(&place, name).unwrap();
             std::fs::rename(at("socket"), at("moved")).unwrap();
             std::os::unix::fs::symlink(at("secret"), at("socket")).unwrap();
-            place.set_permissions(socket.as_fd()).unwrap();
+            place.set_permissions(&socket::bound_file(socket.as_fd()).unwrap()).unwrap();
             assert_eq!(owner_and_mode(&at("moved")), (4711, 4712, 0o622));
             assert_eq!(owner_and_mode(&at("secret")), before);
             std::fs::remove_file(at("socket")).unwrap();
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "a directory is left");
         }
+    }
+
+    /// Of whatever kind it is, and wherever it listens.
+    #[test]
+    fn a_socket_that_somebody_has_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
+            for name in [&b"socket\0"[..], b"/elsewhere/name\0"] {
+                let theirs = socket::socket(libc::AF_UNIX, kind, 0).unwrap();
+                socket::bind(theirs.as_fd(), &address(path.as_os_str().as_bytes())).unwrap();
+                let before = std::fs::symlink_metadata(&path).unwrap().ino();
+                let refused = bind_at(&place(dir.path(), "socket"), name).unwrap_err().to_string();
+                assert!(refused.contains(path.to_str().unwrap()), "{refused}");
+                assert_eq!(std::fs::symlink_metadata(&path).unwrap().ino(), before);
+                close(vec![theirs]);
+                close(vec![bind_at(&place(dir.path(), "socket"), name).unwrap()]);
+                std::fs::remove_file(&path).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn what_fails_leaves_what_was_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let fails = |kept: bool| {
+            let place = place(dir.path(), "socket");
+            let socket = socket::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
+            let before = run_in(&[], || place.bind(socket.as_fd(), b"socket\0")).unwrap();
+            let file = socket::bound_file(socket.as_fd()).unwrap();
+            place.set_permissions(&file).unwrap();
+            let mut placed = Placed::default();
+            placed.add(place.dir, &place.leaf, file, before);
+            if kept {
+                placed.keep();
+            }
+            drop(placed);
+            close(vec![socket]);
+        };
+        fails(false);
+        assert!(!path.exists());
+        // Another's, which nobody has any more.
+        close(vec![std::os::unix::net::UnixListener::bind(&path).unwrap().into()]);
+        std::os::unix::fs::chown(&path, Some(4713), Some(4714)).unwrap();
+        let before = owner_and_mode(&path);
+        fails(false);
+        assert_eq!(owner_and_mode(&path), before);
+        fails(true);
+        assert_eq!(owner_and_mode(&path), (4711, 4712, 0o622));
     }
 
     #[test]

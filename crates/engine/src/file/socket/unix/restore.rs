@@ -14,7 +14,7 @@ use torpor_images::proto::{FileEntry, SkUcred, UnixSkEntry};
 use torpor_policy::{FileKey, SocketKind, SocketOptions, UnixName};
 use torpor_sys::socket::{self, Credentials, Message};
 
-use super::name::{self, Reach, Scratch};
+use super::name::{self, Names, Reach};
 use super::{EXTERN, Neighbours, maker, options, state};
 use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
@@ -33,7 +33,7 @@ pub(crate) struct UnixRestorer {
     /// The number of the socket with an inode number.
     by_inode: HashMap<u32, u32>,
     packets: Packets,
-    scratch: Scratch,
+    names: Names,
     /// The sockets that were opened, in this order.
     opened: Vec<u32>,
     /// Other ends of sockets whose peer is closed: they live until all is sent.
@@ -114,6 +114,11 @@ impl UnixRestorer {
         };
         self.opened.push(usk.id);
         Ok(fd)
+    }
+
+    /// The restore has succeeded: the files of sockets stay where they are.
+    pub(crate) fn keep_files(&mut self) {
+        self.names.placed.keep();
     }
 
     /// When all descriptions are open: connects them and fills their queues.
@@ -269,7 +274,7 @@ impl UnixRestorer {
         if usk.uflags & EXTERN != 0 {
             return Ok(fd);
         }
-        name::bind(cx, &mut self.scratch, fd.as_fd(), usk)?;
+        name::bind(cx, &mut self.names, fd.as_fd(), usk)?;
         if usk.state == state::LISTEN {
             maker::listen(cx, self.remembered(cx, usk), fd.as_fd(), usk.backlog)?;
         }
@@ -292,8 +297,8 @@ impl UnixRestorer {
             let who = a.torpor_peer.or(b.torpor_peer);
             let who = who.or_else(|| holder(cx, a.id)).or_else(|| holder(cx, b.id));
             let (fd_a, fd_b) = maker::socketpair(cx, who, a.ns_id, a.r#type)?;
-            name::bind(cx, &mut self.scratch, fd_a.as_fd(), a)?;
-            name::bind(cx, &mut self.scratch, fd_b.as_fd(), b)?;
+            name::bind(cx, &mut self.names, fd_a.as_fd(), a)?;
+            name::bind(cx, &mut self.names, fd_b.as_fd(), b)?;
             (fd_a, fd_b)
         } else if self.serves(a, b, early_a) {
             let (server, client) = self.dial(cx, a, b, early_b)?;
@@ -337,7 +342,7 @@ impl UnixRestorer {
         let fd = create(cx.spaces, &kind)?;
         if !client.name.is_empty() {
             // Nobody can reach it by its file, if it still has one.
-            self.scratch.bind(fd.as_fd(), &client.name)?;
+            self.names.scratch.bind(fd.as_fd(), &client.name)?;
         }
         shut_down(fd.as_fd(), early)?;
         // The client remembers who listened, the server who connected.
@@ -346,7 +351,7 @@ impl UnixRestorer {
             Some(listener) => self.listener_file(cx, listener.id)?,
             None => {
                 let listener = create(cx.spaces, &kind)?;
-                self.scratch.bind(listener.as_fd(), &server.name)?;
+                self.names.scratch.bind(listener.as_fd(), &server.name)?;
                 listener
             }
         };
@@ -447,7 +452,7 @@ impl UnixRestorer {
         if let Some(mate) = mate.filter(|_| to.name.is_empty() || sender.is_none()) {
             if !packet.address.is_empty() && socket::local_address(mate).is_ok_and(|a| a.len() <= 2)
             {
-                self.scratch.bind(mate, packet.address.get(2..).unwrap_or_default())?;
+                self.names.scratch.bind(mate, packet.address.get(2..).unwrap_or_default())?;
             }
             return send(cx, mate, None, packet);
         }
@@ -458,7 +463,9 @@ impl UnixRestorer {
         let stranger = create(cx.spaces, &SocketKind::unix(to.ns_id, to.r#type))?;
         options::raise_buffers(stranger.as_fd());
         if !packet.address.is_empty() {
-            self.scratch.bind(stranger.as_fd(), packet.address.get(2..).unwrap_or_default())?;
+            self.names
+                .scratch
+                .bind(stranger.as_fd(), packet.address.get(2..).unwrap_or_default())?;
         }
         send(cx, stranger.as_fd(), Some(&reach), packet)
     }
