@@ -245,6 +245,20 @@ fn a_lock_of_iptables_goes() {
     there_and_back("iptables");
 }
 
+/// As in a pod: its other containers live in the network as well.
+#[test]
+fn others_in_the_network_are_not_cut_off() {
+    let network = Network::new();
+    let [program, others] =
+        [(); 2].map(|()| Program { dir: tempfile::tempdir().unwrap(), lock: "nftables" });
+    let _others = others.start(&network, &PROGRAM.replace("7777", "8888"));
+    program.put_to_sleep(program.start(&network, PROGRAM));
+    goes_on(&others.count());
+    let _restored = program.wake(&network);
+    goes_on(&program.count());
+    goes_on(&others.count());
+}
+
 /// The program goes back to what it was before it was put to sleep: the lock of that holds the same connections. From
 /// inside of their namespace only they are locked; from outside all of it, which may be somebody else's as well.
 #[test]

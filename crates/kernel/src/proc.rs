@@ -89,6 +89,12 @@ pub fn numbers(pid: i32, dir: &str) -> Result<Vec<i32>> {
     Ok(all)
 }
 
+/// The processes that `/proc` shows, in no order; none where it is not there.
+pub fn processes() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
 /// How many descriptors a process has open; `None` if the kernel does not tell (before Linux 6.2).
 ///
 /// # Errors

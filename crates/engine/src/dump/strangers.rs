@@ -15,10 +15,8 @@ pub(super) fn check(root: i32, strict: bool) -> Result<()> {
     if !leads || space == proc::ns_inode(own, "pid")? {
         return Ok(());
     }
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let lives_there = |&pid: &i32| proc::ns_inode(pid, "pid").is_ok_and(|inode| inode == space);
-    for pid in pids.filter(lives_there).filter(|&pid| !descends(pid, root)) {
+    for pid in proc::processes().filter(lives_there).filter(|&pid| !descends(pid, root)) {
         let object = "it lives in the pid namespace of the tree and is not of it, as after exec in a container";
         let reason = "is not kept, and ends with the namespace";
         if strict {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use torpor_kernel::sock_diag::InetSocket;
 
 use super::accept;
-use super::listed::{inodes_of, is_own, tcp_sockets};
+use super::listed::{inodes_of, is_own, is_shared, tcp_sockets};
 use super::rules::{self, Removal, Scope, Tool};
 use crate::error::{Context, Error, Result};
 use crate::file::socket::address::Address;
@@ -91,7 +91,8 @@ pub(super) fn end(socket: &InetSocket, words: [u32; 4], port: u16) -> Option<Add
 }
 
 impl Held {
-    /// Locks the network of the frozen tree, before its sockets are looked at.
+    /// Locks the network of the frozen tree, before its sockets are looked at: its own namespaces as a whole, of
+    /// those that others live in as well only its connections.
     ///
     /// # Errors
     /// If rules cannot be set.
@@ -109,10 +110,11 @@ impl Held {
         for ns in spaces.of_kind(NsKind::Net) {
             let Some(netns) = &ns.file else { continue };
             let listed = run_in(&[netns.as_fd()], tcp_sockets)?;
-            if !ns.is_host {
-                if !listed.is_empty() {
-                    self.set_lock(network, guardian, ns, Scope::All)?;
-                }
+            if listed.is_empty() {
+                continue;
+            }
+            if !ns.is_host && !is_shared(ns.inode, tasks) {
+                self.set_lock(network, guardian, ns, Scope::All)?;
                 continue;
             }
             if network.tcp_close || !network.tcp_established {

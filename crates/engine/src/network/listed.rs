@@ -37,6 +37,12 @@ pub(crate) fn inodes_of(pids: &[i32]) -> Result<HashSet<u32>> {
     Ok(all)
 }
 
+/// Whether processes that are not among these live in a network namespace, as in that of a pod.
+pub(super) fn is_shared(space: u64, pids: &[i32]) -> bool {
+    let lives_there = |pid: i32| proc::ns_inode(pid, "net").is_ok_and(|inode| inode == space);
+    proc::processes().any(|pid| !pids.contains(&pid) && lives_there(pid))
+}
+
 /// Whether this thread is in the network namespace of the caller.
 pub(super) fn is_own() -> Result<bool> {
     let inode =
