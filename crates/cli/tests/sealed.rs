@@ -30,7 +30,7 @@ mod sleeper;
 
 use authority::{Authority, NOW};
 use keys::age_key;
-use sleeper::{Client, SECRET, Sleeper, request, wait_until, write_script};
+use sleeper::{Client, SECRET, Sleeper, criu, request, wait_until, write_script};
 
 /// A file of OpenSSL's, among those of the tests of keys.
 fn fixture(name: &str) -> String {
@@ -604,6 +604,54 @@ fn are_shown(options: &[&str]) {
 fn recipients_come_and_go_without_the_memory_being_touched() {
     come_and_go(&[]);
     come_and_go(&["--compress", "lz4"]);
+}
+
+/// Who has only the key for the last of two checkpoints could restore neither.
+#[test]
+fn a_recipient_who_cannot_open_the_parent_is_named() {
+    let keys = tempfile::tempdir().unwrap();
+    let (age, recipient) = age_key(keys.path(), "age.key");
+    let (_, other) = age_key(keys.path(), "other.key");
+    let (p256, rsa) = (fixture("p256.crt"), fixture("rsa.crt"));
+    let task = Sleeper::start();
+    let first = task.dir.path().join("first");
+    fs::create_dir(&first).unwrap();
+    let first = first.to_str().unwrap();
+    let pid = task.pid.to_string();
+    let mut dump = criu(&["dump", "-t", &pid, "-D", first, "-R", "--track-mem"]);
+    let dumped = dump.args(["--recipient", &recipient, "--recipient", &p256]).output().unwrap();
+    assert!(dumped.status.success(), "{dumped:?}");
+    let on_top = |recipients: &[&str]| {
+        let options = ["-R", "--track-mem", "--prev-images-dir", "first", "--identity", &age];
+        let named = recipients.iter().flat_map(|recipient| ["--recipient", recipient]);
+        let output = task.dump(&options.into_iter().chain(named).collect::<Vec<_>>());
+        (output.status.success(), String::from_utf8(output.stderr).unwrap() + &task.log("dump.log"))
+    };
+    let unable = "cannot open";
+    let (done, said) = on_top(&[&recipient, &p256]);
+    assert!(done && !said.contains(unable), "{said}");
+    for stranger in [&other, &rsa] {
+        let (done, said) = on_top(&[&recipient, stranger]);
+        assert!(done && said.matches(unable).count() >= 1 && !said.contains(&recipient), "{said}");
+        let output = task.dump(&[
+            "-R",
+            "--strict",
+            "--prev-images-dir",
+            "first",
+            "--identity",
+            &age,
+            "--recipient",
+            stranger,
+        ]);
+        assert!(!output.status.success());
+        assert!(task.lives());
+    }
+    // As the warning says.
+    let done =
+        torpor(&["image", "rewrap", "--add", "--recipient", &other, "--identity", &age, first]);
+    assert!(done.status.success(), "{done:?}");
+    let (done, said) = on_top(&[&other]);
+    assert!(done && !said.contains(unable), "{said}");
 }
 
 fn come_and_go(options: &[&str]) {

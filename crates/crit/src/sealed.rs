@@ -88,13 +88,14 @@ impl Rewrap {
         let master = unwrap(sealed.unauthenticated(), &self.keys.identities(defaults)?)?;
         let mut header = sealed.authenticate(&master).map_err(wrong)?;
         if !self.add {
-            header.stanzas.clear();
+            header.clear();
         }
         let binding = header.binding();
         for spec in &self.recipients {
             for recipient in Recipient::parse(spec)? {
                 recipient.check(&trust)?;
-                header.stanzas.push(recipient.wrap(&master, &binding)?);
+                let wrapped = recipient.wrap(&master, &binding)?;
+                header.add(&recipient, wrapped, &master).map_err(wrong)?;
             }
         }
         replace(&self.dir.join(FILE_NAME), &header.encode(&master).map_err(wrong)?)?;

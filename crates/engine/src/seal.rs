@@ -58,17 +58,44 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
         return Err(Error::Unsupported(format!("--compress {how} with the suite {}", seal.suite)));
     }
     keep_secrets();
+    if let Some(parent) = &parent {
+        check_recipients(parent, seal, opts)?;
+    }
     let parent = parent.as_ref().map(ImageDir::identity).transpose()?;
     let mut header = Header::new(seal.suite, parent)?;
     let master = MasterKey::random()?;
     let binding = header.binding();
     for recipient in seal.recipients.iter() {
-        header.stanzas.push(recipient.wrap(&master, &binding)?);
+        header.add(recipient, recipient.wrap(&master, &binding)?, &master)?;
     }
     images.seal(header, &master)?;
     images.open_parents_with(unwrap_with(opts));
     if opts.memory.lazy || opts.memory.page_server.is_some() {
         images.miss_pages();
+    }
+    Ok(())
+}
+
+/// Warns of recipients that cannot open the parent: with their keys alone nobody could restore what builds on it.
+fn check_recipients(parent: &ImageDir, seal: &SealOptions, opts: &Options) -> Result<()> {
+    let sealed = parent.seal_header()?;
+    // Without a key for it the dump fails, and says so.
+    let Ok(master) = unwrap_with(opts)(sealed.unauthenticated()) else { return Ok(()) };
+    let header = sealed.authenticate(&master)?;
+    for recipient in seal.recipients.iter() {
+        if header.is_for(recipient, &master)? != Some(false) {
+            continue;
+        }
+        let dir = parent.path().display();
+        let what = format!(
+            "the recipient {} cannot open {dir}, which these images build on, nor restore them with its own key: \
+             torpor image rewrap --add --recipient WHO --identity KEY {dir}",
+            recipient.name()
+        );
+        if opts.strict {
+            return Err(Error::Usage(what));
+        }
+        tracing::warn!("{what}");
     }
     Ok(())
 }

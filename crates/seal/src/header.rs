@@ -21,6 +21,7 @@ use prost::Message;
 
 use crate::error::{Error, Result};
 use crate::kdf::Keys;
+use crate::keys::Recipient;
 use crate::secret::{MasterKey, random};
 
 /// The name of the file.
@@ -153,6 +154,9 @@ pub struct Header {
     pub parent: Option<Parent>,
     /// The master key for each recipient.
     pub stanzas: Vec<Stanza>,
+    /// What recipients are known by, to those alone who can open the checkpoint: a key derived from the master key
+    /// and their name. Older versions, and those who only add stanzas, tell of none or not of all.
+    pub marks: Vec<[u8; 32]>,
 }
 
 /// The body as it stands in the file.
@@ -170,6 +174,8 @@ struct Body {
     parent_manifest: Option<Vec<u8>>,
     #[prost(message, repeated, tag = "6")]
     stanzas: Vec<Stanza>,
+    #[prost(bytes = "vec", repeated, tag = "7")]
+    marks: Vec<Vec<u8>>,
 }
 
 /// A header that has been parsed: nothing in it is to be trusted before
@@ -187,7 +193,46 @@ impl Header {
     /// If there are no random bytes.
     pub fn new(suite: Suite, parent: Option<Parent>) -> Result<Self> {
         let id = random()?;
-        Ok(Self { suite, cipher: RecordCipher::fastest(), id, parent, stanzas: vec![] })
+        let cipher = RecordCipher::fastest();
+        Ok(Self { suite, cipher, id, parent, stanzas: vec![], marks: vec![] })
+    }
+
+    /// Has somebody open the checkpoint, to whom the master key was wrapped.
+    ///
+    /// # Errors
+    /// If the cipher library refuses.
+    pub fn add(
+        &mut self,
+        recipient: &Recipient,
+        wrapped: Stanza,
+        master: &MasterKey,
+    ) -> Result<()> {
+        self.marks.push(self.mark(recipient, master)?);
+        self.stanzas.push(wrapped);
+        Ok(())
+    }
+
+    /// Nobody can open the checkpoint any more.
+    pub fn clear(&mut self) {
+        self.stanzas.clear();
+        self.marks.clear();
+    }
+
+    /// Whether somebody can open the checkpoint, if that is known.
+    ///
+    /// # Errors
+    /// If the cipher library refuses.
+    pub fn is_for(&self, recipient: &Recipient, master: &MasterKey) -> Result<Option<bool>> {
+        let is_named = self.marks.contains(&self.mark(recipient, master)?);
+        let are_all_named = self.marks.len() == self.stanzas.len();
+        Ok((is_named || are_all_named).then_some(is_named))
+    }
+
+    fn mark(&self, recipient: &Recipient, master: &MasterKey) -> Result<[u8; 32]> {
+        let key = self.keys(master).derive("recipient", &recipient.name(), &[])?;
+        let mut mark = [0; 32];
+        mark.copy_from_slice(key.expose());
+        Ok(mark)
     }
 
     /// What every stanza is bound to: a wrapped key is of no use in another checkpoint.
@@ -215,6 +260,7 @@ impl Header {
             parent_id: self.parent.map(|p| p.id.to_vec()),
             parent_manifest: self.parent.map(|p| p.manifest.to_vec()),
             stanzas: self.stanzas.clone(),
+            marks: self.marks.iter().map(|mark| mark.to_vec()).collect(),
         }
         .encode_to_vec();
         let len = u32::try_from(body.len()).map_err(|_| damaged("is too large"))?;
@@ -252,7 +298,12 @@ impl Header {
             _ => return Err(damaged("names its parent in part only")),
         };
         check_stanzas(&body.stanzas)?;
+        if body.marks.len() > body.stanzas.len() {
+            return Err(damaged("has more names than recipients"));
+        }
+        let marks = body.marks.into_iter().map(|mark| fixed(mark, "a recipient's name"));
         Ok(Self {
+            marks: marks.collect::<Result<_>>()?,
             suite: suite.ok_or_else(|| unknown("suite", body.suite))?,
             cipher: cipher.ok_or_else(|| unknown("cipher", body.cipher))?,
             id: fixed(body.id, "its identity")?,
@@ -345,7 +396,32 @@ mod tests {
 
     fn header() -> Header {
         let parent = Some(Parent { id: [4; 32], manifest: [5; 32] });
-        Header { stanzas: vec![stanza()], ..Header::new(Suite::Aes256Gcm, parent).unwrap() }
+        let mut header = Header::new(Suite::Aes256Gcm, parent).unwrap();
+        header.stanzas.push(stanza());
+        header.marks.push([7; 32]);
+        header
+    }
+
+    #[test]
+    fn recipients_are_known_to_those_who_can_open_it() {
+        let recipient = || {
+            let (identity, _) = crate::keys::AgeIdentity::generate().unwrap();
+            Recipient::parse(&identity.recipient().to_string()).unwrap().remove(0)
+        };
+        let (ours, other) = (recipient(), recipient());
+        let mut header = Header::new(Suite::Aes256Gcm, None).unwrap();
+        let wrapped = ours.wrap(&master(), &header.binding()).unwrap();
+        header.add(&ours, wrapped, &master()).unwrap();
+        let read = Sealed::parse(&header.encode(&master()).unwrap()).unwrap();
+        let header = read.authenticate(&master()).unwrap();
+        let is_for = |header: &Header, who| header.is_for(who, &master()).unwrap();
+        assert_eq!((is_for(&header, &ours), is_for(&header, &other)), (Some(true), Some(false)));
+        // Nobody else can tell.
+        assert_ne!(header.is_for(&ours, &Secret::take(&mut [8; 32])).unwrap(), Some(true));
+        // Somebody was added who is not known.
+        let more = Header { stanzas: vec![stanza(), stanza()], ..header.clone() };
+        assert_eq!((is_for(&more, &ours), is_for(&more, &other)), (Some(true), None));
+        assert_eq!(is_for(&Header { marks: vec![], ..header }, &ours), None);
     }
 
     #[test]
