@@ -585,3 +585,21 @@ fn a_path_where_another_program_listens_by_now_is_left_to_it() {
     UnixStream::connect(&path).unwrap();
     assert_ne!(fs::metadata(&path).unwrap().mode() & 0o777, 0o614);
 }
+
+/// Its name was there for the first restore.
+#[test]
+fn a_second_restore_with_a_file_of_a_given_name_says_why_it_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let (gone, other) = (dir.path().join("gone"), dir.path().join("other"));
+    let file = fs::File::create(&gone).unwrap();
+    fs::hard_link(&gone, other).unwrap();
+    fs::remove_file(&gone).unwrap();
+    let task = Sleeper::start_with(&["sleep", "1000"], file.into());
+    task.put_to_sleep(&["--link-remap"]);
+    assert!(task.restore(&["-d"]).status().unwrap().success(), "{}", task.log("restore.log"));
+    task.kill();
+    wait_until(|| !Path::new(&format!("/proc/{}", task.pid)).exists());
+    assert!(!task.restore(&["-d"]).status().unwrap().success());
+    let log = task.log("restore.log");
+    assert!(log.contains("can be restored once only") && log.contains(gone.to_str().unwrap()));
+}

@@ -13,7 +13,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use torpor_images::proto::{FileEntry, RemapFilePathEntry, RemapType};
-use torpor_images::remap::found_by;
+use torpor_images::remap::{found_by, is_given_name};
 use torpor_images::{ImageDir, kind};
 use torpor_policy::{PathFile, Policy};
 
@@ -252,8 +252,18 @@ fn open_linked(cx: &mut Opener<'_>, reg: &PathFile, link: u32) -> Result<OwnedFd
     })?;
     let name = Name::of(cx, &given)?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty())
-        .context(|| format!("open {}", String::from_utf8_lossy(&given.path)))?;
+    let shown = || String::from_utf8_lossy(&given.path);
+    let opened = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty());
+    let is_used_up = is_given_name(&given.path) && matches!(opened, Err(Errno::NOENT));
+    let file = opened.context(|| match is_used_up {
+        true => format!(
+            "open {}, the name that the dump has given to {}, which a restore takes away: these images can be restored once \
+             only; dump the tasks again, or put the file there again",
+            shown(),
+            String::from_utf8_lossy(&reg.path)
+        ),
+        false => format!("open {}", shown()),
+    })?;
     let from = Kept { name, file };
     let opened = open_as(cx, reg, &from)?;
     if !cx.temporary.given.iter().any(|known| known.name == from.name.name) {
