@@ -4,6 +4,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use torpor_worker::tell;
+
 use crate::api::Api;
 
 /// How long nothing may happen before it is looked after limits of time.
@@ -19,7 +21,7 @@ pub(crate) fn ring(api: Api, path: String, bell: Sender<()>) {
                 let _ = bell.send(());
             });
             if let Err(error) = watched {
-                eprintln!("{error}");
+                tell!("{error}");
             }
             // One that ends at once is not to be begun at once.
             thread::sleep(Duration::from_secs(1).saturating_sub(began.elapsed()));

@@ -1,6 +1,7 @@
 //! Events: what people are told about an object.
 
 use serde_json::{Value, json};
+use torpor_worker::tell;
 
 use crate::api::Api;
 use crate::pod::text;
@@ -41,6 +42,6 @@ pub(crate) fn tell(api: &Api, kind: Kind, object: &Value, reason: &str, message:
         "firstTimestamp": now, "lastTimestamp": now, "count": 1,
     });
     if let Err(error) = api.create(&format!("/api/v1/namespaces/{namespace}/events"), &event) {
-        eprintln!("{error}");
+        tell!("{error}");
     }
 }

@@ -5,7 +5,7 @@
 //! - [`controller`] decides for the cluster: which pod continues which checkpoint;
 //! - [`manifests`] installs all of it; [`plugin`] is what people call (`kubectl torpor`).
 
-#![warn(unreachable_pub)]
+#![warn(unreachable_pub, clippy::print_stderr)]
 
 pub mod agent;
 pub mod api;

@@ -1,5 +1,6 @@
 //! The command lines of `torpor migrate` and `torpor agent`.
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use rustix::mount::{MountFlags, mount};
 use torpor_tls::{KeyFiles, Keys};
-use torpor_worker::Outcome;
+use torpor_worker::{Outcome, tell};
 
 use crate::destination::{Agent, AgentSettings};
 use crate::error::{Context, Error, Result};
@@ -286,7 +287,7 @@ fn rehearse(plan: &Plan, json: bool) -> Result<ExitCode> {
     if found.refused.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!("Error: it would not move");
+    tell!("Error: it would not move");
     Ok(ExitCode::FAILURE)
 }
 
@@ -342,13 +343,13 @@ fn start(command: MigrateCommand) -> Result<ExitCode> {
     if let Some(file) = &command.report {
         // It has moved: what is left to say is said besides.
         if let Err(error) = std::fs::write(file, picture::page(&report)) {
-            eprintln!("Warning: {}: {error}", file.display());
+            tell!("Warning: {}: {error}", file.display());
         }
     }
-    if command.json {
-        println!("{}", report.json());
-    } else {
-        println!("{}", report.text());
+    let text = if command.json { report.json().to_string() } else { report.text() };
+    if let Err(error) = writeln!(io::stdout(), "{text}") {
+        let (id, pid) = (&report.id, report.pid);
+        tell!("Warning: {id} has moved, and runs there as process {pid}; standard output: {error}");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -365,7 +366,7 @@ fn incomplete(what: &str) -> Error {
 fn usual_mode(container: Option<&Container>) -> Mode {
     match container {
         Some(container) if container.runtime == Runtime::Podman => {
-            eprintln!(
+            tell!(
                 "Moving by pre-copy instead of pipelined: Podman makes a container in one step, \
                  when all of it is there."
             );

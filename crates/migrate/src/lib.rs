@@ -22,7 +22,7 @@
 //!
 //! [`record`] says what happens when one of them does not hear the other any more.
 
-#![warn(unreachable_pub)]
+#![warn(unreachable_pub, clippy::print_stderr)]
 
 mod address;
 mod announce;

@@ -16,6 +16,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use torpor_sys::process::{Status, set_parent_death_signal, wait};
+use torpor_worker::tell;
 
 use crate::engine::SELF;
 use crate::error::{Context, Error, Result};
@@ -50,7 +51,7 @@ pub(crate) fn stand_in() -> ExitCode {
             code(reap(|ended| ended == pid).map(|status| status == Some(Status::Exited(0))))
         }
         Err(error) => {
-            eprintln!("Error: start the agent: {error}");
+            tell!("Error: start the agent: {error}");
             ExitCode::FAILURE
         }
     }
@@ -61,7 +62,7 @@ fn code(done: Result<bool>) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("Error: {error}");
+            tell!("Error: {error}");
             ExitCode::FAILURE
         }
     }

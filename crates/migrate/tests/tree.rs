@@ -137,6 +137,32 @@ fn memory_that_is_written_all_the_time_arrives_as_it_is() {
     wait_until("it has seen its pages", || counter.count() > before + 200);
 }
 
+/// What is said of a migration does not decide about it, and no status says that it has not moved.
+#[test]
+fn it_moves_although_nobody_can_be_told() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    for is_heard in [true, false] {
+        let mut counter = Counter::start(2000, 10);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", "pre-copy", "--json", &there.address];
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut migrate = here.migrate(&args);
+        migrate.stdout(full);
+        if !is_heard {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            migrate.stderr(writer);
+        }
+        let output = migrate.output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{told}");
+        assert_eq!(told.contains("has moved, and runs there as process"), is_heard, "{told}");
+        wait_until("it has ended here", || counter.has_ended_here());
+        counter.goes_on();
+    }
+}
+
 /// A page that nobody writes goes once, whichever round it is in.
 #[test]
 fn what_is_not_written_goes_once() {

@@ -7,7 +7,7 @@
 //! - [`http`] is as much of HTTP as daemons need;
 //! - `command` is what people and scripts call.
 
-#![warn(unreachable_pub)]
+#![warn(unreachable_pub, clippy::print_stderr)]
 
 #[macro_use]
 mod say;

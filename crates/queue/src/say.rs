@@ -9,20 +9,10 @@ macro_rules! say {
     ($($text:tt)*) => { $crate::say::line(format_args!($($text)*))? };
 }
 
-/// Says something on standard error, where nobody may be there any more.
-macro_rules! tell {
-    ($($text:tt)*) => { $crate::say::aside(format_args!($($text)*)) };
-}
-
 /// Prints a line on standard output.
 ///
 /// # Errors
 /// A sentence, if it cannot be written.
 pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), String> {
     writeln!(io::stdout(), "{text}").map_err(|e| format!("write to standard output: {e}"))
-}
-
-/// Says something on standard error.
-pub(crate) fn aside(text: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "{text}");
 }

@@ -17,6 +17,7 @@ use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as store, Store};
 use torpor_images::{ImageDir, kind};
 use torpor_seal::keys::AgeIdentity;
+use torpor_worker::tell;
 
 use crate::bundle::Bundle;
 use crate::description::{Description, Machine, Origin, VERSION};
@@ -99,7 +100,7 @@ pub fn create(args: &CreateArgs) -> Result<ExitCode> {
     let signer = args.sign.signer()?;
     let base = base(&*store, Duration::from_secs(args.wait))?;
     if args.ready.is_none() && !matches!(args.from, Source::Running(_)) {
-        eprintln!("without --ready it is put to sleep at once, wherever its start is then");
+        tell!("without --ready it is put to sleep at once, wherever its start is then");
     }
     interrupt::heed();
     let (work, owner) = places::scratch(places::CREATE)?;
@@ -149,9 +150,9 @@ fn report(args: &CreateArgs, description: &Description, published: &Published) {
         let (stored, new) = (size(published.size), size(published.uploaded));
         let (memory, first) = (size(description.memory), size(description.working_set));
         match description.sealed {
-            true => eprintln!("sealed in {stored}, of which {new} are new"),
+            true => tell!("sealed in {stored}, of which {new} are new"),
             false => {
-                eprintln!(
+                tell!(
                     "{memory} of memory in {stored}, of which {new} are new; {first} are needed first"
                 );
             }

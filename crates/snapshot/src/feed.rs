@@ -20,6 +20,7 @@ use torpor_blobs as store;
 use torpor_blobs::oci::Manifest;
 use torpor_blobs::reference::Reference;
 use torpor_images::feed::{PATIENT, REQUEST, SOCKET};
+use torpor_worker::tell;
 
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
@@ -145,11 +146,11 @@ pub fn serve(dir: &Path) -> Result<()> {
             }
         });
         if let Err(error) = background(fetch, activity, &held, gone) {
-            eprintln!("{error}");
+            tell!("{error}");
         }
         activity.all.store(true, Ordering::Relaxed);
         let (requests, bytes) = fetch.traffic();
-        eprintln!("{requests} requests brought {bytes} bytes");
+        tell!("{requests} requests brought {bytes} bytes");
         while !gone()
             && (activity.connected.load(Ordering::Relaxed) > 0 || !activity.quiet_for(IDLE))
         {
@@ -171,12 +172,12 @@ fn background(
 ) -> Result<()> {
     fetch.working_set()?;
     let (requests, bytes) = fetch.traffic();
-    eprintln!("{requests} requests brought the working set, {bytes} bytes");
+    tell!("{requests} requests brought the working set, {bytes} bytes");
     while (held() || !activity.quiet_for(QUIET)) && !fetch.is_surprised() && !gone() {
         thread::sleep(GLANCE);
     }
     if fetch.is_surprised() {
-        eprintln!("more is needed than the working set: everything is fetched");
+        tell!("more is needed than the working set: everything is fetched");
     }
     activity.all.store(true, Ordering::Relaxed);
     fetch.all(gone)
@@ -212,7 +213,7 @@ fn answer(
             fetch.want(number, &range, 0)
         };
         if let Err(error) = &wanted {
-            eprintln!("pack {id}, {len} bytes at {offset}: {error}");
+            tell!("pack {id}, {len} bytes at {offset}: {error}");
         }
         stream.write_all(&[u8::from(wanted.is_err())])?;
     }

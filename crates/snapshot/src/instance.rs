@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, open
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::{Value, json};
+use torpor_worker::tell;
 
 use crate::bundle::Bundle;
 use crate::error::{Context, Error, Result};
@@ -239,7 +240,7 @@ pub fn released(dir: &Path) {
     if is(b"checkpoint") {
         // Without the note `gc` would remove the files. The runtime shows what this prints.
         if let Err(error) = File::create(dir.join(ASLEEP)) {
-            eprintln!("{}: {error}", dir.join(ASLEEP).display());
+            tell!("{}: {error}", dir.join(ASLEEP).display());
         }
     } else if is(b"delete") {
         release(dir);

@@ -3,7 +3,7 @@
 //! A snapshot is an OCI image: small images, and packs of pages ([`pack`]). `create` makes it
 //! from a container that is ready, `run` starts containers from it.
 
-#![warn(unreachable_pub)]
+#![warn(unreachable_pub, clippy::print_stderr)]
 
 pub mod archive;
 pub mod bundle;

@@ -14,6 +14,7 @@ use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as store, Store, traffic};
 use torpor_images::pagemap::page_size;
 use torpor_seal::keys::Identities;
+use torpor_worker::tell;
 
 use crate::bundle::Bundle;
 use crate::create::files_option;
@@ -220,9 +221,9 @@ fn report(args: &RunArgs, id: &str, started: &Started) {
             true => format!(" (after {:.1} s)", tried.as_secs_f64()),
             false => String::new(),
         };
-        eprintln!("{id} is started cold: {error}{after}");
+        tell!("{id} is started cold: {error}{after}");
         if let Some(hint) = &error.hint {
-            eprintln!("Hint: {hint}");
+            tell!("Hint: {hint}");
         }
     }
     if args.json {
@@ -336,7 +337,7 @@ impl Snapshot {
             interrupt::heed();
             let made = template::for_batch(&args.reference, &*store, (&description, &manifest));
             // Without one each has its own memory.
-            template = made.map_err(|error| eprintln!("They share no memory: {error}")).ok();
+            template = made.map_err(|error| tell!("They share no memory: {error}")).ok();
         }
         Ok(Self { store, manifest, description, opened, base, template })
     }

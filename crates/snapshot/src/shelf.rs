@@ -11,6 +11,7 @@ use serde_json::json;
 use torpor_blobs::oci::{self, Descriptor, Manifest};
 use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as store, Store};
+use torpor_worker::tell;
 
 use crate::create;
 use crate::description::Description;
@@ -92,7 +93,7 @@ pub fn list(args: &OneArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if found.is_empty() {
-        eprintln!("There are no snapshots there.");
+        tell!("There are no snapshots there.");
     }
     for (reference, description, stored) in found {
         let (memory, stored) = (size(description.memory), size(stored));

@@ -19,15 +19,17 @@
 //! answer "no" wherever one is due, and a worker that is killed is cleaned up after by
 //! the engine's guardian, so that the tasks of a dump go on and those of a restore end.
 
-#![warn(unreachable_pub)]
+#![warn(unreachable_pub, clippy::print_stderr)]
 
 mod channel;
 mod client;
 mod message;
+mod say;
 
 pub use channel::{Channel, MAX_DESCRIPTORS};
 pub use client::{Error, Idle, Worker};
 pub use message::{Answer, Class, Event, Job, Level, Outcome, Report};
+pub use say::aside;
 
 /// The hidden command that makes the program a worker.
 pub const COMMAND: &str = "worker";

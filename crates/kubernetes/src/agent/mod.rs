@@ -29,6 +29,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
+use torpor_worker::tell;
 
 use crate::api::{Api, ApiArgs, GROUP};
 use crate::bell::{IDLE, ring, wait};
@@ -109,7 +110,7 @@ pub fn run(args: &AgentArgs) -> Result<()> {
         thread::spawn(move || {
             loop {
                 if let Err(error) = node.sweep() {
-                    eprintln!("sweep: {error}");
+                    tell!("sweep: {error}");
                 }
                 node.rest();
             }
@@ -130,7 +131,7 @@ pub fn run(args: &AgentArgs) -> Result<()> {
         busy.fetch_add(1, Ordering::Relaxed);
         thread::spawn(move || {
             if let Err(error) = answer(&node, stream) {
-                eprintln!("the wrapper: {error}");
+                tell!("the wrapper: {error}");
             }
             busy.fetch_sub(1, Ordering::Relaxed);
         });
@@ -144,7 +145,7 @@ fn show_life(socket: PathBuf) {
         loop {
             thread::sleep(BEAT);
             if let Err(error) = beat(&socket) {
-                eprintln!("{error}");
+                tell!("{error}");
             }
         }
     });
@@ -158,7 +159,7 @@ fn introduce(node: &Arc<Node>) {
             let told = node.keys.tell(&node.api, &node.machine);
             thread::sleep(if told.is_ok() { INTRODUCE } else { PATIENCE });
             if let Err(error) = told {
-                eprintln!("what this node is: {error}");
+                tell!("what this node is: {error}");
             }
         }
     });
@@ -174,13 +175,13 @@ fn follow(node: &Arc<Node>) {
         loop {
             wait(&rung, IDLE);
             match node.api.list(&list) {
-                Err(error) => eprintln!("orders: {error}"),
+                Err(error) => tell!("orders: {error}"),
                 Ok(all) => {
                     for order in all.into_iter().filter(is_ordered) {
                         let node = Arc::clone(&node);
                         thread::spawn(move || {
                             if let Err(error) = node.carry_out(&order) {
-                                eprintln!("an order: {error}");
+                                tell!("an order: {error}");
                             }
                         });
                     }
@@ -200,7 +201,7 @@ fn expect(node: &Arc<Node>) {
         loop {
             wait(&rung, EXPECT);
             if let Err(error) = node.prefetch(&mut seen) {
-                eprintln!("pods to come: {error}");
+                tell!("pods to come: {error}");
             }
         }
     });
@@ -210,7 +211,7 @@ fn answer(node: &Arc<Node>, mut stream: UnixStream) -> Result<()> {
     stream.set_read_timeout(Some(PATIENCE)).context(|| "the socket")?;
     let ask: Ask = receive(&stream)?;
     let answer = node.answer(&ask).unwrap_or_else(|error| {
-        eprintln!("{ask:?}: {error}");
+        tell!("{ask:?}: {error}");
         Answer::Plain
     });
     send(&mut stream, &answer)

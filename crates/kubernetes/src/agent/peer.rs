@@ -17,6 +17,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::Value;
 use torpor_queue::http::{Body, Request, Response, answer_all};
+use torpor_worker::tell;
 use ureq::http;
 
 use super::node::Node;
@@ -114,7 +115,7 @@ pub(super) fn serve(listener: &TcpListener, tls: &Arc<ServerConfig>, node: &Arc<
         let (tls, node) = (Arc::clone(tls), Arc::clone(node));
         thread::spawn(move || {
             if let Err(error) = speak(stream, &tls, |request| answer(&node, &request)) {
-                eprintln!("another node: {error}");
+                tell!("another node: {error}");
             }
         });
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use torpor_worker::tell;
 
 use super::node::Node;
 use crate::api::GROUP;
@@ -415,7 +416,7 @@ impl Node {
 
     /// Says that a pod could not be saved.
     fn failed(&self, namespace: &str, name: &str, pod: &Value, error: &str) -> Result<()> {
-        eprintln!("{namespace}/{}: not saved: {error}", text(pod, "/metadata/name"));
+        tell!("{namespace}/{}: not saved: {error}", text(pod, "/metadata/name"));
         self.counters.add("pods_not_saved_total", 1);
         self.store.remove(namespace, name)?;
         let lost = self.lost(namespace, pod)?;

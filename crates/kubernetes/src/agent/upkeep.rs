@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use torpor_worker::tell;
 
 use super::depot::{self, Depot};
 use super::node::Node;
@@ -48,7 +49,7 @@ impl Upkeep {
         match over.map(JoinHandle::join) {
             None | Some(Ok(Ok(()))) => {}
             Some(Ok(Err(error))) => {
-                eprintln!("{error}");
+                tell!("{error}");
                 self.garbage = true;
             }
             Some(Err(_)) => self.garbage = true,
@@ -124,7 +125,7 @@ impl Node {
         let put = depot.put(object, &dir);
         let failed = put.as_ref().err().map(Error::to_string);
         if let Some(error) = &failed {
-            eprintln!("{namespace}/{name}: not stored: {error}");
+            tell!("{namespace}/{name}: not stored: {error}");
             self.counters.add("checkpoints_not_stored_total", 1);
             let before = crate::pod::condition(object, STORED);
             if before.is_some_and(|before| text(before, "/message") == error) {

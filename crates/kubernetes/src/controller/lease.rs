@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use torpor_worker::tell;
 
 use crate::api::Api;
 use crate::error::Result;
@@ -43,7 +44,7 @@ impl Lease {
         match self.renew(api, now) {
             Ok(true) => self.renewed = Some(now),
             Ok(false) => self.renewed = None,
-            Err(error) => eprintln!("the lease: {error}"),
+            Err(error) => tell!("the lease: {error}"),
         }
         self.renewed.is_some_and(|at| since(at) < GOOD)
     }

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::{Value, json};
 use torpor_queue::http::{Request, Response};
+use torpor_worker::tell;
 
 use crate::agent::{bearer, speak};
 use crate::api::{Api, ApiArgs, GROUP};
@@ -115,13 +116,13 @@ pub fn run(args: &ControllerArgs) -> Result<()> {
     loop {
         if !lease.hold(&controller.api, Instant::now()) {
             if let Err(error) = controller.follow() {
-                eprintln!("{error}");
+                tell!("{error}");
             }
             thread::sleep(WAIT);
             continue;
         }
         if let Err(error) = controller.turn() {
-            eprintln!("{error}");
+            tell!("{error}");
             thread::sleep(Duration::from_millis(200));
         }
         wait(&rung, IDLE);
@@ -171,7 +172,7 @@ impl Controller {
             match self.carry_out(&action) {
                 // Somebody was first: what is true now is seen in the next turn.
                 Err(error) if error.is_conflict() => {}
-                Err(error) => eprintln!("{error}"),
+                Err(error) => tell!("{error}"),
                 Ok(()) => {}
             }
         }
@@ -243,7 +244,7 @@ impl Desk {
             Some(Ok(answer)) => return Response::json(&answer),
             Some(Err(refusal)) => {
                 self.counters.add("keys_refused_total", 1);
-                eprintln!("nothing for {}: {refusal:?}", request.path);
+                tell!("nothing for {}: {refusal:?}", request.path);
                 return refusal.response();
             }
             None => {}

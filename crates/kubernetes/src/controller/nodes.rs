@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use torpor_worker::tell;
 
 use super::keys::{Refusal, forbidden};
 use super::placement::may_go;
@@ -61,7 +62,7 @@ impl Nodes {
         let all = match api.list(&list) {
             Err(error @ Error::Refused { status: 429 | 500.., .. }) => return Err(error),
             Err(error) => {
-                eprintln!("nodes: {error}");
+                tell!("nodes: {error}");
                 Vec::new()
             }
             Ok(all) => all,

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use serde::{Deserialize, Serialize};
+use torpor_worker::tell;
 
 use super::job::{CONFIGURATION, path};
 use crate::error::{Context, Result};
@@ -59,6 +60,6 @@ pub fn run(program: &Path, args: impl Iterator<Item = OsString>) -> ExitCode {
         .env("PATH", path(bin))
         .env("CRIU_CONFIG_FILE", bin.join(CONFIGURATION));
     let error = command.exec();
-    eprintln!("Error: {}: {error}", bin.join(REAL).display());
+    tell!("Error: {}: {error}", bin.join(REAL).display());
     ExitCode::FAILURE
 }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use prost::Message;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use torpor_images::proto::{CriuReq, CriuReqType, CriuResp, CriuVersion};
+use torpor_worker::tell;
 
 use crate::error::{Context, Error, Result};
 
@@ -19,7 +20,7 @@ pub fn serve(words: &[String]) -> ExitCode {
     match try_serve(words) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("Error: {error}");
+            tell!("Error: {error}");
             ExitCode::FAILURE
         }
     }

@@ -26,7 +26,7 @@ use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 use torpor_images::proto::StatsEntry;
 use torpor_images::{ImageDir, kind};
-use torpor_worker::{Answer, Channel, Class, Event, Job, Outcome, Report, Worker};
+use torpor_worker::{Answer, Channel, Class, Event, Job, Outcome, Report, Worker, tell};
 
 use super::conmon::Conmon;
 use super::{Container, Runtime, podman};
@@ -123,7 +123,7 @@ pub fn serve() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("Error: {error}");
+            tell!("Error: {error}");
             ExitCode::FAILURE
         }
     }

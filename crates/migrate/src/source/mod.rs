@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use torpor_kernel::proc;
-use torpor_worker::Worker;
+use torpor_worker::{Worker, tell};
 
 use self::files::{trees, volumes};
 use self::link::Link;
@@ -335,7 +335,7 @@ impl<'a> Source<'a> {
             let wait = estimate.map_or(Duration::ZERO, |it| it.pause.total() + it.after);
             let done = is_last(wait, self.plan.max_downtime, bytes, before);
             let line = progress::line(&self.rounds, estimate.map(|it| it.pause.total()));
-            eprintln!("{} {}: {line}", self.id, self.ledger.record().subject);
+            tell!("{} {}: {line}", self.id, self.ledger.record().subject);
             if done {
                 break;
             }

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
+use torpor_worker::tell;
 
 use super::connection::client;
 use super::submit::job_here;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
-use torpor_worker::Outcome;
+use torpor_worker::{Outcome, tell};
 
 use super::connection::{Refusal, client};
 use super::done;

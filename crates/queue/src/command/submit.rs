@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use torpor_worker::Outcome;
+use torpor_worker::{Outcome, tell};
 
 use super::connection::client;
 use super::{done, wait};

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator;
+use torpor_worker::tell;
 
 use super::OWN_ERROR;
 use crate::daemon::{FRAME_END, FRAME_ERR, FRAME_OUT};

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use serde_json::{Value, json};
+use torpor_worker::tell;
 
 use super::config::Config;
 use super::depot::Depot;

@@ -14,6 +14,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::server::WebPkiClientVerifier;
 use torpor_tls::{authorities, proof};
+use torpor_worker::tell;
 
 use super::access::{Identity, Tokens};
 use super::api;

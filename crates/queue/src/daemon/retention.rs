@@ -6,6 +6,7 @@ use std::fs;
 use std::thread;
 
 use serde::{Deserialize, Serialize};
+use torpor_worker::tell;
 
 use super::core::Core;
 use super::record::{Place, Record};

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use torpor_kernel::proc;
+use torpor_worker::tell;
 
 use super::message::{Ending, Exit, Report};
 use super::{Shepherd, message, work};

@@ -11,6 +11,7 @@ use std::thread;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::Signals;
+use torpor_worker::tell;
 
 use super::{Happening, SHEPHERD, Shepherd, checkpoint, message, work};
 use crate::files::{self, JobDir};

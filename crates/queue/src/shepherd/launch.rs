@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 use rustix::fs::Mode;
 use rustix::process::{Gid, Uid, setsid, umask};
 use rustix::thread::{UnshareFlags, set_thread_gid, set_thread_groups, set_thread_uid};
+use torpor_worker::tell;
 
 use crate::files::{self, JobDir};
 use crate::spec::Spec;

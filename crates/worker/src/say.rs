@@ -1,0 +1,16 @@
+//! Words on standard error that nothing depends on.
+
+use std::fmt;
+use std::io::{self, Write};
+
+/// Says something on standard error, where nobody may be there any more: a pipe whose reader is gone, a full disk, a
+/// terminal that was closed. `eprintln!` would panic then, and end what it only tells of.
+#[macro_export]
+macro_rules! tell {
+    ($($text:tt)*) => { $crate::aside(format_args!($($text)*)) };
+}
+
+/// Says something on standard error, if it can be said; what [`tell!`](crate::tell) calls.
+pub fn aside(text: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
