@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::io::{self, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
 use torpor_tls::KeyFiles;
-use torpor_worker::{Class, Outcome};
+use torpor_worker::{Class, Outcome, tell};
 
 use crate::catalogue::{Benchmark, wanted};
 use crate::compare::{Verdict, compare};
@@ -18,6 +19,10 @@ use crate::many::{self, Means, Way};
 use crate::results::{self, Results};
 use crate::workload::{self, Workload};
 use crate::{agent, keeper, listen, registry, report, run as running, statistics};
+
+/// The exit status of a command line that makes no sense. That of a comparison which finds something
+/// worse is another.
+pub const WRONG_CALL: u8 = 2;
 
 /// The subcommands of `torpor benchmark`.
 #[derive(Debug, Subcommand)]
@@ -37,7 +42,7 @@ pub enum BenchmarkCommand {
         /// Results of this machine, or their directory
         results: PathBuf,
         /// The difference, in percent
-        #[arg(long, default_value_t = 10.0)]
+        #[arg(long, default_value_t = 10.0, value_parser = difference)]
         difference: f64,
         /// Print JSON
         #[arg(long)]
@@ -47,7 +52,8 @@ pub enum BenchmarkCommand {
     ///
     /// A difference counts when the interval of the ratio at 99 % leaves 1 out, and the ratio itself is
     /// beyond the threshold. Exit status: 0, nothing is worse; 1, something is; 2, the results cannot be
-    /// compared; 3, one of them cannot be read.
+    /// compared, or the command makes no sense; 3, one of them cannot be read, or what was found cannot
+    /// be written.
     Compare(Compare),
     /// Make reports from the results of one or more machines
     Report {
@@ -192,7 +198,7 @@ pub struct Compare {
     /// The results that are judged
     new: PathBuf,
     /// A difference smaller than this, in percent, does not count (default: that of the results)
-    #[arg(long)]
+    #[arg(long, value_parser = percent)]
     threshold: Option<f64>,
     /// Compare results of different machines as well
     #[arg(long)]
@@ -200,6 +206,20 @@ pub struct Compare {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// A share in percent.
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "expected a number of percent, at least 0".into())
+}
+
+/// A difference in percent, that is one.
+fn difference(text: &str) -> Result<f64, String> {
+    percent(text)
+        .ok()
+        .filter(|number| *number > 0.0)
+        .ok_or_else(|| "expected a number of percent, above 0".into())
 }
 
 /// Carries a command out.
@@ -334,7 +354,7 @@ fn measure(arguments: Run) -> Result<(), String> {
         many::run(&ways, &Means { cluster, keys }, config, &output, arguments.again)?;
     } else {
         let results = block_on(running::run(config, &output, arguments.again))?.map_err(text)?;
-        eprintln!();
+        tell!("");
         if !arguments.json {
             println!("{}", report::summary(&results));
         }
@@ -367,8 +387,12 @@ fn plan(path: &Path, difference: f64, json: bool) -> Result<(), String> {
             }));
         } else {
             let runs = runs.map_or("never".into(), |runs| runs.to_string());
-            let percent = 100.0 * deviation;
-            println!("{runs:>8}  {benchmark} of {target} (deviation {percent:.1} %)");
+            let why = match deviation.is_finite() {
+                true => format!("deviation {:.1} %", 100.0 * deviation),
+                // There is no share of nothing.
+                false => "its median is 0".into(),
+            };
+            println!("{runs:>8}  {benchmark} of {target} ({why})");
         }
     }
     if json {
@@ -381,7 +405,7 @@ fn compared(arguments: &Compare) -> ExitCode {
     let (old, new) = match (results::read(&arguments.old), results::read(&arguments.new)) {
         (Ok(old), Ok(new)) => (old, new),
         (Err(error), _) | (_, Err(error)) => {
-            eprintln!("{error}");
+            tell!("{error}");
             if arguments.json {
                 Outcome::failed(Class::Usage, error.to_string()).print();
             }
@@ -390,10 +414,12 @@ fn compared(arguments: &Compare) -> ExitCode {
     };
     let threshold = arguments.threshold.map(|percent| percent / 100.0);
     let comparison = compare(&old, &new, threshold, arguments.across);
-    if arguments.json {
-        println!("{}", json!(comparison));
-    } else {
-        print!("{comparison}");
+    let said =
+        if arguments.json { format!("{}\n", json!(comparison)) } else { comparison.to_string() };
+    let mut output = io::stdout();
+    if let Err(error) = output.write_all(said.as_bytes()).and_then(|()| output.flush()) {
+        tell!("standard output: {error}");
+        return ExitCode::from(3);
     }
     match comparison.verdict {
         Verdict::Same => ExitCode::SUCCESS,

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::filter::Filters;
 use crate::image::find;
-use crate::machine::{self, HOST};
+use crate::machine::{self, HOST, Machine};
+use crate::world;
 
 /// What a run measures, where, and how often. See docs/benchmark.md.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -222,6 +223,9 @@ pub enum ConfigError {
 /// The largest configuration that is read.
 const LARGEST: u64 = 1 << 20;
 
+/// The most MiB of memory that a container is asked to hold: 1 TiB.
+const MOST_MEMORY: u32 = 1 << 20;
+
 /// Where runtimes listen when nobody says otherwise.
 pub const SOCKETS: [&str; 3] = [
     "/run/containerd/containerd.sock",
@@ -266,6 +270,9 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
     if config.concurrency == 0 || config.scale.iter().any(|&n| n == 0 || n > 10_000) {
         return wrong("`concurrency` must be above 0, each `scale` from 1 to 10000".into());
     }
+    if config.memory.iter().any(|&size| size > MOST_MEMORY) {
+        return wrong(format!("each `memory` is in MiB, at most {MOST_MEMORY}"));
+    }
     check_hosts(config)?;
     let mut names = std::collections::BTreeSet::new();
     for endpoint in &config.endpoints {
@@ -285,6 +292,23 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
         }
     }
     Ok(())
+}
+
+/// Whether this machine has what a configuration is about.
+///
+/// # Errors
+/// If it lacks a program that is named, or the memory that a container is to hold.
+pub(crate) fn check_here(config: &Config) -> Result<(), ConfigError> {
+    if let Some(file) = world::missing(config) {
+        return Err(ConfigError::Value(format!("there is no program {}", file.display())));
+    }
+    let has = Machine::here().memory;
+    match config.memory.iter().max() {
+        Some(&most) if has > 0 && u64::from(most) > has => Err(ConfigError::Value(format!(
+            "`memory` asks for containers of {most} MiB; this machine has {has}"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn check_hosts(config: &Config) -> Result<(), ConfigError> {
@@ -453,6 +477,7 @@ mod tests {
             ("rnus: 3", "rnus"),
             ("runs: 0", "runs"),
             ("effort: .nan", "effort"),
+            ("memory: [99999999]", "MiB, at most"),
             ("endpoints: [{name: a, handlers: []}]", "either"),
             ("hosts: [{name: a}]", "either"),
             ("hosts: [{name: a, ssh: b, tls: 'b:1'}]", "either"),

@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tokio::net::UnixStream;
+use torpor_worker::tell;
 
 use crate::cell::Network;
 use crate::config::{Config, Endpoint, Handler};
@@ -39,6 +40,9 @@ pub enum EndpointError {
     /// A containerd that was started does not answer.
     #[error("{0} does not answer after {s} s; the end of its log: {1}", s = START.as_secs())]
     Start(PathBuf, String),
+    /// A containerd that was started has ended.
+    #[error("{0} has ended before it answered; the end of its log: {1}")]
+    Ended(PathBuf, String),
 }
 
 /// An endpoint, ready.
@@ -96,7 +100,7 @@ impl ReadyEndpoint {
         };
         let ours = world.is_some();
         if !ours && machine::has_kubelet() {
-            eprintln!(
+            tell!(
                 "{}: a kubelet runs here, and removes what is not its own from the runtime that it \
                  has: stop it, or give `containerd:` instead of `socket:`",
                 endpoint.name
@@ -158,6 +162,7 @@ impl ReadyEndpoint {
     async fn wait(&self) -> Result<(), EndpointError> {
         let until = Instant::now() + START;
         let client = self.client.within(Duration::from_secs(5));
+        let mut log = "it is empty".to_owned();
         loop {
             let error = match client.version().await {
                 Ok(_) => return Ok(()),
@@ -166,11 +171,15 @@ impl ReadyEndpoint {
             if !self.ours() {
                 return Err(error.into());
             }
-            if Instant::now() > until || !self.dir.exists() {
-                let log = fs::read_to_string(self.dir.join("containerd.log")).unwrap_or_default();
-                let end = log.lines().last().unwrap_or("it is empty").to_owned();
-                let program = self.endpoint.containerd.clone().unwrap_or_default();
-                return Err(EndpointError::Start(program, end));
+            // The keeper of one that has ended removes its log.
+            let text = fs::read_to_string(self.dir.join("containerd.log")).unwrap_or_default();
+            log = text.lines().last().map_or(log, str::to_owned);
+            let program = || self.endpoint.containerd.clone().unwrap_or_default();
+            if !self.dir.exists() {
+                return Err(EndpointError::Ended(program(), log));
+            }
+            if Instant::now() > until {
+                return Err(EndpointError::Start(program(), log));
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use torpor_worker::tell;
 
 use crate::agent::{self, Request};
 use crate::machine::HOST;
@@ -152,7 +153,7 @@ impl Drop for OnCluster<'_> {
         command.args(["delete", "jobs,configmaps", "--ignore-not-found", "--wait=true"]);
         command.args(["--cascade=foreground", "--selector", &format!("{LABEL}={}", self.1)]);
         if let Err(error) = done("removing the Job", command.output()) {
-            eprintln!("{error}");
+            tell!("{error}");
         }
     }
 }

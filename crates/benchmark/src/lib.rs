@@ -3,7 +3,7 @@
 //! It needs nothing of the engine. Results come from a journal that is written as samples come
 //! ([`journal`]), and everything that runtimes do wrong ends in the cell that it belongs to.
 
-#![warn(unreachable_pub)]
+#![warn(unreachable_pub, clippy::print_stderr)]
 
 mod agent;
 pub mod catalogue;
@@ -38,4 +38,4 @@ mod suite;
 mod workload;
 mod world;
 
-pub use command::{BenchmarkCommand, run};
+pub use command::{BenchmarkCommand, WRONG_CALL, run};

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use torpor_sys::keepalive::keep_alive;
 use torpor_tls::{Keys, SILENCE, dial, host_of};
+use torpor_worker::tell;
 
 use crate::{agent, own};
 
@@ -49,7 +50,7 @@ pub(crate) fn listen(address: &str, keys: Keys, output: Option<PathBuf>) -> Resu
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
             Err(error) => {
-                eprintln!("accept: {error}");
+                tell!("accept: {error}");
                 // It may be that there are no descriptors left for a while.
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
@@ -62,7 +63,7 @@ pub(crate) fn listen(address: &str, keys: Keys, output: Option<PathBuf>) -> Resu
         let door = Arc::clone(&door);
         std::thread::spawn(move || {
             if let Err(error) = door.attend(stream) {
-                eprintln!("{from}: {error}");
+                tell!("{from}: {error}");
             }
             door.connected.fetch_sub(1, Ordering::AcqRel);
         });

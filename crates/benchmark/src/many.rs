@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use torpor_tls::Keys;
+use torpor_worker::tell;
 
 use crate::agent::{self, Request};
 use crate::config::{Config, Host};
@@ -73,7 +74,7 @@ pub(crate) fn run(
         }
     }
     for (a, b) in alike(&all) {
-        eprintln!("{a} and {b} are one and the same machine: they have disturbed each other");
+        tell!("{a} and {b} are one and the same machine: they have disturbed each other");
     }
     if !all.is_empty() {
         merge(&all, output)?;
@@ -116,10 +117,10 @@ fn one(
     fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     let request = Request { id: id(way, &config, output), config, again };
     if let (false, Some(results)) = (again, finished(&dir, &request.id)) {
-        eprintln!("{}: its results are there already", way.name());
+        tell!("{}: its results are there already", way.name());
         return Ok(results);
     }
-    eprintln!("{}: is asked to measure", way.name());
+    tell!("{}: is asked to measure", way.name());
     let log = dir.join("log");
     let results = match (way, &means.cluster) {
         (Way::Host(host), _) => match &host.tls {
@@ -141,7 +142,7 @@ fn one(
     for (name, content) in files {
         write_whole(&dir.join(name), content).map_err(|e| e.to_string())?;
     }
-    eprintln!("{}: {}", way.name(), dir.join("report.html").display());
+    tell!("{}: {}", way.name(), dir.join("report.html").display());
     Ok(results)
 }
 

@@ -2,13 +2,15 @@
 
 use std::cell::Cell as Counter;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use torpor_worker::tell;
+
 use crate::catalogue::{Benchmark, wanted};
 use crate::cell::{Cell, Trouble, Values};
-use crate::config::{Config, ConfigError, Endpoint, Handler};
+use crate::config::{Config, ConfigError, Endpoint, Handler, check_here};
 use crate::endpoint::{ReadyEndpoint, sweep_pods};
 use crate::gather::{gather, targets};
 use crate::journal::{Head, Journal, Line, Outcome, Past};
@@ -100,6 +102,7 @@ pub(crate) async fn run(
     let (journal, past) = if path.exists() && !again {
         resume(&path, &config)?
     } else {
+        check_here(&config)?;
         begin(&path, &config).map_err(at(&path))?
     };
     let benchmarks = wanted(&past.head.config);
@@ -148,6 +151,7 @@ fn resume(path: &Path, config: &Config) -> Result<(Journal, Past), RunError> {
         return Err(RunError::Other(path.parent().unwrap_or(path).to_owned()));
     }
     if !past.complete() {
+        check_here(config)?;
         let line = Line::Resumed { time: now() };
         journal.add(&line).map_err(failed)?;
         past.lines.push(line);
@@ -183,7 +187,7 @@ impl Run {
         for endpoint in self.config.endpoints.clone() {
             let place = ReadyEndpoint::open(&endpoint, &self.config).await;
             if let Err(error) = &place {
-                eprintln!("{}: {error}", endpoint.name);
+                tell!("{}: {error}", endpoint.name);
             }
             self.places.push(place.map_err(|error| error.to_string()));
         }
@@ -207,7 +211,7 @@ impl Run {
     /// Says beforehand what will be done, and how long it takes.
     fn announce(&self, names: &[String], left: &[Item]) {
         let minutes = forecast(left, &self.config) / 60.0;
-        eprintln!(
+        tell!(
             "{} benchmarks of {} on {}: {} runs after {} to warm up, about {minutes:.1} minutes",
             self.benchmarks.len(),
             names.join(", "),
@@ -224,10 +228,7 @@ impl Run {
             let share = share.map_or("nothing".into(), |s| format!("{:.0} %", s * 100.0));
             format!("{share} (deviation {:.0} %)", deviation * 100.0)
         });
-        eprintln!(
-            "a comparison with another run finds 95 of 100 differences of: {}",
-            found.join(", ")
-        );
+        tell!("a comparison with another run finds 95 of 100 differences of: {}", found.join(", "));
     }
 
     async fn describe(&mut self, names: &[String]) -> Result<(), RunError> {
@@ -264,7 +265,9 @@ impl Run {
         let outcomes = outcome.map(|values| self.outcomes(item, values)).unwrap_or_default();
         self.note(Line::Done { item: item.number, time, outcomes, overhead })?;
         let done = self.past.done().len();
-        eprint!("\r\x1b[K{done} of {}: {:?} of {}", done.max(all), item.group, names[item.target]);
+        let (group, target) = (item.group, &names[item.target]);
+        // Nothing depends on it.
+        let _ = write!(io::stderr(), "\r\x1b[K{done} of {}: {group:?} of {target}", done.max(all));
         Ok(())
     }
 
@@ -284,7 +287,7 @@ impl Run {
         let what = if lacking { "is not supported" } else { "has failed" };
         // A reason that many groups share, such as an endpoint that does not start, is said once.
         if self.said.insert((key.1, without_ids(&trouble.to_string()))) {
-            eprintln!("\r\x1b[K{:?} of {target} {what}: {trouble}", key.0);
+            tell!("\r\x1b[K{:?} of {target} {what}: {trouble}", key.0);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Endpoint, Handler};
+use crate::config::{Config, Endpoint, Handler};
 use crate::endpoint::{EndpointError, socket_of};
 use crate::image::{BASE, TAG};
 use crate::keeper::World;
@@ -80,6 +80,23 @@ fn directories(endpoint: &Endpoint, containerd: &Path) -> Vec<PathBuf> {
     path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     path.extend(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from));
     path
+}
+
+/// A program that a configuration names and this machine does not have.
+pub(crate) fn missing(config: &Config) -> Option<PathBuf> {
+    let criu = config.criu.iter().map(|file| (file, Vec::new()));
+    let of_endpoints = config.endpoints.iter().flat_map(|endpoint| {
+        let containerd = endpoint.containerd.as_deref().unwrap_or(Path::new(""));
+        let programs = endpoint.handlers.iter().filter_map(|handler| handler.binary.as_ref());
+        let programs = endpoint.containerd.iter().chain(programs);
+        programs.map(move |file| (file, directories(endpoint, containerd)))
+    });
+    let is_there = |file: &Path, directories: &[PathBuf]| match file.components().count() {
+        1 => directories.iter().any(|dir| dir.join(file).is_file()),
+        _ => file.is_file(),
+    };
+    let found = criu.chain(of_endpoints).find(|(file, dirs)| !is_there(file, dirs));
+    found.map(|(file, _)| file.clone())
 }
 
 /// The shim of a handler of a containerd that is started: `io.containerd.runc.v2` is `containerd-shim-runc-v2`.

@@ -227,6 +227,48 @@ fn what_is_broken_is_named() {
     assert_eq!(compare(&test_dir, &[&a, &nowhere]).0, 3);
 }
 
+/// A script takes status 1 for a regression.
+#[test]
+fn only_what_is_worse_has_status_1() {
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.04, 1.0);
+    let b = results(&test_dir, "b", 2, 0.04, 1.3);
+    let (name, wrong) = (Path::new("--frobnicate"), Path::new("--threshold=nan"));
+    for arguments in [&[&*a][..], &[&a, &b, name], &[&a, &b, wrong], &[]] {
+        let (status, said) = compare(&test_dir, arguments);
+        assert_eq!(status, 2, "{arguments:?}: {said}");
+    }
+    for format in [&["compare"][..], &["compare", "--json"]] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = test_dir.tool().args(format).args([&a, &b]).stdout(full).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        assert!(said.contains("standard output: No space left"), "{said}");
+    }
+    assert_eq!(compare(&test_dir, &[&a, &b]).0, 1);
+}
+
+/// A row of zeros has no deviation in percent.
+#[test]
+fn a_plan_has_numbers() {
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.05, 1.0);
+    let zero = changed(&a, |all| {
+        let samples = all["rows"][0]["samples"].as_array_mut().unwrap();
+        samples.iter_mut().for_each(|sample| sample["value"] = json!(0.0));
+    });
+    let output = test_dir.tool().arg("plan").arg(&zero).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let line = said.lines().find(|line| line.contains("operations.row.n0 ")).unwrap();
+    assert!(line.contains("never") && line.contains("its median is 0"), "{line}");
+    assert!(!said.contains("NaN") && !said.contains("inf"), "{said}");
+    for difference in ["nan", "inf", "0", "-10"] {
+        let difference = format!("--difference={difference}");
+        let output = test_dir.tool().args(["plan", &difference]).arg(&a).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{difference}");
+    }
+}
+
 #[test]
 fn a_plan_says_how_many_runs_it_takes() {
     let test_dir = TestDir::new();

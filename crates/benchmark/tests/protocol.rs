@@ -57,6 +57,31 @@ fn a_whole_run_leaves_nothing() {
 }
 
 #[test]
+fn what_this_machine_lacks_is_said_before_anything_begins() {
+    let test_dir = TestDir::new();
+    let endpoint = |program: &str, handler: &str| {
+        format!("endpoints: [{{name: a, {program}, handlers: [{{name: x{handler}}}]}}]")
+    };
+    let socket = "socket: /nonexistent/socket";
+    for (settings, what) in [
+        (endpoint("containerd: /nonexistent/containerd", ""), "no program /nonexistent/containerd"),
+        (endpoint(socket, ", binary: /nonexistent/runc"), "no program /nonexistent/runc"),
+        (endpoint(socket, ", binary: mistyped-runc"), "no program mistyped-runc"),
+        (
+            format!("criu: /nonexistent/criu\n{}", endpoint(socket, "")),
+            "no program /nonexistent/criu",
+        ),
+        (format!("memory: [8, 1048576]\n{}", endpoint(socket, "")), "containers of 1048576 MiB"),
+    ] {
+        test_dir.config(&settings);
+        let output = test_dir.run().output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.contains(what), "{settings}: {said}");
+        assert!(!test_dir.path("out/journal.jsonl").exists(), "{settings}");
+    }
+}
+
+#[test]
 fn the_order_is_that_of_the_seed() {
     let order = || {
         let (test_dir, _fake) = in_test_dir("runs: 4\nwarmup: 0\nseed: 7");

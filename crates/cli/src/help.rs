@@ -14,6 +14,7 @@ use torpor_kubernetes::KubernetesCommand;
 use torpor_migrate::{AgentCommand, MigrateCommand};
 use torpor_queue::QueueCommand;
 use torpor_snapshot::command::SnapshotCommand;
+use torpor_worker::Class;
 
 use crate::audit::{self, Form};
 use crate::failure::Failure;
@@ -119,7 +120,13 @@ fn agent_tree() -> clap::Command {
 /// The systems that are built on the engine.
 fn system(name: &str, args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
     Some(match name {
-        "benchmark" => carried_out(benchmark_tree(), args, torpor_benchmark::run),
+        "benchmark" => {
+            let done = carried_out(benchmark_tree(), args, torpor_benchmark::run);
+            done.map_err(|failure| match failure.class {
+                Class::Usage => Failure { status: torpor_benchmark::WRONG_CALL, ..failure },
+                _ => failure,
+            })
+        }
         "queue" => carried_out(queue_tree(), args, torpor_queue::run)
             .map_err(|failure| Failure { status: torpor_queue::OWN_ERROR, ..failure }),
         "kubernetes" => carried_out(kubernetes_tree(), args, torpor_kubernetes::run),

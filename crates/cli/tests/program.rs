@@ -105,6 +105,15 @@ fn what_cannot_be_printed_is_no_panic() {
     }
 }
 
+/// `benchmark compare` has a status of its own for what is worse.
+#[test]
+fn a_wrong_call_of_the_benchmark_is_no_regression() {
+    for args in [&["benchmark", "compare", "one"][..], &["benchmark", "run", "--frobnicate"]] {
+        let output = run("torpor", args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", err(&output));
+    }
+}
+
 /// Whichever way it is asked for, and nothing is done.
 #[test]
 fn every_command_that_is_listed_has_help() {
