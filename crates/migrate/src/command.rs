@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use rustix::mount::{MountFlags, mount};
-use torpor_tls::{KeyFiles, Keys};
+use torpor_tls::KeyFiles;
 use torpor_worker::{Outcome, tell};
 
 use crate::destination::{Agent, AgentSettings};
@@ -146,6 +146,7 @@ enum State {
 
 /// The command line of `torpor agent`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct AgentCommand {
     /// Where to listen: unix:PATH or HOST:PORT
     #[arg(long, value_name = "ADDRESS")]
@@ -189,6 +190,9 @@ pub enum AgentSubcommand {
         /// Print a JSON list
         #[arg(long)]
         json: bool,
+        /// What it is asked with, if it wants to see a certificate
+        #[command(flatten)]
+        keys: KeyFiles,
     },
     /// Run a job of the engine in a pid namespace of its own.
     #[command(hide = true)]
@@ -233,9 +237,9 @@ pub fn migrate(command: MigrateCommand) -> Result<ExitCode, Outcome> {
 /// If an agent cannot start, or the one that is asked does not answer.
 pub fn agent(command: AgentCommand) -> Result<ExitCode, Outcome> {
     Ok(match command.command {
-        Some(AgentSubcommand::Status { ref agent, json }) => {
-            let keys = command.keys.read().map_err(Error::from);
-            let done = keys.and_then(|keys| status(agent.clone(), keys, json));
+        Some(AgentSubcommand::Status { agent, json, keys }) => {
+            let keys = keys.read().map_err(Error::from);
+            let done = keys.and_then(|keys| status(Peer { address: agent, keys }, json));
             done.map(success).map_err(|error| error.outcome())?
         }
         Some(AgentSubcommand::Nest { above }) => nest::enter(above),
@@ -412,8 +416,8 @@ fn try_agent(command: AgentCommand) -> Result<()> {
     Ok(())
 }
 
-fn status(address: Address, keys: Option<Keys>, json: bool) -> Result<()> {
-    let mut line = Line::open(Peer { address, keys }.connect()?)?;
+fn status(agent: Peer, json: bool) -> Result<()> {
+    let mut line = Line::open(agent.connect()?)?;
     line.say(&Request::Status)?;
     let all = match line.hear()? {
         Reply::Migrations { all } => all,

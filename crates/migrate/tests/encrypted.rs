@@ -42,28 +42,55 @@ fn every_mode_is_encrypted() {
     }
 }
 
+/// Whoever is called shows who it is, and says what it thinks of the caller: each error names the certificates.
 #[test]
 fn strangers_and_other_names_are_refused() {
     let keys = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let own = certificates(keys[0].path(), "127.0.0.1");
     let strange = certificates(keys[1].path(), "127.0.0.1");
+    // One who knows whom it calls, and is not known there.
+    let unknown = [&own[..2], &strange[2..]].concat();
     let there = agent_with(&own);
     let named = certificates(keys[2].path(), "elsewhere");
     let elsewhere = agent_with(&named);
+    let plain = agent_with(&[]);
     let here = Host::new();
     let counter = Counter::start(100, 1);
     let pid = counter.pid.to_string();
-    for (address, options) in
-        [(&there.address, &strange[..]), (&there.address, &[]), (&elsewhere.address, &named[..])]
-    {
-        let args = ["--pid", &pid, "--json", address];
-        let error = judge(&here.migrate(&args).args(options).output().unwrap()).unwrap_err();
-        assert!(error.contains("TLS") || error.contains("link"), "{error}");
+    let not_theirs = "the certificate of the other end is not one of --ca for the name";
+    for (agent, options, what) in [
+        (&there, &strange[..], not_theirs),
+        (&elsewhere, &named, not_theirs),
+        (&there, &unknown, "it does not accept the certificate of --cert"),
+        (&there, &[], "it wants to see a certificate"),
+        (&plain, &own, "the other end does not speak it: it needs --cert"),
+    ] {
+        let mut status = Command::new(support::torpor());
+        status.args(["agent", "status", &agent.address]);
+        for command in [&mut here.migrate(&["--pid", &pid, &agent.address]), &mut status] {
+            let error = judge(&command.args(options).output().unwrap()).unwrap_err();
+            assert!(error.contains(what), "{options:?}: {error}");
+        }
         counter.goes_on();
     }
     assert!(there.phases("destination").is_empty());
     let output = here.migrate(&["--pid", &pid, "--ca", "x", "127.0.0.1:1"]).output().unwrap();
     assert!(judge(&output).unwrap_err().contains("together"));
+}
+
+#[test]
+fn an_agent_with_certificates_tells_what_has_come() {
+    let keys = tempfile::tempdir().unwrap();
+    let options = certificates(keys.path(), "127.0.0.1");
+    let (here, there) = (Host::new(), agent_with(&options));
+    let counter = Counter::start(100, 1);
+    let args = ["--pid", &counter.pid.to_string(), "--id", "one", "--json", &there.address];
+    judge(&here.migrate(&args).args(&options).output().unwrap()).unwrap();
+    let mut status = Command::new(support::torpor());
+    status.args(["agent", "status", "--json", &there.address]).args(&options);
+    let all = judge(&status.output().unwrap()).unwrap();
+    assert_eq!((&all[0]["id"], &all[0]["phase"]), (&"one".into(), &"moved".into()), "{all}");
+    counter.goes_on();
 }
 
 /// Images are sealed here for a key that the agent names: no page and no image is on the destination's disk in clear.

@@ -18,7 +18,7 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::Shutdown as How;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustls::client::WebPkiServerVerifier;
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -97,7 +97,7 @@ impl Keys {
             WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), provider())
                 .build()
                 .map_err(|e| failed("--ca", &e))?;
-        let client = ClientConfig::builder_with_provider(provider())
+        let mut client = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .map_err(|e| failed("TLS", &e))?
             .with_webpki_verifier(server_verifier)
@@ -112,8 +112,9 @@ impl Keys {
             .with_client_cert_verifier(client_verifier)
             .with_single_cert(chain, key)
             .map_err(|e| failed("--cert", &e))?;
-        // No connection is ever resumed.
-        server.send_tls13_tickets = 0;
+        // No connection is ever resumed. The one ticket says that the certificate is accepted.
+        client.resumption = Resumption::disabled();
+        server.send_tls13_tickets = 1;
         Ok(Some(Self { client: Arc::new(client), server: Arc::new(server) }))
     }
 
@@ -208,8 +209,10 @@ fn open(mut end: Connection, socket: OwnedFd) -> Result<OwnedFd> {
     for which in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(&far, which, Some(PATIENCE)).map_err(|e| failed("setsockopt", &e))?;
     }
-    while end.is_handshaking() {
-        end.complete_io(&mut far).map_err(|e| failed("TLS", &e))?;
+    while end.is_handshaking() || !is_accepted(&end) {
+        if end.complete_io(&mut far).map_err(|e| unopened(&e))? == (0, 0) {
+            return Err(failed("TLS", &"the connection was closed"));
+        }
     }
     rustix::io::ioctl_fionbio(&far, true).map_err(|e| failed("ioctl", &e))?;
     let (ours, theirs) = UnixStream::pair().map_err(|e| failed("socketpair", &e))?;
@@ -225,6 +228,35 @@ fn open(mut end: Connection, socket: OwnedFd) -> Result<OwnedFd> {
         let _ = rustix::net::shutdown(&relay.far, How::Both);
     });
     Ok(theirs.into())
+}
+
+/// Whether the other end has said that it takes this one's certificate: who connects has done its part of TLS 1.3 before
+/// the other end has looked at that.
+fn is_accepted(end: &Connection) -> bool {
+    match end {
+        Connection::Client(end) => end.tls13_tickets_received() > 0,
+        Connection::Server(_) => true,
+    }
+}
+
+/// Why a connection does not come about, by who shows what.
+fn unopened(error: &io::Error) -> Error {
+    let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match cause {
+        Some(rustls::Error::AlertReceived(alert)) => Error(format!(
+            "TLS: the other end says {alert:?}: it does not accept the certificate of --cert, or this is not what it speaks"
+        )),
+        Some(rustls::Error::InvalidCertificate(why)) => Error(format!(
+            "TLS: the certificate of the other end is not one of --ca for the name that it was called by: {why}"
+        )),
+        Some(rustls::Error::NoCertificatesPresented) => {
+            Error("TLS: the other end shows no certificate: it is called without --cert".into())
+        }
+        Some(rustls::Error::InvalidMessage(_)) => Error(
+            "TLS: the other end does not speak it: it needs --cert, --key and --ca, too".into(),
+        ),
+        _ => failed("TLS", error),
+    }
 }
 
 /// Between a plain socket and an encrypted one.

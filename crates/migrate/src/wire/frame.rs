@@ -37,6 +37,10 @@ const PREAMBLE: usize = MAGIC.len() + 4;
 const MESSAGE: u8 = 1;
 const DATA: u8 = 2;
 const BEAT: u8 = 3;
+/// How records of TLS begin (RFC 8446, 5.1): what they are, and a version, whose first byte is always 3.
+const TLS_ALERT: u8 = 21;
+const TLS_HANDSHAKE: u8 = 22;
+const TLS_MAJOR: u8 = 3;
 /// An end that lives says so that many times in the time for which the other one bears its silence.
 pub(crate) const BEATS: u32 = 5;
 /// How long the other end may take to finish what it has begun to say.
@@ -82,7 +86,15 @@ impl Line {
         ours[10..].copy_from_slice(&VERSION.to_le_bytes());
         line.file.write_all(&ours).map_err(|e| lost(&e))?;
         let mut theirs = [0; PREAMBLE];
-        line.file.read_exact(&mut theirs).map_err(|e| lost(&e))?;
+        let (kind, rest) = theirs.split_at_mut(2);
+        line.file.read_exact(kind).map_err(|e| lost(&e))?;
+        if let [TLS_ALERT | TLS_HANDSHAKE, TLS_MAJOR] = *kind {
+            return Err(Error::refused_with(
+                "the other end speaks TLS: it wants to see a certificate",
+                "give --cert, --key and --ca at both ends",
+            ));
+        }
+        line.file.read_exact(rest).map_err(|e| lost(&e))?;
         if theirs[..MAGIC.len()] != *MAGIC {
             return Err(Error::Protocol("it is no agent of Torpor's".to_owned()));
         }
