@@ -10,6 +10,7 @@ use rustix::mount::{MountFlags, mount};
 use torpor_tls::KeyFiles;
 use torpor_worker::{Outcome, tell};
 
+use crate::bundles::{Bundle, Bundles, HEADS, prune};
 use crate::destination::{Agent, AgentSettings};
 use crate::error::{Context, Error, Result};
 use crate::mode::Mode;
@@ -194,6 +195,29 @@ pub enum AgentSubcommand {
         #[command(flatten)]
         keys: KeyFiles,
     },
+    /// List the bundles of containers that have come to this host, with their size, and what has become of their container
+    Bundles {
+        /// Whose
+        #[command(flatten)]
+        place: BundlePlace,
+        /// Print a JSON list
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove the bundles of containers that have moved on from this host
+    ///
+    /// A container that has come and that runc does not know any more may sleep, and its files be all that there is of it:
+    /// such a bundle goes only if it is named. One whose container runc knows stays.
+    Prune {
+        /// Remove these, and no others
+        bundles: Vec<String>,
+        /// Whose
+        #[command(flatten)]
+        place: BundlePlace,
+        /// Print a JSON list of what was removed
+        #[arg(long)]
+        json: bool,
+    },
     /// Run a job of the engine in a pid namespace of its own.
     #[command(hide = true)]
     Nest {
@@ -223,6 +247,17 @@ pub enum AgentSubcommand {
     },
 }
 
+/// Where bundles are, and who knows their containers.
+#[derive(Debug, Args)]
+pub struct BundlePlace {
+    /// The state directory of the agent
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
+    state_dir: PathBuf,
+    /// Where runc keeps the state of containers that come (runc --root)
+    #[arg(long, value_name = "DIR")]
+    runtime_root: Option<PathBuf>,
+}
+
 /// Carries `torpor migrate` out.
 ///
 /// # Errors
@@ -241,6 +276,15 @@ pub fn agent(command: AgentCommand) -> Result<ExitCode, Outcome> {
             let keys = keys.read().map_err(Error::from);
             let done = keys.and_then(|keys| status(Peer { address: agent, keys }, json));
             done.map(success).map_err(|error| error.outcome())?
+        }
+        Some(AgentSubcommand::Bundles { place, json }) => {
+            let all = Bundles::of(&place.state_dir, place.runtime_root);
+            let all = all.and_then(|all| all.list()).map_err(|error| error.outcome())?;
+            show(&all, json)
+        }
+        Some(AgentSubcommand::Prune { bundles, place, json }) => {
+            let removed = prune(&place.state_dir, place.runtime_root, &bundles);
+            show(&removed.map_err(|error| error.outcome())?, json)
         }
         Some(AgentSubcommand::Nest { above }) => nest::enter(above),
         Some(AgentSubcommand::Init { above }) => nest::run_first(above),
@@ -433,6 +477,16 @@ fn status(agent: Peer, json: bool) -> Result<()> {
         println!("{:26} {:10} {pid:>8}  {:20} {}", it.id, it.phase.name(), it.subject, it.peer);
     }
     Ok(())
+}
+
+fn show(bundles: &[Bundle], json: bool) -> ExitCode {
+    if json {
+        println!("{}", bundles.iter().map(Bundle::json).collect::<serde_json::Value>());
+        return ExitCode::SUCCESS;
+    }
+    println!("{HEADS}");
+    bundles.iter().for_each(|bundle| println!("{}", bundle.text()));
+    ExitCode::SUCCESS
 }
 
 /// A directory in memory. One of the system's own, such as /dev/shm, would be saved with trees that

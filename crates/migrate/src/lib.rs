@@ -26,6 +26,7 @@
 
 mod address;
 mod announce;
+mod bundles;
 mod cancel;
 mod command;
 mod destination;

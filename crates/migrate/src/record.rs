@@ -126,6 +126,9 @@ pub(crate) struct Record {
     /// The container that they are, if a runtime knows one.
     #[serde(default)]
     pub container: Option<Container>,
+    /// The bundle that it has at the source.
+    #[serde(default)]
+    pub bundle: Option<PathBuf>,
     /// Directories of volumes that were made for it.
     #[serde(default)]
     pub volumes: Vec<PathBuf>,
@@ -341,6 +344,7 @@ mod tests {
             worker: None,
             tasks: Vec::new(),
             container: None,
+            bundle: None,
             work: None,
             volumes: Vec::new(),
         }

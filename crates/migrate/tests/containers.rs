@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
-use support::{Host, judge, wait_until};
+use support::{Host, judge, torpor, wait_until};
 use tempfile::TempDir;
 
 /// A container that counts in a file of its own.
@@ -215,6 +215,51 @@ fn what_a_container_has_left_there_stays() {
     assert!(there.log().contains(left[0].to_str().unwrap()), "{}", there.log());
     container.says(1, "exec", &[&container.id, "test", "!", "-e", "/precious"]);
     container.says(1, "delete", &["--force", &container.id]);
+}
+
+/// What `torpor agent` says of bundles at a host: their names, and what has become of their containers.
+fn bundles(host: &Host, root: &Path, words: &[&str]) -> Result<Vec<(String, String)>, String> {
+    let mut agent = Command::new(torpor());
+    agent.arg("agent").args(words).args(["--json", "--runtime-root"]).arg(root);
+    let said = judge(&agent.arg("--state-dir").arg(host.path("state")).output().unwrap())?;
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let all = said.as_array().unwrap();
+    assert!(all.iter().all(|it| it["bytes"].as_u64() > Some(1_000_000)), "{said}");
+    Ok(all.iter().map(|it| (text(&it["name"]), text(&it["container"]))).collect())
+}
+
+/// They are named with what has become of their containers; those that may be needed go only by name.
+#[test]
+fn bundles_that_nobody_needs_can_be_removed() {
+    let container = Container::start(|_| {});
+    let (here, there) = (Host::new(), container.agent());
+    let (id, root) = (&container.id, &container.roots[1]);
+    container.moves_with(&here, "stop-and-copy", &["--with-rootfs"], &there.address).unwrap();
+    let listed = || bundles(&there, root, &["bundles"]).unwrap();
+    let is = |standing: &str| [(id.clone(), standing.to_owned())];
+    assert_eq!(listed(), is("running"));
+    for words in [&["prune", id][..], &["prune", "../state"]] {
+        let error = bundles(&there, root, words).unwrap_err();
+        assert!(error.contains("stays: runc knows its") || error.contains("no bundle"), "{error}");
+    }
+    assert_eq!(bundles(&there, root, &["prune"]).unwrap(), []);
+    // It may sleep.
+    container.says(1, "delete", &["--force", id]);
+    assert_eq!(listed(), is("ended"));
+    assert_eq!(bundles(&there, root, &["prune"]).unwrap(), []);
+    assert_eq!(bundles(&there, root, &["prune", id]).unwrap(), is("ended"));
+    assert_eq!((listed(), there.path("state/bundles").read_dir().unwrap().count()), (vec![], 0));
+    // The next one moves on.
+    container.run();
+    container.moves_with(&here, "stop-and-copy", &["--with-rootfs"], &there.address).unwrap();
+    let mut back = Host::new();
+    back.options = vec!["--runtime-root".to_owned(), container.roots[0].display().to_string()];
+    back.start_agent();
+    let root_there = root.display().to_string();
+    let args = [id, "--runtime-root", &root_there, "--mode", "stop-and-copy", "--with-rootfs"];
+    judge(&there.migrate(&args).args(["--json", &back.address]).output().unwrap()).unwrap();
+    assert_eq!(bundles(&there, root, &["prune"]).unwrap(), is("moved-on"));
+    assert_eq!((listed(), container.listed(0)), (vec![], vec![id.clone()]));
 }
 
 /// A directory of volumes, and a container that counts in one of them as well.

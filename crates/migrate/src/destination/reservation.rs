@@ -84,6 +84,7 @@ impl<'a> Reservation<'a> {
             worker: None,
             tasks: Vec::new(),
             container: container.clone(),
+            bundle: None,
             work: None,
             volumes: Vec::new(),
         };

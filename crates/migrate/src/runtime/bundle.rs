@@ -1,9 +1,10 @@
 //! The bundle of a container that comes in.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use torpor_kernel::cgroup;
 
@@ -50,6 +51,7 @@ pub(super) fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<P
     }
     judge_hooks(&config, id, terms)?;
     choose_cgroup(&mut config, id)?;
+    let _lock = lock(dir)?;
     let bundle = dir.join(id);
     let former = set_aside(&bundle)?;
     make_private(&bundle)?;
@@ -72,9 +74,27 @@ pub(super) fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<P
     Ok(bundle)
 }
 
+/// Keeps others from making bundles below `dir`, or removing some, for as long as what is returned is there.
+///
+/// # Errors
+/// If the directory cannot be made.
+pub fn lock(dir: &Path) -> Result<File> {
+    make_private(dir)?;
+    let shown = || dir.display().to_string();
+    let file = File::open(dir).context(shown)?;
+    flock(&file, FlockOperation::LockExclusive).context(shown)?;
+    Ok(file)
+}
+
+/// Whether the container of a bundle has come here, and not moved on.
+#[must_use]
+pub fn has_come(bundle: &Path) -> bool {
+    bundle.join(CAME).exists()
+}
+
 /// Gives a bundle whose container came and did not move on another name, which is returned.
 fn set_aside(bundle: &Path) -> Result<Option<String>> {
-    if !bundle.join(CAME).exists() {
+    if !has_come(bundle) {
         return Ok(None);
     }
     let id = bundle.file_name().unwrap_or_default().to_string_lossy();

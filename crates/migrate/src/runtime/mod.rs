@@ -22,7 +22,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::archive::Adaptation;
-pub use self::bundle::{Terms, leave as leave_bundle, own_root, remove as remove_bundle};
+pub use self::bundle::{
+    Terms, has_come, leave as leave_bundle, lock as lock_bundles, own_root, remove as remove_bundle,
+};
 use self::conmon::Conmon;
 pub use self::conmon::{NAME as CONMON, run as conmon};
 pub use self::idle::serve as idle;
@@ -89,6 +91,46 @@ pub struct State {
     pub pid: i32,
     /// Its bundle.
     pub bundle: PathBuf,
+}
+
+/// A container that runc knows.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Known {
+    /// `running`, `paused`, `stopped`, `created`.
+    pub status: String,
+    bundle: PathBuf,
+    rootfs: PathBuf,
+}
+
+impl Known {
+    /// Whether its bundle is `dir`, or it has files there.
+    #[must_use]
+    pub fn uses(&self, dir: &Path) -> bool {
+        [&self.bundle, &self.rootfs].into_iter().any(|path| path.starts_with(dir))
+    }
+}
+
+/// The containers that runc knows, which keeps its state in `root`, if not where it usually does.
+///
+/// # Errors
+/// If there is no runc, or it says something else.
+pub fn known(root: Option<&Path>) -> Result<Vec<Known>> {
+    let mut command = Command::new(Runtime::Runc.program());
+    match root {
+        Some(root) if !root.exists() => return Ok(Vec::new()),
+        Some(root) => command.arg("--root").arg(root),
+        None => &mut command,
+    };
+    let output = command.args(["list", "--format", "json"]).stdin(Stdio::null()).output();
+    let output = output.context(|| "run runc".to_owned())?;
+    let failed = |why: &str| Error::refused(format!("runc list: {why}"));
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    // Of none it says null.
+    let all: Option<Vec<Known>> =
+        serde_json::from_slice(&output.stdout).map_err(|error| failed(&error.to_string()))?;
+    Ok(all.unwrap_or_default())
 }
 
 impl Container {

@@ -278,11 +278,13 @@ pub(super) fn kill(ledger: &Ledger) {
 /// The same where the runtime knows already that it is not to start the container again.
 fn end(ledger: &Ledger) {
     ledger.record().tasks.iter().for_each(|task| task.signal(Signal::KILL));
+    if let Some(bundle) = &ledger.record().bundle {
+        runtime::leave_bundle(bundle);
+    }
     // The runtime would list it as one that has ended.
     if let Some(container) = &ledger.record().container
-        && let Ok(Some(state)) = container.state()
+        && let Ok(Some(_)) = container.state()
     {
-        runtime::leave_bundle(&state.bundle);
         container.forget();
     }
 }

@@ -252,6 +252,7 @@ impl<'a> Source<'a> {
         let id = plan.id.clone().map_or_else(new_id, Ok)?;
         let shell_job = is_shell_job(&root)?;
         let here = Host::this();
+        let running = plan.container.as_ref().map(Container::running).transpose()?;
         let subject = subject(plan, &root, shell_job)?;
         let (name, trees) = (subject.to_string(), trees(plan)?);
         let begin = Begin {
@@ -280,6 +281,7 @@ impl<'a> Source<'a> {
             worker: None,
             tasks: vec![root],
             container: plan.container.clone(),
+            bundle: running.map(|container| container.bundle),
             work: Some(work_dir.clone()),
             volumes: Vec::new(),
         };
