@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -164,4 +165,37 @@ fn checkpoints_that_only_protect_make_room() {
     daemon.wait_for(runs, "done");
     daemon.ok(&["resume", &sleeps.to_string()]);
     whole(&daemon, sleeps, 20);
+}
+
+/// Without a limit of their own they leave the disk to what needs it.
+#[test]
+fn checkpoints_that_only_protect_do_not_fill_the_disk() {
+    let disk = tempfile::tempdir().unwrap();
+    let mount = ["-t", "tmpfs", "-o", "size=160m", "none"];
+    assert!(Command::new("mount").args(mount).arg(disk.path()).status().unwrap().success());
+    let config = json!({ "shortest_interval": 200, "mean_time_between_failures": 500 });
+    let mut daemon = Daemon::configured(&config, &[]);
+    daemon.kill();
+    let (link, jobs) = (daemon.data().join("jobs"), disk.path().join("jobs"));
+    std::fs::rename(&link, link.with_extension("before")).unwrap();
+    std::fs::create_dir(&jobs).unwrap();
+    std::os::unix::fs::symlink(&jobs, &link).unwrap();
+    daemon.launch();
+    let id = daemon.submit(&["--class", "batch"], &common::words(&holder(&daemon, 16, 300)));
+    until("it is saved", || (!daemon.show(id)["checkpoint"].is_null()).then_some(()));
+    // Somebody else takes the disk, but for 4 MiB.
+    let mut filler = std::fs::File::create(disk.path().join("filler")).unwrap();
+    let is_free = || {
+        let system = rustix::fs::statvfs(disk.path()).unwrap();
+        system.f_bavail * system.f_frsize
+    };
+    while is_free() > 4 << 20 && filler.write_all(&[0; 1 << 20]).is_ok() {}
+    until("it is evicted", || (!events(&daemon, id, "evicted").is_empty()).then_some(()));
+    assert!(daemon.show(id)["checkpoint"].is_null());
+    std::fs::remove_file(disk.path().join("filler")).unwrap();
+    drop(filler);
+    until("it is saved again", || (!daemon.show(id)["checkpoint"].is_null()).then_some(()));
+    whole(&daemon, id, 300);
+    drop(daemon);
+    Command::new("umount").arg("-l").arg(disk.path()).status().unwrap();
 }

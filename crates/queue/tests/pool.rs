@@ -164,6 +164,24 @@ fn files_of_a_job_travel_with_it() {
     assert!(a.ok(&["show", &late.to_string()]).contains("drained"));
 }
 
+/// Whoever drains a machine and waits may turn it off: what was to go has gone, but for what is to run after that.
+#[test]
+fn a_machine_is_drained_when_its_jobs_have_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, _b] = pair(dir.path(), &json!({}));
+    let id = a.submit(&[], &words(&a.counter(20, 0.05)));
+    let later = a.submit(&["--after", &id.to_string()], &["echo", "later"]);
+    a.wait_for_output(id, "5\n");
+    a.ok(&["drain", "--to", "b", "--wait"]);
+    assert_eq!(a.job(id)["state"], "moved", "{}", a.show(id));
+    assert_eq!(a.job(later)["state"], "queued", "{}", a.show(later));
+    let why = a.ok(&["show", &later.to_string()]);
+    assert!(why.contains(&format!("it runs after job {id}")), "{why}");
+    a.let_end();
+    a.wait_for(id, "done");
+    assert_eq!(a.output(id), counted(20));
+}
+
 #[test]
 fn a_job_is_on_one_machine_whatever_fails() {
     let dir = tempfile::tempdir().unwrap();

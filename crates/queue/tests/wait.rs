@@ -227,6 +227,33 @@ fn a_client_without_a_daemon_says_so_and_can_be_ended() {
     assert_eq!(daemon.job(1)["state"], "running");
 }
 
+/// Nothing would come any more: who waits is told, once, and that is no word of the job's.
+#[test]
+fn who_waits_for_a_job_that_is_held_is_told_so() {
+    let daemon = Daemon::start(&[]);
+    let command = daemon.counter(20, 0.02);
+    let mut line = vec!["submit", "--wait", "--"];
+    line.extend(words(&command));
+    let mut client = daemon.queue(&line);
+    let mut client = client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    daemon_runs(&daemon);
+    daemon.wait_for_output(1, "5\n");
+    daemon.ok(&["preempt", "1", "--means", "stop"]);
+    let mut errors = std::io::BufReader::new(client.stderr.take().unwrap());
+    let mut said = String::new();
+    errors.read_line(&mut said).unwrap();
+    let expected =
+        "torpor queue: job 1 waits: it was told to stay where it is (torpor queue resume)\n";
+    assert_eq!(said, expected);
+    daemon.ok(&["resume", "1"]);
+    daemon.let_end();
+    said.clear();
+    errors.read_to_string(&mut said).unwrap();
+    let output = client.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), said.as_str()), (Some(0), ""));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), counted(20));
+}
+
 fn daemon_runs(daemon: &Daemon) {
     until("the job runs", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
 }

@@ -68,7 +68,7 @@ pub struct Drain {
     /// Let each run here while most of it is sent
     #[arg(long, requires = "to")]
     live: bool,
-    /// Return once nothing runs any more
+    /// Return once nothing runs any more, and nothing is on its way to another machine
     #[arg(long, conflicts_with = "end")]
     wait: bool,
     /// Print an object: whether jobs are kept from starting now
@@ -95,7 +95,9 @@ impl Drain {
             };
             return Err(text.to_owned().into());
         }
-        while self.wait && client.json("GET", "/v1/machine", b"")?["slots_used"] != json!(0) {
+        let is_at_work =
+            |machine: &Value| machine["slots_used"] != json!(0) || machine["leaving"] != json!(0);
+        while self.wait && is_at_work(&client.json("GET", "/v1/machine", b"")?) {
             thread::sleep(Duration::from_millis(50));
         }
         done(self.json, &answer)

@@ -15,7 +15,7 @@ use signal_hook::iterator;
 use torpor_worker::tell;
 
 use super::OWN_ERROR;
-use crate::daemon::{FRAME_END, FRAME_ERR, FRAME_OUT};
+use crate::daemon::{FRAME_END, FRAME_ERR, FRAME_HELD, FRAME_OUT};
 use crate::http::Client;
 use crate::shepherd::message::{Exit, LOST};
 
@@ -302,6 +302,10 @@ fn read_frames(
             FRAME_OUT => (0, out),
             FRAME_ERR => (1, err),
             FRAME_END => return Ok(serde_json::from_slice(&data).ok()),
+            FRAME_HELD => {
+                tell!("torpor queue: job {id} waits: {}", String::from_utf8_lossy(&data));
+                continue;
+            }
             _ => continue,
         };
         to.write_all(&data).and_then(|()| to.flush()).map_err(|e| Ours(unwritten(e)))?;

@@ -47,8 +47,9 @@ pub(crate) struct Config {
     pub compress: Option<String>,
     /// Other machines of the pool: their names, and their addresses (`https://HOST:PORT`).
     pub pool: BTreeMap<String, String>,
-    /// Bytes that all checkpoints may take (default: no limit). Those that only protect jobs
-    /// that run are given up first, the largest before the others.
+    /// Bytes that all checkpoints may take (default: those that only protect jobs that run leave a
+    /// tenth of the disk free, or 1 GiB if that is less). These are given up first, the largest
+    /// before the others.
     pub images: Option<u64>,
     /// How long jobs that are over are known.
     pub retention: Retention,

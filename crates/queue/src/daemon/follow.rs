@@ -13,10 +13,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 use serde_json::json;
 
-use super::core::Queue;
+use super::core::{Core, Queue};
 use super::record::{Place, Record};
 use crate::files;
-use crate::scheduler::JobId;
+use crate::scheduler::{JobId, Millis};
 use crate::shepherd::pump::read_from;
 
 /// A frame that says that somebody is still there.
@@ -27,6 +27,13 @@ pub(crate) const FRAME_OUT: u8 = 1;
 pub(crate) const FRAME_ERR: u8 = 2;
 /// The last frame: how the job ended, in JSON.
 pub(crate) const FRAME_END: u8 = 3;
+
+/// A frame for who is the job: why it must not run, and what would let it.
+pub(crate) const FRAME_HELD: u8 = 4;
+
+/// Who is a job that must not run is told so after that many milliseconds: who lets a job give way by hand for a moment
+/// need not be heard of.
+const HELD: Millis = 15_000;
 
 /// No frame is longer.
 const MOST: usize = 256 << 10;
@@ -69,6 +76,7 @@ impl Follow {
         let dir = queue.lock().dir(self.id);
         let bell = bell(dir.path());
         let mut last = Instant::now();
+        let mut is_told = !self.is_the_job;
         loop {
             // Asked for before the files are read: what is read after it is all.
             let over = match queue.lock().jobs.get(&self.id) {
@@ -97,12 +105,27 @@ impl Follow {
             if !self.to_the_end {
                 return frame(out, FRAME_END, b"null");
             }
+            let held = if is_told { None } else { queue.lock().held_for_long(self.id) };
+            if let Some(why) = held {
+                is_told = true;
+                frame(out, FRAME_HELD, why.as_bytes())?;
+            }
             if last.elapsed() > BEAT {
                 frame(out, FRAME_BEAT, b"")?;
                 last = Instant::now();
             }
             wait(bell.as_ref());
         }
+    }
+}
+
+impl Core {
+    /// Why a job that does nothing must not go on here, if that is so for long.
+    fn held_for_long(&self, id: JobId) -> Option<String> {
+        let record = self.jobs.get(&id)?;
+        let is_still = matches!(record.place, Place::Queued | Place::Stopped | Place::Asleep);
+        let is_held = record.held && record.destination.is_none() && is_still;
+        self.hold(record).filter(|_| is_held && files::now() - record.since > HELD)
     }
 }
 

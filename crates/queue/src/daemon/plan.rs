@@ -138,7 +138,7 @@ impl Core {
     }
 
     /// Why a job must not run for now.
-    fn hold(&self, record: &Record) -> Option<String> {
+    pub(super) fn hold(&self, record: &Record) -> Option<String> {
         if record.held && record.destination.is_none() {
             let Some(unwoken) = &record.unwoken else {
                 return Some("it was told to stay where it is (torpor queue resume)".to_owned());

@@ -103,6 +103,13 @@ impl Core {
         Ok(())
     }
 
+    /// Whether a job is on its way to another machine. One that is to run after others goes when these have ended.
+    pub(super) fn is_leaving(&self, record: &Record) -> bool {
+        let is_here = !matches!(record.place, Place::Ended | Place::Away);
+        let follows = record.place == Place::Queued && !self.first(record).is_empty();
+        is_here && record.destination.is_some() && !follows
+    }
+
     /// A job that was to go stays here after all.
     pub(super) fn stay(&mut self, id: JobId, why: &str) {
         self.transfers.remove(&id);

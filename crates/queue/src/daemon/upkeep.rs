@@ -14,6 +14,9 @@ use crate::shepherd::message::{Exit, Order};
 /// The number of SIGTERM.
 const SIGTERM: i32 = 15;
 
+/// Checkpoints that nobody needs yet leave so much of their file system free, and a tenth of it if that is less.
+const SPARE: u64 = 1 << 30;
+
 impl Core {
     /// Does what has become due.
     pub(super) fn look_after(&mut self) {
@@ -37,8 +40,7 @@ impl Core {
     /// in the object store as well, then those that are there only because the machine might
     /// fail, the largest of each first. Those that jobs sleep in and that are nowhere else stay.
     fn make_room(&mut self) {
-        let Some(most) = self.config.images else { return };
-        while self.image_bytes() > most {
+        while self.lacks_room() {
             let spare = self.jobs.values().filter(|job| {
                 let busy = self.saving.contains(&job.id)
                     || self.is_storing(job.id)
@@ -67,6 +69,21 @@ impl Core {
             self.dirt.remove(&id);
             self.save(id, Some(("evicted", json!({ "bytes": bytes }))));
         }
+    }
+
+    /// Whether checkpoints take more than they may.
+    fn lacks_room(&self) -> bool {
+        match self.config.images {
+            Some(most) => self.image_bytes() > most,
+            None => self.has_less_than(0),
+        }
+    }
+
+    /// Whether fewer bytes are free for checkpoints, but for what they leave free.
+    fn has_less_than(&self, bytes: u64) -> bool {
+        let Ok(system) = rustix::fs::statvfs(self.data.join("jobs")) else { return false };
+        let of = |blocks: u64| blocks.saturating_mul(system.f_frsize);
+        of(system.f_bavail) < SPARE.min(of(system.f_blocks) / 10).saturating_add(bytes)
     }
 
     /// A job that was told to stay where it is while it was being started gives way as soon
@@ -197,6 +214,9 @@ impl Core {
         }
         let memory = shepherd::cgroups(&self.dir(id)).memory().unwrap_or(0);
         let memory = self.to_save(id, memory, now);
+        if self.config.images.is_none() && self.has_less_than(memory) {
+            return;
+        }
         let cost = self.speed.save_ms(memory);
         let mean = u64::try_from(self.config.mean_time_between_failures).unwrap_or(u64::MAX);
         let interval = match self.expected.contains(&id) {

@@ -146,6 +146,7 @@ impl Core {
             "stored_bytes": self.depot.bytes,
             "store_trouble": self.depot.trouble.as_ref().or(self.depot.silence.as_ref()),
             "draining": self.draining,
+            "leaving": self.jobs.values().filter(|job| self.is_leaving(job)).count(),
             "processor": super::pool::processor(),
             "pool": self.config.pool.keys().collect::<Vec<_>>(),
             "usage": self.usage,

@@ -355,7 +355,8 @@ impl<'w> Table<'w> {
         for job in &self.world.jobs {
             match job.phase {
                 Phase::Waiting => {
-                    self.plan.reasons.insert(job.id, Reason::Draining);
+                    let held = job.held.clone().map(|why| Reason::Held { why });
+                    self.plan.reasons.insert(job.id, held.unwrap_or(Reason::Draining));
                 }
                 Phase::Running => {
                     let means = [Means::Checkpoint, Means::Command];
