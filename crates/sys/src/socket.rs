@@ -140,19 +140,27 @@ pub struct Instruction {
     pub k: u32,
 }
 
-/// The largest classic filter that the kernel takes (`BPF_MAXINSNS`).
-const MAX_INSTRUCTIONS: usize = 4096;
-
 /// The classic filter of a socket as it was given to the kernel; empty for none.
 ///
 /// # Errors
 /// `EACCES` for a filter that is an eBPF program; see socket(7).
 pub fn filter(fd: BorrowedFd<'_>) -> Result<Vec<Instruction>> {
-    let mut program = vec![Instruction::default(); MAX_INSTRUCTIONS];
+    // Without room the kernel says how many there are.
+    let room = read_filter(fd, &mut [])?;
+    let mut program = vec![Instruction::default(); room];
+    if room > 0 {
+        let len = read_filter(fd, &mut program)?;
+        program.truncate(len);
+    }
+    Ok(program)
+}
+
+/// Reads a filter. Returns how many instructions it has.
+fn read_filter(fd: BorrowedFd<'_>, program: &mut [Instruction]) -> Result<usize> {
     // In and out in instructions, not bytes (SO_GET_FILTER, the read side of
     // SO_ATTACH_FILTER).
-    let mut len: libc::socklen_t = 4096;
-    // SAFETY: `program` has room for 4096 instructions, `len` says so.
+    let mut len = libc::socklen_t::try_from(program.len()).map_err(|_| too_large())?;
+    // SAFETY: `program` has room for `len` instructions.
     check(unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
@@ -162,8 +170,7 @@ pub fn filter(fd: BorrowedFd<'_>) -> Result<Vec<Instruction>> {
             &raw mut len,
         )
     })?;
-    program.truncate(usize::try_from(len).unwrap_or(0));
-    Ok(program)
+    Ok(usize::try_from(len).unwrap_or(0))
 }
 
 /// Gives a socket a classic filter.

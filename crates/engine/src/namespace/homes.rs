@@ -169,6 +169,9 @@ pub fn restore(cx: &mut Homes<'_>) -> Result<()> {
         .collect();
     let networks: Vec<u32> =
         fresh.iter().filter(|(kind, _)| *kind == NsKind::Net).map(|(_, id)| *id).collect();
+    if !cx.network.empty {
+        cx.spaces.networks = net::OfCaller::of_new(cx.images, cx.spaces, &networks)?;
+    }
     net::restore((cx.given, cx.network), cx.images, cx.spaces, cx.staged, &networks)?;
     for (kind, id) in fresh {
         match kind {

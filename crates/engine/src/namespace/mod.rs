@@ -74,6 +74,8 @@ pub struct Namespaces {
     /// What the clocks of time namespaces were set to, by number; 0 is that of a root task whose clocks
     /// were the host's.
     pub(crate) clocks: HashMap<u32, time::Offsets>,
+    /// What of the network namespaces that were filled is the caller's doing.
+    pub(crate) networks: net::OfCaller,
 }
 
 impl Namespaces {

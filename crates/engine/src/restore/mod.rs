@@ -287,6 +287,7 @@ impl<'a> Restore<'a> {
             cgroups: &self.cgroups,
             files: &self.files.opened,
             entries: &self.entries,
+            sleeping: &self.network.sleeping,
         }
     }
 
@@ -411,6 +412,7 @@ impl<'a> Restore<'a> {
             ns.pid = self.tasks.get(ns.task).map_or(0, |task| task.pid);
         }
         std::mem::swap(&mut self.ns.clocks, &mut last.ns.clocks);
+        std::mem::swap(&mut self.ns.networks, &mut last.ns.networks);
         std::mem::swap(&mut self.ns, &mut last.ns);
         self.opts = last.opts;
         std::mem::swap(&mut self.images, &mut last.images);

@@ -338,7 +338,9 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     tracing::info!("Restoring namespaces");
     cx.with_homes(namespace::restore)?;
     cx.mount()?;
-    hooks.notify(Event::PostSetupNamespaces)?;
+    let mut networks = std::mem::take(&mut cx.ns.networks);
+    networks.note((&cx.images, &cx.ns), || hooks.notify(Event::PostSetupNamespaces))?;
+    cx.ns.networks = networks;
     let _files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
     tracing::info!("Restoring processes and their memory");
     tree::build(cx)?;

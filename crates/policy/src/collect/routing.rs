@@ -67,7 +67,12 @@ impl Addresses {
     /// A file that holds something else.
     pub fn read(images: &ImageDir, id: u64) -> Result<Self> {
         let messages = ADDRESSES.read(images, id)?.unwrap_or_default();
-        Ok(Addresses(messages.iter().filter_map(|m| Address::of(List::body(m))).collect()))
+        Ok(Addresses::of(messages.iter().map(|message| List::body(message))))
+    }
+
+    /// Those that messages say, each without its header.
+    pub fn of<'m>(messages: impl Iterator<Item = &'m [u8]>) -> Self {
+        Addresses(messages.filter_map(Address::of).collect())
     }
 
     /// What is asked for by them.

@@ -12,7 +12,7 @@ mod inet;
 mod inject;
 mod multicast;
 pub(crate) mod netlink;
-mod options;
+pub(crate) mod options;
 pub(crate) mod packet;
 mod ping;
 mod procfs;

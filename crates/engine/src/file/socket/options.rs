@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{Gid, Uid};
 use torpor_images::proto::{SkOption, SkOptsEntry};
-use torpor_policy::{SocketOption, SocketOptions};
+use torpor_policy::SocketOptions;
 use torpor_sys::socket::{self, Instruction, Opt};
 
 use super::about::Socket;
@@ -174,7 +174,7 @@ const NOT_OF_STREAMS: &[(i32, i32)] = &[
 ];
 
 /// Cannot be removed once it is set, so it comes last.
-const LOCK_FILTER: (i32, i32) = (libc::SOL_SOCKET, 44);
+pub(crate) const LOCK_FILTER: (i32, i32) = (libc::SOL_SOCKET, 44);
 
 /// Values of options, by level and name.
 type Values = HashMap<(i32, i32), Vec<u8>>;
@@ -330,6 +330,16 @@ fn unpack(word: u64) -> Instruction {
     }
 }
 
+/// The filter of a socket; empty for none.
+pub(crate) fn filter_of(wanted: &SocketOptions) -> Vec<Instruction> {
+    wanted.filter.iter().map(|word| unpack(*word)).collect()
+}
+
+/// Whether the filter of a socket, or that there is none, cannot be changed any more.
+pub(crate) fn keeps_filter(wanted: &SocketOptions) -> bool {
+    wanted.more.iter().any(|option| (option.level, option.name) == LOCK_FILTER)
+}
+
 /// Gives a new socket those options of [`MORE`] that the images have: before it is
 /// bound or connected.
 ///
@@ -410,12 +420,11 @@ pub(super) fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, wanted: &SocketOptio
         let words = [1u32.to_ne_bytes(), seconds.to_ne_bytes()];
         socket::set(fd, Opt::LINGER, words.as_flattened()).context(|| "SO_LINGER".to_owned())?;
     }
-    if !wanted.filter.is_empty() {
-        let program: Vec<Instruction> = wanted.filter.iter().map(|w| unpack(*w)).collect();
+    let program = filter_of(wanted);
+    if !program.is_empty() {
         socket::attach_filter(fd, &program).context(|| "attach a socket filter".to_owned())?;
     }
-    let locked = |option: &SocketOption| (option.level, option.name) == LOCK_FILTER;
-    if wanted.more.iter().any(locked) {
+    if keeps_filter(wanted) {
         set(LOCK_FILTER.1, 1)?;
     }
     restore_owner(id_maps, fd, wanted.user, wanted.group)

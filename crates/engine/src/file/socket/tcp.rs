@@ -250,7 +250,7 @@ pub(super) fn open(images: &ImageDir, isk: &InetSkEntry, socket: &OwnedFd) -> Re
         .context(|| format!("connect socket {} to {remote}", isk.id))?;
     // Not before: the first window depends on the buffers.
     options::raise_buffers(fd);
-    only_marked(fd)?;
+    socket::attach_filter(fd, &only_marked()).context(|| "attach a socket filter".to_owned())?;
     restore_negotiated(fd, &stream)?;
     for (option, on) in [(libc::TCP_NODELAY, stream.no_delay), (libc::TCP_CORK, stream.cork)] {
         if on {
@@ -328,17 +328,11 @@ fn send_all(fd: BorrowedFd<'_>, mut data: &[u8]) -> std::io::Result<()> {
 
 /// Until it wakes, a socket takes the restore's own packets only, by the mark: the kernel
 /// would answer others before all sockets are there.
-fn only_marked(fd: BorrowedFd<'_>) -> Result<()> {
+fn only_marked() -> [Instruction; 4] {
     // linux/filter.h: SKF_AD_OFF + SKF_AD_MARK
     const PACKET_MARK: u32 = 0xffff_f014;
     let i = |code, jt, jf, k| Instruction { code, jt, jf, k };
-    let program = [
-        i(0x20, 0, 0, PACKET_MARK),
-        i(0x15, 0, 1, MARK),
-        i(0x06, 0, 0, u32::MAX),
-        i(0x06, 0, 0, 0),
-    ];
-    socket::attach_filter(fd, &program).context(|| "attach a socket filter".to_owned())
+    [i(0x20, 0, 0, PACKET_MARK), i(0x15, 0, 1, MARK), i(0x06, 0, 0, u32::MAX), i(0x06, 0, 0, 0)]
 }
 
 impl Sleeping {
@@ -505,6 +499,19 @@ impl Sleeping {
             .context(|| format!("TCP_REPAIR_WINDOW of socket {}", self.isk.id))
     }
 
+    /// The number of the socket in the images.
+    pub fn id(&self) -> u32 {
+        self.isk.id
+    }
+
+    /// The filter that it has until it wakes, and gets its own.
+    pub fn filter(&self) -> Vec<Instruction> {
+        match self.isk.state {
+            state::SYN_SENT => vec![],
+            _ => only_marked().to_vec(),
+        }
+    }
+
     /// Closed from here on, it is closed without a word to the peer.
     pub fn silence(&self) {
         if let Err(e) = silence(self.socket.as_fd()) {
@@ -527,7 +534,7 @@ impl Sleeping {
     pub fn wake(&self, id_maps: &IdMaps) -> Result<()> {
         let fd = self.socket.as_fd();
         // The own filter, if any, comes with the other options.
-        if self.isk.state != state::SYN_SENT {
+        if !self.filter().is_empty() {
             socket::set_int(fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)
                 .context(|| "SO_DETACH_FILTER".to_owned())?;
         }

@@ -9,6 +9,7 @@ mod firewall;
 mod link;
 mod lock_of_criu;
 mod restore;
+mod routing;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use crate::options::{Given, Network};
 
 pub(crate) use firewall::{forget_packets, planned as planned_rules};
 pub(crate) use restore::{restore, restore_connections};
+pub(crate) use routing::{OfCaller, Routing};
 pub(crate) use tables::{forget_requests, planned as planned_routes, tracked};
 pub(crate) use tun::configure as configure_tun;
 

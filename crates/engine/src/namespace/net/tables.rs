@@ -28,7 +28,7 @@ pub(super) struct Table {
 }
 
 const INET: u8 = 2;
-const INET6: u8 = 10;
+pub(super) const INET6: u8 = 10;
 
 /// Addresses of both families.
 pub(super) const ADDRESSES: Table =
@@ -66,8 +66,8 @@ pub(super) const EXPECTED: Table =
 
 // linux/rtnetlink.h, linux/if_addr.h.
 /// `struct ifaddrmsg`, `struct rtmsg`.
-const IFADDRMSG: usize = 8;
-const RTMSG: usize = 12;
+pub(super) const IFADDRMSG: usize = 8;
+pub(super) const RTMSG: usize = 12;
 /// Kinds of routes that come with an address: local, broadcast, anycast, multicast.
 const OF_ADDRESS: [u8; 4] = [2, 3, 4, 5];
 /// What the kernel says about a route but does not want to be told: dead, offloaded,
@@ -114,9 +114,17 @@ impl Table {
     ///
     /// # Errors
     /// A file that holds something else.
-    fn load(&self, images: &ImageDir, ns_id: u32) -> Result<Option<Vec<Message>>> {
+    pub(super) fn load(&self, images: &ImageDir, ns_id: u32) -> Result<Option<Vec<Message>>> {
         let messages = self.list.read(images, ns_id.into())?;
         Ok(messages.map(|all| all.into_iter().map(|bytes| Message { bytes }).collect()))
+    }
+
+    /// The messages that the kernel shows of the namespace of a socket.
+    ///
+    /// # Errors
+    /// If the kernel does not list them.
+    pub(super) fn shown(&self, socket: &mut Socket) -> Result<Vec<Message>> {
+        Ok(socket.list(self.get, self.header)?)
     }
 
     /// Adds a message; one that is there already is as good.
@@ -140,7 +148,7 @@ fn address_key(message: &Message) -> (Option<u32>, Option<u8>, Vec<u8>) {
     (word(message.body(), 4), prefix, address.unwrap_or_default().to_vec())
 }
 
-fn address_flags(message: &Message) -> u32 {
+pub(super) fn address_flags(message: &Message) -> u32 {
     let header = message.body().get(2).copied().unwrap_or_default();
     message.attributes(IFADDRMSG).word(IFA_FLAGS).unwrap_or(header.into())
 }
@@ -171,7 +179,7 @@ pub(super) fn restore_addresses(images: &ImageDir, ns_id: u32) -> Result<()> {
     let mut socket = Socket::open(ROUTE)?;
     let keys: HashSet<_> = wanted.iter().map(address_key).collect();
     let mut there = HashSet::new();
-    for message in socket.list(ADDRESSES.get, ADDRESSES.header)? {
+    for message in ADDRESSES.shown(&mut socket)? {
         let key = address_key(&message);
         if address_flags(&message) & IFA_F_TENTATIVE == 0 {
             there.insert(key);
@@ -194,7 +202,7 @@ pub(super) fn restore_addresses(images: &ImageDir, ns_id: u32) -> Result<()> {
             tracing::warn!("{}: its flags: {e}", what());
         }
     }
-    for message in socket.list(ADDRESSES.get, ADDRESSES.header)? {
+    for message in ADDRESSES.shown(&mut socket)? {
         if !keys.contains(&address_key(&message)) {
             remove_address(&mut socket, &message)?;
         }
@@ -304,7 +312,7 @@ pub(super) fn restore_rules(images: &ImageDir, ns_id: u32) -> Result<()> {
     for table in [&RULES4, &RULES6] {
         let Some(wanted) = table.load(images, ns_id)? else { continue };
         let mut socket = Socket::open(ROUTE)?;
-        let now = socket.list(table.get, table.header)?;
+        let now = table.shown(&mut socket)?;
         let has = |list: &[Message], body: &[u8]| list.iter().any(|m| m.body() == body);
         for message in now.iter().filter(|m| !has(&wanted, m.body())) {
             socket

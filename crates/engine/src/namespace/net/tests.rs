@@ -1,6 +1,7 @@
 //! Namespaces set up with ip(8) and others, restored into new ones.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::Command;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use torpor_images::{ImageDir, kind};
 use torpor_tests::wait::wait_for;
 
-use super::{forget_packets, run_in};
+use super::{Routing, forget_packets, run_in};
 use crate::external::External;
 use crate::namespace::NsKind;
 use crate::namespace::testing::{fresh, tree};
@@ -88,6 +89,11 @@ fn restore(number: usize, dir: &std::path::Path, opts: &Options) -> crate::Resul
     let known = tree(NsKind::Net, files);
     let ids: Vec<u32> = known.all.iter().map(|ns| ns.id).collect();
     super::restore((&opts.given, &opts.network), &images, &known, false, &ids)?;
+    for id in ids {
+        let planned = Routing::planned(&images, id)?;
+        let now = Routing::shown(&images, &known, id)?;
+        assert_eq!(planned.difference(&now, &BTreeSet::new()), None, "namespace {id}");
+    }
     Ok(spaces)
 }
 

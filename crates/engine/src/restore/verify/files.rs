@@ -141,7 +141,7 @@ fn target(pid: i32, fd: u32) -> String {
     link.map_or_else(|error| error.to_string(), |path| path.display().to_string())
 }
 
-fn is_socket(file: BorrowedFd<'_>) -> bool {
+pub(super) fn is_socket(file: BorrowedFd<'_>) -> bool {
     let stat = rustix::fs::fstat(file);
     stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
 }

@@ -5,6 +5,7 @@
 //! ends the restore; what was made goes with it.
 
 mod files;
+mod filters;
 mod given;
 pub(crate) mod mounts;
 #[cfg(test)]
@@ -25,7 +26,9 @@ use super::tasks::{Task, Tasks};
 use crate::cgroup::Groups;
 use crate::error::{Context, Error, Result};
 use crate::file::OpenFiles;
+use crate::file::socket::tcp::Sleeping;
 use crate::namespace::mount::Restored;
+use crate::namespace::net::Routing;
 use crate::namespace::time::Offsets;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, Namespaces, NsKind, nested_user};
@@ -54,6 +57,8 @@ pub(crate) struct Made<'c> {
     pub files: &'c OpenFiles,
     /// What `files.img` says, by id.
     pub entries: &'c HashMap<u32, FileEntry>,
+    /// Connections that wait for their tasks.
+    pub sleeping: &'c [Sleeping],
 }
 
 /// Compares all of it.
@@ -89,9 +94,11 @@ pub(crate) fn check(cx: &Made<'_>) -> Result<()> {
         opened.descriptors(index)?;
     }
     opened.sockets()?;
+    filters::check(&opened, cx.sleeping)?;
     given::check(&opened, cx.images)?;
     nested_user::verify(cx.tasks, cx.spaces, cx.id_maps)?;
     mounts::check(cx.spaces, cx.mounts)?;
+    networks(cx)?;
     cx.cgroups.verify(cx.tasks)
 }
 
@@ -152,6 +159,19 @@ impl SpaceInodes {
         }
         Ok(())
     }
+}
+
+/// The addresses, routes and routing rules of the network namespaces that were filled: those of the images, and
+/// no more than the kernel or the caller has added.
+fn networks(cx: &Made<'_>) -> Result<()> {
+    for (id, callers) in cx.spaces.networks.all() {
+        let wanted = Routing::planned(cx.images, id)?;
+        let now = Routing::shown(cx.images, cx.spaces, id)?;
+        if let Some(what) = wanted.difference(&now, callers) {
+            return Err(wrong(format!("network namespace {id}: {what}")));
+        }
+    }
+    Ok(())
 }
 
 /// The clocks of a task are as far ahead as they were set to. Each namespace is `seen` once.

@@ -10,16 +10,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::DupFlags;
-use torpor_images::proto::{FileEntry, UidGidExtent, UsernsEntry};
+use torpor_images::proto::{FileEntry, SkOption, SkOptsEntry, UidGidExtent, UsernsEntry};
 use torpor_policy::seccomp::Filter;
 use torpor_policy::{Capabilities, ClockTimes, Policy, Rules, Sets};
 use torpor_sys::kcmp::{Object as Kcmp, kcmp};
+use torpor_sys::socket::{self, Instruction};
 use torpor_tests::wait::wait_for;
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::*;
 use crate::dump::Session;
-use crate::hooks::NoHooks;
+use crate::hooks::{Event, Hooks, NoHooks};
 use crate::namespace::Namespace;
 use crate::options::{CgroupMode, Cgroups, Given, InheritFd, Trust};
 use crate::restore::Restore;
@@ -137,13 +138,21 @@ impl Asleep {
 
     /// Makes the tree, changes it or what it was to be, and has it verified.
     fn made_otherwise(&self, change: impl FnOnce(&mut Restore<'_>)) -> Result<()> {
+        self.made_with(&mut NoHooks, change)
+    }
+
+    /// The same for a caller that does something, too.
+    fn made_with(
+        &self,
+        caller: &mut dyn Hooks,
+        change: impl FnOnce(&mut Restore<'_>),
+    ) -> Result<()> {
         let opts = self.options();
         let plan = Plan::read(&opts).unwrap();
-        let mut complete: Complete<'_> =
-            plan.build(&mut NoHooks).unwrap().finish(&mut NoHooks).unwrap();
+        let mut complete: Complete<'_> = plan.build(caller).unwrap().finish(caller).unwrap();
         change(complete.made());
         let pid = complete.made().tasks[0].pid;
-        let verified = complete.verify(&mut NoHooks).map(drop);
+        let verified = complete.verify(caller).map(drop);
         assert!(!Path::new(&format!("/proc/{pid}")).exists(), "task {pid} is left");
         verified
     }
@@ -338,6 +347,154 @@ fn socket_of_this_host(cx: &mut Restore<'_>) {
     };
     cx.ns.all.push(hosts);
     entry(cx, SOCKET).isk.as_mut().unwrap().ns_id = Some(900_001);
+}
+
+/// A filter of sockets that takes so many bytes of each packet: `BPF_RET | BPF_K` of linux/filter.h.
+fn taking(bytes: u32) -> Instruction {
+    Instruction { code: 0x06, jt: 0, jf: 0, k: bytes }
+}
+
+/// Gives the socket of the subject a filter.
+fn attach(cx: &mut Restore<'_>, program: &[Instruction]) {
+    let id = entry(cx, SOCKET).id;
+    socket::attach_filter(cx.files.opened.get(id).unwrap(), program).unwrap();
+}
+
+#[test]
+fn sockets_with_other_filters_are_named() {
+    // As images have `taking(5)`, and `SO_LOCK_FILTER` with its number in asm-generic/socket.h.
+    const TAKING_FIVE: u64 = 0x0006_0000_0000_0005;
+    const LOCK: SkOption = SkOption { level: 1, name: 44, value: vec![] };
+    fn options<'c>(cx: &'c mut Restore<'_>) -> &'c mut SkOptsEntry {
+        &mut entry(cx, SOCKET).isk.as_mut().unwrap().opts
+    }
+    let asleep = Asleep::new(&["-pn"]);
+    asleep.refused(&[
+        ("its filter is one of 1 instructions and was to be none", |cx| attach(cx, &[taking(5)])),
+        ("its filter is none and was to be one of 1 instructions", |cx| {
+            options(cx).so_filter = vec![TAKING_FIVE];
+        }),
+        ("its filter is another one of 1 instructions", |cx| {
+            options(cx).so_filter = vec![TAKING_FIVE];
+            attach(cx, &[taking(6)]);
+        }),
+        ("its filter can be taken away", |cx| options(cx).torpor_options.push(LOCK)),
+    ]);
+    let as_planned = |cx: &mut Restore<'_>| {
+        options(cx).so_filter = vec![TAKING_FIVE];
+        attach(cx, &[taking(5)]);
+    };
+    asleep.made_otherwise(as_planned).unwrap();
+}
+
+/// Runs a script in the network namespace of a process.
+fn ip(pid: i32, script: &str) {
+    let net = format!("--net=/proc/{pid}/ns/net");
+    let run = Command::new("nsenter").args([&net, "sh", "-ec", script]).status();
+    assert!(run.unwrap().success(), "{script}");
+}
+
+/// The same in that of the first task.
+fn in_network(cx: &mut Restore<'_>, commands: &str) {
+    ip(cx.tasks[0].pid, commands);
+}
+
+/// What decides where packets go: the addresses, routes and rules of the devices, of both families.
+const ROUTES: &str = "
+    ip link set lo up
+    ip address add 10.77.0.1/24 dev lo
+    ip address add fd00:77::1/64 dev lo
+    ip link add eth0 type bridge
+    ip link set eth0 up
+    ip address add 10.78.0.1/24 dev eth0
+    ip address add fd00:78::1/64 dev eth0 nodad
+    ip route add 192.0.2.0/24 via 10.77.0.9 dev lo
+    ip route add default via 192.0.2.7 onlink dev lo metric 5
+    ip route add 198.51.100.0/24 nexthop via 10.78.0.2 dev eth0 nexthop via 10.78.0.3 dev eth0
+    ip route add unreachable 203.0.113.0/24
+    ip -6 route add fd00:88::/64 via fd00:78::2
+    ip -6 route add blackhole fd00:99::/64 table 5
+    ip rule add from 10.77.0.2 table 77 priority 100
+    ip -6 rule add to fd00:99::/64 table 5 priority 50
+";
+
+#[test]
+fn other_ways_for_packets_are_named() {
+    Asleep::prepared(&["-pn"], |pid| ip(pid, ROUTES)).refused(&[
+        ("network device \"lo\": address 10.0.0.1/8 is there instead", |cx| {
+            in_network(cx, "ip address add 10.0.0.1/8 dev lo");
+        }),
+        ("network device \"eth0\": address fd00:79::1/64 is there instead", |cx| {
+            in_network(cx, "ip address add fd00:79::1/64 dev eth0 nodad");
+        }),
+        ("network device \"lo\": address fd00:77::1/64 is missing, nothing", |cx| {
+            in_network(cx, "ip address del fd00:77::1/64 dev lo");
+        }),
+        ("nothing is missing, route 10.99.0.0/16 through 10.78.0.7, table 254 is there", |cx| {
+            in_network(cx, "ip route add 10.99.0.0/16 via 10.78.0.7");
+        }),
+        ("nothing is missing, route fd00:9::/32 through fd00:78::9, table 254 is there", |cx| {
+            in_network(cx, "ip -6 route add fd00:9::/32 via fd00:78::9 proto kernel");
+        }),
+        ("route 192.0.2.0/24 through 10.77.0.9, table 254 is missing, nothing", |cx| {
+            in_network(cx, "ip route del 192.0.2.0/24");
+        }),
+        // To another neighbour of several, over another device, and one that leads nowhere.
+        ("route 198.51.100.0/24, table 254 is missing, route 198.51.100.0/24", |cx| {
+            let hops = "nexthop via 10.78.0.2 dev eth0 nexthop via 10.78.0.4 dev eth0";
+            in_network(cx, &format!("ip route replace 198.51.100.0/24 {hops}"));
+        }),
+        ("route default through 192.0.2.7, table 254 is missing, route default", |cx| {
+            in_network(cx, "ip route replace default via 192.0.2.7 onlink dev eth0 metric 5");
+        }),
+        ("that leads nowhere is missing, route 203.0.113.0/24, table 254 is there", |cx| {
+            in_network(cx, "ip route replace 203.0.113.0/24 dev lo");
+        }),
+        ("rule of priority 40 to table 5 is there instead", |cx| {
+            in_network(cx, "ip rule add from all table 5 priority 40");
+        }),
+        // The same rule of the other family, and for another address.
+        ("nothing is missing, rule of priority 50 to table 5", |cx| {
+            in_network(cx, "ip rule add to 10.0.0.0/8 table 5 priority 50");
+        }),
+        ("rule of priority 100 to table 77 is missing, rule of priority 100", |cx| {
+            in_network(cx, "ip rule del priority 100; ip rule add table 77 priority 100");
+        }),
+    ]);
+}
+
+/// A caller that sets the network of the tree up, as those do whose scripts are called.
+#[derive(Default)]
+struct SetsUp {
+    root: i32,
+}
+
+impl Hooks for SetsUp {
+    fn notify(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::SetupNamespaces { pid } => {
+                self.root = pid;
+                ip(pid, "ip -6 route add blackhole fd00:1::/64; ip rule add table 6 priority 60");
+            }
+            Event::PostSetupNamespaces => ip(
+                self.root,
+                "ip route del default; ip address add 10.1.0.1/24 dev eth0
+                 ip route add default via 10.1.0.7",
+            ),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// What the caller sets up, or takes away, is no difference; all else is.
+#[test]
+fn the_caller_sets_networks_up() {
+    let asleep = Asleep::prepared(&["-pn"], |pid| ip(pid, ROUTES));
+    asleep.made_with(&mut SetsUp::default(), |_| {}).unwrap();
+    let more = |cx: &mut Restore<'_>| in_network(cx, "ip route add 10.99.0.0/16 via 10.1.0.8");
+    let error = asleep.made_with(&mut SetsUp::default(), more).unwrap_err().to_string();
+    assert!(error.contains("nothing is missing, route 10.99.0.0/16 through 10.1.0.8"), "{error}");
 }
 
 /// What the caller gives is where it was named only, and all the rest is compared as ever.
