@@ -56,7 +56,7 @@ impl Routing {
     /// What the images have of a namespace.
     ///
     /// # Errors
-    /// Damaged images.
+    /// If the images of its devices, addresses, routes or rules are damaged.
     pub(crate) fn planned(images: &ImageDir, id: u32) -> Result<Self> {
         Self::of(images, id, |table| Ok(table.load(images, id)?.unwrap_or_default()))
     }
@@ -100,7 +100,7 @@ impl Routing {
         self.all.extend(item);
     }
 
-    /// How `now` differs from it, but for what the `callers` doing is.
+    /// How `now` differs from it, but for what is the `callers` doing.
     pub(crate) fn difference(&self, now: &Routing, callers: &BTreeSet<Item>) -> Option<String> {
         let unknown = |item: &&Item| !callers.contains(item);
         let missing = self.firm.difference(&now.all).find(unknown);
