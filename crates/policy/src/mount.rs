@@ -66,9 +66,8 @@ pub enum From {
     Part {
         /// The namespace and the number of that mount.
         whole: (u32, u32),
-        /// Where the mounts are that show it, and their flags: of those with the same flags the
-        /// first.
-        of: Vec<(String, u32)>,
+        /// Where it is, and its flags.
+        of: (String, u32),
     },
     /// A file system that is made, or that the kernel has only one of.
     #[default]

@@ -185,7 +185,7 @@ fn lost(wanted: u32, mount: &Mount) -> Vec<&'static str> {
 /// counts.
 fn wider_than_source(mount: &Mount, passed: &Passed) -> Option<String> {
     let sources: Vec<(&str, u32)> = match &mount.from {
-        From::Part { of, .. } => of.iter().map(|(at, flags)| (at.as_str(), *flags)).collect(),
+        From::Part { of: (at, flags), .. } => vec![(at.as_str(), *flags)],
         From::Given { key, path } => configured_sources(passed, |wanted| {
             plain(&wanted.destination) == plain(key)
                 || path.as_ref().is_some_and(|path| plain(&wanted.source) == plain(path))

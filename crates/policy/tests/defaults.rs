@@ -55,7 +55,7 @@ fn mount(from: From) -> Ask {
 
 /// A part of a read-only volume that no set-uid program works on, itself with these `MS_*` flags.
 fn part(flags: u32) -> Ask {
-    let from = From::Part { whole: (1, 2), of: vec![(text("/data"), 1 | 2)] };
+    let from = From::Part { whole: (1, 2), of: (text("/data"), 1 | 2) };
     Ask::Mount(Mount { space: 1, id: (3, 1), at: "/x".into(), from, flags, ..Mount::default() })
 }
 

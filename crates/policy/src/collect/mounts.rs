@@ -156,13 +156,13 @@ struct Given<'m> {
     /// Where the tree of each device begins, and where each name leads to from each directory.
     devices: HashMap<u32, usize>,
     names: HashMap<(usize, OsString), usize>,
-    /// The mounts that show each directory: the first with each of the flags that count, and
-    /// which of all mounts it is.
-    shown: Vec<BTreeMap<u32, (usize, &'m MntEntry)>>,
-    /// The last mount that shows each directory: its namespace and its number.
-    last: Vec<Option<(u32, u32)>>,
+    /// The mounts that show each directory: the last with each of the flags that count.
+    shown: Vec<BTreeMap<u32, Whole<'m>>>,
     count: usize,
 }
+
+/// A mount from outside: which of them it is, its namespace and its entry.
+type Whole<'m> = (usize, u32, &'m MntEntry);
 
 impl<'m> Given<'m> {
     fn add(&mut self, space: u32, mount: &'m MntEntry) {
@@ -187,13 +187,11 @@ impl<'m> Given<'m> {
                 }
             };
         }
-        self.shown[at].entry(narrow(mount.flags)).or_insert((self.count, mount));
-        self.last[at] = Some((space, mount.mnt_id));
+        self.shown[at].insert(narrow(mount.flags), (self.count, space, mount));
     }
 
     fn directory(&mut self) -> usize {
         self.shown.push(BTreeMap::new());
-        self.last.push(None);
         self.shown.len() - 1
     }
 
@@ -213,18 +211,22 @@ impl<'m> Given<'m> {
         all.skip(up.map_or(0, |(index, _)| index + 1))
     }
 
-    /// What `mount` shows a part of: of the mounts from outside that show more, the one that shows
-    /// least.
+    /// What `mount` is made of: of the mounts from outside that show more, the one that shows least
+    /// and takes no right away that `mount` has; the one that shows least, if they all do. So what is
+    /// judged are the flags of what it is made of, whatever the numbers of the images say.
     fn part(&self, mount: &MntEntry) -> Option<From> {
         let root = Path::new(OsStr::from_bytes(&mount.root));
         let along: Vec<usize> = self.along(mount.root_dev, root).collect();
-        let whole = along.iter().rev().find_map(|&at| self.last[at])?;
-        let mut all: Vec<_> = along.iter().flat_map(|&at| self.shown[at].values()).collect();
-        all.sort_by_key(|(number, _)| *number);
-        let mut seen = HashSet::new();
-        all.retain(|(_, whole)| seen.insert(narrow(whole.flags)));
-        let of = all.into_iter().map(|(_, whole)| (text(&whole.mountpoint), whole.flags));
-        Some(From::Part { whole, of: of.collect() })
+        let least = |fits: fn(u32, u32) -> bool| {
+            along.iter().rev().find_map(|&at| {
+                let fit = self.shown[at].iter().filter(|(flags, _)| fits(**flags, mount.flags));
+                fit.map(|(_, whole)| whole).max_by_key(|(number, ..)| *number)
+            })
+        };
+        let (_, space, whole) =
+            least(|whole, own| whole & !own == 0).or_else(|| least(|_, _| true))?;
+        let of = (text(&whole.mountpoint), whole.flags);
+        Some(From::Part { whole: (*space, whole.mnt_id), of })
     }
 }
 
@@ -249,11 +251,11 @@ mod tests {
         given
     }
 
-    /// Where the mounts are that show what `entry` is a part of, and their flags.
-    fn parts(given: &Given<'_>, entry: &MntEntry) -> Vec<(String, u32)> {
+    /// Where the mount is that `entry` is made of, and its flags.
+    fn part(given: &Given<'_>, entry: &MntEntry) -> Option<(String, u32)> {
         match given.part(entry) {
-            Some(From::Part { of, .. }) => of,
-            _ => vec![],
+            Some(From::Part { of, .. }) => Some(of),
+            _ => None,
         }
     }
 
@@ -263,24 +265,44 @@ mod tests {
         gone.deleted = Some(true);
         let all = [entry(1, "/a/b", 1), entry(1, "/a", 3), entry(1, "/a", 1 | 1 << 20), gone];
         let given = given(&all);
-        let parts = |device, root| parts(&given, &entry(device, root, 0));
-        let text = |at: &str| format!("/at{at}");
-        assert_eq!(parts(1, "/a/x"), [(text("/a"), 3), (text("/a"), 1 | 1 << 20)]);
-        // Of those with the same flags the first.
-        assert_eq!(parts(1, "/a/b//c/"), [(text("/a/b"), 1), (text("/a"), 3)]);
-        assert_eq!(parts(1, "/a/gone").len(), 2);
-        assert_eq!(parts(1, "/ab"), []);
-        assert_eq!(parts(2, "/a"), []);
+        let part = |device, root| part(&given, &entry(device, root, 0));
+        let at = |at: &str, flags: u32| Some((format!("/at{at}"), flags));
+        assert_eq!(part(1, "/a/x"), at("/a", 1 | 1 << 20));
+        assert_eq!(part(1, "/a/b//c/"), at("/a/b", 1));
+        assert_eq!(part(1, "/a/gone"), at("/a", 1 | 1 << 20));
+        assert_eq!((part(1, "/ab"), part(2, "/a")), (None, None));
     }
 
-    /// A mount is made from the smallest that has it, the last one of several.
+    /// What is writable is not made of what is not, although images say that something writable shows the same.
+    #[test]
+    fn a_part_is_made_of_what_gives_its_flags() {
+        let made_of = |all: &[MntEntry], flags| match given(all).part(&entry(1, "/ro", flags)) {
+            Some(From::Part { whole: (_, number), of }) => Some((number, of.1)),
+            _ => None,
+        };
+        let numbered = |mut all: [MntEntry; 2]| {
+            all.iter_mut().zip(1..).for_each(|(entry, id)| entry.mnt_id = id);
+            all
+        };
+        for flag in [1, 2, 4, 8] {
+            for above in ["/", "/ro"] {
+                let all = numbered([entry(1, above, 0), entry(1, "/ro", flag)]);
+                assert_eq!(made_of(&all, 0), Some((1, 0)), "{above}");
+                assert_eq!(made_of(&all, flag), Some((2, flag)), "{above}");
+            }
+            let all = numbered([entry(1, "/ro", flag), entry(1, "/", flag)]);
+            assert_eq!(made_of(&all, 15 & !flag), Some((1, flag)));
+        }
+    }
+
+    /// A mount is made of the smallest that has it, the last one of several.
     #[test]
     fn the_smallest_whole_counts() {
         let mut all =
             [entry(1, "/", 0), entry(1, "/a/b", 1), entry(1, "/a/b", 1), entry(1, "/../c", 0)];
         all.iter_mut().zip(1..).for_each(|(entry, id)| entry.mnt_id = id);
         let given = given(&all);
-        let whole = |root| match given.part(&entry(1, root, 0)) {
+        let whole = |root| match given.part(&entry(1, root, 1)) {
             Some(From::Part { whole, .. }) => Some(whole),
             _ => None,
         };
@@ -358,13 +380,13 @@ mod tests {
     fn names_that_are_no_paths() {
         let all = [entry(1, "net:[1]", 0), entry(2, "", 0)];
         let given = given(&all);
-        assert_eq!(parts(&given, &entry(1, "net:[1]", 0)).len(), 1);
-        assert_eq!(parts(&given, &entry(1, "net:[2]", 0)), []);
-        assert_eq!(parts(&given, &entry(2, "/x", 0)).len(), 1);
+        assert!(part(&given, &entry(1, "net:[1]", 0)).is_some());
+        assert_eq!(part(&given, &entry(1, "net:[2]", 0)), None);
+        assert!(part(&given, &entry(2, "/x", 0)).is_some());
     }
 
     /// However many are given, a mount goes through no more directories than its root has, and
-    /// has no more wholes than there are sets of flags.
+    /// there are no more wholes of one than there are sets of flags.
     #[test]
     fn many_mounts_are_compared_in_few_steps() {
         let many: Vec<MntEntry> = (0..5000)
@@ -375,7 +397,7 @@ mod tests {
         let root = Path::new("/a/7/x/y");
         let steps = given.along(1, root).count();
         assert!(steps <= 1 + root.iter().count(), "{steps} steps");
-        assert_eq!(parts(&given, &entry(1, "/a/7/x/y", 0)).len(), 1 << NARROW.len());
+        assert!(given.shown.iter().all(|wholes| wholes.len() <= 1 << NARROW.len()));
         assert_eq!(given.shown.len(), 3 + 100, "top, root, /a, and what is below");
     }
 }

@@ -169,7 +169,7 @@ mod tests {
         assert!(!matches!(forest.source(node), Ok(Source::Part { .. } | Source::Root)));
         let number = mounts[made].id.0;
         for whole in [(mounts[0].space, u32::MAX), (u32::MAX, mounts[0].id.0)] {
-            mounts[made].from = From::Part { whole, of: vec![] };
+            mounts[made].from = From::Part { whole, of: (String::new(), 0) };
             let error = Forest::of_mounts(mounts.iter()).unwrap_err().to_string();
             assert!(error.contains(&format!("mount {number}: it is a part of")), "{error}");
         }
