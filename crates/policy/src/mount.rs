@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -140,7 +140,11 @@ impl fmt::Display for Mount {
             From::Part { whole: (_, number), .. } => {
                 write!(f, "the part {:?} of mount {number}, which is given", self.root)
             }
-            From::FileSystem => write!(f, "file system {name}"),
+            // That of a namespace has the name of this, and is listed with it.
+            From::FileSystem if self.root == Path::new("/") || self.namespace.is_some() => {
+                write!(f, "file system {name}")
+            }
+            From::FileSystem => write!(f, "{:?} of file system {name}", self.root),
         }?;
         let read_only = self.flags & 1 != 0; // MS_RDONLY
         f.write_str(if read_only { ", read-only" } else { "" })

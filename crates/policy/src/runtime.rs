@@ -118,6 +118,11 @@ fn is_bind(mount: &SpecMount) -> bool {
     mount.kind == "bind" || mount.options.iter().any(|option| option == "bind" || option == "rbind")
 }
 
+/// Whether a configured mount is made of the groups of the container.
+fn is_of_groups(mount: &SpecMount) -> bool {
+    !is_bind(mount) && ["cgroup", "cgroup2"].contains(&mount.kind.as_str())
+}
+
 /// Whether a configured mount can be a mount of type `name`. Runtimes make a tmpfs with
 /// one mount for each hierarchy for `cgroup`, or one of version 2.
 fn is_of_type(mount: &SpecMount, name: &str) -> bool {
@@ -171,8 +176,17 @@ pub(crate) fn wider(mount: &Mount, passed: &Passed) -> Option<String> {
     if !lost.is_empty() {
         return Some(format!("the calling runtime wants it {}", lost.join(", ")));
     }
-    let other = mount.made().is_some_and(|name| !is_bind(wanted) && !is_of_type(wanted, name));
-    other.then(|| format!("the calling runtime wants {} there", wanted.kind))
+    let name = mount.made()?;
+    let shows_kernel = !HARMLESS.contains(&name);
+    if is_bind(wanted) {
+        let why = || format!("the calling runtime wants {:?} of this host there", wanted.source);
+        return shows_kernel.then(why);
+    }
+    if !is_of_type(wanted, name) {
+        return Some(format!("the calling runtime wants {} there", wanted.kind));
+    }
+    let is_part = shows_kernel && !is_of_groups(wanted) && mount.root != Path::new("/");
+    is_part.then(|| format!("the calling runtime wants all of {name} there"))
 }
 
 /// The flags that take rights away which a mount lacks, of those in `wanted`.
@@ -224,7 +238,7 @@ fn unconfigured(mount: &Mount, spec: &Spec) -> Option<String> {
     let name = mount.made().filter(|name| !HARMLESS.contains(name))?;
     let at = mount.at();
     let protected = spec.linux.readonly_paths.iter().any(|path| plain(path) == plain(&at));
-    if protected && mount.flags & READ_ONLY != 0 {
+    if protected && mount.flags & READ_ONLY != 0 && is_in_place(mount, name, spec) {
         return None;
     }
     let cgroups = spec.mounts.iter().filter(|m| m.kind == "cgroup" && is_of_type(m, name));
@@ -236,6 +250,19 @@ fn unconfigured(mount: &Mount, spec: &Spec) -> Option<String> {
         Some(parent) if read_only(parent) => None,
         _ => Some("the calling runtime wants no such mount there".to_owned()),
     }
+}
+
+/// Whether a mount of type `name` shows the file or directory that would be at its place without it: that of the
+/// file system that the configuration has there.
+fn is_in_place(mount: &Mount, name: &str, spec: &Spec) -> bool {
+    let at = plain(&mount.at());
+    let above = spec.mounts.iter().filter(|wanted| at.starts_with(plain(&wanted.destination)));
+    // The last one lies on top.
+    let above = above.max_by_key(|wanted| plain(&wanted.destination).components().count());
+    above.filter(|wanted| !is_bind(wanted) && wanted.kind == name).is_some_and(|wanted| {
+        let below = at.strip_prefix(plain(&wanted.destination));
+        below.is_ok_and(|below| mount.root == Path::new("/").join(below))
+    })
 }
 
 /// A mount namespace: its number, the image file, its mounts.
@@ -329,7 +356,7 @@ pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violatio
         };
         for path in spec.linux.masked_paths.iter().filter(there) {
             if let Some(mount) = visible(mounts, path)
-                && plain(&mount.at()) != plain(path)
+                && (mount.from == From::FileSystem || plain(&mount.at()) != plain(path))
                 && is_of_kernel(mount)
             {
                 add(format!("{path:?} can be reached, which the calling runtime hides"));
@@ -481,5 +508,93 @@ mod tests {
             let named = |v: &String| v.contains(why) && v.contains("(foreign.mounts.sources)");
             assert!(found.iter().any(named), "{options}: {found:?}");
         }
+    }
+
+    /// What a runtime gives a container: file systems of the kernel, volumes, and what it hides and protects.
+    const SPEC: &str = r#"{"ociVersion": "1.0.2", "mounts": [
+        {"destination": "/proc", "type": "proc", "source": "proc"},
+        {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
+        {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["ro"]},
+        {"destination": "/hosts", "type": "bind", "source": "/etc/hosts", "options": ["rbind"]},
+        {"destination": "/vol", "type": "none", "source": "/srv", "options": ["rbind", "ro"]},
+        {"destination": "/dir", "type": "proc", "source": "/srv", "options": ["bind"]},
+        {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"}],
+        "linux": {"maskedPaths": ["/proc/keys", "/proc/irq"],
+                  "readonlyPaths": ["/proc/bus", "/proc/irq", "/vol/bus", "/sys/fs"]}}"#;
+
+    fn in_container() -> Passed {
+        let spec = Some(Spec::parse(SPEC.as_bytes()).unwrap());
+        Passed { spec, exists: Some(|_| true), ..Passed::default() }
+    }
+
+    fn placed(name: &str, at: &str, root: &str, flags: u32) -> Mount {
+        Mount { at: at.into(), root: root.into(), flags, ..fs(name, "") }
+    }
+
+    /// File systems of the kernel are where the configuration has them, and show there what they show in
+    /// every container.
+    #[test]
+    fn file_systems_of_the_kernel_have_their_places() {
+        let wider = |mount: &Mount| wider(mount, &in_container());
+        for (name, at, root, flags) in [
+            ("proc", "/proc", "/", 0),
+            ("sysfs", "/sys", "/", 1),
+            ("proc", "/proc/bus", "/bus", 1),
+            ("sysfs", "/sys/fs", "/fs", 1),
+            ("tmpfs", "/hosts", "/x", 0),
+            ("tmpfs", "/proc/keys", "/null", 0),
+            ("tmpfs", "/sys/fs/cgroup", "/", 0),
+        ] {
+            let mount = placed(name, at, root, flags);
+            assert_eq!(wider(&mount), None, "{mount}");
+        }
+        for name in ["proc", "sysfs", "cgroup", "cgroup2", "debugfs"] {
+            for at in ["/hosts", "/vol", "/dir", "/tmp", "/spare", "/proc/keys", "/vol/bus"] {
+                for root in ["/", "/sys/kernel/core_pattern", "/bus"] {
+                    for flags in [0, 1] {
+                        let mount = placed(name, at, root, flags);
+                        assert!(wider(&mount).is_some(), "{mount}");
+                    }
+                }
+            }
+        }
+        for (name, at, root) in [
+            ("proc", "/proc/bus", "/"),
+            ("proc", "/proc/bus", "/bus/.."),
+            ("proc", "/proc/bus", "/sys"),
+            ("sysfs", "/proc/bus", "/"),
+            ("sysfs", "/proc/bus", "/bus"),
+            ("sysfs", "/sys/fs", "/firmware"),
+            ("proc", "/proc", "/sys"),
+            ("sysfs", "/sys", "/firmware"),
+            ("proc", "/sys", "/"),
+        ] {
+            let mount = placed(name, at, root, 1);
+            assert!(wider(&mount).is_some(), "{mount}");
+        }
+    }
+
+    /// A path that is protected as well is hidden by no part of what it is hidden from.
+    #[test]
+    fn what_is_hidden_is_hidden_by_something_else() {
+        let hides = |name: &str, root: &str| {
+            let mounts = [
+                (1, 0, Mount { at: "/".into(), ..shows(From::Root) }),
+                (2, 1, placed("proc", "/proc", "/", 0)),
+                (3, 2, placed("tmpfs", "/proc/keys", "/null", 0)),
+                (4, 2, placed("proc", "/proc/bus", "/bus", 1)),
+                (5, 2, placed(name, "/proc/irq", root, 1)),
+            ];
+            let asked = mounts.map(|(id, parent, mount)| Request {
+                image: "mountpoints-1.img".to_owned(),
+                task: None,
+                ask: Ask::Mount(Mount { id: (id, parent), ..mount }),
+            });
+            let found = unprotected(&asked, &in_container());
+            found.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(hides("tmpfs", "/"), Vec::<String>::new());
+        let found = hides("proc", "/irq");
+        assert!(found.len() == 1 && found[0].contains("\"/proc/irq\" can be reached"), "{found:?}");
     }
 }

@@ -282,7 +282,9 @@ impl Mounted {
         }
         let hosts = || host.mounts.iter().any(|mount| mount.device == self.device);
         let listed = narrow.unwrap_or(listed);
-        if let Some(kind) = listed.strip_prefix("file system ") {
+        if let Some((root, kind)) = listed.split_once("file system ")
+            && (root.is_empty() || root == format!("{:?} of ", self.root))
+        {
             return kind == self.kind && !(OWN.contains(&kind) && hosts());
         }
         let mut whole = given.mounts.iter().filter(|mount| self.is_part(mount)).peekable();
