@@ -349,6 +349,11 @@ impl Verdict {
         (base, below)
     }
 
+    /// Whether a mount of groups, made or given for `key`, shows those of the tasks alone.
+    pub(crate) fn shows_own_groups(&self, key: Option<&str>) -> bool {
+        torpor_policy::shows_own_groups(key, &self.passed)
+    }
+
     /// Whether files may be made and removed where the tasks cannot write.
     pub(crate) fn may_write_read_only(&self, policy: &Policy) -> bool {
         let Some(origin) = self.origin else { return true };

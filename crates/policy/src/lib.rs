@@ -91,7 +91,7 @@ pub use program_format::ProgramFormat;
 pub use ranges::Ranges;
 pub use request::{Ask, Device, Request};
 pub use rules::{Grant, Limit, Need, Policy, Rules};
-pub use runtime::OVERLAY_LAYERS;
+pub use runtime::{OVERLAY_LAYERS, shows_own_groups};
 pub use scheduling::Scheduling;
 pub use seccomp::Seccomp;
 pub use signal_owner::SignalOwner;

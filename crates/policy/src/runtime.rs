@@ -160,6 +160,9 @@ pub(crate) fn wider(mount: &Mount, passed: &Passed) -> Option<String> {
         let missing = spec.root.readonly && mount.flags & READ_ONLY == 0;
         return missing.then(|| "the calling runtime wants it read-only".to_owned());
     }
+    if let Some(groups) = groups_given(mount, spec) {
+        return wider_than_groups(mount, groups);
+    }
     let Some(wanted) = configured(spec, &mount.at()) else {
         return unconfigured(mount, spec);
     };
@@ -187,6 +190,44 @@ pub(crate) fn wider(mount: &Mount, passed: &Passed) -> Option<String> {
     }
     let is_part = shows_kernel && !is_of_groups(wanted) && mount.root != Path::new("/");
     is_part.then(|| format!("the calling runtime wants all of {name} there"))
+}
+
+/// The mount of groups in the configuration that what is given for a mount is a part of: runtimes give each hierarchy
+/// by a key of its own, which is its place.
+fn groups_given<'s>(mount: &Mount, spec: &'s Spec) -> Option<&'s SpecMount> {
+    let From::Given { key, .. } = &mount.from else { return None };
+    groups_of_key(key, spec)
+}
+
+fn groups_of_key<'s>(key: &str, spec: &'s Spec) -> Option<&'s SpecMount> {
+    if spec.mounts.iter().any(|wanted| is_bind(wanted) && plain(&wanted.destination) == plain(key))
+    {
+        return None;
+    }
+    spec.mounts.iter().find(|wanted| is_of_groups(wanted) && is_below(key, &wanted.destination))
+}
+
+/// Why a mount gives more than the mount of groups that it is a part of.
+fn wider_than_groups(mount: &Mount, groups: &SpecMount) -> Option<String> {
+    if !is_below(&mount.at(), &groups.destination) {
+        return Some(format!("the calling runtime wants groups at {:?} only", groups.destination));
+    }
+    let lost = lost(flags(groups), mount);
+    (!lost.is_empty()).then(|| format!("the calling runtime wants it {}", lost.join(", ")))
+}
+
+/// Whether a mount of groups is to show those of the tasks, and none above them: what is given for `key`, or a file system
+/// that is made. So it is for a container whose configuration names none of this host's groups there.
+#[must_use]
+pub fn shows_own_groups(key: Option<&str>, passed: &Passed) -> bool {
+    let Some(spec) = &passed.spec else { return false };
+    key.is_none_or(|key| groups_of_key(key, spec).is_some())
+}
+
+/// The flags of a configured mount that take rights away.
+fn flags(wanted: &SpecMount) -> u32 {
+    let named = |(_, name): &&(u32, &str)| wanted.options.iter().any(|o| o == name);
+    NARROW.iter().filter(named).fold(0, |all, (flag, _)| all | flag)
 }
 
 /// The flags that take rights away which a mount lacks, of those in `wanted`.
@@ -223,11 +264,7 @@ fn wider_than_source(mount: &Mount, passed: &Passed) -> Option<String> {
 fn configured_sources(passed: &Passed, fits: impl Fn(&SpecMount) -> bool) -> Vec<(&str, u32)> {
     let all = passed.spec.iter().flat_map(|spec| &spec.mounts);
     all.filter(|wanted| is_bind(wanted) && fits(wanted))
-        .map(|wanted| {
-            let named = |(_, name): &&(u32, &str)| wanted.options.iter().any(|o| o == name);
-            let flags = NARROW.iter().filter(named).fold(0, |all, (flag, _)| all | flag);
-            (wanted.destination.as_str(), flags)
-        })
+        .map(|wanted| (wanted.destination.as_str(), flags(wanted)))
         .collect()
 }
 
@@ -572,6 +609,30 @@ mod tests {
             let mount = placed(name, at, root, 1);
             assert!(wider(&mount).is_some(), "{mount}");
         }
+    }
+
+    /// Groups that a runtime gives for its mount of groups have the flags of that, and its place.
+    #[test]
+    fn groups_are_as_their_mount() {
+        let given = |key: &str, at: &str, flags| {
+            let from = From::Given { key: key.to_owned(), path: Some("/sys/fs/cgroup/x".into()) };
+            let mount = Mount { at: at.into(), flags, ..shows(from) };
+            (wider(&mount, &in_container()), shows_own_groups(Some(key), &in_container()))
+        };
+        let memory = "/sys/fs/cgroup/memory";
+        assert_eq!(given(memory, memory, 1), (None, true));
+        for (at, flags) in [(memory, 0), ("/spare", 0), ("/spare", 1), ("/vol", 0), ("/vol", 1)] {
+            let (why, own) = given(memory, at, flags);
+            assert!(
+                why.is_some_and(|why| why.contains("the calling runtime wants")) && own,
+                "{at}"
+            );
+        }
+        // A volume is what it is; what hides files is nothing.
+        assert_eq!(given("/hosts", "/hosts", 0), (None, false));
+        assert_eq!(given("/proc/keys", "/proc/keys", 0), (None, false));
+        assert!(shows_own_groups(None, &in_container()));
+        assert!(!shows_own_groups(None, &Passed::default()));
     }
 
     /// A path that is protected as well is hidden by no part of what it is hidden from.

@@ -16,7 +16,7 @@ use super::origin::{Forest, Node, Source};
 use super::restored::{Filled, GivenFs};
 use super::sharing::Base;
 use super::tree::Tree;
-use super::{formats, nested, superblock, unpack};
+use super::{formats, groups, nested, superblock, unpack};
 use crate::error::{Context, Error, Result};
 use crate::external;
 
@@ -203,11 +203,7 @@ fn given(cx: &Assembly<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<
             rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context(what)?
         }
     };
-    if matches!(mount.fs.as_str(), "cgroup" | "cgroup2")
-        && let Some(at) = own_group(at.as_fd(), &path, mount, host)
-    {
-        return Ok(Open { at, made: false });
-    }
+    let at = groups::of_given(cx, (at.as_fd(), &path), mount, host)?.unwrap_or(at);
     Ok(Open { at, made: false })
 }
 
@@ -248,17 +244,6 @@ fn given_path(cx: &Assembly<'_>, forest: &Forest, node: Node) -> Result<PathBuf>
         }
         Some(External::Device(_)) | None => Err(unfit(mount, "it is not from outside")),
     }
-}
-
-/// The cgroup that a mount showed, where the caller gives one above it (runc gives
-/// the group of the caller): a task would see the groups of others.
-fn own_group(at: BorrowedFd<'_>, path: &Path, mount: &Mount, host: &Tree) -> Option<OwnedFd> {
-    let id = u32::try_from(mount_id(at).ok()?).ok()?;
-    let on = host.mount(host.find(id)?);
-    let real = path.canonicalize().ok()?;
-    let shown = on.root.join(real.strip_prefix(&on.mountpoint).ok()?);
-    let below = mount.root.strip_prefix(shown).ok()?;
-    open_beneath(at, below, false).ok()
 }
 
 /// Makes a file system, or finds the one that the host has.
@@ -303,6 +288,9 @@ fn make(cx: &mut Assembly<'_>, forest: &Forest, whole: Node, host: &Tree) -> Res
                 let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let at = rustix::fs::open(path, flags, Mode::empty()).context(what)?;
                 Ok(Open { at, made: false })
+            }
+            None if mount.fs == "cgroup" && cx.verdict.shows_own_groups(None) => {
+                Err(unfit(mount, "this host has no such hierarchy of groups"))
             }
             None => Ok(Open { at: superblock::make_here(mount)?, made: true }),
         },

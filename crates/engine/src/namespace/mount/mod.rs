@@ -10,6 +10,7 @@ mod entry;
 mod external;
 mod formats;
 mod fs;
+mod groups;
 mod mountinfo;
 mod nested;
 mod origin;

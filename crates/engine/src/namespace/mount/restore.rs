@@ -13,10 +13,10 @@ use super::base::{Bases, base_of, unfit};
 use super::build::{self, Copies, OldRoot, Yard, no_namespace, shows_terminal};
 use super::collect::own_tree;
 use super::fs::{Origin, attributes};
-use super::origin::{Forest, Node};
+use super::origin::{Forest, Node, Source};
 use super::restored::{Late, Restored};
 use super::sharing::{self, Base, Group};
-use super::{formats, nested, superblock};
+use super::{formats, groups, nested, superblock};
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::namespace::{Namespaces, NsKind, nested_user, run_in, send_into};
@@ -132,7 +132,10 @@ fn planned(cx: &mut Assembly<'_>) -> Result<Forest> {
     let root = root.map(|root| (root.image.homes.number(NsKind::Cgroup).unwrap_or(0), root.pid));
     let view = cgroup::View::of_root(cx.spaces, root)?;
     for node in forest.nodes().collect::<Vec<_>>() {
-        let shown = view.resolve(forest.mount(node));
+        let mut shown = view.resolve(forest.mount(node));
+        if forest.source(node) == Ok(Source::FileSystem) {
+            shown = groups::of_made(cx, forest.mount(node), shown)?;
+        }
         forest.mount_mut(node).root = shown;
     }
     Ok(forest)
