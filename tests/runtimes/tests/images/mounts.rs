@@ -1,9 +1,10 @@
 //! Mounts of what the caller did not give, or in another way.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use torpor_images::kind;
-use torpor_images::proto::{FdTypes, FileEntry, Fstype, RemapFilePathEntry, RemapType};
+use torpor_images::proto::{FdTypes, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType};
 
 use torpor_runtimes_tests::scratch::Scratch;
 
@@ -186,4 +187,203 @@ fn mounts() {
             ),
         ],
     );
+}
+
+/// Puts in the place of a mount one of a file system that shows the kernel.
+fn instead(images: &Images, place: &str, fstype: Fstype, root: &str, flags: u32) {
+    images.mounts(|mounts| {
+        let like = at(mounts, if fstype == Fstype::Sysfs { "/sys" } else { "/proc" }).clone();
+        let known = matches!(fstype, Fstype::Proc | Fstype::Sysfs);
+        let mount = mounts.iter_mut().find(|mount| mount.mountpoint == place.as_bytes()).unwrap();
+        *mount = MntEntry {
+            mnt_id: mount.mnt_id,
+            parent_mnt_id: mount.parent_mnt_id,
+            mountpoint: mount.mountpoint.clone(),
+            fstype: fstype as u32,
+            root_dev: if known { like.root_dev } else { 0xff_ffe },
+            root: root.as_bytes().to_vec(),
+            flags,
+            ..like
+        };
+    });
+}
+
+/// Adds at /spare what another mount shows, writable.
+fn again(images: &Images, place: &str, change: impl FnOnce(&mut MntEntry)) {
+    images.mount(|mounts, mount| {
+        let (id, parent) = (mount.mnt_id, mount.parent_mnt_id);
+        *mount = at(mounts, place).clone();
+        (mount.mnt_id, mount.parent_mnt_id, mount.flags) = (id, parent, 0);
+        mount.mountpoint = b"/spare".to_vec();
+        change(mount);
+    });
+}
+
+/// The file systems of the kernel in the place of a volume, and more of them where a container has a part that it
+/// cannot write to.
+#[test]
+fn file_systems_of_the_kernel() {
+    const PATTERN: &str = "/sys/kernel/core_pattern";
+    fn groups(images: &Images, fstype: Fstype, options: &str) {
+        instead(images, "/vol", fstype, "/", 0);
+        images.mounts(|mounts| {
+            let mount = mounts.iter_mut().find(|mount| mount.mountpoint == b"/vol").unwrap();
+            mount.options = options.as_bytes().to_vec();
+        });
+    }
+    refuses(
+        "images-kernel",
+        &[
+            (
+                "proc for a volume",
+                |images| instead(images, "/vol", Fstype::Proc, "/", 0),
+                &[
+                    "\"/vol\": file system proc: ",
+                    " of this host there (foreign.mounts.file-systems)",
+                ],
+            ),
+            (
+                "a file of proc for a volume",
+                |images| instead(images, "/vol", Fstype::Proc, PATTERN, 0),
+                &["\"/vol\": \"/sys/kernel/core_pattern\" of file system proc: "],
+            ),
+            (
+                "proc for a volume that cannot be written to",
+                |images| instead(images, "/ro", Fstype::Proc, "/", 1),
+                &["\"/ro\": file system proc, read-only: ", " of this host there"],
+            ),
+            (
+                "sysfs for a volume",
+                |images| instead(images, "/vol", Fstype::Sysfs, "/", 0),
+                &["\"/vol\": file system sysfs: ", " of this host there"],
+            ),
+            (
+                "groups for a volume",
+                |images| groups(images, Fstype::Cgroup, "memory"),
+                &["\"/vol\": file system cgroup: ", " of this host there"],
+            ),
+            (
+                "new groups for a volume",
+                |images| groups(images, Fstype::Cgroup, "none,name=images-kernel"),
+                &["\"/vol\": file system cgroup: ", " of this host there"],
+            ),
+            (
+                "groups of version 2 for a volume",
+                |images| groups(images, Fstype::Cgroup2, ""),
+                &["\"/vol\": file system cgroup2: "],
+            ),
+            (
+                "all of proc where a part is protected",
+                |images| instead(images, "/proc/bus", Fstype::Proc, "/", 1),
+                &["\"/proc/bus\": file system proc, read-only: the calling runtime wants no such"],
+            ),
+            (
+                "another part",
+                |images| instead(images, "/proc/sys", Fstype::Proc, "/bus/..", 1),
+                &["\"/proc/sys\": \"/bus/..\" of file system proc, read-only: "],
+            ),
+            (
+                "sysfs where a part of proc is protected",
+                |images| instead(images, "/proc/bus", Fstype::Sysfs, "/", 1),
+                &["\"/proc/bus\": file system sysfs, read-only: "],
+            ),
+            (
+                "a part of proc in the place of all",
+                |images| instead(images, "/sys", Fstype::Sysfs, "/kernel", 15),
+                &["\"/sys\": \"/kernel\" of file system sysfs", "wants all of sysfs there"],
+            ),
+        ],
+    );
+}
+
+/// The volume that cannot be written to, as a part of what can, by what images say of devices and roots.
+#[test]
+fn what_a_part_is_made_of() {
+    let scratch = Scratch::new("images-parts");
+    scratch.configure(FOREIGN);
+    let bundle = bundle(&scratch);
+    let asleep = Asleep::of(&scratch, &bundle);
+    asleep.refused(&[(
+        "a part of the root",
+        |images| {
+            again(images, "/ro", |mount| mount.ext_key = None);
+            images.mounts(|mounts| {
+                let device = at(mounts, "/ro").root_dev;
+                let root = mounts.iter_mut().find(|mount| mount.mountpoint == b"/").unwrap();
+                (root.root_dev, root.root) = (device, b"/".to_vec());
+            });
+        },
+        &[" for /spare: No such file or directory"],
+    )]);
+    // What seems to be the same volume, and can be written to.
+    let images = Images::of(&scratch);
+    again(&images, "/ro", |mount| mount.ext_key = None);
+    images.mounts(|mounts| {
+        let (device, root) = (at(mounts, "/ro").root_dev, at(mounts, "/ro").root.clone());
+        let other = mounts.iter_mut().find(|mount| mount.mountpoint == b"/vol").unwrap();
+        (other.root_dev, other.root) = (device, root);
+    });
+    let Asleep { mut container, .. } = asleep;
+    container.restore(&[]);
+    let inside = PathBuf::from(format!("/proc/{}/root", container.pid()));
+    assert!(inside.join("spare/link").is_symlink() && !inside.join("spare/kept").exists());
+    assert!(inside.join("ro/kept").exists());
+}
+
+/// Groups of the caller in place of the container's.
+#[test]
+fn groups_of_the_caller() {
+    const OWN: &str = "/sys/fs/cgroup/pids";
+    // Only where a runtime gives each hierarchy by itself.
+    if !Path::new(OWN).exists() {
+        return;
+    }
+    let scratch = Scratch::new("images-groups-shown");
+    scratch.configure(FOREIGN);
+    let bundle = bundle(&scratch);
+    let asleep = Asleep::of(&scratch, &bundle);
+    asleep.refused(&[
+        (
+            "writable, elsewhere",
+            |images| again(images, OWN, |_| ()),
+            &["\"/spare\"", "wants groups at \"/sys/fs/cgroup\" only", "mounts.file-systems"],
+        ),
+        (
+            "for a volume",
+            |images| {
+                images.mounts(|mounts| {
+                    let key = at(mounts, OWN).ext_key.clone();
+                    let other = mounts.iter_mut().find(|m| m.mountpoint == b"/vol").unwrap();
+                    other.ext_key = key;
+                });
+            },
+            &["\"/vol\"", "wants groups at \"/sys/fs/cgroup\" only"],
+        ),
+        (
+            "writable in place",
+            |images| {
+                images.mounts(|mounts| {
+                    let own = mounts.iter_mut().filter(|m| m.mountpoint == OWN.as_bytes());
+                    own.for_each(|mount| mount.flags &= !1);
+                });
+            },
+            &["\"/sys/fs/cgroup/pids\"", "the calling runtime wants it ro", "mounts.file-systems"],
+        ),
+        (
+            "writable, as a part",
+            |images| again(images, OWN, |mount| mount.ext_key = None),
+            &["\"/spare\"", "a part of the mount at \"/sys/fs/cgroup/pids\", which is ro"],
+        ),
+    ]);
+    // What they say of its root, and of its type, shows no group above that of the tasks.
+    let images = Images::of(&scratch);
+    images.mounts(|mounts| {
+        let own = mounts.iter_mut().find(|mount| mount.mountpoint == OWN.as_bytes()).unwrap();
+        own.root = b"/".to_vec();
+    });
+    let Asleep { mut container, .. } = asleep;
+    container.restore(&[]);
+    let shown = format!("/proc/{}/root{OWN}/cgroup.procs", container.pid());
+    let tasks = fs::read_to_string(shown).unwrap();
+    assert!(tasks.lines().any(|task| task == container.pid().to_string()), "{tasks}");
 }
