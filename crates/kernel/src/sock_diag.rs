@@ -4,6 +4,8 @@
 //! not show is only found here (the peer of a Unix socket, the rings of a packet
 //! socket). All functions speak about the network namespace of the calling thread.
 
+use std::net::{IpAddr, SocketAddr};
+
 use crate::error::{Context, Error, Result};
 use crate::netlink::{Attributes, SOCK_DIAG, Socket};
 
@@ -140,6 +142,9 @@ pub struct NetlinkSocket {
     pub answering: bool,
 }
 
+/// The request for sockets of a family (linux/sock_diag.h).
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+
 /// All Unix sockets.
 ///
 /// # Errors
@@ -218,6 +223,36 @@ pub fn inet(family: i32, protocol: i32) -> Result<Vec<InetSocket>> {
         }
         Some(found)
     })
+}
+
+/// Which user has the TCP socket that is connected from `own` to `other`, as the user namespace of the calling thread
+/// numbers them; `None` if it is open no more: of such a socket the kernel says that it is root's.
+///
+/// # Errors
+/// If there is no such socket in this network namespace, or the kernel cannot be asked.
+pub fn tcp_owner(own: SocketAddr, other: SocketAddr) -> Result<Option<u32>> {
+    let family = if own.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // struct inet_diag_req_v2, with what names a connection: ports, addresses, any device, no cookie.
+    let mut request = vec![u8_of(family), u8_of(libc::IPPROTO_TCP), 0, 0];
+    request.extend(u32::MAX.to_ne_bytes());
+    request.extend(own.port().to_be_bytes());
+    request.extend(other.port().to_be_bytes());
+    for address in [own, other] {
+        let mut bytes = match address.ip() {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        };
+        bytes.resize(16, 0);
+        request.extend(bytes);
+    }
+    request.extend(0u32.to_ne_bytes());
+    request.extend([0xFF; 8]);
+    let found = Socket::open(SOCK_DIAG)?.get(SOCK_DIAG_BY_FAMILY, &request)?;
+    let owner = found.as_ref().and_then(|message| {
+        let message = Bytes(message.body());
+        Some((message.u32(64)?, message.u32(68)?))
+    });
+    Ok(owner.and_then(|(user, inode)| (inode != 0).then_some(user)))
 }
 
 /// Makes the kernel forget the closed TCP connections of a local port (`TIME_WAIT`), to
@@ -386,7 +421,6 @@ impl<'a> Bytes<'a> {
 
 /// Sends a request of type `SOCK_DIAG_BY_FAMILY` and parses each answer.
 fn list<T>(request: &[u8], parse: impl Fn(Bytes<'_>) -> Option<T>) -> Result<Vec<T>> {
-    const SOCK_DIAG_BY_FAMILY: u16 = 20;
     // Sockets that belong to a frozen tree do not change: what changes are others.
     let found = Socket::open(SOCK_DIAG)?.list_as_it_is(SOCK_DIAG_BY_FAMILY, request);
     match found {
@@ -439,6 +473,22 @@ mod tests {
         let mut name = path.into_os_string().into_encoded_bytes();
         name.push(0);
         assert_eq!(listener.name, name);
+    }
+
+    #[test]
+    fn a_connection_has_an_owner_as_long_as_it_is_open() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (server, from) = listener.accept().unwrap();
+            let at = server.local_addr().unwrap();
+            let own = rustix::process::geteuid().as_raw();
+            assert_eq!(tcp_owner(from, at).unwrap(), Some(own));
+            drop(client);
+            assert!(!matches!(tcp_owner(from, at), Ok(Some(_))), "it is closed");
+        }
+        let nobody = "127.0.0.1:1".parse().unwrap();
+        assert!(tcp_owner(nobody, nobody).is_err());
     }
 
     #[test]

@@ -4,9 +4,10 @@
 
 mod support;
 
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use support::{Counter, Host, judge, torpor};
+use support::{Counter, Host, judge, torpor, wait_until};
 
 /// What a command says that fails.
 fn error(command: &mut Command) -> String {
@@ -34,6 +35,26 @@ fn a_second_agent_with_the_same_directories() {
     counter.goes_on();
     there.stop_agent();
     there.start_agent();
+}
+
+/// Whoever can have programs run by an agent of root's is root.
+#[test]
+fn other_users_at_a_loopback_address() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.listen = "127.0.0.1:0".to_owned();
+    there.start_agent();
+    let (_, port) = there.address.rsplit_once(':').unwrap();
+    let mut stranger = Command::new("bash");
+    stranger.args(["-c", &format!("exec 3<>/dev/tcp/127.0.0.1/{port} && cat <&3")]);
+    stranger.uid(65534).gid(65534).current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut stranger = stranger.spawn().unwrap();
+    wait_until("it is refused", || there.log().contains("a process of the user 65534 connects"));
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+    // The agent goes on, for its own user.
+    let counter = Counter::start(100, 1);
+    here.moves(counter.pid, "stop-and-copy", &there.address).unwrap();
+    counter.goes_on();
 }
 
 #[test]

@@ -32,6 +32,7 @@ use crate::runtime::{Container, Runtime, Terms};
 use crate::wire::address::Listener;
 use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request, Subject, Summary};
+use crate::wire::owner;
 
 /// Connections at a time: more wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
@@ -141,7 +142,14 @@ impl Agent {
     fn handle(&self, socket: OwnedFd) -> Result<()> {
         let socket = match &self.settings.keys {
             Some(keys) => keys.accept(socket)?,
-            None => socket,
+            None => match owner::check(&socket) {
+                Ok(()) => socket,
+                Err(error) => {
+                    // Who speaks the protocol hears why.
+                    let _ = turn_away(socket, &error);
+                    return Err(error);
+                }
+            },
         };
         let mut line = Line::open(socket)?;
         match line.hear()? {
@@ -198,6 +206,13 @@ impl Agent {
 }
 
 /// An error, for the other end.
+/// Answers what is asked, whatever that is, with a refusal.
+fn turn_away(socket: OwnedFd, error: &Error) -> Result<()> {
+    let mut line = Line::open(socket)?;
+    let _: Request = line.hear()?;
+    line.say(&refusal(error))
+}
+
 fn refusal(error: &Error) -> Reply {
     Reply::Refused {
         text: error.to_string(),

@@ -11,6 +11,7 @@ pub(crate) mod address;
 pub(crate) mod carrier;
 pub(crate) mod frame;
 pub(crate) mod message;
+pub(crate) mod owner;
 pub(crate) mod relay;
 pub(crate) mod spread;
 
