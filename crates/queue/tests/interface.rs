@@ -332,6 +332,19 @@ fn over_the_network_a_token_and_a_certificate_are_needed() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "[]\n");
     let output = queue("token-of-bob-which-is-long", &["show", "1"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("no job 1"));
+    // Nor can they be asked what has become of it by a job of theirs that is to run after it.
+    let after = |token: &str, id: &str| {
+        let output = queue(token, &["submit", "--after", id, "--", "true"]);
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for id in ["1", "4711"] {
+        let (taken, said) = after("token-of-bob-which-is-long", id);
+        assert!(!taken && said.contains(&format!("there is no job {id} to run after")), "{said}");
+    }
+    for token in ["token-of-ann-which-is-long", "administrator-token"] {
+        let (taken, said) = after(token, "1");
+        assert!(taken, "{said}");
+    }
     let output = queue("token-of-bob-which-is-long", &["drain"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("administrators"));
     let output = queue("a-wrong-token-of-some-length", &["list"]);

@@ -173,7 +173,15 @@ fn submit(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
     };
     who.apply(&mut spec);
     let key = request.header("Idempotency-Key");
-    match queue.change(|core| core.submit(spec, key)) {
+    let submitted = queue.change(|core| {
+        // What becomes of a job is told by what becomes of those that are to run after it.
+        let is_seen = |id| core.jobs.get(id).is_some_and(|job| who.may(&job.spec.owner));
+        match spec.after.iter().find(|id| !is_seen(id)) {
+            Some(&missing) => Err(Refusal::no_first(missing)),
+            None => core.submit(spec, key),
+        }
+    });
+    match submitted {
         Ok(id) => Response { status: 201, ..Response::json(&accepted(&queue.lock(), id)) },
         Err(Refusal::Senseless(text)) => Response::problem(400, &text),
         Err(Refusal::KeyReused) => {

@@ -233,7 +233,7 @@ impl Core {
         spec.limits.usual_pids = None;
         spec.check().map_err(Refusal::Senseless)?;
         if let Some(missing) = spec.after.iter().find(|id| !self.jobs.contains_key(id)) {
-            return Err(Refusal::Senseless(format!("there is no job {missing} to run after")));
+            return Err(Refusal::no_first(*missing));
         }
         // One that is to run after others may get its input from them.
         if let Some(input) =
@@ -401,5 +401,10 @@ pub(super) enum Refusal {
 impl Refusal {
     fn broken(error: Error) -> Self {
         Self::Broken(error.to_string())
+    }
+
+    /// A job that is to run after one that is not there, as far as its sender may know.
+    pub(super) fn no_first(missing: JobId) -> Self {
+        Self::Senseless(format!("there is no job {missing} to run after"))
     }
 }
