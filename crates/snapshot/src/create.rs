@@ -124,6 +124,7 @@ pub fn create(args: &CreateArgs) -> Result<ExitCode> {
     if let Some(signer) = &signer {
         args.sign.sign(signer, &args.reference, &published.digest)?;
     }
+    places::note_made(&published.digest)?;
     places::note(&args.reference.to_string(), &description.origin)?;
     report(args, &description, &published);
     Ok(ExitCode::SUCCESS)
@@ -415,7 +416,7 @@ impl Maker<'_> {
             None => "record-working-set 86400\n".to_owned(),
         };
         let lazy = self.trial_key.is_none();
-        let options = "tcp-close\n".to_owned() + &with + &streams::given(&slept.streams);
+        let options = "tcp-close\n".to_owned() + &with + &streams::given(&slept.streams)?;
         let restore = Restore {
             bundle: &instance.dir,
             id: &id,

@@ -30,6 +30,12 @@ impl Error {
         self
     }
 
+    /// What to do about it, if that is known.
+    #[must_use]
+    pub fn told(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
     /// Says in front of it what was being done.
     #[must_use]
     pub fn during(mut self, what: impl Display) -> Self {

@@ -6,6 +6,7 @@
 #![warn(unreachable_pub, clippy::print_stderr)]
 
 pub mod archive;
+pub mod belief;
 pub mod bundle;
 pub mod cache;
 pub mod command;

@@ -1,6 +1,7 @@
 //! Files and directories of the host that one container has, where others of its bundle have
 //! none, or have others.
 
+use std::fmt;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
@@ -84,6 +85,12 @@ fn place(path: &str) -> Result<PathBuf, String> {
     if plain { Ok(parts) } else { Err(format!("{path:?} is no absolute path without ..")) }
 }
 
+impl fmt::Display for Bind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {:?}", self.source, self.destination)
+    }
+}
+
 impl Bind {
     /// The same with the source as it is found from everywhere.
     ///
@@ -129,6 +136,23 @@ impl Bind {
     pub fn replaces(&self, mount: &Value) -> bool {
         let there = mount["destination"].as_str().and_then(|path| place(path).ok());
         there.is_some_and(|there| there == self.destination)
+    }
+
+    /// Whether another one is at the same place.
+    #[must_use]
+    pub fn is_at(&self, other: &Self) -> bool {
+        self.destination == other.destination
+    }
+
+    /// What `--mount` takes for it.
+    #[must_use]
+    pub fn option(&self) -> String {
+        let (source, destination) = (self.source.display(), self.destination.display());
+        let options = match self.options.is_empty() {
+            true => String::new(),
+            false => format!(",options={}", self.options.join(":")),
+        };
+        format!("type=bind,source={source},destination={destination}{options}")
     }
 
     fn flags(&self) -> u32 {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -104,6 +104,28 @@ pub fn path() -> Result<OsString> {
     path.push(":");
     path.push(std::env::var_os("PATH").unwrap_or_else(|| "/usr/sbin:/usr/bin:/sbin:/bin".into()));
     Ok(path)
+}
+
+/// The file that says of a manifest's digest that its snapshot was made here.
+fn made_of(digest: &str) -> PathBuf {
+    state().join("made").join(oci::sha256(digest.as_bytes()).trim_start_matches("sha256:"))
+}
+
+/// Notes that the snapshot whose manifest has this digest was made here.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn note_made(digest: &str) -> Result<()> {
+    let file = made_of(digest);
+    make(&state().join("made"))?;
+    let made = File::options().write(true).create(true).truncate(false).mode(0o600).open(&file);
+    made.map(drop).context(|| file.display().to_string())
+}
+
+/// Whether it was.
+#[must_use]
+pub fn has_made(digest: &str) -> bool {
+    made_of(digest).exists()
 }
 
 /// What was noted of a snapshot on this machine, for when its place cannot be asked.

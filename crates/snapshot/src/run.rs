@@ -9,34 +9,36 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use torpor_blobs::oci::{self, Manifest};
 use torpor_blobs::reference::Reference;
-use torpor_blobs::{self as store, Store, traffic};
+use torpor_blobs::traffic;
 use torpor_images::pagemap::page_size;
 use torpor_seal::keys::Identities;
 use torpor_worker::tell;
 
+use crate::belief::Said;
 use crate::bundle::Bundle;
 use crate::create::files_option;
-use crate::description::{Description, Origin};
+use crate::description::Origin;
 use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
 use crate::instance::{Instance, Own};
 use crate::mounts::Bind;
-use crate::patience::patiently;
 use crate::ready::{Container, Output, Ready, Waiting};
 use crate::report::Picture;
 use crate::runc::{Restore, Runc, Runtime, Streams};
-use crate::sealed::{Opened, Openers};
+use crate::sealed::Openers;
 use crate::signature::TrustIn;
 use crate::source::{Base, Source};
 use crate::template::Template;
 use crate::{
-    cache, events, feed, fits, generation, instance, interrupt, log, mounts, network, own, places,
+    cache, events, feed, generation, instance, interrupt, log, mounts, network, own, places,
     streams, template, unpack,
 };
 
 mod by_podman;
+mod found;
+
+use found::{FoundSnapshot, Snapshot};
 
 /// What a picture shows.
 const SECOND: Duration = Duration::from_secs(1);
@@ -140,6 +142,21 @@ pub struct RunArgs {
     json: bool,
     #[command(flatten)]
     runtime: Runtime,
+    /// What the container runs instead of what its bundle or image says, if the snapshot was made so
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+impl RunArgs {
+    /// What the caller says of what is started, with the mounts `binds`.
+    fn said<'a>(&'a self, binds: &'a [Bind]) -> Said<'a> {
+        Said { from: self.from.as_ref(), command: &self.command, binds }
+    }
+
+    /// What is known here of the place of the snapshot.
+    fn known(&self) -> Option<Origin> {
+        places::noted(&self.reference.to_string())
+    }
 }
 
 /// How a container was started.
@@ -272,77 +289,6 @@ struct Start<'a> {
     failed: Cell<Option<Instant>>,
 }
 
-/// A snapshot that is there, signed as it was asked for.
-struct FoundSnapshot {
-    store: Box<dyn Store>,
-    /// The digest of its manifest.
-    digest: String,
-    manifest: Manifest,
-    description: Description,
-}
-
-impl FoundSnapshot {
-    fn open(args: &RunArgs) -> Result<Self> {
-        let store = store::open(&args.reference)?;
-        let bytes =
-            patiently(Duration::from_secs(args.wait), || store::found(&*store, &args.reference))?;
-        let manifest = Manifest::parse(&bytes)?;
-        let digest = oci::sha256(&bytes);
-        args.trust.check(&args.reference, &digest)?;
-        let description = Description::read(&*store, &manifest)?;
-        Ok(Self { store, digest, manifest, description })
-    }
-
-    /// What it was made from.
-    fn origin(self, openers: &Openers<'_>) -> Result<Origin> {
-        match self.description.says_origin() {
-            true => Ok(self.description.origin),
-            false => Ok(self.description.opened(openers)?.0.origin),
-        }
-    }
-}
-
-/// A snapshot that fits, and what it is restored with.
-struct Snapshot {
-    store: Box<dyn Store>,
-    manifest: Manifest,
-    description: Description,
-    /// What opens its changed files, if they are sealed.
-    opened: Option<Opened>,
-    /// What it is of.
-    base: Base,
-    template: Option<Template>,
-}
-
-impl Snapshot {
-    /// Finds the snapshot that is asked for. What it was made from is in `known` as soon as that can be
-    /// believed, even if it does not fit.
-    fn open(args: &RunArgs, openers: &Openers<'_>, known: &OnceCell<Origin>) -> Result<Self> {
-        let FoundSnapshot { store, digest, manifest, description } = FoundSnapshot::open(args)?;
-        if description.says_origin() {
-            let _ = known.set(description.origin.clone());
-        }
-        let (description, opened) = description.opened(openers)?;
-        let mut origin = known.get_or_init(|| description.origin.clone()).clone();
-        if let Some(source) = &args.from {
-            origin.from = source.to_string();
-        }
-        let base = Base::of(&origin)?;
-        fits::check(&description, &manifest, &base)?;
-        // For when the place does not answer. That it cannot be noted is no reason not to start.
-        let _ = places::note(&args.reference.to_string(), &origin);
-        let mut template = template::find(&args.reference, &digest);
-        let is_alike = matches!(base, Base::Bundle(_)) && !description.sealed;
-        if template.is_none() && args.count > 1 && is_alike {
-            interrupt::heed();
-            let made = template::for_batch(&args.reference, &*store, (&description, &manifest));
-            // Without one each has its own memory.
-            template = made.map_err(|error| tell!("They share no memory: {error}")).ok();
-        }
-        Ok(Self { store, manifest, description, opened, base, template })
-    }
-}
-
 impl Start<'_> {
     fn start(&self) -> Result<Started> {
         let reason = match self.args.policy {
@@ -364,7 +310,11 @@ impl Start<'_> {
         });
         let started = started.map_err(|error| match &reason {
             Some(reason) if reason.to_string() != error.to_string() => {
-                error.during(format!("{reason}; and no cold start"))
+                let hints: Vec<&str> =
+                    [reason, &error].into_iter().filter_map(Error::told).collect();
+                let hint = hints.join("; ");
+                let error = error.during(format!("{reason}; and no cold start"));
+                if hint.is_empty() { error } else { error.hint(hint) }
             }
             _ => error,
         })?;
@@ -472,18 +422,15 @@ impl Start<'_> {
     /// What is started cold. The place of the snapshot is not asked again for that: it may not answer,
     /// and what it says may be nothing to believe.
     fn cold_base(&self) -> Result<Base> {
-        if let Some(source) = &self.args.from {
-            return Base::of(&Origin {
-                from: source.to_string(),
-                command: Vec::new(),
-                mounts: Vec::new(),
-            });
+        let said = self.args.said(self.binds);
+        if let Some(origin) = said.origin() {
+            return Base::of(&origin);
         }
-        let noted = || places::noted(&self.args.reference.to_string());
+        let noted = || self.args.known().map(|known| said.over(&known));
         let origin = match self.origin.get().cloned().or_else(noted) {
             Some(origin) => origin,
             None if self.args.policy == Policy::Never => {
-                FoundSnapshot::open(self.args)?.origin(&self.openers)?
+                FoundSnapshot::open(self.args)?.origin(&said, &self.openers)?
             }
             None => {
                 return Err(Error::new("nothing says what to start")
@@ -504,7 +451,7 @@ impl Start<'_> {
 
     fn try_warm(&self) -> Result<Started> {
         if self.snapshot.get().is_none() {
-            let _ = self.snapshot.set(Snapshot::open(self.args, &self.openers, self.origin)?);
+            let _ = self.snapshot.set(Snapshot::open(self, self.origin)?);
         }
         let snapshot = self.snapshot.get().ok_or_else(|| Error::new("there is no snapshot"))?;
         match &snapshot.base {
@@ -583,7 +530,7 @@ impl Start<'_> {
                 options += "require-signature\n";
             }
         }
-        options += &streams::given(&description.streams);
+        options += &streams::given(&description.streams)?;
         if let Some(network) = joined {
             options += &format!("join-ns net:{}\n", network.display());
         }

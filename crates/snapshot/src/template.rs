@@ -209,7 +209,9 @@ pub fn keep(args: &KeepArgs) -> Result<ExitCode> {
         end(&dir);
         fs::rename(&new, &dir).context(|| dir.display().to_string())?;
         drop(claim);
-        places::note(&args.reference.to_string(), &description.origin)?;
+        if places::has_made(&digest) {
+            places::note(&args.reference.to_string(), &description.origin)?;
+        }
     }
     let pid = process(&dir).map_or(0, |pid| pid.as_raw_nonzero().get());
     if args.json {

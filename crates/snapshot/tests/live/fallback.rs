@@ -87,15 +87,6 @@ fn damage_is_found_before_anything_starts() {
     cold(&fixture, "gone", "there is no such snapshot");
 }
 
-/// Gives the snapshot in the store another description.
-fn describe(fixture: &Fixture, change: impl FnOnce(&mut Value)) {
-    fixture.change("latest", |manifest| {
-        let mut config = fixture.document(manifest["config"]["digest"].as_str().unwrap());
-        change(&mut config["org.torpor.snapshot"]);
-        fixture.put(&serde_json::to_vec(&config).unwrap(), &mut manifest["config"]);
-    });
-}
-
 /// Gives the snapshot in the store other images.
 fn other_images(fixture: &Fixture, change: impl FnOnce(&ImageDir)) {
     let dir = tempfile::tempdir().unwrap();
@@ -119,16 +110,16 @@ fn another_machine_starts_cold() {
     let fixture = Fixture::new("machine", 200);
     fixture.create(&fixture.reference(), &[]);
     let here = fixture.manifest();
-    describe(&fixture, |about| about["machine"]["architecture"] = "riscv64".into());
+    fixture.describe(|about| about["machine"]["architecture"] = "riscv64".into());
     assert_ne!(fixture.manifest(), here);
     cold(&fixture, "processor", "another processor");
-    describe(&fixture, |about| {
+    fixture.describe(|about| {
         about["machine"]["architecture"] =
             torpor_snapshot::description::Machine::here().architecture.into();
         about["machine"]["kernel"] = "99.1.0".into();
     });
     cold(&fixture, "kernel", "a later kernel");
-    describe(&fixture, |about| about["version"] = 9.into());
+    fixture.describe(|about| about["version"] = 9.into());
     cold(&fixture, "version", "version 9 is not known");
 }
 

@@ -164,6 +164,13 @@ impl Fixture {
         assert_eq!(self.exec(name, &["/app", "ask", "sum"]), sum(self.pages as u64));
     }
 
+    /// Makes this another machine than the one that has made the snapshots so far.
+    pub fn move_away(&self) {
+        for known in ["notes", "made"] {
+            let _ = fs::remove_dir_all(self.path("state").join(known));
+        }
+    }
+
     /// Ends a container.
     pub fn delete(&self, name: &str) {
         let _ = self.runc(&["delete", "--force", &self.id(name)]).output();
@@ -204,6 +211,15 @@ impl Fixture {
         fs::write(self.blob(&digest), bytes).unwrap();
         descriptor["digest"] = digest.into();
         descriptor["size"] = bytes.len().into();
+    }
+
+    /// Gives the snapshot in the store another description.
+    pub fn describe(&self, change: impl FnOnce(&mut Value)) {
+        self.change("latest", |manifest| {
+            let mut config = self.document(manifest["config"]["digest"].as_str().unwrap());
+            change(&mut config["org.torpor.snapshot"]);
+            self.put(&serde_json::to_vec(&config).unwrap(), &mut manifest["config"]);
+        });
     }
 
     /// Changes the manifest that has a name in the store.

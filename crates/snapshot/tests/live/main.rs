@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 mod authority;
+mod belief;
 mod containerd;
 mod cosign;
 mod directory;

@@ -1,0 +1,106 @@
+//! The snapshot that is asked for: whether it is there, is to be believed, and fits.
+
+use std::cell::OnceCell;
+use std::time::Duration;
+
+use torpor_blobs::oci::{self, Manifest};
+use torpor_blobs::{self as store, Store};
+use torpor_worker::tell;
+
+use super::{RunArgs, Start};
+use crate::belief::{Granted, Said};
+use crate::description::{Description, Origin};
+use crate::error::{Error, Result};
+use crate::patience::patiently;
+use crate::sealed::{Opened, Openers};
+use crate::source::Base;
+use crate::template::Template;
+use crate::{fits, interrupt, places, template};
+
+/// A snapshot that is there, signed as it was asked for.
+pub(super) struct FoundSnapshot {
+    store: Box<dyn Store>,
+    /// The digest of its manifest.
+    digest: String,
+    manifest: Manifest,
+    description: Description,
+    /// Whether somebody who is trusted has signed it, or it was made here.
+    is_believed: bool,
+    /// What is known here of its place.
+    known: Option<Origin>,
+}
+
+impl FoundSnapshot {
+    pub(super) fn open(args: &RunArgs) -> Result<Self> {
+        let store = store::open(&args.reference)?;
+        let bytes =
+            patiently(Duration::from_secs(args.wait), || store::found(&*store, &args.reference))?;
+        let manifest = Manifest::parse(&bytes)?;
+        let digest = oci::sha256(&bytes);
+        let signer = args.trust.check(&args.reference, &digest)?;
+        let is_believed = signer.is_some() || places::has_made(&digest);
+        let description = Description::read(&*store, &manifest)?;
+        Ok(Self { store, digest, manifest, description, is_believed, known: args.known() })
+    }
+
+    /// What a start uses of what it claims.
+    fn grant(&self, said: &Said<'_>, claimed: &Origin) -> Result<Granted> {
+        said.grant(claimed, self.is_believed, self.known.as_ref())
+    }
+
+    /// What it was made from, as far as the caller or somebody who is believed says it.
+    pub(super) fn origin(&self, said: &Said<'_>, openers: &Openers<'_>) -> Result<Origin> {
+        let claimed = match self.description.says_origin() {
+            true => self.description.origin.clone(),
+            false => self.description.clone().opened(openers)?.0.origin,
+        };
+        Ok(self.grant(said, &claimed)?.origin)
+    }
+}
+
+/// A snapshot that fits, and what it is restored with.
+pub(super) struct Snapshot {
+    pub(super) store: Box<dyn Store>,
+    pub(super) manifest: Manifest,
+    pub(super) description: Description,
+    /// What opens its changed files, if they are sealed.
+    pub(super) opened: Option<Opened>,
+    /// What it is of.
+    pub(super) base: Base,
+    pub(super) template: Option<Template>,
+}
+
+impl Snapshot {
+    /// Finds the snapshot that is asked for. What is started cold in its place is in `cold` as soon as that
+    /// can be believed, even if the snapshot does not fit.
+    pub(super) fn open(start: &Start<'_>, cold: &OnceCell<Origin>) -> Result<Self> {
+        let (args, said) = (start.args, start.args.said(start.binds));
+        let found = FoundSnapshot::open(args)?;
+        if found.description.says_origin() {
+            let _ = cold.set(found.grant(&said, &found.description.origin)?.origin);
+        }
+        let (description, opened) = found.description.clone().opened(&start.openers)?;
+        let Granted { origin, lasting } = found.grant(&said, &description.origin)?;
+        let FoundSnapshot { store, digest, manifest, is_believed, .. } = found;
+        let base = Base::of(cold.get_or_init(|| origin))?;
+        if matches!(base, Base::Image(_)) && !is_believed {
+            return Err(Error::new(
+                "the snapshot brings all of its container's configuration for Podman, with mounts and \
+                 privileges: nobody who is believed has signed it, and it was not made here",
+            )
+            .hint("a signature allows it (--trust, --cosign-key); --from podman:IMAGE starts the image"));
+        }
+        fits::check(&description, &manifest, &base)?;
+        // For when the place does not answer. That it cannot be noted is no reason not to start.
+        let _ = places::note(&args.reference.to_string(), &lasting);
+        let mut template = template::find(&args.reference, &digest);
+        let is_alike = matches!(base, Base::Bundle(_)) && !description.sealed;
+        if template.is_none() && args.count > 1 && is_alike {
+            interrupt::heed();
+            let made = template::for_batch(&args.reference, &*store, (&description, &manifest));
+            // Without one each has its own memory.
+            template = made.map_err(|error| tell!("They share no memory: {error}")).ok();
+        }
+        Ok(Self { store, manifest, description, opened, base, template })
+    }
+}
