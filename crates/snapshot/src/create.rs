@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -27,12 +27,12 @@ use crate::patience::patiently;
 use crate::podman::{self, Podman};
 use crate::progress::size;
 use crate::publish::{Parts, Published, publish};
-use crate::ready::{Container, NOTIFY, Output, Ready, Waiting};
+use crate::ready::{Container, NOTIFY, Output, Ready, Waiting, of_code};
 use crate::runc::{Restore, Runc, Runtime, Streams};
 use crate::sealed::Seal;
 use crate::signature::SignWith;
 use crate::source::{Image, Source};
-use crate::{archive, cri, generation, instance, interrupt, places, streams};
+use crate::{archive, cri, generation, instance, interrupt, network, places, streams};
 
 /// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
 /// it. With a snapshot of the same name there, only pages that are new are stored.
@@ -52,7 +52,7 @@ pub struct CreateArgs {
     /// A command that warms the application up once it is ready
     #[arg(long, value_name = "CMD")]
     warmup: Vec<String>,
-    /// How long it may take until the application is ready
+    /// How long it may take until the application is ready, and each --warmup
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     timeout: u64,
     /// How long to wait for a registry or an object store that cannot be reached yet, or any more
@@ -246,6 +246,7 @@ impl Maker<'_> {
         let podman = Podman::new()?;
         let made_of = Image { name: image.to_owned(), command: self.args.command.clone() };
         podman.start(&made_of, &self.id, &[])?;
+        podman.check_volumes(&self.id, image)?;
         let output = Output::default();
         let waiting = Waiting { runtime: &podman, id: &self.id, output: &output, notify: None };
         self.wait(&waiting)?;
@@ -347,7 +348,9 @@ impl Maker<'_> {
         let state = state.ok_or_else(|| Error::new(format!("there is no container {id}")))?;
         let dir = Path::new(state["bundle"].as_str().unwrap_or_default());
         let (bundle, changes) = instance::bundle_of(dir)?;
-        let streams = streams::outside(self.runc.pid(id)?)?;
+        let pid = self.runc.pid(id)?;
+        tell_connections(pid);
+        let streams = streams::outside(pid)?;
         let (images, work) = (self.work.join("running"), self.work.join("work"));
         places::make(&images)?;
         places::make(&work)?;
@@ -388,14 +391,15 @@ impl Maker<'_> {
         }
         let pid = waiting.runtime.pid(waiting.id)?;
         for command in &self.args.warmup {
-            match waiting.command(command, pid)? {
-                Some(0) => {}
-                code => {
-                    let code = code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
-                    return Err(Error::new(format!("--warmup {command:?} ended with {code}")));
-                }
-            }
+            let code = waiting.command(command, pid, Instant::now() + self.timeout())?;
+            let said = match code {
+                Some(Some(0)) => continue,
+                Some(code) => of_code(code),
+                None => format!("it had not ended after {:?} (--timeout)", self.timeout()),
+            };
+            return Err(Error::new(format!("--warmup {command:?}: {said}")));
         }
+        tell_connections(pid);
         Ok(())
     }
 
@@ -437,8 +441,8 @@ impl Maker<'_> {
         self.runc.delete(&id);
         let recorded = slept.images.join(kind::WORKING_SET.file_name(0));
         // The pager writes its list when the tasks are gone.
-        let end = std::time::Instant::now() + Duration::from_secs(10);
-        while lazy && tried.is_ok() && !recorded.exists() && std::time::Instant::now() < end {
+        let end = Instant::now() + Duration::from_secs(10);
+        while lazy && tried.is_ok() && !recorded.exists() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(20));
         }
         instance.remove();
@@ -479,6 +483,18 @@ pub fn files_option<'f>(
         lines += &format!("{name} {}\n", path.display());
     }
     Ok(lines)
+}
+
+/// Says which connections between its own processes a container loses.
+fn tell_connections(pid: u32) {
+    let ports: Vec<String> = network::inner_ports(pid).iter().map(u16::to_string).collect();
+    if !ports.is_empty() {
+        eprintln!(
+            "connections between processes of the container are closed as well, at port {}: they have to \
+             connect again after each start",
+            ports.join(", ")
+        );
+    }
 }
 
 /// The socket at which the application says that it is ready.

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Once};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -60,29 +61,33 @@ pub fn cause(error: Error) -> Error {
     check().err().unwrap_or(error)
 }
 
-/// Runs a command to its end, or until somebody asks for that of this process.
+/// Runs a command to its end, or until somebody asks for that of this process, or until it is too late: then there is
+/// no status, and it is gone.
 ///
 /// # Errors
 /// If it cannot be started, or was interrupted: it is gone then.
-pub fn status(call: &mut Command) -> Result<ExitStatus> {
+pub fn status(call: &mut Command, end: Instant) -> Result<Option<ExitStatus>> {
     let program = call.get_program().display().to_string();
     let what = || format!("starting {program}");
     let mut child = call.spawn().context(what)?;
     let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).context(what)?;
     while poll(&mut [PollFd::new(&process.as_fd(), PollFlags::IN)], Some(&GLANCE)) != Ok(1) {
-        if let Err(error) = check() {
+        let asked = check();
+        if asked.is_err() || Instant::now() >= end {
             // It may have ended just now.
             let _ = child.kill();
             let _ = child.wait();
-            return Err(error);
+            return asked.map(|()| None);
         }
     }
-    child.wait().context(what)
+    child.wait().map(Some).context(what)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -94,7 +99,15 @@ mod tests {
 
     #[test]
     fn a_command_has_its_own_status() {
-        assert_eq!(status(Command::new("sh").args(["-c", "exit 7"])).unwrap().code(), Some(7));
-        assert!(status(&mut Command::new("/nope")).is_err());
+        let late = Instant::now() + Duration::from_secs(600);
+        let ended = status(Command::new("sh").args(["-c", "exit 7"]), late).unwrap();
+        assert_eq!(ended.unwrap().code(), Some(7));
+        assert!(status(&mut Command::new("/nope"), late).is_err());
+    }
+
+    #[test]
+    fn a_command_that_does_not_end_is_ended() {
+        let ended = status(Command::new("sleep").arg("1000"), Instant::now()).unwrap();
+        assert_eq!(ended, None);
     }
 }

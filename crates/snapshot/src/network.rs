@@ -1,5 +1,7 @@
 //! The network namespace that a container of runc is given.
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::statfs;
@@ -54,10 +56,63 @@ fn no_path(namespace: &Value) -> bool {
     namespace["path"].as_str().is_none_or(str::is_empty)
 }
 
+/// The ports at which processes of a container are connected with each other. In the network of this host it cannot be
+/// told of whom the ends are: there are none.
+#[must_use]
+pub fn inner_ports(pid: u32) -> BTreeSet<u16> {
+    let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    if network(&pid.to_string()) == network("self") {
+        return BTreeSet::new();
+    }
+    let read = |kind| fs::read_to_string(format!("/proc/{pid}/net/{kind}")).unwrap_or_default();
+    connected_within(&(read("tcp") + &read("tcp6")))
+}
+
+/// The ports that something listens at, of connections of which both ends are in the kernel's tables of sockets.
+fn connected_within(tables: &str) -> BTreeSet<u16> {
+    // IPv4 in IPv6, as the tables write it.
+    const MAPPED: &str = "0000000000000000FFFF0000";
+    let end = |text: &'_ str| text.strip_prefix(MAPPED).unwrap_or(text).to_owned();
+    let port = |end: &str| u16::from_str_radix(end.rsplit(':').next().unwrap_or(""), 16).ok();
+    let (mut listening, mut connected) = (BTreeSet::new(), BTreeSet::new());
+    for line in tables.lines() {
+        let mut fields = line.split_whitespace().skip(1);
+        let (Some(from), Some(to), Some(state)) = (fields.next(), fields.next(), fields.next())
+        else {
+            continue;
+        };
+        match state {
+            "0A" => listening.extend(port(from)),
+            "01" => drop(connected.insert((end(from), end(to)))),
+            _ => {}
+        }
+    }
+    let within =
+        connected.iter().filter(|(from, to)| connected.contains(&(to.clone(), from.clone())));
+    within.filter_map(|(from, _)| port(from)).filter(|port| listening.contains(port)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn connections_within_a_container_are_told_from_others() {
+        let tables = "  sl  local_address rem_address   st tx_queue rx_queue\n\
+             0: 0100007F:1770 00000000:0000 0A\n\
+             1: 0100007F:1770 0100007F:9C40 01\n\
+             2: 0100007F:9C40 0100007F:1770 01\n\
+             3: 0201A8C0:0050 0301A8C0:9C40 01\n\
+             sl  local_address rem_address   st tx_queue rx_queue\n\
+             0: 00000000000000000000000000000000:0050 00000000000000000000000000000000:0000 0A\n\
+             1: 0000000000000000FFFF00000100007F:0050 0000000000000000FFFF00000100007F:9C42 01\n\
+             2: 0100007F:9C42 0100007F:0050 01\n";
+        assert_eq!(connected_within(tables), BTreeSet::from([6000, 80]));
+        let outside = tables.lines().filter(|line| !line.contains("7F:9C4")).collect::<Vec<_>>();
+        assert_eq!(connected_within(&outside.join("\n")), BTreeSet::new());
+        assert_eq!(inner_ports(std::process::id()), BTreeSet::new());
+    }
 
     #[test]
     fn a_network_is_a_namespace() {

@@ -151,10 +151,30 @@ impl Podman {
         fs::remove_file(&archive).context(|| name)
     }
 
-    /// Ends a container, if it is there, and forgets it.
+    /// Fails if a container of an image has volumes: Podman exports them in files of their own, and makes volumes of
+    /// the same names of them, so that there could be one container.
+    ///
+    /// # Errors
+    /// Which volumes it has.
+    pub fn check_volumes(&self, id: &str, image: &str) -> Result<()> {
+        let format =
+            "{{range .Mounts}}{{if eq .Type \"volume\"}}{{println .Destination}}{{end}}{{end}}";
+        let all = self.say(&["container", "inspect", "--format", format, id])?;
+        let places: Vec<&str> = all.lines().filter(|line| !line.is_empty()).collect();
+        if places.is_empty() {
+            return Ok(());
+        }
+        let places = places.join(", ");
+        Err(Error::new(format!(
+            "the image {image} has volumes ({places}): what is in them would be in no snapshot"
+        ))
+        .hint("--from runc:BUNDLE has files there like any others; so has an image without VOLUME"))
+    }
+
+    /// Ends a container, if it is there, and forgets it, with the volumes that were made for it.
     pub fn delete(&self, id: &str) {
         // There may be none.
-        let _ = self.call(&["rm", "--force", "--time", "0", id]).output();
+        let _ = self.call(&["rm", "--force", "--volumes", "--time", "0", id]).output();
     }
 
     /// The annotations of an image that holds what is unpacked in `dir`.

@@ -198,13 +198,14 @@ impl Waiting<'_> {
         let end = Instant::now() + timeout;
         let pid = self.runtime.pid(self.id).map_err(|_| self.ended())?;
         let mut pause = GLANCE;
+        let mut last = None;
         loop {
             interrupt::check()?;
             // Whoever has ended cannot be asked, also if it ends just now.
             if has_ended(pid) {
                 return Err(self.ended());
             }
-            let looked = self.look(ready, pid);
+            let looked = self.look(ready, pid, end, &mut last);
             if looked.is_err() && has_ended(pid) {
                 return Err(self.ended());
             }
@@ -212,7 +213,9 @@ impl Waiting<'_> {
                 return Ok(());
             }
             if Instant::now() >= end {
-                let text = format!("the container was not ready ({ready}) within {timeout:?}");
+                let last = last.map(|code| format!(": {}", of_code(code))).unwrap_or_default();
+                let text =
+                    format!("the container was not ready ({ready}) within {timeout:?}{last}");
                 return Err(with_words(Error::new(text), &self.output.printed().tail()));
             }
             thread::sleep(pause);
@@ -225,7 +228,14 @@ impl Waiting<'_> {
         with_words(error, &(self.output.last_words() + &self.runtime.printed(self.id)))
     }
 
-    fn look(&self, ready: &Ready, pid: u32) -> Result<bool> {
+    /// Looks once, until `end` at most. Of a command `last` is how it ended.
+    fn look(
+        &self,
+        ready: &Ready,
+        pid: u32,
+        end: Instant,
+        last: &mut Option<Option<i32>>,
+    ) -> Result<bool> {
         match ready {
             Ready::Url { authority, path } => {
                 Ok(inside_network(pid, || get(authority, path))?.unwrap_or(false))
@@ -233,7 +243,10 @@ impl Waiting<'_> {
             // Nobody connects: a server must not find a connection in its snapshot.
             Ready::Tcp(port) => Ok(listens(pid, *port)),
             Ready::Log(pattern) => Ok(self.output.has(pattern)),
-            Ready::Exec(command) => self.command(command, pid).map(|code| code == Some(0)),
+            Ready::Exec(command) => {
+                *last = self.command(command, pid, end)?.or(*last);
+                Ok(*last == Some(Some(0)))
+            }
             Ready::Notify => {
                 let mut words = [0; 4096];
                 let said = self.notify.and_then(|socket| socket.recv(&mut words).ok());
@@ -244,29 +257,41 @@ impl Waiting<'_> {
     }
 
     /// Runs a command in the container; if it has no such program, on this host with the
-    /// container's network. Its exit code, if it ended by itself.
+    /// container's network. Its exit code, if it ended by itself; nothing if it had not ended at `end`.
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn command(&self, command: &str, pid: u32) -> Result<Option<i32>> {
+    pub fn command(&self, command: &str, pid: u32, end: Instant) -> Result<Option<Option<i32>>> {
         let run = |mut call: Command| {
-            interrupt::status(call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
+            let call = call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            Ok::<_, Error>(interrupt::status(call, end)?.map(|status| status.code()))
         };
         let has_shell = Path::new(&format!("/proc/{pid}/root/bin/sh")).symlink_metadata().is_ok();
         let words: Vec<&str> = match has_shell {
             true => vec!["/bin/sh", "-c", command],
             false => command.split_whitespace().collect(),
         };
-        let code = run(self.runtime.exec(self.id, &words))?.code();
+        let Some(code) = run(self.runtime.exec(self.id, &words))? else { return Ok(None) };
         let missing =
             if has_shell { code == Some(127) } else { matches!(code, Some(255 | 126 | 127)) };
         if !missing {
-            return Ok(code);
+            return Ok(Some(code));
         }
         let mut call = Command::new("/bin/sh");
         call.args(["-c", command]).env("TORPOR_CONTAINER", self.id);
         call.env("TORPOR_PID", pid.to_string());
-        inside_network(pid, || run(call))?.map(|status| status.code())
+        inside_network(pid, || run(call))?
+    }
+}
+
+/// How a command ended, by its exit code, if it has one.
+#[must_use]
+pub fn of_code(code: Option<i32>) -> String {
+    match code {
+        // As a shell says it (POSIX, exit status for commands).
+        Some(127) => "it ended with 127, so there is no such program".to_owned(),
+        Some(code) => format!("it ended with {code}"),
+        None => "it ended with a signal".to_owned(),
     }
 }
 
@@ -353,6 +378,36 @@ mod tests {
 
         fn exec(&self, _: &str, _: &[&str]) -> Command {
             Command::new("false")
+        }
+    }
+
+    /// A container whose commands run here.
+    #[derive(Debug)]
+    struct Here;
+
+    impl Container for Here {
+        fn pid(&self, _: &str) -> Result<u32> {
+            Ok(std::process::id())
+        }
+
+        fn exec(&self, _: &str, words: &[&str]) -> Command {
+            let mut call = Command::new(words[0]);
+            call.args(&words[1..]);
+            call
+        }
+    }
+
+    #[test]
+    fn a_command_says_how_it_ended_and_does_not_hang() {
+        let (output, pid) = (Output::default(), std::process::id());
+        let waiting = Waiting { runtime: &Here, id: "here", output: &output, notify: None };
+        let late = Instant::now() + Duration::from_secs(600);
+        assert_eq!(waiting.command("exit 3", pid, late).unwrap(), Some(Some(3)));
+        assert_eq!(waiting.command("sleep 1000", pid, Instant::now()).unwrap(), None);
+        // It is looked for here, too, which is for root to do.
+        if rustix::process::geteuid().is_root() {
+            let code = waiting.command("no-such-program", pid, late).unwrap().unwrap();
+            assert!(of_code(code).ends_with("there is no such program"));
         }
     }
 

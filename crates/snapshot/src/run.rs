@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use rustix::process::Signal;
 use serde_json::json;
 use torpor_blobs::reference::Reference;
 use torpor_blobs::traffic;
@@ -23,7 +24,7 @@ use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
 use crate::instance::{Instance, Own};
 use crate::mounts::Bind;
-use crate::ready::{Container, Output, Ready, Waiting};
+use crate::ready::{Container, Output, Ready, Waiting, of_code};
 use crate::report::Picture;
 use crate::runc::{Restore, Runc, Runtime, Streams};
 use crate::sealed::Openers;
@@ -130,7 +131,7 @@ pub struct RunArgs {
     /// create. A container that does not is ended, and started cold if it came from the snapshot
     #[arg(long, value_name = "WHAT")]
     ready: Option<Ready>,
-    /// How long it may take until it answers
+    /// How long it may take until it answers, and --after-restore
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     timeout: u64,
     /// Write a picture of the first second to FILE, as HTML: pages that were asked for, pages
@@ -192,6 +193,7 @@ pub fn run(args: &RunArgs, configured: fn() -> Identities) -> Result<ExitCode> {
     if args.report.is_some() && args.count > 1 {
         return Err(Error::new("--report is of one container"));
     }
+    args.after_restore.as_deref().map_or(Ok(()), check_signal)?;
     let binds = args.mount.iter().map(Bind::found).collect::<Result<Vec<_>>>()?;
     let binds = &binds;
     let openers = Openers { files: &args.identity, configured };
@@ -596,27 +598,43 @@ impl Start<'_> {
             return rustix::process::kill_process(pid, signal).context(|| "--after-restore");
         }
         let mut call = runtime.exec(self.id, &["/bin/sh", "-c", after]);
-        let status = interrupt::status(call.stdin(Stdio::null()).stdout(Stdio::null()));
-        match status.context(|| "--after-restore")? {
-            status if status.success() => Ok(()),
-            status => Err(Error::new(format!("--after-restore {after:?}: {status}"))),
-        }
+        let timeout = Duration::from_secs(self.args.timeout);
+        let call = call.stdin(Stdio::null()).stdout(Stdio::null());
+        let status = interrupt::status(call, Instant::now() + timeout);
+        let said = match status.context(|| "--after-restore")? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => of_code(status.code()),
+            None => format!("it had not ended after {timeout:?} (--timeout)"),
+        };
+        Err(Error::new(format!("--after-restore {after:?}: {said}")))
     }
 }
 
+/// The signals that --after-restore sends, by their names.
+const SIGNALS: [(&str, Signal); 8] = [
+    ("HUP", Signal::HUP),
+    ("INT", Signal::INT),
+    ("USR1", Signal::USR1),
+    ("USR2", Signal::USR2),
+    ("CONT", Signal::CONT),
+    ("TERM", Signal::TERM),
+    ("WINCH", Signal::WINCH),
+    ("ALRM", Signal::ALARM),
+];
+
 /// The signal of this name.
-fn signal_of(name: &str) -> Option<rustix::process::Signal> {
-    use rustix::process::Signal;
+fn signal_of(name: &str) -> Option<Signal> {
     let name = name.strip_prefix("SIG").unwrap_or(name);
-    Some(match name {
-        "HUP" => Signal::HUP,
-        "INT" => Signal::INT,
-        "USR1" => Signal::USR1,
-        "USR2" => Signal::USR2,
-        "CONT" => Signal::CONT,
-        "TERM" => Signal::TERM,
-        "WINCH" => Signal::WINCH,
-        "ALRM" => Signal::ALARM,
-        _ => return None,
-    })
+    SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| *signal)
+}
+
+/// Fails for a word that is to be a signal and is none, rather than having it run as a command.
+fn check_signal(after: &str) -> Result<()> {
+    let is_name = after.starts_with("SIG")
+        && after.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit());
+    if !is_name || signal_of(after).is_some() {
+        return Ok(());
+    }
+    let known = SIGNALS.map(|(name, _)| name).join(", ");
+    Err(Error::new(format!("--after-restore {after}: there is no such signal, only {known}")))
 }

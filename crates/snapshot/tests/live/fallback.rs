@@ -154,6 +154,13 @@ fn one_that_does_not_answer_starts_cold() {
     let never = ["--ready", "exec:false", "--timeout", "1"];
     let output = fixture.try_run(&reference, "never", &never);
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    let always = ["--policy", "Always", "--timeout", "1", "--after-restore"];
+    for (after, why) in [("sleep 1000", "it had not ended after 1s"), ("SIGNONE", "no such signal")]
+    {
+        let output = fixture.try_run(&reference, "hung", &[&always[..], &[after]].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+        assert!(shown(&output).contains(why), "{}", shown(&output));
+    }
     let list = fixture.runc(&["list", "--quiet"]).output().unwrap();
     assert!(list.stdout.is_empty(), "{}", shown(&list));
     let output = fixture.try_run(&reference, "told", &["--ready", "notify"]);

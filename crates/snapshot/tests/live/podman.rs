@@ -62,6 +62,12 @@ fn podman_restores_the_image() {
     starts(&mut run(&podman, &scratch, &format!("dir:{store}"), "ours"), "snapshot");
     assert_eq!(podman.run(&["exec", "ours", "redis-cli", "get", "kept"]), "warm");
     podman.run(&["rm", "--force", "--time", "0", "ours"]);
+    // Elsewhere, where nobody vouches for it, its configuration is not believed.
+    fs::remove_dir_all(scratch.join("state/made")).unwrap();
+    let mut strange = run(&podman, &scratch, &format!("dir:{store}"), "strange");
+    let output = strange.args(["--policy", "Always"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert!(shown(&output).contains("all of its container's configuration"), "{}", shown(&output));
     let mut copy = with_storage(&podman, "skopeo");
     copy.args(["--insecure-policy", "copy", &format!("oci:{store}:latest")]);
     copy.arg("containers-storage:localhost/warm:1");
@@ -99,6 +105,21 @@ fn last_words_in_a_container_of_podman_are_heard() {
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
     assert!(shown(&output).contains("its last words:\nno use"), "{}", shown(&output));
     assert!(podman.run(&["ps", "--all", "--quiet"]).is_empty(), "nothing of it is left");
+
+    // What is in volumes would be in no snapshot.
+    podman.run(&["create", "--name", "base", IMAGE, "sh"]);
+    let volumes = "localhost/volumes:1";
+    podman.run(&["commit", "--quiet", "--change", "VOLUME /data", "base", volumes]);
+    podman.run(&["rm", "base"]);
+    let mut create = with_storage(&podman, &torpor.display().to_string());
+    create.env("TORPOR_STATE", scratch.join("state")).args(["snapshot", "create", &reference]);
+    create.args(["--from", &format!("podman:{volumes}"), "--", "sh", "-c", "sleep 1000"]);
+    let output = create.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert!(shown(&output).contains("has volumes (/data)"), "{}", shown(&output));
+    for what in ["ps --all --quiet", "volume ls --quiet"] {
+        assert_eq!(podman.run(&what.split(' ').collect::<Vec<_>>()), "", "{what}");
+    }
 }
 
 /// A call of `torpor snapshot run` for a container of this Podman.

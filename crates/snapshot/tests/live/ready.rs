@@ -50,6 +50,12 @@ fn one_that_does_not_become_ready_is_gone() {
     let reference = fixture.reference();
     let never = fixture.try_create(&reference, &["--ready", "exec:false", "--timeout", "1"]);
     assert!(shown(&never).contains("not ready (exec:false)"), "{}", shown(&never));
+    // Nor is a command waited for that hangs.
+    let hangs = ["--ready", "exec:sleep 1000", "--timeout", "1"];
+    let hung = fixture.try_create(&reference, &hangs);
+    assert!(shown(&hung).contains("not ready (exec:sleep 1000)"), "{}", shown(&hung));
+    let hung = fixture.try_create(&reference, &["--warmup", "sleep 1000", "--timeout", "1"]);
+    assert!(shown(&hung).contains("it had not ended after 1s"), "{}", shown(&hung));
     let words = ["--ready", "notify", "--", "/bin/sh", "-c", "echo no use; exit 3"];
     let ended = fixture.try_create(&reference, &words);
     assert!(!ended.status.success());
