@@ -30,9 +30,9 @@ const RULES: &[Rule] = &[
     ("no-new-privileges.require", |rules, leaf| {
         need(leaf).map(|need| rules.no_new_privileges = need)
     }),
-    ("users.allow", |rules, leaf| ids(leaf, false).map(|ids| rules.users = ids)),
+    ("users.allow", |rules, leaf| ids(leaf).map(|ids| rules.users = ids)),
     ("users.login", |rules, leaf| grant(leaf).map(|on| rules.login = on)),
-    ("groups.allow", |rules, leaf| ids(leaf, false).map(|ids| rules.groups = ids)),
+    ("groups.allow", |rules, leaf| ids(leaf).map(|ids| rules.groups = ids)),
     ("namespaces.require", |rules, leaf| {
         rules.namespaces = limit(leaf, true, |kinds| {
             each(kinds, |kind| known("namespace", kind, &NAMESPACES).map(str::to_owned))
@@ -42,8 +42,8 @@ const RULES: &[Rule] = &[
             _ => Ok(()),
         }
     }),
-    ("user-namespace.users", |rules, leaf| ids(leaf, true).map(|ids| rules.mapped_users = ids)),
-    ("user-namespace.groups", |rules, leaf| ids(leaf, true).map(|ids| rules.mapped_groups = ids)),
+    ("user-namespace.users", |rules, leaf| ids(leaf).map(|ids| rules.mapped_users = ids)),
+    ("user-namespace.groups", |rules, leaf| ids(leaf).map(|ids| rules.mapped_groups = ids)),
     ("files.set-uid", |rules, leaf| grant(leaf).map(|on| rules.set_uid = on)),
     ("files.fanotify", |rules, leaf| grant(leaf).map(|on| rules.fanotify = on)),
     ("files.devices", |rules, leaf| {
@@ -172,8 +172,8 @@ fn words(leaf: &Leaf, runtime: bool) -> Result<Limit<Vec<String>>, String> {
     limit(leaf, runtime, |names| Ok(names.into_iter().map(str::to_owned).collect()))
 }
 
-fn ids(leaf: &Leaf, runtime: bool) -> Result<Limit<Ranges>, String> {
-    limit(leaf, runtime, |texts| Ranges::parse(texts))
+fn ids(leaf: &Leaf) -> Result<Limit<Ranges>, String> {
+    limit(leaf, true, |texts| Ranges::parse(texts))
 }
 
 fn flag(leaf: &Leaf) -> Result<bool, String> {
@@ -243,10 +243,13 @@ mod tests {
                 "line 2: seccomp.require: expected true, false or \"runtime\"",
             ),
             (
-                "[users]\nallow = \"runtime\"",
-                "line 2: users.allow: expected \"all\" or a list of strings",
+                "[users]\nallow = \"host\"",
+                "line 2: users.allow: expected \"all\", \"runtime\" or a list of strings",
             ),
-            ("[users]\nallow = [0]", "line 2: users.allow: expected \"all\" or a list of strings"),
+            (
+                "[users]\nallow = [0]",
+                "line 2: users.allow: expected \"all\", \"runtime\" or a list of strings",
+            ),
             (
                 "[mounts]\nsources = [\"srv\"]",
                 "line 2: mounts.sources: \"srv\" is no absolute path without \"..\"",

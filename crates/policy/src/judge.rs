@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::capabilities::number;
 use crate::mount::{From, Mount};
-use crate::passed::Passed;
+use crate::passed::{IdKind, Passed};
 use crate::ranges::Ranges;
 use crate::request::{Ask, Device, Request};
 use crate::rules::{Grant, Limit, Need, Policy, Rules, fits, is_below};
@@ -87,9 +87,9 @@ impl Policy {
         checked: &Checked,
         passed: &Passed,
     ) -> Vec<Violation> {
-        let mut all = self.all.judge(requests, checked, passed, "");
+        let mut all = self.all.judge(requests, origin, checked, passed, "");
         if let Some((rules, prefix)) = self.besides(origin, passed) {
-            let more = rules.judge(requests, checked, passed, prefix);
+            let more = rules.judge(requests, origin, checked, passed, prefix);
             // What both forbid is said once.
             let news: Vec<_> = more
                 .into_iter()
@@ -107,12 +107,13 @@ impl Rules {
     fn judge(
         &self,
         requests: &[Request],
+        origin: Origin,
         checked: &Checked,
         passed: &Passed,
         prefix: &str,
     ) -> Vec<Violation> {
         let single = requests.iter().filter_map(|request| {
-            let (rule, why) = self.deny(&request.ask, passed)?;
+            let (rule, why) = self.deny(&request.ask, origin, passed)?;
             let text = match request.ask {
                 // Those that are allowed do not matter here.
                 Ask::Capabilities(_) => why,
@@ -140,39 +141,59 @@ impl Rules {
     /// anyway can map the own one only.
     fn deny_nested_map(
         &self,
-        groups: bool,
+        kind: IdKind,
         (lower, count): (u32, u32),
+        origin: Origin,
         passed: &Passed,
     ) -> Option<String> {
-        let (limit, ids) = match groups {
-            true => (&self.mapped_groups, &self.groups),
-            false => (&self.mapped_users, &self.users),
+        let limit = match kind {
+            IdKind::User => &self.mapped_users,
+            IdKind::Group => &self.mapped_groups,
         };
         let given = match limit {
             Limit::All => return None,
             Limit::Only(ranges) => ranges.cover(lower, count),
             Limit::Runtime => {
                 let linux = &passed.spec.as_ref()?.linux;
-                let given = if groups { &linux.gid_mappings } else { &linux.uid_mappings };
-                let (right, allowed) = match groups {
-                    true => (number::SETGID, deny_id(ids, lower).is_none()),
-                    false => (number::SETUID, deny_id(ids, lower).is_none()),
+                let given = match kind {
+                    IdKind::User => &linux.uid_mappings,
+                    IdKind::Group => &linux.gid_mappings,
                 };
+                let allowed = self.deny_id(kind, lower, origin, passed).is_none();
                 let covers = |host: u32, size: u32| {
                     let offset = lower.checked_sub(host).and_then(|o| o.checked_add(count));
                     offset.is_some_and(|end| end <= size)
                 };
                 match given.is_empty() {
-                    true => allowed && (count == 1 || passed.grants_here(right)),
-                    false => given.iter().any(|map| covers(map.host_id, map.size)),
+                    true => allowed && (count == 1 || passed.grants_here(kind.right())),
+                    false => {
+                        let may = passed.changes_ids(kind, origin) || (count == 1 && allowed);
+                        may && given.iter().any(|map| covers(map.host_id, map.size))
+                    }
                 }
             }
         };
         (!given).then(|| "these ids are not among those that the caller gives".to_owned())
     }
 
+    fn deny_id(&self, kind: IdKind, id: u32, origin: Origin, passed: &Passed) -> Option<String> {
+        let (limit, right) = match kind {
+            IdKind::User => (&self.users, "CAP_SETUID"),
+            IdKind::Group => (&self.groups, "CAP_SETGID"),
+        };
+        match limit {
+            Limit::All => None,
+            Limit::Only(ranges) => {
+                (!ranges.contains(id)).then(|| "it is not among those allowed".to_owned())
+            }
+            Limit::Runtime => (!passed.gives_id(kind, id, origin)).then(|| {
+                format!("the calling runtime gives the container another one, and no {right}")
+            }),
+        }
+    }
+
     /// Why a request is not allowed, if it is not.
-    fn deny(&self, ask: &Ask, passed: &Passed) -> Option<Denial> {
+    fn deny(&self, ask: &Ask, origin: Origin, passed: &Passed) -> Option<Denial> {
         match ask {
             Ask::Capabilities(_) | Ask::NoCredentials => self.deny_capabilities(ask, passed),
             Ask::Use { capability, .. } => {
@@ -188,8 +209,12 @@ impl Rules {
                 .then(|| ("no-new-privileges.require", "it must not".to_owned())),
             Ask::Seccomp(true) | Ask::NoNewPrivileges(true) => None,
             Ask::Profile(profile) => self.deny_profile(profile.as_deref(), passed),
-            Ask::User(id) => deny_id(&self.users, *id).map(|why| ("users.allow", why)),
-            Ask::Group(id) => deny_id(&self.groups, *id).map(|why| ("groups.allow", why)),
+            Ask::User(id) => {
+                self.deny_id(IdKind::User, *id, origin, passed).map(|why| ("users.allow", why))
+            }
+            Ask::Group(id) => {
+                self.deny_id(IdKind::Group, *id, origin, passed).map(|why| ("groups.allow", why))
+            }
             Ask::Login(_) => {
                 let why = "the restoring program has one, and CAP_AUDIT_CONTROL is not given";
                 denied(self.login, passed.may_log_in(), why).map(|why| ("users.login", why))
@@ -204,10 +229,10 @@ impl Rules {
                     .map(|why| ("user-namespace.groups", why))
             }
             Ask::NestedMap { groups: false, lower, count, .. } => self
-                .deny_nested_map(false, (*lower, *count), passed)
+                .deny_nested_map(IdKind::User, (*lower, *count), origin, passed)
                 .map(|why| ("user-namespace.users", why)),
             Ask::NestedMap { groups: true, lower, count, .. } => self
-                .deny_nested_map(true, (*lower, *count), passed)
+                .deny_nested_map(IdKind::Group, (*lower, *count), origin, passed)
                 .map(|why| ("user-namespace.groups", why)),
             Ask::SetUid { .. } => {
                 let wanted = passed.spec.as_ref().is_some_and(|s| s.process.no_new_privileges);
@@ -584,15 +609,6 @@ fn required(need: Need, asked: bool) -> bool {
         Need::No => false,
         Need::Yes => true,
         Need::Runtime => asked,
-    }
-}
-
-fn deny_id(limit: &Limit<Ranges>, id: u32) -> Option<String> {
-    match limit {
-        Limit::Only(ranges) if !ranges.contains(id) => {
-            Some("it is not among those allowed".to_owned())
-        }
-        _ => None,
     }
 }
 

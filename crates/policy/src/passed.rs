@@ -9,6 +9,7 @@ use torpor_images::proto::UsernsEntry;
 use crate::capabilities::{Capabilities, number};
 use crate::collect::anybody::Network;
 use crate::groups::Roots;
+use crate::judge::Origin;
 use crate::limits::NO_LOGIN;
 
 /// No configuration is larger, in bytes.
@@ -82,12 +83,22 @@ pub struct Spec {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Process {
+    pub(crate) user: User,
     pub(crate) capabilities: CapabilitySets,
     pub(crate) no_new_privileges: bool,
     pub(crate) rlimits: Vec<SpecLimit>,
     pub(crate) oom_score_adj: Option<i32>,
     pub(crate) apparmor_profile: String,
     pub(crate) selinux_label: String,
+}
+
+/// Ids inside of the container.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct User {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) additional_gids: Vec<u32>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -201,7 +212,66 @@ impl Passed {
     }
 }
 
+/// Users, or groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IdKind {
+    User,
+    Group,
+}
+
+impl IdKind {
+    /// The capability that takes any of them.
+    pub(crate) fn right(self) -> u32 {
+        match self {
+            IdKind::User => number::SETUID,
+            IdKind::Group => number::SETGID,
+        }
+    }
+}
+
 impl Passed {
+    /// Whether the tasks can have ids that the configuration does not name: by a capability, and, of
+    /// images that were made here, by a set-uid or set-gid program that they have run.
+    pub(crate) fn changes_ids(&self, kind: IdKind, origin: Origin) -> bool {
+        let no_programs = self.spec.as_ref().is_some_and(|spec| spec.process.no_new_privileges);
+        self.grants(kind.right()) || (origin == Origin::Here && !no_programs)
+    }
+
+    /// Whether the tasks may have an id of this host. Without a configuration nothing limits it.
+    pub(crate) fn gives_id(&self, kind: IdKind, id: u32, origin: Origin) -> bool {
+        let Some(spec) = &self.spec else { return true };
+        if self.changes_ids(kind, origin) {
+            return true;
+        }
+        let user = &spec.process.user;
+        let mut given = match kind {
+            IdKind::User => vec![user.uid],
+            IdKind::Group => [&[user.gid], user.additional_gids.as_slice()].concat(),
+        }
+        .into_iter();
+        given.any(|inside| self.outside(spec, kind, inside) == Some(id))
+    }
+
+    /// The id on this host of one in the container, if it is mapped.
+    fn outside(&self, spec: &Spec, kind: IdKind, id: u32) -> Option<u32> {
+        let (given, joined) = match kind {
+            IdKind::User => (&spec.linux.uid_mappings, self.user_maps.as_ref().map(|m| &m.uid_map)),
+            IdKind::Group => {
+                (&spec.linux.gid_mappings, self.user_maps.as_ref().map(|m| &m.gid_map))
+            }
+        };
+        let given = given.iter().map(|map| (map.container_id, map.host_id, map.size));
+        let joined =
+            joined.into_iter().flatten().map(|map| (map.first, map.lower_first, map.count));
+        let maps: Vec<_> = given.chain(joined).collect();
+        if maps.is_empty() {
+            return Some(id);
+        }
+        maps.into_iter().find_map(|(first, lower, count)| {
+            lower.checked_add(id.checked_sub(first).filter(|&offset| offset < count)?)
+        })
+    }
+
     /// Whether the tasks could say themselves who has logged in: anybody may say it once.
     pub(crate) fn may_log_in(&self) -> bool {
         self.login == Some(NO_LOGIN) || self.grants_here(number::AUDIT_CONTROL)

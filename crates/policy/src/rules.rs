@@ -201,8 +201,8 @@ impl Rules {
             external_sockets: Grant::Runtime,
             links: Limit::Runtime,
             sysctls: Limit::Runtime,
-            users: Limit::All,
-            groups: Limit::All,
+            users: Limit::Runtime,
+            groups: Limit::Runtime,
             // Who made and sealed images is a matter of policy, not of the container.
             sealed: false,
             signed: false,

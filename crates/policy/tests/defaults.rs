@@ -36,7 +36,7 @@ const PRIVILEGED: &str = r#"{
     "ociVersion": "1.0.2",
     "process": {
         "capabilities": {"bounding": ["CAP_KILL", "CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_NET_RAW",
-                                      "CAP_NET_BIND_SERVICE",
+                                      "CAP_NET_BIND_SERVICE", "CAP_SETUID", "CAP_SETGID",
                                       "CAP_SYS_RESOURCE", "CAP_SYS_NICE", "CAP_AUDIT_CONTROL"]}
     },
     "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"},
@@ -84,6 +84,9 @@ fn rows() -> Vec<(&'static str, Ask)> {
             Ask::Use { text: text("a timer that wakes this host"), capability: 35 },
         ),
         ("a lease on a file of somebody else", Ask::Use { text: text("a lease"), capability: 28 }),
+        ("the user and the group of the configuration", Ask::User(0)),
+        ("another user", Ask::User(1000)),
+        ("another group", Ask::Group(6)),
         ("no seccomp filter", Ask::Seccomp(false)),
         ("new privileges", Ask::NoNewPrivileges(false)),
         ("this host's pid namespace", Ask::HostNamespace("pid")),
@@ -169,8 +172,8 @@ fn rows() -> Vec<(&'static str, Ask)> {
 /// A new kind of request does not compile until it is in a row, or is said to need none.
 fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
     match ask {
-        // Ids without a user namespace, and profiles where no module gives any, are never limited.
-        Ask::User(_) | Ask::Group(_) | Ask::Profile(_) => true,
+        // Profiles where no module gives any are never limited.
+        Ask::Profile(_) => true,
         Ask::Namespace { .. }
         | Ask::NestedUser { .. }
         | Ask::GivenNamespace(_)
@@ -188,6 +191,8 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::Socket(_) => ask.is_neutral(),
         Ask::Capabilities(_)
         | Ask::NoCredentials
+        | Ask::User(_)
+        | Ask::Group(_)
         | Ask::Use { .. }
         | Ask::Seccomp(_)
         | Ask::NoNewPrivileges(_)

@@ -489,7 +489,7 @@ pub fn files_option<'f>(
 fn tell_connections(pid: u32) {
     let ports: Vec<String> = network::inner_ports(pid).iter().map(u16::to_string).collect();
     if !ports.is_empty() {
-        eprintln!(
+        tell!(
             "connections between processes of the container are closed as well, at port {}: they have to \
              connect again after each start",
             ports.join(", ")

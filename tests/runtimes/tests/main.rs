@@ -24,3 +24,4 @@ mod runc;
 mod secrecy;
 mod shown;
 mod terminals;
+mod users;

@@ -754,7 +754,8 @@ fn leases() {
     refuses_of(
         &scratch,
         &bundle,
-        "",
+        // One of them becomes another user.
+        "foreign.users.allow = 'all'",
         &[
             ("to read", |images| lease(images, 1, 0, OTHERS), WANTED),
             ("to write", |images| lease(images, 1, 1, OTHERS), WANTED),

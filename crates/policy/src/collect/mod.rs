@@ -61,7 +61,7 @@ pub fn collect(
     uses::collect(checkpoint, settings.here, passed, &mut all)?;
     groups::collect(checkpoint, passed, &maps, &mut all)?;
     files::collect(checkpoint, &mounts, &mut all)?;
-    sockets::collect(checkpoint, settings.here, &maps, &mut all)?;
+    sockets::collect(checkpoint, settings.here, &maps, passed, &mut all)?;
     sockets::connections(checkpoint, passed, &mut all)?;
     ports::collect(checkpoint, settings.here, passed, &maps, &mut all)?;
     ipc::collect(checkpoint, settings.fresh, passed, &maps, &mut all)?;
@@ -93,7 +93,7 @@ pub fn powers(
     sockets::special(checkpoint, here, &mut all)?;
     sockets::connections(checkpoint, passed, &mut all)?;
     let maps = user_namespace(checkpoint, passed, &mut Requests::default())?;
-    sockets::peers(checkpoint, &maps, &mut all)?;
+    sockets::peers(checkpoint, &maps, passed, &mut all)?;
     ports::collect(checkpoint, here, passed, &maps, &mut all)?;
     ipc::objects(checkpoint, passed, &maps, &mut all)?;
     files::memory_files(checkpoint, &mut all)?;

@@ -11,6 +11,7 @@ use super::references::network_of;
 use super::socket_options::{self, Host};
 use crate::error::{Error, Result};
 use crate::fanotify::Fanotify;
+use crate::given_file::FileKey;
 use crate::membership::Membership;
 use crate::namespace::NsKind;
 use crate::network::TUN;
@@ -27,9 +28,10 @@ pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
     here: Values<'_>,
     maps: &Maps,
+    passed: &Passed,
     all: &mut Requests,
 ) -> Result<()> {
-    peers(checkpoint, maps, all)?;
+    peers(checkpoint, maps, passed, all)?;
     special(checkpoint, here, all)?;
     let image = kind::FILES.file_name(0);
     let own = checkpoint.namespaces(NsKind::Net);
@@ -59,7 +61,12 @@ pub(super) fn collect(
 }
 
 /// Who is at the other end of Unix sockets: others outside, and in whose name.
-pub(super) fn peers(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Result<()> {
+pub(super) fn peers(
+    checkpoint: &Checkpoint<'_>,
+    maps: &Maps,
+    passed: &Passed,
+    all: &mut Requests,
+) -> Result<()> {
     let image = kind::FILES.file_name(0);
     for socket in checkpoint.files.iter().filter_map(|entry| entry.usk.as_ref()) {
         if socket.uflags & EXTERNAL != 0 {
@@ -68,7 +75,10 @@ pub(super) fn peers(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests
             all.add(&*image, None, Ask::ExternalSocket { name });
         }
         // Whoever connects to it, or is connected, sees these ids as those of the other end.
-        if let Some(peer) = socket.torpor_peer {
+        // One that is handed over has whoever made it for that.
+        let key = FileKey::of_socket(socket);
+        let given = key.needed().is_some() || passed.files.contains(&key.to_string());
+        if let Some(peer) = socket.torpor_peer.filter(|_| !given) {
             all.add(&*image, None, Ask::User(maps.user(peer.uid)));
             all.add(&*image, None, Ask::Group(maps.group(peer.gid)));
         }
