@@ -341,6 +341,51 @@ fn daemon_on(disk: &Disk) -> (Daemon, std::path::PathBuf) {
     (daemon, jobs)
 }
 
+/// What is acknowledged is on disk: what cannot be written there is not done, and fails.
+#[test]
+fn nothing_is_acknowledged_that_cannot_be_kept() {
+    let disk = Disk::of("24m");
+    let mut daemon = Daemon::start(&[]);
+    daemon.kill();
+    std::fs::remove_dir_all(daemon.data()).unwrap();
+    std::os::unix::fs::symlink(disk.0.path(), daemon.data()).unwrap();
+    daemon.launch();
+    let script = "echo begun; exec sleep 1000";
+    let id = daemon.submit(&["--retries", "3"], &["sh", "-c", script]);
+    let over = daemon.submit(&[], &["true"]);
+    daemon.wait_for(over, "done");
+    daemon.wait_for_output(id, "begun");
+    disk.fill();
+    let (id, over) = (id.to_string(), over.to_string());
+    let asked: [&[&str]; 8] = [
+        &["cancel", &id],
+        &["preempt", &id],
+        &["preempt", "--means", "stop", &id],
+        &["resume", &id],
+        &["forget", &over],
+        &["drain"],
+        &["quota", "owner:x", "--slots", "3"],
+        &["submit", "--", "true"],
+    ];
+    for words in asked {
+        let output = daemon.queue(words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("full"), "{words:?}: {output:?}");
+    }
+    daemon.kill();
+    disk.free();
+    daemon.launch();
+    daemon.wait_for(id.parse().unwrap(), "running");
+    let job = daemon.show(id.parse().unwrap());
+    assert_eq!((&job["run"], &job["held"]), (&json!(1), &json!(false)), "{job}");
+    let machine: serde_json::Value = serde_json::from_str(&daemon.ok(&["top", "--json"])).unwrap();
+    assert_eq!(machine["draining"], false, "{machine}");
+    let quota = daemon.queue(&["quota", "owner:x"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&quota.stderr).contains("has no quota"), "{quota:?}");
+    daemon.ok(&["cancel", &id]);
+    daemon.wait_for(id.parse().unwrap(), "cancelled");
+}
+
 /// Output leaves room for how the job ends, and a job whose end was heard of does not begin again.
 #[test]
 fn a_job_that_fills_a_disk_ends_once_when_it_is_told_to() {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::access::Identity;
-use super::core::{Core, Queue, Refusal};
+use super::core::{Core, Queue, Refusal, Undone};
 use super::follow::Follow;
 use super::record::{Place, Record};
 use crate::files;
@@ -127,9 +127,9 @@ fn allowed(queue: &Queue, who: &Identity, id: &str) -> Result<JobId, Response> {
 fn job(queue: &Arc<Queue>, id: JobId, method: &str, rest: &[&str], request: &Request) -> Response {
     match (method, rest) {
         ("GET", []) => with(&queue.lock(), id, Core::detail),
-        ("DELETE", []) => match queue.change(|core| core.forget(id)) {
+        ("DELETE", []) => match asked(queue, |core| core.forget(id)) {
             Ok(()) => Response::json(&json!({})),
-            Err(text) => Response::problem(409, &text),
+            Err(response) => response,
         },
         ("GET", ["stream"]) => stream(queue, id, request),
         ("PUT", ["stdin"]) => take_input(queue, id, request),
@@ -153,10 +153,21 @@ fn job(queue: &Arc<Queue>, id: JobId, method: &str, rest: &[&str], request: &Req
 
 /// Does something to a job, and shows it as it is then.
 fn order(queue: &Queue, id: JobId, work: impl FnOnce(&mut Core) -> Result<(), String>) -> Response {
-    match queue.change(work) {
+    match asked(queue, work) {
         Ok(()) => with(&queue.lock(), id, Core::brief),
-        Err(text) => Response::problem(409, &text),
+        Err(response) => response,
     }
+}
+
+/// Does what is asked for; it is on disk then.
+fn asked<T>(
+    queue: &Queue,
+    work: impl FnOnce(&mut Core) -> Result<T, String>,
+) -> Result<T, Response> {
+    queue.change(|core| core.asked(work)).map_err(|undone| match undone {
+        Undone::Refused(text) => Response::problem(409, &text),
+        Undone::Unkept(text) => Response::problem(500, &text),
+    })
 }
 
 fn with(core: &Core, id: JobId, show: impl Fn(&Core, &Record) -> Value) -> Response {
@@ -285,8 +296,15 @@ fn signal(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
         return Response::problem(400, NO_SIGNAL);
     };
     let group = request.query("group") == Some("1");
-    queue.change(|core| core.pass_signal(id, signal, group));
-    with(&queue.lock(), id, Core::brief)
+    // One that the job gets is no change of it, and is passed on whatever can be kept.
+    let kept = queue.change(|core| {
+        core.pass_signal(id, signal, group);
+        core.is_kept(id) || core.catch_up().is_ok()
+    });
+    match kept {
+        true => with(&queue.lock(), id, Core::brief),
+        false => Response::problem(500, "that the job ends could not be kept on disk"),
+    }
 }
 
 fn preempt(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
@@ -304,20 +322,20 @@ fn preempt(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
 
 fn drain(queue: &Arc<Queue>, request: &Request) -> Response {
     let draining = request.query("end") != Some("1");
-    if let Some(machine) = request.query("to")
-        && let Err(text) =
-            queue.change(|core| core.move_all(machine, request.query("live") == Some("1")))
-    {
-        return Response::problem(409, &text);
-    }
-    let before = queue.change(|core| {
-        let before = std::mem::replace(&mut core.draining, draining);
-        if let Err(e) = core.store.keep_fact("draining", &draining) {
-            core.trouble = Some(e.to_string());
+    let live = request.query("live") == Some("1");
+    let before = asked(queue, |core| {
+        if let Some(machine) = request.query("to") {
+            core.move_all(machine, live)?;
         }
-        before
+        core.store.keep_fact("draining", &draining).map_err(|e| e.to_string())?;
+        Ok(std::mem::replace(&mut core.draining, draining))
     });
-    Response::json(&json!({ "draining": draining, "changed": draining != before }))
+    match before {
+        Ok(before) => {
+            Response::json(&json!({ "draining": draining, "changed": draining != before }))
+        }
+        Err(response) => response,
+    }
 }
 
 fn set_quota(queue: &Arc<Queue>, name: &str, request: &Request) -> Response {
@@ -328,19 +346,18 @@ fn set_quota(queue: &Arc<Queue>, name: &str, request: &Request) -> Response {
     if !name.starts_with("owner:") && !name.starts_with("project:") {
         return Response::problem(400, "quotas are of owner:NAME or project:NAME");
     }
-    queue.change(|core| {
-        core.config.rules.quotas.insert(name.to_owned(), quota);
+    let kept = asked(queue, |core| {
         // Only those that were set like this count more than those of the configuration.
         let kept = core.store.fact::<BTreeMap<String, Quota>>("quotas").and_then(|set| {
             let mut set = set.unwrap_or_default();
             set.insert(name.to_owned(), quota);
             core.store.keep_fact("quotas", &set)
         });
-        if let Err(e) = kept {
-            core.trouble = Some(e.to_string());
-        }
+        kept.map_err(|e| e.to_string())?;
+        core.config.rules.quotas.insert(name.to_owned(), quota);
+        Ok(())
     });
-    Response::json(&json!(quota))
+    kept.err().unwrap_or_else(|| Response::json(&json!(quota)))
 }
 
 /// Server-sent events, from the one after `Last-Event-ID` on.

@@ -127,6 +127,8 @@ pub(super) struct Core {
     pub(super) signalled: BTreeMap<JobId, (i32, Millis)>,
     /// What is going wrong with the state on disk, so that it can be shown.
     pub trouble: Option<String>,
+    /// Jobs that are not on disk as they are here: that could not be written.
+    unkept: BTreeSet<JobId>,
 }
 
 impl Core {
@@ -186,6 +188,7 @@ impl Core {
             ending: BTreeMap::new(),
             signalled: BTreeMap::new(),
             trouble: None,
+            unkept: BTreeSet::new(),
         };
         core.read_pieces();
         Ok(core)
@@ -268,13 +271,56 @@ impl Core {
         Ok(id)
     }
 
-    /// Keeps a job as it is now; `event` says what has happened to it.
+    /// Keeps a job as it is now; `event` says what has happened to it. One that cannot be kept is kept as
+    /// soon as there is room ([`catch_up`](Self::catch_up)).
     pub(super) fn save(&mut self, id: JobId, event: Option<(&str, Value)>) {
         let Some(record) = self.jobs.get(&id) else { return };
-        self.trouble = self.store.save(record, files::now(), event).err().map(|e| e.to_string());
-        if let Some(trouble) = &self.trouble {
-            tell!("torpor queue: {trouble}");
+        match self.store.save(record, files::now(), event) {
+            Ok(()) => {
+                self.unkept.remove(&id);
+                self.trouble = None;
+            }
+            Err(e) => {
+                tell!("torpor queue: {e}");
+                self.unkept.insert(id);
+                self.trouble = Some(e.to_string());
+            }
         }
+    }
+
+    /// Does what somebody asks for: what is answered as done is on disk. Where nothing can be written nothing
+    /// is begun.
+    ///
+    /// # Errors
+    /// What `work` says, or that it cannot be kept.
+    pub(super) fn asked<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, String>,
+    ) -> Result<T, Undone> {
+        self.store.keep_fact("asked", &files::now()).map_err(Undone::unkept)?;
+        let done = work(self).map_err(Undone::Refused)?;
+        self.catch_up().map_err(Undone::unkept)?;
+        Ok(done)
+    }
+
+    /// Keeps the jobs that could not be kept when something happened to them.
+    ///
+    /// # Errors
+    /// If they cannot yet.
+    pub(super) fn catch_up(&mut self) -> Result<(), Error> {
+        while let Some(&id) = self.unkept.first() {
+            if let Some(record) = self.jobs.get(&id) {
+                self.store.save(record, files::now(), None)?;
+                self.trouble = None;
+            }
+            self.unkept.remove(&id);
+        }
+        Ok(())
+    }
+
+    /// Whether a job is on disk as it is here.
+    pub(super) fn is_kept(&self, id: JobId) -> bool {
+        !self.unkept.contains(&id)
     }
 
     /// Moves a job to another place, counts the time that it has had, and keeps it.
@@ -384,6 +430,21 @@ impl Core {
         if let Err(e) = kept {
             self.trouble = Some(e.to_string());
         }
+    }
+}
+
+/// Why something was not done that somebody has asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Undone {
+    /// It cannot be done; a sentence.
+    Refused(String),
+    /// It could not be kept on disk.
+    Unkept(String),
+}
+
+impl Undone {
+    fn unkept(error: Error) -> Self {
+        Self::Unkept(error.to_string())
     }
 }
 

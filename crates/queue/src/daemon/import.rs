@@ -42,6 +42,7 @@ fn receive(queue: &Arc<Queue>, key: &str, body: &mut dyn Read) -> io::Result<Job
     if let Some((_, id)) = known
         && queue.lock().dir(id).path().exists()
     {
+        queue.lock().catch_up().map_err(io::Error::other)?;
         return Ok(id);
     }
     let mut length = [0; 8];
@@ -103,6 +104,7 @@ impl Core {
             record.place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
         }
         self.save(id, Some(("arrived", json!({}))));
+        self.catch_up().map_err(io::Error::other)?;
         Ok(id)
     }
 }

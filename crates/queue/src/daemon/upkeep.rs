@@ -21,6 +21,8 @@ impl Core {
     /// Does what has become due.
     pub(super) fn look_after(&mut self) {
         let now = files::now();
+        // Tried again with the next change or beat.
+        let _ = self.catch_up();
         let live: Vec<JobId> =
             self.jobs.values().filter(|job| job.place != Place::Ended).map(|job| job.id).collect();
         for id in live {
