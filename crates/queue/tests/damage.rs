@@ -168,6 +168,30 @@ fn files_of_the_job_are_compared_as_well() {
     );
 }
 
+/// What is left of a checkpoint that was being removed is none.
+#[test]
+fn what_is_left_of_a_checkpoint_does_not_stand_in_the_way() {
+    let daemon = Daemon::start(&["--means", "checkpoint"]);
+    let id = job(&daemon, false);
+    daemon.wait_for_output(id, "0\n");
+    daemon.ok(&["preempt", &id.to_string()]);
+    let seq = until("it is on disk", || daemon.show(id)["checkpoint"].as_u64());
+    for entry in std::fs::read_dir(place(&daemon, id, seq)).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => std::fs::remove_dir_all(path).unwrap(),
+            false if path.ends_with("durable") => {}
+            false => std::fs::remove_file(path).unwrap(),
+        }
+    }
+    daemon.ok(&["resume", &id.to_string()]);
+    daemon.wait_for(id, "running");
+    assert!(!place(&daemon, id, seq).exists());
+    let shown = end(&daemon, id);
+    let note = shown["note"].as_str().unwrap();
+    assert!(note.contains("record.json is missing") && note.contains("it begins again"), "{note}");
+}
+
 #[test]
 fn a_job_of_which_nothing_is_whole_begins_again_or_fails() {
     for begins_again in [true, false] {

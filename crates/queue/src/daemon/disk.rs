@@ -11,6 +11,9 @@ use crate::files::{self, JobDir};
 use crate::shepherd::OWN;
 use crate::shepherd::checkpoint::{self, chain, numbers};
 
+/// Where checkpoints are removed.
+const GONE: &str = "gone";
+
 /// The number of the newest checkpoint that is on stable storage.
 #[must_use]
 pub(super) fn newest(dir: &JobDir) -> Option<u64> {
@@ -43,7 +46,7 @@ pub(super) fn remove_all(dir: &JobDir) {
 pub(super) fn remove_own(dir: &JobDir) {
     for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let own = OWN.iter().chain(&["overlay"]).any(|own| name == *own);
+        let own = OWN.iter().chain(&["overlay", GONE]).any(|own| name == *own);
         if own || name.as_encoded_bytes().starts_with(b"ready") {
             // What cannot be removed does no harm.
             let _ = fs::remove_dir_all(entry.path());
@@ -51,9 +54,14 @@ pub(super) fn remove_own(dir: &JobDir) {
     }
 }
 
+/// Takes a checkpoint away at once, and then removes it: somebody may still be writing to it.
 fn remove(dir: &JobDir, seq: u64) {
+    let gone = dir.path().join(GONE);
     // What cannot be removed now is removed with the next one.
-    let _ = fs::remove_dir_all(dir.checkpoint(seq));
+    let _ = fs::remove_dir_all(&gone);
+    let place = dir.checkpoint(seq);
+    let moved = fs::rename(&place, &gone).is_ok();
+    let _ = fs::remove_dir_all(if moved { gone } else { place });
 }
 
 /// Bytes that all checkpoints of a job take. A file that several of them share counts once.
@@ -147,5 +155,34 @@ pub(super) fn adopt(dir: &JobDir) {
             // What cannot be removed now is removed with the next one.
             let _ = fs::remove_dir_all(place);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_left_of_a_checkpoint_that_is_written_to_while_it_is_removed() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = JobDir::at(temporary.path().to_owned());
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let settle = || {
+                while !over.load(Ordering::Acquire) {
+                    let _ = fs::write(dir.durable(1), "");
+                }
+            };
+            scope.spawn(settle);
+            for _ in 0..500 {
+                fs::create_dir(dir.checkpoint(1)).unwrap();
+                fs::write(dir.checkpoint(1).join("image"), "").unwrap();
+                remove(&dir, 1);
+                assert!(!dir.checkpoint(1).exists());
+            }
+            over.store(true, Ordering::Release);
+        });
     }
 }

@@ -190,8 +190,8 @@ impl Core {
     fn durable(&mut self, id: JobId, seq: u64) {
         let dir = self.dir(id);
         let newest = self.jobs.get(&id).and_then(|record| record.durable);
-        if newest.is_some_and(|newest| newest > seq) {
-            // Its news was overtaken.
+        if newest.is_some_and(|newest| newest > seq) || !dir.durable(seq).exists() {
+            // Its news was overtaken, or it was removed.
             return;
         }
         disk::keep_only(&dir, self.oldest_needed(id, seq));
@@ -275,6 +275,9 @@ impl Core {
         disk::remove_with(&self.dir(id), damage.seq);
         self.order(id, &Order::Kill);
         self.fall_back(id, &damage.text);
+        if self.jobs.get(&id).is_some_and(|record| record.place == Place::Queued) {
+            self.remark(id, "no checkpoint of it is whole: it begins again");
+        }
     }
 
     /// The run ended before there was a shepherd to speak of.

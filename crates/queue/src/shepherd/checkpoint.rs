@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::digests;
 use crate::files::{self, JobDir};
 
+/// The name of its record in a checkpoint.
+pub(super) const RECORD: &str = "record.json";
+
 /// What is kept beside the images of a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
@@ -73,7 +76,7 @@ pub(crate) fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
 /// # Errors
 /// If there is none, or it is damaged.
 pub(crate) fn record(checkpoint: &Path) -> io::Result<Record> {
-    Ok(serde_json::from_slice(&fs::read(checkpoint.join("record.json"))?)?)
+    Ok(serde_json::from_slice(&fs::read(checkpoint.join(RECORD))?)?)
 }
 
 /// A checkpoint and those that it builds on, the newest first.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use torpor_seal::Sum;
 
-use super::checkpoint;
+use super::checkpoint::{self, RECORD};
 use super::work::OWN;
 use crate::files::{self, JobDir};
 
@@ -106,6 +106,9 @@ fn compare(dir: &JobDir, seq: u64, which: Which) -> Result<(), String> {
     let place = dir.checkpoint(seq);
     if !place.exists() {
         return Err("it is gone".to_owned());
+    }
+    if !place.join(RECORD).exists() {
+        return Err(format!("{RECORD} is missing"));
     }
     let Some(mut digests) = read(dir, seq).map_err(|e| format!("{FILE}: {e}"))? else {
         return Ok(());

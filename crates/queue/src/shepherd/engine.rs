@@ -207,7 +207,7 @@ impl Save {
 
     /// Says that the checkpoint is complete.
     fn note(&self, record: &Record) -> io::Result<()> {
-        let place = self.dir.checkpoint(self.seq).join("record.json");
+        let place = self.dir.checkpoint(self.seq).join(checkpoint::RECORD);
         fs::write(place, serde_json::to_vec(record)?)
     }
 
