@@ -165,6 +165,65 @@ fn a_jobs_own_command_makes_it_give_way() {
     assert!(daemon.output(id).ends_with("end\n"));
 }
 
+/// Its state is newer than its checkpoints, and its output goes on.
+#[test]
+fn a_job_that_saves_itself_goes_on_from_there() {
+    let config = json!({ "shortest_interval": 200, "mean_time_between_failures": 500 });
+    let daemon = Daemon::configured(&config, &[]);
+    let state = daemon.dir.path().join("state");
+    let script = "s=$1; n=$(cat $s 2>/dev/null || echo 0)\n\
+                  trap 'echo saved; echo $n >$s; exit 0' USR1\n\
+                  until [ -e $2 ]; do n=$((n+1)); echo step $n; sleep 0.05; done; echo end";
+    let (state, may_end) = (state.to_str().unwrap(), daemon.may_end());
+    let mut client = daemon.queue(&["run", "--class", "batch"]);
+    client.args(["--preempt-cmd", "kill -USR1 $TORPOR_JOB_PID", "--", "bash", "-c", script, "x"]);
+    client.arg(state).arg(may_end).stdout(std::process::Stdio::piped());
+    let client = client.spawn().unwrap();
+    // It is saved from time to time as well.
+    until("it is saved", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
+    until("it is saved", || daemon.show(1)["checkpoint"].as_u64());
+    daemon.wait_for_output(1, "step 2\n");
+    daemon.ok(&["preempt", "--means", "command", "1"]);
+    daemon.wait_for(1, "preempted");
+    let before = daemon.output(1);
+    assert!(before.ends_with("saved\n"), "{before}");
+    daemon.ok(&["resume", "1"]);
+    until("it goes on", || (daemon.output(1).len() > before.len() + 20).then_some(()));
+    daemon.let_end();
+    let output = client.wait_with_output().unwrap();
+    let written = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(written, daemon.output(1));
+    let steps = written.lines().filter(|line| line.starts_with("step ")).count();
+    let mut expected: String = (1..=steps).map(|n| format!("step {n}\n")).collect();
+    expected.push_str("end\n");
+    assert_eq!(written.replacen("saved\n", "", 1), expected);
+    let events = daemon.show(1)["events"].clone();
+    let starts = events.as_array().unwrap().iter().filter(|event| event["kind"] == "starting");
+    assert!(starts.map(|event| &event["data"]["from"]).all(serde_json::Value::is_null));
+}
+
+#[test]
+fn a_job_that_ends_by_itself_does_not_give_way() {
+    // It ends while the command is at work, which fails then; or later, by a status of its own.
+    let waits = "touch $0.told; while kill -0 $TORPOR_JOB_PID; do sleep 0.02; done; exit 1";
+    for (command, exit) in [(waits, 0), ("touch $0.told", 4)] {
+        let daemon = Daemon::start(&[]);
+        let told = daemon.dir.path().join("told");
+        let command = command.replace("$0.told", told.to_str().unwrap());
+        let script = "echo begun; until [ -e $0 ]; do sleep 0.02; done; exit $1";
+        let words = ["sh", "-c", script, told.to_str().unwrap(), &exit.to_string()];
+        let id = daemon.submit(&["--preempt-cmd", &command], &words);
+        daemon.wait_for_output(id, "begun");
+        let output = daemon.queue(&["preempt", "--means", "command", &id.to_string()]).output();
+        let said = String::from_utf8(output.unwrap().stderr).unwrap();
+        assert!(said.contains("was over before it gave way"), "{said}");
+        let job =
+            until("it has ended", || Some(daemon.job(id)).filter(|job| !job["exit"].is_null()));
+        assert_eq!((&job["exit"], &job["run"]), (&json!(exit), &json!(1)), "{job}");
+        assert_eq!(daemon.output(id), "begun\n");
+    }
+}
+
 #[test]
 fn a_time_limit_does_not_run_while_a_job_sleeps() {
     let daemon = Daemon::start(&[]);

@@ -328,22 +328,28 @@ impl Core {
                 (Some(why), _) => self.lose(id, &why),
                 (None, _) => self.lose(id, "its shepherd has vanished"),
             },
-            Some(_) if killed && !wanted => self.start_over(id, "kill"),
-            Some(ending) if ending.gave_way && !wanted => self.start_over(id, "command"),
+            Some(_) if killed && !wanted => self.start_over(id, Means::Kill),
+            Some(ending) if ending.gave_way && !wanted => self.start_over(id, Means::Command),
             Some(ending) => self.finished(id, &ending),
         }
     }
 
-    /// A job has given way by ending; it starts again later.
-    fn start_over(&mut self, id: JobId, means: &str) {
+    /// A job has given way by ending; it starts again later. One that has saved its state itself has it newer
+    /// than any checkpoint.
+    fn start_over(&mut self, id: JobId, means: Means) {
         let now = files::now();
+        if means == Means::Command {
+            self.begin_anew(id);
+        }
         let Some(record) = self.jobs.get_mut(&id) else { return };
         record.preemptions += 1;
         let to = record.giving_way.and_then(|way| way.to);
         let place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
         record.go(place, now);
         let mut data = json!({ "means": means, "to": to });
-        if means == "kill" {
+        if means == Means::Command {
+            record.saved = record.ran;
+        } else {
             let lost = record.ran - record.saved;
             record.lost += lost;
             record.ran = record.saved;
@@ -413,8 +419,19 @@ impl Core {
         }
     }
 
-    fn finished(&mut self, id: JobId, ending: &Ending) {
+    /// The next run of a job is from its beginning, and adds to what the job has written.
+    fn begin_anew(&mut self, id: JobId) {
         let lengths = self.output_lengths(id);
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        (record.durable, record.stored, record.only_stored) = (None, None, false);
+        record.kept.clear();
+        record.base = lengths;
+        self.dirt.remove(&id);
+        disk::remove_all(&self.dir(id));
+        self.count_stored();
+    }
+
+    fn finished(&mut self, id: JobId, ending: &Ending) {
         let Some(record) = self.jobs.get_mut(&id) else { return };
         let again = ending.exit != Exit::Code(0)
             && !record.cancelled
@@ -424,11 +441,7 @@ impl Core {
             record.failures += 1;
             record.saved = 0;
             record.ran = 0;
-            (record.durable, record.stored, record.only_stored) = (None, None, false);
-            record.kept.clear();
-            record.base = lengths;
-            disk::remove_all(&self.dir(id));
-            self.count_stored();
+            self.begin_anew(id);
             let data = json!({ "exit": ending.exit.number() });
             return self.go(id, Place::Queued, "retried", data);
         }

@@ -9,7 +9,7 @@ use torpor_kernel::proc;
 use torpor_worker::tell;
 
 use super::message::{Ending, Exit, Report};
-use super::{Shepherd, message, work};
+use super::{Shepherd, Vacating, message, work};
 use crate::files;
 
 /// How long killed processes may take to go. They are given up after that: the kernel
@@ -51,7 +51,7 @@ impl Shepherd {
             out_of_memory: self.cgroups.ran_out_of_memory(),
             out_of_pids,
             out_of_disk: self.out_of_disk,
-            gave_way: self.vacating && !self.out_of_disk,
+            gave_way: self.gave_way(exit),
             at: files::now(),
         };
         self.write(&ending);
@@ -61,6 +61,13 @@ impl Shepherd {
             let _ = message::send(stream, &Report::Ended(ending));
         }
         Ok(())
+    }
+
+    /// Whether the job has ended because its command for giving way has told it to. One that ends with a
+    /// status other than 0, and by no signal, has come to an end of its own.
+    fn gave_way(&self, exit: Exit) -> bool {
+        let is_its_own = matches!(exit, Exit::Code(1..=128));
+        self.vacating == Some(Vacating::Told) && !self.out_of_disk && !is_its_own
     }
 
     /// Keeps room for the last word.

@@ -88,8 +88,17 @@ enum Happening {
     MemoryCame,
     /// The job has written more than it may.
     DiskUsed,
-    /// The command for giving way has ended, or its time is over.
+    /// The command for giving way has succeeded; or it has failed, or the job has not ended in time.
     Vacated(Result<(), String>),
+}
+
+/// How far the command for giving way is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Vacating {
+    /// It is at work.
+    AtWork,
+    /// It has succeeded, and the job is to end.
+    Told,
 }
 
 /// One job, and where it stands.
@@ -119,8 +128,8 @@ struct Shepherd {
     lazy: bool,
     /// Whether the job has written more than it may.
     out_of_disk: bool,
-    /// Whether the command for giving way is at work.
-    vacating: bool,
+    /// How far the command for giving way is, if it was told to the job.
+    vacating: Option<Vacating>,
     /// An order that came while the job was saved and is to run on.
     deferred: Option<Order>,
 }
@@ -167,7 +176,7 @@ impl Shepherd {
             base: None,
             lazy: false,
             out_of_disk: false,
-            vacating: false,
+            vacating: None,
             deferred: None,
         })
     }
@@ -246,7 +255,9 @@ impl Shepherd {
     /// process may end because of that.
     fn is_over(&self) -> Option<Exit> {
         let settled = matches!(self.phase, Phase::Running | Phase::Stopped);
-        self.exit.filter(|_| settled)
+        // Whether it has given way depends on what comes of its command.
+        let is_told = self.vacating != Some(Vacating::AtWork) || self.out_of_disk;
+        self.exit.filter(|_| settled && is_told)
     }
 
     /// Whether the job was killed because nobody could give it its memory any more.

@@ -1,6 +1,7 @@
 //! What the daemon can order, and what comes of it.
 
 use std::collections::BTreeSet;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,10 +13,13 @@ use crate::container::Container;
 use super::checkpoint;
 use super::engine::{NotWoken, Save, SaveEnd, Wake, is_memory_coming};
 use super::message::{Exit, Order, Phase, Report, Style};
-use super::{Happening, Shepherd, micros};
+use super::{Happening, Shepherd, Vacating, micros};
 
 /// How long to wait before a checkpoint is put on stable storage again, after that has failed.
 const SETTLE_AGAIN: Duration = Duration::from_secs(1);
+
+/// So often it is looked whether a command has ended.
+const BEAT: Duration = Duration::from_millis(20);
 
 impl Shepherd {
     /// Carries an order out. One that does not fit the job's phase is answered with the
@@ -33,6 +37,7 @@ impl Shepherd {
             (Order::Kill, _) => {
                 self.exit = Some(Exit::Signal(Signal::KILL.as_raw()));
                 self.phase = Phase::Running;
+                self.vacating = None;
             }
             (order, Phase::Saving) => self.deferred = Some(order),
             _ => self.tell_state(),
@@ -247,11 +252,12 @@ impl Shepherd {
 
     fn vacate(&mut self, timeout: u64) {
         let Some(command) = self.spec.preempt_cmd.clone() else { return self.tell_state() };
-        self.vacating = true;
+        self.vacating = Some(Vacating::AtWork);
         let (root, inputs, spec) = (self.root, self.inputs.clone(), self.spec.clone());
         let deadline = Instant::now() + Duration::from_secs(timeout);
         thread::spawn(move || {
-            let status = Command::new("/bin/sh")
+            let mut shell = Command::new("/bin/sh");
+            shell
                 .args(["-c", &command])
                 .env_clear()
                 .envs(spec.env.iter().map(|(k, v)| (k, v)))
@@ -259,25 +265,46 @@ impl Shepherd {
                 .current_dir(&spec.dir)
                 .stdin(std::process::Stdio::null())
                 .stdout(std::process::Stdio::null())
-                .stderr(std::process::Stdio::null())
-                .status();
-            let outcome = match status {
-                Ok(status) if !status.success() => Err(format!("the command ended with {status}")),
-                Err(e) => Err(format!("run the command: {e}")),
-                Ok(_) => {
-                    // The job's end is noticed by the first thread, which ends the process.
-                    thread::sleep(deadline.saturating_duration_since(Instant::now()));
-                    Err(format!("the job has not ended within {timeout} s"))
-                }
-            };
+                .stderr(std::process::Stdio::null());
+            let outcome = run_until(&mut shell, deadline);
+            let is_told = outcome.is_ok();
             let _ = inputs.send(Happening::Vacated(outcome));
+            if is_told {
+                // The job's end is noticed by the first thread, which ends the process.
+                thread::sleep(deadline.saturating_duration_since(Instant::now()));
+                let text = format!("the job has not ended within {timeout} s");
+                let _ = inputs.send(Happening::Vacated(Err(text)));
+            }
         });
     }
 
     pub(super) fn vacated(&mut self, outcome: Result<(), String>) {
-        self.vacating = false;
-        if let Err(text) = outcome {
+        self.vacating = outcome.is_ok().then_some(Vacating::Told);
+        // Of one that has ended meanwhile that is told.
+        if let Err(text) = outcome
+            && self.exit.is_none()
+        {
             self.tell(&Report::NotVacated { text });
         }
     }
+}
+
+/// Runs a command, and ends it if it has not ended by then.
+///
+/// # Errors
+/// A sentence: it has not succeeded.
+fn run_until(command: &mut Command, deadline: Instant) -> Result<(), String> {
+    let failed = |e: std::io::Error| format!("run the command: {e}");
+    let mut child = command.process_group(0).spawn().map_err(failed)?;
+    loop {
+        match child.try_wait().map_err(failed)? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => return Err(format!("the command ended with {status}")),
+            None if Instant::now() < deadline => thread::sleep(BEAT),
+            None => break,
+        }
+    }
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    let _ = child.wait();
+    Err("the command did not end in time".to_owned())
 }
