@@ -10,9 +10,10 @@ use torpor_images::ImageDir;
 use torpor_policy::collect::Network;
 use torpor_policy::groups::Roots;
 use torpor_policy::{
-    Ask, Capabilities, Checked, Device, FileLock, Grant, Origin, Passed, Policy, Request, Rules,
-    Violation,
+    Ask, Capabilities, Checked, Device, FileLock, Grant, Opening, Origin, Passed, Policy, Request,
+    Rules, Violation,
 };
+use torpor_sys::rights::FileRights;
 
 use crate::error::{Context, Error, Result};
 use crate::external::External;
@@ -297,6 +298,12 @@ impl Verdict {
         };
         // A list would have to have what the images name besides, which is no longer known.
         Err(Error::Forbidden { violations: vec![violation], allowing: vec![] })
+    }
+
+    /// With which rights files are opened that images name by their paths; `None` for all.
+    pub(crate) fn file_rights(&self, policy: &Policy) -> Option<FileRights> {
+        let Opening { capabilities, user, groups } = policy.opening(self.origin?, &self.passed)?;
+        Some(FileRights { capabilities: capabilities.0, user, groups })
     }
 
     /// Ends a restore that is to take a lease on a file for a task, but the file's owner is none of

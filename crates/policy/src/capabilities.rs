@@ -53,6 +53,8 @@ const NAMES: [&str; 41] = [
 /// Numbers of some that the judging of other things refers to (linux/capability.h).
 pub(crate) mod number {
     pub(crate) const CHOWN: u32 = 0;
+    pub(crate) const DAC_OVERRIDE: u32 = 1;
+    pub(crate) const DAC_READ_SEARCH: u32 = 2;
     pub(crate) const SETGID: u32 = 6;
     pub(crate) const SETUID: u32 = 7;
     pub(crate) const NET_BIND_SERVICE: u32 = 10;

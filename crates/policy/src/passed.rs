@@ -253,7 +253,7 @@ impl Passed {
     }
 
     /// The id on this host of one in the container, if it is mapped.
-    fn outside(&self, spec: &Spec, kind: IdKind, id: u32) -> Option<u32> {
+    pub(crate) fn outside(&self, spec: &Spec, kind: IdKind, id: u32) -> Option<u32> {
         let (given, joined) = match kind {
             IdKind::User => (&spec.linux.uid_mappings, self.user_maps.as_ref().map(|m| &m.uid_map)),
             IdKind::Group => {

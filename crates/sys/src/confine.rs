@@ -158,18 +158,47 @@ const VERSION: u32 = 0x2008_0522;
 /// # Errors
 /// See capset(2) and `PR_CAPBSET_DROP` of prctl(2).
 pub fn keep_capabilities(keep: u64) -> Result<()> {
+    let mut sets = capability_sets()?;
+    for (set, keep) in sets.0.chunks_mut(3).zip(words(keep)) {
+        set.iter_mut().for_each(|word| *word &= keep);
+    }
+    set_capability_sets(&sets)
+}
+
+/// The sets of a thread. Effective, permitted and inheritable ones: the low words, then the high ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sets([u32; 6]);
+
+impl Sets {
+    /// The same, with none in the effective set but those whose bits are in `keep`.
+    pub(crate) fn with_effective(&self, keep: u64) -> Self {
+        let mut sets = self.clone();
+        for (set, keep) in sets.0.chunks_mut(3).zip(words(keep)) {
+            set.iter_mut().take(1).for_each(|word| *word &= keep);
+        }
+        sets
+    }
+}
+
+/// The low word and the high one.
+fn words(bits: u64) -> [u32; 2] {
+    [bits & u64::from(u32::MAX), bits >> 32].map(|word| u32::try_from(word).unwrap_or_default())
+}
+
+/// Those of this thread.
+pub(crate) fn capability_sets() -> Result<Sets> {
     let header = Header { version: VERSION, pid: 0 };
-    // Effective, permitted and inheritable ones: the low words, then the high ones.
     let mut sets = [0_u32; 6];
     // SAFETY: a header, and a place for two sets of three words.
     check(unsafe { libc::syscall(libc::SYS_capget, &raw const header, sets.as_mut_ptr()) })?;
-    let words = [keep & u64::from(u32::MAX), keep >> 32];
-    for (set, keep) in sets.chunks_mut(3).zip(words) {
-        let keep = u32::try_from(keep).unwrap_or_default();
-        set.iter_mut().for_each(|word| *word &= keep);
-    }
+    Ok(Sets(sets))
+}
+
+/// Gives them to this thread.
+pub(crate) fn set_capability_sets(sets: &Sets) -> Result<()> {
+    let header = Header { version: VERSION, pid: 0 };
     // SAFETY: a header and two sets of three words, which the call only reads.
-    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) }).map(drop)
+    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.0.as_ptr()) }).map(drop)
 }
 
 /// A step of a filter (linux/filter.h).

@@ -23,6 +23,7 @@ pub mod ns;
 pub mod peer;
 pub mod process;
 pub mod ptrace;
+pub mod rights;
 pub mod sched;
 pub mod secrecy;
 pub mod socket;

@@ -1,10 +1,30 @@
-//! Images whose tasks have other users and groups than the calling runtime gives.
+//! Images whose tasks have other users and groups than the calling runtime gives, or files that these may not open.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 
 use serde_json::json;
 use torpor_images::proto::CredsEntry;
+use torpor_runtimes_tests::runc::Container;
 use torpor_runtimes_tests::scratch::Scratch;
+use torpor_runtimes_tests::wait::until;
 
-use crate::images::{Images, bundle_of, refuses_of};
+use crate::counting::goes_on;
+use crate::images::{FOREIGN, Images, at, bundle_of, refuses_of};
+
+const COUNT: &str = "i=0; while :; do i=$((i+1)); echo $i >> /count; sleep 0.02; done";
+
+/// What the shell has read from /data is another file, on the mount at `place`.
+fn other_file(images: &Images, place: &str, path: &str) {
+    let mut mount = 0;
+    images.mounts(|mounts| mount = at(mounts, place).mnt_id.cast_signed());
+    images.files(|files| {
+        let mut named = files.iter_mut().filter_map(|file| file.reg.as_mut());
+        let reg = named.find(|reg| reg.name == b"/data").unwrap();
+        (reg.name, reg.mnt_id) = (path.into(), Some(mount));
+        (reg.size, reg.mode, reg.pos) = (None, None, 0);
+    });
+}
 
 /// A container that cannot change its ids has those of its configuration.
 #[test]
@@ -22,8 +42,7 @@ fn users_and_groups() {
     ];
     const GROUP: &[&str] = &["and no CAP_SETGID (foreign.groups.allow)"];
     let scratch = Scratch::new("images-users");
-    let bundle =
-        bundle_of(&scratch, "i=0; while :; do i=$((i+1)); echo $i >> /count; sleep 0.02; done");
+    let bundle = bundle_of(&scratch, COUNT);
     let bundle = bundle.configure(|config| {
         config["process"]["user"] = json!({"uid": 65534, "gid": 65533, "additionalGids": [4711]});
         config["process"]["noNewPrivileges"] = json!(false);
@@ -51,4 +70,69 @@ fn users_and_groups() {
         ],
         |images| creds(images, |creds| creds.gid = 4711),
     );
+}
+
+/// Files are opened with what the container has, whoever opens them.
+#[test]
+fn files_of_others() {
+    const RIGHTS: &str = "with no more rights than the calling runtime gives";
+    const SECRET: &[&str] = &["open /secret", RIGHTS];
+    const INSIDE: &[&str] = &["open /closed/inside", RIGHTS];
+    let scratch = Scratch::new("images-openers");
+    let bundle = bundle_of(&scratch, &format!("exec 8</data; {COUNT}")).configure(|config| {
+        config["process"]["user"] = json!({"uid": 65534, "gid": 65534});
+    });
+    for (file, mode) in [("data", 0o644), ("secret", 0o600), ("closed/inside", 0o644)] {
+        fs::create_dir_all(bundle.file(file).parent().unwrap()).unwrap();
+        bundle.write(file, file);
+        fs::set_permissions(bundle.file(file), Permissions::from_mode(mode)).unwrap();
+    }
+    fs::set_permissions(bundle.file("closed"), Permissions::from_mode(0o700)).unwrap();
+    bundle.write("count", "");
+    std::os::unix::fs::chown(bundle.file("count"), Some(65534), None).unwrap();
+    // Its user could change the mode.
+    bundle.write("mine", "mine");
+    std::os::unix::fs::chown(bundle.file("mine"), Some(65534), None).unwrap();
+    fs::set_permissions(bundle.file("mine"), Permissions::from_mode(0o000)).unwrap();
+    refuses_of(
+        &scratch,
+        &bundle,
+        "",
+        &[
+            ("root's file", |images| other_file(images, "/", "/secret"), SECRET),
+            ("one in root's directory", |i| other_file(i, "/", "/closed/inside"), INSIDE),
+            (
+                "this host's log",
+                |images| other_file(images, "/proc", "/proc/kmsg"),
+                &["open /proc/kmsg", RIGHTS],
+            ),
+        ],
+        |images| other_file(images, "/", "/mine"),
+    );
+}
+
+/// A file of the kernel asks for the rights of its opener whenever it is read.
+#[test]
+fn what_the_kernel_shows_to_some() {
+    let scratch = Scratch::new("images-kernel");
+    scratch.configure(FOREIGN);
+    let program = format!(
+        "exec 8</data; while [ ! -e /awake ]; do {} done; dd bs=4096 count=1 <&8 >/seen; \
+         while :; do i=$((i+1)); echo $i >> /count; sleep 0.02; done",
+        "i=$((i+1)); echo $i >> /count; sleep 0.02;"
+    );
+    let bundle = bundle_of(&scratch, &program);
+    bundle.write("data", "");
+    let mut container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    container.checkpoint(&[]);
+    other_file(&Images::of(&scratch), "/proc", "/proc/kallsyms");
+    container.restore(&[]);
+    bundle.write("awake", "");
+    let seen = || fs::read_to_string(bundle.file("seen")).ok().filter(|text| !text.is_empty());
+    let symbols = until("it has read", seen);
+    let addresses = symbols.lines().filter_map(|line| line.split_once(' '));
+    let shown: Vec<_> =
+        addresses.filter(|(address, _)| !address.trim_matches('0').is_empty()).collect();
+    assert_eq!(shown, []);
 }

@@ -60,5 +60,6 @@ pub(super) fn open(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let root =
         cx.roots.open_path(mnt_id, mountpoint.as_os_str().as_bytes(), place, Mode::empty())?;
     let found = by_handle(&root, &copy)?;
+    let _limited = cx.roots.limit()?;
     without_waiting(open_flags(file.flags), |flags| reopen(&found, flags))
 }

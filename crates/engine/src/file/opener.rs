@@ -265,7 +265,7 @@ fn open_linked(cx: &mut Opener<'_>, reg: &PathFile, link: u32) -> Result<OwnedFd
         false => format!("open {}", shown()),
     })?;
     let from = Kept { name, file };
-    let opened = open_as(cx, reg, &from)?;
+    let opened = open_as(cx, reg, &from, Roots::open_path)?;
     if !cx.temporary.given.iter().any(|known| known.name == from.name.name) {
         cx.temporary.given.push(from.name);
     }
@@ -277,7 +277,11 @@ fn open_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<OwnedFd
         Some(ghost) => ghost.try_clone()?,
         None => make_ghost(cx, reg, ghost)?,
     };
-    if from.is_dir() { from.check(open_by_path(cx.roots, reg)?) } else { open_as(cx, reg, &from) }
+    if !from.is_dir() {
+        return open_as(cx, reg, &from, Roots::open_own);
+    }
+    let (path, flags) = (&reg.path, open_flags(reg.flags));
+    from.check(cx.roots.open_own(reg.mount, path, flags, Mode::empty())?)
 }
 
 fn open_by_path(roots: &Roots, reg: &PathFile) -> Result<OwnedFd> {
@@ -318,13 +322,19 @@ fn make_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<Kept> {
 
 /// Opens the file `from` under the name that `reg` has, which it has only for this
 /// moment. What has the name now steps aside meanwhile.
-fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept) -> Result<OwnedFd> {
+fn open_as(
+    cx: &mut Opener<'_>,
+    reg: &PathFile,
+    from: &Kept,
+    open: fn(&Roots, i32, &[u8], OFlags, Mode) -> Result<OwnedFd>,
+) -> Result<OwnedFd> {
     let what = || format!("open {} by a name for the moment", String::from_utf8_lossy(&reg.path));
     let Name { dir, name } = Name::of(cx, reg)?;
     let aside = step_aside(cx, &dir, &name).context(what)?;
     let linked = link(from, &dir, &name);
     let opened = linked.context(what).and_then(|()| {
-        let opened = open_by_path(cx.roots, reg).and_then(|opened| from.check(opened));
+        let opened = open(cx.roots, reg.mount, &reg.path, open_flags(reg.flags), Mode::empty())
+            .and_then(|opened| from.check(opened));
         rustix::fs::unlinkat(&dir, &name, AtFlags::empty()).context(what).and(opened)
     });
     if let Some(other) = aside {

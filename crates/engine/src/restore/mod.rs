@@ -151,6 +151,7 @@ impl<'a> Restore<'a> {
             .collect();
         memory::plan(&mut tasks);
         let mut cx = Restore::of(opts, images, tasks.into(), files);
+        cx.roots.rights = verdict.file_rights(&opts.trust.policy);
         cx.verdict = verdict;
         cx.ns = planned.spaces;
         pid::find_firsts(&cx.tasks, &mut cx.ns);

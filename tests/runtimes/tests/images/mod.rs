@@ -120,7 +120,7 @@ impl<'a> Asleep<'a> {
 }
 
 /// The mount at a place.
-fn at<'m>(mounts: &'m [MntEntry], place: &str) -> &'m MntEntry {
+pub(crate) fn at<'m>(mounts: &'m [MntEntry], place: &str) -> &'m MntEntry {
     mounts.iter().find(|mount| mount.mountpoint == place.as_bytes()).unwrap()
 }
 
@@ -220,7 +220,7 @@ impl Images {
     }
 
     /// Changes the mounts of the root task.
-    fn mounts(&self, change: impl FnOnce(&mut Vec<MntEntry>)) {
+    pub(crate) fn mounts(&self, change: impl FnOnce(&mut Vec<MntEntry>)) {
         let space = u64::from(self.root_ids().mnt_ns_id.unwrap());
         let mut mounts: Vec<MntEntry> = self.dir.read_all(kind::MNTS, space).unwrap();
         change(&mut mounts);

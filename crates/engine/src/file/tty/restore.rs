@@ -27,6 +27,8 @@ use crate::namespace::pid;
 use crate::proc;
 use crate::restore::transport::Transport;
 
+/// The numbers of `/dev/tty` (admin-guide/devices.txt).
+const CURRENT: (u32, u32) = (5, 0);
 /// The image file that most contradictions are found in.
 const INFO: &str = "tty-info.img";
 /// Where a husk's end of the transport goes: above what is sent.
@@ -256,7 +258,7 @@ impl TtyRestorer {
         // that was hung up had the path of whoever has the number now.
         if info.settings.is_some()
             && let Ok(path) = node(cx, file)
-            && let Ok(slave) = cx.roots.open_path(path.mount, &path.path, flags, Mode::empty())
+            && let Ok(slave) = cx.roots.open_own(path.mount, &path.path, flags, Mode::empty())
             && is_same_device(&slave, &pair.master)?
         {
             return Ok(slave);
@@ -389,6 +391,12 @@ impl TtyRestorer {
         let path = node(cx, file)?.path;
         let opened = open_inside(cx.tasks.remote(member)?, &path, open_flags(file.flags))?;
         cx.check_opened(&path, &opened)?;
+        let stat = rustix::fs::fstat(&opened).context(|| "fstat a terminal".to_owned())?;
+        // The task has opened it with all rights.
+        if stat.st_rdev != rustix::fs::makedev(CURRENT.0, CURRENT.1) {
+            let path = String::from_utf8_lossy(&path);
+            return Err(Error::invalid(INFO, format!("{path} is not the terminal of a session")));
+        }
         Ok(opened)
     }
 }
@@ -397,7 +405,7 @@ impl TtyRestorer {
 fn open_master(cx: &Opener<'_>, paths: Vec<(i32, Vec<u8>, OFlags)>, index: u32) -> Result<OwnedFd> {
     let mut last = None;
     for (mnt_id, path, flags) in paths {
-        let open = || cx.roots.open_path(mnt_id, &path, flags, Mode::empty());
+        let open = || cx.roots.open_own(mnt_id, &path, flags, Mode::empty());
         let mut spare = Vec::new();
         let mut next = open();
         loop {

@@ -1,12 +1,17 @@
 //! The root directories of restored mount namespaces, below which paths lead.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
+use torpor_sys::rights::{FileRights, Limited};
 
 use crate::error::{Context, Error, Result};
-use crate::file::description::{open_in, without_waiting};
+use crate::file::description::{open_in, reopen, without_waiting};
+
+/// `CAP_DAC_OVERRIDE` (linux/capability.h).
+const DAC_OVERRIDE: u32 = 1;
 
 /// Where the paths of the images begin.
 #[derive(Debug, Default)]
@@ -17,6 +22,8 @@ pub struct Roots {
     pub of_mount: HashMap<i32, u32>,
     /// The mount namespace of the root task.
     pub first: Option<u32>,
+    /// What the calling runtime has given the container, if that is known.
+    pub rights: Option<FileRights>,
 }
 
 impl Roots {
@@ -24,6 +31,8 @@ impl Roots {
     /// dumped mount that it was opened through, -1 for the root task's namespace.
     /// The path is resolved inside that namespace's root; symbolic links cannot
     /// lead out of it. A fifo at its end is not waited for.
+    /// It is opened with no more than what the calling runtime passed: its descriptor keeps the
+    /// credentials of its opener. Who owns a file could give itself the right to open it.
     ///
     /// # Errors
     /// See openat2(2).
@@ -34,11 +43,59 @@ impl Roots {
         flags: OFlags,
         mode: Mode,
     ) -> Result<OwnedFd> {
+        let limited = self.limit()?;
+        match self.open_own(mnt_id, path, flags, mode) {
+            Err(Error::Os { what, source })
+                if limited.is_some() && source.kind() == ErrorKind::PermissionDenied =>
+            {
+                drop(limited);
+                if let Some(opened) = self.open_as_owner(mnt_id, path, flags)? {
+                    return Ok(opened);
+                }
+                let what = format!("{what} with no more rights than the calling runtime gives");
+                Err(Error::Os { what, source })
+            }
+            other => other,
+        }
+    }
+
+    /// Opens a regular file that belongs to the container's user, whatever its mode is by now.
+    fn open_as_owner(&self, mnt_id: i32, path: &[u8], flags: OFlags) -> Result<Option<OwnedFd>> {
+        let Some(rights @ FileRights { user: Some(user), .. }) = &self.rights else {
+            return Ok(None);
+        };
+        let limited = self.limit()?;
+        let found = self.open_own(mnt_id, path, OFlags::PATH, Mode::empty());
+        drop(limited);
+        let Ok(file) = found else { return Ok(None) };
+        let stat = rustix::fs::fstat(&file).context(|| "fstat".to_owned())?;
+        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !is_regular || stat.st_uid != *user {
+            return Ok(None);
+        }
+        let _owner = rights.with(DAC_OVERRIDE).limit().context(|| "open a file".to_owned())?;
+        Ok(without_waiting(flags, |flags| reopen(&file, flags)).ok())
+    }
+
+    /// The same with all rights, for what the restore has put there itself or recognizes by what it is.
+    ///
+    /// # Errors
+    /// See openat2(2).
+    pub fn open_own(&self, mnt_id: i32, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd> {
         let root = self.root_of_mount(mnt_id)?;
         without_waiting(flags, |flags| {
             open_in(root, path, flags, mode)
                 .context(|| format!("open {}", String::from_utf8_lossy(path)))
         })
+    }
+
+    /// While the result lives, this thread has no more rights for files than what the runtime passed.
+    ///
+    /// # Errors
+    /// If they cannot be given up.
+    pub fn limit(&self) -> Result<Option<Limited>> {
+        let limited = self.rights.as_ref().map(FileRights::limit).transpose();
+        limited.context(|| "open a file as the container's user".to_owned())
     }
 
     /// The root directory of the mount namespace that `mnt_id` belongs to.

@@ -1,0 +1,113 @@
+//! With which rights files are opened that images name by their paths.
+
+use crate::capabilities::{Capabilities, number};
+use crate::judge::Origin;
+use crate::passed::{IdKind, Passed};
+use crate::ranges::Ranges;
+use crate::rules::{Limit, Policy, Rules};
+
+/// What a file may be opened with: a descriptor keeps the credentials of its opener, and some files ask for
+/// these whenever they are used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opening {
+    /// Capabilities.
+    pub capabilities: Capabilities,
+    /// The user, an id of this host; `None` if the tasks may have several.
+    pub user: Option<u32>,
+    /// The group and the supplementary groups, likewise.
+    pub groups: Option<(u32, Vec<u32>)>,
+}
+
+impl Policy {
+    /// With which rights the files of a container are opened; `None` without a configuration. Where rules of
+    /// users, groups and capabilities say something else than what the runtime passed, that counts.
+    #[must_use]
+    pub fn opening(&self, origin: Origin, passed: &Passed) -> Option<Opening> {
+        let spec = passed.spec.as_ref()?;
+        let besides = self.besides(origin, passed).map(|(rules, _)| rules);
+        let rules: Vec<&Rules> = [&self.all].into_iter().chain(besides).collect();
+        let capabilities = rules.iter().fold(u64::MAX, |all, rules| match &rules.capabilities {
+            Limit::All => all,
+            Limit::Only(set) => all & set.0,
+            Limit::Runtime => all & spec.capabilities().0,
+        });
+        let limited = |kind: IdKind, of: fn(&Rules) -> &Limit<Ranges>| {
+            let by_rule = rules.iter().any(|rules| *of(rules) == Limit::Runtime);
+            by_rule && !passed.changes_ids(kind, origin)
+        };
+        let outside = |kind, id| passed.outside(spec, kind, id);
+        let process = &spec.process.user;
+        let user = limited(IdKind::User, |rules| &rules.users)
+            .then(|| outside(IdKind::User, process.uid))
+            .flatten();
+        let groups = limited(IdKind::Group, |rules| &rules.groups)
+            .then(|| {
+                let group = |&id: &u32| outside(IdKind::Group, id);
+                Some((
+                    group(&process.gid)?,
+                    process.additional_gids.iter().filter_map(group).collect(),
+                ))
+            })
+            .flatten();
+        // Tasks that come back are a root user's for the moment; in their own pid namespace there are no others.
+        let own_pids = spec.has_namespace("pid") && !passed.joined.iter().any(|kind| kind == "pid");
+        let processes = if own_pids { Capabilities::only(number::SYS_PTRACE).0 } else { 0 };
+        let files = [number::DAC_OVERRIDE, number::DAC_READ_SEARCH];
+        let files = files.into_iter().fold(0, |all, one| all | Capabilities::only(one).0);
+        // What counts in a user namespace of its own counts for its files.
+        let nested = spec.has_namespace("user");
+        let capabilities = if nested { capabilities & files } else { capabilities };
+        // Tasks that can be anybody can open anybody's files.
+        let anybody = if user.is_none() { files } else { 0 };
+        let capabilities = Capabilities(capabilities | processes | anybody);
+        Some(Opening { capabilities, user, groups })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::passed::Spec;
+
+    fn opening(policy: &str, process: &str, linux: &str, origin: Origin) -> Option<Opening> {
+        let spec = format!(r#"{{"ociVersion": "1.0.2", "process": {process}, "linux": {linux}}}"#);
+        let spec = Some(Spec::parse(spec.as_bytes()).unwrap());
+        let passed = Passed { spec, ..Passed::default() };
+        Policy::parse(policy).unwrap().opening(origin, &passed)
+    }
+
+    #[test]
+    fn files_are_opened_with_what_the_container_has() {
+        const USER: &str = r#"{"user": {"uid": 7, "gid": 8, "additionalGids": [9]},
+                               "capabilities": {"bounding": ["CAP_KILL"]}}"#;
+        let of = |policy, origin| opening(policy, USER, "{}", origin);
+        let wanted = Opening {
+            capabilities: Capabilities::only(5),
+            user: Some(7),
+            groups: Some((8, vec![9])),
+        };
+        assert_eq!(of("", Origin::Elsewhere), Some(wanted.clone()));
+        // A set-uid program can have opened it.
+        let anybody = Capabilities(wanted.capabilities.0 | 1 << 1 | 1 << 2);
+        let others = Opening { capabilities: anybody, user: None, ..wanted.clone() };
+        let programs = Opening { groups: None, ..others.clone() };
+        assert_eq!(of("", Origin::Here), Some(programs));
+        assert_eq!(of("foreign.users.allow = 'all'", Origin::Elsewhere), Some(others));
+        let all = Opening { capabilities: Capabilities(u64::MAX), ..wanted };
+        assert_eq!(of("foreign.capabilities.allow = 'all'", Origin::Elsewhere), Some(all));
+        assert_eq!(Policy::default().opening(Origin::Elsewhere, &Passed::default()), None);
+    }
+
+    #[test]
+    fn namespaces_count() {
+        const ALL: &str = r#"{"capabilities": {"bounding": ["CAP_SYSLOG", "CAP_SETUID",
+                                                            "CAP_SETGID", "CAP_DAC_OVERRIDE"]}}"#;
+        let of = |linux| opening("", ALL, linux, Origin::Elsewhere).unwrap();
+        let set = |names: &[&str]| Capabilities::parse(names.iter().copied()).unwrap();
+        let plain = set(&["SYSLOG", "SETUID", "SETGID", "DAC_OVERRIDE", "DAC_READ_SEARCH"]);
+        assert_eq!(of("{}"), Opening { capabilities: plain, user: None, groups: None });
+        let pids = of(r#"{"namespaces": [{"type": "pid"}, {"type": "user"}]}"#);
+        assert_eq!(pids.capabilities, set(&["DAC_OVERRIDE", "DAC_READ_SEARCH", "SYS_PTRACE"]));
+    }
+}
