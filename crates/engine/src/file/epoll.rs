@@ -26,7 +26,7 @@ use super::table::FileTable;
 use super::{Found, Holder};
 use crate::error::{Context, Error, Result};
 use crate::proc;
-use crate::restore::tasks::{Task, Tasks};
+use crate::restore::tasks::Task;
 
 /// The dump half. Watched files may be met after the set: they are looked for in the
 /// end.
@@ -278,10 +278,10 @@ impl EpollRestorer {
     ///
     /// # Errors
     /// If the task is gone, or the kernel does not add an entry.
-    pub(crate) fn attach(&mut self, tasks: &mut Tasks, holder: Holder, set: u32) -> Result<()> {
+    pub(crate) fn attach(&mut self, husk: &mut Tracee, holder: Holder, set: u32) -> Result<()> {
         let is_here = |watch: &mut SignalWatch| watch.task == holder.task && watch.set == set;
         for watch in self.of_signals.extract_if(.., is_here) {
-            watch.add(tasks.remote(holder.task)?, holder.fd)?;
+            watch.add(husk, holder.fd)?;
         }
         Ok(())
     }

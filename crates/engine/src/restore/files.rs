@@ -266,7 +266,8 @@ impl Table<'_> {
                 kinds.io_urings.attach(self.opener.tasks, opened, holder, entry)
             }
             FdTypes::Eventpoll => {
-                self.files.kinds.epolls.attach(self.opener.tasks, holder, entry.id)
+                let husk = self.opener.tasks.remote(holder.task)?;
+                self.files.kinds.epolls.attach(husk, holder, entry.id)
             }
             _ => Ok(()),
         }
