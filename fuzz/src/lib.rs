@@ -274,6 +274,7 @@ pub fn sealed() -> (Header, Secret) {
         id: [1; 32],
         parent: None,
         stanzas: vec![],
+        marks: vec![],
     };
     (header, Secret::take(&mut [2; 32]))
 }
