@@ -4,4 +4,4 @@
 /// among them, and names of networks, which cannot be made again.
 pub const QUIET: &str = "umount --lazy /dev/shm; \
     grep -o ' /run/netns/[^ ]*' /proc/self/mounts | xargs --no-run-if-empty umount --lazy; \
-    findmnt --noheadings --raw --types tmpfs --output TARGET | grep \"^${TMPDIR:-/tmp}/\" | xargs --no-run-if-empty umount --lazy";
+    findmnt --noheadings --raw --types tmpfs,overlay --output TARGET | grep \"^${TMPDIR:-/tmp}/\" | xargs --no-run-if-empty umount --lazy";
