@@ -1,7 +1,7 @@
 //! `/proc/PID`: what the kernel says about a task in text.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -93,6 +93,36 @@ pub fn numbers(pid: i32, dir: &str) -> Result<Vec<i32>> {
 pub fn processes() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The lines of `/proc/locks`, in no order, some of them more than once: all of a process that is stopped are there.
+///
+/// The kernel gives the list in pieces of a page, and the next one from where it would be if nobody had taken or left a
+/// lock meanwhile, so that some are left out. A list that does not come at once is read again until nothing has changed.
+///
+/// # Errors
+/// [`Error::Os`] if the file cannot be read.
+pub fn locks() -> Result<String> {
+    /// Less than a page, by more than a line: the kernel had room for more, if there had been any.
+    const AT_ONCE: usize = 4096 - 512;
+    const READINGS: usize = 8;
+    let what = || "read /proc/locks".to_owned();
+    let (mut all, mut last) = (Vec::new(), Vec::new());
+    for _ in 0..READINGS {
+        let mut file = fs::File::open("/proc/locks").context(what)?;
+        let mut now = vec![0; 1 << 16];
+        let first = file.read(&mut now).context(what)?;
+        now.truncate(first);
+        if first > AT_ONCE {
+            file.read_to_end(&mut now).context(what)?;
+        }
+        all.extend_from_slice(&now);
+        if first <= AT_ONCE || now == last {
+            break;
+        }
+        last = now;
+    }
+    Ok(String::from_utf8_lossy(&all).into_owned())
 }
 
 /// How many descriptors a process has open; `None` if the kernel does not tell (before Linux 6.2).
@@ -350,6 +380,11 @@ fn open_pidfd(pid: i32, flags: PidfdFlags) -> Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::atomic::AtomicBool;
+
+    use rustix::fs::FlockOperation;
+
     use super::*;
 
     #[test]
@@ -362,6 +397,33 @@ mod tests {
         assert_eq!(status(pid).unwrap().ns_pids().first(), Some(&pid));
         assert!(numbers(pid, "fd").unwrap().contains(&0));
         assert!(ns_inode(pid, "mnt").unwrap() > 0);
+    }
+
+    #[test]
+    fn no_lock_is_left_out_while_others_come_and_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let locked = |name: String| {
+            let file = fs::File::create(dir.path().join(name)).unwrap();
+            rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
+            file
+        };
+        // The last one is the first in the list. All others are more than a page.
+        let own: Vec<fs::File> = (0..150).map(|n| locked(format!("own-{n}"))).collect();
+        let inodes: Vec<u64> = own.iter().map(|file| file.metadata().unwrap().ino()).collect();
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    drop((0..40).map(|n| locked(format!("other-{n}"))).collect::<Vec<_>>());
+                }
+            });
+            let lists: Vec<String> = (0..400).map(|_| locks().unwrap()).collect();
+            ends.store(true, Ordering::Relaxed);
+            for list in lists {
+                let missing = inodes.iter().find(|inode| !list.contains(&format!(":{inode} ")));
+                assert_eq!(missing, None);
+            }
+        });
     }
 
     #[test]

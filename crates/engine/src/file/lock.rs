@@ -27,6 +27,7 @@ use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::options::Files;
+use crate::proc;
 use crate::restore::tasks;
 use crate::restore::transport::place_words;
 
@@ -162,9 +163,7 @@ impl Locks {
         if !files.locks {
             return Ok(());
         }
-        let text =
-            std::fs::read_to_string("/proc/locks").context(|| "read /proc/locks".to_owned())?;
-        for text in text.lines() {
+        for text in proc::locks()?.lines() {
             let Some(line) = parse(text).filter(|line| line.flag == FLOCK) else { continue };
             let name = file(text).unwrap_or_default();
             let Some(task) = tasks.iter().position(|task| task.tgid == line.pid) else { continue };
