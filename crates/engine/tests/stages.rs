@@ -336,11 +336,13 @@ fn moves(case: &Case) {
     destination.child.wait().unwrap();
 }
 
-/// KiB of memory of a process and all below it, what they share counted once.
+/// KiB of memory of a process and all below it, what they share counted once. Programs do not count: what a process
+/// has of them depends on who else runs them at the moment.
 fn memory_of_tree(pid: i32) -> u64 {
     let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-    let own = rollup.lines().find_map(|line| line.strip_prefix("Pss:")?.split_whitespace().next());
-    let own: u64 = own.map_or(0, |kib| kib.parse().unwrap());
+    let is_memory = |line: &&str| line.starts_with("Pss_Anon:") || line.starts_with("Pss_Shmem:");
+    let kib = rollup.lines().filter(is_memory).filter_map(|line| line.split_whitespace().nth(1));
+    let own: u64 = kib.map(|kib| kib.parse::<u64>().unwrap()).sum();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.unwrap_or_default();
     own + children.split_whitespace().map(|pid| memory_of_tree(pid.parse().unwrap())).sum::<u64>()
