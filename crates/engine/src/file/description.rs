@@ -67,8 +67,7 @@ pub(crate) fn without_waiting(
         return open(flags);
     }
     let file = open(flags | OFlags::NONBLOCK)?;
-    let opened = rustix::fs::fcntl_getfl(&file).context(|| "F_GETFL".to_owned())?;
-    rustix::fs::fcntl_setfl(&file, opened - OFlags::NONBLOCK).context(|| "F_SETFL".to_owned())?;
+    set_status_flags(&file, flags.bits())?;
     Ok(file)
 }
 

@@ -691,12 +691,12 @@ fn register(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The 32 bits at a place of the rings.
 /// How many calls it takes to count an instance up.
 fn calls_of(rings: &[u8], sq_entries: u32) -> u32 {
     word(rings, 0) / sq_entries
 }
 
+/// The 32 bits at a place of the rings.
 fn word(rings: &[u8], at: usize) -> u32 {
     rings.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }

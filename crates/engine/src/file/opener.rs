@@ -227,13 +227,14 @@ impl Opener<'_> {
             RemapType::Ghost => open_ghost(self, reg, other).map(Some),
             RemapType::Linked => open_linked(self, reg, other).map(Some),
             RemapType::Procfs if self.temporary.alive == Some(other) => {
-                open_by_path(self.roots, reg).map(Some)
+                open_by_path(self.roots, reg, Roots::open_path).map(Some)
             }
             // The process of the path has to be there for a moment.
             RemapType::Procfs => {
                 let pid = i32::try_from(other).ok();
                 let root = self.tasks.remote(0)?;
-                with_process(root, pid, |_| open_by_path(self.roots, reg)).map(Some)
+                with_process(root, pid, |_| open_by_path(self.roots, reg, Roots::open_path))
+                    .map(Some)
             }
         }
     }
@@ -277,15 +278,17 @@ fn open_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<OwnedFd
         Some(ghost) => ghost.try_clone()?,
         None => make_ghost(cx, reg, ghost)?,
     };
-    if !from.is_dir() {
-        return open_as(cx, reg, &from, Roots::open_own);
+    match from.is_dir() {
+        true => from.check(open_by_path(cx.roots, reg, Roots::open_own)?),
+        false => open_as(cx, reg, &from, Roots::open_own),
     }
-    let (path, flags) = (&reg.path, open_flags(reg.flags));
-    from.check(cx.roots.open_own(reg.mount, path, flags, Mode::empty())?)
 }
 
-fn open_by_path(roots: &Roots, reg: &PathFile) -> Result<OwnedFd> {
-    roots.open_path(reg.mount, &reg.path, open_flags(reg.flags), Mode::empty())
+/// How a path is opened: with what rights.
+type Open = fn(&Roots, i32, &[u8], OFlags, Mode) -> Result<OwnedFd>;
+
+fn open_by_path(roots: &Roots, reg: &PathFile, open: Open) -> Result<OwnedFd> {
+    open(roots, reg.mount, &reg.path, open_flags(reg.flags), Mode::empty())
 }
 
 /// Makes a ghost: a directory under its own name, all else under one of ours, next to
@@ -322,19 +325,13 @@ fn make_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<Kept> {
 
 /// Opens the file `from` under the name that `reg` has, which it has only for this
 /// moment. What has the name now steps aside meanwhile.
-fn open_as(
-    cx: &mut Opener<'_>,
-    reg: &PathFile,
-    from: &Kept,
-    open: fn(&Roots, i32, &[u8], OFlags, Mode) -> Result<OwnedFd>,
-) -> Result<OwnedFd> {
+fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept, open: Open) -> Result<OwnedFd> {
     let what = || format!("open {} by a name for the moment", String::from_utf8_lossy(&reg.path));
     let Name { dir, name } = Name::of(cx, reg)?;
     let aside = step_aside(cx, &dir, &name).context(what)?;
     let linked = link(from, &dir, &name);
     let opened = linked.context(what).and_then(|()| {
-        let opened = open(cx.roots, reg.mount, &reg.path, open_flags(reg.flags), Mode::empty())
-            .and_then(|opened| from.check(opened));
+        let opened = open_by_path(cx.roots, reg, open).and_then(|opened| from.check(opened));
         rustix::fs::unlinkat(&dir, &name, AtFlags::empty()).context(what).and(opened)
     });
     if let Some(other) = aside {

@@ -112,9 +112,7 @@ impl Connections<'_> {
         }
         Ok(())
     }
-}
 
-impl Connections<'_> {
     /// The ends of the connections in a network namespace.
     fn connections_in(&self, ns: u32) -> Vec<(Address, Address)> {
         let sockets = self.entries.values().filter_map(|e| e.isk.as_ref());

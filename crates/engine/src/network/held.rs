@@ -6,6 +6,7 @@ use torpor_kernel::sock_diag::InetSocket;
 
 use super::accept;
 use super::listed::{inodes_of, is_own, is_shared, tcp_sockets};
+use super::nftables::Ends;
 use super::rules::{self, Removal, Scope, Tool};
 use crate::error::{Context, Error, Result};
 use crate::file::socket::address::Address;
@@ -84,10 +85,14 @@ pub(super) fn has_peer(socket: &InetSocket) -> bool {
     !matches!(u32::from(socket.state), state::LISTEN | state::CLOSE | state::TIME_WAIT)
 }
 
-/// An end of a connection as packets have it: IPv4 even if the socket is IPv6.
-pub(super) fn end(socket: &InetSocket, words: [u32; 4], port: u16) -> Option<Address> {
-    let address = Address { words, port, ..Address::unspecified(socket.family.into()) };
-    (port != 0).then(|| address.as_v4().unwrap_or(address))
+/// The remote end of a connection and the local one, as packets have them: IPv4 even if the socket is IPv6.
+pub(super) fn ends(socket: &InetSocket) -> Option<Ends> {
+    let end = |words: [u32; 4], port: u16| {
+        let address = Address { words, port, ..Address::unspecified(socket.family.into()) };
+        (port != 0).then(|| address.as_v4().unwrap_or(address))
+    };
+    let remote = end(socket.destination, socket.destination_port)?;
+    Some((remote, end(socket.source, socket.source_port)?))
 }
 
 impl Held {
@@ -127,12 +132,7 @@ impl Held {
             let connections: Vec<_> = listed
                 .iter()
                 .filter(|s| own.contains(&s.inode) && has_peer(s))
-                .filter_map(|s| {
-                    Some((
-                        end(s, s.destination, s.destination_port)?,
-                        end(s, s.source, s.source_port)?,
-                    ))
-                })
+                .filter_map(ends)
                 .collect();
             if !connections.is_empty() {
                 self.set_lock(network, guardian, ns, Scope::Connections(connections))?;

@@ -10,7 +10,7 @@ use std::net::UdpSocket;
 
 use torpor_images::lock::FAMILY;
 
-use super::held::{end, has_peer};
+use super::held::{ends, has_peer};
 use super::listed::tcp_sockets;
 use super::nftables::{self, Ends};
 use super::{accept, iptables};
@@ -46,14 +46,8 @@ pub(super) fn lift(connections: &[Ends]) -> Result<()> {
 /// Those whose other ends are not of this network namespace, or are here.
 fn awake(connections: &[Ends]) -> Result<Vec<Ends>> {
     let listed = tcp_sockets()?;
-    let here: HashSet<Ends> = listed
-        .iter()
-        .filter(|socket| has_peer(socket))
-        .filter_map(|s| {
-            let remote = end(s, s.destination, s.destination_port)?;
-            Some((remote, end(s, s.source, s.source_port)?))
-        })
-        .collect();
+    let here: HashSet<Ends> =
+        listed.iter().filter(|socket| has_peer(socket)).filter_map(ends).collect();
     let is_awake = |(remote, local): &Ends| here.contains(&(*local, *remote)) || !is_local(*remote);
     Ok(connections
         .iter()

@@ -1,7 +1,6 @@
 //! Calls of runc that must not take for ever.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -121,10 +120,8 @@ impl Work {
     /// What its processes have used so far, and whether one of them waits for a processor or a disk: that may take
     /// long on a busy machine.
     fn look(&self) -> (u64, bool) {
-        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         // What has ended does nothing.
-        let members = pids.filter_map(|pid| proc::stat(pid).ok());
+        let members = proc::processes().filter_map(|pid| proc::stat(pid).ok());
         let ours = members.filter(|stat| stat.pgid == self.group);
         ours.fold((0, false), |(used, ready), stat| {
             (used + stat.used, ready || matches!(stat.state, 'R' | 'D'))

@@ -108,9 +108,8 @@ impl Shepherd {
 /// Processes of this pid namespace but for this one and those that have ended.
 pub(super) fn alive() -> Vec<(i32, String)> {
     let own = i32::try_from(std::process::id()).unwrap_or(1);
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    pids.filter(|&pid| pid != own).filter_map(|pid| Some((pid, name(pid)?))).collect()
+    let pids = proc::processes().filter(|&pid| pid != own);
+    pids.filter_map(|pid| Some((pid, name(pid)?))).collect()
 }
 
 /// The name of a process that has not ended.
