@@ -217,6 +217,8 @@ fn a_job_that_the_other_machine_has_forgotten_is_given_up_by_hand() {
     let id = a.submit(&[], &words(&a.counter(60, 0.05)));
     a.wait_for_output(id, "3\n");
     let there: u64 = a.ok(&["move", "1", "--to", "b"]).trim().parse().unwrap();
+    // Until it has been released there nobody but this daemon lets it go on.
+    b.wait_for(there, "running");
     a.kill();
     a.let_end();
     b.wait_for(there, "done");
