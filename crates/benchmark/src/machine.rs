@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use torpor_kernel::proc::processes;
 
 use crate::statistics::{deviation, median};
 
@@ -41,8 +42,7 @@ pub const HOST: &str = "/host";
 /// own in the runtime that it has.
 #[must_use]
 pub fn has_kubelet() -> bool {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut names = processes.map(|process| fs::read_to_string(process.path().join("comm")));
+    let mut names = processes().map(|pid| fs::read_to_string(format!("/proc/{pid}/comm")));
     names.any(|name| name.is_ok_and(|name| name.trim() == "kubelet"))
 }
 

@@ -95,6 +95,19 @@ pub fn processes() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
+/// Whether a process is `root` or descends from it; none if it has ended, or one between the two meanwhile.
+#[must_use]
+pub fn descends(pid: i32, root: i32) -> Option<bool> {
+    if stat(pid).ok()?.has_ended() {
+        return None;
+    }
+    let mut at = pid;
+    while at != root && at > 1 {
+        at = stat(at).ok()?.ppid;
+    }
+    Some(at == root)
+}
+
 /// The lines of `/proc/locks`, in no order, some of them more than once: all of a process that is stopped are there.
 ///
 /// The kernel gives the list in pieces of a page, and the next one from where it would be if nobody had taken or left a

@@ -214,27 +214,19 @@ fn begin(opts: &Options) -> Result<(ImageDir, Former)> {
 /// [`Error::Gone`]; [`Error::Refused`] if it has ended, is of the kernel, or this process is in it.
 fn check_root(pid: i32) -> Result<()> {
     let root = proc::stat(pid)?;
+    let own = rustix::process::getpid().as_raw_nonzero().get();
     // A first thread may end before others.
     let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     let why = if root.has_ended() && threads() <= 1 {
         "has ended, and its parent has not asked for it yet (wait)"
     } else if root.is_of_kernel() {
         "is the kernel's: there is no program to put to sleep"
-    } else if is_above_us(pid) {
+    } else if proc::descends(own, pid) == Some(true) {
         "started this command, which would be dumped with it; start it from elsewhere"
     } else {
         return Ok(());
     };
     Err(Error::refused(pid, "the task", why))
-}
-
-/// Whether a task is this process or one that has started it, itself or by way of others.
-fn is_above_us(pid: i32) -> bool {
-    let mut at = rustix::process::getpid().as_raw_nonzero().get();
-    while at != pid && at > 1 {
-        at = proc::stat(at).map_or(0, |stat| stat.ppid);
-    }
-    at == pid
 }
 
 /// The stopped tree, which goes on when this is dropped.

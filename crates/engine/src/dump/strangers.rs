@@ -16,7 +16,9 @@ pub(super) fn check(root: i32, strict: bool) -> Result<()> {
         return Ok(());
     }
     let lives_there = |&pid: &i32| proc::ns_inode(pid, "pid").is_ok_and(|inode| inode == space);
-    for pid in proc::processes().filter(lives_there).filter(|&pid| !descends(pid, root)) {
+    // One that has ended meanwhile is nobody's loss.
+    let is_stranger = |&pid: &i32| proc::descends(pid, root) == Some(false);
+    for pid in proc::processes().filter(lives_there).filter(is_stranger) {
         let object = "it lives in the pid namespace of the tree and is not of it, as after exec in a container";
         let reason = "is not kept, and ends with the namespace";
         if strict {
@@ -25,16 +27,4 @@ pub(super) fn check(root: i32, strict: bool) -> Result<()> {
         tracing::warn!("task {pid}: {object}: {reason}");
     }
     Ok(())
-}
-
-/// Whether a process is `root` or descends from it; also if it has ended meanwhile.
-fn descends(pid: i32, root: i32) -> bool {
-    let mut at = pid;
-    while at != root && at > 1 {
-        match proc::stat(at) {
-            Ok(stat) if at != pid || !stat.has_ended() => at = stat.ppid,
-            _ => return true,
-        }
-    }
-    at == root
 }
