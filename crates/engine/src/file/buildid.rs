@@ -4,7 +4,6 @@ use std::os::fd::AsFd;
 
 /// `NT_GNU_BUILD_ID` of elf.h.
 const NT_GNU_BUILD_ID: u32 = 3;
-const PT_NOTE: u32 = 4;
 /// Larger headers and notes are not looked at: programs have a dozen segments.
 const MAX_SEGMENTS: u16 = 256;
 const MAX_NOTES: u64 = 64 * 1024;
@@ -38,7 +37,7 @@ fn find(file: &impl AsFd) -> Option<Vec<u8>> {
     (0..count).find_map(|n| {
         let segment = at(file, table.checked_add(u64::from(n) * u64::from(size))?, 56)?;
         let (offset, len) = (u64_at(&segment, 8)?, u64_at(&segment, 32)?);
-        if u32_at(&segment, 0)? != PT_NOTE || len > MAX_NOTES {
+        if u32_at(&segment, 0)? != libc::PT_NOTE || len > MAX_NOTES {
             return None;
         }
         in_notes(&at(file, offset, usize::try_from(len).ok()?)?)

@@ -351,14 +351,13 @@ fn private(task: &tasks::Task, wanted: &Userfaultfd) -> Vec<VmaEntry> {
 /// Drops what is to be missing: pages that came as parts of a huge one, or with a lock on the
 /// mapping.
 fn empty(task: &mut tasks::Task, wanted: &Userfaultfd) -> Result<()> {
-    const MADV_DONTNEED_LOCKED: u64 = 24;
     let pages = task.image.pages.ranges();
     let parts = private(task, wanted);
     let mut batch = task.remote()?.batch();
     for vma in parts {
         let advice = match vma.flags & libc::MAP_LOCKED.cast_unsigned() {
             0 => libc::MADV_DONTNEED as u64,
-            _ => MADV_DONTNEED_LOCKED,
+            _ => libc::MADV_DONTNEED_LOCKED as u64,
         };
         let whole: Ranges = std::iter::once(vma.start..vma.end).collect();
         for gap in whole.without(&pages).as_slice() {

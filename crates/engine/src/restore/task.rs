@@ -80,7 +80,6 @@ fn set_paths(cx: &mut Restore<'_>, task: usize, mm: &MmEntry, fs: &FsEntry) -> R
 /// `PR_SET_MM` (prctl(2)) with a whole `struct prctl_mm_map`; the executable is
 /// descriptor 2.
 fn set_program(batch: &mut Batch<'_>, mm: &MmEntry) {
-    const PR_SET_MM_MAP: u64 = 14;
     const MM_MAP_SIZE: u64 = 104;
     let auxv = place_words(batch, &mm.mm_saved_auxv);
     // Size of the auxiliary vector, then the descriptor: two 32-bit halves.
@@ -103,7 +102,7 @@ fn set_program(batch: &mut Batch<'_>, mm: &MmEntry) {
             auxv_size | 2 << 32,
         ],
     );
-    batch.must(syscall::prctl(libc::PR_SET_MM, [PR_SET_MM_MAP, map.0, MM_MAP_SIZE]));
+    batch.must(syscall::prctl(libc::PR_SET_MM, [libc::PR_SET_MM_MAP as u64, map.0, MM_MAP_SIZE]));
 }
 
 /// Gives the threads of a task the rest of their state, and removes the stub. All that

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use signal_hook::consts::SIGKILL;
 use torpor_blobs::error::{Context, Result};
 
 use super::config::LONGEST_LEASE;
@@ -28,8 +29,6 @@ const BEATS: Millis = 6;
 const LOOKS: u32 = 20;
 /// What failed is tried again after so long, if the next beat is not sooner.
 const PAUSE: Millis = 1000;
-/// The number of SIGKILL.
-const SIGKILL: i32 = 9;
 /// What is said about a job that has to end here.
 const ADOPTED: &str = "another daemon has adopted it from the object store and goes on with it";
 

@@ -1,6 +1,7 @@
 //! What becomes due by time: limits, checkpoints, ends that were asked for.
 
 use serde_json::json;
+use signal_hook::consts::SIGTERM;
 
 use super::core::Core;
 use super::disk;
@@ -10,9 +11,6 @@ use crate::preemption::{self, Means};
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd;
 use crate::shepherd::message::{Exit, Order};
-
-/// The number of SIGTERM.
-const SIGTERM: i32 = 15;
 
 /// Checkpoints that nobody needs yet leave so much of their file system free, and a tenth of it if that is less.
 const SPARE: u64 = 1 << 30;

@@ -169,8 +169,7 @@ fn read(nlsk: &NetlinkSkEntry) -> Result<Netlink> {
 
 /// `struct sockaddr_nl`: family, padding, number, groups.
 fn address(portid: u32, groups: u32) -> Vec<u8> {
-    const FAMILY: u32 = 16; // AF_NETLINK
-    let words = [FAMILY.to_ne_bytes(), portid.to_ne_bytes(), groups.to_ne_bytes()];
+    let words = [libc::AF_NETLINK.to_ne_bytes(), portid.to_ne_bytes(), groups.to_ne_bytes()];
     words.as_flattened().to_vec()
 }
 

@@ -27,21 +27,21 @@ const MORE: &[(i32, &[i32])] = &[
             35, // SO_TIMESTAMPNS_OLD
             37, // SO_TIMESTAMPING_OLD
             63, // SO_TIMESTAMP_NEW
-            64, // SO_TIMESTAMPNS_NEW
-            65, // SO_TIMESTAMPING_NEW
+            libc::SO_TIMESTAMPNS_NEW,
+            libc::SO_TIMESTAMPING_NEW,
             libc::SO_RXQ_OVFL,
-            41, // SO_WIFI_STATUS
+            libc::SO_WIFI_STATUS,
             libc::SO_PEEK_OFF,
-            43, // SO_NOFCS
+            libc::SO_NOFCS,
             libc::SO_SELECT_ERR_QUEUE,
             libc::SO_BUSY_POLL,
             libc::SO_MAX_PACING_RATE,
             libc::SO_ZEROCOPY,
             libc::SO_PREFER_BUSY_POLL,
             libc::SO_BUSY_POLL_BUDGET,
-            74, // SO_TXREHASH
-            75, // SO_RCVMARK
-            76, // SO_PASSPIDFD
+            libc::SO_TXREHASH,
+            libc::SO_RCVMARK,
+            libc::SO_PASSPIDFD,
             82, // SO_RCVPRIORITY
             83, // SO_PASSRIGHTS
             84, // SO_INQ
@@ -56,35 +56,35 @@ const MORE: &[(i32, &[i32])] = &[
             libc::IP_RECVERR,
             libc::IP_RECVTTL,
             libc::IP_RECVTOS,
-            18, // IP_PASSSEC
+            libc::IP_PASSSEC,
             libc::IP_TRANSPARENT,
             libc::IP_RECVORIGDSTADDR,
             libc::IP_MINTTL,
             libc::IP_BIND_ADDRESS_NO_PORT,
-            25, // IP_RECVFRAGSIZE
+            libc::IP_RECVFRAGSIZE,
             26, // IP_RECVERR_RFC4884
             libc::IP_MULTICAST_TTL,
             libc::IP_MULTICAST_LOOP,
-            49, // IP_MULTICAST_ALL
-            50, // IP_UNICAST_IF
+            libc::IP_MULTICAST_ALL,
+            libc::IP_UNICAST_IF,
             51, // IP_LOCAL_PORT_RANGE
         ],
     ),
     (
         libc::IPPROTO_IPV6,
         &[
-            7, // IPV6_CHECKSUM
+            libc::IPV6_CHECKSUM,
             libc::IPV6_UNICAST_HOPS,
             libc::IPV6_MULTICAST_IF,
             libc::IPV6_MULTICAST_HOPS,
             libc::IPV6_MULTICAST_LOOP,
             libc::IPV6_MTU_DISCOVER,
             libc::IPV6_RECVERR,
-            29, // IPV6_MULTICAST_ALL
-            30, // IPV6_ROUTER_ALERT_ISOLATE
+            libc::IPV6_MULTICAST_ALL,
+            libc::IPV6_ROUTER_ALERT_ISOLATE,
             31, // IPV6_RECVERR_RFC4884
-            33, // IPV6_FLOWINFO_SEND
-            36, // IPV6_HDRINCL
+            libc::IPV6_FLOWINFO_SEND,
+            libc::IPV6_HDRINCL,
             libc::IPV6_RECVHOPLIMIT,
             libc::IPV6_RECVHOPOPTS,
             libc::IPV6_RECVRTHDR,
@@ -93,13 +93,13 @@ const MORE: &[(i32, &[i32])] = &[
             libc::IPV6_DONTFRAG,
             libc::IPV6_RECVTCLASS,
             libc::IPV6_TCLASS,
-            70, // IPV6_AUTOFLOWLABEL
-            72, // IPV6_ADDR_PREFERENCES
-            73, // IPV6_MINHOPCOUNT
-            74, // IPV6_ORIGDSTADDR
-            75, // IPV6_TRANSPARENT
-            76, // IPV6_UNICAST_IF
-            77, // IPV6_RECVFRAGSIZE
+            libc::IPV6_AUTOFLOWLABEL,
+            libc::IPV6_ADDR_PREFERENCES,
+            libc::IPV6_MINHOPCOUNT,
+            libc::IPV6_ORIGDSTADDR,
+            libc::IPV6_TRANSPARENT,
+            libc::IPV6_UNICAST_IF,
+            libc::IPV6_RECVFRAGSIZE,
         ],
     ),
     (
@@ -112,11 +112,11 @@ const MORE: &[(i32, &[i32])] = &[
             libc::TCP_THIN_DUPACK,
             libc::TCP_USER_TIMEOUT,
             libc::TCP_FASTOPEN,
-            25, // TCP_NOTSENT_LOWAT
-            27, // TCP_SAVE_SYN
-            30, // TCP_FASTOPEN_CONNECT
-            34, // TCP_FASTOPEN_NO_COOKIE
-            36, // TCP_INQ
+            libc::TCP_NOTSENT_LOWAT,
+            libc::TCP_SAVE_SYN,
+            libc::TCP_FASTOPEN_CONNECT,
+            libc::TCP_FASTOPEN_NO_COOKIE,
+            libc::TCP_INQ,
             37, // TCP_TX_DELAY
             44, // TCP_RTO_MAX_MS
         ],
@@ -125,11 +125,11 @@ const MORE: &[(i32, &[i32])] = &[
         libc::IPPROTO_UDP,
         &[
             libc::UDP_CORK,
-            100, // UDP_ENCAP
-            101, // UDP_NO_CHECK6_TX
-            102, // UDP_NO_CHECK6_RX
-            103, // UDP_SEGMENT
-            104, // UDP_GRO
+            libc::UDP_ENCAP,
+            libc::UDP_NO_CHECK6_TX,
+            libc::UDP_NO_CHECK6_RX,
+            libc::UDP_SEGMENT,
+            libc::UDP_GRO,
         ],
     ),
     (
@@ -142,22 +142,22 @@ const MORE: &[(i32, &[i32])] = &[
     (
         libc::SOL_NETLINK,
         &[
-            3,  // NETLINK_PKTINFO
-            4,  // NETLINK_BROADCAST_ERROR
-            5,  // NETLINK_NO_ENOBUFS
-            8,  // NETLINK_LISTEN_ALL_NSID
-            10, // NETLINK_CAP_ACK
-            11, // NETLINK_EXT_ACK
+            libc::NETLINK_PKTINFO,
+            libc::NETLINK_BROADCAST_ERROR,
+            libc::NETLINK_NO_ENOBUFS,
+            libc::NETLINK_LISTEN_ALL_NSID,
+            libc::NETLINK_CAP_ACK,
+            libc::NETLINK_EXT_ACK,
             12, // NETLINK_GET_STRICT_CHK
         ],
     ),
     (
         libc::SOL_PACKET,
         &[
-            19, // PACKET_TX_HAS_OFF
-            20, // PACKET_QDISC_BYPASS
-            23, // PACKET_IGNORE_OUTGOING
-            24, // PACKET_VNET_HDR_SZ
+            libc::PACKET_TX_HAS_OFF,
+            libc::PACKET_QDISC_BYPASS,
+            libc::PACKET_IGNORE_OUTGOING,
+            libc::PACKET_VNET_HDR_SZ,
         ],
     ),
 ];
@@ -168,7 +168,7 @@ const CONGESTION: (i32, i32) = (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
 /// Streams show these options, but have nothing to do with them and refuse them.
 const NOT_OF_STREAMS: &[(i32, i32)] = &[
     (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL),
-    (libc::IPPROTO_IP, 50), // IP_UNICAST_IF
+    (libc::IPPROTO_IP, libc::IP_UNICAST_IF),
     (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF),
     (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS),
 ];

@@ -19,8 +19,6 @@ use crate::namespace::user::IdMaps;
 use crate::restore::object;
 use crate::restore::pages::Pages;
 
-/// `statfs` type of hugetlbfs (linux/magic.h).
-const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// Where flags have the logarithm of the page size.
 const HUGE_SHIFT: u32 = 26;
 
@@ -49,7 +47,7 @@ pub(super) fn open_all(maps: &IdMaps) -> Result<Vec<Segment>> {
             let attached = Attached::new(id, true).context(what)?;
             let file = file_of(&attached)?;
             let fs = rustix::fs::fstatfs(&file).context(what)?;
-            if fs.f_type == HUGETLBFS_MAGIC {
+            if fs.f_type == libc::HUGETLBFS_MAGIC {
                 let page = u64::try_from(fs.f_bsize).unwrap_or_default();
                 let flags = libc::SHM_HUGETLB.cast_unsigned() | page.trailing_zeros() << HUGE_SHIFT;
                 entry.hugetlb_flag = Some(flags);

@@ -17,11 +17,6 @@ use super::fs::{Origin, flag_names, split_options};
 use super::mountinfo::Mount;
 use crate::error::{Context, Error, Result};
 
-/// `fsconfig` commands of linux/mount.h.
-const FSCONFIG_SET_FLAG: u64 = 0;
-const FSCONFIG_SET_STRING: u64 = 1;
-const FSCONFIG_CMD_CREATE: u64 = 6;
-
 /// Options that the kernel shows or the images have, but that are no input.
 const NO_INPUT: &[&str] = &["newinstance", "seclabel"];
 
@@ -92,12 +87,12 @@ pub(super) fn make_in(husk: &mut Tracee, mount: &Mount) -> Result<OwnedFd> {
     for (key, value) in parameters(mount) {
         let key = batch.cstr(key.as_bytes()).0;
         let (command, value) = match value {
-            Some(value) => (FSCONFIG_SET_STRING, batch.cstr(value.as_bytes()).0),
-            None => (FSCONFIG_SET_FLAG, 0),
+            Some(value) => (libc::FSCONFIG_SET_STRING, batch.cstr(value.as_bytes()).0),
+            None => (libc::FSCONFIG_SET_FLAG, 0),
         };
-        batch.must((libc::SYS_fsconfig, [context, command, key, value, 0]));
+        batch.must((libc::SYS_fsconfig, [context, command.into(), key, value, 0]));
     }
-    batch.must((libc::SYS_fsconfig, [context, FSCONFIG_CMD_CREATE, 0, 0, 0]));
+    batch.must((libc::SYS_fsconfig, [context, libc::FSCONFIG_CMD_CREATE.into(), 0, 0, 0]));
     let cloexec = FsMountFlags::FSMOUNT_CLOEXEC.bits().into();
     let mounted = batch.must((libc::SYS_fsmount, [context, cloexec, 0]));
     let outcome = batch.run()?;

@@ -2,7 +2,10 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use libc::{ARPHRD_LOOPBACK, RTM_GETLINK, RTM_NEWLINK};
+use libc::{
+    ARPHRD_LOOPBACK, IFLA_ADDRESS, IFLA_IFNAME, IFLA_LINK, IFLA_LINK_NETNSID, IFLA_LINKINFO,
+    IFLA_MASTER, IFLA_MTU, IFLA_NET_NS_FD, IFLA_NEW_IFINDEX, RTM_GETLINK, RTM_NEWLINK,
+};
 use torpor_images::proto::{MacvlanLinkEntry, NdType, NetDeviceEntry, SitEntry};
 use torpor_kernel::netlink::{Body, CREATE, EXCL, Message, Socket, half, word};
 use torpor_policy::network::{NetDevice, NetKind};
@@ -11,16 +14,7 @@ use super::conf::Sysctls;
 use super::tun;
 use crate::error::{Context, Error, Result};
 
-// linux/rtnetlink.h, linux/if_link.h, linux/if_arp.h.
-const IFLA_ADDRESS: u16 = 1;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_MTU: u16 = 4;
-const IFLA_LINK: u16 = 5;
-const IFLA_MASTER: u16 = 10;
-const IFLA_LINKINFO: u16 = 18;
-const IFLA_NET_NS_FD: u16 = 28;
-const IFLA_LINK_NETNSID: u16 = 37;
-const IFLA_NEW_IFINDEX: u16 = 49;
+// linux/if_link.h and linux/veth.h.
 const INFO_KIND: u16 = 1;
 const INFO_DATA: u16 = 2;
 const VETH_INFO_PEER: u16 = 1;
