@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 
-use torpor_engine::Error;
+use torpor_engine::{ADVICE, Error};
 use torpor_seal::keys;
 use torpor_worker::{Class, Outcome};
 
@@ -18,6 +18,8 @@ pub struct Failure {
     pub text: String,
     /// What to try.
     pub hint: Option<String>,
+    /// What to try, which the text ends with.
+    pub advice: Option<String>,
     /// The number nearest to it, for the RPC's `cr_errno`.
     pub errno: i32,
     /// In which way it failed, for programs.
@@ -34,6 +36,7 @@ impl Failure {
         Self {
             text: text.into(),
             hint: None,
+            advice: None,
             errno,
             class: Class::Kernel,
             logged: false,
@@ -140,7 +143,13 @@ impl std::error::Error for Failure {}
 
 impl From<Outcome> for Failure {
     fn from(Outcome { class, errno, text, hint, report: _ }: Outcome) -> Self {
-        Self { hint, ..Self::new(errno, text).class(class) }
+        match hint {
+            Some(advice) if class == Class::Refused => {
+                let text = [&text, ADVICE, &advice].concat();
+                Self { advice: Some(advice), ..Self::new(errno, text).class(class) }
+            }
+            hint => Self { hint, ..Self::new(errno, text).class(class) },
+        }
     }
 }
 
@@ -164,7 +173,10 @@ impl From<Error> for Failure {
         match &error {
             Error::Os { what, source } => Self::io(what, source),
             Error::Gone { .. } => Self::new(libc::ESRCH, text),
-            Error::Refused { .. } | Error::Unsupported(_) => Self::unsupported(text),
+            Error::Refused { .. } | Error::Unsupported(_) => {
+                let advice = error.advice().map(str::to_owned);
+                Self { advice, ..Self::unsupported(text) }
+            }
             Error::Image(torpor_images::Error::Seal {
                 source: torpor_seal::Error::Keys(error),
                 ..

@@ -1,7 +1,7 @@
 //! What a command has done, in figures: for a person (`--display-stats`), for programs (`--json`), and
 //! for the daemon of a worker.
 
-use torpor_engine::{DumpReport, RestoreReport};
+use torpor_engine::{ADVICE, DumpReport, RestoreReport};
 use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry};
 use torpor_worker::{Outcome, Report};
 
@@ -80,8 +80,10 @@ pub fn done(settings: &Settings, report: impl FnOnce() -> Report) {
 pub fn outcome(result: Result<Report, Failure>) -> Outcome {
     match result {
         Ok(report) => Outcome::done(report),
-        Err(Failure { class, errno, text, hint, .. }) => {
-            Outcome { class, errno, text, hint, report: Report::default() }
+        Err(Failure { class, errno, text, hint, advice, .. }) => {
+            let suffix = advice.as_ref().map_or(String::new(), |advice| [ADVICE, advice].concat());
+            let text = text.strip_suffix(&suffix).unwrap_or(&text).to_owned();
+            Outcome { class, errno, text, hint: advice.or(hint), report: Report::default() }
         }
     }
 }

@@ -23,7 +23,7 @@ pub enum Error {
         pid: i32,
         /// What was met, e.g. `fd 5 (/dev/kvm)`.
         object: String,
-        /// Why it cannot be kept, and what to do about it.
+        /// Why it cannot be kept; what to do about it, after a semicolon.
         reason: String,
     },
     /// The kernel refused an operation.
@@ -116,6 +116,8 @@ impl From<torpor_kernel::Error> for Error {
     }
 }
 
+/// What is between the reason of a refusal and what to do about it.
+pub const ADVICE: &str = "; ";
 /// How many violations an error names; all are in an audit.
 const MOST: usize = 100;
 /// Bytes of the longest line of a policy that an error has.
@@ -137,6 +139,13 @@ impl Error {
     /// The dump refuses `object` of task `pid`.
     pub fn refused(pid: i32, object: impl Into<String>, reason: impl Into<String>) -> Self {
         Error::Refused { pid, object: object.into(), reason: reason.into() }
+    }
+
+    /// What to do about a refusal: its last words.
+    #[must_use]
+    pub fn advice(&self) -> Option<&str> {
+        let Error::Refused { reason, .. } = self else { return None };
+        reason.rsplit_once(ADVICE).map(|(_, advice)| advice)
     }
 
     /// The content of `image` is contradictory.

@@ -38,7 +38,7 @@ mod undo;
 pub use torpor_kernel::proc;
 
 pub use dump::{Frozen, Session, Written, dump, pre_dump};
-pub use error::{Context, Error, Result};
+pub use error::{ADVICE, Context, Error, Result};
 pub use external::External;
 pub use hooks::{Event, Hooks, NoHooks};
 pub use judge::{Audit, audit};
