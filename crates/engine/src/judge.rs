@@ -2,18 +2,13 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Stat};
 use torpor_images::ImageDir;
 use torpor_policy::collect::Network;
 use torpor_policy::groups::Roots;
-use torpor_policy::{
-    Ask, Capabilities, Checked, Device, FileLock, Grant, Opening, Origin, Passed, Policy, Request,
-    Rules, Violation,
-};
-use torpor_sys::rights::FileRights;
+use torpor_policy::{Ask, Capabilities, Checked, Origin, Passed, Request, Violation};
 
 use crate::error::{Context, Error, Result};
 use crate::external::External;
@@ -24,8 +19,9 @@ use crate::namespace::user::IdMaps;
 use crate::options::{CgroupMode, JoinNsKind, Options};
 use crate::proc;
 use crate::reader::{self, Look, Told};
-use crate::restore::load::{self, Checkpoint};
+use crate::restore::load;
 use crate::task;
+use crate::verdict::Verdict;
 
 /// What images ask for, and what of it the policy does not allow.
 #[derive(Debug)]
@@ -54,27 +50,6 @@ pub fn audit(opts: &Options) -> Result<Audit> {
     let violations = found.judge(opts, origin, &checked);
     let allowing = found.allowing(opts, origin, &checked);
     Ok(Audit { requests: found.requests, violations, allowing, origin })
-}
-
-/// What was found, for what only shows later.
-#[derive(Debug, Default)]
-pub(crate) struct Verdict {
-    /// What the caller has passed.
-    pub passed: Passed,
-    /// Nothing is limited if it is not known.
-    origin: Option<Origin>,
-    /// What would show that the images are this host's, if it has not mattered yet.
-    claim: Option<Claim>,
-    /// Whether threads give up new privileges of which the images do not say it.
-    gives_up: bool,
-    /// What threads may do, all together.
-    pub capabilities: Capabilities,
-    /// Whether devices are made.
-    pub devices: bool,
-    /// How long it took to decode the images without rights, and to say what they ask for.
-    pub reading: Duration,
-    /// Settings of networks that tasks have without asking for them.
-    pub told: Told,
 }
 
 /// Ends a restore whose images ask for more than they may. Else returns all that they ask for,
@@ -148,19 +123,9 @@ impl ToJudge {
     }
 
     fn origin(&self, opts: &Options) -> Result<Origin> {
-        self.claim
-            .as_ref()
-            .map_or(Ok(Origin::Elsewhere), |claim| origin(claim, opts.memory.workers()))
+        let claim = self.claim.as_ref();
+        claim.map_or(Ok(Origin::Elsewhere), |claim| claim.origin(opts.memory.workers()))
     }
-}
-
-/// Whose images are that say they are this host's.
-fn origin(claim: &Claim, workers: usize) -> Result<Origin> {
-    if claim.holds(workers)? {
-        return Ok(Origin::Here);
-    }
-    tracing::warn!("Pages were changed since this host made the images: they count as foreign");
-    Ok(Origin::Elsewhere)
 }
 
 fn find(opts: &Options, images: &ImageDir) -> Result<ToJudge> {
@@ -260,112 +225,5 @@ fn name_of(kind: JoinNsKind) -> &'static str {
         JoinNsKind::Time => "time",
         JoinNsKind::User => "user",
         JoinNsKind::Uts => "uts",
-    }
-}
-
-impl Verdict {
-    /// What the images do not say becomes what it has to be: no thread of which nothing is said
-    /// gets new privileges (CRIU 3.17 does not record it).
-    pub(crate) fn complete(&self, checkpoint: &mut Checkpoint) {
-        let all = checkpoint.tasks.iter_mut().flat_map(|task| &mut task.credentials).flatten();
-        for credentials in all.filter(|_| self.gives_up) {
-            credentials.no_new_privileges.get_or_insert(true);
-        }
-    }
-
-    /// Ends a restore that has opened a device for its tasks that the policy does not
-    /// allow: the images name files by their paths, and what is there only shows now.
-    /// The cgroup of a container does not limit what others open for it.
-    ///
-    /// # Errors
-    /// If it is such a device.
-    pub(crate) fn check_opened(&self, policy: &Policy, path: &[u8], stat: &Stat) -> Result<()> {
-        let block = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::BlockDevice => true,
-            FileType::CharacterDevice => false,
-            _ => return Ok(()),
-        };
-        let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-        let device = Device { block, major: Some(major), minor: Some(minor) };
-        let allows = |rules: &Rules| rules.allows_device(device, &self.passed);
-        let Some(rule) = self.denies(policy, "files.devices", allows)? else { return Ok(()) };
-        let path = String::from_utf8_lossy(path);
-        let violation = Violation {
-            image: "files.img".to_owned(),
-            task: None,
-            rule,
-            text: format!("open device {device} at {path:?}: it is not among those allowed"),
-        };
-        // A list would have to have what the images name besides, which is no longer known.
-        Err(Error::Forbidden { violations: vec![violation], allowing: vec![] })
-    }
-
-    /// With which rights files are opened that images name by their paths; `None` for all.
-    pub(crate) fn file_rights(&self, policy: &Policy) -> Option<FileRights> {
-        let Opening { capabilities, user, groups } = policy.opening(self.origin?, &self.passed)?;
-        Some(FileRights { capabilities: capabilities.0, user, groups })
-    }
-
-    /// Ends a restore that is to take a lease on a file for a task, but the file's owner is none of
-    /// the tasks' users, and the policy does not allow it: it takes `CAP_LEASE`.
-    ///
-    /// # Errors
-    /// If it is not allowed.
-    pub(crate) fn check_lease(&self, policy: &Policy, lock: &FileLock, owner: u32) -> Result<()> {
-        let allows = |rules: &Rules| rules.allows_leases(&self.passed);
-        let Some(rule) = self.denies(policy, "capabilities.use", allows)? else { return Ok(()) };
-        let text = format!("a lease on descriptor {}, a file of user {owner}", lock.fd);
-        let allowing = vec![format!("{rule} = true")];
-        let violation = Violation {
-            image: "filelocks.img".to_owned(),
-            task: Some(lock.task.cast_unsigned()),
-            rule,
-            text: format!("{text}, which takes CAP_LEASE: it is not given"),
-        };
-        Err(Error::Forbidden { violations: vec![violation], allowing })
-    }
-
-    /// The rule that does not allow what only shows when things are made, by its whole name.
-    fn denies(
-        &self,
-        policy: &Policy,
-        rule: &str,
-        allows: impl Fn(&Rules) -> bool,
-    ) -> Result<Option<String>> {
-        let Some(judged) = self.origin else { return Ok(None) };
-        if !allows(&policy.all) {
-            return Ok(Some(rule.to_owned()));
-        }
-        let prefix = |origin| {
-            let besides = policy.besides(origin, &self.passed);
-            besides.filter(|(rules, _)| !allows(rules)).map(|(_, prefix)| prefix)
-        };
-        let denied = match (prefix(judged), &self.claim) {
-            (Some(_), Some(claim)) => prefix(origin(claim, 1)?),
-            (denied, _) => denied,
-        };
-        Ok(denied.map(|prefix| format!("{prefix}{rule}")))
-    }
-
-    /// The path that allows `path`, which images name as the source of a mount, and what of
-    /// it is below that.
-    pub(crate) fn source_below(&self, policy: &Policy, path: &Path) -> (PathBuf, PathBuf) {
-        let base = self.origin.and_then(|origin| policy.source(origin, path, &self.passed));
-        let base = base.unwrap_or_else(|| PathBuf::from("/"));
-        let below = path.strip_prefix(&base).unwrap_or(path).to_owned();
-        (base, below)
-    }
-
-    /// Whether a mount of groups, made or given for `key`, shows those of the tasks alone.
-    pub(crate) fn shows_own_groups(&self, key: Option<&str>) -> bool {
-        torpor_policy::shows_own_groups(key, &self.passed)
-    }
-
-    /// Whether files may be made and removed where the tasks cannot write.
-    pub(crate) fn may_write_read_only(&self, policy: &Policy) -> bool {
-        let Some(origin) = self.origin else { return true };
-        let besides = policy.besides(origin, &self.passed).map(|(rules, _)| rules);
-        let all = std::iter::once(&policy.all).chain(besides);
-        all.into_iter().all(|rules| rules.write_read_only == Grant::Yes)
     }
 }

@@ -34,6 +34,7 @@ mod support;
 pub mod task;
 mod tool;
 mod undo;
+mod verdict;
 
 pub use torpor_kernel::proc;
 

@@ -198,6 +198,20 @@ fn no_circle_of_imports_is_large() {
     assert!((2..=12).contains(&circle.len()), "{} files are a circle: {circle:?}", circle.len());
 }
 
+/// What a module shows of one below it is an import of that.
+#[test]
+fn circles_go_through_what_is_shown() {
+    let files = [
+        ("lib.rs", "mod a; mod b; pub use b::Thing;"),
+        ("a.rs", "use crate::Thing;"),
+        ("b/mod.rs", "mod c; mod thing;\npub(crate) use c::{Thing, thing};"),
+        ("b/c.rs", "use crate::a::A;"),
+        ("b/thing.rs", ""),
+    ];
+    let files = files.map(|(file, text)| (file.to_owned(), text.to_owned()));
+    assert_eq!(imports::largest_circle(&files), ["a", "b::c"]);
+}
+
 /// The page with the example is the example that runs (`library.rs`); `UPDATE_DOCS=1` writes it.
 #[test]
 fn the_example_in_docs_is_the_one_that_runs() {

@@ -22,13 +22,13 @@ use super::description::{open_in, same_inode};
 use super::ghost;
 use super::remap::{base, parent, random, remove};
 use crate::error::{Context, Error, Result};
-use crate::judge::Verdict;
 use crate::namespace::Namespaces;
 use crate::namespace::mount::{Restored, Roots};
 use crate::namespace::user::IdMaps;
 use crate::options::{Files, Given};
 use crate::restore::process::with_process;
 use crate::restore::tasks::Tasks;
+use crate::verdict::Verdict;
 
 /// The restore half: the files that have a name only for the time being. Dropping it
 /// removes those names.

@@ -12,6 +12,7 @@ use torpor_images::page_sums::sum_of;
 use torpor_images::proto::{InventoryEntry, TorporPageSum};
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_kernel::parallel;
+use torpor_policy::Origin;
 use torpor_seal::Secret;
 use torpor_seal::blocks::{BLOCK, BlockKey, BlockSum};
 
@@ -121,6 +122,18 @@ impl Claim {
     /// If they cannot be read.
     pub(crate) fn holds(&self, workers: usize) -> Result<bool> {
         self.0.iter().try_fold(true, |holds, layer| Ok(holds && layer.holds(workers)?))
+    }
+
+    /// Whose the images are.
+    ///
+    /// # Errors
+    /// If pages cannot be read.
+    pub(crate) fn origin(&self, workers: usize) -> Result<Origin> {
+        if self.holds(workers)? {
+            return Ok(Origin::Here);
+        }
+        tracing::warn!("Pages were changed since this host made the images: they count as foreign");
+        Ok(Origin::Elsewhere)
     }
 }
 

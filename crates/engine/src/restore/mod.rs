@@ -53,6 +53,7 @@ use crate::namespace::mount::{self, Assembly, Forest, Restored, Roots};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Homes, Namespaces, NsKind, nested_user, pid};
 use crate::options::Options;
+use crate::verdict::Verdict;
 use crate::{cgroup, cpuinfo, judge, network};
 
 pub use self::listed::unlisted;
@@ -87,7 +88,7 @@ pub struct Restore<'a> {
     /// The ids of the tree's user namespace.
     pub id_maps: IdMaps,
     /// What the policy has to do with files that are opened.
-    verdict: judge::Verdict,
+    verdict: Verdict,
     /// What is left to a pager.
     lazy: lazy::Lazy,
     staged: bool,
@@ -183,7 +184,7 @@ impl<'a> Restore<'a> {
             network: network::asleep::Asleep::default(),
             temporary: Temporary::default(),
             id_maps: IdMaps::identity(),
-            verdict: judge::Verdict::default(),
+            verdict: Verdict::default(),
             lazy: lazy::Lazy::default(),
             staged: false,
             template: template::Role::None,

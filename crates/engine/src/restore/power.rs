@@ -11,7 +11,7 @@ use torpor_policy::Capabilities;
 use torpor_sys::confine;
 
 use crate::error::{Context, Error, Result};
-use crate::judge::Verdict;
+use crate::verdict::Verdict;
 
 /// What no restore needs: nothing in it loads modules, keeps accounts, boots, measures others, or
 /// changes files and profiles that it does not own by these rights.

@@ -8,11 +8,14 @@ type Module = Vec<String>;
 /// The largest set of files each of which imports, by way of others, each other one.
 pub(super) fn largest_circle(files: &[(String, String)]) -> Vec<String> {
     let known: BTreeSet<Module> = files.iter().map(|(file, _)| module(file)).collect();
+    let shown: BTreeMap<Module, Module> =
+        files.iter().flat_map(|(file, text)| shown(&module(file), text)).collect();
     let imports: BTreeMap<Module, BTreeSet<Module>> = files
         .iter()
         .map(|(file, text)| {
             let own = module(file);
-            let named = paths(text).into_iter().filter_map(|path| resolve(&own, &path, &known));
+            let full = paths(text).into_iter().filter_map(|path| full(&own, &path));
+            let named = full.filter_map(|full| resolve(full, &shown, &known));
             (own.clone(), named.filter(|named| *named != own).collect())
         })
         .collect();
@@ -45,8 +48,46 @@ fn reach<'i>(
     reached
 }
 
-/// The file that a path leads to: the longest beginning of it that is one.
-fn resolve(own: &Module, path: &str, known: &BTreeSet<Module>) -> Option<Module> {
+/// What a module shows under a name of its own (`pub use child::Name`), and where that is.
+fn shown(own: &Module, text: &str) -> Vec<(Module, Module)> {
+    let statements = text.split(';').filter_map(|statement| {
+        let (visible, named) = statement.rsplit_once("use ")?;
+        let line = visible.lines().last().unwrap_or_default().trim();
+        line.starts_with("pub").then_some(named.trim())
+    });
+    let mut all = Vec::new();
+    statements.for_each(|named| expand("", named, &mut all));
+    let place = |path: String| {
+        // A path that begins with neither is one of a module below.
+        let place = full(own, &path).or_else(|| full(own, &format!("self::{path}")))?;
+        let name = [own.as_slice(), &place[place.len() - 1..]].concat();
+        (name != place).then_some((name, place))
+    };
+    all.into_iter().filter_map(place).collect()
+}
+
+/// The file that a path leads to, where what it names is written: the longest beginning of it that is one.
+fn resolve(
+    mut full: Module,
+    shown: &BTreeMap<Module, Module>,
+    known: &BTreeSet<Module>,
+) -> Option<Module> {
+    // A name may be shown on, from one module to the next. Where it is one of a module as well, that is meant.
+    let step = |full: &Module| {
+        let mut ends = (1..=full.len()).filter(|end| !known.contains(&full[..*end]));
+        ends.find_map(|end| Some([shown.get(&full[..end])?, &full[end..]].concat()))
+    };
+    while let Some(further) = step(&full) {
+        full = further;
+    }
+    while !known.contains(&full) {
+        full.pop()?;
+    }
+    Some(full)
+}
+
+/// A path from the library's own module; none if it is one of another library.
+fn full(own: &Module, path: &str) -> Option<Module> {
     let mut parts: Vec<&str> = path.split("::").collect();
     let mut full: Module = match parts[0] {
         "crate" => Vec::new(),
@@ -59,9 +100,6 @@ fn resolve(own: &Module, path: &str, known: &BTreeSet<Module>) -> Option<Module>
         }
     }
     full.extend(parts.into_iter().map(|part| part.trim().to_owned()));
-    while !known.contains(&full) {
-        full.pop()?;
-    }
     Some(full)
 }
 

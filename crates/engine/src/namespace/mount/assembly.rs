@@ -8,11 +8,11 @@ use torpor_policy::Policy;
 use super::origin::Forest;
 use super::restored::Restored;
 use super::roots::Roots;
-use crate::judge::Verdict;
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 use crate::options::{Given, Mounts};
 use crate::restore::tasks::Tasks;
+use crate::verdict::Verdict;
 
 /// The parts of a restore that mounts are made from, and that they become.
 #[derive(Debug)]

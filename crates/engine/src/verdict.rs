@@ -1,0 +1,143 @@
+//! What judging the images has found, for what only shows when things are made of them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FileType, Stat};
+use torpor_policy::{
+    Capabilities, Device, FileLock, Grant, Opening, Origin, Passed, Policy, Rules, Violation,
+};
+use torpor_sys::rights::FileRights;
+
+use crate::error::{Error, Result};
+use crate::host::Claim;
+use crate::reader::Told;
+use crate::restore::load::Checkpoint;
+
+/// What was found, for what only shows later.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    /// What the caller has passed.
+    pub passed: Passed,
+    /// Nothing is limited if it is not known.
+    pub(crate) origin: Option<Origin>,
+    /// What would show that the images are this host's, if it has not mattered yet.
+    pub(crate) claim: Option<Claim>,
+    /// Whether threads give up new privileges of which the images do not say it.
+    pub(crate) gives_up: bool,
+    /// What threads may do, all together.
+    pub capabilities: Capabilities,
+    /// Whether devices are made.
+    pub devices: bool,
+    /// How long it took to decode the images without rights, and to say what they ask for.
+    pub reading: Duration,
+    /// Settings of networks that tasks have without asking for them.
+    pub told: Told,
+}
+
+impl Verdict {
+    /// What the images do not say becomes what it has to be: no thread of which nothing is said
+    /// gets new privileges (CRIU 3.17 does not record it).
+    pub(crate) fn complete(&self, checkpoint: &mut Checkpoint) {
+        let all = checkpoint.tasks.iter_mut().flat_map(|task| &mut task.credentials).flatten();
+        for credentials in all.filter(|_| self.gives_up) {
+            credentials.no_new_privileges.get_or_insert(true);
+        }
+    }
+
+    /// Ends a restore that has opened a device for its tasks that the policy does not
+    /// allow: the images name files by their paths, and what is there only shows now.
+    /// The cgroup of a container does not limit what others open for it.
+    ///
+    /// # Errors
+    /// If it is such a device.
+    pub(crate) fn check_opened(&self, policy: &Policy, path: &[u8], stat: &Stat) -> Result<()> {
+        let block = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => true,
+            FileType::CharacterDevice => false,
+            _ => return Ok(()),
+        };
+        let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        let device = Device { block, major: Some(major), minor: Some(minor) };
+        let allows = |rules: &Rules| rules.allows_device(device, &self.passed);
+        let Some(rule) = self.denies(policy, "files.devices", allows)? else { return Ok(()) };
+        let path = String::from_utf8_lossy(path);
+        let violation = Violation {
+            image: "files.img".to_owned(),
+            task: None,
+            rule,
+            text: format!("open device {device} at {path:?}: it is not among those allowed"),
+        };
+        // A list would have to have what the images name besides, which is no longer known.
+        Err(Error::Forbidden { violations: vec![violation], allowing: vec![] })
+    }
+
+    /// With which rights files are opened that images name by their paths; `None` for all.
+    pub(crate) fn file_rights(&self, policy: &Policy) -> Option<FileRights> {
+        let Opening { capabilities, user, groups } = policy.opening(self.origin?, &self.passed)?;
+        Some(FileRights { capabilities: capabilities.0, user, groups })
+    }
+
+    /// Ends a restore that is to take a lease on a file for a task, but the file's owner is none of
+    /// the tasks' users, and the policy does not allow it: it takes `CAP_LEASE`.
+    ///
+    /// # Errors
+    /// If it is not allowed.
+    pub(crate) fn check_lease(&self, policy: &Policy, lock: &FileLock, owner: u32) -> Result<()> {
+        let allows = |rules: &Rules| rules.allows_leases(&self.passed);
+        let Some(rule) = self.denies(policy, "capabilities.use", allows)? else { return Ok(()) };
+        let text = format!("a lease on descriptor {}, a file of user {owner}", lock.fd);
+        let allowing = vec![format!("{rule} = true")];
+        let violation = Violation {
+            image: "filelocks.img".to_owned(),
+            task: Some(lock.task.cast_unsigned()),
+            rule,
+            text: format!("{text}, which takes CAP_LEASE: it is not given"),
+        };
+        Err(Error::Forbidden { violations: vec![violation], allowing })
+    }
+
+    /// The rule that does not allow what only shows when things are made, by its whole name.
+    fn denies(
+        &self,
+        policy: &Policy,
+        rule: &str,
+        allows: impl Fn(&Rules) -> bool,
+    ) -> Result<Option<String>> {
+        let Some(judged) = self.origin else { return Ok(None) };
+        if !allows(&policy.all) {
+            return Ok(Some(rule.to_owned()));
+        }
+        let prefix = |origin| {
+            let besides = policy.besides(origin, &self.passed);
+            besides.filter(|(rules, _)| !allows(rules)).map(|(_, prefix)| prefix)
+        };
+        let denied = match (prefix(judged), &self.claim) {
+            (Some(_), Some(claim)) => prefix(claim.origin(1)?),
+            (denied, _) => denied,
+        };
+        Ok(denied.map(|prefix| format!("{prefix}{rule}")))
+    }
+
+    /// The path that allows `path`, which images name as the source of a mount, and what of
+    /// it is below that.
+    pub(crate) fn source_below(&self, policy: &Policy, path: &Path) -> (PathBuf, PathBuf) {
+        let base = self.origin.and_then(|origin| policy.source(origin, path, &self.passed));
+        let base = base.unwrap_or_else(|| PathBuf::from("/"));
+        let below = path.strip_prefix(&base).unwrap_or(path).to_owned();
+        (base, below)
+    }
+
+    /// Whether a mount of groups, made or given for `key`, shows those of the tasks alone.
+    pub(crate) fn shows_own_groups(&self, key: Option<&str>) -> bool {
+        torpor_policy::shows_own_groups(key, &self.passed)
+    }
+
+    /// Whether files may be made and removed where the tasks cannot write.
+    pub(crate) fn may_write_read_only(&self, policy: &Policy) -> bool {
+        let Some(origin) = self.origin else { return true };
+        let besides = policy.besides(origin, &self.passed).map(|(rules, _)| rules);
+        let all = std::iter::once(&policy.all).chain(besides);
+        all.into_iter().all(|rules| rules.write_read_only == Grant::Yes)
+    }
+}
