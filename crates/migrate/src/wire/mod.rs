@@ -28,12 +28,12 @@ impl Peer {
     /// A new connection.
     ///
     /// # Errors
-    /// If nobody listens, or somebody else.
+    /// If nobody listens, or somebody else; without certificates, if that is another user of this machine.
     pub(crate) fn connect(&self) -> Result<OwnedFd> {
         let socket = self.address.connect()?;
         match (&self.keys, self.address.host()) {
             (Some(keys), Some(host)) => Ok(keys.connect(socket, host)?),
-            _ => Ok(socket),
+            _ => owner::check_agent(&socket, &self.address).map(|()| socket),
         }
     }
 }

@@ -1,12 +1,28 @@
-//! Whose the other end of a connection without certificates is. Who can connect to an agent can have anything run here.
+//! Whose the other end of a connection without certificates is. Who can connect to an agent can have anything run
+//! here; and who listens in an agent's place gets all that a migration sends.
 
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use torpor_kernel::sock_diag;
 use torpor_sys::peer::peer;
 
-use crate::error::{Error, Result};
+use crate::engine::wait_readable;
+use crate::error::{Context, Error, Result};
+use crate::wire::address::Address;
+
+/// The user at the other end, if that is open; or why that is not known.
+type Owner = std::result::Result<Option<u32>, String>;
+
+/// How long an agent may take to take a connection.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// So often it is looked whether it has.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What to do about it.
+const HINT: &str = "with --cert, --key and --ca at both ends others can";
 
 /// Fails unless the process that connected is of the user of this one.
 ///
@@ -22,11 +38,52 @@ pub(crate) fn check(socket: &OwnedFd) -> Result<()> {
         Ok(None) => "a connection was closed before it was known whose it is".to_owned(),
         Err(why) => format!("it cannot be known which user connects: {why}"),
     };
-    Err(Error::refused_with(text, "with --cert, --key and --ca at both ends others can"))
+    Err(Error::refused_with(text, HINT))
+}
+
+/// Fails if the process that answers at an address is one of this machine, and neither of the user of this one
+/// nor root's. Whose a process of another machine is only certificates say.
+///
+/// # Errors
+/// If it is of another user; if that cannot be known.
+pub(crate) fn check_agent(socket: &OwnedFd, address: &Address) -> Result<()> {
+    if !is_here(socket)? {
+        return Ok(());
+    }
+    let own = rustix::process::geteuid().as_raw();
+    let text = match accepted(socket)? {
+        Ok(Some(user)) if user == own || user == 0 => return Ok(()),
+        Ok(Some(user)) => format!(
+            "a process of the user {user} answers at {address}: what is sent there would be in its hands"
+        ),
+        Ok(None) => format!("the agent at {address} was gone before it was known whose it is"),
+        Err(why) => format!("it cannot be known which user answers at {address}: {why}"),
+    };
+    Err(Error::refused_with(text, HINT))
+}
+
+/// Whether only a process of this machine can be at the other end.
+fn is_here(socket: &OwnedFd) -> Result<bool> {
+    let tcp = TcpStream::from(socket.try_clone().context(|| "a connection".to_owned())?);
+    // A Unix socket has no such address.
+    Ok(tcp.peer_addr().is_ok_and(|there| there.ip().is_loopback()) || tcp.peer_addr().is_err())
+}
+
+/// The user of the process that has taken a connection. The kernel makes one before anybody takes it.
+fn accepted(socket: &OwnedFd) -> Result<Owner> {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        let found = user(socket);
+        // Who has closed it, or said something, has taken it.
+        if !matches!(found, Ok(None)) || wait_readable(&[socket.as_fd()], Some(PAUSE))? == [true] {
+            break;
+        }
+    }
+    Ok(user(socket))
 }
 
 /// The user of the process at the other end, if that is open.
-fn user(socket: &OwnedFd) -> std::result::Result<Option<u32>, String> {
+fn user(socket: &OwnedFd) -> Owner {
     let copy = socket.try_clone().map_err(|error| error.to_string())?;
     let tcp = TcpStream::from(copy);
     match (tcp.peer_addr(), tcp.local_addr()) {
@@ -42,12 +99,14 @@ fn user(socket: &OwnedFd) -> std::result::Result<Option<u32>, String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::io::{BufRead, BufReader};
     use std::net::TcpListener;
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::wire::Peer;
 
     #[test]
     fn only_the_own_user_is_served() {
@@ -74,6 +133,34 @@ mod tests {
         drop(gone);
         check(&accepted).unwrap_err();
         drop(own);
+    }
+
+    #[test]
+    fn memory_goes_to_no_other_user_of_this_machine() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to =
+            |port: u16| Peer { address: Address::Tcp(format!("127.0.0.1:{port}")), keys: None };
+        let own = to(listener.local_addr().unwrap().port());
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| listener.accept().unwrap());
+            own.connect().unwrap();
+            taken.join().unwrap();
+        });
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let script = "import socket\ns = socket.create_server(('127.0.0.1', 0))\n\
+                      print(s.getsockname()[1], flush=True)\nprint(s.accept()[0].recv(9))";
+        let mut stranger = Command::new("python3");
+        stranger.args(["-c", script]).uid(65534).gid(65534).current_dir("/");
+        let mut stranger = stranger.stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(stranger.stdout.take().unwrap()).lines();
+        let port = said.next().unwrap().unwrap().parse().unwrap();
+        let error = to(port).connect().unwrap_err().to_string();
+        let wanted = format!("a process of the user 65534 answers at 127.0.0.1:{port}");
+        assert!(error.contains(&wanted), "{error}");
+        assert_eq!(said.next().unwrap().unwrap(), "b''", "it was sent something");
+        stranger.wait().unwrap();
     }
 
     #[test]
