@@ -31,8 +31,8 @@ pub struct Discard {
     /// The root directory of the tasks, as it is seen here: that of a container's file system
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Print a JSON object: the names that went, those that were not there, and the command that removes
-    /// the lock of the network
+    /// Print a JSON object: the names that went, those that were not there, and the words of the command that
+    /// removes the lock of the network
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -74,6 +74,7 @@ impl Discard {
             let object = json!({ "removed": removed, "missing": missing, "unlock": lock });
             writeln!(out, "{object}").map_err(said)?;
         } else if let Some(command) = lock {
+            let command = command.join(" ");
             writeln!(out, "the network of its connections may be locked yet: {command}")
                 .map_err(said)?;
         }
@@ -93,8 +94,8 @@ fn given(images: &ImageDir) -> Result<Vec<Vec<u8>>> {
     Ok(own.map(|name| name.strip_prefix(b"/").unwrap_or(name).to_vec()).collect())
 }
 
-/// The command that removes the lock of its connections, from the network that they were in.
-fn locked(images: &ImageDir) -> Result<Option<String>> {
+/// The command that removes the lock of its connections, from the network that they were in, word by word.
+fn locked(images: &ImageDir) -> Result<Option<Vec<String>>> {
     if images.ids(kind::TCP_STREAM)?.is_empty() || !images.has(kind::INVENTORY, 0)? {
         return Ok(None);
     }
@@ -104,7 +105,10 @@ fn locked(images: &ImageDir) -> Result<Option<String>> {
     let is_plain = !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
     let is_table = inventory.network_lock_method == Some(NFTABLES);
     let table = (is_plain && is_table).then(|| lock::table(&id));
-    Ok(table.map(|table| format!("nft delete table {} {table}", lock::FAMILY)))
+    let words = |table: String| {
+        ["nft", "delete", "table", lock::FAMILY, &table].map(str::to_owned).to_vec()
+    };
+    Ok(table.map(words))
 }
 
 fn base(path: &[u8]) -> &[u8] {
@@ -139,7 +143,7 @@ mod tests {
                 ..InventoryEntry::default()
             };
             images.write_one(kind::INVENTORY, 0, &inventory).unwrap();
-            locked(&images).unwrap()
+            locked(&images).unwrap().map(|words| words.join(" "))
         };
         assert_eq!(command("0a5f-7"), None, "there are no connections");
         images.write_one(kind::TCP_STREAM, 5, &TcpStreamEntry::default()).unwrap();
