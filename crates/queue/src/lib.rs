@@ -14,6 +14,7 @@ mod say;
 
 mod bundle;
 mod cgroup;
+mod child;
 mod command;
 mod container;
 mod daemon;

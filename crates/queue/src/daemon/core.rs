@@ -357,6 +357,10 @@ impl Core {
     /// A job is over.
     pub(super) fn end(&mut self, id: JobId, exit: Exit, note: Option<String>) {
         let now = files::now();
+        // One that runs, here or elsewhere, has what its last dump has left.
+        let may_sleep = |job: &Record| !matches!(job.place, Place::Running | Place::Away);
+        let asleep =
+            self.jobs.get(&id).is_some_and(may_sleep).then(|| self.put_aside(id)).flatten();
         if let Some(record) = self.jobs.get_mut(&id) {
             record.exit = Some(exit);
             record.ended = Some(now);
@@ -382,6 +386,9 @@ impl Core {
         self.keep_facts();
         let dir = self.dir(id);
         super::disk::remove_all(&dir);
+        if let Some(asleep) = asleep {
+            asleep.discard(self.names(id));
+        }
         let lost = self.jobs.get(&id).and_then(|record| record.note.as_deref());
         if !lost.is_some_and(|note| note.starts_with(LOST)) {
             let dir = dir.clone();

@@ -6,6 +6,7 @@ mod api;
 pub(crate) mod config;
 mod core;
 mod depot;
+mod discard;
 mod disk;
 mod follow;
 mod foresee;
@@ -78,6 +79,7 @@ pub(crate) fn serve(setup: Setup) -> Result<(), String> {
         core.pool = pool::client_config(tls).map_err(|e| e.to_string())?;
     }
     core.sweep();
+    core.discard_the_rest();
     let queue = Queue::new(core);
     recover(&queue);
     lease::keep(&queue);

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use serde_json::json;
 
 use super::core::Core;
+use super::discard::{Discarded, Names};
 use super::disk;
 use super::record::{Place, Unwoken};
 use crate::files;
@@ -272,12 +273,24 @@ impl Core {
             record.stored = None;
         }
         self.save(id, Some(("damaged", json!({ "seq": damage.seq, "why": damage.text }))));
+        let asleep = self.put_aside_if_useless(id, damage.seq);
         disk::remove_with(&self.dir(id), damage.seq);
         self.order(id, &Order::Kill);
         self.fall_back(id, &damage.text);
-        if self.jobs.get(&id).is_some_and(|record| record.place == Place::Queued) {
+        let begins_again = self.jobs.get(&id).is_some_and(|record| record.place == Place::Queued);
+        if begins_again {
             self.remark(id, "no checkpoint of it is whole: it begins again");
         }
+        if let Some(asleep) = asleep {
+            asleep.discard(if begins_again { self.names(id) } else { Names::Stay });
+        }
+    }
+
+    /// Puts the checkpoint aside that a job sleeps in, if it builds on a damaged one, or is that.
+    fn put_aside_if_useless(&self, id: JobId, damaged: u64) -> Option<Discarded> {
+        let dir = self.dir(id);
+        let newest = checkpoint::numbers(&dir).pop()?;
+        checkpoint::chain(&dir, newest).contains(&damaged).then(|| self.put_aside(id)).flatten()
     }
 
     /// The run ended before there was a shepherd to speak of.

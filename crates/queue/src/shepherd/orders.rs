@@ -1,13 +1,13 @@
 //! What the daemon can order, and what comes of it.
 
 use std::collections::BTreeSet;
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
+use crate::child::run_until;
 use crate::container::Container;
 
 use super::checkpoint;
@@ -17,9 +17,6 @@ use super::{Happening, Shepherd, Vacating, micros};
 
 /// How long to wait before a checkpoint is put on stable storage again, after that has failed.
 const SETTLE_AGAIN: Duration = Duration::from_secs(1);
-
-/// So often it is looked whether a command has ended.
-const BEAT: Duration = Duration::from_millis(20);
 
 impl Shepherd {
     /// Carries an order out. One that does not fit the job's phase is answered with the
@@ -287,24 +284,4 @@ impl Shepherd {
             self.tell(&Report::NotVacated { text });
         }
     }
-}
-
-/// Runs a command, and ends it if it has not ended by then.
-///
-/// # Errors
-/// A sentence: it has not succeeded.
-fn run_until(command: &mut Command, deadline: Instant) -> Result<(), String> {
-    let failed = |e: std::io::Error| format!("run the command: {e}");
-    let mut child = command.process_group(0).spawn().map_err(failed)?;
-    loop {
-        match child.try_wait().map_err(failed)? {
-            Some(status) if status.success() => return Ok(()),
-            Some(status) => return Err(format!("the command ended with {status}")),
-            None if Instant::now() < deadline => thread::sleep(BEAT),
-            None => break,
-        }
-    }
-    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
-    let _ = child.wait();
-    Err("the command did not end in time".to_owned())
 }

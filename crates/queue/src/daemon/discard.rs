@@ -1,0 +1,137 @@
+//! Checkpoints that jobs sleep in and that nobody wants any more.
+//!
+//! While a job sleeps, its dump has left something on the machine for the restore: a lock of the network, so
+//! that nobody answers in the name of its connections, and names of files that had none. Without a restore
+//! both would stay for ever. `torpor image discard` removes the names, and says which command removes the lock.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use torpor_worker::tell;
+
+use super::core::Core;
+use super::record::Record;
+use crate::child::run_until;
+use crate::scheduler::JobId;
+use crate::shepherd::checkpoint;
+
+/// Where they wait for that, in the data directory.
+const DISCARDED: &str = "discarded";
+
+/// What a command has printed, in such a checkpoint.
+const SAID: &str = "said";
+
+/// How long a command may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A checkpoint that was put aside.
+#[derive(Debug)]
+pub(super) struct Discarded(PathBuf);
+
+/// What becomes of the names that the dump has given to files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Names {
+    /// They go: nobody needs them.
+    Go,
+    /// They stay: an older checkpoint may need them, or they are in files that go as a whole.
+    Stay,
+}
+
+impl Core {
+    /// Puts the newest checkpoint of a job aside, if it was made since this machine was started: what was left
+    /// for another's restore is not here.
+    pub(super) fn put_aside(&self, id: JobId) -> Option<Discarded> {
+        let dir = self.dir(id);
+        let seq = checkpoint::numbers(&dir).pop()?;
+        let place = dir.checkpoint(seq);
+        checkpoint::record(&place).ok().filter(|record| record.boot == checkpoint::boot())?;
+        let all = self.data.join(DISCARDED);
+        let aside = all.join(format!("{id}-{seq}"));
+        let moved = fs::create_dir_all(&all).and_then(|()| fs::rename(&place, &aside));
+        match moved {
+            Ok(()) => Some(Discarded(aside)),
+            Err(e) => {
+                tell!("torpor queue: put {} aside: {e}", place.display());
+                None
+            }
+        }
+    }
+
+    /// Discards those that a daemon before this one has put aside.
+    pub(super) fn discard_the_rest(&self) {
+        for entry in fs::read_dir(self.data.join(DISCARDED)).into_iter().flatten().flatten() {
+            Discarded(entry.path()).discard(Names::Stay);
+        }
+    }
+
+    /// What becomes of the names that a dump has given to files of a job that does not go on from there.
+    pub(super) fn names(&self, id: JobId) -> Names {
+        let is_container = |job: &Record| job.spec.container.is_some();
+        if self.jobs.get(&id).is_some_and(is_container) { Names::Stay } else { Names::Go }
+    }
+}
+
+impl Discarded {
+    /// Removes it with all that its dump has left on this machine. Nobody waits for that.
+    pub(super) fn discard(self, names: Names) {
+        thread::spawn(move || {
+            if let Err(e) = unlock(&self.0, names) {
+                tell!("torpor queue: {}: what its dump has left: {e}", self.0.display());
+            }
+            if let Err(e) = fs::remove_dir_all(&self.0) {
+                tell!("torpor queue: remove {}: {e}", self.0.display());
+            }
+        });
+    }
+}
+
+/// What `torpor image discard` prints.
+#[derive(Deserialize)]
+struct Said {
+    /// The command that removes the lock of the network.
+    unlock: Option<Vec<String>>,
+}
+
+fn unlock(place: &Path, names: Names) -> Result<(), String> {
+    let record = checkpoint::record(place).map_err(|e| e.to_string())?;
+    if record.boot != checkpoint::boot() {
+        return Ok(());
+    }
+    let mut discard = Command::new("/proc/self/exe");
+    discard.args(["image", "discard", "--json"]).arg(place.join(&record.images)).arg("--root");
+    discard.arg(if names == Names::Go { Path::new("/") } else { place });
+    if let Some(identity) = &record.identity {
+        discard.arg("--identity").arg(identity);
+    }
+    let said = call(&mut discard, place).map_err(|(why, said)| format!("{why}: {said}"))?;
+    let said: Said = serde_json::from_str(&said).map_err(|e| format!("image discard: {e}"))?;
+    let Some((program, arguments)) = said.unlock.as_deref().and_then(<[String]>::split_first)
+    else {
+        return Ok(());
+    };
+    let mut command = Command::new(program);
+    match call(command.args(arguments).env("LC_ALL", "C"), place) {
+        // It was removed by a restore, or with the network that it was in.
+        Err((_, said)) if said.contains("No such file or directory") => Ok(()),
+        done => done.map(drop).map_err(|(why, said)| format!("{program}: {why}: {said}")),
+    }
+}
+
+/// What a command prints; or why it has failed, and what it has printed.
+fn call(command: &mut Command, place: &Path) -> Result<String, (String, String)> {
+    let path = place.join(SAID);
+    let files = || File::create(&path).and_then(|file| Ok((file.try_clone()?, file)));
+    let (out, err) = files().map_err(|e: io::Error| (e.to_string(), String::new()))?;
+    command.stdin(Stdio::null()).stdout(out).stderr(err);
+    let done = run_until(command, Instant::now() + PATIENCE);
+    let said = fs::read_to_string(&path).unwrap_or_default().trim().to_owned();
+    match done {
+        Ok(()) => Ok(said),
+        Err(why) => Err((why, said)),
+    }
+}

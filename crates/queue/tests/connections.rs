@@ -1,0 +1,109 @@
+//! A job that sleeps has its connections locked, and a job that never wakes leaves no lock.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+
+use common::{Daemon, PATIENCE, until};
+use serde_json::{Value, json};
+use torpor_images::{ImageDir, lock};
+
+/// A job that has a connection, and the other end of that.
+fn connected(daemon: &Daemon) -> (u64, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let script = "import socket, sys, time\ns = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n\
+                  print('connected', flush=True)\nwhile True:\n    time.sleep(0.1)";
+    let id = daemon.submit(&[], &["python3", "-c", script, &port]);
+    let peer = listener.accept().unwrap().0;
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    daemon.wait_for_output(id, "connected");
+    (id, peer)
+}
+
+/// The job's only checkpoint: its place, and the table that locks its connections.
+fn asleep(daemon: &Daemon, id: u64) -> (PathBuf, String) {
+    daemon.ok(&["preempt", &id.to_string()]);
+    until("it is on disk", || daemon.show(id)["checkpoint"].as_u64());
+    let place = daemon.data().join(format!("jobs/{id}/checkpoint-1"));
+    let record = fs::read(place.join("record.json")).unwrap();
+    let record: Value = serde_json::from_slice(&record).unwrap();
+    let images = place.join(record["images"].as_str().unwrap());
+    let inventory = ImageDir::open(&images).unwrap().inventory().unwrap();
+    let table = lock::table(&inventory.dump_criu_run_id.unwrap());
+    assert!(tables().contains(&table), "{table}: {}", tables());
+    (images, table)
+}
+
+fn tables() -> String {
+    let output = Command::new("nft").args(["list", "tables"]).output().unwrap();
+    assert!(output.status.success(), "{}", common::shown(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The connection has no other end any more, and who writes to it hears that.
+fn is_reset(mut peer: TcpStream) {
+    peer.write_all(b"is anybody there?").unwrap();
+    let heard = peer.read(&mut [0]);
+    let kind = heard.map_err(|error| error.kind());
+    assert!(matches!(kind, Ok(0) | Err(std::io::ErrorKind::ConnectionReset)), "{kind:?}");
+}
+
+#[test]
+fn the_lock_of_a_job_that_is_cancelled_in_its_sleep_goes_with_it() {
+    let daemon = Daemon::start(&["--means", "checkpoint"]);
+    let (id, peer) = connected(&daemon);
+    let (_, table) = asleep(&daemon, id);
+    daemon.ok(&["cancel", &id.to_string()]);
+    daemon.wait_for(id, "cancelled");
+    daemon.ok(&["forget", &id.to_string()]);
+    until("the lock is gone", || (!tables().contains(&table)).then_some(()));
+    is_reset(peer);
+    let left = daemon.data().join("discarded");
+    until("so is the checkpoint", || fs::read_dir(&left).unwrap().next().is_none().then_some(()));
+    let log = fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+    assert!(!log.contains("what its dump has left"), "{log}");
+}
+
+/// As does that of a job whose keeper is gone, and whose checkpoint is none any more.
+#[test]
+fn the_lock_of_a_job_that_begins_again_goes() {
+    let config = json!({ "shortest_interval": i64::MAX });
+    let daemon = Daemon::configured(&config, &["--means", "checkpoint"]);
+    let (id, peer) = connected(&daemon);
+    let (images, table) = asleep(&daemon, id);
+    let mut entries = fs::read_dir(&images).unwrap().map(|entry| entry.unwrap().path());
+    let core = entries.find(|path| path.to_str().unwrap().contains("/core-")).unwrap();
+    let mut bytes = fs::read(&core).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&core, bytes).unwrap();
+    daemon.ok(&["resume", &id.to_string()]);
+    until("it is found", || {
+        daemon.show(id)["note"].as_str().filter(|note| note.contains("it begins again")).map(drop)
+    });
+    until("the lock is gone", || (!tables().contains(&table)).then_some(()));
+    is_reset(peer);
+}
+
+/// What a daemon that was killed had put aside is discarded by the next one.
+#[test]
+fn what_a_daemon_has_put_aside_the_next_one_discards() {
+    let mut daemon = Daemon::start(&["--means", "checkpoint"]);
+    let (id, peer) = connected(&daemon);
+    let (_, table) = asleep(&daemon, id);
+    daemon.kill();
+    let aside = daemon.data().join("discarded");
+    fs::create_dir(&aside).unwrap();
+    let place = daemon.data().join(format!("jobs/{id}/checkpoint-1"));
+    fs::rename(place, aside.join(format!("{id}-1"))).unwrap();
+    daemon.launch();
+    until("the lock is gone", || (!tables().contains(&table)).then_some(()));
+    is_reset(peer);
+    daemon.ok(&["cancel", &id.to_string()]);
+}
