@@ -180,6 +180,8 @@ fn a_machine_is_drained_when_its_jobs_have_gone() {
     a.let_end();
     a.wait_for(id, "done");
     assert_eq!(a.output(id), counted(20));
+    a.wait_for(later, "done");
+    assert_eq!(a.output(later), "later\n");
 }
 
 #[test]

@@ -330,6 +330,10 @@ impl Core {
         }
         record.shepherd = false;
         let place = record.place;
+        if ending.as_ref().is_some_and(|ending| ending.ran) {
+            self.has_run(id);
+        }
+        let Some(record) = self.jobs.get(&id) else { return };
         let too_much = ending.as_ref().is_some_and(|ending| ending.out_of_disk);
         let killed = place == Place::Leaving
             && !too_much
@@ -345,6 +349,19 @@ impl Core {
             Some(ending) if ending.gave_way && !wanted => self.start_over(id, Means::Command),
             Some(ending) => self.finished(id, &ending),
         }
+    }
+
+    /// A job has run. One that was over before anybody listened is said to have begun here: the machine that it
+    /// came from lets it begin again otherwise.
+    fn has_run(&mut self, id: JobId) {
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        if !matches!(record.place, Place::Starting | Place::Waking) {
+            return;
+        }
+        let first = record.started.is_none();
+        record.started.get_or_insert_with(files::now);
+        let event = if first { "started" } else { "running" };
+        self.go(id, Place::Running, event, json!({}));
     }
 
     /// A job has given way by ending; it starts again later. One that has saved its state itself has it newer
@@ -586,6 +603,33 @@ mod tests {
         assert!(core.jobs[&id].cancelled);
         core.run_over(id, 2, None);
         assert_eq!(core.jobs[&id].state(), "cancelled");
+    }
+
+    /// Who lets a job run for another machine must be able to tell it whether it has.
+    #[test]
+    fn one_that_was_over_before_anybody_listened_has_run() {
+        let kinds = |place: Place, ran: bool| {
+            let (dir, mut core, id) = daemon(place);
+            core.jobs.get_mut(&id).unwrap().started = None;
+            core.run_over(id, 2, Some(Ending { ran, ..Ending::good(id, 2) }));
+            let events = core.store.events(Some(id), 0, 100).unwrap();
+            drop(dir);
+            events.into_iter().map(|event| event.kind).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(Place::Starting, true), ["submitted", "started", "ended"]);
+        assert_eq!(kinds(Place::Starting, false), ["submitted", "ended"]);
+        assert_eq!(kinds(Place::Running, true), ["submitted", "ended"]);
+    }
+
+    /// Without a checkpoint there is nothing to wake.
+    #[test]
+    fn a_job_that_comes_back_without_a_checkpoint_is_to_start() {
+        for (durable, place) in [(None, Place::Queued), (Some(1), Place::Asleep)] {
+            let (_dir, mut core, id) = daemon(Place::Away);
+            core.jobs.get_mut(&id).unwrap().durable = durable;
+            core.stay(id, "b: it did not run there");
+            assert_eq!(core.jobs[&id].place, place);
+        }
     }
 
     /// The world around it has changed: neither the job nor its shepherds have failed.

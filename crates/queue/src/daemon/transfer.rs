@@ -117,7 +117,8 @@ impl Core {
         let Some(record) = self.jobs.get_mut(&id) else { return };
         record.destination = None;
         if record.place == Place::Away {
-            record.place = Place::Asleep;
+            // What has no checkpoint has not begun: nobody could wake it.
+            record.place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
         }
         if !why.is_empty() {
             record.remark(&format!("it stays here: {why}"));

@@ -52,6 +52,7 @@ impl Shepherd {
             out_of_pids,
             out_of_disk: self.out_of_disk,
             gave_way: self.gave_way(exit),
+            ran: self.ran,
             at: files::now(),
         };
         self.write(&ending);

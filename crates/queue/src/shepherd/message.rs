@@ -124,6 +124,9 @@ pub(crate) struct Ending {
     pub lost: Vec<String>,
     /// Whether it ended because the command for giving way told it to.
     pub gave_way: bool,
+    /// Whether it has run: one that could not be brought back has not.
+    #[serde(default)]
+    pub ran: bool,
     /// When, in milliseconds since 1970.
     pub at: i64,
 }
@@ -142,6 +145,7 @@ impl Ending {
             out_of_disk: false,
             lost: Vec::new(),
             gave_way: false,
+            ran: true,
             at: 0,
         }
     }

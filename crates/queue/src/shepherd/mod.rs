@@ -118,6 +118,8 @@ struct Shepherd {
     was_stopped: bool,
     /// The job's first process.
     root: i32,
+    /// Whether it has run in this run.
+    ran: bool,
     /// How it ended, if it did while it was not clear what that means.
     exit: Option<Exit>,
     /// The newest checkpoint.
@@ -171,6 +173,7 @@ impl Shepherd {
             phase: Phase::Running,
             was_stopped: false,
             root: 0,
+            ran: false,
             exit: None,
             checkpoint: from.map(|record| record.seq),
             base: None,
@@ -194,6 +197,7 @@ impl Shepherd {
             let (out, err) = (end(self.streams.out.job_end())?, end(self.streams.err.job_end())?);
             container.start(input, out, err)?;
             self.root = container.root()?;
+            self.ran = true;
             return Ok(());
         }
         // The job's end of this pipe closes when it has become the job. Before, it is a
@@ -215,6 +219,7 @@ impl Shepherd {
         self.root = i32::try_from(child.id()).unwrap_or(i32::MAX);
         drop(launching);
         while rustix::io::read(&ready, &mut [0_u8; 1]) == Err(rustix::io::Errno::INTR) {}
+        self.ran = true;
         Ok(())
     }
 

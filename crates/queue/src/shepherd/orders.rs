@@ -222,6 +222,7 @@ impl Shepherd {
         self.reap();
         match outcome {
             Ok(took_us) => {
+                self.ran = true;
                 self.await_memory();
                 self.tell(&Report::Restored { took_us });
             }
