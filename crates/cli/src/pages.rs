@@ -1,8 +1,11 @@
 //! The page server as a command, and as a request; the pager of lazy restores.
 
+use std::io;
 use std::process::ExitCode;
 
+use torpor_engine::Error;
 use torpor_engine::lazy::Daemon;
+use torpor_engine::options::PageServer;
 use torpor_engine::page_server::{Listener, serve, serve_images};
 use torpor_images::proto::CriuPageServerInfo;
 
@@ -19,7 +22,7 @@ use crate::program::write_own_pidfile;
 /// background: then the log has it.
 pub(crate) fn page_server(settings: &Settings) -> Result<ExitCode, Failure> {
     let server = settings.page_server();
-    let listener = Listener::new(&server)?;
+    let listener = listen(&server)?;
     if let Some(port) = announce(&listener)
         // Whoever asked for any free port has no other way to know it.
         && server.port == 0
@@ -41,10 +44,43 @@ pub(crate) fn page_server(settings: &Settings) -> Result<ExitCode, Failure> {
 /// If it cannot listen.
 pub(crate) fn start(settings: &Settings) -> Result<CriuPageServerInfo, Failure> {
     let server = settings.page_server();
-    let listener = Listener::new(&server)?;
+    let listener = listen(&server)?;
     let port = announce(&listener).map(i32::from);
     let pid = in_child(|| run(settings, listener))?;
     Ok(CriuPageServerInfo { pid: Some(pid), port, ..CriuPageServerInfo::default() })
+}
+
+/// Begins to listen; what to do if that is not possible.
+fn listen(server: &PageServer) -> Result<Listener<'_>, Failure> {
+    Listener::new(server).map_err(|error| {
+        let hint = match &error {
+            Error::Os { source, .. } => advice(source),
+            _ => None,
+        };
+        let failure = Failure::from(error);
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    })
+}
+
+/// What to do about a port or an address that cannot be had.
+fn advice(error: &io::Error) -> Option<&'static str> {
+    match error.raw_os_error() {
+        Some(libc::EADDRINUSE) => {
+            Some("another program listens there: choose another --port, or 0 for any that is free")
+        }
+        Some(libc::EACCES) => {
+            Some("only root may listen at a port below 1024: choose another --port")
+        }
+        Some(libc::EADDRNOTAVAIL) => Some(
+            "--address must be one of this machine, as `ip address` shows them, or 0.0.0.0 for all",
+        ),
+        // A name that nobody knows has no number.
+        None => Some("--address takes an address of this machine, or a name that stands for one"),
+        _ => None,
+    }
 }
 
 fn announce(listener: &Listener<'_>) -> Option<u16> {

@@ -95,6 +95,51 @@ fn servers_listen_on_this_host_alone() {
     }
 }
 
+/// Who cannot have a port or an address is told what to do.
+#[test]
+fn a_server_that_cannot_listen_says_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    for (args, what, hint) in [
+        (
+            ["--port", &port, "--address", ""],
+            format!("listen at 127.0.0.1 port {port}: "),
+            "choose another --port",
+        ),
+        (
+            ["--port", "0", "--address", "192.0.2.1"],
+            "listen at 192.0.2.1 port 0: ".to_owned(),
+            "must be one of this machine",
+        ),
+        (
+            ["--port", "0", "--address", "nobody.invalid"],
+            "address nobody.invalid: ".to_owned(),
+            "a name that stands for one",
+        ),
+    ] {
+        let output = criu(&["page-server", "-D"]).arg(dir.path()).args(args).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(&what) && said.contains(hint), "{said}");
+    }
+}
+
+/// The directory of the images is what some programs name as the checkpoint before the first.
+#[test]
+fn images_are_no_parent_of_themselves() {
+    let task = Task::start(PAGES);
+    for _ in 0..2 {
+        assert!(task.dump(&["--leave-running", "--track-mem", "--prev-images-dir", "."]));
+        let log = task.log("dump.log");
+        assert!(log.contains(". is the directory of these images: all memory is saved"), "{log}");
+        assert!(!log.contains("Warn"), "{log}");
+        assert!(!task.path("parent").is_symlink());
+    }
+    task.put_to_sleep(&["--track-mem", "--prev-images-dir", "."]);
+    task.restore(&[]);
+    task.go();
+}
+
 /// What a server's directory has already is neither replaced nor deleted by who sends to it.
 #[test]
 fn files_that_a_server_has_stay_as_they_are() {

@@ -15,7 +15,9 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with, socketpair,
 };
-use torpor_images::proto::{CriuFeatures, CriuOpts, CriuReq, CriuReqType, CriuResp};
+use torpor_images::proto::{
+    CriuFeatures, CriuOpts, CriuPageServerInfo, CriuReq, CriuReqType, CriuResp, InheritFd,
+};
 
 fn criu(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
@@ -214,6 +216,58 @@ fn what_makes_no_sense_is_refused_by_name() {
         let (found, message) = refusal(&request);
         assert!(found == errno && message.contains(text), "{request:?}: {found} {message}");
     }
+}
+
+#[test]
+fn values_that_are_out_of_range_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let opened = fs::File::open(dir.path()).unwrap();
+    let ps = |port: Option<i32>, fd: Option<i32>| {
+        Some(CriuPageServerInfo { port, fd, ..CriuPageServerInfo::default() })
+    };
+    type Change = Box<dyn Fn(&mut CriuOpts)>;
+    let cases: Vec<(&str, Change)> = vec![
+        ("pid: -5 ", Box::new(|opts| opts.pid = Some(-5))),
+        ("pid: -2147483648 ", Box::new(|opts| opts.pid = Some(i32::MIN))),
+        ("images_dir_fd: -2 ", Box::new(|opts| opts.images_dir_fd = -2)),
+        ("work_dir_fd: -7 ", Box::new(|opts| opts.work_dir_fd = Some(-7))),
+        ("status_fd: -2 ", Box::new(|opts| opts.status_fd = Some(-2))),
+        ("pidfd_store_sk: -2 ", Box::new(|opts| opts.pidfd_store_sk = Some(-2))),
+        ("ps.fd: -3 ", Box::new(move |opts| opts.ps = ps(None, Some(-3)))),
+        ("ps.port: -1 ", Box::new(move |opts| opts.ps = ps(Some(-1), None))),
+        ("ps.port: 65536 ", Box::new(move |opts| opts.ps = ps(Some(65536), None))),
+        ("log_level: -1 ", Box::new(|opts| opts.log_level = Some(-1))),
+        ("log_level: 256 ", Box::new(|opts| opts.log_level = Some(256))),
+        ("cpu_cap: 8 ", Box::new(|opts| opts.cpu_cap = Some(8))),
+        ("manage_cgroups_mode: -1 ", Box::new(|opts| opts.manage_cgroups_mode = Some(-1))),
+        ("manage_cgroups_mode: 99 ", Box::new(|opts| opts.manage_cgroups_mode = Some(99))),
+        ("network_lock: 0 ", Box::new(|opts| opts.network_lock = Some(0))),
+        ("pre_dump_mode: 3 ", Box::new(|opts| opts.pre_dump_mode = Some(3))),
+        (
+            "inherit_fd.fd: -1 ",
+            Box::new(|opts| opts.inherit_fd = vec![InheritFd { key: "k".to_owned(), fd: -1 }]),
+        ),
+    ];
+    use CriuReqType::{CpuinfoDump, Dump, PageServer, PreDump, Restore};
+    for kind in [Dump, PreDump, Restore, PageServer, CpuinfoDump] {
+        for (text, change) in &cases {
+            let mut opts = CriuOpts { images_dir_fd: opened.as_raw_fd(), ..CriuOpts::default() };
+            change(&mut opts);
+            let (errno, message) = refusal(&with_opts(kind, opts));
+            assert!(
+                errno == libc::EINVAL && message.starts_with(text),
+                "{kind:?}: {errno} {message}"
+            );
+        }
+    }
+    for pid in [0, u32::MAX] {
+        let request = CriuReq { pid: Some(pid), ..request(CriuReqType::WaitPid) };
+        let (errno, message) = refusal(&request);
+        assert!(errno == libc::EINVAL && message.starts_with(&format!("pid: {pid} ")), "{message}");
+    }
+    let client = Client::start();
+    let response = client.ask(&CriuReq { r#type: 99, ..CriuReq::default() });
+    assert_eq!((response.cr_errno(), response.cr_errmsg()), (libc::EINVAL, "type: 99 is unknown"));
 }
 
 #[test]

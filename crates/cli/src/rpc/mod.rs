@@ -69,7 +69,7 @@ pub fn serve(connection: &Connection, base: &Settings) -> bool {
         let more = request.keep_open() || kind == CriuReqType::PreDump;
         // What a restore is to be followed by.
         let exec_cmd = request.opts.as_ref().map(|opts| opts.exec_cmd.clone()).unwrap_or_default();
-        let result = answer(connection, base, kind, request);
+        let result = known(request.r#type).and_then(|kind| answer(connection, base, kind, request));
         let success = result.is_ok();
         let response = result.unwrap_or_else(|failure| failed(kind, &failure));
         if connection.send(&response, None).is_err() || !success {
@@ -84,6 +84,11 @@ pub fn serve(connection: &Connection, base: &Settings) -> bool {
             return true;
         }
     }
+}
+
+/// What is asked for.
+fn known(kind: i32) -> Result<CriuReqType, Failure> {
+    CriuReqType::try_from(kind).map_err(|_| Failure::invalid(format!("type: {kind} is unknown")))
 }
 
 fn failed(kind: CriuReqType, failure: &Failure) -> CriuResp {
@@ -118,8 +123,11 @@ fn answer(
             response.features = Some(features(asked));
         }
         CriuReqType::WaitPid => {
-            let pid = i32::try_from(request.pid())
-                .map_err(|_| Failure::invalid("pid is out of range"))?;
+            // 0 would be any child.
+            let pid = i32::try_from(request.pid()).ok().filter(|pid| *pid > 0);
+            let pid = pid.ok_or_else(|| {
+                Failure::invalid(format!("pid: {} is not a process id", request.pid()))
+            })?;
             response.status = Some(wait_status(pid)?);
         }
         CriuReqType::Dump => {

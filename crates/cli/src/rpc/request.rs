@@ -122,6 +122,20 @@ fn set<T, U>(place: &mut T, field: Option<U>, convert: impl FnOnce(U) -> T) {
     }
 }
 
+/// The number of one of the client's descriptors; -1 stands for none, as in the schema.
+fn descriptor(field: &str, number: Option<i32>) -> Result<Option<i32>, Failure> {
+    match number {
+        None | Some(-1) => Ok(None),
+        Some(0..) => Ok(number),
+        Some(number) => Err(out_of_range(field, number, "a descriptor, or -1 for none")),
+    }
+}
+
+/// A value that stands for nothing.
+fn out_of_range(field: &str, value: impl std::fmt::Display, wanted: &str) -> Failure {
+    Failure::invalid(format!("{field}: {value} is not {wanted}"))
+}
+
 fn invalid(field: &str) -> impl Fn(String) -> Failure {
     move |reason| Failure::invalid(format!("{field}: {reason}"))
 }
@@ -205,8 +219,8 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     let e = &mut s.engine;
 
     // Directories.
-    if images_dir_fd >= 0 {
-        let (fd, path) = client.directory("images_dir_fd", images_dir_fd)?;
+    if let Some(number) = descriptor("images_dir_fd", Some(images_dir_fd))? {
+        let (fd, path) = client.directory("images_dir_fd", number)?;
         e.images_dir = path;
         job.held.push(fd);
     } else if let Some(path) = images_dir {
@@ -214,7 +228,7 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     } else {
         return Err(Failure::invalid("neither images_dir_fd nor images_dir is given"));
     }
-    if let Some(number) = work_dir_fd.filter(|fd| *fd >= 0) {
+    if let Some(number) = descriptor("work_dir_fd", work_dir_fd)? {
         let (fd, path) = client.directory("work_dir_fd", number)?;
         e.work_dir = Some(path);
         job.held.push(fd);
@@ -223,21 +237,26 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     set(&mut e.mounts.root, root, |path| Some(path.into()));
 
     // Logging and talking back.
-    set(&mut s.verbosity, log_level, |level| u8::try_from(level.clamp(0, 255)).unwrap_or(u8::MAX));
+    if let Some(level) = log_level {
+        s.verbosity = u8::try_from(level)
+            .map_err(|_| out_of_range("log_level", level, "a level, from 0 (nothing) to 255"))?;
+    }
     set(&mut s.log_file, log_file, |path| Some(path.into()));
     set(&mut s.log_to_stderr, log_to_stderr, |on| on);
     set(&mut s.display_stats, display_stats, |on| on);
     job.notify = notify_scripts.unwrap_or(false);
     set(&mut e.files.orphan_pts_master, orphan_pts_master, |on| on);
-    if let Some(number) = status_fd.filter(|fd| *fd >= 0) {
+    if let Some(number) = descriptor("status_fd", status_fd)? {
         s.ready_fd = Some(Arc::new(client.file("status_fd", number)?));
     }
-    if let Some(number) = pidfd_store_sk.filter(|fd| *fd >= 0) {
+    if let Some(number) = descriptor("pidfd_store_sk", pidfd_store_sk)? {
         e.memory.pidfd_store = Some(Arc::new(client.file("pidfd_store_sk", number)?));
     }
 
     // What to dump or restore, and how.
-    set(&mut e.pid, pid, |pid| pid);
+    if let Some(pid) = pid {
+        e.pid = if pid >= 0 { pid } else { return Err(out_of_range("pid", pid, "a process id")) };
+    }
     set(&mut e.stop.leave_running, leave_running, |on| on);
     set(&mut e.leave_stopped, leave_stopped, |on| on);
     set(&mut e.shell_job, shell_job, |on| on);
@@ -246,6 +265,9 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     set(&mut s.unprivileged, unprivileged, |on| on);
     if let Some(bits) = cpu_cap {
         // The schema's default means the default, not everything.
+        if bits != u32::MAX && bits & !CpuCap::BITS != 0 {
+            return Err(out_of_range("cpu_cap", bits, "a sum of 1 (fpu), 2 (cpu) and 4 (ins)"));
+        }
         e.cpu_cap = (bits != u32::MAX).then(|| CpuCap::from_bits(bits));
     }
     if !exec_cmd.is_empty() {
@@ -292,6 +314,9 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     set(&mut s.external_sharing, ext_sharing, |on| on);
     set(&mut s.external_masters, ext_masters, |on| on);
     for inherited in inherit_fd {
+        if inherited.fd < 0 {
+            return Err(out_of_range("inherit_fd.fd", inherited.fd, "a descriptor"));
+        }
         let fd = torpor_sys::inherited::duplicate(inherited.fd)
             .map_err(|e| Failure::io(format_args!("inherit_fd {}", inherited.fd), &e))?;
         e.given.inherit_fd.push(InheritFd { fd: Arc::new(fd), key: inherited.key });
@@ -355,10 +380,10 @@ fn page_server(settings: &mut Settings, ps: CriuPageServerInfo) -> Result<(), Fa
     settings.use_page_server = true;
     set(&mut settings.address, ps.address, Some);
     if let Some(port) = ps.port {
-        settings.page_server.port =
-            u16::try_from(port).map_err(|_| Failure::invalid(format!("ps.port: {port}")))?;
+        settings.page_server.port = u16::try_from(port)
+            .map_err(|_| out_of_range("ps.port", port, "a port, from 0 (any) to 65535"))?;
     }
-    if let Some(number) = ps.fd.filter(|fd| *fd >= 0) {
+    if let Some(number) = descriptor("ps.fd", ps.fd)? {
         let fd = torpor_sys::inherited::duplicate(number)
             .map_err(|e| Failure::io(format_args!("ps.fd {number}"), &e))?;
         settings.page_server.socket = Some(Arc::new(fd));

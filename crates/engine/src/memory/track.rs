@@ -123,6 +123,15 @@ impl Tracking {
 fn find_parent(images: &ImageDir, path: &Path, knowledge: &Knowledge) -> Result<Option<ImageDir>> {
     images.set_parent(path)?;
     let parent = images.parent()?;
+    if let Some(parent) = &parent
+        && let Some(own) = identity(images)?
+        && identity(parent)? == Some(own)
+    {
+        // As some programs name the checkpoint before the first.
+        tracing::info!("{} is the directory of these images: all memory is saved", path.display());
+        images.remove(PARENT_LINK)?;
+        return Ok(None);
+    }
     let round = match &parent {
         Some(parent) => parent.inventory().map(|i| i.dump_criu_run_id.unwrap_or_default()),
         None => Ok(String::new()),

@@ -19,6 +19,9 @@ impl CpuCap {
     /// Everything is.
     pub const ALL: Self = Self { fpu: true, cpu: true, ins: true };
 
+    /// The bits that stand for something.
+    pub const BITS: u32 = 7;
+
     /// From the bits of the RPC's `cpu_cap`: 1 FPU, 2 CPU, 4 instructions.
     #[must_use]
     pub fn from_bits(bits: u32) -> Self {

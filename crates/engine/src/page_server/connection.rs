@@ -270,7 +270,8 @@ impl<'a> Listener<'a> {
                         .context(|| format!("address {host}"))?
                         .collect(),
                 };
-                let what = || format!("listen at {address} port {}", options.port);
+                let host = if address.is_empty() { "127.0.0.1" } else { address };
+                let what = || format!("listen at {host} port {}", options.port);
                 let mut socket = Err(Errno::ADDRNOTAVAIL);
                 for address in &addresses {
                     socket = bound(address);
