@@ -99,8 +99,55 @@ pub(crate) struct Limits {
     pub usual_pids: Option<u64>,
     /// Bytes that it may write: its output, and its own directory or what its container changes.
     pub disk: Option<u64>,
+    /// As many where `disk` does not say: what the daemon gives to jobs that name none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usual_disk: Option<Room>,
     /// Seconds that it may run; those that it sleeps do not count.
     pub time: Option<u64>,
+}
+
+/// How much a job may write that does not say itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Room {
+    /// So many bytes.
+    Bytes(u64),
+    /// So much of what is free when a run of it starts, and what it has written before.
+    OfFree(Percent),
+}
+
+/// A part of a whole, written as `25%`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Percent(u8);
+
+impl Percent {
+    /// Hundredths, at most a hundred.
+    pub(crate) const fn new(hundredths: u8) -> Self {
+        Self(if hundredths > 100 { 100 } else { hundredths })
+    }
+
+    /// That part of so many bytes.
+    #[must_use]
+    pub(crate) fn of(self, bytes: u64) -> u64 {
+        (bytes / 100).saturating_mul(self.0.into())
+    }
+}
+
+impl TryFrom<String> for Percent {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let number = text.strip_suffix('%').and_then(|digits| digits.parse().ok());
+        let part = number.filter(|number| (1..=100).contains(number)).map(Self);
+        part.ok_or_else(|| format!("{text:?} is neither a number of bytes nor a part like \"25%\""))
+    }
+}
+
+impl From<Percent> for String {
+    fn from(part: Percent) -> Self {
+        format!("{}%", part.0)
+    }
 }
 
 impl Limits {
@@ -110,7 +157,9 @@ impl Limits {
     /// Whether the submitter has asked for any.
     #[must_use]
     pub(crate) fn are_asked(&self) -> bool {
-        *self != Self { usual_pids: self.usual_pids, ..Self::default() }
+        let given =
+            Self { usual_pids: self.usual_pids, usual_disk: self.usual_disk, ..Self::default() };
+        *self != given
     }
 
     /// Microseconds of processor time in each period. The kernel takes none below a millisecond.

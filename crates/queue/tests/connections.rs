@@ -65,7 +65,7 @@ fn the_lock_of_a_job_that_is_cancelled_in_its_sleep_goes_with_it() {
     daemon.ok(&["forget", &id.to_string()]);
     until("the lock is gone", || (!tables().contains(&table)).then_some(()));
     is_reset(peer);
-    let left = daemon.data().join("discarded");
+    let left = daemon.data().join("jobs/discarded");
     until("so is the checkpoint", || fs::read_dir(&left).unwrap().next().is_none().then_some(()));
     let log = fs::read_to_string(daemon.dir.path().join("log")).unwrap();
     assert!(!log.contains("what its dump has left"), "{log}");
@@ -98,7 +98,7 @@ fn what_a_daemon_has_put_aside_the_next_one_discards() {
     let (id, peer) = connected(&daemon);
     let (_, table) = asleep(&daemon, id);
     daemon.kill();
-    let aside = daemon.data().join("discarded");
+    let aside = daemon.data().join("jobs/discarded");
     fs::create_dir(&aside).unwrap();
     let place = daemon.data().join(format!("jobs/{id}/checkpoint-1"));
     fs::rename(place, aside.join(format!("{id}-1"))).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{Daemon, PATIENCE, counted, counter, long, shepherds, until, words};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
 use torpor_tests::kill::{Watched, watch_other};
 use torpor_tests::random::Random;
 
@@ -330,10 +330,10 @@ impl Drop for Disk {
 }
 
 /// A daemon whose jobs lie on a disk, and where.
-fn daemon_on(disk: &Disk) -> (Daemon, std::path::PathBuf) {
+fn daemon_on(disk: &Disk, config: &Value) -> (Daemon, std::path::PathBuf) {
     let jobs = disk.0.path().join("jobs");
     std::fs::create_dir(&jobs).unwrap();
-    let mut daemon = Daemon::start(&[]);
+    let mut daemon = Daemon::configured(config, &[]);
     daemon.kill();
     std::fs::remove_dir(daemon.data().join("jobs")).unwrap();
     std::os::unix::fs::symlink(&jobs, daemon.data().join("jobs")).unwrap();
@@ -390,7 +390,7 @@ fn nothing_is_acknowledged_that_cannot_be_kept() {
 #[test]
 fn a_job_that_fills_a_disk_ends_once_when_it_is_told_to() {
     let disk = Disk::of("24m");
-    let (daemon, jobs) = daemon_on(&disk);
+    let (daemon, jobs) = daemon_on(&disk, &json!({ "default_disk": null }));
     let script = "head -c 40000000 /dev/zero; echo done >&2";
     let mut client = daemon.queue(&["submit", "--wait", "--", "sh", "-c", script]);
     let mut client = client.stdout(std::process::Stdio::null()).spawn().unwrap();
@@ -406,6 +406,25 @@ fn a_job_that_fills_a_disk_ends_once_when_it_is_told_to() {
     assert_eq!((&job["exit"], &job["run"]), (&json!(143), &json!(1)), "{job}");
 }
 
+/// What it may write unless somebody says otherwise leaves room for others, and what it was given counts for nothing.
+#[test]
+fn a_job_may_write_a_part_of_what_is_free() {
+    let disk = Disk::of("256m");
+    let (daemon, _) = daemon_on(&disk, &json!({}));
+    let input = tempfile::tempdir().unwrap();
+    std::fs::write(input.path().join("given"), vec![1; 100 << 20]).unwrap();
+    let options = ["--input", input.path().to_str().unwrap()];
+    let script = "while head -c 1M /dev/zero >>filler; do sleep 0.02; done; exit 3";
+    let id = daemon.submit(&options, &["bash", "-c", script]);
+    let job = daemon.wait_for(id, "failed");
+    assert!(job["note"].as_str().unwrap().contains("written more than it may (--disk)"), "{job}");
+    until("its files are gone", || {
+        (!daemon.data().join(format!("jobs/{id}/work")).exists()).then_some(())
+    });
+    let well = daemon.submit(&options, &["bash", "-c", "head -c 1M /dev/zero >small; sleep 1"]);
+    daemon.wait_for(well, "done");
+}
+
 /// A job that cannot be saved for want of space goes on, and what was saved comes to the disk when there
 /// is some again.
 #[test]
@@ -413,7 +432,7 @@ fn a_disk_that_is_full_at_random_moments_costs_no_job() {
     let name = "a_disk_that_is_full_at_random_moments_costs_no_job: 200 rounds";
     let rounds = if long(name) { 200 } else { 4 };
     let disk = Disk::of("64m");
-    let (daemon, _) = daemon_on(&disk);
+    let (daemon, _) = daemon_on(&disk, &json!({ "default_disk": null }));
     let stop = daemon.dir.path().join("stop");
     let script = "import hashlib, os, sys, time\ndata = os.urandom(16 << 20)\n\
                   before = hashlib.sha256(data).digest()\ni = 0\n\

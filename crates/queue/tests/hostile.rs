@@ -55,6 +55,19 @@ fn a_job_that_fills_the_disk_is_ended_and_named() {
     daemon.wait_for(well, "done");
 }
 
+#[test]
+fn a_job_without_a_limit_of_its_own_does_not_fill_the_disk() {
+    let daemon = Daemon::configured(&serde_json::json!({ "default_disk": 8 << 20 }), &[]);
+    let script = "while :; do head -c 1M /dev/zero; sleep 0.02; done";
+    let id = daemon.submit(&[], &["bash", "-c", script]);
+    let job = daemon.wait_for(id, "failed");
+    assert!(job["note"].as_str().unwrap().contains("written more than it may (--disk)"), "{job}");
+    assert_eq!(daemon.show(id)["limits"]["usual_disk"], 8 << 20);
+    // Who needs more says so.
+    let id = daemon.submit(&["--disk", "64M"], &["bash", "-c", "head -c 16M /dev/zero; sleep 1"]);
+    daemon.wait_for(id, "done");
+}
+
 /// Its jobs would all fail.
 #[test]
 fn only_root_may_serve() {
@@ -155,7 +168,7 @@ fn a_full_disk_holds_a_job_up_and_loses_nothing() {
     std::fs::write(&filler, vec![0; 3 << 20]).unwrap();
     let jobs = disk.path().join("jobs");
     std::fs::create_dir(&jobs).unwrap();
-    let mut daemon = Daemon::start(&[]);
+    let mut daemon = Daemon::configured(&serde_json::json!({ "default_disk": null }), &[]);
     daemon.kill();
     let link = daemon.data().join("jobs");
     std::fs::remove_dir(&link).unwrap();

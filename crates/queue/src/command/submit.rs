@@ -61,7 +61,8 @@ pub struct Submit {
     /// Processes and threads that it may have [default: as the daemon is configured, 4096]
     #[arg(long, value_name = "N")]
     pids: Option<u64>,
-    /// Output and files of its own that it may write, in bytes or with K, M or G
+    /// Output and files of its own that it may write, in bytes or with K, M or G [default: as the
+    /// daemon is configured, a quarter of what is free when it starts]
     #[arg(long, value_name = "SIZE", value_parser = some_size)]
     disk: Option<u64>,
     /// Time that it may run, in seconds or with m, h or d; time that it sleeps does not count
@@ -199,6 +200,7 @@ impl Submit {
                 pids: self.pids,
                 usual_pids: None,
                 disk: self.disk,
+                usual_disk: None,
                 time: self.time,
             },
             estimate: self.estimate,

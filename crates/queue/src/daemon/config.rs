@@ -10,6 +10,7 @@ use super::retention::Retention;
 use crate::objects::Objects;
 use crate::preemption::Means;
 use crate::scheduler::{Millis, Rules};
+use crate::spec::{Percent, Room};
 
 /// No lease is longer.
 pub(crate) const LONGEST_LEASE: Millis = 3_600_000;
@@ -36,6 +37,9 @@ pub(crate) struct Config {
     /// Processes and threads that a job may have that names no number itself (default: 4096; no limit
     /// if it is null).
     pub pids: Option<u64>,
+    /// What a job may write that names no limit itself: bytes, or a part of what is free when it starts
+    /// (default: "25%"; no limit if it is null).
+    pub default_disk: Option<Room>,
     /// Bytes of memory that are never given to jobs.
     pub memory_reserve: u64,
     /// Milliseconds after which a job ends whose `--wait` has vanished.
@@ -70,6 +74,7 @@ impl Default for Config {
             shortest_interval: 60_000,
             sink_after: 60_000,
             pids: Some(4096),
+            default_disk: Some(Room::OfFree(Percent::new(25))),
             memory_reserve: 256 << 20,
             orphan_after: 60_000,
             grace: 10_000,
@@ -162,6 +167,21 @@ mod tests {
         let text = r#"{ "slots": 4, "rules": { "reserved": 1, "guarantee": { "every": 1000 } } }"#;
         assert_eq!(read(text), changed);
         assert!(changed.rules.classes.contains_key("urgent"));
+    }
+
+    #[test]
+    fn room_is_bytes_or_a_part() {
+        let read = |text: &str| {
+            let text = format!(r#"{{ "default_disk": {text} }}"#);
+            serde_json::from_str::<Config>(&text).map(|config| config.default_disk)
+        };
+        assert_eq!(Config::default().default_disk, read("\"25%\"").unwrap());
+        assert_eq!(read("4096").unwrap(), Some(Room::Bytes(4096)));
+        assert_eq!(read("null").unwrap(), None);
+        for wrong in ["\"0%\"", "\"101%\"", "\"25\"", "-1", "\"a lot\""] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(Percent::new(25).of(1 << 40), (1_u64 << 40) / 100 * 25);
     }
 
     #[test]

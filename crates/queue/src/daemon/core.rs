@@ -233,7 +233,7 @@ impl Core {
             spec.class.clone_from(&self.config.default_class);
         }
         spec.slots = spec.slots.max(1);
-        spec.limits.usual_pids = None;
+        (spec.limits.usual_pids, spec.limits.usual_disk) = (None, None);
         spec.check().map_err(Refusal::Senseless)?;
         if let Some(missing) = spec.after.iter().find(|id| !self.jobs.contains_key(id)) {
             return Err(Refusal::no_first(*missing));
@@ -253,6 +253,7 @@ impl Core {
         }
         // What the daemon gives is no part of what was asked for, which a second request must repeat.
         spec.limits.usual_pids = self.config.pids;
+        spec.limits.usual_disk = self.config.default_disk;
         let now = files::now();
         let make = |id| Record::new(id, spec, now);
         let record = self.store.add(key.map(|key| (key, body.as_str())), now, make);

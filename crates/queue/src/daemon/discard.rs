@@ -20,8 +20,8 @@ use crate::child::run_until;
 use crate::scheduler::JobId;
 use crate::shepherd::checkpoint;
 
-/// Where they wait for that, in the data directory.
-const DISCARDED: &str = "discarded";
+/// Where they wait for that, in the data directory: on the disk of the jobs.
+const DISCARDED: &str = "jobs/discarded";
 
 /// What a command has printed, in such a checkpoint.
 const SAID: &str = "said";

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::message::Order;
 use super::{Happening, Shepherd, work};
 use crate::files::{self, JobDir};
+use crate::spec::Room;
 
 /// How long it may write before anybody looks again.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -15,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 impl Shepherd {
     /// Notices when the job has written more than it may.
     pub(super) fn watch_disk(&self) {
-        let Some(most) = self.spec.limits.disk else { return };
+        let Some(most) = self.room() else { return };
         let (dir, inputs) = (self.dir.clone(), self.inputs.clone());
         thread::spawn(move || {
             while used(&dir) <= most {
@@ -23,6 +24,20 @@ impl Shepherd {
             }
             let _ = inputs.send(Happening::DiskUsed);
         });
+    }
+
+    /// How many bytes it may write.
+    fn room(&self) -> Option<u64> {
+        let limits = &self.spec.limits;
+        limits.disk.or_else(|| match limits.usual_disk? {
+            Room::Bytes(most) => Some(most),
+            // What it was given, and what it has written before it slept, was there before.
+            Room::OfFree(part) => {
+                let system = rustix::fs::statvfs(self.dir.path()).ok()?;
+                let free = system.f_bavail.saturating_mul(system.f_frsize);
+                Some(used(&self.dir).saturating_add(part.of(free)))
+            }
+        })
     }
 
     /// Ends a job that has.
