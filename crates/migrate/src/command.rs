@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use rustix::mount::{MountFlags, mount};
 use torpor_tls::KeyFiles;
-use torpor_worker::{Outcome, tell};
+use torpor_worker::{Outcome, gate, tell};
 
 use crate::bundles::{Bundle, Bundles, HEADS, prune};
 use crate::destination::{Agent, AgentSettings};
@@ -290,7 +290,7 @@ pub fn agent(command: AgentCommand) -> Result<ExitCode, Outcome> {
         Some(AgentSubcommand::Init { above }) => nest::run_first(above),
         Some(AgentSubcommand::Runtime) => runtime::serve(),
         Some(AgentSubcommand::Idle { ref words }) => runtime::idle(words),
-        Some(AgentSubcommand::Gate { ref socket }) => runtime::gate(socket),
+        Some(AgentSubcommand::Gate { ref socket }) => gate::pass(socket),
         None if std::process::id() == 1 => nest::stand_in(),
         None => try_agent(command).map(success).map_err(|error| error.outcome())?,
     })

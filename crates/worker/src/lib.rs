@@ -23,6 +23,7 @@
 
 mod channel;
 mod client;
+pub mod gate;
 mod message;
 mod say;
 

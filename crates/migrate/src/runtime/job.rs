@@ -9,7 +9,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::symlink;
@@ -26,7 +26,7 @@ use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 use torpor_images::proto::StatsEntry;
 use torpor_images::{ImageDir, kind};
-use torpor_worker::{Answer, Channel, Class, Event, Job, Outcome, Report, Worker, tell};
+use torpor_worker::{Answer, Channel, Class, Event, Job, Outcome, Report, Worker, gate, tell};
 
 use super::conmon::Conmon;
 use super::{Container, Runtime, podman};
@@ -35,10 +35,6 @@ use crate::error::{Context, Error, Result};
 use crate::task::Task;
 use crate::wire::relay::forward;
 
-/// What *gate* hears if the engine is to go on.
-const GO: &str = "go\n";
-/// The longest line that *gate* says.
-const MAX_LINE: u64 = 200;
 /// How long a call may take to end that has lost whoever waited for it.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How often it is looked.
@@ -171,8 +167,9 @@ impl Desk<'_> {
         let own = own()?;
         let script = format!(
             "case \"$CRTOOLS_SCRIPT_ACTION\" in pre-dump|post-dump|post-restore)\n\
-             exec '{}' agent gate '{}';; esac\n",
+             exec '{}' {} '{}';; esac\n",
             shell(&own),
+            gate::COMMAND,
             shell(&self.file("gate")),
         );
         let bin = self.bin();
@@ -354,36 +351,15 @@ fn talker(listener: &UnixListener, far: &UnixStream) -> Option<UnixStream> {
 
 /// Answers each *gate*. A caller that is gone cannot have meant yes.
 fn keep(gates: &UnixListener, channel: &Channel, holds: &[String]) {
-    for mut stream in gates.incoming().flatten() {
-        let mut line = String::new();
-        let read = BufReader::new((&stream).take(MAX_LINE)).read_line(&mut line);
-        let Some((name, pid)) = line.trim_end().split_once(' ').filter(|_| read.is_ok()) else {
-            continue;
-        };
-        let held = holds.iter().any(|hold| hold == name);
-        let point = Event::Point { name: name.to_owned(), pid: pid.parse().ok(), port: None, held };
-        let told = channel.send(&point, &[]).is_ok();
+    for engine in gates.incoming().flatten().filter_map(gate::Waiting::hear) {
+        let (name, pid) = (engine.point.clone(), engine.pid);
+        let held = holds.contains(&name);
+        let told = channel.send(&Event::Point { name, pid, port: None, held }, &[]).is_ok();
         let answered = || channel.receive::<Answer>().ok().flatten();
         if told && (!held || answered().is_some_and(|(answer, _)| answer.go_on)) {
-            // If it is gone, the engine has noticed.
-            let _ = stream.write_all(GO.as_bytes());
+            engine.go_on();
         }
     }
-}
-
-/// *gate*: whether the engine may go on.
-#[must_use]
-pub fn gate(socket: &Path) -> ExitCode {
-    let variable = |name: &str| std::env::var(name).unwrap_or_default();
-    let line = format!("{} {}\n", variable("CRTOOLS_SCRIPT_ACTION"), variable("CRTOOLS_INIT_PID"));
-    let ask = || -> std::io::Result<bool> {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.write_all(line.as_bytes())?;
-        let mut answer = String::new();
-        stream.take(MAX_LINE).read_to_string(&mut answer)?;
-        Ok(answer == GO)
-    };
-    if ask().unwrap_or(false) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn noted(dir: &Path) -> PathBuf {
@@ -457,6 +433,8 @@ fn message(log: &Path) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::io::Write;
+
     use super::*;
 
     #[test]
@@ -484,7 +462,7 @@ mod tests {
             near.send(&Answer { go_on }, &[]).unwrap();
             let mut said = String::new();
             stream.read_to_string(&mut said).unwrap();
-            assert_eq!(said == GO, go_on);
+            assert_eq!(said == "go\n", go_on);
         }
     }
 }
