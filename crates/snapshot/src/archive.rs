@@ -2,20 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, getxattr, mknodat, setxattr};
 use tar::{Builder, EntryType, Header};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 
 /// Where the data of the first file in an archive starts.
 pub const FIRST: u64 = 512;
-/// What marks a file that is gone, in front of its name.
-const WHITEOUT: &str = ".wh.";
-/// What marks a directory that hides the one below it.
-const OPAQUE: &str = ".wh..wh..opq";
 /// The most that the small files of a snapshot take.
 pub const MAX_SMALL: u64 = 1 << 30;
 /// The archive of what the container has changed in its files.
@@ -23,7 +17,7 @@ pub const CHANGES: &str = "rootfs-diff.tar";
 /// The directory of the images in the archive.
 pub const IMAGES: &str = "checkpoint";
 
-fn header(kind: EntryType, size: u64, mode: u32) -> Header {
+pub(crate) fn header(kind: EntryType, size: u64, mode: u32) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
     header.set_size(size);
@@ -142,96 +136,4 @@ pub fn read_small(
         io::copy(&mut entry, &mut file).context(shown)?;
     }
     Ok(())
-}
-
-/// Writes the archive of what was changed in a root file system: the layer `upper` of an
-/// overlay, its whiteouts as OCI has them. Sockets are left out: who restores one makes it.
-///
-/// # Errors
-/// If it cannot be read or written.
-pub fn write_changes(to: &mut dyn Write, upper: &Path) -> Result<()> {
-    let mut archive = Builder::new(to);
-    archive.follow_symlinks(false);
-    let mut todo = vec![upper.to_owned()];
-    while let Some(dir) = todo.pop() {
-        let shown = || dir.display().to_string();
-        let entries = fs::read_dir(&dir).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        for entry in entries.context(shown)? {
-            let path = entry.path();
-            let name = path.strip_prefix(upper).unwrap_or(&path).to_owned();
-            let meta = fs::symlink_metadata(&path).context(shown)?;
-            let kind = meta.file_type();
-            if kind.is_char_device() && meta.rdev() == 0 {
-                let base = entry.file_name().to_string_lossy().into_owned();
-                let gone = name.with_file_name(format!("{WHITEOUT}{base}"));
-                empty(&mut archive, &gone).context(shown)?;
-            } else if kind.is_dir() {
-                archive.append_dir(&name, &path).context(shown)?;
-                if is_opaque(&path) {
-                    empty(&mut archive, &name.join(OPAQUE)).context(shown)?;
-                }
-                todo.push(path);
-            } else if kind.is_file() || kind.is_symlink() || kind.is_fifo() {
-                archive.append_path_with_name(&path, &name).context(shown)?;
-            }
-        }
-    }
-    archive.finish().context(|| "the archive of changed files")
-}
-
-fn empty(archive: &mut Builder<&mut dyn Write>, path: &Path) -> io::Result<()> {
-    archive.append_data(&mut header(EntryType::Regular, 0, 0o600), path, io::empty())
-}
-
-fn is_opaque(dir: &Path) -> bool {
-    let mut value = [0; 4];
-    let found = getxattr(dir, "trusted.overlay.opaque", &mut value[..]);
-    found.is_ok_and(|len| &value[..len] == b"y")
-}
-
-/// Unpacks what [`write_changes`] has packed into `upper`, an empty layer of an overlay.
-///
-/// # Errors
-/// An archive that is damaged or leads out of the layer; no place.
-pub fn apply_changes(from: &mut dyn Read, upper: &Path) -> Result<()> {
-    let what = || "the archive of changed files";
-    let mut archive = tar::Archive::new(from);
-    archive.set_preserve_permissions(true);
-    archive.set_preserve_ownerships(true);
-    for entry in archive.entries().context(what)? {
-        let mut entry = entry.context(what)?;
-        let path = entry.path().context(what)?.into_owned();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let parent = path.parent().unwrap_or(Path::new(""));
-        if path.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
-            return Err(Error::new(format!("changed files lead to {}", path.display())));
-        }
-        if name == OPAQUE {
-            let dir = plain_dir(upper, parent)?;
-            setxattr(&dir, "trusted.overlay.opaque", b"y", XattrFlags::empty()).context(what)?;
-        } else if let Some(gone) = name.strip_prefix(WHITEOUT) {
-            let place = plain_dir(upper, parent)?.join(gone);
-            mknodat(CWD, &place, FileType::CharacterDevice, Mode::empty(), 0).context(what)?;
-        } else if entry.header().entry_type() == EntryType::Fifo {
-            let mode = Mode::from_raw_mode(entry.header().mode().context(what)? & 0o777);
-            let place = plain_dir(upper, parent)?.join(name);
-            mknodat(CWD, &place, FileType::Fifo, mode, 0).context(what)?;
-        } else {
-            entry.unpack_in(upper).context(what)?;
-        }
-    }
-    Ok(())
-}
-
-/// A directory of the layer that no link leads to.
-fn plain_dir(upper: &Path, dir: &Path) -> Result<PathBuf> {
-    let mut path = upper.to_owned();
-    for part in dir.components() {
-        path.push(part);
-        let meta = fs::symlink_metadata(&path).context(|| path.display().to_string())?;
-        if !meta.is_dir() {
-            return Err(Error::new(format!("{} is no directory", path.display())));
-        }
-    }
-    Ok(path)
 }

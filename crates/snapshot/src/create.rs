@@ -15,15 +15,19 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use torpor_blobs::oci::Manifest;
 use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as store, Store};
+use torpor_images::proto::StatsEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_seal::keys::AgeIdentity;
 use torpor_worker::tell;
 
 use crate::bundle::Bundle;
+use crate::changes::Change;
 use crate::description::{Description, Machine, Origin, VERSION};
 use crate::error::{Context, Error, Result};
 use crate::instance::{Instance, Own};
+use crate::layer::Layer;
 use crate::patience::patiently;
+use crate::pause::Pause;
 use crate::podman::{self, Podman};
 use crate::progress::size;
 use crate::publish::{Parts, Published, publish};
@@ -32,7 +36,9 @@ use crate::runc::{Restore, Runc, Runtime, Streams};
 use crate::sealed::Seal;
 use crate::signature::SignWith;
 use crate::source::{Image, Source};
-use crate::{archive, cri, generation, instance, interrupt, network, places, streams};
+use crate::{
+    archive, changes, cri, generation, instance, interrupt, layer, network, places, streams,
+};
 
 /// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
 /// it. With a snapshot of the same name there, only pages that are new are stored.
@@ -82,7 +88,7 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// What came out of a container of runc.
 struct Slept {
     bundle: Bundle,
-    /// The layer that it has written to, if it has one of its own.
+    /// The archive of what it has changed in its files, if it has a layer of its own for that.
     changes: Option<PathBuf>,
     images: PathBuf,
     /// Its standard streams that are files of the host.
@@ -337,8 +343,9 @@ impl Maker<'_> {
         self.runc
             .checkpoint(&self.id, &images, &instance.dir.join("work"), false, &self.options()?)
             .context(|| "putting the container to sleep")?;
-        let (changes, streams) = (Some(instance.changes()), BTreeMap::new());
+        let changes = Some(self.keep(&changes::list(&instance.changes())?)?);
         let generation = generation::is_given(&instance.dir);
+        let streams = BTreeMap::new();
         Ok(Slept { bundle, changes, images, streams, generation })
     }
 
@@ -347,7 +354,7 @@ impl Maker<'_> {
         let state = self.runc.state(id)?;
         let state = state.ok_or_else(|| Error::new(format!("there is no container {id}")))?;
         let dir = Path::new(state["bundle"].as_str().unwrap_or_default());
-        let (bundle, changes) = instance::bundle_of(dir)?;
+        let (bundle, layer) = instance::bundle_of(dir)?;
         let pid = self.runc.pid(id)?;
         tell_connections(pid);
         let streams = streams::outside(pid)?;
@@ -358,9 +365,39 @@ impl Maker<'_> {
         for key in streams.values() {
             options += &format!("external {key}\n");
         }
-        self.runc.checkpoint(id, &images, &work, true, &options)?;
+        let checkpoint =
+            |more: &str| self.runc.checkpoint(id, &images, &work, true, &(options + more));
+        let changes = match layer {
+            Some(layer) => Some(self.take(&layer, checkpoint)?),
+            None => checkpoint("").map(|()| None)?,
+        };
         let generation = generation::is_given(dir);
+        tell!("its processes were stopped for {} ms", stopped(&work)?.as_millis());
         Ok(Slept { bundle, changes, images, streams, generation })
+    }
+
+    /// Takes what a container has changed in its files, its layer, while its tasks are stopped: files that
+    /// do not fit its memory are of no use. What comes of it is in an archive.
+    fn take(&self, layer: &Path, checkpoint: impl FnOnce(&str) -> Result<()>) -> Result<PathBuf> {
+        let pool = self.work.join("files");
+        places::make(&pool)?;
+        let mut layer = Layer::new(layer, &pool);
+        layer.follow()?;
+        let pause = Pause::new(self.work)?;
+        let changes = pause.during(|| checkpoint(&pause.option()), || layer.take())?;
+        layer::dress(&changes)?;
+        let archive = self.keep(&changes)?;
+        fs::remove_dir_all(&pool).context(|| pool.display().to_string())?;
+        Ok(archive)
+    }
+
+    /// Writes the archive of what was changed.
+    fn keep(&self, changes: &[Change]) -> Result<PathBuf> {
+        let path = self.work.join("changes.tar");
+        let shown = || path.display().to_string();
+        let mut file = fs::File::create(&path).context(shown)?;
+        changes::write(&mut file, changes)?;
+        Ok(path)
     }
 
     /// What the engine is told beside what runc says: connections to outside are not kept.
@@ -411,7 +448,7 @@ impl Maker<'_> {
         let generation = slept.generation.then(generation::new).transpose()?;
         let own = Own { generation, ..Own::default() };
         let instance = Instance::make(&self.work.join("trial"), &slept.bundle, &own, |upper| {
-            slept.changes.as_ref().map_or(Ok(()), |from| copy(from, upper))
+            slept.changes.as_ref().map_or(Ok(()), |archive| unpack(archive, upper))
         })?;
         let output = Output::default();
         let with = match &self.trial_key {
@@ -521,10 +558,14 @@ fn piped(output: &Output) -> Result<Streams> {
     Ok(Streams { out: to.try_clone().context(|| "a pipe")?.into(), err: to.into() })
 }
 
-/// Copies a layer.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    let mut archive = tempfile::tempfile().context(|| "copying a layer")?;
-    crate::archive::write_changes(&mut archive, from)?;
-    std::io::Seek::rewind(&mut archive).context(|| "copying a layer")?;
-    crate::archive::apply_changes(&mut archive, to)
+/// Unpacks the archive of what was changed.
+fn unpack(archive: &Path, upper: &Path) -> Result<()> {
+    let mut file = fs::File::open(archive).context(|| archive.display().to_string())?;
+    changes::apply(&mut file, upper)
+}
+
+/// For how long the tasks were stopped, as the engine has noted in `work`.
+fn stopped(work: &Path) -> Result<Duration> {
+    let stats: StatsEntry = ImageDir::open(work)?.read_one(kind::STATS_DUMP, 0)?;
+    Ok(Duration::from_micros(stats.dump.map_or(0, |dump| dump.frozen_time.into())))
 }

@@ -29,7 +29,7 @@ const LEVEL: i32 = 3;
 pub struct Parts<'a> {
     /// The images.
     pub images: &'a Path,
-    /// The layer that the container has written to.
+    /// The archive of what the container has changed in its files.
     pub changes: Option<&'a Path>,
     /// A directory for what is on its way.
     pub work: &'a Path,
@@ -179,22 +179,18 @@ fn scratch(work: &Path) -> Result<File> {
 /// The layer of all that is small.
 fn small(parts: &Parts<'_>) -> Result<Blob> {
     let what = || "packing the images";
-    let changes = match parts.changes {
-        None => None,
-        Some(upper) => {
-            let name = if parts.seal.is_some() { sealed::CHANGES } else { archive::CHANGES };
-            let file = parts.work.join(name);
-            match parts.seal {
-                Some(seal) => seal.write_changes(&file, |to| archive::write_changes(to, upper))?,
-                None => {
-                    let mut to = File::create(&file).context(what)?;
-                    archive::write_changes(&mut to, upper)?;
-                }
-            }
-            Some((name, file))
+    let sealed = parts.work.join(sealed::CHANGES);
+    let changes = match (parts.changes, parts.seal) {
+        (None, _) => None,
+        (Some(archive), None) => Some((archive::CHANGES, archive)),
+        (Some(archive), Some(seal)) => {
+            seal.write_changes(&sealed, |to| {
+                let copied = File::open(archive).and_then(|mut from| io::copy(&mut from, to));
+                copied.map(drop).context(what)
+            })?;
+            Some((sealed::CHANGES, sealed.as_path()))
         }
     };
-    let changes = changes.as_ref().map(|(name, file)| (*name, file.as_path()));
     let packed = Summing::new(scratch(parts.work)?);
     let mut plain = Summing::new(zstd::Encoder::new(packed, LEVEL).context(what)?);
     archive::write_small(&mut plain, parts.images, changes, &parts.others)?;

@@ -8,7 +8,7 @@ use torpor_blobs::{self as store, Store};
 
 use crate::error::{Context, Error, Result};
 use crate::sealed::{self, Opened};
-use crate::{archive, places};
+use crate::{archive, changes, places};
 
 /// Unpacks the small layer of a snapshot beside the layer `upper`, and what was changed into it,
 /// which is `opened` if it is sealed.
@@ -26,10 +26,10 @@ pub fn container(
     let changes = dir.join("work").join(name);
     self::images(store, manifest, &dir.join("images"), (name, &changes))?;
     if let Some(opened) = opened {
-        opened.read_changes(&changes, &mut |from| archive::apply_changes(from, upper))?;
+        opened.read_changes(&changes, &mut |from| changes::apply(from, upper))?;
     } else if changes.exists() {
         let mut file = fs::File::open(&changes).context(|| changes.display().to_string())?;
-        archive::apply_changes(&mut file, upper)?;
+        changes::apply(&mut file, upper)?;
     }
     let _ = fs::remove_file(&changes);
     Ok(())

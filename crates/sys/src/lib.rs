@@ -32,6 +32,7 @@ pub mod tty;
 pub mod tun;
 pub mod uffd;
 pub mod vm;
+pub mod writeback;
 pub mod xsave;
 
 use std::io;

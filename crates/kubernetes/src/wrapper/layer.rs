@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use torpor_kernel::mountinfo::{self, Mount};
-use torpor_snapshot::archive;
+use torpor_snapshot::changes;
 
 use super::sealed::Archives;
 use crate::error::{Context, Error, Result};
@@ -105,7 +105,10 @@ fn options(mounts: &[Mount], root: &Path) -> Option<Vec<String>> {
 /// # Errors
 /// If it cannot be read or written.
 pub(super) fn save(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
-    archives.write(file, |to| archive::write_changes(to, dir).context(|| file.display()))
+    archives.write(file, |to| {
+        let all = changes::list(dir).context(|| file.display())?;
+        changes::write(to, &all).context(|| file.display())
+    })
 }
 
 /// Fills an empty directory with what [`save`] has written down.
@@ -113,7 +116,7 @@ pub(super) fn save(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
 /// # Errors
 /// An archive that is damaged or leads out of the directory; no place.
 pub(super) fn fill(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
-    archives.read(file, |from| archive::apply_changes(from, dir).context(|| file.display()))
+    archives.read(file, |from| changes::apply(from, dir).context(|| file.display()))
 }
 
 /// Removes what is in a directory.

@@ -12,14 +12,21 @@ use tempfile::TempDir;
 fn app() -> &'static Path {
     static APP: OnceLock<PathBuf> = OnceLock::new();
     APP.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live/app.c");
         let program = Path::new(env!("CARGO_TARGET_TMPDIR"))
             .join(format!("snapshot-app-{}", std::process::id()));
-        let mut cc = Command::new("cc");
-        cc.args(["-O1", "-static", "-o"]).arg(&program).arg(source);
-        assert!(cc.status().unwrap().success());
+        compile("app", &program);
         program
     })
+}
+
+/// Compiles a program of these tests.
+#[track_caller]
+pub fn compile(name: &str, program: &Path) {
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live").join(name).with_extension("c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-static", "-o"]).arg(program).arg(source);
+    assert!(cc.status().unwrap().success());
 }
 
 /// The `torpor` of this build.

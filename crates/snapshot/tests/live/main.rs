@@ -10,6 +10,7 @@ mod directory;
 mod fallback;
 mod fixture;
 mod generation;
+mod ledger;
 mod mounts;
 mod network;
 mod pipeline;

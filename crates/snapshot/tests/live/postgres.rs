@@ -6,7 +6,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{Fixture, shown};
+use crate::fixture::{Fixture, shown, until};
+use crate::running::create_of;
 use crate::template::many;
 use crate::tree::family;
 
@@ -26,8 +27,19 @@ fn programs() -> Option<String> {
     releases.map(|release| release.path().join("bin").display().to_string()).max()
 }
 
+/// The same with so few buffers that it writes to its files all the time, and a program that has it do so.
+const BUSY: &str = "initdb --pgdata /data/base --auth trust --username postgres --no-sync \
+    --locale C >/dev/null && { { until pgbench -q -i -s 4 -h /tmp -U postgres postgres 2>/tmp/init; \
+    do :; done; exec pgbench -c 3 -T 86400 -n -h /tmp -U postgres postgres; } & } && \
+    exec postgres -D /data/base -c shared_buffers=2MB -c fsync=off -c max_wal_size=32MB \
+    -c dynamic_shared_memory_type=mmap -c unix_socket_directories=/tmp";
+/// Whether all that it has ever added up is in the one table as in the others.
+const ADDS_UP: &str = "select (select sum(abalance) from pgbench_accounts) = all (array[ \
+    (select sum(tbalance) from pgbench_tellers), (select sum(bbalance) from pgbench_branches), \
+    (select sum(delta) from pgbench_history)])";
+
 /// A fixture whose application is PostgreSQL.
-fn postgres(programs: &str) -> Fixture {
+fn postgres(programs: &str, start: &str) -> Fixture {
     let fixture = Fixture::new("postgres", 0);
     let root = fixture.path("bundle/rootfs");
     for part in ["usr", "var/lib", "data"] {
@@ -41,7 +53,7 @@ fn postgres(programs: &str) -> Fixture {
     }
     fixture.configure(|config| {
         let process = &mut config["process"];
-        process["args"] = json!(["/bin/sh", "-c", START]);
+        process["args"] = json!(["/bin/sh", "-c", start]);
         process["env"] = json!([format!("PATH={programs}:/usr/bin:/bin")]);
         // It does not run as root.
         process["user"] = json!({ "uid": 65534, "gid": 65534 });
@@ -81,7 +93,7 @@ fn postgres_is_born_with_its_buffers() {
         return;
     };
     let count = if std::env::var_os("TORPOR_LONG").is_some() { 10 } else { 2 };
-    let fixture = postgres(&programs);
+    let fixture = postgres(&programs, START);
     let reference = fixture.reference();
     let fill = format!(
         "psql -h /tmp -U postgres -c 'create table items as select number, md5(number::text) as \
@@ -113,4 +125,36 @@ fn postgres_is_born_with_its_buffers() {
     println!("kB of buffers, of the rest, private: {alone:?} alone, {seen:?} together");
     let [rest, private] = [1, 2].map(|part| seen.iter().map(|seen| seen[part]).sum::<u64>());
     assert!(rest <= alone[1] * 13 / 10 + private, "{seen:?}, {alone:?} alone");
+}
+
+/// Its files are of the same moment as its buffers, whatever it does at that moment.
+#[test]
+fn postgres_is_taken_at_work() {
+    let Some(programs) = programs() else {
+        eprintln!("left out: postgres_is_taken_at_work (no PostgreSQL here)");
+        return;
+    };
+    let fixture = postgres(&programs, BUSY);
+    let (first, second) = (fixture.reference(), fixture.reference() + ":second");
+    let works = "psql -h /tmp -U postgres -c 'select 1 / min(1) from pgbench_history'";
+    let made = fixture.try_create(&first, &["--ready", &format!("exec:{works}"), "--no-trial"]);
+    assert!(made.status.success(), "{}", shown(&made));
+    let busy = fixture.run(&first, "busy", "snapshot", &[]);
+    let times = if std::env::var_os("TORPOR_LONG").is_some() { 5 } else { 1 };
+    for _ in 0..times {
+        create_of(&fixture, "busy", &second);
+        let next = fixture.run(&second, "next", "snapshot", &[]);
+        assert_eq!(query(&programs, &next, ADDS_UP), "t");
+        query(&programs, &next, "checkpoint");
+        query(&programs, &next, "create extension amcheck");
+        let indexes = "select bool_and(bt_index_check(indexrelid, true) is not null) from pg_index \
+            join pg_class on pg_class.oid = indexrelid where relname like 'pgbench%'";
+        assert_eq!(query(&programs, &next, indexes), "t");
+        let done = |said| query(&programs, said, "select count(*) from pgbench_history");
+        for said in [&next, &busy] {
+            let before = done(said);
+            until("it goes on", || done(said) != before);
+        }
+        fixture.delete("next");
+    }
 }
