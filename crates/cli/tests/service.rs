@@ -5,13 +5,14 @@
 
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::process::{Child, Command};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
 
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
 };
 use rustix::process::{Pid, Signal, kill_process};
-use torpor_images::proto::{CriuOpts, CriuReq, CriuReqType};
+use torpor_images::proto::{CriuOpts, CriuReq, CriuReqType, CriuResp};
 use torpor_sys::process::{Status, wait};
 
 mod sleeper;
@@ -133,6 +134,114 @@ fn a_client_has_the_options_and_the_tasks_of_its_service() {
         assert!(service.client().ask(&version(), "").success);
         !service.children().contains(&task.pid)
     });
+}
+
+/// Asks over the socket `$1` with the request `$2`, in hexadecimal digits, with the directory `$3` as descriptor 9,
+/// and writes each answer down, until the connection ends.
+const ASKS: &str = r#"
+import os, socket, sys, time
+os.dup2(os.open(sys.argv[3], os.O_RDONLY), 9)
+service = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+service.connect(sys.argv[1])
+service.send(bytes.fromhex(sys.argv[2]))
+answers = []
+while True:
+    answers.append(service.recv(65536).hex())
+    if not answers[-1]:
+        break
+with open(sys.argv[3] + "/new", "w") as file:
+    file.write("\n".join(answers))
+os.rename(sys.argv[3] + "/new", sys.argv[3] + "/answers")
+time.sleep(1000)
+"#;
+
+/// A task that asks the service to dump it.
+struct Asker {
+    dir: tempfile::TempDir,
+    process: Child,
+}
+
+impl Asker {
+    fn start(service: &Service, opts: CriuOpts) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let level = Some(4);
+        let opts = CriuOpts { images_dir_fd: 9, log_level: level, ..opts };
+        let asked = prost::Message::encode_to_vec(&request(CriuReqType::Dump, opts));
+        let asked: String = asked.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut command = Command::new("setsid");
+        command.args(["python3", "-c", ASKS]).arg(service.work.path().join("socket"));
+        command.arg(asked).arg(dir.path()).stdin(Stdio::null()).stdout(Stdio::null());
+        let process = command.stderr(Stdio::null()).spawn().unwrap();
+        Self { dir, process }
+    }
+
+    fn pid(&self) -> i32 {
+        self.process.id().try_into().unwrap()
+    }
+
+    /// All that it has been told until the connection was closed.
+    fn answers(&self) -> Vec<CriuResp> {
+        let file = self.dir.path().join("answers");
+        wait_until(|| file.exists());
+        let text = fs::read_to_string(file).unwrap();
+        let decode = |line: &str| {
+            let byte = |at| u8::from_str_radix(&line[at..at + 2], 16).unwrap();
+            let bytes: Vec<u8> = (0..line.len()).step_by(2).map(byte).collect();
+            prost::Message::decode(bytes.as_slice()).unwrap()
+        };
+        text.lines().map(decode).collect()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("criu.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Asker {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_raw(self.pid()).unwrap(), Signal::KILL);
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_client_that_dumps_itself_finds_its_answer_when_it_is_restored() {
+    let service = Service::start("");
+    // One that goes on is told by the service.
+    let opts = CriuOpts { leave_running: Some(true), ..CriuOpts::default() };
+    let asker = Asker::start(&service, opts);
+    let [answer] = asker.answers().try_into().unwrap();
+    assert!(answer.success, "{answer:?} {}", asker.log());
+    assert_eq!(answer.dump.unwrap().restored, None);
+
+    // One that was dumped is told by the restore: by the command, and by the service.
+    for by_command in [true, false] {
+        let mut asker = Asker::start(&service, CriuOpts::default());
+        let ended = asker.process.wait().unwrap();
+        assert_eq!(ended.signal(), Some(libc::SIGKILL), "{}", asker.log());
+        let images = asker.dir.path();
+        if by_command {
+            let mut restore = criu(&["restore", "-d", "-o", "restore.log", "-D"]);
+            assert!(restore.arg(images).status().unwrap().success());
+        } else {
+            let images = fs::File::open(images).unwrap();
+            let opts = CriuOpts { images_dir_fd: images.as_raw_fd(), ..CriuOpts::default() };
+            let mut client = service.client();
+            let response = client.ask(&request(CriuReqType::Restore, opts), "");
+            assert!(response.success, "{response:?} {}", asker.log());
+            client.finish();
+        }
+        let [answer] = asker.answers().try_into().unwrap();
+        assert!(answer.success, "{answer:?}");
+        assert_eq!(answer.r#type, i32::from(CriuReqType::Dump));
+        assert_eq!(answer.dump.unwrap().restored, Some(true));
+    }
+
+    // It could not answer what it is asked while it is stopped.
+    let opts = CriuOpts { notify_scripts: Some(true), ..CriuOpts::default() };
+    let [answer] = Asker::start(&service, opts).answers().try_into().unwrap();
+    let why = answer.cr_errmsg();
+    assert!(!answer.success && why.contains("cannot answer notifications"), "{why}");
 }
 
 #[test]

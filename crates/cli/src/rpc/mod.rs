@@ -183,6 +183,7 @@ fn job(
     let client = Client::new(connection.peer().pid);
     let mut job = request::apply(base, opts, &client)?;
     work::prepare(&mut job.settings)?;
+    job.settings.engine.given.service = connection.inode()?;
     if let Some(images) = images {
         seal::load(&mut job.settings, images)?;
     }
@@ -194,7 +195,7 @@ fn hooks<'a>(connection: &'a Connection, job: &Job) -> RpcHooks<'a> {
 }
 
 /// A client that names no task means itself. That only works from outside of the
-/// client's own tree.
+/// client's own tree, and nobody answers notifications while it is stopped.
 fn dump_requester_by_default(connection: &Connection, job: &mut Job) -> Result<(), Failure> {
     if job.settings.engine.pid != 0 {
         return Ok(());
@@ -204,6 +205,10 @@ fn dump_requester_by_default(connection: &Connection, job: &mut Job) -> Result<(
     if parent == Some(client) {
         return Err(Failure::invalid("a task cannot be dumped by its own child")
             .hint("use the service instead of swrk"));
+    }
+    if job.notify {
+        return Err(Failure::invalid("a client that is dumped itself cannot answer notifications")
+            .hint("ask without notify_scripts"));
     }
     job.settings.engine.pid = client;
     Ok(())

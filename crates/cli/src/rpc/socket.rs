@@ -59,6 +59,17 @@ impl Connection {
         self.peer
     }
 
+    /// The number of this end's inode.
+    ///
+    /// # Errors
+    /// If fstat(2) fails.
+    pub fn inode(&self) -> Result<Option<u32>, Failure> {
+        let stat = rustix::fs::fstat(&self.socket);
+        let stat = stat.map_err(|e| Failure::io("the RPC socket", &e.into()))?;
+        // The kernel lists 32 bits of it.
+        Ok(u32::try_from(stat.st_ino).ok())
+    }
+
     /// The next request; `None` when the client has gone.
     ///
     /// # Errors

@@ -17,6 +17,9 @@ pub struct Given {
     pub inherit_fd: Vec<InheritFd>,
     /// Existing namespaces to restore into (`-J`).
     pub join_ns: Vec<JoinNs>,
+    /// The inode of the socket that the caller asks through (`criu service`). A task with its other end is
+    /// answered: by the service if it goes on, and by the restore if it was dumped.
+    pub service: Option<u32>,
     /// Refuse what was given and nothing in the tree or in the images asks for. Container runtimes give
     /// what a container might have.
     pub refuse_unused: bool,

@@ -34,6 +34,10 @@ pub(crate) use self::restore::UnixRestorer;
 /// because others are connected to it by its name.
 pub(crate) const EXTERN: u32 = 1;
 
+/// Flag of an entry: the other end is that of the service that was asked for the dump. The restore answers in
+/// its place.
+const SERVICE: u32 = 2;
+
 /// What restored Unix sockets reach.
 #[derive(Debug)]
 pub(crate) struct Neighbours<'a> {
@@ -99,15 +103,16 @@ pub(super) fn dump(
     };
     let listener = accepting(&seen, all);
     let outside = is_external(around.given, about.inode);
+    let served = seen.peer.is_some() && seen.peer == around.given.service;
     let mut usk = UnixSkEntry {
         id: found.id,
         ino: about.inode,
         r#type: about.kind.cast_unsigned(),
         state: u32::from(seen.state),
         flags: found.info.flags & !libc::O_CLOEXEC.cast_unsigned(),
-        uflags: if outside { EXTERN } else { 0 },
+        uflags: if outside { EXTERN } else { 0 } | if served { SERVICE } else { 0 },
         backlog: if u32::from(seen.state) == state::LISTEN { seen.backlog } else { 0 },
-        peer: if outside { 0 } else { listener.or(seen.peer).unwrap_or(0) },
+        peer: if outside || served { 0 } else { listener.or(seen.peer).unwrap_or(0) },
         fown: found.fown,
         opts: options::dump(around.id_maps, found, about, &mut sockets.defaults)?,
         name: seen.name.clone(),
@@ -115,7 +120,7 @@ pub(super) fn dump(
         ns_id: Some(about.ns_id),
         torpor_pending: seen.pending.clone(),
         torpor_reset: (about.kind != libc::SOCK_DGRAM && polled(fd).error).then_some(true),
-        torpor_peer: peer(around, found),
+        torpor_peer: if served { None } else { peer(around, found) },
         // The state does not tell: it changes when others connect to a socket.
         torpor_peer_closed: (about.kind == libc::SOCK_DGRAM && seen.peer == Some(0))
             .then_some(true),

@@ -8,14 +8,15 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use prost::Message as _;
 use rustix::net::{Shutdown, SocketFlags};
 use torpor_images::ImageDir;
-use torpor_images::proto::{FileEntry, SkUcred, UnixSkEntry};
+use torpor_images::proto::{CriuDumpResp, CriuReqType, CriuResp, FileEntry, SkUcred, UnixSkEntry};
 use torpor_policy::{FileKey, SocketKind, SocketOptions, UnixName};
 use torpor_sys::socket::{self, Credentials, Message};
 
 use super::name::{self, Names, Reach};
-use super::{EXTERN, Neighbours, maker, options, state};
+use super::{EXTERN, Neighbours, SERVICE, maker, options, state};
 use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
 use crate::file::ext;
@@ -53,7 +54,11 @@ impl UnixRestorer {
         entries: &[FileEntry],
     ) -> Result<Vec<u32>> {
         for entry in entries {
-            let usk = entry.usk.clone().ok_or_else(|| bad_entry(entry.id, "is no Unix socket"))?;
+            let mut usk =
+                entry.usk.clone().ok_or_else(|| bad_entry(entry.id, "is no Unix socket"))?;
+            if is_served(&usk) {
+                usk.peer = 0;
+            }
             if self.by_inode.insert(usk.ino, usk.id).is_some() {
                 return Err(bad_entry(usk.id, format!("inode {} appears twice", usk.ino)));
             }
@@ -73,6 +78,9 @@ impl UnixRestorer {
                     format!("a message is for file {id}, which is no Unix or Internet socket"),
                 ));
             }
+        }
+        for usk in self.entries.values().filter(|usk| is_served(usk)) {
+            self.packets.queued.entry(usk.id).or_default().push(answer());
         }
         let mut in_flight = Vec::new();
         for id in self.packets.files() {
@@ -169,6 +177,23 @@ enum Pairing {
 /// The other end of a connection, of which nothing is left but that it was shut down.
 fn gone(usk: &UnixSkEntry) -> UnixSkEntry {
     UnixSkEntry { shutdown: usk.shutdown, ..UnixSkEntry::default() }
+}
+
+/// Whether it is the connection to the service that was asked for the dump.
+fn is_served(usk: &UnixSkEntry) -> bool {
+    usk.uflags & SERVICE != 0 && usk.state == state::ESTABLISHED && !is_datagram(usk)
+}
+
+/// What a client finds that has asked for its own dump, when it is restored.
+fn answer() -> Packet {
+    let response = CriuResp {
+        r#type: CriuReqType::Dump.into(),
+        success: true,
+        dump: Some(CriuDumpResp { restored: Some(true) }),
+        ..CriuResp::default()
+    };
+    let data = response.encode_to_vec();
+    Packet { data, address: Vec::new(), files: Vec::new(), credentials: None }
 }
 
 fn is_datagram(usk: &UnixSkEntry) -> bool {
