@@ -8,30 +8,22 @@
 //!
 //! The kernel lets nobody send an instance over a socket: each task makes its own.
 
-use std::ops::Range;
-use std::os::fd::OwnedFd;
+mod restore;
+
 use std::time::{Duration, Instant};
 
-use rustix::event::EventfdFlags;
-use rustix::io::DupFlags;
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
-use torpor_images::proto::{FdTypes, FileEntry, TorporIoUringBuffer, TorporIoUringEntry, VmaEntry};
-use torpor_policy::IoUring;
+use torpor_images::proto::{FdTypes, FileEntry, TorporIoUringBuffer, TorporIoUringEntry};
 use torpor_sys::vm;
 use torpor_tracee::syscall::{self, RemoteFd, Syscall};
-use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
-use super::description::part;
-use super::open::OpenFiles;
+pub(crate) use self::restore::IoUringRestorer;
 use super::table::FileTable;
-use super::{FdInfo, Found, Holder};
+use super::{FdInfo, Found};
 use crate::dump::tasks::Tasks;
 use crate::error::{Context, Error, Result};
-use crate::memory::vma::{PAGE, Vma, status};
+use crate::memory::vma::{PAGE, Vma};
 use crate::proc;
-use crate::restore::tasks;
-use crate::restore::transport::place_words;
 
 /// How long requests may take that are in flight when the tasks are stopped.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -39,7 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// `IORING_SETUP_*` of linux/io_uring.h.
-const SETUP_CQSIZE: u32 = 1 << 3;
 const SETUP_TASKRUN_FLAG: u32 = 1 << 9;
 const SETUP_SQE128: u32 = 1 << 10;
 const SETUP_CQE32: u32 = 1 << 11;
@@ -55,7 +46,6 @@ const KNOWN: u32 = SETUP_TASKRUN_FLAG
     | SETUP_NO_SQARRAY;
 
 /// Requests of io_uring_register(2).
-const REGISTER_BUFFERS: u64 = 0;
 const REGISTER_EVENTFD: u64 = 4;
 const REGISTER_NAPI: u64 = 27;
 const REGISTER_RESIZE_RINGS: u64 = 33;
@@ -68,18 +58,9 @@ const MAX_SQ: u32 = 32768;
 /// How many calls a restore makes to count up all instances: some thirty microseconds each.
 const MAX_CALLS: u32 = 1_000_000;
 
-/// Offsets in `struct io_rings` of the kernel: heads and tails of both rings, then what describes
-/// them, then the answers.
-const SQ_TAIL: usize = 4;
-const CQ_HEAD: usize = 8;
+/// Where the answers are in `struct io_rings` of the kernel: behind heads and tails of both rings, and what
+/// describes them.
 const ANSWERS: usize = 64;
-
-/// Where `struct io_uring_params` has what the kernel says, and its length.
-const PARAMS: usize = 120;
-const PARAMS_CQ_ENTRIES: usize = 4;
-const PARAMS_FLAGS: usize = 8;
-/// Offsets of: head, tail of the first ring; head, tail, answers of the second.
-const PARAMS_OFFSETS: [(usize, u32); 5] = [(40, 0), (44, 4), (80, 8), (84, 12), (100, 64)];
 
 /// Bytes of both rings, in whole pages.
 fn rings_length(setup: u32, sq: u32, cq: u32) -> u64 {
@@ -462,235 +443,6 @@ pub(crate) fn of_mapping(tasks: &Tasks, table: &FileTable, task: usize, vma: &Vm
     })
 }
 
-/// The restore half.
-#[derive(Debug, Default)]
-pub(crate) struct IoUringRestorer {
-    /// The instances that are made, and where: task and descriptor.
-    made: Vec<(u32, Holder)>,
-}
-
-impl IoUringRestorer {
-    /// Reads and checks the images of this kind, before anything is made.
-    ///
-    /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&self, entries: &[FileEntry]) -> Result<()> {
-        let mut calls: u32 = 0;
-        for entry in entries {
-            let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
-            let size = |n: u32, most: u32| n.is_power_of_two() && n <= most;
-            let (sq, cq) = (ring.sq_entries, ring.cq_entries);
-            let known = ring.setup & !KNOWN == 0
-                && size(sq, MAX_SQ)
-                && size(cq, 2 * MAX_SQ)
-                && ring.rings.len() as u64 == rings_length(ring.setup, sq, cq)
-                && ring.requests.len() as u64 == requests_length(ring.setup, sq)
-                && word(ring.rings, 0) == word(ring.rings, 12);
-            if !known {
-                let reason = format!("file {} is an impossible io_uring instance", entry.id);
-                return Err(Error::invalid("files.img", reason));
-            }
-            calls = calls.saturating_add(calls_of(ring.rings, sq));
-            if calls > MAX_CALLS {
-                let reason = "its io_uring instances have done more than a restore counts up";
-                return Err(Error::invalid("files.img", reason));
-            }
-        }
-        Ok(())
-    }
-
-    /// Keeps the place: the instance is made by the task, see [`IoUringRestorer::attach`].
-    ///
-    /// # Errors
-    /// If there are no more descriptors.
-    pub(crate) fn open(&self) -> Result<OwnedFd> {
-        rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
-            .context(|| "the place of an io_uring instance".to_owned())
-    }
-
-    /// Makes the instance in a task that holds the descriptor.
-    ///
-    /// # Errors
-    /// If the entry is no instance, or is one of two processes; if the kernel refuses
-    /// `io_uring_setup`, lays the rings out differently, or does not let them be mapped where they
-    /// were.
-    pub(crate) fn attach(
-        &mut self,
-        tasks: &mut tasks::Tasks,
-        files: &mut OpenFiles,
-        holder: Holder,
-        entry: &FileEntry,
-    ) -> Result<()> {
-        let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
-        let first = self.made.iter().find(|(id, _)| *id == entry.id).map(|(_, first)| *first);
-        let from = match first {
-            Some(first) if first.task == holder.task => u64::from(first.fd.cast_unsigned()),
-            Some(_) => {
-                let reason = format!("io_uring instance {} is in two processes", entry.id);
-                return Err(Error::invalid("fdinfo", reason));
-            }
-            None => {
-                let task = &mut tasks[holder.task];
-                let vmas: Vec<VmaEntry> = task.image.vmas().copied().collect();
-                make(tasks.remote(holder.task)?, &vmas, &ring)?
-            }
-        };
-        let fds = &tasks[holder.task].image.fds;
-        let own = fds.iter().find(|fd| fd.fd.cast_signed() == holder.fd);
-        let cloexec = own.is_some_and(|fd| fd.flags & 1 != 0);
-        let flags = if cloexec { DupFlags::CLOEXEC } else { DupFlags::empty() };
-        let husk = tasks.remote(holder.task)?;
-        let dup3 = syscall::dup3(RemoteFd(from), holder.fd.into(), flags);
-        husk.call("dup3 of an io_uring instance", dup3)?;
-        if first.is_none() {
-            husk.call("close", syscall::close(RemoteFd(from)))?;
-            self.made.push((entry.id, holder));
-            let pidfd = proc::pidfd(tasks[holder.task].pid)?;
-            let file = pidfd_getfd(&pidfd, holder.fd, PidfdGetfdFlags::empty())
-                .context(|| "pidfd_getfd of an io_uring instance".to_owned())?;
-            files.insert(entry.id, file);
-        }
-        Ok(())
-    }
-}
-
-/// Makes an instance in a husk whose other memory is in place, maps it where it was, and returns
-/// its descriptor.
-fn make(husk: &mut Tracee, vmas: &[VmaEntry], ring: &IoUring<'_>) -> Result<u64> {
-    let fd = setup(husk, ring)?;
-    let lengths = [ring.rings.len() as u64, ring.requests.len() as u64];
-    let rings = husk.call("mmap of rings", view(RemoteFd(fd), 0, lengths[0]))?;
-    let requests = husk.call("mmap of requests", view(RemoteFd(fd), OFF_SQES, lengths[1]))?;
-    advance(husk, fd, rings, ring)?;
-    husk.write(RemoteAddr(rings), ring.rings)?;
-    husk.write(RemoteAddr(requests), ring.requests)?;
-    husk.call("munmap of rings", syscall::munmap(rings..rings + lengths[0]))?;
-    husk.call("munmap of requests", syscall::munmap(requests..requests + lengths[1]))?;
-    map(husk, vmas, fd, ring.id)?;
-    register(husk, fd, ring)?;
-    Ok(fd)
-}
-
-/// Calls io_uring_setup(2) and makes sure that the kernel has laid the rings out as they were.
-fn setup(husk: &mut Tracee, ring: &IoUring<'_>) -> Result<u64> {
-    let mut params = [0; PARAMS];
-    params[PARAMS_CQ_ENTRIES..][..4].copy_from_slice(&ring.cq_entries.to_ne_bytes());
-    params[PARAMS_FLAGS..][..4].copy_from_slice(&(ring.setup | SETUP_CQSIZE).to_ne_bytes());
-    let mut batch = husk.batch();
-    let place = batch.inout(&params);
-    let made = batch.call((libc::SYS_io_uring_setup, [ring.sq_entries.into(), place.addr.0]));
-    let out = batch.run()?;
-    let fd = out.expect(made, || {
-        "io_uring_setup (it must be allowed: sysctl kernel.io_uring_disabled)".to_owned()
-    })?;
-    let same = PARAMS_OFFSETS.iter().all(|&(at, offset)| out.u32_at(place, at) == offset)
-        && out.u32_at(place, 0) == ring.sq_entries
-        && out.u32_at(place, PARAMS_CQ_ENTRIES) == ring.cq_entries;
-    match same {
-        true => Ok(fd),
-        false => Err(Error::invalid("files.img", "io_uring rings of this kernel look differently")),
-    }
-}
-
-/// Does nothing as often as the instance has answered something: requests are all zero, which
-/// stands for that.
-fn advance(husk: &mut Tracee, fd: u64, rings: u64, ring: &IoUring<'_>) -> Result<()> {
-    let wanted = word(ring.rings, 0);
-    let at_once = ring.sq_entries.min(ring.cq_entries);
-    let mut done = 0;
-    while done < wanted {
-        let count = at_once.min(wanted - done);
-        husk.write(RemoteAddr(rings + SQ_TAIL as u64), &(done + count).to_ne_bytes())?;
-        let args = [fd, count.into(), 0, 0, 0, 0];
-        let taken = husk.call("io_uring_enter", (libc::SYS_io_uring_enter, args))?;
-        let mut given = [0; 4];
-        husk.read(RemoteAddr(rings + 12), &mut given)?;
-        if taken != u64::from(count) || u32::from_ne_bytes(given) != done + count {
-            let reason = "an io_uring instance does not do nothing as often as it is asked to";
-            return Err(Error::invalid("files.img", reason));
-        }
-        done += count;
-        husk.write(RemoteAddr(rings + CQ_HEAD as u64), &done.to_ne_bytes())?;
-    }
-    Ok(())
-}
-
-/// Maps the instance where the task has it. The kernel maps it only where it likes itself: so all
-/// that it could like is taken for the moment, but for the right place.
-fn map(husk: &mut Tracee, vmas: &[VmaEntry], fd: u64, id: u32) -> Result<()> {
-    let of_it = |vma: &&VmaEntry| vma.status & status::IO_URING != 0 && vma.shmid == u64::from(id);
-    for vma in vmas.iter().filter(of_it) {
-        let what = || format!("mapping {:x}-{:x} (io_uring)", vma.start, vma.end);
-        let here = parse_maps(&proc::read(husk.pid(), "maps")?);
-        let others = elsewhere(&here, vma);
-        let fixed = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-        let mut batch = husk.batch();
-        for place in &others {
-            batch.must(syscall::mmap_anonymous(place.clone(), ProtFlags::empty(), fixed));
-        }
-        let prot = ProtFlags::from_bits_retain(vma.prot);
-        let of_ring = (RemoteFd(fd), vma.pgoff);
-        let mapped =
-            batch.must(syscall::mmap(0..vma.end - vma.start, prot, MapFlags::SHARED, of_ring));
-        for place in &others {
-            batch.must(syscall::munmap(place.clone()));
-        }
-        let out = batch.run()?;
-        if let Some((_, error)) = out.first_error() {
-            return Err(error).context(what);
-        }
-        let at = out.expect(mapped, what)?;
-        if at != vma.start {
-            let reason = format!("{}: the kernel chose {at:x}", what());
-            return Err(Error::invalid("mm", reason));
-        }
-    }
-    Ok(())
-}
-
-/// The parts of an address space where nothing is and a mapping could be, but for where it is to
-/// be.
-fn elsewhere(here: &[Mapping], wanted: &VmaEntry) -> Vec<Range<u64>> {
-    /// The lowest address that everybody may map (`vm.mmap_min_addr` as it is usual).
-    const LOWEST: u64 = 1 << 16;
-    const HIGHEST: u64 = (1 << 47) - PAGE;
-    let mut places = Vec::new();
-    let mut from = LOWEST;
-    let taken = here.iter().map(|map| (map.start, map.end)).chain([(wanted.start, wanted.end)]);
-    let mut taken: Vec<(u64, u64)> = taken.collect();
-    taken.sort_unstable();
-    let len = wanted.end - wanted.start;
-    for (start, end) in taken.into_iter().chain([(HIGHEST, HIGHEST)]) {
-        let gap = from..start.min(HIGHEST);
-        // What touches the place would make it longer.
-        let touches = gap.end == wanted.start || gap.start == wanted.end;
-        if gap.start < gap.end && (touches || gap.end - gap.start >= len) {
-            places.push(gap);
-        }
-        from = from.max(end);
-    }
-    places
-}
-
-/// Registers the buffers that the instance had.
-fn register(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
-    if ring.buffers.is_empty() {
-        return Ok(());
-    }
-    let words: Vec<u64> =
-        ring.buffers.iter().flat_map(|&(address, length)| [address, length]).collect();
-    let count = ring.buffers.len() as u64;
-    let mut batch = husk.batch();
-    if !batch.fits(words.len() * 8) {
-        return Err(Error::invalid("files.img", "an io_uring instance has too many buffers"));
-    }
-    let place = place_words(&mut batch, &words).0;
-    let done = batch.call((libc::SYS_io_uring_register, [fd, REGISTER_BUFFERS, place, count]));
-    let what = || "registering buffers with io_uring (see the limit on locked memory)".to_owned();
-    batch.run()?.expect(done, what)?;
-    Ok(())
-}
-
 /// How many calls it takes to count an instance up.
 fn calls_of(rings: &[u8], sq_entries: u32) -> u32 {
     word(rings, 0) / sq_entries
@@ -711,42 +463,6 @@ mod tests {
         let counts = Counts::parse(&FdInfo::parse(text)).unwrap();
         assert_eq!((counts.sq_entries, counts.cq_entries, counts.in_flight()), (8, 16, 2));
         assert_eq!(Counts::parse(&FdInfo::parse("SqMask:\t0xffffffff\n")), None);
-    }
-
-    #[test]
-    fn all_instances_together_are_counted_up_in_time() {
-        let instance = |id| {
-            let mut rings = vec![0; usize::try_from(rings_length(0, 1, 2)).unwrap()];
-            for at in [0, 12] {
-                rings[at..at + 4].copy_from_slice(&(MAX_CALLS / 2 + 1).to_ne_bytes());
-            }
-            let requests = vec![0; usize::try_from(requests_length(0, 1)).unwrap()];
-            let torpor_io_uring = Some(TorporIoUringEntry {
-                id,
-                sq_entries: 1,
-                cq_entries: 2,
-                rings,
-                requests,
-                ..TorporIoUringEntry::default()
-            });
-            FileEntry { id, torpor_io_uring, ..FileEntry::default() }
-        };
-        let restorer = IoUringRestorer::default();
-        restorer.load(&[instance(1)]).unwrap();
-        let error = restorer.load(&[instance(1), instance(2)]).unwrap_err().to_string();
-        assert!(error.contains("more than a restore counts up"), "{error}");
-    }
-
-    #[test]
-    fn all_is_taken_but_the_place() {
-        let text = "100000-200000 r--p 00000000 00:00 0 \n203000-204000 r--p 00000000 00:00 0 \n";
-        let wanted = VmaEntry { start: 0x300000, end: 0x302000, ..VmaEntry::default() };
-        let places = elsewhere(&parse_maps(text), &wanted);
-        let end = (1 << 47) - PAGE;
-        let all = [0x10000..0x100000, 0x200000..0x203000, 0x204000..0x300000, 0x302000..end];
-        assert_eq!(places, all);
-        let wanted = VmaEntry { start: 0x200000, end: 0x202000, ..wanted };
-        assert_eq!(elsewhere(&parse_maps(text), &wanted)[1], 0x202000..0x203000);
     }
 
     #[test]
