@@ -20,6 +20,7 @@ mod container;
 mod daemon;
 mod files;
 pub mod http;
+mod kind;
 mod marks;
 mod objects;
 mod order;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kind::{self, Group};
+
 /// How deep projects may lie in each other; GitLab has 20 groups around one.
 const MAX_DEPTH: usize = 32;
 
@@ -51,7 +53,8 @@ pub(crate) struct Spec {
     pub wait: bool,
     /// The application's own way to save its state and end.
     pub preempt_cmd: Option<String>,
-    /// Jobs of one kind share what is learned about checkpoints (default: the program).
+    /// Jobs of one kind, owner and project share what is learned about checkpoints and memory (default: the
+    /// program, and what it interprets).
     pub kind: Option<String>,
     /// The container that it is; otherwise it is a process of this machine.
     pub container: Option<Container>,
@@ -171,30 +174,22 @@ impl Limits {
 }
 
 impl Spec {
-    /// What jobs that behave alike have in common: the program, and its script if the
-    /// program is an interpreter.
+    /// What jobs that behave alike have in common: what the submitter says, or the program.
     #[must_use]
     pub(crate) fn kind(&self) -> String {
-        if let Some(kind) = &self.kind {
-            return kind.clone();
+        match (&self.kind, &self.container) {
+            (Some(kind), _) => kind.clone(),
+            (None, Some(Container::Image(image))) => format!("image {image}"),
+            (None, Some(Container::Bundle(dir))) => format!("bundle {}", dir.display()),
+            (None, None) => kind::of_command(&self.command),
         }
-        let name = |word: &String| {
-            PathBuf::from(word).file_name().map(|n| n.to_string_lossy().into_owned())
-        };
-        match &self.container {
-            Some(Container::Image(image)) => return format!("image {image}"),
-            Some(Container::Bundle(dir)) => return format!("bundle {}", dir.display()),
-            None => {}
-        }
-        let program = self.command.first().and_then(name).unwrap_or_default();
-        let script = self.command.get(1).filter(|word| !word.starts_with('-')).and_then(name);
-        const INTERPRETERS: [&str; 7] = ["sh", "bash", "dash", "python3", "python", "perl", "env"];
-        match script {
-            Some(script) if INTERPRETERS.contains(&program.as_str()) => {
-                format!("{program} {script}")
-            }
-            _ => program,
-        }
+    }
+
+    /// The jobs with which it shares what is learned.
+    #[must_use]
+    pub(crate) fn group(&self) -> Group {
+        let (owner, project) = (self.owner.clone(), self.project.clone());
+        Group { owner, project, kind: self.kind() }
     }
 
     fn check_container(&self) -> Result<(), String> {
@@ -273,7 +268,7 @@ mod tests {
     fn kinds_are_programs_or_their_scripts() {
         assert_eq!(of(&["/usr/bin/make", "fuzz"]).kind(), "make");
         assert_eq!(of(&["python3", "/x/suite.py", "-v"]).kind(), "python3 suite.py");
-        assert_eq!(of(&["sh", "-c", "true"]).kind(), "sh");
+        assert_ne!(of(&["sh", "-c", "true"]).kind(), of(&["sh", "-c", "false"]).kind());
         assert_eq!(Spec { kind: Some("mine".into()), ..of(&["true"]) }.kind(), "mine");
     }
 

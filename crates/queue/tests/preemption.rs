@@ -130,6 +130,56 @@ fn what_cannot_be_saved_is_not_tried_under_pressure() {
     assert_eq!((&preempted["means"], &preempted["to"]), (&json!("kill"), &json!(urgent)));
 }
 
+/// Two scripts of one interpreter are two kinds, and what was refused is tried again when somebody wants that.
+#[test]
+fn a_refusal_is_for_one_kind_and_is_lifted() {
+    let daemon = Daemon::start(&[]);
+    let flag = daemon.dir.path().join("traces");
+    let end = "\nwhile not os.path.exists(sys.argv[1] + '.end'): time.sleep(0.05)\nos.kill(pid, 9)";
+    // Without the flag it is as any other.
+    let script = format!(
+        "import os, sys, time\nif not os.path.exists(sys.argv[1]):\n    print('idle', flush=True)\n    \
+         time.sleep(1000)\n{TRACER}{end}"
+    );
+    let traced = ["python3", "-c", &script, flag.to_str().unwrap()];
+    std::fs::write(&flag, "").unwrap();
+    let ids = [0; 2].map(|_| daemon.submit(&[], &traced));
+    let other = daemon.submit(&[], &["python3", "-c", "import time\ntime.sleep(1000)"]);
+    ids.map(|id| daemon.wait_for_output(id, "traced"));
+    daemon.wait_for(other, "running");
+    let preempt = |id: u64, options: &[&str]| {
+        let output = daemon.queue(&[&["preempt", &id.to_string()], options].concat()).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert!(!preempt(ids[0], &["--means", "checkpoint"]).0);
+    let kind = daemon.show(ids[1])["kind"].as_str().unwrap().to_owned();
+    let known = || -> Vec<serde_json::Value> {
+        serde_json::from_str(&daemon.ok(&["refusals", "--json"])).unwrap()
+    };
+    let [one] = &known()[..] else { panic!("{:?}", known()) };
+    assert!(one["kind"] == kind && one["why"].as_str().unwrap().contains("trace"), "{one}");
+    for words in [vec!["refusals"], vec!["top"], vec!["show", &ids[1].to_string()]] {
+        assert!(daemon.ok(&words).contains("trace"), "{words:?}");
+    }
+    // Another script of the same interpreter is saved.
+    assert_eq!(preempt(other, &["--means", "checkpoint"]), (true, String::new()));
+    // A person may try it, whatever is remembered; it is lifted by hand,
+    let (done, why) = preempt(ids[1], &["--means", "checkpoint"]);
+    assert!(!done && why.contains("goes on"), "{why}");
+    assert_eq!(daemon.ok(&["refusals", "--forget", &kind]), "");
+    assert_eq!(known(), [serde_json::Value::Null; 0]);
+    let again = daemon.queue(&["refusals", "--forget", &kind]).output().unwrap();
+    assert!(String::from_utf8(again.stderr).unwrap().contains("nothing is remembered"));
+    // or by a check that succeeds.
+    assert!(!preempt(ids[1], &["--means", "checkpoint"]).0);
+    assert_eq!(known().len(), 1);
+    std::fs::remove_file(&flag).unwrap();
+    daemon.ok(&[&["check", "--after", "0", "--"], &traced[..]].concat());
+    assert_eq!(known(), [serde_json::Value::Null; 0]);
+    std::fs::write(flag.with_extension("end"), "").unwrap();
+    ids.map(|id| daemon.wait_for(id, "done"));
+}
+
 #[test]
 fn check_tries_it_beforehand() {
     let daemon = Daemon::start(&[]);

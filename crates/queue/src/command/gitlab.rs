@@ -128,7 +128,8 @@ impl Gitlab {
             labels: [(LABEL.to_owned(), variable("CI_JOB_ID").unwrap_or_default())].into(),
             project: variable("CI_PROJECT_PATH").unwrap_or_default(),
             owner: variable("GITLAB_USER_LOGIN").unwrap_or_default(),
-            kind: variable("CI_JOB_NAME"),
+            // The small steps around a script are other programs than it.
+            kind: variable("CI_JOB_NAME").map(|name| if long { name } else { format!("{name} {stage}") }),
             wait: true,
             ..job_here()?
         };

@@ -10,8 +10,8 @@ use torpor_worker::{Outcome, tell};
 
 use super::connection::{Refusal, client};
 use super::done;
-use super::submit::job_here;
 use super::wait;
+use crate::files;
 use crate::http::{Client, encode};
 use crate::spec::Spec;
 
@@ -149,6 +149,13 @@ impl Show {
             duration(&job["overhead_ms"]),
             duration(&job["lost_ms"]),
         );
+        if let Some(why) = job["refusal"]["why"].as_str() {
+            let (ago, kind) = (ago(&job["refusal"]["at"]), word(&job["kind"]));
+            say!(
+                "jobs like it cannot be saved, as was found {ago} ago: {why} (torpor queue refusals \
+                 --forget {kind:?} lets it be tried again)"
+            );
+        }
         if self.why {
             print_history(&job)?;
         }
@@ -163,6 +170,52 @@ fn print_history(job: &Value) -> Result<(), String> {
         say!("{:>9}  {:<11} {}", duration(&at), word(&event["kind"]), details(&event["data"]));
     }
     Ok(())
+}
+
+/// The time since a moment.
+fn ago(at: &Value) -> String {
+    duration(&json!(files::now() - at.as_i64().unwrap_or(0)))
+}
+
+/// `refusals`
+#[derive(Debug, Args)]
+pub struct Refusals {
+    /// Let jobs of this kind be saved again, or be tried at least; may be given several times
+    #[arg(long, value_name = "KIND")]
+    forget: Vec<String>,
+    /// Print an array of objects: kind, owner, project, why, at and version
+    #[arg(long)]
+    json: bool,
+}
+
+impl Refusals {
+    /// Lists what cannot be saved, or forgets that.
+    ///
+    /// # Errors
+    /// If the daemon does not answer, or nothing is remembered of a kind.
+    pub fn run(self) -> Result<ExitCode, Outcome> {
+        let client = client()?;
+        if !self.forget.is_empty() {
+            let mut lifted = Vec::new();
+            for kind in &self.forget {
+                let path = format!("/v1/refusals?kind={}", encode(kind));
+                let answer = client.json("DELETE", &path, b"")?;
+                lifted.extend(answer.as_array().into_iter().flatten().cloned());
+            }
+            return done(self.json, &Value::Array(lifted));
+        }
+        let all = client.json("GET", "/v1/refusals", b"")?;
+        for one in all.as_array().into_iter().flatten().filter(|_| !self.json) {
+            let of = |key: &str, name: &str| match word(&one[key]) {
+                "" => String::new(),
+                value => format!(", {name} {value}"),
+            };
+            let whose = [of("owner", "owner"), of("project", "project")].concat();
+            let (kind, why) = (word(&one["kind"]), word(&one["why"]));
+            say!("{kind}{whose}, {} ago: {why}", ago(&one["at"]));
+        }
+        done(self.json, &all)
+    }
 }
 
 /// The data of an event as `name value, name value`.
@@ -419,14 +472,11 @@ impl One {
 /// If it cannot be run, saved or brought back: the sentence says what and where.
 pub(super) fn check(
     client: &Client,
-    words: Vec<String>,
-    kind: Option<String>,
+    spec: &Spec,
     after: u64,
     json: bool,
 ) -> Result<ExitCode, Outcome> {
-    let class = "urgent".to_owned();
-    let spec = Spec { command: words, kind, class, ..job_here()? };
-    let body = serde_json::to_vec(&spec).map_err(|e| e.to_string())?;
+    let body = serde_json::to_vec(spec).map_err(|e| e.to_string())?;
     let id = client.json("POST", "/v1/jobs", &body)?["id"].as_u64();
     let id = id.ok_or_else(|| "the daemon's answer has no id".to_owned())?;
     let checked = try_out(client, id, after);

@@ -41,6 +41,9 @@ impl Top {
             mib(&machine["image_bytes"]),
             if machine["draining"] == true { ", draining" } else { "" }
         );
+        for (kind, why) in machine["refusals"].as_object().into_iter().flatten() {
+            say!("cannot be saved: {kind}: {}", why.as_str().unwrap_or(""));
+        }
         for job in machine["running"].as_array().into_iter().flatten() {
             say!(
                 "{:>6} {:<10} {:>2} slots {:>6} MiB {:>9}  {}",

@@ -52,6 +52,8 @@ pub enum QueueCommand {
     Move(jobs::Move),
     /// Try whether a command can be saved and brought back, before it matters
     Check(submit::Check),
+    /// List what was found not to be saveable, or let it be tried again
+    Refusals(jobs::Refusals),
     /// Show the machine: slots, memory, jobs that run
     Top(machine::Top),
     /// Let all jobs give way, and start no others
@@ -101,10 +103,18 @@ pub struct Shepherd {
 /// # Errors
 /// If the daemon does not answer, or refuses; what makes no sense.
 pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
-    use QueueCommand::{Adopt, Check, List, Logs, Quota, Show, Simulate, Top};
+    use QueueCommand::{Adopt, Check, List, Logs, Quota, Refusals, Show, Simulate, Top};
     if matches!(
         command,
-        Adopt(_) | Check(_) | List(_) | Logs(_) | Quota(_) | Show(_) | Simulate(_) | Top(_)
+        Adopt(_)
+            | Check(_)
+            | List(_)
+            | Logs(_)
+            | Quota(_)
+            | Refusals(_)
+            | Show(_)
+            | Simulate(_)
+            | Top(_)
     ) {
         end_with_the_reader()?;
     }
@@ -123,6 +133,7 @@ pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
         QueueCommand::Resume(one) => one.resume(),
         QueueCommand::Move(motion) => motion.run(),
         QueueCommand::Check(check) => check.run(),
+        QueueCommand::Refusals(refusals) => refusals.run(),
         QueueCommand::Top(top) => top.run(),
         QueueCommand::Drain(drain) => drain.run(),
         QueueCommand::Adopt(adopt) => adopt.run(),

@@ -83,7 +83,8 @@ pub struct Submit {
     /// The job's own way to save its state and end; its first process is $TORPOR_JOB_PID
     #[arg(long, value_name = "COMMAND")]
     preempt_cmd: Option<String>,
-    /// What jobs share what is learned about checkpoints with it [default: the program]
+    /// What jobs of its owner and project share what is learned about checkpoints and memory with it
+    /// [default: the program, and what it interprets]
     #[arg(long, value_name = "NAME")]
     kind: Option<String>,
     /// Be a container of this image of Podman's store, or of an OCI layout (oci:DIR)
@@ -249,9 +250,15 @@ pub struct Check {
     /// How long it runs before it is saved
     #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "2")]
     after: u64,
-    /// What jobs share what is learned here [default: the program]
+    /// What jobs share what is learned here [default: the program, and what it interprets]
     #[arg(long, value_name = "NAME")]
     kind: Option<String>,
+    /// Whose they are [default: $USER]
+    #[arg(long, value_name = "NAME")]
+    owner: Option<String>,
+    /// What they are for
+    #[arg(long, value_name = "NAME", default_value = "")]
+    project: String,
     /// Print an object: the size of the checkpoint, and how long it took
     #[arg(long)]
     json: bool,
@@ -266,7 +273,16 @@ impl Check {
     /// # Errors
     /// If it cannot be run, or not saved: the sentence says what and where.
     pub fn run(self) -> Result<ExitCode, Outcome> {
-        super::jobs::check(&client()?, self.command, self.kind, self.after, self.json)
+        let here = job_here()?;
+        let spec = Spec {
+            command: self.command,
+            class: "urgent".to_owned(),
+            owner: self.owner.unwrap_or(here.owner),
+            project: self.project,
+            kind: self.kind,
+            ..here
+        };
+        super::jobs::check(&client()?, &spec, self.after, self.json)
     }
 }
 

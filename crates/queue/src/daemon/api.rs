@@ -70,6 +70,10 @@ pub(super) fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> R
             let adopted = super::objects::adopt(queue, name, request.query("force") == Some("1"));
             told(adopted.map(|id| json!({ "id": id })))
         }),
+        ("GET", ["v1", "refusals"]) => {
+            Response::json(&queue.lock().refusals_of(|owner| who.may(owner)))
+        }
+        ("DELETE", ["v1", "refusals"]) => lift_refusal(queue, who, request),
         ("GET", ["v1", "quotas"]) => Response::json(&json!(queue.lock().config.rules.quotas)),
         // The names of projects have slashes in them.
         ("PUT", ["v1", "quotas", name @ ..]) => {
@@ -338,6 +342,16 @@ fn drain(queue: &Arc<Queue>, request: &Request) -> Response {
     }
 }
 
+fn lift_refusal(queue: &Queue, who: &Identity, request: &Request) -> Response {
+    let Some(kind) = request.query("kind") else {
+        return Response::problem(400, "of which kind? kind=KIND says it");
+    };
+    match asked(queue, |core| core.lift_kind(kind, |owner| who.may(owner))) {
+        Ok(lifted) => Response::json(&lifted),
+        Err(response) => response,
+    }
+}
+
 fn set_quota(queue: &Arc<Queue>, name: &str, request: &Request) -> Response {
     let quota: Quota = match serde_json::from_slice(&request.body) {
         Ok(quota) => quota,
@@ -518,15 +532,15 @@ impl Core {
             None => vec![Means::Checkpoint, Means::Command, Means::Stop],
         };
         let pressure = Pressure { memory_free: world.memory_free, memory_needed: 0 };
-        let refused = self.refusals.contains_key(&record.spec.kind());
-        // A person may try again what has failed a moment ago.
+        // A person may try again what has failed a moment ago, and by name what is said to be impossible.
+        let refused = means.is_none() && self.refusal(&record.spec).is_some();
         let facts = Facts { refused, ..view.facts };
         let possible = prices(&facts, &allowed, pressure);
         let price =
             allowed.iter().find_map(|means| possible.iter().find(|p| p.means == *means).copied());
         let Some(price) = price else {
-            let kind = record.spec.kind();
-            let why = self.refusals.get(&kind).map_or("it has no such means", |text| text);
+            let why = self.refusal_text(&record.spec);
+            let why = why.unwrap_or_else(|| "it has no such means".to_owned());
             return Err(format!("job {id} cannot give way like that: {why}"));
         };
         self.set_held(id, true);

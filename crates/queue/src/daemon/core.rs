@@ -16,9 +16,11 @@ use super::config::Config;
 use super::depot::Depot;
 use super::prepare::Preparation;
 use super::record::{Ahead, Place, Record};
+use super::refusals::Refused;
 use super::retention::Totals;
 use super::store::{Error, FORGOTTEN, Store};
 use crate::files::{self, JobDir};
+use crate::kind::Group;
 use crate::preemption::{Dirt, Speed};
 use crate::scheduler::share::Usage;
 use crate::scheduler::{JobId, Millis, Reason};
@@ -84,7 +86,7 @@ pub(super) struct Core {
     /// What projects and owners have used.
     pub usage: Usage,
     /// Why jobs of some kinds cannot be saved.
-    pub refusals: BTreeMap<String, String>,
+    pub(super) refusals: BTreeMap<Group, Refused>,
     /// Why jobs wait.
     pub reasons: BTreeMap<JobId, Reason>,
     /// Whether the machine is being drained.
@@ -156,7 +158,8 @@ impl Core {
                 name
             }
         };
-        let refusals = store.refusals()?.into_iter().collect();
+        let refusals = store.refusals()?.into_iter();
+        let refusals = refusals.filter(|(_, refused)| refused.still_counts()).collect();
         let mut core = Self {
             queue: Weak::new(),
             data,

@@ -22,6 +22,7 @@ mod pool;
 mod power;
 mod prepare;
 pub(crate) mod record;
+mod refusals;
 mod retention;
 mod runs;
 mod store;

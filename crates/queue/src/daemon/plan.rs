@@ -117,7 +117,7 @@ impl Core {
             to_save: self.to_save(record.id, memory, now),
             to_fill: self.to_fill(record.id, memory),
             unsaved_ms: u64::try_from(ran - record.saved).unwrap_or(0),
-            refused: failed || self.refusals.contains_key(&spec.kind()),
+            refused: failed || self.refusal(spec).is_some(),
             has_command: spec.preempt_cmd.is_some() && !failed,
             speed: self.speed,
         }

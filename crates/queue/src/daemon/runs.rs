@@ -144,6 +144,9 @@ impl Core {
         self.last_save.insert(id, now);
         self.speed.saved(saved.bytes, saved.took_us);
         self.note_dirt(id, saved, now);
+        if let Some(spec) = self.jobs.get(&id).map(|record| record.spec.clone()) {
+            self.was_saved(&spec);
+        }
         let Some(record) = self.jobs.get_mut(&id) else { return };
         // One that was frozen before stands still all the time, and one that is copied on write hardly.
         if record.place != Place::Stopped && saved.ended_tasks {
@@ -213,12 +216,9 @@ impl Core {
         self.last_save.insert(id, now);
         self.not_before.insert(id, now + BACK_OFF);
         let Some(record) = self.jobs.get(&id) else { return };
-        let (place, kind) = (record.place, record.spec.kind());
+        let (place, group) = (record.place, record.spec.group());
         if refused {
-            self.refusals.insert(kind.clone(), text.to_owned());
-            if let Err(e) = self.store.keep_refusal(&kind, Some(text)) {
-                self.trouble = Some(e.to_string());
-            }
+            self.refuse(group, text);
         }
         let data = json!({ "why": text, "refused": refused });
         match place {

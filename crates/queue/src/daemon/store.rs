@@ -8,7 +8,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::record::Record;
+use super::refusals::Refused;
 use super::retention::Totals;
+use crate::kind::Group;
 use crate::scheduler::{JobId, Millis};
 
 /// What can be wrong with the state.
@@ -55,7 +57,9 @@ const TABLES: &str = "
         run INTEGER NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
     CREATE INDEX IF NOT EXISTS events_of_job ON events (job, seq);
     CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-    CREATE TABLE IF NOT EXISTS kinds (name TEXT PRIMARY KEY, refusal TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS refusals (
+        owner TEXT NOT NULL, project TEXT NOT NULL, kind TEXT NOT NULL, at INTEGER NOT NULL,
+        version TEXT NOT NULL, why TEXT NOT NULL, PRIMARY KEY (owner, project, kind));
     CREATE TABLE IF NOT EXISTS keys (
         key TEXT PRIMARY KEY, body TEXT NOT NULL, job INTEGER NOT NULL, at INTEGER NOT NULL);
 ";
@@ -70,6 +74,8 @@ impl Store {
         // NORMAL would lose the last commits with the power.
         db.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")?;
         db.execute_batch(TABLES)?;
+        // Refusals of earlier versions: by kinds that were too wide, and a new version tries again.
+        db.execute_batch("DROP TABLE IF EXISTS kinds;")?;
         Ok(Self { db })
     }
 
@@ -208,25 +214,36 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be read.
-    pub(super) fn refusals(&self) -> Result<Vec<(String, String)>, Error> {
-        let mut query = self.db.prepare("SELECT name, refusal FROM kinds ORDER BY name")?;
-        let rows = query.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    pub(super) fn refusals(&self) -> Result<Vec<(Group, Refused)>, Error> {
+        let sql = "SELECT owner, project, kind, at, version, why FROM refusals";
+        let mut query = self.db.prepare(sql)?;
+        let rows = query.query_map([], |row| {
+            let group = Group { owner: row.get(0)?, project: row.get(1)?, kind: row.get(2)? };
+            Ok((group, Refused { at: row.get(3)?, version: row.get(4)?, why: row.get(5)? }))
+        })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Remembers why jobs of a kind cannot be saved, or, with `None`, that they can.
+    /// Remembers why jobs of a kind cannot be saved.
     ///
     /// # Errors
     /// If the database cannot be written to.
-    pub(super) fn keep_refusal(&self, kind: &str, refusal: Option<&str>) -> Result<(), Error> {
-        match refusal {
-            Some(text) => {
-                let sql = "INSERT INTO kinds (name, refusal) VALUES (?1, ?2)
-                           ON CONFLICT (name) DO UPDATE SET refusal = ?2";
-                self.db.execute(sql, params![kind, text])?
-            }
-            None => self.db.execute("DELETE FROM kinds WHERE name = ?1", [kind])?,
-        };
+    pub(super) fn keep_refusal(&self, group: &Group, refused: &Refused) -> Result<(), Error> {
+        let Group { owner, project, kind } = group;
+        let Refused { at, version, why } = refused;
+        let sql = "INSERT OR REPLACE INTO refusals (owner, project, kind, at, version, why)
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+        self.db.execute(sql, params![owner, project, kind, at, version, why])?;
+        Ok(())
+    }
+
+    /// Forgets why jobs of a kind cannot be saved.
+    ///
+    /// # Errors
+    /// If the database cannot be written to.
+    pub(super) fn lift_refusal(&self, group: &Group) -> Result<(), Error> {
+        let sql = "DELETE FROM refusals WHERE owner = ?1 AND project = ?2 AND kind = ?3";
+        self.db.execute(sql, params![group.owner, group.project, group.kind])?;
         Ok(())
     }
 }

@@ -60,12 +60,11 @@ impl Core {
         if let Some(elsewhere) = record.elsewhere() {
             return Err(elsewhere);
         }
-        let kind = record.spec.kind();
-        if record.place == Place::Running
-            && let Some(why) = self.refusals.get(&kind)
-        {
+        let (running, spec) = (record.place == Place::Running, record.spec.clone());
+        if let Some(why) = self.refusal_text(&spec).filter(|_| running) {
             return Err(format!("job {id} cannot be saved: {why}"));
         }
+        let record = self.jobs.get_mut(&id).ok_or("there is no such job")?;
         let key = format!("{}-{id}-{}", self.name, record.next_checkpoint);
         let live = live && matches!(record.place, Place::Starting | Place::Waking | Place::Running);
         let machine = machine.to_owned();

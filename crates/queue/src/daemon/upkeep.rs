@@ -203,7 +203,7 @@ impl Core {
             || self.saving.contains(&id)
             || failed
             || self.ending.contains_key(&id)
-            || self.refusals.contains_key(&record.spec.kind())
+            || self.refusal(&record.spec).is_some()
             || self.config.images.is_some_and(|most| self.image_bytes() >= most)
         {
             return;
@@ -241,7 +241,7 @@ impl Core {
             || !means.contains(&Means::Checkpoint)
             || failed
             || self.saving.contains(&id)
-            || self.refusals.contains_key(&record.spec.kind())
+            || self.refusal(&record.spec).is_some()
         {
             return;
         }

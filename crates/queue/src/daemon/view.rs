@@ -1,6 +1,6 @@
 //! Jobs as clients see them.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::core::Core;
 use super::record::{Place, Record};
@@ -64,6 +64,8 @@ impl Core {
         value["overhead_ms"] = json!(record.overhead);
         value["lost_ms"] = json!(record.lost);
         value["held"] = json!(record.held);
+        value["kind"] = json!(record.spec.kind());
+        value["refusal"] = json!(self.refusal(&record.spec));
         let input = std::fs::metadata(self.dir(record.id).stdin());
         value["input_bytes"] = json!(input.map_or(0, |meta| meta.len()));
         value["failures"] = json!(record.failures);
@@ -132,6 +134,9 @@ impl Core {
                 })
             })
             .collect();
+        let refused = self.refusals.iter().filter(|(group, _)| may_see(&group.owner));
+        let refusals: Map<String, Value> =
+            refused.map(|(group, refused)| (group.kind.clone(), json!(refused.why))).collect();
         let used: u32 = self
             .jobs
             .values()
@@ -151,7 +156,7 @@ impl Core {
             "pool": self.config.pool.keys().collect::<Vec<_>>(),
             "usage": self.usage,
             "rules": self.config.rules,
-            "refusals": self.refusals,
+            "refusals": refusals,
             "trouble": self.trouble,
             "running": running,
         })
