@@ -1,7 +1,7 @@
 //! What can be asked over HTTP; described for clients in `openapi.json`.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::access::Identity;
 use super::core::{Core, Queue, Refusal, Undone};
 use super::follow::Follow;
 use super::record::{Place, Record};
-use crate::files;
+use crate::files::{self, JobDir};
 use crate::http::{Body, Request, Response};
 use crate::preemption::{Facts, Means, Pressure, prices};
 use crate::scheduler::share::Quota;
@@ -247,25 +247,12 @@ fn stream(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
 /// after a failure counts once.
 fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
     let dir = queue.lock().dir(id);
-    let add = || -> io::Result<bool> {
-        let mut options = OpenOptions::new();
-        let file = options.create(true).write(true).truncate(false).open(dir.stdin())?;
-        let at = request.number("at").unwrap_or(0);
-        if at > file.metadata()?.len() {
-            return Ok(false);
-        }
-        file.write_all_at(&request.body, at)?;
-        if request.query("end") == Some("1") {
-            fs::write(dir.stdin_end(), "")?;
-        }
-        Ok(true)
-    };
-    let added = add();
+    let at = request.number("at").unwrap_or(0);
+    let added = keep_input(&dir, at, &request.body, request.query("end") == Some("1"));
     let away = queue.lock().away(id);
     if let (Ok(true), Some((client, there))) = (&added, away) {
         let path = format!(
-            "/v1/jobs/{there}/stdin?at={}&end={}",
-            request.number("at").unwrap_or(0),
+            "/v1/jobs/{there}/stdin?at={at}&end={}",
             request.query("end").unwrap_or("0")
         );
         // The client sends again what is not there.
@@ -278,6 +265,26 @@ fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
         Ok(false) => Response::problem(409, "something before this is missing"),
         Err(e) => Response::problem(500, &format!("keep the input: {e}")),
     }
+}
+
+/// Writes a part of a job's standard input: what is acknowledged is on stable storage. Says whether all
+/// before it is there.
+fn keep_input(dir: &JobDir, at: u64, part: &[u8], is_last: bool) -> io::Result<bool> {
+    let mut options = OpenOptions::new();
+    let file = options.create(true).write(true).truncate(false).open(dir.stdin())?;
+    if at > file.metadata()?.len() {
+        return Ok(false);
+    }
+    file.write_all_at(part, at)?;
+    file.sync_all()?;
+    if is_last {
+        File::create(dir.stdin_end())?.sync_all()?;
+    }
+    // Its name, or that of its end, may be new.
+    if at == 0 || is_last {
+        files::sync_dir(dir.path())?;
+    }
+    Ok(true)
 }
 
 fn cancel(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {

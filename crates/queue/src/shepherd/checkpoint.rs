@@ -64,6 +64,12 @@ pub(crate) fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
     for stream in [dir.out(), dir.err()] {
         fs::File::open(stream)?.sync_all()?;
     }
+    // What the job has read of its input may not be acknowledged yet.
+    match fs::File::open(dir.stdin()) {
+        Ok(input) => input.sync_all()?,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
+    }
     digests::take(dir, seq)?;
     files::sync_tree(&place)?;
     files::sync_dir(dir.path())?;
