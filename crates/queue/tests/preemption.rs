@@ -33,6 +33,22 @@ fn an_urgent_job_displaces_a_long_one_by_each_means() {
     }
 }
 
+/// Who names no memory may need all that there is: only who is known to need none of it lets others keep theirs.
+#[test]
+fn who_names_no_memory_is_made_room_for() {
+    for (usual, means) in [(0_u64, "stop"), (1 << 60, "checkpoint")] {
+        let daemon = Daemon::configured(&json!({ "usual_memory": usual }), &["--slots", "1"]);
+        let long = daemon.submit(&["--class", "batch"], &["sleep", "1000"]);
+        daemon.wait_for(long, "running");
+        let urgent = daemon.submit(&["--class", "urgent"], &["sleep", "1000"]);
+        daemon.wait_for(urgent, "running");
+        let events = daemon.show(long)["events"].clone();
+        let mut events = events.as_array().unwrap().iter();
+        let preempted = events.find(|event| event["kind"] == "preempted").unwrap();
+        assert_eq!(preempted["data"]["means"], means);
+    }
+}
+
 #[test]
 fn priority_alone_displaces_and_equals_do_not() {
     let daemon = Daemon::start(&["--slots", "1"]);
@@ -145,7 +161,7 @@ fn a_refusal_is_for_one_kind_and_is_lifted() {
     std::fs::write(&flag, "").unwrap();
     let ids = [0; 2].map(|_| daemon.submit(&[], &traced));
     let other = daemon.submit(&[], &["python3", "-c", "import time\ntime.sleep(1000)"]);
-    ids.map(|id| daemon.wait_for_output(id, "traced"));
+    ids.iter().for_each(|&id| daemon.wait_for_output(id, "traced"));
     daemon.wait_for(other, "running");
     let preempt = |id: u64, options: &[&str]| {
         let output = daemon.queue(&[&["preempt", &id.to_string()], options].concat()).output().unwrap();
@@ -177,7 +193,7 @@ fn a_refusal_is_for_one_kind_and_is_lifted() {
     daemon.ok(&[&["check", "--after", "0", "--"], &traced[..]].concat());
     assert_eq!(known(), [serde_json::Value::Null; 0]);
     std::fs::write(flag.with_extension("end"), "").unwrap();
-    ids.map(|id| daemon.wait_for(id, "done"));
+    ids.iter().for_each(|&id| drop(daemon.wait_for(id, "done")));
 }
 
 #[test]

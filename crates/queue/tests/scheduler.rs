@@ -13,9 +13,11 @@ mod common;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use torpor_queue::preemption::{EXEMPT_FACTOR, Means};
+use torpor_queue::preemption::{EXEMPT_FACTOR, Facts, Means, Speed};
 use torpor_queue::scheduler::simulation::{Fate, Machine, Task};
-use torpor_queue::scheduler::{Class, Guarantee, Millis, Rules, share};
+use torpor_queue::scheduler::{
+    Action, Class, Guarantee, Job, JobId, Millis, Phase, Rules, World, decide, share,
+};
 
 const SECOND: Millis = 1000;
 const HOUR: Millis = 3600 * SECOND;
@@ -155,6 +157,60 @@ fn where_memory_is_short_it_is_checkpointed_and_else_stopped() {
         let (_, _, price) = &found[0].spells[0];
         assert_eq!(price.unwrap().means, means);
     }
+}
+
+/// What a job does not say is estimated: that decides between means, but nobody is killed for it.
+#[test]
+fn who_names_no_memory_is_thought_to_need_some() {
+    let job = |id: JobId, class: &str, phase: Phase, refused: bool| Job {
+        id,
+        class: class.to_owned(),
+        priority: 0,
+        owner: String::new(),
+        project: String::new(),
+        slots: 1,
+        submitted: 0,
+        phase,
+        since: 0,
+        held: None,
+        remaining: None,
+        deadline: None,
+        guaranteed: None,
+        in_memory: false,
+        has_images: false,
+        memory_wanted: 0,
+        memory_expected: 2 * GIB,
+        facts: Facts {
+            memory: GIB,
+            to_save: GIB,
+            to_fill: GIB,
+            unsaved_ms: 1000,
+            refused,
+            has_command: false,
+            speed: Speed::default(),
+        },
+    };
+    let chosen = |memory_free: u64, memory_wanted: u64, refused: bool| {
+        let urgent = Job { memory_wanted, ..job(2, "urgent", Phase::Waiting, false) };
+        let world = World {
+            now: HOUR,
+            slots: 1,
+            memory_free,
+            draining: false,
+            rules: rules(),
+            usage: share::Usage::default(),
+            jobs: vec![job(1, "long", Phase::Running, refused), urgent],
+        };
+        match &decide(&world).actions[..] {
+            [Action::GiveWay { job: 1, to: Some(2), price }] => price.means,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(chosen(3 * GIB, 0, false), Means::Stop);
+    assert_eq!(chosen(GIB, 0, false), Means::Checkpoint);
+    // It cannot be saved: for what is only thought it is not killed.
+    assert_eq!(chosen(GIB, 0, true), Means::Stop);
+    assert_eq!(chosen(GIB, 2 * GIB, true), Means::Kill);
 }
 
 #[test]

@@ -40,6 +40,9 @@ pub(crate) struct Config {
     /// What a job may write that names no limit itself: bytes, or a part of what is free when it starts
     /// (default: "25%"; no limit if it is null).
     pub default_disk: Option<Room>,
+    /// Bytes of memory that a job is thought to use for each of its slots while nobody knows (default: half
+    /// of the machine's memory, shared by all slots).
+    pub usual_memory: Option<u64>,
     /// Bytes of memory that are never given to jobs.
     pub memory_reserve: u64,
     /// Milliseconds after which a job ends whose `--wait` has vanished.
@@ -75,6 +78,7 @@ impl Default for Config {
             sink_after: 60_000,
             pids: Some(4096),
             default_disk: Some(Room::OfFree(Percent::new(25))),
+            usual_memory: None,
             memory_reserve: 256 << 20,
             orphan_after: 60_000,
             grace: 10_000,

@@ -14,6 +14,7 @@ use torpor_worker::tell;
 
 use super::config::Config;
 use super::depot::Depot;
+use super::memory::Peaks;
 use super::prepare::Preparation;
 use super::record::{Ahead, Place, Record};
 use super::refusals::Refused;
@@ -85,6 +86,8 @@ pub(super) struct Core {
     pub speed: Speed,
     /// What projects and owners have used.
     pub usage: Usage,
+    /// What jobs have been seen to hold of memory.
+    pub(super) peaks: Peaks,
     /// Why jobs of some kinds cannot be saved.
     pub(super) refusals: BTreeMap<Group, Refused>,
     /// Why jobs wait.
@@ -158,6 +161,7 @@ impl Core {
                 name
             }
         };
+        let peaks = Peaks::read(&store)?;
         let refusals = store.refusals()?.into_iter();
         let refusals = refusals.filter(|(_, refused)| refused.still_counts()).collect();
         let mut core = Self {
@@ -169,6 +173,7 @@ impl Core {
             links: BTreeMap::new(),
             speed,
             usage,
+            peaks,
             refusals,
             reasons: BTreeMap::new(),
             draining,

@@ -14,6 +14,7 @@ mod import;
 mod lease;
 mod link;
 mod listen;
+mod memory;
 mod metrics;
 mod objects;
 mod plan;

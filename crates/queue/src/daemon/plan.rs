@@ -59,7 +59,7 @@ impl Core {
         World {
             now,
             slots: self.config.slots(),
-            memory_free: memory_free().saturating_sub(self.config.memory_reserve),
+            memory_free: self.memory_free(),
             draining: self.draining,
             rules: self.config.rules.clone(),
             usage,
@@ -99,6 +99,7 @@ impl Core {
             in_memory,
             has_images: record.durable.is_some(),
             memory_wanted: spec.limits.memory.unwrap_or(0),
+            memory_expected: self.memory_expected(record),
             facts: self.facts(record, phase, ran, now),
         }
     }
@@ -276,14 +277,6 @@ fn remaining(ran: Millis, estimate: Option<Millis>, limit: Option<Millis>) -> Op
     let (estimate, limit) = (estimate.map(left), limit.map(left));
     let sooner = estimate.into_iter().chain(limit).filter(|&left| left > 0).min();
     sooner.or(estimate).or(limit)
-}
-
-/// Bytes of memory that could be used.
-fn memory_free() -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.unwrap_or(0) << 10
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ impl Core {
             self.preempt_if_held(id, now);
             self.transfer_if_ready(id);
         }
+        self.watch_memory();
         self.make_room();
         self.tend_store(now);
     }
@@ -231,13 +232,14 @@ impl Core {
         self.order(id, &order);
     }
 
-    /// Turns a job that was frozen for long into a checkpoint, which needs no memory.
+    /// Turns a job into a checkpoint, which needs no memory, that was frozen for long, or at once where memory
+    /// becomes short.
     fn sink_if_due(&mut self, id: JobId, now: Millis) {
         let Some(record) = self.live(id) else { return };
         let means = &self.class_of(&record.spec.class).means;
         let failed = self.not_before.get(&id).is_some_and(|&until| now < until);
         if record.place != Place::Stopped
-            || now - record.since < self.config.sink_after
+            || now - record.since < self.config.sink_after && self.memory_free() > 0
             || !means.contains(&Means::Checkpoint)
             || failed
             || self.saving.contains(&id)

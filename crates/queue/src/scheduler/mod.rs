@@ -188,6 +188,8 @@ pub struct Job {
     pub has_images: bool,
     /// Bytes that it may use, as it was submitted.
     pub memory_wanted: u64,
+    /// Bytes that it is thought to use: those, or what jobs like it have used.
+    pub memory_expected: u64,
     /// What is known about letting it give way.
     pub facts: Facts,
 }
@@ -418,7 +420,7 @@ impl<'w> Table<'w> {
         self.free -= i64::from(job.slots);
         self.held.add(job);
         if !job.in_memory {
-            self.memory_free = self.memory_free.saturating_sub(job.memory_wanted);
+            self.memory_free = self.memory_free.saturating_sub(job.memory_expected);
         }
         let guaranteed = candidate.due.then(|| self.world.now + self.protection(job));
         self.plan.actions.push(Action::Run { job: job.id, guaranteed });

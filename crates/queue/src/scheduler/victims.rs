@@ -28,7 +28,6 @@ pub(super) fn find(
     memory_free: u64,
 ) -> Victims {
     let taker = &world.jobs[candidate.index];
-    let needed = if taker.in_memory { 0 } else { taker.memory_wanted };
     let running =
         world.jobs.iter().filter(|job| job.phase == Phase::Running && !leaving.contains(&job.id));
     let mut found = Victims::default();
@@ -38,9 +37,7 @@ pub(super) fn find(
         if !outranks(world, candidate, job) {
             continue;
         }
-        let means = &world.class(job).means;
-        let pressure = Pressure { memory_free, memory_needed: needed };
-        let Some(price) = preemption::choose(&job.facts, means, pressure) else { continue };
+        let Some(price) = price_for(world, taker, job, memory_free) else { continue };
         // A job that begins again each time that it is another's turn is never done.
         let above = !candidate.due && candidate.level > order::level(world, job);
         if price.means == Means::Kill && !above {
@@ -59,6 +56,18 @@ pub(super) fn find(
     });
     found.chosen = fewest(able, missing);
     found
+}
+
+/// What it costs to let `job` give way to `taker`. What that is only thought to need decides between means,
+/// but nobody is killed for it, and nobody waits.
+fn price_for(world: &World, taker: &Job, job: &Job, memory_free: u64) -> Option<Price> {
+    let means = &world.class(job).means;
+    let of = |means: &[Means], needed: u64| {
+        let memory_needed = if taker.in_memory { 0 } else { needed };
+        preemption::choose(&job.facts, means, Pressure { memory_free, memory_needed })
+    };
+    let gentle: Vec<Means> = means.iter().copied().filter(|&means| means != Means::Kill).collect();
+    of(&gentle, taker.memory_expected).or_else(|| of(means, taker.memory_wanted))
 }
 
 /// Takes from the front until there are enough slots, and puts back, from the most

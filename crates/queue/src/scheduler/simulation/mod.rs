@@ -278,6 +278,7 @@ impl Machine {
             in_memory: state.in_memory,
             has_images: false,
             memory_wanted: task.memory,
+            memory_expected: task.memory,
             facts: Facts {
                 memory: task.memory,
                 to_save: task.memory,
