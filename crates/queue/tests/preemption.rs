@@ -164,7 +164,8 @@ fn a_refusal_is_for_one_kind_and_is_lifted() {
     ids.iter().for_each(|&id| daemon.wait_for_output(id, "traced"));
     daemon.wait_for(other, "running");
     let preempt = |id: u64, options: &[&str]| {
-        let output = daemon.queue(&[&["preempt", &id.to_string()], options].concat()).output().unwrap();
+        let output =
+            daemon.queue(&[&["preempt", &id.to_string()], options].concat()).output().unwrap();
         (output.status.success(), String::from_utf8(output.stderr).unwrap())
     };
     assert!(!preempt(ids[0], &["--means", "checkpoint"]).0);

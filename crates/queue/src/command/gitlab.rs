@@ -129,7 +129,8 @@ impl Gitlab {
             project: variable("CI_PROJECT_PATH").unwrap_or_default(),
             owner: variable("GITLAB_USER_LOGIN").unwrap_or_default(),
             // The small steps around a script are other programs than it.
-            kind: variable("CI_JOB_NAME").map(|name| if long { name } else { format!("{name} {stage}") }),
+            kind: variable("CI_JOB_NAME")
+                .map(|name| if long { name } else { format!("{name} {stage}") }),
             wait: true,
             ..job_here()?
         };

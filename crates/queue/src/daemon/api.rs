@@ -251,10 +251,8 @@ fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
     let added = keep_input(&dir, at, &request.body, request.query("end") == Some("1"));
     let away = queue.lock().away(id);
     if let (Ok(true), Some((client, there))) = (&added, away) {
-        let path = format!(
-            "/v1/jobs/{there}/stdin?at={at}&end={}",
-            request.query("end").unwrap_or("0")
-        );
+        let path =
+            format!("/v1/jobs/{there}/stdin?at={at}&end={}", request.query("end").unwrap_or("0"));
         // The client sends again what is not there.
         if let Err(refusal) = client.json("PUT", &path, &request.body) {
             return Response::problem(500, &refusal.to_string());
