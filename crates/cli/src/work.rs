@@ -172,7 +172,7 @@ fn images(settings: &Settings) -> Result<ImageDir, Failure> {
 pub fn dedup(settings: &Settings) -> Result<Freed, Failure> {
     let mut images = images(settings)?;
     torpor_engine::seal::open(&mut images, &settings.engine)?;
-    let bytes = torpor_engine::dedup::dedup(&images, &settings.engine)?;
+    let bytes = torpor_engine::dedup::dedup_named(&images, &settings.engine)?;
     tracing::info!("Freed {bytes} bytes of pages");
     Ok(Freed { bytes })
 }

@@ -63,12 +63,24 @@ pub fn dedup(images: &ImageDir, opts: &Options) -> Result<u64> {
     Ok(freed)
 }
 
+/// The same for images that somebody has named: what this host has made loses nothing by what it has not.
+///
+/// # Errors
+/// As [`dedup`]; [`Error::Usage`] for such images.
+///
+/// [`Error::Usage`]: crate::Error::Usage
+pub fn dedup_named(images: &ImageDir, opts: &Options) -> Result<u64> {
+    crate::host::check_chain(opts, images)?;
+    dedup(images, opts)
+}
+
 /// Punches out all pages of `images` and its parents, which have been restored. Returns
 /// how many bytes that are.
 ///
 /// # Errors
-/// As [`dedup`].
-pub fn free(images: &ImageDir) -> Result<u64> {
+/// As [`dedup_named`].
+pub fn free(images: &ImageDir, opts: &Options) -> Result<u64> {
+    crate::host::check_chain(opts, images)?;
     let everything: HeldPages = std::iter::once(0..u64::MAX).collect();
     let mut freed = 0;
     let mut parent = None;
@@ -282,7 +294,7 @@ mod tests {
         let at = |name: &str| top.path().join(name);
         dump(&at("1"), None, &[(10, 2, false)], 1);
         dump(&at("2"), Some("../1"), &[(10, 1, true), (11, 1, false)], 2);
-        assert_eq!(free(&ImageDir::open(at("2")).unwrap()).unwrap(), 3 * PAGE);
+        assert_eq!(free(&ImageDir::open(at("2")).unwrap(), &Options::default()).unwrap(), 3 * PAGE);
         assert_eq!((pages(&at("1")), pages(&at("2"))), (vec![0, 0], vec![0]));
     }
 
@@ -352,7 +364,7 @@ mod tests {
             stretch.read(page * PAGE, &mut bytes).unwrap();
             assert_eq!(bytes, [fill; 4096], "{page}");
         }
-        assert_eq!(free(&lower).unwrap(), stored.len() as u64);
+        assert_eq!(free(&lower, &Options::default()).unwrap(), stored.len() as u64);
     }
 
     #[test]

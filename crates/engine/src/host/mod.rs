@@ -11,6 +11,8 @@
 mod key;
 mod pages;
 
+use std::path::Path;
+
 use aws_lc_rs::digest::{self, SHA256};
 use aws_lc_rs::hmac::{self, Key};
 use aws_lc_rs::rand;
@@ -19,7 +21,7 @@ use torpor_images::proto::InventoryEntry;
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_kernel::parallel;
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::options::Options;
 
 pub(crate) use self::pages::{Claim, Remark};
@@ -62,7 +64,7 @@ impl Mark {
 /// # Errors
 /// If the kernel has no random bytes.
 pub(crate) fn begin(opts: &Options, images: &mut ImageDir) -> Result<()> {
-    let Some(path) = &opts.trust.host_key else { return Ok(()) };
+    let Some(path) = own_key(opts) else { return Ok(()) };
     match key::load(path).or_else(|_| key::make(path)) {
         Ok(key) => {
             images.keep_digests();
@@ -76,6 +78,11 @@ pub(crate) fn begin(opts: &Options, images: &mut ImageDir) -> Result<()> {
     }
 }
 
+/// The key by which a dump marks its images. Pages of a lazy one come from whoever answers for it, later.
+fn own_key(opts: &Options) -> Option<&Path> {
+    opts.trust.host_key.as_deref().filter(|_| !opts.memory.lazy)
+}
+
 /// Gives a new inventory the mark of this host, if the host has a key.
 ///
 /// # Errors
@@ -85,7 +92,7 @@ pub(crate) fn mark(
     images: &ImageDir,
     inventory: &mut InventoryEntry,
 ) -> Result<()> {
-    let Some(path) = &opts.trust.host_key else { return Ok(()) };
+    let Some(path) = own_key(opts) else { return Ok(()) };
     let Ok(key) = key::load(path) else { return Ok(()) };
     let checkpoint = match images.page_sums() {
         Some(sums) => *sums.label(),
@@ -149,6 +156,36 @@ pub(crate) fn claim(
         inventory = parent.inventory()?;
         dir = Some(parent);
     }
+}
+
+/// Refuses to change what images build on that this host has made if it has not made these: whoever can make a link
+/// could have pages taken out of anybody's checkpoint.
+///
+/// # Errors
+/// The refusal; images that cannot be read.
+pub(crate) fn check_chain(opts: &Options, images: &ImageDir) -> Result<()> {
+    let key = opts.trust.host_key.as_ref().and_then(|path| key::load(path).ok());
+    let Some(key) = key else { return Ok(()) };
+    let is_own = |layer: &ImageDir| match layer.has(kind::INVENTORY, 0)? {
+        true => {
+            verified(&key, layer, &layer.inventory()?, opts.memory.workers()).map(|m| m.is_some())
+        }
+        false => Ok(false),
+    };
+    let mut below = images.parent()?;
+    let (mut dir, mut own) = (images.path().to_owned(), is_own(images)?);
+    while let Some(parent) = below {
+        let is_parent_own = is_own(&parent)?;
+        if is_parent_own && !own {
+            let (parent, dir) = (parent.path().display(), dir.display());
+            return Err(Error::Usage(format!(
+                "{parent}: this host has made these images, and not those that build on them, in {dir}: their \
+                 pages stay (with --host-key none they would not)"
+            )));
+        }
+        (own, dir, below) = (is_parent_own, parent.path().to_owned(), parent.parent()?);
+    }
+    Ok(())
 }
 
 /// The mark of an inventory, if it is this host's and fits the images.
@@ -219,8 +256,6 @@ fn digest(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::path::Path;
-
     use super::key::{load, make};
     use super::*;
     use crate::options::Trust;
@@ -382,6 +417,40 @@ mod tests {
             std::fs::rename(at("other"), at("1")).unwrap();
             assert!(is_own(opts, &at("1")) && !is_own(opts, &at("2")));
         }
+    }
+
+    /// A link that anybody can make does not lead dedup to what this host has made.
+    #[test]
+    fn strangers_take_nothing_out_of_what_this_host_has_made() {
+        let temp = tempfile::tempdir().unwrap();
+        let opts = &with(Some(&temp.path().join("host.key")));
+        let at = |name: &str| temp.path().join(name);
+        let check = |name: &str| check_chain(opts, &ImageDir::open(at(name)).unwrap());
+        dump(opts, &at("1"), None, None);
+        dump(opts, &at("own"), Some(Path::new("../1")), None);
+        dump(&with(None), &at("foreign"), Some(Path::new("../1")), None);
+        dump(opts, &at("upon"), Some(Path::new("../foreign")), None);
+        check("own").unwrap();
+        for name in ["foreign", "upon"] {
+            let error = check(name).unwrap_err().to_string();
+            assert!(error.contains("/1: this host has made these images"), "{error}");
+            let error = crate::dedup::free(&ImageDir::open(at(name)).unwrap(), opts).unwrap_err();
+            assert!(error.to_string().contains("their pages stay"), "{error}");
+        }
+        assert!(is_own(opts, &at("own")));
+        check_chain(&with(None), &ImageDir::open(at("foreign")).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn what_a_lazy_dump_leaves_is_nobodys() {
+        let temp = tempfile::tempdir().unwrap();
+        let key = temp.path().join("host.key");
+        let mut lazy = with(Some(&key));
+        lazy.memory.lazy = true;
+        dump(&lazy, &temp.path().join("lazy"), None, None);
+        dump(&with(Some(&key)), &temp.path().join("whole"), None, None);
+        let own = |name: &str| is_own(&with(Some(&key)), &temp.path().join(name));
+        assert!(own("whole") && !own("lazy"));
     }
 
     #[test]

@@ -293,7 +293,7 @@ fn free(opts: &Options, images: &ImageDir) {
     if !opts.memory.auto_dedup {
         return;
     }
-    match crate::dedup::free(images) {
+    match crate::dedup::free(images, opts) {
         Ok(freed) => tracing::info!("Freed {freed} bytes of restored pages"),
         Err(error) => tracing::warn!("{error}"),
     }

@@ -30,6 +30,8 @@ use crate::options::PageServer;
 const BUFFER: usize = 64 * 1024;
 /// After so long without a word the other end is asked whether it is there.
 const SILENCE: Duration = Duration::from_secs(10);
+/// For so long a page server may take to answer the first question.
+const ANSWER: Duration = Duration::from_secs(30);
 /// Clients that may be connected at once before one of them asks for something.
 const PEERS: usize = 64;
 /// Clients that may wait to be accepted.
@@ -138,21 +140,31 @@ impl Connection {
     /// Asks whether the other end is Torpor's as well: not CRIU's, which does not notice.
     ///
     /// # Errors
-    /// If the other end is gone, or gives no answer.
+    /// If the other end is gone, or gives no answer for [`ANSWER`].
     pub fn is_torpor(&mut self) -> Result<bool> {
+        self.is_torpor_within(ANSWER)
+    }
+
+    pub(super) fn is_torpor_within(&mut self, patience: Duration) -> Result<bool> {
         let mut answer = [0; 4];
+        self.expect_words_within(Some(patience))?;
         let ask = Command::bare(Op::Parent, Some(ASK)).send(self);
         let asked = ask.and_then(|()| self.flush()).and_then(|()| self.read_exact(&mut answer));
+        if asked.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            let silent = format!("the page server does not answer for {} s", patience.as_secs());
+            return Err(Error::Peer(silent));
+        }
         asked.context(|| "asking what the other end is".to_owned())?;
+        self.expect_words_within(None)?;
         Ok(i32::from_le_bytes(answer) == YES)
     }
 
-    /// From now on reading fails when the other end says nothing for so long.
+    /// From now on reading fails when the other end says nothing for so long; it waits without end if that is none.
     ///
     /// # Errors
     /// If the kernel refuses the time.
-    pub fn expect_words_within(&self, patience: Duration) -> Result<()> {
-        sockopt::set_socket_timeout(self, sockopt::Timeout::Recv, Some(patience))
+    pub fn expect_words_within(&self, patience: Option<Duration>) -> Result<()> {
+        sockopt::set_socket_timeout(self, sockopt::Timeout::Recv, patience)
             .context(|| "setsockopt".to_owned())
     }
 

@@ -48,7 +48,7 @@ pub(super) fn serve_within(
     }
     let (mut connection, first) = listener.accept_first()?;
     if listener.goes_on() {
-        connection.expect_words_within(patience)?;
+        connection.expect_words_within(Some(patience))?;
     }
     drop(listener);
     let mut receiver = Receiver::new(&images)?;

@@ -373,7 +373,7 @@ impl<'a> Restore<'a> {
         if !self.opts.memory.auto_dedup || self.lazy.any() {
             return;
         }
-        match crate::dedup::free(&self.images) {
+        match crate::dedup::free(&self.images, self.opts) {
             Ok(freed) => tracing::info!("Freed {freed} bytes of restored pages"),
             Err(error) => tracing::warn!("{error}"),
         }

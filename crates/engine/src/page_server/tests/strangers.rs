@@ -202,6 +202,17 @@ fn a_client_that_falls_silent_is_let_go() {
     }
 }
 
+/// A page server that takes a connection and says nothing does not keep a dump waiting.
+#[test]
+fn a_silent_server_is_given_up() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let to = PageServer { socket: Some(Arc::new(ours.into())), ..PageServer::default() };
+    let mut connection = Connection::connect(&to).unwrap();
+    let given_up = connection.is_torpor_within(Duration::from_millis(20)).unwrap_err();
+    assert!(given_up.to_string().contains("the page server does not answer for"), "{given_up}");
+    drop(theirs);
+}
+
 /// Who says nothing, and who says a byte now and then, is let go when its time is over: the
 /// other end stays open all the while.
 #[test]
