@@ -145,13 +145,28 @@ pub(crate) fn sync_tree(dir: &Path) -> io::Result<()> {
 /// # Errors
 /// If the content is not JSON, or the file cannot be written, synced or renamed.
 pub(crate) fn write_stable(path: &Path, content: &impl Serialize) -> io::Result<()> {
+    let (fresh, file) = write_beside(path, content)?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// Writes a file that is there whole, or as it was before, unless power is lost.
+///
+/// # Errors
+/// If the content is not JSON, or the file cannot be written or renamed.
+pub(crate) fn write_whole(path: &Path, content: &impl Serialize) -> io::Result<()> {
+    let (fresh, _) = write_beside(path, content)?;
+    fs::rename(&fresh, path)
+}
+
+/// Writes what is to take the place of a file.
+fn write_beside(path: &Path, content: &impl Serialize) -> io::Result<(PathBuf, File)> {
     let fresh = path.with_extension("new");
     let mut options = File::options();
     let mut file = options.create(true).write(true).truncate(true).mode(0o600).open(&fresh)?;
     file.write_all(&serde_json::to_vec(content)?)?;
-    file.sync_all()?;
-    fs::rename(&fresh, path)?;
-    path.parent().map_or(Ok(()), sync_dir)
+    Ok((fresh, file))
 }
 
 /// Bytes that the files in a directory and below take, but for those with an inode in `seen`,

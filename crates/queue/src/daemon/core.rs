@@ -25,6 +25,7 @@ use crate::kind::Group;
 use crate::preemption::{Dirt, Speed};
 use crate::scheduler::share::Usage;
 use crate::scheduler::{JobId, Millis, Reason};
+use crate::shepherd;
 use crate::shepherd::message::{self, Exit, LOST, Order};
 use crate::spec::Spec;
 
@@ -198,8 +199,20 @@ impl Core {
             trouble: None,
             unkept: BTreeSet::new(),
         };
+        core.make_dirs_again();
         core.read_pieces();
         Ok(core)
+    }
+
+    /// Makes what a loss of power has taken of the directories of jobs that are not over.
+    fn make_dirs_again(&self) {
+        for record in self.jobs.values().filter(|job| job.place != Place::Ended) {
+            let dir = self.dir(record.id);
+            let is_there = shepherd::read_spec(&dir).is_ok_and(|spec| spec == record.spec);
+            if !is_there && let Err(e) = make_dir(&dir, &record.spec) {
+                tell!("torpor queue: make the directory of job {} again: {e}", record.id);
+            }
+        }
     }
 
     /// After a start of the daemon, jobs that may have a shepherd stay as they are until
@@ -267,9 +280,7 @@ impl Core {
         let record = self.store.add(key.map(|key| (key, body.as_str())), now, make);
         let record = record.map_err(Refusal::broken)?;
         let (id, dir) = (record.id, self.dir(record.id));
-        let made = std::fs::create_dir_all(dir.path())
-            .and_then(|()| std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711)))
-            .and_then(|()| files::write_stable(&dir.spec(), &record.spec));
+        let made = make_dir(&dir, &record.spec);
         let after = record.spec.after.clone();
         self.jobs.insert(id, record);
         if let Err(e) = made {
@@ -306,7 +317,7 @@ impl Core {
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, String>,
     ) -> Result<T, Undone> {
-        self.store.keep_fact("asked", &files::now()).map_err(Undone::unkept)?;
+        self.store.try_to_write(files::now()).map_err(Undone::unkept)?;
         let done = work(self).map_err(Undone::Refused)?;
         self.catch_up().map_err(Undone::unkept)?;
         Ok(done)
@@ -404,7 +415,7 @@ impl Core {
             // Nobody waits for that.
             std::thread::spawn(move || super::disk::remove_own(&dir));
         }
-        crate::shepherd::cgroups(&dir).remove();
+        shepherd::cgroups(&dir).remove();
         // Followers look for it instead of asking all the time.
         let _ = std::fs::write(dir.path().join("ended"), "");
         self.end_dependents(id, exit);
@@ -447,6 +458,14 @@ impl Core {
             self.trouble = Some(e.to_string());
         }
     }
+}
+
+/// Makes the directory of a job. What a loss of power takes of it is [made again](Core::make_dirs_again): the
+/// store has it all, and a submission waits for one thing only to come to stable storage.
+fn make_dir(dir: &JobDir, spec: &Spec) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir.path())?;
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711))?;
+    files::write_whole(&dir.spec(), spec)
 }
 
 /// Why something was not done that somebody has asked for.

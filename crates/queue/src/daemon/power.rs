@@ -15,7 +15,7 @@ use crate::preemption::Means;
 use crate::scheduler::JobId;
 use crate::shepherd::digests::{self, Which};
 use crate::shepherd::message::{Ending, Exit, Phase, Report, Saved};
-use crate::shepherd::{ENDING, checkpoint};
+use crate::shepherd::{ENDING, checkpoint, read_spec};
 use crate::spec::Spec;
 
 /// Power cuts of this test: 1,000 in the long tests.
@@ -246,12 +246,27 @@ impl World {
         self.lives.clear();
         // What is not on disk is not in the new one: it only reads.
         self.core = open(&self.data);
+        for record in self.core.jobs.values().filter(|job| job.place != Place::Ended) {
+            assert_eq!(read_spec(&self.core.dir(record.id)).unwrap(), record.spec);
+        }
         self.recover();
+    }
+
+    /// What was submitted may not have come to the disk but in the store.
+    fn damage_spec(&mut self, dir: &JobDir) {
+        let never_ran = !dir.out().exists();
+        match self.random.below(6) {
+            0 if never_ran => fs::remove_dir_all(dir.path()).unwrap_or_default(),
+            1 => fs::remove_file(dir.spec()).unwrap_or_default(),
+            2 => fs::write(dir.spec(), "").unwrap_or_default(),
+            _ => {}
+        }
     }
 
     /// What was not synced of a job's files is anything.
     fn damage(&mut self, id: JobId) {
         let dir = self.core.dir(id);
+        self.damage_spec(&dir);
         let synced = self.synced.get(&id).copied().unwrap_or(0);
         if let Ok(out) = OpenOptions::new().write(true).open(dir.out()) {
             let length = out.metadata().unwrap().len();
