@@ -11,6 +11,9 @@ const RESET_ON_FORK: u32 = 0x4000_0000;
 pub struct Scheduling {
     /// Its class; a thread of an image that does not say it keeps the one that it has.
     pub class: Option<Class>,
+    /// The least and the most that a processor is to believe of how much it uses (`sched_util_min`,
+    /// `sched_util_max`), if it has chosen.
+    pub clamps: Option<(u32, u32)>,
     /// The processors that it runs on, if not on all.
     pub affinity: Option<Vec<u8>>,
     /// Its priority for I/O, as ioprio_set(2) takes it.
@@ -58,9 +61,11 @@ impl Scheduling {
             priority: priority.unwrap_or_default(),
             slice: slice.unwrap_or_default(),
         });
+        let clamps = entry.torpor_util_min.take().zip(entry.torpor_util_max.take());
         let nodes = entry.torpor_mempolicy_nodes.take().unwrap_or_default();
         Scheduling {
             class,
+            clamps,
             affinity: entry.torpor_affinity.take(),
             io_priority: entry.torpor_ioprio.take(),
             io_flusher: entry.torpor_io_flusher.take() == Some(true),
@@ -82,12 +87,18 @@ mod tests {
             sched_prio: Some(9),
             torpor_ioprio: Some(1 << 13),
             torpor_slice: Some(100_000),
+            torpor_util_min: Some(10),
+            torpor_util_max: Some(512),
             ..ThreadCoreEntry::default()
         };
         let mut core = CoreEntry { thread_core: Some(thread), ..CoreEntry::default() };
         let class = Class { policy: 1, reset_on_fork: true, nice: 0, priority: 9, slice: 100_000 };
-        let read =
-            Scheduling { class: Some(class), io_priority: Some(1 << 13), ..Default::default() };
+        let read = Scheduling {
+            class: Some(class),
+            clamps: Some((10, 512)),
+            io_priority: Some(1 << 13),
+            ..Default::default()
+        };
         assert_eq!(Scheduling::take(&mut core), read);
         assert_eq!(Scheduling::take(&mut core), Scheduling::default());
     }

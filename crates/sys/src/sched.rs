@@ -2,7 +2,7 @@
 
 use crate::{Result, addr, syscall};
 
-/// `struct sched_attr` of linux/sched/types.h, its first published version.
+/// `struct sched_attr` of linux/sched/types.h, its second published version (Linux 5.3).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attributes {
@@ -21,6 +21,28 @@ pub struct Attributes {
     pub deadline: u64,
     /// For `SCHED_DEADLINE`, in ns.
     pub period: u64,
+    /// The least that the processor is to believe of how much it is used; 0 in a kernel without such clamps.
+    pub util_min: u32,
+    /// The most.
+    pub util_max: u32,
+}
+
+/// `SCHED_FLAG_KEEP_POLICY` and `SCHED_FLAG_KEEP_PARAMS` of linux/sched.h: nothing but what other flags name.
+const KEEP_ALL: u64 = 0x08 | 0x10;
+/// `SCHED_FLAG_UTIL_CLAMP_MIN` and `SCHED_FLAG_UTIL_CLAMP_MAX`.
+const UTIL_CLAMP: u64 = 0x20 | 0x40;
+
+impl Attributes {
+    /// What changes the clamps alone; `u32::MAX` is for those that a thread has by itself.
+    #[must_use]
+    pub fn of_clamps(min: u32, max: u32) -> Self {
+        Attributes {
+            flags: KEEP_ALL | UTIL_CLAMP,
+            util_min: min,
+            util_max: max,
+            ..Attributes::default()
+        }
+    }
 }
 
 /// How a thread is scheduled (sched_getattr(2)).
@@ -41,7 +63,7 @@ pub fn attributes(tid: i32) -> Result<Attributes> {
 /// # Errors
 /// `EPERM`, `EINVAL`, `ESRCH`.
 pub fn set_attributes(tid: i32, attr: &Attributes) -> Result<()> {
-    let attr = Attributes { size: 48, ..*attr };
+    let attr = Attributes { size: 56, ..*attr };
     let args = [u64::from(tid.cast_unsigned()), addr(&raw const attr), 0, 0, 0, 0];
     // SAFETY: the kernel reads `attr.size` bytes, which is the size of `attr`.
     unsafe { syscall(libc::SYS_sched_setattr, args) }.map(drop)
@@ -75,6 +97,23 @@ pub fn set_affinity(tid: i32, set: &[u8]) -> Result<()> {
     unsafe { syscall(libc::SYS_sched_setaffinity, args) }.map(drop)
 }
 
+/// The cookie of a thread that shares a core with none but those that have the same (`PR_SCHED_CORE`); 0 if it has
+/// none, or if this kernel has no such thing.
+#[must_use]
+pub fn core_cookie(tid: i32) -> u64 {
+    // linux/prctl.h: PR_SCHED_CORE, PR_SCHED_CORE_GET, PR_SCHED_CORE_SCOPE_THREAD.
+    const CORE: u64 = 62;
+    const GET: u64 = 0;
+    const OF_THREAD: u64 = 0;
+    let mut cookie = 0u64;
+    let args = [CORE, GET, u64::from(tid.cast_unsigned()), OF_THREAD, addr(&raw mut cookie), 0];
+    // SAFETY: the kernel writes eight bytes to `cookie`, which has as many.
+    match unsafe { syscall(libc::SYS_prctl, args) } {
+        Ok(_) => cookie,
+        Err(_) => 0,
+    }
+}
+
 /// Whether the caller has chosen a priority for I/O (ioprio_set(2)), which children inherit.
 #[must_use]
 pub fn has_io_priority() -> bool {
@@ -90,9 +129,21 @@ mod tests {
 
     #[test]
     fn layout_is_the_kernels() {
-        assert_eq!(size_of::<Attributes>(), 48);
+        assert_eq!(size_of::<Attributes>(), 56);
+        assert_eq!(std::mem::offset_of!(Attributes, util_min), 48);
         let own = attributes(0).unwrap();
         set_attributes(0, &own).unwrap();
+        assert_eq!(attributes(0).unwrap(), own);
+    }
+
+    /// Clamps change nothing else; a kernel that has none says so.
+    #[test]
+    fn clamps_come_alone() {
+        let own = attributes(0).unwrap();
+        match set_attributes(0, &Attributes::of_clamps(u32::MAX, u32::MAX)) {
+            Ok(()) => {}
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP)),
+        }
         assert_eq!(attributes(0).unwrap(), own);
     }
 

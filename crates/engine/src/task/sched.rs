@@ -6,7 +6,7 @@ use rustix::process::Pid;
 use torpor_images::proto::ThreadCoreEntry;
 use torpor_policy::Scheduling;
 use torpor_policy::scheduling::Class;
-use torpor_sys::sched::{affinity, attributes, set_affinity, set_attributes};
+use torpor_sys::sched::{Attributes, affinity, attributes, set_affinity, set_attributes};
 use torpor_tracee::Tracee;
 
 use crate::cgroup;
@@ -23,6 +23,7 @@ const SCHED_RR: u32 = libc::SCHED_RR.cast_unsigned();
 const SCHED_BATCH: u32 = libc::SCHED_BATCH.cast_unsigned();
 const SCHED_IDLE: u32 = libc::SCHED_IDLE.cast_unsigned();
 const SCHED_DEADLINE: u32 = libc::SCHED_DEADLINE.cast_unsigned();
+const SCHED_EXT: u32 = 7;
 
 /// How many processors this machine has.
 static PROCESSORS: LazyLock<u32> = LazyLock::new(|| {
@@ -47,9 +48,26 @@ static SLICE: LazyLock<u64> = LazyLock::new(|| {
     asked.ok().and_then(std::result::Result::ok).map_or(0, |own| own.runtime)
 });
 
+/// The least utilization that real-time threads have that have chosen none; `None` of a kernel that does not clamp
+/// it (`CONFIG_UCLAMP_TASK`).
+static LEAST_OF_REAL_TIME: LazyLock<Option<u32>> = LazyLock::new(|| {
+    let path = "/proc/sys/kernel/sched_util_clamp_min_rt_default";
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+});
+
 /// Whether threads of a policy have a slice.
 fn is_fair(policy: u32) -> bool {
-    [SCHED_OTHER, SCHED_BATCH, SCHED_IDLE].contains(&policy)
+    [SCHED_OTHER, SCHED_BATCH, SCHED_IDLE, SCHED_EXT].contains(&policy)
+}
+
+/// The clamps of a thread, unless they are those that it has by itself. The kernel does not tell who has chosen them.
+fn chosen_clamps(now: &Attributes, least_of_real_time: Option<u32>) -> Option<(u32, u32)> {
+    /// `SCHED_CAPACITY_SCALE`: a whole processor.
+    const WHOLE: u32 = 1024;
+    let least = least_of_real_time?;
+    let least = if [SCHED_FIFO, SCHED_RR].contains(&now.policy) { least } else { 0 };
+    let clamps = (now.util_min, now.util_max);
+    (clamps != (least, WHOLE)).then_some(clamps)
 }
 
 /// The length of a range like `0-3`, or of a single number.
@@ -80,6 +98,8 @@ pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
     entry.sched_prio = (now.priority != 0).then_some(now.priority);
     let has_own = is_fair(now.policy) && now.runtime != *SLICE;
     entry.torpor_slice = has_own.then_some(now.runtime);
+    let clamps = chosen_clamps(&now, *LEAST_OF_REAL_TIME);
+    (entry.torpor_util_min, entry.torpor_util_max) = clamps.unzip();
     let set = affinity(tid).context(|| format!("task {tid}: sched_getaffinity"))?;
     let pinned = set.iter().map(|byte| byte.count_ones()).sum::<u32>() < *PROCESSORS;
     // What its cpuset gives it is the cpuset's matter, here and on the next host.
@@ -97,7 +117,12 @@ pub(crate) fn restore(husk: &Tracee, wanted: &Scheduling) -> Result<()> {
     if let Some(processors) = &wanted.affinity {
         restore_affinity(husk, processors)?;
     }
-    let Some(Class { policy, reset_on_fork, nice, priority, slice }) = wanted.class else {
+    restore_class(husk, wanted.class)?;
+    restore_clamps(husk, wanted.clamps)
+}
+
+fn restore_class(husk: &Tracee, wanted: Option<Class>) -> Result<()> {
+    let Some(Class { policy, reset_on_fork, nice, priority, slice }) = wanted else {
         return Ok(());
     };
     let tid = husk.tid();
@@ -123,6 +148,24 @@ pub(crate) fn restore(husk: &Tracee, wanted: &Scheduling) -> Result<()> {
     set_attributes(tid, &wanted).context(|| format!("task {tid}: sched_setattr to {wanted:?}"))
 }
 
+/// A husk may have inherited clamps. A kernel that has none does without: they say how fast a processor is to be, and
+/// not what a thread may do.
+fn restore_clamps(husk: &Tracee, wanted: Option<(u32, u32)>) -> Result<()> {
+    let tid = husk.tid();
+    let now = attributes(tid).context(|| format!("task {tid}: sched_getattr"))?;
+    if chosen_clamps(&now, *LEAST_OF_REAL_TIME) == wanted {
+        return Ok(());
+    }
+    let (min, max) = wanted.unwrap_or((u32::MAX, u32::MAX));
+    match set_attributes(tid, &Attributes::of_clamps(min, max)) {
+        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            tracing::warn!("task {tid}: this kernel has no clamps of utilization (sched_setattr)");
+            Ok(())
+        }
+        set => set.context(|| format!("task {tid}: sched_setattr to clamps {min} and {max}")),
+    }
+}
+
 /// A machine without any of the processors gets the thread on all that it has, as the
 /// kernel does it when processors are taken away.
 fn restore_affinity(husk: &Tracee, wanted: &[u8]) -> Result<()> {
@@ -142,6 +185,20 @@ fn restore_affinity(husk: &Tracee, wanted: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clamps_are_told_from_those_that_everyone_has() {
+        let of = |policy, util_min, util_max| {
+            let mut now = Attributes::of_clamps(util_min, util_max);
+            now.policy = policy;
+            [None, Some(1024)].map(|least| chosen_clamps(&now, least))
+        };
+        assert_eq!(of(SCHED_OTHER, 0, 1024), [None, None]);
+        assert_eq!(of(SCHED_OTHER, 0, 0), [None, Some((0, 0))]);
+        assert_eq!(of(SCHED_BATCH, 100, 1024), [None, Some((100, 1024))]);
+        assert_eq!(of(SCHED_FIFO, 1024, 1024), [None, None]);
+        assert_eq!(of(SCHED_RR, 0, 1024), [None, Some((0, 1024))]);
+    }
 
     #[test]
     fn processors_are_counted() {
