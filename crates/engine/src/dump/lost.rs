@@ -2,12 +2,14 @@
 //! everything is wanted (`--strict`).
 
 use std::collections::HashSet;
+use std::sync::LazyLock;
 
 use torpor_sys::ptrace;
-use torpor_tracee::{Call, Slot, Tracee};
+use torpor_tracee::{Call, Mapping, Slot, Tracee};
 
 use super::{Dump, Task, undo};
 use crate::error::Result;
+use crate::memory::vma::unknown_flags;
 use crate::proc;
 use crate::task::unkept::{AT_ONCE, Policies, Unkept};
 
@@ -44,6 +46,7 @@ pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
         }
     }
     cx.tasks.iter().try_for_each(|task| check_threads(cx, task))?;
+    cx.tasks.iter().try_for_each(|task| check_mappings(cx, task))?;
     check_groups(cx)?;
     for pid in undo::adjusting(&mut cx.tasks, cx.guardian.pid())? {
         let object = "what is undone to semaphores when it ends (SEM_UNDO)";
@@ -103,11 +106,46 @@ fn check_threads(cx: &Dump<'_>, task: &Task) -> Result<()> {
                 "its system calls that come back (PR_SET_SYSCALL_USER_DISPATCH)",
             ),
             (ptrace::has_ports(tid), "its ports of devices (ioperm)"),
+            (
+                torpor_sys::sched::core_cookie(tid) != 0,
+                "with whom it shares a core (PR_SCHED_CORE)",
+            ),
+            (
+                is_in_resctrl_group(&resctrl_groups(task.pid, tid)),
+                "its group of cache and memory bandwidth (resctrl)",
+            ),
         ];
         let mut lost = lost.into_iter().filter(|(is, _)| *is);
         lost.try_for_each(|(_, object)| cx.leave_out(tid, object, "is not kept"))?;
     }
     Ok(())
+}
+
+/// What the kernel says of mappings and nobody here knows.
+fn check_mappings(cx: &Dump<'_>, task: &Task) -> Result<()> {
+    for (vma, code) in task.vmas.iter().flat_map(|vma| unknown_flags(vma).map(move |c| (vma, c))) {
+        let (Mapping { start, end, .. }, code) = (&vma.map, String::from_utf8_lossy(&code));
+        let object = format!("what `{code}` means in the VmFlags of mapping {start:x}-{end:x}");
+        cx.leave_out(task.pid, &object, "is not known, so it is not kept")?;
+    }
+    Ok(())
+}
+
+/// What the kernel says of the groups of a thread in resctrl; nothing in most kernels.
+fn resctrl_groups(pid: i32, tid: i32) -> String {
+    static IS_THERE: LazyLock<bool> =
+        LazyLock::new(|| std::path::Path::new("/proc/self/cpu_resctrl_groups").exists());
+    if !*IS_THERE {
+        return String::new();
+    }
+    proc::read(pid, &format!("task/{tid}/cpu_resctrl_groups")).unwrap_or_default()
+}
+
+/// Whether that is another group than the first one, which all have that are in no other: of what is allotted
+/// (`res:/` then), or of what is counted (`mon:`).
+fn is_in_resctrl_group(groups: &str) -> bool {
+    let mut names = groups.lines().filter_map(|line| line.split_once(':'));
+    names.any(|(_, name)| !["", "/"].contains(&name.trim()))
 }
 
 /// The keys in the keyring of a session that a task is in.
@@ -144,4 +182,17 @@ fn check_keyring(cx: &mut Dump<'_>, task: usize, ring: u64) -> Result<()> {
     }
     let object = format!("the keyring of its session ({})", names[0]);
     cx.leave_out(cx.tasks[task].pid, &object, &format!("is not kept, with its keys ({own})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_of_resctrl_are_told_from_the_first() {
+        let is_in_none = ["", "res:\nmon:\n", "res:/\nmon:\n"];
+        assert!(is_in_none.into_iter().all(|groups| !is_in_resctrl_group(groups)));
+        let is_in_one = ["res:/\nmon:mon0\n", "res:group0\nmon:\n", "res:group0\nmon:mon1\n"];
+        assert!(is_in_one.into_iter().all(is_in_resctrl_group));
+    }
 }

@@ -166,6 +166,7 @@ fn join_kernel_data(entries: &mut Vec<VmaEntry>) {
         let joined = last.status & next.status & status::VVAR != 0 && last.end == next.start;
         if joined {
             last.end = next.end;
+            last.torpor_sealed = last.torpor_sealed.or(next.torpor_sealed);
         }
         joined
     });

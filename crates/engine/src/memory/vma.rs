@@ -252,6 +252,34 @@ const ADVICE: [(&[u8; 2], u32); 8] = [
     (b"wf", libc::MADV_WIPEONFORK as u32),
 ];
 
+/// The other codes of `VmFlags`, up to Linux 6.18. One that is in neither list may be of something that is not kept.
+const OTHERS: [&[u8; 2]; 32] = [
+    // What the line of the mapping says as well: what it allows, and that it is shared.
+    b"rd", b"wr", b"ex", b"sh",
+    // What it may be made to allow and to share follows from its file.
+    b"mr", b"mw", b"me", b"ms", // Kept: see `to_entry`.
+    b"gd", b"lo", b"lf", b"nr", b"ht", b"ac", b"dp", b"sl",
+    // Kept with the userfaultfd that has registered it.
+    b"um", b"uw", b"ui",
+    // Refused: see `classify`. The last is of mappings of devices that have real pages as well.
+    b"ss", b"io", b"pf", b"mm",
+    // Nothing of the program's: written since the last look, does not grow (`mremap` of what its driver forbids),
+    // written through at once, written without a page cache.
+    b"sd", b"de", b"sf", b"dw", // Other processors have them.
+    b"ar", b"bt", b"mt", b"mp", b"nl",
+];
+
+/// The codes of a mapping's `VmFlags` that nobody here knows.
+pub(crate) fn unknown_flags(vma: &Vma) -> impl Iterator<Item = [u8; 2]> {
+    // Before Linux 6.13 or so the kernel has no code for a lock on fault: see `to_entry`.
+    let is_known = |code: &[u8; 2]| {
+        OTHERS.contains(&code)
+            || ADVICE.iter().any(|(known, _)| *known == code)
+            || code == b"??" && vma.has(b"lo")
+    };
+    vma.flags.iter().copied().filter(move |code| !is_known(code))
+}
+
 /// `MAP_DROPPABLE` (linux/mman.h, Linux 6.11).
 pub(crate) const MAP_DROPPABLE: u32 = libc::MAP_DROPPABLE.cast_unsigned();
 
@@ -304,6 +332,7 @@ pub(crate) fn to_entry(vma: &Vma) -> VmaEntry {
         torpor_object_len: None,
         torpor_was_writable: was_writable.then_some(true),
         torpor_pkey: vma.key,
+        torpor_sealed: vma.has(b"sl").then_some(true),
     }
 }
 
@@ -328,6 +357,27 @@ mod tests {
         );
         assert!(vmas.iter().any(|v| v.is(status::VDSO)));
         assert!(vmas.iter().any(|v| v.is(status::FILE_PRIVATE)));
+    }
+
+    #[test]
+    fn flags_that_nobody_knows_are_found() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let own = read(pid).unwrap();
+        assert!(own.iter().all(|vma| unknown_flags(vma).next().is_none()), "{own:?}");
+        let unknown = |flags: &str| {
+            let text = format!("7f00000000-7f00001000 rw-p 00000000 00:00 0 \nVmFlags: {flags}\n");
+            unknown_flags(&parse(7, &text).unwrap()[0]).collect::<Vec<_>>()
+        };
+        assert_eq!(unknown("rd wr mr mw me lo ??"), Vec::<[u8; 2]>::new());
+        assert_eq!(unknown("rd wr ?? zz sl dc"), [*b"??", *b"zz"]);
+    }
+
+    #[test]
+    fn what_is_sealed_is_noted() {
+        let text = "7f00000000-7f00001000 rw-p 00000000 00:00 0 \nVmFlags: rd wr sl\n";
+        assert_eq!(to_entry(&parse(7, text).unwrap()[0]).torpor_sealed, Some(true));
+        let text = text.replace(" sl", "");
+        assert_eq!(to_entry(&parse(7, &text).unwrap()[0]).torpor_sealed, None);
     }
 
     #[test]

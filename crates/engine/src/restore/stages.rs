@@ -367,6 +367,9 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     }
     cx.table().register_memory()?;
     cx.lazy.hand_over(&cx.images, &mut cx.tasks)?;
+    for task in 0..cx.tasks.len() {
+        memory::seal(cx, task)?;
+    }
     drop(files);
     tracing::info!("Restoring threads, locks and the rest of each task");
     tree::make_threads(cx)?;

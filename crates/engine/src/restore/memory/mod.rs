@@ -600,6 +600,31 @@ pub(crate) fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     }
 }
 
+/// Seals what was sealed (mseal(2)), the kernel's own mappings too. From then on nobody can unmap, move or protect it,
+/// nor drop its pages: nothing happens to the memory of a task after this, but that a pager brings in pages.
+///
+/// # Errors
+/// If this kernel does not seal memory (before Linux 6.10); if the husk is gone.
+pub(crate) fn seal(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+    let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };
+    let sealed = mm.vmas.iter().filter(|vma| vma.torpor_sealed());
+    let sealed: Vec<Range<u64>> = sealed.map(|vma| vma.start..vma.end).collect();
+    if sealed.is_empty() {
+        return Ok(());
+    }
+    let mut batch = cx.tasks.remote(task)?.batch();
+    for Range { start, end } in &sealed {
+        batch.must((libc::SYS_mseal, [*start, end - start, 0]));
+    }
+    match batch.run()?.first_error() {
+        None => Ok(()),
+        Some((at, e)) => Err(e).context(|| match sealed.get(at) {
+            Some(Range { start, end }) => format!("sealing {start:x}-{end:x} (mseal, Linux 6.10)"),
+            None => "sealing memory".to_owned(),
+        }),
+    }
+}
+
 fn lock(batch: &mut Batch<'_>, locked: &Locked) {
     let Locked { range, on_fault } = locked;
     let args = [range.start, range.end - range.start, u64::from(*on_fault)];
