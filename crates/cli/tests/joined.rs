@@ -235,6 +235,21 @@ fn half_a_connection_comes_to_a_firewall_that_does_not_know_it() {
     }
 }
 
+/// A connection that the firewall's kernel has not seen begin, and would not pick up: it is made known to it.
+#[test]
+fn connections_come_to_a_firewall_that_picks_up_none() {
+    for firewall in &FIREWALLS[1..] {
+        let (network, other) = (Network::new(), Network::new());
+        succeeds(other.inside("sh").args(["-ec", firewall]));
+        let strict = "echo 0 >/proc/sys/net/netfilter/nf_conntrack_tcp_loose";
+        succeeds(other.inside("sh").args(["-ec", strict]));
+        let program = Program { dir: tempfile::tempdir().unwrap(), lock: "nftables" };
+        program.put_to_sleep(program.start(&network, PROGRAM));
+        let _restored = program.wake(&other);
+        goes_on(&program.count());
+    }
+}
+
 #[test]
 fn a_lock_of_nftables_goes() {
     there_and_back("nftables");

@@ -2,7 +2,8 @@
 //!
 //! Tracking picks up a connection that it does not know with any segment but some: one that ends it
 //! (FIN, RST) is invalid, and rules that accept what is new or established drop it. Where a restore
-//! has to send such a segment in the name of a peer, the connection is entered by hand first.
+//! has to send such a segment in the name of a peer, the connection is entered by hand first. Where tracking picks up
+//! nothing at all (`nf_conntrack_tcp_loose` is 0), every connection is.
 
 use torpor_kernel::netlink::{Body, CREATE, EXCL, NETFILTER, Socket};
 
@@ -36,6 +37,8 @@ const LIBERAL: [u8; 2] = [8, 8];
 const SEEN: u32 = 2 | 4 | 8;
 /// How long it is known without another packet: any that passes brings its own limit.
 const SECONDS: u32 = 120;
+/// As long as the kernel has it by itself, five days.
+const FIVE_DAYS: u32 = 5 * 24 * 60 * 60;
 
 /// Enters an established TCP connection in the network namespace of this thread, unless it is
 /// known, or nothing is tracked in this kernel.
@@ -44,15 +47,54 @@ const SECONDS: u32 = 120;
 /// If the kernel cannot be talked to.
 pub(crate) fn enter(from: Address, to: Address) -> Result<()> {
     // To ask would load what tracks.
-    if !std::path::Path::new("/proc/sys/net/netfilter/nf_conntrack_max").exists() {
+    if !is_there() {
         return Ok(());
     }
+    if let Err(e) = put(from, to, SECONDS)? {
+        tracing::debug!("the connection from {from} to {to} is not tracked: {e}");
+    }
+    Ok(())
+}
+
+/// Enters a connection that goes on, where the kernel picks up none that it does not know: every packet of such a one
+/// is invalid. Elsewhere it is left to the kernel, which sees a connection that it picks up as a new one and so asks
+/// the rules that redirect connections, too.
+///
+/// # Errors
+/// If the kernel cannot be talked to.
+pub(crate) fn carry_on(from: Address, to: Address) -> Result<()> {
+    if setting("tcp_loose") != Some(0) {
+        return Ok(());
+    }
+    let seconds = setting("tcp_timeout_established").unwrap_or(FIVE_DAYS);
+    if let Err(e) = put(from, to, seconds)? {
+        tracing::warn!(
+            "the connection from {from} to {to} cannot be made known to the tracking of connections, which picks \
+             up none that it has not seen begin (nf_conntrack_tcp_loose is 0): a firewall may drop all its packets: {e}"
+        );
+    }
+    Ok(())
+}
+
+/// Whether anything is tracked in this kernel, be it in another namespace.
+pub(crate) fn is_there() -> bool {
+    setting("max").is_some()
+}
+
+/// A setting of tracking in the network namespace of this thread, if anything is tracked in this kernel.
+fn setting(name: &str) -> Option<u32> {
+    let path = format!("/proc/sys/net/netfilter/nf_conntrack_{name}");
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Enters a connection; that it is known is no error.
+fn put(from: Address, to: Address, seconds: u32) -> Result<std::io::Result<()>> {
     // struct nfgenmsg: family, version, resource.
     let mut body = Body::new(&[u8::try_from(from.family).unwrap_or(0), 0, 0, 0]);
     tuple(&mut body, TUPLE_ORIG, [from, to]);
     tuple(&mut body, TUPLE_REPLY, [to, from]);
     body.put(STATUS, &SEEN.to_be_bytes());
-    body.put(TIMEOUT, &SECONDS.to_be_bytes());
+    body.put(TIMEOUT, &seconds.to_be_bytes());
     body.nest(PROTOINFO, &[], |body| {
         body.nest(PROTOINFO_TCP, &[], |body| {
             body.put(TCP_STATE, &[ESTABLISHED]);
@@ -60,12 +102,9 @@ pub(crate) fn enter(from: Address, to: Address) -> Result<()> {
         });
     });
     match Socket::open(NETFILTER)?.change(CT_NEW, CREATE | EXCL, &body.0)? {
-        Err(e) if e.raw_os_error() != Some(libc::EEXIST) => {
-            tracing::debug!("the connection from {from} to {to} is not tracked: {e}");
-        }
-        _ => {}
+        Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(Ok(())),
+        done => Ok(done),
     }
-    Ok(())
 }
 
 fn tuple(body: &mut Body, kind: u16, ends: [Address; 2]) {

@@ -343,6 +343,11 @@ impl Sleeping {
         if self.isk.state == state::SYN_SENT {
             return Ok(());
         }
+        if self.isk.state != state::CLOSE && tracked::is_there() {
+            let (from, to) = self.ends();
+            let space = netns_of(spaces, self.isk.ns_id);
+            spaces.in_netns(space, || tracked::carry_on(from, to))?;
+        }
         // However full the receive queue is, there must be room for a FIN.
         self.set_window(wide_open(self.receive_seq()?))?;
         // The kernel believes that our FIN was sent: the send queue is chosen.
