@@ -3,6 +3,8 @@
 // modes: plain leave-running
 // options: --manage-cgroups
 // needs: /sys/fs/cgroup/unified
+// restore: --policy-rule foreign.cgroups.allow="all"
+// foreign: yes
 #include "zoo.h"
 
 static void enter(const char *group)

@@ -1,5 +1,6 @@
 // area: credentials
 // shows: the no_new_privs flag
+// foreign: yes
 #include "zoo.h"
 #include <sys/prctl.h>
 

@@ -1,6 +1,7 @@
 // area: unlinked files
 // shows: an unlinked file of 8 MiB with a thousand holes
 // dump: --ghost-limit 16M
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: memory
 // shows: transparent huge pages stay disabled for the task
+// foreign: yes
 #include "zoo.h"
 #include <sys/prctl.h>
 

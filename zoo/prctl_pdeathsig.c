@@ -1,5 +1,6 @@
 // area: other task state
 // shows: the parent-death signal of a grandchild
+// foreign: yes
 #include "zoo.h"
 #include <sys/prctl.h>
 

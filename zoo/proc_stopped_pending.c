@@ -9,6 +9,7 @@ static void on_usr1(int sig)
 	got = sig;
 }
 
+/* Not in the form of others, which does not say whether the parent has been told of the stop. */
 int main(void)
 {
 	pid_t child = TRY(fork());

@@ -4,6 +4,7 @@
 #include <sys/ioctl.h>
 #include <termios.h>
 
+/* Not in the form of others, which does not say whether the parent has been told of the stop. */
 int main(void)
 {
 	int master = TRY(posix_openpt(O_RDWR | O_NOCTTY));

@@ -1,6 +1,6 @@
 // area: TCP
 // shows: connections behind nftables rules that pass only what they have seen begin, while iptables locks the network
-// modes: ns sealed userns
+// modes: plain ns sealed userns
 // options: --tcp-established
 // dump: --network-lock iptables
 // files: /usr/sbin/nft

@@ -26,8 +26,14 @@ const FILE_SHARED: u32 = 1 << 7;
 const MEMFD: u32 = 1 << 14;
 const AIO_RING: u32 = 1 << 13;
 /// Images that are there only with something in them.
-const NEVER_EMPTY: [Kind; 5] =
-    [kind::TTY_INFO, kind::FIFO_DATA, kind::PIPES_DATA, kind::MEMFD_INODE, kind::REMAP_FPATH];
+const NEVER_EMPTY: [Kind; 6] = [
+    kind::TTY_INFO,
+    kind::TTY_DATA,
+    kind::FIFO_DATA,
+    kind::PIPES_DATA,
+    kind::MEMFD_INODE,
+    kind::REMAP_FPATH,
+];
 
 /// Checks a checkpoint of Torpor's, of tasks in namespaces of this process.
 ///

@@ -94,6 +94,17 @@ impl Runner<'_> {
         Ok(outcome)
     }
 
+    /// Whoever runs iptables for the first time in a network makes chains there that have no rules, and they stay. A
+    /// lock does not have to take them away.
+    fn prepare_chains(&self) -> Result<()> {
+        let sh = "for program in iptables ip6tables; do for chain in INPUT OUTPUT; do
+            $program --wait --policy $chain ACCEPT || exit; done; done";
+        let mut command = Command::new("sh");
+        let status = commands::run(&self.dir, "chains", command.args(["-c", sh]), PROGRAM)?;
+        ensure!(status.success(), "no chains of iptables: {}", self.output("chains"));
+        Ok(())
+    }
+
     /// Loopback up, no mounts that others take away meanwhile (they may just have done so), a /run of our own to find
     /// litter in, terminals of our own; says what the machine lacks.
     pub fn prepare(&self) -> Result<Option<String>> {
@@ -108,6 +119,9 @@ impl Runner<'_> {
         let status =
             commands::run(&self.dir, "prepare", Command::new("sh").args(["-c", sh]), PROGRAM)?;
         ensure!(status.success(), "cannot prepare the case's namespaces");
+        if self.case.program.dump.iter().any(|word| word == "iptables") {
+            self.prepare_chains()?;
+        }
         for need in &self.case.program.needs {
             match need.as_str() {
                 "hugepages" => {
