@@ -252,29 +252,34 @@ const ADVICE: [(&[u8; 2], u32); 8] = [
     (b"wf", libc::MADV_WIPEONFORK as u32),
 ];
 
-/// The other codes of `VmFlags`, up to Linux 6.18. One that is in neither list may be of something that is not kept.
-const OTHERS: [&[u8; 2]; 32] = [
-    // What the line of the mapping says as well: what it allows, and that it is shared.
-    b"rd", b"wr", b"ex", b"sh",
-    // What it may be made to allow and to share follows from its file.
-    b"mr", b"mw", b"me", b"ms", // Kept: see `to_entry`.
-    b"gd", b"lo", b"lf", b"nr", b"ht", b"ac", b"dp", b"sl",
+/// The other codes of `VmFlags`, up to Linux 6.19, by what becomes of them. One that is in neither list may be of
+/// something that is not kept.
+const OTHERS: [&str; 8] = [
+    // Kept: what the line of the mapping says as well.
+    "rd wr ex sh",
+    // What it may be made to allow, and to share, follows from its file and how that was opened.
+    "mr mw me ms",
+    // Kept: see `to_entry`.
+    "gd lo lf nr ht ac dp sl",
+    // Kept with the pages: some may be guard pages.
+    "gu",
     // Kept with the userfaultfd that has registered it.
-    b"um", b"uw", b"ui",
-    // Refused: see `classify`. The last is of mappings of devices that have real pages as well.
-    b"ss", b"io", b"pf", b"mm",
-    // Nothing of the program's: written since the last look, does not grow (`mremap` of what its driver forbids),
-    // written through at once, written without a page cache.
-    b"sd", b"de", b"sf", b"dw", // Other processors have them.
-    b"ar", b"bt", b"mt", b"mp", b"nl",
+    "um uw ui",
+    // Refused (see `classify`), or the kernel's and a driver's own, made again with the mapping.
+    "ss io pf de mm",
+    // Nothing that the program has asked for: written since somebody looked, how its file is written.
+    "sd sf dw",
+    // Of other processors, or of kernels that are too old.
+    "ar bt mt mp nl",
 ];
 
 /// The codes of a mapping's `VmFlags` that nobody here knows.
 pub(crate) fn unknown_flags(vma: &Vma) -> impl Iterator<Item = [u8; 2]> {
-    // Before Linux 6.13 or so the kernel has no code for a lock on fault: see `to_entry`.
     let is_known = |code: &[u8; 2]| {
-        OTHERS.contains(&code)
+        let mut others = OTHERS.iter().flat_map(|codes| codes.split(' '));
+        others.any(|known| known.as_bytes() == code)
             || ADVICE.iter().any(|(known, _)| *known == code)
+            // A lock on fault: see `to_entry`.
             || code == b"??" && vma.has(b"lo")
     };
     vma.flags.iter().copied().filter(move |code| !is_known(code))
