@@ -22,6 +22,7 @@ use torpor_images::proto::{
     FdTypes, FileEntry, TorporUserfaultfdArea, TorporUserfaultfdEntry, VmaEntry,
 };
 use torpor_policy::Userfaultfd;
+use torpor_policy::collect::uses::LOWEST_ADDRESS;
 use torpor_sys::uffd;
 use torpor_sys::vm::{self, Scan, page};
 use torpor_tracee::syscall::{self, RemoteFd};
@@ -44,8 +45,6 @@ use crate::restore::tasks;
 const FEATURES: u64 = (1 << 31) - 1;
 /// A page, in bytes.
 const ONE_PAGE: usize = 4096;
-/// The lowest address that everybody may map (`vm.mmap_min_addr` as it is usual).
-const LOWEST: u64 = 1 << 16;
 /// The end of the addresses of programs.
 const END: u64 = 1 << 47;
 
@@ -155,7 +154,7 @@ fn owner(tasks: &mut Tasks, found: &Found) -> Result<(usize, bool)> {
 fn free_place(tasks: &Tasks) -> u64 {
     let mut taken: Vec<_> = tasks.iter().flat_map(|task| &task.vmas).map(|v| &v.map).collect();
     taken.sort_unstable_by_key(|map| map.start);
-    let mut at = LOWEST;
+    let mut at = LOWEST_ADDRESS;
     for map in taken {
         if map.start >= at + PAGE {
             break;

@@ -45,8 +45,8 @@ const PIPES: &str = "fs/pipe-max-size";
 const IO_URING: &str = "kernel/io_uring_disabled";
 const FAULTS: &str = "vm/unprivileged_userfaultfd";
 const LOWEST: &str = "vm/mmap_min_addr";
-/// What it is as a rule (`CONFIG_DEFAULT_MMAP_MIN_ADDR` of distributions).
-const LOWEST_AS_A_RULE: u64 = 1 << 16;
+/// The lowest address that everybody may map, as a rule (`CONFIG_DEFAULT_MMAP_MIN_ADDR` of distributions).
+pub const LOWEST_ADDRESS: u64 = 1 << 16;
 
 /// Whether a path below `/proc/sys` is that of a setting that is asked for.
 #[must_use]
@@ -75,7 +75,7 @@ pub(super) fn collect(
         let image = kind::TTY_INFO.file_name(0);
         terminal.use_of().into_iter().for_each(|ask| all.add(&*image, None, ask));
     }
-    let lowest = now(here, LOWEST).and_then(|text| text.parse().ok()).unwrap_or(LOWEST_AS_A_RULE);
+    let lowest = now(here, LOWEST).and_then(|text| text.parse().ok()).unwrap_or(LOWEST_ADDRESS);
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
         of_task(task, passed, lowest, all);
     }

@@ -9,6 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::proto::{FileEntry, VmaEntry};
 use torpor_policy::IoUring;
+use torpor_policy::collect::uses::LOWEST_ADDRESS;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
@@ -229,11 +230,9 @@ fn map(husk: &mut Tracee, vmas: &[VmaEntry], fd: u64, id: u32) -> Result<()> {
 /// The parts of an address space where nothing is and a mapping could be, but for where it is to
 /// be.
 fn elsewhere(here: &[Mapping], wanted: &VmaEntry) -> Vec<Range<u64>> {
-    /// The lowest address that everybody may map (`vm.mmap_min_addr` as it is usual).
-    const LOWEST: u64 = 1 << 16;
     const HIGHEST: u64 = (1 << 47) - PAGE;
     let mut places = Vec::new();
-    let mut from = LOWEST;
+    let mut from = LOWEST_ADDRESS;
     let taken = here.iter().map(|map| (map.start, map.end)).chain([(wanted.start, wanted.end)]);
     let mut taken: Vec<(u64, u64)> = taken.collect();
     taken.sort_unstable();
