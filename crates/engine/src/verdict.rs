@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FileType, Stat};
+use torpor_images::kind;
 use torpor_policy::{
     Capabilities, Device, FileLock, Grant, Opening, Origin, Passed, Policy, Rules, Violation,
 };
@@ -69,6 +70,42 @@ impl Verdict {
             text: format!("open device {device} at {path:?}: it is not among those allowed"),
         };
         // A list would have to have what the images name besides, which is no longer known.
+        Err(Error::Forbidden { violations: vec![violation], allowing: vec![] })
+    }
+
+    /// Whether the images are this host's. It may take reading all of their pages.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub(crate) fn made_here(&self) -> Result<bool> {
+        let origin = self.claim.as_ref().map_or(Ok(None), |claim| claim.origin(1).map(Some))?;
+        Ok(origin.or(self.origin) == Some(Origin::Here))
+    }
+
+    /// Ends a restore that is to show a part of this host with more rights than the mount gives that it is on, and the
+    /// policy does not allow it: `lost` names the flags that the images leave out.
+    ///
+    /// # Errors
+    /// If it is not allowed.
+    pub(crate) fn check_source(
+        &self,
+        policy: &Policy,
+        (space, at): (u32, &Path),
+        (source, lost): (&Path, &str),
+    ) -> Result<()> {
+        let allows = |rules: &Rules| !rules.limits_mounts(&self.passed);
+        let Some(rule) = self.denies(policy, "mounts.file-systems", allows)? else {
+            return Ok(());
+        };
+        let (at, source) = (at.display(), source.display());
+        let violation = Violation {
+            image: kind::MNTS.file_name(space.into()),
+            task: None,
+            rule,
+            text: format!(
+                "mount at {at}: it is a part of {source} of this host, which is mounted {lost}"
+            ),
+        };
         Err(Error::Forbidden { violations: vec![violation], allowing: vec![] })
     }
 

@@ -482,6 +482,13 @@ impl Rules {
         self.deny_use(number::LEASE, passed).is_none()
     }
 
+    /// Whether mounts give no more than the configuration of the container: how the parts of this host are mounted that
+    /// they show, only shows once they are open.
+    #[must_use]
+    pub fn limits_mounts(&self, passed: &Passed) -> bool {
+        self.file_systems == Limit::Runtime && passed.spec.is_some()
+    }
+
     fn deny_mount(&self, mount: &Mount, passed: &Passed) -> Option<Denial> {
         match &mount.from {
             From::Root | From::Part { .. } => None,

@@ -84,9 +84,10 @@ impl<'a> Asleep<'a> {
     }
 
     /// It counts on.
-    fn wakes(mut self) {
+    fn wakes(mut self) -> Container<'a> {
         self.container.restore(&[]);
         goes_on(&self.bundle.file("count"));
+        self.container
     }
 
     /// Changes a copy of the images in each of the ways.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType};
 
+use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::scratch::Scratch;
 
 use super::{Asleep, FOREIGN, Images, at, bundle, refuses};
@@ -54,6 +55,44 @@ fn sources_that_are_links() {
         ]);
         asleep.wakes();
     }
+}
+
+/// A mount below a volume, which `rbind` brings along: this host says how it is mounted, and nobody else.
+#[test]
+fn what_is_mounted_below_a_volume() {
+    let scratch = Scratch::new("images-below-volumes");
+    scratch.configure(&format!("{FOREIGN}external mnt[]\n"));
+    let below = scratch.dir("outer/below");
+    let script =
+        format!("mount -t tmpfs below {0} && mount -o bind,remount,ro,nosuid {0}", below.display());
+    command("sh", &["-ec", &script]).succeed();
+    let bundle = bundle(&scratch).bind(&scratch.join("outer"), "/outer", "rw");
+    let asleep = Asleep::of(&scratch, &bundle);
+    let place = format!("{} of this host, which is mounted ", below.display());
+    let places: &'static str = place.leak();
+    let wanted = |lost: &'static str| -> &'static [&'static str] {
+        vec![
+            "mount at /outer/below: it is a part of ",
+            places,
+            lost,
+            "(foreign.mounts.file-systems)",
+        ]
+        .leak()
+    };
+    fn without(images: &Images, flags: u32) {
+        images.mounts(|mounts| {
+            let place = b"/outer/below";
+            mounts.iter_mut().filter(|m| m.mountpoint == place).for_each(|m| m.flags &= !flags);
+        });
+    }
+    asleep.refused(&[
+        ("one that can be written to", |images| without(images, 1), wanted("mounted ro ")),
+        ("one with set-uid programs", |images| without(images, 3), wanted("mounted ro, nosuid ")),
+    ]);
+    let container = asleep.wakes();
+    let list = fs::read_to_string(format!("/proc/{}/mountinfo", container.pid())).unwrap();
+    let line = list.lines().find(|line| line.contains(" /outer/below ")).unwrap();
+    assert!(line.contains(" /outer/below ro,nosuid,"), "{line}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::assembly::Assembly;
 use super::collect::{clone, mount_id, open_beneath};
-use super::fs::{Origin, attributes, split_options};
+use super::fs::{NARROW, Origin, attributes, mount_flag_names, split_options};
 use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
 use super::restored::{Filled, GivenFs};
@@ -198,7 +198,11 @@ fn given(cx: &Assembly<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<
     let path = given_path(cx, forest, node)?;
     let what = || format!("open {} for {}", path.display(), mount.mountpoint.display());
     let at = match &mount.external {
-        Some(External::Auto(_)) if !forest.is_root(node) => open_named(cx, &path).context(what)?,
+        Some(External::Auto(_)) if !forest.is_root(node) => {
+            let at = open_named(cx, &path).context(what)?;
+            check_flags(cx, forest, node, (at.as_fd(), &path), host)?;
+            at
+        }
         _ => {
             rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context(what)?
         }
@@ -220,6 +224,27 @@ fn open_named(cx: &Assembly<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
         FileType::Symlink => Err(Errno::LOOP),
         _ => Ok(at),
     }
+}
+
+/// Makes sure that a part of this host does not come with more rights than the mount gives that it is on. The caller
+/// says that of the sources that it names, and not of what is mounted below them.
+fn check_flags(
+    cx: &Assembly<'_>,
+    forest: &Forest,
+    node: Node,
+    (at, path): (BorrowedFd<'_>, &Path),
+    host: &Tree,
+) -> Result<()> {
+    let mount = forest.mount(node);
+    let id = mount_id(at).context(|| format!("look at {}", path.display()))?;
+    let on = u32::try_from(id).ok().and_then(|id| host.find(id)).map(|on| host.mount(on));
+    let lost = on.map_or(0, |on| on.flags & !mount.flags & NARROW);
+    if lost == 0 {
+        return Ok(());
+    }
+    let space = forest.spaces[node.space].0;
+    let lost: Vec<&str> = mount_flag_names(lost).collect();
+    cx.verdict.check_source(cx.policy, (space, &mount.mountpoint), (path, &lost.join(", ")))
 }
 
 fn given_path(cx: &Assembly<'_>, forest: &Forest, node: Node) -> Result<PathBuf> {

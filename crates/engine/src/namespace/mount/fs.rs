@@ -123,6 +123,34 @@ pub(super) fn flag_names(sb_flags: u64) -> impl Iterator<Item = &'static str> {
     SB_FLAGS.iter().filter(move |(_, flag)| sb_flags & flag != 0).map(|(name, _)| *name)
 }
 
+/// Flags of a mount that take rights away.
+pub(crate) const NARROW: u64 = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+
+/// The names of flags of a mount that a list of mounts shows, but for the times of access (see [`access_times`]).
+pub(crate) fn mount_flag_names(flags: u64) -> impl Iterator<Item = &'static str> {
+    const NAMES: [(&str, u64); 6] = [
+        ("ro", libc::MS_RDONLY),
+        ("nosuid", libc::MS_NOSUID),
+        ("nodev", libc::MS_NODEV),
+        ("noexec", libc::MS_NOEXEC),
+        ("nodiratime", libc::MS_NODIRATIME),
+        ("nosymfollow", MS_NOSYMFOLLOW),
+    ];
+    NAMES.into_iter().filter(move |(_, flag)| flags & flag != 0).map(|(name, _)| name)
+}
+
+/// How a mount with these flags keeps times of access, as lists of mounts have it.
+#[must_use]
+pub(crate) fn access_times(flags: u64) -> &'static str {
+    if flags & libc::MS_NOATIME != 0 {
+        "noatime"
+    } else if flags & libc::MS_STRICTATIME != 0 {
+        "strictatime"
+    } else {
+        "relatime"
+    }
+}
+
 /// `MS_*` flags of a mount and what mount_setattr(2) calls them. The modes of
 /// access time are values of one field there.
 const MOUNT_FLAGS: &[(u64, u64)] = &[
@@ -142,12 +170,10 @@ pub(super) fn attributes(flags: u64) -> torpor_sys::mount::Attributes {
         .iter()
         .filter(|(flag, _)| flags & flag != 0)
         .fold(0, |set, (_, attr)| set | attr);
-    set |= if flags & libc::MS_NOATIME != 0 {
-        libc::MOUNT_ATTR_NOATIME
-    } else if flags & libc::MS_STRICTATIME != 0 {
-        libc::MOUNT_ATTR_STRICTATIME
-    } else {
-        libc::MOUNT_ATTR_RELATIME
+    set |= match access_times(flags) {
+        "noatime" => libc::MOUNT_ATTR_NOATIME,
+        "strictatime" => libc::MOUNT_ATTR_STRICTATIME,
+        _ => libc::MOUNT_ATTR_RELATIME,
     };
     torpor_sys::mount::Attributes { set, clear: all, propagation: 0 }
 }
