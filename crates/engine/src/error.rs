@@ -152,6 +152,11 @@ impl Error {
     pub fn invalid(image: impl Into<String>, reason: impl Into<String>) -> Self {
         Error::Invalid { image: image.into(), reason: reason.into() }
     }
+
+    /// Whether the kernel says that the rights are missing.
+    pub(crate) fn is_denial(&self) -> bool {
+        matches!(self, Error::Os { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
 }
 
 /// Adds the operation to an error of the kernel.

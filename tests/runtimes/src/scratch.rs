@@ -130,6 +130,11 @@ impl Scratch {
         command("mount", &["-t", "overlay", "-o", &layers, "etc", "/etc"]).succeed();
     }
 
+    /// Has the file of [`Scratch::configure`] say something else.
+    pub fn reconfigure(&self, options: &str) {
+        fs::write(self.join(CONFIGURATION), options).unwrap();
+    }
+
     /// What the file of [`Scratch::configure`] says.
     pub fn configuration(&self) -> Option<String> {
         fs::read_to_string(self.join(CONFIGURATION)).ok()

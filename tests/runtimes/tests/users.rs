@@ -1,11 +1,14 @@
 //! Images whose tasks have other users and groups than the calling runtime gives, or files that these may not open.
 
 use std::fs::{self, Permissions};
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use serde_json::json;
 use torpor_images::proto::CredsEntry;
-use torpor_runtimes_tests::runc::Container;
+use torpor_runtimes_tests::command::{Run, command};
+use torpor_runtimes_tests::runc::{Bundle, Container};
 use torpor_runtimes_tests::scratch::Scratch;
 use torpor_runtimes_tests::wait::until;
 
@@ -135,4 +138,87 @@ fn what_the_kernel_shows_to_some() {
     let shown: Vec<_> =
         addresses.filter(|(address, _)| !address.trim_matches('0').is_empty()).collect();
     assert_eq!(shown, []);
+}
+
+/// A restore that is to fail, and what its log says.
+fn fails(container: &Container<'_>, scratch: &Scratch, wanted: &str) {
+    container.restore_call(&[]).args(["--detach", container.id()]).fail();
+    let log = fs::read_to_string(scratch.join("work/restore.log")).unwrap();
+    assert!(log.contains(wanted), "{wanted:?} is missing: {log}");
+    container.runc("state").arg(container.id()).fail();
+}
+
+/// The same, where files have lost rights for all but their owner.
+fn fails_with(mode: u32, file: &Path, container: &Container<'_>, scratch: &Scratch, wanted: &str) {
+    let before = fs::metadata(file).unwrap().permissions();
+    fs::set_permissions(file, Permissions::from_mode(mode)).unwrap();
+    fails(container, scratch, wanted);
+    fs::set_permissions(file, before).unwrap();
+}
+
+/// A container of a user without capabilities, whose root file system is root's.
+fn bundle_of_user(scratch: &Scratch, program: &str) -> Bundle {
+    let bundle = bundle_of(scratch, program).configure(|config| {
+        config["process"]["user"] = json!({"uid": 65534, "gid": 65534});
+    });
+    bundle.write("count", "");
+    std::os::unix::fs::chown(bundle.file("count"), Some(65534), None).unwrap();
+    bundle
+}
+
+/// Who runs a program has it mapped, and need not be able to read it.
+#[test]
+fn a_program_that_can_be_run_but_not_read() {
+    const DENIED: &str = "busybox with no more rights than the calling runtime gives";
+    let scratch = Scratch::new("images-unread-program");
+    let bundle = bundle_of_user(&scratch, COUNT);
+    let program = bundle.file("bin/busybox");
+    fs::set_permissions(&program, Permissions::from_mode(0o711)).unwrap();
+    let mut container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    container.checkpoint(&[]);
+    // It cannot be run any more.
+    fails_with(0o700, &program, &container, &scratch, DENIED);
+    // Others could have it mapped for a program of theirs to read.
+    scratch.configure(FOREIGN);
+    fails(&container, &scratch, DENIED);
+    scratch.reconfigure("");
+    container.restore(&[]);
+    goes_on(&bundle.file("count"));
+}
+
+/// A fifo of which the user has one direction: nobody but the restore opens it for both.
+#[test]
+fn a_fifo_that_can_only_be_read() {
+    const DENIED: &str = "open /fifo with no more rights than the calling runtime gives";
+    let scratch = Scratch::new("images-one-way-fifo");
+    let bundle = bundle_of_user(&scratch, &format!("exec 8</fifo; {COUNT}"));
+    let fifo = bundle.file("fifo");
+    command("mkfifo", &["--mode", "644", fifo.to_str().unwrap()]).succeed();
+    // Root writes to it.
+    let open = || fs::File::options().read(true).write(true).open(&fifo).unwrap();
+    let writer = open();
+    let mut container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    container.checkpoint(&[]);
+    fails_with(0o600, &fifo, &container, &scratch, DENIED);
+    container.restore(&[]);
+    goes_on(&bundle.file("count"));
+    // What root has written is nothing that the user could have put there.
+    (&writer).write_all(b"text").unwrap();
+    container.checkpoint(&[]);
+    drop(writer);
+    scratch.configure(FOREIGN);
+    fails(&container, &scratch, DENIED);
+    scratch.reconfigure("");
+    container.restore(&[]);
+    goes_on(&bundle.file("count"));
+    let mut text = [0; 4];
+    open().read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"text");
+    // Without that, others may have the fifo as well.
+    container.checkpoint(&[]);
+    scratch.reconfigure(FOREIGN);
+    container.restore(&[]);
+    goes_on(&bundle.file("count"));
 }

@@ -106,8 +106,7 @@ impl FifoRestorer {
         let fifo = part(entry.id, entry.fifo.as_ref(), "fifo")?;
         let path = path(cx.entries, fifo)?;
         if !self.anchors.contains_key(&fifo.pipe_id) {
-            let flags = OFlags::RDWR | OFlags::NONBLOCK;
-            let anchor = regular::open(cx, &path.opened_with(flags.bits()))?;
+            let anchor = self.anchor(cx, fifo.pipe_id, &path)?;
             self.saved.fill(fifo.pipe_id, &anchor)?;
             self.anchors.insert(fifo.pipe_id, anchor);
         }
@@ -118,6 +117,22 @@ impl FifoRestorer {
                 Err(Error::invalid(path.text(), "another fifo has its name now"))
             }
             _ => Ok(opened),
+        }
+    }
+
+    /// A fifo, open for both directions. Who may have one of them only could not put anything into a fifo of others:
+    /// then it has to be empty, or to have had its content here.
+    fn anchor(&self, cx: &mut Opener<'_>, pipe_id: u32, path: &PathFile) -> Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::NONBLOCK;
+        match regular::open(cx, &path.opened_with(flags.bits())) {
+            Err(denied)
+                if denied.is_denial()
+                    && (self.saved.is_empty(pipe_id) || cx.verdict.made_here()?) =>
+            {
+                let wanted = OFlags::from_bits_retain(path.flags);
+                cx.roots.open_fifo(path.mount, &path.path, wanted)?.ok_or(denied)
+            }
+            opened => opened,
         }
     }
 

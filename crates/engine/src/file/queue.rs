@@ -127,6 +127,11 @@ impl Saved {
         Ok(saved)
     }
 
+    /// Whether there is nothing for a pipe.
+    pub(crate) fn is_empty(&self, pipe_id: u32) -> bool {
+        self.by_pipe.get(&pipe_id).is_none_or(|content| content.data.is_empty())
+    }
+
     /// Gives a pipe the size and content of `pipe_id`, through its writing end.
     ///
     /// # Errors

@@ -270,7 +270,7 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let opened = match cx.open_remapped(file)? {
         Some(opened) => opened,
         None if file.found == FoundBy::Mount => hidden::open(cx, file)?,
-        None => cx.roots.open_path(file.mount, &file.path, flags, Mode::empty())?,
+        None => by_path(cx, file, flags)?,
     };
     cx.check_opened(&file.path, &opened)?;
     validate(cx, file, &opened)?;
@@ -278,6 +278,28 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
         seek(&opened, file)?;
     }
     Ok(opened)
+}
+
+/// Opens what the path of a file leads to now.
+fn by_path(cx: &Opener<'_>, file: &PathFile, flags: OFlags) -> Result<OwnedFd> {
+    match cx.roots.open_path(file.mount, &file.path, flags, Mode::empty()) {
+        Err(denied) if denied.is_denial() && is_own_program(cx, file)? => {
+            cx.roots.open_program(file.mount, &file.path)?.ok_or(denied)
+        }
+        opened => opened,
+    }
+}
+
+/// Whether a file is the program of a task, which no descriptor is of, in images of this host: then exec(2) has mapped
+/// it. Other images could have it mapped for a program of theirs to read.
+fn is_own_program(cx: &Opener<'_>, file: &PathFile) -> Result<bool> {
+    let same = |other: &PathFile| (other.mount, &other.path) == (file.mount, &file.path);
+    let is_same = |id| cx.entries.get(&id).and_then(PathFile::of).is_some_and(|f| same(&f));
+    let programs = cx.tasks.iter().filter_map(|task| task.image.mm.as_ref());
+    let mut programs = programs.map(|mm| mm.exe_file_id);
+    let is_open = cx.tasks.iter().any(|task| task.image.fds.iter().any(|fd| fd.file == file.id));
+    let is_mapped_only = access(file.flags) == OFlags::RDONLY && !is_open;
+    Ok(is_mapped_only && programs.any(is_same) && cx.verdict.made_here()?)
 }
 
 /// The file that the caller hands over.

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags};
 use torpor_sys::rights::{FileRights, Limited};
 
 use crate::error::{Context, Error, Result};
@@ -77,7 +77,53 @@ impl Roots {
         Ok(without_waiting(flags, |flags| reopen(&file, flags)).ok())
     }
 
-    /// The same with all rights, for what the restore has put there itself or recognizes by what it is.
+    /// Opens a program to map it, which the container's user may run, but not read: exec(2) maps it as well. `None` if
+    /// the user may not run it, or is not limited.
+    ///
+    /// # Errors
+    /// If it cannot be opened with all rights.
+    pub fn open_program(&self, mnt_id: i32, path: &[u8]) -> Result<Option<OwnedFd>> {
+        let program = self.allowed(mnt_id, path, FileType::RegularFile, Access::EXEC_OK)?;
+        program.map(|file| reopen(&file, OFlags::RDONLY)).transpose()
+    }
+
+    /// Opens a fifo for both directions, of which the container's user may have those in `flags` only. `None` if it
+    /// may not have them, or is not limited.
+    ///
+    /// # Errors
+    /// If it cannot be opened with all rights.
+    pub fn open_fifo(&self, mnt_id: i32, path: &[u8], flags: OFlags) -> Result<Option<OwnedFd>> {
+        let access = match flags.intersection(OFlags::RWMODE) {
+            OFlags::RDONLY => Access::READ_OK,
+            OFlags::WRONLY => Access::WRITE_OK,
+            _ => Access::READ_OK | Access::WRITE_OK,
+        };
+        let fifo = self.allowed(mnt_id, path, FileType::Fifo, access)?;
+        fifo.map(|file| reopen(&file, OFlags::RDWR | OFlags::NONBLOCK)).transpose()
+    }
+
+    /// What a path leads to (`O_PATH`), if it is of this type, and the container's user is limited and has this access
+    /// to it.
+    fn allowed(
+        &self,
+        mnt_id: i32,
+        path: &[u8],
+        kind: FileType,
+        access: Access,
+    ) -> Result<Option<OwnedFd>> {
+        let Some(_limited) = self.limit()? else { return Ok(None) };
+        let Ok(file) = self.open_own(mnt_id, path, OFlags::PATH, Mode::empty()) else {
+            return Ok(None);
+        };
+        let stat = rustix::fs::fstat(&file).context(|| "fstat".to_owned())?;
+        let is_of_kind = FileType::from_raw_mode(stat.st_mode) == kind;
+        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+        // By the ids for files, and not the real ones.
+        let has_access = rustix::fs::accessat(CWD, link, access, AtFlags::EACCESS).is_ok();
+        Ok((is_of_kind && has_access).then_some(file))
+    }
+
+    /// Opens a path with all rights, for what the restore has put there itself or recognizes by what it is.
     ///
     /// # Errors
     /// See openat2(2).
