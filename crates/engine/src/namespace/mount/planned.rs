@@ -83,6 +83,9 @@ impl Forest {
             let made = is_made(&node).then(|| MadeFs {
                 fs: mount.fs.clone(),
                 sources: sources.get(&mount.dev).cloned().unwrap_or_default(),
+                // Others of the same type can be the same as one that is there already, as sysfs is.
+                read_only: matches!(mount.ty.origin, Origin::Filled | Origin::Layered)
+                    && mount.sb_flags & libc::MS_RDONLY != 0,
             });
             let (at, flags) = (mount.mountpoint.clone(), mount.flags);
             let wanted = Wanted { at, flags, made, given: given(node) };

@@ -68,6 +68,8 @@ pub struct MadeFs {
     pub fs: String,
     /// The sources of all mounts of it: one is made, and the others show the same.
     pub sources: Vec<OsString>,
+    /// Whether it is one of its own, and read-only as a whole.
+    pub read_only: bool,
 }
 
 /// A mount that shows a terminal of a devpts.

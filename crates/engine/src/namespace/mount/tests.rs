@@ -283,6 +283,9 @@ fn mounts_that_were_not_planned_are_named() {
         fs_mount("tmpfs", "/mnt", "");
         let ro = MountFlags::BIND | MountFlags::RDONLY;
         mount_remount("/mnt", ro, "").unwrap();
+        mount("whole", "/g", "tmpfs", MountFlags::RDONLY | MountFlags::NOATIME, None).unwrap();
+        mount_bind("/a", "/e").unwrap();
+        mount_remount("/e", ro | MountFlags::NOSUID | MountFlags::NODEV, "").unwrap();
     });
     let opts = world.options(&[]);
     let before = world.dump(&[&space], &opts).unwrap();
@@ -299,11 +302,12 @@ fn mounts_that_were_not_planned_are_named() {
             assert!(error.contains(wanted), "{wanted:?} is missing: {error}");
         });
     };
-    let tmpfs = |at: &str, flags: u32| format!("{at} (tmpfs of \"tmpfs\", flags {flags:#x})");
-    differs(&format!("nothing is missing, {} is there instead", tmpfs("/tmp", 0)), || {
+    let tmpfs = |at: &str, flags: &str| format!("{at} (tmpfs of \"tmpfs\", {flags})");
+    differs(&format!("nothing is missing, {} is there", tmpfs("/tmp", "relatime")), || {
         fs_mount("tmpfs", "/tmp", "");
     });
-    let (planned, other) = ("/mnt (tmpfs of [\"tmpfs\"], flags 0x1)", tmpfs("/mnt", 0));
+    let planned = "/mnt (tmpfs of [\"tmpfs\"], ro,relatime)";
+    let other = tmpfs("/mnt", "relatime");
     differs(&format!("{planned} is missing, {other} is there instead"), || {
         mount_remount("/mnt", MountFlags::BIND, "").unwrap();
     });
@@ -315,10 +319,28 @@ fn mounts_that_were_not_planned_are_named() {
         mount(source, "/mnt", fs, MountFlags::RDONLY, None).unwrap();
         mount_remount("/mnt", MountFlags::BIND | MountFlags::RDONLY, "").unwrap();
     }
-    differs("/mnt (proc of \"tmpfs\", flags 0x1) is there instead", || replaced("proc", "tmpfs"));
-    differs("/mnt (tmpfs of \"other\", flags 0x1) is there instead", || replaced("tmpfs", "other"));
+    let other =
+        |is: &str| format!("/mnt ({is}, read-only as a whole, ro,relatime) is there instead");
+    differs(&other("proc of \"tmpfs\""), || replaced("proc", "tmpfs"));
+    differs(&other("tmpfs of \"other\""), || replaced("tmpfs", "other"));
+    // Each flag counts, also of a part of what is given.
+    const FLAGS: MountFlags = MountFlags::BIND.union(MountFlags::NOSUID).union(MountFlags::RDONLY);
+    differs("ro,nosuid,nodev,relatime) is missing", || mount_remount("/e", FLAGS, "").unwrap());
+    differs("device", || {
+        mount_remount("/e", MountFlags::BIND | MountFlags::NODEV | MountFlags::NOSUID, "").unwrap();
+    });
+    let whole = "/g (tmpfs of [\"whole\"], read-only as a whole, ro,noatime) is missing";
+    differs(whole, || {
+        let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::RELATIME;
+        mount_remount("/g", flags, "").unwrap();
+    });
+    differs(&format!("{whole}, /g (tmpfs of \"whole\", ro,noatime) is there instead"), || {
+        mount_remount("/g", MountFlags::NOATIME, "").unwrap();
+        let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOATIME;
+        mount_remount("/g", flags, "").unwrap();
+    });
     // Another one of the same type at the same place, over it.
-    differs(&format!("nothing is missing, {} is there instead", tmpfs("/mnt", 0)), || {
+    differs(&format!("nothing is missing, {} is there instead", tmpfs("/mnt", "relatime")), || {
         fs_mount("tmpfs", "/mnt", "");
     });
 }

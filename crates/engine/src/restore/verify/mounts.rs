@@ -5,15 +5,12 @@ use std::path::Path;
 
 use super::wrong;
 use crate::error::Result;
-use crate::namespace::mount::{self, Mount, Restored, Wanted};
+use crate::namespace::mount::{self, Mount, Restored, Wanted, access_times, mount_flag_names};
 use crate::namespace::{Namespaces, NsKind};
 
-/// Flags of a mount that take rights away (`MS_*` of mount(2)).
-const NARROW: u64 = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-
-/// Those of the images and no others, with no fewer of the flags that take rights away; what was
-/// made is of the types and sources that were judged, and what is given shows the file or directory
-/// of this host that was opened for it.
+/// Those of the images and no others, each with its flags; what was made is of the types and sources that were judged,
+/// and read-only as a whole where it was to be; and what is given shows the file or directory of this host that was
+/// opened for it.
 pub(crate) fn check(spaces: &Namespaces, mounts: &Restored) -> Result<()> {
     for ns in spaces.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
         let (Some(file), Some(wanted)) = (&ns.file, mounts.wanted(ns.id)) else { continue };
@@ -52,32 +49,51 @@ fn is_as(wanted: &Wanted, now: &Mount) -> bool {
     let made = wanted.made.as_ref().is_none_or(|made| {
         // One without a source has a name for that in the kernel.
         let mut sources = made.sources.iter();
-        made.fs == now.fs && sources.any(|source| *source == now.source || source.is_empty())
+        let from_there = sources.any(|source| *source == now.source || source.is_empty());
+        made.fs == now.fs && from_there && (!made.read_only || is_read_only(now))
     });
     let given = wanted.given.as_ref();
     let given = given.is_none_or(|given| given.device == now.dev && given.root == now.root);
-    let flags = wanted.flags & NARROW == now.flags & NARROW;
-    made && given && flags && wanted.at == now.mountpoint
+    made && given && options(wanted.flags) == options(now.flags) && wanted.at == now.mountpoint
+}
+
+/// Whether the whole file system is read-only.
+fn is_read_only(mount: &Mount) -> bool {
+    mount.sb_flags & libc::MS_RDONLY != 0
+}
+
+/// The flags of a mount, as lists of mounts have them.
+fn options(flags: u64) -> String {
+    let all: Vec<&str> = mount_flag_names(flags).chain([access_times(flags)]).collect();
+    all.join(",")
 }
 
 fn planned(mount: &Wanted) -> String {
-    let (at, flags) = (mount.at.display(), mount.flags & NARROW);
+    let (at, flags) = (mount.at.display(), options(mount.flags));
     match (&mount.made, &mount.given) {
-        (Some(made), _) => format!("{at} ({} of {:?}, flags {flags:#x})", made.fs, made.sources),
+        (Some(made), _) => {
+            let whole = whole(made.read_only);
+            format!("{at} ({} of {:?}{whole}, {flags})", made.fs, made.sources)
+        }
         (None, Some(given)) => {
             let device = device(given.device);
-            format!("{at} ({:?} of device {device}, flags {flags:#x})", given.root)
+            format!("{at} ({:?} of device {device}, {flags})", given.root)
         }
-        (None, None) => format!("{at} (flags {flags:#x})"),
+        (None, None) => format!("{at} ({flags})"),
     }
 }
 
 fn shown(mount: &Mount) -> String {
-    let (at, flags) = (mount.mountpoint.display(), mount.flags & NARROW);
+    let (at, flags) = (mount.mountpoint.display(), options(mount.flags));
     if mount.root == Path::new("/") {
-        return format!("{at} ({} of {:?}, flags {flags:#x})", mount.fs, mount.source);
+        let whole = whole(is_read_only(mount));
+        return format!("{at} ({} of {:?}{whole}, {flags})", mount.fs, mount.source);
     }
-    format!("{at} ({:?} of device {}, flags {flags:#x})", mount.root, device(mount.dev))
+    format!("{at} ({:?} of device {}, {flags})", mount.root, device(mount.dev))
+}
+
+fn whole(read_only: bool) -> &'static str {
+    if read_only { ", read-only as a whole" } else { "" }
 }
 
 /// A device as the kernel lists it: major and minor number.
@@ -107,7 +123,8 @@ mod tests {
             made,
             given,
         };
-        let made = MadeFs { fs: "devpts".to_owned(), sources: vec!["devpts".into()] };
+        let made =
+            MadeFs { fs: "devpts".to_owned(), sources: vec!["devpts".into()], read_only: false };
         let given = GivenFs { device: 26, root: "/".into() };
         let wanted = [wanted(Some(made), None), wanted(None, Some(given))];
         for order in [[24, 26], [26, 24]] {
