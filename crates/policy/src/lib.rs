@@ -97,7 +97,7 @@ pub use runtime::{OVERLAY_LAYERS, shows_own_groups};
 pub use scheduling::Scheduling;
 pub use seccomp::Seccomp;
 pub use signal_owner::SignalOwner;
-pub use socket::{Socket, SocketKind};
+pub use socket::{Socket, SocketGroups, SocketKind};
 pub use socket_options::{SocketOption, SocketOptions};
 pub use tcp_stream::{Queues, TcpStream};
 pub use terminal::{Terminal, TerminalKind, TerminalSettings};

@@ -1,14 +1,18 @@
 //! Multicast groups of Internet sockets: read of their entries once, and joined. Anybody may join any
 //! group on any device of a network that a socket is in, as many as the kernel lets one socket have. So
-//! none of them is judged.
+//! none of them is judged; a plan lists them with their sockets.
 
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use serde::{Deserialize, Serialize};
 use torpor_images::proto::{InetSkEntry, SkMembership};
 
 const IP: u32 = 0;
 const IPV6: u32 = 41;
 
 /// A group that a socket has joined on a device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Membership {
     /// The address of the group: 4 or 16 bytes.
     pub group: Vec<u8>,
@@ -44,6 +48,25 @@ impl Membership {
             sources: entry.sources.clone(),
         })
     }
+}
+
+impl fmt::Display for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", address(&self.group), self.device)?;
+        let sources: Vec<String> = self.sources.iter().map(|source| address(source)).collect();
+        let sources = sources.join(", ");
+        match (self.exclude, self.sources.is_empty()) {
+            (true, true) => Ok(()),
+            (true, false) => write!(f, " but from {sources}"),
+            (false, _) => write!(f, " from [{sources}] only"),
+        }
+    }
+}
+
+fn address(bytes: &[u8]) -> String {
+    let four = || Some(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string());
+    let sixteen = || Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_string());
+    four().or_else(sixteen).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use torpor_images::proto::FileEntry;
 
 use crate::collect::references::network_of;
 use crate::inet::InetEnds;
+use crate::membership::Membership;
+use crate::netlink::Netlink;
 use crate::request::Ask;
 use crate::unix_name::EXTERNAL;
 
@@ -51,13 +53,24 @@ pub struct Socket {
     /// What an Internet socket is bound and connected to, and its state (`TCP_*` of
     /// net/tcp_states.h); a Unix socket is bound to a [`UnixName`](crate::UnixName).
     pub inet: Option<(InetEnds, u32)>,
+    /// The groups that it hears.
+    pub groups: SocketGroups,
+}
+
+/// What a socket hears beside what is sent to itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SocketGroups {
+    /// Multicast groups of an Internet socket.
+    pub multicast: Vec<Membership>,
+    /// The groups of a netlink socket, from 1.
+    pub netlink: Vec<u32>,
 }
 
 impl Socket {
     /// That of an open file; `None` of one that is no socket, or one of others outside.
     ///
     /// # Errors
-    /// A socket that no restore makes; an address that there cannot be.
+    /// A socket that no restore makes; an address or a group that there cannot be.
     pub fn of(entry: &FileEntry) -> Result<Option<Self>, String> {
         if entry.usk.as_ref().is_some_and(|socket| socket.uflags & EXTERNAL != 0) {
             return Ok(None);
@@ -65,7 +78,24 @@ impl Socket {
         let Some(kind) = SocketKind::of(entry)? else { return Ok(None) };
         let inet = entry.isk.as_ref();
         let inet = inet.map(|socket| Ok::<_, String>((InetEnds::read(socket)?, socket.state)));
-        Ok(Some(Socket { file: entry.id, kind, inet: inet.transpose()? }))
+        let groups = SocketGroups::of(entry)?;
+        Ok(Some(Socket { file: entry.id, kind, inet: inet.transpose()?, groups }))
+    }
+}
+
+impl SocketGroups {
+    fn of(entry: &FileEntry) -> Result<Self, String> {
+        let multicast = entry.isk.as_ref().map(Membership::all).transpose()?.unwrap_or_default();
+        let netlink = entry.nlsk.as_ref().map(Netlink::read).transpose()?;
+        let netlink = netlink.map(|socket| socket.groups).unwrap_or_default();
+        Ok(SocketGroups { multicast, netlink })
+    }
+}
+
+impl fmt::Display for SocketGroups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.multicast.iter().try_for_each(|group| write!(f, ", in group {group}"))?;
+        self.netlink.iter().try_for_each(|group| write!(f, ", in group {group}"))
     }
 }
 
@@ -77,7 +107,7 @@ impl fmt::Display for Socket {
             let name = index.and_then(|index| STATES.get(index).copied());
             write!(f, " {ends}, {}", name.unwrap_or("in a state that there is not"))?;
         }
-        write!(f, " (file {})", self.file)
+        write!(f, "{} (file {})", self.groups, self.file)
     }
 }
 
@@ -192,7 +222,9 @@ impl fmt::Display for SocketKind {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_images::proto::{InetSkEntry, NetlinkSkEntry, PacketSockEntry, UnixSkEntry};
+    use torpor_images::proto::{
+        InetSkEntry, NetlinkSkEntry, PacketSockEntry, SkMembership, UnixSkEntry,
+    };
 
     use super::*;
 
@@ -238,6 +270,28 @@ mod tests {
         let expected =
             "IPv4 stream socket of TCP in net namespace 9 at 127.0.0.1:80 (lo), listen (file 7)";
         assert_eq!(text(&listens).as_deref(), Some(expected));
+
+        let mut hears = inet(INET, DATAGRAM, UDP);
+        let socket = hears.isk.as_mut().unwrap();
+        (socket.src_addr, socket.dst_addr) = (vec![0], vec![0]);
+        let group = |exclude, sources: &[[u8; 4]]| SkMembership {
+            level: 0,
+            group: vec![224, 0, 0, 7],
+            device: "eth0".to_owned(),
+            exclude,
+            sources: sources.iter().map(|source| source.to_vec()).collect(),
+        };
+        let groups = vec![group(true, &[]), group(true, &[[10, 0, 0, 1]]), group(false, &[])];
+        hears.isk.as_mut().unwrap().opts.torpor_memberships = groups;
+        let said = text(&hears).unwrap();
+        let expected = ", in group 224.0.0.7 on eth0, in group 224.0.0.7 on eth0 but from 10.0.0.1, \
+                        in group 224.0.0.7 on eth0 from [] only (file 7)";
+        assert!(said.ends_with(expected), "{said}");
+
+        let netlink = NetlinkSkEntry { groups: vec![0x8000_0001], ..NetlinkSkEntry::default() };
+        let netlink = FileEntry { nlsk: Some(netlink), ..FileEntry::default() };
+        let expected = "netlink raw socket, in group 1, in group 32 (file 0)";
+        assert_eq!(text(&netlink).as_deref(), Some(expected));
         let mut connected = inet(INET6, DATAGRAM, UDP);
         let socket = connected.isk.as_mut().unwrap();
         let one = u32::from_ne_bytes([0, 0, 0, 1]);
