@@ -31,6 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// `IORING_SETUP_*` of linux/io_uring.h.
+const SETUP_CQSIZE: u32 = 1 << 3;
 const SETUP_TASKRUN_FLAG: u32 = 1 << 9;
 const SETUP_SQE128: u32 = 1 << 10;
 const SETUP_CQE32: u32 = 1 << 11;
@@ -46,6 +47,7 @@ const KNOWN: u32 = SETUP_TASKRUN_FLAG
     | SETUP_NO_SQARRAY;
 
 /// Requests of io_uring_register(2).
+const REGISTER_BUFFERS: u64 = 0;
 const REGISTER_EVENTFD: u64 = 4;
 const REGISTER_NAPI: u64 = 27;
 const REGISTER_RESIZE_RINGS: u64 = 33;
@@ -58,8 +60,8 @@ const MAX_SQ: u32 = 32768;
 /// How many calls a restore makes to count up all instances: some thirty microseconds each.
 const MAX_CALLS: u32 = 1_000_000;
 
-/// Where the answers are in `struct io_rings` of the kernel: behind heads and tails of both rings, and what
-/// describes them.
+/// Where `struct io_rings` of the kernel has the answers: behind heads and tails of both rings, and
+/// what describes them.
 const ANSWERS: usize = 64;
 
 /// Bytes of both rings, in whole pages.

@@ -1,4 +1,4 @@
-//! Instances are made again, each by its task.
+//! The restore half of io_uring instances.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,8 @@ use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
 use super::{
-    KNOWN, MAX_CALLS, MAX_SQ, OFF_SQES, calls_of, requests_length, rings_length, view, word,
+    KNOWN, MAX_CALLS, MAX_SQ, OFF_SQES, REGISTER_BUFFERS, SETUP_CQSIZE, calls_of, requests_length,
+    rings_length, view, word,
 };
 use crate::error::{Context, Error, Result};
 use crate::file::Holder;
@@ -25,12 +26,7 @@ use crate::proc;
 use crate::restore::tasks;
 use crate::restore::transport::place_words;
 
-/// `IORING_SETUP_CQSIZE` of linux/io_uring.h.
-const SETUP_CQSIZE: u32 = 1 << 3;
-/// A request of io_uring_register(2).
-const REGISTER_BUFFERS: u64 = 0;
-
-/// Offsets in `struct io_rings` of the kernel.
+/// Offsets in `struct io_rings` of what a restore moves.
 const SQ_TAIL: usize = 4;
 const CQ_HEAD: usize = 8;
 
