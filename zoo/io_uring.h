@@ -34,6 +34,12 @@ static inline bool ring_setup(struct ring *ring, unsigned entries, unsigned flag
 	return true;
 }
 
+/* io_uring_register(2). */
+static inline long ring_register(int fd, unsigned request, const void *what, unsigned count)
+{
+	return syscall(SYS_io_uring_register, fd, request, what, count);
+}
+
 static inline void ring_add(struct ring *ring, int op, int fd, void *at, unsigned len, unsigned buffer, uint64_t data)
 {
 	unsigned tail = *ring->sq_tail, index = tail & (ring->entries - 1);
@@ -61,6 +67,15 @@ static inline bool ring_is_empty(struct ring *ring)
 	return __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) == *ring->cq_head;
 }
 
+/* Has a thread know the ring by a place in its own table as well. */
+static inline void ring_name(struct ring *ring, unsigned place)
+{
+	struct io_uring_rsrc_update update = { .offset = place, .data = (unsigned)ring->fd };
+
+	if (ring_register(ring->fd, IORING_REGISTER_RING_FDS, &update, 1) < 0)
+		zoo_skip("no registered descriptors of rings");
+}
+
 /* Waits for the next answer, which must be this. */
 static inline void ring_expect(struct ring *ring, uint64_t data, int result)
 {
@@ -73,4 +88,12 @@ static inline void ring_expect(struct ring *ring, uint64_t data, int result)
 	CHECK_EQ(cqe->user_data, data);
 	CHECK_EQ(cqe->res, result);
 	__atomic_store_n(ring->cq_head, *ring->cq_head + 1, __ATOMIC_RELEASE);
+}
+
+/* Does nothing once, by way of the place that a thread knows the ring by. */
+static inline void ring_use_name(struct ring *ring, unsigned place, uint64_t data)
+{
+	ring_add(ring, IORING_OP_NOP, -1, NULL, 0, 0, data);
+	CHECK_EQ(syscall(SYS_io_uring_enter, place, 1, 0, IORING_ENTER_REGISTERED_RING, NULL, 0), 1);
+	ring_expect(ring, data, 0);
 }

@@ -1,7 +1,7 @@
 // area: refusals
-// shows: an io_uring instance with registered files is refused by name
+// shows: an io_uring instance with a registered file that is no socket is refused by name
 // modes: plain leave-running ns
-// expect: refused "it has registered files, which is not supported; let the program use its descriptors"
+// expect: refused "of which only the path is known, which is not supported; let the program use its descriptors"
 #include "io_uring.h"
 
 int main(void)

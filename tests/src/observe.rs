@@ -500,7 +500,15 @@ fn fdinfo_line(line: &str) -> Option<String> {
             words.retain(|word| kept.iter().any(|start| word.starts_with(start)));
             Some(words.join(" "))
         }
-        _ => Some(words.join(" ")),
+        _ => {
+            // A file that is registered with io_uring: numbers of sockets are new ones.
+            let mut words = words;
+            words
+                .iter_mut()
+                .filter(|word| word.starts_with("socket:["))
+                .for_each(|word| *word = "socket");
+            Some(words.join(" "))
+        }
     }
 }
 

@@ -19,6 +19,14 @@ pub struct IoUring<'e> {
     pub requests: &'e [u8],
     /// Where its registered buffers are, and their lengths; those of no length are empty places.
     pub buffers: Vec<(u64, u64)>,
+    /// The most workers of the kernel, for files and for all else, if known.
+    pub workers: Option<[u32; 2]>,
+    /// How many places for registered files it has.
+    pub places: u32,
+    /// Those that have one: place, and number of the file in the images.
+    pub files: Vec<(u32, u32)>,
+    /// Threads that have registered its descriptor: id in the images, and place in their table.
+    pub threads: Vec<(u32, u32)>,
 }
 
 impl<'e> IoUring<'e> {
@@ -35,6 +43,10 @@ impl<'e> IoUring<'e> {
             rings: &ring.rings,
             requests: &ring.requests,
             buffers: buffers.collect(),
+            workers: ring.workers.first_chunk().copied(),
+            places: ring.places.unwrap_or_default(),
+            files: ring.files.iter().map(|file| (file.place, file.file)).collect(),
+            threads: ring.threads.iter().map(|thread| (thread.thread, thread.place)).collect(),
         })
     }
 

@@ -51,6 +51,13 @@ pub(crate) struct Kinds {
     pub(super) locks: Locks,
 }
 
+impl Kinds {
+    /// A thread of a task has used io_uring.
+    pub(super) fn note_io_uring(&mut self, task: usize, tid: i32) {
+        self.io_urings.note_user(task, tid);
+    }
+}
+
 /// The parts of a dump that save a file by its path.
 macro_rules! paths {
     ($cx:ident) => {
@@ -152,7 +159,7 @@ pub(crate) fn finish(cx: &mut Dump<'_>) -> Result<()> {
     let of_caller = (cx.opts.shell_job, cx.opts.files.orphan_pts_master);
     kinds.terminals.finish(of_caller, images, tasks)?;
     kinds.memfds.write(images)?;
-    kinds.io_urings.finish(tasks, &cx.files)?;
+    kinds.io_urings.finish(&mut cx.tasks, &mut cx.files)?;
     cx.remaps.write(images)?;
     kinds.locks.write(images)?;
     Ok(images.write_all(kind::FILES, 0, cx.files.entries())?)

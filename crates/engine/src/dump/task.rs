@@ -52,6 +52,9 @@ pub(super) fn dump(cx: &mut Dump<'_>, tasks: &[usize]) -> Result<Vec<MmFlags>> {
         write_core(&mut cx.later, vtid, state.leader.core, cx.cgroups.of(first));
         let of_process = Some(state.unkept);
         cx.found.push(Asking { task, tid: first, of_thread: state.leader.unkept, of_process });
+        if state.leader.uses_io_uring {
+            cx.kinds.note_io_uring(task, first);
+        }
         flags.push(state.mm);
     }
     Ok(flags)
@@ -80,7 +83,9 @@ impl Taken {
 /// Asks all threads, and has the images of all but the first ones written meanwhile.
 fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<ProcessState>> {
     let lost = without_parent(cx, tasks);
-    let Dump { tasks: all, id_maps, filters, cgroups, later, guardian, suspects, found, .. } = cx;
+    let Dump {
+        tasks: all, id_maps, filters, cgroups, later, guardian, suspects, found, kinds, ..
+    } = cx;
     let own_tid = |tid: i32| all.own_tid(tid);
     let mut tree = Tree { maps: id_maps, own_tid: &own_tid, filters };
     let processes = tasks.iter().zip(taken).map(|(&task, taken)| {
@@ -104,7 +109,10 @@ fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<Pr
             if state.may_look {
                 suspects.clear(task, number);
             }
-            let ThreadState { core, unkept, .. } = state;
+            let ThreadState { core, unkept, uses_io_uring, .. } = state;
+            if uses_io_uring {
+                kinds.note_io_uring(task, tid);
+            }
             if !unkept.is_empty() {
                 found.push(Asking { task, tid, of_thread: unkept, of_process: None });
             }

@@ -175,6 +175,8 @@ fn resolve(
 pub(crate) struct EpollRestorer {
     made: Vec<EventpollFileEntry>,
     of_signals: Vec<SignalWatch>,
+    /// Entries that watch io_uring instances, which tasks make later.
+    of_rings: Vec<EventpollTfdEntry>,
 }
 
 /// An entry that watches a signalfd.
@@ -252,6 +254,15 @@ impl EpollRestorer {
             let mut watched = Vec::new();
             for entry in &epfd.tfd {
                 let id = target(tasks, all, &epfd, entry)?;
+                if all.get(&id).is_some_and(|file| file.torpor_io_uring.is_some()) {
+                    let (set, file) = (epfd.id, Some(id));
+                    self.of_rings.push(EventpollTfdEntry {
+                        id: set,
+                        torpor_file_id: file,
+                        ..*entry
+                    });
+                    continue;
+                }
                 let is_signalfd = all.get(&id).is_some_and(|file| file.sgfd.is_some());
                 if is_signalfd && let Some(watch) = SignalWatch::new(tasks, &epfd, entry, id) {
                     self.of_signals.push(watch);
@@ -270,6 +281,20 @@ impl EpollRestorer {
             let set = duplicate(files.need(epfd.id)?)?;
             torpor_sys::epoll::add(set.as_fd(), &interests)
                 .context(|| format!("EPOLL_CTL_ADD to epoll set {}", epfd.id))?;
+        }
+        Ok(())
+    }
+
+    /// The instances of io_uring are made: has the sets watch them.
+    ///
+    /// # Errors
+    /// If the kernel does not add an entry.
+    pub(crate) fn watch_rings(&mut self, files: &OpenFiles) -> Result<()> {
+        for entry in self.of_rings.drain(..) {
+            let ring = files.need(entry.torpor_file_id.unwrap_or_default())?;
+            let set = files.need(entry.id)?;
+            torpor_sys::epoll::add(set, &[interest(&entry, ring)])
+                .context(|| format!("EPOLL_CTL_ADD to epoll set {}", entry.id))?;
         }
         Ok(())
     }

@@ -6,18 +6,24 @@
 //! counts on: so the new instance does nothing as often as the old one did something. Then
 //! its rings get the content that they had.
 //!
+//! What was registered with an instance is made again where it can be told ([`registered`]), and so
+//! are the ways in which threads know it ([`users`]).
+//!
 //! The kernel lets nobody send an instance over a socket: each task makes its own.
 
+mod registered;
 mod restore;
+mod users;
 
 use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags};
-use torpor_images::proto::{FdTypes, FileEntry, TorporIoUringBuffer, TorporIoUringEntry};
+use torpor_images::proto::{FdTypes, FileEntry, TorporIoUringEntry};
 use torpor_sys::vm;
 use torpor_tracee::syscall::{self, RemoteFd, Syscall};
 
 pub(crate) use self::restore::IoUringRestorer;
+pub(crate) use self::users::UserQuestion;
 use super::table::FileTable;
 use super::{FdInfo, Found};
 use crate::dump::tasks::Tasks;
@@ -32,6 +38,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// `IORING_SETUP_*` of linux/io_uring.h.
 const SETUP_CQSIZE: u32 = 1 << 3;
+const SETUP_SUBMIT_ALL: u32 = 1 << 7;
 const SETUP_TASKRUN_FLAG: u32 = 1 << 9;
 const SETUP_SQE128: u32 = 1 << 10;
 const SETUP_CQE32: u32 = 1 << 11;
@@ -51,10 +58,16 @@ const REGISTER_BUFFERS: u64 = 0;
 const REGISTER_EVENTFD: u64 = 4;
 const REGISTER_NAPI: u64 = 27;
 const REGISTER_RESIZE_RINGS: u64 = 33;
+const REGISTER_MEM_REGION: u64 = 34;
+/// An address where nothing is: a request of io_uring_register(2) that gets there changes nothing.
+const NOWHERE: u64 = 1;
 /// `IORING_ENTER_GETEVENTS`.
 const GETEVENTS: u64 = 1;
 /// `IORING_OFF_SQES`: where in its file the requests of an instance are.
 const OFF_SQES: u64 = 0x1000_0000;
+/// Why an instance of two processes is refused, and what to do.
+const SHARED: &str = "shared with another process, which is not supported; let the program close \
+                      and unmap it in its children (io_uring_ring_dontfork)";
 /// The largest rings that the kernel makes.
 const MAX_SQ: u32 = 32768;
 /// How many calls a restore makes to count up all instances: some thirty microseconds each.
@@ -116,10 +129,24 @@ impl Counts {
 /// The dump half.
 #[derive(Debug, Default)]
 pub(crate) struct IoUringDumper {
-    /// Number, inode, and the task that was met first.
-    met: Vec<(u32, u64, usize)>,
+    met: Vec<Met>,
+    /// Threads that have used one, by task.
+    users: Vec<(usize, i32)>,
     /// How many calls it takes to count all of them up.
     calls: u32,
+}
+
+/// An instance that was met.
+#[derive(Debug)]
+struct Met {
+    /// Its number, and that of its inode.
+    id: u32,
+    ino: u64,
+    /// The task that was met first, and its descriptor.
+    task: usize,
+    fd: i32,
+    /// Sockets that are registered with it: place and inode.
+    sockets: Vec<(u32, u64)>,
 }
 
 impl IoUringDumper {
@@ -151,7 +178,11 @@ impl IoUringDumper {
                 format!("it has taken {many} requests: to count that far again takes too long");
             return Err(refuse(found, reason));
         }
-        self.met.push((found.id, found.stat.st_ino, found.task));
+        registered::check_groups(tasks, found)?;
+        let files = registered::files(found)?;
+        let (id, ino) = (found.id, found.stat.st_ino);
+        let sockets = files.sockets;
+        self.met.push(Met { id, ino, task: found.task, fd: found.fd, sockets });
         let instance = TorporIoUringEntry {
             id: found.id,
             flags: found.flags(),
@@ -160,37 +191,60 @@ impl IoUringDumper {
             cq_entries: counts.cq_entries,
             rings,
             requests,
-            buffers: buffers(found)?,
+            buffers: registered::buffers(found)?,
+            places: files.places,
+            ..TorporIoUringEntry::default()
         };
         Ok(Some(FileEntry { torpor_io_uring: Some(instance), ..found.entry(FdTypes::Ext) }))
     }
 
-    /// An instance can be made again for one task only, and nothing can watch it meanwhile.
-    /// After the last descriptor of the tree: what belongs to the kind as a whole.
+    /// A thread of a task has used io_uring.
+    pub(crate) fn note_user(&mut self, task: usize, tid: i32) {
+        self.users.push((task, tid));
+    }
+
+    /// After the last descriptor of the tree: what belongs to the kind as a whole. An instance can be
+    /// made again for one task only.
     ///
     /// # Errors
-    /// Refused, if another process has it open, or an epoll set watches it.
-    pub(crate) fn finish(&mut self, tasks: &Tasks, table: &FileTable) -> Result<()> {
-        for &(id, ino, owner) in &self.met {
-            let refuse = |reason: &str| {
-                Err(Error::refused(tasks[owner].pid, "its io_uring instance", reason))
-            };
-            let own = tasks[owner].ids.files_id;
-            for task in tasks.iter().filter(|t| !t.is_zombie() && t.ids.files_id != own) {
-                for fd in proc::numbers(task.pid, "fd")? {
-                    let stat = rustix::fs::stat(format!("/proc/{}/fd/{fd}", task.pid));
-                    if stat.is_ok_and(|stat| stat.st_ino == ino) {
-                        return refuse("is shared with another process, which is not supported");
-                    }
-                }
+    /// Refused, if another process has one open, a registered socket is not open any more, or a
+    /// thread has registered the descriptor of one that is closed.
+    pub(crate) fn finish(&mut self, tasks: &mut Tasks, table: &mut FileTable) -> Result<()> {
+        for met in &self.met {
+            check_owner(tasks, met)?;
+            let files = registered::resolve(tasks, table, met)?;
+            if let Some(ring) = entry_mut(table, met.id) {
+                ring.files = files;
             }
-            let mut sets = table.entries().iter().filter_map(|entry| entry.epfd.as_ref());
-            if sets.any(|set| set.tfd.iter().any(|watch| watch.torpor_file_id == Some(id))) {
-                return refuse("is watched by an epoll set, which is not supported");
-            }
+        }
+        for &(task, tid) in &self.users {
+            users::describe(tasks, table, (task, tid), &self.met)?;
         }
         Ok(())
     }
+}
+
+/// The entry of an instance.
+fn entry_mut(table: &mut FileTable, id: u32) -> Option<&mut TorporIoUringEntry> {
+    table.entry_mut(id).and_then(|entry| entry.torpor_io_uring.as_mut())
+}
+
+/// Refuses an instance that a process with other descriptors has open as well.
+fn check_owner(tasks: &Tasks, met: &Met) -> Result<()> {
+    let own = tasks[met.task].ids.files_id;
+    for task in tasks.iter().filter(|t| !t.is_zombie() && t.ids.files_id != own) {
+        for fd in proc::numbers(task.pid, "fd")? {
+            let stat = rustix::fs::stat(format!("/proc/{}/fd/{fd}", task.pid));
+            if stat.is_ok_and(|stat| stat.st_ino == met.ino) {
+                return Err(Error::refused(
+                    tasks[met.task].pid,
+                    "its io_uring instance",
+                    format!("is {SHARED}"),
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The refusal of an instance, with what to do in the program's own terms where they are known.
@@ -224,11 +278,6 @@ fn without(comm: &[u8]) -> Option<&'static str> {
 }
 
 /// Refuses what fdinfo shows and no restore can make.
-///
-/// Of registered files it shows the paths. That says which socket one is, but not which of several
-/// descriptions of a file: with which position, or flags. A request can make a descriptor of one
-/// (`IORING_OP_FIXED_FD_INSTALL`), but each request moves the heads of the ring, which the
-/// program counts for itself, and a task whose dump fails must go on as it was.
 fn check(found: &Found) -> Result<()> {
     let is_other = |key: &str, usual: &str| found.info.values(key).any(|value| value != usual);
     if is_other("SqThread", "-1") {
@@ -238,13 +287,15 @@ fn check(found: &Found) -> Result<()> {
             "let the program submit them itself",
         ));
     }
-    if is_other("UserFiles", "0") {
+    // Linux 6.13 and later show it.
+    if is_other("NAPI", "disabled") {
         return Err(refuse_use(
             found,
-            "it has registered files, which is not supported",
-            "let the program use its descriptors",
+            "it polls network devices itself (IORING_REGISTER_NAPI), which is not supported",
+            "let the program leave that to the kernel",
         ));
     }
+    // Not all kernels show them: Linux 6.18 does not.
     if found.info.rest.iter().any(|line| line.starts_with("Personalities")) {
         return Err(refuse_use(
             found,
@@ -253,24 +304,6 @@ fn check(found: &Found) -> Result<()> {
         ));
     }
     Ok(())
-}
-
-/// Registered buffers: lines `N: ADDRESS/LENGTH` after their number.
-fn buffers(found: &Found) -> Result<Vec<TorporIoUringBuffer>> {
-    let mut lines = found.info.rest.iter().skip_while(|line| !line.starts_with("UserBufs:"));
-    let count = lines.next().and_then(|line| line.strip_prefix("UserBufs:")?.trim().parse().ok());
-    let count: usize = count.unwrap_or(0);
-    let parse = |line: &String| -> Option<TorporIoUringBuffer> {
-        let (_, place) = line.split_once(':')?;
-        let Some((address, length)) = place.trim().split_once('/') else {
-            return Some(TorporIoUringBuffer { address: 0, length: 0 });
-        };
-        let address = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
-        Some(TorporIoUringBuffer { address, length: length.parse().ok()? })
-    };
-    let all: Option<Vec<_>> = lines.take(count).map(parse).collect();
-    all.filter(|all| all.len() == count)
-        .ok_or_else(|| refuse(found, "its fdinfo does not show its registered buffers"))
 }
 
 /// Whether a line of fdinfo is of a poll, or of an answer that waits for room.
@@ -316,13 +349,18 @@ fn drain(tasks: &mut Tasks, found: &Found) -> Result<Counts> {
 fn ask(tasks: &mut Tasks, found: &Found) -> Result<u32> {
     let fd = u64::from(found.fd.cast_unsigned());
     let mut batch = tasks.remote(found.task)?.batch();
-    let mut probe = |request| batch.call((libc::SYS_io_uring_register, [fd, request, 1, 1]));
+    let mut probe = |request| batch.call((libc::SYS_io_uring_register, [fd, request, NOWHERE, 1]));
     let (event, napi) = (probe(REGISTER_EVENTFD), probe(REGISTER_NAPI));
-    let resize = probe(REGISTER_RESIZE_RINGS);
+    let (resize, region) = (probe(REGISTER_RESIZE_RINGS), probe(REGISTER_MEM_REGION));
     let out = batch.run()?;
     let error = |call| out.result(call).err().and_then(|e| e.raw_os_error());
     let reason = match error(event) {
         Some(libc::EFAULT) => match error(napi) {
+            // Kernels before Linux 6.13 have no such regions.
+            Some(libc::EFAULT) if error(region) == Some(libc::EBUSY) => Some((
+                "it has memory for its waits (IORING_REGISTER_MEM_REGION), which is not supported",
+                "let the program wait without",
+            )),
             Some(libc::EFAULT) => None,
             _ => Some((
                 "it polls for answers (IORING_SETUP_IOPOLL), or this kernel cannot tell",
@@ -437,11 +475,14 @@ pub(crate) fn of_mapping(tasks: &Tasks, table: &FileTable, task: usize, vma: &Vm
         is_own(pid) && kind.is_some_and(|entry| entry.torpor_io_uring.is_some())
     });
     own.map(|(_, _, id)| id).ok_or_else(|| {
-        Error::refused(
-            tasks[task].pid,
-            format!("mapping {:x}-{:x}", vma.map.start, vma.map.end),
-            "shows the rings of an io_uring instance that the task does not have open",
-        )
+        let reason = match table.open_on(vma.map.inode).next() {
+            Some(_) => format!("shows the rings of an io_uring instance that is {SHARED}"),
+            None => "shows the rings of an io_uring instance that no task has open; let the \
+                     program keep its descriptor"
+                .to_owned(),
+        };
+        let object = format!("mapping {:x}-{:x}", vma.map.start, vma.map.end);
+        Error::refused(tasks[task].pid, object, reason)
     })
 }
 

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::DupFlags;
 use torpor_policy::Descriptor;
+use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::files::Table;
@@ -53,7 +54,9 @@ fn shares_table(tasks: &Tasks, task: usize) -> bool {
 fn fill(table: &mut Table<'_>, task: usize) -> Result<()> {
     let fds = table.opener.tasks[task].image.fds.clone();
     let end = free_number(&fds);
-    raise_limit(table.opener.tasks, task, &fds, end)?;
+    let highest = fds.last().map_or(0, |f| f.fd).max(end.cast_unsigned());
+    let vpid = table.opener.tasks[task].vpid;
+    raise_limit(table.opener.tasks.remote(task)?, vpid, highest)?;
     let transport = Transport::open(table.opener.tasks.remote(task)?, end)?;
     // The highest first, in as many messages as it takes: each leaves the low numbers free.
     for chunk in fds.rchunks(AT_ONCE) {
@@ -99,9 +102,11 @@ fn free_number(fds: &[Descriptor]) -> i32 {
 }
 
 /// A husk has the limits of the supervisor; the highest number must fit.
-fn raise_limit(tasks: &mut Tasks, task: usize, fds: &[Descriptor], end: i32) -> Result<()> {
-    let highest = fds.last().map_or(0, |f| f.fd).max(end.cast_unsigned());
-    let mut batch = tasks.remote(task)?.batch();
+///
+/// # Errors
+/// If it does not fit the limit of this machine; if the husk has ended.
+pub(crate) fn raise_limit(husk: &mut Tracee, vpid: i32, highest: u32) -> Result<()> {
+    let mut batch = husk.batch();
     let old = batch.space(16);
     let got = batch.call((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, 0, old.addr.0]));
     let out = batch.run()?;
@@ -111,15 +116,14 @@ fn raise_limit(tasks: &mut Tasks, task: usize, fds: &[Descriptor], end: i32) -> 
         return Ok(());
     }
     if u64::from(highest) >= hard {
-        let pid = tasks[task].vpid;
         return Err(Error::invalid(
             "fdinfo",
             format!(
-                "task {pid} has fd {highest}, above this machine's limit of {hard} (ulimit -Hn)"
+                "task {vpid} has fd {highest}, above this machine's limit of {hard} (ulimit -Hn)"
             ),
         ));
     }
-    let mut batch = tasks.remote(task)?.batch();
+    let mut batch = husk.batch();
     let new = place_words(&mut batch, &[hard, hard]);
     batch.must((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, new.0, 0]));
     match batch.run()?.first_error() {
@@ -140,7 +144,7 @@ pub(super) fn attach(table: &mut Table<'_>) -> Result<()> {
             table.attach(holder, entry)?;
         }
     }
-    Ok(())
+    table.connect_attached()
 }
 
 #[cfg(test)]

@@ -138,7 +138,7 @@ impl Table<'_> {
         ns_file::load(cx.spaces, &take(FdTypes::Ns))?;
         let (userfaultfds, others): (Vec<_>, Vec<_>) =
             take(FdTypes::Ext).into_iter().partition(|entry| entry.torpor_userfaultfd.is_some());
-        kinds.io_urings.load(&others)?;
+        kinds.io_urings.load(all, &others)?;
         kinds.userfaultfds.load(&userfaultfds)?;
         kinds.timers.load(&take(FdTypes::Timerfd))?;
         kinds.tuns.load(images, &take(FdTypes::Tunf))?;
@@ -271,6 +271,17 @@ impl Table<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Every task has done what only it can: connects what has waited for that.
+    pub(super) fn connect_attached(&mut self) -> Result<()> {
+        let Files { opened, kinds, .. } = &mut *self.files;
+        kinds.epolls.watch_rings(opened)
+    }
+
+    /// All threads are there: gives them the descriptors that they have registered with io_uring.
+    pub(super) fn register_with_threads(&mut self) -> Result<()> {
+        self.files.kinds.io_urings.register(self.opener.tasks, self.opener.entries)
     }
 
     /// The memory of the tasks is as it is to be: registers parts of it with userfaultfds.

@@ -7,7 +7,7 @@
 
 mod births;
 mod compare;
-mod descriptors;
+pub(crate) mod descriptors;
 mod files;
 mod lazy;
 mod listed;

@@ -373,6 +373,7 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     drop(files);
     tracing::info!("Restoring threads, locks and the rest of each task");
     tree::make_threads(cx)?;
+    cx.table().register_with_threads()?;
     cx.cgroups.place_threads(&cx.tasks)?;
     cx.table().take_locks()?;
     fown::restore(&cx.entries, &cx.files.opened, &mut cx.tasks, &cx.id_maps)?;

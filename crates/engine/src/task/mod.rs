@@ -40,6 +40,7 @@ pub use signals::{has_pending, restore_stop, take_signal};
 pub(crate) use thread::ask_to_look;
 
 use crate::error::{Error, Result};
+use crate::file::io_uring::UserQuestion;
 use crate::namespace::user::IdMaps;
 use crate::proc;
 use signals::Pending;
@@ -91,6 +92,8 @@ pub struct ThreadState {
     pub unkept: Vec<&'static str>,
     /// Whether there is a process that it was to look into, and it may.
     pub may_look: bool,
+    /// Whether it has used io_uring.
+    pub uses_io_uring: bool,
 }
 
 /// What procfs says of a stopped process.
@@ -353,6 +356,7 @@ struct ThreadQuestions {
     /// That of a 32-bit program.
     robust_list: Option<ia32::RobustQuestion>,
     unkept: unkept::OfThread,
+    io_uring: UserQuestion,
     look: Option<Call>,
 }
 
@@ -370,6 +374,7 @@ impl ThreadQuestions {
             creds: creds::ask(batch),
             robust_list: is_32bit.then(|| ia32::ask_robust_list(batch)),
             unkept: unkept::OfThread::ask(batch, outside.creds.as_ref()),
+            io_uring: UserQuestion::ask(batch),
         }
     }
 
@@ -395,7 +400,8 @@ impl ThreadQuestions {
             ..CoreEntry::default()
         };
         let may_look = self.look.is_some_and(|look| out.result(look).is_ok());
-        Ok(ThreadState { core, unkept: self.unkept.answer(out), may_look })
+        let uses_io_uring = self.io_uring.answer(out);
+        Ok(ThreadState { core, unkept: self.unkept.answer(out), may_look, uses_io_uring })
     }
 }
 

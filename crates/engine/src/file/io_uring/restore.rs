@@ -1,5 +1,6 @@
 //! The restore half of io_uring instances.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
@@ -13,9 +14,10 @@ use torpor_policy::collect::uses::LOWEST_ADDRESS;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
+use super::users::{PLACES, REGISTER_IOWQ_MAX_WORKERS};
 use super::{
-    KNOWN, MAX_CALLS, MAX_SQ, OFF_SQES, REGISTER_BUFFERS, SETUP_CQSIZE, calls_of, requests_length,
-    rings_length, view, word,
+    KNOWN, MAX_CALLS, MAX_SQ, OFF_SQES, REGISTER_BUFFERS, SETUP_CQSIZE, SETUP_SUBMIT_ALL, calls_of,
+    requests_length, rings_length, view, word,
 };
 use crate::error::{Context, Error, Result};
 use crate::file::Holder;
@@ -23,9 +25,19 @@ use crate::file::description::part;
 use crate::file::open::OpenFiles;
 use crate::memory::vma::{PAGE, status};
 use crate::proc;
-use crate::restore::tasks;
+use crate::restore::descriptors::raise_limit;
+use crate::restore::tasks::{self, Task};
 use crate::restore::transport::place_words;
+use crate::task::Script;
 
+/// Requests of io_uring_register(2), and the flag of empty places.
+const REGISTER_FILES_UPDATE: u64 = 6;
+const REGISTER_FILES2: u64 = 13;
+const REGISTER_RING_FDS: u64 = 20;
+const RSRC_SPARSE: u64 = 1;
+/// The most registered files (`IORING_MAX_FIXED_FILES`), and how many are given at once.
+const MAX_FILES: u32 = 1 << 20;
+const AT_ONCE: usize = 1000;
 /// Offsets in `struct io_rings` of what a restore moves.
 const SQ_TAIL: usize = 4;
 const CQ_HEAD: usize = 8;
@@ -49,7 +61,7 @@ impl IoUringRestorer {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&self, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         let mut calls: u32 = 0;
         for entry in entries {
             let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
@@ -60,7 +72,13 @@ impl IoUringRestorer {
                 && size(cq, 2 * MAX_SQ)
                 && ring.rings.len() as u64 == rings_length(ring.setup, sq, cq)
                 && ring.requests.len() as u64 == requests_length(ring.setup, sq)
-                && word(ring.rings, 0) == word(ring.rings, 12);
+                && word(ring.rings, 0) == word(ring.rings, 12)
+                && ring.places <= MAX_FILES
+                && ring
+                    .files
+                    .iter()
+                    .all(|(place, id)| *place < ring.places && all.contains_key(id))
+                && ring.threads.iter().all(|(_, place)| *place < PLACES);
             if !known {
                 let reason = format!("file {} is an impossible io_uring instance", entry.id);
                 return Err(Error::invalid("files.img", reason));
@@ -107,7 +125,9 @@ impl IoUringRestorer {
             None => {
                 let task = &mut tasks[holder.task];
                 let vmas: Vec<VmaEntry> = task.image.vmas().copied().collect();
-                make(tasks.remote(holder.task)?, &vmas, &ring)?
+                let fd = make(tasks.remote(holder.task)?, &vmas, &ring)?;
+                register_files(&mut tasks[holder.task], fd, &ring)?;
+                fd
             }
         };
         let fds = &tasks[holder.task].image.fds;
@@ -127,6 +147,74 @@ impl IoUringRestorer {
         }
         Ok(())
     }
+
+    /// Gives threads the descriptors that they have registered.
+    ///
+    /// # Errors
+    /// If a thread is gone or was none of its task, or the kernel does not register one.
+    pub(crate) fn register(
+        &self,
+        tasks: &mut tasks::Tasks,
+        all: &HashMap<u32, FileEntry>,
+    ) -> Result<()> {
+        for (id, holder) in &self.made {
+            let Some(ring) = all.get(id).and_then(IoUring::of) else { continue };
+            let task = &mut tasks[holder.task];
+            for (thread, place) in ring.threads {
+                let number = task.image.tree.threads.iter().position(|id| *id == thread);
+                let husk = number.and_then(|number| task.threads.get_mut(number));
+                let husk = husk.ok_or_else(|| {
+                    let reason = format!("thread {thread} of an io_uring instance is none");
+                    Error::invalid("files.img", reason)
+                })?;
+                register_with(husk, holder.fd, place)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Registers a descriptor with a thread, at a place in its table.
+fn register_with(thread: &mut Tracee, fd: i32, place: u32) -> Result<()> {
+    // struct io_uring_rsrc_update: the place, nothing, and the descriptor.
+    let mut script = Script::new(thread);
+    let update = script.words(&[place.into(), fd.cast_unsigned().into()]).0;
+    let args = [fd.cast_unsigned().into(), REGISTER_RING_FDS, update, 1];
+    script.step("registering a descriptor of io_uring", (libc::SYS_io_uring_register, args));
+    script.run().map(drop)
+}
+
+/// Makes the places for registered files, and fills those that had a socket.
+fn register_files(task: &mut Task, fd: u64, ring: &IoUring<'_>) -> Result<()> {
+    let Some(last) = ring.places.checked_sub(1) else { return Ok(()) };
+    let fds = task.image.fds.clone();
+    let vpid = task.vpid;
+    let husk = task.remote()?;
+    // The limit of descriptors is one of places as well.
+    raise_limit(husk, vpid, last)?;
+    let mut script = Script::new(husk);
+    // struct io_uring_rsrc_register: how many, that they are empty, and nothing more.
+    let empty = script.words(&[u64::from(ring.places) | RSRC_SPARSE << 32, 0, 0, 0]).0;
+    let args = [fd, REGISTER_FILES2, empty, 32];
+    script.step("making places for files with io_uring", (libc::SYS_io_uring_register, args));
+    script.run()?;
+    for some in ring.files.chunks(AT_ONCE) {
+        let mut script = Script::new(task.remote()?);
+        for &(place, id) in some {
+            let own = fds.iter().find(|own| own.file == id).map(|own| own.fd);
+            let own = own.ok_or_else(|| {
+                let reason = format!("file {id}, which is registered, is none of its task");
+                Error::invalid("files.img", reason)
+            })?;
+            let number = script.bytes(&own.to_ne_bytes()).0;
+            // struct io_uring_files_update: the place, nothing, and where descriptors are.
+            let update = script.words(&[place.into(), number]).0;
+            let args = [fd, REGISTER_FILES_UPDATE, update, 1];
+            script.step("registering a file with io_uring", (libc::SYS_io_uring_register, args));
+        }
+        script.run()?;
+    }
+    Ok(())
 }
 
 /// Makes an instance in a husk whose other memory is in place, maps it where it was, and returns
@@ -142,7 +230,8 @@ fn make(husk: &mut Tracee, vmas: &[VmaEntry], ring: &IoUring<'_>) -> Result<u64>
     husk.call("munmap of rings", syscall::munmap(rings..rings + lengths[0]))?;
     husk.call("munmap of requests", syscall::munmap(requests..requests + lengths[1]))?;
     map(husk, vmas, fd, ring.id)?;
-    register(husk, fd, ring)?;
+    register_buffers(husk, fd, ring)?;
+    limit_workers(husk, fd, ring)?;
     Ok(fd)
 }
 
@@ -150,7 +239,10 @@ fn make(husk: &mut Tracee, vmas: &[VmaEntry], ring: &IoUring<'_>) -> Result<u64>
 fn setup(husk: &mut Tracee, ring: &IoUring<'_>) -> Result<u64> {
     let mut params = [0; PARAMS];
     params[PARAMS_CQ_ENTRIES..][..4].copy_from_slice(&ring.cq_entries.to_ne_bytes());
-    params[PARAMS_FLAGS..][..4].copy_from_slice(&(ring.setup | SETUP_CQSIZE).to_ne_bytes());
+    // Whether one that fails ends a row of requests was chosen when the instance was made, and is
+    // not to be seen: a program that is used to have all taken would wait for the rest for ever.
+    let flags = ring.setup | SETUP_CQSIZE | SETUP_SUBMIT_ALL;
+    params[PARAMS_FLAGS..][..4].copy_from_slice(&flags.to_ne_bytes());
     let mut batch = husk.batch();
     let place = batch.inout(&params);
     let made = batch.call((libc::SYS_io_uring_setup, [ring.sq_entries.into(), place.addr.0]));
@@ -245,8 +337,18 @@ fn elsewhere(here: &[Mapping], wanted: &VmaEntry) -> Vec<Range<u64>> {
     places
 }
 
+/// Limits the workers of the kernel as they were.
+fn limit_workers(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
+    let Some([files, others]) = ring.workers else { return Ok(()) };
+    let mut script = Script::new(husk);
+    let limits = script.words(&[u64::from(files) | u64::from(others) << 32]).0;
+    let args = [fd, REGISTER_IOWQ_MAX_WORKERS, limits, 2];
+    script.step("limiting the workers of io_uring", (libc::SYS_io_uring_register, args));
+    script.run().map(drop)
+}
+
 /// Registers the buffers that the instance had.
-fn register(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
+fn register_buffers(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
     if ring.buffers.is_empty() {
         return Ok(());
     }
@@ -289,8 +391,9 @@ mod tests {
             FileEntry { id, torpor_io_uring, ..FileEntry::default() }
         };
         let restorer = IoUringRestorer::default();
-        restorer.load(&[instance(1)]).unwrap();
-        let error = restorer.load(&[instance(1), instance(2)]).unwrap_err().to_string();
+        let load = |entries: &[FileEntry]| restorer.load(&HashMap::new(), entries);
+        load(&[instance(1)]).unwrap();
+        let error = load(&[instance(1), instance(2)]).unwrap_err().to_string();
         assert!(error.contains("more than a restore counts up"), "{error}");
     }
 

@@ -1,0 +1,143 @@
+//! What is registered with an instance: buffers, files, and groups of buffers.
+//!
+//! Of registered files the kernel shows the paths. That says which socket one is, but not which of
+//! several descriptions of any other file: with which position, or flags. A request can make a
+//! descriptor of one (`IORING_OP_FIXED_FD_INSTALL`), but each request moves the heads of the ring,
+//! which the program counts for itself, and a task whose dump fails must go on as it was.
+
+use std::collections::HashMap;
+
+use torpor_images::proto::{TorporIoUringBuffer, TorporIoUringFile};
+
+use super::{Met, refuse, refuse_use};
+use crate::dump::tasks::Tasks;
+use crate::error::{Error, Result};
+use crate::file::Found;
+use crate::file::table::FileTable;
+use crate::proc;
+
+/// `IORING_REGISTER_PBUF_STATUS` (Linux 6.8).
+const PBUF_STATUS: u64 = 26;
+/// Size of `struct io_uring_buf_status`, which begins with the number of a group.
+const STATUS: usize = 40;
+/// How many groups an instance can have, and how many are asked for at once.
+const GROUPS: u32 = 1 << 16;
+const AT_ONCE: u32 = 4096;
+
+/// Registered files.
+#[derive(Debug)]
+pub(super) struct Files {
+    /// How many places there are for them, if any were made.
+    pub places: Option<u32>,
+    /// The places that have a socket, with its inode; the others are empty.
+    pub sockets: Vec<(u32, u64)>,
+}
+
+/// Registered files: lines `N: PATH` after their number, but for empty places.
+///
+/// # Errors
+/// Refused, if there is another file than a socket among them.
+pub(super) fn files(found: &Found) -> Result<Files> {
+    let mut lines = found.info.rest.iter().skip_while(|line| !line.starts_with("UserFiles:"));
+    let places = lines.next().and_then(|line| line.strip_prefix("UserFiles:")?.trim().parse().ok());
+    let lines = lines.take_while(|line| !line.starts_with("UserBufs:"));
+    let mut sockets = Vec::new();
+    for line in lines {
+        let Some((place, path)) = line.trim_start().split_once(": ") else { continue };
+        let inode = path.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+        let socket = place.parse().ok().zip(inode.and_then(|inode| inode.parse().ok()));
+        sockets.push(socket.ok_or_else(|| {
+            let reason = format!(
+                "it has registered a file ({path}) of which only the path is known, which is not \
+                 supported"
+            );
+            refuse_use(found, &reason, "let the program use its descriptors")
+        })?);
+    }
+    Ok(Files { places: places.filter(|&places: &u32| places != 0), sockets })
+}
+
+/// The registered sockets of an instance, by their numbers.
+///
+/// # Errors
+/// Refused, if one is not open any more in its task.
+pub(super) fn resolve(
+    tasks: &Tasks,
+    table: &FileTable,
+    met: &Met,
+) -> Result<Vec<TorporIoUringFile>> {
+    if met.sockets.is_empty() {
+        return Ok(Vec::new());
+    }
+    let pid = tasks[met.task].pid;
+    let name = |fd: i32| std::fs::read_link(format!("/proc/{pid}/fd/{fd}"));
+    let open = proc::numbers(pid, "fd")?.into_iter();
+    let open: HashMap<_, _> = open.filter_map(|fd| Some((name(fd).ok()?, fd))).collect();
+    let file = |&(place, inode): &(u32, u64)| {
+        let fd = open.get(std::path::Path::new(&format!("socket:[{inode}]")));
+        let file = fd.and_then(|&fd| table.id_of(pid, fd)).ok_or_else(|| {
+            let reason = format!(
+                "has registered a socket (inode {inode}) that the task does not have open, which is \
+                 not supported; let the program keep its descriptor"
+            );
+            Error::refused(pid, "its io_uring instance", reason)
+        })?;
+        Ok(TorporIoUringFile { place, file })
+    };
+    met.sockets.iter().map(file).collect()
+}
+
+/// Registered buffers: lines `N: ADDRESS/LENGTH` after their number.
+///
+/// # Errors
+/// Refused, if the kernel does not show them.
+pub(super) fn buffers(found: &Found) -> Result<Vec<TorporIoUringBuffer>> {
+    let mut lines = found.info.rest.iter().skip_while(|line| !line.starts_with("UserBufs:"));
+    let count = lines.next().and_then(|line| line.strip_prefix("UserBufs:")?.trim().parse().ok());
+    let count: usize = count.unwrap_or(0);
+    let parse = |line: &String| -> Option<TorporIoUringBuffer> {
+        let (_, place) = line.split_once(':')?;
+        let Some((address, length)) = place.trim().split_once('/') else {
+            return Some(TorporIoUringBuffer { address: 0, length: 0 });
+        };
+        let address = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
+        Some(TorporIoUringBuffer { address, length: length.parse().ok()? })
+    };
+    let all: Option<Vec<_>> = lines.take(count).map(parse).collect();
+    all.filter(|all| all.len() == count)
+        .ok_or_else(|| refuse(found, "its fdinfo does not show its registered buffers"))
+}
+
+/// Refuses groups of buffers, of which requests take one (`IOSQE_BUFFER_SELECT`): the kernel tells
+/// that there is one, but not where it is.
+pub(super) fn check_groups(tasks: &mut Tasks, found: &Found) -> Result<()> {
+    let fd = u64::from(found.fd.cast_unsigned());
+    for from in (0..GROUPS).step_by(AT_ONCE as usize) {
+        let mut batch = tasks.remote(found.task)?.batch();
+        let mut status = [0; STATUS];
+        let asked: Vec<_> = (from..from + AT_ONCE)
+            .map(|group| {
+                status[..4].copy_from_slice(&group.to_ne_bytes());
+                let place = batch.bytes(&status);
+                batch.call((libc::SYS_io_uring_register, [fd, PBUF_STATUS, place.0, 1]))
+            })
+            .collect();
+        let out = batch.run()?;
+        let is_free = |error: std::io::Error| error.raw_os_error() == Some(libc::ENOENT);
+        let mut groups = from..;
+        let known = asked.into_iter().zip(&mut groups);
+        let mut known = known.filter(|(call, _)| !out.result(*call).is_err_and(is_free));
+        if let Some((_, group)) = known.next() {
+            let reason = format!(
+                "it has buffers to choose from (group {group} of IORING_REGISTER_PBUF_RING or \
+                 IORING_OP_PROVIDE_BUFFERS), and the kernel does not tell where they are"
+            );
+            return Err(refuse_use(
+                found,
+                &reason,
+                "let the program name a buffer in each request",
+            ));
+        }
+    }
+    Ok(())
+}

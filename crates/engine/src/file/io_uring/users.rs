@@ -1,0 +1,132 @@
+//! Threads that use instances: descriptors that they have registered, and workers of the kernel.
+//!
+//! A thread can register the descriptor of an instance and then use it by its place in a table of
+//! its own, even if the descriptor is closed. Workers do its requests that would wait, and may be
+//! limited in number. An instance hands the limits on to whoever uses it, so they are kept with it.
+
+use rustix::event::EventfdFlags;
+use torpor_images::proto::TorporIoUringThread;
+use torpor_tracee::syscall::{self, RemoteFd};
+use torpor_tracee::{Batch, Call, Outcome, Tracee};
+
+use super::{Met, NOWHERE, REGISTER_EVENTFD, entry_mut};
+use crate::dump::tasks::Tasks;
+use crate::error::{Error, Result};
+use crate::file::table::FileTable;
+use crate::proc;
+
+/// Requests of io_uring_register(2), and the bit that has it take a place for a descriptor.
+const UNREGISTER_EVENTFD: u64 = 5;
+pub(super) const REGISTER_IOWQ_MAX_WORKERS: u64 = 19;
+const AT_PLACE: u64 = 1 << 31;
+/// `IORING_ENTER_REGISTERED_RING`: io_uring_enter(2) takes a place for a descriptor.
+const ENTER_PLACE: u64 = 1 << 4;
+/// How many places a thread has (`IO_RINGFD_REG_MAX`).
+pub(super) const PLACES: u32 = 16;
+
+/// The question to a thread whether it has used io_uring.
+#[derive(Debug)]
+pub(crate) struct UserQuestion(Call);
+
+impl UserQuestion {
+    /// Asks it, by its first place and without a request.
+    pub(crate) fn ask(batch: &mut Batch<'_>) -> Self {
+        UserQuestion(enter(batch, 0))
+    }
+
+    /// Whether it has: others have no table.
+    pub(crate) fn answer(&self, out: &Outcome) -> bool {
+        match out.result(self.0) {
+            Ok(_) => true,
+            Err(error) => matches!(error.raw_os_error(), Some(libc::EBADF | libc::EBADFD)),
+        }
+    }
+}
+
+/// Has a thread submit nothing to the instance at a place.
+fn enter(batch: &mut Batch<'_>, place: u32) -> Call {
+    batch.call((libc::SYS_io_uring_enter, [place.into(), 0, 0, ENTER_PLACE, 0, 0]))
+}
+
+/// Adds what a thread has to the entries of the instances that its task has open.
+///
+/// # Errors
+/// Refused, if it has registered one that its task does not have open; if it is gone.
+pub(super) fn describe(
+    tasks: &mut Tasks,
+    table: &mut FileTable,
+    (task, tid): (usize, i32),
+    met: &[Met],
+) -> Result<()> {
+    let own: Vec<&Met> = met.iter().filter(|met| met.task == task).collect();
+    let vtid = tasks.vtid_of(tid).unwrap_or(tid).cast_unsigned();
+    let pid = tasks[task].pid;
+    let Some(thread) = tasks[task].threads.iter_mut().find(|thread| thread.tid() == tid) else {
+        return Err(Error::Gone { pid: tid });
+    };
+    for place in taken(thread)? {
+        let instance = instance_at(thread, pid, place, &own)?;
+        let ring = instance.and_then(|id| entry_mut(table, id)).ok_or_else(|| {
+            let reason = "is of an instance that its task does not have open, which is not \
+                          supported; let the program keep the descriptor open";
+            Error::refused(tid, "a descriptor that it has registered with io_uring", reason)
+        })?;
+        ring.threads.push(TorporIoUringThread { thread: vtid, place });
+    }
+    for met in own {
+        let limits = workers(thread, met.fd)?;
+        if let Some(ring) = entry_mut(table, met.id).filter(|ring| ring.workers.is_empty()) {
+            ring.workers = limits;
+        }
+    }
+    Ok(())
+}
+
+/// The places of a thread that have an instance.
+fn taken(thread: &mut Tracee) -> Result<Vec<u32>> {
+    let mut batch = thread.batch();
+    let asked: Vec<(u32, Call)> =
+        (0..PLACES).map(|place| (place, enter(&mut batch, place))).collect();
+    let out = batch.run()?;
+    let is_free = |error: std::io::Error| error.raw_os_error() == Some(libc::EBADF);
+    let taken = asked.into_iter().filter(|(_, call)| !out.result(*call).is_err_and(is_free));
+    Ok(taken.map(|(place, _)| place).collect())
+}
+
+/// Which of some instances is at a place: the one that has an eventfd while that place is given one.
+/// All of it happens in one batch, so that nothing of it stays if the dump is killed meanwhile.
+fn instance_at(thread: &mut Tracee, pid: i32, place: u32, all: &[&Met]) -> Result<Option<u32>> {
+    let open = proc::numbers(pid, "fd")?;
+    let free = (0..i32::MAX).find(|number| !open.contains(number)).unwrap_or(i32::MAX);
+    let register =
+        |fd: u64, request, at, count| (libc::SYS_io_uring_register, [fd, request, at, count]);
+    let mut batch = thread.batch();
+    let number = batch.bytes(&free.to_ne_bytes()).0;
+    batch.call((libc::SYS_eventfd2, [0, EventfdFlags::CLOEXEC.bits().into()]));
+    batch.call(register(place.into(), REGISTER_EVENTFD | AT_PLACE, number, 1));
+    let asked: Vec<(u32, Call)> = all
+        .iter()
+        .map(|met| {
+            let fd = u64::from(met.fd.cast_unsigned());
+            (met.id, batch.call(register(fd, REGISTER_EVENTFD, NOWHERE, 1)))
+        })
+        .collect();
+    batch.call(register(place.into(), UNREGISTER_EVENTFD | AT_PLACE, 0, 0));
+    batch.call(syscall::close(RemoteFd::from(free)));
+    let out = batch.run()?;
+    let has_one = |error: std::io::Error| error.raw_os_error() == Some(libc::EBUSY);
+    let mut asked = asked.into_iter();
+    Ok(asked.find(|(_, call)| out.result(*call).is_err_and(has_one)).map(|(id, _)| id))
+}
+
+/// How many workers a thread may have, those of files first, then the others: no new limits are
+/// given, which gets the old ones back.
+fn workers(thread: &mut Tracee, fd: i32) -> Result<Vec<u32>> {
+    let mut batch = thread.batch();
+    let limits = batch.space(8);
+    let args = [fd.cast_unsigned().into(), REGISTER_IOWQ_MAX_WORKERS, limits.addr.0, 2];
+    let asked = batch.call((libc::SYS_io_uring_register, args));
+    let out = batch.run()?;
+    let answered = out.result(asked).is_ok();
+    Ok(if answered { vec![out.u32_at(limits, 0), out.u32_at(limits, 4)] } else { Vec::new() })
+}
