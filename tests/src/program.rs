@@ -140,7 +140,8 @@ pub struct Program {
 impl Program {
     /// Whether its behaviour can depend on how its pages are saved.
     fn is_about_memory(&self) -> bool {
-        const AREAS: [&str; 7] = [
+        const AREAS: [&str; 8] = [
+            "asynchronous I/O",
             "memory",
             "shared memory",
             "copy-on-write",

@@ -180,6 +180,8 @@ impl IoUringDumper {
         }
         registered::check_groups(tasks, found)?;
         let files = registered::files(found)?;
+        let buffers = registered::buffers(found)?;
+        registered::note_pinned(&mut tasks[found.task].vmas, &buffers);
         let (id, ino) = (found.id, found.stat.st_ino);
         let sockets = files.sockets;
         self.met.push(Met { id, ino, task: found.task, fd: found.fd, sockets });
@@ -191,7 +193,7 @@ impl IoUringDumper {
             cq_entries: counts.cq_entries,
             rings,
             requests,
-            buffers: registered::buffers(found)?,
+            buffers,
             places: files.places,
             ..TorporIoUringEntry::default()
         };

@@ -71,7 +71,8 @@ fn can_wait(vma: &VmaEntry) -> bool {
         | status::SYSVIPC
         | status::RINGS
         | status::GUARD
-        | status::USERFAULTFD;
+        | status::USERFAULTFD
+        | status::PINNED;
     // What is locked is never to be missing.
     let flags = libc::MAP_SHARED | libc::MAP_LOCKED | libc::MAP_HUGETLB;
     vma.status & status::ANON_PRIVATE != 0

@@ -348,7 +348,9 @@ pub(crate) fn survey(
     if own.is_none() && vma.has(b"uw") {
         return refuse();
     }
-    census.pages = compare(&census.pages, own.map_or(&[], |t| &t.base));
+    // Nothing shows what the kernel has written to pages that it holds.
+    let base = own.filter(|_| !vma.is(status::PINNED)).map_or(&[][..], |t| &t.base);
+    census.pages = compare(&census.pages, base);
     if own.is_some_and(|t| t.goes_on) && !by_soft_dirty() {
         protect(pagemap, vma)?;
     }

@@ -47,6 +47,9 @@ pub(crate) mod status {
     pub(crate) const GUARD: u32 = 1 << 16;
     /// Registered with a userfaultfd of the program's own: a bit of Torpor's, far from those of CRIU.
     pub(crate) const USERFAULTFD: u32 = 1 << 24;
+    /// Has a buffer that is registered with io_uring: the kernel holds its pages, and writes to them
+    /// without touching the mapping. Another bit of Torpor's.
+    pub(crate) const PINNED: u32 = 1 << 25;
 }
 
 /// A mapping of a dumped task.

@@ -14,6 +14,7 @@ use crate::dump::tasks::Tasks;
 use crate::error::{Error, Result};
 use crate::file::Found;
 use crate::file::table::FileTable;
+use crate::memory::vma::{Vma, status};
 use crate::proc;
 
 /// `IORING_REGISTER_PBUF_STATUS` (Linux 6.8).
@@ -106,6 +107,19 @@ pub(super) fn buffers(found: &Found) -> Result<Vec<TorporIoUringBuffer>> {
     let all: Option<Vec<_>> = lines.take(count).map(parse).collect();
     all.filter(|all| all.len() == count)
         .ok_or_else(|| refuse(found, "its fdinfo does not show its registered buffers"))
+}
+
+/// Marks the mappings that buffers are in.
+pub(super) fn note_pinned(vmas: &mut [Vma], buffers: &[TorporIoUringBuffer]) {
+    for vma in vmas {
+        let is_in = |buffer: &TorporIoUringBuffer| {
+            let end = buffer.address.saturating_add(buffer.length);
+            buffer.address < vma.map.end && vma.map.start < end
+        };
+        if buffers.iter().any(is_in) {
+            vma.status |= status::PINNED;
+        }
+    }
 }
 
 /// Refuses groups of buffers, of which requests take one (`IOSQE_BUFFER_SELECT`): the kernel tells
