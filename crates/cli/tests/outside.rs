@@ -4,10 +4,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 mod sleeper;
 
-use sleeper::{Sleeper, WITHOUT_MOUNTS_OF_OTHERS};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
+};
+use sleeper::{Sleeper, WITHOUT_MOUNTS_OF_OTHERS, wait_until};
 
 /// The mounts of this host come back as they are.
 const MOUNTS: [&str; 2] = ["--external", "mnt[]:ms"];
@@ -28,6 +32,19 @@ fn third(task: &Sleeper) -> PathBuf {
     fs::read_link(format!("/proc/{}/fd/3", task.pid)).unwrap()
 }
 
+/// The values of `--external` and of `--inherit-fd` that a refusal names. The descriptor is standard
+/// input: nothing else that is started meanwhile has it.
+fn advice(task: &Sleeper, after: &str) -> (String, String) {
+    let log = task.log("dump.log");
+    let (_, advice) = log.split_once(after).expect(&log);
+    let words: Vec<&str> = advice.split_whitespace().collect();
+    let value = |option: &str| {
+        let at = words.iter().position(|word| *word == option).unwrap();
+        words[at + 1].trim_end_matches(',').replace("[N]", "[0]")
+    };
+    (value("--external"), value("--inherit-fd"))
+}
+
 #[test]
 fn another_mount_of_the_same_directory_leads_there() {
     let dir = tempfile::tempdir().unwrap();
@@ -44,20 +61,62 @@ fn one_that_no_path_leads_to_is_left_to_the_caller_as_the_refusal_says() {
     let dir = tempfile::tempdir().unwrap();
     let task = opened_before(dir.path(), "mount -t tmpfs hides here");
     assert!(!task.dump(&MOUNTS).status.success());
-    let log = task.log("dump.log");
-    let (_, advice) = log.split_once("where no path leads to it; ").expect(&log);
-    let words: Vec<&str> = advice.split_whitespace().collect();
-    let after = |option: &str| words[words.iter().position(|word| *word == option).unwrap() + 1];
-    let (external, inherit) = (after("--external"), after("--inherit-fd"));
-    task.put_to_sleep(&[MOUNTS[0], MOUNTS[1], "--external", external]);
+    let (external, inherit) = advice(&task, "where no path leads to it; ");
+    task.put_to_sleep(&[MOUNTS[0], MOUNTS[1], "--external", &external]);
 
     let given = fs::File::options().read(true).write(true).open(dir.path().join("here/file"));
-    // As its standard input: nothing else that is started meanwhile has it.
-    let inherit = inherit.replace("[N]", "[0]");
     let mut restore = task.restore(&MOUNTS);
     let output = restore.args(["-d", "--inherit-fd", &inherit]).stdin(given.unwrap()).output();
     let output = output.unwrap();
     assert!(output.status.success(), "{}", task.log("restore.log"));
     assert_eq!(third(&task), dir.path().join("here/file"));
     assert_eq!(fs::read(format!("/proc/{}/fd/3", task.pid)).unwrap(), b"text");
+}
+
+/// Who has mounted the file system of a server, and keeps its connection open.
+struct Holder {
+    pid: Pid,
+    /// The number of the connection.
+    fd: i32,
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // Its mounts are those of its namespace, and go with it.
+        let _ = kill_process(self.pid, Signal::KILL);
+    }
+}
+
+#[test]
+fn the_server_of_a_file_system_goes_on_with_the_connection_that_somebody_has_kept() {
+    if !Path::new("/dev/fuse").exists() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("file"), "").unwrap();
+    let (program, source) = (dir.path().join("fuse"), "tests/outside/fuse.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-Wall", "-Werror", "-o"]).arg(&program).arg(source);
+    assert!(compiler.status().unwrap().success());
+    let [program, place] = [program.as_path(), dir.path()].map(|path| path.to_str().unwrap());
+    let server = Sleeper::start_as(&[program, place]);
+    let told = fs::read_to_string(dir.path().join("holder")).unwrap();
+    let (pid, fd) = told.split_once(' ').unwrap();
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    let holder = Holder { pid, fd: fd.parse().unwrap() };
+    let mounted = PathBuf::from(format!("/proc/{told}/root", told = holder.pid.as_raw_nonzero()));
+    let mounted = mounted.join(dir.path().join("file").strip_prefix("/").unwrap());
+    assert_eq!(fs::read(&mounted).unwrap(), b"read 1");
+
+    assert!(!server.dump(&[]).status.success());
+    let (external, inherit) = advice(&server, "have somebody keep the connection open for it: ");
+    server.put_to_sleep(&["--external", &external]);
+    let kept = pidfd_open(holder.pid, PidfdFlags::empty()).unwrap();
+    let kept = pidfd_getfd(kept, holder.fd, PidfdGetfdFlags::empty()).unwrap();
+    let mut restore = server.restore(&["-d", "--inherit-fd", &inherit]);
+    let output = restore.stdin(kept).output().unwrap();
+    assert!(output.status.success(), "{}", server.log("restore.log"));
+    assert_eq!(fs::read(&mounted).unwrap(), b"read 2");
+    wait_until(|| server.lives());
 }

@@ -130,14 +130,19 @@ fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<FileEntry> {
 }
 
 /// What is said of a file that no kind knows.
-fn unknown(found: &Found) -> &'static str {
+fn unknown(found: &Found) -> String {
     let fuse = rustix::fs::makedev(10, 229);
     let is_device = FileType::from_raw_mode(found.stat.st_mode) == FileType::CharacterDevice;
     if is_device && found.stat.st_rdev == fuse {
-        return "a FUSE file system is served through it, and the kernel takes no other server; unmount \
-                that and end the server before the dump, or leave the server out of the tree";
+        let key = format!("file[{:x}:{:x}]", found.info.mnt_id, found.stat.st_ino);
+        return format!(
+            "a FUSE file system is served through it, and the kernel takes no other server; unmount \
+             that and end the server before the dump, leave the server out of the tree, or have \
+             somebody keep the connection open for it: dump with --external {key}, and restore with \
+             --inherit-fd fd[N]:{key}"
+        );
     }
-    "this kind of file is not supported"
+    "this kind of file is not supported".to_owned()
 }
 
 /// After the last task: lets the kinds finish and writes `files.img`.

@@ -59,10 +59,27 @@ pub(crate) fn describe(paths: &mut Paths<'_>, found: &Found) -> Result<Option<Fi
         _ if found.is_path_only() => {}
         FileType::RegularFile | FileType::Directory => {}
         FileType::CharacterDevice if is_plain_device(&found.stat, found.flags()) => {}
+        FileType::CharacterDevice if is_only_external(paths, found)? => {}
         _ => return Ok(None),
     }
     let reg = entry(paths, found, found.id)?;
     Ok(Some(FileEntry { reg: Some(reg), ..found.entry(FdTypes::Reg) }))
+}
+
+/// Whether the caller brings a device to the restore.
+///
+/// # Errors
+/// Refused, if it was open before: each open file of such a device (a server's connection, of
+/// `/dev/fuse`) is another thing, and all have the one name.
+fn is_only_external(paths: &Paths<'_>, found: &Found) -> Result<bool> {
+    let name = ext::external_file(paths.given, found.info.mnt_id, found.stat.st_ino);
+    let Some(name) = name else { return Ok(false) };
+    let mut files = paths.table.entries().iter().filter_map(|entry| entry.reg.as_ref());
+    if files.any(|reg| reg.ext() && reg.name == name.as_bytes()) {
+        let reason = format!("--external {name} names more than one open file of that device");
+        return Err(found.refuse(reason));
+    }
+    Ok(true)
 }
 
 /// Whether there is nothing to a character device but its number.
@@ -540,6 +557,29 @@ mod tests {
         fs::write(&path, bytes).unwrap();
         let error = world.restore(&entries).unwrap_err().to_string();
         assert!(error.contains("build id"), "{error}");
+    }
+
+    #[test]
+    fn a_device_that_is_left_to_the_caller_is_open_once() {
+        let mut world = World::new();
+        let open = || File::open("/dev/kmsg").unwrap();
+        let (first, second) = (open(), open());
+        let refused = world.dump(&[&first]).unwrap_err().to_string();
+        assert!(refused.contains("this kind of file is not supported"), "{refused}");
+        let mnt_id = fs::read_to_string(format!(
+            "/proc/self/fdinfo/{}",
+            std::os::fd::AsRawFd::as_raw_fd(&first)
+        ));
+        let mnt_id = crate::file::FdInfo::parse(&mnt_id.unwrap()).mnt_id;
+        let inode = rustix::fs::fstat(&first).unwrap().st_ino;
+        let key = format!("file[{mnt_id:x}:{inode:x}]");
+        world.opts.given.external = vec![key.parse().unwrap()];
+        let entries = world.dump(&[&first]).unwrap();
+        let given = Arc::new(OwnedFd::from(open()));
+        world.opts.given.inherit_fd = vec![InheritFd { fd: given, key }];
+        assert_eq!(link(&world.restore(&entries).unwrap()[0]), "/dev/kmsg");
+        let refused = world.dump(&[&first, &second]).unwrap_err().to_string();
+        assert!(refused.contains("names more than one open file of that device"), "{refused}");
     }
 
     #[test]
