@@ -309,9 +309,10 @@ fn load_keys(command: Command, settings: &mut Settings) -> Result<(), Failure> {
 }
 
 /// Who gives options by hand learns which of them came to nothing.
-fn refusing_unused(settings: &Settings) -> Settings {
+fn refusing_unused(name: Name, settings: &Settings) -> Settings {
     let mut asked = settings.clone();
     asked.engine.given.refuse_unused = true;
+    asked.engine.given.refuse_unused_places = name == Name::Torpor;
     asked
 }
 
@@ -320,7 +321,7 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
     let mut hooks = Actions::new(settings, name == Name::Torpor);
     match command {
         Command::Dump => {
-            let report = work::dump(&refusing_unused(settings), &mut hooks)?;
+            let report = work::dump(&refusing_unused(name, settings), &mut hooks)?;
             drop(hooks);
             stats::display(settings, &report);
         }
@@ -334,7 +335,7 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
             stats::done(settings, Report::default);
         }
         Command::Restore => {
-            let report = work::restore(&refusing_unused(settings), &mut hooks)?;
+            let report = work::restore(&refusing_unused(name, settings), &mut hooks)?;
             drop(hooks);
             stats::display(settings, &report);
             after_restore(settings, report.pid)?;

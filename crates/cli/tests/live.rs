@@ -85,6 +85,36 @@ fn what_was_given_and_is_not_asked_for_is_named() {
     assert!(task.lives());
 }
 
+/// Runtimes name mounts and terminals that may be there, by the name of CRIU.
+#[test]
+fn a_place_that_was_named_and_is_not_there_is_an_error_but_for_runtimes() {
+    let task = Sleeper::start();
+    let torpor = |command: &str, args: &[&str]| {
+        let mut torpor = Command::new(env!("CARGO_BIN_EXE_torpor"));
+        torpor.args([command, "-D", task.images(), "-v4"]).args(args).stdin(Stdio::null());
+        torpor.status().unwrap().success()
+    };
+    for (external, said) in [
+        ("mnt[/not/there]:key", "no mount of the tree's own namespace is that"),
+        ("dev[8/1]:disk", "no mount of the tree's own namespace is that"),
+        ("tty[8800:d]", "nothing in the tree has it open"),
+    ] {
+        let pid = task.pid.to_string();
+        assert!(!torpor("dump", &["-t", &pid, "-o", "dump.log", "--external", external]));
+        let wanted = format!("--external {external}: {said}");
+        assert!(task.log("dump.log").contains(&wanted), "{}", task.log("dump.log"));
+    }
+    task.put_to_sleep(&["--external", "tty[8800:d]"]);
+    for external in ["mnt[key]:/srv", "dev[disk]:/dev/null"] {
+        assert!(!torpor("restore", &["-d", "-o", "restore.log", "--external", external]));
+        let wanted = format!("--external {external}: nothing in the images asks for it");
+        assert!(task.log("restore.log").contains(&wanted), "{}", task.log("restore.log"));
+    }
+    let args = ["-d", "--external", "mnt[key]:/srv", "--external", "dev[disk]:/dev/null"];
+    assert!(task.restore(&args).status().unwrap().success());
+    assert!(task.lives());
+}
+
 /// LXC says of each container that it has a console, and by which profile it is confined.
 #[test]
 fn what_lxc_says_of_its_console_is_taken() {

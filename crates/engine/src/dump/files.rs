@@ -56,6 +56,11 @@ impl Kinds {
     pub(super) fn note_io_uring(&mut self, task: usize, tid: i32) {
         self.io_urings.note_user(task, tid);
     }
+
+    /// Whether a terminal that is left to the caller is this one.
+    pub(super) fn has_external_terminal(&self, rdev: u64, dev: u64) -> bool {
+        self.terminals.has_external(rdev, dev)
+    }
 }
 
 /// The parts of a dump that save a file by its path.

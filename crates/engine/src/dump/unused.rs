@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::external::External;
 use crate::namespace::NsKind;
 
-/// Refuses resources of `--external` that the tree does not have. Mounts, terminals, profiles and
-/// devices that others replace are left to themselves: runtimes name those that may be there.
+/// Refuses resources of `--external` that the tree does not have. Mounts and their devices come later
+/// ([`mount::Saving`](crate::namespace::mount::Saving)), and profiles are left to themselves.
 ///
 /// # Errors
 /// The option, and what there is instead.
@@ -25,6 +25,9 @@ pub(super) fn check(cx: &Dump<'_>) -> Result<()> {
             }
             External::Net { inode, .. } => return namespace(cx, NsKind::Net, *inode, external),
             External::Pid { inode, .. } => return namespace(cx, NsKind::Pid, *inode, external),
+            External::Tty { rdev, dev } if cx.opts.given.refuse_unused_places => {
+                cx.kinds.has_external_terminal(*rdev, *dev)
+            }
             _ => return Ok(()),
         };
         if met { Ok(()) } else { Err(unused(external, "nothing in the tree has it open")) }

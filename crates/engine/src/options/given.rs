@@ -23,6 +23,9 @@ pub struct Given {
     /// Refuse what was given and nothing in the tree or in the images asks for. Container runtimes give
     /// what a container might have.
     pub refuse_unused: bool,
+    /// The same of mounts, their devices and terminals: LXC, which runs a program by the name
+    /// `criu`, gives those that a container might have.
+    pub refuse_unused_places: bool,
 }
 
 /// An open file for the restore (`--inherit-fd fd[N]:KEY`).

@@ -4,7 +4,8 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 
-use torpor_images::ImageDir;
+use torpor_images::proto::MntEntry;
+use torpor_images::{ImageDir, kind};
 use torpor_policy::network::{NetDevice, NetKind, Network};
 use torpor_policy::{FileKey, Terminal};
 
@@ -12,13 +13,14 @@ use super::load::Checkpoint;
 use crate::error::{Error, Result};
 use crate::external::External;
 use crate::file::ext;
+use crate::namespace::mount::DEVICE_KEY;
 use crate::namespace::net::conf;
 use crate::namespace::{Namespaces, NsKind};
 use crate::options::{InheritFd, JoinNs, Options};
 
 /// Refuses descriptors of `--inherit-fd` and devices of `--external` that nothing in the images
-/// asks for, or that come second, and namespaces of `--join-ns` that come second. Mounts and terminals are left to themselves: runtimes name those that may be there, as
-/// LXC does with the console.
+/// asks for, or that come second, and namespaces of `--join-ns` that come second. So are mounts and
+/// their devices, unless a runtime may name those that might be there.
 ///
 /// # Errors
 /// The option, and what there is instead; damaged images.
@@ -29,6 +31,9 @@ pub(super) fn check(
     namespaces: &Namespaces,
 ) -> Result<()> {
     joined(&opts.given.join_ns)?;
+    if opts.given.refuse_unused_places {
+        mounts(&opts.given.external, images, namespaces)?;
+    }
     let is_device = |external: &External| {
         matches!(
             external,
@@ -95,6 +100,31 @@ fn joined(all: &[JoinNs]) -> Result<()> {
             )));
         }
         first.insert(kind, join);
+    }
+    Ok(())
+}
+
+/// Refuses mounts and devices of `--external` that no mount of the images is left to.
+fn mounts(given: &[External], images: &ImageDir, namespaces: &Namespaces) -> Result<()> {
+    let mut there = HashSet::new();
+    for ns in namespaces.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
+        let mounts: Vec<MntEntry> = images.read_all_or_empty(kind::MNTS, ns.id.into())?;
+        there.extend(mounts.into_iter().filter_map(|mount| match mount.ext_key? {
+            key if key == DEVICE_KEY => {
+                Some(format!("dev[{}]", String::from_utf8_lossy(&mount.source)))
+            }
+            key => Some(format!("mnt[{key}]")),
+        }));
+    }
+    for external in given {
+        let name = match external {
+            External::Dev { key, .. } => format!("dev[{key}]"),
+            External::Mnt { key, .. } => format!("mnt[{key}]"),
+            _ => continue,
+        };
+        if !there.contains(&name) {
+            return Err(unused(format!("--external {external}"), there.into_iter()));
+        }
     }
     Ok(())
 }

@@ -220,6 +220,17 @@ impl TtyDumper {
     }
 }
 
+impl TtyDumper {
+    /// Whether a terminal that is left to the caller is this one.
+    pub(crate) fn has_external(&self, rdev: u64, dev: u64) -> bool {
+        let mut infos = self.met.iter().map(|met| &met.info);
+        infos.any(|info| {
+            let is = (u64::from(info.rdev), info.dev.map(u64::from)) == (rdev, Some(dev));
+            info.r#type() == TtyType::ExtTty && is
+        })
+    }
+}
+
 impl Met {
     fn is_paired_with(&self, slave: &Met) -> bool {
         matches!(slave.node, TtyNode::Slave(_))

@@ -12,7 +12,7 @@ use super::mountinfo::{External, Mount};
 
 /// The key of a mount whose source is a device that the caller of the restore
 /// names; the name of the device is its source.
-const DEVICE_KEY: &str = "CRIU:EXTERNAL_DEV";
+pub(crate) const DEVICE_KEY: &str = "CRIU:EXTERNAL_DEV";
 
 /// The flags that say how a mount propagates; the groups say it too.
 const PROPAGATION: u64 = libc::MS_PRIVATE | libc::MS_SHARED | libc::MS_SLAVE;

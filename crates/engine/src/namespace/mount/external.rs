@@ -8,6 +8,7 @@ use super::fs::{AUTO, UNSUPPORTED};
 use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
 use super::tree::Tree;
+use crate::error::{Error, Result};
 use crate::external;
 use crate::options::Given;
 
@@ -55,6 +56,31 @@ fn name(forest: &mut Forest, node: Node, externals: &[external::External]) {
     });
     if let Some(name) = named {
         mount.external = Some(External::Key(name.clone()));
+    }
+}
+
+/// Refuses mounts and devices that were named and no mount is.
+///
+/// # Errors
+/// The option, and that there is no such mount.
+pub(super) fn check_used(forest: &Forest, externals: &[external::External]) -> Result<()> {
+    let mounts: Vec<&Mount> = forest.nodes().map(|node| forest.mount(node)).collect();
+    let is_used = |external: &&external::External| match external {
+        external::External::Mnt { key, val } => mounts.iter().any(|mount| {
+            mount.external.as_ref() == Some(&External::Key(val.clone()))
+                && mount.mountpoint == Path::new(key)
+        }),
+        external::External::Dev { val, .. } => {
+            mounts.iter().any(|m| m.external.as_ref() == Some(&External::Device(val.clone())))
+        }
+        _ => true,
+    };
+    match externals.iter().find(|external| !is_used(external)) {
+        Some(unused) => {
+            let reason = "no mount of the tree's own namespace is that";
+            Err(Error::Usage(format!("--external {unused}: {reason}")))
+        }
+        None => Ok(()),
     }
 }
 

@@ -29,6 +29,7 @@ mod unpack;
 pub(crate) use assembly::Assembly;
 pub(crate) use collect::{MountNamespace, Mounts, own_tree, tree_of};
 pub(crate) use dump::Saving;
+pub(crate) use entry::DEVICE_KEY;
 pub(crate) use fs::{access_times, mount_flag_names};
 pub(crate) use mountinfo::Mount;
 pub(crate) use nested::make_nested;
