@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Cursor, Read, Seek, SeekFrom, Write};
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
@@ -33,6 +34,16 @@ pub struct Registry {
     whole: Mutex<HashMap<String, File>>,
 }
 
+/// Whether a host, with or without a port, is this machine.
+fn is_near(host: &str) -> bool {
+    let address = host.parse().map(|address: SocketAddr| address.ip());
+    let address = address.or_else(|_| host.trim_matches(['[', ']']).parse());
+    let is_local = |name: &str| name == "localhost";
+    is_local(host)
+        || host.rsplit_once(':').is_some_and(|(name, _)| is_local(name))
+        || address.is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
 impl Registry {
     /// The snapshot `tag` of a repository. A registry on this machine is spoken to without TLS,
     /// as are those that `TORPOR_INSECURE_REGISTRIES` names.
@@ -40,10 +51,8 @@ impl Registry {
     /// It is spoken to as `login`, or else as whom `podman login` has stored.
     #[must_use]
     pub fn new(host: &str, repository: &str, tag: &str, login: Option<&Login>) -> Self {
-        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
         let insecure = std::env::var("TORPOR_INSECURE_REGISTRIES").unwrap_or_default();
-        let near = name == "localhost" || name.starts_with("127.") || name == "[::1]";
-        let plain = near || insecure.split(',').any(|known| known == host);
+        let plain = is_near(host) || insecure.split(',').any(|known| known == host);
         let origin = format!("{}://{host}", if plain { "http" } else { "https" });
         let base = format!("{origin}/v2/{repository}");
         let whole = Mutex::default();
@@ -320,5 +329,28 @@ impl Store for Registry {
     fn collect(&self) -> Result<u64> {
         Err(Error::new("a registry removes by itself what nobody needs")
             .hint("see the documentation of its garbage collection"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_is_spoken_to_without_tls() {
+        for host in
+            ["localhost", "localhost:5000", "127.0.0.1:5000", "127.8.9.1", "[::1]:5000", "[::1]"]
+        {
+            assert!(is_near(host), "{host}");
+        }
+        for host in [
+            "127.example.com",
+            "127.0.0.1.example.com:5000",
+            "localhost.example.com",
+            "10.0.0.1:5000",
+            "",
+        ] {
+            assert!(!is_near(host), "{host}");
+        }
     }
 }
