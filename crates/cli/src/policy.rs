@@ -70,7 +70,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// `None` if there is none.
 ///
 /// # Errors
-/// One that cannot be read: then nobody knows what the runtime wants.
+/// One that cannot be read, or that a runtime could read otherwise: then nobody knows what it wants.
 pub fn spec(bundle: &Path) -> Result<Option<Arc<Spec>>, Failure> {
     let path = bundle.join(SPEC);
     let bytes = match read(&path) {
@@ -81,15 +81,20 @@ pub fn spec(bundle: &Path) -> Result<Option<Arc<Spec>>, Failure> {
         Err(e) => return Err(Failure::io(format_args!("configuration {}", path.display()), &e)),
     };
     match Spec::parse(&bytes) {
-        Ok(mut spec) => {
+        Ok(Some(mut spec)) => {
             spec.drop_namespaces_of_host(is_own_namespace);
             tracing::debug!("the container is configured by {}", path.display());
             Ok(Some(Arc::new(spec)))
         }
         // Other programs have files of this name, too.
-        Err(reason) => {
-            tracing::debug!("{} is of no container: {reason}", path.display());
+        Ok(None) => {
+            tracing::debug!("{} is of no container", path.display());
             Ok(None)
+        }
+        Err(reason) => {
+            let text = format!("configuration {}: {reason}", path.display());
+            Err(Failure::invalid(text)
+                .hint("spell its keys and values as the OCI runtime specification does"))
         }
     }
 }

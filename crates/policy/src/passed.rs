@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use torpor_images::proto::UsernsEntry;
 
@@ -11,9 +12,13 @@ use crate::collect::anybody::Network;
 use crate::groups::Roots;
 use crate::judge::Origin;
 use crate::limits::NO_LOGIN;
+use crate::spelling::{check_spelling, fold};
 
 /// No configuration is larger, in bytes.
 const MAX_SIZE: usize = 16 << 20;
+
+/// The key that shows that a configuration is one of a container.
+const VERSION: &str = "ociVersion";
 
 /// What a restore was given.
 #[derive(Debug, Clone, Default)]
@@ -73,7 +78,6 @@ pub struct Passed {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Spec {
-    pub(crate) oci_version: String,
     pub(crate) process: Process,
     pub(crate) root: Root,
     pub(crate) mounts: Vec<SpecMount>,
@@ -122,6 +126,7 @@ pub(crate) struct CapabilitySets {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Root {
+    pub(crate) path: String,
     pub(crate) readonly: bool,
 }
 
@@ -140,6 +145,7 @@ pub(crate) struct SpecMount {
 pub(crate) struct Linux {
     pub(crate) uid_mappings: Vec<IdMapping>,
     pub(crate) gid_mappings: Vec<IdMapping>,
+    pub(crate) cgroups_path: String,
     pub(crate) namespaces: Vec<SpecNamespace>,
     pub(crate) seccomp: Option<serde::de::IgnoredAny>,
     pub(crate) sysctl: BTreeMap<String, String>,
@@ -209,6 +215,18 @@ impl Passed {
     pub(crate) fn grants_here(&self, capability: u32) -> bool {
         let nested = self.spec.as_ref().is_some_and(|spec| spec.has_namespace("user"));
         !nested && self.grants(capability)
+    }
+}
+
+/// Takes out what is null: for runtimes that is as if it was not there.
+fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+        Value::Object(members) => {
+            members.retain(|_, value| !value.is_null());
+            members.values_mut().for_each(drop_nulls);
+        }
+        _ => {}
     }
 }
 
@@ -287,19 +305,26 @@ impl Passed {
 }
 
 impl Spec {
-    /// Reads the configuration of a container.
+    /// Reads the configuration of a container; `None` if it is something else, which has no `ociVersion`.
     ///
     /// # Errors
-    /// If it is too large, is no JSON of that form, or has no `ociVersion`.
-    pub fn parse(text: &[u8]) -> Result<Self, String> {
+    /// If it is too large, or a runtime could read something else in it.
+    pub fn parse(text: &[u8]) -> Result<Option<Self>, String> {
         if text.len() > MAX_SIZE {
             return Err(format!("it is over {MAX_SIZE} bytes"));
         }
-        let spec: Spec = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        match spec.oci_version.as_str() {
-            "" => Err("it has no ociVersion".to_owned()),
-            _ => Ok(spec),
+        // Runtimes read no further than to the end of the first value.
+        let first = serde_json::Deserializer::from_slice(text).into_iter::<Value>().next();
+        let Some(Ok(mut configuration)) = first else { return Ok(None) };
+        drop_nulls(&mut configuration);
+        let mut keys = configuration.as_object().into_iter().flat_map(Map::keys);
+        if !keys.any(|key| fold(key) == fold(VERSION)) {
+            return Ok(None);
         }
+        check_spelling(&configuration)?;
+        let spec: Spec =
+            serde_json::from_value(configuration).map_err(|error| error.to_string())?;
+        Ok(Some(spec))
     }
 
     /// All capabilities that it gives to the container. Names that are not known give
@@ -338,5 +363,32 @@ impl Spec {
             .into_iter()
             .map(String::as_str)
             .find(|profile| !profile.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Option<Spec>, String> {
+        Spec::parse(text.as_bytes())
+    }
+
+    #[test]
+    fn what_a_runtime_reads_is_read() {
+        let with = |rest: &str| {
+            parsed(&format!(r#"{{"ociVersion":"1.0.2","process":{{"noNewPrivileges":true}}{rest}"#))
+        };
+        let text =
+            r#","mounts":null,"linux":{"sysctl":null,"resources":{"devices":null}}} trailing"#;
+        assert!(with(text).unwrap().unwrap().process.no_new_privileges);
+        assert!(with(r#","Process":{"noNewPrivileges":false}}"#).unwrap_err().contains("Process"));
+        assert!(with(r#","mounts":7}"#).is_err());
+        assert!(parsed(r#"{"OciVersion":"1.0.2"}"#).unwrap_err().contains("OciVersion"));
+        for other in ["{}", "[]", "", "no", r#"{"auths":{"a":{},"A":{}}}"#] {
+            assert!(parsed(other).unwrap().is_none(), "{other}");
+        }
     }
 }

@@ -234,7 +234,7 @@ fn caller(spec: Option<&str>) -> Passed {
         limits: vec![1024; 16],
         login: Some(1001),
         cgroups: Some(Roots { given: vec![(None, PathBuf::from("/mine"))], own: vec![] }),
-        spec: spec.map(|spec| Spec::parse(spec.as_bytes()).unwrap()),
+        spec: spec.map(|spec| Spec::parse(spec.as_bytes()).unwrap().unwrap()),
         exists: Some(|_| false),
         ..Passed::default()
     }
