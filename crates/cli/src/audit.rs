@@ -45,7 +45,11 @@ pub fn commands() -> impl Iterator<Item = clap::Command> {
              without restoring anything. The exit code is 0 if everything is allowed. Options of \
              restore that matter count here, too, such as --external.",
         )
-        .override_usage("torpor image audit DIR [--json] [--bundle DIR] [OPTION OF RESTORE...]");
+        .override_usage("torpor image audit DIR [--json] [--bundle DIR] [OPTION OF RESTORE...]")
+        .arg(Arg::new("no-images").long("no-images").action(ArgAction::SetTrue).help(
+            "Instead of images, judge what the configuration of the bundle has a runtime do \
+                     before it restores: root file system, mounts, control group",
+        ));
     [plan, audit].into_iter().map(with_options)
 }
 
@@ -80,12 +84,14 @@ fn with_options(command: clap::Command) -> clap::Command {
 /// Damaged images; a policy that makes no sense.
 pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
     let mut as_json = false;
+    let mut has_images = true;
     let mut bundle = None;
     let mut rest = vec![];
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         match arg.to_str() {
             Some("--json") => as_json = true,
+            Some("--no-images") if form == Form::Audit => has_images = false,
             Some("--help" | "-h") => {
                 let name = if form == Form::Plan { "plan" } else { "audit" };
                 for mut command in commands().filter(|command| command.get_name() == name) {
@@ -114,7 +120,11 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
             return Err(Failure::invalid(text));
         }
     }
-    let audit = audit(settings)?;
+    let audit = match (has_images, bundle) {
+        (true, _) => audit(settings)?,
+        (false, Some(bundle)) => audit_configuration(settings, Path::new(bundle))?,
+        (false, None) => return Err(Failure::invalid("--no-images needs --bundle DIR")),
+    };
     let text = match (form, as_json) {
         (Form::Plan, true) => plan_as_json(&audit).to_string() + "\n",
         (Form::Plan, false) => listed(&audit, |_| true),
@@ -133,6 +143,15 @@ fn audit(mut settings: Settings) -> Result<Audit, Failure> {
     settings.merge().map_err(Failure::invalid)?;
     settings.adopt_descriptors().map_err(Failure::invalid)?;
     Ok(torpor_engine::audit(&settings.engine)?)
+}
+
+/// What a runtime does by the configuration of a container from elsewhere before it calls for a restore.
+fn audit_configuration(mut settings: Settings, bundle: &Path) -> Result<Audit, Failure> {
+    policy::load(&mut settings)?;
+    let trust = &settings.engine.trust;
+    let violations =
+        trust.spec.iter().flat_map(|spec| trust.policy.judge_configuration(spec, bundle)).collect();
+    Ok(Audit { requests: vec![], violations, allowing: vec![], origin: Origin::Elsewhere })
 }
 
 fn plan_as_json(audit: &Audit) -> Json {

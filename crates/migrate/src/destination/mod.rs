@@ -4,6 +4,7 @@
 //! namespaces is a job of the engine in a process of its own.
 
 mod alone;
+mod audit;
 mod director;
 mod joining;
 mod rehearsal;

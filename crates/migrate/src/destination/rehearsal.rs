@@ -1,24 +1,17 @@
 //! What a source asks before it moves anything: whether it could come here, and how fast.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-
-use serde_json::Value;
 
 use super::reservation::judge_arrival;
 use super::round::Incoming;
-use super::{ALLOW, Agent, refusal};
-use crate::engine::SELF;
-use crate::error::{Context, Error, Result};
+use super::{Agent, audit, refusal};
+use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::record::new_id;
-use crate::runtime;
+use crate::runtime::{self, Runtime};
 use crate::wire::frame::{Line, MAX_FRAME};
 use crate::wire::message::{Begin, Reply, Request, Subject};
 use crate::work::WorkDir;
-
-/// Violations of the policy that are told.
-const MAX_TOLD: usize = 20;
 
 /// Answers until the source has no more questions.
 ///
@@ -40,7 +33,7 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: &Begin) -> Result<()> {
         match line.hear()? {
             Request::File { name, len } => round.receive(&mut line, &name, len)?,
             Request::End { number: 1 } => {
-                let reply = match judge_images(agent, &images, bundle.as_deref()) {
+                let reply = match audit::images(&agent.settings, &images, bundle.as_deref()) {
                     Ok(()) => Reply::Arrived { number: 1 },
                     Err(error) => refusal(&error),
                 };
@@ -61,33 +54,12 @@ fn bundle(agent: &Agent, begin: &Begin, work: &Path) -> Result<Option<PathBuf>> 
         return Ok(None);
     };
     let terms = agent.settings.terms(begin.with_rootfs);
-    runtime::make_sketch(&work.join("bundles"), &container, config, terms).map(Some)
-}
-
-/// Has images judged as a restore would.
-fn judge_images(agent: &Agent, images: &Path, bundle: Option<&Path>) -> Result<()> {
-    let mut audit = Command::new(SELF);
-    // Images that come by rounds are foreign, also to the host that has made them.
-    audit.args(["image", "audit", "--json", "--host-key", "none", "--tcp-established"]).arg(images);
-    audit.args(&agent.settings.restore_options);
-    if let Some(bundle) = bundle {
-        audit.arg("--bundle").arg(bundle);
+    let bundle = runtime::make_sketch(&work.join("bundles"), &container, config, terms)?;
+    // Podman makes a configuration of its own here.
+    if container.runtime == Runtime::Runc {
+        audit::configuration(&agent.settings, &bundle)?;
     }
-    let output = audit.stdin(Stdio::null()).output().context(|| "judge the images".to_owned())?;
-    let said: Value = serde_json::from_slice(&output.stdout).map_err(|_| {
-        let text = String::from_utf8_lossy(&output.stderr);
-        Error::refused(text.trim().trim_start_matches("Error: ").to_owned())
-    })?;
-    let violations = said["violations"].as_array().map_or(&[][..], Vec::as_slice);
-    let texts: Vec<&str> = violations.iter().filter_map(|it| it["text"].as_str()).collect();
-    match texts.as_slice() {
-        [] if output.status.success() => Ok(()),
-        [] => Err(Error::refused("the images cannot be judged")),
-        texts => Err(Error::refused_with(
-            format!("the policy does not allow: {}", texts[..texts.len().min(MAX_TOLD)].join("; ")),
-            ALLOW,
-        )),
-    }
+    Ok(Some(bundle))
 }
 
 /// Takes bytes, and forgets them.

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, Receiver};
 
 use super::joining::{Joined, Set, Waiting};
-use super::{Agent, volume};
+use super::{Agent, audit, volume};
 use crate::error::{Error, Result};
 use crate::files::Replica;
 use crate::host::{self, Host};
@@ -102,6 +102,9 @@ impl<'a> Reservation<'a> {
         if let Err(error) = place.make_base().and_then(|()| place.make_volumes()) {
             place.ledger.advance(Phase::Stayed, |_| {})?;
             volume::remove_all(place.ledger.record(), &agent.settings);
+            if let (Some(Base::Bundle(_)), Some(container)) = (&place.base, container) {
+                runtime::remove_bundle(&agent.settings.bundles(), &container.id);
+            }
             return Err(error);
         }
         Ok(place)
@@ -118,7 +121,9 @@ impl<'a> Reservation<'a> {
             if let (true, Base::Bundle(bundle)) = (rootfs, &base) {
                 self.trees.push(Replica::new(&runtime::own_root(bundle))?);
             }
-            self.base = Some(base);
+            if let Base::Bundle(bundle) = self.base.insert(base) {
+                audit::configuration(settings, bundle)?;
+            }
         }
         Ok(())
     }

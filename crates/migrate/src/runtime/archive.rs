@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::Value;
 use tar::{Archive, Builder, EntryType, Header};
 
-use super::bundle::{Terms, is_taken, judge_hooks};
+use super::bundle::{self, Terms, is_taken};
 use super::podman::Ways;
 use crate::error::{Context, Error, Result};
 use crate::record::new_id;
@@ -20,6 +20,10 @@ const DOCUMENTS: [&str; 2] = ["config.dump", "spec.dump"];
 /// What else comes along: addresses, /dev/shm, what has changed in the root file system.
 const FILES: [&str; 4] =
     ["network.status", "devshm-checkpoint.tar", "rootfs-diff.tar", "deleted.files"];
+/// What is looked at in the configuration that Podman has.
+const LOOKED_AT: [&str; 4] = ["id", "runtime", "cgroupManager", "cgroupParent"];
+/// What does not come along of it: programs and paths of the other host.
+const STRANGE: [&str; 4] = ["conmonPidFile", "pid_file", "exitCommand", "rootfs"];
 /// Where Podman looks for images.
 const IMAGES: &str = "checkpoint";
 /// Documents are no longer.
@@ -92,13 +96,15 @@ impl Adaptation<'_> {
         if what == DOCUMENTS[0] {
             self.adapt(&mut document)?;
         } else {
-            judge_hooks(&document, self.id, self.terms)?;
+            bundle::judge(&document, self.id, self.terms)?;
         }
         Ok(document.to_string())
     }
 
     /// Programs and paths of the other host are not those of this one.
     fn adapt(&self, config: &mut Value) -> Result<()> {
+        let known = [LOOKED_AT, STRANGE].concat();
+        torpor_policy::check_keys(config, &known).map_err(wrong)?;
         if config["id"] != self.id {
             return Err(wrong(format!("it is of container {}", config["id"])));
         }
@@ -106,7 +112,7 @@ impl Adaptation<'_> {
             return Err(wrong(format!("its runtime is {}", config["runtime"])));
         }
         config["runtime"] = "runc".into();
-        let mut strange = vec!["conmonPidFile", "pid_file", "exitCommand", "rootfs"];
+        let mut strange = STRANGE.to_vec();
         if config["cgroupManager"] != self.ways.cgroups.as_str() {
             config["cgroupManager"] = self.ways.cgroups.as_str().into();
             strange.push("cgroupParent");
@@ -233,6 +239,11 @@ mod tests {
         let crun = ("config.dump", config(|config| config["runtime"] = json!("crun")));
         assert!(refused(&[crun, spec("{}")]).contains("crun"));
         let hooks = spec(r#"{"hooks":{"prestart":[{"path":"/bin/evil"}]}}"#);
-        assert!(refused(&[whole, hooks]).contains("hooks"));
+        assert!(refused(&[whole.clone(), hooks]).contains("hooks"));
+        let hooks = spec(r#"{"Hooks":{"prestart":[{"path":"/bin/evil"}]}}"#);
+        assert!(refused(&[whole, hooks]).contains("Hooks"));
+        let program =
+            ("config.dump", config(|config| config["ExitCommand"] = json!(["/bin/evil"])));
+        assert!(refused(&[program, spec("{}")]).contains("ExitCommand"));
     }
 }

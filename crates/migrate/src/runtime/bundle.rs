@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
@@ -41,15 +41,10 @@ const FORMER: &str = "former";
 pub(super) fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<PathBuf> {
     let mut config: Value = serde_json::from_str(config)
         .map_err(|error| Error::Protocol(format!("configuration of {id}: {error}")))?;
-    let root = PathBuf::from(config["root"]["path"].as_str().unwrap_or_default());
-    let is_here = root.is_absolute() && root.is_dir();
-    if !is_here && !terms.rootfs {
-        return Err(Error::refused_with(
-            format!("the root file system of container {id} ({}) is not here", root.display()),
-            "torpor migrate --with-rootfs, or share it",
-        ));
+    judge(&config, id, terms)?;
+    if !terms.rootfs {
+        find_root(&mut config, id)?;
     }
-    judge_hooks(&config, id, terms)?;
     choose_cgroup(&mut config, id)?;
     let _lock = lock(dir)?;
     let bundle = dir.join(id);
@@ -115,11 +110,32 @@ pub fn leave(bundle: &Path) {
     }
 }
 
-/// Whether what runs on this host by the configuration of container `id` may.
+/// The root file system is a directory here, and is named by where that really is.
+fn find_root(config: &mut Value, id: &str) -> Result<()> {
+    let root = PathBuf::from(config["root"]["path"].as_str().unwrap_or_default());
+    let found = root.canonicalize().ok().filter(|found| root.is_absolute() && found.is_dir());
+    let Some(found) = found else {
+        return Err(Error::refused_with(
+            format!("the root file system of container {id} ({}) is not here", root.display()),
+            "torpor migrate --with-rootfs, or share it",
+        ));
+    };
+    config["root"]["path"] = Value::from(found.display().to_string());
+    Ok(())
+}
+
+/// Whether the configuration of container `id` says to its runtime what it says here, and what runs on this host by it
+/// may.
 ///
 /// # Errors
-/// If it may not.
-pub(super) fn judge_hooks(config: &Value, id: &str, terms: Terms) -> Result<()> {
+/// If it does not, or may not.
+pub(super) fn judge(config: &Value, id: &str, terms: Terms) -> Result<()> {
+    let wrong = |why: String| Error::Protocol(format!("configuration of {id}: {why}"));
+    torpor_policy::check_spelling(config).map_err(wrong)?;
+    let is_object = |part: &Value| part.is_object() || part.is_null();
+    if !config.is_object() || !is_object(&config["root"]) || !is_object(&config["linux"]) {
+        return Err(wrong("it has no parts where there should be some".to_owned()));
+    }
     let has_hooks = config["hooks"].as_object().is_some_and(|hooks| !hooks.is_empty());
     if has_hooks && !terms.hooks {
         return Err(Error::refused_with(
@@ -147,23 +163,44 @@ pub fn remove(dir: &Path, id: &str) {
     }
 }
 
-/// The container keeps the name of its cgroup, if no process here is in a cgroup of that name.
+/// The container keeps the name of its cgroup, if there is none of that name here: its limits are for it alone.
 fn choose_cgroup(config: &mut Value, id: &str) -> Result<()> {
-    let named = config["linux"]["cgroupsPath"].as_str().map(str::to_owned);
-    // SLICE:PREFIX:NAME is a name that systemd gives out.
-    if named.as_ref().is_some_and(|path| path.contains(':')) {
-        return Ok(());
-    }
+    let named = config["linux"]["cgroupsPath"].as_str().filter(|path| !path.is_empty());
+    let named = named.map(|path| clean_cgroup(path, id)).transpose()?;
     let candidates = match &named {
-        Some(path) => vec![path.clone()],
-        None => own_cgroups().iter().map(|own| format!("{own}/{id}")).collect(),
+        Some(path) if path.starts_with('/') => vec![path.clone()],
+        // The runtime makes it below the one that it is in.
+        _ => {
+            let name = named.as_deref().unwrap_or(id);
+            own_cgroups().iter().map(|own| format!("{own}/{name}")).collect()
+        }
     };
     if candidates.iter().any(|path| is_taken(path)) {
         let other = new_id()?;
         let base = named.unwrap_or_else(|| format!("/{id}"));
         config["linux"]["cgroupsPath"] = Value::from(format!("{base}-{}", &other[..8]));
+    } else if let Some(named) = named {
+        config["linux"]["cgroupsPath"] = Value::from(named);
     }
     Ok(())
+}
+
+/// The path of a cgroup, as it is left when a runtime has cleaned it.
+fn clean_cgroup(path: &str, id: &str) -> Result<String> {
+    let wrong = || Error::Protocol(format!("configuration of {id}: {path:?} is no control group"));
+    // SLICE:PREFIX:NAME is a name that systemd gives out.
+    if path.contains(':') && (path.contains('/') || path.split(':').count() != 3) {
+        return Err(wrong());
+    }
+    let mut clean = PathBuf::new();
+    for part in Path::new(path).components() {
+        match part {
+            Component::RootDir | Component::Normal(_) => clean.push(part),
+            Component::CurDir => {}
+            Component::ParentDir | Component::Prefix(_) => return Err(wrong()),
+        }
+    }
+    clean.into_os_string().into_string().map_err(|_| wrong())
 }
 
 /// The cgroups of this process, and the root.
@@ -175,10 +212,10 @@ fn own_cgroups() -> Vec<String> {
     found
 }
 
-/// Whether processes are in a cgroup of this path, in any hierarchy.
+/// Whether there is a cgroup of this path, in any hierarchy. Services may be in those below it.
 pub(super) fn is_taken(path: &str) -> bool {
     let path = path.trim_start_matches('/');
-    cgroup::hierarchies().iter().any(|root| !cgroup::processes(&root.join(path)).is_empty())
+    cgroup::hierarchies().iter().any(|root| root.join(path).exists())
 }
 
 #[cfg(test)]
@@ -210,6 +247,58 @@ mod tests {
         assert!(config.contains(&own_root(&bundle).display().to_string()), "{config}");
         remove(&dir.path().join("bundles"), "two");
         assert!(!bundle.exists());
+    }
+
+    #[test]
+    fn what_a_runtime_would_read_otherwise_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().display().to_string();
+        let made = |rest: &str| {
+            let text = format!(r#"{{"root":{{"path":"{root}"}},{rest}}}"#);
+            let terms = Terms { hooks: false, rootfs: false };
+            make(&dir.path().join("bundles"), "one", &text, terms)
+                .map_err(|error| error.to_string())
+        };
+        for rest in [
+            r#""Hooks":{"poststop":[{"path":"/bin/evil"}]}"#,
+            r#""hoo\u212as":{}"#,
+            r#""linux":{"CgroupsPath":"/system.slice"}"#,
+            r#""Root":{"path":"/etc"}"#,
+        ] {
+            let error = made(rest).unwrap_err();
+            assert!(error.contains("some runtimes take the key"), "{rest}: {error}");
+        }
+        for rest in [r#""linux":7"#, r#""linux":{"cgroupsPath":"/a:b/../x"}"#] {
+            assert!(made(rest).unwrap_err().contains("configuration of one"), "{rest}");
+        }
+        assert!(!dir.path().join("bundles").exists());
+        made(r#""annotations":{"Hooks":"a","hooks":"b"}"#).unwrap();
+    }
+
+    #[test]
+    fn roots_are_where_they_really_are() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/usr/..", dir.path().join("link")).unwrap();
+        let text = format!(r#"{{"root":{{"path":"{}/link"}}}}"#, dir.path().display());
+        let mut config = serde_json::from_str(&text).unwrap();
+        find_root(&mut config, "one").unwrap();
+        assert_eq!(config["root"]["path"], "/");
+    }
+
+    #[test]
+    fn groups_of_this_host_are_left_alone() {
+        let chosen = |path: &str| {
+            let mut config = serde_json::json!({ "linux": { "cgroupsPath": path } });
+            choose_cgroup(&mut config, "one")
+                .map(|()| config["linux"]["cgroupsPath"].as_str().unwrap_or_default().to_owned())
+        };
+        assert_eq!(chosen("//not-here/./one").unwrap(), "/not-here/one");
+        assert_eq!(chosen("system.slice:runc:not-here").unwrap(), "system.slice:runc:not-here");
+        for path in ["/a/../b", "../b", "/a:b/c", "a:b", "a:b:c/d"] {
+            assert!(chosen(path).is_err(), "{path}");
+        }
+        assert_ne!(chosen("/").unwrap(), "/");
+        assert_ne!(chosen(".").unwrap(), ".");
     }
 
     #[test]

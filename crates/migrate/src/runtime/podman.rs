@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::bundle::{Terms, judge_hooks};
+use super::bundle::{self, Terms};
 use super::{Container, Runtime, State, configuration, job};
 use crate::error::{Context, Error, Result};
 use crate::record::make_private;
@@ -226,7 +226,7 @@ fn read(description: &str) -> Result<Description> {
 /// What keeps the container away.
 pub(super) fn judge(container: &Container, description: &str, terms: Terms) -> Result<()> {
     let Description { name, image, image_id, networks, volumes, spec } = read(description)?;
-    judge_hooks(&spec, &name, terms)?;
+    bundle::judge(&spec, &name, terms)?;
     if terms.rootfs {
         return Err(Error::Protocol(format!("the root file system of container {name} of Podman")));
     }

@@ -1,0 +1,61 @@
+//! What the policy for restores says. The engine is asked: only it knows all files and options that it is made of.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use super::{ALLOW, AgentSettings};
+use crate::engine::SELF;
+use crate::error::{Context, Error, Result};
+
+/// Violations of the policy that are told.
+const MAX_TOLD: usize = 20;
+
+/// Has images judged as a restore would, of a container with this bundle.
+///
+/// # Errors
+/// What is not allowed; what is wrong with the images.
+pub(super) fn images(settings: &AgentSettings, images: &Path, bundle: Option<&Path>) -> Result<()> {
+    let mut audit = audit(settings);
+    // Images that come by rounds are foreign, also to the host that has made them.
+    audit.args(["--host-key", "none", "--tcp-established"]).arg(images);
+    if let Some(bundle) = bundle {
+        audit.arg("--bundle").arg(bundle);
+    }
+    ask(audit)
+}
+
+/// Has the configuration in a bundle judged: what its runtime does by it comes before the restore, and stays.
+///
+/// # Errors
+/// What is not allowed.
+pub(super) fn configuration(settings: &AgentSettings, bundle: &Path) -> Result<()> {
+    let mut audit = audit(settings);
+    audit.arg("--no-images").arg("--bundle").arg(bundle);
+    ask(audit)
+}
+
+fn audit(settings: &AgentSettings) -> Command {
+    let mut audit = Command::new(SELF);
+    audit.args(["image", "audit", "--json"]).args(&settings.restore_options);
+    audit
+}
+
+fn ask(mut audit: Command) -> Result<()> {
+    let output = audit.stdin(Stdio::null()).output().context(|| "ask the policy".to_owned())?;
+    let said: Value = serde_json::from_slice(&output.stdout).map_err(|_| {
+        let text = String::from_utf8_lossy(&output.stderr);
+        Error::refused(text.trim().trim_start_matches("Error: ").to_owned())
+    })?;
+    let violations = said["violations"].as_array().map_or(&[][..], Vec::as_slice);
+    let texts: Vec<&str> = violations.iter().filter_map(|it| it["text"].as_str()).collect();
+    match texts.as_slice() {
+        [] if output.status.success() => Ok(()),
+        [] => Err(Error::refused("the policy does not say what it allows")),
+        texts => Err(Error::refused_with(
+            format!("the policy does not allow: {}", texts[..texts.len().min(MAX_TOLD)].join("; ")),
+            ALLOW,
+        )),
+    }
+}
