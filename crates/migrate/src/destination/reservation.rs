@@ -132,7 +132,11 @@ impl<'a> Reservation<'a> {
         for path in self.begin.volumes.clone() {
             volume::make(&path, &self.agent.settings.allow_volumes)?;
             self.ledger.advance(Phase::Preparing, |record| record.volumes.push(path.clone()))?;
-            self.trees.push(Replica::new(&path)?);
+            let mut tree = Replica::new(&path)?;
+            if !volume::is_private(&path) {
+                tree.forbid_rights();
+            }
+            self.trees.push(tree);
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, mkdirat, openat2, statat, unlinkat};
@@ -43,6 +44,16 @@ pub(super) fn make(path: &Path, allowed: &[PathBuf]) -> Result<()> {
         Err(errno) => return Err(errno).context(|| path.display().to_string()),
     }
     mkdirat(&parent, name, Mode::RWXU).context(|| path.display().to_string())
+}
+
+/// Whether nobody but root gets to a volume: a directory above it is root's alone.
+pub(super) fn is_private(path: &Path) -> bool {
+    let above = path.parent().and_then(|parent| parent.canonicalize().ok());
+    let is_closed = |dir: &Path| {
+        let meta = dir.metadata();
+        meta.is_ok_and(|meta| meta.uid() == 0 && meta.mode() & 0o077 == 0)
+    };
+    above.is_some_and(|above| above.ancestors().any(is_closed))
 }
 
 /// Removes the volumes that were made for a migration: it has not come.
@@ -105,7 +116,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
 
@@ -139,5 +150,24 @@ mod tests {
         remove(&at("allowed/new"), &allowed);
         remove(&at("other"), &allowed);
         assert!(!at("allowed/new").exists() && at("other").exists());
+    }
+
+    #[test]
+    fn a_closed_directory_above_keeps_others_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let allow = |name: &str, mode| {
+            fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        fs::create_dir_all(at("closed/inner")).unwrap();
+        fs::create_dir(at("open")).unwrap();
+        symlink(at("open"), at("closed/link")).unwrap();
+        allow("", 0o755);
+        allow("closed", 0o700);
+        assert!(is_private(&at("closed/new")) && is_private(&at("closed/inner/new")));
+        assert!(!is_private(&at("open/new")));
+        assert!(!is_private(&at("closed/link/new")), "it is where the link leads");
+        allow("closed", 0o710);
+        assert!(!is_private(&at("closed/inner/new")));
     }
 }

@@ -21,12 +21,17 @@ use crate::error::{Context, Error, Result};
 /// Bytes of a path (`PATH_MAX`).
 const MAX_NAME: usize = 4096;
 
+/// The bits of a mode by which a program runs as its owner, or in its group.
+const SET_ID: u32 = 0o6000;
+
 /// The tree of a destination.
 #[derive(Debug)]
 pub(crate) struct Replica {
     root: OwnedFd,
     /// The file that pieces come for, and what it gets when it has them.
     open: Option<(Name, File, Meta)>,
+    /// Whether others than root could use what is in it.
+    forbids_rights: bool,
     /// Directories, which get their times when all that is in them is there.
     directories: Vec<(Name, Meta)>,
 }
@@ -38,7 +43,12 @@ impl Replica {
     /// If the directory cannot be opened.
     pub(crate) fn new(root: &Path) -> Result<Self> {
         let root = File::open(root).context(|| root.display().to_string())?.into();
-        Ok(Self { root, open: None, directories: Vec::new() })
+        Ok(Self { root, open: None, forbids_rights: false, directories: Vec::new() })
+    }
+
+    /// From now on it takes no devices, and no programs that give whoever runs them the rights of somebody else.
+    pub(crate) fn forbid_rights(&mut self) {
+        self.forbids_rights = true;
     }
 
     /// Does a change; `data` brings the bytes of a piece.
@@ -65,6 +75,13 @@ impl Replica {
         let is_tree = name.is_empty() && matches!(change, Change::Update { .. });
         if !is_tree {
             check(name)?;
+        }
+        if let Some(what) = rights(&change).filter(|_| self.forbids_rights) {
+            let name = String::from_utf8_lossy(name);
+            return Err(Error::refused_with(
+                format!("volume: /{name} is {what}, and users of the destination could reach it"),
+                "there: have --allow-volume name a directory that is root's alone (chmod 700)",
+            ));
         }
         let name = name.clone();
         self.carry_out(change).map_err(|errno| failed(&name, errno))
@@ -191,6 +208,28 @@ impl Replica {
         let Some((name, file, meta)) = self.open.take() else { return Ok(()) };
         let done = equip(&file, &meta).and_then(|()| futimens(&file, &times(&meta)));
         done.map_err(|errno| failed(&name, errno))
+    }
+}
+
+/// What gives rights to whoever gets to it, in words.
+fn rights(change: &Change) -> Option<&'static str> {
+    match change {
+        // The one with the number 0 is no device: it marks what an overlay has removed.
+        Change::Make { what: What::Special { mode, number: 1.. }, .. } => {
+            let kind = FileType::from_raw_mode(*mode);
+            let is_device = matches!(kind, FileType::BlockDevice | FileType::CharacterDevice);
+            is_device.then_some("a device")
+        }
+        Change::Make { what: What::Regular { .. }, meta, .. }
+        | Change::Update { len: Some(_), meta, .. } => {
+            let has_capabilities =
+                |meta: &Meta| meta.attributes.iter().any(|(name, _)| name == "security.capability");
+            match meta.mode & SET_ID != 0 {
+                true => Some("a set-user-ID or set-group-ID program"),
+                false => has_capabilities(meta).then_some("a program with capabilities"),
+            }
+        }
+        _ => None,
     }
 }
 

@@ -138,3 +138,41 @@ fn what_comes_leads_nowhere_else() {
     let named = |name: &[u8]| split(name) == (b"a/b".as_slice(), b"c".as_slice());
     assert!(named(b"a/b/c") && split(b"c") == (b"".as_slice(), b"c".as_slice()));
 }
+
+#[test]
+fn what_gives_rights_stays_out_where_others_could_use_it() {
+    let mut pair = Pair::new();
+    let meta = |mode, attributes: &[&str]| {
+        let attributes = attributes.iter().map(|&name| (name.to_owned(), vec![0])).collect();
+        Meta { mode, uid: 0, gid: 0, changed: (1, 0), attributes }
+    };
+    let make = |name: &str, what, meta| Change::Make { name: name.into(), what, meta };
+    let regular = || What::Regular { len: 0 };
+    let special = |mode, number| What::Special { mode, number };
+    let update = |meta| Change::Update { name: b"plain".to_vec(), len: Some(0), meta };
+    let mut apply = |change| pair.copy.apply(change, || Ok(Vec::new()));
+    apply(make("trusted", regular(), meta(0o4755, &[]))).unwrap();
+    pair.copy.forbid_rights();
+    let mut apply = |change| pair.copy.apply(change, || Ok(Vec::new()));
+    apply(make("plain", regular(), meta(0o755, &[]))).unwrap();
+    apply(make("dir", What::Directory, meta(0o2775, &[]))).unwrap();
+    apply(make("fifo", special(libc::S_IFIFO, 0), meta(0o644, &[]))).unwrap();
+    apply(make("removed", special(libc::S_IFCHR, 0), meta(0o0, &[]))).unwrap();
+    for (change, name) in [
+        (make("esc", regular(), meta(0o4755, &[])), "/esc is a set-user-ID"),
+        (make("group", regular(), meta(0o2755, &[])), "/group is a set-user-ID"),
+        (make("net", regular(), meta(0o755, &["security.capability"])), "/net is a program"),
+        (make("disk", special(libc::S_IFBLK, 8 << 8), meta(0o666, &[])), "/disk is a device"),
+        (make("null", special(libc::S_IFCHR, 0x103), meta(0o666, &[])), "/null is a device"),
+        (update(meta(0o4755, &[])), "/plain is a set-user-ID"),
+    ] {
+        let error = apply(change).unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+        assert!(error.hint().unwrap().contains("chmod 700"), "{error}");
+    }
+    for name in ["esc", "group", "net", "disk", "null"] {
+        assert!(!pair.there.path().join(name).exists(), "{name}");
+    }
+    let plain = pair.there.path().join("plain").metadata().unwrap();
+    assert_eq!(plain.mode() & 0o7777, 0o755);
+}
