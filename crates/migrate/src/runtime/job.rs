@@ -39,6 +39,12 @@ use crate::wire::relay::forward;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How often it is looked.
 const PAUSE: Duration = Duration::from_millis(5);
+/// What the engine begins with where a policy does not allow what images ask for; what it is follows, a line for each.
+const DENIED: &str = "the policy does not allow";
+/// Where rules of policies are explained.
+const RULES: &str = "docs/policy.md has all rules";
+/// Lines of an error that are told, besides its first one.
+const MAX_TOLD: usize = 20;
 /// The options of the engine, in the directory of programs that the runtime finds.
 pub(super) const CONFIGURATION: &str = "criu.conf";
 
@@ -311,10 +317,14 @@ fn carry_out(job: &Job, fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<Out
         let text = String::new();
         return Ok(Outcome { class: Class::Done, errno: 0, text, hint: None, report });
     }
-    let class = if is_lost.load(Ordering::SeqCst) { Class::PeerLost } else { Class::Refused };
     let text =
         desk.explain(&call).unwrap_or_else(|| format!("{program} {}: {status}", call.action));
-    Ok(Outcome { class, errno: 0, text, hint: None, report: Report::default() })
+    let (class, hint) = match is_lost.load(Ordering::SeqCst) {
+        true => (Class::PeerLost, None),
+        false if text.starts_with(DENIED) => (Class::Forbidden, Some(RULES.to_owned())),
+        false => (Class::Refused, None),
+    };
+    Ok(Outcome { class, errno: 0, text, hint, report: Report::default() })
 }
 
 /// Passes pages on between the engine, which connects, and the connection to the other host.
@@ -414,11 +424,15 @@ fn text_of(path: &Path) -> Option<String> {
     Some(text)
 }
 
-/// The error in the engine's log that others follow from.
+/// The error in the engine's log that others follow from, with what it lists.
 fn first_error(log: &Path) -> Option<String> {
     let text = text_of(log)?;
-    let line = text.lines().find(|line| line.contains("Error ("))?;
-    Some(line.split_once("): ").map_or(line, |(_, text)| text).to_owned())
+    let is_error = |line: &&str| line.contains("Error (");
+    let said = |line| str::split_once(line, "): ").map_or(line, |(_, text)| text);
+    let mut lines = text.lines().skip_while(|line| !is_error(line)).take_while(is_error).map(said);
+    let first = lines.next()?.to_owned();
+    let listed = lines.take_while(|line| line.starts_with("  ")).take(MAX_TOLD);
+    Some(listed.fold(first, |all, line| format!("{all}\n{line}")))
 }
 
 /// The last error in the runtime's log.
@@ -444,6 +458,26 @@ mod tests {
         let expected = ["cow", "compress \"zstd\"", "ghost-limit \"1M\"", "x \"a \\\"b\""];
         assert_eq!(lines(&words), expected);
         assert_eq!(shell(Path::new("/a'b")), "/a'\\''b");
+    }
+
+    #[test]
+    fn an_error_is_told_with_what_it_lists() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("restore.log");
+        let denied = "the policy does not allow what the images ask for:";
+        let lines = [
+            "(00.001) begin",
+            &format!("(00.002) Error (program.rs:1): {denied}"),
+            "(00.002) Error (program.rs:1):   cgroup.img: group /a: it is not (cgroups.allow)",
+            "(00.002) Error (program.rs:1):   a policy would allow it by: cgroups.allow = [\"/a\"]",
+            "(00.003) Error (other.rs:1): it failed",
+        ];
+        fs::write(&log, lines.join("\n")).unwrap();
+        let expected = "  cgroup.img: group /a: it is not (cgroups.allow)\n  \
+                        a policy would allow it by: cgroups.allow = [\"/a\"]";
+        assert_eq!(first_error(&log).unwrap(), format!("{denied}\n{expected}"));
+        fs::write(&log, lines[4]).unwrap();
+        assert_eq!(first_error(&log).unwrap(), "it failed");
     }
 
     #[test]
