@@ -363,6 +363,11 @@ fn a_volume_that_may_not_come_leaves_the_container_here() {
     assert_eq!(left, 1, "what was there is as it was");
     let (_, is_there, _) = stays(&[&allow[..], &fails].concat(), "/data", &|_| {});
     assert!(!is_there, "what has come is gone again");
+    let esc = "touch /data/esc; chmod 4755 /data/esc";
+    container.says(0, "exec", &[&container.id, "sh", "-c", esc]);
+    let (error, is_there, _) = stays(&allow, "/data", &|_| {});
+    assert!(error.contains("/esc is a set-user-ID") && error.contains("chmod 700"), "{error}");
+    assert!(!is_there);
 }
 
 #[test]
@@ -438,8 +443,38 @@ fn names_hooks_and_roots_are_judged_first() {
     let (here, there) = (Host::new(), container.agent());
     let error = container.moves(&here, "pipelined", &there.address).unwrap_err();
     assert!(error.contains("hooks") && error.contains("--allow-hooks"), "{error}");
+    // runc takes these for the same.
+    let other = Container::start(|config| config["Hooks"] = json!({ "poststop": hook }));
+    let error = other.moves(&here, "pipelined", &there.address).unwrap_err();
+    assert!(error.contains("Hooks"), "{error}");
+    other.goes_on();
     let args = ["nobody", "--runtime-root", container.roots[0].to_str().unwrap(), &there.address];
     let error = judge(&here.migrate(&args).output().unwrap()).unwrap_err();
     assert!(error.contains("runc knows no container nobody"), "{error}");
     container.goes_on();
+}
+
+/// What a runtime does by a configuration comes before its restore: the policy is asked before that.
+#[test]
+fn a_policy_counts_for_what_the_runtime_does_and_is_told() {
+    let own = format!("/torpor-policy-{}", std::process::id());
+    let container = Container::start(|config| config["linux"]["cgroupsPath"] = json!(own));
+    let root = container.dir.path().join("bundle/rootfs").display().to_string();
+    for (rule, wanted) in [
+        ("cgroups.allow=[\"/torpor-guests\"]", format!("the control group {own}")),
+        ("mounts.sources=[\"/torpor-nowhere\"]", format!("the root file system {root}")),
+        ("capabilities.allow=[]", "(capabilities.allow)".to_owned()),
+    ] {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.options = vec!["--runtime-root".to_owned(), container.roots[1].display().to_string()];
+        let options = ["--policy-rule", rule].map(|word| format!("--restore-option={word}"));
+        there.options.extend(options);
+        there.start_agent();
+        let error = container.moves(&here, "stop-and-copy", &there.address).unwrap_err();
+        assert!(error.contains(&wanted) && error.contains("--policy FILE"), "{rule}: {error}");
+        container.goes_on();
+        assert!(container.listed(1).is_empty());
+        assert!(!there.path("state/bundles").join(&container.id).exists());
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+    }
 }
