@@ -105,7 +105,7 @@ fn shortened(text: &str) -> String {
     let shown: String = line.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
     let digest = oci::sha256(text.as_bytes());
     let digest = oci::hex_of(&digest).and_then(|hex| hex.get(..DIGITS)).unwrap_or_default();
-    format!("{shown} #{digest}")
+    format!("{} #{digest}", shown.trim_end())
 }
 
 #[cfg(test)]

@@ -149,7 +149,7 @@ fn what_cannot_be_saved_is_not_tried_under_pressure() {
 /// Two scripts of one interpreter are two kinds, and what was refused is tried again when somebody wants that.
 #[test]
 fn a_refusal_is_for_one_kind_and_is_lifted() {
-    let daemon = Daemon::start(&[]);
+    let daemon = Daemon::start(&["--slots", "4"]);
     let flag = daemon.dir.path().join("traces");
     let end = "\nwhile not os.path.exists(sys.argv[1] + '.end'): time.sleep(0.05)\nos.kill(pid, 9)";
     // Without the flag it is as any other.

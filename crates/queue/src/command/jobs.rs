@@ -509,7 +509,8 @@ fn try_out(client: &Client, id: u64, after: u64) -> Result<(u64, u64), String> {
     let until = |wanted: &[&str]| loop {
         let job = client.json("GET", &path, b"")?;
         let state = word(&job["state"]).to_owned();
-        if wanted.contains(&state.as_str()) {
+        // One that is just being started cannot be saved yet, and would be stopped instead.
+        if wanted.contains(&state.as_str()) && !job["started"].is_null() {
             return Ok(job);
         }
         if matches!(state.as_str(), "done" | "failed" | "cancelled") {
@@ -530,6 +531,9 @@ fn try_out(client: &Client, id: u64, after: u64) -> Result<(u64, u64), String> {
     until(&["running"])?;
     let mut events = job["events"].as_array().into_iter().flatten();
     let saved = events.rfind(|event| event["kind"] == "preempted");
+    if saved.is_none_or(|event| event["data"]["means"] != "checkpoint") {
+        return Err("it has given way, but not as a checkpoint: try again".to_owned());
+    }
     let number = |name: &str| saved.and_then(|event| event["data"][name].as_u64()).unwrap_or(0);
     Ok((number("bytes"), number("took_us") / 1000))
 }
