@@ -64,6 +64,21 @@ fn a_job_whose_machine_failed_goes_on_from_its_checkpoint() {
     assert_eq!(daemon.output(id), counted(60));
 }
 
+/// A freezer of cgroups of version 1 keeps even what was killed.
+#[test]
+fn a_job_that_was_frozen_when_its_shepherd_was_killed_runs_again() {
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&[], &words(&daemon.counter(5, 0.01)));
+    daemon.wait_for_output(id, "4\n");
+    daemon.ok(&["preempt", &id.to_string(), "--means", "stop"]);
+    shepherds(&daemon.data()).into_iter().for_each(kill);
+    until("its run is over", || (daemon.show(id)["lost_ms"] != 0).then_some(()));
+    daemon.let_end();
+    daemon.ok(&["resume", &id.to_string()]);
+    assert_eq!(daemon.wait_for(id, "done")["run"], 2);
+    assert_eq!(daemon.output(id), counted(5));
+}
+
 #[test]
 fn what_was_written_after_a_checkpoint_is_written_once() {
     let config = json!({ "shortest_interval": 500, "mean_time_between_failures": 1000 });

@@ -112,6 +112,23 @@ proptest! {
         }
     }
 
+    /// Who was only stopped, but had to be saved since and brought back, has paid for that: it runs ten times
+    /// as long before it gives way again.
+    #[test]
+    fn what_has_cost_more_than_was_thought_counts(
+        tasks in prop::collection::vec(any_task(), 1..14),
+        memory in 16 * GIB..64 * GIB,
+        after in 1..20 * SECOND,
+    ) {
+        let found = Machine::new(3, memory, rules(), tasks).sinking(after).run(1000 * HOUR);
+        for fate in &found {
+            prop_assert!(fate.ended.is_some(), "{fate:?}");
+            for ((from, until, price), paid) in fate.spells.iter().zip(&fate.paid) {
+                prop_assert!(price.is_none() || until - from >= 10 * paid, "{fate:?}");
+            }
+        }
+    }
+
     /// Under constant urgent load each job still gets its slice within the guaranteed time.
     #[test]
     fn nobody_starves(count in 1..5_usize, work in 200..400_i64) {
@@ -159,6 +176,22 @@ fn where_memory_is_short_it_is_checkpointed_and_else_stopped() {
     }
 }
 
+/// A job is stopped for little, sinks and is brought back for much: the next urgent job waits longer.
+#[test]
+fn who_has_sunk_is_left_alone_for_longer() {
+    let long = Task { memory: 8 * GIB, ..of("long", 0, 2000 * SECOND) };
+    let urgent = |at: Millis, work: Millis| of("urgent", at * SECOND, work * SECOND);
+    // The second one comes as soon as the long job runs again.
+    let tasks = || vec![long.clone(), urgent(300, 100), urgent(402, 1)];
+    let machine = || Machine::new(1, 64 * GIB, rules(), tasks());
+    let wait = |fates: Vec<Fate>| fates[2].started.unwrap() - 402 * SECOND;
+    assert!(wait(machine().run(HOUR)) < SECOND);
+    let found = machine().sinking(60 * SECOND).run(HOUR);
+    let paid = found[0].paid[1];
+    assert!(paid > SECOND, "{found:?}");
+    assert!(wait(found) >= 10 * paid - 2 * SECOND);
+}
+
 /// What a job does not say is estimated: that decides between means, but nobody is killed for it.
 #[test]
 fn who_names_no_memory_is_thought_to_need_some() {
@@ -176,6 +209,7 @@ fn who_names_no_memory_is_thought_to_need_some() {
         remaining: None,
         deadline: None,
         guaranteed: None,
+        paid: 0,
         in_memory: false,
         has_images: false,
         memory_wanted: 0,

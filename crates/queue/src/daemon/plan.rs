@@ -96,6 +96,7 @@ impl Core {
             remaining: remaining(ran, estimate, limit),
             deadline: deadline.map(|deadline| record.submitted.saturating_add(deadline)),
             guaranteed: record.guaranteed,
+            paid: record.paid,
             in_memory,
             has_images: record.durable.is_some(),
             memory_wanted: spec.limits.memory.unwrap_or(0),
@@ -218,6 +219,7 @@ impl Core {
         let Some(record) = self.jobs.get_mut(&id) else { return };
         let means = price.means;
         record.giving_way = Some(GivingWay { to, means, at: now, price });
+        record.overhead_before = record.overhead;
         let memory = shepherd::cgroups(&self.dir(id)).memory().unwrap_or(0);
         let memory = self.to_save(id, memory, now);
         let place = if means == Means::Stop { Place::Stopping } else { Place::Leaving };

@@ -131,6 +131,12 @@ pub(crate) struct Record {
     pub base: [u64; 2],
     /// Milliseconds that preemptions have cost it: time to go and to come back.
     pub overhead: Millis,
+    /// As many before it gave way the last time.
+    #[serde(default)]
+    pub overhead_before: Millis,
+    /// What that has cost it until it ran again.
+    #[serde(default)]
+    pub paid: Millis,
     /// Milliseconds of its work that were lost and done again.
     pub lost: Millis,
     /// The other machine that it goes to, or has gone to.
@@ -229,6 +235,8 @@ impl Record {
             boot: String::new(),
             base: [0, 0],
             overhead: 0,
+            overhead_before: 0,
+            paid: 0,
             lost: 0,
             destination: None,
             untold: Vec::new(),

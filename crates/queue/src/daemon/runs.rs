@@ -132,6 +132,8 @@ impl Core {
     fn back(&mut self, id: JobId, event: &str, data: serde_json::Value, took_us: u64) {
         if let Some(record) = self.jobs.get_mut(&id) {
             record.overhead += millis(took_us);
+            // A job that was frozen may have become a checkpoint since, which costs more than was thought.
+            record.paid = record.overhead - record.overhead_before;
             (record.unwoken, record.returns) = (None, false);
         }
         self.last_save.insert(id, files::now());
@@ -440,7 +442,10 @@ impl Core {
         self.saving.remove(&id);
         self.dirt.remove(&id);
         self.save(id, Some(("lost", json!({ "why": why, "lost_ms": lost }))));
-        shepherd::cgroups(&dir).remove();
+        let cgroups = shepherd::cgroups(&dir);
+        // What was frozen when its shepherd was killed stays there, killed and frozen, and so would the next run.
+        let _ = cgroups.set_frozen(false);
+        cgroups.remove();
         if cancelled {
             self.end(id, Exit::Signal(9), None);
         } else if begins_again && !self.class_of(&class).begins_again {

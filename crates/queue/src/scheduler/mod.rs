@@ -13,7 +13,7 @@
 //! 3. Within a level: fair shares where the class says so, then the earlier deadline, then
 //!    who has waited longest (slices) or was submitted first.
 //! 4. Who finds no room displaces jobs of a lower level, those that cost least, but none
-//!    that has run less than ten times what that costs; with `slices`, also jobs of its own
+//!    that has run less than ten times what that costs, or what it has cost the last time; with `slices`, also jobs of its own
 //!    level whose slice is over. Of those that cost about the same the one goes that has most left
 //!    to do, and who is about to end is left alone.
 //! 5. Who still waits keeps the free slots that it needs from all that it cannot displace,
@@ -182,6 +182,8 @@ pub struct Job {
     pub deadline: Option<Millis>,
     /// Until when it is left alone because its guarantee was due.
     pub guaranteed: Option<Millis>,
+    /// What it has cost that it gave way the last time and came back.
+    pub paid: Millis,
     /// Whether it is frozen in memory.
     pub in_memory: bool,
     /// Whether it has a checkpoint, which is gone when it has ended.

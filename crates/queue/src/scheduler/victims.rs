@@ -110,10 +110,12 @@ fn outranks(world: &World, candidate: &Candidate, job: &Job) -> bool {
 }
 
 /// From when on `job` can be made to give way to the candidate: not before it has run ten
-/// times as long as that costs, nor within the slice that it was guaranteed, nor, to
+/// times as long as that costs, or as it has cost before (who is stopped may have to be saved later, and
+/// brought back), nor within the slice that it was guaranteed, nor, to
 /// another of its level, before its own slice is over.
 fn free_from(world: &World, candidate: &Candidate, job: &Job, price: &Price) -> Millis {
     let exempt = Millis::try_from(preemption::exempt_ms(price)).unwrap_or(Millis::MAX);
+    let exempt = exempt.max(job.paid.saturating_mul(preemption::EXEMPT_FACTOR.cast_signed()));
     let mut from = job.since.saturating_add(exempt);
     if let Some(guaranteed) = job.guaranteed {
         from = from.max(guaranteed);

@@ -73,6 +73,8 @@ pub struct Fate {
     pub lost: Millis,
     /// Each time that it ran: from, until, and at what price it then gave way.
     pub spells: Vec<(Millis, Millis, Option<Price>)>,
+    /// What it had cost, each time that it ran, to give way before and to come back.
+    pub paid: Vec<Millis>,
     /// The longest time that it waited at a stretch.
     pub longest_wait: Millis,
 }
@@ -90,6 +92,7 @@ pub struct Machine {
     arrived: usize,
     live: BTreeMap<JobId, State>,
     fates: Vec<Fate>,
+    sink_after: Option<Millis>,
 }
 
 #[derive(Debug, Clone)]
@@ -104,6 +107,9 @@ struct State {
     price: Option<Price>,
     back: Millis,
     guaranteed: Option<Millis>,
+    /// For how long it stood still when it gave way, and what it has cost until it ran again.
+    still: Millis,
+    paid: Millis,
 }
 
 impl Machine {
@@ -114,7 +120,14 @@ impl Machine {
         let fates = vec![Fate::default(); tasks.len()];
         let usage = share::Usage::default();
         let live = BTreeMap::new();
-        Self { now: 0, slots, memory, rules, usage, tasks, arrived: 0, live, fates }
+        let (now, arrived, sink_after) = (0, 0, None);
+        Self { now, slots, memory, rules, usage, tasks, arrived, live, fates, sink_after }
+    }
+
+    /// One on which who was frozen for so long becomes a checkpoint, as a daemon does it.
+    #[must_use]
+    pub fn sinking(self, after: Millis) -> Self {
+        Self { sink_after: Some(after), ..self }
     }
 
     /// Lets time pass until all is done, or until `end`; returns what became of each job,
@@ -133,6 +146,7 @@ impl Machine {
     fn settle(&mut self) {
         self.arrive();
         self.finish();
+        self.sink();
         // Orders are carried out at once; what that makes possible is decided again.
         for _ in 0..8 {
             let plan = decide(&self.world());
@@ -157,6 +171,8 @@ impl Machine {
                 price: None,
                 back: 0,
                 guaranteed: None,
+                still: 0,
+                paid: 0,
             };
             self.live.insert(self.arrived as JobId, state);
             self.arrived += 1;
@@ -190,6 +206,21 @@ impl Machine {
         }
     }
 
+    /// Turns those into checkpoints that were frozen for long. They stand still anyway, but take longer to
+    /// come back.
+    fn sink(&mut self) {
+        let (now, Some(after)) = (self.now, self.sink_after) else { return };
+        for (&id, state) in &mut self.live {
+            let task = &self.tasks[usize::try_from(id).unwrap_or(0)];
+            let frozen = state.phase == Phase::Waiting && state.in_memory;
+            if frozen && task.saveable && now - state.since >= after {
+                let back = Speed::default().restore_ms(task.memory);
+                state.back = Millis::try_from(back).unwrap_or(Millis::MAX);
+                state.in_memory = false;
+            }
+        }
+    }
+
     fn act(&mut self, action: &Action) {
         let (now, id) = match action {
             Action::Run { job, .. } | Action::GiveWay { job, .. } => (self.now, *job),
@@ -207,7 +238,9 @@ impl Machine {
                 state.since = now;
                 state.ready = now + state.back;
                 fate.overhead += state.back;
-                (state.in_memory, state.back) = (false, 0);
+                state.paid = state.still + state.back;
+                fate.paid.push(state.paid);
+                (state.in_memory, state.back, state.still) = (false, 0, 0);
             }
             Action::GiveWay { to, price, .. } => {
                 assert_eq!(state.phase, Phase::Running, "only who runs can give way");
@@ -225,7 +258,8 @@ impl Machine {
                 fate.spells.push((state.since, now, Some(*price)));
                 fate.preemptions += 1;
                 let away = Millis::try_from(price.away_ms).unwrap_or(Millis::MAX);
-                fate.overhead += Millis::try_from(price.still_ms).unwrap_or(Millis::MAX);
+                state.still = Millis::try_from(price.still_ms).unwrap_or(Millis::MAX);
+                fate.overhead += state.still;
                 state.back = Millis::try_from(price.back_ms).unwrap_or(Millis::MAX);
                 state.in_memory = price.means == Means::Stop;
                 state.phase = Phase::Leaving(*to);
@@ -275,6 +309,7 @@ impl Machine {
             remaining: task.estimate.map(|estimate| (estimate - state.done - worked).max(0)),
             deadline: task.deadline.map(|deadline| task.at + deadline),
             guaranteed: state.guaranteed,
+            paid: state.paid,
             in_memory: state.in_memory,
             has_images: false,
             memory_wanted: task.memory,
@@ -300,6 +335,7 @@ impl Machine {
                 Some(state.ready + (work - state.done).max(0))
             }
             Phase::Leaving(_) => Some(state.ready),
+            Phase::Waiting if state.in_memory => self.sink_after.map(|after| state.since + after),
             Phase::Waiting => None,
         });
         let again = decide(&self.world()).again;
