@@ -62,6 +62,15 @@ impl JobDir {
         self.0.join("in.end")
     }
 
+    /// Makes its name, and those of what is in it, stable: it was made, and that was not waited for.
+    ///
+    /// # Errors
+    /// If a directory cannot be opened or synced.
+    pub(crate) fn sync_names(&self) -> io::Result<()> {
+        sync_dir(&self.0)?;
+        self.0.parent().map_or(Ok(()), sync_dir)
+    }
+
     /// The directory of a run.
     #[must_use]
     pub(crate) fn run(&self, run: u64) -> PathBuf {
@@ -96,12 +105,6 @@ impl JobDir {
     #[must_use]
     pub(crate) fn upper(&self) -> PathBuf {
         self.0.join("upper")
-    }
-
-    /// The job's own directory before it has started, if that was prepared.
-    #[must_use]
-    pub(crate) fn ready(&self) -> PathBuf {
-        self.0.join("ready")
     }
 
     /// The job's own directory, if it has one.

@@ -280,7 +280,7 @@ fn keep_input(dir: &JobDir, at: u64, part: &[u8], is_last: bool) -> io::Result<b
     }
     // Its name, or that of its end, may be new.
     if at == 0 || is_last {
-        files::sync_dir(dir.path())?;
+        dir.sync_names()?;
     }
     Ok(true)
 }

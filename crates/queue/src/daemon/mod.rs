@@ -75,6 +75,8 @@ pub(crate) fn serve(setup: Setup) -> Result<(), String> {
     let Setup { data, listen, config, tokens, tls } = setup;
     fs::create_dir_all(data.join("jobs")).map_err(|e| format!("{}: {e}", data.display()))?;
     let data = fs::canonicalize(&data).map_err(|e| format!("{}: {e}", data.display()))?;
+    let synced = crate::files::sync_dir(&data);
+    synced.map_err(|e| format!("{}: {e}", data.display()))?;
     let _lock = lock(&data)?;
     let mut core = Core::open(data, config).map_err(|e| e.to_string())?;
     if let Some(tls) = &tls {

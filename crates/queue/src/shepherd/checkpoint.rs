@@ -72,9 +72,7 @@ pub(crate) fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
     }
     digests::take(dir, seq)?;
     files::sync_tree(&place)?;
-    files::sync_dir(dir.path())?;
-    // The job's directory was made and not waited for.
-    dir.path().parent().map_or(Ok(()), files::sync_dir)?;
+    dir.sync_names()?;
     fs::write(dir.durable(seq), "")?;
     files::sync_dir(&place)
 }

@@ -40,6 +40,8 @@ impl Shepherd {
         // What cannot be written, because the disk is full, is lost; the daemon sees it.
         let whole = self.streams.out.finish().and(self.streams.err.finish());
         let synced = whole.and_then(|_| self.streams.out.sync().and(self.streams.err.sync()));
+        // Without a checkpoint before, their names and that of the run are on no stable storage yet.
+        let synced = synced.and_then(|()| self.dir.sync_names());
         let mut lost = work::hand_over(&self.dir, &self.spec);
         lost.extend(synced.err().map(|e| format!("the end of its output: {e}")));
         let ending = Ending {

@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
+use super::checkpoint;
 use crate::container::Container;
 use crate::files::{self, JobDir, WORK};
 use crate::marks;
@@ -29,10 +30,17 @@ pub(crate) fn prepare(dir: &JobDir, spec: &Spec) -> io::Result<()> {
     // Another daemon may have been killed while it did that, and its copy goes on.
     let place = dir.path().join(format!("ready-{}-{}", std::process::id(), files::now()));
     let made = copy_input(spec, input, &place).and_then(|()| {
-        let _ = fs::remove_dir_all(dir.ready());
-        fs::rename(&place, dir.ready())
+        let ready = ready(dir);
+        let _ = fs::remove_dir_all(&ready);
+        fs::rename(&place, ready)
     });
     made.inspect_err(|_| drop(fs::remove_dir_all(&place)))
+}
+
+/// The job's own directory before it has started, if that was prepared. It is on no stable storage: what was
+/// prepared before the power failed may not be whole, and is not used.
+fn ready(dir: &JobDir) -> PathBuf {
+    dir.path().join(format!("ready-{}", checkpoint::boot()))
 }
 
 /// Makes a job's own directory, if it is to have one: the one that was prepared, or a new one.
@@ -43,7 +51,7 @@ pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<()> {
     let Some(input) = &spec.input else { return Ok(()) };
     let work = dir.work();
     let _ = fs::remove_dir_all(&work);
-    match fs::rename(dir.ready(), &work) {
+    match fs::rename(ready(dir), &work) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => copy_input(spec, input, &work),
         done => done,
     }

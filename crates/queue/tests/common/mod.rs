@@ -62,6 +62,21 @@ pub fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
 
 /// Asks over the Unix socket as any HTTP client would; returns status and body.
 pub fn ask(daemon: &Daemon, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+    let mut stream = begin_to_ask(daemon, method, path, headers, body);
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// The same without the answer, which comes on the stream.
+pub fn begin_to_ask(
+    daemon: &Daemon,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &str,
+) -> UnixStream {
     let mut stream = UnixStream::connect(daemon.dir.path().join("socket")).unwrap();
     let length = body.len();
     let request = format!(
@@ -72,10 +87,7 @@ pub fn ask(daemon: &Daemon, method: &str, path: &str, headers: &str, body: &str)
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
         sent => sent.unwrap(),
     }
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    stream
 }
 
 /// A daemon with a directory of its own. It and all its jobs end with the test.
@@ -104,6 +116,16 @@ impl Daemon {
     /// Starts one with a configuration and these variables.
     pub fn in_environment(config: &Value, args: &[&str], env: &[(&'static str, String)]) -> Self {
         let dir = tempfile::Builder::new().prefix("torpor-queue-").tempdir().unwrap();
+        Self::below(dir, config, args, env)
+    }
+
+    /// Starts one in this directory.
+    pub fn below(
+        dir: TempDir,
+        config: &Value,
+        args: &[&str],
+        env: &[(&'static str, String)],
+    ) -> Self {
         let file = dir.path().join("config.json");
         std::fs::write(&file, config.to_string()).unwrap();
         let mut all = vec!["--config".to_owned(), file.to_str().unwrap().to_owned()];
