@@ -5,12 +5,12 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
 use crate::programs::{UNITS, compile};
-use crate::{Setting, svg};
+use crate::{Setting, goal, svg};
 
 /// Slots of the machine, which the trace fills.
 const SLOTS: u32 = 2;
@@ -96,10 +96,28 @@ pub fn measure(setting: &Setting) -> Result<()> {
         outcomes.push(run(&daemon, name, &program, per_second, &tasks)?);
     }
     std::fs::remove_dir_all(&dir)?;
-    let table = table(&outcomes);
+    let table = format!("{}\n{}", table(&outcomes), goals(&outcomes));
     print!("{table}");
     setting.write("queue-day.md", &table)?;
-    setting.write("queue-day.svg", &plot(&outcomes))
+    setting.write("queue-day.svg", &plot(&outcomes))?;
+    // What is saved loses nothing: work that was done again is no figure, but wrong.
+    for outcome in outcomes.iter().filter(|outcome| outcome.name.contains("checkpoint")) {
+        ensure!(outcome.lost == 0.0, "wrong: {} has lost {} s of work", outcome.name, outcome.lost);
+    }
+    Ok(())
+}
+
+/// What the policies that save jobs were to reach, beside first in, first out.
+fn goals(outcomes: &[Outcome]) -> String {
+    let Some(plain) = outcomes.first() else { return String::new() };
+    let saving = outcomes.iter().filter(|outcome| outcome.name.contains("checkpoint"));
+    let of = |outcome: &Outcome| {
+        let name = outcome.name;
+        let slower = (outcome.long_mean / plain.long_mean - 1.0) * 100.0;
+        goal(&format!("{name}, short jobs wait, 95 %"), outcome.wait_p95, 3.0, "s")
+            + &goal(&format!("{name}, long jobs are slowed"), slower, 10.0, "%")
+    };
+    saving.map(of).collect()
 }
 
 /// Units of work in a second of this machine, when both slots are taken.

@@ -81,6 +81,14 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+/// A line that compares a figure with its goal. One that is missed is told of: what is wrong fails, what is slow
+/// does not.
+#[must_use]
+pub fn goal(what: &str, value: f64, most: f64, unit: &str) -> String {
+    let outcome = if value <= most { "held" } else { "MISSED" };
+    format!("goal, {what}: {most} {unit} at most, {value:.1} {unit} seen: {outcome}\n")
+}
+
 /// The middle one of several values; 0 if there are none.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {

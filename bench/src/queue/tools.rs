@@ -125,15 +125,38 @@ pub fn measure(setting: &Setting, only: &str) -> Result<()> {
             anyhow::Ok(())
         })?;
     }
+    write(setting, &lives)?;
+    let is_left_out = |error: &anyhow::Error| error.is::<LeftOut>();
+    // Who asks for a tool by its name wants it.
+    let counts = |error: &anyhow::Error| !only.is_empty() || !is_left_out(error);
+    let wrong = lives.iter().filter(|(_, _, outcome)| outcome.as_ref().is_err_and(counts));
+    let wrong: Vec<&str> = wrong.map(|(name, _, _)| *name).collect();
+    ensure!(wrong.is_empty(), "not right: {}", wrong.join(", "));
+    Ok(())
+}
+
+/// A tool that is not installed.
+#[derive(Debug)]
+struct LeftOut(String);
+
+impl std::fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "left out: {} is not installed", self.0)
+    }
+}
+
+impl std::error::Error for LeftOut {}
+
+fn write(setting: &Setting, lives: &[Life]) -> Result<()> {
     if !setting.moments.is_empty() {
-        setting.write("queue-lives.md", &each_moment(&lives))?;
-        return setting.write("queue-lives.svg", &plot(&lives));
+        setting.write("queue-lives.md", &each_moment(lives))?;
+        return setting.write("queue-lives.svg", &plot(lives));
     }
     let rows: Vec<_> = lives.iter().map(row).collect();
     let head = "| tool | result | preempted | size, first → last | stood still | save, median / longest | back, median / longest |\n\
                 |---|---|---:|---:|---:|---:|---:|\n";
     setting.write("queue-tools.md", &(head.to_owned() + &rows.concat()))?;
-    setting.write("queue-tools.svg", &plot(&lives))
+    setting.write("queue-tools.svg", &plot(lives))
 }
 
 fn is_there(program: &str) -> bool {
@@ -216,7 +239,7 @@ fn live(
 }
 
 fn prepare(setting: &Setting, program: &str, make: Make) -> Result<(TempDir, Job)> {
-    ensure!(is_there(program), "left out: {program} is not installed");
+    ensure!(is_there(program), LeftOut(program.to_owned()));
     let dir = tempfile::Builder::new().prefix("torpor-bench-tool-").tempdir()?;
     let job = make(dir.path(), setting.seconds).context("prepare it")?;
     Ok((dir, job))
