@@ -24,6 +24,8 @@ const ATTEMPTS: u32 = 5;
 const SILENT_ATTEMPTS: u32 = 2;
 /// How long is waited before the second; twice as long each time.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How often a request may be sent elsewhere.
+const REDIRECTS: u32 = 10;
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long nothing may come, in seconds, if nobody says (`TORPOR_REGISTRY_TIMEOUT`).
@@ -106,12 +108,21 @@ impl<'a> Call<'a> {
 }
 
 impl Client {
-    /// A client of `host`.
-    ///
-    /// # Errors
-    /// If there is no TLS.
+    /// A client of `host`, which goes where it is sent.
+    #[must_use]
     pub fn new(host: &str) -> Self {
+        Self::redirected(host, REDIRECTS)
+    }
+
+    /// One that takes it for the answer where it is sent: requests that are signed are for one host.
+    #[must_use]
+    pub fn of_one_host(host: &str) -> Self {
+        Self::redirected(host, 0)
+    }
+
+    fn redirected(host: &str, most: u32) -> Self {
         let config = Agent::config_builder()
+            .max_redirects(most)
             .http_status_as_error(false)
             .timeout_connect(Some(CONNECT.min(silence())))
             .timeout_recv_response(Some(silence()))
@@ -191,6 +202,12 @@ impl Client {
         if statuses.contains(&status) {
             return Ok(answer);
         }
+        Err(self.refused(call, answer))
+    }
+
+    /// Why an answer is none that was expected.
+    pub fn refused(&self, call: &Call<'_>, answer: Response<Body>) -> Error {
+        let status = answer.status().as_u16();
         let said = document(answer).unwrap_or_default();
         let said = String::from_utf8_lossy(&said[..said.len().min(300)]).trim().to_owned();
         let error = Error::new(format!(
@@ -198,7 +215,7 @@ impl Client {
             self.host, call.method, call.url
         ));
         // One that stands in front of it has nobody to ask.
-        Err(if matches!(status, 502..=504) { error.absent() } else { error })
+        if matches!(status, 502..=504) { error.absent() } else { error }
     }
 
     /// Gets what is asked for by a host that wants to know who calls.

@@ -22,6 +22,9 @@ const PART: usize = 16 << 20;
 /// How often a part is sent again.
 const ATTEMPTS: u32 = 3;
 
+/// The code of the error that a store answers with where there is no such bucket.
+const NO_BUCKET: &str = "<Code>NoSuchBucket</Code>";
+
 /// What the names of signs begin with.
 const SIGNS: &str = "signs/";
 
@@ -69,7 +72,7 @@ impl S3 {
     pub(crate) fn at(endpoint: String, base: String, prefix: &str, name: &str) -> Self {
         let host = endpoint.split_once("://").map_or(&*endpoint, |(_, host)| host).to_owned();
         let (prefix, name) = (prefix.to_owned(), name.to_owned());
-        let client = Client::new(&host);
+        let client = Client::of_one_host(&host);
         Self { client, endpoint, host, base, prefix, name, region: String::new(), keys: None }
     }
 
@@ -105,7 +108,34 @@ impl S3 {
         });
         headers.extend(authorization.as_deref().map(|value| ("Authorization", value)));
         headers.extend(more);
-        self.client.expect(&Call { method, url: &url, headers: &headers, body }, statuses)
+        let call = Call { method, url: &url, headers: &headers, body };
+        let answer = self.client.call(&call)?;
+        let region = answer.headers().get("x-amz-bucket-region");
+        let region = region.and_then(|value| value.to_str().ok()).map(str::to_owned);
+        match (statuses.contains(&answer.status().as_u16()), region) {
+            (true, _) => Ok(answer),
+            (false, Some(region)) if region != self.region => Err(Error::new(format!(
+                "the bucket {} is in the region {region}, and {} was asked for it",
+                self.bucket(),
+                if self.region.is_empty() { &self.host } else { &self.region }
+            ))
+            .hint(format!("AWS_REGION={region} asks there"))),
+            _ => Err(self.explained(self.client.refused(&call, answer))),
+        }
+    }
+
+    fn bucket(&self) -> &str {
+        let of_host = || self.host.split(".s3.").next().unwrap_or_default();
+        self.base.strip_prefix('/').unwrap_or_else(of_host)
+    }
+
+    /// The error, or what it says in other words if there is no such bucket.
+    fn explained(&self, error: Error) -> Error {
+        if !error.to_string().contains(NO_BUCKET) {
+            return error;
+        }
+        Error::new(format!("there is no bucket {} at {}", self.bucket(), self.endpoint))
+            .hint("make it first, or look at AWS_ENDPOINT_URL and AWS_REGION")
     }
 
     /// What `Authorization` says: a signature of version 4 over the request and `headers`, the
@@ -142,7 +172,12 @@ impl S3 {
     fn get(&self, path: &str) -> Result<Option<(Vec<u8>, Option<String>)>> {
         let answer = self.call("GET", path, "", &[], None, &[200, 404])?;
         if answer.status() == 404 {
-            return Ok(None);
+            // Where there is no bucket, what is below it is not just absent.
+            let said = String::from_utf8_lossy(&document(answer)?).into_owned();
+            return match said.contains(NO_BUCKET) {
+                true => Err(self.explained(Error::new(said))),
+                false => Ok(None),
+            };
         }
         let version = answer.headers().get("etag").and_then(|value| value.to_str().ok());
         let version = version.map(str::to_owned);
@@ -420,7 +455,55 @@ impl S3 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
     use super::*;
+
+    /// A store that answers one request, with this.
+    fn answering(answer: &'static str) -> S3 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            assert!(lines.map_while(Result::ok).any(|line| line.is_empty()));
+            stream.write_all(answer.as_bytes()).unwrap();
+        });
+        S3::at(endpoint, "/bucket".to_owned(), "team", "app")
+    }
+
+    #[test]
+    fn a_bucket_that_is_not_there_is_no_empty_one() {
+        let answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 46\r\nConnection: close\r\n\r\n\
+            <Error><Code>NoSuchBucket</Code>......</Error>";
+        for error in [
+            answering(answer).names().unwrap_err(),
+            answering(answer).list("").unwrap_err(),
+            answering(answer).manifest().unwrap_err(),
+        ] {
+            assert!(error.to_string().starts_with("there is no bucket bucket at http"), "{error}");
+            assert!(error.hint.is_some());
+        }
+        let answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 29\r\nConnection: close\r\n\r\n\
+            <Error><Code>NoSuchKey</Code>";
+        assert_eq!(answering(answer).names().unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_bucket_of_another_region_is_told() {
+        for place in ["", "Location: http://127.0.0.1:1/\r\n"] {
+            let answer = format!(
+                "HTTP/1.1 301 Moved Permanently\r\nx-amz-bucket-region: eu-west-1\r\n{place}\
+                 Content-Length: 0\r\nConnection: close\r\n\r\n"
+            );
+            let error = answering(answer.leak()).names().unwrap_err();
+            assert!(error.to_string().contains("is in the region eu-west-1"), "{error}");
+            assert_eq!(error.hint.as_deref(), Some("AWS_REGION=eu-west-1 asks there"));
+        }
+    }
 
     #[test]
     fn answers_are_taken_apart() {
