@@ -118,6 +118,7 @@ const ROWS: &[Row] = &[
     ("--orphan-pts-master", |s| s.engine.files.orphan_pts_master),
     ("--tcp-established", |s| s.engine.network.tcp_established),
     ("--tcp-close", |s| s.engine.network.tcp_close),
+    ("--close-outside", |s| s.engine.network.close_outside),
     ("--skip-in-flight", |s| s.engine.network.skip_in_flight),
     ("--network-lock nftables", |s| s.engine.network.lock == NetworkLock::Nftables),
     ("--network-lock skip", |s| s.engine.network.lock == NetworkLock::Skip),

@@ -94,6 +94,7 @@ const SYSTEM: &str = "/etc";
 const HARMLESS: &[&str] = &[
     "allow-uprobes",
     "auto-dedup",
+    "close-outside",
     "compress",
     "cow",
     "dedup-relatives",
@@ -139,6 +140,7 @@ const WHOLE_PATHS: &[&str] = &[
 
 /// The options that CRIU's requests have no field for.
 const EXTENSIONS: &[&str] = &[
+    "close-outside",
     "compress",
     "cow",
     "crl",

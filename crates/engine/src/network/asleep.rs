@@ -120,6 +120,16 @@ impl Connections<'_> {
         of_space.filter_map(tcp::ends).collect()
     }
 
+    /// Whether all connections in a network namespace are between sockets of the images: they sleep until both
+    /// ends are there, and no packet comes from elsewhere.
+    fn are_inner(&self, ns: u32) -> bool {
+        let all: HashSet<(Address, Address)> = self.connections_in(ns).into_iter().collect();
+        let is_inner = |(remote, local): &(Address, Address)| {
+            local.is_loopback() && all.contains(&(*local, *remote))
+        };
+        all.iter().all(is_inner)
+    }
+
     /// Takes away what other dumps have left that holds one of these connections.
     fn lift_left(&self) {
         let sockets = self.entries.values().filter_map(|e| e.isk.as_ref());
@@ -146,7 +156,7 @@ impl Asleep {
     }
 
     /// Locks the network namespaces that this restore has made, before they get their
-    /// devices, if there are connections in them.
+    /// devices, if there are connections in them that lead out.
     ///
     /// # Errors
     /// If rules cannot be set.
@@ -166,6 +176,7 @@ impl Asleep {
             .filter(|isk| tcp::is_connection(isk))
             .filter_map(|isk| isk.ns_id)
             .filter(|&ns| of.spaces.by_id(ns).is_some_and(is_meant))
+            .filter(|&ns| external || !of.are_inner(ns))
             .collect();
         if of.network.lock == NetworkLock::Skip || of.network.tcp_close || wanted.is_empty() {
             return Ok(());

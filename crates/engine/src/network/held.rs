@@ -81,12 +81,12 @@ impl Held {
     }
 }
 
-pub(super) fn has_peer(socket: &InetSocket) -> bool {
+pub(crate) fn has_peer(socket: &InetSocket) -> bool {
     !matches!(u32::from(socket.state), state::LISTEN | state::CLOSE | state::TIME_WAIT)
 }
 
 /// The remote end of a connection and the local one, as packets have them: IPv4 even if the socket is IPv6.
-pub(super) fn ends(socket: &InetSocket) -> Option<Ends> {
+pub(crate) fn ends(socket: &InetSocket) -> Option<Ends> {
     let end = |words: [u32; 4], port: u16| {
         let address = Address { words, port, ..Address::unspecified(socket.family.into()) };
         (port != 0).then(|| address.as_v4().unwrap_or(address))

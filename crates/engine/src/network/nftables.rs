@@ -32,7 +32,7 @@ const AT_ONCE: usize = 500;
 const NFPROTO_INET: u8 = 1;
 
 /// A connection: remote and local address.
-pub(super) type Ends = (Address, Address);
+pub(crate) type Ends = (Address, Address);
 /// The sets of the connections that a table holds, and whether they are those of IPv6.
 const SETS: [(&str, bool); 2] = [("conns4", false), ("conns6", true)];
 

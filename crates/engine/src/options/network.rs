@@ -9,6 +9,8 @@ pub struct Network {
     pub tcp_established: bool,
     /// Established TCP connections are closed instead of being kept (`--tcp-close`).
     pub tcp_close: bool,
+    /// The same, but for those between tasks of the tree, which are kept (`--close-outside`).
+    pub close_outside: bool,
     /// Connections that are not yet established are left out (`--skip-in-flight`).
     pub skip_in_flight: bool,
     /// How the network is held still between dump and restore (`--network-lock`).

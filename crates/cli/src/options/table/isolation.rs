@@ -21,6 +21,13 @@ pub(super) const NET: &[Opt] = &[
         "Close established TCP connections instead of keeping them",
     ),
     flag(
+        "close-outside",
+        None,
+        DUMP,
+        |s, on| s.engine.network.close_outside = on,
+        "Close TCP connections, all but those between tasks of the tree over loopback in a network of its own",
+    ),
+    flag(
         "skip-in-flight",
         None,
         DUMP,

@@ -75,6 +75,12 @@ impl Address {
         self.words == [0; 4]
     }
 
+    /// Whether it is of the loopback device, which each network namespace has.
+    pub(crate) fn is_loopback(self) -> bool {
+        let one = [0, 0, 0, 1_u32.to_be()];
+        if self.is_v6() { self.words == one } else { self.words[0].to_ne_bytes()[0] == 127 }
+    }
+
     /// Whether it means something on one device only.
     pub(crate) fn is_link_local(self) -> bool {
         let [a, b, ..] = self.words[0].to_ne_bytes();

@@ -217,14 +217,14 @@ fn dump_tcp(
             Ok(())
         }
         state::CLOSE => dump_closed(around, found, about, isk),
-        _ if around.connections.tcp_close => {
+        _ if closes(sockets, around, about, isk)? => {
             isk.state = state::CLOSE;
             isk.shutdown = Some(SkShutdown::Both.into());
             isk.dst_port = 0;
             isk.dst_addr = Address::unspecified(about.domain).to_image();
             Ok(())
         }
-        _ if !around.connections.tcp_established => Err(found
+        _ if !around.connections.tcp_established && !around.connections.close_outside => Err(found
             .refuse("it is a TCP connection; --tcp-established keeps it, --tcp-close closes it")),
         state::SYN_SENT => {
             // It has no peer yet that getpeername(2) would tell.
@@ -238,6 +238,24 @@ fn dump_tcp(
         }
         _ => tcp::dump(around, found, about, isk),
     }
+}
+
+/// Whether a connection is to come back closed. One that is kept by `--close-outside` can be, wherever the
+/// tree comes back: it is between tasks of the tree, over the loopback device of a namespace of their own.
+fn closes(
+    sockets: &mut Lists,
+    around: &Around<'_>,
+    about: &Socket,
+    isk: &InetSkEntry,
+) -> Result<bool> {
+    let asked = around.connections;
+    if asked.tcp_close || !asked.close_outside {
+        return Ok(asked.tcp_close);
+    }
+    let is_own = around.spaces.by_inode(about.space).is_some_and(|ns| !ns.is_host);
+    let ends = tcp::ends(isk).filter(|(to, from)| is_own && to.is_loopback() && from.is_loopback());
+    let is_kept = ends.map(|ends| sockets.has_other_end(around.tasks, about, ends)).transpose()?;
+    Ok(is_kept != Some(true))
 }
 
 /// Whether a TCP socket has neither a peer nor anything of one.

@@ -11,9 +11,12 @@ use super::address::Address;
 use super::options::Defaults;
 use super::queue::QueueWriter;
 use super::{multicast, ping, procfs, state};
+use crate::dump::tasks::Tasks;
 use crate::error::{Context, Result};
 use crate::file::Found;
 use crate::namespace::{Namespaces, run_in};
+use crate::network::held::{ends, has_peer};
+use crate::network::listed::inodes_of;
 
 /// What the dump knows of the sockets met so far, and of those that the kernel lists.
 #[derive(Debug, Default)]
@@ -24,6 +27,29 @@ pub(super) struct Lists {
     pub(super) defaults: Defaults,
     /// What waits in sockets.
     pub(super) queues: QueueWriter,
+    /// The inode numbers of the sockets that tasks of the tree have open, once somebody has asked.
+    open: Option<HashSet<u32>>,
+}
+
+impl Lists {
+    /// Whether the other end of a connection is open in a task of the tree. `ends` are the remote and the
+    /// local address.
+    pub(super) fn has_other_end(
+        &mut self,
+        tasks: &Tasks,
+        socket: &Socket,
+        ends: (Address, Address),
+    ) -> Result<bool> {
+        let Some(other) = self.spaces.other_end(socket, ends)? else { return Ok(false) };
+        let open = match &mut self.open {
+            Some(open) => open,
+            none => {
+                let live: Vec<i32> = tasks.live().iter().map(|&task| tasks[task].pid).collect();
+                none.insert(inodes_of(&live)?)
+            }
+        };
+        Ok(open.contains(&other))
+    }
 }
 
 /// The kernel's lists, by the inode number of the network namespace.
@@ -111,6 +137,23 @@ impl Spaces {
         let protocol =
             if socket.kind == libc::SOCK_RAW { libc::IPPROTO_RAW } else { socket.protocol };
         Ok(space.inet((socket.domain, protocol))?.get(&socket.inode))
+    }
+
+    /// The inode number of the socket at the other end of a connection, if it is in the same namespace.
+    fn other_end(
+        &mut self,
+        socket: &Socket,
+        (remote, local): (Address, Address),
+    ) -> Result<Option<u32>> {
+        let Some(space) = self.0.get_mut(&socket.space) else { return Ok(None) };
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            let mut all = space.inet((family, libc::IPPROTO_TCP))?.values();
+            let is_other = |s: &&InetSocket| has_peer(s) && ends(s) == Some((local, remote));
+            if let Some(other) = all.find(is_other) {
+                return Ok(Some(other.inode));
+            }
+        }
+        Ok(None)
     }
 
     /// The multicast groups of all devices.
