@@ -1,5 +1,7 @@
 //! `torpor snapshot lint`: what usually should not be in a snapshot.
 
+use std::fs::File;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -12,7 +14,7 @@ use torpor_images::{ImageDir, kind};
 
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
-use crate::{archive, unpack};
+use crate::{archive, secrets, unpack};
 
 /// The state of a TCP socket that has a connection (linux/tcp_states.h).
 const ESTABLISHED: u32 = 1;
@@ -25,7 +27,7 @@ const SECRET: &[&str] =
     &["SECRET", "PASSWORD", "PASSWD", "TOKEN", "CREDENTIAL", "API_KEY", "APIKEY", "PRIVATE_KEY"];
 
 /// Looks for what usually should not be in a snapshot: connections, files outside of the
-/// container, variables that look like secrets. The exit status is 2 if there is any.
+/// container, variables and changed files that look like secrets. The exit status is 2 if there is any.
 #[derive(Debug, Args)]
 pub struct LintArgs {
     /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
@@ -57,6 +59,7 @@ pub fn lint(args: &LintArgs) -> Result<ExitCode> {
     let changes = dir.path().join("rootfs-diff");
     unpack::images(&*store, &manifest, dir.path(), (archive::CHANGES, &changes))?;
     let mut found = variables(&description.configuration);
+    found.extend(files(&changes)?);
     found.extend(outside(&description.configuration));
     found.extend(connections(&ImageDir::open(dir.path())?)?);
     if args.json {
@@ -68,21 +71,39 @@ pub fn lint(args: &LintArgs) -> Result<ExitCode> {
     Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 
-/// Variables whose names are those of secrets. Their values are not shown.
+/// Variables whose names or values are those of secrets. Their values are not shown.
 fn variables(configuration: &str) -> Vec<Finding> {
     let config: Value = serde_json::from_str(configuration).unwrap_or_default();
     let all = config["process"]["env"].as_array().cloned().unwrap_or_default();
-    let names =
-        all.iter().filter_map(|entry| entry.as_str()?.split_once('=')).filter(|(name, value)| {
-            let name = name.to_ascii_uppercase();
-            !value.is_empty() && SECRET.iter().any(|part| name.contains(part))
-        });
-    names
-        .map(|(name, _)| Finding {
-            kind: "secret",
-            text: format!("the variable {name} is in memory"),
-        })
-        .collect()
+    let variables = all.iter().filter_map(|entry| entry.as_str()?.split_once('='));
+    let texts = variables.filter_map(|(name, value)| {
+        let by_name = SECRET.iter().any(|part| name.to_ascii_uppercase().contains(part));
+        match secrets::within(value.as_bytes()) {
+            _ if value.is_empty() => None,
+            Some(what) => Some(format!("the variable {name} has {what}, and is in memory")),
+            None => by_name.then(|| format!("the variable {name} is in memory")),
+        }
+    });
+    texts.map(|text| Finding { kind: "secret", text }).collect()
+}
+
+/// Files with secrets, of those that the container has changed.
+fn files(changes: &Path) -> Result<Vec<Finding>> {
+    let what = || "the archive of changed files";
+    let mut found = Vec::new();
+    if !changes.exists() {
+        return Ok(found);
+    }
+    let mut archive = tar::Archive::new(File::open(changes).context(what)?);
+    for entry in archive.entries().context(what)? {
+        let mut entry = entry.context(what)?;
+        if let Some(secret) = secrets::within_file(&mut entry).context(what)? {
+            let path = entry.path().context(what)?;
+            let text = format!("the file /{} has {secret}", path.display());
+            found.push(Finding { kind: "secret", text });
+        }
+    }
+    Ok(found)
 }
 
 /// Mounts of files outside of the container, which must be there at each start.
@@ -102,7 +123,15 @@ fn outside(configuration: &str) -> Vec<Finding> {
 fn connections(images: &ImageDir) -> Result<Vec<Finding>> {
     let files: Vec<FileEntry> = images.read_all_or_empty(kind::FILES, 0)?;
     let sockets = files.iter().filter(|file| file.r#type() == FdTypes::Inetsk);
-    let texts = sockets.filter_map(|file| connection(file.isk.as_ref()?));
+    let sockets: Vec<&InetSkEntry> = sockets.filter_map(|file| file.isk.as_ref()).collect();
+    let is_other = |one: &InetSkEntry, other: &InetSkEntry| {
+        (one.src_port, &one.src_addr) == (other.dst_port, &other.dst_addr)
+            && (one.dst_port, &one.dst_addr) == (other.src_port, &other.src_addr)
+            && one.ns_id == other.ns_id
+    };
+    // Both ends of what goes on within the container are there.
+    let within = |isk: &&InetSkEntry| sockets.iter().any(|other| is_other(isk, other));
+    let texts = sockets.iter().filter(|isk| !within(isk)).filter_map(|isk| connection(isk));
     Ok(texts.map(|text| Finding { kind: "connection", text }).collect())
 }
 
@@ -139,5 +168,11 @@ mod tests {
         );
         assert_eq!(texts(outside(&config)), ["/data is /srv/data of the host"]);
         assert!(variables("no JSON").is_empty());
+        let config = json!({"process": {"env": ["DATABASE_URL=postgres://shop:hunter2@db/shop"]}});
+        let said = texts(variables(&config.to_string()));
+        assert_eq!(
+            said,
+            ["the variable DATABASE_URL has a password in an address, and is in memory"]
+        );
     }
 }

@@ -118,7 +118,10 @@ mod tests {
             assert!(dir.path().join("done").exists());
             Ok(())
         };
-        let work = || Ok(std::fs::write(dir.path().join("done"), "").unwrap());
+        let work = || {
+            std::fs::write(dir.path().join("done"), "").unwrap();
+            Ok(())
+        };
         pause.during(dump, work).unwrap();
     }
 

@@ -223,8 +223,10 @@ fn lint_names_what_should_not_be_there() {
     fixture.configure(|config| {
         config["process"]["env"].as_array_mut().unwrap().push("SHOP_PASSWORD=x".into());
     });
-    fixture.create(&reference, &[]);
+    let key = "sh -c 'echo -----BEGIN PRIVATE KEY----- > /etc/shop.key'";
+    fixture.create(&reference, &["--warmup", key]);
     let found = lint();
+    assert!(shown(&found).contains("/etc/shop.key has a private key"), "{}", shown(&found));
     assert_eq!(found.status.code(), Some(2), "{}", shown(&found));
     assert!(shown(&found).contains("SHOP_PASSWORD"), "{}", shown(&found));
 }
