@@ -1,6 +1,6 @@
 //! `torpor snapshot create`: from a cold start to a snapshot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -26,6 +26,7 @@ use crate::description::{Description, Machine, Origin, VERSION};
 use crate::error::{Context, Error, Result};
 use crate::instance::{Instance, Own};
 use crate::layer::Layer;
+use crate::network::Inner;
 use crate::patience::patiently;
 use crate::pause::Pause;
 use crate::podman::{self, Podman};
@@ -356,7 +357,7 @@ impl Maker<'_> {
         let dir = Path::new(state["bundle"].as_str().unwrap_or_default());
         let (bundle, layer) = instance::bundle_of(dir)?;
         let pid = self.runc.pid(id)?;
-        tell_connections(pid);
+        tell_connections(&network::inner_ports(pid, Inner::Addressed));
         let streams = streams::outside(pid)?;
         let (images, work) = (self.work.join("running"), self.work.join("work"));
         places::make(&images)?;
@@ -402,7 +403,7 @@ impl Maker<'_> {
 
     /// What the engine is told beside what runc says: connections to outside are not kept.
     fn options(&self) -> Result<String> {
-        let mut options = "tcp-close\ncompress lz4\ndedup-relatives\nwipe-on-fork\n".to_owned();
+        let mut options = "close-outside\ncompress lz4\ndedup-relatives\nwipe-on-fork\n".to_owned();
         if let Some(key) = &self.trial_key {
             options += &format!("recipient {}\n", key.recipient);
         }
@@ -436,7 +437,11 @@ impl Maker<'_> {
             };
             return Err(Error::new(format!("--warmup {command:?}: {said}")));
         }
-        tell_connections(pid);
+        let closed = match self.args.from {
+            Source::Podman(_) => Inner::All,
+            _ => Inner::Addressed,
+        };
+        tell_connections(&network::inner_ports(pid, closed));
         Ok(())
     }
 
@@ -451,13 +456,13 @@ impl Maker<'_> {
             slept.changes.as_ref().map_or(Ok(()), |archive| unpack(archive, upper))
         })?;
         let output = Output::default();
-        let with = match &self.trial_key {
+        let options = match &self.trial_key {
             Some(key) => key.identity(),
             // Until the container is ended.
             None => "record-working-set 86400\n".to_owned(),
         };
         let lazy = self.trial_key.is_none();
-        let options = "tcp-close\n".to_owned() + &with + &streams::given(&slept.streams)?;
+        let options = options + &streams::given(&slept.streams)?;
         let restore = Restore {
             bundle: &instance.dir,
             id: &id,
@@ -522,9 +527,9 @@ pub fn files_option<'f>(
     Ok(lines)
 }
 
-/// Says which connections between its own processes a container loses.
-fn tell_connections(pid: u32) {
-    let ports: Vec<String> = network::inner_ports(pid).iter().map(u16::to_string).collect();
+/// Says at which ports a container loses connections between its own processes.
+fn tell_connections(ports: &BTreeSet<u16>) {
+    let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
     if !ports.is_empty() {
         tell!(
             "connections between processes of the container are closed as well, at port {}: they have to \

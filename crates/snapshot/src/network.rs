@@ -56,20 +56,29 @@ fn no_path(namespace: &Value) -> bool {
     namespace["path"].as_str().is_none_or(str::is_empty)
 }
 
+/// Connections between processes of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Inner {
+    /// All of them.
+    All,
+    /// Those that are not over the loopback device: by addresses that another container may not have.
+    Addressed,
+}
+
 /// The ports at which processes of a container are connected with each other. In the network of this host it cannot be
 /// told of whom the ends are: there are none.
 #[must_use]
-pub fn inner_ports(pid: u32) -> BTreeSet<u16> {
+pub fn inner_ports(pid: u32, which: Inner) -> BTreeSet<u16> {
     let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
     if network(&pid.to_string()) == network("self") {
         return BTreeSet::new();
     }
     let read = |kind| fs::read_to_string(format!("/proc/{pid}/net/{kind}")).unwrap_or_default();
-    connected_within(&(read("tcp") + &read("tcp6")))
+    connected_within(&(read("tcp") + &read("tcp6")), which)
 }
 
 /// The ports that something listens at, of connections of which both ends are in the kernel's tables of sockets.
-fn connected_within(tables: &str) -> BTreeSet<u16> {
+fn connected_within(tables: &str, which: Inner) -> BTreeSet<u16> {
     // IPv4 in IPv6, as the tables write it.
     const MAPPED: &str = "0000000000000000FFFF0000";
     let end = |text: &'_ str| text.strip_prefix(MAPPED).unwrap_or(text).to_owned();
@@ -87,8 +96,14 @@ fn connected_within(tables: &str) -> BTreeSet<u16> {
             _ => {}
         }
     }
-    let within =
-        connected.iter().filter(|(from, to)| connected.contains(&(to.clone(), from.clone())));
+    // 127.0.0.0/8 and ::1.
+    let is_loopback = |end: &str| {
+        end.get(6..8) == Some("7F") || end.starts_with("00000000000000000000000001000000:")
+    };
+    let asked = |end: &str| which == Inner::All || !is_loopback(end);
+    let within = connected
+        .iter()
+        .filter(|(from, to)| asked(from) && connected.contains(&(to.clone(), from.clone())));
     within.filter_map(|(from, _)| port(from)).filter(|port| listening.contains(port)).collect()
 }
 
@@ -108,10 +123,18 @@ mod tests {
              0: 00000000000000000000000000000000:0050 00000000000000000000000000000000:0000 0A\n\
              1: 0000000000000000FFFF00000100007F:0050 0000000000000000FFFF00000100007F:9C42 01\n\
              2: 0100007F:9C42 0100007F:0050 01\n";
-        assert_eq!(connected_within(tables), BTreeSet::from([6000, 80]));
+        assert_eq!(connected_within(tables, Inner::All), BTreeSet::from([6000, 80]));
+        assert_eq!(connected_within(tables, Inner::Addressed), BTreeSet::new());
+        let addressed = tables.replace("0100007F:", "0201A8C0:");
+        assert_eq!(connected_within(&addressed, Inner::Addressed), BTreeSet::from([6000, 80]));
+        let (v6, loopback) =
+            ("0000000000000000FFFF00000100007F", "00000000000000000000000001000000");
+        let v6_only = tables.replace("0100007F:", &format!("{loopback}:")).replace(v6, loopback);
+        assert_eq!(connected_within(&v6_only, Inner::All), BTreeSet::from([6000, 80]));
+        assert_eq!(connected_within(&v6_only, Inner::Addressed), BTreeSet::new());
         let outside = tables.lines().filter(|line| !line.contains("7F:9C4")).collect::<Vec<_>>();
-        assert_eq!(connected_within(&outside.join("\n")), BTreeSet::new());
-        assert_eq!(inner_ports(std::process::id()), BTreeSet::new());
+        assert_eq!(connected_within(&outside.join("\n"), Inner::All), BTreeSet::new());
+        assert_eq!(inner_ports(std::process::id(), Inner::All), BTreeSet::new());
     }
 
     #[test]

@@ -32,7 +32,7 @@ use crate::signature::TrustIn;
 use crate::source::{Base, Source};
 use crate::template::Template;
 use crate::{
-    cache, events, feed, generation, instance, interrupt, log, mounts, network, own, places,
+    cache, events, feed, generation, instance, interrupt, limit, log, mounts, network, own, places,
     streams, template, unpack,
 };
 
@@ -480,7 +480,9 @@ impl Start<'_> {
         let own = Own { generation, ..self.own() };
         interrupt::heed();
         let instance = Instance::make(&self.dir(), &bundle, &own, unpack)?;
+        let watch = limit::Watch::of(&bundle);
         let restored = self.restore(snapshot, &instance, number, joined.as_deref());
+        let restored = restored.map_err(|error| watch.cause(error));
         if restored.is_err() {
             self.failed.set(Some(Instant::now()));
             self.runc.delete(self.id);
@@ -523,7 +525,8 @@ impl Start<'_> {
         } else if lazy {
             Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
         }
-        let mut options = "tcp-close\n".to_owned();
+        // Those between tasks of a template stay its own.
+        let mut options = template.as_ref().map_or("", |_| "tcp-close\n").to_owned();
         options += &files_option("template", &template.as_ref().map(Template::process))?;
         options += &files_option("identity", &self.args.identity)?;
         if description.sealed {

@@ -104,7 +104,8 @@ impl Runc {
         let mut call = self.call_with("restore", Some(&log));
         call.arg("--bundle").arg(restore.bundle).arg("--image-path").arg(restore.images);
         call.arg("--work-path").arg(restore.work).args(["--detach", "--file-locks"]);
-        call.args(["--ext-unix-sk", "--manage-cgroups-mode", "soft"]);
+        // Which they are the dump has decided: those between tasks of the container.
+        call.args(["--ext-unix-sk", "--manage-cgroups-mode", "soft", "--tcp-established"]);
         if restore.lazy {
             call.arg("--lazy-pages");
         }

@@ -4,6 +4,7 @@
 
 mod authority;
 mod belief;
+mod connections;
 mod containerd;
 mod cosign;
 mod directory;
@@ -11,6 +12,7 @@ mod fallback;
 mod fixture;
 mod generation;
 mod ledger;
+mod limit;
 mod mounts;
 mod network;
 mod pipeline;
