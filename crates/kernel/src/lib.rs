@@ -13,5 +13,6 @@ pub mod proc;
 pub mod processor;
 pub mod shortage;
 pub mod sock_diag;
+pub mod tree;
 
 pub use error::{Context, Error, Result};

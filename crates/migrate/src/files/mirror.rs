@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use rustix::io::Errno;
+use torpor_kernel::tree::Tree;
 
 use super::scan::{Id, Scanned, attributes, failed, scan};
-use super::{Change, Meta, Name, PIECE, What, open_to_look};
+use super::{Change, Meta, Name, PIECE, What, path};
 use crate::error::{Context, Result};
 
 /// A file that was touched so shortly before it was looked at may be touched again without a trace: times are no finer
@@ -39,7 +39,7 @@ struct Known {
 /// What the destination has of a tree.
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    root: OwnedFd,
+    root: Tree,
     known: BTreeMap<Name, Known>,
     /// Sums of the pieces of each regular file.
     sums: HashMap<Id, Vec<[u8; 32]>>,
@@ -51,7 +51,7 @@ impl Mirror {
     /// # Errors
     /// If the directory cannot be opened.
     pub(crate) fn new(root: &Path) -> Result<Self> {
-        let root = File::open(root).context(|| root.display().to_string())?.into();
+        let root = Tree::at(root).context(|| root.display().to_string())?;
         Ok(Self { root, known: BTreeMap::new(), sums: HashMap::new() })
     }
 
@@ -174,16 +174,12 @@ impl Mirror {
         };
         match found.what {
             What::Directory => {
-                let directory = open_to_look(&self.root, &found.name)?;
+                let directory = self.root.dir(path(&found.name))?;
                 let meta = Meta { attributes: attributes(directory)?, ..found.meta.clone() };
                 tell(Step::Change(change(What::Directory, meta)))?;
             }
             What::Regular { len } => {
-                let file = File::from(open_to_look(&self.root, &found.name)?);
-                let stat = rustix::fs::fstat(&file)?;
-                if (stat.st_dev, stat.st_ino) != found.id {
-                    return Err(Errno::NOENT.into());
-                }
+                let file = self.root.file(path(&found.name), found.id)?;
                 let meta = Meta { attributes: attributes(&file)?, ..found.meta.clone() };
                 tell(Step::Change(change(What::Regular { len }, meta)))?;
                 let sums = self.sums.remove(&found.id).filter(|_| is_there).unwrap_or_default();

@@ -9,10 +9,10 @@ mod mirror;
 mod replica;
 mod scan;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::mirror::{Mirror, Step};
@@ -105,17 +105,9 @@ pub(crate) struct Meta {
     pub attributes: Vec<(String, Vec<u8>)>,
 }
 
-/// Opens what is in a tree. No way leads out of it, over a symbolic link or into what is mounted there.
-fn open(root: impl AsFd, name: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    let name = if name.is_empty() { b".".as_slice() } else { name };
-    openat2(root, name, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), resolve)
-}
-
-/// Something in the tree, opened to have its attributes looked at.
-fn open_to_look(root: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
-    // A FIFO would wait for its other end.
-    open(root, name, OFlags::RDONLY | OFlags::NONBLOCK)
+/// A name as a path.
+fn path(name: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(name))
 }
 
 /// The directory that something is in, and its name there.

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -13,9 +13,10 @@ use rustix::fs::{
     mkdirat, mknodat, openat, statat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
+use torpor_kernel::tree::{self, Tree};
 
 use super::scan::{attributes, failed};
-use super::{Change, Meta, Name, PIECE, What, open, open_to_look, split};
+use super::{Change, Meta, Name, PIECE, What, path, split};
 use crate::error::{Context, Error, Result};
 
 /// Bytes of a path (`PATH_MAX`).
@@ -27,7 +28,7 @@ const SET_ID: u32 = 0o6000;
 /// The tree of a destination.
 #[derive(Debug)]
 pub(crate) struct Replica {
-    root: OwnedFd,
+    root: Tree,
     /// The file that pieces come for, and what it gets when it has them.
     open: Option<(Name, File, Meta)>,
     /// Whether others than root could use what is in it.
@@ -42,7 +43,7 @@ impl Replica {
     /// # Errors
     /// If the directory cannot be opened.
     pub(crate) fn new(root: &Path) -> Result<Self> {
-        let root = File::open(root).context(|| root.display().to_string())?.into();
+        let root = Tree::at(root).context(|| root.display().to_string())?;
         Ok(Self { root, open: None, forbids_rights: false, directories: Vec::new() })
     }
 
@@ -113,8 +114,8 @@ impl Replica {
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.close()?;
         for (name, meta) in std::mem::take(&mut self.directories) {
-            let set = open(&self.root, &name, OFlags::RDONLY | OFlags::DIRECTORY)
-                .and_then(|directory| futimens(directory, &times(&meta)));
+            let directory = self.root.dir(path(&name));
+            let set = directory.and_then(|directory| futimens(directory, &times(&meta)));
             match set {
                 // Removed in the same round.
                 Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => {}
@@ -124,10 +125,9 @@ impl Replica {
         Ok(())
     }
 
-    fn parent<'n>(&self, name: &'n [u8]) -> Result<(OwnedFd, &'n OsStr), Errno> {
+    fn parent<'n>(&self, name: &'n [u8]) -> Result<(File, &'n OsStr), Errno> {
         let (parent, own) = split(name);
-        let parent = open(&self.root, parent, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        Ok((parent, OsStr::from_bytes(own)))
+        Ok((self.root.dir(path(parent))?, OsStr::from_bytes(own)))
     }
 
     fn make(&mut self, name: Name, what: What, meta: Meta) -> Result<(), Errno> {
@@ -162,22 +162,21 @@ impl Replica {
 
     fn update(&mut self, name: Name, len: Option<u64>, meta: Meta) -> Result<(), Errno> {
         let (parent, own) = if name.is_empty() {
-            (self.root.try_clone().map_err(|_| Errno::MFILE)?, OsStr::new("."))
+            (self.root.dir(path(b""))?, OsStr::new("."))
         } else {
             self.parent(&name)?
         };
-        let kind =
-            FileType::from_raw_mode(statat(&parent, own, AtFlags::SYMLINK_NOFOLLOW)?.st_mode);
-        match (kind, len) {
+        let stat = statat(&parent, own, AtFlags::SYMLINK_NOFOLLOW)?;
+        match (FileType::from_raw_mode(stat.st_mode), len) {
             (FileType::RegularFile, Some(len)) => {
-                let file = File::from(open_to_look(&self.root, &name)?);
+                let file = self.root.file(path(&name), (stat.st_dev, stat.st_ino))?;
                 if file.metadata().map_or(0, |meta| meta.len()) != len {
-                    ftruncate(open(&self.root, &name, OFlags::WRONLY)?, len)?;
+                    ftruncate(self.root.open(path(&name), OFlags::WRONLY)?, len)?;
                 }
                 self.open = Some((name, file, meta));
             }
             (FileType::Directory, None) => {
-                equip(open_to_look(&self.root, &name)?, &meta)?;
+                equip(self.root.dir(path(&name))?, &meta)?;
                 self.directories.push((name, meta));
             }
             (FileType::RegularFile | FileType::Directory, _) | (_, Some(_)) => {
@@ -198,8 +197,8 @@ impl Replica {
             return Err(Error::Protocol(format!("{} bytes at {offset} of {len}", data.len())));
         }
         // One that is there was opened to be looked at: a program that runs cannot be written to, and need not be.
-        let writable = open(&self.root, name, OFlags::WRONLY).map_err(|errno| failed(name, errno));
-        File::from(writable?)
+        let writable = self.root.open(path(name), OFlags::WRONLY);
+        File::from(writable.map_err(|errno| failed(name, errno))?)
             .write_all_at(data, offset)
             .context(|| format!("root file system: /{}", String::from_utf8_lossy(name)))
     }
@@ -234,7 +233,7 @@ fn rights(change: &Change) -> Option<&'static str> {
 }
 
 /// Gives something that is neither file nor directory its attributes.
-fn attend(parent: &OwnedFd, own: &OsStr, meta: &Meta) -> Result<(), Errno> {
+fn attend(parent: &File, own: &OsStr, meta: &Meta) -> Result<(), Errno> {
     let (uid, gid) = owner(meta);
     chownat(parent, own, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
     let stat = statat(parent, own, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -285,7 +284,7 @@ fn check(name: &[u8]) -> Result<()> {
 }
 
 /// Makes room for something that is no directory.
-fn clear(parent: &OwnedFd, own: &OsStr) -> Result<(), Errno> {
+fn clear(parent: &File, own: &OsStr) -> Result<(), Errno> {
     match unlinkat(parent, own, AtFlags::empty()) {
         Err(Errno::NOENT) => Ok(()),
         done => done,
@@ -293,13 +292,14 @@ fn clear(parent: &OwnedFd, own: &OsStr) -> Result<(), Errno> {
 }
 
 /// Removes something, and all below it; none of it need be there.
-fn remove(parent: &OwnedFd, own: &OsStr) -> Result<(), Errno> {
+fn remove(parent: &File, own: &OsStr) -> Result<(), Errno> {
     match unlinkat(parent, own, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         Err(Errno::ISDIR) => {}
         Err(errno) => return Err(errno),
     }
-    let directory = open(parent, own.as_bytes(), OFlags::RDONLY | OFlags::DIRECTORY)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let directory = File::from(tree::open(parent, Path::new(own), flags)?);
     let names: Vec<_> = Dir::read_from(&directory)?
         .map(|entry| entry.map(|entry| entry.file_name().to_owned()))
         .collect::<Result<_, Errno>>()?;

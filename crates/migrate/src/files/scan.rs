@@ -1,22 +1,21 @@
 //! What there is in a tree.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
-use rustix::fs::{AtFlags, Dir, FileType, OFlags, Stat, fgetxattr, flistxattr, readlinkat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Stat, fstat, readlinkat, statat};
 use rustix::io::Errno;
+use torpor_kernel::tree::{self, Tree};
 
-use super::{Meta, Name, What, open};
+use super::{Meta, Name, What, path};
 use crate::error::{Error, Result};
 
 /// Files of a tree.
 const MAX_FILES: usize = 1 << 22;
-/// Bytes of an extended attribute, and of all their names (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
-const MAX_ATTRIBUTE: usize = 64 << 10;
 
-/// What names a file, whatever its names are: device and inode.
-pub(super) type Id = (u64, u64);
+pub(super) use torpor_kernel::tree::Id;
 
 /// Something in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,9 +33,13 @@ pub(super) struct Scanned {
 ///
 /// # Errors
 /// If the tree has too many files, or one cannot be read (named in the error).
-pub(super) fn scan(root: &OwnedFd) -> Result<Vec<Scanned>> {
-    let stat = rustix::fs::fstat(root).map_err(|errno| failed(b"", errno))?;
-    let mut all = vec![found(root, Vec::new(), b"", &stat)?];
+pub(super) fn scan(root: &Tree) -> Result<Vec<Scanned>> {
+    let found = root.dir(path(b"")).and_then(|dir| {
+        let stat = fstat(&dir)?;
+        Ok((stat, look(&dir, Vec::new(), b"", &stat)?))
+    });
+    let (stat, top) = found.map_err(|errno| failed(b"", errno))?;
+    let mut all = vec![top];
     let mut next = 0;
     while let Some(it) = all.get(next) {
         next += 1;
@@ -58,8 +61,8 @@ pub(super) fn scan(root: &OwnedFd) -> Result<Vec<Scanned>> {
     Ok(all)
 }
 
-fn list(root: &OwnedFd, dir: &[u8], all: &mut Vec<Scanned>) -> std::result::Result<(), Errno> {
-    let file = open(root, dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
+fn list(root: &Tree, dir: &[u8], all: &mut Vec<Scanned>) -> std::result::Result<(), Errno> {
+    let file = root.dir(path(dir))?;
     for entry in Dir::read_from(&file)? {
         let entry = entry?;
         let own = entry.file_name().to_bytes();
@@ -77,11 +80,7 @@ fn list(root: &OwnedFd, dir: &[u8], all: &mut Vec<Scanned>) -> std::result::Resu
     Ok(())
 }
 
-fn found(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> Result<Scanned> {
-    look(dir, name, own, stat).map_err(|errno| failed(own, errno))
-}
-
-fn look(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> std::result::Result<Scanned, Errno> {
+fn look(dir: &File, name: Name, own: &[u8], stat: &Stat) -> std::result::Result<Scanned, Errno> {
     let what = match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => What::Directory,
         FileType::RegularFile => What::Regular { len: u64::try_from(stat.st_size).unwrap_or(0) },
@@ -107,23 +106,8 @@ fn look(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> std::result::Resu
 /// # Errors
 /// If the attributes cannot be read.
 pub(super) fn attributes(file: impl AsFd) -> std::result::Result<Vec<(String, Vec<u8>)>, Errno> {
-    let mut names = vec![0; MAX_ATTRIBUTE];
-    let len = match flistxattr(&file, &mut names[..]) {
-        Ok(len) => len,
-        Err(Errno::NOTSUP) => 0,
-        Err(errno) => return Err(errno),
-    };
-    let mut all = Vec::new();
-    let names = names[..len].split(|&byte| byte == 0).filter(|name| !name.is_empty());
-    for name in names.filter_map(|name| std::str::from_utf8(name).ok()) {
-        let mut value = vec![0; MAX_ATTRIBUTE];
-        match fgetxattr(&file, name, &mut value[..]) {
-            Ok(len) => all.push((name.to_owned(), value[..len].to_vec())),
-            Err(Errno::NODATA) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(all)
+    let named = |(name, value)| Some((String::from_utf8(name).ok()?, value));
+    Ok(tree::attributes(file)?.into_iter().filter_map(named).collect())
 }
 
 /// What an error is about.

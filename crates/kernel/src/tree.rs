@@ -1,0 +1,245 @@
+//! A tree of files that somebody else may change while it is walked: a directory becomes a link, a file a FIFO.
+//!
+//! Whoever walks it holds its root open, and opens what is in it from there. No way leads out of the tree, over
+//! a symbolic link, or into what is mounted in it. What is to be read is opened without effect at first, and
+//! looked at: only a regular file that is still the one that was listed is opened to be read, so that no FIFO
+//! makes the walker wait and no device notices it.
+
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    CWD, Dir, Mode, OFlags, ResolveFlags, fgetxattr, flistxattr, openat, openat2, readlinkat,
+};
+use rustix::io::{Errno, Result};
+
+/// Bytes of an extended attribute, and of all their names (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+const MAX_ATTRIBUTE: usize = 64 << 10;
+
+/// What names a file, whatever its names are: device and inode.
+pub type Id = (u64, u64);
+
+/// Names and values of extended attributes.
+pub type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// A tree of files, by its root.
+#[derive(Debug)]
+pub struct Tree {
+    root: OwnedFd,
+}
+
+/// Something in a tree.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its path in the tree.
+    pub name: PathBuf,
+    /// What it is.
+    pub meta: Metadata,
+    /// Where it leads, if it is a symbolic link.
+    pub link: Option<PathBuf>,
+}
+
+impl Tree {
+    /// The tree below a directory. Nobody else may be able to exchange that.
+    ///
+    /// # Errors
+    /// If the directory cannot be opened; see openat(2).
+    pub fn at(root: &Path) -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self { root: openat(CWD, root, flags, Mode::empty())? })
+    }
+
+    /// Opens what has a name in the tree; the tree itself has the empty name.
+    ///
+    /// # Errors
+    /// `ELOOP` and `EXDEV` where the name leads over a link, or elsewhere; see openat2(2).
+    pub fn open(&self, name: &Path, flags: OFlags) -> Result<OwnedFd> {
+        open(&self.root, name, flags)
+    }
+
+    /// Opens a directory of the tree.
+    ///
+    /// # Errors
+    /// As [`Tree::open`].
+    pub fn dir(&self, name: &Path) -> Result<File> {
+        Ok(self.open(name, OFlags::RDONLY | OFlags::DIRECTORY)?.into())
+    }
+
+    /// Opens the regular file that has a name in the tree to be read, if it is this one.
+    ///
+    /// # Errors
+    /// `ENOENT` if something else has that name; as [`Tree::open`].
+    pub fn file(&self, name: &Path, id: Id) -> Result<File> {
+        let found = File::from(self.open(name, OFlags::PATH)?);
+        let meta = metadata(&found)?;
+        if !meta.is_file() || self::id(&meta) != id {
+            return Err(Errno::NOENT);
+        }
+        // This opens the same file, whatever has its name by now; and does not wait for who has a lease of it.
+        let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        Ok(openat(CWD, path, flags, Mode::empty())?.into())
+    }
+
+    /// Opens the directory that something is in, and tells its name there.
+    ///
+    /// # Errors
+    /// As [`Tree::open`].
+    pub fn parent<'n>(&self, name: &'n Path) -> Result<(File, &'n OsStr)> {
+        let own = name.file_name().ok_or(Errno::INVAL)?;
+        Ok((self.dir(name.parent().unwrap_or(Path::new("")))?, own))
+    }
+}
+
+/// Opens what has a name below a directory, as [`Tree::open`] does.
+///
+/// # Errors
+/// As [`Tree::open`].
+pub fn open(root: impl AsFd, name: &Path, flags: OFlags) -> Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let name = if name.as_os_str().is_empty() { Path::new(".") } else { name };
+    openat2(root, name, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), resolve)
+}
+
+/// Lists a directory of a tree, which has this name there. What goes away meanwhile is left out, and what is
+/// mounted.
+///
+/// # Errors
+/// If the directory cannot be read, or something in it cannot be looked at.
+pub fn list(dir: &File, name: &Path) -> Result<Vec<Entry>> {
+    let mut found = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let own = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
+        if own == Path::new(".") || own == Path::new("..") {
+            continue;
+        }
+        let looked = open(dir, own, OFlags::PATH).and_then(|it| look(it, name.join(own)));
+        match looked {
+            Ok(entry) => found.push(entry),
+            Err(Errno::NOENT | Errno::XDEV) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(found)
+}
+
+fn look(it: OwnedFd, name: PathBuf) -> Result<Entry> {
+    let it = File::from(it);
+    let meta = metadata(&it)?;
+    let link = match meta.is_symlink() {
+        true => {
+            let to = readlinkat(&it, "", Vec::new())?.into_bytes();
+            Some(std::ffi::OsString::from_vec(to).into())
+        }
+        false => None,
+    };
+    Ok(Entry { name, meta, link })
+}
+
+fn metadata(file: &File) -> Result<Metadata> {
+    file.metadata().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+/// What names a file.
+#[must_use]
+pub fn id(meta: &Metadata) -> Id {
+    (meta.dev(), meta.ino())
+}
+
+/// Whether an error says that what was listed is not there any more, or is something else.
+#[must_use]
+pub fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV)
+}
+
+/// The extended attributes of a file or directory.
+///
+/// # Errors
+/// If they cannot be read.
+pub fn attributes(file: impl AsFd) -> Result<Attributes> {
+    let mut names = vec![0; MAX_ATTRIBUTE];
+    let len = match flistxattr(&file, &mut names[..]) {
+        Ok(len) => len,
+        // This file system has none.
+        Err(Errno::NOTSUP) => 0,
+        Err(errno) => return Err(errno),
+    };
+    let mut all = Vec::new();
+    for name in names[..len].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+        let mut value = vec![0; MAX_ATTRIBUTE];
+        match fgetxattr(&file, name, &mut value[..]) {
+            Ok(len) => all.push((name.to_vec(), value[..len].to_vec())),
+            Err(Errno::NODATA) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::{FileType, mknodat};
+
+    use super::*;
+
+    fn scene() -> (tempfile::TempDir, PathBuf, Tree) {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().join("tree");
+        fs::create_dir_all(root.join("dir")).unwrap();
+        fs::write(root.join("dir/file"), "own").unwrap();
+        fs::create_dir(place.path().join("outside")).unwrap();
+        fs::write(place.path().join("outside/file"), "secret").unwrap();
+        let tree = Tree::at(&root).unwrap();
+        (place, root, tree)
+    }
+
+    #[test]
+    fn what_is_listed_is_read() {
+        let (_place, root, tree) = scene();
+        symlink("../nowhere", root.join("dir/link")).unwrap();
+        let mut all = list(&tree.dir(Path::new("dir")).unwrap(), Path::new("dir")).unwrap();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        let [file, link] = &all[..] else { panic!("{all:?}") };
+        assert_eq!(file.name, Path::new("dir/file"));
+        assert_eq!(link.link.as_deref(), Some(Path::new("../nowhere")));
+        let read = tree.file(&file.name, id(&file.meta)).unwrap();
+        assert_eq!(std::io::read_to_string(read).unwrap(), "own");
+        assert_eq!(list(&tree.dir(Path::new("")).unwrap(), Path::new("")).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn no_link_leads_out() {
+        let (place, root, tree) = scene();
+        let listed = id(&fs::metadata(root.join("dir/file")).unwrap());
+        fs::rename(root.join("dir"), root.join("old")).unwrap();
+        symlink(place.path().join("outside"), root.join("dir")).unwrap();
+        let file = Path::new("dir/file");
+        assert!(is_gone(tree.file(file, listed).unwrap_err()));
+        assert!(is_gone(tree.dir(Path::new("dir")).unwrap_err()));
+        assert!(is_gone(tree.parent(file).unwrap_err()));
+        assert!(is_gone(tree.open(Path::new("../outside/file"), OFlags::PATH).unwrap_err()));
+        // Another file that has the name by now is not the one that was listed.
+        fs::remove_file(root.join("dir")).unwrap();
+        fs::create_dir(root.join("dir")).unwrap();
+        fs::hard_link(place.path().join("outside/file"), root.join(file)).unwrap();
+        assert_eq!(tree.file(file, listed).unwrap_err(), Errno::NOENT);
+    }
+
+    #[test]
+    fn pipes_are_not_opened() {
+        let (_place, root, tree) = scene();
+        let fifo = root.join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let listed = id(&fs::metadata(&fifo).unwrap());
+        assert_eq!(tree.file(Path::new("fifo"), listed).unwrap_err(), Errno::NOENT);
+    }
+}
