@@ -1,42 +1,33 @@
 //! What files have beside their content: extended attributes, and the marks of an overlay.
 
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, lgetxattr, llistxattr, lsetxattr, mknodat};
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, lsetxattr, mknodat};
+use torpor_kernel::tree;
+pub(crate) use torpor_kernel::tree::Attributes;
 
-/// The kernel allows no longer value of an extended attribute, and no longer list of names (`limits.h`).
-const MAX_ATTRIBUTE: usize = 64 << 10;
-
-/// Names and values of extended attributes.
-pub(crate) type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
-
-/// The extended attributes of a file, but for those by which an overlay remembers files of its
-/// other layers.
+/// The extended attributes of a file or directory that has this name, if it has them: no link and no pipe; but for
+/// those by which an overlay remembers files of its other layers.
 ///
 /// # Errors
 /// If the file is gone, or its attributes cannot be read.
 pub(crate) fn attributes(path: &Path) -> io::Result<Attributes> {
-    let mut names = vec![0_u8; MAX_ATTRIBUTE];
-    let length = match llistxattr(path, &mut names) {
-        // This file system has none.
-        Err(rustix::io::Errno::NOTSUP) => return Ok(Vec::new()),
-        length => length?,
-    };
-    let mut found = Vec::new();
-    let names = names.get(..length).unwrap_or_default().split(|byte| *byte == 0);
-    for name in names.filter(|name| !name.is_empty()) {
-        if [&b"trusted.overlay.origin"[..], b"trusted.overlay.impure"].contains(&name) {
-            continue;
-        }
-        let mut value = vec![0_u8; MAX_ATTRIBUTE];
-        let length = lgetxattr(path, name, &mut value)?;
-        value.truncate(length);
-        found.push((name.to_vec(), value));
-    }
-    Ok(found)
+    of_file(&File::open(path)?)
+}
+
+/// The same of a file that is open.
+///
+/// # Errors
+/// If the attributes cannot be read.
+pub(crate) fn of_file(file: &File) -> io::Result<Attributes> {
+    let mut all = tree::attributes(file)?;
+    all.retain(|(name, _)| {
+        ![&b"trusted.overlay.origin"[..], b"trusted.overlay.impure"].contains(&name.as_slice())
+    });
+    Ok(all)
 }
 
 /// Gives a file extended attributes.

@@ -1,17 +1,23 @@
 //! A job's own directory: a copy of its input, which belongs to its checkpoints.
 //!
 //! Input and artefacts are copied by `cp` as the job's user, who must not get at other
-//! files through links. Snapshots are taken while the job is frozen; a file that has not
-//! changed since the snapshot before is shared with it.
+//! files through links. Snapshots are taken while the job is frozen. Its user's other processes are not, and may
+//! change the directory meanwhile, so it is walked by descriptors. A file that has not changed since the snapshot
+//! before is shared with it.
 
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, lchown, symlink};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{
+    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink,
+};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, linkat, utimensat};
+use rustix::io::Errno;
+use torpor_kernel::tree::{self, Entry, Tree};
 
 use super::checkpoint;
 use crate::container::Container;
@@ -116,48 +122,89 @@ fn as_user(spec: &Spec, command: &mut Command) -> io::Result<()> {
 /// nobody writes to) become links to those there.
 ///
 /// # Errors
-/// If a file cannot be read or copied, or `to` is there already. Sockets and devices are left out.
+/// If a file cannot be read or copied (named in the error), or `to` is there already. Sockets and devices are
+/// left out.
 pub(super) fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Result<()> {
-    fs::create_dir(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (name, meta) = (entry.file_name(), entry.metadata()?);
-        let (source, target) = (entry.path(), to.join(&name));
-        let old = before.map(|before| before.join(&name));
-        if meta.is_dir() {
-            snapshot(&source, old.as_deref(), &target)?;
-        } else if meta.is_symlink() {
-            symlink(fs::read_link(&source)?, &target)?;
-            lchown(&target, Some(meta.uid()), Some(meta.gid()))?;
-        } else if meta.is_file() {
-            let same = old.filter(|old| is_same(old, &meta));
-            if same.is_none_or(|old| fs::hard_link(old, &target).is_err()) {
-                fs::copy(&source, &target)?;
-                copy_attributes(&source, &target)?;
-                adorn(&target, &meta)?;
-            }
-        } else if marks::is_whiteout(&meta) {
-            marks::make_whiteout(&target)?;
-        } else if meta.file_type().is_fifo() {
-            marks::make_fifo(&target)?;
-            adorn(&target, &meta)?;
-        }
-    }
-    copy_attributes(from, to)?;
-    adorn(to, &fs::symlink_metadata(from)?)
+    let tree = Tree::at(from).map_err(|errno| failed(from, errno))?;
+    let before = before.and_then(|before| Tree::at(before).ok());
+    Copy { tree, from, before }.dir(Path::new(""), to)
 }
 
-/// Gives a copy the extended attributes of its original.
-fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
-    marks::set_attributes(to, &marks::attributes(from)?)
+/// A copy of a directory that is being made.
+struct Copy<'c> {
+    tree: Tree,
+    from: &'c Path,
+    before: Option<Tree>,
+}
+
+impl Copy<'_> {
+    /// Copies a directory of the tree to `to`, which is this user's alone until all is in it.
+    fn dir(&self, name: &Path, to: &Path) -> io::Result<()> {
+        fs::DirBuilder::new().mode(0o700).create(to)?;
+        let failed = |errno| failed(&self.from.join(name), errno);
+        let dir = self.tree.dir(name).map_err(failed)?;
+        for entry in tree::list(&dir, name).map_err(failed)? {
+            self.entry(&entry, &to.join(entry.name.file_name().unwrap_or_default()))?;
+        }
+        dress(to, &dir)
+    }
+
+    fn entry(&self, entry: &Entry, to: &Path) -> io::Result<()> {
+        let Entry { name, meta, link } = entry;
+        if meta.is_dir() {
+            self.dir(name, to)?;
+        } else if let Some(link) = link {
+            symlink(link, to)?;
+            lchown(to, Some(meta.uid()), Some(meta.gid()))?;
+        } else if meta.is_file() {
+            if !self.is_shared(entry, to) {
+                let file = self.tree.file(name, tree::id(meta));
+                let mut file = file.map_err(|errno| failed(&self.from.join(name), errno))?;
+                let mut copy = OpenOptions::new();
+                let mut copy = copy.write(true).create_new(true).mode(0o600).open(to)?;
+                io::copy(&mut file, &mut copy)?;
+                dress(to, &file)?;
+            }
+        } else if marks::is_whiteout(meta) {
+            marks::make_whiteout(to)?;
+        } else if meta.file_type().is_fifo() {
+            marks::make_fifo(to)?;
+            adorn(to, meta)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a file one more name of the one in the copy before, if that is the same.
+    fn is_shared(&self, Entry { name, meta, .. }: &Entry, to: &Path) -> bool {
+        // A directory may have been a link then.
+        let old = self.before.as_ref().and_then(|before| before.open(name, OFlags::PATH).ok());
+        let old = old.map(File::from).filter(|old| is_same(old, meta));
+        old.is_some_and(|old| {
+            let old = format!("/proc/self/fd/{}", old.as_raw_fd());
+            linkat(CWD, old, CWD, to, AtFlags::SYMLINK_FOLLOW).is_ok()
+        })
+    }
+}
+
+/// Says of what something is that the kernel says, of a directory that others of the job's user can change, too.
+fn failed(path: &Path, errno: Errno) -> io::Error {
+    let error = io::Error::from(errno);
+    let why = if tree::is_gone(errno) { ": somebody else has changed it meanwhile" } else { "" };
+    io::Error::new(error.kind(), format!("{}: {error}{why}", path.display()))
+}
+
+/// Gives a copy all that its original has beside the content.
+fn dress(to: &Path, original: &File) -> io::Result<()> {
+    marks::set_attributes(to, &marks::of_file(original)?)?;
+    adorn(to, &original.metadata()?)
 }
 
 /// Whether a file of an earlier copy is what the file with `meta` is now.
-fn is_same(old: &Path, meta: &Metadata) -> bool {
+fn is_same(old: &File, meta: &Metadata) -> bool {
     let key = |meta: &Metadata| {
         (meta.len(), meta.mtime(), meta.mtime_nsec(), meta.mode(), meta.uid(), meta.gid())
     };
-    fs::symlink_metadata(old).is_ok_and(|old| old.is_file() && key(&old) == key(meta))
+    old.metadata().is_ok_and(|old| old.is_file() && key(&old) == key(meta))
 }
 
 /// Gives a copy the owner, the mode and the time of its original.
@@ -230,5 +277,52 @@ mod tests {
             fs::metadata(at("work/other")).unwrap().mtime_nsec(),
             fs::metadata(at("second/other")).unwrap().mtime_nsec()
         );
+    }
+
+    /// A job's directory with a file, and another file outside of it.
+    fn scene() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let work = dir.path().join("work");
+        fs::create_dir_all(work.join("sub")).unwrap();
+        fs::write(work.join("sub/file"), "own").unwrap();
+        fs::create_dir(dir.path().join("outside")).unwrap();
+        fs::write(dir.path().join("outside/file"), "secret").unwrap();
+        (dir, work)
+    }
+
+    #[test]
+    fn a_directory_that_becomes_a_link_leads_nowhere() {
+        let (dir, work) = scene();
+        let copy = Copy { tree: Tree::at(&work).unwrap(), from: &work, before: None };
+        let sub = copy.tree.dir(Path::new("sub")).unwrap();
+        let listed = tree::list(&sub, Path::new("sub")).unwrap().remove(0);
+        fs::rename(work.join("sub"), work.join("old")).unwrap();
+        symlink(dir.path().join("outside"), work.join("sub")).unwrap();
+        let to = dir.path().join("copied");
+        let said = copy.entry(&listed, &to).unwrap_err().to_string();
+        assert!(said.contains("work/sub/file") && said.contains("somebody else"), "{said}");
+        assert!(!to.exists());
+        // Nor does one that was a link at the snapshot before.
+        fs::remove_file(work.join("sub")).unwrap();
+        fs::rename(work.join("old"), work.join("sub")).unwrap();
+        fs::write(work.join("sub/file"), "secret").unwrap();
+        let first = dir.path().join("first");
+        fs::create_dir(&first).unwrap();
+        symlink(dir.path().join("outside"), first.join("sub")).unwrap();
+        let meta = fs::metadata(work.join("sub/file")).unwrap();
+        adorn(&dir.path().join("outside/file"), &meta).unwrap();
+        snapshot(&work, Some(&first), &dir.path().join("second")).unwrap();
+        assert_eq!(fs::metadata(dir.path().join("outside/file")).unwrap().nlink(), 1);
+    }
+
+    #[test]
+    fn a_file_that_becomes_a_pipe_is_not_waited_for() {
+        let (dir, work) = scene();
+        let copy = Copy { tree: Tree::at(&work).unwrap(), from: &work, before: None };
+        let sub = copy.tree.dir(Path::new("sub")).unwrap();
+        let listed = tree::list(&sub, Path::new("sub")).unwrap().remove(0);
+        fs::remove_file(work.join("sub/file")).unwrap();
+        marks::make_fifo(&work.join("sub/file")).unwrap();
+        copy.entry(&listed, &dir.path().join("copied")).unwrap_err();
     }
 }
