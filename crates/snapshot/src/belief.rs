@@ -5,6 +5,9 @@
 
 use std::fmt::Write;
 
+use serde_json::Value;
+
+use crate::changes::SetId;
 use crate::description::Origin;
 use crate::error::{Error, Result};
 use crate::mounts::Bind;
@@ -102,6 +105,17 @@ impl Said<'_> {
     }
 }
 
+/// Whether a container with this configuration gets programs from a snapshot that run as another user or group: one
+/// that is `believed`, or one whose container could be such a user by itself.
+#[must_use]
+pub fn set_id(believed: bool, config: &Value) -> SetId {
+    let process = &config["process"];
+    let bounding = process["capabilities"]["bounding"].as_array();
+    let has = |name: &str| bounding.is_some_and(|all| all.iter().any(|own| own == name));
+    let may = has("CAP_SETUID") && has("CAP_SETGID") && process["noNewPrivileges"] != true;
+    if believed || may { SetId::Taken } else { SetId::Refused }
+}
+
 /// A word as a shell and a terminal take it, so with nothing in it that a terminal obeys.
 fn word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_+-./:=,@%".contains(c);
@@ -177,5 +191,21 @@ mod tests {
         let all = Granted { origin: claimed.clone(), lasting: claimed.clone() };
         assert_eq!(NOTHING.grant(&claimed, true, None).unwrap(), all);
         assert_eq!(NOTHING.grant(&claimed, false, Some(&claimed)).unwrap(), all);
+    }
+
+    #[test]
+    fn programs_of_other_users_are_of_who_could_be_one() {
+        let config = |bounding: &[&str], closed: bool| {
+            let capabilities = serde_json::json!({ "bounding": bounding });
+            serde_json::json!({ "process": {
+                "capabilities": capabilities, "noNewPrivileges": closed
+            } })
+        };
+        let (few, both) = (["CAP_CHOWN", "CAP_SETUID"], ["CAP_SETGID", "CAP_SETUID"]);
+        assert_eq!(set_id(false, &config(&few, false)), SetId::Refused);
+        assert_eq!(set_id(false, &config(&both, true)), SetId::Refused);
+        assert_eq!(set_id(false, &Value::Null), SetId::Refused);
+        assert_eq!(set_id(false, &config(&both, false)), SetId::Taken);
+        assert_eq!(set_id(true, &config(&few, true)), SetId::Taken);
     }
 }

@@ -1,27 +1,35 @@
 //! What a container has changed in its files: the layer `upper` of an overlay, and the archive of it,
 //! with whiteouts as OCI has them.
 
-use std::fs::{self, Metadata};
-use std::io::{self, Read, Write};
+mod apply;
+
+use std::ffi::OsString;
+use std::fs::{File, Metadata};
+use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, getxattr, mknodat, setxattr};
+use rustix::fs::fgetxattr;
 use tar::{Builder, EntryType, Header};
+use torpor_kernel::tree::{self, Entry, Tree};
 
+pub use self::apply::{SetId, apply};
 use crate::archive::header;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 
 /// What marks a file that is gone, in front of its name.
 const WHITEOUT: &str = ".wh.";
 /// What marks a directory that hides the one below it.
 const OPAQUE: &str = ".wh..wh..opq";
+/// The attribute of such a directory in the layer.
+const OPAQUE_ATTRIBUTE: &str = "trusted.overlay.opaque";
 
 /// A name in the layer.
 #[derive(Debug)]
 pub struct Change {
     /// The name in the root file system.
-    name: PathBuf,
+    pub name: PathBuf,
     /// What was said of it when it was listed.
     pub meta: Metadata,
     /// What has that name.
@@ -35,71 +43,79 @@ pub enum What {
     Gone,
     /// A directory, and whether it hides the one below.
     Dir(bool),
-    /// A file with the content of the one at this path.
-    File(PathBuf),
+    /// A file with this content.
+    File(Content),
     /// A link to this path.
     Link(PathBuf),
     /// A pipe.
     Fifo,
 }
 
+/// Where the content of a file is.
+#[derive(Debug, Clone)]
+pub enum Content {
+    /// In the layer, as it was listed.
+    Own(Arc<Tree>),
+    /// In a copy at this path.
+    Copy(PathBuf),
+}
+
 /// Lists what was changed in the layer `upper`. Sockets are left out: who restores one makes it; and what goes
-/// meanwhile, if tasks run.
+/// meanwhile, if tasks run. Those may change the layer, but lead nobody out of it.
 ///
 /// # Errors
 /// If it cannot be read.
 pub fn list(upper: &Path) -> Result<Vec<Change>> {
-    let mut found = Vec::new();
-    let mut todo = vec![upper.to_owned()];
-    while let Some(dir) = todo.pop() {
-        let shown = || dir.display().to_string();
-        let Some(entries) = there(fs::read_dir(&dir)).context(shown)? else { continue };
+    let shown = || upper.display().to_string();
+    let Some(tree) = there(Tree::at(upper)).context(shown)? else { return Ok(Vec::new()) };
+    let tree = Arc::new(tree);
+    let (mut found, mut todo) = (Vec::new(), vec![(PathBuf::new(), None)]);
+    while let Some((name, listed)) = todo.pop() {
+        let shown = || upper.join(&name).display().to_string();
+        let Some(dir) = there(tree.dir(&name)).context(shown)? else { continue };
+        let entries = tree::list(&dir, &name).context(shown)?;
+        // What is in a directory comes behind it.
+        if let Some(meta) = listed {
+            found.push(Change { name, meta, what: What::Dir(is_opaque(&dir)) });
+        }
         for entry in entries {
-            let path = entry.context(shown)?.path();
-            let Some(meta) = there(fs::symlink_metadata(&path)).context(shown)? else { continue };
-            let Some(what) = there(What::of(&path, &meta)).context(shown)?.flatten() else {
-                continue;
-            };
-            if matches!(what, What::Dir(_)) {
-                todo.push(path.clone());
+            if entry.meta.is_dir() {
+                todo.push((entry.name, Some(entry.meta)));
+            } else if let Some(what) = What::of(&tree, &entry) {
+                found.push(Change { name: entry.name, meta: entry.meta, what });
             }
-            let name = path.strip_prefix(upper).unwrap_or(&path).to_owned();
-            found.push(Change { name, meta, what });
         }
     }
     Ok(found)
 }
 
 /// What is there, if it still is.
-fn there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+fn there<T>(found: rustix::io::Result<T>) -> rustix::io::Result<Option<T>> {
     match found {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(errno) if tree::is_gone(errno) => Ok(None),
         found => found.map(Some),
     }
 }
 
 impl What {
-    fn of(path: &Path, meta: &Metadata) -> io::Result<Option<Self>> {
-        let kind = meta.file_type();
-        Ok(Some(if kind.is_char_device() && meta.rdev() == 0 {
-            Self::Gone
-        } else if kind.is_dir() {
-            Self::Dir(is_opaque(path))
+    /// What something is that is no directory, if it is of a layer.
+    fn of(tree: &Arc<Tree>, entry: &Entry) -> Option<Self> {
+        let kind = entry.meta.file_type();
+        if kind.is_char_device() && entry.meta.rdev() == 0 {
+            Some(Self::Gone)
         } else if kind.is_file() {
-            Self::File(path.to_owned())
-        } else if kind.is_symlink() {
-            Self::Link(fs::read_link(path)?)
-        } else if kind.is_fifo() {
-            Self::Fifo
+            Some(Self::File(Content::Own(Arc::clone(tree))))
+        } else if let Some(to) = &entry.link {
+            Some(Self::Link(to.clone()))
         } else {
-            return Ok(None);
-        }))
+            kind.is_fifo().then_some(Self::Fifo)
+        }
     }
 }
 
-fn is_opaque(dir: &Path) -> bool {
+fn is_opaque(dir: &File) -> bool {
     let mut value = [0; 4];
-    let found = getxattr(dir, "trusted.overlay.opaque", &mut value[..]);
+    let found = fgetxattr(dir, OPAQUE_ATTRIBUTE, &mut value[..]);
     found.is_ok_and(|len| &value[..len] == b"y")
 }
 
@@ -117,20 +133,32 @@ pub fn write(to: &mut dyn Write, changes: &[Change]) -> Result<()> {
 }
 
 impl Change {
+    /// Opens the content of a file.
+    ///
+    /// # Errors
+    /// If it is not there any more: something else has its name; or if it cannot be opened.
+    pub fn open(&self, content: &Content) -> io::Result<File> {
+        match content {
+            Content::Own(tree) => Ok(tree.file(&self.name, tree::id(&self.meta))?),
+            Content::Copy(path) => File::open(path),
+        }
+    }
+
     fn write(&self, archive: &mut Builder<&mut dyn Write>) -> io::Result<()> {
         let mut header = Header::new_gnu();
         header.set_metadata(&self.meta);
         let name = &self.name;
         match &self.what {
             What::Gone => {
-                let base = name.file_name().unwrap_or_default().to_string_lossy();
-                empty(archive, &name.with_file_name(format!("{WHITEOUT}{base}")))
+                let mut marked = OsString::from(WHITEOUT);
+                marked.push(name.file_name().unwrap_or_default());
+                empty(archive, &name.with_file_name(marked))
             }
             What::Dir(opaque) => {
                 archive.append_data(&mut header, name, io::empty())?;
                 if *opaque { empty(archive, &name.join(OPAQUE)) } else { Ok(()) }
             }
-            What::File(content) => archive.append_path_with_name(content, name),
+            What::File(content) => archive.append_file(name, &mut self.open(content)?),
             What::Link(target) => archive.append_link(&mut header, name, target),
             What::Fifo => archive.append_data(&mut header, name, io::empty()),
         }
@@ -141,49 +169,33 @@ fn empty(archive: &mut Builder<&mut dyn Write>, path: &Path) -> io::Result<()> {
     archive.append_data(&mut header(EntryType::Regular, 0, 0o600), path, io::empty())
 }
 
-/// Unpacks what [`write`] has packed into `upper`, an empty layer of an overlay.
-///
-/// # Errors
-/// An archive that is damaged or leads out of the layer; no place.
-pub fn apply(from: &mut dyn Read, upper: &Path) -> Result<()> {
-    let what = || "the archive of changed files";
-    let mut archive = tar::Archive::new(from);
-    archive.set_preserve_permissions(true);
-    archive.set_preserve_ownerships(true);
-    for entry in archive.entries().context(what)? {
-        let mut entry = entry.context(what)?;
-        let path = entry.path().context(what)?.into_owned();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let parent = path.parent().unwrap_or(Path::new(""));
-        if path.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
-            return Err(Error::new(format!("changed files lead to {}", path.display())));
-        }
-        if name == OPAQUE {
-            let dir = plain_dir(upper, parent)?;
-            setxattr(&dir, "trusted.overlay.opaque", b"y", XattrFlags::empty()).context(what)?;
-        } else if let Some(gone) = name.strip_prefix(WHITEOUT) {
-            let place = plain_dir(upper, parent)?.join(gone);
-            mknodat(CWD, &place, FileType::CharacterDevice, Mode::empty(), 0).context(what)?;
-        } else if entry.header().entry_type() == EntryType::Fifo {
-            let mode = Mode::from_raw_mode(entry.header().mode().context(what)? & 0o777);
-            let place = plain_dir(upper, parent)?.join(name);
-            mknodat(CWD, &place, FileType::Fifo, mode, 0).context(what)?;
-        } else {
-            entry.unpack_in(upper).context(what)?;
-        }
-    }
-    Ok(())
-}
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::fs;
+    use std::os::unix::fs::symlink;
 
-/// A directory of the layer that no link leads to.
-fn plain_dir(upper: &Path, dir: &Path) -> Result<PathBuf> {
-    let mut path = upper.to_owned();
-    for part in dir.components() {
-        path.push(part);
-        let meta = fs::symlink_metadata(&path).context(|| path.display().to_string())?;
-        if !meta.is_dir() {
-            return Err(Error::new(format!("{} is no directory", path.display())));
+    use super::*;
+
+    #[test]
+    fn a_directory_that_becomes_a_link_leads_nowhere() {
+        let place = tempfile::tempdir().unwrap();
+        let [upper, outside] = ["upper", "outside"].map(|name| place.path().join(name));
+        for (dir, content) in [(upper.join("d"), "own"), (outside.clone(), "secret")] {
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("file"), content).unwrap();
         }
+        let listed = list(&upper).unwrap();
+        let mut archive = Vec::new();
+        write(&mut archive, &listed).unwrap();
+        assert!(archive.windows(3).any(|part| part == b"own"));
+        fs::rename(upper.join("d"), upper.join("old")).unwrap();
+        symlink(&outside, upper.join("d")).unwrap();
+        let mut archive = Vec::new();
+        let said = write(&mut archive, &listed).unwrap_err().to_string();
+        assert!(said.contains("d/file"), "{said}");
+        assert!(!archive.windows(6).any(|part| part == b"secret"));
+        let names: Vec<PathBuf> = list(&upper).unwrap().into_iter().map(|it| it.name).collect();
+        assert!(!names.contains(&"d/file".into()), "{names:?}");
     }
-    Ok(path)
 }

@@ -566,7 +566,7 @@ fn piped(output: &Output) -> Result<Streams> {
 /// Unpacks the archive of what was changed.
 fn unpack(archive: &Path, upper: &Path) -> Result<()> {
     let mut file = fs::File::open(archive).context(|| archive.display().to_string())?;
-    changes::apply(&mut file, upper)
+    changes::apply(&mut file, upper, changes::SetId::Taken)
 }
 
 /// For how long the tasks were stopped, as the engine has noted in `work`.

@@ -15,15 +15,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{
-    CWD, Mode, OFlags, SeekFrom as At, Timespec, Timestamps, futimens, ioctl_ficlone, openat, seek,
-    statfs,
-};
+use rustix::fs::{SeekFrom as At, Timespec, Timestamps, futimens, ioctl_ficlone, seek, statfs};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
+use torpor_kernel::tree::{Id, id};
 use torpor_sys::writeback::write_back;
 
-use crate::changes::{self, Change, What};
+use crate::changes::{self, Change, Content, What};
 use crate::error::{Context, Result};
 use crate::interrupt;
 
@@ -42,8 +40,7 @@ pub struct Layer<'l> {
     upper: &'l Path,
     /// The directory of the copies.
     pool: &'l Path,
-    /// By the device and inode of the file.
-    copies: HashMap<(u64, u64), Copied>,
+    copies: HashMap<Id, Copied>,
 }
 
 /// The copy of a file.
@@ -117,11 +114,11 @@ impl<'l> Layer<'l> {
         let (now, mut copied) = (now(), 0);
         for change in changes::list(self.upper)? {
             interrupt::check()?;
-            if let What::File(path) = &change.what
+            if let What::File(content) = &change.what
                 && !self.has(&change.meta)
             {
                 // What cannot be copied now, or is gone, is left to the stop.
-                let file = open(path).and_then(|file| write_back(&file).map(|()| file));
+                let file = change.open(content).and_then(|file| write_back(&file).map(|()| file));
                 let settled = Stamp::of(&change.meta).settled(now);
                 if file.and_then(|file| self.copy(&file, &change.meta, settled)).is_ok() {
                     copied += change.meta.len();
@@ -138,14 +135,15 @@ impl<'l> Layer<'l> {
     pub fn take(&mut self) -> Result<Vec<Change>> {
         let mut all = changes::list(self.upper)?;
         for change in &mut all {
-            let What::File(path) = &mut change.what else { continue };
+            let What::File(content) = &change.what else { continue };
             if !self.has(&change.meta) {
-                let copied = open(path)
+                let copied = change
+                    .open(content)
                     .and_then(|file| self.copy(&file, &change.meta, Some(Stamp::of(&change.meta))));
-                copied.context(|| path.display().to_string())?;
+                copied.context(|| change.name.display().to_string())?;
             }
-            if let Some(copy) = self.copies.get(&key(&change.meta)) {
-                copy.path.clone_into(path);
+            if let Some(copy) = self.copies.get(&id(&change.meta)) {
+                change.what = What::File(Content::Copy(copy.path.clone()));
             }
         }
         Ok(all)
@@ -153,28 +151,18 @@ impl<'l> Layer<'l> {
 
     /// Whether there is a copy of a file as it is.
     fn has(&self, meta: &Metadata) -> bool {
-        let copy = self.copies.get(&key(meta));
+        let copy = self.copies.get(&id(meta));
         copy.and_then(|copy| copy.was).is_some_and(|was| was == Stamp::of(meta))
     }
 
     fn copy(&mut self, file: &File, meta: &Metadata, was: Option<Stamp>) -> io::Result<()> {
         let path = self.pool.join(format!("{}-{}", meta.dev(), meta.ino()));
         // One that is not finished is none.
-        self.copies.remove(&key(meta));
+        self.copies.remove(&id(meta));
         copy(file, &File::create(&path)?)?;
-        self.copies.insert(key(meta), Copied { path, was });
+        self.copies.insert(id(meta), Copied { path, was });
         Ok(())
     }
-}
-
-fn key(meta: &Metadata) -> (u64, u64) {
-    (meta.dev(), meta.ino())
-}
-
-/// Opens a file that may have become something else by now.
-fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    Ok(openat(CWD, path, flags, Mode::empty())?.into())
 }
 
 /// Gives the copies of files the owners, modes and times that these had.
@@ -182,9 +170,10 @@ fn open(path: &Path) -> io::Result<File> {
 /// # Errors
 /// If the file system of the copies does not take them.
 pub fn dress(changes: &[Change]) -> Result<()> {
-    for Change { meta, what, .. } in changes {
-        let What::File(path) = what else { continue };
-        let dressed = File::open(path).and_then(|file| {
+    for change in changes {
+        let What::File(content) = &change.what else { continue };
+        let meta = &change.meta;
+        let dressed = change.open(content).and_then(|file| {
             fchown(&file, Some(meta.uid()), Some(meta.gid()))?;
             file.set_permissions(Permissions::from_mode(meta.mode() & 0o7777))?;
             let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
@@ -192,7 +181,7 @@ pub fn dress(changes: &[Change]) -> Result<()> {
             let last_modification = time(meta.mtime(), meta.mtime_nsec());
             Ok(futimens(&file, &Timestamps { last_access, last_modification })?)
         });
-        dressed.context(|| path.display().to_string())?;
+        dressed.context(|| change.name.display().to_string())?;
     }
     Ok(())
 }
@@ -235,7 +224,11 @@ mod tests {
         let all = layer.take().unwrap();
         dress(&all).unwrap();
         let files = all.iter().filter_map(|change| match &change.what {
-            What::File(path) => Some(fs::read(path).unwrap()),
+            What::File(content) => {
+                let mut read = Vec::new();
+                io::Read::read_to_end(&mut change.open(content).unwrap(), &mut read).unwrap();
+                Some(read)
+            }
             _ => None,
         });
         files.collect()

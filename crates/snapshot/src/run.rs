@@ -16,7 +16,7 @@ use torpor_images::pagemap::page_size;
 use torpor_seal::keys::Identities;
 use torpor_worker::tell;
 
-use crate::belief::Said;
+use crate::belief::{self, Said};
 use crate::bundle::Bundle;
 use crate::create::files_option;
 use crate::description::Origin;
@@ -464,9 +464,10 @@ impl Start<'_> {
 
     /// Restores a container of runc. Nothing is left if that does not work.
     fn restored_by_runc(&self, snapshot: &Snapshot, base: &Bundle) -> Result<Started> {
+        let set_id = belief::set_id(snapshot.is_believed, &base.config);
         let unpack = |upper: &Path| {
             let opened = snapshot.opened.as_ref();
-            unpack::container(&*snapshot.store, &snapshot.manifest, opened, upper)
+            unpack::container(&*snapshot.store, &snapshot.manifest, opened, upper, set_id)
         };
         if snapshot.description.sealed {
             mounts::check_sealed(&base.config, self.binds)?;

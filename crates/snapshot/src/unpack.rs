@@ -6,30 +6,32 @@ use std::path::{Path, PathBuf};
 use torpor_blobs::oci::Manifest;
 use torpor_blobs::{self as store, Store};
 
+use crate::changes::{self, SetId};
 use crate::error::{Context, Error, Result};
 use crate::sealed::{self, Opened};
-use crate::{archive, changes, places};
+use crate::{archive, places};
 
 /// Unpacks the small layer of a snapshot beside the layer `upper`, and what was changed into it,
-/// which is `opened` if it is sealed.
+/// which is `opened` if it is sealed; with programs that run as another user if they are taken.
 ///
 /// # Errors
-/// If it is damaged; no place.
+/// If it is damaged; a program that is not taken; no place.
 pub fn container(
     store: &dyn Store,
     manifest: &Manifest,
     opened: Option<&Opened>,
     upper: &Path,
+    set_id: SetId,
 ) -> Result<()> {
     let dir = upper.parent().unwrap_or(upper);
     let name = if opened.is_some() { sealed::CHANGES } else { archive::CHANGES };
     let changes = dir.join("work").join(name);
     self::images(store, manifest, &dir.join("images"), (name, &changes))?;
     if let Some(opened) = opened {
-        opened.read_changes(&changes, &mut |from| changes::apply(from, upper))?;
+        opened.read_changes(&changes, &mut |from| changes::apply(from, upper, set_id))?;
     } else if changes.exists() {
         let mut file = fs::File::open(&changes).context(|| changes.display().to_string())?;
-        changes::apply(&mut file, upper)?;
+        changes::apply(&mut file, upper, set_id)?;
     }
     let _ = fs::remove_file(&changes);
     Ok(())

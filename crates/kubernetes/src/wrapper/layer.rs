@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use torpor_kernel::mountinfo::{self, Mount};
-use torpor_snapshot::changes;
+use torpor_snapshot::changes::{self, SetId};
 
 use super::sealed::Archives;
 use crate::error::{Context, Error, Result};
@@ -116,7 +116,7 @@ pub(super) fn save(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
 /// # Errors
 /// An archive that is damaged or leads out of the directory; no place.
 pub(super) fn fill(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
-    archives.read(file, |from| changes::apply(from, dir).context(|| file.display()))
+    archives.read(file, |from| changes::apply(from, dir, SetId::Taken).context(|| file.display()))
 }
 
 /// Removes what is in a directory.

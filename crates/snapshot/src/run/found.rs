@@ -63,6 +63,8 @@ pub(super) struct Snapshot {
     pub(super) store: Box<dyn Store>,
     pub(super) manifest: Manifest,
     pub(super) description: Description,
+    /// Whether somebody who is trusted has signed it, or it was made here.
+    pub(super) is_believed: bool,
     /// What opens its changed files, if they are sealed.
     pub(super) opened: Option<Opened>,
     /// What it is of.
@@ -101,6 +103,6 @@ impl Snapshot {
             // Without one each has its own memory.
             template = made.map_err(|error| tell!("They share no memory: {error}")).ok();
         }
-        Ok(Self { store, manifest, description, opened, base, template })
+        Ok(Self { store, manifest, description, is_believed, opened, base, template })
     }
 }
