@@ -129,7 +129,7 @@ const NAMED: &[&str] = &[
     "seccomp.seccomp_filters.flags",
 ];
 
-/// Fields that Torpor has in fewer entries: who shares a directory shares its entry. Their values are
+/// Fields that Torpor has in fewer entries: those who share a directory share its entry. Their values are
 /// the same.
 const SHARED: &[&str] = &["files.id", "files.type", "files.reg."];
 

@@ -12,7 +12,7 @@
 #include <sys/time.h>
 #include <sys/timerfd.h>
 
-/* Who works counts here; the main task sees that all counters go on. */
+/* Those that work count here; the main task sees that all counters go on. */
 enum { MEMORY, COMPUTE, SLEEP, TIMERS, PIPES, UNIX, TCP, FILES, SHARED, SIGNALS, WORKERS };
 
 static volatile uint64_t *beats;

@@ -8,7 +8,7 @@
 #define PAGES 16
 
 /*
- * Who reads these pages from outside must not part them: process_vm_readv(2) pins pages, and pinning
+ * Whoever reads these pages from outside must not part them: process_vm_readv(2) pins pages, and pinning
  * a page that is not exclusively its owner's gives the owner a copy first (Linux 5.19). Reading
  * /proc/PID/mem does not.
  */

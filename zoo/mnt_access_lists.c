@@ -56,7 +56,7 @@ static bool can(uid_t uid, const char *path, int how)
 	int status;
 
 	if (pid == 0)
-		/* Who it becomes may not search the start directory. */
+		/* The user that it becomes may not search the start directory. */
 		_exit(chdir("fs") || setgroups(0, NULL) || setresgid(uid, uid, uid) ||
 		      setresuid(uid, uid, uid) || open(path, how) < 0);
 	status = zoo_reap(pid);

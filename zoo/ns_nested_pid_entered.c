@@ -51,7 +51,7 @@ static void live(const char *name, int number, int leads, int code)
 	_exit(code);
 }
 
-/* Who lives in the outermost namespace, and bears others in that of "name". */
+/* A task that lives in the outermost namespace, and bears others in that of "name". */
 static pid_t visitor(const char *name, const char *says, int number, int leads)
 {
 	pid_t visitor = TRY(fork()), child;
@@ -112,7 +112,7 @@ int main(void)
 	zoo_await("early");
 	deep = visitor("inner-made", "deep", 2, 0);
 	zoo_await("deep");
-	/* Numbers in the outer one: the first of both, early, and who visits the inner one. */
+	/* Numbers in the outer one: the first of both, early, and the visitor of the inner one. */
 	late = visitor("outer-made", "late", 5, 1);
 	zoo_await("late");
 	between = TRY(fork());

@@ -76,7 +76,7 @@ static int inside(void *arg)
 	map_one(0, *(int *)arg);
 	TRY(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
 	TRY(mount("proc", "/proc", "proc", 0, NULL));
-	/* As bubblewrap does for who is not to be root in there. */
+	/* As bubblewrap does for a user who is not to be root in there. */
 	TRY(unshare(CLONE_NEWUSER));
 	map_one(1000, 0);
 	CHECK_EQ(getuid(), 1000);

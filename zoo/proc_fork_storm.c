@@ -7,7 +7,7 @@
 
 #define TOKENS 10
 
-/* Who holds a token forks a successor that carries it on, and exits. */
+/* A process that holds a token forks a successor that carries it on, and exits. */
 static void carry(int token)
 {
 	for (;;) {

@@ -7,7 +7,7 @@
 #include <linux/keyctl.h>
 #include <pthread.h>
 
-/* Who starts a thread has all signals blocked until that has returned. */
+/* A task that starts a thread has all signals blocked until that has returned. */
 static pthread_barrier_t started;
 
 static void *with_key(void *unused)

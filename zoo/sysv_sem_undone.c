@@ -8,7 +8,7 @@
 
 static int id;
 
-/* Who has a thread has a list of what is undone, here one of nothing. */
+/* A process that has a thread has a list of what is undone, here one of nothing. */
 static void *other(void *unused)
 {
 	for (int i = 0; i < SEMAPHORES; i++) {

@@ -22,7 +22,7 @@ int main(void)
 				while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL) == EINTR)
 					;
 			TRY(clock_gettime(CLOCK_MONOTONIC, &end));
-			/* Who comes late is to find it as it was while it slept. */
+			/* A task that comes late is to find it as it was while it slept. */
 			zoo_wait();
 			_exit(end.tv_sec - now.tv_sec < 2);
 		}

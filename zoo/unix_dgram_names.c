@@ -34,7 +34,7 @@ int main(void)
 	CHECK(memcmp(text, "myself", 6) == 0);
 	CHECK_EQ(write(fds[2], "more", 4), 4);
 	CHECK_EQ(read(fds[0], text, sizeof text), 4);
-	/* Who is connected hears nobody else. */
+	/* A socket that is connected hears nobody else. */
 	CHECK_EQ(sendto(fds[0], "back", 4, 0, (void *)&names[2], sizeof names[2]), 4);
 	CHECK_EQ(read(fds[2], text, sizeof text), 4);
 	CHECK(sendto(fds[3], "x", 1, 0, (void *)&names[2], sizeof names[2]) < 0 && errno == EPERM);

@@ -72,7 +72,7 @@ static inline unsigned long long uffd_expect(int fd, const void *at)
 	return msg.arg.pagefault.flags;
 }
 
-/* Who touches memory that may be missing or protected. */
+/* A thread that touches memory that may be missing or protected. */
 static inline void *uffd_reader(void *at)
 {
 	return (void *)(long)*(volatile char *)at;

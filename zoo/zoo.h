@@ -132,7 +132,7 @@ static inline void zoo_sleep_ms(long ms)
 	struct timespec t = { ms / 1000, ms % 1000 * 1000000 };
 
 	/* A sleep may come back early with EINTR after a restore, as after a signal: what is left of it
-	 * follows, or who counts sleeps would have no patience where a timer runs. */
+	 * follows, or a program that counts sleeps would have no patience where a timer runs. */
 	while (nanosleep(&t, &t) && errno == EINTR)
 		;
 }

@@ -439,7 +439,7 @@ impl Play<'_> {
         self.clear(world)
     }
 
-    /// Ends what there is of the tasks; nothing is left of them then, nor of who made them.
+    /// Ends what there is of the tasks; nothing is left of them then, nor of those who made them.
     fn clear(&self, world: &World) -> Result<()> {
         for pid in observe::processes()?.into_iter().filter(|pid| *pid != 1) {
             end(pid);
@@ -501,7 +501,7 @@ impl Play<'_> {
     }
 }
 
-/// Whether somebody was killed. Who ended before has shown how many stops there are where less is waited
+/// Whether somebody was killed. A process that ended before has shown how many stops there are where less is waited
 /// for than by the first one, and the next points are drawn from those.
 fn hit(watched: Watched, whole: &mut u64) -> bool {
     // One without any stop was not seen.
@@ -511,7 +511,7 @@ fn hit(watched: Watched, whole: &mut u64) -> bool {
     watched == Watched::Killed
 }
 
-/// Waits until nobody but the program, who started it, and who keeps what its rounds know is
+/// Waits until nobody but the program, its starter, and the process that keeps what its rounds know is
 /// there. A guardian looks after tasks that it cannot reach for a minute.
 fn engine_gone(root: i32) -> Result<()> {
     wait_for("the engine's processes to end", CALM * 3, || {

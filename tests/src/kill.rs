@@ -1,4 +1,4 @@
-//! Kills at points of the work: at a system call of who is killed, counted, not at a moment of the
+//! Kills at points of the work: at a system call of the process that is killed, counted, not at a moment of the
 //! clock. A fast machine and a slow one so test the same.
 //!
 //! Run once without a point, work says how many it has; then it is run again and killed at one of them.
@@ -81,7 +81,7 @@ pub fn watch_work(work: impl FnOnce(), at: Option<u64>) -> Result<Watched> {
 }
 
 fn count(pid: i32, threads: Threads, at: Option<u64>) -> Result<Watched> {
-    // Who ends just now says so below.
+    // A process that ends just now says so below.
     let _ = ptrace::interrupt(pid);
     let mut stops = 0;
     // Of all threads only this one may have children: waiting for any would take those of others.

@@ -34,7 +34,8 @@ impl Dir {
         self.path.join("blobs/sha256")
     }
 
-    /// Locks the blobs: who stores some shares the lock with others who do, who collects does not.
+    /// Locks the blobs: whoever stores some shares the lock with others who do, whoever collects
+    /// does not.
     fn lock(&self, how: FlockOperation) -> Result<File> {
         let shown = || self.blobs().display().to_string();
         let lock = File::open(self.blobs()).context(shown)?;
@@ -88,7 +89,7 @@ impl Dir {
     }
 }
 
-/// The lock of who stores something.
+/// The lock of a process that stores something.
 #[derive(Debug)]
 struct Storing {
     _lock: File,

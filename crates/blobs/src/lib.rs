@@ -50,7 +50,7 @@ pub trait Store: Debug + Send + Sync {
     fn has(&self, blob: &Descriptor) -> Result<bool>;
 
     /// Nothing is collected as long as the value is there, that is until what is stored has its
-    /// manifest. Waits for who collects.
+    /// manifest. Waits for those who collect.
     ///
     /// # Errors
     /// If the place does not answer, or does not allow it.
@@ -117,7 +117,7 @@ pub trait Store: Debug + Send + Sync {
     /// to need ([`Store::begin`]).
     ///
     /// # Errors
-    /// If the place does not allow it; if it cannot wait for who stores something.
+    /// If the place does not allow it; if it cannot wait for those who store something.
     fn collect(&self) -> Result<u64>;
 }
 

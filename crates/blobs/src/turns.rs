@@ -2,8 +2,8 @@
 //!
 //! Each says in an object of its own that it begins, and then looks whether the other has said so:
 //! of two that begin at once, at least one sees the other, since what a store has taken everybody
-//! sees from then on. Who collects gives way; who stores waits. A name says since when, for who is
-//! killed removes nothing.
+//! sees from then on. A collector gives way; whoever stores waits. A name says since when, for a
+//! program that is killed removes nothing.
 
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,11 +13,11 @@ use crate::error::{Error, Result};
 use crate::oci::hex;
 use crate::s3::S3;
 
-/// How long who stores something is believed to be at it: 160 GB, the most, at 2 MB/s.
+/// How long a program that stores something is believed to be at it: 160 GB, the most, at 2 MB/s.
 const PUSH: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long who collects is.
+/// The same for a program that collects.
 const COLLECTION: Duration = Duration::from_secs(10 * 60);
-/// When who collects stops by itself. The rest is for clocks that differ, and for a request that
+/// When a collector stops by itself. The rest is for clocks that differ, and for a request that
 /// is under way: one is made five times, and waits 30 seconds each time.
 const SHIFT: Duration = Duration::from_secs(5 * 60);
 /// How long is waited before the next look.
@@ -46,7 +46,7 @@ impl<'s> Turn<'s> {
         Ok(turn)
     }
 
-    /// Whether who collects may go on.
+    /// Whether the collector may go on.
     pub(crate) fn goes_on(&self) -> bool {
         now().saturating_sub(self.since) < SHIFT
     }

@@ -27,7 +27,7 @@ pub struct Actions {
     pidfile: Option<PathBuf>,
     status_fd: Option<Arc<OwnedFd>>,
     root: i32,
-    /// The port of `Event::StatusReady` is told to who asked for any.
+    /// The port of `Event::StatusReady` is told to a caller that asked for any.
     any_port: bool,
     progress: Progress,
 }

@@ -1,7 +1,7 @@
 //! `restore --rounds`: a tree is built by its first images while its tasks still run elsewhere,
 //! and follows them round by round.
 //!
-//! Who directs it listens at a Unix socket, and says a line at a time:
+//! The program that directs it listens at a Unix socket, and says a line at a time:
 //!
 //! ```text
 //!                                    ◀────  ready           the tree is built, by --images-dir

@@ -36,7 +36,7 @@ pub struct SealSettings {
 }
 
 impl SealSettings {
-    /// Whether a dump is sealed. Who names a recipient means it, unless told otherwise.
+    /// Whether a dump is sealed. A user who names a recipient means it, unless told otherwise.
     fn is_wanted(&self) -> bool {
         self.encrypt.unwrap_or(!self.recipients.is_empty())
     }
@@ -109,7 +109,7 @@ fn identities(settings: &Settings) -> Result<Identities, Failure> {
     Ok(identities)
 }
 
-/// The identities of the configuration files, for who looks into images: what is wrong
+/// The identities of the configuration files, for a user who looks into images: what is wrong
 /// with them shows when an image is to be opened. The memory of this process, which will
 /// hold what was sealed, stays off the disk where that is allowed.
 #[must_use]

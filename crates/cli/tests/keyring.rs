@@ -1,4 +1,5 @@
-//! Who restores has keys in the keyring of its session: the tasks have a keyring of their own.
+//! The user who restores has keys in the keyring of its session: the tasks have a keyring of their
+//! own.
 
 #![allow(clippy::unwrap_used)]
 

@@ -357,7 +357,7 @@ fn a_restore_looks_at_the_processor() {
     let output = task.restore(&["-d"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(task.log("restore.log").contains("cpuinfo.img"), "{}", task.log("restore.log"));
-    // Who does not want to know may go on.
+    // A user who does not want to know may go on.
     assert!(task.restore(&["-d", "--cpu-cap=none"]).status().unwrap().success());
     assert!(task.lives());
 }

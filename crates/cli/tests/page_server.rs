@@ -95,7 +95,7 @@ fn servers_listen_on_this_host_alone() {
     }
 }
 
-/// Who cannot have a port or an address is told what to do.
+/// A user who cannot have a port or an address is told what to do.
 #[test]
 fn a_server_that_cannot_listen_says_what_to_do() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -140,7 +140,7 @@ fn images_are_no_parent_of_themselves() {
     task.go();
 }
 
-/// What a server's directory has already is neither replaced nor deleted by who sends to it.
+/// What a server's directory has already is neither replaced nor deleted by a client.
 #[test]
 fn files_that_a_server_has_stay_as_they_are() {
     let task = Task::start(PAGES);
@@ -164,7 +164,7 @@ fn files_that_a_server_has_stay_as_they_are() {
     }
 }
 
-/// Peers that connect and say nothing do not hold the place of who has a certificate.
+/// Peers that connect and say nothing do not hold the place of a peer that has a certificate.
 #[test]
 fn silent_peers_keep_nobody_waiting() {
     let keys = tempfile::tempdir().unwrap();

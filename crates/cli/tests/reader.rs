@@ -25,7 +25,8 @@ struct Reader {
 }
 
 impl Reader {
-    /// Has the images in `dir` read, and stops who reads them when it has given up its rights.
+    /// Has the images in `dir` read, and stops the process that reads them when it has given up its
+    /// rights.
     fn of(dir: &Path) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
         command.args(["image", "audit"]).arg(dir).env("HOME", "/nonexistent");

@@ -130,7 +130,8 @@ fn a_newer_dump_builds_on_it() {
     assert_eq!(task.look(), format!("ok {PAGES}\n"));
 }
 
-/// Who does not know of relatives must not restore what has some; other images are as ever.
+/// A program that does not know relatives must not restore images that have some; other images are
+/// as ever.
 #[test]
 fn the_version_says_so() {
     for (options, relatives, version) in [

@@ -48,7 +48,7 @@ fn round(task: &Task, dir: &str, before: Option<&str>, more: &[&str]) {
 
 const GOES_ON: [&str; 2] = ["--leave-running", "--track-mem"];
 
-/// Who has two directories overwrites the one that the other builds on: that one is not built on again.
+/// Whoever has two directories overwrites the one that the other builds on: that one is not built on again.
 #[test]
 fn two_directories_can_take_turns() {
     let task = Task::start(PAGES);

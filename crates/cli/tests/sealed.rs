@@ -503,7 +503,7 @@ fn the_policy_requires_signatures() {
     fs::write(&policy, "[signature]\nauthorities = ['theirs']\n").unwrap();
     else_signed(&ours.issue("ops", NOW, &[]), "(signature.authorities)");
 
-    // Who has no key learns nothing.
+    // Whoever has no key learns nothing.
     let output = audit(&task).arg("--identity").arg(fixture("p256.key")).output().unwrap();
     assert!(sentence(&output).contains("none of the given keys opens them"), "{output:?}");
 }
@@ -606,7 +606,7 @@ fn recipients_come_and_go_without_the_memory_being_touched() {
     come_and_go(&["--compress", "lz4"]);
 }
 
-/// Who has only the key for the last of two checkpoints could restore neither.
+/// Whoever has only the key for the last of two checkpoints could restore neither.
 #[test]
 fn a_recipient_who_cannot_open_the_parent_is_named() {
     let keys = tempfile::tempdir().unwrap();
@@ -673,7 +673,7 @@ fn come_and_go(options: &[&str]) {
     let (p256, rsa) = (fixture("p256.key"), fixture("rsa.key"));
     let rewrap = |args: &[&str]| torpor(&[&["image", "rewrap", task.images()], args].concat());
 
-    // Who cannot open it cannot give it to others; nor can it be given to anybody.
+    // Whoever cannot open it cannot give it to others; nor can it be given to anybody.
     let refused = rewrap(&["--identity", &rsa, "--recipient", &recipient]);
     assert!(String::from_utf8(refused.stderr).unwrap().contains("none of the given keys"));
     let refused = rewrap(&["--identity", &p256, "--recipient", old.cert.to_str().unwrap()]);

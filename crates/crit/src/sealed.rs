@@ -1,4 +1,4 @@
-//! Sealed images: opened for who has a key, and given to other recipients.
+//! Sealed images: opened for a user who has a key, and given to other recipients.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

@@ -8,7 +8,7 @@
 //! before.
 //!
 //! Its memory is not locked, also where that of the supervisor is (sealed images): locked memory
-//! counts against a limit for who has no rights, and its stack could not grow. It lives for about
+//! counts against a limit for a process that has no rights, and its stack could not grow. It lives for about
 //! as long as the images take to decode.
 
 use std::cell::RefCell;
@@ -189,7 +189,7 @@ fn unsaid(checkpoint: &Checkpoint) -> BTreeSet<u32> {
 
 /// The reader.
 fn answer(line: &File, images: &ImageDir, passed: &Passed, limits: Limits) -> i32 {
-    // A name is of use to who lists processes only.
+    // A name is of use only to those who list processes.
     let _ = process::set_name(c"torpor-reader");
     let mut keep = images.pinned_descriptors();
     keep.push(line.as_raw_fd());

@@ -1,6 +1,6 @@
 //! Options that nothing carries out yet.
 //!
-//! A dump or restore that is told something it does not do must say so: who asked for
+//! A dump or restore that is told something it does not do must say so: a user who asked for
 //! it counts on it. Whoever carries an option out removes its line here; a test finds
 //! options that are neither here nor read anywhere.
 

@@ -121,6 +121,32 @@ fn sections_on_errors_say_which() {
     assert!(vague.is_empty(), "sections on errors that say neither which nor when: {vague:#?}");
 }
 
+/// The words of all comments, in their order.
+fn words_of_comments(source: &str) -> Vec<&str> {
+    let comments = source.lines().filter_map(|line| Some(line.split_once("//")?.1));
+    comments.flat_map(|comment| comment.trim_start_matches(['/', '!']).split_whitespace()).collect()
+}
+
+/// A reader learns first whom a sentence is about: a clause follows a noun, or begins with
+/// "whoever". Questions may stand alone.
+#[test]
+fn clauses_in_comments_say_whom_they_are_about() {
+    const BEFORE: [&str; 8] = ["for", "of", "by", "to", "from", "with", "than", "only"];
+    let all = sources(&root().join("crates")) + &sources(&root().join("tests"));
+    let words = words_of_comments(&all);
+    assert!(words.len() > 100_000, "there are {} words in comments", words.len());
+    let has_no_head = |four: &&[&str]| {
+        let &[before, who, verb, no] = *four else { return false };
+        // Nobody asks who does not do something.
+        let is_denied = verb == "cannot" || ["no", "not"].contains(&no);
+        let is_first = who == "Who" || (who == "who" && before.ends_with([':', ';']));
+        (who == "who" && BEFORE.contains(&before)) || (is_first && is_denied)
+    };
+    let found = words.windows(4).filter(has_no_head);
+    let found: Vec<String> = found.map(|four| four.join(" ")).collect();
+    assert!(found.is_empty(), "clauses that do not say whom they are about: {found:#?}");
+}
+
 /// The files of the engine, tests aside, and what they say.
 fn files_of_engine() -> Vec<(String, String)> {
     fn walk(dir: &Path, found: &mut impl FnMut(&Path)) {

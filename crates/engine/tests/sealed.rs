@@ -335,7 +335,8 @@ fn what_is_gone_of_a_sum_is_sealed() {
     check(subject.restore(open).unwrap());
 }
 
-/// Plain and sealed, by either method; who knows of no compression is told by the version.
+/// Plain and sealed, by either method; a program that knows of no compression is told by the
+/// version.
 fn compressed_and_back() {
     let (seal, open, _file) = keys(Suite::Aes256Gcm);
     for (how, seal, open) in [

@@ -62,8 +62,8 @@ const QUIET: u64 = 16 << 10;
 
 /// What shells do to start the subject.
 const START: &str = "exec \"$@\"";
-/// The same, first without the mounts of this host: some cannot be made again, and others belong to who ends, or
-/// changes their content, meanwhile. `$1` is the subject.
+/// The same, first without the mounts of this host: some cannot be made again, and others belong to somebody who ends,
+/// or changes their content, meanwhile. `$1` is the subject.
 const START_APART: &str = r#"cd /
     tac /proc/self/mounts | while read -r _ at _; do
         at=$(printf %b "$at")

@@ -27,7 +27,7 @@ use crate::writer::Writer;
 pub const IMAGE_VERSION: u32 = 2;
 
 /// The version of a checkpoint with compressed pages or pages of relatives, its own or of one
-/// that it builds on: who does not know of them must not restore it.
+/// that it builds on. A program that does not know them must not restore it.
 pub const EXTENDED_VERSION: u32 = 3;
 
 /// How many `parent` directories may follow each other.
@@ -398,7 +398,7 @@ impl ImageDir {
         self.open_file(&kind.file_name(id))
     }
 
-    /// From now on a file that is there already is not replaced by a new one: who writes is
+    /// From now on a file that is there already is not replaced by a new one: the writer is
     /// not trusted with what others have written.
     pub fn keep_files(&mut self) {
         self.keeps_files = true;

@@ -1,7 +1,7 @@
 //! Pages that are fetched when they are read.
 //!
 //! Where a directory of images has a socket of the name [`SOCKET`], its packed pages files may
-//! have holes still: who reads a part of one asks there first, and is answered when the part is
+//! have holes still: a program that reads a part of one asks there first, and is answered when the part is
 //! in place. A request is 20 bytes: the number of the file (4), the offset and the length of the
 //! part (8 each); the length has the bit [`PATIENT`] as well where nobody waits for the part yet. The
 //! answer is one byte, 0 if the part is there.
@@ -75,7 +75,7 @@ impl Feed {
     pub fn want(&self, id: u32, offset: u64, len: u64) -> io::Result<()> {
         LINE.with_borrow_mut(|line| {
             let process = std::process::id();
-            // A fork has the connection of its parent, who goes on using it.
+            // A fork has the connection of its parent, which goes on using it.
             let mut known = line.take().filter(|l| (l.process, l.key) == (process, self.key));
             let mut stream = match known.take() {
                 Some(line) => line.stream,

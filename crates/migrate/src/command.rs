@@ -105,8 +105,8 @@ pub struct MigrateCommand {
     /// Give the migration up, and let it go on here, when the other host or this command hangs for so long
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     patience: u32,
-    /// Compress pages as long as the link takes them more slowly than this host could send them. Who sees an encrypted link
-    /// then sees how well they compress
+    /// Compress pages as long as the link takes them more slowly than this host could send them. Whoever sees an
+    /// encrypted link then sees how well they compress
     #[arg(long)]
     compress: bool,
     /// Take the root file system of the container along: all of it while the container runs, and what has changed since

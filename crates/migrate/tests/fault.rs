@@ -115,7 +115,7 @@ fn one_runs_in_hybrid() {
     one_runs("hybrid", &[Fault::CutLink]);
 }
 
-/// Who is killed while pages are being fetched takes the tasks there along: they go on here from where they
+/// An end that is killed while pages are being fetched takes the tasks there along: they go on here from where they
 /// were stopped, with all their memory. Two at a time would find each other's counts more than once.
 #[test]
 fn they_go_on_here_if_the_pages_cannot_come_any_more() {

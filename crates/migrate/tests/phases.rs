@@ -109,7 +109,7 @@ impl Held {
         assert_eq!(both_around(&self.here, &self.there, &self.counter), self.before);
     }
 
-    /// Kills the command and who looks on: nobody is left to decide, and the tasks stay stopped.
+    /// Kills the command and the process that looks on: nobody is left to decide, and the tasks stay stopped.
     fn abandon(&mut self) {
         wait_until("it is written down", || self.here.phases("source") == ["deciding"]);
         let watches = pids_of(&["--watch", "one", self.here.path("state").to_str().unwrap()]);
@@ -205,7 +205,8 @@ fn an_agent_that_hangs_is_not_waited_for() {
     }
 }
 
-/// A command that neither ends nor goes on is ended by who looks on: the tasks go on, and the agent has let them go.
+/// A command that neither ends nor goes on is ended by the process that looks on: the tasks go on, and the agent has
+/// let them go.
 #[test]
 fn a_command_that_hangs_is_ended() {
     for (mode, point, _) in PHASES {

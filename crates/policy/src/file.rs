@@ -8,7 +8,7 @@ use crate::request::Device;
 use crate::rules::{Grant, Limit, Need, Policy, Rules};
 use crate::toml::{Leaf, Mistake, leaves, meant};
 
-/// The tables of rules for images by who made them.
+/// The tables of rules for images, by their maker.
 const FOREIGN: &str = "foreign";
 const OWN: &str = "own";
 

@@ -87,7 +87,7 @@ pub struct Object {
     pub id: u32,
     /// User and group, as the tree's user namespace has them.
     pub owner: (u32, u32),
-    /// Those of who has made it, likewise.
+    /// Those of its maker, likewise.
     pub creator: (u32, u32),
     /// Its permissions, and of segments what is to happen with them.
     pub mode: u32,
@@ -310,7 +310,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// Contents stand behind entries, where they are not in pagemaps; who does not want one passes it over.
+    /// Contents stand behind entries, where they are not in pagemaps; a reader that does not want one passes it over.
     #[test]
     fn segments_and_their_contents() {
         let dir = tempfile::tempdir().unwrap();

@@ -137,7 +137,7 @@ impl Rules {
     }
 
     /// Why a user namespace below that of the root task may not have these ids of this host.
-    /// Without a map of the caller's the kernel's own rule holds: who may not take other ids
+    /// Without a map of the caller's the kernel's own rule holds: whoever may not take other ids
     /// anyway can map the own one only.
     fn deny_nested_map(
         &self,
@@ -370,7 +370,7 @@ impl Rules {
         }
     }
 
-    /// Who could make an IPC namespace could set its limits, too.
+    /// Whoever could make an IPC namespace could set its limits, too.
     fn deny_ipc_limit(&self, name: &str, value: &str, passed: &Passed) -> Option<String> {
         let wanted = || {
             let set = passed.spec.as_ref().and_then(|spec| spec.linux.sysctl.get(name));

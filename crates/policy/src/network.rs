@@ -80,7 +80,7 @@ pub struct Peer {
 pub struct Tun {
     /// `IFF_*` (linux/if_tun.h).
     pub flags: u32,
-    /// The user who may attach to it; `None` is who may administer the network.
+    /// The user who may attach to it; `None`: whoever may administer the network.
     pub owner: Option<u32>,
     /// The group, likewise.
     pub group: Option<u32>,

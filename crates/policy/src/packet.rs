@@ -1,5 +1,5 @@
 //! Packet sockets: options, rings, groups and what they are bound to, read of their entries once, and
-//! made. Who may have one may have all of that (`CAP_NET_RAW`, see [`crate::SocketKind`]). Only the
+//! made. Whoever may have one may have all of that (`CAP_NET_RAW`, see [`crate::SocketKind`]). Only the
 //! memory of rings is judged besides: the kernel counts it for nobody.
 
 use torpor_images::proto::{FileEntry, PacketRing, PacketSockEntry};

@@ -47,7 +47,7 @@ fn tables() -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The connection has no other end any more, and who writes to it hears that.
+/// The connection has no other end any more, and whoever writes to it hears that.
 fn is_reset(mut peer: TcpStream) {
     peer.write_all(b"is anybody there?").unwrap();
     let heard = peer.read(&mut [0]);

@@ -102,7 +102,7 @@ fn a_trace_of_the_archives_format_is_tried() {
     assert_eq!(found["left_out"], 1);
     let of = |policy: usize, key: &str| found["policies"][policy][key].as_i64().unwrap();
     assert_eq!((of(0, "short"), of(0, "long")), (22, 8));
-    // Interactive jobs wait for hours, or not at all; only who is killed loses anything.
+    // Interactive jobs wait for hours, or not at all; only a job that is killed loses anything.
     assert!(of(0, "wait_p95") > HOUR && of(2, "wait_p95") <= SECOND, "{found}");
     assert_eq!((of(0, "preemptions"), of(0, "waste"), of(2, "lost")), (0, 0, 0), "{found}");
     assert!(of(1, "lost") > 0 && of(2, "waste") * 10 <= of(1, "waste"), "{found}");

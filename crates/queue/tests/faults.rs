@@ -154,7 +154,7 @@ fn with_killed_worker(daemon: &Daemon, command: &[&str], at: Option<u64>) -> Opt
     let mut command = daemon.queue(command);
     let command = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
     let mut client = command.spawn().unwrap();
-    // Who asks for a job to go on does not wait until it does.
+    // A client that asks for a job to go on does not wait until it does.
     let resumes = verb == "resume";
     let over = || !resumes || daemon.ok(&["list", "--state", "running", "--json"]).trim() != "[]";
     let begun = Instant::now();
@@ -171,7 +171,7 @@ fn with_killed_worker(daemon: &Daemon, command: &[&str], at: Option<u64>) -> Opt
     watched
 }
 
-/// The job goes on if who saves it is killed, and is brought back from the same checkpoint if who
+/// The job goes on if the process that saves it is killed, and is brought back from the same checkpoint if the one that
 /// brings it back is.
 #[test]
 fn a_worker_that_is_killed_costs_no_job() {
@@ -255,7 +255,7 @@ fn a_socket_that_is_gone_is_made_again() {
     let answers = || daemon.queue(&["list"]).output().unwrap().status.success().then_some(());
     std::fs::remove_file(&socket).unwrap();
     until("it answers", answers);
-    // Another's, who is gone. In one step: the daemon may make it again at any time.
+    // Another daemon's, which is gone. In one step: the daemon may make it again at any time.
     let other = daemon.dir.path().join("other");
     drop(std::os::unix::net::UnixListener::bind(&other).unwrap());
     std::fs::rename(other, &socket).unwrap();

@@ -29,7 +29,7 @@ fn a_fork_bomb_without_a_limit_of_its_own_is_held_and_named() {
     let note = job["note"].as_str().unwrap();
     assert!(note.contains("as many processes and threads as it may (--pids)"), "{note}");
     assert_eq!(daemon.show(id)["limits"]["usual_pids"], 40);
-    // Who needs more says so.
+    // A job that needs more says so.
     let many =
         "for i in $(seq 60); do sleep 1000 & done; [ $(jobs -p | wc -l) = 60 ] && kill $(jobs -p)";
     let id = daemon.submit(&["--pids", "100"], &["bash", "-c", many]);
@@ -63,7 +63,7 @@ fn a_job_without_a_limit_of_its_own_does_not_fill_the_disk() {
     let job = daemon.wait_for(id, "failed");
     assert!(job["note"].as_str().unwrap().contains("written more than it may (--disk)"), "{job}");
     assert_eq!(daemon.show(id)["limits"]["usual_disk"], 8 << 20);
-    // Who needs more says so.
+    // A job that needs more says so.
     let id = daemon.submit(&["--disk", "64M"], &["bash", "-c", "head -c 16M /dev/zero; sleep 1"]);
     daemon.wait_for(id, "done");
 }

@@ -173,7 +173,7 @@ fn processors_are_limited_and_labels_kept() {
     daemon.wait_for(id, "cancelled");
 }
 
-/// It holds back who would have more checkpoints, and not those that have them: they would never end.
+/// It holds back jobs that would have more checkpoints, and not those that have them: they would never end.
 #[test]
 fn a_quota_of_images_holds_back_who_has_none() {
     let daemon = Daemon::start(&["--slots", "2"]);
@@ -242,7 +242,7 @@ fn assert_waste(daemon: &Daemon, jobs: &[u64]) {
     assert!((waste - sum).abs() < 1e-6 && sum > 0.0, "{waste} is not {sum}");
 }
 
-/// Who is killed begins again: what it had written is cut off, and what it had worked is waste.
+/// A job that is killed begins again: what it had written is cut off, and what it had worked is waste.
 #[test]
 fn who_is_killed_begins_again_and_that_is_counted() {
     let daemon = Daemon::start(&["--slots", "1", "--means", "kill"]);

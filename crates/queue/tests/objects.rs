@@ -195,7 +195,7 @@ fn a_daemon_that_lives_keeps_its_jobs() {
     assert!(!refused.status.success() && said.contains("lives"), "{said}");
     assert_eq!(other.ok(&["list", "--json"]), "[]\n");
     assert_eq!(alive.job(id)["state"], "running");
-    // Who insists has it, and then the first daemon has it no more.
+    // Whoever insists has it, and then the first daemon has it no more.
     let here: u64 = other.ok(&["adopt", "--force", &name]).trim().parse().unwrap();
     let job = alive.wait_for(id, "cancelled");
     assert!(job["note"].as_str().unwrap().contains("another daemon"), "{job}");

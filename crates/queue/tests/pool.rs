@@ -199,7 +199,7 @@ fn a_job_is_on_one_machine_whatever_fails() {
     b.launch();
     a.wait_for_output(id, "60\n");
     assert_eq!(a.job(id)["state"], "moved");
-    // Who cancels it here ends it there.
+    // Whoever cancels it here ends it there.
     let other = a.submit(&[], &["sleep", "1000"]);
     a.wait_for(other, "running");
     assert_eq!(a.ok(&["move", &other.to_string(), "--to", "b"]), "2\n");
@@ -360,7 +360,7 @@ fn a_job_goes_as_a_whole_when_what_was_sent_ahead_is_gone() {
         let entries = std::fs::read_dir(b.data().join("incoming")).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.path().extension().is_some_and(|e| e == "ahead"))
         {
-            // Who takes in what comes may be faster with clearing it away, when a part is gone.
+            // The daemon that takes in what comes may be faster with clearing it away, when a part is gone.
             let _ = std::fs::remove_dir_all(entry.path());
             cleared = true;
         }

@@ -33,7 +33,8 @@ fn an_urgent_job_displaces_a_long_one_by_each_means() {
     }
 }
 
-/// Who names no memory may need all that there is: only who is known to need none of it lets others keep theirs.
+/// A job that names no memory may need all that there is: only one that is known to need none of it lets others keep
+/// theirs.
 #[test]
 fn who_names_no_memory_is_made_room_for() {
     for (usual, means) in [(0_u64, "stop"), (1 << 60, "checkpoint")] {
@@ -399,7 +400,7 @@ fn who_will_have_to_give_way_is_saved_before() {
     daemon.wait_for(long, "done");
 }
 
-/// Who is to give way runs on, and is saved, while the input of the other is copied.
+/// A job that is to give way runs on, and is saved, while the input of the other is copied.
 #[test]
 fn nobody_gives_way_before_the_other_is_prepared() {
     let own = tempfile::tempdir().unwrap();

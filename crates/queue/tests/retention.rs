@@ -92,7 +92,7 @@ fn the_oldest_of_many_are_forgotten() {
     assert_eq!(newest[0]["id"], ids[4]);
 }
 
-/// However short jobs are known: who is the job gets its output and its end.
+/// However short jobs are known: a client that is the job gets its output and its end.
 #[test]
 fn a_client_reads_all_before_its_job_is_forgotten() {
     let config = json!({ "retention": { "age": 0 } });

@@ -270,7 +270,8 @@ fn who_is_done_sooner_than_giving_way_takes_is_left_alone() {
     let near = 2003 * SECOND;
     let left = fate(near, Some(near));
     assert_eq!((left[0].preemptions, left[1].started), (0, Some(near)));
-    // Not who has more left, who nobody knows of, or who should have been done long ago.
+    // Not a job that has more left, one that nobody knows of, or one that should have been done
+    // long ago.
     for (work, estimate) in [(HOUR, Some(HOUR)), (near, None), (HOUR, Some(1000 * SECOND))] {
         assert_eq!(fate(work, estimate)[0].preemptions, 1, "{work} {estimate:?}");
     }
@@ -283,7 +284,7 @@ fn of_equal_costs_the_victim_is_who_has_most_left() {
     for (first, second, victim) in [
         (Some(4000), Some(2100), 0),
         (Some(2100), Some(4000), 1),
-        // Who says nothing, or should be done already, may run for long.
+        // A job that says nothing, or should be done already, may run for long.
         (None, Some(2100), 0),
         (Some(1000), Some(2100), 0),
     ] {

@@ -143,7 +143,7 @@ fn a_client_does_not_notice_twenty_preemptions() {
     assert_eq!((&job["preemptions"], &job["note"]), (&20.into(), &().into()));
 }
 
-/// A step of any CI, one word longer: it gives way to an urgent job, and who called it sees the command.
+/// A step of any CI, one word longer: it gives way to an urgent job, and its caller sees the command.
 #[test]
 fn run_is_the_command_for_any_ci() {
     let daemon = Daemon::start(&["--slots", "1", "--means", "checkpoint"]);
@@ -227,7 +227,7 @@ fn a_client_without_a_daemon_says_so_and_can_be_ended() {
     assert_eq!(daemon.job(1)["state"], "running");
 }
 
-/// Nothing would come any more: who waits is told, once, and that is no word of the job's.
+/// Nothing would come any more: a client that waits is told, once, and that is no word of the job's.
 #[test]
 fn who_waits_for_a_job_that_is_held_is_told_so() {
     let daemon = Daemon::start(&[]);
@@ -258,7 +258,7 @@ fn daemon_runs(daemon: &Daemon) {
     until("the job runs", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
 }
 
-/// Reads all of a request: who answers and hangs up before is not heard.
+/// Reads all of a request: a server that answers and hangs up before is not heard.
 fn read_request(stream: &mut impl Read) {
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
     loop {

@@ -131,7 +131,7 @@ fn a_quota_is_shown_and_lifted() {
     until("top", || daemon.ok(&["top"]).contains("slots 0/").then_some(()));
 }
 
-/// As `torpor queue list | head`: who prints for nobody ends by SIGPIPE, without a word.
+/// As `torpor queue list | head`: a command that prints for nobody ends by SIGPIPE, without a word.
 #[test]
 fn who_is_read_no_more_ends_quietly() {
     use std::os::unix::process::ExitStatusExt;

@@ -9,7 +9,7 @@
 //! | 32 | HMAC-SHA256 over all before it, under a key derived from the master key |
 //!
 //! Numbers are little-endian. The MAC commits to the master key, and so to every key
-//! that is derived from it: no file opens under two of them. Who can open a checkpoint
+//! that is derived from it: no file opens under two of them. Whoever can open a checkpoint
 //! can also change its recipients ([`Header::encode`] with other stanzas); what has been
 //! sealed and signed stays as it is.
 
@@ -351,7 +351,7 @@ impl Sealed {
         &self.header
     }
 
-    /// The header, if it was made by who has `master`.
+    /// The header, if it was made by somebody who has `master`.
     ///
     /// # Errors
     /// If it was changed, or has another key.

@@ -1,6 +1,6 @@
 //! Which bundle or image, command and mounts a start uses. They are the caller's, or those of a snapshot that
 //! may be believed: somebody who is trusted has signed it, this machine has made it, or it says what this
-//! machine knows of its place already. Who can write where another one lies could otherwise have any directory
+//! machine knows of its place already. Whoever can write where another one lies could otherwise have any directory
 //! of this machine mounted, and any command run.
 
 use std::fmt::Write;

@@ -10,7 +10,7 @@ use crate::error::Result;
 
 /// The bit in the status of a mapping that is private and of no file.
 const ANONYMOUS: u32 = 1 << 9;
-/// How many pages an entry has at most: more are refused by who reads it.
+/// How many pages an entry has at most: more are refused by its reader.
 const LONGEST: u64 = 64;
 
 /// Puts what is read before the tasks run in front of the working set of the images. The list is

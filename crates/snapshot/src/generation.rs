@@ -4,7 +4,7 @@
 //!   there before the tasks run, so no instruction sees the number of another container. Libraries that look
 //!   at it before they give random numbers away (AWS-LC) make these anew. The device of that name, which
 //!   Linux never took in, works the same way.
-//! - `/run/torpor/restored`, which is there after a restore only. Who watches the directory (inotify) hears
+//! - `/run/torpor/restored`, which is there after a restore only. A program that watches the directory (inotify) hears
 //!   when it is written.
 
 use std::fs::{self, File};

@@ -1,5 +1,5 @@
-//! Ctrl-C, and what else asks a command to end. Who has started something notices it, and removes that
-//! first; who is asked a second time ends at once.
+//! Ctrl-C, and what else asks a command to end. A command that has started something notices it, and removes that
+//! first; one that is asked a second time ends at once.
 
 use std::fs;
 use std::os::fd::AsFd;

@@ -54,7 +54,7 @@ pub const CREATE: &str = "create-";
 /// The same for what Podman takes a container from.
 pub const IMPORT: &str = "import-";
 
-/// A directory for what one command does, which shows that it is in use: who is killed leaves it behind, for
+/// A directory for what one command does, which shows that it is in use: a command that is killed leaves it behind, for
 /// `gc` to find.
 ///
 /// # Errors

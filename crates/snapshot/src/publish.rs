@@ -37,7 +37,7 @@ pub struct Parts<'a> {
     pub others: Vec<(&'a str, Vec<u8>)>,
     /// Annotations of the manifest.
     pub annotations: BTreeMap<String, String>,
-    /// What hides the container from who has no key, if the images are sealed.
+    /// What hides the container from those who have no key, if the images are sealed.
     pub seal: Option<&'a Seal>,
     /// How long is waited for a place that cannot be reached.
     pub patience: Duration,

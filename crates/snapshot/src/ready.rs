@@ -150,8 +150,8 @@ impl Output {
         self.printed().text.lines().any(|line| pattern.is_match(line))
     }
 
-    /// The last lines of who has ended. What it wrote may not have been read yet: that is waited
-    /// for, until nobody has its streams open.
+    /// The last lines of a program that has ended. What it wrote may not have been read yet: that
+    /// is waited for, until nobody has its streams open.
     fn last_words(&self) -> String {
         let is_open = |printed: &mut Printed| printed.open > 0;
         let waited = self.0.1.wait_timeout_while(self.printed(), LAST_WORDS, is_open);

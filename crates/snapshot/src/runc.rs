@@ -181,7 +181,7 @@ impl Runc {
     }
 
     /// Ends the first process of a container, and waits for that: runc, which does it as well, looks only
-    /// every 100 ms whether it has ended, and who waits for a cold start waits for that.
+    /// every 100 ms whether it has ended, and whoever waits for a cold start waits for that.
     fn kill(&self, id: &str) {
         let state = fs::read(self.dir_of(id).join("state.json")).unwrap_or_default();
         let state: Value = serde_json::from_slice(&state).unwrap_or_default();

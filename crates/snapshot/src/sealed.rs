@@ -37,7 +37,7 @@ pub struct Hidden {
     whole_origin: bool,
 }
 
-/// What is said of the container to who has the key.
+/// What is said of the container to those who have the key.
 #[derive(Debug, Serialize, Deserialize)]
 struct Container {
     origin: Origin,
@@ -58,7 +58,7 @@ pub struct Seal {
 }
 
 impl Seal {
-    /// A new key for who is named, as `--recipient` has it; none for nobody.
+    /// A new key for those who are named, as `--recipient` has it; none for nobody.
     ///
     /// # Errors
     /// If nothing can be sealed for one of them.
@@ -110,7 +110,7 @@ impl Seal {
         to.into_inner().map(drop).map_err(std::io::IntoInnerError::into_error).context(shown)
     }
 
-    /// Takes from a description what only who has the key is to know. `changes` tells whether there
+    /// Takes from a description what only those who have the key are to know. `changes` tells whether there
     /// is an archive of changed files.
     ///
     /// # Errors

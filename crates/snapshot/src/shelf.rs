@@ -36,7 +36,8 @@ pub struct OneArgs {
     json: bool,
 }
 
-/// Compares all of a snapshot with its digests, and its signature with who is trusted.
+/// Compares all of a snapshot with its digests, and its signature with the signers that are
+/// trusted.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
     /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG

@@ -1,8 +1,8 @@
 //! Where images lie: in a directory, in memory, in an archive, in a stream.
 //!
 //! A [`Store`] holds one checkpoint: files by their names. The codec of `torpor-images` writes
-//! and reads them and knows no other place; who has a store of another kind gives it to the
-//! engine in place of a directory.
+//! and reads them and knows no other place; a caller that has a store of another kind gives it to
+//! the engine in place of a directory.
 //!
 //! | store | written | read |
 //! |---|---|---|

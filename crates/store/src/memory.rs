@@ -72,7 +72,7 @@ pub struct Memory {
     contents: Arc<Contents>,
 }
 
-/// Who panicked has left no half of an entry behind.
+/// A thread that panicked has left no half of an entry behind.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -95,7 +95,7 @@ fn limit(which: libc::__rlimit_resource_t, most: u64) -> Result<()> {
     // SAFETY: places for two numbers, which the first call writes and the second one reads.
     unsafe {
         check(libc::getrlimit(which, &raw mut now))?;
-        // Who ignores the signal of the lower one ends at the other.
+        // A process that ignores the signal of the lower one ends at the other.
         now.rlim_cur = now.rlim_cur.min(most);
         now.rlim_max = now.rlim_max.min(most.saturating_add(1));
         check(libc::setrlimit(which, &raw const now)).map(drop)

@@ -99,7 +99,8 @@ pub fn fanotify_take(group: impl AsFd, buffer: &mut [u8]) -> Result<Option<Owned
     let read = rustix::io::read(group, &mut *buffer)?;
     let number = buffer[..read].get(place..place + 4).and_then(|bytes| bytes.try_into().ok());
     let number = number.map_or(libc::FAN_NOFD, libc::c_int::from_ne_bytes);
-    // SAFETY: the kernel has made this descriptor for who reads the event, unless it is FAN_NOFD.
+    // SAFETY: the kernel has made this descriptor for the reader of the event, unless it is
+    // FAN_NOFD.
     Ok((number >= 0).then(|| unsafe { OwnedFd::from_raw_fd(number) }))
 }
 

@@ -145,9 +145,9 @@ pub fn unregister(uffd: BorrowedFd<'_>, start: u64, len: u64) -> Result<()> {
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_ptr()) }).map(drop)
 }
 
-/// Puts pages in place at `to`, all in one mapping, and wakes who waits for them, unless
-/// that is left to [`wake`]. Returns how many bytes went in before something was in the way, at
-/// least a page.
+/// Puts pages in place at `to`, all in one mapping, and wakes the threads that wait for them,
+/// unless that is left to [`wake`]. Returns how many bytes went in before something was in the way,
+/// at least a page.
 ///
 /// # Errors
 /// `EAGAIN` if there are events to be read first; `EEXIST` if the first page is there
@@ -208,7 +208,7 @@ fn moved(result: libc::c_int, bytes: u64, len: usize) -> Result<usize> {
     }
 }
 
-/// Wakes who waits for pages that are there by now.
+/// Wakes the threads that wait for pages that are there by now.
 ///
 /// # Errors
 /// `EINVAL` for a range that is not one of pages.

@@ -230,8 +230,8 @@ fn open(mut end: Connection, socket: OwnedFd) -> Result<OwnedFd> {
     Ok(theirs.into())
 }
 
-/// Whether the other end has said that it takes this one's certificate: who connects has done its part of TLS 1.3 before
-/// the other end has looked at that.
+/// Whether the other end has said that it takes this one's certificate: the end that connects has done its part of TLS
+/// 1.3 before the other end has looked at that.
 fn is_accepted(end: &Connection) -> bool {
     match end {
         Connection::Client(end) => end.tls13_tickets_received() > 0,
@@ -239,7 +239,7 @@ fn is_accepted(end: &Connection) -> bool {
     }
 }
 
-/// Why a connection does not come about, by who shows what.
+/// Why a connection does not come about, by what either end shows.
 fn unopened(error: &io::Error) -> Error {
     let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match cause {

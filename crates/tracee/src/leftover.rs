@@ -61,7 +61,7 @@ pub fn remove_leftover(pid: i32, base: u64, patience: Duration) -> Result<()> {
 impl Tracee {
     /// Gives a thread its signal mask back whose supervisor died when it had set the thread's
     /// own registers already, and not yet its mask. The frame of its last batch is still there,
-    /// and nobody blocks all but this signal but who runs one.
+    /// and only those who run one block all but this signal.
     fn take_back_mask(&mut self, stub: Stub) -> Result<()> {
         if self.own_mask | NEVER_BLOCKED != BATCH_MASK | NEVER_BLOCKED {
             return Ok(());

@@ -532,7 +532,7 @@ fn reap_stray(tids: &mut Vec<i32>) -> bool {
 /// for, and of the first process in a pid namespace one thread, whichever it is, does not end before
 /// everybody else in there, its own other threads included, has been waited for.
 ///
-/// Some of these may have parents out there, which have ended as well, so that they wait for who
+/// Some of these may have parents out there, which have ended as well, so that they wait for the process that
 /// has adopted them. Their namespace's first process is not waited for then: it is past doing anything.
 fn wait_gone(mut tids: Vec<i32>) {
     let mut pause = Duration::from_micros(5);
@@ -565,7 +565,7 @@ fn wait_gone(mut tids: Vec<i32>) {
     }
 }
 
-/// How long who has adopted a process may take to wait for it.
+/// How long the one that has adopted a process may take to wait for it.
 const ADOPTED: Duration = Duration::from_secs(1);
 
 /// Whether a thread is the last one of the first process of a pid namespace, and ends when all

@@ -10,7 +10,7 @@ use crate::stop::send;
 use crate::syscall::prctl;
 use crate::{Error, Result, Tracee};
 
-/// What a template calls itself, so that who looks for it knows whose it is.
+/// What a template calls itself, so that whoever looks for it knows whose it is.
 const NAME: &str = "torpor-template";
 
 impl Tracee {

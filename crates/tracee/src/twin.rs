@@ -12,7 +12,7 @@ use crate::husk::clone3;
 use crate::syscall::prctl;
 use crate::{Result, Tracee, frame};
 
-/// What a twin calls itself, so that who looks for it knows whose it is.
+/// What a twin calls itself, so that whoever looks for it knows whose it is.
 const NAME: &str = "torpor-twin";
 /// Below the frame that a twin starts with; only the end of its stack matters.
 const STACK: u64 = 4096;

@@ -1,6 +1,6 @@
 //! Tracers that are killed at points of their work: their tasks go on unharmed.
 //!
-//! Who waits for a tracer that is traced itself has no other children, so this is a program without the
+//! A process that waits for a tracer that is traced itself has no other children, so this is a program without the
 //! usual harness. `TORPOR_SEED` repeats the points of a failure.
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -11,7 +11,7 @@ const PROCESSES: u32 = 300;
 const EACH: u32 = 64;
 
 /// A port of this host that nobody listens at, and that is given to no other test until its server has
-/// taken it: all lie below those that the kernel gives to who asks for any
+/// taken it: all lie below those that the kernel gives to those who ask for any
 /// (`net.ipv4.ip_local_port_range`, from 32768 on).
 ///
 /// # Panics

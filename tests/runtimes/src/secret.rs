@@ -30,7 +30,7 @@ pub fn leaks(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Checks that the images in `dir` show the secret if the test's checkpoints are plain; and, if they
-/// are sealed, that they do not, and that only who has the key can decode them.
+/// are sealed, that they do not, and that only somebody who has the key can decode them.
 #[track_caller]
 pub fn check_images(scratch: &Scratch, dir: &Path) {
     assert!(dir.join("inventory.img").exists(), "no images in {}", dir.display());

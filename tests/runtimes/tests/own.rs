@@ -115,7 +115,7 @@ fn own_images_get_what_the_bundle_gives() {
     assert!(log.contains("CAP_SYS_ADMIN (own.capabilities.allow)"), "{log}");
     assert!(!cgroup_left(container.id()), "a cgroup is left");
 
-    // Who trusts his own images gives them more than the bundle does, and others not.
+    // A user who trusts his own images gives them more than the bundle does, and others not.
     fs::write(&policy, "own.capabilities.allow = 'all'\n").unwrap();
     let (images, whole) = (scratch.join("images"), scratch.join("whole"));
     fs::rename(&images, &whole).unwrap();

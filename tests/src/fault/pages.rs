@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 const CHAIN: u32 = 8;
 
 impl Play<'_> {
-    /// Rounds are killed, and now and then who keeps what they know: whatever the next ones are
+    /// Rounds are killed, and now and then the process that keeps what they know: whatever the next ones are
     /// based on, no page is out of date in the end.
     pub(super) fn rounds_killed(&self, root: i32) -> Result<()> {
         let (mut root, mut early, times) = (root, 0, ROUNDS.get());
@@ -118,7 +118,7 @@ impl Play<'_> {
         Ok((done, joined(server)?))
     }
 
-    /// Who brings pages in is killed, or who watches over it: the tasks have all their pages
+    /// The process that brings pages in is killed, or the one that watches over it: the tasks have all their pages
     /// already, or are ended with an error, and none ever sees what is not its own.
     pub(super) fn lazy_killed(&self, root: i32) -> Result<()> {
         self.put_to_sleep(root)?;

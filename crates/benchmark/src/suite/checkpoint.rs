@@ -25,7 +25,7 @@ pub(super) async fn through_cri(
     sealed: bool,
 ) -> Result<Values, Trouble> {
     let client = cell.client();
-    // Who lacks the call says so of a container that is not there, too, and needs none.
+    // A runtime that lacks the call says so of a container that is not there, too, and needs none.
     let probe = client.checkpoint("none", "/nonexistent/checkpoint.tar").await;
     if let Err(error @ CallError::Unsupported { .. }) = probe {
         return Err(error.into());

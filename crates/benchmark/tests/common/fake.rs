@@ -38,7 +38,7 @@ pub struct State {
     pub mischief: BTreeMap<String, Mischief>,
     /// The number of the call, of all, that is carried out and never answered.
     pub held: Option<u32>,
-    /// Sandboxes that are to be asked for at the same time, and as many again; who asks waits for the others.
+    /// Sandboxes that are to be asked for at the same time, and as many again; whoever asks waits for the others.
     pub together: usize,
     /// Sandboxes that are being asked for.
     asked: usize,

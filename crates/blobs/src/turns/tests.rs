@@ -1,4 +1,4 @@
-//! Who stores and who collects at once, in a directory and in an object store.
+//! Programs that store and programs that collect at once, in a directory and in an object store.
 
 #![allow(clippy::unwrap_used)]
 
@@ -170,7 +170,7 @@ fn nothing_is_collected_that_a_directory_is_about_to_need() {
     let place = tempfile::tempdir().unwrap();
     let open = |name: &str| -> Box<dyn Store> { Box::new(Dir::new(place.path(), name)) };
     stress(&open);
-    // The collector waits for who stores.
+    // The collector waits for those who store.
     let store = open("late");
     thread::scope(|scope| {
         let mut collector = None;
@@ -234,7 +234,7 @@ fn what_was_given_up_runs_out() {
     assert_eq!(store.collect().unwrap(), 0);
     assert_eq!(bucket.names("team/pushes"), ["team/pushes/of-somebody"]);
     assert!(bucket.names("team/collections").is_empty());
-    // Who finds that others have given it up publishes nothing.
+    // Whoever finds that others have given it up publishes nothing.
     let push = push(&store).unwrap();
     bucket.objects.lock().unwrap().retain(|name, _| !name.contains("pushes"));
     assert!(push.holds().unwrap_err().to_string().contains("it took too long"));
@@ -248,7 +248,7 @@ fn keeps_signs(of: impl Fn(&str) -> Box<dyn Store>) {
     a.set_sign(Some(b"second")).unwrap();
     store_one(&*a, b"content", || ());
     a.remove().unwrap();
-    // Neither a name nor who collects has to do with them.
+    // Neither a name nor a collector has to do with them.
     assert!(a.collect().unwrap() > 0);
     let mut names = a.signs().unwrap();
     names.sort();

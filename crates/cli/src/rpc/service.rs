@@ -66,7 +66,7 @@ fn job() -> Result<Job, Failure> {
     Ok(Job { args, dir, ..Job::default() })
 }
 
-/// A socket that listens at `path`, for its owner only: who may connect may dump any
+/// A socket that listens at `path`, for its owner only: whoever may connect may dump any
 /// task.
 fn listen_on(path: &Path) -> Result<OwnedFd, Failure> {
     let failed = |e: Errno| Failure::io(format_args!("listen at {}", path.display()), &e.into());

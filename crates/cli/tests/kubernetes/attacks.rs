@@ -151,7 +151,7 @@ fn annotations(cluster: &Cluster, free: &Value) {
     refused(cluster.kubectl("admin", &replace, &copy.to_string()), "written by Torpor alone");
 }
 
-/// What somebody does who has stolen the token of an agent.
+/// What somebody who has stolen the token of an agent does.
 fn agents(cluster: &Cluster, used: &Value, free: &Value) {
     let made_on = used["status"]["nodeName"].as_str().unwrap();
     let name = used["metadata"]["name"].as_str().unwrap();

@@ -26,7 +26,7 @@ fn a_pod_gives_way_once_though_containerd_is_killed() {
             until("the shim does not wait for it", || is_closed(&calls[0]).then_some(()));
         }
     }
-    // Both hear of the same order. Who comes second asks what has become of it.
+    // Both hear of the same order. The one that comes second asks what has become of it.
     node.silent.lock().unwrap().push(is_stop);
     let dir = node.path("checkpoint");
     fs::create_dir(&dir).unwrap();

@@ -304,7 +304,7 @@ impl Node {
         self.begin("checkpoint", &words)
     }
 
-    /// Begins a checkpoint, and waits until the pod is frozen and the agent told, who says nothing. Returns
+    /// Begins a checkpoint, and waits until the pod is frozen and the agent told, which says nothing. Returns
     /// the call and the process that does its work.
     fn unanswered(&self, name: &str) -> (Child, i32) {
         self.silent.lock().unwrap().push(|ask| matches!(ask, Ask::Saved { error: None, .. }));

@@ -93,7 +93,7 @@ fn a_pod_with_one_of_each_kind_comes_back() {
         let data = node.data("new");
         let log = fs::read_to_string(data.join(format!("log.{member}"))).unwrap();
         assert!(log.starts_with(&logs[at]) && log.len() > logs[at].len(), "{member}");
-        // What comes from outside is that of the new pod, for who reads it again.
+        // What comes from outside is that of the new pod, for a program that reads it again.
         assert_eq!(fs::read_to_string(node.path("kubernetes.io~csi").join(member)).unwrap(), "old");
     }
     let begun = fs::read_to_string(node.data("new").join("begun")).unwrap();

@@ -100,7 +100,7 @@ pub(super) fn own_groups() -> Result<Membership> {
     Ok(cgroup::of(rustix::process::getpid().as_raw_nonzero().get())?)
 }
 
-/// Whether who is in the groups `own` would be frozen with group `path`.
+/// Whether a task in the groups `own` would be frozen with group `path`.
 fn has(own: &Membership, name: &str, path: &Path) -> bool {
     own.get(name).is_some_and(|own| own.starts_with(path))
 }

@@ -221,7 +221,7 @@ impl Groups {
         Ok(())
     }
 
-    /// The groups that who is of a set is put into: what was shared with the dumping program is
+    /// The groups that members of a set are put into: what was shared with the dumping program is
     /// shared with this one.
     fn groups_of(&self, set: u32, only_prefix: bool) -> Result<Vec<(String, PathBuf)>> {
         let missing =

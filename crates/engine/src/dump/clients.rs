@@ -1,7 +1,7 @@
-//! Unix connections that wait to be accepted with data in them: only who accepts one can read
-//! them, and nothing holds new ones off. So in a tree whose tasks listen on Unix sockets, those
-//! that do not listen stop first. The others get some time to accept what waits, and nothing new
-//! comes.
+//! Unix connections that wait to be accepted with data in them: only a task that accepts one can
+//! read them, and nothing holds new ones off. So in a tree whose tasks listen on Unix sockets,
+//! those that do not listen stop first. The others get some time to accept what waits, and nothing
+//! new comes.
 //!
 //! It is an effort, not a promise: what still waits when the tree is frozen is refused.
 
@@ -84,7 +84,8 @@ fn stop_others(
     let mut doors: HashSet<u32> = HashSet::new();
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // Before the look at the tree: who has not stopped yet may make another process after it.
+        // Before the look at the tree: a task that has not stopped yet may make another process
+        // after it.
         let rest = clients.iter().all(|(&pid, tids)| has_stopped(pid, tids));
         let new = newcomers(opts, &servers, &clients)?;
         if new.is_empty() && (rest || Instant::now() > deadline) {

@@ -153,8 +153,8 @@ fn unknown(found: &Found) -> String {
 /// After the last task: lets the kinds finish and writes `files.img`.
 ///
 /// # Errors
-/// Refused, if what belongs to an open file (a peer, a master, who takes a lock) is outside of the
-/// tree; if an image cannot be written.
+/// Refused, if what belongs to an open file (a peer, a master, the taker of a lock) is outside of
+/// the tree; if an image cannot be written.
 pub(crate) fn finish(cx: &mut Dump<'_>) -> Result<()> {
     let kinds = &mut cx.kinds;
     let (tasks, images) = (&cx.tasks, &cx.images);

@@ -346,7 +346,7 @@ fn lease(
     batch.forward(old, back, 0);
     batch.run()?.result(set).context(what)?;
     if breaking {
-        // Taking it has made the task the owner, who would be told.
+        // Taking it has made the task the owner: it would be told.
         torpor_sys::fcntl::set_owner(&file, &Owner { pid_type: 1, ..Owner::default() })
             .context(|| "F_SETOWN_EX".to_owned())?;
         let how = if lock.mode == LockMode::Read { OFlags::RDONLY } else { OFlags::WRONLY };

@@ -44,7 +44,7 @@ pub(super) struct AddressSpace {
     waiting: VecDeque<u64>,
     /// What is in place already and whose waiters are woken later, if that is to be so.
     late: Option<Vec<Range<u64>>>,
-    /// What is brought in at once for who waits for a page.
+    /// What is brought in at once for a task that waits for a page.
     around: u64,
     /// Where pages are brought in next that nobody waits for.
     next: u64,

@@ -143,7 +143,7 @@ impl Line {
         }
     }
 
-    /// Tells the pager that the tasks run. Who fetches pages waits for this before it lets the
+    /// Tells the pager that the tasks run. Whoever fetches pages waits for this before it lets the
     /// tasks end that they are fetched from.
     pub fn restored(self) {
         if let Err(error) = self.send(RESTORED, &[]) {
@@ -182,7 +182,7 @@ pub(super) struct Remote<'a> {
 
 impl Remote<'_> {
     /// All pages are here that are needed: waits until the restore has come to its end as well, and lets the
-    /// dump end its tasks. Who has ended early has done so by itself, or was killed since memory ran out here.
+    /// dump end its tasks. A task that has ended early has done so by itself, or was killed since memory ran out here.
     ///
     /// # Errors
     /// A restore that has failed after all, and tasks that did not fit here: they are to go on where they were.

@@ -18,7 +18,7 @@ use crate::error::{Context, Error, Result};
 use crate::page_server::{Borrower, Request};
 
 /// Bytes that are under way when nobody waits: some are being read while others are put in place.
-/// Who waits for a page of a dump waits for these first.
+/// Whoever waits for a page of a dump waits for these first.
 const AHEAD: u64 = 3 * CHUNK;
 
 /// What was asked for and has come.

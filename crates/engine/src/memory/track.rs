@@ -385,8 +385,8 @@ fn protect(pagemap: &File, vma: &Vma) -> Result<()> {
         report: page::IS_WRITTEN,
         protect: true,
     };
-    // Who does not take the regions gets more protected than what matches: all that has a place
-    // in a page table, holes as well (`pagemap_scan_pmd_entry` in fs/proc/task_mmu.c).
+    // A caller that does not take the regions gets more protected than what matches: all that has a
+    // place in a page table, holes as well (`pagemap_scan_pmd_entry` in fs/proc/task_mmu.c).
     scan::for_each_region(pagemap, &what, |_| ())
 }
 

@@ -1,7 +1,7 @@
 //! User namespaces below that of the root task (ADR 15), and what belongs to them.
 //!
 //! A helper, a child of the root husk that enters the namespace above, makes each before anybody is
-//! born, with the net, UTS and IPC namespaces that it owns. Who lives there enters it at birth.
+//! born, with the net, UTS and IPC namespaces that it owns. A task that lives there enters it at birth.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -75,7 +75,7 @@ impl Namespaces {
         self.users.iter().find(|user| user.owned.contains(&number)).map(|user| user.number)
     }
 
-    /// Whether a user namespace is `above` or below it: who has all rights there has them here.
+    /// Whether a user namespace is `above` or below it: whoever has all rights there has them here.
     pub fn is_within(&self, user: Option<u32>, above: Option<u32>) -> bool {
         let up = |user: &Option<u32>| user.map(|number| self.nested_user(number)?.parent);
         // Parents come first: it ends.
@@ -161,7 +161,7 @@ pub(crate) fn note(tasks: &Dumped, spaces: &mut Namespaces, root_ids: &IdMaps) -
     if spaces.users.is_empty() { Ok(()) } else { check_births(tasks, spaces) }
 }
 
-/// Refuses who was born before its parent has entered a user namespace: a husk enters at once.
+/// Refuses a task that was born before its parent has entered a user namespace: a husk enters at once.
 fn check_births(tasks: &Dumped, spaces: &Namespaces) -> Result<()> {
     let user = |task: &Task| {
         let number = task.ids.user_ns_id?;
@@ -342,7 +342,7 @@ fn make_one(
     reap(maker)
 }
 
-/// The kernel notes who makes a user namespace, and takes only who has ids in the one above.
+/// The kernel notes who makes a user namespace, and takes only a maker that has ids in the one above.
 fn become_maker(maker: &mut Tracee, user: u32, group: Option<u32>) -> Result<()> {
     let mut script = Script::new(maker);
     keep_capabilities(&mut script);
@@ -364,7 +364,7 @@ fn keep_capabilities(script: &mut Script<'_>) {
     );
 }
 
-/// Files in `/proc` belong to the root user of who is not.
+/// Files in `/proc` of a process that is not dumpable belong to the root user.
 fn be_dumpable(script: &mut Script<'_>) {
     script.prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, 1);
 }
@@ -464,7 +464,7 @@ pub(crate) fn follow(
 ) -> Result<()> {
     let Some(own) = spaces.nested_user_of(&tasks[task].image.homes) else { return Ok(()) };
     enter_as(process, spaces, (None, own), ids_of(tasks, task).as_ref())?;
-    // Who changes its ids hides what it has.
+    // A process that changes its ids hides what it has.
     process.call("PR_SET_DUMPABLE", syscall::prctl(libc::PR_SET_DUMPABLE, [1, 0, 0]))?;
     Ok(())
 }

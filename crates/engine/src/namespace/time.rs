@@ -4,7 +4,7 @@
 //! A tree that lives in the host's time namespace gets one of its own when it is
 //! restored; its clocks are in `timens-0.img`.
 //!
-//! Some of its tasks may live in others. Who makes a time namespace does not live in it, only
+//! Some of its tasks may live in others. A task that makes a time namespace does not live in it, only
 //! children that are born later do: it makes it again when its children are there.
 
 use std::{fmt, io};
@@ -295,7 +295,7 @@ impl Other {
 
 /// Makes the time namespaces that the root task does not live in, and has the husks enter them. To be
 /// called when all children of tasks are there, before they have descriptors (which the way in takes
-/// for itself) and threads (who has any cannot enter).
+/// for itself) and threads (a husk that has any cannot enter).
 ///
 /// # Errors
 /// Damaged images; if a husk has ended; if the kernel refuses a namespace or an offset.
@@ -310,7 +310,7 @@ pub(crate) fn restore_others(
     // The root husk makes those whose makers have ended, then its own.
     others.sort_by_key(|other| other.maker.is_some());
     while !others.is_empty() {
-        // Who enters a namespace has its children be born there: makers live where they are to first.
+        // A task that enters a namespace has its children be born there: makers live where they are to first.
         let home = |task: usize| tasks[task].image.homes.number(NsKind::Time);
         let waits = |maker: usize| others.iter().any(|other| Some(other.id) == home(maker));
         let next = others.iter().position(|other| !other.maker.is_some_and(waits));

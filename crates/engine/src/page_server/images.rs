@@ -40,7 +40,7 @@ pub fn serve_images(opts: &Options, listener: Listener<'_>) -> Result<()> {
             scope.spawn(move || {
                 let has_all = attend(loan, connection, command);
                 if visitors.go(has_all) {
-                    // Who waits for the next client holds the other end.
+                    // Whoever waits for the next client holds the other end.
                     let _ = (&mut &*done).write_all(b".");
                 }
             });

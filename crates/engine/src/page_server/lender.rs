@@ -122,8 +122,8 @@ impl Loan<'_> {
         }
     }
 
-    /// How pages go to a restore that is Torpor's. What is secret is compressed only for who asks
-    /// for it: how well it compresses shows something of it.
+    /// How pages go to a restore that is Torpor's. What is secret is compressed only for a restore
+    /// that asks for it: how well it compresses shows something of it.
     fn manner(&self, to: &Connection) -> Manner {
         match self.compress {
             Some(how) => Manner::Packed(how),

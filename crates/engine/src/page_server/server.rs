@@ -173,7 +173,7 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Writes a part of a pages file as it comes: who sealed it has its key, nobody here has.
+    /// Writes a part of a pages file as it comes: whoever sealed it has its key, nobody here has.
     fn store(&mut self, command: &Command, connection: &mut Connection) -> Result<()> {
         let Some(object) = command.object else { return Ok(()) };
         if !self.objects.is_empty() {

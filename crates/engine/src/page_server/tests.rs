@@ -361,7 +361,8 @@ fn lend_raw(
             command.send(&mut said).unwrap();
         }
         said.extend_from_slice(more);
-        // At once: who is refused at the first command finds nobody to write the next one to.
+        // At once: a client that is refused at the first command finds nobody to write the next one
+        // to.
         socket.write_all(&said).unwrap();
         socket.shutdown(std::net::Shutdown::Write).unwrap();
         let mut bytes = Vec::new();
@@ -435,7 +436,7 @@ fn sealed_pages_are_lent_sealed() {
     let mut transit = seal.receive_pages(4096, greeted[4..].try_into().unwrap()).unwrap();
     transit.open(7, 0x5000, &mut pages, &tags[..2 * 16]).unwrap();
     assert_eq!(pages, [[5; 4096], [6; 4096]].concat());
-    // Not to who does not say what it restores, or says too much.
+    // Not to a client that does not say what it restores, or says too much.
     let (bytes, served) = lend_raw(Some(&seal), &[get(0x5000, 1)], &[]);
     assert!(served.is_err() && bytes.is_empty());
     let long = Command { pages: 257, ..greet };

@@ -134,7 +134,7 @@ pub(crate) fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
         let leader: CoreEntry = images.read_one(kind::CORE, u64::from(entry.pid))?;
         let ended = leader.tc.as_ref().is_some_and(|tc| tc.task_state == state::DEAD);
         // CRIU writes one thread of a zombie, but not which. An entry without threads has its leader:
-        // who is judged by its list of threads must not be missed.
+        // a task that is judged by its list of threads must not be missed.
         if ended || entry.threads.is_empty() {
             entry.threads = vec![entry.pid];
         }

@@ -1,7 +1,7 @@
 //! Births in user namespaces without rights over a pid namespace (ADR 15): in those below that of the
 //! root task, and in that of the root task itself where it has the caller's pid namespace.
 //!
-//! clone3(2) takes numbers only from who has rights over their pid namespaces. In those further
+//! clone3(2) takes numbers only from a process that has rights over their pid namespaces. In those further
 //! out the next number is chosen instead (`ns_last_pid`); others on this host may take it first, and
 //! then it is tried again.
 
@@ -131,7 +131,7 @@ pub(super) fn spawn_orphan(
 }
 
 /// Has somebody born, by `bear` with those of the numbers that clone3(2) takes, until the others are
-/// right as well; who has others is ended by `end`.
+/// right as well; a task that has others is ended by `end`.
 fn until_it_fits(
     cx: &mut Restore<'_>,
     place: &Birthplace,

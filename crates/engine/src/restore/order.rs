@@ -7,7 +7,8 @@
 //! parent it was born from; it is born from the leader of its session again, and
 //! adopted by its present parent because the one in between ends.
 //!
-//! Who is born into a pid namespace from outside comes when the first task of that is there.
+//! A task that is born into a pid namespace from outside comes when the first task of that is
+//! there.
 
 use crate::error::{Error, Result};
 
@@ -33,7 +34,7 @@ pub(super) struct TaskNode {
     pub sid: u32,
     /// The index of its parent; the root has none.
     pub parent: Option<usize>,
-    /// The index of who has to be born before.
+    /// The index of the task that has to be born before.
     pub after: Option<usize>,
 }
 
@@ -85,7 +86,7 @@ fn grow_later(nodes: &[TaskNode], task: usize, steps: &mut Vec<Step>, orphans: &
     }
 }
 
-/// Whether somebody has to be born before the task who has not been.
+/// Whether somebody has to be born before the task, and has not been.
 fn awaits(node: TaskNode, steps: &[Step]) -> bool {
     node.after.is_some_and(|first| !is_born(first, steps))
 }

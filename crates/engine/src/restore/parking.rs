@@ -3,7 +3,7 @@
 //! A task is born as a copy of its parent, so that the memory which it has for itself cannot be in a
 //! template where the task has it: the first task may have something else there. It is parked:
 //! a copy of the template has it at an address that no task uses, and so have those that are born
-//! from it. Each task moves its own to where it belongs and unmaps what nobody needs who is still
+//! from it. Each task moves its own to where it belongs and unmaps what no task needs that is still
 //! to be born from it. Mappings are parked as a whole: one that was made from parts would stay in
 //! parts for the kernel, and mremap(2) would refuse what the task may do.
 

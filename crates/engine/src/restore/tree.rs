@@ -202,7 +202,7 @@ fn substitute(cx: &mut Restore<'_>, index: usize, from: usize, parent: usize) ->
     Ok(())
 }
 
-/// Ends the substitutes: those who they were needed for have been born and grouped.
+/// Ends the substitutes: the tasks that they were needed for have been born and grouped.
 fn dismiss(cx: &mut Restore<'_>) -> Result<()> {
     for Substitute { pids, parent, husk, .. } in std::mem::take(&mut cx.substitutes) {
         let Some(husk) = husk else { continue };

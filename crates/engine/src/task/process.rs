@@ -16,7 +16,7 @@ use crate::proc;
 // linux/prctl.h, linux/membarrier.h.
 /// Linux 6.3.
 const MEMBARRIER_GET_REGISTRATIONS: u64 = 1 << 9;
-/// Commands that fail for who is not registered for them: private, private with a synchronized core,
+/// Commands that fail for a process that is not registered for them: private, private with a synchronized core,
 /// private with restarted sequences. To register for one is the command of the next bit.
 const MEMBARRIER_OF_REGISTERED: [u64; 3] = [1 << 3, 1 << 5, 1 << 7];
 /// Any process may give the command before this, which so does not tell who is registered. To be
@@ -44,7 +44,7 @@ pub(crate) struct Questions {
 #[derive(Debug)]
 enum Membarrier {
     Told(Call),
-    /// The registrations, and a command that fails for who has not made it.
+    /// The registrations, and a command that fails for a process that has not made it.
     Tried([(u64, Call); 3]),
 }
 

@@ -12,8 +12,8 @@ use super::script::Script;
 
 /// `IOPRIO_WHO_PROCESS`: a thread, here the caller itself.
 const SELF: [u64; 2] = [1, 0];
-/// The class stands above the level (`IOPRIO_CLASS_SHIFT`); that of who has not chosen is 0, with
-/// a level that depends on the kernel.
+/// The class stands above the level (`IOPRIO_CLASS_SHIFT`); that of a thread that has not chosen is
+/// 0, with a level that depends on the kernel.
 const CLASS_SHIFT: u32 = 13;
 /// More nodes than any kernel has, in bits, and one more as set_mempolicy(2) counts them.
 const NODES: usize = 1024;

@@ -94,7 +94,8 @@ pub(crate) fn dump(tracee: &mut Tracee, entry: &mut ThreadCoreEntry) -> Result<(
     Ok(())
 }
 
-/// Has a thread look into the process with this pid: get_robust_list(2) is for who may trace it.
+/// Has a thread look into the process with this pid: get_robust_list(2) is for those who may trace
+/// it.
 pub(crate) fn ask_to_look(batch: &mut Batch<'_>, pid: u64) -> Call {
     let (head, len) = (batch.space(8).addr, batch.space(8).addr);
     batch.call((libc::SYS_get_robust_list, [pid, head.0, len.0]))

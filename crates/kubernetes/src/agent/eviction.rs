@@ -141,7 +141,7 @@ fn shutdown(config: &Value, priority: i64) -> Option<i64> {
         groups = vec![(0, of("shutdownGracePeriod") - critical), (CRITICAL, critical)];
     }
     groups.sort_unstable();
-    // Who is below all of them belongs to the lowest.
+    // A pod that is below all of them belongs to the lowest.
     let found = groups.iter().rev().find(|(least, _)| *least <= priority).or(groups.first());
     found.map(|(_, most)| *most).filter(|most| *most > 0)
 }

@@ -89,7 +89,7 @@ impl Node {
     /// The directory of a checkpoint that `pod` continues from, which is brought here if it is not.
     ///
     /// # Errors
-    /// If nobody has it who hands it out, or it does not come in time.
+    /// If nobody who hands it out has it, or it does not come in time.
     pub(super) fn brought(
         self: &Arc<Self>,
         object: &Value,

@@ -124,7 +124,7 @@ pub fn run(args: &AgentArgs) -> Result<()> {
     for stream in listener.incoming() {
         let stream = stream.context(shown)?;
         if busy.load(Ordering::Relaxed) >= MOST {
-            // Who gets no answer goes on without.
+            // A caller that gets no answer goes on without.
             continue;
         }
         let (node, busy) = (Arc::clone(&node), Arc::clone(&busy));

@@ -84,7 +84,7 @@ impl Node {
         Ok(Answer::Restore { dir, always, identity: identity.map(Hidden::new) })
     }
 
-    /// The checkpoint `name`, complete, or as it is if it will not come. Who moves it here waits for a
+    /// The checkpoint `name`, complete, or as it is if it will not come. Whoever moves it here waits for a
     /// word that there is somebody to restore it.
     fn awaited(&self, namespace: &str, name: &str, uid: &str) -> Result<Value> {
         let until = Instant::now() + WAIT;

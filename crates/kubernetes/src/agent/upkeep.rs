@@ -99,7 +99,7 @@ impl Node {
         if upkeep.garbage && upkeep.collector.is_none() {
             upkeep.garbage = false;
             let node = Arc::clone(self);
-            // Who collects in a directory waits until nobody stores anything there.
+            // Whoever collects in a directory waits until nobody stores anything there.
             let collect = move || node.depot.as_ref().map_or(Ok(()), Depot::collect);
             upkeep.collector = Some(thread::spawn(collect));
         }

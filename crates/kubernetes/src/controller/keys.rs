@@ -1,7 +1,7 @@
 //! The keys of images. Each namespace has a key, in a Secret of the controllers' own namespace. Each
 //! image has one of its own, whose open half goes to the agent that writes the image, and whose secret
 //! half is wrapped by the namespace's key and kept in the checkpoint's status. It is unwrapped for one
-//! agent alone: that of the node where the pod is that continues from the image. Who removes the Secret
+//! agent alone: that of the node where the pod is that continues from the image. Whoever removes the Secret
 //! of a namespace makes its images useless.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};

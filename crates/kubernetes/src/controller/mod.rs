@@ -40,7 +40,7 @@ use lease::Lease;
 use nodes::Nodes;
 use webhook::Ask;
 
-/// How long one who does not lead waits.
+/// How long one that does not lead waits.
 const WAIT: Duration = Duration::from_secs(2);
 /// How often it is looked after the certificate: somebody may make the configuration of the webhooks anew.
 const CERTIFICATE: Duration = Duration::from_secs(60);

@@ -444,7 +444,7 @@ fn a_certificate_that_ends_soon_is_replaced_everywhere() {
     leads.controller.turn().unwrap();
     assert_eq!((pem(), announced()), (before.clone(), before.clone()), "it is good for longer");
     age_certificate(&server);
-    // Who does not lead makes none.
+    // A controller that does not lead makes none.
     follows.controller.checked = None;
     follows.controller.follow().unwrap();
     assert_eq!(pem(), before);

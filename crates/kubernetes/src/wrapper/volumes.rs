@@ -18,7 +18,7 @@ use crate::error::{Context, Error, Result};
 
 /// The attribute of a volume that a restored container has filled: it goes with the volume.
 const FILLED: &str = "trusted.torpor.filled";
-/// The directory in a volume for what is put aside, and its name until all is in it: who is killed meanwhile
+/// The directory in a volume for what is put aside, and its name until all is in it: a process that is killed meanwhile
 /// has removed nothing.
 const ASIDE: &str = ".torpor-aside";
 const PART: &str = ".torpor-aside+part";

@@ -146,7 +146,7 @@ impl Agent {
             None => match owner::check(&socket) {
                 Ok(()) => socket,
                 Err(error) => {
-                    // Who speaks the protocol hears why.
+                    // A peer that speaks the protocol hears why.
                     let _ = turn_away(socket, &error);
                     return Err(error);
                 }

@@ -139,7 +139,7 @@ impl Incoming {
     }
 
     /// The round has all its images: where they are, and the connection that pages are to be
-    /// fetched over, with who is to do that.
+    /// fetched over, with the worker that is to do that.
     ///
     /// # Errors
     /// If the page server has failed.

@@ -336,7 +336,7 @@ impl Session<'_> {
         address::run(script, stage, &self.place.begin.id)
     }
 
-    /// The tasks run here: who sends to their addresses is to send here.
+    /// The tasks run here: whoever sends to their addresses is to send here.
     fn announce(&self, root: i32) {
         if let Err(error) = self.script(Stage::Moved) {
             tracing::warn!("{error}");

@@ -37,7 +37,7 @@ pub(super) fn decide(ledger: &mut Ledger) -> Result<Option<i32>> {
     }
 }
 
-/// As [`decide`], for what somebody has left who ended too early.
+/// As [`decide`], for what somebody who ended too early has left.
 fn decide_later(ledger: &mut Ledger) -> Result<Option<i32>> {
     if ledger.record().phase == Phase::Deciding {
         running(ledger.record())?;

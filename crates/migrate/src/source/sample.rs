@@ -81,7 +81,7 @@ impl Writes {
 
     /// The share that is written within a time after the last look.
     ///
-    /// Who writes one page after the other writes as many in each time. Who writes here and there meets
+    /// A program that writes one page after the other writes as many in each time. One that writes here and there meets
     /// pages again: were all of them as likely, `-ln(1 - share)` would grow with time, and with a power
     /// of it that is below 1 if some are written more often (Heaps' law).
     fn later(&self, time: f64) -> f64 {

@@ -18,7 +18,7 @@ use crate::error::{Context, Error, Result};
 /// Where an agent listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// A Unix socket: who may open it may migrate to here.
+    /// A Unix socket: whoever may open it may migrate to here.
     Unix(PathBuf),
     /// A host and a port.
     Tcp(String),
@@ -102,7 +102,7 @@ impl Listener {
                 remove_stale(path)?;
                 let listener =
                     UnixListener::bind(path).context(|| format!("listen at {address}"))?;
-                // Who can connect can have anything run here.
+                // Whoever can connect can have anything run here.
                 fs::set_permissions(path, fs::Permissions::from_mode(0o600))
                     .context(|| path.display().to_string())?;
                 Ok(Self::Unix(listener, path.clone()))

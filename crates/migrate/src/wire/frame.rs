@@ -149,7 +149,8 @@ impl Line {
     pub(crate) fn wait(&mut self, others: &[BorrowedFd<'_>]) -> Result<Option<Vec<bool>>> {
         let time = self.heart.as_ref().map(|heart| {
             let left = heart.patience.saturating_sub(heart.heard.elapsed());
-            // Who did not run for a while itself, or did not look, gives the other end the time to say something.
+            // An end that did not run for a while itself, or did not look, gives the other end the time to say
+            // something.
             left.max(heart.patience / BEATS)
         });
         let fds: Vec<_> = [self.file.as_fd()].into_iter().chain(others.iter().copied()).collect();

@@ -1,5 +1,5 @@
-//! Whose the other end of a connection without certificates is. Who can connect to an agent can have anything run
-//! here; and who listens in an agent's place gets all that a migration sends.
+//! Whose the other end of a connection without certificates is. Whoever can connect to an agent can have anything run
+//! here; and whoever listens in an agent's place gets all that a migration sends.
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
@@ -74,7 +74,7 @@ fn accepted(socket: &OwnedFd) -> Result<Owner> {
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         let found = user(socket);
-        // Who has closed it, or said something, has taken it.
+        // A peer that has closed it, or said something, has taken it.
         if !matches!(found, Ok(None)) || wait_readable(&[socket.as_fd()], Some(PAUSE))? == [true] {
             break;
         }

@@ -106,7 +106,7 @@ impl Budget {
         Self { paid: Instant::now() }
     }
 
-    /// For how long who sends so many bytes has to wait, from `now` on.
+    /// For how long a sender of so many bytes has to wait, from `now` on.
     fn owe(&mut self, bytes: u64, limit: u64, now: Instant) -> Duration {
         let Some(nanos) = bytes.saturating_mul(1_000_000_000).checked_div(limit) else {
             return Duration::ZERO;
@@ -188,7 +188,8 @@ mod tests {
         let mut budget = Budget::new();
         let (now, ms) = (budget.paid(), Duration::from_millis);
         assert_eq!(budget.owe(50_000, 1_000_000, now), ms(50));
-        // Who did not wait for that owes it still, and who has not sent anything for long has nothing to spare.
+        // A sender that did not wait for that owes it still, and one that has not sent anything for long has nothing to
+        // spare.
         assert_eq!(budget.owe(50_000, 1_000_000, now + ms(10)), ms(90));
         assert_eq!(budget.owe(1_000, 1_000_000, now + ms(500)), ms(1));
         assert_eq!(budget.owe(u64::MAX / 2, 0, now), ms(0));

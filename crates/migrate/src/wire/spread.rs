@@ -269,7 +269,7 @@ mod tests {
         let (here, there) = connections(4);
         let meter = Meter::new(Some(LIMIT));
         let (spread, here) = spread(here, Some(Arc::clone(&meter))).unwrap();
-        // The budget is not asked: who waits for the next piece has it locked.
+        // The budget is not asked: the thread that waits for the next piece has it locked.
         let begin = Instant::now();
         let mut here = UnixStream::from(here);
         let mut there = UnixStream::from(unite(there, None).unwrap());

@@ -259,8 +259,8 @@ impl Counter {
         bytes.try_into().map_or(0, u64::from_le_bytes)
     }
 
-    /// Processes that count, as this test sees them, and whether each of them can run. Who has been killed does nothing
-    /// any more, and is gone as soon as it gets a processor.
+    /// Processes that count, as this test sees them, and whether each of them can run. A process that has been killed
+    /// does nothing any more, and is gone as soon as it gets a processor.
     pub fn running(&self) -> Vec<(i32, bool)> {
         let path = self.dir.path().join("count").display().to_string();
         let entries = fs::read_dir("/proc").unwrap().flatten();

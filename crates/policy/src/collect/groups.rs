@@ -44,8 +44,8 @@ pub(super) fn collect(
     Ok(())
 }
 
-/// The sets that tasks and threads are put into, the images that say so, and whether who is of them
-/// has a cgroup namespace of the tasks' own.
+/// The sets that tasks and threads are put into, the images that say so, and whether a task or
+/// thread of them has a cgroup namespace of the tasks' own.
 fn sets_of_tasks(checkpoint: &Checkpoint<'_>) -> Result<Vec<(String, u32, bool)>> {
     let mut seen = BTreeSet::new();
     let mut all = vec![];

@@ -78,7 +78,7 @@ pub fn collect(
 /// What of [`collect`] belongs to no namespace, file system or network: limits, scheduling, what takes a
 /// capability, sizes of pipes, sockets (options, ports, peers, connections), objects of IPC namespaces,
 /// files in memory, devices that groups allow. And what no rule limits.
-/// It is cheap: who restores compares it with a plan that somebody else has read.
+/// It is cheap: a restore compares it with a plan that somebody else has read.
 ///
 /// # Errors
 /// If images are damaged, or contradict each other.

@@ -1,6 +1,6 @@
 //! Whether each open file of the images is one thing.
 //!
-//! An entry has a number, a type, and a part for each type. Who reads it may go by any of them: so it has
+//! An entry has a number, a type, and a part for each type. A reader may go by any of them: so it has
 //! the part of its type and no other, and that has the same number.
 
 use torpor_images::kind;

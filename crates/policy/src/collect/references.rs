@@ -2,8 +2,8 @@
 //!
 //! A restore finds namespaces, mounts, files and groups by their numbers. Where a number
 //! leads to nothing, or to two things, or a thing has two kinds, the images contradict
-//! themselves, and who judges them could take them for something else than who restores
-//! them. So that is an error, whatever the policy says.
+//! themselves, and a program that judges them could take them for something else than the one that
+//! restores them. So that is an error, whatever the policy says.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -150,7 +150,7 @@ fn owners(checkpoint: &Checkpoint<'_>, maps: &Maps) -> (BTreeSet<u32>, BTreeSet<
     (users, groups)
 }
 
-/// The ids in whose name messages wait in queues: who reads one is told that they have sent it.
+/// The ids in whose name messages wait in queues: whoever reads one is told that they have sent it.
 fn senders(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Result<()> {
     let Some(mut packets) = checkpoint.images.reader(kind::SK_QUEUES, 0)? else { return Ok(()) };
     let (mut users, mut groups) = (BTreeSet::new(), BTreeSet::new());

@@ -1,4 +1,4 @@
-//! Entries that nothing refers to: no dump writes any, nothing is made of them, and who judges them would
+//! Entries that nothing refers to: no dump writes any, nothing is made of them, and whoever judges them would
 //! judge something else than what is made. Files as a whole may be left over, since CRIU leaves those of an
 //! earlier dump in a directory.
 
@@ -76,7 +76,7 @@ fn files(checkpoint: &Checkpoint<'_>) -> Result<()> {
             next.extend(entries.get(&id).into_iter().flat_map(|entry| links.of_file(entry)));
         }
     }
-    // What refers to files that are watched is Torpor's own: who writes images anew with CRIU's tools
+    // What refers to files that are watched is Torpor's own: whoever writes images anew with CRIU's tools
     // loses it.
     let is_path = |entry: &FileEntry| entry.reg.as_ref().is_some_and(|reg| reg.flags & O_PATH != 0);
     let opened = checkpoint.files.iter().filter(|entry| !is_path(entry));

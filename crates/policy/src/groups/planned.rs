@@ -141,7 +141,7 @@ impl Groups {
         &self.heads
     }
 
-    /// The groups that who is of set `number` is put into, or (`roots`) those that are to be the roots
+    /// The groups that members of set `number` are put into, or (`roots`) those that are to be the roots
     /// of its cgroup namespace: hierarchies and places. None of the dumping program's, which are the
     /// restoring program's now. `None` if there is no such set.
     #[must_use]
@@ -170,7 +170,7 @@ impl Groups {
         all
     }
 
-    /// What who is of set `number` asks for; `nested`: who lives in a cgroup namespace of the tasks',
+    /// What a member of set `number` asks for; `nested`: one that lives in a cgroup namespace of the tasks',
     /// for which it is first in the groups that are the roots of that. `None` if there is no such set.
     #[must_use]
     pub fn asks_of(&self, number: u32, nested: bool) -> Option<Vec<Ask>> {

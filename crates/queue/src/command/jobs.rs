@@ -276,7 +276,7 @@ pub struct Cancel {
     /// The jobs
     #[arg(required = true)]
     ids: Vec<u64>,
-    /// The signal that they get; who does not end is killed after a while
+    /// The signal that they get; one that does not end is killed after a while
     #[arg(long, value_name = "NUMBER", default_value_t = 15)]
     signal: i32,
     /// Print an object: the ids of the jobs that end

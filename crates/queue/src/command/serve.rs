@@ -42,7 +42,7 @@ pub struct Serve {
     /// The private key of the certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// The authority of a pool's own: who shows a certificate of it is another machine, and may
+    /// The authority of a pool's own: whoever shows a certificate of it is another machine, and may
     /// hand jobs over
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
@@ -61,7 +61,7 @@ impl Serve {
     /// Runs the daemon.
     ///
     /// # Errors
-    /// If it cannot start: who is not root may not.
+    /// If it cannot start: a user who is not root may not start it.
     pub fn run(self) -> Result<ExitCode, Outcome> {
         if !rustix::process::geteuid().is_root() {
             let text = "the daemon must be root: each job gets namespaces and cgroups of its own";

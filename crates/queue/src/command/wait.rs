@@ -248,7 +248,7 @@ pub(super) fn print(client: &Client, id: u64, to_the_end: bool) -> io::Result<()
     follow(client, id, to_the_end, false, &mut io::stdout(), &mut io::stderr()).map(drop)
 }
 
-/// What could not be written here is no word of the daemon's; only who reads no more is to be told apart.
+/// What could not be written here is no word of the daemon's; only a reader that reads no more is to be told apart.
 fn unwritten(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::BrokenPipe => error,

@@ -363,12 +363,12 @@ impl Core {
         self.save(id, Some((event, data)));
     }
 
-    /// Tells a job's shepherd. If it is gone, that is noticed by who listens to it.
+    /// Tells a job's shepherd. If it is gone, that is noticed by whoever listens to it.
     pub(super) fn order(&mut self, id: JobId, order: &Order) {
         if let Some(link) = self.links.get_mut(&id)
             && message::send(link, order).is_err()
         {
-            // A part of it may have arrived, after which nothing is understood: who listens connects
+            // A part of it may have arrived, after which nothing is understood: whoever listens connects
             // anew, and hears how the job is.
             let _ = link.shutdown(Shutdown::Both);
         }

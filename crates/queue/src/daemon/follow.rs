@@ -28,11 +28,11 @@ pub(crate) const FRAME_ERR: u8 = 2;
 /// The last frame: how the job ended, in JSON.
 pub(crate) const FRAME_END: u8 = 3;
 
-/// A frame for who is the job: why it must not run, and what would let it.
+/// A frame for a client that is the job: why it must not run, and what would let it.
 pub(crate) const FRAME_HELD: u8 = 4;
 
-/// Who is a job that must not run is told so after that many milliseconds: who lets a job give way by hand for a moment
-/// need not be heard of.
+/// A client that is a job that must not run is told so after that many milliseconds: a user who lets a job give way by
+/// hand for a moment need not be heard of.
 const HELD: Millis = 15_000;
 
 /// No frame is longer.

@@ -29,7 +29,7 @@ pub(super) fn take(queue: &Arc<Queue>, request: &Request, body: &mut dyn Read) -
         Some(_) => ahead::receive(queue, key, body).map(|()| json!({})),
         None => receive(queue, key, body).map(|id| json!({ "id": id })),
     };
-    // Who still sends would not hear the answer.
+    // A client that still sends would not hear the answer.
     let drained = io::copy(body, &mut io::sink());
     match taken.and_then(|answer| drained.map(|_| answer)) {
         Ok(answer) => Response { status: 201, ..Response::json(&answer) },

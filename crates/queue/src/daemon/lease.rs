@@ -1,6 +1,6 @@
 //! Who goes on with a job that is in the object store: one daemon, whatever others believe of it.
 //!
-//! A daemon shows there that it lives: its sign changes several times within its lease. Who wants
+//! A daemon shows there that it lives: its sign changes several times within its lease. A daemon that wants
 //! to adopt a job of it watches the sign for as long as the lease lasts, and gives up if it changes.
 //! So no two clocks are compared.
 //!

@@ -28,7 +28,7 @@ const MOST_CONNECTIONS: usize = 512;
 /// How long nobody may connect before it is looked whether the file of a Unix socket is there.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Who connects and says nothing is let go after so long.
+/// A client that connects and says nothing is let go after so long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The certificate of the daemon.
@@ -38,7 +38,7 @@ pub(crate) struct Tls {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// The authority of the pool: who has a certificate of it is another machine.
+    /// The authority of the pool: whoever has a certificate of it is another machine.
     pub authority: Option<PathBuf>,
 }
 

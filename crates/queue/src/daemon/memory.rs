@@ -1,5 +1,5 @@
 //! How much memory a job will use that has not said so: as much as jobs like it have used, or a share of the
-//! machine's. Who is stopped keeps its memory, which the other must not need.
+//! machine's. A job that is stopped keeps its memory, which the other must not need.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -345,8 +345,8 @@ pub(super) fn others(queue: &Queue) -> Result<Value, String> {
 }
 
 /// Lets a job go on here whose daemon is gone for good, which is made sure of first unless `force`
-/// says that it does not matter. Of several who do that at the same time one gets it: who takes
-/// its name away.
+/// says that it does not matter. Of several who do that at the same time one gets it: the one that
+/// takes its name away.
 ///
 /// # Errors
 /// A sentence, if it cannot be had.

@@ -300,7 +300,7 @@ impl Record {
         }
     }
 
-    /// What is said to who wants something of it when it is over.
+    /// What is said to somebody who wants something of it when it is over.
     #[must_use]
     pub(crate) fn over(&self) -> String {
         let (id, state) = (self.id, self.state());

@@ -610,7 +610,7 @@ mod tests {
         assert_eq!(core.jobs[&id].state(), "cancelled");
     }
 
-    /// Who lets a job run for another machine must be able to tell it whether it has.
+    /// A daemon that lets a job run for another machine must be able to tell it whether it has.
     #[test]
     fn one_that_was_over_before_anybody_listened_has_run() {
         let kinds = |place: Place, ran: bool| {

@@ -15,8 +15,8 @@
 //! 4. Who finds no room displaces jobs of a lower level, those that cost least, but none
 //!    that has run less than ten times what that costs, or what it has cost the last time; with `slices`, also jobs of its own
 //!    level whose slice is over. Of those that cost about the same the one goes that has most left
-//!    to do, and who is about to end is left alone.
-//! 5. Who still waits keeps the free slots that it needs from all that it cannot displace,
+//!    to do, and one that is about to end is left alone.
+//! 5. A job that still waits keeps the free slots that it needs from all that it cannot displace,
 //!    unless they will be done in time (back-fill).
 
 mod order;

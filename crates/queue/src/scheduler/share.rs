@@ -157,7 +157,7 @@ impl Holdings {
                 return Err(format!("{name} has used {used:.0} seconds of slots"));
             }
             let images = world.usage.images.get(&name).copied().unwrap_or(0);
-            // Who has a checkpoint gives it up only by coming to its end.
+            // A job that has a checkpoint gives it up only by coming to its end.
             if !job.has_images && quota.images.is_some_and(|most| images >= most) {
                 return Err(format!("{name} has checkpoints of {images} bytes"));
             }

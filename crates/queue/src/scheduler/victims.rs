@@ -130,7 +130,7 @@ fn free_from(world: &World, candidate: &Candidate, job: &Job, price: &Price) -> 
     from
 }
 
-/// When a job will be done, if that is no later than it could have given way and be back: who would
+/// When a job will be done, if that is no later than it could have given way and be back: a job that would
 /// wait for that waits for its end. One that has run for longer than was thought says nothing about it.
 fn done_before(world: &World, job: &Job, price: &Price) -> Option<Millis> {
     let both = Millis::try_from(price.away_ms + price.back_ms).unwrap_or(Millis::MAX);

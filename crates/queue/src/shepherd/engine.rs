@@ -279,7 +279,7 @@ impl Save {
                 record.last_pid = last_pid();
                 self.keep_files()?;
                 if !self.keep {
-                    // The images are complete, and who cannot be noted goes on.
+                    // The images are complete, and a job that cannot be noted goes on.
                     self.note(record)?;
                 }
             }

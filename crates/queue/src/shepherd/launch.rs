@@ -42,7 +42,7 @@ fn prepare(dir: &JobDir) -> Result<Spec, String> {
     let flags = i32::try_from(UnshareFlags::NEWIPC.bits()).map_err(|e| e.to_string())?;
     torpor_sys::ns::unshare_namespaces(flags).map_err(|e| format!("an IPC namespace: {e}"))?;
     setsid().map_err(|e| format!("make a session: {e}"))?;
-    // Who loses its parent stays a descendant of the job's first process, and so a part
+    // A process that loses its parent stays a descendant of the job's first process, and so a part
     // of each checkpoint.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|e| format!("become a subreaper: {e}"))?;

@@ -82,7 +82,7 @@ pub fn begin_to_ask(
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: q\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
     );
-    // Who is refused may be answered before all has been read.
+    // A client that is refused may be answered before all has been read.
     match stream.write_all(request.as_bytes()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
         sent => sent.unwrap(),

@@ -191,7 +191,7 @@ impl Signature {
         Err(Error::Signature { subject: certificate.subject().to_owned() })
     }
 
-    /// The certificate of who is said to have signed, which nobody has verified.
+    /// The certificate of the one who is said to have signed, which nobody has verified.
     ///
     /// # Errors
     /// If what is there is no certificate.

@@ -45,7 +45,7 @@ fn what_was_mapped_is_the_number_of_each_start() {
     assert!(!numbers.contains(&0));
 }
 
-/// Who watches the directory of the mark hears of each restore, of the first one and of later ones, whether
+/// A program that watches the directory of the mark hears of each restore, of the first one and of later ones, whether
 /// it is a file system of its own or not.
 #[test]
 fn who_watches_hears_of_it() {

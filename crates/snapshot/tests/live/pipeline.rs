@@ -68,7 +68,8 @@ fn works(name: &str, number: usize, variables: [(&str, &str); 2]) {
             let delete = ["delete", "--force", &fixture.id("shop")];
             let delete = Command::new("runc").args(delete).output().unwrap();
             assert!(delete.status.success(), "{}", shown(&delete));
-            // Who brings its pages in is not in them, and does not keep runc from removing them.
+            // The process that brings its pages in is not in them, and does not keep runc from
+            // removing them.
             assert_eq!(groups(&fixture.id("shop")), Vec::<PathBuf>::new());
             assert!(shown(&output).contains("snapshot"), "{}", shown(&output));
         }

@@ -14,7 +14,7 @@ use torpor_snapshot::store;
 use crate::authority::Authority;
 use crate::fixture::{Fixture, shown};
 
-/// A new key: the file that opens, and who can be sealed for.
+/// A new key: the file that opens, and the recipient that can be sealed for.
 pub fn key(fixture: &Fixture) -> (String, String) {
     let torpor = fixture.torpor(&[]).get_program().to_owned();
     let key = fixture.path("key");
@@ -162,7 +162,8 @@ fn a_sealed_snapshot_tells_nothing_of_its_container() {
     assert!(changed["reason"].as_str().unwrap().contains("another configuration"), "{changed}");
 }
 
-/// What a container runs by its snapshot alone is sealed: who has no key does not start another.
+/// What a container runs by its snapshot alone is sealed: whoever has no key does not start
+/// another.
 #[test]
 fn a_command_is_sealed_with_the_snapshot() {
     let fixture = Fixture::new("sealed-command", 100);

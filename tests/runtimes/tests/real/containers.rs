@@ -173,7 +173,7 @@ pub(super) fn chromium() -> Row {
     }
 }
 
-/// Who starts the first process of a pid namespace on the host, and ends with it. It goes with this value.
+/// The program that starts the first process of a pid namespace on the host, and ends with it. It goes with this value.
 struct Starter(Child);
 
 impl Starter {

@@ -241,7 +241,7 @@ fn by_path(root: BorrowedFd<'_>, file: &OwnedFd) -> Result<OwnedFd> {
     let stat = rustix::fs::fstat(file).context(what)?;
     let links = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let links = rustix::fs::open("/proc/self/fd", links, Mode::empty()).context(what)?;
-    // The path begins at the root of who asks.
+    // The path begins at the root of the process that asks.
     let link = run_in(&[], || {
         rustix::process::fchdir(root).context(what)?;
         rustix::process::chroot(".").context(what)?;

@@ -500,7 +500,7 @@ impl InetRestorer {
         set(freebind(family), true)?;
         set((libc::SOL_SOCKET, libc::SO_REUSEADDR), true)?;
         if self.shared.contains(&port(isk, ends)) {
-            // Users have ports of their own, and who restores is another one.
+            // Users have ports of their own, and the one who restores is another.
             options::restore_owner(id_maps, fd, wanted.user.or(self.user), wanted.group)?;
             set((libc::SOL_SOCKET, libc::SO_REUSEPORT), true)?;
         }

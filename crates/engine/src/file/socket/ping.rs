@@ -1,5 +1,5 @@
-//! Ping sockets: `SOCK_DGRAM` of ICMP, for programs without privileges. Who may make one is a range
-//! of groups that the network namespace has, and no capability stands above it.
+//! Ping sockets: `SOCK_DGRAM` of ICMP, for programs without privileges. Those who may make one are
+//! a range of groups that the network namespace has, and no capability stands above it.
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;

@@ -212,7 +212,7 @@ fn given(cx: &Assembly<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<
 }
 
 /// Opens a path of this host that the images name: below the one that allows it, which the
-/// caller or the policy names, and through no symbolic link. Who may write there could
+/// caller or the policy names, and through no symbolic link. Whoever may write there could
 /// otherwise lead elsewhere.
 fn open_named(cx: &Assembly<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
     let (base, below) = cx.source_below(path);

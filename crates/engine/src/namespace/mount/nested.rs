@@ -219,7 +219,7 @@ struct Placed {
     /// By its number in the images.
     mounts: HashMap<u32, OwnedFd>,
     /// The first mount of each procfs, by mount namespace and device: before Linux 6.15 nobody but
-    /// who lives there can copy what is mounted.
+    /// a task that lives there can copy what is mounted.
     first: HashMap<(u64, u32), u32>,
 }
 
@@ -250,7 +250,7 @@ pub(crate) fn make_nested(
                 let ns = namespaces.by_id(ns).filter(|ns| ns.kind == NsKind::Pid);
                 let ns = ns.ok_or_else(|| unfit(&mount, "its pid namespace is not there"))?;
                 placed.procfs(space.as_fd(), &mount, || match &ns.file {
-                    // Who lives there need not have the right.
+                    // A task that lives there need not have the right.
                     Some(file) if namespaces.owner_of(ns.id).is_some() => {
                         let make = |husk: &mut Tracee| superblock::make_in(husk, &whole);
                         live_in(tasks.remote(0)?, file, make)

@@ -32,7 +32,7 @@ impl Roots {
     /// The path is resolved inside that namespace's root; symbolic links cannot
     /// lead out of it. A fifo at its end is not waited for.
     /// It is opened with no more than what the calling runtime passed: its descriptor keeps the
-    /// credentials of its opener. Who owns a file could give itself the right to open it.
+    /// credentials of its opener. The owner of a file could give itself the right to open it.
     ///
     /// # Errors
     /// See openat2(2).

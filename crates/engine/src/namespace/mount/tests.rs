@@ -243,7 +243,7 @@ fn a_list_that_changes_meanwhile_is_read_again() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let world = World::new();
     // So many that the kernel gives the list in many pieces. Each in turn goes from its beginning to its
-    // end: who has read the first piece by then meets two at one place.
+    // end: a reader that has read the first piece by then meets two at one place.
     let places: Vec<String> = (0..100).map(|number| format!("/mnt/{number}")).collect();
     let space = world.space(|| {
         places.iter().for_each(|at| fs::create_dir(at).unwrap());

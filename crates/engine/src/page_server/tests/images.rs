@@ -108,7 +108,7 @@ fn what_is_not_there_is_not_given_and_hurts_nobody_else() {
         pager.close(&mut buffer).unwrap();
     });
     served.unwrap();
-    // Nothing was written by who wanted to.
+    // Nothing was written by those who wanted to.
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
 }
 

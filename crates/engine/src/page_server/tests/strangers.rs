@@ -213,7 +213,7 @@ fn a_silent_server_is_given_up() {
     drop(theirs);
 }
 
-/// Who says nothing, and who says a byte now and then, is let go when its time is over: the
+/// A client that says nothing, and one that says a byte now and then, is let go when its time is over: the
 /// other end stays open all the while.
 #[test]
 fn a_handshake_has_a_deadline() {

@@ -61,8 +61,8 @@ fn inheritable(parent: &Task, child: &Task) -> Vec<Stretch> {
 }
 
 /// The pages that two children have in common, but neither of them with their parent, whose
-/// pagemap is `parent`. Where others have something else in common, who is first in the images
-/// is preferred.
+/// pagemap is `parent`. Where others have something else in common, the child that is first in the
+/// images is preferred.
 fn in_common(parent: u64, children: impl Iterator<Item = Stretch>) -> Vec<Stretch> {
     let mut by_origin: BTreeMap<Origin, Vec<Stretch>> = BTreeMap::new();
     for stretch in children.filter(|stretch| !stretch.is_zero()) {
@@ -77,7 +77,7 @@ fn in_common(parent: u64, children: impl Iterator<Item = Stretch>) -> Vec<Stretc
     let mut common = Vec::new();
     for (_, mut stretches) in by_origin.into_iter().filter(|(o, _)| o.pagemap != parent) {
         stretches.sort_by_key(|stretch| stretch.range.start);
-        // Of one child they are disjoint: who begins before this ends is another one's.
+        // Of one child they are disjoint: one that begins before this ends is another child's.
         let mut end = 0;
         for stretch in stretches {
             let both = stretch.range.start..stretch.range.end.min(end);

@@ -12,7 +12,7 @@ use crate::error::{Context, Error, Result};
 use crate::file::socket::options::{LOCK_FILTER, filter_of, keeps_filter};
 use crate::file::socket::tcp::Sleeping;
 
-/// Each socket has the filter of its image and no other, and it can be taken away by those only who could
+/// Each socket has the filter of its image and no other, and it can be taken away only by those who could
 /// before. Connections that are `sleeping` have one that holds packets back, and get their own when they wake.
 ///
 /// # Errors

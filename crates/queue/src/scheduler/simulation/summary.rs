@@ -15,7 +15,7 @@ const END: Millis = 100 * 366 * 86_400_000;
 pub enum Policy {
     /// In the order in which they came, to their end.
     FirstInFirstOut,
-    /// By the rules, but who gives way is killed and begins again.
+    /// By the rules, but a job that gives way is killed and begins again.
     KillAndRestart,
     /// By the rules as they are.
     GiveWay,

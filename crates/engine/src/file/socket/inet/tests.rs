@@ -279,7 +279,7 @@ fn what_is_left_of_connections_does_not_keep_a_port() {
         rustix::net::listen(&listener, 5).unwrap();
         let client = TcpStream::connect("127.0.0.1:97").unwrap();
         let accepted = rustix::net::accept(&listener).unwrap();
-        // Who closes first keeps the connection for a minute.
+        // The end that closes first keeps the connection for a minute.
         drop(accepted);
         drop(client);
         let again = cycle(&Options::default(), vec![listener]);

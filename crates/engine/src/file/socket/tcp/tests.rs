@@ -466,7 +466,7 @@ fn a_guarded_connection_ends_silently() {
         undo_silence(0).perform(Some(inside.as_fd())).unwrap();
         outside.set_nonblocking(true).unwrap();
         assert_eq!(rustix::io::read(&outside, &mut [0; 4]), Err(Errno::AGAIN));
-        // Who is alive leaves repair mode again, who is not stays silent.
+        // The socket of a holder that is alive leaves repair mode again, any other stays silent.
         let own = i32::try_from(std::process::id()).unwrap();
         for (holder, repaired) in [(own, 0), (i32::MAX, 1)] {
             let (inside, _outside) = pair("::1");
