@@ -72,7 +72,7 @@ mod tests {
 
     fn opening(policy: &str, process: &str, linux: &str, origin: Origin) -> Option<Opening> {
         let spec = format!(r#"{{"ociVersion": "1.0.2", "process": {process}, "linux": {linux}}}"#);
-        let spec = Spec::parse(spec.as_bytes()).unwrap();
+        let spec = Some(Spec::parse(spec.as_bytes()).unwrap().unwrap());
         let passed = Passed { spec, ..Passed::default() };
         Policy::parse(policy).unwrap().opening(origin, &passed)
     }

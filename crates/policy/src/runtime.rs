@@ -454,7 +454,7 @@ mod tests {
         let given = |rules: &str| {
             let resources =
                 format!(r#"{{"ociVersion":"1.0","linux":{{"resources":{{"devices":{rules}}}}}}}"#);
-            let spec = Spec::parse(resources.as_bytes()).unwrap();
+            let spec = Some(Spec::parse(resources.as_bytes()).unwrap().unwrap());
             let passed = Passed { spec, ..Passed::default() };
             let all: Vec<Device> = devices(&passed).skip(DEFAULT_DEVICES.len()).collect();
             all.iter().map(Device::to_string).collect::<Vec<_>>()
@@ -560,7 +560,7 @@ mod tests {
                   "readonlyPaths": ["/proc/bus", "/proc/irq", "/vol/bus", "/sys/fs"]}}"#;
 
     fn in_container() -> Passed {
-        let spec = Spec::parse(SPEC.as_bytes()).unwrap();
+        let spec = Some(Spec::parse(SPEC.as_bytes()).unwrap().unwrap());
         Passed { spec, exists: Some(|_| true), ..Passed::default() }
     }
 

@@ -440,6 +440,26 @@ fn a_bundle_limits_foreign_images() {
     }
     assert!(!narrow.contains("mnt namespace: it has"), "{narrow}");
     assert!(audit("{}").contains("no bundle"));
+    let odd = audit(r#"{"ociVersion": "1.0.2", "Process": {}}"#);
+    assert!(odd.contains("some runtimes take the key \"Process\""), "{odd}");
+}
+
+#[test]
+fn a_configuration_is_judged_by_itself() {
+    let bundle = tempfile::tempdir().unwrap();
+    let spec = r#"{"ociVersion": "1.0.2", "root": {"path": "rootfs"},
+                   "linux": {"cgroupsPath": "/system.slice"}}"#;
+    fs::write(bundle.path().join("config.json"), spec).unwrap();
+    let audit = |rule: &str| {
+        let mut audit = torpor(&["image", "audit", "--no-images", "--policy", "/dev/null"]);
+        audit.args(["--policy-rule", rule, "--bundle"]).arg(bundle.path());
+        audit.output().unwrap()
+    };
+    assert!(audit("cgroups.allow=[\"/system.slice\"]").status.success());
+    let denied = audit("cgroups.allow=[\"/guests\"]");
+    let wanted = "config.json: the control group /system.slice: this path is not among those \
+                  allowed (cgroups.allow)";
+    assert!(!denied.status.success() && said(&denied).contains(wanted), "{}", said(&denied));
 }
 
 /// A file on a mount that there is not.

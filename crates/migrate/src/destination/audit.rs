@@ -49,7 +49,9 @@ fn ask(mut audit: Command) -> Result<()> {
         Error::refused(text.trim().trim_start_matches("Error: ").to_owned())
     })?;
     let violations = said["violations"].as_array().map_or(&[][..], Vec::as_slice);
-    let texts: Vec<&str> = violations.iter().filter_map(|it| it["text"].as_str()).collect();
+    let word = |it: &Value, key: &str| it[key].as_str().unwrap_or_default().to_owned();
+    let told = |it| format!("{} ({})", word(it, "text"), word(it, "rule"));
+    let texts: Vec<String> = violations.iter().map(told).collect();
     match texts.as_slice() {
         [] if output.status.success() => Ok(()),
         [] => Err(Error::refused("the policy does not say what it allows")),

@@ -131,7 +131,11 @@ fn find_root(config: &mut Value, id: &str) -> Result<()> {
 /// If it does not, or may not.
 pub(super) fn judge(config: &Value, id: &str, terms: Terms) -> Result<()> {
     let wrong = |why: String| Error::Protocol(format!("configuration of {id}: {why}"));
-    torpor_policy::check_spelling(config).map_err(wrong)?;
+    let odd = |why| {
+        let hint = "spell the keys of its config.json as the OCI runtime specification does";
+        Error::refused_with(format!("configuration of container {id}: {why}"), hint)
+    };
+    torpor_policy::check_spelling(config).map_err(odd)?;
     let is_object = |part: &Value| part.is_object() || part.is_null();
     if !config.is_object() || !is_object(&config["root"]) || !is_object(&config["linux"]) {
         return Err(wrong("it has no parts where there should be some".to_owned()));
