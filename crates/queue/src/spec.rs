@@ -100,13 +100,24 @@ pub(crate) struct Limits {
     /// cannot limit them runs the job without.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usual_pids: Option<u64>,
-    /// Bytes that it may write: its output, and its own directory or what its container changes.
+    /// Bytes that it may have: its standard input, its output, and its own directory or what its container changes.
     pub disk: Option<u64>,
     /// As many where `disk` does not say: what the daemon gives to jobs that name none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usual_disk: Option<Room>,
     /// Seconds that it may run; those that it sleeps do not count.
     pub time: Option<u64>,
+}
+
+impl Limits {
+    /// Bytes that its standard input, its output and its own files may take, if that is a number.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        let usual = self.usual_disk.and_then(|room| match room {
+            Room::Bytes(most) => Some(most),
+            Room::OfFree(_) => None,
+        });
+        self.disk.or(usual)
+    }
 }
 
 /// How much a job may write that does not say itself.

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Daemon, until};
+use common::{Daemon, ask, until};
 
 #[test]
 fn a_job_that_forks_without_end_is_held_and_cleared() {
@@ -155,25 +155,71 @@ fn output_may_be_opened_anew_by_its_name() {
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "e\n");
 }
 
+/// A file system of 6 MiB.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new() -> Self {
+        let disk = tempfile::tempdir().unwrap();
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=6m", "none"])
+            .arg(disk.path())
+            .status()
+            .unwrap();
+        assert!(mounted.success());
+        std::fs::create_dir(disk.path().join("jobs")).unwrap();
+        Self(disk)
+    }
+
+    /// A daemon whose jobs' files are there.
+    fn daemon(&self) -> Daemon {
+        let mut daemon = Daemon::configured(&serde_json::json!({ "default_disk": null }), &[]);
+        daemon.kill();
+        let link = daemon.data().join("jobs");
+        std::fs::remove_dir(&link).unwrap();
+        std::os::unix::fs::symlink(self.0.path().join("jobs"), &link).unwrap();
+        daemon.launch();
+        daemon
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn input_fills_no_disk() {
+    let disk = SmallDisk::new();
+    let daemon = disk.daemon();
+    let part = "x".repeat(1 << 20);
+    let put = |id: u64, at: usize, part: &str| {
+        ask(&daemon, "PUT", &format!("/v1/jobs/{id}/stdin?at={at}"), "", part)
+    };
+    let id = daemon.submit(&["--disk", "1M"], &["sleep", "1000"]);
+    assert_eq!(put(id, 0, &part).0, 200);
+    let (status, said) = put(id, 1 << 20, "x");
+    assert!(status == 413 && said.contains("--disk"), "{status} {said}");
+    let id = daemon.submit(&[], &["sleep", "1000"]);
+    let refused =
+        (0..6).map(|number| put(id, number << 20, &part)).find(|(status, _)| *status != 200);
+    let (status, said) = refused.unwrap();
+    assert!(status == 507 && said.contains("disk is full"), "{status} {said}");
+    // What others need stays.
+    let other = daemon.submit(&[], &["echo", "well"]);
+    daemon.wait_for(other, "done");
+    daemon.ok(&["cancel", &id.to_string()]);
+    daemon.wait_for(id, "cancelled");
+}
+
 #[test]
 fn a_full_disk_holds_a_job_up_and_loses_nothing() {
-    let disk = tempfile::tempdir().unwrap();
-    let mounted = std::process::Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=6m", "none"])
-        .arg(disk.path())
-        .status()
-        .unwrap();
-    assert!(mounted.success());
-    let filler = disk.path().join("filler");
+    let disk = SmallDisk::new();
+    let filler = disk.0.path().join("filler");
     std::fs::write(&filler, vec![0; 3 << 20]).unwrap();
-    let jobs = disk.path().join("jobs");
-    std::fs::create_dir(&jobs).unwrap();
-    let mut daemon = Daemon::configured(&serde_json::json!({ "default_disk": null }), &[]);
-    daemon.kill();
-    let link = daemon.data().join("jobs");
-    std::fs::remove_dir(&link).unwrap();
-    std::os::unix::fs::symlink(&jobs, &link).unwrap();
-    daemon.launch();
+    let jobs = disk.0.path().join("jobs");
+    let daemon = disk.daemon();
     let script = "import sys\nfor i in range(60000):\n    sys.stdout.write('%060d\\n' % i)";
     let id = daemon.submit(&[], &["python3", "-c", script]);
     until("the disk is full", || {
@@ -185,8 +231,6 @@ fn a_full_disk_holds_a_job_up_and_loses_nothing() {
     daemon.wait_for(id, "done");
     let expected: String = (0..60000).map(|i| format!("{i:060}\n")).collect();
     assert!(daemon.output(id) == expected);
-    drop(daemon);
-    std::process::Command::new("umount").arg("-l").arg(disk.path()).status().unwrap();
 }
 
 #[test]

@@ -207,6 +207,12 @@ fn a_key_hands_a_job_in_once() {
     assert_eq!(ask(&daemon, "POST", "/v1/jobs", key, spec).1, first);
     let other = r#"{"command": ["false"], "dir": "/"}"#;
     assert_eq!(ask(&daemon, "POST", "/v1/jobs", key, other).0, 422);
+    // Keys of others are others.
+    let of_ann = r#"{"command": ["false"], "dir": "/", "owner": "ann"}"#;
+    let (status, second) = ask(&daemon, "POST", "/v1/jobs", key, of_ann);
+    assert_eq!(status, 201, "{second}");
+    assert_ne!(second, first);
+    assert_eq!(ask(&daemon, "POST", "/v1/jobs", key, of_ann).1, second);
 }
 
 #[test]

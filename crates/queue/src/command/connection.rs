@@ -37,6 +37,7 @@ fn authority(path: &Path) -> Result<Arc<rustls::ClientConfig>, String> {
 pub struct Refusal {
     class: Class,
     is_missing: bool,
+    is_too_much: bool,
     text: String,
 }
 
@@ -53,6 +54,12 @@ impl Refusal {
         self.is_missing
     }
 
+    /// Whether it is more than may be, whenever it is sent.
+    #[must_use]
+    pub fn is_too_much(&self) -> bool {
+        self.is_too_much
+    }
+
     /// Several in one.
     ///
     /// # Errors
@@ -62,7 +69,7 @@ impl Refusal {
         let mut texts: Vec<String> = refusals.into_iter().map(String::from).collect();
         // A daemon that does not answer says the same of each.
         texts.dedup();
-        Err(Self { class, is_missing: false, text: texts.join("; ") })
+        Err(Self { class, is_missing: false, is_too_much: false, text: texts.join("; ") })
     }
 }
 
@@ -98,7 +105,7 @@ impl Client {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> Result<Value, Refusal> {
-        let failed = |class, text| Refusal { class, is_missing: false, text };
+        let failed = |class, text| Refusal { class, is_missing: false, is_too_much: false, text };
         let lost = |e| failed(Class::PeerLost, self.unreachable(&e));
         let answer = self.ask(method, path, headers, body).map_err(lost)?;
         let status = answer.status;
@@ -113,6 +120,7 @@ impl Client {
         Err(Refusal {
             class: if matches!(status, 401 | 403) { Class::Forbidden } else { Class::Refused },
             is_missing: status == 404,
+            is_too_much: status == 413,
             text: detail.unwrap_or_else(|| format!("the daemon answered with {status}")),
         })
     }

@@ -179,11 +179,17 @@ fn pass_input(client: Client, id: u64, over: Arc<AtomicBool>) {
             };
             let end = u8::from(count == 0);
             let path = format!("/v1/jobs/{id}/stdin?at={at}&end={end}");
-            let sent = persistently(|| {
-                client.json("PUT", &path, &buffer[..count]).map_err(io::Error::other)
+            let sent = persistently(|| match client.json("PUT", &path, &buffer[..count]) {
+                Err(refusal) if refusal.is_too_much() => Ok(Err(refusal)),
+                sent => sent.map(Ok).map_err(io::Error::other),
             });
-            if sent.is_err() || count == 0 {
-                return;
+            match sent {
+                Ok(Ok(_)) if count > 0 => {}
+                Ok(Err(refusal)) => {
+                    tell!("torpor queue: job {id} gets no more standard input: {refusal}");
+                    return;
+                }
+                _ => return,
             }
             at += count as u64;
         }

@@ -19,6 +19,7 @@ use crate::preemption::{Facts, Means, Pressure, prices};
 use crate::scheduler::share::Quota;
 use crate::scheduler::{JobId, Reason};
 use crate::shepherd::message::Order;
+use crate::shepherd::pump;
 use crate::spec::Spec;
 
 /// The description of this interface.
@@ -246,8 +247,15 @@ fn stream(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
 /// Adds to a job's standard input. The client says where, so that what it sends again
 /// after a failure counts once.
 fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
-    let dir = queue.lock().dir(id);
+    let (dir, most) = {
+        let core = queue.lock();
+        (core.dir(id), core.jobs.get(&id).and_then(|job| job.spec.limits.bytes()))
+    };
     let at = request.number("at").unwrap_or(0);
+    if let Some(most) = most.filter(|most| at.saturating_add(request.body.len() as u64) > *most) {
+        let text = format!("the job may have {most} bytes (--disk), and this is more input");
+        return Response::problem(413, &text);
+    }
     let added = keep_input(&dir, at, &request.body, request.query("end") == Some("1"));
     let away = queue.lock().away(id);
     if let (Ok(true), Some((client, there))) = (&added, away) {
@@ -261,17 +269,26 @@ fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
     match added {
         Ok(true) => Response::json(&json!({})),
         Ok(false) => Response::problem(409, "something before this is missing"),
+        Err(e) if e.kind() == io::ErrorKind::StorageFull => Response::problem(
+            507,
+            "the disk is full, but for what the queue needs itself: send it again later",
+        ),
         Err(e) => Response::problem(500, &format!("keep the input: {e}")),
     }
 }
 
 /// Writes a part of a job's standard input: what is acknowledged is on stable storage. Says whether all
-/// before it is there.
+/// before it is there. Fails if there is only as much room as output leaves, too.
 fn keep_input(dir: &JobDir, at: u64, part: &[u8], is_last: bool) -> io::Result<bool> {
     let mut options = OpenOptions::new();
     let file = options.create(true).write(true).truncate(false).open(dir.stdin())?;
-    if at > file.metadata()?.len() {
+    let len = file.metadata()?.len();
+    if at > len {
         return Ok(false);
+    }
+    let more = at.saturating_add(part.len() as u64).saturating_sub(len);
+    if more > 0 && !pump::has_room(&file, more)? {
+        return Err(io::ErrorKind::StorageFull.into());
     }
     file.write_all_at(part, at)?;
     file.sync_all()?;

@@ -267,6 +267,9 @@ impl Core {
             return Err(Refusal::Senseless(text));
         }
         let body = serde_json::to_string(&spec).map_err(|e| Refusal::Broken(e.to_string()))?;
+        // Who has a key is part of it, or others could take it first. Keys of other machines have no such byte.
+        let key = key.map(|key| format!("{}\0{key}", spec.owner));
+        let key = key.as_deref();
         if let Some(key) = key
             && let Some((before, id)) = self.store.submitted_as(key).map_err(Refusal::broken)?
         {

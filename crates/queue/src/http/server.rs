@@ -119,6 +119,7 @@ fn title(status: u16) -> &'static str {
         411 => "Length Required",
         413 => "Content Too Large",
         422 => "Unprocessable Content",
+        507 => "Insufficient Storage",
         _ => "Internal Server Error",
     }
 }

@@ -1,4 +1,4 @@
-//! How much a job may write: to its output, and to files of its own.
+//! How much a job may have: standard input, output, and files of its own.
 
 use std::collections::HashSet;
 use std::fs;
@@ -47,12 +47,12 @@ impl Shepherd {
     }
 }
 
-/// Bytes that a job's output and its own files take.
+/// Bytes that a job's standard streams and its own files take.
 fn used(dir: &JobDir) -> u64 {
-    let output = [dir.out(), dir.err()];
-    let output = output.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len()));
+    let streams = [dir.stdin(), dir.out(), dir.err()];
+    let streams = streams.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len()));
     let mut seen = HashSet::new();
     // A directory that goes away while it is looked at is looked at again.
     let own = work::own(dir).into_iter().filter_map(|(own, _)| files::size(&own, &mut seen).ok());
-    own.fold(output.sum(), u64::saturating_add)
+    own.fold(streams.sum(), u64::saturating_add)
 }

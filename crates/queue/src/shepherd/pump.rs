@@ -20,7 +20,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// Output leaves so much of its file system free, and a sixteenth of it if that is less: for the state of the
+/// Output and input leave so much of its file system free, and a sixteenth of it if that is less: for the state of the
 /// queue, and for how jobs end.
 const SPARE: u64 = 64 << 20;
 
@@ -129,7 +129,7 @@ impl Sink {
                 Err(e) => return Err(e.into()),
             }
         }
-        if spare && !self.pending.is_empty() && !has_room(&self.file)? {
+        if spare && !self.pending.is_empty() && !has_room(&self.file, 0)? {
             return Err(Errno::NOSPC.into());
         }
         while !self.pending.is_empty() {
@@ -141,11 +141,15 @@ impl Sink {
     }
 }
 
-/// Whether the file system of a file has more free than what output leaves.
-fn has_room(file: &File) -> io::Result<bool> {
+/// Whether the file system of a file has more free than what output and input leave, when `more` bytes are added.
+///
+/// # Errors
+/// See fstatvfs(3).
+pub(crate) fn has_room(file: &File, more: u64) -> io::Result<bool> {
     let system = rustix::fs::fstatvfs(file)?;
     let of = |blocks: u64| blocks.saturating_mul(system.f_frsize);
-    Ok(of(system.f_bavail) > SPARE.min(of(system.f_blocks) / 16))
+    let spare = SPARE.min(of(system.f_blocks) / 16);
+    Ok(of(system.f_bavail) > spare.saturating_add(more))
 }
 
 /// Moves what a job writes to its file, for as long as the shepherd lives. A full disk
