@@ -59,7 +59,7 @@ impl Restore<'_> {
         }
         let archives = Archives::open(self.dir, self.identity)?;
         let layer = Layer::of(&self.bundle.root())?;
-        let mut filled = Filled::new(!save::is_running(self.words, &self.container.uid));
+        let mut filled = Filled::new(&save::volumes_in_use(self.words, &self.container.uid));
         let result = self
             .attempt(&images, &archives, &layer, &mut filled)
             .and_then(|()| fs::write(mark, "").context(|| mark.display().to_string()))

@@ -171,9 +171,11 @@ impl Save<'_> {
     }
 }
 
-/// Whether a container of a pod runs.
-pub(super) fn is_running(words: &Words, uid: &str) -> bool {
-    bundle::of_pod(&words.root(), uid).iter().any(|(id, _)| !members(words, id).is_empty())
+/// The volumes of each container of a pod that runs.
+pub(super) fn volumes_in_use(words: &Words, uid: &str) -> Vec<Vec<Volume>> {
+    let all = bundle::of_pod(&words.root(), uid).into_iter();
+    let running = all.filter(|(id, _)| !members(words, id).is_empty());
+    running.map(|(_, bundle)| bundle.volumes()).collect()
 }
 
 /// The processes of a container.

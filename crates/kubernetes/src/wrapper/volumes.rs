@@ -3,7 +3,8 @@
 //! aside, and comes back if the container starts cold after all.
 //!
 //! What is in a volume was written by the pod: links are never followed. Nothing is put aside while
-//! another container of the pod runs, which could exchange what is looked at.
+//! another container of the pod runs, which could exchange what is looked at, and no volume is filled that such a
+//! container has mounted: it works on that already.
 
 use std::fs;
 use std::path::Path;
@@ -29,12 +30,14 @@ pub(super) struct Filled {
     volumes: Vec<Volume>,
     /// Whether no other container of the pod runs.
     alone: bool,
+    /// The volumes of those that do.
+    busy: Vec<Volume>,
 }
 
 impl Filled {
-    /// None so far.
-    pub(super) fn new(alone: bool) -> Self {
-        Self { volumes: Vec::new(), alone }
+    /// None so far, beside containers of the pod that run, which have these volumes.
+    pub(super) fn new(running: &[Vec<Volume>]) -> Self {
+        Self { volumes: Vec::new(), alone: running.is_empty(), busy: running.concat() }
     }
 
     /// Fills a volume, unless another container of the pod works on it.
@@ -43,7 +46,7 @@ impl Filled {
     /// An archive that is damaged or leads out of the volume; no place. [`Filled::undo`] undoes it.
     pub(super) fn fill(&mut self, archives: &Archives, volume: &Volume, file: &Path) -> Result<()> {
         // It may be mounted at two places.
-        if self.volumes.contains(volume) || is_filled(&volume.dir)? {
+        if self.volumes.contains(volume) || self.busy.contains(volume) || is_filled(&volume.dir)? {
             return Ok(());
         }
         for name in [PART, ASIDE].map(|name| volume.dir.join(name)) {
@@ -93,7 +96,8 @@ impl Filled {
                 Ok(()) | Err(Errno::NODATA) => {}
                 Err(error) => return Err(error).context(|| dir.display().to_string()),
             }
-            match is_dir(&dir.join(ASIDE)) {
+            // Only who is alone has put anything aside.
+            match self.alone && is_dir(&dir.join(ASIDE)) {
                 true => put_back(dir)?,
                 false => layer::empty(dir)?,
             }
@@ -185,15 +189,15 @@ mod tests {
     fn the_first_container_fills_and_the_next_leaves_it_alone() {
         let (_place, volume, file) = scene();
         let archives = Archives::default();
-        let mut first = Filled::new(true);
+        let mut first = Filled::new(&[]);
         first.fill(&archives, &volume, &file).unwrap();
         // It is mounted at two places.
         first.fill(&archives, &volume, &file).unwrap();
         first.keep().unwrap();
         assert_eq!(names(&volume.dir), ["kept"]);
         fs::write(volume.dir.join("kept/state"), "new").unwrap();
-        for alone in [false, true] {
-            let mut next = Filled::new(alone);
+        for running in [&[vec![]][..], &[]] {
+            let mut next = Filled::new(running);
             next.fill(&archives, &volume, &file).unwrap();
             next.undo().unwrap();
             let state = fs::read_to_string(volume.dir.join("kept/state")).unwrap();
@@ -209,7 +213,7 @@ mod tests {
             if damaged {
                 fs::write(&file, "no archive").unwrap();
             }
-            let mut filled = Filled::new(true);
+            let mut filled = Filled::new(&[]);
             assert_eq!(filled.fill(&archives, &volume, &file).is_err(), damaged);
             filled.undo().unwrap();
             assert_eq!(names(&volume.dir), ["deep"]);
@@ -225,10 +229,10 @@ mod tests {
         fs::create_dir(volume.dir.join(PART)).unwrap();
         fs::rename(volume.dir.join("deep"), volume.dir.join(PART).join("deep")).unwrap();
         fs::write(volume.dir.join("other"), "").unwrap();
-        let mut killed = Filled::new(true);
+        let mut killed = Filled::new(&[]);
         killed.fill(&archives, &volume, &file).unwrap();
         assert_eq!(names(&volume.dir), [ASIDE, "kept"]);
-        let mut next = Filled::new(true);
+        let mut next = Filled::new(&[]);
         next.fill(&archives, &volume, &file).unwrap();
         next.undo().unwrap();
         assert_eq!(names(&volume.dir), ["deep", "other"]);
@@ -242,7 +246,7 @@ mod tests {
         fs::write(outside.join("x"), "").unwrap();
         for name in [ASIDE, PART] {
             symlink(&outside, volume.dir.join(name)).unwrap();
-            let mut filled = Filled::new(true);
+            let mut filled = Filled::new(&[]);
             let refused = filled.fill(&Archives::default(), &volume, &file).unwrap_err();
             assert!(refused.to_string().contains("in the way"), "{refused}");
             filled.undo().unwrap();
@@ -255,9 +259,29 @@ mod tests {
     #[test]
     fn nothing_is_put_aside_while_others_run() {
         let (_place, volume, file) = scene();
-        let mut filled = Filled::new(false);
+        let mut filled = Filled::new(&[vec![]]);
         filled.fill(&Archives::default(), &volume, &file).unwrap();
         filled.undo().unwrap();
         assert_eq!(names(&volume.dir), ["deep"]);
+    }
+
+    #[test]
+    fn only_volumes_of_those_that_run_are_left_alone() {
+        let (place, volume, file) = scene();
+        let other = Volume { name: "w".into(), dir: place.path().join("other") };
+        for volume in [&volume, &other] {
+            let _ = fs::remove_dir_all(&volume.dir);
+            fs::create_dir(&volume.dir).unwrap();
+        }
+        let mut filled = Filled::new(&[vec![volume.clone()]]);
+        for volume in [&volume, &other] {
+            filled.fill(&Archives::default(), volume, &file).unwrap();
+        }
+        assert!(names(&volume.dir).is_empty());
+        assert_eq!(names(&other.dir), ["kept"]);
+        // What another has made to look as if it was put aside is not brought back.
+        fs::create_dir_all(other.dir.join(ASIDE).join("theirs")).unwrap();
+        filled.undo().unwrap();
+        assert!(names(&other.dir).is_empty());
     }
 }
