@@ -1,5 +1,6 @@
 //! The packs that are kept on this machine, for all snapshots and starts. What is in them is
-//! verified each time that it is used, so nothing has to be noted about them.
+//! verified each time that it is used, so nothing has to be noted about them. A container that runs needs what is
+//! there: nobody writes anything else over that.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -42,6 +43,22 @@ pub fn link(name: &str, path: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a file of a pack is in the cache, and another container needs it, too.
+///
+/// # Errors
+/// If it cannot be looked at.
+pub fn is_shared(file: &File) -> Result<bool> {
+    // One name is that of the cache, one that of who asks.
+    Ok(file.metadata().context(|| "a pack of the cache")?.nlink() > 2)
+}
+
+/// Takes the pack `name` out of the cache. Containers that need it keep it.
+pub fn forget(name: &str) {
+    for dir in dirs() {
+        let _ = fs::remove_file(dir.join(name));
+    }
 }
 
 /// The file was used now.

@@ -221,6 +221,7 @@ impl<'s> Fetch<'s> {
                 let text = format!("{} is damaged at {}", pack.blob.digest, FIRST + chunk.offset);
                 return Err(Error::new(text).hint("torpor snapshot verify shows all of it"));
             }
+            pack.check_place(chunk.offset, data)?;
             pack.file.write_all_at(data, chunk.offset).context(|| "storing a pack")?;
             came += pack.arrived(*number);
         }
@@ -305,6 +306,26 @@ impl Pack {
             true => 0,
             false => self.chunks[number].pages,
         }
+    }
+
+    /// Fails if a part would be written over another one that a container needs. Which pack a file of the cache is,
+    /// and what has to be in it, are words of a snapshot, and another one's may be different.
+    fn check_place(&self, offset: u64, data: &[u8]) -> Result<()> {
+        if !cache::is_shared(&self.file)? {
+            return Ok(());
+        }
+        let mut there = vec![0; data.len()];
+        self.file.read_exact_at(&mut there, offset).context(|| "reading a pack")?;
+        // Another start may be just writing the same.
+        if there.iter().zip(data).all(|(old, new)| *old == 0 || old == new) {
+            return Ok(());
+        }
+        let name = hex_of(&self.blob.digest).unwrap_or("none");
+        cache::forget(name);
+        let text = format!(
+            "the cache has something else at {offset} of the pack {name}, which another container needs"
+        );
+        Err(Error::new(text).hint("the pack is taken out of the cache: another start fetches it"))
     }
 
     /// Those of these chunks that are not in place. What is in the file from earlier is looked
@@ -412,4 +433,32 @@ fn merged(sorted: Vec<Extent>) -> Vec<Extent> {
         }
     }
     merged
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_another_container_needs_is_not_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let [cached, own, other] = ["cached", "own", "other"].map(|name| dir.path().join(name));
+        fs::write(&cached, b"good\0\0\0\0").unwrap();
+        fs::hard_link(&cached, &own).unwrap();
+        let file = File::options().read(true).write(true).open(&own).unwrap();
+        let digest = "sha256:none-of-the-cache".to_owned();
+        let (media_type, annotations) = (String::new(), BTreeMap::new());
+        let blob = Descriptor { media_type, digest, size: 8, annotations };
+        let pack = Pack { blob, file, chunks: Vec::new(), here: Mutex::default() };
+        // Nobody else needs it: it may be damaged.
+        pack.check_place(0, b"evil").unwrap();
+        fs::hard_link(&cached, &other).unwrap();
+        let said = pack.check_place(0, b"evil").unwrap_err().to_string();
+        assert!(said.contains("another container needs"), "{said}");
+        pack.check_place(0, b"good").unwrap();
+        pack.check_place(4, b"more").unwrap();
+    }
 }
