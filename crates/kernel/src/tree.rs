@@ -79,7 +79,7 @@ impl Tree {
         if !meta.is_file() || self::id(&meta) != id {
             return Err(Errno::NOENT);
         }
-        // This opens the same file, whatever has its name by now; and does not wait for who has a lease of it.
+        // This opens the same file, whatever has its name by now; and does not wait for a process that has a lease of it.
         let path = format!("/proc/self/fd/{}", found.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         Ok(openat(CWD, path, flags, Mode::empty())?.into())

@@ -50,7 +50,7 @@ pub fn link(name: &str, path: &Path) -> Result<()> {
 /// # Errors
 /// If it cannot be looked at.
 pub fn is_shared(file: &File) -> Result<bool> {
-    // One name is that of the cache, one that of who asks.
+    // One name is that of the cache, one that of the caller.
     Ok(file.metadata().context(|| "a pack of the cache")?.nlink() > 2)
 }
 

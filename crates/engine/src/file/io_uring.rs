@@ -178,7 +178,7 @@ impl IoUringDumper {
                 format!("it has taken {many} requests: to count that far again takes too long");
             return Err(refuse(found, reason));
         }
-        registered::check_groups(tasks, found)?;
+        registered::check_groups(tasks.remote(found.task)?, found)?;
         let files = registered::files(found)?;
         let buffers = registered::buffers(found)?;
         registered::note_pinned(&mut tasks[found.task].vmas, &buffers);
@@ -214,13 +214,18 @@ impl IoUringDumper {
     pub(crate) fn finish(&mut self, tasks: &mut Tasks, table: &mut FileTable) -> Result<()> {
         for met in &self.met {
             check_owner(tasks, met)?;
-            let files = registered::resolve(tasks, table, met)?;
+            let files = registered::resolve(tasks[met.task].pid, table, met)?;
             if let Some(ring) = entry_mut(table, met.id) {
                 ring.files = files;
             }
         }
         for &(task, tid) in &self.users {
-            users::describe(tasks, table, (task, tid), &self.met)?;
+            let own: Vec<&Met> = self.met.iter().filter(|met| met.task == task).collect();
+            let ids = (tasks[task].pid, tasks.vtid_of(tid).unwrap_or(tid).cast_unsigned());
+            let mut threads = tasks[task].threads.iter_mut();
+            let thread =
+                threads.find(|thread| thread.tid() == tid).ok_or(Error::Gone { pid: tid })?;
+            users::describe(thread, ids, table, &own)?;
         }
         Ok(())
     }

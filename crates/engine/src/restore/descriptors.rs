@@ -4,14 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::DupFlags;
 use torpor_policy::Descriptor;
-use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::files::Table;
 use super::tasks::Tasks;
-use super::transport::{Transport, place_words};
-use crate::error::{Context, Error, Result};
+use super::transport::Transport;
+use crate::error::{Context, Result};
 use crate::file::Holder;
+use crate::task::raise_files;
 
 /// How many descriptors are sent in one batch: one message.
 const AT_ONCE: usize = 253;
@@ -56,7 +56,7 @@ fn fill(table: &mut Table<'_>, task: usize) -> Result<()> {
     let end = free_number(&fds);
     let highest = fds.last().map_or(0, |f| f.fd).max(end.cast_unsigned());
     let vpid = table.opener.tasks[task].vpid;
-    raise_limit(table.opener.tasks.remote(task)?, vpid, highest)?;
+    raise_files(table.opener.tasks.remote(task)?, vpid, highest)?;
     let transport = Transport::open(table.opener.tasks.remote(task)?, end)?;
     // The highest first, in as many messages as it takes: each leaves the low numbers free.
     for chunk in fds.rchunks(AT_ONCE) {
@@ -99,37 +99,6 @@ fn free_number(fds: &[Descriptor]) -> i32 {
         number = fd.fd + 1;
     }
     number.cast_signed()
-}
-
-/// A husk has the limits of the supervisor; the highest number must fit.
-///
-/// # Errors
-/// If it does not fit the limit of this machine; if the husk has ended.
-pub(crate) fn raise_limit(husk: &mut Tracee, vpid: i32, highest: u32) -> Result<()> {
-    let mut batch = husk.batch();
-    let old = batch.space(16);
-    let got = batch.call((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, 0, old.addr.0]));
-    let out = batch.run()?;
-    out.expect(got, || "prlimit".to_owned())?;
-    let (soft, hard) = (out.u64_at(old, 0), out.u64_at(old, 8));
-    if u64::from(highest) < soft {
-        return Ok(());
-    }
-    if u64::from(highest) >= hard {
-        return Err(Error::invalid(
-            "fdinfo",
-            format!(
-                "task {vpid} has fd {highest}, above this machine's limit of {hard} (ulimit -Hn)"
-            ),
-        ));
-    }
-    let mut batch = husk.batch();
-    let new = place_words(&mut batch, &[hard, hard]);
-    batch.must((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, new.0, 0]));
-    match batch.run()?.first_error() {
-        Some((_, e)) => Err(e).context(|| "raising the limit of descriptors".to_owned()),
-        None => Ok(()),
-    }
 }
 
 /// Lets the kinds do what only the tasks themselves can.

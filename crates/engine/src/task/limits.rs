@@ -134,6 +134,37 @@ pub(crate) fn restore_loginuid(husk: &mut Tracee, wanted: u32, inside: Option<u3
     write_own(husk, "/proc/self/loginuid", &inside.to_string())
 }
 
+/// A husk has the limits of the supervisor; the highest number must fit.
+///
+/// # Errors
+/// If it does not fit the limit of this machine; if the husk has ended.
+pub(crate) fn raise_files(husk: &mut Tracee, vpid: i32, highest: u32) -> Result<()> {
+    let mut batch = husk.batch();
+    let old = batch.space(16);
+    let got = batch.call((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, 0, old.addr.0]));
+    let out = batch.run()?;
+    out.expect(got, || "prlimit".to_owned())?;
+    let (soft, hard) = (out.u64_at(old, 0), out.u64_at(old, 8));
+    if u64::from(highest) < soft {
+        return Ok(());
+    }
+    if u64::from(highest) >= hard {
+        return Err(Error::invalid(
+            "fdinfo",
+            format!(
+                "task {vpid} has fd {highest}, above this machine's limit of {hard} (ulimit -Hn)"
+            ),
+        ));
+    }
+    let mut batch = husk.batch();
+    let new = batch.bytes([hard, hard].map(u64::to_ne_bytes).as_flattened());
+    batch.must((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, new.0, 0]));
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| "raising the limit of descriptors".to_owned()),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

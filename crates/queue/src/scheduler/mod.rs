@@ -11,10 +11,10 @@
 //! 2. Else the level decides: the priority of the class plus that of the job; one that
 //!    would miss its deadline rises.
 //! 3. Within a level: fair shares where the class says so, then the earlier deadline, then
-//!    who has waited longest (slices) or was submitted first.
-//! 4. Who finds no room displaces jobs of a lower level, those that cost least, but none
-//!    that has run less than ten times what that costs, or what it has cost the last time; with `slices`, also jobs of its own
-//!    level whose slice is over. Of those that cost about the same the one goes that has most left
+//!    the one that has waited longest (slices) or was submitted first.
+//! 4. A job that finds no room displaces jobs of a lower level, those that cost least, but none
+//!    that has run less than ten times what that costs, or what it has cost the last time; with
+//!    `slices`, also jobs of its own level whose slice is over. Of those that cost about the same the one goes that has most left
 //!    to do, and one that is about to end is left alone.
 //! 5. A job that still waits keeps the free slots that it needs from all that it cannot displace,
 //!    unless they will be done in time (back-fill).

@@ -22,7 +22,7 @@ use torpor_kernel::tree::{self, Tree};
 use super::{OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT};
 use crate::error::{Context, Error, Result};
 
-/// Whether programs are taken that run as another user or group than who runs them.
+/// Whether programs are taken that run as another user or group than the one that runs them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetId {
     /// As any file.

@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 
 use torpor_images::proto::{TorporIoUringBuffer, TorporIoUringFile};
+use torpor_tracee::Tracee;
 
 use super::{Met, refuse, refuse_use};
-use crate::dump::tasks::Tasks;
 use crate::error::{Error, Result};
 use crate::file::Found;
 use crate::file::table::FileTable;
@@ -58,19 +58,14 @@ pub(super) fn files(found: &Found) -> Result<Files> {
     Ok(Files { places: places.filter(|&places: &u32| places != 0), sockets })
 }
 
-/// The registered sockets of an instance, by their numbers.
+/// The registered sockets of an instance of process `pid`, by their numbers.
 ///
 /// # Errors
 /// Refused, if one is not open any more in its task.
-pub(super) fn resolve(
-    tasks: &Tasks,
-    table: &FileTable,
-    met: &Met,
-) -> Result<Vec<TorporIoUringFile>> {
+pub(super) fn resolve(pid: i32, table: &FileTable, met: &Met) -> Result<Vec<TorporIoUringFile>> {
     if met.sockets.is_empty() {
         return Ok(Vec::new());
     }
-    let pid = tasks[met.task].pid;
     let name = |fd: i32| std::fs::read_link(format!("/proc/{pid}/fd/{fd}"));
     let open = proc::numbers(pid, "fd")?.into_iter();
     let open: HashMap<_, _> = open.filter_map(|fd| Some((name(fd).ok()?, fd))).collect();
@@ -124,10 +119,10 @@ pub(super) fn note_pinned(vmas: &mut [Vma], buffers: &[TorporIoUringBuffer]) {
 
 /// Refuses groups of buffers, of which requests take one (`IOSQE_BUFFER_SELECT`): the kernel tells
 /// that there is one, but not where it is.
-pub(super) fn check_groups(tasks: &mut Tasks, found: &Found) -> Result<()> {
+pub(super) fn check_groups(task: &mut Tracee, found: &Found) -> Result<()> {
     let fd = u64::from(found.fd.cast_unsigned());
     for from in (0..GROUPS).step_by(AT_ONCE as usize) {
-        let mut batch = tasks.remote(found.task)?.batch();
+        let mut batch = task.batch();
         let mut status = [0; STATUS];
         let asked: Vec<_> = (from..from + AT_ONCE)
             .map(|group| {

@@ -25,10 +25,9 @@ use crate::file::description::part;
 use crate::file::open::OpenFiles;
 use crate::memory::vma::{PAGE, status};
 use crate::proc;
-use crate::restore::descriptors::raise_limit;
 use crate::restore::tasks::{self, Task};
 use crate::restore::transport::place_words;
-use crate::task::Script;
+use crate::task::{Script, raise_files};
 
 /// Requests of io_uring_register(2), and the flag of empty places.
 const REGISTER_FILES_UPDATE: u64 = 6;
@@ -191,7 +190,7 @@ fn register_files(task: &mut Task, fd: u64, ring: &IoUring<'_>) -> Result<()> {
     let vpid = task.vpid;
     let husk = task.remote()?;
     // The limit of descriptors is one of places as well.
-    raise_limit(husk, vpid, last)?;
+    raise_files(husk, vpid, last)?;
     let mut script = Script::new(husk);
     // struct io_uring_rsrc_register: how many, that they are empty, and nothing more.
     let empty = script.words(&[u64::from(ring.places) | RSRC_SPARSE << 32, 0, 0, 0]).0;

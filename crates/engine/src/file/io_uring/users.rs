@@ -10,7 +10,6 @@ use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, Outcome, Tracee};
 
 use super::{Met, NOWHERE, REGISTER_EVENTFD, entry_mut};
-use crate::dump::tasks::Tasks;
 use crate::error::{Error, Result};
 use crate::file::table::FileTable;
 use crate::proc;
@@ -48,28 +47,27 @@ fn enter(batch: &mut Batch<'_>, place: u32) -> Call {
     batch.call((libc::SYS_io_uring_enter, [place.into(), 0, 0, ENTER_PLACE, 0, 0]))
 }
 
-/// Adds what a thread has to the entries of the instances that its task has open.
+/// Adds what a thread of process `pid`, `vtid` in its namespace, has to the entries of the instances that its
+/// task has open: `own`.
 ///
 /// # Errors
 /// Refused, if it has registered one that its task does not have open; if it is gone.
 pub(super) fn describe(
-    tasks: &mut Tasks,
+    thread: &mut Tracee,
+    (pid, vtid): (i32, u32),
     table: &mut FileTable,
-    (task, tid): (usize, i32),
-    met: &[Met],
+    own: &[&Met],
 ) -> Result<()> {
-    let own: Vec<&Met> = met.iter().filter(|met| met.task == task).collect();
-    let vtid = tasks.vtid_of(tid).unwrap_or(tid).cast_unsigned();
-    let pid = tasks[task].pid;
-    let Some(thread) = tasks[task].threads.iter_mut().find(|thread| thread.tid() == tid) else {
-        return Err(Error::Gone { pid: tid });
-    };
     for place in taken(thread)? {
-        let instance = instance_at(thread, pid, place, &own)?;
+        let instance = instance_at(thread, pid, place, own)?;
         let ring = instance.and_then(|id| entry_mut(table, id)).ok_or_else(|| {
             let reason = "is of an instance that its task does not have open, which is not \
                           supported; let the program keep the descriptor open";
-            Error::refused(tid, "a descriptor that it has registered with io_uring", reason)
+            Error::refused(
+                thread.tid(),
+                "a descriptor that it has registered with io_uring",
+                reason,
+            )
         })?;
         ring.threads.push(TorporIoUringThread { thread: vtid, place });
     }

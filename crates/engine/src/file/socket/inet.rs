@@ -254,7 +254,9 @@ fn closes(
     }
     let is_own = around.spaces.by_inode(about.space).is_some_and(|ns| !ns.is_host);
     let ends = tcp::ends(isk).filter(|(to, from)| is_own && to.is_loopback() && from.is_loopback());
-    let is_kept = ends.map(|ends| sockets.has_other_end(around.tasks, about, ends)).transpose()?;
+    let tasks = around.tasks;
+    let pids = || tasks.live().iter().map(|&task| tasks[task].pid).collect();
+    let is_kept = ends.map(|ends| sockets.has_other_end(pids, about, ends)).transpose()?;
     Ok(is_kept != Some(true))
 }
 

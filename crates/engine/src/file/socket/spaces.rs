@@ -11,7 +11,6 @@ use super::address::Address;
 use super::options::Defaults;
 use super::queue::QueueWriter;
 use super::{multicast, ping, procfs, state};
-use crate::dump::tasks::Tasks;
 use crate::error::{Context, Result};
 use crate::file::Found;
 use crate::namespace::{Namespaces, run_in};
@@ -32,21 +31,18 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Whether the other end of a connection is open in a task of the tree. `ends` are the remote and the
-    /// local address.
+    /// Whether the other end of a connection is open in a task of the tree, the live ones of which `pids` gives.
+    /// `ends` are the remote and the local address.
     pub(super) fn has_other_end(
         &mut self,
-        tasks: &Tasks,
+        pids: impl FnOnce() -> Vec<i32>,
         socket: &Socket,
         ends: (Address, Address),
     ) -> Result<bool> {
         let Some(other) = self.spaces.other_end(socket, ends)? else { return Ok(false) };
         let open = match &mut self.open {
             Some(open) => open,
-            none => {
-                let live: Vec<i32> = tasks.live().iter().map(|&task| tasks[task].pid).collect();
-                none.insert(inodes_of(&live)?)
-            }
+            none => none.insert(inodes_of(&pids())?),
         };
         Ok(open.contains(&other))
     }
