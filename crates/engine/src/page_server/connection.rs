@@ -150,10 +150,6 @@ impl Connection {
         self.expect_words_within(Some(patience))?;
         let ask = Command::bare(Op::Parent, Some(ASK)).send(self);
         let asked = ask.and_then(|()| self.flush()).and_then(|()| self.read_exact(&mut answer));
-        if asked.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-            let silent = format!("the page server does not answer for {} s", patience.as_secs());
-            return Err(Error::Peer(silent));
-        }
         asked.context(|| "asking what the other end is".to_owned())?;
         self.expect_words_within(None)?;
         Ok(i32::from_le_bytes(answer) == YES)

@@ -248,9 +248,9 @@ fn closes(
     about: &Socket,
     isk: &InetSkEntry,
 ) -> Result<bool> {
-    let asked = around.connections;
-    if asked.tcp_close || !asked.close_outside {
-        return Ok(asked.tcp_close);
+    let network = around.connections;
+    if network.tcp_close || !network.close_outside {
+        return Ok(network.tcp_close);
     }
     let is_own = around.spaces.by_inode(about.space).is_some_and(|ns| !ns.is_host);
     let ends = tcp::ends(isk).filter(|(to, from)| is_own && to.is_loopback() && from.is_loopback());
