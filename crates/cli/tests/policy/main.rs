@@ -64,19 +64,19 @@ impl Asleep {
             assert!(Instant::now() < deadline, "the script does not get ready: {script}");
             std::thread::sleep(Duration::from_millis(5));
         }
-        task.dump(child.id());
+        // What is given and is not there is an error.
+        let disk = if script.contains(" /mnt") { Some("mnt[/mnt]:disk") } else { None };
+        task.dump(child.id(), disk);
         task
     }
 
-    fn dump(&mut self, pid: u32) {
+    fn dump(&mut self, pid: u32, disk: Option<&str>) {
         let (pid, key) = (pid.to_string(), self.key());
         fs::create_dir(self.images()).unwrap();
         let images = self.images();
         let args = ["dump", "-t", &pid, "-D", images.to_str().unwrap(), "--host-key", &key];
-        let output = torpor(&args)
-            .args(["--external", "mnt[/mnt]:disk", "--external", "mnt[]"])
-            .output()
-            .unwrap();
+        let given = ["mnt[]"].into_iter().chain(disk).flat_map(|given| ["--external", given]);
+        let output = torpor(&args).args(given).output().unwrap();
         let pid: i32 = pid.parse().unwrap();
         if !output.status.success() {
             kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();

@@ -274,13 +274,31 @@ impl Drop for Daemon {
             let _ = child.kill();
             let _ = child.wait();
         }
-        for pid in shepherds(&self.data()) {
-            let pid = rustix::process::Pid::from_raw(pid).unwrap();
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
-        // What a shepherd maps must be gone before its directory is.
-        until("shepherds end", || shepherds(&self.data()).is_empty().then_some(()));
+        // What a shepherd maps must be gone before its directory is. One may have been about to bear another.
+        until("shepherds end", || {
+            let left = shepherds(&self.data());
+            for &pid in &left {
+                let frozen = frozen(pid);
+                let pid = rustix::process::Pid::from_raw(pid).unwrap();
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                frozen.iter().for_each(|switch| drop(std::fs::write(switch, "THAWED")));
+            }
+            left.is_empty().then_some(())
+        });
     }
+}
+
+/// The switches of the groups in which a shepherd has frozen its job, which would not end with it. Those of version 2
+/// end in spite of that.
+fn frozen(shepherd: i32) -> Vec<PathBuf> {
+    let children = std::fs::read_to_string(format!("/proc/{shepherd}/task/{shepherd}/children"));
+    let groups = |child: &str| std::fs::read_to_string(format!("/proc/{child}/cgroup")).ok();
+    let groups: Vec<String> =
+        children.unwrap_or_default().split_whitespace().filter_map(groups).collect();
+    let lines = groups.iter().flat_map(|groups| groups.lines());
+    let paths = lines.filter_map(|line| line.split_once(":freezer:")).map(|(_, path)| path);
+    let own = paths.filter(|path| path.starts_with("/torpor-queue/"));
+    own.map(|path| PathBuf::from(format!("/sys/fs/cgroup/freezer{path}/freezer.state"))).collect()
 }
 
 /// The shepherds that keep jobs of a data directory.
