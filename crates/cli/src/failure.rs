@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 
-use torpor_engine::{ADVICE, Error};
+use torpor_engine::Error;
 use torpor_seal::keys;
 use torpor_worker::{Class, Outcome};
 
@@ -143,13 +143,7 @@ impl std::error::Error for Failure {}
 
 impl From<Outcome> for Failure {
     fn from(Outcome { class, errno, text, hint, report: _ }: Outcome) -> Self {
-        match hint {
-            Some(advice) if class == Class::Refused => {
-                let text = [&text, ADVICE, &advice].concat();
-                Self { advice: Some(advice), ..Self::new(errno, text).class(class) }
-            }
-            hint => Self { hint, ..Self::new(errno, text).class(class) },
-        }
+        Self { hint, ..Self::new(errno, text).class(class) }
     }
 }
 
