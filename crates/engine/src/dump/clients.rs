@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use torpor_kernel::sock_diag::{self, UnixSocket};
 
@@ -22,7 +22,10 @@ use crate::proc;
 
 /// How often the clients are stopped anew. A server may have to serve one connection before it
 /// accepts the next, and the client of that one may have stopped before it has asked.
-const ATTEMPTS: u32 = 5;
+const ATTEMPTS: u32 = 12;
+/// For how long a server may accept at the first attempt, and each time twice as long as before: one that waits for a
+/// client that has stopped accepts nothing, and one on a busy machine needs its time.
+const FIRST: Duration = Duration::from_millis(50);
 
 /// Stops the processes of a running tree that listen on no Unix socket, if others of it do, and
 /// waits until these have accepted all connections with data. Not for long.
@@ -48,8 +51,9 @@ pub(super) fn stop(opts: &Options) -> Result<Seized> {
 
 /// Stops the clients until nothing waits, or nothing is accepted any more.
 fn stop_well(opts: &Options, space: &TreeNetwork, listeners: &HashSet<u32>) -> Result<Seized> {
+    let mut patience = FIRST;
     for _ in 1..ATTEMPTS {
-        let (clients, waiting) = stop_others(opts, space, listeners)?;
+        let (clients, waiting) = stop_others(opts, space, listeners, patience)?;
         if waiting.is_empty() {
             return Ok(clients);
         }
@@ -58,8 +62,9 @@ fn stop_well(opts: &Options, space: &TreeNetwork, listeners: &HashSet<u32>) -> R
         if !one_is_accepted(space, listeners, &waiting) {
             break;
         }
+        patience = (2 * patience).min(PATIENCE);
     }
-    Ok(stop_others(opts, space, listeners)?.0)
+    Ok(stop_others(opts, space, listeners, PATIENCE)?.0)
 }
 
 /// Whether a connection that waits is accepted before long.
@@ -74,11 +79,13 @@ fn one_is_accepted(space: &TreeNetwork, doors: &HashSet<u32>, waiting: &HashSet<
     }
 }
 
-/// Returns the processes that were stopped, and the connections that still wait with data.
+/// Returns the processes that were stopped, and the connections that still wait with data, for which the servers have
+/// had `patience`.
 fn stop_others(
     opts: &Options,
     space: &TreeNetwork,
     listeners: &HashSet<u32>,
+    patience: Duration,
 ) -> Result<(Seized, HashSet<u32>)> {
     let (mut servers, mut clients) = (HashSet::new(), Seized::new());
     let mut doors: HashSet<u32> = HashSet::new();
@@ -108,7 +115,7 @@ fn stop_others(
             return Ok((clients, HashSet::new()));
         }
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + patience;
     loop {
         let waiting = space.unaccepted(&doors).unwrap_or_default();
         if waiting.is_empty() || Instant::now() > deadline {
