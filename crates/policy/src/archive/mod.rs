@@ -88,6 +88,8 @@ impl Entry {
         let path = || format!("./{}", String::from_utf8_lossy(&self.path));
         let capabilities = self.attributes.iter().any(|(name, _)| name == CAPABILITIES);
         match self.make {
+            // It marks what an overlay has removed, and anybody may make it: see mknod(2).
+            Make::Device(Device { block: false, major: Some(0), minor: Some(0) }) => None,
             Make::Device(device) => Some(Ask::Device { path: path(), device }),
             // A directory hands its group on, no right to anyone; links have no mode.
             Make::Directory | Make::Symlink(_) => None,

@@ -63,6 +63,9 @@ fn programs_and_devices_are_found_in_both_formats() {
             let device = dir.join("disk");
             let made = Command::new("mknod").arg(device).args(["b", "259", "300"]).status();
             assert!(made.unwrap().success());
+            // Whiteouts of an overlay are no devices.
+            let made = Command::new("mknod").arg(dir.join("gone")).args(["c", "0", "0"]).status();
+            assert!(made.unwrap().success());
             let deep = dir.join("l".repeat(150)).join("m".repeat(150)).join("sgid");
             fs::write(&deep, "").unwrap();
             fs::set_permissions(&deep, fs::Permissions::from_mode(0o2711)).unwrap();
