@@ -162,7 +162,7 @@ impl Core {
                 name
             }
         };
-        let peaks = Peaks::read(&store)?;
+        let peaks = Peaks::read(&store, &config)?;
         let refusals = store.refusals()?.into_iter();
         let refusals = refusals.filter(|(_, refused)| refused.still_counts()).collect();
         let mut core = Self {

@@ -6,6 +6,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
+use super::config::Config;
 use super::core::Core;
 use super::record::{Place, Record};
 use super::store::{Error, Store};
@@ -29,21 +30,26 @@ struct Peak {
 }
 
 /// What jobs have been seen to hold.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Peaks {
+    /// Bytes that a job uses for each slot of which nothing is known.
+    usual: u64,
     groups: BTreeMap<Group, Peak>,
     /// The most that each job has held which has not ended.
     jobs: BTreeMap<JobId, u64>,
 }
 
 impl Peaks {
-    /// What is known from before.
+    /// What is known from before, on a daemon that is configured like this.
     ///
     /// # Errors
     /// If the database cannot be read.
-    pub(super) fn read(store: &Store) -> Result<Self, Error> {
+    pub(super) fn read(store: &Store, config: &Config) -> Result<Self, Error> {
         let groups = store.fact::<Vec<_>>(FACT)?.unwrap_or_default();
-        Ok(Self { groups: groups.into_iter().collect(), jobs: BTreeMap::new() })
+        let groups = groups.into_iter().collect();
+        let share = || meminfo("MemTotal:") / 2 / u64::from(config.slots().max(1));
+        let usual = config.usual_memory.unwrap_or_else(share);
+        Ok(Self { usual, groups, jobs: BTreeMap::new() })
     }
 
     fn note(&mut self, id: JobId, bytes: u64) {
@@ -102,13 +108,7 @@ impl Core {
         let own = self.peaks.jobs.get(&record.id).copied();
         let saved = Some(record.image_bytes).filter(|&bytes| bytes > 0);
         let seen = of_others.into_iter().chain(own).chain(saved).max();
-        seen.unwrap_or_else(|| self.usual_memory().saturating_mul(record.spec.slots.into()))
-    }
-
-    /// Bytes that a job uses for each slot of which nothing is known.
-    fn usual_memory(&self) -> u64 {
-        let share = || meminfo("MemTotal:") / 2 / u64::from(self.config.slots().max(1));
-        self.config.usual_memory.unwrap_or_else(share)
+        seen.unwrap_or_else(|| self.peaks.usual.saturating_mul(record.spec.slots.into()))
     }
 
     /// Bytes of memory that jobs could use.
@@ -128,7 +128,6 @@ fn meminfo(word: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::config::Config;
     use super::*;
     use crate::shepherd::message::Exit;
     use crate::spec::{Limits, Spec};
@@ -172,7 +171,7 @@ mod tests {
 
     #[test]
     fn of_many_groups_the_latest_are_known() {
-        let mut peaks = Peaks::default();
+        let mut peaks = Peaks { usual: 0, groups: BTreeMap::new(), jobs: BTreeMap::new() };
         for id in 0..=MOST_GROUPS as u64 {
             let group =
                 Group { owner: String::new(), project: String::new(), kind: id.to_string() };
