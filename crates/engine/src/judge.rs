@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use torpor_images::ImageDir;
@@ -84,6 +85,7 @@ pub(crate) fn enforce(
         passed: found.passed,
         origin: Some(origin),
         claim: found.claim,
+        settled: OnceLock::new(),
         gives_up: found.gives_up,
         reading: found.reading,
         told: found.told,

@@ -1,6 +1,7 @@
 //! What judging the images has found, for what only shows when things are made of them.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::fs::{FileType, Stat};
@@ -24,6 +25,8 @@ pub(crate) struct Verdict {
     pub(crate) origin: Option<Origin>,
     /// What would show that the images are this host's, if it has not mattered yet.
     pub(crate) claim: Option<Claim>,
+    /// What it has shown.
+    pub(crate) settled: OnceLock<Origin>,
     /// Whether threads give up new privileges of which the images do not say it.
     pub(crate) gives_up: bool,
     /// What threads may do, all together.
@@ -78,8 +81,17 @@ impl Verdict {
     /// # Errors
     /// If they cannot be read.
     pub(crate) fn made_here(&self) -> Result<bool> {
-        let origin = self.claim.as_ref().map_or(Ok(None), |claim| claim.origin(1).map(Some))?;
-        Ok(origin.or(self.origin) == Some(Origin::Here))
+        Ok(self.settled_origin()? == Some(Origin::Here))
+    }
+
+    /// Whose the images are, after a look at all of their pages if nobody has looked at them yet.
+    fn settled_origin(&self) -> Result<Option<Origin>> {
+        let Some(claim) = &self.claim else { return Ok(self.origin) };
+        if let Some(origin) = self.settled.get() {
+            return Ok(Some(*origin));
+        }
+        let origin = claim.origin(1)?;
+        Ok(Some(*self.settled.get_or_init(|| origin)))
     }
 
     /// Ends a restore that is to show a part of this host with more rights than the mount gives that it is on, and the
@@ -149,9 +161,10 @@ impl Verdict {
             let besides = policy.besides(origin, &self.passed);
             besides.filter(|(rules, _)| !allows(rules)).map(|(_, prefix)| prefix)
         };
-        let denied = match (prefix(judged), &self.claim) {
-            (Some(_), Some(claim)) => prefix(claim.origin(1)?),
-            (denied, _) => denied,
+        // Pages count only where images that nobody vouches for would be denied it.
+        let denied = match prefix(judged) {
+            Some(_) => self.settled_origin()?.and_then(prefix),
+            None => None,
         };
         Ok(denied.map(|prefix| format!("{prefix}{rule}")))
     }

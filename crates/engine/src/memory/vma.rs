@@ -257,30 +257,29 @@ const ADVICE: [(&[u8; 2], u32); 8] = [
 
 /// The other codes of `VmFlags`, up to Linux 6.19, by what becomes of them. One that is in neither list may be of
 /// something that is not kept.
-const OTHERS: [&str; 8] = [
+const OTHERS: [&[[u8; 2]]; 8] = [
     // Kept: what the line of the mapping says as well.
-    "rd wr ex sh",
+    &[*b"rd", *b"wr", *b"ex", *b"sh"],
     // What it may be made to allow, and to share, follows from its file and how that was opened.
-    "mr mw me ms",
+    &[*b"mr", *b"mw", *b"me", *b"ms"],
     // Kept: see `to_entry`.
-    "gd lo lf nr ht ac dp sl",
+    &[*b"gd", *b"lo", *b"lf", *b"nr", *b"ht", *b"ac", *b"dp", *b"sl"],
     // Kept with the pages: some may be guard pages.
-    "gu",
+    &[*b"gu"],
     // Kept with the userfaultfd that has registered it.
-    "um uw ui",
+    &[*b"um", *b"uw", *b"ui"],
     // Refused (see `classify`), or the kernel's and a driver's own, made again with the mapping.
-    "ss io pf de mm",
+    &[*b"ss", *b"io", *b"pf", *b"de", *b"mm"],
     // Nothing that the program has asked for: written since somebody looked, how its file is written.
-    "sd sf dw",
+    &[*b"sd", *b"sf", *b"dw"],
     // Of other processors, or of kernels that are too old.
-    "ar bt mt mp nl",
+    &[*b"ar", *b"bt", *b"mt", *b"mp", *b"nl"],
 ];
 
 /// The codes of a mapping's `VmFlags` that nobody here knows.
 pub(crate) fn unknown_flags(vma: &Vma) -> impl Iterator<Item = [u8; 2]> {
     let is_known = |code: &[u8; 2]| {
-        let mut others = OTHERS.iter().flat_map(|codes| codes.split(' '));
-        others.any(|known| known.as_bytes() == code)
+        OTHERS.iter().any(|known| known.contains(code))
             || ADVICE.iter().any(|(known, _)| *known == code)
             // A lock on fault: see `to_entry`.
             || code == b"??" && vma.has(b"lo")

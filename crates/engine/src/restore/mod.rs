@@ -7,7 +7,7 @@
 
 mod births;
 mod compare;
-pub(crate) mod descriptors;
+mod descriptors;
 mod files;
 mod lazy;
 mod listed;
