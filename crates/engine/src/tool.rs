@@ -51,7 +51,11 @@ fn carry(
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     std::thread::scope(|scope| {
         let fed = scope.spawn(move || match (input, stdin) {
-            (Some(input), Some(mut stdin)) => feed(input, &mut stdin),
+            (Some(input), Some(mut stdin)) => match pass(input, &mut stdin) {
+                // A program that wants no more is no error here: its status tells.
+                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+                other => other,
+            },
             _ => Ok(()),
         });
         let said = scope.spawn(move || {
@@ -62,7 +66,7 @@ fn carry(
             let _ = io::copy(&mut stderr, &mut io::sink());
             text
         });
-        let taken = stdout.map_or(Ok(0), |mut stdout| io::copy(&mut stdout, output));
+        let taken = stdout.map_or(Ok(()), |mut stdout| pass(&mut stdout, output));
         let panicked = |_| io::Error::other("a thread panicked");
         let fed = fed.join().unwrap_or_else(|e| Err(panicked(e)));
         let text = said.join().map_err(panicked)?;
@@ -71,19 +75,15 @@ fn carry(
     })
 }
 
-/// A program that wants no more is no error here: its status tells.
-fn feed(input: &mut dyn Read, stdin: &mut impl Write) -> io::Result<()> {
+/// Copies all of `input`, as much at once as a pipe holds.
+fn pass(input: &mut dyn Read, output: &mut dyn Write) -> io::Result<()> {
     let mut buffer = vec![0; 64 << 10];
     loop {
-        let count = match input.read(&mut buffer) {
+        match input.read(&mut buffer) {
             Ok(0) => return Ok(()),
-            Ok(count) => count,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Ok(count) => output.write_all(&buffer[..count])?,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
-        };
-        match stdin.write_all(&buffer[..count]) {
-            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
-            other => other?,
         }
     }
 }

@@ -3,13 +3,16 @@
 //! lists are of these: as lists (`--acls`), they would have names of users for their ids, whatever
 //! `--numeric-owner` says. It is read by [`super::unpack`].
 
+use std::io::Write;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use torpor_images::Writer;
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::tool::{self, Done};
 
 /// Owners as numbers, and what else files have.
@@ -35,9 +38,17 @@ pub(super) fn save(
     userns: Option<OwnedFd>,
     place: Place<'_>,
 ) -> Result<()> {
-    let done = tool::run(&mut tar(root, userns), None, &mut archive)?;
+    let mut packer = packer(&mut archive);
+    let done = tool::run(&mut tar(root, userns), None, &mut packer)?;
     place.judge(done)?;
+    packer.finish().context(|| format!("pack the files at {}", place.at.display()))?;
     Ok(archive.finish()?)
+}
+
+/// Packs what is written to it. That happens while tasks are frozen, so speed counts for more than size, and no program
+/// is started for it. There is neither a name nor a time in what it makes.
+fn packer<W: Write>(archive: W) -> GzEncoder<W> {
+    GzEncoder::new(archive, Compression::fast())
 }
 
 /// A tar that saves all below `root`, a directory that may be in no mount namespace.
@@ -45,14 +56,12 @@ fn tar(root: BorrowedFd<'_>, userns: Option<OwnedFd>) -> Command {
     let mut tar = Command::new("tar");
     tar.current_dir(format!("/proc/self/fd/{}", root.as_raw_fd()))
         .env("LC_ALL", "C")
-        .env_remove("TAR_OPTIONS")
-        .env_remove("GZIP");
-    // Times finer than seconds, and attributes, need the posix format. The content
-    // is packed while tasks are frozen, so speed counts for more than size. The same content makes
+        .env_remove("TAR_OPTIONS");
+    // Times finer than seconds, and attributes, need the posix format. The same content makes
     // the same archive: a restore in rounds compares them.
     tar.args(["--create", "--format=posix", "--sparse", "--atime-preserve=system", "--sort=name"])
         .arg("--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime")
-        .args(["--use-compress-program=gzip -1n", "--warning=no-file-ignored"])
+        .arg("--warning=no-file-ignored")
         .args(COMMON)
         .arg(".");
     if let Some(userns) = userns {
@@ -75,9 +84,8 @@ impl Place<'_> {
         if done.status.success() {
             return Ok(());
         }
-        // The last line only sums up ("Exiting with failure status …"). The shell that starts the packer finds no path
-        // of its directory, and says so before anybody else says anything.
-        let cause = done.messages.lines().find(|line| !line.starts_with("sh: "));
+        // The last line only sums up ("Exiting with failure status …").
+        let cause = done.messages.lines().next();
         let cause = cause.map(|line| line.strip_prefix("tar: ").unwrap_or(line));
         if done.status.code() != Some(CHANGED) {
             return Err(tool::failed(program, done.status, cause));
@@ -121,7 +129,9 @@ mod tests {
             let mut tar = tar(there.as_fd(), None);
             tar.args(["--checkpoint=10", "--checkpoint-action=exec=echo more >>log"]);
             let mut archive = Vec::new();
-            let done = tool::run(&mut tar, None, &mut archive).unwrap();
+            let mut packer = packer(&mut archive);
+            let done = tool::run(&mut tar, None, &mut packer).unwrap();
+            packer.finish().unwrap();
             (done, archive)
         };
         let (done, archive) = save();
