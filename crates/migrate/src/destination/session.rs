@@ -333,7 +333,7 @@ impl Session<'_> {
 
     fn script(&self, stage: Stage) -> Result<()> {
         let script = self.place.agent.settings.script.as_deref();
-        address::run(script, stage, &self.place.begin.id)
+        address::run(script, stage, &self.place.begin.id, None)
     }
 
     /// The tasks run here: whoever sends to their addresses is to send here.

@@ -23,8 +23,6 @@ use crate::wire::message::{Begin, Reply, Request, is_image};
 use crate::wire::relay::{Budget, Meter};
 use crate::wire::spread::unite;
 
-/// How long the destination may take to answer, though it lives.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// No more than so many bytes are sent at once to measure the link.
 const MAX_MEASURED: u64 = 256 << 20;
 /// How long after one end's failure the other end says why.
@@ -218,7 +216,8 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for what the job or the destination says, or somebody who cancels.
+    /// Waits for what the job or the destination says, or somebody who cancels: as long as the other end says that it
+    /// lives, for what either does may take as long as memory is large.
     ///
     /// # Errors
     /// If somebody does, or the link is down.
@@ -227,12 +226,7 @@ impl Link {
         mut worker: Option<&mut Worker>,
         cancel: Option<&Cancel>,
     ) -> Result<Happening> {
-        let start = Instant::now();
         loop {
-            // A job may take as long as memory is large.
-            if worker.is_none() && start.elapsed() > PATIENCE {
-                return Err(Error::Link("no answer comes".to_owned()));
-            }
             let mut fds: Vec<_> = cancel.map(AsFd::as_fd).into_iter().collect();
             fds.extend(worker.as_deref().map(AsFd::as_fd));
             let Some(ready) = self.line.wait(&fds)? else { continue };

@@ -365,7 +365,7 @@ impl<'a> Source<'a> {
             Phase::Stayed if self.has_stopped => Stage::Stayed,
             _ => return,
         };
-        if let Err(error) = address::run(self.plan.script.as_deref(), stage, &self.id) {
+        if let Err(error) = address::run(self.plan.script.as_deref(), stage, &self.id, None) {
             tracing::warn!("{error}");
         }
     }

@@ -79,7 +79,8 @@ impl Source<'_> {
         let complete = Instant::now();
         let first = self.link.meter.first().map_or(complete, |first| first.min(complete));
         self.has_stopped = true;
-        address::run(self.plan.script.as_deref(), Stage::Stopped, &self.id)?;
+        let cancel = Some(&self.cancel);
+        address::run(self.plan.script.as_deref(), Stage::Stopped, &self.id, cancel)?;
         let files = self.send_files()?;
         if let Some(container) = &self.plan.container {
             container.complete(&self.round_dir(number), self.work.path())?;
