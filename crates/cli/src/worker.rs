@@ -2,6 +2,7 @@
 //! job, tells what happens, and waits where the job says so.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ fn carry_out(job: &Job, channel: &Channel) -> std::result::Result<Report, Failur
     let settings = options::settings(&found)?;
     let settings = program::prepare(Name::Torpor, command, settings, words, &found)?;
     let actions = Actions::new(&settings, false);
-    let mut hooks = Teller { channel, holds: &job.holds, actions };
+    let mut hooks = Teller { channel, job, actions };
     Ok(match command {
         Command::Dump => work::dump(&settings, &mut hooks)?.report(),
         Command::PreDump => work::pre_dump(&settings, &mut hooks)?.report(),
@@ -94,13 +95,17 @@ fn carry_out(job: &Job, channel: &Channel) -> std::result::Result<Report, Failur
 /// The daemon, and then the scripts that the job names.
 struct Teller<'a> {
     channel: &'a Channel,
-    holds: &'a [String],
+    job: &'a Job,
     actions: Actions,
 }
 
 impl Teller<'_> {
     fn point(&self, event: &Event) -> std::result::Result<bool, std::io::Error> {
-        let held = self.holds.iter().any(|name| name == event.name());
+        let is_one = |points: &[String]| points.iter().any(|name| name == event.name());
+        if is_one(&self.job.marks) {
+            File::create(self.job.dir.join(event.name()))?;
+        }
+        let held = is_one(&self.job.holds);
         let port = match event {
             Event::StatusReady { port } => *port,
             _ => None,

@@ -16,7 +16,7 @@ fn start(task: &Sleeper, args: &[&str], holds: &[&str]) -> Worker {
         args: args.iter().map(|arg| (*arg).to_owned()).collect(),
         dir: task.dir.path().to_owned(),
         holds: holds.iter().map(|name| (*name).to_owned()).collect(),
-        descriptors: Vec::new(),
+        ..Job::default()
     };
     Worker::start_with(Path::new(env!("CARGO_BIN_EXE_torpor")), &job, &[]).unwrap()
 }

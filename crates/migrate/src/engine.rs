@@ -24,6 +24,9 @@ pub(crate) type Numbered<'a> = (i32, BorrowedFd<'a>);
 pub(crate) const POST_DUMP: &str = "post-dump";
 /// The point at which everything is made and nothing runs yet.
 pub(crate) const POST_RESTORE: &str = "post-restore";
+/// The point at which the tasks run. Where they have all their memory then, a file of that name in the directory of the
+/// job says that they did, whatever has become of them since.
+pub(crate) const POST_RESUME: &str = "post-resume";
 
 /// Starts a job in `dir` with these descriptors; it waits at the points `holds`.
 ///
@@ -63,29 +66,37 @@ pub(crate) fn start_in(
     let job = Job {
         args,
         dir: dir.to_owned(),
-        holds: holds.iter().map(|&point| point.to_owned()).collect(),
+        holds: words(holds),
         descriptors: fds.iter().map(|&(number, _)| number).collect(),
+        ..Job::default()
     };
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|&(_, fd)| fd).collect();
     Ok(idle.begin(&job, &fds)?)
 }
 
-/// As [`start`], in a pid namespace of its own with a first process that outlives the job.
-/// The job's process id there is above `above`.
+/// Starts a restore in `dir` that waits when everything is made, and leaves a file behind at the points `marks`. With
+/// `above`, in a pid namespace of its own with a first process that outlives the job, whose process id there is above that.
 ///
 /// # Errors
 /// If no process can be started.
-pub(crate) fn start_nested(
+pub(crate) fn start_restore(
     args: Vec<String>,
     dir: &Path,
-    holds: &[&str],
-    above: i32,
+    marks: &[&str],
+    above: Option<i32>,
 ) -> Result<Worker> {
-    let holds = holds.iter().map(|&point| point.to_owned()).collect();
-    let job = Job { args, dir: dir.to_owned(), holds, descriptors: Vec::new() };
+    let (holds, marks) = (words(&[POST_RESTORE]), words(marks));
+    let job = Job { args, dir: dir.to_owned(), holds, marks, ..Job::default() };
     let mut command = Command::new(SELF);
-    command.args(["agent", "nest", &above.to_string()]).process_group(0);
-    Ok(Worker::start_as(&mut command, &job, &[])?)
+    match above {
+        Some(above) => command.args(["agent", "nest", &above.to_string()]),
+        None => command.arg(torpor_worker::COMMAND),
+    };
+    Ok(Worker::start_as(command.process_group(0), &job, &[])?)
+}
+
+fn words(points: &[&str]) -> Vec<String> {
+    points.iter().map(|&point| point.to_owned()).collect()
 }
 
 /// The options that let a job speak over its connection for pages.

@@ -123,6 +123,9 @@ pub(crate) struct Record {
     /// The tasks here, the root first: those that are stopped at the source, the root at the
     /// destination.
     pub tasks: Vec<Task>,
+    /// Those of them, by process id, that were stopped before: they stay so at the source.
+    #[serde(default)]
+    pub stopped: Vec<i32>,
     /// The container that they are, if a runtime knows one.
     #[serde(default)]
     pub container: Option<Container>,
@@ -135,6 +138,9 @@ pub(crate) struct Record {
     /// The directory of its images here.
     #[serde(default)]
     pub work: Option<PathBuf>,
+    /// The agent that it goes to, by its number: only that can tell what has become of it.
+    #[serde(default)]
+    pub agent: Option<String>,
 }
 
 /// A record that this process alone writes.
@@ -205,20 +211,28 @@ impl Ledger {
     fn write(&self) -> Result<()> {
         let text = serde_json::to_vec_pretty(&self.record)
             .map_err(|e| Error::refused(format!("record of {}: {e}", self.record.id)))?;
-        let new = self.path.with_extension("new");
-        let failed = || format!("record {}", self.path.display());
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)
-            .context(failed)?;
-        file.write_all(&text).and_then(|()| file.sync_all()).context(failed)?;
-        fs::rename(&new, &self.path).context(failed)?;
-        let dir = self.path.parent().unwrap_or(Path::new("."));
-        File::open(dir).and_then(|dir| dir.sync_all()).context(failed)
+        write_synced(&self.path, &text)
     }
+}
+
+/// Writes a file anew, for its owner alone. It is on disk in whole when this returns, or as it was.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn write_synced(path: &Path, text: &[u8]) -> Result<()> {
+    let new = path.with_extension("new");
+    let failed = || format!("record {}", path.display());
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&new)
+        .context(failed)?;
+    file.write_all(text).and_then(|()| file.sync_all()).context(failed)?;
+    fs::rename(&new, path).context(failed)?;
+    let dir = path.parent().unwrap_or(Path::new("."));
+    File::open(dir).and_then(|dir| dir.sync_all()).context(failed)
 }
 
 /// The record of a migration; `None` if there is none.
@@ -326,12 +340,12 @@ pub(crate) fn new_id() -> Result<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
 
-    fn record() -> Record {
+    pub(crate) fn record() -> Record {
         Record {
             id: new_id().unwrap(),
             epoch: 0,
@@ -343,10 +357,12 @@ mod tests {
             owner: None,
             worker: None,
             tasks: Vec::new(),
+            stopped: Vec::new(),
             container: None,
             bundle: None,
             work: None,
             volumes: Vec::new(),
+            agent: None,
         }
     }
 

@@ -4,8 +4,12 @@
 
 mod support;
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use support::{Counter, Host, judge, wait_until};
 use torpor_runtimes_tests::certificates::{self, OF_AGENTS};
@@ -40,6 +44,38 @@ fn every_mode_is_encrypted() {
         wait_until("it has ended here", || counter.has_ended_here());
         counter.goes_on();
     }
+}
+
+/// More of them than an agent serves at a time say nothing that is of use, a byte of it now and then.
+#[test]
+fn who_has_no_certificate_keeps_nobody_out() {
+    let keys = tempfile::tempdir().unwrap();
+    let options = certificates(keys.path(), "127.0.0.1");
+    let there = agent_with(&options);
+    let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(&there.address).unwrap()).collect();
+    let (done, is_done) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // How a record of TLS begins that is as long as it may be.
+            let mut record = [0x16, 3, 1, 0x40, 0].into_iter().chain(std::iter::repeat(1));
+            let pause = Duration::from_secs(1);
+            while is_done.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                let byte = [record.next().unwrap()];
+                for mut connection in &silent {
+                    let _ = connection.write(&byte);
+                }
+            }
+        });
+        let here = Host::new();
+        let mut counter = Counter::start(1000, 10);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", "pre-copy", "--json", &there.address];
+        let moved = judge(&here.migrate(&args).args(&options).output().unwrap());
+        drop(done);
+        moved.unwrap();
+        wait_until("it has ended here", || counter.has_ended_here());
+        counter.goes_on();
+    });
 }
 
 /// Whoever is called shows who it is, and says what it thinks of the caller: each error names the certificates.

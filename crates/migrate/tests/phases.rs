@@ -9,12 +9,12 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use support::{Counter, Host, judge, pids_of, wait_until};
+use support::{Counter, Host, Killed, child_of, judge, pids_of, state_of, wait_until};
 
 /// A migration whose restore has come to a point, and waits there.
 struct Held {
@@ -341,6 +341,183 @@ fn what_is_undecided_is_resolved_by_asking() {
         wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
         // Asked again, it says the same.
         assert!(held.resolve(&[]).contains(if phase == "moved" { "moved" } else { "here" }));
+    }
+}
+
+/// An agent that has lost its records, or is another one, decides nothing, and so the tasks run at one place only.
+#[test]
+fn who_does_not_know_does_not_decide() {
+    let mut held = Held::start("pre-copy", "pre-resume", "true");
+    held.abandon();
+    held.release();
+    wait_until("it runs there", || held.there.phases("destination") == ["moved"]);
+    let (state, away) = (held.there.path("state"), held.there.path("away"));
+    let stays = |held: &Held| {
+        let error = judge(&held.here.migrate(&["--resolve", "one"]).output().unwrap()).unwrap_err();
+        assert!(error.contains("does not know of it"), "{error}");
+        assert!(
+            error.contains("--state-dir that it had") && error.contains("--keep-here"),
+            "{error}"
+        );
+        assert_eq!(held.here.phases("source"), ["deciding"]);
+        let (here, there): (Vec<_>, Vec<_>) =
+            held.counter.running().into_iter().partition(|&(pid, _)| pid == held.counter.pid);
+        assert_eq!(here, [(held.counter.pid, false)]);
+        assert!(there.len() == 1 && there[0].1, "{there:?}");
+    };
+    held.there.stop_agent();
+    fs::rename(&state, &away).unwrap();
+    held.there.start_agent();
+    stays(&held);
+    // Another one that has the number of the migration, and says that it has not come.
+    let record = fs::read_to_string(away.join("destination/one.json")).unwrap();
+    let other = record.replace("\"moved\"", "\"stayed\"");
+    assert_ne!(record, other);
+    fs::create_dir_all(state.join("destination")).unwrap();
+    fs::write(state.join("destination/one.json"), other).unwrap();
+    stays(&held);
+    held.there.stop_agent();
+    fs::remove_dir_all(&state).unwrap();
+    fs::rename(&away, &state).unwrap();
+    held.there.start_agent();
+    assert_eq!(held.resolve(&[]), "it has moved");
+    wait_until("it has ended here", || held.counter.running().len() == 1);
+    assert!(!held.is_here(true));
+    held.counter.goes_on();
+}
+
+/// While a process looks on that asks an agent that is gone, the user may know better.
+#[test]
+fn a_lost_destination_is_not_waited_for() {
+    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+    held.migration.kill().unwrap();
+    held.migration.wait().unwrap();
+    held.there.stop_agent();
+    held.release();
+    assert_eq!(held.resolve(&["--keep-here"]), "it goes on here");
+    held.counter.goes_on();
+    let state = held.here.path("state");
+    wait_until("nobody looks on any more", || {
+        pids_of(&["--watch", "one", state.to_str().unwrap()]).is_empty()
+    });
+}
+
+/// A program whose last deed is done where it moves to.
+struct LastDeed {
+    dir: tempfile::TempDir,
+    child: Child,
+}
+
+impl LastDeed {
+    /// It looks all the time whether it is to do it, and ends then.
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let script = "touch begun; while ! test -e go; do :; done; echo done >>out";
+        let mut command = Command::new("setsid");
+        command.args(["sh", "-c", script]).current_dir(dir.path());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        wait_until("it has begun", || dir.path().join("begun").exists());
+        Self { dir, child }
+    }
+
+    fn done(&self) -> String {
+        fs::read_to_string(self.dir.path().join("out")).unwrap_or_default()
+    }
+}
+
+impl Drop for LastDeed {
+    fn drop(&mut self) {
+        let _ = (self.child.kill(), self.child.wait());
+    }
+}
+
+/// Two hosts, of which the restores of the second one wait at a point, for as long as a file of the first one is missing.
+fn waiting_at(point: &str) -> (Host, Host) {
+    let (here, mut there) = (Host::new(), Host::new());
+    let script = format!(
+        "test $CRTOOLS_SCRIPT_ACTION != {point} || {{ touch {}; until test -e {}; do sleep 0.01; done; }}",
+        here.path("reached").display(),
+        here.path("released").display(),
+    );
+    for word in ["--action-script", &script] {
+        there.options.push(format!("--restore-option={word}"));
+    }
+    there.start_agent();
+    (here, there)
+}
+
+/// Tasks that end right after they were woken have moved: what they have done is not done again here.
+#[test]
+fn what_ends_when_it_runs_has_moved() {
+    for mode in ["stop-and-copy", "pipelined", "post-copy"] {
+        let (here, there) = waiting_at("pre-resume");
+        let deed = LastDeed::start();
+        let args = ["--pid", &deed.child.id().to_string(), "--mode", mode, "--json"];
+        let migration = here.migrate(&args).arg(&there.address).spawn().unwrap();
+        wait_until("it is about to run", || here.path("reached").exists());
+        fs::write(deed.dir.path().join("go"), "").unwrap();
+        fs::write(here.path("released"), "").unwrap();
+        judge(&migration.wait_with_output().unwrap()).unwrap();
+        assert_eq!(deed.done(), "done\n", "{mode}");
+        assert_eq!(here.phases("source"), ["moved"], "{mode}");
+        wait_until("it is written down", || there.phases("destination") == ["moved"]);
+    }
+}
+
+/// The same if the agent ends before it has written that down.
+#[test]
+fn what_ends_with_the_agent_has_moved() {
+    let (here, mut there) = waiting_at("post-resume");
+    let deed = LastDeed::start();
+    let args = ["--pid", &deed.child.id().to_string(), "--mode", "pre-copy", "--json"];
+    let migration = here.migrate(&args).arg(&there.address).spawn().unwrap();
+    wait_until("it runs there", || here.path("reached").exists());
+    fs::write(deed.dir.path().join("go"), "").unwrap();
+    wait_until("it has done it", || deed.done() == "done\n");
+    there.stop_agent();
+    fs::write(here.path("released"), "").unwrap();
+    there.start_agent();
+    judge(&migration.wait_with_output().unwrap()).unwrap();
+    assert_eq!(deed.done(), "done\n");
+    assert_eq!((here.phases("source"), there.phases("destination")), both("moved"));
+    wait_until("both tidy up", || here.is_clean() && there.is_clean());
+}
+
+fn both(phase: &str) -> (Vec<String>, Vec<String>) {
+    (vec![phase.to_owned()], vec![phase.to_owned()])
+}
+
+/// What the user has stopped stays stopped when a migration fails, and everything else goes on.
+#[test]
+fn what_was_stopped_before_stays_so() {
+    const STOPS: &str = "sleep 100000 & kill -STOP $!; exec \"$@\"";
+    let plain = ["setsid", "sh", "-c", STOPS, "sh"];
+    let own_pids = [&["setsid", "unshare", "--pid", "--fork"], &plain[1..]].concat();
+    for (prefix, mode) in
+        [(&plain[..], "stop-and-copy"), (&plain, "post-copy"), (&own_pids, "pipelined")]
+    {
+        let (here, mut there) = (Host::new(), Host::new());
+        for word in ["--action-script", "test $CRTOOLS_SCRIPT_ACTION != pre-resume"] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        there.start_agent();
+        let mut counter = Counter::start_under(prefix, 100, 1);
+        if prefix == own_pids {
+            counter.pid = child_of(counter.child.id());
+        }
+        let stopped = Killed(child_of(counter.pid.cast_unsigned()));
+        wait_until("it is stopped", || state_of(stopped.0) == Some('T'));
+        let error = here.moves(counter.pid, mode, &there.address).unwrap_err();
+        assert!(error.contains("they go on here"), "{mode}: {error}");
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
+        assert_eq!(state_of(stopped.0), Some('T'), "{mode}");
+        assert_eq!(here.phases("source"), ["stayed"]);
+        // Nothing but that keeps it.
+        kill_process(Pid::from_raw(stopped.0).unwrap(), Signal::CONT).unwrap();
+        wait_until("it goes on", || state_of(stopped.0) == Some('S'));
     }
 }
 

@@ -20,6 +20,10 @@ pub struct Job {
     /// others. Names as in `CRTOOLS_SCRIPT_ACTION`: `post-dump`, `post-restore`, …
     #[serde(default)]
     pub holds: Vec<String>,
+    /// The points at which the worker leaves an empty file of that name in `dir`, so that they are known to have been
+    /// reached when nobody is left who was told.
+    #[serde(default)]
+    pub marks: Vec<String>,
     /// The numbers under which the worker finds the descriptors that come along, in
     /// their order (`--inherit-fd fd[5]:key`).
     #[serde(default)]

@@ -5,7 +5,9 @@
 
 mod alone;
 mod audit;
+mod callers;
 mod director;
+mod identity;
 mod joining;
 mod rehearsal;
 mod reservation;
@@ -26,8 +28,9 @@ use std::time::Duration;
 use torpor_tls::Keys;
 
 use self::alone::Alone;
+use self::callers::{Caller, Callers};
 use self::joining::Waiting;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::record::{Side, all, make_private};
 use crate::runtime::{Container, Runtime, Terms};
 use crate::wire::address::Listener;
@@ -35,7 +38,7 @@ use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request, Subject, Summary};
 use crate::wire::owner;
 
-/// Connections at a time: more wait to be accepted.
+/// Connections at a time of which it is known what they are for: more wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
 /// Migrations that are listed: as many as a message has room for.
 const MAX_LISTED: usize = 200;
@@ -92,10 +95,29 @@ impl AgentSettings {
 #[derive(Debug)]
 pub(crate) struct Agent {
     settings: AgentSettings,
+    /// The number that this agent is known by.
+    identity: String,
     _alone: Alone,
     /// Who waits for connections for pages, by the token that these show.
     joining: Mutex<HashMap<String, Waiting>>,
     connections: AtomicUsize,
+    callers: Arc<Callers>,
+}
+
+/// A connection that is counted as long as this is there.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn among(all: &'a AtomicUsize) -> Self {
+        all.fetch_add(1, Ordering::Relaxed);
+        Self(all)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Agent {
@@ -107,9 +129,11 @@ impl Agent {
         make_private(&settings.state_dir)?;
         make_private(&settings.work_dir)?;
         let alone = Alone::claim(&[&settings.state_dir, &settings.work_dir])?;
+        let identity = identity::of(&settings.state_dir)?;
         settle::leftovers(&settings);
         let (joining, connections) = (Mutex::default(), AtomicUsize::new(0));
-        Ok(Arc::new(Self { settings, _alone: alone, joining, connections }))
+        let callers = Callers::new();
+        Ok(Arc::new(Self { settings, identity, _alone: alone, joining, connections, callers }))
     }
 
     /// Serves whoever connects, for ever.
@@ -119,28 +143,25 @@ impl Agent {
                 thread::sleep(Duration::from_millis(10));
                 continue;
             }
-            match listener.accept() {
-                Ok(socket) => self.start(socket),
-                Err(error) => {
-                    tracing::warn!("accept: {error}");
-                    thread::sleep(Duration::from_millis(100));
-                }
+            let accepted = listener.accept().context(|| "accept".to_owned());
+            if let Err(error) = accepted.and_then(|socket| self.start(socket)) {
+                tracing::warn!("{error}");
+                thread::sleep(Duration::from_millis(100));
             }
         }
     }
 
-    fn start(self: &Arc<Self>, socket: OwnedFd) {
-        self.connections.fetch_add(1, Ordering::Relaxed);
-        let agent = Arc::clone(self);
+    fn start(self: &Arc<Self>, socket: OwnedFd) -> Result<()> {
+        let (agent, caller) = (Arc::clone(self), self.callers.add(&socket)?);
         thread::spawn(move || {
-            if let Err(error) = agent.handle(socket) {
+            if let Err(error) = agent.handle(socket, caller) {
                 tracing::warn!("{error}");
             }
-            agent.connections.fetch_sub(1, Ordering::Relaxed);
         });
+        Ok(())
     }
 
-    fn handle(&self, socket: OwnedFd) -> Result<()> {
+    fn handle(&self, socket: OwnedFd, caller: Caller) -> Result<()> {
         let socket = match &self.settings.keys {
             Some(keys) => keys.accept(socket)?,
             None => match owner::check(&socket) {
@@ -153,13 +174,16 @@ impl Agent {
             },
         };
         let mut line = Line::open(socket)?;
-        match line.hear()? {
+        let request = line.hear()?;
+        drop(caller);
+        let _counted = Counted::among(&self.connections);
+        match request {
             Request::Begin(begin) => session::run(self, line, *begin),
             Request::Rehearse(begin) => rehearsal::run(self, line, &begin),
             Request::Join { token, round, set } => self.join(line, &token, round, set),
             Request::Query { id } => {
                 self.leave_alone(&id);
-                let reply = settle::answer(&self.settings, &id);
+                let reply = settle::answer(&self.settings, &self.identity, &id);
                 line.say(&reply.unwrap_or_else(|error| refusal(&error)))
             }
             Request::Status => line.say(&Reply::Migrations { all: self.migrations()? }),
@@ -206,7 +230,6 @@ impl Agent {
     }
 }
 
-/// An error, for the other end.
 /// Answers what is asked, whatever that is, with a refusal.
 fn turn_away(socket: OwnedFd, error: &Error) -> Result<()> {
     let mut line = Line::open(socket)?;
@@ -214,6 +237,7 @@ fn turn_away(socket: OwnedFd, error: &Error) -> Result<()> {
     line.say(&refusal(error))
 }
 
+/// An error, for the other end.
 fn refusal(error: &Error) -> Reply {
     Reply::Refused {
         text: error.to_string(),

@@ -27,7 +27,8 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: &Begin) -> Result<()> {
             Ok(bundle) => bundle,
             Err(error) => return line.say(&refusal(&error)),
         };
-    line.say(&Reply::Ready { token: String::new(), host: here })?;
+    let identity = agent.identity.clone();
+    line.say(&Reply::Ready { token: String::new(), host: here, agent: identity })?;
     let mut round = Incoming::without_pages(images.clone())?;
     loop {
         match line.hear()? {

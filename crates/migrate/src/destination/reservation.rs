@@ -85,8 +85,10 @@ impl<'a> Reservation<'a> {
             tasks: Vec::new(),
             container: container.clone(),
             bundle: None,
-            work: None,
+            work: Some(agent.settings.work_dir.join(&begin.id)),
             volumes: Vec::new(),
+            agent: None,
+            stopped: Vec::new(),
         };
         judge_arrival(agent, &begin, &here)?;
         let ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;

@@ -12,7 +12,9 @@ use torpor_images::{ImageDir, kind};
 use torpor_worker::{Event, Idle, Outcome, Worker};
 
 use super::director::Director;
-use crate::engine::{self, PAGES, POST_RESTORE, SELF, judge, over_pages, repeat, wait_readable};
+use crate::engine::{
+    self, PAGES, POST_RESTORE, POST_RESUME, SELF, judge, over_pages, repeat, wait_readable,
+};
 use crate::error::{Context, Error, Result};
 use crate::host::pid_namespace;
 use crate::runtime::{self, Base, Container, Terms};
@@ -38,6 +40,13 @@ pub(super) struct Beginning<'a> {
     pub base: Option<&'a Base>,
     /// What it may bring.
     pub terms: Terms,
+}
+
+impl Beginning<'_> {
+    /// Where a file is left behind. Tasks that lack pages may still be ended, and go on at the source then.
+    fn marks(&self) -> &'static [&'static str] {
+        if self.is_lazy { &[] } else { &[POST_RESUME] }
+    }
 }
 
 /// Tasks that are being made, and wait when they are.
@@ -80,13 +89,11 @@ impl Restore {
         let images = from.dir.join(&round);
         let needed = if own_pids { Vec::new() } else { process_ids(&images, from.options)? };
         let is_nested = needed.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists());
-        let worker = if is_nested {
-            let above = needed.into_iter().max().unwrap_or(0);
+        let above = is_nested.then(|| needed.into_iter().max().unwrap_or(0));
+        if is_nested {
             tracing::info!("{} gets a pid namespace: a process id is taken", from.subject);
-            engine::start_nested(args, from.dir, &[POST_RESTORE], above)?
-        } else {
-            engine::start(args, from.dir, &[POST_RESTORE], &[])?
-        };
+        }
+        let worker = engine::start_restore(args, from.dir, from.marks(), above)?;
         Ok(Self { worker, is_nested, director, root: None })
     }
 
@@ -105,7 +112,7 @@ impl Restore {
             call.options.extend(["--rounds".to_owned(), director.socket.display().to_string()]);
         }
         call.options.extend(from.options.iter().cloned());
-        let worker = runtime::start(&call, from.dir, &[POST_RESTORE], &[])?;
+        let worker = runtime::start_marked(&call, from.dir, &[POST_RESTORE], from.marks(), &[])?;
         Ok(Self { worker, is_nested: false, director, root: None })
     }
 

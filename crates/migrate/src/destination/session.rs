@@ -19,6 +19,7 @@ use crate::files::{Change, Replica};
 use crate::host::Host;
 use crate::record::Phase;
 use crate::runtime;
+use crate::task::Task;
 use crate::wire::frame::Line;
 use crate::wire::message::{Begin, Kind, Reply, Request, Subject};
 
@@ -89,8 +90,8 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: Begin) -> Result<()> {
 
 impl Session<'_> {
     fn carry_out(&mut self) -> Result<()> {
-        let token = self.place.token.clone();
-        self.line.say(&Reply::Ready { token, host: Host::this() })?;
+        let (token, agent) = (self.place.token.clone(), self.place.agent.identity.clone());
+        self.line.say(&Reply::Ready { token, host: Host::this(), agent })?;
         let patience = self.place.begin.patience.clamp(1, MAX_PATIENCE);
         self.line.beat(Duration::from_secs(patience.into()))?;
         loop {
@@ -304,31 +305,36 @@ impl Session<'_> {
         let Some(restore) = self.restore.take() else { return Ok(()) };
         let root = restore.root;
         self.place.ledger.advance(Phase::Deciding, |record| record.tasks.extend(root))?;
-        let done = restore.wake();
-        if let (Ok(()), Some(pager), Some(root)) = (&done, self.pager.take(), root) {
-            // They run, and end again if the source goes away for good: the pager tells. A link
-            // that is lost lets them wait for pages until there is another one.
-            let said = self.line.say(&Reply::Running { pid: root.pid });
-            self.announce(root.pid);
-            if let Err(error) = pager.finish() {
-                root.end();
-                return Err(error);
-            }
-            settle::decide(&mut self.place.ledger)?;
-            return said;
+        let Err(error) = restore.wake() else { return self.woken(root) };
+        // However it ended: what counts is whether the tasks run, or have run.
+        let Some(pid) = settle::decide(&mut self.place.ledger)? else { return Err(error) };
+        tracing::warn!("{error}");
+        self.tell_running(pid)
+    }
+
+    /// The tasks run, or have run and ended by themselves: what they have done is done.
+    fn woken(&mut self, root: Option<Task>) -> Result<()> {
+        let root = root.ok_or_else(|| Error::refused("restore: it names no process"))?;
+        let Some(pager) = self.pager.take() else {
+            self.place.ledger.advance(Phase::Moved, |_| {})?;
+            return self.tell_running(root.pid);
+        };
+        // They end again if the source goes away for good: the pager tells. A link that is lost lets them wait
+        // for pages until there is another one.
+        let said = self.tell_running(root.pid);
+        if let Err(error) = pager.finish() {
+            root.end();
+            return Err(error);
         }
-        // However it ended: what counts is whether the tasks run.
-        match settle::decide(&mut self.place.ledger)? {
-            Some(pid) => {
-                if let Err(error) = done {
-                    tracing::warn!("{error}");
-                }
-                let said = self.line.say(&Reply::Running { pid });
-                self.announce(pid);
-                said
-            }
-            None => Err(done.err().unwrap_or_else(|| Error::refused("the tasks have ended"))),
-        }
+        self.place.ledger.advance(Phase::Moved, |_| {})?;
+        said
+    }
+
+    /// Tells the source, and whoever sends to their addresses.
+    fn tell_running(&mut self, pid: i32) -> Result<()> {
+        let said = self.line.say(&Reply::Running { pid });
+        self.announce(pid);
+        said
     }
 
     fn script(&self, stage: Stage) -> Result<()> {

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{AgentSettings, volume};
+use crate::engine::POST_RESUME;
 use crate::error::{Error, Result};
 use crate::host::{boot, pid_namespace};
 use crate::record::{Ledger, Phase, Record, Side, all, look};
@@ -46,7 +47,8 @@ fn decide_later(ledger: &mut Ledger) -> Result<Option<i32>> {
     decide(ledger)
 }
 
-/// The root of the tasks, if they run. The job that made them lets them run, or ends them.
+/// The root of the tasks, if they run, or have run with all their memory and ended since. The job that made them lets
+/// them run, or ends them.
 fn running(record: &Record) -> Result<Option<i32>> {
     if record.boot != boot() {
         return Ok(None);
@@ -64,23 +66,24 @@ fn running(record: &Record) -> Result<Option<i32>> {
         }
         thread::sleep(PAUSE);
     }
-    Ok(record.tasks.first().filter(|root| root.goes_on()).map(|root| root.pid))
+    let ran = record.work.as_ref().is_some_and(|dir| dir.join(POST_RESUME).exists());
+    Ok(record.tasks.first().filter(|root| ran || root.goes_on()).map(|root| root.pid))
 }
 
-/// What has become of a migration. One that has not come to its decision never will.
+/// What has become of a migration. One that has not come to its decision never will. `agent` is the number of this one.
 ///
 /// # Errors
 /// If that cannot be told now.
-pub(super) fn answer(settings: &AgentSettings, id: &str) -> Result<Reply> {
-    let start = Instant::now();
+pub(super) fn answer(settings: &AgentSettings, agent: &str, id: &str) -> Result<Reply> {
+    let (start, agent) = (Instant::now(), agent.to_owned());
     loop {
         if look(&settings.state_dir, Side::Destination, id)?.is_none() {
-            // It never came here, or its record is lost with its disk.
-            return Ok(Reply::State { phase: Phase::Stayed, pid: None });
+            // Who asks has been told that it may come: the record was here, or is another agent's.
+            return Ok(Reply::Unknown { agent });
         }
         if let Some(mut ledger) = Ledger::take_over(&settings.state_dir, Side::Destination, id)? {
             let pid = decide_later(&mut ledger)?;
-            return Ok(Reply::State { phase: ledger.record().phase, pid });
+            return Ok(Reply::State { phase: ledger.record().phase, pid, agent });
         }
         if start.elapsed() > PATIENCE {
             return Err(Error::refused(format!("migration {id} is in progress")));

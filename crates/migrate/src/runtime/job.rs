@@ -91,11 +91,27 @@ pub type Streams<'a> = [Option<BorrowedFd<'a>>; 3];
 /// # Errors
 /// If no process can be started.
 pub fn start(call: &Call, dir: &Path, holds: &[&str], fds: &[Numbered<'_>]) -> Result<Worker> {
+    start_marked(call, dir, holds, &[], fds)
+}
+
+/// As [`start`]; the engine leaves a file behind at the points `marks`.
+///
+/// # Errors
+/// If no process can be started.
+pub(crate) fn start_marked(
+    call: &Call,
+    dir: &Path,
+    holds: &[&str],
+    marks: &[&str],
+    fds: &[Numbered<'_>],
+) -> Result<Worker> {
     let text = serde_json::to_string(call).map_err(|error| Error::refused(error.to_string()))?;
+    let words = |points: &[&str]| points.iter().map(|&point| point.to_owned()).collect();
     let job = Job {
         args: vec![text],
         dir: dir.to_owned(),
-        holds: holds.iter().map(|&point| point.to_owned()).collect(),
+        holds: words(holds),
+        marks: words(marks),
         descriptors: fds.iter().map(|&(number, _)| number).collect(),
     };
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|&(_, fd)| fd).collect();
@@ -163,7 +179,7 @@ impl Desk<'_> {
     }
 
     /// The options that the runtime has no words for.
-    fn configure(&self, options: &[String], has_pages: bool) -> Result<()> {
+    fn configure(&self, options: &[String], marks: &[String], has_pages: bool) -> Result<()> {
         let mut lines = lines(options);
         let quoted = |path: PathBuf| path.display().to_string().replace('"', "\\\"");
         lines.push(format!("action-script \"/bin/sh {}\"", quoted(self.file("sh"))));
@@ -171,12 +187,14 @@ impl Desk<'_> {
             lines.push(format!("address \"unix:{}\"", quoted(self.file("pages"))));
         }
         let own = own()?;
+        let mark = |point: &String| format!("{point}) : >'{}';;\n", shell(&self.dir.join(point)));
         let script = format!(
             "case \"$CRTOOLS_SCRIPT_ACTION\" in pre-dump|post-dump|post-restore)\n\
-             exec '{}' {} '{}';; esac\n",
+             exec '{}' {} '{}';;\n{}esac\n",
             shell(&own),
             gate::COMMAND,
             shell(&self.file("gate")),
+            marks.iter().map(mark).collect::<String>(),
         );
         let bin = self.bin();
         fs::create_dir_all(&bin).context(|| bin.display().to_string())?;
@@ -291,7 +309,7 @@ fn carry_out(job: &Job, fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<Out
         }
     }
     let desk = Desk { dir: &job.dir, name: format!("runtime-{}", std::process::id()) };
-    desk.configure(&call.options, pages.is_some())?;
+    desk.configure(&call.options, &job.marks, pages.is_some())?;
     let [input, out, err] = streams.map(|fd| fd.map(Stdio::from));
     let gates = desk.listen("gate")?;
     let is_lost = Arc::new(AtomicBool::new(false));

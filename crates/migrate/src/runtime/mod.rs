@@ -28,6 +28,7 @@ pub use self::bundle::{
 use self::conmon::Conmon;
 pub use self::conmon::{NAME as CONMON, run as conmon};
 pub use self::idle::serve as idle;
+pub(crate) use self::job::start_marked;
 pub use self::job::{Call, Streams, remove, serve, start, start_restore, wait};
 pub use self::podman::{ARCHIVE, Ways};
 use crate::error::{Context, Error, Result};

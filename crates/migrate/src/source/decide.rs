@@ -1,5 +1,6 @@
 //! Where the tasks go on: here or there, and never at both.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -7,12 +8,12 @@ use rustix::process::Signal;
 use torpor_worker::{Event, Worker};
 
 use super::Source;
+use super::frozen::Frozen;
 use super::link::{Happening, unexpected};
 use crate::engine;
 use crate::error::{Context, Error, Result};
-use crate::record::{Ledger, Phase};
+use crate::record::{Ledger, Phase, Record};
 use crate::runtime;
-use crate::task;
 use crate::wire::Peer;
 use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request};
@@ -36,8 +37,10 @@ pub(super) enum Verdict {
 impl Source<'_> {
     /// The tasks are stopped here and their images complete there.
     pub(super) fn decide(&mut self, mut worker: Worker) -> Result<i32> {
+        // While the destination makes them.
+        let frozen = self.frozen()?;
         self.prepared(&mut worker)?;
-        self.record_decision()?;
+        self.record_decision(frozen)?;
         let (verdict, why) = match self.go() {
             Ok(pid) => (Verdict::There(pid), None),
             Err(error) => self.ask(error)?,
@@ -71,7 +74,8 @@ impl Source<'_> {
     /// The tasks are stopped here, and all but their pages is there. The job serves these from
     /// here on, and ends the tasks when the destination has all of them, or lets them go on.
     pub(super) fn lend(&mut self, mut worker: Worker) -> Result<i32> {
-        self.record_decision()?;
+        let frozen = self.frozen()?;
+        self.record_decision(frozen)?;
         // The job ends the tasks before it is known here that they have moved.
         if let Some(container) = &self.plan.container {
             container.look_away();
@@ -181,11 +185,20 @@ impl Source<'_> {
         }
     }
 
+    /// The tasks, whose last round is complete.
+    fn frozen(&self) -> Result<Frozen> {
+        let last = u32::try_from(self.rounds.len()).unwrap_or(u32::MAX);
+        Frozen::of(self.plan.pid, &self.round_dir(last))
+    }
+
     /// Whatever becomes of this process and the job, the tasks do not go on by themselves from
     /// here on.
-    fn record_decision(&mut self) -> Result<()> {
-        let tasks = task::tree(self.plan.pid)?;
-        self.ledger.advance(Phase::Deciding, |record| record.tasks.clone_from(&tasks))?;
+    fn record_decision(&mut self, frozen: Frozen) -> Result<()> {
+        let Frozen { tasks, stopped } = frozen;
+        self.ledger.advance(Phase::Deciding, |record| {
+            record.tasks.clone_from(&tasks);
+            record.stopped = stopped;
+        })?;
         tasks.iter().for_each(|task| task.signal(Signal::STOP));
         Ok(())
     }
@@ -193,7 +206,7 @@ impl Source<'_> {
     /// What the destination has done, and why that had to be asked.
     fn ask(&mut self, error: Error) -> Result<(Verdict, Option<Error>)> {
         tracing::warn!("{error}; asking the destination what it has done");
-        let verdict = ask_until(&self.plan.to, &self.id, PATIENCE)?;
+        let verdict = ask_until(&self.plan.to, self.ledger.record(), PATIENCE)?;
         // It says why before it says that it has decided.
         let refused = if verdict == Verdict::Here { self.link.last_word() } else { None };
         Ok((verdict, Some(refused.unwrap_or(error))))
@@ -230,12 +243,25 @@ fn stays(why: Option<Error>) -> Error {
 /// Asks the destination what has become of a migration, until it answers.
 ///
 /// # Errors
-/// If it does not: then nobody here can know.
-pub(super) fn ask_until(to: &Peer, id: &str, patience: Duration) -> Result<Verdict> {
-    let start = Instant::now();
+/// If it does not, or another agent does: then nobody here can know.
+pub(super) fn ask_until(to: &Peer, record: &Record, patience: Duration) -> Result<Verdict> {
+    let (start, id) = (Instant::now(), &record.id);
     loop {
-        match ask(to, id, patience) {
-            Ok(verdict) => return Ok(verdict),
+        match ask(to, record, patience) {
+            Ok(Some(verdict)) => return Ok(verdict),
+            Ok(None) => {
+                return Err(Error::refused_with(
+                    format!(
+                        "the destination may have the tasks running, and the agent at {} does not know of it; they \
+                         stay stopped here",
+                        to.address
+                    ),
+                    format!(
+                        "start the agent with the --state-dir that it had: torpor migrate --resolve {id}; if that or its \
+                         host is lost, and they do not run there: torpor migrate --resolve {id} --keep-here"
+                    ),
+                ));
+            }
             Err(error) if start.elapsed() > patience => {
                 return Err(Error::refused_with(
                     format!(
@@ -253,18 +279,24 @@ pub(super) fn ask_until(to: &Peer, id: &str, patience: Duration) -> Result<Verdi
     }
 }
 
-/// An agent that is stopped takes connections and never answers.
-fn ask(to: &Peer, id: &str, patience: Duration) -> Result<Verdict> {
+/// What the destination says; nothing, if it does not know, or is not the agent that the tasks went to. One that is
+/// stopped takes connections and never answers.
+fn ask(to: &Peer, record: &Record, patience: Duration) -> Result<Option<Verdict>> {
     let socket = to.connect()?;
     let limit = Some(patience.min(ANSWER));
     set_socket_timeout(&socket, Timeout::Recv, limit).context(|| "SO_RCVTIMEO".to_owned())?;
     let mut line = Line::open(socket)?;
-    line.say(&Request::Query { id: id.to_owned() })?;
-    match line.hear()? {
-        Reply::State { phase: Phase::Moved, pid } => Ok(Verdict::There(pid.unwrap_or(0))),
-        Reply::State { phase: Phase::Stayed, .. } => Ok(Verdict::Here),
-        reply => Err(unexpected(reply)),
-    }
+    line.say(&Request::Query { id: record.id.clone() })?;
+    let (agent, verdict) = match line.hear()? {
+        Reply::State { phase: Phase::Moved, pid, agent } => {
+            (agent, Some(Verdict::There(pid.unwrap_or(0))))
+        }
+        Reply::State { phase: Phase::Stayed, agent, .. } => (agent, Some(Verdict::Here)),
+        Reply::Unknown { agent } => (agent, None),
+        reply => return Err(unexpected(reply)),
+    };
+    let is_asked = record.agent.as_ref().is_none_or(|asked| *asked == agent);
+    Ok(verdict.filter(|_| is_asked))
 }
 
 /// Ends the tasks here: they run at the destination.
@@ -289,12 +321,16 @@ fn end(ledger: &Ledger) {
     }
 }
 
-/// Lets the tasks go on that were stopped for the decision.
+/// Lets the tasks go on that were stopped for the decision, and no others: one that was stopped before forgets the signal
+/// that it got for it when somebody lets it go on.
 pub(super) fn go_on(ledger: &Ledger) {
-    if let Some(container) = &ledger.record().container {
+    let record = ledger.record();
+    if let Some(container) = &record.container {
         container.look_on();
     }
-    ledger.record().tasks.iter().for_each(|task| task.signal(Signal::CONT));
+    let stopped: HashSet<i32> = record.stopped.iter().copied().collect();
+    let going_on = record.tasks.iter().filter(|task| !stopped.contains(&task.pid));
+    going_on.for_each(|task| task.signal(Signal::CONT));
 }
 
 #[cfg(test)]
@@ -304,6 +340,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+    use crate::record::tests::record;
     use crate::wire::address::Address;
 
     #[test]
@@ -312,8 +349,44 @@ mod tests {
         let path = dir.path().join("agent.socket");
         let _silent = UnixListener::bind(&path).unwrap();
         let to = Peer { address: Address::Unix(path), keys: None };
-        let error = ask_until(&to, "one", Duration::from_millis(50)).unwrap_err();
+        let asked = Record { id: "one".to_owned(), ..record() };
+        let error = ask_until(&to, &asked, Duration::from_millis(50)).unwrap_err();
         assert!(error.to_string().contains("does not answer"), "{error}");
         assert!(error.hint().unwrap().contains("--resolve one --keep-here"), "{error}");
+    }
+
+    /// What an agent says to who asks what has become of a migration to agent `asked`.
+    fn answered(asked: Option<&str>, answer: &Reply) -> Result<Verdict> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let to = Peer { address: Address::Unix(path), keys: None };
+        let record = Record { agent: asked.map(str::to_owned), ..record() };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut line = Line::open(listener.accept().unwrap().0.into()).unwrap();
+                let _: Request = line.hear().unwrap();
+                line.say(answer).unwrap();
+            });
+            ask_until(&to, &record, PATIENCE)
+        })
+    }
+
+    #[test]
+    fn only_the_agent_that_they_went_to_can_tell() {
+        let agent = || "a".to_owned();
+        let moved = Reply::State { phase: Phase::Moved, pid: Some(7), agent: agent() };
+        let stayed = Reply::State { phase: Phase::Stayed, pid: None, agent: agent() };
+        // One that an older version of this program has begun is of no known agent.
+        for asked in [None, Some("a")] {
+            assert_eq!(answered(asked, &moved).unwrap(), Verdict::There(7));
+            assert_eq!(answered(asked, &stayed).unwrap(), Verdict::Here);
+            let unknown = answered(asked, &Reply::Unknown { agent: agent() }).unwrap_err();
+            assert!(unknown.to_string().contains("does not know of it"), "{unknown}");
+            assert!(unknown.hint().unwrap().contains("--keep-here"), "{unknown}");
+        }
+        for answer in [moved, stayed] {
+            answered(Some("b"), &answer).unwrap_err();
+        }
     }
 }

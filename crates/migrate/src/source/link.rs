@@ -15,7 +15,6 @@ use crate::cancel::Cancel;
 use crate::engine::{repeat, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::files::Step;
-use crate::host::Host;
 use crate::wire::Peer;
 use crate::wire::carrier::Carrier;
 use crate::wire::frame::{Line, MAX_FRAME};
@@ -52,11 +51,11 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Connects, and asks whether something may come.
+    /// Connects, and asks whether something may come. With the number of the agent that says so.
     ///
     /// # Errors
     /// If nobody answers there, or with no.
-    pub(super) fn begin(to: &Peer, begin: Begin, limit: Option<u64>) -> Result<(Self, Host)> {
+    pub(super) fn begin(to: &Peer, begin: Begin, limit: Option<u64>) -> Result<(Self, String)> {
         Self::open(to, &Request::Begin(Box::new(begin)), limit)
     }
 
@@ -64,15 +63,15 @@ impl Link {
     ///
     /// # Errors
     /// If nobody answers there, or with no.
-    pub(super) fn rehearse(to: &Peer, begin: Begin) -> Result<(Self, Host)> {
-        Self::open(to, &Request::Rehearse(Box::new(begin)), None)
+    pub(super) fn rehearse(to: &Peer, begin: Begin) -> Result<Self> {
+        Self::open(to, &Request::Rehearse(Box::new(begin)), None).map(|(link, _)| link)
     }
 
-    fn open(to: &Peer, request: &Request, limit: Option<u64>) -> Result<(Self, Host)> {
+    fn open(to: &Peer, request: &Request, limit: Option<u64>) -> Result<(Self, String)> {
         let mut line = Line::open(to.connect()?)?;
         line.say(request)?;
         match line.hear()? {
-            Reply::Ready { token, host } => {
+            Reply::Ready { token, agent, .. } => {
                 let mut connections = 1;
                 if let Request::Begin(begin) = request {
                     connections = begin.connections;
@@ -80,7 +79,7 @@ impl Link {
                 }
                 let pages = Pages { to: to.clone(), token, connections, sets: AtomicU64::new(0) };
                 let (budget, meter) = (Budget::new(), Meter::new(limit));
-                Ok((Self { line, pages: Arc::new(pages), budget, meter }, host))
+                Ok((Self { line, pages: Arc::new(pages), budget, meter }, agent))
             }
             reply => Err(unexpected(reply)),
         }

@@ -4,6 +4,7 @@
 mod decide;
 mod estimate;
 mod files;
+mod frozen;
 mod link;
 mod rehearsal;
 mod resolve;
@@ -267,7 +268,7 @@ impl<'a> Source<'a> {
             connections: plan.connections,
             patience: plan.patience,
         };
-        let (link, _there) = Link::begin(&plan.to, begin, plan.bandwidth)?;
+        let (link, agent) = Link::begin(&plan.to, begin, plan.bandwidth)?;
         let work_dir = work_dir(plan, &id);
         let record = Record {
             id: id.clone(),
@@ -285,6 +286,8 @@ impl<'a> Source<'a> {
             work: Some(work_dir.clone()),
             volumes: Vec::new(),
         };
+            agent: Some(agent),
+            stopped: Vec::new(),
         let ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
         let work = WorkDir::create(work_dir)?;
         let watch = Some(Watch::start(&plan.state_dir, &id, plan.patience, &plan.key_files)?);

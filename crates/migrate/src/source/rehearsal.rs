@@ -82,7 +82,7 @@ pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
         note(&error);
     }
     let mut link = match Link::rehearse(&plan.to, begin) {
-        Ok((link, _)) => Some(link),
+        Ok(link) => Some(link),
         Err(error) => {
             note(&error);
             None

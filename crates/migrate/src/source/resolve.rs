@@ -24,8 +24,14 @@ use crate::work;
 
 /// How long a command that ends may take to let go of its record.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a process that asks the destination may have it.
+const TURN: Duration = Duration::from_secs(60);
 /// How long the destination is asked in the background.
 const DAY: Duration = Duration::from_secs(24 * 3600);
+/// How long at a time: in between somebody else may decide who knows better.
+const AT_ONCE: Duration = Duration::from_secs(5);
+/// How long it is not asked then.
+const BREAK: Duration = Duration::from_millis(500);
 /// How often is looked.
 const PAUSE: Duration = Duration::from_millis(5);
 /// What the watch is told when all is well.
@@ -121,7 +127,22 @@ pub(crate) fn watch(state_dir: &Path, id: &str, patience: u32, keys: Option<Keys
             owner.inspect(|owner| owner.signal(Signal::KILL));
         }
     }
-    resolve(state_dir, id, false, keys, DAY).map(drop)
+    ask_all_day(state_dir, id, keys.as_ref())
+}
+
+/// Brings a migration to its end whenever the destination answers.
+fn ask_all_day(state_dir: &Path, id: &str, keys: Option<&Keys>) -> Result<()> {
+    let start = Instant::now();
+    // Without a record nobody can know any more what it was.
+    while look(state_dir, Side::Source, id)?.is_some() {
+        match resolve(state_dir, id, false, keys.cloned(), AT_ONCE) {
+            Ok(_) => break,
+            Err(error) if start.elapsed() > DAY => return Err(error),
+            Err(error) => tracing::debug!("{error}"),
+        }
+        thread::sleep(BREAK);
+    }
+    Ok(())
 }
 
 /// Brings a migration to its end that nobody works on any more; with `keep_here`, without
@@ -167,11 +188,10 @@ fn settle(
     let verdict = if keep_here {
         Verdict::Here
     } else {
-        let id = &record.id;
         let address = record.peer.parse().map_err(|why| {
-            Error::refused(format!("record of {id}: destination {:?}: {why}", record.peer))
+            Error::refused(format!("record of {}: destination {:?}: {why}", record.id, record.peer))
         })?;
-        ask_until(&Peer { address, keys }, id, patience)?
+        ask_until(&Peer { address, keys }, record, patience)?
     };
     match verdict {
         Verdict::There(_) => {
@@ -191,15 +211,16 @@ fn settle(
 }
 
 fn take_over(state_dir: &Path, id: &str) -> Result<Ledger> {
-    if look(state_dir, Side::Source, id)?.is_none() {
+    let Some(record) = look(state_dir, Side::Source, id)? else {
         return Err(Error::refused(format!("no migration {id} has started here")));
-    }
+    };
     let start = Instant::now();
+    let is_at_work = || record.owner.is_some_and(|owner| owner.lives());
     loop {
         if let Some(ledger) = Ledger::take_over(state_dir, Side::Source, id)? {
             return Ok(ledger);
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > if is_at_work() { PATIENCE } else { TURN } {
             return Err(Error::refused(format!("migration {id} is in progress")));
         }
         std::thread::sleep(PAUSE);

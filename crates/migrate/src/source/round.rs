@@ -195,7 +195,7 @@ impl Source<'_> {
         }
     }
 
-    fn round_dir(&self, number: u32) -> PathBuf {
+    pub(super) fn round_dir(&self, number: u32) -> PathBuf {
         self.work.path().join(number.to_string())
     }
 

@@ -152,6 +152,8 @@ pub(crate) enum Reply {
         token: String,
         /// The host that it comes to.
         host: Host,
+        /// The number of the agent: only that one can tell what has become of it.
+        agent: String,
     },
     /// This connection belongs to a round now.
     Joined,
@@ -187,6 +189,13 @@ pub(crate) enum Reply {
         phase: Phase,
         /// The process id of the root, if it runs.
         pid: Option<i32>,
+        /// The number of the agent.
+        agent: String,
+    },
+    /// This agent does not know such a migration: it is another one, or has lost its record.
+    Unknown {
+        /// The number of the agent.
+        agent: String,
     },
     /// What this agent has done and does.
     Migrations {

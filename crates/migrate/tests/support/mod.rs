@@ -272,8 +272,7 @@ impl Counter {
                 && String::from_utf8_lossy(&words).contains(&path)
         });
         let state = |pid: &i32| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())?;
+            let state = state_of(*pid)?;
             Some(if has_been_killed(*pid) { 'X' } else { state })
         };
         counts
@@ -313,6 +312,23 @@ fn has_been_killed(pid: i32) -> bool {
     let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
     let pending = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     pending.is_some_and(|mask| mask >> (Signal::KILL.as_raw() - 1) & 1 == 1)
+}
+
+/// A process that is killed in the end.
+pub struct Killed(pub i32);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        if let Some(pid) = Pid::from_raw(self.0) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// The state of a process, as `ps` has it; none if there is none.
+pub fn state_of(pid: i32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
 }
 
 /// The child of a process, once it has one.

@@ -437,7 +437,7 @@ impl Wake {
             args.extend(["--inherit-fd".to_owned(), format!("fd[{number}]:pipe[{inode}]")]);
         }
         let holds = vec!["pre-restore".to_owned()];
-        let job = Job { args, dir: place, holds, descriptors };
+        let job = Job { args, dir: place, holds, descriptors, ..Job::default() };
         run(&job, &fds, |point, worker| {
             // What the worker makes from here on is in the job's cgroups.
             if point == "pre-restore" { self.cgroups.enter(worker) } else { Ok(()) }
