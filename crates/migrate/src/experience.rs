@@ -2,7 +2,8 @@
 //!
 //! How long a host takes for a mapping or a socket, and how fast two hosts pass pages on, is not to
 //! be known beforehand. Each migration that succeeds leaves how far its estimate was off, and the
-//! next one to the same destination, in the same mode, is corrected by the median of these.
+//! next one of the same program, about as large, to the same destination, in the same mode, is corrected by the median of
+//! these.
 
 use std::fs;
 use std::io::Read;
@@ -15,6 +16,7 @@ use crate::forecast::Pause;
 use crate::mode::Mode;
 use crate::pace::Pace;
 use crate::record::make_private;
+use crate::shape::Shape;
 
 /// Migrations of all kinds that are kept, the last ones.
 const KEPT: usize = 200;
@@ -34,6 +36,41 @@ pub(crate) struct Kind {
     pub mode: Mode,
     /// Whether a runtime takes part.
     pub is_container: bool,
+    /// What the root of the tree runs, by its name.
+    pub program: String,
+    /// How large the tree is.
+    pub size: Size,
+}
+
+impl Kind {
+    /// Whether what one of them took says something about the other one.
+    fn is_like(&self, other: &Self) -> bool {
+        self.size.is_like(other.size) && *self == Self { size: self.size, ..other.clone() }
+    }
+}
+
+/// How large a tree is, in powers of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Size {
+    /// Of the number of its tasks.
+    tasks: u32,
+    /// Of the mebibytes of its memory, and of its files in memory.
+    mebibytes: u32,
+}
+
+impl Size {
+    /// That of a tree.
+    #[must_use]
+    pub(crate) fn of(shape: &Shape) -> Self {
+        let power = |number: u64| number.checked_ilog2().unwrap_or(0);
+        let mebibytes = power((shape.memory + shape.files_in_memory) >> 20);
+        Self { tasks: power(shape.tasks.into()), mebibytes }
+    }
+
+    /// Whether none is much larger: one that grows a little is not another one.
+    fn is_like(self, other: Self) -> bool {
+        self.tasks.abs_diff(other.tasks) <= 1 && self.mebibytes.abs_diff(other.mebibytes) <= 1
+    }
 }
 
 /// How the parts of a pause relate to what was expected of them, as factors.
@@ -123,7 +160,7 @@ impl Experience {
     /// What migrations of this kind say, if there were any.
     #[must_use]
     pub(crate) fn lesson(&self, kind: &Kind) -> Option<Lesson> {
-        let like = self.samples.iter().rev().filter(|it| it.kind == *kind).take(COUNTED);
+        let like = self.samples.iter().rev().filter(|it| it.kind.is_like(kind)).take(COUNTED);
         let like: Vec<&Sample> = like.collect();
         let all = |of: fn(&Factors) -> f64| median(like.iter().map(|it| of(&it.factors)));
         let factors = Factors {
@@ -177,7 +214,36 @@ mod tests {
     }
 
     fn kind(mode: Mode) -> Kind {
-        Kind { to: "there".to_owned(), mode, is_container: false }
+        of("server", 1, 100, mode)
+    }
+
+    fn of(program: &str, tasks: u32, mebibytes: u64, mode: Mode) -> Kind {
+        let shape = Shape { tasks, memory: mebibytes << 20, ..Shape::default() };
+        let (to, program, size) = ("there".to_owned(), program.to_owned(), Size::of(&shape));
+        Kind { to, mode, is_container: false, program, size }
+    }
+
+    /// A graph of a gigabyte says nothing about a tree of processes, nor about a small graph.
+    #[test]
+    fn others_teach_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let factors = Factors::between(&pause(1, 1, 1), &pause(2, 2, 2));
+        let graph = of("walker", 1, 1000, Mode::PreCopy);
+        Experience::of(dir.path()).add(graph, factors, None).unwrap();
+        let learned = |program, tasks, mebibytes| {
+            let kind = of(program, tasks, mebibytes, Mode::PreCopy);
+            Experience::of(dir.path()).lesson(&kind).is_some()
+        };
+        // Which power of two it is just below or above is no difference.
+        assert!(
+            learned("walker", 1, 1000) && learned("walker", 2, 1030) && learned("walker", 1, 300)
+        );
+        assert!(!learned("ring", 1, 1000), "another program");
+        assert!(!learned("walker", 500, 1000), "many processes");
+        assert!(!learned("walker", 1, 100) && !learned("walker", 1, 8000), "another size");
+        let files = Shape { tasks: 1, files_in_memory: 1000 << 20, ..Shape::default() };
+        let memory = Shape { memory: 1000 << 20, files_in_memory: 0, ..files };
+        assert_eq!(Size::of(&files), Size::of(&memory));
     }
 
     #[test]

@@ -159,10 +159,10 @@ fn rounds_end_by_the_expected_pause() {
     let (rounds, expected) = moves(1, 1e6);
     assert_eq!(rounds, 2, "one of tasks that run");
     // The rounds are as short, but the pause was a hundred times as long as that.
-    let kind = json!({"to": there.address, "mode": "pre-copy", "is_container": false});
-    let factors = json!({"freeze": 100.0, "transfer": 100.0, "restore": 100.0});
-    let sample = json!([{"kind": kind, "factors": factors, "pace": null}]);
-    std::fs::write(&experience, sample.to_string()).unwrap();
+    let mut samples: Value = serde_json::from_slice(&std::fs::read(&experience).unwrap()).unwrap();
+    samples[0]["factors"] = json!({"freeze": 100.0, "transfer": 100.0, "restore": 100.0});
+    samples[0]["pace"] = Value::Null;
+    std::fs::write(&experience, samples.to_string()).unwrap();
     // Far from both, since a busy machine is now slower and now faster.
     let most = 2.0 * expected;
     let (rounds, longer) = moves(1, most);

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use torpor_kernel::proc;
+
 use super::{Plan, Source};
-use crate::experience::{Experience, Factors, Kind};
+use crate::error::Result;
+use crate::experience::{Experience, Factors, Kind, Size};
 use crate::forecast::{FILL, Measured, Pause, float, seconds};
 use crate::pace::{LINK, Pace};
 use crate::report::{Downtime, Estimate, Round};
@@ -11,9 +14,15 @@ use crate::shape::Shape;
 use crate::task;
 
 /// What a migration is comparable with.
-pub(super) fn kind(plan: &Plan) -> Kind {
+///
+/// # Errors
+/// If there is no such tree.
+pub(super) fn kind(plan: &Plan) -> Result<Kind> {
     let (to, is_container) = (plan.to.address.to_string(), plan.container.is_some());
-    Kind { to, mode: plan.mode, is_container }
+    let size = Size::of(&Shape::of(&task::tree(plan.pid)?));
+    let name = proc::stat(plan.pid).map(|stat| stat.comm).unwrap_or_default();
+    let program = String::from_utf8_lossy(&name).into_owned();
+    Ok(Kind { to, mode: plan.mode, is_container, program, size })
 }
 
 impl Source<'_> {
@@ -25,10 +34,12 @@ impl Source<'_> {
         // The first round there was of all of the tree.
         let whole = first.filter(|_| self.plan.builds_early());
         let frozen = last.map_or(Duration::ZERO, |last| last.frozen);
-        let freeze = freeze(whole.map(|first| first.frozen), frozen, shape.cost());
+        let freeze = freeze(whole.map(|first| first.frozen), frozen, &shape);
+        // Until a round has brought it, only the files in memory are known of what is no page.
+        let state = if self.state_bytes > 0 { self.state_bytes } else { shape.files_in_memory };
         let measured = Measured {
             memory: first.map_or(shape.memory, |first| first.bytes),
-            state: self.state_bytes,
+            state,
             link: pace.rate,
             freeze,
             restore: freeze,
@@ -39,7 +50,7 @@ impl Source<'_> {
         };
         let left = left(&self.rounds).unwrap_or(float(measured.memory));
         let plain = measured.pause(self.plan.mode, left);
-        let lesson = self.experience.lesson(&kind(self.plan));
+        let lesson = self.experience.lesson(&self.kind);
         let pause = lesson.map_or(plain, |lesson| lesson.factors.correct(&plain));
         let after = measured.after(self.plan.mode, left);
         Some(Estimate { plain, pause, after, learned_from: lesson.map_or(0, |lesson| lesson.of) })
@@ -54,9 +65,8 @@ impl Source<'_> {
         let waited = self.rounds.len() - usize::from(self.plan.mode.is_lazy());
         // Others may have learned something meanwhile.
         let experience = Experience::of(&self.plan.state_dir);
-        if let Err(error) =
-            experience.add(kind(self.plan), factors, Pace::of(&self.rounds[..waited]))
-        {
+        let pace = Pace::of(&self.rounds[..waited]);
+        if let Err(error) = experience.add(self.kind.clone(), factors, pace) {
             tracing::warn!("{error}");
         }
     }
@@ -64,11 +74,15 @@ impl Source<'_> {
 
 /// How long the last round stops the tasks before it sends pages. It looks at all that the first one of a tree looks at (`whole`),
 /// and makes no twins of tasks that go on; those between look at memory only. It is between the two, which may be far apart: the
-/// geometric mean. Without a whole one, all else costs what its `shape` says.
-fn freeze(whole: Option<Duration>, last: Duration, shape: Duration) -> Duration {
+/// geometric mean; but files in memory are read again in whole. Without a whole one, all else costs what its `shape` says.
+fn freeze(whole: Option<Duration>, last: Duration, shape: &Shape) -> Duration {
     match whole {
-        Some(whole) => seconds((whole.as_secs_f64() * last.as_secs_f64()).sqrt()),
-        None => shape + last,
+        Some(whole) => {
+            let files = whole.mul_f64(shape.archive().as_secs_f64() / shape.cost().as_secs_f64());
+            let others = whole.saturating_sub(files);
+            files + seconds((others.as_secs_f64() * last.as_secs_f64()).sqrt())
+        }
+        None => shape.cost() + last,
     }
 }
 
@@ -109,9 +123,14 @@ mod tests {
 
     #[test]
     fn the_last_round_looks_at_more_than_the_one_before() {
-        let [whole, last, shape] = [160, 10, 5].map(Duration::from_millis);
-        assert_eq!(freeze(Some(whole), last, shape).as_millis(), 40);
-        assert_eq!(freeze(None, last, shape).as_millis(), 15);
+        let [whole, last] = [160, 10].map(Duration::from_millis);
+        let plain = Shape::default();
+        assert_eq!(freeze(Some(whole), last, &plain).as_millis(), 40);
+        assert_eq!(freeze(None, last, &plain), plain.cost() + last);
+        // Nearly all of it is files in memory, which the last round reads as well.
+        let files = Shape { files_in_memory: 1 << 30, ..plain };
+        assert!(freeze(Some(whole), last, &files).as_millis() > 158);
+        assert!(freeze(None, last, &files) > files.archive());
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub(crate) use self::resolve::{cancel, resolve, watch};
 use crate::address::{self, Stage};
 use crate::cancel::Cancel;
 use crate::error::{Error, Result};
-use crate::experience::Experience;
+use crate::experience::{Experience, Kind};
 use crate::files::Mirror;
 use crate::forecast::{float, is_last};
 use crate::host::{self, Host, pid_namespace};
@@ -121,8 +121,9 @@ pub(crate) struct Source<'a> {
     files_time: Duration,
     /// Bytes of images other than pages, once a round has brought all of them.
     state_bytes: u64,
-    /// What earlier migrations took.
+    /// What earlier migrations took, and what of that is like this one.
     experience: Experience,
+    kind: Kind,
     /// What the pause was expected to be when it began.
     estimate: Option<Estimate>,
     /// What carries the pages that are fetched when the tasks run there.
@@ -251,7 +252,7 @@ impl<'a> Source<'a> {
     fn begin(plan: &'a Plan, root: Task, cancel: Cancel) -> Result<Self> {
         judge(plan)?;
         let id = plan.id.clone().map_or_else(new_id, Ok)?;
-        let shell_job = is_shell_job(&root)?;
+        let (shell_job, kind) = (is_shell_job(&root)?, estimate::kind(plan)?);
         let here = Host::this();
         let running = plan.container.as_ref().map(Container::running).transpose()?;
         let subject = subject(plan, &root, shell_job)?;
@@ -285,9 +286,9 @@ impl<'a> Source<'a> {
             bundle: running.map(|container| container.bundle),
             work: Some(work_dir.clone()),
             volumes: Vec::new(),
-        };
             agent: Some(agent),
             stopped: Vec::new(),
+        };
         let ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
         let work = WorkDir::create(work_dir)?;
         let watch = Some(Watch::start(&plan.state_dir, &id, plan.patience, &plan.key_files)?);
@@ -305,6 +306,7 @@ impl<'a> Source<'a> {
             files_time: Duration::ZERO,
             state_bytes: 0,
             experience: Experience::of(&plan.state_dir),
+            kind,
             estimate: None,
             carrier: None,
             has_stopped: false,

@@ -59,7 +59,7 @@ struct Checked {
 /// If there is no such tree; what keeps this from finding out anything.
 pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
     let root = find_root(plan.pid)?;
-    let shell_job = is_shell_job(&root)?;
+    let (shell_job, kind) = (is_shell_job(&root)?, kind(plan)?);
     let id = new_id()?;
     let begin = Begin {
         id: id.clone(),
@@ -111,7 +111,7 @@ pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
         speed = Some(link.measure(MEASURING)?);
         link.part()?;
     }
-    let lesson = Experience::of(&plan.state_dir).lesson(&kind(plan));
+    let lesson = Experience::of(&plan.state_dir).lesson(&kind);
     let measured = match (checked, speed) {
         (Some(checked), Some(speed)) => Some(forecast(plan, &checked, speed, lesson)?),
         _ => None,
