@@ -20,17 +20,26 @@ static long written;
 // Threads that touch memory: as many as keep the processors busy while some of them wait.
 #define TOUCHERS 16
 
-// What they are told and tell, in a file: when to begin, and how many pages they were
-// through with in which time.
+// Touches that take less than this had nothing to wait for.
+#define NOTHING 2000ul
+// The times of the others are counted by tenths of a millisecond, the last of which has all that took longer.
+#define TENTHS 1000ul
+
+// What they are told and tell, in a file: when to begin, how many pages they were through with in
+// which time, and for how long they waited for how many of these.
 static volatile struct {
 	uint64_t go;
 	struct {
 		uint64_t pages, ns;
 	} by[TOUCHERS];
+	uint64_t waited[TENTHS];
 } *work;
 static char *touched;
 static size_t share;
 static int uffd;
+// What the words of each share add up to that are touched, if that is known.
+static size_t expected[TOUCHERS];
+static int is_known;
 
 static void *sleeper(void *arg)
 {
@@ -124,6 +133,14 @@ static void done(size_t self, size_t pages, uint64_t start)
 	work->by[self].ns = now() - start;
 }
 
+static void count(uint64_t ns)
+{
+	uint64_t tenth = ns / 100000;
+
+	if (ns >= NOTHING)
+		__sync_fetch_and_add(&work->waited[tenth < TENTHS ? tenth : TENTHS - 1], 1);
+}
+
 // Reads a word of each page of its share of the memory.
 static void *toucher(void *arg)
 {
@@ -132,12 +149,18 @@ static void *toucher(void *arg)
 
 	while ((size_t)1 << bits < pages)
 		bits++;
-	uint64_t start = begin();
+	uint64_t start = begin(), before = start;
 	for (size_t i = 0; i < (size_t)1 << bits; i++) {
 		size_t page = shuffled(i, bits);
-		if (page < pages)
-			sum += *(volatile size_t *)(touched + self * share + (page << 12));
+		if (page >= pages)
+			continue;
+		sum += *(volatile size_t *)(touched + self * share + (page << 12));
+		uint64_t after = now();
+		count(after - before);
+		before = after;
 	}
+	if (is_known && sum != expected[self])
+		abort();
 	done(self, pages, start);
 	return (void *)sum;
 }
@@ -148,9 +171,9 @@ static void crowd(void *run(void *), char *memory, long mib)
 	int fd = open("touches", O_RDWR | O_CREAT | O_TRUNC, 0600);
 	pthread_t thread;
 
-	if (fd < 0 || ftruncate(fd, 4096))
+	if (fd < 0 || ftruncate(fd, sizeof *work))
 		exit(1);
-	work = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	work = mmap(0, sizeof *work, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (work == MAP_FAILED)
 		exit(1);
 	touched = memory;
@@ -158,6 +181,19 @@ static void crowd(void *run(void *), char *memory, long mib)
 	for (size_t i = 0; i < TOUCHERS; i++)
 		if (pthread_create(&thread, 0, run, (void *)i))
 			exit(1);
+}
+
+// Memory that is as it was left whenever it is touched, or the program ends.
+static void touchers(long mib)
+{
+	char *at = (char *)memory(mib, MADV_NOHUGEPAGE);
+	size_t size = ((size_t)mib << 20) / TOUCHERS;
+
+	for (size_t i = 0; i < TOUCHERS; i++)
+		for (size_t page = 0; page < size >> 12; page++)
+			expected[i] += *(size_t *)(at + i * size + (page << 12));
+	is_known = 1;
+	crowd(toucher, at, mib);
 }
 
 // N MiB whose pages are missing, and the userfaultfd for them.
@@ -287,7 +323,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(kind, "writer"))
 		writes(n);
 	else if (!strcmp(kind, "toucher"))
-		crowd(toucher, (char *)memory(n, MADV_NOHUGEPAGE), n);
+		touchers(n);
 	else if (!strcmp(kind, "served"))
 		served(n, 1);
 	else if (!strcmp(kind, "served-by-two"))

@@ -1,10 +1,9 @@
 //! Pages that are brought in because a program touches them, and all of them over a connection;
 //! against what the kernel needs of either, and against a copy in memory.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::Instant;
 
@@ -12,11 +11,10 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::bench::{Bench, Goal, median, run};
 use crate::lazy::daemon;
-use crate::process::{Running, until};
+use crate::process::Running;
 use crate::subject::Subject;
+use crate::touches::Touches;
 
-/// Threads that touch memory, see `bench/target.c`.
-const TOUCHERS: u64 = 16;
 /// Bytes that are moved at once.
 const CHUNK: usize = 256 << 10;
 /// So that only what is touched is brought in, page by page.
@@ -132,21 +130,9 @@ fn alone(bench: &Bench, kind: &str, mib: u64) -> Result<f64> {
 
 /// Lets the program begin; pages a second that its threads were through with.
 fn touch(bench: &Bench) -> Result<f64> {
-    let file = File::options().read(true).write(true).open(bench.dir.join("touches"))?;
-    let word = |at: u64| -> Result<u64> {
-        let mut bytes = [0; 8];
-        file.read_exact_at(&mut bytes, at * 8)?;
-        Ok(u64::from_le_bytes(bytes))
-    };
-    file.write_all_at(&1_u64.to_le_bytes(), 0)?;
-    let (pages, times) = (|thread| word(1 + 2 * thread), |thread| word(2 + 2 * thread));
-    let is_done = |thread| times(thread).is_ok_and(|time| time > 0);
-    until("threads that touch memory", || (0..TOUCHERS).all(is_done))?;
-    let pages: u64 = (0..TOUCHERS).map(pages).sum::<Result<_>>()?;
-    let slowest = (0..TOUCHERS).map(times).collect::<Result<Vec<_>>>()?.into_iter().max();
-    #[allow(clippy::cast_precision_loss)] // far fewer than 2^52
-    let rate = pages as f64 * 1e9 / slowest.unwrap_or(1) as f64;
-    Ok(rate)
+    let touches = Touches::of(&bench.dir)?;
+    touches.begin()?;
+    touches.rate()
 }
 
 /// Pages a second that are copied from memory to memory, all of it in use.

@@ -23,6 +23,7 @@ mod snapshot;
 mod subject;
 mod tasks;
 mod tools;
+mod touches;
 mod working_set;
 
 use std::fs;
@@ -37,7 +38,7 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 20] = [
+const PARTS: [Part; 22] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
     ("cow", cow::measure),
@@ -58,6 +59,8 @@ const PARTS: [Part; 20] = [
     ("snapshot", snapshot::measure),
     ("migrate", migrate::measure),
     ("stream", migrate::stream),
+    ("fetched", migrate::fetched),
+    ("cancelled", migrate::cancelled),
 ];
 
 const USAGE: &str = "usage: torpor-bench TORPOR DIRECTORY-ON-TMPFS RESULT.json [PART...]

@@ -110,6 +110,37 @@ fn sizes_are_compared() {
     assert!(judged.contains(what), "{judged}");
 }
 
+/// A program that touches its memory at random when it runs there finds all of it as it was, and how long it waited is told.
+#[test]
+fn faults_are_measured() {
+    let (_, results) = run("fetched", &[("BENCH_MIB", "16"), ("BENCH_ROUNDS", "1")]);
+    let judged = fs::read(results.path().join("bench.json")).unwrap();
+    let lines: Vec<serde_json::Value> = serde_json::from_slice(&judged).unwrap();
+    let value = |name: &str| {
+        let name = format!("post-copy under random faults, 1 Gbit/s: {name}");
+        let line = lines.iter().find(|line| line["what"] == name);
+        line.unwrap_or_else(|| panic!("no {name} in {lines:?}"))["value"].as_f64().unwrap()
+    };
+    // It waits for some of its pages, and for none of them twice.
+    let faults = value("faults");
+    assert!(faults > 0.0, "{lines:?}");
+    for share in [value("of the link"), value("faults within 2 ms")] {
+        assert!(share > 0.0, "{lines:?}");
+    }
+    assert!(value("faults within 2 ms") <= 100.0 && value("99 of 100 faults within") > 0.0);
+}
+
+/// Tasks that are stopped go on when somebody cancels, though a script hangs.
+#[test]
+fn the_end_of_a_migration_is_measured() {
+    let (_, results) = run("cancelled", &[("BENCH_MIB", "16"), ("BENCH_ROUNDS", "1")]);
+    let judged = fs::read_to_string(results.path().join("bench.json")).unwrap();
+    assert!(
+        judged.contains("they go on after") && judged.contains("\"at_most\": 100.0"),
+        "{judged}"
+    );
+}
+
 /// Memory goes in each way, and each is compared.
 #[test]
 fn the_stream_is_measured() {

@@ -1,8 +1,10 @@
 //! Services under load move between two hosts, in every mode; who uses them verifies every answer.
 
 mod answers;
+mod cancelled;
 mod cost;
 mod counted;
+mod fetched;
 mod load;
 mod mariadb;
 mod service;
@@ -24,6 +26,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use torpor_runtimes_tests::certificates::{OF_AGENTS, certificates};
 
+pub use self::cancelled::measure as cancelled;
+pub use self::fetched::measure as fetched;
 pub use self::stream::measure as stream;
 
 use self::cost::{Watch, processor_time};
@@ -166,7 +170,8 @@ impl Case<'_> {
         let world = World::new(self.gigabits)?;
         let (service, load) = self.service.start(&dir, &world, self.mib)?;
         let records = record_dir(bench);
-        let hosts = Hosts::start(bench.torpor(), &dir, &records, &world, self.service)?;
+        let more: &[&str] = if self.service.has_mounts() { &mariadb::ALLOWED } else { &[] };
+        let hosts = Hosts::start(bench.torpor(), &dir, &records, &world, more)?;
         let bandwidth = self.setting.bandwidth.iter().flat_map(|it| ["--bandwidth", it]);
         let words: Vec<&str> = ["--mode", self.mode].into_iter().chain(bandwidth).collect();
         let rehearsal = hosts.rehearse(service.0.pid(), &words)?;
@@ -190,10 +195,7 @@ impl Case<'_> {
         ];
         sample.silence = answers.silence(start, end);
         load.finish()?;
-        let root = sample.number("pid")?;
-        #[allow(clippy::cast_possible_truncation, reason = "a process id")]
-        let root = Pid::from_raw(root as i32).context("no process there")?;
-        kill_process(root, Signal::KILL)?;
+        sample.end()?;
         eprintln!("{}: {} expected {}", self.name, sample.report, sample.rehearsal);
         drop(hosts);
         Ok(fs::remove_dir_all(&dir).map(|()| sample)?)
@@ -217,7 +219,7 @@ impl<'a> Hosts<'a> {
         dir: &'a Path,
         records: &'a Path,
         world: &'a World,
-        service: &Service,
+        more: &[&str],
     ) -> Result<Self> {
         let torpor = torpor.canonicalize()?;
         let keys = certificates(dir, THERE, OF_AGENTS);
@@ -231,10 +233,7 @@ impl<'a> Hosts<'a> {
         for word in ["--external", "veth[eth0]:outside@br0"] {
             agent.arg(format!("--restore-option={word}"));
         }
-        if service.has_mounts() {
-            agent.args(mariadb::ALLOWED);
-        }
-        let (agent, line) = Running::heard(&mut agent)?;
+        let (agent, line) = Running::heard(agent.args(more))?;
         let address = line.strip_prefix("Listening at ").context("the agent does not listen")?;
         let address = address.to_owned();
         Ok(Self { torpor, dir, records, world, keys, agent, address })
@@ -281,6 +280,16 @@ impl<'a> Hosts<'a> {
             peak: [peak_here?, peak_there?],
             ..Sample::default()
         })
+    }
+}
+
+impl Sample {
+    /// Ends what has moved.
+    fn end(&self) -> Result<()> {
+        let root = self.number("pid")?;
+        #[allow(clippy::cast_possible_truncation, reason = "a process id")]
+        let root = Pid::from_raw(root as i32).context("no process there")?;
+        Ok(kill_process(root, Signal::KILL)?)
     }
 }
 

@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define PARTS 256ul
+#define PARTS 65536ul
 
 struct node {
 	uint64_t next, changes, mark, rest[5];
