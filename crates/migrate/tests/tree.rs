@@ -167,6 +167,7 @@ fn it_moves_although_nobody_can_be_told() {
 #[test]
 fn what_is_not_written_goes_once() {
     const PAGES: u64 = 10_000;
+    const OWN: u64 = 100;
     for mode in ["pre-copy", "pipelined", "hybrid"] {
         let (here, mut there) = (Host::new(), Host::new());
         there.start_agent();
@@ -181,8 +182,10 @@ fn what_is_not_written_goes_once() {
         let written = counter.count() - before;
         let rounds = report["rounds"].as_array().unwrap();
         assert!(rounds.len() > 1, "{report}");
-        let later: u64 = rounds[1..].iter().map(|it| it["bytes"].as_u64().unwrap()).sum();
-        assert!(later < (PAGES / 4 + written) * 4096, "{written}: {report}");
+        let later: Vec<u64> = rounds[1..].iter().map(|it| it["bytes"].as_u64().unwrap()).collect();
+        // Each time it notes in one of twenty pages more what it has written; and there are its stack and the images.
+        let own = OWN * later.len() as u64;
+        assert!(later.iter().sum::<u64>() < (own + written) * 4096, "{written}: {report}");
         moved(&mut counter, [&here, &there], &report);
     }
 }
