@@ -30,6 +30,7 @@ case "$1 $2" in
 		cat "$place" 2>/dev/null || { echo "Error from server (NotFound): $place not found" >&2; exit 1; }
 	fi
 	;;
+"config view") printf a ;;
 "create -o") cat >created; echo '{ "metadata": { "name": "made" } }' ;;
 *) exit 2 ;;
 esac
@@ -59,10 +60,15 @@ impl Cluster {
     }
 
     fn call(&self, words: &[&str]) -> Output {
+        self.call_in(words, &["-n", "a"])
+    }
+
+    /// The same in a namespace, or in that of kubectl's context.
+    fn call_in(&self, words: &[&str], namespace: &[&str]) -> Output {
         let bin = self.0.path().join("bin");
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
         let mut call = Command::new(Path::new(&bin).join("kubectl-torpor"));
-        call.args(words).args(["-n", "a"]).env("PATH", path).stdin(Stdio::null()).output().unwrap()
+        call.args(words).args(namespace).env("PATH", path).stdin(Stdio::null()).output().unwrap()
     }
 
     /// What a call says that succeeds.
@@ -128,6 +134,18 @@ fn a_checkpoint_is_ordered_and_waited_for() {
     assert!(!failed.status.success() && said.contains("made: no disk"), "{said}");
     let missing = cluster.call(&["checkpoint", "web-1"]);
     assert!(String::from_utf8_lossy(&missing.stderr).contains("not found"), "{missing:?}");
+}
+
+#[test]
+fn the_namespace_is_that_of_the_context() {
+    let cluster = Cluster::new();
+    cluster.put(PODS, "web-0", &pod());
+    cluster.put(CHECKPOINTS, "made", &checkpoint("True", "CheckpointCompleted", ""));
+    let made = cluster.call_in(&["checkpoint", "web-0", "--stop"], &[]);
+    assert!(made.status.success(), "{made:?}");
+    assert_eq!(cluster.created()["metadata"]["namespace"], "a");
+    let other = cluster.call_in(&["checkpoint", "web-0", "--stop"], &["-n", "b"]);
+    assert!(!other.status.success(), "{other:?}");
 }
 
 #[test]

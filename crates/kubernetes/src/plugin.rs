@@ -13,7 +13,7 @@ use crate::checkpoint::{claimed_by, is_in_progress, is_ready, objection, path, r
 use crate::error::{Context, Error, Result};
 use crate::pod::{
     GATE, RESTORE_FROM, RESTORE_REQUEST, Replica, annotation, condition, is_gated, is_name,
-    is_ours, text,
+    is_ours, revision, text,
 };
 
 /// The name that the program is called by.
@@ -30,9 +30,9 @@ pub struct ExplainArgs {
     /// The pod
     #[arg(value_name = "POD")]
     pub pod: String,
-    /// Its namespace
-    #[arg(short, long, value_name = "NAME", default_value = "default")]
-    pub namespace: String,
+    /// Its namespace (default: that of kubectl's context)
+    #[arg(short, long, value_name = "NAME")]
+    pub namespace: Option<String>,
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
@@ -58,9 +58,9 @@ pub struct RestoreArgs {
     /// The checkpoint
     #[arg(value_name = "CHECKPOINT")]
     pub checkpoint: String,
-    /// Its namespace
-    #[arg(short, long, value_name = "NAME", default_value = "default")]
-    pub namespace: String,
+    /// Its namespace (default: that of kubectl's context)
+    #[arg(short, long, value_name = "NAME")]
+    pub namespace: Option<String>,
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
@@ -81,6 +81,20 @@ pub struct MigrateArgs {
 }
 
 fn kubectl(words: &[&str], input: &str) -> Result<Value> {
+    serde_json::from_str(&said(words, input)?).context(|| words.join(" "))
+}
+
+/// The namespace that is named, or that kubectl is in.
+fn namespace(named: Option<&String>) -> Result<String> {
+    if let Some(named) = named {
+        return Ok(named.clone());
+    }
+    let found = said(&["config", "view", "--minify", "--output=jsonpath={..namespace}"], "");
+    // In a pod, and where there is no configuration, there is no context either.
+    Ok(found.ok().filter(|name| !name.trim().is_empty()).unwrap_or_else(|| "default".into()))
+}
+
+fn said(words: &[&str], input: &str) -> Result<String> {
     let what = || "start kubectl, which has to be on the PATH";
     let mut child = Command::new("kubectl")
         .args(words)
@@ -97,7 +111,7 @@ fn kubectl(words: &[&str], input: &str) -> Result<Value> {
     if !output.status.success() {
         return Err(Error::new(refusal(&String::from_utf8_lossy(&output.stderr))));
     }
-    serde_json::from_slice(&output.stdout).context(|| words.join(" "))
+    String::from_utf8(output.stdout).context(|| words.join(" "))
 }
 
 /// What kubectl says that has failed, and what to do where it cannot know that.
@@ -178,7 +192,8 @@ fn awaited(path: &str, outcome: impl Fn(&Value) -> Option<Result<String>>) -> Re
 /// # Errors
 /// If it may not be ordered, or fails.
 pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
-    let ExplainArgs { pod, namespace, json: _ } = &args.pod;
+    let pod = &args.pod.pod;
+    let namespace = &namespace(args.pod.namespace.as_ref())?;
     named([pod, namespace])?;
     can_be_saved(&get(&format!("/api/v1/namespaces/{namespace}/pods/{pod}"))?)?;
     let mut order = json!({
@@ -213,13 +228,14 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
 /// # Errors
 /// If there is none, or whoever asks may not restore it.
 pub fn restore(args: &RestoreArgs) -> Result<()> {
-    named([&args.checkpoint, &args.namespace, &args.pod])?;
-    let checkpoint = get(&path(&args.namespace, &args.checkpoint))?;
-    say(&create(&restored(&checkpoint, args)?)?, args.json);
+    let namespace = namespace(args.namespace.as_ref())?;
+    named([&args.checkpoint, &namespace, &args.pod])?;
+    let checkpoint = get(&path(&namespace, &args.checkpoint))?;
+    say(&create(&restored(&checkpoint, &namespace, args)?)?, args.json);
     Ok(())
 }
 
-fn restored(checkpoint: &Value, args: &RestoreArgs) -> Result<Value> {
+fn restored(checkpoint: &Value, namespace: &str, args: &RestoreArgs) -> Result<Value> {
     let template = &checkpoint["status"]["checkpointedPodTemplate"];
     if !is_ready(checkpoint) || !template["spec"].is_object() {
         let ready = condition(checkpoint, "Ready").cloned().unwrap_or_default();
@@ -232,15 +248,20 @@ fn restored(checkpoint: &Value, args: &RestoreArgs) -> Result<Value> {
             if why.is_empty() { "" } else { ": " }
         )));
     }
-    // The labels would have an owner take the pod for one of its own.
-    Ok(json!({
+    let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": args.pod, "namespace": args.namespace,
+            "name": args.pod, "namespace": namespace,
             "annotations": { RESTORE_REQUEST: args.checkpoint },
         },
         "spec": template["spec"],
-    }))
+    });
+    // All labels would have an owner take the pod for one of its own.
+    let revision = revision(template);
+    if revision != json!({}) {
+        pod["metadata"]["labels"] = revision;
+    }
+    Ok(pod)
 }
 
 /// Moves a pod, and waits until it has moved.
@@ -248,7 +269,8 @@ fn restored(checkpoint: &Value, args: &RestoreArgs) -> Result<Value> {
 /// # Errors
 /// If it cannot be moved.
 pub fn migrate(args: &MigrateArgs) -> Result<()> {
-    let ExplainArgs { pod, namespace, json: _ } = &args.pod;
+    let pod = &args.pod.pod;
+    let namespace = &namespace(args.pod.namespace.as_ref())?;
     named([pod, namespace].into_iter().chain(&args.to))?;
     let mut order = json!({
         "apiVersion": "torpor.dev/v1alpha1", "kind": "PodMigration",
@@ -274,9 +296,10 @@ pub fn migrate(args: &MigrateArgs) -> Result<()> {
 /// # Errors
 /// If kubectl cannot ask.
 pub fn explain(args: &ExplainArgs) -> Result<()> {
-    named([&args.pod, &args.namespace])?;
-    let pod = get(&format!("/api/v1/namespaces/{}/pods/{}", args.namespace, args.pod))?;
-    let list = get(&format!("{GROUP}/namespaces/{}/podcheckpoints", args.namespace))?;
+    let namespace = namespace(args.namespace.as_ref())?;
+    named([&args.pod, &namespace])?;
+    let pod = get(&format!("/api/v1/namespaces/{namespace}/pods/{}", args.pod))?;
+    let list = get(&format!("{GROUP}/namespaces/{namespace}/podcheckpoints"))?;
     let checkpoints = list["items"].as_array().cloned().unwrap_or_default();
     let lines = account(&pod, &checkpoints);
     match args.json {
@@ -294,7 +317,9 @@ pub fn account(pod: &Value, checkpoints: &[Value]) -> Vec<String> {
     }
     let mut lines = Vec::new();
     if is_gated(pod) {
-        lines.push(format!("It waits behind the gate {GATE} for a checkpoint."));
+        lines.push(format!(
+            "It waits behind the gate {GATE}: for its checkpoint, or for a snapshot of the first pod of its template."
+        ));
     }
     match annotation(pod, RESTORE_FROM) {
         None => lines.push("It was not given a checkpoint: it has started cold.".into()),
@@ -397,19 +422,22 @@ mod tests {
         });
         let mut one = new(&pod, "c", 30);
         one["status"] = begun(&pod, "n");
-        let args = RestoreArgs {
-            checkpoint: "c".into(),
-            namespace: "a".into(),
-            pod: "q".into(),
-            json: false,
-        };
-        let refused = restored(&one, &args).unwrap_err().to_string();
+        let args =
+            RestoreArgs { checkpoint: "c".into(), namespace: None, pod: "q".into(), json: false };
+        let refused = restored(&one, "a", &args).unwrap_err().to_string();
         assert_eq!(refused, "the checkpoint c is not complete: CheckpointInProgress");
         one["status"]["conditions"] = json!([ready(true, "CheckpointCompleted", "")]);
-        let made = restored(&one, &args).unwrap();
+        let made = restored(&one, "a", &args).unwrap();
         assert_eq!(annotation(&made, RESTORE_REQUEST), Some("c"));
         assert_eq!(crate::pod::template_hash(&made), crate::pod::template_hash(&pod));
         assert!(made["spec"]["nodeName"].is_null() && made["metadata"]["labels"].is_null());
         assert!(named([&"../x".to_owned()]).is_err());
+        // It is of the revision of that pod, and of no owner.
+        let mut revised = pod;
+        revised["metadata"]["labels"] = json!({ "app": "x", "pod-template-hash": "1" });
+        one["status"]["checkpointedPodTemplate"] = crate::pod::template(&revised);
+        let made = restored(&one, "a", &args).unwrap();
+        assert_eq!(made["metadata"]["labels"], json!({ "pod-template-hash": "1" }));
+        assert_eq!(crate::pod::template_hash(&made), crate::pod::template_hash(&revised));
     }
 }

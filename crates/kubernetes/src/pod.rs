@@ -102,7 +102,19 @@ const PLACEMENT: &[&str] = &[
     "tolerations",
     "topologySpreadConstraints",
     "hostname",
+    "ephemeralContainers",
 ];
+
+/// The labels that say which revision of its template a pod is of, what is beside its specification included.
+const REVISIONS: [&str; 2] = ["controller-revision-hash", "pod-template-hash"];
+
+/// The labels of a pod (or of its template) that say which revision it is of: none is told by others.
+#[must_use]
+pub fn revision(pod: &Value) -> Value {
+    let labels = &pod["metadata"]["labels"];
+    let of = |name: &&str| Some(((*name).to_owned(), json!(labels[name].as_str()?)));
+    Value::Object(REVISIONS.iter().filter_map(of).collect())
+}
 
 /// A digest of what a pod is made of: of two pods with the same, one can continue the other.
 #[must_use]
@@ -111,6 +123,7 @@ pub fn template_hash(pod: &Value) -> String {
     if let Some(fields) = spec.as_object_mut() {
         fields.retain(|name, _| !PLACEMENT.contains(&name.as_str()));
     }
+    let revision = revision(pod);
     // Each pod has its own volume with its token, of a random name.
     let is_token = |name: &str| name.starts_with("kube-api-access-");
     if let Some(volumes) = spec["volumes"].as_array_mut() {
@@ -121,6 +134,8 @@ pub fn template_hash(pod: &Value) -> String {
     }
     for list in ["containers", "initContainers"] {
         for container in spec[list].as_array_mut().into_iter().flatten() {
+            // They change while a pod lives, and are those of the new one.
+            container["resources"] = Value::Null;
             if let Some(mounts) = container["volumeMounts"].as_array_mut() {
                 mounts.retain(|mount| !is_token(text(mount, "/name")));
                 if mounts.is_empty() {
@@ -129,7 +144,8 @@ pub fn template_hash(pod: &Value) -> String {
             }
         }
     }
-    let hash = digest(&SHA256, canonical(&spec).as_bytes());
+    let all = json!({ "revision": revision, "spec": spec });
+    let hash = digest(&SHA256, canonical(&all).as_bytes());
     hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -224,6 +240,32 @@ mod tests {
         bare["spec"]["volumes"] = Value::Null;
         bare["spec"]["containers"][0].as_object_mut().unwrap().remove("volumeMounts");
         assert_eq!(one, template_hash(&bare), "a volume for the token is none of the pod's own");
+    }
+
+    #[test]
+    fn what_changes_in_a_living_pod_is_none_of_its_template() {
+        let before = template_hash(&pod("abcde", "n1", "i"));
+        let mut living = pod("abcde", "n1", "i");
+        living["spec"]["ephemeralContainers"] = json!([{ "name": "debugger", "image": "d" }]);
+        living["spec"]["containers"][0]["resources"] = json!({ "limits": { "cpu": "2" } });
+        assert_eq!(template_hash(&living), before);
+    }
+
+    #[test]
+    fn a_rollout_that_changes_annotations_alone_is_another_revision() {
+        for label in REVISIONS {
+            let of = |revision: &str| {
+                let mut pod = pod("abcde", "n1", "i");
+                pod["metadata"]["labels"][label] = json!(revision);
+                pod
+            };
+            assert_eq!(template_hash(&of("1")), template_hash(&of("1")));
+            assert_ne!(template_hash(&of("1")), template_hash(&of("2")), "{label}");
+            let mut bare = pod("abcde", "n1", "i");
+            bare["metadata"]["labels"] = revision(&of("1"));
+            assert_eq!(template_hash(&bare), template_hash(&of("1")), "whoever names it may");
+        }
+        assert_eq!(revision(&pod("abcde", "n1", "i")), json!({}));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::checkpoint::{
 };
 use crate::pod::{
     GATED, MIGRATION, RESTORE_FROM, RESTORE_POLICY, condition, controller_of, is_gated, is_ours,
-    template, text,
+    revision, template, text,
 };
 use crate::time;
 
@@ -272,11 +272,15 @@ impl<'a> Sight<'a> {
             spec["nodeSelector"]["kubernetes.io/hostname"] = json!(node);
         }
         let name = &self.migration["status"]["targetPod"];
+        // It is of the same revision; an owner needs more labels than these to take it for one of its own.
+        let mut labels = revision(source);
+        labels[GATED] = json!("true");
+        labels[MIGRATION] = self.migration["metadata"]["name"].clone();
         json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
                 "name": name, "namespace": source["metadata"]["namespace"],
-                "labels": { GATED: "true", MIGRATION: self.migration["metadata"]["name"] },
+                "labels": labels,
                 "annotations": {
                     RESTORE_FROM: self.migration["status"]["checkpoint"],
                     RESTORE_POLICY: "Always",

@@ -17,7 +17,8 @@ impl Move {
     fn new(kind: &str) -> Self {
         let source = json!({
             "metadata": {
-                "namespace": "a", "name": "web-x", "uid": "s", "labels": { "app": "web" },
+                "namespace": "a", "name": "web-x", "uid": "s",
+                "labels": { "app": "web", "pod-template-hash": "1" },
                 "ownerReferences": [{ "uid": "o", "kind": kind, "controller": true }],
             },
             "spec": {
