@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,6 +52,15 @@ pub struct Api {
     agent: Agent,
     server: String,
     token: PathBuf,
+}
+
+/// The token in a file: the kubelet replaces it now and then.
+///
+/// # Errors
+/// If it cannot be read.
+pub(crate) fn token_in(file: &Path) -> Result<String> {
+    let text = fs::read_to_string(file);
+    Ok(text.context(|| file.display().to_string())?.trim().to_owned())
 }
 
 /// A client of somebody whose certificates come from those in `pem`.
@@ -107,8 +116,7 @@ impl Api {
     /// # Errors
     /// If it cannot be read.
     pub fn token(&self) -> Result<String> {
-        let text = fs::read_to_string(&self.token);
-        Ok(text.context(|| self.token.display().to_string())?.trim().to_owned())
+        token_in(&self.token)
     }
 
     fn call(&self, method: &str, path: &str, kind: &str, body: Option<&Value>) -> Result<Value> {

@@ -158,6 +158,12 @@ pub fn lost_work(checkpoint: &Value) -> Option<u64> {
     checkpoint["status"]["lostWorkSeconds"].as_u64().filter(|_| is_failed)
 }
 
+/// Whether it has a key: what has none could have been written by anybody.
+#[must_use]
+pub fn is_sealed(checkpoint: &Value) -> bool {
+    !text(checkpoint, "/status/wrappedKey").is_empty()
+}
+
 /// Whether nobody has begun to make it.
 #[must_use]
 pub fn is_ordered(checkpoint: &Value) -> bool {
@@ -187,6 +193,9 @@ pub fn objection(pod: &Value, checkpoint: &Value) -> Option<String> {
     }
     if !is_ready(checkpoint) {
         return Some(format!("the checkpoint {name} is not complete"));
+    }
+    if !is_sealed(checkpoint) {
+        return Some(format!("the checkpoint {name} is not sealed"));
     }
     if text(checkpoint, "/status/templateHash") != template_hash(pod) {
         return Some(format!(
@@ -228,6 +237,7 @@ mod tests {
         let mut checkpoint = new(&pod, "web-0-x", 30);
         checkpoint["status"] = begun(&pod, "node1");
         checkpoint["status"]["conditions"] = json!([ready(true, "CheckpointCompleted", "")]);
+        checkpoint["status"]["wrappedKey"] = json!("k");
         let mut target = pod.clone();
         target["metadata"]["uid"] = json!("u2");
         checkpoint["status"]["claimedBy"] = json!({ "name": "web-0", "uid": "u2" });
@@ -244,7 +254,7 @@ mod tests {
     #[test]
     fn attacks_are_refused() {
         type Attack = fn(&mut Value, &mut Value);
-        let attacks: [(&str, Attack); 6] = [
+        let attacks: [(&str, Attack); 7] = [
             ("another namespace", |pod, _| pod["metadata"]["namespace"] = json!("b")),
             ("not claimed", |pod, _| pod["metadata"]["uid"] = json!("u3")),
             ("not claimed", |pod, _| pod["metadata"]["uid"] = json!("")),
@@ -252,6 +262,7 @@ mod tests {
             ("something else", |pod, _| {
                 pod["spec"]["containers"][0]["securityContext"] = json!({ "privileged": true });
             }),
+            ("not sealed", |_, c| c["status"]["wrappedKey"] = Value::Null),
             ("not complete", |_, c| {
                 c["status"]["conditions"] = json!([ready(false, "CheckpointInProgress", "")]);
             }),

@@ -12,7 +12,7 @@ use crate::time;
 pub(crate) enum Kind {
     /// A pod, by the controller.
     Pod,
-    /// A pod that cannot have its checkpoint, by an agent.
+    /// A pod that cannot be saved, or cannot have its checkpoint, by an agent.
     ColdPod,
     /// A checkpoint that cannot be stored, by an agent.
     PodCheckpoint,

@@ -12,6 +12,7 @@ pub mod api;
 mod bell;
 pub mod checkpoint;
 pub mod controller;
+mod disruption;
 pub mod error;
 mod event;
 mod machine;
@@ -21,6 +22,7 @@ mod metrics;
 mod peer;
 pub mod plugin;
 pub mod pod;
+mod restoring;
 #[cfg(test)]
 mod testing;
 mod time;

@@ -234,8 +234,21 @@ mod tests {
 
     #[test]
     fn names_are_those_of_the_program() {
-        for name in [RUNTIME_CLASS, RESTORE_FROM, crate::peer::ACCOUNT, crate::machine::MACHINE] {
+        use crate::pod::{GATE, RESTORE_REQUEST};
+        use crate::{agent, checkpoint, controller, machine, peer};
+        let ours = [RUNTIME_CLASS, RESTORE_FROM, RESTORE_REQUEST, GATE, machine::MACHINE];
+        let of_checkpoints = [checkpoint::NODE_LABEL, checkpoint::GIVES_WAY];
+        let audiences =
+            [peer::FOR_AGENTS, peer::FOR_CONTROLLERS].map(|a| format!("audience: {a}\n"));
+        let audiences = audiences.each_ref().map(String::as_str);
+        let names = ours.iter().chain(&of_checkpoints).chain(&audiences);
+        for name in names.chain(&[peer::ACCOUNT]).chain(&controller::MAKERS) {
             assert!(INSTALL.contains(name), "{name}");
+        }
+        for file in [agent::FOR_AGENTS_FILE, agent::FOR_CONTROLLERS_FILE] {
+            let (dir, name) = file.rsplit_once('/').unwrap();
+            assert!(INSTALL.contains(&format!("mountPath: {dir}\n")), "{dir}");
+            assert!(INSTALL.contains(&format!("path: {name}\n")), "{name}");
         }
     }
 

@@ -21,6 +21,8 @@ pub const SOCKET: &str = "/run/torpor/agent.sock";
 pub const LOGS: &str = "work";
 /// The file there that says that the order to save the pod was heard.
 pub const TAKEN: &str = "taken";
+/// The directory there with what the agent is told of containers that have begun with the checkpoint.
+pub const BEGUN: &str = "begun";
 /// How long an agent is waited for that was killed, or is exchanged for a newer one.
 const RETURNS: Duration = Duration::from_secs(5);
 /// How often an agent shows that it lives: it touches its socket.
@@ -73,6 +75,13 @@ impl Drop for Hidden {
     fn drop(&mut self) {
         self.0.zeroize();
     }
+}
+
+/// The file in a checkpoint that shows that a container has begun with it.
+#[must_use]
+pub fn begun(checkpoint: &Path, container: &Container) -> PathBuf {
+    let name = format!("{}.{}", container.uid, container.name);
+    checkpoint.join(LOGS).join(BEGUN).join(name)
 }
 
 /// What the wrapper asks.

@@ -1,6 +1,8 @@
 //! Who the other end is: agents show the tokens of their pods, and the API server says which node a
 //! token is bound to.
 
+use std::net::{AddrParseError, IpAddr, SocketAddr};
+
 use serde_json::{Value, json};
 
 use crate::api::Api;
@@ -10,20 +12,41 @@ use crate::pod::{RESTORE_FROM, annotation, is_name, text};
 
 /// The account of the agents.
 pub(crate) const ACCOUNT: &str = "system:serviceaccount:torpor-system:torpor-agent";
+/// What a token is for that an agent shows to the agents of other nodes, and to nobody else: one that it was shown to
+/// cannot pass for it elsewhere.
+pub(crate) const FOR_AGENTS: &str = "torpor.dev/agents";
+/// The same for controllers.
+pub(crate) const FOR_CONTROLLERS: &str = "torpor.dev/controllers";
 /// Where the API server says which node a token is of.
 const NODE: &str = "authentication.kubernetes.io/node-name";
 
-/// Asks the API server whose `token` is.
+/// An address with a port, or with the one that is usual: of an address alone it cannot be told whether it is one of
+/// IPv6, which has colons, too.
+///
+/// # Errors
+/// If it is neither.
+pub(crate) fn address(text: &str, port: u16) -> std::result::Result<SocketAddr, AddrParseError> {
+    let alone = |_| text.parse().map(|ip: IpAddr| SocketAddr::new(ip, port));
+    text.parse().or_else(alone)
+}
+
+/// Asks the API server whose `token` is, which has to be for `audience`.
 ///
 /// # Errors
 /// If it does not answer.
-pub(crate) fn review(api: &Api, token: &str) -> Result<Value> {
+pub(crate) fn review(api: &Api, token: &str, audience: &str) -> Result<Value> {
     let review = json!({
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenReview",
-        "spec": { "token": token },
+        "spec": { "token": token, "audiences": [audience] },
     });
-    api.create("/apis/authentication.k8s.io/v1/tokenreviews", &review)
+    let mut said = api.create("/apis/authentication.k8s.io/v1/tokenreviews", &review)?;
+    // Whoever answers without looks at no audience.
+    let all = said["status"]["audiences"].as_array();
+    if !all.is_some_and(|all| all.iter().any(|one| one == audience)) {
+        said["status"]["authenticated"] = json!(false);
+    }
+    Ok(said)
 }
 
 /// The node that the reviewed token of an agent is bound to.
@@ -79,6 +102,45 @@ pub(crate) fn objection(review: &Value, checkpoint: &Value, pod: &Value) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Server;
+
+    #[test]
+    fn addresses_of_both_kinds_with_and_without_a_port() {
+        let at = |text: &str| address(text, 1).map(|address| address.to_string()).ok();
+        for (text, expected) in [
+            ("10.0.0.1", Some("10.0.0.1:1")),
+            ("10.0.0.1:2", Some("10.0.0.1:2")),
+            ("fd00::7690", Some("[fd00::7690]:1")),
+            ("[fd00::1]:2", Some("[fd00::1]:2")),
+            ("node1", None),
+        ] {
+            assert_eq!(at(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_good_for_whom_it_was_made_alone() {
+        let server = Server::start();
+        let api = server.api("controller");
+        let is_good = |token: &str, audience: &str| {
+            node_of(&review(&api, token, audience).unwrap()).is_ok_and(|node| node == "node1")
+        };
+        assert!(is_good("desk:node1", FOR_CONTROLLERS) && is_good("peer:node1", FOR_AGENTS));
+        // What one was shown it cannot show to others, and the API server's is for that alone.
+        for token in ["peer:node1", "agent:node1", ""] {
+            assert!(!is_good(token, FOR_CONTROLLERS), "{token}");
+        }
+        for token in ["desk:node1", "agent:node1", ""] {
+            assert!(!is_good(token, FOR_AGENTS), "{token}");
+        }
+        server.also(|request| {
+            let user = json!({ "username": ACCOUNT, "extra": { NODE: ["node1"] } });
+            let status = json!({ "authenticated": true, "user": user });
+            let reviewed = request.path.ends_with("/tokenreviews");
+            reviewed.then(|| torpor_queue::http::Response::json(&json!({ "status": status })))
+        });
+        assert!(!is_good("desk:node1", FOR_CONTROLLERS), "it has not looked at the audience");
+    }
 
     #[test]
     fn only_the_node_of_the_pod_gets_a_checkpoint() {

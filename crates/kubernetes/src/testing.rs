@@ -14,7 +14,7 @@ use torpor_queue::http::{Request, Response};
 
 use crate::agent::{server, speak};
 use crate::api::{Api, ApiArgs, HOOKS};
-use crate::peer::ACCOUNT;
+use crate::peer::{ACCOUNT, FOR_AGENTS, FOR_CONTROLLERS};
 use crate::pod::text;
 use crate::time;
 
@@ -72,7 +72,8 @@ impl Server {
         self.address.clone()
     }
 
-    /// A client with a token; that of an agent is `agent:NODE`.
+    /// A client with a token; that of an agent is `agent:NODE`, those that it shows to other agents and to controllers
+    /// are `peer:NODE` and `desk:NODE`.
     pub(crate) fn api(&self, token: &str) -> Api {
         let file = self.place.path().join(token);
         fs::write(&file, token).unwrap();
@@ -209,8 +210,15 @@ fn is_list(path: &str) -> bool {
 }
 
 fn reviewed(review: &Value) -> Value {
-    let node = text(review, "/spec/token").strip_prefix("agent:");
+    let audience = text(review, "/spec/audiences/0");
+    let kind = match audience {
+        FOR_AGENTS => "peer:",
+        FOR_CONTROLLERS => "desk:",
+        _ => "agent:",
+    };
+    let node = text(review, "/spec/token").strip_prefix(kind);
     let extra = json!({ "authentication.kubernetes.io/node-name": [node] });
     let user = json!({ "username": ACCOUNT, "extra": extra });
-    json!({ "status": { "authenticated": node.is_some(), "user": user } })
+    let status = json!({ "authenticated": node.is_some(), "user": user, "audiences": [audience] });
+    json!({ "status": status })
 }

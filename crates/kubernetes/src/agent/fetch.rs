@@ -137,7 +137,7 @@ impl Node {
         let is_stored = object["status"]["checkpointLocation"]["ociImage"].is_object();
         let dir = self.store.begin(namespace, name)?;
         // If it says nothing any more, there is to be time for the store.
-        let mut fetched = peer::fetch(&self.api, object, pod, &dir, self.patience / 3);
+        let mut fetched = peer::fetch(&self.token, object, pod, &dir, self.patience / 3);
         if let Err(error) = &fetched
             && let Some(depot) = self.depot.as_ref().filter(|_| is_stored)
         {

@@ -1,5 +1,7 @@
-//! What the controller knows and gives out: keys of images, and logins to the registry that they are in.
+//! What the controller knows and gives out (keys of images, and logins to the registry that they are in), and what it is
+//! told.
 
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -9,10 +11,11 @@ use serde_json::{Value, json};
 use torpor_blobs::http::Login;
 use ureq::http;
 
-use crate::api::{Api, HOOKS, client};
+use crate::api::{Api, HOOKS, client, token_in};
 use crate::error::{Context, Error, Result};
 use crate::machine::{MACHINE_PATH, Machine};
 use crate::pod::text;
+use crate::restoring::{RESTORES, Report};
 
 /// How long the controller may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -28,6 +31,8 @@ const MAX_ANSWER: u64 = 1 << 16;
 pub(super) struct Keys {
     /// The URL of the controller.
     pub controller: String,
+    /// The file with the token that is shown to it.
+    pub token: PathBuf,
 }
 
 impl Keys {
@@ -81,6 +86,22 @@ impl Keys {
         self.ask(api, MACHINE_PATH, &json!(machine).to_string()).map(drop)
     }
 
+    /// Tells what becomes here of a checkpoint that a pod continues from.
+    ///
+    /// # Errors
+    /// If the controller does not answer, or refuses.
+    pub(super) fn report(
+        &self,
+        api: &Api,
+        namespace: &str,
+        name: &str,
+        pod: &str,
+        report: &Report,
+    ) -> Result<()> {
+        let body = serde_json::to_string(report).context(|| RESTORES)?;
+        self.ask(api, &format!("{RESTORES}{namespace}/{name}?pod={pod}"), &body).map(drop)
+    }
+
     fn ask(&self, api: &Api, path: &str, body: &str) -> Result<Value> {
         let url = format!("{}{path}", self.controller);
         // The controllers announce their certificate where the API server looks for it.
@@ -90,7 +111,7 @@ impl Keys {
         let request = http::Request::builder()
             .method("POST")
             .uri(&url)
-            .header("Authorization", format!("Bearer {}", api.token()?))
+            .header("Authorization", format!("Bearer {}", token_in(&self.token)?))
             .body(body)
             .context(|| &url)?;
         let client = client(&bundle, PATIENCE)?;

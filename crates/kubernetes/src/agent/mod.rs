@@ -3,17 +3,20 @@
 //! by the wrapper, which runs beside it as part of the container runtime.
 
 mod depot;
+mod drain;
 mod eviction;
 mod fetch;
 mod keys;
 mod node;
 mod peer;
+mod probes;
 mod restore;
 mod save;
 mod store;
 #[cfg(test)]
 mod tests;
 mod upkeep;
+mod volumes;
 
 use std::collections::HashSet;
 use std::fs;
@@ -36,9 +39,15 @@ use crate::bell::{IDLE, ring, wait};
 use crate::checkpoint::{NODE_LABEL, is_ordered};
 use crate::error::{Context, Result};
 use crate::message::{Answer, Ask, BEAT, SOCKET, beat, receive, send};
+use crate::peer::address;
 use node::Node;
-pub use peer::{bearer, server, speak};
+pub use peer::{bearer, serve_each, server, speak};
 
+/// Where the DaemonSet has the tokens that an agent shows to other agents, and to the controllers.
+pub(crate) const FOR_AGENTS_FILE: &str = "/var/run/secrets/torpor.dev/agents";
+pub(crate) const FOR_CONTROLLERS_FILE: &str = "/var/run/secrets/torpor.dev/controllers";
+/// The port of agents.
+const PORT: u16 = 7690;
 /// How often it is looked which pods have come, if nothing is heard.
 const EXPECT: Duration = Duration::from_secs(60);
 /// How often it is told what this node is.
@@ -60,8 +69,8 @@ pub struct AgentArgs {
     /// Where checkpoints are kept
     #[arg(long, value_name = "DIR", default_value = "/var/lib/torpor/kubernetes")]
     pub state: PathBuf,
-    /// Where the agents of other nodes ask for checkpoints: the address of this node, and a port
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    /// Where the agents of other nodes ask for checkpoints: the address of this node, and a port (default: 7690)
+    #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = |text: &str| address(text, PORT))]
     pub listen: SocketAddr,
     /// Where the controllers give out keys
     #[arg(long, value_name = "URL", default_value = "https://torpor-webhook.torpor-system.svc")]
@@ -73,6 +82,12 @@ pub struct AgentArgs {
     /// HOST/NAME (empty: nowhere)
     #[arg(long, value_name = "PLACE", default_value = "", hide_default_value = true)]
     pub store: String,
+    /// The file with the token that is shown to the agents of other nodes
+    #[arg(long, value_name = "FILE", default_value = FOR_AGENTS_FILE)]
+    pub agents_token_file: PathBuf,
+    /// The file with the token that is shown to the controllers
+    #[arg(long, value_name = "FILE", default_value = FOR_CONTROLLERS_FILE)]
+    pub controllers_token_file: PathBuf,
     /// The API server
     #[command(flatten)]
     pub api: ApiArgs,

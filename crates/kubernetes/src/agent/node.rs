@@ -1,6 +1,7 @@
 //! What the agent decides.
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use super::AgentArgs;
 use super::depot::Depot;
 use super::fetch::{Coming, FETCH};
 use super::keys::Keys;
-use super::save::Saving;
+use super::save::{HEARS, Saving};
 use super::store::Store;
 use super::upkeep::Upkeep;
 use crate::api::Api;
@@ -53,6 +54,8 @@ pub(super) struct Node {
     /// What it is to the programs on it.
     pub(super) machine: Machine,
     pub(super) keys: Keys,
+    /// The file with the token that is shown to other agents.
+    pub(super) token: PathBuf,
     pub(super) kubelet: String,
     pub(super) address: String,
     pub(super) certificate: String,
@@ -65,6 +68,8 @@ pub(super) struct Node {
     pub(super) coming: Coming,
     /// How long a container that is created waits for its checkpoint.
     pub(super) patience: Duration,
+    /// How long a wrapper that has saved a pod which gives way is there to hear what becomes of it.
+    pub(super) hears: Duration,
     /// Where checkpoints do not die with their node.
     pub(super) depot: Option<Depot>,
     pub(super) upkeep: Mutex<Upkeep>,
@@ -87,7 +92,11 @@ impl Node {
             store: Store::open(&args.state.join("checkpoints"))?,
             counters: Counters::new(COUNTERS),
             machine: Machine::this(),
-            keys: Keys { controller: args.controller.trim_end_matches('/').to_owned() },
+            keys: Keys {
+                controller: args.controller.trim_end_matches('/').to_owned(),
+                token: args.controllers_token_file.clone(),
+            },
+            token: args.agents_token_file.clone(),
             kubelet: args.kubelet.trim_end_matches('/').to_owned(),
             address: args.listen.to_string(),
             certificate,
@@ -96,6 +105,7 @@ impl Node {
             stopping: Mutex::default(),
             coming: Coming::default(),
             patience: FETCH,
+            hears: HEARS,
             depot,
             upkeep: Mutex::default(),
             bell,

@@ -8,6 +8,7 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use ureq::http;
 
 use super::node::Node;
 use super::store::{pack, unpack};
-use crate::api::{Api, client};
+use crate::api::{client, token_in};
 use crate::checkpoint::path;
 use crate::error::{Context, Error, Result};
 use crate::peer;
@@ -31,6 +32,10 @@ use crate::pod::{is_name, text};
 /// How long the other end may say nothing: longer than an API server keeps a connection that it does not use (90 s),
 /// so that none is closed while a request is on its way.
 const SILENCE: Duration = Duration::from_secs(120);
+/// How long one may say nothing that has asked for nothing yet.
+const FIRST: Duration = Duration::from_secs(10);
+/// How many other agents are served at a time.
+const MOST: usize = 256;
 
 /// The certificate of this agent (in PEM) and what serves with it, kept in `file`: checkpoints name
 /// it for as long as they are there.
@@ -96,27 +101,61 @@ pub fn server(chain: Vec<CertificateDer<'static>>, key: &KeyPair) -> Result<Arc<
 pub fn speak(
     stream: TcpStream,
     tls: &Arc<ServerConfig>,
-    handle: impl FnMut(Request) -> Response,
+    mut handle: impl FnMut(Request) -> Response,
 ) -> Result<()> {
     let what = || "a connection";
     stream.set_nodelay(true).context(what)?;
-    stream.set_read_timeout(Some(SILENCE)).context(what)?;
+    stream.set_read_timeout(Some(FIRST)).context(what)?;
+    let same = stream.try_clone().context(what)?;
     stream.set_write_timeout(Some(SILENCE)).context(what)?;
     let session = ServerConnection::new(Arc::clone(tls)).context(what)?;
     let mut stream = StreamOwned::new(session, stream);
-    answer_all(&mut stream, handle).context(what)?;
+    let patient = |request| {
+        // If it cannot be set, the connection ends earlier.
+        let _ = same.set_read_timeout(Some(SILENCE));
+        handle(request)
+    };
+    answer_all(&mut stream, patient).context(what)?;
     stream.conn.send_close_notify();
     stream.flush().context(what)
 }
 
 /// Serves other agents; does not end.
 pub(super) fn serve(listener: &TcpListener, tls: &Arc<ServerConfig>, node: &Arc<Node>) {
+    let (tls, node) = (Arc::clone(tls), Arc::clone(node));
+    serve_each(listener, MOST, move |stream| {
+        if let Err(error) = speak(stream, &tls, |request| answer(&node, &request)) {
+            tell!("another node: {error}");
+        }
+    });
+}
+
+/// A place among those that are served. It is free again when it is dropped.
+struct Seat(Arc<AtomicUsize>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Serves each connection in a thread of its own, but no more than `most` at a time: nobody has shown yet who they are.
+/// The others are closed. Does not end.
+pub fn serve_each(
+    listener: &TcpListener,
+    most: usize,
+    serve: impl Fn(TcpStream) + Send + Sync + 'static,
+) {
+    let (serve, busy) = (Arc::new(serve), Arc::<AtomicUsize>::default());
     for stream in listener.incoming().flatten() {
-        let (tls, node) = (Arc::clone(tls), Arc::clone(node));
+        if busy.load(Ordering::Relaxed) >= most {
+            continue;
+        }
+        busy.fetch_add(1, Ordering::Relaxed);
+        let (serve, seat) = (Arc::clone(&serve), Seat(Arc::clone(&busy)));
         thread::spawn(move || {
-            if let Err(error) = speak(stream, &tls, |request| answer(&node, &request)) {
-                tell!("another node: {error}");
-            }
+            let _seat = seat;
+            serve(stream);
         });
     }
 }
@@ -150,7 +189,7 @@ fn answer(node: &Node, request: &Request) -> Response {
 /// Asks the API server who has sent a request, and for which pod it may be.
 fn allowed(node: &Node, request: &Request, namespace: &str, name: &str) -> Result<Option<String>> {
     let Some(token) = bearer(request) else { return Ok(Some("show a token".into())) };
-    let review = peer::review(&node.api, token)?;
+    let review = peer::review(&node.api, token, peer::FOR_AGENTS)?;
     let Some(checkpoint) = node.api.get(&path(namespace, name))? else {
         return Ok(Some("there is no such checkpoint".into()));
     };
@@ -165,12 +204,12 @@ pub fn bearer(request: &Request) -> Option<&str> {
 }
 
 /// Fetches a checkpoint, which `pod` continues from, from the node that has it, and that may say nothing for
-/// as long as `silence`.
+/// as long as `silence`. It is shown the token in a file.
 ///
 /// # Errors
 /// If it does not answer, is another one, or refuses.
 pub(super) fn fetch(
-    api: &Api,
+    token: &Path,
     checkpoint: &Value,
     pod: &str,
     dir: &Path,
@@ -186,7 +225,7 @@ pub(super) fn fetch(
     let agent = client(certificate.as_bytes(), silence)?;
     let request = http::Request::builder()
         .uri(&url)
-        .header("Authorization", format!("Bearer {}", api.token()?))
+        .header("Authorization", format!("Bearer {}", token_in(token)?))
         .body(())
         .context(|| &url)?;
     // A node may be lost in the middle of it.
@@ -200,7 +239,35 @@ pub(super) fn fetch(
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::sync::mpsc::channel;
+
     use super::*;
+
+    #[test]
+    fn whoever_connects_is_served_as_long_as_there_is_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let (sender, served) = channel();
+        thread::spawn(move || {
+            serve_each(&listener, 1, move |mut stream: TcpStream| {
+                sender.send(()).unwrap();
+                // Until the other end is gone.
+                let _ = stream.read(&mut [0]);
+            });
+        });
+        let first = TcpStream::connect(at).unwrap();
+        served.recv().unwrap();
+        // Reset or ended: nobody serves it.
+        let refused = TcpStream::connect(at).unwrap().read(&mut [0]);
+        assert!(!matches!(refused, Ok(1..)), "{refused:?}");
+        assert!(served.try_recv().is_err());
+        drop(first);
+        // Its place is free when its thread has ended, which may take a moment.
+        while served.try_recv().is_err() {
+            drop(TcpStream::connect(at).unwrap());
+        }
+    }
 
     #[test]
     fn the_certificate_of_an_agent_is_kept() {

@@ -1,17 +1,20 @@
 //! Containers that come back.
 
+use std::fs;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::Value;
+use torpor_worker::tell;
 
 use super::node::Node;
-use crate::checkpoint::{self, is_in_progress, is_ready, is_shared, is_spent, objection, path};
+use crate::checkpoint::{self, is_in_progress, is_shared, is_spent, objection, path};
 use crate::error::{Error, Result};
 use crate::event::{self, Kind};
-use crate::message::{Answer, Container, Hidden};
+use crate::message::{Answer, Ask, BEGUN, Container, Hidden, LOGS, begun};
 use crate::pod::{RESTORE_FROM, RESTORE_POLICY, annotation, is_name, text};
+use crate::restoring::Report;
 
 /// How long a container waits for the checkpoint that its pod has claimed: the wrapper waits 80 s in all.
 const WAIT: Duration = Duration::from_secs(50);
@@ -19,8 +22,6 @@ const WAIT: Duration = Duration::from_secs(50);
 const STEP: Duration = Duration::from_millis(200);
 /// How long a container that may have no checkpoint waits for an API server that does not answer.
 const RETURNS: Duration = Duration::from_secs(20);
-/// How many restores a checkpoint remembers: as many as its definition lets it.
-const MOST: usize = 256;
 
 /// Asks again as long as the API server does not answer.
 fn patiently<T>(until: Instant, ask: impl Fn() -> Result<T>) -> Result<T> {
@@ -63,32 +64,40 @@ impl Node {
         if !is_name(name) {
             return Err(Error::new(format!("{name:?} is no name of a checkpoint")));
         }
-        let object = self.awaited(&container.namespace, name, &container.uid)?;
+        let object = self.awaited(container, name)?;
         if let Some(objection) = objection(pod, &object) {
             return Err(Error::new(objection));
         }
         // One that has crashed since begins anew.
-        if is_spent(&object, &container.uid, &container.name) {
+        if is_spent(&object, &container.uid, &container.name) || self.has_begun(container, name) {
             return Ok(Answer::Plain);
         }
         let all = object["status"]["checkpointedContainers"].as_array();
         if !all.is_some_and(|all| all.iter().any(|c| c["name"] == container.name.as_str())) {
             return Ok(Answer::Plain);
         }
-        let identity = match text(&object, "/status/wrappedKey") {
-            "" => None,
-            _ => Some(self.keys.identity(&self.api, &container.namespace, name, &container.pod)?),
-        };
+        let identity = self.keys.identity(&self.api, &container.namespace, name, &container.pod)?;
         let dir = self.brought(&object, &container.pod, until)?;
-        self.promise(&container.namespace, name, &object)?;
-        Ok(Answer::Restore { dir, always, identity: identity.map(Hidden::new) })
+        self.promise(container, name, &object)?;
+        Ok(Answer::Restore { dir, always, identity: Some(Hidden::new(identity)) })
+    }
+
+    /// Whether a container has begun with a checkpoint that is here, though nobody could be told.
+    fn has_begun(&self, container: &Container, name: &str) -> bool {
+        let dir = self.store.find(&container.namespace, name);
+        dir.is_some_and(|dir| begun(&dir, container).exists())
+    }
+
+    /// Tells the controllers what becomes here of the checkpoint `name`.
+    fn report(&self, container: &Container, name: &str, report: &Report) -> Result<()> {
+        self.keys.report(&self.api, &container.namespace, name, &container.pod, report)
     }
 
     /// The checkpoint `name`, complete, or as it is if it will not come. Whoever moves it here waits for a
     /// word that there is somebody to restore it.
-    fn awaited(&self, namespace: &str, name: &str, uid: &str) -> Result<Value> {
+    fn awaited(&self, container: &Container, name: &str) -> Result<Value> {
         let until = Instant::now() + WAIT;
-        let path = path(namespace, name);
+        let (path, uid) = (path(&container.namespace, name), container.uid.as_str());
         loop {
             let object = self.api.get(&path)?;
             let object = object.ok_or_else(|| Error::new(format!("no checkpoint {name}")))?;
@@ -97,28 +106,18 @@ impl Node {
                 return Ok(object);
             }
             if crate::pod::condition(&object, checkpoint::TARGET_READY).is_none() {
-                self.change(namespace, name, |object| {
-                    checkpoint::set(object, checkpoint::target_ready());
-                    Ok(())
-                })?;
+                self.report(container, name, &Report::Waits)?;
             }
             sleep(STEP);
         }
     }
 
     /// Writes down that the pod begins here, so that its source does not go on.
-    fn promise(&self, namespace: &str, name: &str, object: &Value) -> Result<()> {
-        if is_shared(object) {
-            return Ok(());
+    fn promise(&self, container: &Container, name: &str, object: &Value) -> Result<()> {
+        match is_shared(object) {
+            true => Ok(()),
+            false => self.report(container, name, &Report::Promises),
         }
-        let done = self.change(namespace, name, |object| {
-            if !is_ready(object) {
-                return Err(Error::new("the checkpoint was taken back"));
-            }
-            object["status"]["restoringOn"] = json!(self.name);
-            Ok(())
-        });
-        done.map(drop)
     }
 
     pub(super) fn begins(
@@ -133,18 +132,29 @@ impl Node {
         let Some(name) = annotation(&pod, RESTORE_FROM).filter(|name| is_name(name)) else {
             return Ok(Answer::Noted);
         };
-        self.change(&container.namespace, name, |object| {
-            // Whether it was restored or not: it has begun, and begins anew if it is started again.
-            let status = &mut object["status"];
-            let mut all = status["restoredContainers"].as_array().cloned().unwrap_or_default();
-            all.push(json!({
-                "name": container.name, "podUID": container.uid,
-                "restored": restored, "message": reason,
-            }));
-            let first = all.len().saturating_sub(MOST);
-            status["restoredContainers"] = json!(all[first..]);
-            Ok(())
-        })?;
+        // Whether it was restored or not: it has begun, and begins anew if it is started again.
+        self.report(container, name, &Report::began(&container.name, restored, reason))?;
         Ok(Answer::Noted)
+    }
+
+    /// Tells the controllers of containers that have begun with a checkpoint here when they could not be told.
+    pub(super) fn retell(&self, object: &Value) {
+        let (namespace, name) =
+            (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+        // Of a snapshot it does not matter who has begun with it.
+        let dir = self.store.find(namespace, name).filter(|_| !is_shared(object));
+        let Some(dir) = dir else { return };
+        for file in fs::read_dir(dir.join(LOGS).join(BEGUN)).into_iter().flatten().flatten() {
+            let told = fs::read(file.path()).ok();
+            let told = told.and_then(|bytes| serde_json::from_slice::<Ask>(&bytes).ok());
+            let Some(Ask::Begins { container, restored, reason }) = told else { continue };
+            if is_spent(object, &container.uid, &container.name) {
+                continue;
+            }
+            let report = Report::began(&container.name, restored, &reason);
+            if let Err(error) = self.report(&container, name, &report) {
+                tell!("{namespace}/{name}: {error}");
+            }
+        }
     }
 }

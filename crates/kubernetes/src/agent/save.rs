@@ -12,12 +12,16 @@ use serde_json::{Value, json};
 use torpor_worker::tell;
 
 use super::node::Node;
+use super::probes::{self, Budget};
+use super::volumes;
 use crate::api::GROUP;
 use crate::checkpoint::{
     self, begun, ends_its_pod, gives_way, is_in_progress, is_ordered, is_ready, name_of, path,
     ready,
 };
+use crate::disruption::{Fate, fate};
 use crate::error::{Context, Error, Result};
+use crate::event::{self, Kind};
 use crate::message::{Answer, Container, LOGS, TAKEN};
 use crate::pod::{Replica, is_ours, text};
 use crate::time;
@@ -28,6 +32,9 @@ const RESERVE: i64 = 2;
 const AGAIN: Duration = Duration::from_millis(500);
 /// The file with an order, beside the logs of the engine.
 const ORDER: &str = "order.json";
+/// How long a wrapper that has saved a pod which gives way is certain to hear what becomes of the pod: it lets the pod go
+/// on after five seconds.
+pub(super) const HEARS: Duration = Duration::from_secs(4);
 /// How long a pod that moves stays frozen until its target runs.
 const HOLD: Duration = Duration::from_secs(120);
 /// How often it is looked whether that runs, and whether the hooks of a pod have.
@@ -143,7 +150,9 @@ impl Node {
             return Ok(None);
         }
         let end = match time::parse(text(pod, "/metadata/deletionTimestamp")) {
-            Some(end) => Some(end),
+            Some(end) if self.is_being_saved(&container.uid) || self.is_kept(pod)? => Some(end),
+            Some(_) => None,
+            None if fate(pod) == Fate::Ends => None,
             // A container that is only started again is none of our business.
             None => self.ends_by_itself(pod, container)?,
         };
@@ -233,10 +242,13 @@ impl Node {
             }
             Ok(())
         })?;
-        let prepared = self
-            .keys
-            .recipient(&self.api, namespace, name)
-            .and_then(|recipient| Ok((self.store.begin(namespace, name)?, recipient)));
+        let prepared = match volumes::objection(pod) {
+            Some(why) => Err(Error::new(why)),
+            None => self
+                .keys
+                .recipient(&self.api, namespace, name)
+                .and_then(|recipient| Ok((self.store.begin(namespace, name)?, recipient))),
+        };
         if let Err(error) = &prepared {
             self.failed(namespace, name, pod, &error.to_string())?;
         }
@@ -299,6 +311,7 @@ impl Node {
         let object = self.api.get(&path(namespace, name))?.filter(is_ordered);
         let Some(object) = object else { return Ok(false) };
         let seconds = object["spec"]["timeoutSeconds"].as_u64().unwrap_or(60).clamp(1, 3600);
+        let seconds = probes::limited(pod, seconds)?;
         let (dir, recipient) = self.prepare(namespace, name, pod)?;
         let order = Answer::Save { dir, recipient: Some(recipient), seconds };
         {
@@ -336,6 +349,7 @@ impl Node {
         error: Option<&str>,
         frozen_ms: u64,
     ) -> Result<Answer> {
+        let until = Instant::now() + self.hears;
         let (name, ordered) = {
             let saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
             match saves.get(&container.uid) {
@@ -347,12 +361,14 @@ impl Node {
         let namespace = &container.namespace;
         if let Some(error) = error {
             let pod = self.pod(container)?.unwrap_or_default();
-            self.failed(namespace, &name, &pod, error)?;
+            let hint = Budget::of(&pod).filter(|_| ordered).map(|budget| budget.hint());
+            let error = [error].into_iter().chain(hint.as_deref()).collect::<Vec<_>>().join("; ");
+            self.failed(namespace, &name, &pod, &error)?;
             return Ok(Answer::Noted);
         }
         let size = self.store.complete(namespace, &name)?;
-        let names: Vec<Value> = containers.iter().map(|name| json!({ "name": name })).collect();
         let complete = self.change(namespace, &name, |object| {
+            let names = own(containers, &object["status"]["checkpointedPodTemplate"]["spec"]);
             let status = &mut object["status"];
             status["checkpointedContainers"] = json!(names);
             status["completionTime"] = json!(time::format(time::now()));
@@ -365,10 +381,16 @@ impl Node {
             checkpoint::set(object, ready(true, "CheckpointCompleted", ""));
             Ok(())
         });
+        // The API server may have taken what it did not answer to, or the wrapper has not waited for: its pod goes on.
         let object = match complete {
-            Ok(object) => object,
-            Err(error) => {
+            Ok(object) if ordered || Instant::now() < until => object,
+            complete => {
+                let late = "the API server has not answered in time: the pod was told to end";
+                let error = complete.err().unwrap_or_else(|| Error::new(late));
+                // First what is here, without which nobody continues from it.
                 self.store.remove(namespace, &name)?;
+                let pod = self.pod(container)?.unwrap_or_default();
+                self.failed(namespace, &name, &pod, &error.to_string())?;
                 return Err(error);
             }
         };
@@ -376,7 +398,12 @@ impl Node {
         self.counters.add("frozen_milliseconds_total", frozen_ms);
         self.counters.add("saved_bytes_total", size);
         match (ordered, ends_its_pod(&object)) {
-            (true, true) => Ok(self.hold(container, &name)),
+            (true, true) => {
+                let frozen = Duration::from_millis(frozen_ms);
+                let budget = self.pod(container).ok().flatten().and_then(|pod| Budget::of(&pod));
+                let whole = budget.map_or(HOLD, |budget| Duration::from_secs(budget.seconds));
+                Ok(self.hold(container, &name, whole.saturating_sub(frozen).min(HOLD)))
+            }
             (true, false) => Ok(Answer::Thaw),
             (false, _) => Ok(Answer::Noted),
         }
@@ -384,8 +411,8 @@ impl Node {
 
     /// Waits, with the pod frozen, for what becomes of it. Its end is its deletion, which the controller
     /// asks for when the target runs. Only if it is certain that no target does, it goes on.
-    pub(super) fn hold(&self, container: &Container, name: &str) -> Answer {
-        let until = Instant::now() + HOLD;
+    pub(super) fn hold(&self, container: &Container, name: &str, limit: Duration) -> Answer {
+        let until = Instant::now() + limit;
         let place = path(&container.namespace, name);
         while Instant::now() < until {
             match self.pod(container) {
@@ -405,8 +432,8 @@ impl Node {
         }
         let taken_back = self.change(&container.namespace, name, |object| {
             if text(object, "/status/restoringOn").is_empty() {
-                let why = ready(false, "CheckpointFailed", "its target has not come in time");
-                checkpoint::set(object, why);
+                let why = format!("its target has not come within {} s", limit.as_secs());
+                checkpoint::set(object, ready(false, "CheckpointFailed", &why));
                 return Ok(());
             }
             Err(Error::new("its target has begun"))
@@ -422,6 +449,8 @@ impl Node {
         let lost = self.lost(namespace, pod)?;
         let changed = self.change(namespace, name, |object| {
             checkpoint::set(object, ready(false, "CheckpointFailed", error));
+            // An order that nobody has begun to carry out.
+            object["status"]["nodeName"] = json!(self.name);
             if gives_way(object) {
                 object["status"]["lostWorkSeconds"] = json!(lost);
             }
@@ -429,6 +458,9 @@ impl Node {
         })?;
         if gives_way(&changed) {
             self.counters.add("lost_work_seconds_total", lost);
+        }
+        if !pod.is_null() {
+            event::tell(&self.api, Kind::ColdPod, pod, "NotSaved", error);
         }
         Ok(())
     }
@@ -459,6 +491,15 @@ impl Node {
     }
 }
 
+/// The containers that a pod like this one has again: those that debug it are not started in its replacement.
+fn own(saved: &[String], spec: &Value) -> Vec<Value> {
+    let list = |name: &str| spec[name].as_array().into_iter().flatten();
+    let names: Vec<&str> =
+        list("containers").chain(list("initContainers")).map(|one| text(one, "/name")).collect();
+    let saved = saved.iter().filter(|name| names.contains(&name.as_str()));
+    saved.map(|name| json!({ "name": name })).collect()
+}
+
 /// How many seconds there are to save a pod whose time is over at `end`; `None` if there are none.
 fn left(end: i64, now: i64) -> Option<u64> {
     let left = end.saturating_sub(now).saturating_sub(RESERVE);
@@ -468,6 +509,15 @@ fn left(end: i64, now: i64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_debugger_is_no_container_of_the_pod() {
+        let saved = ["debugger", "main", "sidecar"].map(str::to_owned);
+        let spec = json!({
+            "containers": [{ "name": "main" }], "initContainers": [{ "name": "sidecar" }],
+        });
+        assert_eq!(json!(own(&saved, &spec)), json!([{ "name": "main" }, { "name": "sidecar" }]));
+    }
 
     #[test]
     fn some_of_the_time_is_for_who_cannot_be_saved() {

@@ -1,5 +1,6 @@
 //! Agents of three nodes, an API server in memory, and the controller's keys.
 
+mod ends;
 mod evicted;
 mod stored;
 
@@ -45,6 +46,12 @@ fn pod(uid: &str, node: &str) -> Value {
     })
 }
 
+/// Has a pod go as the scheduler does, or a drain.
+fn give_way(pod: &mut Value) {
+    pod["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    pod["status"]["conditions"] = json!([{ "type": "DisruptionTarget", "status": "True" }]);
+}
+
 fn container(uid: &str) -> Container {
     Container { namespace: "a".into(), pod: "web-0".into(), uid: uid.into(), name: "main".into() }
 }
@@ -69,6 +76,13 @@ fn agent_with(
     fs::create_dir_all(&state).unwrap();
     let (certificate, tls) = peer::identity(&state.join("agent.pem"), listen.ip()).unwrap();
     let token = format!("agent:{name}");
+    // What it shows to other agents, and to controllers.
+    let shown = ["peer", "desk"].map(|to| {
+        let file = state.join(to);
+        fs::write(&file, format!("{to}:{name}\n")).unwrap();
+        file
+    });
+    let [agents_token_file, controllers_token_file] = shown;
     let args = AgentArgs {
         node: name.into(),
         socket: state.join("agent.sock"),
@@ -77,6 +91,8 @@ fn agent_with(
         controller: server.address(),
         kubelet: server.address(),
         store: store.into(),
+        agents_token_file,
+        controllers_token_file,
         api: ApiArgs::default(),
     };
     let mut node = Node::new(&args, server.api(&token), certificate).unwrap();
@@ -113,7 +129,7 @@ fn save(node: &Arc<Node>, uid: &str, answer: &Answer) -> Answer {
 /// Lets the pod of uid `old` give way on node1, and the pod of uid `new` claim its checkpoint on node2.
 fn given_way(server: &Arc<Server>, node1: &Arc<Node>) -> String {
     let mut old = pod("old", "node1");
-    old["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    give_way(&mut old);
     server.put(POD, old);
     let answer = node1.answer(&Ask::Stop { container: container("old") }).unwrap();
     assert_eq!(save(node1, "old", &answer), Answer::Noted);
@@ -189,7 +205,7 @@ fn an_agent_that_comes_back_does_not_save_twice() {
     let (server, place) = cluster();
     let killed = agent(&server, "node1", &place);
     let mut old = pod("old", "node1");
-    old["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    give_way(&mut old);
     server.put(POD, old);
     let answer = killed.answer(&Ask::Stop { container: container("old") }).unwrap();
     let Answer::Save { dir, .. } = &answer else { panic!("{answer:?}") };
@@ -226,7 +242,7 @@ fn what_a_pod_loses_counts_from_its_last_checkpoint() {
     let node1 = agent(&server, "node1", &place);
     let ago = |seconds: i64| json!(time::format(time::now() - seconds));
     let mut old = pod("old", "node1");
-    old["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    give_way(&mut old);
     old["status"]["startTime"] = ago(100_000);
     let earlier = |name: &str, source: &Value, seconds: i64| {
         let mut one = checkpoint::new(source, name, 30);
@@ -264,7 +280,7 @@ fn a_pod_is_not_frozen_while_a_hook_of_it_runs() {
     let (server, place) = cluster();
     let node1 = agent(&server, "node1", &place);
     let mut old = pod("old", "node1");
-    old["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    give_way(&mut old);
     old["spec"]["containers"] = json!([
         { "name": "main" }, { "name": "hooked", "lifecycle": { "preStop": { "exec": {} } } },
         { "name": "over", "lifecycle": { "preStop": { "exec": {} } } },
@@ -345,11 +361,17 @@ fn another_node_and_a_stolen_token_get_nothing() {
     // The peer refuses as well, whoever asks it.
     let object = server.get(&path("a", &name)).unwrap();
     let into = tempfile::tempdir().unwrap();
-    for token in ["agent:node3", "alice"] {
-        let stolen = peer::fetch(&server.api(token), &object, "web-0", into.path(), LONG);
+    let shown = |token: &str, pod: &str| {
+        let file = place.path().join("shown");
+        fs::write(&file, token).unwrap();
+        peer::fetch(&file, &object, pod, into.path(), LONG)
+    };
+    // What the agent shows to the API server, or to a controller, is of no use here.
+    for token in ["peer:node3", "alice", "agent:node2", "desk:node2"] {
+        let stolen = shown(token, "web-0");
         assert!(stolen.unwrap_err().to_string().contains("403"), "{token}");
     }
-    let other = peer::fetch(&server.api("agent:node2"), &object, "web-1", into.path(), LONG);
+    let other = shown("peer:node2", "web-1");
     assert!(other.unwrap_err().to_string().contains("403"), "another pod");
     assert!(fs::read_dir(into.path()).unwrap().next().is_none());
     // A pod of another namespace that names the checkpoint.
@@ -394,7 +416,7 @@ fn without_a_key_nothing_is_saved() {
     let place = tempfile::tempdir().unwrap();
     let node1 = agent(&server, "node1", &place);
     let mut old = pod("old", "node1");
-    old["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    give_way(&mut old);
     server.put(POD, old);
     node1.answer(&Ask::Stop { container: container("old") }).unwrap_err();
     let object = server.get(&path("a", &checkpoint::name_of("web-0", "old"))).unwrap();
@@ -463,8 +485,8 @@ fn a_pod_whose_move_fails_goes_on() {
     server.put(&path("a", "c"), object);
     let api = server.api("controller");
     let keys = Keys { api: &api, namespace: "torpor-system" };
-    assert!(keys.answer(Want::Seal, "agent:node1", "a", "c", "").is_ok());
+    assert!(keys.answer(Want::Seal, "desk:node1", "a", "c", "").is_ok());
     // The controller takes the checkpoint back when the target is gone.
     api.delete(&path("a", "c")).unwrap();
-    assert_eq!(node1.hold(&container("old"), "c"), Answer::Thaw);
+    assert_eq!(node1.hold(&container("old"), "c", LONG), Answer::Thaw);
 }

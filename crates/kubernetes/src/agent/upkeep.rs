@@ -86,6 +86,7 @@ impl Node {
                 upkeep.looked = None;
             }
         }
+        objects.iter().filter(|object| !is_used(object)).for_each(|object| self.retell(object));
         let Some(depot) = &self.depot else { return Ok(()) };
         for object in objects.iter().filter(|object| self.is_due(object)) {
             self.put(depot, object)?;

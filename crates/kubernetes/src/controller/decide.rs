@@ -8,8 +8,9 @@ use super::policy::Start;
 use super::{migrate, policy};
 use crate::checkpoint::{
     NODE_LABEL, claimed_by, ends_its_pod, gives_way, is_in_progress, is_ordered, is_ready,
-    is_shared, is_used, lost_work, replica,
+    is_sealed, is_shared, is_used, lost_work, replica,
 };
+use crate::disruption::{Fate, fate, job_of};
 use crate::pod::{
     MIGRATION, RESTORE_REQUEST, Replica, annotation, is_gated, is_ours, template_hash, text,
 };
@@ -117,6 +118,17 @@ pub(super) struct World<'a> {
     pub policies: &'a [Value],
     /// The migrations.
     pub migrations: &'a [Value],
+    /// The names of nodes that are drained, if somebody wants to know.
+    pub drained: &'a [String],
+}
+
+/// What has been given to pods in this turn.
+#[derive(Debug, Default)]
+struct Given {
+    /// The checkpoints, by their uids.
+    taken: HashSet<String>,
+    /// The templates of the pods that are let go, by namespace and digest.
+    begun: HashSet<(String, String)>,
 }
 
 /// How long things may take, in seconds.
@@ -133,22 +145,19 @@ pub(super) struct Limits {
 /// Decides.
 #[must_use]
 pub(super) fn decide(world: World<'_>, limits: Limits, now: i64) -> Vec<Action> {
-    let World { pods, checkpoints, policies, migrations } = world;
+    let World { pods, checkpoints, policies, migrations, .. } = world;
     let mut actions = Vec::new();
-    let mut taken = HashSet::new();
+    let mut given = Given::default();
     for pod in pods.iter().filter(|pod| is_gated(pod) && !is_leaving(pod)) {
-        match of_pod(pod, world, &taken, limits, now) {
-            Some(Action::Claim { pod, checkpoint }) => {
-                taken.insert(text(&checkpoint, "/metadata/uid").to_owned());
-                actions.push(Action::Claim { pod, checkpoint });
-            }
-            Some(Action::Ungate { pod, reason, lost }) => {
-                taken.extend(lost.iter().map(|one| text(one, "/metadata/uid").to_owned()));
-                actions.push(Action::Ungate { pod, reason, lost });
-            }
-            Some(action) => actions.push(action),
-            None => {}
-        }
+        let Some(action) = of_pod(pod, world, &given, limits, now) else { continue };
+        let taken = match &action {
+            Action::Claim { checkpoint, .. } => Some(checkpoint),
+            Action::Ungate { lost, .. } => lost.as_ref(),
+            _ => None,
+        };
+        given.taken.extend(taken.map(|one| text(one, "/metadata/uid").to_owned()));
+        given.begun.insert((text(pod, "/metadata/namespace").to_owned(), template_hash(pod)));
+        actions.push(action);
     }
     let others = checkpoints.iter().filter(|one| one["metadata"]["labels"][MIGRATION].is_null());
     actions.extend(others.filter_map(|one| of_checkpoint(one, pods, limits, now)));
@@ -187,11 +196,12 @@ pub(super) fn age(object: &Value, now: i64) -> i64 {
 fn of_pod(
     pod: &Value,
     world: World<'_>,
-    taken: &HashSet<String>,
+    given: &Given,
     limits: Limits,
     now: i64,
 ) -> Option<Action> {
     let World { pods, checkpoints, policies, .. } = world;
+    let taken = &given.taken;
     let cold = |reason: &str| {
         let lost = lost(pod, checkpoints, taken);
         Some(Action::Ungate { pod: pod.clone(), reason: reason.into(), lost })
@@ -211,6 +221,7 @@ fn of_pod(
     let hash = template_hash(pod);
     let is_free = |one: &Value| {
         is_ready(one)
+            && is_sealed(one)
             && one["metadata"]["labels"][MIGRATION].is_null()
             && claimed_by(one).is_none()
             && !taken.contains(text(one, "/metadata/uid"))
@@ -243,6 +254,7 @@ fn of_pod(
     let comes = checkpoints.iter().filter(of_ours).any(is_coming)
         || pods.iter().any(|other| {
             is_leaving(other)
+                && is_kept(other, world.drained)
                 && is_ours(other)
                 && !is_gated(other)
                 && Replica::of(other).as_ref() == Some(&wanted)
@@ -255,10 +267,38 @@ fn of_pod(
     match (start, policy::snapshot(pod, checkpoints)) {
         (Some(Start::IfPresent), Some(snapshot)) => warm(snapshot, false),
         (Some(Start::Always), Some(snapshot)) => warm(snapshot, true),
-        (Some(Start::Always), None) => None,
+        // Somebody has to be the first: the others wait for its snapshot.
+        (Some(Start::Always), None) => {
+            let key = (text(pod, "/metadata/namespace").to_owned(), hash);
+            let is_first = !given.begun.contains(&key)
+                && !pods.iter().any(|other| policy::may_be_saved_for(other, &key, policies));
+            if is_first {
+                cold("it is the first of its template, and others wait for its snapshot")
+            } else {
+                None
+            }
+        }
         _ if late => cold("no checkpoint has come in time"),
         _ => cold("there is no checkpoint for it"),
     }
+}
+
+/// Whether a pod that leaves may be saved: its agent knows for certain.
+fn is_kept(pod: &Value, drained: &[String]) -> bool {
+    match fate(pod) {
+        Fate::Kept => true,
+        Fate::Ends => false,
+        // A Job makes no other pod before this one has ended.
+        Fate::Open => {
+            job_of(pod).is_some() || drained.iter().any(|node| node == text(pod, "/spec/nodeName"))
+        }
+    }
+}
+
+/// Whether it has to be known which nodes are drained to tell what becomes of a pod.
+#[must_use]
+pub(super) fn asks_for_its_node(pod: &Value) -> bool {
+    is_leaving(pod) && is_ours(pod) && fate(pod) == Fate::Open
 }
 
 /// What the replica that a pod stands for has lost last: of each loss one pod tells.

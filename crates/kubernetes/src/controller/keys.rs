@@ -18,7 +18,7 @@ use crate::api::Api;
 use crate::checkpoint::{self, is_in_progress, path};
 use crate::error::{Context, Error, Result};
 use crate::peer;
-use crate::pod::{is_name, text};
+use crate::pod::{is_name, is_ours, text};
 
 /// The bytes of a key.
 const LEN: usize = 32;
@@ -26,7 +26,7 @@ const LEN: usize = 32;
 const LABEL: &str = "torpor.dev/key";
 
 /// How often an update is tried that others come in between of.
-const ATTEMPTS: u32 = 5;
+pub(super) const ATTEMPTS: u32 = 5;
 
 /// What an agent asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl Keys<'_> {
         if !is_name(namespace) || !is_name(name) {
             return forbidden("this is no name of a checkpoint");
         }
-        let review = peer::review(self.api, token)?;
+        let review = peer::review(self.api, token, peer::FOR_CONTROLLERS)?;
         let node = match peer::node_of(&review) {
             Ok(node) => node.to_owned(),
             Err(why) => return forbidden(why),
@@ -140,6 +140,9 @@ impl Keys<'_> {
         if !is_in_progress(object) {
             return forbidden("the checkpoint is written already");
         }
+        if let Some(why) = self.is_no_source(object, node)? {
+            return forbidden(why);
+        }
         let (identity, secret) = AgeIdentity::generate().context(|| "the key of an image")?;
         let mut sealed = object.clone();
         let wrapped = wrap(&self.of_namespace(object)?, &binding(object), secret.as_bytes())?;
@@ -147,6 +150,22 @@ impl Keys<'_> {
         let place = path(text(object, "/metadata/namespace"), text(object, "/metadata/name"));
         self.api.replace(&format!("{place}/status"), &sealed)?;
         Ok(json!({ "recipient": identity.recipient().to_string() }))
+    }
+
+    /// Why what a checkpoint says of its source is not true of a pod on `node`, if so: a node makes checkpoints of its
+    /// own pods alone.
+    fn is_no_source(&self, object: &Value, node: &str) -> Result<Option<String>> {
+        let name = text(object, "/spec/sourcePod/name");
+        let pod = peer::reader(self.api, object, name)?;
+        if !is_ours(&pod) || text(&pod, "/spec/nodeName") != node {
+            return Ok(Some(format!("there is no pod {name} to be saved on the node {node:?}")));
+        }
+        let truth = checkpoint::begun(&pod, node);
+        let fields = ["sourcePodUID", "ownerUID", "index", "templateHash"];
+        let wrong = fields.into_iter().find(|field| truth[field] != object["status"][field]);
+        Ok(wrong.map(|field| {
+            format!("the checkpoint is not of the pod {name}: its {field} is another")
+        }))
     }
 
     /// The pod that continues from a checkpoint on the node of the agent that `review` is of.
@@ -276,7 +295,7 @@ mod tests {
 
     const POD: &str = "/api/v1/namespaces/a/pods/web-0";
 
-    /// A checkpoint that is made on node1, and the pod on node2 that will continue from it.
+    /// A checkpoint that is made on node1 of a pod that is there, and the pod that will continue from it on node2.
     fn scene() -> (Arc<Server>, Value) {
         let server = Server::start();
         let pod = json!({
@@ -285,15 +304,19 @@ mod tests {
                 "annotations": { RESTORE_FROM: "c" },
                 "ownerReferences": [{ "uid": "o", "controller": true }],
             },
-            "spec": { "nodeName": "node2", "containers": [{ "name": "c", "image": "i" }] },
+            "spec": {
+                "nodeName": "node2", "runtimeClassName": "torpor",
+                "containers": [{ "name": "c", "image": "i" }],
+            },
         });
         let mut old = pod.clone();
         old["metadata"]["uid"] = json!("old");
+        old["spec"]["nodeName"] = json!("node1");
         let mut object = checkpoint::new(&old, "c", 30);
         object["metadata"]["uid"] = json!("uid-c");
         object["status"] = begun(&old, "node1");
         server.put(&path("a", "c"), object);
-        server.put(POD, pod.clone());
+        server.put(POD, old);
         (server, pod)
     }
 
@@ -308,8 +331,9 @@ mod tests {
         keys.answer(want, token, "a", "c", pod).map_err(|refusal| format!("{refusal:?}"))
     }
 
-    /// Completes the checkpoint, for the pod.
-    fn complete(server: &Server) {
+    /// Completes the checkpoint, for the pod, which has come.
+    fn complete(server: &Server, pod: &Value) {
+        server.put(POD, pod.clone());
         let mut object = server.get(&path("a", "c")).unwrap();
         checkpoint::set(&mut object, ready(true, "CheckpointCompleted", ""));
         object["status"]["claimedBy"] = json!({ "name": "web-0", "uid": "new" });
@@ -318,10 +342,10 @@ mod tests {
 
     #[test]
     fn the_node_of_the_claimed_pod_gets_the_key_of_the_image() {
-        let (server, _) = scene();
-        let sealed = asked(&server, Want::Seal, "agent:node1", "").unwrap();
-        complete(&server);
-        let opened = asked(&server, Want::Open, "agent:node2", "web-0").unwrap();
+        let (server, pod) = scene();
+        let sealed = asked(&server, Want::Seal, "desk:node1", "").unwrap();
+        complete(&server, &pod);
+        let opened = asked(&server, Want::Open, "desk:node2", "web-0").unwrap();
         let identity = AgeIdentity::parse(text(&opened, "/identity")).unwrap();
         assert_eq!(identity.recipient().to_string(), text(&sealed, "/recipient"));
         let object = server.get(&path("a", "c")).unwrap();
@@ -337,60 +361,86 @@ mod tests {
                 request.method == "PUT" && first.swap(false, std::sync::atomic::Ordering::Relaxed);
             once.then(|| Response::problem(409, "somebody was first"))
         });
-        asked(&server, Want::Seal, "agent:node1", "").unwrap();
+        asked(&server, Want::Seal, "desk:node1", "").unwrap();
+    }
+
+    #[test]
+    fn a_node_makes_checkpoints_of_its_own_pods_alone() {
+        type Lie = fn(&mut Value, &mut Value);
+        let lies: [(&str, Lie); 7] = [
+            ("no pod web-0", |pod, _| pod["spec"]["nodeName"] = json!("node2")),
+            ("no pod web-0", |pod, _| pod["spec"]["runtimeClassName"] = json!("runc")),
+            ("no pod web-1", |_, c| c["spec"]["sourcePod"]["name"] = json!("web-1")),
+            ("sourcePodUID", |_, c| c["status"]["sourcePodUID"] = json!("other")),
+            ("ownerUID", |_, c| c["status"]["ownerUID"] = json!("other")),
+            ("index", |_, c| c["status"]["index"] = json!("7")),
+            ("templateHash", |_, c| c["status"]["templateHash"] = json!("other")),
+        ];
+        for (expected, lie) in lies {
+            let (server, _) = scene();
+            let mut pod = server.get(POD).unwrap();
+            let mut object = server.get(&path("a", "c")).unwrap();
+            lie(&mut pod, &mut object);
+            server.put(POD, pod);
+            server.put(&path("a", "c"), object);
+            let refused = asked(&server, Want::Seal, "desk:node1", "").unwrap_err();
+            assert!(refused.contains(expected), "{expected}: {refused}");
+            let object = server.get(&path("a", "c")).unwrap();
+            assert!(!checkpoint::is_sealed(&object), "{expected}");
+        }
     }
 
     #[test]
     fn everybody_else_is_refused() {
         let (server, pod) = scene();
-        for token in ["agent:node2", "alice", ""] {
+        for token in ["desk:node2", "alice", ""] {
             assert!(asked(&server, Want::Seal, token, "").is_err(), "{token}");
         }
-        asked(&server, Want::Seal, "agent:node1", "").unwrap();
-        let early = asked(&server, Want::Open, "agent:node2", "web-0").unwrap_err();
+        asked(&server, Want::Seal, "desk:node1", "").unwrap();
+        let early = asked(&server, Want::Open, "desk:node2", "web-0").unwrap_err();
         assert!(early.contains("not claimed"), "{early}");
-        complete(&server);
-        let late = asked(&server, Want::Seal, "agent:node1", "").unwrap_err();
+        complete(&server, &pod);
+        let late = asked(&server, Want::Seal, "desk:node1", "").unwrap_err();
         assert!(late.contains("already"), "{late}");
         for want in [Want::Open, Want::Pull] {
             // The agent of another node, even of that which has made it; one with a token of somebody else's.
-            for token in ["agent:node1", "agent:node3", "alice", ""] {
+            for token in ["desk:node1", "desk:node3", "alice", ""] {
                 assert!(asked(&server, want, token, "web-0").is_err(), "{token}");
             }
             // Another pod, of which nothing was claimed.
-            assert!(asked(&server, want, "agent:node2", "web-1").is_err());
+            assert!(asked(&server, want, "desk:node2", "web-1").is_err());
         }
         // The pod was changed since.
         let mut privileged = pod.clone();
         privileged["spec"]["containers"][0]["securityContext"] = json!({ "privileged": true });
         server.put(POD, privileged);
-        let changed = asked(&server, Want::Open, "agent:node2", "web-0").unwrap_err();
+        let changed = asked(&server, Want::Open, "desk:node2", "web-0").unwrap_err();
         assert!(changed.contains("something else"), "{changed}");
         server.put(POD, pod);
         for want in [Want::Open, Want::Pull] {
-            asked(&server, want, "agent:node2", "web-0").unwrap();
+            asked(&server, want, "desk:node2", "web-0").unwrap();
         }
     }
 
     #[test]
     fn what_a_checkpoint_says_of_itself_is_bound_to_its_key() {
         let (server, mut pod) = scene();
-        asked(&server, Want::Seal, "agent:node1", "").unwrap();
-        complete(&server);
+        asked(&server, Want::Seal, "desk:node1", "").unwrap();
+        complete(&server, &pod);
         // Somebody has got at the status, and made the template what the pod is by now.
         pod["spec"]["containers"][0]["image"] = json!("evil");
         server.put(POD, pod.clone());
         let mut object = server.get(&path("a", "c")).unwrap();
         object["status"]["templateHash"] = json!(crate::pod::template_hash(&pod));
         server.put(&path("a", "c"), object);
-        let forged = asked(&server, Want::Open, "agent:node2", "web-0").unwrap_err();
+        let forged = asked(&server, Want::Open, "desk:node2", "web-0").unwrap_err();
         assert!(forged.contains("does not belong"), "{forged}");
     }
 
     #[test]
     fn the_key_of_a_namespace_ends_with_it() {
-        let (server, _) = scene();
-        asked(&server, Want::Seal, "agent:node1", "").unwrap();
+        let (server, pod) = scene();
+        asked(&server, Want::Seal, "desk:node1", "").unwrap();
         let secret = "/api/v1/namespaces/torpor-system/secrets/torpor-key-a";
         let api = server.api("controller");
         let keys = Keys { api: &api, namespace: "torpor-system" };
@@ -400,7 +450,7 @@ mod tests {
         api.delete("/api/v1/namespaces/a").unwrap();
         keys.sweep().unwrap();
         assert!(server.get(secret).is_none());
-        complete(&server);
-        assert!(asked(&server, Want::Open, "agent:node2", "web-0").is_err(), "shredded");
+        complete(&server, &pod);
+        assert!(asked(&server, Want::Open, "desk:node2", "web-0").is_err(), "shredded");
     }
 }

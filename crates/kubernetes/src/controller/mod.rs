@@ -10,6 +10,7 @@ mod nodes;
 mod placement;
 mod policy;
 mod pull;
+mod restores;
 #[cfg(test)]
 mod tests;
 mod webhook;
@@ -25,12 +26,13 @@ use serde_json::{Value, json};
 use torpor_queue::http::{Request, Response};
 use torpor_worker::tell;
 
-use crate::agent::{bearer, speak};
+use crate::agent::{bearer, serve_each, speak};
 use crate::api::{Api, ApiArgs, GROUP};
 use crate::bell::{IDLE, ring, wait};
 use crate::error::{Context, Result};
 use crate::machine::MACHINE_PATH;
 use crate::metrics::Counters;
+use crate::peer::address;
 use crate::pod::GATED;
 use crate::time;
 use certificate::Certificate;
@@ -39,11 +41,17 @@ use keys::{Keys, Refusal, Want};
 use lease::Lease;
 use nodes::Nodes;
 use webhook::Ask;
+#[cfg(test)]
+pub(crate) use webhook::MAKERS;
 
+/// The port of controllers.
+const PORT: u16 = 9443;
 /// How long one that does not lead waits.
 const WAIT: Duration = Duration::from_secs(2);
 /// How often it is looked after the certificate: somebody may make the configuration of the webhooks anew.
 const CERTIFICATE: Duration = Duration::from_secs(60);
+/// How many are served at a time: the API server, and agents.
+const MOST: usize = 1024;
 /// How often keys are looked for that nobody needs.
 const SWEEP: Duration = Duration::from_secs(3600);
 
@@ -61,7 +69,12 @@ const COUNTERS: [(&str, &str); 6] = [
 #[derive(Debug, Clone, Args)]
 pub struct ControllerArgs {
     /// Where the API server calls the webhooks
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9443")]
+    #[arg(
+        long,
+        value_name = "ADDRESS[:PORT]",
+        default_value = "0.0.0.0:9443",
+        value_parser = |text: &str| address(text, PORT),
+    )]
     pub listen: SocketAddr,
     /// The namespace of the controllers
     #[arg(long, value_name = "NAME", default_value = "torpor-system")]
@@ -158,11 +171,16 @@ impl Controller {
         let list = |kind: &str| self.api.list(&objects(kind));
         let (checkpoints, policies) = (list("podcheckpoints")?, list("podsnapshotpolicies")?);
         let migrations = list("podmigrations")?;
+        let drained = match pods.iter().any(decide::asks_for_its_node) {
+            true => nodes::drained(&self.api)?,
+            false => Vec::new(),
+        };
         let world = World {
             pods: &pods,
             checkpoints: &checkpoints,
             policies: &policies,
             migrations: &migrations,
+            drained: &drained,
         };
         let actions = decide(world, self.limits, time::now());
         if actions.iter().any(Action::places) {
@@ -223,14 +241,12 @@ struct Desk {
 }
 
 fn serve(listener: &TcpListener, desk: &Arc<Desk>, certificate: &Arc<Mutex<Certificate>>) {
-    for stream in listener.incoming().flatten() {
-        let desk = Arc::clone(desk);
+    let (desk, certificate) = (Arc::clone(desk), Arc::clone(certificate));
+    serve_each(listener, MOST, move |stream| {
         let tls = certificate.lock().unwrap_or_else(PoisonError::into_inner).tls.clone();
-        thread::spawn(move || {
-            // Probes of the kubelet's connect and say nothing.
-            let _ = speak(stream, &tls, |request| desk.answer(&request));
-        });
-    }
+        // Probes of the kubelet's connect and say nothing.
+        let _ = speak(stream, &tls, |request| desk.answer(&request));
+    });
 }
 
 impl Desk {
@@ -266,13 +282,15 @@ pub(crate) fn for_agent(
     request: &Request,
 ) -> Option<std::result::Result<Value, Refusal>> {
     let token = bearer(request).unwrap_or_default();
-    let answer = || match Want::of(&request.path) {
-        Some((want, of, name)) => {
-            let pod = request.query("pod").unwrap_or_default();
-            Some(Keys { api, namespace }.answer(want, token, of, name, pod))
+    let pod = request.query("pod").unwrap_or_default();
+    let answer = || {
+        if let Some((want, of, name)) = Want::of(&request.path) {
+            return Some(Keys { api, namespace }.answer(want, token, of, name, pod));
         }
-        None if request.path == MACHINE_PATH => Some(nodes::label(api, token, &request.body)),
-        None => None,
+        if let Some(checkpoint) = restores::of(&request.path) {
+            return Some(restores::note(api, token, checkpoint, pod, &request.body));
+        }
+        (request.path == MACHINE_PATH).then(|| nodes::label(api, token, &request.body))
     };
     match request.method.as_str() {
         "POST" => answer(),

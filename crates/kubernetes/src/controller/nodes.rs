@@ -10,10 +10,11 @@ use super::keys::{Refusal, forbidden};
 use super::placement::may_go;
 use super::webhook::put;
 use crate::api::Api;
+use crate::disruption::is_cordoned;
 use crate::error::{Error, Result};
 use crate::machine::{MACHINE, Machine};
 use crate::peer;
-use crate::pod::{annotation, is_name};
+use crate::pod::{annotation, is_name, text};
 
 /// The nodes.
 const NODES: &str = "/api/v1/nodes";
@@ -23,7 +24,7 @@ const NODES: &str = "/api/v1/nodes";
 /// # Errors
 /// If the token is of no agent, or it says nothing of the kind; if the API server does not answer.
 pub(super) fn label(api: &Api, token: &str, said: &[u8]) -> std::result::Result<Value, Refusal> {
-    let review = peer::review(api, token)?;
+    let review = peer::review(api, token, peer::FOR_CONTROLLERS)?;
     let node = match peer::node_of(&review) {
         Ok(node) if is_name(node) => node,
         Ok(node) => return forbidden(format!("{node:?} is no name of a node")),
@@ -47,6 +48,28 @@ pub(super) fn label(api: &Api, token: &str, said: &[u8]) -> std::result::Result<
     Ok(json!({ "machine": name }))
 }
 
+/// Some of the nodes. Where they cannot be listed, none.
+fn listed(api: &Api, query: &str) -> Result<Vec<Value>> {
+    match api.list(&format!("{NODES}?{query}")) {
+        Err(error @ Error::Refused { status: 429 | 500.., .. }) => Err(error),
+        Err(error) => {
+            tell!("nodes: {error}");
+            Ok(Vec::new())
+        }
+        all => all,
+    }
+}
+
+/// The names of the nodes that take no more pods.
+///
+/// # Errors
+/// If the API server has too much to do for a moment.
+pub(super) fn drained(api: &Api) -> Result<Vec<String>> {
+    let all = listed(api, "fieldSelector=spec.unschedulable%3Dtrue")?;
+    let cordoned = all.iter().filter(|node| is_cordoned(node));
+    Ok(cordoned.map(|node| text(node, "/metadata/name").to_owned()).collect())
+}
+
 /// The nodes that take pods, with what they are.
 #[derive(Debug, Default)]
 pub(super) struct Nodes(Vec<(Value, Machine)>);
@@ -58,15 +81,8 @@ impl Nodes {
     /// If the API server has too much to do for a moment.
     pub(super) fn known(api: &Api) -> Result<Self> {
         let open = "fieldSelector=spec.unschedulable%3Dfalse";
-        let list = format!("{NODES}?{open}&labelSelector={}", MACHINE.replace('/', "%2F"));
-        let all = match api.list(&list) {
-            Err(error @ Error::Refused { status: 429 | 500.., .. }) => return Err(error),
-            Err(error) => {
-                tell!("nodes: {error}");
-                Vec::new()
-            }
-            Ok(all) => all,
-        };
+        let known = format!("{open}&labelSelector={}", MACHINE.replace('/', "%2F"));
+        let all = listed(api, &known)?;
         let known = |node: Value| {
             let machine = serde_json::from_str(annotation(&node, MACHINE)?).ok()?;
             let machine = Machine::read(&machine)?;
@@ -152,21 +168,21 @@ mod tests {
         }
         let what = machine("6.12", &["sse2"]);
         let said = json!(what).to_string();
-        label(&api, "agent:node1", said.as_bytes()).unwrap();
+        label(&api, "desk:node1", said.as_bytes()).unwrap();
         let node = server.get(&place("node1")).unwrap();
         assert_eq!(node["metadata"]["labels"][MACHINE], what.label());
         assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "node1");
         assert_eq!(machine_of(&api, "node1"), json!(what));
         // Nothing is written that is there.
-        label(&api, "agent:node1", said.as_bytes()).unwrap();
+        label(&api, "desk:node1", said.as_bytes()).unwrap();
         assert_eq!(server.get(&place("node1")).unwrap(), node);
         for (token, said) in [
             ("alice", said.as_str()),
             ("", &said),
-            ("agent:node3", &said),
-            ("agent:../node2", &said),
-            ("agent:node2", "{}"),
-            ("agent:node2", "nothing"),
+            ("desk:node3", &said),
+            ("desk:../node2", &said),
+            ("desk:node2", "{}"),
+            ("desk:node2", "nothing"),
         ] {
             assert!(label(&api, token, said.as_bytes()).is_err(), "{token} {said}");
         }

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use super::decide::{Action, age, is_leaving};
-use crate::checkpoint::{self, is_in_progress, is_ready, is_shared};
+use crate::checkpoint::{self, is_in_progress, is_ready, is_sealed, is_shared};
 use crate::pod::{condition, is_gated, is_ours, template_hash, text};
 
 /// The label of the snapshots of a policy.
@@ -21,7 +21,7 @@ const COUNT: u64 = 1;
 pub(super) enum Start {
     /// Warm if there is a snapshot, and cold else.
     IfPresent,
-    /// Warm; a pod waits for its snapshot.
+    /// Warm; a pod waits for its snapshot, but for the first one, of which it is taken.
     Always,
     /// Cold.
     Never,
@@ -59,11 +59,29 @@ pub(super) fn snapshot<'c>(pod: &Value, checkpoints: &'c [Value]) -> Option<&'c 
     let fits = |one: &&Value| {
         is_shared(one)
             && is_ready(one)
+            && is_sealed(one)
             && text(one, "/status/templateHash") == hash
             && text(one, "/metadata/namespace") == text(pod, "/metadata/namespace")
     };
     let newest = checkpoints.iter().filter(fits);
     newest.max_by_key(|one| text(one, "/status/completionTime"))
+}
+
+/// Whether a pod has begun of which a snapshot for others of its template (by namespace and digest) may be taken, when it
+/// is ready.
+#[must_use]
+pub(super) fn may_be_saved_for(
+    pod: &Value,
+    (namespace, hash): &(String, String),
+    policies: &[Value],
+) -> bool {
+    is_ours(pod)
+        && !is_gated(pod)
+        && !is_leaving(pod)
+        && !matches!(text(pod, "/status/phase"), "Succeeded" | "Failed")
+        && text(pod, "/metadata/namespace") == namespace
+        && start(policies, pod).is_some_and(|start| start != Start::Never)
+        && template_hash(pod) == *hash
 }
 
 /// Orders snapshots that are missing, and removes those that are too many, too large or too old.
@@ -192,6 +210,7 @@ mod tests {
         one["metadata"]["creationTimestamp"] = json!(made);
         one["status"] = begun(pod, "n");
         one["status"]["conditions"] = json!([ready(true, "CheckpointCompleted", "")]);
+        one["status"]["wrappedKey"] = json!("k");
         one["status"]["completionTime"] = json!(made);
         one["status"]["sizeBytes"] = json!(bytes);
         one
@@ -228,6 +247,9 @@ mod tests {
         let all = [taken(&pod, 1, 1), taken(&pod, 2, 1)];
         assert_eq!(text(snapshot(&pod, &all).unwrap(), "/metadata/name"), "s2");
         assert_eq!(snapshot(&super::tests::pod("j"), &all), None);
+        let mut forged = all[1].clone();
+        forged["status"]["wrappedKey"] = Value::Null;
+        assert_eq!(snapshot(&pod, &[forged]), None, "it is not sealed");
         let mut foreign = pod;
         foreign["metadata"]["namespace"] = json!("b");
         assert_eq!(snapshot(&foreign, &all), None);

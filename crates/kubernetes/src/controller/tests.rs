@@ -66,6 +66,7 @@ fn saved(server: &Server, source: &Value) -> String {
     object["status"] = checkpoint::begun(source, "node1");
     object["status"]["completionTime"] = json!(time::format(time::now()));
     object["status"]["checkpointedContainers"] = json!([{ "name": "c" }]);
+    object["status"]["wrappedKey"] = json!("k");
     checkpoint::set(&mut object, checkpoint::ready(true, "CheckpointCompleted", ""));
     server.put(&path("a", &name), object);
     name

@@ -19,6 +19,7 @@ mod words;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -27,7 +28,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
-use crate::message::{Answer, Ask, Container, Hidden, LOGS, SOCKET, TAKEN, ask};
+use crate::message::{Answer, Ask, Container, Hidden, LOGS, SOCKET, TAKEN, ask, begun};
 use bundle::Bundle;
 use words::Words;
 
@@ -37,7 +38,7 @@ pub const NAME: &str = "torpor-runc";
 const SOCKET_VARIABLE: &str = "TORPOR_AGENT_SOCKET";
 /// The variable that names another runc.
 const RUNC_VARIABLE: &str = "TORPOR_RUNC";
-/// The file in runc's directory of a container that shows that it waits, restored.
+/// The file in runc's directory of a container that shows that it waits, restored, and from which directory.
 const WAITS: &str = "torpor-waits";
 /// How long the agent may take for what it knows, and to report to it.
 const SHORT: Duration = Duration::from_secs(5);
@@ -81,11 +82,16 @@ fn socket() -> PathBuf {
     std::env::var_os(SOCKET_VARIABLE).map_or_else(|| SOCKET.into(), PathBuf::from)
 }
 
-/// Tells the agent that a container begins now: restored, or cold because of an error.
-fn begins(container: &Container, error: Option<&Error>) {
+/// Writes down, and tells the agent, that a container begins now with the checkpoint in `dir`: restored, or cold because of
+/// an error. Whoever is asked for it again finds what is written though the agent was not there to hear it.
+fn begins(container: &Container, dir: &Path, error: Option<&Error>) {
     let reason = error.map(ToString::to_string).unwrap_or_default();
     let told = Ask::Begins { container: container.clone(), restored: error.is_none(), reason };
-    // It is the agent's loss if it does not hear of it.
+    let file = begun(dir, container);
+    if let (Some(parent), Ok(text)) = (file.parent(), serde_json::to_vec(&told)) {
+        // What cannot be written here the agent still hears.
+        let _ = fs::create_dir_all(parent).and_then(|()| fs::write(&file, text));
+    }
     let _ = ask(&socket(), &told, SHORT);
 }
 
@@ -154,7 +160,7 @@ impl Wrapper {
         let identity = identity.as_ref().map(Hidden::text);
         let restored = self.restore(&bundle, &container, &dir, identity, until);
         let Err(error) = restored else { return ExitCode::SUCCESS };
-        begins(&container, Some(&error));
+        begins(&container, &dir, Some(&error));
         match always {
             true => self.complain(&format!("restore: {error}")),
             false => self.pass(),
@@ -188,8 +194,9 @@ impl Wrapper {
         // Before it does anything: until then it can be restored once more, if containerd is killed and makes
         // another one.
         let bundle = bundle::of_container(&self.words.root(), &id);
-        if let Some(container) = bundle.and_then(|bundle| bundle.container) {
-            begins(&container, None);
+        let dir = fs::read(&mark).map(|dir| PathBuf::from(OsString::from_vec(dir)));
+        if let (Some(container), Ok(dir)) = (bundle.and_then(|bundle| bundle.container), dir) {
+            begins(&container, &dir, None);
         }
         let resumed = call::runc(&self.words, "resume", &id);
         match resumed {

@@ -44,7 +44,7 @@ pub(super) struct Restore<'a> {
 }
 
 impl Restore<'_> {
-    /// Restores the container, which then waits frozen, and marks it.
+    /// Restores the container, which then waits frozen, and marks it with where it is from.
     ///
     /// # Errors
     /// If it cannot be restored: all is then as before.
@@ -62,7 +62,10 @@ impl Restore<'_> {
         let mut filled = Filled::new(&save::volumes_in_use(self.words, &self.container.uid));
         let result = self
             .attempt(&images, &archives, &layer, &mut filled)
-            .and_then(|()| fs::write(mark, "").context(|| mark.display().to_string()))
+            .and_then(|()| {
+                let from = self.dir.as_os_str().as_encoded_bytes();
+                fs::write(mark, from).context(|| mark.display().to_string())
+            })
             .and_then(|()| filled.keep());
         if result.is_err() {
             self.undo(&layer, &filled)?;

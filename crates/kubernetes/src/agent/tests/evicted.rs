@@ -95,6 +95,11 @@ fn a_container_that_is_only_started_again_is_not_saved() {
     plain("a pod that has used too much would do so again");
     told(&server, "Evicted", LOW, 3600);
     plain("an eviction that the kubelet has forgotten");
+    told(&server, "Evicted", LOW, 1);
+    let mut never = server.get(POD).unwrap();
+    never["metadata"]["annotations"] = json!({ crate::disruption::SAVE: "Never" });
+    server.put(POD, never);
+    plain("it is not to be saved");
 }
 
 #[test]
@@ -115,7 +120,7 @@ fn what_nobody_replaces_is_not_saved() {
     ];
     for change in changes {
         let mut other = pod("old", "node1");
-        other["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+        give_way(&mut other);
         change(&mut other);
         server.put(POD, other);
         assert_eq!(asked(&node1), Answer::Plain);

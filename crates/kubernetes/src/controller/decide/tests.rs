@@ -37,17 +37,110 @@ fn checkpoint(source: &Value) -> Value {
     one["status"]["conditions"] = json!([ready(true, "CheckpointCompleted", "")]);
     one["status"]["completionTime"] = json!(NOW);
     one["status"]["checkpointedContainers"] = json!([{ "name": "c" }]);
+    one["status"]["wrappedKey"] = json!("k");
     one
 }
 
 fn decided(pods: &[Value], checkpoints: &[Value]) -> Vec<Action> {
-    let world = World { pods, checkpoints, policies: &[], migrations: &[] };
+    let world = World { pods, checkpoints, policies: &[], migrations: &[], drained: &[] };
     decide(world, LIMITS, time::parse(NOW).unwrap())
 }
 
-fn leaving(mut pod: Value) -> Value {
+/// A pod that has to give way.
+fn leaving(pod: Value) -> Value {
+    let mut pod = deleted(pod);
+    pod["status"]["conditions"] = json!([{ "type": "DisruptionTarget", "status": "True" }]);
+    pod
+}
+
+/// A pod that somebody has deleted.
+fn deleted(mut pod: Value) -> Value {
     pod["metadata"]["deletionTimestamp"] = json!(NOW);
     pod
+}
+
+#[test]
+fn nobody_waits_for_a_pod_that_is_not_saved() {
+    let new = pod("n", "0", true);
+    let decided = |old: &Value, drained: &[String]| {
+        let pods = [old.clone(), new.clone()];
+        let world =
+            World { pods: &pods, checkpoints: &[], policies: &[], migrations: &[], drained };
+        decide(world, LIMITS, time::parse(NOW).unwrap())
+    };
+    let mut old = deleted(pod("o", "0", false));
+    old["spec"]["nodeName"] = json!("node1");
+    let at_once = decided(&old, &["node2".to_owned()]);
+    assert!(matches!(at_once.as_slice(), [Action::Ungate { .. }]), "{at_once:?}");
+    assert!(asks_for_its_node(&old));
+    assert_eq!(decided(&old, &["node1".to_owned()]), [], "its node is drained");
+    let mut of_job = old.clone();
+    of_job["metadata"]["ownerReferences"][0]["kind"] = json!("Job");
+    assert_eq!(decided(&of_job, &[]), [], "its Job may be suspended");
+    for (save, waits) in [("Always", true), ("Never", false)] {
+        let mut says = leaving(pod("o", "0", false));
+        says["metadata"]["annotations"] = json!({ crate::disruption::SAVE: save });
+        assert_eq!(decided(&says, &[]).is_empty(), waits, "{save}");
+        assert!(!asks_for_its_node(&says));
+    }
+}
+
+#[test]
+fn what_is_not_sealed_is_given_to_nobody() {
+    let mut forged = checkpoint(&pod("o", "0", false));
+    forged["status"]["wrappedKey"] = Value::Null;
+    let actions = decided(&[pod("n", "0", true)], &[forged]);
+    assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
+}
+
+#[test]
+fn where_pods_always_start_warm_the_first_one_starts_cold() {
+    let policy = json!({
+        "metadata": { "namespace": "a", "name": "p" },
+        "spec": {
+            "selector": { "matchLabels": { "apps.kubernetes.io/pod-index": "" } },
+            "start": "Always",
+        },
+    });
+    let decided = |pods: &[Value], checkpoints: &[Value]| {
+        let policies = std::slice::from_ref(&policy);
+        let world = World { pods, checkpoints, policies, migrations: &[], drained: &[] };
+        decide(world, LIMITS, time::parse(NOW).unwrap())
+    };
+    let waiting: Vec<Value> = ["x", "y", "z"].map(|uid| pod(uid, "", true)).into();
+    let actions = decided(&waiting, &[]);
+    let [Action::Ungate { pod: first, reason, .. }] = actions.as_slice() else {
+        panic!("one, and one alone: {actions:?}")
+    };
+    assert!(text(first, "/metadata/uid") == "x" && reason.contains("first"), "{reason}");
+    // It has begun: the others wait for what it will be.
+    let mut pods = waiting.clone();
+    pods[0] = pod("x", "", false);
+    assert_eq!(decided(&pods, &[]), []);
+    // When it is ready, it is saved for them.
+    pods[0]["status"]["conditions"] = json!([{ "type": "Ready", "status": "True" }]);
+    let actions = decided(&pods, &[]);
+    let [Action::Order { object }] = actions.as_slice() else { panic!("{actions:?}") };
+    assert_eq!(object["spec"]["sourcePod"]["uid"], "x");
+    let mut snapshot = checkpoint(&pods[0]);
+    snapshot["spec"] = object["spec"].clone();
+    snapshot["metadata"]["labels"] = json!({ NODE_LABEL: "n1" });
+    let warm = decided(&pods, &[snapshot]);
+    assert!(warm.len() == 2 && warm.iter().all(|a| matches!(a, Action::Warm { always: true, .. })));
+    // It has ended before it was ready: the next one is the first.
+    for ended in ["Failed", "gone"] {
+        pods[0]["status"] = json!({ "phase": ended });
+        if ended == "gone" {
+            pods.remove(0);
+        }
+        let next = decided(&pods, &[]);
+        assert!(matches!(next.as_slice(), [Action::Ungate { .. }]), "{ended}: {next:?}");
+    }
+    // A new template has a first of its own.
+    let mut rolled = pod("r", "", true);
+    rolled["spec"]["containers"][0]["image"] = json!("new");
+    let actions = decided(&[pod("x", "", false), rolled], &[]);
+    assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "it waits: {actions:?}");
 }
 
 #[test]
@@ -151,7 +244,7 @@ fn pods_start_warm_by_policy() {
     };
     let decided = |policies: &[Value], checkpoints: &[Value]| {
         let pods = std::slice::from_ref(&new);
-        let world = World { pods, checkpoints, policies, migrations: &[] };
+        let world = World { pods, checkpoints, policies, migrations: &[], drained: &[] };
         decide(world, LIMITS, time::parse(NOW).unwrap())
     };
     let all = std::slice::from_ref(&snapshot);
@@ -159,7 +252,8 @@ fn pods_start_warm_by_policy() {
     assert!(matches!(warm.as_slice(), [Action::Warm { always: false, .. }]), "{warm:?}");
     let warm = decided(&[policy("Always")], all);
     assert!(matches!(warm.as_slice(), [Action::Warm { always: true, .. }]), "{warm:?}");
-    assert_eq!(decided(&[policy("Always")], &[]), [], "it waits for its snapshot");
+    let first = decided(&[policy("Always")], &[]);
+    assert!(matches!(first.as_slice(), [Action::Ungate { .. }]), "nobody else is there: {first:?}");
     for (policies, checkpoints) in
         [(vec![policy("Never")], all), (vec![], all), (vec![policy("IfPresent")], &[])]
     {
@@ -208,7 +302,8 @@ fn a_job_that_is_resumed_finds_what_it_left() {
     assert_eq!(decided(&[], &saved), [], "they are kept while nobody wants them");
     let news: Vec<Value> = (0..8).map(|n| pod(&format!("n{n}"), &n.to_string(), true)).collect();
     let hours = time::parse(NOW).unwrap() + 3600 * 5;
-    let world = World { pods: &news, checkpoints: &saved, policies: &[], migrations: &[] };
+    let world =
+        World { pods: &news, checkpoints: &saved, policies: &[], migrations: &[], drained: &[] };
     let mut seen = HashSet::new();
     for action in decide(world, Limits { gate: 1 << 40, ..LIMITS }, hours) {
         let Action::Claim { pod, checkpoint } = action else { panic!("{action:?}") };
