@@ -224,11 +224,16 @@ torpor_itself() {
 	run controller torpor kubernetes controller --listen 0.0.0.0:9443 --server https://10.77.0.1:6443 \
 		--token-file "$dir/controller.token" --ca-file "$dir/pki/ca.crt"
 	for n in 1 2; do
-		kubectl -n torpor-system create token torpor-agent --duration 24h --bound-object-kind Node \
-			--bound-object-name "node$n" >"$dir/node$n/token"
+		local token=(kubectl -n torpor-system create token torpor-agent --duration 24h --bound-object-kind Node
+			--bound-object-name "node$n")
+		"${token[@]}" >"$dir/node$n/token"
+		for audience in agents controllers; do
+			"${token[@]}" --audience "torpor.dev/$audience" >"$dir/node$n/$audience"
+		done
 		REGISTRY_AUTH_FILE=$dir/node$n/store.json run "agent$n" nsenter --net="/run/netns/node$n" torpor kubernetes agent --node "node$n" \
 			--listen "10.77.0.1$n:7690" --socket "$dir/node$n/agent.sock" --state "$dir/node$n/torpor" \
 			--controller https://torpor-webhook.torpor-system.svc:9443 --store "${TORPOR_STORE:-dir:$dir/store}" \
+			--agents-token-file "$dir/node$n/agents" --controllers-token-file "$dir/node$n/controllers" \
 			--server https://10.77.0.1:6443 --token-file "$dir/node$n/token" --ca-file "$dir/pki/ca.crt"
 	done
 	until_true 60 kubectl get --raw /apis/torpor.dev/v1alpha1/podcheckpoints

@@ -212,6 +212,14 @@ pub fn is_spent(checkpoint: &Value, uid: &str, container: &str) -> bool {
     all.is_some_and(|all| all.iter().any(|c| c["name"] == container && c["podUID"] == uid))
 }
 
+/// Whether it was restored then, and has not started cold.
+#[must_use]
+pub fn is_restored(checkpoint: &Value, uid: &str, container: &str) -> bool {
+    let all = checkpoint["status"]["restoredContainers"].as_array();
+    let is_it = |c: &Value| c["name"] == container && c["podUID"] == uid && c["restored"] == true;
+    all.is_some_and(|all| all.iter().any(is_it))
+}
+
 /// Whether all containers of a checkpoint have begun in the pod that it is for.
 #[must_use]
 pub fn is_used(checkpoint: &Value) -> bool {

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::checkpoint::{self, is_ready, is_shared, is_spent};
+use crate::checkpoint::{self, is_ready, is_shared};
 use crate::pod::{condition, text};
 
 /// Where controllers are told, before namespace and name of the checkpoint.
@@ -65,14 +65,21 @@ impl Report {
                 object["status"]["restoringOn"] = json!(node);
                 Ok(true)
             }
-            Self::Began { container, .. } if is_spent(object, uid, container) => Ok(false),
             Self::Began { container, restored, message } => {
                 let status = &mut object["status"];
                 let mut all = status["restoredContainers"].as_array().cloned().unwrap_or_default();
                 let message: String = message.chars().take(LONGEST).collect();
-                all.push(json!({
+                let one = json!({
                     "name": container, "podUID": uid, "restored": restored, "message": message,
-                }));
+                });
+                if all.contains(&one) {
+                    return Ok(false);
+                }
+                // One that must not start cold is tried again.
+                all.retain(|other| {
+                    other["name"] != one["name"] || other["podUID"] != one["podUID"]
+                });
+                all.push(one);
                 let first = all.len().saturating_sub(MOST);
                 status["restoredContainers"] = json!(all[first..]);
                 Ok(true)

@@ -4,22 +4,22 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster, damage, set, template};
+use crate::cluster::{Cluster, always, cluster, damage, set, template};
 
 /// The other one of two nodes.
 fn other(node: &str) -> &str {
     if node == "node1" { "node2" } else { "node1" }
 }
 
-/// The token of the agent of a node.
-fn token(cluster: &Cluster, node: &str) -> String {
-    let file = cluster.place.path().join(node).join("token");
+/// A token of the agent of a node: `token` for the API server, `agents` and `controllers` for these.
+fn token(cluster: &Cluster, node: &str, which: &str) -> String {
+    let file = cluster.place.path().join(node).join(which);
     fs::read_to_string(file).unwrap().trim().to_owned()
 }
 
 /// What the API server says to somebody who has the token of a node's agent.
 fn as_agent(cluster: &Cluster, node: &str, words: &[&str], input: &str) -> Result<String, String> {
-    let token = format!("--token={}", token(cluster, node));
+    let token = format!("--token={}", token(cluster, node, "token"));
     let authority = cluster.place.path().join("pki/ca.crt");
     let authority = format!("--certificate-authority={}", authority.display());
     let server = "--server=https://10.77.0.1:6443";
@@ -27,9 +27,9 @@ fn as_agent(cluster: &Cluster, node: &str, words: &[&str], input: &str) -> Resul
     cluster.kubectl("admin", &[&who, words].concat(), input)
 }
 
-/// What a controller or another agent says to somebody who has the token of a node's agent.
-fn asked(cluster: &Cluster, node: &str, method: &str, url: &str) -> String {
-    let header = format!("Authorization: Bearer {}", token(cluster, node));
+/// What a controller or another agent says to somebody who has a token of a node's agent.
+fn asked(cluster: &Cluster, node: &str, which: &str, method: &str, url: &str) -> String {
+    let header = format!("Authorization: Bearer {}", token(cluster, node, which));
     // What comes back is all that counts here: the certificate is the server's own.
     let words = ["curl", "-sk", "-X", method, "-d", "{}", "-H", &header, url];
     String::from_utf8_lossy(&cluster.inside(&words).stdout).into_owned()
@@ -53,7 +53,7 @@ fn names(pod: &str, namespace: &str, annotation: &str, checkpoint: &str) -> Valu
 }
 
 fn small(app: &str) -> Value {
-    let mut template = template(app);
+    let mut template = always(template(app));
     let request = json!({ "requests": { "cpu": "50m" } });
     template["spec"]["containers"][0]["resources"] = request;
     template
@@ -140,6 +140,17 @@ fn annotations(cluster: &Cluster, free: &Value) {
     });
     let asks = names("asks", "default", "torpor.dev/restore-request", name);
     refused(cluster.kubectl("alice", &create, &asks.to_string()), "may not restore");
+    // Nor does she by the name of an owner, or by asking for it later.
+    let mut owned = names("owned", "default", "torpor.dev/nothing", name);
+    owned["spec"]["schedulingGates"] = json!([{ "name": "torpor.dev/restore" }]);
+    let owner = &free["metadata"]["ownerReferences"][0];
+    owned["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["name"],
+        "uid": owner["uid"], "controller": true,
+    }]);
+    refused(cluster.kubectl("alice", &create, &owned.to_string()), "is Torpor's");
+    let later = ["annotate", "pod", "used-0", &format!("torpor.dev/restore-request={name}")];
+    refused(cluster.kubectl("admin", &later, ""), "when a pod is made");
     // An object of another namespace does not become that checkpoint.
     let mut copy = free.clone();
     copy["metadata"] = json!({ "name": name, "namespace": "other" });
@@ -166,8 +177,32 @@ fn agents(cluster: &Cluster, used: &Value, free: &Value) {
     object["status"]["claimedBy"]["uid"] = free["metadata"]["uid"].clone();
     let said = as_agent(cluster, made_on, &replace, &object.to_string());
     refused(said, "by the controller alone");
-    // It reads no Secret, and makes and changes no pod.
+    // It spoils no checkpoint of another node, takes none for itself, and orders none.
+    for spoil in ["conditions", "restoringOn", "checkpointedContainers", "restoredContainers"] {
+        let mut object = used.clone();
+        object["status"][spoil] = match spoil {
+            "restoringOn" => json!(other(made_on)),
+            _ => json!([]),
+        };
+        let said = as_agent(cluster, other(made_on), &replace, &object.to_string());
+        refused(said, "agent of its node alone");
+    }
+    let mut object = used.clone();
+    object["status"]["restoringOn"] = json!("nowhere");
+    let said = as_agent(cluster, made_on, &replace, &object.to_string());
+    refused(said, "where a checkpoint is restored");
     let create = ["create", "-f", "-"];
+    for labels in [json!({}), json!({ "torpor.dev/node": made_on, "torpor.dev/gives-way": "true" })]
+    {
+        let order = json!({
+            "apiVersion": "torpor.dev/v1alpha1", "kind": "PodCheckpoint",
+            "metadata": { "name": "theirs", "namespace": "default", "labels": labels },
+            "spec": { "sourcePod": { "name": "used-0" }, "postCheckpointState": "Stopped" },
+        });
+        let said = as_agent(cluster, other(made_on), &create, &order.to_string());
+        refused(said, "of its own node alone");
+    }
+    // It reads no Secret, and makes and changes no pod.
     let pod = names("theirs", "default", "torpor.dev/restore-request", name).to_string();
     refused(as_agent(cluster, "node1", &create, &pod), "forbidden");
     let secrets = ["get", "secrets", "-n", "torpor-system"];
@@ -184,14 +219,25 @@ fn agents(cluster: &Cluster, used: &Value, free: &Value) {
         format!("https://{address}/v1/checkpoints/default/{name}?pod={pod}")
     };
     for node in ["node1", "node2"] {
-        let said = asked(cluster, node, "POST", &key(name));
+        let to = "controllers";
+        let said = asked(cluster, node, to, "POST", &key(name));
         assert_eq!(said.contains("AGE-SECRET-KEY-1"), there == node, "{node}: {said}");
-        let said = asked(cluster, node, "POST", &key(free["metadata"]["name"].as_str().unwrap()));
+        let of_free = key(free["metadata"]["name"].as_str().unwrap());
+        let said = asked(cluster, node, to, "POST", &of_free);
         assert!(!said.contains("AGE-SECRET-KEY-1"), "{node}: {said}");
-        let said = asked(cluster, node, "GET", &images(used));
+        let said = asked(cluster, node, "agents", "GET", &images(used));
         assert_eq!(said.contains("inventory.img"), there == node, "{node}: {said}");
-        let said = asked(cluster, node, "GET", &images(free));
+        let said = asked(cluster, node, "agents", "GET", &images(free));
         assert!(!said.contains("inventory.img"), "{node}: {said}");
+        // What one of them was shown is good for no other.
+        for which in ["token", "agents"] {
+            let said = asked(cluster, node, which, "POST", &key(name));
+            assert!(!said.contains("AGE-SECRET-KEY-1"), "{node} {which}: {said}");
+        }
+        for which in ["token", "controllers"] {
+            let said = asked(cluster, node, which, "GET", &images(used));
+            assert!(!said.contains("inventory.img"), "{node} {which}: {said}");
+        }
     }
 }
 

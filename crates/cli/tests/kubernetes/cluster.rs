@@ -399,9 +399,13 @@ impl Cluster {
     pub const SHARE: usize = 1200;
 }
 
+/// A pod that counts. What it writes to its node, for the tests to see, it can do without.
 pub fn template(app: &str) -> Value {
     json!({
-        "metadata": { "labels": { "app": app } },
+        "metadata": {
+            "labels": { "app": app },
+            "annotations": { "torpor.dev/unsaved-volumes": "Accept" },
+        },
         "spec": {
             "runtimeClassName": "torpor",
             "dnsPolicy": "Default",
@@ -412,6 +416,12 @@ pub fn template(app: &str) -> Value {
             ],
         },
     })
+}
+
+/// A pod that is saved whoever deletes it.
+pub fn always(mut template: Value) -> Value {
+    template["metadata"]["annotations"]["torpor.dev/save"] = json!("Always");
+    template
 }
 
 /// Changes the memory of a container in a checkpoint.

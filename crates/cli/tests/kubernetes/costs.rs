@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster, damage, set, template};
+use crate::cluster::{Cluster, always, cluster, damage, set, template};
 
 /// How long it is looked at agents that have nothing to do.
 const IDLE: Duration = Duration::from_secs(60);
@@ -103,7 +103,7 @@ fn started(cluster: &Cluster) -> (f64, f64) {
 /// How long it takes to start a container cold, from a checkpoint that is damaged, and from one that is not.
 fn starts(cluster: &Cluster) {
     cluster.kubectl("admin", &["cordon", "node2"], "").unwrap();
-    let mut set = set("started", &template("started"));
+    let mut set = set("started", &always(template("started")));
     set["spec"]["podManagementPolicy"] = json!("OrderedReady");
     set["spec"]["replicas"] = json!(0);
     let request = json!({ "requests": { "cpu": "10m" } });

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster, deployment, given, job, set, template};
+use crate::cluster::{Cluster, always, cluster, deployment, given, job, set, template};
 
 /// How often somebody is killed, if `TORPOR_KILLS` says nothing else.
 const KILLS: u64 = 50;
@@ -41,6 +41,8 @@ fn start(cluster: &Cluster) {
     // Not for ever, if somebody was killed who would have saved it.
     let brief = |mut object: Value, replicas: usize| {
         object["spec"]["replicas"] = json!(replicas);
+        let template = object["spec"]["template"].take();
+        object["spec"]["template"] = always(template);
         let pod = &mut object["spec"]["template"]["spec"];
         pod["terminationGracePeriodSeconds"] = json!(20);
         pod["containers"][0]["resources"] = json!({ "requests": { "cpu": "20m" } });

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster, cluster_with, set, template};
+use crate::cluster::{Cluster, always, cluster, cluster_with, set, template};
 
 /// A registry that both nodes see, and what is kept there.
 const REGISTRY: &str = "10.77.0.1:5000";
@@ -85,7 +85,7 @@ impl Cluster {
 #[test]
 fn a_pod_whose_node_is_lost_goes_on_from_the_store() {
     let Some(cluster) = cluster("a_pod_whose_node_is_lost_goes_on_from_the_store") else { return };
-    cluster.apply(&set("kept", &template("kept")));
+    cluster.apply(&set("kept", &always(template("kept"))));
     let (old, told, began) = cluster.counting("kept");
     let lost = old["spec"]["nodeName"].as_str().unwrap();
     let other = if lost == "node1" { "node2" } else { "node1" };
@@ -129,7 +129,7 @@ fn a_pod_fetches_from_a_registry_as_its_namespace_lets_it() {
     cluster.kubectl("admin", &words, "").unwrap();
     cluster.kubectl("admin", &["cordon", "node2"], "").unwrap();
     let [barred, welcome] = ["barred", "welcome"].map(|app| {
-        let mut template = template(app);
+        let mut template = always(template(app));
         template["spec"]["imagePullSecrets"] = json!([{ "name": "pull" }]);
         template["spec"]["containers"][0]["resources"] = json!({ "requests": { "cpu": "50m" } });
         cluster.apply(&set(app, &template));

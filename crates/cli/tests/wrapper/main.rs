@@ -345,6 +345,11 @@ impl Node {
         }
     }
 
+    /// What shows beside the checkpoint that the container of a pod has begun with it.
+    fn begun(&self, pod: &str) -> PathBuf {
+        self.path("checkpoint/work/begun").join(format!("uid-{pod}.main"))
+    }
+
     /// What the wrapper has told of the container that has begun last.
     fn told(&self) -> Option<(bool, String)> {
         let asked = self.asked.lock().unwrap();
@@ -388,8 +393,10 @@ fn a_container_gives_way_and_waits_restored_for_its_start() {
     assert_eq!(node.count("new"), Some(last), "it runs before it is started");
     // If containerd is killed before it starts the container, it makes another one, which is restored as well.
     assert_eq!(node.told(), None);
+    assert!(!node.begun("new").exists(), "it has not begun");
     node.good("start", &["new"]);
     assert_eq!(node.told(), Some((true, String::new())));
+    assert!(node.begun("new").exists(), "what the agent finds that has not heard it");
     assert_eq!(node.status("new"), "running");
     node.counted("new", last + 5);
     // What is killed by force is not saved again.
@@ -407,7 +414,7 @@ fn a_container_that_cannot_be_restored_starts_cold() {
     node.bundle("cold");
     assert!(node.create("cold").status.success(), "{}", node.log());
     let (restored, reason) = node.told().unwrap();
-    assert!(!restored && !reason.is_empty());
+    assert!(!restored && !reason.is_empty() && node.begun("cold").exists());
     assert_eq!(node.count("cold"), None, "changed files were left behind");
     let volume = node.data("cold");
     assert!(fs::read_dir(volume).unwrap().next().is_none());
@@ -419,6 +426,7 @@ fn a_container_that_cannot_be_restored_starts_cold() {
     node.bundle("never");
     assert!(!node.create("never").status.success());
     assert!(node.log().contains("restore: "), "{}", node.log());
+    assert!(!node.begun("never").exists(), "it is tried again");
     assert_eq!(node.status("never"), "");
 }
 

@@ -1,7 +1,7 @@
 //! The store that the agents of all nodes share: a directory that all of them see, an object store, or
 //! a registry. What lies there does not die with a node.
 //!
-//! A checkpoint has a name there that only its own object leads to: that of another namespace, or an
+//! A checkpoint has a name there that only its own object leads to: that of another namespace or cluster, or an
 //! earlier one of the same name, is another one. Its digest stands in the status of the object.
 
 use std::collections::BTreeMap;
@@ -17,6 +17,7 @@ use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as blobs, Store};
 
 use super::store::{pack, size, unpack};
+use crate::api::Api;
 use crate::error::{Context, Error, Result};
 use crate::pod::text;
 
@@ -28,10 +29,16 @@ const CHUNK: &str = "application/vnd.torpor.pod-checkpoint.chunk.v1";
 const LARGEST: u64 = 16 << 30;
 /// What the names of checkpoints begin with: others may lie beside them.
 const PREFIX: &str = "pod-checkpoint-";
+/// The namespace that every cluster has: its uid tells clusters apart.
+const EVERYWHERE: &str = "/api/v1/namespaces/kube-system";
 
-/// The store.
+/// The store, and what the names of this cluster's checkpoints in it begin with: those of another one are not its own to
+/// remove.
 #[derive(Debug)]
-pub(super) struct Depot(Reference);
+pub(super) struct Depot {
+    place: Reference,
+    prefix: String,
+}
 
 /// What has this name, for the first of `logins` that sees it, or else for whom this node is.
 fn found(place: &Reference, logins: &[Login]) -> Result<(Box<dyn Store>, Vec<u8>)> {
@@ -49,25 +56,28 @@ fn found(place: &Reference, logins: &[Login]) -> Result<(Box<dyn Store>, Vec<u8>
     }
 }
 
-/// The name of a checkpoint in the store.
-#[must_use]
-pub(super) fn name_of(object: &Value) -> String {
-    let parts = ["namespace", "name", "uid"].map(|part| &object["metadata"][part]);
-    let digest = sha256(json!(parts).to_string().as_bytes());
-    format!("{PREFIX}{}", &digest[7..])
-}
-
 impl Depot {
-    /// The store that `dir:PATH`, `s3://BUCKET/PREFIX` or `HOST/NAME` names.
+    /// The store that `dir:PATH`, `s3://BUCKET/PREFIX` or `HOST/NAME` names, as the cluster of `api` has it.
     ///
     /// # Errors
-    /// If it names none.
-    pub(super) fn at(place: &str) -> Result<Self> {
-        place.parse().map(Self).context(|| format!("--store {place}"))
+    /// If it names none, or the API server does not say which cluster this is.
+    pub(super) fn at(place: &str, api: &Api) -> Result<Self> {
+        let place = place.parse().context(|| format!("--store {place}"))?;
+        let everywhere = api.get(EVERYWHERE)?.unwrap_or_default();
+        let digest = sha256(text(&everywhere, "/metadata/uid").as_bytes());
+        Ok(Self { place, prefix: format!("{PREFIX}{}-", &digest[7..23]) })
+    }
+
+    /// The name of a checkpoint in the store.
+    #[must_use]
+    pub(super) fn name_of(&self, object: &Value) -> String {
+        let parts = ["namespace", "name", "uid"].map(|part| &object["metadata"][part]);
+        let digest = sha256(json!(parts).to_string().as_bytes());
+        format!("{}{}", self.prefix, &digest[7..])
     }
 
     fn named(&self, name: &str) -> Result<Box<dyn Store>> {
-        blobs::open(&self.0.beside(name)).context(|| self.0.to_string())
+        blobs::open(&self.place.beside(name)).context(|| self.place.to_string())
     }
 
     /// Stores the files in `dir` of a checkpoint; returns where they are, for its status.
@@ -81,7 +91,7 @@ impl Depot {
         if size(dir) > LARGEST {
             return Err(Error::new(format!("more than {LARGEST} bytes cannot be stored")));
         }
-        let place = self.0.beside(&name_of(object));
+        let place = self.place.beside(&self.name_of(object));
         let what = || place.to_string();
         let store = blobs::open(&place).context(what)?;
         let push = store.begin().context(what)?;
@@ -102,7 +112,7 @@ impl Depot {
     /// Whether it wants to know who calls, as registries do.
     #[must_use]
     pub(super) fn knows_logins(&self) -> bool {
-        matches!(self.0, Reference::Registry { .. })
+        matches!(self.place, Reference::Registry { .. })
     }
 
     /// Fetches the files of a checkpoint to `dir`: as the first of `logins` that the store lets, or else as this node.
@@ -111,7 +121,7 @@ impl Depot {
     /// If they are not in this store, or are others than its status says.
     pub(super) fn get(&self, object: &Value, logins: &[Login], dir: &Path) -> Result<()> {
         let location = &object["status"]["checkpointLocation"]["ociImage"];
-        let place = self.0.beside(&name_of(object));
+        let place = self.place.beside(&self.name_of(object));
         let what = || place.to_string();
         // Nothing is read elsewhere with what this node may read.
         if text(location, "/reference") != place.to_string() {
@@ -126,14 +136,14 @@ impl Depot {
         unpack(files, dir).context(what)
     }
 
-    /// The names of all checkpoints there.
+    /// The names of all checkpoints of this cluster there.
     ///
     /// # Errors
     /// If the store does not answer.
     pub(super) fn names(&self) -> Result<Vec<String>> {
-        let what = || self.0.to_string();
-        let all = blobs::open(&self.0).and_then(|store| store.names()).context(what)?;
-        Ok(all.into_iter().filter(|name| name.starts_with(PREFIX)).collect())
+        let what = || self.place.to_string();
+        let all = blobs::open(&self.place).and_then(|store| store.names()).context(what)?;
+        Ok(all.into_iter().filter(|name| name.starts_with(&self.prefix)).collect())
     }
 
     /// Takes a checkpoint away; whether it was there.
@@ -141,7 +151,7 @@ impl Depot {
     /// # Errors
     /// If the store does not allow it.
     pub(super) fn remove(&self, name: &str) -> Result<bool> {
-        self.named(name)?.remove().context(|| format!("remove {name} from {}", self.0))
+        self.named(name)?.remove().context(|| format!("remove {name} from {}", self.place))
     }
 
     /// Removes what no checkpoint needs any more. Registries do that by themselves.
@@ -149,10 +159,10 @@ impl Depot {
     /// # Errors
     /// If the store does not allow it, or somebody stores something.
     pub(super) fn collect(&self) -> Result<()> {
-        if matches!(self.0, Reference::Registry { .. }) {
+        if matches!(self.place, Reference::Registry { .. }) {
             return Ok(());
         }
-        let done = blobs::open(&self.0).and_then(|store| store.collect());
-        done.map(drop).context(|| format!("collect in {}", self.0))
+        let done = blobs::open(&self.place).and_then(|store| store.collect());
+        done.map(drop).context(|| format!("collect in {}", self.place))
     }
 }

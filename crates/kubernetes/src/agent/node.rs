@@ -84,7 +84,7 @@ impl Node {
     /// # Errors
     /// If there is no place for checkpoints, or the store is none.
     pub(super) fn new(args: &AgentArgs, api: Api, certificate: String) -> Result<Self> {
-        let depot = (!args.store.is_empty()).then(|| Depot::at(&args.store)).transpose()?;
+        let depot = (!args.store.is_empty()).then(|| Depot::at(&args.store, &api)).transpose()?;
         let (bell, rung) = channel();
         Ok(Self {
             name: args.node.clone(),

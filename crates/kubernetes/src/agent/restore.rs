@@ -9,7 +9,7 @@ use serde_json::Value;
 use torpor_worker::tell;
 
 use super::node::Node;
-use crate::checkpoint::{self, is_in_progress, is_shared, is_spent, objection, path};
+use crate::checkpoint::{self, is_in_progress, is_restored, is_shared, is_spent, objection, path};
 use crate::error::{Error, Result};
 use crate::event::{self, Kind};
 use crate::message::{Answer, Ask, BEGUN, Container, Hidden, LOGS, begun};
@@ -69,7 +69,12 @@ impl Node {
             return Err(Error::new(objection));
         }
         // One that has crashed since begins anew.
-        if is_spent(&object, &container.uid, &container.name) || self.has_begun(container, name) {
+        let is_over = match always {
+            // One that must not start cold is tried again.
+            true => is_restored(&object, &container.uid, &container.name),
+            false => is_spent(&object, &container.uid, &container.name),
+        };
+        if is_over || self.has_begun(container, name) {
             return Ok(Answer::Plain);
         }
         let all = object["status"]["checkpointedContainers"].as_array();

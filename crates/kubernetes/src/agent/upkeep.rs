@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use torpor_worker::tell;
 
-use super::depot::{self, Depot};
+use super::depot::Depot;
 use super::node::Node;
 use crate::api::GROUP;
 use crate::bell::wait;
@@ -92,7 +92,7 @@ impl Node {
             self.put(depot, object)?;
         }
         let Some(names) = names else { return Ok(()) };
-        let wanted: HashSet<String> = objects.iter().map(depot::name_of).collect();
+        let wanted: HashSet<String> = objects.iter().map(|object| depot.name_of(object)).collect();
         for name in names?.iter().filter(|name| !wanted.contains(*name)) {
             upkeep.garbage |= depot.remove(name)?;
         }

@@ -134,7 +134,8 @@ pub fn run(args: &ControllerArgs) -> Result<()> {
             thread::sleep(WAIT);
             continue;
         }
-        if let Err(error) = controller.turn() {
+        let leads = |api: &Api| lease.hold(api, Instant::now());
+        if let Err(error) = controller.turn_while(leads) {
             tell!("{error}");
             thread::sleep(Duration::from_millis(200));
         }
@@ -165,7 +166,8 @@ struct Controller {
 }
 
 impl Controller {
-    fn turn(&mut self) -> Result<()> {
+    /// Looks at everything, and does what is to be done as long as it leads: there may be much.
+    fn turn_while(&mut self, mut leads: impl FnMut(&Api) -> bool) -> Result<()> {
         self.renew()?;
         let pods = self.api.list(&pods())?;
         let list = |kind: &str| self.api.list(&objects(kind));
@@ -187,6 +189,9 @@ impl Controller {
             self.nodes = Nodes::known(&self.api)?;
         }
         for action in actions {
+            if !leads(&self.api) {
+                break;
+            }
             match self.carry_out(&action) {
                 // Somebody was first: what is true now is seen in the next turn.
                 Err(error) if error.is_conflict() => {}

@@ -6,7 +6,7 @@ use super::keys::{ATTEMPTS, Refusal, forbidden};
 use crate::api::Api;
 use crate::checkpoint::{claimed_by, path};
 use crate::peer;
-use crate::pod::is_name;
+use crate::pod::{is_name, text};
 use crate::restoring::{RESTORES, Report};
 
 /// The checkpoint that a path is about: namespace and name.
@@ -61,12 +61,11 @@ pub(super) fn note(
     forbidden("there is no such checkpoint")
 }
 
-/// Whether the pod that has begun on `node`, as it had promised, is gone by now.
+/// Whether the pod that has begun on `node`, as it had promised, is gone by now, or another one of its name is there.
 fn is_gone(pod: &Value, report: &Report, object: &Value, node: &str) -> bool {
     matches!(report, Report::Began { .. })
-        && pod.is_null()
         && object["status"]["restoringOn"] == node
-        && claimed_by(object).is_some()
+        && claimed_by(object).is_some_and(|uid| text(pod, "/metadata/uid") != uid)
 }
 
 #[cfg(test)]
@@ -136,7 +135,10 @@ mod tests {
         let mut promised = status(&server);
         promised["status"]["restoringOn"] = json!("node2");
         server.put(&path("a", "c"), promised);
-        server.api("controller").delete(POD).unwrap();
+        // The next one has its name.
+        let mut next = server.get(POD).unwrap();
+        next["metadata"]["uid"] = json!("next");
+        server.put(POD, next);
         told(&server, "desk:node3", "web-0", &began()).unwrap_err();
         told(&server, "desk:node2", "web-0", &Report::Waits).unwrap_err();
         assert!(!is_spent(&status(&server), "new", "c"));

@@ -17,6 +17,13 @@ use crate::testing::Server;
 /// No pod waits so long here, on whatever machine: none is to start cold for that.
 const LIMITS: Limits = Limits { gate: 3600, unclaimed: 86_400, used: 600 };
 
+impl Controller {
+    /// A turn of one that leads.
+    fn turn(&mut self) -> Result<()> {
+        self.turn_while(|_| true)
+    }
+}
+
 /// A controller that has just begun to lead.
 fn controller(server: &Server) -> Controller {
     let api = server.api("controller");
@@ -384,6 +391,25 @@ fn of_two_controllers_one_leads_and_the_other_goes_on_when_it_is_killed() {
     // Whoever was only slow finds somebody else there.
     assert!(!leases[0].hold(&other.api, at(57)));
     assert_eq!(holder(), "b");
+}
+
+#[test]
+fn who_does_not_lead_any_more_stops_in_the_middle() {
+    let server = Server::start();
+    let mut controller = controller(&server);
+    for number in 0..3 {
+        let new = pod("deployment", None, number, &format!("new{number}"));
+        server.put(&of_pod(&new), new);
+    }
+    let waiting = || {
+        let pods = server.api("pods").list("/api/v1/namespaces/a/pods").unwrap();
+        pods.iter().filter(|pod| is_gated(pod)).count()
+    };
+    let mut left = 1..=1;
+    controller.turn_while(|_| left.next().is_some()).unwrap();
+    assert_eq!(waiting(), 2);
+    controller.turn().unwrap();
+    assert_eq!(waiting(), 0);
 }
 
 /// A controller that serves, and where.

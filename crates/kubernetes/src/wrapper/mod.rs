@@ -82,12 +82,16 @@ fn socket() -> PathBuf {
     std::env::var_os(SOCKET_VARIABLE).map_or_else(|| SOCKET.into(), PathBuf::from)
 }
 
-/// Writes down, and tells the agent, that a container begins now with the checkpoint in `dir`: restored, or cold because of
-/// an error. Whoever is asked for it again finds what is written though the agent was not there to hear it.
-fn begins(container: &Container, dir: &Path, error: Option<&Error>) {
+/// What is told of a container that begins now: restored, or cold because of an error.
+fn beginning(container: &Container, error: Option<&Error>) -> Ask {
     let reason = error.map(ToString::to_string).unwrap_or_default();
-    let told = Ask::Begins { container: container.clone(), restored: error.is_none(), reason };
-    let file = begun(dir, container);
+    Ask::Begins { container: container.clone(), restored: error.is_none(), reason }
+}
+
+/// Writes down, and tells the agent, that a container begins now with the checkpoint in `dir`. Whoever is asked for it again
+/// finds what is written though the agent was not there to hear it.
+fn begins(container: &Container, dir: &Path, error: Option<&Error>) {
+    let (told, file) = (beginning(container, error), begun(dir, container));
     if let (Some(parent), Ok(text)) = (file.parent(), serde_json::to_vec(&told)) {
         // What cannot be written here the agent still hears.
         let _ = fs::create_dir_all(parent).and_then(|()| fs::write(&file, text));
@@ -160,11 +164,13 @@ impl Wrapper {
         let identity = identity.as_ref().map(Hidden::text);
         let restored = self.restore(&bundle, &container, &dir, identity, until);
         let Err(error) = restored else { return ExitCode::SUCCESS };
-        begins(&container, &dir, Some(&error));
-        match always {
-            true => self.complain(&format!("restore: {error}")),
-            false => self.pass(),
+        if always {
+            // It is tried again: whoever moves it hears why, and takes it back.
+            let _ = ask(&socket(), &beginning(&container, Some(&error)), SHORT);
+            return self.complain(&format!("restore: {error}"));
         }
+        begins(&container, &dir, Some(&error));
+        self.pass()
     }
 
     fn restore(

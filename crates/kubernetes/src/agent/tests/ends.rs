@@ -138,6 +138,25 @@ fn a_container_that_has_begun_begins_anew_though_nobody_could_be_told() {
 }
 
 #[test]
+fn what_must_not_start_cold_is_tried_again() {
+    let (server, place) = cluster();
+    let (node1, node2) = (agent(&server, "node1", &place), agent(&server, "node2", &place));
+    given_way(&server, &node1);
+    let ask = Ask::Create { container: container("new") };
+    let failed = Ask::Begins { container: container("new"), restored: false, reason: "x".into() };
+    let mut pod = server.get(POD).unwrap();
+    pod["metadata"]["annotations"][RESTORE_POLICY] = json!("Always");
+    server.put(POD, pod.clone());
+    assert!(matches!(node2.answer(&ask).unwrap(), Answer::Restore { always: true, .. }));
+    node2.answer(&failed).unwrap();
+    assert!(matches!(node2.answer(&ask).unwrap(), Answer::Restore { always: true, .. }));
+    // One that has started cold instead begins anew.
+    pod["metadata"]["annotations"][RESTORE_POLICY] = json!("IfPresent");
+    server.put(POD, pod);
+    assert_eq!(node2.answer(&ask).unwrap(), Answer::Plain);
+}
+
+#[test]
 fn a_pod_that_would_lose_a_volume_is_not_saved_and_says_why() {
     let (server, place) = cluster();
     let node1 = agent(&server, "node1", &place);

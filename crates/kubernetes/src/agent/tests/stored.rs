@@ -12,7 +12,6 @@ use torpor_queue::http::answer_all;
 use torpor_runtimes_tests::port;
 
 use super::*;
-use crate::agent::depot;
 use crate::checkpoint::{STORED, is_used};
 use crate::message::{receive, send};
 use crate::pod::condition;
@@ -58,6 +57,11 @@ impl Scene {
 
     fn object(&self, name: &str) -> Value {
         self.server.get(&path("a", name)).unwrap()
+    }
+
+    /// The name of a checkpoint in the store.
+    fn stored_as(&self, name: &str) -> String {
+        self.nodes[0].depot.as_ref().unwrap().name_of(&self.object(name))
     }
 
     /// Changes what the API server says of a checkpoint.
@@ -163,6 +167,23 @@ fn what_a_lost_node_has_stored_goes_with_its_object() {
     assert!(torpor_blobs::Store::manifest(&kept).unwrap().is_some(), "others' names stay");
 }
 
+#[test]
+fn what_another_cluster_has_stored_is_left_alone() {
+    let (scene, _) = Scene::stored();
+    let before = scene.digests().len();
+    // It has the same store, and knows of no checkpoint.
+    let (other, _) = cluster();
+    other.put("/api/v1/namespaces/kube-system", json!({ "metadata": { "uid": "another" } }));
+    let place = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", scene.place.path().join("store").display());
+    let theirs = agent_with(&other, "node1", &place, &store, |_| {});
+    theirs.sweep().unwrap();
+    // What collects there does so in a thread of its own.
+    let collector = theirs.upkeep.lock().unwrap().collector.take();
+    collector.unwrap().join().unwrap().unwrap();
+    assert_eq!(scene.digests().len(), before);
+}
+
 /// Stores something that is no checkpoint of a pod.
 fn others(place: &Path) {
     let store = torpor_blobs::dir::Dir::new(place, "other");
@@ -210,7 +231,7 @@ fn what_is_stored_and_changed_or_gone_is_a_cold_start_in_the_same_call() {
         ("not what its checkpoint says", |scene, name| {
             // Another manifest under its name.
             let store = scene.place.path().join("store");
-            let stored = depot::name_of(&scene.object(name));
+            let stored = scene.stored_as(name);
             let store = torpor_blobs::dir::Dir::new(&store, &stored);
             let manifest = torpor_blobs::Store::manifest(&store).unwrap().unwrap();
             let spaced = [b" ".as_slice(), &manifest].concat();
@@ -245,7 +266,7 @@ fn a_store_that_says_nothing_is_a_cold_start_in_the_same_call() {
     // Whoever connects is not answered.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = format!("{}/checkpoints", silent.local_addr().unwrap());
-    let reference = format!("{store}:{}", depot::name_of(&scene.object(&name)));
+    let reference = format!("{store}:{}", scene.stored_as(&name));
     scene.change(&name, |object| {
         object["status"]["checkpointLocation"]["ociImage"]["reference"] = json!(reference);
     });
@@ -448,7 +469,7 @@ fn a_pod_fetches_from_a_registry_with_the_pull_secrets_of_its_namespace() {
     let login = Login::new("team", "right");
     let host = guarded(scene.place.path().join("store"), &login);
     let store = format!("{host}/team/checkpoints");
-    let reference = format!("{store}:{}", depot::name_of(&scene.object(&name)));
+    let reference = format!("{store}:{}", scene.stored_as(&name));
     scene.change(&name, |object| {
         object["status"]["checkpointLocation"]["ociImage"]["reference"] = json!(reference);
     });
@@ -530,7 +551,7 @@ fn a_registry_keeps_checkpoints_as_well() {
     let names = || scene.nodes[0].depot.as_ref().unwrap().names().unwrap();
     assert!(names().is_empty());
     scene.nodes[0].sweep().unwrap();
-    assert_eq!(names(), [depot::name_of(&scene.object(&name))]);
+    assert_eq!(names(), [scene.stored_as(&name)]);
     scene.lose(&name);
     assert_eq!(memory(&created(&scene.nodes[1])), "sealed");
     scene.server.api("controller").delete(&path("a", &name)).unwrap();
