@@ -48,6 +48,18 @@ impl Reference {
         }
         reference
     }
+
+    /// The same with a name that leads to the same place from every directory.
+    #[must_use]
+    pub fn absolute(&self) -> Self {
+        let mut reference = self.clone();
+        if let Self::Dir { path, .. } = &mut reference
+            && let Ok(absolute) = std::path::absolute(&path)
+        {
+            *path = absolute;
+        }
+        reference
+    }
 }
 
 /// Splits `path:name`, the name being [`LATEST`] where there is none.
@@ -116,6 +128,17 @@ impl fmt::Display for Reference {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn a_relative_one_leads_to_one_place() {
+        let here = std::env::current_dir().unwrap();
+        let absolute = |text: &str| text.parse::<Reference>().unwrap().absolute().to_string();
+        assert_eq!(absolute("dir:a:v1"), format!("dir:{}/a:v1", here.display()));
+        assert_eq!(absolute("dir:./a"), absolute("dir:a"));
+        for other in ["dir:/a/b:v1", "localhost:5000/a/b:1.2", "s3://bucket/some/where:x"] {
+            assert_eq!(absolute(other), other);
+        }
+    }
 
     #[test]
     fn references_say_where() {

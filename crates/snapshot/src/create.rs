@@ -132,7 +132,7 @@ pub fn create(args: &CreateArgs) -> Result<ExitCode> {
         args.sign.sign(signer, &args.reference, &published.digest)?;
     }
     places::note_made(&published.digest)?;
-    places::note(&args.reference.to_string(), &description.origin)?;
+    places::note(&args.reference, &description.origin)?;
     report(args, &description, &published);
     Ok(ExitCode::SUCCESS)
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 use torpor_blobs::oci;
+use torpor_blobs::reference::Reference;
 
 use crate::description::Origin;
 use crate::error::{Context, Result};
@@ -129,8 +130,8 @@ pub fn has_made(digest: &str) -> bool {
 }
 
 /// What was noted of a snapshot on this machine, for when its place cannot be asked.
-fn note_of(reference: &str) -> PathBuf {
-    let digest = oci::sha256(reference.as_bytes());
+fn note_of(reference: &Reference) -> PathBuf {
+    let digest = oci::sha256(reference.absolute().to_string().as_bytes());
     state().join("notes").join(&digest[7..39])
 }
 
@@ -138,7 +139,7 @@ fn note_of(reference: &str) -> PathBuf {
 ///
 /// # Errors
 /// If it cannot be written.
-pub fn note(reference: &str, origin: &Origin) -> Result<()> {
+pub fn note(reference: &Reference, origin: &Origin) -> Result<()> {
     let file = note_of(reference);
     if noted(reference).is_some_and(|known| known == *origin) {
         return Ok(());
@@ -150,6 +151,6 @@ pub fn note(reference: &str, origin: &Origin) -> Result<()> {
 
 /// What a snapshot was made from, as far as that was noted here.
 #[must_use]
-pub fn noted(reference: &str) -> Option<Origin> {
+pub fn noted(reference: &Reference) -> Option<Origin> {
     serde_json::from_slice(&fs::read(note_of(reference)).ok()?).ok()
 }

@@ -156,7 +156,7 @@ impl RunArgs {
 
     /// What is known here of the place of the snapshot.
     fn known(&self) -> Option<Origin> {
-        places::noted(&self.reference.to_string())
+        places::noted(&self.reference)
     }
 }
 

@@ -92,7 +92,7 @@ fn all() -> PathBuf {
 
 /// The directory of the template that is kept for a name.
 fn dir_of(reference: &Reference) -> PathBuf {
-    let key = oci::sha256(reference.to_string().as_bytes());
+    let key = oci::sha256(reference.absolute().to_string().as_bytes());
     all().join(&key[7..39])
 }
 
@@ -210,7 +210,7 @@ pub fn keep(args: &KeepArgs) -> Result<ExitCode> {
         fs::rename(&new, &dir).context(|| dir.display().to_string())?;
         drop(claim);
         if places::has_made(&digest) {
-            places::note(&args.reference.to_string(), &description.origin)?;
+            places::note(&args.reference, &description.origin)?;
         }
     }
     let pid = process(&dir).map_or(0, |pid| pid.as_raw_nonzero().get());

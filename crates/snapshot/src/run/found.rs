@@ -94,7 +94,7 @@ impl Snapshot {
         }
         fits::check(&description, &manifest, &base)?;
         // For when the place does not answer. That it cannot be noted is no reason not to start.
-        let _ = places::note(&args.reference.to_string(), &lasting);
+        let _ = places::note(&args.reference, &lasting);
         let mut template = template::find(&args.reference, &digest);
         let is_alike = matches!(base, Base::Bundle(_)) && !description.sealed;
         if template.is_none() && args.count > 1 && is_alike {
