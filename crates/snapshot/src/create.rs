@@ -38,7 +38,7 @@ use crate::sealed::Seal;
 use crate::signature::SignWith;
 use crate::source::{Image, Source};
 use crate::{
-    archive, changes, cri, generation, instance, interrupt, layer, network, places, streams,
+    archive, changes, cri, generation, instance, interrupt, layer, mounts, network, places, streams,
 };
 
 /// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
@@ -68,6 +68,10 @@ pub struct CreateArgs {
     /// Do not start the snapshot once for a trial, which also shows what memory it needs first
     #[arg(long)]
     no_trial: bool,
+    /// Start it for a trial even if that writes to what is not the container's own: to files of the
+    /// host that are mounted in it, or to a network that a container which runs (running:) shares
+    #[arg(long, conflicts_with = "no_trial")]
+    trial: bool,
     /// Seal the images for WHO: age1..., a file with a certificate, or provider:/PROGRAM:KEY
     #[arg(long, value_name = "WHO")]
     recipient: Vec<String>,
@@ -210,7 +214,7 @@ impl Maker<'_> {
             Source::Running(id) => (seal()?, self.sleep_running(id)?),
             Source::Podman(image) => return self.make_of_image(image, store, base),
         };
-        if !self.args.no_trial {
+        if self.is_tried(&slept.bundle) {
             self.trial(&slept)?;
         }
         let description = Description {
@@ -443,6 +447,29 @@ impl Maker<'_> {
         };
         tell_connections(&network::inner_ports(pid, closed));
         Ok(())
+    }
+
+    /// Whether the snapshot is started for a trial. Unless that is asked for, no second copy of an application
+    /// works on the data of the first.
+    fn is_tried(&self, bundle: &Bundle) -> bool {
+        if self.args.trial || self.args.no_trial {
+            return self.args.trial;
+        }
+        let mut shared: Vec<String> = mounts::writable(&bundle.config)
+            .into_iter()
+            .map(|place| format!("write to {place} of the host"))
+            .collect();
+        if matches!(self.args.from, Source::Running(_)) && !bundle.makes_network() {
+            shared.push("talk in the network of the container that runs".to_owned());
+        }
+        if !shared.is_empty() {
+            tell!(
+                "it is not started for a trial, which would {}: nobody knows yet whether it starts, and which memory it \
+                 needs first. --trial does it all the same",
+                shared.join(" and ")
+            );
+        }
+        shared.is_empty()
     }
 
     /// Starts the snapshot once: shows that it starts, and what it touches until it is ready. A sealed

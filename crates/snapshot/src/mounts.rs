@@ -206,6 +206,24 @@ pub fn set(images: &Path, binds: &[Bind]) -> Result<()> {
     Ok(())
 }
 
+/// File systems that the kernel makes anew for each container, or that show its own state.
+const OWN: [&str; 7] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"];
+
+/// Where a container of this configuration can write to what is not its own: mounts of the host that are not
+/// read-only.
+#[must_use]
+pub fn writable(config: &Value) -> Vec<&str> {
+    let all = config["mounts"].as_array().into_iter().flatten();
+    let found = all.filter(|mount| {
+        let words = || mount["options"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let is_bind = words().any(|word| word == "bind" || word == "rbind");
+        let is_own = mount["type"].as_str().is_some_and(|kind| OWN.contains(&kind));
+        let is_fixed = flags_of(words()) & 1 != 0 || words().any(|word| word == "rro");
+        (is_bind || !is_own) && !is_fixed
+    });
+    found.filter_map(|mount| mount["destination"].as_str()).collect()
+}
+
 /// Whether a mount of the images is given by the runtime under this name.
 fn is_at(mount: &MntEntry, key: Option<&str>) -> bool {
     let known = mount.ext_key.as_deref().map(|key| key.trim_end_matches('/'));
@@ -282,6 +300,22 @@ fn new_place(bind: &Bind, why: &str) -> Error {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn what_is_not_the_containers_own_is_written_to() {
+        let mount = |at: &str, kind: &str, options: &[&str]| json!({"destination": at, "type": kind, "options": options});
+        let mounts = [
+            mount("/proc", "proc", &[]),
+            mount("/tmp", "tmpfs", &["nosuid"]),
+            mount("/data", "bind", &["rbind"]),
+            mount("/usr", "bind", &["rbind", "ro"]),
+            mount("/etc", "none", &["bind", "rro"]),
+            mount("/srv", "none", &["bind", "ro", "rw"]),
+            mount("/share", "nfs", &[]),
+        ];
+        assert_eq!(writable(&json!({"mounts": mounts})), ["/data", "/srv", "/share"]);
+        assert!(writable(&json!({})).is_empty());
+    }
 
     #[test]
     fn mounts_are_read() {

@@ -1,17 +1,70 @@
 //! Snapshots of containers that run, and go on running.
 
 use std::fs::{self, File};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
+
+use serde_json::json;
 
 use crate::fixture::{Fixture, shown, until};
 
-/// Makes a snapshot of a container that runs.
+/// Makes a snapshot of a container that runs; what is said.
 #[track_caller]
-pub fn create_of(fixture: &Fixture, name: &str, reference: &str) {
+pub fn create_of(fixture: &Fixture, name: &str, reference: &str) -> Output {
+    create_with(fixture, name, reference, &[])
+}
+
+/// The same with more options.
+#[track_caller]
+fn create_with(fixture: &Fixture, name: &str, reference: &str, more: &[&str]) -> Output {
     let mut create = fixture.torpor(&["create", reference, "--json", "--runc-root"]);
     create.arg(fixture.path("runc")).arg("--from").arg(format!("running:{}", fixture.id(name)));
-    let output = create.output().unwrap();
+    let output = create.args(more).output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
+    output
+}
+
+/// The numbers that a container has written to a file of the host, one after the other.
+fn counted(fixture: &Fixture) -> Vec<u64> {
+    let log = fs::read_to_string(fixture.path("data/log")).unwrap();
+    log.lines().map(|line| line.parse().unwrap()).collect()
+}
+
+/// Waits until it has written more.
+#[track_caller]
+fn counts_on(fixture: &Fixture) {
+    let before = counted(fixture).len();
+    until("it goes on", || counted(fixture).len() > before + 20);
+}
+
+/// A trial start is a second copy of the application: unless it is asked for there is none where it would work on the
+/// data of the first one.
+#[test]
+fn no_second_copy_works_on_the_data_of_the_first() {
+    let fixture = Fixture::new("data", 10);
+    fs::create_dir(fixture.path("data")).unwrap();
+    let count = "i=0; while :; do i=$((i+1)); echo $i >>/data/log; busybox usleep 10000; done";
+    fixture.configure(|config| {
+        config["process"]["args"] = json!(["/bin/sh", "-c", count]);
+        config["mounts"].as_array_mut().unwrap().push(json!({
+            "destination": "/data", "type": "bind", "source": fixture.path("data"), "options": ["rbind"],
+        }));
+    });
+    let (first, second) = (fixture.reference(), fixture.reference() + ":second");
+    let is_in_order = || counted(&fixture).is_sorted_by(|one, next| one < next);
+    let no_trial = "not started for a trial, which would write to /data of the host";
+    let made = fixture.try_create(&first, &["--ready", "exec:test -s /data/log"]);
+    assert!(made.status.success() && shown(&made).contains(no_trial), "{}", shown(&made));
+    // The memory of the snapshot goes with what was written last.
+    fixture.run(&first, "one", "snapshot", &[]);
+    counts_on(&fixture);
+    assert!(is_in_order(), "{:?}", counted(&fixture));
+    let made = create_of(&fixture, "one", &second);
+    assert!(shown(&made).contains(no_trial), "{}", shown(&made));
+    counts_on(&fixture);
+    assert!(is_in_order(), "{:?}", counted(&fixture));
+    let made = create_with(&fixture, "one", &second, &["--trial"]);
+    assert!(!shown(&made).contains("not started for a trial"), "{}", shown(&made));
+    assert!(!is_in_order(), "a second copy is seen");
 }
 
 /// Waits until something was logged.
