@@ -2,7 +2,9 @@
 //! verified each time that it is used, so nothing has to be noted about them. A container that runs needs what is
 //! there: nobody writes anything else over that.
 
-use std::fs::{self, File};
+use std::fs::{self, DirEntry, File};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -75,32 +77,76 @@ fn touch(file: &Path) {
 /// # Errors
 /// If the cache cannot be read.
 pub fn evict() -> Result<u64> {
-    let most = std::env::var("TORPOR_CACHE_SIZE").ok().and_then(|text| text.parse().ok());
     let mut freed = 0;
     for dir in dirs().iter().filter(|dir| dir.exists()) {
-        freed += evict_to(dir, most.unwrap_or(MOST), shortage(dir)?)?;
+        freed += evict_to(dir, most(), shortage(dir)?)?;
     }
     Ok(freed)
 }
 
+/// Whether the file system of `place` has room for `need` more bytes. Packs there that nobody needs make room, those
+/// first that were not used for longest.
+///
+/// # Errors
+/// If the file system or the cache cannot be read.
+pub fn make_room(place: &File, need: u64) -> Result<bool> {
+    make_room_in(&dirs(), place, need)
+}
+
+fn make_room_in(dirs: &[PathBuf], place: &File, need: u64) -> Result<bool> {
+    let what = || "the disk of the images";
+    let missing = || -> Result<u64> { Ok(need.saturating_sub(room(place).context(what)?.1)) };
+    let system = place.metadata().context(what)?.dev();
+    for dir in dirs {
+        let is_here = fs::metadata(dir).is_ok_and(|meta| meta.dev() == system);
+        let missing = missing()?;
+        if is_here && missing > 0 {
+            evict_to(dir, u64::MAX, missing)?;
+        }
+    }
+    Ok(missing()? == 0)
+}
+
+/// How many bytes are kept at most.
+fn most() -> u64 {
+    let said = std::env::var("TORPOR_CACHE_SIZE").ok().and_then(|text| text.parse().ok());
+    said.unwrap_or(MOST)
+}
+
+/// How many bytes a file system has, and how many of them are free.
+fn room(place: impl AsFd) -> rustix::io::Result<(u64, u64)> {
+    let system = rustix::fs::fstatvfs(place)?;
+    Ok((system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize))
+}
+
 /// By how many bytes a file system has less room than the cache leaves.
 fn shortage(dir: &Path) -> Result<u64> {
-    let system = rustix::fs::statvfs(dir).context(|| dir.display().to_string())?;
-    let [all, free] = [system.f_blocks, system.f_bavail].map(|blocks| blocks * system.f_frsize);
+    let shown = || dir.display().to_string();
+    let (all, free) = room(File::open(dir).context(shown)?).context(shown)?;
     Ok(FREE.min(all / PART).saturating_sub(free))
 }
 
 /// A pack: when it was used, how many bytes it takes, whether a container needs it, too.
 type Kept = (SystemTime, u64, bool, PathBuf);
 
+fn kept(entry: &DirEntry) -> io::Result<Kept> {
+    let meta = entry.metadata()?;
+    Ok((meta.modified()?, meta.blocks() * 512, meta.nlink() > 1, entry.path()))
+}
+
+/// What is there, if nobody else has removed it meanwhile.
+fn there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        found => found.map(Some),
+    }
+}
+
 fn evict_to(dir: &Path, most: u64, mut shortage: u64) -> Result<u64> {
     let shown = || dir.display().to_string();
     let mut files: Vec<Kept> = Vec::new();
     for entry in fs::read_dir(dir).context(shown)? {
-        let entry = entry.context(shown)?;
-        let meta = entry.metadata().context(shown)?;
-        let used = meta.modified().context(shown)?;
-        files.push((used, meta.blocks() * 512, meta.nlink() > 1, entry.path()));
+        files.extend(there(entry.and_then(|entry| kept(&entry))).context(shown)?);
     }
     files.sort_unstable();
     let mut left: u64 = files.iter().map(|(_, size, ..)| size).sum();
@@ -110,9 +156,9 @@ fn evict_to(dir: &Path, most: u64, mut shortage: u64) -> Result<u64> {
         if left <= most && (shortage == 0 || is_needed) {
             continue;
         }
-        fs::remove_file(&path).context(|| path.display().to_string())?;
+        let removed = there(fs::remove_file(&path)).context(|| path.display().to_string())?;
         left -= size;
-        if !is_needed {
+        if !is_needed && removed.is_some() {
             freed += size;
             shortage = shortage.saturating_sub(size);
         }
@@ -150,5 +196,35 @@ mod tests {
         fs::hard_link(&needed, container.path().join("pages")).unwrap();
         assert_eq!(evict_to(dir.path(), u64::MAX, 1).unwrap(), 8192);
         assert!(needed.exists() && !spare.exists());
+    }
+
+    #[test]
+    fn room_is_made_where_it_is_missing() {
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let spare = dirs.each_ref().map(|dir| dir.path().join("spare"));
+        spare.iter().for_each(|path| fs::write(path, vec![1; 8192]).unwrap());
+        let places = [dirs[0].path().to_owned(), dirs[1].path().join("absent")];
+        let disk = File::open(dirs[0].path()).unwrap();
+        assert!(make_room_in(&places, &disk, 0).unwrap());
+        assert!(spare[0].exists(), "there is room already");
+        assert!(!make_room_in(&places, &disk, u64::MAX).unwrap());
+        assert!(!spare[0].exists() && spare[1].exists());
+    }
+
+    /// Several that evict at once take the same files away.
+    #[test]
+    fn evictions_at_once_do_not_fail() {
+        let dir = tempfile::tempdir().unwrap();
+        for round in 0..20 {
+            (0..50).for_each(|n| fs::write(dir.path().join(n.to_string()), "pack").unwrap());
+            let freed = std::thread::scope(|scope| {
+                let one = || scope.spawn(|| evict_to(dir.path(), 0, 0).unwrap());
+                let all = [one(), one(), one(), one()];
+                all.map(|evicting| evicting.join().unwrap()).iter().sum::<u64>()
+            });
+            let size = 50 * 4096;
+            assert!(freed <= size, "round {round}: {freed}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        }
     }
 }

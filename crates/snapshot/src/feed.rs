@@ -122,7 +122,7 @@ pub fn serve(dir: &Path) -> Result<()> {
     let images = dir.join("images");
     let description = Description::read(&*store, &manifest)?;
     let fetch = Fetch::new(&*store, (&description, &manifest), &images, true)?;
-    let fetch = fetch.noting(Notes::create(dir)?);
+    let fetch = fetch.noting(Notes::create(dir)?).waiting_with(dir.join("config.json"));
     let begin = Instant::now();
     let activity = Activity {
         begin,

@@ -3,12 +3,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use aws_lc_rs::digest::{self, SHA256};
 use torpor_blobs::Store;
@@ -17,14 +19,16 @@ use torpor_images::packed::Index;
 use torpor_images::pagemap::{Pagemap, Run, page_size};
 use torpor_images::proto::WorkingSetEntry;
 use torpor_images::{ImageDir, kind};
+use torpor_worker::tell;
 
 use crate::archive::FIRST;
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::events::Notes;
 use crate::pack::number_of;
+use crate::progress::{self, size};
 use crate::stored::{extent, strip};
-use crate::{cache, interrupt, progress};
+use crate::{cache, interrupt};
 
 /// How much is asked for at once in the background.
 const LARGE: u64 = 4 << 20;
@@ -35,6 +39,8 @@ const GAP: u64 = 128 << 10;
 
 /// So many waits for what is not of the working set show that it is larger than was expected.
 const SURPRISES: u64 = 32;
+/// How often it is looked whether a full disk has room again.
+const GLANCE: Duration = Duration::from_secs(1);
 
 /// A cluster of a pack.
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +75,11 @@ struct Pack {
 #[derive(Debug)]
 pub struct Fetch<'s> {
     store: &'s dyn Store,
+    /// The directory of the images.
+    place: File,
     packs: HashMap<u32, Pack>,
+    /// Whether they are in the cache as well.
+    cached: bool,
     /// What is needed first: extents of packs.
     first: Vec<Extent>,
     requests: AtomicU64,
@@ -78,6 +88,10 @@ pub struct Fetch<'s> {
     unforeseen: AtomicU64,
     /// Where is written down what happens.
     notes: Option<Notes>,
+    /// As long as this file is there, room on a full disk is waited for.
+    waits_with: Option<PathBuf>,
+    /// Whether the disk was full when it was written to last.
+    is_full: AtomicBool,
 }
 
 impl<'s> Fetch<'s> {
@@ -93,6 +107,7 @@ impl<'s> Fetch<'s> {
         cached: bool,
     ) -> Result<Self> {
         let images = ImageDir::open(dir)?;
+        let place = File::open(dir).context(|| dir.display().to_string())?;
         let (mut chunks, first) = wanted(&images)?;
         let mut packs = HashMap::new();
         for (pack, blob) in description.layers(manifest)? {
@@ -111,8 +126,19 @@ impl<'s> Fetch<'s> {
             return Err(Error::new(format!("the snapshot lacks its pack {number}")));
         }
         let (requests, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let unforeseen = AtomicU64::new(0);
-        Ok(Self { store, packs, first, requests, bytes, unforeseen, notes: None })
+        Ok(Self {
+            store,
+            place,
+            packs,
+            cached,
+            first,
+            requests,
+            bytes,
+            unforeseen: AtomicU64::new(0),
+            notes: None,
+            waits_with: None,
+            is_full: AtomicBool::new(false),
+        })
     }
 
     /// The same, which writes down what happens.
@@ -120,6 +146,35 @@ impl<'s> Fetch<'s> {
     pub fn noting(mut self, notes: Notes) -> Self {
         self.notes = Some(notes);
         self
+    }
+
+    /// Has it wait for room where the disk is full, as long as the file `alive` is there: tasks run that need the
+    /// pages.
+    #[must_use]
+    pub fn waiting_with(mut self, alive: PathBuf) -> Self {
+        self.waits_with = Some(alive);
+        self
+    }
+
+    /// Fails if the disk has no room for what is not here yet. Packs of the cache that nobody needs make room.
+    ///
+    /// # Errors
+    /// How much room is missing.
+    pub fn check_room(&self) -> Result<()> {
+        let mut need = 0;
+        for pack in self.packs.values() {
+            let all: u64 = pack.chunks.iter().map(|chunk| chunk.size).sum();
+            let there = pack.file.metadata().context(|| "a pack")?.blocks() * 512;
+            need += all.saturating_sub(there);
+        }
+        match cache::make_room(&self.place, need)? {
+            true => Ok(()),
+            false => Err(Error::new(format!(
+                "No space left on the disk for the pages of the snapshot: {} more are needed",
+                size(need)
+            ))
+            .hint("they lie where TORPOR_STATE says, in /var/lib/torpor without it")),
+        }
     }
 
     /// Whether `range` of a pack has been brought in, as far as that is known.
@@ -222,11 +277,39 @@ impl<'s> Fetch<'s> {
                 return Err(Error::new(text).hint("torpor snapshot verify shows all of it"));
             }
             pack.check_place(chunk.offset, data)?;
-            pack.file.write_all_at(data, chunk.offset).context(|| "storing a pack")?;
+            self.keep(pack, data, chunk.offset)?;
             came += pack.arrived(*number);
         }
         self.note_came(came);
         Ok(())
+    }
+
+    /// Writes a part to its place. Where the disk is full, packs of the cache that nobody needs make room; where tasks
+    /// run that need the part, room is waited for.
+    fn keep(&self, pack: &Pack, data: &[u8], offset: u64) -> Result<()> {
+        let mut stored = pack.file.write_all_at(data, offset);
+        let mut is_first = true;
+        while stored.as_ref().is_err_and(is_full) && (is_first || self.waits()) {
+            cache::make_room(&self.place, data.len() as u64)?;
+            if !is_first {
+                if !self.is_full.swap(true, Ordering::Relaxed) {
+                    tell!("the disk is full: tasks that need more pages wait until it has room");
+                }
+                thread::sleep(GLANCE);
+            }
+            is_first = false;
+            stored = pack.file.write_all_at(data, offset);
+        }
+        stored.context(|| "storing a pack")?;
+        if self.is_full.swap(false, Ordering::Relaxed) {
+            tell!("the disk has room again");
+        }
+        Ok(())
+    }
+
+    /// Whether room is waited for.
+    fn waits(&self) -> bool {
+        self.waits_with.as_ref().is_some_and(|alive| alive.exists())
     }
 
     /// Brings in what is needed first.
@@ -242,6 +325,7 @@ impl<'s> Fetch<'s> {
     /// # Errors
     /// If it cannot be had, or is not what it should be.
     pub fn shown(&self) -> Result<()> {
+        self.check_room()?;
         let chunks = self.packs.values().flat_map(|pack| &pack.chunks);
         let total = chunks.map(|chunk| chunk.size).sum();
         let done = AtomicU64::new(0);
@@ -252,7 +336,12 @@ impl<'s> Fetch<'s> {
                 done.fetch_add(range.end - range.start, Ordering::Relaxed);
                 Ok(())
             })
-        })
+        })?;
+        if self.cached {
+            // It is tried again the next time.
+            let _ = cache::evict();
+        }
+        Ok(())
     }
 
     /// Brings everything in, until `stop` says so.
@@ -350,6 +439,11 @@ impl Pack {
         }
         Ok(missing)
     }
+}
+
+/// Whether there was no room for what was written.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 /// The file of a pack beside the images, as long as it will be.

@@ -521,7 +521,7 @@ impl Start<'_> {
             if self.args.ready.is_some() {
                 feed::hold(&instance.dir)?;
             }
-            drop(Fetch::new(store, (description, manifest), &images, remote)?);
+            Fetch::new(store, (description, manifest), &images, remote)?.check_room()?;
             feeder = Some(feed::start(&self.args.reference, manifest, &instance.dir)?);
         } else if lazy {
             Fetch::new(store, (description, manifest), &images, remote)?.shown()?;

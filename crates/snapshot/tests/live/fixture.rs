@@ -178,6 +178,23 @@ impl Fixture {
         }
     }
 
+    /// From now on what belongs to containers is on a disk of so many bytes, with what is noted of places of snapshots.
+    pub fn on_a_small_disk(&self, bytes: u64) -> SmallDisk {
+        let state = self.path("state");
+        let notes = fs::read_dir(state.join("notes")).unwrap().flatten();
+        let notes: Vec<_> =
+            notes.map(|note| (note.file_name(), fs::read(note.path()).unwrap())).collect();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(&state);
+        assert!(mount.status().unwrap().success());
+        let disk = SmallDisk(state.clone());
+        fs::create_dir(state.join("notes")).unwrap();
+        for (name, note) in notes {
+            fs::write(state.join("notes").join(name), note).unwrap();
+        }
+        disk
+    }
+
     /// Ends a container.
     pub fn delete(&self, name: &str) {
         let _ = self.runc(&["delete", "--force", &self.id(name)]).output();
@@ -239,6 +256,15 @@ impl Fixture {
         change(&mut manifest);
         self.put(&serde_json::to_vec(&manifest).unwrap(), entry);
         fs::write(self.path("store/index.json"), serde_json::to_vec(&index).unwrap()).unwrap();
+    }
+}
+
+/// A small disk, until the value is dropped.
+pub struct SmallDisk(PathBuf);
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
 

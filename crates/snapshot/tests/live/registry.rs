@@ -74,7 +74,7 @@ fn free_host() -> String {
 }
 
 /// What the process that fetches the pages of a container has written down.
-fn feed_log(fixture: &Fixture, name: &str) -> String {
+pub fn feed_log(fixture: &Fixture, name: &str) -> String {
     let log = fixture.path("state/instances").join(fixture.id(name)).join("feed.log");
     fs::read_to_string(log).unwrap_or_default()
 }
@@ -281,6 +281,36 @@ fn a_cache_on_another_file_system_serves_as_well() {
     assert!(bytes[1] * 4 < bytes[0], "{bytes:?}");
     let left = fs::read_dir(elsewhere.path().join("packs")).unwrap().count();
     assert_eq!(left, 0, "nothing is there that is of no use");
+}
+
+/// Whatever brings pages here, the cache keeps no more than it may.
+#[test]
+fn the_cache_is_bounded() {
+    let fixture = Fixture::new("bounded", 500);
+    let registry = Registry::start(&fixture);
+    let reference = registry.reference();
+    fixture.create(&reference, &["--no-trial"]);
+    let root = fixture.path("runc").display().to_string();
+    let kept = || fs::read_dir(fixture.path("cache/packs")).map_or(0, Iterator::count);
+    for (most, packs) in [("1000000000", 1), ("1", 0)] {
+        let run = |name: &str| {
+            let words = ["run", &reference, "--id", &fixture.id(&format!("{name}-{most}"))];
+            let mut run = fixture.torpor(&[&words[..], &["--runc-root", &root]].concat());
+            run.args(["--policy", "Always"]);
+            run
+        };
+        let (mut whole, mut many) = (run("whole"), run("many"));
+        whole.args(["--prefetch", "all"]);
+        many.args(["--count", "2"]);
+        for mut way in [whole, many, fixture.torpor(&["keep", &reference])] {
+            let _ = fs::remove_dir_all(fixture.path("cache"));
+            let output = way.env("TORPOR_CACHE_SIZE", most).output().unwrap();
+            assert!(output.status.success(), "{way:?}: {}", shown(&output));
+            assert_eq!(kept(), packs, "{way:?}");
+        }
+        let release = fixture.torpor(&["keep", &reference, "--release"]).output().unwrap();
+        assert!(release.status.success(), "{}", shown(&release));
+    }
 }
 
 /// What was changed in a registry is not believed: neither before the start nor later.

@@ -1,8 +1,9 @@
 //! A registry that falls silent: it takes connections and never answers, or stops in the middle. And one that
 //! gives a few bytes now and then.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::Stdio;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use std::{fs, thread};
@@ -10,8 +11,8 @@ use std::{fs, thread};
 use serde_json::Value;
 
 use crate::fallback::cold_with;
-use crate::fixture::{Fixture, until};
-use crate::registry::Registry;
+use crate::fixture::{Fixture, shown, until};
+use crate::registry::{Registry, feed_log};
 
 /// What the clients may still get.
 #[derive(Default)]
@@ -147,6 +148,53 @@ fn a_registry_that_falls_silent_is_not_waited_for() {
 #[test]
 fn nor_is_one_that_trickles() {
     is_not_waited_for("trickling-registry", true);
+}
+
+/// Where there is no room for the pages nothing starts that would need it.
+#[test]
+fn a_disk_without_room_for_the_pages_starts_cold() {
+    let fixture = Fixture::new("roomless", 20_000);
+    let registry = Registry::start(&fixture);
+    let reference = registry.reference();
+    let made = fixture.create(&reference, &["--no-trial"]);
+    let _disk = fixture.on_a_small_disk(made["size"].as_u64().unwrap() / 2);
+    cold_with(&fixture, &reference, "half", "No space left", &[]);
+}
+
+/// A disk that is full when tasks run already is no source that is gone: they wait, and go on.
+#[test]
+fn tasks_wait_for_room_on_a_full_disk() {
+    let mut fixture = Fixture::new("full-disk", 20_000);
+    let registry = Registry::start(&fixture);
+    let front = Front::start(&registry.host);
+    front.allow(usize::MAX);
+    let made = fixture.create(&front.reference(), &[]);
+    let size = made["size"].as_u64().unwrap();
+    fixture.patience = Some(60);
+    let _disk = fixture.on_a_small_disk(2 * size);
+    // More than the first answer takes, and by far not all.
+    front.allow(usize::try_from(size).unwrap() / 2);
+    let ready = ["--ready", "exec:/app ask page 3"];
+    fixture.run(&front.reference(), "lazy", "snapshot", &ready);
+    until("it fetches", || feed_log(&fixture, "lazy").contains("brought the working set"));
+    let filler = fixture.path("state/filler");
+    let mut file = fs::File::create(&filler).unwrap();
+    let full = loop {
+        match file.write(&[1; 4096]) {
+            Ok(_) => {}
+            Err(error) => break error.kind(),
+        }
+    };
+    assert_eq!(full, ErrorKind::StorageFull);
+    drop(file);
+    front.allow(usize::MAX);
+    let mut ask = fixture.runc(&["exec", &fixture.id("lazy"), "/app", "ask", "sum"]);
+    let asked = ask.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until("it waits", || feed_log(&fixture, "lazy").contains("the disk is full"));
+    fs::remove_file(&filler).unwrap();
+    let asked = asked.wait_with_output().unwrap();
+    assert!(asked.status.success(), "{}", shown(&asked));
+    fixture.answers_right("lazy");
 }
 
 /// What was started already and waits for its pages ends.
