@@ -22,7 +22,10 @@ mod turns;
 use std::collections::HashSet;
 use std::fmt::Debug;
 use std::fs::File;
+use std::io::Write;
 use std::ops::Range;
+
+use aws_lc_rs::digest::{self, SHA256};
 
 use crate::error::{Error, Result};
 use crate::http::Login;
@@ -201,6 +204,26 @@ pub fn whole(store: &dyn Store, blob: &Descriptor, most: u64) -> Result<Vec<u8>>
     let bytes = store.read(blob, 0..blob.size)?;
     verify(blob, &bytes)?;
     Ok(bytes)
+}
+
+/// How much of a blob is read at once.
+const PART: u64 = 8 << 20;
+
+/// Writes all of a blob to `to`, a part at a time; fails in the end if it is not the one that it should be.
+///
+/// # Errors
+/// If it is not, or cannot be written.
+pub fn copy(store: &dyn Store, blob: &Descriptor, to: &mut dyn Write) -> Result<()> {
+    let mut sum = digest::Context::new(&SHA256);
+    let mut at = 0;
+    while at < blob.size {
+        let end = blob.size.min(at + PART);
+        let part = store.read(blob, at..end)?;
+        sum.update(&part);
+        to.write_all(&part).map_err(|error| Error::new(error.to_string()))?;
+        at = end;
+    }
+    oci::verify_sum(blob, sum.finish().as_ref())
 }
 
 /// What the names of the blobs end in that some manifests need, these themselves included.

@@ -149,10 +149,19 @@ pub fn hex_of(digest: &str) -> Option<&str> {
 /// # Errors
 /// If they are others.
 pub fn verify(blob: &Descriptor, bytes: &[u8]) -> Result<()> {
-    if bytes.len() as u64 == blob.size && sha256(bytes) == blob.digest {
-        return Ok(());
+    match bytes.len() as u64 == blob.size {
+        true => verify_sum(blob, digest::digest(&SHA256, bytes).as_ref()),
+        false => Err(is_another(blob)),
     }
-    Err(Error::new(format!("the content of {} is not what its digest says", blob.digest)))
+}
+
+/// Fails unless `sum` is that of what `blob` is about.
+pub(crate) fn verify_sum(blob: &Descriptor, sum: &[u8]) -> Result<()> {
+    if written(sum) == blob.digest { Ok(()) } else { Err(is_another(blob)) }
+}
+
+fn is_another(blob: &Descriptor) -> Error {
+    Error::new(format!("the content of {} is not what its digest says", blob.digest))
 }
 
 /// A time as RFC 3339 writes it.

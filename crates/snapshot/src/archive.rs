@@ -10,8 +10,10 @@ use crate::error::{Context, Result};
 
 /// Where the data of the first file in an archive starts.
 pub const FIRST: u64 = 512;
-/// The most that the small files of a snapshot take.
-pub const MAX_SMALL: u64 = 1 << 30;
+/// What the small files of a snapshot may take, however small they are when they are packed.
+const ANYWAY: u64 = 1 << 30;
+/// How many times their size when they are packed they may take.
+const TIMES: u64 = 64;
 /// The archive of what the container has changed in its files.
 pub const CHANGES: &str = "rootfs-diff.tar";
 /// The directory of the images in the archive.
@@ -102,6 +104,30 @@ pub fn write_all(file: &Path, dir: &Path) -> Result<()> {
     archive.into_inner().and_then(|mut file| file.flush()).context(shown)
 }
 
+/// How many bytes the small files of a snapshot may take that are `packed` bytes when they are packed: whoever sends
+/// little does not fill a disk.
+#[must_use]
+pub fn most(packed: u64) -> u64 {
+    ANYWAY.max(packed.saturating_mul(TIMES))
+}
+
+/// The largest file in an archive, and its size.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn largest(archive: &Path) -> Result<Option<(PathBuf, u64)>> {
+    let what = || archive.display().to_string();
+    let mut largest: Option<(PathBuf, u64)> = None;
+    let file = File::open(archive).context(what)?;
+    for entry in tar::Archive::new(file).entries_with_seek().context(what)? {
+        let entry = entry.context(what)?;
+        if largest.as_ref().is_none_or(|(_, size)| *size < entry.size()) {
+            largest = Some((entry.path().context(what)?.into_owned(), entry.size()));
+        }
+    }
+    Ok(largest)
+}
+
 /// Unpacks what [`write_small`] has packed: images to `images`, other files to where `place` has them
 /// by their names. What has no place is left out.
 ///
@@ -113,7 +139,7 @@ pub fn read_small(
     place: &dyn Fn(&str) -> Option<PathBuf>,
 ) -> Result<()> {
     let what = || "unpacking the images";
-    let mut archive = tar::Archive::new(from.take(MAX_SMALL));
+    let mut archive = tar::Archive::new(from);
     for entry in archive.entries().context(what)? {
         let mut entry = entry.context(what)?;
         if entry.header().entry_type() != EntryType::Regular {
@@ -136,4 +162,30 @@ pub fn read_small(
         io::copy(&mut entry, &mut file).context(shown)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_largest_file_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut archive = Builder::new(file.as_file());
+        for (name, size) in [("a", 3_u64), ("var/b", 2000), ("c", 40)] {
+            let mut header = header(EntryType::Regular, size, 0o600);
+            archive.append_data(&mut header, name, io::repeat(0).take(size)).unwrap();
+        }
+        archive.finish().unwrap();
+        drop(archive);
+        assert_eq!(largest(file.path()).unwrap(), Some(("var/b".into(), 2000)));
+    }
+
+    #[test]
+    fn what_is_large_may_be_unpacked_and_what_is_small_not_for_ever() {
+        assert_eq!(most(100), 1 << 30);
+        assert!(most(4 << 30) > 100 << 30);
+        assert_eq!(most(u64::MAX), u64::MAX);
+    }
 }

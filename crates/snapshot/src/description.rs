@@ -21,7 +21,7 @@ const KEY: &str = "org.torpor.snapshot";
 /// The key of what is sealed of it.
 const SEALED_KEY: &str = "org.torpor.snapshot.sealed";
 /// The longest configuration that is read.
-const MAX_CONFIG: u64 = 4 << 20;
+pub(crate) const MAX_CONFIG: u64 = 4 << 20;
 
 /// What a snapshot says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

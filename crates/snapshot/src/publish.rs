@@ -11,7 +11,7 @@ use torpor_blobs::Store as Place;
 use torpor_blobs::oci::{self, CONFIG, Descriptor, MANIFEST, Manifest, TAR_ZSTD, time};
 use torpor_images::ImageDir;
 
-use crate::description::{Description, Pack};
+use crate::description::{Description, MAX_CONFIG, Pack};
 use crate::error::{Context, Error, Result};
 use crate::pack::{self, Known};
 use crate::patience::patiently;
@@ -128,6 +128,14 @@ pub fn publish(
         size: config.len() as u64,
         annotations: BTreeMap::new(),
     };
+    if config.len() as u64 > MAX_CONFIG {
+        return Err(Error::new(format!(
+            "no start could read the description of the snapshot: with the configuration of the container it has {}, and {} \
+             are the most",
+            progress::size(config.len() as u64),
+            progress::size(MAX_CONFIG)
+        )));
+    }
     let mut content = scratch(parts.work)?;
     content.write_all(&config).context(|| "the configuration")?;
     uploaded += put(store, &descriptor, Some(content), parts.patience)?;
@@ -194,11 +202,32 @@ fn small(parts: &Parts<'_>) -> Result<Blob> {
     let packed = Summing::new(scratch(parts.work)?);
     let mut plain = Summing::new(zstd::Encoder::new(packed, LEVEL).context(what)?);
     archive::write_small(&mut plain, parts.images, changes, &parts.others)?;
-    let (encoder, diff_id, _) = plain.finish();
+    let (encoder, diff_id, len) = plain.finish();
     let (content, digest, size) = encoder.finish().context(what)?.finish();
+    if len > archive::most(size) {
+        return Err(unreadable(parts, len, size)?);
+    }
     let media_type = TAR_ZSTD.to_owned();
     let descriptor = Descriptor { media_type, digest, size, annotations: BTreeMap::new() };
     Ok(Blob { descriptor, diff_id, content: Some(content) })
+}
+
+/// Why no start would read the small layer: `len` bytes that are packed in `size`.
+fn unreadable(parts: &Parts<'_>, len: u64, size: u64) -> Result<Error> {
+    let [len, size, most] = [len, size, archive::most(size)].map(progress::size);
+    let largest = parts.changes.map(archive::largest).transpose()?.flatten();
+    let of_which = largest.map_or_else(String::new, |(path, size)| {
+        format!(
+            "; the largest of its changed files is /{} ({})",
+            path.display(),
+            progress::size(size)
+        )
+    });
+    let text = format!(
+        "no start could unpack the snapshot: its images and changed files are {len} that are packed in {size}, and a start \
+         takes {most} for that{of_which}"
+    );
+    Ok(Error::new(text).hint("files that are not needed are removed before: --warmup 'rm FILE'"))
 }
 
 /// The packs: those of the base that are needed, and a new one.
@@ -290,4 +319,84 @@ pub fn size_of(dir: &Path) -> Result<u64> {
         sum += entry.and_then(|entry| entry.metadata()).context(shown)?.len();
     }
     Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::Read;
+    use std::path::PathBuf;
+
+    use tar::EntryType;
+    use torpor_blobs as store;
+
+    use super::*;
+    use crate::unpack;
+
+    /// An archive with a file of noise and one of zeros, which takes no room on the disk.
+    fn changes(dir: &Path, noise: u64, zeros: u64) -> PathBuf {
+        let path = dir.join("changes.tar");
+        let mut file = File::create(&path).unwrap();
+        let mut end = 0;
+        for (name, len) in [("noise", noise), ("var/zeros", zeros)] {
+            let mut head = archive::header(EntryType::Regular, len, 0o600);
+            head.set_path(name).unwrap();
+            head.set_cksum();
+            file.seek(SeekFrom::Start(end)).unwrap();
+            file.write_all(head.as_bytes()).unwrap();
+            end += 512 + len.next_multiple_of(512);
+        }
+        file.set_len(end + 1024).unwrap();
+        file.seek(SeekFrom::Start(512)).unwrap();
+        io::copy(&mut File::open("/dev/urandom").unwrap().take(noise), &mut file).unwrap();
+        path
+    }
+
+    fn layer(dir: &Path, changes: &Path) -> Result<Blob> {
+        let images = dir.join("images");
+        fs::create_dir_all(&images).unwrap();
+        let parts = Parts {
+            images: &images,
+            changes: Some(changes),
+            work: dir,
+            others: Vec::new(),
+            annotations: BTreeMap::new(),
+            seal: None,
+            patience: Duration::ZERO,
+        };
+        small(&parts)
+    }
+
+    /// More than a gigabyte of changed files starts where it was sent as such, and is not published where no start
+    /// would take it.
+    #[test]
+    fn what_is_published_can_be_unpacked() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = (1 << 30) + 512;
+        let changes = self::changes(dir.path(), 18 << 20, long);
+        let mut blob = layer(dir.path(), &changes).unwrap();
+        let reference = format!("dir:{}", dir.path().join("store").display());
+        let store = store::open(&reference.parse().unwrap()).unwrap();
+        let push = store.begin().unwrap();
+        let content = blob.content.as_mut().unwrap();
+        content.rewind().unwrap();
+        store.put(&blob.descriptor, content).unwrap();
+        drop(push);
+        let manifest = Manifest {
+            schema_version: 2,
+            media_type: MANIFEST.to_owned(),
+            config: blob.descriptor.clone(),
+            layers: vec![blob.descriptor],
+            annotations: BTreeMap::new(),
+        };
+        let new = dir.path().join("new");
+        fs::create_dir(&new).unwrap();
+        let place = new.join("changes");
+        unpack::images(&*store, &manifest, &new, (archive::CHANGES, &place)).unwrap();
+        assert_eq!(fs::metadata(&place).unwrap().len(), fs::metadata(&changes).unwrap().len());
+
+        let changes = self::changes(dir.path(), 0, long);
+        let said = layer(dir.path(), &changes).err().unwrap().to_string();
+        assert!(said.contains("no start could unpack") && said.contains("/var/zeros"), "{said}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Unpacking the small layer of a snapshot.
 
 use std::fs;
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 
 use torpor_blobs::oci::Manifest;
@@ -76,7 +77,11 @@ fn small(
     place: &dyn Fn(&str) -> Option<PathBuf>,
 ) -> Result<()> {
     let layer = manifest.layers.first().ok_or_else(|| Error::new("the snapshot has no layers"))?;
-    let packed = store::whole(store, layer, archive::MAX_SMALL)?;
-    let mut plain = zstd::Decoder::new(packed.as_slice()).context(|| "unpacking the images")?;
-    archive::read_small(&mut plain, images, place)
+    // It is verified before anything is made of it, and may be larger than the memory.
+    let what = || "unpacking the images";
+    let mut packed = tempfile::tempfile_in(images).context(what)?;
+    store::copy(store, layer, &mut packed).context(what)?;
+    packed.rewind().context(what)?;
+    let plain = zstd::Decoder::new(&packed).context(what)?;
+    archive::read_small(&mut plain.take(archive::most(layer.size)), images, place)
 }
