@@ -74,7 +74,7 @@ fn carry_out(command: SnapshotCommand, configured: fn() -> Identities) -> Result
         SnapshotCommand::Inspect(args) => shelf::inspect(&args),
         SnapshotCommand::Verify(args) => shelf::verify(&args),
         SnapshotCommand::Sign(args) => signature::sign(&args),
-        SnapshotCommand::Lint(args) => lint::lint(&args),
+        SnapshotCommand::Lint(args) => lint::lint(&args, configured),
         SnapshotCommand::Rm(args) => shelf::rm(&args),
         SnapshotCommand::Gc(args) => shelf::gc(&args),
         SnapshotCommand::Feed { dir } => feed::serve(&dir).map(|()| ExitCode::SUCCESS),

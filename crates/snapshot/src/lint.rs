@@ -1,8 +1,10 @@
 //! `torpor snapshot lint`: what usually should not be in a snapshot.
 
-use std::fs::File;
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -11,9 +13,12 @@ use torpor_blobs::oci::Manifest;
 use torpor_blobs::reference::Reference;
 use torpor_images::proto::{FdTypes, FileEntry, InetSkEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_seal::Header;
+use torpor_seal::keys::Identities;
 
 use crate::description::Description;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
+use crate::sealed::{self, Openers};
 use crate::{archive, secrets, unpack};
 
 /// The state of a TCP socket that has a connection (linux/tcp_states.h).
@@ -26,6 +31,12 @@ const TCP: u32 = 6;
 const SECRET: &[&str] =
     &["SECRET", "PASSWORD", "PASSWD", "TOKEN", "CREDENTIAL", "API_KEY", "APIKEY", "PRIVATE_KEY"];
 
+/// The configuration of a container beside its images.
+const CONFIGURATION: &str = "spec.dump";
+/// Where Podman mounts files that it makes for each container.
+const OF_PODMAN: [&str; 5] =
+    ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/dev/shm", "/run/.containerenv"];
+
 /// Looks for what usually should not be in a snapshot: connections, files outside of the
 /// container, variables and changed files that look like secrets. The exit status is 2 if there is any.
 #[derive(Debug, Args)]
@@ -33,6 +44,9 @@ pub struct LintArgs {
     /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
     #[arg(value_name = "REF")]
     reference: Reference,
+    /// Open a sealed snapshot with the private key in FILE
+    #[arg(long, value_name = "KEY")]
+    identity: Vec<PathBuf>,
     /// Print a JSON array
     #[arg(long)]
     json: bool,
@@ -44,24 +58,30 @@ struct Finding {
     text: String,
 }
 
-/// Looks through a snapshot.
+/// Looks through a snapshot. One that is sealed is opened with keys that are `configured`, too.
 ///
 /// # Errors
-/// If it cannot be read.
-pub fn lint(args: &LintArgs) -> Result<ExitCode> {
+/// If it cannot be read, or opened.
+pub fn lint(args: &LintArgs, configured: fn() -> Identities) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
     let manifest = Manifest::parse(&store::found(&*store, &args.reference)?)?;
-    let description = Description::read(&*store, &manifest)?;
-    if description.sealed {
-        return Err(Error::new("the snapshot is sealed: only who has the key can look into it"));
-    }
+    let openers = Openers { files: &args.identity, configured };
+    let (description, opened) = Description::read(&*store, &manifest)?.opened(&openers)?;
     let dir = tempfile::tempdir().context(|| "a directory for the images")?;
-    let changes = dir.path().join("rootfs-diff");
-    unpack::images(&*store, &manifest, dir.path(), (archive::CHANGES, &changes))?;
-    let mut found = variables(&description.configuration);
-    found.extend(files(&changes)?);
-    found.extend(outside(&description.configuration));
-    found.extend(connections(&ImageDir::open(dir.path())?)?);
+    let dir = dir.path();
+    let names = [CONFIGURATION, archive::CHANGES, sealed::CHANGES];
+    let images = unpack::exported(&*store, &manifest, dir, &names)?;
+    let configuration = configuration(&description, dir)?;
+    let mut found = variables(&configuration);
+    match opened {
+        Some(opened) => opened.read_changes(&dir.join(sealed::CHANGES), &mut |from| {
+            found.extend(files(from)?);
+            Ok(())
+        })?,
+        None => found.extend(plain_files(&dir.join(archive::CHANGES))?),
+    }
+    found.extend(outside(&configuration));
+    found.extend(connections(&open(&images, &openers)?)?);
     if args.json {
         let rows = found.iter().map(|f| json!({"kind": f.kind, "text": f.text}));
         println!("{}", Value::Array(rows.collect()));
@@ -71,9 +91,38 @@ pub fn lint(args: &LintArgs) -> Result<ExitCode> {
     Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 
+/// The configuration of the container. That of one of Podman's is none that a start compares: it lies with the images.
+fn configuration(description: &Description, dir: &Path) -> Result<Value> {
+    let file = dir.join(CONFIGURATION);
+    let is_podmans = description.configuration.is_empty() && file.exists();
+    if !is_podmans {
+        return Ok(serde_json::from_str(&description.configuration).unwrap_or_default());
+    }
+    let shown = || CONFIGURATION;
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(file).context(shown)?).context(shown)?;
+    if let Some(mounts) = config["mounts"].as_array_mut() {
+        let of_podman = |mount: &Value| OF_PODMAN.iter().any(|at| mount["destination"] == *at);
+        mounts.retain(|mount| !of_podman(mount));
+    }
+    Ok(config)
+}
+
+/// The images, which may be sealed.
+fn open(dir: &Path, openers: &Openers<'_>) -> Result<ImageDir> {
+    let mut images = ImageDir::open(dir)?;
+    if images.is_sealed()? {
+        let identities = openers.identities()?;
+        let unwrap =
+            move |header: &Header| Ok(identities.unwrap(&header.stanzas, &header.binding())?);
+        let signed = images.unseal(&(Arc::new(unwrap) as Arc<_>))?;
+        images.verify(&signed)?;
+    }
+    Ok(images)
+}
+
 /// Variables whose names or values are those of secrets. Their values are not shown.
-fn variables(configuration: &str) -> Vec<Finding> {
-    let config: Value = serde_json::from_str(configuration).unwrap_or_default();
+fn variables(config: &Value) -> Vec<Finding> {
     let all = config["process"]["env"].as_array().cloned().unwrap_or_default();
     let variables = all.iter().filter_map(|entry| entry.as_str()?.split_once('='));
     let texts = variables.filter_map(|(name, value)| {
@@ -87,14 +136,19 @@ fn variables(configuration: &str) -> Vec<Finding> {
     texts.map(|text| Finding { kind: "secret", text }).collect()
 }
 
+/// The same as [`files`] of an archive that may not be there.
+fn plain_files(changes: &Path) -> Result<Vec<Finding>> {
+    match changes.exists() {
+        true => files(&mut File::open(changes).context(|| "the archive of changed files")?),
+        false => Ok(Vec::new()),
+    }
+}
+
 /// Files with secrets, of those that the container has changed.
-fn files(changes: &Path) -> Result<Vec<Finding>> {
+fn files(changes: &mut dyn Read) -> Result<Vec<Finding>> {
     let what = || "the archive of changed files";
     let mut found = Vec::new();
-    if !changes.exists() {
-        return Ok(found);
-    }
-    let mut archive = tar::Archive::new(File::open(changes).context(what)?);
+    let mut archive = tar::Archive::new(changes);
     for entry in archive.entries().context(what)? {
         let mut entry = entry.context(what)?;
         if let Some(secret) = secrets::within_file(&mut entry).context(what)? {
@@ -107,8 +161,7 @@ fn files(changes: &Path) -> Result<Vec<Finding>> {
 }
 
 /// Mounts of files outside of the container, which must be there at each start.
-fn outside(configuration: &str) -> Vec<Finding> {
-    let config: Value = serde_json::from_str(configuration).unwrap_or_default();
+fn outside(config: &Value) -> Vec<Finding> {
     let all = config["mounts"].as_array().cloned().unwrap_or_default();
     let binds = all.iter().filter(|mount| mount["type"] == "bind");
     binds
@@ -160,16 +213,15 @@ mod tests {
                 {"type": "bind", "source": "/srv/data", "destination": "/data"},
             ],
         });
-        let config = config.to_string();
         let texts = |found: Vec<Finding>| found.into_iter().map(|f| f.text).collect::<Vec<_>>();
         assert_eq!(
             texts(variables(&config)),
             ["the variable db_password is in memory", "the variable GITHUB_TOKEN is in memory"]
         );
         assert_eq!(texts(outside(&config)), ["/data is /srv/data of the host"]);
-        assert!(variables("no JSON").is_empty());
+        assert!(variables(&Value::Null).is_empty());
         let config = json!({"process": {"env": ["DATABASE_URL=postgres://shop:hunter2@db/shop"]}});
-        let said = texts(variables(&config.to_string()));
+        let said = texts(variables(&config));
         assert_eq!(
             said,
             ["the variable DATABASE_URL has a password in an address, and is in memory"]

@@ -158,7 +158,11 @@ pub struct Openers<'a> {
 }
 
 impl Openers<'_> {
-    fn identities(&self) -> Result<Identities> {
+    /// The keys that open them.
+    ///
+    /// # Errors
+    /// If one of the files has none.
+    pub fn identities(&self) -> Result<Identities> {
         let mut all = (self.configured)();
         self.files.iter().try_for_each(|file| all.add_file(file)).context(|| "--identity")?;
         Ok(all)

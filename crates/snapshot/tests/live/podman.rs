@@ -122,6 +122,30 @@ fn last_words_in_a_container_of_podman_are_heard() {
     }
 }
 
+/// What an image brings along is in the snapshot; what Podman mounts by itself is no file of somebody's.
+#[test]
+fn lint_looks_into_snapshots_of_podman() {
+    let scratch = Scratch::new("snapshot-lint");
+    let podman = Podman::new(&scratch, &["redis-server", "redis-cli"], "10.97.69");
+    let reference = format!("dir:{}", scratch.join("store").display());
+    let lint = || {
+        let torpor = fs::read_link(scratch.criu()).unwrap();
+        Command::new(torpor).args(["snapshot", "lint", &reference]).output().unwrap()
+    };
+    snapshot(&podman, &scratch, &reference, IMAGE);
+    let clean = lint();
+    assert!(clean.status.success(), "{}", shown(&clean));
+    podman.run(&["create", "--name", "base", IMAGE, "sh"]);
+    let secret = "localhost/secret:1";
+    podman.run(&["commit", "--quiet", "--change", "ENV DB_PASSWORD=x", "base", secret]);
+    podman.run(&["rm", "base"]);
+    snapshot(&podman, &scratch, &reference, secret);
+    let found = lint();
+    assert_eq!(found.status.code(), Some(2), "{}", shown(&found));
+    let said = String::from_utf8(found.stdout).unwrap();
+    assert!(said.contains("DB_PASSWORD") && said.lines().count() == 1, "{said}");
+}
+
 /// A call of `torpor snapshot run` for a container of this Podman.
 fn run(podman: &Podman<'_>, scratch: &Scratch, reference: &str, name: &str) -> Command {
     let torpor = fs::read_link(scratch.criu()).unwrap();

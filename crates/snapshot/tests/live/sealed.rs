@@ -162,6 +162,27 @@ fn a_sealed_snapshot_tells_nothing_of_its_container() {
     assert!(changed["reason"].as_str().unwrap().contains("another configuration"), "{changed}");
 }
 
+/// Whoever has the key can have it looked through, and nobody else.
+#[test]
+fn lint_looks_into_a_sealed_snapshot_with_its_key() {
+    let fixture = Fixture::new("sealed-lint", 10);
+    let (key, recipient) = key(&fixture);
+    fixture.configure(|config| {
+        config["process"]["env"].as_array_mut().unwrap().push("SHOP_TOKEN=x".into());
+    });
+    let reference = fixture.reference();
+    let write = "sh -c 'echo -----BEGIN PRIVATE KEY----- > /etc/shop.key'";
+    fixture.create(&reference, &["--recipient", &recipient, "--warmup", write]);
+    let without = fixture.torpor(&["lint", &reference]).output().unwrap();
+    assert_eq!(without.status.code(), Some(1), "{}", shown(&without));
+    assert!(shown(&without).contains("--identity"), "{}", shown(&without));
+    let with = fixture.torpor(&["lint", &reference, "--identity", &key]).output().unwrap();
+    assert_eq!(with.status.code(), Some(2), "{}", shown(&with));
+    let said = String::from_utf8(with.stdout).unwrap();
+    assert_eq!(said.lines().count(), 2, "{said}");
+    assert!(said.contains("SHOP_TOKEN") && said.contains("/etc/shop.key"), "{said}");
+}
+
 /// What a container runs by its snapshot alone is sealed: whoever has no key does not start
 /// another.
 #[test]
