@@ -118,19 +118,7 @@ impl Instance {
     }
 
     fn mount(&self, lower: &Path) -> Result<()> {
-        let plain = |path: &Path| {
-            let text = path.display().to_string();
-            match text.contains([',', ':', '\\']) {
-                true => Err(Error::new(format!("{text} cannot be a layer: it has a , : or \\"))),
-                false => Ok(text),
-            }
-        };
-        let options = format!(
-            "lowerdir={},upperdir={},workdir={}",
-            plain(lower)?,
-            plain(&self.dir.join(CHANGES))?,
-            plain(&self.dir.join("layer-work"))?
-        );
+        let options = layers(lower, &self.dir.join(CHANGES), &self.dir.join("layer-work"))?;
         let options = CString::new(options).map_err(|e| Error::new(e.to_string()))?;
         mount("torpor", &self.root, "overlay", MountFlags::empty(), Some(options.as_c_str()))
             .context(|| format!("the layers of {}", self.root.display()))
@@ -186,6 +174,25 @@ impl Instance {
     pub fn remove(&self) {
         release(&self.dir);
     }
+}
+
+/// The options of an overlay. Whatever is usual on this machine, what is changed in it is whole in the layer `upper`:
+/// with `metacopy` a file would have no content there, with `redirect_dir` a directory that was renamed, which is
+/// all that a snapshot takes.
+fn layers(lower: &Path, upper: &Path, work: &Path) -> Result<String> {
+    let plain = |path: &Path| {
+        let text = path.display().to_string();
+        match text.contains([',', ':', '\\']) {
+            true => Err(Error::new(format!("{text} cannot be a layer: it has a , : or \\"))),
+            false => Ok(text),
+        }
+    };
+    Ok(format!(
+        "lowerdir={},upperdir={},workdir={},index=off,metacopy=off,redirect_dir=off",
+        plain(lower)?,
+        plain(upper)?,
+        plain(work)?
+    ))
 }
 
 /// There are files of a container in `dir`.
@@ -298,4 +305,22 @@ pub fn write_inside(root: &Path, name: &str, content: &str) -> Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(&dir, name, flags, Mode::from_raw_mode(0o644)).context(shown)?;
     File::from(file).write_all(content.as_bytes()).context(shown)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_is_changed_is_whole_in_the_layer() {
+        let options = layers(Path::new("/l"), Path::new("/u"), Path::new("/w")).unwrap();
+        let all: Vec<&str> = options.split(',').collect();
+        for wanted in
+            ["lowerdir=/l", "upperdir=/u", "workdir=/w", "metacopy=off", "redirect_dir=off"]
+        {
+            assert!(all.contains(&wanted), "{options}");
+        }
+        assert!(layers(Path::new("/l:1"), Path::new("/u"), Path::new("/w")).is_err());
+    }
 }

@@ -18,10 +18,10 @@ use std::time::Duration;
 use rustix::fs::{SeekFrom as At, Timespec, Timestamps, futimens, ioctl_ficlone, seek, statfs};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
-use torpor_kernel::tree::{Id, id};
+use torpor_kernel::tree::{Attributes, Id, id};
 use torpor_sys::writeback::write_back;
 
-use crate::changes::{self, Change, Content, What};
+use crate::changes::{self, Change, Content, What, attributes};
 use crate::error::{Context, Result};
 use crate::interrupt;
 
@@ -47,6 +47,8 @@ pub struct Layer<'l> {
 #[derive(Debug)]
 struct Copied {
     path: PathBuf,
+    /// Its extended attributes. Whoever changes these changes a time of the file.
+    attributes: Attributes,
     /// What the file was when it was copied, unless it may have changed without a sign of it.
     was: Option<Stamp>,
 }
@@ -143,7 +145,8 @@ impl<'l> Layer<'l> {
                 copied.context(|| change.name.display().to_string())?;
             }
             if let Some(copy) = self.copies.get(&id(&change.meta)) {
-                change.what = What::File(Content::Copy(copy.path.clone()));
+                let content = Content::Copy(copy.path.clone(), copy.attributes.clone());
+                change.what = What::File(content);
             }
         }
         Ok(all)
@@ -160,7 +163,8 @@ impl<'l> Layer<'l> {
         // One that is not finished is none.
         self.copies.remove(&id(meta));
         copy(file, &File::create(&path)?)?;
-        self.copies.insert(id(meta), Copied { path, was });
+        let attributes = attributes::of(file)?;
+        self.copies.insert(id(meta), Copied { path, attributes, was });
         Ok(())
     }
 }
@@ -249,6 +253,21 @@ mod tests {
         assert_eq!(found, [&b""[..], b"behind"]);
         fs::remove_file(&path).unwrap();
         assert_eq!(taken(&mut layer), [b""]);
+    }
+
+    /// An attribute that is new changes none of the times by which the content is compared, but that of the change.
+    #[test]
+    fn attributes_are_taken_as_they_are_at_the_stop() {
+        let (upper, pool) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let path = upper.path().join("file");
+        fs::write(&path, "content").unwrap();
+        let mut layer = Layer::new(upper.path(), pool.path());
+        layer.round().unwrap();
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&path, "user.new", b"x", flags).unwrap();
+        let all = layer.take().unwrap();
+        let What::File(Content::Copy(_, found)) = &all[0].what else { panic!("{all:?}") };
+        assert_eq!(*found, [(b"user.new".to_vec(), b"x".to_vec())]);
     }
 
     #[test]

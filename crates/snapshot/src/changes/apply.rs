@@ -17,9 +17,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use tar::{EntryType, Header};
-use torpor_kernel::tree::{self, Tree};
+use torpor_kernel::tree::{self, Attributes, Tree};
 
-use super::{OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT};
+use super::{OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT, attributes};
 use crate::error::{Context, Error, Result};
 
 /// Whether programs are taken that run as another user or group than the one that runs them.
@@ -31,8 +31,8 @@ pub enum SetId {
     Refused,
 }
 
-/// Unpacks what [`write`](super::write) has packed into `upper`, an empty layer of an overlay. Extended attributes
-/// are not taken, and so no program gets capabilities.
+/// Unpacks what [`write`](super::write) has packed into `upper`, an empty layer of an overlay. A program with
+/// capabilities is one that runs as another user.
 ///
 /// # Errors
 /// An archive that is damaged or leads out of the layer; a device; a program that is refused (named in the error);
@@ -43,15 +43,32 @@ pub fn apply(from: &mut dyn Read, upper: &Path, set_id: SetId) -> Result<()> {
     let mut archive = tar::Archive::new(from);
     archive.set_preserve_permissions(true);
     archive.set_preserve_ownerships(true);
+    // What is made in a directory is not to get what the directory says that it gets.
+    let mut dirs: Vec<(PathBuf, Attributes)> = Vec::new();
     for entry in archive.entries().context(what)? {
         let mut entry = entry.context(what)?;
         let name = plain(&entry.path().context(what)?)?;
         // The layer itself is there.
-        if !name.as_os_str().is_empty() {
-            unpack(&tree, &mut entry, &name, set_id).context(what)?;
+        if name.as_os_str().is_empty() {
+            continue;
+        }
+        let given = attributes::read(&mut entry)?;
+        unpack(&tree, &mut entry, &name, &given, set_id).context(what)?;
+        match entry.header().entry_type() {
+            _ if given.is_empty() => {}
+            EntryType::Directory => dirs.push((name, given)),
+            _ => dress(&tree, &name, OFlags::NONBLOCK, &given).context(what)?,
         }
     }
-    Ok(())
+    dirs.iter()
+        .try_for_each(|(name, given)| dress(&tree, name, OFlags::DIRECTORY, given).context(what))
+}
+
+/// Gives what was unpacked its extended attributes.
+fn dress(tree: &Tree, name: &Path, flags: OFlags, given: &Attributes) -> Result<()> {
+    let made = tree.open(name, OFlags::RDONLY | flags);
+    let dressed = made.and_then(|made| attributes::give(&made.into(), given));
+    dressed.context(|| format!("the extended attributes of {}", name.display()))
 }
 
 /// A path in the archive as a name below the layer.
@@ -68,6 +85,7 @@ fn unpack(
     tree: &Tree,
     entry: &mut tar::Entry<'_, impl Read>,
     name: &Path,
+    given: &Attributes,
     set_id: SetId,
 ) -> Result<()> {
     let shown = || name.display().to_string();
@@ -91,10 +109,12 @@ fn unpack(
         }
         EntryType::Symlink => entry.unpack(place).context(shown).map(drop),
         EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-            if set_id == SetId::Refused && entry.header().mode().context(shown)? & 0o6000 != 0 {
+            let mode = entry.header().mode().context(shown)?;
+            let has_rights = mode & 0o6000 != 0 || attributes::give_rights(given);
+            if set_id == SetId::Refused && has_rights {
                 return Err(Error::new(format!(
-                    "{} is a program that runs as another user or group, which the container could not \
-                     have made: nobody who is believed has signed the snapshot, and it was not made here",
+                    "{} is a program that runs as another user or group, or with capabilities, which the container could \
+                     not have made: nobody who is believed has signed the snapshot, and it was not made here",
                     name.display()
                 ))
                 .hint("a signature allows it (--trust, --cosign-key)"));

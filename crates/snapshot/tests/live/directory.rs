@@ -3,12 +3,13 @@
 use std::collections::HashSet;
 use std::fs;
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
 
 use torpor_runtimes_tests::port;
 
 use crate::fixture::{Fixture, shown, until};
+use crate::running::create_of;
 
 #[test]
 fn a_container_starts_from_its_snapshot() {
@@ -210,6 +211,96 @@ fn a_container_that_cannot_write_starts_too() {
     let write =
         fixture.runc(&["exec", &fixture.id("one"), "sh", "-c", "echo > /new"]).output().unwrap();
     assert!(!write.status.success(), "{}", shown(&write));
+}
+
+/// Another directory may have something else of the same name.
+#[test]
+fn a_relative_name_means_one_place() {
+    let fixture = Fixture::new("relative", 50);
+    ["a", "b"].iter().for_each(|dir| fs::create_dir(fixture.path(dir)).unwrap());
+    let within = |dir: &str, words: &[&str]| {
+        fixture.torpor(words).current_dir(fixture.path(dir)).output().unwrap()
+    };
+    let root = fixture.path("runc").display().to_string();
+    let bundle = format!("runc:{}", fixture.path("bundle").display());
+    let create = ["create", "dir:snap", "--from", &bundle, "--runc-root", &root];
+    let made = within("a", &[&create[..], &["--ready", "exec:/app ask page 3"]].concat());
+    assert!(made.status.success(), "{}", shown(&made));
+    let cold = |dir: &str, reference: &str, name: &str| {
+        let id = fixture.id(name);
+        within(dir, &["run", reference, "--runc-root", &root, "--policy", "Never", "--id", &id])
+    };
+    let other = cold("b", "dir:snap", "other");
+    assert_eq!(other.status.code(), Some(1), "{}", shown(&other));
+    assert!(shown(&other).contains("there is no such snapshot"), "{}", shown(&other));
+
+    let kept = within("a", &["keep", "dir:snap"]);
+    assert!(kept.status.success(), "{}", shown(&kept));
+    let release = ["keep", "dir:snap", "--release"];
+    let other = within("b", &release);
+    assert!(shown(&other).contains("there is no template"), "{}", shown(&other));
+    let own = within("a", &release);
+    assert!(own.status.success(), "{}", shown(&own));
+
+    // What is known of the place is known of it by each of its names.
+    fs::remove_dir_all(fixture.path("a/snap")).unwrap();
+    let absolute = format!("dir:{}", fixture.path("a/snap").display());
+    for (dir, reference, name) in [("a", "dir:snap", "one"), ("b", &absolute, "two")] {
+        let started = cold(dir, reference, name);
+        assert!(started.status.success(), "{}", shown(&started));
+    }
+}
+
+/// A container that answers is not ended for want of its picture.
+#[test]
+fn a_report_that_cannot_be_written_is_a_warning() {
+    let fixture = Fixture::new("reportless", 50);
+    fixture.create(&fixture.reference(), &[]);
+    let report = fixture.path("nowhere/report.html").display().to_string();
+    let ready = ["--ready", "exec:/app ask page 3", "--report", &report];
+    let output = fixture.try_run(&fixture.reference(), "one", &ready);
+    assert!(output.status.success(), "{}", shown(&output));
+    assert!(shown(&output).contains("\"started_from\":\"snapshot\""), "{}", shown(&output));
+    assert!(shown(&output).contains("no picture (--report)"), "{}", shown(&output));
+    fixture.answers_right("one");
+}
+
+/// Files that have several names, and extended attributes, come back so: from a container that was put to sleep, and
+/// from one that goes on.
+#[test]
+fn changed_files_come_back_as_they_were() {
+    let fixture = Fixture::new("files", 50);
+    let (first, second) = (fixture.reference(), fixture.reference() + ":second");
+    let changed = |name: &str| {
+        let root = fixture.path("state/instances").join(fixture.id(name)).join("rootfs/etc");
+        let links = fs::metadata(root.join("shop")).unwrap().nlink();
+        let same = fs::metadata(root.join("shop")).unwrap().ino()
+            == fs::metadata(root.join("again")).unwrap().ino();
+        let mut value = [0; 16];
+        let len = rustix::fs::getxattr(root.join("shop"), "user.of", &mut value[..]);
+        (links, same, len.map(|len| value[..len].to_vec()))
+    };
+    let link = "sh -c 'echo > /etc/shop && busybox ln /etc/shop /etc/again'";
+    fixture.create(&first, &["--warmup", link]);
+    fixture.run(&first, "one", "snapshot", &[]);
+    assert_eq!(changed("one"), (2, true, Err(rustix::io::Errno::NODATA)));
+    let file = fixture.path("state/instances").join(fixture.id("one")).join("rootfs/etc/shop");
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(file, "user.of", b"two\nlines", flags).unwrap();
+    create_of(&fixture, "one", &second);
+    fixture.run(&second, "two", "snapshot", &[]);
+    assert_eq!(changed("two"), (2, true, Ok(b"two\nlines".to_vec())));
+    // A device is nothing that a start would take.
+    fixture.configure(|config| {
+        for set in config["process"]["capabilities"].as_object_mut().unwrap().values_mut() {
+            set.as_array_mut().unwrap().push("CAP_MKNOD".into());
+        }
+    });
+    let device = "busybox mknod /etc/device c 1 8";
+    let refused =
+        fixture.try_create(&first, &["--ready", "exec:/app ask page 3", "--warmup", device]);
+    assert_eq!(refused.status.code(), Some(1), "{}", shown(&refused));
+    assert!(shown(&refused).contains("the device /etc/device"), "{}", shown(&refused));
 }
 
 #[test]
