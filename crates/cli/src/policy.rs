@@ -83,6 +83,7 @@ pub fn spec(bundle: &Path) -> Result<Option<Arc<Spec>>, Failure> {
     match Spec::parse(&bytes) {
         Ok(Some(mut spec)) => {
             spec.drop_namespaces_of_host(is_own_namespace);
+            spec.in_bundle(&std::path::absolute(bundle).unwrap_or_else(|_| bundle.to_owned()));
             tracing::debug!("the container is configured by {}", path.display());
             Ok(Some(Arc::new(spec)))
         }

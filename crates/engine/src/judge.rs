@@ -169,12 +169,17 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         profiles_work: Path::new("/sys/kernel/security/apparmor").exists()
             || Path::new("/sys/fs/selinux/enforce").exists(),
         spec: opts.trust.spec.as_deref().cloned(),
+        memory: memory(),
         exists: Some(|path| Path::new(path).exists()),
         ..Passed::default()
     };
     for external in &opts.given.external {
         match external {
             External::Mnt { key, val } => passed.mounts.push((key.clone(), val.clone())),
+            External::MntAuto { sharing, masters } => {
+                passed.propagation.0 |= sharing;
+                passed.propagation.1 |= masters;
+            }
             External::Dev { key, val } => passed.devices.push((key.clone(), val.clone())),
             External::Veth { inner, .. }
             | External::Macvlan { inner, .. }
@@ -191,6 +196,12 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
     passed.files = files.map(|inherit| inherit.key.clone()).collect();
     passed.joined = opts.given.join_ns.iter().map(|ns| name_of(ns.kind).to_owned()).collect();
     Ok(passed)
+}
+
+/// The memory of this host, in bytes.
+fn memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(info.mem_unit.into())
 }
 
 /// What anybody may have in the network namespaces that the caller gives.

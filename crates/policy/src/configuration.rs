@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::passed::{Spec, SpecMount};
+use crate::passed::Spec;
 use crate::rules::{Limit, Policy, Rules, is_below};
 use crate::violation::Violation;
 
@@ -58,13 +58,6 @@ fn denied<'a>(
         rule: rule.to_owned(),
         text: format!("{what} {path}: this path is not among those allowed"),
     })
-}
-
-impl SpecMount {
-    fn is_bind(&self) -> bool {
-        self.kind == "bind"
-            || self.options.iter().any(|option| option == "bind" || option == "rbind")
-    }
 }
 
 #[cfg(test)]

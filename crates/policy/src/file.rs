@@ -60,6 +60,8 @@ const RULES: &[Rule] = &[
     ("limits.raise", |rules, leaf| grant(leaf).map(|on| rules.raise = on)),
     ("scheduling.allow", |rules, leaf| grant(leaf).map(|on| rules.scheduling = on)),
     ("mounts.write-read-only", |rules, leaf| grant(leaf).map(|on| rules.write_read_only = on)),
+    ("mounts.hidden", |rules, leaf| grant(leaf).map(|on| rules.hidden = on)),
+    ("mounts.propagation", |rules, leaf| grant(leaf).map(|on| rules.propagation = on)),
     ("mounts.sources", |rules, leaf| {
         rules.sources = limit(leaf, true, |paths| each(paths, absolute))?;
         Ok(())

@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::capabilities::number;
+use crate::covered;
 use crate::mount::{From, Mount};
 use crate::passed::{IdKind, Passed};
+use crate::propagation;
 use crate::ranges::Ranges;
 use crate::request::{Ask, Device, Request};
 use crate::rules::{Grant, Limit, Need, Policy, Rules, fits, is_below};
@@ -125,10 +127,13 @@ impl Rules {
         let mut all: Vec<_> = single.collect();
         if self.file_systems == Limit::Runtime {
             all.extend(runtime::unprotected(requests, passed));
+            all.extend(runtime::with_looser_options(requests, passed));
+            all.extend(covered::uncovered(requests, passed));
         }
         if self.sources == Limit::Runtime {
             all.extend(runtime::overlays(requests));
         }
+        all.extend(propagation::beyond(self.propagation, requests, passed));
         all.extend(self.unsigned(checked));
         for violation in &mut all {
             violation.rule.insert_str(0, prefix);
@@ -251,10 +256,16 @@ impl Rules {
             | Ask::Terminal(_)
             | Ask::GivenFile(_)
             | Ask::Bind(_)
-            | Ask::Open { .. }
+            | Ask::Open { hidden: false, .. }
             | Ask::Fill(_)
             | Ask::Ghost { .. }
             | Ask::Socket(_) => None,
+            Ask::Open { hidden: true, .. } => {
+                // Whoever may mount can take away what hides it.
+                let granted = passed.grants(number::SYS_ADMIN);
+                denied(self.hidden, granted, "CAP_SYS_ADMIN is not given")
+                    .map(|why| ("mounts.hidden", why))
+            }
             Ask::Device { device, .. } => {
                 self.deny_device(*device, passed).map(|why| ("files.devices", why))
             }

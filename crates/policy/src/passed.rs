@@ -1,6 +1,7 @@
 //! What the caller of a restore passed: options, and the configuration of a container.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -12,6 +13,7 @@ use crate::collect::anybody::Network;
 use crate::groups::Roots;
 use crate::judge::Origin;
 use crate::limits::NO_LOGIN;
+use crate::mount_options::{READ_ONLY, flags};
 use crate::spelling::{check_spelling, fold};
 
 /// No configuration is larger, in bytes.
@@ -25,6 +27,9 @@ const VERSION: &str = "ociVersion";
 pub struct Passed {
     /// Mounts from outside: their keys and the paths given for them.
     pub mounts: Vec<(String, String)>,
+    /// Whether mounts of this host may stay in the peer groups that they have here (`mnt[]:s`), and get what is mounted on
+    /// this host (`mnt[]:m`), whatever their keys.
+    pub propagation: (bool, bool),
     /// Mounted devices from outside: their keys and the paths given for them.
     pub devices: Vec<(String, String)>,
     /// File systems that a plain mount call may bring back.
@@ -68,8 +73,9 @@ pub struct Passed {
     pub cgroups: Option<Roots>,
     /// The configuration of the container, if the caller is a runtime.
     pub spec: Option<Spec>,
-    /// Which of `/proc` and `/sys` there is: of the paths that the configuration hides
-    /// or protects, only these count.
+    /// The memory of this host, in bytes.
+    pub memory: u64,
+    /// Whether there is a path of this host: of those that the configuration hides or protects, only these count.
     pub exists: Option<fn(&str) -> bool>,
 }
 
@@ -138,6 +144,10 @@ pub(crate) struct SpecMount {
     pub(crate) kind: String,
     pub(crate) source: String,
     pub(crate) options: Vec<String>,
+    #[serde(rename = "uidMappings")]
+    pub(crate) uid_mappings: Vec<serde::de::IgnoredAny>,
+    #[serde(rename = "gidMappings")]
+    pub(crate) gid_mappings: Vec<serde::de::IgnoredAny>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -147,12 +157,21 @@ pub(crate) struct Linux {
     pub(crate) gid_mappings: Vec<IdMapping>,
     pub(crate) cgroups_path: String,
     pub(crate) namespaces: Vec<SpecNamespace>,
+    pub(crate) rootfs_propagation: String,
     pub(crate) seccomp: Option<serde::de::IgnoredAny>,
     pub(crate) sysctl: BTreeMap<String, String>,
     pub(crate) devices: Vec<SpecDevice>,
     pub(crate) resources: Resources,
     pub(crate) masked_paths: Vec<String>,
     pub(crate) readonly_paths: Vec<String>,
+}
+
+impl SpecMount {
+    /// Whether it shows a path of this host.
+    pub(crate) fn is_bind(&self) -> bool {
+        self.kind == "bind"
+            || self.options.iter().any(|option| option == "bind" || option == "rbind")
+    }
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -300,7 +319,7 @@ impl Passed {
     pub(crate) fn gives_groups(&self) -> bool {
         let Some(spec) = &self.spec else { return self.capabilities.has(number::CHOWN) };
         let groups = spec.mounts.iter().filter(|m| ["cgroup", "cgroup2"].contains(&&*m.kind));
-        groups.into_iter().any(|mount| !mount.options.iter().any(|option| option == "ro"))
+        groups.into_iter().any(|mount| flags(mount) & READ_ONLY == 0)
     }
 }
 
@@ -336,6 +355,11 @@ impl Spec {
             .flatten()
             .filter_map(|name| Capabilities::parse([name.as_str()]).ok())
             .fold(Capabilities::default(), |all, one| all | one)
+    }
+
+    /// Says where the bundle is, which its root file system can be in.
+    pub fn in_bundle(&mut self, bundle: &Path) {
+        self.root.path = bundle.join(&self.root.path).to_string_lossy().into_owned();
     }
 
     /// Leaves out the namespaces whose paths lead to those of this host, as Docker's for the host's network.

@@ -99,7 +99,8 @@ impl PathFile {
     /// How it is listed.
     #[must_use]
     pub fn ask(&self) -> Ask {
-        Ask::Open { path: self.text(), flags: self.flags }
+        let hidden = self.found == FoundBy::Mount;
+        Ask::Open { path: self.text(), flags: self.flags, hidden }
     }
 }
 
@@ -123,6 +124,18 @@ mod tests {
             assert_eq!(mapped(&vma(status)), None, "{status:#x}");
         }
         assert_eq!(mapped(&VmaEntry { fdflags: None, ..vma(1 << 6) }), None);
+    }
+
+    /// A file that is hidden is listed as such, whatever it is opened for.
+    #[test]
+    fn what_is_hidden_is_listed_as_that() {
+        for hidden in [true, false] {
+            let reg = RegFileEntry { torpor_hidden: Some(hidden), ..RegFileEntry::default() };
+            for file in [PathFile::read(&reg), PathFile::read(&reg).opened_with(2)] {
+                assert_eq!(file.ask().is_neutral(), !hidden);
+                assert_eq!(file.ask().to_string().ends_with("another mount hides"), hidden);
+            }
+        }
     }
 
     #[test]

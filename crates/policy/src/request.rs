@@ -105,6 +105,8 @@ pub enum Ask {
         path: String,
         /// Flags of open(2).
         flags: u32,
+        /// Whether another mount hides it, so that no path leads to it.
+        hidden: bool,
     },
     /// A new file system is filled with the files of an archive, the image: this much.
     Fill(Totals),
@@ -359,7 +361,7 @@ impl Ask {
                 | Ask::Terminal(_)
                 | Ask::GivenFile(_)
                 | Ask::Bind(_)
-                | Ask::Open { .. }
+                | Ask::Open { hidden: false, .. }
                 | Ask::Fill(_)
                 | Ask::Ghost { .. }
                 | Ask::Socket(_)
@@ -444,7 +446,10 @@ impl fmt::Display for Ask {
             Ask::Terminal(terminal) => terminal.fmt(f),
             Ask::GivenFile(given) => given.fmt(f),
             Ask::Bind(name) => name.fmt(f),
-            Ask::Open { path, flags } => write!(f, "opens {path:?} (flags {flags:#o})"),
+            Ask::Open { path, flags, hidden } => {
+                let by = if *hidden { ", which another mount hides" } else { "" };
+                write!(f, "opens {path:?} (flags {flags:#o}){by}")
+            }
             Ask::Fill(totals) => write!(f, "fills a new file system: {totals}"),
             Ask::Ghost { path, ghost } => write!(f, "unlinked {path:?}: {ghost}"),
             Ask::Socket(socket) => socket.fmt(f),

@@ -85,6 +85,10 @@ pub struct Rules {
     pub scheduling: Grant,
     /// `mounts.write-read-only`.
     pub write_read_only: Grant,
+    /// `mounts.hidden`.
+    pub hidden: Grant,
+    /// `mounts.propagation`.
+    pub propagation: Grant,
     /// `mounts.sources`: paths of this host, and what is below them.
     pub sources: Limit<Vec<String>>,
     /// `mounts.file-systems`.
@@ -143,6 +147,8 @@ impl Default for Rules {
             raise: Grant::Yes,
             scheduling: Grant::Yes,
             write_read_only: Grant::Yes,
+            hidden: Grant::Yes,
+            propagation: Grant::Yes,
             devices: Limit::All,
             sources: Limit::All,
             file_systems: Limit::All,
@@ -191,6 +197,8 @@ impl Rules {
             raise: Grant::Runtime,
             scheduling: Grant::Runtime,
             write_read_only: Grant::No,
+            hidden: Grant::Runtime,
+            propagation: Grant::Runtime,
             firewall: Grant::Runtime,
             addresses: Grant::Runtime,
             routes: Grant::Runtime,

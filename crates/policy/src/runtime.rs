@@ -2,7 +2,9 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use crate::capabilities::number;
 use crate::mount::{From, Mount};
+use crate::mount_options::{NARROW, READ_ONLY, flags, looser, lost};
 use crate::passed::{DeviceRule, Passed, Spec, SpecMount};
 use crate::request::{Ask, Device, Request};
 use crate::rules::is_below;
@@ -17,10 +19,6 @@ const PRIVATE: [&str; 8] =
 /// With one, those that give access to nothing that the tasks would not have: docs/policy.md
 /// says why. The layers of an overlay are judged besides.
 const HARMLESS: [&str; 6] = ["tmpfs", "devpts", "mqueue", "overlay", "binfmt_misc", "nsfs"];
-
-/// `MS_*` flags of mount(2) that take rights away, and their names.
-pub(crate) const NARROW: [(u32, &str); 4] = [(1, "ro"), (2, "nosuid"), (4, "nodev"), (8, "noexec")];
-const READ_ONLY: u32 = 1;
 
 /// Devices that every container has (OCI runtime specification, default devices, the
 /// terminals, and `/dev/net/tun`, which runtimes allow without being told).
@@ -94,7 +92,7 @@ pub(crate) fn source<'p>(path: &str, passed: &'p Passed) -> Option<&'p str> {
 
 /// The paths of this host that the caller passed for mounts.
 fn sources(passed: &Passed) -> impl Iterator<Item = &str> {
-    let configured = passed.spec.iter().flat_map(|spec| &spec.mounts).filter(|m| is_bind(m));
+    let configured = passed.spec.iter().flat_map(|spec| &spec.mounts).filter(|m| m.is_bind());
     passed
         .mounts
         .iter()
@@ -114,13 +112,9 @@ pub(crate) fn file_system(name: &str, passed: &Passed) -> bool {
     }
 }
 
-fn is_bind(mount: &SpecMount) -> bool {
-    mount.kind == "bind" || mount.options.iter().any(|option| option == "bind" || option == "rbind")
-}
-
 /// Whether a configured mount is made of the groups of the container.
 fn is_of_groups(mount: &SpecMount) -> bool {
-    !is_bind(mount) && ["cgroup", "cgroup2"].contains(&mount.kind.as_str())
+    !mount.is_bind() && ["cgroup", "cgroup2"].contains(&mount.kind.as_str())
 }
 
 /// Whether a configured mount can be a mount of type `name`. Runtimes make a tmpfs with
@@ -133,7 +127,7 @@ fn is_of_type(mount: &SpecMount, name: &str) -> bool {
 }
 
 /// A path without dots and repeated slashes.
-fn plain(path: &str) -> PathBuf {
+pub(crate) fn plain(path: &str) -> PathBuf {
     let mut out = PathBuf::from("/");
     for part in Path::new(path).components() {
         match part {
@@ -168,20 +162,14 @@ pub(crate) fn wider(mount: &Mount, passed: &Passed) -> Option<String> {
     };
     // The directory of the hierarchies; runc leaves it writable.
     let only_holds = wanted.kind == "cgroup" && mount.made() == Some("tmpfs");
-    let lost: Vec<&str> = NARROW
-        .iter()
-        .filter(|(flag, _)| !only_holds || *flag != READ_ONLY)
-        .filter(|(flag, name)| {
-            wanted.options.iter().any(|option| option == name) && mount.flags & flag == 0
-        })
-        .map(|(_, name)| *name)
-        .collect();
+    let kept = if only_holds { READ_ONLY } else { 0 };
+    let lost = lost(flags(wanted) & !kept, mount);
     if !lost.is_empty() {
         return Some(format!("the calling runtime wants it {}", lost.join(", ")));
     }
     let name = mount.made()?;
     let shows_kernel = !HARMLESS.contains(&name);
-    if is_bind(wanted) {
+    if wanted.is_bind() {
         let why = || format!("the calling runtime wants {:?} of this host there", wanted.source);
         return shows_kernel.then(why);
     }
@@ -199,8 +187,8 @@ fn groups_given<'s>(mount: &Mount, spec: &'s Spec) -> Option<&'s SpecMount> {
     groups_of_key(key, spec)
 }
 
-fn groups_of_key<'s>(key: &str, spec: &'s Spec) -> Option<&'s SpecMount> {
-    if spec.mounts.iter().any(|wanted| is_bind(wanted) && plain(&wanted.destination) == plain(key))
+pub(crate) fn groups_of_key<'s>(key: &str, spec: &'s Spec) -> Option<&'s SpecMount> {
+    if spec.mounts.iter().any(|wanted| wanted.is_bind() && plain(&wanted.destination) == plain(key))
     {
         return None;
     }
@@ -222,18 +210,6 @@ fn wider_than_groups(mount: &Mount, groups: &SpecMount) -> Option<String> {
 pub fn shows_own_groups(key: Option<&str>, passed: &Passed) -> bool {
     let Some(spec) = &passed.spec else { return false };
     key.is_none_or(|key| groups_of_key(key, spec).is_some())
-}
-
-/// The flags of a configured mount that take rights away.
-fn flags(wanted: &SpecMount) -> u32 {
-    let named = |(_, name): &&(u32, &str)| wanted.options.iter().any(|o| o == name);
-    NARROW.iter().filter(named).fold(0, |all, (flag, _)| all | flag)
-}
-
-/// The flags that take rights away which a mount lacks, of those in `wanted`.
-fn lost(wanted: u32, mount: &Mount) -> Vec<&'static str> {
-    let lost = NARROW.iter().filter(|(flag, _)| wanted & flag != 0 && mount.flags & flag == 0);
-    lost.map(|(_, name)| *name).collect()
 }
 
 /// Why a mount gives more than what it is a part of: of several, the one that gives most
@@ -263,7 +239,7 @@ fn wider_than_source(mount: &Mount, passed: &Passed) -> Option<String> {
 /// The places and flags of the mounts in the configuration that fit.
 fn configured_sources(passed: &Passed, fits: impl Fn(&SpecMount) -> bool) -> Vec<(&str, u32)> {
     let all = passed.spec.iter().flat_map(|spec| &spec.mounts);
-    all.filter(|wanted| is_bind(wanted) && fits(wanted))
+    all.filter(|wanted| wanted.is_bind() && fits(wanted))
         .map(|wanted| (wanted.destination.as_str(), flags(wanted)))
         .collect()
 }
@@ -280,8 +256,7 @@ fn unconfigured(mount: &Mount, spec: &Spec) -> Option<String> {
     }
     let cgroups = spec.mounts.iter().filter(|m| m.kind == "cgroup" && is_of_type(m, name));
     let below = |m: &SpecMount| is_below(&at, &m.destination);
-    let read_only =
-        |m: &SpecMount| !m.options.iter().any(|o| o == "ro") || mount.flags & READ_ONLY != 0;
+    let read_only = |m: &SpecMount| flags(m) & READ_ONLY == 0 || mount.flags & READ_ONLY != 0;
     let mut cgroups = cgroups.filter(|m| below(m));
     match cgroups.next() {
         Some(parent) if read_only(parent) => None,
@@ -296,16 +271,16 @@ fn is_in_place(mount: &Mount, name: &str, spec: &Spec) -> bool {
     let above = spec.mounts.iter().filter(|wanted| at.starts_with(plain(&wanted.destination)));
     // The last one lies on top.
     let above = above.max_by_key(|wanted| plain(&wanted.destination).components().count());
-    above.filter(|wanted| !is_bind(wanted) && wanted.kind == name).is_some_and(|wanted| {
+    above.filter(|wanted| !wanted.is_bind() && wanted.kind == name).is_some_and(|wanted| {
         let below = at.strip_prefix(plain(&wanted.destination));
         below.is_ok_and(|below| mount.root == Path::new("/").join(below))
     })
 }
 
 /// A mount namespace: its number, the image file, its mounts.
-type SpaceMounts<'r> = (u32, &'r str, Vec<&'r Mount>);
+pub(crate) type SpaceMounts<'r> = (u32, &'r str, Vec<&'r Mount>);
 
-fn spaces(requests: &[Request]) -> Vec<SpaceMounts<'_>> {
+pub(crate) fn spaces(requests: &[Request]) -> Vec<SpaceMounts<'_>> {
     let mut spaces: Vec<SpaceMounts<'_>> = vec![];
     for request in requests {
         let Ask::Mount(mount) = &request.ask else { continue };
@@ -315,6 +290,37 @@ fn spaces(requests: &[Request]) -> Vec<SpaceMounts<'_>> {
         }
     }
     spaces
+}
+
+/// File systems that have fewer of the options that take something away than the configuration says. Whoever may mount
+/// could change them.
+pub(crate) fn with_looser_options(requests: &[Request], passed: &Passed) -> Vec<Violation> {
+    let Some(spec) = passed.spec.as_ref().filter(|_| !passed.grants(number::SYS_ADMIN)) else {
+        return vec![];
+    };
+    let mut found = vec![];
+    for (_, image, mounts) in spaces(requests) {
+        let is_made_as = |mount: &Mount, wanted: &SpecMount| {
+            !wanted.is_bind() && mount.made().is_some_and(|name| wanted.kind == name)
+        };
+        for mount in &mounts {
+            let wanted = configured(spec, &mount.at()).filter(|wanted| is_made_as(mount, wanted));
+            let Some(wanted) = wanted else { continue };
+            // Of several that show one file system, one is made.
+            let same = requests.iter().filter_map(|request| match &request.ask {
+                Ask::Mount(other) if other.device == mount.device => Some(other),
+                _ => None,
+            });
+            let mut same = same.filter(|other| is_made_as(other, wanted));
+            let Some(word) = same.find_map(|other| looser(wanted, other, passed.memory)) else {
+                continue;
+            };
+            let text = format!("{mount}: the calling runtime wants it with the option {word}");
+            let rule = "mounts.file-systems".to_owned();
+            found.push(Violation { image: image.to_owned(), task: None, rule, text });
+        }
+    }
+    found
 }
 
 /// Overlays that show more than the tasks can see elsewhere: each of their layers is a
@@ -421,7 +427,7 @@ fn is_of_kernel(mount: &Mount) -> bool {
 }
 
 /// The mount that a path leads to.
-fn visible<'m>(mounts: &[&'m Mount], path: &str) -> Option<&'m Mount> {
+pub(crate) fn visible<'m>(mounts: &[&'m Mount], path: &str) -> Option<&'m Mount> {
     let target = plain(path);
     let mut here =
         *mounts.iter().find(|m| !mounts.iter().any(|p| p.id.0 == m.id.1 && p.id.0 != m.id.0))?;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use torpor_policy::groups::Roots;
 use torpor_policy::{
-    Ask, Capabilities, Checked, Device, FileSystem, From, Mount, Origin, Passed, Policy, Request,
-    Spec,
+    Ask, Capabilities, Checked, Device, FileSystem, From, Mount, Origin, Passed, Peers, Policy,
+    Request, Spec,
 };
 
 const BEGIN: &str = "<!-- made by crates/policy/tests/defaults.rs -->\n";
@@ -41,7 +41,8 @@ const PRIVILEGED: &str = r#"{
     },
     "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"},
                {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"},
-               {"destination": "/data", "type": "bind", "source": "/srv/data"}],
+               {"destination": "/data", "type": "bind", "source": "/srv/data",
+                "options": ["rbind", "rslave"]}],
     "linux": {
         "namespaces": [{"type": "pid"}, {"type": "mount"}],
         "devices": [{"path": "/dev/sda", "type": "b", "major": 8, "minor": 0}],
@@ -57,6 +58,14 @@ fn mount(from: From) -> Ask {
 fn part(flags: u32) -> Ask {
     let from = From::Part { whole: (1, 2), of: (text("/data"), 1 | 2) };
     Ask::Mount(Mount { space: 1, id: (3, 1), at: "/x".into(), from, flags, ..Mount::default() })
+}
+
+/// What the caller gives, in peer groups of this host: a peer, or a slave.
+fn peers(outside: bool) -> Ask {
+    let (group, master) = if outside { (Some(7), None) } else { (None, Some(7)) };
+    let from = From::Given { key: text("/data"), path: Some(text("/srv/data")) };
+    let peers = Peers { group, master, outside };
+    Ask::Mount(Mount { space: 1, id: (2, 1), at: "/data".into(), from, peers, ..Mount::default() })
 }
 
 fn file_system(name: &str) -> Ask {
@@ -112,6 +121,9 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("the same part without `ro`", part(2)),
         ("the same part without `nosuid`", part(1)),
         ("a file made or removed on a read-only mount", Ask::WriteReadOnly { path: text("/x") }),
+        ("a file that another mount hides", Ask::Open { path: text("/x"), flags: 2, hidden: true }),
+        ("a volume that stays a peer of this host's mount", peers(true)),
+        ("a volume that gets what is mounted on this host", peers(false)),
         ("a new tmpfs", file_system("tmpfs")),
         ("a new ext4", file_system("ext4")),
         (
@@ -185,7 +197,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::Terminal(_)
         | Ask::GivenFile(_)
         | Ask::Bind(_)
-        | Ask::Open { .. }
+        | Ask::Open { hidden: false, .. }
         | Ask::Fill(_)
         | Ask::Ghost { .. }
         | Ask::Socket(_) => ask.is_neutral(),
@@ -207,6 +219,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::SocketOption { .. }
         | Ask::ExternalSocket { .. }
         | Ask::Fanotify { .. }
+        | Ask::Open { hidden: true, .. }
         | Ask::WriteReadOnly { .. }
         | Ask::Raise { .. }
         | Ask::Scheduling { .. }

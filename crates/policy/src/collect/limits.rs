@@ -41,8 +41,8 @@ fn of_process(limits: &ProcessLimits, passed: &Passed, add: &mut impl FnMut(Ask)
     {
         add(Ask::Login(id));
     }
-    let least = passed.spec.as_ref().and_then(|spec| spec.process.oom_score_adj);
-    let least = least.unwrap_or(0).min(passed.oom_score_adj).min(0);
+    let given = passed.spec.as_ref().and_then(|spec| spec.process.oom_score_adj);
+    let least = given.unwrap_or(passed.oom_score_adj.min(0));
     if let Some(score) = limits.oom_score_adj.filter(|&score| score < least) {
         add(Ask::Raise { name: "oom_score_adj", to: score.into() });
     }
@@ -70,10 +70,57 @@ pub(super) fn most_locked(passed: &Passed) -> u64 {
     most(passed, MEMLOCK, LIMITS[MEMLOCK])
 }
 
-/// The highest hard limit that needs no grant.
+/// The highest hard limit that needs no grant: what the configuration gives, or, of what it does not name, what the
+/// restoring program has, from which the tasks would have it.
 fn most(passed: &Passed, number: usize, name: &str) -> u64 {
     let own = passed.limits.get(number).copied().unwrap_or(u64::MAX);
     let given = passed.spec.iter().flat_map(|spec| &spec.process.rlimits);
     let given = given.filter(|limit| limit.kind == name).map(|limit| limit.hard).max();
-    given.map_or(own, |given| given.max(own))
+    given.unwrap_or(own)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::limits::ResourceLimit;
+    use crate::passed::Spec;
+
+    /// What is asked for by a process with these limits of open files and this score.
+    fn asked(spec: Option<&str>, files: u64, score: i32) -> Vec<String> {
+        let spec = spec.map(|spec| format!(r#"{{"ociVersion": "1.0.2", "process": {{{spec}}}}}"#));
+        let spec = spec.map(|spec| Spec::parse(spec.as_bytes()).unwrap().unwrap());
+        let passed =
+            Passed { spec, limits: vec![2048; 16], oom_score_adj: -5, ..Passed::default() };
+        let mut resources = vec![ResourceLimit { soft: 0, hard: 0 }; 16];
+        resources[7].hard = files;
+        let limits =
+            ProcessLimits { resources, oom_score_adj: Some(score), ..ProcessLimits::default() };
+        let mut all = vec![];
+        of_process(&limits, &passed, &mut |ask| all.push(ask.to_string()));
+        all
+    }
+
+    /// What the configuration names counts, be it less than what the restoring program has, or more.
+    #[test]
+    fn limits_are_what_the_configuration_says() {
+        let limit = |hard: u64| {
+            format!(r#""rlimits": [{{"type": "RLIMIT_NOFILE", "soft": 1, "hard": {hard}}}]"#)
+        };
+        for (spec, most) in [(None, 2048), (Some(limit(1024)), 1024), (Some(limit(4096)), 4096)] {
+            let spec = spec.as_deref();
+            assert_eq!(asked(spec, most, 0), Vec::<String>::new(), "{spec:?}");
+            assert!(asked(spec, most + 1, 0)[0].contains("RLIMIT_NOFILE"), "{spec:?}");
+        }
+        for (spec, least) in [
+            (None, -5),
+            (Some(r#""user": {}"#), -5),
+            (Some(r#""oomScoreAdj": 1000"#), 1000),
+            (Some(r#""oomScoreAdj": 0"#), 0),
+            (Some(r#""oomScoreAdj": -999"#), -999),
+        ] {
+            assert_eq!(asked(spec, 0, least), Vec::<String>::new(), "{spec:?}");
+            assert!(asked(spec, 0, least - 1)[0].contains("oom_score_adj"), "{spec:?}");
+        }
+    }
 }

@@ -10,8 +10,8 @@ use torpor_images::{ImageDir, kind};
 
 use crate::error::{Error, Result};
 use crate::mount::{FileSystem, From, Mount, Peers};
+use crate::mount_options::NARROW;
 use crate::passed::Passed;
-use crate::runtime::NARROW;
 
 /// The key of a mount whose source is a device that the caller names.
 pub(super) const DEVICE_KEY: &str = "CRIU:EXTERNAL_DEV";

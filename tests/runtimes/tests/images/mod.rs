@@ -8,6 +8,7 @@ mod leftovers;
 mod mounts;
 mod namespaces;
 mod sockets;
+mod volumes;
 mod watches;
 
 use std::fs;

@@ -1,5 +1,6 @@
 //! The mount namespaces of a running tree.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -257,6 +258,14 @@ pub(super) fn make_all_private() -> Result<()> {
 /// If procfs cannot be mounted, or the list cannot be read.
 pub(crate) fn own_tree() -> Result<Tree> {
     read_own(open_proc()?.as_fd())
+}
+
+/// The peer groups of the mounts of this process.
+///
+/// # Errors
+/// If the list cannot be read.
+pub(crate) fn own_groups() -> Result<HashSet<u32>> {
+    Ok(own_tree()?.mounts().iter().filter_map(|mount| mount.shared).collect())
 }
 
 /// The mounts of a namespace.

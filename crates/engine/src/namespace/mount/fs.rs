@@ -124,7 +124,8 @@ pub(super) fn flag_names(sb_flags: u64) -> impl Iterator<Item = &'static str> {
 }
 
 /// Flags of a mount that take rights away.
-pub(crate) const NARROW: u64 = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+pub(crate) const NARROW: u64 =
+    libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC | MS_NOSYMFOLLOW;
 
 /// The names of flags of a mount that a list of mounts shows, but for the times of access (see [`access_times`]).
 pub(crate) fn mount_flag_names(flags: u64) -> impl Iterator<Item = &'static str> {

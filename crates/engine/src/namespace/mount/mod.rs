@@ -27,7 +27,7 @@ mod tree;
 mod unpack;
 
 pub(crate) use assembly::Assembly;
-pub(crate) use collect::{MountNamespace, Mounts, own_tree, tree_of};
+pub(crate) use collect::{MountNamespace, Mounts, own_groups, own_tree, tree_of};
 pub(crate) use dump::Saving;
 pub(crate) use entry::DEVICE_KEY;
 pub(crate) use fs::{access_times, mount_flag_names};
@@ -38,7 +38,7 @@ pub(crate) use refill::{Last, refill};
 pub(crate) use restore::{enter, finish, restore};
 #[cfg(test)]
 pub(crate) use restored::{GivenFs, MadeFs};
-pub(crate) use restored::{Restored, Wanted};
+pub(crate) use restored::{Partners, Restored, Wanted, WantedPeers};
 pub(crate) use roots::Roots;
 pub(crate) use tree::Tree;
 

@@ -1,6 +1,6 @@
 //! The mounts of a plan: what was judged is what they are made from.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -10,8 +10,9 @@ use torpor_policy::{Ask, From, Mount, Request};
 use super::entry;
 use super::fs::Origin;
 use super::origin::{Forest, Judged, Node, Source};
-use super::restored::{GivenFs, MadeFs, Wanted};
+use super::restored::{GivenFs, MadeFs, Partners, Wanted, WantedPeers};
 use super::tree::Tree;
+use super::{build, sharing};
 use crate::error::{Error, Result};
 
 impl Forest {
@@ -77,6 +78,7 @@ impl Forest {
             sources.sort_unstable();
             sources.dedup();
         });
+        let outside = sharing::outside(self);
         let mut all: HashMap<u32, Vec<Wanted>> = HashMap::new();
         for node in self.nodes() {
             let mount = self.mount(node);
@@ -88,10 +90,27 @@ impl Forest {
                     && mount.sb_flags & libc::MS_RDONLY != 0,
             });
             let (at, flags) = (mount.mountpoint.clone(), mount.flags);
-            let wanted = Wanted { at, flags, made, given: given(node) };
+            let peers = self.wanted_peers(node, &outside);
+            let wanted = Wanted { at, flags, made, given: given(node), peers };
             all.entry(self.spaces[node.space].0).or_default().push(wanted);
         }
         all
+    }
+
+    /// `outside`: the groups that have peers on this host.
+    fn wanted_peers(&self, node: Node, outside: &HashSet<u32>) -> Option<WantedPeers> {
+        // What is mounted on something shared is shared with its copies.
+        if build::shows_terminal(self, node) {
+            return None;
+        }
+        let mount = self.mount(node);
+        let is_inside = |group: u32| self.nodes().any(|n| self.mount(n).shared == Some(group));
+        let of = |group: Option<u32>| match group {
+            None => Partners::None,
+            Some(group) if outside.contains(&group) || !is_inside(group) => Partners::Outside,
+            Some(_) => Partners::Inside,
+        };
+        Some(WantedPeers { group: of(mount.shared), master: of(mount.master) })
     }
 
     /// The archives that new file systems are filled from.

@@ -50,6 +50,29 @@ pub struct Wanted {
     pub made: Option<MadeFs>,
     /// What it shows of this host, if that is given and this host's mounts tell.
     pub given: Option<GivenFs>,
+    /// With whom it shares what is mounted below it; `None` if its place decides that.
+    pub peers: Option<WantedPeers>,
+}
+
+/// The peers that a mount is to have (mount_namespaces(7)).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WantedPeers {
+    /// Its own.
+    pub group: Partners,
+    /// Its masters.
+    pub master: Partners,
+}
+
+/// Where the members of a peer group are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Partners {
+    /// There are none.
+    #[default]
+    None,
+    /// Among the mounts of the tasks, and nowhere else.
+    Inside,
+    /// Among those of this host, if they are shared there.
+    Outside,
 }
 
 /// A file or directory of this host, as lists of mounts have it.

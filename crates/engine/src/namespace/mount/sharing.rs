@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::mountinfo::External;
 use super::origin::{Forest, Node, Source};
 use super::tree::Tree;
+use super::{build, nested};
 use crate::external;
 use crate::options::Given;
 
@@ -58,6 +59,25 @@ pub(super) fn giver(forest: &Forest, node: Node) -> Option<Node> {
         Source::Part { of, .. } => Some(of),
         Source::FileSystem => None,
     }
+}
+
+/// The groups that stay joined with the host.
+pub(super) fn outside(forest: &Forest) -> HashSet<u32> {
+    let nodes = forest.nodes().filter(|node| forest.mount(*node).outside_peers);
+    nodes.filter_map(|node| forest.mount(node).shared).collect()
+}
+
+/// A mount that comes when the others are in place, and whose place is joined with the host: it would appear there, too,
+/// and stay.
+pub(super) fn escaping(forest: &Forest) -> Option<Node> {
+    let outside = outside(forest);
+    let is_late =
+        |node: &Node| build::shows_terminal(forest, *node) || nested::waits(forest, *node);
+    forest.nodes().filter(is_late).find(|node| {
+        let parent = forest.spaces[node.space].1.parent(node.mount);
+        let parent = parent.map(|mount| forest.mount(Node { mount, ..*node }));
+        parent.and_then(|parent| parent.shared).is_some_and(|group| outside.contains(&group))
+    })
 }
 
 /// Mounts that share a peer group, or a master without being in a group.
@@ -191,6 +211,29 @@ mod tests {
         let ids: Vec<_> = groups.iter().map(|g| (g.id, g.master, g.members.len())).collect();
         assert_eq!(ids, [(9, None, 2), (7, Some(9), 1), (0, Some(7), 1), (0, Some(7), 1)]);
         assert!(groups.iter().all(|g| g.base == Base::FileSystem(5)));
+    }
+
+    /// A terminal and a namespace are mounted last, when what is mounted on something shared is passed on already.
+    #[test]
+    fn what_comes_last_stays_inside() {
+        let of = |parent: &str| {
+            let text = format!(
+                "1 0 8:1 / / rw shared:7 - ext4 d rw
+2 1 0:5 / /dev/pts rw - devpts d rw
+3 1 8:2 / /vol rw {parent} - ext4 e rw
+4 3 0:5 /0 /vol/console rw - devpts d rw
+"
+            );
+            let mut forest = forest(&text);
+            for (node, outside) in [(0, false), (2, true)] {
+                let node = Node { space: 0, mount: node };
+                forest.mount_mut(node).outside_peers =
+                    outside && forest.mount(node).shared.is_some();
+            }
+            escaping(&forest).map(|node| forest.mount(node).id)
+        };
+        assert_eq!([of("shared:8"), of("shared:7")], [Some(4); 2]);
+        assert_eq!([of("master:8"), of("")], [None; 2]);
     }
 
     #[test]
