@@ -7,7 +7,7 @@ use crate::capabilities::number;
 use crate::mount::{From, Mount};
 use crate::mount_options::READ_ONLY;
 use crate::passed::{Passed, Spec};
-use crate::request::Request;
+use crate::request::{Ask, Request};
 use crate::rules::is_below;
 use crate::runtime::{plain, spaces, visible};
 use crate::violation::Violation;
@@ -57,6 +57,31 @@ pub(crate) fn uncovered(requests: &[Request], passed: &Passed) -> Vec<Violation>
         }
     }
     found
+}
+
+/// Files of Unix sockets that would be made where other mounts hide them.
+pub(crate) fn hidden_sockets(requests: &[Request]) -> Vec<Violation> {
+    let spaces = spaces(requests);
+    let sockets = requests.iter().filter_map(|request| match &request.ask {
+        Ask::Bind(name) => Some((request, name.file.as_ref()?)),
+        _ => None,
+    });
+    let hidden = sockets.filter(|(_, file)| {
+        let is_its = |mount: &&&Mount| i64::from(mount.id.0) == i64::from(file.mount);
+        let found =
+            spaces.iter().find_map(|(.., mounts)| Some((mounts.iter().find(is_its)?, mounts)));
+        let dir = file.path.parent().unwrap_or(&file.path).to_string_lossy();
+        found.is_some_and(|(own, mounts)| {
+            visible(mounts, &dir).is_some_and(|seen| seen.id != own.id)
+        })
+    });
+    let found = hidden.map(|(request, _)| Violation {
+        image: request.image.clone(),
+        task: request.task,
+        rule: "mounts.hidden".to_owned(),
+        text: format!("{}: another mount hides its place", request.ask),
+    });
+    found.collect()
 }
 
 /// All that the configuration lays over what it gives. What is over its file systems of the kernel is judged by itself, and
@@ -154,7 +179,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::mount::FileSystem;
-    use crate::request::Ask;
+    use crate::unix_name::{SocketFile, UnixName};
 
     /// Volumes in others, and paths that are hidden and protected.
     const SPEC: &str = r#"{"ociVersion": "1.0.2", "root": {"path": "/bundle/rootfs"}, "mounts": [
@@ -269,6 +294,28 @@ mod tests {
             assert!(found.iter().any(named), "{wanted}: {found:?}");
             // They could take it away themselves.
             assert_eq!(judged(&all, "[\"CAP_SYS_ADMIN\"]"), Vec::<String>::new());
+        }
+    }
+
+    /// The file of a socket is where a path leads to.
+    #[test]
+    fn sockets_are_not_below_what_hides_them() {
+        let is_hidden = |mount: i32, path: &str| {
+            let file = SocketFile { mount, path: path.into(), owner: None, mode: None };
+            let name = UnixName { socket: 7, name: b"x".to_vec(), file: Some(file) };
+            let asks = container().into_iter().map(Ask::Mount).chain([Ask::Bind(name)]);
+            let request = |ask| Request { image: "x.img".to_owned(), task: None, ask };
+            let found = hidden_sockets(&asks.map(request).collect::<Vec<_>>());
+            assert!(found.iter().all(|v| v.to_string().contains("(mounts.hidden)")), "{found:?}");
+            found.len() == 1
+        };
+        for (mount, path) in
+            [(3, "/data/x"), (3, "/data/b/x"), (4, "/data/keep/x"), (1, "/x"), (-1, "/x")]
+        {
+            assert!(!is_hidden(mount, path), "{path}");
+        }
+        for (mount, path) in [(3, "/data/keep/x"), (3, "/data/a/secret/b/x"), (1, "/data/x")] {
+            assert!(is_hidden(mount, path), "{path}");
         }
     }
 

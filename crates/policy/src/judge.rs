@@ -133,6 +133,15 @@ impl Rules {
         if self.sources == Limit::Runtime {
             all.extend(runtime::overlays(requests));
         }
+        let hides = match self.hidden {
+            Grant::Yes => false,
+            Grant::No => true,
+            // Whoever may mount can take away what hides them.
+            Grant::Runtime => !passed.grants(number::SYS_ADMIN),
+        };
+        if hides {
+            all.extend(covered::hidden_sockets(requests));
+        }
         all.extend(propagation::beyond(self.propagation, requests, passed));
         all.extend(self.unsigned(checked));
         for violation in &mut all {

@@ -57,7 +57,7 @@ const ONCE: [&str; 16] = [
     "src-nofollow",
     "dest-nofollow",
 ];
-/// Keys of file systems that take nothing away from who lives among them, or that are compared by their values.
+/// Keys of file systems that take nothing away from the tasks, or that are compared by their values.
 const OF_FILE_SYSTEMS: [&str; 37] = [
     "mode",
     "uid",

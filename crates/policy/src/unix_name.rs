@@ -1,5 +1,6 @@
 //! What Unix sockets are bound to: read of their entries once, listed, and bound. Anybody may bind a
-//! socket to a name that is free, and give its file away.
+//! socket to a name that is free; whose its file is to be is judged by itself, and a restore makes it where the
+//! container's user may make files.
 
 use std::ffi::OsStr;
 use std::fmt;

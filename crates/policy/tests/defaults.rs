@@ -97,6 +97,7 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("another user", Ask::User(1000)),
         ("another group", Ask::Group(6)),
         ("no seccomp filter", Ask::Seccomp(false)),
+        ("a seccomp filter, whatever it filters", Ask::Seccomp(true)),
         ("new privileges", Ask::NoNewPrivileges(false)),
         ("this host's pid namespace", Ask::HostNamespace("pid")),
         ("this host's network namespace", Ask::HostNamespace("net")),

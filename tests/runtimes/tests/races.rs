@@ -13,7 +13,7 @@ use torpor_runtimes_tests::runc::{Container, cgroup_left};
 use torpor_runtimes_tests::scratch::Scratch;
 
 use crate::counting::{COUNT, goes_on};
-use crate::images::{FOREIGN, Images, bundle_of};
+use crate::images::{FOREIGN, Images, bundle_of, owners};
 
 /// Restores of one container, each with the race.
 const TRIES: usize = 5;
@@ -35,7 +35,7 @@ fn race_of(
     exchange: impl Fn(&Path, &Path) -> bool + Sync,
 ) -> usize {
     let scratch = Scratch::new(name);
-    scratch.configure(&format!("{FOREIGN}link-remap\nexternal mnt[]\n"));
+    scratch.configure(&format!("{FOREIGN}link-remap\nexternal mnt[]\n{}", owners(&scratch)));
     let bundle = bundle_of(&scratch, &format!("{first}; {COUNT}"));
     let mut container = Container::start(&scratch, &bundle);
     goes_on(&bundle.file("count"));

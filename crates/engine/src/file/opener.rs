@@ -216,6 +216,17 @@ impl Opener<'_> {
         self.verdict.check_opened(self.policy, path, &stat)
     }
 
+    /// Ends the restore of images that nobody here has made where the container's user could make no file: one of theirs
+    /// would have a name there for the moment, and what has that name now would have none.
+    fn check_place(&self, path: &[u8], dir: &OwnedFd) -> Result<()> {
+        if self.roots.may_make_in(dir.as_fd())? || self.verdict.made_here()? {
+            return Ok(());
+        }
+        let why = "unlinked files of these images would be made there, and the calling runtime gives no right to; give it \
+                   the container's user";
+        Err(Error::invalid(String::from_utf8_lossy(path), why))
+    }
+
     /// Opens the file of `reg`, if its path alone does not lead to it.
     ///
     /// # Errors
@@ -383,7 +394,11 @@ fn open_dir(cx: &mut Opener<'_>, mnt_id: i32, path: &[u8]) -> Result<OwnedFd> {
     let what = || format!("open {}", String::from_utf8_lossy(path));
     match open_writable(cx, mnt_id, path, flags)? {
         Err(Errno::NOENT) if path.len() > 1 => {}
-        other => return other.context(what),
+        other => {
+            let dir = other.context(what)?;
+            cx.check_place(path, &dir)?;
+            return Ok(dir);
+        }
     }
     let above = open_dir(cx, mnt_id, parent(path))?;
     let name = Name { dir: above, name: base(path).to_vec() };

@@ -7,7 +7,8 @@ use torpor_images::kind;
 use torpor_images::proto::{MemfdInodeEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::found_by;
 
-use super::checkpoint::{Checkpoint, Requests};
+use super::checkpoint::{Checkpoint, Maps, Requests};
+use super::unlimited::owned;
 use crate::archive::{self, SET_ID};
 use crate::error::{Error, Result};
 use crate::ghost::Ghost;
@@ -21,9 +22,10 @@ const READ_ONLY: u32 = 1;
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
     mounts: &[Mount],
+    maps: &Maps,
     all: &mut Requests,
 ) -> Result<()> {
-    ghosts(checkpoint, all)?;
+    ghosts(checkpoint, maps, all)?;
     memory_files(checkpoint, all)?;
     archives(checkpoint, mounts, all)?;
     opened(checkpoint, mounts, all)
@@ -88,8 +90,9 @@ fn opened_for_mappings(
     }
 }
 
-fn ghosts(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+fn ghosts(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Result<()> {
     for (image, name, ghost) in Ghost::all(checkpoint.images, |file| name_of(checkpoint, file))? {
+        owned(ghost.owner, maps, |ask| all.add(&*image, None, ask));
         ghost.asks(name).for_each(|ask| all.add(&*image, None, ask));
     }
     Ok(())

@@ -60,12 +60,12 @@ pub fn collect(
     limits::collect(checkpoint, passed, &mut all);
     uses::collect(checkpoint, settings.here, passed, &mut all)?;
     groups::collect(checkpoint, passed, &maps, &mut all)?;
-    files::collect(checkpoint, &mounts, &mut all)?;
+    files::collect(checkpoint, &mounts, &maps, &mut all)?;
     sockets::collect(checkpoint, settings.here, &maps, passed, &mut all)?;
     sockets::connections(checkpoint, passed, &mut all)?;
     ports::collect(checkpoint, settings.here, passed, &maps, &mut all)?;
     ipc::collect(checkpoint, settings.fresh, passed, &maps, &mut all)?;
-    unlimited::collect(checkpoint, passed, &mut all)?;
+    unlimited::collect(checkpoint, passed, &maps, &mut all)?;
     for mount in mounts {
         all.add(kind::MNTS.file_name(mount.space.into()), None, Ask::Mount(mount));
     }
@@ -98,7 +98,7 @@ pub fn powers(
     ipc::objects(checkpoint, passed, &maps, &mut all)?;
     files::memory_files(checkpoint, &mut all)?;
     groups::devices(checkpoint, passed, &mut all)?;
-    unlimited::collect(checkpoint, passed, &mut all)?;
+    unlimited::collect(checkpoint, passed, &maps, &mut all)?;
     Ok(all.0)
 }
 

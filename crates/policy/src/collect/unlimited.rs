@@ -3,7 +3,7 @@
 
 use torpor_images::kind;
 
-use super::checkpoint::{Checkpoint, Requests, Task};
+use super::checkpoint::{Checkpoint, Maps, Requests, Task};
 use crate::clock_times::ClockTimes;
 use crate::descriptor::DescriptorTable;
 use crate::error::{Error, Result};
@@ -21,11 +21,12 @@ use crate::unix_name::UnixName;
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
     passed: &Passed,
+    maps: &Maps,
     all: &mut Requests,
 ) -> Result<()> {
     spaces(checkpoint, all)?;
     descriptors(checkpoint, all);
-    files(checkpoint, passed, all)
+    files(checkpoint, passed, maps, all)
 }
 
 /// Names, clocks and formats that namespaces have.
@@ -62,8 +63,19 @@ fn descriptors(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
     }
 }
 
+/// A file that belongs to this user and group.
+pub(super) fn owned((user, group): (u32, u32), maps: &Maps, mut add: impl FnMut(Ask)) {
+    add(Ask::User(maps.user(user)));
+    add(Ask::Group(maps.group(group)));
+}
+
 /// Locks, terminals, sockets and names of Unix sockets, and what the caller gives.
-fn files(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Requests) -> Result<()> {
+fn files(
+    checkpoint: &Checkpoint<'_>,
+    passed: &Passed,
+    maps: &Maps,
+    all: &mut Requests,
+) -> Result<()> {
     for lock in FileLock::all(checkpoint.images)? {
         let task = Some(lock.task.cast_unsigned());
         all.add(kind::FILE_LOCKS.file_name(0), task, Ask::Lock(lock));
@@ -83,7 +95,11 @@ fn files(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Requests) -> Re
     for socket in checkpoint.files.iter().filter_map(|entry| entry.usk.as_ref()) {
         let invalid = |reason| Error::Invalid { image: image.clone(), reason };
         let name = UnixName::read(socket).map_err(invalid)?;
-        name.into_iter().for_each(|name| all.add(&*image, None, Ask::Bind(name)));
+        let Some(name) = name else { continue };
+        if let Some(owner) = name.file.as_ref().and_then(|file| file.owner) {
+            owned(owner, maps, |ask| all.add(&*image, None, ask));
+        }
+        all.add(&*image, None, Ask::Bind(name));
     }
     Ok(())
 }

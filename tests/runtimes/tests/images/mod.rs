@@ -7,6 +7,7 @@ mod groups;
 mod leftovers;
 mod mounts;
 mod namespaces;
+mod places;
 mod sockets;
 mod volumes;
 mod watches;
@@ -119,6 +120,14 @@ impl<'a> Asleep<'a> {
         }
         fs::rename(&whole, &images).unwrap();
     }
+}
+
+/// A policy that lets files belong to the owner that [`Images::listen`] gives them.
+pub(crate) fn owners(scratch: &Scratch) -> String {
+    let file = scratch.join("owners.toml");
+    let owners = "allow = ['0', '4711']";
+    fs::write(&file, format!("[foreign.users]\n{owners}\n[foreign.groups]\n{owners}\n")).unwrap();
+    format!("policy {}\n", file.display())
 }
 
 /// The mount at a place.
@@ -284,8 +293,13 @@ impl Images {
     /// Adds a Unix socket that listens by a name, with its file on the volume /vol: set-uid, and of
     /// a user of its own.
     pub(crate) fn listen(&self, name: &str, path: &str) {
+        self.listen_on("/vol", (name, path), 4711, 0o104_777);
+    }
+
+    /// The same on any volume, with any owner and mode.
+    fn listen_on(&self, volume: &str, (name, path): (&str, &str), owner: u32, mode: u32) {
         let mut mount = 0;
-        self.mounts(|mounts| mount = at(mounts, "/vol").mnt_id);
+        self.mounts(|mounts| mount = at(mounts, volume).mnt_id);
         let path = (path != name).then(|| path.as_bytes().to_vec());
         self.open(FdTypes::Unixsk, |entry| {
             entry.usk = Some(UnixSkEntry {
@@ -298,7 +312,7 @@ impl Images {
                 name: [name.as_bytes(), b"\0"].concat(),
                 mnt_id: Some(mount.cast_signed()),
                 ns_id: self.root_ids().net_ns_id,
-                file_perms: Some(FilePermsEntry { mode: 0o104_777, uid: 4711, gid: 4711 }),
+                file_perms: Some(FilePermsEntry { mode, uid: owner, gid: owner }),
                 torpor_path: path,
                 ..UnixSkEntry::default()
             });

@@ -7,7 +7,7 @@ use torpor_runtimes_tests::command::Run;
 use torpor_runtimes_tests::runc::Container;
 use torpor_runtimes_tests::scratch::Scratch;
 
-use super::{FOREIGN, Images, bundle};
+use super::{FOREIGN, Images, bundle, owners};
 use crate::counting::goes_on;
 
 /// What restores called the directory that they bind a socket in, as long as others could know it.
@@ -16,7 +16,7 @@ const STAGE: &str = ".torpor-socket-900001";
 #[test]
 fn a_socket_is_bound_where_no_link_leads() {
     let scratch = Scratch::new("images-names");
-    scratch.configure(FOREIGN);
+    scratch.configure(&(FOREIGN.to_owned() + &owners(&scratch)));
     let bundle = bundle(&scratch);
     let mut container = Container::start(&scratch, &bundle);
     goes_on(&bundle.file("count"));

@@ -9,7 +9,7 @@ use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::runc::Bundle;
 use torpor_runtimes_tests::scratch::Scratch;
 
-use super::{Images, Row, at, bundle, refuses_of};
+use super::{Asleep, FOREIGN, Images, Row, at, bundle, refuses_of};
 
 const BY: &str = "(foreign.mounts.file-systems)";
 
@@ -178,12 +178,15 @@ fn who_sees_what_is_mounted_below_a_volume() {
         });
     }
     let scratch = Scratch::new("images-peers");
+    // Behind that this host is what the thread sees, and goes with it.
+    scratch.configure(FOREIGN);
     let outer = scratch.dir("outer");
     let script = format!("mount -t tmpfs outer {0} && mount --make-shared {0}", outer.display());
     command("sh", &["-ec", &script]).succeed();
     let bundle = bundle(&scratch).bind(&outer, "/outer", "rw");
     let bundle = with_options(bundle, "/outer", json!(["rbind", "rw", "rprivate"]));
-    let rows: &[Row] = &[
+    let asleep = Asleep::of(&scratch, &bundle);
+    asleep.refused(&[
         ("a peer of this host's", |i| peers(i, 77, 0), PASSED_ON),
         ("a peer and a slave", |i| peers(i, 77, 5), PASSED_ON),
         (
@@ -207,18 +210,23 @@ fn who_sees_what_is_mounted_below_a_volume() {
             },
             PASSED_ON,
         ),
-    ];
+    ]);
     // Peers of its own are no peers of this host's.
-    refuses_of(&scratch, &bundle, "", rows, |images| {
-        peers(images, 77, 0);
-        images.mounts(|mounts| {
-            let outer = mounts.iter_mut().find(|mount| mount.mountpoint == b"/outer").unwrap();
-            outer.internal_sharing = Some(true);
-        });
+    let images = Images::of(&scratch);
+    peers(&images, 77, 0);
+    images.mounts(|mounts| {
+        let outer = mounts.iter_mut().find(|mount| mount.mountpoint == b"/outer").unwrap();
+        outer.internal_sharing = Some(true);
     });
-    let mounted = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let container = asleep.wakes();
+    let inside = fs::read_to_string(format!("/proc/{}/mountinfo", container.pid())).unwrap();
+    let line = inside.lines().find(|line| line.contains(" /outer ")).unwrap();
+    assert!(line.contains(" shared:") && !line.contains(" master:"), "{line}");
+    let mounted = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let below = format!("{}/", outer.display());
     assert!(!mounted.contains(&below), "something is mounted on this host: {mounted}");
+    drop(container);
+    command("umount", &["--lazy"]).arg(&outer).succeed();
 }
 
 /// What a container may use is what its configuration says, and not what the restore may use.

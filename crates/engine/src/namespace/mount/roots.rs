@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
 use torpor_sys::rights::{FileRights, Limited};
 
 use crate::error::{Context, Error, Result};
@@ -100,6 +101,18 @@ impl Roots {
         };
         let fifo = self.allowed(mnt_id, path, FileType::Fifo, access)?;
         fifo.map(|file| reopen(&file, OFlags::RDWR | OFlags::NONBLOCK)).transpose()
+    }
+
+    /// Whether the container's user may make files in a directory. Where nobody can, whoever makes one finds out.
+    ///
+    /// # Errors
+    /// If the rights for that cannot be given up.
+    pub fn may_make_in(&self, dir: BorrowedFd<'_>) -> Result<bool> {
+        let Some(_limited) = self.limit()? else { return Ok(true) };
+        let link = format!("/proc/self/fd/{}", dir.as_raw_fd());
+        let access = Access::WRITE_OK | Access::EXEC_OK;
+        let accessed = rustix::fs::accessat(CWD, link, access, AtFlags::EACCESS);
+        Ok(!matches!(accessed, Err(Errno::ACCESS | Errno::PERM)))
     }
 
     /// What a path leads to (`O_PATH`), if it is of this type, and the container's user is limited and has this access

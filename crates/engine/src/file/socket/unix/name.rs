@@ -18,6 +18,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use torpor_images::proto::{FilePermsEntry, UnixSkEntry};
 use torpor_policy::{SocketFile, UnixName};
+use torpor_sys::rights::FileRights;
 use torpor_sys::socket;
 
 use super::Neighbours;
@@ -153,6 +154,11 @@ pub(super) fn bind(
     let Some(UnixName { name, file, .. }) = name else { return Ok(()) };
     let Some(file) = file else { return names.scratch.bind(socket, &name) };
     let place = Bound::of(cx, &file)?;
+    if !cx.roots.may_make_in(place.dir.as_fd())? {
+        let why = "a Unix socket would have its file there, and the calling runtime gives no right to make one; give its \
+                   directory to the container's user";
+        return Err(Error::invalid(place.path.display().to_string(), why));
+    }
     let before = run_in(&[], || place.bind(socket, &name))?;
     let bound = socket::bound_file(socket).context(|| "file of a socket".to_owned())?;
     let permitted = place.set_permissions(&bound);
@@ -214,6 +220,8 @@ struct Bound {
     /// The user and the group that are to own it, as this host has them.
     owner: Option<(u32, u32)>,
     mode: Option<Mode>,
+    /// With which rights the file of a socket that nobody has goes.
+    rights: Option<FileRights>,
 }
 
 impl Bound {
@@ -238,7 +246,8 @@ impl Bound {
             (maps.uid_outside(uid).unwrap_or(uid), maps.gid_outside(gid).unwrap_or(gid))
         };
         let (owner, mode) = (file.owner.map(outside), file.mode.map(Mode::from_raw_mode));
-        Ok(Bound { dir, copy, leaf, path: file.path.clone(), owner, mode })
+        let (path, rights) = (file.path.clone(), cx.roots.rights.clone());
+        Ok(Bound { dir, copy, leaf, path, owner, mode, rights })
     }
 
     /// On a thread of its own; the status of the file of a socket that nobody had, if there was one before.
@@ -256,7 +265,7 @@ impl Bound {
     fn bind_in(&self, dir: &OwnedFd, socket: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Stat>> {
         rustix::process::fchdir(dir).context(|| "fchdir".to_owned())?;
         let leaf = Path::new(OsStr::from_bytes(&self.leaf));
-        let before = place::remove_old(leaf, &self.path)?;
+        let before = place::remove_old(leaf, &self.path, self.rights.as_ref())?;
         if path_of(name) == leaf {
             socket::bind(socket, &address(name))
                 .context(|| format!("bind a Unix socket to {}", leaf.display()))?;
@@ -453,6 +462,7 @@ mod tests {
             path: dir.join(leaf),
             owner: Some((4711, 4712)),
             mode: Some(Mode::from_raw_mode(0o622)),
+            rights: None,
         }
     }
 
@@ -535,6 +545,26 @@ mod tests {
         assert_eq!(owner_and_mode(&path), before);
         fails(true);
         assert_eq!(owner_and_mode(&path), (4711, 4712, 0o622));
+    }
+
+    /// What is left of a socket of somebody else stays where only its owner may take it away.
+    #[test]
+    fn files_of_others_are_removed_with_the_rights_of_the_container() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        close(vec![std::os::unix::net::UnixListener::bind(&path).unwrap().into()]);
+        std::os::unix::fs::chown(&path, Some(4713), Some(4714)).unwrap();
+        let sticky = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+        std::fs::set_permissions(dir.path(), sticky).unwrap();
+        let bound = |user: u32| {
+            let rights =
+                FileRights { user: Some(user), groups: Some((user, vec![])), capabilities: 0 };
+            bind_at(&Bound { rights: Some(rights), ..place(dir.path(), "socket") }, b"socket\0")
+        };
+        let before = owner_and_mode(&path);
+        assert!(bound(4712).unwrap_err().to_string().contains("remove "));
+        assert_eq!(owner_and_mode(&path), before);
+        close(vec![bound(4713).unwrap()]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
+use torpor_sys::rights::FileRights;
 use torpor_sys::socket;
 
 use super::name::{address, proc_path};
@@ -20,11 +21,15 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Removes, from the working directory, the file of a socket that nobody has any more, as a task leaves it behind when
-/// it is dumped; its status, if there was one. `path` is for the message.
+/// it is dumped; its status, if there was one. `path` is for the message, and `rights` are those of the container.
 ///
 /// # Errors
-/// If somebody has that socket.
-pub(super) fn remove_old(leaf: &Path, path: &Path) -> Result<Option<Stat>> {
+/// If somebody has that socket, or the container's user may not remove the file.
+pub(super) fn remove_old(
+    leaf: &Path,
+    path: &Path,
+    rights: Option<&FileRights>,
+) -> Result<Option<Stat>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // Then bind will say so.
     let Ok(file) = rustix::fs::open(leaf, flags, Mode::empty()) else { return Ok(None) };
@@ -43,6 +48,7 @@ pub(super) fn remove_old(leaf: &Path, path: &Path) -> Result<Option<Stat>> {
         }
         std::thread::sleep(PAUSE);
     }
+    let _limited = rights.map(FileRights::limit).transpose().context(what)?;
     rustix::fs::unlink(leaf).context(what)?;
     Ok(Some(stat))
 }

@@ -1,0 +1,97 @@
+//! Files that are made for a container of a user without rights: where that user could make none, or of other owners.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+
+use serde_json::json;
+use torpor_images::kind;
+use torpor_images::proto::GhostFileEntry;
+use torpor_runtimes_tests::command::{Run, command};
+use torpor_runtimes_tests::scratch::Scratch;
+
+use super::{Images, PROGRAM, Row, at, bundle_of, refuses_of};
+
+const USER: u32 = 1000;
+
+/// The unlinked file of the volume is one of another place now.
+fn moved(images: &Images, volume: &str, path: &str) {
+    let mut number = 0;
+    images.mounts(|mounts| number = at(mounts, volume).mnt_id);
+    images.files(|files| {
+        let regs = files.iter_mut().filter_map(|file| file.reg.as_mut());
+        for reg in regs.filter(|reg| reg.name.ends_with(b"/vol/ghost")) {
+            (reg.name, reg.mnt_id) = (path.into(), Some(number.cast_signed()));
+        }
+    });
+}
+
+/// The unlinked file belongs to somebody else now.
+fn given(images: &Images, owner: (u32, u32)) {
+    let ids = images.dir.ids(kind::GHOST_FILE).unwrap();
+    for id in ids {
+        let mut content = images.dir.reader(kind::GHOST_FILE, id).unwrap().unwrap();
+        let mut ghost: GhostFileEntry = content.expect().unwrap();
+        (ghost.uid, ghost.gid) = owner;
+        images.dir.write_one(kind::GHOST_FILE, id, &ghost).unwrap();
+    }
+}
+
+#[test]
+fn where_the_containers_user_makes_files() {
+    const SOCKET: &[&str] = &["a Unix socket would have its file there"];
+    const GHOST: &[&str] = &["unlinked files of these images would be made there"];
+    const HIDDEN: &[&str] = &["another mount hides its place", "(foreign.mounts.hidden)"];
+    fn listen(images: &Images, volume: &str, path: &str, owner: u32) {
+        images.listen_on(volume, (path, path), owner, 0o140_666);
+    }
+    let scratch = Scratch::new("images-places");
+    let theirs = scratch.dir("theirs");
+    command("mkdir", &["-p"]).arg(theirs.join("below")).succeed();
+    let bundle = bundle_of(&scratch, PROGRAM)
+        .bind(&theirs, "/theirs", "rw")
+        .bind(&scratch.dir("inside"), "/theirs/inside", "rw")
+        .configure(|config| {
+            let process = &mut config["process"];
+            process["user"] = json!({"uid": USER, "gid": USER});
+            process["capabilities"] = json!({});
+        });
+    fs::create_dir(scratch.join("inside/dir")).unwrap();
+    for dir in ["vol", "inside", "inside/dir"] {
+        chown(scratch.join(dir), Some(USER), Some(USER)).unwrap();
+    }
+    bundle.write("count", "");
+    fs::set_permissions(bundle.file("count"), fs::Permissions::from_mode(0o666)).unwrap();
+    let rows: &[Row] = &[
+        ("a socket in a directory of root's", |i| listen(i, "/theirs", "/theirs/x", USER), SOCKET),
+        ("one below it", |i| listen(i, "/theirs", "/theirs/below/x", USER), SOCKET),
+        (
+            "a socket of root's",
+            |i| listen(i, "/vol", "/vol/x", 0),
+            &["files.img: user id 0", "(foreign.users.allow)"],
+        ),
+        (
+            "a socket below another volume",
+            |i| listen(i, "/theirs", "/theirs/inside/x", USER),
+            HIDDEN,
+        ),
+        ("one deeper below it", |i| listen(i, "/theirs", "/theirs/inside/dir/x", USER), HIDDEN),
+        ("an unlinked file there", |i| moved(i, "/theirs", "/theirs/ghost"), GHOST),
+        ("one in a directory that was", |i| moved(i, "/theirs", "/theirs/was/ghost"), GHOST),
+        (
+            "an unlinked file of root's",
+            |images| given(images, (0, USER)),
+            &["ghost-file-", "user id 0", "(foreign.users.allow)"],
+        ),
+        (
+            "an unlinked file of another group",
+            |images| given(images, (USER, 0)),
+            &["ghost-file-", "group id 0", "(foreign.groups.allow)"],
+        ),
+    ];
+    refuses_of(&scratch, &bundle, "", rows, |images| {
+        listen(images, "/theirs/inside", "/theirs/inside/dir/x", USER);
+    });
+    assert_eq!(fs::read_dir(&theirs).unwrap().count(), 2, "something is left in the volume");
+    let meta = fs::symlink_metadata(scratch.join("inside/dir/x")).unwrap();
+    assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid()), (0o666, USER, USER));
+}
