@@ -71,6 +71,14 @@ impl Roots {
         named.or_else(all).map(|(_, path)| path.as_path())
     }
 
+    /// The groups of the restoring program that are not at or below the roots that the caller names.
+    fn outside(&self) -> Vec<(String, PathBuf)> {
+        let is_outside = |(hierarchy, own): &&(String, PathBuf)| {
+            self.chosen(hierarchy).is_some_and(|root| !own.starts_with(root))
+        };
+        self.own.iter().filter(is_outside).cloned().collect()
+    }
+
     /// Whether a group is one that the caller has given: at or below the root that it names, or
     /// the group that it is in itself.
     #[must_use]

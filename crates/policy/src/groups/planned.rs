@@ -10,7 +10,7 @@ use torpor_images::proto::{
 };
 use torpor_images::{ImageDir, kind};
 
-use super::{Places, Roots, path};
+use super::{Places, Roots, path, same};
 use crate::collect::checkpoint::Maps;
 use crate::error::{Error, Result};
 use crate::request::Ask;
@@ -25,6 +25,8 @@ pub struct Groups {
     sets: HashMap<u32, Vec<Member>>,
     /// The set of the dumping program, which stands for that of the restoring one.
     own: u32,
+    /// The groups of the restoring program that the caller has not given: hierarchies and places.
+    outside: Vec<(String, PathBuf)>,
 }
 
 /// The topmost of groups that are made or changed.
@@ -126,7 +128,8 @@ impl Groups {
         for set in image.sets.iter().chain(&image.torpor_own_set) {
             sets.insert(set.id, members(set, &places).map_err(invalid)?);
         }
-        Ok(Groups { heads, sets, own })
+        let outside = reading.roots.outside();
+        Ok(Groups { heads, sets, own, outside })
     }
 
     /// Whether there are none, or groups are left alone.
@@ -175,6 +178,14 @@ impl Groups {
     #[must_use]
     pub fn asks_of(&self, number: u32, nested: bool) -> Option<Vec<Ask>> {
         let mut all = self.entered(number, false)?;
+        // Where it enters none, it stays in the restoring program's.
+        let stays: Vec<_> = self
+            .outside
+            .iter()
+            .filter(|(hierarchy, _)| !all.iter().any(|(entered, _)| same(entered, hierarchy)))
+            .map(|(hierarchy, place)| (hierarchy.as_str(), place.as_path()))
+            .collect();
+        all.extend(stays);
         let roots = if nested { self.entered(number, true)? } else { vec![] };
         let more: Vec<_> = roots.into_iter().filter(|root| !all.contains(root)).collect();
         all.extend(more);
@@ -370,10 +381,15 @@ mod tests {
     }
 
     fn read(entry: &CgroupEntry) -> Result<Groups> {
+        read_from(entry, vec![])
+    }
+
+    /// By a program in these groups.
+    fn read_from(entry: &CgroupEntry, own: Vec<(String, PathBuf)>) -> Result<Groups> {
         let images = tempfile::tempdir().unwrap();
         let images = ImageDir::open(images.path()).unwrap();
         images.write_one(kind::CGROUP, 0, entry).unwrap();
-        let roots = Roots { given: vec![(None, "/new".into())], own: vec![] };
+        let roots = Roots { given: vec![(None, "/new".into())], own };
         let map = UidGidExtent { first: 0, lower_first: 1000, count: 10 };
         let maps =
             Some(UsernsEntry { uid_map: vec![map], gid_map: vec![map], torpor_nested: None });
@@ -416,6 +432,24 @@ mod tests {
         // What is shared with the program is its own; what is not there is none.
         assert_eq!(groups.asks_of(1, true).unwrap(), []);
         assert_eq!(groups.asks_of(4, true), None);
+    }
+
+    /// Who gives a root wants no task beside it: not in the groups that the restoring program is in.
+    #[test]
+    fn what_stays_with_the_program_is_asked_for() {
+        let asked = |own: &str, number| {
+            let mut entry = container();
+            entry.sets.push(CgSetEntry { id: 4, ctls: vec![] });
+            // The same group as the dumping program's.
+            entry.sets.push(set(5, "/runtime", None));
+            let own = vec![("pids".to_owned(), own.into())];
+            texts(&read_from(&entry, own).unwrap().asks_of(number, false).unwrap())
+        };
+        for number in [1, 4, 5] {
+            assert_eq!(asked("/user", number), ["cgroup \"/user\" of \"pids\""], "{number}");
+            assert_eq!(asked("/new/below", number), Vec::<String>::new(), "{number}");
+        }
+        assert_eq!(asked("/user", 3), ["cgroup \"/new\" of \"pids\""]);
     }
 
     #[test]
