@@ -476,6 +476,23 @@ fn a_pod_that_moves_ends_only_when_it_is_deleted() {
 }
 
 #[test]
+fn a_pod_is_held_as_long_as_it_bears_it_unless_its_target_has_begun() {
+    let (server, place) = cluster();
+    let node1 = agent(&server, "node1", &place);
+    server.put(POD, pod("old", "node1"));
+    for (target, expected) in [("", Answer::Thaw), ("node2", Answer::Noted)] {
+        let mut object = checkpoint::new(&pod("old", "node1"), "c", 30);
+        object["status"] = checkpoint::begun(&pod("old", "node1"), "node1");
+        object["status"]["restoringOn"] = json!(target);
+        checkpoint::set(&mut object, checkpoint::ready(true, "CheckpointCompleted", ""));
+        server.put(&path("a", "c"), object);
+        assert_eq!(node1.hold(&container("old"), "c", Duration::ZERO), expected);
+        let object = server.get(&path("a", "c")).unwrap();
+        assert_eq!(is_ready(&object), expected == Answer::Noted, "{object}");
+    }
+}
+
+#[test]
 fn a_pod_whose_move_fails_goes_on() {
     let (server, place) = cluster();
     let node1 = agent(&server, "node1", &place);

@@ -394,6 +394,33 @@ fn of_two_controllers_one_leads_and_the_other_goes_on_when_it_is_killed() {
 }
 
 #[test]
+fn who_replaces_a_pod_of_a_drained_node_waits_until_that_is_saved() {
+    let server = Server::start();
+    let mut old = pod("deployment", None, 0, "old");
+    old["metadata"]["deletionTimestamp"] = json!(time::format(time::now()));
+    old["spec"]["schedulingGates"] = json!([]);
+    old["spec"]["nodeName"] = json!("node1");
+    old["status"]["phase"] = json!("Running");
+    server.put(&of_pod(&old), old);
+    let new = pod("deployment", None, 1, "new");
+    server.put(&of_pod(&new), new.clone());
+    let cordon = |cordoned: bool| {
+        let node = json!({
+            "metadata": { "name": "node1" }, "spec": { "unschedulable": cordoned },
+        });
+        server.put("/api/v1/nodes/node1", node);
+    };
+    let mut controller = controller(&server);
+    cordon(true);
+    controller.turn().unwrap();
+    assert!(is_gated(&server.get(&of_pod(&new)).unwrap()), "its predecessor is being saved");
+    // Somebody has only deleted it: nothing is saved.
+    cordon(false);
+    controller.turn().unwrap();
+    assert!(!is_gated(&server.get(&of_pod(&new)).unwrap()));
+}
+
+#[test]
 fn who_does_not_lead_any_more_stops_in_the_middle() {
     let server = Server::start();
     let mut controller = controller(&server);
