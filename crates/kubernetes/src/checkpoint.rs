@@ -6,6 +6,9 @@ use crate::api::GROUP;
 use crate::pod::{Replica, condition, controller_of, template, template_hash, text};
 use crate::time;
 
+/// The reason of a checkpoint that was ordered of a pod whose name another one has by now.
+pub const REPLACED: &str = "SourcePodReplaced";
+
 /// The label by which the controller tells the agent of a node that a checkpoint is to be made there.
 pub const NODE_LABEL: &str = "torpor.dev/node";
 
@@ -122,7 +125,8 @@ pub fn is_in_progress(checkpoint: &Value) -> bool {
     match condition(checkpoint, "Ready") {
         None => true,
         Some(condition) => {
-            condition["status"] != "True" && condition["reason"] != "CheckpointFailed"
+            let is_over = matches!(text(condition, "/reason"), "CheckpointFailed" | REPLACED);
+            condition["status"] != "True" && !is_over
         }
     }
 }

@@ -9,7 +9,7 @@ use super::decide::Action;
 use super::nodes::{keep_to, machine_of};
 use super::webhook::{pointer, put};
 use crate::api::GROUP;
-use crate::checkpoint::{NODE_LABEL, lost_work, path, ready, set};
+use crate::checkpoint::{NODE_LABEL, REPLACED, lost_work, path, ready, set};
 use crate::error::Result;
 use crate::event::{self, Kind};
 use crate::pod::{
@@ -93,16 +93,23 @@ impl Controller {
         let source = text(checkpoint, "/spec/sourcePod/name");
         let pod = self.api.get(&format!("/api/v1/namespaces/{namespace}/pods/{source}"))?;
         let uid = text(checkpoint, "/spec/sourcePod/uid");
-        let pod = pod.filter(|pod| uid.is_empty() || text(pod, "/metadata/uid") == uid);
+        let failed = "CheckpointFailed";
         let why = match &pod {
-            None => "there is no such pod",
-            Some(pod) if !is_ours(pod) => "the pod does not run under the runtime class torpor",
-            Some(pod) if text(pod, "/spec/nodeName").is_empty() => "the pod is on no node",
-            Some(_) => "",
+            None => Some((failed, "there is no such pod")),
+            Some(pod) if !uid.is_empty() && text(pod, "/metadata/uid") != uid => {
+                Some((REPLACED, "another pod has its name by now"))
+            }
+            Some(pod) if !is_ours(pod) => {
+                Some((failed, "the pod does not run under the runtime class torpor"))
+            }
+            Some(pod) if text(pod, "/spec/nodeName").is_empty() => {
+                Some((failed, "the pod is on no node"))
+            }
+            Some(_) => None,
         };
-        if !why.is_empty() {
+        if let Some((reason, message)) = why {
             let mut failed = checkpoint.clone();
-            set(&mut failed, ready(false, "CheckpointFailed", why));
+            set(&mut failed, ready(false, reason, message));
             return self.status(&failed);
         }
         let node = pod.map(|pod| pod["spec"]["nodeName"].clone());

@@ -421,6 +421,24 @@ fn who_replaces_a_pod_of_a_drained_node_waits_until_that_is_saved() {
 }
 
 #[test]
+fn an_order_of_a_pod_that_was_replaced_is_none_of_the_next() {
+    let server = Server::start();
+    let mut controller = controller(&server);
+    let old = pod("set", None, 0, "old");
+    let mut next = pod("set", None, 0, "next");
+    next["spec"]["nodeName"] = json!("node1");
+    next["spec"]["schedulingGates"] = json!([]);
+    server.put(&of_pod(&next), next);
+    server.put(&path("a", "c"), checkpoint::new(&old, "c", 30));
+    controller.turn().unwrap();
+    let order = server.get(&path("a", "c")).unwrap();
+    let ready = crate::pod::condition(&order, "Ready").unwrap();
+    assert_eq!(ready["reason"], checkpoint::REPLACED);
+    assert!(!checkpoint::is_in_progress(&order) && !checkpoint::is_ready(&order));
+    assert!(order["metadata"]["labels"][checkpoint::NODE_LABEL].is_null(), "no agent is told");
+}
+
+#[test]
 fn who_does_not_lead_any_more_stops_in_the_middle() {
     let server = Server::start();
     let mut controller = controller(&server);
