@@ -226,9 +226,13 @@ impl TrustIn {
             return Err(Error::new("nobody's signature is believed")
                 .hint("--trust and --cosign-key say whose signatures are"));
         }
-        let signed = match self.own(reference, digest)? {
-            None => cosign::check(reference, digest, &self.cosign_key)?,
-            own => own,
+        let by_cosign = || cosign::check(reference, digest, &self.cosign_key);
+        let signed = match self.trusted()?.map_or(Ok(None), |trust| own(reference, digest, &trust))
+        {
+            Ok(None) => by_cosign()?,
+            // One that is believed is enough.
+            Err(wrong) => Some(by_cosign().ok().flatten().ok_or(wrong)?),
+            own => own?,
         };
         match signed {
             None if self.require_signature => {
@@ -238,15 +242,18 @@ impl TrustIn {
         }
     }
 
-    /// The same of a signature of our own.
-    fn own(&self, reference: &Reference, digest: &str) -> Result<Option<String>> {
-        if self.trust.is_empty() {
-            return Ok(None);
+    /// Whose signatures of our own are believed, if anybody's are.
+    fn trusted(&self) -> Result<Option<Trust>> {
+        match self.trust.is_empty() {
+            true => Ok(None),
+            false => Trust::load(&self.trust, &[]).map_err(keys).map(Some),
         }
-        let trust = Trust::load(&self.trust, &[]).map_err(keys)?;
-        let found = find(reference, digest)?;
-        found.map(|bytes| verify(&bytes, digest, &trust, now())).transpose()
     }
+}
+
+/// Who has signed it by a signature of our own, if somebody has: one of those in `trust`.
+fn own(reference: &Reference, digest: &str, trust: &Trust) -> Result<Option<String>> {
+    find(reference, digest)?.map(|bytes| verify(&bytes, digest, trust, now())).transpose()
 }
 
 /// Who has signed the manifest with this digest, as these bytes say; at the time `now`.

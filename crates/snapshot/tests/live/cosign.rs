@@ -13,6 +13,7 @@ use torpor_snapshot::reference::Reference;
 use torpor_snapshot::store::http::{Call, Client};
 use torpor_snapshot::store::{self, Store};
 
+use crate::authority::Authority;
 use crate::fallback::cold_with;
 use crate::fixture::{Fixture, shown};
 use crate::registry::Registry;
@@ -131,6 +132,22 @@ fn what_cosign_has_signed_is_started() {
     let verify = [&["verify", &reference][..], &trust].concat();
     let output = fixture.torpor(&verify).output().unwrap();
     assert!(shown(&output).contains(&format!("signed by {ours}")), "{}", shown(&output));
+
+    // Nor does a signature count against it that nobody believes, where one is believed.
+    let (makers, others) = (Authority::new(&fixture, "ca"), Authority::new(&fixture, "other"));
+    let (sign_key, sign_cert) = makers.signer("maker");
+    let sign = ["sign", &reference, "--sign-key", &sign_key, "--sign-cert", &sign_cert];
+    let output = fixture.torpor(&sign).output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    let others = others.certificate();
+    let both = [&verify[..], &["--trust", &others]].concat();
+    let output = fixture.torpor(&both).output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    assert!(shown(&output).contains(&format!("signed by {ours}")), "{}", shown(&output));
+    let neither = ["--cosign-key", &theirs, "--trust", &others];
+    let output = fixture.torpor(&[&["verify", &reference][..], &neither].concat()).output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
 
     // Not by whom it should be; of something else; changed.
     let other = ["--cosign-key", &theirs];
