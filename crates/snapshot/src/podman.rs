@@ -79,14 +79,16 @@ impl Podman {
         self.say(&all).map(drop)
     }
 
-    /// Restores a container from an archive as Podman exports it.
+    /// Restores a container from an archive as Podman exports it, with these ports of the host.
     ///
     /// # Errors
     /// If Podman fails: the first error of the engine's log, or what it says.
-    pub fn restore(&self, archive: &Path, id: &str) -> Result<()> {
+    pub fn restore(&self, archive: &Path, id: &str, ports: &[String]) -> Result<()> {
         let file = archive.display().to_string();
-        self.say(&["container", "restore", "--file-locks", "--import", &file, "--name", id])
-            .map(drop)
+        let mut words = vec!["container", "restore", "--file-locks", "--import", &file];
+        words.extend(["--name", id]);
+        words.extend(ports.iter().flat_map(|ports| ["--publish", ports]));
+        self.say(&words).map(drop)
     }
 
     /// Whether there is a container of this name, or something else of Podman's that keeps one from

@@ -107,6 +107,10 @@ pub struct RunArgs {
     /// for a container of Podman the name of a network of Podman
     #[arg(long, value_name = "NETWORK")]
     network: Option<String>,
+    /// A port of a container of Podman that is one of this host as well, as podman run has it:
+    /// [[ADDRESS:]PORT:]PORT
+    #[arg(long, value_name = "PORTS")]
+    publish: Vec<String>,
     /// What is to happen inside after a restore: a command, or the name of a signal for the first
     /// process
     #[arg(long, value_name = "CMD|SIGNAL")]
@@ -354,6 +358,10 @@ impl Start<'_> {
 
     /// The network namespace that a container of runc is to have.
     fn namespace(&self) -> Result<Option<PathBuf>> {
+        if !self.args.publish.is_empty() {
+            return Err(Error::new("runc gives no ports of the host to a container (--publish)")
+                .hint("--network NETWORK gives it a network that has them"));
+        }
         self.args.network.as_deref().map(network::namespace).transpose()
     }
 

@@ -47,7 +47,7 @@ impl Start<'_> {
         let file = work.path().join("exported.tar");
         archive::write_all(&file, &dir)?;
         interrupt::heed();
-        let started = podman.restore(&file, self.id).and_then(|()| {
+        let started = podman.restore(&file, self.id, &self.args.publish).and_then(|()| {
             let milliseconds = self.elapsed();
             let pid = podman.pid(self.id)?;
             self.wake(&podman, pid, generation::new()?, None)?;
@@ -67,6 +67,7 @@ impl Start<'_> {
         let mut options = vec![format!("--hostname={}", self.hostname())];
         options.extend(self.environment()?.iter().map(|entry| format!("--env={entry}")));
         options.extend(self.args.network.iter().map(|name| format!("--network={name}")));
+        options.extend(self.args.publish.iter().map(|ports| format!("--publish={ports}")));
         for bind in self.binds {
             options.push(format!("--volume={}", bind.volume()?));
         }

@@ -85,3 +85,16 @@ fn each_container_has_its_network() {
     assert_eq!(absent.status.code(), Some(1), "{}", shown(&absent));
     assert!(shown(&absent).contains("/run/netns/none-such"), "{}", shown(&absent));
 }
+
+/// Ports of the host are something that Podman gives.
+#[test]
+fn a_container_of_runc_gets_no_ports() {
+    let fixture = Fixture::new("ports", 10);
+    fixture.create(&fixture.reference(), &["--no-trial"]);
+    for policy in ["IfPresent", "Always", "Never"] {
+        let more = ["--policy", policy, "--publish", "8080:80"];
+        let output = fixture.try_run(&fixture.reference(), "one", &more);
+        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+        assert!(shown(&output).contains("--publish"), "{}", shown(&output));
+    }
+}

@@ -195,6 +195,16 @@ fn run_starts_containers_of_podman() {
     let output =
         run(&podman, &scratch, &warm, "none").args(["--network", "none-such"]).output().unwrap();
     assert!(shown(&output).contains("Podman has no network none-such"), "{}", shown(&output));
+    for (name, from, port, more) in [
+        ("ported", "snapshot", "16379", &[][..]),
+        ("cold-ported", "cold", "16380", &["--policy", "Never"]),
+    ] {
+        let ports = format!("{port}:6379");
+        let mut ported = run(&podman, &scratch, &warm, name);
+        starts(ported.args(ready).args(["--publish", &ports]).args(more), from);
+        let said = podman.run(&["port", name, "6379"]);
+        assert!(said.ends_with(&format!(":{port}")), "{said}");
+    }
     is_cold_where_it_does_not_fit(&podman, &scratch, &warm);
     let state = fs::read_dir(scratch.join("state")).unwrap().flatten();
     let left = state.filter(|entry| entry.file_name().to_string_lossy().starts_with("import-"));
