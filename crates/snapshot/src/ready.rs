@@ -81,6 +81,9 @@ impl FromStr for Ready {
             Some(("tcp", port)) => port.parse().map(Self::Tcp).map_err(|e| format!("port: {e}")),
             Some(("log", pattern)) => Regex::new(pattern).map(Self::Log).map_err(|e| e.to_string()),
             Some(("exec", command)) if !command.is_empty() => Ok(Self::Exec(command.to_owned())),
+            Some(("https", _)) => Err("https is not spoken here: exec:'curl -fsk https://…' asks \
+                                       by a program of the container, or of this host"
+                .to_owned()),
             _ => Err("expected http://…, tcp:PORT, log:REGEX, exec:CMD or notify".to_owned()),
         }
     }
@@ -409,6 +412,12 @@ mod tests {
             let code = waiting.command("no-such-program", pid, late).unwrap().unwrap();
             assert!(of_code(code).ends_with("there is no such program"));
         }
+    }
+
+    #[test]
+    fn who_asks_by_https_is_told_how() {
+        let said = "https://127.0.0.1/health".parse::<Ready>().unwrap_err();
+        assert!(said.contains("exec:'curl"), "{said}");
     }
 
     #[test]

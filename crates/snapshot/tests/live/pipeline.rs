@@ -72,6 +72,9 @@ fn works(name: &str, number: usize, variables: [(&str, &str); 2]) {
             // removing them.
             assert_eq!(groups(&fixture.id("shop")), Vec::<PathBuf>::new());
             assert!(shown(&output).contains("snapshot"), "{}", shown(&output));
+            // Not that it was started cold, and why.
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.starts_with(&format!("{} snapshot ", fixture.id("shop"))), "{said}");
         }
         assert!(output.status.success(), "{step}: {}", shown(&output));
     }
