@@ -180,8 +180,8 @@ fn tasks_wait_for_room_on_a_full_disk() {
     let filler = fixture.path("state/filler");
     let mut file = fs::File::create(&filler).unwrap();
     let full = loop {
-        match file.write(&[1; 4096]) {
-            Ok(_) => {}
+        match file.write_all(&[1; 4096]) {
+            Ok(()) => {}
             Err(error) => break error.kind(),
         }
     };
