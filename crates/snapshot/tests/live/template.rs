@@ -1,12 +1,14 @@
 //! Many containers of one snapshot, which share its memory.
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use torpor_snapshot::events;
 
 use crate::fixture::{Fixture, shown, until};
@@ -224,4 +226,76 @@ fn the_time_in_the_snapshot_does_not_count() {
     assert!(keep.status.success(), "{}", shown(&keep));
     started("two", true);
     started("three", true);
+}
+
+/// The memory of a process that is its own and no file's: addresses, and what is there.
+fn private(process: &Path) -> Vec<(u64, Vec<u8>)> {
+    let memory = File::open(process.join("mem")).unwrap();
+    let maps = fs::read_to_string(process.join("maps")).unwrap();
+    let lines = maps.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let own = lines.filter(|words| words[1] == "rw-p" && words.len() == 5);
+    let read = own.map(|words| {
+        let (start, end) = words[0].split_once('-').unwrap();
+        let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).unwrap());
+        let mut bytes = vec![0; usize::try_from(end - start).unwrap()];
+        memory.read_exact_at(&mut bytes, start).unwrap();
+        (start, bytes)
+    });
+    // What was never written to is in no core.
+    read.filter(|(_, bytes)| bytes.iter().any(|byte| *byte != 0)).collect()
+}
+
+/// The number of so many bytes at a place.
+fn number(bytes: &[u8], at: usize, len: usize) -> usize {
+    bytes[at..at + len].iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte))
+}
+
+/// What a core has at an address, up to the end of the mapping there (elf(5): the table of segments, of those that
+/// are loaded address, size and place in the file).
+fn at_address(core: &[u8], address: u64) -> &[u8] {
+    let address = usize::try_from(address).unwrap();
+    let (table, size, count) = (number(core, 32, 8), number(core, 54, 2), number(core, 56, 2));
+    let segments = (0..count).map(|n| &core[table + n * size..][..size]);
+    let loaded = segments.filter(|segment| number(segment, 0, 4) == 1);
+    let found = loaded.map(|segment| [8, 16, 32].map(|at| number(segment, at, 8)));
+    let holds = |[_, start, len]: &[usize; 3]| *start <= address && address < start + len;
+    let [place, start, len] = { found }.find(holds).unwrap();
+    &core[place + address - start..place + len]
+}
+
+/// A core has the memory that a process shares with its template as any other.
+#[test]
+fn a_core_of_a_clone_has_all_of_its_memory() {
+    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
+    if pattern.contains(['/', '|']) {
+        println!("no container gets cores here: {pattern}");
+        return;
+    }
+    let fixture = Fixture::new("core", 500);
+    fixture.configure(|config| {
+        config["process"]["args"] = json!(["/app", "500", "1", "20", "1", "1", "10", "1"]);
+        config["process"]["rlimits"] =
+            json!([{"type": "RLIMIT_CORE", "hard": 1 << 30, "soft": 1 << 30}]);
+    });
+    fixture.create(&fixture.reference(), &[]);
+    let all = many(&fixture, "many", &["--count", "2"]);
+    assert_eq!(all[0]["template"], true, "{}", all[0]);
+    let children = process(&all[0]).join(format!("task/{}/children", all[0]["pid"]));
+    let child = fs::read_to_string(children).unwrap().trim().to_owned();
+    let process = Path::new("/proc").join(&child);
+    let memory = private(&process);
+    assert!(memory.iter().any(|(_, bytes)| bytes.len() >= 500 * 4096), "its pages are there");
+    assert!(Command::new("kill").args(["-ABRT", &child]).status().unwrap().success());
+    until("it has ended", || {
+        fs::read_to_string(process.join("status")).map_or(true, |text| text.contains("State:\tZ"))
+    });
+    let upper = fixture.path("state/instances").join(fixture.id("many-1")).join("upper");
+    let files = fs::read_dir(upper).unwrap().flatten();
+    let core = files
+        .map(|file| file.path())
+        .find(|path| path.file_name().unwrap().to_string_lossy().starts_with(pattern.trim()));
+    let core = fs::read(core.unwrap()).unwrap();
+    for (address, bytes) in memory {
+        assert!(at_address(&core, address).starts_with(&bytes), "{address:x}");
+    }
 }
