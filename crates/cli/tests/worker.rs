@@ -12,10 +12,17 @@ mod sleeper;
 use sleeper::{Sleeper, wait_until};
 
 fn start(task: &Sleeper, args: &[&str], holds: &[&str]) -> Worker {
+    start_marked(task, args, holds, &[])
+}
+
+/// One that leaves a file behind at the points `marks`.
+fn start_marked(task: &Sleeper, args: &[&str], holds: &[&str], marks: &[&str]) -> Worker {
+    let words = |all: &[&str]| all.iter().map(|&word| word.to_owned()).collect();
     let job = Job {
-        args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+        args: words(args),
         dir: task.dir.path().to_owned(),
-        holds: holds.iter().map(|name| (*name).to_owned()).collect(),
+        holds: words(holds),
+        marks: words(marks),
         ..Job::default()
     };
     Worker::start_with(Path::new(env!("CARGO_BIN_EXE_torpor")), &job, &[]).unwrap()
@@ -59,6 +66,25 @@ fn a_held_dump_ends_its_task_only_after_the_word() {
     let restored = start(&task, &args, &[]).finish().unwrap();
     assert_eq!(restored.class, Class::Done, "{}", restored.text);
     assert_eq!(restored.report.pid, Some(task.pid));
+    assert!(task.lives());
+}
+
+#[test]
+fn a_restore_leaves_a_mark_when_its_task_runs() {
+    let task = Sleeper::start();
+    assert_eq!(dump(&task, &[]).finish().unwrap().class, Class::Done);
+    reap(&task);
+    let mark = task.dir.path().join("post-resume");
+    let args = ["restore", "--images-dir", "images", "--shell-job", "--restore-detached"];
+    for go_on in [false, true] {
+        let mut worker = start_marked(&task, &args, &["pre-resume"], &["post-resume"]);
+        assert_eq!(until_held(&mut worker, "pre-resume"), None);
+        assert!(!mark.exists());
+        worker.answer(go_on).unwrap();
+        let outcome = worker.finish().unwrap();
+        assert_eq!(outcome.class == Class::Done, go_on, "{}", outcome.text);
+        assert_eq!(mark.exists(), go_on);
+    }
     assert!(task.lives());
 }
 

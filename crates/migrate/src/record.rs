@@ -11,13 +11,13 @@
 //! | phase | the source, after a restart | the destination, after a restart |
 //! |---|---|---|
 //! | preparing | the tasks go on here | nothing of it is left; stayed |
-//! | deciding | the tasks stay stopped; asks the destination | moved if the tasks are found running, else stayed |
+//! | deciding | the tasks stay stopped; asks the destination | moved if the tasks are found running or have run, else stayed |
 //! | moved | what is left of the tasks is killed | the tasks run |
 //! | stayed | the tasks go on here | nothing of it is left |
 //!
 //! The source writes *deciding* before it says go, the destination before it wakes the tasks.
 //! So whether the tasks run at the destination is what decides, and the destination can
-//! always tell.
+//! always tell: that agent, as long as it has its record. Another one does not know.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;

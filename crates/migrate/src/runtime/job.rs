@@ -479,6 +479,19 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_is_left_where_it_was_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let desk = Desk { dir: dir.path(), name: "call".to_owned() };
+        desk.configure(&[], &["post-resume".to_owned()], false).unwrap();
+        for point in ["pre-resume", "post-resume"] {
+            let mut script = Command::new("sh");
+            script.arg(desk.file("sh")).env("CRTOOLS_SCRIPT_ACTION", point);
+            assert!(script.status().unwrap().success(), "{point}");
+            assert_eq!(dir.path().join("post-resume").exists(), point == "post-resume");
+        }
+    }
+
+    #[test]
     fn an_error_is_told_with_what_it_lists() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("restore.log");
