@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use tracing::field::{Field, Visit};
 use tracing::span;
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -25,6 +26,8 @@ static LOG: OnceLock<&'static Log> = OnceLock::new();
 pub struct Log {
     level: AtomicU8,
     start: Instant,
+    /// The same by the clock that all programs share.
+    clock: Timespec,
     target: Mutex<Target>,
 }
 
@@ -57,6 +60,7 @@ pub fn get() -> &'static Log {
         let log: &'static Log = Box::leak(Box::new(Log {
             level: AtomicU8::new(DEFAULT_VERBOSITY),
             start: Instant::now(),
+            clock: clock_gettime(ClockId::Monotonic),
             target: Mutex::new(Target::Stderr),
         }));
         // Fails only if there is a subscriber already, as in tests.
@@ -66,6 +70,11 @@ pub fn get() -> &'static Log {
 }
 
 impl Log {
+    /// From which time by the clock that all programs share the times of its lines count, in seconds.
+    pub fn began(&self) -> String {
+        format!("{}.{:09}", self.clock.tv_sec, self.clock.tv_nsec)
+    }
+
     /// Lets through errors from 1 on, warnings from 2, information from 3, debugging
     /// from 4, everything from 5.
     pub fn set_level(&self, level: u8) {
@@ -282,6 +291,7 @@ mod tests {
         let log: &'static Log = Box::leak(Box::new(Log {
             level: AtomicU8::new(DEFAULT_VERBOSITY),
             start: Instant::now(),
+            clock: clock_gettime(ClockId::Monotonic),
             target: Mutex::new(Target::Listener(listener)),
         }));
         tracing::subscriber::with_default(log, || {

@@ -72,6 +72,8 @@ pub fn open_log(settings: &Settings) -> Result<(), Failure> {
         system.release().to_string_lossy(),
         system.machine().to_string_lossy()
     );
+    // Whoever has called this program sees by that where its own time went.
+    tracing::info!("At (00.000000) CLOCK_MONOTONIC was {} s", log.began());
     Ok(())
 }
 
