@@ -8,6 +8,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -30,6 +31,17 @@ pub(crate) struct Request {
     pub again: bool,
 }
 
+/// How many signs of life of an agent may be missing before it is given up.
+const MISSING: u64 = 10;
+
+impl Request {
+    /// How long an agent may say nothing.
+    #[must_use]
+    pub(crate) fn silence(&self) -> Duration {
+        Duration::from_secs(self.config.deadline.saturating_mul(MISSING))
+    }
+}
+
 /// What an agent says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -48,6 +60,8 @@ enum Word {
         /// `results.json`, compressed with gzip, in base64.
         data: String,
     },
+    /// It is at work.
+    Alive,
     /// It cannot do it.
     Error(String),
 }
@@ -63,7 +77,7 @@ const LONGEST: u64 = 4 << 20;
 /// The length of a part: the CRI cuts lines of logs at 16 KiB.
 const PART: usize = 8 << 10;
 /// The most parts that are taken in, and the most bytes that they may hold.
-const MOST_PARTS: usize = 64 << 10;
+const MOST_PARTS: usize = 16 << 10;
 const MOST_BYTES: u64 = 512 << 20;
 /// Where runs for coordinators are kept until their results are there.
 const STATE: &str = "/var/lib/torpor/benchmark";
@@ -123,7 +137,9 @@ async fn answer(
         Some(dir) => dir,
         None => place(&request.id)?,
     };
+    let alive = stay_alive(Duration::from_secs(request.config.deadline));
     let results = run::run(request.config, &dir, request.again || again).await;
+    drop(alive);
     send(&results.map_err(|e| text(&e))?)?;
     // Without an answer the results stay, so that the same request is answered at once.
     let safe = received.is_none_or(|received| received.recv().is_ok());
@@ -131,6 +147,16 @@ async fn answer(
         std::fs::remove_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     }
     Ok(())
+}
+
+/// Gives a sign of life again and again, until what is returned is dropped.
+fn stay_alive(every: Duration) -> mpsc::Sender<()> {
+    let (sender, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        let goes_on = || ended.recv_timeout(every) == Err(mpsc::RecvTimeoutError::Timeout);
+        while goes_on() && say(&Word::Alive).is_ok() {}
+    });
+    sender
 }
 
 /// The directory of a piece of work.
@@ -220,9 +246,11 @@ pub(crate) fn receive(from: impl Read, name: &str, mut log: impl Write) -> Resul
             return Err(text.into());
         }
         match heard(&String::from_utf8_lossy(&line)) {
-            Some(Word::Hello { .. }) => begun = true,
+            Some(Word::Hello { .. } | Word::Alive) => begun = true,
             Some(Word::Error(text)) => return Err(text),
-            Some(Word::Part { number, of, data }) if of <= MOST_PARTS && number < of => {
+            Some(Word::Part { number, of, data })
+                if of <= MOST_PARTS && number < of && data.len() <= PART =>
+            {
                 parts.resize(of, None);
                 parts[number] = Some(data);
                 if parts.iter().all(Option::is_some) {
@@ -280,6 +308,7 @@ mod tests {
             (part(0, 1, "aGVsbG8="), "damaged"),
             (part(0, usize::MAX, "aGVsbG8="), "too large"),
             (part(7, 3, "aGVsbG8="), "too large"),
+            (part(0, 3, &"a".repeat(PART + 1)), "too large"),
             (part(0, 2, "aGVsbG8="), "no agent"),
         ] {
             let error = receive(said.as_bytes(), "there", io::sink()).unwrap_err();

@@ -23,9 +23,9 @@ pub enum Trouble {
     /// It was tried, and failed.
     #[error("{0}")]
     Failed(String),
-    /// There is a value, but it does not show what it should.
+    /// There is a value, if there is one, but it does not show what it should.
     #[error("{1}")]
-    Invalid(f64, String),
+    Invalid(Option<f64>, String),
 }
 
 /// What a part says to what it is too old for, or does not have, and what that means. The runtimes have no

@@ -115,14 +115,24 @@ fn open(title: &str, height: f64) -> String {
     )
 }
 
+/// How many colours the style has.
+const COLOURS: usize = 8;
+
+/// The classes of a target by its place: a colour, and from the ninth on a pattern of lines beside it.
+fn classes(place: usize) -> String {
+    let (colour, pattern) = (place % COLOURS, (place / COLOURS).min(2));
+    if pattern == 0 { format!("c{colour}") } else { format!("c{colour} d{pattern}") }
+}
+
 fn band(svg: &mut String, one: &Series<'_>, place: usize, middle: f64, x: &impl Fn(f64) -> f64) {
     let summary = one.summary;
+    let class = classes(place);
     let (left, right) = (x(summary.p25), x(summary.p75));
     let _ = write!(
         svg,
         "<text class=name x={:.1} y={:.1} text-anchor=end>{}</text>\
-         <rect class=\"box c{place}\" x={left:.1} y={:.1} width={:.1} height=18 />\
-         <line class=\"median c{place}\" x1={m:.1} x2={m:.1} y1={:.1} y2={:.1} />",
+         <rect class=\"box {class}\" x={left:.1} y={:.1} width={:.1} height=18 />\
+         <line class=\"median {class}\" x1={m:.1} x2={m:.1} y1={:.1} y2={:.1} />",
         LEFT - 8.0,
         middle + 4.0,
         escaped(one.name),
@@ -136,7 +146,7 @@ fn band(svg: &mut String, one: &Series<'_>, place: usize, middle: f64, x: &impl 
         let y = middle + 14.0;
         let _ = write!(
             svg,
-            "<line class=\"interval c{place}\" x1={:.1} x2={:.1} y1={y:.1} y2={y:.1} />",
+            "<line class=\"interval {class}\" x1={:.1} x2={:.1} y1={y:.1} y2={y:.1} />",
             x(low),
             x(high)
         );
@@ -154,13 +164,13 @@ fn band(svg: &mut String, one: &Series<'_>, place: usize, middle: f64, x: &impl 
         if far(value) {
             let _ = write!(
                 svg,
-                "<circle class=\"far c{place}\" cx={:.1} cy={at:.1} r=5><title>{}</title></circle>",
+                "<circle class=\"far {class}\" cx={:.1} cy={at:.1} r=5><title>{}</title></circle>",
                 x(value),
                 self::number(value)
             );
         }
     }
-    let _ = write!(svg, "<path class=\"dots c{place}\" d=\"{dots}\" />");
+    let _ = write!(svg, "<path class=\"dots {class}\" d=\"{dots}\" />");
 }
 
 /// A line for each target over a number of containers.
@@ -199,22 +209,19 @@ pub fn scaling(title: &str, unit: &str, lines: &[(&str, Vec<(f64, f64)>)]) -> St
         escaped(unit)
     );
     for (place, (name, points)) in lines.iter().enumerate() {
+        let class = classes(place);
         let path: Vec<String> =
             points.iter().map(|&(a, b)| format!("{:.1},{:.1}", x(a), y(b))).collect();
-        let _ = write!(svg, "<polyline class=\"line c{place}\" points=\"{}\" />", path.join(" "));
+        let _ = write!(svg, "<polyline class=\"line {class}\" points=\"{}\" />", path.join(" "));
         for &(a, b) in points {
-            let _ = write!(
-                svg,
-                "<circle class=\"dot c{place}\" cx={:.1} cy={:.1} r=3.5 />",
-                x(a),
-                y(b)
-            );
+            let _ =
+                write!(svg, "<circle class=\"dot {class}\" cx={:.1} cy={:.1} r=3.5 />", x(a), y(b));
         }
         let row = 18.0 * f64::from(u32::try_from(place).unwrap_or(0)) + 20.0;
         let at = WIDTH - 150.0;
         let _ = write!(
             svg,
-            "<circle class=\"dot c{place}\" cx={at:.1} cy={row:.1} r=4 />\
+            "<circle class=\"dot {class}\" cx={at:.1} cy={row:.1} r=4 />\
              <text class=tick x={:.1} y={:.1}>{}</text>",
             at + 8.0,
             row + 4.0,
@@ -239,6 +246,24 @@ mod tests {
         // Each is a dot, and the one that lies far out has a ring.
         assert_eq!((svg.matches("h0").count(), svg.matches("<circle").count()), (5, 1));
         assert!(svg.contains("a&lt;b") && svg.contains("t&quot;") && !svg.contains("NaN"));
+    }
+
+    #[test]
+    fn every_target_has_a_colour() {
+        let name = |number: usize| format!("t{number}");
+        let names: Vec<String> = (0..20).map(name).collect();
+        let lines: Vec<(&str, Vec<(f64, f64)>)> =
+            names.iter().map(|name| (name.as_str(), vec![(5.0, 1.0), (10.0, 2.0)])).collect();
+        let svg = scaling("t", "s", &lines);
+        let style = include_str!("../templates/style.css");
+        let classes =
+            svg.split("class=\"line ").skip(1).map(|rest| rest.split('"').next().unwrap());
+        let classes: Vec<&str> = classes.collect();
+        for class in classes.iter().flat_map(|classes| classes.split(' ')) {
+            assert!(style.contains(&format!(".{class} {{")), "{class}");
+        }
+        let kinds: std::collections::BTreeSet<&str> = classes.iter().copied().collect();
+        assert_eq!((classes.len(), kinds.len()), (20, 20), "no two look alike: {classes:?}");
     }
 
     #[test]

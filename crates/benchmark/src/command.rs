@@ -86,6 +86,9 @@ pub enum BenchmarkCommand {
     /// Removes what a run has made, when the run has ended
     #[command(hide = true)]
     Keep,
+    /// Removes what a coordinator has made on a cluster, when it has ended
+    #[command(hide = true)]
+    Withdraw,
     /// Serves the images of a run
     #[command(hide = true)]
     Registry {
@@ -240,6 +243,7 @@ pub fn run(command: BenchmarkCommand) -> Result<ExitCode, Outcome> {
         }
         BenchmarkCommand::Workload { workload } => workload::run(workload).map_err(text),
         BenchmarkCommand::Keep => keeper::keep().map_err(text),
+        BenchmarkCommand::Withdraw => kubernetes::withdraw().map_err(text),
         BenchmarkCommand::Registry { port, store } => TcpListener::bind(("127.0.0.1", port))
             .and_then(|listener| registry::serve(&listener, &store))
             .map_err(text),
@@ -309,7 +313,10 @@ async fn versions(config: &mut Config) -> Vec<(String, String)> {
         let programs = endpoint.containerd.iter();
         let programs = programs.chain(endpoint.handlers.iter().filter_map(|h| h.binary.as_ref()));
         found.extend(programs.map(|program| {
-            (program.display().to_string(), crate::endpoint::version_of(program).to_string())
+            (
+                program.display().to_string(),
+                crate::endpoint::version_of(program).unwrap_or_else(text),
+            )
         }));
     }
     found

@@ -33,6 +33,9 @@ pub enum Change {
     Worse,
     /// It gave values, and gives none any more.
     Lost,
+    /// It gave values, and too many of those that it gives do not show what they should. What was
+    /// measured did not get worse: it was not measured.
+    Invalid,
     /// It gave none, and does now.
     Gained,
     /// There are too few samples to tell.
@@ -191,7 +194,7 @@ fn one(benchmark: &Benchmark, old: &Row, new: &Row, threshold: f64) -> Compared 
         (true, false) if new.status == Status::Pending => Change::Unknown,
         (true, false) => {
             note.clone_from(&new.reason);
-            Change::Lost
+            if new.status == Status::Invalid { Change::Invalid } else { Change::Lost }
         }
         (false, true) => Change::Gained,
         (false, false) => Change::None,
@@ -253,12 +256,13 @@ impl fmt::Display for Comparison {
         }
         writeln!(
             f,
-            "{} rows: {} worse, {} better, {} without values any more, {} unchanged (beyond {:.1} % and \
-             an interval of 99 %)",
+            "{} rows: {} worse, {} better, {} without values any more, {} invalid now, {} unchanged \
+             (beyond {:.1} % and an interval of 99 %)",
             self.rows.len(),
             count(Change::Worse),
             count(Change::Better),
             count(Change::Lost),
+            count(Change::Invalid),
             count(Change::None),
             100.0 * self.threshold,
         )

@@ -14,10 +14,10 @@ use crate::cell::Network;
 use crate::config::{Config, Endpoint, Handler};
 use crate::cri::{CallError, Client};
 use crate::image::{self, BASE, Contents, PULLED, TAG, TOOLS, find};
-use crate::keeper::{DIRECTORY, Job, World};
+use crate::keeper::{DIRECTORY, Job, TAKEN, World};
 use crate::results::Target;
 use crate::world::{no_network, plugins, shim, world};
-use crate::{cgroups, digest, machine, own};
+use crate::{cgroups, digest, machine, own, program};
 
 /// The label of all that the benchmark makes.
 pub(crate) const LABEL: (&str, &str) = ("torpor.benchmark", "1");
@@ -43,6 +43,18 @@ pub enum EndpointError {
     /// A containerd that was started has ended.
     #[error("{0} has ended before it answered; the end of its log: {1}")]
     Ended(PathBuf, String),
+    /// Another run is at work there, and each would remove what the other makes.
+    #[error(
+        "another run measures {0}, or what it has made is still being removed: wait for its end"
+    )]
+    Taken(String),
+    /// The endpoint asks the registry of the tool in a way that it does not speak.
+    #[error(
+        "{0}: this endpoint asks registries by HTTPS, and that of the benchmark, on the loopback \
+         device, speaks HTTP: name 127.0.0.1 as insecure (docs/benchmark.md says how, under \
+         \"CRI-O\")"
+    )]
+    Https(CallError),
 }
 
 /// An endpoint, ready.
@@ -92,7 +104,13 @@ impl ReadyEndpoint {
         let name = format!("{DIRECTORY}{:016x}", fastrand::u64(..));
         let dir = std::env::temp_dir().join(&name);
         // The keeper first: it makes the directory, and removes it whatever happens from here on.
-        let job = Job { dir: dir.clone(), cgroup: name.clone(), socket: endpoint.socket.clone() };
+        let same = |other: &&Endpoint| other.socket == endpoint.socket;
+        let job = Job {
+            dir: dir.clone(),
+            cgroup: name.clone(),
+            socket: endpoint.socket.clone(),
+            first: config.endpoints.iter().find(same).is_none_or(|first| first == endpoint),
+        };
         let mut keeper = Keeper::start(&job)?;
         let world = match &endpoint.containerd {
             Some(containerd) => Some(world(endpoint, containerd, &dir)?),
@@ -136,7 +154,8 @@ impl ReadyEndpoint {
             sweep(&place.client).await?;
         }
         for image in [BASE, TOOLS] {
-            place.client.within(Duration::from_secs(120)).pull(&place.image(image)).await?;
+            let client = place.client.within(Duration::from_secs(120));
+            client.pull(&place.image(image)).await.map_err(refused)?;
         }
         Ok(place)
     }
@@ -231,7 +250,7 @@ impl ReadyEndpoint {
             );
         }
         if let Some(binary) = handler.program() {
-            target.runtime = version_of(&binary);
+            target.runtime = told_version(&binary);
         }
         if self.ours() {
             target.facts.insert("snapshotter".into(), self.endpoint.snapshotter.clone());
@@ -239,7 +258,7 @@ impl ReadyEndpoint {
         let parts = self.parts(handler).await;
         for (name, binary) in parts.iter().filter(|(name, _)| ["engine", "sysbench"].contains(name))
         {
-            target.facts.insert((*name).into(), version_of(binary));
+            target.facts.insert((*name).into(), told_version(binary));
         }
         target.digests.extend(parts.iter().filter_map(|(_, binary)| sum(binary)));
         target.facts.extend(self.facts().await);
@@ -288,6 +307,16 @@ impl ReadyEndpoint {
     }
 }
 
+/// What the clients of registries that are written in Go say of one without TLS.
+const NO_TLS: &str = "server gave HTTP response to HTTPS client";
+
+fn refused(error: CallError) -> EndpointError {
+    match &error {
+        CallError::Failed { text, .. } if text.contains(NO_TLS) => EndpointError::Https(error),
+        _ => error.into(),
+    }
+}
+
 impl Keeper {
     fn failed(error: std::io::Error) -> EndpointError {
         EndpointError::Io("the keeper".into(), error)
@@ -305,8 +334,10 @@ impl Keeper {
         let input = child.stdin.take();
         let output = child.stdout.take().map(BufReader::new);
         let mut keeper = Self { child, input, output };
-        keeper.ask(job)?;
-        Ok(keeper)
+        match keeper.ask(job)?.trim() {
+            TAKEN => Err(EndpointError::Taken(job.socket.clone().unwrap_or_default())),
+            _ => Ok(keeper),
+        }
     }
 
     /// Starts a containerd, if it is given, and the registry; returns the registry's port.
@@ -371,7 +402,7 @@ pub(crate) async fn sweep_pods(client: &Client) -> Result<(), CallError> {
 pub(crate) async fn sweep(client: &Client) -> Result<(), CallError> {
     let mut first = sweep_pods(client).await;
     for image in client.images().await? {
-        if [BASE, TOOLS, PULLED].iter().any(|name| image.contains(&format!("/{name}:{TAG}"))) {
+        if is_ours(&image) {
             let removed = client.remove_image(&image).await;
             first = first.and(removed);
         }
@@ -379,12 +410,33 @@ pub(crate) async fn sweep(client: &Client) -> Result<(), CallError> {
     first
 }
 
+/// Whether an image is one that a run has pulled from a registry of its own, at whichever port.
+fn is_ours(image: &str) -> bool {
+    let of_registry = image.strip_prefix("127.0.0.1:").and_then(|rest| rest.split_once('/'));
+    let Some((port, rest)) = of_registry else { return false };
+    let names = [BASE, TOOLS, PULLED].map(|name| format!("{name}:{TAG}"));
+    port.bytes().all(|b| b.is_ascii_digit()) && names.iter().any(|name| name == rest)
+}
+
+/// How long a program may take to say its version.
+const VERSION: Duration = Duration::from_secs(10);
+
 /// The first line of what a program says about its version.
-#[must_use]
-pub(crate) fn version_of(binary: &Path) -> String {
-    let said = Command::new(binary).arg("--version").stdin(Stdio::null()).output();
-    let text = said.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
-    text.lines().next().unwrap_or_default().to_owned()
+///
+/// # Errors
+/// If it cannot be started, or does not end.
+pub(crate) fn version_of(binary: &Path) -> std::io::Result<String> {
+    let said = program::output(Command::new(binary).arg("--version"), VERSION)?;
+    let text = String::from_utf8_lossy(&said.stdout);
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+/// The same, or nothing; why is said.
+fn told_version(binary: &Path) -> String {
+    version_of(binary).unwrap_or_else(|error| {
+        tell!("{} --version: {error}", binary.display());
+        String::new()
+    })
 }
 
 /// The program that listens at a socket, if it can be seen from here.
@@ -416,4 +468,26 @@ pub(crate) fn limited(
         .and_then(|dir| fs::write(dir.join(file), value))
         .map(|()| group);
     Some(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_images_of_our_registries_are_ours() {
+        for name in [BASE, TOOLS, PULLED] {
+            assert!(is_ours(&format!("127.0.0.1:5000/{name}:1")));
+            assert!(is_ours(&format!("127.0.0.1:43210/{name}:1")));
+            for other in [
+                format!("127.0.0.1:5000/{name}:1.4"),
+                format!("127.0.0.1:5000/mirror/{name}:1"),
+                format!("registry.example/{name}:1"),
+                format!("127.0.0.1:5000x/{name}:1"),
+                format!("docker.io/{name}:1"),
+            ] {
+                assert!(!is_ours(&other), "{other}");
+            }
+        }
+    }
 }

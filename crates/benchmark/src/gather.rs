@@ -7,7 +7,6 @@ use crate::config::Config;
 use crate::journal::{Line, Outcome, Past};
 use crate::machine::Calibration;
 use crate::overhead::Overhead;
-use crate::plan::{Item, plan};
 use crate::results::{Results, Row, SCHEMA, Sample, Status, Target};
 
 /// The names of the targets of a configuration, in their order.
@@ -25,42 +24,38 @@ pub fn gather(past: &Past) -> Results {
     let head = &past.head;
     let benchmarks = wanted(&head.config);
     let names = targets(&head.config);
-    let items = plan(&head.config, &benchmarks, names.len(), head.seed);
-    let mut rows = empty(&benchmarks, &names);
+    let mut cells = Cells::new();
     let mut finished = head.started;
     let mut begun = BTreeMap::new();
     let mut overhead = Overhead::default();
-    let (mut interruptions, mut calibration, mut described) = (0, Vec::new(), Vec::new());
+    let (mut interruptions, mut calibration) = (0, Vec::new());
     for line in &past.lines {
         match line {
             Line::Resumed { .. } => interruptions += 1,
-            Line::Targets(list) => described.clone_from(list),
+            Line::Targets(_) | Line::Complete => {}
             Line::Calibration(time) => calibration.push(*time),
             Line::Begin(item) => *begun.entry(*item).or_insert(0_u32) += 1,
-            Line::Done { item, time, outcomes, overhead: took } => {
+            Line::Done { item, work, time, outcomes, overhead: took } => {
                 finished = finished.max(*time);
-                let place = usize::try_from(*item).ok();
-                let Some(item) = place.and_then(|place| items.get(place)) else {
-                    continue;
-                };
-                if !item.warmup {
+                // Whose samples these are a journal of before does not say.
+                let Some(work) = work else { continue };
+                if !work.warmup {
                     overhead += *took;
                 }
                 for outcome in outcomes {
-                    let key = (outcome.benchmark.clone(), names[item.target].clone());
-                    if let Some(row) = rows.get_mut(&key) {
-                        add(row, item, *time, outcome);
-                    }
+                    let key = (outcome.benchmark.clone(), work.target.clone());
+                    let cell = cells.entry(key).or_default();
+                    cell.add(*item, *time, work.warmup, outcome);
                 }
             }
-            Line::Complete => {}
         }
     }
+    let described = described(&past.lines);
     let unknown = |name: &String| Target { name: name.clone(), ..Target::default() };
     let list = names.iter().map(|name| {
         described.iter().find(|target| target.name == *name).cloned().unwrap_or(unknown(name))
     });
-    let rows = ordered(rows, &benchmarks, &names);
+    let rows = ordered(cells, &benchmarks, &names);
     Results {
         schema: SCHEMA.into(),
         tool: head.tool.clone(),
@@ -81,57 +76,221 @@ pub fn gather(past: &Past) -> Results {
     }
 }
 
-type Rows = BTreeMap<(String, String), Row>;
-
-fn empty(benchmarks: &[Benchmark], targets: &[String]) -> Rows {
-    let mut rows = BTreeMap::new();
-    for benchmark in benchmarks {
-        for target in targets {
-            let row = Row {
-                benchmark: benchmark.name.clone(),
-                target: target.clone(),
-                status: Status::Pending,
-                reason: None,
-                failures: 0,
-                summary: None,
-                samples: Vec::new(),
-            };
-            rows.insert((benchmark.name.clone(), target.clone()), row);
+/// What was found out about the targets, each by the first who did.
+#[must_use]
+pub fn described(lines: &[Line]) -> Vec<Target> {
+    let mut all: Vec<Target> = Vec::new();
+    for line in lines {
+        let Line::Targets(list) = line else { continue };
+        for target in list {
+            if !all.iter().any(|known| known.name == target.name) {
+                all.push(target.clone());
+            }
         }
     }
-    rows
+    all
 }
 
-fn add(row: &mut Row, item: &Item, time: f64, outcome: &Outcome) {
-    if let Some(value) = outcome.value.filter(|value| value.is_finite()) {
-        row.samples.push(Sample { order: item.number, time, warmup: item.warmup, value });
+/// Cells by the names of benchmark and target.
+type Cells = BTreeMap<(String, String), Cell>;
+
+/// What has come of a cell so far.
+#[derive(Debug, Default)]
+struct Cell {
+    samples: Vec<Sample>,
+    /// How many there were of each kind, and why, without those of the warm-up.
+    ok: u32,
+    invalid: u32,
+    failures: u32,
+    lacks: bool,
+    reasons: Vec<(Status, String)>,
+    /// What the last one of the warm-up came to, if it did not succeed.
+    warmup: Option<(Status, Option<String>)>,
+}
+
+/// A row is invalid when more than one of so many of its values are.
+const INVALID: u32 = 4;
+
+impl Cell {
+    fn add(&mut self, order: u64, time: f64, warmup: bool, outcome: &Outcome) {
+        let invalid = outcome.status == Status::Invalid;
+        if let Some(value) = outcome.value.filter(|value| value.is_finite()) {
+            self.samples.push(Sample { order, time, warmup, value, invalid });
+        }
+        if warmup {
+            let lacks = outcome.status != Status::Ok;
+            self.warmup = lacks.then(|| (outcome.status, outcome.reason.clone()));
+            return;
+        }
+        match outcome.status {
+            Status::Ok => self.ok += 1,
+            Status::Invalid => self.invalid += 1,
+            Status::Failed => self.failures += 1,
+            Status::Unsupported => self.lacks = true,
+            Status::Pending => {}
+        }
+        if let Some(reason) = &outcome.reason {
+            self.reasons.push((outcome.status, reason.clone()));
+        }
     }
-    row.failures += u32::from(outcome.status == Status::Failed);
-    row.reason = outcome.reason.clone().or(row.reason.take());
-    // A single value that does not count makes the row invalid; a single failure among values that
-    // do count is told with them.
-    row.status = match (row.status, outcome.status) {
-        (Status::Invalid, _) | (_, Status::Invalid) => Status::Invalid,
-        (Status::Ok, _) => Status::Ok,
-        (_, new) => new,
-    };
+
+    /// What it comes to, and why. A warm-up tells that only where there is nothing else: what cannot be
+    /// done, or fails again and again, is not tried any more.
+    fn status(&self) -> (Status, Option<String>) {
+        let status = if self.invalid * INVALID > self.ok + self.invalid {
+            Status::Invalid
+        } else if self.ok > 0 {
+            Status::Ok
+        } else if self.failures > 0 {
+            Status::Failed
+        } else if self.lacks {
+            Status::Unsupported
+        } else {
+            let told = self.warmup.clone().filter(|(status, _)| *status != Status::Invalid);
+            return told.unwrap_or((Status::Pending, None));
+        };
+        let own = self.reasons.iter().rfind(|(of, _)| *of == status);
+        let reason = own.or(self.reasons.last()).map(|(_, reason)| reason.clone());
+        (status, reason)
+    }
+
+    fn row(self, benchmark: &str, target: &str) -> Row {
+        let (status, reason) = self.status();
+        let mut row = Row {
+            benchmark: benchmark.to_owned(),
+            target: target.to_owned(),
+            status,
+            reason,
+            failures: self.failures,
+            invalid: self.invalid,
+            summary: None,
+            samples: self.samples,
+        };
+        row.summarize();
+        row
+    }
 }
 
-/// The rows in the order of the catalogue. Samples of a warm-up alone are none.
-fn ordered(mut rows: Rows, benchmarks: &[Benchmark], targets: &[String]) -> Vec<Row> {
+/// The rows in the order of the catalogue.
+fn ordered(mut cells: Cells, benchmarks: &[Benchmark], targets: &[String]) -> Vec<Row> {
     let mut list = Vec::new();
     let mut seen = BTreeSet::new();
     for benchmark in benchmarks {
         for target in targets {
             let key = (benchmark.name.clone(), target.clone());
-            if let Some(mut row) = rows.remove(&key).filter(|_| seen.insert(key)) {
-                row.summarize();
-                if row.status == Status::Ok && row.summary.is_none() {
-                    row.status = if row.failures > 0 { Status::Failed } else { Status::Pending };
-                }
-                list.push(row);
+            let cell = cells.remove(&key).unwrap_or_default();
+            if seen.insert(key) {
+                list.push(cell.row(&benchmark.name, target));
             }
         }
     }
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::Group;
+    use crate::journal::{Head, Work};
+    use crate::machine::Machine;
+
+    /// The row that such outcomes make: whether they are of the warm-up, and what they came to.
+    fn row(outcomes: &[(bool, Status)]) -> Row {
+        let mut cell = Cell::default();
+        for (order, (warmup, status)) in (0..).zip(outcomes) {
+            let value = matches!(status, Status::Ok | Status::Invalid).then_some(1.0);
+            let reason = (*status != Status::Ok).then(|| format!("{status:?} {order}"));
+            let benchmark = "a".to_owned();
+            cell.add(order, 1.0, *warmup, &Outcome { benchmark, status: *status, value, reason });
+        }
+        cell.row("a", "b")
+    }
+
+    fn after(warmup: Status, others: &[(usize, Status)]) -> Row {
+        let mut all = vec![(true, warmup)];
+        for (times, status) in others {
+            all.extend(vec![(false, *status); *times]);
+        }
+        row(&all)
+    }
+
+    #[test]
+    fn samples_belong_to_what_they_name() {
+        let text = "{endpoints: [{name: e, socket: /s, handlers: [{name: x}, {name: y}]}], \
+                    filters: [operations.image.*]}";
+        let config: Config = serde_saphyr::from_str(text).unwrap();
+        let head = Head {
+            schema: SCHEMA.into(),
+            tool: "1".into(),
+            id: "x".into(),
+            started: 1.0,
+            seed: 2,
+            plan: None,
+            config,
+            machine: Machine::default(),
+        };
+        let pulled = |item: u64, target: &str, warmup: bool, value: f64| {
+            let (target, group) = (target.to_owned(), Group::Image);
+            let outcome = Outcome {
+                benchmark: "operations.image.pull".into(),
+                status: Status::Ok,
+                value: Some(value),
+                reason: None,
+            };
+            let (work, outcomes) = (Some(Work { target, group, warmup }), vec![outcome]);
+            Line::Done { item, work, time: 1.0, outcomes, overhead: Overhead::default() }
+        };
+        // Whatever a tool of today would do at these places, or has no place for.
+        let lines = vec![
+            pulled(0, "e/y", false, 3.0),
+            pulled(1, "e/y", true, 4.0),
+            pulled(7000, "e/x", false, 5.0),
+        ];
+        let results = gather(&Past { head, lines });
+        let values = |target: &str| {
+            let mut rows = results.rows.iter();
+            let is = |row: &&Row| row.benchmark == "operations.image.pull" && row.target == target;
+            rows.find(is).unwrap().values()
+        };
+        assert_eq!((values("e/x"), values("e/y")), (vec![5.0], vec![3.0]));
+    }
+
+    #[test]
+    fn a_warm_up_decides_nothing() {
+        for warmup in [Status::Invalid, Status::Failed] {
+            let row = after(warmup, &[(5, Status::Ok)]);
+            assert_eq!((row.status, row.failures, row.invalid), (Status::Ok, 0, 0), "{row:?}");
+            assert_eq!((row.reason, row.summary.unwrap().n), (None, 5));
+        }
+        // What cannot be done is not tried again.
+        for status in [Status::Unsupported, Status::Failed] {
+            let row = after(status, &[]);
+            assert_eq!((row.status, row.reason), (status, Some(format!("{status:?} 0"))));
+        }
+        for status in [Status::Ok, Status::Invalid] {
+            assert_eq!(after(status, &[]).status, Status::Pending);
+        }
+    }
+
+    #[test]
+    fn a_row_is_invalid_when_more_than_a_quarter_of_its_values_are() {
+        for (ok, invalid, status) in [
+            (0, 1, Status::Invalid),
+            (2, 1, Status::Invalid),
+            (3, 1, Status::Ok),
+            (5, 2, Status::Invalid),
+            (9, 3, Status::Ok),
+        ] {
+            let row = after(Status::Ok, &[(ok, Status::Ok), (invalid, Status::Invalid)]);
+            assert_eq!(row.status, status, "{ok} and {invalid}");
+            assert_eq!(row.invalid as usize, invalid);
+            // They are kept, and counted only where nothing else is.
+            let counted = if status == Status::Ok { ok } else { ok + invalid };
+            assert_eq!((row.samples.len(), row.summary.unwrap().n), (1 + ok + invalid, counted));
+            assert!(row.reason.unwrap().starts_with("Invalid"));
+        }
+        // A failure has no value, and is told with the values that there are.
+        let row = after(Status::Ok, &[(2, Status::Ok), (3, Status::Failed)]);
+        assert_eq!((row.status, row.failures, row.invalid), (Status::Ok, 3, 0));
+    }
 }

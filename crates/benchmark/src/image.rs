@@ -6,13 +6,14 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
 use crate::digest::{Digest, of_bytes};
-use crate::own;
+use crate::{own, program};
 
 /// The image with busybox alone: what sandboxes and idle containers run.
 pub(crate) const BASE: &str = "torpor-benchmark/base";
@@ -25,6 +26,9 @@ pub(crate) const TAG: &str = "1";
 
 /// Where this program lies in the image of tools.
 pub(crate) const PROGRAM: &str = "/bin/torpor-benchmark";
+
+/// How long the programs may take that help to make the images.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How much the image that is pulled holds.
 pub(crate) const PULLED_BYTES: usize = 16 << 20;
@@ -224,16 +228,18 @@ impl Layer {
 
 /// A program without its debugging information, where the tool for that is installed: a development
 /// build is three times the size.
-fn stripped(program: &Path, store: &Path) -> Option<Vec<u8>> {
+fn stripped(from: &Path, store: &Path) -> Option<Vec<u8>> {
     let strip = find("strip")?;
     let out = tempfile::NamedTempFile::new_in(store).ok()?;
-    let done = Command::new(strip).arg("-o").arg(out.path()).arg(program).output().ok()?;
+    let mut command = Command::new(strip);
+    let done = program::output(command.arg("-o").arg(out.path()).arg(from), PATIENCE).ok()?;
     if done.status.success() { fs::read(out.path()).ok() } else { None }
 }
 
 /// The libraries of a program, as the dynamic loader finds them.
-fn libraries(program: &Path) -> Result<Vec<PathBuf>, ImageError> {
-    let said = Command::new("ldd").arg(program).output().map_err(at(Path::new("ldd")))?;
+fn libraries(of: &Path) -> Result<Vec<PathBuf>, ImageError> {
+    let said = program::output(Command::new("ldd").arg(of), PATIENCE);
+    let said = said.map_err(at(Path::new("ldd")))?;
     let text = String::from_utf8_lossy(&said.stdout).into_owned();
     let words = text.split_whitespace().filter(|word| word.starts_with('/'));
     Ok(words.map(PathBuf::from).filter(|path| path.is_file()).collect())

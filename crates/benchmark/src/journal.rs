@@ -9,6 +9,7 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+use crate::catalogue::Group;
 use crate::config::Config;
 use crate::machine::Machine;
 use crate::overhead::Overhead;
@@ -27,6 +28,10 @@ pub struct Head {
     pub started: f64,
     /// The seed of its order.
     pub seed: u64,
+    /// The sum of what is measured and in which order, see [`crate::plan::sum`]. Journals of before have
+    /// none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<String>,
     /// What it measures.
     pub config: Config,
     /// Where.
@@ -50,8 +55,11 @@ pub enum Line {
     Begin(u64),
     /// It has ended, with this outcome.
     Done {
-        /// Which.
+        /// Which, by its place in the order.
         item: u64,
+        /// What that was. Journals of before do not say.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        work: Option<Work>,
         /// When it began.
         time: f64,
         /// What came of it.
@@ -62,6 +70,17 @@ pub enum Line {
     },
     /// All has been done.
     Complete,
+}
+
+/// What a piece of work is: samples are credited by it, whatever a tool of later would do at that place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// The target, by its name.
+    pub target: String,
+    /// The group of benchmarks.
+    pub group: Group,
+    /// Whether its samples are warm-up.
+    pub warmup: bool,
 }
 
 /// What came of one benchmark in one piece of work.
@@ -210,6 +229,7 @@ mod tests {
             id: "x".into(),
             started: 1.0,
             seed: 2,
+            plan: None,
             config: Config::default(),
             machine: Machine::default(),
         };
@@ -217,7 +237,12 @@ mod tests {
         journal.add(&Line::Begin(0)).unwrap();
         let whole = std::fs::read(&path).unwrap();
         let (outcomes, overhead) = (Vec::new(), Overhead::default());
-        journal.add(&Line::Done { item: 0, time: 1.0, outcomes, overhead }).unwrap();
+        let work = Some(Work {
+            target: "a/b".into(),
+            group: Group::Scale { containers: 5 },
+            warmup: true,
+        });
+        journal.add(&Line::Done { item: 0, work, time: 1.0, outcomes, overhead }).unwrap();
         // Nobody else writes it meanwhile, or begins anew.
         assert!(Journal::open(&path).is_err() && Journal::create(&path, &head).is_err());
         drop(journal);

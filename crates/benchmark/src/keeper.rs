@@ -12,11 +12,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
+use crate::cri::{CallError, Client};
+use crate::setting::Setting;
 use crate::suite::seal::OPTIONS;
-use crate::{cgroups, own, registry};
+use crate::trust::OwnDir;
+use crate::turn::{self, Turn};
+use crate::{cgroups, endpoint, own, registry};
 
 /// What a keeper is told in the first line of its input. The second line is the containerd to start,
 /// or `null`.
@@ -28,6 +33,8 @@ pub(crate) struct Job {
     pub cgroup: String,
     /// The endpoint that is there already, and where what the benchmark made is removed.
     pub socket: Option<String>,
+    /// Whether no other keeper of this run has the turn at that endpoint.
+    pub first: bool,
 }
 
 /// A containerd with namespaces of its own.
@@ -68,6 +75,10 @@ pub(crate) fn keep() -> io::Result<()> {
     let _ = rustix::process::setsid();
     let mut input = BufReader::new(io::stdin());
     let job: Job = read_line(&mut input)?;
+    let Ok(_turn) = turn(&job) else {
+        say(TAKEN);
+        return Ok(());
+    };
     std::fs::DirBuilder::new().mode(0o711).create(&job.dir)?;
     let done = work(&job, input);
     if let Some(socket) = &job.socket {
@@ -75,6 +86,29 @@ pub(crate) fn keep() -> io::Result<()> {
     }
     remove(&job);
     done
+}
+
+/// What is said where another run has the turn at the endpoint.
+pub(crate) const TAKEN: &str = "taken";
+
+/// Another run has the turn.
+struct Taken;
+
+/// The turn at an endpoint that stays; none where nobody else would take one.
+fn turn(job: &Job) -> Result<Option<Turn>, Taken> {
+    let Some(socket) = job.socket.as_ref().filter(|_| job.first) else {
+        return Ok(None);
+    };
+    match turn::take(socket) {
+        Ok(Some(turn)) => Ok(Some(turn)),
+        Ok(None) => Err(Taken),
+        // Whether there is a socket at all is told by whoever connects to it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            complain(&format!("{socket}: {error}: another run there would not be noticed"));
+            Ok(None)
+        }
+    }
 }
 
 fn read_line<T: serde::de::DeserializeOwned>(input: &mut impl BufRead) -> io::Result<T> {
@@ -91,8 +125,8 @@ fn say(text: impl std::fmt::Display) {
 
 /// Starts what is to be started, and comes back when the benchmark or the containerd has ended.
 fn work(job: &Job, mut input: BufReader<io::Stdin>) -> io::Result<()> {
-    let lock = std::fs::File::create(job.dir.join("lock"))?;
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+    let lock = std::fs::File::create(job.dir.join(LOCK))?;
+    flock(&lock, FlockOperation::LockExclusive)?;
     say("ready");
     let wanted: Option<World> = read_line(&mut input)?;
     let (sender, ended) = mpsc::channel();
@@ -171,6 +205,8 @@ fn complain(text: &str) {
 
 /// How long it is tried to remove what is at an endpoint that stays, and answers.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long one is waited for that does not: it may be starting again.
+const AWAY: Duration = Duration::from_secs(30);
 /// How often in turn there must be nothing there, and the pause between.
 const QUIET: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(300);
@@ -180,29 +216,37 @@ fn sweep(socket: &str) {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return;
     };
-    let done = runtime.block_on(async {
-        let client = crate::cri::Client::new(socket, Duration::from_secs(30))?;
-        let until = Instant::now() + PATIENCE;
-        // A call that the benchmark made last may still be carried out, and keep what it is about.
-        let mut quiet = 0;
-        loop {
-            let none = crate::endpoint::has_none(&client).await?;
-            quiet = if none { quiet + 1 } else { 0 };
-            let done = crate::endpoint::sweep(&client).await;
-            if quiet == QUIET || Instant::now() > until {
-                return done;
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-    });
+    let done =
+        runtime.block_on(async { removed(&Client::new(socket, Duration::from_secs(30))?).await });
     if let Err(error) = done {
         complain(&format!("what it made at {socket} could not be removed: {error}"));
     }
 }
 
+/// Removes it all until nothing comes any more, or the runtime is away for too long.
+async fn removed(client: &Client) -> Result<(), CallError> {
+    let (begun, mut answered, mut quiet) = (Instant::now(), Instant::now(), 0);
+    loop {
+        // A call that the benchmark made last may still be carried out, and keep what it is about.
+        let none = endpoint::has_none(client).await;
+        if none.is_ok() {
+            answered = Instant::now();
+        }
+        let done = match &none {
+            Ok(_) => endpoint::sweep(client).await,
+            Err(error) => Err(error.clone()),
+        };
+        quiet = if matches!(none, Ok(true)) && done.is_ok() { quiet + 1 } else { 0 };
+        if quiet == QUIET || begun.elapsed() > PATIENCE || answered.elapsed() > AWAY {
+            return done;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
 fn remove(job: &Job) {
-    if let Some(setting) = Setting::noted(&job.dir) {
-        setting.restore();
+    if let Some(Err(error)) = Setting::noted(&job.dir).map(|setting| setting.restore()) {
+        complain(&error.to_string());
     }
     cgroups::remove(&job.cgroup);
     if let Err(error) = std::fs::remove_dir_all(&job.dir)
@@ -212,76 +256,30 @@ fn remove(job: &Job) {
     }
 }
 
-/// The scheduler of a device that is changed for a while.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Setting {
-    path: PathBuf,
-    before: String,
-}
-
-/// Where it is noted for as long as it is changed.
-const NOTE: &str = "scheduler";
-
-impl Setting {
-    /// The one that is set: the kernel has it in brackets.
-    ///
-    /// # Errors
-    /// If the kernel does not say which it is.
-    pub(crate) fn read(path: PathBuf) -> io::Result<Self> {
-        let text = std::fs::read_to_string(&path)?;
-        let set = text.split_once('[').and_then(|(_, rest)| Some(rest.split_once(']')?.0));
-        let set = set.ok_or_else(|| io::Error::other("no scheduler is set"))?.to_owned();
-        Ok(Self { path, before: set })
-    }
-
-    /// Notes it in the directory of a run, for its keeper.
-    ///
-    /// # Errors
-    /// If that cannot be written.
-    pub(crate) fn note(&self, dir: &Path) -> io::Result<()> {
-        std::fs::write(dir.join(NOTE), serde_json::to_vec(self)?)
-    }
-
-    fn noted(dir: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(dir.join(NOTE)).ok()?).ok()
-    }
-
-    /// Sets another one.
-    ///
-    /// # Errors
-    /// If the kernel does not have it.
-    pub(crate) fn change(&self, to: &str) -> io::Result<()> {
-        std::fs::write(&self.path, to)
-    }
-
-    /// Sets the one that was set before.
-    pub(crate) fn restore(&self) {
-        if let Err(error) = self.change(&self.before) {
-            complain(&format!("{}: {error}", self.path.display()));
-        }
-    }
-}
+/// The file in the directory of a run that its keeper holds a lock on.
+const LOCK: &str = "lock";
 
 /// The beginning of the names of the directories of runs.
 pub(crate) const DIRECTORY: &str = "torpor-benchmark-";
 
 /// Removes what runs have left whose keeper was killed as well: their control groups and their
-/// directories. A run that still goes on holds a lock, and is left alone.
-pub(crate) fn remove_forgotten() {
-    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else {
-        return;
-    };
-    for entry in entries.flatten() {
+/// directories. A run that still goes on holds a lock, and is left alone; whether there is one is returned.
+pub(crate) fn remove_forgotten() -> bool {
+    let entries = std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
+    let mut others = false;
+    for entry in entries {
         let name = entry.file_name().to_string_lossy().into_owned();
         if !name.starts_with(DIRECTORY) {
             continue;
         }
-        let Ok(lock) = std::fs::File::open(entry.path().join("lock")) else {
+        // Anybody can make one: what is in it says what root is to write and remove.
+        let Ok(lock) = OwnDir::open(&entry.path()).and_then(|dir| dir.read(LOCK)) else {
             continue;
         };
-        let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-        if rustix::fs::flock(&lock, operation).is_ok() {
-            remove(&Job { dir: entry.path(), cgroup: name, socket: None });
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => remove(&Job { dir: entry.path(), cgroup: name, socket: None, first: false }),
+            Err(_) => others = true,
         }
     }
+    others
 }

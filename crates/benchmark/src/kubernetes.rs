@@ -1,17 +1,20 @@
 //! On Kubernetes: an agent as a Job on each node that a label selects. Everything goes through the API, by
-//! `kubectl`: nodes are found, Jobs made, results read from their logs, and all of it is removed.
+//! `kubectl`: nodes are found, Jobs made, results read from their logs, and all of it is removed. That is
+//! done by a process of its own, which outlives the coordinator whatever ends that.
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use torpor_worker::tell;
 
 use crate::agent::{self, Request};
 use crate::machine::HOST;
+use crate::own;
+use crate::program::{self, Patient};
 use crate::results::Results;
 
 /// Where Jobs are made.
@@ -35,10 +38,14 @@ const SHARED: &str = "/var/tmp/torpor-benchmark";
 const CONFIG: &str = "config.json";
 /// How often the log of a Job whose pod is not there yet is asked for.
 const POLL: Duration = Duration::from_secs(2);
+/// How long the API may take for an answer.
+const ANSWER: Duration = Duration::from_secs(60);
+/// How long it may take until pods have ended, too.
+const REMOVAL: Duration = Duration::from_secs(180);
 
-fn kubectl(cluster: &Cluster) -> Command {
+fn kubectl(namespace: &str) -> Command {
     let mut command = Command::new("kubectl");
-    command.args(["--namespace", &cluster.namespace]).stdin(Stdio::null());
+    command.args(["--namespace", namespace]).stdin(Stdio::null());
     command
 }
 
@@ -56,9 +63,9 @@ fn done(what: &str, output: std::io::Result<Output>) -> Result<Vec<u8>, String> 
 /// # Errors
 /// If the API cannot be asked, or there are none.
 pub(crate) fn nodes(cluster: &Cluster) -> Result<Vec<String>, String> {
-    let mut command = kubectl(cluster);
+    let mut command = kubectl(&cluster.namespace);
     command.args(["get", "nodes", "--selector", &cluster.selector, "--output", "json"]);
-    let text = done("the nodes", command.output())?;
+    let text = done("the nodes", program::output(&mut command, ANSWER))?;
     let list: Value = serde_json::from_slice(&text).map_err(|e| format!("the nodes: {e}"))?;
     let items = list["items"].as_array().into_iter().flatten();
     let names = items.filter_map(|node| node["metadata"]["name"].as_str());
@@ -78,12 +85,31 @@ fn name(request: &Request) -> String {
     format!("torpor-benchmark-{}", request.id)
 }
 
-/// The Job on a node, and its configuration.
-#[must_use]
-pub(crate) fn manifest(cluster: &Cluster, node: &str, request: &Request) -> Value {
-    let name = name(request);
-    let labels = json!({ LABEL: request.id, "app.kubernetes.io/name": "torpor-benchmark" });
-    let metadata = json!({ "name": name, "namespace": cluster.namespace, "labels": labels });
+fn labels(request: &Request) -> Value {
+    json!({ LABEL: request.id, "app.kubernetes.io/name": "torpor-benchmark" })
+}
+
+fn metadata(cluster: &Cluster, request: &Request) -> Value {
+    json!({
+        "name": name(request), "namespace": cluster.namespace, "labels": labels(request),
+    })
+}
+
+/// The configuration of a Job, which goes with it.
+fn config_map(cluster: &Cluster, request: &Request, job: &str) -> Value {
+    let mut metadata = metadata(cluster, request);
+    metadata["ownerReferences"] =
+        json!([{ "apiVersion": "batch/v1", "kind": "Job", "name": name(request), "uid": job }]);
+    // JSON is YAML.
+    let config = serde_json::to_string(&request.config).unwrap_or_default();
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": { CONFIG: config },
+    })
+}
+
+/// The Job on a node. Its pod waits for its configuration.
+fn job(cluster: &Cluster, node: &str, request: &Request) -> Value {
+    let (name, labels) = (name(request), labels(request));
     let from_host = |name: &str, path: &str, kind: &str| json!({ "name": name, "hostPath": { "path": path, "type": kind } });
     let mounted = |name: &str, path: &str| json!({ "name": name, "mountPath": path });
     let mut arguments = vec!["run", "--agent"];
@@ -124,10 +150,10 @@ pub(crate) fn manifest(cluster: &Cluster, node: &str, request: &Request) -> Valu
             from_host("host", "/", "Directory"),
         ],
     });
-    let job = json!({
+    json!({
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata,
+        "metadata": metadata(cluster, request),
         "spec": {
             // A second try would measure a machine that the first one has disturbed.
             "backoffLimit": 0,
@@ -135,26 +161,76 @@ pub(crate) fn manifest(cluster: &Cluster, node: &str, request: &Request) -> Valu
             "ttlSecondsAfterFinished": 3600,
             "template": { "metadata": { "labels": labels }, "spec": pod },
         },
-    });
-    // JSON is YAML.
-    let config = serde_json::to_string(&request.config).unwrap_or_default();
-    let map = json!({
-        "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": { CONFIG: config },
-    });
-    json!({ "apiVersion": "v1", "kind": "List", "items": [map, job] })
+    })
 }
 
-/// What was made on a cluster; it is removed in the end.
-struct OnCluster<'a>(&'a Cluster, String);
+/// What is to be removed from a cluster.
+#[derive(Debug, Serialize, Deserialize)]
+struct Made {
+    namespace: String,
+    /// The value of its label.
+    id: String,
+}
 
-impl Drop for OnCluster<'_> {
-    fn drop(&mut self) {
-        let mut command = kubectl(self.0);
-        command.args(["delete", "jobs,configmaps", "--ignore-not-found", "--wait=true"]);
-        command.args(["--cascade=foreground", "--selector", &format!("{LABEL}={}", self.1)]);
-        if let Err(error) = done("removing the Job", command.output()) {
-            tell!("{error}");
+/// Removes what was made on a cluster when its input ends: by then the coordinator has ended, for whatever
+/// reason, or needs it no more.
+///
+/// # Errors
+/// If it is not told what, or the API does not do it.
+pub(crate) fn withdraw() -> Result<(), String> {
+    // A signal from the terminal is for the coordinator; this process ends after it.
+    let _ = rustix::process::setsid();
+    let mut input = BufReader::new(io::stdin());
+    let mut line = String::new();
+    input.read_line(&mut line).map_err(|e| e.to_string())?;
+    let made: Made = serde_json::from_str(&line).map_err(|e| e.to_string())?;
+    let told = writeln!(io::stdout(), "ready").and_then(|()| io::stdout().flush());
+    // Without a coordinator nothing was made yet.
+    told.map_err(|e| e.to_string())?;
+    let _ = io::copy(&mut input, &mut io::sink());
+    let mut command = kubectl(&made.namespace);
+    command.args(["delete", "jobs,configmaps", "--ignore-not-found", "--wait=true"]);
+    command.args(["--cascade=foreground", "--selector", &format!("{LABEL}={}", made.id)]);
+    done("removing the Job", program::output(&mut command, REMOVAL)).map(drop)
+}
+
+/// What is made on a cluster: the process that removes it.
+struct OnCluster {
+    remover: Child,
+    input: Option<ChildStdin>,
+}
+
+impl OnCluster {
+    /// Starts it; when this returns, nothing that is made from now on stays.
+    fn start(cluster: &Cluster, request: &Request) -> Result<Self, String> {
+        let failed = |e: io::Error| format!("the process that removes the Job: {e}");
+        let made = Made { namespace: cluster.namespace.clone(), id: request.id.clone() };
+        let mut remover = Command::new(own::executable().map_err(|e| e.to_string())?)
+            .args(own::prefix())
+            .arg("withdraw")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let (mut input, output) = (remover.stdin.take(), remover.stdout.take());
+        if let Some(input) = &mut input {
+            let line = serde_json::to_string(&made).map_err(|e| e.to_string())?;
+            writeln!(input, "{line}").map_err(failed)?;
         }
+        let on_cluster = Self { remover, input };
+        let mut said = String::new();
+        if let Some(output) = output {
+            BufReader::new(output).read_line(&mut said).map_err(failed)?;
+        }
+        if said.is_empty() { Err(failed(io::Error::other("it has ended"))) } else { Ok(on_cluster) }
+    }
+}
+
+impl Drop for OnCluster {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        // What it cannot remove it says.
+        let _ = self.remover.wait();
     }
 }
 
@@ -168,13 +244,16 @@ pub(crate) fn on_node(
     request: &Request,
     log: &Path,
 ) -> Result<Results, String> {
-    let made = OnCluster(cluster, request.id.clone());
-    apply(cluster, &manifest(cluster, node, request))?;
+    let made = OnCluster::start(cluster, request)?;
+    let job = apply(cluster, "the Job", &job(cluster, node, request))?;
+    let uid = job["metadata"]["uid"].as_str().ok_or("the API tells no uid of the Job")?;
+    apply(cluster, "the configuration of the Job", &config_map(cluster, request, uid))?;
     let mut last = "its pod has not begun".to_owned();
     loop {
         let log = fs::File::create(log).map_err(|e| format!("{}: {e}", log.display()))?;
         let mut follow = follow(cluster, request, &log)?;
         let output = follow.stdout.take().ok_or("its log cannot be read")?;
+        let output = Patient::new(output, request.silence());
         let results = agent::receive(output, node, log);
         let _ = follow.kill();
         let _ = follow.wait();
@@ -194,21 +273,18 @@ pub(crate) fn on_node(
     }
 }
 
-fn apply(cluster: &Cluster, manifest: &Value) -> Result<(), String> {
-    let mut command = kubectl(cluster);
-    command.args(["apply", "--filename", "-"]).stdin(Stdio::piped());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|e| format!("kubectl: {e}"))?;
-    if let Some(mut input) = child.stdin.take() {
-        // If it does not read, its exit status tells why.
-        let _ = input.write_all(manifest.to_string().as_bytes());
-    }
-    done("making the Job", child.wait_with_output()).map(drop)
+/// Makes an object; what the API says that it is.
+fn apply(cluster: &Cluster, what: &str, manifest: &Value) -> Result<Value, String> {
+    let mut command = kubectl(&cluster.namespace);
+    command.args(["apply", "--output", "json", "--filename", "-"]);
+    let output = program::answer(&mut command, Some(manifest.to_string().into()), ANSWER);
+    let text = done(&format!("making {what}"), output)?;
+    serde_json::from_slice(&text).map_err(|e| format!("{what}: {e}"))
 }
 
 fn follow(cluster: &Cluster, request: &Request, log: &fs::File) -> Result<Child, String> {
     let text = |e: std::io::Error| format!("kubectl: {e}");
-    let mut command = kubectl(cluster);
+    let mut command = kubectl(&cluster.namespace);
     command.args(["logs", "--follow", "--pod-running-timeout=1m"]);
     command.arg(format!("job/{}", name(request)));
     command.stdout(Stdio::piped()).stderr(log.try_clone().map_err(text)?);
@@ -217,9 +293,9 @@ fn follow(cluster: &Cluster, request: &Request, log: &fs::File) -> Result<Child,
 
 /// How a Job has ended, if it has.
 fn ended(cluster: &Cluster, request: &Request) -> Result<Option<String>, String> {
-    let mut command = kubectl(cluster);
+    let mut command = kubectl(&cluster.namespace);
     command.args(["get", "job", &name(request), "--output", "json"]);
-    let text = done("the Job", command.output())?;
+    let text = done("the Job", program::output(&mut command, ANSWER))?;
     let job: Value = serde_json::from_slice(&text).map_err(|e| format!("the Job: {e}"))?;
     let conditions = job["status"]["conditions"].as_array().into_iter().flatten();
     let over = conditions
@@ -249,14 +325,19 @@ mod tests {
             limit: 600,
         };
         let request = Request { config: Config::default(), id: "0a".into(), again: false };
-        let list = manifest(&cluster, "node-1", &request);
-        let (map, job) = (&list["items"][0], &list["items"][1]);
+        let (job, map) = (job(&cluster, "node-1", &request), config_map(&cluster, &request, "u"));
         let config = map["data"][CONFIG].as_str().unwrap();
         assert_eq!(serde_json::from_str::<Config>(config).unwrap(), request.config);
         let pod = &job["spec"]["template"]["spec"];
         assert_eq!((&pod["nodeName"], &pod["restartPolicy"]), (&json!("node-1"), &json!("Never")));
         assert_eq!(job["spec"]["activeDeadlineSeconds"], 600);
         assert_eq!(pod["volumes"][0]["configMap"]["name"], map["metadata"]["name"]);
+        // It goes with its Job.
+        let owner = &map["metadata"]["ownerReferences"][0];
+        assert_eq!(
+            (&owner["kind"], &owner["name"], &owner["uid"]),
+            (&json!("Job"), &job["metadata"]["name"], &json!("u"))
+        );
         for item in [map, job] {
             assert_eq!(item["metadata"]["labels"][LABEL], "0a");
         }

@@ -29,12 +29,16 @@ pub mod overhead;
 mod own;
 mod past;
 pub mod plan;
+mod program;
 mod registry;
 pub mod report;
 pub mod results;
 mod run;
+mod setting;
 pub mod statistics;
 mod suite;
+mod trust;
+mod turn;
 mod workload;
 mod world;
 

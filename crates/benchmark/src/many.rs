@@ -10,6 +10,7 @@ use torpor_worker::tell;
 use crate::agent::{self, Request};
 use crate::config::{Config, Host};
 use crate::kubernetes::{self, Cluster};
+use crate::program::Patient;
 use crate::results::{self, Results, write_whole};
 use crate::{digest, listen, report};
 
@@ -202,7 +203,7 @@ fn over(host: &Host, request: &Request, log: &Path) -> Result<Results, String> {
     };
     // An agent that does not start is told by what it printed, or by its silence.
     let _ = agent::ask(&mut *input, request);
-    let results = agent::receive(output, &host.name, log)?;
+    let results = agent::receive(Patient::new(output, request.silence()), &host.name, log)?;
     // Were this lost, the agent would keep its results: no harm.
     let _ = agent::thank(input);
     Ok(results)
@@ -220,7 +221,7 @@ fn over_tls(
     let end = listen::connect(address, keys)?;
     // An agent that refuses is told by what it says.
     let _ = agent::ask(&end, request);
-    let results = agent::receive(&end, address, log)?;
+    let results = agent::receive(Patient::new(&end, request.silence()), address, log)?;
     // Were this lost, the agent would keep its results: no harm.
     let _ = agent::thank(&end).and_then(|()| listen::finish(&end));
     Ok(results)

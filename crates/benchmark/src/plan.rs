@@ -3,11 +3,15 @@
 
 use std::collections::BTreeSet;
 
+use serde::Serialize;
+use serde_json::json;
+
 use crate::catalogue::{Benchmark, Group};
 use crate::config::Config;
+use crate::digest;
 
 /// One piece of work: a group of benchmarks on one target, once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Item {
     /// Its number, which is its place in the order.
     pub number: u64,
@@ -38,6 +42,14 @@ pub fn plan(config: &Config, wanted: &[Benchmark], targets: usize, seed: u64) ->
     items
 }
 
+/// The sum of a plan: a tool that measures other things, or in another order, has another one.
+#[must_use]
+pub fn sum(items: &[Item], wanted: &[Benchmark]) -> String {
+    let told = |b: &Benchmark| json!([b.name, b.unit, b.direction, b.group]);
+    let rows: Vec<_> = wanted.iter().map(told).collect();
+    digest::of_bytes(json!([items, rows]).to_string().as_bytes())
+}
+
 /// How many seconds a plan takes, roughly.
 #[must_use]
 pub fn forecast(items: &[Item], config: &Config) -> f64 {
@@ -64,5 +76,15 @@ mod tests {
         assert_eq!((rounds.len(), sets.len()), (4, 1));
         assert_ne!(rounds[0], rounds[1]);
         assert!(items.iter().enumerate().all(|(i, item)| item.number == i as u64));
+    }
+
+    #[test]
+    fn another_plan_has_another_sum() {
+        let config = Config { runs: 2, ..Config::default() };
+        let wanted = wanted(&config);
+        let items = |seed| plan(&config, &wanted, 2, seed);
+        assert_eq!(sum(&items(7), &wanted), sum(&items(7), &wanted));
+        assert_ne!(sum(&items(7), &wanted), sum(&items(8), &wanted));
+        assert_ne!(sum(&items(7), &wanted), sum(&items(7), &wanted[1..]));
     }
 }

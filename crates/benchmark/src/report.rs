@@ -163,6 +163,7 @@ fn troubles(results: &Results) -> Vec<Value> {
             Status::Failed => "failed",
             Status::Invalid => "invalid",
             _ if row.failures > 0 => "failed at times",
+            _ if row.invalid > 0 => "invalid at times, and not counted then",
             _ => continue,
         };
         let key =

@@ -71,6 +71,25 @@ pub struct Target {
     pub digests: BTreeMap<String, String>,
 }
 
+impl Target {
+    /// What differs between what was found out at two times, as far as both tell.
+    #[must_use]
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let of = |what: &str, a: &str, b: &str| {
+            let both = !a.is_empty() && !b.is_empty();
+            (both && a != b).then(|| format!("{what} of {}: {a} and {b}", self.name))
+        };
+        let digests = self.digests.iter().filter_map(|(path, sum)| {
+            of(&format!("the program {path}"), sum, other.digests.get(path)?)
+        });
+        let whole = [
+            of("the endpoint", &self.endpoint, &other.endpoint),
+            of("the runtime", &self.runtime, &other.runtime),
+        ];
+        whole.into_iter().flatten().chain(digests).collect()
+    }
+}
+
 /// What came of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -81,7 +100,7 @@ pub enum Status {
     Unsupported,
     /// It was tried and failed.
     Failed,
-    /// There are values, but they do not show what they should.
+    /// There are values, but too many of them do not show what they should.
     Invalid,
     /// Not measured yet.
     Pending,
@@ -98,8 +117,11 @@ pub struct Row {
     pub status: Status,
     /// Why, where it is not [`Status::Ok`]; or what went wrong in some of the samples.
     pub reason: Option<String>,
-    /// Whether some samples have failed.
+    /// How many samples have failed.
     pub failures: u32,
+    /// How many do not show what they should.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub invalid: u32,
     /// About the samples that are not warm-up.
     pub summary: Option<Summary>,
     /// Every sample.
@@ -117,13 +139,26 @@ pub struct Sample {
     pub warmup: bool,
     /// The value, in the unit of the benchmark.
     pub value: f64,
+    /// Whether it does not show what it should.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub invalid: bool,
+}
+
+fn is_none(count: &u32) -> bool {
+    *count == 0
+}
+
+fn is_false(bit: &bool) -> bool {
+    !bit
 }
 
 impl Row {
-    /// The values that count.
+    /// The values that count; of a row that is invalid as a whole, all there are.
     #[must_use]
     pub fn values(&self) -> Vec<f64> {
-        self.samples.iter().filter(|sample| !sample.warmup).map(|sample| sample.value).collect()
+        let whole = self.status == Status::Invalid;
+        let counts = |sample: &&Sample| !sample.warmup && (whole || !sample.invalid);
+        self.samples.iter().filter(counts).map(|sample| sample.value).collect()
     }
 
     /// Computes the summary from the samples.

@@ -11,13 +11,16 @@ use torpor_worker::tell;
 use crate::catalogue::{Benchmark, wanted};
 use crate::cell::{Cell, Trouble, Values};
 use crate::config::{Config, ConfigError, Endpoint, Handler, check_here};
-use crate::endpoint::{ReadyEndpoint, sweep_pods};
-use crate::gather::{gather, targets};
-use crate::journal::{Head, Journal, Line, Outcome, Past};
+use crate::endpoint::{EndpointError, ReadyEndpoint, sweep_pods};
+use crate::gather::{described, gather, targets};
+use crate::journal::{Head, Journal, Line, Outcome, Past, Work};
 use crate::machine::{Machine, calibrate};
 use crate::overhead::{self, Overhead};
-use crate::plan::{Item, forecast, plan};
-use crate::results::{Results, ResultsError, SCHEMA, Status, without_ids, write_whole};
+use crate::plan::{Item, forecast, plan, sum};
+use crate::results::{
+    self, Results, ResultsError, SCHEMA, Status, Target, without_ids, write_whole,
+};
+use crate::trust::keeps_what_is_mine;
 use crate::{keeper, report, suite};
 
 /// Why a run does not take place.
@@ -38,6 +41,21 @@ pub(crate) enum RunError {
          begin anew with --again"
     )]
     Other(PathBuf),
+    /// What there is of this configuration would be mixed with samples of something else.
+    #[error(
+        "{0} holds a run that cannot go on: {1}. Choose another directory with --output, or begin \
+         anew with --again; what is there can still be read by `torpor benchmark report`"
+    )]
+    Changed(PathBuf, String),
+    /// Others can exchange what a run keeps.
+    #[error(
+        "{0} belongs to another user, or others may exchange what is in it: name a directory of \
+         your own with TMPDIR"
+    )]
+    Unsafe(PathBuf),
+    /// Another run is at work.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
     /// The configuration and the filters leave nothing.
     #[error(
         "nothing is left to measure: the filters take in no benchmark, see `torpor benchmark list`"
@@ -55,6 +73,8 @@ pub(crate) const JOURNAL: &str = "journal.jsonl";
 const PATIENCE: u32 = 3;
 /// How often files are written anew while the run goes on.
 const REFRESH: Duration = Duration::from_secs(5);
+/// Writing takes longer with each sample: it may take one of so many parts of the time.
+const SELDOM: u32 = 50;
 /// How often the loop that shows noise is run.
 const CALIBRATE: Duration = Duration::from_secs(3);
 
@@ -72,7 +92,13 @@ struct Run {
     /// What was said about targets already.
     said: BTreeSet<(usize, String)>,
     made: Counter<u64>,
+    /// How many pieces of work have ended, those of before included.
+    done: usize,
+    /// Whether the tool was started before for this run.
+    is_resumed: bool,
     written: Instant,
+    /// How long writing took.
+    writing: Duration,
 }
 
 fn now() -> f64 {
@@ -93,18 +119,26 @@ pub(crate) async fn run(
         let path = path.to_owned();
         move |error| RunError::Io(path, error)
     };
+    let kept = std::env::temp_dir();
+    if !keeps_what_is_mine(&kept) {
+        return Err(RunError::Unsafe(kept));
+    }
     std::fs::create_dir_all(output).map_err(at(output))?;
     let path = output.join(JOURNAL);
     if config.endpoints.is_empty() {
         config.endpoints = crate::config::found().await?;
     }
     config.output = None;
-    let (journal, past) = if path.exists() && !again {
+    let is_resumed = path.exists() && !again;
+    let (journal, past) = if is_resumed {
         resume(&path, &config)?
     } else {
         check_here(&config)?;
         begin(&path, &config).map_err(at(&path))?
     };
+    if let Some(results) = whole(output, &past) {
+        return Ok(results);
+    }
     let benchmarks = wanted(&past.head.config);
     if benchmarks.is_empty() {
         return Err(RunError::Nothing);
@@ -120,7 +154,10 @@ pub(crate) async fn run(
         failures: BTreeMap::new(),
         said: BTreeSet::new(),
         made: Counter::new(0),
+        done: 0,
+        is_resumed,
         written: Instant::now(),
+        writing: Duration::ZERO,
     };
     if !run.past.complete() {
         run.all().await?;
@@ -131,12 +168,14 @@ pub(crate) async fn run(
 fn begin(path: &Path, config: &Config) -> io::Result<(Journal, Past)> {
     let started = now();
     let seed = config.seed.unwrap_or_else(|| fastrand::u64(..));
+    let (plan, _) = planned(config, seed);
     let head = Head {
         schema: SCHEMA.into(),
         tool: env!("CARGO_PKG_VERSION").into(),
         id: format!("{:016x}", fastrand::u64(..)),
         started,
         seed,
+        plan: Some(plan),
         config: config.clone(),
         machine: Machine::here(),
     };
@@ -144,19 +183,55 @@ fn begin(path: &Path, config: &Config) -> io::Result<(Journal, Past)> {
     Ok((journal, Past { head, lines: Vec::new() }))
 }
 
+/// What a configuration asks for, in its order, and the sum of both.
+fn planned(config: &Config, seed: u64) -> (String, Vec<Item>) {
+    let wanted = wanted(config);
+    let items = plan(config, &wanted, targets(config).len(), seed);
+    (sum(&items, &wanted), items)
+}
+
 fn resume(path: &Path, config: &Config) -> Result<(Journal, Past), RunError> {
-    let failed = |error| RunError::Io(path.to_owned(), error);
-    let (mut journal, mut past) = Journal::open(path).map_err(failed)?;
+    let (journal, past) =
+        Journal::open(path).map_err(|error| RunError::Io(path.to_owned(), error))?;
+    let dir = path.parent().unwrap_or(path);
     if past.head.schema != SCHEMA || past.head.config != *config {
-        return Err(RunError::Other(path.parent().unwrap_or(path).to_owned()));
+        return Err(RunError::Other(dir.to_owned()));
     }
-    if !past.complete() {
+    if whole(dir, &past).is_none() {
+        let changed = changes(&past);
+        if !changed.is_empty() {
+            return Err(RunError::Changed(dir.to_owned(), changed.join("; ")));
+        }
         check_here(config)?;
-        let line = Line::Resumed { time: now() };
-        journal.add(&line).map_err(failed)?;
-        past.lines.push(line);
     }
     Ok((journal, past))
+}
+
+/// The results of a run that has nothing left to do.
+fn whole(output: &Path, past: &Past) -> Option<Results> {
+    let results = results::read(output).ok().filter(|_| past.complete())?;
+    let report = output.join("report.html").exists();
+    (report && results.complete && results.id == past.head.id).then_some(results)
+}
+
+/// What is not as it was when a run began: samples of before and of now are not of the same.
+fn changes(past: &Past) -> Vec<String> {
+    let (head, tool) = (&past.head, env!("CARGO_PKG_VERSION"));
+    let mut changes = Vec::new();
+    if head.tool != tool {
+        changes
+            .push(format!("it was begun by version {} of the tool, and this is {tool}", head.tool));
+    }
+    match &head.plan {
+        None => changes.push("the tool that began it did not note what each sample is of".into()),
+        Some(plan) if *plan != planned(&head.config, head.seed).0 => {
+            changes.push("this tool measures other things, or in another order".into());
+        }
+        Some(_) => {}
+    }
+    let machine = head.machine.differences(&Machine::here());
+    changes.extend(machine.into_iter().map(|text| format!("the machine is another: {text}")));
+    changes
 }
 
 impl Run {
@@ -177,15 +252,21 @@ impl Run {
     }
 
     async fn all(&mut self) -> Result<(), RunError> {
-        keeper::remove_forgotten();
+        if keeper::remove_forgotten() {
+            tell!("another run is at work on this machine, or is ending: each disturbs the other");
+        }
         let names = targets(&self.config);
-        let items = plan(&self.config, &self.benchmarks, names.len(), self.past.head.seed);
+        let (_, items) = planned(&self.config, self.past.head.seed);
         let done = self.past.done();
+        self.done = done.len();
         let left: Vec<Item> =
             items.iter().filter(|item| !done.contains(&item.number)).copied().collect();
         self.announce(&names, &left);
         for endpoint in self.config.endpoints.clone() {
-            let place = ReadyEndpoint::open(&endpoint, &self.config).await;
+            let place = match ReadyEndpoint::open(&endpoint, &self.config).await {
+                Err(error @ EndpointError::Taken(_)) => return Err(error.into()),
+                place => place,
+            };
             if let Err(error) = &place {
                 tell!("{}: {error}", endpoint.name);
             }
@@ -199,8 +280,8 @@ impl Run {
                 self.note(Line::Calibration(time))?;
                 calibrated = Some(Instant::now());
             }
-            self.item(item, &names, left.len()).await?;
-            if self.written.elapsed() > REFRESH {
+            self.item(item, &names, items.len()).await?;
+            if self.written.elapsed() > REFRESH.max(self.writing * SELDOM) {
                 self.write()?;
             }
         }
@@ -239,6 +320,16 @@ impl Run {
                 list.push(place.describe(handler).await);
             }
         }
+        let before = described(&self.past.lines);
+        let known = |target: &Target| before.iter().find(|known| known.name == target.name);
+        let pairs = list.iter().filter_map(|target| Some((known(target)?, target)));
+        let changed: Vec<String> = pairs.flat_map(|(then, now)| then.differences(now)).collect();
+        if !changed.is_empty() {
+            return Err(RunError::Changed(self.output.clone(), changed.join("; ")));
+        }
+        if self.is_resumed {
+            self.note(Line::Resumed { time: now() })?;
+        }
         self.note(Line::Targets(list))
     }
 
@@ -263,11 +354,12 @@ impl Run {
             self.failures.remove(&key);
         }
         let outcomes = outcome.map(|values| self.outcomes(item, values)).unwrap_or_default();
-        self.note(Line::Done { item: item.number, time, outcomes, overhead })?;
-        let done = self.past.done().len();
         let (group, target) = (item.group, &names[item.target]);
+        let work = Some(Work { target: target.clone(), group, warmup: item.warmup });
+        self.note(Line::Done { item: item.number, work, time, outcomes, overhead })?;
+        self.done += 1;
         // Nothing depends on it.
-        let _ = write!(io::stderr(), "\r\x1b[K{done} of {}: {group:?} of {target}", done.max(all));
+        let _ = write!(io::stderr(), "\r\x1b[K{} of {all}: {group:?} of {target}", self.done);
         Ok(())
     }
 
@@ -340,6 +432,7 @@ impl Run {
     }
 
     fn write(&mut self) -> Result<Results, RunError> {
+        let begun = Instant::now();
         let results = gather(&self.past);
         let text =
             serde_json::to_vec_pretty(&results).map_err(|e| RunError::Report(e.to_string()))?;
@@ -347,6 +440,7 @@ impl Run {
         let html = report::html(&[&results]).map_err(|e| RunError::Report(e.to_string()))?;
         write_whole(&self.output.join("report.html"), html.as_bytes())?;
         self.written = Instant::now();
+        self.writing = begun.elapsed();
         Ok(results)
     }
 }
@@ -364,7 +458,7 @@ fn outcome(name: &str, value: Result<f64, Trouble>) -> Outcome {
         Ok(_) => (Status::Failed, None, Some("the value is not a number".into())),
         Err(Trouble::Unsupported(text)) => (Status::Unsupported, None, Some(text)),
         Err(Trouble::Failed(text)) => (Status::Failed, None, Some(text)),
-        Err(Trouble::Invalid(value, text)) => (Status::Invalid, Some(value), Some(text)),
+        Err(Trouble::Invalid(value, text)) => (Status::Invalid, value, Some(text)),
     };
     Outcome { benchmark: name.to_owned(), status, value, reason }
 }

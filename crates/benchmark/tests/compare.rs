@@ -150,6 +150,29 @@ fn a_row_that_is_lost_is_worse() {
     assert!(said.contains("it broke"), "{said}");
 }
 
+/// Whether a limit held, or a clock was fine enough, is not how fast a runtime is.
+#[test]
+fn a_row_that_is_invalid_is_told_and_not_worse() {
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.02, 1.0);
+    let b = changed(&a, |all| {
+        all["rows"][3]["status"] = json!("invalid");
+        all["rows"][3]["reason"] = json!("the limit is not exact");
+    });
+    let (status, said) = compare(&test_dir, &[&a, &b]);
+    assert_eq!(status, 0, "{said}");
+    assert!(said.contains("Invalid: operations.row.n3 of e/h"), "{said}");
+    assert!(said.contains("the limit is not exact"), "{said}");
+    // One sample that is invalid among others is not counted: the row is as it was.
+    let c = changed(&a, |all| {
+        let sample = &mut all["rows"][3]["samples"][0];
+        (sample["invalid"], sample["value"]) = (json!(true), json!(1e9));
+        all["rows"][3]["invalid"] = json!(1);
+    });
+    let (status, said) = compare(&test_dir, &[&a, &c]);
+    assert!(status == 0 && !said.contains("row.n3"), "{said}");
+}
+
 /// Values like the memory that a machine has less available can be zero, and below.
 #[test]
 fn values_that_are_not_above_zero_are_compared_by_their_difference() {

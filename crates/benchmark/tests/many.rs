@@ -10,6 +10,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use common::fake::{Fake, Mischief};
 use common::{TestDir, kill, left_out, row, samples, success, wait};
@@ -117,6 +118,31 @@ fn a_machine_that_is_not_there_keeps_no_other_from_its_results() {
     assert!(log.contains("nobody is here"), "{log}");
     assert_eq!(samples(row(&results(&test_dir, "one"), "operations.image.pull", "fake/x")), 5);
     assert!(test_dir.path("out/report.html").exists());
+    assert_nothing_left(&fakes);
+    test_dir.assert_clean();
+}
+
+#[test]
+fn an_agent_that_says_nothing_is_not_waited_for() {
+    let test_dir = TestDir::new();
+    let (fakes, endpoints) = endpoints(&test_dir, &["one"]);
+    // The second has begun, and then hangs; both end with their input.
+    let mute = "- {name: mute, command: [sh, -c, 'cat >/dev/null', sh]}\n";
+    let hello = r#"{"torpor-benchmark":{"hello":{"version":"1"}}}"#;
+    let hangs = test_dir.path("hangs");
+    fs::write(&hangs, format!("echo '{hello}'\ncat >/dev/null\n")).unwrap();
+    let hangs = format!("- {{name: hangs, command: [sh, {}]}}\n", hangs.display());
+    let hosts = format!("{mute}{hangs}{}", host(&test_dir, "one"));
+    // The third takes longer for its work than an agent may be silent.
+    fakes[0].state.lock().unwrap().slow = Duration::from_secs(6);
+    test_dir.config(&format!("{SETTINGS}deadline: 1\n{endpoints}hosts:\n{hosts}"));
+    let output = test_dir.run().output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    for name in ["mute", "hangs"] {
+        let told = format!("{name}: it has said nothing for 10 s");
+        assert!(said(&output).contains(&told), "{}", said(&output));
+    }
+    assert!(results(&test_dir, "one")["complete"] == true);
     assert_nothing_left(&fakes);
     test_dir.assert_clean();
 }
@@ -328,20 +354,24 @@ case "$1 $2" in
 "get nodes")
 	[ "$4" = pool=bench ] || { echo '{"items":[]}'; exit; }
 	echo '{"items":[{"metadata":{"name":"node-a"}},{"metadata":{"name":"node-b"}},{"metadata":{"name":"../c"}}]}' ;;
-"apply --filename")
+"apply --output")
 	python3 -c '
 import json, os, sys
-job, made = None, json.load(sys.stdin)
-for item in made["items"]:
-    name = item["metadata"]["name"]
-    if item["kind"] == "Job": job = item
-    else: config = item["data"]["config.json"]
-state = os.environ["STATE"]
-open(f"{state}/{name}.config", "w").write(config)
-open(f"{state}/{name}.node", "w").write(job["spec"]["template"]["spec"]["nodeName"])
+item = json.load(sys.stdin)
+about, state = item["metadata"], os.environ["STATE"]
+place = state + "/" + about["name"]
+if item["kind"] == "Job":
+    about["uid"] = "uid-of-" + about["name"]
+    open(place + ".node", "w").write(item["spec"]["template"]["spec"]["nodeName"])
+else:
+    owner = about["ownerReferences"][0]
+    assert owner["kind"] == "Job" and owner["uid"] == "uid-of-" + about["name"], owner
+    open(place + ".config", "w").write(item["data"]["config.json"])
+print(json.dumps(item))
 ' ;;
 "logs --follow")
 	name=${4#job/}
+	echo $$ >"$STATE/$name.pid"
 	# The first time there is no pod yet.
 	[ -e "$STATE/$name.asked" ] || { touch "$STATE/$name.asked"; echo "no pod yet" >&2; exit 1; }
 	node=$(cat "$STATE/$name.node")
@@ -349,43 +379,101 @@ open(f"{state}/{name}.node", "w").write(job["spec"]["template"]["spec"]["nodeNam
 		exec "$2" run --agent --output "$3" "$4" 2>&1' \
 		sh "$node" "$TOOL" "$STATE/$name.out" "$STATE/$name.config" ;;
 "get job") echo '{"status":{}}' ;;
-delete*) rm -rf "$STATE"/*"${7#*=}"* ;;
+delete*)
+	# With a Job its pod ends.
+	for pid in $(cat "$STATE"/*"${7#*=}".pid); do
+		if tr '\0' ' ' <"/proc/$pid/cmdline" | grep -q 'run --agent'; then kill "$pid"; fi
+	done
+	rm -rf "$STATE"/*"${7#*=}"* ;;
 esac
 "#;
 
-#[test]
-fn a_job_on_each_node_with_a_label() {
-    let test_dir = TestDir::new();
-    let (fakes, endpoints) = endpoints(&test_dir, &["node-a", "node-b"]);
-    test_dir.config(&format!("{SETTINGS}{endpoints}"));
-    let (bin, state) = (test_dir.path("bin"), test_dir.path("state"));
-    fs::create_dir(&bin).unwrap();
-    fs::create_dir(&state).unwrap();
-    fs::write(bin.join("kubectl"), KUBECTL).unwrap();
-    fs::set_permissions(bin.join("kubectl"), fs::Permissions::from_mode(0o755)).unwrap();
-    let run = |selector: &str| {
-        let mut command = test_dir.run();
+/// Two nodes of a cluster, each with an endpoint of its own.
+struct Nodes {
+    test_dir: TestDir,
+    fakes: Vec<Fake>,
+    state: PathBuf,
+}
+
+impl Nodes {
+    fn new(settings: &str) -> Self {
+        let test_dir = TestDir::new();
+        let (fakes, endpoints) = endpoints(&test_dir, &["node-a", "node-b"]);
+        test_dir.config(&format!("{settings}{endpoints}"));
+        let (bin, state) = (test_dir.path("bin"), test_dir.path("state"));
+        fs::create_dir(&bin).unwrap();
+        fs::create_dir(&state).unwrap();
+        fs::write(bin.join("kubectl"), KUBECTL).unwrap();
+        fs::set_permissions(bin.join("kubectl"), fs::Permissions::from_mode(0o755)).unwrap();
+        Self { test_dir, fakes, state }
+    }
+
+    fn run(&self, selector: &str) -> Command {
+        let mut command = self.test_dir.run();
+        let bin = self.test_dir.path("bin");
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
         command.args(["--kubernetes", selector, "--image", "registry/benchmark:1"]);
-        command.env("PATH", path).env("STATE", &state).env("CRI", test_dir.path("cri"));
-        command.env("TOOL", env!("CARGO_BIN_EXE_torpor-benchmark")).output().unwrap()
-    };
-    success(&run("pool=bench"));
+        command.env("PATH", path).env("STATE", &self.state).env("CRI", self.test_dir.path("cri"));
+        command.env("TOOL", env!("CARGO_BIN_EXE_torpor-benchmark"));
+        command
+    }
+
+    /// How often what was made was removed.
+    fn removals(&self) -> usize {
+        let calls = fs::read_to_string(self.state.join("calls")).unwrap_or_default();
+        calls.matches("delete jobs,configmaps").count()
+    }
+
+    /// What is there of Jobs and configurations.
+    fn made(&self) -> Vec<String> {
+        let names = fs::read_dir(&self.state).unwrap().flatten();
+        let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.ends_with(".node") || name.ends_with(".config")).collect()
+    }
+}
+
+#[test]
+fn a_job_on_each_node_with_a_label() {
+    let nodes = Nodes::new(SETTINGS);
+    success(&nodes.run("pool=bench").output().unwrap());
     for node in ["node-a", "node-b"] {
-        let results = results(&test_dir, node);
+        let results = results(&nodes.test_dir, node);
         assert_eq!(
             (&results["machine"]["hostname"], &results["complete"]),
             (&node.into(), &true.into())
         );
     }
-    let page = fs::read_to_string(test_dir.path("out/report.html")).unwrap();
+    let page = fs::read_to_string(nodes.test_dir.path("out/report.html")).unwrap();
     assert!(page.contains("2 machines"));
     // What was made there is removed: its name is in nothing that is left but the run itself.
-    let calls = fs::read_to_string(state.join("calls")).unwrap();
-    assert_eq!(calls.matches("delete jobs,configmaps").count(), 2, "{calls}");
-    let none = run("pool=none");
+    assert_eq!((nodes.removals(), nodes.made()), (2, Vec::new()));
+    let none = nodes.run("pool=none").output().unwrap();
     assert_eq!(none.status.code(), Some(1));
     assert!(said(&none).contains("no node has the label pool=none"), "{}", said(&none));
-    assert_nothing_left(&fakes);
-    test_dir.assert_clean();
+    assert_nothing_left(&nodes.fakes);
+    nodes.test_dir.assert_clean();
+}
+
+/// Ctrl-C, a service that is stopped, and what asks nobody.
+#[test]
+fn without_its_coordinator_nothing_stays_on_a_cluster() {
+    for signal in ["INT", "TERM", "KILL"] {
+        let settings = SETTINGS.replace("operations.image", "operations.life");
+        let nodes = Nodes::new(&format!("{settings}deadline: 100\n"));
+        nodes.fakes.iter().for_each(|fake| fake.mischief("StopContainer", Mischief::Hang));
+        let mut command = nodes.run("pool=bench");
+        let mut child = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let at_work = || nodes.fakes.iter().all(|fake| fake.calls("StopContainer") > 0);
+        wait(at_work, || format!("they never came to the call: {:?}", nodes.made()));
+        assert_eq!(nodes.made().len(), 4, "{:?}", nodes.made());
+        // Those that wait for an answer go on waiting.
+        nodes.fakes.iter().for_each(Fake::recover);
+        let pid = child.id().to_string();
+        success(&Command::new("kill").args([&format!("-{signal}"), &pid]).output().unwrap());
+        assert!(!child.wait().unwrap().success());
+        wait(|| nodes.made().is_empty(), || format!("{signal}: left: {:?}", nodes.made()));
+        assert_eq!(nodes.removals(), 2);
+        assert_nothing_left(&nodes.fakes);
+        nodes.test_dir.assert_clean();
+    }
 }

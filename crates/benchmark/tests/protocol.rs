@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use common::fake::{Fake, Mischief};
@@ -176,6 +178,97 @@ fn a_runtime_that_crashes_ends_its_cells_alone() {
 }
 
 #[test]
+fn a_runtime_that_comes_back_is_left_clean() {
+    let (test_dir, fake) = in_test_dir("runs: 1\nwarmup: 0\ndeadline: 100");
+    fake.mischief("StopContainer", Mischief::Crash);
+    let mut child = test_dir.run().spawn().unwrap();
+    wait(|| fake.calls("StopContainer") > 0, || "it never came to the call".into());
+    kill(&mut child);
+    assert_ne!(fake.left(), (0, 0, 0));
+    // As when its service is started again: longer than one call of the keeper takes.
+    std::thread::sleep(Duration::from_secs(3));
+    fake.recover();
+    wait(|| fake.left() == (0, 0, 0), || format!("left: {:?}", fake.left()));
+    test_dir.assert_clean();
+}
+
+#[test]
+fn two_runs_do_not_meet_at_an_endpoint() {
+    let (test_dir, fake) = in_test_dir("runs: 1\nwarmup: 0\ndeadline: 100");
+    fake.mischief("StopContainer", Mischief::Hang);
+    let mut child = test_dir.run().spawn().unwrap();
+    wait(|| fake.calls("StopContainer") > 0, || "it never came to the call".into());
+    let left = fake.left();
+    // Whatever its directories: the endpoint is the same.
+    let other = TestDir::new();
+    other.config(&format!("{LIFE}runs: 1\nwarmup: 0\n{}", fake.endpoint()));
+    let refused = other.run().output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && said.contains("another run measures"), "{said}");
+    assert_eq!(fake.left(), left);
+    other.assert_clean();
+    // At another endpoint it may be at work, and says that both are disturbed.
+    let elsewhere = Fake::start(&other.path(""));
+    other.config(&format!(
+        "filters: [operations.image.*]\nruns: 1\nwarmup: 0\n{}",
+        elsewhere.endpoint()
+    ));
+    let mut beside = other.run();
+    beside.arg("--again").env("TMPDIR", test_dir.path("tmp"));
+    let beside = beside.output().unwrap();
+    success(&beside);
+    let said = String::from_utf8_lossy(&beside.stderr);
+    assert!(said.contains("another run is at work on this machine"), "{said}");
+    fake.recover();
+    kill(&mut child);
+    wait(|| fake.left() == (0, 0, 0), || format!("left: {:?}", fake.left()));
+    test_dir.assert_clean();
+    // Then it is the other's turn.
+    other.config(&format!("{LIFE}runs: 1\nwarmup: 0\n{}", fake.endpoint()));
+    success(&other.run().arg("--again").output().unwrap());
+}
+
+#[test]
+fn a_program_that_hangs_holds_nothing_up() {
+    let test_dir = TestDir::new();
+    let fake = Fake::start(&test_dir.path(""));
+    let program = test_dir.path("hangs");
+    fs::write(&program, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let endpoint = fake.endpoint();
+    let endpoint =
+        endpoint.replace("{name: x}", &format!("{{name: x, binary: {}}}", program.display()));
+    test_dir.config(&format!("filters: [operations.image.*]\nruns: 1\nwarmup: 0\n{endpoint}"));
+    let version =
+        test_dir.tool().arg("version").arg(test_dir.path("config.yaml")).output().unwrap();
+    let said = success(&version);
+    assert!(said.contains("hangs: it did not end within"), "{said}");
+    let output = test_dir.run().output().unwrap();
+    success(&output);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("hangs --version: it did not end"));
+    assert_eq!(samples(row(&test_dir.results(), "operations.image.pull", "fake/x")), 1);
+    test_dir.assert_clean();
+}
+
+#[test]
+fn an_endpoint_that_wants_tls_of_registries_is_told_apart() {
+    let (test_dir, fake) = in_test_dir("runs: 1\nwarmup: 0");
+    let text =
+        "pinging container registry 127.0.0.1: http: server gave HTTP response to HTTPS client";
+    fake.mischief("PullImage", Mischief::Fail(2, text.into()));
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
+    let life = row(&results, "operations.life.total", "fake/x");
+    let reason = life["reason"].as_str().unwrap();
+    assert!(life["status"] == "failed" && reason.contains(text), "{life}");
+    assert!(reason.contains("insecure") && reason.contains("docs/benchmark.md"), "{life}");
+    // What that leads to is there.
+    let docs = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmark.md"));
+    assert!(docs.unwrap().contains("**CRI-O**"));
+    test_dir.assert_clean();
+}
+
+#[test]
 fn killed_at_any_call_it_goes_on_where_it_was() {
     let (test_dir, fake) = in_test_dir("runs: 12\nwarmup: 1\nseed: 3");
     let mut kills = 0;
@@ -314,5 +407,22 @@ fn as_many_at_a_time_as_were_asked_for() {
     let row = row(&results, "scalability.containers-6.start", "fake/x");
     assert_eq!((row["status"].as_str(), samples(row)), (Some("ok"), 1), "{row}");
     assert_eq!(fake.state.lock().unwrap().most_asked, 3);
+    assert_eq!(fake.left(), (0, 0, 0));
+}
+
+#[test]
+fn those_that_do_not_run_any_more_are_no_scale() {
+    let test_dir = TestDir::new();
+    let fake = Fake::start(&test_dir.path(""));
+    fake.state.lock().unwrap().ends_early = true;
+    test_dir.config(&format!(
+        "filters: [scalability.*]\nruns: 1\nwarmup: 0\nscale: [2]\n{}",
+        fake.endpoint()
+    ));
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
+    let row = row(&results, "scalability.containers-2.start", "fake/x");
+    assert_eq!(row["status"], "failed", "{row}");
+    assert!(row["reason"].as_str().unwrap().contains("2 of 2 containers do not run"), "{row}");
     assert_eq!(fake.left(), (0, 0, 0));
 }

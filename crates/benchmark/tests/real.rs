@@ -290,6 +290,10 @@ fn a_container_sleeps_and_moves() {
             |facet: &str| sample(&results, &format!("operations.checkpoint-{kind}-8m.{facet}"));
         assert!(of("bytes") > 8.0 && of("frozen") > 0.0 && of("checkpoint") > of("engine"));
         assert!(of("restore") > 0.0 && of("answer") > 0.0);
+        // By a clock that is fine enough, all of the caller's time is in a part with a name.
+        let parts = of("frozen") + of("engine") + of("runtime");
+        assert!((of("checkpoint") - parts).abs() < 1.0, "{parts} of {}", of("checkpoint"));
+        assert!(of("unnamed") < 1.0 && of("runtime") > 0.0, "{}", of("unnamed"));
     }
     test_dir.assert_clean();
 }

@@ -16,7 +16,12 @@ pub(super) const LIFE: &[Line] = &[
         Lower,
         "from StartContainer to the first line that the program has written",
     ),
-    ("container.exec", "ms", Lower, "ExecSync of `true` in a container that runs"),
+    (
+        "container.exec",
+        "ms",
+        Lower,
+        "ExecSync of `true` in a container that runs, the mean of 10 calls",
+    ),
     ("container.stop", "ms", Lower, "StopContainer of a program that ends at SIGTERM"),
     ("container.remove", "ms", Lower, "RemoveContainer of one that has ended"),
     ("sandbox.stop", "ms", Lower, "StopPodSandbox"),
@@ -236,12 +241,20 @@ pub(super) const SCALE: &[Line] = &[
 ];
 
 /// What only an endpoint tells whose processes are known.
-pub(super) const SCALE_ALL: &[Line] = &[(
-    "pss",
-    "MiB",
-    Lower,
-    "memory for each, by the proportional share of all its processes, the runtime's included",
-)];
+pub(super) const SCALE_ALL: &[Line] = &[
+    (
+        "running",
+        "ms",
+        Lower,
+        "CPU time that all its processes, the runtime's included, take in a second in which all run",
+    ),
+    (
+        "pss",
+        "MiB",
+        Lower,
+        "memory for each, by the proportional share of all its processes, the runtime's included",
+    ),
+];
 
 /// A container that moves.
 pub(super) const MIGRATION: &[Line] = &[

@@ -130,7 +130,7 @@ impl Group {
     #[must_use]
     pub fn seconds(self, effort: f64) -> f64 {
         match self {
-            Self::Life => 1.0,
+            Self::Life => 1.3,
             Self::Bridge => 1.3,
             Self::Image | Self::Charge | Self::Pids => 1.0,
             Self::Checkpoint { memory, .. } | Self::Direct { memory, .. } => {
@@ -144,7 +144,7 @@ impl Group {
             Self::Oom => 1.2,
             Self::Weight => 6.5,
             Self::Migration { memory, .. } => 2.5 + f64::from(memory) / 200.0,
-            Self::Scale { containers } => 1.0 + 0.25 * f64::from(containers),
+            Self::Scale { containers } => 2.0 + 0.25 * f64::from(containers),
         }
     }
 }
@@ -289,7 +289,9 @@ mod tests {
             "limits.io.weight",
             "limits.charge.runtime",
             "limits.charge.runtime-cpu",
+            "scalability.containers-5.running",
             "scalability.containers-5.pss",
+            "scalability.containers-50.running",
             "scalability.containers-50.pss",
         ];
         assert_eq!(own, wanted);

@@ -28,7 +28,7 @@ pub(super) async fn through_cri(
     // A runtime that lacks the call says so of a container that is not there, too, and needs none.
     let probe = client.checkpoint("none", "/nonexistent/checkpoint.tar").await;
     if let Err(error @ CallError::Unsupported { .. }) = probe {
-        return Err(error.into());
+        return Err(lacking(error));
     }
     if !sealed {
         return sample(cell, memory, false).await;
@@ -58,7 +58,7 @@ async fn sample(cell: &Cell<'_>, memory: u32, sealed: bool) -> Result<Values, Tr
     let checkpoint = ms(begun);
     if let Err(error) = written {
         cell.finish(&pod).await?;
-        return Err(error.into());
+        return Err(lacking(error));
     }
     let pause = pause(cell, &launched.id).await;
     client.stop(&launched.id, 0).await?;
@@ -222,10 +222,30 @@ async fn answered(cell: &Cell<'_>, id: &str, called: SystemTime) -> Result<f64, 
     Err(failed("the container does not go on after its restore"))
 }
 
+/// What containerd says, from 2.2.7 on, where its configuration does not allow it.
+const DISABLED: &str = "checkpoint restore via CreateContainer is disabled by configuration";
+
+/// A runtime that lacks the call, or whose shim has no checkpoint.
+fn lacking(error: CallError) -> Trouble {
+    match &error {
+        CallError::Unsupported { text, .. } if text.contains("checkpointing container") => {
+            Trouble::Unsupported(format!("the shim of this runtime makes no checkpoints: {error}"))
+        }
+        CallError::Unsupported { .. } => Trouble::Unsupported(format!(
+            "this version of the endpoint makes no checkpoints (containerd does from 2.0 on): {error}"
+        )),
+        _ => error.into(),
+    }
+}
+
 /// A runtime that does not know checkpoints as images takes the path for a name, and says so. One that
 /// says nothing has failed.
 fn refused(error: CallError) -> Trouble {
     match error {
+        CallError::Failed { text, .. } if text.contains(DISABLED) => Trouble::Unsupported(format!(
+            "this containerd restores only with `enable_experimental_restore_via_create = true` in \
+             its configuration of the CRI: {text}"
+        )),
         CallError::Failed { .. } => {
             Trouble::Unsupported(format!("no container can be created from a checkpoint: {error}"))
         }
@@ -278,6 +298,28 @@ mod tests {
         assert!(matches!(refused(CallError::Deadline { call, limit }), Trouble::Failed(_)));
         let text = "broken pipe".to_owned();
         assert!(matches!(refused(CallError::Gone { call, text }), Trouble::Failed(_)));
+    }
+
+    #[test]
+    fn what_a_version_cannot_do_is_told_by_its_reason() {
+        let text = format!("rpc error: {DISABLED}, see the documentation");
+        let said = refused(CallError::Failed { call: "CreateContainer", text });
+        let option = "enable_experimental_restore_via_create";
+        assert!(matches!(said, Trouble::Unsupported(text) if text.contains(option)));
+        for (text, reason) in [
+            ("method CheckpointContainer not implemented", "containerd does from 2.0 on"),
+            ("checkpointing container \"09\" failed: not implemented", "the shim of this runtime"),
+        ] {
+            let call = "CheckpointContainer";
+            let said = lacking(CallError::Unsupported { call, text: text.to_owned() });
+            assert!(
+                matches!(&said, Trouble::Unsupported(all) if all.contains(reason) && all.contains(text)),
+                "{said}"
+            );
+        }
+        let limit = Duration::from_secs(30);
+        let late = lacking(CallError::Deadline { call: "CheckpointContainer", limit });
+        assert!(matches!(late, Trouble::Failed(_)));
     }
 
     #[test]

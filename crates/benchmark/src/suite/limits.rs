@@ -42,7 +42,7 @@ pub(super) async fn quota(cell: &Cell<'_>) -> Result<Values, Trouble> {
     cell.finish(&pod).await?;
     let work = printed["wall"].as_f64().unwrap_or(f64::NAN) * 1000.0;
     let work = match &share {
-        Err(Trouble::Invalid(_, reason)) => Err(Trouble::Invalid(work, reason.clone())),
+        Err(Trouble::Invalid(_, reason)) => Err(Trouble::Invalid(Some(work), reason.clone())),
         _ => Ok(work),
     };
     Ok(vec![("cpu.share".into(), share), ("cpu.work".into(), work)])
@@ -70,9 +70,9 @@ fn judge(share: f64, times: u64) -> Result<f64, Trouble> {
     let off = 100.0 * (share - SHARE).abs() / SHARE;
     let used = format!("{:.1} % of a CPU were used under a quota of 20 %", 100.0 * share);
     match (times, off) {
-        (0, _) => Err(Trouble::Invalid(off, format!("the kernel has not throttled; {used}"))),
+        (0, _) => Err(Trouble::Invalid(Some(off), format!("the kernel has not throttled; {used}"))),
         (_, off) if off > 5.0 => {
-            Err(Trouble::Invalid(off, format!("the limit is not exact: {used}")))
+            Err(Trouble::Invalid(Some(off), format!("the limit is not exact: {used}")))
         }
         _ => Ok(off),
     }
@@ -100,7 +100,7 @@ pub(super) async fn raise(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let before = windows.iter().find(|w| w[0].as_f64().is_some_and(|time| time < called - 0.15));
     let held = before.and_then(|w| w[1].as_f64()).is_some_and(|share| share < 0.5);
     let effect = match more.and_then(|w| w[0].as_f64()) {
-        _ if !held => Err(Trouble::Invalid(0.0, "the first limit did not hold".into())),
+        _ if !held => Err(Trouble::Invalid(None, "the first limit did not hold".into())),
         Some(time) => Ok((time - called) * 1000.0),
         None => Err(failed("the program has not got more CPU")),
     };
@@ -137,7 +137,7 @@ pub(super) async fn oom(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let printed = parse(&text)?;
     if !printed["survived"].is_null() {
         let text = format!("the program took 1024 MiB under a limit of {LIMIT} MiB");
-        return Ok(vec![("memory.oom".into(), Err(Trouble::Invalid(0.0, text)))]);
+        return Ok(vec![("memory.oom".into(), Err(Trouble::Invalid(None, text)))]);
     }
     let last = printed["time"].as_f64().unwrap_or(now);
     let latency = (now - last).max(0.0) * 1000.0;
@@ -145,7 +145,7 @@ pub(super) async fn oom(cell: &Cell<'_>) -> Result<Values, Trouble> {
         Ok(latency)
     } else {
         let text = format!("the runtime says `{}`, not OOMKilled", status.reason);
-        Err(Trouble::Invalid(latency, text))
+        Err(Trouble::Invalid(Some(latency), text))
     };
     Ok(vec![("memory.oom".into(), latency)])
 }
@@ -166,7 +166,7 @@ pub(super) async fn pids(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let started = if started < 32.0 {
         Ok(started)
     } else {
-        Err(Trouble::Invalid(started, "the limit of 32 did not hold".into()))
+        Err(Trouble::Invalid(Some(started), "the limit of 32 did not hold".into()))
     };
     Ok(vec![("pids.refusal".into(), started)])
 }

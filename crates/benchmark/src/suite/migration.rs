@@ -81,7 +81,7 @@ async fn there(container: &Container<'_>, deadline: u64) -> Result<Child, Troubl
 
 /// The program of a runtime whose containers can move.
 fn find_program(binary: &Path) -> Result<std::path::PathBuf, Trouble> {
-    let version = version_of(binary);
+    let version = version_of(binary).map_err(failed)?;
     if !version.starts_with("runc ") {
         let text = format!("torpor migrate moves containers of runc; this is {version:?}");
         return Err(Trouble::Unsupported(text));

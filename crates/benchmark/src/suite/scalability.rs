@@ -1,4 +1,4 @@
-//! Many containers: starting and stopping them, and the memory that each takes.
+//! Many containers: starting them, letting them run, and stopping them, and the memory that each takes.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,8 +7,10 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use crate::cell::{Cell, Network, Pod, Spec, Trouble, Values, failed};
 use crate::cgroups;
+use crate::cri::messages::state;
 use crate::image::BASE;
 use crate::machine::{field, kibibytes};
+use crate::overhead;
 
 use super::value;
 
@@ -28,6 +30,7 @@ pub(super) async fn scale(cell: &Cell<'_>, containers: u32) -> Result<Values, Tr
     let start = begun.elapsed().as_secs_f64();
     tokio::time::sleep(SETTLE).await;
     let after = Weight::now(cell, &pods);
+    let running = running(cell, &pods).await?;
     let begun = Instant::now();
     let ends = pods.iter().map(|(pod, id)| end(cell, pod, id));
     stream::iter(ends).buffer_unordered(width).try_collect::<Vec<()>>().await?;
@@ -41,10 +44,33 @@ pub(super) async fn scale(cell: &Cell<'_>, containers: u32) -> Result<Values, Tr
     Ok(vec![
         value("start", start),
         value("stop", stop),
+        ("running".into(), running.ok_or_else(|| Trouble::Unsupported(alien.into()))),
         value("available", each(before.available - after.available)),
         ("pss".into(), grown(before.pss, after.pss, alien)),
         ("cgroup".into(), grown(before.cgroup, after.cgroup, "no memory controller is found")),
     ])
+}
+
+/// For how long all run.
+const RUNNING: Duration = Duration::from_secs(1);
+
+/// Lets all run, and fails if one does not: the CPU time in ms of a second that all processes of the
+/// endpoint take for it, if they are known.
+async fn running(cell: &Cell<'_>, pods: &[(Pod, String)]) -> Result<Option<f64>, Trouble> {
+    let used = || -> Duration { cell.place.processes().into_iter().map(overhead::of).sum() };
+    let before = cell.place.ours().then(used);
+    let begun = Instant::now();
+    tokio::time::sleep(RUNNING).await;
+    let time = begun.elapsed().as_secs_f64();
+    let taken = before.map(|before| used().saturating_sub(before).as_secs_f64());
+    let mut ended = 0;
+    for (_, id) in pods {
+        ended += u32::from(cell.client().container(id).await?.state != state::RUNNING);
+    }
+    if ended > 0 {
+        return Err(failed(format!("{ended} of {} containers do not run", pods.len())));
+    }
+    Ok(taken.map(|taken| 1000.0 * taken / time))
 }
 
 /// A sandbox with one container that sleeps.

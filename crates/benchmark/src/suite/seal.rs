@@ -3,8 +3,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::cell::{Trouble, failed};
+use crate::program;
+
+/// How long a key may take.
+const KEY: Duration = Duration::from_secs(10);
 
 /// The file.
 pub(crate) const OPTIONS: &str = "criu.conf";
@@ -29,7 +34,8 @@ pub(crate) fn sealing(dir: &Path, torpor: &Path) -> Result<(), Trouble> {
     // A key file is never overwritten.
     let _ = fs::remove_file(&key);
     let mut command = std::process::Command::new(torpor);
-    let made = command.args(["key", "generate"]).arg(&key).output().map_err(failed)?;
+    let made = program::output(command.args(["key", "generate"]).arg(&key), KEY);
+    let made = made.map_err(|error| failed(format!("torpor key generate: {error}")))?;
     let recipient = String::from_utf8_lossy(&made.stdout).trim().to_owned();
     if !made.status.success() {
         let said = String::from_utf8_lossy(&made.stderr);

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use tokio::process::Command;
 use torpor_kernel::cgroup;
 use torpor_kernel::mountinfo;
+use torpor_worker::tell;
 
 use crate::cell::{Cell, Launched, Network, POLL, Pod, Spec, Trouble, Values, failed, parse};
 use crate::cgroups;
 use crate::cri::messages::{Mount, state};
 use crate::endpoint::limited;
-use crate::keeper::Setting;
+use crate::setting::Setting;
 
 /// The weights of both containers.
 const WEIGHTS: [u32; 2] = [800, 100];
@@ -128,7 +129,7 @@ fn judged(read: &[f64], charged: Option<u64>) -> Result<f64, Trouble> {
             100.0 * charged,
             100.0 * share
         );
-        return Err(Trouble::Invalid(off, text));
+        return Err(Trouble::Invalid(Some(off), text));
     }
     Ok(off)
 }
@@ -195,8 +196,8 @@ impl<'a> Disk<'a> {
     }
 
     async fn remove(self) {
-        if let Some(setting) = &self.setting {
-            setting.restore();
+        if let Some(Err(error)) = self.setting.as_ref().map(Setting::restore) {
+            tell!("{error}");
         }
         // What keeps it mounted ends with the endpoint.
         let _ = self.inside("umount", &[], &[&self.mounted]).await;
@@ -205,7 +206,9 @@ impl<'a> Disk<'a> {
 }
 
 async fn call(program: &str, options: &[&str], files: &[&Path]) -> Result<(), Trouble> {
-    let output = Command::new(program).args(options).args(files).output().await;
+    let mut command = Command::new(program);
+    // With the sample, when that takes too long.
+    let output = command.args(options).args(files).kill_on_drop(true).output().await;
     let output = output.map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Trouble::Unsupported(format!("there is no {program}")),
         _ => failed(error),
@@ -232,7 +235,7 @@ mod tests {
         assert!((judged(&[450.0, 450.0], Some(880)).unwrap() - 38.9).abs() < 0.1);
         for charged in [Some(800), None] {
             let trouble = judged(&[450.0, 450.0], charged).unwrap_err();
-            assert!(matches!(trouble, Trouble::Invalid(off, _) if off > 38.0), "{trouble}");
+            assert!(matches!(trouble, Trouble::Invalid(Some(off), _) if off > 38.0), "{trouble}");
         }
     }
 

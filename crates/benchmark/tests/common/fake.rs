@@ -40,6 +40,10 @@ pub struct State {
     pub held: Option<u32>,
     /// Sandboxes that are to be asked for at the same time, and as many again; whoever asks waits for the others.
     pub together: usize,
+    /// How long each image takes that a run begins with.
+    pub slow: Duration,
+    /// Whether what is started ends at once.
+    pub ends_early: bool,
     /// Sandboxes that are being asked for.
     asked: usize,
     /// All that ever were.
@@ -54,6 +58,13 @@ pub struct State {
 
 /// A sandbox, a container and an image that somebody else has made.
 const FOREIGN: [&str; 3] = ["foreign-sandbox", "foreign-container", "127.0.0.1:5000/torpor/base:1"];
+
+/// Images of others whose names are much like ours.
+const ALIKE: [&str; 3] = [
+    "registry.example/torpor-benchmark/tools:1.4",
+    "registry.example/torpor-benchmark/base:1",
+    "127.0.0.1:5000/mirror/torpor-benchmark/pulled:1",
+];
 
 /// A server in a thread of its own.
 pub struct Fake {
@@ -71,6 +82,7 @@ impl Fake {
         state.sandboxes.insert(sandbox.clone(), HashMap::from([("app".into(), "web".into())]));
         state.containers.insert(container, (sandbox, false));
         state.images.push(image);
+        state.images.extend(ALIKE.map(str::to_owned));
         let state = Arc::new(Mutex::new(state));
         let (listening, shared) =
             (std::os::unix::net::UnixListener::bind(&socket).unwrap(), state.clone());
@@ -102,6 +114,13 @@ impl Fake {
         self.state.lock().unwrap().mischief.insert(call.into(), mischief);
     }
 
+    /// It does no mischief any more, and answers again if it had crashed.
+    pub fn recover(&self) {
+        let state = &mut *self.state.lock().unwrap();
+        state.mischief.clear();
+        state.crashed = false;
+    }
+
     /// How many sandboxes, containers and images there are besides somebody else's, which must still be there as
     /// they were.
     pub fn left(&self) -> (usize, usize, usize) {
@@ -109,9 +128,13 @@ impl Fake {
         let [sandbox, container, image] = FOREIGN;
         let is_there = state.sandboxes.contains_key(sandbox)
             && state.containers.get(container).is_some_and(|(_, ended)| !ended)
-            && state.images.iter().any(|name| name == image);
+            && [&ALIKE[..], &[image]]
+                .concat()
+                .iter()
+                .all(|one| state.images.iter().any(|i| i == one));
         assert!(is_there, "what belongs to others is not as it was: {state:?}");
-        (state.sandboxes.len() - 1, state.containers.len() - 1, state.images.len() - 1)
+        let images = state.images.len() - 1 - ALIKE.len();
+        (state.sandboxes.len() - 1, state.containers.len() - 1, images)
     }
 
     /// How many calls there were.
@@ -171,6 +194,11 @@ async fn answer(
     let is_sandbox = call == "RunPodSandbox";
     if is_sandbox {
         others(&state).await;
+    }
+    if call == "PullImage" {
+        let image = ImageRequest::decode(&message[5..]).unwrap().image.unwrap().image;
+        let slow = state.lock().unwrap().slow;
+        tokio::time::sleep(if image.contains("/pulled:") { Duration::ZERO } else { slow }).await;
     }
     let answer = {
         let state = &mut *state.lock().unwrap();
@@ -232,7 +260,18 @@ fn dispatch(call: &str, message: &[u8], state: &mut State) -> Answer {
             let id = Id::decode(message).unwrap().id;
             let log = state.logs.get(&id).ok_or_else(not_found)?;
             fs::write(log, "2026-01-01T00:00:00.5Z stdout F up\n").unwrap();
+            if let Some((_, has_ended)) = state.containers.get_mut(&id) {
+                *has_ended = state.ends_early;
+            }
             Ok(nothing)
+        }
+        "ContainerStatus" => {
+            let id = StatusOfRequest::decode(message).unwrap().id;
+            let (_, has_ended) = state.containers.get(&id).ok_or_else(not_found)?;
+            let state = if *has_ended { state::EXITED } else { state::RUNNING };
+            let status = Some(ContainerStatus { state, ..ContainerStatus::default() });
+            Ok(ContainerStatusResponse { status, ..ContainerStatusResponse::default() }
+                .encode_to_vec())
         }
         "ExecSync" => Ok(ExecSyncResponse::default().encode_to_vec()),
         "StopContainer" => {
