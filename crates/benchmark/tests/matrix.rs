@@ -87,5 +87,14 @@ fn every_cell_has_values_or_reasons() {
         let row = row(&results, "operations.container.checkpoint", cell);
         assert_eq!(row["status"], "unsupported", "{row}");
     }
+    // Each with its reason.
+    for (cell, reason) in [
+        ("containerd-1.6/runc", "containerd does from 2.0 on"),
+        ("containerd-2.2/runsc", "the shim of this runtime makes no checkpoints"),
+        ("containerd-2.2/youki", "this OCI runtime has no such command"),
+    ] {
+        let row = row(&results, "operations.container.checkpoint", cell);
+        assert!(row["reason"].as_str().unwrap().contains(reason), "{row}");
+    }
     test_dir.assert_clean();
 }
