@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,14 +19,25 @@ const MOUNTS: [&str; 2] = ["--external", "mnt[]:ms"];
 
 /// A task that has opened `here/file`, and has made mounts in a namespace of its own since.
 fn opened_before(dir: &Path, mounts: &str) -> Sleeper {
-    for name in ["here", "there"] {
-        fs::create_dir(dir.join(name)).unwrap();
-    }
+    fs::create_dir(dir.join("here")).unwrap();
     fs::write(dir.join("here/file"), "text").unwrap();
+    run_before(dir, mounts, ("3<>here/file", "sleep"))
+}
+
+/// The same, whose program and a mapping are that file as well.
+fn executed_before(dir: &Path, mounts: &str) -> Sleeper {
+    fs::create_dir(dir.join("here")).unwrap();
+    fs::copy("/bin/sleep", dir.join("here/file")).unwrap();
+    symlink("/proc/self/fd/3", dir.join("sleep")).unwrap();
+    run_before(dir, mounts, ("3<here/file", "./sleep"))
+}
+
+fn run_before(dir: &Path, mounts: &str, (open, program): (&str, &str)) -> Sleeper {
+    fs::create_dir(dir.join("there")).unwrap();
     let inside =
-        format!("{WITHOUT_MOUNTS_OF_OTHERS} cd {}; {mounts}; exec sleep 1000", dir.display());
-    let script = "cd $1; exec 3<>here/file; exec unshare --mount sh -ec \"$2\"";
-    Sleeper::start_as(&["sh", "-ec", script, "sh", dir.to_str().unwrap(), &inside])
+        format!("{WITHOUT_MOUNTS_OF_OTHERS} cd {}; {mounts}; exec {program} 1000", dir.display());
+    let script = format!("cd $1; exec {open}; exec unshare --mount sh -ec \"$2\"");
+    Sleeper::start_as(&["sh", "-ec", &script, "sh", dir.to_str().unwrap(), &inside])
 }
 
 fn third(task: &Sleeper) -> PathBuf {
@@ -71,6 +83,37 @@ fn one_that_no_path_leads_to_is_left_to_the_caller_as_the_refusal_says() {
     assert!(output.status.success(), "{}", task.log("restore.log"));
     assert_eq!(third(&task), dir.path().join("here/file"));
     assert_eq!(fs::read(format!("/proc/{}/fd/3", task.pid)).unwrap(), b"text");
+}
+
+#[test]
+fn the_program_and_a_mapping_of_it_are_found_by_another_mount() {
+    let dir = tempfile::tempdir().unwrap();
+    let mounts = "mount --bind here there; mount -t tmpfs hides here";
+    let task = executed_before(dir.path(), mounts);
+    let program = |name| fs::read_link(format!("/proc/{}/{name}", task.pid)).unwrap();
+    task.put_to_sleep(&MOUNTS);
+    let output = task.restore(&MOUNTS).arg("-d").output().unwrap();
+    assert!(output.status.success(), "{}", task.log("restore.log"));
+    let there = dir.path().join("there/file");
+    assert_eq!([program("exe"), third(&task)], [&*there, &*there]);
+    let maps = fs::read_to_string(format!("/proc/{}/maps", task.pid)).unwrap();
+    assert!(maps.contains(there.to_str().unwrap()), "{maps}");
+}
+
+#[test]
+fn a_program_that_no_path_leads_to_is_left_to_the_caller_as_the_refusal_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let task = executed_before(dir.path(), "mount -t tmpfs hides here");
+    let program = || fs::read_link(format!("/proc/{}/exe", task.pid)).unwrap();
+    assert!(!task.dump(&MOUNTS).status.success());
+    let (external, inherit) = advice(&task, "where no path leads to it; ");
+    task.put_to_sleep(&[MOUNTS[0], MOUNTS[1], "--external", &external]);
+
+    let given = fs::File::open(dir.path().join("here/file"));
+    let mut restore = task.restore(&MOUNTS);
+    let output = restore.args(["-d", "--inherit-fd", &inherit]).stdin(given.unwrap()).output();
+    assert!(output.unwrap().status.success(), "{}", task.log("restore.log"));
+    assert_eq!([program(), third(&task)], [(); 2].map(|()| dir.path().join("here/file")));
 }
 
 /// Who has mounted the file system of a server, and keeps its connection open.
