@@ -54,6 +54,14 @@ pub fn name(pid: i32) -> Option<String> {
     facts(pid).map(|(_, facts)| facts.name)
 }
 
+/// Whether a process has an instance of io_uring.
+pub fn has_ring(pid: i32) -> bool {
+    let mut files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    files.any(|fd| {
+        fs::read_link(fd.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:[io_uring]")
+    })
+}
+
 fn facts(pid: i32) -> Option<(char, Facts)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is in brackets and may itself contain any.

@@ -30,7 +30,7 @@ fn at_its_defaults() {
         command("mariadb", &["--no-defaults", &socket, "--batch", "-N", "-e", text])
     };
     until_true("the server answers", || query("SELECT 1").finish().status.success());
-    assert!(has_ring(job.pid()), "it does not use io_uring");
+    assert!(process::has_ring(job.pid()), "it does not use io_uring");
     query("CREATE DATABASE t; CREATE TABLE t.a(i INT PRIMARY KEY, s TEXT) ENGINE=InnoDB").succeed();
     for time in 0..3 {
         let from = time * ROWS;
@@ -45,15 +45,7 @@ fn at_its_defaults() {
         let answer = query(check).succeed();
         let count = (from + ROWS).to_string();
         assert!(answer.starts_with(&count) && answer.ends_with("OK"), "{answer}");
-        assert!(has_ring(job.pid()));
+        assert!(process::has_ring(job.pid()));
     }
     assert!(process::alive(job.pid()));
-}
-
-/// Whether a process has an instance of io_uring.
-fn has_ring(pid: i32) -> bool {
-    let mut files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
-    files.any(|fd| {
-        std::fs::read_link(fd.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:[io_uring]")
-    })
 }

@@ -298,9 +298,11 @@ fn mariadb() -> Row {
     let mut times = Times::default();
     for _ in 0..SLEEPS {
         advance();
+        assert!(process::has_ring(job.pid()), "it does not use io_uring");
         times.sleep(&mut job, &options);
     }
     advance();
+    assert!(process::has_ring(job.pid()), "it does not use io_uring any more");
     assert!(run.try_wait().unwrap().is_none(), "{}", fs::read_to_string(&log).unwrap());
     run.kill().unwrap();
     run.wait().unwrap();
