@@ -6,32 +6,47 @@
 struct ring {
 	int fd;
 	unsigned entries;
-	unsigned *sq_head, *sq_tail, *sq_array, *cq_head, *cq_tail;
+	unsigned *sq_head, *sq_tail, *sq_flags, *sq_array, *cq_head, *cq_tail;
 	struct io_uring_cqe *cqes;
 	struct io_uring_sqe *sqes;
 };
 
-static inline bool ring_setup(struct ring *ring, unsigned entries, unsigned flags)
+static inline bool ring_make(struct ring *ring, unsigned entries, struct io_uring_params *params)
 {
-	struct io_uring_params params = { .flags = flags };
 	char *rings;
 
-	ring->fd = (int)syscall(SYS_io_uring_setup, entries, &params);
+	ring->fd = (int)syscall(SYS_io_uring_setup, entries, params);
 	if (ring->fd < 0)
 		return false;
 	TRY(fcntl(ring->fd, F_SETFD, FD_CLOEXEC));
-	ring->entries = params.sq_entries;
-	rings = zoo_map(params.sq_off.array + params.sq_entries * 4, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd);
-	ring->sqes = mmap(NULL, params.sq_entries * sizeof *ring->sqes, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd,
+	ring->entries = params->sq_entries;
+	rings = zoo_map(params->sq_off.array + params->sq_entries * 4, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd);
+	ring->sqes = mmap(NULL, params->sq_entries * sizeof *ring->sqes, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd,
 			  IORING_OFF_SQES);
 	CHECK(ring->sqes != MAP_FAILED);
-	ring->sq_head = (void *)(rings + params.sq_off.head);
-	ring->sq_tail = (void *)(rings + params.sq_off.tail);
-	ring->sq_array = (void *)(rings + params.sq_off.array);
-	ring->cq_head = (void *)(rings + params.cq_off.head);
-	ring->cq_tail = (void *)(rings + params.cq_off.tail);
-	ring->cqes = (void *)(rings + params.cq_off.cqes);
+	ring->sq_head = (void *)(rings + params->sq_off.head);
+	ring->sq_tail = (void *)(rings + params->sq_off.tail);
+	ring->sq_flags = (void *)(rings + params->sq_off.flags);
+	ring->sq_array = (void *)(rings + params->sq_off.array);
+	ring->cq_head = (void *)(rings + params->cq_off.head);
+	ring->cq_tail = (void *)(rings + params->cq_off.tail);
+	ring->cqes = (void *)(rings + params->cq_off.cqes);
 	return true;
+}
+
+static inline bool ring_setup(struct ring *ring, unsigned entries, unsigned flags)
+{
+	struct io_uring_params params = { .flags = flags };
+
+	return ring_make(ring, entries, &params);
+}
+
+/* With a thread of the kernel that fetches the requests, and sleeps after so many ms without any. */
+static inline bool ring_poll(struct ring *ring, unsigned idle)
+{
+	struct io_uring_params params = { .flags = IORING_SETUP_SQPOLL, .sq_thread_idle = idle };
+
+	return ring_make(ring, 8, &params);
 }
 
 /* io_uring_register(2). */
@@ -60,6 +75,19 @@ static inline void ring_add(struct ring *ring, int op, int fd, void *at, unsigne
 static inline void ring_enter(struct ring *ring, unsigned count)
 {
 	CHECK_EQ(syscall(SYS_io_uring_enter, ring->fd, count, 0, 0, NULL, 0), (long)count);
+}
+
+static inline bool ring_sleeps(struct ring *ring)
+{
+	return __atomic_load_n(ring->sq_flags, __ATOMIC_RELAXED) & IORING_SQ_NEED_WAKEUP;
+}
+
+/* Has the thread that fetches requests know of one, if it says that it has to be woken. */
+static inline void ring_wake(struct ring *ring)
+{
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	if (ring_sleeps(ring))
+		TRY(syscall(SYS_io_uring_enter, ring->fd, 0, 0, IORING_ENTER_SQ_WAKEUP, NULL, 0));
 }
 
 static inline bool ring_is_empty(struct ring *ring)

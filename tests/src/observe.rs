@@ -486,6 +486,9 @@ fn fdinfo_line(line: &str) -> Option<String> {
             Some(format!("flags: {:o}", flags & !nameless))
         }
         "mnt_id" | "ino" | "it_value" | "eventfd-id" | "Pid" | "NSpid" => None,
+        // The thread that fetches requests of io_uring, which begins anew.
+        "SqThreadCpu" | "SqTotalTime" | "SqWorkTime" => None,
+        "SqThread" => Some(format!("SqThread: {}", *words.get(1)? != "-1")),
         "lock" => {
             let mut words = words;
             words.drain(5..7.min(words.len()));

@@ -27,6 +27,8 @@ pub struct IoUring<'e> {
     pub files: Vec<(u32, u32)>,
     /// Threads that have registered its descriptor: id in the images, and place in their table.
     pub threads: Vec<(u32, u32)>,
+    /// The processor that the thread which fetches its requests is bound to.
+    pub processor: Option<u32>,
 }
 
 impl<'e> IoUring<'e> {
@@ -47,7 +49,16 @@ impl<'e> IoUring<'e> {
             places: ring.places.unwrap_or_default(),
             files: ring.files.iter().map(|file| (file.place, file.file)).collect(),
             threads: ring.threads.iter().map(|thread| (thread.thread, thread.place)).collect(),
+            processor: ring.processor,
         })
+    }
+
+    /// Whether a thread of the kernel fetches its requests.
+    #[must_use]
+    pub fn is_polled(&self) -> bool {
+        /// `IORING_SETUP_SQPOLL`.
+        const SQPOLL: u32 = 1 << 1;
+        self.setup & SQPOLL != 0
     }
 
     /// How much memory its buffers lock.

@@ -13,6 +13,7 @@ pub mod event;
 pub mod fcntl;
 pub mod heap;
 pub mod inherited;
+pub mod io_uring;
 pub mod ipc;
 pub mod kcmp;
 pub mod keepalive;

@@ -7,10 +7,12 @@
 //! its rings get the content that they had.
 //!
 //! What was registered with an instance is made again where it can be told ([`registered`]), and so
-//! are the ways in which threads know it ([`users`]).
+//! are the ways in which threads know it ([`users`]). A thread of the kernel may fetch its requests
+//! ([`polled`]).
 //!
 //! The kernel lets nobody send an instance over a socket: each task makes its own.
 
+mod polled;
 mod registered;
 mod restore;
 mod users;
@@ -22,6 +24,8 @@ use torpor_images::proto::{FdTypes, FileEntry, TorporIoUringEntry};
 use torpor_sys::vm;
 use torpor_tracee::syscall::{self, RemoteFd, Syscall};
 
+pub(crate) use self::polled::{Rights, fetchers};
+use self::registered::GroupQuestion;
 pub(crate) use self::restore::IoUringRestorer;
 pub(crate) use self::users::UserQuestion;
 use super::table::FileTable;
@@ -37,6 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// `IORING_SETUP_*` of linux/io_uring.h.
+const SETUP_SQPOLL: u32 = 1 << 1;
 const SETUP_CQSIZE: u32 = 1 << 3;
 const SETUP_SUBMIT_ALL: u32 = 1 << 7;
 const SETUP_TASKRUN_FLAG: u32 = 1 << 9;
@@ -46,7 +51,8 @@ const SETUP_SINGLE_ISSUER: u32 = 1 << 12;
 const SETUP_DEFER_TASKRUN: u32 = 1 << 13;
 const SETUP_NO_SQARRAY: u32 = 1 << 16;
 /// What a restore makes instances with.
-const KNOWN: u32 = SETUP_TASKRUN_FLAG
+const KNOWN: u32 = SETUP_SQPOLL
+    | SETUP_TASKRUN_FLAG
     | SETUP_SQE128
     | SETUP_CQE32
     | SETUP_SINGLE_ISSUER
@@ -61,13 +67,20 @@ const REGISTER_RESIZE_RINGS: u64 = 33;
 const REGISTER_MEM_REGION: u64 = 34;
 /// An address where nothing is: a request of io_uring_register(2) that gets there changes nothing.
 const NOWHERE: u64 = 1;
-/// `IORING_ENTER_GETEVENTS`.
+/// `IORING_ENTER_*`: asks for answers, and wakes the thread that fetches requests.
 const GETEVENTS: u64 = 1;
+const SQ_WAKEUP: u64 = 1 << 1;
 /// `IORING_OFF_SQES`: where in its file the requests of an instance are.
 const OFF_SQES: u64 = 0x1000_0000;
 /// Why an instance of two processes is refused, and what to do.
 const SHARED: &str = "shared with another process, which is not supported; let the program close \
                       and unmap it in its children (io_uring_ring_dontfork)";
+/// Why one whose thread fetches the requests of another as well is refused, and what to do.
+const SHARED_FETCHER: (&str, &str) = (
+    "the thread that fetches its requests works for another one as well (IORING_SETUP_ATTACH_WQ), and \
+     the kernel does not tell in whose name it does",
+    "let the program make each with a thread of its own",
+);
 /// The largest rings that the kernel makes.
 const MAX_SQ: u32 = 32768;
 /// How many calls a restore makes to count up all instances: some thirty microseconds each.
@@ -96,7 +109,9 @@ fn requests_length(setup: u32, sq: u32) -> u64 {
 struct Counts {
     sq_entries: u32,
     cq_entries: u32,
-    /// Requests that the kernel has taken.
+    /// Requests that the program has made.
+    made: u32,
+    /// Those of them that the kernel has taken.
     taken: u32,
     /// Answers that it has given.
     given: u32,
@@ -115,14 +130,16 @@ impl Counts {
         Some(Counts {
             sq_entries: entries("SqMask")?,
             cq_entries: entries("CqMask")?,
+            made: number("SqTail")?,
             taken: number("CachedSqHead")?,
             given: number("CachedCqTail")?,
         })
     }
 
-    /// Requests that have no answer yet.
-    fn in_flight(&self) -> u32 {
-        self.taken.wrapping_sub(self.given)
+    /// Requests that have no answer yet. A thread that fetches them takes all that are made.
+    fn in_flight(&self, polled: bool) -> u32 {
+        let asked = if polled { self.made } else { self.taken };
+        asked.wrapping_sub(self.given)
     }
 }
 
@@ -134,6 +151,8 @@ pub(crate) struct IoUringDumper {
     users: Vec<(usize, i32)>,
     /// How many calls it takes to count all of them up.
     calls: u32,
+    /// Whether they have groups of buffers: task, descriptor, and what was asked.
+    groups: Vec<(usize, i32, GroupQuestion)>,
 }
 
 /// An instance that was met.
@@ -147,6 +166,8 @@ struct Met {
     fd: i32,
     /// Sockets that are registered with it: place and inode.
     sockets: Vec<(u32, u64)>,
+    /// The number of the thread that fetches its requests.
+    fetcher: Option<i32>,
 }
 
 impl IoUringDumper {
@@ -167,8 +188,13 @@ impl IoUringDumper {
         if tasks[found.task].is_32bit() {
             return Err(refuse(found, "it is that of a 32-bit program, which is not supported"));
         }
-        check(found)?;
-        let counts = drain(tasks, found)?;
+        let (counts, info) = drain(tasks, found)?;
+        check(found, &info)?;
+        let fetcher = polled::describe(tasks.remote(found.task)?, found, &info)?;
+        let number = fetcher.map(|fetcher| fetcher.number);
+        if number.is_some() && self.met.iter().any(|met| met.fetcher == number) {
+            return Err(refuse_use(found, SHARED_FETCHER.0, SHARED_FETCHER.1));
+        }
         let setup = ask(tasks, found)?;
         let (setup, rings, requests) = read(tasks, found, setup, counts)?;
         self.calls = self.calls.saturating_add(calls_of(&rings, counts.sq_entries));
@@ -178,23 +204,24 @@ impl IoUringDumper {
                 format!("it has taken {many} requests: to count that far again takes too long");
             return Err(refuse(found, reason));
         }
-        registered::check_groups(tasks.remote(found.task)?, found)?;
-        let files = registered::files(found)?;
-        let buffers = registered::buffers(found)?;
+        self.groups.push((found.task, found.fd, GroupQuestion::ask(found)?));
+        let files = registered::files(found, &info)?;
+        let buffers = registered::buffers(found, &info)?;
         registered::note_pinned(&mut tasks[found.task].vmas, &buffers);
         let (id, ino) = (found.id, found.stat.st_ino);
         let sockets = files.sockets;
-        self.met.push(Met { id, ino, task: found.task, fd: found.fd, sockets });
+        self.met.push(Met { id, ino, task: found.task, fd: found.fd, sockets, fetcher: number });
         let instance = TorporIoUringEntry {
             id: found.id,
             flags: found.flags(),
-            setup,
+            setup: setup | fetcher.map_or(0, |_| SETUP_SQPOLL),
             sq_entries: counts.sq_entries,
             cq_entries: counts.cq_entries,
             rings,
             requests,
             buffers,
             places: files.places,
+            processor: fetcher.and_then(|fetcher| fetcher.processor),
             ..TorporIoUringEntry::default()
         };
         Ok(Some(FileEntry { torpor_io_uring: Some(instance), ..found.entry(FdTypes::Ext) }))
@@ -209,9 +236,12 @@ impl IoUringDumper {
     /// made again for one task only.
     ///
     /// # Errors
-    /// Refused, if another process has one open, a registered socket is not open any more, or a
-    /// thread has registered the descriptor of one that is closed.
+    /// Refused, if another process has one open, one has groups of buffers, a registered socket is not
+    /// open any more, or a thread has registered the descriptor of one that is closed.
     pub(crate) fn finish(&mut self, tasks: &mut Tasks, table: &mut FileTable) -> Result<()> {
+        for (task, fd, question) in self.groups.drain(..) {
+            question.check(tasks.remote(task)?, fd)?;
+        }
         for met in &self.met {
             check_owner(tasks, met)?;
             let files = registered::resolve(tasks[met.task].pid, table, met)?;
@@ -255,21 +285,22 @@ fn check_owner(tasks: &Tasks, met: &Met) -> Result<()> {
 }
 
 /// The refusal of an instance, with what to do in the program's own terms where they are known.
-fn refuse(found: &Found, reason: impl Into<String>) -> Error {
-    let reason = reason.into();
-    let comm = proc::stat(found.pid).map(|stat| stat.comm).unwrap_or_default();
-    match without(&comm) {
-        Some(how) => found.refuse(format!("{reason}; {how}, and it does without io_uring")),
-        None => found.refuse(reason),
-    }
+fn refuse(found: &Found, reason: impl AsRef<str>) -> Error {
+    found.refuse(advise(found.pid, reason.as_ref(), None))
 }
 
 /// The same where programs whose setting is not known have another way as well.
 fn refuse_use(found: &Found, reason: &str, instead: &str) -> Error {
-    let comm = proc::stat(found.pid).map(|stat| stat.comm).unwrap_or_default();
-    match without(&comm) {
-        Some(_) => refuse(found, reason),
-        None => found.refuse(format!("{reason}; {instead}")),
+    found.refuse(advise(found.pid, reason, Some(instead)))
+}
+
+/// A reason, and what to do: in the terms of the program of a process, or else `instead`.
+fn advise(pid: i32, reason: &str, instead: Option<&str>) -> String {
+    let comm = proc::stat(pid).map(|stat| stat.comm).unwrap_or_default();
+    match (without(&comm), instead) {
+        (Some(how), _) => format!("{reason}; {how}, and it does without io_uring"),
+        (None, Some(instead)) => format!("{reason}; {instead}"),
+        (None, None) => reason.to_owned(),
     }
 }
 
@@ -285,17 +316,9 @@ fn without(comm: &[u8]) -> Option<&'static str> {
 }
 
 /// Refuses what fdinfo shows and no restore can make.
-fn check(found: &Found) -> Result<()> {
-    let is_other = |key: &str, usual: &str| found.info.values(key).any(|value| value != usual);
-    if is_other("SqThread", "-1") {
-        return Err(refuse_use(
-            found,
-            "the kernel polls its requests by a thread (IORING_SETUP_SQPOLL), which is not supported",
-            "let the program submit them itself",
-        ));
-    }
+fn check(found: &Found, info: &FdInfo) -> Result<()> {
     // Linux 6.13 and later show it.
-    if is_other("NAPI", "disabled") {
+    if info.values("NAPI").any(|value| value != "disabled") {
         return Err(refuse_use(
             found,
             "it polls network devices itself (IORING_REGISTER_NAPI), which is not supported",
@@ -303,7 +326,7 @@ fn check(found: &Found) -> Result<()> {
         ));
     }
     // Not all kernels show them: Linux 6.18 does not.
-    if found.info.rest.iter().any(|line| line.starts_with("Personalities")) {
+    if info.rest.iter().any(|line| line.starts_with("Personalities")) {
         return Err(refuse_use(
             found,
             "it has registered credentials, which is not supported",
@@ -318,34 +341,39 @@ fn is_waiting(line: &str) -> bool {
     line.starts_with("op=") || line.starts_with("user_data=")
 }
 
-/// Waits until nothing is in flight. Answers that need their task get it: it asks for them.
-fn drain(tasks: &mut Tasks, found: &Found) -> Result<Counts> {
+/// Waits until nothing is in flight. Answers that need their task get it: it asks for them, and
+/// wakes the thread that fetches requests. Returns what fdinfo shows then.
+fn drain(tasks: &mut Tasks, found: &Found) -> Result<(Counts, FdInfo)> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let info = FdInfo::parse(&proc::read(found.pid, &format!("fdinfo/{}", found.fd))?);
+        // While somebody works with an instance, the kernel shows nothing of it.
         let counts = Counts::parse(&info)
-            .filter(|counts| counts.sq_entries <= MAX_SQ && counts.cq_entries <= 2 * MAX_SQ)
-            .ok_or_else(|| refuse(found, "its fdinfo shows no rings"))?;
+            .filter(|counts| counts.sq_entries <= MAX_SQ && counts.cq_entries <= 2 * MAX_SQ);
+        let in_flight = counts.map(|counts| counts.in_flight(polled::number(&info).is_some()));
         // Polls that stay after an answer, and answers that the ring has no room for.
         let lists = info.rest.iter().skip_while(|line| !line.starts_with("PollList"));
         let waits = lists.map(|line| line.trim_start()).any(is_waiting);
-        if counts.in_flight() == 0 && !waits {
-            return Ok(counts);
+        if let (Some(counts), Some(0), false) = (counts, in_flight, waits) {
+            return Ok((counts, info));
         }
         if Instant::now() > deadline {
+            let Some(in_flight) = in_flight else {
+                return Err(refuse(found, "its fdinfo shows no rings"));
+            };
             return Err(refuse(
                 found,
                 format!(
                     "{} of its requests are in flight and were not answered in {} seconds (one that \
                  waits for a client, or a timeout, may take for ever); try again when it rests",
-                    counts.in_flight().cast_signed(),
+                    in_flight.cast_signed(),
                     PATIENCE.as_secs(),
                 ),
             ));
         }
         let fd = u64::from(found.fd.cast_unsigned());
         let mut batch = tasks.remote(found.task)?.batch();
-        batch.call((libc::SYS_io_uring_enter, [fd, 0, 0, GETEVENTS, 0, 0]));
+        batch.call((libc::SYS_io_uring_enter, [fd, 0, 0, GETEVENTS | SQ_WAKEUP, 0, 0]));
         batch.run()?;
         std::thread::sleep(PAUSE);
     }
@@ -359,9 +387,14 @@ fn ask(tasks: &mut Tasks, found: &Found) -> Result<u32> {
     let mut probe = |request| batch.call((libc::SYS_io_uring_register, [fd, request, NOWHERE, 1]));
     let (event, napi) = (probe(REGISTER_EVENTFD), probe(REGISTER_NAPI));
     let (resize, region) = (probe(REGISTER_RESIZE_RINGS), probe(REGISTER_MEM_REGION));
+    let nothing = batch.call((libc::SYS_io_uring_enter, [fd, 0, 0, 0, 0, 0]));
     let out = batch.run()?;
     let error = |call| out.result(call).err().and_then(|e| e.raw_os_error());
     let reason = match error(event) {
+        Some(libc::EFAULT) if error(nothing) == Some(libc::EOWNERDEAD) => Some((
+            "the thread that fetched its requests has ended (IORING_SETUP_SQPOLL)",
+            "let the program close it where it starts another one",
+        )),
         Some(libc::EFAULT) => match error(napi) {
             // Kernels before Linux 6.13 have no such regions.
             Some(libc::EFAULT) if error(region) == Some(libc::EBUSY) => Some((
@@ -509,9 +542,10 @@ mod tests {
 
     #[test]
     fn fdinfo_is_understood() {
-        let text = "pos:\t0\nSqMask:\t0x7\nCachedSqHead:\t12\nCqMask:\t0xf\nCachedCqTail:\t10\n";
+        let text = "pos:\t0\nSqMask:\t0x7\nSqTail:\t13\nCachedSqHead:\t12\nCqMask:\t0xf\nCachedCqTail:\t10\n";
         let counts = Counts::parse(&FdInfo::parse(text)).unwrap();
-        assert_eq!((counts.sq_entries, counts.cq_entries, counts.in_flight()), (8, 16, 2));
+        assert_eq!((counts.sq_entries, counts.cq_entries), (8, 16));
+        assert_eq!([false, true].map(|polled| counts.in_flight(polled)), [2, 3]);
         assert_eq!(Counts::parse(&FdInfo::parse("SqMask:\t0xffffffff\n")), None);
     }
 

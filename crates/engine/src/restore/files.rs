@@ -14,7 +14,7 @@ use crate::file::OpenFiles;
 use crate::file::description::duplicate;
 use crate::file::epoll::EpollRestorer;
 use crate::file::fifo::FifoRestorer;
-use crate::file::io_uring::IoUringRestorer;
+use crate::file::io_uring::{IoUringRestorer, Rights};
 use crate::file::memfd::{self, MemfdRestorer};
 use crate::file::notify::{FanotifyRestorer, InotifyRestorer, Sleeper};
 use crate::file::open::Holder;
@@ -92,6 +92,8 @@ pub(crate) struct Table<'c> {
     pub network: &'c mut Asleep,
     /// Whether they come back closed.
     pub tcp_close: bool,
+    /// The security profile to use instead of those in the images.
+    pub profile: Option<&'c str>,
     /// Objects of shared anonymous memory, by number.
     pub shared: &'c mut HashMap<u64, OwnedFd>,
 }
@@ -263,7 +265,9 @@ impl Table<'_> {
         match entry.r#type() {
             FdTypes::Ext if entry.torpor_io_uring.is_some() => {
                 let Files { opened, kinds, .. } = &mut *self.files;
-                kinds.io_urings.attach(self.opener.tasks, opened, holder, entry)
+                let (maps, spaces) = (self.opener.id_maps, self.opener.spaces);
+                let rights = Rights { maps, spaces, profile: self.profile };
+                kinds.io_urings.attach(self.opener.tasks, opened, holder, entry, rights)
             }
             FdTypes::Eventpoll => {
                 let husk = self.opener.tasks.remote(holder.task)?;

@@ -230,6 +230,7 @@ impl<'a> Restore<'a> {
             files: &mut self.files,
             network: &mut self.network,
             tcp_close: self.opts.network.tcp_close,
+            profile: self.opts.birth.lsm_profile.as_deref(),
             shared: &mut self.shared,
         }
     }

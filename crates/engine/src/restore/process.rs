@@ -23,6 +23,28 @@ pub(crate) fn with_process<T>(
     done
 }
 
+/// What threads of a process share with each other.
+pub(super) const SHARED: i32 = libc::CLONE_THREAD
+    | libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_SYSVSEM;
+
+/// Works while a process has one thread more.
+///
+/// # Errors
+/// What `work` returns; if no thread can be started.
+pub(crate) fn with_thread<T>(
+    leader: &mut Tracee,
+    work: impl FnOnce(&mut Tracee) -> Result<T>,
+) -> Result<T> {
+    let mut thread = leader.spawn_child(u64::from(SHARED.cast_unsigned()), 0, &[])?;
+    let done = work(&mut thread);
+    thread.exit_thread()?;
+    done
+}
+
 /// Works while somebody lives in a pid namespace below that of `root`, with the rights of that.
 ///
 /// # Errors

@@ -356,11 +356,13 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     for task in 0..cx.tasks.len() {
         task::restore_paths(cx, task)?;
     }
-    tracing::info!("Restoring descriptors");
+    tracing::info!("Restoring descriptors and threads");
     descriptors::restore(&mut cx.table())?;
     for master in cx.files.take_orphan_masters() {
         hooks.notify(Event::OrphanPtsMaster(master))?;
     }
+    // Threads of the kernel that work for a task (io_uring) get numbers that are free then.
+    tree::make_threads(cx)?;
     descriptors::attach(&mut cx.table())?;
     for task in 0..cx.tasks.len() {
         memory::finish(cx, task)?;
@@ -371,8 +373,7 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         memory::seal(cx, task)?;
     }
     drop(files);
-    tracing::info!("Restoring threads, locks and the rest of each task");
-    tree::make_threads(cx)?;
+    tracing::info!("Restoring locks and the rest of each task");
     cx.table().register_with_threads()?;
     cx.cgroups.place_threads(&cx.tasks)?;
     cx.table().take_locks()?;

@@ -412,17 +412,11 @@ fn set_group(cx: &mut Restore<'_>, task: usize, pid: i32, pgid: i32) -> Result<(
 /// # Errors
 /// If a thread id is taken, or no thread can be started (a limit); if a husk has ended.
 pub(super) fn make_threads(cx: &mut Restore<'_>) -> Result<()> {
-    let flags = libc::CLONE_THREAD
-        | libc::CLONE_VM
-        | libc::CLONE_FS
-        | libc::CLONE_FILES
-        | libc::CLONE_SIGHAND
-        | libc::CLONE_SYSVSEM;
     for task in 0..cx.tasks.len() {
         for thread in 1..cx.tasks[task].image.tree.threads.len() {
             let pids = cx.tasks[task].image.pids(thread);
             let place = place(cx, task, task, pids);
-            let flags = u64::from(flags.cast_unsigned());
+            let flags = u64::from(process::SHARED.cast_unsigned());
             let thread = numbers::spawn(cx, task, (flags, 0), &place)?;
             cx.tasks[task].threads.push(thread);
         }

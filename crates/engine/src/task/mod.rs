@@ -32,6 +32,7 @@ use torpor_tracee::{Batch, Call, Mapping, Outcome, RemoteAddr, SIDE_BY_SIDE, Tra
 pub use creds::lsm;
 pub(crate) use limits::{hard_limits, loginuid, oom_score_adj, raise_files};
 pub use process::MmFlags;
+pub(crate) use sched::processors;
 pub(crate) use script::Script;
 pub use seccomp::Filters;
 #[cfg(test)]
@@ -493,6 +494,25 @@ pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>)
         process::restore_dumpable(leader, images.mm)?;
     }
     queue(threads, cores, tc, Pending::Done)
+}
+
+/// Gives a thread that is there for a moment how a thread of the images is scheduled and what it may do:
+/// it works in its name.
+///
+/// # Errors
+/// If the kernel refuses a part of it, by name; if the husk has ended.
+pub(crate) fn stand_in(
+    thread: &mut Tracee,
+    scheduling: &Scheduling,
+    wanted: &Credentials,
+    maps: (&IdMaps, &IdMaps),
+    profile: Option<&str>,
+) -> Result<()> {
+    sched::restore(thread, scheduling)?;
+    let mut script = Script::new(thread);
+    resources::restore(&mut script, scheduling);
+    script.run()?;
+    creds::restore(thread, wanted, maps, profile)
 }
 
 fn queue(

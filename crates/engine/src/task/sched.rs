@@ -31,6 +31,11 @@ static PROCESSORS: LazyLock<u32> = LazyLock::new(|| {
     list.trim().split(',').filter_map(range).sum()
 });
 
+/// How many processors this machine has.
+pub(crate) fn processors() -> u32 {
+    *PROCESSORS
+}
+
 /// The slice of this machine, in ns, which each thread has that has chosen none; 0 of a kernel that
 /// has no others (before Linux 6.12). The kernel does not tell who has chosen his.
 static SLICE: LazyLock<u64> = LazyLock::new(|| {

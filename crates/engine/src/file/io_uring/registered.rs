@@ -6,14 +6,17 @@
 //! which the program counts for itself, and a task whose dump fails must go on as it was.
 
 use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::thread::JoinHandle;
 
 use torpor_images::proto::{TorporIoUringBuffer, TorporIoUringFile};
 use torpor_tracee::Tracee;
 
-use super::{Met, refuse, refuse_use};
-use crate::error::{Error, Result};
-use crate::file::Found;
+use super::{Met, advise, refuse, refuse_use};
+use crate::error::{Context, Error, Result};
+use crate::file::description::duplicate;
 use crate::file::table::FileTable;
+use crate::file::{FdInfo, Found};
 use crate::memory::vma::{Vma, status};
 use crate::proc;
 
@@ -38,8 +41,8 @@ pub(super) struct Files {
 ///
 /// # Errors
 /// Refused, if there is another file than a socket among them.
-pub(super) fn files(found: &Found) -> Result<Files> {
-    let mut lines = found.info.rest.iter().skip_while(|line| !line.starts_with("UserFiles:"));
+pub(super) fn files(found: &Found, info: &FdInfo) -> Result<Files> {
+    let mut lines = info.rest.iter().skip_while(|line| !line.starts_with("UserFiles:"));
     let places = lines.next().and_then(|line| line.strip_prefix("UserFiles:")?.trim().parse().ok());
     let lines = lines.take_while(|line| !line.starts_with("UserBufs:"));
     let mut sockets = Vec::new();
@@ -87,8 +90,8 @@ pub(super) fn resolve(pid: i32, table: &FileTable, met: &Met) -> Result<Vec<Torp
 ///
 /// # Errors
 /// Refused, if the kernel does not show them.
-pub(super) fn buffers(found: &Found) -> Result<Vec<TorporIoUringBuffer>> {
-    let mut lines = found.info.rest.iter().skip_while(|line| !line.starts_with("UserBufs:"));
+pub(super) fn buffers(found: &Found, info: &FdInfo) -> Result<Vec<TorporIoUringBuffer>> {
+    let mut lines = info.rest.iter().skip_while(|line| !line.starts_with("UserBufs:"));
     let count = lines.next().and_then(|line| line.strip_prefix("UserBufs:")?.trim().parse().ok());
     let count: usize = count.unwrap_or(0);
     let parse = |line: &String| -> Option<TorporIoUringBuffer> {
@@ -117,10 +120,60 @@ pub(super) fn note_pinned(vmas: &mut [Vma], buffers: &[TorporIoUringBuffer]) {
     }
 }
 
-/// Refuses groups of buffers, of which requests take one (`IOSQE_BUFFER_SELECT`): the kernel tells
-/// that there is one, but not where it is.
-pub(super) fn check_groups(task: &mut Tracee, found: &Found) -> Result<()> {
-    let fd = u64::from(found.fd.cast_unsigned());
+/// The question whether an instance has groups of buffers, of which requests take one
+/// (`IOSQE_BUFFER_SELECT`): the kernel tells that there is one, but not where it is. To ask for all
+/// numbers takes longer than all the rest, so that the dump goes on meanwhile.
+#[derive(Debug)]
+pub(super) struct GroupQuestion {
+    asked: JoinHandle<std::io::Result<Option<u16>>>,
+    pid: i32,
+    /// What messages call the descriptor.
+    object: String,
+}
+
+impl GroupQuestion {
+    /// Begins to ask.
+    ///
+    /// # Errors
+    /// If there is no room for another descriptor or thread.
+    pub(super) fn ask(found: &Found) -> Result<Self> {
+        let file = duplicate(found.file.as_fd())?;
+        let ask = move || torpor_sys::io_uring::group_of_buffers(file.as_fd());
+        let asked = std::thread::Builder::new().spawn(ask);
+        let asked = asked.context(|| "a thread that asks an io_uring for groups".to_owned())?;
+        Ok(GroupQuestion { asked, pid: found.pid, object: found.object() })
+    }
+
+    /// Waits for the answer. `task` has the instance, as `fd`.
+    ///
+    /// # Errors
+    /// Refused, if it has any; if the task is gone.
+    pub(super) fn check(self, task: &mut Tracee, fd: i32) -> Result<()> {
+        let answer = self.asked.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
+        let group = match answer {
+            // Only its maker may ask (`IORING_SETUP_SINGLE_ISSUER`).
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => group_of_buffers(task, fd)?,
+            Err(e) if e.kind() == std::io::ErrorKind::Unsupported => {
+                let object = &self.object;
+                tracing::warn!("{object}: whether it has groups of buffers is told by Linux 6.8");
+                None
+            }
+            answer => answer.context(|| "asking an io_uring for groups of buffers".to_owned())?,
+        };
+        let Some(group) = group else { return Ok(()) };
+        let reason = format!(
+            "it has buffers to choose from (group {group} of IORING_REGISTER_PBUF_RING or \
+             IORING_OP_PROVIDE_BUFFERS), and the kernel does not tell where they are"
+        );
+        let reason =
+            advise(self.pid, &reason, Some("let the program name a buffer in each request"));
+        Err(Error::refused(self.pid, self.object, reason))
+    }
+}
+
+/// A group of buffers of an instance, if it has any: its task asks.
+fn group_of_buffers(task: &mut Tracee, fd: i32) -> Result<Option<u16>> {
+    let fd = u64::from(fd.cast_unsigned());
     for from in (0..GROUPS).step_by(AT_ONCE as usize) {
         let mut batch = task.batch();
         let mut status = [0; STATUS];
@@ -133,20 +186,10 @@ pub(super) fn check_groups(task: &mut Tracee, found: &Found) -> Result<()> {
             .collect();
         let out = batch.run()?;
         let is_free = |error: std::io::Error| error.raw_os_error() == Some(libc::ENOENT);
-        let mut groups = from..;
-        let known = asked.into_iter().zip(&mut groups);
-        let mut known = known.filter(|(call, _)| !out.result(*call).is_err_and(is_free));
-        if let Some((_, group)) = known.next() {
-            let reason = format!(
-                "it has buffers to choose from (group {group} of IORING_REGISTER_PBUF_RING or \
-                 IORING_OP_PROVIDE_BUFFERS), and the kernel does not tell where they are"
-            );
-            return Err(refuse_use(
-                found,
-                &reason,
-                "let the program name a buffer in each request",
-            ));
+        let known = asked.iter().position(|call| !out.result(*call).is_err_and(is_free));
+        if let Some(group) = known {
+            return Ok(u16::try_from(from as usize + group).ok());
         }
     }
-    Ok(())
+    Ok(None)
 }

@@ -14,10 +14,12 @@ use torpor_policy::collect::uses::LOWEST_ADDRESS;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
+use super::polled::{self, Rights};
 use super::users::{PLACES, REGISTER_IOWQ_MAX_WORKERS};
 use super::{
-    KNOWN, MAX_CALLS, MAX_SQ, OFF_SQES, REGISTER_BUFFERS, SETUP_CQSIZE, SETUP_SUBMIT_ALL, calls_of,
-    requests_length, rings_length, view, word,
+    GETEVENTS, KNOWN, MAX_CALLS, MAX_SQ, OFF_SQES, REGISTER_BUFFERS, SETUP_CQSIZE,
+    SETUP_DEFER_TASKRUN, SETUP_SINGLE_ISSUER, SETUP_SUBMIT_ALL, SETUP_TASKRUN_FLAG, SQ_WAKEUP,
+    calls_of, requests_length, rings_length, view, word,
 };
 use crate::error::{Context, Error, Result};
 use crate::file::Holder;
@@ -40,11 +42,16 @@ const AT_ONCE: usize = 1000;
 /// Offsets in `struct io_rings` of what a restore moves.
 const SQ_TAIL: usize = 4;
 const CQ_HEAD: usize = 8;
+/// And of what only the kernel writes (`IORING_SQ_*`).
+const SQ_FLAGS: usize = 36;
+/// `IORING_SETUP_SQ_AFF`.
+const SETUP_SQ_AFF: u32 = 1 << 2;
 
 /// Where `struct io_uring_params` has what the kernel says, and its length.
 const PARAMS: usize = 120;
 const PARAMS_CQ_ENTRIES: usize = 4;
 const PARAMS_FLAGS: usize = 8;
+const PARAMS_PROCESSOR: usize = 12;
 /// Offsets of: head, tail of the first ring; head, tail, answers of the second.
 const PARAMS_OFFSETS: [(usize, u32); 5] = [(40, 0), (44, 4), (80, 8), (84, 12), (100, 64)];
 
@@ -72,6 +79,7 @@ impl IoUringRestorer {
                 && ring.rings.len() as u64 == rings_length(ring.setup, sq, cq)
                 && ring.requests.len() as u64 == requests_length(ring.setup, sq)
                 && word(ring.rings, 0) == word(ring.rings, 12)
+                && (!ring.is_polled() || can_be_polled(&ring))
                 && ring.places <= MAX_FILES
                 && ring
                     .files
@@ -112,6 +120,7 @@ impl IoUringRestorer {
         files: &mut OpenFiles,
         holder: Holder,
         entry: &FileEntry,
+        rights: Rights<'_>,
     ) -> Result<()> {
         let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
         let first = self.made.iter().find(|(id, _)| *id == entry.id).map(|(_, first)| *first);
@@ -123,9 +132,8 @@ impl IoUringRestorer {
             }
             None => {
                 let task = &mut tasks[holder.task];
-                let vmas: Vec<VmaEntry> = task.image.vmas().copied().collect();
-                let fd = make(tasks.remote(holder.task)?, &vmas, &ring)?;
-                register_files(&mut tasks[holder.task], fd, &ring)?;
+                let fd = make(task, &ring, rights)?;
+                register_files(task, fd, &ring)?;
                 fd
             }
         };
@@ -173,6 +181,13 @@ impl IoUringRestorer {
     }
 }
 
+/// Whether a thread of the kernel can fetch its requests. It would take those that wait at once, before
+/// their task is there.
+fn can_be_polled(ring: &IoUring<'_>) -> bool {
+    let others = SETUP_TASKRUN_FLAG | SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN;
+    ring.setup & others == 0 && word(ring.rings, SQ_TAIL) == word(ring.rings, 0)
+}
+
 /// Registers a descriptor with a thread, at a place in its table.
 fn register_with(thread: &mut Tracee, fd: i32, place: u32) -> Result<()> {
     // struct io_uring_rsrc_update: the place, nothing, and the descriptor.
@@ -218,34 +233,52 @@ fn register_files(task: &mut Task, fd: u64, ring: &IoUring<'_>) -> Result<()> {
 
 /// Makes an instance in a husk whose other memory is in place, maps it where it was, and returns
 /// its descriptor.
-fn make(husk: &mut Tracee, vmas: &[VmaEntry], ring: &IoUring<'_>) -> Result<u64> {
-    let fd = setup(husk, ring)?;
+fn make(task: &mut Task, ring: &IoUring<'_>, rights: Rights<'_>) -> Result<u64> {
+    let vmas: Vec<VmaEntry> = task.image.vmas().copied().collect();
+    let fd = match ring.is_polled() {
+        true => polled::make(task, ring, rights)?,
+        false => setup(task.remote()?, ring)?,
+    };
+    let husk = task.remote()?;
     let lengths = [ring.rings.len() as u64, ring.requests.len() as u64];
     let rings = husk.call("mmap of rings", view(RemoteFd(fd), 0, lengths[0]))?;
     let requests = husk.call("mmap of requests", view(RemoteFd(fd), OFF_SQES, lengths[1]))?;
     advance(husk, fd, rings, ring)?;
-    husk.write(RemoteAddr(rings), ring.rings)?;
+    // The flags are the kernel's: they say whether the thread that fetches requests has to be woken.
+    let (before, behind) = (&ring.rings[..SQ_FLAGS], &ring.rings[SQ_FLAGS + 4..]);
+    husk.write(RemoteAddr(rings), before)?;
+    husk.write(RemoteAddr(rings + SQ_FLAGS as u64 + 4), behind)?;
     husk.write(RemoteAddr(requests), ring.requests)?;
     husk.call("munmap of rings", syscall::munmap(rings..rings + lengths[0]))?;
     husk.call("munmap of requests", syscall::munmap(requests..requests + lengths[1]))?;
-    map(husk, vmas, fd, ring.id)?;
+    map(husk, &vmas, fd, ring.id)?;
     register_buffers(husk, fd, ring)?;
     limit_workers(husk, fd, ring)?;
     Ok(fd)
 }
 
 /// Calls io_uring_setup(2) and makes sure that the kernel has laid the rings out as they were.
-fn setup(husk: &mut Tracee, ring: &IoUring<'_>) -> Result<u64> {
+pub(super) fn setup(husk: &mut Tracee, ring: &IoUring<'_>) -> Result<u64> {
     let mut params = [0; PARAMS];
     params[PARAMS_CQ_ENTRIES..][..4].copy_from_slice(&ring.cq_entries.to_ne_bytes());
     // Whether one that fails ends a row of requests was chosen when the instance was made, and is
     // not to be seen: a program that is used to have all taken would wait for the rest for ever.
-    let flags = ring.setup | SETUP_CQSIZE | SETUP_SUBMIT_ALL;
+    let bound = ring.processor.map_or(0, |_| SETUP_SQ_AFF);
+    let flags = ring.setup | SETUP_CQSIZE | SETUP_SUBMIT_ALL | bound;
     params[PARAMS_FLAGS..][..4].copy_from_slice(&flags.to_ne_bytes());
+    let processor = ring.processor.unwrap_or_default();
+    params[PARAMS_PROCESSOR..][..4].copy_from_slice(&processor.to_ne_bytes());
     let mut batch = husk.batch();
     let place = batch.inout(&params);
     let made = batch.call((libc::SYS_io_uring_setup, [ring.sq_entries.into(), place.addr.0]));
     let out = batch.run()?;
+    // As the kernel does it when a processor is taken away.
+    if let (Some(processor), Err(error)) = (ring.processor, out.result(made))
+        && error.raw_os_error() == Some(libc::EINVAL)
+    {
+        tracing::warn!("processor {processor}, which fetched requests of an io_uring, is not here");
+        return setup(husk, &IoUring { processor: None, ..ring.clone() });
+    }
     let fd = out.expect(made, || {
         "io_uring_setup (it must be allowed: sysctl kernel.io_uring_disabled)".to_owned()
     })?;
@@ -267,7 +300,9 @@ fn advance(husk: &mut Tracee, fd: u64, rings: u64, ring: &IoUring<'_>) -> Result
     while done < wanted {
         let count = at_once.min(wanted - done);
         husk.write(RemoteAddr(rings + SQ_TAIL as u64), &(done + count).to_ne_bytes())?;
-        let args = [fd, count.into(), 0, 0, 0, 0];
+        // A thread that fetches them takes its time.
+        let (least, flags) = if ring.is_polled() { (count, GETEVENTS | SQ_WAKEUP) } else { (0, 0) };
+        let args = [fd, count.into(), least.into(), flags, 0, 0];
         let taken = husk.call("io_uring_enter", (libc::SYS_io_uring_enter, args))?;
         let mut given = [0; 4];
         husk.read(RemoteAddr(rings + 12), &mut given)?;
@@ -369,6 +404,7 @@ fn register_buffers(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()
 mod tests {
     use torpor_images::proto::TorporIoUringEntry;
 
+    use super::super::SETUP_SQPOLL;
     use super::*;
 
     #[test]
@@ -394,6 +430,53 @@ mod tests {
         load(&[instance(1)]).unwrap();
         let error = load(&[instance(1), instance(2)]).unwrap_err().to_string();
         assert!(error.contains("more than a restore counts up"), "{error}");
+    }
+
+    #[test]
+    fn no_request_waits_for_a_thread_that_would_take_it_before_its_task_is_there() {
+        let instance = |setup, waiting: u32| {
+            let mut rings = vec![0; usize::try_from(rings_length(0, 1, 2)).unwrap()];
+            rings[SQ_TAIL..SQ_TAIL + 4].copy_from_slice(&waiting.to_ne_bytes());
+            let torpor_io_uring = Some(TorporIoUringEntry {
+                setup,
+                sq_entries: 1,
+                cq_entries: 2,
+                rings,
+                requests: vec![0; usize::try_from(requests_length(0, 1)).unwrap()],
+                ..TorporIoUringEntry::default()
+            });
+            FileEntry { torpor_io_uring, ..FileEntry::default() }
+        };
+        let load = |entry| IoUringRestorer::default().load(&HashMap::new(), &[entry]);
+        load(instance(0, 1)).unwrap();
+        load(instance(SETUP_SQPOLL, 0)).unwrap();
+        let impossible = [(SETUP_SQPOLL, 1), (SETUP_SQPOLL | SETUP_TASKRUN_FLAG, 0)];
+        for (setup, waiting) in impossible {
+            let error = load(instance(setup, waiting)).unwrap_err().to_string();
+            assert!(error.contains("impossible io_uring instance"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_processor_that_is_not_here_binds_nobody() {
+        let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+        let mut make = |setup_flags, processor| {
+            let ring = TorporIoUringEntry {
+                setup: setup_flags,
+                sq_entries: 1,
+                cq_entries: 2,
+                processor,
+                ..TorporIoUringEntry::default()
+            };
+            let entry = FileEntry { torpor_io_uring: Some(ring), ..FileEntry::default() };
+            setup(&mut husk, &IoUring::of(&entry).unwrap())
+        };
+        if make(0, None).is_err() {
+            println!("left out: a_processor_that_is_not_here (this kernel makes no io_uring)");
+            return;
+        }
+        make(SETUP_SQPOLL, Some(100_000)).unwrap();
+        husk.exit_with(0).unwrap();
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::fmt::Display;
 
 use torpor_images::ImageDir;
 use torpor_images::proto::FileEntry;
-use torpor_policy::{Capabilities, Credentials, LIMITS, Seccomp};
+use torpor_policy::{Capabilities, Credentials, IoUring, LIMITS, Seccomp};
 use torpor_sys::ptrace::seccomp_filter;
 
 use self::files::Opened;
@@ -25,8 +25,8 @@ use super::places::{FileOnMount, NAMES};
 use super::tasks::{Task, Tasks};
 use crate::cgroup::Groups;
 use crate::error::{Context, Error, Result};
-use crate::file::OpenFiles;
 use crate::file::socket::tcp::Sleeping;
+use crate::file::{OpenFiles, io_uring};
 use crate::namespace::mount::Restored;
 use crate::namespace::net::Routing;
 use crate::namespace::time::Offsets;
@@ -273,6 +273,18 @@ fn rights(cx: &Made<'_>, index: usize, level: usize) -> Result<()> {
             credentials(cx, task.vpid, given, &status)?;
         }
         seccomp(task.vpid, thread.tid(), wanted, &status)?;
+    }
+    fetchers(cx, task)
+}
+
+/// What threads of the kernel may do that fetch requests of io_uring for a task: they work in its name.
+fn fetchers(cx: &Made<'_>, task: &Task) -> Result<()> {
+    let ring = |id: u32| cx.entries.get(&id).and_then(IoUring::of);
+    let is_polled = task.image.fds.iter().any(|fd| ring(fd.file).is_some_and(|r| r.is_polled()));
+    let given = task.image.credentials.iter().flatten().next().filter(|_| is_polled);
+    let Some(given) = given else { return Ok(()) };
+    for tid in io_uring::fetchers(task.pid)? {
+        credentials(cx, task.vpid, given, &proc::thread_status(task.pid, tid)?)?;
     }
     Ok(())
 }

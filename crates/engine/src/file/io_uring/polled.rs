@@ -1,0 +1,155 @@
+//! Instances whose requests a thread of the kernel fetches (`IORING_SETUP_SQPOLL`).
+//!
+//! That thread belongs to the process, and works in the name of whoever made the instance: with
+//! those credentials, in those namespaces and control groups. It is kept where it may do what its
+//! task may. The restore has another thread make the instance, which is there for a moment and has
+//! the rights that the task itself gets later.
+
+use torpor_policy::IoUring;
+use torpor_sys::sched::affinity;
+use torpor_tracee::{Tracee, syscall};
+
+use super::restore::setup;
+use super::{refuse, refuse_use};
+use crate::cgroup;
+use crate::error::{Context, Error, Result};
+use crate::file::{FdInfo, Found};
+use crate::namespace::Namespaces;
+use crate::namespace::user::IdMaps;
+use crate::proc;
+use crate::restore::process::with_thread;
+use crate::restore::tasks::Task;
+use crate::task::{processors, stand_in};
+
+/// What to do instead.
+const INSTEAD: &str = "let the program submit its requests itself";
+
+/// The thread that fetches the requests of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Fetcher {
+    /// Its number in the first pid namespace of this host.
+    pub number: i32,
+    /// The processor that it is bound to.
+    pub processor: Option<u32>,
+}
+
+/// The number of the thread that fetches the requests of an instance.
+pub(super) fn number(info: &FdInfo) -> Option<i32> {
+    let shown = info.values("SqThread").next()?.parse().ok();
+    // There is none, or it has ended.
+    shown.filter(|&number| number >= 0)
+}
+
+/// The thread that fetches the requests of an instance, if it has one. `task` is a thread of the task.
+///
+/// # Errors
+/// Refused, if it may do other things than the task; if the task is gone.
+pub(super) fn describe(task: &Tracee, found: &Found, info: &FdInfo) -> Result<Option<Fetcher>> {
+    let Some(number) = number(info) else { return Ok(None) };
+    let mut all = fetchers(found.pid)?;
+    // If this program is in a pid namespace, it knows the thread by another number.
+    if all.contains(&number) {
+        all = vec![number];
+    }
+    let mut bound = Vec::new();
+    for tid in all {
+        if let Some(what) = difference(found.pid, task.tid(), tid)? {
+            let reason = format!(
+                "the thread that fetches its requests (IORING_SETUP_SQPOLL) has other {what} than the \
+                 task, which is not supported"
+            );
+            let instead = format!("{INSTEAD}, or make the instance when it is what it stays");
+            return Err(refuse_use(found, &reason, &instead));
+        }
+        bound.push(bound_to(tid)?);
+    }
+    bound.dedup();
+    match bound[..] {
+        [processor] => Ok(Some(Fetcher { number, processor })),
+        _ => Err(refuse(
+            found,
+            "which thread of its task fetches its requests is not to be seen in this pid namespace, and \
+             they are bound to several processors; dump it from the host's",
+        )),
+    }
+}
+
+/// The threads of the kernel that fetch requests for a process.
+///
+/// # Errors
+/// If the process is gone.
+pub(crate) fn fetchers(pid: i32) -> Result<Vec<i32>> {
+    /// `PF_IO_WORKER` of linux/sched.h.
+    const WORKER: u32 = 1 << 4;
+    let fetches = |tid: &i32| {
+        proc::thread_stat(pid, *tid)
+            .is_ok_and(|stat| stat.flags & WORKER != 0 && stat.comm.starts_with(b"iou-sqp-"))
+    };
+    Ok(proc::numbers(pid, "task")?.into_iter().filter(fetches).collect())
+}
+
+/// What a thread of a process has otherwise than another one, of what counts for a request.
+fn difference(pid: i32, task: i32, other: i32) -> Result<Option<&'static str>> {
+    const RIGHTS: [&str; 8] =
+        ["Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
+    const SPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "time", "user", "uts"];
+    let (own, others) = (proc::thread_status(pid, task)?, proc::thread_status(pid, other)?);
+    // A security module need not work.
+    let text = |tid: i32, name: &str| proc::read(pid, &format!("task/{tid}/{name}")).ok();
+    let differ = |name: &str| text(task, name) != text(other, name);
+    if RIGHTS.iter().any(|key| own.get(key) != others.get(key)) || differ("attr/current") {
+        return Ok(Some("credentials"));
+    }
+    let space =
+        |tid: i32, name: &str| std::fs::read_link(format!("/proc/{pid}/task/{tid}/ns/{name}"));
+    if SPACES.iter().any(|name| space(task, name).ok() != space(other, name).ok()) {
+        return Ok(Some("namespaces"));
+    }
+    Ok(differ("cgroup").then_some("control groups"))
+}
+
+/// The processor that a thread is bound to: the kernel lets others run on all that their cpuset gives.
+fn bound_to(tid: i32) -> Result<Option<u32>> {
+    let set = affinity(tid).context(|| format!("task {tid}: sched_getaffinity"))?;
+    let is_bound = set.iter().map(|byte| byte.count_ones()).sum::<u32>() == 1 && processors() > 1;
+    if !is_bound || cgroup::mirrors_cpuset(tid, &set)? {
+        return Ok(None);
+    }
+    let byte = (0..).zip(&set).find(|(_, byte)| **byte != 0);
+    Ok(byte.map(|(place, byte): (u32, _)| place * 8 + byte.trailing_zeros()))
+}
+
+/// What it takes to give a thread the rights of a task.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rights<'c> {
+    /// Ids of the tree's user namespace.
+    pub maps: &'c IdMaps,
+    /// The namespaces.
+    pub spaces: &'c Namespaces,
+    /// The security profile to use instead of that in the image.
+    pub profile: Option<&'c str>,
+}
+
+/// Makes an instance whose requests a thread of the kernel fetches, and returns its descriptor.
+///
+/// # Errors
+/// If the image does not say what the task may do, or the kernel does not let it have the instance.
+pub(super) fn make(task: &mut Task, ring: &IoUring<'_>, rights: Rights<'_>) -> Result<u64> {
+    let image = &task.image;
+    let unknown = || Error::invalid("core", "a task with a polled io_uring has no credentials");
+    let credentials = image.credentials.iter().flatten().next().cloned().ok_or_else(unknown)?;
+    let scheduling = image.scheduling.first().cloned().unwrap_or_default();
+    let own = rights.spaces.ids_of(&image.homes);
+    let husk = task.remote()?;
+    let dumpable = husk.call("PR_GET_DUMPABLE", syscall::prctl(libc::PR_GET_DUMPABLE, []))?;
+    let fd = with_thread(husk, |thread| {
+        let maps = (rights.maps, &own);
+        stand_in(thread, &scheduling, &credentials, maps, rights.profile)?;
+        setup(thread, ring)
+    })?;
+    // Who changes ids hides the memory of all its threads from others.
+    if dumpable == 1 {
+        husk.call("PR_SET_DUMPABLE", syscall::prctl(libc::PR_SET_DUMPABLE, [dumpable]))?;
+    }
+    Ok(fd)
+}

@@ -1,0 +1,86 @@
+//! Instances of io_uring, asked by somebody who has a descriptor of one.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::{Result, addr, syscall};
+
+/// `IORING_REGISTER_PBUF_STATUS` (Linux 6.8).
+const PBUF_STATUS: u64 = 26;
+
+/// A group of buffers of an instance, of which requests take one (`IOSQE_BUFFER_SELECT`), if it has
+/// any: the kernel is asked for each number that one can have.
+///
+/// # Errors
+/// `Unsupported` if this kernel does not tell (before Linux 6.8); `EEXIST` if only the thread that has
+/// made the instance may ask; what else io_uring_register(2) says.
+pub fn group_of_buffers(instance: BorrowedFd<'_>) -> Result<Option<u16>> {
+    /// An address where nothing is.
+    const NOWHERE: u64 = 1;
+    let fd = u64::from(instance.as_raw_fd().cast_unsigned());
+    let ask = |status: u64| {
+        // SAFETY: the kernel reads and writes a `struct io_uring_buf_status` there, or fails if there is
+        // none.
+        unsafe { syscall(libc::SYS_io_uring_register, [fd, PBUF_STATUS, status, 1, 0, 0]) }
+    };
+    match ask(NOWHERE) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Err(e) if e.raw_os_error() != Some(libc::EFAULT) => return Err(e),
+        _ => {}
+    }
+    for group in 0..=u16::MAX {
+        // Its number, and what the kernel says of it.
+        let mut status = [0_u32; 10];
+        status[0] = group.into();
+        match ask(addr(status.as_mut_ptr())).map_err(|e| (e.raw_os_error(), e)) {
+            Err((Some(libc::ENOENT), _)) => {}
+            // Those that were handed over by requests (`IORING_OP_PROVIDE_BUFFERS`) have no state.
+            Ok(_) | Err((Some(libc::EINVAL), _)) => return Ok(Some(group)),
+            Err((_, error)) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+    use super::*;
+
+    /// A new instance; none where this kernel makes none.
+    fn instance() -> Option<OwnedFd> {
+        let mut params = [0_u32; 30];
+        let place = addr(params.as_mut_ptr());
+        // SAFETY: the kernel reads and writes a `struct io_uring_params` there.
+        let made = unsafe { syscall(libc::SYS_io_uring_setup, [4, place, 0, 0, 0, 0]) }.ok()?;
+        let fd = i32::try_from(made).unwrap();
+        // SAFETY: it is new, and nobody else's.
+        Some(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    #[test]
+    fn the_last_group_is_found_as_well() {
+        /// `IORING_REGISTER_PBUF_RING`, and the flag of one in memory of the kernel (Linux 6.4).
+        const PBUF_RING: u64 = 22;
+        const OF_KERNEL: u32 = 1 << 16;
+        let Some(instance) = instance() else { return };
+        let none = group_of_buffers(instance.as_fd());
+        if none.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::Unsupported) {
+            return;
+        }
+        assert_eq!(none.unwrap(), None);
+        // struct io_uring_buf_reg: no address, four buffers, number and flags.
+        let group = [0_u32, 0, 4, u32::from(u16::MAX) | OF_KERNEL, 0, 0, 0, 0, 0, 0];
+        let fd = u64::from(instance.as_raw_fd().cast_unsigned());
+        // SAFETY: the kernel reads such a structure there.
+        let made = unsafe {
+            syscall(libc::SYS_io_uring_register, [fd, PBUF_RING, addr(group.as_ptr()), 1, 0, 0])
+        };
+        made.unwrap();
+        assert_eq!(group_of_buffers(instance.as_fd()).unwrap(), Some(u16::MAX));
+    }
+}
