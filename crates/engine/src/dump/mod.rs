@@ -17,6 +17,7 @@ mod later;
 mod lost;
 pub(crate) mod memory;
 mod outbox;
+mod served;
 mod session;
 mod strangers;
 mod task;
@@ -159,6 +160,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.network.lock(&cx.opts.network, &cx.guardian, &cx.ns, &live)?;
     let lived_in = |ns: u32| cx.tasks.iter().any(|task| task.ids.mnt_ns_id == Some(ns));
     cx.mounts = Mounts::collect(&cx.ns, lived_in)?;
+    served::check(cx)?;
     tracing::info!("Dumping cgroups");
     let search = cgroup::Survey {
         cgroups: &cx.opts.cgroups,

@@ -1,0 +1,114 @@
+//! Files of FUSE file systems that a task of the tree serves. It has stopped, and who asks for the status of such a
+//! file waits for it. So they are found by their mounts, before anything is asked of them.
+
+use std::os::fd::AsRawFd;
+
+use rustix::fs::{Mode, OFlags, makedev};
+
+use super::{Dump, Task};
+use crate::error::{Error, Result};
+use crate::file::found::{FdInfo, own_pid};
+use crate::namespace::mount::Mount;
+use crate::proc;
+
+/// Links of a process in procfs that lead to files.
+const LINKS: [&str; 3] = ["cwd", "root", "exe"];
+
+/// A task that serves a file system.
+struct Server {
+    pid: i32,
+    /// The minor number of the device that its file systems have, where the kernel tells (Linux 6.18).
+    connection: Option<u32>,
+}
+
+/// Refuses tasks that refer to a file of a FUSE file system whose server is of the tree.
+///
+/// # Errors
+/// The refusal, by task and descriptor; if a task is gone.
+pub(super) fn check(cx: &Dump<'_>) -> Result<()> {
+    let spaces = cx.mounts.spaces.iter().map(|space| &space.tree).chain([&cx.mounts.host]);
+    let mut mounts: Vec<&Mount> =
+        spaces.flat_map(|tree| tree.mounts()).filter(|m| is_fuse(m)).collect();
+    if mounts.is_empty() {
+        return Ok(());
+    }
+    let mut servers = Vec::new();
+    for task in cx.tasks.live() {
+        servers.extend(server(&cx.tasks[task])?);
+    }
+    mounts.retain(|mount| servers.iter().any(|server| server.may_serve(mount)));
+    if mounts.is_empty() {
+        return Ok(());
+    }
+    for task in cx.tasks.live() {
+        let task = &cx.tasks[task];
+        let Some((object, mount)) = reference(task, &mounts)? else { continue };
+        let server = servers.iter().find(|server| server.may_serve(mount)).map_or(0, |s| s.pid);
+        return Err(Error::refused(
+            task.pid,
+            object,
+            format!(
+                "lies on a FUSE file system that task {server} of the tree serves, and that answers nobody while the tree \
+                 is stopped; close it before the dump, or leave the server out of the tree"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// `fuse`, `fuseblk`, and those with a subtype, as `fuse.sshfs`.
+fn is_fuse(mount: &Mount) -> bool {
+    ["fuse", "fuseblk"].contains(&mount.fs.split('.').next().unwrap_or_default())
+}
+
+impl Server {
+    fn may_serve(&self, mount: &Mount) -> bool {
+        self.connection.is_none_or(|connection| connection == mount.dev)
+    }
+}
+
+/// Whether a task has a connection to the kernel open, and which.
+fn server(task: &Task) -> Result<Option<Server>> {
+    for fd in proc::numbers(task.pid, "fd")? {
+        let link = std::fs::read_link(format!("/proc/{}/fd/{fd}", task.pid)).unwrap_or_default();
+        if !link.ends_with("fuse") {
+            continue;
+        }
+        let info = FdInfo::parse(&proc::read(task.pid, &format!("fdinfo/{fd}"))?);
+        let connection = info.values("fuse_connection").next().and_then(|text| text.parse().ok());
+        return Ok(Some(Server { pid: task.pid, connection }));
+    }
+    Ok(None)
+}
+
+/// What of a task refers to a file on one of these mounts: a descriptor, a directory, a program, a mapping.
+fn reference<'m>(task: &Task, mounts: &[&'m Mount]) -> Result<Option<(String, &'m Mount)>> {
+    let on = |info: &FdInfo| mounts.iter().copied().find(|m| m.id.cast_signed() == info.mnt_id);
+    let link = |name: &str| {
+        let link = std::fs::read_link(format!("/proc/{}/{name}", task.pid));
+        link.unwrap_or_default().display().to_string()
+    };
+    for fd in proc::numbers(task.pid, "fd")? {
+        let info = FdInfo::parse(&proc::read(task.pid, &format!("fdinfo/{fd}"))?);
+        if let Some(mount) = on(&info) {
+            return Ok(Some((format!("fd {fd} ({})", link(&format!("fd/{fd}"))), mount)));
+        }
+    }
+    for name in LINKS {
+        let path = format!("/proc/{}/{name}", task.pid);
+        let Ok(file) = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        else {
+            continue;
+        };
+        let info = proc::read(own_pid(), &format!("fdinfo/{}", file.as_raw_fd()))?;
+        if let Some(mount) = on(&FdInfo::parse(&info)) {
+            return Ok(Some((link(name), mount)));
+        }
+    }
+    let mapped = task.vmas.iter().find_map(|vma| {
+        let is_its = |mount: &&Mount| makedev(mount.dev >> 20, mount.dev & 0xf_ffff) == vma.map.dev;
+        let mount = mounts.iter().copied().find(is_its)?;
+        Some((vma.map.name.clone(), mount))
+    });
+    Ok(mapped)
+}
