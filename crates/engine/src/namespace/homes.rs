@@ -147,18 +147,25 @@ fn joined<'c>(cx: &'c Homes<'_>, kind: NsKind) -> Option<&'c JoinNs> {
     cx.given.join_ns.iter().find(|join| NsKind::from(join.kind) == kind)
 }
 
-/// Makes the namespaces that the root husk was not born into, has it enter those that
-/// were handed over, and fills all that are new.
+/// Makes the namespaces that the root husk was not born into, and has it enter those that
+/// were handed over, whose numbers are returned.
 ///
 /// # Errors
-/// If a namespace that the images or the caller name is not there or may not be made or entered; if
-/// what it held cannot be made in it; damaged images.
-pub fn restore(cx: &mut Homes<'_>) -> Result<()> {
+/// If a namespace that the images or the caller name is not there or may not be made or entered.
+pub fn make(cx: &mut Homes<'_>) -> Result<Vec<u32>> {
     let handed_over = enter_external(cx)?;
     enter_joined(cx)?;
     find_own(cx)?;
     nested_user::make(cx)?;
     make_others(cx)?;
+    Ok(handed_over)
+}
+
+/// Fills those that are new.
+///
+/// # Errors
+/// If what a namespace held cannot be made in it; damaged images.
+pub fn fill(cx: &mut Homes<'_>, handed_over: &[u32]) -> Result<()> {
     let fresh: Vec<(NsKind, u32)> = cx
         .spaces
         .all

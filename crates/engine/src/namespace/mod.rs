@@ -26,7 +26,7 @@ pub use torpor_policy::NsKind;
 
 pub use enter::send_into;
 pub use homes::{
-    Homes, RootSpaces, dump, enter, finish, restore, restore_late, set_clocks, take_external,
+    Homes, RootSpaces, dump, enter, fill, finish, make, restore_late, set_clocks, take_external,
 };
 
 impl From<JoinNsKind> for NsKind {

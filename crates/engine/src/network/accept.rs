@@ -5,7 +5,7 @@
 //!
 //! It is an effort, not a promise: what waits when the tree is frozen is refused.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use torpor_kernel::sock_diag::InetSocket;
 
 use super::listed::{inodes_of, tcp_sockets};
+use super::newcomers;
 use super::rules::{self, Removal, Script, Tool, argv};
 use crate::error::Result;
 use crate::file::found::own_pid;
@@ -33,17 +34,28 @@ pub(super) const TABLE: &str = "CRIU-accept-";
 
 /// New connections are held off while this lives.
 #[derive(Debug)]
-pub(crate) struct HeldOff {
+pub(crate) struct HeldOff(Vec<Door>);
+
+/// A network namespace, and the ports there that the tree listens on.
+#[derive(Debug)]
+struct Door {
     netns: OwnedFd,
     /// Its inode number.
     space: u64,
+    ports: BTreeSet<u16>,
     /// What there is to be done at the end.
     undo: Option<Removal>,
 }
 
 impl HeldOff {
     /// Lets new connections in again.
-    pub(crate) fn end(mut self, guardian: &Guardian) {
+    pub(crate) fn end(self, guardian: &Guardian) {
+        self.0.into_iter().for_each(|door| door.end(guardian));
+    }
+}
+
+impl Door {
+    fn end(mut self, guardian: &Guardian) {
         if !self.remove() {
             // The guardian tries again.
             return;
@@ -66,47 +78,39 @@ impl HeldOff {
 }
 
 /// The tree was not even frozen, or the dump ended without a word.
-impl Drop for HeldOff {
+impl Drop for Door {
     fn drop(&mut self) {
         self.remove();
     }
 }
 
-/// Lets the tasks of a running tree accept the connections that wait for them, while new ones are
-/// held off, which they are until the result is ended. Nothing is done where connections are not
+/// Lets the tasks of a running tree accept the connections that wait for them, in all networks that they live in, while
+/// new ones are held off, which they are until the result is ended. Nothing is done where connections are not
 /// dumped, or those that wait are left out anyway.
 pub(crate) fn settle(network: &Network, tree: Running, guardian: &Guardian) -> Option<HeldOff> {
     let dumped = network.tcp_established && !network.tcp_close && !network.skip_in_flight;
     if !dumped || network.lock == NetworkLock::Skip {
         return None;
     }
-    match try_settle(network.lock, tree, guardian) {
-        Ok(held) => held,
-        Err(e) => {
-            tracing::debug!("connections are not waited for to be accepted: {e}");
-            None
-        }
+    let skip = |e| tracing::debug!("connections are not waited for to be accepted: {e}");
+    let tasks = tree.tasks().map_err(skip).unwrap_or_default();
+    let mut doors = Vec::new();
+    for (space, member) in networks(&tasks) {
+        let held = Door::find(space, member, &tasks).and_then(|door| match door {
+            Some(door) => door.hold_off(network.lock, guardian).map(Some),
+            None => Ok(None),
+        });
+        doors.extend(held.map_err(skip).ok().flatten());
     }
+    wait(&doors);
+    (!doors.is_empty()).then_some(HeldOff(doors))
 }
 
-fn try_settle(lock: NetworkLock, tree: Running, guardian: &Guardian) -> Result<Option<HeldOff>> {
-    let netns: OwnedFd = proc::open(tree.root, "ns/net")?.into();
-    let is_own = proc::ns_inode(tree.root, NsKind::Net.name())?
-        != proc::ns_inode(own_pid(), NsKind::Net.name())?;
-    let listed = run_in(&[netns.as_fd()], tcp_sockets)?;
-    let mut listeners: Vec<InetSocket> =
-        listed.into_iter().filter(|s| u32::from(s.state) == state::LISTEN).collect();
-    if !is_own && !listeners.is_empty() {
-        let inodes = inodes_of(&tree.tasks()?)?;
-        listeners.retain(|listener| inodes.contains(&listener.inode));
-    }
-    let ports: HashSet<u16> = listeners.iter().map(|listener| listener.source_port).collect();
-    if ports.is_empty() {
-        return Ok(None);
-    }
-    let held = hold_off((lock, tree.root), guardian, netns, is_own, &ports)?;
-    wait(&held, &ports)?;
-    Ok(Some(held))
+/// The network namespaces of tasks, by their inode numbers, each with a task that lives there. One whose first thread has
+/// ended shows none.
+fn networks(tasks: &[i32]) -> HashMap<u64, i32> {
+    let space = |&pid: &i32| Some((proc::ns_inode(pid, NsKind::Net.name()).ok()?, pid));
+    tasks.iter().filter_map(space).collect()
 }
 
 /// A tree that runs.
@@ -138,45 +142,71 @@ impl Running {
     }
 }
 
-fn hold_off(
-    (lock, root): (NetworkLock, i32),
-    guardian: &Guardian,
-    netns: OwnedFd,
-    is_own: bool,
-    ports: &HashSet<u16>,
-) -> Result<HeldOff> {
-    let tool = rules::choose(lock)?;
-    let (set, undo) = match tool {
-        // Rules of this name are left out when those of a namespace are dumped.
-        Tool::Nft => by_nftables(ports),
-        // Others would be dumped: the tasks get their time, and no more.
-        Tool::Iptables if is_own => (Script::new(), Removal::NOTHING),
-        Tool::Iptables => (by_iptables("-I", ports), Removal::Programs(by_iptables("-D", ports))),
-    };
-    let space = proc::ns_inode(root, NsKind::Net.name())?;
-    undo.watch(guardian, space, netns.as_fd())?;
-    let held = HeldOff { netns, space, undo: Some(undo) };
-    let line = guardian.line_for_children()?;
-    run_in(&[held.netns.as_fd()], || {
-        set.iter().try_for_each(|(argv, input)| rules::run(argv, input))
-    })?;
-    drop(line);
-    Ok(held)
+impl Door {
+    /// Where the tree listens in the network namespace `space` that `member` lives in, if it does.
+    fn find(space: u64, member: i32, tasks: &[i32]) -> Result<Option<Self>> {
+        let netns: OwnedFd = proc::open(member, "ns/net")?.into();
+        let listed = run_in(&[netns.as_fd()], tcp_sockets)?;
+        let mut listeners: Vec<InetSocket> =
+            listed.into_iter().filter(|s| u32::from(s.state) == state::LISTEN).collect();
+        let is_own = space != proc::ns_inode(own_pid(), NsKind::Net.name())?;
+        if !is_own && !listeners.is_empty() {
+            let inodes = inodes_of(tasks)?;
+            listeners.retain(|listener| inodes.contains(&listener.inode));
+        }
+        let ports: BTreeSet<u16> = listeners.iter().map(|listener| listener.source_port).collect();
+        Ok((!ports.is_empty()).then_some(Door { netns, space, ports, undo: None }))
+    }
+
+    /// Holds new connections off, as long as this lives.
+    fn hold_off(mut self, lock: NetworkLock, guardian: &Guardian) -> Result<Self> {
+        let name = format!("{TABLE}{}", std::process::id());
+        let undo = Removal::Table(name.clone());
+        undo.watch(guardian, self.space, self.netns.as_fd())?;
+        self.undo = Some(undo);
+        let made = run_in(&[self.netns.as_fd()], || newcomers::hold_off(&name, &self.ports));
+        match made {
+            Ok(()) => Ok(self),
+            Err(e) => {
+                tracing::debug!("without nftables: {e}");
+                self.hold_off_by_programs(lock, guardian)
+            }
+        }
+    }
+
+    /// The same where the kernel has no nftables.
+    fn hold_off_by_programs(mut self, lock: NetworkLock, guardian: &Guardian) -> Result<Self> {
+        let is_own = self.space != proc::ns_inode(own_pid(), NsKind::Net.name())?;
+        // Rules of iptables in a network of the tree's own would be dumped: the tasks get their time, and no more.
+        if is_own || rules::choose(lock)? != Tool::Iptables {
+            return Ok(self);
+        }
+        let undo = Removal::Programs(by_iptables("-D", &self.ports));
+        undo.watch(guardian, self.space, self.netns.as_fd())?;
+        self.undo = Some(undo);
+        let line = guardian.line_for_children()?;
+        let set = by_iptables("-I", &self.ports);
+        run_in(&[self.netns.as_fd()], || {
+            set.iter().try_for_each(|(argv, input)| rules::run(argv, input))
+        })?;
+        drop(line);
+        Ok(self)
+    }
+
+    /// Whether a connection waits to be accepted, or is on its way there.
+    fn has_waiting(&self) -> Result<bool> {
+        let waits = |socket: &InetSocket| {
+            self.ports.contains(&socket.source_port)
+                && match u32::from(socket.state) {
+                    state::LISTEN => socket.queued > 0,
+                    other => other == state::SYN_RECV,
+                }
+        };
+        run_in(&[self.netns.as_fd()], || Ok(tcp_sockets()?.iter().any(waits)))
+    }
 }
 
-/// Rules that drop the first packet of each new connection to these ports, and their removal.
-fn by_nftables(ports: &HashSet<u16>) -> (Script, Removal) {
-    let name = format!("{TABLE}{}", std::process::id());
-    let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
-    let rule = format!(
-        "table inet {name} {{\n chain input {{\n  type filter hook input priority 0; policy accept;\n  \
-         tcp flags & (syn | ack) == syn tcp dport {{ {} }} drop\n }}\n}}\n",
-        ports.join(", ")
-    );
-    (vec![(argv(&["nft", "-f", "-"]), rule)], Removal::Table(name))
-}
-
-fn by_iptables(change: &str, ports: &HashSet<u16>) -> Script {
+fn by_iptables(change: &str, ports: &BTreeSet<u16>) -> Script {
     let rules = ports.iter().fold(String::new(), |mut text, port| {
         let _ = writeln!(text, "{change} INPUT -p tcp --syn --dport {port} -j DROP");
         text
@@ -188,24 +218,18 @@ fn by_iptables(change: &str, ports: &HashSet<u16>) -> Script {
     programs.map(|program| (words(program), format!("*filter\n{rules}COMMIT\n"))).collect()
 }
 
-/// Waits until nothing waits to be accepted, nor is on its way there; not for long.
-fn wait(held: &HeldOff, ports: &HashSet<u16>) -> Result<()> {
+/// Waits until nothing waits to be accepted any more; not for long.
+fn wait(doors: &[Door]) {
     let deadline = Instant::now() + PATIENCE;
-    run_in(&[held.netns.as_fd()], || {
-        loop {
-            let waiting = tcp_sockets()?.iter().any(|socket| {
-                ports.contains(&socket.source_port)
-                    && match u32::from(socket.state) {
-                        state::LISTEN => socket.queued > 0,
-                        other => other == state::SYN_RECV,
-                    }
-            });
-            if !waiting || Instant::now() > deadline {
-                return Ok(());
-            }
-            std::thread::sleep(PAUSE);
-        }
-    })
+    let waiting = |door: &Door| {
+        door.has_waiting().unwrap_or_else(|e| {
+            tracing::debug!("{e}");
+            false
+        })
+    };
+    while doors.iter().any(waiting) && Instant::now() <= deadline {
+        std::thread::sleep(PAUSE);
+    }
 }
 
 #[cfg(test)]
@@ -222,16 +246,19 @@ mod tests {
                 let listener = TcpListener::bind(listen).unwrap();
                 let address = listener.local_addr().unwrap();
                 let other = TcpListener::bind(listen).unwrap();
-                let ports = HashSet::from([address.port()]);
+                let ports = BTreeSet::from([address.port()]);
                 let patience = Duration::from_millis(200);
-                let (set, undo) = if is_nft {
-                    by_nftables(&ports)
-                } else {
-                    let undo = Removal::Programs(by_iptables("-D", &ports));
-                    (by_iptables("-I", &ports), undo)
+                let undo = match is_nft {
+                    true => Removal::Table(format!("{TABLE}test")),
+                    false => Removal::Programs(by_iptables("-D", &ports)),
                 };
                 let before = TcpStream::connect(address).unwrap();
-                set.iter().for_each(|(argv, input)| rules::run(argv, input).unwrap());
+                match is_nft {
+                    true => newcomers::hold_off(&format!("{TABLE}test"), &ports).unwrap(),
+                    false => by_iptables("-I", &ports)
+                        .iter()
+                        .for_each(|(argv, input)| rules::run(argv, input).unwrap()),
+                }
                 assert!(TcpStream::connect_timeout(&address, patience).is_err());
                 TcpStream::connect(other.local_addr().unwrap()).unwrap();
                 rustix::io::write(&before, b"x").unwrap();

@@ -152,23 +152,35 @@ impl Asleep {
     /// # Errors
     /// If rules cannot be set.
     pub fn lock_external(&mut self, of: &Connections<'_>) -> Result<()> {
-        self.lock(of, true)
+        self.lock(of, true, |ns| ns.file.is_some())
     }
 
-    /// Locks the network namespaces that this restore has made, before they get their
-    /// devices, if there are connections in them that lead out.
+    /// Locks the network namespace that the root husk was born into, before it gets its
+    /// devices, if there are connections in it that lead out.
     ///
     /// # Errors
     /// If rules cannot be set.
     pub fn lock_new(&mut self, of: &Connections<'_>) -> Result<()> {
-        self.lock(of, false)
+        self.lock(of, false, |ns| ns.file.is_none() && ns.task == 0)
     }
 
-    fn lock(&mut self, of: &Connections<'_>, external: bool) -> Result<()> {
+    /// The same of those that only other tasks live in, once they were made.
+    ///
+    /// # Errors
+    /// If rules cannot be set.
+    pub fn lock_nested(&mut self, of: &Connections<'_>) -> Result<()> {
+        self.lock(of, false, |ns| ns.task != 0 && !of.spaces.given.contains_key(&ns.id))
+    }
+
+    fn lock(
+        &mut self,
+        of: &Connections<'_>,
+        external: bool,
+        is_one: impl Fn(&Namespace) -> bool,
+    ) -> Result<()> {
         // What a skeleton was built with is locked as a whole, by the name of the dump that it was built by.
         let is_locked = |ns: &Namespace| self.locks.iter().any(|lock| lock.ns == ns.id);
-        let is_meant =
-            |ns: &Namespace| !ns.is_host && ns.file.is_some() == external && !is_locked(ns);
+        let is_meant = |ns: &Namespace| !ns.is_host && is_one(ns) && !is_locked(ns);
         let wanted: HashSet<u32> = of
             .entries
             .values()

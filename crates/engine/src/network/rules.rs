@@ -135,9 +135,6 @@ pub(crate) enum Removal {
 }
 
 impl Removal {
-    /// Of nothing.
-    pub(crate) const NOTHING: Self = Removal::Programs(Script::new());
-
     /// How a lock is removed.
     pub(crate) fn of_lock(tool: Tool, id: &str, scope: &Scope) -> Self {
         match tool {

@@ -52,9 +52,10 @@ use crate::file::opener::{Opener, Temporary};
 use crate::namespace::mount::{self, Assembly, Forest, Restored, Roots};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Homes, Namespaces, NsKind, nested_user, pid};
+use crate::network::asleep::{Asleep, Connections};
 use crate::options::Options;
 use crate::verdict::Verdict;
-use crate::{cgroup, cpuinfo, judge, network};
+use crate::{cgroup, cpuinfo, judge};
 
 pub use self::listed::unlisted;
 
@@ -84,7 +85,7 @@ pub struct Restore<'a> {
     /// What `files.img` says, by id.
     pub entries: HashMap<u32, FileEntry>,
     /// What waits for the network to go on.
-    pub network: network::asleep::Asleep,
+    pub network: Asleep,
     /// The ids of the tree's user namespace.
     pub id_maps: IdMaps,
     /// What the policy has to do with files that are opened.
@@ -181,7 +182,7 @@ impl<'a> Restore<'a> {
             cgroups: cgroup::Groups::default(),
             files: Files::default(),
             entries,
-            network: network::asleep::Asleep::default(),
+            network: Asleep::default(),
             temporary: Temporary::default(),
             id_maps: IdMaps::identity(),
             verdict: Verdict::default(),
@@ -261,11 +262,13 @@ impl<'a> Restore<'a> {
         nested_user::enter(&mut self.tasks, &self.ns, task, user)
     }
 
-    /// Locks networks: those that the caller hands over, or those that are made here.
-    fn lock_network(&mut self, external: bool) -> Result<()> {
+    /// Locks networks of a kind: those that the caller hands over, or those that are made here.
+    fn lock_network(
+        &mut self,
+        lock: fn(&mut Asleep, &Connections<'_>) -> Result<()>,
+    ) -> Result<()> {
         let mut network = std::mem::take(&mut self.network);
-        let of = self.connections();
-        let locked = if external { network.lock_external(&of) } else { network.lock_new(&of) };
+        let locked = lock(&mut network, &self.connections());
         self.network = network;
         locked
     }
@@ -317,8 +320,8 @@ impl<'a> Restore<'a> {
         )
     }
 
-    fn connections(&self) -> network::asleep::Connections<'_> {
-        network::asleep::Connections {
+    fn connections(&self) -> Connections<'_> {
+        Connections {
             network: &self.opts.network,
             images: &self.images,
             entries: &self.entries,

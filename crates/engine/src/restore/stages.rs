@@ -25,6 +25,7 @@ use crate::file::fown;
 use crate::guardian::Guardian;
 use crate::hooks::{Event, Hooks};
 use crate::namespace::{self, mount};
+use crate::network::asleep::Asleep;
 use crate::options::Options;
 use crate::{RestoreReport, cgroup, support};
 
@@ -205,8 +206,8 @@ impl<'a> Skeleton<'a> {
         births::end(&mut cx, &next.cx.tasks)?;
         cx.take_over(next.cx);
         cx.table().load()?;
-        cx.lock_network(true)?;
-        cx.lock_network(false)?;
+        cx.lock_network(Asleep::lock_external)?;
+        cx.lock_network(Asleep::lock_new)?;
         let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
         cx.with_homes(namespace::restore_late)?;
         let applied = rounds.complete(&mut cx)?;
@@ -329,14 +330,16 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     tracing::info!("Restoring {} tasks, {} files", cx.tasks.len(), cx.entries.len());
     cx.table().load()?;
     cx.with_homes(namespace::take_external)?;
-    cx.lock_network(true)?;
+    cx.lock_network(Asleep::lock_external)?;
     let pid = cx.make_root()?;
     cx.cgroups.prepare(&cx.opts.cgroups)?;
     cx.cgroups.place(&mut cx.tasks, &mut cx.ns, 0, None)?;
-    cx.lock_network(false)?;
+    cx.lock_network(Asleep::lock_new)?;
     hooks.notify(Event::SetupNamespaces { pid })?;
     tracing::info!("Restoring namespaces");
-    cx.with_homes(namespace::restore)?;
+    let handed_over = cx.with_homes(namespace::make)?;
+    cx.lock_network(Asleep::lock_nested)?;
+    cx.with_homes(|homes| namespace::fill(homes, &handed_over))?;
     cx.mount()?;
     let mut networks = std::mem::take(&mut cx.ns.networks);
     networks.note((&cx.images, &cx.ns), || hooks.notify(Event::PostSetupNamespaces))?;
