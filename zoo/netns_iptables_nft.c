@@ -1,8 +1,6 @@
 // area: network namespaces
-// shows: rules of the iptables that writes nftables do what they did; that it does not read them any more is
-//   a warning
-// modes: ns
-// warns: iptables does not read them any more
+// shows: rules of the iptables that writes nftables do what they did, and it reads and changes them
+// modes: ns sealed
 // files: /usr/sbin/iptables-nft /usr/lib/x86_64-linux-gnu/xtables/libxt_conntrack.so /usr/lib/x86_64-linux-gnu/xtables/libxt_standard.so /usr/lib/x86_64-linux-gnu/xtables/libxt_udp.so
 // needs: /usr/sbin/iptables-nft /usr/sbin/nft
 #include "firewall.h"
@@ -38,5 +36,8 @@ int main(void)
 	zoo_wait();
 	CHECK(passes(fd, 9));
 	CHECK(!passes(fd, 7));
+	CHECK_EQ(FIREWALL_RUN("/usr/sbin/iptables-nft", "-D", "OUTPUT", "-p", "udp", "--dport", "7", "-m", "conntrack",
+			      "--ctstate", "NEW", "-j", "DROP"), 0);
+	CHECK(passes(fd, 7));
 	zoo_pass();
 }

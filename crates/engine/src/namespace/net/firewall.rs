@@ -8,25 +8,27 @@ use torpor_images::{ImageDir, Kind, kind};
 use torpor_kernel::netlink::{Message, NETFILTER, Socket};
 use torpor_policy::PacketFilter;
 
-use super::lock_of_criu;
+use super::{iptables_nft, lock_of_criu};
 use crate::error::{Error, Result};
 use crate::tool;
 
 /// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETTABLE` (linux/netfilter).
 const GET_TABLES: u16 = 10 << 8 | 1;
 const NFTA_TABLE_NAME: u16 = 1;
-/// What nft says of tables with rules that were made for iptables.
-const OF_IPTABLES: &str = "managed by iptables-nft";
 /// Bytes of `struct nfgenmsg`.
 const NFGENMSG: usize = 4;
 
-/// A program pair for old-style rules of a family.
+/// The programs for old-style rules of a family.
 struct Legacy {
     image: Kind,
     save: [&'static str; 2],
     restore: [&'static str; 2],
     /// Names the tables that exist.
     tables: &'static str,
+    /// What nft calls the family, and the programs for rules of iptables in nftables.
+    family: &'static str,
+    save_nft: [&'static str; 2],
+    restore_nft: [&'static str; 2],
 }
 
 /// Where iptables writes nftables rules, another program of its package is for the
@@ -37,12 +39,18 @@ const LEGACY: [Legacy; 2] = [
         save: ["iptables-legacy-save", "iptables-save"],
         restore: ["iptables-legacy-restore", "iptables-restore"],
         tables: "/proc/thread-self/net/ip_tables_names",
+        family: "ip",
+        save_nft: ["iptables-nft-save", "iptables-save"],
+        restore_nft: ["iptables-nft-restore", "iptables-restore"],
     },
     Legacy {
         image: kind::IP6TABLES,
         save: ["ip6tables-legacy-save", "ip6tables-save"],
         restore: ["ip6tables-legacy-restore", "ip6tables-restore"],
         tables: "/proc/thread-self/net/ip6_tables_names",
+        family: "ip6",
+        save_nft: ["ip6tables-nft-save", "ip6tables-save"],
+        restore_nft: ["ip6tables-nft-restore", "ip6tables-restore"],
     },
 ];
 
@@ -53,7 +61,7 @@ const LEGACY: [Legacy; 2] = [
 pub(super) fn dump(images: &ImageDir, ns_id: u32) -> Result<()> {
     for legacy in LEGACY {
         if std::fs::read_to_string(legacy.tables).is_ok_and(|names| !names.trim().is_empty()) {
-            let rules = run(&legacy.save, &[], None, "iptables")?;
+            let (rules, _) = run(&legacy.save, &[], None, "iptables")?;
             write(images, legacy.image, ns_id, &rules)?;
         }
     }
@@ -64,10 +72,48 @@ pub(super) fn dump(images: &ImageDir, ns_id: u32) -> Result<()> {
         !name.is_some_and(torpor_images::lock::is_table)
     };
     if tables.is_ok_and(|tables| tables.iter().any(is_meant)) {
-        let rules = run(&["nft"], &["list", "ruleset"], None, "nftables")?;
-        write(images, kind::NFTABLES, ns_id, &rules)?;
+        let (rules, messages) = run(&["nft"], &["list", "ruleset"], None, "nftables")?;
+        let tables = iptables_nft::tables(&messages);
+        let saved = dump_of_iptables(images, ns_id, &tables)?;
+        if saved.len() < tables.len() {
+            tracing::warn!(
+                "rules that iptables has written to nftables come back as those of nft: they do the \
+                 same, but iptables does not read them any more; use iptables-legacy where a program \
+                 changes them"
+            );
+        }
+        let others = match saved.as_slice() {
+            [] => rules,
+            saved => iptables_nft::without(&String::from_utf8_lossy(&rules), saved).into_bytes(),
+        };
+        if !others.trim_ascii().is_empty() {
+            write(images, kind::NFTABLES, ns_id, &others)?;
+        }
     }
     Ok(())
+}
+
+/// Writes those tables of iptables in nftables that its program understands, and returns them. Where there are rules of
+/// the old iptables as well, these have the image.
+fn dump_of_iptables(
+    images: &ImageDir,
+    ns_id: u32,
+    tables: &[iptables_nft::Table],
+) -> Result<Vec<iptables_nft::Table>> {
+    let mut saved = Vec::new();
+    for legacy in LEGACY {
+        let own = || tables.iter().filter(|(family, _)| family == legacy.family);
+        if own().next().is_none() || images.has(legacy.image, ns_id.into())? {
+            continue;
+        }
+        let program = |args: &[&str]| Ok(run(&legacy.save_nft, args, None, "iptables")?.0);
+        let Some(rules) = iptables_nft::save(&program, own().map(|(_, name)| name.as_str())) else {
+            continue;
+        };
+        write(images, legacy.image, ns_id, &rules)?;
+        saved.extend(own().cloned());
+    }
+    Ok(saved)
 }
 
 fn write(images: &ImageDir, kind: Kind, ns_id: u32, rules: &[u8]) -> Result<()> {
@@ -83,7 +129,11 @@ fn write(images: &ImageDir, kind: Kind, ns_id: u32, rules: &[u8]) -> Result<()> 
 pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
     for legacy in LEGACY {
         if let Some(rules) = rules(images, legacy.image, ns_id)? {
-            run(&legacy.restore, &[], Some(&rules), "iptables")?;
+            let programs = match iptables_nft::has_saved(rules.text()) {
+                true => legacy.restore_nft,
+                false => legacy.restore,
+            };
+            run(&programs, &[], Some(&rules), "iptables")?;
         }
     }
     if let Some(rules) = rules(images, kind::NFTABLES, ns_id)? {
@@ -146,13 +196,13 @@ fn uncounted(line: &str) -> String {
     words.join(" ") + "\n"
 }
 
-/// Runs the first of `programs` that exists, in the calling thread's namespaces.
+/// Runs the first of `programs` that exists, in the calling thread's namespaces: what it prints, and what it says besides.
 fn run(
     programs: &[&str],
     args: &[&str],
     input: Option<&PacketFilter>,
     package: &str,
-) -> Result<Vec<u8>> {
+) -> Result<(Vec<u8>, String)> {
     for program in programs {
         let mut command = Command::new(program);
         command.args(args);
@@ -161,14 +211,7 @@ fn run(
         let input = input.as_mut().map(|input| input as &mut (dyn Read + Send));
         let Some(done) = tool::run(&mut command, input, &mut output)? else { continue };
         if done.status.success() {
-            if done.messages.contains(OF_IPTABLES) {
-                tracing::warn!(
-                    "rules that iptables has written to nftables come back as those of nft: they do the \
-                     same, but iptables does not read them any more; use iptables-legacy where a program \
-                     changes them"
-                );
-            }
-            return Ok(output);
+            return Ok((output, done.messages));
         }
         let last = done.messages.lines().rfind(|line| !line.trim().is_empty());
         return Err(tool::failed(format!("{program} {}", args.join(" ")), done.status, last));

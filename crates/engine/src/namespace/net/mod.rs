@@ -6,6 +6,7 @@
 
 pub(crate) mod conf;
 mod firewall;
+mod iptables_nft;
 mod link;
 mod lock_of_criu;
 mod restore;
