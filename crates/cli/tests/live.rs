@@ -104,7 +104,22 @@ fn a_place_that_was_named_and_is_not_there_is_an_error_but_for_runtimes() {
         let wanted = format!("--external {external}: {said}");
         assert!(task.log("dump.log").contains(&wanted), "{}", task.log("dump.log"));
     }
-    task.put_to_sleep(&["--external", "tty[8800:d]"]);
+    let named = [
+        "--external",
+        "tty[8800:d]",
+        "--external",
+        "mnt[/not/there]:key",
+        "--external",
+        "dev[8/1]:disk",
+    ];
+    task.put_to_sleep(&named);
+    for external in named.iter().skip(1).step_by(2) {
+        let log = task.log("dump.log");
+        let warns = |line: &&str| {
+            line.contains("Warn") && line.contains(&format!("--external {external}: "))
+        };
+        assert!(log.lines().any(|line| warns(&line)), "{log}");
+    }
     for external in ["mnt[key]:/srv", "dev[disk]:/dev/null"] {
         assert!(!torpor("restore", &["-d", "-o", "restore.log", "--external", external]));
         let wanted = format!("--external {external}: nothing in the images asks for it");
@@ -113,6 +128,10 @@ fn a_place_that_was_named_and_is_not_there_is_an_error_but_for_runtimes() {
     let args = ["-d", "--external", "mnt[key]:/srv", "--external", "dev[disk]:/dev/null"];
     assert!(task.restore(&args).status().unwrap().success());
     assert!(task.lives());
+    for external in ["mnt[key]:/srv", "dev[disk]:/dev/null"] {
+        let wanted = format!("--external {external}: nothing in the images asks for it");
+        assert!(task.log("restore.log").contains(&wanted), "{}", task.log("restore.log"));
+    }
 }
 
 /// LXC says of each container that it has a console, and by which profile it is confined.

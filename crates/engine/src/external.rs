@@ -179,6 +179,13 @@ impl FromStr for External {
     }
 }
 
+impl External {
+    /// Whether it is of those that LXC names for a container that might have them.
+    pub(crate) fn is_place(&self) -> bool {
+        matches!(self, External::Mnt { .. } | External::Dev { .. } | External::Tty { .. })
+    }
+}
+
 impl fmt::Display for External {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -2,17 +2,18 @@
 //! which the restore would miss something or make what was meant to stay outside.
 
 use super::Dump;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::external::External;
 use crate::namespace::NsKind;
 
-/// Refuses resources of `--external` that the tree does not have. Mounts and their devices come later
+/// Refuses resources of `--external` that the tree does not have, or warns of them. Mounts and their devices come later
 /// ([`mount::Saving`](crate::namespace::mount::Saving)), and profiles are left to themselves.
 ///
 /// # Errors
 /// The option, and what there is instead.
 pub(super) fn check(cx: &Dump<'_>) -> Result<()> {
-    cx.opts.given.external.iter().try_for_each(|external| {
+    let given = &cx.opts.given;
+    given.external.iter().try_for_each(|external| {
         let met = match external {
             External::File { .. } => {
                 let name = external.to_string();
@@ -25,12 +26,10 @@ pub(super) fn check(cx: &Dump<'_>) -> Result<()> {
             }
             External::Net { inode, .. } => return namespace(cx, NsKind::Net, *inode, external),
             External::Pid { inode, .. } => return namespace(cx, NsKind::Pid, *inode, external),
-            External::Tty { rdev, dev } if cx.opts.given.refuse_unused_places => {
-                cx.kinds.has_external_terminal(*rdev, *dev)
-            }
+            External::Tty { rdev, dev } => cx.kinds.has_external_terminal(*rdev, *dev),
             _ => return Ok(()),
         };
-        if met { Ok(()) } else { Err(unused(external, "nothing in the tree has it open")) }
+        if met { Ok(()) } else { given.unused(external, "nothing in the tree has it open") }
     })
 }
 
@@ -40,9 +39,5 @@ fn namespace(cx: &Dump<'_>, kind: NsKind, inode: u64, external: &External) -> Re
     }
     let there: Vec<String> = cx.ns.of_kind(kind).map(|ns| ns.inode.to_string()).collect();
     let what = format!("the tree is in {} namespace {}", kind.name(), there.join(", "));
-    Err(unused(external, &what))
-}
-
-fn unused(external: &External, why: &str) -> Error {
-    Error::Usage(format!("--external {external}: {why}"))
+    cx.opts.given.unused(external, &what)
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::error::{Error, Result};
 use crate::external::External;
 
 /// What the caller gives, or keeps.
@@ -23,9 +24,28 @@ pub struct Given {
     /// Refuse what was given and nothing in the tree or in the images asks for. Container runtimes give
     /// what a container might have.
     pub refuse_unused: bool,
-    /// The same of mounts, their devices and terminals: LXC, which runs a program by the name
-    /// `criu`, gives those that a container might have.
+    /// The same of mounts, their devices and terminals; else they are warned of. LXC, which runs a program by the
+    /// name `criu`, gives those that a container might have.
     pub refuse_unused_places: bool,
+}
+
+impl Given {
+    /// Nothing asks for a resource of `--external`, which is refused, warned of, or left alone.
+    ///
+    /// # Errors
+    /// The option and the reason, if it is refused.
+    pub(crate) fn unused(&self, external: &External, why: &str) -> Result<()> {
+        let error = Error::Usage(format!("--external {external}: {why}"));
+        let refuses =
+            if external.is_place() { self.refuse_unused_places } else { self.refuse_unused };
+        if refuses {
+            return Err(error);
+        }
+        if self.refuse_unused {
+            tracing::warn!("{error}");
+        }
+        Ok(())
+    }
 }
 
 /// An open file for the restore (`--inherit-fd fd[N]:KEY`).
@@ -58,7 +78,7 @@ pub enum JoinNsKind {
 impl FromStr for JoinNsKind {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
         Ok(match text {
             "ipc" => Self::Ipc,
             "mnt" => Self::Mnt,
@@ -91,7 +111,7 @@ impl JoinNs {
     ///
     /// # Errors
     /// If the name is none, or the numbers are not numbers.
-    pub fn new(ns: &str, target: &str, extra: Option<&str>) -> Result<Self, String> {
+    pub fn new(ns: &str, target: &str, extra: Option<&str>) -> std::result::Result<Self, String> {
         let kind = ns.parse()?;
         let file = if !target.is_empty() && target.bytes().all(|b| b.is_ascii_digit()) {
             PathBuf::from(format!("/proc/{target}/ns/{ns}"))
@@ -116,7 +136,7 @@ impl JoinNs {
 impl FromStr for JoinNs {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
         let (ns, rest) = text.split_once(':').ok_or("expected NS:{PID|FILE}[,EXTRA]")?;
         match rest.split_once(',') {
             Some((target, extra)) => Self::new(ns, target, Some(extra)),

@@ -16,11 +16,11 @@ use crate::file::ext;
 use crate::namespace::mount::DEVICE_KEY;
 use crate::namespace::net::conf;
 use crate::namespace::{Namespaces, NsKind};
-use crate::options::{InheritFd, JoinNs, Options};
+use crate::options::{Given, InheritFd, JoinNs, Options};
 
 /// Refuses descriptors of `--inherit-fd` and devices of `--external` that nothing in the images
 /// asks for, or that come second, and namespaces of `--join-ns` that come second. So are mounts and
-/// their devices, unless a runtime may name those that might be there.
+/// their devices, or else they are warned of: a runtime may name those that might be there.
 ///
 /// # Errors
 /// The option, and what there is instead; damaged images.
@@ -31,9 +31,7 @@ pub(super) fn check(
     namespaces: &Namespaces,
 ) -> Result<()> {
     joined(&opts.given.join_ns)?;
-    if opts.given.refuse_unused_places {
-        mounts(&opts.given.external, images, namespaces)?;
-    }
+    mounts(&opts.given, images, namespaces)?;
     let is_device = |external: &External| {
         matches!(
             external,
@@ -104,8 +102,16 @@ fn joined(all: &[JoinNs]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses mounts and devices of `--external` that no mount of the images is left to.
-fn mounts(given: &[External], images: &ImageDir, namespaces: &Namespaces) -> Result<()> {
+/// Refuses mounts and devices of `--external` that no mount of the images is left to, or warns of them.
+///
+/// # Errors
+/// The option, and what there is instead; damaged images.
+fn mounts(given: &Given, images: &ImageDir, namespaces: &Namespaces) -> Result<()> {
+    let is_wanted =
+        |external: &External| matches!(external, External::Dev { .. } | External::Mnt { .. });
+    if !given.external.iter().any(is_wanted) {
+        return Ok(());
+    }
     let mut there = HashSet::new();
     for ns in namespaces.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
         let mounts: Vec<MntEntry> = images.read_all_or_empty(kind::MNTS, ns.id.into())?;
@@ -116,27 +122,32 @@ fn mounts(given: &[External], images: &ImageDir, namespaces: &Namespaces) -> Res
             key => Some(format!("mnt[{key}]")),
         }));
     }
-    for external in given {
+    for external in &given.external {
         let name = match external {
             External::Dev { key, .. } => format!("dev[{key}]"),
             External::Mnt { key, .. } => format!("mnt[{key}]"),
             _ => continue,
         };
         if !there.contains(&name) {
-            return Err(unused(format!("--external {external}"), there.into_iter()));
+            given.unused(external, &nothing_asks(there.iter().cloned()))?;
         }
     }
     Ok(())
 }
 
 fn unused(option: String, there: impl Iterator<Item = String>) -> Error {
+    Error::Usage(format!("{option}: {}", nothing_asks(there)))
+}
+
+/// That nothing asks for something, and what is asked for.
+fn nothing_asks(there: impl Iterator<Item = String>) -> String {
     const SHOWN: usize = 8;
     let mut names: Vec<String> = there.filter(|name| !name.is_empty()).collect();
     names.sort_unstable_by(|a, b| (!a.contains('['), a).cmp(&(!b.contains('['), b)));
     names.dedup();
     names.truncate(SHOWN);
     let known = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
-    Error::Usage(format!("{option}: nothing in the images asks for it; there is {known}"))
+    format!("nothing in the images asks for it; there is {known}")
 }
 
 /// What the images have of network and pid namespaces.

@@ -57,9 +57,7 @@ fn write(cx: &Saving<'_>) -> Result<()> {
     let spaces = inside.map(|s| (s.ns, s.tree.without(&cx.wanted.skip))).collect();
     let mut forest = Forest { spaces, ..Forest::default() };
     external::mark(&mut forest, &cx.mounts.host, cx.given, &cx.wanted.enable_fs);
-    if cx.given.refuse_unused_places {
-        external::check_used(&forest, &cx.given.external)?;
-    }
+    external::check_used(&forest, cx.given)?;
     name_layers(cx, &mut forest)?;
     for node in forest.nodes() {
         check(cx, &forest, node).map_err(|e| refusal(cx, &forest, node, e))?;

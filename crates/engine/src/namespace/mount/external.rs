@@ -8,7 +8,7 @@ use super::fs::{AUTO, UNSUPPORTED};
 use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
 use super::tree::Tree;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::external;
 use crate::options::Given;
 
@@ -59,11 +59,11 @@ fn name(forest: &mut Forest, node: Node, externals: &[external::External]) {
     }
 }
 
-/// Refuses mounts and devices that were named and no mount is.
+/// Refuses mounts and devices that were named and no mount is, or warns of them.
 ///
 /// # Errors
 /// The option, and that there is no such mount.
-pub(super) fn check_used(forest: &Forest, externals: &[external::External]) -> Result<()> {
+pub(super) fn check_used(forest: &Forest, given: &Given) -> Result<()> {
     let mounts: Vec<&Mount> = forest.nodes().map(|node| forest.mount(node)).collect();
     let is_used = |external: &&external::External| match external {
         external::External::Mnt { key, val } => mounts.iter().any(|mount| {
@@ -75,13 +75,9 @@ pub(super) fn check_used(forest: &Forest, externals: &[external::External]) -> R
         }
         _ => true,
     };
-    match externals.iter().find(|external| !is_used(external)) {
-        Some(unused) => {
-            let reason = "no mount of the tree's own namespace is that";
-            Err(Error::Usage(format!("--external {unused}: {reason}")))
-        }
-        None => Ok(()),
-    }
+    let mut unused = given.external.iter().filter(|external| !is_used(external));
+    unused
+        .try_for_each(|unused| given.unused(unused, "no mount of the tree's own namespace is that"))
 }
 
 fn by_device(mount: &Mount, externals: &[external::External]) -> Option<External> {
