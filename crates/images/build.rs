@@ -19,6 +19,7 @@ const NOT_UTF8: &[(&str, &str)] = &[
     ("mnt_entry", "mountpoint"),
     ("mnt_entry", "source"),
     ("mnt_entry", "options"),
+    ("torpor_autofs_directory", "path"),
     ("fh_entry", "path"),
     ("irmap_cache_entry", "path"),
     ("fanotify_mount_mark_entry", "path"),

@@ -83,9 +83,9 @@ fn observe(
         put("status Uid", status_field(&task.dir, "Uid")?);
         let Some(dir) = living_thread(&task.dir)? else { return Ok(()) };
         let living = Task { dir, inner: task.inner.clone(), level: task.level };
-        return observe_living(&living, objects, put);
+        return observe_living(&living, ids, objects, put);
     }
-    observe_living(task, objects, put)
+    observe_living(task, ids, objects, put)
 }
 
 /// The directory of a thread that lives on where the first one has ended.
@@ -100,6 +100,7 @@ fn living_thread(dir: &Path) -> Result<Option<PathBuf>> {
 
 fn observe_living(
     task: &Task,
+    ids: &HashMap<i32, &str>,
     objects: &mut Ordinals,
     put: &mut impl FnMut(&str, String),
 ) -> Result<()> {
@@ -109,7 +110,7 @@ fn observe_living(
     maps(task, put)?;
     descriptors(task, objects, put)?;
     namespaces(task, objects, put)?;
-    mounts(task, put)
+    mounts(task, ids, objects, put)
 }
 
 /// What each thread of the tree below `root` has run that is on a processor or waits for one, by its directory: times
@@ -536,7 +537,12 @@ fn namespaces(
 }
 
 /// The mounts of a task that has a mount namespace of its own.
-fn mounts(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
+fn mounts(
+    task: &Task,
+    ids: &HashMap<i32, &str>,
+    objects: &mut Ordinals,
+    put: &mut impl FnMut(&str, String),
+) -> Result<()> {
     let link = |dir: &Path| std::fs::read_link(dir.join("ns/mnt"));
     if link(Path::new("/proc/self"))? == link(&task.dir)? {
         return Ok(());
@@ -556,6 +562,7 @@ fn mounts(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
                 3 if word.ends_with(']') && word.contains(":[") => {
                     let _ = write!(text, " namespace {}", groups.of(word));
                 }
+                _ if word.contains("pipe_ino=") => text.push_str(&automatic(word, ids, objects)),
                 1 => text.push_str(points.get(word).copied().unwrap_or("none")),
                 _ => match word.split_once(':') {
                     Some((kind @ ("shared" | "master" | "propagate_from"), id)) => {
@@ -572,6 +579,26 @@ fn mounts(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
     shown.sort();
     put("mounts", shown.join("\n"));
     Ok(())
+}
+
+/// The options of an automatic mount (autofs). The group that it asks has its own numbers here, and none that counts if
+/// it asks nobody.
+fn automatic(options: &str, ids: &HashMap<i32, &str>, objects: &mut Ordinals) -> String {
+    let asks = !options.contains("pipe_ino=-1");
+    options.split(',').fold(String::new(), |mut text, option| {
+        let _ = match option.split_once('=') {
+            Some(("pgrp", _)) if !asks => Ok(()),
+            Some(("pgrp", group)) => {
+                let inner = group.parse().ok().and_then(|group: i32| ids.get(&group));
+                write!(text, " pgrp={}", inner.unwrap_or(&"none"))
+            }
+            Some(("pipe_ino", pipe)) if asks => {
+                write!(text, " pipe {}", objects.of(&format!("pipe:[{pipe}]")))
+            }
+            _ => write!(text, " {option}"),
+        };
+        text
+    })
 }
 
 /// The files below `dir`: nothing may be left over and nothing may be missing.

@@ -10,6 +10,7 @@
 
 mod allowing;
 pub mod archive;
+mod automatic;
 mod capabilities;
 mod clock_times;
 pub mod collect;
@@ -69,6 +70,7 @@ mod violation;
 mod words;
 
 pub use archive::scan as scan_archive;
+pub use automatic::{Automatic, Daemon, Directory, Triggers};
 pub use capabilities::Capabilities;
 pub use clock_times::ClockTimes;
 pub use credentials::{Credentials, Sets};

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::automatic::Automatic;
 use crate::raw;
 
 /// A mount that images ask for. A restore makes it from this, and reads nothing else about it.
@@ -37,6 +38,8 @@ pub struct Mount {
     pub pid_ns: Option<u32>,
     /// The namespace that it keeps, if it is one of nsfs.
     pub namespace: Option<u32>,
+    /// Who is asked what is to be mounted there, if it is an automatic one and the images say so.
+    pub automatic: Option<Automatic>,
     /// Which mounts it passes on, and to whom.
     pub peers: Peers,
 }
@@ -146,6 +149,9 @@ impl fmt::Display for Mount {
             }
             From::FileSystem => write!(f, "{:?} of file system {name}", self.root),
         }?;
+        if let Some(daemon) = self.automatic.as_ref().and_then(|automatic| automatic.daemon) {
+            write!(f, ", for which process group {} is asked", daemon.group)?;
+        }
         let read_only = self.flags & 1 != 0; // MS_RDONLY
         f.write_str(if read_only { ", read-only" } else { "" })
     }

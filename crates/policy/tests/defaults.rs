@@ -127,6 +127,7 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("a volume that gets what is mounted on this host", peers(false)),
         ("a new tmpfs", file_system("tmpfs")),
         ("a new ext4", file_system("ext4")),
+        ("a new automatic mount (autofs)", file_system("autofs")),
         (
             "a cgroup below the caller's",
             Ask::Cgroup { hierarchy: text("pids"), path: text("/mine/x"), properties: vec![] },

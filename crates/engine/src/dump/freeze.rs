@@ -332,13 +332,20 @@ fn wait_stopped(pid: i32, tid: i32, seized: &mut Seized, deadline: Instant) -> R
     }
     match Tracee::stopped(pid, tid, left(deadline)).map_err(gone)? {
         Some(thread) => Ok(thread),
-        None => Err(Error::refused(
-            pid,
-            format!("thread {tid}"),
-            "did not stop in time; it waits inside the kernel (vfork, a page of a userfaultfd that a \
-             system call needs, a hung file system or device)",
-        )),
+        None => Err(Error::refused(pid, format!("thread {tid}"), awaited(pid, tid))),
     }
+}
+
+/// Why a thread does not stop.
+fn awaited(pid: i32, tid: i32) -> &'static str {
+    // The function of the kernel that it waits in, where that tells.
+    let place = proc::read(pid, &format!("task/{tid}/wchan")).unwrap_or_default();
+    if place.starts_with("autofs_") {
+        return "did not stop in time, as it waits for an automatic mount (autofs), whose daemon may have stopped before it; \
+                dump again when that is mounted, or leave one of both out of the tree";
+    }
+    "did not stop in time; it waits inside the kernel (vfork, a page of a userfaultfd that a \
+     system call needs, an automatic mount, a hung file system or device)"
 }
 
 /// Lets processes go on that are bound to stop.

@@ -18,7 +18,7 @@ use crate::error::{Context, Result};
 use crate::namespace::{Namespaces, NsKind, net};
 
 /// Images of what is made with the skeleton, and is not looked at again.
-const MADE_EARLY: [Kind; 18] = [
+const MADE_EARLY: [Kind; 19] = [
     kind::UTSNS,
     kind::USERNS,
     kind::PIDNS,
@@ -36,6 +36,7 @@ const MADE_EARLY: [Kind; 18] = [
     kind::TMPFS_DEV,
     kind::TMPFS_IMG,
     kind::BINFMT_MISC,
+    kind::AUTOFS,
     kind::CGROUP,
 ];
 

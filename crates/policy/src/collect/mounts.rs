@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use torpor_images::proto::{Fstype, MntEntry};
 use torpor_images::{ImageDir, kind};
 
+use crate::automatic::{Automatic, NAME as AUTOFS};
 use crate::error::{Error, Result};
 use crate::mount::{FileSystem, From, Mount, Peers};
 use crate::mount_options::NARROW;
@@ -52,10 +53,14 @@ pub fn mounts(images: &ImageDir, spaces: &[u32], passed: &Passed) -> Result<Vec<
     }
     let mounts = entries().map(|(space, entry)| {
         let from = given(space, entry).or_else(|| outside.part(entry)).unwrap_or_default();
-        mount(space, entry, from).map_err(|reason| {
+        let mut mount = mount(space, entry, from).map_err(|reason| {
             let image = kind::MNTS.file_name(space.into());
             Error::Invalid { image, reason: format!("mount {}: {reason}", entry.mnt_id) }
-        })
+        })?;
+        if mount.made() == Some(AUTOFS) {
+            mount.automatic = Automatic::read(images, mount.device)?;
+        }
+        Ok(mount)
     });
     mounts.collect()
 }
@@ -84,6 +89,7 @@ fn mount(space: u32, entry: &MntEntry, from: From) -> std::result::Result<Mount,
         deleted: entry.deleted(),
         pid_ns: entry.torpor_pid_ns,
         namespace: entry.torpor_namespace,
+        automatic: None,
         peers: Peers {
             group,
             master: entry.master_id.filter(|&id| id != 0),
@@ -238,6 +244,8 @@ fn narrow(flags: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use torpor_images::proto::AutofsEntry;
+
     use super::*;
 
     fn entry(device: u32, root: &str, flags: u32) -> MntEntry {
@@ -341,6 +349,29 @@ mod tests {
         assert_eq!(kept(Some(NSFS)).unwrap()[1].namespace, Some(3));
         assert!(kept(Some("tmpfs")).unwrap_err().to_string().contains("only a mount of nsfs"));
         assert!(kept(None).unwrap_err().to_string().contains("only a mount of nsfs"));
+    }
+
+    /// Whom an automatic mount asks is judged and made with it.
+    #[test]
+    fn who_is_asked_for_a_mount_is_listed() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        let fstype = i32::from(Fstype::Autofs).cast_unsigned();
+        let root = MntEntry { mnt_id: 1, ..entry(1, "/", 0) };
+        let of =
+            |mnt_id, device| MntEntry { mnt_id, parent_mnt_id: 1, fstype, ..entry(device, "/", 0) };
+        images.write_all(kind::MNTS, 7, &[root, of(2, 5), of(3, 6)]).unwrap();
+        let asks = AutofsEntry { fd: 4, pgrp: 9, mode: 1, ..AutofsEntry::default() };
+        images.write_all(kind::AUTOFS, 5, &[asks]).unwrap();
+        let read = mounts(&images, &[7], &Passed::default()).unwrap();
+        let group = |mount: &Mount| Some(mount.automatic.as_ref()?.daemon?.group);
+        assert_eq!(read.iter().map(group).collect::<Vec<_>>(), [None, Some(9), None]);
+        let text = read[1].to_string();
+        assert!(text.ends_with("file system autofs, for which process group 9 is asked"), "{text}");
+        let asks = AutofsEntry { mode: 9, ..AutofsEntry::default() };
+        images.write_all(kind::AUTOFS, 5, &[asks]).unwrap();
+        let error = mounts(&images, &[7], &Passed::default()).unwrap_err().to_string();
+        assert_eq!(error, "autofs-5.img: there is no mode 9");
     }
 
     /// The root is the root, whatever else its entry says.

@@ -16,7 +16,7 @@ use super::origin::{Forest, Node, Source};
 use super::restored::{Filled, GivenFs};
 use super::sharing::Base;
 use super::tree::Tree;
-use super::{formats, groups, nested, superblock, unpack};
+use super::{autofs, formats, groups, nested, superblock, unpack};
 use crate::error::{Context, Error, Result};
 use crate::external;
 
@@ -281,6 +281,10 @@ fn make(cx: &mut Assembly<'_>, forest: &Forest, whole: Node, host: &Tree) -> Res
         }
         Origin::Registered if formats::are_own(cx) => {
             let at = superblock::make_in(cx.tasks.remote(0)?, mount)?;
+            Ok(Open { at, made: true })
+        }
+        Origin::Automatic => {
+            let at = autofs::make(cx.tasks.remote(0)?, mount, cx.mounts)?;
             Ok(Open { at, made: true })
         }
         Origin::Registered => Err(unfit(

@@ -16,6 +16,7 @@ use rustix::mount::{
 
 use super::base::{Bases, Copy, Revived, base_of, is_layered, unfit};
 use super::collect::{make_all_private, open_beneath, open_root};
+use super::fs::Origin;
 use super::origin::{Forest, Node};
 use super::sharing::{Base, Group};
 use super::{nested, overlay};
@@ -192,8 +193,10 @@ pub(super) fn assemble(
                 move_mount(copy, "", CWD, "/", flags).context(what)?;
             }
             Some(parent) => {
+                // The directories of an automatic mount count as places of others, even while nothing is there.
+                let is_automatic = tree.mount(parent).ty.origin == Origin::Automatic;
                 let parent = copies.get(forest, Node { space, mount: parent })?;
-                let at = open_beneath(parent, tree.place(mount), false).context(what)?;
+                let at = open_beneath(parent, tree.place(mount), is_automatic).context(what)?;
                 place_at(copy, at.as_fd()).context(what)?;
             }
         }

@@ -192,6 +192,7 @@ impl MountNamespace {
         let place = batch.cstr(place.as_os_str().as_bytes()).0;
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_NO_AUTOMOUNT
             | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
         let here = i64::from(libc::AT_FDCWD).cast_unsigned();
         let opened = batch.must((libc::SYS_open_tree, [here, place, flags.bits().into()]));

@@ -14,7 +14,7 @@ use super::collect::Mounts;
 use super::fs::{Origin, join_options, split_options};
 use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
-use super::{content, entry, external, formats, nested, overlay, sharing};
+use super::{autofs, content, entry, external, formats, nested, overlay, sharing};
 use crate::cgroup;
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
@@ -219,17 +219,24 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<()> {
     let mut saved = Vec::new();
     for node in forest.nodes() {
         let mount = forest.mount(node);
-        let has_content = matches!(mount.ty.origin, Origin::Filled | Origin::Registered);
+        let has_content =
+            matches!(mount.ty.origin, Origin::Filled | Origin::Registered | Origin::Automatic);
         if !has_content
             || saved.contains(&mount.dev)
             || forest.source(node) != Ok(Source::FileSystem)
         {
             continue;
         }
-        let Some(whole) = forest.whole(mount.dev) else { continue };
-        let whole = forest.mount(whole);
+        let Some(first) = forest.whole(mount.dev) else { continue };
+        let whole = forest.mount(first);
         let root = alone(cx, whole)?;
         saved.push(mount.dev);
+        if mount.ty.origin == Origin::Automatic {
+            let entry = autofs::describe(cx, whole, root.as_fd())?
+                .map_err(|why| refusal(cx, forest, first, Unfit::Reason(why)))?;
+            cx.images.write_all(kind::AUTOFS, u64::from(mount.dev), &[entry])?;
+            continue;
+        }
         if mount.ty.origin == Origin::Registered {
             formats::save(root.as_fd(), cx.images)?;
             continue;

@@ -105,6 +105,7 @@ pub(super) fn planned(mount: &Planned) -> Mount {
         outside_peers: mount.peers.outside,
         pid_ns: mount.pid_ns,
         namespace: mount.namespace,
+        automatic: mount.automatic.clone(),
     }
 }
 

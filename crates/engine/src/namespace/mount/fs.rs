@@ -18,6 +18,8 @@ pub(crate) enum Origin {
     /// It makes a new one in the user namespace of the tasks, and registers there what the images
     /// have.
     Registered,
+    /// It makes a new one, which gets the pipe of its daemon when the tasks have their descriptors.
+    Automatic,
     /// The kernel has only one, or finds it by its options (cgroups).
     Kernel,
     /// It makes a new one of directories that other mounts show.
@@ -63,7 +65,7 @@ pub(super) const TYPES: &[FsType] = &[
     ty("mqueue", Fstype::Mqueue, Origin::New),
     ty("fuse", Fstype::Fuse, Origin::None),
     ty("overlay", Fstype::Overlayfs, Origin::Layered),
-    ty("autofs", Fstype::Autofs, Origin::None),
+    ty("autofs", Fstype::Autofs, Origin::Automatic),
     ty("nsfs", Fstype::Unsupported, Origin::Namespace),
 ];
 

@@ -1,6 +1,7 @@
 //! Mount namespaces.
 
 mod assembly;
+mod autofs;
 mod base;
 mod build;
 mod collect;
@@ -27,6 +28,7 @@ mod tree;
 mod unpack;
 
 pub(crate) use assembly::Assembly;
+pub(crate) use autofs::{Daemons, ask_daemons};
 pub(crate) use collect::{MountNamespace, Mounts, own_groups, own_tree, tree_of};
 pub(crate) use dump::Saving;
 pub(crate) use entry::DEVICE_KEY;

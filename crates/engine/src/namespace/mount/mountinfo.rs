@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use torpor_kernel::mountinfo::{self, Malformed};
+use torpor_policy::Automatic;
 
 use super::fs::{self, FsType, split_options, take_flags};
 
@@ -49,6 +50,8 @@ pub(crate) struct Mount {
     pub pid_ns: Option<u32>,
     /// The namespace that it keeps, where that is one of nsfs and a task of the tree lives in it.
     pub namespace: Option<u32>,
+    /// Who is asked what is to be mounted there, if it is an automatic one (at restore).
+    pub automatic: Option<Automatic>,
 }
 
 /// What is known about a mount that comes from outside of the namespace.
@@ -97,6 +100,7 @@ impl From<mountinfo::Mount> for Mount {
             outside_peers: false,
             pid_ns: None,
             namespace: None,
+            automatic: None,
         }
     }
 }

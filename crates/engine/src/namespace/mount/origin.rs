@@ -116,10 +116,12 @@ impl Forest {
                 Err("it shows a directory of a task, which a new proc does not have yet".to_owned())
             }
             Origin::New | Origin::Kernel | Origin::Layered => Ok(Source::FileSystem),
-            Origin::Filled | Origin::Registered if self.whole(mount.dev).is_some() => {
+            Origin::Filled | Origin::Registered | Origin::Automatic
+                if self.whole(mount.dev).is_some() =>
+            {
                 Ok(Source::FileSystem)
             }
-            Origin::Filled | Origin::Registered => Err(format!(
+            Origin::Filled | Origin::Registered | Origin::Automatic => Err(format!(
                 "the root directory of this file system is mounted nowhere in the tree, so its \
                  content cannot be read; provide the mount with --external mnt[{at}]:KEY"
             )),
@@ -129,11 +131,6 @@ impl Forest {
                  network, UTS or IPC; unmount it (`ip netns delete` for those of `ip netns add`), leave \
                  it out with --skip-mnt {at}, or provide all mounts from outside with --external mnt[]",
                 mount.root.display()
-            )),
-            Origin::None if mount.fs == "autofs" => Err(format!(
-                "automatic mounts cannot be restored, whose daemon hears of them by a pipe of this \
-                 mount; unmount it and start the daemon after the restore, or leave it out with \
-                 --skip-mnt {at}"
             )),
             Origin::None => Err(format!(
                 "a file system of type {} cannot be made again; provide the mount with \

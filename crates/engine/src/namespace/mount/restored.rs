@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
+use super::autofs;
 use super::build::place_at;
 use super::collect::{clone, open_beneath};
 use super::nested::Waiting;
@@ -20,6 +21,8 @@ pub struct Restored {
     alone: HashMap<i32, Alone>,
     /// Mounts that can be made after the tasks only.
     pub(super) waiting: Vec<Waiting>,
+    /// Automatic mounts that get their pipes after the descriptors only.
+    pub(super) automatic: Vec<autofs::Waiting>,
     /// Mounts that can be made after the terminals only.
     pub(super) late: Vec<Late>,
     /// File systems that become read-only in the end.

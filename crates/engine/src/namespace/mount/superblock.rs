@@ -77,6 +77,13 @@ fn configure(context: BorrowedFd<'_>, mount: &Mount) -> rustix::io::Result<()> {
 /// Makes the file system of `mount` from within a husk: it belongs to the husk's
 /// user namespace, and shows its pid, network or IPC namespace.
 pub(super) fn make_in(husk: &mut Tracee, mount: &Mount) -> Result<OwnedFd> {
+    let (number, made) = make_numbered(husk, mount)?;
+    husk.call("close", syscall::close(RemoteFd(number)))?;
+    Ok(made)
+}
+
+/// As [`make_in`]; the husk keeps it, by the number that is returned as well.
+pub(super) fn make_numbered(husk: &mut Tracee, mount: &Mount) -> Result<(u64, OwnedFd)> {
     let what = || name(mount);
     let mut batch = husk.batch();
     let fs = batch.cstr(&mount.fs);
@@ -105,18 +112,12 @@ pub(super) fn make_in(husk: &mut Tracee, mount: &Mount) -> Result<OwnedFd> {
         Ok((number, fetched?))
     });
     let log = fetch(husk.pid(), context);
-    let mut batch = husk.batch();
-    batch.call(syscall::close(RemoteFd(context)));
-    if let Ok((number, _)) = &made {
-        batch.call(syscall::close(RemoteFd(*number)));
-    }
-    batch.run()?;
-    made.map(|(_, mount)| mount)
-        .map_err(|e| match &log {
-            Ok(log) => with_log(e, log.as_fd()),
-            Err(_) => e,
-        })
-        .context(what)
+    husk.call("close", syscall::close(RemoteFd(context)))?;
+    made.map_err(|e| match &log {
+        Ok(log) => with_log(e, log.as_fd()),
+        Err(_) => e,
+    })
+    .context(what)
 }
 
 /// Adds what the file system had to say.
