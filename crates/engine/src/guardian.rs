@@ -116,14 +116,14 @@ pub struct Guardian(Option<Arc<Line>>);
 #[derive(Debug)]
 struct Line {
     line: UnixStream,
-    process: Process,
+    process: Child,
 }
 
 /// The guardian's process.
 #[derive(Debug)]
-struct Process(i32);
+struct Child(i32);
 
-impl Drop for Process {
+impl Drop for Child {
     fn drop(&mut self) {
         let _ = torpor_sys::process::wait(self.0, true);
     }
@@ -156,7 +156,7 @@ impl Guardian {
         let pid = torpor_sys::process::fork(|| keep_watch(&theirs, ways))
             .context(|| "forking the guardian".to_owned())?;
         drop(theirs);
-        Ok(Guardian(Some(Arc::new(Line { line: ours, process: Process(pid) }))))
+        Ok(Guardian(Some(Arc::new(Line { line: ours, process: Child(pid) }))))
     }
 
     /// One that undoes nothing, for tests: they have threads, with which none can be forked.
@@ -165,7 +165,7 @@ impl Guardian {
         let (ours, theirs) = UnixStream::pair()?;
         let mut reads_on = std::process::Command::new("cat");
         reads_on.stdin(std::os::fd::OwnedFd::from(theirs)).stdout(std::process::Stdio::null());
-        let process = Process(reads_on.spawn()?.id().cast_signed());
+        let process = Child(reads_on.spawn()?.id().cast_signed());
         Ok(Guardian(Some(Arc::new(Line { line: ours, process }))))
     }
 

@@ -46,7 +46,7 @@ pub fn audit(opts: &Options) -> Result<Audit> {
     images.start_pinning();
     let checked = crate::seal::open(&mut images, opts)?;
     let found = find(opts, &images)?;
-    load::load(&images, load::Pages::Now)?;
+    load::load(&images, load::LookForPages::Now)?;
     let origin = found.origin(opts)?;
     let violations = found.judge(opts, origin, &checked);
     let allowing = found.allowing(opts, origin, &checked);

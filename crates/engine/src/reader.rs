@@ -130,7 +130,7 @@ pub(crate) fn look_here(
     here: Values<'_>,
     fresh: Values<'_>,
 ) -> Result<Look> {
-    let checkpoint = load::load(images, load::Pages::Later)?;
+    let checkpoint = load::load(images, load::LookForPages::Later)?;
     let told = RefCell::new(HashSet::new());
     let note = |names: &[String], values: Vec<Option<String>>| {
         told.borrow_mut().extend(pairs(names, &values));

@@ -1,6 +1,7 @@
 //! `docs/architecture.md` names what there is.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 #[path = "architecture/imports.rs"]
@@ -167,6 +168,42 @@ fn files_of_engine() -> Vec<(String, String)> {
     });
     all.sort();
     all
+}
+
+/// The names of the types that a file defines.
+fn types_in(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| {
+        let shown = line.strip_prefix("pub").map(|rest| match rest.strip_prefix('(') {
+            Some(rest) => rest.split_once(')').map_or("", |(_, rest)| rest),
+            None => rest,
+        });
+        let (kind, rest) = shown.unwrap_or(line).trim_start_matches(' ').split_once(' ')?;
+        let is_top = !line.starts_with(' ');
+        let is_type = ["struct", "enum", "trait", "union", "type"].contains(&kind);
+        let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+        (is_top && is_type).then_some(name)
+    })
+}
+
+/// A name means one thing: whoever has read one file does not take another for what it is not.
+#[test]
+fn types_have_names_of_their_own() {
+    /// Those that mean the same in each file.
+    const TWICE: [(&str, &str); 4] = [
+        ("Kinds", "the tables of kinds of files: what a dump and what a restore keeps of each"),
+        ("Questions", "what threads are asked for one subject: no file sees that of another"),
+        ("Task", "a task that is dumped, and one that is restored"),
+        ("Tasks", "all of them"),
+    ];
+    let files = files_of_engine();
+    let mut defined: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (file, text) in &files {
+        types_in(text).for_each(|name| defined.entry(name).or_default().push(file));
+    }
+    assert!(defined.len() > 400, "{} types", defined.len());
+    defined.retain(|_, files| files.len() > 1);
+    let known = TWICE.map(|(name, _)| name);
+    assert!(defined.keys().eq(known.iter()), "names of more than one thing: {defined:#?}");
 }
 
 /// The files of the engine, tests aside, that take a type by reference.

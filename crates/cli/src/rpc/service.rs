@@ -114,11 +114,11 @@ fn run(socket: &OwnedFd, settings: Settings, job: Job) -> Result<ExitCode, Failu
     report_ready(settings.ready_fd).map_err(|e| Failure::io("--status-fd", &e))?;
     let (job, room) = (Arc::new(job), Arc::new(Room::default()));
     loop {
-        let place = Room::wait(&room);
+        let seat = Room::wait(&room);
         wait_for_client(socket)?;
         reap();
         match accept_with(socket, SocketFlags::CLOEXEC) {
-            Ok(client) => start(client, &job, place),
+            Ok(client) => start(client, &job, seat),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
             Err(e) => return Err(Failure::io("accept a client", &e.into())),
         }
@@ -141,21 +141,21 @@ struct Room {
     left: Condvar,
 }
 
-/// A client's place among those that are served; dropped when it is not served any more.
+/// A client's seat among those that are served; dropped when it is not served any more.
 #[derive(Debug)]
-struct Place(Arc<Room>);
+struct Seat(Arc<Room>);
 
 impl Room {
-    /// Waits until there is a place.
-    fn wait(room: &Arc<Self>) -> Place {
+    /// Waits until there is a seat.
+    fn wait(room: &Arc<Self>) -> Seat {
         let taken = room.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full = |taken: &mut usize| *taken >= MAX_WORKERS;
         *room.left.wait_while(taken, is_full).unwrap_or_else(PoisonError::into_inner) += 1;
-        Place(Arc::clone(room))
+        Seat(Arc::clone(room))
     }
 }
 
-impl Drop for Place {
+impl Drop for Seat {
     fn drop(&mut self) {
         *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         self.0.left.notify_one();
@@ -164,13 +164,13 @@ impl Drop for Place {
 
 /// Serves a client in a process of its own, so that whatever happens there does not
 /// hurt the service, and so that it has one thread.
-fn start(client: OwnedFd, job: &Arc<Job>, place: Place) {
+fn start(client: OwnedFd, job: &Arc<Job>, seat: Seat) {
     let job = Arc::clone(job);
     let follow = move || {
         if let Err(failure) = attend(client, &job) {
             tracing::error!("{failure}");
         }
-        drop(place);
+        drop(seat);
     };
     if let Err(e) = std::thread::Builder::new().spawn(follow) {
         tracing::error!("{}", Failure::io("start a thread", &e));

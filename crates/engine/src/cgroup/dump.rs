@@ -18,7 +18,7 @@ use torpor_kernel::cgroup::{self, Membership};
 
 use super::hierarchy::Hierarchies;
 use super::properties::{Properties, is_list_of_tasks};
-use super::view::{View, outside};
+use super::view::{SeenRoots, outside};
 use super::wanted_properties;
 use crate::dump::tasks::Task;
 use crate::error::{Context, Result};
@@ -90,7 +90,7 @@ pub(crate) fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<(
     let own = only_wanted(cx, cgroup::of(own)?);
     sets.add(members(&own, &BTreeMap::new()));
     let mut threaded = BTreeSet::new();
-    let mut views: HashMap<u32, View> = HashMap::new();
+    let mut views: HashMap<u32, SeenRoots> = HashMap::new();
     for Task { pid, threads, ids, .. } in tasks {
         let (pid, ns) = (*pid, ids.cgroup_ns_id.unwrap_or(0));
         let mut leaders = None;
@@ -98,7 +98,7 @@ pub(crate) fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<(
             let groups = cgroup::parse(&proc::bytes(pid, &format!("task/{tid}/cgroup"))?);
             let groups = only_wanted(cx, groups);
             if let Entry::Vacant(place) = views.entry(ns) {
-                place.insert(View::of(cx.spaces, ns, pid, &groups)?);
+                place.insert(SeenRoots::of(cx.spaces, ns, pid, &groups)?);
             }
             let prefixes = prefixes(pid, &views[&ns].roots, &groups)?;
             let set = sets.add(members(&groups, &prefixes));

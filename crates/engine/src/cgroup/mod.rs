@@ -20,7 +20,7 @@ pub(crate) use hierarchy::shown_by;
 pub(crate) use pause::freeze as freeze_tasks;
 pub(crate) use restore::{Groups, roots, set_of_task};
 pub(crate) use room::spare_memory;
-pub(crate) use view::View;
+pub(crate) use view::SeenRoots;
 
 use crate::error::{Context, Error, Result};
 use crate::options::Cgroups;

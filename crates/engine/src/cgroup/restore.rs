@@ -35,15 +35,15 @@ pub struct Groups {
     hierarchies: Hierarchies,
     host: Tree,
     /// The groups whose properties are to be set.
-    pending: Vec<Pending>,
+    pending: Vec<PendingGroup>,
     /// The groups that were frozen, with the property that says so.
-    frozen: Vec<Frozen>,
+    frozen: Vec<FrozenGroup>,
     made: MadeGroups,
 }
 
 /// A group with properties to be set when all tasks are in their groups.
 #[derive(Debug)]
-struct Pending {
+struct PendingGroup {
     dir: OwnedFd,
     name: PathBuf,
     properties: Vec<Property>,
@@ -51,14 +51,14 @@ struct Pending {
 
 /// A group that is to be frozen when everything else is done.
 #[derive(Debug)]
-struct Frozen {
+struct FrozenGroup {
     dir: OwnedFd,
     name: PathBuf,
     property: &'static str,
     value: &'static str,
 }
 
-impl Frozen {
+impl FrozenGroup {
     /// If a group was frozen, how it is frozen again.
     fn of(dir: &OwnedFd, name: &Path, properties: &[Property]) -> Result<Option<Self>> {
         let how = properties.iter().find_map(|p| match (p.name.as_str(), p.value.as_str()) {
@@ -68,7 +68,7 @@ impl Frozen {
         });
         let Some((property, value)) = how else { return Ok(None) };
         let dir = dir.try_clone().context(|| "dup".to_owned())?;
-        Ok(Some(Frozen { dir, name: name.to_owned(), property, value }))
+        Ok(Some(FrozenGroup { dir, name: name.to_owned(), property, value }))
     }
 }
 
@@ -395,8 +395,8 @@ struct Making<'a> {
     mode: CgroupMode,
     cpuset: bool,
     made: &'a mut MadeGroups,
-    pending: &'a mut Vec<Pending>,
-    frozen: &'a mut Vec<Frozen>,
+    pending: &'a mut Vec<PendingGroup>,
+    frozen: &'a mut Vec<FrozenGroup>,
 }
 
 impl Making<'_> {
@@ -448,7 +448,7 @@ impl Making<'_> {
         group.inside.iter().try_for_each(|group| self.group(dir.as_fd(), group))?;
         // Also a group that is there: whoever paused its tasks finds them paused, see
         // [`freeze_again`].
-        self.frozen.extend(Frozen::of(&dir, &group.place, &group.properties)?);
+        self.frozen.extend(FrozenGroup::of(&dir, &group.place, &group.properties)?);
         if set {
             for property in &group.properties {
                 // A kernel without the property has nobody to own it.
@@ -458,7 +458,7 @@ impl Making<'_> {
                 }
             }
             let properties = group.properties.clone();
-            self.pending.push(Pending { dir, name: group.place.clone(), properties });
+            self.pending.push(PendingGroup { dir, name: group.place.clone(), properties });
         }
         Ok(())
     }
@@ -516,7 +516,7 @@ pub(super) fn write(dir: BorrowedFd<'_>, file: &str, value: &str) -> rustix::io:
 
 /// Writes a property unless it has that value already: many cannot be written at all
 /// times, or only with another value.
-fn set(group: &Pending, name: &str, value: &str) -> Result<()> {
+fn set(group: &PendingGroup, name: &str, value: &str) -> Result<()> {
     let dir = group.dir.as_fd();
     let what = || format!("set {name} of cgroup {} to {value:?}", group.name.display());
     match read(dir, name) {

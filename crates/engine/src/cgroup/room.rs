@@ -15,19 +15,19 @@ use crate::proc;
 
 /// The names of files that tell of memory: limit, use, statistics, and in these the part
 /// of the use that the kernel gives back first.
-struct Names {
+struct MemoryFiles {
     limit: &'static str,
     usage: &'static str,
     cache: &'static str,
 }
 
-const VERSION_1: Names = Names {
+const VERSION_1: MemoryFiles = MemoryFiles {
     limit: "memory.limit_in_bytes",
     usage: "memory.usage_in_bytes",
     cache: "total_inactive_file",
 };
-const VERSION_2: Names =
-    Names { limit: "memory.max", usage: "memory.current", cache: "inactive_file" };
+const VERSION_2: MemoryFiles =
+    MemoryFiles { limit: "memory.max", usage: "memory.current", cache: "inactive_file" };
 
 /// The least number of bytes that any of these tasks can still have before a limit is
 /// met, and whose limit that is.
@@ -66,7 +66,7 @@ fn memory_group(membership: &[u8]) -> Option<(String, PathBuf)> {
 }
 
 /// What the limit of one group leaves; `None` if it has none.
-fn spare_in(dir: BorrowedFd<'_>, names: &Names) -> Option<u64> {
+fn spare_in(dir: BorrowedFd<'_>, names: &MemoryFiles) -> Option<u64> {
     let limit: u64 = read(dir, names.limit)?.trim().parse().ok()?;
     let usage: u64 = read(dir, names.usage)?.trim().parse().ok()?;
     let stat = read(dir, "memory.stat").unwrap_or_default();

@@ -15,19 +15,19 @@ use crate::proc;
 
 /// The roots of a cgroup namespace, as the caller sees them.
 #[derive(Debug, Default)]
-pub(crate) struct View {
+pub(crate) struct SeenRoots {
     /// None for the caller's own namespace.
     pub(super) roots: Membership,
 }
 
-impl View {
+impl SeenRoots {
     /// The view of the root task, by the number of its namespace and its pid.
     ///
     /// # Errors
     /// If the process has ended; if a group of it is not below the root.
     pub(crate) fn of_root(namespaces: &Namespaces, root: Option<(u32, i32)>) -> Result<Self> {
-        let Some((ns, pid)) = root else { return Ok(View::default()) };
-        View::of(namespaces, ns, pid, &cgroup::of(pid)?)
+        let Some((ns, pid)) = root else { return Ok(SeenRoots::default()) };
+        SeenRoots::of(namespaces, ns, pid, &cgroup::of(pid)?)
     }
 
     /// That of a process in these groups, in the namespace with number `ns`: what is missing of
@@ -39,7 +39,7 @@ impl View {
         groups: &Membership,
     ) -> Result<Self> {
         let ns = namespaces.by_id(ns).filter(|ns| !ns.is_host);
-        let Some(file) = ns.and_then(|ns| ns.file.as_ref()) else { return Ok(View::default()) };
+        let Some(file) = ns.and_then(|ns| ns.file.as_ref()) else { return Ok(SeenRoots::default()) };
         let inside = cgroup::parse(&run_in(&[file.as_fd()], || Ok(proc::bytes(pid, "cgroup")?))?);
         let mut roots = Membership::new();
         for (name, path) in groups {
@@ -54,7 +54,7 @@ impl View {
             }
             roots.insert(name.clone(), root);
         }
-        Ok(View { roots })
+        Ok(SeenRoots { roots })
     }
 
     /// The root of the hierarchy that a mount shows.
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn mounts_from_within() {
         let roots = [(String::new(), "/a".into()), ("cpu,cpuacct".to_owned(), "/b".into())].into();
-        let view = View { roots };
+        let view = SeenRoots { roots };
         let mount = |fs: &str, options: &str, root: &str| Mount {
             fs: fs.into(),
             options: options.into(),
@@ -142,7 +142,7 @@ mod tests {
             mount.root = view.within(&mount);
             assert_eq!(mount.root, Path::new(shown));
             assert_eq!(view.resolve(&mount), root);
-            assert_eq!(View::default().within(&mount), Path::new(shown));
+            assert_eq!(SeenRoots::default().within(&mount), Path::new(shown));
         }
     }
 }

@@ -72,12 +72,12 @@ fn kind_of(task: &Task) -> Kind {
 
 /// How the other threads of a task show that they are in no domain: into what they look.
 #[derive(Debug)]
-pub(super) struct Sight {
+pub(super) struct LookedInto {
     pub(super) pid: u64,
     shadow: Option<Shadow>,
 }
 
-impl Sight {
+impl LookedInto {
     /// Ends the shadow, if it is one.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl Suspects {
         looked: Option<u64>,
         threads: &mut [Tracee],
         guardian: &Guardian,
-    ) -> Result<Option<Sight>> {
+    ) -> Result<Option<LookedInto>> {
         if !self.open.contains(&(number, 0)) {
             return Ok(None);
         }
@@ -139,10 +139,10 @@ impl Suspects {
             (looked, _) => looked,
         };
         let sight = match (seen, threads.first_mut()) {
-            (Some(pid), _) => Sight { pid, shadow: None },
+            (Some(pid), _) => LookedInto { pid, shadow: None },
             (None, Some(leader)) => {
                 let shadow = Shadow::of(leader, leader.tid(), guardian, self.since)?;
-                Sight { pid: shadow.pid, shadow: Some(shadow) }
+                LookedInto { pid: shadow.pid, shadow: Some(shadow) }
             }
             (None, None) => return Ok(None),
         };

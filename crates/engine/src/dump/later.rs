@@ -14,7 +14,7 @@ use torpor_images::{ImageDir, Kind};
 use crate::error::{Error, Result};
 
 /// A file of one entry.
-type Image = Box<dyn FnOnce(&ImageDir) -> Result<()> + Send>;
+type OneEntry = Box<dyn FnOnce(&ImageDir) -> Result<()> + Send>;
 
 /// The images that are still to be written.
 pub(super) struct Later {
@@ -22,7 +22,7 @@ pub(super) struct Later {
     /// How many threads write, with this one.
     workers: usize,
     /// Those that no writer has yet.
-    collected: Vec<Image>,
+    collected: Vec<OneEntry>,
     writers: Option<Writers>,
 }
 
@@ -93,13 +93,13 @@ impl Drop for Later {
     }
 }
 
-fn write(images: &ImageDir, some: Vec<Image>) -> Result<()> {
+fn write(images: &ImageDir, some: Vec<OneEntry>) -> Result<()> {
     some.into_iter().try_for_each(|image| image(images))
 }
 
 /// Threads that write images.
 struct Writers {
-    to: SyncSender<Vec<Image>>,
+    to: SyncSender<Vec<OneEntry>>,
     threads: Vec<JoinHandle<Result<()>>>,
 }
 
@@ -132,7 +132,7 @@ impl Writers {
 }
 
 /// The life of a writer: until nothing more comes, or the first error.
-fn work(images: &ImageDir, from: &Mutex<Receiver<Vec<Image>>>) -> Result<()> {
+fn work(images: &ImageDir, from: &Mutex<Receiver<Vec<OneEntry>>>) -> Result<()> {
     loop {
         let next = from.lock().unwrap_or_else(PoisonError::into_inner).recv();
         match next {

@@ -34,7 +34,7 @@ const AUXV_WORDS: usize = 44;
 
 /// What is to be copied, and the objects of shared memory met so far.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
+pub(super) struct PlannedMemory {
     jobs: Vec<Job>,
     /// What can be copied when the tree runs on.
     later: Vec<Job>,

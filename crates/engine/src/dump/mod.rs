@@ -57,7 +57,7 @@ use crate::hooks::{Event, Hooks};
 use crate::memory::relatives::Relatives;
 use crate::memory::track::Tracking;
 use crate::memory::vma::Vma;
-use crate::namespace::mount::{self, Mounts};
+use crate::namespace::mount::{self, TreeMounts};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind, nested_user, pid, time};
 use crate::network::accept::Running;
@@ -80,8 +80,8 @@ pub(crate) struct Dump<'a> {
     pub tasks: Tasks,
     /// The namespaces that the tasks live in.
     pub ns: Namespaces,
-    /// The mounts in them ([`Mounts::collect`]).
-    pub mounts: Mounts,
+    /// The mounts in them ([`TreeMounts::collect`]).
+    pub mounts: TreeMounts,
     /// The groups that the tasks are in.
     pub cgroups: cgroup::Sets,
     /// The open files met so far.
@@ -109,7 +109,7 @@ pub(crate) struct Dump<'a> {
     /// What threads have that is not kept.
     found: Vec<lost::Asking>,
     /// What is to be copied when everything else is known.
-    memory: memory::Memory,
+    memory: memory::PlannedMemory,
     /// Images that are still to be written.
     later: Later,
     /// Changes of memory since the dump before.
@@ -159,7 +159,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let live: Vec<i32> = cx.tasks.live().iter().map(|&task| cx.tasks[task].pid).collect();
     cx.network.lock(&cx.opts.network, &cx.guardian, &cx.ns, &live)?;
     let lived_in = |ns: u32| cx.tasks.iter().any(|task| task.ids.mnt_ns_id == Some(ns));
-    cx.mounts = Mounts::collect(&cx.ns, lived_in)?;
+    cx.mounts = TreeMounts::collect(&cx.ns, lived_in)?;
     served::check(cx)?;
     tracing::info!("Dumping cgroups");
     let search = cgroup::Survey {
@@ -307,7 +307,7 @@ impl<'a> Dump<'a> {
             images,
             tasks: Tasks::new(Vec::new(), guardian.clone()),
             ns: Namespaces::default(),
-            mounts: Mounts::default(),
+            mounts: TreeMounts::default(),
             cgroups: cgroup::Sets::default(),
             files: FileTable::default(),
             remaps: Remaps::default(),
@@ -321,7 +321,7 @@ impl<'a> Dump<'a> {
             filters: Filters::default(),
             suspects: landlock::Suspects::default(),
             found: Vec::new(),
-            memory: memory::Memory::default(),
+            memory: memory::PlannedMemory::default(),
             later,
             tracking: Tracking::default(),
             twins: Twins::default(),
@@ -625,7 +625,7 @@ impl<'a> Dump<'a> {
         cx.tasks.push(task);
         let inode = proc::ns_inode(pid, NsKind::Mnt.name())?;
         cx.tasks[0].ids.mnt_ns_id = Some(cx.namespace_id(pid, 0, NsKind::Mnt, inode)?);
-        cx.mounts = Mounts::collect(&cx.ns, |_| true)?;
+        cx.mounts = TreeMounts::collect(&cx.ns, |_| true)?;
         Ok(cx)
     }
 }

@@ -9,7 +9,7 @@ use super::lost::Asking;
 use super::{Dump, Task, files};
 use crate::error::{Error, Result};
 use crate::proc;
-use crate::task::{MmFlags, ProcFiles, Process, ProcessState, Seen, ThreadState, Tree, state};
+use crate::task::{MmFlags, ProcFiles, Process, ProcessState, Seen, ThreadState, AboutTree, state};
 
 /// Writes the images of a zombie: its name and how it ended.
 pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) {
@@ -87,7 +87,7 @@ fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<Pr
         tasks: all, id_maps, filters, cgroups, later, guardian, suspects, found, kinds, ..
     } = cx;
     let own_tid = |tid: i32| all.own_tid(tid);
-    let mut tree = Tree { maps: id_maps, own_tid: &own_tid, filters };
+    let mut tree = AboutTree { maps: id_maps, own_tid: &own_tid, filters };
     let processes = tasks.iter().zip(taken).map(|(&task, taken)| {
         let Taken { threads, statuses, proc_files, is_32bit } = taken;
         let (is_32bit, look_into) = (*is_32bit, suspects.known_to(&all[task]));

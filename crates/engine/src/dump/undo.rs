@@ -48,7 +48,7 @@ pub(super) fn adjusting(tasks: &mut Tasks, none: i32) -> Result<Vec<i32>> {
     for task in tasks.live() {
         // A comparison stops nobody, and most have no list.
         let own = lists(&tasks[task].threads, none)?;
-        if matches!(own, Lists::None) {
+        if matches!(own, Adjustments::None) {
             continue;
         }
         let semaphores = match spaces.entry(tasks[task].ids.ipc_ns_id) {
@@ -56,7 +56,7 @@ pub(super) fn adjusting(tasks: &mut Tasks, none: i32) -> Result<Vec<i32>> {
             Entry::Vacant(place) => place.insert(semaphores(tasks.remote(task)?)?),
         };
         let has_adjustments = !semaphores.is_empty()
-            && (matches!(own, Lists::OfThreads) || has_any(tasks.remote(task)?, semaphores)?);
+            && (matches!(own, Adjustments::OfThreads) || has_any(tasks.remote(task)?, semaphores)?);
         if has_adjustments {
             found.push(tasks[task].pid);
         }
@@ -65,7 +65,7 @@ pub(super) fn adjusting(tasks: &mut Tasks, none: i32) -> Result<Vec<i32>> {
 }
 
 /// Who has a list of adjustments in a process.
-enum Lists {
+enum Adjustments {
     None,
     /// All threads have the same.
     OfProcess,
@@ -73,20 +73,20 @@ enum Lists {
     OfThreads,
 }
 
-fn lists(threads: &[Tracee], none: i32) -> Result<Lists> {
+fn lists(threads: &[Tracee], none: i32) -> Result<Adjustments> {
     let is_same = |tid: i32, other: i32| {
         kcmp(tid, other, Object::Sysvsem)
             .map(Ordering::is_eq)
             .context(|| format!("kcmp of tasks {tid} and {other}"))
     };
-    let Some((leader, others)) = threads.split_first() else { return Ok(Lists::None) };
+    let Some((leader, others)) = threads.split_first() else { return Ok(Adjustments::None) };
     for thread in others.iter().map(Tracee::tid) {
         if !is_same(thread, leader.tid())? && !is_same(thread, none)? {
-            return Ok(Lists::OfThreads);
+            return Ok(Adjustments::OfThreads);
         }
     }
     let has_none = is_same(leader.tid(), none)?;
-    Ok(if has_none { Lists::None } else { Lists::OfProcess })
+    Ok(if has_none { Adjustments::None } else { Adjustments::OfProcess })
 }
 
 /// All semaphores of the namespace that a task is in.

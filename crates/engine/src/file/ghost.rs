@@ -130,7 +130,7 @@ fn copy(file: &File, offset: u64, len: u64, to: &mut impl Write) -> Result<()> {
 
 /// A ghost as its image describes it; its content is still in the reader.
 #[derive(Debug)]
-pub(crate) struct Image {
+pub(crate) struct GhostImage {
     /// What it is.
     pub ghost: Ghost,
     name: String,
@@ -141,14 +141,14 @@ pub(crate) struct Image {
 ///
 /// # Errors
 /// If the image is missing or damaged.
-pub(crate) fn load(images: &ImageDir, ghost: u32) -> Result<Image> {
+pub(crate) fn load(images: &ImageDir, ghost: u32) -> Result<GhostImage> {
     let file = kind::GHOST_FILE.file_name(u64::from(ghost));
     let (ghost, reader) = Ghost::open(images, ghost)?
         .ok_or_else(|| Error::invalid(&file, "is missing, but remap-fpath.img refers to it"))?;
-    Ok(Image { ghost, name: file, reader })
+    Ok(GhostImage { ghost, name: file, reader })
 }
 
-impl Image {
+impl GhostImage {
     /// The type of the file.
     pub(crate) fn file_type(&self) -> FileType {
         match self.ghost.kind {

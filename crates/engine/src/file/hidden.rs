@@ -15,11 +15,11 @@ use super::Found;
 use super::description::{open_flags, open_in, reopen, same_inode, without_waiting};
 use super::opener::Opener;
 use crate::error::{Context, Error, Result};
-use crate::namespace::mount::Mounts;
+use crate::namespace::mount::TreeMounts;
 
 /// Whether a restore can open `found`, which its path does not lead to: its mount is of the tree,
 /// has its own root in sight, still has the file, and is of a file system with handles.
-pub(super) fn can_be_opened(mounts: &Mounts, found: &Found) -> bool {
+pub(super) fn can_be_opened(mounts: &TreeMounts, found: &Found) -> bool {
     let mnt_id = found.info.mnt_id;
     let Some((space, mount)) = mounts.find(mnt_id) else { return false };
     if space.is_host || !mounts.is_visible(mnt_id, &mount.mountpoint) {

@@ -146,7 +146,7 @@ impl Counts {
 /// The dump half.
 #[derive(Debug, Default)]
 pub(crate) struct IoUringDumper {
-    met: Vec<Met>,
+    met: Vec<Instance>,
     /// Threads that have used one, by task.
     users: Vec<(usize, i32)>,
     /// How many calls it takes to count all of them up.
@@ -157,7 +157,7 @@ pub(crate) struct IoUringDumper {
 
 /// An instance that was met.
 #[derive(Debug)]
-struct Met {
+struct Instance {
     /// Its number, and that of its inode.
     id: u32,
     ino: u64,
@@ -210,7 +210,7 @@ impl IoUringDumper {
         registered::note_pinned(&mut tasks[found.task].vmas, &buffers);
         let (id, ino) = (found.id, found.stat.st_ino);
         let sockets = files.sockets;
-        self.met.push(Met { id, ino, task: found.task, fd: found.fd, sockets, fetcher: number });
+        self.met.push(Instance { id, ino, task: found.task, fd: found.fd, sockets, fetcher: number });
         let instance = TorporIoUringEntry {
             id: found.id,
             flags: found.flags(),
@@ -250,7 +250,7 @@ impl IoUringDumper {
             }
         }
         for &(task, tid) in &self.users {
-            let own: Vec<&Met> = self.met.iter().filter(|met| met.task == task).collect();
+            let own: Vec<&Instance> = self.met.iter().filter(|met| met.task == task).collect();
             let ids = (tasks[task].pid, tasks.vtid_of(tid).unwrap_or(tid).cast_unsigned());
             let mut threads = tasks[task].threads.iter_mut();
             let thread =
@@ -267,7 +267,7 @@ fn entry_mut(table: &mut FileTable, id: u32) -> Option<&mut TorporIoUringEntry> 
 }
 
 /// Refuses an instance that a process with other descriptors has open as well.
-fn check_owner(tasks: &Tasks, met: &Met) -> Result<()> {
+fn check_owner(tasks: &Tasks, met: &Instance) -> Result<()> {
     let own = tasks[met.task].ids.files_id;
     for task in tasks.iter().filter(|t| !t.is_zombie() && t.ids.files_id != own) {
         for fd in proc::numbers(task.pid, "fd")? {

@@ -13,7 +13,7 @@ use super::Found;
 use super::description::same_inode;
 use crate::error::{Context, Error, Result};
 use crate::namespace::Namespaces;
-use crate::namespace::mount::Mounts;
+use crate::namespace::mount::TreeMounts;
 use crate::namespace::run_in;
 
 /// `MQUEUE_MAGIC` of linux/magic.h.
@@ -26,7 +26,7 @@ const MQUEUE: i64 = 0x1980_0202;
 /// cannot be entered.
 pub(crate) fn describe(
     spaces: &Namespaces,
-    mounts: &Mounts,
+    mounts: &TreeMounts,
     ns_id: u32,
     found: &Found,
 ) -> Result<Option<FileEntry>> {

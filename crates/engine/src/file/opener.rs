@@ -296,9 +296,9 @@ fn open_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<OwnedFd
 }
 
 /// How a path is opened: with what rights.
-type Open = fn(&Roots, i32, &[u8], OFlags, Mode) -> Result<OwnedFd>;
+type OpenPath = fn(&Roots, i32, &[u8], OFlags, Mode) -> Result<OwnedFd>;
 
-fn open_by_path(roots: &Roots, reg: &PathFile, open: Open) -> Result<OwnedFd> {
+fn open_by_path(roots: &Roots, reg: &PathFile, open: OpenPath) -> Result<OwnedFd> {
     open(roots, reg.mount, &reg.path, open_flags(reg.flags), Mode::empty())
 }
 
@@ -336,7 +336,7 @@ fn make_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<Kept> {
 
 /// Opens the file `from` under the name that `reg` has, which it has only for this
 /// moment. What has the name now steps aside meanwhile.
-fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept, open: Open) -> Result<OwnedFd> {
+fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept, open: OpenPath) -> Result<OwnedFd> {
     let what = || format!("open {} by a name for the moment", String::from_utf8_lossy(&reg.path));
     let Name { dir, name } = Name::of(cx, reg)?;
     let aside = step_aside(cx, &dir, &name).context(what)?;

@@ -24,7 +24,7 @@ use super::table::FileTable;
 use super::{ghost, hidden};
 use crate::error::{Context, Result};
 use crate::guardian::{Guardian, Undo, Way};
-use crate::namespace::mount::{MountNamespace, Mounts};
+use crate::namespace::mount::{MountNamespace, TreeMounts};
 use crate::namespace::user::IdMaps;
 use crate::options::{Files, Given};
 
@@ -57,7 +57,7 @@ pub(crate) struct Paths<'a> {
     /// Where ghosts go.
     pub images: &'a ImageDir,
     /// The mounts that the tasks see.
-    pub mounts: &'a Mounts,
+    pub mounts: &'a TreeMounts,
     /// The ids of the tree's user namespace.
     pub id_maps: &'a IdMaps,
     /// Removes the names that files are given, if the supervisor is killed.

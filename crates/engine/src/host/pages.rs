@@ -80,18 +80,18 @@ fn mask(key: &Key, salt: &Salt, id: u32) -> BlockSum {
 
 /// What this host has said of the pages of images, and of those that they build on.
 #[derive(Debug, Default)]
-pub(crate) struct Claim(Vec<Layer>);
+pub(crate) struct Claim(Vec<SummedImages>);
 
 #[derive(Debug)]
-struct Layer {
+struct SummedImages {
     images: ImageDir,
     key: BlockKey,
     sums: Sums,
 }
 
 /// A part of a pages file.
-struct Piece<'l> {
-    layer: &'l Layer,
+struct FilePart<'l> {
+    layer: &'l SummedImages,
     id: u32,
     file: &'l File,
     start: u64,
@@ -112,7 +112,7 @@ impl Claim {
         let invalid = || Error::invalid(kind::INVENTORY.file_name(0), "a sum has another length");
         let sums = shown(key, &mark.hides, inventory).ok_or_else(invalid)?;
         let images = ImageDir::of(Arc::clone(images.store()));
-        self.0.push(Layer { images, key: block_key(key, &mark.checkpoint)?, sums });
+        self.0.push(SummedImages { images, key: block_key(key, &mark.checkpoint)?, sums });
         Ok(())
     }
 
@@ -137,7 +137,7 @@ impl Claim {
     }
 }
 
-impl Layer {
+impl SummedImages {
     fn holds(&self, workers: usize) -> Result<bool> {
         let mut files = Vec::new();
         for kind in [kind::PAGES, kind::PAGES_PACKED] {
@@ -154,9 +154,9 @@ impl Layer {
         for (id, file) in &files {
             let len = file.metadata().context(|| self.images.path().display().to_string())?.len();
             let starts = (0..len).step_by(usize::try_from(PIECE).unwrap_or(usize::MAX));
-            pieces.extend(starts.map(|start| Piece { layer: self, id: *id, file, start }));
+            pieces.extend(starts.map(|start| FilePart { layer: self, id: *id, file, start }));
         }
-        let parts = parallel::map(&pieces, workers, Piece::sum)?;
+        let parts = parallel::map(&pieces, workers, FilePart::sum)?;
         for (piece, part) in pieces.iter().zip(parts) {
             *found.entry(piece.id).or_default() ^= part;
         }
@@ -164,7 +164,7 @@ impl Layer {
     }
 }
 
-impl Piece<'_> {
+impl FilePart<'_> {
     fn sum(&self) -> Result<BlockSum> {
         let sum = sum_of(&self.layer.key, self.id, self.file, self.start, self.start + PIECE);
         sum.context(|| format!("{}: pages file {}", self.layer.images.path().display(), self.id))

@@ -21,7 +21,7 @@ use torpor_sys::socket::{self, Message};
 use super::address_space::AddressSpace;
 use super::sight::Sight;
 use super::working_set::{self, Recorder, WorkingSet};
-use super::{Line, Remote, accept_all, pair, socket_in};
+use super::{PagerLine, Remote, accept_all, pair, socket_in};
 use crate::error::{Context, Error, Result};
 use crate::options::Options;
 use crate::page_server::{Borrower, Fetcher};
@@ -117,7 +117,7 @@ pub fn own_pager(
     opts: &Options,
     images: &ImageDir,
     pages: &HashMap<u64, Arc<Pages>>,
-) -> Result<Line> {
+) -> Result<PagerLine> {
     let what = || "starting the lazy-pages process".to_owned();
     working_set::check(&opts.memory, images)?;
     if let Some(line) = find_daemon(opts)? {
@@ -164,11 +164,11 @@ pub fn own_pager(
         process::fork(live).map_or(1, |_| 0)
     });
     process::wait(child.context(what)?, true).context(what)?;
-    Ok(Line { socket: ours })
+    Ok(PagerLine { socket: ours })
 }
 
 /// The daemon of the work directory, if there is one.
-fn find_daemon(opts: &Options) -> Result<Option<Line>> {
+fn find_daemon(opts: &Options) -> Result<Option<PagerLine>> {
     let (_dir, path) = socket_in(opts.work_dir())?;
     let what = || format!("connect to {}", opts.work_dir().join(super::SOCKET).display());
     let socket = new_socket().context(what)?;
@@ -180,7 +180,7 @@ fn find_daemon(opts: &Options) -> Result<Option<Line>> {
     if peer(&socket).context(what)?.uid != rustix::process::geteuid().as_raw() {
         return Err(Error::Protocol("the lazy-pages process belongs to another user".to_owned()));
     }
-    Ok(Some(Line { socket }))
+    Ok(Some(PagerLine { socket }))
 }
 
 fn new_socket() -> rustix::io::Result<OwnedFd> {

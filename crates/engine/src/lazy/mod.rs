@@ -109,11 +109,11 @@ pub struct Handed {
 
 /// A restore's connection to its pager.
 #[derive(Debug)]
-pub struct Line {
+pub struct PagerLine {
     socket: OwnedFd,
 }
 
-impl Line {
+impl PagerLine {
     /// Hands all address spaces over. When this returns the pager works, and nothing of
     /// them is left here.
     ///
@@ -159,7 +159,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for PagerLine {
     /// The pager has a copy of this end if it was forked: closing does not tell it.
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);

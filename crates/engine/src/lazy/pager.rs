@@ -22,14 +22,14 @@ use crate::page_server::{Borrower, Request};
 const AHEAD: u64 = 3 * CHUNK;
 
 /// What was asked for and has come.
-struct Answer {
+struct Arrived {
     request: Request,
     bytes: Vec<u8>,
     /// Whether it is still to be put in place.
     is_held: bool,
 }
 
-impl Answer {
+impl Arrived {
     /// Puts the answer in place wherever it is missing, or holds it until events have been read.
     fn put(&mut self, spaces: &mut [AddressSpace]) -> Result<()> {
         let Request { id, range } = &self.request;
@@ -59,7 +59,7 @@ pub(super) fn run(
     let mut buffer = vec![0; usize::try_from(AROUND).unwrap_or(0)];
     let mut reader = Reader::start()?;
     let request = Request { id: 0, range: 0..0 };
-    let mut answer = Answer { request, bytes: Vec::new(), is_held: false };
+    let mut answer = Arrived { request, bytes: Vec::new(), is_held: false };
     let mut next = 0;
     let mut idle = false;
     let mut has_ended_early = false;
@@ -127,7 +127,7 @@ fn go_on(
 }
 
 /// Who has something to say.
-struct Ready {
+struct Talking {
     spaces: Vec<bool>,
     answer: bool,
     read: bool,
@@ -140,7 +140,7 @@ fn look(
     reader: &Reader,
     other: &OwnedFd,
     wait: Option<Duration>,
-) -> Result<Ready> {
+) -> Result<Talking> {
     let has_answer = borrower.as_mut().is_some_and(|borrower| borrower.has_answer());
     let ends = [other.as_fd(), reader.as_fd()].map(Some);
     let ends = ends.into_iter().chain([borrower.as_ref().map(|borrower| borrower.as_fd())]);
@@ -166,5 +166,5 @@ fn look(
     if loud && !answer && borrower.as_ref().is_some_and(|borrower| borrower.is_alone()) {
         return Err(Error::Peer("the dump that serves the pages has ended".to_owned()));
     }
-    Ok(Ready { spaces: spaces.iter().map(is_ready).collect(), answer, read })
+    Ok(Talking { spaces: spaces.iter().map(is_ready).collect(), answer, read })
 }

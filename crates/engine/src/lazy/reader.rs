@@ -15,14 +15,14 @@ use crate::restore::pages::Pages;
 const SPARE: usize = 8;
 
 /// Pages to be read, and then what they hold.
-struct Job {
+struct Reading {
     request: Request,
     pages: Arc<Pages>,
     bytes: Vec<u8>,
     outcome: Result<()>,
 }
 
-impl Job {
+impl Reading {
     fn read(&mut self) {
         let range = &self.request.range;
         let len = usize::try_from(range.end - range.start).unwrap_or(0);
@@ -36,8 +36,8 @@ impl Job {
 /// The thread. Answers come in the order of the requests.
 #[derive(Debug)]
 pub(super) struct Reader {
-    jobs: Sender<Job>,
-    done: Receiver<Job>,
+    jobs: Sender<Reading>,
+    done: Receiver<Reading>,
     /// Has a byte for each answer that was not taken, and an end when the thread has ended.
     answers: OwnedFd,
     asked: Asked,
@@ -53,7 +53,7 @@ impl Reader {
     pub(super) fn start() -> Result<Self> {
         let what = || "starting a thread that reads pages".to_owned();
         let (answers, answered) = pipe_with(PipeFlags::CLOEXEC).context(what)?;
-        let ((jobs, todo), (to, done)) = (channel::<Job>(), channel());
+        let ((jobs, todo), (to, done)) = (channel::<Reading>(), channel());
         let work = move || {
             torpor_images::feed::read_ahead();
             for mut job in todo {
@@ -79,7 +79,7 @@ impl Reader {
     pub(super) fn ask(&mut self, request: Request, pages: &Arc<Pages>) -> Result<()> {
         let bytes = self.spare.pop().unwrap_or_default();
         self.asked.push(request.clone());
-        let job = Job { request, pages: Arc::clone(pages), bytes, outcome: Ok(()) };
+        let job = Reading { request, pages: Arc::clone(pages), bytes, outcome: Ok(()) };
         self.jobs.send(job).map_err(|_| ended())
     }
 

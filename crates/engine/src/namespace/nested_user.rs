@@ -105,7 +105,7 @@ fn inode(file: BorrowedFd<'_>) -> Result<u64> {
 }
 
 /// What is known of the namespaces while they are searched.
-struct Search<'a> {
+struct UserSearch<'a> {
     tasks: &'a Dumped,
     /// The user namespace of the root task.
     root: u64,
@@ -125,7 +125,7 @@ pub(crate) fn note(tasks: &Dumped, spaces: &mut Namespaces, root_ids: &IdMaps) -
     let root = tasks.first().and_then(|root| spaces.by_id(root.ids.user_ns_id?));
     let Some(root) = root.map(|ns| ns.inode) else { return Ok(()) };
     let last = spaces.all.iter().map(|ns| ns.id).max().unwrap_or_default();
-    let mut search = Search { tasks, root, root_ids, next: last, found: Vec::new() };
+    let mut search = UserSearch { tasks, root, root_ids, next: last, found: Vec::new() };
     for ns in spaces.of_kind(NsKind::User).filter(|ns| ns.inode != root) {
         let lives_there = tasks.iter().any(|task| task.ids.user_ns_id == Some(ns.id));
         if lives_there {
@@ -197,7 +197,7 @@ fn is_below(mut user: OwnedFd, root: u64) -> Result<bool> {
     Ok(false)
 }
 
-impl Search<'_> {
+impl UserSearch<'_> {
     /// Adds a user namespace that tasks live in, and those between it and that of the root task.
     fn add(&mut self, spaces: &Namespaces, ns: &Namespace) -> Result<()> {
         let refuse = |why: &str| Error::refused(ns.pid, "its user namespace", why);

@@ -308,7 +308,7 @@ pub(crate) fn awaited(tasks: &[Task], task: usize, parent: usize) -> Option<usiz
 
 /// How a task is born into its pid namespace.
 #[derive(Debug)]
-pub(crate) enum Birth {
+pub(crate) enum NamespaceBirth {
     /// In that of the task that it is born from.
     Same,
     /// As the first task of a new one.
@@ -321,17 +321,17 @@ pub(crate) enum Birth {
 ///
 /// # Errors
 /// If the first task of its namespace has not been born yet.
-pub(crate) fn birth(tasks: &Tasks, spaces: &Namespaces, task: usize, from: usize) -> Result<Birth> {
+pub(crate) fn birth(tasks: &Tasks, spaces: &Namespaces, task: usize, from: usize) -> Result<NamespaceBirth> {
     let space = |task: usize| tasks[task].image.homes.number(NsKind::Pid).unwrap_or(0);
     let (depth, above) = (tasks[task].image.depth(), tasks[from].image.depth());
     if depth == above + 1 && tasks[task].image.pid_at(depth) == 1 {
-        return Ok(Birth::First);
+        return Ok(NamespaceBirth::First);
     }
     if space(task) == space(from) {
-        return Ok(Birth::Same);
+        return Ok(NamespaceBirth::Same);
     }
     let file = spaces.open_file(space(task))?.try_clone_to_owned();
-    Ok(Birth::Below(file.context(|| "dup".to_owned())?))
+    Ok(NamespaceBirth::Below(file.context(|| "dup".to_owned())?))
 }
 
 /// The number of a process group in the pid namespace of a task; 0 if it has none there, or none

@@ -14,7 +14,7 @@ use torpor_kernel::sock_diag::InetSocket;
 
 use super::listed::{inodes_of, tcp_sockets};
 use super::newcomers;
-use super::rules::{self, Removal, Script, Tool, argv};
+use super::rules::{self, Removal, Commands, Tool, argv};
 use crate::error::Result;
 use crate::file::found::own_pid;
 use crate::file::socket::state;
@@ -206,7 +206,7 @@ impl Door {
     }
 }
 
-fn by_iptables(change: &str, ports: &BTreeSet<u16>) -> Script {
+fn by_iptables(change: &str, ports: &BTreeSet<u16>) -> Commands {
     let rules = ports.iter().fold(String::new(), |mut text, port| {
         let _ = writeln!(text, "{change} INPUT -p tcp --syn --dport {port} -j DROP");
         text

@@ -24,14 +24,14 @@ pub(crate) struct Held {
     /// What the locks are set with.
     tool: Option<Tool>,
     locks: Vec<Lock>,
-    connections: Vec<Connection>,
+    connections: Vec<HeldConnection>,
     /// New connections are held off.
     pub held_off: Option<accept::HeldOff>,
 }
 
 /// A connection that was dumped.
 #[derive(Debug)]
-struct Connection {
+struct HeldConnection {
     socket: OwnedFd,
     inode: u32,
 }
@@ -76,7 +76,7 @@ impl Held {
     /// `EMFILE` if this process has as many descriptors as it may.
     pub(crate) fn add_connection(&mut self, socket: BorrowedFd<'_>, inode: u32) -> Result<()> {
         let socket = socket.try_clone_to_owned().context(|| "dup".to_owned())?;
-        self.connections.push(Connection { socket, inode });
+        self.connections.push(HeldConnection { socket, inode });
         Ok(())
     }
 }
@@ -231,7 +231,7 @@ impl Held {
     /// # Errors
     /// If the guardian is gone. The tasks may still go on, see [`Held::release`].
     pub(crate) fn prepare_silence(&self, guardian: &Guardian) -> Result<()> {
-        self.connections.iter().try_for_each(|Connection { socket, inode }| {
+        self.connections.iter().try_for_each(|HeldConnection { socket, inode }| {
             guardian.prepare_file(&undo_silence(*inode), socket.as_fd())
         })
     }
@@ -239,7 +239,7 @@ impl Held {
     /// The tasks do not run any more: their connections end without a word to the peers, and what holds
     /// the network stays for the restore.
     pub(crate) fn silence(&self) {
-        for Connection { socket, inode } in &self.connections {
+        for HeldConnection { socket, inode } in &self.connections {
             if let Err(e) = silence(socket.as_fd()) {
                 tracing::error!("the peer of socket {inode} may see it end: {e}");
             }

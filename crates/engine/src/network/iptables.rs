@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use super::nftables;
-use super::rules::{MARK, Scope, Script, argv, output, run};
+use super::rules::{MARK, Scope, Commands, argv, output, run};
 use crate::error::Result;
 use crate::file::socket::address::Address;
 
@@ -33,7 +33,7 @@ fn rule(source: Address, destination: Address) -> String {
 }
 
 /// Sets a lock.
-pub(super) fn lock(scope: &Scope) -> Script {
+pub(super) fn lock(scope: &Scope) -> Commands {
     script(scope, |v6| match scope {
         Scope::All => format!(
             ":{CHAIN} - [0:0]\n-I INPUT -j {CHAIN}\n-I OUTPUT -j {CHAIN}\n\
@@ -44,7 +44,7 @@ pub(super) fn lock(scope: &Scope) -> Script {
 }
 
 /// Takes away a lock that is there as a whole.
-pub(super) fn unlock(scope: &Scope) -> Script {
+pub(super) fn unlock(scope: &Scope) -> Commands {
     script(scope, |v6| match scope {
         Scope::All => {
             format!("-D INPUT -j {CHAIN}\n-D OUTPUT -j {CHAIN}\n-F {CHAIN}\n-X {CHAIN}\n")
@@ -61,7 +61,7 @@ fn changes(change: &str, all: &[(Address, Address)], v6: bool) -> String {
     })
 }
 
-fn script(scope: &Scope, changes: impl Fn(bool) -> String) -> Script {
+fn script(scope: &Scope, changes: impl Fn(bool) -> String) -> Commands {
     let families = families(scope).into_iter();
     families.map(|v6| (restore(v6), format!("*filter\n{}COMMIT\n", changes(v6)))).collect()
 }

@@ -7,7 +7,7 @@ use torpor_images::lock::FAMILY;
 pub(super) use torpor_images::lock::{is_table as is_lock, table};
 use torpor_kernel::netlink::{Attributes, Body, NETFILTER, Socket};
 
-use super::rules::{MARK, Scope, Script, argv};
+use super::rules::{MARK, Scope, Commands, argv};
 use crate::error::{Context, Result};
 use crate::file::socket::address::Address;
 
@@ -38,7 +38,7 @@ const SETS: [(&str, bool); 2] = [("conns4", false), ("conns6", true)];
 
 /// Sets a lock; `more` adds connections to one that is there. One that should not be there is to
 /// be [removed](remove) before.
-pub(super) fn lock(name: &str, scope: &Scope, more: bool) -> Script {
+pub(super) fn lock(name: &str, scope: &Scope, more: bool) -> Commands {
     let input = match scope {
         Scope::Connections(all) if more => elements(name, all),
         Scope::Connections(all) => {

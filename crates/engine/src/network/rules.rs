@@ -28,7 +28,7 @@ pub(crate) enum Scope {
 }
 
 /// Calls of programs, each with its input.
-pub(crate) type Script = Vec<(Vec<String>, String)>;
+pub(crate) type Commands = Vec<(Vec<String>, String)>;
 
 /// A program that sets rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,7 +129,7 @@ pub(crate) fn lock(tool: Tool, id: &str, scope: &Scope, more: bool) -> Result<()
 #[derive(Debug, Clone)]
 pub(crate) enum Removal {
     /// By programs.
-    Programs(Script),
+    Programs(Commands),
     /// They are a table of nftables with this name.
     Table(String),
 }

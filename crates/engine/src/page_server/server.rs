@@ -80,19 +80,19 @@ struct Receiver<'a> {
     objects: Vec<Object>,
     /// The files that were made for them.
     made: Vec<String>,
-    stored: Stored,
+    stored: StoredFiles,
     hands: Hands,
 }
 
 /// The pages files that come as they are stored: parts of several of them by turns.
 #[derive(Default)]
-struct Stored {
+struct StoredFiles {
     names: BTreeSet<String>,
     /// Those written to of late.
     open: HashMap<String, File>,
 }
 
-impl Stored {
+impl StoredFiles {
     /// The file of an object, to be written to; it is made if it is new.
     fn open(&mut self, images: &ImageDir, object: Object) -> Result<&mut File> {
         let name = object.kind.file_name(object.id);
@@ -131,7 +131,7 @@ impl<'a> Receiver<'a> {
             current: None,
             objects: Vec::new(),
             made: Vec::new(),
-            stored: Stored::default(),
+            stored: StoredFiles::default(),
             hands: Hands { incoming: Incoming::default(), buffer: vec![0; CHUNK] },
         })
     }

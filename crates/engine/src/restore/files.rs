@@ -50,7 +50,7 @@ pub(super) struct Kinds {
 
 /// The open files of a tree, as far as they were restored.
 #[derive(Debug, Default)]
-pub struct Files {
+pub struct RestoredFiles {
     /// Opened file descriptions.
     pub opened: OpenFiles,
     /// Descriptors whose watches are still to be set up.
@@ -64,7 +64,7 @@ pub struct Files {
     kinds: Kinds,
 }
 
-impl Files {
+impl RestoredFiles {
     /// The masters of terminals that go to the caller.
     pub fn take_orphan_masters(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.kinds.terminals.orphan_masters)
@@ -87,7 +87,7 @@ pub(crate) struct Table<'c> {
     /// What opens files by their paths; the rest is in it as well.
     pub opener: Opener<'c>,
     /// What is open.
-    pub files: &'c mut Files,
+    pub files: &'c mut RestoredFiles,
     /// Where connections wait.
     pub network: &'c mut Asleep,
     /// Whether they come back closed.
@@ -117,7 +117,7 @@ impl Table<'_> {
     /// damage to them is damage.
     pub(crate) fn load(&mut self) -> Result<()> {
         let mut of: HashMap<FdTypes, Vec<FileEntry>> = HashMap::new();
-        let Table { opener: cx, files: Files { kinds, in_flight, locks, .. }, tcp_close, .. } =
+        let Table { opener: cx, files: RestoredFiles { kinds, in_flight, locks, .. }, tcp_close, .. } =
             self;
         let (all, images) = (cx.entries, cx.images);
         for entry in all.values() {
@@ -179,7 +179,7 @@ impl Table<'_> {
     }
 
     fn open_of_kind(&mut self, entry: &FileEntry, kind: FdTypes) -> Result<OwnedFd> {
-        let Table { opener: cx, files: Files { opened, kinds, .. }, network, .. } = self;
+        let Table { opener: cx, files: RestoredFiles { opened, kinds, .. }, network, .. } = self;
         match kind {
             FdTypes::Reg => regular::open_entry(cx, entry),
             FdTypes::Pipe => kinds.pipes.open(cx.given, cx.roots, entry),
@@ -235,7 +235,7 @@ impl Table<'_> {
 
     /// All descriptions are open: connects them, in the order of their types.
     pub(crate) fn connect(&mut self) -> Result<()> {
-        let Table { opener: cx, files: Files { opened, kinds, .. }, network, .. } = self;
+        let Table { opener: cx, files: RestoredFiles { opened, kinds, .. }, network, .. } = self;
         kinds.pipes.connect(cx.given, cx.roots, opened)?;
         kinds.fifos.connect(cx, opened)?;
         kinds.inet.connect(cx.spaces, cx.id_maps, opened, network)?;
@@ -243,11 +243,11 @@ impl Table<'_> {
         let watched = kinds.epolls.watched(cx.tasks, cx.entries)?;
         // There may be watches among those.
         self.open_files(watched)?;
-        let Table { opener: cx, files: Files { kinds, .. }, .. } = self;
+        let Table { opener: cx, files: RestoredFiles { kinds, .. }, .. } = self;
         let mut watched = kinds.inotify.watched(cx.temporary, cx.images)?;
         watched.extend(kinds.fanotify.watched(cx.temporary, cx.images)?);
         self.open_files(watched)?;
-        let Table { opener: cx, files: Files { opened, sleepers, kinds, .. }, .. } = self;
+        let Table { opener: cx, files: RestoredFiles { opened, sleepers, kinds, .. }, .. } = self;
         kinds.epolls.connect(cx.tasks, cx.entries, opened)?;
         sleepers.extend(kinds.inotify.connect(cx, opened)?);
         sleepers.extend(kinds.fanotify.connect(cx, opened)?);
@@ -264,7 +264,7 @@ impl Table<'_> {
     pub(super) fn attach(&mut self, holder: Holder, entry: &FileEntry) -> Result<()> {
         match entry.r#type() {
             FdTypes::Ext if entry.torpor_io_uring.is_some() => {
-                let Files { opened, kinds, .. } = &mut *self.files;
+                let RestoredFiles { opened, kinds, .. } = &mut *self.files;
                 let (maps, spaces) = (self.opener.id_maps, self.opener.spaces);
                 let rights = Rights { maps, spaces, profile: self.profile };
                 kinds.io_urings.attach(self.opener.tasks, opened, holder, entry, rights)
@@ -279,7 +279,7 @@ impl Table<'_> {
 
     /// Every task has done what only it can: connects what has waited for that.
     pub(super) fn connect_attached(&mut self) -> Result<()> {
-        let Files { opened, kinds, .. } = &mut *self.files;
+        let RestoredFiles { opened, kinds, .. } = &mut *self.files;
         kinds.epolls.watch_rings(opened)
     }
 
@@ -312,7 +312,7 @@ impl Table<'_> {
 
     /// Takes the locks that files had.
     pub(super) fn take_locks(&mut self) -> Result<()> {
-        let (cx, Files { opened, locks, .. }) = (&mut self.opener, &mut *self.files);
+        let (cx, RestoredFiles { opened, locks, .. }) = (&mut self.opener, &mut *self.files);
         let (verdict, policy) = (cx.verdict, cx.policy);
         lock::restore(&std::mem::take(locks), opened, cx.tasks, cx.id_maps, |lock, owner| {
             verdict.check_lease(policy, lock, owner)

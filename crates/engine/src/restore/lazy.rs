@@ -13,7 +13,7 @@ use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::tasks::{Task, Tasks};
 use crate::error::{Context, Error, Result};
-use crate::lazy::{self, Handed, Line};
+use crate::lazy::{self, Handed, PagerLine};
 use crate::namespace::{Namespaces, NsKind};
 use crate::options::Options;
 use crate::page_server::Fetcher;
@@ -23,7 +23,7 @@ use crate::ranges::{Ranges, gaps};
 /// What is left for later, and who brings it in.
 #[derive(Debug, Default)]
 pub(super) struct Lazy {
-    pager: Option<Line>,
+    pager: Option<PagerLine>,
     any: bool,
     /// Whether that goes for stacks, too.
     stacks_wait: bool,

@@ -71,7 +71,7 @@ pub(super) fn check(view: &View<'_>, plan: &[Request]) -> Result<()> {
 pub fn unlisted(opts: &Options, images: &ImageDir) -> Result<Vec<String>> {
     let passed = judge::passed(opts)?;
     let Look { requests: plan, told, .. } = look(images, &passed)?;
-    let checkpoint = load::load(images, load::Pages::Later)?;
+    let checkpoint = load::load(images, load::LookForPages::Later)?;
     let planned = Planned::new(images, &checkpoint, &passed, &plan)?;
     let view = View {
         opts,
@@ -92,9 +92,9 @@ fn look(images: &ImageDir, passed: &Passed) -> Result<Look> {
 }
 
 /// An image file, and what it has that is not listed.
-type Missing = (String, String);
+type Unlisted = (String, String);
 
-fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
+fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Unlisted>> {
     let listed: HashSet<(Option<u32>, &Ask)> =
         plan.iter().map(|request| (request.task, &request.ask)).collect();
     let mut things = Things { listed, missing: vec![] };
@@ -120,7 +120,7 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
 /// What is looked up in a plan.
 struct Things<'p> {
     listed: HashSet<(Option<u32>, &'p Ask)>,
-    missing: Vec<Missing>,
+    missing: Vec<Unlisted>,
 }
 
 impl Things<'_> {
@@ -398,7 +398,7 @@ mod tests {
 
     /// What a restore of one of these checkpoints would make that a plan without the requests
     /// that `lacks` picks does not list.
-    fn missing_without(images: &ImageDir, lacks: impl FnMut(&mut Request) -> bool) -> Vec<Missing> {
+    fn missing_without(images: &ImageDir, lacks: impl FnMut(&mut Request) -> bool) -> Vec<Unlisted> {
         missing_in(images, lacks, |_| {})
     }
 
@@ -407,7 +407,7 @@ mod tests {
         tree: &str,
         lacks: impl FnMut(&mut Request) -> bool,
         change: impl FnOnce(&mut Checkpoint),
-    ) -> Vec<Missing> {
+    ) -> Vec<Unlisted> {
         missing_in(&ImageDir::of(Arc::new(archive(tree))), lacks, change)
     }
 
@@ -415,7 +415,7 @@ mod tests {
         images: &ImageDir,
         lacks: impl FnMut(&mut Request) -> bool,
         change: impl FnOnce(&mut Checkpoint),
-    ) -> Vec<Missing> {
+    ) -> Vec<Unlisted> {
         compared(images, lacks, change).unwrap()
     }
 
@@ -423,7 +423,7 @@ mod tests {
         images: &ImageDir,
         mut lacks: impl FnMut(&mut Request) -> bool,
         change: impl FnOnce(&mut Checkpoint),
-    ) -> Result<Vec<Missing>> {
+    ) -> Result<Vec<Unlisted>> {
         let opts = Options {
             cgroups: Cgroups { manage: CgroupMode::Soft, ..Cgroups::default() },
             ..Options::default()
@@ -431,7 +431,7 @@ mod tests {
         let passed = judge::passed(&opts).unwrap();
         let Look { requests: mut plan, told, .. } = look(images, &passed).unwrap();
         plan.retain_mut(|request| !lacks(request));
-        let mut checkpoint = load::load(images, load::Pages::Later).unwrap();
+        let mut checkpoint = load::load(images, load::LookForPages::Later).unwrap();
         change(&mut checkpoint);
         let planned = Planned::new(images, &checkpoint, &passed, &plan).unwrap();
         let view = View {
@@ -491,7 +491,7 @@ mod tests {
             }
             false
         });
-        let named = |(image, what): &Missing| {
+        let named = |(image, what): &Unlisted| {
             image == "cgroup.img" && what.contains("devices.allow = \"c 1:3 rwm\"")
         };
         assert!(missing.iter().any(named), "{missing:?}");
@@ -567,7 +567,7 @@ mod tests {
     #[test]
     fn segments_of_shared_memory_are_compared() {
         let images = with_tree("container", |_| {});
-        let checkpoint = load::load(&images, load::Pages::Later).unwrap();
+        let checkpoint = load::load(&images, load::LookForPages::Later).unwrap();
         let space = checkpoint.tasks[0].homes.own(NsKind::Ipc).unwrap();
         let desc = IpcDescEntry { cuid: 4711, ..IpcDescEntry::default() };
         let segment = IpcShmEntry { desc, in_pagemaps: Some(true), ..IpcShmEntry::default() };
@@ -644,7 +644,7 @@ mod tests {
     /// format of programs, a terminal, a socket with a name, a file that has to be given.
     fn with_unlimited() -> ImageDir {
         let images = copy("container");
-        let checkpoint = load::load(&images, load::Pages::Later).unwrap();
+        let checkpoint = load::load(&images, load::LookForPages::Later).unwrap();
         let table = u64::from(checkpoint.tasks[0].ids.files_id);
         let lock = FileLockEntry { flag: 2, pid: 1, fd: 0, ..FileLockEntry::default() };
         images.write_all(kind::FILE_LOCKS, 0, [&lock]).unwrap();

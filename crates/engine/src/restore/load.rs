@@ -111,7 +111,7 @@ pub(crate) struct Checkpoint {
 
 /// Whether the pages of a checkpoint are looked for when it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pages {
+pub(crate) enum LookForPages {
     /// At once, with the rest.
     Now,
     /// When it is known which of them are there already ([`find_pages`]).
@@ -122,7 +122,7 @@ pub(crate) enum Pages {
 ///
 /// # Errors
 /// An image that is missing or damaged, or contradicts another, by name.
-pub(crate) fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
+pub(crate) fn load(images: &ImageDir, pages: LookForPages) -> Result<Checkpoint> {
     let inventory = images.inventory()?;
     let tree: Vec<PstreeEntry> = images.read_all(kind::PSTREE, 0)?;
     let host = inventory.root_ids.unwrap_or_default();
@@ -140,7 +140,7 @@ pub(crate) fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
         }
         known.add(&entry)?;
         let mut task = load_task(images, entry, leader, (&mut tables, &host, &filters))?;
-        if pages == Pages::Now {
+        if pages == LookForPages::Now {
             find_pages(images, &mut task)?;
         }
         if task.is_zombie() {

@@ -41,7 +41,7 @@ use torpor_images::proto::{FileEntry, RestoreStatsEntry};
 use torpor_policy::Checked;
 use torpor_tracee::{Birth, Tracee};
 
-use self::files::{Files, Table};
+use self::files::{RestoredFiles, Table};
 use self::load::Checkpoint;
 use self::planned::Planned;
 pub use self::tasks::{Task, Tasks};
@@ -79,7 +79,7 @@ pub struct Restore<'a> {
     /// The groups that were made; after the tasks, which must leave them first.
     pub cgroups: cgroup::Groups,
     /// The open files.
-    pub files: Files,
+    pub files: RestoredFiles,
     /// Names that files have for as long as the restore lasts.
     pub temporary: Temporary,
     /// What `files.img` says, by id.
@@ -118,7 +118,7 @@ impl<'a> Restore<'a> {
         opts: &'a Options,
         images: ImageDir,
         checked: &Checked,
-        held: load::Pages,
+        held: load::LookForPages,
     ) -> Result<Self> {
         let (verdict, plan) = judge::enforce(opts, &images, checked)?;
         let mut checkpoint = load::load(&images, held)?;
@@ -180,7 +180,7 @@ impl<'a> Restore<'a> {
             forest: Forest::default(),
             mounts: Restored::default(),
             cgroups: cgroup::Groups::default(),
-            files: Files::default(),
+            files: RestoredFiles::default(),
             entries,
             network: Asleep::default(),
             temporary: Temporary::default(),
@@ -365,7 +365,7 @@ impl<'a> Restore<'a> {
         self.temporary.succeed()?;
         self.temporary = Temporary::default();
         self.files.keep_names();
-        let Files { sleepers, .. } = std::mem::take(&mut self.files);
+        let RestoredFiles { sleepers, .. } = std::mem::take(&mut self.files);
         // Nothing that happens to a file from now on is the restore's doing.
         notify::wake(&self.tasks, sleepers)
     }

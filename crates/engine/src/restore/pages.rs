@@ -21,12 +21,12 @@ pub struct Stretch {
     /// Their addresses (offsets into an object of shared memory).
     pub range: Range<u64>,
     from: Stored,
-    of: Origin,
+    of: OwnPagemap,
 }
 
 /// The pagemap that has pages itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Origin {
+pub struct OwnPagemap {
     /// How many checkpoints build on its own.
     pub depth: u32,
     /// Its number.
@@ -54,7 +54,7 @@ impl Stretch {
     }
 
     /// Who has the pages itself: at the same address they are the same if this is.
-    pub fn origin(&self) -> Origin {
+    pub fn origin(&self) -> OwnPagemap {
         self.of
     }
 
@@ -316,7 +316,7 @@ impl Layer<'_> {
         wanted: &[Range<u64>],
         out: &mut Vec<Stretch>,
     ) -> Result<Elsewhere> {
-        let of = Origin { depth: self.depth, pagemap: map.owner };
+        let of = OwnPagemap { depth: self.depth, pagemap: map.owner };
         let mut file = None;
         let mut left = Elsewhere::default();
         let mut next = wanted;
@@ -341,7 +341,7 @@ impl Layer<'_> {
 
     /// Pages of parents that are not here: a page server is to have them.
     fn elsewhere(&self, wanted: Vec<Range<u64>>) -> impl Iterator<Item = Stretch> {
-        let of = Origin { depth: self.depth, pagemap: self.id };
+        let of = OwnPagemap { depth: self.depth, pagemap: self.id };
         wanted.into_iter().map(move |range| Stretch { range, from: Stored::Remote, of })
     }
 

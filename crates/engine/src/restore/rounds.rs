@@ -27,7 +27,7 @@ pub struct Applied {
 
 /// What a husk holds.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HuskPages {
     /// The checkpoint that it is from.
     pub of: Identity,
     /// The pages.
@@ -36,7 +36,7 @@ pub(super) struct Held {
     pub last: Option<(Arc<Pages>, Ranges)>,
 }
 
-impl Held {
+impl HuskPages {
     /// What `images`, which build on it, have on top of it, and what they have as it is.
     ///
     /// # Errors
@@ -61,14 +61,14 @@ pub(super) enum Start {
     /// None that is known.
     Nothing,
     /// That of an earlier round.
-    Held(Held),
+    Held(HuskPages),
     /// A copy of what its parent has in the end: it was born from that just now.
     Born,
 }
 
 /// What the husks hold, by the pids of the images.
 #[derive(Debug, Default)]
-pub(super) struct Rounds(HashMap<i32, Held>);
+pub(super) struct Rounds(HashMap<i32, HuskPages>);
 
 impl Rounds {
     /// What they hold when they have just been built.
@@ -80,7 +80,7 @@ impl Rounds {
         let live = cx.tasks.iter().filter(|task| !task.image.is_zombie());
         let held = live.map(|task| {
             let pages = task.image.pages.ranges().and(&memory::mapped(task));
-            (task.vpid, Held { of, pages, last: None })
+            (task.vpid, HuskPages { of, pages, last: None })
         });
         Ok(Rounds(held.collect()))
     }

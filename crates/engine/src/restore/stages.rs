@@ -64,12 +64,12 @@ impl<'a> Plan<'a> {
     /// Images that are missing, damaged or contradictory; what the policy does not allow; an
     /// option that is not supported.
     pub fn read(opts: &'a Options) -> Result<Self> {
-        let mut plan = Plan::load(opts, load::Pages::Now)?;
+        let mut plan = Plan::load(opts, load::LookForPages::Now)?;
         plan.prepare()?;
         Ok(plan)
     }
 
-    fn load(opts: &'a Options, pages: load::Pages) -> Result<Self> {
+    fn load(opts: &'a Options, pages: load::LookForPages) -> Result<Self> {
         let start = Instant::now();
         support::check(opts)?;
         let mut images = opts.images()?;
@@ -188,7 +188,7 @@ impl<'a> Skeleton<'a> {
     pub fn complete(self, last: &'a Options, hooks: &mut dyn Hooks) -> Result<Complete<'a>> {
         let Skeleton { mut cx, start, mut rounds } = self;
         // Those that are there already need not be looked for.
-        let mut next = Plan::load(last, load::Pages::Later)?;
+        let mut next = Plan::load(last, load::LookForPages::Later)?;
         if let Some(why) = obstacle(&mut cx, &next.cx)? {
             tracing::warn!("the tree is built anew: {why}");
             drop(cx);

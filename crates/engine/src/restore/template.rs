@@ -55,7 +55,7 @@ pub fn keep(opts: &Options, file: &Path) -> Result<i32> {
     let mut images = ImageDir::open(&opts.images_dir)?;
     images.start_pinning();
     let checked = crate::seal::open(&mut images, opts)?;
-    let mut cx = Restore::new(opts, images, &checked, load::Pages::Now)?;
+    let mut cx = Restore::new(opts, images, &checked, load::LookForPages::Now)?;
     if let Some(why) = obstacle(opts, &cx.tasks[0], &cx.ns) {
         return Err(Error::Unsupported(format!("a template of these images: {why}")));
     }

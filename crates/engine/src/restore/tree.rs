@@ -239,11 +239,11 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
     let signal = if flags & libc::CLONE_PARENT as u64 == 0 { libc::SIGCHLD } else { 0 };
     let (pids, home) = (cx.tasks[task].image.pids(0), task_of(cx, from));
     let birth = pid::birth(&cx.tasks, &cx.ns, task, home)?;
-    let known = if matches!(birth, pid::Birth::Below(_)) { task } else { home };
+    let known = if matches!(birth, pid::NamespaceBirth::Below(_)) { task } else { home };
     let mut place = place(cx, home, known, pids);
     let child = match birth {
-        pid::Birth::Same => numbers::spawn(cx, from, (flags, signal), &place)?,
-        pid::Birth::First => {
+        pid::NamespaceBirth::Same => numbers::spawn(cx, from, (flags, signal), &place)?,
+        pid::NamespaceBirth::First => {
             let own = cx.tasks[task].image.homes.number(NsKind::Pid).unwrap_or(0);
             place.spaces.insert(0, own);
             match nested_user::birthplace(&cx.ns, place.user, own) {
@@ -262,12 +262,12 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
             }
         }
         // It might not get back.
-        pid::Birth::Below(space) if place.user.is_some() => {
+        pid::NamespaceBirth::Below(space) if place.user.is_some() => {
             let enter =
                 |_: &Namespaces, between: &mut Tracee| send_into(between, NsKind::Pid, &space);
             numbers::spawn_within(cx, from, enter, (flags, false), &place)?
         }
-        pid::Birth::Below(space) => {
+        pid::NamespaceBirth::Below(space) => {
             let husk = actor(cx, from)?;
             let own = crate::proc::open(husk.pid(), "ns/pid")?.into();
             send_into(husk, NsKind::Pid, &space)?;

@@ -58,7 +58,7 @@ pub mod state {
 }
 
 /// What the dump of a task needs to know about the tree.
-pub struct Tree<'a> {
+pub struct AboutTree<'a> {
     /// Ids of the tree's user namespace.
     pub maps: &'a IdMaps,
     /// The id that a thread has for itself, for one in the supervisor's pid namespace.
@@ -67,9 +67,9 @@ pub struct Tree<'a> {
     pub filters: &'a mut Filters,
 }
 
-impl std::fmt::Debug for Tree<'_> {
+impl std::fmt::Debug for AboutTree<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tree").field("maps", &self.maps).finish_non_exhaustive()
+        f.debug_struct("AboutTree").field("maps", &self.maps).finish_non_exhaustive()
     }
 }
 
@@ -162,7 +162,7 @@ pub type OtherThread<'a> = dyn FnMut(i32, i32, ThreadState) -> Result<()> + 'a;
 pub fn dump_others(
     Process { threads, seen, .. }: &mut Process<'_>,
     look_into: Option<u64>,
-    tree: &mut Tree<'_>,
+    tree: &mut AboutTree<'_>,
     other: &mut OtherThread<'_>,
 ) -> Result<()> {
     let mut threads: Vec<_> = threads.iter_mut().zip(seen.statuses).skip(1).collect();
@@ -181,7 +181,7 @@ pub fn dump_others(
 /// Gone; what cannot be kept is refused by name.
 pub fn dump_leaders(
     processes: &mut [Process<'_>],
-    tree: &mut Tree<'_>,
+    tree: &mut AboutTree<'_>,
 ) -> Result<Vec<ProcessState>> {
     let (mut batches, mut asked) = (Vec::new(), Vec::new());
     for Process { threads, seen, look_into } in processes.iter_mut() {
@@ -219,7 +219,7 @@ impl ProcessQuestions {
         status: &proc::Status,
         Seen { stat, proc_files, maps, is_32bit, .. }: Seen<'_>,
         look_into: Option<u64>,
-        tree: &mut Tree<'_>,
+        tree: &mut AboutTree<'_>,
     ) -> Result<(Batch<'t>, Self)> {
         // Of a leader that has ended the kernel shows less than of its other threads.
         let pid = tracee.tid();
@@ -282,7 +282,7 @@ fn dump_threads(
     threads: &mut [(&mut Tracee, &proc::Status)],
     is_32bit: bool,
     look_into: Option<u64>,
-    tree: &mut Tree<'_>,
+    tree: &mut AboutTree<'_>,
 ) -> Result<Vec<ThreadState>> {
     let outside =
         threads.iter_mut().map(|(tracee, status)| seen_from_outside(tracee, status, tree));
@@ -332,7 +332,7 @@ pub fn has_ended(core: &CoreEntry) -> bool {
 fn seen_from_outside(
     tracee: &mut Tracee,
     status: &proc::Status,
-    tree: &mut Tree<'_>,
+    tree: &mut AboutTree<'_>,
 ) -> Result<ThreadCoreEntry> {
     let (pid, tid) = (tracee.pid(), tracee.tid());
     let (mode, filter) = seccomp::dump(tracee, status, tree.filters)?;

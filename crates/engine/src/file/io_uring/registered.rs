@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use torpor_images::proto::{TorporIoUringBuffer, TorporIoUringFile};
 use torpor_tracee::Tracee;
 
-use super::{Met, advise, refuse, refuse_use};
+use super::{Instance, advise, refuse, refuse_use};
 use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
 use crate::file::table::FileTable;
@@ -30,7 +30,7 @@ const AT_ONCE: u32 = 4096;
 
 /// Registered files.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct RegisteredFiles {
     /// How many places there are for them, if any were made.
     pub places: Option<u32>,
     /// The places that have a socket, with its inode; the others are empty.
@@ -41,7 +41,7 @@ pub(super) struct Files {
 ///
 /// # Errors
 /// Refused, if there is another file than a socket among them.
-pub(super) fn files(found: &Found, info: &FdInfo) -> Result<Files> {
+pub(super) fn files(found: &Found, info: &FdInfo) -> Result<RegisteredFiles> {
     let mut lines = info.rest.iter().skip_while(|line| !line.starts_with("UserFiles:"));
     let places = lines.next().and_then(|line| line.strip_prefix("UserFiles:")?.trim().parse().ok());
     let lines = lines.take_while(|line| !line.starts_with("UserBufs:"));
@@ -58,14 +58,14 @@ pub(super) fn files(found: &Found, info: &FdInfo) -> Result<Files> {
             refuse_use(found, &reason, "let the program use its descriptors")
         })?);
     }
-    Ok(Files { places: places.filter(|&places: &u32| places != 0), sockets })
+    Ok(RegisteredFiles { places: places.filter(|&places: &u32| places != 0), sockets })
 }
 
 /// The registered sockets of an instance of process `pid`, by their numbers.
 ///
 /// # Errors
 /// Refused, if one is not open any more in its task.
-pub(super) fn resolve(pid: i32, table: &FileTable, met: &Met) -> Result<Vec<TorporIoUringFile>> {
+pub(super) fn resolve(pid: i32, table: &FileTable, met: &Instance) -> Result<Vec<TorporIoUringFile>> {
     if met.sockets.is_empty() {
         return Ok(Vec::new());
     }

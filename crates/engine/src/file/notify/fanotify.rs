@@ -219,7 +219,7 @@ impl FanotifyRestorer {
                 Ok((mark, target))
             };
             let marks = marks.into_iter().map(open).collect::<Result<Vec<_>>>()?;
-            sleepers.push(Sleeper::Fanotify(Sleeping { id, file, marks, overflow }));
+            sleepers.push(Sleeper::Fanotify(MarksToAdd { id, file, marks, overflow }));
         }
         Ok(sleepers)
     }
@@ -244,14 +244,14 @@ fn target(cx: &Opener<'_>, files: &OpenFiles, on: &Marked) -> Result<OwnedFd> {
 
 /// A descriptor whose marks are still to be added.
 #[derive(Debug)]
-pub struct Sleeping {
+pub struct MarksToAdd {
     id: u32,
     file: OwnedFd,
     marks: Vec<(Mark, OwnedFd)>,
     overflow: bool,
 }
 
-impl Sleeping {
+impl MarksToAdd {
     pub(super) fn targets(&mut self) -> impl Iterator<Item = &mut OwnedFd> {
         self.marks.iter_mut().map(|mark| &mut mark.1)
     }

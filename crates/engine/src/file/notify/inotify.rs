@@ -180,7 +180,7 @@ impl InotifyRestorer {
             };
             let watches = ify.wd.iter().map(open).collect::<Result<Vec<_>>>()?;
             let overflow = ify.torpor_overflow();
-            let sleeping = Sleeping { id: ify.id, file, watches, overflow };
+            let sleeping = WatchesToSet { id: ify.id, file, watches, overflow };
             sleepers.push(Sleeper::Inotify(sleeping));
         }
         Ok(sleepers)
@@ -189,7 +189,7 @@ impl InotifyRestorer {
 
 /// A descriptor whose watches are still to be set up.
 #[derive(Debug)]
-pub struct Sleeping {
+pub struct WatchesToSet {
     id: u32,
     file: OwnedFd,
     /// Number, mask, file.
@@ -197,7 +197,7 @@ pub struct Sleeping {
     overflow: bool,
 }
 
-impl Sleeping {
+impl WatchesToSet {
     pub(super) fn targets(&mut self) -> impl Iterator<Item = &mut OwnedFd> {
         self.watches.iter_mut().map(|watch| &mut watch.2)
     }

@@ -33,9 +33,9 @@ pub(crate) use self::inotify::{InotifyDumper, InotifyRestorer};
 #[derive(Debug)]
 pub enum Sleeper {
     /// An inotify descriptor.
-    Inotify(inotify::Sleeping),
+    Inotify(inotify::WatchesToSet),
     /// A fanotify descriptor.
-    Fanotify(fanotify::Sleeping),
+    Fanotify(fanotify::MarksToAdd),
 }
 
 impl Sleeper {
@@ -87,7 +87,7 @@ fn adopt(tasks: &[Task], target: &mut OwnedFd) -> Result<()> {
 
 /// What the kernel shows of a watched inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Target {
+struct WatchedInode {
     /// Its number.
     ino: u64,
     /// The device of its superblock, as the kernel encodes it.
@@ -106,7 +106,7 @@ fn hex<T: TryFrom<u64>>(line: &str, key: &str) -> Option<T> {
     u64::from_str_radix(field(line, key)?, 16).ok()?.try_into().ok()
 }
 
-impl Target {
+impl WatchedInode {
     /// From a line of fdinfo with `ino:` and `sdev:`, which may have `fhandle-bytes:`,
     /// `fhandle-type:` and `f_handle:`.
     fn parse(line: &str) -> Option<Self> {
@@ -118,7 +118,7 @@ impl Target {
             Some(text) => Some((hex(line, "fhandle-type")?, bytes(text)?)),
             None => None,
         };
-        Some(Target { ino: hex(line, "ino")?, dev: hex(line, "sdev")?, handle })
+        Some(WatchedInode { ino: hex(line, "ino")?, dev: hex(line, "sdev")?, handle })
     }
 
     /// The handle as the images have it.
@@ -137,7 +137,7 @@ impl Target {
         &self,
         paths: &mut Paths<'_>,
         space: Option<u32>,
-        holder: &Holder,
+        holder: &WatchHolder,
     ) -> Result<(u32, FhEntry)> {
         let file = search::find(paths, space, holder, self)?.ok_or_else(|| {
             let reason = format!(
@@ -167,7 +167,7 @@ fn word(bytes: &[u8]) -> u64 {
 
 /// The descriptor that watches, for those who come back to it after all files are known.
 #[derive(Debug)]
-struct Holder {
+struct WatchHolder {
     task: usize,
     /// The pid of that.
     holder: i32,
@@ -175,10 +175,10 @@ struct Holder {
     object: String,
 }
 
-impl Holder {
+impl WatchHolder {
     fn of(found: &Found) -> Self {
         let object = format!("fd {} ({})", found.fd, found.link.display());
-        Holder { task: found.task, holder: found.holder, pid: found.pid, object }
+        WatchHolder { task: found.task, holder: found.holder, pid: found.pid, object }
     }
 
     fn refuse(&self, reason: impl Into<String>) -> Error {
@@ -271,17 +271,17 @@ mod tests {
     fn lines_of_fdinfo() {
         let line = "inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 \
                     fhandle-bytes:8 fhandle-type:1 f_handle:7e9e0000640d1b6d";
-        let target = Target::parse(line).unwrap();
+        let target = WatchedInode::parse(line).unwrap();
         assert_eq!((target.ino, target.dev), (0x9e7e, 0x80_0013));
         assert_eq!(hex::<u32>(line, "mask"), Some(0x800_afce));
         let entry = target.entry();
         assert_eq!((entry.bytes, entry.r#type, entry.handle.len()), (8, 1, 16));
         assert_eq!(entry.handle[0].to_le_bytes(), [0x7e, 0x9e, 0, 0, 0x64, 0x0d, 0x1b, 0x6d]);
         assert!(
-            Target::parse("inotify wd:3 ino:9e7e sdev:800013 mask:1").unwrap().handle.is_none()
+            WatchedInode::parse("inotify wd:3 ino:9e7e sdev:800013 mask:1").unwrap().handle.is_none()
         );
         for bad in ["", "ino:1", "ino:x sdev:1", "ino:1 sdev:1 fhandle-type:1 f_handle:1g"] {
-            assert!(Target::parse(bad).is_none(), "{bad}");
+            assert!(WatchedInode::parse(bad).is_none(), "{bad}");
         }
     }
 }

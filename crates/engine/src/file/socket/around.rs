@@ -6,7 +6,7 @@ use crate::dump::tasks::Tasks;
 use crate::file::table::FileTable;
 use crate::guardian::Guardian;
 use crate::namespace::Namespaces;
-use crate::namespace::mount::Mounts;
+use crate::namespace::mount::TreeMounts;
 use crate::namespace::user::IdMaps;
 use crate::network::held::Held;
 use crate::options::{Given, Network};
@@ -27,7 +27,7 @@ pub(crate) struct Around<'a> {
     /// Where sockets live.
     pub spaces: &'a Namespaces,
     /// Where the files lie that they are bound to.
-    pub mounts: &'a Mounts,
+    pub mounts: &'a TreeMounts,
     /// The ids of the tree's user namespace.
     pub id_maps: &'a IdMaps,
     /// Watches over connections while they are in repair mode.

@@ -14,7 +14,7 @@ use crate::error::{Context, Result};
 
 /// A group on a device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Group {
+pub(super) struct MulticastGroup {
     device: u32,
     /// 4 or 16 bytes.
     address: Vec<u8>,
@@ -32,7 +32,7 @@ const EXCLUDE: u32 = 0;
 ///
 /// # Errors
 /// If procfs' lists of groups cannot be read.
-pub(super) fn groups() -> Result<Vec<Group>> {
+pub(super) fn groups() -> Result<Vec<MulticastGroup>> {
     let read = |name: &str| {
         let path = format!("/proc/thread-self/net/{name}");
         match std::fs::read_to_string(&path) {
@@ -48,7 +48,7 @@ pub(super) fn groups() -> Result<Vec<Group>> {
 }
 
 /// A line for each device (its index first), followed by lines for its groups.
-fn parse_v4(text: &str) -> Vec<Group> {
+fn parse_v4(text: &str) -> Vec<MulticastGroup> {
     let mut device = None;
     let mut all = Vec::new();
     for line in text.lines().skip(1) {
@@ -56,25 +56,25 @@ fn parse_v4(text: &str) -> Vec<Group> {
         if line.starts_with(|c: char| c.is_ascii_digit()) {
             device = word.parse().ok();
         } else if let (Some(device), Ok(address)) = (device, u32::from_str_radix(word, 16)) {
-            all.push(Group { device, address: address.to_ne_bytes().to_vec() });
+            all.push(MulticastGroup { device, address: address.to_ne_bytes().to_vec() });
         }
     }
     all
 }
 
 /// Index and name of a device, the group, its users …
-fn parse_v6(line: &str) -> Option<Group> {
+fn parse_v6(line: &str) -> Option<MulticastGroup> {
     let mut words = line.split_whitespace();
     let device = words.next()?.parse().ok()?;
     let address = u128::from_str_radix(words.nth(1)?, 16).ok()?;
-    Some(Group { device, address: address.to_be_bytes().to_vec() })
+    Some(MulticastGroup { device, address: address.to_be_bytes().to_vec() })
 }
 
 /// The memberships of a socket among `groups`.
 ///
 /// # Errors
 /// If the socket does not tell its filters, or a device has no name any more.
-pub(super) fn dump(fd: BorrowedFd<'_>, family: i32, groups: &[Group]) -> Result<Vec<SkMembership>> {
+pub(super) fn dump(fd: BorrowedFd<'_>, family: i32, groups: &[MulticastGroup]) -> Result<Vec<SkMembership>> {
     let mut all = Vec::new();
     for group in groups {
         // An IPv6 socket can be in groups of both families.
@@ -100,7 +100,7 @@ fn level(address: &[u8]) -> i32 {
 }
 
 /// Mode and sources, if the socket is in the group.
-fn filter(fd: BorrowedFd<'_>, group: &Group) -> Result<Option<(u32, Vec<Vec<u8>>)>> {
+fn filter(fd: BorrowedFd<'_>, group: &MulticastGroup) -> Result<Option<(u32, Vec<Vec<u8>>)>> {
     let mut room = 0;
     loop {
         let mut value = header(group, 0, room);
@@ -131,7 +131,7 @@ fn filter(fd: BorrowedFd<'_>, group: &Group) -> Result<Option<(u32, Vec<Vec<u8>>
 }
 
 /// Device, group, mode and number of sources.
-fn header(group: &Group, mode: u32, count: u32) -> Vec<u8> {
+fn header(group: &MulticastGroup, mode: u32, count: u32) -> Vec<u8> {
     let mut value = join(group);
     value.extend(mode.to_ne_bytes());
     value.extend(count.to_ne_bytes());
@@ -139,7 +139,7 @@ fn header(group: &Group, mode: u32, count: u32) -> Vec<u8> {
 }
 
 /// `struct group_req`: device and group.
-fn join(group: &Group) -> Vec<u8> {
+fn join(group: &MulticastGroup) -> Vec<u8> {
     let mut value = group.device.to_ne_bytes().to_vec();
     value.extend([0; 4]);
     value.extend(storage(&group.address));
@@ -175,7 +175,7 @@ pub(super) fn restore(fd: BorrowedFd<'_>, id: u32, all: &[Membership]) -> Result
         let Membership { group, device, exclude, sources } = membership;
         let index = netdevice::name_to_index(fd, device)
             .context(|| format!("network device {device} of a multicast group"))?;
-        let group = Group { device: index, address: group.clone() };
+        let group = MulticastGroup { device: index, address: group.clone() };
         let (request, filter) = if group.address.len() == 4 {
             (Opt::MCAST_JOIN_V4, Opt::MCAST_MSFILTER_V4)
         } else {
@@ -207,10 +207,10 @@ mod tests {
     fn lists_are_understood() {
         let v4 = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n\
                   2\teth0      :     1      V3\n\t\t\t\t230100E0     1 0:00000000\t\t0\n";
-        let expected = Group { device: 2, address: vec![0xe0, 0, 1, 0x23] };
+        let expected = MulticastGroup { device: 2, address: vec![0xe0, 0, 1, 0x23] };
         assert_eq!(parse_v4(v4), [expected]);
         let v6 = "1    lo              ff020000000000000000000000000001     1 0000000C 0";
-        let Group { device, address } = parse_v6(v6).unwrap();
+        let MulticastGroup { device, address } = parse_v6(v6).unwrap();
         assert_eq!((device, address[0], address[15]), (1, 0xff, 1));
     }
 

@@ -59,7 +59,7 @@ struct SocketLists {
     /// Ports of listeners to which connections are being established.
     handshakes: HashSet<u16>,
     unix: Option<HashMap<u32, UnixSocket>>,
-    groups: Option<Vec<multicast::Group>>,
+    groups: Option<Vec<multicast::MulticastGroup>>,
     packet: Option<HashMap<u32, PacketSocket>>,
     netlink: Option<HashMap<u32, NetlinkSocket>>,
 }
@@ -153,7 +153,7 @@ impl Spaces {
     }
 
     /// The multicast groups of all devices.
-    pub(super) fn groups(&mut self, socket: &Socket) -> Result<&[multicast::Group]> {
+    pub(super) fn groups(&mut self, socket: &Socket) -> Result<&[multicast::MulticastGroup]> {
         let Some(space) = self.0.get_mut(&socket.space) else { return Ok(&[]) };
         let groups = match space.groups.take() {
             Some(groups) => groups,

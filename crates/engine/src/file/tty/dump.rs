@@ -16,7 +16,7 @@ use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, inside, lookup};
 use crate::file::remap::{DELETED, Paths, parent};
 use crate::file::{Found, ext};
-use crate::namespace::mount::Mounts;
+use crate::namespace::mount::TreeMounts;
 use crate::options::Given;
 
 /// `DEVPTS_SUPER_MAGIC` of linux/magic.h.
@@ -257,7 +257,7 @@ fn kind_of(given: &Given, found: &Found, node: TtyNode) -> TtyType {
 
 /// The devpts instance of a master: its node lies there, or the kernel has taken the
 /// directory `pts` next to the node (Documentation/filesystems/devpts.rst).
-fn instance(mounts: &Mounts, found: &Found) -> Result<u64> {
+fn instance(mounts: &TreeMounts, found: &Found) -> Result<u64> {
     if found.fs_type == DEVPTS {
         return Ok(found.stat.st_dev);
     }

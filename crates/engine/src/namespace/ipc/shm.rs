@@ -23,14 +23,14 @@ use crate::restore::pages::Pages;
 const HUGE_SHIFT: u32 = 26;
 
 /// A segment of the dumped namespace, with its content.
-pub(super) struct Segment {
+pub(super) struct ShmSegment {
     entry: IpcShmEntry,
     pages: Vec<PageSpan>,
     attached: Attached,
 }
 
 /// Opens all segments of the calling thread's namespace.
-pub(super) fn open_all(maps: &IdMaps) -> Result<Vec<Segment>> {
+pub(super) fn open_all(maps: &IdMaps) -> Result<Vec<ShmSegment>> {
     let entries = table("shm", |line| {
         Ok(IpcShmEntry {
             desc: line.desc("shmid", maps)?,
@@ -52,7 +52,7 @@ pub(super) fn open_all(maps: &IdMaps) -> Result<Vec<Segment>> {
                 let flags = libc::SHM_HUGETLB.cast_unsigned() | page.trailing_zeros() << HUGE_SHIFT;
                 entry.hugetlb_flag = Some(flags);
             }
-            Ok(Segment { entry, pages: data_runs(&file)?, attached })
+            Ok(ShmSegment { entry, pages: data_runs(&file)?, attached })
         })
         .collect()
 }
@@ -74,11 +74,11 @@ pub(crate) type SegmentPages = (u64, Vec<PageSpan>, Source);
 pub(super) fn dump(
     images: &ImageDir,
     ns_id: u32,
-    segments: Vec<Segment>,
+    segments: Vec<ShmSegment>,
 ) -> Result<Vec<SegmentPages>> {
     let mut all = Vec::new();
     let mut writer = images.writer(kind::IPCNS_SHM, ns_id.into())?;
-    for Segment { entry, pages, attached } in segments {
+    for ShmSegment { entry, pages, attached } in segments {
         writer.entry(&entry)?;
         let source = Source::Segment(Arc::new(attached));
         all.push((entry.desc.id.into(), pages, source));

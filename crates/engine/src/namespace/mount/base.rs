@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use super::assembly::Assembly;
 use super::collect::{clone, mount_id, open_beneath};
 use super::fs::{NARROW, Origin, attributes, mount_flag_names, split_options};
-use super::mountinfo::{External, Mount};
-use super::origin::{Forest, Node, Source};
+use super::mountinfo::{FromOutside, Mount};
+use super::origin::{Forest, Node, ContentSource};
 use super::restored::{Filled, GivenFs};
 use super::sharing::Base;
 use super::tree::Tree;
@@ -44,9 +44,9 @@ pub(super) struct Bases {
 pub(super) fn base_of(forest: &Forest, node: Node) -> std::result::Result<(Base, PathBuf), String> {
     let mount = forest.mount(node);
     Ok(match forest.source(node)? {
-        Source::Root | Source::External => (Base::Given(node), PathBuf::new()),
-        Source::Part { of, below } => (Base::Given(of), below),
-        Source::FileSystem => (Base::FileSystem(mount.dev), mount.root.clone()),
+        ContentSource::Root | ContentSource::External => (Base::Given(node), PathBuf::new()),
+        ContentSource::Part { of, below } => (Base::Given(of), below),
+        ContentSource::FileSystem => (Base::FileSystem(mount.dev), mount.root.clone()),
     })
 }
 
@@ -178,7 +178,7 @@ fn open_in(base: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<(OwnedFd, Op
 /// place.
 pub(super) fn is_layered(forest: &Forest, node: Node) -> bool {
     let layered = forest.mount(node).ty.origin == Origin::Layered;
-    layered && forest.source(node) == Ok(Source::FileSystem)
+    layered && forest.source(node) == Ok(ContentSource::FileSystem)
 }
 
 /// An error about a mount of the images.
@@ -190,7 +190,7 @@ pub(super) fn unfit(mount: &Mount, why: &str) -> Error {
 /// What the caller gives for a mount.
 fn given(cx: &Assembly<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<Open> {
     let mount = forest.mount(node);
-    if let Some(External::Device(name)) = &mount.external {
+    if let Some(FromOutside::Device(name)) = &mount.external {
         let missing = || unfit(mount, &format!("its device is --external dev[{name}]:/dev/PATH"));
         let device = forest.given(node).ok_or_else(missing)?;
         return Ok(Open { at: superblock::on_device(mount, device)?, made: true });
@@ -198,7 +198,7 @@ fn given(cx: &Assembly<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<
     let path = given_path(cx, forest, node)?;
     let what = || format!("open {} for {}", path.display(), mount.mountpoint.display());
     let at = match &mount.external {
-        Some(External::Auto(_)) if !forest.is_root(node) => {
+        Some(FromOutside::Auto(_)) if !forest.is_root(node) => {
             let at = open_named(cx, &path).context(what)?;
             check_flags(cx, forest, node, (at.as_fd(), &path), host)?;
             at
@@ -253,11 +253,11 @@ fn given_path(cx: &Assembly<'_>, forest: &Forest, node: Node) -> Result<PathBuf>
         return Ok(cx.wanted.root.clone().unwrap_or_else(|| PathBuf::from("/")));
     }
     match &mount.external {
-        Some(External::Key(name)) => {
+        Some(FromOutside::Key(name)) => {
             let missing = || unfit(mount, &format!("its source is --external mnt[{name}]:PATH"));
             forest.given(node).map(PathBuf::from).ok_or_else(missing)
         }
-        Some(External::Auto(path)) => {
+        Some(FromOutside::Auto(path)) => {
             let asked = |e: &external::External| matches!(e, external::External::MntAuto { .. });
             let own = mount.fs == "devpts" && path.starts_with("/dev/pts");
             if !own && !cx.given.external.iter().any(asked) {
@@ -267,7 +267,7 @@ fn given_path(cx: &Assembly<'_>, forest: &Forest, node: Node) -> Result<PathBuf>
             }
             Ok(path.clone())
         }
-        Some(External::Device(_)) | None => Err(unfit(mount, "it is not from outside")),
+        Some(FromOutside::Device(_)) | None => Err(unfit(mount, "it is not from outside")),
     }
 }
 
@@ -297,7 +297,7 @@ fn make(cx: &mut Assembly<'_>, forest: &Forest, whole: Node, host: &Tree) -> Res
             let archive = archive.ok_or_else(|| unfit(mount, "its content is missing"))?;
             let name = torpor_images::kind::TMPFS_DEV.file_name(mount.dev.into());
             let (root, maps, judged) = (at.as_fd(), cx.id_maps, forest.judged_of(&name));
-            let target = unpack::Target { root, name: &name, maps, judged };
+            let target = unpack::UnpackInto { root, name: &name, maps, judged };
             let mut contents = unpack::Contents::new();
             unpack::unpack(target, archive, |entry| {
                 if cx.staged {

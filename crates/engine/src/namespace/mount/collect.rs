@@ -39,14 +39,14 @@ pub(crate) struct MountNamespace {
 
 /// The mounts of all namespaces of a tree of tasks.
 #[derive(Debug, Default)]
-pub(crate) struct Mounts {
+pub(crate) struct TreeMounts {
     /// In the order of [`Namespaces::all`]: the root task's first.
     pub spaces: Vec<MountNamespace>,
     /// The caller's own mounts.
     pub host: Tree,
 }
 
-impl Mounts {
+impl TreeMounts {
     /// Reads the mounts of all mount namespaces among `namespaces` that tasks of the tree
     /// live in, by number. The caller's own must not be among them if none does: a path in
     /// it means nothing to a tree with a root of its own.
@@ -71,7 +71,7 @@ impl Mounts {
         let own = MountNamespace::own(host)?;
         nested::mark(&mut spaces, &own, namespaces)?;
         nested::mark_kept(&mut spaces, namespaces);
-        Ok(Mounts { spaces, host: own.tree })
+        Ok(TreeMounts { spaces, host: own.tree })
     }
 
     /// The mount with number `mnt_id` (as in `/proc/PID/fdinfo`), and its namespace.
@@ -135,7 +135,7 @@ impl MountNamespace {
         Ok(MountNamespace { ns: 0, is_host: true, task: 0, file, root: open_root()?, tree })
     }
 
-    /// As [`Mounts::open_alone`], by index into the tree.
+    /// As [`TreeMounts::open_alone`], by index into the tree.
     ///
     /// # Errors
     /// If the mount cannot be opened or copied without those below it.

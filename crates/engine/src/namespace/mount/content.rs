@@ -20,7 +20,7 @@ pub(super) const COMMON: &[&str] = &["--numeric-owner", "--xattrs", "--xattrs-in
 
 /// The file system that is saved.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct SavedFileSystem<'a> {
     /// Where it is mounted.
     pub at: &'a Path,
     /// Whether it is mounted outside of the tree as well, where its files are not the tree's alone.
@@ -36,7 +36,7 @@ pub(super) fn save(
     root: BorrowedFd<'_>,
     mut archive: Writer,
     userns: Option<OwnedFd>,
-    place: Place<'_>,
+    place: SavedFileSystem<'_>,
 ) -> Result<()> {
     let mut packer = packer(&mut archive);
     let done = tool::run(&mut tar(root, userns), None, &mut packer)?;
@@ -70,7 +70,7 @@ fn tar(root: BorrowedFd<'_>, userns: Option<OwnedFd>) -> Command {
     tar
 }
 
-impl Place<'_> {
+impl SavedFileSystem<'_> {
     /// Whether what tar has written is what there was. Files that others change while they are read (exit status 1, and the
     /// archive is complete) are as they were at some moment: more than that nobody can say of what is not the tree's alone.
     fn judge(self, done: Option<Done>) -> Result<()> {
@@ -113,8 +113,8 @@ mod tests {
 
     use super::*;
 
-    fn place(is_shared: bool) -> Place<'static> {
-        Place { at: Path::new("/dev/shm"), is_shared }
+    fn place(is_shared: bool) -> SavedFileSystem<'static> {
+        SavedFileSystem { at: Path::new("/dev/shm"), is_shared }
     }
 
     /// Tar itself has the file grow, after it has read the first part of it.

@@ -10,10 +10,10 @@ use torpor_images::proto::MntEntry;
 use torpor_images::{ImageDir, kind};
 
 use super::base::is_layered;
-use super::collect::Mounts;
+use super::collect::TreeMounts;
 use super::fs::{Origin, join_options, split_options};
-use super::mountinfo::{External, Mount};
-use super::origin::{Forest, Node, Source};
+use super::mountinfo::{FromOutside, Mount};
+use super::origin::{Forest, Node, ContentSource};
 use super::{autofs, content, entry, external, formats, nested, overlay, sharing};
 use crate::cgroup;
 use crate::dump::tasks::Task;
@@ -32,7 +32,7 @@ pub(crate) struct Saving<'a> {
     /// Where the images go.
     pub images: &'a ImageDir,
     /// The mounts.
-    pub mounts: &'a Mounts,
+    pub mounts: &'a TreeMounts,
     /// The namespaces of the tree.
     pub spaces: &'a Namespaces,
     /// The ids of the tree's user namespace.
@@ -71,7 +71,7 @@ fn write(cx: &Saving<'_>) -> Result<()> {
     save_contents(cx, &forest)?;
     // CRIU says of all groups that tasks in a cgroup namespace of their own see: from its root on.
     let root = cx.tasks.first().map(|root| (root.ids.cgroup_ns_id.unwrap_or(0), root.pid));
-    let view = cgroup::View::of_root(cx.spaces, root)?;
+    let view = cgroup::SeenRoots::of_root(cx.spaces, root)?;
     for (ns, tree) in &forest.spaces {
         let order = tree.top_down();
         let entries: Vec<MntEntry> = order
@@ -98,9 +98,9 @@ fn log_mount(ns: u32, mount: &Mount) {
 fn decision(mount: &Mount) -> String {
     match &mount.external {
         None => "dumped".to_owned(),
-        Some(External::Key(key)) => format!("left to the caller as {key}"),
-        Some(External::Auto(path)) => format!("of the host, there at {}", path.display()),
-        Some(External::Device(key)) => format!("on the caller's device {key}"),
+        Some(FromOutside::Key(key)) => format!("left to the caller as {key}"),
+        Some(FromOutside::Auto(path)) => format!("of the host, there at {}", path.display()),
+        Some(FromOutside::Device(key)) => format!("on the caller's device {key}"),
     }
 }
 
@@ -183,13 +183,13 @@ fn check(cx: &Saving<'_>, forest: &Forest, node: Node) -> std::result::Result<()
     if let Some(why) = nested::obstacle(forest, node, &cx.mounts.host) {
         return Err(Unfit::Reason(why.to_owned()));
     }
-    if mount.ty.origin == Origin::Registered && source == Source::FileSystem {
+    if mount.ty.origin == Origin::Registered && source == ContentSource::FileSystem {
         let space = forest.spaces[node.space].0;
         if let Some(why) = formats::obstacle(mount, space, cx.spaces)? {
             return Err(Unfit::Reason(why.to_owned()));
         }
     }
-    if mount.deleted && matches!(source, Source::FileSystem | Source::Part { .. }) {
+    if mount.deleted && matches!(source, ContentSource::FileSystem | ContentSource::Part { .. }) {
         check_deleted(cx, mount)?;
     }
     Ok(())
@@ -223,7 +223,7 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<()> {
             matches!(mount.ty.origin, Origin::Filled | Origin::Registered | Origin::Automatic);
         if !has_content
             || saved.contains(&mount.dev)
-            || forest.source(node) != Ok(Source::FileSystem)
+            || forest.source(node) != Ok(ContentSource::FileSystem)
         {
             continue;
         }
@@ -243,7 +243,7 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<()> {
         }
         let archive = cx.images.writer(kind::TMPFS_DEV, u64::from(mount.dev))?;
         let is_shared = cx.mounts.host.mounts().iter().any(|other| other.dev == whole.dev);
-        let place = content::Place { at: &whole.mountpoint, is_shared };
+        let place = content::SavedFileSystem { at: &whole.mountpoint, is_shared };
         content::save(root.as_fd(), archive, user_namespace(cx)?, place)?;
     }
     Ok(())

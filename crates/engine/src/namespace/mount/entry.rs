@@ -8,7 +8,7 @@ use torpor_images::proto::{Fstype, MntEntry};
 use torpor_policy::{From, Mount as Planned};
 
 use super::fs::{self, Origin, join_options, split_options};
-use super::mountinfo::{External, Mount};
+use super::mountinfo::{FromOutside, Mount};
 
 /// The key of a mount whose source is a device that the caller of the restore
 /// names; the name of the device is its source.
@@ -57,13 +57,13 @@ pub(super) fn encode(mount: &Mount) -> MntEntry {
         }
         None => {}
         // The devpts of the host needs no mark but the missing option.
-        Some(External::Auto(_)) if mount.ty.code == Fstype::Devpts => {}
-        Some(External::Auto(path)) => {
+        Some(FromOutside::Auto(_)) if mount.ty.code == Fstype::Devpts => {}
+        Some(FromOutside::Auto(path)) => {
             entry.ext_mount = Some(true);
             entry.source = path.as_os_str().as_bytes().to_vec();
         }
-        Some(External::Key(key)) => entry.ext_key = Some(key.clone()),
-        Some(External::Device(name)) => {
+        Some(FromOutside::Key(key)) => entry.ext_key = Some(key.clone()),
+        Some(FromOutside::Device(name)) => {
             entry.ext_key = Some(DEVICE_KEY.to_owned());
             entry.fsname = Some(mount.fs.clone());
             entry.source = name.as_bytes().to_vec();
@@ -97,9 +97,9 @@ pub(super) fn planned(mount: &Planned) -> Mount {
         sb_flags: mount.fs.flags.into(),
         options: mount.fs.options.clone(),
         external: match &mount.from {
-            From::Given { key, .. } => Some(External::Key(key.clone())),
-            From::Device { key, .. } => Some(External::Device(key.clone())),
-            From::Host(path) => Some(External::Auto(path.clone())),
+            From::Given { key, .. } => Some(FromOutside::Key(key.clone())),
+            From::Device { key, .. } => Some(FromOutside::Device(key.clone())),
+            From::Host(path) => Some(FromOutside::Auto(path.clone())),
             From::Root | From::Part { .. } | From::FileSystem => None,
         },
         outside_peers: mount.peers.outside,
@@ -119,7 +119,7 @@ mod tests {
     use super::super::mountinfo::parse;
     use super::*;
 
-    fn back(line: &str, external: Option<External>) -> (Mount, Mount) {
+    fn back(line: &str, external: Option<FromOutside>) -> (Mount, Mount) {
         let mut mount = parse(line.as_bytes()).unwrap().remove(0);
         mount.outside_peers = external.is_some() && mount.shared.is_some();
         mount.external = external;
@@ -162,14 +162,14 @@ mod tests {
         assert_eq!(a, b);
         let (a, b) = back("2 1 0:4 /x//deleted /a rw unbindable - proc proc rw", None);
         assert_eq!(a, b);
-        let key = Some(External::Key("k".into()));
+        let key = Some(FromOutside::Key("k".into()));
         let (mut a, b) = back("2 1 8:1 /x /a rw shared:3 - ext4 /dev/sda1 rw", key);
         a.fs.clear(); // not in the image
         assert_eq!(a, b);
-        let auto = Some(External::Auto("/host/x".into()));
+        let auto = Some(FromOutside::Auto("/host/x".into()));
         let (_, b) = back("2 1 8:1 /x /a rw - ext4 /dev/sda1 rw", auto.clone());
         assert_eq!(b.external, auto);
-        let device = Some(External::Device("disk".into()));
+        let device = Some(FromOutside::Device("disk".into()));
         let (_, b) = back("2 1 8:1 / /a rw - ext4 /dev/sda1 rw", device.clone());
         assert_eq!((b.external, b.fs.as_str()), (device, "ext4"));
     }
@@ -192,7 +192,7 @@ mod tests {
         let line = "2 1 0:4 / /dev/pts rw - devpts devpts rw,mode=620";
         let (_, b) = back(line, None);
         assert_eq!((b.options.to_str(), b.external), (Some("mode=620,newinstance"), None));
-        let host = Some(External::Auto("/dev/pts".into()));
+        let host = Some(FromOutside::Auto("/dev/pts".into()));
         let (_, b) = back(line, host.clone());
         assert_eq!((b.options.to_str(), b.external), (Some("mode=620"), host));
     }

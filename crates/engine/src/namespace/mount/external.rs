@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use torpor_images::proto::Fstype;
 
 use super::fs::{AUTO, UNSUPPORTED};
-use super::mountinfo::{External, Mount};
-use super::origin::{Forest, Node, Source};
+use super::mountinfo::{FromOutside, Mount};
+use super::origin::{Forest, Node, ContentSource};
 use super::tree::Tree;
 use crate::error::Result;
 use crate::external;
@@ -25,7 +25,7 @@ pub(super) fn mark(forest: &mut Forest, host: &Tree, given: &Given, enabled: &[S
         }
         mount.external = by_device(mount, &given.external);
         if mount.ty.code == Fstype::Devpts && mount.external.is_none() {
-            mount.external = on_host(mount, host).map(External::Auto);
+            mount.external = on_host(mount, host).map(FromOutside::Auto);
         }
     }
     // A mount point means one in the first namespace; a nested one can have
@@ -55,7 +55,7 @@ fn name(forest: &mut Forest, node: Node, externals: &[external::External]) {
         _ => None,
     });
     if let Some(name) = named {
-        mount.external = Some(External::Key(name.clone()));
+        mount.external = Some(FromOutside::Key(name.clone()));
     }
 }
 
@@ -67,11 +67,11 @@ pub(super) fn check_used(forest: &Forest, given: &Given) -> Result<()> {
     let mounts: Vec<&Mount> = forest.nodes().map(|node| forest.mount(node)).collect();
     let is_used = |external: &&external::External| match external {
         external::External::Mnt { key, val } => mounts.iter().any(|mount| {
-            mount.external.as_ref() == Some(&External::Key(val.clone()))
+            mount.external.as_ref() == Some(&FromOutside::Key(val.clone()))
                 && mount.mountpoint == Path::new(key)
         }),
         external::External::Dev { val, .. } => {
-            mounts.iter().any(|m| m.external.as_ref() == Some(&External::Device(val.clone())))
+            mounts.iter().any(|m| m.external.as_ref() == Some(&FromOutside::Device(val.clone())))
         }
         _ => true,
     };
@@ -80,11 +80,11 @@ pub(super) fn check_used(forest: &Forest, given: &Given) -> Result<()> {
         .try_for_each(|unused| given.unused(unused, "no mount of the tree's own namespace is that"))
 }
 
-fn by_device(mount: &Mount, externals: &[external::External]) -> Option<External> {
+fn by_device(mount: &Mount, externals: &[external::External]) -> Option<FromOutside> {
     let numbers = format!("{}/{}", mount.dev >> 20, mount.dev & 0xf_ffff);
     externals.iter().find_map(|e| match e {
         external::External::Dev { key, val } if *key == numbers && mount.root == Path::new("/") => {
-            Some(External::Device(val.clone()))
+            Some(FromOutside::Device(val.clone()))
         }
         _ => None,
     })
@@ -92,9 +92,9 @@ fn by_device(mount: &Mount, externals: &[external::External]) -> Option<External
 
 /// Looks for the mount on the host, unless it is a part of something given already.
 fn find(forest: &mut Forest, node: Node, host: &Tree) {
-    if matches!(forest.source(node), Err(_) | Ok(Source::FileSystem)) {
+    if matches!(forest.source(node), Err(_) | Ok(ContentSource::FileSystem)) {
         let path = on_host(forest.mount(node), host);
-        forest.mount_mut(node).external = path.map(External::Auto);
+        forest.mount_mut(node).external = path.map(FromOutside::Auto);
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
         Tree::new(parse(text.as_bytes()).unwrap()).unwrap()
     }
 
-    fn externals(opts: &[&str], host: &str, spaces: &[&str]) -> Vec<(u32, External)> {
+    fn externals(opts: &[&str], host: &str, spaces: &[&str]) -> Vec<(u32, FromOutside)> {
         let external = opts.iter().map(|o| o.parse().unwrap()).collect();
         let given = Given { external, ..Given::default() };
         let spaces = spaces.iter().zip(1..).map(|(text, ns)| (ns, tree(text))).collect();
@@ -141,7 +141,7 @@ mod tests {
     fn by_name_in_the_first_namespace() {
         let inside = "11 0 8:1 /c / rw - ext4 d rw\n12 11 0:8 /v /data rw - xfs x rw\n";
         let nested = "21 0 8:1 /c / rw - ext4 d rw\n22 21 0:5 / /data rw - tmpfs t rw\n";
-        let key = External::Key("disk".into());
+        let key = FromOutside::Key("disk".into());
         assert_eq!(externals(&["mnt[/data]:disk"], HOST, &[inside, nested]), [(12, key)]);
         assert_eq!(externals(&["mnt[/]:disk"], HOST, &[inside]), []);
     }
@@ -154,7 +154,7 @@ mod tests {
 14 11 8:1 /y /whole rw - ext4 d rw
 15 11 8:7 / /none rw - ext4 d rw
 ";
-        let auto = |path: &str| External::Auto(path.into());
+        let auto = |path: &str| FromOutside::Auto(path.into());
         assert_eq!(
             externals(&["mnt[]"], HOST, &[inside]),
             [(12, auto("/srv/v")), (14, auto("/y"))]
@@ -169,7 +169,7 @@ mod tests {
 14 11 8:7 / /disk rw - ext4 d rw
 ";
         let found = externals(&["dev[8/7]:sda7"], HOST, &[inside]);
-        let pts = External::Auto("/dev/pts".into());
-        assert_eq!(found, [(12, pts), (14, External::Device("sda7".into()))]);
+        let pts = FromOutside::Auto("/dev/pts".into());
+        assert_eq!(found, [(12, pts), (14, FromOutside::Device("sda7".into()))]);
     }
 }

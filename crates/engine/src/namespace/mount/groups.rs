@@ -10,7 +10,7 @@ use torpor_policy::groups::same;
 
 use super::assembly::Assembly;
 use super::collect::{mount_id, open_beneath};
-use super::mountinfo::{External, Mount};
+use super::mountinfo::{FromOutside, Mount};
 use super::tree::Tree;
 use crate::cgroup;
 use crate::error::{Context, Result};
@@ -42,7 +42,7 @@ pub(super) fn of_given(
         return Ok(None);
     };
     let is_own = match &mount.external {
-        Some(External::Key(key)) => cx.verdict.shows_own_groups(Some(key)),
+        Some(FromOutside::Key(key)) => cx.verdict.shows_own_groups(Some(key)),
         _ => false,
     };
     if !is_own {

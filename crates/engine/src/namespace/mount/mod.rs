@@ -29,7 +29,7 @@ mod unpack;
 
 pub(crate) use assembly::Assembly;
 pub(crate) use autofs::{Daemons, ask_daemons};
-pub(crate) use collect::{MountNamespace, Mounts, own_groups, own_tree, tree_of};
+pub(crate) use collect::{MountNamespace, TreeMounts, own_groups, own_tree, tree_of};
 pub(crate) use dump::Saving;
 pub(crate) use entry::DEVICE_KEY;
 pub(crate) use fs::{access_times, mount_flag_names};

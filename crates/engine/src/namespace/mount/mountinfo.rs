@@ -43,7 +43,7 @@ pub(crate) struct Mount {
     /// Other options of the superblock, separated by commas.
     pub options: OsString,
     /// Set where the mount belongs to the outside.
-    pub external: Option<External>,
+    pub external: Option<FromOutside>,
     /// Set where its peer group has members outside that are to stay in it.
     pub outside_peers: bool,
     /// The pid namespace that it shows, where that is a procfs of one below the root task's.
@@ -56,7 +56,7 @@ pub(crate) struct Mount {
 
 /// What is known about a mount that comes from outside of the namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum External {
+pub(crate) enum FromOutside {
     /// The caller of the restore names the source under this key.
     Key(String),
     /// It was found at this path of the host.

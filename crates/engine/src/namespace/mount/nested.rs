@@ -14,7 +14,7 @@ use super::build::{Copies, place_at};
 use super::collect::{MountNamespace, clone, open_beneath};
 use super::fs::{Origin, attributes};
 use super::mountinfo::Mount;
-use super::origin::{Forest, Node, Source};
+use super::origin::{Forest, Node, ContentSource};
 use super::restored::Restored;
 use super::superblock;
 use super::tree::Tree;
@@ -115,7 +115,7 @@ pub(super) enum Shown {
 pub(super) fn shown(forest: &Forest, node: Node) -> Option<Shown> {
     let mount = forest.mount(node);
     let shown = mount.pid_ns.map(Shown::Procfs).or(mount.namespace.map(Shown::Namespace))?;
-    (forest.source(node) == Ok(Source::FileSystem)).then_some(shown)
+    (forest.source(node) == Ok(ContentSource::FileSystem)).then_some(shown)
 }
 
 /// Whether a mount is one of those, or lies on one.
@@ -215,7 +215,7 @@ pub(super) fn keep(
 
 /// What has been mounted so far.
 #[derive(Debug, Default)]
-struct Placed {
+struct MountedSoFar {
     /// By its number in the images.
     mounts: HashMap<u32, OwnedFd>,
     /// The first mount of each procfs, by mount namespace and device: before Linux 6.15 nobody but
@@ -234,7 +234,7 @@ pub(crate) fn make_nested(
     tasks: &mut Tasks,
     namespaces: &Namespaces,
 ) -> Result<()> {
-    let mut placed = Placed::default();
+    let mut placed = MountedSoFar::default();
     let mut shared = Vec::new();
     for Waiting { space, mount, what, on, place } in std::mem::take(&mut mounts.waiting) {
         let is_copy = matches!(what, What::Copy(_));
@@ -306,7 +306,7 @@ pub(crate) fn make_nested(
     Ok(())
 }
 
-impl Placed {
+impl MountedSoFar {
     /// What a mount shows that is of a procfs: that itself, or what is to be copied, and which part
     /// of it.
     fn procfs(

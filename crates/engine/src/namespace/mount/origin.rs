@@ -35,14 +35,14 @@ pub(crate) struct Forest {
 #[derive(Debug)]
 pub(super) struct Judged {
     /// Where its content comes from.
-    pub source: Source,
+    pub source: ContentSource,
     /// The path of this host, or the device, that the caller gives for it.
     pub given: Option<String>,
 }
 
 /// Where the content of a mount comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum ContentSource {
     /// It is the root that the restore is given.
     Root,
     /// The restore is given it, see [`Mount::external`].
@@ -88,44 +88,44 @@ impl Forest {
     ///
     /// # Errors
     /// Why it cannot be had.
-    pub(crate) fn source(&self, node: Node) -> Result<Source, String> {
+    pub(crate) fn source(&self, node: Node) -> Result<ContentSource, String> {
         let found = match self.judged.get(&node) {
             Some(judged) => judged.source.clone(),
             None => self.find_source(node),
         };
-        if found == Source::FileSystem { self.can_be_made(self.mount(node)) } else { Ok(found) }
+        if found == ContentSource::FileSystem { self.can_be_made(self.mount(node)) } else { Ok(found) }
     }
 
-    fn find_source(&self, node: Node) -> Source {
+    fn find_source(&self, node: Node) -> ContentSource {
         let mount = self.mount(node);
         if self.is_root(node) {
-            return Source::Root;
+            return ContentSource::Root;
         }
         if mount.external.is_some() {
-            return Source::External;
+            return ContentSource::External;
         }
-        let Some(of) = self.outside_of(mount) else { return Source::FileSystem };
+        let Some(of) = self.outside_of(mount) else { return ContentSource::FileSystem };
         let below = mount.root.strip_prefix(&self.mount(of).root).unwrap_or(&mount.root);
-        Source::Part { of, below: below.to_owned() }
+        ContentSource::Part { of, below: below.to_owned() }
     }
 
-    fn can_be_made(&self, mount: &Mount) -> Result<Source, String> {
+    fn can_be_made(&self, mount: &Mount) -> Result<ContentSource, String> {
         let at = mount.mountpoint.display();
         match mount.ty.origin {
             Origin::New if mount.fs == "proc" && is_of_a_task(mount) => {
                 Err("it shows a directory of a task, which a new proc does not have yet".to_owned())
             }
-            Origin::New | Origin::Kernel | Origin::Layered => Ok(Source::FileSystem),
+            Origin::New | Origin::Kernel | Origin::Layered => Ok(ContentSource::FileSystem),
             Origin::Filled | Origin::Registered | Origin::Automatic
                 if self.whole(mount.dev).is_some() =>
             {
-                Ok(Source::FileSystem)
+                Ok(ContentSource::FileSystem)
             }
             Origin::Filled | Origin::Registered | Origin::Automatic => Err(format!(
                 "the root directory of this file system is mounted nowhere in the tree, so its \
                  content cannot be read; provide the mount with --external mnt[{at}]:KEY"
             )),
-            Origin::Namespace if mount.namespace.is_some() => Ok(Source::FileSystem),
+            Origin::Namespace if mount.namespace.is_some() => Ok(ContentSource::FileSystem),
             Origin::Namespace => Err(format!(
                 "it keeps the namespace {}, which no task of the tree lives in, or which is not of \
                  network, UTS or IPC; unmount it (`ip netns delete` for those of `ip netns add`), leave \
@@ -154,7 +154,7 @@ impl Forest {
     #[must_use]
     pub(crate) fn whole(&self, dev: u32) -> Option<Node> {
         let is_made =
-            |n| self.judged.get(&n).is_none_or(|judged| judged.source == Source::FileSystem);
+            |n| self.judged.get(&n).is_none_or(|judged| judged.source == ContentSource::FileSystem);
         self.nodes().find(|&n| {
             let mount = self.mount(n);
             mount.dev == dev
@@ -185,7 +185,7 @@ fn is_of_a_task(mount: &Mount) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mountinfo::{External, parse};
+    use super::super::mountinfo::{FromOutside, parse};
     use super::*;
 
     fn forest(lines: &[&str]) -> Forest {
@@ -211,15 +211,15 @@ mod tests {
 9 1 0:43 /x /f rw - tmpfs tmpfs rw
 "]);
         let e = at(&f, 6);
-        f.mount_mut(e).external = Some(External::Key("k".into()));
+        f.mount_mut(e).external = Some(FromOutside::Key("k".into()));
         let source = |id| f.source(at(&f, id));
-        assert_eq!(source(1), Ok(Source::Root));
-        assert_eq!(source(2), Ok(Source::FileSystem));
-        assert_eq!(source(3), Ok(Source::FileSystem));
-        assert_eq!(source(4), Ok(Source::FileSystem));
-        assert_eq!(source(5), Ok(Source::Part { of: at(&f, 1), below: "a".into() }));
-        assert_eq!(source(6), Ok(Source::External));
-        assert_eq!(source(7), Ok(Source::Part { of: e, below: "x".into() }));
+        assert_eq!(source(1), Ok(ContentSource::Root));
+        assert_eq!(source(2), Ok(ContentSource::FileSystem));
+        assert_eq!(source(3), Ok(ContentSource::FileSystem));
+        assert_eq!(source(4), Ok(ContentSource::FileSystem));
+        assert_eq!(source(5), Ok(ContentSource::Part { of: at(&f, 1), below: "a".into() }));
+        assert_eq!(source(6), Ok(ContentSource::External));
+        assert_eq!(source(7), Ok(ContentSource::Part { of: e, below: "x".into() }));
         assert!(source(8).unwrap_err().contains("task"));
         assert!(source(9).unwrap_err().contains("root directory"));
     }
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn a_nested_namespace_uses_the_root_of_the_first() {
         let f = forest(&["1 0 8:1 /c / rw - ext4 d rw\n", "2 0 8:1 /c / rw - ext4 d rw\n"]);
-        assert_eq!(f.source(at(&f, 2)), Ok(Source::Part { of: at(&f, 1), below: PathBuf::new() }));
+        assert_eq!(f.source(at(&f, 2)), Ok(ContentSource::Part { of: at(&f, 1), below: PathBuf::new() }));
         let f = forest(&["1 0 8:1 /c / rw - ext4 d rw\n", "2 0 8:1 / / rw - ext4 d rw\n"]);
         assert!(f.source(at(&f, 2)).unwrap_err().contains("ext4"));
     }

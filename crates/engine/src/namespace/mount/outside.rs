@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, Stat};
 
-use super::collect::{MountNamespace, Mounts, mount_id};
+use super::collect::{MountNamespace, TreeMounts, mount_id};
 use super::mountinfo::Mount;
 use crate::file::description::open_in;
 
-impl Mounts {
+impl TreeMounts {
     /// A path by which the tree reaches a file that was opened through mount `mnt_id` of the
     /// caller's own namespace, where its path is `link`, and the mount that this path leads
     /// through. `is_same` tells the file from others; one that was opened for writing needs a mount

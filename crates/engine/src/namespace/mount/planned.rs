@@ -9,7 +9,7 @@ use torpor_policy::{Ask, From, Mount, Request};
 
 use super::entry;
 use super::fs::Origin;
-use super::origin::{Forest, Judged, Node, Source};
+use super::origin::{Forest, Judged, Node, ContentSource};
 use super::restored::{GivenFs, MadeFs, Partners, Wanted, WantedPeers};
 use super::tree::Tree;
 use super::{build, sharing};
@@ -69,7 +69,7 @@ impl Forest {
         &self,
         given: impl Fn(Node) -> Option<GivenFs>,
     ) -> HashMap<u32, Vec<Wanted>> {
-        let is_made = |node: &Node| self.source(*node) == Ok(Source::FileSystem);
+        let is_made = |node: &Node| self.source(*node) == Ok(ContentSource::FileSystem);
         let mut sources: HashMap<u32, Vec<OsString>> = HashMap::new();
         for mount in self.nodes().filter(is_made).map(|node| self.mount(node)) {
             sources.entry(mount.dev).or_default().push(mount.source.clone());
@@ -116,7 +116,7 @@ impl Forest {
     /// The archives that new file systems are filled from.
     pub(crate) fn archives(&self) -> BTreeSet<String> {
         let is_filled = |node: &Node| {
-            let made = self.source(*node) == Ok(Source::FileSystem);
+            let made = self.source(*node) == Ok(ContentSource::FileSystem);
             made && self.mount(*node).ty.origin == Origin::Filled
         };
         let devices = self.nodes().filter(is_filled).map(|node| self.mount(node).dev);
@@ -131,16 +131,16 @@ fn is_of_archive(request: &Request) -> bool {
 /// The mounts of a plan, by their namespaces and numbers.
 type Nodes<'p> = HashMap<(u32, u32), (Node, &'p Mount)>;
 
-fn source(mount: &Mount, nodes: &Nodes<'_>) -> std::result::Result<Source, String> {
+fn source(mount: &Mount, nodes: &Nodes<'_>) -> std::result::Result<ContentSource, String> {
     Ok(match &mount.from {
-        From::Root => Source::Root,
-        From::Given { .. } | From::Device { .. } | From::Host(_) => Source::External,
-        From::FileSystem => Source::FileSystem,
+        From::Root => ContentSource::Root,
+        From::Given { .. } | From::Device { .. } | From::Host(_) => ContentSource::External,
+        From::FileSystem => ContentSource::FileSystem,
         From::Part { whole, .. } => {
             let none = || format!("it is a part of mount {}, which does not show it", whole.1);
             let (of, whole) = nodes.get(whole).ok_or_else(none)?;
             let below: &Path = mount.root.strip_prefix(&whole.root).map_err(|_| none())?;
-            Source::Part { of: *of, below: below.to_owned() }
+            ContentSource::Part { of: *of, below: below.to_owned() }
         }
     })
 }
@@ -172,9 +172,9 @@ mod tests {
         let all: Vec<_> = planned.nodes().map(|node| planned.source(node)).collect();
         let found = Forest { judged: HashMap::new(), ..planned };
         assert_eq!(all, found.nodes().map(|node| found.source(node)).collect::<Vec<_>>());
-        let has = |is: fn(&Source) -> bool| all.iter().flatten().any(is);
-        assert!(has(|source| matches!(source, Source::Root)));
-        assert!(has(|source| matches!(source, Source::FileSystem)));
+        let has = |is: fn(&ContentSource) -> bool| all.iter().flatten().any(is);
+        assert!(has(|source| matches!(source, ContentSource::Root)));
+        assert!(has(|source| matches!(source, ContentSource::FileSystem)));
     }
 
     /// What was judged to be one thing is made from nothing else, whatever its numbers say.
@@ -188,7 +188,7 @@ mod tests {
         let forest = Forest::of_mounts(mounts.iter()).unwrap();
         let node = forest.nodes().nth(made).unwrap();
         // By its numbers it is the root once more.
-        assert!(!matches!(forest.source(node), Ok(Source::Part { .. } | Source::Root)));
+        assert!(!matches!(forest.source(node), Ok(ContentSource::Part { .. } | ContentSource::Root)));
         let number = mounts[made].id.0;
         for whole in [(mounts[0].space, u32::MAX), (u32::MAX, mounts[0].id.0)] {
             mounts[made].from = From::Part { whole, of: (String::new(), 0) };

@@ -11,7 +11,7 @@ use torpor_images::{ImageDir, kind};
 use super::base::is_layered;
 use super::origin::Forest;
 use super::restored::Restored;
-use super::unpack::{self, Target};
+use super::unpack::{self, UnpackInto};
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 
@@ -50,7 +50,7 @@ pub(crate) fn refill(mounts: &mut Restored, devices: &[u32], last: &Last<'_>) ->
         let stat = rustix::fs::fstat(root).context(|| format!("{name}: look at its root"))?;
         let used = last.used.get(&stat.st_dev).unwrap_or(&none);
         let target =
-            Target { root, name: &name, maps: last.maps, judged: last.forest.judged_of(&name) };
+            UnpackInto { root, name: &name, maps: last.maps, judged: last.forest.judged_of(&name) };
         unpack::refill(target, archive, filled.contents, used)?;
         tracing::debug!("{name}: its files have followed");
     }

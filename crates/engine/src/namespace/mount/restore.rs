@@ -13,7 +13,7 @@ use super::base::{Bases, base_of, unfit};
 use super::build::{self, Copies, OldRoot, Yard, no_namespace, shows_terminal};
 use super::collect::own_tree;
 use super::fs::{Origin, attributes};
-use super::origin::{Forest, Node, Source};
+use super::origin::{Forest, Node, ContentSource};
 use super::restored::{Late, Restored};
 use super::sharing::{self, Base, Group};
 use super::{formats, groups, nested, superblock};
@@ -134,10 +134,10 @@ fn planned(cx: &mut Assembly<'_>) -> Result<Forest> {
     }
     let root = cx.tasks.first();
     let root = root.map(|root| (root.image.homes.number(NsKind::Cgroup).unwrap_or(0), root.pid));
-    let view = cgroup::View::of_root(cx.spaces, root)?;
+    let view = cgroup::SeenRoots::of_root(cx.spaces, root)?;
     for node in forest.nodes().collect::<Vec<_>>() {
         let mut shown = view.resolve(forest.mount(node));
-        if forest.source(node) == Ok(Source::FileSystem) {
+        if forest.source(node) == Ok(ContentSource::FileSystem) {
             shown = groups::of_made(cx, forest.mount(node), shown)?;
         }
         forest.mount_mut(node).root = shown;

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::mountinfo::External;
-use super::origin::{Forest, Node, Source};
+use super::mountinfo::FromOutside;
+use super::origin::{Forest, Node, ContentSource};
 use super::tree::Tree;
 use super::{build, nested};
 use crate::external;
@@ -39,7 +39,7 @@ pub(super) fn check(forest: &mut Forest, host: &Tree, given: &Given) -> Result<(
             let found = given.map(|n| forest.mount(n).external.as_ref());
             let ok = match found {
                 None => false,
-                Some(Some(External::Auto(_))) => masters,
+                Some(Some(FromOutside::Auto(_))) => masters,
                 Some(_) => true,
             };
             if !ok {
@@ -55,9 +55,9 @@ pub(super) fn check(forest: &mut Forest, host: &Tree, given: &Given) -> Result<(
 /// The mount given from outside that a mount is, or is a part of.
 pub(super) fn giver(forest: &Forest, node: Node) -> Option<Node> {
     match forest.source(node).ok()? {
-        Source::Root | Source::External => Some(node),
-        Source::Part { of, .. } => Some(of),
-        Source::FileSystem => None,
+        ContentSource::Root | ContentSource::External => Some(node),
+        ContentSource::Part { of, .. } => Some(of),
+        ContentSource::FileSystem => None,
     }
 }
 

@@ -11,7 +11,7 @@ use rustix::mount::{
 use torpor_images::ImageDir;
 use torpor_tracee::Tracee;
 
-use super::collect::{Mounts, tree_of};
+use super::collect::{TreeMounts, tree_of};
 use super::mountinfo::Mount;
 use super::origin::Forest;
 use super::tree::Tree;
@@ -73,7 +73,7 @@ impl World {
     fn dump(&self, spaces: &[&OwnedFd], opts: &Options) -> Result<Vec<Tree>> {
         let images = ImageDir::open(self.dir.path().join("images")).unwrap();
         let spaces = namespaces(spaces);
-        let mounts = Mounts::collect(&spaces, |_| true)?;
+        let mounts = TreeMounts::collect(&spaces, |_| true)?;
         super::Saving {
             given: &opts.given,
             wanted: &opts.mounts,
@@ -109,7 +109,7 @@ impl World {
         if let Err(e) = done {
             panic!("{e}");
         }
-        let after = Mounts::collect(&cx.ns, |_| true).unwrap();
+        let after = TreeMounts::collect(&cx.ns, |_| true).unwrap();
         let after: Vec<Tree> = after.spaces.into_iter().map(|s| s.tree).collect();
         assert_eq!(shape(before), shape(&after));
         look(&cx);

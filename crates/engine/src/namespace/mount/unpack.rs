@@ -35,7 +35,7 @@ const CHUNK: usize = 1 << 18;
 
 /// What an archive is unpacked into.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Target<'a> {
+pub(super) struct UnpackInto<'a> {
     /// The root of the file system.
     pub root: BorrowedFd<'a>,
     /// The image file that the archive is.
@@ -55,7 +55,7 @@ pub(super) type Contents = BTreeMap<Vec<u8>, Entry>;
 /// If the archive is damaged, leads out of the root, or has more than was judged; if a file cannot be
 /// made, e.g. as the file system is full.
 pub(super) fn unpack(
-    target: Target<'_>,
+    target: UnpackInto<'_>,
     archive: impl Read,
     made: impl FnMut(Entry),
 ) -> Result<()> {
@@ -70,7 +70,7 @@ pub(super) fn unpack(
 /// As those of [`unpack`]; if a file that is mapped would change. The file system is neither what it was
 /// nor what it is to be then.
 pub(super) fn refill(
-    target: Target<'_>,
+    target: UnpackInto<'_>,
     archive: impl Read,
     earlier: Contents,
     used: &HashSet<u64>,
@@ -79,7 +79,7 @@ pub(super) fn refill(
 }
 
 struct Unpacking<'a> {
-    target: Target<'a>,
+    target: UnpackInto<'a>,
     /// What is there, and was not met again yet.
     earlier: Contents,
     used: &'a HashSet<u64>,
@@ -87,7 +87,7 @@ struct Unpacking<'a> {
 
 impl Unpacking<'_> {
     fn all(mut self, archive: impl Read, mut made: impl FnMut(Entry)) -> Result<()> {
-        let Target { root, name, maps, judged } = self.target;
+        let UnpackInto { root, name, maps, judged } = self.target;
         let mut archive = Archive::new(archive);
         let invalid = |reason: String| Error::invalid(name, reason);
         let _owner = maps.own_files().context(|| "become the owner of files".to_owned())?;

@@ -14,7 +14,7 @@ use torpor_policy::network::{NetDevice, Network};
 
 use super::conf;
 use super::tables::{
-    ADDRESSES, IFADDRMSG, INET6, ROUTES4, ROUTES6, RTMSG, RULES4, RULES6, Table, address_flags,
+    ADDRESSES, IFADDRMSG, INET6, ROUTES4, ROUTES6, RTMSG, RULES4, RULES6, ListKind, address_flags,
 };
 use crate::error::Result;
 use crate::namespace::Namespaces;
@@ -73,7 +73,7 @@ impl Routing {
     fn of(
         images: &ImageDir,
         id: u32,
-        mut list: impl FnMut(&Table) -> Result<Vec<Message>>,
+        mut list: impl FnMut(&ListKind) -> Result<Vec<Message>>,
     ) -> Result<Self> {
         let Network { devices, .. } = Network::read(images, id, &conf::NAMES)?;
         let mut found = Routing::default();

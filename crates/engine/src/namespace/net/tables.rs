@@ -18,7 +18,7 @@ use crate::error::{Context, Error, Result};
 
 /// A kind of list, and how the kernel is asked for it.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct ListKind {
     list: List,
     family: i32,
     /// The message that asks for it.
@@ -31,11 +31,11 @@ const INET: u8 = 2;
 pub(super) const INET6: u8 = 10;
 
 /// Addresses of both families.
-pub(super) const ADDRESSES: Table =
-    Table { list: lists::ADDRESSES, family: ROUTE, get: 22, header: &[0; 8] };
+pub(super) const ADDRESSES: ListKind =
+    ListKind { list: lists::ADDRESSES, family: ROUTE, get: 22, header: &[0; 8] };
 
 /// IPv4 routes.
-pub(super) const ROUTES4: Table = Table {
+pub(super) const ROUTES4: ListKind = ListKind {
     list: lists::ROUTES4,
     family: ROUTE,
     get: 26,
@@ -43,17 +43,17 @@ pub(super) const ROUTES4: Table = Table {
 };
 
 /// IPv6 routes.
-pub(super) const ROUTES6: Table =
-    Table { list: lists::ROUTES6, header: &[INET6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], ..ROUTES4 };
+pub(super) const ROUTES6: ListKind =
+    ListKind { list: lists::ROUTES6, header: &[INET6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], ..ROUTES4 };
 
 /// IPv4 routing rules.
-pub(super) const RULES4: Table = Table { list: lists::RULES4, get: 34, ..ROUTES4 };
+pub(super) const RULES4: ListKind = ListKind { list: lists::RULES4, get: 34, ..ROUTES4 };
 
 /// IPv6 routing rules.
-pub(super) const RULES6: Table = Table { list: lists::RULES6, get: 34, ..ROUTES6 };
+pub(super) const RULES6: ListKind = ListKind { list: lists::RULES6, get: 34, ..ROUTES6 };
 
 /// Tracked connections.
-pub(super) const CONNECTIONS: Table = Table {
+pub(super) const CONNECTIONS: ListKind = ListKind {
     list: lists::CONNECTIONS,
     family: NETFILTER,
     get: lists::CONNECTIONS.add | 1,
@@ -61,8 +61,8 @@ pub(super) const CONNECTIONS: Table = Table {
 };
 
 /// Connections that are expected.
-pub(super) const EXPECTED: Table =
-    Table { list: lists::EXPECTED, get: lists::EXPECTED.add | 1, ..CONNECTIONS };
+pub(super) const EXPECTED: ListKind =
+    ListKind { list: lists::EXPECTED, get: lists::EXPECTED.add | 1, ..CONNECTIONS };
 
 // linux/rtnetlink.h, linux/if_addr.h.
 /// `struct ifaddrmsg`, `struct rtmsg`.
@@ -81,7 +81,7 @@ fn nothing_is_tracked() -> bool {
         .is_ok_and(|count| count.trim() == "0")
 }
 
-impl Table {
+impl ListKind {
     /// Writes the list of the calling thread's namespace; no file for an empty list of
     /// connections.
     ///
@@ -288,7 +288,7 @@ fn clear_hops(hops: &mut [u8]) {
 /// If images are damaged, or contradict each other.
 pub(crate) fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
-    let mut add = |table: &Table, text: Option<String>| {
+    let mut add = |table: &ListKind, text: Option<String>| {
         all.extend(text.map(|text| (table.list.image.file_name(ns_id.into()), text)));
     };
     let addresses = Addresses::read(images, ns_id.into())?;

@@ -14,7 +14,7 @@ use super::survives_birth;
 use crate::memory::vma::is_private;
 use crate::ranges::gaps;
 use crate::restore::Task;
-use crate::restore::pages::{Origin, Stretch};
+use crate::restore::pages::{OwnPagemap, Stretch};
 
 /// Says for each task what its husk is to hold; parents stand before their children.
 pub(crate) fn plan(tasks: &mut [Task]) {
@@ -64,11 +64,11 @@ fn inheritable(parent: &Task, child: &Task) -> Vec<Stretch> {
 /// pagemap is `parent`. Where others have something else in common, the child that is first in the
 /// images is preferred.
 fn in_common(parent: u64, children: impl Iterator<Item = Stretch>) -> Vec<Stretch> {
-    let mut by_origin: BTreeMap<Origin, Vec<Stretch>> = BTreeMap::new();
+    let mut by_origin: BTreeMap<OwnPagemap, Vec<Stretch>> = BTreeMap::new();
     for stretch in children.filter(|stretch| !stretch.is_zero()) {
         by_origin.entry(stretch.origin()).or_default().push(stretch);
     }
-    let mut taken = Taken::default();
+    let mut taken = TakenRanges::default();
     for (_, stretches) in by_origin.iter().filter(|(origin, _)| origin.pagemap == parent) {
         for stretch in stretches {
             taken.take(&stretch.range);
@@ -90,9 +90,9 @@ fn in_common(parent: u64, children: impl Iterator<Item = Stretch>) -> Vec<Stretc
 
 /// Disjoint ranges: the first address and the one behind the last.
 #[derive(Debug, Default)]
-struct Taken(BTreeMap<u64, u64>);
+struct TakenRanges(BTreeMap<u64, u64>);
 
-impl Taken {
+impl TakenRanges {
     /// Takes those parts of a range that have not been taken.
     fn take(&mut self, range: &Range<u64>) -> Vec<Range<u64>> {
         if range.is_empty() {

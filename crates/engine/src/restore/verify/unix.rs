@@ -33,9 +33,9 @@ pub(super) fn peers(opened: &Opened<'_>) -> Result<()> {
     let outside = outside.into_iter().filter_map(|entry| entry.usk.as_ref());
     let outside: HashSet<u32> = outside.map(|usk| usk.ino).collect();
     let within = within.into_iter().filter_map(|entry| entry.usk.as_ref());
-    let sockets = within.filter_map(|entry| Socket::of(opened, entry).transpose());
-    let sockets: Vec<Socket<'_>> = sockets.collect::<Result<_>>()?;
-    let by_image: HashMap<u32, &Socket<'_>> = sockets.iter().map(|s| (s.entry.ino, s)).collect();
+    let sockets = within.filter_map(|entry| SocketHere::of(opened, entry).transpose());
+    let sockets: Vec<SocketHere<'_>> = sockets.collect::<Result<_>>()?;
+    let by_image: HashMap<u32, &SocketHere<'_>> = sockets.iter().map(|s| (s.entry.ino, s)).collect();
     let mut lists: HashMap<u64, List> = HashMap::new();
     for socket in sockets.iter().filter(|socket| !outside.contains(&socket.entry.peer)) {
         let peer = by_image.get(&socket.entry.peer).copied();
@@ -45,17 +45,17 @@ pub(super) fn peers(opened: &Opened<'_>) -> Result<()> {
 }
 
 /// A socket of the images, as it is here.
-struct Socket<'c> {
+struct SocketHere<'c> {
     entry: &'c UnixSkEntry,
     file: BorrowedFd<'c>,
     inode: u32,
 }
 
-impl<'c> Socket<'c> {
+impl<'c> SocketHere<'c> {
     fn of(opened: &'c Opened<'_>, entry: &'c UnixSkEntry) -> Result<Option<Self>> {
         let Some(file) = opened.files.get(entry.id) else { return Ok(None) };
         let stat = rustix::fs::fstat(file).context(|| format!("fstat of socket {}", entry.id))?;
-        Ok(u32::try_from(stat.st_ino).ok().map(|inode| Socket { entry, file, inode }))
+        Ok(u32::try_from(stat.st_ino).ok().map(|inode| SocketHere { entry, file, inode }))
     }
 
     /// What the kernel lists where it is.
@@ -73,7 +73,7 @@ impl<'c> Socket<'c> {
     }
 
     /// It is connected with `peer`, or waits there to be accepted; without one, with nobody.
-    fn check(&self, peer: Option<&Socket<'_>>, list: &List) -> Result<()> {
+    fn check(&self, peer: Option<&SocketHere<'_>>, list: &List) -> Result<()> {
         let pending = |socket: &UnixSocket| socket.pending.contains(&self.inode);
         let waits = peer.filter(|peer| peer.entry.state == state::LISTEN);
         if waits.is_some_and(|listener| list.get(&listener.inode).is_some_and(pending)) {

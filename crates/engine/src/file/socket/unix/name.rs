@@ -26,7 +26,7 @@ use super::place::{self, Placed};
 use crate::error::{Context, Error, Result};
 use crate::file::Found;
 use crate::file::remap::random;
-use crate::namespace::mount::Mounts;
+use crate::namespace::mount::TreeMounts;
 use crate::namespace::run_in;
 use crate::namespace::user::IdMaps;
 
@@ -60,7 +60,7 @@ pub(super) fn leads_to_socket(name: &[u8]) -> bool {
 /// # Errors
 /// If the socket's file cannot be opened or asked for its status and path.
 pub(super) fn dump(
-    mounts: &Mounts,
+    mounts: &TreeMounts,
     id_maps: &IdMaps,
     found: &Found,
     name: &[u8],
@@ -191,7 +191,7 @@ impl Scratch {
             Some(root) => root,
             none => none.insert(tmpfs()?),
         };
-        run_in(&[], || Stage::enter(root)?.bind(socket, name, Outcome::Unlinked))
+        run_in(&[], || Stage::enter(root)?.bind(socket, name, Fate::Unlinked))
     }
 }
 
@@ -273,7 +273,7 @@ impl Bound {
         }
         let (here, stage) = make_stage(dir)?;
         let bound = Stage::enter(&stage)
-            .and_then(|stage| stage.bind(socket, name, Outcome::Moved(dir, leaf)));
+            .and_then(|stage| stage.bind(socket, name, Fate::Moved(dir, leaf)));
         let removed = rustix::fs::unlinkat(dir, &here, AtFlags::REMOVEDIR);
         bound?;
         removed.context(|| format!("remove {here}"))?;
@@ -328,7 +328,7 @@ fn make_dir(path: &Path) -> Result<()> {
 }
 
 /// What becomes of the file that a staged bind makes.
-enum Outcome<'a> {
+enum Fate<'a> {
     /// It goes away.
     Unlinked,
     /// It goes to a directory, under a name.
@@ -348,7 +348,7 @@ impl Stage {
         Ok(Stage)
     }
 
-    fn bind(self, socket: BorrowedFd<'_>, name: &[u8], then: Outcome<'_>) -> Result<()> {
+    fn bind(self, socket: BorrowedFd<'_>, name: &[u8], then: Fate<'_>) -> Result<()> {
         let path = path_of(name);
         let mut made = Vec::new();
         let bound = descend(path, &mut made)
@@ -358,8 +358,8 @@ impl Stage {
             })
             .and_then(|()| {
                 match then {
-                    Outcome::Unlinked => rustix::fs::unlink(path),
-                    Outcome::Moved(dir, leaf) => {
+                    Fate::Unlinked => rustix::fs::unlink(path),
+                    Fate::Moved(dir, leaf) => {
                         rustix::fs::renameat_with(CWD, path, dir, leaf, RenameFlags::NOREPLACE)
                             .inspect_err(|_| {
                                 let _ = rustix::fs::unlink(path);

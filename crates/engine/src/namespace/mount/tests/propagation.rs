@@ -104,7 +104,7 @@ fn groups_across_namespaces() {
             .unwrap();
         run_in(&[file(0)], || Ok(fs_mount("tmpfs", "/mnt/b", ""))).unwrap();
         let mounted = |i: usize, at: &str| {
-            let tree = super::super::collect::Mounts::collect(&cx.ns, |_| true).unwrap();
+            let tree = super::super::collect::TreeMounts::collect(&cx.ns, |_| true).unwrap();
             let found = tree.spaces[i].tree.mounts().iter().any(|m| m.mountpoint == Path::new(at));
             found
         };

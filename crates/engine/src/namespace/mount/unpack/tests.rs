@@ -130,13 +130,13 @@ impl Filled {
 
     fn unpack(&mut self, archive: &[u8], judged: &HashSet<Ask>) -> Result<()> {
         let (root, maps) = (self.root.as_fd(), &IdMaps::identity());
-        let target = Target { root, name: "it", maps, judged };
+        let target = UnpackInto { root, name: "it", maps, judged };
         unpack(target, archive, |entry| drop(self.contents.insert(entry.path.clone(), entry)))
     }
 
     fn refill(&mut self, archive: &[u8], judged: &HashSet<Ask>) -> Result<()> {
         let (root, maps) = (self.root.as_fd(), &IdMaps::identity());
-        let target = Target { root, name: "it", maps, judged };
+        let target = UnpackInto { root, name: "it", maps, judged };
         refill(target, archive, std::mem::take(&mut self.contents), &self.used)
     }
 }

@@ -13,7 +13,7 @@ use torpor_images::proto::UserX86RegsEntry;
 
 /// The code of a vDSO and where it is.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Parts<'a> {
+pub(super) struct VdsoCode<'a> {
     pub(super) base: u64,
     pub(super) code: &'a [u8],
 }
@@ -81,7 +81,7 @@ pub(super) fn is_same(old: &[u8], new: &[u8]) -> bool {
 /// # Errors
 /// If one of the two is no ELF file with functions; if there is no room in a function to lead it
 /// there.
-pub(super) fn build(old: Parts<'_>, new: Parts<'_>) -> Result<Vec<u8>, String> {
+pub(super) fn build(old: VdsoCode<'_>, new: VdsoCode<'_>) -> Result<Vec<u8>, String> {
     let (theirs, ours) = (
         functions(old.code).ok_or("it is no ELF file with functions")?,
         functions(new.code).ok_or("that of this kernel cannot be read")?,
@@ -127,7 +127,7 @@ fn refuse_call() -> Vec<u8> {
 /// If the steps are none that can be taken back.
 pub(super) fn take_back(
     regs: &mut UserX86RegsEntry,
-    old: Parts<'_>,
+    old: VdsoCode<'_>,
     word: impl Fn(u64) -> Option<u64>,
 ) -> Result<(), String> {
     let Some(at) = regs.ip.checked_sub(old.base).and_then(|at| usize::try_from(at).ok()) else {
@@ -172,18 +172,18 @@ mod tests {
         let all = functions(code).unwrap();
         let of = |name: &str| all.iter().find(|f| f.name == name).unwrap();
         let clock = of("__vdso_clock_gettime");
-        let built = build(Parts { base: OLD, code }, Parts { base: NEW, code }).unwrap();
+        let built = build(VdsoCode { base: OLD, code }, VdsoCode { base: NEW, code }).unwrap();
         assert_eq!(built.len(), code.len());
         assert_eq!(built[clock.start], 0xe9);
         let distance = built[clock.start + 1..clock.start + JUMP].try_into().unwrap();
         let distance = i64::from(i32::from_le_bytes(distance)).cast_unsigned();
         assert_eq!(distance + JUMP as u64, NEW - OLD);
         // Far away nothing can be reached.
-        let far = Parts { base: OLD + (1 << 33), code };
-        assert!(build(Parts { base: OLD, code }, far).unwrap_err().contains("too far"));
-        assert!(build(Parts { base: OLD, code: b"\x7fELF" }, far).is_err());
+        let far = VdsoCode { base: OLD + (1 << 33), code };
+        assert!(build(VdsoCode { base: OLD, code }, far).unwrap_err().contains("too far"));
+        assert!(build(VdsoCode { base: OLD, code: b"\x7fELF" }, far).is_err());
         let cut = &code[..code.len() / 3];
-        let _ = build(Parts { base: OLD, code: cut }, Parts { base: NEW, code });
+        let _ = build(VdsoCode { base: OLD, code: cut }, VdsoCode { base: NEW, code });
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
     fn first_steps_are_taken_back() {
         let code = own_code().unwrap();
         let all = functions(code).unwrap();
-        let old = Parts { base: OLD, code };
+        let old = VdsoCode { base: OLD, code };
         let pushes = all.iter().find(|f| code[f.start] == 0x55);
         let function = pushes.expect("a function that keeps %rbp");
         let start = OLD + function.start as u64;

@@ -15,7 +15,7 @@ use torpor_sys::vm;
 use torpor_tracee::syscall;
 use torpor_tracee::{Mapping, RemoteAddr, STUB_SIZE, Tracee, parse_maps};
 
-use self::bridge::Parts;
+use self::bridge::VdsoCode;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::{PAGE, status};
 use crate::restore::pages::Pages;
@@ -122,9 +122,9 @@ fn lead_there(
             let image = &mut task.image;
             let code = old_code(&image.pages, vdso)
                 .ok_or_else(|| differs("the images do not have all of it"))?;
-            let old = Parts { base: vdso.start, code: &code };
+            let old = VdsoCode { base: vdso.start, code: &code };
             let (from, code) = own.ok_or_else(|| differs("this kernel has none"))?;
-            let new = Parts { base: place + (from.start - first), code };
+            let new = VdsoCode { base: place + (from.start - first), code };
             let built = bridge::build(old, new).map_err(|why| differs(&why))?;
             let pages = std::sync::Arc::clone(&image.pages);
             let word = |at: u64| {
