@@ -20,7 +20,8 @@ use crate::namespace::mount::{Tree, own_tree};
 use crate::namespace::{Namespaces, NsKind, nested_user, send_into};
 use crate::options::{CgroupMode, Cgroups};
 use crate::proc;
-use crate::restore::tasks::{Task, Tasks};
+use crate::restore::load::TaskImage;
+use crate::restore::tasks::Task;
 
 /// How long a failed restore waits for its tasks to leave the groups that it made.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -82,8 +83,8 @@ fn sets_what_is_there(mode: CgroupMode) -> bool {
 struct MadeGroups(Vec<(OwnedFd, OsString)>);
 
 /// The number of the set that the leader of a task was in.
-pub(crate) fn set_of_task(task: &Task) -> Option<u32> {
-    set_of(task.image.cores.first()?)
+pub(crate) fn set_of_task(task: &TaskImage) -> Option<u32> {
+    set_of(task.cores.first()?)
 }
 
 impl Groups {
@@ -150,29 +151,28 @@ impl Groups {
     /// it.
     pub fn place(
         &mut self,
-        tasks: &mut Tasks,
+        task: &mut Task,
         spaces: &mut Namespaces,
-        task: usize,
-        from: Option<(usize, Option<u32>)>,
+        from: Option<(&TaskImage, Option<u32>)>,
     ) -> Result<()> {
         let user = from.and_then(|(_, user)| user);
         let from = from.map(|(from, _)| from);
-        let ns_of = |task: usize| tasks[task].image.homes.number(NsKind::Cgroup).unwrap_or(0);
-        let (ns, inherited) = (ns_of(task), from.map_or(0, ns_of));
+        let ns_of = |task: &TaskImage| task.homes.number(NsKind::Cgroup).unwrap_or(0);
+        let (ns, inherited) = (ns_of(&task.image), from.map_or(0, ns_of));
         let own = spaces.by_id(ns).is_some_and(|ns| !ns.is_host) && ns != inherited;
-        let set = set_of_task(&tasks[task]);
-        let stays = from.is_some() && set == from.and_then(|from| set_of_task(&tasks[from]));
+        let set = set_of_task(&task.image);
+        let stays = from.is_some() && set == from.and_then(set_of_task);
         if own {
             let known = spaces.by_id(ns).and_then(|ns| ns.file.as_ref());
             match known.map(OwnedFd::try_clone).transpose().context(|| "dup".to_owned())? {
-                Some(file) => send_into(tasks.remote(task)?, NsKind::Cgroup, &file)?,
+                Some(file) => send_into(task.remote()?, NsKind::Cgroup, &file)?,
                 None => {
-                    self.make_namespace(tasks.remote(task)?, spaces, (ns, user), set)?;
+                    self.make_namespace(task.remote()?, spaces, (ns, user), set)?;
                 }
             }
         }
         if let Some(set) = set.filter(|_| own || !stays) {
-            self.move_to(tasks[task].pid, set, false)?;
+            self.move_to(task.pid, set, false)?;
         }
         Ok(())
     }
@@ -245,7 +245,7 @@ impl Groups {
             return Ok(());
         }
         for t in tasks {
-            let Some(leader) = set_of_task(t) else { continue };
+            let Some(leader) = set_of_task(&t.image) else { continue };
             let threads = t.threads.iter().zip(&t.image.cores).skip(1);
             let others: Vec<(i32, u32)> = threads
                 .filter_map(|(thread, core)| {
@@ -284,7 +284,7 @@ impl Groups {
             return Ok(());
         }
         for task in tasks.iter().filter(|t| !t.threads.is_empty()) {
-            let Some(set) = set_of_task(task) else { continue };
+            let Some(set) = set_of_task(&task.image) else { continue };
             let now = torpor_kernel::cgroup::of(task.pid)?;
             for (hierarchy, group) in self.groups_of(set, false)? {
                 let there = now.iter().any(|(name, path)| same(name, &hierarchy) && *path == group);

@@ -100,6 +100,7 @@ fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<FileEntry> {
         strict: cx.opts.strict,
         images: &cx.images,
         tasks: &cx.tasks,
+        pids: &cx.pids,
         spaces: &cx.ns,
         mounts: &cx.mounts,
         id_maps: &cx.id_maps,
@@ -120,7 +121,7 @@ fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<FileEntry> {
         kinds.pipes.describe(&cx.images, found),
         kinds.fifos.describe(&mut paths, found),
         ns_file::describe(&cx.ns, found),
-        pidfd::describe(&cx.tasks, found),
+        pidfd::describe(&cx.pids, found),
         kinds.inotify.describe(found),
         kinds.fanotify.describe(found),
         kinds.terminals.describe(&mut paths, &cx.tasks, found),
@@ -167,9 +168,9 @@ pub(crate) fn finish(cx: &mut Dump<'_>) -> Result<()> {
     kinds.inotify.finish(&mut paths, &space_of)?;
     kinds.fanotify.finish(&mut paths, &space_of)?;
     let of_caller = (cx.opts.shell_job, cx.opts.files.orphan_pts_master);
-    kinds.terminals.finish(of_caller, images, tasks)?;
+    kinds.terminals.finish(of_caller, images, tasks, &cx.pids)?;
     kinds.memfds.write(images)?;
-    kinds.io_urings.finish(&mut cx.tasks, &mut cx.files)?;
+    kinds.io_urings.finish(&mut cx.tasks, &cx.pids, &mut cx.files)?;
     cx.remaps.write(images)?;
     kinds.locks.write(images)?;
     Ok(images.write_all(kind::FILES, 0, cx.files.entries())?)
@@ -259,7 +260,7 @@ fn fetch(cx: &mut Dump<'_>, task: usize, fd: i32, info: FdInfo) -> Result<Found>
     let Task { pid, pidfd, .. } = &cx.tasks[task];
     let file = rustix::process::pidfd_getfd(pidfd, fd, PidfdGetfdFlags::empty())
         .context(|| format!("pidfd_getfd of fd {fd} of task {pid}"))?;
-    let fown = fown::of(&cx.tasks, &cx.id_maps, &file);
+    let fown = fown::of(&cx.pids, &cx.id_maps, &file);
     let id = cx.files.next_id();
     Ok(Found { id, task, fown, ..Found::look(*pid, fd, file, info)? })
 }
@@ -268,7 +269,7 @@ fn look_in_flight(cx: &mut Dump<'_>, waiting: InFlight) -> Result<Found> {
     let InFlight { id, file, fd, task, holder: user, place } = waiting;
     let pid = own_pid();
     let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
-    let fown = fown::of(&cx.tasks, &cx.id_maps, &file);
+    let fown = fown::of(&cx.pids, &cx.id_maps, &file);
     let holder = cx.tasks.get(task).map_or(pid, |task| task.pid);
     let found = Found { id, task, holder, fown, ..Found::look(pid, fd, file, info)? };
     if found.info.values("lock").next().is_some() {

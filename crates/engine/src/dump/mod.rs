@@ -17,6 +17,7 @@ mod later;
 mod lost;
 pub(crate) mod memory;
 mod outbox;
+pub(crate) mod pids;
 mod served;
 mod session;
 mod strangers;
@@ -45,6 +46,7 @@ use self::freezer::Freezer;
 use self::ids::{Inodes, Shared};
 use self::later::Later;
 use self::outbox::Away;
+use self::pids::Pids;
 use self::tasks::Tasks;
 use self::twin::Twins;
 use crate::effort::Effort;
@@ -78,6 +80,8 @@ pub(crate) struct Dump<'a> {
     pub images: Arc<ImageDir>,
     /// The tasks, parents before children, the root first.
     pub tasks: Tasks,
+    /// What the images call them.
+    pub pids: Pids,
     /// The namespaces that the tasks live in.
     pub ns: Namespaces,
     /// The mounts in them ([`TreeMounts::collect`]).
@@ -286,16 +290,7 @@ impl<'a> Dump<'a> {
             let leader = std::iter::once(task.status.clone());
             task.statuses = leader.chain(others.by_ref()).take(task.threads.len()).collect();
         }
-        let own = self.tasks.iter().flat_map(|task| {
-            let threads = task.threads.iter().zip(&task.statuses).map(|(thread, status)| {
-                let vtid = status.ns_pids().get(task.level).copied().unwrap_or(thread.tid());
-                (thread.tid(), vtid)
-            });
-            std::iter::once((task.tgid, task.vpid)).chain(threads)
-        });
-        for (tid, vtid) in own.collect::<Vec<_>>() {
-            self.tasks.note_thread(tid, vtid);
-        }
+        self.pids = Pids::of(&self.tasks);
         Ok(())
     }
 
@@ -306,6 +301,7 @@ impl<'a> Dump<'a> {
             opts,
             images,
             tasks: Tasks::new(Vec::new(), guardian.clone()),
+            pids: Pids::default(),
             ns: Namespaces::default(),
             mounts: TreeMounts::default(),
             cgroups: cgroup::Sets::default(),
@@ -364,7 +360,7 @@ impl<'a> Dump<'a> {
         }
         time::note(&self.tasks, &mut self.ns)?;
         nested_user::note(&self.tasks, &mut self.ns, &self.id_maps)?;
-        pid::note(&mut self.tasks, &self.ns)
+        pid::note(&self.tasks, &mut self.pids, &self.ns)
     }
 
     fn ids_of(
@@ -408,7 +404,7 @@ impl<'a> Dump<'a> {
                 ids.sighand_id
             );
             for thread in &task.threads {
-                let vtid = self.tasks.vtid_of(thread.tid()).unwrap_or_default();
+                let vtid = self.pids.thread(thread.tid()).unwrap_or_default();
                 tracing::debug!("task {vpid}: thread {vtid} ({} here)", thread.tid());
             }
         }
@@ -458,11 +454,11 @@ impl<'a> Dump<'a> {
     fn write_tree(&mut self) -> Result<()> {
         let mut tree = Vec::new();
         for t in self.tasks.iter() {
-            let vpid_here = |pid: i32| self.tasks.vpid_of(pid).unwrap_or(0);
+            let vpid_here = |pid: i32| self.pids.process(pid).unwrap_or(0);
             let in_ns = |key: &str| t.number(key).map(i32::cast_unsigned);
             let ended = t.is_zombie() || t.has_lost_leader();
             let leader = ended.then_some(t.vpid.cast_unsigned());
-            let vtid = |t: &Tracee| self.tasks.vtid_of(t.tid()).unwrap_or(t.tid());
+            let vtid = |t: &Tracee| self.pids.thread(t.tid()).unwrap_or(t.tid());
             let living = t.threads.iter().map(|t| vtid(t).cast_unsigned());
             let threads = leader.into_iter().chain(living).collect();
             tree.push(PstreeEntry {
@@ -497,7 +493,7 @@ impl<'a> Dump<'a> {
     fn image_version(&self) -> Result<u32> {
         let relatives = self.stats.torpor_relative_pages.is_some_and(|pages| pages > 0);
         let clocks = |ns: &Namespace| ns.kind == NsKind::Time && ns.task != 0 && !ns.is_host;
-        let nested = self.tasks.has_nested() || !self.ns.users.is_empty();
+        let nested = self.pids.has_nested() || !self.ns.users.is_empty();
         let nested = nested || self.ns.all.iter().any(clocks);
         if self.opts.memory.compress.is_some() || relatives || nested {
             return Ok(EXTENDED_VERSION);
@@ -623,6 +619,7 @@ impl<'a> Dump<'a> {
         let images = opts.new_images()?;
         let mut cx = Dump::of(opts, images, Guardian::default());
         cx.tasks.push(task);
+        cx.pids = Pids::of(&cx.tasks);
         let inode = proc::ns_inode(pid, NsKind::Mnt.name())?;
         cx.tasks[0].ids.mnt_ns_id = Some(cx.namespace_id(pid, 0, NsKind::Mnt, inode)?);
         cx.mounts = TreeMounts::collect(&cx.ns, |_| true)?;

@@ -22,7 +22,7 @@ pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) {
             comm: t.stat.comm.clone(),
             ..TaskCoreEntry::default()
         }),
-        torpor_nested: cx.tasks.nested(t.tgid).cloned(),
+        torpor_nested: cx.pids.nested(t.tgid).cloned(),
         ..CoreEntry::default()
     };
     cx.later.add(kind::CORE, u64::from(t.vpid.cast_unsigned()), core);
@@ -47,8 +47,8 @@ pub(super) fn dump(cx: &mut Dump<'_>, tasks: &[usize]) -> Result<Vec<MmFlags>> {
             write_lost_leader(cx, task, core)?;
         }
         let first = cx.tasks[task].pid;
-        let vtid = cx.tasks.vtid_of(first).unwrap_or(first);
-        core.torpor_nested = cx.tasks.nested(first).cloned();
+        let vtid = cx.pids.thread(first).unwrap_or(first);
+        core.torpor_nested = cx.pids.nested(first).cloned();
         write_core(&mut cx.later, vtid, state.leader.core, cx.cgroups.of(first));
         let of_process = Some(state.unkept);
         cx.found.push(Asking { task, tid: first, of_thread: state.leader.unkept, of_process });
@@ -84,9 +84,9 @@ impl Taken {
 fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<ProcessState>> {
     let lost = without_parent(cx, tasks);
     let Dump {
-        tasks: all, id_maps, filters, cgroups, later, guardian, suspects, found, kinds, ..
+        tasks: all, pids, id_maps, filters, cgroups, later, guardian, suspects, found, kinds, ..
     } = cx;
-    let own_tid = |tid: i32| all.own_tid(tid);
+    let own_tid = |tid: i32| pids.own_tid(tid);
     let mut tree = AboutTree { maps: id_maps, own_tid: &own_tid, filters };
     let processes = tasks.iter().zip(taken).map(|(&task, taken)| {
         let Taken { threads, statuses, proc_files, is_32bit } = taken;
@@ -117,8 +117,8 @@ fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<Pr
                 found.push(Asking { task, tid, of_thread: unkept, of_process: None });
             }
             check_parent(&lost, pid, &core)?;
-            let core = CoreEntry { torpor_nested: all.nested(tid).cloned(), ..core };
-            write_core(later, all.vtid_of(tid).unwrap_or(tid), core, cgroups.of(tid));
+            let core = CoreEntry { torpor_nested: pids.nested(tid).cloned(), ..core };
+            write_core(later, pids.thread(tid).unwrap_or(tid), core, cgroups.of(tid));
             later.begin()
         };
         let asked = crate::task::dump_others(process, look_into, &mut tree, &mut other);
@@ -166,7 +166,7 @@ fn write_lost_leader(cx: &mut Dump<'_>, task: usize, first: &mut CoreEntry) -> R
     tc.torpor_leader_ended = Some(true);
     tc.exit_code = stat.exit_code.cast_unsigned();
     let mut core = crate::task::ended_leader(t.tgid, &status, stat.comm, tc, &cx.id_maps)?;
-    core.torpor_nested = cx.tasks.nested(t.tgid).cloned();
+    core.torpor_nested = cx.pids.nested(t.tgid).cloned();
     let (vpid, set) = (t.vpid, cx.cgroups.of(t.pid));
     write_core(&mut cx.later, vpid, core, set);
     Ok(())

@@ -1,10 +1,9 @@
 //! The tasks that are dumped, stopped, and how calls are made in them.
 
-use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 
-use torpor_images::proto::{TaskKobjIdsEntry, TorporNestedEntry};
+use torpor_images::proto::TaskKobjIdsEntry;
 use torpor_tracee::{Mapping, Tracee};
 
 use crate::error::{Error, Result};
@@ -81,7 +80,7 @@ pub(crate) static DEATH: Way = Way::new("end", |words, _| {
 });
 
 /// What ends the tasks.
-pub(super) fn death(tasks: &Tasks) -> Undo {
+pub(super) fn death(tasks: &[Task]) -> Undo {
     let live = tasks.iter().filter(|task| !task.is_zombie());
     DEATH.undo(live.flat_map(|t| [t.pid.to_string(), t.stat.start_time.to_string()]).collect())
 }
@@ -109,14 +108,11 @@ impl Task {
     }
 }
 
-/// The tasks of a dumped tree: parents before children, the root first.
+/// The tasks of a dumped tree: parents before children, the root first. Whoever only looks at
+/// what is known of them takes a slice. This is for calls inside them, which need a stub there.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks {
     all: Vec<Task>,
-    /// The ids of all threads in the images, by their ids here.
-    vtids: HashMap<i32, i32>,
-    /// How pid namespaces below that of the root know threads, by their ids here.
-    nested: HashMap<i32, TorporNestedEntry>,
     /// Takes stubs out of them if the supervisor is killed.
     guardian: Guardian,
 }
@@ -138,34 +134,7 @@ impl DerefMut for Tasks {
 impl Tasks {
     /// These tasks. The guardian learns of what is put into them.
     pub(crate) fn new(all: Vec<Task>, guardian: Guardian) -> Self {
-        Tasks { all, guardian, ..Tasks::default() }
-    }
-
-    /// Notes the id in the images of a thread.
-    pub(crate) fn note_thread(&mut self, tid: i32, vtid: i32) {
-        self.vtids.insert(tid, vtid);
-    }
-
-    /// Notes how pid namespaces below that of the root know a thread.
-    pub(crate) fn note_nested(&mut self, tid: i32, nested: TorporNestedEntry) {
-        self.nested.insert(tid, nested);
-    }
-
-    /// How pid namespaces below that of the root know the thread with id `tid` here, if it is in
-    /// any, or its children are.
-    pub(crate) fn nested(&self, tid: i32) -> Option<&TorporNestedEntry> {
-        self.nested.get(&tid)
-    }
-
-    /// Whether pid namespaces below that of the root belong to the tree.
-    pub(crate) fn has_nested(&self) -> bool {
-        !self.nested.is_empty()
-    }
-
-    /// The id that the thread with id `tid` here has for itself.
-    pub(crate) fn own_tid(&self, tid: i32) -> Option<i32> {
-        let inside = self.nested(tid).and_then(|nested| nested.tids.last());
-        inside.map(|tid| tid.cast_signed()).or_else(|| self.vtid_of(tid))
+        Tasks { all, guardian }
     }
 
     /// Those that are no zombies.
@@ -209,22 +178,5 @@ impl Tasks {
             wanted.push((first, t.maps.as_slice(), base));
         }
         Ok(Tracee::inject_all(wanted)?)
-    }
-
-    /// The id in the images of the thread with id `tid` here.
-    pub(crate) fn vtid_of(&self, tid: i32) -> Option<i32> {
-        self.vtids.get(&tid).copied()
-    }
-
-    /// The id in the images of the process group with id `pgid` here, if a task of the
-    /// tree is in it.
-    pub(crate) fn vpgid_of(&self, pgid: i32) -> Option<i32> {
-        let member = self.all.iter().find(|task| task.stat.pgid == pgid)?;
-        member.number("NSpgid").filter(|&id| id != 0)
-    }
-
-    /// The pid in the images of the task with pid `pid` here.
-    pub(crate) fn vpid_of(&self, pid: i32) -> Option<i32> {
-        self.all.iter().find(|t| t.tgid == pid).map(|t| t.vpid)
     }
 }

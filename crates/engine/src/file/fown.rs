@@ -15,22 +15,22 @@ use torpor_tracee::syscall;
 
 use super::description::duplicate;
 use super::open::OpenFiles;
-use crate::dump::tasks::Tasks;
+use crate::dump::pids::Pids;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
-use crate::restore::tasks;
+use crate::restore::tasks::{self, Task};
 
 /// `F_OWNER_TID` and `F_OWNER_PGRP` of fcntl.h; between them, `F_OWNER_PID`.
 const TID: u32 = 0;
 const PGRP: u32 = 2;
 
 /// The owner of a file, with its ids as the images know them.
-pub(crate) fn of(tasks: &Tasks, id_maps: &IdMaps, file: impl AsFd) -> FownEntry {
+pub(crate) fn of(pids: &Pids, id_maps: &IdMaps, file: impl AsFd) -> FownEntry {
     let Ok(owner) = torpor_sys::fcntl::owner(file) else { return FownEntry::default() };
     let mut fown = FownEntry { signum: owner.signal.cast_unsigned(), ..FownEntry::default() };
     let id = match owner.pid_type {
-        PGRP => tasks.vpgid_of(owner.pid),
-        _ => tasks.vtid_of(owner.pid),
+        PGRP => pids.group(owner.pid),
+        _ => pids.thread(owner.pid),
     };
     // An owner outside of the tree, or one that has ended, gets no more signals.
     if let Some(id) = id.filter(|_| owner.pid != 0) {
@@ -50,7 +50,7 @@ pub(crate) fn of(tasks: &Tasks, id_maps: &IdMaps, file: impl AsFd) -> FownEntry 
 pub(crate) fn restore(
     all: &HashMap<u32, FileEntry>,
     files: &OpenFiles,
-    tasks: &mut tasks::Tasks,
+    tasks: &mut [Task],
     id_maps: &IdMaps,
 ) -> Result<()> {
     let mut owned = Vec::new();
@@ -74,7 +74,7 @@ pub(crate) fn restore(
 
 /// Sets `O_ASYNC`. The signal tells the number under which that was done (`si_fd`), so
 /// a task that has the file does it.
-fn set_async(tasks: &mut tasks::Tasks, id: u32, file: &OwnedFd) -> Result<()> {
+fn set_async(tasks: &mut [Task], id: u32, file: &OwnedFd) -> Result<()> {
     let flags = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
     let flags = flags | OFlags::from_bits_retain(libc::O_ASYNC.cast_unsigned());
     let holder = tasks.iter().enumerate().find_map(|(task, t)| {
@@ -84,7 +84,7 @@ fn set_async(tasks: &mut tasks::Tasks, id: u32, file: &OwnedFd) -> Result<()> {
     let Some((task, fd)) = holder else {
         return rustix::fs::fcntl_setfl(file, flags).context(|| "F_SETFL O_ASYNC".to_owned());
     };
-    let mut batch = tasks.remote(task)?.batch();
+    let mut batch = tasks[task].remote()?.batch();
     let fcntl = syscall::fcntl(fd.into(), libc::F_SETFL, flags.bits().into());
     let set = batch.call(fcntl);
     batch.run()?.expect(set, || format!("F_SETFL O_ASYNC of fd {fd}"))?;
@@ -97,7 +97,7 @@ pub(crate) fn owner_in(all: &HashMap<u32, FileEntry>, entry: &FileEntry) -> Opti
 }
 
 fn give(
-    tasks: &tasks::Tasks,
+    tasks: &[Task],
     id_maps: &IdMaps,
     file: BorrowedFd<'_>,
     wanted: &SignalOwner,
@@ -133,7 +133,7 @@ fn as_user(owner: &Owner, work: impl FnOnce() -> Result<()> + Send) -> Result<()
 }
 
 /// The id here of the thread, process or group that the images name.
-fn real_id(tasks: &tasks::Tasks, owner: &SignalOwner) -> Result<i32> {
+fn real_id(tasks: &[Task], owner: &SignalOwner) -> Result<i32> {
     if owner.id == 0 {
         return Ok(0);
     }
@@ -146,7 +146,7 @@ fn real_id(tasks: &tasks::Tasks, owner: &SignalOwner) -> Result<i32> {
             let group = rustix::process::getpgid(Pid::from_raw(task.pid)).ok()?;
             Some(group.as_raw_nonzero().get())
         }),
-        _ => tasks.real_pid(owner.id.cast_signed()),
+        _ => tasks::real_pid(tasks, owner.id.cast_signed()),
     };
     found.ok_or_else(|| {
         Error::invalid("files.img", format!("the owner {} of a file is no task", owner.id))

@@ -30,7 +30,8 @@ pub(crate) use self::restore::IoUringRestorer;
 pub(crate) use self::users::UserQuestion;
 use super::table::FileTable;
 use super::{FdInfo, Found};
-use crate::dump::tasks::Tasks;
+use crate::dump::pids::Pids;
+use crate::dump::tasks::{Task, Tasks};
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::{PAGE, Vma};
 use crate::proc;
@@ -238,7 +239,12 @@ impl IoUringDumper {
     /// # Errors
     /// Refused, if another process has one open, one has groups of buffers, a registered socket is not
     /// open any more, or a thread has registered the descriptor of one that is closed.
-    pub(crate) fn finish(&mut self, tasks: &mut Tasks, table: &mut FileTable) -> Result<()> {
+    pub(crate) fn finish(
+        &mut self,
+        tasks: &mut Tasks,
+        pids: &Pids,
+        table: &mut FileTable,
+    ) -> Result<()> {
         for (task, fd, question) in self.groups.drain(..) {
             question.check(tasks.remote(task)?, fd)?;
         }
@@ -251,7 +257,7 @@ impl IoUringDumper {
         }
         for &(task, tid) in &self.users {
             let own: Vec<&Instance> = self.met.iter().filter(|met| met.task == task).collect();
-            let ids = (tasks[task].pid, tasks.vtid_of(tid).unwrap_or(tid).cast_unsigned());
+            let ids = (tasks[task].pid, pids.thread(tid).unwrap_or(tid).cast_unsigned());
             let mut threads = tasks[task].threads.iter_mut();
             let thread =
                 threads.find(|thread| thread.tid() == tid).ok_or(Error::Gone { pid: tid })?;
@@ -267,7 +273,7 @@ fn entry_mut(table: &mut FileTable, id: u32) -> Option<&mut TorporIoUringEntry> 
 }
 
 /// Refuses an instance that a process with other descriptors has open as well.
-fn check_owner(tasks: &Tasks, met: &Instance) -> Result<()> {
+fn check_owner(tasks: &[Task], met: &Instance) -> Result<()> {
     let own = tasks[met.task].ids.files_id;
     for task in tasks.iter().filter(|t| !t.is_zombie() && t.ids.files_id != own) {
         for fd in proc::numbers(task.pid, "fd")? {
@@ -506,7 +512,7 @@ fn read_part(tasks: &mut Tasks, found: &Found, offset: u64, length: u64) -> Resu
 ///
 /// # Errors
 /// Refused, if the task does not have it open.
-pub(crate) fn of_mapping(tasks: &Tasks, table: &FileTable, task: usize, vma: &Vma) -> Result<u32> {
+pub(crate) fn of_mapping(tasks: &[Task], table: &FileTable, task: usize, vma: &Vma) -> Result<u32> {
     let files_id = tasks[task].ids.files_id;
     let is_own = |pid: i32| tasks.iter().any(|t| t.pid == pid && t.ids.files_id == files_id);
     let mut all = table.open_on(vma.map.inode);

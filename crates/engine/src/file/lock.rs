@@ -260,7 +260,7 @@ fn invalid(lock: &FileLock, reason: &str) -> Error {
 pub(crate) fn restore(
     locks: &[FileLock],
     files: &OpenFiles,
-    tasks: &mut tasks::Tasks,
+    tasks: &mut [tasks::Task],
     id_maps: &IdMaps,
     judge: impl Fn(&FileLock, u32) -> Result<()>,
 ) -> Result<()> {
@@ -276,9 +276,9 @@ pub(crate) fn restore(
                 if !is_user(tasks, id_maps, owner) {
                     judge(lock, owner)?;
                 }
-                lease(tasks.remote(task)?, id_maps, file, (lock, breaking))?;
+                lease(tasks[task].remote()?, id_maps, file, (lock, breaking))?;
             }
-            _ => take(tasks.remote(task)?, lock)?,
+            _ => take(tasks[task].remote()?, lock)?,
         }
     }
     Ok(())

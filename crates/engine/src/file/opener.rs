@@ -27,7 +27,7 @@ use crate::namespace::mount::{Restored, Roots};
 use crate::namespace::user::IdMaps;
 use crate::options::{Files, Given};
 use crate::restore::process::with_process;
-use crate::restore::tasks::Tasks;
+use crate::restore::tasks::Task;
 use crate::verdict::Verdict;
 
 /// The restore half: the files that have a name only for the time being. Dropping it
@@ -201,7 +201,7 @@ pub(crate) struct Opener<'a> {
     /// What the policy has to do with files that are opened.
     pub(crate) verdict: &'a Verdict,
     /// Who opens what only a process of the tree can.
-    pub tasks: &'a mut Tasks,
+    pub tasks: &'a mut [Task],
     /// Names that files have for the moment.
     pub temporary: &'a mut Temporary,
 }
@@ -243,7 +243,7 @@ impl Opener<'_> {
             // The process of the path has to be there for a moment.
             RemapType::Procfs => {
                 let pid = i32::try_from(other).ok();
-                let root = self.tasks.remote(0)?;
+                let root = self.tasks[0].remote()?;
                 with_process(root, pid, |_| open_by_path(self.roots, reg, Roots::open_path))
                     .map(Some)
             }

@@ -9,10 +9,10 @@ use torpor_tracee::Tracee;
 
 use super::Found;
 use super::description::part;
-use crate::dump::tasks::Tasks;
+use crate::dump::pids::Pids;
 use crate::error::{Context, Error, Result};
 use crate::restore::process::with_process;
-use crate::restore::tasks;
+use crate::restore::tasks::{self, Task};
 
 /// `PIDFD_THREAD` of linux/pidfd.h, which is `O_EXCL`.
 const THREAD: u32 = libc::O_EXCL.cast_unsigned();
@@ -25,7 +25,7 @@ const GONE: i32 = -1;
 ///
 /// # Errors
 /// Refused, if the kernel does not show its pid, or that is of no task of the tree.
-pub(crate) fn describe(tasks: &Tasks, found: &Found) -> Result<Option<FileEntry>> {
+pub(crate) fn describe(pids: &Pids, found: &Found) -> Result<Option<FileEntry>> {
     if !found.is_anon("[pidfd]") && !found.link_bytes().starts_with(b"pidfd:[") {
         return Ok(None);
     }
@@ -37,7 +37,7 @@ pub(crate) fn describe(tasks: &Tasks, found: &Found) -> Result<Option<FileEntry>
         .ok_or_else(|| found.refuse("its fdinfo shows no pid"))?;
     let nspid = match pid {
         GONE => GONE,
-        _ => tasks.vpid_of(pid).ok_or_else(|| found.refuse(not_a_task(tasks, pid)))?,
+        _ => pids.process(pid).ok_or_else(|| found.refuse(not_a_task(pids, pid)))?,
     };
     let pidfd = PidfdEntry {
         id: found.id,
@@ -50,8 +50,8 @@ pub(crate) fn describe(tasks: &Tasks, found: &Found) -> Result<Option<FileEntry>
     Ok(Some(FileEntry { pidfd: Some(pidfd), ..found.entry(FdTypes::Pidfd) }))
 }
 
-fn not_a_task(tasks: &Tasks, pid: i32) -> String {
-    match tasks.vtid_of(pid) {
+fn not_a_task(pids: &Pids, pid: i32) -> String {
+    match pids.thread(pid) {
         Some(_) => format!("it stands for the thread {pid}, not for a process"),
         None => format!("its process {pid} is outside of the tree"),
     }
@@ -82,17 +82,17 @@ impl PidfdRestorer {
     /// # Errors
     /// If the entry is no pidfd, or is of a pid that no task has; if no process can be started to
     /// stand for one that has ended.
-    pub(crate) fn open(&mut self, tasks: &mut tasks::Tasks, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&mut self, tasks: &mut [Task], entry: &FileEntry) -> Result<OwnedFd> {
         let pidfd = part(entry.id, entry.pidfd.as_ref(), "pidfd")?;
         if pidfd.nspid != GONE {
-            let pid = tasks.real_pid(pidfd.nspid).ok_or_else(|| {
+            let pid = tasks::real_pid(tasks, pidfd.nspid).ok_or_else(|| {
                 let reason = format!("pidfd {} of {}, which is no task", pidfd.id, pidfd.nspid);
                 Error::invalid("files.img", reason)
             })?;
             return open(pid, pidfd.flags);
         }
         if !self.gone.contains_key(&pidfd.id) {
-            self.open_gone(tasks.remote(0)?, pidfd.ino)?;
+            self.open_gone(tasks[0].remote()?, pidfd.ino)?;
         }
         self.gone
             .remove(&pidfd.id)

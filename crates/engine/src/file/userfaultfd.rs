@@ -101,7 +101,7 @@ pub(crate) const IN_THE_WAY: &str = "the tree uses userfaultfd itself, and a map
 ///
 /// # Errors
 /// If a task is gone.
-pub(crate) fn is_used(tasks: &Tasks) -> Result<bool> {
+pub(crate) fn is_used(tasks: &[Task]) -> Result<bool> {
     let live = tasks.iter().filter(|task| !task.is_zombie());
     for task in live {
         for fd in proc::numbers(task.pid, "fd")? {
@@ -151,7 +151,7 @@ fn owner(tasks: &mut Tasks, found: &Found) -> Result<(usize, bool)> {
 
 /// An address at which no task has anything. It is a low one, where programs do not have anything
 /// either that are outside of the tree.
-fn free_place(tasks: &Tasks) -> u64 {
+fn free_place(tasks: &[Task]) -> u64 {
     let mut taken: Vec<_> = tasks.iter().flat_map(|task| &task.vmas).map(|v| &v.map).collect();
     taken.sort_unstable_by_key(|map| map.start);
     let mut at = LOWEST_ADDRESS;
@@ -287,14 +287,14 @@ impl UserfaultfdRestorer {
     /// # Errors
     /// If the entry is no userfaultfd, or is of a pid that no task has; if the kernel does not
     /// allow one, or not its features.
-    pub(crate) fn open(&self, tasks: &mut tasks::Tasks, entry: &FileEntry) -> Result<OwnedFd> {
+    pub(crate) fn open(&self, tasks: &mut [tasks::Task], entry: &FileEntry) -> Result<OwnedFd> {
         let uffd = part(entry.id, Userfaultfd::of(entry), "userfaultfd")?;
         let task = owner_of(tasks, &uffd)?;
         let only = if uffd.user_mode_only { uffd::USER_MODE_ONLY } else { 0 };
         let settable = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
         let flags = u64::from(uffd.flags & settable) | only;
         let pidfd = proc::pidfd(tasks[task].pid)?;
-        let husk = tasks.remote(task)?;
+        let husk = tasks[task].remote()?;
         let name = "userfaultfd (it must be allowed: sysctl vm.unprivileged_userfaultfd)";
         let fd = husk.call(name, (libc::SYS_userfaultfd, [flags]))?;
         let number = i32::try_from(fd).unwrap_or(-1);
@@ -311,7 +311,7 @@ impl UserfaultfdRestorer {
     /// # Errors
     /// If the kernel refuses to register an area or set a mark; if pages are there that are to be
     /// missing.
-    pub(crate) fn register(&self, tasks: &mut tasks::Tasks, files: &OpenFiles) -> Result<()> {
+    pub(crate) fn register(&self, tasks: &mut [tasks::Task], files: &OpenFiles) -> Result<()> {
         for uffd in &self.wanted {
             // Those that no task holds were not made.
             let Some(file) = files.get(uffd.id) else { continue };
@@ -325,7 +325,7 @@ impl UserfaultfdRestorer {
     }
 }
 
-fn owner_of(tasks: &tasks::Tasks, uffd: &Userfaultfd) -> Result<usize> {
+fn owner_of(tasks: &[tasks::Task], uffd: &Userfaultfd) -> Result<usize> {
     let own = |task: &tasks::Task| task.vpid.cast_unsigned() == uffd.pid && !task.image.is_zombie();
     tasks.iter().position(own).ok_or_else(|| {
         let reason = format!("userfaultfd {} is of {}, which is no task", uffd.id, uffd.pid);

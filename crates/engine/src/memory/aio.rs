@@ -16,7 +16,7 @@ use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{RemoteAddr, Tracee};
 
 use super::vma::{Vma, status};
-use crate::dump::tasks::Tasks;
+use crate::dump::tasks::{self as dumped, Tasks};
 use crate::error::{Context, Error, Result};
 use crate::restore::pages::Pages;
 use crate::restore::tasks::Task;
@@ -95,7 +95,7 @@ pub(crate) fn dump(tasks: &mut Tasks, task: usize, vmas: &[Vma]) -> Result<Vec<A
 
 /// Whether a ring is there only because the parent has it: children inherit the mapping,
 /// but not the context.
-fn is_inherited(tasks: &Tasks, task: usize, ring: &Vma) -> bool {
+fn is_inherited(tasks: &[dumped::Task], task: usize, ring: &Vma) -> bool {
     let ppid = tasks[task].stat.ppid;
     let parent = tasks.iter().find(|t| t.tgid == ppid);
     let same = |v: &Vma| (v.map.start, v.map.inode) == (ring.map.start, ring.map.inode);

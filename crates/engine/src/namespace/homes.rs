@@ -17,7 +17,8 @@ use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::network::accept::Running;
 use crate::options::{Given, JoinNs, Network};
-use crate::restore::tasks::Tasks;
+use crate::restore::load::TaskImage;
+use crate::restore::tasks::Task;
 
 /// Kinds that a task can have of its own although its parent lives in another one.
 pub(super) const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
@@ -67,7 +68,7 @@ pub struct Homes<'a> {
     /// The ids of the tree's user namespace.
     pub id_maps: &'a IdMaps,
     /// The husks.
-    pub tasks: &'a mut Tasks,
+    pub tasks: &'a mut [Task],
 }
 
 /// The namespaces that the root husk is born into.
@@ -226,7 +227,7 @@ pub fn set_clocks(cx: &mut Homes<'_>) -> Result<()> {
     }
     let Some(clocks) = time::Offsets::load(cx.images, cx.spaces)? else { return Ok(()) };
     note_clocks(cx.spaces, Some(clocks));
-    let root = cx.tasks.remote(0)?;
+    let root = cx.tasks[0].remote()?;
     let pid = root.pid();
     let flag = NsKind::Time.clone_flag();
     root.call("unshare time namespace", (libc::SYS_unshare, [flag]))?;
@@ -234,7 +235,7 @@ pub fn set_clocks(cx: &mut Homes<'_>) -> Result<()> {
     let space: OwnedFd = crate::proc::open(pid, "ns/time_for_children")?.into();
     for task in 0..cx.tasks.len() {
         if !cx.tasks[task].threads.is_empty() {
-            send_into(cx.tasks.remote(task)?, NsKind::Time, &space)?;
+            send_into(cx.tasks[task].remote()?, NsKind::Time, &space)?;
         }
     }
     // A tree that had one of its own lived in another one until now, which is known as that.
@@ -274,7 +275,7 @@ fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
         let file: OwnedFd = File::open(&join.file)
             .context(|| format!("open namespace {}", join.file.display()))?
             .into();
-        send_into(cx.tasks.remote(0)?, kind, &file)?;
+        send_into(cx.tasks[0].remote()?, kind, &file)?;
         // An id of this host need not have a name there.
         if kind == NsKind::User {
             let (uid, gid) = join.ids.unwrap_or_default();
@@ -323,12 +324,12 @@ fn enter_external(cx: &mut Homes<'_>) -> Result<Vec<u32>> {
             own = Some(file.try_clone().context(|| "dup".to_owned())?);
         }
     }
-    own.map_or(Ok(()), |file| send_into(cx.tasks.remote(0)?, NsKind::Net, &file))?;
+    own.map_or(Ok(()), |file| send_into(cx.tasks[0].remote()?, NsKind::Net, &file))?;
     Ok(ids)
 }
 
 fn become_user(cx: &mut Homes<'_>, uid: u32, gid: u32) -> Result<()> {
-    let husk = cx.tasks.remote(0)?;
+    let husk = cx.tasks[0].remote()?;
     let (uid, gid) = (u64::from(uid), u64::from(gid));
     husk.call("setresgid", (libc::SYS_setresgid, [gid, gid, gid]))?;
     husk.call("setresuid", (libc::SYS_setresuid, [uid, uid, uid]))?;
@@ -367,13 +368,13 @@ fn make_others(cx: &mut Homes<'_>) -> Result<()> {
         let own = open_of(pid, kind)?;
         for id in others {
             let what = format!("unshare {} namespace", kind.name());
-            cx.tasks.remote(0)?.call(&what, (libc::SYS_unshare, [kind.clone_flag()]))?;
+            cx.tasks[0].remote()?.call(&what, (libc::SYS_unshare, [kind.clone_flag()]))?;
             let made = open_of(pid, kind)?;
             if let Some(ns) = cx.spaces.all.iter_mut().find(|ns| ns.id == id) {
                 ns.file = Some(made);
             }
         }
-        send_into(cx.tasks.remote(0)?, kind, &own)?;
+        send_into(cx.tasks[0].remote()?, kind, &own)?;
     }
     Ok(())
 }
@@ -383,19 +384,19 @@ fn make_others(cx: &mut Homes<'_>) -> Result<()> {
 ///
 /// # Errors
 /// If the husk is gone, or may not enter one of the namespaces.
-pub fn enter(cx: &mut Homes<'_>, task: usize, from: usize) -> Result<()> {
+pub fn enter(task: &mut Task, spaces: &Namespaces, from: &TaskImage) -> Result<()> {
     for kind in NESTED {
-        let of = |task: usize| cx.tasks[task].image.homes.number(kind).unwrap_or(0);
-        let (ns, inherited) = (of(task), of(from));
+        let of = |task: &TaskImage| task.homes.number(kind).unwrap_or(0);
+        let (ns, inherited) = (of(&task.image), of(from));
         if ns == 0 || ns == inherited {
             continue;
         }
-        let file = match cx.spaces.by_id(ns).and_then(|ns| ns.file.as_ref()) {
+        let file = match spaces.by_id(ns).and_then(|ns| ns.file.as_ref()) {
             Some(file) => file.try_clone().context(|| "dup".to_owned())?,
             // The host's.
             None => open_of(rustix::process::getpid().as_raw_nonzero().get(), kind)?,
         };
-        send_into(cx.tasks.remote(task)?, kind, &file)?;
+        send_into(task.remote()?, kind, &file)?;
     }
     Ok(())
 }

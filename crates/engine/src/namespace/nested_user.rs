@@ -16,11 +16,12 @@ use torpor_tracee::syscall::{self, RemoteFd};
 use super::homes::{NESTED, open_of};
 use super::user::{IdMaps, with_resident};
 use super::{Homes, Namespace, Namespaces, NsKind, send_into};
-use crate::dump::tasks::{Task, Tasks as Dumped};
+use crate::dump::tasks::Task;
 use crate::error::{About, Context, Error, Result};
 use crate::proc;
 use crate::restore::process::{reap, with_process};
-use crate::restore::tasks::Tasks;
+use crate::restore::load::TaskImage;
+use crate::restore::tasks;
 use crate::restore::transport::Transport;
 use crate::task::{Script, creds};
 
@@ -106,7 +107,7 @@ fn inode(file: BorrowedFd<'_>) -> Result<u64> {
 
 /// What is known of the namespaces while they are searched.
 struct UserSearch<'a> {
-    tasks: &'a Dumped,
+    tasks: &'a [Task],
     /// The user namespace of the root task.
     root: u64,
     /// The ids of that.
@@ -121,7 +122,7 @@ struct UserSearch<'a> {
 ///
 /// # Errors
 /// Refused, where a namespace belongs to a user namespace that nobody lives in or below.
-pub(crate) fn note(tasks: &Dumped, spaces: &mut Namespaces, root_ids: &IdMaps) -> Result<()> {
+pub(crate) fn note(tasks: &[Task], spaces: &mut Namespaces, root_ids: &IdMaps) -> Result<()> {
     let root = tasks.first().and_then(|root| spaces.by_id(root.ids.user_ns_id?));
     let Some(root) = root.map(|ns| ns.inode) else { return Ok(()) };
     let last = spaces.all.iter().map(|ns| ns.id).max().unwrap_or_default();
@@ -162,7 +163,7 @@ pub(crate) fn note(tasks: &Dumped, spaces: &mut Namespaces, root_ids: &IdMaps) -
 }
 
 /// Refuses a task that was born before its parent has entered a user namespace: a husk enters at once.
-fn check_births(tasks: &Dumped, spaces: &Namespaces) -> Result<()> {
+fn check_births(tasks: &[Task], spaces: &Namespaces) -> Result<()> {
     let user = |task: &Task| {
         let number = task.ids.user_ns_id?;
         spaces.nested_user(number).map(|user| user.number)
@@ -298,7 +299,7 @@ pub(super) fn make(cx: &mut Homes<'_>) -> Result<()> {
         let ids = ids.map_or_else(IdMaps::identity, |above| above.maps.clone());
         let spaces = &mut *cx.spaces;
         let root = cx.id_maps;
-        with_process(cx.tasks.remote(0)?, None, |maker| {
+        with_process(cx.tasks[0].remote()?, None, |maker| {
             if let Some(above) = &above {
                 send_into(maker, NsKind::User, above)?;
             }
@@ -437,16 +438,15 @@ pub(crate) fn birthplace(spaces: &Namespaces, home: Option<u32>, number: u32) ->
 /// # Errors
 /// If the husk is gone, or may not enter.
 pub(crate) fn enter(
-    tasks: &mut Tasks,
+    task: &mut tasks::Task,
     spaces: &Namespaces,
-    task: usize,
     now: Option<u32>,
 ) -> Result<()> {
-    match spaces.nested_user_of(&tasks[task].image.homes).filter(|&own| now != Some(own)) {
+    match spaces.nested_user_of(&task.image.homes).filter(|&own| now != Some(own)) {
         None => Ok(()),
         Some(own) => {
-            let ids = ids_of(tasks, task);
-            enter_as(tasks.remote(task)?, spaces, (now, own), ids.as_ref())
+            let ids = ids_of(&task.image).cloned();
+            enter_as(task.remote()?, spaces, (now, own), ids.as_ref())
         }
     }
 }
@@ -456,22 +456,17 @@ pub(crate) fn enter(
 ///
 /// # Errors
 /// If the process has ended, or may not enter.
-pub(crate) fn follow(
-    process: &mut Tracee,
-    tasks: &Tasks,
-    spaces: &Namespaces,
-    task: usize,
-) -> Result<()> {
-    let Some(own) = spaces.nested_user_of(&tasks[task].image.homes) else { return Ok(()) };
-    enter_as(process, spaces, (None, own), ids_of(tasks, task).as_ref())?;
+pub(crate) fn follow(process: &mut Tracee, task: &TaskImage, spaces: &Namespaces) -> Result<()> {
+    let Some(own) = spaces.nested_user_of(&task.homes) else { return Ok(()) };
+    enter_as(process, spaces, (None, own), ids_of(task))?;
     // A process that changes its ids hides what it has.
     process.call("PR_SET_DUMPABLE", syscall::prctl(libc::PR_SET_DUMPABLE, [1, 0, 0]))?;
     Ok(())
 }
 
 /// What a task may do and in whose name, as far as it is known.
-pub(crate) fn ids_of(tasks: &Tasks, task: usize) -> Option<Credentials> {
-    tasks[task].image.credentials.iter().flatten().next().cloned()
+pub(crate) fn ids_of(task: &TaskImage) -> Option<&Credentials> {
+    task.credentials.iter().flatten().next()
 }
 
 /// Moves a husk from user namespace `now` to `next`. Its ids and groups come first: inside there need
@@ -522,7 +517,7 @@ fn all(ids: [u32; 4], name: impl Fn(u32) -> Option<u32>) -> Option<[u64; 4]> {
 ///
 /// # Errors
 /// What differs, by its number.
-pub(crate) fn verify(tasks: &Tasks, spaces: &Namespaces, root_ids: &IdMaps) -> Result<()> {
+pub(crate) fn verify(tasks: &[tasks::Task], spaces: &Namespaces, root_ids: &IdMaps) -> Result<()> {
     let wrong = |number: u32, what: &str| {
         Error::invalid("what was restored", format!("user namespace {number}: {what}"))
     };

@@ -16,13 +16,14 @@ use torpor_images::{ImageDir, kind};
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::{Namespace, Namespaces, NsKind, external};
-use crate::dump::tasks::{self as dumped, Tasks as Dumped};
+use crate::dump::pids::Pids;
+use crate::dump::tasks as dumped;
 use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::options::Given;
 use crate::proc::{self, Status};
 use crate::restore::load::{PID_MAX, TaskImage};
-use crate::restore::tasks::{Task, Tasks};
+use crate::restore::tasks::Task;
 
 /// The number of the first process of a namespace.
 const FIRST: i32 = 1;
@@ -166,7 +167,11 @@ pub(crate) fn leave_behind(
 ///
 /// # Errors
 /// Refused, where a task lives in one that it cannot be born into again.
-pub(crate) fn note(tasks: &mut Dumped, spaces: &Namespaces) -> Result<()> {
+pub(crate) fn note(
+    tasks: &[dumped::Task],
+    pids: &mut Pids,
+    spaces: &Namespaces,
+) -> Result<()> {
     let known: HashMap<i32, usize> = tasks.iter().map(|task| task.tgid).zip(0..).collect();
     let place = |task: &dumped::Task| Residence {
         numbers: below(task, &task.status, "NStgid"),
@@ -201,7 +206,7 @@ pub(crate) fn note(tasks: &mut Dumped, spaces: &Namespaces) -> Result<()> {
     }
     for (tid, nested) in all {
         if nested != TorporNestedEntry::default() {
-            tasks.note_nested(tid, nested);
+            pids.note_nested(tid, nested);
         }
     }
     Ok(())
@@ -270,7 +275,7 @@ const DEEPEST: usize = 32;
 
 /// The pid namespaces that a task is in: its own first, that of the root task last.
 #[must_use]
-pub(crate) fn levels(tasks: &Tasks, spaces: &Namespaces, task: usize) -> Vec<u32> {
+pub(crate) fn levels(tasks: &[Task], spaces: &Namespaces, task: usize) -> Vec<u32> {
     let space = |task: usize| tasks[task].image.homes.number(NsKind::Pid).unwrap_or(0);
     let parent = |task: &usize| {
         let ppid = tasks[*task].image.tree.ppid;
@@ -321,7 +326,7 @@ pub(crate) enum NamespaceBirth {
 ///
 /// # Errors
 /// If the first task of its namespace has not been born yet.
-pub(crate) fn birth(tasks: &Tasks, spaces: &Namespaces, task: usize, from: usize) -> Result<NamespaceBirth> {
+pub(crate) fn birth(tasks: &[Task], spaces: &Namespaces, task: usize, from: usize) -> Result<NamespaceBirth> {
     let space = |task: usize| tasks[task].image.homes.number(NsKind::Pid).unwrap_or(0);
     let (depth, above) = (tasks[task].image.depth(), tasks[from].image.depth());
     if depth == above + 1 && tasks[task].image.pid_at(depth) == 1 {
@@ -337,7 +342,7 @@ pub(crate) fn birth(tasks: &Tasks, spaces: &Namespaces, task: usize, from: usize
 /// The number of a process group in the pid namespace of a task; 0 if it has none there, or none
 /// of its members is a task.
 #[must_use]
-pub(crate) fn group_seen_by(tasks: &Tasks, task: usize, pgid: u32) -> u32 {
+pub(crate) fn group_seen_by(tasks: &[Task], task: usize, pgid: u32) -> u32 {
     let image = &tasks[task].image;
     let depth = image.depth();
     if depth == 0 {
@@ -363,7 +368,7 @@ pub(crate) fn own_group(task: &TaskImage) -> Option<u32> {
 ///
 /// # Errors
 /// If the images have no such namespace; if its first task has ended, or a husk may not enter it.
-pub(crate) fn finish(tasks: &mut Tasks, spaces: &Namespaces) -> Result<()> {
+pub(crate) fn finish(tasks: &mut [Task], spaces: &Namespaces) -> Result<()> {
     for task in 0..tasks.len() {
         let image = &tasks[task].image;
         let wanted = image.nested(0).and_then(|nested| nested.for_children);
@@ -376,7 +381,7 @@ pub(crate) fn finish(tasks: &mut Tasks, spaces: &Namespaces) -> Result<()> {
         // By its first task: the descriptors of this one are in place, and may have any number.
         let first = tasks[space.task].image.pid_at(image.depth());
         let first = u64::from(first.cast_unsigned());
-        let husk = tasks.remote(task)?;
+        let husk = tasks[task].remote()?;
         let pidfd = husk.call("pidfd_open", (libc::SYS_pidfd_open, [first, 0]))?;
         let entered =
             husk.call("setns", (libc::SYS_setns, [pidfd, NsKind::Pid.clone_flag()])).map(drop);

@@ -15,10 +15,10 @@ use torpor_images::{ImageDir, kind};
 use torpor_policy::ClockTimes;
 
 use super::{Namespace, Namespaces, NsKind, send_into};
-use crate::dump::tasks::{Task, Tasks as Dumped};
+use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::proc;
-use crate::restore::tasks::Tasks;
+use crate::restore::tasks;
 
 const NANOS: i128 = 1_000_000_000;
 
@@ -111,7 +111,7 @@ fn parse(text: &str) -> Option<Clocks> {
 ///
 /// # Errors
 /// Refused, where a task could not live again.
-pub(crate) fn note(tasks: &Dumped, spaces: &mut Namespaces) -> Result<()> {
+pub(crate) fn note(tasks: &[Task], spaces: &mut Namespaces) -> Result<()> {
     let live = || tasks.iter().filter(|task| !task.is_zombie());
     let Some(root) = live().next() else { return Ok(()) };
     for task in live() {
@@ -174,7 +174,7 @@ fn check(task: &Task, root: &Task, spaces: &Namespaces) -> Result<()> {
 ///
 /// # Errors
 /// If the offsets cannot be read, or an image cannot be written.
-pub(crate) fn dump(images: &ImageDir, tasks: &Dumped, spaces: &Namespaces) -> Result<()> {
+pub(crate) fn dump(images: &ImageDir, tasks: &[Task], spaces: &Namespaces) -> Result<()> {
     let now = Clocks::now();
     let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
     if spaces.of_kind(NsKind::Time).find(roots).is_none() {
@@ -279,7 +279,7 @@ struct Other {
 }
 
 impl Other {
-    fn load(images: &ImageDir, tasks: &Tasks, id: u32) -> Result<Self> {
+    fn load(images: &ImageDir, tasks: &[tasks::Task], id: u32) -> Result<Self> {
         let times = times(images, id)?;
         let maker = times.maker.map(|pid| {
             let is_maker =
@@ -302,7 +302,7 @@ impl Other {
 pub(crate) fn restore_others(
     images: &ImageDir,
     spaces: &mut Namespaces,
-    tasks: &mut Tasks,
+    tasks: &mut [tasks::Task],
 ) -> Result<()> {
     let others = spaces.of_kind(NsKind::Time).filter(|ns| ns.task != 0 && !ns.is_host);
     let others: Result<Vec<Other>> = others.map(|ns| Other::load(images, tasks, ns.id)).collect();
@@ -326,8 +326,8 @@ pub(crate) fn restore_others(
 }
 
 impl Other {
-    fn make(&self, tasks: &mut Tasks) -> Result<()> {
-        let husk = tasks.remote(self.maker.unwrap_or(0))?;
+    fn make(&self, tasks: &mut [tasks::Task]) -> Result<()> {
+        let husk = tasks[self.maker.unwrap_or(0)].remote()?;
         let pid = husk.pid();
         let own = proc::open(pid, "ns/time")?.into();
         husk.call("unshare time namespace", (libc::SYS_unshare, [NsKind::Time.clone_flag()]))?;
@@ -336,12 +336,12 @@ impl Other {
         for task in 0..tasks.len() {
             let lives_there = tasks[task].image.homes.number(NsKind::Time) == Some(self.id);
             if lives_there && !tasks[task].threads.is_empty() {
-                send_into(tasks.remote(task)?, NsKind::Time, &made)?;
+                send_into(tasks[task].remote()?, NsKind::Time, &made)?;
             }
         }
         match self.maker {
             Some(_) => Ok(()),
-            None => send_into(tasks.remote(0)?, NsKind::Time, &own),
+            None => send_into(tasks[0].remote()?, NsKind::Time, &own),
         }
     }
 }

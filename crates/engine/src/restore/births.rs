@@ -107,7 +107,7 @@ pub(super) fn bear(
             | Step::OrphanBirth { task, leader: from } => (task, from),
             Step::Birth { from: None, .. } => continue,
             Step::Setsid { task } => {
-                cx.tasks.remote(task)?.call("setsid", (libc::SYS_setsid, []))?;
+                cx.tasks[task].remote()?.call("setsid", (libc::SYS_setsid, []))?;
                 continue;
             }
         };

@@ -110,7 +110,7 @@ fn by_pid(tasks: &[Task]) -> BTreeMap<i32, HuskBirth> {
         let parent = tasks.iter().find(|t| t.image.tree.pid == task.image.tree.ppid);
         let birth = HuskBirth {
             homes: task.image.homes,
-            group: cgroup::set_of_task(task),
+            group: cgroup::set_of_task(&task.image),
             shared: parent.map_or(0, |parent| tree::shared_with(task, parent)),
         };
         (task.vpid, birth)

@@ -7,7 +7,7 @@ use torpor_policy::Descriptor;
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::files::Table;
-use super::tasks::Tasks;
+use super::tasks::Task;
 use super::transport::Transport;
 use crate::error::{Context, Result};
 use crate::file::Holder;
@@ -41,7 +41,7 @@ pub(super) fn restore(table: &mut Table<'_>) -> Result<()> {
 }
 
 /// Whether a task before this one has the same table.
-fn shares_table(tasks: &Tasks, task: usize) -> bool {
+fn shares_table(tasks: &[Task], task: usize) -> bool {
     let id = tasks[task].image.ids.files_id;
     tasks[task].image.is_zombie() || tasks[..task].iter().any(|t| t.image.ids.files_id == id)
 }
@@ -56,14 +56,14 @@ fn fill(table: &mut Table<'_>, task: usize) -> Result<()> {
     let end = free_number(&fds);
     let highest = fds.last().map_or(0, |f| f.fd).max(end.cast_unsigned());
     let vpid = table.opener.tasks[task].vpid;
-    raise_files(table.opener.tasks.remote(task)?, vpid, highest)?;
-    let transport = Transport::open(table.opener.tasks.remote(task)?, end)?;
+    raise_files(table.opener.tasks[task].remote()?, vpid, highest)?;
+    let transport = Transport::open(table.opener.tasks[task].remote()?, end)?;
     // The highest first, in as many messages as it takes: each leaves the low numbers free.
     for chunk in fds.rchunks(AT_ONCE) {
         let files =
             chunk.iter().map(|f| table.duplicate(f.file)).collect::<Result<Vec<OwnedFd>>>()?;
         let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-        let mut batch = table.opener.tasks.remote(task)?.batch();
+        let mut batch = table.opener.tasks[task].remote()?.batch();
         transport.send(&mut batch, &borrowed)?;
         for (i, fd) in chunk.iter().enumerate().rev() {
             let from = i as u64;
@@ -81,7 +81,7 @@ fn fill(table: &mut Table<'_>, task: usize) -> Result<()> {
             return Err(e).context(|| format!("giving task {pid} its descriptors"));
         }
     }
-    let mut batch = table.opener.tasks.remote(task)?.batch();
+    let mut batch = table.opener.tasks[task].remote()?.batch();
     transport.close(&mut batch);
     batch.run()?;
     Ok(())

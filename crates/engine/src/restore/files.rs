@@ -129,7 +129,8 @@ impl Table<'_> {
         cx.temporary.load(images)?;
         kinds.pipes.load(images, &take(FdTypes::Pipe))?;
         kinds.fifos.load(images, all, &take(FdTypes::Fifo))?;
-        kinds.inet.load(*tcp_close, images, cx.tasks, &take(FdTypes::Inetsk))?;
+        let root = cx.tasks.first().map(|root| &root.image);
+        kinds.inet.load(*tcp_close, images, root, &take(FdTypes::Inetsk))?;
         in_flight.extend(kinds.unix.load(images, all, &take(FdTypes::Unixsk))?);
         kinds.epolls.load(all, &take(FdTypes::Eventpoll))?;
         kinds.inotify.load(all, &take(FdTypes::Inotify))?;
@@ -217,7 +218,7 @@ impl Table<'_> {
             return memfds.open(cx.images, cx.id_maps, entry);
         };
         let known = (cx.images, &mut *self.shared);
-        let husk = cx.tasks.remote(0)?;
+        let husk = cx.tasks[0].remote()?;
         let memory = memory::shared::open(known, husk, &VmaEntry::default(), inode)?;
         memfd::open_anonymous(&memory, entry)
     }
@@ -270,7 +271,7 @@ impl Table<'_> {
                 kinds.io_urings.attach(self.opener.tasks, opened, holder, entry, rights)
             }
             FdTypes::Eventpoll => {
-                let husk = self.opener.tasks.remote(holder.task)?;
+                let husk = self.opener.tasks[holder.task].remote()?;
                 self.files.kinds.epolls.attach(husk, holder, entry.id)
             }
             _ => Ok(()),

@@ -11,7 +11,7 @@ use torpor_sys::uffd;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
-use super::tasks::{Task, Tasks};
+use super::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::lazy::{self, Handed, PagerLine};
 use crate::namespace::{Namespaces, NsKind};
@@ -120,13 +120,13 @@ impl Lazy {
     ///
     /// # Errors
     /// If memory cannot be registered with a userfaultfd; if a husk or the pager has ended.
-    pub(super) fn hand_over(&mut self, images: &ImageDir, tasks: &mut Tasks) -> Result<()> {
+    pub(super) fn hand_over(&mut self, images: &ImageDir, tasks: &mut [Task]) -> Result<()> {
         let Some(pager) = &mut self.pager else { return Ok(()) };
         let (any, stacks_wait) = (self.any, self.stacks_wait);
         let leaves =
             |v: &&VmaEntry| any && (lazy::may_wait(v) || stacks_wait && lazy::stack_can_wait(v));
         let mut spaces = Vec::new();
-        for task in tasks.iter_mut() {
+        for task in tasks {
             let image = &task.image;
             let missing = |v: &VmaEntry| {
                 let pages = image.pages.within(v.start..v.end);

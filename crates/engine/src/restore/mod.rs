@@ -44,7 +44,7 @@ use torpor_tracee::{Birth, Tracee};
 use self::files::{RestoredFiles, Table};
 use self::load::Checkpoint;
 use self::planned::Planned;
-pub use self::tasks::{Task, Tasks};
+pub use self::tasks::Task;
 use crate::effort::Effort;
 use crate::error::{Error, Result};
 use crate::file::notify;
@@ -67,7 +67,7 @@ pub struct Restore<'a> {
     /// Where the images are.
     pub images: ImageDir,
     /// The tasks, parents before children, the root first.
-    pub tasks: Tasks,
+    pub tasks: Vec<Task>,
     /// The namespaces that were made or joined.
     pub ns: Namespaces,
     /// The root directories of the mount namespaces.
@@ -152,7 +152,7 @@ impl<'a> Restore<'a> {
             })
             .collect();
         memory::plan(&mut tasks);
-        let mut cx = Restore::of(opts, images, tasks.into(), files);
+        let mut cx = Restore::of(opts, images, tasks, files);
         cx.roots.rights = verdict.file_rights(&opts.trust.policy);
         cx.verdict = verdict;
         cx.ns = planned.spaces;
@@ -166,10 +166,10 @@ impl<'a> Restore<'a> {
     fn of(
         opts: &'a Options,
         images: ImageDir,
-        tasks: Tasks,
+        tasks: Vec<Task>,
         entries: HashMap<u32, FileEntry>,
     ) -> Self {
-        let first = tasks.first().and_then(|task: &Task| task.image.homes.number(NsKind::Mnt));
+        let first = tasks.first().and_then(|task| task.image.homes.number(NsKind::Mnt));
         let roots = Roots { first, ..Roots::default() };
         Restore {
             opts,
@@ -238,6 +238,7 @@ impl<'a> Restore<'a> {
 
     /// Makes the mount namespaces and all mounts in them.
     pub(crate) fn mount(&mut self) -> Result<()> {
+        let root = self.tasks.first_mut().ok_or(Error::Gone { pid: 0 })?;
         mount::restore(&mut Assembly {
             given: &self.opts.given,
             wanted: &self.opts.mounts,
@@ -247,7 +248,7 @@ impl<'a> Restore<'a> {
             staged: self.staged,
             verdict: &self.verdict,
             id_maps: &self.id_maps,
-            tasks: &mut self.tasks,
+            root,
             spaces: &mut self.ns,
             roots: &mut self.roots,
             mounts: &mut self.mounts,
@@ -256,10 +257,13 @@ impl<'a> Restore<'a> {
 
     /// Moves the new husk of `task`, born from that of task `from` in `user`, to where it lived.
     fn settle(&mut self, task: usize, from: usize, user: Option<u32>) -> Result<()> {
-        self.cgroups.place(&mut self.tasks, &mut self.ns, task, Some((from, user)))?;
-        self.with_homes(|homes| namespace::enter(homes, task, from))?;
-        mount::enter(&mut self.tasks, &self.ns, task, from)?;
-        nested_user::enter(&mut self.tasks, &self.ns, task, user)
+        let itself = |_| Error::Bug(format!("task {task} is born from itself"));
+        let [task, from] = self.tasks.get_disjoint_mut([task, from]).map_err(itself)?;
+        let from = &from.image;
+        self.cgroups.place(task, &mut self.ns, Some((from, user)))?;
+        namespace::enter(task, &self.ns, from)?;
+        mount::enter(task, &self.ns, from)?;
+        nested_user::enter(task, &self.ns, user)
     }
 
     /// Locks networks of a kind: those that the caller hands over, or those that are made here.
@@ -469,7 +473,7 @@ fn taken(e: torpor_tracee::Error, vpid: i32) -> Error {
 impl<'a> Restore<'a> {
     /// A restore of no tasks, for the tests of single kinds of resources.
     pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
-        let mut cx = Restore::of(opts, images, Tasks::default(), HashMap::new());
+        let mut cx = Restore::of(opts, images, Vec::new(), HashMap::new());
         cx.ns = ns;
         cx
     }
@@ -508,7 +512,7 @@ impl<'a> Restore<'a> {
         let images = opts.images()?;
         let entries = images.read_all::<FileEntry>(torpor_images::kind::FILES, 0)?;
         let entries = entries.into_iter().map(|entry| (entry.id, entry)).collect();
-        let mut cx = Restore::of(opts, images, Tasks::default(), entries);
+        let mut cx = Restore::of(opts, images, Vec::new(), entries);
         let root = std::fs::File::open("/").map_err(|source| {
             let what = "open /".to_owned();
             Error::Os { what, source }

@@ -177,13 +177,13 @@ fn choose(cx: &mut Restore<'_>, place: &Birthplace) -> Result<Option<Moved>> {
         let write = |husk: &mut Tracee| write_last(husk, &last, pid - 1);
         let nested = cx.ns.by_id(space).filter(|ns| ns.task != 0);
         match nested.and_then(|ns| ns.file.as_ref()) {
-            Some(space) => live_in(cx.tasks.remote(0)?, space, write)?,
+            Some(space) => live_in(cx.tasks[0].remote()?, space, write)?,
             // Others are born there all the time: the sooner the better.
             None if is_callers => {
                 let dup = last.try_clone().context(|| "dup".to_owned())?;
                 moved = Some(Moved::to(dup, pid - 1)?);
             }
-            None => with_process(cx.tasks.remote(0)?, None, write)?,
+            None => with_process(cx.tasks[0].remote()?, None, write)?,
         }
     }
     Ok(moved)

@@ -333,7 +333,7 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.lock_network(Asleep::lock_external)?;
     let pid = cx.make_root()?;
     cx.cgroups.prepare(&cx.opts.cgroups)?;
-    cx.cgroups.place(&mut cx.tasks, &mut cx.ns, 0, None)?;
+    cx.cgroups.place(&mut cx.tasks[0], &mut cx.ns, None)?;
     cx.lock_network(Asleep::lock_new)?;
     hooks.notify(Event::SetupNamespaces { pid })?;
     tracing::info!("Restoring namespaces");

@@ -29,12 +29,12 @@ pub(super) fn restore_paths(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let Some(pid) = directories.into_iter().find_map(|id| cx.temporary.process_of(id)) else {
         return set_paths(cx, task, &mm, &fs);
     };
-    let mut process = process::start(cx.tasks.remote(0)?, i32::try_from(pid).ok())?;
+    let mut process = process::start(cx.tasks[0].remote()?, i32::try_from(pid).ok())?;
     cx.temporary.set_alive(Some(pid));
-    let done = nested_user::follow(&mut process, &cx.tasks, &cx.ns, task)
+    let done = nested_user::follow(&mut process, &cx.tasks[task].image, &cx.ns)
         .and_then(|()| set_paths(cx, task, &mm, &fs));
     cx.temporary.set_alive(None);
-    process::end(cx.tasks.remote(0)?, process)?;
+    process::end(cx.tasks[0].remote()?, process)?;
     done
 }
 
@@ -48,7 +48,7 @@ fn set_paths(cx: &mut Restore<'_>, task: usize, mm: &MmEntry, fs: &FsEntry) -> R
         })
         .collect::<Result<_>>()?;
     let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-    let husk = cx.tasks.remote(task)?;
+    let husk = cx.tasks[task].remote()?;
     let transport = Transport::open(husk, 3)?;
     let mut batch = husk.batch();
     transport.send(&mut batch, &borrowed)?;

@@ -1,6 +1,5 @@
 //! The tasks that are restored: husks first, and what the images say of them.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use torpor_images::proto::VmaEntry;
@@ -53,41 +52,7 @@ pub(crate) struct Mapped {
     pub(super) opened: bool,
 }
 
-/// The tasks of a restored tree: parents before children, the root first.
-#[derive(Debug, Default)]
-pub struct Tasks(Vec<Task>);
-
-impl Deref for Tasks {
-    type Target = Vec<Task>;
-
-    fn deref(&self) -> &Vec<Task> {
-        &self.0
-    }
-}
-
-impl DerefMut for Tasks {
-    fn deref_mut(&mut self) -> &mut Vec<Task> {
-        &mut self.0
-    }
-}
-
-impl From<Vec<Task>> for Tasks {
-    fn from(tasks: Vec<Task>) -> Self {
-        Tasks(tasks)
-    }
-}
-
-impl Tasks {
-    /// Remote calls in the leader of `task`.
-    ///
-    /// # Errors
-    /// If the task does not exist (yet, or any more).
-    pub fn remote(&mut self, task: usize) -> Result<&mut Tracee> {
-        self.0[task].remote()
-    }
-
-    /// The pid here of the task with pid `vpid` in the images.
-    pub fn real_pid(&self, vpid: i32) -> Option<i32> {
-        self.0.iter().find(|t| t.vpid == vpid).map(|t| t.pid)
-    }
+/// The pid here of the task with pid `vpid` in the images.
+pub(crate) fn real_pid(tasks: &[Task], vpid: i32) -> Option<i32> {
+    tasks.iter().find(|task| task.vpid == vpid).map(|task| task.pid)
 }

@@ -40,7 +40,7 @@ pub(super) fn build(cx: &mut Restore<'_>) -> Result<()> {
         match step {
             // The root husk was made with the namespaces.
             Step::Birth { task, from: None } => {
-                unkept::join_new_keyring(cx.tasks.remote(task)?)?;
+                unkept::join_new_keyring(cx.tasks[task].remote()?)?;
                 memory_of(cx, task, None)?;
             }
             Step::Birth { task, from: Some(parent) } if task >= tasks => {
@@ -113,7 +113,7 @@ pub(super) fn take(cx: &mut Restore<'_>, step: Step) -> Result<()> {
 /// If the husk is gone, or has no such child.
 pub(super) fn wait_for(cx: &mut Restore<'_>, parent: usize, pid: i32) -> Result<()> {
     let pid = u64::from(pid.cast_unsigned());
-    cx.tasks.remote(parent)?.call("wait4", (libc::SYS_wait4, [pid, 0, 0, 0]))?;
+    cx.tasks[parent].remote()?.call("wait4", (libc::SYS_wait4, [pid, 0, 0, 0]))?;
     forget_child_signals(cx, parent)
 }
 
@@ -178,7 +178,7 @@ pub(super) fn outline(tasks: &[Task]) -> Vec<(u32, u32, Option<u32>)> {
 pub(super) fn actor<'c>(cx: &'c mut Restore<'_>, index: usize) -> Result<&'c mut Tracee> {
     let tasks = cx.tasks.len();
     if index < tasks {
-        return cx.tasks.remote(index);
+        return cx.tasks[index].remote();
     }
     let substitute = &mut cx.substitutes[index - tasks];
     let pid = substitute.vpid.cast_signed();
@@ -249,7 +249,7 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
             match nested_user::birthplace(&cx.ns, place.user, own) {
                 Some(owner) => {
                     let way = (place.user.replace(owner), owner);
-                    let ids = nested_user::ids_of(&cx.tasks, task);
+                    let ids = nested_user::ids_of(&cx.tasks[task].image).cloned();
                     let enter = |spaces: &Namespaces, between: &mut Tracee| {
                         nested_user::enter_as(between, spaces, way, ids.as_ref())
                     };
@@ -403,7 +403,7 @@ pub(super) fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
 fn set_group(cx: &mut Restore<'_>, task: usize, pid: i32, pgid: i32) -> Result<()> {
     let args = [pid, pgid].map(|id| u64::from(id.cast_unsigned()));
     let name = format!("setpgid({pid}, {pgid})");
-    cx.tasks.remote(task)?.call(&name, (libc::SYS_setpgid, args))?;
+    cx.tasks[task].remote()?.call(&name, (libc::SYS_setpgid, args))?;
     Ok(())
 }
 
@@ -456,7 +456,7 @@ fn forget_child_signals(cx: &mut Restore<'_>, parent: usize) -> Result<()> {
     if cx.tasks[parent].threads.is_empty() {
         return Ok(());
     }
-    let mut batch = cx.tasks.remote(parent)?.batch();
+    let mut batch = cx.tasks[parent].remote()?.batch();
     let set = place_words(&mut batch, &[1 << (libc::SIGCHLD - 1)]);
     let now = place_words(&mut batch, &[0, 0]);
     batch.call((libc::SYS_rt_sigtimedwait, [set.0, 0, now.0, 8]));

@@ -27,7 +27,7 @@ use crate::file::description::part;
 use crate::file::open::OpenFiles;
 use crate::memory::vma::{PAGE, status};
 use crate::proc;
-use crate::restore::tasks::{self, Task};
+use crate::restore::tasks::Task;
 use crate::restore::transport::place_words;
 use crate::task::{Script, raise_files};
 
@@ -116,7 +116,7 @@ impl IoUringRestorer {
     /// were.
     pub(crate) fn attach(
         &mut self,
-        tasks: &mut tasks::Tasks,
+        tasks: &mut [Task],
         files: &mut OpenFiles,
         holder: Holder,
         entry: &FileEntry,
@@ -141,7 +141,7 @@ impl IoUringRestorer {
         let own = fds.iter().find(|fd| fd.fd.cast_signed() == holder.fd);
         let cloexec = own.is_some_and(|fd| fd.flags & 1 != 0);
         let flags = if cloexec { DupFlags::CLOEXEC } else { DupFlags::empty() };
-        let husk = tasks.remote(holder.task)?;
+        let husk = tasks[holder.task].remote()?;
         let dup3 = syscall::dup3(RemoteFd(from), holder.fd.into(), flags);
         husk.call("dup3 of an io_uring instance", dup3)?;
         if first.is_none() {
@@ -161,7 +161,7 @@ impl IoUringRestorer {
     /// If a thread is gone or was none of its task, or the kernel does not register one.
     pub(crate) fn register(
         &self,
-        tasks: &mut tasks::Tasks,
+        tasks: &mut [Task],
         all: &HashMap<u32, FileEntry>,
     ) -> Result<()> {
         for (id, holder) in &self.made {

@@ -2,7 +2,8 @@
 
 use torpor_images::ImageDir;
 
-use crate::dump::tasks::Tasks;
+use crate::dump::pids::Pids;
+use crate::dump::tasks::Task;
 use crate::file::table::FileTable;
 use crate::guardian::Guardian;
 use crate::namespace::Namespaces;
@@ -23,7 +24,9 @@ pub(crate) struct Around<'a> {
     /// Where queues go.
     pub images: &'a ImageDir,
     /// Who may be at the other end.
-    pub tasks: &'a Tasks,
+    pub tasks: &'a [Task],
+    /// What the images call them.
+    pub pids: &'a Pids,
     /// Where sockets live.
     pub spaces: &'a Namespaces,
     /// Where the files lie that they are bound to.

@@ -28,7 +28,7 @@ use crate::file::{Found, OpenFiles};
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 use crate::network::asleep::Asleep;
-use crate::restore::tasks::Tasks;
+use crate::restore::load::TaskImage;
 
 /// Level and name of the filter of raw ICMP sockets (linux/icmp.h).
 const ICMP_FILTER: (i32, i32) = (255, 1);
@@ -254,8 +254,8 @@ fn closes(
     }
     let is_own = around.spaces.by_inode(about.space).is_some_and(|ns| !ns.is_host);
     let ends = tcp::ends(isk).filter(|(to, from)| is_own && to.is_loopback() && from.is_loopback());
-    let tasks = around.tasks;
-    let pids = || tasks.live().iter().map(|&task| tasks[task].pid).collect();
+    let live = around.tasks.iter().filter(|task| !task.is_zombie());
+    let pids = || live.map(|task| task.pid).collect();
     let is_kept = ends.map(|ends| sockets.has_other_end(pids, about, ends)).transpose()?;
     Ok(is_kept != Some(true))
 }
@@ -384,7 +384,8 @@ pub(crate) struct InetRestorer {
 }
 
 impl InetRestorer {
-    /// Reads and checks the images; connections come back closed if `close` or the dump says so.
+    /// Reads and checks the images; connections come back closed if `close` or the dump says so. `root` is the
+    /// root task.
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
@@ -392,10 +393,10 @@ impl InetRestorer {
         &mut self,
         close: bool,
         images: &ImageDir,
-        tasks: &Tasks,
+        root: Option<&TaskImage>,
         entries: &[FileEntry],
     ) -> Result<()> {
-        let credentials = tasks.first().and_then(|root| root.image.credentials.first());
+        let credentials = root.and_then(|root| root.credentials.first());
         let [_, effective, ..] =
             credentials.and_then(Option::as_ref).map(|of| of.users.map(Some)).unwrap_or_default();
         self.user = effective;

@@ -16,7 +16,7 @@ use torpor_sys::socket::{self, Message};
 use torpor_sys::vm::{self, Window};
 
 use super::packet::{TPACKET_V3, address};
-use crate::dump::tasks::Tasks;
+use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::file::Found;
 use crate::file::found::own_pid;
@@ -167,7 +167,7 @@ impl Layout {
 }
 
 /// The mapping of a socket's rings in some task: its process, and where it is.
-fn mapping(tasks: &Tasks, inode: u32) -> Option<(i32, &Vma)> {
+fn mapping(tasks: &[Task], inode: u32) -> Option<(i32, &Vma)> {
     let of_it = |vma: &&Vma| vma.is(status::SOCKET) && vma.map.inode == u64::from(inode);
     tasks.iter().find_map(|task| Some((task.pid, task.vmas.iter().find(of_it)?)))
 }
@@ -178,7 +178,7 @@ fn mapping(tasks: &Tasks, inode: u32) -> Option<(i32, &Vma)> {
 /// Refused, if the rings are mapped in part only, are too large, or do not tell where the kernel
 /// stands; if the memory of their task cannot be read.
 pub(super) fn dump(
-    tasks: &Tasks,
+    tasks: &[Task],
     found: &Found,
     inode: u32,
     psk: &PacketSockEntry,

@@ -26,7 +26,7 @@ use crate::namespace::mount::{Restored, Roots};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind};
 use crate::options::{Files, Given};
-use crate::restore::tasks::Tasks;
+use crate::restore::tasks::Task;
 
 pub(crate) use self::restore::UnixRestorer;
 
@@ -54,7 +54,7 @@ pub(crate) struct Neighbours<'a> {
     /// The ids of the tree's user namespace.
     pub id_maps: &'a IdMaps,
     /// Whose credentials the other end sees.
-    pub tasks: &'a mut Tasks,
+    pub tasks: &'a mut [Task],
     /// Other sockets, and what is in flight.
     pub files: &'a mut OpenFiles,
 }
@@ -178,7 +178,7 @@ fn peer(around: &Around<'_>, found: &Found) -> Option<SkUcred> {
 fn ucred(around: &Around<'_>, c: socket::Credentials) -> SkUcred {
     let shared = || around.spaces.of_kind(NsKind::Pid).any(|ns| ns.is_host).then_some(c.pid);
     SkUcred {
-        pid: around.tasks.vpid_of(c.pid).or_else(shared).unwrap_or(0).cast_unsigned(),
+        pid: around.pids.process(c.pid).or_else(shared).unwrap_or(0).cast_unsigned(),
         uid: around.id_maps.uid_inside(c.uid).unwrap_or(c.uid),
         gid: around.id_maps.gid_inside(c.gid).unwrap_or(c.gid),
     }

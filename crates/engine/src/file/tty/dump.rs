@@ -11,7 +11,8 @@ use torpor_images::{ImageDir, kind};
 use torpor_sys::tty;
 
 use super::{TtyNode, info, queue};
-use crate::dump::tasks::{Task, Tasks};
+use crate::dump::pids::Pids;
+use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, inside, lookup};
 use crate::file::remap::{DELETED, Paths, parent};
@@ -51,7 +52,7 @@ impl TtyDumper {
     pub(crate) fn describe(
         &mut self,
         paths: &mut Paths<'_>,
-        tasks: &Tasks,
+        tasks: &[Task],
         found: &Found,
     ) -> Result<Option<FileEntry>> {
         let is_device = FileType::from_raw_mode(found.stat.st_mode) == FileType::CharacterDevice;
@@ -80,10 +81,11 @@ impl TtyDumper {
         &mut self,
         (shell_job, orphan_masters): (bool, bool),
         images: &ImageDir,
-        tasks: &Tasks,
+        tasks: &[Task],
+        pids: &Pids,
     ) -> Result<()> {
         self.check_pairs(shell_job || orphan_masters)?;
-        self.find_sessions(shell_job, tasks)?;
+        self.find_sessions(shell_job, tasks, pids)?;
         let mut data = Vec::new();
         for master in self.met.iter().filter(|met| met.node == TtyNode::Master) {
             let slave = self.met.iter().find(|met| master.is_paired_with(met));
@@ -189,7 +191,7 @@ impl TtyDumper {
 
     /// Fills in which session each terminal controls. A task whose controlling terminal
     /// has not been met has it from outside.
-    fn find_sessions(&mut self, shell_job: bool, tasks: &Tasks) -> Result<()> {
+    fn find_sessions(&mut self, shell_job: bool, tasks: &[Task], pids: &Pids) -> Result<()> {
         for met in &mut self.met {
             let (session, group) = match met.node {
                 TtyNode::Master => {
@@ -199,9 +201,9 @@ impl TtyDumper {
                 _ => continue,
             };
             met.info.sid = virtual_session(tasks, session);
-            met.info.pgrp = tasks.vpgid_of(group).map_or(0, i32::cast_unsigned);
+            met.info.pgrp = pids.group(group).map_or(0, i32::cast_unsigned);
         }
-        for task in tasks.iter() {
+        for task in tasks {
             let device = task.stat.tty_nr.cast_unsigned();
             let known = self.met.iter().any(|met| match met.node {
                 TtyNode::Master => device == slave_device(met.index),

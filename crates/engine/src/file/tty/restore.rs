@@ -109,7 +109,7 @@ impl TtyRestorer {
         let leader = cx.tasks[task].vpid.cast_unsigned();
         let Some(info) = self.controlling(cx, leader) else { return Ok(()) };
         let slave = self.slave(cx, &info)?;
-        in_task(cx.tasks.remote(task)?, slave.as_fd(), |batch| {
+        in_task(cx.tasks[task].remote()?, slave.as_fd(), |batch| {
             batch.call(syscall::ioctl(RemoteFd(0), libc::TIOCSCTTY, RemoteAddr(0)))
         })
     }
@@ -127,7 +127,7 @@ impl TtyRestorer {
                 continue;
             }
             let slave = self.slave(cx, &info)?;
-            let set = in_task(cx.tasks.remote(task)?, slave.as_fd(), |batch| {
+            let set = in_task(cx.tasks[task].remote()?, slave.as_fd(), |batch| {
                 let group = batch.bytes(&group.to_le_bytes());
                 batch.call(syscall::ioctl(RemoteFd(0), libc::TIOCSPGRP, group))
             });
@@ -389,7 +389,7 @@ impl TtyRestorer {
             Error::invalid(INFO, format!("/dev/tty of session {}, which has no task", info.session))
         })?;
         let path = node(cx, file)?.path;
-        let opened = open_inside(cx.tasks.remote(member)?, &path, open_flags(file.flags))?;
+        let opened = open_inside(cx.tasks[member].remote()?, &path, open_flags(file.flags))?;
         cx.check_opened(&path, &opened)?;
         let stat = rustix::fs::fstat(&opened).context(|| "fstat a terminal".to_owned())?;
         // The task has opened it with all rights.

@@ -11,7 +11,7 @@ use super::roots::Roots;
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 use crate::options::{Given, Mounts};
-use crate::restore::tasks::Tasks;
+use crate::restore::tasks::Task;
 use crate::verdict::Verdict;
 
 /// The parts of a restore that mounts are made from, and that they become.
@@ -33,8 +33,8 @@ pub(crate) struct Assembly<'a> {
     pub(crate) verdict: &'a Verdict,
     /// The ids of the tree's user namespace.
     pub id_maps: &'a IdMaps,
-    /// The husks; that of the root makes namespaces.
-    pub tasks: &'a mut Tasks,
+    /// The root task, whose husk makes namespaces.
+    pub root: &'a mut Task,
     /// The namespaces of the tree.
     pub spaces: &'a mut Namespaces,
     /// The root directories of the mount namespaces.

@@ -276,11 +276,11 @@ fn make(cx: &mut Assembly<'_>, forest: &Forest, whole: Node, host: &Tree) -> Res
     let mount = forest.mount(whole);
     match mount.ty.origin {
         Origin::New => {
-            let at = superblock::make_in(cx.tasks.remote(0)?, mount)?;
+            let at = superblock::make_in(cx.root.remote()?, mount)?;
             Ok(Open { at, made: true })
         }
         Origin::Registered if formats::are_own(cx) => {
-            let at = superblock::make_in(cx.tasks.remote(0)?, mount)?;
+            let at = superblock::make_in(cx.root.remote()?, mount)?;
             Ok(Open { at, made: true })
         }
         Origin::Automatic => {
@@ -292,7 +292,7 @@ fn make(cx: &mut Assembly<'_>, forest: &Forest, whole: Node, host: &Tree) -> Res
             "its formats would be those of a user namespace that is not the tasks'",
         )),
         Origin::Filled => {
-            let at = superblock::make_in(cx.tasks.remote(0)?, mount)?;
+            let at = superblock::make_in(cx.root.remote()?, mount)?;
             let archive = cx.images.reader(torpor_images::kind::TMPFS_DEV, mount.dev.into())?;
             let archive = archive.ok_or_else(|| unfit(mount, "its content is missing"))?;
             let name = torpor_images::kind::TMPFS_DEV.file_name(mount.dev.into());

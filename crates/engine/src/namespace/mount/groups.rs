@@ -66,14 +66,13 @@ pub(super) fn of_given(
 /// `shown`, if that is a group of the tasks: at or below where the caller wants them, or else that of the first one. Else that.
 fn own(cx: &Assembly<'_>, hierarchy: &str, shown: &Path) -> Result<PathBuf> {
     let chosen = cx.verdict.passed.cgroups.as_ref().and_then(|roots| roots.chosen(hierarchy));
-    let bound = match (chosen, cx.tasks.first()) {
-        (Some(chosen), _) => chosen.to_owned(),
-        (None, Some(root)) => {
-            let groups = kernel::of(root.pid)?;
+    let bound = match chosen {
+        Some(chosen) => chosen.to_owned(),
+        None => {
+            let groups = kernel::of(cx.root.pid)?;
             let mut groups = groups.into_iter().filter(|(name, _)| same(name, hierarchy));
             groups.next().map_or_else(|| shown.to_owned(), |(_, group)| group)
         }
-        (None, None) => shown.to_owned(),
     };
     let climbs = shown.components().any(|part| part == Component::ParentDir);
     Ok(if !climbs && shown.starts_with(&bound) { shown.to_owned() } else { bound })

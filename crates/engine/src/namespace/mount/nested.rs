@@ -22,7 +22,7 @@ use crate::error::{Context, Result};
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
 use crate::proc;
 use crate::restore::process::live_in;
-use crate::restore::tasks::Tasks;
+use crate::restore::tasks::Task;
 
 /// Finds out which mounts show such a namespace. `host` are the caller's own mounts.
 pub(super) fn mark(
@@ -231,7 +231,7 @@ struct MountedSoFar {
 /// (named in the error).
 pub(crate) fn make_nested(
     mounts: &mut Restored,
-    tasks: &mut Tasks,
+    tasks: &mut [Task],
     namespaces: &Namespaces,
 ) -> Result<()> {
     let mut placed = MountedSoFar::default();
@@ -253,9 +253,9 @@ pub(crate) fn make_nested(
                     // A task that lives there need not have the right.
                     Some(file) if namespaces.owner_of(ns.id).is_some() => {
                         let make = |husk: &mut Tracee| superblock::make_in(husk, &whole);
-                        live_in(tasks.remote(0)?, file, make)
+                        live_in(tasks[0].remote()?, file, make)
                     }
-                    _ => superblock::make_in(tasks.remote(ns.task)?, &whole),
+                    _ => superblock::make_in(tasks[ns.task].remote()?, &whole),
                 })?
             }
         };

@@ -20,7 +20,8 @@ use super::{formats, groups, nested, superblock};
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::namespace::{Namespaces, NsKind, nested_user, run_in, send_into};
-use crate::restore::tasks::Tasks;
+use crate::restore::load::TaskImage;
+use crate::restore::tasks::Task;
 
 /// Makes the mount namespaces: that of the root husk, a copy of the caller's until
 /// now, and those of other tasks. Fills in what the restore knows of them.
@@ -40,7 +41,7 @@ pub(crate) fn restore(cx: &mut Assembly<'_>) -> Result<()> {
     }
     groups.retain(|group| !group.members.iter().any(|&member| nested::waits(&forest, member)));
     // Without one the root husk lives among the caller's mounts, which nothing here may change.
-    let roots_own = cx.tasks.first().and_then(|root| root.image.homes.number(NsKind::Mnt));
+    let roots_own = cx.root.image.homes.number(NsKind::Mnt);
     let has_own = Some(forest.spaces[0].0) == roots_own;
     let husk = Husk::open(cx, has_own)?;
     let host = own_tree()?;
@@ -94,18 +95,17 @@ pub(crate) fn restore(cx: &mut Assembly<'_>) -> Result<()> {
 /// # Errors
 /// If the husk is gone, or may not enter its mount namespace.
 pub(crate) fn enter(
-    tasks: &mut Tasks,
+    task: &mut Task,
     spaces: &Namespaces,
-    task: usize,
-    from: usize,
+    from: &TaskImage,
 ) -> Result<()> {
-    let ns_of = |task: usize| tasks[task].image.homes.number(NsKind::Mnt).unwrap_or(0);
-    let (ns, inherited) = (ns_of(task), ns_of(from));
+    let ns_of = |task: &TaskImage| task.homes.number(NsKind::Mnt).unwrap_or(0);
+    let (ns, inherited) = (ns_of(&task.image), ns_of(from));
     if ns == 0 || ns == inherited {
         return Ok(());
     }
     let file = spaces.by_id(ns).and_then(|ns| ns.file.as_ref()).ok_or_else(|| no_namespace(ns))?;
-    send_into(tasks.remote(task)?, NsKind::Mnt, file)
+    send_into(task.remote()?, NsKind::Mnt, file)
 }
 
 /// After all files have been restored: mounts that show terminals, and read-only
@@ -132,9 +132,8 @@ fn planned(cx: &mut Assembly<'_>) -> Result<Forest> {
             return Err(no_namespace(ns.id));
         }
     }
-    let root = cx.tasks.first();
-    let root = root.map(|root| (root.image.homes.number(NsKind::Cgroup).unwrap_or(0), root.pid));
-    let view = cgroup::SeenRoots::of_root(cx.spaces, root)?;
+    let root = (cx.root.image.homes.number(NsKind::Cgroup).unwrap_or(0), cx.root.pid);
+    let view = cgroup::SeenRoots::of_root(cx.spaces, Some(root))?;
     for node in forest.nodes().collect::<Vec<_>>() {
         let mut shown = view.resolve(forest.mount(node));
         if forest.source(node) == Ok(ContentSource::FileSystem) {
@@ -180,7 +179,7 @@ struct Husk {
 impl Husk {
     /// `has_own`: the root husk has a mount namespace of its own already, which it is to stay in.
     fn open(cx: &mut Assembly<'_>, has_own: bool) -> Result<Self> {
-        let husk = cx.tasks.remote(0)?;
+        let husk = cx.root.remote()?;
         let home = Self::open_current(husk)?;
         if has_own {
             return Ok(Husk { space: space_of(husk.pid())?, way_back: home, home });
@@ -201,7 +200,7 @@ impl Husk {
     /// Makes mount namespace `number`, a copy of the husk's, owned by its user namespace or by one
     /// below that.
     fn nested(&self, cx: &mut Assembly<'_>, number: u32) -> Result<OwnedFd> {
-        let husk = cx.tasks.remote(0)?;
+        let husk = cx.root.remote()?;
         let space = nested_user::as_owner(husk, cx.spaces, (None, number), |maker| {
             unshare(maker)?;
             space_of(maker.pid())
@@ -212,7 +211,7 @@ impl Husk {
 
     /// Enters the namespace once more where it is to live, which makes its root that of the husk.
     fn close(self, cx: &mut Assembly<'_>) -> Result<OwnedFd> {
-        let husk = cx.tasks.remote(0)?;
+        let husk = cx.root.remote()?;
         enter_space(husk, self.home)?;
         husk.call("close", syscall::close(self.way_back))?;
         if self.home != self.way_back {

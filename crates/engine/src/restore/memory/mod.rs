@@ -40,7 +40,7 @@ use crate::memory::vma::{MAP_DROPPABLE, PAGE, is_private, is_wiped_on_fork, stat
 use crate::namespace::ipc;
 use crate::proc;
 use crate::ranges::Ranges;
-use crate::restore::tasks::{Mapped, Tasks};
+use crate::restore::tasks::Mapped;
 use crate::task::keys;
 
 const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
@@ -77,7 +77,7 @@ fn open_inherited(
 ) -> Result<Vec<Mapped>> {
     let mut out = Vec::new();
     let filled: Vec<bool> = kept.iter().map(|vma| !cx.lazy.leaves(vma)).collect();
-    let mut batch = cx.tasks.remote(task)?.batch();
+    let mut batch = cx.tasks[task].remote()?.batch();
     for (vma, filled) in kept.iter().zip(filled) {
         let was_open = inherited.iter().any(|m| m.vma.start == vma.start && m.opened);
         let opened = was_open || filled && needs_opening(vma, pages);
@@ -135,7 +135,7 @@ pub(crate) fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) ->
     let kept_open = open_inherited(cx, task, &kept, &inherited, &filled)?;
     let theirs = theirs.as_deref().map(|pages| Inherited { pages, kept: &kept });
     if let Some(theirs) = theirs {
-        fill::drop_absent(cx.tasks.remote(task)?, &filled, theirs)?;
+        fill::drop_absent(cx.tasks[task].remote()?, &filled, theirs)?;
     }
     fill::fill(
         &cx.tasks[task],
@@ -165,8 +165,8 @@ fn make_room(
 ) -> Result<()> {
     let here = current(cx, task)?;
     let base = free_place(wanted, &here)?;
-    let old_stub = cx.tasks.remote(task)?.stub_range();
-    cx.tasks.remote(task)?.move_stub(base)?;
+    let old_stub = cx.tasks[task].remote()?.stub_range();
+    cx.tasks[task].remote()?.move_stub(base)?;
     clear(cx, task, &here, staying, old_stub)?;
     vdso::relocate(&mut cx.tasks[task], wanted, &here)
 }
@@ -183,7 +183,7 @@ fn move_lots(
     task: usize,
     moves: impl Iterator<Item = (Range<u64>, u64)>,
 ) -> Result<()> {
-    let mut batch = cx.tasks.remote(task)?.batch();
+    let mut batch = cx.tasks[task].remote()?.batch();
     for (from, to) in moves {
         batch.must(syscall::mremap(from, to));
     }
@@ -246,7 +246,7 @@ pub(crate) fn release(cx: &mut Restore<'_>, from: usize, task: usize) -> Result<
     if places.is_empty() {
         return Ok(());
     }
-    let mut batch = cx.tasks.remote(from)?.batch();
+    let mut batch = cx.tasks[from].remote()?.batch();
     for place in places.as_slice() {
         batch.must(syscall::munmap(place.clone()));
     }
@@ -275,7 +275,7 @@ fn of_template(cx: &Restore<'_>, task: usize) -> Vec<Mapped> {
 
 /// The mappings that the husk has now.
 fn current(cx: &mut Restore<'_>, task: usize) -> Result<Vec<Mapping>> {
-    let pid = cx.tasks.remote(task)?.pid();
+    let pid = cx.tasks[task].remote()?.pid();
     Ok(parse_maps(&proc::read(pid, "maps")?))
 }
 
@@ -283,7 +283,7 @@ fn current(cx: &mut Restore<'_>, task: usize) -> Result<Vec<Mapping>> {
 ///
 /// # Errors
 /// If a husk has ended.
-pub(super) fn mapped_files(tasks: &Tasks) -> Result<HashMap<u64, HashSet<u64>>> {
+pub(super) fn mapped_files(tasks: &[Task]) -> Result<HashMap<u64, HashSet<u64>>> {
     let mut files: HashMap<u64, HashSet<u64>> = HashMap::new();
     for task in tasks.iter().filter(|task| !task.threads.is_empty()) {
         let maps = parse_maps(&proc::read(task.pid, "maps")?);
@@ -340,13 +340,13 @@ fn clear(
 ) -> Result<()> {
     let mut keep: Vec<(u64, u64)> = kept.as_slice().iter().map(|v| (v.start, v.end)).collect();
     keep.extend(here.iter().filter(|m| is_special(&m.name)).map(|m| (m.start, m.end)));
-    if let Some((base, len)) = cx.tasks.remote(task)?.stub_range() {
+    if let Some((base, len)) = cx.tasks[task].remote()?.stub_range() {
         keep.push((base, base + len));
     }
     keep.sort_unstable();
     let mut remove: Vec<(u64, u64)> = here.iter().map(|m| (m.start, m.end)).collect();
     remove.extend(old_stub.map(|(base, len)| (base, base + len)));
-    let mut batch = cx.tasks.remote(task)?.batch();
+    let mut batch = cx.tasks[task].remote()?.batch();
     for (start, end) in remove {
         let mut at = start;
         for &(from, to) in keep.iter().filter(|k| k.1 > start && k.0 < end) {
@@ -376,7 +376,7 @@ fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
     });
     map_anonymous(cx, task, &anonymous)?;
     let sysv: Vec<&VmaEntry> = sysv.into_iter().map(|m| &m.vma).collect();
-    ipc::attach(cx.tasks.remote(task)?, &sysv)?;
+    ipc::attach(cx.tasks[task].remote()?, &sysv)?;
     // As many files at once as one message carries.
     for chunk in backed.chunks(200) {
         map_files(cx, task, chunk)?;
@@ -385,7 +385,7 @@ fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
 }
 
 fn map_anonymous(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> {
-    let husk = cx.tasks.remote(task)?;
+    let husk = cx.tasks[task].remote()?;
     let areas = joined(vmas);
     let mut batch = husk.batch();
     for Area { start, end, prot, flags } in &areas {
@@ -475,7 +475,7 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> 
         of.push(place);
     }
     let transport = open_transport(cx, task)?;
-    let husk = cx.tasks.remote(task)?;
+    let husk = cx.tasks[task].remote()?;
     let mut batch = husk.batch();
     let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
     transport.send(&mut batch, &borrowed)?;
@@ -503,7 +503,7 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> 
 
 /// A transport whose end lies above what is sent through it.
 fn open_transport(cx: &mut Restore<'_>, task: usize) -> Result<Transport> {
-    Transport::open(cx.tasks.remote(task)?, 300)
+    Transport::open(cx.tasks[task].remote()?, 300)
 }
 
 /// The file behind a mapping.
@@ -519,7 +519,7 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
         return match cx.files.anonymous_memory(id) {
             Some(inode) => {
                 let known = (&cx.images, &mut cx.shared);
-                shared::open(known, cx.tasks.remote(task)?, vma, &inode)
+                shared::open(known, cx.tasks[task].remote()?, vma, &inode)
             }
             None => memfd::open_for_mapping(cx.table().file(id)?, vma),
         };
@@ -532,7 +532,9 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
             None => cx.table().open_for_mapping(id, vma.fdflags),
         };
     }
-    shared::open_old((&cx.images, &mut cx.shared), &mut cx.tasks, task, vma)
+    let size = shared::length(&cx.tasks, vma);
+    let known = (&cx.images, &mut cx.shared);
+    shared::open_old(known, cx.tasks[task].remote()?, vma, size)
 }
 
 /// The children have been made: the husk gets its own pages in place of those that it has held
@@ -549,7 +551,7 @@ pub(crate) fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     }
     let kept = early(cx, task);
     let held = Inherited { pages: &held, kept: &kept };
-    fill::drop_absent(cx.tasks.remote(task)?, &own, held)?;
+    fill::drop_absent(cx.tasks[task].remote()?, &own, held)?;
     fill::fill(
         &cx.tasks[task],
         &cx.lazy,
@@ -572,7 +574,7 @@ pub(crate) fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let vmas: Vec<VmaEntry> = mm.vmas.iter().filter(|v| v.status & KERNELS == 0).cloned().collect();
     let opened: HashSet<u64> =
         cx.tasks[task].mapped.iter().filter(|m| m.opened).map(|m| m.vma.start).collect();
-    let mut batch = cx.tasks.remote(task)?.batch();
+    let mut batch = cx.tasks[task].remote()?.batch();
     for vma in &vmas {
         let len = vma.end - vma.start;
         if vma.status & status::GUARD != 0 {
@@ -612,7 +614,7 @@ pub(crate) fn seal(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     if sealed.is_empty() {
         return Ok(());
     }
-    let mut batch = cx.tasks.remote(task)?.batch();
+    let mut batch = cx.tasks[task].remote()?.batch();
     for Range { start, end } in &sealed {
         batch.must((libc::SYS_mseal, [*start, end - start, 0]));
     }

@@ -52,10 +52,10 @@ pub(in crate::restore) fn refit(
     let before = std::mem::take(&mut cx.tasks[task].mapped);
     let here = current(cx, task)?;
     let kept = kept(&before, &wanted, &here);
-    let old_stub = cx.tasks.remote(task)?.stub_range();
+    let old_stub = cx.tasks[task].remote()?.stub_range();
     if old_stub.is_none_or(|(base, len)| is_in_the_way(base, len, &wanted)) {
         let base = free_place(&wanted, &here)?;
-        cx.tasks.remote(task)?.move_stub(base)?;
+        cx.tasks[task].remote()?.move_stub(base)?;
         clear(cx, task, &here, &kept, old_stub)?;
     } else {
         clear(cx, task, &here, &kept, None)?;
@@ -150,7 +150,7 @@ fn remap(
     writes: &Ranges,
 ) -> Result<Ranges> {
     let mut mapped = Vec::with_capacity(wanted.len());
-    let mut batch = cx.tasks.remote(task)?.batch();
+    let mut batch = cx.tasks[task].remote()?.batch();
     for vma in wanted {
         let range = vma.start..vma.end;
         let stays: Vec<_> = kept.within(&range).flat_map(|kept| parts(before, kept)).collect();
@@ -172,7 +172,7 @@ fn remap(
     let broken = broken(&mapped, &kept, &current(cx, task)?);
     if !broken.is_empty() {
         tracing::debug!("made anew since they do not join: {broken:x?}");
-        let mut batch = cx.tasks.remote(task)?.batch();
+        let mut batch = cx.tasks[task].remote()?.batch();
         for range in broken.as_slice() {
             batch.must(syscall::munmap(range.clone()));
         }
@@ -252,7 +252,7 @@ pub(in crate::restore) fn forget(cx: &mut Restore<'_>, task: usize, gone: &Range
     if gone.is_empty() {
         return Ok(());
     }
-    Ok(cx.tasks.remote(task)?.discard(gone.as_slice())?)
+    Ok(cx.tasks[task].remote()?.discard(gone.as_slice())?)
 }
 
 /// Writes pages into the mappings that the husk has, as far as it has any for them.
@@ -270,7 +270,7 @@ pub(in crate::restore) fn put(cx: &mut Restore<'_>, task: usize, pages: &Pages) 
         }
     }
     if !open.is_empty() {
-        let mut batch = cx.tasks.remote(task)?.batch();
+        let mut batch = cx.tasks[task].remote()?.batch();
         for (range, prot) in open {
             batch.must(syscall::mprotect(range, prot));
         }

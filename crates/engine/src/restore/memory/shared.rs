@@ -15,7 +15,7 @@ use crate::error::{Context, Result};
 use crate::memory::vma::status;
 use crate::restore::object;
 use crate::restore::pages::Pages;
-use crate::restore::tasks::{Task, Tasks};
+use crate::restore::tasks::Task;
 
 /// Numbers of objects that images of Torpor's old versions have, which are not files there.
 const OLD: u64 = 1 << 40;
@@ -40,18 +40,17 @@ pub(in crate::restore) fn open(
     make((images, known), husk, &vma, (inode.shmid.into(), inode.inode_id), inode.size)
 }
 
-/// As [`open`], of images that say with the mapping what there is to say.
+/// As [`open`], of images that say with the mapping what there is to say: see [`length`].
 ///
 /// # Errors
 /// As [`open`].
 pub(super) fn open_old(
     (images, known): (&ImageDir, &mut HashMap<u64, OwnedFd>),
-    tasks: &mut Tasks,
-    task: usize,
+    husk: &mut Tracee,
     vma: &VmaEntry,
+    size: u64,
 ) -> Result<OwnedFd> {
-    let size = length(tasks, vma);
-    make((images, known), tasks.remote(task)?, vma, (vma.shmid, vma.shmid | OLD), size)
+    make((images, known), husk, vma, (vma.shmid, vma.shmid | OLD), size)
 }
 
 fn make(
@@ -83,7 +82,7 @@ fn make(
 
 /// The length of the object of a mapping: what the images say, or else where the last of its
 /// mappings ends.
-fn length(tasks: &[Task], vma: &VmaEntry) -> u64 {
+pub(super) fn length(tasks: &[Task], vma: &VmaEntry) -> u64 {
     if let Some(len) = vma.torpor_object_len {
         return len;
     }

@@ -19,11 +19,11 @@ use crate::file::{OpenFiles, fown};
 use crate::namespace::Namespaces;
 use crate::options::Given;
 use crate::proc;
-use crate::restore::tasks::{Task, Tasks};
+use crate::restore::tasks::Task;
 
 /// The open files of a tree.
 pub(super) struct Opened<'c> {
-    pub tasks: &'c Tasks,
+    pub tasks: &'c [Task],
     pub files: &'c OpenFiles,
     pub entries: &'c HashMap<u32, FileEntry>,
     pub spaces: &'c Namespaces,

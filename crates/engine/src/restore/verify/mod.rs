@@ -22,7 +22,7 @@ use torpor_sys::ptrace::seccomp_filter;
 
 use self::files::Opened;
 use super::places::{FileOnMount, NAMES};
-use super::tasks::{Task, Tasks};
+use super::tasks::{Task, real_pid};
 use crate::cgroup::Groups;
 use crate::error::{Context, Error, Result};
 use crate::file::socket::tcp::Sleeping;
@@ -44,7 +44,7 @@ pub(crate) struct Made<'c> {
     /// The images.
     pub images: &'c ImageDir,
     /// The tasks, and what their images say.
-    pub tasks: &'c Tasks,
+    pub tasks: &'c [Task],
     /// The namespaces.
     pub spaces: &'c Namespaces,
     /// The ids of the tree's user namespace.
@@ -218,7 +218,7 @@ fn nested(cx: &Made<'_>, index: usize) -> Result<()> {
             return Err(differs(task.vpid, key, wanted, now));
         }
     }
-    let parent = cx.tasks.real_pid(tree.ppid.cast_signed());
+    let parent = real_pid(cx.tasks, tree.ppid.cast_signed());
     let now = proc::stat(task.pid)?.ppid;
     match parent {
         Some(parent) if parent == now => Ok(()),

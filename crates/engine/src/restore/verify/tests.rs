@@ -170,7 +170,7 @@ impl Asleep {
 
 /// A system call of the first task.
 fn call(cx: &mut Restore<'_>, call: impl Into<torpor_tracee::syscall::Syscall>) {
-    cx.tasks.remote(0).unwrap().call("what was not planned", call).unwrap();
+    cx.tasks[0].remote().unwrap().call("what was not planned", call).unwrap();
 }
 
 fn unshare(cx: &mut Restore<'_>, flags: i32) {
@@ -179,7 +179,7 @@ fn unshare(cx: &mut Restore<'_>, flags: i32) {
 
 /// Opens a path in the first task, at a number.
 fn open_at(cx: &mut Restore<'_>, path: &str, flags: i32, number: i32) {
-    let husk = cx.tasks.remote(0).unwrap();
+    let husk = cx.tasks[0].remote().unwrap();
     let mut batch = husk.batch();
     let path = batch.cstr(path).0;
     let flags = u64::from(flags.cast_unsigned());
@@ -195,7 +195,7 @@ fn open_at(cx: &mut Restore<'_>, path: &str, flags: i32, number: i32) {
 
 /// Has the first task make a call with a path.
 fn at_path(cx: &mut Restore<'_>, call: i64, path: &str) {
-    let mut batch = cx.tasks.remote(0).unwrap().batch();
+    let mut batch = cx.tasks[0].remote().unwrap().batch();
     let path = batch.cstr(path).0;
     batch.must((call, [path]));
     assert!(batch.run().unwrap().first_error().is_none());
@@ -237,7 +237,7 @@ fn inherit_chown(cx: &mut Restore<'_>) {
     let data = [effective[0], permitted[0], 1, effective[1], permitted[1], 0];
     let bytes =
         |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
-    let mut batch = cx.tasks.remote(0).unwrap().batch();
+    let mut batch = cx.tasks[0].remote().unwrap().batch();
     let (head, data) = (batch.bytes(&bytes(&[VERSION, 0])).0, batch.bytes(&bytes(&data)).0);
     batch.must((libc::SYS_capset, [head, data]));
     assert!(batch.run().unwrap().first_error().is_none());
@@ -278,7 +278,7 @@ fn what_is_made_otherwise_is_named() {
         }),
         ("descriptor 4 is socket:[", |cx| {
             let socket = [libc::AF_INET, libc::SOCK_DGRAM, 0].map(|n| u64::from(n.cast_unsigned()));
-            let other = cx.tasks.remote(0).unwrap().call("socket", (libc::SYS_socket, socket));
+            let other = cx.tasks[0].remote().unwrap().call("socket", (libc::SYS_socket, socket));
             let (from, to) = (RemoteFd(other.unwrap()), RemoteFd::from(SOCKET.cast_unsigned()));
             call(cx, syscall::dup3(from, to, DupFlags::empty()));
             call(cx, syscall::close(from));
@@ -519,7 +519,7 @@ fn what_is_given_is_where_it_was_named() {
 
 /// Has the first task connect a socket.
 fn connect(cx: &mut Restore<'_>, fd: i32, address: &[u8]) {
-    let mut batch = cx.tasks.remote(0).unwrap().batch();
+    let mut batch = cx.tasks[0].remote().unwrap().batch();
     let at = batch.bytes(address).0;
     batch.must((libc::SYS_connect, [u64::from(fd.cast_unsigned()), at, address.len() as u64]));
     assert!(batch.run().unwrap().first_error().is_none());
@@ -576,12 +576,12 @@ fn a_table_of_its_own_is_compared() {
         .unwrap();
     asleep.refused(&[
         ("task 2: descriptor 3 is closed and was to be open", |cx| {
-            let child = cx.tasks.remote(1).unwrap();
+            let child = cx.tasks[1].remote().unwrap();
             child.call("unshare", (libc::SYS_unshare, [libc::CLONE_FILES as u64])).unwrap();
             child.call("close", syscall::close(RemoteFd::from(FILE.cast_unsigned()))).unwrap();
         }),
         ("task 1: descriptor 3 is closed and was to be open", |cx| {
-            let child = cx.tasks.remote(1).unwrap();
+            let child = cx.tasks[1].remote().unwrap();
             child.call("close", syscall::close(RemoteFd::from(FILE.cast_unsigned()))).unwrap();
         }),
     ]);

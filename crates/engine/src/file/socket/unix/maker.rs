@@ -21,6 +21,7 @@ use crate::file::socket::about::netns_of;
 use crate::namespace::NsKind;
 use crate::proc;
 use crate::restore::process::with_process;
+use crate::restore::tasks::real_pid;
 use crate::restore::transport::Transport;
 
 /// A pair of connected sockets in a network namespace of the images.
@@ -196,12 +197,12 @@ fn as_maker<T>(
         return Ok(None);
     }
     if let Some(task) = task {
-        return work(cx.tasks.remote(task)?, who).map(Some);
+        return work(cx.tasks[task].remote()?, who).map(Some);
     }
     // One that has ended: its number may belong to somebody else by now.
-    let number = (vpid != 0 && cx.tasks.real_pid(vpid).is_none()).then_some(vpid);
+    let number = (vpid != 0 && real_pid(cx.tasks, vpid).is_none()).then_some(vpid);
     let free = number.filter(|_| !is_taken(cx, vpid));
-    with_process(cx.tasks.remote(0)?, free, |husk| work(husk, who).map(Some))
+    with_process(cx.tasks[0].remote()?, free, |husk| work(husk, who).map(Some))
 }
 
 /// Whether the number is in use in the pid namespace of the tree.

@@ -22,6 +22,7 @@ use crate::file::description::duplicate;
 use crate::file::ext;
 use crate::file::socket::about::{bad_entry, create, restore_flags};
 use crate::file::socket::queue::{Packet, Packets};
+use crate::restore::tasks::real_pid;
 
 /// `sk_shutdown` as the images have it.
 const RCV: i32 = 1;
@@ -629,7 +630,7 @@ fn send(
 fn credentials(cx: &Neighbours<'_>, c: torpor_images::proto::SkUcred) -> Credentials {
     let own = || rustix::process::getpid().as_raw_nonzero().get();
     Credentials {
-        pid: cx.tasks.real_pid(c.pid.cast_signed()).filter(|pid| *pid != 0).unwrap_or_else(own),
+        pid: real_pid(cx.tasks, c.pid.cast_signed()).filter(|pid| *pid != 0).unwrap_or_else(own),
         uid: cx.id_maps.uid_outside(c.uid).unwrap_or(c.uid),
         gid: cx.id_maps.gid_outside(c.gid).unwrap_or(c.gid),
     }
