@@ -13,7 +13,7 @@ use torpor_seal::keys::Identities;
 
 use crate::discard::Discard;
 use crate::error::{Error, Result};
-use crate::explore::{What, explore};
+use crate::explore::{What, explore, explored};
 use crate::image::{View, decode, decode_file, encode, entries, info, summary};
 use crate::sealed::{self, Rewrap};
 use crate::text::to_string;
@@ -27,6 +27,9 @@ pub enum ImageCommand {
     Info {
         /// The image, or the directory of a checkpoint
         file: PathBuf,
+        /// Print it on one line, and a failure as an object as well
+        #[arg(long)]
+        json: bool,
         /// What opens it
         #[command(flatten)]
         keys: Keys,
@@ -73,6 +76,9 @@ impl Keys {
 pub struct Explore {
     /// The directory of the images
     dir: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     keys: Keys,
 }
@@ -156,11 +162,13 @@ enum CritCommand {
 /// # Errors
 /// Images that are damaged or no key opens; files that cannot be read or written.
 pub fn run(command: ImageCommand, defaults: &Identities) -> Result<ExitCode> {
-    let shown = |args: &Explore, what| explore_command(&args.dir, what, &args.keys, defaults);
+    let shown = |args: &Explore, what| {
+        explore_command(&args.dir, what, args.json, &args.keys, defaults)
+    };
     let out = &mut io::stdout();
     read(match command {
         ImageCommand::Show(args) => show(&args, defaults),
-        ImageCommand::Info { file, keys } => print_info(&file, &keys, defaults),
+        ImageCommand::Info { file, json, keys } => print_info(&file, !json, &keys, defaults),
         ImageCommand::Decode(args) => decode_command(&args, defaults),
         ImageCommand::Encode(args) => encode_command(&args),
         ImageCommand::Ps(args) => shown(&args, What::Ps),
@@ -192,8 +200,10 @@ pub fn crit(args: impl IntoIterator<Item = OsString>, defaults: &Identities) -> 
         }
         Some(CritCommand::Decode(args)) => decode_command(&args, defaults),
         Some(CritCommand::Encode(args)) => encode_command(&args),
-        Some(CritCommand::Info { file, keys }) => print_info(&file, &keys, defaults),
-        Some(CritCommand::X { dir, what, keys }) => explore_command(&dir, what, &keys, defaults),
+        Some(CritCommand::Info { file, keys }) => print_info(&file, true, &keys, defaults),
+        Some(CritCommand::X { dir, what, keys }) => {
+            explore_command(&dir, what, false, &keys, defaults)
+        }
         Some(CritCommand::Show(args)) => show(&args, defaults),
     };
     read(result).unwrap_or_else(|error| {
@@ -214,9 +224,18 @@ fn read(result: Result<()>) -> Result<ExitCode> {
     }
 }
 
-fn explore_command(dir: &Path, what: What, keys: &Keys, defaults: &Identities) -> Result<()> {
+fn explore_command(
+    dir: &Path,
+    what: What,
+    as_json: bool,
+    keys: &Keys,
+    defaults: &Identities,
+) -> Result<()> {
     let dir = sealed::open_dir(dir, &keys.identities(defaults)?)?;
-    explore(&dir, what, &mut io::stdout())
+    match as_json {
+        true => write_text(None, &explored(&dir, what)?.to_string()),
+        false => explore(&dir, what, &mut io::stdout()),
+    }
 }
 
 fn show(args: &Show, defaults: &Identities) -> Result<()> {
@@ -250,13 +269,13 @@ fn each_image(dir: &ImageDir, of: impl Fn(Kind, &mut Reader) -> Result<Json>) ->
     Ok(Json::Object(images))
 }
 
-fn print_info(file: &Path, keys: &Keys, defaults: &Identities) -> Result<()> {
+fn print_info(file: &Path, pretty: bool, keys: &Keys, defaults: &Identities) -> Result<()> {
     let identities = keys.identities(defaults)?;
     let json = match file.is_dir() {
         true => each_image(&sealed::open_dir(file, &identities)?, summary)?,
         false => info(file, &identities)?,
     };
-    write_text(None, &to_string(&json, true))
+    write_text(None, &to_string(&json, pretty))
 }
 
 fn decode_command(args: &Decode, defaults: &Identities) -> Result<()> {

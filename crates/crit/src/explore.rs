@@ -1,14 +1,16 @@
 //! What a checkpoint holds, put together from several of its images.
 
-use std::collections::{HashMap, HashSet};
+mod fds;
+mod mems;
+mod ps;
+mod rss;
+
+use std::collections::HashMap;
 use std::io::Write;
 
+use serde_json::{Value as Json, json};
 use torpor_images::kind;
-use torpor_images::pagemap::{Pagemap, page_size};
-use torpor_images::proto::{
-    CoreEntry, FdTypes, FdinfoEntry, FileEntry, FsEntry, MmEntry, PstreeEntry, TaskKobjIdsEntry,
-    VmaEntry,
-};
+use torpor_images::proto::{CoreEntry, FdTypes, FileEntry, PstreeEntry, VmaEntry};
 use torpor_images::{ImageDir, Kind};
 
 use crate::error::{Error, Result};
@@ -27,16 +29,41 @@ pub enum What {
     Rss,
 }
 
-/// Shows the checkpoint in `dir`.
+/// Shows the checkpoint in `dir`, as `crit x` does.
+///
+/// # Errors
+/// If an image is missing or damaged, or they contradict each other; if `out` cannot be written.
 pub fn explore(dir: &ImageDir, what: What, out: &mut dyn Write) -> Result<()> {
-    let text = match what {
-        What::Ps => ps(dir),
-        What::Fds => fds(dir),
-        What::Mems => mems(dir),
-        What::Rss => rss(dir),
-    }?;
+    let text = look(dir, what)?.text();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     written.map_err(|source| Error::Io { file: "standard output".into(), source })
+}
+
+/// The same for programs: an object with all tasks. Addresses are hexadecimal, as strings: numbers of JSON
+/// are not exact there.
+///
+/// # Errors
+/// If an image is missing or damaged, or they contradict each other.
+pub fn explored(dir: &ImageDir, what: What) -> Result<Json> {
+    Ok(json!({ "tasks": look(dir, what)?.tasks() }))
+}
+
+/// What a checkpoint holds.
+trait Holdings {
+    /// In lines, for people.
+    fn text(&self) -> String;
+
+    /// An object for each task.
+    fn tasks(&self) -> Vec<Json>;
+}
+
+fn look(dir: &ImageDir, what: What) -> Result<Box<dyn Holdings>> {
+    Ok(match what {
+        What::Ps => Box::new(ps::Tree::read(dir)?),
+        What::Fds => Box::new(fds::Descriptors::read(dir)?),
+        What::Mems => Box::new(mems::Areas::read(dir)?),
+        What::Rss => Box::new(rss::Resident::read(dir)?),
+    })
 }
 
 /// A task's state that says that it is dead and has no resources any more.
@@ -55,146 +82,9 @@ mod area {
     pub(super) const ANON_SHARED: u32 = 1 << 8;
     pub(super) const SYSVIPC: u32 = 1 << 10;
     pub(super) const SOCKET: u32 = 1 << 11;
-}
 
-fn ps(dir: &ImageDir) -> Result<String> {
-    let tree: Vec<PstreeEntry> = dir.read_all(kind::PSTREE, 0)?;
-    let pids: HashSet<u32> = tree.iter().map(|task| task.pid).collect();
-    let mut children: HashMap<u32, Vec<usize>> = HashMap::new();
-    let mut stack = vec![];
-    for (index, task) in tree.iter().enumerate().rev() {
-        if pids.contains(&task.ppid) {
-            children.entry(task.ppid).or_default().push(index);
-        } else {
-            stack.push((index, 0));
-        }
-    }
-    let mut text = format!("{:>7}{:>7}{:>7}   COMM\n", "PID", "PGID", "SID");
-    let mut shown = 0;
-    while let Some((index, depth)) = stack.pop() {
-        let task = &tree[index];
-        let core: CoreEntry = dir.read_one(kind::CORE, task.pid.into())?;
-        let comm = core.tc.map(|tc| tc.comm).unwrap_or_default();
-        let (pid, pgid, sid) = (task.pid, task.pgid, task.sid);
-        let indent = " ".repeat(4 * depth);
-        text += &format!("{pid:7}{pgid:7}{sid:7}   {indent}{}\n", printable(&comm));
-        shown += 1;
-        // Taken out, so that two tasks of one id do not have children twice.
-        let below = children.remove(&task.pid).unwrap_or_default();
-        stack.extend(below.into_iter().map(|child| (child, depth + 1)));
-    }
-    if shown < tree.len() {
-        return Err(inconsistent(dir, kind::PSTREE, 0, "some tasks are their own ancestors"));
-    }
-    Ok(text)
-}
-
-fn fds(dir: &ImageDir) -> Result<String> {
-    let files = Files::read(dir)?;
-    let mut text = String::new();
-    for pid in live_tasks(dir)? {
-        text += &format!("{pid}\n");
-        let fdinfo: Vec<FdinfoEntry> = dir.read_all(kind::FDINFO, files_id(dir, pid)?)?;
-        for fd in fdinfo {
-            text += &format!("\t{:7}: {}\n", fd.fd, files.name(fd.r#type, fd.id));
-        }
-        if let Some(fs) = dir.read_opt::<FsEntry>(kind::FS, pid.into())? {
-            text += &format!("\t{:>7}: {}\n", "cwd", files.path(fs.cwd_id));
-            text += &format!("\t{:>7}: {}\n", "root", files.path(fs.root_id));
-        }
-    }
-    Ok(text)
-}
-
-/// The id of a task's descriptor table.
-fn files_id(dir: &ImageDir, pid: u32) -> Result<u64> {
-    let ids: TaskKobjIdsEntry = dir.read_one(kind::IDS, pid.into())?;
-    Ok(ids.files_id.into())
-}
-
-fn mems(dir: &ImageDir) -> Result<String> {
-    let files = Files::read(dir)?;
-    // What is shared is numbered in the order in which it is met.
-    let mut shared: HashMap<u64, usize> = HashMap::new();
-    let mut text = String::new();
-    for pid in live_tasks(dir)? {
-        let mm: MmEntry = dir.read_one(kind::MM, pid.into())?;
-        text += &format!("{pid}\n\t{:40}{}\n", "exe", files.path(mm.exe_file_id));
-        for vma in &mm.vmas {
-            let next = shared.len() + 1;
-            let mut number = || *shared.entry(vma.shmid).or_insert(next);
-            let name = match vma.status {
-                status if status & area::SYSVIPC != 0 => format!(" ips[{}]", number()),
-                status if status & area::ANON_SHARED != 0 => format!(" shmem[{}]", number()),
-                status if status & area::SOCKET != 0 => format!(" packet[{}]", number()),
-                status if status & (area::FILE_PRIVATE | area::FILE_SHARED) != 0 => {
-                    file_area(&files, vma)
-                }
-                status if status & area::STACK != 0 => " [stack]".to_owned(),
-                status if status & area::VSYSCALL != 0 => " [vsyscall]".to_owned(),
-                status if status & area::VDSO != 0 => " [vdso]".to_owned(),
-                _ => String::new(),
-            };
-            let range = format!("{:08x}-{:08x}", vma.start, vma.end);
-            let other = if vma.status & area::REGULAR == 0 { " *" } else { "" };
-            text += &format!("\t{range:36}{}{name}{other}\n", protection(vma.prot));
-        }
-    }
-    Ok(text)
-}
-
-fn file_area(files: &Files, vma: &VmaEntry) -> String {
-    let offset = if vma.pgoff == 0 { String::new() } else { format!(" + {:#x}", vma.pgoff) };
-    let shared = if vma.status & area::FILE_SHARED != 0 { " (s)" } else { "" };
-    format!(" {}{offset}{shared}", files.mapped(vma))
-}
-
-fn protection(prot: u32) -> String {
-    let bit = |bit, letter| if prot & bit != 0 { letter } else { '-' };
-    [bit(1, 'r'), bit(2, 'w'), bit(4, 'x')].iter().collect()
-}
-
-fn rss(dir: &ImageDir) -> Result<String> {
-    let files = Files::read(dir)?;
-    let mut text = String::new();
-    for pid in live_tasks(dir)? {
-        let mm: MmEntry = dir.read_one(kind::MM, pid.into())?;
-        let pagemap = Pagemap::read_unbacked(dir, kind::PAGEMAP, pid.into())?;
-        text += &format!("{pid}\n");
-        let mut areas = mm.vmas.iter().peekable();
-        let mut last = None;
-        for run in &pagemap.runs {
-            let mut column = format!("{:x} / {}", run.vaddr, run.pages);
-            let mut line = |what: &str| {
-                text += &format!("\t{:24}{what}\n", std::mem::take(&mut column));
-            };
-            // An area that an earlier run has shown is not shown again.
-            if last.is_some_and(|vma: &VmaEntry| vma.end > run.vaddr) {
-                line("~");
-            }
-            while areas.next_if(|vma| vma.end <= run.vaddr).is_some() {}
-            while let Some(vma) = areas.next_if(|vma| vma.start < run.range().end) {
-                line(&resident(&files, vma));
-                last = Some(vma);
-            }
-            if !column.is_empty() {
-                let reason = format!("the pages at {:#x} are in no memory area", run.vaddr);
-                return Err(inconsistent(dir, kind::PAGEMAP, pid, &reason));
-            }
-            text += &format!("\t{:23}\n", "");
-        }
-    }
-    Ok(text)
-}
-
-fn resident(files: &Files, vma: &VmaEntry) -> String {
-    let pages = vma.end.saturating_sub(vma.start) / page_size();
-    let name = if vma.status & (area::FILE_PRIVATE | area::FILE_SHARED) != 0 {
-        format!(" {}", files.mapped(vma))
-    } else {
-        String::new()
-    };
-    format!("{:08x} / {pages:<8}{name}", vma.start)
+    /// Areas of files.
+    pub(super) const FILE: u32 = FILE_PRIVATE | FILE_SHARED;
 }
 
 /// The tasks that have resources, in the order of the process tree's image.
@@ -222,7 +112,7 @@ impl Files {
     /// The path of the regular file with this id.
     fn path(&self, id: u32) -> String {
         match self.0.get(&id).and_then(|file| file.reg.as_ref()) {
-            Some(file) => printable(&file.name),
+            Some(file) => lossy(&file.name),
             None => format!("REG.{id}"),
         }
     }
@@ -236,35 +126,67 @@ impl Files {
     }
 
     /// What a descriptor of this type refers to.
-    fn name(&self, fd_type: i32, id: u32) -> String {
+    fn name(&self, fd_type: i32, id: u32) -> Name {
         let file = self.0.get(&id);
         if let Some(reg) = file.and_then(|file| file.reg.as_ref()) {
-            return printable(&reg.name);
+            return Name::Path(lossy(&reg.name));
         }
         if let Some(pipe) = file.and_then(|file| file.pipe.as_ref()) {
-            return format!("pipe[{}]", pipe.pipe_id);
+            return Name::Other(format!("pipe[{}]", pipe.pipe_id));
         }
         if let Some(socket) = file.and_then(|file| file.usk.as_ref()) {
             let name = quoted_printable(&socket.name);
             let blank = if name.is_empty() { "" } else { " " };
-            return format!("unix[{} ({}){blank}{name}]", socket.ino, socket.peer);
+            return Name::Other(format!("unix[{} ({}){blank}{name}]", socket.ino, socket.peer));
         }
-        let name = FdTypes::try_from(fd_type).map(|kind| kind.as_str_name());
-        name.map_or_else(|_| format!("{fd_type}.{id}"), |name| format!("{name}.{id}"))
+        let kind = FdTypes::try_from(fd_type).map(|kind| kind.as_str_name());
+        let kind = kind.map_or_else(|_| fd_type.to_string(), str::to_owned);
+        Name::Other(format!("{kind}.{id}"))
     }
 }
 
-/// Text from an image that is safe to print on a terminal.
-fn printable(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for c in String::from_utf8_lossy(bytes).chars() {
-        if c.is_control() {
-            text.extend(c.escape_default());
-        } else {
-            text.push(c);
+/// What people know an open file by.
+enum Name {
+    /// A path, which may hold anything.
+    Path(String),
+    /// What stands for a file without one, in letters that are safe to print.
+    Other(String),
+}
+
+impl Name {
+    fn text(&self) -> &str {
+        let (Self::Path(text) | Self::Other(text)) = self;
+        text
+    }
+
+    fn printable(&self) -> String {
+        match self {
+            Self::Path(path) => printable(path),
+            Self::Other(name) => name.clone(),
         }
     }
-    text
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Text from an image that is safe to print on a terminal.
+fn printable(text: &str) -> String {
+    let mut safe = String::new();
+    for c in text.chars() {
+        if c.is_control() {
+            safe.extend(c.escape_default());
+        } else {
+            safe.push(c);
+        }
+    }
+    safe
+}
+
+/// An address, for programs.
+fn hex(address: u64) -> String {
+    format!("{address:#x}")
 }
 
 fn inconsistent(dir: &ImageDir, kind: Kind, id: u32, reason: &str) -> Error {

@@ -28,7 +28,7 @@ mod text;
 
 pub use command::{ImageCommand, crit, run};
 pub use error::{Error, Result};
-pub use explore::{What, explore};
+pub use explore::{What, explore, explored};
 pub use image::{View, decode, decode_file, encode, info};
 pub use json::UNKNOWN_FIELDS;
 pub use text::to_string;

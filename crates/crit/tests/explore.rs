@@ -4,7 +4,8 @@
 
 use std::fmt::Write as _;
 
-use torpor_crit::{What, explore};
+use serde_json::{Value as Json, json};
+use torpor_crit::{What, explore, explored};
 use torpor_images::pagemap::{PagemapWriter, Run};
 use torpor_images::proto::{
     CoreEntry, FdTypes, FdinfoEntry, FileEntry, FsEntry, MmEntry, PipeEntry, PstreeEntry,
@@ -125,7 +126,7 @@ fn files() -> Vec<FileEntry> {
     ]
 }
 
-fn explored(what: What) -> String {
+fn text(what: What) -> String {
     let (_temp, dir) = checkpoint();
     let mut out = vec![];
     explore(&ImageDir::open(dir.path()).unwrap(), what, &mut out).unwrap();
@@ -140,7 +141,7 @@ fn ps_shows_the_tree() {
      21     10      1           task21
      30     10      1       task30
 ";
-    assert_eq!(explored(What::Ps), expected);
+    assert_eq!(text(What::Ps), expected);
 }
 
 #[test]
@@ -157,7 +158,7 @@ fn fds_shows_the_files_of_each_live_task() {
 ";
         write!(expected, "{pid}\n{files}").unwrap();
     }
-    assert_eq!(explored(What::Fds), expected);
+    assert_eq!(text(What::Fds), expected);
 }
 
 #[test]
@@ -182,7 +183,7 @@ fn mems_shows_the_areas_of_each_live_task() {
         )
         .unwrap();
     }
-    assert_eq!(explored(What::Mems), expected);
+    assert_eq!(text(What::Mems), expected);
 }
 
 #[test]
@@ -206,7 +207,7 @@ fn rss_shows_where_the_pages_of_each_live_task_are() {
         ];
         write!(expected, "{pid}\n{}", lines.join("\n")).unwrap();
     }
-    assert_eq!(explored(What::Rss), expected);
+    assert_eq!(text(What::Rss), expected);
 }
 
 #[test]
@@ -227,4 +228,66 @@ fn control_characters_do_not_reach_the_terminal() {
     let mut out = vec![];
     explore(&ImageDir::open(dir.path()).unwrap(), What::Ps, &mut out).unwrap();
     assert!(String::from_utf8(out).unwrap().contains("   \\u{1b}[2J\u{fffd}\n"));
+}
+
+/// What programs get of the first task.
+fn first(what: What) -> Json {
+    let (_temp, dir) = checkpoint();
+    let mut all = explored(&dir, what).unwrap();
+    let tasks = all["tasks"].as_array_mut().unwrap();
+    assert_eq!(tasks.len(), if what == What::Ps { 4 } else { 3 });
+    tasks.remove(0)
+}
+
+#[test]
+fn programs_get_the_same_as_objects() {
+    let task = json!({
+        "pid": 10, "ppid": 0, "pgid": 10, "sid": 1, "threads": [10], "comm": "task10",
+    });
+    assert_eq!(first(What::Ps), task);
+
+    let fds = first(What::Fds);
+    let (cwd, root) = (&fds["cwd"], &fds["root"]);
+    assert_eq!((&fds["pid"], cwd, root), (&json!(10), &json!("/home"), &json!("/")));
+    assert_eq!(fds["fds"][2], json!({ "fd": 2, "name": "unix[55 (56) =00name]" }));
+
+    let mems = first(What::Mems);
+    assert_eq!((&mems["exe"], mems["areas"].as_array().unwrap().len()), (&json!("/bin/sleep"), 10));
+    let of_file = json!({
+        "start": "0x600000", "end": "0x601000", "protection": "r--", "name": "/home",
+        "offset": "0x3000", "shared": true,
+    });
+    assert_eq!(mems["areas"][3], of_file);
+    let own = json!({
+        "start": "0x500000", "end": "0x504000", "protection": "rw-", "name": null,
+        "offset": null, "shared": false,
+    });
+    assert_eq!(mems["areas"][1], own);
+    assert_eq!(mems["areas"][9]["end"], "0xffffffffff601000");
+
+    let rss = first(What::Rss);
+    assert_eq!(rss["pages"].as_array().unwrap().len(), 5);
+    let run = json!({
+        "start": "0x500000", "count": 5, "continues": false,
+        "areas": [
+            { "start": "0x500000", "pages": 4, "name": null },
+            { "start": "0x504000", "pages": 4, "name": null },
+        ],
+    });
+    assert_eq!(rss["pages"][2], run);
+    assert_eq!(rss["pages"][3]["continues"], true);
+}
+
+/// JSON can hold what a terminal would obey.
+#[test]
+fn programs_get_names_as_they_are() {
+    let (_temp, dir) = checkpoint();
+    let reg = RegFileEntry { id: 1, name: b"/a\nb".to_vec(), ..Default::default() };
+    let file = FileEntry { id: 1, reg: Some(reg), ..Default::default() };
+    dir.write_all(kind::FILES, 0, &[file]).unwrap();
+    let all = explored(&dir, What::Fds).unwrap();
+    assert_eq!(all["tasks"][0]["fds"][0]["name"], "/a\nb");
+    let mut out = vec![];
+    explore(&dir, What::Fds, &mut out).unwrap();
+    assert!(String::from_utf8(out).unwrap().contains("/a\\nb\n"));
 }
