@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use torpor_sys::process::{Status, wait};
-use torpor_worker::{Class, Event, Job, Outcome, Worker};
+use torpor_worker::{Class, Event, Job, Level, Outcome, Worker};
 
 mod sleeper;
 
@@ -137,6 +137,68 @@ fn a_worker_that_dies_lets_its_task_go_on() {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     assert_eq!(worker.finish().unwrap().class, Class::Died);
     wait_until(|| task.sleeps());
+}
+
+/// A restore that waits with everything made: the task is there, and has not run yet.
+fn held_restore(task: &Sleeper) -> Worker {
+    let outcome = dump(task, &[]).finish().unwrap();
+    assert_eq!(outcome.class, Class::Done, "{}", outcome.text);
+    reap(task);
+    let args = ["restore", "--images-dir", "images", "--shell-job", "--restore-detached"];
+    let mut worker = start(task, &args, &["post-restore"]);
+    assert_eq!(until_held(&mut worker, "post-restore"), None);
+    assert!(task.lives());
+    worker
+}
+
+/// Nothing is left of a restore that was not finished: the task ends, and its pid is free for the
+/// next try.
+fn can_be_restored(task: &Sleeper) {
+    wait_until(|| !Path::new(&format!("/proc/{}", task.pid)).exists());
+    let args = ["restore", "--images-dir", "images", "--shell-job", "--restore-detached"];
+    let restored = start(task, &args, &[]).finish().unwrap();
+    assert_eq!(restored.class, Class::Done, "{}", restored.text);
+    assert_eq!(restored.report.pid, Some(task.pid));
+    wait_until(|| task.sleeps());
+}
+
+#[test]
+fn a_cancelled_restore_leaves_nothing() {
+    let task = Sleeper::start();
+    held_restore(&task).cancel().unwrap();
+    can_be_restored(&task);
+}
+
+#[test]
+fn a_restoring_worker_that_dies_leaves_nothing() {
+    let task = Sleeper::start();
+    let mut worker = held_restore(&task);
+    let pid = rustix::process::Pid::from_raw(worker.pid().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    assert_eq!(worker.finish().unwrap().class, Class::Died);
+    can_be_restored(&task);
+}
+
+/// A daemon need not take a sentence apart.
+#[test]
+fn records_of_the_log_have_fields() {
+    let task = Sleeper::start();
+    let pid = task.pid.to_string();
+    let args = ["dump", "-v3", "--tree", &pid, "--images-dir", "images", "--shell-job"];
+    let mut worker = start(&task, &args, &[]);
+    let mut records = Vec::new();
+    let outcome = loop {
+        match worker.next_event().unwrap() {
+            Event::Log { level, text, fields } => records.push((level, text, fields)),
+            Event::Ended(outcome) => break outcome,
+            _ => {}
+        }
+    };
+    assert_eq!(outcome.class, Class::Done, "{}", outcome.text);
+    let fields = vec![("tasks".to_owned(), "1".to_owned())];
+    let frozen = (Level::Info, "Frozen tasks=1".to_owned(), fields);
+    assert!(records.contains(&frozen), "{records:?}");
+    reap(&task);
 }
 
 #[test]

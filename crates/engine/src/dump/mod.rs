@@ -146,7 +146,7 @@ impl Dump<'_> {
 
 /// Collects and writes everything but the inventory.
 fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
-    tracing::info!("Frozen: {} tasks", cx.tasks.len());
+    tracing::info!(tasks = cx.tasks.len(), "Frozen");
     hooks.notify(Event::NetworkLock)?;
     cx.read_statuses()?;
     cx.number_objects()?;

@@ -327,7 +327,7 @@ fn obstacle(cx: &mut Restore<'_>, last: &Restore<'_>) -> Result<Option<String>> 
 
 /// Makes the skeleton: everything up to the memory of the tasks.
 fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
-    tracing::info!("Restoring {} tasks, {} files", cx.tasks.len(), cx.entries.len());
+    tracing::info!(tasks = cx.tasks.len(), files = cx.entries.len(), "Restoring");
     cx.table().load()?;
     cx.with_homes(namespace::take_external)?;
     cx.lock_network(Asleep::lock_external)?;
