@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tokio::net::UnixStream;
+use torpor_kernel::proc;
 use torpor_worker::tell;
 
 use crate::cell::Network;
@@ -216,12 +217,8 @@ impl ReadyEndpoint {
         let mut at = 0;
         while let Some(&pid) = all.get(at) {
             at += 1;
-            for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten()
-            {
-                let children = fs::read_to_string(thread.path().join("children"));
-                let children = children.unwrap_or_default();
-                all.extend(children.split_whitespace().filter_map(|w| w.parse::<u32>().ok()));
-            }
+            let children = proc::children_of(pid.cast_signed());
+            all.extend(children.into_iter().map(i32::cast_unsigned));
         }
         all.split_off(1)
     }

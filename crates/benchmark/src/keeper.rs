@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+use torpor_kernel::proc;
 
 use crate::cri::{CallError, Client};
 use crate::setting::Setting;
@@ -190,10 +191,8 @@ fn start(dir: &Path, world: &World) -> io::Result<Child> {
 /// Ends the first process of the pid namespace whose maker is `unshare`; the kernel ends all others
 /// before that process is gone.
 fn end(unshare: u32) {
-    let path = format!("/proc/{unshare}/task/{unshare}/children");
-    let children = std::fs::read_to_string(path).unwrap_or_default();
-    let inits = children.split_whitespace().filter_map(|word| word.parse::<i32>().ok());
-    for pid in inits.filter_map(Pid::from_raw) {
+    let inits = proc::children_of(unshare.cast_signed());
+    for pid in inits.into_iter().filter_map(Pid::from_raw) {
         let _ = kill_process(pid, Signal::KILL);
     }
 }

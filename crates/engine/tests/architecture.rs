@@ -1,7 +1,7 @@
 //! `docs/architecture.md` names what there is.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 #[path = "architecture/imports.rs"]
@@ -269,6 +269,28 @@ fn few_files_take_what_knows_all() {
     for name in ["Tasks", "Pids", "Paths", "Opener", "Around", "Neighbours", "Homes", "Assembly"] {
         let all = takers(name);
         assert!((1..=10).contains(&all.len()), "{} files take {name}: {all:?}", all.len());
+    }
+}
+
+/// The guardian runs when all else has gone wrong: it imports nothing that it undoes.
+#[test]
+fn the_guardian_knows_nothing_of_what_it_undoes() {
+    let files = files_of_engine();
+    let (_, text) = files.iter().find(|(file, _)| file == "guardian.rs").unwrap();
+    let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let used = code.flat_map(|line| line.split("crate::").skip(1));
+    let used: BTreeSet<&str> = used.filter_map(|path| path.split("::").next()).collect();
+    assert_eq!(used, BTreeSet::from(["error"]));
+}
+
+/// Who descends from whom is asked in one place.
+#[test]
+fn children_are_read_in_one_place() {
+    for krate in crates().iter().filter(|krate| *krate != "kernel") {
+        let code = sources(&root().join("crates").join(krate).join("src"));
+        let reads = |line: &&str| line.contains("/children\"") || line.contains("(\"children\")");
+        let found: Vec<_> = code.lines().filter(reads).collect();
+        assert!(found.is_empty(), "{krate}: {found:?}");
     }
 }
 

@@ -167,6 +167,11 @@ pub fn children(pid: i32, threads: &[i32], workers: usize) -> Result<Vec<i32>> {
     Ok(all.concat())
 }
 
+/// The children that a process has now, of whichever of its threads: none if it is gone, or nobody may look.
+pub fn children_of(pid: i32) -> Vec<i32> {
+    numbers(pid, "task").and_then(|threads| children(pid, &threads, 1)).unwrap_or_default()
+}
+
 /// `/proc/PID/stat`, as far as it is used (proc_pid_stat(5)).
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)]
@@ -410,6 +415,22 @@ mod tests {
         assert_eq!(status(pid).unwrap().ns_pids().first(), Some(&pid));
         assert!(numbers(pid, "fd").unwrap().contains(&0));
         assert!(ns_inode(pid, "mnt").unwrap() > 0);
+    }
+
+    #[test]
+    fn children_of_all_threads_are_found() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let start = || std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut here = start();
+        // What a thread has started is its own child until it ends.
+        let (mut there, all) = std::thread::spawn(move || (start(), children_of(own))).join().unwrap();
+        for child in [&mut here, &mut there] {
+            let pid = i32::try_from(child.id()).unwrap();
+            assert!(all.contains(&pid), "{pid} is not among {all:?}");
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert!(children_of(pid).is_empty());
+        }
     }
 
     #[test]

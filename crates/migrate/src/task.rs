@@ -1,10 +1,8 @@
 //! Tasks by process id and start time, so that a process id that is used again is noticed.
 
-use std::fs;
-
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
-use torpor_kernel::proc::stat;
+use torpor_kernel::proc::{self, children_of, stat};
 
 use crate::error::{Error, Result};
 
@@ -54,13 +52,10 @@ impl Task {
     #[must_use]
     pub(crate) fn goes_on(&self) -> bool {
         const KILL: u64 = 1 << (libc::SIGKILL - 1);
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let pending = |name| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-        };
+        let Ok(status) = proc::status(self.pid) else { return false };
+        let pending = |name| status.number(name, 16).unwrap_or(0);
         let is_ending = stat(self.pid).map_or(true, |stat| stat.is_ending());
-        self.lives() && !is_ending && (pending("SigPnd:") | pending("ShdPnd:")) & KILL == 0
+        self.lives() && !is_ending && (pending("SigPnd") | pending("ShdPnd")) & KILL == 0
     }
 
     /// Kills it, and waits until it has ended.
@@ -91,7 +86,7 @@ pub(crate) fn tree(root: i32) -> Result<Vec<Task>> {
     let mut next = 0;
     while let Some(task) = found.get(next).copied() {
         next += 1;
-        found.extend(children(task.pid).into_iter().filter_map(|pid| Task::find(pid).ok()));
+        found.extend(children_of(task.pid).into_iter().filter_map(|pid| Task::find(pid).ok()));
         if found.len() > MAX_TASKS {
             return Err(Error::refused(format!("the tree under {root} does not end")));
         }
@@ -99,27 +94,10 @@ pub(crate) fn tree(root: i32) -> Result<Vec<Task>> {
     Ok(found)
 }
 
-/// The children of a process.
-#[must_use]
-pub(crate) fn children(pid: i32) -> Vec<i32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let lists =
-        threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    let mut found = Vec::new();
-    for list in lists {
-        found.extend(list.split_whitespace().filter_map(|word| word.parse::<i32>().ok()));
-    }
-    found
-}
-
 /// The process ids of a process in all pid namespaces that see it, the outermost first.
 #[must_use]
 pub(crate) fn ids(pid: i32) -> Vec<i32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    line.map_or(Vec::new(), |line| {
-        line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
-    })
+    proc::status(pid).map(|status| status.ns_pids()).unwrap_or_default()
 }
 
 #[cfg(test)]

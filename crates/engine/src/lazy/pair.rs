@@ -95,17 +95,13 @@ pub(super) fn pid_of(task: &OwnedFd) -> Option<i32> {
 
 /// Stops all tasks below one that is stopped, and adds them.
 fn stop_below(pid: i32, all: &mut Vec<OwnedFd>) {
-    for thread in proc::numbers(pid, "task").unwrap_or_default() {
-        let list = fs::read_to_string(format!("/proc/{pid}/task/{thread}/children"));
-        for child in list.unwrap_or_default().split_ascii_whitespace() {
-            let Ok(child) = child.parse::<i32>() else { continue };
-            let Ok(pidfd) = proc::pidfd(child) else { continue };
-            // Its pid may be another's by now.
-            if proc::stat(child).is_ok_and(|stat| stat.ppid == pid) {
-                let _ = pidfd_send_signal(&pidfd, Signal::STOP);
-                all.push(pidfd);
-                stop_below(child, all);
-            }
+    for child in proc::children_of(pid) {
+        let Ok(pidfd) = proc::pidfd(child) else { continue };
+        // Its pid may be another's by now.
+        if proc::stat(child).is_ok_and(|stat| stat.ppid == pid) {
+            let _ = pidfd_send_signal(&pidfd, Signal::STOP);
+            all.push(pidfd);
+            stop_below(child, all);
         }
     }
 }

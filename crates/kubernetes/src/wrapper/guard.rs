@@ -8,7 +8,7 @@
 //! are closed, and meanwhile says nothing of the container, to a containerd neither that was started
 //! anew: after two seconds without a word that takes the container for lost and kills it.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Result, Write};
 use std::os::unix::net::UnixStream;
 use std::thread::sleep;
@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpid, getsid, kill_process, set_child_subreaper, setsid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
+use torpor_kernel::proc;
 use torpor_sys::process::{Status, fork, set_name, wait};
 
 /// How often it is looked whether what the work has started has ended.
@@ -121,10 +122,8 @@ pub(super) fn quiet() {
 
 /// Kills the children but those that lead a session: the engine's guardian is one, and ends by itself.
 fn end_children() {
-    let me = getpid();
-    let list = format!("/proc/{me}/task/{me}/children");
-    let children = fs::read_to_string(list).unwrap_or_default();
-    let children = children.split(' ').filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+    let children = proc::children_of(getpid().as_raw_nonzero().get());
+    let children = children.into_iter().filter_map(Pid::from_raw);
     for child in children.filter(|child| getsid(Some(*child)).is_ok_and(|of| of != *child)) {
         // It may have ended by itself.
         let _ = kill_process(child, Signal::KILL);

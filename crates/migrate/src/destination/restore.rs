@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use torpor_images::proto::PstreeEntry;
 use torpor_images::{ImageDir, kind};
+use torpor_kernel::proc;
 use torpor_worker::{Event, Idle, Outcome, Worker};
 
 use super::director::Director;
@@ -144,7 +145,7 @@ impl Restore {
     /// What the process that is `pid` in the namespace of the job is here.
     fn outer_pid(&self, pid: i32) -> Result<i32> {
         let gone = || Error::refused(format!("restore: process {pid} is not to be found"));
-        let init = task::children(self.task()?.pid).first().copied().ok_or_else(gone)?;
+        let init = proc::children_of(self.task()?.pid).first().copied().ok_or_else(gone)?;
         let space = pid_namespace(&init.to_string()).ok_or_else(gone)?;
         // All of the namespace is below its first process. The tasks are stopped meanwhile: nobody else is looked at.
         let mut left = VecDeque::from([init]);
@@ -154,7 +155,7 @@ impl Restore {
             {
                 return Ok(outer);
             }
-            left.extend(task::children(outer));
+            left.extend(proc::children_of(outer));
         }
         Err(gone())
     }

@@ -104,8 +104,7 @@ impl Asleep {
         assert_eq!(line, "ready\n");
         let asleep = Asleep { dir, given: Given::default() };
         std::fs::create_dir(asleep.dir.path().join("images")).unwrap();
-        let children = format!("/proc/{0}/task/{0}/children", child.id());
-        let pid = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
+        let pid = crate::proc::children_of(child.id().cast_signed())[0];
         // It is ready, and a moment later has done with its output.
         let output = || std::fs::read_link(format!("/proc/{pid}/fd/1")).unwrap();
         let is_done = || Ok((output() == Path::new("/dev/null")).then_some(()));
@@ -561,8 +560,7 @@ fn unix_sockets_with_other_peers_are_named() {
 #[test]
 fn a_table_of_its_own_is_compared() {
     let child_of = |pid: i32| {
-        let children = format!("/proc/{pid}/task/{pid}/children");
-        while std::fs::read_to_string(&children).unwrap().trim().is_empty() {
+        while crate::proc::children_of(pid).is_empty() {
             std::thread::yield_now();
         }
     };
