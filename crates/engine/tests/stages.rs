@@ -12,7 +12,6 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use torpor_engine::options::{Files, Memory, Stop, Trust};
@@ -24,14 +23,16 @@ use torpor_images::compress::Compression;
 use torpor_policy::{Policy, Rules};
 use torpor_seal::Suite;
 use torpor_seal::keys::{AgeIdentity, Identities, Recipient};
-use torpor_store::Archive;
+
+#[path = "stages/stores.rs"]
+mod stores;
 
 /// Processes of a subject with children.
 const FAMILY: usize = 4;
 /// Until something that is bound to happen has happened.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const CASES: [(&str, fn()); 12] = [
+const CASES: [(&str, fn()); 11] = [
     ("quiet_memory", || moves(&Case { mode: "q", quiet: true, ..PLAIN })),
     ("one_process", || moves(&Case { mode: "-", ..PLAIN })),
     ("relatives_with_threads", || moves(&Case { mode: "ft", family: FAMILY, ..PLAIN })),
@@ -51,7 +52,6 @@ const CASES: [(&str, fn()); 12] = [
     ("births_and_ends", || moves(&Case { mode: "fb", family: FAMILY, ..PLAIN })),
     ("a_dropped_stage_leaves_nothing", a_dropped_stage_leaves_nothing),
     ("a_dropped_session_lets_go", a_dropped_session_lets_go),
-    ("archives_are_written_and_read", archives_are_written_and_read),
 ];
 
 const PLAIN: Case = Case { mode: "-", family: 1, namespaces: "-p", quiet: false, sealed: false };
@@ -95,7 +95,7 @@ fn main() -> ExitCode {
         destination(first.as_ref());
         return ExitCode::SUCCESS;
     }
-    torpor_tests::alone::main(&CASES)
+    torpor_tests::alone::main(&[CASES.as_slice(), &stores::CASES].concat())
 }
 
 /// A tree that runs.
@@ -381,24 +381,6 @@ fn a_dropped_session_lets_go() {
     goes_on();
     drop(session);
     goes_on();
-}
-
-/// A dump into an archive and a restore from one, without a directory of images.
-fn archives_are_written_and_read() {
-    let subject = Subject::start(&Case { mode: "f", family: FAMILY, ..PLAIN });
-    let file = subject.dir.path().join("checkpoint.tar");
-    let archive = Archive::create(&file).unwrap();
-    let mut opts =
-        Options { store: Some(Arc::new(archive)), stop: Stop::default(), ..subject.round(1) };
-    opts.memory.track = false;
-    torpor_engine::dump(&opts, &mut NoHooks).unwrap();
-    let before = subject.checks(FAMILY);
-    assert_eq!(std::fs::read_dir(subject.images(1)).unwrap().count(), 0);
-    let archive = Archive::open(&file).unwrap();
-    let opts = Options { store: Some(Arc::new(archive)), shell_job: true, ..Options::default() };
-    let report = torpor_engine::restore(&opts, &mut NoHooks).unwrap();
-    subject.wait_for_checks(FAMILY, &before);
-    kill(report.pid);
 }
 
 fn kill(pid: i32) {
