@@ -42,7 +42,7 @@ fuzz:             ## every fuzz target for SECONDS seconds
 install: build    ## torpor, the links criu and crit, manual pages, completions
 	@scripts/install.sh
 
-deb: build        ## a Debian package, in target/debian
+deb:              ## a Debian package, in target/debian
 	@scripts/deb.sh
 
 setup:            ## install what building and testing needs

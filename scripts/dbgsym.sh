@@ -8,6 +8,10 @@ field() { dpkg-deb --field "$package" "$1"; }
 
 id=$(readelf --notes "$program" | sed -n 's/^ *Build ID: //p')
 [ -n "$id" ] || { echo "$program has no build id: debuggers could not find its symbols" >&2; exit 1; }
+case $(readelf --sections --wide "$program") in
+    *.debug_line*) ;;
+    *) echo "$program has no debug symbols: build it with --profile dist" >&2; exit 1 ;;
+esac
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 chmod 755 "$root"

@@ -6,8 +6,11 @@ cd "$(dirname "$0")/.."
 
 cargo deb --version >/dev/null 2>&1 || cargo install --quiet --locked cargo-deb --version 3.8.0
 
+cargo build --locked --profile dist --package torpor-cli
+built=target/dist/torpor
+
 # What `make install` would put on the machine is what the package holds.
-DESTDIR=target/deb PREFIX=/usr scripts/install.sh
+BUILT=$built DESTDIR=target/deb PREFIX=/usr scripts/install.sh
 package=$(cargo deb --quiet --no-build --package torpor-cli)
 echo "$package"
-scripts/dbgsym.sh target/release/torpor "$package"
+scripts/dbgsym.sh "$built" "$package"

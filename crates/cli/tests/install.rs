@@ -139,6 +139,12 @@ fn debug_symbols_have_a_package_of_their_own() {
     fs::write(root.join("DEBIAN/control"), control).unwrap();
     said("dpkg-deb", &["--root-owner-group", "--build", &text(&root), &package]);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/dbgsym.sh");
+    let bare = text(&dir.path().join("bare"));
+    said("cc", &["-Wl,--build-id", "-Wl,--strip-all", "-o", &bare, &text(&source)]);
+    let refused = Command::new(&script).args([&bare, &package]).output().unwrap();
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && why.contains("--profile dist"), "{why}");
+
     let symbols = said(&text(&script), &[&program, &package]);
     assert!(symbols.trim().ends_with("/torpor-dbgsym_1.2-3_amd64.deb"), "{symbols}");
     assert_eq!(said("dpkg-deb", &["--field", symbols.trim(), "Depends"]), "torpor (= 1.2-3)\n");
