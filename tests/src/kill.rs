@@ -46,7 +46,7 @@ pub fn watch(command: &mut Command, threads: Threads, at: Option<u64>) -> Result
     let pid = command.spawn()?.id().cast_signed();
     let clones = if threads == Threads::All { option::TRACECLONE } else { 0 };
     ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL | clones)?;
-    count(pid, threads, at)
+    count(pid, threads, at, || Then::Dies)
 }
 
 /// Does the same with a process that somebody else has started: its first thread counts, from now on.
@@ -55,7 +55,22 @@ pub fn watch(command: &mut Command, threads: Threads, at: Option<u64>) -> Result
 /// It cannot be traced, since it has ended ([`has_ended`]); it dies of something else.
 pub fn watch_other(pid: i32, at: Option<u64>) -> Result<Watched> {
     ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL)?;
-    count(pid, Threads::First, at)
+    count(pid, Threads::First, at, || Then::Dies)
+}
+
+/// Does the same, but the process goes on: something else happens while it stands at its stop number `at`.
+/// Whether it came that far.
+///
+/// # Errors
+/// As [`watch_other`].
+pub fn while_at(pid: i32, at: u64, happens: impl FnOnce()) -> Result<bool> {
+    ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL)?;
+    let mut happens = Some(happens);
+    count(pid, Threads::First, Some(at), || {
+        happens.take().into_iter().for_each(|happens| happens());
+        Then::GoesOn
+    })?;
+    Ok(happens.is_none())
 }
 
 /// Whether somebody could not be traced: gone, or ended and not yet waited for.
@@ -77,10 +92,22 @@ pub fn watch_work(work: impl FnOnce(), at: Option<u64>) -> Result<Watched> {
     })?;
     ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL)?;
     rustix::io::write(&open, &[1])?;
-    count(pid, Threads::First, at)
+    count(pid, Threads::First, at, || Then::Dies)
 }
 
-fn count(pid: i32, threads: Threads, at: Option<u64>) -> Result<Watched> {
+/// What becomes of a process at the stop that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Dies,
+    GoesOn,
+}
+
+fn count(
+    pid: i32,
+    threads: Threads,
+    at: Option<u64>,
+    mut there: impl FnMut() -> Then,
+) -> Result<Watched> {
     // A process that ends just now says so below.
     let _ = ptrace::interrupt(pid);
     let mut stops = 0;
@@ -98,7 +125,7 @@ fn count(pid: i32, threads: Threads, at: Option<u64>) -> Result<Watched> {
             }
             Status::Stopped { signal: SYSCALL_STOP, .. } => {
                 stops += 1;
-                if at == Some(stops) {
+                if at == Some(stops) && there() == Then::Dies {
                     process::kill_thread(pid, pid, libc::SIGKILL)?;
                     return killed(pid, whom);
                 }

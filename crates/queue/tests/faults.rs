@@ -4,12 +4,13 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use common::{Daemon, PATIENCE, counted, counter, long, shepherds, until, words};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use torpor_tests::kill::{Watched, watch_other};
+use torpor_kernel::proc;
+use torpor_tests::kill::{Watched, watch_other, while_at};
 use torpor_tests::random::Random;
 
 fn kill(pid: i32) {
@@ -17,20 +18,36 @@ fn kill(pid: i32) {
     let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
 }
 
+/// The shepherd that keeps a job, once it has started that.
+fn shepherd_of(daemon: &Daemon, id: u64) -> Option<i32> {
+    let dir = daemon.data().join(format!("jobs/{id}"));
+    let keeps = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let named = line.split(|byte| *byte == 0).nth(3).unwrap_or_default();
+        std::path::Path::new(std::str::from_utf8(named).unwrap_or_default()).starts_with(&dir)
+    };
+    let mut all = shepherds(&daemon.data()).into_iter();
+    all.find(keeps).filter(|shepherd| !proc::children_of(*shepherd).is_empty())
+}
+
 #[test]
 fn a_new_daemon_finds_jobs_in_every_state() {
     let mut daemon = Daemon::start(&["--slots", "4"]);
     let [running, asleep, stopped] =
         [60, 200, 200].map(|last| daemon.submit(&[], &words(&daemon.counter(last, 0.05))));
-    let short = daemon.submit(&[], &["sh", "-c", "sleep 0.5; echo done; exit 5"]);
+    let go = daemon.dir.path().join("go");
+    let script = "until [ -e $0 ]; do sleep 0.01; done; echo done; exit 5";
+    let short = daemon.submit(&[], &["sh", "-c", script, go.to_str().unwrap()]);
     daemon.wait_for_output(running, "1\n");
     daemon.wait_for_output(asleep, "1\n");
     daemon.wait_for_output(stopped, "1\n");
     daemon.ok(&["preempt", &asleep.to_string()]);
     daemon.ok(&["preempt", &stopped.to_string(), "--means", "stop"]);
+    let shepherd = until("the short one runs", || shepherd_of(&daemon, short));
     daemon.kill();
     // The short one ends while nobody is there.
-    std::thread::sleep(Duration::from_millis(800));
+    std::fs::write(go, "").unwrap();
+    until("it has ended", || proc::children_of(shepherd).is_empty().then_some(()));
     daemon.launch();
     assert_eq!(daemon.wait_for(short, "failed")["exit"], 5);
     assert_eq!(daemon.output(short), "done\n");
@@ -136,20 +153,19 @@ fn a_job_without_a_checkpoint_begins_again_and_not_for_ever() {
 
 /// A process that works for a shepherd: that saves a job or brings it back.
 fn worker_of(shepherd: i32) -> Option<i32> {
-    let children = std::fs::read_to_string(format!("/proc/{shepherd}/task/{shepherd}/children"));
-    let threads = std::fs::read_dir(format!("/proc/{shepherd}/task")).ok()?;
-    let of = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("children"));
-    let all = threads.filter_map(|thread| of(thread.ok()?).ok()).chain(children.ok());
-    let all: String = all.collect::<Vec<_>>().join(" ");
-    all.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid| {
+    proc::children_of(shepherd).into_iter().find(|pid| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.split(|byte| *byte == 0).nth(1) == Some(torpor_worker::COMMAND.as_bytes())
     })
 }
 
-/// Has `daemon` do something, and kills the worker that does it at point `at` of its work, if there is
-/// one. What became of the worker; nothing if none was met before its end.
-fn with_killed_worker(daemon: &Daemon, command: &[&str], at: Option<u64>) -> Option<Watched> {
+/// Has `daemon` do something, and the worker that does it watched. What came of that; nothing if none was
+/// met before its end.
+fn with_worker<T>(
+    daemon: &Daemon,
+    command: &[&str],
+    watch: impl FnOnce(i32) -> Option<T>,
+) -> Option<T> {
     let (shepherd, verb) = (shepherds(&daemon.data())[0], command[0]);
     let mut command = daemon.queue(command);
     let command = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
@@ -165,10 +181,15 @@ fn with_killed_worker(daemon: &Daemon, command: &[&str], at: Option<u64>) -> Opt
         }
         assert!(begun.elapsed() < PATIENCE, "there is neither a worker nor an end");
     };
-    let watched = found.and_then(|worker| watch_other(worker, at).ok());
+    let watched = found.and_then(watch);
     // It says that the job could not give way, or that it had done so already.
     client.wait().unwrap();
     watched
+}
+
+/// Kills the worker at point `at` of its work, if there is one.
+fn with_killed_worker(daemon: &Daemon, command: &[&str], at: Option<u64>) -> Option<Watched> {
+    with_worker(daemon, command, |worker| watch_other(worker, at).ok())
 }
 
 /// The job goes on if the process that saves it is killed, and is brought back from the same checkpoint if the one that
@@ -456,23 +477,40 @@ fn a_disk_that_is_full_at_random_moments_costs_no_job() {
     let id = daemon.submit(&[], &["python3", "-c", script, stop.to_str().unwrap()]);
     let word = id.to_string();
     daemon.wait_for_output(id, "9\n");
-    let random = Random::printed();
-    for _ in 0..rounds {
+    let preempt = ["preempt", word.as_str(), "--means", "checkpoint"];
+    let points = until("its worker was met", || {
+        let watched = with_killed_worker(&daemon, &preempt, None);
+        daemon.ok(&["resume", &word]);
+        daemon.wait_for(id, "running");
+        match watched? {
+            Watched::Ended { stops, success: true } => Some(stops),
+            other => panic!("{other:?}"),
+        }
+    });
+    let (random, mut filled, mut refused) = (Random::printed(), 0, 0);
+    // Until the disk was full often enough while a worker wrote, and one of them could not go on for it.
+    for round in 0.. {
+        if filled >= rounds && refused > 0 {
+            break;
+        }
+        assert!(round < 10 * rounds, "in {round} rounds {filled} times full, {refused} refused");
         let before = daemon.show(id)["checkpoint"].as_u64();
-        let mut preempt = daemon.queue(&["preempt", &word, "--means", "checkpoint"]);
-        let preempt = preempt.stdout(std::process::Stdio::null());
-        let mut client = preempt.stderr(std::process::Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(random.below(150)));
-        disk.fill();
+        // A part of the work is done before its worker is met.
+        let at = 1 + random.below(points / 2);
         // It says that the job goes on, or that it has given way already.
-        client.wait().unwrap();
+        let met = with_worker(&daemon, &preempt, |pid| while_at(pid, at, || disk.fill()).ok());
+        let is_full = met == Some(true);
+        filled += u64::from(is_full);
         let state = until("it runs, or sleeps", || {
             let state = daemon.job(id)["state"].as_str().unwrap().to_owned();
             ["running", "preempted"].contains(&state.as_str()).then_some(state)
         });
-        disk.free();
+        if is_full {
+            disk.free();
+        }
+        refused += u64::from(state == "running");
         if state == "running" {
-            daemon.ok(&["preempt", &word, "--means", "checkpoint"]);
+            daemon.ok(&preempt);
         }
         until("it is durable", || (daemon.show(id)["checkpoint"].as_u64() > before).then_some(()));
         daemon.ok(&["resume", &word]);
