@@ -276,6 +276,44 @@ static void processes(long count)
 		}
 }
 
+// Another thread, and a hundred files that nobody else has.
+static void furnish(void)
+{
+	pthread_attr_t attr;
+	pthread_t thread;
+
+	for (int i = 0; i < 100; i++)
+		if (open("/dev/null", O_RDONLY) < 0)
+			exit(1);
+	pthread_attr_init(&attr);
+	pthread_attr_setstacksize(&attr, 64 << 10);
+	if (pthread_create(&thread, &attr, sleeper, 0))
+		exit(1);
+}
+
+static void family(long count)
+{
+	int done[2];
+	char byte = 0;
+
+	if (pipe(done))
+		exit(1);
+	for (long i = 1; i < count; i++)
+		if (fork() == 0) {
+			fclose(stdout);
+			furnish();
+			if (write(done[1], &byte, 1) != 1)
+				exit(1);
+			close(done[0]), close(done[1]);
+			sleeper(0);
+		}
+	for (long i = 1; i < count; i++)
+		if (read(done[0], &byte, 1) != 1)
+			exit(1);
+	close(done[0]), close(done[1]);
+	furnish();
+}
+
 // A server with eight workers, which all have the same memory since they were forked.
 static void workers(long mib)
 {
@@ -332,6 +370,8 @@ int main(int argc, char **argv)
 		copied(n);
 	else if (!strcmp(kind, "processes"))
 		processes(n);
+	else if (!strcmp(kind, "family"))
+		family(n);
 	else if (!strcmp(kind, "threads"))
 		threads(n);
 	else if (!strcmp(kind, "mappings"))

@@ -10,6 +10,7 @@ mod cow;
 mod faults;
 mod floor;
 mod judged;
+mod last_step;
 mod lazy;
 mod memory;
 mod migrate;
@@ -38,9 +39,10 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 22] = [
+const PARTS: [Part; 23] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
+    ("last-step", last_step::measure),
     ("cow", cow::measure),
     ("cow-redis", cow::redis),
     ("lazy", lazy::measure),
