@@ -104,7 +104,8 @@ impl Skeleton {
         let step = start.elapsed().as_secs_f64();
         let root: i32 = fs::read_to_string(&self.pid)?.trim().parse()?;
         fs::remove_file(&self.pid)?;
-        kill_process(Pid::from_raw(root).context("no pid")?, Signal::KILL)?;
+        // It may have ended with the restore, its parent now: as it would have with `unshare` (--kill-child).
+        let _ = kill_process(Pid::from_raw(root).context("no pid")?, Signal::KILL);
         gone(root.unsigned_abs())?;
         Ok(step)
     }
