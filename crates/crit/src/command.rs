@@ -162,9 +162,8 @@ enum CritCommand {
 /// # Errors
 /// Images that are damaged or no key opens; files that cannot be read or written.
 pub fn run(command: ImageCommand, defaults: &Identities) -> Result<ExitCode> {
-    let shown = |args: &Explore, what| {
-        explore_command(&args.dir, what, args.json, &args.keys, defaults)
-    };
+    let shown =
+        |args: &Explore, what| explore_command(&args.dir, what, args.json, &args.keys, defaults);
     let out = &mut io::stdout();
     read(match command {
         ImageCommand::Show(args) => show(&args, defaults),

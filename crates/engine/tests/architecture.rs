@@ -232,7 +232,9 @@ fn types_are_taken_by_whatever_path() {
     for taken in ["f(a: &Tasks)", "a: &mut tasks::Tasks,", "a: &'a Tasks<'b>", "&'a mut x::Tasks"] {
         assert!(takes(taken, "Tasks"), "{taken}");
     }
-    for other in ["f(a: Tasks)", "a: &AllTasks", "a: &TasksHere", "// &Tasks", "-> Tasks", "x & y Tasks"] {
+    for other in
+        ["f(a: Tasks)", "a: &AllTasks", "a: &TasksHere", "// &Tasks", "-> Tasks", "x & y Tasks"]
+    {
         assert!(!takes(other, "Tasks"), "{other}");
     }
 }

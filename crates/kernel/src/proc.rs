@@ -423,7 +423,8 @@ mod tests {
         let start = || std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let mut here = start();
         // What a thread has started is its own child until it ends.
-        let (mut there, all) = std::thread::spawn(move || (start(), children_of(own))).join().unwrap();
+        let (mut there, all) =
+            std::thread::spawn(move || (start(), children_of(own))).join().unwrap();
         for child in [&mut here, &mut there] {
             let pid = i32::try_from(child.id()).unwrap();
             assert!(all.contains(&pid), "{pid} is not among {all:?}");

@@ -259,7 +259,13 @@ fn afl() {
     let text = dir.path().join("target.c");
     std::fs::write(&text, source).unwrap();
     let program = dir.path().join("target");
-    let made = Command::new("afl-cc").arg(format!("-DRUNS={runs:?}")).arg("-o").arg(&program).arg(&text).output().unwrap();
+    let made = Command::new("afl-cc")
+        .arg(format!("-DRUNS={runs:?}"))
+        .arg("-o")
+        .arg(&program)
+        .arg(&text)
+        .output()
+        .unwrap();
     assert!(made.status.success());
     std::fs::create_dir(dir.path().join("in")).unwrap();
     std::fs::write(dir.path().join("in/seed"), "quiet").unwrap();

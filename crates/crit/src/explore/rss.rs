@@ -100,9 +100,7 @@ impl Holdings for Resident {
 }
 
 fn as_json(run: &Pages) -> Json {
-    let area = |Area { start, pages, name }: &Area| {
-        json!({ "start": hex(*start), "pages": pages, "name": name })
-    };
+    let area = |Area { start, pages, name }: &Area| json!({ "start": hex(*start), "pages": pages, "name": name });
     let areas: Vec<Json> = run.areas.iter().map(area).collect();
     json!({
         "start": hex(run.start), "count": run.count, "continues": run.goes_on, "areas": areas,

@@ -39,7 +39,9 @@ impl SeenRoots {
         groups: &Membership,
     ) -> Result<Self> {
         let ns = namespaces.by_id(ns).filter(|ns| !ns.is_host);
-        let Some(file) = ns.and_then(|ns| ns.file.as_ref()) else { return Ok(SeenRoots::default()) };
+        let Some(file) = ns.and_then(|ns| ns.file.as_ref()) else {
+            return Ok(SeenRoots::default());
+        };
         let inside = cgroup::parse(&run_in(&[file.as_fd()], || Ok(proc::bytes(pid, "cgroup")?))?);
         let mut roots = Membership::new();
         for (name, path) in groups {

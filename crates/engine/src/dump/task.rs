@@ -9,7 +9,7 @@ use super::lost::Asking;
 use super::{Dump, Task, files};
 use crate::error::{Error, Result};
 use crate::proc;
-use crate::task::{MmFlags, ProcFiles, Process, ProcessState, Seen, ThreadState, AboutTree, state};
+use crate::task::{AboutTree, MmFlags, ProcFiles, Process, ProcessState, Seen, ThreadState, state};
 
 /// Writes the images of a zombie: its name and how it ended.
 pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) {
@@ -84,7 +84,17 @@ impl Taken {
 fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<ProcessState>> {
     let lost = without_parent(cx, tasks);
     let Dump {
-        tasks: all, pids, id_maps, filters, cgroups, later, guardian, suspects, found, kinds, ..
+        tasks: all,
+        pids,
+        id_maps,
+        filters,
+        cgroups,
+        later,
+        guardian,
+        suspects,
+        found,
+        kinds,
+        ..
     } = cx;
     let own_tid = |tid: i32| pids.own_tid(tid);
     let mut tree = AboutTree { maps: id_maps, own_tid: &own_tid, filters };

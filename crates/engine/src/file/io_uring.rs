@@ -211,7 +211,14 @@ impl IoUringDumper {
         registered::note_pinned(&mut tasks[found.task].vmas, &buffers);
         let (id, ino) = (found.id, found.stat.st_ino);
         let sockets = files.sockets;
-        self.met.push(Instance { id, ino, task: found.task, fd: found.fd, sockets, fetcher: number });
+        self.met.push(Instance {
+            id,
+            ino,
+            task: found.task,
+            fd: found.fd,
+            sockets,
+            fetcher: number,
+        });
         let instance = TorporIoUringEntry {
             id: found.id,
             flags: found.flags(),

@@ -19,8 +19,8 @@ use super::{Homes, Namespace, Namespaces, NsKind, send_into};
 use crate::dump::tasks::Task;
 use crate::error::{About, Context, Error, Result};
 use crate::proc;
-use crate::restore::process::{reap, with_process};
 use crate::restore::load::TaskImage;
+use crate::restore::process::{reap, with_process};
 use crate::restore::tasks;
 use crate::restore::transport::Transport;
 use crate::task::{Script, creds};
@@ -437,11 +437,7 @@ pub(crate) fn birthplace(spaces: &Namespaces, home: Option<u32>, number: u32) ->
 ///
 /// # Errors
 /// If the husk is gone, or may not enter.
-pub(crate) fn enter(
-    task: &mut tasks::Task,
-    spaces: &Namespaces,
-    now: Option<u32>,
-) -> Result<()> {
+pub(crate) fn enter(task: &mut tasks::Task, spaces: &Namespaces, now: Option<u32>) -> Result<()> {
     match spaces.nested_user_of(&task.image.homes).filter(|&own| now != Some(own)) {
         None => Ok(()),
         Some(own) => {

@@ -167,11 +167,7 @@ pub(crate) fn leave_behind(
 ///
 /// # Errors
 /// Refused, where a task lives in one that it cannot be born into again.
-pub(crate) fn note(
-    tasks: &[dumped::Task],
-    pids: &mut Pids,
-    spaces: &Namespaces,
-) -> Result<()> {
+pub(crate) fn note(tasks: &[dumped::Task], pids: &mut Pids, spaces: &Namespaces) -> Result<()> {
     let known: HashMap<i32, usize> = tasks.iter().map(|task| task.tgid).zip(0..).collect();
     let place = |task: &dumped::Task| Residence {
         numbers: below(task, &task.status, "NStgid"),
@@ -326,7 +322,12 @@ pub(crate) enum NamespaceBirth {
 ///
 /// # Errors
 /// If the first task of its namespace has not been born yet.
-pub(crate) fn birth(tasks: &[Task], spaces: &Namespaces, task: usize, from: usize) -> Result<NamespaceBirth> {
+pub(crate) fn birth(
+    tasks: &[Task],
+    spaces: &Namespaces,
+    task: usize,
+    from: usize,
+) -> Result<NamespaceBirth> {
     let space = |task: usize| tasks[task].image.homes.number(NsKind::Pid).unwrap_or(0);
     let (depth, above) = (tasks[task].image.depth(), tasks[from].image.depth());
     if depth == above + 1 && tasks[task].image.pid_at(depth) == 1 {

@@ -14,7 +14,7 @@ use torpor_kernel::sock_diag::InetSocket;
 
 use super::listed::{inodes_of, tcp_sockets};
 use super::newcomers;
-use super::rules::{self, Removal, Commands, Tool, argv};
+use super::rules::{self, Commands, Removal, Tool, argv};
 use crate::error::Result;
 use crate::file::found::own_pid;
 use crate::file::socket::state;

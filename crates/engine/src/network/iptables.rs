@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use super::nftables;
-use super::rules::{MARK, Scope, Commands, argv, output, run};
+use super::rules::{Commands, MARK, Scope, argv, output, run};
 use crate::error::Result;
 use crate::file::socket::address::Address;
 

@@ -7,7 +7,7 @@ use torpor_images::lock::FAMILY;
 pub(super) use torpor_images::lock::{is_table as is_lock, table};
 use torpor_kernel::netlink::{Attributes, Body, NETFILTER, Socket};
 
-use super::rules::{MARK, Scope, Commands, argv};
+use super::rules::{Commands, MARK, Scope, argv};
 use crate::error::{Context, Result};
 use crate::file::socket::address::Address;
 

@@ -117,8 +117,12 @@ impl Table<'_> {
     /// damage to them is damage.
     pub(crate) fn load(&mut self) -> Result<()> {
         let mut of: HashMap<FdTypes, Vec<FileEntry>> = HashMap::new();
-        let Table { opener: cx, files: RestoredFiles { kinds, in_flight, locks, .. }, tcp_close, .. } =
-            self;
+        let Table {
+            opener: cx,
+            files: RestoredFiles { kinds, in_flight, locks, .. },
+            tcp_close,
+            ..
+        } = self;
         let (all, images) = (cx.entries, cx.images);
         for entry in all.values() {
             of.entry(entry.r#type()).or_default().push(entry.clone());

@@ -398,7 +398,10 @@ mod tests {
 
     /// What a restore of one of these checkpoints would make that a plan without the requests
     /// that `lacks` picks does not list.
-    fn missing_without(images: &ImageDir, lacks: impl FnMut(&mut Request) -> bool) -> Vec<Unlisted> {
+    fn missing_without(
+        images: &ImageDir,
+        lacks: impl FnMut(&mut Request) -> bool,
+    ) -> Vec<Unlisted> {
         missing_in(images, lacks, |_| {})
     }
 

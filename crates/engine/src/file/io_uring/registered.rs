@@ -65,7 +65,11 @@ pub(super) fn files(found: &Found, info: &FdInfo) -> Result<RegisteredFiles> {
 ///
 /// # Errors
 /// Refused, if one is not open any more in its task.
-pub(super) fn resolve(pid: i32, table: &FileTable, met: &Instance) -> Result<Vec<TorporIoUringFile>> {
+pub(super) fn resolve(
+    pid: i32,
+    table: &FileTable,
+    met: &Instance,
+) -> Result<Vec<TorporIoUringFile>> {
     if met.sockets.is_empty() {
         return Ok(Vec::new());
     }

@@ -159,11 +159,7 @@ impl IoUringRestorer {
     ///
     /// # Errors
     /// If a thread is gone or was none of its task, or the kernel does not register one.
-    pub(crate) fn register(
-        &self,
-        tasks: &mut [Task],
-        all: &HashMap<u32, FileEntry>,
-    ) -> Result<()> {
+    pub(crate) fn register(&self, tasks: &mut [Task], all: &HashMap<u32, FileEntry>) -> Result<()> {
         for (id, holder) in &self.made {
             let Some(ring) = all.get(id).and_then(IoUring::of) else { continue };
             let task = &mut tasks[holder.task];

@@ -93,7 +93,12 @@ fn taken(thread: &mut Tracee) -> Result<Vec<u32>> {
 
 /// Which of some instances is at a place: the one that has an eventfd while that place is given one.
 /// All of it happens in one batch, so that nothing of it stays if the dump is killed meanwhile.
-fn instance_at(thread: &mut Tracee, pid: i32, place: u32, all: &[&Instance]) -> Result<Option<u32>> {
+fn instance_at(
+    thread: &mut Tracee,
+    pid: i32,
+    place: u32,
+    all: &[&Instance],
+) -> Result<Option<u32>> {
     let open = proc::numbers(pid, "fd")?;
     let free = (0..i32::MAX).find(|number| !open.contains(number)).unwrap_or(i32::MAX);
     let register =

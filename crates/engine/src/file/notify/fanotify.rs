@@ -18,7 +18,7 @@ use torpor_policy::fanotify::{Fanotify, Mark, Marked};
 use torpor_sys::notify::{fanotify_add, fanotify_init};
 
 use super::overflow;
-use super::{Holder, Sleeper, Target, file_of, hex, open_target, own_path};
+use super::{Sleeper, WatchHolder, WatchedInode, file_of, hex, open_target, own_path};
 use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, part, set_status_flags};
 use crate::file::opener::{Opener, Temporary};
@@ -31,7 +31,7 @@ const CLASSES: u32 = libc::FAN_CLASS_CONTENT | libc::FAN_CLASS_PRE_CONTENT;
 /// The dump half. What is marked is looked for when all files are known.
 #[derive(Debug, Default)]
 pub(crate) struct FanotifyDumper {
-    groups: Vec<(u32, Holder, Vec<String>)>,
+    groups: Vec<(u32, WatchHolder, Vec<String>)>,
 }
 
 impl FanotifyDumper {
@@ -69,7 +69,7 @@ impl FanotifyDumper {
                 found.object()
             );
         }
-        self.groups.push((found.id, Holder::of(found), lines));
+        self.groups.push((found.id, WatchHolder::of(found), lines));
         let ffy = FanotifyFileEntry {
             id: found.id,
             flags: found.flags(),
@@ -111,7 +111,7 @@ fn mark(
     paths: &mut Paths<'_>,
     space: Option<u32>,
     id: u32,
-    holder: &Holder,
+    holder: &WatchHolder,
     line: &str,
 ) -> Result<FanotifyMarkEntry> {
     let unknown = || holder.refuse(format!("its fdinfo has an unknown line: {line}"));
@@ -126,7 +126,7 @@ fn mark(
         me: None,
         torpor_file_id: None,
     };
-    if let Some(target) = Target::parse(line) {
+    if let Some(target) = WatchedInode::parse(line) {
         let (file, f_handle) = target.describe(paths, space, holder)?;
         mark.ie = Some(FanotifyInodeMarkEntry { i_ino: target.ino, f_handle });
         mark.torpor_file_id = Some(file);

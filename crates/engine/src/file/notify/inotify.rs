@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, OFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FdTypes, FileEntry, InotifyFileEntry, InotifyWdEntry};
 
-use super::{Holder, Sleeper, Target, file_of, hex, open_target, own_path};
+use super::{Sleeper, WatchHolder, WatchedInode, file_of, hex, open_target, own_path};
 use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, part, reopen, set_status_flags};
 use crate::file::opener::{Opener, Temporary};
@@ -29,7 +29,7 @@ const EVENT: u64 = 16;
 /// The dump half. What is watched is looked for when all files are known.
 #[derive(Debug, Default)]
 pub(crate) struct InotifyDumper {
-    instances: Vec<(u32, Holder, Vec<String>)>,
+    instances: Vec<(u32, WatchHolder, Vec<String>)>,
 }
 
 impl InotifyDumper {
@@ -42,7 +42,7 @@ impl InotifyDumper {
             return Ok(None);
         }
         let lines = found.info.rest.iter().filter(|line| line.starts_with("inotify "));
-        self.instances.push((found.id, Holder::of(found), lines.cloned().collect()));
+        self.instances.push((found.id, WatchHolder::of(found), lines.cloned().collect()));
         let queued = rustix::io::ioctl_fionread(&found.file).context(|| "FIONREAD".to_owned())?;
         if queued > 0 {
             tracing::warn!(
@@ -91,10 +91,10 @@ fn watch(
     paths: &mut Paths<'_>,
     space: Option<u32>,
     id: u32,
-    holder: &Holder,
+    holder: &WatchHolder,
     line: &str,
 ) -> Result<InotifyWdEntry> {
-    let parsed = (Target::parse(line), hex(line, "wd"), hex::<u32>(line, "mask"));
+    let parsed = (WatchedInode::parse(line), hex(line, "wd"), hex::<u32>(line, "mask"));
     let (Some(target), Some(wd), Some(mask)) = parsed else {
         return Err(holder.refuse(format!("its fdinfo has an unknown line: {line}")));
     };

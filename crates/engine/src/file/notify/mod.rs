@@ -278,7 +278,10 @@ mod tests {
         assert_eq!((entry.bytes, entry.r#type, entry.handle.len()), (8, 1, 16));
         assert_eq!(entry.handle[0].to_le_bytes(), [0x7e, 0x9e, 0, 0, 0x64, 0x0d, 0x1b, 0x6d]);
         assert!(
-            WatchedInode::parse("inotify wd:3 ino:9e7e sdev:800013 mask:1").unwrap().handle.is_none()
+            WatchedInode::parse("inotify wd:3 ino:9e7e sdev:800013 mask:1")
+                .unwrap()
+                .handle
+                .is_none()
         );
         for bad in ["", "ino:1", "ino:x sdev:1", "ino:1 sdev:1 fhandle-type:1 f_handle:1g"] {
             assert!(WatchedInode::parse(bad).is_none(), "{bad}");

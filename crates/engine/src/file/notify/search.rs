@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 
-use super::{Holder, Target, has_path, open_in, own_path};
+use super::{WatchHolder, WatchedInode, has_path, open_in, own_path};
 use crate::error::{Context, Result};
 use crate::file::Found;
 use crate::file::found::own_pid;
@@ -20,8 +20,8 @@ const AT_MOST: usize = 500_000;
 pub(super) fn find(
     paths: &Paths<'_>,
     space: Option<u32>,
-    holder: &Holder,
-    target: &Target,
+    holder: &WatchHolder,
+    target: &WatchedInode,
 ) -> Result<Option<Found>> {
     if let Some(found) = among_open_files(paths, holder, target)? {
         return Ok(Some(found));
@@ -79,7 +79,11 @@ fn places<'p>(paths: &Paths<'p>, own: Option<u32>, dev: u32) -> Vec<Visible<'p>>
 }
 
 /// What tasks have open: the only way to a file that was removed.
-fn among_open_files(paths: &Paths<'_>, holder: &Holder, target: &Target) -> Result<Option<Found>> {
+fn among_open_files(
+    paths: &Paths<'_>,
+    holder: &WatchHolder,
+    target: &WatchedInode,
+) -> Result<Option<Found>> {
     for (pid, fd, _) in paths.table.open_on(target.ino) {
         let path = format!("/proc/{pid}/fd/{fd}");
         let Ok(file) = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
@@ -95,7 +99,7 @@ fn among_open_files(paths: &Paths<'_>, holder: &Holder, target: &Target) -> Resu
     Ok(None)
 }
 
-fn accept(paths: &Paths<'_>, holder: &Holder, file: OwnedFd) -> Result<Option<Found>> {
+fn accept(paths: &Paths<'_>, holder: &WatchHolder, file: OwnedFd) -> Result<Option<Found>> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .context(|| "read the path of a watched file".to_owned())?;
     let found =
@@ -104,7 +108,7 @@ fn accept(paths: &Paths<'_>, holder: &Holder, file: OwnedFd) -> Result<Option<Fo
 }
 
 /// Whether the kernel shows the same for a watch of ours on `file`.
-fn is(file: &OwnedFd, target: &Target) -> Result<bool> {
+fn is(file: &OwnedFd, target: &WatchedInode) -> Result<bool> {
     let what = || "watch a file".to_owned();
     let own = inotify::init(CreateFlags::CLOEXEC).context(what)?;
     if inotify::add_watch(&own, own_path(file).as_c_str(), WatchFlags::MOVE_SELF).is_err() {
@@ -112,15 +116,15 @@ fn is(file: &OwnedFd, target: &Target) -> Result<bool> {
     }
     let info = proc::read(own_pid(), &format!("fdinfo/{}", own.as_raw_fd()))?;
     let mut lines = info.lines().filter(|line| line.starts_with("inotify "));
-    Ok(lines.any(|line| Target::parse(line).as_ref() == Some(target)))
+    Ok(lines.any(|line| WatchedInode::parse(line).as_ref() == Some(target)))
 }
 
 /// Looks at all names of a mount, those near its root first; before, at those below
 /// the directories that `--irmap-scan-path` names.
 fn walk(
     paths: &Paths<'_>,
-    holder: &Holder,
-    target: &Target,
+    holder: &WatchHolder,
+    target: &WatchedInode,
     place: &Visible<'_>,
     left: &mut usize,
 ) -> Result<Option<Found>> {
@@ -164,7 +168,7 @@ fn on_device(dir: &OwnedFd, name: &[u8]) -> bool {
     rustix::fs::openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV).is_ok()
 }
 
-fn candidate(place: &Visible<'_>, path: &[u8], target: &Target) -> Result<Option<OwnedFd>> {
+fn candidate(place: &Visible<'_>, path: &[u8], target: &WatchedInode) -> Result<Option<OwnedFd>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW;
     let Ok(file) = open_in(place.root, path, flags, Mode::empty()) else { return Ok(None) };
     let stat = rustix::fs::statat(&file, "", AtFlags::EMPTY_PATH);

@@ -74,7 +74,11 @@ fn parse_v6(line: &str) -> Option<MulticastGroup> {
 ///
 /// # Errors
 /// If the socket does not tell its filters, or a device has no name any more.
-pub(super) fn dump(fd: BorrowedFd<'_>, family: i32, groups: &[MulticastGroup]) -> Result<Vec<SkMembership>> {
+pub(super) fn dump(
+    fd: BorrowedFd<'_>,
+    family: i32,
+    groups: &[MulticastGroup],
+) -> Result<Vec<SkMembership>> {
     let mut all = Vec::new();
     for group in groups {
         // An IPv6 socket can be in groups of both families.

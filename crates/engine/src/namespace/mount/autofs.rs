@@ -34,7 +34,7 @@ use crate::file::description::{access, reopen};
 use crate::file::found::FdInfo;
 use crate::proc;
 use crate::restore::process::with_process;
-use crate::restore::tasks::Tasks;
+use crate::restore::tasks::Task as Husk;
 use crate::restore::transport::{Transport, place_words};
 
 // linux/auto_fs.h.
@@ -331,7 +331,7 @@ fn furnish(
 #[derive(Debug)]
 pub(crate) struct Daemons<'a> {
     /// The tasks, which have their groups and their descriptors.
-    pub tasks: &'a mut Tasks,
+    pub tasks: &'a mut [Husk],
     /// The open files.
     pub opened: &'a OpenFiles,
 }
@@ -359,7 +359,7 @@ impl Waiting {
         let device =
             rustix::fs::open(DEVICE, flags, Mode::empty()).context(|| format!("open {DEVICE}"))?;
         let number = daemon.writing.min(HIGHEST).into();
-        with_process(cx.tasks.remote(task)?, None, |asked| {
+        with_process(cx.tasks[task].remote()?, None, |asked| {
             let (mount, through) = (RemoteFd(number + 1), RemoteFd(number + 2));
             let transport = Transport::open(asked, daemon.writing.min(HIGHEST).cast_signed() + 3)?;
             let mut batch = asked.batch();
@@ -380,7 +380,7 @@ impl Waiting {
 }
 
 /// A task of the daemon's group that reads a pipe by the number that the images have, and the file that this is.
-fn reader(tasks: &Tasks, daemon: torpor_policy::Daemon) -> Option<(usize, u32)> {
+fn reader(tasks: &[Husk], daemon: torpor_policy::Daemon) -> Option<(usize, u32)> {
     let number = daemon.reading.unwrap_or(daemon.writing);
     let members = tasks
         .iter()

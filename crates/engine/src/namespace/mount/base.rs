@@ -12,7 +12,7 @@ use super::assembly::Assembly;
 use super::collect::{clone, mount_id, open_beneath};
 use super::fs::{NARROW, Origin, attributes, mount_flag_names, split_options};
 use super::mountinfo::{FromOutside, Mount};
-use super::origin::{Forest, Node, ContentSource};
+use super::origin::{ContentSource, Forest, Node};
 use super::restored::{Filled, GivenFs};
 use super::sharing::Base;
 use super::tree::Tree;
@@ -284,7 +284,7 @@ fn make(cx: &mut Assembly<'_>, forest: &Forest, whole: Node, host: &Tree) -> Res
             Ok(Open { at, made: true })
         }
         Origin::Automatic => {
-            let at = autofs::make(cx.tasks.remote(0)?, mount, cx.mounts)?;
+            let at = autofs::make(cx.root.remote()?, mount, cx.mounts)?;
             Ok(Open { at, made: true })
         }
         Origin::Registered => Err(unfit(

@@ -13,7 +13,7 @@ use super::base::is_layered;
 use super::collect::TreeMounts;
 use super::fs::{Origin, join_options, split_options};
 use super::mountinfo::{FromOutside, Mount};
-use super::origin::{Forest, Node, ContentSource};
+use super::origin::{ContentSource, Forest, Node};
 use super::{autofs, content, entry, external, formats, nested, overlay, sharing};
 use crate::cgroup;
 use crate::dump::tasks::Task;

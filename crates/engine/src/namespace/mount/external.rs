@@ -6,7 +6,7 @@ use torpor_images::proto::Fstype;
 
 use super::fs::{AUTO, UNSUPPORTED};
 use super::mountinfo::{FromOutside, Mount};
-use super::origin::{Forest, Node, ContentSource};
+use super::origin::{ContentSource, Forest, Node};
 use super::tree::Tree;
 use crate::error::Result;
 use crate::external;

@@ -14,7 +14,7 @@ use super::build::{Copies, place_at};
 use super::collect::{MountNamespace, clone, open_beneath};
 use super::fs::{Origin, attributes};
 use super::mountinfo::Mount;
-use super::origin::{Forest, Node, ContentSource};
+use super::origin::{ContentSource, Forest, Node};
 use super::restored::Restored;
 use super::superblock;
 use super::tree::Tree;

@@ -93,7 +93,11 @@ impl Forest {
             Some(judged) => judged.source.clone(),
             None => self.find_source(node),
         };
-        if found == ContentSource::FileSystem { self.can_be_made(self.mount(node)) } else { Ok(found) }
+        if found == ContentSource::FileSystem {
+            self.can_be_made(self.mount(node))
+        } else {
+            Ok(found)
+        }
     }
 
     fn find_source(&self, node: Node) -> ContentSource {
@@ -227,7 +231,10 @@ mod tests {
     #[test]
     fn a_nested_namespace_uses_the_root_of_the_first() {
         let f = forest(&["1 0 8:1 /c / rw - ext4 d rw\n", "2 0 8:1 /c / rw - ext4 d rw\n"]);
-        assert_eq!(f.source(at(&f, 2)), Ok(ContentSource::Part { of: at(&f, 1), below: PathBuf::new() }));
+        assert_eq!(
+            f.source(at(&f, 2)),
+            Ok(ContentSource::Part { of: at(&f, 1), below: PathBuf::new() })
+        );
         let f = forest(&["1 0 8:1 /c / rw - ext4 d rw\n", "2 0 8:1 / / rw - ext4 d rw\n"]);
         assert!(f.source(at(&f, 2)).unwrap_err().contains("ext4"));
     }

@@ -9,7 +9,7 @@ use torpor_policy::{Ask, From, Mount, Request};
 
 use super::entry;
 use super::fs::Origin;
-use super::origin::{Forest, Judged, Node, ContentSource};
+use super::origin::{ContentSource, Forest, Judged, Node};
 use super::restored::{GivenFs, MadeFs, Partners, Wanted, WantedPeers};
 use super::tree::Tree;
 use super::{build, sharing};
@@ -188,7 +188,10 @@ mod tests {
         let forest = Forest::of_mounts(mounts.iter()).unwrap();
         let node = forest.nodes().nth(made).unwrap();
         // By its numbers it is the root once more.
-        assert!(!matches!(forest.source(node), Ok(ContentSource::Part { .. } | ContentSource::Root)));
+        assert!(!matches!(
+            forest.source(node),
+            Ok(ContentSource::Part { .. } | ContentSource::Root)
+        ));
         let number = mounts[made].id.0;
         for whole in [(mounts[0].space, u32::MAX), (u32::MAX, mounts[0].id.0)] {
             mounts[made].from = From::Part { whole, of: (String::new(), 0) };

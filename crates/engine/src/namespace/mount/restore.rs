@@ -13,7 +13,7 @@ use super::base::{Bases, base_of, unfit};
 use super::build::{self, Copies, OldRoot, Yard, no_namespace, shows_terminal};
 use super::collect::own_tree;
 use super::fs::{Origin, attributes};
-use super::origin::{Forest, Node, ContentSource};
+use super::origin::{ContentSource, Forest, Node};
 use super::restored::{Late, Restored};
 use super::sharing::{self, Base, Group};
 use super::{formats, groups, nested, superblock};
@@ -94,11 +94,7 @@ pub(crate) fn restore(cx: &mut Assembly<'_>) -> Result<()> {
 ///
 /// # Errors
 /// If the husk is gone, or may not enter its mount namespace.
-pub(crate) fn enter(
-    task: &mut Task,
-    spaces: &Namespaces,
-    from: &TaskImage,
-) -> Result<()> {
+pub(crate) fn enter(task: &mut Task, spaces: &Namespaces, from: &TaskImage) -> Result<()> {
     let ns_of = |task: &TaskImage| task.homes.number(NsKind::Mnt).unwrap_or(0);
     let (ns, inherited) = (ns_of(&task.image), ns_of(from));
     if ns == 0 || ns == inherited {

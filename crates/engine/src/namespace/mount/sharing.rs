@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::mountinfo::FromOutside;
-use super::origin::{Forest, Node, ContentSource};
+use super::origin::{ContentSource, Forest, Node};
 use super::tree::Tree;
 use super::{build, nested};
 use crate::external;

@@ -14,7 +14,7 @@ use torpor_policy::network::{NetDevice, Network};
 
 use super::conf;
 use super::tables::{
-    ADDRESSES, IFADDRMSG, INET6, ROUTES4, ROUTES6, RTMSG, RULES4, RULES6, ListKind, address_flags,
+    ADDRESSES, IFADDRMSG, INET6, ListKind, ROUTES4, ROUTES6, RTMSG, RULES4, RULES6, address_flags,
 };
 use crate::error::Result;
 use crate::namespace::Namespaces;

@@ -35,7 +35,8 @@ pub(super) fn peers(opened: &Opened<'_>) -> Result<()> {
     let within = within.into_iter().filter_map(|entry| entry.usk.as_ref());
     let sockets = within.filter_map(|entry| SocketHere::of(opened, entry).transpose());
     let sockets: Vec<SocketHere<'_>> = sockets.collect::<Result<_>>()?;
-    let by_image: HashMap<u32, &SocketHere<'_>> = sockets.iter().map(|s| (s.entry.ino, s)).collect();
+    let by_image: HashMap<u32, &SocketHere<'_>> =
+        sockets.iter().map(|s| (s.entry.ino, s)).collect();
     let mut lists: HashMap<u64, List> = HashMap::new();
     for socket in sockets.iter().filter(|socket| !outside.contains(&socket.entry.peer)) {
         let peer = by_image.get(&socket.entry.peer).copied();

@@ -272,8 +272,8 @@ impl Bound {
             return Ok(before);
         }
         let (here, stage) = make_stage(dir)?;
-        let bound = Stage::enter(&stage)
-            .and_then(|stage| stage.bind(socket, name, Fate::Moved(dir, leaf)));
+        let bound =
+            Stage::enter(&stage).and_then(|stage| stage.bind(socket, name, Fate::Moved(dir, leaf)));
         let removed = rustix::fs::unlinkat(dir, &here, AtFlags::REMOVEDIR);
         bound?;
         removed.context(|| format!("remove {here}"))?;
