@@ -213,7 +213,7 @@ fn send(results: &Results) -> Result<(), String> {
 /// Sends a request to an agent.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the agent has closed its end.
 pub(crate) fn ask(mut to: impl Write, request: &Request) -> io::Result<()> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
@@ -223,7 +223,7 @@ pub(crate) fn ask(mut to: impl Write, request: &Request) -> io::Result<()> {
 /// Tells an agent that its results have arrived.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the agent has closed its end.
 pub(crate) fn thank(mut to: impl Write) -> io::Result<()> {
     writeln!(to, "{RECEIVED}").and_then(|()| to.flush())
 }

@@ -55,7 +55,7 @@ pub(crate) fn of_bytes(bytes: &[u8]) -> String {
 /// The sum of a file.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the file is not there or cannot be read.
 pub(crate) fn of_file(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let mut digest = Digest::new();

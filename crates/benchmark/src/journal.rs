@@ -138,7 +138,7 @@ impl Journal {
     /// Begins a journal.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If somebody else writes it, or the file cannot be made or written.
     pub fn create(path: &Path, head: &Head) -> io::Result<Self> {
         // What is there goes only when it is sure that nobody writes it.
         let options = OpenOptions::new().write(true).create(true).truncate(false).open(path);
@@ -172,7 +172,7 @@ impl Journal {
     /// Adds a line; it is on the disk when this returns.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the disk does not take it: it is full, or fails.
     pub fn add(&mut self, line: &Line) -> io::Result<()> {
         self.line(line)
     }

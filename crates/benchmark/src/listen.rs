@@ -117,7 +117,7 @@ pub(crate) fn connect(address: &str, keys: &Keys) -> Result<UnixStream, String> 
 /// Waits until the other end has heard all, and has ended.
 ///
 /// # Errors
-/// If it does not end.
+/// If it has not ended in time, or the connection fails.
 pub(crate) fn finish(end: &UnixStream) -> io::Result<()> {
     end.shutdown(Shutdown::Write)?;
     end.set_read_timeout(Some(PATIENCE))?;

@@ -423,7 +423,7 @@ const DEPTH: usize = 4;
 /// Writes `index.html` with all results below a directory.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If a directory cannot be listed, a result not be read, or `index.html` not be written.
 pub fn index(directory: &Path) -> Result<(), String> {
     let mut found = Vec::new();
     collect(directory, directory, DEPTH, &mut found);

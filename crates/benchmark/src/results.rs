@@ -257,7 +257,7 @@ pub fn without_ids(reason: &str) -> String {
 /// Writes a file whole or not at all.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file beside it cannot be written, or not be renamed: a full disk, no right to write there.
 pub fn write_whole(path: &Path, content: &[u8]) -> Result<(), ResultsError> {
     let failed = |error| ResultsError::File(path.to_owned(), error);
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));

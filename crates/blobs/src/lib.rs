@@ -62,13 +62,13 @@ pub trait Store: Debug + Send + Sync {
     /// Stores a blob.
     ///
     /// # Errors
-    /// If it cannot be stored.
+    /// If the store does not answer, refuses it, or is full; if `content` is not what `blob` says.
     fn put(&self, blob: &Descriptor, content: &mut File) -> Result<()>;
 
     /// Gives the snapshot its manifest, all blobs of which are stored.
     ///
     /// # Errors
-    /// If it cannot be stored.
+    /// If the store does not answer, refuses it, or is full.
     fn publish(&self, manifest: &[u8]) -> Result<()>;
 
     /// The names of all snapshots there.
@@ -153,7 +153,7 @@ impl Push for Alone {
 /// Opens the place of a snapshot.
 ///
 /// # Errors
-/// If it cannot be used.
+/// None of the places of today fails here: it is asked when it is used.
 pub fn open(reference: &Reference) -> Result<Box<dyn Store>> {
     open_as(reference, None)
 }
@@ -161,7 +161,7 @@ pub fn open(reference: &Reference) -> Result<Box<dyn Store>> {
 /// The same, a registry as `login` if there is one. Other places have no such logins.
 ///
 /// # Errors
-/// If it cannot be used.
+/// As [`open`].
 pub fn open_as(reference: &Reference, login: Option<&Login>) -> Result<Box<dyn Store>> {
     Ok(match reference {
         Reference::Dir { path, name } => Box::new(dir::Dir::new(path, name)),

@@ -390,7 +390,7 @@ fn man(ManCommand { directory }: ManCommand) -> Result<ExitCode, Failure> {
 /// Writes the manual pages: one for each command of `torpor`, and one for `criu`.
 ///
 /// # Errors
-/// If they cannot be written.
+/// If the directory cannot be made or written to.
 pub fn write_manual(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let mut root = tree(Name::Torpor);

@@ -86,7 +86,7 @@ impl Log {
     /// output.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the file cannot be made: its directory is missing, or it is a link in a work directory.
     pub fn to_file(&self, path: &Path) -> io::Result<()> {
         use std::os::unix::fs::OpenOptionsExt;
         if path == Path::new("-") {

@@ -41,7 +41,7 @@ pub(crate) fn page_server(settings: &Settings) -> Result<ExitCode, Failure> {
 /// listens.
 ///
 /// # Errors
-/// If it cannot listen.
+/// If the address is in use or is not one of this machine; if the kernel starts no process.
 pub(crate) fn start(settings: &Settings) -> Result<CriuPageServerInfo, Failure> {
     let server = settings.page_server();
     let listener = listen(&server)?;

@@ -210,7 +210,7 @@ pub fn become_parent(command: &[OsString]) -> Failure {
 /// Waits until the task `pid` has ended, child or not, and reaps it if it is one.
 ///
 /// # Errors
-/// If it cannot be watched.
+/// If the task cannot be opened or waited for, for another reason than that it has ended.
 pub fn wait_for_end(pid: i32) -> Result<Option<torpor_sys::process::Status>, Failure> {
     let failed = |e: std::io::Error| Failure::io(format_args!("wait for task {pid}"), &e);
     let Some(task) = Pid::from_raw(pid).filter(|_| pid > 0) else {

@@ -141,7 +141,7 @@ fn model_name() -> String {
 /// Writes `cpuinfo.img`.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the image cannot be made or written: a full disk.
 pub fn dump(images: &ImageDir) -> Result<()> {
     Ok(images.write_one(kind::CPUINFO, 0, &own())?)
 }

@@ -79,7 +79,7 @@ impl Verdict {
     /// Whether the images are this host's. It may take reading all of their pages.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If a pages file cannot be read.
     pub(crate) fn made_here(&self) -> Result<bool> {
         Ok(self.settled_origin()? == Some(Origin::Here))
     }
@@ -98,7 +98,7 @@ impl Verdict {
     /// policy does not allow it: `lost` names the flags that the images leave out.
     ///
     /// # Errors
-    /// If it is not allowed.
+    /// `Error::Forbidden`, with the rule; if pages have to be read for that and cannot.
     pub(crate) fn check_source(
         &self,
         policy: &Policy,
@@ -131,7 +131,7 @@ impl Verdict {
     /// the tasks' users, and the policy does not allow it: it takes `CAP_LEASE`.
     ///
     /// # Errors
-    /// If it is not allowed.
+    /// `Error::Forbidden`, with the rule; if pages have to be read for that and cannot.
     pub(crate) fn check_lease(&self, policy: &Policy, lock: &FileLock, owner: u32) -> Result<()> {
         let allows = |rules: &Rules| rules.allows_leases(&self.passed);
         let Some(rule) = self.denies(policy, "capabilities.use", allows)? else { return Ok(()) };

@@ -53,7 +53,7 @@ impl Feed {
     /// Who fetches the pages of `dir`, if anybody does.
     ///
     /// # Errors
-    /// If that cannot be told.
+    /// If the directory cannot be looked at.
     pub fn of(dir: &ImageDir) -> Result<Option<Self>> {
         let failed = |errno: Errno| Error::io(&dir.path().join(SOCKET), "stat", errno.into());
         let path = dir.path();
@@ -71,7 +71,7 @@ impl Feed {
     /// Waits until `len` bytes at `offset` of the packed pages file `id` are in place.
     ///
     /// # Errors
-    /// If they cannot be had.
+    /// If whoever fetches them has ended, or could not fetch them.
     pub fn want(&self, id: u32, offset: u64, len: u64) -> io::Result<()> {
         LINE.with_borrow_mut(|line| {
             let process = std::process::id();

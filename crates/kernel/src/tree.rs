@@ -160,7 +160,7 @@ pub fn is_gone(errno: Errno) -> bool {
 /// The extended attributes of a file or directory.
 ///
 /// # Errors
-/// If they cannot be read.
+/// If the file system does not list them or show one, for another reason than that it has none.
 pub fn attributes(file: impl AsFd) -> Result<Attributes> {
     let mut names = vec![0; MAX_ATTRIBUTE];
     let len = match flistxattr(&file, &mut names[..]) {

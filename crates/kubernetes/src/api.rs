@@ -114,7 +114,7 @@ impl Api {
     /// The token that is shown: the kubelet replaces it now and then.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the file of the token is not there or cannot be read.
     pub fn token(&self) -> Result<String> {
         token_in(&self.token)
     }
@@ -264,7 +264,7 @@ impl Api {
     /// Calls `changed` for each change of the list at `path`, until the watch ends.
     ///
     /// # Errors
-    /// If it cannot be watched.
+    /// If the API server does not answer, or refuses it.
     pub fn watch(&self, path: &str, mut changed: impl FnMut()) -> Result<()> {
         let with = if path.contains('?') { '&' } else { '?' };
         let uri = format!("{}{path}{with}watch=1&timeoutSeconds={WATCH_SECONDS}", self.server);

@@ -267,7 +267,7 @@ fn restored(checkpoint: &Value, namespace: &str, args: &RestoreArgs) -> Result<V
 /// Moves a pod, and waits until it has moved.
 ///
 /// # Errors
-/// If it cannot be moved.
+/// If kubectl cannot ask; if the controller says that the pod could not move, and why.
 pub fn migrate(args: &MigrateArgs) -> Result<()> {
     let pod = &args.pod.pod;
     let namespace = &namespace(args.pod.namespace.as_ref())?;

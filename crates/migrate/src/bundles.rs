@@ -121,7 +121,7 @@ impl Bundles {
     /// All of them, by name.
     ///
     /// # Errors
-    /// If one cannot be read.
+    /// If the directory cannot be listed, or one of them not be looked at.
     pub(crate) fn list(&self) -> Result<Vec<Bundle>> {
         let look = |name: String| {
             let (path, standing) = (self.dir.join(&name), self.standing(&name));

@@ -44,7 +44,7 @@ pub(crate) fn start(
 /// A process for a job that comes later, so that nobody waits for it to start then.
 ///
 /// # Errors
-/// If it cannot be started.
+/// If this program cannot be executed.
 pub(crate) fn idle() -> Result<Idle> {
     // Ctrl-C is for this process to deal with.
     let mut command = Command::new(SELF);

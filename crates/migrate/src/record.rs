@@ -318,7 +318,7 @@ pub(crate) fn check_id(id: &str) -> Result<()> {
 /// Makes a directory for its owner alone, with all above it.
 ///
 /// # Errors
-/// If it cannot be made.
+/// If one of them cannot be made: there is a file of the name, or no right to write there.
 pub(crate) fn make_private(dir: &Path) -> Result<()> {
     fs::DirBuilder::new()
         .recursive(true)

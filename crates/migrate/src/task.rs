@@ -80,7 +80,7 @@ impl Task {
 /// The tree under `root`, which comes first.
 ///
 /// # Errors
-/// If it is not there.
+/// If there is no process `root`, or the tree below it does not end.
 pub(crate) fn tree(root: i32) -> Result<Vec<Task>> {
     let mut found = vec![Task::find(root)?];
     let mut next = 0;

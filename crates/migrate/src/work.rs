@@ -32,7 +32,7 @@ impl WorkDir {
     /// Makes it, and all above it.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the directory cannot be made, or not be marked as in use.
     pub(crate) fn create(path: PathBuf) -> Result<Self> {
         let name = path.join(MARK);
         let failed = || name.display().to_string();

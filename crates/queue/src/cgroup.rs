@@ -140,7 +140,7 @@ impl Cgroups {
     /// Moves a process back into them that has gone elsewhere; says whether it had and is back.
     ///
     /// # Errors
-    /// If it cannot be moved.
+    /// If a group is gone, or does not take the process.
     pub(crate) fn bring_back(&self, pid: u32) -> io::Result<bool> {
         if self.is_home(pid) != Some(false) {
             return Ok(false);

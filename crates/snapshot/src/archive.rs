@@ -31,7 +31,7 @@ pub(crate) fn header(kind: EntryType, size: u64, mode: u32) -> Header {
 /// list is.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If `clusters` ends before its length, or `to` does not take what is written.
 pub fn write_pack(
     to: &mut dyn Write,
     number: u32,
@@ -54,7 +54,7 @@ pub fn write_pack(
 /// changed, with its name, and `others`.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If an image or another file cannot be read, or `to` does not take what is written.
 pub fn write_small(
     to: &mut dyn Write,
     images: &Path,
@@ -94,7 +94,7 @@ pub fn write_small(
 /// Writes an archive of all that is in a directory.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If a file of the directory cannot be read, or the archive cannot be made or written: a full disk.
 pub fn write_all(file: &Path, dir: &Path) -> Result<()> {
     let shown = || file.display().to_string();
     let mut archive = Builder::new(io::BufWriter::new(File::create(file).context(shown)?));

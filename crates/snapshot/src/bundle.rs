@@ -152,7 +152,7 @@ impl Bundle {
     /// files. Times count in seconds, as archives keep them.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If a directory of the root file system cannot be listed, or a file be looked at.
     pub fn files_digest(&self) -> Result<String> {
         let mut context = digest::Context::new(&SHA256);
         let mut todo = vec![self.root.clone()];

@@ -51,7 +51,7 @@ const REFERENCE: &str = "reference";
 /// Starts the process for the container whose files are in `dir`.
 ///
 /// # Errors
-/// If it cannot be started.
+/// If the kernel starts no process, or its log in `dir` cannot be made.
 pub fn start(reference: &Reference, manifest: &Manifest, dir: &Path) -> Result<Child> {
     let what = || "starting the process that fetches pages";
     let text = serde_json::to_vec(manifest).context(what)?;

@@ -78,7 +78,7 @@ pub fn is_given(dir: &Path) -> bool {
 /// Writes down inside of the file system `root` that a container was restored.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If `/run/torpor` cannot be made in there, or its file cannot be written.
 pub fn mark(root: &Path, number: u64) -> Result<()> {
     write_inside(root, "restored", &text(number))
 }
@@ -106,7 +106,7 @@ pub fn is_marked(root: &Path, number: u64) -> bool {
 /// Has those who watch the mark hear that it was written: when the tasks were made it was there already.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file is not there any more, or cannot be written.
 pub fn announce(root: &Path, number: u64) -> Result<()> {
     let what = || "/run/torpor/restored";
     // The same once more: nobody ever reads anything else.

@@ -280,7 +280,7 @@ pub fn collect(dir: &Path, root: Option<&Path>) -> Result<u64> {
 /// Writes a file of `/run/torpor` inside of the file system `root`. No link inside leads outside.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If `/run/torpor` cannot be made in there, or its file cannot be written.
 pub fn write_inside(root: &Path, name: &str, content: &str) -> Result<()> {
     let shown = || format!("/run/torpor/{name} in {}", root.display());
     let root = openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())

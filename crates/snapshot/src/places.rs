@@ -34,7 +34,7 @@ fn from(variable: &str, usual: &str) -> PathBuf {
 /// Makes a directory and those above it, for their owner only.
 ///
 /// # Errors
-/// If it cannot be made.
+/// If one of them cannot be made: there is a file of the name, or no right to write there.
 pub fn make(path: &Path) -> Result<()> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.context(|| path.display().to_string())
@@ -59,7 +59,7 @@ pub const IMPORT: &str = "import-";
 /// `gc` to find.
 ///
 /// # Errors
-/// If it cannot be made.
+/// If the directory of state cannot be made or written to.
 pub fn scratch(prefix: &str) -> Result<(TempDir, File)> {
     let state = state();
     make(&state)?;
@@ -78,7 +78,7 @@ pub fn instances() -> PathBuf {
 /// A directory in which this program has the name `criu`: runtimes find their engine there.
 ///
 /// # Errors
-/// If it cannot be made.
+/// If the directory for state cannot be written to, or no link be made in it.
 pub fn engine() -> Result<PathBuf> {
     let own = fs::read_link("/proc/self/exe").context(|| "/proc/self/exe")?;
     let key = oci::hex(&oci::sha256(own.as_os_str().as_encoded_bytes()).as_bytes()[7..23]);
@@ -115,7 +115,7 @@ fn made_of(digest: &str) -> PathBuf {
 /// Notes that the snapshot whose manifest has this digest was made here.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the directory for state cannot be written to.
 pub fn note_made(digest: &str) -> Result<()> {
     let file = made_of(digest);
     make(&state().join("made"))?;

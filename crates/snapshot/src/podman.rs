@@ -289,7 +289,7 @@ fn edit(file: &Path, change: impl FnOnce(&mut Value) -> Result<()>) -> Result<()
 /// The files beside the images in what is unpacked in `dir`.
 ///
 /// # Errors
-/// If they cannot be read.
+/// If one of them is there and cannot be read.
 pub fn others(dir: &Path) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let mut found = Vec::new();
     for name in OTHERS {

@@ -311,7 +311,7 @@ fn new_number(others: &[(&Pack, &Descriptor)]) -> Result<u32> {
 /// The bytes of all files in a directory that is not deep.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the directory cannot be listed, or a file in it not be looked at.
 pub fn size_of(dir: &Path) -> Result<u64> {
     let shown = || dir.display().to_string();
     let mut sum = 0;

@@ -263,7 +263,7 @@ impl Waiting<'_> {
     /// container's network. Its exit code, if it ended by itself; nothing if it had not ended at `end`.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the kernel starts no process, here or in the container.
     pub fn command(&self, command: &str, pid: u32, end: Instant) -> Result<Option<Option<i32>>> {
         let run = |mut call: Command| {
             let call = call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

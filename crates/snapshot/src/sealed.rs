@@ -98,7 +98,7 @@ impl Seal {
     /// Writes the archive of changed files, which `content` has.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If a file in `content` cannot be read, or `file` cannot be made or written: a full disk.
     pub fn write_changes(
         &self,
         file: &Path,
@@ -114,7 +114,7 @@ impl Seal {
     /// is an archive of changed files.
     ///
     /// # Errors
-    /// If it cannot be sealed.
+    /// If the key of the images does not seal.
     pub fn hide(&self, open: Description, changes: bool) -> Result<Description> {
         let plain = Origin { from: open.origin.from.clone(), ..Origin::default() };
         let whole_origin = plain == open.origin;

@@ -34,7 +34,7 @@ pub fn within(text: &[u8]) -> Option<&'static str> {
 /// What secret is in a file, if there is one.
 ///
 /// # Errors
-/// If it cannot be read.
+/// What `from` says when it is read.
 pub fn within_file(from: impl Read) -> io::Result<Option<&'static str>> {
     by_windows(from, WINDOW)
 }

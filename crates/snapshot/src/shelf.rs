@@ -255,7 +255,7 @@ fn has_a_name(args: &OneArgs, store: &dyn Store, manifest: &[u8]) -> Result<bool
 /// Removes what nobody needs any more.
 ///
 /// # Errors
-/// If it cannot be removed.
+/// If a store does not answer, or a file that nobody needs cannot be removed.
 pub fn gc(args: &GcArgs) -> Result<ExitCode> {
     let mut freed = 0;
     if let Some(reference) = &args.reference {

@@ -129,7 +129,7 @@ impl SignWith {
     /// The key, if one was named.
     ///
     /// # Errors
-    /// If it cannot be used.
+    /// If a file is missing or damaged, or the key is not that of the certificate.
     pub fn signer(&self) -> Result<Option<Signer>> {
         let (Some(key), Some(certificate)) = (&self.sign_key, &self.sign_cert) else {
             return Ok(None);

@@ -27,7 +27,7 @@ impl Directory {
     /// Opens an existing directory.
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// If there is none, or it may not be looked into.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         Self::open_at(CWD, path.as_ref(), path.as_ref().to_owned())
     }

@@ -82,13 +82,13 @@ pub trait Store: Debug + Send + Sync {
     /// Whether there is something of that name, a link included.
     ///
     /// # Errors
-    /// If it cannot be told.
+    /// If the directory may not be looked into, or its file system fails.
     fn exists(&self, name: &str) -> io::Result<bool>;
 
     /// The names of everything in it, in any order.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the directory may not be listed, or its file system fails.
     fn names(&self) -> io::Result<Vec<String>>;
 
     /// The store that a relative path leads to from here (`../1`).
@@ -106,7 +106,7 @@ pub trait Store: Debug + Send + Sync {
     /// The relative path of the checkpoint that this incremental one builds on.
     ///
     /// # Errors
-    /// If it cannot be told.
+    /// If the link may not be read, or its file system fails.
     fn parent_path(&self) -> io::Result<Option<PathBuf>>;
 
     /// The checkpoint that this incremental one builds on.
@@ -127,13 +127,13 @@ pub trait Store: Debug + Send + Sync {
     /// the inventory later takes that back.
     ///
     /// # Errors
-    /// If it cannot be stored.
+    /// If the archive cannot be written, or what was written does not come to the disk.
     fn complete(&self) -> io::Result<()>;
 
     /// Device and inode, or what stands for them: no two stores have the same at a time.
     ///
     /// # Errors
-    /// If it cannot be told.
+    /// If the directory may not be looked at, or its file system fails.
     fn identity(&self) -> io::Result<(u64, u64)>;
 
     /// The directory itself, where there is one.

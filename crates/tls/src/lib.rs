@@ -186,7 +186,7 @@ pub type Proof = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 /// Reads a certificate and its key.
 ///
 /// # Errors
-/// If one cannot be read.
+/// If a file is not there, or holds no certificate or no key.
 pub fn proof(certificate: &Path, key: &Path) -> Result<Proof> {
     let chain = certificates(certificate)?;
     let key = PrivateKeyDer::from_pem_file(key).map_err(|e| failed(key.display(), &e))?;

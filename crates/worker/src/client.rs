@@ -44,7 +44,7 @@ impl Worker {
     /// Starts a worker: this program again, or the one that lies in its place.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If this program cannot be executed, or ends before it has its job.
     pub fn start(job: &Job) -> Result<Self, Error> {
         Self::start_with(Path::new("/proc/self/exe"), job, &[])
     }
@@ -164,7 +164,7 @@ impl Idle {
     /// Starts `command`, as [`Worker::start_as`] does.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the program is not there or cannot be executed.
     pub fn start(command: &mut Command) -> Result<Self, Error> {
         let (ours, theirs) = Channel::pair()?;
         let program = PathBuf::from(command.get_program());

@@ -20,7 +20,7 @@ pub(crate) const SEAL: &str = "seal.img";
 /// Writes options that seal nothing.
 ///
 /// # Errors
-/// If that cannot be written.
+/// If the directory cannot be written to.
 pub(crate) fn plain(dir: &Path) -> Result<(), Trouble> {
     fs::write(dir.join(OPTIONS), "").map_err(failed)
 }

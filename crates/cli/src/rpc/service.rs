@@ -37,7 +37,7 @@ const FIRST_NUMBER: i32 = 200;
 /// Listens and serves until it is killed.
 ///
 /// # Errors
-/// If it cannot listen.
+/// If this program lacks rights, or the socket is in use or cannot be made.
 pub fn service(mut settings: Settings) -> Result<ExitCode, Failure> {
     work::require_rights(&settings)?;
     let job = job()?;

@@ -29,7 +29,7 @@ impl OpenFiles {
     /// The description `id`, which is open.
     ///
     /// # Errors
-    /// If it is not.
+    /// If the images have no such file, or nobody has opened it.
     pub fn need(&self, id: u32) -> Result<BorrowedFd<'_>> {
         self.get(id).ok_or_else(|| Error::invalid("files.img", format!("no file {id}")))
     }

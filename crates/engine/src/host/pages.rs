@@ -119,7 +119,7 @@ impl Claim {
     /// Whether all pages files are as they were written.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If a pages file is missing or cannot be read.
     pub(crate) fn holds(&self, workers: usize) -> Result<bool> {
         self.0.iter().try_fold(true, |holds, layer| Ok(holds && layer.holds(workers)?))
     }
@@ -229,7 +229,7 @@ impl Remark {
     /// Puts the mark of what the pages files are now into the inventory.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If a pages file cannot be read, or the inventory cannot be written.
     pub(crate) fn write(mut self, images: &ImageDir, workers: usize) -> Result<()> {
         let inventory = &mut self.inventory;
         sign(&self.host, &self.checkpoint, &self.sums, images, inventory, workers)?;

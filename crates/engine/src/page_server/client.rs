@@ -127,7 +127,7 @@ impl Sender {
     /// Waits until the server has written everything. Returns what was compressed on its way.
     ///
     /// # Errors
-    /// If it has not.
+    /// If the server could not write something, or the connection ends before it says that it has.
     pub fn close(mut self) -> Result<Option<Packed>> {
         self.closed = true;
         self.send(&Command::bare(Op::Close, None))?;

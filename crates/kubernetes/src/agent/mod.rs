@@ -96,7 +96,7 @@ pub struct AgentArgs {
 /// Runs the agent; it does not end.
 ///
 /// # Errors
-/// If it cannot begin.
+/// If there is no API server to ask, the directory of state cannot be made, or an address is in use.
 pub fn run(args: &AgentArgs) -> Result<()> {
     let api = Api::open(&args.api)?;
     fs::create_dir_all(&args.state).context(|| args.state.display().to_string())?;

@@ -29,7 +29,7 @@ impl Store {
     /// Opens it.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the directory cannot be made.
     pub(super) fn open(dir: &Path) -> Result<Self> {
         make(dir)?;
         Ok(Self { dir: dir.to_owned() })
@@ -61,7 +61,7 @@ impl Store {
     /// An empty directory for a checkpoint that is to come.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If what is left of an earlier try cannot be removed, or the directory not be made.
     pub(super) fn begin(&self, namespace: &str, name: &str) -> Result<PathBuf> {
         let dir = self.part(namespace, name)?;
         remove(&dir)?;
@@ -72,7 +72,7 @@ impl Store {
     /// The checkpoint that was begun is complete, or has been before. Returns its size.
     ///
     /// # Errors
-    /// If it cannot be renamed.
+    /// If nothing was begun under this name, or its directory cannot be renamed.
     pub(super) fn complete(&self, namespace: &str, name: &str) -> Result<u64> {
         let dir = self.place(namespace, name)?;
         let part = self.part(namespace, name)?;
@@ -87,7 +87,7 @@ impl Store {
     /// Removes a checkpoint, complete or not.
     ///
     /// # Errors
-    /// If it cannot be removed.
+    /// If a file of it cannot be removed.
     pub(super) fn remove(&self, namespace: &str, name: &str) -> Result<()> {
         remove(&self.place(namespace, name)?)?;
         remove(&self.part(namespace, name)?)

@@ -96,7 +96,7 @@ pub struct ControllerArgs {
 /// Runs the controller; it does not end.
 ///
 /// # Errors
-/// If it cannot begin.
+/// If there is no API server to ask, its certificate cannot be had, or the address is in use.
 pub fn run(args: &ControllerArgs) -> Result<()> {
     let api = Api::open(&args.api)?;
     let certificate = Arc::new(Mutex::new(Certificate::load(&api, &args.namespace, false)?));

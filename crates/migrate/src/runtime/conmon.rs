@@ -37,7 +37,7 @@ impl Conmon {
     /// Puts this program into the directory of a job's programs, before the real one: its path.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If a link or the note of the real program cannot be made in there.
     pub fn put(&self, bin: &Path, own: &Path) -> Result<PathBuf> {
         let failed = || bin.display().to_string();
         symlink(&self.program, bin.join(REAL)).context(failed)?;

@@ -209,7 +209,7 @@ impl Container {
     /// The container, which runs.
     ///
     /// # Errors
-    /// If it does not.
+    /// If there is none of this name, or it is paused, stopped or still being made.
     pub fn running(&self) -> Result<State> {
         match self.state()? {
             Some(state) if state.status == "running" => Ok(state),

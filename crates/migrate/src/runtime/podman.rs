@@ -271,7 +271,7 @@ pub(super) fn judge(container: &Container, description: &str, terms: Terms) -> R
 /// What images of a container that could come are judged with: a directory with its configuration.
 ///
 /// # Errors
-/// If it cannot be made.
+/// If the directory cannot be made, or not be written to.
 pub(super) fn sketch(dir: &Path, description: &str) -> Result<PathBuf> {
     let file = dir.join("config.json");
     make_private(dir)?;
@@ -372,7 +372,7 @@ impl Ways {
     /// Asks it.
     ///
     /// # Errors
-    /// If it does not say.
+    /// If Podman cannot be started, fails, or says something else than that.
     pub fn ask() -> Result<Self> {
         let text = say(&["info", "--format", "{{.Host.Conmon.Path}} {{.Host.CgroupManager}}"])?;
         match text.rsplit_once(' ') {

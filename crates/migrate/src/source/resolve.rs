@@ -52,7 +52,7 @@ impl Watch {
     /// Starts it.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the kernel starts no process, or has no pipe for it.
     pub(super) fn start(
         state_dir: &Path,
         id: &str,

@@ -153,7 +153,7 @@ fn end_with_the_reader() -> Result<(), String> {
 /// Says that something was done, to whoever reads `object`.
 ///
 /// # Errors
-/// If that cannot be written.
+/// If nobody reads the standard output any more.
 fn done(json: bool, object: &Value) -> Result<ExitCode, Outcome> {
     if json {
         say!("{object}");

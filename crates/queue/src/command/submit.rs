@@ -148,7 +148,7 @@ impl Submit {
     /// Submits the job, and with `--wait` is it.
     ///
     /// # Errors
-    /// If it is not taken.
+    /// If the daemon does not answer, or refuses the job.
     pub fn run(self, wait: bool) -> Result<ExitCode, Outcome> {
         let client = client()?;
         let is_the_job = wait || self.wait;

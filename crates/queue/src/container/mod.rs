@@ -88,7 +88,7 @@ impl Container {
     /// Its first process, in the pid namespace of the shepherd.
     ///
     /// # Errors
-    /// If it was not started.
+    /// If the runtime has not started it, so that there is no file with its number.
     pub(crate) fn root(&self) -> io::Result<i32> {
         let text = fs::read_to_string(self.pid_file())?;
         text.trim().parse().map_err(io::Error::other)

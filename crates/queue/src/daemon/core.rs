@@ -141,7 +141,7 @@ impl Core {
     /// The state in a data directory.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the database cannot be opened or is damaged.
     pub(super) fn open(data: PathBuf, mut config: Config) -> Result<Self, Error> {
         let store = Store::open(&data.join("queue.db"))?;
         // What had not come to its end comes again.
@@ -329,7 +329,7 @@ impl Core {
     /// Keeps the jobs that could not be kept when something happened to them.
     ///
     /// # Errors
-    /// If they cannot yet.
+    /// If the database does not take one of them: the disk is still full.
     pub(super) fn catch_up(&mut self) -> Result<(), Error> {
         while let Some(&id) = self.unkept.first() {
             if let Some(record) = self.jobs.get(&id) {

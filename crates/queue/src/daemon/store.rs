@@ -74,7 +74,7 @@ impl Store {
     /// Opens the database in the data directory, or makes it.
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// If the directory cannot be written to, or what is there is no database or a damaged one.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let db = Connection::open(path)?;
         db.execute_batch("PRAGMA journal_mode = WAL")?;
