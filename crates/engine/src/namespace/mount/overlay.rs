@@ -2,7 +2,7 @@
 //! the other mounts bring back.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -36,11 +36,14 @@ pub(super) fn absolute(
             .map(|option| match layers_of(option) {
                 None => option.to_owned(),
                 Some((key, paths)) => {
-                    let paths: Vec<PathBuf> = paths.iter().map(|p| base.join(p)).collect();
-                    for path in &paths {
-                        let stat = look(root, path);
-                        found &= stat.is_some();
-                        layers.extend(stat.map(|s| (key.to_owned(), s)));
+                    let mut paths: Vec<PathBuf> = paths.iter().map(|p| base.join(p)).collect();
+                    for path in &mut paths {
+                        let layer = find(root, path);
+                        found &= layer.is_some();
+                        if let Some((at, stat)) = layer {
+                            *path = at;
+                            layers.push((key.to_owned(), stat));
+                        }
                     }
                     let joined: Vec<&[u8]> =
                         paths.iter().map(|p| p.as_os_str().as_bytes()).collect();
@@ -76,6 +79,20 @@ fn look(root: BorrowedFd<'_>, path: &Path) -> Option<Stat> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
     let layer = openat2(root, path, flags, Mode::empty(), resolve).ok()?;
     fstat(layer).ok()
+}
+
+/// A directory, and its path without symbolic links: Docker names layers by some (`overlay2/l`).
+fn find(root: BorrowedFd<'_>, path: &Path) -> Option<(PathBuf, Stat)> {
+    if let Some(stat) = look(root, path) {
+        return Some((path.to_owned(), stat));
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let relative = path.strip_prefix("/").unwrap_or(path);
+    let layer = openat2(root, relative, flags, Mode::empty(), resolve).ok()?;
+    let at = std::fs::read_link(format!("/proc/self/fd/{}", layer.as_raw_fd())).ok()?;
+    let (wanted, stat) = (fstat(layer).ok()?, look(root, &at)?);
+    ((wanted.st_dev, wanted.st_ino) == (stat.st_dev, stat.st_ino)).then_some((at, stat))
 }
 
 /// Where all layers are on one file system, the root of an overlay has the inode
@@ -147,5 +164,25 @@ mod tests {
         );
         assert!(found(&upper, &[]).is_err());
         assert!(found(&other, &[dir.path().into()]).is_err());
+    }
+
+    #[test]
+    fn layers_behind_links_are_named_without_them() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["lower", "upper", "work", "l"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        std::os::unix::fs::symlink("../lower", dir.path().join("l/SHORT")).unwrap();
+        std::os::unix::fs::symlink("../gone", dir.path().join("l/GONE")).unwrap();
+        let at = dir.path().to_str().unwrap();
+        let upper = std::fs::File::open(dir.path().join("upper")).unwrap();
+        let named = |lower: &str| {
+            let options = format!("lowerdir={lower},upperdir={at}/upper,workdir={at}/work");
+            let mount = Mount { options: options.into(), ..Mount::default() };
+            absolute(&mount, &fstat(&upper).unwrap(), open_root().unwrap().as_fd(), &[])
+        };
+        let wanted = format!("lowerdir={at}/lower,upperdir={at}/upper,workdir={at}/work");
+        assert_eq!(named(&format!("{at}/l/SHORT")).unwrap(), OsString::from(wanted));
+        assert!(named(&format!("{at}/l/GONE")).is_err());
     }
 }
