@@ -172,7 +172,7 @@ fn a_cancelled_restore_leaves_nothing() {
 #[test]
 fn a_restoring_worker_that_dies_leaves_nothing() {
     let task = Sleeper::start();
-    let mut worker = held_restore(&task);
+    let worker = held_restore(&task);
     let pid = rustix::process::Pid::from_raw(worker.pid().cast_signed()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     assert_eq!(worker.finish().unwrap().class, Class::Died);

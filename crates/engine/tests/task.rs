@@ -9,7 +9,7 @@ use std::time::Duration;
 use torpor_engine::namespace::user::IdMaps;
 use torpor_engine::proc;
 use torpor_engine::task::{
-    self, Filters, Images, MmFlags, ProcFiles, Process, ProcessState, Seen, ThreadState, Tree,
+    self, AboutTree, Filters, Images, MmFlags, ProcFiles, Process, ProcessState, Seen, ThreadState,
 };
 use torpor_images::ImageDir;
 use torpor_images::proto::{CoreEntry, MmEntry};
@@ -70,7 +70,7 @@ struct State {
 
 fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> State {
     let own_tid = move |tid: i32| Some(tid + shift);
-    let mut tree = Tree { maps: &IdMaps::identity(), own_tid: &own_tid, filters };
+    let mut tree = AboutTree { maps: &IdMaps::identity(), own_tid: &own_tid, filters };
     let read = |t: &Tracee| proc::thread_status(t.pid(), t.tid()).unwrap();
     let statuses: Vec<_> = threads.iter().map(read).collect();
     let stat = proc::stat(threads[0].pid()).unwrap();

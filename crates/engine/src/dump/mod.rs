@@ -164,7 +164,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.network.lock(&cx.opts.network, &cx.guardian, &cx.ns, &live)?;
     let lived_in = |ns: u32| cx.tasks.iter().any(|task| task.ids.mnt_ns_id == Some(ns));
     cx.mounts = TreeMounts::collect(&cx.ns, lived_in)?;
-    served::check(cx)?;
+    served::check(&cx.tasks, &cx.mounts)?;
     tracing::info!("Dumping cgroups");
     let search = cgroup::Survey {
         cgroups: &cx.opts.cgroups,

@@ -5,10 +5,10 @@ use std::os::fd::AsRawFd;
 
 use rustix::fs::{Mode, OFlags, makedev};
 
-use super::{Dump, Task};
+use super::Task;
 use crate::error::{Error, Result};
 use crate::file::found::{FdInfo, own_pid};
-use crate::namespace::mount::Mount;
+use crate::namespace::mount::{Mount, TreeMounts};
 use crate::proc;
 
 /// Links of a process in procfs that lead to files.
@@ -25,23 +25,23 @@ struct Server {
 ///
 /// # Errors
 /// The refusal, by task and descriptor; if a task is gone.
-pub(super) fn check(cx: &Dump<'_>) -> Result<()> {
-    let spaces = cx.mounts.spaces.iter().map(|space| &space.tree).chain([&cx.mounts.host]);
+pub(super) fn check(tasks: &[Task], mounts: &TreeMounts) -> Result<()> {
+    let spaces = mounts.spaces.iter().map(|space| &space.tree).chain([&mounts.host]);
     let mut mounts: Vec<&Mount> =
         spaces.flat_map(|tree| tree.mounts()).filter(|m| is_fuse(m)).collect();
     if mounts.is_empty() {
         return Ok(());
     }
+    let live = || tasks.iter().filter(|task| !task.is_zombie());
     let mut servers = Vec::new();
-    for task in cx.tasks.live() {
-        servers.extend(server(&cx.tasks[task])?);
+    for task in live() {
+        servers.extend(server(task)?);
     }
     mounts.retain(|mount| servers.iter().any(|server| server.may_serve(mount)));
     if mounts.is_empty() {
         return Ok(());
     }
-    for task in cx.tasks.live() {
-        let task = &cx.tasks[task];
+    for task in live() {
         let Some((object, mount)) = reference(task, &mounts)? else { continue };
         let server = servers.iter().find(|server| server.may_serve(mount)).map_or(0, |s| s.pid);
         return Err(Error::refused(

@@ -333,10 +333,10 @@ impl Other {
         husk.call("unshare time namespace", (libc::SYS_unshare, [NsKind::Time.clone_flag()]))?;
         self.clocks.set(pid)?;
         let made = proc::open(pid, "ns/time_for_children")?.into();
-        for task in 0..tasks.len() {
-            let lives_there = tasks[task].image.homes.number(NsKind::Time) == Some(self.id);
-            if lives_there && !tasks[task].threads.is_empty() {
-                send_into(tasks[task].remote()?, NsKind::Time, &made)?;
+        for task in tasks.iter_mut() {
+            let lives_there = task.image.homes.number(NsKind::Time) == Some(self.id);
+            if lives_there && !task.threads.is_empty() {
+                send_into(task.remote()?, NsKind::Time, &made)?;
             }
         }
         match self.maker {

@@ -255,6 +255,15 @@ impl<'a> Restore<'a> {
         })
     }
 
+    /// Gives automatic mounts the pipes that their daemons read.
+    fn ask_daemons(&mut self) -> Result<()> {
+        for waiting in std::mem::take(&mut self.mounts.automatic) {
+            let (task, file) = waiting.reader(&self.tasks)?;
+            waiting.ask(self.tasks[task].remote()?, self.files.opened.need(file)?)?;
+        }
+        Ok(())
+    }
+
     /// Moves the new husk of `task`, born from that of task `from` in `user`, to where it lived.
     fn settle(&mut self, task: usize, from: usize, user: Option<u32>) -> Result<()> {
         let itself = |_| Error::Bug(format!("task {task} is born from itself"));

@@ -367,10 +367,7 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     // Threads of the kernel that work for a task (io_uring) get numbers that are free then.
     tree::make_threads(cx)?;
     descriptors::attach(&mut cx.table())?;
-    mount::ask_daemons(
-        &mut cx.mounts,
-        &mut mount::Daemons { tasks: &mut cx.tasks, opened: &cx.files.opened },
-    )?;
+    cx.ask_daemons()?;
     for task in 0..cx.tasks.len() {
         memory::finish(cx, task)?;
     }

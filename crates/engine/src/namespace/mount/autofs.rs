@@ -14,27 +14,23 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, openat};
-use rustix::io::{Errno, ioctl_fionread};
+use rustix::io::{DupFlags, Errno, ioctl_fionread};
 use torpor_images::proto::{AutofsEntry, TorporAutofsDirectory};
 use torpor_policy::{Automatic, Triggers};
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
-use super::base::unfit;
 use super::collect::fetch;
-use super::dump::Saving;
 use super::fs::{join_options, split_options};
 use super::mountinfo::Mount;
-use super::restored::Restored;
 use super::superblock;
 use crate::dump::tasks::Task;
-use crate::error::{Context, Result};
-use crate::file::OpenFiles;
+use crate::error::{Context, Error, Result};
 use crate::file::description::{access, reopen};
 use crate::file::found::FdInfo;
 use crate::proc;
 use crate::restore::process::with_process;
-use crate::restore::tasks::Task as Husk;
+use crate::restore::tasks::Task as Made;
 use crate::restore::transport::{Transport, place_words};
 
 // linux/auto_fs.h.
@@ -98,22 +94,18 @@ impl Shown {
     }
 }
 
-/// What the images say of an automatic mount, whose file system has the root directory `root`.
+/// What the images say of an automatic mount of these tasks, whose file system has the root directory `root`.
 ///
 /// # Errors
 /// Why it cannot be kept, in an `Ok`; if the kernel does not tell what is in it.
 pub(super) fn describe(
-    cx: &Saving<'_>,
+    tasks: &[Task],
     mount: &Mount,
     root: BorrowedFd<'_>,
 ) -> Result<std::result::Result<AutofsEntry, String>> {
     let Some(shown) = Shown::parse(&mount.options) else {
         return Ok(Err(format!("its options {} are not known", mount.options.display())));
     };
-    if cx.spaces.own_user().is_some() {
-        let why = "the kernel makes no automatic mounts in a user namespace; unmount it";
-        return Ok(Err(why.to_owned()));
-    }
     let mut entry = AutofsEntry {
         fd: -1,
         pgrp: 0,
@@ -126,7 +118,7 @@ pub(super) fn describe(
         ..AutofsEntry::default()
     };
     if let Some(pipe) = shown.pipe {
-        match daemon(cx.tasks, shown.group, pipe, &mount.mountpoint)? {
+        match daemon(tasks, shown.group, pipe, &mount.mountpoint)? {
             Ok((group, reading)) => {
                 (entry.fd, entry.pgrp, entry.read_fd) = (shown.writing, group, Some(reading));
             }
@@ -234,7 +226,7 @@ fn directories(
 
 /// An automatic mount that is to get its pipe.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     /// Its root directory.
     root: OwnedFd,
     /// Its place.
@@ -247,8 +239,11 @@ pub(super) struct Waiting {
 ///
 /// # Errors
 /// If its image is missing; if the kernel does not make it or a directory in it.
-pub(super) fn make(root: &mut Tracee, mount: &Mount, mounts: &mut Restored) -> Result<OwnedFd> {
-    let missing = || unfit(mount, "there is no image of what it is made with");
+pub(super) fn make(root: &mut Tracee, mount: &Mount) -> Result<(OwnedFd, Option<Waiting>)> {
+    let missing = || {
+        let why = "there is no image of what it is made with";
+        Error::invalid("mountpoints", format!("mount {}: {why}", mount.id))
+    };
     let automatic = mount.automatic.as_ref().ok_or_else(missing)?;
     let made = with_process(root, None, |helper| {
         // Only the group that is asked may make directories.
@@ -260,13 +255,12 @@ pub(super) fn make(root: &mut Tracee, mount: &Mount, mounts: &mut Restored) -> R
         furnish(helper, RemoteFd(number), automatic, mount)?;
         Ok(made)
     })?;
-    if let Some(daemon) = automatic.daemon {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = openat(&made, ".", flags, Mode::empty())
-            .context(|| format!("open the automatic mount at {}", mount.mountpoint.display()))?;
-        mounts.automatic.push(Waiting { root, at: mount.mountpoint.clone(), daemon });
-    }
-    Ok(made)
+    let Some(daemon) = automatic.daemon else { return Ok((made, None)) };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = openat(&made, ".", flags, Mode::empty())
+        .context(|| format!("open the automatic mount at {}", mount.mountpoint.display()))?;
+    let waiting = Waiting { root, at: mount.mountpoint.clone(), daemon };
+    Ok((made, Some(waiting)))
 }
 
 /// The options to make it with, and a pipe of the helper's among them.
@@ -327,30 +321,43 @@ fn furnish(
     failed.map_or(Ok(()), |(_, e)| Err(e)).context(|| format!("set up the automatic mount at {at}"))
 }
 
-/// What the daemons of automatic mounts are found by.
-#[derive(Debug)]
-pub(crate) struct Daemons<'a> {
-    /// The tasks, which have their groups and their descriptors.
-    pub tasks: &'a mut [Husk],
-    /// The open files.
-    pub opened: &'a OpenFiles,
-}
-
-/// Gives the automatic mounts the pipes that their daemons read. From then on whoever comes to one may wait for a task.
-///
-/// # Errors
-/// If a daemon or its pipe is not there; if the kernel does not take the pipe.
-pub(crate) fn ask_daemons(mounts: &mut Restored, cx: &mut Daemons<'_>) -> Result<()> {
-    std::mem::take(&mut mounts.automatic).into_iter().try_for_each(|waiting| waiting.ask(cx))
-}
-
 impl Waiting {
-    fn ask(self, cx: &mut Daemons<'_>) -> Result<()> {
-        let Waiting { root, at, daemon } = self;
-        let what =
-            || format!("have process group {} asked for mounts at {}", daemon.group, at.display());
-        let (task, file) = reader(cx.tasks, daemon).ok_or(Errno::SRCH).context(what)?;
-        let pipe = cx.opened.need(file)?;
+    /// A task of the daemon's group that reads the pipe by the number that the images have, and the file that this is.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) fn reader(&self, tasks: &[Made]) -> Result<(usize, u32)> {
+        let daemon = self.daemon;
+        let number = daemon.reading.unwrap_or(daemon.writing);
+        let is_member =
+            |task: &Made| !task.image.is_zombie() && task.image.tree.pgid == daemon.group;
+        // Of those with the same table only the first has its descriptors.
+        let descriptors = |table: u32| {
+            let all = tasks.iter().filter(move |task| task.image.ids.files_id == table);
+            all.flat_map(|task| &task.image.fds)
+        };
+        let mut members = tasks.iter().enumerate().filter(|(_, task)| is_member(task));
+        let found = members.find_map(|(member, task)| {
+            let fd = descriptors(task.image.ids.files_id).find(|fd| fd.fd == number)?;
+            Some((member, fd.file))
+        });
+        found.ok_or(Errno::SRCH).context(|| self.what())
+    }
+
+    fn what(&self) -> String {
+        format!(
+            "have process group {} asked for mounts at {}",
+            self.daemon.group,
+            self.at.display()
+        )
+    }
+
+    /// Has the group of `husk` asked through `pipe`. From then on whoever comes to the mount may wait for a task.
+    ///
+    /// # Errors
+    /// If `pipe` is none; if the kernel does not take it.
+    pub(crate) fn ask(&self, husk: &mut Tracee, pipe: BorrowedFd<'_>) -> Result<()> {
+        let what = || self.what();
         if FileType::from_raw_mode(fstat(pipe).context(what)?.st_mode) != FileType::Fifo {
             return Err(Errno::PIPE).context(what);
         }
@@ -358,43 +365,25 @@ impl Waiting {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let device =
             rustix::fs::open(DEVICE, flags, Mode::empty()).context(|| format!("open {DEVICE}"))?;
-        let number = daemon.writing.min(HIGHEST).into();
-        with_process(cx.tasks[task].remote()?, None, |asked| {
-            let (mount, through) = (RemoteFd(number + 1), RemoteFd(number + 2));
-            let transport = Transport::open(asked, daemon.writing.min(HIGHEST).cast_signed() + 3)?;
+        let number = self.daemon.writing.min(HIGHEST);
+        with_process(husk, None, |asked| {
+            let transport = Transport::open(asked, number.cast_signed() + 3)?;
             let mut batch = asked.batch();
-            transport.send(&mut batch, &[pipe.as_fd(), root.as_fd(), device.as_fd()])?;
+            transport.send(&mut batch, &[pipe.as_fd(), self.root.as_fd(), device.as_fd()])?;
+            let [writing, root, through] = [0, 1, 2].map(|more| RemoteFd::from(number + more));
             // The highest first: each arrives at or below its own number.
-            for (from, to) in [(2, through), (1, mount), (0, RemoteFd(number))] {
+            for (from, to) in [(2, through), (1, root), (0, writing)] {
                 if RemoteFd(from) != to {
-                    batch.must(syscall::dup3(RemoteFd(from), to, rustix::io::DupFlags::CLOEXEC));
+                    batch.must(syscall::dup3(RemoteFd(from), to, DupFlags::CLOEXEC));
                 }
             }
-            let version_and_size = [1, REQUEST as u64 | mount.0 << 32, number];
-            let request = place_words(&mut batch, &version_and_size);
+            let request = [1, REQUEST as u64 | root.0 << 32, writing.0];
+            let request = place_words(&mut batch, &request);
             batch.must(syscall::ioctl(through, SET_PIPE, request));
             let failed = batch.run()?.first_error();
             failed.map_or(Ok(()), |(_, e)| Err(e)).context(what)
         })
     }
-}
-
-/// A task of the daemon's group that reads a pipe by the number that the images have, and the file that this is.
-fn reader(tasks: &[Husk], daemon: torpor_policy::Daemon) -> Option<(usize, u32)> {
-    let number = daemon.reading.unwrap_or(daemon.writing);
-    let members = tasks
-        .iter()
-        .enumerate()
-        .filter(|(_, task)| !task.image.is_zombie() && task.image.tree.pgid == daemon.group);
-    // Of those with the same table only the first has its descriptors.
-    let descriptors = |table: u32| {
-        let all = tasks.iter().filter(move |task| task.image.ids.files_id == table);
-        all.flat_map(|task| &task.image.fds)
-    };
-    members.into_iter().find_map(|(member, task)| {
-        let fd = descriptors(task.image.ids.files_id).find(|fd| fd.fd == number)?;
-        Some((member, fd.file))
-    })
 }
 
 #[cfg(test)]

@@ -284,7 +284,8 @@ fn make(cx: &mut Assembly<'_>, forest: &Forest, whole: Node, host: &Tree) -> Res
             Ok(Open { at, made: true })
         }
         Origin::Automatic => {
-            let at = autofs::make(cx.root.remote()?, mount, cx.mounts)?;
+            let (at, waiting) = autofs::make(cx.root.remote()?, mount)?;
+            cx.mounts.automatic.extend(waiting);
             Ok(Open { at, made: true })
         }
         Origin::Registered => Err(unfit(

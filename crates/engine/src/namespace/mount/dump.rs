@@ -183,7 +183,12 @@ fn check(cx: &Saving<'_>, forest: &Forest, node: Node) -> std::result::Result<()
     if let Some(why) = nested::obstacle(forest, node, &cx.mounts.host) {
         return Err(Unfit::Reason(why.to_owned()));
     }
-    if mount.ty.origin == Origin::Registered && source == ContentSource::FileSystem {
+    let is_made = source == ContentSource::FileSystem;
+    if is_made && mount.ty.origin == Origin::Automatic && cx.spaces.own_user().is_some() {
+        let why = "the kernel makes no automatic mounts in a user namespace; unmount it";
+        return Err(Unfit::Reason(why.to_owned()));
+    }
+    if is_made && mount.ty.origin == Origin::Registered {
         let space = forest.spaces[node.space].0;
         if let Some(why) = formats::obstacle(mount, space, cx.spaces)? {
             return Err(Unfit::Reason(why.to_owned()));
@@ -232,7 +237,7 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<()> {
         let root = alone(cx, whole)?;
         saved.push(mount.dev);
         if mount.ty.origin == Origin::Automatic {
-            let entry = autofs::describe(cx, whole, root.as_fd())?
+            let entry = autofs::describe(cx.tasks, whole, root.as_fd())?
                 .map_err(|why| refusal(cx, forest, first, Unfit::Reason(why)))?;
             cx.images.write_all(kind::AUTOFS, u64::from(mount.dev), &[entry])?;
             continue;

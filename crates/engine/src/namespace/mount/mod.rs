@@ -28,7 +28,6 @@ mod tree;
 mod unpack;
 
 pub(crate) use assembly::Assembly;
-pub(crate) use autofs::{Daemons, ask_daemons};
 pub(crate) use collect::{MountNamespace, TreeMounts, own_groups, own_tree, tree_of};
 pub(crate) use dump::Saving;
 pub(crate) use entry::DEVICE_KEY;
