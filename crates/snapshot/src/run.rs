@@ -107,9 +107,8 @@ pub struct RunArgs {
     /// for a container of Podman the name of a network of Podman
     #[arg(long, value_name = "NETWORK")]
     network: Option<String>,
-    /// A port of a container of Podman that is one of this host as well, as podman run has it:
-    /// [[ADDRESS:]PORT:]PORT
-    #[arg(long, value_name = "PORTS")]
+    /// A port of a container of Podman that is one of this host as well, as podman run has it
+    #[arg(long, value_name = "[[ADDRESS:]PORT:]PORT")]
     publish: Vec<String>,
     /// What is to happen inside after a restore: a command, or the name of a signal for the first
     /// process

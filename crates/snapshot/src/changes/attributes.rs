@@ -51,7 +51,7 @@ pub(super) fn write(archive: &mut Builder<&mut dyn Write>, all: &Attributes) -> 
     )
 }
 
-/// Reads those that [`write`] has written for a file. Others are left out.
+/// Reads those that [`write()`] has written for a file. Others are left out.
 pub(super) fn read(entry: &mut Entry<'_, impl Read>) -> Result<Attributes> {
     let what = || "extended attributes of a changed file";
     let mut all = Attributes::new();
