@@ -34,7 +34,7 @@ impl Setting {
     /// Notes it in the directory of a run, for its keeper.
     ///
     /// # Errors
-    /// If that cannot be written.
+    /// If the file cannot be written: the disk is full, or the directory is gone.
     pub(crate) fn note(&self, dir: &Path) -> io::Result<()> {
         std::fs::write(dir.join(NOTE), serde_json::to_vec(self)?)
     }

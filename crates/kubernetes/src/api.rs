@@ -57,7 +57,7 @@ pub struct Api {
 /// The token in a file: the kubelet replaces it now and then.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If there is no such file, or it is not for this user to read.
 pub(crate) fn token_in(file: &Path) -> Result<String> {
     let text = fs::read_to_string(file);
     Ok(text.context(|| file.display().to_string())?.trim().to_owned())

@@ -33,7 +33,7 @@ pub(crate) fn address(text: &str, port: u16) -> std::result::Result<SocketAddr, 
 /// Asks the API server whose `token` is, which has to be for `audience`.
 ///
 /// # Errors
-/// If it does not answer.
+/// If the API server cannot be reached, or does not let this agent ask.
 pub(crate) fn review(api: &Api, token: &str, audience: &str) -> Result<Value> {
     let review = json!({
         "apiVersion": "authentication.k8s.io/v1",

@@ -218,7 +218,7 @@ impl Ledger {
 /// Writes a file anew, for its owner alone. It is on disk in whole when this returns, or as it was.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the disk is full or does not take it, or the directory is gone.
 pub(crate) fn write_synced(path: &Path, text: &[u8]) -> Result<()> {
     let new = path.with_extension("new");
     let failed = || format!("record {}", path.display());

@@ -114,7 +114,7 @@ pub fn most(packed: u64) -> u64 {
 /// The largest file in an archive, and its size.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the archive is gone or damaged.
 pub fn largest(archive: &Path) -> Result<Option<(PathBuf, u64)>> {
     let what = || archive.display().to_string();
     let mut largest: Option<(PathBuf, u64)> = None;

@@ -138,7 +138,7 @@ fn note_of(reference: &Reference) -> PathBuf {
 /// Notes what a snapshot was made from.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the note cannot be written: the disk is full, or the directory of states is not this user's.
 pub fn note(reference: &Reference, origin: &Origin) -> Result<()> {
     let file = note_of(reference);
     if noted(reference).is_some_and(|known| known == *origin) {

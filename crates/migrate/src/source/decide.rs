@@ -355,7 +355,7 @@ mod tests {
         assert!(error.hint().unwrap().contains("--resolve one --keep-here"), "{error}");
     }
 
-    /// What an agent says to who asks what has become of a migration to agent `asked`.
+    /// What an agent answers when it is asked what has become of a migration to agent `asked`.
     fn answered(asked: Option<&str>, answer: &Reply) -> Result<Verdict> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.socket");

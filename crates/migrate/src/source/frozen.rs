@@ -25,7 +25,7 @@ impl Frozen {
     /// key elsewhere.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If the root or a task below it is gone.
     pub(super) fn of(root: i32, dir: &Path) -> Result<Self> {
         let tasks = task::tree(root)?;
         let stopped = stopped(&tasks, dir).unwrap_or_default();

@@ -30,7 +30,7 @@ fn is_kept(name: &[u8]) -> bool {
 /// Those of a file or directory that are kept.
 ///
 /// # Errors
-/// If they cannot be read.
+/// If the file system fails to list or to read them.
 pub fn of(file: &File) -> io::Result<Attributes> {
     let mut all = tree::attributes(file)?;
     all.retain(|(name, _)| is_kept(name));

@@ -26,7 +26,7 @@ const INSTEAD: &str = "let the program submit its requests itself";
 
 /// The thread that fetches the requests of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Fetcher {
+pub(super) struct RequestThread {
     /// Its number in the first pid namespace of this host.
     pub number: i32,
     /// The processor that it is bound to.
@@ -44,7 +44,11 @@ pub(super) fn number(info: &FdInfo) -> Option<i32> {
 ///
 /// # Errors
 /// Refused, if it may do other things than the task; if the task is gone.
-pub(super) fn describe(task: &Tracee, found: &Found, info: &FdInfo) -> Result<Option<Fetcher>> {
+pub(super) fn describe(
+    task: &Tracee,
+    found: &Found,
+    info: &FdInfo,
+) -> Result<Option<RequestThread>> {
     let Some(number) = number(info) else { return Ok(None) };
     let mut all = fetchers(found.pid)?;
     // If this program is in a pid namespace, it knows the thread by another number.
@@ -65,7 +69,7 @@ pub(super) fn describe(task: &Tracee, found: &Found, info: &FdInfo) -> Result<Op
     }
     bound.dedup();
     match bound[..] {
-        [processor] => Ok(Some(Fetcher { number, processor })),
+        [processor] => Ok(Some(RequestThread { number, processor })),
         _ => Err(refuse(
             found,
             "which thread of its task fetches its requests is not to be seen in this pid namespace, and \

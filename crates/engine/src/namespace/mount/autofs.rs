@@ -20,10 +20,9 @@ use torpor_policy::{Automatic, Triggers};
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
-use super::collect::fetch;
 use super::fs::{join_options, split_options};
 use super::mountinfo::Mount;
-use super::superblock;
+use super::superblock::{self, fetch};
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::file::description::{access, reopen};
@@ -52,7 +51,7 @@ const HIGHEST: u32 = 1000;
 
 /// What the kernel shows of such a mount.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Shown {
+struct ShownAutomatic {
     /// The number of the writing end of the pipe, in the process that has mounted it.
     writing: i32,
     /// The process group that is asked, here.
@@ -65,10 +64,10 @@ struct Shown {
     pipe: Option<u64>,
 }
 
-impl Shown {
+impl ShownAutomatic {
     /// `None` for options that are not understood.
     fn parse(options: &OsStr) -> Option<Self> {
-        let mut shown = Shown { writing: -1, ..Shown::default() };
+        let mut shown = ShownAutomatic { writing: -1, ..ShownAutomatic::default() };
         for option in split_options(options) {
             let option = option.to_str()?;
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
@@ -103,7 +102,7 @@ pub(super) fn describe(
     mount: &Mount,
     root: BorrowedFd<'_>,
 ) -> Result<std::result::Result<AutofsEntry, String>> {
-    let Some(shown) = Shown::parse(&mount.options) else {
+    let Some(shown) = ShownAutomatic::parse(&mount.options) else {
         return Ok(Err(format!("its options {} are not known", mount.options.display())));
     };
     let mut entry = AutofsEntry {
@@ -226,7 +225,7 @@ fn directories(
 
 /// An automatic mount that is to get its pipe.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingForDaemon {
     /// Its root directory.
     root: OwnedFd,
     /// Its place.
@@ -239,7 +238,10 @@ pub(crate) struct Waiting {
 ///
 /// # Errors
 /// If its image is missing; if the kernel does not make it or a directory in it.
-pub(super) fn make(root: &mut Tracee, mount: &Mount) -> Result<(OwnedFd, Option<Waiting>)> {
+pub(super) fn make(
+    root: &mut Tracee,
+    mount: &Mount,
+) -> Result<(OwnedFd, Option<WaitingForDaemon>)> {
     let missing = || {
         let why = "there is no image of what it is made with";
         Error::invalid("mountpoints", format!("mount {}: {why}", mount.id))
@@ -259,7 +261,7 @@ pub(super) fn make(root: &mut Tracee, mount: &Mount) -> Result<(OwnedFd, Option<
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = openat(&made, ".", flags, Mode::empty())
         .context(|| format!("open the automatic mount at {}", mount.mountpoint.display()))?;
-    let waiting = Waiting { root, at: mount.mountpoint.clone(), daemon };
+    let waiting = WaitingForDaemon { root, at: mount.mountpoint.clone(), daemon };
     Ok((made, Some(waiting)))
 }
 
@@ -321,7 +323,7 @@ fn furnish(
     failed.map_or(Ok(()), |(_, e)| Err(e)).context(|| format!("set up the automatic mount at {at}"))
 }
 
-impl Waiting {
+impl WaitingForDaemon {
     /// A task of the daemon's group that reads the pipe by the number that the images have, and the file that this is.
     ///
     /// # Errors
@@ -394,8 +396,8 @@ mod tests {
     #[test]
     fn what_the_kernel_shows_is_understood() {
         let options = "fd=4,uid=7,pgrp=1014,timeout=30,minproto=5,maxproto=5,indirect,strictexpire,pipe_ino=71770";
-        let shown = Shown::parse(OsStr::new(options)).unwrap();
-        let wanted = Shown {
+        let shown = ShownAutomatic::parse(OsStr::new(options)).unwrap();
+        let wanted = ShownAutomatic {
             writing: 4,
             group: 1014,
             timeout: 30,
@@ -406,8 +408,8 @@ mod tests {
         };
         assert_eq!(shown, wanted);
         let options = "fd=-1,pgrp=7,timeout=0,minproto=5,maxproto=5,direct,pipe_ino=-1";
-        let shown = Shown::parse(OsStr::new(options)).unwrap();
+        let shown = ShownAutomatic::parse(OsStr::new(options)).unwrap();
         assert_eq!((shown.triggers, shown.pipe), (Triggers::Direct, None));
-        assert_eq!(Shown::parse(OsStr::new("fd=4,new=1")), None);
+        assert_eq!(ShownAutomatic::parse(OsStr::new("fd=4,new=1")), None);
     }
 }

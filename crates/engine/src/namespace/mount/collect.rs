@@ -10,11 +10,11 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use torpor_tracee::Tracee;
 
 use super::mountinfo::{self, Mount};
 use super::nested;
+use super::superblock::fetch;
 use super::tree::Tree;
 use crate::error::{Context, Result};
 use crate::namespace::{Namespaces, NsKind, run_in};
@@ -209,14 +209,6 @@ impl MountNamespace {
 const LOCKED: &str = ", which a mount hides that was there when a user namespace below got its copy (they are locked in \
                       place there, and no other mount of the tree or of this host shows what is below); unmount what \
                       hides it before that namespace is made";
-
-/// A duplicate of a descriptor of another task.
-pub(super) fn fetch(pid: i32, number: u64) -> std::io::Result<OwnedFd> {
-    let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
-    let number = i32::try_from(number).map_err(|_| Errno::BADF)?;
-    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    Ok(pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?)
-}
 
 /// How often a list of mounts that makes no sense is read. On a host where containers come and go all the
 /// time a handful of times is enough.

@@ -22,7 +22,7 @@ pub struct Restored {
     /// Mounts that can be made after the tasks only.
     pub(super) waiting: Vec<Waiting>,
     /// Automatic mounts that get their pipes after the descriptors only.
-    pub(crate) automatic: Vec<autofs::Waiting>,
+    pub(crate) automatic: Vec<autofs::WaitingForDaemon>,
     /// Mounts that can be made after the terminals only.
     pub(super) late: Vec<Late>,
     /// File systems that become read-only in the end.

@@ -5,14 +5,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
+use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, fsconfig_create, fsconfig_reconfigure,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, fspick,
 };
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
-use super::collect::fetch;
 use super::fs::{Origin, flag_names, split_options};
 use super::mountinfo::Mount;
 use crate::error::{Context, Error, Result};
@@ -160,6 +161,14 @@ pub(super) fn on_device(mount: &Mount, device: &str) -> Result<OwnedFd> {
         return Err(Error::invalid("mountpoints", why));
     }
     make_here(&Mount { source: device.into(), ..mount.clone() })
+}
+
+/// A duplicate of a descriptor of another task.
+pub(super) fn fetch(pid: i32, number: u64) -> std::io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
+    let number = i32::try_from(number).map_err(|_| Errno::BADF)?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?)
 }
 
 #[cfg(test)]

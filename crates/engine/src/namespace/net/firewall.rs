@@ -98,8 +98,8 @@ pub(super) fn dump(images: &ImageDir, ns_id: u32) -> Result<()> {
 fn dump_of_iptables(
     images: &ImageDir,
     ns_id: u32,
-    tables: &[iptables_nft::Table],
-) -> Result<Vec<iptables_nft::Table>> {
+    tables: &[iptables_nft::RulesTable],
+) -> Result<Vec<iptables_nft::RulesTable>> {
     let mut saved = Vec::new();
     for legacy in LEGACY {
         let own = || tables.iter().filter(|(family, _)| family == legacy.family);

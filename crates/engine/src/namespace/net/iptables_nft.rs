@@ -12,10 +12,10 @@ const MARK: &str = "(nf_tables)";
 pub(super) type Program<'p> = dyn Fn(&[&str]) -> Result<Vec<u8>> + 'p;
 
 /// A table: its family and its name.
-pub(super) type Table = (String, String);
+pub(super) type RulesTable = (String, String);
 
 /// The tables with rules of iptables, by what nft has said.
-pub(super) fn tables(messages: &str) -> Vec<Table> {
+pub(super) fn tables(messages: &str) -> Vec<RulesTable> {
     let table = |line: &str| {
         let (table, _) = line.strip_prefix(WARNING.0)?.split_once(WARNING.1)?;
         let (family, name) = table.split_once(' ')?;
@@ -25,11 +25,11 @@ pub(super) fn tables(messages: &str) -> Vec<Table> {
 }
 
 /// The rules that nft has printed, without some tables.
-pub(super) fn without(rules: &str, tables: &[Table]) -> String {
+pub(super) fn without(rules: &str, tables: &[RulesTable]) -> String {
     let mut out = String::with_capacity(rules.len());
     let mut lines = rules.lines();
     while let Some(line) = lines.next() {
-        let is_out = |(family, name): &Table| line == format!("table {family} {name} {{");
+        let is_out = |(family, name): &RulesTable| line == format!("table {family} {name} {{");
         if tables.iter().any(is_out) {
             // The brace that closes it stands at the beginning of its line.
             lines.find(|line| *line == "}");
@@ -54,7 +54,7 @@ pub(super) fn save<'t>(
     let mut all = Vec::new();
     for name in names {
         let saved = save(&["-t", name]).ok()?;
-        // It ends well nevertheless: "# Table `filter' is incompatible, use 'nft' tool."
+        // It ends well nevertheless: "# RulesTable `filter' is incompatible, use 'nft' tool."
         let text = String::from_utf8_lossy(&saved);
         if !text.lines().any(|line| line.trim() == "COMMIT") {
             return None;
@@ -71,7 +71,7 @@ mod tests {
     const SAID: &str = "# Warning: table ip filter is managed by iptables-nft, do not touch!\n\
                         # Warning: table ip6 nat is managed by iptables-nft, do not touch!\n";
 
-    fn table(family: &str, name: &str) -> Table {
+    fn table(family: &str, name: &str) -> RulesTable {
         (family.to_owned(), name.to_owned())
     }
 
@@ -98,7 +98,7 @@ mod tests {
         let program = |args: &[&str]| {
             Ok(match args {
                 ["-t", "filter"] => b"*filter\nCOMMIT\n".to_vec(),
-                _ => b"# Table `nat' is incompatible, use 'nft' tool.\n".to_vec(),
+                _ => b"# RulesTable `nat' is incompatible, use 'nft' tool.\n".to_vec(),
             })
         };
         assert_eq!(save(&program, ["filter"].into_iter()).unwrap(), b"*filter\nCOMMIT\n");
