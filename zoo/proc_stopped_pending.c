@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a stopped task with a blocked pending SIGTSTP and a handled pending SIGUSR1
+// foreign: yes exit-code
 #include "zoo.h"
 
 static volatile sig_atomic_t got;
@@ -9,7 +10,7 @@ static void on_usr1(int sig)
 	got = sig;
 }
 
-/* Not in the form of others, which does not say whether the parent has been told of the stop. */
+/* The form of others does not say whether the parent has been told of the stop (exit-code): it is told again. */
 int main(void)
 {
 	pid_t child = TRY(fork());

@@ -1,10 +1,11 @@
 // area: terminals
 // shows: a job in the background of a terminal, stopped because it wanted to read
+// foreign: yes exit-code
 #include "zoo.h"
 #include <sys/ioctl.h>
 #include <termios.h>
 
-/* Not in the form of others, which does not say whether the parent has been told of the stop. */
+/* The form of others does not say whether the parent has been told of the stop (exit-code): it is told again. */
 int main(void)
 {
 	int master = TRY(posix_openpt(O_RDWR | O_NOCTTY));

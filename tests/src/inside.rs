@@ -327,10 +327,15 @@ impl Runner<'_> {
     /// Tasks that have just been let go take a moment to be back where they were: a wait for signals,
     /// say, has them blocked otherwise than they are before it.
     fn compare(&self, before: &Observation, root: i32) -> Result<()> {
+        let program = &self.case.program;
+        let mut varies = program.varies.clone();
+        if self.case.mode == Mode::Foreign {
+            varies.extend_from_slice(&program.foreign_varies);
+        }
         let mut found = Vec::new();
         wait_for("that to pass", END, || {
             let after = observe::tree(root, &self.work())?;
-            found = observe::differences(before, &after, &self.case.program.varies);
+            found = observe::differences(before, &after, &varies);
             Ok(found.is_empty().then_some(()))
         })
         .with_context(|| format!("the tasks are not as they were:\n{}", found.join("\n")))?;

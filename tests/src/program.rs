@@ -121,6 +121,8 @@ pub struct Program {
     pub warns: Vec<String>,
     /// Whether images suffice that have nothing that only Torpor writes.
     pub foreign: bool,
+    /// Kinds of observation that may differ when they have nothing else: `foreign: yes exit-code`.
+    pub foreign_varies: Vec<String>,
     /// What the machine must offer, checked before the program runs.
     pub needs: Vec<String>,
     /// Why Torpor does not keep this; the dump has to be refused.
@@ -210,7 +212,10 @@ fn parse(path: &Path) -> Result<Program> {
             "restore" => program.restore.extend(words()),
             "expect" => program.refused = Some(refusal(&value)?),
             "warns" => program.warns.push(value),
-            "foreign" => program.foreign = value == "yes",
+            "foreign" => {
+                program.foreign = words().next().as_deref() == Some("yes");
+                program.foreign_varies.extend(words().skip(1));
+            }
             "needs" => program.needs.extend(words()),
             "unsupported" => program.unsupported = Some(value),
             "varies" => program.varies.extend(words()),
