@@ -2,7 +2,8 @@
 //! job, tells what happens, and waits where the job says so.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -103,7 +104,13 @@ impl Teller<'_> {
     fn point(&self, event: &Event) -> std::result::Result<bool, std::io::Error> {
         let is_one = |points: &[String]| points.iter().any(|name| name == event.name());
         if is_one(&self.job.marks) {
-            File::create(self.job.dir.join(event.name()))?;
+            // Whatever has this name already is no file of ours.
+            let path = self.job.dir.join(event.name());
+            OpenOptions::new()
+                .write(true)
+                .create(true)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(path)?;
         }
         let held = is_one(&self.job.holds);
         let port = match event {

@@ -69,7 +69,7 @@ fn look(dir: &ImageDir, what: What) -> Result<Box<dyn Holdings>> {
 /// A task's state that says that it is dead and has no resources any more.
 const TASK_DEAD: u32 = 2;
 /// Likewise, but not yet waited for.
-const TASK_ZOMBIE: u32 = 3;
+const TASK_ZOMBIE: u32 = 6;
 
 /// `VMA_AREA_*` bits of a memory area's status.
 mod area {

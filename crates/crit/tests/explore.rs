@@ -14,7 +14,7 @@ use torpor_images::proto::{
 use torpor_images::{ImageDir, kind};
 
 const ALIVE: u32 = 1;
-const ZOMBIE: u32 = 3;
+const ZOMBIE: u32 = 6;
 
 /// Three tasks and a zombie, with files and memory of several kinds.
 fn checkpoint() -> (tempfile::TempDir, ImageDir) {

@@ -45,6 +45,7 @@ impl Server {
         });
         fs::write(this.place.path().join("ca.crt"), certificate.pem()).unwrap();
         let bundle = BASE64_STANDARD.encode(certificate.pem());
+        this.put("/api/v1/namespaces/kube-system", json!({ "metadata": { "uid": "this" } }));
         this.put(HOOKS, json!({ "webhooks": [{ "clientConfig": { "caBundle": bundle } }] }));
         let shared = Arc::clone(&this);
         thread::spawn(move || {

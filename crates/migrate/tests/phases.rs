@@ -460,6 +460,7 @@ fn what_ends_when_it_runs_has_moved() {
         fs::write(deed.dir.path().join("go"), "").unwrap();
         fs::write(here.path("released"), "").unwrap();
         judge(&migration.wait_with_output().unwrap()).unwrap();
+        wait_until("it has done it", || !deed.done().is_empty());
         assert_eq!(deed.done(), "done\n", "{mode}");
         assert_eq!(here.phases("source"), ["moved"], "{mode}");
         wait_until("it is written down", || there.phases("destination") == ["moved"]);

@@ -129,7 +129,8 @@ fn whole(spec: &Spec, count: usize, path: &str) -> Option<(Whole, PathBuf)> {
 fn shown(mount: &Mount, all: &[&Mount], spec: &Spec) -> Option<(Whole, PathBuf)> {
     let volume = |fits: &dyn Fn(&str, &str) -> bool| {
         let mut binds = spec.mounts.iter().enumerate().filter(|(_, wanted)| wanted.is_bind());
-        let found = binds.find(|(_, wanted)| fits(&wanted.destination, &wanted.source));
+        // Of several at one place the last one lies on top.
+        let found = binds.rfind(|(_, wanted)| fits(&wanted.destination, &wanted.source));
         found.map(|(index, wanted)| (Whole::Volume(index), wanted.source.as_str()))
     };
     match &mount.from {
@@ -186,6 +187,7 @@ mod tests {
         {"destination": "/proc", "type": "proc", "source": "proc"},
         {"destination": "/early/ro", "type": "bind", "source": "/srv/d/keep", "options": ["rbind"]},
         {"destination": "/early", "type": "bind", "source": "/srv/e", "options": ["rbind"]},
+        {"destination": "/data", "type": "bind", "source": "/srv/below", "options": ["rbind"]},
         {"destination": "/data", "type": "bind", "source": "/srv/d", "options": ["rbind"]},
         {"destination": "/data/keep", "type": "bind", "source": "/srv/d/keep", "options": ["rbind", "ro"]},
         {"destination": "/data/a/secret", "type": "tmpfs", "source": "tmpfs"}],

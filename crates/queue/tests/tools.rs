@@ -196,7 +196,7 @@ fn valgrind() {
 fn a_parallel_build() {
     let dir = tempfile::tempdir().unwrap();
     let rule = ".PHONY: all\nall: $(addsuffix .o,$(shell seq 1 40))\n%.o:\n\t@printf 'int f%s(void){return %s;}' $* $* \
-                | gcc -x c -c -o $@ - && sleep 0.05\n";
+                | gcc -x c -c -o $@ - && sleep 0.5\n";
     std::fs::write(dir.path().join("Makefile"), rule).unwrap();
     let daemon = Daemon::start(&[]);
     let id = daemon.submit(&["--dir", dir.path().to_str().unwrap()], &["make", "-j3"]);
@@ -214,7 +214,7 @@ fn a_parallel_build() {
 fn a_python_suite() {
     let dir = tempfile::tempdir().unwrap();
     let suite = "import time, unittest\nclass T(unittest.TestCase):\n    pass\nfor i in range(60):\n    \
-                 setattr(T, f'test_{i:02}', lambda self: time.sleep(0.05))\nunittest.main(verbosity=2)\n";
+                 setattr(T, f'test_{i:02}', lambda self: time.sleep(0.5))\nunittest.main(verbosity=2)\n";
     let path = dir.path().join("suite.py");
     std::fs::write(&path, suite).unwrap();
     let daemon = Daemon::start(&[]);

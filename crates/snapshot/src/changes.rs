@@ -281,6 +281,25 @@ mod tests {
         assert!(refused.to_string().contains("or with capabilities"), "{refused}");
     }
 
+    /// It leads to a file that was judged without them.
+    #[test]
+    fn a_link_gives_no_rights() {
+        let new = tempfile::tempdir().unwrap();
+        let mut bytes = Vec::new();
+        let mut archive = Builder::new(&mut bytes as &mut dyn Write);
+        archive
+            .append_data(&mut header(EntryType::Regular, 0, 0o755), "file", io::empty())
+            .unwrap();
+        let capability = (b"security.capability".to_vec(), vec![0; 20]);
+        attributes::write(&mut archive, &vec![capability]).unwrap();
+        archive.append_link(&mut header(EntryType::Link, 0, 0o755), "link", "file").unwrap();
+        archive.finish().unwrap();
+        drop(archive);
+        let refused = apply(&mut bytes.as_slice(), new.path(), SetId::Refused).unwrap_err();
+        assert!(refused.to_string().contains("link has extended attributes"), "{refused}");
+        assert!(tree::attributes(File::open(new.path().join("file")).unwrap()).unwrap().is_empty());
+    }
+
     #[test]
     fn a_device_is_refused_by_name() {
         let upper = tempfile::tempdir().unwrap();

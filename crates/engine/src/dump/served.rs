@@ -14,7 +14,7 @@ use crate::proc;
 /// Links of a process in procfs that lead to files.
 const LINKS: [&str; 3] = ["cwd", "root", "exe"];
 
-/// A task that serves a file system.
+/// A task that serves a file system, by one connection to the kernel.
 struct Server {
     pid: i32,
     /// The minor number of the device that its file systems have, where the kernel tells (Linux 6.18).
@@ -35,21 +35,24 @@ pub(super) fn check(tasks: &[Task], mounts: &TreeMounts) -> Result<()> {
     let live = || tasks.iter().filter(|task| !task.is_zombie());
     let mut servers = Vec::new();
     for task in live() {
-        servers.extend(server(task)?);
+        servers.extend(connections(task.pid)?);
     }
+    // Those of which it is known what they serve are named first.
+    servers.sort_by_key(|server| server.connection.is_none());
     mounts.retain(|mount| servers.iter().any(|server| server.may_serve(mount)));
     if mounts.is_empty() {
         return Ok(());
     }
     for task in live() {
         let Some((object, mount)) = reference(task, &mounts)? else { continue };
-        let server = servers.iter().find(|server| server.may_serve(mount)).map_or(0, |s| s.pid);
+        let server = servers.iter().find(|server| server.may_serve(mount));
+        let (server, serves) = server.map_or((0, "may serve"), |s| (s.pid, s.serves()));
         return Err(Error::refused(
             task.pid,
             object,
             format!(
-                "lies on a FUSE file system that task {server} of the tree serves, and that answers nobody while the tree \
-                 is stopped; close it before the dump, or leave the server out of the tree"
+                "lies on a FUSE file system that task {server} of the tree {serves}, and a stopped server \
+                 answers nobody; close it before the dump, or leave the server out of the tree"
             ),
         ));
     }
@@ -65,20 +68,29 @@ impl Server {
     fn may_serve(&self, mount: &Mount) -> bool {
         self.connection.is_none_or(|connection| connection == mount.dev)
     }
+
+    /// How messages say that it serves what it may serve.
+    fn serves(&self) -> &'static str {
+        match self.connection {
+            Some(_) => "serves",
+            None => "may serve",
+        }
+    }
 }
 
-/// Whether a task has a connection to the kernel open, and which.
-fn server(task: &Task) -> Result<Option<Server>> {
-    for fd in proc::numbers(task.pid, "fd")? {
-        let link = std::fs::read_link(format!("/proc/{}/fd/{fd}", task.pid)).unwrap_or_default();
+/// The connections to the kernel that a task has open.
+fn connections(pid: i32) -> Result<Vec<Server>> {
+    let mut all = Vec::new();
+    for fd in proc::numbers(pid, "fd")? {
+        let link = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap_or_default();
         if !link.ends_with("fuse") {
             continue;
         }
-        let info = FdInfo::parse(&proc::read(task.pid, &format!("fdinfo/{fd}"))?);
+        let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
         let connection = info.values("fuse_connection").next().and_then(|text| text.parse().ok());
-        return Ok(Some(Server { pid: task.pid, connection }));
+        all.push(Server { pid, connection });
     }
-    Ok(None)
+    Ok(all)
 }
 
 /// What of a task refers to a file on one of these mounts: a descriptor, a directory, a program, a mapping.
@@ -111,4 +123,22 @@ fn reference<'m>(task: &Task, mounts: &[&'m Mount]) -> Result<Option<(String, &'
         Some((vma.map.name.clone(), mount))
     });
     Ok(mapped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_connections_of_a_task_are_found() {
+        let open = || rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let (Ok(_one), Ok(_other)) = (open(), open()) else {
+            println!("left out: all_connections_of_a_task_are_found (no /dev/fuse)");
+            return;
+        };
+        let found = connections(own_pid()).unwrap();
+        assert!(found.len() >= 2);
+        // Nothing is mounted by them, so that the kernel tells nothing of them.
+        assert!(found.iter().all(|server| server.serves() == "may serve"));
+    }
 }

@@ -205,7 +205,7 @@ impl IoUringDumper {
                 format!("it has taken {many} requests: to count that far again takes too long");
             return Err(refuse(found, reason));
         }
-        self.groups.push((found.task, found.fd, GroupQuestion::ask(found)?));
+        self.groups.push((found.task, found.fd, GroupQuestion::ask(found)));
         let files = registered::files(found, &info)?;
         let buffers = registered::buffers(found, &info)?;
         registered::note_pinned(&mut tasks[found.task].vmas, &buffers);

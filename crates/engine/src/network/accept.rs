@@ -56,31 +56,50 @@ impl HeldOff {
 
 impl Door {
     fn end(mut self, guardian: &Guardian) {
-        if !self.remove() {
-            // The guardian tries again.
-            return;
+        // Where it fails the guardian tries again.
+        if self.let_in() {
+            self.forget(guardian);
         }
+    }
+
+    fn let_in(&self) -> bool {
+        let done = self.remove();
+        if let Err(e) = &done {
+            tracing::error!("new connections are still held off: {e}");
+        }
+        done.is_ok()
+    }
+
+    /// An attempt to hold connections off was in vain: what it has left is taken away, and nobody tries
+    /// that again.
+    fn give_up(&mut self, guardian: &Guardian) {
+        if let Err(e) = self.remove() {
+            tracing::debug!("{e}");
+        }
+        self.forget(guardian);
+    }
+
+    fn remove(&self) -> Result<()> {
+        match &self.undo {
+            Some(undo) => run_in(&[self.netns.as_fd()], || undo.run()),
+            None => Ok(()),
+        }
+    }
+
+    /// Nothing is to be done at the end any more.
+    fn forget(&mut self, guardian: &Guardian) {
         for undo in self.undo.take().iter().flat_map(|removal| removal.undos(self.space)) {
             if let Err(e) = guardian.forget(&undo) {
                 tracing::debug!("{e}");
             }
         }
     }
-
-    fn remove(&self) -> bool {
-        let run = || self.undo.as_ref().map_or(Ok(()), Removal::run);
-        let done = run_in(&[self.netns.as_fd()], run);
-        if let Err(e) = &done {
-            tracing::error!("new connections are still held off: {e}");
-        }
-        done.is_ok()
-    }
 }
 
 /// The tree was not even frozen, or the dump ended without a word.
 impl Drop for Door {
     fn drop(&mut self) {
-        self.remove();
+        self.let_in();
     }
 }
 
@@ -160,6 +179,10 @@ impl Door {
 
     /// Holds new connections off, as long as this lives.
     fn hold_off(mut self, lock: NetworkLock, guardian: &Guardian) -> Result<Self> {
+        // Whoever asks for iptables gets a table of nftables only where there is no iptables.
+        if lock == NetworkLock::Iptables && rules::choose(lock)? == Tool::Iptables {
+            return self.hold_off_by_programs(lock, guardian);
+        }
         let name = format!("{TABLE}{}", std::process::id());
         let undo = Removal::Table(name.clone());
         undo.watch(guardian, self.space, self.netns.as_fd())?;
@@ -169,28 +192,32 @@ impl Door {
             Ok(()) => Ok(self),
             Err(e) => {
                 tracing::debug!("without nftables: {e}");
+                self.give_up(guardian);
                 self.hold_off_by_programs(lock, guardian)
             }
         }
     }
 
-    /// The same where the kernel has no nftables.
+    /// The same by iptables, if that is the tool.
     fn hold_off_by_programs(mut self, lock: NetworkLock, guardian: &Guardian) -> Result<Self> {
         let is_own = self.space != proc::ns_inode(own_pid(), NsKind::Net.name())?;
         // Rules of iptables in a network of the tree's own would be dumped: the tasks get their time, and no more.
         if is_own || rules::choose(lock)? != Tool::Iptables {
             return Ok(self);
         }
+        let line = guardian.line_for_children()?;
         let undo = Removal::Programs(by_iptables("-D", &self.ports));
         undo.watch(guardian, self.space, self.netns.as_fd())?;
         self.undo = Some(undo);
-        let line = guardian.line_for_children()?;
         let set = by_iptables("-I", &self.ports);
-        run_in(&[self.netns.as_fd()], || {
+        let made = run_in(&[self.netns.as_fd()], || {
             set.iter().try_for_each(|(argv, input)| rules::run(argv, input))
-        })?;
+        });
+        if made.is_err() {
+            self.give_up(guardian);
+        }
         drop(line);
-        Ok(self)
+        made.map(|()| self)
     }
 
     /// Whether a connection waits to be accepted, or is on its way there.
@@ -238,6 +265,55 @@ mod tests {
 
     use super::*;
     use crate::file::socket::testing::in_netns;
+    use crate::network::nftables;
+
+    /// How long a connection that is held off is waited for.
+    const HELD_OFF: Duration = Duration::from_millis(200);
+
+    /// A door of the network namespace of this thread, as if it were that of this process.
+    fn door(port: u16) -> Door {
+        Door {
+            netns: std::fs::File::open("/proc/thread-self/ns/net").unwrap().into(),
+            space: proc::ns_inode(own_pid(), NsKind::Net.name()).unwrap(),
+            ports: BTreeSet::from([port]),
+            undo: None,
+        }
+    }
+
+    #[test]
+    fn nothing_stays_of_an_attempt_in_vain() {
+        in_netns(|| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let mut door = door(address.port());
+            let name = format!("{TABLE}vain");
+            newcomers::hold_off(&name, &door.ports).unwrap();
+            assert!(TcpStream::connect_timeout(&address, HELD_OFF).is_err());
+            door.undo = Some(Removal::Table(name));
+            door.give_up(&Guardian::default());
+            assert!(door.undo.is_none());
+            TcpStream::connect(address).unwrap();
+            // Rules that were not even made.
+            door.undo = Some(Removal::Programs(by_iptables("-D", &door.ports)));
+            door.give_up(&Guardian::default());
+            assert!(door.undo.is_none());
+        });
+    }
+
+    #[test]
+    fn who_asks_for_iptables_gets_no_table_of_nftables() {
+        in_netns(|| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let guardian = Guardian::default();
+            let door = door(address.port()).hold_off(NetworkLock::Iptables, &guardian).unwrap();
+            assert!(matches!(door.undo, Some(Removal::Programs(_))));
+            assert!(!nftables::is_there(&format!("{TABLE}{}", std::process::id())));
+            assert!(TcpStream::connect_timeout(&address, HELD_OFF).is_err());
+            door.end(&guardian);
+            TcpStream::connect(address).unwrap();
+        });
+    }
 
     #[test]
     fn new_connections_are_held_off_and_no_others() {
@@ -247,7 +323,6 @@ mod tests {
                 let address = listener.local_addr().unwrap();
                 let other = TcpListener::bind(listen).unwrap();
                 let ports = BTreeSet::from([address.port()]);
-                let patience = Duration::from_millis(200);
                 let undo = match is_nft {
                     true => Removal::Table(format!("{TABLE}test")),
                     false => Removal::Programs(by_iptables("-D", &ports)),
@@ -259,7 +334,7 @@ mod tests {
                         .iter()
                         .for_each(|(argv, input)| rules::run(argv, input).unwrap()),
                 }
-                assert!(TcpStream::connect_timeout(&address, patience).is_err());
+                assert!(TcpStream::connect_timeout(&address, HELD_OFF).is_err());
                 TcpStream::connect(other.local_addr().unwrap()).unwrap();
                 rustix::io::write(&before, b"x").unwrap();
                 let (served, _) = listener.accept().unwrap();

@@ -16,7 +16,6 @@ use torpor_images::{ImageDir, kind};
 use torpor_policy::collect::{Addresses, check_references, network_of, powers as powers_of};
 use torpor_policy::fanotify::Fanotify;
 use torpor_policy::ghost::Ghost;
-use torpor_policy::groups::set_of;
 use torpor_policy::ipc::IpcSetup;
 use torpor_policy::network::{NetDevice, Network};
 use torpor_policy::{
@@ -290,12 +289,9 @@ fn groups(view: &View<'_>, things: &mut Things<'_>) {
     view.planned.groups.asks().iter().for_each(|ask| things.expect(&*image, None, ask));
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
         let nested = task.homes.own(NsKind::Cgroup).is_some();
-        // All threads of most trees have the same.
-        let sets: BTreeSet<u32> = task.cores.iter().filter_map(set_of).collect();
-        for set in sets {
+        for set in view.planned.groups.sets_of(&task.cores) {
             match view.planned.groups.asks_of(set, nested) {
                 Some(asks) => asks.iter().for_each(|ask| things.expect(&*image, None, ask)),
-                None if view.planned.groups.is_empty() => {}
                 None => things.missing.push((image.clone(), format!("set {set}"))),
             }
         }

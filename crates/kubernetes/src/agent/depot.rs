@@ -64,7 +64,12 @@ impl Depot {
     pub(super) fn at(place: &str, api: &Api) -> Result<Self> {
         let place = place.parse().context(|| format!("--store {place}"))?;
         let everywhere = api.get(EVERYWHERE)?.unwrap_or_default();
-        let digest = sha256(text(&everywhere, "/metadata/uid").as_bytes());
+        let cluster = text(&everywhere, "/metadata/uid");
+        if cluster.is_empty() {
+            let which = "which tells one cluster from another in a store";
+            return Err(Error::new(format!("the API server has no uid of {EVERYWHERE}, {which}")));
+        }
+        let digest = sha256(cluster.as_bytes());
         Ok(Self { place, prefix: format!("{PREFIX}{}-", &digest[7..23]) })
     }
 

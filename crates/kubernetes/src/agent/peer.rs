@@ -3,14 +3,14 @@
 //! has claimed the checkpoint is on its node.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rcgen::{CertificateParams, KeyPair, SanType};
 use rustls::pki_types::pem::PemObject;
@@ -32,7 +32,7 @@ use crate::pod::{is_name, text};
 /// How long the other end may say nothing: longer than an API server keeps a connection that it does not use (90 s),
 /// so that none is closed while a request is on its way.
 const SILENCE: Duration = Duration::from_secs(120);
-/// How long one may say nothing that has asked for nothing yet.
+/// How long one may take until it has asked for something, the handshake included.
 const FIRST: Duration = Duration::from_secs(10);
 /// How many other agents are served at a time.
 const MOST: usize = 256;
@@ -105,19 +105,51 @@ pub fn speak(
 ) -> Result<()> {
     let what = || "a connection";
     stream.set_nodelay(true).context(what)?;
-    stream.set_read_timeout(Some(FIRST)).context(what)?;
-    let same = stream.try_clone().context(what)?;
     stream.set_write_timeout(Some(SILENCE)).context(what)?;
     let session = ServerConnection::new(Arc::clone(tls)).context(what)?;
+    let has_asked = Arc::<AtomicBool>::default();
+    let stream =
+        Hurried { stream, until: Instant::now() + FIRST, has_asked: Arc::clone(&has_asked) };
     let mut stream = StreamOwned::new(session, stream);
     let patient = |request| {
-        // If it cannot be set, the connection ends earlier.
-        let _ = same.set_read_timeout(Some(SILENCE));
+        has_asked.store(true, Ordering::Relaxed);
         handle(request)
     };
     answer_all(&mut stream, patient).context(what)?;
     stream.conn.send_close_notify();
     stream.flush().context(what)
+}
+
+/// A connection whose first request has to be there at some moment, however slowly its bytes come: nobody has shown a
+/// token before.
+struct Hurried {
+    stream: TcpStream,
+    until: Instant,
+    has_asked: Arc<AtomicBool>,
+}
+
+impl Read for Hurried {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = match self.has_asked.load(Ordering::Relaxed) {
+            true => SILENCE,
+            false => self.until.saturating_duration_since(Instant::now()),
+        };
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Hurried {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 /// Serves other agents; does not end.

@@ -201,7 +201,9 @@ impl Wrapper {
         // another one.
         let bundle = bundle::of_container(&self.words.root(), &id);
         let dir = fs::read(&mark).map(|dir| PathBuf::from(OsString::from_vec(dir)));
-        if let (Some(container), Ok(dir)) = (bundle.and_then(|bundle| bundle.container), dir) {
+        // An earlier version's mark says nothing.
+        let dir = dir.ok().filter(|dir| !dir.as_os_str().is_empty());
+        if let (Some(container), Some(dir)) = (bundle.and_then(|bundle| bundle.container), dir) {
             begins(&container, &dir, None);
         }
         let resumed = call::runc(&self.words, "resume", &id);

@@ -19,9 +19,6 @@ pub(super) fn collect(
     all: &mut Requests,
 ) -> Result<()> {
     let Some(roots) = &passed.cgroups else { return Ok(()) };
-    if !checkpoint.images.has(kind::CGROUP, 0)? {
-        return Ok(());
-    }
     devices(checkpoint, passed, all)?;
     let groups = Groups::read(
         checkpoint.images,
@@ -34,7 +31,7 @@ pub(super) fn collect(
     )?;
     let image = kind::CGROUP.file_name(0);
     groups.asks().into_iter().for_each(|ask| all.add(&*image, None, ask));
-    for (of, number, nested) in sets_of_tasks(checkpoint)? {
+    for (of, number, nested) in sets_of_tasks(checkpoint, &groups)? {
         let asks = groups.asks_of(number, nested).ok_or_else(|| {
             let reason = format!("its set of cgroups, {number}, is not in cgroup.img");
             Error::Invalid { image: of, reason }
@@ -46,22 +43,24 @@ pub(super) fn collect(
 
 /// The sets that tasks and threads are put into, the images that say so, and whether a task or
 /// thread of them has a cgroup namespace of the tasks' own.
-fn sets_of_tasks(checkpoint: &Checkpoint<'_>) -> Result<Vec<(String, u32, bool)>> {
+fn sets_of_tasks(checkpoint: &Checkpoint<'_>, groups: &Groups) -> Result<Vec<(String, u32, bool)>> {
     let mut seen = BTreeSet::new();
     let mut all = vec![];
     for task in &checkpoint.tasks {
         let nested = task.homes.own(NsKind::Cgroup).is_some();
+        let Some(&first) = task.threads.first() else { continue };
+        // One that has ended is nowhere, unless it says where.
+        let is_there = !task.zombie || task.cores.first().and_then(set_of).is_some();
+        let sets = groups.sets_of(task.cores).into_iter().filter(|_| is_there);
+        let new = sets.filter(|&set| seen.insert((set, nested)));
+        all.extend(new.map(|set| (kind::CORE.file_name(first.into()), set, nested)));
         for (thread, core) in task.threads.iter().zip(task.cores) {
             let image = || kind::CORE.file_name((*thread).into());
-            let set = set_of(core);
             // One of the two places where versions of the format have it would go unread.
             let of_task = core.tc.as_ref().and_then(|tc| tc.cg_set).filter(|&set| set != 0);
-            if of_task.is_some() && of_task != set {
+            if of_task.is_some() && of_task != set_of(core) {
                 let reason = "it has two sets of cgroups".to_owned();
                 return Err(Error::Invalid { image: image(), reason });
-            }
-            if let Some(set) = set.filter(|&set| seen.insert((set, nested))) {
-                all.push((image(), set, nested));
             }
         }
     }

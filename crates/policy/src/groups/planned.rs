@@ -6,11 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use torpor_images::proto::{
-    CgMemberEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms, UsernsEntry,
+    CgMemberEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms, CoreEntry, UsernsEntry,
 };
 use torpor_images::{ImageDir, kind};
 
-use super::{Places, Roots, path, same};
+use super::{Places, Roots, path, same, set_of};
 use crate::collect::checkpoint::Maps;
 use crate::error::{Error, Result};
 use crate::request::Ask;
@@ -107,8 +107,9 @@ impl Groups {
     /// Damaged images; paths and numbers that make no sense.
     pub fn read(images: &ImageDir, reading: Reading<'_>) -> Result<Self> {
         let own = reading.own;
+        let outside = reading.roots.outside();
         let Some(image) = images.read_opt::<CgroupEntry>(kind::CGROUP, 0)? else {
-            return Ok(Groups { own, ..Groups::default() });
+            return Ok(Groups { own, outside, ..Groups::default() });
         };
         let invalid = |reason| Error::Invalid { image: kind::CGROUP.file_name(0), reason };
         check(&image).map_err(invalid)?;
@@ -128,7 +129,6 @@ impl Groups {
         for set in image.sets.iter().chain(&image.torpor_own_set) {
             sets.insert(set.id, members(set, &places).map_err(invalid)?);
         }
-        let outside = reading.roots.outside();
         Ok(Groups { heads, sets, own, outside })
     }
 
@@ -136,6 +136,15 @@ impl Groups {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sets.is_empty()
+    }
+
+    /// The sets that the threads of a task are in. Where its first one names none, or there are no groups, it stays in
+    /// those of the restoring program, which count as the dumping program's.
+    #[must_use]
+    pub fn sets_of(&self, cores: &[CoreEntry]) -> BTreeSet<u32> {
+        let named = |core| set_of(core).filter(|_| !self.is_empty());
+        let first = cores.first().map(|core| named(core).unwrap_or(self.own));
+        first.into_iter().chain(cores.iter().skip(1).filter_map(named)).collect()
     }
 
     /// The topmost groups.
@@ -335,7 +344,7 @@ fn is_name(name: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_images::proto::{CgControllerEntry, CgroupPropEntry, UidGidExtent};
+    use torpor_images::proto::{CgControllerEntry, CgroupPropEntry, ThreadCoreEntry, UidGidExtent};
 
     use super::*;
 
@@ -450,6 +459,28 @@ mod tests {
             assert_eq!(asked("/new/below", number), Vec::<String>::new(), "{number}");
         }
         assert_eq!(asked("/user", 3), ["cgroup \"/new\" of \"pids\""]);
+    }
+
+    /// What says nothing of groups stays there as well.
+    #[test]
+    fn a_task_without_a_set_stays_with_the_program() {
+        let of = |set| {
+            let thread = ThreadCoreEntry { cg_set: set, ..ThreadCoreEntry::default() };
+            CoreEntry { thread_core: Some(thread), ..CoreEntry::default() }
+        };
+        let own = || vec![("pids".to_owned(), "/user".into())];
+        let some = read_from(&container(), own()).unwrap();
+        assert_eq!(some.sets_of(&[of(Some(2)), of(None), of(Some(3))]), BTreeSet::from([2, 3]));
+        assert_eq!(some.sets_of(&[of(None), of(Some(2))]), BTreeSet::from([1, 2]));
+        assert_eq!(some.sets_of(&[of(Some(0))]), BTreeSet::from([1]));
+        assert_eq!(some.sets_of(&[]), BTreeSet::new());
+        let images = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(images.path()).unwrap();
+        let roots = Roots { given: vec![(None, "/new".into())], own: own() };
+        let reading = Reading { own: 0, root: None, roots: &roots, maps: None };
+        let none = Groups::read(&images, reading).unwrap();
+        assert_eq!(none.sets_of(&[of(Some(2))]), BTreeSet::from([0]));
+        assert_eq!(texts(&none.asks_of(0, false).unwrap()), ["cgroup \"/user\" of \"pids\""]);
     }
 
     #[test]

@@ -57,7 +57,16 @@ pub fn apply(from: &mut dyn Read, upper: &Path, set_id: SetId) -> Result<()> {
         match entry.header().entry_type() {
             _ if given.is_empty() => {}
             EntryType::Directory => dirs.push((name, given)),
-            _ => dress(&tree, &name, OFlags::NONBLOCK, &given).context(what)?,
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                dress(&tree, &name, OFlags::NONBLOCK, &given).context(what)?;
+            }
+            // A link would give them to a file that was judged without them.
+            _ => {
+                let name = name.display();
+                return Err(Error::new(format!(
+                    "{name} has extended attributes, and is no file or directory"
+                )));
+            }
         }
     }
     dirs.iter()

@@ -195,10 +195,10 @@ fn run_starts_containers_of_podman() {
     let output =
         run(&podman, &scratch, &warm, "none").args(["--network", "none-such"]).output().unwrap();
     assert!(shown(&output).contains("Podman has no network none-such"), "{}", shown(&output));
-    for (name, from, port, more) in [
-        ("ported", "snapshot", "16379", &[][..]),
-        ("cold-ported", "cold", "16380", &["--policy", "Never"]),
-    ] {
+    for (name, from, more) in
+        [("ported", "snapshot", &[][..]), ("cold-ported", "cold", &["--policy", "Never"])]
+    {
+        let port = torpor_runtimes_tests::port::free();
         let ports = format!("{port}:6379");
         let mut ported = run(&podman, &scratch, &warm, name);
         starts(ported.args(ready).args(["--publish", &ports]).args(more), from);

@@ -267,7 +267,8 @@ fn at_address(core: &[u8], address: u64) -> &[u8] {
 #[test]
 fn a_core_of_a_clone_has_all_of_its_memory() {
     let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
-    if pattern.contains(['/', '|']) {
+    let begins = pattern.trim().split('%').next().unwrap();
+    if pattern.contains(['/', '|']) || begins.is_empty() {
         println!("no container gets cores here: {pattern}");
         return;
     }
@@ -293,7 +294,7 @@ fn a_core_of_a_clone_has_all_of_its_memory() {
     let files = fs::read_dir(upper).unwrap().flatten();
     let core = files
         .map(|file| file.path())
-        .find(|path| path.file_name().unwrap().to_string_lossy().starts_with(pattern.trim()));
+        .find(|path| path.file_name().unwrap().to_string_lossy().starts_with(begins));
     let core = fs::read(core.unwrap()).unwrap();
     for (address, bytes) in memory {
         assert!(at_address(&core, address).starts_with(&bytes), "{address:x}");

@@ -10,9 +10,10 @@ use std::os::fd::AsFd;
 use std::thread::JoinHandle;
 
 use torpor_images::proto::{TorporIoUringBuffer, TorporIoUringFile};
+use torpor_sys::io_uring::{PBUF_STATUS, is_group, tells_of_groups};
 use torpor_tracee::Tracee;
 
-use super::{Instance, advise, refuse, refuse_use};
+use super::{Instance, NOWHERE, advise, refuse, refuse_use};
 use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
 use crate::file::table::FileTable;
@@ -20,8 +21,6 @@ use crate::file::{FdInfo, Found};
 use crate::memory::vma::{Vma, status};
 use crate::proc;
 
-/// `IORING_REGISTER_PBUF_STATUS` (Linux 6.8).
-const PBUF_STATUS: u64 = 26;
 /// Size of `struct io_uring_buf_status`, which begins with the number of a group.
 const STATUS: usize = 40;
 /// How many groups an instance can have, and how many are asked for at once.
@@ -124,28 +123,33 @@ pub(super) fn note_pinned(vmas: &mut [Vma], buffers: &[TorporIoUringBuffer]) {
     }
 }
 
+/// The number of a group, or what else the kernel says.
+type Answer = std::io::Result<Option<u16>>;
+
 /// The question whether an instance has groups of buffers, of which requests take one
 /// (`IOSQE_BUFFER_SELECT`): the kernel tells that there is one, but not where it is. To ask for all
 /// numbers takes longer than all the rest, so that the dump goes on meanwhile.
 #[derive(Debug)]
 pub(super) struct GroupQuestion {
-    asked: JoinHandle<std::io::Result<Option<u16>>>,
+    /// A thread that asks; `None` where there is none, so that the task has to be asked.
+    asked: Option<JoinHandle<Answer>>,
     pid: i32,
     /// What messages call the descriptor.
     object: String,
 }
 
 impl GroupQuestion {
-    /// Begins to ask.
-    ///
-    /// # Errors
-    /// If there is no room for another descriptor or thread.
-    pub(super) fn ask(found: &Found) -> Result<Self> {
-        let file = duplicate(found.file.as_fd())?;
-        let ask = move || torpor_sys::io_uring::group_of_buffers(file.as_fd());
-        let asked = std::thread::Builder::new().spawn(ask);
-        let asked = asked.context(|| "a thread that asks an io_uring for groups".to_owned())?;
-        Ok(GroupQuestion { asked, pid: found.pid, object: found.object() })
+    /// Begins to ask. Where there is no room for another descriptor or thread, the task asks later.
+    pub(super) fn ask(found: &Found) -> Self {
+        let asked = duplicate(found.file.as_fd()).and_then(|file| {
+            let ask = move || torpor_sys::io_uring::group_of_buffers(file.as_fd());
+            let thread = std::thread::Builder::new().spawn(ask);
+            thread.context(|| "a thread that asks an io_uring for groups".to_owned())
+        });
+        if let Err(e) = &asked {
+            tracing::debug!("{e}");
+        }
+        GroupQuestion { asked: asked.ok(), pid: found.pid, object: found.object() }
     }
 
     /// Waits for the answer. `task` has the instance, as `fd`.
@@ -153,10 +157,16 @@ impl GroupQuestion {
     /// # Errors
     /// Refused, if it has any; if the task is gone.
     pub(super) fn check(self, task: &mut Tracee, fd: i32) -> Result<()> {
-        let answer = self.asked.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
-        let group = match answer {
+        let join = |asked: JoinHandle<Answer>| {
+            asked.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
+        };
+        let answer = match self.asked.map(join) {
+            None => group_of_buffers(task, fd)?,
             // Only its maker may ask (`IORING_SETUP_SINGLE_ISSUER`).
-            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => group_of_buffers(task, fd)?,
+            Some(Err(e)) if e.raw_os_error() == Some(libc::EEXIST) => group_of_buffers(task, fd)?,
+            Some(answer) => answer,
+        };
+        let group = match answer {
             Err(e) if e.kind() == std::io::ErrorKind::Unsupported => {
                 let object = &self.object;
                 tracing::warn!("{object}: whether it has groups of buffers is told by Linux 6.8");
@@ -175,9 +185,16 @@ impl GroupQuestion {
     }
 }
 
-/// A group of buffers of an instance, if it has any: its task asks.
-fn group_of_buffers(task: &mut Tracee, fd: i32) -> Result<Option<u16>> {
+/// A group of buffers of an instance, if it has any: its task asks. The inner result is what
+/// [`torpor_sys::io_uring::group_of_buffers`] would say in the task.
+fn group_of_buffers(task: &mut Tracee, fd: i32) -> Result<Answer> {
     let fd = u64::from(fd.cast_unsigned());
+    let ask = |place: u64| (libc::SYS_io_uring_register, [fd, PBUF_STATUS, place, 1]);
+    let mut batch = task.batch();
+    let asked = batch.call(ask(NOWHERE));
+    if let Err(e) = tells_of_groups(batch.run()?.result(asked)) {
+        return Ok(Err(e));
+    }
     for from in (0..GROUPS).step_by(AT_ONCE as usize) {
         let mut batch = task.batch();
         let mut status = [0; STATUS];
@@ -185,15 +202,17 @@ fn group_of_buffers(task: &mut Tracee, fd: i32) -> Result<Option<u16>> {
             .map(|group| {
                 status[..4].copy_from_slice(&group.to_ne_bytes());
                 let place = batch.bytes(&status);
-                batch.call((libc::SYS_io_uring_register, [fd, PBUF_STATUS, place.0, 1]))
+                (group, batch.call(ask(place.0)))
             })
             .collect();
         let out = batch.run()?;
-        let is_free = |error: std::io::Error| error.raw_os_error() == Some(libc::ENOENT);
-        let known = asked.iter().position(|call| !out.result(*call).is_err_and(is_free));
-        if let Some(group) = known {
-            return Ok(u16::try_from(from as usize + group).ok());
+        for (group, call) in asked {
+            match is_group(out.result(call)) {
+                Ok(false) => {}
+                Ok(true) => return Ok(Ok(u16::try_from(group).ok())),
+                Err(e) => return Ok(Err(e)),
+            }
         }
     }
-    Ok(None)
+    Ok(Ok(None))
 }

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, openat};
+use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, fstatfs, openat};
 use rustix::io::{DupFlags, Errno, ioctl_fionread};
 use torpor_images::proto::{AutofsEntry, TorporAutofsDirectory};
 use torpor_policy::{Automatic, Triggers};
@@ -46,8 +46,13 @@ const SET_PIPE: libc::Ioctl = libc::_IOWR::<[u64; REQUEST / 8]>(0x93, 0x78);
 /// Options that the kernel shows, and that a mount is made with again as they are.
 const KEPT: [&str; 2] = ["strictexpire", "ignore"];
 
-/// The highest number for the writing end of a pipe that a restored mount shows. It stands for nothing.
-const HIGHEST: u32 = 1000;
+/// The highest number for the writing end of a pipe that a restored mount shows. It stands for nothing. The
+/// three numbers above it are used as well, and nobody raises the limit of open files of the husk, so that it
+/// is well below the limits that are usual.
+const HIGHEST: u32 = 200;
+
+/// `PIPEFS_MAGIC` of linux/magic.h.
+const PIPEFS_MAGIC: i64 = 0x5049_5045;
 
 /// What the kernel shows of such a mount.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -360,7 +365,10 @@ impl WaitingForDaemon {
     /// If `pipe` is none; if the kernel does not take it.
     pub(crate) fn ask(&self, husk: &mut Tracee, pipe: BorrowedFd<'_>) -> Result<()> {
         let what = || self.what();
-        if FileType::from_raw_mode(fstat(pipe).context(what)?.st_mode) != FileType::Fifo {
+        let file_type = FileType::from_raw_mode(fstat(pipe).context(what)?.st_mode);
+        // A FIFO with a name is of another file system.
+        let fs_type = fstatfs(pipe).context(what)?.f_type;
+        if file_type != FileType::Fifo || fs_type != PIPEFS_MAGIC {
             return Err(Errno::PIPE).context(what);
         }
         let pipe = reopen(pipe, OFlags::WRONLY | OFlags::NONBLOCK)?;

@@ -48,7 +48,9 @@ pub(super) fn save(
 /// Packs what is written to it. That happens while tasks are frozen, so speed counts for more than size, and no program
 /// is started for it. There is neither a name nor a time in what it makes.
 fn packer<W: Write>(archive: W) -> GzEncoder<W> {
-    GzEncoder::new(archive, Compression::fast())
+    /// The lowest one that leaves as it is what cannot be packed; that below it makes that larger.
+    const LEVEL: u32 = 2;
+    GzEncoder::new(archive, Compression::new(LEVEL))
 }
 
 /// A tar that saves all below `root`, a directory that may be in no mount namespace.

@@ -54,7 +54,7 @@ pub(super) fn save<'t>(
     let mut all = Vec::new();
     for name in names {
         let saved = save(&["-t", name]).ok()?;
-        // It ends well nevertheless: "# RulesTable `filter' is incompatible, use 'nft' tool."
+        // It ends well nevertheless: "# Table `filter' is incompatible, use 'nft' tool."
         let text = String::from_utf8_lossy(&saved);
         if !text.lines().any(|line| line.trim() == "COMMIT") {
             return None;
@@ -98,7 +98,7 @@ mod tests {
         let program = |args: &[&str]| {
             Ok(match args {
                 ["-t", "filter"] => b"*filter\nCOMMIT\n".to_vec(),
-                _ => b"# RulesTable `nat' is incompatible, use 'nft' tool.\n".to_vec(),
+                _ => b"# Table `nat' is incompatible, use 'nft' tool.\n".to_vec(),
             })
         };
         assert_eq!(save(&program, ["filter"].into_iter()).unwrap(), b"*filter\nCOMMIT\n");

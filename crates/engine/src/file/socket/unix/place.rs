@@ -69,11 +69,11 @@ fn is_in_use(file: &OwnedFd) -> Result<bool> {
 
 /// The files of restored sockets. If it is dropped before they are [kept](Self::keep) there is again what there was.
 #[derive(Debug, Default)]
-pub(super) struct Placed(Vec<SocketFile>);
+pub(super) struct Placed(Vec<PlacedFile>);
 
 /// Where the file of a restored socket is.
 #[derive(Debug)]
-struct SocketFile {
+struct PlacedFile {
     dir: OwnedFd,
     leaf: Vec<u8>,
     file: OwnedFd,
@@ -84,7 +84,7 @@ struct SocketFile {
 impl Placed {
     /// A socket has got its file.
     pub(super) fn add(&mut self, dir: OwnedFd, leaf: &[u8], file: OwnedFd, before: Option<Stat>) {
-        self.0.push(SocketFile { dir, leaf: leaf.to_vec(), file, before });
+        self.0.push(PlacedFile { dir, leaf: leaf.to_vec(), file, before });
     }
 
     /// The restore has succeeded.
@@ -103,7 +103,7 @@ impl Drop for Placed {
     }
 }
 
-impl SocketFile {
+impl PlacedFile {
     /// Our file goes; where there was one before, it is that of a socket that nobody has, too, as soon as ours is closed.
     fn give_back(&self) -> rustix::io::Result<()> {
         let leaf = OsStr::from_bytes(&self.leaf);
