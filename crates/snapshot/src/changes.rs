@@ -287,12 +287,16 @@ mod tests {
         let new = tempfile::tempdir().unwrap();
         let mut bytes = Vec::new();
         let mut archive = Builder::new(&mut bytes as &mut dyn Write);
-        archive
-            .append_data(&mut header(EntryType::Regular, 0, 0o755), "file", io::empty())
-            .unwrap();
+        let head = |kind| {
+            let mut head = header(kind, 0, 0o755);
+            head.set_uid(0);
+            head.set_gid(0);
+            head
+        };
+        archive.append_data(&mut head(EntryType::Regular), "file", io::empty()).unwrap();
         let capability = (b"security.capability".to_vec(), vec![0; 20]);
         attributes::write(&mut archive, &vec![capability]).unwrap();
-        archive.append_link(&mut header(EntryType::Link, 0, 0o755), "link", "file").unwrap();
+        archive.append_link(&mut head(EntryType::Link), "link", "file").unwrap();
         archive.finish().unwrap();
         drop(archive);
         let refused = apply(&mut bytes.as_slice(), new.path(), SetId::Refused).unwrap_err();

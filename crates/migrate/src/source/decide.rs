@@ -225,7 +225,7 @@ impl Source<'_> {
     }
 
     fn go_answer(&mut self) -> Result<i32> {
-        match self.link.next(None, Some(&self.cancel))? {
+        match self.link.next(None, None)? {
             Happening::Said(Reply::Running { pid }) => Ok(pid),
             Happening::Said(reply) => Err(unexpected(reply)),
             Happening::Job(_) => Err(Error::refused("no job was waited for")),

@@ -124,7 +124,7 @@ pub(super) fn note_pinned(vmas: &mut [Vma], buffers: &[TorporIoUringBuffer]) {
 }
 
 /// The number of a group, or what else the kernel says.
-type Answer = std::io::Result<Option<u16>>;
+type GroupAnswer = std::io::Result<Option<u16>>;
 
 /// The question whether an instance has groups of buffers, of which requests take one
 /// (`IOSQE_BUFFER_SELECT`): the kernel tells that there is one, but not where it is. To ask for all
@@ -132,7 +132,7 @@ type Answer = std::io::Result<Option<u16>>;
 #[derive(Debug)]
 pub(super) struct GroupQuestion {
     /// A thread that asks; `None` where there is none, so that the task has to be asked.
-    asked: Option<JoinHandle<Answer>>,
+    asked: Option<JoinHandle<GroupAnswer>>,
     pid: i32,
     /// What messages call the descriptor.
     object: String,
@@ -157,7 +157,7 @@ impl GroupQuestion {
     /// # Errors
     /// Refused, if it has any; if the task is gone.
     pub(super) fn check(self, task: &mut Tracee, fd: i32) -> Result<()> {
-        let join = |asked: JoinHandle<Answer>| {
+        let join = |asked: JoinHandle<GroupAnswer>| {
             asked.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
         };
         let answer = match self.asked.map(join) {
@@ -187,7 +187,7 @@ impl GroupQuestion {
 
 /// A group of buffers of an instance, if it has any: its task asks. The inner result is what
 /// [`torpor_sys::io_uring::group_of_buffers`] would say in the task.
-fn group_of_buffers(task: &mut Tracee, fd: i32) -> Result<Answer> {
+fn group_of_buffers(task: &mut Tracee, fd: i32) -> Result<GroupAnswer> {
     let fd = u64::from(fd.cast_unsigned());
     let ask = |place: u64| (libc::SYS_io_uring_register, [fd, PBUF_STATUS, place, 1]);
     let mut batch = task.batch();
