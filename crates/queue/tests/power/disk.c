@@ -46,7 +46,25 @@ static void copy_file(int from, int to)
 			abort();
 }
 
-// A line for each entry: its inode, whether it is a directory, its name.
+static char kind_of(mode_t mode)
+{
+	return S_ISDIR(mode) ? 'd' : S_ISREG(mode) ? 'f' : S_ISLNK(mode) ? 'l' : 'o';
+}
+
+// Where a symbolic link leads, which never changes, is synced with its name.
+static void note_link(int dir, const char *entry, const char *inode)
+{
+	char target[PATH_MAX], kept[PATH_MAX];
+	ssize_t length = readlinkat(dir, entry, target, sizeof(target));
+
+	snprintf(kept, sizeof(kept), "%s/%s", getenv("TORPOR_DISK_SYNCED"), inode);
+	int to = opened(kept, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+	if (length < 0 || to < 0 || write(to, target, length) != length)
+		abort();
+	close(to);
+}
+
+// A line for each entry: its inode, what kind it is, its name.
 static void list_names(int from, int to)
 {
 	DIR *dir = fdopendir(from);
@@ -57,8 +75,11 @@ static void list_names(int from, int to)
 	while (dir && (entry = readdir(dir))) {
 		if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
 			continue;
-		if (!name_inode(dirfd(dir), entry->d_name, name, sizeof(name), &mode))
-			dprintf(to, "%s %c %s\n", name, S_ISDIR(mode) ? 'd' : S_ISREG(mode) ? 'f' : 'o', entry->d_name);
+		if (name_inode(dirfd(dir), entry->d_name, name, sizeof(name), &mode))
+			continue;
+		dprintf(to, "%s %c %s\n", name, kind_of(mode), entry->d_name);
+		if (S_ISLNK(mode))
+			note_link(dirfd(dir), entry->d_name, name);
 	}
 	if (dir)
 		closedir(dir);

@@ -1,7 +1,9 @@
 //! A disk that loses what was not synced when the power fails.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::{self, Metadata};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -96,7 +98,7 @@ impl Inode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     inode: Inode,
-    /// `d`: a directory; `f`: a file; `o`: something else, which does not outlive a boot.
+    /// `d`: a directory; `f`: a file; `l`: a symbolic link; `o`: something else, which does not outlive a boot.
     kind: char,
 }
 
@@ -109,6 +111,8 @@ fn names_of(dir: &Path) -> Names {
             'd'
         } else if meta.is_file() {
             'f'
+        } else if meta.is_symlink() {
+            'l'
         } else {
             'o'
         };
@@ -128,9 +132,15 @@ fn note_dir(dir: &Path, synced: &Path) {
         match entry.kind {
             'd' => note_dir(&dir.join(name), synced),
             'f' => drop(fs::copy(dir.join(name), synced.join(entry.inode.0)).unwrap()),
+            'l' => fs::write(synced.join(entry.inode.0), target(&dir.join(name))).unwrap(),
             _ => {}
         }
     }
+}
+
+/// Where a symbolic link leads.
+fn target(link: &Path) -> Vec<u8> {
+    fs::read_link(link).unwrap().into_os_string().into_vec()
 }
 
 /// Where each inode is now.
@@ -139,7 +149,7 @@ fn index(dir: &Path, found: &mut BTreeMap<Inode, PathBuf>) {
     for (name, entry) in names_of(dir) {
         match entry.kind {
             'd' => index(&dir.join(name), found),
-            'f' => drop(found.insert(entry.inode, dir.join(name))),
+            'f' | 'l' => drop(found.insert(entry.inode, dir.join(name))),
             _ => {}
         }
     }
@@ -174,6 +184,12 @@ impl Cut<'_> {
                 }
                 Some(entry) if entry.kind == 'f' => {
                     self.build_file(&entry.inode, &place.join(name));
+                }
+                Some(entry) if entry.kind == 'l' => {
+                    let known = self.now.get(&entry.inode).map(|link| target(link));
+                    let known = known.or_else(|| fs::read(self.synced.join(&entry.inode.0)).ok());
+                    let target = OsString::from_vec(known.unwrap());
+                    std::os::unix::fs::symlink(target, place.join(name)).unwrap();
                 }
                 _ => {}
             }
