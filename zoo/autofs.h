@@ -26,3 +26,23 @@ static inline void autofs_read(int fd, union autofs_v5_packet_union *asked)
 {
 	CHECK(TRY(read(fd, asked, sizeof *asked)) >= (ssize_t)sizeof asked->hdr);
 }
+
+/* Has a child wait for a mount below a new automatic one, whose daemon is the calling process: it reads what is
+ * asked from the pipe. What is returned answers. */
+static inline int autofs_awaited(int fds[2], pid_t *child)
+{
+	int root;
+
+	if (getpid() != getpgrp())
+		TRY(setpgid(0, 0));
+	TRY(pipe(fds));
+	root = autofs_mount("automatic", fds[1], "indirect");
+	if (root < 0)
+		zoo_skip("no autofs");
+	*child = TRY(fork());
+	if (!*child) {
+		TRY(setpgid(0, 0));
+		_exit(access("automatic/key", F_OK) ? errno : 0);
+	}
+	return root;
+}

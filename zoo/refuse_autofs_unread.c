@@ -9,20 +9,10 @@
 int main(void)
 {
 	union autofs_v5_packet_union asked;
-	int fds[2], root, status;
+	int fds[2], status;
 	pid_t child;
 
-	if (getpid() != getpgrp())
-		TRY(setpgid(0, 0));
-	TRY(pipe(fds));
-	root = autofs_mount("automatic", fds[1], "indirect");
-	if (root < 0)
-		zoo_skip("no autofs");
-	child = TRY(fork());
-	if (!child) {
-		TRY(setpgid(0, 0));
-		_exit(access("automatic/key", F_OK) ? errno : 0);
-	}
+	autofs_awaited(fds, &child);
 	CHECK_EQ(poll(&(struct pollfd){ .fd = fds[0], .events = POLLIN }, 1, -1), 1);
 	/* Who waits can be killed; the request stays. */
 	TRY(kill(child, SIGKILL));

@@ -4,7 +4,6 @@
 // expect: refused "an automatic mount"
 #include "zoo.h"
 #include "autofs.h"
-#include <poll.h>
 
 int main(void)
 {
@@ -12,17 +11,7 @@ int main(void)
 	int fds[2], root;
 	pid_t child;
 
-	if (getpid() != getpgrp())
-		TRY(setpgid(0, 0));
-	TRY(pipe(fds));
-	root = autofs_mount("automatic", fds[1], "indirect");
-	if (root < 0)
-		zoo_skip("no autofs");
-	child = TRY(fork());
-	if (!child) {
-		TRY(setpgid(0, 0));
-		_exit(access("automatic/key", F_OK) ? errno : 0);
-	}
+	root = autofs_awaited(fds, &child);
 	autofs_read(fds[0], &asked);
 	zoo_ready();
 	zoo_wait();

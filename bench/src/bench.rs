@@ -98,6 +98,17 @@ impl Bench {
         self.lines.push(Line { what, value, unit, goal });
     }
 
+    /// What each round gives, in a directory of its own that is gone afterwards.
+    pub fn rounds_in<T>(&self, name: &str, run: impl Fn(&Path) -> Result<T>) -> Result<Vec<T>> {
+        let dir = self.dir.join(name);
+        let round = |_| {
+            fs::create_dir(&dir)?;
+            let seen = run(&dir)?;
+            Ok(fs::remove_dir_all(&dir).map(|()| seen)?)
+        };
+        (0..self.rounds).map(round).collect()
+    }
+
     pub fn images(&self) -> PathBuf {
         self.dir.join("images")
     }

@@ -15,13 +15,7 @@ use crate::process::{Running, until};
 const ID: &str = "cancelled";
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
-    let dir = bench.dir.join("cancelled");
-    let all = (0..bench.rounds).map(|_| {
-        fs::create_dir(&dir)?;
-        let millis = cancelled(bench, &dir)?;
-        Ok(fs::remove_dir_all(&dir).map(|()| millis)?)
-    });
-    let all = all.collect::<Result<Vec<_>>>()?;
+    let all = bench.rounds_in("cancelled", |dir| cancelled(bench, dir))?;
     let name = "a migration that is cancelled when its tasks are stopped: they go on after";
     bench.add(name, median(&all), "ms", Some(Goal::AtMost(100.0)));
     Ok(())

@@ -1,7 +1,6 @@
 //! Post-copy of a program that touches all of its memory at random as soon as it runs at the destination: how much of the
 //! link that gets, and how long its threads wait for a page.
 
-use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -32,13 +31,7 @@ struct Seen {
 }
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
-    let dir = bench.dir.join("fetched");
-    let all = (0..bench.rounds).map(|_| {
-        fs::create_dir(&dir)?;
-        let seen = moved(bench, &dir)?;
-        Ok(fs::remove_dir_all(&dir).map(|()| seen)?)
-    });
-    let all = all.collect::<Result<Vec<_>>>()?;
+    let all = bench.rounds_in("fetched", |dir| moved(bench, dir))?;
     let middle = |of: fn(&Seen) -> f64| median(&all.iter().map(of).collect::<Vec<_>>());
     let name = |what: &str| format!("post-copy under random faults, {LINK} Gbit/s: {what}");
     let (share, soon) = (Goal::AtLeast(70.0), Goal::AtLeast(99.0));

@@ -95,7 +95,8 @@ pub(crate) fn start_restore(
     Ok(Worker::start_as(command.process_group(0), &job, &[])?)
 }
 
-fn words(points: &[&str]) -> Vec<String> {
+/// Points of a job, as it has them.
+pub(crate) fn words(points: &[&str]) -> Vec<String> {
     points.iter().map(|&point| point.to_owned()).collect()
 }
 

@@ -11,6 +11,9 @@ use crate::namespace::user::IdMaps;
 /// `O_LARGEFILE` as the kernel shows it: libc's constant is 0 on 64-bit systems.
 const O_LARGEFILE: u32 = 0o100_000;
 
+/// `PIPEFS_MAGIC` of linux/magic.h: the file system of pipes that have no name.
+pub(crate) const PIPEFS: i64 = 0x5049_5045;
+
 /// The `O_*` bits that `fcntl(F_SETFL)` can change, less `O_ASYNC`, which comes
 /// with the owner (see [`super::fown`]).
 const SETTABLE: OFlags =

@@ -10,16 +10,13 @@ use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FileEntry, PipeEntry};
 use torpor_policy::FileKey;
 
-use super::description::{access, duplicate, open_flags, part, reopen, set_status_flags};
+use super::description::{PIPEFS, access, duplicate, open_flags, part, reopen, set_status_flags};
 use super::open::OpenFiles;
 use super::queue::{Anchor, Queues, Saved};
 use super::{Found, ext};
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::Roots;
 use crate::options::Given;
-
-/// `PIPEFS_MAGIC` of linux/magic.h.
-const PIPEFS: i64 = 0x5049_5045;
 
 /// The dump half.
 #[derive(Debug)]

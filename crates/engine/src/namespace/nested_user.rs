@@ -441,7 +441,7 @@ pub(crate) fn enter(task: &mut tasks::Task, spaces: &Namespaces, now: Option<u32
     match spaces.nested_user_of(&task.image.homes).filter(|&own| now != Some(own)) {
         None => Ok(()),
         Some(own) => {
-            let ids = ids_of(&task.image).cloned();
+            let ids = task.image.rights().cloned();
             enter_as(task.remote()?, spaces, (now, own), ids.as_ref())
         }
     }
@@ -454,15 +454,10 @@ pub(crate) fn enter(task: &mut tasks::Task, spaces: &Namespaces, now: Option<u32
 /// If the process has ended, or may not enter.
 pub(crate) fn follow(process: &mut Tracee, task: &TaskImage, spaces: &Namespaces) -> Result<()> {
     let Some(own) = spaces.nested_user_of(&task.homes) else { return Ok(()) };
-    enter_as(process, spaces, (None, own), ids_of(task))?;
+    enter_as(process, spaces, (None, own), task.rights())?;
     // A process that changes its ids hides what it has.
     process.call("PR_SET_DUMPABLE", syscall::prctl(libc::PR_SET_DUMPABLE, [1, 0, 0]))?;
     Ok(())
-}
-
-/// What a task may do and in whose name, as far as it is known.
-pub(crate) fn ids_of(task: &TaskImage) -> Option<&Credentials> {
-    task.credentials.iter().flatten().next()
 }
 
 /// Moves a husk from user namespace `now` to `next`. Its ids and groups come first: inside there need

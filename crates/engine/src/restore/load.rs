@@ -92,6 +92,11 @@ impl TaskImage {
         self.cores.first().and_then(|c| c.tc.as_ref()).map_or(0, |tc| tc.task_state)
     }
 
+    /// What it may do and in whose name, as far as it is known: that of its first thread that says so.
+    pub fn rights(&self) -> Option<&Credentials> {
+        self.credentials.iter().flatten().next()
+    }
+
     /// Its mappings, guard pages left out.
     pub fn vmas(&self) -> impl Iterator<Item = &VmaEntry> {
         self.mm.iter().flat_map(|mm| &mm.vmas).filter(|v| v.status & status::GUARD == 0)

@@ -249,7 +249,7 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
             match nested_user::birthplace(&cx.ns, place.user, own) {
                 Some(owner) => {
                     let way = (place.user.replace(owner), owner);
-                    let ids = nested_user::ids_of(&cx.tasks[task].image).cloned();
+                    let ids = cx.tasks[task].image.rights().cloned();
                     let enter = |spaces: &Namespaces, between: &mut Tracee| {
                         nested_user::enter_as(between, spaces, way, ids.as_ref())
                     };

@@ -30,7 +30,7 @@ use torpor_worker::{Answer, Channel, Class, Event, Job, Outcome, Report, Worker,
 
 use super::conmon::Conmon;
 use super::{Container, Runtime, podman};
-use crate::engine::{Numbered, PAGES, SELF, wait_readable};
+use crate::engine::{Numbered, PAGES, SELF, wait_readable, words};
 use crate::error::{Context, Error, Result};
 use crate::task::Task;
 use crate::wire::relay::forward;
@@ -106,7 +106,6 @@ pub(crate) fn start_marked(
     fds: &[Numbered<'_>],
 ) -> Result<Worker> {
     let text = serde_json::to_string(call).map_err(|error| Error::refused(error.to_string()))?;
-    let words = |points: &[&str]| points.iter().map(|&point| point.to_owned()).collect();
     let job = Job {
         args: vec![text],
         dir: dir.to_owned(),

@@ -141,7 +141,7 @@ pub(crate) struct Rights<'c> {
 pub(super) fn make(task: &mut Task, ring: &IoUring<'_>, rights: Rights<'_>) -> Result<u64> {
     let image = &task.image;
     let unknown = || Error::invalid("core", "a task with a polled io_uring has no credentials");
-    let credentials = image.credentials.iter().flatten().next().cloned().ok_or_else(unknown)?;
+    let credentials = image.rights().cloned().ok_or_else(unknown)?;
     let scheduling = image.scheduling.first().cloned().unwrap_or_default();
     let own = rights.spaces.ids_of(&image.homes);
     let husk = task.remote()?;

@@ -25,7 +25,7 @@ use super::mountinfo::Mount;
 use super::superblock::{self, fetch};
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
-use crate::file::description::{access, reopen};
+use crate::file::description::{PIPEFS, access, reopen};
 use crate::file::found::FdInfo;
 use crate::proc;
 use crate::restore::process::with_process;
@@ -50,9 +50,6 @@ const KEPT: [&str; 2] = ["strictexpire", "ignore"];
 /// three numbers above it are used as well, and nobody raises the limit of open files of the husk, so that it
 /// is well below the limits that are usual.
 const HIGHEST: u32 = 200;
-
-/// `PIPEFS_MAGIC` of linux/magic.h.
-const PIPEFS_MAGIC: i64 = 0x5049_5045;
 
 /// What the kernel shows of such a mount.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -368,7 +365,7 @@ impl WaitingForDaemon {
         let file_type = FileType::from_raw_mode(fstat(pipe).context(what)?.st_mode);
         // A FIFO with a name is of another file system.
         let fs_type = fstatfs(pipe).context(what)?.f_type;
-        if file_type != FileType::Fifo || fs_type != PIPEFS_MAGIC {
+        if file_type != FileType::Fifo || fs_type != PIPEFS {
             return Err(Errno::PIPE).context(what);
         }
         let pipe = reopen(pipe, OFlags::WRONLY | OFlags::NONBLOCK)?;

@@ -281,7 +281,7 @@ fn rights(cx: &Made<'_>, index: usize, level: usize) -> Result<()> {
 fn fetchers(cx: &Made<'_>, task: &Task) -> Result<()> {
     let ring = |id: u32| cx.entries.get(&id).and_then(IoUring::of);
     let is_polled = task.image.fds.iter().any(|fd| ring(fd.file).is_some_and(|r| r.is_polled()));
-    let given = task.image.credentials.iter().flatten().next().filter(|_| is_polled);
+    let given = task.image.rights().filter(|_| is_polled);
     let Some(given) = given else { return Ok(()) };
     for tid in io_uring::fetchers(task.pid)? {
         credentials(cx, task.vpid, given, &proc::thread_status(task.pid, tid)?)?;
