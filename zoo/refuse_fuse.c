@@ -2,8 +2,7 @@
 // shows: a server of a FUSE file system, which is mounted, is refused
 // modes: plain leave-running
 // expect: refused "a FUSE file system is served through it"
-#include "zoo.h"
-#include "fuse.h"
+#include "fuse_server.h"
 
 int main(void)
 {

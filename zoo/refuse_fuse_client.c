@@ -2,8 +2,7 @@
 // shows: a file of a FUSE file system that another task of the tree serves is refused, and nobody waits for the server
 // modes: plain leave-running
 // expect: refused "lies on a FUSE file system that task"
-#include "zoo.h"
-#include "fuse.h"
+#include "fuse_server.h"
 
 int main(void)
 {
