@@ -45,6 +45,27 @@ pub fn kcmp(pid1: i32, pid2: i32, object: Object) -> Result<Ordering> {
     })
 }
 
+/// Finds an object among others that stand in the kernel's order: its place, or else where it would stand. `compare`
+/// is what [`kcmp`] says of the object and one of these.
+///
+/// # Errors
+/// Those of `compare`.
+pub fn search<T>(
+    sorted: &[T],
+    mut compare: impl FnMut(&T) -> Result<Ordering>,
+) -> Result<std::result::Result<usize, usize>> {
+    let (mut low, mut high) = (0, sorted.len());
+    while low < high {
+        let middle = low.midpoint(high);
+        match compare(&sorted[middle])? {
+            Ordering::Equal => return Ok(Ok(middle)),
+            Ordering::Less => high = middle,
+            Ordering::Greater => low = middle + 1,
+        }
+    }
+    Ok(Err(low))
+}
+
 /// Compares a descriptor with the target of an entry of an epoll set
 /// (`KCMP_EPOLL_TFD`): entry `toff` among those that `epfd` of `pid2` registered
 /// under the number `tfd`.
@@ -72,4 +93,29 @@ pub fn kcmp_epoll_target(
         syscall(libc::SYS_kcmp, [arg(pid1), arg(pid2), 7, arg(fd), crate::addr(&raw const slot), 0])
     }?;
     Ok(ret == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// A dump asks this for each descriptor, of all that are open on the same file: thousands, perhaps.
+    #[test]
+    fn few_are_compared() {
+        let sorted: Vec<u32> = (0..10_000).map(|number| 2 * number).collect();
+        for wanted in [0, 1, 7_776, 9_999, 19_998, 20_001] {
+            let mut compared = 0;
+            let found = search(&sorted, |other| {
+                compared += 1;
+                Ok(wanted.cmp(other))
+            });
+            assert_eq!(found.unwrap(), sorted.binary_search(&wanted), "{wanted}");
+            assert!(compared <= 14, "{wanted} is compared with {compared}");
+        }
+        assert_eq!(search(&[(); 0], |()| Ok(Ordering::Equal)).unwrap(), Err(0));
+        let closed = |&(): &()| Err(std::io::Error::from_raw_os_error(libc::EBADF));
+        assert!(search(&[()], closed).is_err());
+    }
 }

@@ -225,7 +225,7 @@ fn dump_descriptor(cx: &mut Dump<'_>, task: usize, listed: Listed) -> Result<Fdi
 pub(crate) fn add(cx: &mut Dump<'_>, found: Found) -> Result<(u32, i32)> {
     let (id, kind) = describe(cx, &found)?;
     let key = (found.stat.st_dev, found.stat.st_ino);
-    cx.files.note(key, Numbered { pid: found.pid, fd: found.fd, id, kind });
+    cx.files.note(key, Numbered { pid: found.pid, fd: found.fd, id, kind })?;
     while let Some(waiting) = cx.files.next_in_flight() {
         let (holder, place) = (waiting.holder, waiting.place.clone());
         let found = look_in_flight(cx, waiting)?;

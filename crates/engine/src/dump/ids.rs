@@ -1,9 +1,7 @@
 //! Numbers for the kernel objects that tasks share.
 
-use std::cmp::Ordering;
-
 use torpor_kernel::parallel;
-use torpor_sys::kcmp::{Object, kcmp};
+use torpor_sys::kcmp::{Object, kcmp, search};
 
 use crate::error::{Context, Result};
 use crate::namespace::NsKind;
@@ -94,20 +92,13 @@ impl Sharers {
     /// # Errors
     /// If a task is gone, or kcmp(2) is not allowed.
     fn number(&mut self, pid: i32) -> Result<u32> {
-        let (mut low, mut high) = (0, self.sorted.len());
-        while low < high {
-            let middle = low.midpoint(high);
-            let (other, number) = self.sorted[middle];
-            let order = kcmp(pid, other, self.object)
-                .context(|| format!("kcmp of tasks {pid} and {other}"))?;
-            match order {
-                Ordering::Equal => return Ok(number),
-                Ordering::Less => high = middle,
-                Ordering::Greater => low = middle + 1,
-            }
-        }
+        let place = search(&self.sorted, |&(other, _)| kcmp(pid, other, self.object));
+        let place = match place.context(|| format!("kcmp of task {pid} and others"))? {
+            Ok(known) => return Ok(self.sorted[known].1),
+            Err(place) => place,
+        };
         let number = u32::try_from(self.sorted.len()).unwrap_or(u32::MAX).saturating_add(1);
-        self.sorted.insert(low, (pid, number));
+        self.sorted.insert(place, (pid, number));
         Ok(number)
     }
 }

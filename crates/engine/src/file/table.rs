@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use torpor_images::proto::FileEntry;
-use torpor_sys::kcmp::{Object, kcmp};
+use torpor_sys::kcmp::{Object, kcmp, search};
 
 use super::found::{Found, identity, own_pid};
 use crate::error::{Context, Result};
@@ -13,7 +13,8 @@ use crate::error::{Context, Result};
 /// The open file descriptions met so far.
 #[derive(Debug, Default)]
 pub(crate) struct FileTable {
-    /// Descriptions by device and inode of the file they are open on.
+    /// Descriptions by device and inode of the file they are open on, each list in the kernel's order: thousands may
+    /// be open on one (`/dev/null`, all that has no file of its own).
     known: HashMap<(u64, u64), Vec<Numbered>>,
     entries: Vec<FileEntry>,
     last_id: u32,
@@ -85,29 +86,41 @@ impl FileTable {
     /// The number of the description behind a descriptor, if it is known.
     pub(crate) fn id_of(&self, pid: i32, fd: i32) -> Option<u32> {
         let key = identity(pid, fd).ok()?;
-        let same = |k: &&Numbered| {
-            kcmp(pid, k.pid, Object::File(fd, k.fd)).is_ok_and(std::cmp::Ordering::is_eq)
-        };
-        self.known.get(&key)?.iter().find(same).map(|k| k.id)
+        self.find(key, pid, fd).ok()?.map(|known| known.id)
     }
+
     /// The description behind descriptor `fd` of process `pid`, whose device and inode are `key`.
     ///
     /// # Errors
     /// If the task is gone, or kcmp(2) is not allowed.
     pub(crate) fn find(&self, key: (u64, u64), pid: i32, fd: i32) -> Result<Option<Numbered>> {
-        for known in self.known.get(&key).map(Vec::as_slice).unwrap_or_default() {
-            let order = kcmp(pid, known.pid, Object::File(fd, known.fd))
-                .context(|| format!("kcmp of fd {fd} of task {pid}"))?;
-            if order.is_eq() {
-                return Ok(Some(*known));
-            }
-        }
-        Ok(None)
+        let place = self.place(key, pid, fd)?.ok();
+        Ok(place.and_then(|place| self.open_as(key).get(place)).copied())
     }
 
     /// Adds a description that is open on `key`.
-    pub(crate) fn note(&mut self, key: (u64, u64), known: Numbered) {
-        self.known.entry(key).or_default().push(known);
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub(crate) fn note(&mut self, key: (u64, u64), known: Numbered) -> Result<()> {
+        let (Ok(place) | Err(place)) = self.place(key, known.pid, known.fd)?;
+        self.known.entry(key).or_default().insert(place, known);
+        Ok(())
+    }
+
+    fn open_as(&self, key: (u64, u64)) -> &[Numbered] {
+        self.known.get(&key).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Where a description stands among those that are open on the same, or where it would stand.
+    fn place(
+        &self,
+        key: (u64, u64),
+        pid: i32,
+        fd: i32,
+    ) -> Result<std::result::Result<usize, usize>> {
+        search(self.open_as(key), |known| kcmp(pid, known.pid, Object::File(fd, known.fd)))
+            .context(|| format!("kcmp of fd {fd} of task {pid}"))
     }
 
     /// Says of which type description `id` is, after all.
@@ -136,7 +149,7 @@ impl FileTable {
         // What a found file is looked up by later is the descriptor that is kept.
         let kept = file.try_clone().context(|| "dup".to_owned())?;
         let (fd, id) = (kept.as_raw_fd(), self.next_id());
-        self.note(key, Numbered { pid, fd, id, kind: 0 });
+        self.note(key, Numbered { pid, fd, id, kind: 0 })?;
         self.kept.push(kept);
         let place = format!("fd {} ({})", holder.fd, holder.link.display());
         let (task, holder) = (holder.task, holder.pid);
