@@ -203,6 +203,7 @@ pub fn become_parent(command: &[OsString]) -> Failure {
     let Some((program, args)) = command.split_first() else {
         return Failure::invalid("--exec-cmd names no program");
     };
+    torpor_engine::open_files::give_back();
     let error = Command::new(program).args(args).exec();
     Failure::io(format_args!("--exec-cmd {}", program.display()), &error)
 }

@@ -161,7 +161,7 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         external_sockets: opts.files.ext_unix_sk,
         connections: opts.network.tcp_established,
         closes_connections: opts.network.tcp_close,
-        limits: task::hard_limits(own)?,
+        limits: task::own_hard_limits()?,
         nice: rustix::process::getpriority_process(None).unwrap_or_default(),
         oom_score_adj: proc::read(own, "oom_score_adj")?.trim().parse().unwrap_or_default(),
         login: task::loginuid(own)?,

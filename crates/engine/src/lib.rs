@@ -23,6 +23,7 @@ pub mod lazy;
 pub mod memory;
 pub mod namespace;
 mod network;
+pub mod open_files;
 pub mod options;
 pub mod page_server;
 mod ranges;

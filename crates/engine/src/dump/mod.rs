@@ -65,7 +65,7 @@ use crate::namespace::{self, Namespace, Namespaces, NsKind, nested_user, pid, ti
 use crate::network::accept::Running;
 use crate::options::Options;
 use crate::task::{Filters, ProcFiles};
-use crate::{cgroup, cpuinfo, network, proc};
+use crate::{cgroup, cpuinfo, network, open_files, proc};
 
 pub(crate) use self::tasks::Task;
 pub(crate) use end::End;
@@ -264,6 +264,7 @@ impl<'a> Dump<'a> {
         guardian: Guardian,
         mappings: fn(i32) -> Result<Vec<Vma>>,
     ) -> Result<Self> {
+        open_files::make_room(frozen.len(), 0);
         let seen = parallel::map(&frozen, opts.memory.workers(), |task| {
             let vmas = if task.threads.is_empty() { Vec::new() } else { mappings(task.face)? };
             Ok::<_, Error>((proc::stat(task.face)?, vmas))

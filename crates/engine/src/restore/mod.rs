@@ -55,7 +55,7 @@ use crate::namespace::{self, Homes, Namespaces, NsKind, nested_user, pid};
 use crate::network::asleep::{Asleep, Connections};
 use crate::options::Options;
 use crate::verdict::Verdict;
-use crate::{cgroup, cpuinfo, judge};
+use crate::{cgroup, cpuinfo, judge, open_files};
 
 pub use self::listed::unlisted;
 
@@ -152,6 +152,9 @@ impl<'a> Restore<'a> {
             })
             .collect();
         memory::plan(&mut tasks);
+        let highest =
+            tasks.iter().filter_map(|task| task.image.fds.last()).map(|entry| entry.fd).max();
+        open_files::make_room(tasks.len(), files.len() + highest.unwrap_or_default() as usize);
         let mut cx = Restore::of(opts, images, tasks, files);
         cx.roots.rights = verdict.file_rights(&opts.trust.policy);
         cx.verdict = verdict;

@@ -7,7 +7,10 @@ use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::{Script, write_own};
 use crate::error::{Context, Error, Result};
-use crate::proc;
+use crate::{open_files, proc};
+
+/// Where the limit of open files stands among the limits.
+const FILES: usize = libc::RLIMIT_NOFILE as usize;
 
 /// The questions to a process. `prlimit` from outside would need
 /// `CAP_SYS_RESOURCE` over tasks of another user.
@@ -38,20 +41,23 @@ impl Questions {
     }
 }
 
-/// Sets the limits that are different now.
+/// Sets the limits that are different now. What the images do not have is as the restoring program was given it.
 ///
 /// # Errors
 /// `EPERM` for a hard limit above the supervisor's, without `CAP_SYS_RESOURCE`.
 pub(crate) fn restore(husk: &mut Tracee, wanted: &[ResourceLimit]) -> Result<()> {
-    if wanted.is_empty() {
+    let files = open_files::given().map(|[soft, hard]| ResourceLimit { soft, hard });
+    let files = files.filter(|_| wanted.len() <= FILES);
+    if wanted.is_empty() && files.is_none() {
         return Ok(());
     }
     let mut batch = husk.batch();
     let questions = ask(&mut batch);
     let now = questions.answer(&batch.run()?)?;
     let mut script = Script::new(husk);
-    for (resource, (new, old)) in wanted.iter().zip(&now.rlimits).enumerate() {
-        let ResourceLimit { soft, hard } = *new;
+    let wanted = wanted.iter().copied().enumerate().chain(files.map(|limit| (FILES, limit)));
+    for (resource, ResourceLimit { soft, hard }) in wanted {
+        let Some(old) = now.rlimits.get(resource) else { continue };
         if (soft, hard) == (old.cur, old.max) {
             continue;
         }
@@ -65,6 +71,16 @@ pub(crate) fn restore(husk: &mut Tracee, wanted: &[ResourceLimit]) -> Result<()>
     }
     script.run()?;
     Ok(())
+}
+
+/// The hard limits of this process as it was started, in the order of the kernel's numbers.
+pub(crate) fn own_hard_limits() -> Result<Vec<u64>> {
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    let mut limits = hard_limits(own)?;
+    if let (Some(files), Some([_, given])) = (limits.get_mut(FILES), open_files::given()) {
+        *files = given;
+    }
+    Ok(limits)
 }
 
 /// The hard limits of process `pid`, in the order of the kernel's numbers: proc(5) lists them
@@ -141,7 +157,7 @@ pub(crate) fn restore_loginuid(husk: &mut Tracee, wanted: u32, inside: Option<u3
 pub(crate) fn raise_files(husk: &mut Tracee, vpid: i32, highest: u32) -> Result<()> {
     let mut batch = husk.batch();
     let old = batch.space(16);
-    let got = batch.call((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, 0, old.addr.0]));
+    let got = batch.call((libc::SYS_prlimit64, [0, FILES as u64, 0, old.addr.0]));
     let out = batch.run()?;
     out.expect(got, || "prlimit".to_owned())?;
     let (soft, hard) = (out.u64_at(old, 0), out.u64_at(old, 8));
@@ -158,7 +174,7 @@ pub(crate) fn raise_files(husk: &mut Tracee, vpid: i32, highest: u32) -> Result<
     }
     let mut batch = husk.batch();
     let new = batch.bytes([hard, hard].map(u64::to_ne_bytes).as_flattened());
-    batch.must((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, new.0, 0]));
+    batch.must((libc::SYS_prlimit64, [0, FILES as u64, new.0, 0]));
     match batch.run()?.first_error() {
         Some((_, e)) => Err(e).context(|| "raising the limit of descriptors".to_owned()),
         None => Ok(()),

@@ -30,7 +30,7 @@ use torpor_policy::{Credentials, ProcessLimits, Scheduling, Seccomp, Timers};
 use torpor_tracee::{Batch, Call, Mapping, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
 pub use creds::lsm;
-pub(crate) use limits::{hard_limits, loginuid, oom_score_adj, raise_files};
+pub(crate) use limits::{hard_limits, loginuid, oom_score_adj, own_hard_limits, raise_files};
 pub use process::MmFlags;
 pub(crate) use sched::processors;
 pub(crate) use script::Script;
