@@ -3,15 +3,13 @@
 //! lists are of these: as lists (`--acls`), they would have names of users for their ids, whatever
 //! `--numeric-owner` says. It is read by [`super::unpack`].
 
-use std::io::Write;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use torpor_images::Writer;
 
+use super::packer::Packer;
 use crate::error::{Context, Error, Result};
 use crate::tool::{self, Done};
 
@@ -38,19 +36,11 @@ pub(super) fn save(
     userns: Option<OwnedFd>,
     place: SavedFileSystem<'_>,
 ) -> Result<()> {
-    let mut packer = packer(&mut archive);
+    let mut packer = Packer::new(&mut archive);
     let done = tool::run(&mut tar(root, userns), None, &mut packer)?;
     place.judge(done)?;
     packer.finish().context(|| format!("pack the files at {}", place.at.display()))?;
     Ok(archive.finish()?)
-}
-
-/// Packs what is written to it. That happens while tasks are frozen, so speed counts for more than size, and no program
-/// is started for it. There is neither a name nor a time in what it makes.
-fn packer<W: Write>(archive: W) -> GzEncoder<W> {
-    /// The lowest one that leaves as it is what cannot be packed; that below it makes that larger.
-    const LEVEL: u32 = 2;
-    GzEncoder::new(archive, Compression::new(LEVEL))
 }
 
 /// A tar that saves all below `root`, a directory that may be in no mount namespace.
@@ -131,7 +121,7 @@ mod tests {
             let mut tar = tar(there.as_fd(), None);
             tar.args(["--checkpoint=10", "--checkpoint-action=exec=echo more >>log"]);
             let mut archive = Vec::new();
-            let mut packer = packer(&mut archive);
+            let mut packer = Packer::new(&mut archive);
             let done = tool::run(&mut tar, None, &mut packer).unwrap();
             packer.finish().unwrap();
             (done, archive)

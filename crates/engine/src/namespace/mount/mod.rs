@@ -17,6 +17,7 @@ mod nested;
 mod origin;
 mod outside;
 mod overlay;
+mod packer;
 mod planned;
 mod refill;
 mod restore;
