@@ -276,13 +276,13 @@ static void processes(long count)
 		}
 }
 
-// Another thread, and a hundred files that nobody else has.
+// Another thread, and thirty files that nobody else has.
 static void furnish(void)
 {
 	pthread_attr_t attr;
 	pthread_t thread;
 
-	for (int i = 0; i < 100; i++)
+	for (int i = 0; i < 30; i++)
 		if (open("/dev/null", O_RDONLY) < 0)
 			exit(1);
 	pthread_attr_init(&attr);

@@ -85,6 +85,11 @@ impl Bench {
         Bench { torpor, dir, results, rounds, mib, lines: Vec::new() }
     }
 
+    /// The same for another program under test.
+    pub fn of(&self, torpor: &Path) -> Bench {
+        Bench::new(torpor, &self.dir, &self.results, self.rounds, self.mib)
+    }
+
     /// Adds a line to the table.
     pub fn add(
         &mut self,
@@ -139,7 +144,7 @@ impl Bench {
         let start = Instant::now();
         run(self.command(&["restore", "-d"]).args(&way.restore))?;
         times.restore.push(start.elapsed().as_secs_f64());
-        times.reading.push(reading(&self.images())?);
+        times.reading.extend(reading(&self.images())?);
         subject.end()?;
         Ok(fs::remove_dir_all(self.images())?)
     }
@@ -200,12 +205,11 @@ pub fn frozen(images: &Path) -> Result<f64> {
     Ok(f64::from(stats(images)?.frozen_time) / 1e6)
 }
 
-/// Seconds of a restore until a process without rights had read the images.
-fn reading(images: &Path) -> Result<f64> {
+/// Seconds of a restore until a process without rights had read the images. Nothing if no such process reads them.
+fn reading(images: &Path) -> Result<Option<f64>> {
     let stats: StatsEntry = ImageDir::open(images)?.read_one(kind::STATS_RESTORE, 0)?;
     let time = stats.restore.and_then(|restore| restore.torpor_reading_time);
-    let time = u32::try_from(time.context("stats-restore does not say it")?)?;
-    Ok(f64::from(time) / 1e6)
+    time.map(|time| Ok(f64::from(u32::try_from(time)?) / 1e6)).transpose()
 }
 
 /// Bytes of all files in a directory.

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::bench::{Bench, median, run};
 use crate::process::{Running, gone};
 
-/// How many processes, each of which has another thread and a hundred files.
+/// How many processes, each of which has another thread and thirty files.
 const TREES: [u64; 3] = [10, 100, 500];
 
 pub fn measure(bench: &mut Bench) -> Result<()> {

@@ -4,6 +4,7 @@
 //! something that was measured in the same run, so that machines can be compared.
 
 mod bench;
+mod beside;
 mod compress;
 mod container;
 mod cow;
@@ -39,7 +40,7 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 23] = [
+const PARTS: [Part; 24] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
     ("last-step", last_step::measure),
@@ -54,6 +55,7 @@ const PARTS: [Part; 23] = [
     ("threads", tasks::threads),
     ("small", tasks::small),
     ("judged", judged::measure),
+    ("beside", beside::measure),
     ("mappings", tasks::mappings),
     ("sealed", sealed::memory),
     ("stress-ng", container::stress_ng),
@@ -68,6 +70,7 @@ const PARTS: [Part; 23] = [
 const USAGE: &str = "usage: torpor-bench TORPOR DIRECTORY-ON-TMPFS RESULT.json [PART...]
 BENCH_ROUNDS: how often everything is measured (5)
 BENCH_MIB: how much memory is dumped (1024)
+BENCH_BESIDE: another build of torpor, which the part \"beside\" measures in turns with this one
 MIGRATE_SERVICES: what is migrated (\"redis mariadb graph tree\"); MIGRATE_PROCESSES: of the tree (500)
 MIGRATE_MODES, MIGRATE_GBITS, MIGRATE_READS: how (all modes, \"1 10\", \"95 10\")
 MIGRATE_MIB: how much data there is, several sizes if wanted, the least first (BENCH_MIB)
