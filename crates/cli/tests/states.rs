@@ -607,15 +607,23 @@ fn a_second_restore_with_a_file_of_a_given_name_says_why_it_fails() {
 /// Whoever restores may have fewer files open at once, as root's shells are set up, than the tree has.
 #[test]
 fn a_tree_may_have_more_files_than_the_caller() {
-    let open = "for ((i = 0; i < 600; i++)); do exec {fd}</dev/null; done; exec sleep 1000";
+    let open = "for ((i = 0; i < 80; i++)); do sleep 1000 & done
+        for ((i = 0; i < 600; i++)); do exec {fd}</dev/null; done; exec sleep 1000";
     let server = Sleeper::start_as(&["bash", "-c", open]);
+    let children = || {
+        let children = format!("/proc/{0}/task/{0}/children", server.pid);
+        let children = fs::read_to_string(children).unwrap();
+        children.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<i32>>()
+    };
     let limits = || fs::read_to_string(format!("/proc/{}/limits", server.pid)).unwrap();
+    let family = children();
+    assert_eq!(family.len(), 80);
     let before = limits();
     // The limits of whoever calls are those that it came with, and so are those of what it becomes.
     let few = |action: &str, log: &str, rest: &str| {
         let program = criu(&[]).get_program().to_str().unwrap().to_owned();
         let command = format!(
-            "ulimit -Sn 256; exec -a criu \"$1\" {action} -D {} -o {log} -v4 {rest}",
+            "ulimit -Sn 128; exec -a criu \"$1\" {action} -D {} -o {log} -v4 {rest}",
             server.images()
         );
         let mut shell = Command::new("bash");
@@ -625,16 +633,21 @@ fn a_tree_may_have_more_files_than_the_caller() {
     let dump = few(&format!("dump -t {}", server.pid), "dump.log", "").status().unwrap();
     assert!(dump.success(), "{}", server.log("dump.log"));
     wait(server.pid, true).unwrap();
+    wait_until(|| !family.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()));
     let rest = "--exec-cmd -- sh -c 'ulimit -Sn; read line'";
     let mut restore = few("restore", "restore.log", rest);
     let mut restore = restore.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(restore.stdout.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
-    assert_eq!(line, "256\n", "{}", server.log("restore.log"));
+    assert_eq!(line, "128\n", "{}", server.log("restore.log"));
     assert!(server.lives());
     assert_eq!(limits(), before);
     assert!(fs::read_dir(format!("/proc/{}/fd", server.pid)).unwrap().count() > 600);
+    assert_eq!(children(), family);
+    for child in family {
+        kill_process(Pid::from_raw(child).unwrap(), Signal::KILL).unwrap();
+    }
     server.kill();
     drop(restore.stdin.take());
     restore.wait().unwrap();

@@ -11,13 +11,17 @@ static GIVEN: OnceLock<Rlimit> = OnceLock::new();
 
 /// What a dump holds at most for a task: the task, its memory, a tracker, and images that are being written.
 const FOR_EACH_TASK: u64 = 16;
+/// What both hold at most for a file: what it is open on, its pages, the directory and the ghost of one without a name.
+const FOR_EACH_FILE: u64 = 4;
 /// What both have open besides.
 const BESIDES: u64 = 256;
 
-/// Makes room for a tree of so many tasks, which have so many files: up to the hard limit, and beyond it as far as
+/// Makes room for a tree of so many tasks, which have so many files and descriptors up to `highest`: up to the hard limit, and beyond it as far as
 /// this process has the right to. Whoever needs more says so when the kernel says no.
-pub(crate) fn make_room(tasks: usize, files: usize) {
-    let needed = FOR_EACH_TASK * tasks as u64 + files as u64 + BESIDES;
+pub(crate) fn make_room(tasks: usize, files: usize, highest: u32) {
+    let files = FOR_EACH_FILE.saturating_mul(files as u64);
+    let needed =
+        (FOR_EACH_TASK * tasks as u64 + BESIDES).saturating_add(files).max(u64::from(highest) + 1);
     let now = getrlimit(Resource::Nofile);
     // Programs that are started inherit it, and some close all that they could have open: no more than that.
     if now.current.is_none_or(|most| most >= needed) {

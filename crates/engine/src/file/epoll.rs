@@ -9,7 +9,8 @@
 //! The signals that wake a set by a signalfd are those of the process that has added it
 //! (`signalfd_poll` waits at the caller's): such entries the tasks add themselves.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll::CreateFlags;
@@ -22,7 +23,7 @@ use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::description::{duplicate, part, set_status_flags};
 use super::open::OpenFiles;
-use super::table::FileTable;
+use super::table::{FileTable, Numbered};
 use super::{Found, Holder};
 use crate::error::{Context, Error, Result};
 use crate::proc;
@@ -91,12 +92,18 @@ impl EpollDumper {
     /// Refused, if it watches a file that no task has open; if the descriptors of a task cannot be
     /// listed.
     pub(crate) fn finish(&mut self, table: &mut FileTable) -> Result<()> {
+        let mut open: HashMap<i32, BTreeSet<i32>> = HashMap::new();
         for set in self.sets.drain(..) {
-            let open = proc::numbers(set.pid, "fd")?;
+            let open = match open.entry(set.pid) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => {
+                    new.insert(proc::numbers(set.pid, "fd")?.into_iter().collect())
+                }
+            };
             let entries = set
                 .watched
                 .iter()
-                .map(|watched| resolve(table, &set, watched, &open))
+                .map(|watched| resolve(table, &set, watched, open))
                 .collect::<Result<Vec<_>>>()?;
             if let Some(epfd) = table.entry_mut(set.id).and_then(|entry| entry.epfd.as_mut()) {
                 epfd.tfd = entries;
@@ -126,12 +133,18 @@ fn parse(line: &str) -> Option<Watched> {
     })
 }
 
+/// Whether descriptions of this type in `files.img` are sockets.
+fn is_socket(kind: i32) -> bool {
+    let sockets = [FdTypes::Inetsk, FdTypes::Unixsk, FdTypes::Packetsk, FdTypes::Netlinksk];
+    sockets.iter().any(|socket| *socket as i32 == kind)
+}
+
 /// Finds the file that an entry watches, and a descriptor of it in the set's task.
 fn resolve(
     table: &FileTable,
     set: &Set,
     watched: &Watched,
-    open: &[i32],
+    open: &BTreeSet<i32>,
 ) -> Result<EventpollTfdEntry> {
     let watches = |pid: i32, fd: i32| {
         kcmp_epoll_target(pid, fd, set.pid, set.fd, watched.number, watched.nth).unwrap_or(false)
@@ -156,8 +169,14 @@ fn resolve(
         torpor_file_id: None,
         torpor_number: None,
     };
-    if open.contains(&number) && watches(set.pid, number) {
-        entry.torpor_file_id = table.id_of(set.pid, number);
+    let own = if open.contains(&number) { table.met(set.pid, number) } else { None };
+    // To compare one entry the kernel walks through the whole set: with thousands of connections that takes seconds.
+    // A socket has an inode of its own, and no other description.
+    let is_it = |(ino, own): &(u64, Numbered)| {
+        (is_socket(own.kind) && *ino == watched.ino) || watches(set.pid, number)
+    };
+    if let Some((_, own)) = own.filter(is_it) {
+        entry.torpor_file_id = Some(own.id);
         return Ok(entry);
     }
     let target = table.open_on(watched.ino).find(|&(pid, fd, _)| watches(pid, fd));

@@ -85,8 +85,13 @@ impl FileTable {
 
     /// The number of the description behind a descriptor, if it is known.
     pub(crate) fn id_of(&self, pid: i32, fd: i32) -> Option<u32> {
+        self.met(pid, fd).map(|(_, known)| known.id)
+    }
+
+    /// The inode number of what a descriptor is open on, and its description, if that is known.
+    pub(crate) fn met(&self, pid: i32, fd: i32) -> Option<(u64, Numbered)> {
         let key = identity(pid, fd).ok()?;
-        self.find(key, pid, fd).ok()?.map(|known| known.id)
+        Some((key.1, self.find(key, pid, fd).ok()??))
     }
 
     /// The description behind descriptor `fd` of process `pid`, whose device and inode are `key`.

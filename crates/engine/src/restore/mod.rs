@@ -154,7 +154,7 @@ impl<'a> Restore<'a> {
         memory::plan(&mut tasks);
         let highest =
             tasks.iter().filter_map(|task| task.image.fds.last()).map(|entry| entry.fd).max();
-        open_files::make_room(tasks.len(), files.len() + highest.unwrap_or_default() as usize);
+        open_files::make_room(tasks.len(), files.len(), highest.unwrap_or_default());
         let mut cx = Restore::of(opts, images, tasks, files);
         cx.roots.rights = verdict.file_rights(&opts.trust.policy);
         cx.verdict = verdict;
