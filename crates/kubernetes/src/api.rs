@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use ureq::Agent;
 use ureq::http::Request;
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, TlsProvider, parse_pem};
+use ureq::tls::{Certificate, ClientCert, PemItem, RootCerts, TlsConfig, TlsProvider, parse_pem};
 
 use crate::error::{Context, Error, Result};
 
@@ -63,17 +63,33 @@ pub(crate) fn token_in(file: &Path) -> Result<String> {
     Ok(text.context(|| file.display().to_string())?.trim().to_owned())
 }
 
+/// The certificates in `pem`.
+#[must_use]
+pub(crate) fn certificates(pem: &[u8]) -> Vec<Certificate<'static>> {
+    let all = parse_pem(pem).filter_map(|item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    });
+    all.collect()
+}
+
 /// A client of somebody whose certificates come from those in `pem`.
 ///
 /// # Errors
 /// If it holds none.
 pub fn client(pem: &[u8], silence: Duration) -> Result<Agent> {
-    let known: Vec<Certificate<'static>> = parse_pem(pem)
-        .filter_map(|item| match item {
-            Ok(PemItem::Certificate(certificate)) => Some(certificate),
-            _ => None,
-        })
-        .collect();
+    mutual(certificates(pem), None, silence)
+}
+
+/// A client of somebody whose certificates come from those in `known`, which shows one itself.
+///
+/// # Errors
+/// If none is known.
+pub(crate) fn mutual(
+    known: Vec<Certificate<'static>>,
+    shown: Option<ClientCert>,
+    silence: Duration,
+) -> Result<Agent> {
     if known.is_empty() {
         return Err(Error::new("there is no certificate to compare the other end with"));
     }
@@ -81,6 +97,7 @@ pub fn client(pem: &[u8], silence: Duration) -> Result<Agent> {
         .provider(TlsProvider::Rustls)
         .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
         .root_certs(RootCerts::Specific(Arc::new(known)))
+        .client_cert(shown)
         .build();
     Ok(configured(tls, silence))
 }

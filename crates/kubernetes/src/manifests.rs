@@ -236,7 +236,8 @@ mod tests {
     fn names_are_those_of_the_program() {
         use crate::pod::{GATE, RESTORE_REQUEST};
         use crate::{agent, checkpoint, controller, machine, peer};
-        let ours = [RUNTIME_CLASS, RESTORE_FROM, RESTORE_REQUEST, GATE, machine::MACHINE];
+        let ours =
+            [RUNTIME_CLASS, RESTORE_FROM, RESTORE_REQUEST, GATE, machine::MACHINE, peer::AGENT];
         let of_checkpoints = [checkpoint::NODE_LABEL, checkpoint::GIVES_WAY];
         let audiences =
             [peer::FOR_AGENTS, peer::FOR_CONTROLLERS].map(|a| format!("audience: {a}\n"));

@@ -3,6 +3,8 @@
 
 use std::net::{AddrParseError, IpAddr, SocketAddr};
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use crate::api::Api;
@@ -17,6 +19,8 @@ pub(crate) const ACCOUNT: &str = "system:serviceaccount:torpor-system:torpor-age
 pub(crate) const FOR_AGENTS: &str = "torpor.dev/agents";
 /// The same for controllers.
 pub(crate) const FOR_CONTROLLERS: &str = "torpor.dev/controllers";
+/// The annotation of a node with the certificate of its agent (DER, in base64). The controllers alone write it.
+pub(crate) const AGENT: &str = "torpor.dev/agent";
 /// Where the API server says which node a token is of.
 const NODE: &str = "authentication.kubernetes.io/node-name";
 
@@ -62,6 +66,18 @@ pub(crate) fn node_of(review: &Value) -> std::result::Result<&str, String> {
         Some(node) if !node.is_empty() => Ok(node),
         _ => Err("the token of the agent is bound to no node".into()),
     }
+}
+
+/// The certificate of the agent of a node, if the node's object names one.
+///
+/// # Errors
+/// If the API server does not answer.
+pub(crate) fn certificate(api: &Api, node: &str) -> Result<Option<Vec<u8>>> {
+    if !is_name(node) {
+        return Ok(None);
+    }
+    let known = api.get(&format!("/api/v1/nodes/{node}"))?.unwrap_or_default();
+    Ok(annotation(&known, AGENT).and_then(|text| BASE64_STANDARD.decode(text).ok()))
 }
 
 /// The pod `name` in the namespace of `checkpoint`; nothing if there is none.

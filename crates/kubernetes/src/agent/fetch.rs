@@ -12,7 +12,7 @@ use torpor_blobs::http::Login;
 
 use super::depot::Depot;
 use super::node::Node;
-use super::peer;
+use super::peer::{self, Caller};
 use crate::checkpoint::{is_used, objection, path};
 use crate::error::{Error, Result};
 use crate::pod::{GATED, RESTORE_FROM, annotation, is_name, text};
@@ -79,6 +79,7 @@ impl Node {
             let object = self.api.get(&path(text(pod, "/metadata/namespace"), name))?;
             let fits = |object: &Value| !is_used(object) && objection(pod, object).is_none();
             if let Some(object) = object.filter(fits) {
+                self.be_introduced()?;
                 // Whoever creates the container waits for it, and hears if it does not come.
                 let _ = self.arrival(&object, text(pod, "/metadata/name"));
             }
@@ -137,7 +138,9 @@ impl Node {
         let is_stored = object["status"]["checkpointLocation"]["ociImage"].is_object();
         let dir = self.store.begin(namespace, name)?;
         // If it says nothing any more, there is to be time for the store.
-        let mut fetched = peer::fetch(&self.token, object, pod, &dir, self.patience / 3);
+        let identity = self.identity();
+        let caller = Caller { api: &self.api, token: &self.token, identity: &identity };
+        let mut fetched = peer::fetch(&caller, object, pod, &dir, self.patience / 3);
         if let Err(error) = &fetched
             && let Some(depot) = self.depot.as_ref().filter(|_| is_stored)
         {

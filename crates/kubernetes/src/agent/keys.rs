@@ -78,12 +78,14 @@ impl Keys {
         Ok((logins.collect(), problems.collect()))
     }
 
-    /// Tells what this node is.
+    /// Tells what this node is, and which certificate its agent shows.
     ///
     /// # Errors
     /// If the controller does not answer, or refuses.
-    pub(super) fn tell(&self, api: &Api, machine: &Machine) -> Result<()> {
-        self.ask(api, MACHINE_PATH, &json!(machine).to_string()).map(drop)
+    pub(super) fn tell(&self, api: &Api, machine: &Machine, certificate: &[u8]) -> Result<()> {
+        let mut told = json!(machine);
+        told["certificate"] = json!(BASE64_STANDARD.encode(certificate));
+        self.ask(api, MACHINE_PATH, &told.to_string()).map(drop)
     }
 
     /// Tells what becomes here of a checkpoint that a pod continues from.

@@ -6,6 +6,7 @@ mod depot;
 mod drain;
 mod eviction;
 mod fetch;
+mod identity;
 mod keys;
 mod node;
 mod peer;
@@ -15,6 +16,7 @@ mod save;
 mod store;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod upkeep;
 mod volumes;
 
@@ -40,8 +42,10 @@ use crate::checkpoint::{NODE_LABEL, is_ordered};
 use crate::error::{Context, Result};
 use crate::message::{Answer, Ask, BEAT, SOCKET, beat, receive, send};
 use crate::peer::address;
+use identity::Identity;
 use node::Node;
-pub use peer::{bearer, serve_each, server, speak};
+pub use peer::{bearer, serve_each};
+pub use tls::{server, speak};
 
 /// Where the DaemonSet has the tokens that an agent shows to other agents, and to the controllers.
 pub(crate) const FOR_AGENTS_FILE: &str = "/var/run/secrets/torpor.dev/agents";
@@ -100,8 +104,8 @@ pub struct AgentArgs {
 pub fn run(args: &AgentArgs) -> Result<()> {
     let api = Api::open(&args.api)?;
     fs::create_dir_all(&args.state).context(|| args.state.display().to_string())?;
-    let (certificate, tls) = peer::identity(&args.state.join("agent.pem"), args.listen.ip())?;
-    let node = Arc::new(Node::new(args, api, certificate)?);
+    let identity = Identity::open(&args.state.join("agent.pem"), args.listen.ip())?;
+    let node = Arc::new(Node::new(args, api, identity)?);
     let shown = || args.socket.display().to_string();
     if let Some(dir) = args.socket.parent() {
         fs::create_dir_all(dir).context(shown)?;
@@ -118,7 +122,7 @@ pub fn run(args: &AgentArgs) -> Result<()> {
     let peers = TcpListener::bind(args.listen).context(|| args.listen.to_string())?;
     {
         let node = Arc::clone(&node);
-        thread::spawn(move || peer::serve(&peers, &tls, &node));
+        thread::spawn(move || peer::serve(&peers, &node));
     }
     {
         let node = Arc::clone(&node);
@@ -166,12 +170,13 @@ fn show_life(socket: PathBuf) {
     });
 }
 
-/// Tells the controllers what this node is, again and again: somebody may make its object anew.
+/// Tells the controllers what this node and its agent are, again and again: somebody may make its object anew, and the
+/// certificate becomes old.
 fn introduce(node: &Arc<Node>) {
     let node = Arc::clone(node);
     thread::spawn(move || {
         loop {
-            let told = node.keys.tell(&node.api, &node.machine);
+            let told = node.introduce();
             thread::sleep(if told.is_ok() { INTRODUCE } else { PATIENCE });
             if let Err(error) = told {
                 tell!("what this node is: {error}");

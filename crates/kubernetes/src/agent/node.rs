@@ -2,8 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -11,6 +12,7 @@ use serde_json::Value;
 use super::AgentArgs;
 use super::depot::Depot;
 use super::fetch::{Coming, FETCH};
+use super::identity::Identity;
 use super::keys::Keys;
 use super::save::{HEARS, Saving};
 use super::store::Store;
@@ -58,7 +60,10 @@ pub(super) struct Node {
     pub(super) token: PathBuf,
     pub(super) kubelet: String,
     pub(super) address: String,
-    pub(super) certificate: String,
+    /// What it shows to other agents.
+    identity: Mutex<Arc<Identity>>,
+    /// Whether the controllers have been told of it, so that the agents of other nodes believe it.
+    is_introduced: AtomicBool,
     /// Pods that are being saved, or have been, by their uids.
     pub(super) saves: Mutex<HashMap<String, Saving>>,
     pub(super) saved: Condvar,
@@ -83,7 +88,7 @@ impl Node {
     ///
     /// # Errors
     /// If there is no place for checkpoints, or the store is none.
-    pub(super) fn new(args: &AgentArgs, api: Api, certificate: String) -> Result<Self> {
+    pub(super) fn new(args: &AgentArgs, api: Api, identity: Identity) -> Result<Self> {
         let depot = (!args.store.is_empty()).then(|| Depot::at(&args.store, &api)).transpose()?;
         let (bell, rung) = channel();
         Ok(Self {
@@ -99,7 +104,8 @@ impl Node {
             token: args.agents_token_file.clone(),
             kubelet: args.kubelet.trim_end_matches('/').to_owned(),
             address: args.listen.to_string(),
-            certificate,
+            identity: Mutex::new(Arc::new(identity)),
+            is_introduced: AtomicBool::new(false),
             saves: Mutex::default(),
             saved: Condvar::new(),
             stopping: Mutex::default(),
@@ -111,6 +117,41 @@ impl Node {
             bell,
             rung: Mutex::new(rung),
         })
+    }
+
+    /// What this agent shows to others.
+    pub(super) fn identity(&self) -> Arc<Identity> {
+        Arc::clone(&self.identity.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Shows another certificate from now on.
+    pub(super) fn show(&self, identity: impl Into<Arc<Identity>>) {
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity.into();
+    }
+
+    /// Tells the controllers what this node is, and which certificate its agent shows: a new one, if that is old, which
+    /// is used when they have been told.
+    ///
+    /// # Errors
+    /// If no controller answers, or it refuses; if a new certificate cannot be written.
+    pub(super) fn introduce(&self) -> Result<()> {
+        let used = self.identity();
+        let shown = if used.is_old() { Arc::new(used.renewed()?) } else { used };
+        self.keys.tell(&self.api, &self.machine, &shown.certificate)?;
+        self.show(shown);
+        self.is_introduced.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The same, if nobody has been told yet: without it no other agent hands anything out.
+    ///
+    /// # Errors
+    /// As [`Node::introduce`].
+    pub(super) fn be_introduced(&self) -> Result<()> {
+        match self.is_introduced.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => self.introduce(),
+        }
     }
 
     /// Answers the wrapper.

@@ -82,6 +82,7 @@ impl Node {
             return Ok(Answer::Plain);
         }
         let identity = self.keys.identity(&self.api, &container.namespace, name, &container.pod)?;
+        self.be_introduced()?;
         let dir = self.brought(&object, &container.pod, until)?;
         self.promise(container, name, &object)?;
         Ok(Answer::Restore { dir, always, identity: Some(Hidden::new(identity)) })

@@ -376,7 +376,7 @@ impl Node {
             status["frozenMilliseconds"] = json!(frozen_ms);
             status["checkpointLocation"] = json!({
                 "type": "Peer",
-                "peer": { "address": self.address, "certificate": self.certificate },
+                "peer": { "address": self.address, "certificate": self.identity().pem },
             });
             checkpoint::set(object, ready(true, "CheckpointCompleted", ""));
             Ok(())

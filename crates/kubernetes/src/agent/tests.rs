@@ -2,6 +2,7 @@
 
 mod ends;
 mod evicted;
+mod mutual;
 mod stored;
 
 use std::collections::HashSet;
@@ -15,8 +16,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use torpor_queue::http::{Request, Response};
 
+use super::identity::Identity;
 use super::node::Node;
-use super::{AgentArgs, bearer, peer};
+use super::peer::{self, Caller};
+use super::{AgentArgs, bearer};
 use crate::api::ApiArgs;
 use crate::checkpoint::{self, NODE_LABEL, is_ready, path};
 use crate::controller::for_agent;
@@ -74,7 +77,11 @@ fn agent_with(
     let state = place.path().join(name);
     // An agent before it may have been there.
     fs::create_dir_all(&state).unwrap();
-    let (certificate, tls) = peer::identity(&state.join("agent.pem"), listen.ip()).unwrap();
+    let identity = Identity::open(&state.join("agent.pem"), listen.ip()).unwrap();
+    let object = format!("/api/v1/nodes/{name}");
+    if server.get(&object).is_none() {
+        server.put(&object, json!({ "metadata": { "name": name, "uid": name } }));
+    }
     let token = format!("agent:{name}");
     // What it shows to other agents, and to controllers.
     let shown = ["peer", "desk"].map(|to| {
@@ -95,11 +102,11 @@ fn agent_with(
         controllers_token_file,
         api: ApiArgs::default(),
     };
-    let mut node = Node::new(&args, server.api(&token), certificate).unwrap();
+    let mut node = Node::new(&args, server.api(&token), identity).unwrap();
     change(&mut node);
     let node = Arc::new(node);
     let shared = Arc::clone(&node);
-    thread::spawn(move || peer::serve(&listener, &tls, &shared));
+    thread::spawn(move || peer::serve(&listener, &shared));
     node
 }
 
@@ -176,7 +183,7 @@ fn an_agent_tells_what_its_node_is_and_what_its_checkpoints_need() {
     let node1 = agent(&server, "node1", &place);
     let object = "/api/v1/nodes/node1";
     server.put(object, json!({ "metadata": { "name": "node1", "uid": "n" } }));
-    node1.keys.tell(&node1.api, &node1.machine).unwrap();
+    node1.introduce().unwrap();
     let told = server.get(object).unwrap();
     assert_eq!(told["metadata"]["labels"][MACHINE], node1.machine.label());
     let name = given_way(&server, &node1);
@@ -361,10 +368,12 @@ fn another_node_and_a_stolen_token_get_nothing() {
     // The peer refuses as well, whoever asks it.
     let object = server.get(&path("a", &name)).unwrap();
     let into = tempfile::tempdir().unwrap();
+    let of_node2 = node2.identity();
     let shown = |token: &str, pod: &str| {
         let file = place.path().join("shown");
         fs::write(&file, token).unwrap();
-        peer::fetch(&file, &object, pod, into.path(), LONG)
+        let caller = Caller { api: &node2.api, token: &file, identity: &of_node2 };
+        peer::fetch(&caller, &object, pod, into.path(), LONG)
     };
     // What the agent shows to the API server, or to a controller, is of no use here.
     for token in ["peer:node3", "alice", "agent:node2", "desk:node2"] {

@@ -3,6 +3,10 @@
 
 use std::collections::BTreeSet;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use rustls::pki_types::CertificateDer;
+use rustls::server::ParsedCertificate;
 use serde_json::{Value, json};
 use torpor_worker::tell;
 
@@ -13,13 +17,15 @@ use crate::api::Api;
 use crate::disruption::is_cordoned;
 use crate::error::{Error, Result};
 use crate::machine::{MACHINE, Machine};
-use crate::peer;
+use crate::peer::{self, AGENT};
 use crate::pod::{annotation, is_name, text};
 
+/// No certificate of an agent is longer, in base64.
+const MAX_CERTIFICATE: usize = 4096;
 /// The nodes.
 const NODES: &str = "/api/v1/nodes";
 
-/// Labels the node that `token` is bound to: its agent says what it is.
+/// Labels the node that `token` is bound to: its agent says what it is, and which certificate it shows to others.
 ///
 /// # Errors
 /// If the token is of no agent, or it says nothing of the kind; if the API server does not answer.
@@ -32,20 +38,35 @@ pub(super) fn label(api: &Api, token: &str, said: &[u8]) -> std::result::Result<
     };
     let said: Value = serde_json::from_slice(said).unwrap_or_default();
     let Some(machine) = Machine::read(&said) else { return forbidden("this is no machine") };
+    let certificate = text(&said, "/certificate");
+    // Agents of before have none.
+    if !certificate.is_empty() && !is_certificate(certificate) {
+        return forbidden("this is no certificate");
+    }
     let place = format!("{NODES}/{node}");
-    let Some(known) = api.get(&place)? else { return forbidden("there is no such node") };
+    let Some(mut known) = api.get(&place)? else { return forbidden("there is no such node") };
     let (name, what) = (machine.label(), json!(machine).to_string());
-    let labels = &known["metadata"]["labels"];
-    if labels[MACHINE] != name || annotation(&known, MACHINE) != Some(what.as_str()) {
-        let uid = &known["metadata"]["uid"];
-        let patch = json!([
-            { "op": "test", "path": "/metadata/uid", "value": uid },
-            put(&known, "labels", MACHINE, json!(name)),
-            put(&known, "annotations", MACHINE, json!(what)),
-        ]);
-        api.patch(&place, &patch)?;
+    let uid = &known["metadata"]["uid"];
+    let mut patch = vec![json!({ "op": "test", "path": "/metadata/uid", "value": uid })];
+    if known["metadata"]["labels"][MACHINE] != name {
+        patch.push(put(&known, "labels", MACHINE, json!(name)));
+    }
+    for (note, value) in [(MACHINE, what.as_str()), (AGENT, certificate)] {
+        if !value.is_empty() && annotation(&known, note) != Some(value) {
+            patch.push(put(&known, "annotations", note, json!(value)));
+            known["metadata"]["annotations"][note] = json!(value);
+        }
+    }
+    if patch.len() > 1 {
+        api.patch(&place, &json!(patch))?;
     }
     Ok(json!({ "machine": name }))
+}
+
+/// Whether a text is a certificate in base64.
+fn is_certificate(text: &str) -> bool {
+    let der = BASE64_STANDARD.decode(text).map(CertificateDer::from);
+    text.len() <= MAX_CERTIFICATE && der.is_ok_and(|der| ParsedCertificate::try_from(&der).is_ok())
 }
 
 /// Some of the nodes. Where they cannot be listed, none.
@@ -173,15 +194,20 @@ mod tests {
         assert_eq!(node["metadata"]["labels"][MACHINE], what.label());
         assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "node1");
         assert_eq!(machine_of(&api, "node1"), json!(what));
+        assert_eq!(peer::certificate(&api, "node1").unwrap(), None, "its agent has said none");
         // Nothing is written that is there.
         label(&api, "desk:node1", said.as_bytes()).unwrap();
         assert_eq!(server.get(&place("node1")).unwrap(), node);
+        let mut odd = json!(what);
+        odd["certificate"] = json!("bm9uZQ==");
+        let odd = odd.to_string();
         for (token, said) in [
             ("alice", said.as_str()),
             ("", &said),
             ("desk:node3", &said),
             ("desk:../node2", &said),
             ("desk:node2", "{}"),
+            ("desk:node2", &odd),
             ("desk:node2", "nothing"),
         ] {
             assert!(label(&api, token, said.as_bytes()).is_err(), "{token} {said}");
