@@ -14,6 +14,8 @@ pub(crate) enum Kind {
     Pod,
     /// A pod that cannot be saved, or cannot have its checkpoint, by an agent.
     ColdPod,
+    /// A pod that goes on from its checkpoint, by an agent.
+    RestoredPod,
     /// A checkpoint that cannot be stored, by an agent.
     PodCheckpoint,
 }
@@ -22,6 +24,7 @@ pub(crate) enum Kind {
 pub(crate) fn tell(api: &Api, kind: Kind, object: &Value, reason: &str, message: &str) {
     let (version, name, by, severity) = match kind {
         Kind::Pod => ("v1", "Pod", "torpor-controller", "Normal"),
+        Kind::RestoredPod => ("v1", "Pod", "torpor-agent", "Normal"),
         Kind::ColdPod => ("v1", "Pod", "torpor-agent", "Warning"),
         Kind::PodCheckpoint => ("torpor.dev/v1alpha1", "PodCheckpoint", "torpor-agent", "Warning"),
     };

@@ -11,8 +11,14 @@ pub const GATE: &str = "torpor.dev/restore";
 pub const GATED: &str = "torpor.dev/gated";
 /// Names the migration that a pod is the target of, and that a checkpoint is for.
 pub const MIGRATION: &str = "torpor.dev/migration";
-/// Says what the pod before it cost, in milliseconds: how long it was frozen to be saved.
+/// Says what it cost to save a pod, or the pod before it, the last time, in milliseconds: how long it was frozen. Of one
+/// that was never saved, what another one of its template cost.
 pub const SAVE_COST: &str = "torpor.dev/save-cost-milliseconds";
+/// Says how many bytes were saved then.
+pub const SAVED_BYTES: &str = "torpor.dev/saved-bytes";
+/// Says when the last checkpoint of a pod was made, or the one that it continues from: what it has done since is lost if it
+/// cannot be saved.
+pub const LAST_CHECKPOINT: &str = "torpor.dev/last-checkpoint";
 /// Says how many seconds of work were lost, if the pod before it could not be saved.
 pub const LOST_WORK: &str = "torpor.dev/lost-work-seconds";
 /// Names the checkpoint that a pod continues from. Only the controller writes it.
@@ -29,7 +35,7 @@ pub struct Replica {
     pub namespace: String,
     /// The uid of the pod's controller.
     pub owner: String,
-    /// Its ordinal or completion index; empty where replicas are all alike.
+    /// Its ordinal or completion index, or the node of a DaemonSet's; empty where replicas are all alike.
     pub index: String,
 }
 
@@ -59,6 +65,7 @@ impl Replica {
         let owner = controller_of(pod)?["uid"].as_str()?;
         let labels = &pod["metadata"]["labels"];
         let index = [
+            node_of_daemon(pod),
             labels["apps.kubernetes.io/pod-index"].as_str(),
             labels["batch.kubernetes.io/job-completion-index"].as_str(),
             annotation(pod, "batch.kubernetes.io/job-completion-index"),
@@ -69,6 +76,18 @@ impl Replica {
             index: index.into_iter().flatten().next().unwrap_or_default().to_owned(),
         })
     }
+}
+
+/// The node that a pod of a DaemonSet is for: there is one for each, and what one of them does is no other one's.
+fn node_of_daemon(pod: &Value) -> Option<&str> {
+    if text(controller_of(pod)?, "/kind") != "DaemonSet" {
+        return None;
+    }
+    let required = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution";
+    let terms = pod.pointer(required)?["nodeSelectorTerms"].as_array()?;
+    let fields = terms.iter().filter_map(|term| term["matchFields"].as_array()).flatten();
+    let is_name = |field: &&Value| field["key"] == "metadata.name" && field["operator"] == "In";
+    fields.filter(is_name).find_map(|field| field["values"][0].as_str())
 }
 
 /// Whether a pod runs under our runtime class.
@@ -226,6 +245,22 @@ mod tests {
         let replica = Replica::of(&pod("a", "n", "i")).unwrap();
         assert_eq!((replica.owner.as_str(), replica.index.as_str()), ("u", "3"));
         assert_eq!(Replica::of(&json!({ "metadata": {} })), None);
+    }
+
+    #[test]
+    fn the_pods_of_a_daemon_set_are_told_apart_by_their_nodes() {
+        let of = |kind: &str, node: &str| {
+            let mut pod = pod("a", "", "i");
+            pod["metadata"]["labels"] = json!({});
+            pod["metadata"]["ownerReferences"][1]["kind"] = json!(kind);
+            let name = json!({ "key": "metadata.name", "operator": "In", "values": [node] });
+            pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+                json!({ "nodeSelectorTerms": [{ "matchFields": [name] }] });
+            Replica::of(&pod).unwrap().index
+        };
+        assert_eq!(of("DaemonSet", "n1"), "n1");
+        assert_eq!(of("DaemonSet", "n2"), "n2");
+        assert_eq!(of("ReplicaSet", "n1"), "", "any pod of it may be put on a node");
     }
 
     #[test]

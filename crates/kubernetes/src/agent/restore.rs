@@ -139,8 +139,13 @@ impl Node {
             return Ok(Answer::Noted);
         };
         // Whether it was restored or not: it has begun, and begins anew if it is started again.
-        self.report(container, name, &Report::began(&container.name, restored, reason))?;
-        Ok(Answer::Noted)
+        let told = self.report(container, name, &Report::began(&container.name, restored, reason));
+        let (kind, why, text) = match restored {
+            true => (Kind::RestoredPod, "RestoreSucceeded", format!("continues from {name}")),
+            false => (Kind::ColdPod, "NotRestored", reason.to_owned()),
+        };
+        event::tell(&self.api, kind, &pod, why, &format!("{}: {text}", container.name));
+        told.map(|()| Answer::Noted)
     }
 
     /// Tells the controllers of containers that have begun with a checkpoint here when they could not be told.

@@ -171,6 +171,10 @@ fn a_pod_goes_from_node_to_node_sealed() {
     let object = server.get(&path("a", &name)).unwrap();
     assert_eq!(object["status"]["restoringOn"], "node2");
     assert!(checkpoint::is_used(&object));
+    let events = server.api("events").list("/api/v1/namespaces/a/events").unwrap();
+    let told = events.iter().find(|event| event["reason"] == "RestoreSucceeded").unwrap();
+    assert_eq!(told["type"], "Normal");
+    assert_eq!(told["message"], format!("main: continues from {name}"));
     let crashed = node2.answer(&Ask::Create { container: container("new") }).unwrap();
     assert_eq!(crashed, Answer::Plain, "it begins anew");
     assert!(node1.counters.text().contains("\ntorpor_pods_saved_total 1\n"));

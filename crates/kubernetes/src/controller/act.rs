@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::Controller;
+use super::cost;
 use super::decide::Action;
 use super::nodes::{keep_to, machine_of};
 use super::webhook::{pointer, put};
@@ -13,7 +14,7 @@ use crate::checkpoint::{NODE_LABEL, REPLACED, lost_work, path, ready, set};
 use crate::error::Result;
 use crate::event::{self, Kind};
 use crate::pod::{
-    GATE, LOST_WORK, RESTORE_FROM, RESTORE_POLICY, SAVE_COST, controller_of, gates, is_ours, text,
+    GATE, LOST_WORK, RESTORE_FROM, RESTORE_POLICY, controller_of, gates, is_ours, text,
 };
 
 impl Controller {
@@ -26,8 +27,8 @@ impl Controller {
             Action::Claim { pod, checkpoint } => {
                 let name = text(checkpoint, "/metadata/name");
                 self.reserve(pod, checkpoint)?;
-                let cost = checkpoint["status"]["frozenMilliseconds"].as_u64().unwrap_or(0);
-                let notes = [(RESTORE_FROM, name.to_owned()), (SAVE_COST, cost.to_string())];
+                let mut notes = cost::of_own(checkpoint);
+                notes.push((RESTORE_FROM, name.to_owned()));
                 let places = self.ungate(pod, &notes, Some(checkpoint))?;
                 self.counters.add("pods_continued_total", 1);
                 let text = format!("continues from {name}{places}");
@@ -70,6 +71,7 @@ impl Controller {
             Action::Reserve { pod, checkpoint } => self.reserve(pod, checkpoint)?,
             Action::Phase { migration } => self.phase(migration)?,
             Action::Create { pod, like } => self.create(pod, like)?,
+            Action::Weigh { pod, notes } => self.annotate(pod, notes, Vec::new())?,
             Action::Adopt { source, target } => self.adopt(source, target)?,
             Action::Delete { pod, seconds } => self.delete(pod, *seconds)?,
         }

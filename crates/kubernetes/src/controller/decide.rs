@@ -90,6 +90,13 @@ pub(super) enum Action {
         /// The target.
         target: Value,
     },
+    /// A pod that runs is to say what it costs to take it away.
+    Weigh {
+        /// It.
+        pod: Value,
+        /// The annotations that say so.
+        notes: Vec<(&'static str, String)>,
+    },
     /// A pod has to go.
     Delete {
         /// It.

@@ -2,6 +2,7 @@
 
 mod act;
 mod certificate;
+mod cost;
 mod decide;
 pub(crate) mod keys;
 mod lease;
@@ -184,7 +185,9 @@ impl Controller {
             migrations: &migrations,
             drained: &drained,
         };
-        let actions = decide(world, self.limits, time::now());
+        let mut actions = decide(world, self.limits, time::now());
+        // Nobody waits for these.
+        actions.extend(cost::decide(&pods, &checkpoints));
         if actions.iter().any(Action::places) {
             self.nodes = Nodes::known(&self.api)?;
         }
