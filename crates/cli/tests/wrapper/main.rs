@@ -4,6 +4,7 @@
 
 mod containerd;
 mod costs;
+mod limit;
 mod pod;
 #[path = "../sleeper/mod.rs"]
 mod sleeper;

@@ -312,8 +312,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Leaves the tasks' groups for somebody of this program who goes on when they run: a runtime
-    /// that ends its container could not remove them, and its limits would be those of the pager.
+    /// Leaves the tasks' groups. A runtime that ends its container could not remove them if somebody of this program went
+    /// on there when the tasks run; and their limits would hold for this program.
     ///
     /// # Errors
     /// If a group cannot be left (named in the error): its parent takes no processes, or may not be

@@ -334,6 +334,11 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let pid = cx.make_root()?;
     cx.cgroups.prepare(&cx.opts.cgroups)?;
     cx.cgroups.place(&mut cx.tasks[0], &mut cx.ns, None)?;
+    // A runtime puts this program into the container's group. What is still to come is not to be charged to its limits: the
+    // tasks alone have to fit.
+    if cx.opts.birth.wake_frozen {
+        cx.cgroups.leave(&cx.opts.cgroups, &cx.tasks)?;
+    }
     cx.lock_network(Asleep::lock_new)?;
     hooks.notify(Event::SetupNamespaces { pid })?;
     tracing::info!("Restoring namespaces");

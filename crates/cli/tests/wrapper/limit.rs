@@ -1,0 +1,67 @@
+//! A container whose memory is limited.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use super::{Node, until};
+
+/// What else there may be in the group of a container than its tasks, in bytes. The whole restore takes more.
+const ROOM: u64 = 3 << 19;
+/// A shell that holds some 10 MB, and counts.
+const HOLDS: &str = "X=$(head -c 8000000 /dev/urandom | base64 | tr -d '\\n'); \
+                     i=0; while :; do i=$((i+1)); echo $i > /next; mv /next /count; sleep 0.02; done";
+
+impl Node {
+    /// Limits the memory of the container of a bundle.
+    fn limit(&self, name: &str, bytes: u64) {
+        let file = self.path(name).join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        config["linux"]["resources"]["memory"] = json!({ "limit": bytes });
+        fs::write(&file, config.to_string()).unwrap();
+    }
+
+    /// What is charged to the group of a container now, and how often the kernel has ended something of it.
+    fn charged(&self, name: &str) -> (u64, u64) {
+        let number = |text: String| text.trim().parse().unwrap();
+        let killed = |text: String| {
+            text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap()
+        };
+        let group = |hierarchy: &str| PathBuf::from(hierarchy).join(self.id(name));
+        let split = group("/sys/fs/cgroup/memory");
+        let (dir, usage, events) = match split.exists() {
+            true => (split, "memory.usage_in_bytes", "memory.oom_control"),
+            false => (group("/sys/fs/cgroup"), "memory.current", "memory.events"),
+        };
+        let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
+        (number(read(usage)), killed(read(events)))
+    }
+}
+
+#[test]
+fn the_memory_of_the_engine_is_not_charged_to_the_limit_of_a_container() {
+    let Some(mut node) = Node::new("the_memory_of_the_engine_is_not_charged") else { return };
+    node.bundle_of("old", "old", "main", HOLDS);
+    assert!(node.create("old").status.success(), "{}", node.log());
+    node.good("start", &["old"]);
+    node.counted("old", 5);
+    let _ = node.runc("kill", &["old", "15"]);
+    until("the container has ended", || (node.status("old") == "stopped").then_some(()));
+    node.good("delete", &["old"]);
+    let last = node.count("old").unwrap();
+
+    node.bundle("free");
+    assert!(node.create("free").status.success(), "{}", node.log());
+    let (needs, _) = node.charged("free");
+    node.good("delete", &["--force", "free"]);
+
+    node.bundle("tight");
+    node.limit("tight", needs + ROOM);
+    assert!(node.create("tight").status.success(), "{}", node.log());
+    assert_eq!(node.told(), None, "it has started cold");
+    assert_eq!(node.charged("tight").1, 0, "something was ended for its memory");
+    node.good("start", &["tight"]);
+    node.counted("tight", last + 5);
+    node.good("delete", &["--force", "tight"]);
+}
