@@ -27,6 +27,13 @@ const LIMIT: Duration = Duration::from_secs(120);
 const COUNT: &str =
     "i=0; while :; do i=$((i+1)); echo $i > /next; mv /next /count; sleep 0.02; done";
 
+/// The volumes that come from outside and are each pod's own.
+const OF_POD: [&str; 3] = [
+    "kubernetes.io~projected/token",
+    "kubernetes.io~configmap/config",
+    "kubernetes.io~secret/secret",
+];
+
 fn command(program: &str, words: &[&str]) {
     let status = Command::new(program).args(words).stdin(Stdio::null()).status().unwrap();
     assert!(status.success(), "{program} {words:?}: {status}");
@@ -157,18 +164,21 @@ impl Node {
     }
 
     /// The bundle of a container of a pod, and what the container runs. The pod's containers share a PVC, an
-    /// emptyDir, `/dev/shm`, and the pod's token.
+    /// emptyDir, `/dev/shm`, and the pod's token, `ConfigMap` and Secret.
     fn bundle_of(&mut self, pod: &str, name: &str, container: &str, script: &str) {
         let dir = self.path(name);
         let volumes = self.path(&format!("volumes-{pod}"));
         for below in ["rootfs", "upper", "work"] {
             fs::create_dir_all(dir.join(below)).unwrap();
         }
-        for below in ["shm", "kubernetes.io~empty-dir/data", "kubernetes.io~projected/token"] {
+        for below in ["shm", "kubernetes.io~empty-dir/data"] {
             fs::create_dir_all(volumes.join(below)).unwrap();
         }
+        for below in OF_POD {
+            fs::create_dir_all(volumes.join(below)).unwrap();
+            fs::write(volumes.join(below).join("value"), pod).unwrap();
+        }
         fs::create_dir_all(self.path("kubernetes.io~csi")).unwrap();
-        fs::write(volumes.join("kubernetes.io~projected/token/token"), pod).unwrap();
         let at = |below: &str| dir.join(below).display().to_string();
         let options = format!(
             "lowerdir={},upperdir={},workdir={}",
@@ -191,7 +201,9 @@ impl Node {
             ("/dev/shm", volumes.join("shm"), "rw"),
             ("/mnt", volumes.join("kubernetes.io~empty-dir/data"), "rw"),
             ("/media", self.path("kubernetes.io~csi"), "rw"),
-            ("/srv", volumes.join("kubernetes.io~projected/token"), "ro"),
+            ("/token", volumes.join(OF_POD[0]), "ro"),
+            ("/config", volumes.join(OF_POD[1]), "ro"),
+            ("/secret", volumes.join(OF_POD[2]), "ro"),
         ] {
             mounts.push(json!({
                 "type": "bind", "source": source.display().to_string(), "destination": target,

@@ -10,7 +10,7 @@ use super::{Node, until};
 /// emptyDir when they begin, and count.
 fn script(name: &str) -> String {
     format!(
-        "echo {name} >>/mnt/begun; echo {name} >>/dev/shm/begun; cat /srv/token >/media/{name}; exec 5>>/mnt/log.{name}; \
+        "echo {name} >>/mnt/begun; echo {name} >>/dev/shm/begun; cat /token/value >/media/{name}; exec 5>>/mnt/log.{name}; \
          i=0; while :; do i=$((i+1)); echo $i >&5; echo $i >/dev/shm/{name}; echo $i >/next; \
          mv /next /count; sleep 0.02; done"
     )
@@ -100,7 +100,9 @@ fn a_pod_with_one_of_each_kind_comes_back() {
     assert_eq!(begun, "init\nsidecar\nmain\nother\n", "something has begun again");
     let memory = fs::read_to_string(node.path("volumes-new/shm/begun")).unwrap_or_default();
     assert_eq!(memory, "sidecar\nmain\nother\n", "/dev/shm");
-    node.good("exec", &["new-main", "grep", "-q", "new", "/srv/token"]);
+    for from_outside in ["/token/value", "/config/value", "/secret/value"] {
+        node.good("exec", &["new-main", "grep", "-q", "new", from_outside]);
+    }
     for member in MEMBERS {
         node.good("delete", &["--force", &format!("new-{member}")]);
     }
