@@ -29,9 +29,24 @@ fn as_agent(cluster: &Cluster, node: &str, words: &[&str], input: &str) -> Resul
 
 /// What a controller or another agent says to somebody who has a token of a node's agent.
 fn asked(cluster: &Cluster, node: &str, which: &str, method: &str, url: &str) -> String {
+    asked_as(cluster, (node, which), "", method, url)
+}
+
+/// The same, to somebody who shows the certificate of an agent as well, and has its key.
+fn asked_as(
+    cluster: &Cluster,
+    (node, which): (&str, &str),
+    shown: &str,
+    method: &str,
+    url: &str,
+) -> String {
     let header = format!("Authorization: Bearer {}", token(cluster, node, which));
     // What comes back is all that counts here: the certificate is the server's own.
-    let words = ["curl", "-sk", "-X", method, "-d", "{}", "-H", &header, url];
+    let mut words = vec!["curl", "-sk", "-X", method, "-d", "{}", "-H", &header, url];
+    let file = cluster.place.path().join(shown).join("torpor/agent.pem").display().to_string();
+    if !shown.is_empty() {
+        words.extend(["--cert", &file]);
+    }
     String::from_utf8_lossy(&cluster.inside(&words).stdout).into_owned()
 }
 
@@ -202,6 +217,10 @@ fn agents(cluster: &Cluster, used: &Value, free: &Value) {
         let said = as_agent(cluster, other(made_on), &create, &order.to_string());
         refused(said, "of its own node alone");
     }
+    // Nobody but the controllers says which certificate an agent shows.
+    let mine = ["annotate", "node", "node1", "--overwrite", "torpor.dev/agent=bWluZQ=="];
+    refused(cluster.kubectl("node1", &mine, ""), "written by the controller");
+    refused(cluster.kubectl("admin", &mine, ""), "written by the controller");
     // It reads no Secret, and makes and changes no pod.
     let pod = names("theirs", "default", "torpor.dev/restore-request", name).to_string();
     refused(as_agent(cluster, "node1", &create, &pod), "forbidden");
@@ -225,9 +244,13 @@ fn agents(cluster: &Cluster, used: &Value, free: &Value) {
         let of_free = key(free["metadata"]["name"].as_str().unwrap());
         let said = asked(cluster, node, to, "POST", &of_free);
         assert!(!said.contains("AGE-SECRET-KEY-1"), "{node}: {said}");
-        let said = asked(cluster, node, "agents", "GET", &images(used));
-        assert_eq!(said.contains("inventory.img"), there == node, "{node}: {said}");
-        let said = asked(cluster, node, "agents", "GET", &images(free));
+        // The token is nothing without the certificate that its node names.
+        for shown in ["", "node1", "node2"] {
+            let said = asked_as(cluster, (node, "agents"), shown, "GET", &images(used));
+            let is_it = there == node && shown == node;
+            assert_eq!(said.contains("inventory.img"), is_it, "{node} {shown}: {said}");
+        }
+        let said = asked_as(cluster, (node, "agents"), node, "GET", &images(free));
         assert!(!said.contains("inventory.img"), "{node}: {said}");
         // What one of them was shown is good for no other.
         for which in ["token", "agents"] {
@@ -235,7 +258,7 @@ fn agents(cluster: &Cluster, used: &Value, free: &Value) {
             assert!(!said.contains("AGE-SECRET-KEY-1"), "{node} {which}: {said}");
         }
         for which in ["token", "controllers"] {
-            let said = asked(cluster, node, which, "GET", &images(used));
+            let said = asked_as(cluster, (node, which), node, "GET", &images(used));
             assert!(!said.contains("inventory.img"), "{node} {which}: {said}");
         }
     }
