@@ -148,6 +148,9 @@ pub enum Answer {
         recipient: Option<String>,
         /// How long it may take.
         seconds: u64,
+        /// Whether its memory is copied before it is frozen.
+        #[serde(default)]
+        ahead: bool,
     },
     /// Taken note of: a pod that was saved ends.
     Noted,

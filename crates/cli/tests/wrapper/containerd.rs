@@ -30,7 +30,7 @@ fn a_pod_gives_way_once_though_containerd_is_killed() {
     node.silent.lock().unwrap().push(is_stop);
     let dir = node.path("checkpoint");
     fs::create_dir(&dir).unwrap();
-    let order = Answer::Save { dir: dir.clone(), recipient: None, seconds: 60 };
+    let order = Answer::Save { dir: dir.clone(), recipient: None, seconds: 60, ahead: false };
     for mut waits in node.unanswered.lock().unwrap().drain(..) {
         send(&mut waits, &order).unwrap();
     }

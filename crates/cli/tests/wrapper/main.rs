@@ -6,6 +6,7 @@ mod containerd;
 mod costs;
 mod limit;
 mod pod;
+mod rounds;
 #[path = "../sleeper/mod.rs"]
 mod sleeper;
 
@@ -64,6 +65,10 @@ struct Node {
     saved: Arc<Mutex<Answer>>,
     /// How long a pod may take to be saved.
     seconds: Arc<Mutex<u64>>,
+    /// Whether its memory is copied before it is frozen.
+    ahead: Arc<Mutex<bool>>,
+    /// Whether there is no place for what is copied then.
+    blocked: Arc<Mutex<bool>>,
     /// To which word there is no answer for now, once for each, and whoever has got none.
     silent: Arc<Mutex<Vec<Meant>>>,
     unanswered: Arc<Mutex<Vec<UnixStream>>>,
@@ -97,6 +102,8 @@ impl Node {
             key: Arc::default(),
             saved: Arc::new(Mutex::new(Answer::Noted)),
             seconds: Arc::new(Mutex::new(60)),
+            ahead: Arc::default(),
+            blocked: Arc::default(),
             silent: Arc::default(),
             unanswered: Arc::default(),
             runc: "runc".into(),
@@ -126,7 +133,8 @@ impl Node {
         let always = Arc::clone(&self.always);
         let (key, saved) = (Arc::clone(&self.key), Arc::clone(&self.saved));
         let (silent, unanswered) = (Arc::clone(&self.silent), Arc::clone(&self.unanswered));
-        let seconds = Arc::clone(&self.seconds);
+        let blocked = Arc::clone(&self.blocked);
+        let (seconds, ahead) = (Arc::clone(&self.seconds), Arc::clone(&self.ahead));
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 let Ok(ask) = receive::<Ask>(&stream) else { continue };
@@ -139,9 +147,13 @@ impl Node {
                 let answer = match &ask {
                     Ask::Stop { .. } | Ask::Checkpoint { .. } => {
                         fs::create_dir(&dir).unwrap();
+                        if *blocked.lock().unwrap() {
+                            fs::write(dir.join("rounds"), "no directory").unwrap();
+                        }
                         let recipient = key.lock().unwrap().clone().map(|(recipient, _)| recipient);
                         let seconds = *seconds.lock().unwrap();
-                        Answer::Save { dir: dir.clone(), recipient, seconds }
+                        let ahead = *ahead.lock().unwrap();
+                        Answer::Save { dir: dir.clone(), recipient, seconds, ahead }
                     }
                     Ask::Create { .. } if dir.exists() => Answer::Restore {
                         dir: dir.clone(),

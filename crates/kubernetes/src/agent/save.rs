@@ -85,7 +85,8 @@ impl Order {
     }
 
     fn answer(self, seconds: u64) -> Answer {
-        Answer::Save { dir: self.dir, recipient: self.recipient, seconds }
+        // What is done meanwhile would be time of its grace.
+        Answer::Save { dir: self.dir, recipient: self.recipient, seconds, ahead: false }
     }
 }
 
@@ -313,7 +314,9 @@ impl Node {
         let seconds = object["spec"]["timeoutSeconds"].as_u64().unwrap_or(60).clamp(1, 3600);
         let seconds = probes::limited(pod, seconds)?;
         let (dir, recipient) = self.prepare(namespace, name, pod)?;
-        let order = Answer::Save { dir, recipient: Some(recipient), seconds };
+        // Whoever waits for a pod that moves waits for as long as it is frozen.
+        let ahead = ends_its_pod(&object);
+        let order = Answer::Save { dir, recipient: Some(recipient), seconds, ahead };
         {
             let mut saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(saving) = saves.get_mut(text(pod, "/metadata/uid")) {
@@ -330,7 +333,8 @@ impl Node {
             text(pod, "/metadata/name"),
             text(first, "/name")
         );
-        let limit = Duration::from_secs(seconds) + HOLD + Duration::from_secs(10);
+        let whole = Duration::from_secs(if ahead { 2 * seconds } else { seconds });
+        let limit = whole + HOLD + Duration::from_secs(10);
         self.api.post_here(&format!("{place}?timeout={}", limit.as_secs()), limit)?;
         Ok(true)
     }

@@ -456,6 +456,8 @@ fn ordered(stopped: bool, meanwhile: impl Fn(&Server) + Send + Sync + 'static) -
         }
         assert_eq!(bearer(request), Some("agent:node1"));
         let order = wrapper.answer(&Ask::Checkpoint { container: container("old") }).unwrap();
+        let Answer::Save { ahead, .. } = order else { panic!("{order:?}") };
+        assert_eq!(ahead, stopped, "whoever moves it waits as long as it is frozen");
         let other = wrapper.answer(&Ask::Checkpoint { container: container("old") }).unwrap();
         assert_eq!(other, Answer::Plain, "it was ordered once");
         meanwhile(&desk);

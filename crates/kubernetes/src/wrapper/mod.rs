@@ -6,6 +6,7 @@
 //! Whatever goes wrong before a restored container is thawed is undone, and the container starts
 //! as it always would. Nothing is ever written to the standard streams: they are the container's.
 
+mod ahead;
 mod bundle;
 mod call;
 mod guard;
@@ -244,8 +245,8 @@ impl Wrapper {
         };
         let question = Ask::Checkpoint { container: container.clone() };
         match ask(&socket(), &question, SHORT) {
-            Ok(Answer::Save { dir, recipient, seconds }) => {
-                self.save(&container, &dir, recipient.as_deref(), seconds, LONG);
+            Ok(Answer::Save { dir, recipient, seconds, ahead }) => {
+                self.save(&container, &dir, recipient.as_deref(), seconds, ahead, LONG);
                 self.complain("the agent of the node has the checkpoint of the pod")
             }
             _ => self.pass(),
@@ -259,9 +260,10 @@ impl Wrapper {
         // The answer comes late if another call saves the pod.
         let order = || ask(&socket(), &question, LONG);
         guard::apart(|| {
-            while let Ok(Answer::Save { dir, recipient, seconds }) = order()
-                && !self.save(container, &dir, recipient.as_deref(), seconds, SHORT)
-            {}
+            while let Ok(Answer::Save { dir, recipient, seconds, ahead }) = order()
+                && !self.save(container, &dir, recipient.as_deref(), seconds, ahead, SHORT)
+            {
+            }
         });
     }
 
@@ -273,6 +275,7 @@ impl Wrapper {
         dir: &Path,
         recipient: Option<&str>,
         seconds: u64,
+        ahead: bool,
         patience: Duration,
     ) -> bool {
         if !takes(dir) {
@@ -286,7 +289,7 @@ impl Wrapper {
             }
         };
         let limit = Duration::from_secs(seconds);
-        let save = save::Save { pod: &pod, dir, recipient, limit };
+        let save = save::Save { pod: &pod, dir, recipient, limit, ahead };
         let give_up = |error: &str| {
             guard::quiet();
             pod.thaw();

@@ -1,14 +1,11 @@
 //! A container that comes back.
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{MemfdFlags, memfd_create};
-
+use super::ahead;
 use super::bundle::Bundle;
 use super::call::{self, Limits};
 use super::layer::Layer;
@@ -57,11 +54,14 @@ impl Restore<'_> {
         if let Some(identity) = self.identity {
             sealed::check(&images, identity)?;
         }
+        ahead::link(self.dir, &images, &self.container.name)?;
         let archives = Archives::open(self.dir, self.identity)?;
         let layer = Layer::of(&self.bundle.root())?;
         let mut filled = Filled::new(&save::volumes_in_use(self.words, &self.container.uid));
         let result = self
             .attempt(&images, &archives, &layer, &mut filled)
+            // A checkpoint that goes to another node is plain files.
+            .and_then(|()| ahead::unlink(self.dir, &images, &self.container.name))
             .and_then(|()| {
                 let from = self.dir.as_os_str().as_encoded_bytes();
                 fs::write(mark, from).context(|| mark.display().to_string())
@@ -86,10 +86,9 @@ impl Restore<'_> {
         }
         let work = self.work()?;
         let mut options = String::from("wake-frozen\ntcp-close\nskip-in-flight\n");
-        // The engine reads the key out of the memory of this process: it is in no file.
-        let key = self.identity.map(memory).transpose()?;
-        if let Some(key) = &key {
-            let place = format!("/proc/{}/fd/{}", std::process::id(), key.as_raw_fd());
+        // The engine reads the key out of the memory of this process.
+        let key = self.identity.map(sealed::in_memory).transpose()?;
+        if let Some((_, place)) = &key {
             options.push_str(&format!("identity {place}\n"));
         }
         let config = work.join("engine.conf");
@@ -132,12 +131,4 @@ impl Restore<'_> {
         filled.undo()?;
         layer.reset()
     }
-}
-
-/// A file in memory that holds a text.
-fn memory(text: &str) -> Result<File> {
-    let what = || "a file in memory";
-    let mut file = File::from(memfd_create("key", MemfdFlags::CLOEXEC).context(what)?);
-    file.write_all(text.as_bytes()).context(what)?;
-    Ok(file)
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use torpor_kernel::cgroup;
 
+use super::ahead::{self, Key};
 use super::bundle::{self, Bundle, Volume};
 use super::call::{self, Limits};
 use super::layer::{self, Layer};
@@ -33,11 +34,11 @@ pub(super) fn volume(volume: &Volume) -> String {
 /// The containers of a pod that run.
 pub(super) struct Pod<'a> {
     /// The command line of the call.
-    words: &'a Words,
+    pub(super) words: &'a Words,
     /// Their ids and bundles.
-    containers: Vec<(String, Bundle)>,
+    pub(super) containers: Vec<(String, Bundle)>,
     /// The ids of those that somebody else has frozen: they are theirs to thaw.
-    held: Vec<String>,
+    pub(super) held: Vec<String>,
 }
 
 /// The saving of a pod.
@@ -50,6 +51,8 @@ pub(super) struct Save<'a> {
     pub recipient: Option<&'a str>,
     /// How long it may take.
     pub limit: Duration,
+    /// Whether its memory is copied before it is frozen, as far as that goes.
+    pub ahead: bool,
 }
 
 /// What was saved of a pod, which is frozen still.
@@ -106,6 +109,7 @@ impl Save<'_> {
     /// # Errors
     /// If a container cannot be saved, or it takes too long. The caller thaws the pod.
     pub(super) fn take(&self) -> Result<Saved> {
+        let key = if self.ahead { self.go_ahead()? } else { None };
         let since = Instant::now();
         let until = since + self.limit;
         for id in self.pod.ours() {
@@ -117,7 +121,7 @@ impl Save<'_> {
         let mut containers = Vec::new();
         for (id, bundle) in &self.pod.containers {
             let name = bundle.container.as_ref().map(|c| c.name.clone()).unwrap_or_default();
-            self.dump(id, &name, bundle, &archives, until)?;
+            self.dump(id, &name, bundle, (&archives, key.as_ref()), until)?;
             containers.push(name);
         }
         let frozen_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -129,37 +133,16 @@ impl Save<'_> {
         id: &str,
         name: &str,
         bundle: &Bundle,
-        archives: &Archives,
+        (archives, key): (&Archives, Option<&Key>),
         until: Instant,
     ) -> Result<()> {
         let images = self.dir.join("containers").join(name);
-        let work = self.dir.join(LOGS);
-        for dir in [&images, &work] {
-            fs::create_dir_all(dir).context(|| dir.display().to_string())?;
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        // The engine gives up earlier by itself, which a busy machine is no reason for.
-        let mut options = format!(
-            "tcp-close\nskip-in-flight\nghost-limit 256M\ntimeout {}\n",
-            left.as_secs().max(1)
-        );
-        if let Some(recipient) = self.recipient {
-            options.push_str(&format!("encrypt\nrecipient {recipient}\n"));
-        }
-        let config = work.join("engine.conf");
-        fs::write(&config, options).context(|| config.display().to_string())?;
-        let mut call = call::command(self.pod.words, "checkpoint");
-        call.args(["--leave-running", "--file-locks", "--ext-unix-sk", "--image-path"]);
-        call.arg(&images).arg("--work-path").arg(&work).arg(id);
-        call.env("PATH", torpor_snapshot::places::path().context(|| "PATH")?);
-        call.env("CRIU_CONFIG_FILE", config);
-        call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        call::within(&mut call, Limits { idle: left, whole: left }).map_err(
-            |error| match reason(&work, "dump.log") {
-                Some(reason) => Error::new(format!("container {name}: {error}: {reason}")),
-                None => error,
-            },
-        )?;
+        let parent = ahead::parent(self.dir, name);
+        let options = key.filter(|_| parent.is_some()).map(Key::option).unwrap_or_default();
+        let options = format!("tcp-close\nskip-in-flight\nghost-limit 256M\n{options}");
+        self.call(id, &images, parent.as_deref(), &["--leave-running"], options, until)
+            .map_err(|error| Error::new(format!("container {name}: {error}")))?;
+        ahead::unlink(self.dir, &images, name)?;
         Layer::of(&bundle.root())?.save(archives, &self.dir.join(changes(name)))?;
         for found in bundle.volumes() {
             let file = self.dir.join(volume(&found));
@@ -168,6 +151,48 @@ impl Save<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Has the engine write images of a container, which continue those of a parent if one is named.
+    ///
+    /// # Errors
+    /// If it fails, or takes too long.
+    pub(super) fn call(
+        &self,
+        id: &str,
+        images: &Path,
+        parent: Option<&str>,
+        words: &[&str],
+        mut options: String,
+        until: Instant,
+    ) -> Result<()> {
+        let work = self.dir.join(LOGS);
+        for dir in [images, &work] {
+            fs::create_dir_all(dir).context(|| dir.display().to_string())?;
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        // The engine gives up earlier by itself, which a busy machine is no reason for.
+        options.push_str(&format!("timeout {}\n", left.as_secs().max(1)));
+        if let Some(recipient) = self.recipient {
+            options.push_str(&format!("encrypt\nrecipient {recipient}\n"));
+        }
+        let config = work.join("engine.conf");
+        fs::write(&config, options).context(|| config.display().to_string())?;
+        let mut call = call::command(self.pod.words, "checkpoint");
+        call.args(words).args(["--file-locks", "--ext-unix-sk", "--image-path"]).arg(images);
+        if let Some(parent) = parent {
+            call.args(["--parent-path", parent]);
+        }
+        call.arg("--work-path").arg(&work).arg(id);
+        call.env("PATH", torpor_snapshot::places::path().context(|| "PATH")?);
+        call.env("CRIU_CONFIG_FILE", config);
+        call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        call::within(&mut call, Limits { idle: left, whole: left }).map_err(|error| {
+            match reason(&work, "dump.log") {
+                Some(reason) => Error::new(format!("{error}: {reason}")),
+                None => error,
+            }
+        })
     }
 }
 

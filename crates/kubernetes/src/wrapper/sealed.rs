@@ -2,9 +2,11 @@
 
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Read, Write};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use torpor_images::ImageDir;
 use torpor_images::sealed::Unwrap;
 use torpor_seal::keys::{AgeIdentity, AgeRecipient};
@@ -39,6 +41,18 @@ fn master(identity: &AgeIdentity, header: &Header) -> torpor_seal::Result<Master
     let binding = header.binding();
     let found = header.stanzas.iter().find_map(|stanza| identity.unwrap(stanza, &binding));
     found.ok_or_else(|| torpor_seal::Error::damaged(FILE, "is sealed for another key"))
+}
+
+/// A key in memory, and the place where the engine reads it: it is in no file.
+///
+/// # Errors
+/// If there is no memory for it.
+pub(super) fn in_memory(key: &str) -> Result<(File, String)> {
+    let what = || "a file in memory";
+    let mut file = File::from(memfd_create("key", MemfdFlags::CLOEXEC).context(what)?);
+    file.write_all(key.as_bytes()).context(what)?;
+    let place = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    Ok((file, place))
 }
 
 /// How the archives of a checkpoint are written and read: sealed, or plain.

@@ -1,0 +1,82 @@
+//! A pod that moves: its memory is copied before it is frozen.
+
+use std::fs;
+use std::path::Path;
+
+use torpor_kubernetes::message::Answer;
+use torpor_seal::keys::AgeIdentity;
+
+use super::{Node, command, until};
+
+/// A shell that holds some 10 MB, which nobody else does, and counts.
+const HOLDS: &str = "X=$(head -c 8000000 /dev/urandom | base64 | tr -d '\\n'); i=0; while :; do i=$((i+1)); \
+                     echo $i > /next; /bin/mv /next /count; /bin/sleep 0.02; done";
+
+/// The bytes of pages in a directory of images.
+fn pages(images: &Path) -> u64 {
+    let all = fs::read_dir(images).unwrap().flatten();
+    let pages = all.filter(|entry| {
+        let name = entry.file_name().into_string().unwrap();
+        name.starts_with("pages-") && !name.starts_with("pages-tags")
+    });
+    pages.map(|entry| entry.metadata().unwrap().len()).sum()
+}
+
+#[test]
+fn what_a_pod_has_not_changed_is_copied_before_it_is_frozen() {
+    let Some(mut node) = Node::new("what_a_pod_has_not_changed_is_copied") else { return };
+    let (identity, key) = AgeIdentity::generate().unwrap();
+    *node.key.lock().unwrap() = Some((identity.recipient().to_string(), key.to_string()));
+    *node.ahead.lock().unwrap() = true;
+    node.bundle_of("old", "old", "main", HOLDS);
+    assert!(node.create("old").status.success(), "{}", node.log());
+    node.good("start", &["old"]);
+    node.counted("old", 5);
+    // containerd freezes the container before it calls; the pod ends when it is saved.
+    *node.saved.lock().unwrap() = Answer::Noted;
+    node.good("pause", &["old"]);
+    let before = node.count("old").unwrap();
+    let _ = node.checkpoint("old").wait().unwrap();
+    assert_eq!(node.not_saved(), None);
+    until("the container has ended", || (node.status("old") == "stopped").then_some(()));
+    node.good("delete", &["old"]);
+    let last = node.count("old").unwrap();
+    assert!(last > before, "it was frozen meanwhile");
+
+    let checkpoint = node.path("checkpoint");
+    let rest = pages(&checkpoint.join("containers/main"));
+    let first = pages(&checkpoint.join("rounds/main/1"));
+    assert!(first > 8_000_000, "{first}");
+    assert!(rest * 4 < first, "{rest} of {first} bytes were copied when it was frozen");
+    // What goes to another node is plain files.
+    let links = format!("! find {} -type l | grep .", checkpoint.display());
+    command("sh", &["-c", &links]);
+
+    for pod in ["new", "again"] {
+        node.bundle(pod);
+        assert!(node.create(pod).status.success(), "{}", node.log());
+        node.good("start", &[pod]);
+        assert_eq!(node.told(), Some((true, String::new())), "{pod}");
+        node.counted(pod, last + 5);
+        node.good("delete", &["--force", pod]);
+    }
+}
+
+#[test]
+fn a_pod_that_cannot_be_copied_ahead_is_saved_whole() {
+    let Some(mut node) = Node::new("a_pod_that_cannot_be_copied_ahead") else { return };
+    *node.ahead.lock().unwrap() = true;
+    let before = node.running("pod");
+    *node.saved.lock().unwrap() = Answer::Noted;
+    *node.blocked.lock().unwrap() = true;
+    let _ = node.checkpoint("pod").wait().unwrap();
+    assert_eq!(node.not_saved(), None);
+    until("the container has ended", || (node.status("pod") == "stopped").then_some(()));
+    node.good("delete", &["pod"]);
+    node.bundle("new");
+    assert!(node.create("new").status.success(), "{}", node.log());
+    node.good("start", &["new"]);
+    assert_eq!(node.told(), Some((true, String::new())));
+    node.counted("new", before + 5);
+    node.good("delete", &["--force", "new"]);
+}

@@ -1,0 +1,143 @@
+//! Rounds before a pod is frozen: its memory is copied while it runs, and when it is frozen only what it has changed
+//! since. They lie beside the images, which name the last of them as their parent when they are restored: a checkpoint is
+//! plain files on its way.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use torpor_seal::keys::AgeIdentity;
+
+use super::call;
+use super::save::Save;
+use super::sealed::in_memory;
+use crate::error::{Context, Result};
+
+/// How many there are: the first copies everything, the next what was changed meanwhile.
+const ROUNDS: u32 = 2;
+/// The link in a directory of images to those of the round before.
+const PARENT: &str = "parent";
+
+/// The directory of a round of a container in a checkpoint.
+fn place(dir: &Path, container: &str, round: u32) -> PathBuf {
+    dir.join("rounds").join(container).join(round.to_string())
+}
+
+/// The last complete round of a container.
+fn last(dir: &Path, container: &str) -> Option<u32> {
+    let is_there = |round: &u32| place(dir, container, *round).join("inventory.img").exists();
+    (1..=ROUNDS).rev().find(is_there)
+}
+
+/// What the images of a container name as their parent, as seen from there.
+pub(super) fn parent(dir: &Path, container: &str) -> Option<String> {
+    last(dir, container).map(|round| format!("../../rounds/{container}/{round}"))
+}
+
+/// Has the images of a container and its rounds name none before them any more.
+///
+/// # Errors
+/// If a link cannot be removed.
+pub(super) fn unlink(dir: &Path, images: &Path, container: &str) -> Result<()> {
+    let rounds = (1..=last(dir, container).unwrap_or(0)).map(|round| place(dir, container, round));
+    let mut all = [images.to_owned()].into_iter().chain(rounds);
+    all.try_for_each(|images| {
+        let link = images.join(PARENT);
+        match fs::remove_file(&link) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).context(|| link.display())
+            }
+            _ => Ok(()),
+        }
+    })
+}
+
+/// Has the images of a container name the rounds before them.
+///
+/// # Errors
+/// If a link cannot be made.
+pub(super) fn link(dir: &Path, images: &Path, container: &str) -> Result<()> {
+    let Some(parent) = parent(dir, container) else { return Ok(()) };
+    join(images, &parent)?;
+    let rounds = 2..=last(dir, container).unwrap_or(1);
+    rounds
+        .into_iter()
+        .try_for_each(|round| join(&place(dir, container, round), &format!("../{}", round - 1)))
+}
+
+fn join(images: &Path, parent: &str) -> Result<()> {
+    let link = images.join(PARENT);
+    match symlink(parent, &link) {
+        // It was tried before.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        made => made.context(|| link.display()),
+    }
+}
+
+/// What opens the rounds of a pod for whoever copies the rest: a key that is in no file, and gone when that is done.
+pub(super) struct Key {
+    recipient: String,
+    place: String,
+    _memory: File,
+}
+
+impl Key {
+    fn new() -> Result<Self> {
+        let (identity, secret) = AgeIdentity::generate().context(|| "the key of the rounds")?;
+        let (memory, place) = in_memory(&secret)?;
+        Ok(Self { recipient: identity.recipient().to_string(), place, _memory: memory })
+    }
+
+    /// The engine's option that names it.
+    pub(super) fn option(&self) -> String {
+        format!("identity {}\n", self.place)
+    }
+
+    /// The options of a round that it opens, and that reads the one before, if there is one.
+    fn options(&self, has_parent: bool) -> String {
+        let recipient = format!("recipient {}\n", self.recipient);
+        if has_parent { recipient + &self.option() } else { recipient }
+    }
+}
+
+impl Save<'_> {
+    /// Copies the memory of the pod while it runs. What goes wrong is no harm: more is copied when it is frozen.
+    ///
+    /// # Errors
+    /// If what somebody else had frozen cannot be frozen again.
+    pub(super) fn go_ahead(&self) -> Result<Option<Key>> {
+        let key = self.recipient.map(|_| Key::new()).transpose()?;
+        // containerd freezes a container before it asks for its checkpoint.
+        for id in &self.pod.held {
+            call::runc(self.pod.words, "resume", id)?;
+        }
+        // What is not copied now is copied then.
+        let _ = self.rounds(key.as_ref());
+        for id in &self.pod.held {
+            call::runc(self.pod.words, "pause", id)?;
+        }
+        Ok(key)
+    }
+
+    fn rounds(&self, key: Option<&Key>) -> Result<()> {
+        let until = Instant::now() + self.limit;
+        for round in 1..=ROUNDS {
+            for (id, bundle) in &self.pod.containers {
+                let name = bundle.container.as_ref().map(|c| c.name.as_str()).unwrap_or_default();
+                let images = place(self.dir, name, round);
+                let parent = (round > 1).then(|| format!("../{}", round - 1));
+                let options = key.map_or_else(String::new, |key| key.options(round > 1));
+                let copied =
+                    self.call(id, &images, parent.as_deref(), &["--pre-dump"], options, until);
+                if let Err(error) = copied {
+                    // Half of it would be worse than nothing. It may not be there.
+                    let _ = fs::remove_dir_all(&images);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+}
