@@ -55,6 +55,7 @@ const RULES: &[Rule] = &[
         Ok(())
     }),
     ("cgroups.delegate", |rules, leaf| grant(leaf).map(|on| rules.delegate = on)),
+    ("cgroups.limits", |rules, leaf| grant(leaf).map(|on| rules.group_limits = on)),
     ("cgroups.release-agent", |rules, leaf| grant(leaf).map(|on| rules.release_agent = on)),
     ("ipc.sysctls", |rules, leaf| words(leaf, true).map(|names| rules.ipc_sysctls = names)),
     ("limits.raise", |rules, leaf| grant(leaf).map(|on| rules.raise = on)),

@@ -1,6 +1,7 @@
 //! Where the cgroups of images are restored: the same answer for the policy, which judges
 //! the places, and for the restore, which makes the groups there.
 
+mod limits;
 mod planned;
 
 use std::collections::BTreeSet;
@@ -20,6 +21,8 @@ pub struct Roots {
     pub given: Vec<(Option<String>, PathBuf)>,
     /// The groups of the restoring program: hierarchy and path.
     pub own: Vec<(String, PathBuf)>,
+    /// Whether the files of groups that are there already are written, too.
+    pub sets_what_is_there: bool,
 }
 
 /// A part of a hierarchy that is restored elsewhere.
@@ -77,6 +80,14 @@ impl Roots {
             self.chosen(hierarchy).is_some_and(|root| !own.starts_with(root))
         };
         self.own.iter().filter(is_outside).cloned().collect()
+    }
+
+    /// Whether a group is the very one that the caller gives: the root that it names, or the group that it is in itself.
+    fn is_given(&self, hierarchy: &str, group: &Path) -> bool {
+        match self.chosen(hierarchy) {
+            Some(root) => group == root,
+            None => self.own.iter().any(|(name, own)| same(name, hierarchy) && group == own),
+        }
     }
 
     /// Whether a group is one that the caller has given: at or below the root that it names, or

@@ -291,6 +291,12 @@ impl Rules {
                 denied(self.delegate, passed.gives_groups(), why)
                     .map(|why| ("cgroups.delegate", why))
             }
+            Ask::GroupLimit { inside, .. } => {
+                // Of the groups inside its own one a container with a file system of groups decides.
+                let granted = passed.spec.is_none() || (*inside && passed.gives_groups());
+                let why = "the calling runtime limits it, or others would have less";
+                denied(self.group_limits, granted, why).map(|why| ("cgroups.limits", why))
+            }
             Ask::ReleaseAgent { .. } => {
                 denied(self.release_agent, false, "this host runs it with all rights")
                     .map(|why| ("cgroups.release-agent", why))

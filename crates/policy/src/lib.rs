@@ -52,6 +52,7 @@ mod propagation;
 mod ranges;
 mod raw;
 mod request;
+mod resources;
 mod rules;
 mod runtime;
 pub mod scheduling;

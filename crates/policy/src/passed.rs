@@ -14,6 +14,7 @@ use crate::groups::Roots;
 use crate::judge::Origin;
 use crate::limits::NO_LOGIN;
 use crate::mount_options::{READ_ONLY, flags};
+use crate::resources::Resources;
 use crate::spelling::{check_spelling, fold};
 
 /// No configuration is larger, in bytes.
@@ -199,24 +200,6 @@ pub(crate) struct SpecDevice {
     pub(crate) kind: String,
     pub(crate) major: i64,
     pub(crate) minor: i64,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Resources {
-    pub(crate) devices: Vec<DeviceRule>,
-}
-
-/// What the group of the container may do with devices; without numbers it is about all.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct DeviceRule {
-    pub(crate) allow: bool,
-    #[serde(rename = "type")]
-    pub(crate) kind: String,
-    pub(crate) major: Option<i64>,
-    pub(crate) minor: Option<i64>,
-    pub(crate) access: String,
 }
 
 impl Passed {

@@ -137,6 +137,17 @@ pub enum Ask {
         /// The permissions.
         mode: u32,
     },
+    /// A file of a group that gets a value with which tasks have more than the configuration of the container gives.
+    GroupLimit {
+        /// Where the group will be.
+        path: String,
+        /// The name of the file.
+        name: String,
+        /// What is written.
+        value: String,
+        /// The group lies inside that of the container.
+        inside: bool,
+    },
     /// A program that this host runs when a group is empty.
     ReleaseAgent {
         /// The group that names it.
@@ -384,7 +395,10 @@ impl Ask {
             | Ask::GivenNamespace(_)
             | Ask::HostNames(_)
             | Ask::Clocks(_) => "namespaces",
-            Ask::Cgroup { .. } | Ask::Delegated { .. } | Ask::ReleaseAgent { .. } => "cgroups",
+            Ask::Cgroup { .. }
+            | Ask::Delegated { .. }
+            | Ask::GroupLimit { .. }
+            | Ask::ReleaseAgent { .. } => "cgroups",
             Ask::Raise { .. } => "limits",
             Ask::Scheduling { .. } => "scheduling",
             Ask::IpcLimit { .. } => "ipc",
@@ -463,6 +477,9 @@ impl fmt::Display for Ask {
             }
             Ask::Delegated { path, owner: (user, group), mode } => {
                 write!(f, "cgroup {path:?} belongs to {user}:{group} (mode {mode:o})")
+            }
+            Ask::GroupLimit { path, name, value, .. } => {
+                write!(f, "cgroup {path:?} gets {name} = {value:?}, more than is given")
             }
             Ask::ReleaseAgent { path, program } => {
                 write!(f, "cgroup {path:?} has {program:?} run on this host")

@@ -75,6 +75,8 @@ pub struct Rules {
     pub cgroups: Limit<Vec<String>>,
     /// `cgroups.delegate`.
     pub delegate: Grant,
+    /// `cgroups.limits`.
+    pub group_limits: Grant,
     /// `cgroups.release-agent`.
     pub release_agent: Grant,
     /// `ipc.sysctls`: patterns of names.
@@ -142,6 +144,7 @@ impl Default for Rules {
             fanotify: Grant::Yes,
             cgroups: Limit::All,
             delegate: Grant::Yes,
+            group_limits: Grant::Yes,
             release_agent: Grant::Yes,
             ipc_sysctls: Limit::All,
             raise: Grant::Yes,
@@ -192,6 +195,7 @@ impl Rules {
             fanotify: Grant::Runtime,
             cgroups: Limit::Runtime,
             delegate: Grant::Runtime,
+            group_limits: Grant::Runtime,
             release_agent: Grant::No,
             ipc_sysctls: Limit::Runtime,
             raise: Grant::Runtime,

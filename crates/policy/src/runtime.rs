@@ -5,8 +5,9 @@ use std::path::{Component, Path, PathBuf};
 use crate::capabilities::number;
 use crate::mount::{From, Mount};
 use crate::mount_options::{NARROW, READ_ONLY, flags, looser, lost};
-use crate::passed::{DeviceRule, Passed, Spec, SpecMount};
+use crate::passed::{Passed, Spec, SpecMount};
 use crate::request::{Ask, Device, Request};
+use crate::resources::DeviceRule;
 use crate::rules::is_below;
 use crate::violation::Violation;
 

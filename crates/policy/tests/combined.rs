@@ -32,6 +32,7 @@ devices = ['c 1:*']
 [cgroups]
 allow = ['/a']
 delegate = false
+limits = false
 release-agent = false
 [ipc]
 sysctls = ['kernel.sem']
@@ -91,6 +92,10 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
             (Ask::Delegated { path, owner: (user, 0), mode }, false)
         }),
         (text(), text()).prop_map(|(path, program)| (Ask::ReleaseAgent { path, program }, false)),
+        (text(), any::<bool>()).prop_map(|(path, inside)| {
+            let (name, value) = ("pids.max".to_owned(), "max".to_owned());
+            (Ask::GroupLimit { path, name, value, inside }, false)
+        }),
         any::<u32>().prop_map(|to| (Ask::Raise { name: "RLIMIT_CPU", to: to.into() }, false)),
         text().prop_map(|text| (Ask::Scheduling { text }, false)),
         text().prop_map(|path| (Ask::WriteReadOnly { path }, false)),

@@ -73,6 +73,12 @@ fn file_system(name: &str) -> Ask {
     Ask::Mount(Mount { space: 1, id: (2, 1), at: "/x".into(), fs, ..Mount::default() })
 }
 
+/// More processes than the configuration gives: in the container's own group, or inside.
+fn group_limit(inside: bool) -> Ask {
+    let (name, value) = (text("pids.max"), text("max"));
+    Ask::GroupLimit { path: text("/mine"), name, value, inside }
+}
+
 fn text(text: &str) -> String {
     text.to_owned()
 }
@@ -140,6 +146,8 @@ fn rows() -> Vec<(&'static str, Ask)> {
             "a cgroup that others may change",
             Ask::Delegated { path: text("/mine/x"), owner: (1000, 1000), mode: 0o755 },
         ),
+        ("a limit of its cgroup that gives more than the configuration", group_limit(false)),
+        ("such a limit of a cgroup inside its own one", group_limit(true)),
         (
             "a program to run when a cgroup is empty",
             Ask::ReleaseAgent { path: text("/mine"), program: text("/x") },
@@ -213,6 +221,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::HostNamespace(_)
         | Ask::Cgroup { .. }
         | Ask::Delegated { .. }
+        | Ask::GroupLimit { .. }
         | Ask::ReleaseAgent { .. }
         | Ask::Login(_)
         | Ask::RawSocket { .. }
@@ -248,7 +257,7 @@ fn caller(spec: Option<&str>) -> Passed {
         capabilities: Capabilities((1 << 41) - 1),
         limits: vec![1024; 16],
         login: Some(1001),
-        cgroups: Some(Roots { given: vec![(None, PathBuf::from("/mine"))], own: vec![] }),
+        cgroups: Some(Roots { given: vec![(None, PathBuf::from("/mine"))], ..Roots::default() }),
         spec: spec.map(|spec| Spec::parse(spec.as_bytes()).unwrap().unwrap()),
         exists: Some(|_| false),
         ..Passed::default()

@@ -372,7 +372,8 @@ impl Drop for MadeGroups {
 pub(crate) fn roots(cgroups: &Cgroups) -> Roots {
     let given = cgroups.roots.iter();
     let given = given.map(|root| (root.controller.clone(), PathBuf::from(&root.path))).collect();
-    Roots { given, own: vec![] }
+    let sets_what_is_there = sets_what_is_there(cgroups.manage);
+    Roots { given, own: vec![], sets_what_is_there }
 }
 
 /// The deepest directory above or at `place` that exists, and what is missing.

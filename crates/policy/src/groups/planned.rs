@@ -10,10 +10,11 @@ use torpor_images::proto::{
 };
 use torpor_images::{ImageDir, kind};
 
-use super::{Places, Roots, path, same, set_of};
+use super::{Places, Roots, limits, path, same, set_of};
 use crate::collect::checkpoint::Maps;
 use crate::error::{Error, Result};
 use crate::request::Ask;
+use crate::resources::Resources;
 
 /// What others than the owner may do with a file that they can write to.
 const WRITABLE_FOR_OTHERS: u32 = 0o022;
@@ -177,6 +178,30 @@ impl Groups {
                 all.push(asked(hierarchy, &group.place, &group.properties));
                 all.extend(group.given_away());
                 all.extend(group.release_agents());
+            });
+        }
+        all
+    }
+
+    /// What is written into files of groups and gives more than the configuration of the container. A group that the
+    /// caller gives keeps what it has, unless the files of such groups are written, too.
+    #[must_use]
+    pub(crate) fn asks_beyond(&self, resources: &Resources, roots: &Roots) -> Vec<Ask> {
+        let mut all = vec![];
+        for Head { hierarchy, group: head } in &self.heads {
+            head.visit(&mut |group| {
+                let given = roots.is_given(hierarchy, &group.place);
+                if given && !roots.sets_what_is_there {
+                    return;
+                }
+                let inside = !given && !std::ptr::eq(group, head);
+                let found = limits::beyond(&group.properties, resources, inside);
+                all.extend(found.into_iter().map(|property| Ask::GroupLimit {
+                    path: group.place.to_string_lossy().into_owned(),
+                    name: property.name.clone(),
+                    value: property.value.clone(),
+                    inside,
+                }));
             });
         }
         all
@@ -398,7 +423,7 @@ mod tests {
         let images = tempfile::tempdir().unwrap();
         let images = ImageDir::open(images.path()).unwrap();
         images.write_one(kind::CGROUP, 0, entry).unwrap();
-        let roots = Roots { given: vec![(None, "/new".into())], own };
+        let roots = Roots { given: vec![(None, "/new".into())], own, ..Roots::default() };
         let map = UidGidExtent { first: 0, lower_first: 1000, count: 10 };
         let maps =
             Some(UsernsEntry { uid_map: vec![map], gid_map: vec![map], torpor_nested: None });
@@ -443,6 +468,41 @@ mod tests {
         assert_eq!(groups.asks_of(4, true), None);
     }
 
+    /// The caller's own group keeps its limits, unless it is said that those of the images count; so does one that is made
+    /// for the container.
+    #[test]
+    fn limits_are_those_of_the_configuration() {
+        let asked = |to: &str, sets_what_is_there, resources: &Resources| {
+            let mut entry = container();
+            let outer = &mut entry.controllers[0].dirs[0];
+            outer.properties = vec![property("pids.max", "9"), property("pids.other", "1")];
+            outer.children[0].properties.push(property("net_cls.classid", "7"));
+            let given = vec![(None, to.into())];
+            let roots = Roots { given, sets_what_is_there, ..Roots::default() };
+            let images = tempfile::tempdir().unwrap();
+            let images = ImageDir::open(images.path()).unwrap();
+            images.write_one(kind::CGROUP, 0, &entry).unwrap();
+            let reading = Reading { own: 1, root: Some(3), roots: &roots, maps: None };
+            let groups = Groups::read(&images, reading).unwrap();
+            let mut all = texts(&groups.asks_beyond(resources, &roots));
+            all.iter_mut().for_each(|text| text.truncate(text.find(',').unwrap()));
+            all
+        };
+        let seven = |of: &str| format!("cgroup \"{of}/inner\" gets net_cls.classid = \"7\"");
+        let (pids, other) = ("gets pids.max = \"9\"", "gets pids.other = \"1\"");
+        let unlimited = Resources::default();
+        let mut five = Resources::default();
+        five.pids.limit = Some(5);
+        assert_eq!(asked("/new", false, &five), [seven("/new")]);
+        let at = |group: &str, gets: &str| format!("cgroup {group:?} {gets}");
+        let all = [at("/new", pids), at("/new", other), seven("/new")];
+        assert_eq!(asked("/new", true, &five), all);
+        assert_eq!(asked("/new", true, &unlimited), all[1..]);
+        // Already below the root of the caller, where it is made.
+        let all = [at("/old", pids), at("/old", other), seven("/old")];
+        assert_eq!(asked("/", false, &five), all);
+    }
+
     /// Who gives a root wants no task beside it: not in the groups that the restoring program is in.
     #[test]
     fn what_stays_with_the_program_is_asked_for() {
@@ -476,7 +536,7 @@ mod tests {
         assert_eq!(some.sets_of(&[]), BTreeSet::new());
         let images = tempfile::tempdir().unwrap();
         let images = ImageDir::open(images.path()).unwrap();
-        let roots = Roots { given: vec![(None, "/new".into())], own: own() };
+        let roots = Roots { given: vec![(None, "/new".into())], own: own(), ..Roots::default() };
         let reading = Reading { own: 0, root: None, roots: &roots, maps: None };
         let none = Groups::read(&images, reading).unwrap();
         assert_eq!(none.sets_of(&[of(Some(2))]), BTreeSet::from([0]));
