@@ -18,6 +18,7 @@ mod configuration;
 mod covered;
 mod credentials;
 mod descriptor;
+mod doubles;
 mod error;
 pub mod fanotify;
 mod file;

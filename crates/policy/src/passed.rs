@@ -10,6 +10,7 @@ use torpor_images::proto::UsernsEntry;
 
 use crate::capabilities::{Capabilities, number};
 use crate::collect::anybody::Network;
+use crate::doubles::check_doubles;
 use crate::groups::Roots;
 use crate::judge::Origin;
 use crate::limits::NO_LOGIN;
@@ -318,11 +319,12 @@ impl Spec {
         // Runtimes read no further than to the end of the first value.
         let first = serde_json::Deserializer::from_slice(text).into_iter::<Value>().next();
         let Some(Ok(mut configuration)) = first else { return Ok(None) };
-        drop_nulls(&mut configuration);
         let mut keys = configuration.as_object().into_iter().flat_map(Map::keys);
         if !keys.any(|key| fold(key) == fold(VERSION)) {
             return Ok(None);
         }
+        drop_nulls(&mut configuration);
+        check_doubles(text)?;
         check_spelling(&configuration)?;
         let spec: Spec =
             serde_json::from_value(configuration).map_err(|error| error.to_string())?;
@@ -393,6 +395,11 @@ mod tests {
         assert!(with(text).unwrap().unwrap().process.no_new_privileges);
         assert!(with(r#","Process":{"noNewPrivileges":false}}"#).unwrap_err().contains("Process"));
         assert!(with(r#","mounts":7}"#).is_err());
+        let twice = with(r#","linux":{"maskedPaths":["/proc/keys"]},"linux":{}}"#).unwrap_err();
+        assert!(twice.contains("the key \"linux\" appears twice"), "{twice}");
+        // Whatever it is, and whichever is the last.
+        let twice = with(r#","ociVersion":null}"#).unwrap_err();
+        assert!(twice.contains("the key \"ociVersion\" appears twice"), "{twice}");
         assert!(parsed(r#"{"OciVersion":"1.0.2"}"#).unwrap_err().contains("OciVersion"));
         for other in ["{}", "[]", "", "no", r#"{"auths":{"a":{},"A":{}}}"#] {
             assert!(parsed(other).unwrap().is_none(), "{other}");
