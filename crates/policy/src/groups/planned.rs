@@ -314,7 +314,11 @@ fn members(set: &CgSetEntry, places: &Places) -> std::result::Result<Vec<Member>
         let prefix = member.cgns_prefix.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
         let root = prefix.map(|len| {
             let too_long = || format!("a prefix in set {} is longer than its path", set.id);
-            member.path.get(..len).map(place).ok_or_else(too_long)
+            let root = member.path.get(..len).ok_or_else(too_long)?;
+            // The path of a group can begin with that of another one, and with one that climbs.
+            let climbs =
+                || format!("set {}: the root of its namespace is no path of a group", set.id);
+            if leads_out(root) { Err(climbs()) } else { Ok(place(root)) }
         });
         Ok(Member {
             hierarchy: member.name.clone(),
@@ -546,13 +550,17 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         type Change = fn(&mut CgroupEntry);
-        let changes: [(&str, Change); 6] = [
+        let changes: [(&str, Change); 7] = [
             ("set 2: \"/a/../b\" is no path", |c| c.sets[0].ctls[0].path = b"/a/../b".to_vec()),
             ("\"/old/..\" is no path", |c| {
                 c.controllers[0].dirs[0].dir_name = b"/old/..".to_vec();
             }),
             ("set 2 appears twice", |c| c.sets[1].id = 2),
             ("longer than its path", |c| c.sets[0].ctls[0].cgns_prefix = Some(99)),
+            ("set 2: the root of its namespace is no path", |c| {
+                let member = &mut c.sets[0].ctls[0];
+                (member.path, member.cgns_prefix) = (b"/old/..inner".to_vec(), Some(7));
+            }),
             ("\"a/b\" in group \"/old\" is no name", |c| {
                 c.controllers[0].dirs[0].children[0].dir_name = b"a/b".to_vec();
             }),
