@@ -1,5 +1,6 @@
 //! What the calling runtime passed, as a limit.
 
+use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use crate::capabilities::number;
@@ -147,7 +148,7 @@ fn configured<'s>(spec: &'s Spec, at: &str) -> Option<&'s SpecMount> {
 
 /// Why a mount gives more than the configuration of the container says.
 pub(crate) fn wider(mount: &Mount, passed: &Passed) -> Option<String> {
-    if let Some(why) = wider_than_source(mount, passed) {
+    if let Some(why) = wider_than_source(mount, passed).or_else(|| made_again(mount, passed)) {
         return Some(why);
     }
     let spec = passed.spec.as_ref()?;
@@ -237,6 +238,14 @@ fn wider_than_source(mount: &Mount, passed: &Passed) -> Option<String> {
     Some(format!("it is a part of the mount at {at:?}, which is {}", lost.join(", ")))
 }
 
+/// Why a mount may not show what had been removed of something that is given: until it is mounted, the name is there again,
+/// and somebody else's. Whoever may mount could have done so before.
+fn made_again(mount: &Mount, passed: &Passed) -> Option<String> {
+    let is_made = mount.deleted && matches!(mount.from, From::Part { .. } | From::Host(_));
+    (is_made && !passed.grants(number::SYS_ADMIN))
+        .then(|| "it shows what had been removed, which would be made there again".to_owned())
+}
+
 /// The places and flags of the mounts in the configuration that fit.
 fn configured_sources(passed: &Passed, fits: impl Fn(&SpecMount) -> bool) -> Vec<(&str, u32)> {
     let all = passed.spec.iter().flat_map(|spec| &spec.mounts);
@@ -322,6 +331,38 @@ pub(crate) fn with_looser_options(requests: &[Request], passed: &Passed) -> Vec<
         }
     }
     found
+}
+
+/// What takes the place of a root that is to be read-only, and can be written to. Whoever may mount could mount it, as in a
+/// user namespace of its own.
+pub(crate) fn over_the_root(requests: &[Request], passed: &Passed) -> Vec<Violation> {
+    let read_only = |spec: &&Spec| spec.root.readonly && !passed.grants(number::SYS_ADMIN);
+    let Some(spec) = passed.spec.as_ref().filter(read_only) else { return vec![] };
+    let owned: BTreeSet<u32> = requests
+        .iter()
+        .filter_map(|request| match &request.ask {
+            Ask::NestedUser { owned, .. } => Some(owned),
+            _ => None,
+        })
+        .flatten()
+        .copied()
+        .collect();
+    let spaces = spaces(requests).into_iter().filter(|(space, ..)| !owned.contains(space));
+    let all =
+        spaces.flat_map(|(_, image, mounts)| mounts.into_iter().map(move |mount| (image, mount)));
+    let is_other = |mount: &Mount| {
+        let is_root = plain(&mount.at()) == Path::new("/");
+        // What the configuration has there, and the root itself, are judged by their flags.
+        is_root && mount.from != From::Root && configured(spec, "/").is_none()
+    };
+    all.filter(|(_, mount)| is_other(mount) && mount.flags & READ_ONLY == 0)
+        .map(|(image, mount)| Violation {
+            image: image.to_owned(),
+            task: None,
+            rule: "mounts.file-systems".to_owned(),
+            text: format!("{mount}: the calling runtime wants the root read-only"),
+        })
+        .collect()
 }
 
 /// Overlays that show more than the tasks can see elsewhere: each of their layers is a
@@ -640,6 +681,63 @@ mod tests {
         assert_eq!(given("/proc/keys", "/proc/keys", 0), (None, false));
         assert!(shows_own_groups(None, &in_container()));
         assert!(!shows_own_groups(None, &Passed::default()));
+    }
+
+    /// What lies over a root that is to be read-only is read-only, too, but where tasks may mount themselves.
+    #[test]
+    fn nothing_writable_takes_the_place_of_a_read_only_root() {
+        let judged = |change: fn(&mut Mount), owned: Vec<u32>, root: &str| {
+            let text = format!(r#"{{"ociVersion": "1.0.2", "root": {{{root}}}}}"#);
+            let spec = Some(Spec::parse(text.as_bytes()).unwrap().unwrap());
+            let passed = Passed { spec, ..Passed::default() };
+            let mut over = Mount { id: (2, 1), ..placed("tmpfs", "/", "/", 0) };
+            change(&mut over);
+            let base = Mount { at: "/".into(), flags: READ_ONLY, ..shows(From::Root) };
+            let nested = Ask::NestedUser { number: 9, parent: None, owned };
+            let asks = [Ask::Mount(Mount { id: (1, 0), ..base }), Ask::Mount(over), nested];
+            let requests =
+                asks.map(|ask| Request { image: "mountpoints-1.img".to_owned(), task: None, ask });
+            let (origin, checked) = (Origin::Elsewhere, Checked::default());
+            let found = Policy::default().judge(&requests, origin, &checked, &passed);
+            found.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let none = Vec::<String>::new();
+        const READ_ONLY_ROOT: &str = r#""readonly": true"#;
+        let changes: [fn(&mut Mount); 4] = [
+            |_| (),
+            |mount| mount.at = "/.".into(),
+            |mount| mount.fs.name = "overlay".to_owned(),
+            // The root of another mount namespace.
+            |mount| (mount.space, mount.id) = (2, (2, 0)),
+        ];
+        for change in changes {
+            let found = judged(change, vec![], READ_ONLY_ROOT);
+            let named =
+                "the calling runtime wants the root read-only (foreign.mounts.file-systems)";
+            assert!(found.len() == 1 && found[0].contains(named), "{found:?}");
+            assert_eq!(judged(change, vec![], ""), none);
+        }
+        assert_eq!(judged(|mount| mount.flags = READ_ONLY, vec![], READ_ONLY_ROOT), none);
+        assert_eq!(judged(|mount| mount.at = "/tmp".into(), vec![], READ_ONLY_ROOT), none);
+        assert_eq!(judged(|mount| mount.space = 2, vec![2], READ_ONLY_ROOT), none);
+    }
+
+    /// A part of a volume that had been removed would be there again for the moment.
+    #[test]
+    fn what_had_been_removed_is_not_made_again() {
+        let whole = || From::Part { whole: (1, 2), of: ("/data".to_owned(), 0) };
+        let removed = |from| Mount { at: "/spare".into(), deleted: true, ..shows(from) };
+        let why = |mount: &Mount| wider(mount, &in_container());
+        for from in [whole(), From::Host("/etc/hosts/x".into())] {
+            assert!(why(&removed(from)).is_some_and(|why| why.contains("had been removed")));
+        }
+        assert_eq!(why(&Mount { deleted: false, ..removed(whole()) }), None);
+        // Nothing of it is made: it is given, or is in a file system of the container's own.
+        let given = From::Given { key: "/hosts".into(), path: Some("/etc/hosts".into()) };
+        assert_eq!(why(&Mount { at: "/hosts".into(), ..removed(given) }), None);
+        assert_eq!(why(&Mount { deleted: true, ..placed("tmpfs", "/spare", "/x", 0) }), None);
+        let passed = Passed { capabilities: crate::Capabilities(u64::MAX), ..Passed::default() };
+        assert_eq!(wider(&removed(whole()), &passed), None);
     }
 
     /// A path that is protected as well is hidden by no part of what it is hidden from.
