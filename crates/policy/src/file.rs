@@ -27,6 +27,7 @@ const RULES: &[Rule] = &[
     }),
     ("capabilities.use", |rules, leaf| grant(leaf).map(|on| rules.uses = on)),
     ("seccomp.require", |rules, leaf| need(leaf).map(|need| rules.seccomp = need)),
+    ("seccomp.more", |rules, leaf| grant(leaf).map(|on| rules.system_calls = on)),
     ("no-new-privileges.require", |rules, leaf| {
         need(leaf).map(|need| rules.no_new_privileges = need)
     }),

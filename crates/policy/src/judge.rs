@@ -219,6 +219,11 @@ impl Rules {
                 required(self.seccomp, asked)
                     .then(|| ("seccomp.require", "one is required".to_owned()))
             }
+            Ask::SystemCalls(_) => {
+                let wanted = passed.spec.as_ref().is_some_and(|spec| spec.linux.seccomp.is_some());
+                let why = "the profile that the calling runtime gives does not";
+                denied(self.system_calls, !wanted, why).map(|why| ("seccomp.more", why))
+            }
             Ask::NoNewPrivileges(false) => self
                 .requires_no_new_privileges(passed)
                 .then(|| ("no-new-privileges.require", "it must not".to_owned())),

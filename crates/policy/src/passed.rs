@@ -16,6 +16,7 @@ use crate::judge::Origin;
 use crate::limits::NO_LOGIN;
 use crate::mount_options::{READ_ONLY, flags};
 use crate::resources::Resources;
+use crate::seccomp::Profile;
 use crate::spelling::{check_spelling, fold};
 
 /// No configuration is larger, in bytes.
@@ -160,7 +161,7 @@ pub(crate) struct Linux {
     pub(crate) cgroups_path: String,
     pub(crate) namespaces: Vec<SpecNamespace>,
     pub(crate) rootfs_propagation: String,
-    pub(crate) seccomp: Option<serde::de::IgnoredAny>,
+    pub(crate) seccomp: Option<Profile>,
     pub(crate) sysctl: BTreeMap<String, String>,
     pub(crate) devices: Vec<SpecDevice>,
     pub(crate) resources: Resources,

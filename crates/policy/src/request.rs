@@ -21,6 +21,9 @@ use crate::terminal::Terminal;
 use crate::unix_name::UnixName;
 use crate::words::{self, Word};
 
+/// How many system calls of a filter are named.
+const SHOWN: usize = 8;
+
 /// One thing that a checkpoint asks of the machine that restores it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Request {
@@ -60,6 +63,8 @@ pub enum Ask {
     },
     /// A thread, and whether a seccomp filter (or the strict mode) limits it.
     Seccomp(bool),
+    /// System calls that the filters of a thread let through, and the profile of the configuration does not.
+    SystemCalls(Vec<String>),
     /// A thread, and whether it has given up new privileges.
     NoNewPrivileges(bool),
     /// The security profile of a thread.
@@ -384,7 +389,7 @@ impl Ask {
     pub fn kind(&self) -> &'static str {
         match self {
             Ask::Capabilities(_) | Ask::NoCredentials | Ask::Use { .. } => "capabilities",
-            Ask::Seccomp(_) => "seccomp",
+            Ask::Seccomp(_) | Ask::SystemCalls(_) => "seccomp",
             Ask::NoNewPrivileges(_) => "no-new-privileges",
             Ask::Profile(_) => "lsm",
             Ask::User(_) | Ask::Login(_) => "users",
@@ -442,6 +447,11 @@ impl fmt::Display for Ask {
             }
             Ask::Seccomp(true) => f.write_str("a seccomp filter"),
             Ask::Seccomp(false) => f.write_str("no seccomp filter"),
+            Ask::SystemCalls(names) => {
+                let (shown, more) = names.split_at(names.len().min(SHOWN));
+                write!(f, "a seccomp filter that lets through {}", shown.join(", "))?;
+                if more.is_empty() { Ok(()) } else { write!(f, " and {} more", more.len()) }
+            }
             Ask::NoNewPrivileges(true) => f.write_str("no new privileges"),
             Ask::NoNewPrivileges(false) => f.write_str("may get new privileges"),
             Ask::Profile(Some(profile)) => write!(f, "security profile {profile:?}"),

@@ -51,6 +51,8 @@ pub struct Rules {
     pub uses: Grant,
     /// `seccomp.require`.
     pub seccomp: Need,
+    /// `seccomp.more`.
+    pub system_calls: Grant,
     /// `no-new-privileges.require`.
     pub no_new_privileges: Need,
     /// `users.allow`.
@@ -133,6 +135,7 @@ impl Default for Rules {
             capabilities: Limit::All,
             uses: Grant::Yes,
             seccomp: Need::No,
+            system_calls: Grant::Yes,
             no_new_privileges: Need::No,
             users: Limit::All,
             groups: Limit::All,
@@ -182,6 +185,7 @@ impl Rules {
             capabilities: Limit::Runtime,
             uses: Grant::Runtime,
             seccomp: Need::Runtime,
+            system_calls: Grant::Runtime,
             no_new_privileges: Need::Runtime,
             namespaces: Limit::Runtime,
             mapped_users: Limit::Runtime,

@@ -13,6 +13,7 @@ allow = ['CHOWN']
 use = false
 [seccomp]
 require = true
+more = false
 [no-new-privileges]
 require = true
 [users]
@@ -68,6 +69,7 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
         (text(), any::<u32>())
             .prop_map(|(text, capability)| (Ask::Use { text, capability }, false)),
         any::<bool>().prop_map(|on| (Ask::Seccomp(on), on)),
+        text().prop_map(|name| (Ask::SystemCalls(vec![name]), false)),
         any::<bool>().prop_map(|on| (Ask::NoNewPrivileges(on), on)),
         (990_u32..2010).prop_map(|id| (Ask::User(id), (1000..2000).contains(&id))),
         (990_u32..2010).prop_map(|id| (Ask::Group(id), (1000..2000).contains(&id))),

@@ -103,7 +103,11 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("another user", Ask::User(1000)),
         ("another group", Ask::Group(6)),
         ("no seccomp filter", Ask::Seccomp(false)),
-        ("a seccomp filter, whatever it filters", Ask::Seccomp(true)),
+        ("a seccomp filter", Ask::Seccomp(true)),
+        (
+            "one that lets through what the profile of the configuration does not",
+            Ask::SystemCalls(vec![text("keyctl")]),
+        ),
         ("new privileges", Ask::NoNewPrivileges(false)),
         ("this host's pid namespace", Ask::HostNamespace("pid")),
         ("this host's network namespace", Ask::HostNamespace("net")),
@@ -217,6 +221,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::Group(_)
         | Ask::Use { .. }
         | Ask::Seccomp(_)
+        | Ask::SystemCalls(_)
         | Ask::NoNewPrivileges(_)
         | Ask::HostNamespace(_)
         | Ask::Cgroup { .. }

@@ -56,7 +56,7 @@ pub fn collect(
     namespaces(checkpoint, passed, &mut all)?;
     let maps = user_namespace(checkpoint, passed, &mut all)?;
     nested(&checkpoint.nested_users()?, &maps, &mut all);
-    tasks::collect(checkpoint, &maps, &mut all);
+    tasks::collect(checkpoint, passed, &maps, &mut all);
     limits::collect(checkpoint, passed, &mut all);
     uses::collect(checkpoint, settings.here, passed, &mut all)?;
     groups::collect(checkpoint, passed, &maps, &mut all)?;

@@ -4,9 +4,18 @@ use torpor_images::kind;
 
 use super::checkpoint::{Checkpoint, KINDS, Maps, Requests};
 use crate::credentials::Credentials;
+use crate::passed::Passed;
 use crate::request::Ask;
+use crate::seccomp::GivenCalls;
 
-pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) {
+pub(super) fn collect(
+    checkpoint: &Checkpoint<'_>,
+    passed: &Passed,
+    maps: &Maps,
+    all: &mut Requests,
+) {
+    let profile = passed.spec.as_ref().and_then(|spec| spec.linux.seccomp.as_ref());
+    let mut given = profile.and_then(GivenCalls::of);
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
         for kind in KINDS {
             if task.homes.own(kind).is_none() {
@@ -30,6 +39,9 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
             // A leader that has ended runs nothing.
             if core.tc.as_ref().is_none_or(|tc| tc.torpor_leader_ended != Some(true)) {
                 add(seccomp.ask());
+                let given = given.as_mut().filter(|_| !seccomp.filters().is_empty());
+                let beyond = given.map(|given| given.beyond(seccomp.filters()));
+                beyond.filter(|beyond| !beyond.is_empty()).map(Ask::SystemCalls).map(&mut add);
             }
         }
     }

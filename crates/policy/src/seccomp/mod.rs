@@ -3,10 +3,16 @@
 //! Images have each filter once, with the number of the one that was installed before it, and a
 //! thread knows its newest. Here a thread has all of its filters.
 
+mod numbers;
+mod profile;
+mod walk;
+
 use std::sync::Arc;
 
 use torpor_images::proto::{CoreEntry, SeccompEntry, SeccompFilter, SeccompMode};
 use torpor_images::{ImageDir, kind};
+
+pub(crate) use profile::{GivenCalls, Profile};
 
 use crate::error::{Error, Result};
 use crate::request::Ask;

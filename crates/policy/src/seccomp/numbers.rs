@@ -1,0 +1,201 @@
+//! The numbers of system calls, by the names that profiles have for them (asm/unistd_64.h, asm/unistd_32.h and
+//! asm/unistd_x32.h of Linux 6.18).
+
+/// A convention for system calls, as a filter sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Convention {
+    /// What profiles call it.
+    pub name: &'static str,
+    /// `AUDIT_ARCH_*` (linux/audit.h).
+    pub arch: u32,
+    /// What is added to each number.
+    pub bit: u32,
+    /// Names in the order of their numbers; a number with a colon is that of the next one.
+    table: &'static str,
+}
+
+/// Those of this processor.
+pub(super) const CONVENTIONS: [Convention; 3] = [
+    Convention { name: "SCMP_ARCH_X86_64", arch: 0xc000_003e, bit: 0, table: X86_64 },
+    Convention { name: "SCMP_ARCH_X86", arch: 0x4000_0003, bit: 0, table: X86 },
+    Convention { name: "SCMP_ARCH_X32", arch: 0xc000_003e, bit: 1 << 30, table: X32 },
+];
+
+/// No system call has a higher number, as far ahead as can be seen.
+const NUMBERS: u32 = 600;
+
+const X86_64: &str = "0: \
+    read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction \
+    rt_sigprocmask rt_sigreturn ioctl pread64 pwrite64 readv writev access pipe select sched_yield \
+    mremap msync mincore madvise shmget shmat shmctl dup dup2 pause nanosleep getitimer alarm \
+    setitimer getpid sendfile socket connect accept sendto recvfrom sendmsg recvmsg shutdown bind \
+    listen getsockname getpeername socketpair setsockopt getsockopt clone fork vfork execve exit \
+    wait4 kill uname semget semop semctl shmdt msgget msgsnd msgrcv msgctl fcntl flock fsync \
+    fdatasync truncate ftruncate getdents getcwd chdir fchdir rename mkdir rmdir creat link unlink \
+    symlink readlink chmod fchmod chown fchown lchown umask gettimeofday getrlimit getrusage \
+    sysinfo times ptrace getuid syslog getgid setuid setgid geteuid getegid setpgid getppid \
+    getpgrp setsid setreuid setregid getgroups setgroups setresuid getresuid setresgid getresgid \
+    getpgid setfsuid setfsgid getsid capget capset rt_sigpending rt_sigtimedwait rt_sigqueueinfo \
+    rt_sigsuspend sigaltstack utime mknod uselib personality ustat statfs fstatfs sysfs \
+    getpriority setpriority sched_setparam sched_getparam sched_setscheduler sched_getscheduler \
+    sched_get_priority_max sched_get_priority_min sched_rr_get_interval mlock munlock mlockall \
+    munlockall vhangup modify_ldt pivot_root _sysctl prctl arch_prctl adjtimex setrlimit chroot \
+    sync acct settimeofday mount umount2 swapon swapoff reboot sethostname setdomainname iopl \
+    ioperm create_module init_module delete_module get_kernel_syms query_module quotactl \
+    nfsservctl getpmsg putpmsg afs_syscall tuxcall security gettid readahead setxattr lsetxattr \
+    fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr \
+    lremovexattr fremovexattr tkill time futex sched_setaffinity sched_getaffinity set_thread_area \
+    io_setup io_destroy io_getevents io_submit io_cancel get_thread_area lookup_dcookie \
+    epoll_create epoll_ctl_old epoll_wait_old remap_file_pages getdents64 set_tid_address \
+    restart_syscall semtimedop fadvise64 timer_create timer_settime timer_gettime timer_getoverrun \
+    timer_delete clock_settime clock_gettime clock_getres clock_nanosleep exit_group epoll_wait \
+    epoll_ctl tgkill utimes vserver mbind set_mempolicy get_mempolicy mq_open mq_unlink \
+    mq_timedsend mq_timedreceive mq_notify mq_getsetattr kexec_load waitid add_key request_key \
+    keyctl ioprio_set ioprio_get inotify_init inotify_add_watch inotify_rm_watch migrate_pages \
+    openat mkdirat mknodat fchownat futimesat newfstatat unlinkat renameat linkat symlinkat \
+    readlinkat fchmodat faccessat pselect6 ppoll unshare set_robust_list get_robust_list splice \
+    tee sync_file_range vmsplice move_pages utimensat epoll_pwait signalfd timerfd_create eventfd \
+    fallocate timerfd_settime timerfd_gettime accept4 signalfd4 eventfd2 epoll_create1 dup3 pipe2 \
+    inotify_init1 preadv pwritev rt_tgsigqueueinfo perf_event_open recvmmsg fanotify_init \
+    fanotify_mark prlimit64 name_to_handle_at open_by_handle_at clock_adjtime syncfs sendmmsg \
+    setns getcpu process_vm_readv process_vm_writev kcmp finit_module sched_setattr sched_getattr \
+    renameat2 seccomp getrandom memfd_create kexec_file_load bpf execveat userfaultfd membarrier \
+    mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc pkey_free statx io_pgetevents \
+    rseq uretprobe uprobe 424: pidfd_send_signal io_uring_setup io_uring_enter io_uring_register \
+    open_tree move_mount fsopen fsconfig fsmount fspick pidfd_open clone3 close_range openat2 \
+    pidfd_getfd faccessat2 process_madvise epoll_pwait2 mount_setattr quotactl_fd \
+    landlock_create_ruleset landlock_add_rule landlock_restrict_self memfd_secret process_mrelease \
+    futex_waitv set_mempolicy_home_node cachestat fchmodat2 map_shadow_stack futex_wake futex_wait \
+    futex_requeue statmount listmount lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal \
+    setxattrat getxattrat listxattrat removexattrat open_tree_attr file_getattr file_setattr \
+    listns";
+
+const X86: &str = "0: \
+    restart_syscall exit fork read write open close waitpid creat link unlink execve chdir time \
+    mknod chmod lchown break oldstat lseek getpid mount umount setuid getuid stime ptrace alarm \
+    oldfstat pause utime stty gtty access nice ftime sync kill rename mkdir rmdir dup pipe times \
+    prof brk setgid getgid signal geteuid getegid acct umount2 lock ioctl fcntl mpx setpgid ulimit \
+    oldolduname umask chroot ustat dup2 getppid getpgrp setsid sigaction sgetmask ssetmask \
+    setreuid setregid sigsuspend sigpending sethostname setrlimit getrlimit getrusage gettimeofday \
+    settimeofday getgroups setgroups select symlink oldlstat readlink uselib swapon reboot readdir \
+    mmap munmap truncate ftruncate fchmod fchown getpriority setpriority profil statfs fstatfs \
+    ioperm socketcall syslog setitimer getitimer stat lstat fstat olduname iopl vhangup idle \
+    vm86old wait4 swapoff sysinfo ipc fsync sigreturn clone setdomainname uname modify_ldt \
+    adjtimex mprotect sigprocmask create_module init_module delete_module get_kernel_syms quotactl \
+    getpgid fchdir bdflush sysfs personality afs_syscall setfsuid setfsgid _llseek getdents \
+    _newselect flock msync readv writev getsid fdatasync _sysctl mlock munlock mlockall munlockall \
+    sched_setparam sched_getparam sched_setscheduler sched_getscheduler sched_yield \
+    sched_get_priority_max sched_get_priority_min sched_rr_get_interval nanosleep mremap setresuid \
+    getresuid vm86 query_module poll nfsservctl setresgid getresgid prctl rt_sigreturn \
+    rt_sigaction rt_sigprocmask rt_sigpending rt_sigtimedwait rt_sigqueueinfo rt_sigsuspend \
+    pread64 pwrite64 chown getcwd capget capset sigaltstack sendfile getpmsg putpmsg vfork \
+    ugetrlimit mmap2 truncate64 ftruncate64 stat64 lstat64 fstat64 lchown32 getuid32 getgid32 \
+    geteuid32 getegid32 setreuid32 setregid32 getgroups32 setgroups32 fchown32 setresuid32 \
+    getresuid32 setresgid32 getresgid32 chown32 setuid32 setgid32 setfsuid32 setfsgid32 pivot_root \
+    mincore madvise getdents64 fcntl64 224: gettid readahead setxattr lsetxattr fsetxattr getxattr \
+    lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr fremovexattr \
+    tkill sendfile64 futex sched_setaffinity sched_getaffinity set_thread_area get_thread_area \
+    io_setup io_destroy io_getevents io_submit io_cancel fadvise64 252: exit_group lookup_dcookie \
+    epoll_create epoll_ctl epoll_wait remap_file_pages set_tid_address timer_create timer_settime \
+    timer_gettime timer_getoverrun timer_delete clock_settime clock_gettime clock_getres \
+    clock_nanosleep statfs64 fstatfs64 tgkill utimes fadvise64_64 vserver mbind get_mempolicy \
+    set_mempolicy mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr \
+    kexec_load waitid 286: add_key request_key keyctl ioprio_set ioprio_get inotify_init \
+    inotify_add_watch inotify_rm_watch migrate_pages openat mkdirat mknodat fchownat futimesat \
+    fstatat64 unlinkat renameat linkat symlinkat readlinkat fchmodat faccessat pselect6 ppoll \
+    unshare set_robust_list get_robust_list splice sync_file_range tee vmsplice move_pages getcpu \
+    epoll_pwait utimensat signalfd timerfd_create eventfd fallocate timerfd_settime \
+    timerfd_gettime signalfd4 eventfd2 epoll_create1 dup3 pipe2 inotify_init1 preadv pwritev \
+    rt_tgsigqueueinfo perf_event_open recvmmsg fanotify_init fanotify_mark prlimit64 \
+    name_to_handle_at open_by_handle_at clock_adjtime syncfs sendmmsg setns process_vm_readv \
+    process_vm_writev kcmp finit_module sched_setattr sched_getattr renameat2 seccomp getrandom \
+    memfd_create bpf execveat socket socketpair bind connect listen accept4 getsockopt setsockopt \
+    getsockname getpeername sendto sendmsg recvfrom recvmsg shutdown userfaultfd membarrier mlock2 \
+    copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc pkey_free statx arch_prctl \
+    io_pgetevents rseq 393: semget semctl shmget shmctl shmat shmdt msgget msgsnd msgrcv msgctl \
+    clock_gettime64 clock_settime64 clock_adjtime64 clock_getres_time64 clock_nanosleep_time64 \
+    timer_gettime64 timer_settime64 timerfd_gettime64 timerfd_settime64 utimensat_time64 \
+    pselect6_time64 ppoll_time64 416: io_pgetevents_time64 recvmmsg_time64 mq_timedsend_time64 \
+    mq_timedreceive_time64 semtimedop_time64 rt_sigtimedwait_time64 futex_time64 \
+    sched_rr_get_interval_time64 pidfd_send_signal io_uring_setup io_uring_enter io_uring_register \
+    open_tree move_mount fsopen fsconfig fsmount fspick pidfd_open clone3 close_range openat2 \
+    pidfd_getfd faccessat2 process_madvise epoll_pwait2 mount_setattr quotactl_fd \
+    landlock_create_ruleset landlock_add_rule landlock_restrict_self memfd_secret process_mrelease \
+    futex_waitv set_mempolicy_home_node cachestat fchmodat2 map_shadow_stack futex_wake futex_wait \
+    futex_requeue statmount listmount lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal \
+    setxattrat getxattrat listxattrat removexattrat open_tree_attr file_getattr file_setattr \
+    listns";
+
+const X32: &str = "512: \
+    rt_sigaction rt_sigreturn ioctl readv writev recvfrom sendmsg recvmsg execve ptrace \
+    rt_sigpending rt_sigtimedwait rt_sigqueueinfo sigaltstack timer_create mq_notify kexec_load \
+    waitid set_robust_list get_robust_list vmsplice move_pages preadv pwritev rt_tgsigqueueinfo \
+    recvmmsg sendmmsg process_vm_readv process_vm_writev setsockopt getsockopt io_setup io_submit \
+    execveat preadv2 pwritev2";
+
+impl Convention {
+    /// The numbers of its system calls, without what is added, and their names.
+    pub(super) fn named(&self) -> Vec<(u32, &'static str)> {
+        // The last one has all those of the first, too.
+        let more = if self.bit == 0 { "" } else { X86_64 };
+        let mut next = 0;
+        let mut all = vec![];
+        for word in more.split_whitespace().chain(self.table.split_whitespace()) {
+            match word.strip_suffix(':').map(str::parse) {
+                Some(number) => next = number.unwrap_or(NUMBERS),
+                None => {
+                    all.push((next, word));
+                    next += 1;
+                }
+            }
+        }
+        all
+    }
+
+    /// The numbers that later kernels may give to others.
+    pub(super) fn unnamed(&self) -> impl Iterator<Item = u32> + use<> {
+        let last = self.named().into_iter().map(|(number, _)| number).max();
+        last.unwrap_or(0) + 1..NUMBERS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_the_numbers_of_the_kernel() {
+        let [own, old, short] = CONVENTIONS.map(|convention| {
+            let all = convention.named();
+            move |number: u32| all.iter().find(|(n, _)| *n == number).map(|(_, name)| *name)
+        });
+        for (number, name) in [
+            (0, "read"),
+            (250, "keyctl"),
+            (334, "rseq"),
+            (424, "pidfd_send_signal"),
+            (462, "mseal"),
+            (470, "listns"),
+        ] {
+            assert_eq!(own(number), Some(name));
+        }
+        for (number, name) in [
+            (0, "restart_syscall"),
+            (102, "socketcall"),
+            (221, "fcntl64"),
+            (224, "gettid"),
+            (286, "add_key"),
+            (393, "semget"),
+            (403, "clock_gettime64"),
+            (462, "mseal"),
+        ] {
+            assert_eq!(old(number), Some(name));
+        }
+        for (number, name) in [(0, "read"), (512, "rt_sigaction"), (547, "pwritev2")] {
+            assert_eq!(short(number), Some(name));
+        }
+        assert_eq!([own(400), old(222), short(400)], [None; 3]);
+        let first = CONVENTIONS.map(|convention| convention.unnamed().next());
+        assert_eq!(first, [Some(471), Some(471), Some(548)]);
+    }
+}
