@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::marks::{self, Attributes};
 use crate::order::{self, Extent};
+use crate::shepherd::pump::has_room;
 
 /// No list is longer.
 const MAX_LIST: u64 = 64 << 20;
@@ -80,11 +81,7 @@ impl Bundle {
     /// Bytes that [`write`](Self::write) writes.
     #[must_use]
     pub(crate) fn length(&self) -> u64 {
-        let contents = self.entries.iter().map(|entry| match entry.what {
-            What::File(size) | What::Parts(size, _) => size,
-            _ => 0,
-        });
-        8 + self.list.len() as u64 + contents.sum::<u64>()
+        8 + self.list.len() as u64 + bytes_of(&self.entries)
     }
 
     /// Sends it. A file that has grown since is cut, one that has shrunk is an error.
@@ -110,6 +107,15 @@ impl Bundle {
         }
         Ok(())
     }
+}
+
+/// Bytes of all files that come with their content.
+fn bytes_of(entries: &[Entry]) -> u64 {
+    let contents = entries.iter().map(|entry| match entry.what {
+        What::File(size) | What::Parts(size, _) => size,
+        _ => 0,
+    });
+    contents.fold(0, u64::saturating_add)
 }
 
 fn collect(
@@ -188,8 +194,8 @@ pub(crate) fn there(root: &Path, dirs: &[PathBuf]) -> io::Result<There> {
 /// `there`.
 ///
 /// # Errors
-/// If what comes ends early, has too long a list, or names what is not below `to` or `there`; if a
-/// file cannot be made.
+/// If what comes ends early, has too long a list, more in its files than there is room for, or names what is not below `to` or `there`;
+/// if a file cannot be made.
 pub(crate) fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io::Result<()> {
     let mut length = [0; 8];
     from.read_exact(&mut length)?;
@@ -200,6 +206,11 @@ pub(crate) fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io
     let mut list = Vec::new();
     Read::take(&mut *from, length).read_to_end(&mut list)?;
     let entries: Vec<Entry> = serde_json::from_slice(&list)?;
+    let bytes = bytes_of(&entries);
+    if !has_room(&File::open(to)?, bytes)? {
+        let text = format!("there is no room for its {bytes} bytes of files on the disk of jobs");
+        return Err(io::Error::other(text));
+    }
     if let Some(entry) = entries.iter().find(|entry| !is_below(&entry.path)) {
         return Err(io::Error::other(format!("{} is no name below", entry.path.display())));
     }
@@ -346,9 +357,8 @@ mod tests {
         assert!(unpack(&mut bytes.as_slice(), &to.path().join("other"), None).is_err());
     }
 
-    #[test]
-    fn nothing_gets_out_of_its_directory() {
-        let entry = |path: &str, what: What| Entry {
+    fn entry(path: &str, what: What) -> Entry {
+        Entry {
             path: path.into(),
             what,
             mode: 0o600,
@@ -356,7 +366,34 @@ mod tests {
             gid: 0,
             mtime: (0, 0),
             attributes: Attributes::new(),
-        };
+        }
+    }
+
+    /// What comes when these are sent with one byte.
+    fn sent(entries: &[Entry]) -> Vec<u8> {
+        let list = serde_json::to_vec(entries).unwrap();
+        let length = (list.len() as u64).to_be_bytes();
+        [&length, list.as_slice(), b"x"].concat()
+    }
+
+    /// Nothing is written of what has no room.
+    #[test]
+    fn no_more_comes_in_than_is_free() {
+        let half = || What::File(u64::MAX / 2);
+        for entries in [
+            vec![entry("a", What::File(1)), entry("b", half())],
+            vec![entry("a", half()), entry("b", half()), entry("c", half())],
+            vec![entry("a", What::Parts(u64::MAX, vec![(0, u64::MAX)]))],
+        ] {
+            let to = tempfile::tempdir().unwrap();
+            let error = unpack(&mut sent(&entries).as_slice(), to.path(), None).unwrap_err();
+            assert!(error.to_string().contains("there is no room for its "), "{error}");
+            assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0);
+        }
+    }
+
+    #[test]
+    fn nothing_gets_out_of_its_directory() {
         let outside = tempfile::tempdir().unwrap();
         let before = tempfile::tempdir().unwrap();
         fs::write(before.path().join("secret"), "of somebody else").unwrap();
@@ -379,10 +416,7 @@ mod tests {
             vec![entry("a", What::There("nothing".into()))],
             vec![entry("a", What::There("".into()))],
         ] {
-            let list = serde_json::to_vec(&entries).unwrap();
-            let mut bytes = (list.len() as u64).to_be_bytes().to_vec();
-            bytes.extend(list);
-            bytes.push(b'x');
+            let bytes = sent(&entries);
             let to = tempfile::tempdir().unwrap();
             let came = before.path().join("came");
             assert!(unpack(&mut bytes.as_slice(), to.path(), Some(&came)).is_err(), "{entries:?}");

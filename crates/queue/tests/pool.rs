@@ -184,6 +184,31 @@ fn a_machine_is_drained_when_its_jobs_have_gone() {
     assert_eq!(a.output(later), "later\n");
 }
 
+/// What a job writes on another machine comes to this one's disk, where it may have as much as if it ran here.
+#[test]
+fn output_from_another_machine_fills_no_disk() {
+    const MOST: u64 = 4 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = pair(dir.path(), &json!({}));
+    let go = dir.path().join("go");
+    // What is written at once is more than the other machine sees in time.
+    let script = format!(
+        "echo begun; until [ -e {} ]; do sleep 0.05; done; head -c 64M /dev/zero; exec sleep 1000",
+        go.display()
+    );
+    let id = a.submit(&["--disk", &MOST.to_string()], &["sh", "-c", &script]);
+    a.wait_for_output(id, "begun\n");
+    a.ok(&["move", &id.to_string(), "--to", "b"]);
+    b.wait_for(1, "running");
+    std::fs::write(go, "").unwrap();
+    let job = a.wait_for(id, "failed");
+    assert!(job["note"].as_str().unwrap().contains("written more than it may (--disk)"), "{job}");
+    assert_eq!(job["exit"], 137);
+    let came = std::fs::metadata(a.data().join("jobs/1/out")).unwrap().len();
+    assert!(came <= MOST, "{came} bytes have come");
+    until("it ends there", || b.job(1)["exit"].is_number().then_some(()));
+}
+
 #[test]
 fn a_job_is_on_one_machine_whatever_fails() {
     let dir = tempfile::tempdir().unwrap();

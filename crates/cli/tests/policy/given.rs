@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use torpor_images::proto::{FileEntry, NetnsEntry};
+use torpor_images::proto::{FdinfoEntry, FileEntry, NetnsEntry};
 use torpor_images::{ImageDir, kind};
 
 use super::{Asleep, kill_process, said, torpor};
@@ -57,6 +57,24 @@ impl Edited {
         let mut paths = files.iter_mut().filter_map(|entry| entry.reg.as_mut());
         paths.find(|reg| reg.name == from.as_bytes()).unwrap().name = to.as_bytes().to_vec();
         self.images.write_all(kind::FILES, 0, &files).unwrap();
+    }
+
+    /// Adds a descriptor of the same path, opened with these flags.
+    fn again(&self, path: &str, flags: u32) {
+        let id = 900_001;
+        let mut files: Vec<FileEntry> = self.images.read_all(kind::FILES, 0).unwrap();
+        let named =
+            |entry: &&FileEntry| entry.reg.as_ref().is_some_and(|reg| reg.name == path.as_bytes());
+        let mut entry = FileEntry { id, ..files.iter().find(named).unwrap().clone() };
+        let reg = entry.reg.as_mut().unwrap();
+        (reg.id, reg.flags) = (id, flags);
+        let (ty, fd) = (entry.r#type, FD + 1);
+        files.push(entry);
+        self.images.write_all(kind::FILES, 0, &files).unwrap();
+        let table = self.images.ids(kind::FDINFO).unwrap()[0];
+        let mut fds: Vec<FdinfoEntry> = self.images.read_all(kind::FDINFO, table).unwrap();
+        fds.push(FdinfoEntry { id, flags: 0, r#type: ty, fd, xattr_security_selinux: None });
+        self.images.write_all(kind::FDINFO, table, &fds).unwrap();
     }
 
     /// Says that the network namespace is given as `key`.
@@ -116,6 +134,20 @@ fn a_file_that_is_given_is_in_the_plan() {
     assert!(!edited.plan(group, "/etc/other").contains("is the one that is given"));
     edited.refused(group, "/etc/other", "fd[N]:/etc/other: nothing in the images asks for it");
     assert_eq!(edited.restored(group, "/etc/passwd", [&fd]), [group]);
+}
+
+/// A second file of the images that has the name of what is given is that, and no wider than the caller has it.
+#[test]
+fn a_second_name_opens_no_more_of_what_is_given() {
+    const READ_AND_WRITE: u32 = 2;
+    let (group, edited) = (Path::new("/etc/group"), Edited::new(&["--uts"]));
+    edited.again("/etc/passwd", READ_AND_WRITE);
+    edited.refused(group, "/etc/passwd", &format!("the access mode of descriptor {}", FD + 1));
+    let edited = Edited::new(&["--uts"]);
+    edited.again("/etc/passwd", 0);
+    let names = [format!("fd/{FD}"), format!("fd/{}", FD + 1)];
+    let links = edited.restored(group, "/etc/passwd", names.each_ref().map(String::as_str));
+    assert_eq!(links, [group, group]);
 }
 
 /// Images call a file by the name of a namespace that the caller gives: it would be a way into that for whoever has

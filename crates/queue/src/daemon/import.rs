@@ -19,6 +19,9 @@ use crate::scheduler::JobId;
 /// No description of a job is longer.
 const MAX_RECORD: u64 = 8 << 20;
 
+/// Bytes that a client may still send after it was refused.
+const MOST_REFUSED: u64 = 1 << 30;
+
 /// Takes a job in, or what comes ahead of one. It is held until the other machine knows that it is
 /// here.
 pub(super) fn take(queue: &Arc<Queue>, request: &Request, body: &mut dyn Read) -> Response {
@@ -30,7 +33,7 @@ pub(super) fn take(queue: &Arc<Queue>, request: &Request, body: &mut dyn Read) -
         None => receive(queue, key, body).map(|id| json!({ "id": id })),
     };
     // A client that still sends would not hear the answer.
-    let drained = io::copy(body, &mut io::sink());
+    let drained = io::copy(&mut Read::take(body, MOST_REFUSED), &mut io::sink());
     match taken.and_then(|answer| drained.map(|_| answer)) {
         Ok(answer) => Response { status: 201, ..Response::json(&answer) },
         Err(e) => Response::problem(409, &e.to_string()),

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use signal_hook::consts::SIGKILL;
 
 use super::core::{Core, Queue};
 use super::follow::{FRAME_END, FRAME_ERR, FRAME_OUT};
@@ -24,8 +25,9 @@ use crate::files;
 use crate::http::Client;
 use crate::preemption::Means;
 use crate::scheduler::JobId;
+use crate::shepherd::disk::{room, used};
 use crate::shepherd::message::{Exit, Order};
-use crate::shepherd::pump::read_from;
+use crate::shepherd::pump::{has_room, read_from};
 
 /// How long to wait before a machine that does not answer is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -269,8 +271,9 @@ impl Transfer {
                 self.queue.change(|core| core.cancel_away(self.id, 15));
             }
         }
+        let room = self.room();
         loop {
-            match self.follow() {
+            match self.follow(room) {
                 Ok(true) => return,
                 Ok(false) | Err(_) => thread::sleep(PAUSE),
             }
@@ -320,8 +323,17 @@ impl Transfer {
         })
     }
 
+    /// How many bytes the job may have on this machine's disk.
+    fn room(&self) -> Option<u64> {
+        let core = self.queue.lock();
+        let limits = core.jobs.get(&self.id)?.spec.limits.clone();
+        let dir = core.dir(self.id);
+        drop(core);
+        room(&limits, &dir)
+    }
+
     /// Is the client of the job there; whether it is over.
-    fn follow(&self) -> Result<bool, String> {
+    fn follow(&self, room: Option<u64>) -> Result<bool, String> {
         let client = self.client()?;
         let job = self.destination.job.ok_or("it has not gone")?;
         match client.json("POST", &format!("/v1/jobs/{job}/release"), b"") {
@@ -330,10 +342,14 @@ impl Transfer {
         };
         self.queue.change(|core| core.tell_untold(self.id));
         self.pass_input(&client, job)?;
-        match self.read(&client, job) {
+        match self.read(&client, job, room) {
             Err(e) => Err(e.to_string()),
-            Ok(None) => Ok(false),
-            Ok(Some(end)) => {
+            Ok(Came::Part) => Ok(false),
+            Ok(Came::TooMuch) => {
+                self.end_of_too_much(&client, job);
+                Ok(true)
+            }
+            Ok(Came::End(end)) => {
                 let shown = client.json("GET", &format!("/v1/jobs/{job}"), b"")?;
                 if never_ran(&shown) && end.cancelled.is_none() {
                     let why = end.note.unwrap_or_else(|| "it did not run there".to_owned());
@@ -348,6 +364,17 @@ impl Transfer {
                 Ok(true)
             }
         }
+    }
+
+    /// Ends a job of which more has come than it may write. The other machine ends it by itself, unless it does not keep to
+    /// what is agreed: then it is of no use to tell it more than once.
+    fn end_of_too_much(&self, client: &Client, job: JobId) {
+        let _ = client.json("POST", &format!("/v1/jobs/{job}/cancel?signal={SIGKILL}"), b"");
+        let note = "it has written more than it may (--disk)".to_owned();
+        self.queue.change(|core| {
+            core.transfers.remove(&self.id);
+            core.end(self.id, Exit::Signal(SIGKILL), Some(note));
+        });
     }
 
     /// The other machine does not know the job; whether that is the end of it. It may have been given
@@ -391,10 +418,11 @@ impl Transfer {
         }
     }
 
-    /// Adds what the job writes to its output here, until it ends or the other machine goes
-    /// away.
-    fn read(&self, client: &Client, job: JobId) -> io::Result<Option<End>> {
+    /// Adds what the job writes to its output here, until it ends, the other machine goes away, or this is more than the job
+    /// may have.
+    fn read(&self, client: &Client, job: JobId, room: Option<u64>) -> io::Result<Came> {
         let dir = self.queue.lock().dir(self.id);
+        let mut left = room.map(|most| most.saturating_sub(used(&dir)));
         let open = |path| OpenOptions::new().create(true).append(true).open(path);
         let mut files = [open(dir.out())?, open(dir.err())?];
         let length = |file: &std::fs::File| file.metadata().map(|meta| meta.len());
@@ -416,18 +444,39 @@ impl Transfer {
             }
             let mut data = vec![0; length as usize];
             answer.read_exact(&mut data)?;
-            match head[0] {
-                FRAME_OUT => files[0].write_all(&data)?,
-                FRAME_ERR => files[1].write_all(&data)?,
+            let file = match head[0] {
+                FRAME_OUT => &mut files[0],
+                FRAME_ERR => &mut files[1],
                 FRAME_END => {
                     files.iter().try_for_each(std::fs::File::sync_all)?;
                     files::sync_dir(dir.path())?;
-                    return Ok(serde_json::from_slice(&data)?);
+                    let end: Option<End> = serde_json::from_slice(&data)?;
+                    return Ok(end.map_or(Came::Part, Came::End));
                 }
-                _ => {}
+                _ => continue,
+            };
+            if let Some(left) = &mut left {
+                let Some(rest) = left.checked_sub(length.into()) else { return Ok(Came::TooMuch) };
+                *left = rest;
             }
+            // Where there is no room it comes again.
+            if !has_room(file, length.into())? {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            file.write_all(&data)?;
         }
     }
+}
+
+/// What has come of a job that runs elsewhere.
+#[derive(Debug)]
+enum Came {
+    /// A part of its output.
+    Part,
+    /// All of it.
+    End(End),
+    /// More than it may write.
+    TooMuch,
 }
 
 /// How a job ended there.

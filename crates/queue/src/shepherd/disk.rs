@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::message::Order;
 use super::{Happening, Shepherd, work};
 use crate::files::{self, JobDir};
-use crate::spec::Room;
+use crate::spec::{Limits, Room};
 
 /// How long it may write before anybody looks again.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 impl Shepherd {
     /// Notices when the job has written more than it may.
     pub(super) fn watch_disk(&self) {
-        let Some(most) = self.room() else { return };
+        let Some(most) = room(&self.spec.limits, &self.dir) else { return };
         let (dir, inputs) = (self.dir.clone(), self.inputs.clone());
         thread::spawn(move || {
             while used(&dir) <= most {
@@ -26,20 +26,6 @@ impl Shepherd {
         });
     }
 
-    /// How many bytes it may write.
-    fn room(&self) -> Option<u64> {
-        let limits = &self.spec.limits;
-        limits.disk.or_else(|| match limits.usual_disk? {
-            Room::Bytes(most) => Some(most),
-            // What it was given, and what it has written before it slept, was there before.
-            Room::OfFree(part) => {
-                let system = rustix::fs::statvfs(self.dir.path()).ok()?;
-                let free = system.f_bavail.saturating_mul(system.f_frsize);
-                Some(used(&self.dir).saturating_add(part.of(free)))
-            }
-        })
-    }
-
     /// Ends a job that has.
     pub(super) fn disk_used(&mut self) {
         self.out_of_disk = true;
@@ -47,8 +33,21 @@ impl Shepherd {
     }
 }
 
+/// How many bytes a job may have from now on, with those that it has.
+pub(crate) fn room(limits: &Limits, dir: &JobDir) -> Option<u64> {
+    limits.disk.or_else(|| match limits.usual_disk? {
+        Room::Bytes(most) => Some(most),
+        // What it was given, and what it has written before it slept, was there before.
+        Room::OfFree(part) => {
+            let system = rustix::fs::statvfs(dir.path()).ok()?;
+            let free = system.f_bavail.saturating_mul(system.f_frsize);
+            Some(used(dir).saturating_add(part.of(free)))
+        }
+    })
+}
+
 /// Bytes that a job's standard streams and its own files take.
-fn used(dir: &JobDir) -> u64 {
+pub(crate) fn used(dir: &JobDir) -> u64 {
     let streams = [dir.stdin(), dir.out(), dir.err()];
     let streams = streams.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len()));
     let mut seen = HashSet::new();

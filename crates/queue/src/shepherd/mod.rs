@@ -13,7 +13,7 @@
 
 pub(crate) mod checkpoint;
 pub(crate) mod digests;
-mod disk;
+pub(crate) mod disk;
 mod ending;
 pub(crate) mod engine;
 mod entry;
