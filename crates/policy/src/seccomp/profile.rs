@@ -1,6 +1,6 @@
 //! The profile of a configuration (`linux.seccomp`), and what filters let through besides.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -50,6 +50,8 @@ pub(crate) struct GivenCalls<'p> {
     profile: &'p Profile,
     /// Of the names that it has: whether they may go on, and whether they never do.
     named: HashMap<&'p str, (bool, bool)>,
+    /// Whether it has a name that is not known here, which may be that of any number without one.
+    has_new_names: bool,
     /// Whether all others may go on.
     others: bool,
     budget: Budget,
@@ -70,9 +72,12 @@ impl<'p> GivenCalls<'p> {
                 *ends |= END.contains(&rule.action.as_str()) && rule.args.is_empty();
             }
         }
+        let known: HashSet<&str> =
+            CONVENTIONS.iter().flat_map(|of| of.named()).map(|(_, name)| name).collect();
+        let has_new_names = named.keys().any(|name| !known.contains(name));
         let (budget, found) = (Budget(BUDGET), HashMap::new());
         let is_known = others || END.contains(&default);
-        is_known.then_some(GivenCalls { profile, named, others, budget, found })
+        is_known.then_some(GivenCalls { profile, named, has_new_names, others, budget, found })
     }
 
     /// The system calls that all of these filters let through, whatever their arguments are, and the profile lets through under
@@ -107,8 +112,7 @@ impl<'p> GivenCalls<'p> {
                     add(number, name.to_owned());
                 }
             }
-            // A name that is not known here may be that of any.
-            if !is_listed || !(self.others || self.has_new_names()) {
+            if !is_listed || !(self.others || self.has_new_names) {
                 convention.unnamed().for_each(|number| add(number, format!("number {number}")));
             }
         }
@@ -118,12 +122,6 @@ impl<'p> GivenCalls<'p> {
     fn gives(&self, name: &str) -> bool {
         let (goes_on, ends) = self.named.get(name).copied().unwrap_or_default();
         goes_on || (self.others && !ends)
-    }
-
-    fn has_new_names(&self) -> bool {
-        let known: Vec<&str> =
-            CONVENTIONS.iter().flat_map(|of| of.named()).map(|(_, name)| name).collect();
-        self.named.keys().any(|name| !known.contains(name))
     }
 }
 

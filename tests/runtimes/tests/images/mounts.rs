@@ -9,7 +9,7 @@ use torpor_images::proto::{FdTypes, FileEntry, Fstype, MntEntry, RemapFilePathEn
 use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::scratch::Scratch;
 
-use super::{Asleep, FOREIGN, Images, at, bundle, refuses};
+use super::{Asleep, FOREIGN, Images, Row, at, bundle, refuses, refuses_of};
 
 /// The unlinked file of the volume is now one that has this name on the read-only volume.
 fn linked_as(images: &Images, name: &str) {
@@ -181,6 +181,20 @@ fn mounts() {
                 &["\"/spare\"", "a part of the mount at \"/ro\", which is ro"],
             ),
             (
+                "a part of a volume that is said to have been removed",
+                |images| {
+                    again(images, "/vol", |mount| {
+                        (mount.ext_key, mount.deleted) = (None, Some(true));
+                        mount.root.extend(b"/was");
+                    });
+                },
+                &[
+                    "\"/spare\"",
+                    "it shows what had been removed, which would be made there again",
+                    "(foreign.mounts.file-systems)",
+                ],
+            ),
+            (
                 "the volume in the place of another",
                 |images| {
                     images.mounts(|mounts| {
@@ -312,6 +326,13 @@ fn file_systems_of_the_kernel() {
                 &["\"/vol\": file system cgroup2: "],
             ),
             (
+                "proc at its own place, by another name of that",
+                |images| {
+                    again(images, "/proc", |mount| mount.mountpoint = b"/proc/".to_vec());
+                },
+                &["mount 900001 is at the place of another one"],
+            ),
+            (
                 "all of proc where a part is protected",
                 |images| instead(images, "/proc/bus", Fstype::Proc, "/", 1),
                 &["\"/proc/bus\": file system proc, read-only: the calling runtime wants no such"],
@@ -333,6 +354,40 @@ fn file_systems_of_the_kernel() {
             ),
         ],
     );
+}
+
+/// What takes the place of a root that cannot be written to.
+#[test]
+fn what_lies_over_a_read_only_root() {
+    fn over(images: &Images, place: &str, fstype: Fstype, options: &str) {
+        images.mount(|_, mount| {
+            mount.mountpoint = place.as_bytes().to_vec();
+            (mount.fstype, mount.options) = (fstype as u32, options.as_bytes().to_vec());
+        });
+    }
+    const WANTED: &[&str] =
+        &["the calling runtime wants the root read-only", "(foreign.mounts.file-systems)"];
+    let scratch = Scratch::new("images-over-the-root");
+    let bundle = bundle(&scratch);
+    bundle.write("count", "");
+    let count = bundle.file("count");
+    let bundle = bundle
+        .bind(&count, "/count", "rw")
+        .configure(|config| config["root"]["readonly"] = true.into());
+    let rows: &[Row] = &[
+        ("a tmpfs", |images| over(images, "/", Fstype::Tmpfs, ""), WANTED),
+        ("a tmpfs, by another name of the place", |i| over(i, "/.", Fstype::Tmpfs, ""), WANTED),
+        ("new terminals", |i| over(i, "//", Fstype::Devpts, "newinstance"), WANTED),
+        (
+            "an overlay",
+            |images| {
+                let layers = "lowerdir=/,upperdir=/vol/upper,workdir=/vol/work";
+                over(images, "/", Fstype::Overlayfs, layers);
+            },
+            WANTED,
+        ),
+    ];
+    refuses_of(&scratch, &bundle, "", rows, |_| {});
 }
 
 /// The volume that cannot be written to, as a part of what can, by what images say of devices and roots.

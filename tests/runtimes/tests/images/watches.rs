@@ -1,8 +1,8 @@
-//! Marks of fanotify on what a container cannot read.
+//! Marks of fanotify, and watches of inotify, on what a container cannot read.
 
 use torpor_images::proto::{
     FanotifyFileEntry, FanotifyInodeMarkEntry, FanotifyMarkEntry, FanotifyMountMarkEntry, FdTypes,
-    FhEntry, MarkType,
+    FhEntry, InotifyFileEntry, InotifyWdEntry, MarkType,
 };
 
 use super::{Images, at, refuses};
@@ -30,19 +30,30 @@ fn what_watches_files() {
         let me = Some(FanotifyMountMarkEntry { mnt_id, path: Some(b"/ro".to_vec()) });
         FanotifyMarkEntry { r#type: MarkType::Mount.into(), me, ..Default::default() }
     }
+    fn inotify(images: &Images, f_handle: FhEntry) {
+        images.open(FdTypes::Inotify, |entry| {
+            let watch = InotifyWdEntry {
+                id: entry.id,
+                i_ino: 2,
+                mask: 0x20, // IN_OPEN
+                wd: 1,
+                f_handle,
+                ..InotifyWdEntry::default()
+            };
+            let (id, wd) = (entry.id, vec![watch]);
+            entry.ify = Some(InotifyFileEntry { id, wd, ..InotifyFileEntry::default() });
+        });
+    }
+    /// A handle of the root directory of the file system that the container's root is a part of.
+    fn outside() -> FhEntry {
+        FhEntry { bytes: 8, r#type: 1, handle: vec![2, 0], ..Default::default() }
+    }
     const WANTED: &[&str] = &["files.img: fanotify: ", "(foreign.files.fanotify)"];
+    const OUT: &[&str] = &["files.img: a watched file's handle leads out of the tasks' mounts"];
     refuses(
         "images-fanotify",
         &[
-            (
-                "by handle",
-                |images| {
-                    let handle =
-                        FhEntry { bytes: 8, r#type: 1, handle: vec![2, 0], ..Default::default() };
-                    watch(images, 0, inode(handle));
-                },
-                WANTED,
-            ),
+            ("by handle", |images| watch(images, 0, inode(outside())), WANTED),
             (
                 "by path",
                 |images| {
@@ -60,12 +71,23 @@ fn what_watches_files() {
             ),
             (
                 "by handle, with handles, out of the container",
+                |images| watch(images, 0x200, inode(outside())),
+                OUT,
+            ),
+            // Anybody may have one.
+            ("inotify by handle", |images| inotify(images, outside()), OUT),
+            (
+                "inotify by handle, from a mount that there is not",
+                |images| inotify(images, FhEntry { mnt_id: Some(900_001), ..outside() }),
+                OUT,
+            ),
+            (
+                "inotify by a path that climbs",
                 |images| {
-                    let handle =
-                        FhEntry { bytes: 8, r#type: 1, handle: vec![2, 0], ..Default::default() };
-                    watch(images, 0x200, inode(handle));
+                    let path = Some(b"/../../../etc/shadow".to_vec());
+                    inotify(images, FhEntry { path, ..FhEntry::default() });
                 },
-                &["files.img: a watched file's handle leads out of the tasks' mounts"],
+                &["/etc/shadow"],
             ),
         ],
     );
