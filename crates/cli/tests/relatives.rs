@@ -4,8 +4,9 @@
 
 use std::fs;
 
-use torpor_images::ImageDir;
 use torpor_images::dir::{EXTENDED_VERSION, IMAGE_VERSION};
+use torpor_images::proto::StatsEntry;
+use torpor_images::{ImageDir, kind};
 use torpor_sys::process::wait;
 
 mod keys;
@@ -19,6 +20,9 @@ use sleeper::wait_until;
 /// Of each task's memory; a third of them are zeros.
 const PAGES: u64 = 3000;
 const CHILDREN: u64 = 3;
+/// What a child is stopped for when it is restored: its birth (3), its places and its descriptors (2 each, less
+/// what it has of neither), its state, the last of it, and the end of its stub (2).
+const MOST_STOPS: u64 = 10;
 
 /// A task with children, which are ours when it is gone.
 fn start(children: u64) -> Task {
@@ -70,6 +74,31 @@ fn size(dump: &[&str], restore: &[&str]) -> u64 {
     assert_eq!(task.look(), format!("ok {PAGES}\n"), "{dump:?} {restore:?}");
     wait_until(|| wait(task.pid, false).unwrap().is_some());
     size
+}
+
+/// How often the tasks of a family are stopped while they are restored.
+fn stops(children: u64) -> u64 {
+    let task = start(children);
+    put_to_sleep(&task, &[]);
+    task.restore(&[]);
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+    wait_until(|| wait(task.pid, false).unwrap().is_some());
+    let images = ImageDir::open(task.dir.path()).unwrap();
+    let stats: StatsEntry = images.read_one(kind::STATS_RESTORE, 0).unwrap();
+    stats.restore.unwrap().torpor_stops.unwrap()
+}
+
+/// What each process of a large tree costs.
+#[test]
+fn a_child_is_restored_with_few_stops() {
+    const MORE: u64 = 20;
+    let [few, many] = [2, 2 + MORE].map(stops);
+    let each = many.saturating_sub(few).div_ceil(MORE);
+    println!("{each} stops for each child");
+    assert!(
+        (1..=MOST_STOPS).contains(&each),
+        "{few} stops with two children, {many} with {MORE} more"
+    );
 }
 
 #[test]

@@ -9,7 +9,8 @@ use std::time::Duration;
 use torpor_engine::namespace::user::IdMaps;
 use torpor_engine::proc;
 use torpor_engine::task::{
-    self, AboutTree, Filters, Images, MmFlags, ProcFiles, Process, ProcessState, Seen, ThreadState,
+    self, AboutTree, Filters, Husks, Images, MmFlags, ProcFiles, Process, ProcessState, Seen,
+    ThreadState,
 };
 use torpor_images::ImageDir;
 use torpor_images::proto::{CoreEntry, MmEntry};
@@ -193,7 +194,7 @@ fn all_state_comes_back() {
     let scheduling = &*cores.iter_mut().map(Scheduling::take).collect::<Vec<_>>();
     let (own, profile) = (maps, None);
     let images = Images { mm: &mm, maps, own, credentials, seccomp, limits, scheduling, profile };
-    task::restore(&mut husks, &cores, &images).unwrap();
+    task::restore(&mut [Husks { threads: &mut husks, cores: &cores, images }]).unwrap();
     for (husk, core) in husks.iter_mut().zip(&cores) {
         task::dress(husk, core).unwrap();
     }

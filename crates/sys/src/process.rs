@@ -291,6 +291,27 @@ fn wait_with(pid: i32, flags: i32) -> Result<Option<(i32, Status)>> {
     }
 }
 
+/// The soft and the hard limit of a process for a resource, by its number (prlimit(2)).
+///
+/// # Errors
+/// `ESRCH` if it is gone; `EPERM` for one of another user.
+pub fn limit_of(pid: i32, resource: u32) -> Result<[u64; 2]> {
+    let mut now = [0u64; 2];
+    let args = [u64::from(pid.cast_unsigned()), resource.into(), 0, addr(&raw mut now), 0, 0];
+    // SAFETY: the kernel writes a `struct rlimit64`, which is two words, to `now`.
+    unsafe { syscall(libc::SYS_prlimit64, args) }?;
+    Ok(now)
+}
+
+/// The process group of a process (getpgid(2)); 0 for one that has no number here.
+///
+/// # Errors
+/// `ESRCH` if it is gone.
+pub fn group_of(pid: i32) -> Result<i32> {
+    // SAFETY: takes and returns numbers only.
+    check(unsafe { libc::getpgid(pid) })
+}
+
 /// Sends a signal to one thread (tgkill(2)).
 ///
 /// # Errors

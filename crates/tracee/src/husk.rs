@@ -128,8 +128,7 @@ impl Tracee {
             .map_err(Error::os(pid, "PTRACE_CONT"))?;
         }
         let mut husk = Tracee::here(pid, pid, StopState::Interrupted)?;
-        husk.husk = true;
-        husk.own.orig_rax = u64::MAX;
+        husk.be_husk()?;
         husk.stub = Some(Stub::at(HUSK_BASE));
         Ok((husk, pidfd))
     }
@@ -176,8 +175,7 @@ impl Tracee {
         wait_for(child)?;
         let pid = if is_thread { self.pid } else { child };
         let mut tracee = Tracee::here(pid, child, StopState::Interrupted)?;
-        tracee.husk = true;
-        tracee.own.orig_rax = u64::MAX;
+        tracee.be_husk()?;
         tracee.stub = self.stub;
         Ok(tracee)
     }
@@ -222,24 +220,35 @@ impl Tracee {
             .map_err(Error::os(self.tid, "PTRACE_O_SUSPEND_SECCOMP"))
     }
 
-    /// Unmaps the stub as the last thing that the husk does. Other threads of the
-    /// process must not run through it any more. Set registers and
-    /// [`Tracee::release`] next.
+    /// Has husks of different processes unmap their stubs as the last thing that they do: while one
+    /// of them works the next ones are looked after. Other threads of such a process must not run
+    /// through its stub any more. Set registers and [`Tracee::release`] next.
     ///
     /// # Errors
-    /// Gone; `Remote`, if the stub cannot be unmapped.
-    pub fn drop_stub(&mut self) -> Result<()> {
-        let Some(stub) = self.stub.take() else { return Ok(()) };
-        let regs = torpor_sys::ptrace::Registers {
-            rax: libc::SYS_munmap.cast_unsigned(),
-            rdi: stub.base,
-            rsi: STUB_SIZE,
-            rip: stub.syscall_at(),
-            orig_rax: u64::MAX,
-            ..self.own.for_64bit()
-        };
-        let result = self.step_syscall(&regs)?;
-        self.answer("munmap of the stub", result).map(drop)
+    /// Gone; `Remote`, if a stub cannot be unmapped.
+    pub fn drop_stubs<'t>(husks: impl IntoIterator<Item = &'t mut Self>) -> Result<()> {
+        let mut under_way = Vec::new();
+        for husk in husks {
+            let Some(stub) = husk.stub.take() else { continue };
+            husk.start_syscall(&torpor_sys::ptrace::Registers {
+                rax: libc::SYS_munmap.cast_unsigned(),
+                rdi: stub.base,
+                rsi: STUB_SIZE,
+                rip: stub.syscall_at(),
+                orig_rax: u64::MAX,
+                ..husk.own.for_64bit()
+            })?;
+            under_way.push(husk);
+        }
+        for husk in &mut under_way {
+            husk.wait_syscall()?;
+            husk.to_next_syscall()?;
+        }
+        for husk in under_way {
+            let result = husk.finish_syscall()?;
+            husk.answer("munmap of the stub", result)?;
+        }
+        Ok(())
     }
 
     /// Has this thread end alone, with a wait status of an exit code, as soon as it is
@@ -284,7 +293,7 @@ impl Tracee {
         ptrace::set_registers(tid, regs).map_err(Error::os(tid, "PTRACE_SETREGS"))?;
         ptrace::set_xstate(tid, xstate).map_err(Error::os(tid, "NT_X86_XSTATE"))?;
         ptrace::set_signal_mask(tid, mask).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
-        (self.own, self.own_mask) = (*regs, mask);
+        (self.own, self.own_mask, self.bare) = (*regs, mask, false);
         self.xstate = None;
         Ok(())
     }

@@ -64,6 +64,9 @@ pub struct Tracee {
     pub(crate) rseq: Option<RseqConfig>,
     /// Made by us: dies with us, and has no state of its own to go back to.
     pub(crate) husk: bool,
+    /// A husk that has become no task yet: it stays in its stub from one batch to the next, with
+    /// all blocked that a batch blocks.
+    pub(crate) bare: bool,
     /// Still ours to let go when it is dropped.
     pub(crate) held_back: bool,
     /// Whether it leads a process that has other threads, once that has been looked up.
@@ -161,6 +164,7 @@ impl Tracee {
             critical_section: None,
             rseq: None,
             husk: false,
+            bare: false,
             held_back: true,
             leads_others: None,
         })
@@ -284,7 +288,10 @@ impl Tracee {
     /// Lets it run from `regs` in the stub.
     pub(crate) fn start_at(&self, regs: &Registers) -> Result<()> {
         let tid = self.tid;
-        ptrace::set_signal_mask(tid, BATCH_MASK).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
+        if !self.bare {
+            ptrace::set_signal_mask(tid, BATCH_MASK)
+                .map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
+        }
         ptrace::set_registers(tid, regs).map_err(Error::os(tid, "PTRACE_SETREGS"))?;
         ptrace::cont(tid, 0).map_err(Error::os(tid, "PTRACE_CONT"))
     }
@@ -292,7 +299,16 @@ impl Tracee {
     /// Waits until the stub's final signal stops it, then puts the task's own registers back.
     pub(crate) fn run_to_done(&mut self) -> Result<()> {
         self.wait_done()?;
-        self.put_back()
+        if self.bare { Ok(()) } else { self.put_back() }
+    }
+
+    /// The thread is a husk from now on, that has become no task yet.
+    pub(crate) fn be_husk(&mut self) -> Result<()> {
+        let tid = self.tid;
+        (self.husk, self.bare) = (true, true);
+        self.own.orig_rax = u64::MAX;
+        self.own_mask = BATCH_MASK;
+        ptrace::set_signal_mask(tid, BATCH_MASK).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))
     }
 
     /// Puts the task's own registers and mask back.

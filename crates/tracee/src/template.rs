@@ -25,6 +25,7 @@ impl Tracee {
         batch.call(prctl(libc::PR_SET_NAME, [name.0]));
         batch.call((libc::SYS_close_range, [0, u64::from(u32::MAX), 0]));
         batch.run()?;
+        self.put_back()?;
         self.set_options(0)?;
         let tid = self.tid;
         send(self.pid, libc::SIGSTOP).map_err(Error::os(tid, "kill"))?;

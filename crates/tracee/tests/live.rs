@@ -4,6 +4,7 @@
 mod common;
 
 use common::{PATIENCE, is_asleep, maps, says_on, spawn, stop, stop_thread, threads};
+use torpor_sys::ptrace::{registers, signal_mask};
 use torpor_tests::wait::wait_for;
 use torpor_tracee::{Batch, RemoteAddr, SIDE_BY_SIDE, Tracee, remove_leftover, stub_place};
 
@@ -121,6 +122,42 @@ fn a_husk_makes_children_and_threads() {
     child.exit_with(7 << 8).unwrap();
     let status = husk.call("wait4", (libc::SYS_wait4, [u64::MAX, 0, 0, 0])).unwrap();
     assert!(status > 0);
+}
+
+#[test]
+fn a_husk_stays_in_its_stub_until_it_becomes_a_task() {
+    let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+    let mut child = husk.spawn_child(0, libc::SIGCHLD, &[]).unwrap();
+    let (base, len) = husk.stub_range().unwrap();
+    for husk in [&mut husk, &mut child] {
+        let own = *husk.registers();
+        let tid = husk.tid();
+        let now = || (registers(tid).unwrap().rip, signal_mask(tid).unwrap());
+        husk.call("getpid", (libc::SYS_getpid, [])).unwrap();
+        let (rip, all_but_one) = now();
+        assert!((base + 1..base + len).contains(&rip), "{rip:#x}");
+        let kill_and_stop = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
+        assert_eq!((all_but_one | kill_and_stop).count_zeros(), 1, "{all_but_one:#x}");
+        let xstate = husk.xstate().unwrap().to_vec();
+        husk.become_task(&own, &xstate, 0).unwrap();
+        husk.call("getpid", (libc::SYS_getpid, [])).unwrap();
+        assert_eq!(now(), (own.rip, 0));
+    }
+}
+
+#[test]
+fn husks_drop_their_stubs_together() {
+    let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+    let mut others: Vec<_> = (0..3).map(|_| husk.spawn_child(0, 0, &[]).unwrap()).collect();
+    let (base, _) = husk.stub_range().unwrap();
+    let has_stub = |pid| maps(pid).iter().any(|map| (map.start..map.end).contains(&base));
+    Tracee::drop_stubs(&mut others).unwrap();
+    assert!(has_stub(husk.pid()));
+    for other in &mut others {
+        assert!(!has_stub(other.pid()));
+        assert!(other.call("getpid", (libc::SYS_getpid, [])).is_err());
+    }
+    Tracee::end_all(others.into_iter().chain([husk]));
 }
 
 #[test]

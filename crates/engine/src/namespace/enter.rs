@@ -14,7 +14,7 @@ use crate::restore::transport::Transport;
 /// # Errors
 /// If the husk is gone, or setns(2) fails in it.
 pub fn send_into(husk: &mut Tracee, kind: NsKind, file: &OwnedFd) -> Result<()> {
-    let transport = Transport::open(husk, 3)?;
+    let mut transport = Transport::open(husk, 3)?;
     let mut batch = husk.batch();
     transport.send(&mut batch, &[file.as_fd()])?;
     batch.must((libc::SYS_setns, [0, kind.clone_flag()]));

@@ -376,7 +376,7 @@ fn write_maps(maker: &mut Tracee, pid: i32, denies_groups: bool, maps: &IdMaps) 
     let path = format!("/proc/{pid}");
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(&path, flags, Mode::empty()).context(|| format!("open {path}"))?;
-    let transport = Transport::open(maker, 3)?;
+    let mut transport = Transport::open(maker, 3)?;
     let mut batch = maker.batch();
     transport.send(&mut batch, &[dir.as_fd()])?;
     batch.run()?;

@@ -5,9 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::DupFlags;
 use torpor_policy::Descriptor;
 use torpor_tracee::syscall::{self, RemoteFd};
+use torpor_tracee::{Batch, SIDE_BY_SIDE};
 
 use super::files::Table;
-use super::tasks::Task;
+use super::tasks::{Task, chosen};
 use super::transport::Transport;
 use crate::error::{Context, Result};
 use crate::file::Holder;
@@ -31,13 +32,36 @@ pub(super) fn restore(table: &mut Table<'_>) -> Result<()> {
         table.file(id)?;
     }
     table.connect()?;
-    for task in 0..table.opener.tasks.len() {
-        let tasks = &table.opener.tasks;
-        if !tasks[task].image.fds.is_empty() || !shares_table(tasks, task) {
-            fill(table, task)?;
-        }
+    let tasks = &table.opener.tasks;
+    let own = (0..tasks.len())
+        .filter(|&task| !tasks[task].image.fds.is_empty() || !shares_table(tasks, task));
+    let own: Vec<usize> = own.collect();
+    let sizes: Vec<usize> = own.iter().map(|&task| tasks[task].image.fds.len()).collect();
+    let mut rest = own.as_slice();
+    for count in together(&sizes) {
+        let (some, others) = rest.split_at(count);
+        fill(table, some)?;
+        rest = others;
     }
     Ok(())
+}
+
+/// How many tasks after each other are filled at the same time, of those that have so many descriptors: as
+/// many as have no more than one message carries. There are limits to what may be on its way.
+fn together(sizes: &[usize]) -> Vec<usize> {
+    let mut counts: Vec<usize> = Vec::new();
+    let mut sum = 0;
+    for &size in sizes {
+        sum += size;
+        match counts.last_mut() {
+            Some(count) if sum <= AT_ONCE && *count < SIDE_BY_SIDE => *count += 1,
+            _ => {
+                counts.push(1);
+                sum = size;
+            }
+        }
+    }
+    counts
 }
 
 /// Whether a task before this one has the same table.
@@ -46,45 +70,65 @@ fn shares_table(tasks: &[Task], task: usize) -> bool {
     tasks[task].image.is_zombie() || tasks[..task].iter().any(|t| t.image.ids.files_id == id)
 }
 
-/// Sends the descriptors of `task` and moves them to their numbers.
+/// Sends the descriptors of some tasks and moves them to their numbers. The tasks work at the same time, and
+/// have no more than one message of descriptors unless it is a single one.
+fn fill(table: &mut Table<'_>, tasks: &[usize]) -> Result<()> {
+    let fds = tasks.iter().map(|&task| table.opener.tasks[task].image.fds.clone());
+    let fds: Vec<Vec<Descriptor>> = fds.collect();
+    let mut husks = Vec::new();
+    for (task, fds) in chosen(table.opener.tasks, tasks).zip(&fds) {
+        let (vpid, end) = (task.vpid, free_number(fds));
+        let highest = fds.last().map_or(0, |f| f.fd).max(end.cast_unsigned());
+        let husk = task.remote()?;
+        raise_files(husk, vpid, highest)?;
+        husks.push((husk, end));
+    }
+    let mut transports = Transport::open_all(husks)?;
+    // The highest first, in as many messages as it takes: each leaves the low numbers free.
+    let messages = fds.iter().map(|fds| fds.len().div_ceil(AT_ONCE)).max().unwrap_or(0).max(1);
+    for message in 0..messages {
+        let parts = fds.iter().map(|fds| fds.rchunks(AT_ONCE).nth(message).unwrap_or_default());
+        let parts: Vec<&[Descriptor]> = parts.collect();
+        let open = |part: &&[Descriptor]| part.iter().map(|f| table.duplicate(f.file)).collect();
+        let files = parts.iter().map(open).collect::<Result<Vec<Vec<OwnedFd>>>>()?;
+        let mut batches = Vec::new();
+        let sent = transports.iter_mut().zip(parts.iter().zip(&files));
+        for (task, (transport, (part, files))) in chosen(table.opener.tasks, tasks).zip(sent) {
+            let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+            let mut batch = task.remote()?.batch();
+            transport.send(&mut batch, &borrowed)?;
+            place(&mut batch, part);
+            if message + 1 == messages {
+                transport.close(&mut batch);
+            }
+            batches.push(batch);
+        }
+        for (&task, out) in tasks.iter().zip(Batch::run_all(batches)?) {
+            if let Some((_, e)) = out.first_error() {
+                let pid = table.opener.tasks[task].vpid;
+                return Err(e).context(|| format!("giving task {pid} its descriptors"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds the calls that move the descriptors of one message to their numbers.
 ///
 /// What is received gets the lowest free numbers, in the order sent. Sent in
 /// ascending order of their final numbers, each arrives at or below its own, so that
 /// moving them from the highest down never meets one that is still to be moved.
-fn fill(table: &mut Table<'_>, task: usize) -> Result<()> {
-    let fds = table.opener.tasks[task].image.fds.clone();
-    let end = free_number(&fds);
-    let highest = fds.last().map_or(0, |f| f.fd).max(end.cast_unsigned());
-    let vpid = table.opener.tasks[task].vpid;
-    raise_files(table.opener.tasks[task].remote()?, vpid, highest)?;
-    let transport = Transport::open(table.opener.tasks[task].remote()?, end)?;
-    // The highest first, in as many messages as it takes: each leaves the low numbers free.
-    for chunk in fds.rchunks(AT_ONCE) {
-        let files =
-            chunk.iter().map(|f| table.duplicate(f.file)).collect::<Result<Vec<OwnedFd>>>()?;
-        let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-        let mut batch = table.opener.tasks[task].remote()?.batch();
-        transport.send(&mut batch, &borrowed)?;
-        for (i, fd) in chunk.iter().enumerate().rev() {
-            let from = i as u64;
-            let (from, to) = (RemoteFd(from), RemoteFd::from(fd.fd));
-            let cloexec = if fd.flags & 1 != 0 { DupFlags::CLOEXEC } else { DupFlags::empty() };
-            if from == to {
-                batch.must(syscall::fcntl(from, libc::F_SETFD, u64::from(fd.flags & 1)));
-            } else {
-                batch.must(syscall::dup3(from, to, cloexec));
-                batch.must(syscall::close(from));
-            }
-        }
-        if let Some((_, e)) = batch.run()?.first_error() {
-            let pid = table.opener.tasks[task].vpid;
-            return Err(e).context(|| format!("giving task {pid} its descriptors"));
+fn place(batch: &mut Batch<'_>, fds: &[Descriptor]) {
+    for (from, fd) in fds.iter().enumerate().rev() {
+        let (from, to) = (RemoteFd(from as u64), RemoteFd::from(fd.fd));
+        let cloexec = if fd.flags & 1 != 0 { DupFlags::CLOEXEC } else { DupFlags::empty() };
+        if from == to {
+            batch.must(syscall::fcntl(from, libc::F_SETFD, u64::from(fd.flags & 1)));
+        } else {
+            batch.must(syscall::dup3(from, to, cloexec));
+            batch.must(syscall::close(from));
         }
     }
-    let mut batch = table.opener.tasks[task].remote()?.batch();
-    transport.close(&mut batch);
-    batch.run()?;
-    Ok(())
 }
 
 /// A number for the transport: not one of the task's, and above those that the
@@ -122,6 +166,13 @@ mod tests {
 
     fn fd(number: u32) -> Descriptor {
         Descriptor { fd: number, ..Descriptor::default() }
+    }
+
+    #[test]
+    fn tasks_are_filled_together_as_far_as_a_message_goes() {
+        assert!(together(&[]).is_empty());
+        assert_eq!(together(&[0, 3, 250, 1, 1000, 253, 1, 252]), [3, 1, 1, 1, 2]);
+        assert_eq!(together(&[2; 2 * SIDE_BY_SIDE + 1]), [SIDE_BY_SIDE, SIDE_BY_SIDE, 1]);
     }
 
     #[test]

@@ -216,7 +216,7 @@ impl Moved {
 }
 
 fn write_last(husk: &mut Tracee, file: &OwnedFd, last: i32) -> Result<()> {
-    let transport = Transport::open(husk, 3)?;
+    let mut transport = Transport::open(husk, 3)?;
     let mut batch = husk.batch();
     transport.send(&mut batch, &[file.as_fd()])?;
     batch.run()?;

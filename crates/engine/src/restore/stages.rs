@@ -361,9 +361,7 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
     tree::join_groups(cx)?;
     namespace::time::restore_others(&cx.images, &mut cx.ns, &mut cx.tasks)?;
-    for task in 0..cx.tasks.len() {
-        task::restore_paths(cx, task)?;
-    }
+    task::restore_paths(cx)?;
     tracing::info!("Restoring descriptors and threads");
     descriptors::restore(&mut cx.table())?;
     for master in cx.files.take_orphan_masters() {
@@ -373,9 +371,7 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     tree::make_threads(cx)?;
     descriptors::attach(&mut cx.table())?;
     cx.ask_daemons()?;
-    for task in 0..cx.tasks.len() {
-        memory::finish(cx, task)?;
-    }
+    memory::finish(&mut cx.tasks)?;
     cx.table().register_memory()?;
     cx.lazy.hand_over(&cx.images, &mut cx.tasks)?;
     for task in 0..cx.tasks.len() {
@@ -389,9 +385,7 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     fown::restore(&cx.entries, &cx.files.opened, &mut cx.tasks, &cx.id_maps)?;
     tree::bury(cx)?;
     namespace::pid::finish(&mut cx.tasks, &cx.ns)?;
-    for task in 0..cx.tasks.len() {
-        task::restore(cx, task)?;
-    }
+    task::restore(cx)?;
     cx.with_homes(namespace::finish)?;
     mount::finish(&mut cx.mounts)?;
     cx.cgroups.finish()

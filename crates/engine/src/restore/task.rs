@@ -1,80 +1,124 @@
 //! The rest of a task: its directories, its program, the state of its threads.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use torpor_images::kind;
-use torpor_images::proto::{FsEntry, MmEntry};
+use torpor_images::proto::{MmEntry, TaskCoreEntry};
 use torpor_tracee::syscall;
-use torpor_tracee::{Batch, Tracee};
+use torpor_tracee::{Batch, SIDE_BY_SIDE, Tracee};
 
 use super::places::FileOnMount;
+use super::tasks::{Task, chosen};
 use super::transport::{Transport, place_words};
-use super::{Restore, process};
-use crate::error::{Context, Result};
+use super::{Restore, process, tree};
+use crate::error::{Context, Error, Result};
 use crate::namespace::nested_user;
+use crate::namespace::user::IdMaps;
 use crate::{proc, task};
 
-/// Sets root, working directory and umask, and tells the kernel what it keeps of the
+/// Sets root, working directory and umask of every task, and tells the kernel what it keeps of the
 /// program: the executable, where code, heap, arguments and environment are.
-/// Comes before the task has any descriptor.
+/// Comes before the tasks have any descriptor.
 ///
 /// # Errors
 /// If root, working directory or executable are not in the images or cannot be opened; if the
-/// kernel refuses one of them; if the husk has ended.
-pub(super) fn restore_paths(cx: &mut Restore<'_>, task: usize) -> Result<()> {
-    let image = &cx.tasks[task].image;
-    let (Some(mm), Some(fs)) = (image.mm.clone(), image.fs) else { return Ok(()) };
-    let directories = [fs.cwd_id, fs.root_id];
-    let Some(pid) = directories.into_iter().find_map(|id| cx.temporary.process_of(id)) else {
-        return set_paths(cx, task, &mm, &fs);
-    };
-    let mut process = process::start(cx.tasks[0].remote()?, i32::try_from(pid).ok())?;
-    cx.temporary.set_alive(Some(pid));
-    let done = nested_user::follow(&mut process, &cx.tasks[task].image, &cx.ns)
-        .and_then(|()| set_paths(cx, task, &mm, &fs));
-    cx.temporary.set_alive(None);
-    process::end(cx.tasks[0].remote()?, process)?;
-    done
+/// kernel refuses one of them; if a husk has ended.
+pub(super) fn restore_paths(cx: &mut Restore<'_>) -> Result<()> {
+    let (mut plain, mut of_processes) = (Vec::new(), Vec::new());
+    for (task, Task { image, .. }) in cx.tasks.iter().enumerate() {
+        let (Some(_), Some(fs)) = (&image.mm, &image.fs) else { continue };
+        match [fs.cwd_id, fs.root_id].into_iter().find_map(|id| cx.temporary.process_of(id)) {
+            None => plain.push(task),
+            Some(pid) => of_processes.push((task, pid)),
+        }
+    }
+    for some in apart(&cx.tasks, plain) {
+        set_paths(cx, &some)?;
+    }
+    for (task, pid) in of_processes {
+        let mut process = process::start(cx.tasks[0].remote()?, i32::try_from(pid).ok())?;
+        cx.temporary.set_alive(Some(pid));
+        let done = nested_user::follow(&mut process, &cx.tasks[task].image, &cx.ns)
+            .and_then(|()| set_paths(cx, &[task]));
+        cx.temporary.set_alive(None);
+        process::end(cx.tasks[0].remote()?, process)?;
+        done?;
+    }
+    Ok(())
 }
 
-fn set_paths(cx: &mut Restore<'_>, task: usize, mm: &MmEntry, fs: &FsEntry) -> Result<()> {
-    let files: Vec<OwnedFd> = [fs.root_id, fs.cwd_id, mm.exe_file_id]
-        .into_iter()
-        .map(|id| match cx.temporary.process_of(id) {
+/// Tasks that can work at the same time: no two of them share a table of descriptors, or directories.
+fn apart(tasks: &[Task], numbers: Vec<usize>) -> Vec<Vec<usize>> {
+    let mut all: Vec<Vec<usize>> = Vec::new();
+    for number in numbers {
+        let shares = |other: &usize| tree::shared_with(&tasks[number], &tasks[*other]) != 0;
+        match all.last_mut() {
+            Some(some) if some.len() < SIDE_BY_SIDE && !some.iter().any(shares) => {
+                some.push(number)
+            }
+            _ => all.push(vec![number]),
+        }
+    }
+    all
+}
+
+/// Does this to some tasks, which work at the same time.
+fn set_paths(cx: &mut Restore<'_>, tasks: &[usize]) -> Result<()> {
+    let files = tasks.iter().map(|&task| open_places(cx, task));
+    let files = files.collect::<Result<Vec<[OwnedFd; 3]>>>()?;
+    let husks = chosen(&mut cx.tasks, tasks).map(|task| Ok((task.remote()?, 3)));
+    let mut transports = Transport::open_all(husks.collect::<Result<Vec<_>>>()?)?;
+    let (mut batches, mut before) = (Vec::new(), Vec::new());
+    let sent = transports.iter_mut().zip(&files);
+    for (task, (transport, files)) in chosen(&mut cx.tasks, tasks).zip(sent) {
+        let Task { threads, image, vpid: pid, .. } = task;
+        let (Some(husk), Some(mm), Some(fs)) = (threads.first_mut(), &image.mm, &image.fs) else {
+            return Err(Error::Gone { pid: *pid });
+        };
+        let mut batch = husk.batch();
+        transport.send(&mut batch, &files.each_ref().map(AsFd::as_fd))?;
+        before.push(batch.len() - 1);
+        let dot = batch.cstr(".").0;
+        batch.must((libc::SYS_fchdir, [0]));
+        batch.must((libc::SYS_chroot, [dot]));
+        batch.must((libc::SYS_fchdir, [1]));
+        if let Some(umask) = fs.umask {
+            batch.must((libc::SYS_umask, [u64::from(umask)]));
+        }
+        set_program(&mut batch, mm);
+        batch.call((libc::SYS_close_range, [0, 2, 0]));
+        transport.close(&mut batch);
+        batches.push(batch);
+    }
+    let done = Batch::run_all(batches)?.into_iter().zip(before).zip(files);
+    for (task, ((out, before), files)) in chosen(&mut cx.tasks, tasks).zip(done) {
+        if let Some((step, e)) = out.first_error() {
+            let steps = ["receiving files", "fchdir to its root", "chroot", "fchdir"];
+            let what = steps.get(step.saturating_sub(before)).copied().unwrap_or("PR_SET_MM_MAP");
+            let name = kind::MM.file_name(u64::from(task.image.tree.pid));
+            return Err(e).context(|| format!("{what} ({name})"));
+        }
+        let [root, cwd, exe] = files.each_ref().map(FileOnMount::of_file);
+        task.places = Some([root?, cwd?, exe?]);
+    }
+    Ok(())
+}
+
+/// Root, working directory and executable of a task.
+fn open_places(cx: &mut Restore<'_>, task: usize) -> Result<[OwnedFd; 3]> {
+    let image = &cx.tasks[task].image;
+    let (Some(mm), Some(fs)) = (&image.mm, &image.fs) else {
+        return Err(Error::Gone { pid: cx.tasks[task].vpid });
+    };
+    let [root, cwd, exe] = [fs.root_id, fs.cwd_id, mm.exe_file_id].map(|id| {
+        match cx.temporary.process_of(id) {
             // One that was opened for another task is that of a process which has ended.
             Some(_) => cx.table().open_apart(id, None),
             None => cx.table().open_for_mapping(id, None),
-        })
-        .collect::<Result<_>>()?;
-    let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-    let husk = cx.tasks[task].remote()?;
-    let transport = Transport::open(husk, 3)?;
-    let mut batch = husk.batch();
-    transport.send(&mut batch, &borrowed)?;
-    let dot = batch.cstr(".").0;
-    batch.must((libc::SYS_fchdir, [0]));
-    batch.must((libc::SYS_chroot, [dot]));
-    batch.must((libc::SYS_fchdir, [1]));
-    if let Some(umask) = fs.umask {
-        batch.must((libc::SYS_umask, [u64::from(umask)]));
-    }
-    set_program(&mut batch, mm);
-    batch.call((libc::SYS_close_range, [0, 2, 0]));
-    transport.close(&mut batch);
-    match batch.run()?.first_error() {
-        None => {
-            let [root, cwd, exe] = [&files[0], &files[1], &files[2]].map(FileOnMount::of_file);
-            cx.tasks[task].places = Some([root?, cwd?, exe?]);
-            Ok(())
         }
-        Some((step, e)) => {
-            let what = ["receiving files", "fchdir to its root", "chroot", "fchdir"];
-            let what = what.get(step).copied().unwrap_or("PR_SET_MM_MAP");
-            let name = kind::MM.file_name(u64::from(cx.tasks[task].image.tree.pid));
-            Err(e).context(|| format!("{what} ({name})"))
-        }
-    }
+    });
+    Ok([root?, cwd?, exe?])
 }
 
 /// `PR_SET_MM` (prctl(2)) with a whole `struct prctl_mm_map`; the executable is
@@ -105,34 +149,48 @@ fn set_program(batch: &mut Batch<'_>, mm: &MmEntry) {
     batch.must(syscall::prctl(libc::PR_SET_MM, [libc::PR_SET_MM_MAP as u64, map.0, MM_MAP_SIZE]));
 }
 
-/// Gives the threads of a task the rest of their state, and removes the stub. All that
-/// is left to do is to let them go.
+/// Gives the threads of all tasks the rest of their state. All that is left to do is to take the stubs out
+/// and to let them go.
 ///
 /// # Errors
-/// If the images lack a part of the state, or the kernel refuses one (named in the error); if the
+/// If the images lack a part of the state, or the kernel refuses one (named in the error); if a
 /// husk has ended.
-pub(super) fn restore(cx: &mut Restore<'_>, task: usize) -> Result<()> {
-    let mut threads = std::mem::take(&mut cx.tasks[task].threads);
-    let done = cx.rest_of(task, &mut threads);
-    cx.tasks[task].threads = threads;
-    done
+pub(super) fn restore(cx: &mut Restore<'_>) -> Result<()> {
+    for first in (0..cx.tasks.len()).step_by(SIDE_BY_SIDE) {
+        let some = first..cx.tasks.len().min(first + SIDE_BY_SIDE);
+        let tasks = cx.tasks[some.clone()].iter_mut();
+        let mut threads: Vec<Vec<Tracee>> =
+            tasks.map(|task| std::mem::take(&mut task.threads)).collect();
+        let done = cx.rest_of(first, &mut threads);
+        for (task, threads) in cx.tasks[some].iter_mut().zip(threads) {
+            task.threads = threads;
+        }
+        done?;
+    }
+    Ok(())
 }
 
 impl Restore<'_> {
-    fn rest_of(&self, task: usize, threads: &mut [Tracee]) -> Result<()> {
-        let image = &self.tasks[task].image;
-        let Some(mm) = &image.mm else { return Ok(()) };
-        let images = task::Images {
-            mm,
-            maps: &self.id_maps,
-            own: &self.ns.ids_of(&image.homes),
-            credentials: &image.credentials,
-            seccomp: &image.seccomp,
-            limits: &image.limits,
-            scheduling: &image.scheduling,
-            profile: self.opts.birth.lsm_profile.as_deref(),
-        };
-        task::restore(threads, &image.cores, &images)
+    /// Of the tasks from `first` on, which have these threads.
+    fn rest_of(&self, first: usize, threads: &mut [Vec<Tracee>]) -> Result<()> {
+        let tasks = self.tasks[first..].iter().zip(threads);
+        let own = self.tasks[first..].iter().map(|task| self.ns.ids_of(&task.image.homes));
+        let own: Vec<IdMaps> = own.take(tasks.len()).collect();
+        let processes = tasks.zip(&own).filter_map(|((task, threads), own)| {
+            let image = &task.image;
+            let images = task::Images {
+                mm: image.mm.as_ref()?,
+                maps: &self.id_maps,
+                own,
+                credentials: &image.credentials,
+                seccomp: &image.seccomp,
+                limits: &image.limits,
+                scheduling: &image.scheduling,
+                profile: self.opts.birth.lsm_profile.as_deref(),
+            };
+            Some(task::Husks { threads, cores: &image.cores, images })
+        });
+        task::restore(&mut processes.collect::<Vec<_>>())
     }
 }
 
@@ -142,26 +200,48 @@ impl Restore<'_> {
 /// # Errors
 /// If a husk has ended; if the registers or signals of the images cannot be.
 pub(super) fn complete(cx: &mut Restore<'_>) -> Result<()> {
-    for index in (0..cx.tasks.len()).rev() {
-        let task = &mut cx.tasks[index];
-        let cores = &task.image.cores;
-        let mut threads = task.threads.iter_mut();
+    // Whose child is stopped is told so, and has its stub still.
+    let at_once =
+        if cx.tasks.iter().any(|task| stop_of(task).is_some()) { 1 } else { SIDE_BY_SIDE };
+    let mut end = cx.tasks.len();
+    while end > 0 {
+        let some = end.saturating_sub(at_once)..end;
+        end = some.start;
+        drop_stubs(&mut cx.tasks[some.clone()])?;
+        for index in some.rev() {
+            let task = &mut cx.tasks[index];
+            for (thread, core) in task.threads.iter_mut().zip(&task.image.cores) {
+                task::dress(thread, core)?;
+            }
+            task::restore_stop(&mut task.threads, &task.image.cores, cx.opts.leave_stopped)?;
+            report_stop(cx, index)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes the stubs out of some tasks, which work at the same time.
+fn drop_stubs(tasks: &mut [Task]) -> Result<()> {
+    let mut last = Vec::new();
+    for Task { threads, image, .. } in tasks.iter_mut().rev() {
+        let mut threads = threads.iter_mut();
         let Some(mut first) = threads.next() else { continue };
-        if let Some(status) =
-            cores.first().filter(|c| task::has_ended(c)).and_then(|c| c.tc.as_ref())
+        let leader = image.cores.first().filter(|core| task::has_ended(core));
+        if let Some(status) = leader.and_then(|core| core.tc.as_ref())
             && let Some(second) = threads.next()
         {
             first.prepare_exit(status.exit_code)?;
             first = second;
         }
-        first.drop_stub()?;
-        for (thread, core) in task.threads.iter_mut().zip(&task.image.cores) {
-            task::dress(thread, core)?;
-        }
-        task::restore_stop(&mut task.threads, &task.image.cores, cx.opts.leave_stopped)?;
-        report_stop(cx, index)?;
+        last.push(first);
     }
-    Ok(())
+    Ok(Tracee::drop_stubs(last)?)
+}
+
+/// The core of a task that is to be stopped by job control.
+fn stop_of(task: &Task) -> Option<&TaskCoreEntry> {
+    let core = task.image.cores.first().and_then(|core| core.tc.as_ref());
+    core.filter(|tc| tc.task_state == task::state::STOPPED)
 }
 
 /// Lets all threads go, the children first: a parent that runs early could miss them. A
@@ -204,8 +284,7 @@ fn await_end(pid: i32) {
 /// told it just now: the signal, unless it waited for one, and the status that it had asked for.
 fn report_stop(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let image = &cx.tasks[task].image;
-    let core = image.cores.first().and_then(|core| core.tc.as_ref());
-    let Some(stop) = core.filter(|tc| tc.task_state == task::state::STOPPED) else { return Ok(()) };
+    let Some(stop) = stop_of(&cx.tasks[task]) else { return Ok(()) };
     let had_asked = stop.torpor_stop_reported == Some(true);
     let (pid, ppid) = (u64::from(image.tree.pid), image.tree.ppid);
     let parent = cx.tasks.iter_mut().find(|t| t.image.tree.pid == ppid && !t.threads.is_empty());

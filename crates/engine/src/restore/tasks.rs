@@ -41,6 +41,21 @@ impl Task {
     }
 }
 
+/// The tasks with these numbers, which ascend.
+pub(super) fn chosen<'t>(
+    tasks: &'t mut [Task],
+    numbers: &[usize],
+) -> impl Iterator<Item = &'t mut Task> {
+    let mut before = 0;
+    let mut rest = tasks;
+    numbers.iter().map_while(move |&number| {
+        let (task, others) =
+            std::mem::take(&mut rest).split_at_mut_checked(number - before)?.1.split_first_mut()?;
+        (before, rest) = (number + 1, others);
+        Some(task)
+    })
+}
+
 /// A mapping in place.
 #[derive(Debug, Clone)]
 pub(crate) struct Mapped {

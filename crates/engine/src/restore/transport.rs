@@ -14,7 +14,7 @@ use rustix::process::PidfdGetfdFlags;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, RemoteAddr, Tracee};
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::proc;
 
 /// Descriptors that one message can carry (`SCM_MAX_FD`, unix(7)).
@@ -26,6 +26,9 @@ pub(crate) struct Transport {
     ours: OwnedFd,
     /// The husk's end.
     theirs: i32,
+    /// The numbers that both ends have there for now: ours, and its own. They make way in the batch that
+    /// uses it first.
+    pair: Option<[i32; 2]>,
     /// The husk.
     pid: i32,
 }
@@ -38,30 +41,60 @@ impl Transport {
     /// If the husk is gone, or its end of the socket cannot be fetched.
     pub(crate) fn open(husk: &mut Tracee, at: i32) -> Result<Self> {
         let pid = husk.pid();
+        let opened = Self::open_all([(&mut *husk, at)])?.pop();
+        let mut transport = opened.ok_or(Error::Gone { pid })?;
         let mut batch = husk.batch();
-        let pair = batch.space(8);
-        batch.call((libc::SYS_close_range, [0, u64::from(u32::MAX), 0]));
-        let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
-        let made = batch.must((libc::SYS_socketpair, [libc::AF_UNIX as u64, kind, 0, pair.addr.0]));
-        let out = batch.run()?;
-        out.expect(made, || "socketpair".to_owned())?;
-        let (a, b) = (out.u32_at(pair, 0).cast_signed(), out.u32_at(pair, 4).cast_signed());
-        let pidfd = proc::pidfd(pid)?;
-        let ours = rustix::process::pidfd_getfd(&pidfd, a, PidfdGetfdFlags::empty())
-            .context(|| format!("pidfd_getfd from husk {pid}"))?;
-        let mut batch = husk.batch();
-        if b != at {
-            batch.must(syscall::dup3(b.into(), at.into(), DupFlags::CLOEXEC));
-            batch.call(syscall::close(b.into()));
-        }
-        if a != at {
-            batch.call(syscall::close(a.into()));
-        }
-        let out = batch.run()?;
-        if let Some((_, e)) = out.first_error() {
+        transport.make_way(&mut batch);
+        if let Some((_, e)) = batch.run()?.first_error() {
             return Err(e).context(|| format!("moving the transport of husk {pid} to {at}"));
         }
-        Ok(Transport { ours, theirs: at, pid })
+        Ok(transport)
+    }
+
+    /// Opens ways into husks of different processes, with the numbers that their ends get there; they
+    /// work at the same time. Their tables are emptied first.
+    ///
+    /// # Errors
+    /// As [`Transport::open`].
+    pub(crate) fn open_all<'t>(
+        husks: impl IntoIterator<Item = (&'t mut Tracee, i32)>,
+    ) -> Result<Vec<Self>> {
+        let (mut batches, mut asked) = (Vec::new(), Vec::new());
+        for (husk, theirs) in husks {
+            let pid = husk.pid();
+            let mut batch = husk.batch();
+            let pair = batch.space(8);
+            batch.call((libc::SYS_close_range, [0, u64::from(u32::MAX), 0]));
+            let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
+            let args = [libc::AF_UNIX as u64, kind, 0, pair.addr.0];
+            let made = batch.must((libc::SYS_socketpair, args));
+            batches.push(batch);
+            asked.push((pid, theirs, made, pair));
+        }
+        let answers = asked.into_iter().zip(Batch::run_all(batches)?);
+        let opened = answers.map(|((pid, theirs, made, pair), out)| {
+            out.expect(made, || "socketpair".to_owned())?;
+            let pair = [0, 4].map(|at| out.u32_at(pair, at).cast_signed());
+            let pidfd = proc::pidfd(pid)?;
+            let ours = rustix::process::pidfd_getfd(&pidfd, pair[0], PidfdGetfdFlags::empty())
+                .context(|| format!("pidfd_getfd from husk {pid}"))?;
+            Ok(Transport { ours, theirs, pair: Some(pair), pid })
+        });
+        opened.collect()
+    }
+
+    /// Adds the calls that give the husk's end its number, unless it has it: those that it has for now may be
+    /// of what comes.
+    fn make_way(&mut self, batch: &mut Batch<'_>) {
+        let Some([ours, theirs]) = self.pair.take() else { return };
+        let at = self.theirs;
+        if theirs != at {
+            batch.must(syscall::dup3(theirs.into(), at.into(), DupFlags::CLOEXEC));
+            batch.call(syscall::close(theirs.into()));
+        }
+        if ours != at {
+            batch.call(syscall::close(ours.into()));
+        }
     }
 
     /// Sends `files` and adds the calls that receive them to a batch of the husk;
@@ -69,7 +102,8 @@ impl Transport {
     ///
     /// # Errors
     /// If the socket does not take them.
-    pub(crate) fn send(&self, batch: &mut Batch<'_>, files: &[BorrowedFd<'_>]) -> Result<()> {
+    pub(crate) fn send(&mut self, batch: &mut Batch<'_>, files: &[BorrowedFd<'_>]) -> Result<()> {
+        self.make_way(batch);
         for chunk in files.chunks(MAX_FDS) {
             let mut space = vec![MaybeUninit::uninit(); 16 + 4 * MAX_FDS + 8];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -93,7 +127,8 @@ impl Transport {
     }
 
     /// Adds the call that closes the husk's end.
-    pub(crate) fn close(self, batch: &mut Batch<'_>) {
+    pub(crate) fn close(&mut self, batch: &mut Batch<'_>) {
+        self.make_way(batch);
         batch.call(syscall::close(self.theirs.into()));
     }
 }

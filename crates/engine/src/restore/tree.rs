@@ -1,6 +1,7 @@
 //! The process tree: births and sessions in the order of [`super::order`], groups, threads.
 
 use torpor_images::proto::TorporNestedEntry;
+use torpor_sys::process::group_of;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
 
@@ -388,15 +389,28 @@ pub(super) fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
         }
     }
     for &(task, pid, pgid, _) in &groups {
-        let leader_here =
-            groups.iter().any(|g| g.1 == pgid) || cx.substitutes.iter().any(|s| s.vpid == pgid);
         let number = pid::own_group(&cx.tasks[task].image).unwrap_or(0);
         // Into one of an outer pid namespace it was born.
-        if pid != pgid && leader_here && number != 0 {
+        if pid == pgid || number == 0 {
+            continue;
+        }
+        let leader = husk_of(cx, pgid).filter(|_| {
+            groups.iter().any(|g| g.1 == pgid) || cx.substitutes.iter().any(|s| s.vpid == pgid)
+        });
+        // Most are in the group that they were born into.
+        let is_in = |leader| group_of(cx.tasks[task].pid).is_ok_and(|now| now == leader);
+        if leader.is_some_and(|leader| !is_in(leader)) {
             set_group(cx, task, 0, number.cast_signed())?;
         }
     }
     dismiss(cx)
+}
+
+/// The pid here of the husk of a task or of a substitute whose pid in the images is `pid`.
+fn husk_of(cx: &Restore<'_>, pid: u32) -> Option<i32> {
+    let of_task = cx.tasks.iter().find(|task| task.image.tree.pid == pid).map(|task| task.pid);
+    let substitute = || cx.substitutes.iter().find(|s| s.vpid == pid)?.husk.as_ref();
+    of_task.or_else(|| substitute().map(Tracee::pid))
 }
 
 /// Has a task put the process `pid`, or itself, into a group.

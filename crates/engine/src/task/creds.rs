@@ -146,6 +146,62 @@ fn given(option: &str) -> Result<Option<&str>> {
     }
 }
 
+/// Asks a husk's thread for its security bits, which [`Change::of`] takes.
+pub(crate) fn ask_bits(script: &mut Script<'_>) -> Call {
+    script.step("PR_GET_SECUREBITS", syscall::prctl(libc::PR_GET_SECUREBITS, []))
+}
+
+/// What a husk's thread may do, and what it is to be able to do.
+#[derive(Debug)]
+pub(crate) struct Change<'a> {
+    now: Credentials,
+    wanted: &'a Credentials,
+}
+
+impl<'a> Change<'a> {
+    /// That from what it may do now to the credentials that were judged. `bits` are its security bits, and `maps`
+    /// has the ids of the tree's user namespace as the supervisor sees them. `profile`, the value of
+    /// `--lsm-profile`, replaces the security profile among them, which it gets here.
+    ///
+    /// # Errors
+    /// If the supervisor may not give them, by name.
+    pub(crate) fn of(
+        husk: &mut Tracee,
+        bits: u64,
+        wanted: &'a Credentials,
+        maps: &IdMaps,
+        profile: Option<&str>,
+    ) -> Result<Self> {
+        let status = proc::thread_status(husk.pid(), husk.tid())?;
+        let now = dump(husk.pid(), husk.tid(), &status, maps)?;
+        let mut now = Credentials::read(now).map_err(|why| Error::invalid("the husk", why))?;
+        now.security_bits = u32::try_from(bits).unwrap_or_default();
+        check(husk.tid(), wanted.capabilities, now.capabilities)?;
+        let profile = match profile {
+            Some(option) => given(option)?,
+            None => wanted.profile.as_deref(),
+        };
+        if let Some(profile) = profile {
+            change_profile(husk, profile)?;
+        }
+        Ok(Change { now, wanted })
+    }
+
+    /// Has it make the change. `own` has the ids of the task's user namespace as that of the tree has them.
+    ///
+    /// # Errors
+    /// An id that the task has no name for.
+    pub(crate) fn make(self, script: &mut Script<'_>, own: &IdMaps) -> Result<()> {
+        let Change { mut now, wanted } = self;
+        change_ids(script, wanted, &mut now, own)?;
+        change_capabilities(script, wanted, &now);
+        if wanted.no_new_privileges == Some(true) {
+            script.prctl("PR_SET_NO_NEW_PRIVS", libc::PR_SET_NO_NEW_PRIVS, 1);
+        }
+        Ok(())
+    }
+}
+
 /// Gives a husk's thread the credentials that were judged. `maps` has the ids of the tree's user
 /// namespace as the supervisor sees them, and `own` those of the task's. `profile`, the value of `--lsm-profile`,
 /// replaces the security profile among them.
@@ -158,25 +214,12 @@ pub(crate) fn restore(
     (maps, own): (&IdMaps, &IdMaps),
     profile: Option<&str>,
 ) -> Result<()> {
-    let status = proc::thread_status(husk.pid(), husk.tid())?;
-    let now = dump(husk.pid(), husk.tid(), &status, maps)?;
-    let mut now = Credentials::read(now).map_err(|why| Error::invalid("the husk", why))?;
-    let bits = husk.call("PR_GET_SECUREBITS", syscall::prctl(libc::PR_GET_SECUREBITS, []))?;
-    now.security_bits = u32::try_from(bits).unwrap_or_default();
-    check(husk.tid(), wanted.capabilities, now.capabilities)?;
-    let profile = match profile {
-        Some(option) => given(option)?,
-        None => wanted.profile.as_deref(),
-    };
-    if let Some(profile) = profile {
-        change_profile(husk, profile)?;
-    }
     let mut script = Script::new(husk);
-    change_ids(&mut script, wanted, &mut now, own)?;
-    change_capabilities(&mut script, wanted, &now);
-    if wanted.no_new_privileges == Some(true) {
-        script.prctl("PR_SET_NO_NEW_PRIVS", libc::PR_SET_NO_NEW_PRIVS, 1);
-    }
+    let bits = ask_bits(&mut script);
+    let bits = script.run()?.expect(bits, || "PR_GET_SECUREBITS".to_owned())?;
+    let change = Change::of(husk, bits, wanted, maps, profile)?;
+    let mut script = Script::new(husk);
+    change.make(&mut script, own)?;
     script.run()?;
     Ok(())
 }

@@ -1,8 +1,11 @@
 //! What a process may use, and how it stands in the kernel's accounts: resource
 //! limits, OOM score, login uid.
 
+use std::io;
+
 use torpor_images::proto::{RlimitEntry, TaskRlimitsEntry};
 use torpor_policy::{LIMITS, ResourceLimit};
+use torpor_sys::process::limit_of;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::{Script, write_own};
@@ -15,30 +18,49 @@ const FILES: usize = libc::RLIMIT_NOFILE as usize;
 /// The questions to a process. `prlimit` from outside would need
 /// `CAP_SYS_RESOURCE` over tasks of another user.
 #[derive(Debug)]
-pub(crate) struct Questions(Vec<(Call, Slot)>);
+pub(crate) struct Questions(Vec<(u32, Call, Slot)>);
 
-/// Asks for all limits.
-pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
-    Questions(
-        (0..LIMITS.len() as u64)
-            .map(|resource| {
-                let slot = batch.space(16);
-                (batch.call((libc::SYS_prlimit64, [0, resource, 0, slot.addr.0])), slot)
-            })
-            .collect(),
-    )
+/// The numbers of all limits.
+pub(crate) fn all() -> impl Iterator<Item = u32> + Clone {
+    (0..).take(LIMITS.len())
+}
+
+/// Asks for the limits with these numbers.
+pub(crate) fn ask(batch: &mut Batch<'_>, which: impl Iterator<Item = u32>) -> Questions {
+    let ask = |resource: u32| {
+        let slot = batch.space(16);
+        (resource, batch.call((libc::SYS_prlimit64, [0, resource.into(), 0, slot.addr.0])), slot)
+    };
+    Questions(which.map(ask).collect())
 }
 
 impl Questions {
     /// The limits.
     pub(crate) fn answer(self, out: &Outcome) -> Result<TaskRlimitsEntry> {
         let mut rlimits = Vec::new();
-        for ((call, slot), name) in self.0.into_iter().zip(LIMITS) {
-            out.expect(call, || format!("prlimit of {name}"))?;
+        for (resource, call, slot) in self.0 {
+            out.expect(call, || format!("prlimit of {}", LIMITS[resource as usize]))?;
             rlimits.push(RlimitEntry { cur: out.u64_at(slot, 0), max: out.u64_at(slot, 8) });
         }
         Ok(TaskRlimitsEntry { rlimits })
     }
+}
+
+/// The limits that a husk has now, by the numbers `which`. From outside they are to be seen of a process of the
+/// same user, or with `CAP_SYS_RESOURCE`; others tell it themselves.
+fn of_husk(
+    husk: &mut Tracee,
+    which: impl Iterator<Item = u32> + Clone,
+) -> Result<Vec<RlimitEntry>> {
+    let pid = husk.pid();
+    let seen =
+        which.clone().map(|resource| limit_of(pid, resource)).collect::<io::Result<Vec<_>>>();
+    if let Ok(seen) = seen {
+        return Ok(seen.into_iter().map(|[cur, max]| RlimitEntry { cur, max }).collect());
+    }
+    let mut batch = husk.batch();
+    let questions = ask(&mut batch, which);
+    Ok(questions.answer(&batch.run()?)?.rlimits)
 }
 
 /// Sets the limits that are different now. What the images do not have is as the restoring program was given it.
@@ -51,13 +73,11 @@ pub(crate) fn restore(husk: &mut Tracee, wanted: &[ResourceLimit]) -> Result<()>
     if wanted.is_empty() && files.is_none() {
         return Ok(());
     }
-    let mut batch = husk.batch();
-    let questions = ask(&mut batch);
-    let now = questions.answer(&batch.run()?)?;
+    let now = of_husk(husk, all())?;
     let mut script = Script::new(husk);
     let wanted = wanted.iter().copied().enumerate().chain(files.map(|limit| (FILES, limit)));
     for (resource, ResourceLimit { soft, hard }) in wanted {
-        let Some(old) = now.rlimits.get(resource) else { continue };
+        let Some(old) = now.get(resource) else { continue };
         if (soft, hard) == (old.cur, old.max) {
             continue;
         }
@@ -155,12 +175,8 @@ pub(crate) fn restore_loginuid(husk: &mut Tracee, wanted: u32, inside: Option<u3
 /// # Errors
 /// If it does not fit the limit of this machine; if the husk has ended.
 pub(crate) fn raise_files(husk: &mut Tracee, vpid: i32, highest: u32) -> Result<()> {
-    let mut batch = husk.batch();
-    let old = batch.space(16);
-    let got = batch.call((libc::SYS_prlimit64, [0, FILES as u64, 0, old.addr.0]));
-    let out = batch.run()?;
-    out.expect(got, || "prlimit".to_owned())?;
-    let (soft, hard) = (out.u64_at(old, 0), out.u64_at(old, 8));
+    let now = of_husk(husk, std::iter::once(libc::RLIMIT_NOFILE))?;
+    let (soft, hard) = now.first().map_or((0, 0), |now| (now.cur, now.max));
     if u64::from(highest) < soft {
         return Ok(());
     }

@@ -248,7 +248,7 @@ impl ProcessQuestions {
             personality: thread::ask_personality(&mut batch),
             actions: signals::ask_actions(&mut batch),
             timers: timers::ask(&mut batch, timers),
-            limits: limits::ask(&mut batch),
+            limits: limits::ask(&mut batch, limits::all()),
             process: process::ask(&mut batch),
             unkept: unkept::OfProcess::ask(&mut batch, maps),
         };
@@ -448,52 +448,149 @@ pub fn check(core: &CoreEntry, leader: bool) -> Result<()> {
     timers::check(&Timers::of(tc).ok_or_else(|| missing("timers"))?)
 }
 
-/// Gives the husks of a process, the leader first, all that they are to be but
-/// registers and blocked signals. Memory must be mapped and files in place; `cores`
-/// are in the order of `threads`. After this no batch must be run in the process:
-/// it could swallow a pending signal.
+/// The husks of a process that is restored.
+#[derive(Debug)]
+pub struct Husks<'a> {
+    /// The threads, the leader first.
+    pub threads: &'a mut [Tracee],
+    /// Their cores, in this order.
+    pub cores: &'a [CoreEntry],
+    /// What else there is of the process.
+    pub images: Images<'a>,
+}
+
+/// Gives the husks of some processes all that they are to be but registers and blocked
+/// signals: while one of them works the next ones are looked after. Memory must be mapped and
+/// files in place. After this no batch must be run in the processes: it could swallow a pending signal.
 ///
 /// # Errors
-/// If the images lack a part of the state; if the kernel refuses one, by name; if the husk has
+/// If the images lack a part of the state; if the kernel refuses one, by name; if a husk has
 /// ended.
-pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>) -> Result<()> {
-    let tc = cores.first().and_then(|c| c.tc.as_ref()).ok_or_else(|| missing("tc"))?;
-    let timers = &Timers::of(tc).unwrap_or_default();
-    if let Some(leader) = threads.first_mut() {
-        restore_process(leader, tc, ia32::is_of_32bit(cores), images)?;
-        timers::create(leader, timers)?;
+pub fn restore(processes: &mut [Husks<'_>]) -> Result<()> {
+    processes.iter_mut().try_for_each(Husks::prepare)?;
+    let most = processes.iter().map(|process| process.threads.len()).max().unwrap_or(0);
+    let bits = (0..most).map(|number| restore_threads(processes, number));
+    let bits = bits.collect::<Result<Vec<_>>>()?;
+    // From here on rights are given up.
+    for process in processes.iter_mut() {
+        seccomp::restore(process.threads, process.images.seccomp)?;
     }
-    for ((thread, core), scheduling) in threads.iter_mut().zip(cores).zip(images.scheduling) {
-        let entry = thread_core(core)?;
+    for (number, bits) in bits.into_iter().enumerate() {
+        restore_rights(processes, number, bits)?;
+    }
+    for process in processes.iter_mut() {
+        process.queue(Pending::Most)?;
+        let timers = process.timers()?;
+        process.threads.first_mut().map_or(Ok(()), |leader| timers::arm(leader, &timers))?;
+    }
+    let scripts = processes.iter_mut().map(Husks::last).collect::<Result<Vec<_>>>()?;
+    Script::run_all(scripts.into_iter().flatten().collect())?;
+    processes.iter_mut().try_for_each(|process| process.queue(Pending::Done))
+}
+
+/// The threads with this number, of all processes that have so many, with their cores and those of
+/// the whole process.
+fn numbered<'p, 'a: 'p>(
+    processes: &'p mut [Husks<'a>],
+    number: usize,
+) -> impl Iterator<Item = (&'p mut Tracee, &'p CoreEntry, &'p [CoreEntry], &'p Images<'a>)> {
+    processes.iter_mut().filter_map(move |process| {
+        let Husks { threads, cores, images } = process;
+        Some((threads.get_mut(number)?, cores.get(number)?, *cores, &*images))
+    })
+}
+
+/// Gives the threads with this number what their cores say, and returns the security bits that each of them has
+/// still. A leader gets what is its process'.
+fn restore_threads(processes: &mut [Husks<'_>], number: usize) -> Result<Vec<u64>> {
+    let (mut scripts, mut asked) = (Vec::new(), Vec::new());
+    for (thread, core, cores, images) in numbered(processes, number) {
+        let (tc, entry) = (task_core(cores)?, thread_core(core)?);
+        let scheduling = images.scheduling.get(number).ok_or_else(|| missing("scheduling"))?;
         sched::restore(thread, scheduling)?;
         let mut script = Script::new(thread);
+        if number == 0 {
+            let is_32bit = ia32::is_of_32bit(cores);
+            signals::restore_actions(&mut script, &tc.sigactions, is_32bit)?;
+            process::restore(&mut script, tc, images.mm);
+        }
         let tid_address = core.thread_info.as_ref().map_or(0, |info| info.clear_tid_addr);
         thread::restore(&mut script, entry, tid_address, &tc.comm, tc.personality);
         resources::restore(&mut script, scheduling);
         if let Some(stack) = &entry.sas {
             signals::restore_stack(&mut script, stack);
         }
-        script.run()?;
+        asked.push(creds::ask_bits(&mut script));
+        scripts.push(script);
     }
-    // From here on rights are given up.
-    seccomp::restore(threads, images.seccomp)?;
-    let all = threads.iter_mut().zip(cores).zip(images.credentials);
-    for ((thread, core), wanted) in all {
-        let entry = thread_core(core)?;
-        if let Some(wanted) = wanted {
-            creds::restore(thread, wanted, (images.maps, images.own), images.profile)?;
-        }
+    let answers = asked.into_iter().zip(Script::run_all(scripts)?);
+    let bits = answers.map(|(asked, out)| out.expect(asked, || "PR_GET_SECUREBITS".to_owned()));
+    Ok(bits.collect::<torpor_tracee::Result<_>>()?)
+}
+
+/// Gives the threads with this number, which have these security bits now, their rights.
+fn restore_rights(processes: &mut [Husks<'_>], number: usize, bits: Vec<u64>) -> Result<()> {
+    let mut scripts = Vec::new();
+    for ((thread, core, _, images), bits) in numbered(processes, number).zip(bits) {
+        let wanted = images.credentials.get(number).and_then(Option::as_ref);
+        let change = match wanted {
+            Some(wanted) => {
+                Some(creds::Change::of(thread, bits, wanted, images.maps, images.profile)?)
+            }
+            None => None,
+        };
         let mut script = Script::new(thread);
-        thread::restore_pdeath(&mut script, entry);
-        script.run()?;
+        change.map_or(Ok(()), |change| change.make(&mut script, images.own))?;
+        thread::restore_pdeath(&mut script, thread_core(core)?);
+        scripts.push(script);
     }
-    queue(threads, cores, tc, Pending::Most)?;
-    if let Some(leader) = threads.first_mut() {
-        timers::arm(leader, timers)?;
-        process::restore_mdwe(leader, images.mm)?;
-        process::restore_dumpable(leader, images.mm)?;
+    Script::run_all(scripts).map(drop)
+}
+
+impl Husks<'_> {
+    fn timers(&self) -> Result<Timers> {
+        Ok(Timers::of(task_core(self.cores)?).unwrap_or_default())
     }
-    queue(threads, cores, tc, Pending::Done)
+
+    /// What is set from outside, and what all its threads are to have.
+    fn prepare(&mut self) -> Result<()> {
+        let timers = self.timers()?;
+        let Husks { threads, images, .. } = self;
+        let Some(leader) = threads.first_mut() else { return Ok(()) };
+        if let Some(wanted) = images.limits.login {
+            let inside = images.maps.uid_inside(wanted).and_then(|id| images.own.uid_inside(id));
+            limits::restore_loginuid(leader, wanted, inside)?;
+        }
+        if let Some(wanted) = images.limits.oom_score_adj {
+            limits::restore_oom_score_adj(leader.pid(), wanted)?;
+        }
+        process::restore_coredump_filter(leader.pid(), images.mm)?;
+        limits::restore(leader, &images.limits.resources)?;
+        timers::create(leader, &timers)
+    }
+
+    /// What can only come when all threads have their rights and their signals.
+    fn last(&mut self) -> Result<Option<Script<'_>>> {
+        let timers = self.timers()?;
+        let Some(leader) = self.threads.first_mut() else { return Ok(None) };
+        let dumpable = process::dumpable(leader, self.images.mm)?;
+        let mut script = Script::new(leader);
+        timers::arm_intervals(&mut script, &timers);
+        process::restore_mdwe(&mut script, self.images.mm);
+        if let Some(value) = dumpable {
+            script.prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, value);
+        }
+        Ok(Some(script))
+    }
+
+    fn queue(&mut self, which: Pending) -> Result<()> {
+        let tc = task_core(self.cores)?;
+        for (i, (thread, core)) in self.threads.iter_mut().zip(self.cores).enumerate() {
+            let of_process = (i == 0).then_some(tc);
+            signals::restore_pending(thread, thread_core(core)?, of_process, which)?;
+        }
+        Ok(())
+    }
 }
 
 /// Gives a thread that is there for a moment how a thread of the images is scheduled and what it may do:
@@ -513,40 +610,6 @@ pub(crate) fn stand_in(
     resources::restore(&mut script, scheduling);
     script.run()?;
     creds::restore(thread, wanted, maps, profile)
-}
-
-fn queue(
-    threads: &mut [Tracee],
-    cores: &[CoreEntry],
-    tc: &TaskCoreEntry,
-    which: Pending,
-) -> Result<()> {
-    for (i, (thread, core)) in threads.iter_mut().zip(cores).enumerate() {
-        let of_process = (i == 0).then_some(tc);
-        signals::restore_pending(thread, thread_core(core)?, of_process, which)?;
-    }
-    Ok(())
-}
-
-fn restore_process(
-    leader: &mut Tracee,
-    tc: &TaskCoreEntry,
-    is_32bit: bool,
-    images: &Images<'_>,
-) -> Result<()> {
-    if let Some(wanted) = images.limits.login {
-        let inside = images.maps.uid_inside(wanted).and_then(|id| images.own.uid_inside(id));
-        limits::restore_loginuid(leader, wanted, inside)?;
-    }
-    if let Some(wanted) = images.limits.oom_score_adj {
-        limits::restore_oom_score_adj(leader.pid(), wanted)?;
-    }
-    process::restore_coredump_filter(leader.pid(), images.mm)?;
-    let mut script = Script::new(leader);
-    signals::restore_actions(&mut script, &tc.sigactions, is_32bit)?;
-    process::restore(&mut script, tc, images.mm);
-    script.run()?;
-    limits::restore(leader, &images.limits.resources)
 }
 
 /// Gives a restored thread its registers and blocked signals: the last thing before it
@@ -582,6 +645,10 @@ fn info(core: &CoreEntry) -> Result<&ThreadInfoX86> {
 
 fn thread_core(core: &CoreEntry) -> Result<&ThreadCoreEntry> {
     core.thread_core.as_ref().ok_or_else(|| missing("thread_core"))
+}
+
+fn task_core(cores: &[CoreEntry]) -> Result<&TaskCoreEntry> {
+    cores.first().and_then(|core| core.tc.as_ref()).ok_or_else(|| missing("tc"))
 }
 
 fn missing(what: &str) -> Error {

@@ -175,15 +175,10 @@ pub(crate) fn restore_coredump_filter(pid: i32, mm: &MmEntry) -> Result<()> {
 
 /// Forbids the process to gain executable memory, if it was. Its stub can only be removed
 /// after this.
-///
-/// # Errors
-/// If the husk is gone, or this kernel has no `PR_SET_MDWE`.
-pub(crate) fn restore_mdwe(husk: &mut Tracee, mm: &MmEntry) -> Result<()> {
-    let Some(bits) = mm.torpor_mdwe else { return Ok(()) };
-    let mut script = Script::new(husk);
-    script.prctl("PR_SET_MDWE", PR_SET_MDWE, u64::from(bits));
-    script.run()?;
-    Ok(())
+pub(crate) fn restore_mdwe(script: &mut Script<'_>, mm: &MmEntry) {
+    if let Some(bits) = mm.torpor_mdwe {
+        script.prctl("PR_SET_MDWE", PR_SET_MDWE, u64::from(bits));
+    }
 }
 
 /// Restores all but the dumpable flag. The memory must be in place.
@@ -204,18 +199,20 @@ pub(crate) fn restore(script: &mut Script<'_>, tc: &TaskCoreEntry, mm: &MmEntry)
     }
 }
 
-/// Restores the dumpable flag, after the credentials of all threads: changing those
-/// resets it, to what the system wants for tasks that changed theirs
-/// (`fs.suid_dumpable`). That is also the only way to the value 2.
-pub(crate) fn restore_dumpable(husk: &mut Tracee, mm: &MmEntry) -> Result<()> {
-    let Some(wanted) = mm.dumpable else { return Ok(()) };
-    let now = husk.call("PR_GET_DUMPABLE", syscall::prctl(libc::PR_GET_DUMPABLE, []))?;
-    if i64::from(wanted) == now.cast_signed() {
-        return Ok(());
+/// What the dumpable flag is to be set to, if that is to be done: after the credentials of all
+/// threads, since changing those resets it, to what the system wants for tasks that changed
+/// theirs (`fs.suid_dumpable`). That is also the only way to the value 2.
+///
+/// # Errors
+/// If the husk is gone.
+pub(crate) fn dumpable(husk: &mut Tracee, mm: &MmEntry) -> Result<Option<u64>> {
+    match mm.dumpable {
+        Some(wanted @ (0 | 1)) => Ok(Some(u64::from(wanted == 1))),
+        Some(wanted) => {
+            let get = syscall::prctl(libc::PR_GET_DUMPABLE, []);
+            let now = husk.call("PR_GET_DUMPABLE", get)?;
+            Ok((i64::from(wanted) != now.cast_signed()).then_some(0))
+        }
+        None => Ok(None),
     }
-    let mut script = Script::new(husk);
-    let value = u64::from(wanted == 1);
-    script.prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, value);
-    script.run()?;
-    Ok(())
 }

@@ -13,8 +13,11 @@ use crate::error::Result;
 #[derive(Debug)]
 pub(crate) struct Script<'t> {
     batch: Batch<'t>,
-    steps: Vec<(Call, Cow<'static, str>)>,
+    steps: Steps,
 }
+
+/// Calls, and what each of them is for.
+type Steps = Vec<(Call, Cow<'static, str>)>;
 
 impl<'t> Script<'t> {
     pub(crate) fn new(husk: &'t mut Tracee) -> Self {
@@ -70,12 +73,25 @@ impl<'t> Script<'t> {
 
     /// Runs the calls.
     pub(crate) fn run(self) -> Result<Outcome> {
-        let outcome = self.batch.run()?;
-        for (call, what) in self.steps {
-            outcome.expect(call, || what.into_owned())?;
-        }
-        Ok(outcome)
+        let Script { batch, steps } = self;
+        succeeded(steps, batch.run()?)
     }
+
+    /// Runs the calls of husks of different processes at the same time.
+    pub(crate) fn run_all(scripts: Vec<Self>) -> Result<Vec<Outcome>> {
+        let (batches, steps): (Vec<_>, Vec<_>) =
+            scripts.into_iter().map(|script| (script.batch, script.steps)).unzip();
+        let outcomes = steps.into_iter().zip(Batch::run_all(batches)?);
+        outcomes.map(|(steps, outcome)| succeeded(steps, outcome)).collect()
+    }
+}
+
+/// The outcome, if none of the calls has failed.
+fn succeeded(steps: Steps, outcome: Outcome) -> Result<Outcome> {
+    for (call, what) in steps {
+        outcome.expect(call, || what.into_owned())?;
+    }
+    Ok(outcome)
 }
 
 /// Writes a file of `/proc` that the kernel lets only the task itself write.

@@ -205,12 +205,8 @@ fn create_by_steps(husk: &mut Tracee, timer: &PosixTimer, next: u32) -> Result<u
     if out.u32_at(id, 0) == timer.id { Ok(timer.id + 1) } else { Err(unreachable()) }
 }
 
-/// Starts all timers; as late as possible.
-///
-/// # Errors
-/// See setitimer(2), timer_settime(2).
-pub(crate) fn arm(husk: &mut Tracee, timers: &Timers) -> Result<()> {
-    let mut script = Script::new(husk);
+/// Starts the interval timers; as late as possible.
+pub(crate) fn arm_intervals(script: &mut Script<'_>, timers: &Timers) {
     let intervals = [libc::ITIMER_REAL, libc::ITIMER_VIRTUAL, libc::ITIMER_PROF];
     for (which, timer) in intervals.into_iter().zip(timers.intervals) {
         if timer != Times::default() {
@@ -224,7 +220,13 @@ pub(crate) fn arm(husk: &mut Tracee, timers: &Timers) -> Result<()> {
             script.step("setitimer", (libc::SYS_setitimer, args));
         }
     }
-    script.run()?;
+}
+
+/// Starts the POSIX timers; as late as possible.
+///
+/// # Errors
+/// See timer_settime(2).
+pub(crate) fn arm(husk: &mut Tracee, timers: &Timers) -> Result<()> {
     for chunk in timers.posix.chunks(1000) {
         let mut script = Script::new(husk);
         for timer in chunk {

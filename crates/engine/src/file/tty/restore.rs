@@ -470,7 +470,7 @@ fn in_task(
     file: BorrowedFd<'_>,
     add: impl FnOnce(&mut Batch<'_>) -> Call,
 ) -> Result<()> {
-    let transport = Transport::open(husk, TRANSPORT)?;
+    let mut transport = Transport::open(husk, TRANSPORT)?;
     let mut batch = husk.batch();
     transport.send(&mut batch, &[file])?;
     let call = add(&mut batch);

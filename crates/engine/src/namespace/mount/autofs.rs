@@ -374,7 +374,7 @@ impl WaitingForDaemon {
             rustix::fs::open(DEVICE, flags, Mode::empty()).context(|| format!("open {DEVICE}"))?;
         let number = self.daemon.writing.min(HIGHEST);
         with_process(husk, None, |asked| {
-            let transport = Transport::open(asked, number.cast_signed() + 3)?;
+            let mut transport = Transport::open(asked, number.cast_signed() + 3)?;
             let mut batch = asked.batch();
             transport.send(&mut batch, &[pipe.as_fd(), self.root.as_fd(), device.as_fd()])?;
             let [writing, root, through] = [0, 1, 2].map(|more| RemoteFd::from(number + more));

@@ -169,7 +169,7 @@ impl MountNamespace {
         let foreign = inode(owner.as_fd())? != inode(own.as_fd())?;
 
         let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[])?;
-        let transport = Transport::open(&mut husk, 3)?;
+        let mut transport = Transport::open(&mut husk, 3)?;
         let mut batch = husk.batch();
         transport.send(&mut batch, &[owner.as_fd(), self.file.as_fd()])?;
         let new = libc::CLONE_NEWNS as u64;

@@ -124,7 +124,7 @@ pub(super) fn restore(cx: &mut Assembly<'_>, forest: &Forest, bases: &Bases) -> 
     let Some(base) = bases.get(Base::FileSystem(dev)) else { return Ok(()) };
     let formats = ProgramFormat::all(cx.images)?;
     let husk = cx.root.remote()?;
-    let transport = Transport::open(husk, 1)?;
+    let mut transport = Transport::open(husk, 1)?;
     let mut batch = husk.batch();
     transport.send(&mut batch, &[base.at.as_fd()])?;
     let received = batch.run()?.first_error();

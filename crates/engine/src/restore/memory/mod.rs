@@ -22,7 +22,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use torpor_images::proto::VmaEntry;
 use torpor_policy::Locked;
 use torpor_tracee::syscall::{self, RemoteFd};
-use torpor_tracee::{Batch, Mapping, STUB_SIZE, parse_maps};
+use torpor_tracee::{Batch, Mapping, SIDE_BY_SIDE, STUB_SIZE, parse_maps};
 
 pub(crate) use self::bequest::{forget as forget_bequests, plan};
 use self::fill::{Inherited, There};
@@ -164,11 +164,7 @@ fn make_room(
     staying: &Ranges,
 ) -> Result<()> {
     let here = current(cx, task)?;
-    let base = free_place(wanted, &here)?;
-    let old_stub = cx.tasks[task].remote()?.stub_range();
-    cx.tasks[task].remote()?.move_stub(base)?;
-    clear(cx, task, &here, staying, old_stub)?;
-    vdso::relocate(&mut cx.tasks[task], wanted, &here)
+    clear(cx, task, wanted, (&here, staying))
 }
 
 /// Whether a mapping is one of those that are parked.
@@ -294,6 +290,9 @@ pub(super) fn mapped_files(tasks: &[Task]) -> Result<HashMap<u64, HashSet<u64>>>
     Ok(files)
 }
 
+/// A stack that grows down wants a gap below it (the kernel's stack guard gap).
+const STACK_GAP: u64 = 256 * PAGE + 64 * PAGE;
+
 /// An address at which neither the task nor the husk has anything.
 fn free_place(wanted: &[VmaEntry], here: &[Mapping]) -> Result<u64> {
     let mut taken: Vec<(u64, u64)> = wanted
@@ -302,11 +301,9 @@ fn free_place(wanted: &[VmaEntry], here: &[Mapping]) -> Result<u64> {
         .chain(here.iter().map(|m| (m.start, m.end)))
         .collect();
     taken.sort_unstable();
-    // A stack that grows down wants a gap below it (the kernel's stack guard gap).
-    const GAP: u64 = 256 * PAGE + 64 * PAGE;
     let mut at = STUB_FROM;
     for (start, end) in taken {
-        if start.saturating_sub(GAP) >= at + STUB_SIZE {
+        if start.saturating_sub(STACK_GAP) >= at + STUB_SIZE {
             return Ok(at);
         }
         at = at.max(end + PAGE);
@@ -330,12 +327,38 @@ pub(super) fn survives_birth(parents: &VmaEntry, childs: &VmaEntry) -> bool {
     childs.status & KERNELS == 0 && kind(parents) == kind(childs)
 }
 
-/// Unmaps everything but what is kept, the stub and the vDSO.
+/// Unmaps everything but what is `kept` of what is `here`, the stub and the vDSO. The kernel's own parts go to
+/// where the task had them, and the stub to where it has nothing, unless it is there already: a child has
+/// that of its parent.
 fn clear(
     cx: &mut Restore<'_>,
     task: usize,
-    here: &[Mapping],
-    kept: &Ranges,
+    wanted: &[VmaEntry],
+    (here, kept): (&[Mapping], &Ranges),
+) -> Result<()> {
+    let husk = cx.tasks[task].remote()?;
+    let stub = husk.stub_range();
+    let moves = stub.is_none_or(|(base, len)| is_in_the_way(base, len, wanted));
+    if moves {
+        husk.move_stub(free_place(wanted, here)?)?;
+    }
+    unmap_others(cx, task, (here, kept), stub.filter(|_| moves))?;
+    vdso::relocate(&mut cx.tasks[task], wanted, here)
+}
+
+/// Whether the stub is where a mapping is to be, or too close below a stack; or still the program that the first
+/// husk has executed, which is a file that is mapped.
+fn is_in_the_way(base: u64, len: u64, wanted: &[VmaEntry]) -> bool {
+    let is_near =
+        |vma: &VmaEntry| vma.start.saturating_sub(STACK_GAP) < base + len && vma.end + PAGE > base;
+    base < STUB_FROM || wanted.iter().any(is_near)
+}
+
+/// Unmaps everything but what is kept, the stub and the vDSO.
+fn unmap_others(
+    cx: &mut Restore<'_>,
+    task: usize,
+    (here, kept): (&[Mapping], &Ranges),
     old_stub: Option<(u64, u64)>,
 ) -> Result<()> {
     let mut keep: Vec<(u64, u64)> = kept.as_slice().iter().map(|v| (v.start, v.end)).collect();
@@ -474,7 +497,7 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> 
         };
         of.push(place);
     }
-    let transport = open_transport(cx, task)?;
+    let mut transport = open_transport(cx, task)?;
     let husk = cx.tasks[task].remote()?;
     let mut batch = husk.batch();
     let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
@@ -503,7 +526,9 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> 
 
 /// A transport whose end lies above what is sent through it.
 fn open_transport(cx: &mut Restore<'_>, task: usize) -> Result<Transport> {
-    Transport::open(cx.tasks[task].remote()?, 300)
+    let husk = cx.tasks[task].remote()?;
+    let pid = husk.pid();
+    Transport::open_all([(husk, 300)])?.pop().ok_or(Error::Gone { pid })
 }
 
 /// The file behind a mapping.
@@ -563,19 +588,37 @@ pub(crate) fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     .map(drop)
 }
 
-/// What only the finished address space can have: real protections, advice, locks, guard pages, keys.
+/// What only finished address spaces can have: real protections, advice, locks, guard pages, keys.
 /// After the children have been made.
 ///
 /// # Errors
-/// If the husk is gone, or mprotect(2) or madvise(2) fails in it.
-pub(crate) fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+/// If a husk is gone, or mprotect(2) or madvise(2) fails in it.
+pub(crate) fn finish(tasks: &mut [Task]) -> Result<()> {
+    for some in tasks.chunks_mut(SIDE_BY_SIDE) {
+        let batches = some.iter_mut().filter_map(protect).collect::<Result<Vec<_>>>()?;
+        for out in Batch::run_all(batches)? {
+            if let Some((_, e)) = out.first_error() {
+                return Err(e).context(|| "protecting and advising memory".to_owned());
+            }
+        }
+        for task in some {
+            if let (Some(mm), Some(husk)) = (&task.image.mm, task.threads.first_mut()) {
+                keys::restore(husk, mm)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The calls for all but the keys; none for a zombie.
+fn protect(task: &mut Task) -> Option<Result<Batch<'_>>> {
     const MADV_GUARD_INSTALL: u64 = 102;
-    let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };
-    let vmas: Vec<VmaEntry> = mm.vmas.iter().filter(|v| v.status & KERNELS == 0).cloned().collect();
-    let opened: HashSet<u64> =
-        cx.tasks[task].mapped.iter().filter(|m| m.opened).map(|m| m.vma.start).collect();
-    let mut batch = cx.tasks[task].remote()?.batch();
-    for vma in &vmas {
+    let Task { image, threads, mapped, vpid: pid, .. } = task;
+    let mm = image.mm.as_ref()?;
+    let Some(husk) = threads.first_mut() else { return Some(Err(Error::Gone { pid: *pid })) };
+    let opened: HashSet<u64> = mapped.iter().filter(|m| m.opened).map(|m| m.vma.start).collect();
+    let mut batch = husk.batch();
+    for vma in mm.vmas.iter().filter(|vma| vma.status & KERNELS == 0) {
         let len = vma.end - vma.start;
         if vma.status & status::GUARD != 0 {
             batch.must((libc::SYS_madvise, [vma.start, len, MADV_GUARD_INSTALL]));
@@ -592,14 +635,7 @@ pub(crate) fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
             lock(&mut batch, &locked);
         }
     }
-    if let Some((_, e)) = batch.run()?.first_error() {
-        return Err(e).context(|| "protecting and advising memory".to_owned());
-    }
-    let task = &mut cx.tasks[task];
-    match (&task.image.mm, task.threads.first_mut()) {
-        (Some(mm), Some(husk)) => keys::restore(husk, mm),
-        _ => Ok(()),
-    }
+    Some(Ok(batch))
 }
 
 /// Seals what was sealed (mseal(2)), the kernel's own mappings too. From then on nobody can unmap, move or protect it,

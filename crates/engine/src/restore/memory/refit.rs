@@ -13,7 +13,7 @@ use torpor_images::proto::VmaEntry;
 use torpor_tracee::Mapping;
 use torpor_tracee::syscall;
 
-use super::{PROT_WRITE, Restore, clear, current, fill, free_place, map, vdso};
+use super::{PROT_WRITE, Restore, clear, current, fill, map};
 use crate::error::{Context, Result};
 use crate::memory::aio;
 use crate::memory::vma::{PAGE, is_private, status};
@@ -52,16 +52,7 @@ pub(in crate::restore) fn refit(
     let before = std::mem::take(&mut cx.tasks[task].mapped);
     let here = current(cx, task)?;
     let kept = kept(&before, &wanted, &here);
-    let old_stub = cx.tasks[task].remote()?.stub_range();
-    if old_stub.is_none_or(|(base, len)| is_in_the_way(base, len, &wanted)) {
-        let base = free_place(&wanted, &here)?;
-        cx.tasks[task].remote()?.move_stub(base)?;
-        clear(cx, task, &here, &kept, old_stub)?;
-    } else {
-        clear(cx, task, &here, &kept, None)?;
-    }
-    vdso::relocate(&mut cx.tasks[task], &wanted, &here)?;
-
+    clear(cx, task, &wanted, (&here, &kept))?;
     let id = u64::from(cx.tasks[task].image.tree.pid);
     let is_born = matches!(start, Start::Born);
     let all = || Pages::load(&cx.images, kind::PAGEMAP, id).map(Arc::new);
@@ -132,12 +123,6 @@ fn are_alike(old: &VmaEntry, new: &VmaEntry) -> bool {
     };
     let special = super::KERNELS | status::RINGS;
     old.status & special == 0 && kind(old) == kind(new) && file(old) == file(new)
-}
-
-/// Whether the stub is where a mapping is to be, or too close below a stack.
-fn is_in_the_way(base: u64, len: u64, wanted: &[VmaEntry]) -> bool {
-    const GAP: u64 = 320 * PAGE;
-    wanted.iter().any(|vma| vma.start.saturating_sub(GAP) < base + len && vma.end + PAGE > base)
 }
 
 /// Maps what is missing, and gives to what was kept the protection that it is to have while the

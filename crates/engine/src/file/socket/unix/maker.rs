@@ -73,7 +73,7 @@ pub(super) fn listen(
 ) -> Result<()> {
     let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
     let done = as_maker(cx, who, None, |husk, who| {
-        let transport = Transport::open(husk, 1)?;
+        let mut transport = Transport::open(husk, 1)?;
         let mut batch = husk.batch();
         transport.send(&mut batch, &[fd])?;
         in_the_name_of(batch, who, |batch| {
@@ -127,7 +127,7 @@ fn connect_from(
         rustix::fs::open(&path, DIRECTORY, Mode::empty()).context(|| format!("open {path}"))?;
     // The socket is 0, its file 1, the directory of descriptors 2, the old one 4.
     let file = file.map_or_else(|| duplicate(fd), Ok)?;
-    let transport = Transport::open(husk, 3)?;
+    let mut transport = Transport::open(husk, 3)?;
     let mut batch = husk.batch();
     transport.send(&mut batch, &[fd, file.as_fd(), descriptors.as_fd()])?;
     let address = match &reach.file {
@@ -146,7 +146,7 @@ fn connect_from(
 }
 
 /// Closes everything that the husk has been given.
-fn clear(husk: &mut Tracee, transport: Transport) -> Result<()> {
+fn clear(husk: &mut Tracee, mut transport: Transport) -> Result<()> {
     let mut batch = husk.batch();
     transport.close(&mut batch);
     batch.call((libc::SYS_close_range, [0, u64::from(u32::MAX), 0]));
