@@ -8,13 +8,14 @@ use std::sync::Arc;
 use torpor_sys::uffd::{self, Event};
 
 use super::Remote;
+use super::ahead::Ahead;
 use super::missing::{Gap, Missing};
 use super::reader::Reader;
 use super::sight::Sight;
 use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::PAGE;
-use crate::page_server::{Borrower, Request};
+use crate::page_server::Request;
 use crate::ranges::Ranges;
 use crate::restore::pages::Pages;
 
@@ -159,16 +160,18 @@ impl AddressSpace {
     ) -> Result<bool> {
         for _ in 0..self.waiting.len() {
             let Some(page) = self.waiting.pop_front() else { break };
-            let around = page & !(self.around - 1);
-            let near = match recorder {
-                None => around..around + self.around,
+            let near = |around: u64| match recorder {
+                None => page & !(around - 1)..(page & !(around - 1)) + around,
                 Some(_) => page..page + PAGE,
             };
             let done = match self.missing.at(page) {
                 Some(gap) if self.is_remote(&gap) => {
                     let source = gap.source + (page - gap.range.start);
-                    let borrower = borrower(remote, page)?;
-                    if !borrower.asked().has(self.id, source) && borrower.asked().bytes() < MOST {
+                    let Remote { borrower, ahead, .. } = here(remote, page)?;
+                    ahead.is_waited_for();
+                    let asked = borrower.asked().bytes();
+                    if !borrower.asked().has(self.id, source) && asked < MOST {
+                        let near = near(self.around.min(Ahead::around(asked)));
                         borrower.ask(self.request(&gap.within(&near)))?;
                     }
                     // It waits until the answer is in its place.
@@ -176,6 +179,7 @@ impl AddressSpace {
                     continue;
                 }
                 Some(gap) => {
+                    let near = near(self.around);
                     if let Some(recorder) = &mut recorder {
                         recorder.note(self.id, gap.source + (page - gap.range.start));
                     }
@@ -230,12 +234,14 @@ impl AddressSpace {
         else {
             return Ok(false);
         };
-        let gap = gap.within(&(gap.range.start..gap.range.start + CHUNK));
+        let is_remote = self.is_remote(&gap);
+        let piece = remote.as_ref().filter(|_| is_remote).map_or(CHUNK, |it| it.ahead.piece());
+        let gap = gap.within(&(gap.range.start..gap.range.start + piece));
         if self.first.is_empty() {
             self.next = gap.range.end;
         }
-        match self.is_remote(&gap) {
-            true => borrower(remote, gap.range.start)?.ask(self.request(&gap))?,
+        match is_remote {
+            true => here(remote, gap.range.start)?.borrower.ask(self.request(&gap))?,
             false => reader.ask(self.request(&gap), &self.pages)?,
         }
         Ok(true)
@@ -372,8 +378,8 @@ fn next_of(
     None
 }
 
-fn borrower<'b>(remote: &'b mut Option<Remote<'_>>, at: u64) -> Result<&'b mut Borrower> {
-    Ok(&mut remote.as_mut().ok_or_else(|| lost(at))?.borrower)
+fn here<'r, 'a>(remote: &'r mut Option<Remote<'a>>, at: u64) -> Result<&'r mut Remote<'a>> {
+    remote.as_mut().ok_or_else(|| lost(at))
 }
 
 fn lost(at: u64) -> Error {

@@ -19,6 +19,7 @@ use torpor_sys::process;
 use torpor_sys::socket::{self, Message};
 
 use super::address_space::AddressSpace;
+use super::ahead::Ahead;
 use super::sight::Sight;
 use super::working_set::{self, Recorder, WorkingSet};
 use super::{PagerLine, Remote, accept_all, pair, socket_in};
@@ -241,7 +242,8 @@ fn serve(
     };
     tracing::info!("Bringing in the pages of {} tasks", tasks.len());
     let shortage = Shortage::of(tasks.iter().filter_map(pair::pid_of));
-    let remote = borrower.map(|borrower| Remote { borrower, line, restorer, shortage });
+    let ahead = Ahead::default();
+    let remote = borrower.map(|borrower| Remote { borrower, ahead, line, restorer, shortage });
     let recorder = Recorder::new(&opts.memory, images, &tasks);
     pair::run(spaces, remote, recorder, &tasks, || answer(line, b"ok"))?;
     tracing::info!("All pages are in place");

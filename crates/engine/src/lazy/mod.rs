@@ -18,6 +18,7 @@
 //! memory is gone.
 
 mod address_space;
+mod ahead;
 mod daemon;
 mod missing;
 mod pager;
@@ -39,6 +40,7 @@ use crate::memory::vma::{MAP_DROPPABLE, is_wiped_on_fork, status};
 use crate::page_server::Borrower;
 use crate::ranges::Ranges;
 
+use ahead::Ahead;
 pub use daemon::{Daemon, fetcher, id_of, own_pager};
 
 /// Whether the pages of a mapping can be brought in later. It depends on nothing that two
@@ -175,6 +177,8 @@ fn receive(line: BorrowedFd<'_>, data: &mut [u8]) -> Result<Received> {
 pub(super) struct Remote<'a> {
     /// The connection to the dump.
     pub borrower: Borrower,
+    /// What is asked of it that nobody waits for.
+    ahead: Ahead,
     line: &'a OwnedFd,
     restorer: &'a OwnedFd,
     shortage: Shortage,

@@ -11,15 +11,12 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Remote;
-use super::address_space::{AROUND, AddressSpace, CHUNK};
+use super::address_space::{AROUND, AddressSpace};
+use super::ahead::MOST;
 use super::reader::Reader;
 use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::page_server::{Borrower, Request};
-
-/// Bytes that are under way when nobody waits: some are being read while others are put in place.
-/// Whoever waits for a page of a dump waits for these first.
-const AHEAD: u64 = 3 * CHUNK;
 
 /// What was asked for and has come.
 struct Arrived {
@@ -88,6 +85,7 @@ pub(super) fn run(
             answer.put(spaces)?;
         } else if let Some(remote) = remote.as_mut().filter(|_| ready.answer) {
             answer.request = remote.borrower.receive(&mut answer.bytes)?;
+            remote.ahead.has_come();
             answer.put(spaces)?;
         } else if ready.read {
             answer.request = reader.receive(&mut answer.bytes)?;
@@ -113,8 +111,9 @@ fn go_on(
     remote: &mut Option<Remote<'_>>,
     reader: &mut Reader,
 ) -> Result<bool> {
-    let of_remote = remote.as_ref().map_or(0, |remote| remote.borrower.asked().bytes());
-    if of_remote.max(reader.asked().bytes()) >= AHEAD {
+    let is_full =
+        |Remote { borrower, ahead, .. }: &Remote<'_>| !ahead.has_room(borrower.asked().bytes());
+    if remote.as_ref().is_some_and(is_full) || reader.asked().bytes() >= MOST {
         return Ok(false);
     }
     for _ in 0..spaces.len() {
