@@ -256,7 +256,38 @@ fn wrong(what: impl std::fmt::Display) -> Error {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::options::PageServer;
+
+    /// Adaptive pages are compressed for a network that has not taken those before yet, and for no other.
+    #[test]
+    fn what_a_fast_network_takes_is_not_compressed() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let server = PageServer { socket: Some(Arc::new(near.into())), ..PageServer::default() };
+        let mut to = Connection::connect(&server).unwrap();
+        let mut outgoing = Outgoing::new(Manner::Adaptive);
+        let mut send = || {
+            outgoing.send(&mut [7; CLUSTER_LEN], None, &mut to).unwrap();
+            to.flush().unwrap();
+            outgoing.packed().map_or(0, |packed| packed.from)
+        };
+        let mut whole = [0; SIZE + CLUSTER_LEN];
+        for _ in 0..3 {
+            assert_eq!(send(), 0);
+            far.read_exact(&mut whole).unwrap();
+            assert!(whole[SIZE..].iter().all(|byte| *byte == 7));
+        }
+        assert_eq!(send(), 0, "it has taken everything so far");
+        assert_eq!(send(), CLUSTER_LEN as u64);
+        far.read_exact(&mut whole).unwrap();
+        let mut size = [0; SIZE];
+        far.read_exact(&mut size).unwrap();
+        assert!(u32::from_le_bytes(size) < 1000, "{size:?}");
+    }
 
     /// One page in each cluster but the first, which is whole.
     fn received(bytes: &[u8]) -> Result<Vec<u8>> {
