@@ -176,6 +176,8 @@ impl Tracee {
         let pid = if is_thread { self.pid } else { child };
         let mut tracee = Tracee::here(pid, child, StopState::Interrupted)?;
         tracee.be_husk()?;
+        // Its threads, if it ever gets any, are made by it.
+        tracee.leads_others = Some(false);
         tracee.stub = self.stub;
         Ok(tracee)
     }

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use torpor_images::compress::Compression;
@@ -55,9 +55,11 @@ impl Memory {
     /// 2 MiB if it compresses: there are no more than keep all of them below 64 MiB.
     #[must_use]
     pub fn workers(&self) -> usize {
+        /// To ask takes files of cgroups, and each task is asked for.
+        static CORES: LazyLock<usize> =
+            LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
         let most = if self.compress.is_some() { 16 } else { 64 };
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.map_or(cores, usize::from).min(most)
+        self.threads.map_or_else(|| *CORES, usize::from).min(most)
     }
 }
 

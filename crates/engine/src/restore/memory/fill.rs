@@ -176,9 +176,10 @@ impl Filler<'_> {
 
     /// Takes pieces, several small ones at a time, until there are no more.
     fn work(&self, pieces: &[Piece<'_>], next: &AtomicUsize) -> Result<()> {
-        let mut buffer = vec![0u8; CHUNK];
+        let largest = pieces.iter().map(|piece| piece.len).max().unwrap_or(0);
+        let mut buffer = vec![0u8; largest];
         let compares = !matches!(self.there, There::Others);
-        let mut other = vec![0u8; if compares { CHUNK } else { 0 }];
+        let mut other = vec![0u8; if compares { largest } else { 0 }];
         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
             let bytes = &mut buffer[..piece.len];
             match &self.there {
