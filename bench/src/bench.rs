@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use torpor_images::proto::{DumpStatsEntry, StatsEntry};
+use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry, StatsEntry};
 use torpor_images::{ImageDir, kind};
 
 use crate::subject::Subject;
@@ -57,6 +57,8 @@ pub struct Times {
     pub size: u64,
     /// What the last dump says of itself.
     pub stats: DumpStatsEntry,
+    /// What the last restore does.
+    pub restored: RestoreStatsEntry,
 }
 
 /// One way to dump and restore: further words for both commands.
@@ -144,7 +146,11 @@ impl Bench {
         let start = Instant::now();
         run(self.command(&["restore", "-d"]).args(&way.restore))?;
         times.restore.push(start.elapsed().as_secs_f64());
-        times.reading.extend(reading(&self.images())?);
+        times.restored = restored(&self.images())?;
+        // An older build has no such process.
+        if let Some(reading) = times.restored.torpor_reading_time {
+            times.reading.push(f64::from(u32::try_from(reading)?) / 1e6);
+        }
         subject.end()?;
         Ok(fs::remove_dir_all(self.images())?)
     }
@@ -205,11 +211,10 @@ pub fn frozen(images: &Path) -> Result<f64> {
     Ok(f64::from(stats(images)?.frozen_time) / 1e6)
 }
 
-/// Seconds of a restore until a process without rights had read the images. Nothing if no such process reads them.
-fn reading(images: &Path) -> Result<Option<f64>> {
+/// What a restore says of itself.
+fn restored(images: &Path) -> Result<RestoreStatsEntry> {
     let stats: StatsEntry = ImageDir::open(images)?.read_one(kind::STATS_RESTORE, 0)?;
-    let time = stats.restore.and_then(|restore| restore.torpor_reading_time);
-    time.map(|time| Ok(f64::from(u32::try_from(time)?) / 1e6)).transpose()
+    stats.restore.context("stats-restore holds nothing of a restore")
 }
 
 /// Bytes of all files in a directory.

@@ -26,15 +26,18 @@ fn many(bench: &mut Bench, name: &str, kind: &str, count: u32, most: f64) -> Res
     let floors: Vec<f64> = floors.collect::<Result<_>>()?;
     let least = format!("the kernel's part of that (stop, read, write files), per {name}");
     bench.add(least, each(&floors), "µs", None);
-    let stats = &times.stats;
+    let (dumped, restored) = (&times.stats, &times.restored);
     let efforts = [
-        ("stops of tasks", stats.torpor_stops()),
-        ("reads of procfs", stats.torpor_procfs_reads()),
-        ("allocations", stats.torpor_allocations()),
+        ("stops of tasks in that dump", dumped.torpor_stops()),
+        ("reads of procfs in that dump", dumped.torpor_procfs_reads()),
+        ("allocations in that dump", dumped.torpor_allocations()),
+        ("stops of tasks in a restore", restored.torpor_stops()),
+        ("reads of procfs in a restore", restored.torpor_procfs_reads()),
+        ("allocations in a restore", restored.torpor_allocations()),
     ];
     for (what, all) in efforts {
         let each = f64::from(u32::try_from(all)?) / f64::from(count);
-        bench.add(format!("{what} in that dump, per {name}"), each, "", None);
+        bench.add(format!("{what}, per {name}"), each, "", None);
     }
     bench.add(format!("freeze of {count} {kind}, per {name}"), each(&times.frozen), "µs", None);
     bench.add(format!("restore of {count} {kind}, per {name}"), each(&times.restore), "µs", None);
