@@ -50,6 +50,19 @@ pub fn write_pack(
     Ok(FIRST + len.next_multiple_of(512) + 512)
 }
 
+/// Writes the archive of a pack of sealed pages, `len` bytes.
+///
+/// # Errors
+/// If `pages` ends before its length, or `to` does not take what is written.
+pub fn write_sealed_pack(to: &mut dyn Write, pages: &mut File, len: u64) -> Result<()> {
+    let what = || "writing a pack";
+    let mut archive = Builder::new(to);
+    let mut head = header(EntryType::Regular, len, 0o600);
+    let name = format!("{IMAGES}/pages-sealed");
+    archive.append_data(&mut head, name, pages.take(len)).context(what)?;
+    archive.finish().context(what)
+}
+
 /// Writes the archive of all that is small: the images in `images`, the archive of what was
 /// changed, with its name, and `others`.
 ///

@@ -20,6 +20,7 @@ use torpor_images::{ImageDir, kind};
 use torpor_seal::keys::AgeIdentity;
 use torpor_worker::tell;
 
+use crate::asked::Listener;
 use crate::bundle::Bundle;
 use crate::changes::Change;
 use crate::description::{Description, Machine, Origin, VERSION};
@@ -35,6 +36,7 @@ use crate::publish::{Parts, Published, publish};
 use crate::ready::{Container, NOTIFY, Output, Ready, Waiting, of_code};
 use crate::runc::{Restore, Runc, Runtime, Streams};
 use crate::sealed::Seal;
+use crate::sealed_pack::Blocks;
 use crate::signature::SignWith;
 use crate::source::{Image, Source};
 use crate::{
@@ -214,9 +216,10 @@ impl Maker<'_> {
             Source::Running(id) => (seal()?, self.sleep_running(id)?),
             Source::Podman(image) => return self.make_of_image(image, store, base),
         };
-        if self.is_tried(&slept.bundle) {
-            self.trial(&slept)?;
-        }
+        let first = match self.is_tried(&slept.bundle) {
+            true => self.trial(&slept)?,
+            false => Blocks::new(),
+        };
         let description = Description {
             configuration: serde_json::to_string(&slept.bundle.config).unwrap_or_default(),
             configuration_digest: slept.bundle.configuration_digest()?,
@@ -234,9 +237,10 @@ impl Maker<'_> {
             others: if seal.is_none() { vec![spec] } else { Vec::new() },
             annotations: BTreeMap::new(),
             seal: seal.as_ref(),
+            first,
             patience: self.patience(),
         };
-        self.publish(store, description, &parts, base)
+        self.publish(store, description, parts, base)
     }
 
     /// A snapshot of a container of an image of Podman, which restores it from its own storage.
@@ -277,13 +281,14 @@ impl Maker<'_> {
             others,
             annotations,
             seal: None,
+            first: Blocks::new(),
             patience: self.patience(),
         };
         // Podman says by itself which image it needs.
         let from = Source::Podman(image.to_owned()).to_string();
         let origin = Origin { from, command: self.args.command.clone(), mounts: Vec::new() };
         let description = self.describe(origin, &images)?;
-        self.publish(store, description, &parts, base)
+        self.publish(store, description, parts, base)
     }
 
     /// What is known without the container's configuration.
@@ -312,7 +317,7 @@ impl Maker<'_> {
         &self,
         store: &dyn Store,
         description: Description,
-        parts: &Parts<'_>,
+        parts: Parts<'_>,
         base: Option<&Manifest>,
     ) -> Result<(Description, Published)> {
         let origin = description.origin.clone();
@@ -472,9 +477,9 @@ impl Maker<'_> {
         shared.is_empty()
     }
 
-    /// Starts the snapshot once: shows that it starts, and what it touches until it is ready. A sealed
-    /// one comes whole, so of that it is only shown that it starts.
-    fn trial(&self, slept: &Slept) -> Result<()> {
+    /// Starts the snapshot once: shows that it starts, and what it touches until it is ready. Of a sealed
+    /// one that is the blocks that are returned; else the images have it.
+    fn trial(&self, slept: &Slept) -> Result<Blocks> {
         interrupt::check()?;
         let id = format!("{}-trial", self.id);
         let generation = slept.generation.then(generation::new).transpose()?;
@@ -483,19 +488,18 @@ impl Maker<'_> {
             slept.changes.as_ref().map_or(Ok(()), |archive| unpack(archive, upper))
         })?;
         let output = Output::default();
-        let options = match &self.trial_key {
-            Some(key) => key.identity(),
+        let (options, listener) = match &self.trial_key {
+            Some(key) => (key.identity(), Some(Listener::start(&slept.images)?)),
             // Until the container is ended.
-            None => "record-working-set 86400\n".to_owned(),
+            None => ("record-working-set 86400\n".to_owned(), None),
         };
-        let lazy = self.trial_key.is_none();
         let options = options + &streams::given(&slept.streams)?;
         let restore = Restore {
             bundle: &instance.dir,
             id: &id,
             images: &slept.images,
             work: &instance.dir.join("work"),
-            lazy,
+            lazy: true,
             options: &options,
         };
         let tried = self.runc.restore(&restore, piped(&output)?).and_then(|()| {
@@ -511,11 +515,14 @@ impl Maker<'_> {
         let recorded = slept.images.join(kind::WORKING_SET.file_name(0));
         // The pager writes its list when the tasks are gone.
         let end = Instant::now() + Duration::from_secs(10);
-        while lazy && tried.is_ok() && !recorded.exists() && Instant::now() < end {
+        let is_recorded = || listener.is_some() || recorded.exists();
+        while tried.is_ok() && !is_recorded() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(20));
         }
+        let first = listener.map(Listener::finish).unwrap_or_default();
         instance.remove();
-        tried.context(|| "the trial start of the snapshot")
+        tried.context(|| "the trial start of the snapshot")?;
+        Ok(first)
     }
 
     /// Nothing is left of what was started.

@@ -14,7 +14,7 @@ use crate::sealed::Hidden;
 /// The version of what is described here.
 pub const VERSION: u32 = 1;
 /// The same for snapshots that hide what is said of the container.
-pub const SEALED_VERSION: u32 = 2;
+pub const SEALED_VERSION: u32 = 3;
 
 /// The key of the description in the configuration.
 const KEY: &str = "org.torpor.snapshot";
@@ -26,7 +26,7 @@ pub(crate) const MAX_CONFIG: u64 = 4 << 20;
 /// What a snapshot says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
-    /// [`VERSION`] or [`SEALED_VERSION`].
+    /// [`VERSION`] or [`SEALED_VERSION`]; or one between them, of a snapshot that comes whole.
     pub version: u32,
     /// When it was made, in seconds since 1970.
     pub created: u64,
@@ -84,7 +84,7 @@ pub struct Pack {
     pub layer: String,
     /// The digest of the archive in it.
     pub plain: String,
-    /// The number in the name of its file.
+    /// The number in the name of its file; 0 if that has several, which are sealed, and no list.
     pub number: u32,
     /// Where the list of its pages begins in the archive.
     pub list_offset: u64,
@@ -157,7 +157,7 @@ impl Description {
         let found = config.get_mut(KEY).map(serde_json::Value::take);
         let found = found.ok_or_else(|| Error::new("the image is no snapshot of torpor"))?;
         let version = found.get("version").and_then(serde_json::Value::as_u64);
-        let known = [VERSION, SEALED_VERSION].map(u64::from);
+        let known = u64::from(VERSION)..=u64::from(SEALED_VERSION);
         if !version.is_some_and(|version| known.contains(&version)) {
             let shown = version.map_or_else(|| "none".to_owned(), |v| v.to_string());
             return Err(Error::new(format!("a snapshot of version {shown} is not known here")));
@@ -170,6 +170,12 @@ impl Description {
         let hidden = config.get_mut(SEALED_KEY).map(serde_json::Value::take).unwrap_or_default();
         let hidden = Some(serde_json::from_value(hidden).context(what)?);
         Ok(Self { hidden, ..description })
+    }
+
+    /// Whether its memory is in the small layer: that of a sealed one of an earlier version is.
+    #[must_use]
+    pub fn comes_whole(&self) -> bool {
+        self.sealed && self.packs.is_empty()
     }
 
     /// The packs, with their layers in `manifest`.

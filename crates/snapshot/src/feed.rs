@@ -7,7 +7,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -57,15 +57,53 @@ pub fn start(reference: &Reference, manifest: &Manifest, dir: &Path) -> Result<C
     let text = serde_json::to_vec(manifest).context(what)?;
     fs::write(dir.join(MANIFEST), text).context(what)?;
     fs::write(dir.join(REFERENCE), reference.to_string()).context(what)?;
-    let images = File::open(dir.join("images")).context(what)?;
-    // The path of the directory may be longer than the address of a socket can be.
-    let address = format!("/proc/self/fd/{}/{SOCKET}", std::os::fd::AsRawFd::as_raw_fd(&images));
-    let listener = UnixListener::bind(address).context(what)?;
+    let listener = listen(&dir.join("images"))?;
     let log = File::create(dir.join("feed.log")).context(what)?;
     let mut command = Command::new("/proc/self/exe");
     command.args(["snapshot", "feed"]).arg(dir).process_group(0).current_dir("/");
     command.stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(log);
     command.spawn().context(what)
+}
+
+/// The socket at which the engine asks for pages of the images in `images`.
+///
+/// # Errors
+/// If there is one already, or no place.
+pub fn listen(images: &Path) -> Result<UnixListener> {
+    let what = || "a socket for those who need pages";
+    let images = File::open(images).context(what)?;
+    // The path of the directory may be longer than the address of a socket can be.
+    let address = format!("/proc/self/fd/{}/{SOCKET}", images.as_raw_fd());
+    UnixListener::bind(address).context(what)
+}
+
+/// A part of a file of pages that the engine asks for.
+#[derive(Debug)]
+pub struct Request {
+    /// The number of the file.
+    pub file: u32,
+    /// Where the part begins.
+    pub offset: u64,
+    /// Its length.
+    pub len: u64,
+    /// Whether nobody waits for it yet.
+    pub is_patient: bool,
+}
+
+impl Request {
+    /// The next one that comes in.
+    ///
+    /// # Errors
+    /// When there are no more.
+    pub fn read(from: &mut impl Read) -> io::Result<Self> {
+        let mut bytes = [0; REQUEST];
+        from.read_exact(&mut bytes)?;
+        let (words, _) = bytes.as_chunks::<4>();
+        let word = |at: usize| u32::from_le_bytes(words[at]);
+        let long = |at: usize| u64::from(word(at + 1)) << 32 | u64::from(word(at));
+        let (file, offset, len) = (word(0), long(1), long(3));
+        Ok(Self { file, offset, len: len & !PATIENT, is_patient: len & PATIENT != 0 })
+    }
 }
 
 /// What is going on.
@@ -190,30 +228,23 @@ fn answer(
     activity: &Activity,
     gone: &(dyn Fn() -> bool + Sync),
 ) -> io::Result<()> {
-    let mut request = [0; REQUEST];
     loop {
-        stream.read_exact(&mut request)?;
-        let number = |at: usize| {
-            let bytes = request[at..at + 8].iter().rev();
-            bytes.fold(0u64, |sum, byte| sum << 8 | u64::from(*byte))
-        };
-        let (id, offset, len) = (number(0) & u64::from(u32::MAX), number(4), number(12));
-        let range = offset..offset.saturating_add(len & !PATIENT);
-        let number = u32::try_from(id).unwrap_or(0);
-        let wanted = if len & PATIENT == 0 {
-            fetch.note_asked(number, &range);
-            let wanted = fetch.want(number, &range, SMALL);
-            activity.note();
-            wanted
-        } else {
+        let Request { file, offset, len, is_patient } = Request::read(&mut stream)?;
+        let range = offset..offset.saturating_add(len);
+        let wanted = if is_patient {
             // What is there already is not held up by what is not.
-            while !fetch.has(number, &range) && !activity.all.load(Ordering::Relaxed) && !gone() {
+            while !fetch.has(file, &range) && !activity.all.load(Ordering::Relaxed) && !gone() {
                 thread::sleep(AHEAD);
             }
-            fetch.want(number, &range, 0)
+            fetch.want(file, &range, 0)
+        } else {
+            fetch.note_asked(file, &range);
+            let wanted = fetch.want(file, &range, SMALL);
+            activity.note();
+            wanted
         };
         if let Err(error) = &wanted {
-            tell!("pack {id}, {len} bytes at {offset}: {error}");
+            tell!("pack {file}, {len} bytes at {offset}: {error}");
         }
         stream.write_all(&[u8::from(wanted.is_err())])?;
     }

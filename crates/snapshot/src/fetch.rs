@@ -28,7 +28,7 @@ use crate::events::Notes;
 use crate::pack::number_of;
 use crate::progress::{self, size};
 use crate::stored::{extent, strip};
-use crate::{cache, interrupt};
+use crate::{cache, interrupt, sealed_pack};
 
 /// How much is asked for at once in the background.
 const LARGE: u64 = 4 << 20;
@@ -42,30 +42,60 @@ const SURPRISES: u64 = 32;
 /// How often it is looked whether a full disk has room again.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// A cluster of a pack.
+/// What comes as a whole: a cluster of a pack, or a block of sealed pages.
 #[derive(Debug, Clone, Copy)]
-struct Chunk {
-    offset: u64,
-    size: u64,
+pub(crate) struct Chunk {
+    /// The number of the file that it belongs to.
+    pub(crate) file: u32,
+    /// Where it is in that.
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    /// Where it is in the archive of the pack.
+    pub(crate) at: u64,
     /// How many pages are in it, for all tasks that have it.
-    pages: u64,
-    sum: [u8; 32],
+    pub(crate) pages: u64,
+    pub(crate) sum: [u8; 32],
+    /// Whether it is of what is needed first.
+    pub(crate) is_first: bool,
 }
 
 impl Chunk {
+    /// Where it ends in its file.
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(self.size)
+    }
+
     /// Where it is in the archive.
     fn range(&self) -> Range<u64> {
-        let start = FIRST.saturating_add(self.offset);
-        start..start.saturating_add(self.size)
+        self.at..self.at.saturating_add(self.size)
     }
+}
+
+/// What is needed of a pack.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub(crate) blob: Descriptor,
+    /// In the order of their files, and in those of their offsets.
+    pub(crate) chunks: Vec<Chunk>,
+    /// What its files are called in the cache, by their numbers.
+    pub(crate) cached: BTreeMap<u32, String>,
+}
+
+/// A file of pages that comes here.
+#[derive(Debug)]
+struct Pages {
+    file: File,
+    /// What it is called in the cache.
+    cached: String,
 }
 
 /// A pack that comes here.
 #[derive(Debug)]
 struct Pack {
     blob: Descriptor,
-    file: File,
-    /// In the order of their offsets.
+    /// By their numbers.
+    files: BTreeMap<u32, Pages>,
+    /// In the order of their files, and in those of their offsets.
     chunks: Vec<Chunk>,
     /// Which of them are in place.
     here: Mutex<Vec<bool>>,
@@ -77,11 +107,9 @@ pub struct Fetch<'s> {
     store: &'s dyn Store,
     /// The directory of the images.
     place: File,
-    packs: HashMap<u32, Pack>,
+    packs: Vec<Pack>,
     /// Whether they are in the cache as well.
     cached: bool,
-    /// What is needed first: extents of packs.
-    first: Vec<Extent>,
     requests: AtomicU64,
     bytes: AtomicU64,
     /// How often somebody waited for what is not needed first.
@@ -106,32 +134,19 @@ impl<'s> Fetch<'s> {
         dir: &Path,
         cached: bool,
     ) -> Result<Self> {
-        let images = ImageDir::open(dir)?;
         let place = File::open(dir).context(|| dir.display().to_string())?;
-        let (mut chunks, first) = wanted(&images)?;
-        let mut packs = HashMap::new();
-        for (pack, blob) in description.layers(manifest)? {
-            let number = pack.number;
-            let Some(chunks) = chunks.remove(&number) else { continue };
-            let file = open(dir, number, blob, cached)?;
-            let here = Mutex::new(vec![false; chunks.len()]);
-            let blob = blob.clone();
-            let chunks: Vec<Chunk> = chunks.into_values().collect();
-            if chunks.iter().any(|c| extent(&c.range()).end > blob.size) {
-                return Err(Error::new("the index of the pages leads out of a pack"));
-            }
-            packs.insert(number, Pack { blob, file, chunks, here });
-        }
-        if let Some(number) = chunks.keys().next() {
-            return Err(Error::new(format!("the snapshot lacks its pack {number}")));
-        }
+        let wanted = match description.sealed {
+            true => sealed_pack::wanted(description, manifest, dir)?,
+            false => self::wanted(description, manifest, &ImageDir::open(dir)?)?,
+        };
+        let packs = wanted.into_iter().map(|wanted| Pack::open(dir, wanted, cached));
+        let packs = packs.collect::<Result<Vec<_>>>()?;
         let (requests, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         Ok(Self {
             store,
             place,
             packs,
             cached,
-            first,
             requests,
             bytes,
             unforeseen: AtomicU64::new(0),
@@ -162,9 +177,12 @@ impl<'s> Fetch<'s> {
     /// How much room is missing.
     pub fn check_room(&self) -> Result<()> {
         let mut need = 0;
-        for pack in self.packs.values() {
+        for pack in &self.packs {
             let all: u64 = pack.chunks.iter().map(|chunk| chunk.size).sum();
-            let there = pack.file.metadata().context(|| "a pack")?.blocks() * 512;
+            let mut there = 0;
+            for pages in pack.files.values() {
+                there += pages.file.metadata().context(|| "a pack")?.blocks() * 512;
+            }
             need += all.saturating_sub(there);
         }
         match cache::make_room(&self.place, need)? {
@@ -177,14 +195,17 @@ impl<'s> Fetch<'s> {
         }
     }
 
-    /// Whether `range` of a pack has been brought in, as far as that is known.
+    /// The pack with the file `number`.
+    fn pack_of(&self, number: u32) -> Option<&Pack> {
+        self.packs.iter().find(|pack| pack.files.contains_key(&number))
+    }
+
+    /// Whether `range` of the file `number` has been brought in, as far as that is known.
     #[must_use]
     pub fn has(&self, number: u32, range: &Range<u64>) -> bool {
-        let Some(pack) = self.packs.get(&number) else { return false };
-        let first = pack.first_in(range);
-        let chunks = pack.chunks[first..].iter().take_while(|chunk| chunk.offset < range.end);
+        let Some(pack) = self.pack_of(number) else { return false };
         let here = pack.here.lock().unwrap_or_else(PoisonError::into_inner);
-        here[first..first + chunks.count()].iter().all(|here| *here)
+        here[pack.within(number, range)].iter().all(|here| *here)
     }
 
     /// Whether more is needed than was expected, so that pieces of [`SMALL`] are too small.
@@ -193,17 +214,15 @@ impl<'s> Fetch<'s> {
         self.unforeseen.load(Ordering::Relaxed) > SURPRISES
     }
 
-    /// Writes down that somebody waits for a part of a pack.
+    /// Writes down that somebody waits for a part of the file `number`.
     pub fn note_asked(&self, number: u32, range: &Range<u64>) {
-        let is_first = |(pack, first): &Extent| {
-            *pack == number && first.start <= range.start && range.end <= first.end
-        };
-        let unforeseen = !self.first.iter().any(is_first);
+        let asked = self.pack_of(number).map(|pack| &pack.chunks[pack.within(number, range)]);
+        let asked = asked.unwrap_or_default();
+        let unforeseen = asked.is_empty() || asked.iter().any(|chunk| !chunk.is_first);
         self.unforeseen.fetch_add(unforeseen.into(), Ordering::Relaxed);
-        let (Some(notes), Some(pack)) = (&self.notes, self.packs.get(&number)) else { return };
-        let chunks = &pack.chunks[pack.first_in(range)..];
-        let asked = chunks.iter().take_while(|chunk| chunk.offset < range.end);
-        notes.asked(asked.map(|chunk| chunk.pages).sum(), unforeseen);
+        if let Some(notes) = self.notes.as_ref().filter(|_| !asked.is_empty()) {
+            notes.asked(asked.iter().map(|chunk| chunk.pages).sum(), unforeseen);
+        }
     }
 
     fn note_came(&self, pages: u64) {
@@ -217,39 +236,40 @@ impl<'s> Fetch<'s> {
         (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
     }
 
-    /// Brings `range` of a pack in, and `more` bytes at most that follow.
+    /// Brings `range` of the file `number` in, and `more` bytes at most that follow.
     ///
     /// # Errors
     /// If they cannot be had, or are not what they should be.
     pub fn want(&self, number: u32, range: &Range<u64>, more: u64) -> Result<()> {
-        let pack = self.packs.get(&number).ok_or_else(|| Error::new("there is no such pack"))?;
-        let first = pack.first_in(range);
-        let in_range = pack.chunks[first..].iter().take_while(|c| c.offset < range.end).count();
+        let pack = self.pack_of(number).ok_or_else(|| Error::new("there is no such pack"))?;
         let end = range.end.max(range.start.saturating_add(more));
-        let with_more = pack.chunks[first..].iter().take_while(|c| c.offset < end).count();
-        let mut found = 0;
-        let missing = pack.missing(first..first + in_range, &mut found)?;
-        self.note_came(found);
-        let (Some(from), Some(_)) = (missing.first().copied(), missing.last()) else {
-            return Ok(());
-        };
-        found = 0;
-        let missing = pack.missing(from..first + with_more, &mut found)?;
-        self.note_came(found);
-        self.bring(pack, &missing)
+        let with_more = pack.within(number, &(range.start..end));
+        let missing = self.missing(pack, pack.within(number, range))?;
+        let Some(first) = missing.first() else { return Ok(()) };
+        let missing = self.missing(pack, *first..with_more.end)?;
+        self.bring(pack, missing)
     }
 
-    /// Brings chunks in, those that are near to each other by one request.
-    fn bring(&self, pack: &Pack, missing: &[usize]) -> Result<()> {
+    /// Those of these chunks that are not in place; what is there from earlier is written down.
+    fn missing(&self, pack: &Pack, chunks: impl IntoIterator<Item = usize>) -> Result<Vec<usize>> {
+        let mut found = 0;
+        let missing = pack.missing(chunks, &mut found)?;
+        self.note_came(found);
+        Ok(missing)
+    }
+
+    /// Brings chunks in, those that are near to each other in the archive by one request.
+    fn bring(&self, pack: &Pack, mut missing: Vec<usize>) -> Result<()> {
+        missing.sort_unstable_by_key(|number| pack.chunks[*number].at);
         let near = |a: &usize, b: &usize| {
             let (a, b) = (pack.chunks[*a], pack.chunks[*b]);
-            b.offset.saturating_sub(a.offset + a.size) <= GAP
+            b.at.saturating_sub(a.range().end) <= GAP
         };
         for part in missing.chunk_by(near) {
             let mut rest = part;
             while let Some(first) = rest.first() {
-                let start = pack.chunks[*first].offset;
-                let fits = |at: &&usize| pack.chunks[**at].offset - start < LARGE;
+                let start = pack.chunks[*first].at;
+                let fits = |number: &&usize| pack.chunks[**number].at - start < LARGE;
                 let (here, others) = rest.split_at(rest.iter().take_while(fits).count());
                 self.bring_together(pack, here)?;
                 rest = others;
@@ -260,8 +280,7 @@ impl<'s> Fetch<'s> {
 
     fn bring_together(&self, pack: &Pack, numbers: &[usize]) -> Result<()> {
         let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else { return Ok(()) };
-        let (start, last) = (pack.chunks[*first].offset, pack.chunks[*last]);
-        let part = FIRST + start..last.range().end;
+        let part = pack.chunks[*first].at..pack.chunks[*last].range().end;
         let bytes = self.store.read(&pack.blob, extent(&part))?;
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -269,15 +288,16 @@ impl<'s> Fetch<'s> {
         let mut came = 0;
         for number in numbers {
             let chunk = pack.chunks[*number];
-            let at = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
-            let data = bytes.get(at(chunk.offset)..at(chunk.offset + chunk.size));
+            let at = |at: u64| usize::try_from(at - part.start).unwrap_or(usize::MAX);
+            let data = bytes.get(at(chunk.at)..at(chunk.range().end));
             let data = data.ok_or_else(|| Error::new("the answer is too short"))?;
             if digest::digest(&SHA256, data).as_ref() != chunk.sum {
-                let text = format!("{} is damaged at {}", pack.blob.digest, FIRST + chunk.offset);
+                let text = format!("{} is damaged at {}", pack.blob.digest, chunk.at);
                 return Err(Error::new(text).hint("torpor snapshot verify shows all of it"));
             }
-            pack.check_place(chunk.offset, data)?;
-            self.keep(pack, data, chunk.offset)?;
+            let pages = pack.pages(&chunk)?;
+            pages.check_place(chunk.offset, data)?;
+            self.keep(&pages.file, data, chunk.offset)?;
             came += pack.arrived(*number);
         }
         self.note_came(came);
@@ -286,8 +306,8 @@ impl<'s> Fetch<'s> {
 
     /// Writes a part to its place. Where the disk is full, packs of the cache that nobody needs make room; where tasks
     /// run that need the part, room is waited for.
-    fn keep(&self, pack: &Pack, data: &[u8], offset: u64) -> Result<()> {
-        let mut stored = pack.file.write_all_at(data, offset);
+    fn keep(&self, file: &File, data: &[u8], offset: u64) -> Result<()> {
+        let mut stored = file.write_all_at(data, offset);
         let mut is_first = true;
         while stored.as_ref().is_err_and(is_full) && (is_first || self.waits()) {
             cache::make_room(&self.place, data.len() as u64)?;
@@ -298,7 +318,7 @@ impl<'s> Fetch<'s> {
                 thread::sleep(GLANCE);
             }
             is_first = false;
-            stored = pack.file.write_all_at(data, offset);
+            stored = file.write_all_at(data, offset);
         }
         stored.context(|| "storing a pack")?;
         if self.is_full.swap(false, Ordering::Relaxed) {
@@ -317,7 +337,12 @@ impl<'s> Fetch<'s> {
     /// # Errors
     /// If it cannot be had, or is not what it should be.
     pub fn working_set(&self) -> Result<()> {
-        self.first.iter().try_for_each(|(number, range)| self.want(*number, range, 0))
+        for pack in &self.packs {
+            let all = pack.chunks.iter().enumerate();
+            let first = all.filter(|(_, chunk)| chunk.is_first).map(|(number, _)| number);
+            self.bring(pack, self.missing(pack, first)?)?;
+        }
+        Ok(())
     }
 
     /// Brings everything in, and shows how far it is.
@@ -326,14 +351,15 @@ impl<'s> Fetch<'s> {
     /// If it cannot be had, or is not what it should be.
     pub fn shown(&self) -> Result<()> {
         self.check_room()?;
-        let chunks = self.packs.values().flat_map(|pack| &pack.chunks);
+        let chunks = self.packs.iter().flat_map(|pack| &pack.chunks);
         let total = chunks.map(|chunk| chunk.size).sum();
         let done = AtomicU64::new(0);
         let so_far = || done.load(Ordering::Relaxed);
         progress::during("fetching", total, &so_far, || {
-            self.each_part(&|number, range| {
-                self.want(number, range, 0)?;
-                done.fetch_add(range.end - range.start, Ordering::Relaxed);
+            self.each_part(&|pack, part| {
+                self.bring(pack, self.missing(pack, part.iter().copied())?)?;
+                let size = part.iter().map(|number| pack.chunks[*number].size).sum();
+                done.fetch_add(size, Ordering::Relaxed);
                 Ok(())
             })
         })?;
@@ -349,19 +375,22 @@ impl<'s> Fetch<'s> {
     /// # Errors
     /// If it cannot be had, or is not what it should be.
     pub fn all(&self, stop: &(dyn Fn() -> bool + Sync)) -> Result<()> {
-        self.each_part(&|number, range| match stop() {
+        self.each_part(&|pack, part| match stop() {
             true => Ok(()),
-            false => self.want(number, range, 0),
+            false => self.bring(pack, self.missing(pack, part.iter().copied())?),
         })
     }
 
-    /// Does something with each part of the packs, by two threads.
-    fn each_part(&self, work: &(dyn Fn(u32, &Range<u64>) -> Result<()> + Sync)) -> Result<()> {
-        let mut parts: Vec<Extent> = Vec::new();
-        for (number, pack) in &self.packs {
-            let end = pack.chunks.last().map_or(0, |chunk| chunk.offset + chunk.size);
-            let starts = (0..end).step_by(usize::try_from(LARGE).unwrap_or(1));
-            parts.extend(starts.map(|at| (*number, at..(at + LARGE).min(end))));
+    /// Does something with each part of the packs, some chunks that are one behind the other in the archive, by two
+    /// threads.
+    fn each_part(&self, work: &(dyn Fn(&Pack, &[usize]) -> Result<()> + Sync)) -> Result<()> {
+        let mut parts: Vec<(&Pack, Vec<usize>)> = Vec::new();
+        for pack in &self.packs {
+            let part_of = |number: &usize| pack.chunks[*number].at / LARGE;
+            let mut all: Vec<usize> = (0..pack.chunks.len()).collect();
+            all.sort_unstable_by_key(|number| pack.chunks[*number].at);
+            let together = all.chunk_by(|a, b| part_of(a) == part_of(b));
+            parts.extend(together.map(|part| (pack, part.to_vec())));
         }
         let todo = Mutex::new(parts.into_iter());
         let all = || {
@@ -369,7 +398,7 @@ impl<'s> Fetch<'s> {
                 interrupt::check()?;
                 let next = todo.lock().unwrap_or_else(PoisonError::into_inner).next();
                 match next {
-                    Some((number, range)) => work(number, &range)?,
+                    Some((pack, part)) => work(pack, &part)?,
                     None => return Ok(()),
                 }
             }
@@ -383,9 +412,33 @@ impl<'s> Fetch<'s> {
 }
 
 impl Pack {
-    /// The first chunk that ends behind the beginning of a range.
-    fn first_in(&self, range: &Range<u64>) -> usize {
-        self.chunks.partition_point(|c| c.offset + c.size <= range.start)
+    /// The files of `wanted` beside the images in `dir`, in the cache as well if they are `cached`.
+    fn open(dir: &Path, wanted: Wanted, cached: bool) -> Result<Self> {
+        let Wanted { blob, chunks, cached: names } = wanted;
+        if chunks.iter().any(|chunk| extent(&chunk.range()).end > blob.size) {
+            return Err(Error::new("the index of the pages leads out of a pack"));
+        }
+        let mut files = BTreeMap::new();
+        for (number, name) in names {
+            let of_file = chunks.iter().filter(|chunk| chunk.file == number);
+            let len = of_file.map(Chunk::end).max().unwrap_or(0);
+            let file = open(dir, number, len, cached.then_some(name.as_str()))?;
+            files.insert(number, Pages { file, cached: name });
+        }
+        let here = Mutex::new(vec![false; chunks.len()]);
+        Ok(Self { blob, files, chunks, here })
+    }
+
+    /// The chunks that have something of a range of the file `number`.
+    fn within(&self, number: u32, range: &Range<u64>) -> Range<usize> {
+        let start = self.chunks.partition_point(|c| (c.file, c.end()) <= (number, range.start));
+        let end = self.chunks.partition_point(|c| (c.file, c.offset) < (number, range.end));
+        start..end.max(start)
+    }
+
+    /// The file of a chunk.
+    fn pages(&self, chunk: &Chunk) -> Result<&Pages> {
+        self.files.get(&chunk.file).ok_or_else(|| Error::new("there is no such pack"))
     }
 
     /// A chunk is in place. How many pages that adds: others may have brought it meanwhile.
@@ -397,6 +450,36 @@ impl Pack {
         }
     }
 
+    /// Those of these chunks that are not in place. What is in the file from earlier is looked
+    /// at once: nobody has to note what is there. Its pages are added to `found`.
+    fn missing(
+        &self,
+        chunks: impl IntoIterator<Item = usize>,
+        found: &mut u64,
+    ) -> Result<Vec<usize>> {
+        let mut missing = Vec::new();
+        let mut data = Vec::new();
+        for number in chunks {
+            if self.here.lock().unwrap_or_else(PoisonError::into_inner)[number] {
+                continue;
+            }
+            let chunk = self.chunks[number];
+            data.resize(usize::try_from(chunk.size).unwrap_or(0), 0);
+            let file = &self.pages(&chunk)?.file;
+            file.read_exact_at(&mut data, chunk.offset).context(|| "reading a pack")?;
+            // Holes are zeros, which no cluster is, and hardly ever a sealed block.
+            let is_there = data.iter().take(8).any(|byte| *byte != 0)
+                && digest::digest(&SHA256, &data).as_ref() == chunk.sum;
+            match is_there {
+                true => *found += self.arrived(number),
+                false => missing.push(number),
+            }
+        }
+        Ok(missing)
+    }
+}
+
+impl Pages {
     /// Fails if a part would be written over another one that a container needs. Which pack a file of the cache is,
     /// and what has to be in it, are words of a snapshot, and another one's may be different.
     fn check_place(&self, offset: u64, data: &[u8]) -> Result<()> {
@@ -409,35 +492,12 @@ impl Pack {
         if there.iter().zip(data).all(|(old, new)| *old == 0 || old == new) {
             return Ok(());
         }
-        let name = hex_of(&self.blob.digest).unwrap_or("none");
+        let name = &self.cached;
         cache::forget(name);
         let text = format!(
             "the cache has something else at {offset} of the pack {name}, which another container needs"
         );
         Err(Error::new(text).hint("the pack is taken out of the cache: another start fetches it"))
-    }
-
-    /// Those of these chunks that are not in place. What is in the file from earlier is looked
-    /// at once: nobody has to note what is there. Its pages are added to `found`.
-    fn missing(&self, range: Range<usize>, found: &mut u64) -> Result<Vec<usize>> {
-        let mut missing = Vec::new();
-        let mut data = Vec::new();
-        for number in range {
-            if self.here.lock().unwrap_or_else(PoisonError::into_inner)[number] {
-                continue;
-            }
-            let chunk = self.chunks[number];
-            data.resize(usize::try_from(chunk.size).unwrap_or(0), 0);
-            self.file.read_exact_at(&mut data, chunk.offset).context(|| "reading a pack")?;
-            // Holes are zeros, which no cluster is.
-            let is_there = data.iter().take(8).any(|byte| *byte != 0)
-                && digest::digest(&SHA256, &data).as_ref() == chunk.sum;
-            match is_there {
-                true => *found += self.arrived(number),
-                false => missing.push(number),
-            }
-        }
-        Ok(missing)
     }
 }
 
@@ -446,17 +506,17 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-/// The file of a pack beside the images, as long as it will be.
-fn open(dir: &Path, number: u32, blob: &Descriptor, cached: bool) -> Result<File> {
+/// A file of pages beside the images, as long as it will be; the one that is `cached` by this name.
+fn open(dir: &Path, number: u32, len: u64, cached: Option<&str>) -> Result<File> {
     let path = dir.join(kind::PAGES_PACKED.file_name(number.into()));
     let shown = || path.display().to_string();
-    if cached && !path.exists() {
-        cache::link(hex_of(&blob.digest).unwrap_or("none"), &path)?;
+    if let Some(name) = cached.filter(|_| !path.exists()) {
+        cache::link(name, &path)?;
     }
     let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
     let file = file.context(shown)?;
-    if file.metadata().context(shown)?.len() < blob.size {
-        file.set_len(blob.size).context(shown)?;
+    if file.metadata().context(shown)?.len() < len {
+        file.set_len(len).context(shown)?;
     }
     Ok(file)
 }
@@ -467,8 +527,35 @@ type Extent = (u32, Range<u64>);
 /// The clusters of each pack by their offsets.
 type Chunks = HashMap<u32, BTreeMap<u64, Chunk>>;
 
+/// The clusters of the packs of `manifest` that the images need.
+fn wanted(
+    description: &Description,
+    manifest: &Manifest,
+    images: &ImageDir,
+) -> Result<Vec<Wanted>> {
+    let (mut all, first) = clusters(images)?;
+    let mut wanted = Vec::new();
+    for (pack, blob) in description.layers(manifest)? {
+        let Some(chunks) = all.remove(&pack.number) else { continue };
+        let mut chunks: Vec<Chunk> = chunks.into_values().collect();
+        for chunk in &mut chunks {
+            let before = |extent: &Extent| (extent.0, extent.1.end) <= (chunk.file, chunk.offset);
+            let next = first.get(first.partition_point(before));
+            chunk.is_first =
+                next.is_some_and(|(file, part)| *file == chunk.file && part.start < chunk.end());
+        }
+        let name = hex_of(&blob.digest).unwrap_or("none").to_owned();
+        let cached = BTreeMap::from([(pack.number, name)]);
+        wanted.push(Wanted { blob: blob.clone(), chunks, cached });
+    }
+    match all.keys().next() {
+        Some(number) => Err(Error::new(format!("the snapshot lacks its pack {number}"))),
+        None => Ok(wanted),
+    }
+}
+
 /// The clusters that the images need, and the extents of those that are needed first.
-fn wanted(images: &ImageDir) -> Result<(Chunks, Vec<Extent>)> {
+fn clusters(images: &ImageDir) -> Result<(Chunks, Vec<Extent>)> {
     let mut all = Chunks::new();
     let mut first: Vec<Extent> = Vec::new();
     let set: Vec<WorkingSetEntry> = images.read_all_or_empty(kind::WORKING_SET, 0)?;
@@ -483,7 +570,15 @@ fn wanted(images: &ImageDir) -> Result<(Chunks, Vec<Extent>)> {
                 let (Some(pack), Ok(sum)) = (cluster.pack, cluster.sum.try_into()) else {
                     return Err(Error::new("the snapshot has pages that are in no pack"));
                 };
-                let chunk = Chunk { offset: cluster.offset, size: cluster.size, pages: 0, sum };
+                let chunk = Chunk {
+                    file: pack,
+                    offset: cluster.offset,
+                    size: cluster.size,
+                    at: FIRST.saturating_add(cluster.offset),
+                    pages: 0,
+                    sum,
+                    is_first: false,
+                };
                 if kind == kind::SHMEM_PAGEMAP {
                     // It does not come later.
                     let end = cluster.offset.saturating_add(cluster.size);
@@ -543,16 +638,13 @@ mod tests {
         fs::write(&cached, b"good\0\0\0\0").unwrap();
         fs::hard_link(&cached, &own).unwrap();
         let file = File::options().read(true).write(true).open(&own).unwrap();
-        let digest = "sha256:none-of-the-cache".to_owned();
-        let (media_type, annotations) = (String::new(), BTreeMap::new());
-        let blob = Descriptor { media_type, digest, size: 8, annotations };
-        let pack = Pack { blob, file, chunks: Vec::new(), here: Mutex::default() };
+        let pages = Pages { file, cached: "none-of-the-cache".to_owned() };
         // Nobody else needs it: it may be damaged.
-        pack.check_place(0, b"evil").unwrap();
+        pages.check_place(0, b"evil").unwrap();
         fs::hard_link(&cached, &other).unwrap();
-        let said = pack.check_place(0, b"evil").unwrap_err().to_string();
+        let said = pages.check_place(0, b"evil").unwrap_err().to_string();
         assert!(said.contains("another container needs"), "{said}");
-        pack.check_place(0, b"good").unwrap();
-        pack.check_place(4, b"more").unwrap();
+        pages.check_place(0, b"good").unwrap();
+        pages.check_place(4, b"more").unwrap();
     }
 }

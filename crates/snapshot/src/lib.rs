@@ -6,6 +6,7 @@
 #![warn(unreachable_pub, clippy::print_stderr)]
 
 pub mod archive;
+pub mod asked;
 pub mod belief;
 pub mod bundle;
 pub mod cache;
@@ -44,6 +45,7 @@ pub mod report;
 pub mod run;
 pub mod runc;
 pub mod sealed;
+pub mod sealed_pack;
 pub mod secrets;
 pub mod shelf;
 pub mod signature;

@@ -112,6 +112,8 @@ fn configuration(description: &Description, dir: &Path) -> Result<Value> {
 fn open(dir: &Path, openers: &Openers<'_>) -> Result<ImageDir> {
     let mut images = ImageDir::open(dir)?;
     if images.is_sealed()? {
+        // They are in packs, and nobody looks at them here.
+        images.miss_pages();
         let identities = openers.identities()?;
         let unwrap =
             move |header: &Header| Ok(identities.unwrap(&header.stanzas, &header.binding())?);

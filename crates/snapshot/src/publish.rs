@@ -16,6 +16,7 @@ use crate::error::{Context, Error, Result};
 use crate::pack::{self, Known};
 use crate::patience::patiently;
 use crate::sealed::{self, Seal};
+use crate::sealed_pack::{self, Blocks};
 use crate::stored::{Store, extent, strip};
 use crate::{archive, interrupt, progress};
 
@@ -39,6 +40,8 @@ pub struct Parts<'a> {
     pub annotations: BTreeMap<String, String>,
     /// What hides the container from those who have no key, if the images are sealed.
     pub seal: Option<&'a Seal>,
+    /// The blocks of sealed pages that a start needs first.
+    pub first: Blocks,
     /// How long is waited for a place that cannot be reached.
     pub patience: Duration,
 }
@@ -101,16 +104,19 @@ struct Blob {
 pub fn publish(
     store: &dyn Place,
     mut description: Description,
-    parts: &Parts<'_>,
+    mut parts: Parts<'_>,
     base: Option<&Manifest>,
 ) -> Result<Published> {
     let push = store.begin()?;
-    let mut blobs = Vec::new();
-    match parts.seal {
-        Some(seal) => description = seal.hide(description, parts.changes.is_some())?,
-        None => blobs = packs(store, &mut description, parts, base)?,
-    }
-    blobs.insert(0, small(parts)?);
+    let mut blobs = match parts.seal {
+        Some(seal) => {
+            let pack = sealed_blob(&mut description, &mut parts)?;
+            description = seal.hide(description, parts.changes.is_some())?;
+            Vec::from_iter(pack)
+        }
+        None => packs(store, &mut description, &parts, base)?,
+    };
+    blobs.insert(0, small(&parts)?);
     let diff_ids: Vec<String> = blobs.iter().map(|blob| blob.diff_id.clone()).collect();
     let config = description.to_config(&diff_ids, &time(description.created))?;
     let mut size = 0;
@@ -230,6 +236,40 @@ fn unreadable(parts: &Parts<'_>, len: u64, size: u64) -> Result<Error> {
     Ok(Error::new(text).hint("files that are not needed are removed before: --warmup 'rm FILE'"))
 }
 
+/// A pack whose archive `write` writes, and what that returns.
+fn pack_blob<T>(work: &Path, write: impl FnOnce(&mut dyn Write) -> Result<T>) -> Result<(Blob, T)> {
+    let what = || "writing a pack";
+    let blob = Summing::new(scratch(work)?);
+    let mut to = Summing::new(Store::new(blob).context(what)?);
+    let written = write(&mut to)?;
+    let (frame, diff_id, _) = to.finish();
+    let (content, digest, size) = frame.finish().context(what)?.finish();
+    let (media_type, annotations) = (TAR_ZSTD.to_owned(), BTreeMap::new());
+    let descriptor = Descriptor { media_type, digest, size, annotations };
+    Ok((Blob { descriptor, diff_id, content: Some(content) }, written))
+}
+
+/// The pack of the sealed pages, if there are any. Its list is of what is small.
+fn sealed_blob(description: &mut Description, parts: &mut Parts<'_>) -> Result<Option<Blob>> {
+    let mut pages = scratch(parts.work)?;
+    let Some(gathered) = sealed_pack::gather(parts.images, &parts.first, &mut pages)? else {
+        return Ok(None);
+    };
+    pages.seek(SeekFrom::Start(0)).context(|| "writing a pack")?;
+    let write = |to: &mut dyn Write| archive::write_sealed_pack(to, &mut pages, gathered.len);
+    let (blob, ()) = pack_blob(parts.work, write)?;
+    description.packs.push(Pack {
+        layer: blob.descriptor.digest.clone(),
+        plain: blob.diff_id.clone(),
+        number: 0,
+        list_offset: 0,
+        list_size: 0,
+        list_digest: String::new(),
+    });
+    parts.others.push((sealed_pack::LIST, gathered.list));
+    Ok(Some(blob))
+}
+
 /// The packs: those of the base that are needed, and a new one.
 fn packs(
     store: &dyn Place,
@@ -240,6 +280,7 @@ fn packs(
     let mut known = Known::default();
     // What cannot be read any more is packed again.
     let before = base.and_then(|base| Description::read(store, base).ok());
+    let before = before.filter(|before| !before.sealed);
     let earlier = match (&before, base) {
         (Some(before), Some(base)) => before.layers(base).unwrap_or_default(),
         _ => Vec::new(),
@@ -262,24 +303,19 @@ fn packs(
         blobs.push(Blob { descriptor, diff_id, content: None });
     }
     if done.len > 0 {
-        let what = || "writing a pack";
-        clusters.seek(SeekFrom::Start(0)).context(what)?;
-        let blob = Summing::new(scratch(parts.work)?);
-        let mut to = Summing::new(Store::new(blob).context(what)?);
-        let at = archive::write_pack(&mut to, number, &mut clusters, done.len, &done.list)?;
-        let (frame, diff_id, _) = to.finish();
-        let (content, digest, size) = frame.finish().context(what)?.finish();
+        clusters.seek(SeekFrom::Start(0)).context(|| "writing a pack")?;
+        let (blob, at) = pack_blob(parts.work, |to| {
+            archive::write_pack(to, number, &mut clusters, done.len, &done.list)
+        })?;
         description.packs.push(Pack {
-            layer: digest.clone(),
-            plain: diff_id.clone(),
+            layer: blob.descriptor.digest.clone(),
+            plain: blob.diff_id.clone(),
             number,
             list_offset: at,
             list_size: done.list.len() as u64,
             list_digest: oci::sha256(&done.list),
         });
-        let annotations = BTreeMap::new();
-        let descriptor = Descriptor { media_type: TAR_ZSTD.to_owned(), digest, size, annotations };
-        blobs.push(Blob { descriptor, diff_id, content: Some(content) });
+        blobs.push(blob);
     }
     Ok(blobs)
 }
@@ -362,6 +398,7 @@ mod tests {
             others: Vec::new(),
             annotations: BTreeMap::new(),
             seal: None,
+            first: Blocks::new(),
             patience: Duration::ZERO,
         };
         small(&parts)

@@ -82,15 +82,19 @@ impl Picture<'_> {
         // Inside of a script nothing is escaped; it must not end there.
         let figures = self.figures(&points).to_string().replace('<', "\\u003c");
         let (width, height) = SIZE;
+        let memory = match self.pages {
+            // It is sealed.
+            0 => String::new(),
+            pages => format!("{pages} pages of memory. "),
+        };
         format!(
             "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>{title}</title>\n\
              <style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n\
-             <p>{} pages of memory. <span class=\"there\">Pages that are there</span>, \
+             <p>{memory}<span class=\"there\">Pages that are there</span>, \
              <span class=\"asked\">pages that somebody waited for</span>, by milliseconds since the \
              command began.</p>\n\
              <svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\">\n{svg}</svg>\n\
-             <script type=\"application/json\" id=\"figures\">{figures}</script>\n</body></html>\n",
-            self.pages
+             <script type=\"application/json\" id=\"figures\">{figures}</script>\n</body></html>\n"
         )
     }
 }

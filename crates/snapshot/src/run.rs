@@ -521,7 +521,7 @@ impl Start<'_> {
         generation::mark(instance.root(), generation)?;
         self.write_environment(instance.root())?;
         let remote = !matches!(self.args.reference, Reference::Dir { .. });
-        let lazy = !description.sealed && template.is_none();
+        let lazy = !description.comes_whole() && template.is_none();
         let fed = lazy && remote && self.args.prefetch == Prefetch::None;
         let mut feeder = None;
         if let Some(template) = template {

@@ -167,6 +167,9 @@ pub fn inspect(args: &OneArgs) -> Result<ExitCode> {
     println!("made on      {}", machine.processor);
     let sealed = match (description.sealed, &description.hidden) {
         (false, _) => "no",
+        (true, Some(_)) if packs == 0 => {
+            "yes, by an earlier version: it comes whole; create it again"
+        }
         (true, Some(_)) => "yes",
         (true, None) => "only its images, by an earlier version: create it again",
     };

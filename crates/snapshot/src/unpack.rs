@@ -10,7 +10,7 @@ use torpor_blobs::{self as store, Store};
 use crate::changes::{self, SetId};
 use crate::error::{Context, Error, Result};
 use crate::sealed::{self, Opened};
-use crate::{archive, places};
+use crate::{archive, places, sealed_pack};
 
 /// Unpacks the small layer of a snapshot beside the layer `upper`, and what was changed into it,
 /// which is `opened` if it is sealed; with programs that run as another user if they are taken.
@@ -27,7 +27,10 @@ pub fn container(
     let dir = upper.parent().unwrap_or(upper);
     let name = if opened.is_some() { sealed::CHANGES } else { archive::CHANGES };
     let changes = dir.join("work").join(name);
-    self::images(store, manifest, &dir.join("images"), (name, &changes))?;
+    small(store, manifest, &dir.join("images"), &|found| match found {
+        sealed_pack::LIST => Some(dir.join(found)),
+        _ => (found == name).then(|| changes.clone()),
+    })?;
     if let Some(opened) = opened {
         opened.read_changes(&changes, &mut |from| changes::apply(from, upper, set_id))?;
     } else if changes.exists() {

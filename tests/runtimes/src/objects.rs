@@ -50,6 +50,12 @@ impl ObjectStore {
         Some(store)
     }
 
+    /// Where it listens.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
     /// What a program has to have in its environment to find it.
     #[must_use]
     pub fn environment(&self) -> [(&'static str, String); 3] {

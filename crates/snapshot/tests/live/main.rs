@@ -24,6 +24,7 @@ mod registry;
 mod running;
 mod s3;
 mod sealed;
+mod sealed_pack;
 mod signed;
 mod silent;
 mod template;

@@ -80,7 +80,7 @@ pub fn feed_log(fixture: &Fixture, name: &str) -> String {
 }
 
 /// The number in front of `word` in the line with `line`.
-fn count(log: &str, line: &str, word: &str) -> u64 {
+pub fn count(log: &str, line: &str, word: &str) -> u64 {
     let line = log.lines().find(|found| found.contains(line)).unwrap();
     let words: Vec<&str> = line.split_whitespace().collect();
     let at = words.iter().position(|found| *found == word).unwrap();
@@ -465,9 +465,9 @@ fn a_download_goes_on_after_an_interruption() {
 }
 
 /// Passes connections on, and cuts one each time when so many bytes went one way.
-struct Interrupting {
-    host: String,
-    cut: Arc<AtomicU32>,
+pub struct Interrupting {
+    pub host: String,
+    pub cut: Arc<AtomicU32>,
 }
 
 /// Where a connection is cut.
@@ -511,12 +511,12 @@ impl Cuts {
 
 impl Interrupting {
     /// What goes to the server is cut once, after some megabytes.
-    fn requests(to: &str) -> Self {
+    pub fn requests(to: &str) -> Self {
         Self::start(to, 12_000_000, (1, 0))
     }
 
     /// What comes from the server is cut again and again.
-    fn answers(to: &str) -> Self {
+    pub fn answers(to: &str) -> Self {
         Self::start(to, 3_000_000, (0, u32::MAX))
     }
 

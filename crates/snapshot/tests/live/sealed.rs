@@ -1,6 +1,7 @@
 //! Sealed and signed snapshots.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use base64::Engine;
@@ -13,6 +14,7 @@ use torpor_snapshot::store;
 
 use crate::authority::Authority;
 use crate::fixture::{Fixture, shown};
+use crate::sealed_pack::make_whole;
 
 /// A new key: the file that opens, and the recipient that can be sealed for.
 pub fn key(fixture: &Fixture) -> (String, String) {
@@ -85,7 +87,7 @@ fn secrets(fixture: &Fixture) -> [Vec<u8>; 3] {
 }
 
 /// The bundle and the arguments that make a snapshot which has [`secrets`].
-fn with_secrets(fixture: &Fixture, reference: &str, more: &[&str]) {
+pub fn with_secrets(fixture: &Fixture, reference: &str, more: &[&str]) {
     fixture.configure(|config| {
         let all = config["process"]["env"].as_array_mut().unwrap();
         all.push("HIDDEN=s3cret-of-a-variable".into());
@@ -95,13 +97,20 @@ fn with_secrets(fixture: &Fixture, reference: &str, more: &[&str]) {
     fixture.create(reference, &[&["--warmup", write], more].concat());
 }
 
-/// Which secrets are in the blobs of a store, or in what is compressed or in base64 there.
-fn found(fixture: &Fixture) -> [bool; 3] {
-    let secrets = secrets(fixture);
-    let mut todo: Vec<Vec<u8>> = Vec::new();
-    for blob in fs::read_dir(fixture.path("store/blobs/sha256")).unwrap() {
-        todo.push(fs::read(blob.unwrap().path()).unwrap());
+/// The files at a place that is one, or a directory of them.
+fn files(place: &Path) -> Vec<PathBuf> {
+    match fs::read_dir(place) {
+        Ok(entries) => entries.flatten().flat_map(|entry| files(&entry.path())).collect(),
+        Err(_) => Vec::from_iter(place.is_file().then(|| place.to_owned())),
     }
+}
+
+/// Which secrets are in the files at some places, or in what is compressed or in base64 there. Their `bytes` are counted.
+pub fn found(fixture: &Fixture, places: &[PathBuf], bytes: &mut usize) -> [bool; 3] {
+    let secrets = secrets(fixture);
+    let all = places.iter().flat_map(|place| files(place));
+    let mut todo: Vec<Vec<u8>> = all.map(|file| fs::read(file).unwrap()).collect();
+    *bytes = todo.iter().map(Vec::len).sum();
     let mut found = [false; 3];
     while let Some(text) = todo.pop() {
         for (found, secret) in found.iter_mut().zip(&secrets) {
@@ -124,19 +133,24 @@ fn found(fixture: &Fixture) -> [bool; 3] {
     found
 }
 
+/// Where a store has its blobs.
+fn blobs(fixture: &Fixture) -> [PathBuf; 1] {
+    [fixture.path("store/blobs/sha256")]
+}
+
 #[test]
 fn a_sealed_snapshot_tells_nothing_of_its_container() {
     let plain = Fixture::new("told", 100);
     with_secrets(&plain, &plain.reference(), &["--no-trial"]);
     plain.run(&plain.reference(), "asked", "snapshot", &[]);
-    assert_eq!(found(&plain), [true; 3], "the search finds what is there");
+    assert_eq!(found(&plain, &blobs(&plain), &mut 0), [true; 3], "the search finds what is there");
 
     let fixture = Fixture::new("untold", 100);
     let (key, recipient) = key(&fixture);
     let reference = fixture.reference();
     with_secrets(&fixture, &reference, &["--recipient", &recipient]);
     fixture.run(&reference, "asked", "snapshot", &["--identity", &key]);
-    assert_eq!(found(&fixture), [false; 3]);
+    assert_eq!(found(&fixture, &blobs(&fixture), &mut 0), [false; 3]);
     assert_eq!(fixture.exec("asked", &["cat", "/changed"]), "s3cret-of-a-file");
     let about = fixture.document(fixture.manifest()["config"]["digest"].as_str().unwrap());
     let about = &about["org.torpor.snapshot"];
@@ -209,13 +223,18 @@ fn a_command_is_sealed_with_the_snapshot() {
     fixture.run(&reference, "with", "snapshot", &["--identity", &key]);
 }
 
-/// One of which only the images are sealed.
+/// One whose memory is in its small layer; and one of which only the images are sealed.
 #[test]
 fn a_snapshot_that_an_earlier_version_sealed_starts() {
     let fixture = Fixture::new("sealed-earlier", 100);
     let (key, recipient) = key(&fixture);
     let reference = fixture.reference();
     fixture.create(&reference, &["--recipient", &recipient]);
+    make_whole(&fixture);
+    let inspected = fixture.torpor(&["inspect", &reference]).output().unwrap();
+    assert!(shown(&inspected).contains("it comes whole"), "{}", shown(&inspected));
+    fixture.run(&reference, "whole", "snapshot", &["--identity", &key]);
+    fixture.answers_right("whole");
     let at = store::open(&reference.parse().unwrap()).unwrap();
     let sealed = Description::read(&*at, &store::manifest(&*at).unwrap()).unwrap();
     let openers = Openers { files: &[key.clone().into()], configured: Identities::default };
