@@ -179,7 +179,7 @@ fn a_tree_starts_from_its_sealed_pack() {
     }
 }
 
-/// Neither who keeps a snapshot nor the disk of who starts it has anything of it in plain.
+/// Neither a registry nor the disk of a host that starts from it has anything of the container in plain.
 #[test]
 fn neither_a_registry_nor_a_cache_has_anything_in_plain() {
     let fixture = Fixture::new("sealed-cache", 300);
