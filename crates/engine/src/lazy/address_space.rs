@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use torpor_sys::uffd::{self, Event};
 
 use super::Remote;
-use super::ahead::Ahead;
 use super::missing::{Gap, Missing};
 use super::reader::Reader;
 use super::sight::Sight;
@@ -171,7 +171,8 @@ impl AddressSpace {
                     ahead.is_waited_for();
                     let asked = borrower.asked().bytes();
                     if !borrower.asked().has(self.id, source) && asked < MOST {
-                        let near = near(self.around.min(Ahead::around(asked)));
+                        let near = near(self.around.min(ahead.around(asked)));
+                        ahead.asks(Instant::now());
                         borrower.ask(self.request(&gap.within(&near)))?;
                     }
                     // It waits until the answer is in its place.
@@ -240,10 +241,13 @@ impl AddressSpace {
         if self.first.is_empty() {
             self.next = gap.range.end;
         }
-        match is_remote {
-            true => here(remote, gap.range.start)?.borrower.ask(self.request(&gap))?,
-            false => reader.ask(self.request(&gap), &self.pages)?,
+        if !is_remote {
+            reader.ask(self.request(&gap), &self.pages)?;
+            return Ok(true);
         }
+        let Remote { borrower, ahead, .. } = here(remote, gap.range.start)?;
+        ahead.asks(Instant::now());
+        borrower.ask(self.request(&gap))?;
         Ok(true)
     }
 

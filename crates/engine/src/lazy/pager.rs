@@ -6,7 +6,7 @@
 //! whether it still has one, is never out of date.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -85,7 +85,7 @@ pub(super) fn run(
             answer.put(spaces)?;
         } else if let Some(remote) = remote.as_mut().filter(|_| ready.answer) {
             answer.request = remote.borrower.receive(&mut answer.bytes)?;
-            remote.ahead.has_come();
+            remote.ahead.has_come(Instant::now());
             answer.put(spaces)?;
         } else if ready.read {
             answer.request = reader.receive(&mut answer.bytes)?;
