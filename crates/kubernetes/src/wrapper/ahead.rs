@@ -61,9 +61,8 @@ pub(super) fn unlink(dir: &Path, images: &Path, container: &str) -> Result<()> {
 pub(super) fn link(dir: &Path, images: &Path, container: &str) -> Result<()> {
     let Some(parent) = parent(dir, container) else { return Ok(()) };
     join(images, &parent)?;
-    let rounds = 2..=last(dir, container).unwrap_or(1);
-    rounds
-        .into_iter()
+    let last = last(dir, container).unwrap_or(1);
+    (2..=last)
         .try_for_each(|round| join(&place(dir, container, round), &format!("../{}", round - 1)))
 }
 
