@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use torpor_engine::options::{Files, Memory, Stop, Trust};
+use torpor_engine::options::{Files, Given, JoinNs, JoinNsKind, Memory, Stop, Trust};
 use torpor_engine::restore::stages::{Plan, Ready};
 use torpor_engine::seal::{OpenOptions, SealOptions};
 use torpor_engine::{Error, NoHooks, Options, Session};
@@ -24,6 +24,8 @@ use torpor_policy::{Policy, Rules};
 use torpor_seal::Suite;
 use torpor_seal::keys::{AgeIdentity, Identities, Recipient};
 
+#[path = "stages/networks.rs"]
+mod networks;
 #[path = "stages/stores.rs"]
 mod stores;
 
@@ -55,7 +57,8 @@ const CASES: [(&str, fn()); 11] = [
 ];
 
 const PLAIN: Case = Case { mode: "-", family: 1, namespaces: "-p", quiet: false, sealed: false };
-/// The word that makes this program a destination, whose first images are named behind it.
+/// The word that makes this program a destination, whose first images are named behind it, and the network that it
+/// joins, if any.
 const DESTINATION: &str = "--destination";
 /// Pages of a subject that nobody writes after the first round.
 const QUIET: u64 = 16 << 10;
@@ -89,13 +92,13 @@ struct Case {
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if let [word, first] = words.as_slice()
+    if let [word, first, joined @ ..] = words.as_slice()
         && word == DESTINATION
     {
-        destination(first.as_ref());
+        destination(first.as_ref(), joined.first().map(AsRef::as_ref));
         return ExitCode::SUCCESS;
     }
-    torpor_tests::alone::main(&[CASES.as_slice(), &stores::CASES].concat())
+    torpor_tests::alone::main(&[CASES.as_slice(), &stores::CASES, &networks::CASES].concat())
 }
 
 /// A tree that runs.
@@ -188,6 +191,7 @@ impl Subject {
                 ..Memory::default()
             },
             files: Files { locks: true, ..Files::default() },
+            network: networks::connected(),
             ..Options::default()
         }
     }
@@ -213,11 +217,17 @@ struct Destination {
 
 impl Destination {
     fn start(first: &Path) -> Self {
+        Self::start_in(first, None)
+    }
+
+    /// One that joins a network.
+    fn start_in(first: &Path, joined: Option<&Path>) -> Self {
         let mut child = Command::new("unshare")
             .args(["-nm", "--propagation", "private"])
             .arg(std::env::current_exe().unwrap())
             .arg(DESTINATION)
             .arg(first)
+            .args(joined)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -252,10 +262,13 @@ fn open(identity: &Path) -> OpenOptions {
 }
 
 /// The destination: builds by the first round, and follows what it is told.
-fn destination(first: &Path) {
+fn destination(first: &Path, joined: Option<&Path>) {
+    let join = |file: &Path| JoinNs { kind: JoinNsKind::Net, file: file.to_owned(), ids: None };
     let options = |dir: &Path| Options {
         images_dir: dir.to_owned(),
         shell_job: true,
+        given: Given { join_ns: joined.map(join).into_iter().collect(), ..Given::default() },
+        network: networks::connected(),
         trust: Trust {
             open: open(&dir.parent().unwrap().join(IDENTITY)),
             // Its mounts may be those of this host.
@@ -281,6 +294,12 @@ fn destination(first: &Path) {
         let complete = skeleton.complete(&last, &mut NoHooks).unwrap();
         let (rebuilt, written) = (complete.rebuilt().is_some(), complete.applied().written);
         let ready: Ready<'_> = complete.verify(&mut NoHooks).unwrap();
+        if what == "try" {
+            println!("{}", networks::locks(ready.pid()));
+            drop(ready);
+            println!("dropped");
+            return;
+        }
         let report = ready.wake(&mut NoHooks).unwrap();
         println!("{} {rebuilt} {written}", report.pid);
         // Its tasks end with it otherwise, if they are its children.

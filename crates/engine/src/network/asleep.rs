@@ -32,14 +32,50 @@ pub struct Asleep {
 struct Relock {
     /// The number of the namespace.
     ns: u32,
-    /// Whether the namespace is the caller's, and stays when the restore fails.
-    external: bool,
+    origin: Origin,
     undo: Removal,
 }
 
 impl Relock {
     fn remove(&self, spaces: &Namespaces) -> Result<()> {
         spaces.in_netns(self.ns, || self.undo.run())
+    }
+}
+
+/// Where a network namespace comes from that a restore locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// The caller hands it over (`--external`): it is there before the tree, and is the tree's alone.
+    External,
+    /// The root task joins it (`--join-ns`): others live there as well.
+    Joined,
+    /// The root husk is born into it.
+    New,
+    /// Only other tasks than the root live in it.
+    Nested,
+}
+
+impl Origin {
+    fn of(ns: &Namespace, spaces: &Namespaces) -> Self {
+        match spaces.given.get(&ns.id) {
+            Some(given) if given.key.is_some() => Origin::External,
+            Some(_) => Origin::Joined,
+            None if ns.task == 0 => Origin::New,
+            None => Origin::Nested,
+        }
+    }
+
+    /// Whether the namespace is the caller's, and stays when the restore fails.
+    fn is_callers(self) -> bool {
+        matches!(self, Origin::External | Origin::Joined)
+    }
+
+    /// What is locked of it.
+    fn scope(self, connections: Vec<(Address, Address)>) -> Scope {
+        match self {
+            Origin::Joined => Scope::Connections(connections),
+            Origin::External | Origin::New | Origin::Nested => Scope::All,
+        }
     }
 }
 
@@ -152,7 +188,7 @@ impl Asleep {
     /// # Errors
     /// If rules cannot be set.
     pub fn lock_external(&mut self, of: &Connections<'_>) -> Result<()> {
-        self.lock(of, true, |ns| ns.file.is_some())
+        self.lock(of, &[Origin::External])
     }
 
     /// Locks the network namespace that the root husk was born into, before it gets its
@@ -161,7 +197,7 @@ impl Asleep {
     /// # Errors
     /// If rules cannot be set.
     pub fn lock_new(&mut self, of: &Connections<'_>) -> Result<()> {
-        self.lock(of, false, |ns| ns.file.is_none() && ns.task == 0)
+        self.lock(of, &[Origin::New])
     }
 
     /// The same of those that only other tasks live in, once they were made.
@@ -169,51 +205,44 @@ impl Asleep {
     /// # Errors
     /// If rules cannot be set.
     pub fn lock_nested(&mut self, of: &Connections<'_>) -> Result<()> {
-        self.lock(of, false, |ns| ns.task != 0 && !of.spaces.given.contains_key(&ns.id))
+        self.lock(of, &[Origin::Nested])
     }
 
-    fn lock(
-        &mut self,
-        of: &Connections<'_>,
-        external: bool,
-        is_one: impl Fn(&Namespace) -> bool,
-    ) -> Result<()> {
-        // What a skeleton was built with is locked as a whole, by the name of the dump that it was built by.
-        let is_locked = |ns: &Namespace| self.locks.iter().any(|lock| lock.ns == ns.id);
-        let is_meant = |ns: &Namespace| !ns.is_host && is_one(ns) && !is_locked(ns);
-        let wanted: HashSet<u32> = of
-            .entries
-            .values()
-            .filter_map(|e| e.isk.as_ref())
-            .filter(|isk| tcp::is_connection(isk))
-            .filter_map(|isk| isk.ns_id)
-            .filter(|&ns| of.spaces.by_id(ns).is_some_and(is_meant))
-            .filter(|&ns| external || !of.are_inner(ns))
-            .collect();
-        if of.network.lock == NetworkLock::Skip || of.network.tcp_close || wanted.is_empty() {
+    /// Locks the connections, and nothing else, of the network namespace that the root husk has joined. Not before the
+    /// last of several rounds: the source may run in that namespace until then.
+    ///
+    /// # Errors
+    /// If rules cannot be set.
+    pub fn lock_joined(&mut self, of: &Connections<'_>) -> Result<()> {
+        self.lock(of, &[Origin::Joined])
+    }
+
+    /// Locks what nothing else has locked when the last of several rounds is there, for connections that no earlier
+    /// one had: their namespaces have addresses already, and no sockets yet.
+    ///
+    /// # Errors
+    /// If rules cannot be set.
+    pub fn lock_late(&mut self, of: &Connections<'_>) -> Result<()> {
+        self.lock(of, &[Origin::External, Origin::New, Origin::Nested, Origin::Joined])
+    }
+
+    fn lock(&mut self, of: &Connections<'_>, meant: &[Origin]) -> Result<()> {
+        if of.network.lock == NetworkLock::Skip || of.network.tcp_close {
             return Ok(());
         }
-        let id = of.lock_id();
-        let by_dump = of.images.inventory()?.network_lock_method.and_then(Tool::of_method);
-        for ns in wanted {
-            // One that is joined is not there yet, nor ours to lock.
-            if of.spaces.in_netns(ns, is_own)? {
+        let sockets = of.entries.values().filter_map(|e| e.isk.as_ref());
+        let connected = sockets.filter(|isk| tcp::is_connection(isk));
+        let wanted: HashSet<u32> = connected.filter_map(|isk| isk.ns_id).collect();
+        for id in wanted {
+            // What a skeleton was built with is locked by the name of the dump that it was built by.
+            let is_locked = self.locks.iter().any(|lock| lock.ns == id);
+            let Some(ns) = of.spaces.by_id(id).filter(|ns| !ns.is_host && !is_locked) else {
                 continue;
-            }
-            if external
-                && of.spaces.in_netns(ns, || Ok(by_dump.is_some_and(|tool| tool.is_locked(&id))))?
-            {
-                continue;
-            }
-            let tool = rules::choose(of.network.lock)?;
-            let set = of.spaces.in_netns(ns, || {
-                let is_new = !external || !tool.is_locked(&id);
-                is_new.then(|| rules::lock(tool, &id, &Scope::All, false)).transpose()
-            })?;
-            // The lock of the dump stays if the restore fails, see `unlock_and_wake`.
-            if set.is_some() {
-                let undo = Removal::of_lock(tool, &id, &Scope::All);
-                self.locks.push(Relock { ns, external, undo });
+            };
+            let origin = Origin::of(ns, of.spaces);
+            let leads_out = origin == Origin::External || !of.are_inner(id);
+            if meant.contains(&origin) && leads_out {
+                self.locks.extend(lock_one(of, id, origin)?);
             }
         }
         Ok(())
@@ -226,7 +255,9 @@ impl Asleep {
     /// If a lock cannot be removed, or a connection does not wake.
     pub fn wake(&mut self, of: &Connections<'_>, id_maps: &IdMaps) -> Result<()> {
         let locks = std::mem::take(&mut self.locks);
-        let made: HashSet<u32> = locks.iter().map(|lock| lock.ns).collect();
+        // The lock of the dump may be there beside that of single connections.
+        let made: HashSet<u32> =
+            locks.iter().filter(|lock| lock.origin != Origin::Joined).map(|lock| lock.ns).collect();
         locks.iter().try_for_each(|lock| lock.remove(of.spaces))?;
         if of.network.lock != NetworkLock::Skip {
             of.unlock(&made)?;
@@ -245,12 +276,35 @@ impl Asleep {
 
     /// The restore has failed: takes away the locks of namespaces that do not go with it.
     pub fn give_up(&mut self, spaces: &Namespaces) {
-        for lock in std::mem::take(&mut self.locks).iter().filter(|lock| lock.external) {
+        for lock in std::mem::take(&mut self.locks).iter().filter(|lock| lock.origin.is_callers()) {
             if let Err(e) = lock.remove(spaces) {
                 tracing::error!("the network stays locked: {e}");
             }
         }
     }
+}
+
+/// Locks a network namespace, if the dump has not: its lock stays if the restore fails.
+fn lock_one(of: &Connections<'_>, ns: u32, origin: Origin) -> Result<Option<Relock>> {
+    let scope = origin.scope(of.connections_in(ns));
+    // That of the caller itself is not ours to lock as a whole.
+    if scope == Scope::All && of.spaces.in_netns(ns, is_own)? {
+        return Ok(None);
+    }
+    let id = of.lock_id();
+    let is_locked = |tool: Tool| of.spaces.in_netns(ns, || Ok(tool.is_locked(&id)));
+    if origin.is_callers() {
+        let by_dump = of.images.inventory()?.network_lock_method.and_then(Tool::of_method);
+        if by_dump.map_or(Ok(false), is_locked)? {
+            return Ok(None);
+        }
+    }
+    let tool = rules::choose(of.network.lock)?;
+    if origin.is_callers() && is_locked(tool)? {
+        return Ok(None);
+    }
+    of.spaces.in_netns(ns, || rules::lock(tool, &id, &scope, false))?;
+    Ok(Some(Relock { ns, origin, undo: Removal::of_lock(tool, &id, &scope) }))
 }
 
 /// What was not let go ends, and the peers shall not see it: they wait for the next try.

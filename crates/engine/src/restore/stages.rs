@@ -206,8 +206,7 @@ impl<'a> Skeleton<'a> {
         births::end(&mut cx, &next.cx.tasks)?;
         cx.take_over(next.cx);
         cx.table().load()?;
-        cx.lock_network(Asleep::lock_external)?;
-        cx.lock_network(Asleep::lock_new)?;
+        cx.lock_network(Asleep::lock_late)?;
         let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
         cx.with_homes(namespace::restore_late)?;
         let applied = rounds.complete(&mut cx)?;
@@ -344,6 +343,9 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     tracing::info!("Restoring namespaces");
     let handed_over = cx.with_homes(namespace::make)?;
     cx.lock_network(Asleep::lock_nested)?;
+    if !cx.staged {
+        cx.lock_network(Asleep::lock_joined)?;
+    }
     cx.with_homes(|homes| namespace::fill(homes, &handed_over))?;
     cx.mount()?;
     let mut networks = std::mem::take(&mut cx.ns.networks);

@@ -9,11 +9,15 @@
  *
  * MODE is a list of letters: `f` children that share pages with their parent, `t` threads that
  * begin late, `s` shared memory, `b` children that are born and end all the time, `q` much memory
- * that is written once, `m` files in memory, at LOG.memory, that come, change and go.
+ * that is written once, `m` files in memory, at LOG.memory, that come, change and go, `c` a server of port 7777 with one
+ * connection, `n` which is in a network of the first child's own.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +25,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -44,6 +49,7 @@ static volatile int threads_run;
 static char memory[4096];
 static uint64_t files_known[FILES]; /* what is at both ends of a file; 0: it is not there */
 static const char *mapped;
+static int listener = -1, connection = -1;
 
 static uint64_t below(uint64_t limit)
 {
@@ -213,6 +219,29 @@ static void step(void)
     }
 }
 
+static void serve(const char *mode)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(7777) };
+    int is_nested = strchr(mode, 'n') != NULL;
+    if (is_nested && slot == 1 && unshare(CLONE_NEWNET))
+        die("unshare");
+    if (slot != is_nested)
+        return;
+    listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    if (bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 1))
+        die("listen");
+}
+
+/* A connection is there until somebody ends it. */
+static void check_connection(void)
+{
+    char byte;
+    if (connection < 0)
+        connection = accept(listener, NULL, NULL);
+    else if (recv(connection, &byte, 1, MSG_DONTWAIT) != -1 || errno != EAGAIN)
+        die("connection");
+}
+
 static void check(void)
 {
     for (int i = 0; i < REGIONS; i++) {
@@ -240,6 +269,8 @@ static void check(void)
     }
     if (mapped)
         check_files();
+    if (listener >= 0)
+        check_connection();
     result.checks++;
     pwrite(log_file, &result, sizeof result, slot * sizeof result);
 }
@@ -262,6 +293,8 @@ static void live(const char *mode)
         if (shared == MAP_FAILED)
             die("mmap");
     }
+    if (strchr(mode, 'c'))
+        serve(mode);
     clock_gettime(CLOCK_MONOTONIC, &before);
     for (unsigned round = 0;; round++) {
         for (int i = 0; i < 300; i++)
