@@ -6,15 +6,14 @@
 //! It is an effort, not a promise: what waits when the tree is frozen is refused.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fmt::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use torpor_kernel::sock_diag::InetSocket;
 
 use super::listed::{inodes_of, tcp_sockets};
-use super::newcomers;
-use super::rules::{self, Commands, Removal, Tool, argv};
+use super::rules::{self, Removal, Tool};
+use super::{iptables, newcomers};
 use crate::error::Result;
 use crate::file::found::own_pid;
 use crate::file::socket::state;
@@ -29,8 +28,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 /// How often it is looked.
 pub(crate) const PAUSE: Duration = Duration::from_millis(2);
 
-/// How the names of its tables begin, which are not those of a lock.
-pub(super) const TABLE: &str = "CRIU-accept-";
+/// How the names begin of what holds connections off, which is no lock: a table of nftables, or a chain of iptables.
+pub(crate) const NAME: &str = "CRIU-accept-";
 
 /// New connections are held off while this lives.
 #[derive(Debug)]
@@ -183,7 +182,7 @@ impl Door {
         if lock == NetworkLock::Iptables && rules::choose(lock)? == Tool::Iptables {
             return self.hold_off_by_programs(lock, guardian);
         }
-        let name = format!("{TABLE}{}", std::process::id());
+        let name = name();
         let undo = Removal::Table(name.clone());
         undo.watch(guardian, self.space, self.netns.as_fd())?;
         self.undo = Some(undo);
@@ -200,16 +199,15 @@ impl Door {
 
     /// The same by iptables, if that is the tool.
     fn hold_off_by_programs(mut self, lock: NetworkLock, guardian: &Guardian) -> Result<Self> {
-        let is_own = self.space != proc::ns_inode(own_pid(), NsKind::Net.name())?;
-        // Rules of iptables in a network of the tree's own would be dumped: the tasks get their time, and no more.
-        if is_own || rules::choose(lock)? != Tool::Iptables {
+        // The tasks get their time, and no more.
+        if rules::choose(lock)? != Tool::Iptables {
             return Ok(self);
         }
         let line = guardian.line_for_children()?;
-        let undo = Removal::Programs(by_iptables("-D", &self.ports));
+        let undo = Removal::Programs(iptables::let_in(&name()));
         undo.watch(guardian, self.space, self.netns.as_fd())?;
         self.undo = Some(undo);
-        let set = by_iptables("-I", &self.ports);
+        let set = iptables::hold_off(&name(), &self.ports);
         let made = run_in(&[self.netns.as_fd()], || {
             set.iter().try_for_each(|(argv, input)| rules::run(argv, input))
         });
@@ -233,16 +231,9 @@ impl Door {
     }
 }
 
-fn by_iptables(change: &str, ports: &BTreeSet<u16>) -> Commands {
-    let rules = ports.iter().fold(String::new(), |mut text, port| {
-        let _ = writeln!(text, "{change} INPUT -p tcp --syn --dport {port} -j DROP");
-        text
-    });
-    let has_v6 = std::path::Path::new("/proc/sys/net/ipv6").exists();
-    let programs =
-        ["iptables-restore", "ip6tables-restore"].into_iter().take(1 + usize::from(has_v6));
-    let words = |program: &str| argv(&[program, "-w", "--noflush"]);
-    programs.map(|program| (words(program), format!("*filter\n{rules}COMMIT\n"))).collect()
+/// The name of what this process holds connections off with.
+fn name() -> String {
+    format!("{NAME}{}", std::process::id())
 }
 
 /// Waits until nothing waits to be accepted any more; not for long.
@@ -286,7 +277,7 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap();
             let mut door = door(address.port());
-            let name = format!("{TABLE}vain");
+            let name = format!("{NAME}vain");
             newcomers::hold_off(&name, &door.ports).unwrap();
             assert!(TcpStream::connect_timeout(&address, HELD_OFF).is_err());
             door.undo = Some(Removal::Table(name));
@@ -294,7 +285,7 @@ mod tests {
             assert!(door.undo.is_none());
             TcpStream::connect(address).unwrap();
             // Rules that were not even made.
-            door.undo = Some(Removal::Programs(by_iptables("-D", &door.ports)));
+            door.undo = Some(Removal::Programs(iptables::let_in("CRIU-accept-vain")));
             door.give_up(&Guardian::default());
             assert!(door.undo.is_none());
         });
@@ -308,7 +299,7 @@ mod tests {
             let guardian = Guardian::default();
             let door = door(address.port()).hold_off(NetworkLock::Iptables, &guardian).unwrap();
             assert!(matches!(door.undo, Some(Removal::Programs(_))));
-            assert!(!nftables::is_there(&format!("{TABLE}{}", std::process::id())));
+            assert!(!nftables::is_there(&name()));
             assert!(TcpStream::connect_timeout(&address, HELD_OFF).is_err());
             door.end(&guardian);
             TcpStream::connect(address).unwrap();
@@ -323,14 +314,15 @@ mod tests {
                 let address = listener.local_addr().unwrap();
                 let other = TcpListener::bind(listen).unwrap();
                 let ports = BTreeSet::from([address.port()]);
+                let name = format!("{NAME}test");
                 let undo = match is_nft {
-                    true => Removal::Table(format!("{TABLE}test")),
-                    false => Removal::Programs(by_iptables("-D", &ports)),
+                    true => Removal::Table(name.clone()),
+                    false => Removal::Programs(iptables::let_in(&name)),
                 };
                 let before = TcpStream::connect(address).unwrap();
                 match is_nft {
-                    true => newcomers::hold_off(&format!("{TABLE}test"), &ports).unwrap(),
-                    false => by_iptables("-I", &ports)
+                    true => newcomers::hold_off(&name, &ports).unwrap(),
+                    false => iptables::hold_off(&name, &ports)
                         .iter()
                         .for_each(|(argv, input)| rules::run(argv, input).unwrap()),
                 }

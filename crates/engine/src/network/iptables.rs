@@ -1,6 +1,7 @@
 //! Locks by iptables, as CRIU sets them: for a connection a rule in each of the chains `INPUT`
 //! and `OUTPUT`; for a whole namespace a chain `CRIU` that both lead to.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
@@ -51,6 +52,20 @@ pub(super) fn unlock(scope: &Scope) -> Commands {
         }
         Scope::Connections(all) => changes("-D", all, v6),
     })
+}
+
+/// Drops the first packet of each new TCP connection to some ports, in a chain of this name.
+pub(super) fn hold_off(chain: &str, ports: &BTreeSet<u16>) -> Commands {
+    let rules = ports.iter().fold(String::new(), |mut text, port| {
+        let _ = writeln!(text, "-A {chain} -p tcp --syn --dport {port} -j DROP");
+        text
+    });
+    script(&Scope::All, |_| format!(":{chain} - [0:0]\n-I INPUT -j {chain}\n{rules}"))
+}
+
+/// Takes away what [`hold_off`] has made.
+pub(super) fn let_in(chain: &str) -> Commands {
+    script(&Scope::All, |_| format!("-D INPUT -j {chain}\n-F {chain}\n-X {chain}\n"))
 }
 
 fn changes(change: &str, all: &[(Address, Address)], v6: bool) -> String {

@@ -26,7 +26,7 @@ use crate::network::rules::Scope;
 pub(super) fn lift(connections: &[Ends]) -> Result<()> {
     let tables = nftables::locks()?;
     let others: Vec<&String> =
-        tables.iter().filter(|table| !table.starts_with(accept::TABLE)).collect();
+        tables.iter().filter(|table| !table.starts_with(accept::NAME)).collect();
     if others.is_empty() && !iptables::may_lock() {
         return Ok(());
     }
@@ -138,7 +138,7 @@ mod tests {
         in_netns(|| {
             let connection = Address::unspecified(libc::AF_INET);
             rules::lock(Tool::Nft, "a11", &Scope::All, false).unwrap();
-            let held_off = format!("table inet {}1 {{ }}", accept::TABLE);
+            let held_off = format!("table inet {}1 {{ }}", accept::NAME);
             rules::run(&rules::argv(&["nft", "-f", "-"]), &held_off).unwrap();
             lift(&[(connection, connection)]).unwrap();
             assert_eq!(nftables::locks().unwrap().len(), 2);

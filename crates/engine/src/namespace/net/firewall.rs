@@ -118,7 +118,10 @@ fn dump_of_iptables(
 
 fn write(images: &ImageDir, kind: Kind, ns_id: u32, rules: &[u8]) -> Result<()> {
     let mut writer = images.writer(kind, ns_id.into())?;
-    writer.raw(rules)?;
+    match std::str::from_utf8(rules) {
+        Ok(text) => writer.raw(lock_of_criu::without_held_off(text).as_bytes())?,
+        Err(_) => writer.raw(rules)?,
+    }
     Ok(writer.finish()?)
 }
 

@@ -6,6 +6,7 @@
 
 use torpor_images::lock::is_table;
 
+use crate::network::accept;
 use crate::network::rules::MARK;
 
 /// The name of the chain.
@@ -13,22 +14,37 @@ const NAME: &str = "CRIU";
 
 /// The rules, as `nft` or `iptables-save` has printed them, without such a lock.
 pub(super) fn without(rules: &str) -> String {
+    let chain_locks = has_lock(rules);
+    without_named(rules, is_table, |chain| chain_locks && chain == NAME)
+}
+
+/// The rules without what the dump itself holds new connections off with: nobody else would take that away.
+pub(super) fn without_held_off(rules: &str) -> String {
+    let holds_off = |name: &str| name.starts_with(accept::NAME);
+    without_named(rules, holds_off, holds_off)
+}
+
+/// The rules without some tables, and without some chains and what leads there.
+fn without_named(
+    rules: &str,
+    is_table: impl Fn(&str) -> bool,
+    is_chain: impl Fn(&str) -> bool,
+) -> String {
     let mut out = String::with_capacity(rules.len());
     let mut lines = rules.lines();
-    let chain_locks = has_lock(rules);
     while let Some(line) = lines.next() {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let is_lock = match words[..] {
+        let is_out = match words[..] {
             ["table", _, name, "{"] => is_table(name),
-            ["chain", NAME, "{"] => chain_locks,
+            ["chain", name, "{"] => is_chain(name),
             _ => false,
         };
-        if is_lock {
+        if is_out {
             // The brace that closes it stands where it begins.
             let indent = line.len() - line.trim_start().len();
             let end = |inner: &&str| inner.len() == indent + 1 && inner.trim() == "}";
             lines.find(end);
-        } else if !(chain_locks && leads_there(&words)) {
+        } else if !chains_of(&words).into_iter().flatten().any(&is_chain) {
             out.push_str(line);
             out.push('\n');
         }
@@ -55,10 +71,18 @@ fn has_lock(rules: &str) -> bool {
     })
 }
 
-/// Whether a line makes the chain, fills it or jumps to it.
-fn leads_there(words: &[&str]) -> bool {
-    let jumps = matches!(words, [.., "jump" | "-j", NAME]);
-    jumps || words.starts_with(&["-A", NAME]) || words.first() == Some(&":CRIU")
+/// The chains that a line makes or fills, or jumps to.
+fn chains_of<'l>(words: &[&'l str]) -> [Option<&'l str>; 2] {
+    let own = match words {
+        ["-A", chain, ..] => Some(*chain),
+        [first, ..] => first.strip_prefix(':'),
+        [] => None,
+    };
+    let other = match words {
+        [.., "jump" | "-j", chain] => Some(*chain),
+        _ => None,
+    };
+    [own, other]
 }
 
 #[cfg(test)]
@@ -111,6 +135,19 @@ table inet mine {
                      -A INPUT -p tcp -j ACCEPT\nCOMMIT\n";
         let expected = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p tcp -j ACCEPT\nCOMMIT\n";
         assert_eq!(without(saved), expected);
+    }
+
+    #[test]
+    fn what_holds_connections_off_is_left_out() {
+        let saved = "*filter\n:INPUT ACCEPT [0:0]\n:CRIU-accept-42 - [0:0]\n\
+                     -A INPUT -j CRIU-accept-42\n-A INPUT -p tcp -j DROP\n\
+                     -A CRIU-accept-42 -p tcp --dport 80 -j DROP\nCOMMIT\n";
+        let expected = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p tcp -j DROP\nCOMMIT\n";
+        assert_eq!(without_held_off(saved), expected);
+        let nft = "table ip filter {\n\tchain CRIU-accept-42 {\n\t\ttcp dport 80 drop\n\t}\n\n\
+                   \tchain INPUT {\n\t\tcounter packets 0 bytes 0 jump CRIU-accept-42\n\t}\n}\n\
+                   table inet CRIU-accept-42 {\n}\n";
+        assert_eq!(without_held_off(nft), "table ip filter {\n\n\tchain INPUT {\n\t}\n}\n");
     }
 
     #[test]
