@@ -2,25 +2,9 @@
 // shows: pages untouched since fork are still the same physical pages, written ones are not
 // foreign: yes
 // modes: -lazy
-#include "zoo.h"
+#include "frame.h"
 
-#define PAGE 4096
 #define PAGES 16
-
-/*
- * Whoever reads these pages from outside must not part them: process_vm_readv(2) pins pages, and pinning
- * a page that is not exclusively its owner's gives the owner a copy first (Linux 5.19). Reading
- * /proc/PID/mem does not.
- */
-static uint64_t frame(void *at)
-{
-	int fd = TRY(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
-	uint64_t entry;
-
-	CHECK_EQ(pread(fd, &entry, 8, (uintptr_t)at / PAGE * 8), 8);
-	close(fd);
-	return entry & ((1ull << 55) - 1);
-}
 
 int main(void)
 {

@@ -52,8 +52,9 @@ pub(crate) fn forget(tasks: &mut [Task]) {
 fn inheritable(parent: &Task, child: &Task) -> Vec<Stretch> {
     let theirs: Vec<&VmaEntry> = parent.image.vmas().collect();
     let is_kept = |vma: &&VmaEntry| {
-        let same = theirs.binary_search_by_key(&vma.start, |theirs| theirs.start);
-        is_private(vma) && same.is_ok_and(|same| survives_birth(theirs[same], vma))
+        let behind = theirs.partition_point(|theirs| theirs.start <= vma.start);
+        let whole = theirs[..behind].last();
+        is_private(vma) && whole.is_some_and(|whole| survives_birth(whole, vma))
     };
     let kept = child.image.vmas().filter(is_kept);
     let parts = kept.flat_map(|vma| child.bequest.within(vma.start..vma.end));

@@ -2,7 +2,8 @@
 //!
 //! A child husk starts with a copy of its parent's address space. What both have
 //! alike stays, so that pages which were never written after the fork stay shared
-//! copy-on-write; the rest is unmapped and made anew. Advice, locks and guard pages
+//! copy-on-write; the rest is unmapped and made anew. Of a mapping that the child has
+//! only a part of that part stays. Advice, locks and guard pages
 //! come last, after the children have been made: some of them keep a mapping from
 //! being inherited.
 
@@ -79,13 +80,13 @@ fn open_inherited(
     let filled: Vec<bool> = kept.iter().map(|vma| !cx.lazy.leaves(vma)).collect();
     let mut batch = cx.tasks[task].remote()?.batch();
     for (vma, filled) in kept.iter().zip(filled) {
-        let was_open = inherited.iter().any(|m| m.vma.start == vma.start && m.opened);
+        let theirs = inherited.iter().find(|m| lies_in(vma, &m.vma));
+        let was_open = theirs.is_some_and(|m| m.opened);
         let opened = was_open || filled && needs_opening(vma, pages);
         // The parent's protection may have been another.
         let mapped = Mapped { vma: *vma, opened };
         let prot = mapped.prot();
-        let differs = inherited.iter().any(|m| m.vma.start == vma.start && m.prot() != prot);
-        if differs {
+        if theirs.is_some_and(|m| m.prot() != prot) {
             batch.must(syscall::mprotect(vma.start..vma.end, prot));
         }
         out.push(mapped);
@@ -319,12 +320,31 @@ fn survives(vma: &VmaEntry, inherited: &[Mapped]) -> bool {
     inherited.iter().any(|m| survives_birth(&m.vma, vma))
 }
 
-/// Whether a child's mapping can be the one that it has from its parent.
+/// Whether a child's mapping can be the one that it has from its parent, or a part of that: a parent whose mapping
+/// has grown since, or a child that has parted its own, share pages still.
 pub(super) fn survives_birth(parents: &VmaEntry, childs: &VmaEntry) -> bool {
     // Whether pages may wait is to be the same in both: see `lazy::may_wait`.
-    let kind =
-        |v: &VmaEntry| (v.start, v.end, v.pgoff, v.shmid, v.flags, v.status, is_wiped_on_fork(v));
-    childs.status & KERNELS == 0 && kind(parents) == kind(childs)
+    let kind = |v: &VmaEntry| (v.shmid, v.flags, v.status, is_wiped_on_fork(v));
+    childs.status & KERNELS == 0 && kind(parents) == kind(childs) && is_part(parents, childs)
+}
+
+/// Whether a mapping is a part of another one. A shared one is the same or none.
+fn is_part(whole: &VmaEntry, part: &VmaEntry) -> bool {
+    let extent = |v: &VmaEntry| (v.start, v.end, v.pgoff);
+    if !is_private(part) {
+        return extent(whole) == extent(part);
+    }
+    let (lies, off) = (lies_in(part, whole), part.start.wrapping_sub(whole.start));
+    lies && part.pgoff == whole.pgoff.wrapping_add(if has_backing(whole) { off } else { 0 })
+}
+
+fn lies_in(part: &VmaEntry, whole: &VmaEntry) -> bool {
+    whole.start <= part.start && part.end <= whole.end
+}
+
+/// Whether a mapping is one of a file.
+fn has_backing(vma: &VmaEntry) -> bool {
+    vma.status & status::ANON_PRIVATE == 0 || vma.status & status::MEMFD != 0
 }
 
 /// Unmaps everything but what is `kept` of what is `here`, the stub and the vDSO. The kernel's own parts go to
@@ -394,9 +414,8 @@ fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
         .iter()
         .filter(|m| m.vma.status & (KERNELS | status::RINGS) == 0)
         .partition(|m| m.vma.status & status::SYSVIPC != 0);
-    let (anonymous, backed): (Vec<&Mapped>, Vec<&Mapped>) = plain.into_iter().partition(|m| {
-        m.vma.status & status::ANON_PRIVATE != 0 && m.vma.status & status::MEMFD == 0
-    });
+    let (backed, anonymous): (Vec<&Mapped>, Vec<&Mapped>) =
+        plain.into_iter().partition(|m| has_backing(&m.vma));
     map_anonymous(cx, task, &anonymous)?;
     let sysv: Vec<&VmaEntry> = sysv.into_iter().map(|m| &m.vma).collect();
     ipc::attach(cx.tasks[task].remote()?, &sysv)?;
