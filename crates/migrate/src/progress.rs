@@ -7,7 +7,10 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use torpor_worker::tell;
+
 use crate::report::{Round, megabytes, millis};
+use crate::wire::address::Address;
 use crate::wire::relay::Meter;
 
 /// How often a terminal is told.
@@ -69,6 +72,38 @@ impl Drop for Live {
             drop(stop);
             let _ = thread.join();
         }
+    }
+}
+
+/// Says, as long as it is there and more and more rarely, that the destination was told to let the tasks run and has not
+/// said whether they do, and what can be done about it.
+#[derive(Debug)]
+pub(crate) struct Undecided {
+    _decided: Sender<()>,
+}
+
+impl Undecided {
+    /// Begins to when `patience` is over.
+    #[must_use]
+    pub(crate) fn start(id: &str, to: &Address, patience: Duration) -> Self {
+        let (decided, undecided) = mpsc::channel::<()>();
+        let advice = format!(
+            "they stay stopped here until it does; torpor agent status {to} tells what it is at; if its host is lost, and they \
+             do not run there: kill -KILL {}; torpor migrate --resolve {id} --keep-here",
+            std::process::id()
+        );
+        let (id, start) = (id.to_owned(), Instant::now());
+        thread::spawn(move || {
+            let mut pause = patience.max(Duration::from_secs(1));
+            while undecided.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let time = start.elapsed().as_secs();
+                tell!(
+                    "{id}: the destination was told {time} s ago to let the tasks run, and has not said whether they do; {advice}"
+                );
+                pause = pause.saturating_mul(2);
+            }
+        });
+        Self { _decided: decided }
     }
 }
 

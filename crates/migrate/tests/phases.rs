@@ -6,7 +6,7 @@
 mod support;
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -322,6 +322,25 @@ fn when_it_is_decided_it_is_too_late_to_cancel() {
     held.counter.goes_on();
     assert_eq!(held.here.phases("source"), ["moved"]);
     wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
+}
+
+/// A destination that was told to let the tasks run and does not say whether they do: the user is told what to do.
+#[test]
+fn who_waits_for_the_decision_is_told_what_to_do() {
+    for mode in ["pre-copy", "post-copy"] {
+        let mut held = Held::start_with(mode, "pre-resume", "true", &["--patience", "1"]);
+        let mut said = BufReader::new(held.migration.stderr.take().unwrap()).lines();
+        let is_told = |line: &String| line.contains("has not said whether they do");
+        let told = said.by_ref().map(Result::unwrap).find(is_told).expect("it says nothing");
+        let status = format!("torpor agent status {}", held.there.address);
+        assert!(told.contains(&status), "{told}");
+        let kill = format!("kill -KILL {}", held.migration.id());
+        assert!(told.contains(&format!("{kill}; torpor migrate --resolve one --keep-here")));
+        assert!(!held.is_here(true), "they run on");
+        held.release();
+        assert!(held.migration.wait().unwrap().success());
+        held.counter.goes_on();
+    }
 }
 
 /// The destination was told to let the tasks run when everything of the source ended.

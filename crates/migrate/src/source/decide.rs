@@ -12,6 +12,7 @@ use super::frozen::Frozen;
 use super::link::{Happening, unexpected};
 use crate::engine;
 use crate::error::{Context, Error, Result};
+use crate::progress::Undecided;
 use crate::record::{Ledger, Phase, Record};
 use crate::runtime;
 use crate::wire::Peer;
@@ -41,10 +42,12 @@ impl Source<'_> {
         let frozen = self.frozen()?;
         self.prepared(&mut worker)?;
         self.record_decision(frozen)?;
+        let undecided = self.undecided();
         let (verdict, why) = match self.go() {
             Ok(pid) => (Verdict::There(pid), None),
             Err(error) => self.ask(error)?,
         };
+        drop(undecided);
         match verdict {
             Verdict::There(pid) => {
                 self.downtime.end = Some(Instant::now());
@@ -103,7 +106,10 @@ impl Source<'_> {
         }
         let (verdict, why) = match done {
             Ok(pid) => (Verdict::There(pid), None),
-            Err(error) => self.ask(error)?,
+            Err(error) => {
+                let _undecided = self.undecided();
+                self.ask(error)?
+            }
         };
         match verdict {
             Verdict::There(pid) => {
@@ -140,7 +146,7 @@ impl Source<'_> {
 
     /// Until the job has ended and the tasks with it. Before the destination is told to go, somebody may end it.
     fn serve(&mut self, worker: &mut Worker, has_said_go: &mut bool) -> Result<i32> {
-        let mut running = None;
+        let (mut running, mut undecided): (_, Option<Undecided>) = (None, None);
         loop {
             let cancel = (!*has_said_go).then_some(&self.cancel);
             match self.link.next(Some(worker), cancel)? {
@@ -151,9 +157,11 @@ impl Source<'_> {
                     if let Some(watch) = &mut self.watch {
                         watch.let_be();
                     }
+                    undecided = Some(self.undecided());
                     self.link.say(&Request::Go)?;
                 }
                 Happening::Said(Reply::Running { pid }) => {
+                    drop(undecided.take());
                     self.downtime.end = Some(Instant::now());
                     running = Some(pid);
                 }
@@ -201,6 +209,12 @@ impl Source<'_> {
         })?;
         tasks.iter().for_each(|task| task.signal(Signal::STOP));
         Ok(())
+    }
+
+    /// Tells the user that it is not decided yet.
+    fn undecided(&self) -> Undecided {
+        let patience = Duration::from_secs(self.plan.patience.into());
+        Undecided::start(&self.id, &self.plan.to.address, patience)
     }
 
     /// What the destination has done, and why that had to be asked.
