@@ -216,6 +216,12 @@ impl Stat {
     pub fn is_of_kernel(&self) -> bool {
         self.flags & 0x20_0000 != 0
     }
+
+    /// Whether it is a thread of the kernel in a process with a program, which works for that: of io_uring, for
+    /// example (`PF_IO_WORKER` and, from Linux 6.4 on, `PF_USER_WORKER` of linux/sched.h).
+    pub fn is_worker(&self) -> bool {
+        self.flags & (0x10 | 0x4000) != 0
+    }
 }
 
 /// Reads `/proc/PID/stat`.

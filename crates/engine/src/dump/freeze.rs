@@ -295,11 +295,9 @@ fn seize(pid: i32, tid: i32) -> Result<bool> {
 /// Whether a thread is one of the kernel's own, which do the work of io_uring where that would
 /// block: it has no registers of a program.
 fn is_worker(pid: i32, thread: &Tracee) -> bool {
-    /// `PF_IO_WORKER` and `PF_USER_WORKER` of linux/sched.h.
-    const WORKER: u32 = 1 << 4 | 1 << 14;
     let registers = thread.registers();
     (registers.rip, registers.rsp) == (0, 0)
-        && proc::thread_stat(pid, thread.tid()).is_ok_and(|stat| stat.flags & WORKER != 0)
+        && proc::thread_stat(pid, thread.tid()).is_ok_and(|stat| stat.is_worker())
 }
 
 /// Whether a thread is a zombie.

@@ -83,11 +83,9 @@ pub(super) fn describe(
 /// # Errors
 /// If the process is gone.
 pub(crate) fn fetchers(pid: i32) -> Result<Vec<i32>> {
-    /// `PF_IO_WORKER` of linux/sched.h.
-    const WORKER: u32 = 1 << 4;
     let fetches = |tid: &i32| {
         proc::thread_stat(pid, *tid)
-            .is_ok_and(|stat| stat.flags & WORKER != 0 && stat.comm.starts_with(b"iou-sqp-"))
+            .is_ok_and(|stat| stat.is_worker() && stat.comm.starts_with(b"iou-sqp-"))
     };
     Ok(proc::numbers(pid, "task")?.into_iter().filter(fetches).collect())
 }
