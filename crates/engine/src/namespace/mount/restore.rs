@@ -36,8 +36,7 @@ pub(crate) fn restore(cx: &mut Assembly<'_>) -> Result<()> {
     }
     let mut groups = sharing::groups(&forest).map_err(|why| Error::invalid("mountpoints", why))?;
     if let Some(node) = sharing::escaping(&forest) {
-        let why = "it would appear on this host, too, which shares what is mounted on its place";
-        return Err(unfit(forest.mount(node), why));
+        return Err(unfit(forest.mount(node), sharing::ESCAPES));
     }
     groups.retain(|group| !group.members.iter().any(|&member| nested::waits(&forest, member)));
     // Without one the root husk lives among the caller's mounts, which nothing here may change.

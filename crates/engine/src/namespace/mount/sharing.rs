@@ -49,7 +49,10 @@ pub(super) fn check(forest: &mut Forest, host: &Tree, given: &Given) -> Result<(
             }
         }
     }
-    Ok(())
+    match escaping(forest) {
+        Some(node) => Err((node, ESCAPES.to_owned())),
+        None => Ok(()),
+    }
 }
 
 /// The mount given from outside that a mount is, or is a part of.
@@ -67,8 +70,12 @@ pub(super) fn outside(forest: &Forest) -> HashSet<u32> {
     nodes.filter_map(|node| forest.mount(node).shared).collect()
 }
 
+/// Why a mount that is [`escaping`] cannot be restored.
+pub(super) const ESCAPES: &str =
+    "it would appear on this host, too, which shares what is mounted on its place";
+
 /// A mount that comes when the others are in place, and whose place is joined with the host: it would appear there, too,
-/// and stay.
+/// and stay. The dump asks for it, and so does the restore, whose images another program may have made.
 pub(super) fn escaping(forest: &Forest) -> Option<Node> {
     let outside = outside(forest);
     let is_late =
@@ -291,5 +298,10 @@ mod tests {
         assert!(checked(&["mnt[]:s"], host, &peers).unwrap().spaces[0].1.mounts()[1].outside_peers);
         let root = slaves.replace("master:1", "shared:1");
         assert_eq!(checked(&["mnt[]:ms"], host, &root).unwrap_err().0, 11);
+        let terminal =
+            "13 11 0:5 / /dev/pts rw - devpts d rw\n14 12 0:5 /0 /x/console rw - devpts d rw\n";
+        let escapes = checked(&["mnt[]:s"], host, &(peers + terminal)).unwrap_err();
+        assert_eq!(escapes, (14, ESCAPES.to_owned()));
+        checked(&["mnt[]:m"], host, &(slaves.to_owned() + terminal)).unwrap();
     }
 }
