@@ -8,6 +8,7 @@ mod core;
 mod depot;
 mod discard;
 mod disk;
+mod ends;
 mod follow;
 mod foresee;
 mod import;

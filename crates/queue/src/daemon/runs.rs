@@ -9,18 +9,11 @@ use super::discard::{Discarded, Names};
 use super::disk;
 use super::record::{Place, Unwoken};
 use crate::files;
-use crate::preemption::{Dirt, Means};
+use crate::preemption::Dirt;
 use crate::scheduler::{JobId, Millis};
-use crate::shepherd;
 use crate::shepherd::checkpoint;
 use crate::shepherd::digests::Damage;
-use crate::shepherd::message::{Ending, Exit, LOST, Order, Phase, Report, Saved};
-
-/// A run that is lost so often without a checkpoint in between is not started again.
-const MOST_LOSSES: u32 = 3;
-
-/// Nor is one that so many failures of the machine in a row have taken: it may be their cause.
-const MOST_MACHINE_LOSSES: u32 = 30;
+use crate::shepherd::message::{Exit, Order, Phase, Report, Saved};
 
 /// A checkpoint that so many shepherds in a row could not bring back is left as it is until somebody has
 /// seen to the cause.
@@ -31,7 +24,7 @@ const BACK_OFF: Millis = 30_000;
 
 impl Core {
     /// Whether a word of that run still counts.
-    fn counts(&self, id: JobId, run: u64) -> bool {
+    pub(super) fn counts(&self, id: JobId, run: u64) -> bool {
         self.jobs.get(&id).is_some_and(|job| job.run == run && job.place != Place::Ended)
     }
 
@@ -242,7 +235,7 @@ impl Core {
     /// A checkpoint could not be brought back, which is no failure of the job: the next try is with a new
     /// shepherd. When several have failed it is held as it is, until somebody has seen to the cause, or goes
     /// back to the machine that it came from.
-    fn not_restored(&mut self, id: JobId, text: &str) {
+    pub(super) fn not_restored(&mut self, id: JobId, text: &str) {
         if let Some(record) = self.jobs.get_mut(&id) {
             record.remark(&format!("bring it back: {text}"));
         }
@@ -294,219 +287,6 @@ impl Core {
         let newest = checkpoint::numbers(&dir).pop()?;
         checkpoint::chain(&dir, newest).contains(&damaged).then(|| self.put_aside(id)).flatten()
     }
-
-    /// The run ended before there was a shepherd to speak of.
-    pub(super) fn run_failed_to_start(&mut self, id: JobId, run: u64, text: &str) {
-        if self.counts(id, run) {
-            self.not_begun(id, text);
-        }
-    }
-
-    /// A shepherd could not begin a run, as it has said: one that was to bring a checkpoint back has not done
-    /// that.
-    fn not_begun(&mut self, id: JobId, text: &str) {
-        match self.jobs.get(&id).is_some_and(|record| record.durable.is_some()) {
-            true => self.not_restored(id, text),
-            false => self.lose(id, text),
-        }
-    }
-
-    /// What a shepherd that ended without a last word has said about it.
-    fn complaint(&self, id: JobId, run: u64) -> Option<String> {
-        let log = self.dir(id).run(run).join(shepherd::LOG);
-        let text = std::fs::read_to_string(log).unwrap_or_default();
-        text.lines().next_back().map(|line| line.chars().take(500).collect())
-    }
-
-    /// A run is over, with its last word or without.
-    pub(super) fn run_over(&mut self, id: JobId, run: u64, ending: Option<Ending>) {
-        if !self.counts(id, run) {
-            return;
-        }
-        self.met(id);
-        self.links.remove(&id);
-        let Some(record) = self.jobs.get_mut(&id) else { return };
-        if !record.shepherd && matches!(record.place, Place::Asleep | Place::Queued) {
-            // It was given up before: its job goes on in another run.
-            return;
-        }
-        record.shepherd = false;
-        let place = record.place;
-        if ending.as_ref().is_some_and(|ending| ending.ran) {
-            self.has_run(id);
-        }
-        let Some(record) = self.jobs.get(&id) else { return };
-        let too_much = ending.as_ref().is_some_and(|ending| ending.out_of_disk);
-        let killed = place == Place::Leaving
-            && !too_much
-            && record.giving_way.is_some_and(|way| way.means == Means::Kill);
-        let wanted = record.cancelled || self.ending.contains_key(&id);
-        match ending {
-            None => match (self.complaint(id, run), place) {
-                (Some(why), Place::Starting) => self.not_begun(id, &why),
-                (Some(why), _) => self.lose(id, &why),
-                (None, _) => self.lose(id, "its shepherd has vanished"),
-            },
-            Some(_) if killed && !wanted => self.start_over(id, Means::Kill),
-            Some(ending) if ending.gave_way && !wanted => self.start_over(id, Means::Command),
-            Some(ending) => self.finished(id, &ending),
-        }
-    }
-
-    /// A job has run. One that was over before anybody listened is said to have begun here: the machine that it
-    /// came from lets it begin again otherwise.
-    fn has_run(&mut self, id: JobId) {
-        let Some(record) = self.jobs.get_mut(&id) else { return };
-        if !matches!(record.place, Place::Starting | Place::Waking) {
-            return;
-        }
-        let first = record.started.is_none();
-        record.started.get_or_insert_with(files::now);
-        let event = if first { "started" } else { "running" };
-        self.go(id, Place::Running, event, json!({}));
-    }
-
-    /// A job has given way by ending; it starts again later. One that has saved its state itself has it newer
-    /// than any checkpoint.
-    fn start_over(&mut self, id: JobId, means: Means) {
-        let now = files::now();
-        if means == Means::Command {
-            self.begin_anew(id);
-        }
-        let Some(record) = self.jobs.get_mut(&id) else { return };
-        record.preemptions += 1;
-        let to = record.giving_way.and_then(|way| way.to);
-        let place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
-        record.go(place, now);
-        let mut data = json!({ "means": means, "to": to });
-        if means == Means::Command {
-            record.saved = record.ran;
-        } else {
-            let lost = record.ran - record.saved;
-            record.lost += lost;
-            record.ran = record.saved;
-            data["lost_ms"] = json!(lost);
-        }
-        self.save(id, Some(("preempted", data)));
-    }
-
-    /// A run is gone without a last word: the machine or its shepherd has failed. The job
-    /// goes on from its last checkpoint, or begins again; one that was told to end a moment ago is over.
-    pub(super) fn lose(&mut self, id: JobId, why: &str) {
-        if let Some((signal, at)) = self.signalled.remove(&id)
-            && files::now() - at <= self.config.grace
-        {
-            // It was told to end, and has: nobody wants it to begin again.
-            return self.end(id, Exit::Signal(signal), Some(why.to_owned()));
-        }
-        let Some(record) = self.jobs.get_mut(&id) else { return };
-        if record.boot == checkpoint::boot() {
-            record.losses += 1;
-        } else {
-            record.machine_losses += 1;
-        }
-        let losses = record.losses + record.machine_losses;
-        let too_often = record.losses > MOST_LOSSES || record.machine_losses > MOST_MACHINE_LOSSES;
-        self.fall_back(id, why);
-        if too_often && self.jobs.get(&id).is_some_and(|record| record.place != Place::Ended) {
-            let note = format!("{why}, {losses} times without a checkpoint in between");
-            self.end(id, Exit::Code(125), Some(note));
-        }
-    }
-
-    /// A job that has no run any more goes on from the newest checkpoint that there is, or begins again.
-    fn fall_back(&mut self, id: JobId, why: &str) {
-        let dir = self.dir(id);
-        let Some(record) = self.jobs.get_mut(&id) else { return };
-        record.shepherd = false;
-        disk::adopt(&dir);
-        let here = disk::newest(&dir);
-        record.durable = here.max(record.stored.map(|stored| stored.seq));
-        record.only_stored = here < record.durable;
-        if let Some(stored) = record.stored.filter(|_| record.only_stored) {
-            record.saved = stored.saved;
-        } else if let Some(kept) = record.kept.iter().find(|kept| Some(kept.seq) == here) {
-            record.saved = kept.saved;
-        }
-        let now = files::now();
-        let place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
-        record.go(place, now);
-        if record.durable.is_none() {
-            record.saved = 0;
-        }
-        let lost = (record.ran - record.saved).max(0);
-        record.lost += lost;
-        record.ran -= lost;
-        let begins_again = place == Place::Queued && record.started.is_some();
-        let (cancelled, class) = (record.cancelled, record.spec.class.clone());
-        self.saving.remove(&id);
-        self.dirt.remove(&id);
-        self.save(id, Some(("lost", json!({ "why": why, "lost_ms": lost }))));
-        let cgroups = shepherd::cgroups(&dir);
-        // What was frozen when its shepherd was killed stays there, killed and frozen, and so would the next run.
-        let _ = cgroups.set_frozen(false);
-        cgroups.remove();
-        if cancelled {
-            self.end(id, Exit::Signal(9), None);
-        } else if begins_again && !self.class_of(&class).begins_again {
-            let note = format!("{why}, and jobs of its class do not begin again");
-            self.end(id, Exit::Code(125), Some(note));
-        }
-    }
-
-    /// The next run of a job is from its beginning, and adds to what the job has written.
-    fn begin_anew(&mut self, id: JobId) {
-        let lengths = self.output_lengths(id);
-        let Some(record) = self.jobs.get_mut(&id) else { return };
-        (record.durable, record.stored, record.only_stored) = (None, None, false);
-        record.kept.clear();
-        record.base = lengths;
-        self.dirt.remove(&id);
-        disk::remove_all(&self.dir(id));
-        self.count_stored();
-    }
-
-    fn finished(&mut self, id: JobId, ending: &Ending) {
-        let Some(record) = self.jobs.get_mut(&id) else { return };
-        let again = ending.exit != Exit::Code(0)
-            && !record.cancelled
-            && !self.ending.contains_key(&id)
-            && record.failures < record.spec.retries;
-        if again {
-            record.failures += 1;
-            record.saved = 0;
-            record.ran = 0;
-            self.begin_anew(id);
-            let data = json!({ "exit": ending.exit.number() });
-            return self.go(id, Place::Queued, "retried", data);
-        }
-        self.end(id, ending.exit, note(ending));
-    }
-}
-
-/// What there is to say about how a job ended.
-fn note(ending: &Ending) -> Option<String> {
-    let mut parts = Vec::new();
-    if !ending.lost.is_empty() {
-        parts.push(format!("{LOST}{}", ending.lost.join("; ")));
-    }
-    if ending.out_of_memory {
-        parts.push("it was out of its memory".to_owned());
-    }
-    if ending.out_of_pids {
-        parts.push("it had as many processes and threads as it may (--pids)".to_owned());
-    }
-    if ending.out_of_disk {
-        parts.push("it has written more than it may (--disk)".to_owned());
-    }
-    if !ending.leftover.is_empty() {
-        let mut names = ending.leftover.clone();
-        names.sort();
-        names.dedup();
-        let count = ending.leftover.len();
-        parts.push(format!("{count} of its processes were left and killed: {}", names.join(", ")));
-    }
-    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 fn millis(micros: u64) -> Millis {
@@ -518,6 +298,7 @@ mod tests {
     use super::super::config::Config;
     use super::super::record::Stored;
     use super::*;
+    use crate::shepherd::message::Ending;
     use crate::spec::Spec;
 
     /// A daemon with one job, in its second run.
