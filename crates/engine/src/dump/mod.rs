@@ -61,7 +61,7 @@ use crate::memory::track::Tracking;
 use crate::memory::vma::Vma;
 use crate::namespace::mount::{self, TreeMounts};
 use crate::namespace::user::IdMaps;
-use crate::namespace::{self, Namespace, Namespaces, NsKind, nested_user, pid, time};
+use crate::namespace::{self, Namespace, Namespaces, NsKind, limits, nested_user, pid, time};
 use crate::network::accept::Running;
 use crate::options::Options;
 use crate::task::{Filters, ProcFiles};
@@ -374,6 +374,7 @@ impl<'a> Dump<'a> {
         }
         time::note(&self.tasks, &mut self.ns)?;
         nested_user::note(&self.tasks, &mut self.ns, &self.id_maps)?;
+        limits::check(&self.ns, self.opts.pid)?;
         pid::note(&self.tasks, &mut self.pids, &self.ns)
     }
 

@@ -4,6 +4,7 @@ mod enter;
 mod external;
 mod homes;
 pub(crate) mod ipc;
+pub(crate) mod limits;
 pub(crate) mod mount;
 pub(crate) mod nested_user;
 pub(crate) mod net;

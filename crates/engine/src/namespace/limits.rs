@@ -1,0 +1,104 @@
+//! Limits of user namespaces (`/proc/sys/user`): how many namespaces of each kind, and what else, can be
+//! made in one and below it. Sandboxes set them (`bwrap --disable-userns`), so that nobody in there becomes
+//! root of a namespace. They are not kept: what has them is refused, since it would come back without.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::fs::{fstat, stat};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use torpor_sys::ns;
+use torpor_sys::process::{self, Status};
+
+use super::Namespaces;
+use crate::error::{Context, Error, Result};
+
+/// Where the kernel shows those of the user namespace that the reader lives in.
+const DIRECTORY: &str = "/proc/sys/user";
+/// What a new user namespace has for each.
+const NONE: &str = "2147483647";
+
+/// Refuses limits of the user namespaces of a tree, and of those above them that the restore makes anew or
+/// leaves out. `pid` is the root task.
+///
+/// # Errors
+/// The refusal; if a namespace cannot be entered.
+pub(crate) fn check(spaces: &Namespaces, pid: i32) -> Result<()> {
+    let nested = spaces.users.iter().filter_map(|user| user.file.as_ref());
+    for file in nested {
+        refuse_limited(file.as_fd(), pid)?;
+    }
+    let Some(root) = spaces.own_user().and_then(|ns| ns.file.as_ref()) else { return Ok(()) };
+    refuse_limited(root.as_fd(), pid)?;
+    above(root.as_fd())?.iter().try_for_each(|file| refuse_limited(file.as_fd(), pid))
+}
+
+/// The user namespaces between one and this program's.
+fn above(namespace: BorrowedFd<'_>) -> Result<Vec<OwnedFd>> {
+    let what = || "look at a user namespace".to_owned();
+    let own = stat("/proc/self/ns/user").context(what)?.st_ino;
+    let mut found: Vec<OwnedFd> = Vec::new();
+    // The kernel shows none that this program's is not above of.
+    while let Ok(next) = ns::owner(found.last().map_or(namespace, AsFd::as_fd)) {
+        if fstat(&next).context(what)?.st_ino == own {
+            break;
+        }
+        found.push(next);
+    }
+    Ok(found)
+}
+
+fn refuse_limited(namespace: BorrowedFd<'_>, pid: i32) -> Result<()> {
+    let Some(name) = limit_of(namespace)? else { return Ok(()) };
+    Err(Error::refused(
+        pid,
+        format!("the limit {name} of its user namespace"),
+        "is not kept, and the restored sandbox would be weaker; start it without that limit (bwrap: \
+         without --disable-userns)",
+    ))
+}
+
+/// The first limit that a user namespace has been given, if there is one.
+fn limit_of(namespace: BorrowedFd<'_>) -> Result<Option<String>> {
+    let what = || "look into a user namespace".to_owned();
+    let (mut ours, mut theirs) = UnixStream::pair().context(what)?;
+    let pid = process::fork(|| {
+        let kind = Some(LinkNameSpaceType::User);
+        let entered = move_into_link_name_space(namespace, kind).map_err(io::Error::from);
+        let told = entered.and_then(|()| first_limit()).and_then(|name| {
+            let name = name.unwrap_or_default();
+            theirs.write_all(name.as_bytes())
+        });
+        told.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0)
+    });
+    drop(theirs);
+    let pid = pid.context(what)?;
+    let mut name = String::new();
+    let read = ours.read_to_string(&mut name);
+    let ended = process::wait(pid, true).context(what)?;
+    match ended {
+        Some((_, Status::Exited(0))) => read.map(drop),
+        Some((_, Status::Exited(code))) => Err(io::Error::from_raw_os_error(code)),
+        _ => Err(io::ErrorKind::BrokenPipe.into()),
+    }
+    .context(what)?;
+    Ok((!name.is_empty()).then_some(name))
+}
+
+/// The same of the user namespace that the caller lives in.
+fn first_limit() -> io::Result<Option<String>> {
+    let all = match std::fs::read_dir(DIRECTORY) {
+        // A kernel without sysctls.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        all => all?,
+    };
+    let mut limits = Vec::new();
+    for file in all {
+        let file = file?;
+        if std::fs::read_to_string(file.path())?.trim() != NONE {
+            limits.push(file.file_name().to_string_lossy().into_owned());
+        }
+    }
+    Ok(limits.into_iter().min())
+}
