@@ -60,6 +60,9 @@ pub struct InetSocket {
     pub backlog: u32,
     /// Directions that were shut down, as in `sk_shutdown`.
     pub shutdown: u8,
+    /// Whether it has keys that its segments are signed by (`TCP_MD5SIG`). The kernel shows it to who has
+    /// `CAP_NET_ADMIN`.
+    pub signed: bool,
 }
 
 /// A packet socket (linux/packet_diag.h).
@@ -188,8 +191,13 @@ pub fn unix() -> Result<Vec<UnixSocket>> {
 /// # Errors
 /// If the kernel cannot be asked (netlink(7)). A protocol that it cannot list has no sockets.
 pub fn inet(family: i32, protocol: i32) -> Result<Vec<InetSocket>> {
-    // struct inet_diag_req_v2; the extension asked for is INET_DIAG_SHUTDOWN (8).
-    let mut request = vec![u8_of(family), u8_of(protocol), 1 << 7, 0];
+    /// `INET_DIAG_*` of linux/inet_diag.h. The last comes with the first alone.
+    const INFO: u16 = 2;
+    const SHUTDOWN: u16 = 8;
+    const MD5SIG: u16 = 18;
+    // struct inet_diag_req_v2, with the extensions that are asked for.
+    let extensions = 1 << (SHUTDOWN - 1) | 1 << (INFO - 1);
+    let mut request = vec![u8_of(family), u8_of(protocol), extensions, 0];
     // All states but those of sockets that are no file any more: TIME_WAIT.
     request.extend((!(1u32 << 6)).to_ne_bytes());
     request.resize(request.len() + 48, 0);
@@ -215,10 +223,13 @@ pub fn inet(family: i32, protocol: i32) -> Result<Vec<InetSocket>> {
             backlog: message.u32(60)?,
             inode: message.u32(68)?,
             shutdown: 0,
+            signed: false,
         };
         for (kind, value) in message.attributes(72) {
-            if kind == 8 {
-                found.shutdown = value.u8(0)?;
+            match kind {
+                SHUTDOWN => found.shutdown = value.u8(0)?,
+                MD5SIG => found.signed = true,
+                _ => {}
             }
         }
         Some(found)
@@ -505,6 +516,23 @@ mod tests {
         let found = all.iter().find(|s| s.inode == inode(&client)).unwrap();
         assert_eq!((found.state, found.destination_port), (1, port));
         assert_eq!(found.source[0], u32::from_ne_bytes([127, 0, 0, 1]));
+    }
+
+    #[test]
+    fn sockets_whose_segments_are_signed_are_listed_as_such() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let plain = TcpListener::bind("127.0.0.1:0").unwrap();
+        // struct tcp_md5sig: an address of 128 bytes, flags, lengths, a device, and 80 bytes for the key.
+        let mut key = [0; 216];
+        key[..2].copy_from_slice(&2u16.to_ne_bytes());
+        key[4..8].copy_from_slice(&[127, 0, 0, 1]);
+        key[130..132].copy_from_slice(&6u16.to_ne_bytes());
+        key[136..142].copy_from_slice(b"secret");
+        socket::set(listener.as_fd(), socket::Opt::TCP_MD5SIG, &key).unwrap();
+        let all = inet(libc::AF_INET, libc::IPPROTO_TCP).unwrap();
+        let is_signed =
+            |socket: &TcpListener| all.iter().find(|s| s.inode == inode(socket)).unwrap().signed;
+        assert_eq!((is_signed(&listener), is_signed(&plain)), (true, false));
     }
 
     #[test]

@@ -31,12 +31,18 @@ impl Opt {
     pub const RCVTIMEO: Opt = Opt::new(libc::SOL_SOCKET, libc::SO_RCVTIMEO);
     /// `struct timeval`.
     pub const SNDTIMEO: Opt = Opt::new(libc::SOL_SOCKET, libc::SO_SNDTIMEO);
+    /// `struct sock_txtime`.
+    pub const TXTIME: Opt = Opt::new(libc::SOL_SOCKET, libc::SO_TXTIME);
     /// The name of a device.
     pub const BINDTODEVICE: Opt = Opt::new(libc::SOL_SOCKET, libc::SO_BINDTODEVICE);
     /// `struct ucred`.
     pub const PEERCRED: Opt = Opt::new(libc::SOL_SOCKET, libc::SO_PEERCRED);
     /// `struct tcp_info`.
     pub const TCP_INFO: Opt = Opt::new(libc::IPPROTO_TCP, libc::TCP_INFO);
+    /// `struct tcp_md5sig`: a key that segments are signed by.
+    pub const TCP_MD5SIG: Opt = Opt::new(libc::IPPROTO_TCP, libc::TCP_MD5SIG);
+    /// `struct tcp_ao_info_opt`; there is none unless the socket has keys of TCP-AO.
+    pub const TCP_AO_INFO: Opt = Opt::new(libc::IPPROTO_TCP, 40);
     /// The name of a congestion control algorithm.
     pub const TCP_CONGESTION: Opt = Opt::new(libc::IPPROTO_TCP, libc::TCP_CONGESTION);
     /// The name of an upper layer protocol.

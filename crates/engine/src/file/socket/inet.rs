@@ -202,6 +202,7 @@ fn dump_tcp(
              without (GODEBUG=multipathtcp=0 for one built with Go)",
         ));
     }
+    refuse_signed(sockets, found, about)?;
     match isk.state {
         state::LISTEN => {
             // In this state tcpi_unacked and tcpi_sacked are the accept queue's.
@@ -238,6 +239,23 @@ fn dump_tcp(
         }
         _ => tcp::dump(around, found, about, isk),
     }
+}
+
+/// Refuses sockets whose segments are signed (TCP MD5 signatures, TCP-AO): the images have no place for the keys. A
+/// listener without them would be open to all, and the peer of a connection would take nothing any more.
+fn refuse_signed(sockets: &mut Lists, found: &Found, about: &Socket) -> Result<()> {
+    // struct tcp_ao_info_opt
+    let mut info = [0; 64];
+    let option = if socket::get(found.file.as_fd(), Opt::TCP_AO_INFO, &mut info).is_ok() {
+        "TCP_AO_ADD_KEY"
+    } else if sockets.spaces.inet(about)?.is_some_and(|listed| listed.signed) {
+        "TCP_MD5SIG"
+    } else {
+        return Ok(());
+    };
+    Err(found.refuse(format!(
+        "its segments are signed ({option}), and the keys are not kept; close it, or end its program first"
+    )))
 }
 
 /// Whether a connection is to come back closed. One that is kept by `--close-outside` can be, wherever the
