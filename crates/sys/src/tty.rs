@@ -90,6 +90,14 @@ pub fn set_locked(tty: impl AsFd, locked: &Locked) -> Result<()> {
     check(unsafe { libc::ioctl(fd, libc::TIOCSLCKTRMIOS, std::ptr::from_ref(locked)) }).map(drop)
 }
 
+/// The line discipline of a terminal: 0 is its own (`N_TTY`). Each end of a pair has one.
+///
+/// # Errors
+/// `ENOTTY` if it is no terminal, `EIO` if it is hung up.
+pub fn line_discipline(tty: impl AsFd) -> Result<i32> {
+    get(tty.as_fd(), libc::TIOCGETD)
+}
+
 /// The number of a pseudoterminal, from its master.
 ///
 /// # Errors

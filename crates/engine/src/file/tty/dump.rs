@@ -132,6 +132,9 @@ impl TtyDumper {
             pty: is_pair.then_some(TtyPtyEntry { index }),
             ..TtyInfoEntry::default()
         };
+        if info.r#type() != TtyType::ExtTty {
+            refuse_discipline(found)?;
+        }
         info::read(&found.file, &mut info)?;
         match node {
             TtyNode::Master => {
@@ -237,6 +240,17 @@ impl Met {
     fn is_paired_with(&self, slave: &Met) -> bool {
         matches!(slave.node, TtyNode::Slave(_))
             && (self.instance, self.index) == (slave.instance, slave.index)
+    }
+}
+
+/// A line discipline takes what the line brings to where no terminal is (`pppd`, `slattach`): a device of the network, say.
+fn refuse_discipline(found: &Found) -> Result<()> {
+    match tty::line_discipline(&found.file) {
+        Ok(number) if number != 0 => Err(found.refuse(format!(
+            "it has line discipline {number}, which is not kept; end who has set it (TIOCSETD) first"
+        ))),
+        // It may be hung up.
+        _ => Ok(()),
     }
 }
 
