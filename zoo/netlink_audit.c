@@ -1,7 +1,7 @@
 // area: packet and netlink sockets
 // shows: a socket to the audit system as dbus-daemon has it, unused, and one that has asked something
 // foreign: yes
-// modes: plain leave-running
+// modes: plain leave-running pidns ns userns
 #include "zoo.h"
 #include <linux/audit.h>
 #include <linux/netlink.h>

@@ -1,7 +1,7 @@
 // area: other namespaces
 // shows: time namespaces inside of the tree, one made by a task that lives in another: their clocks and
 //   timers go on from where they were, later children get into them, and who has made them stays outside
-// modes: plain leave-running pidns ns
+// modes: plain leave-running pidns ns userns
 #include "zoo.h"
 #include <sys/timerfd.h>
 

@@ -1,7 +1,7 @@
 // area: packet and netlink sockets
 // shows: packet sockets: binding, version, reserve, auxiliary data, fanout, memberships, rings
 // foreign: yes
-// modes: plain leave-running pidns ns
+// modes: plain leave-running pidns ns userns
 #include "zoo.h"
 #include "tcp.h"
 #include <linux/if_packet.h>

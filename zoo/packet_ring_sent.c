@@ -1,7 +1,7 @@
 // area: packet and netlink sockets
 // shows: a packet socket's ring for sending that has been used is refused
 // expect: refused "PACKET_TX_RING"
-// modes: plain leave-running pidns ns
+// modes: plain leave-running pidns ns userns
 #include "packet.h"
 
 int main(void)

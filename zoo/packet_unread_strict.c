@@ -2,7 +2,7 @@
 // shows: --strict: packets that a packet socket has received, and nobody has read, are refused
 // dump: --strict
 // expect: refused "not read yet"
-// modes: plain pidns ns
+// modes: plain pidns ns userns
 #include "packet.h"
 
 int main(void)
