@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,7 @@ use clap::Args;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, openat2, unlinkat};
 use rustix::io::Errno;
 use serde_json::json;
-use torpor_images::proto::{FileEntry, RemapFilePathEntry, RemapType};
+use torpor_images::proto::{FileEntry, InetSkEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::{found_by, is_given_name};
 use torpor_images::{ImageDir, kind, lock};
 use torpor_seal::keys::Identities;
@@ -19,9 +20,10 @@ use crate::command::Keys;
 use crate::error::{Error, Result};
 use crate::sealed;
 
-/// What `network_lock_method` of an inventory calls nftables. It counts from zero, unlike the RPC, whose
+/// What `network_lock_method` of an inventory calls nftables and iptables. It counts from zero, unlike the RPC, whose
 /// method of this number is iptables.
 const NFTABLES: u32 = 1;
+const IPTABLES: u32 = 0;
 
 /// The arguments of `discard`.
 #[derive(Args, Debug)]
@@ -96,19 +98,62 @@ fn given(images: &ImageDir) -> Result<Vec<Vec<u8>>> {
 
 /// The command that removes the lock of its connections, from the network that they were in, word by word.
 fn locked(images: &ImageDir) -> Result<Option<Vec<String>>> {
-    if images.ids(kind::TCP_STREAM)?.is_empty() || !images.has(kind::INVENTORY, 0)? {
+    let streams = images.ids(kind::TCP_STREAM)?;
+    if streams.is_empty() || !images.has(kind::INVENTORY, 0)? {
         return Ok(None);
     }
     let inventory = images.inventory()?;
-    let id = inventory.dump_criu_run_id.unwrap_or_default();
+    match inventory.network_lock_method {
+        Some(NFTABLES) => Ok(table(&inventory.dump_criu_run_id.unwrap_or_default())),
+        Some(IPTABLES) => {
+            let files: Vec<FileEntry> = images.read_all_or_empty(kind::FILES, 0)?;
+            let sockets = files.iter().filter_map(|file| file.isk.as_ref());
+            let connections = sockets.filter(|socket| streams.contains(&socket.ino.into()));
+            Ok(rules(connections.filter_map(ends)))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The command that removes the table of a dump.
+fn table(id: &str) -> Option<Vec<String>> {
     // It becomes a word of a command: nothing but what our own names are made of.
     let is_plain = !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
-    let is_table = inventory.network_lock_method == Some(NFTABLES);
-    let table = (is_plain && is_table).then(|| lock::table(&id));
-    let words = |table: String| {
-        ["nft", "delete", "table", lock::FAMILY, &table].map(str::to_owned).to_vec()
+    let words = ["nft", "delete", "table", lock::FAMILY, &lock::table(id)];
+    is_plain.then(|| words.map(str::to_owned).to_vec())
+}
+
+/// The command that removes the rules of connections, one by one: each has two.
+fn rules(connections: impl Iterator<Item = [SocketAddr; 2]>) -> Option<Vec<String>> {
+    let remove = |chain: &str, from: SocketAddr, to: SocketAddr| {
+        let program = if from.is_ipv4() { "iptables" } else { "ip6tables" };
+        format!(
+            "{program} -w -D {chain} -p tcp -m mark ! --mark {:#x} -s {} --sport {} -d {} --dport {} -j DROP",
+            lock::MARK,
+            from.ip(),
+            from.port(),
+            to.ip(),
+            to.port()
+        )
     };
-    Ok(table.map(words))
+    let both = |[local, remote]: [SocketAddr; 2]| {
+        [remove("INPUT", remote, local), remove("OUTPUT", local, remote)]
+    };
+    let all: Vec<String> = connections.flat_map(both).collect();
+    (!all.is_empty()).then(|| ["sh", "-c", &all.join("; ")].map(str::to_owned).to_vec())
+}
+
+/// The addresses of a connection as its packets have them: its own, and that of the other end.
+fn ends(socket: &InetSkEntry) -> Option<[SocketAddr; 2]> {
+    let end = |words: &[u32], port: u32| {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let ip = match *bytes.as_slice() {
+            [a, b, c, d] => IpAddr::from([a, b, c, d]),
+            ref long => IpAddr::from(*long.first_chunk::<16>()?).to_canonical(),
+        };
+        Some(SocketAddr::new(ip, port.try_into().ok()?))
+    };
+    Some([end(&socket.src_addr, socket.src_port)?, end(&socket.dst_addr, socket.dst_port)?])
 }
 
 fn base(path: &[u8]) -> &[u8] {
@@ -149,5 +194,68 @@ mod tests {
         images.write_one(kind::TCP_STREAM, 5, &TcpStreamEntry::default()).unwrap();
         assert_eq!(command("0a5f-7").unwrap(), "nft delete table inet CRIU-0a5f-7");
         assert_eq!(command("0a5f; rm"), None);
+    }
+
+    /// As those rules are written that lock it, for iptables looks for the same.
+    #[test]
+    fn the_rules_of_connections_have_a_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        let inventory = InventoryEntry {
+            img_version: 2,
+            network_lock_method: Some(IPTABLES),
+            ..InventoryEntry::default()
+        };
+        images.write_one(kind::INVENTORY, 0, &inventory).unwrap();
+        let word = |bytes: [u8; 4]| u32::from_ne_bytes(bytes);
+        let v4 = (vec![word([127, 0, 0, 1])], vec![word([10, 0, 0, 2])]);
+        let v6 = (vec![0, 0, 0, word([0, 0, 0, 1])], vec![0, 0, 0, word([0, 0, 0, 2])]);
+        // A socket of IPv6 with a connection of IPv4.
+        let both = word([0, 0, 255, 255]);
+        let mapped = (vec![0, 0, both, v4.0[0]], vec![0, 0, both, v4.1[0]]);
+        let file = |(ino, (src_addr, dst_addr))| {
+            let (src_port, dst_port) = (80, 1000 + ino);
+            let isk = InetSkEntry {
+                ino,
+                src_addr,
+                dst_addr,
+                src_port,
+                dst_port,
+                ..InetSkEntry::default()
+            };
+            FileEntry { id: ino, isk: Some(isk), ..FileEntry::default() }
+        };
+        let files: Vec<FileEntry> = (1..).zip([v4, v6, mapped]).map(file).collect();
+        images.write_all(kind::FILES, 0, &files).unwrap();
+        let stream = |ino| images.write_one(kind::TCP_STREAM, ino, &TcpStreamEntry::default());
+        // The third one is no connection yet.
+        [1, 2].into_iter().for_each(|ino| stream(ino).unwrap());
+        let words = locked(&images).unwrap().unwrap();
+        assert_eq!(words[..2], ["sh", "-c"]);
+        let lines: Vec<&str> = words[2].split("; ").collect();
+        let rest = "-p tcp -m mark ! --mark 0xc114";
+        assert_eq!(
+            lines,
+            [
+                format!(
+                    "iptables -w -D INPUT {rest} -s 10.0.0.2 --sport 1001 -d 127.0.0.1 --dport 80 -j DROP"
+                ),
+                format!(
+                    "iptables -w -D OUTPUT {rest} -s 127.0.0.1 --sport 80 -d 10.0.0.2 --dport 1001 -j DROP"
+                ),
+                format!(
+                    "ip6tables -w -D INPUT {rest} -s ::2 --sport 1002 -d ::1 --dport 80 -j DROP"
+                ),
+                format!(
+                    "ip6tables -w -D OUTPUT {rest} -s ::1 --sport 80 -d ::2 --dport 1002 -j DROP"
+                ),
+            ]
+        );
+        stream(3).unwrap();
+        let words = locked(&images).unwrap().unwrap();
+        assert!(
+            words[2].contains("iptables -w -D INPUT -p tcp") && words[2].contains("--sport 1003")
+        );
+        assert!(!words[2].contains("ffff"), "{words:?}");
     }
 }

@@ -6,6 +6,9 @@ const MAX_NAME: usize = 31;
 /// The family of the tables.
 pub const FAMILY: &str = "inet";
 
+/// Packets with this mark pass a lock: the restore's own.
+pub const MARK: u32 = 0xC114;
+
 /// How the names of tables begin.
 const PREFIX: &str = "CRIU-";
 

@@ -6,26 +6,14 @@ mod common;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{Daemon, PATIENCE, until};
+use common::{Daemon, connected, leaks, until};
 use serde_json::{Value, json};
 use torpor_images::{ImageDir, lock};
-
-/// A job that has a connection, and the other end of that.
-fn connected(daemon: &Daemon) -> (u64, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port().to_string();
-    let script = "import socket, sys, time\ns = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n\
-                  print('connected', flush=True)\nwhile True:\n    time.sleep(0.1)";
-    let id = daemon.submit(&[], &["python3", "-c", script, &port]);
-    let peer = listener.accept().unwrap().0;
-    peer.set_read_timeout(Some(PATIENCE)).unwrap();
-    daemon.wait_for_output(id, "connected");
-    (id, peer)
-}
 
 /// The job's only checkpoint: its place, and the table that locks its connections.
 fn asleep(daemon: &Daemon, id: u64) -> (PathBuf, String) {
@@ -58,7 +46,7 @@ fn is_reset(mut peer: TcpStream) {
 #[test]
 fn the_lock_of_a_job_that_is_cancelled_in_its_sleep_goes_with_it() {
     let daemon = Daemon::start(&["--means", "checkpoint"]);
-    let (id, peer) = connected(&daemon);
+    let (id, _, peer) = connected(&daemon);
     let (_, table) = asleep(&daemon, id);
     daemon.ok(&["cancel", &id.to_string()]);
     daemon.wait_for(id, "cancelled");
@@ -76,7 +64,7 @@ fn the_lock_of_a_job_that_is_cancelled_in_its_sleep_goes_with_it() {
 fn the_lock_of_a_job_that_begins_again_goes() {
     let config = json!({ "shortest_interval": i64::MAX });
     let daemon = Daemon::configured(&config, &["--means", "checkpoint"]);
-    let (id, peer) = connected(&daemon);
+    let (id, _, peer) = connected(&daemon);
     let (images, table) = asleep(&daemon, id);
     let mut entries = fs::read_dir(&images).unwrap().map(|entry| entry.unwrap().path());
     let core = entries.find(|path| path.to_str().unwrap().contains("/core-")).unwrap();
@@ -95,7 +83,7 @@ fn the_lock_of_a_job_that_begins_again_goes() {
 #[test]
 fn what_a_daemon_has_put_aside_the_next_one_discards() {
     let mut daemon = Daemon::start(&["--means", "checkpoint"]);
-    let (id, peer) = connected(&daemon);
+    let (id, _, peer) = connected(&daemon);
     let (_, table) = asleep(&daemon, id);
     daemon.kill();
     let aside = daemon.data().join("jobs/discarded");
@@ -106,4 +94,27 @@ fn what_a_daemon_has_put_aside_the_next_one_discards() {
     until("the lock is gone", || (!tables().contains(&table)).then_some(()));
     is_reset(peer);
     daemon.ok(&["cancel", &id.to_string()]);
+}
+
+/// Where nft does not work it is locked by rules of iptables.
+#[test]
+fn rules_of_iptables_go_as_well() {
+    let bin = tempfile::tempdir().unwrap();
+    let nft = bin.path().join("nft");
+    fs::write(&nft, "#!/bin/sh\nexit 1\n").unwrap();
+    fs::set_permissions(&nft, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
+    let daemon = Daemon::in_environment(&json!({}), &["--means", "checkpoint"], &[("PATH", path)]);
+    let (id, _, peer) = connected(&daemon);
+    let port = peer.peer_addr().unwrap().port();
+    daemon.ok(&["preempt", &id.to_string()]);
+    until("it is on disk", || daemon.show(id)["checkpoint"].as_u64());
+    let locks = leaks::locks(port);
+    assert!(!locks.is_empty() && locks.iter().all(|lock| lock.contains("-j DROP")), "{locks:?}");
+    daemon.ok(&["cancel", &id.to_string()]);
+    daemon.wait_for(id, "cancelled");
+    leaks::assert_none(&daemon, &[port]);
+    is_reset(peer);
+    let log = fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+    assert!(!log.contains("what its dump has left"), "{log}");
 }

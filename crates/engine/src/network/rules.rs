@@ -15,8 +15,7 @@ use crate::guardian::{Guardian, Undo, Way};
 use crate::namespace::run_in;
 use crate::options::NetworkLock;
 
-/// Packets with this mark pass a lock: the restore's own.
-pub(crate) const MARK: u32 = 0xC114;
+pub(crate) use torpor_images::lock::MARK;
 
 /// What a lock stops.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -116,8 +116,12 @@ fn unlock(place: &Path, names: Names) -> Result<(), String> {
     };
     let mut command = Command::new(program);
     match call(command.args(arguments).env("LC_ALL", "C"), place) {
-        // It was removed by a restore, or with the network that it was in.
-        Err((_, said)) if said.contains("No such file or directory") => Ok(()),
+        // It was removed by a restore, or with the network that it was in: so say nft, and iptables.
+        Err((_, said))
+            if said.contains("No such file or directory") || said.contains("Bad rule") =>
+        {
+            Ok(())
+        }
         done => done.map(drop).map_err(|(why, said)| format!("{program}: {why}: {said}")),
     }
 }

@@ -4,8 +4,11 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 pub mod browser;
+pub mod leaks;
+pub mod pair;
 
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -177,6 +180,11 @@ impl Daemon {
         address.unwrap().to_owned()
     }
 
+    /// The process that it is.
+    pub fn pid(&self) -> i32 {
+        self.child.as_ref().unwrap().id().cast_signed()
+    }
+
     /// Kills the daemon as a crash would.
     pub fn kill(&mut self) {
         let mut child = self.child.take().unwrap();
@@ -253,6 +261,17 @@ impl Daemon {
         python(&[&counting(last, pause), &wait, "print('end')"])
     }
 
+    /// The events of a job of this kind.
+    pub fn events(&self, id: u64, kind: &str) -> Vec<Value> {
+        let events = self.show(id)["events"].clone();
+        events.as_array().unwrap().iter().filter(|event| event["kind"] == kind).cloned().collect()
+    }
+
+    /// All jobs, as `list --json` shows them.
+    pub fn jobs(&self) -> Vec<Value> {
+        serde_json::from_str(&self.ok(&["list", "--json"])).unwrap()
+    }
+
     /// What a job has written to its standard output.
     pub fn output(&self, id: u64) -> String {
         self.ok(&["logs", &id.to_string()])
@@ -274,18 +293,23 @@ impl Drop for Daemon {
             let _ = child.kill();
             let _ = child.wait();
         }
-        // What a shepherd maps must be gone before its directory is. One may have been about to bear another.
-        until("shepherds end", || {
-            let left = shepherds(&self.data());
-            for &pid in &left {
-                let frozen = frozen(pid);
-                let pid = rustix::process::Pid::from_raw(pid).unwrap();
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-                frozen.iter().for_each(|switch| drop(std::fs::write(switch, "THAWED")));
-            }
-            left.is_empty().then_some(())
-        });
+        // What a shepherd maps must be gone before its directory is.
+        end_shepherds(&self.data());
     }
+}
+
+/// Ends all jobs of a data directory as a failure of the machine would. One shepherd may have been about to bear another.
+pub fn end_shepherds(data: &Path) {
+    until("shepherds end", || {
+        let left = shepherds(data);
+        for &pid in &left {
+            let frozen = frozen(pid);
+            let pid = rustix::process::Pid::from_raw(pid).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            frozen.iter().for_each(|switch| drop(std::fs::write(switch, "THAWED")));
+        }
+        left.is_empty().then_some(())
+    });
 }
 
 /// The switches of the groups in which a shepherd has frozen its job, which would not end with it. Those of version 2
@@ -322,6 +346,14 @@ fn parent(pid: i32) -> Option<i32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
+/// How much a process has worked, wherever its threads are: how often it has read or written.
+pub fn work_of(pid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
+    let count = |name| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    let (read, written): (Option<u64>, Option<u64>) = (count("syscr:"), count("syscw:"));
+    Some(read? + written?)
+}
+
 /// The output of a command, for messages.
 pub fn shown(output: &Output) -> String {
     format!(
@@ -330,6 +362,19 @@ pub fn shown(output: &Output) -> String {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     )
+}
+
+/// A job that has a connection and writes lines, who listens for it, and the other end of the connection.
+pub fn connected(daemon: &Daemon) -> (u64, TcpListener, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let script = "import socket, sys, time\ns = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n\
+                  while True:\n    print('connected', flush=True)\n    time.sleep(0.1)";
+    let id = daemon.submit(&["--class", "batch"], &["python3", "-c", script, &port]);
+    let peer = listener.accept().unwrap().0;
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    daemon.wait_for_output(id, "connected");
+    (id, listener, peer)
 }
 
 /// A command that counts to `last`, a line each `pause` seconds, and then says `end`.
