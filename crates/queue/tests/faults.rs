@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Instant;
 
-use common::{Daemon, PATIENCE, counted, counter, long, shepherds, until, words};
+use common::{Daemon, PATIENCE, connected, counted, counter, leaks, long, shepherds, until, words};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use torpor_kernel::proc;
@@ -531,6 +531,10 @@ fn random_failures_lose_nothing() {
     let config = json!({ "shortest_interval": 300, "mean_time_between_failures": 500 });
     let mut daemon = Daemon::configured(&config, &["--slots", "2"]);
     let random = Random::printed();
+    // Its connection is locked whenever it sleeps.
+    let (connected, listener, _peer) = connected(&daemon);
+    let group = daemon.data().join(format!("jobs/{connected}"));
+    assert!(!leaks::groups(&group).is_empty(), "groups have other names");
     let mut ids = Vec::new();
     for round in 0..rounds {
         let last = 20 + u32::try_from(random.below(20)).unwrap();
@@ -568,12 +572,8 @@ fn random_failures_lose_nothing() {
             assert!(job["note"].as_str().unwrap().contains("without a checkpoint"), "{job}");
         }
     }
-    until("nothing leaks", || shepherds(&daemon.data()).is_empty().then_some(()));
-    for entry in std::fs::read_dir(daemon.data().join("jobs")).unwrap() {
-        let path = entry.unwrap().path();
-        let names = std::fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name());
-        let left: Vec<_> =
-            names.filter(|name| name.to_str().unwrap().starts_with("checkpoint")).collect();
-        assert!(left.is_empty(), "{left:?}");
-    }
+    // It may have been given up.
+    daemon.queue(&["cancel", &connected.to_string()]).output().unwrap();
+    until("it ends", || (!daemon.job(connected)["exit"].is_null()).then_some(()));
+    leaks::assert_none(&daemon, &[listener.local_addr().unwrap().port()]);
 }
