@@ -55,8 +55,16 @@ pub(crate) struct GivenCalls<'p> {
     /// Whether all others may go on.
     others: bool,
     budget: Budget,
-    /// What was found of filters, by their addresses, and they themselves: so no others have these.
-    found: HashMap<Vec<usize>, (Vec<Arc<Filter>>, Vec<String>)>,
+    /// What was found of filters, by their addresses.
+    found: HashMap<Vec<usize>, Found>,
+}
+
+/// What some filters let through besides.
+#[derive(Debug)]
+struct Found {
+    /// They themselves: so no others have their addresses.
+    _of: Vec<Arc<Filter>>,
+    names: Vec<String>,
 }
 
 impl<'p> GivenCalls<'p> {
@@ -84,15 +92,16 @@ impl<'p> GivenCalls<'p> {
     /// no condition.
     pub(crate) fn beyond(&mut self, filters: &[Arc<Filter>]) -> Vec<String> {
         let key: Vec<usize> = filters.iter().map(|filter| Arc::as_ptr(filter).addr()).collect();
-        if let Some((_, found)) = self.found.get(&key) {
-            return found.clone();
+        if let Some(found) = self.found.get(&key) {
+            return found.names.clone();
         }
         let calls = self.not_given();
         let goes_on = |(call, _): &(Call, String)| {
             filters.iter().all(|filter| lets_through(&filter.program, *call, &mut self.budget))
         };
         let beyond: Vec<String> = calls.into_iter().filter(goes_on).map(|(_, name)| name).collect();
-        self.found.insert(key, (filters.to_vec(), beyond.clone()));
+        let found = Found { _of: filters.to_vec(), names: beyond.clone() };
+        self.found.insert(key, found);
         beyond
     }
 

@@ -1,8 +1,10 @@
 //! Groups outside of the caller's, and devices that their controller lets in.
 
+use serde_json::json;
 use torpor_images::proto::{CgSetEntry, CgroupDirEntry, CgroupPerms, CgroupPropEntry};
+use torpor_runtimes_tests::scratch::Scratch;
 
-use super::{Images, refuses};
+use super::{Asleep, FOREIGN, Images, bundle, refuses};
 
 #[test]
 fn groups_and_devices() {
@@ -148,4 +150,65 @@ fn groups_and_devices() {
             ),
         ],
     );
+}
+
+/// The group that runc has made for the container keeps the limits of the configuration, also where the restore is told to
+/// write the files of groups that are there.
+#[test]
+fn limits_of_the_group_that_is_given() {
+    /// Gives a file of the group of the container a value.
+    fn set(images: &Images, controller: &str, name: &str, value: &str) {
+        images.cgroups(|groups| {
+            let named = |names: &[String]| names.iter().any(|name| name == controller);
+            let hierarchy = groups.controllers.iter_mut().find(|all| named(&all.cnames)).unwrap();
+            let group = &mut hierarchy.dirs[0];
+            group.properties.retain(|property| property.name != name);
+            let (name, value) = (name.to_owned(), value.to_owned());
+            group.properties.push(CgroupPropEntry { name, value, perms: None });
+        });
+    }
+    let scratch = Scratch::new("images-group-limits");
+    scratch.configure(FOREIGN);
+    // What runc asks for by itself counts more than the other file.
+    std::fs::write("/etc/criu/runc.conf", "manage-cgroups full\n").unwrap();
+    let bundle = bundle(&scratch).configure(|config| {
+        let resources = &mut config["linux"]["resources"];
+        resources["pids"] = json!({ "limit": 64 });
+        resources["memory"] = json!({ "limit": 256 << 20 });
+        resources["cpu"] = json!({ "quota": 150_000, "period": 100_000 });
+    });
+    let asleep = Asleep::of(&scratch, &bundle);
+    const RULE: &str = "(foreign.cgroups.limits)";
+    asleep.refused(&[
+        (
+            "more processes",
+            |images| set(images, "pids", "pids.max", "max"),
+            &["cgroup.img: cgroup \"/torpor-images-group", " gets pids.max = \"max\"", RULE],
+        ),
+        (
+            "more memory",
+            |images| set(images, "memory", "memory.limit_in_bytes", "-1"),
+            &[" gets memory.limit_in_bytes = \"-1\", more than is given", RULE],
+        ),
+        (
+            "more time in a shorter period",
+            |images| set(images, "cpu", "cpu.cfs_period_us", "10000"),
+            &[" gets cpu.cfs_period_us = \"10000\", more than is given", RULE],
+        ),
+        (
+            "processors that others do not get",
+            |images| set(images, "cpuset", "cpuset.cpu_exclusive", "1"),
+            &[" gets cpuset.cpu_exclusive = \"1\", more than is given", RULE],
+        ),
+        (
+            "a file that nobody knows",
+            |images| set(images, "memory", "memory.pressure_level", "1"),
+            &[" gets memory.pressure_level = \"1\", more than is given", RULE],
+        ),
+    ]);
+    let container = asleep.wakes();
+    let groups = container.cgroups();
+    let group = groups.lines().find_map(|line| line.split_once(":pids:")).unwrap().1;
+    let limit = std::fs::read_to_string(format!("/sys/fs/cgroup/pids{group}/pids.max")).unwrap();
+    assert_eq!(limit.trim(), "64");
 }
