@@ -41,9 +41,9 @@ fn asked_as(
     url: &str,
 ) -> String {
     let header = format!("Authorization: Bearer {}", token(cluster, node, which));
+    let file = cluster.place.path().join(shown).join("torpor/agent.pem").display().to_string();
     // What comes back is all that counts here: the certificate is the server's own.
     let mut words = vec!["curl", "-sk", "-X", method, "-d", "{}", "-H", &header, url];
-    let file = cluster.place.path().join(shown).join("torpor/agent.pem").display().to_string();
     if !shown.is_empty() {
         words.extend(["--cert", &file]);
     }

@@ -64,6 +64,8 @@ pub(super) struct Node {
     identity: Mutex<Arc<Identity>>,
     /// Whether the controllers have been told of it, so that the agents of other nodes believe it.
     is_introduced: AtomicBool,
+    /// Held by whoever tells them: of two that make a new certificate, one would be told and the other shown.
+    introducing: Mutex<()>,
     /// Pods that are being saved, or have been, by their uids.
     pub(super) saves: Mutex<HashMap<String, Saving>>,
     pub(super) saved: Condvar,
@@ -106,6 +108,7 @@ impl Node {
             address: args.listen.to_string(),
             identity: Mutex::new(Arc::new(identity)),
             is_introduced: AtomicBool::new(false),
+            introducing: Mutex::default(),
             saves: Mutex::default(),
             saved: Condvar::new(),
             stopping: Mutex::default(),
@@ -135,6 +138,7 @@ impl Node {
     /// # Errors
     /// If no controller answers, or it refuses; if a new certificate cannot be written.
     pub(super) fn introduce(&self) -> Result<()> {
+        let _alone = self.introducing.lock().unwrap_or_else(PoisonError::into_inner);
         let used = self.identity();
         let shown = if used.is_old() { Arc::new(used.renewed()?) } else { used };
         self.keys.tell(&self.api, &self.machine, &shown.certificate)?;
