@@ -1,7 +1,7 @@
 //! Epoll sets whose entries have numbers of another process.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use crate::{Result, addr, check, syscall};
 
@@ -16,6 +16,20 @@ pub struct Interest<'f> {
     pub events: u32,
     /// What the watcher wants to be told.
     pub data: u64,
+}
+
+/// Whether those that wait for a set poll network devices meanwhile (`EPIOCSPARAMS`, Linux 6.9).
+///
+/// # Errors
+/// `ENOTTY` and others where the kernel has no such thing.
+pub fn polls_busily(epoll: impl AsFd) -> Result<bool> {
+    /// `EPIOCGPARAMS` of linux/eventpoll.h.
+    const GET_PARAMS: libc::Ioctl = 0x8008_8a02;
+    // struct epoll_params
+    let mut params = [0u8; 8];
+    // SAFETY: the request fills a struct of 8 bytes, or is not known.
+    check(unsafe { libc::ioctl(epoll.as_fd().as_raw_fd(), GET_PARAMS, params.as_mut_ptr()) })?;
+    Ok(params != [0; 8])
 }
 
 /// Adds entries to an epoll set as if each file had been open under the number given.

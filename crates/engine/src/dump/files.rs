@@ -115,7 +115,7 @@ fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<FileEntry> {
     let net = task.and_then(|task| task.ids.net_ns_id);
     first_of! {
         kinds.eventfds.describe(found),
-        kinds.epolls.describe(found),
+        kinds.epolls.describe(cx.opts.strict, found),
         signalfd::describe(found),
         timerfd::describe(found),
         kinds.pipes.describe(&cx.images, found),

@@ -61,10 +61,14 @@ impl EpollDumper {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// Refused, if the kernel describes a watched file in a way that is not known.
-    pub(crate) fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
+    /// Refused, if the kernel describes a watched file in a way that is not known; if everything is wanted
+    /// (`strict`) and network devices are polled while somebody waits for the set.
+    pub(crate) fn describe(&mut self, strict: bool, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[eventpoll]") {
             return Ok(None);
+        }
+        if torpor_sys::epoll::polls_busily(&found.file).unwrap_or(false) {
+            found.leave_out(strict, "how it polls network devices (EPIOCSPARAMS) is not kept")?;
         }
         let mut watched: Vec<Watched> = Vec::new();
         let mut seen: HashMap<u32, u32> = HashMap::new();

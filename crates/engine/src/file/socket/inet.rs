@@ -41,6 +41,7 @@ pub(super) fn dump(
     about: &Socket,
 ) -> Result<FileEntry> {
     check_kind(found, about)?;
+    options::leave_out_times(around.strict, found)?;
     let fd = found.file.as_fd();
     let parse = |bytes: Vec<u8>| Address::parse(&bytes);
     let local = socket::local_address(fd)

@@ -262,6 +262,21 @@ pub(super) fn dump(
     })
 }
 
+/// Leaves out by which clock the packets of a socket are sent at times of their own.
+///
+/// # Errors
+/// The refusal, if everything is wanted (`strict`).
+pub(super) fn leave_out_times(strict: bool, found: &Found) -> Result<()> {
+    // struct sock_txtime
+    let mut clock = [0; 8];
+    match socket::get(found.file.as_fd(), Opt::TXTIME, &mut clock) {
+        Ok(_) if clock != [0; 8] => {
+            found.leave_out(strict, "when its packets are to be sent (SO_TXTIME) is not kept")
+        }
+        _ => Ok(()),
+    }
+}
+
 fn changed(fd: BorrowedFd<'_>, defaults: &Values) -> Vec<SkOption> {
     let option = |(level, name): (i32, i32), value| SkOption {
         level: level.cast_unsigned(),

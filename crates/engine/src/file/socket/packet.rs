@@ -46,6 +46,7 @@ pub(super) fn dump(
     found: &Found,
     about: &Socket,
 ) -> Result<FileEntry> {
+    options::leave_out_times(around.strict, found)?;
     let id_maps = around.id_maps;
     let fd = found.file.as_fd();
     let seen = sockets.spaces.packet(about)?;
