@@ -1,6 +1,7 @@
 // area: credentials
 // shows: who has logged in, by the id that the user namespace has for that user
 // modes: plain ns userns
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: an epoll set that watches an open file whose number was closed, and several under one reused number; such a signalfd
+// foreign: no CRIU's images have the numbers that watched files have now
 #include "zoo.h"
 #include <sys/epoll.h>
 #include <sys/signalfd.h>

@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: eventfds: counter, semaphore mode, flags, sharing
+// foreign: no CRIU's images do not say that one is a semaphore
 #include "zoo.h"
 #include <sys/eventfd.h>
 

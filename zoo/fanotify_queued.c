@@ -1,6 +1,7 @@
 // area: event descriptors
 // shows: fanotify events that nobody has read come back as an overflow, for descriptors that name files and those that bring them
 // modes: plain leave-running pidns ns
+// foreign: no CRIU's images do not say that events were queued
 #include "zoo.h"
 #include <sys/fanotify.h>
 

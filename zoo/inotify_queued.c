@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: inotify events that are queued and not yet read come back as an overflow, which tells the program to look anew
+// foreign: no CRIU's images do not say that events were queued
 #include "zoo.h"
 #include <sys/inotify.h>
 

@@ -1,5 +1,6 @@
 // area: asynchronous I/O
 // shows: an io_uring instance that has worked: counts, answers that nobody has read, requests not submitted, registered buffers
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 
 int main(void)

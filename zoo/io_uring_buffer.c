@@ -1,6 +1,7 @@
 // area: asynchronous I/O
 // shows: a registered buffer that the kernel writes to all the time, and the program never
 // varies: fd files
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 
 int main(void)

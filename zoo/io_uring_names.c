@@ -1,5 +1,6 @@
 // area: asynchronous I/O
 // shows: descriptors of io_uring instances that threads have registered, each at its place
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 #include <pthread.h>
 

@@ -1,6 +1,7 @@
 // area: asynchronous I/O
 // shows: an io_uring instance whose requests a thread of the kernel fetches, in the name of a user who may not open
 //   all files
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 #include <grp.h>
 

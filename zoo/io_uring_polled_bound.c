@@ -1,5 +1,6 @@
 // area: asynchronous I/O
 // shows: the processor that the thread which fetches requests of an io_uring instance is bound to
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 #include <dirent.h>
 

@@ -1,6 +1,7 @@
 // area: asynchronous I/O
 // shows: an io_uring instance whose thread is awake all the time, and a thread of the program beside it
 // varies: fd files
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 #include <pthread.h>
 

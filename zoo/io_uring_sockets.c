@@ -1,5 +1,6 @@
 // area: asynchronous I/O
 // shows: sockets that are registered with an io_uring instance, between empty places, and a table of nothing but these
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 #include <sys/socket.h>
 

@@ -1,6 +1,7 @@
 // area: asynchronous I/O
 // shows: a thread that waits for io_uring's answers, while another submits, with workers of the kernel beside them
 // varies: Threads
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 #include <pthread.h>
 

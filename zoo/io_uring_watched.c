@@ -1,5 +1,6 @@
 // area: asynchronous I/O
 // shows: an io_uring instance that epoll sets watch: one that is ready, an edge, and a set within a set
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 #include <sys/epoll.h>
 

@@ -1,5 +1,6 @@
 // area: asynchronous I/O
 // shows: how many workers of the kernel an io_uring instance may have, and that a request that fails does not hold up those behind it
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 
 int main(void)

@@ -1,6 +1,7 @@
 // area: file locks
 // shows: flock: locks that only mappings still hold, the descriptors being closed
 // options: --file-locks
+// foreign: no CRIU keeps locks of descriptors alone
 #include "zoo.h"
 #include <sys/file.h>
 

@@ -1,6 +1,7 @@
 // area: memory
 // shows: advice: DONTFORK, DONTDUMP, SEQUENTIAL, RANDOM, HUGEPAGE, NOHUGEPAGE, MERGEABLE, WIPEONFORK,
 //   locked and NORESERVE areas
+// foreign: yes
 #include "zoo.h"
 
 #define SIZE (4 << 20)

@@ -1,5 +1,6 @@
 // area: memory
 // shows: a droppable mapping comes back as one, and empty
+// foreign: yes
 #include "zoo.h"
 
 #ifndef MAP_DROPPABLE

@@ -1,5 +1,6 @@
 // area: memory
 // shows: 20 TB of reserved memory with some pages touched, as a sanitizer's shadow, cost nothing
+// foreign: yes
 #include "zoo.h"
 
 #define TB (1ul << 40)

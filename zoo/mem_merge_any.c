@@ -1,5 +1,6 @@
 // area: memory
 // shows: all memory of a process may be merged with equal pages (PR_SET_MEMORY_MERGE)
+// foreign: no CRIU's images do not have it
 #include "zoo.h"
 #include <sys/prctl.h>
 

@@ -2,6 +2,7 @@
 // shows: protection keys: those of mappings, those that are allocated, of which one was given back, and what each
 //   thread may do with them; a child has its parent's
 // build: -pthread
+// foreign: no CRIU's images do not have protection keys
 #include "zoo.h"
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,6 +1,7 @@
 // area: copy-on-write
 // shows: pages that a family shares are right in each of it when they are saved once
 // dump: --dedup-relatives
+// foreign: no CRIU's images do not say which pages are a relative's
 #include "zoo.h"
 
 #define PAGE 4096

@@ -1,5 +1,6 @@
 // area: memory
 // shows: fork, MADV_DONTNEED and moved mappings after the restore give the right data and zeroes
+// foreign: yes
 #include "zoo.h"
 
 #define SIZE (1 << 20)

@@ -1,6 +1,7 @@
 // area: memory
 // shows: sealed mappings (mseal) stay so: those that can be written or only read, of a file, shared, locked, and the
 //   vDSO; a child has its parent's, and one that it has sealed itself
+// foreign: no CRIU's images do not have seals of mappings
 #include "zoo.h"
 #include <sys/auxv.h>
 

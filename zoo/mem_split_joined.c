@@ -1,6 +1,7 @@
 // area: memory
 // shows: mappings that differed in their protection when they were dumped are one again, and move as one
 // modes: plain leave-running cow rounds compressed pidns ns userns sealed
+// foreign: no CRIU's images do not say which mappings are one
 #include "zoo.h"
 
 #define SIZE (1 << 20)

@@ -1,5 +1,6 @@
 // area: memory
 // shows: userfaultfds with their features: pages that are missing, zero, poisoned, write-protected, and protected holes; faults of the program only
+// foreign: no CRIU keeps no userfaultfd
 #include "userfaultfd.h"
 
 #define PAGES 1024

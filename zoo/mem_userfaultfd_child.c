@@ -1,5 +1,6 @@
 // area: memory
 // shows: a process whose missing pages another one brings in, with a userfaultfd that both have and its own at the same place
+// foreign: no CRIU keeps no userfaultfd
 #include "userfaultfd.h"
 
 int main(void)

@@ -1,6 +1,7 @@
 // area: memory
 // shows: a userfaultfd that tells of forks, moves and drops; and of a child's memory by one of its own
 // modes: plain leave-running cow rounds lazy compressed pidns ns sealed
+// foreign: no CRIU keeps no userfaultfd
 #include "userfaultfd.h"
 #include <sys/mman.h>
 

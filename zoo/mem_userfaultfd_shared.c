@@ -1,5 +1,6 @@
 // area: memory
 // shows: a userfaultfd on shared memory of a memfd: missing pages, write-protected ones, and minor faults
+// foreign: no CRIU keeps no userfaultfd
 #include "userfaultfd.h"
 #include <sys/mman.h>
 

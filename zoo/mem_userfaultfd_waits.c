@@ -1,6 +1,7 @@
 // area: memory
 // shows: threads that wait for pages of a userfaultfd: one whose fault nobody has read, one whose fault was read
 // varies: fd
+// foreign: no CRIU keeps no userfaultfd
 #include "userfaultfd.h"
 
 /* Whether fdinfo counts as many faults. */

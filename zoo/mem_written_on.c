@@ -2,6 +2,7 @@
 // shows: memory that is written, shared, replaced and given back all the time is of one moment
 // build: -pthread
 // varies: maps smaps
+// foreign: yes
 #include "zoo.h"
 #include <pthread.h>
 

@@ -2,6 +2,7 @@
 // shows: a pid namespace inside of the tree: numbers in it, orphans, groups, sessions, signals, timers,
 //   owners of files, a zombie, and threads
 // build: -pthread
+// foreign: no CRIU keeps no pid namespaces within the tree
 #include "zoo.h"
 #include <poll.h>
 #include <pthread.h>

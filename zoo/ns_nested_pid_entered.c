@@ -3,6 +3,7 @@
 //   (setns(2), as nsenter and "docker exec" do): one and two levels below, before the tasks that have
 //   made these in the order of the tree, in sessions of their own, and adopted by another parent
 // modes: plain leave-running rounds pidns ns userns
+// foreign: no CRIU keeps no pid namespaces within the tree
 #include "zoo.h"
 #include <sys/prctl.h>
 

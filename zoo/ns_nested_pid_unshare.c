@@ -2,6 +2,7 @@
 // shows: a task whose children are born into a pid namespace that it has made (unshare(2)) but does
 //   not live in, before and after
 // modes: plain leave-running pidns ns
+// foreign: no CRIU keeps no pid namespaces within the tree
 #include "zoo.h"
 
 /* A child in the new namespace. Its first one ends last: that is the end of all others in there. */

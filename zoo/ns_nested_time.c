@@ -2,6 +2,7 @@
 // shows: time namespaces inside of the tree, one made by a task that lives in another: their clocks and
 //   timers go on from where they were, later children get into them, and who has made them stays outside
 // modes: plain leave-running pidns ns userns
+// foreign: no CRIU keeps one time namespace
 #include "zoo.h"
 #include <sys/timerfd.h>
 

@@ -2,6 +2,7 @@
 // shows: user namespaces inside of the tree: one that maps its own id only, with a thread and a
 //   child; one whose parent has mapped ranges, as another user without rights; one without maps
 // build: -pthread
+// foreign: no CRIU keeps no user namespaces within the tree
 #include "zoo.h"
 #include <grp.h>
 #include <pthread.h>

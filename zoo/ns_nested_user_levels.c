@@ -2,6 +2,7 @@
 // shows: two levels of user namespaces: nobody lives in the upper one any more, which owns the
 //   others, and one below has a network of its own
 // options: --external mnt[]
+// foreign: no CRIU keeps no user namespaces within the tree
 #include "zoo.h"
 #include <linux/nsfs.h>
 #include <sched.h>

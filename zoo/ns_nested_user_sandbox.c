@@ -3,6 +3,7 @@
 //   cgroup namespaces that belong to it, whose first task leads a session, a child and a thread
 // options: --external mnt[]
 // build: -pthread
+// foreign: no CRIU keeps no user namespaces within the tree
 #include "zoo.h"
 #include <linux/nsfs.h>
 #include <pthread.h>

@@ -1,5 +1,6 @@
 // area: other task state
 // shows: the adjustment for the out-of-memory killer, and the filter for core dumps
+// foreign: no CRIU's images do not have the filter for core dumps
 #include "zoo.h"
 
 static void put(const char *path, const char *text)

@@ -1,6 +1,7 @@
 // area: packet and netlink sockets
 // shows: mapped rings of packet sockets, of all three versions: where program and kernel stand in them, unread packets, a ring for sending
 // modes: plain leave-running pidns ns userns
+// foreign: no CRIU keeps no packets in rings
 #include "packet.h"
 
 #define SLOTS 8

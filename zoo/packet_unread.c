@@ -1,6 +1,7 @@
 // area: packet and netlink sockets
 // shows: packets that a packet socket has received, and nobody has read, are left out with a warning; the next one comes
 // modes: plain leave-running pidns ns userns
+// foreign: yes
 #include "packet.h"
 
 int main(void)

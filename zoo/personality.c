@@ -1,5 +1,6 @@
 // area: other task state
 // shows: the personality: no address randomization
+// foreign: yes
 #include "zoo.h"
 #include <sys/personality.h>
 

@@ -1,5 +1,6 @@
 // area: pipes
 // shows: a pipe in packet mode keeps the boundaries of what was written
+// foreign: no CRIU's images do not have it
 #include "zoo.h"
 
 int main(void)

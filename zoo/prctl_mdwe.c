@@ -1,5 +1,6 @@
 // area: other task state
 // shows: a task that may never gain executable memory (PR_SET_MDWE)
+// foreign: no CRIU's images do not have it
 #include "zoo.h"
 #include <sys/prctl.h>
 

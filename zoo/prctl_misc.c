@@ -1,5 +1,6 @@
 // area: other task state
 // shows: timer slack and machine-check policy
+// foreign: no CRIU's images do not have the timer slack
 #include "zoo.h"
 #include <sys/prctl.h>
 

@@ -1,6 +1,7 @@
 // area: other task state
 // shows: scheduling: nice values, SCHED_RR with reset on fork, SCHED_BATCH, SCHED_IDLE, affinity
 // modes: plain leave-running pidns ns
+// foreign: no CRIU's images do not have the affinity
 #include "zoo.h"
 #include <sys/resource.h>
 

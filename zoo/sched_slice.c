@@ -1,6 +1,7 @@
 // area: other task state
 // shows: a slice of processor time of one's own (Linux 6.12 and later), of a thread too; who has none gets none
 // build: -pthread
+// foreign: no CRIU's images do not have it
 #include "zoo.h"
 #include <pthread.h>
 

@@ -1,6 +1,7 @@
 // area: shared memory
 // shows: shared anonymous memory that is open by the link of a mapping in /proc/PID/map_files, also when nobody maps it any more
 // modes: plain leave-running pidns ns
+// foreign: no CRIU keeps no shared anonymous memory that is open
 #include "zoo.h"
 
 #define LEN (1ul << 20)

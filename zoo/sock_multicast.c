@@ -1,5 +1,6 @@
 // area: UDP and raw sockets
 // shows: memberships of multicast groups
+// foreign: no CRIU's images do not have it
 #include "zoo.h"
 #include "tcp.h"
 

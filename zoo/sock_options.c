@@ -1,6 +1,7 @@
 // area: UDP and raw sockets
 // shows: options of UDP sockets: priority, mark, bound device, TTL, multicast, packet info, buffers, timeouts
 // modes: plain leave-running pidns ns
+// foreign: no CRIU's images have fewer options
 #include "zoo.h"
 #include "tcp.h"
 

@@ -1,6 +1,7 @@
 // area: scheduling
 // shows: the priority for I/O, of a process and of a thread of it
 // build: -pthread
+// foreign: no CRIU's images do not have it
 #include "zoo.h"
 #include <linux/ioprio.h>
 #include <pthread.h>

@@ -2,6 +2,7 @@
 // shows: keys in a keyring are left out with a warning, and a task without any is not given one
 // warns: the keyring of its session (zoo)
 // warns: its own keyring
+// foreign: yes
 #include "zoo.h"
 #include <linux/keyctl.h>
 

@@ -1,6 +1,7 @@
 // area: scheduling
 // shows: a NUMA policy of a single mapping is left out with a warning
 // warns: NUMA policy of its mappings
+// foreign: yes
 #include "numa_policy.h"
 
 int main(void)

@@ -1,6 +1,7 @@
 // area: scheduling
 // shows: the NUMA policy of a process and of a thread of it, with its flags
 // build: -pthread
+// foreign: no CRIU's images do not have it
 #include "numa_policy.h"
 #include <pthread.h>
 

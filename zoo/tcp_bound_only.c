@@ -1,6 +1,7 @@
 // area: TCP
 // shows: sockets that are bound and were never connected: to any address, to a port, to a port of the kernel's choice, after a failed connection
 // options: --tcp-established
+// foreign: no CRIU's images do not say that a port was the kernel's choice
 #include "zoo.h"
 #include "tcp.h"
 

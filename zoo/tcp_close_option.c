@@ -4,6 +4,7 @@
 // restore: --tcp-close
 // modes: plain pidns ns userns
 // varies: fd
+// foreign: yes
 #include "zoo.h"
 #include "tcp.h"
 #include <poll.h>

@@ -1,5 +1,6 @@
 // area: TCP
 // shows: listening sockets with their options; a client socket made before connects after
+// foreign: no CRIU's images have fewer options
 #include "zoo.h"
 #include "tcp.h"
 

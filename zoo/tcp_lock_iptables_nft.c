@@ -5,4 +5,5 @@
 // dump: --network-lock iptables
 // files: /usr/sbin/nft
 // needs: /usr/sbin/nft
+// foreign: yes
 #include "tcp_firewall_nft.c"

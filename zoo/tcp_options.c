@@ -1,6 +1,7 @@
 // area: TCP
 // shows: options of connected sockets: keepalive, linger, nodelay, cork, buffer sizes, marks, timeouts
 // options: --tcp-established
+// foreign: no CRIU's images have fewer options
 #include "zoo.h"
 #include "tcp.h"
 

@@ -1,6 +1,7 @@
 // area: TCP
 // shows: sockets that both sides have closed still know their peer (SO_PEERNAME)
 // options: --tcp-established
+// foreign: no CRIU's images do not have it
 #include "zoo.h"
 #include "tcp.h"
 

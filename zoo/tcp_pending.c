@@ -4,6 +4,7 @@
 // restore: --tcp-established
 // modes: plain pidns ns userns
 // varies: fd
+// foreign: yes
 #include "zoo.h"
 #include "tcp.h"
 

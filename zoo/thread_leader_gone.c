@@ -1,5 +1,6 @@
 // area: threads
 // shows: a process whose first thread has exited, its exit code, its child and its files
+// foreign: no CRIU refuses processes without their first thread
 #include "zoo.h"
 #include <pthread.h>
 

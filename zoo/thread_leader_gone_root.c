@@ -1,5 +1,6 @@
 // area: threads
 // shows: the root task without its first thread, under another user id
+// foreign: no CRIU refuses processes without their first thread
 #include "zoo.h"
 #include <pthread.h>
 

@@ -1,5 +1,6 @@
 // area: UDP and raw sockets
 // shows: datagrams that are received and not yet read, with their senders: IPv4, IPv6, mapped, empty, connected
+// foreign: no CRIU keeps no datagrams that wait
 #include "zoo.h"
 #include "tcp.h"
 

@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: a queued message that carries its sender's credentials
+// foreign: no CRIU's images do not have the ids of peers
 #include "zoo.h"
 #include <sys/socket.h>
 

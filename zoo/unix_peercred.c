@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: SO_PEERCRED of connections: who listened, who connected, as which user
+// foreign: no CRIU's images do not have the ids of peers
 #include "zoo.h"
 #include <sys/socket.h>
 #include <sys/un.h>

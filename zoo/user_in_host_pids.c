@@ -2,6 +2,7 @@
 // shows: a user namespace without rights over the pid namespace that it is in: threads, a child, and a
 //   child in a pid namespace of its own with a child
 // modes: plain leave-running sealed
+// foreign: no CRIU keeps no pid namespaces within the tree
 #include "zoo.h"
 #include <pthread.h>
 
