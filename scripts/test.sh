@@ -52,6 +52,12 @@ jq --raw-output 'select(.reason == "compiler-artifact" and .profile.test and .ex
 : >"$out/ran"
 export TORPOR_BIN=$PWD/target/debug/torpor
 
+# A job of the queue boots it.
+if [ -n "$long" ] && scripts/kernel/run --fetch; then
+	TORPOR_TEST_KERNEL=$(ls "$PWD"/target/kernel/debian/boot/vmlinuz-*)
+	export TORPOR_TEST_KERNEL
+fi
+
 # fail WHAT: a group may run beside others, so what failed is in a file.
 fail() { echo "$1" >>"$out/failed"; }
 

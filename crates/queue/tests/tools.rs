@@ -293,6 +293,105 @@ fn afl() {
     assert!(!crashes.trim_end().ends_with(": 0"), "{stats}");
 }
 
+/// For libFuzzer: finds nothing, and tells each 4,000 runs how far it is.
+const FUZZ: &str = r#"
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <unistd.h>
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static volatile unsigned found;
+    static unsigned long runs;
+    if (size > 2 && data[0] == 'q' && data[1] == 'u' && data[2] == 'e') found++;
+    if (++runs % 4000 == 0) {
+        int file = open(RUNS, O_WRONLY | O_APPEND | O_CREAT, 0600);
+        if (write(file, "", 1) != 1) return -1;
+        close(file);
+    }
+    return 0;
+}
+"#;
+
+#[test]
+fn libfuzzer() {
+    if !long("libfuzzer") || !there("clang") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (text, program) = (dir.path().join("fuzz.c"), dir.path().join("fuzz"));
+    let runs = dir.path().join("runs");
+    std::fs::write(&text, FUZZ).unwrap();
+    let mut clang = Command::new("clang");
+    clang.args(["-O1", "-g", "-fsanitize=fuzzer"]).arg(format!("-DRUNS={runs:?}"));
+    let made = clang.arg("-o").arg(&program).arg(&text).output().unwrap();
+    assert!(made.status.success(), "{}", common::shown(&made));
+    let daemon = Daemon::start(&[]);
+    let fuzz = format!("exec {} -runs=8000000 2>&1", program.display());
+    let id = daemon.submit(&["--class", "batch"], &["sh", "-c", &fuzz]);
+    until("it has started", || daemon.show(id)["started"].as_i64());
+    let done = || std::fs::metadata(&runs).map_or(0, |file| usize::try_from(file.len()).unwrap());
+    let job = preempt_at_random(&daemon, id, (10, 2000), done);
+    assert_eq!(job["exit"], 0, "{}\n{}", daemon.show(id), daemon.output(id));
+    assert_eq!(done(), 2000);
+    assert_eq!(daemon.output(id).matches("Done 8000000 runs").count(), 1, "{}", daemon.output(id));
+}
+
+/// Brings in its own memory through userfaultfd, checks each page, and tells how far it is.
+const FAULTS: &str = r#"
+#define _GNU_SOURCE
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+enum { PAGES = 1000, SIZE = 4096 };
+static int uffd;
+static char *base;
+static void *serve(void *unused) {
+    static char page[SIZE] __attribute__((aligned(SIZE)));
+    struct uffd_msg message;
+    while (read(uffd, &message, sizeof message) == sizeof message) {
+        unsigned long at = message.arg.pagefault.address & ~(SIZE - 1ul);
+        memset(page, (at - (unsigned long)base) / SIZE % 251, SIZE);
+        struct uffdio_copy copy = { .dst = at, .src = (unsigned long)page, .len = SIZE };
+        ioctl(uffd, UFFDIO_COPY, &copy);
+    }
+    return unused;
+}
+int main(void) {
+    struct uffdio_api api = { .api = UFFD_API };
+    uffd = syscall(SYS_userfaultfd, 02000000);
+    base = mmap(0, PAGES * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct uffdio_register all = {
+        .range = { (unsigned long)base, PAGES * SIZE }, .mode = UFFDIO_REGISTER_MODE_MISSING
+    };
+    if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api) || ioctl(uffd, UFFDIO_REGISTER, &all))
+        return perror("userfaultfd"), 9;
+    pthread_t thread;
+    pthread_create(&thread, 0, serve, 0);
+    for (int i = 0; i < PAGES; i++) {
+        if ((unsigned char)base[i * SIZE] != i % 251) return printf("wrong at %d\n", i), 1;
+        if (i % 20 == 0) { printf("%d\n", i); fflush(stdout); }
+        usleep(5000);
+    }
+    printf("right\n");
+    return 3;
+}
+"#;
+
+#[test]
+fn a_program_that_brings_in_its_own_memory() {
+    if !long("a_program_that_brings_in_its_own_memory") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile(dir.path(), "faults", FAULTS, &["-pthread"]);
+    same_as_alone("userfaultfd", &[program.to_str().unwrap()], 10);
+}
+
 /// A long job of 2 GiB makes room: measured, and printed.
 #[test]
 fn a_victim_of_two_gib() {
