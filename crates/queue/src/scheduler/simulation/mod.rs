@@ -93,6 +93,8 @@ pub struct Machine {
     live: BTreeMap<JobId, State>,
     fates: Vec<Fate>,
     sink_after: Option<Millis>,
+    /// Whether giving way and coming back take no time.
+    is_free: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -120,8 +122,14 @@ impl Machine {
         let fates = vec![Fate::default(); tasks.len()];
         let usage = share::Usage::default();
         let live = BTreeMap::new();
-        let (now, arrived, sink_after) = (0, 0, None);
-        Self { now, slots, memory, rules, usage, tasks, arrived, live, fates, sink_after }
+        let (now, arrived, sink_after, is_free) = (0, 0, None, false);
+        Self { now, slots, memory, rules, usage, tasks, arrived, live, fates, sink_after, is_free }
+    }
+
+    /// One on which it costs no time to give way and to come back: what is left is what the rules cost.
+    #[must_use]
+    pub fn at_no_price(self) -> Self {
+        Self { is_free: true, ..self }
     }
 
     /// One on which who was frozen for so long becomes a checkpoint, as a daemon does it.
@@ -156,6 +164,8 @@ impl Machine {
             for action in plan.actions {
                 self.act(&action);
             }
+            // Where giving way takes no time it is over.
+            self.finish();
         }
     }
 
@@ -243,6 +253,8 @@ impl Machine {
                 (state.in_memory, state.back, state.still) = (false, 0, 0);
             }
             Action::GiveWay { to, price, .. } => {
+                let free = Price { away_ms: 0, still_ms: 0, back_ms: 0, ..*price };
+                let price = if self.is_free { &free } else { price };
                 assert_eq!(state.phase, Phase::Running, "only who runs can give way");
                 let worked = (now - state.ready).max(0);
                 state.done += worked;
@@ -316,8 +328,8 @@ impl Machine {
             memory_expected: task.memory,
             facts: Facts {
                 memory: task.memory,
-                to_save: task.memory,
-                to_fill: task.memory,
+                to_save: if self.is_free { 0 } else { task.memory },
+                to_fill: if self.is_free { 0 } else { task.memory },
                 unsaved_ms: u64::try_from(unsaved).unwrap_or(0),
                 refused: !task.saveable,
                 has_command: false,

@@ -19,11 +19,14 @@ pub enum Policy {
     KillAndRestart,
     /// By the rules as they are.
     GiveWay,
+    /// By the rules, if it took no time to give way and to come back: no other way to save jobs can do better by them.
+    AtNoPrice,
 }
 
 impl Policy {
     /// All, in this order.
-    pub const ALL: [Self; 3] = [Self::FirstInFirstOut, Self::KillAndRestart, Self::GiveWay];
+    pub const ALL: [Self; 4] =
+        [Self::FirstInFirstOut, Self::KillAndRestart, Self::GiveWay, Self::AtNoPrice];
 
     /// Its name in a table.
     #[must_use]
@@ -32,6 +35,7 @@ impl Policy {
             Self::FirstInFirstOut => "first in, first out",
             Self::KillAndRestart => "kill and restart",
             Self::GiveWay => "give way",
+            Self::AtNoPrice => "at no price",
         }
     }
 
@@ -42,7 +46,7 @@ impl Policy {
         let Rules { classes, other, guarantee, .. } = &mut rules;
         for class in classes.values_mut().chain([other]) {
             match self {
-                Self::GiveWay => {}
+                Self::GiveWay | Self::AtNoPrice => {}
                 Self::KillAndRestart => class.means = vec![Means::Kill],
                 Self::FirstInFirstOut => {
                     (class.priority, class.slice, class.fair) = (0, None, false);
@@ -96,7 +100,9 @@ pub fn summarize(
     tasks: &[Task],
     is_short: &dyn Fn(&str) -> bool,
 ) -> Summary {
-    let fates = Machine::new(slots, memory, policy.rules(rules), tasks.to_vec()).run(END);
+    let machine = Machine::new(slots, memory, policy.rules(rules), tasks.to_vec());
+    let is_free = policy == Policy::AtNoPrice;
+    let fates = if is_free { machine.at_no_price() } else { machine }.run(END);
     let mut sorted: Vec<&Task> = tasks.iter().collect();
     // As the machine does.
     sorted.sort_by_key(|task| task.at);
