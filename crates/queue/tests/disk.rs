@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{
     Daemon, PATIENCE, ask, counted, end_shepherds, leaks, long, shepherds, until, work_of,
@@ -185,10 +185,12 @@ impl World {
     }
 
     fn finish(&mut self) {
-        until("all end", || {
+        let begun = Instant::now();
+        while let Some((&id, _)) = self.tasks.iter().find(|(_, task)| task.ended.is_none()) {
+            assert!(begun.elapsed() < PATIENCE, "it does not end: {}", self.daemon.show(id));
+            std::thread::sleep(Duration::from_millis(20));
             self.look();
-            self.tasks.values().all(|task| task.ended.is_some()).then_some(())
-        });
+        }
         for (&id, task) in &self.tasks {
             let shown = self.daemon.show(id);
             assert_eq!(self.daemon.events(id, "ended").len(), 1, "{shown}");

@@ -239,13 +239,57 @@ fn metric(daemon: &Daemon, name: &str) -> f64 {
 
 /// What all jobs show that they have cost is the metric of waste, and is something.
 fn assert_waste(daemon: &Daemon, jobs: &[u64]) {
-    let costs = |&id: &u64| {
-        let job = daemon.show(id);
-        job["overhead_ms"].as_f64().unwrap() + job["lost_ms"].as_f64().unwrap()
+    assert!(waste(daemon, jobs) > 0.0);
+}
+
+/// The metric of waste in milliseconds. It is what all jobs show that they have cost, and the sum of what each event has.
+fn waste(daemon: &Daemon, jobs: &[u64]) -> f64 {
+    let waste = metric(daemon, "waste_seconds_total") * 1000.0;
+    let of_jobs =
+        |job: &Value| job["overhead_ms"].as_f64().unwrap() + job["lost_ms"].as_f64().unwrap();
+    let of_events = |job: &Value| -> f64 {
+        let events = job["events"].as_array().unwrap().iter();
+        let prices = events.flat_map(|event| ["cost_ms", "lost_ms"].map(|key| &event["data"][key]));
+        prices.filter_map(Value::as_f64).sum()
     };
-    let sum = jobs.iter().map(costs).sum::<f64>() / 1000.0;
-    let waste = metric(daemon, "waste_seconds_total");
-    assert!((waste - sum).abs() < 1e-6 && sum > 0.0, "{waste} is not {sum}");
+    let shown: Vec<Value> = jobs.iter().map(|&id| daemon.show(id)).collect();
+    for sum in [shown.iter().map(of_jobs).sum::<f64>(), shown.iter().map(of_events).sum()] {
+        assert!((waste - sum).abs() < 0.5, "{waste} ms are not {sum}: {shown:?}");
+    }
+    waste
+}
+
+/// Each event tells what it has cost, by whichever means a job gives way.
+#[test]
+fn each_preemption_has_its_price() {
+    let script = "trap 'sleep 0.3; exit 0' USR1; echo begun; until [ -e $0 ]; do sleep 0.02; done";
+    for means in ["stop", "checkpoint", "command", "kill"] {
+        let daemon = Daemon::start(&["--slots", "1", "--means", means]);
+        let options = ["--class", "batch", "--preempt-cmd", "kill -USR1 $TORPOR_JOB_PID"];
+        let may_end = daemon.may_end();
+        let long = daemon.submit(&options, &["sh", "-c", script, may_end.to_str().unwrap()]);
+        daemon.wait_for_output(long, "begun");
+        let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
+        daemon.wait_for(urgent, "done");
+        let back = match means {
+            "stop" => "continued",
+            "checkpoint" => "resumed",
+            _ => "running",
+        };
+        until("it is back", || daemon.events(long, back).pop());
+        daemon.let_end();
+        daemon.wait_for(long, "done");
+        let cost = waste(&daemon, &[long, urgent]);
+        let told = |kind: &str, key: &str| {
+            let events = daemon.events(long, kind);
+            events.iter().filter(|event| event["data"][key].is_i64()).count()
+        };
+        let key = if means == "kill" { "lost_ms" } else { "cost_ms" };
+        assert_eq!(told("preempted", key), 1, "{means}: {}", daemon.show(long));
+        assert_eq!(told(back, "cost_ms"), 1, "{means}: {}", daemon.show(long));
+        // What it takes to save itself is time in which it does not work.
+        assert!(means != "command" || cost >= 300.0, "{cost} ms");
+    }
 }
 
 /// A job that is killed begins again: what it had written is cut off, and what it had worked is waste.
@@ -501,6 +545,31 @@ fn gitlabs_cancel_reaches_the_script() {
     assert!(gitlab(&daemon, dir.path(), &["cleanup"]).status().unwrap().success());
     let job = daemon.job(1);
     assert_eq!((&job["state"], &job["exit"]), (&json!("failed"), &json!(3)));
+}
+
+/// Runner tries again what has failed for a cause that is not the script's.
+#[test]
+fn a_job_that_the_queue_gives_up_is_a_system_failure() {
+    let daemon = Daemon::start(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("script");
+    std::fs::write(&script, "sleep 1000").unwrap();
+    let mut driver = gitlab(&daemon, dir.path(), &["run", script.to_str().unwrap(), "step_one"]);
+    let driver = driver.stderr(Stdio::piped()).spawn().unwrap();
+    until("a job", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
+    until("it is given up", || {
+        for pid in common::shepherds(&daemon.data()) {
+            let pid = rustix::process::Pid::from_raw(pid).unwrap();
+            // It may be about to end.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        (!daemon.job(1)["exit"].is_null()).then_some(())
+    });
+    let output = driver.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(42), "{}", shown(&output));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("without a checkpoint") && said.contains("given up job 1"), "{said}");
+    assert!(!dir.path().join("exit").exists(), "the script has ended with nothing");
 }
 
 #[test]

@@ -137,12 +137,16 @@ impl Gitlab {
         let body = serde_json::to_vec(&spec).map_err(|e| e.to_string())?;
         let answer = client.json("POST", "/v1/jobs", &body)?;
         let id = answer["id"].as_u64().ok_or("the daemon's answer has no id")?;
-        let exit = wait::to_the_end(&client, id, false, signals).map_err(|e| e.to_string())?;
-        if exit == Exit::Code(0) {
+        let end = wait::to_the_end(&client, id, false, signals).map_err(|e| e.to_string())?;
+        if end.given_up {
+            return Err(format!("the queue has given up job {id}, which has not failed itself"));
+        }
+        if end.exit == Exit::Code(0) {
             return Ok(ExitCode::SUCCESS);
         }
         if let Some(file) = std::env::var_os("BUILD_EXIT_CODE_FILE") {
-            fs::write(&file, exit.number().to_string()).map_err(|e| format!("{file:?}: {e}"))?;
+            fs::write(&file, end.exit.number().to_string())
+                .map_err(|e| format!("{file:?}: {e}"))?;
         }
         Ok(code("BUILD_FAILURE_EXIT_CODE", 1))
     }

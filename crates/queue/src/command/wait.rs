@@ -55,16 +55,19 @@ pub(super) fn has_input() -> bool {
 
 /// How the job ended.
 #[derive(Debug, Deserialize)]
-struct End {
-    exit: Exit,
+pub(super) struct End {
+    pub exit: Exit,
     note: Option<String>,
     state: String,
+    /// Whether the queue has given it up, for a cause that is not the job's own.
+    #[serde(default)]
+    pub given_up: bool,
 }
 
 /// Is the job: returns what it would have returned, or dies as it has died.
 #[must_use]
 pub(super) fn be(client: &Client, id: u64, stdin: bool, signals: Signals) -> ExitCode {
-    match to_the_end(client, id, stdin, signals) {
+    match to_the_end(client, id, stdin, signals).map(|end| end.exit) {
         Ok(Exit::Code(code)) => ExitCode::from(u8::try_from(code & 0xff).unwrap_or(OWN_ERROR)),
         Ok(Exit::Signal(signal)) => die_by(signal),
         Err(e) => {
@@ -86,7 +89,7 @@ pub(super) fn to_the_end(
     id: u64,
     stdin: bool,
     signals: Signals,
-) -> io::Result<Exit> {
+) -> io::Result<End> {
     let over = Arc::new(AtomicBool::new(false));
     pass_signals(client.clone(), id, signals);
     if stdin {
@@ -102,13 +105,14 @@ pub(super) fn to_the_end(
             if let Some(note) = end.note.as_ref().filter(matters) {
                 tell!("torpor queue: {note}");
             }
-            Ok(end.exit)
+            Ok(end)
         }
         Ok(None) => Err(io::Error::other("the daemon's answer makes no sense")),
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {
             // Nobody reads what the job writes: it would have had SIGPIPE.
             cancel(client, id, SIGPIPE);
-            Ok(Exit::Signal(SIGPIPE))
+            let (exit, state) = (Exit::Signal(SIGPIPE), "cancelled".to_owned());
+            Ok(End { exit, note: None, state, given_up: false })
         }
         Err(e) => {
             // Nobody is the job any more.

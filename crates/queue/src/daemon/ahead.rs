@@ -33,7 +33,8 @@ impl Core {
         match since {
             Some(Ahead::Sending) => {}
             Some(Ahead::Saving(seq)) if durable >= Some(seq) => self.send_checkpoint(id),
-            Some(Ahead::Saving(_)) if !failed => {}
+            // On its way to the disk.
+            Some(Ahead::Saving(seq)) if record.kept.iter().any(|kept| kept.seq == seq) => {}
             None if !failed => {
                 let memory = crate::shepherd::cgroups(&self.dir(id)).memory().unwrap_or(0);
                 let memory = self.to_save(id, memory, files::now());
@@ -103,7 +104,7 @@ impl Core {
 
     fn forget_there(&self, destination: &Destination) {
         let Ok(client) = self.peer(&destination.machine) else { return };
-        let path = format!("/v1/import/{}", destination.key);
+        let path = format!("/v1/import/{}?ahead=1", destination.key);
         // What a machine that is away keeps of it goes when that is started anew.
         thread::spawn(move || client.json("DELETE", &path, b""));
     }

@@ -63,7 +63,10 @@ pub(super) fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> R
         ("POST", ["v1", "drain"]) => admin(who, || drain(queue, request)),
         ("DELETE", ["v1", "import", key]) => of_the_pool(who, || {
             super::ahead::forget(queue, key);
-            Response::json(&json!({}))
+            match request.query("ahead") {
+                Some(_) => Response::json(&json!({})),
+                None => told(queue.change(|core| core.take_back(key)).map(|()| json!({}))),
+            }
         }),
         ("GET", ["v1", "store"]) => admin(who, || told(super::objects::others(queue))),
         ("POST", ["v1", "store", "adopt"]) => admin(who, || {

@@ -19,7 +19,8 @@ use super::prepare::Preparation;
 use super::record::{Ahead, Place, Record};
 use super::refusals::Refused;
 use super::retention::Totals;
-use super::store::{Error, FORGOTTEN, Store};
+use super::store::{Error, FORGOTTEN, Store, USAGE};
+use super::withdrawal::{WITHDRAWN, Withdrawal};
 use crate::files::{self, JobDir};
 use crate::kind::Group;
 use crate::preemption::{Dirt, Speed};
@@ -119,6 +120,12 @@ pub(super) struct Core {
     pub(super) transfers: BTreeSet<JobId>,
     /// Jobs whose machine somebody tells something.
     pub(super) telling: BTreeSet<JobId>,
+    /// What other machines are to give up again.
+    pub(super) withdrawals: Vec<Withdrawal>,
+    /// Whether somebody tells them.
+    pub(super) withdrawing: bool,
+    /// The keys of jobs that are not to come any more.
+    pub(super) unwanted: BTreeSet<String>,
     /// How far those are of which something is sent ahead while they run.
     pub(super) ahead: BTreeMap<JobId, Ahead>,
     /// What is in the object store.
@@ -135,6 +142,8 @@ pub(super) struct Core {
     pub trouble: Option<String>,
     /// Jobs that are not on disk as they are here: that could not be written.
     unkept: BTreeSet<JobId>,
+    /// Whether more was used than is on disk.
+    unkept_usage: bool,
 }
 
 impl Core {
@@ -150,9 +159,10 @@ impl Core {
         config.rules.quotas.extend(store.fact::<BTreeMap<_, _>>("quotas")?.unwrap_or_default());
         let jobs = store.jobs()?.into_iter().map(|record| (record.id, record)).collect();
         let speed = store.fact("speed")?.unwrap_or_default();
-        let usage = store.fact("usage")?.unwrap_or_default();
+        let usage = store.fact(USAGE)?.unwrap_or_default();
         let draining = store.fact("draining")?.unwrap_or(false);
         let forgotten = store.fact(FORGOTTEN)?.unwrap_or_default();
+        let withdrawals = store.fact(WITHDRAWN)?.unwrap_or_default();
         let name = match store.fact::<String>("name")? {
             Some(name) => name,
             None => {
@@ -190,6 +200,9 @@ impl Core {
             followers: BTreeMap::new(),
             transfers: BTreeSet::new(),
             telling: BTreeSet::new(),
+            withdrawals,
+            withdrawing: false,
+            unwanted: BTreeSet::new(),
             ahead: BTreeMap::new(),
             depot: Depot::default(),
             name,
@@ -198,6 +211,7 @@ impl Core {
             signalled: BTreeMap::new(),
             trouble: None,
             unkept: BTreeSet::new(),
+            unkept_usage: false,
         };
         core.make_dirs_again();
         core.read_pieces();
@@ -287,7 +301,7 @@ impl Core {
         let after = record.spec.after.clone();
         self.jobs.insert(id, record);
         if let Err(e) = made {
-            self.end(id, Exit::Code(125), Some(format!("make the job's directory: {e}")));
+            self.abandon(id, format!("make the job's directory: {e}"));
         } else if let Some(failed) = after.into_iter().find(|&first| self.has_failed(first)) {
             self.end_dependent(id, failed);
         }
@@ -298,9 +312,11 @@ impl Core {
     /// soon as there is room ([`catch_up`](Self::catch_up)).
     pub(super) fn save(&mut self, id: JobId, event: Option<(&str, Value)>) {
         let Some(record) = self.jobs.get(&id) else { return };
-        match self.store.save(record, files::now(), event) {
+        let usage = self.unkept_usage.then_some(&self.usage);
+        match self.store.save(record, files::now(), event, usage) {
             Ok(()) => {
                 self.unkept.remove(&id);
+                self.unkept_usage = false;
                 self.trouble = None;
             }
             Err(e) => {
@@ -333,7 +349,9 @@ impl Core {
     pub(super) fn catch_up(&mut self) -> Result<(), Error> {
         while let Some(&id) = self.unkept.first() {
             if let Some(record) = self.jobs.get(&id) {
-                self.store.save(record, files::now(), None)?;
+                let usage = self.unkept_usage.then_some(&self.usage);
+                self.store.save(record, files::now(), None, usage)?;
+                self.unkept_usage = false;
                 self.trouble = None;
             }
             self.unkept.remove(&id);
@@ -362,6 +380,7 @@ impl Core {
             self.usage.decay(now, half_life);
             let spec = &record.spec;
             self.usage.add(&spec.project, &spec.owner, spec.slots, ran);
+            self.unkept_usage = true;
         }
         self.save(id, Some((event, data)));
     }
@@ -424,6 +443,14 @@ impl Core {
         self.end_dependents(id, exit);
     }
 
+    /// A job is over for a cause that is not its own.
+    pub(super) fn abandon(&mut self, id: JobId, note: String) {
+        if let Some(record) = self.jobs.get_mut(&id) {
+            record.given_up = true;
+        }
+        self.end(id, Exit::Code(125), Some(note));
+    }
+
     /// Jobs that were to run after one that has failed never will.
     fn end_dependents(&mut self, id: JobId, exit: Exit) {
         if exit == Exit::Code(0) {
@@ -456,7 +483,7 @@ impl Core {
         let kept = self
             .store
             .keep_fact("speed", &self.speed)
-            .and_then(|()| self.store.keep_fact("usage", &self.usage));
+            .and_then(|()| self.store.keep_fact(USAGE, &self.usage));
         if let Err(e) = kept {
             self.trouble = Some(e.to_string());
         }

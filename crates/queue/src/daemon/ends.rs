@@ -105,6 +105,10 @@ impl Core {
         let mut data = json!({ "means": means, "to": to });
         if means == Means::Command {
             record.saved = record.ran;
+            // It has saved itself instead of working, since it was told to.
+            let cost = (now - record.giving_way.map_or(now, |way| way.at)).max(0);
+            record.overhead += cost;
+            data["cost_ms"] = json!(cost);
         } else {
             let lost = record.ran - record.saved;
             record.lost += lost;
@@ -133,8 +137,7 @@ impl Core {
         let too_often = record.losses > MOST_LOSSES || record.machine_losses > MOST_MACHINE_LOSSES;
         self.fall_back(id, why);
         if too_often && self.jobs.get(&id).is_some_and(|record| record.place != Place::Ended) {
-            let note = format!("{why}, {losses} times without a checkpoint in between");
-            self.end(id, Exit::Code(125), Some(note));
+            self.abandon(id, format!("{why}, {losses} times without a checkpoint in between"));
         }
     }
 
@@ -142,7 +145,7 @@ impl Core {
     pub(super) fn fall_back(&mut self, id: JobId, why: &str) {
         let dir = self.dir(id);
         let Some(record) = self.jobs.get_mut(&id) else { return };
-        record.shepherd = false;
+        (record.shepherd, record.rewritten) = (false, true);
         disk::adopt(&dir);
         let here = disk::newest(&dir);
         record.durable = here.max(record.stored.map(|stored| stored.seq));
@@ -173,8 +176,7 @@ impl Core {
         if cancelled {
             self.end(id, Exit::Signal(9), None);
         } else if begins_again && !self.class_of(&class).begins_again {
-            let note = format!("{why}, and jobs of its class do not begin again");
-            self.end(id, Exit::Code(125), Some(note));
+            self.abandon(id, format!("{why}, and jobs of its class do not begin again"));
         }
     }
 

@@ -131,7 +131,10 @@ impl Core {
 
 fn ending(record: &Record) -> Option<serde_json::Value> {
     let exit = record.exit.filter(|_| record.place == Place::Ended)?;
-    Some(json!({ "exit": exit, "note": record.note, "state": record.state() }))
+    Some(json!({
+        "exit": exit, "note": record.note, "state": record.state(),
+        "given_up": record.given_up, "rewritten": record.rewritten,
+    }))
 }
 
 fn frame(out: &mut dyn Write, kind: u8, data: &[u8]) -> io::Result<()> {

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::core::{Core, Queue};
 use super::record::{Place, Record};
+use super::store::Error;
 use super::transfer::Handover;
 use super::{ahead, disk};
 use crate::bundle;
@@ -41,10 +42,7 @@ pub(super) fn take(queue: &Arc<Queue>, request: &Request, body: &mut dyn Read) -
 }
 
 fn receive(queue: &Arc<Queue>, key: &str, body: &mut dyn Read) -> io::Result<JobId> {
-    let known = queue.lock().store.submitted_as(key).map_err(io::Error::other)?;
-    if let Some((_, id)) = known
-        && queue.lock().dir(id).path().exists()
-    {
+    if let Some(id) = queue.lock().arrived(key).map_err(io::Error::other)? {
         queue.lock().catch_up().map_err(io::Error::other)?;
         return Ok(id);
     }
@@ -81,10 +79,19 @@ pub(super) fn unpack(job: &[u8], from: &mut dyn Read, place: &Path) -> io::Resul
 }
 
 impl Core {
+    /// The job that has come under this key, with all that belongs to it.
+    fn arrived(&self, key: &str) -> Result<Option<JobId>, Error> {
+        let known = self.store.submitted_as(key)?.map(|(_, id)| id);
+        Ok(known.filter(|id| self.jobs.get(id).is_some_and(|record| !record.arriving)))
+    }
+
     /// Keeps a job whose files are all here.
     pub(super) fn adopt(&mut self, key: &str, from: Record, place: &Path) -> io::Result<JobId> {
         use std::os::unix::fs::PermissionsExt;
         let now = files::now();
+        if self.unwanted.contains(key) {
+            return Err(io::Error::other("it is not to come any more"));
+        }
         let known = self.store.submitted_as(key).map_err(io::Error::other)?;
         let id = match known {
             Some((_, id)) => id,
@@ -98,10 +105,15 @@ impl Core {
             }
         };
         let dir = self.dir(id);
+        if self.jobs.get(&id).is_some_and(|record| record.arriving) {
+            // It was made by a daemon that knew of it no more than that it comes.
+            let _ = fs::remove_dir_all(dir.path());
+        }
         fs::set_permissions(place, fs::Permissions::from_mode(0o711))?;
         fs::rename(place, dir.path())?;
         files::sync_dir(&self.data.join("jobs"))?;
         if let Some(record) = self.jobs.get_mut(&id) {
+            record.arriving = false;
             record.durable = disk::newest(&dir);
             record.image_bytes = disk::bytes(&dir);
             record.place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
@@ -123,6 +135,44 @@ fn here(id: JobId, from: Record, now: i64) -> Record {
         base: from.base,
         returns: from.returns,
         held: true,
+        arriving: true,
         ..Record::new(id, crate::spec::Spec { after: Vec::new(), ..from.spec }, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::Config;
+    use super::*;
+    use crate::files::JobDir;
+    use crate::spec::Spec;
+
+    /// A daemon that failed when it knew of a job, and did not have its files yet, has not got it.
+    #[test]
+    fn a_job_has_come_when_all_of_it_has() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("jobs")).unwrap();
+        let open = || Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let record = Record::new(7, spec, 0);
+        let mut core = open();
+        let make = |id| here(id, record.clone(), 0);
+        let id = core.store.add(Some(("key", "")), 0, make).unwrap().id;
+        drop(core);
+        let mut core = open();
+        assert!(core.dir(id).path().exists(), "the daemon makes it again");
+        assert_eq!(core.arrived("key").unwrap(), None);
+        assert!(core.hold(&core.jobs[&id]).unwrap().contains("not all of it has come"));
+        // It comes again.
+        let place = dir.path().join("incoming/key");
+        let checkpoint = JobDir::at(place.clone());
+        fs::create_dir_all(checkpoint.checkpoint(3)).unwrap();
+        fs::write(checkpoint.durable(3), "").unwrap();
+        assert_eq!(core.adopt("key", record, &place).unwrap(), id);
+        let job = &core.jobs[&id];
+        assert_eq!((job.place, job.durable, job.held), (Place::Asleep, Some(3), true));
+        assert_eq!(core.arrived("key").unwrap(), Some(id));
+        drop(core);
+        assert_eq!(open().arrived("key").unwrap(), Some(id));
     }
 }

@@ -31,6 +31,7 @@ mod store;
 mod transfer;
 mod upkeep;
 mod view;
+mod withdrawal;
 
 use std::fs::{self, File};
 use std::io;
@@ -87,6 +88,7 @@ pub(crate) fn serve(setup: Setup) -> Result<(), String> {
     core.discard_the_rest();
     let queue = Queue::new(core);
     recover(&queue);
+    queue.lock().tell_withdrawn();
     lease::keep(&queue);
     let tokens = Arc::new(tokens);
     for address in &listen {

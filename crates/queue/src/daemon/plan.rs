@@ -141,6 +141,9 @@ impl Core {
 
     /// Why a job must not run for now.
     pub(super) fn hold(&self, record: &Record) -> Option<String> {
+        if record.arriving {
+            return Some("not all of it has come from the machine that hands it over".to_owned());
+        }
         if record.held && record.destination.is_none() {
             let Some(unwoken) = &record.unwoken else {
                 return Some("it was told to stay where it is (torpor queue resume)".to_owned());
@@ -205,6 +208,7 @@ impl Core {
         let dir = self.dir(id);
         let Some(record) = self.jobs.get_mut(&id) else { return };
         self.preparations.remove(&id);
+        record.rewritten |= record.run > 0;
         record.run += 1;
         record.boot = shepherd::checkpoint::boot();
         let (run, base) = (record.run, record.base);

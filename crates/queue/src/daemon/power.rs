@@ -233,7 +233,7 @@ impl World {
         let live = self.core.jobs.values_mut().filter(|job| job.place != Place::Ended);
         for record in live {
             record.boot.clear();
-            let _ = self.core.store.save(record, 0, None);
+            let _ = self.core.store.save(record, 0, None, None);
         }
         // A commit that was torn, or never made.
         if self.random.once_in(2) {

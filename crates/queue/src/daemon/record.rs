@@ -142,6 +142,15 @@ pub(crate) struct Record {
     /// The other machine that it goes to, or has gone to.
     #[serde(default)]
     pub destination: Option<Destination>,
+    /// Whether not all of it is here yet that another machine hands over.
+    #[serde(default)]
+    pub arriving: bool,
+    /// Whether the queue has given it up: that it has failed is not its own fault.
+    #[serde(default)]
+    pub given_up: bool,
+    /// Whether a part of what it has written was cut off, and written again by another run.
+    #[serde(default)]
+    pub rewritten: bool,
     /// What the machine that it has gone to was not told yet: the end of a path and its query.
     #[serde(default)]
     pub untold: Vec<String>,
@@ -239,6 +248,9 @@ impl Record {
             paid: 0,
             lost: 0,
             destination: None,
+            arriving: false,
+            given_up: false,
+            rewritten: false,
             untold: Vec::new(),
             stored: None,
             named: false,

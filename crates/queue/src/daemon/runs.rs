@@ -7,7 +7,7 @@ use serde_json::json;
 use super::core::Core;
 use super::discard::{Discarded, Names};
 use super::disk;
-use super::record::{Place, Unwoken};
+use super::record::{Place, Record, Unwoken};
 use crate::files;
 use crate::preemption::Dirt;
 use crate::scheduler::{JobId, Millis};
@@ -47,6 +47,9 @@ impl Core {
             Report::Saved(saved) => self.saved(id, &saved),
             Report::Durable { seq } => self.durable(id, seq),
             Report::NotDurable { seq, text } => {
+                if let Some(record) = self.jobs.get_mut(&id) {
+                    record.kept.retain(|kept| kept.seq != seq);
+                }
                 self.save(id, Some(("not-durable", json!({ "seq": seq, "why": text }))));
             }
             Report::NotSaved { refused, text } => self.not_saved(id, refused, &text),
@@ -75,10 +78,12 @@ impl Core {
     /// old.
     fn found(&mut self, id: JobId, phase: Phase, checkpoint: Option<u64>) {
         self.met(id);
-        if phase != Phase::Saving {
+        match phase {
+            // Another order would not be heard.
+            Phase::Saving => self.saving.insert(id),
             // What was ordered is done, or was not for how the job is.
-            self.saving.remove(&id);
-        }
+            _ => self.saving.remove(&id),
+        };
         let durable = checkpoint.filter(|&seq| self.dir(id).durable(seq).exists());
         let Some(record) = self.jobs.get_mut(&id) else { return };
         record.shepherd = true;
@@ -101,7 +106,7 @@ impl Core {
         match (phase, place) {
             (Phase::Running, Place::Running) => self.save(id, None),
             (Phase::Running, _) if first => self.go(id, Place::Running, "started", json!({})),
-            (Phase::Running, _) => self.go(id, Place::Running, "running", json!({})),
+            (Phase::Running, _) => self.runs_again(id),
             (Phase::Stopped, Place::Stopped) | (Phase::Saving, _) => self.save(id, None),
             (Phase::Stopped, _) => self.go(id, Place::Stopped, "stopped", json!({})),
             (Phase::Asleep, Place::Asleep) => self.save(id, None),
@@ -113,16 +118,33 @@ impl Core {
         }
     }
 
+    /// A job has begun again that gave way by ending, or was lost: that it had to is a cost.
+    fn runs_again(&mut self, id: JobId) {
+        let mut cost = 0;
+        // One that is tried again because it has failed has to anyway.
+        let had_to =
+            |job: &Record| job.place == Place::Starting && (job.preemptions > 0 || job.lost > 0);
+        if let Some(record) = self.jobs.get_mut(&id).filter(|job| had_to(job)) {
+            cost = (files::now() - record.since).max(0);
+            record.overhead += cost;
+            record.paid = record.overhead - record.overhead_before;
+        }
+        self.go(id, Place::Running, "running", json!({ "cost_ms": cost }));
+    }
+
     fn stopped(&mut self, id: JobId, took_us: u64) {
         let Some(record) = self.jobs.get_mut(&id) else { return };
         record.preemptions += 1;
+        record.overhead += millis(took_us);
         let to = record.giving_way.and_then(|way| way.to);
-        let data = json!({ "means": "stop", "to": to, "took_us": took_us });
+        let cost = millis(took_us);
+        let data = json!({ "means": "stop", "to": to, "took_us": took_us, "cost_ms": cost });
         self.go(id, Place::Stopped, "preempted", data);
     }
 
     /// A job runs again.
-    fn back(&mut self, id: JobId, event: &str, data: serde_json::Value, took_us: u64) {
+    fn back(&mut self, id: JobId, event: &str, mut data: serde_json::Value, took_us: u64) {
+        data["cost_ms"] = json!(millis(took_us));
         if let Some(record) = self.jobs.get_mut(&id) {
             record.overhead += millis(took_us);
             // A job that was frozen may have become a checkpoint since, which costs more than was thought.
@@ -153,6 +175,7 @@ impl Core {
         let data = json!({
             "means": "checkpoint", "seq": saved.seq, "bytes": saved.bytes,
             "frozen_us": saved.frozen_us, "took_us": saved.took_us, "cow_bytes": saved.cow_bytes,
+            "cost_ms": millis(saved.frozen_us),
             "to": record.giving_way.and_then(|way| way.to),
         });
         if !saved.ended_tasks {
@@ -250,7 +273,7 @@ impl Core {
         let returns = record.returns;
         match tries < MOST_TRIES {
             true => self.save(id, None),
-            false if returns => self.end(id, Exit::Code(125), Some(what.to_owned())),
+            false if returns => self.abandon(id, what.to_owned()),
             false => self.set_held(id, true),
         }
     }
@@ -332,6 +355,13 @@ mod tests {
         core.report(id, 2, state(Phase::Asleep, Some(4)));
         let job = &core.jobs[&id];
         assert_eq!((job.preemptions, job.durable), (1, Some(3)));
+        // One that is being saved is not to be saved meanwhile.
+        let (_dir, mut core, id) = daemon(Place::Running);
+        core.report(id, 2, state(Phase::Saving, None));
+        assert!(core.saving.contains(&id));
+        let saved = Saved { seq: 4, ..Saved::default() };
+        core.report(id, 2, Report::Saved(saved));
+        assert!(core.saving.is_empty());
         let (_dir, mut core, id) = daemon(Place::Stopping);
         core.report(id, 2, state(Phase::Stopped, None));
         assert_eq!((core.jobs[&id].place, core.jobs[&id].preemptions), (Place::Stopped, 1));

@@ -11,6 +11,7 @@ use super::record::Record;
 use super::refusals::Refused;
 use super::retention::Totals;
 use crate::kind::Group;
+use crate::scheduler::share::Usage;
 use crate::scheduler::{JobId, Millis};
 
 /// What can be wrong with the state.
@@ -43,6 +44,9 @@ pub(super) struct Event {
 
 /// The name of what the jobs have cost that were forgotten, among the facts.
 pub(super) const FORGOTTEN: &str = "forgotten";
+
+/// The name of what projects and owners have used, among the facts.
+pub(super) const USAGE: &str = "usage";
 
 /// The database.
 #[derive(Debug)]
@@ -132,7 +136,7 @@ impl Store {
             .map(|(body, job)| (body, JobId::try_from(job).unwrap_or_default())))
     }
 
-    /// Keeps a job as it is now, and what has happened to it.
+    /// Keeps a job as it is now, what has happened to it, and what was used by whom if that has changed.
     ///
     /// # Errors
     /// If the database cannot be written to.
@@ -141,6 +145,7 @@ impl Store {
         record: &Record,
         now: Millis,
         event: Option<(&str, serde_json::Value)>,
+        usage: Option<&Usage>,
     ) -> Result<(), Error> {
         let change = self.db.transaction()?;
         let text = serde_json::to_string(record)?;
@@ -148,6 +153,9 @@ impl Store {
         change.execute("UPDATE jobs SET record = ?1 WHERE id = ?2", params![text, id])?;
         if let Some((kind, data)) = event {
             insert(&change, record, now, kind, &data)?;
+        }
+        if let Some(usage) = usage {
+            keep_fact(&change, USAGE, usage)?;
         }
         Ok(change.commit()?)
     }

@@ -67,7 +67,8 @@ impl Core {
             return Err(format!("job {id} cannot be saved: {why}"));
         }
         let record = self.jobs.get_mut(&id).ok_or("there is no such job")?;
-        let key = format!("{}-{id}-{}", self.name, record.next_checkpoint);
+        // Each move has its own: what is to be given up is no other's.
+        let key = format!("{}-{id}-{}-{}", self.name, record.next_checkpoint, files::now());
         let live = live && matches!(record.place, Place::Starting | Place::Waking | Place::Running);
         let machine = machine.to_owned();
         let event = ("moving", json!({ "to": machine, "live": live }));
@@ -252,7 +253,12 @@ impl Transfer {
                     self.destination.job = Some(job);
                     bytes
                 }
-                Err(why) => return self.queue.change(|core| core.stay(self.id, &why)),
+                Err(why) => {
+                    return self.queue.change(|core| {
+                        core.withdraw(&self.destination);
+                        core.stay(self.id, &why);
+                    });
+                }
             };
             let (machine, job) = (&self.destination.machine, self.destination.job);
             let there = json!({ "to": machine, "job": job, "bytes": bytes });
@@ -356,8 +362,15 @@ impl Transfer {
                     let why = format!("{}: {why}", self.destination.machine);
                     self.queue.change(|core| core.stay(self.id, &why));
                 } else {
+                    let was_rewritten = self.note_rewritten(&end);
+                    if was_rewritten {
+                        self.read_again(&client, job, room).map_err(|e| e.to_string())?;
+                    }
                     self.queue.change(|core| {
                         core.transfers.remove(&self.id);
+                        if let Some(record) = core.jobs.get_mut(&self.id) {
+                            record.given_up = end.given_up;
+                        }
                         core.end(self.id, end.exit, end.note);
                     });
                 }
@@ -416,6 +429,25 @@ impl Transfer {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether what is here of its output may be of runs that do not count.
+    fn note_rewritten(&self, end: &End) -> bool {
+        let mut core = self.queue.lock();
+        let record = core.jobs.get_mut(&self.id);
+        record.is_some_and(|record| {
+            record.rewritten |= end.rewritten;
+            record.rewritten
+        })
+    }
+
+    /// Puts the output of the job, which has ended, in the place of all that is here of it, up to what it may have.
+    fn read_again(&self, client: &Client, job: JobId, room: Option<u64>) -> io::Result<()> {
+        let dir = self.queue.lock().dir(self.id);
+        for path in [dir.out(), dir.err()] {
+            OpenOptions::new().write(true).open(path)?.set_len(0)?;
+        }
+        self.read(client, job, room).map(drop)
     }
 
     /// Adds what the job writes to its output here, until it ends, the other machine goes away, or this is more than the job
@@ -484,6 +516,10 @@ enum Came {
 struct End {
     exit: Exit,
     note: Option<String>,
+    #[serde(default)]
+    given_up: bool,
+    #[serde(default)]
+    rewritten: bool,
     #[serde(rename = "state")]
     #[serde(deserialize_with = "cancelled")]
     cancelled: Option<()>,

@@ -1,0 +1,180 @@
+//! Jobs that stay here although another machine may have taken them in: that its answer was lost says nothing of that.
+//! There such a job is held, and nobody would ever let it go on; so that machine is told, as soon as it answers, to
+//! give it up.
+
+use std::thread;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use torpor_worker::tell;
+
+use super::core::{Core, Queue};
+use super::record::{Destination, Place};
+use crate::shepherd::message::Exit;
+
+/// The name of those that were not heard of yet, among the facts.
+pub(super) const WITHDRAWN: &str = "withdrawn";
+
+/// How long to wait before a machine that does not answer is told again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A job that another machine is to give up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Withdrawal {
+    /// The machine's name in the pool.
+    machine: String,
+    /// The key under which the job was handed over.
+    key: String,
+}
+
+impl Core {
+    /// A job was to go, and stays here: the other machine is to give up what it may have of it.
+    pub(super) fn withdraw(&mut self, destination: &Destination) {
+        let Destination { machine, key, .. } = destination.clone();
+        self.withdrawals.push(Withdrawal { machine, key });
+        self.keep_withdrawals();
+        self.tell_withdrawn();
+    }
+
+    fn keep_withdrawals(&mut self) {
+        if let Err(e) = self.store.keep_fact(WITHDRAWN, &self.withdrawals) {
+            tell!("torpor queue: {e}");
+            self.trouble = Some(e.to_string());
+        }
+    }
+
+    /// Sees to it that somebody tells what is to be told.
+    pub(super) fn tell_withdrawn(&mut self) {
+        let Some(queue) = self.queue.upgrade().filter(|_| !self.withdrawals.is_empty()) else {
+            return;
+        };
+        if !std::mem::replace(&mut self.withdrawing, true) {
+            thread::spawn(move || {
+                loop {
+                    let next = queue.lock().next_withdrawal();
+                    let Some(withdrawal) = next else { return };
+                    let is_heard = tell_of(&queue, &withdrawal);
+                    queue.lock().told(&withdrawal, is_heard);
+                    if !is_heard {
+                        thread::sleep(PAUSE);
+                    }
+                }
+            });
+        }
+    }
+
+    fn next_withdrawal(&mut self) -> Option<Withdrawal> {
+        let next = self.withdrawals.first().cloned();
+        self.withdrawing = next.is_some();
+        next
+    }
+
+    /// One that was not heard is told again after the others.
+    fn told(&mut self, withdrawal: &Withdrawal, is_heard: bool) {
+        self.withdrawals.retain(|other| other != withdrawal);
+        match is_heard {
+            true => self.keep_withdrawals(),
+            false => self.withdrawals.push(withdrawal.clone()),
+        }
+    }
+
+    /// A job that was handed over under this key stays where it was. Should it be here, it has not begun.
+    ///
+    /// # Errors
+    /// If nobody can tell whether it is here; a sentence.
+    pub(super) fn take_back(&mut self, key: &str) -> Result<(), String> {
+        // It may be on its way still.
+        self.unwanted.insert(key.to_owned());
+        let known = self.store.submitted_as(key).map_err(|e| e.to_string())?;
+        let Some(record) = known.and_then(|(_, id)| self.jobs.get_mut(&id)) else { return Ok(()) };
+        if record.place != Place::Ended && record.held && record.run == 0 {
+            record.cancelled = true;
+            let (id, note) = (record.id, "it stays on the machine that it was to come from");
+            self.end(id, Exit::Code(125), Some(note.to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// Tells one; whether it was heard, or there is nobody to tell any more.
+fn tell_of(queue: &Queue, withdrawal: &Withdrawal) -> bool {
+    let Ok(client) = queue.lock().peer(&withdrawal.machine) else { return true };
+    let answer = client.json("DELETE", &format!("/v1/import/{}", withdrawal.key), b"");
+    answer.err().is_none_or(|refusal| !refusal.is_lost())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::config::Config;
+    use super::super::record::Record;
+    use super::*;
+    use crate::scheduler::JobId;
+    use crate::spec::Spec;
+
+    fn daemon() -> (tempfile::TempDir, Core) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("jobs")).unwrap();
+        let core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        (dir, core)
+    }
+
+    /// A job comes under this key.
+    fn come(core: &mut Core, key: &str) -> std::io::Result<JobId> {
+        let place = core.data.join("incoming").join(key);
+        fs::create_dir_all(&place).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        core.adopt(key, Record::new(7, spec, 0), &place)
+    }
+
+    #[test]
+    fn what_has_come_and_not_begun_is_given_up() {
+        let (_dir, mut core) = daemon();
+        let [held, released, ran] =
+            ["held", "released", "ran"].map(|key| come(&mut core, key).unwrap());
+        core.set_held(released, false);
+        core.jobs.get_mut(&ran).unwrap().run = 1;
+        for key in ["held", "released", "ran", "another"] {
+            core.take_back(key).unwrap();
+        }
+        assert_eq!((core.jobs[&held].place, core.jobs[&held].state()), (Place::Ended, "cancelled"));
+        for id in [released, ran] {
+            assert_eq!(core.jobs[&id].place, Place::Queued, "it may run");
+        }
+    }
+
+    /// It may have been on its way when its machine said so.
+    #[test]
+    fn what_is_not_to_come_is_not_taken_in() {
+        let (_dir, mut core) = daemon();
+        core.take_back("late").unwrap();
+        assert!(come(&mut core, "late").unwrap_err().to_string().contains("not to come"));
+        assert!(core.jobs.is_empty());
+    }
+
+    #[test]
+    fn the_next_daemon_tells_what_nobody_has_heard() {
+        let (dir, mut core) = daemon();
+        let to = |key: &str| Destination {
+            machine: "b".to_owned(),
+            key: key.to_owned(),
+            job: None,
+            live: false,
+            ahead: None,
+        };
+        core.withdraw(&to("one"));
+        core.withdraw(&to("two"));
+        let first = core.next_withdrawal().unwrap();
+        core.told(&first, false);
+        let second = core.next_withdrawal().unwrap();
+        assert_eq!((first.key.as_str(), second.key.as_str()), ("one", "two"));
+        core.told(&second, true);
+        drop(core);
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let left = core.next_withdrawal().unwrap();
+        assert_eq!(left, first);
+        core.told(&left, true);
+        assert_eq!((core.next_withdrawal(), core.withdrawing), (None, false));
+    }
+}
