@@ -13,14 +13,14 @@ use crate::programs::{UNITS, compile};
 use crate::{Setting, goal, svg};
 
 /// Slots of the machine, which the trace fills.
-const SLOTS: u32 = 2;
+pub const SLOTS: u32 = 2;
 
 /// A job of the trace: when it comes and how long it works, in seconds, and the MiB that it holds.
-struct Task {
-    at: f64,
-    work: f64,
-    class: &'static str,
-    memory: u32,
+pub struct Task {
+    pub at: f64,
+    pub work: f64,
+    pub class: &'static str,
+    pub memory: u32,
 }
 
 /// Numbers that are the same each time.
@@ -41,7 +41,7 @@ impl Random {
 
 /// The day: short jobs by the hour (the peak 1.55 times the mean, as published CI workloads have it), a fifth of
 /// the machine's work; the rest are five long ones.
-fn trace(day: f64) -> Vec<Task> {
+pub fn trace(day: f64) -> Vec<Task> {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut tasks = Vec::new();
     let mut at = 0.0;

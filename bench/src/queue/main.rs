@@ -2,10 +2,12 @@
 //!
 //! - `tools`: verification tools that are preempted at random or given moments, over their life;
 //! - `day`: a day of CI, scaled to some seconds, by several policies;
+//! - `floor`: what of that its rules cost, in a simulation;
 //! - `urgent`: from an urgent submission to its first instruction, beside a victim of 2 GiB.
 
 mod daemon;
 mod day;
+mod floor;
 mod programs;
 mod svg;
 mod tools;
@@ -17,7 +19,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 const USAGE: &str =
-    "usage: torpor-bench-queue TORPOR RESULT-DIRECTORY [tools|tools:NAME,NAME|day|urgent]...
+    "usage: torpor-bench-queue TORPOR RESULT-DIRECTORY [tools|tools:NAME,NAME|day|floor|urgent]...
 QUEUE_SECONDS: how long each tool runs, and a day (60)
 QUEUE_TIMES: how often each tool is preempted, at random moments (10)
 QUEUE_MOMENTS: at which seconds of running instead, as \"1 60 600\"; some tools count time for which they are
@@ -69,11 +71,12 @@ fn main() -> Result<()> {
         beside: usize::try_from(number("QUEUE_BESIDE", 1)?)?.max(1),
     };
     fs::create_dir_all(&setting.results)?;
-    let all = ["urgent", "tools", "day"].map(str::to_owned);
+    let all = ["urgent", "tools", "floor", "day"].map(str::to_owned);
     for part in if parts.is_empty() { &all[..] } else { parts } {
         match part.split_once(':').unwrap_or((part, "")) {
             ("tools", only) => tools::measure(&setting, only)?,
             ("day", "") => day::measure(&setting)?,
+            ("floor", "") => floor::measure(&setting)?,
             ("urgent", "") => urgent::measure(&setting)?,
             _ => bail!(USAGE),
         }
