@@ -57,6 +57,11 @@ impl Kinds {
         self.io_urings.note_user(task, tid);
     }
 
+    /// The number of the io_uring instance that a mapping of a task shows.
+    pub(super) fn ring_of_mapping(&self, tasks: &[Task], task: usize, vma: &Vma) -> Result<u32> {
+        self.io_urings.of_mapping(tasks, task, vma)
+    }
+
     /// Whether a terminal that is left to the caller is this one.
     pub(super) fn has_external_terminal(&self, rdev: u64, dev: u64) -> bool {
         self.terminals.has_external(rdev, dev)

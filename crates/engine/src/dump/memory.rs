@@ -16,7 +16,6 @@ use torpor_images::proto::{MmEntry, VmaEntry};
 use super::outbox::{self, Away, to_run};
 use super::{Dump, files, micros, twin};
 use crate::error::{Error, Result};
-use crate::file::io_uring;
 use crate::file::socket::ring;
 use crate::hooks::Hooks;
 use crate::lazy;
@@ -196,7 +195,7 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
         entry.shmid = u64::from(id);
         entry.fdflags = Some(flags);
     } else if vma.is(status::IO_URING) {
-        entry.shmid = u64::from(io_uring::of_mapping(&cx.tasks, &cx.files, task, vma)?);
+        entry.shmid = u64::from(cx.kinds.ring_of_mapping(&cx.tasks, task, vma)?);
     } else if vma.is(status::SOCKET) {
         entry.shmid = u64::from(ring::of_mapping(&cx.files, cx.tasks[task].pid, vma)?);
     } else if vma.is(status::FILE_PRIVATE | status::FILE_SHARED) {

@@ -10,18 +10,22 @@
 //! are the ways in which threads know it ([`users`]). A thread of the kernel may fetch its requests
 //! ([`polled`]).
 //!
-//! The kernel lets nobody send an instance over a socket: each task makes its own.
+//! The kernel lets nobody send an instance over a socket. One that several tasks have open, since
+//! children inherit it, is made by the first of them, and the others take it from there. Threads of
+//! all of them may have asked for something, and each gets its answers by itself.
 
 mod polled;
 mod registered;
 mod restore;
 mod users;
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use torpor_images::proto::{FdTypes, FileEntry, TorporIoUringEntry};
 use torpor_sys::vm;
+use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd, Syscall};
 
 pub(crate) use self::polled::{Rights, fetchers};
@@ -73,9 +77,12 @@ const GETEVENTS: u64 = 1;
 const SQ_WAKEUP: u64 = 1 << 1;
 /// `IORING_OFF_SQES`: where in its file the requests of an instance are.
 const OFF_SQES: u64 = 0x1000_0000;
-/// Why an instance of two processes is refused, and what to do.
-const SHARED: &str = "shared with another process, which is not supported; let the program close \
-                      and unmap it in its children (io_uring_ring_dontfork)";
+/// Why one with buffers that other processes have open is refused, and what to do.
+const SHARED_BUFFERS: (&str, &str) = (
+    "it has registered buffers, and several processes have it open: the kernel does not tell in whose \
+     memory they are",
+    "let the program close it in its children",
+);
 /// Why one whose thread fetches the requests of another as well is refused, and what to do.
 const SHARED_FETCHER: (&str, &str) = (
     "the thread that fetches its requests works for another one as well (IORING_SETUP_ATTACH_WQ), and \
@@ -162,9 +169,8 @@ struct Instance {
     /// Its number, and that of its inode.
     id: u32,
     ino: u64,
-    /// The task that was met first, and its descriptor.
-    task: usize,
-    fd: i32,
+    /// The tasks that have it open, each with a descriptor of it; the one that was met comes first.
+    holders: Vec<(usize, i32)>,
     /// Sockets that are registered with it: place and inode.
     sockets: Vec<(u32, u64)>,
     /// The number of the thread that fetches its requests.
@@ -189,9 +195,12 @@ impl IoUringDumper {
         if tasks[found.task].is_32bit() {
             return Err(refuse(found, "it is that of a 32-bit program, which is not supported"));
         }
-        let (counts, info) = drain(tasks, found)?;
+        let holders = holders(tasks, found);
+        check_sharing(tasks, found, &holders)?;
+        let (counts, info) = drain(tasks, found, &holders)?;
         check(found, &info)?;
-        let fetcher = polled::describe(tasks.remote(found.task)?, found, &info)?;
+        let others: Vec<i32> = holders[1..].iter().map(|(task, _)| tasks[*task].pid).collect();
+        let fetcher = polled::describe(tasks.remote(found.task)?, found, &info, &others)?;
         let number = fetcher.map(|fetcher| fetcher.number);
         if number.is_some() && self.met.iter().any(|met| met.fetcher == number) {
             return Err(refuse_use(found, SHARED_FETCHER.0, SHARED_FETCHER.1));
@@ -208,17 +217,14 @@ impl IoUringDumper {
         self.groups.push((found.task, found.fd, GroupQuestion::ask(found)));
         let files = registered::files(found, &info)?;
         let buffers = registered::buffers(found, &info)?;
+        if !others.is_empty() && buffers.iter().any(|buffer| buffer.length != 0) {
+            let (reason, instead) = SHARED_BUFFERS;
+            return Err(refuse_use(found, reason, instead));
+        }
         registered::note_pinned(&mut tasks[found.task].vmas, &buffers);
-        let (id, ino) = (found.id, found.stat.st_ino);
         let sockets = files.sockets;
-        self.met.push(Instance {
-            id,
-            ino,
-            task: found.task,
-            fd: found.fd,
-            sockets,
-            fetcher: number,
-        });
+        let (id, ino) = (found.id, found.stat.st_ino);
+        self.met.push(Instance { id, ino, holders, sockets, fetcher: number });
         let instance = TorporIoUringEntry {
             id: found.id,
             flags: found.flags(),
@@ -235,17 +241,40 @@ impl IoUringDumper {
         Ok(Some(FileEntry { torpor_io_uring: Some(instance), ..found.entry(FdTypes::Ext) }))
     }
 
+    /// The number of the instance that a mapping of a task shows.
+    ///
+    /// # Errors
+    /// Refused, if the task does not have it open.
+    pub(crate) fn of_mapping(&self, tasks: &[Task], task: usize, vma: &Vma) -> Result<u32> {
+        let met = self.met.iter().find(|met| met.ino == vma.map.inode);
+        let own = met.and_then(|met| met.open_in(task));
+        own.map(|(id, _)| id).ok_or_else(|| {
+            let reason = match met {
+                Some(_) => {
+                    "shows the rings of an io_uring instance that another task has open and it has \
+                     not, which is not supported; let the program keep its descriptor, or unmap it \
+                     in its children (io_uring_ring_dontfork)"
+                }
+                None => {
+                    "shows the rings of an io_uring instance that no task has open; let the program \
+                     keep its descriptor"
+                }
+            };
+            let object = format!("mapping {:x}-{:x}", vma.map.start, vma.map.end);
+            Error::refused(tasks[task].pid, object, reason)
+        })
+    }
+
     /// A thread of a task has used io_uring.
     pub(crate) fn note_user(&mut self, task: usize, tid: i32) {
         self.users.push((task, tid));
     }
 
-    /// After the last descriptor of the tree: what belongs to the kind as a whole. An instance can be
-    /// made again for one task only.
+    /// After the last descriptor of the tree: what belongs to the kind as a whole.
     ///
     /// # Errors
-    /// Refused, if another process has one open, one has groups of buffers, a registered socket is not
-    /// open any more, or a thread has registered the descriptor of one that is closed.
+    /// Refused, if one has groups of buffers, a registered socket is not open any more, or a thread has
+    /// registered the descriptor of one that is closed.
     pub(crate) fn finish(
         &mut self,
         tasks: &mut Tasks,
@@ -256,14 +285,13 @@ impl IoUringDumper {
             question.check(tasks.remote(task)?, fd)?;
         }
         for met in &self.met {
-            check_owner(tasks, met)?;
-            let files = registered::resolve(tasks[met.task].pid, table, met)?;
+            let files = registered::resolve(tasks[met.holders[0].0].pid, table, met)?;
             if let Some(ring) = entry_mut(table, met.id) {
                 ring.files = files;
             }
         }
         for &(task, tid) in &self.users {
-            let own: Vec<&Instance> = self.met.iter().filter(|met| met.task == task).collect();
+            let own: Vec<Open> = self.met.iter().filter_map(|met| met.open_in(task)).collect();
             let ids = (tasks[task].pid, pids.thread(tid).unwrap_or(tid).cast_unsigned());
             let mut threads = tasks[task].threads.iter_mut();
             let thread =
@@ -279,22 +307,41 @@ fn entry_mut(table: &mut FileTable, id: u32) -> Option<&mut TorporIoUringEntry> 
     table.entry_mut(id).and_then(|entry| entry.torpor_io_uring.as_mut())
 }
 
-/// Refuses an instance that a process with other descriptors has open as well.
-fn check_owner(tasks: &[Task], met: &Instance) -> Result<()> {
-    let own = tasks[met.task].ids.files_id;
-    for task in tasks.iter().filter(|t| !t.is_zombie() && t.ids.files_id != own) {
-        for fd in proc::numbers(task.pid, "fd")? {
-            let stat = rustix::fs::stat(format!("/proc/{}/fd/{fd}", task.pid));
-            if stat.is_ok_and(|stat| stat.st_ino == met.ino) {
-                return Err(Error::refused(
-                    tasks[met.task].pid,
-                    "its io_uring instance",
-                    format!("is {SHARED}"),
-                ));
-            }
-        }
+/// An instance that a task has open: its number, and the descriptor.
+type Open = (u32, i32);
+
+impl Instance {
+    /// The instance as a task has it open, if it has.
+    fn open_in(&self, task: usize) -> Option<Open> {
+        let holder = self.holders.iter().find(|(holder, _)| *holder == task);
+        holder.map(|&(_, fd)| (self.id, fd))
     }
-    Ok(())
+}
+
+/// The tasks that have an instance open, each with a descriptor of it. Those before the task that it
+/// was found in do not have it, or it would have been found there.
+fn holders(tasks: &[Task], found: &Found) -> Vec<(usize, i32)> {
+    // Each instance has an inode of its own.
+    let key = (found.stat.st_dev, found.stat.st_ino);
+    let listed = |task: &Task| {
+        let descriptor = task.descriptors.iter().find(|listed| listed.key == key)?;
+        Some((task.ids.files_id, descriptor.fd))
+    };
+    let own = (tasks[found.task].ids.files_id, found.fd);
+    let tables: HashMap<u32, i32> =
+        tasks[found.task..].iter().filter_map(listed).chain([own]).collect();
+    let live = tasks.iter().enumerate().skip(found.task).filter(|(_, task)| !task.is_zombie());
+    live.filter_map(|(index, task)| Some((index, *tables.get(&task.ids.files_id)?))).collect()
+}
+
+/// A task takes an instance only from one that it has all rights over.
+fn check_sharing(tasks: &[Task], found: &Found, holders: &[(usize, i32)]) -> Result<()> {
+    let user = |task: usize| tasks[task].ids.user_ns_id;
+    if holders.iter().all(|(task, _)| user(*task) == user(found.task)) {
+        return Ok(());
+    }
+    let reason = "tasks of several user namespaces have it open, which is not supported";
+    Err(refuse_use(found, reason, SHARED_BUFFERS.1))
 }
 
 /// The refusal of an instance, with what to do in the program's own terms where they are known.
@@ -356,7 +403,7 @@ fn is_waiting(line: &str) -> bool {
 
 /// Waits until nothing is in flight. Answers that need their task get it: it asks for them, and
 /// wakes the thread that fetches requests. Returns what fdinfo shows then.
-fn drain(tasks: &mut Tasks, found: &Found) -> Result<(Counts, FdInfo)> {
+fn drain(tasks: &mut Tasks, found: &Found, holders: &[(usize, i32)]) -> Result<(Counts, FdInfo)> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let info = FdInfo::parse(&proc::read(found.pid, &format!("fdinfo/{}", found.fd))?);
@@ -384,12 +431,30 @@ fn drain(tasks: &mut Tasks, found: &Found) -> Result<(Counts, FdInfo)> {
                 ),
             ));
         }
-        let fd = u64::from(found.fd.cast_unsigned());
-        let mut batch = tasks.remote(found.task)?.batch();
-        batch.call((libc::SYS_io_uring_enter, [fd, 0, 0, GETEVENTS | SQ_WAKEUP, 0, 0]));
-        batch.run()?;
+        for &(task, fd) in holders {
+            ask_for_answers(tasks, task, fd)?;
+        }
         std::thread::sleep(PAUSE);
     }
+}
+
+/// Has all threads of a task ask for answers: what a connection or a disk has answered waits for the
+/// thread that has made the request.
+fn ask_for_answers(tasks: &mut Tasks, task: usize, fd: i32) -> Result<()> {
+    let fd = u64::from(fd.cast_unsigned());
+    let ask = |thread: &mut Tracee| {
+        let mut batch = thread.batch();
+        batch.call((libc::SYS_io_uring_enter, [fd, 0, 0, GETEVENTS | SQ_WAKEUP, 0, 0]));
+        batch.run().map(drop)
+    };
+    ask(tasks.remote(task)?)?;
+    let Some((first, others)) = tasks[task].threads.split_first_mut() else { return Ok(()) };
+    for thread in others {
+        // One after the other: each has all the room.
+        thread.share_stub(first, 0);
+        ask(thread)?;
+    }
+    Ok(())
 }
 
 /// Asks the kernel how an instance was set up, by requests that fail before they do anything:
@@ -513,30 +578,6 @@ fn read_part(tasks: &mut Tasks, found: &Found, offset: u64, length: u64) -> Resu
     let read = read.context(|| format!("read the rings of fd {}", found.fd))?;
     bytes.truncate(read);
     Ok(bytes)
-}
-
-/// The number of the instance that a mapping of a task shows.
-///
-/// # Errors
-/// Refused, if the task does not have it open.
-pub(crate) fn of_mapping(tasks: &[Task], table: &FileTable, task: usize, vma: &Vma) -> Result<u32> {
-    let files_id = tasks[task].ids.files_id;
-    let is_own = |pid: i32| tasks.iter().any(|t| t.pid == pid && t.ids.files_id == files_id);
-    let mut all = table.open_on(vma.map.inode);
-    let own = all.find(|&(pid, _, id)| {
-        let kind = table.entries().iter().find(|entry| entry.id == id);
-        is_own(pid) && kind.is_some_and(|entry| entry.torpor_io_uring.is_some())
-    });
-    own.map(|(_, _, id)| id).ok_or_else(|| {
-        let reason = match table.open_on(vma.map.inode).next() {
-            Some(_) => format!("shows the rings of an io_uring instance that is {SHARED}"),
-            None => "shows the rings of an io_uring instance that no task has open; let the \
-                     program keep its descriptor"
-                .to_owned(),
-        };
-        let object = format!("mapping {:x}-{:x}", vma.map.start, vma.map.end);
-        Error::refused(tasks[task].pid, object, reason)
-    })
 }
 
 /// How many calls it takes to count an instance up.

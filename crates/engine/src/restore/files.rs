@@ -203,7 +203,7 @@ impl Table<'_> {
             FdTypes::Ext if entry.torpor_userfaultfd.is_some() => {
                 kinds.userfaultfds.open(cx.tasks, entry)
             }
-            FdTypes::Ext => kinds.io_urings.open(),
+            FdTypes::Ext => kinds.io_urings.open(cx.tasks, entry),
             FdTypes::Timerfd => kinds.timers.open(entry),
             FdTypes::Tunf => kinds.tuns.open(cx, entry),
             FdTypes::Memfd => self.open_memfd(entry),
@@ -285,6 +285,7 @@ impl Table<'_> {
     /// Every task has done what only it can: connects what has waited for that.
     pub(super) fn connect_attached(&mut self) -> Result<()> {
         let RestoredFiles { opened, kinds, .. } = &mut *self.files;
+        kinds.io_urings.map(self.opener.tasks)?;
         kinds.epolls.watch_rings(opened)
     }
 

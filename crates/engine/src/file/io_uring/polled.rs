@@ -40,20 +40,26 @@ pub(super) fn number(info: &FdInfo) -> Option<i32> {
     shown.filter(|&number| number >= 0)
 }
 
-/// The thread that fetches the requests of an instance, if it has one. `task` is a thread of the task.
+/// The thread that fetches the requests of an instance, if it has one. `task` is a thread of the task,
+/// and `others` are the processes that have the instance open as well.
 ///
 /// # Errors
-/// Refused, if it may do other things than the task; if the task is gone.
+/// Refused, if it may do other things than the task, or is that of another one; if the task is gone.
 pub(super) fn describe(
     task: &Tracee,
     found: &Found,
     info: &FdInfo,
+    others: &[i32],
 ) -> Result<Option<RequestThread>> {
     let Some(number) = number(info) else { return Ok(None) };
     let mut all = fetchers(found.pid)?;
     // If this program is in a pid namespace, it knows the thread by another number.
     if all.contains(&number) {
         all = vec![number];
+    } else if others.iter().any(|&other| fetchers(other).is_ok_and(|all| !all.is_empty())) {
+        let reason = "the thread that fetches its requests (IORING_SETUP_SQPOLL) may be that of any of \
+                      the processes that have it open, which is not supported";
+        return Err(refuse_use(found, reason, INSTEAD));
     }
     let mut bound = Vec::new();
     for tid in all {

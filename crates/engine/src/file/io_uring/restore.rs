@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use rustix::event::EventfdFlags;
 use rustix::io::DupFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
@@ -99,21 +98,26 @@ impl IoUringRestorer {
         Ok(())
     }
 
-    /// Keeps the place: the instance is made by the task, see [`IoUringRestorer::attach`].
+    /// Keeps the place: the instance is made by the first task that has it open, and the others take
+    /// it from there ([`IoUringRestorer::attach`]). A pidfd of that task lets them.
     ///
     /// # Errors
-    /// If there are no more descriptors.
-    pub(crate) fn open(&self) -> Result<OwnedFd> {
-        rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
-            .context(|| "the place of an io_uring instance".to_owned())
+    /// If no task has it open, or there are no more descriptors.
+    pub(crate) fn open(&self, tasks: &[Task], entry: &FileEntry) -> Result<OwnedFd> {
+        let has = |task: &&Task| task.image.fds.iter().any(|fd| fd.file == entry.id);
+        let maker = tasks.iter().find(has).ok_or_else(|| {
+            let reason = format!("no task has io_uring instance {} open", entry.id);
+            Error::invalid("files.img", reason)
+        })?;
+        Ok(proc::pidfd(maker.pid)?)
     }
 
-    /// Makes the instance in a task that holds the descriptor.
+    /// Gives a task the instance that it holds the descriptor of: makes it, or takes it from the task
+    /// that has made it.
     ///
     /// # Errors
-    /// If the entry is no instance, or is one of two processes; if the kernel refuses
-    /// `io_uring_setup`, lays the rings out differently, or does not let them be mapped where they
-    /// were.
+    /// If the entry is no instance; if the kernel refuses `io_uring_setup`, or lays the rings out
+    /// differently.
     pub(crate) fn attach(
         &mut self,
         tasks: &mut [Task],
@@ -123,31 +127,31 @@ impl IoUringRestorer {
         rights: Rights<'_>,
     ) -> Result<()> {
         let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
-        let first = self.made.iter().find(|(id, _)| *id == entry.id).map(|(_, first)| *first);
-        let from = match first {
-            Some(first) if first.task == holder.task => u64::from(first.fd.cast_unsigned()),
-            Some(_) => {
-                let reason = format!("io_uring instance {} is in two processes", entry.id);
-                return Err(Error::invalid("fdinfo", reason));
-            }
-            None => {
-                let task = &mut tasks[holder.task];
+        let known: Vec<Holder> = self.holders(entry.id).collect();
+        let own = known.iter().find(|at| at.task == holder.task);
+        let task = &mut tasks[holder.task];
+        let from = match (own, known.first()) {
+            (Some(own), _) => RemoteFd::from(own.fd),
+            (None, Some(first)) => take(task.remote()?, holder.fd, first.fd)?,
+            (None, None) => {
                 let fd = make(task, &ring, rights)?;
                 register_files(task, fd, &ring)?;
-                fd
+                RemoteFd(fd)
             }
         };
-        let fds = &tasks[holder.task].image.fds;
-        let own = fds.iter().find(|fd| fd.fd.cast_signed() == holder.fd);
-        let cloexec = own.is_some_and(|fd| fd.flags & 1 != 0);
+        let fds = &task.image.fds;
+        let listed = fds.iter().find(|fd| fd.fd.cast_signed() == holder.fd);
+        let cloexec = listed.is_some_and(|fd| fd.flags & 1 != 0);
         let flags = if cloexec { DupFlags::CLOEXEC } else { DupFlags::empty() };
-        let husk = tasks[holder.task].remote()?;
-        let dup3 = syscall::dup3(RemoteFd(from), holder.fd.into(), flags);
+        let husk = task.remote()?;
+        let dup3 = syscall::dup3(from, holder.fd.into(), flags);
         husk.call("dup3 of an io_uring instance", dup3)?;
-        if first.is_none() {
-            husk.call("close", syscall::close(RemoteFd(from)))?;
+        if own.is_none() {
+            husk.call("close", syscall::close(from))?;
             self.made.push((entry.id, holder));
-            let pidfd = proc::pidfd(tasks[holder.task].pid)?;
+        }
+        if known.is_empty() {
+            let pidfd = proc::pidfd(task.pid)?;
             let file = pidfd_getfd(&pidfd, holder.fd, PidfdGetfdFlags::empty())
                 .context(|| "pidfd_getfd of an io_uring instance".to_owned())?;
             files.insert(entry.id, file);
@@ -155,26 +159,70 @@ impl IoUringRestorer {
         Ok(())
     }
 
-    /// Gives threads the descriptors that they have registered.
+    /// Where an instance is by now, the task that has made it first.
+    fn holders(&self, id: u32) -> impl Iterator<Item = Holder> {
+        self.made.iter().filter(move |(made, _)| *made == id).map(|(_, holder)| *holder)
+    }
+
+    /// All tasks have their instances: maps them where they were.
     ///
     /// # Errors
-    /// If a thread is gone or was none of its task, or the kernel does not register one.
-    pub(crate) fn register(&self, tasks: &mut [Task], all: &HashMap<u32, FileEntry>) -> Result<()> {
+    /// If a task is gone, or the kernel does not let the rings be there.
+    pub(crate) fn map(&self, tasks: &mut [Task]) -> Result<()> {
         for (id, holder) in &self.made {
-            let Some(ring) = all.get(id).and_then(IoUring::of) else { continue };
-            let task = &mut tasks[holder.task];
-            for (thread, place) in ring.threads {
-                let number = task.image.tree.threads.iter().position(|id| *id == thread);
-                let husk = number.and_then(|number| task.threads.get_mut(number));
-                let husk = husk.ok_or_else(|| {
-                    let reason = format!("thread {thread} of an io_uring instance is none");
-                    Error::invalid("files.img", reason)
-                })?;
-                register_with(husk, holder.fd, place)?;
+            let table = tasks[holder.task].image.ids.files_id;
+            for task in tasks.iter_mut().filter(|task| has_table(task, table)) {
+                let vmas: Vec<VmaEntry> = task.image.vmas().copied().collect();
+                map(task.remote()?, &vmas, holder.fd, *id)?;
             }
         }
         Ok(())
     }
+
+    /// Gives threads the descriptors that they have registered.
+    ///
+    /// # Errors
+    /// If a thread is gone or was none of a task that has the instance, or the kernel does not register
+    /// a descriptor.
+    pub(crate) fn register(&self, tasks: &mut [Task], all: &HashMap<u32, FileEntry>) -> Result<()> {
+        for ring in all.values().filter_map(IoUring::of) {
+            for &(thread, place) in &ring.threads {
+                let (husk, fd) = self.user(tasks, ring.id, thread).ok_or_else(|| {
+                    let reason = format!("thread {thread} of an io_uring instance is none");
+                    Error::invalid("files.img", reason)
+                })?;
+                register_with(husk, fd, place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The thread with a number in the images, and its descriptor of an instance.
+    fn user<'t>(
+        &self,
+        tasks: &'t mut [Task],
+        id: u32,
+        thread: u32,
+    ) -> Option<(&'t mut Tracee, i32)> {
+        let place = |task: &Task| task.image.tree.threads.iter().position(|id| *id == thread);
+        let mut places = tasks.iter().enumerate();
+        let (task, number) = places.find_map(|(index, task)| Some((index, place(task)?)))?;
+        let table = |task: usize| tasks[task].image.ids.files_id;
+        let at = self.holders(id).find(|at| table(at.task) == table(task))?;
+        Some((tasks[task].threads.get_mut(number)?, at.fd))
+    }
+}
+
+/// Whether a task lives, and has a certain table of descriptors.
+fn has_table(task: &Task, table: u32) -> bool {
+    !task.threads.is_empty() && task.image.ids.files_id == table
+}
+
+/// Takes the instance that another husk has as `there`, by a pidfd of that husk.
+fn take(husk: &mut Tracee, pidfd: i32, there: i32) -> Result<RemoteFd> {
+    let [pidfd, there] = [pidfd, there].map(|fd| u64::from(fd.cast_unsigned()));
+    let call = (libc::SYS_pidfd_getfd, [pidfd, there, 0]);
+    Ok(RemoteFd(husk.call("pidfd_getfd of an io_uring instance", call)?))
 }
 
 /// Whether a thread of the kernel can fetch its requests. It would take those that wait at once, before
@@ -227,10 +275,8 @@ fn register_files(task: &mut Task, fd: u64, ring: &IoUring<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Makes an instance in a husk whose other memory is in place, maps it where it was, and returns
-/// its descriptor.
+/// Makes an instance in a husk whose other memory is in place, and returns its descriptor.
 fn make(task: &mut Task, ring: &IoUring<'_>, rights: Rights<'_>) -> Result<u64> {
-    let vmas: Vec<VmaEntry> = task.image.vmas().copied().collect();
     let fd = match ring.is_polled() {
         true => polled::make(task, ring, rights)?,
         false => setup(task.remote()?, ring)?,
@@ -247,7 +293,6 @@ fn make(task: &mut Task, ring: &IoUring<'_>, rights: Rights<'_>) -> Result<u64> 
     husk.write(RemoteAddr(requests), ring.requests)?;
     husk.call("munmap of rings", syscall::munmap(rings..rings + lengths[0]))?;
     husk.call("munmap of requests", syscall::munmap(requests..requests + lengths[1]))?;
-    map(husk, &vmas, fd, ring.id)?;
     register_buffers(husk, fd, ring)?;
     limit_workers(husk, fd, ring)?;
     Ok(fd)
@@ -314,7 +359,7 @@ fn advance(husk: &mut Tracee, fd: u64, rings: u64, ring: &IoUring<'_>) -> Result
 
 /// Maps the instance where the task has it. The kernel maps it only where it likes itself: so all
 /// that it could like is taken for the moment, but for the right place.
-fn map(husk: &mut Tracee, vmas: &[VmaEntry], fd: u64, id: u32) -> Result<()> {
+fn map(husk: &mut Tracee, vmas: &[VmaEntry], fd: i32, id: u32) -> Result<()> {
     let of_it = |vma: &&VmaEntry| vma.status & status::IO_URING != 0 && vma.shmid == u64::from(id);
     for vma in vmas.iter().filter(of_it) {
         let what = || format!("mapping {:x}-{:x} (io_uring)", vma.start, vma.end);
@@ -326,7 +371,7 @@ fn map(husk: &mut Tracee, vmas: &[VmaEntry], fd: u64, id: u32) -> Result<()> {
             batch.must(syscall::mmap_anonymous(place.clone(), ProtFlags::empty(), fixed));
         }
         let prot = ProtFlags::from_bits_retain(vma.prot);
-        let of_ring = (RemoteFd(fd), vma.pgoff);
+        let of_ring = (RemoteFd::from(fd), vma.pgoff);
         let mapped =
             batch.must(syscall::mmap(0..vma.end - vma.start, prot, MapFlags::SHARED, of_ring));
         for place in &others {

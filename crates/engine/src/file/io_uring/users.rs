@@ -9,7 +9,7 @@ use torpor_images::proto::TorporIoUringThread;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, Outcome, Tracee};
 
-use super::{Instance, NOWHERE, REGISTER_EVENTFD, entry_mut};
+use super::{NOWHERE, Open, REGISTER_EVENTFD, entry_mut};
 use crate::error::{Error, Result};
 use crate::file::table::FileTable;
 use crate::proc;
@@ -56,7 +56,7 @@ pub(super) fn describe(
     thread: &mut Tracee,
     (pid, vtid): (i32, u32),
     table: &mut FileTable,
-    own: &[&Instance],
+    own: &[Open],
 ) -> Result<()> {
     for place in taken(thread)? {
         let instance = instance_at(thread, pid, place, own)?;
@@ -71,9 +71,9 @@ pub(super) fn describe(
         })?;
         ring.threads.push(TorporIoUringThread { thread: vtid, place });
     }
-    for met in own {
-        let limits = workers(thread, met.fd)?;
-        if let Some(ring) = entry_mut(table, met.id).filter(|ring| ring.workers.is_empty()) {
+    for &(id, fd) in own {
+        let limits = workers(thread, fd)?;
+        if let Some(ring) = entry_mut(table, id).filter(|ring| ring.workers.is_empty()) {
             ring.workers = limits;
         }
     }
@@ -93,12 +93,7 @@ fn taken(thread: &mut Tracee) -> Result<Vec<u32>> {
 
 /// Which of some instances is at a place: the one that has an eventfd while that place is given one.
 /// All of it happens in one batch, so that nothing of it stays if the dump is killed meanwhile.
-fn instance_at(
-    thread: &mut Tracee,
-    pid: i32,
-    place: u32,
-    all: &[&Instance],
-) -> Result<Option<u32>> {
+fn instance_at(thread: &mut Tracee, pid: i32, place: u32, all: &[Open]) -> Result<Option<u32>> {
     let open = proc::numbers(pid, "fd")?;
     let free = (0..i32::MAX).find(|number| !open.contains(number)).unwrap_or(i32::MAX);
     let register =
@@ -109,9 +104,9 @@ fn instance_at(
     batch.call(register(place.into(), REGISTER_EVENTFD | AT_PLACE, number, 1));
     let asked: Vec<(u32, Call)> = all
         .iter()
-        .map(|met| {
-            let fd = u64::from(met.fd.cast_unsigned());
-            (met.id, batch.call(register(fd, REGISTER_EVENTFD, NOWHERE, 1)))
+        .map(|&(id, fd)| {
+            let fd = u64::from(fd.cast_unsigned());
+            (id, batch.call(register(fd, REGISTER_EVENTFD, NOWHERE, 1)))
         })
         .collect();
     batch.call(register(place.into(), UNREGISTER_EVENTFD | AT_PLACE, 0, 0));

@@ -1,7 +1,7 @@
 // area: refusals
-// shows: an io_uring instance that a child has open as well, but not mapped, is refused by name
+// shows: an io_uring instance that tasks of two user namespaces have open is refused by name
 // modes: plain leave-running ns
-// expect: refused "is shared with another process, which is not supported; let the program close and unmap it in its children"
+// expect: refused "tasks of several user namespaces have it open"
 #include "io_uring.h"
 
 int main(void)
@@ -11,13 +11,14 @@ int main(void)
 
 	if (!ring_setup(&ring, 4, 0))
 		zoo_skip("no io_uring");
-	TRY(madvise(ring.sqes, 4096, MADV_DONTFORK));
-	TRY(madvise((void *)((uintptr_t)ring.sq_head & ~4095ul), 4096, MADV_DONTFORK));
 	child = TRY(fork());
 	if (!child) {
+		TRY(unshare(CLONE_NEWUSER));
+		zoo_tell("moved");
 		zoo_wait();
 		_exit(0);
 	}
+	zoo_await("moved");
 	zoo_ready();
 	zoo_wait();
 	CHECK_EXIT(child, 0);

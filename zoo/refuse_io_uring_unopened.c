@@ -1,7 +1,7 @@
 // area: refusals
-// shows: an io_uring instance that a parent and its child have open is refused by name
+// shows: a child that has closed the io_uring instance whose rings it has inherited is refused by name
 // modes: plain leave-running ns
-// expect: refused "shows the rings of an io_uring instance that is shared with another process, which is not supported; let the program close and unmap it in its children"
+// expect: refused "shows the rings of an io_uring instance that another task has open and it has not"
 #include "io_uring.h"
 
 int main(void)
@@ -13,9 +13,12 @@ int main(void)
 		zoo_skip("no io_uring");
 	child = TRY(fork());
 	if (!child) {
+		TRY(close(ring.fd));
+		zoo_tell("closed");
 		zoo_wait();
 		_exit(0);
 	}
+	zoo_await("closed");
 	zoo_ready();
 	zoo_wait();
 	CHECK_EXIT(child, 0);

@@ -1,0 +1,37 @@
+// area: asynchronous I/O
+// shows: a thread that always has a request to io_uring in flight, whose answer only that thread can be given
+// build: -pthread
+// varies: fd files
+#include "io_uring.h"
+#include <pthread.h>
+
+static struct ring ring;
+
+static void *ask(void *unused)
+{
+	long long rest[2] = { 0, 200000000 };
+
+	while (!zoo_go()) {
+		ring_add(&ring, IORING_OP_TIMEOUT, -1, rest, 1, 0, 1);
+		ring_enter(&ring, 1);
+		zoo_tell("asked");
+		WAIT_UNTIL(!ring_is_empty(&ring));
+		ring_expect(&ring, 1, -ETIME);
+	}
+	return unused;
+}
+
+int main(void)
+{
+	pthread_t thread;
+
+	if (!ring_setup(&ring, 8, 0))
+		zoo_skip("no io_uring");
+	CHECK(!pthread_create(&thread, NULL, ask, NULL));
+	zoo_await("asked");
+	zoo_ready();
+	zoo_wait();
+	CHECK(!pthread_join(thread, NULL));
+	CHECK(ring_is_empty(&ring));
+	zoo_pass();
+}
