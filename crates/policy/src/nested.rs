@@ -52,8 +52,7 @@ pub fn nested_users(images: &ImageDir, homes: &[NsSet]) -> Result<Vec<NestedUser
         }
         all.extend(line.into_iter().rev());
     }
-    let kinds = NsKind::ALL.into_iter().filter(|kind| ![NsKind::User, NsKind::Time].contains(kind));
-    let kinds: Vec<NsKind> = kinds.collect();
+    let kinds: Vec<NsKind> = NsKind::ALL.into_iter().filter(|&kind| kind != NsKind::User).collect();
     let has = |home: &NsSet, number| kinds.iter().any(|kind| home.own(*kind) == Some(number));
     for (index, user) in all.iter().enumerate() {
         let own = |number: &u32| has(&homes[0], *number) || !homes.iter().any(|h| has(h, *number));

@@ -375,6 +375,7 @@ impl<'a> Dump<'a> {
         time::note(&self.tasks, &mut self.ns)?;
         nested_user::note(&self.tasks, &mut self.ns, &self.id_maps)?;
         limits::check(&self.ns, self.opts.pid)?;
+        time::check_rights(&self.tasks, &self.ns)?;
         pid::note(&self.tasks, &mut self.pids, &self.ns)
     }
 

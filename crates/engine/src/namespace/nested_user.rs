@@ -145,11 +145,6 @@ pub(crate) fn note(tasks: &[Task], spaces: &mut Namespaces, root_ids: &IdMaps) -
                               do not dump while it is in there";
                 return Err(Error::refused(ns.pid, what, reason));
             }
-            if ns.kind == NsKind::Time {
-                let reason = "belongs to a user namespace below the root task's, which is not \
-                              supported; end who uses it first";
-                return Err(Error::refused(ns.pid, "its time namespace", reason));
-            }
             user.owned.push(ns.id);
         } else if is_below(owner, root)? {
             let what = format!("its {} namespace", ns.kind.name());

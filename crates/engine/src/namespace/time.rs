@@ -7,13 +7,16 @@
 //! Some of its tasks may live in others. A task that makes a time namespace does not live in it, only
 //! children that are born later do: it makes it again when its children are there.
 
+use std::os::fd::OwnedFd;
 use std::{fmt, io};
 
 use rustix::time::{ClockId, clock_gettime};
 use torpor_images::proto::{TimensEntry, Timespec};
 use torpor_images::{ImageDir, kind};
 use torpor_policy::ClockTimes;
+use torpor_tracee::Tracee;
 
+use super::nested_user::as_owner;
 use super::{Namespace, Namespaces, NsKind, send_into};
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
@@ -155,10 +158,28 @@ fn check(task: &Task, root: &Task, spaces: &Namespaces) -> Result<()> {
         let why = "has no task, which is not supported; let it have a child";
         return refuse("its time namespace for children", why);
     }
-    if (is_apart || is_maker) && task.ids.user_ns_id != root.ids.user_ns_id {
-        let why = "or that of its children is another one than the root task's, and so is its user \
-                   namespace, which is not supported; end that task first";
-        return refuse("its time namespace", why);
+    Ok(())
+}
+
+/// Checks that tasks can get into their time namespaces again, and make those of their children, once it
+/// is known which user namespaces these belong to.
+///
+/// # Errors
+/// Refused, where a task has not the rights that it takes.
+pub(crate) fn check_rights(tasks: &[Task], spaces: &Namespaces) -> Result<()> {
+    let others = || spaces.of_kind(NsKind::Time).filter(|ns| ns.task != 0 && !ns.is_host);
+    for task in tasks.iter().filter(|task| !task.is_zombie()) {
+        let user = task.ids.user_ns_id.filter(|&user| spaces.nested_user(user).is_some());
+        let may = |ns: &Namespace| {
+            let owner = spaces.owner_of(ns.id);
+            let lives_there = task.ids.time_ns_id == Some(ns.id);
+            (!lives_there || spaces.is_within(owner, user)) && (!makes(task, ns) || owner == user)
+        };
+        if !others().all(may) {
+            let why = "or that of its children belongs to another user namespace, where it has no rights \
+                       to enter or to make it again, which is not supported; end that task first";
+            return Err(Error::refused(task.pid, "its time namespace", why));
+        }
     }
     Ok(())
 }
@@ -319,30 +340,41 @@ pub(crate) fn restore_others(
             Error::invalid(kind::TIMENS.file_name(others[0].id.into()), reason)
         })?;
         let other = others.remove(next);
-        other.make(tasks)?;
+        let made = other.make(tasks, spaces)?;
+        if let Some(ns) = spaces.all.iter_mut().find(|ns| ns.id == other.id) {
+            ns.file = Some(made);
+        }
         spaces.clocks.insert(other.id, other.clocks);
     }
     Ok(())
 }
 
 impl Other {
-    fn make(&self, tasks: &mut [tasks::Task]) -> Result<()> {
+    /// Makes it, and has those enter it who lived there.
+    fn make(&self, tasks: &mut [tasks::Task], spaces: &Namespaces) -> Result<OwnedFd> {
         let husk = tasks[self.maker.unwrap_or(0)].remote()?;
-        let pid = husk.pid();
-        let own = proc::open(pid, "ns/time")?.into();
-        husk.call("unshare time namespace", (libc::SYS_unshare, [NsKind::Time.clone_flag()]))?;
-        self.clocks.set(pid)?;
-        let made = proc::open(pid, "ns/time_for_children")?.into();
+        let own = proc::open(husk.pid(), "ns/time")?.into();
+        let made = match self.maker {
+            Some(_) => self.unshare(husk)?,
+            None => as_owner(husk, spaces, (None, self.id), |maker| self.unshare(maker))?,
+        };
         for task in tasks.iter_mut() {
             let lives_there = task.image.homes.number(NsKind::Time) == Some(self.id);
             if lives_there && !task.threads.is_empty() {
                 send_into(task.remote()?, NsKind::Time, &made)?;
             }
         }
-        match self.maker {
-            Some(_) => Ok(()),
-            None => send_into(tasks[0].remote()?, NsKind::Time, &own),
+        if self.maker.is_none() {
+            send_into(tasks[0].remote()?, NsKind::Time, &own)?;
         }
+        Ok(made)
+    }
+
+    /// Has a process make it for its children.
+    fn unshare(&self, maker: &mut Tracee) -> Result<OwnedFd> {
+        maker.call("unshare time namespace", (libc::SYS_unshare, [NsKind::Time.clone_flag()]))?;
+        self.clocks.set(maker.pid())?;
+        Ok(proc::open(maker.pid(), "ns/time_for_children")?.into())
     }
 }
 
