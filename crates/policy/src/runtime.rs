@@ -255,13 +255,12 @@ fn configured_sources(passed: &Passed, fits: impl Fn(&SpecMount) -> bool) -> Vec
 }
 
 /// A mount at a place that the configuration does not name: file systems of the kernel
-/// have no business there, but for their parts that it wants read-only, and below what
-/// it makes of a cgroup mount.
+/// have no business there, but for their own parts once more, read-only, and below what it
+/// makes of a cgroup mount.
 fn unconfigured(mount: &Mount, spec: &Spec) -> Option<String> {
     let name = mount.made().filter(|name| !HARMLESS.contains(name))?;
     let at = mount.at();
-    let protected = spec.linux.readonly_paths.iter().any(|path| plain(path) == plain(&at));
-    if protected && mount.flags & READ_ONLY != 0 && is_in_place(mount, name, spec) {
+    if mount.flags & READ_ONLY != 0 && is_in_place(mount, name, spec) {
         return None;
     }
     let cgroups = spec.mounts.iter().filter(|m| m.kind == "cgroup" && is_of_type(m, name));
@@ -366,19 +365,22 @@ pub(crate) fn over_the_root(requests: &[Request], passed: &Passed) -> Vec<Violat
 }
 
 /// Overlays that show more than the tasks can see elsewhere: each of their layers is a
-/// mount source, for which the mount that it lies on counts.
+/// mount source, for which the mount that it lies on counts. One that several mount namespaces
+/// show is made once, in the first of them.
 pub(crate) fn overlays(requests: &[Request]) -> Vec<Violation> {
     let mut found = vec![];
-    for (_, image, mounts) in spaces(requests) {
-        for mount in &mounts {
-            if mount.made() != Some("overlay") {
-                continue;
-            }
+    let spaces = spaces(requests);
+    let is_overlay = |mount: &Mount| mount.made() == Some("overlay");
+    for (_, image, mounts) in &spaces {
+        for mount in mounts.iter().filter(|mount| is_overlay(mount)) {
+            let shows_it = |other: &&Mount| is_overlay(other) && other.device == mount.device;
+            let first = spaces.iter().find(|(.., mounts)| mounts.iter().any(|m| shows_it(&m)));
+            let around = first.map_or(mounts, |(.., mounts)| mounts);
             for (key, path) in layers(&mount.fs.options()) {
-                let Some(why) = widens(mount, key, path, &mounts) else { continue };
+                let Some(why) = widens(mount, key, path, around) else { continue };
                 let text = format!("the overlay at {:?}: its {key} {path:?} {why}", mount.at());
                 let rule = "mounts.sources".to_owned();
-                found.push(Violation { image: image.to_owned(), task: None, rule, text });
+                found.push(Violation { image: (*image).to_owned(), task: None, rule, text });
             }
         }
     }
@@ -403,7 +405,9 @@ fn widens(overlay: &Mount, key: &str, path: &str, mounts: &[&Mount]) -> Option<S
     if !is_below(path, "/") || path.contains('\\') {
         return Some("is no plain absolute path".to_owned());
     }
-    let Some(source) = visible(mounts, path).filter(|source| source.id != overlay.id) else {
+    let is_itself =
+        |mount: &Mount| mount.made() == Some("overlay") && mount.device == overlay.device;
+    let Some(source) = visible(mounts, path).filter(|source| !is_itself(source)) else {
         return Some("is on no other mount".to_owned());
     };
     if is_of_kernel(source) {
@@ -411,7 +415,7 @@ fn widens(overlay: &Mount, key: &str, path: &str, mounts: &[&Mount]) -> Option<S
     }
     let layer = plain(path);
     let hidden = |m: &&&Mount| {
-        m.id != overlay.id && plain(&m.at()) != layer && plain(&m.at()).starts_with(&layer)
+        !is_itself(m) && plain(&m.at()) != layer && plain(&m.at()).starts_with(&layer)
     };
     if let Some(above) = mounts.iter().find(hidden) {
         return Some(format!("shows what the mount at {:?} hides", above.at()));
@@ -595,6 +599,32 @@ mod tests {
         }
     }
 
+    /// A container in a container has an overlay as its root, whose layers are outside.
+    #[test]
+    fn an_overlay_is_made_where_its_layers_are() {
+        let judged = |options: &str, device: u32| {
+            let mut asked = asked("lowerdir=/usr,upperdir=/a,workdir=/b", 0);
+            let root =
+                Mount { space: 2, id: (10, 0), at: "/".into(), device, ..fs("overlay", options) };
+            if let Ask::Mount(first) = &mut asked[5].ask {
+                first.device = 7;
+            }
+            let image = "mountpoints-2.img".to_owned();
+            asked.push(Request { image, task: None, ask: Ask::Mount(root) });
+            let found = overlays(&asked);
+            found.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(judged("lowerdir=/usr,upperdir=/a,workdir=/b", 7), Vec::<String>::new());
+        for (options, device, why) in [
+            ("lowerdir=/usr,upperdir=/a,workdir=/b", 8, "is on no other mount"),
+            ("lowerdir=/usr,upperdir=/tmp/a,workdir=/b", 7, "is on \"/tmp\", which is ro"),
+            ("lowerdir=/merged/x,upperdir=/a,workdir=/b", 7, "is on no other mount"),
+        ] {
+            let found = judged(options, device);
+            assert!(found.iter().any(|v| v.contains(why)), "{options}: {found:?}");
+        }
+    }
+
     /// What a runtime gives a container: file systems of the kernel, volumes, and what it hides and protects.
     const SPEC: &str = r#"{"ociVersion": "1.0.2", "mounts": [
         {"destination": "/proc", "type": "proc", "source": "proc"},
@@ -626,6 +656,8 @@ mod tests {
             ("sysfs", "/sys", "/", 1),
             ("proc", "/proc/bus", "/bus", 1),
             ("sysfs", "/sys/fs", "/fs", 1),
+            // As a container in this one protects them.
+            ("proc", "/proc/fs", "/fs", 1),
             ("tmpfs", "/hosts", "/x", 0),
             ("tmpfs", "/proc/keys", "/null", 0),
             ("tmpfs", "/sys/fs/cgroup", "/", 0),
@@ -646,6 +678,7 @@ mod tests {
         for (name, at, root) in [
             ("proc", "/proc/bus", "/"),
             ("proc", "/proc/bus", "/bus/.."),
+            ("proc", "/proc/fs", "/bus"),
             ("proc", "/proc/bus", "/sys"),
             ("sysfs", "/proc/bus", "/"),
             ("sysfs", "/proc/bus", "/bus"),
@@ -657,6 +690,8 @@ mod tests {
             let mount = placed(name, at, root, 1);
             assert!(wider(&mount).is_some(), "{mount}");
         }
+        let mount = placed("proc", "/proc/fs", "/fs", 0);
+        assert!(wider(&mount).is_some(), "{mount}");
     }
 
     /// Groups that a runtime gives for its mount of groups have the flags of that, and its place.

@@ -53,7 +53,8 @@ impl Copies {
         self.revived.extend(copy.revived);
     }
 
-    /// Makes the copy of an overlay whose layers are in place below `root`.
+    /// Makes an overlay whose layers are in place below `root`, and the copies for all mounts that show
+    /// it. Its layers need not be in the other namespaces.
     fn add_layered(
         &mut self,
         forest: &Forest,
@@ -63,13 +64,17 @@ impl Copies {
         yard: &mut Yard,
     ) -> Result<()> {
         let dev = forest.mount(node).dev;
-        if bases.get(Base::FileSystem(dev)).is_none() {
-            let whole = forest.whole(dev).unwrap_or(node);
-            let made = overlay::make(forest.mount(whole), self.get(forest, root)?)?;
-            yard.keep(made.as_fd())?;
-            bases.insert(dev, made);
+        if bases.get(Base::FileSystem(dev)).is_some() {
+            return Ok(());
         }
-        self.add(node, bases.copies(forest, node)?);
+        let whole = forest.whole(dev).unwrap_or(node);
+        let made = overlay::make(forest.mount(whole), self.get(forest, root)?)?;
+        yard.keep(made.as_fd())?;
+        bases.insert(dev, made);
+        let shows_it = |n: &Node| forest.mount(*n).dev == dev && is_layered(forest, *n);
+        for node in forest.nodes().filter(shows_it) {
+            self.add(node, bases.copies(forest, node)?);
+        }
         Ok(())
     }
 

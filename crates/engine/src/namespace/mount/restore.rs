@@ -54,19 +54,23 @@ pub(crate) fn restore(cx: &mut Assembly<'_>) -> Result<()> {
         copies.make(&forest, &bases, true)?;
         Ok(yard)
     })?;
-    let mut roots = Vec::new();
+    let mut others = Vec::new();
     for space in usize::from(has_own)..forest.spaces.len() {
-        let file = husk.nested(cx, forest.spaces[space].0)?;
-        let root = run_in(&[file.as_fd()], || {
-            build::assemble(&forest, space, &mut bases, &mut copies, &mut yard)?.detach()
-        })?;
-        roots.push((space, file, root));
+        others.push((space, husk.nested(cx, forest.spaces[space].0)?));
     }
+    let mut roots = Vec::new();
     let root = run_in(&[husk.space.as_fd()], || {
+        // First of all, since others show overlays whose layers are there.
         let old = match has_own {
             true => Some(build::assemble(&forest, 0, &mut bases, &mut copies, &mut yard)?),
             false => None,
         };
+        for (space, file) in others {
+            let root = run_in(&[file.as_fd()], || {
+                build::assemble(&forest, space, &mut bases, &mut copies, &mut yard)?.detach()
+            })?;
+            roots.push((space, file, root));
+        }
         build::share(&forest, &groups, &bases, fresh, &copies)?;
         old.map(OldRoot::detach).transpose()
     })?;
