@@ -374,7 +374,7 @@ pub(crate) fn overlays(requests: &[Request]) -> Vec<Violation> {
     for (_, image, mounts) in &spaces {
         for mount in mounts.iter().filter(|mount| is_overlay(mount)) {
             let shows_it = |other: &&Mount| is_overlay(other) && other.device == mount.device;
-            let first = spaces.iter().find(|(.., mounts)| mounts.iter().any(|m| shows_it(&m)));
+            let first = spaces.iter().find(|(.., mounts)| mounts.iter().any(&shows_it));
             let around = first.map_or(mounts, |(.., mounts)| mounts);
             for (key, path) in layers(&mount.fs.options()) {
                 let Some(why) = widens(mount, key, path, around) else { continue };

@@ -13,7 +13,7 @@ use crate::preemption::Dirt;
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd::checkpoint;
 use crate::shepherd::digests::Damage;
-use crate::shepherd::message::{Exit, Order, Phase, Report, Saved};
+use crate::shepherd::message::{Order, Phase, Report, Saved};
 
 /// A checkpoint that so many shepherds in a row could not bring back is left as it is until somebody has
 /// seen to the cause.
@@ -321,7 +321,7 @@ mod tests {
     use super::super::config::Config;
     use super::super::record::Stored;
     use super::*;
-    use crate::shepherd::message::Ending;
+    use crate::shepherd::message::{Ending, Exit};
     use crate::spec::Spec;
 
     /// A daemon with one job, in its second run.
