@@ -60,8 +60,8 @@ pub struct InetSocket {
     pub backlog: u32,
     /// Directions that were shut down, as in `sk_shutdown`.
     pub shutdown: u8,
-    /// Whether it has keys that its segments are signed by (`TCP_MD5SIG`). The kernel shows it to who has
-    /// `CAP_NET_ADMIN`.
+    /// Whether it has keys that its segments are signed by (`TCP_MD5SIG`). Without `CAP_NET_ADMIN`
+    /// nobody sees that.
     pub signed: bool,
 }
 

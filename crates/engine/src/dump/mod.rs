@@ -27,7 +27,7 @@ pub(crate) mod twin;
 mod undo;
 mod unused;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -374,7 +374,9 @@ impl<'a> Dump<'a> {
         }
         time::note(&self.tasks, &mut self.ns)?;
         nested_user::note(&self.tasks, &mut self.ns, &self.id_maps)?;
-        limits::check(&self.ns, self.opts.pid)?;
+        let nested = self.ns.users.iter().filter_map(|user| user.file.as_ref()).map(AsFd::as_fd);
+        let root = self.ns.own_user().and_then(|ns| ns.file.as_ref()).map(AsFd::as_fd);
+        limits::check(nested, root, self.opts.pid)?;
         time::check_rights(&self.tasks, &self.ns)?;
         pid::note(&self.tasks, &mut self.pids, &self.ns)
     }

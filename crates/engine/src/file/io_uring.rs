@@ -291,7 +291,8 @@ impl IoUringDumper {
             }
         }
         for &(task, tid) in &self.users {
-            let own: Vec<Open> = self.met.iter().filter_map(|met| met.open_in(task)).collect();
+            let own: Vec<OpenInstance> =
+                self.met.iter().filter_map(|met| met.open_in(task)).collect();
             let ids = (tasks[task].pid, pids.thread(tid).unwrap_or(tid).cast_unsigned());
             let mut threads = tasks[task].threads.iter_mut();
             let thread =
@@ -308,11 +309,11 @@ fn entry_mut(table: &mut FileTable, id: u32) -> Option<&mut TorporIoUringEntry> 
 }
 
 /// An instance that a task has open: its number, and the descriptor.
-type Open = (u32, i32);
+type OpenInstance = (u32, i32);
 
 impl Instance {
     /// The instance as a task has it open, if it has.
-    fn open_in(&self, task: usize) -> Option<Open> {
+    fn open_in(&self, task: usize) -> Option<OpenInstance> {
         let holder = self.holders.iter().find(|(holder, _)| *holder == task);
         holder.map(|&(_, fd)| (self.id, fd))
     }

@@ -11,7 +11,6 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_sys::ns;
 use torpor_sys::process::{self, Status};
 
-use super::Namespaces;
 use crate::error::{Context, Error, Result};
 
 /// Where the kernel shows those of the user namespace that the reader lives in.
@@ -19,19 +18,20 @@ const DIRECTORY: &str = "/proc/sys/user";
 /// What a new user namespace has for each.
 const NONE: &str = "2147483647";
 
-/// Refuses limits of the user namespaces of a tree, and of those above them that the restore makes anew or
-/// leaves out. `pid` is the root task.
+/// Refuses limits of the user namespaces of a tree, `nested` ones and its `root`'s, and of those above that which the
+/// restore makes anew or leaves out. `pid` is the root task.
 ///
 /// # Errors
 /// The refusal; if a namespace cannot be entered.
-pub(crate) fn check(spaces: &Namespaces, pid: i32) -> Result<()> {
-    let nested = spaces.users.iter().filter_map(|user| user.file.as_ref());
-    for file in nested {
-        refuse_limited(file.as_fd(), pid)?;
-    }
-    let Some(root) = spaces.own_user().and_then(|ns| ns.file.as_ref()) else { return Ok(()) };
-    refuse_limited(root.as_fd(), pid)?;
-    above(root.as_fd())?.iter().try_for_each(|file| refuse_limited(file.as_fd(), pid))
+pub(crate) fn check<'f>(
+    mut nested: impl Iterator<Item = BorrowedFd<'f>>,
+    root: Option<BorrowedFd<'_>>,
+    pid: i32,
+) -> Result<()> {
+    nested.try_for_each(|file| refuse_limited(file, pid))?;
+    let Some(root) = root else { return Ok(()) };
+    refuse_limited(root, pid)?;
+    above(root)?.iter().try_for_each(|file| refuse_limited(file.as_fd(), pid))
 }
 
 /// The user namespaces between one and this program's.
@@ -39,7 +39,7 @@ fn above(namespace: BorrowedFd<'_>) -> Result<Vec<OwnedFd>> {
     let what = || "look at a user namespace".to_owned();
     let own = stat("/proc/self/ns/user").context(what)?.st_ino;
     let mut found: Vec<OwnedFd> = Vec::new();
-    // The kernel shows none that this program's is not above of.
+    // The kernel shows none above this program's.
     while let Ok(next) = ns::owner(found.last().map_or(namespace, AsFd::as_fd)) {
         if fstat(&next).context(what)?.st_ino == own {
             break;

@@ -32,7 +32,7 @@ pub struct Asleep {
 struct Relock {
     /// The number of the namespace.
     ns: u32,
-    origin: Origin,
+    origin: NetworkOrigin,
     undo: Removal,
 }
 
@@ -44,7 +44,7 @@ impl Relock {
 
 /// Where a network namespace comes from that a restore locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Origin {
+enum NetworkOrigin {
     /// The caller hands it over (`--external`): it is there before the tree, and is the tree's alone.
     External,
     /// The root task joins it (`--join-ns`): others live there as well.
@@ -55,26 +55,26 @@ enum Origin {
     Nested,
 }
 
-impl Origin {
+impl NetworkOrigin {
     fn of(ns: &Namespace, spaces: &Namespaces) -> Self {
         match spaces.given.get(&ns.id) {
-            Some(given) if given.key.is_some() => Origin::External,
-            Some(_) => Origin::Joined,
-            None if ns.task == 0 => Origin::New,
-            None => Origin::Nested,
+            Some(given) if given.key.is_some() => NetworkOrigin::External,
+            Some(_) => NetworkOrigin::Joined,
+            None if ns.task == 0 => NetworkOrigin::New,
+            None => NetworkOrigin::Nested,
         }
     }
 
     /// Whether the namespace is the caller's, and stays when the restore fails.
     fn is_callers(self) -> bool {
-        matches!(self, Origin::External | Origin::Joined)
+        matches!(self, NetworkOrigin::External | NetworkOrigin::Joined)
     }
 
     /// What is locked of it.
     fn scope(self, connections: Vec<(Address, Address)>) -> Scope {
         match self {
-            Origin::Joined => Scope::Connections(connections),
-            Origin::External | Origin::New | Origin::Nested => Scope::All,
+            NetworkOrigin::Joined => Scope::Connections(connections),
+            NetworkOrigin::External | NetworkOrigin::New | NetworkOrigin::Nested => Scope::All,
         }
     }
 }
@@ -188,7 +188,7 @@ impl Asleep {
     /// # Errors
     /// If rules cannot be set.
     pub fn lock_external(&mut self, of: &Connections<'_>) -> Result<()> {
-        self.lock(of, &[Origin::External])
+        self.lock(of, &[NetworkOrigin::External])
     }
 
     /// Locks the network namespace that the root husk was born into, before it gets its
@@ -197,7 +197,7 @@ impl Asleep {
     /// # Errors
     /// If rules cannot be set.
     pub fn lock_new(&mut self, of: &Connections<'_>) -> Result<()> {
-        self.lock(of, &[Origin::New])
+        self.lock(of, &[NetworkOrigin::New])
     }
 
     /// The same of those that only other tasks live in, once they were made.
@@ -205,7 +205,7 @@ impl Asleep {
     /// # Errors
     /// If rules cannot be set.
     pub fn lock_nested(&mut self, of: &Connections<'_>) -> Result<()> {
-        self.lock(of, &[Origin::Nested])
+        self.lock(of, &[NetworkOrigin::Nested])
     }
 
     /// Locks the connections, and nothing else, of the network namespace that the root husk has joined. Not before the
@@ -214,7 +214,7 @@ impl Asleep {
     /// # Errors
     /// If rules cannot be set.
     pub fn lock_joined(&mut self, of: &Connections<'_>) -> Result<()> {
-        self.lock(of, &[Origin::Joined])
+        self.lock(of, &[NetworkOrigin::Joined])
     }
 
     /// Locks what nothing else has locked when the last of several rounds is there, for connections that no earlier
@@ -223,10 +223,18 @@ impl Asleep {
     /// # Errors
     /// If rules cannot be set.
     pub fn lock_late(&mut self, of: &Connections<'_>) -> Result<()> {
-        self.lock(of, &[Origin::External, Origin::New, Origin::Nested, Origin::Joined])
+        self.lock(
+            of,
+            &[
+                NetworkOrigin::External,
+                NetworkOrigin::New,
+                NetworkOrigin::Nested,
+                NetworkOrigin::Joined,
+            ],
+        )
     }
 
-    fn lock(&mut self, of: &Connections<'_>, meant: &[Origin]) -> Result<()> {
+    fn lock(&mut self, of: &Connections<'_>, meant: &[NetworkOrigin]) -> Result<()> {
         if of.network.lock == NetworkLock::Skip || of.network.tcp_close {
             return Ok(());
         }
@@ -239,8 +247,8 @@ impl Asleep {
             let Some(ns) = of.spaces.by_id(id).filter(|ns| !ns.is_host && !is_locked) else {
                 continue;
             };
-            let origin = Origin::of(ns, of.spaces);
-            let leads_out = origin == Origin::External || !of.are_inner(id);
+            let origin = NetworkOrigin::of(ns, of.spaces);
+            let leads_out = origin == NetworkOrigin::External || !of.are_inner(id);
             if meant.contains(&origin) && leads_out {
                 self.locks.extend(lock_one(of, id, origin)?);
             }
@@ -256,8 +264,11 @@ impl Asleep {
     pub fn wake(&mut self, of: &Connections<'_>, id_maps: &IdMaps) -> Result<()> {
         let locks = std::mem::take(&mut self.locks);
         // The lock of the dump may be there beside that of single connections.
-        let made: HashSet<u32> =
-            locks.iter().filter(|lock| lock.origin != Origin::Joined).map(|lock| lock.ns).collect();
+        let made: HashSet<u32> = locks
+            .iter()
+            .filter(|lock| lock.origin != NetworkOrigin::Joined)
+            .map(|lock| lock.ns)
+            .collect();
         locks.iter().try_for_each(|lock| lock.remove(of.spaces))?;
         if of.network.lock != NetworkLock::Skip {
             of.unlock(&made)?;
@@ -285,7 +296,7 @@ impl Asleep {
 }
 
 /// Locks a network namespace, if the dump has not: its lock stays if the restore fails.
-fn lock_one(of: &Connections<'_>, ns: u32, origin: Origin) -> Result<Option<Relock>> {
+fn lock_one(of: &Connections<'_>, ns: u32, origin: NetworkOrigin) -> Result<Option<Relock>> {
     let scope = origin.scope(of.connections_in(ns));
     // That of the caller itself is not ours to lock as a whole.
     if scope == Scope::All && of.spaces.in_netns(ns, is_own)? {

@@ -9,7 +9,7 @@ use torpor_images::proto::TorporIoUringThread;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, Outcome, Tracee};
 
-use super::{NOWHERE, Open, REGISTER_EVENTFD, entry_mut};
+use super::{NOWHERE, OpenInstance, REGISTER_EVENTFD, entry_mut};
 use crate::error::{Error, Result};
 use crate::file::table::FileTable;
 use crate::proc;
@@ -56,7 +56,7 @@ pub(super) fn describe(
     thread: &mut Tracee,
     (pid, vtid): (i32, u32),
     table: &mut FileTable,
-    own: &[Open],
+    own: &[OpenInstance],
 ) -> Result<()> {
     for place in taken(thread)? {
         let instance = instance_at(thread, pid, place, own)?;
@@ -93,7 +93,12 @@ fn taken(thread: &mut Tracee) -> Result<Vec<u32>> {
 
 /// Which of some instances is at a place: the one that has an eventfd while that place is given one.
 /// All of it happens in one batch, so that nothing of it stays if the dump is killed meanwhile.
-fn instance_at(thread: &mut Tracee, pid: i32, place: u32, all: &[Open]) -> Result<Option<u32>> {
+fn instance_at(
+    thread: &mut Tracee,
+    pid: i32,
+    place: u32,
+    all: &[OpenInstance],
+) -> Result<Option<u32>> {
     let open = proc::numbers(pid, "fd")?;
     let free = (0..i32::MAX).find(|number| !open.contains(number)).unwrap_or(i32::MAX);
     let register =
