@@ -76,8 +76,7 @@ impl Discard {
             let object = json!({ "removed": removed, "missing": missing, "unlock": lock });
             writeln!(out, "{object}").map_err(said)?;
         } else if let Some(command) = lock {
-            let command = command.join(" ");
-            writeln!(out, "the network of its connections may be locked yet: {command}")
+            writeln!(out, "the network of its connections may be locked yet: {}", typed(&command))
                 .map_err(said)?;
         }
         Ok(())
@@ -112,6 +111,14 @@ fn locked(images: &ImageDir) -> Result<Option<Vec<String>>> {
             Ok(rules(connections.filter_map(ends)))
         }
         _ => Ok(None),
+    }
+}
+
+/// A command as somebody types it into a shell.
+fn typed(command: &[String]) -> String {
+    match command {
+        [shell, option, script] if shell == "sh" && option == "-c" => script.clone(),
+        words => words.join(" "),
     }
 }
 
@@ -232,6 +239,7 @@ mod tests {
         [1, 2].into_iter().for_each(|ino| stream(ino).unwrap());
         let words = locked(&images).unwrap().unwrap();
         assert_eq!(words[..2], ["sh", "-c"]);
+        assert_eq!(typed(&words), words[2], "a shell takes it as it is said");
         let lines: Vec<&str> = words[2].split("; ").collect();
         let rest = "-p tcp -m mark ! --mark 0xc114";
         assert_eq!(

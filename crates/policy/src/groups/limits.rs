@@ -144,21 +144,24 @@ fn more_time(all: &[Property], given: &Cpu) -> bool {
     // What makes no sense is without end.
     let quota_of = |text: &str| number(text).unwrap_or(u64::MAX);
     let period_of = |text: &str| number(text).unwrap_or(0);
-    let (mut quota, mut period) = (limit, each);
+    // A kernel has the files of one hierarchy, and passes over those of the other.
+    let (mut split, mut unified) = ((limit, each), (limit, each));
     for Property { name, value, .. } in all {
         match name.as_str() {
-            "cpu.cfs_quota_us" => quota = quota_of(value),
-            "cpu.cfs_period_us" => period = period_of(value),
+            "cpu.cfs_quota_us" => split.0 = quota_of(value),
+            "cpu.cfs_period_us" => split.1 = period_of(value),
             "cpu.max" => {
                 let mut words = value.split_whitespace();
-                quota = quota_of(words.next().unwrap_or_default());
-                period = words.next().map_or(period, period_of);
+                unified.0 = quota_of(words.next().unwrap_or_default());
+                unified.1 = words.next().map_or(unified.1, period_of);
             }
             _ => {}
         }
     }
-    quota == u64::MAX
-        || u128::from(quota) * u128::from(each) > u128::from(limit) * u128::from(period)
+    [split, unified].iter().any(|&(quota, period)| {
+        quota == u64::MAX
+            || u128::from(quota) * u128::from(each) > u128::from(limit) * u128::from(period)
+    })
 }
 
 /// The most that runtimes make of shares as a weight: they have a line or a curve, both of which are below this.
@@ -253,11 +256,14 @@ fn most(given: Option<i64>) -> u64 {
     given.and_then(|most| u64::try_from(most).ok()).filter(|&most| most > 0).unwrap_or(u64::MAX)
 }
 
-/// The number that a file has; no limit is the highest.
+/// The number that a file has; no limit is the highest. Of what begins with a zero the kernel makes another one in some files
+/// than in others, and writes none such itself.
 fn number(text: &str) -> Option<u64> {
     match text.trim() {
         "max" | "-1" => Some(u64::MAX),
-        text => text.parse().ok(),
+        "0" => Some(0),
+        text if text.starts_with(|first| ('1'..='9').contains(&first)) => text.parse().ok(),
+        _ => None,
     }
 }
 
@@ -320,6 +326,18 @@ mod tests {
         found.into_iter().map(|property| property.name.clone()).collect()
     }
 
+    /// A restore passes over files that this kernel does not have, which are those of one of the two.
+    #[test]
+    fn a_quota_of_another_hierarchy_hides_none() {
+        const HALF: &str = r#""cpu":{"quota":50000}"#;
+        for files in [
+            [("cpu.max", "max 100000"), ("cpu.cfs_quota_us", "1000")],
+            [("cpu.cfs_quota_us", "-1"), ("cpu.max", "1000 100000")],
+        ] {
+            assert!(!found(HALF, &files, false).is_empty(), "{files:?}");
+        }
+    }
+
     /// What each of them gives, what is as much and what is more.
     #[test]
     fn values_count_against_the_configuration() {
@@ -352,7 +370,12 @@ mod tests {
                 &["max 100000", "50001 100000", "max", "50000 50000", "50000 0", "1 x"],
             ),
             (r#""cpu":{"quota":50000}"#, "cpu.cfs_quota_us", &["50000"], &["-1", "60000"]),
-            (r#""cpu":{"quota":50000}"#, "cpu.cfs_period_us", &["200000"], &["50000"]),
+            (
+                r#""cpu":{"quota":50000}"#,
+                "cpu.cfs_period_us",
+                &["200000"],
+                &["50000", "0200000", "+200000"],
+            ),
             (r#""cpu":{"quota":-1}"#, "cpu.cfs_quota_us", &["-1"], &[]),
             (r#""cpu":{"quota":5,"burst":2}"#, "cpu.max.burst", &["2"], &["3"]),
             (r#""cpu":{"shares":512}"#, "cpu.shares", &["512"], &["1024"]),
@@ -391,7 +414,12 @@ mod tests {
             (r#""blockIO":{"weight":200}"#, "io.weight", &["default 1920"], &["default 2001"]),
             ("", "blkio.weight", &["500"], &["501"]),
             ("", "net_cls.classid", &["0"], &["1048577", "x"]),
-            (r#""network":{"classID":1048577}"#, "net_cls.classid", &["1048577"], &["0", "1"]),
+            (
+                r#""network":{"classID":1048577}"#,
+                "net_cls.classid",
+                &["1048577"],
+                &["0", "1", "01048577"],
+            ),
             ("", "net_prio.ifpriomap", &["lo 0\neth0 0"], &["lo 0\neth0 3"]),
             (
                 r#""network":{"priorities":[{"name":"eth0","priority":3}]}"#,
