@@ -1,5 +1,6 @@
 // area: asynchronous I/O
 // shows: an io_uring instance that a child has open, and not mapped: it submits what its parent has written into the rings
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: asynchronous I/O
 // shows: an io_uring instance whose requests a thread of the kernel fetches, and that a child has open and mapped as well
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 
 static struct ring ring;

@@ -2,6 +2,7 @@
 // shows: an io_uring instance that a parent and its children have open and mapped, one of them with the same table of
 //   descriptors: what is in flight is that of a child, and all go on with the same rings
 // varies: fd files
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 
 static struct ring ring;

@@ -2,6 +2,7 @@
 // shows: a thread that always has a request to io_uring in flight, whose answer only that thread can be given
 // build: -pthread
 // varies: fd files
+// foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 #include <pthread.h>
 

@@ -4,5 +4,6 @@
 // options: --tcp-established
 // dump: --network-lock iptables
 // varies: fd
+// foreign: yes
 // needs: /usr/sbin/iptables-legacy
 #include "tcp_accepting.c"

@@ -195,6 +195,7 @@ fn parse(path: &Path) -> Result<Program> {
         Program { name: name.to_owned(), source: path.to_owned(), ..Program::default() };
     // What the header names, and does not only leave out, is tried wherever its area lies.
     let mut named: Vec<Mode> = Vec::new();
+    let mut told_foreign = false;
     for (key, value) in header(&text)? {
         let words = || value.split_whitespace().map(str::to_owned);
         match key.as_str() {
@@ -214,7 +215,10 @@ fn parse(path: &Path) -> Result<Program> {
             "warns" => program.warns.push(value),
             "foreign" => {
                 program.foreign = words().next().as_deref() == Some("yes");
-                program.foreign_varies.extend(words().skip(1));
+                told_foreign = program.foreign || words().count() > 1;
+                // Else: the reason.
+                let varies = words().skip(1).filter(|_| program.foreign);
+                program.foreign_varies.extend(varies);
             }
             "needs" => program.needs.extend(words()),
             "unsupported" => program.unsupported = Some(value),
@@ -240,6 +244,11 @@ fn parse(path: &Path) -> Result<Program> {
         program.modes.push(Mode::Foreign);
     }
     let refused = program.refused.is_some() || program.unsupported.is_some();
+    if !refused && !told_foreign && program.modes.contains(&Mode::Plain) {
+        bail!(
+            "the header must say whether images of CRIU's form do: foreign: yes, or foreign: no REASON"
+        );
+    }
     let rounds = !refused && program.is_about_memory();
     let leaves = program.modes.contains(&Mode::LeaveRunning);
     let sealed = !refused && program.modes.contains(&Mode::Ns);

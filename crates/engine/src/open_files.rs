@@ -14,7 +14,7 @@ const FOR_EACH_TASK: u64 = 16;
 /// What both hold at most for a file: what it is open on, its pages, the directory and the ghost of one without a name.
 const FOR_EACH_FILE: u64 = 4;
 /// What both have open besides.
-const BESIDES: u64 = 256;
+const BESIDES: u64 = 512;
 
 /// Makes room for a tree of so many tasks, which have so many files and descriptors up to `highest`: up to the hard limit, and beyond it as far as
 /// this process has the right to. Whoever needs more says so when the kernel says no.
@@ -28,12 +28,18 @@ pub(crate) fn make_room(tasks: usize, files: usize, highest: u32) {
         return;
     }
     GIVEN.get_or_init(|| now);
+    let needed = most_of_kernel().map_or(needed, |most| most.min(needed));
     let hard = now.maximum.map(|hard| hard.max(needed));
     let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum: hard });
     if raised.is_err() {
         // As many as there may be.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, ..now });
     }
+}
+
+/// What no process may go beyond (`fs.nr_open`).
+fn most_of_kernel() -> Option<u64> {
+    std::fs::read_to_string("/proc/sys/fs/nr_open").ok()?.trim().parse().ok()
 }
 
 /// The limits that were this process's own, soft and hard, if they are others now.

@@ -152,7 +152,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.number_objects()?;
     cx.log_tasks();
     tracing::info!("Dumping namespaces");
-    let asked = (&cx.opts.given, &cx.opts.network);
+    let asked = (&cx.opts.given, &cx.opts.network, cx.opts.strict);
     let running = Running { root: cx.opts.pid, workers: cx.opts.memory.workers() };
     let pages = namespace::dump(asked, running, &cx.images, &cx.id_maps, &cx.ns)?;
     for (id, pages, source) in pages {
@@ -258,14 +258,15 @@ fn micros(time: Duration) -> u32 {
 
 /// How many files tasks have open, and share in memory.
 fn files_of(tasks: &[Stopped], seen: &[(proc::Stat, Vec<Vma>)]) -> usize {
-    /// What a task may open, as a rule. Before Linux 6.2 nobody tells how many it has.
-    const AS_A_RULE: u64 = 1024;
+    /// What a task has open, as a rule. Before Linux 6.2 the kernel does not tell, nor does it of none.
+    const AS_A_RULE: u64 = 64;
     let shared = seen.iter().flat_map(|(_, vmas)| vmas).filter(|vma| vma.map.shared).count();
+    let alive = tasks.iter().filter(|task| !task.threads.is_empty());
     let descriptors = |task: &Stopped| match proc::open_descriptors(task.face) {
         Ok(Some(number)) => number,
         _ => AS_A_RULE,
     };
-    let descriptors = tasks.iter().map(descriptors).sum::<u64>();
+    let descriptors = alive.map(descriptors).sum::<u64>();
     shared.saturating_add(usize::try_from(descriptors).unwrap_or(usize::MAX))
 }
 

@@ -15,6 +15,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 mod tun;
+mod unkept;
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -43,14 +44,15 @@ const NETNSA_FD: u16 = 3;
 /// `struct rtgenmsg`, padded.
 const RTGENMSG: [u8; 4] = [0; 4];
 
-/// Writes the images of a namespace.
+/// Writes the images of a namespace. What would be lost without harm as a rule is refused, too, if everything
+/// is wanted (`strict`).
 ///
 /// # Errors
 /// Refused, if the namespace holds what cannot be made again, or what nobody would make again where
 /// namespaces are left empty; if it cannot be entered, or the
 /// kernel does not list what it holds; if an image cannot be written.
 pub(crate) fn dump(
-    (given, network): (&Given, &Network),
+    (given, network, strict): (&Given, &Network, bool),
     running: Running,
     images: &ImageDir,
     spaces: &Namespaces,
@@ -68,7 +70,10 @@ pub(crate) fn dump(
     if network.empty {
         // That of the root task is set up by whoever asked for it.
         let is_roots = ns.task == 0;
-        let expect_none = || link::expect_none(&mut Socket::open(ROUTE)?, ns.pid);
+        let expect_none = || {
+            link::expect_none(&mut Socket::open(ROUTE)?, ns.pid)?;
+            unkept::check(ns.pid, strict)
+        };
         return if is_roots { Ok(()) } else { run_in(&[spaces.open_file(ns_id)?], expect_none) };
     }
     let others: Vec<(u32, bool, BorrowedFd<'_>)> = spaces
@@ -107,6 +112,7 @@ pub(crate) fn dump(
             table.dump(images, ns_id)?;
         }
         firewall::dump(images, ns_id)?;
+        unkept::check(pid, strict)?;
         let nsids = known.iter().filter(|k| !k.host);
         let entry = NetnsEntry {
             def_conf4: Sysctls::v4("default").read()?,

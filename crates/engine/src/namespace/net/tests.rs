@@ -14,7 +14,7 @@ use crate::external::External;
 use crate::namespace::NsKind;
 use crate::namespace::testing::{fresh, tree};
 use crate::network::accept::Running;
-use crate::options::{Given, Options};
+use crate::options::{Given, Network, Options};
 
 /// Runs a script in a namespace; `FD` in it is a file of the namespace `other`.
 fn shell(space: &OwnedFd, script: &str) -> String {
@@ -74,12 +74,16 @@ fn same(before: &str, after: &str) {
 /// Nobody lives in the namespaces.
 const HERE: Running = Running { root: 0, workers: 1 };
 
+fn asked(opts: &Options) -> (&Given, &Network, bool) {
+    (&opts.given, &opts.network, opts.strict)
+}
+
 fn dump(spaces: &[OwnedFd], dir: &std::path::Path, opts: &Options) -> crate::Result<()> {
     let images = ImageDir::create(dir).unwrap();
     let files = spaces.iter().map(|s| s.try_clone().unwrap()).collect();
     let known = tree(NsKind::Net, files);
     (1..=u32::try_from(spaces.len()).unwrap())
-        .try_for_each(|id| super::dump((&opts.given, &opts.network), HERE, &images, &known, id))
+        .try_for_each(|id| super::dump(asked(opts), HERE, &images, &known, id))
 }
 
 fn restore(number: usize, dir: &std::path::Path, opts: &Options) -> crate::Result<Vec<OwnedFd>> {
@@ -325,8 +329,7 @@ fn the_hosts_ends_have_no_number_in_the_images() {
     let opts = Options::default();
     let mut ns = tree(NsKind::Net, vec![host, space]);
     ns.all[0].is_host = true;
-    super::dump((&opts.given, &opts.network), HERE, &ImageDir::create(dir.path()).unwrap(), &ns, 2)
-        .unwrap();
+    super::dump(asked(&opts), HERE, &ImageDir::create(dir.path()).unwrap(), &ns, 2).unwrap();
     let images = ImageDir::open(dir.path()).unwrap();
     let devices: Vec<torpor_images::proto::NetDeviceEntry> =
         images.read_all(torpor_images::kind::NETDEV, 2).unwrap();
