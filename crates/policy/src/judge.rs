@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::capabilities::number;
 use crate::covered;
 use crate::mount::{From, Mount};
+use crate::overlays::overlays;
 use crate::passed::{IdKind, Passed};
 use crate::propagation;
 use crate::ranges::Ranges;
@@ -132,7 +133,7 @@ impl Rules {
             all.extend(covered::uncovered(requests, passed));
         }
         if self.sources == Limit::Runtime {
-            all.extend(runtime::overlays(requests));
+            all.extend(overlays(requests));
         }
         let hides = match self.hidden {
             Grant::Yes => false,
