@@ -18,6 +18,7 @@ mod listen;
 mod memory;
 mod metrics;
 mod objects;
+mod output;
 mod plan;
 mod pool;
 #[cfg(test)]

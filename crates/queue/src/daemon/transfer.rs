@@ -7,8 +7,7 @@
 //! there. What cannot be brought back there is taken back. What is sent before, while the job still
 //! runs, is in [`ahead`](super::ahead).
 
-use std::fs::OpenOptions;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -18,25 +17,22 @@ use serde_json::{Value, json};
 use signal_hook::consts::SIGKILL;
 
 use super::core::{Core, Queue};
-use super::follow::{FRAME_END, FRAME_ERR, FRAME_OUT};
+use super::output::{self, Came, End};
 use super::record::{Destination, Place, Record};
 use super::{disk, pool};
 use crate::files;
 use crate::http::Client;
 use crate::preemption::Means;
 use crate::scheduler::JobId;
-use crate::shepherd::disk::{room, used};
+use crate::shepherd::disk::{room, streams};
 use crate::shepherd::message::{Exit, Order};
-use crate::shepherd::pump::{has_room, read_from};
+use crate::shepherd::pump::read_from;
 
 /// How long to wait before a machine that does not answer is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Bytes of input that are passed on at a time.
 const MOST_INPUT: usize = 4 << 20;
-
-/// No frame of output is longer.
-const MOST_FRAME: u32 = 1 << 20;
 
 /// What is told to the machine that a job goes to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -329,13 +325,14 @@ impl Transfer {
         })
     }
 
-    /// How many bytes the job may have on this machine's disk.
+    /// How many bytes the job may have on this machine's disk. Its own files are on the other one now: those that are
+    /// here yet are as they were.
     fn room(&self) -> Option<u64> {
         let core = self.queue.lock();
         let limits = core.jobs.get(&self.id)?.spec.limits.clone();
         let dir = core.dir(self.id);
         drop(core);
-        room(&limits, &dir)
+        room(&limits, &dir, streams)
     }
 
     /// Is the client of the job there; whether it is over.
@@ -348,46 +345,64 @@ impl Transfer {
         };
         self.queue.change(|core| core.tell_untold(self.id));
         self.pass_input(&client, job)?;
-        match self.read(&client, job, room) {
+        let dir = self.queue.lock().dir(self.id);
+        match output::read(&dir, room, |from| stream(&client, job, from)) {
             Err(e) => Err(e.to_string()),
             Ok(Came::Part) => Ok(false),
-            Ok(Came::TooMuch) => {
-                self.end_of_too_much(&client, job);
-                Ok(true)
-            }
-            Ok(Came::End(end)) => {
-                let shown = client.json("GET", &format!("/v1/jobs/{job}"), b"")?;
-                if never_ran(&shown) && end.cancelled.is_none() {
-                    let why = end.note.unwrap_or_else(|| "it did not run there".to_owned());
-                    let why = format!("{}: {why}", self.destination.machine);
-                    self.queue.change(|core| core.stay(self.id, &why));
-                } else {
-                    let was_rewritten = self.note_rewritten(&end);
-                    if was_rewritten {
-                        self.read_again(&client, job, room).map_err(|e| e.to_string())?;
-                    }
-                    self.queue.change(|core| {
-                        core.transfers.remove(&self.id);
-                        if let Some(record) = core.jobs.get_mut(&self.id) {
-                            record.given_up = end.given_up;
-                        }
-                        core.end(self.id, end.exit, end.note);
-                    });
-                }
-                Ok(true)
-            }
+            Ok(Came::TooMuch) => self.end_of_too_much(&client, job),
+            Ok(Came::End(end)) => self.over(&client, job, room, end),
         }
     }
 
-    /// Ends a job of which more has come than it may write. The other machine ends it by itself, unless it does not keep to
-    /// what is agreed: then it is of no use to tell it more than once.
-    fn end_of_too_much(&self, client: &Client, job: JobId) {
-        let _ = client.json("POST", &format!("/v1/jobs/{job}/cancel?signal={SIGKILL}"), b"");
+    /// The job has ended there, and all that it has written is here; whether it is over here as well.
+    fn over(
+        &self,
+        client: &Client,
+        job: JobId,
+        room: Option<u64>,
+        end: End,
+    ) -> Result<bool, String> {
+        let shown = client.json("GET", &format!("/v1/jobs/{job}"), b"")?;
+        if never_ran(&shown) && end.cancelled.is_none() {
+            let why = end.note.unwrap_or_else(|| "it did not run there".to_owned());
+            let why = format!("{}: {why}", self.destination.machine);
+            self.queue.change(|core| core.stay(self.id, &why));
+            return Ok(true);
+        }
+        if self.note_rewritten(&end) {
+            let dir = self.queue.lock().dir(self.id);
+            match output::read_again(&dir, room, |from| stream(client, job, from)) {
+                Ok(Came::End(_)) => {}
+                Ok(Came::Part) => return Ok(false),
+                Ok(Came::TooMuch) => return self.end_of_too_much(client, job),
+                Err(e) => return Err(e.to_string()),
+            }
+        }
+        self.queue.change(|core| {
+            core.transfers.remove(&self.id);
+            if let Some(record) = core.jobs.get_mut(&self.id) {
+                record.given_up = end.given_up;
+            }
+            core.end(self.id, end.exit, end.note);
+        });
+        Ok(true)
+    }
+
+    /// Ends a job of which more has come than it may write; whether it is over. As long as the other machine has not
+    /// heard that it is to end it there somebody has to be its client.
+    fn end_of_too_much(&self, client: &Client, job: JobId) -> Result<bool, String> {
+        let path = format!("/v1/jobs/{job}/cancel?signal={SIGKILL}");
+        match client.json("POST", &path, b"") {
+            Err(refusal) if refusal.is_lost() => return Err(refusal.into()),
+            // One that refuses it has ended it by itself.
+            _ => {}
+        }
         let note = "it has written more than it may (--disk)".to_owned();
         self.queue.change(|core| {
             core.transfers.remove(&self.id);
             core.end(self.id, Exit::Signal(SIGKILL), Some(note));
         });
+        Ok(true)
     }
 
     /// The other machine does not know the job; whether that is the end of it. It may have been given
@@ -440,93 +455,16 @@ impl Transfer {
             record.rewritten
         })
     }
+}
 
-    /// Puts the output of the job, which has ended, in the place of all that is here of it, up to what it may have.
-    fn read_again(&self, client: &Client, job: JobId, room: Option<u64>) -> io::Result<()> {
-        let dir = self.queue.lock().dir(self.id);
-        for path in [dir.out(), dir.err()] {
-            OpenOptions::new().write(true).open(path)?.set_len(0)?;
-        }
-        self.read(client, job, room).map(drop)
+/// What the job writes there, from these bytes of its output on.
+fn stream(client: &Client, job: JobId, [out, err]: [u64; 2]) -> io::Result<impl Read> {
+    let path = format!("/v1/jobs/{job}/stream?out={out}&err={err}&follow=1&wait=1");
+    let answer = client.ask("GET", &path, &[], b"")?;
+    match answer.status {
+        200 => Ok(answer),
+        other => Err(io::Error::other(format!("it answered with {other}"))),
     }
-
-    /// Adds what the job writes to its output here, until it ends, the other machine goes away, or this is more than the job
-    /// may have.
-    fn read(&self, client: &Client, job: JobId, room: Option<u64>) -> io::Result<Came> {
-        let dir = self.queue.lock().dir(self.id);
-        let mut left = room.map(|most| most.saturating_sub(used(&dir)));
-        let open = |path| OpenOptions::new().create(true).append(true).open(path);
-        let mut files = [open(dir.out())?, open(dir.err())?];
-        let length = |file: &std::fs::File| file.metadata().map(|meta| meta.len());
-        let path = format!(
-            "/v1/jobs/{job}/stream?out={}&err={}&follow=1&wait=1",
-            length(&files[0])?,
-            length(&files[1])?
-        );
-        let mut answer = client.ask("GET", &path, &[], b"")?;
-        if answer.status != 200 {
-            return Err(io::Error::other(format!("it answered with {}", answer.status)));
-        }
-        loop {
-            let mut head = [0; 5];
-            answer.read_exact(&mut head)?;
-            let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
-            if length > MOST_FRAME {
-                return Err(io::Error::other("its answer makes no sense"));
-            }
-            let mut data = vec![0; length as usize];
-            answer.read_exact(&mut data)?;
-            let file = match head[0] {
-                FRAME_OUT => &mut files[0],
-                FRAME_ERR => &mut files[1],
-                FRAME_END => {
-                    files.iter().try_for_each(std::fs::File::sync_all)?;
-                    files::sync_dir(dir.path())?;
-                    let end: Option<End> = serde_json::from_slice(&data)?;
-                    return Ok(end.map_or(Came::Part, Came::End));
-                }
-                _ => continue,
-            };
-            if let Some(left) = &mut left {
-                let Some(rest) = left.checked_sub(length.into()) else { return Ok(Came::TooMuch) };
-                *left = rest;
-            }
-            // Where there is no room it comes again.
-            if !has_room(file, length.into())? {
-                return Err(io::ErrorKind::StorageFull.into());
-            }
-            file.write_all(&data)?;
-        }
-    }
-}
-
-/// What has come of a job that runs elsewhere.
-#[derive(Debug)]
-enum Came {
-    /// A part of its output.
-    Part,
-    /// All of it.
-    End(End),
-    /// More than it may write.
-    TooMuch,
-}
-
-/// How a job ended there.
-#[derive(Debug, Deserialize)]
-struct End {
-    exit: Exit,
-    note: Option<String>,
-    #[serde(default)]
-    given_up: bool,
-    #[serde(default)]
-    rewritten: bool,
-    #[serde(rename = "state")]
-    #[serde(deserialize_with = "cancelled")]
-    cancelled: Option<()>,
-}
-
-fn cancelled<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<()>, D::Error> {
-    Ok((String::deserialize(from)? == "cancelled").then_some(()))
 }
 
 /// Whether a job came from elsewhere and was never running where it is shown.
@@ -549,7 +487,54 @@ pub(super) fn can_go_on(machine: &Value) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    use super::super::config::Config;
     use super::*;
+    use crate::http::Address;
+    use crate::spec::Spec;
+
+    /// A job that nobody is a client of would run there for ever.
+    #[test]
+    fn a_job_that_has_written_too_much_is_over_when_its_machine_has_heard_it() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let id = core.submit(spec, None).unwrap();
+        let destination = Destination {
+            machine: "b".to_owned(),
+            key: "key".to_owned(),
+            job: Some(5),
+            live: false,
+            ahead: None,
+        };
+        let record = core.jobs.get_mut(&id).unwrap();
+        (record.place, record.destination) = (Place::Away, Some(destination.clone()));
+        core.transfers.insert(id);
+        let transfer = Transfer { queue: Queue::new(core), id, destination };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Plain(listener.local_addr().unwrap().to_string());
+        let client = Client { address, token: None, tls: None };
+        let other = thread::spawn(move || {
+            // It is lost with the first connection.
+            drop(listener.accept().unwrap());
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = [0; 4096];
+            let count = stream.read(&mut asked).unwrap();
+            let answer = "HTTP/1.1 409 Conflict\r\nContent-Length: 2\r\n\r\n{}";
+            stream.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8_lossy(&asked[..count]).into_owned()
+        });
+        assert!(transfer.end_of_too_much(&client, 5).is_err());
+        let place = || transfer.queue.lock().jobs[&id].place;
+        assert_eq!(place(), Place::Away);
+        assert_eq!(transfer.end_of_too_much(&client, 5), Ok(true));
+        assert_eq!(place(), Place::Ended);
+        assert!(other.join().unwrap().starts_with("POST /v1/jobs/5/cancel?signal=9 "));
+    }
 
     #[test]
     fn what_a_processor_lacks_is_named() {

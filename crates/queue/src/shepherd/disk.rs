@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 impl Shepherd {
     /// Notices when the job has written more than it may.
     pub(super) fn watch_disk(&self) {
-        let Some(most) = room(&self.spec.limits, &self.dir) else { return };
+        let Some(most) = room(&self.spec.limits, &self.dir, used) else { return };
         let (dir, inputs) = (self.dir.clone(), self.inputs.clone());
         thread::spawn(move || {
             while used(&dir) <= most {
@@ -33,8 +33,8 @@ impl Shepherd {
     }
 }
 
-/// How many bytes a job may have from now on, with those that it has.
-pub(crate) fn room(limits: &Limits, dir: &JobDir) -> Option<u64> {
+/// How many bytes a job may have from now on, with those that it has, as `used` counts them.
+pub(crate) fn room(limits: &Limits, dir: &JobDir, used: fn(&JobDir) -> u64) -> Option<u64> {
     limits.disk.or_else(|| match limits.usual_disk? {
         Room::Bytes(most) => Some(most),
         // What it was given, and what it has written before it slept, was there before.
@@ -46,12 +46,16 @@ pub(crate) fn room(limits: &Limits, dir: &JobDir) -> Option<u64> {
     })
 }
 
-/// Bytes that a job's standard streams and its own files take.
-pub(crate) fn used(dir: &JobDir) -> u64 {
+/// Bytes that a job's standard streams take.
+pub(crate) fn streams(dir: &JobDir) -> u64 {
     let streams = [dir.stdin(), dir.out(), dir.err()];
-    let streams = streams.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len()));
+    streams.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum()
+}
+
+/// Bytes that a job's standard streams and its own files take.
+fn used(dir: &JobDir) -> u64 {
     let mut seen = HashSet::new();
     // A directory that goes away while it is looked at is looked at again.
     let own = work::own(dir).into_iter().filter_map(|(own, _)| files::size(&own, &mut seen).ok());
-    own.fold(streams.sum(), u64::saturating_add)
+    own.fold(streams(dir), u64::saturating_add)
 }
