@@ -20,7 +20,7 @@ use super::record::{Ahead, Place, Record};
 use super::refusals::Refused;
 use super::retention::Totals;
 use super::store::{Error, FORGOTTEN, Store, USAGE};
-use super::withdrawal::{WITHDRAWN, Withdrawal};
+use super::withdrawal::{self, WITHDRAWN, Withdrawal};
 use crate::files::{self, JobDir};
 use crate::kind::Group;
 use crate::preemption::{Dirt, Speed};
@@ -157,12 +157,14 @@ impl Core {
         let _ = std::fs::remove_dir_all(data.join("incoming"));
         // Those that were set while a daemon ran count more than those of its file.
         config.rules.quotas.extend(store.fact::<BTreeMap<_, _>>("quotas")?.unwrap_or_default());
-        let jobs = store.jobs()?.into_iter().map(|record| (record.id, record)).collect();
+        let jobs: BTreeMap<JobId, Record> =
+            store.jobs()?.into_iter().map(|record| (record.id, record)).collect();
         let speed = store.fact("speed")?.unwrap_or_default();
         let usage = store.fact(USAGE)?.unwrap_or_default();
         let draining = store.fact("draining")?.unwrap_or(false);
         let forgotten = store.fact(FORGOTTEN)?.unwrap_or_default();
-        let withdrawals = store.fact(WITHDRAWN)?.unwrap_or_default();
+        let withdrawn = store.fact(WITHDRAWN)?.unwrap_or_default();
+        let withdrawals = withdrawal::still_due(withdrawn, &jobs);
         let name = match store.fact::<String>("name")? {
             Some(name) => name,
             None => {

@@ -2,6 +2,7 @@
 //! There such a job is held, and nobody would ever let it go on; so that machine is told, as soon as it answers, to
 //! give it up.
 
+use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use torpor_worker::tell;
 
 use super::core::{Core, Queue};
-use super::record::{Destination, Place};
+use super::record::{Destination, Place, Record};
+use crate::http::Client;
+use crate::scheduler::JobId;
 use crate::shepherd::message::Exit;
 
 /// The name of those that were not heard of yet, among the facts.
@@ -25,6 +28,16 @@ pub(super) struct Withdrawal {
     machine: String,
     /// The key under which the job was handed over.
     key: String,
+}
+
+/// Those of a daemon before this one that are still to be told. One that failed when it had written that a job is
+/// withdrawn, and not yet that it stays, has it go: under the key that it had, and nobody may give it up there.
+pub(super) fn still_due(all: Vec<Withdrawal>, jobs: &BTreeMap<JobId, Record>) -> Vec<Withdrawal> {
+    let goes = |key: &str| {
+        let mut live = jobs.values().filter(|job| job.place != Place::Ended);
+        live.any(|job| job.destination.as_ref().is_some_and(|there| there.key == key))
+    };
+    all.into_iter().filter(|withdrawal| !goes(&withdrawal.key)).collect()
 }
 
 impl Core {
@@ -99,18 +112,25 @@ impl Core {
 /// Tells one; whether it was heard, or there is nobody to tell any more.
 fn tell_of(queue: &Queue, withdrawal: &Withdrawal) -> bool {
     let Ok(client) = queue.lock().peer(&withdrawal.machine) else { return true };
-    let answer = client.json("DELETE", &format!("/v1/import/{}", withdrawal.key), b"");
-    answer.err().is_none_or(|refusal| !refusal.is_lost())
+    is_given_up(&client, &withdrawal.key)
+}
+
+/// Whether the other machine has given up what it had under this key, or has nothing. One that cannot tell, or does
+/// not listen to us now, may have it still.
+fn is_given_up(client: &Client, key: &str) -> bool {
+    let answer = client.json("DELETE", &format!("/v1/import/{key}"), b"");
+    answer.err().is_none_or(|refusal| refusal.is_missing())
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
 
     use super::super::config::Config;
-    use super::super::record::Record;
     use super::*;
-    use crate::scheduler::JobId;
+    use crate::http::Address;
     use crate::spec::Spec;
 
     fn daemon() -> (tempfile::TempDir, Core) {
@@ -151,6 +171,61 @@ mod tests {
         core.take_back("late").unwrap();
         assert!(come(&mut core, "late").unwrap_err().to_string().contains("not to come"));
         assert!(core.jobs.is_empty());
+    }
+
+    /// A client of a machine that gives these answers, one after the other.
+    fn peer(statuses: &'static [u16]) -> (Client, thread::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Plain(listener.local_addr().unwrap().to_string());
+        let answers = thread::spawn(move || {
+            for status in statuses {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut head = Vec::new();
+                let mut byte = [0];
+                while !head.ends_with(b"\r\n\r\n") {
+                    stream.read_exact(&mut byte).unwrap();
+                    head.extend(byte);
+                }
+                write!(stream, "HTTP/1.1 {status} Said\r\nContent-Length: 2\r\n\r\n{{}}").unwrap();
+            }
+        });
+        (Client { address, token: None, tls: None }, answers)
+    }
+
+    /// Only who has given it up, or has nothing of it, is not told again.
+    #[test]
+    fn a_machine_that_cannot_tell_is_told_again() {
+        let (client, answers) = peer(&[409, 403, 500, 404, 200]);
+        let heard = [(); 5].map(|()| is_given_up(&client, "key"));
+        assert_eq!(heard, [false, false, false, true, true]);
+        answers.join().unwrap();
+        assert!(!is_given_up(&client, "key"), "there is nobody");
+    }
+
+    /// A daemon that failed between both hands the job over again, under the same key.
+    #[test]
+    fn what_is_to_go_is_not_withdrawn() {
+        let (dir, mut core) = daemon();
+        let to = |key: &str| Destination {
+            machine: "b".to_owned(),
+            key: key.to_owned(),
+            job: None,
+            live: false,
+            ahead: None,
+        };
+        let [goes, ended] = ["first", "second"].map(|key| come(&mut core, key).unwrap());
+        for (id, key) in [(goes, "goes"), (ended, "ended")] {
+            core.jobs.get_mut(&id).unwrap().destination = Some(to(key));
+            core.save(id, None);
+        }
+        core.end(ended, Exit::Code(0), None);
+        for key in ["goes", "ended", "stays"] {
+            core.withdraw(&to(key));
+        }
+        drop(core);
+        let core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let keys: Vec<&str> = core.withdrawals.iter().map(|one| one.key.as_str()).collect();
+        assert_eq!(keys, ["ended", "stays"]);
     }
 
     #[test]
