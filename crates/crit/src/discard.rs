@@ -33,8 +33,8 @@ pub struct Discard {
     /// The root directory of the tasks, as it is seen here: that of a container's file system
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Print a JSON object: the names that went, those that were not there, and the words of the command that
-    /// removes the lock of the network
+    /// Print a JSON object: the names that went, those that were not there, and the words of each command that it
+    /// takes to remove the lock of the network
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -75,8 +75,8 @@ impl Discard {
         if self.json {
             let object = json!({ "removed": removed, "missing": missing, "unlock": lock });
             writeln!(out, "{object}").map_err(said)?;
-        } else if let Some(command) = lock {
-            writeln!(out, "the network of its connections may be locked yet: {}", typed(&command))
+        } else if !lock.is_empty() {
+            writeln!(out, "the network of its connections may be locked yet: {}", typed(&lock))
                 .map_err(said)?;
         }
         Ok(())
@@ -95,31 +95,31 @@ fn given(images: &ImageDir) -> Result<Vec<Vec<u8>>> {
     Ok(own.map(|name| name.strip_prefix(b"/").unwrap_or(name).to_vec()).collect())
 }
 
-/// The command that removes the lock of its connections, from the network that they were in, word by word.
-fn locked(images: &ImageDir) -> Result<Option<Vec<String>>> {
+/// The commands that remove the lock of its connections, from the network that they were in, word by word.
+fn locked(images: &ImageDir) -> Result<Vec<Vec<String>>> {
     let streams = images.ids(kind::TCP_STREAM)?;
     if streams.is_empty() || !images.has(kind::INVENTORY, 0)? {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let inventory = images.inventory()?;
     match inventory.network_lock_method {
-        Some(NFTABLES) => Ok(table(&inventory.dump_criu_run_id.unwrap_or_default())),
+        Some(NFTABLES) => {
+            Ok(table(&inventory.dump_criu_run_id.unwrap_or_default()).into_iter().collect())
+        }
         Some(IPTABLES) => {
             let files: Vec<FileEntry> = images.read_all_or_empty(kind::FILES, 0)?;
             let sockets = files.iter().filter_map(|file| file.isk.as_ref());
             let connections = sockets.filter(|socket| streams.contains(&socket.ino.into()));
             Ok(rules(connections.filter_map(ends)))
         }
-        _ => Ok(None),
+        _ => Ok(Vec::new()),
     }
 }
 
-/// A command as somebody types it into a shell.
-fn typed(command: &[String]) -> String {
-    match command {
-        [shell, option, script] if shell == "sh" && option == "-c" => script.clone(),
-        words => words.join(" "),
-    }
+/// Commands as somebody types them into a shell.
+fn typed(commands: &[Vec<String>]) -> String {
+    let lines: Vec<String> = commands.iter().map(|words| words.join(" ")).collect();
+    lines.join("; ")
 }
 
 /// The command that removes the table of a dump.
@@ -130,24 +130,25 @@ fn table(id: &str) -> Option<Vec<String>> {
     is_plain.then(|| words.map(str::to_owned).to_vec())
 }
 
-/// The command that removes the rules of connections, one by one: each has two.
-fn rules(connections: impl Iterator<Item = [SocketAddr; 2]>) -> Option<Vec<String>> {
+/// The commands that remove the rules of connections, one for each rule: there may be thousands, and each may be gone
+/// by itself.
+fn rules(connections: impl Iterator<Item = [SocketAddr; 2]>) -> Vec<Vec<String>> {
     let remove = |chain: &str, from: SocketAddr, to: SocketAddr| {
         let program = if from.is_ipv4() { "iptables" } else { "ip6tables" };
-        format!(
+        let rule = format!(
             "{program} -w -D {chain} -p tcp -m mark ! --mark {:#x} -s {} --sport {} -d {} --dport {} -j DROP",
             lock::MARK,
             from.ip(),
             from.port(),
             to.ip(),
             to.port()
-        )
+        );
+        rule.split(' ').map(str::to_owned).collect()
     };
     let both = |[local, remote]: [SocketAddr; 2]| {
         [remove("INPUT", remote, local), remove("OUTPUT", local, remote)]
     };
-    let all: Vec<String> = connections.flat_map(both).collect();
-    (!all.is_empty()).then(|| ["sh", "-c", &all.join("; ")].map(str::to_owned).to_vec())
+    connections.flat_map(both).collect()
 }
 
 /// The addresses of a connection as its packets have them: its own, and that of the other end.
@@ -195,7 +196,9 @@ mod tests {
                 ..InventoryEntry::default()
             };
             images.write_one(kind::INVENTORY, 0, &inventory).unwrap();
-            locked(&images).unwrap().map(|words| words.join(" "))
+            let commands = locked(&images).unwrap();
+            assert!(commands.len() <= 1, "{commands:?}");
+            commands.first().map(|words| words.join(" "))
         };
         assert_eq!(command("0a5f-7"), None, "there are no connections");
         images.write_one(kind::TCP_STREAM, 5, &TcpStreamEntry::default()).unwrap();
@@ -237,10 +240,10 @@ mod tests {
         let stream = |ino| images.write_one(kind::TCP_STREAM, ino, &TcpStreamEntry::default());
         // The third one is no connection yet.
         [1, 2].into_iter().for_each(|ino| stream(ino).unwrap());
-        let words = locked(&images).unwrap().unwrap();
-        assert_eq!(words[..2], ["sh", "-c"]);
-        assert_eq!(typed(&words), words[2], "a shell takes it as it is said");
-        let lines: Vec<&str> = words[2].split("; ").collect();
+        let commands = locked(&images).unwrap();
+        assert!(commands.iter().flatten().all(|word| !word.contains(' ')), "{commands:?}");
+        let lines: Vec<String> = commands.iter().map(|words| words.join(" ")).collect();
+        assert_eq!(typed(&commands), lines.join("; "), "a shell takes it as it is said");
         let rest = "-p tcp -m mark ! --mark 0xc114";
         assert_eq!(
             lines,
@@ -260,10 +263,18 @@ mod tests {
             ]
         );
         stream(3).unwrap();
-        let words = locked(&images).unwrap().unwrap();
-        assert!(
-            words[2].contains("iptables -w -D INPUT -p tcp") && words[2].contains("--sport 1003")
-        );
-        assert!(!words[2].contains("ffff"), "{words:?}");
+        let said = typed(&locked(&images).unwrap());
+        assert!(said.contains("iptables -w -D INPUT -p tcp") && said.contains("--sport 1003"));
+        assert!(!said.contains("ffff"), "{said}");
+    }
+
+    /// The kernel takes no argument of 128 KiB.
+    #[test]
+    fn the_rules_of_many_connections_have_a_command_each() {
+        let end = |port| SocketAddr::from(([0x2001, 0xdb8, 1, 2, 3, 4, 5, 6], port));
+        let commands = rules((1..=1000).map(|port| [end(port), end(port + 1000)]));
+        assert_eq!(commands.len(), 2000);
+        assert!(commands.iter().all(|words| words.join(" ").len() < 300));
+        assert!(typed(&commands).len() > 131_072, "all in one would be too long");
     }
 }

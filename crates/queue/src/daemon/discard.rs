@@ -93,8 +93,8 @@ impl Discarded {
 /// What `torpor image discard` prints.
 #[derive(Deserialize)]
 struct Said {
-    /// The command that removes the lock of the network.
-    unlock: Option<Vec<String>>,
+    /// The commands that remove the lock of the network.
+    unlock: Vec<Vec<String>>,
 }
 
 fn unlock(place: &Path, names: Names) -> Result<(), String> {
@@ -110,19 +110,23 @@ fn unlock(place: &Path, names: Names) -> Result<(), String> {
     }
     let said = call(&mut discard, place).map_err(|(why, said)| format!("{why}: {said}"))?;
     let said: Said = serde_json::from_str(&said).map_err(|e| format!("image discard: {e}"))?;
-    let Some((program, arguments)) = said.unlock.as_deref().and_then(<[String]>::split_first)
-    else {
-        return Ok(());
-    };
-    let mut command = Command::new(program);
-    match call(command.args(arguments).env("LC_ALL", "C"), place) {
+    remove_lock(&said.unlock, place)
+}
+
+/// Calls commands, each of which removes a part of a lock. One that fails keeps none of the others from it.
+fn remove_lock(commands: &[Vec<String>], place: &Path) -> Result<(), String> {
+    let remove = |words: &Vec<String>| {
+        let (program, arguments) = words.split_first()?;
+        let done = call(Command::new(program).args(arguments).env("LC_ALL", "C"), place);
+        let (why, said) = done.err()?;
         // It was removed by a restore, or with the network that it was in: so say nft, and iptables.
-        Err((_, said))
-            if said.contains("No such file or directory") || said.contains("Bad rule") =>
-        {
-            Ok(())
-        }
-        done => done.map(drop).map_err(|(why, said)| format!("{program}: {why}: {said}")),
+        let is_gone = said.contains("No such file or directory") || said.contains("Bad rule");
+        (!is_gone).then(|| format!("{}: {why}: {said}", words.join(" ")))
+    };
+    let failed: Vec<String> = commands.iter().filter_map(remove).collect();
+    match failed.first() {
+        None => Ok(()),
+        Some(first) => Err(format!("{} of {} parts: {first}", failed.len(), commands.len())),
     }
 }
 
@@ -137,5 +141,29 @@ fn call(command: &mut Command, place: &Path) -> Result<String, (String, String)>
     match done {
         Ok(()) => Ok(said),
         Err(why) => Err((why, said)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// That one part of a lock is gone says nothing of the others.
+    #[test]
+    fn each_part_of_a_lock_is_removed_and_judged_by_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let sh = |script: &str| ["sh", "-c", script].map(str::to_owned).to_vec();
+        let mark = |name: &str| format!("touch {}", dir.path().join(name).display());
+        let gone = sh(
+            "echo 'iptables: Bad rule (does a matching rule exist in that chain?).' >&2; exit 1",
+        );
+        let no_table = sh("echo 'Error: No such file or directory' >&2; exit 1");
+        assert_eq!(remove_lock(&[gone.clone(), no_table], dir.path()), Ok(()));
+        let locked = sh("echo 'Another app is currently holding the xtables lock' >&2; exit 4");
+        let none = vec!["/nonexistent/iptables".to_owned()];
+        let commands = [sh(&mark("first")), locked, gone, none, sh(&mark("last"))];
+        let why = remove_lock(&commands, dir.path()).unwrap_err();
+        assert!(why.starts_with("2 of 5 parts: sh ") && why.contains("xtables lock"), "{why}");
+        assert!(["first", "last"].iter().all(|name| dir.path().join(name).exists()));
     }
 }
