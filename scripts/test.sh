@@ -52,14 +52,18 @@ jq --raw-output 'select(.reason == "compiler-artifact" and .profile.test and .ex
 : >"$out/ran"
 export TORPOR_BIN=$PWD/target/debug/torpor
 
-# A job of the queue boots it.
-if [ -n "$long" ] && scripts/kernel/run --fetch; then
-	TORPOR_TEST_KERNEL=$(ls "$PWD"/target/kernel/debian/boot/vmlinuz-*)
-	export TORPOR_TEST_KERNEL
-fi
-
 # fail WHAT: a group may run beside others, so what failed is in a file.
 fail() { echo "$1" >>"$out/failed"; }
+
+# A job of the queue boots it.
+if [ -n "$long" ]; then
+	if scripts/kernel/run --fetch; then
+		TORPOR_TEST_KERNEL=$(ls "$PWD"/target/kernel/debian/boot/vmlinuz-* | tail -n 1)
+		export TORPOR_TEST_KERNEL
+	else
+		fail "scripts/kernel/run --fetch: there is no kernel for an_emulator_boots_linux"
+	fi
+fi
 
 failing() { sed -n 's/^test \(.*[^ ]\)  *\.\.\. FAILED$/\1/p' "$1" | sort -u; }
 

@@ -354,7 +354,10 @@ mod tests {
         unpack(&mut bytes.as_slice(), to.path(), Some(from.path())).unwrap();
         assert_eq!(fs::read(to.path().join("second/kept")).unwrap(), b"same");
         assert_eq!(fs::read(to.path().join("second/new")).unwrap(), b"new");
-        assert!(unpack(&mut bytes.as_slice(), &to.path().join("other"), None).is_err());
+        // It is for lack of what came before that this fails.
+        let other = to.path().join("other");
+        fs::create_dir(&other).unwrap();
+        assert!(unpack(&mut bytes.as_slice(), &other, None).is_err());
     }
 
     fn entry(path: &str, what: What) -> Entry {
