@@ -19,6 +19,8 @@ use crate::error::{Context, Error, Result};
 pub const SOCKET: &str = "/run/torpor/agent.sock";
 /// The directory in a checkpoint for the logs of the engine: it stays on its node.
 pub const LOGS: &str = "work";
+/// The link in a directory of images to those of the round before: whoever restores makes it, and it stays on its node.
+pub const PARENT: &str = "parent";
 /// The file there that says that the order to save the pod was heard.
 pub const TAKEN: &str = "taken";
 /// The directory there with what the agent is told of containers that have begun with the checkpoint.

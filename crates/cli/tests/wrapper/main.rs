@@ -353,6 +353,16 @@ impl Node {
         hangs
     }
 
+    /// From now on runc fails to do something with a container, or with any if `id` is empty. Returns the runc that was.
+    fn fails(&mut self, action: &str, id: &str) -> PathBuf {
+        let script = self.path("failing-runc");
+        let text = format!(
+            "#!/bin/sh\ncase \" $* \" in *' {action} '*'{id} '*) exit 1;; esac\nexec runc \"$@\"\n"
+        );
+        write_script(&script, &text);
+        std::mem::replace(&mut self.runc, script)
+    }
+
     /// Whether a call of the wrapper, or what one has started, runs.
     fn is_busy(&self) -> bool {
         let place = self.place.path().to_str().unwrap();

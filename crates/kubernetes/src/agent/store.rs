@@ -1,6 +1,6 @@
 //! The checkpoints that a node has: a directory for each, in one for each namespace.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, DirEntry};
 use std::io::{Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use tar::{Archive, Builder, EntryType};
 
 use crate::error::{Context, Error, Result};
-use crate::message::LOGS;
+use crate::message::{LOGS, PARENT};
 use crate::pod::is_name;
 
 /// The end of the name of a directory that is not complete: no name has one like it.
@@ -136,7 +136,8 @@ pub(super) fn size(dir: &Path) -> u64 {
     bytes
 }
 
-/// Writes a checkpoint as one stream: all but the logs of those who have made it.
+/// Writes a checkpoint as one stream: all but the logs of those who have made it, and the links of those who restore it
+/// here, or have tried to.
 ///
 /// # Errors
 /// If it cannot be read, or the other end is gone.
@@ -145,16 +146,29 @@ pub(super) fn pack(dir: &Path, to: &mut dyn Write) -> std::io::Result<()> {
     archive.follow_symlinks(false);
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        let (name, path) = (entry.file_name(), entry.path());
-        if name == LOGS {
-            continue;
-        }
-        match entry.file_type()?.is_dir() {
-            true => archive.append_dir_all(name, path)?,
-            false => archive.append_path_with_name(path, name)?,
+        if entry.file_name() != LOGS {
+            append(&mut archive, &entry, Path::new(""))?;
         }
     }
     archive.finish()
+}
+
+/// Writes what is in a directory of a checkpoint, and all below it.
+fn append(
+    archive: &mut Builder<&mut dyn Write>,
+    entry: &DirEntry,
+    parent: &Path,
+) -> std::io::Result<()> {
+    let (name, path, kind) = (entry.file_name(), entry.path(), entry.file_type()?);
+    if kind.is_symlink() && name == PARENT {
+        return Ok(());
+    }
+    let name = parent.join(name);
+    if !kind.is_dir() {
+        return archive.append_path_with_name(path, name);
+    }
+    archive.append_dir(&name, &path)?;
+    fs::read_dir(path)?.try_for_each(|entry| append(archive, &entry?, &name))
 }
 
 /// Reads what [`pack`] has written: plain files in directories, nothing else.
@@ -184,6 +198,8 @@ pub(super) fn unpack(from: impl Read, dir: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -208,6 +224,32 @@ mod tests {
         assert!(other.join("containers/main/y").exists());
         store.remove("a", "web-0").unwrap();
         assert_eq!(store.find("a", "web-0"), None);
+    }
+
+    #[test]
+    fn what_a_restore_has_left_stays_here() {
+        let place = tempfile::tempdir().unwrap();
+        let [dir, other] = ["dir", "other"].map(|name| place.path().join(name));
+        let (images, round) = (Path::new("containers/parent"), Path::new("rounds/parent/2"));
+        for below in [images, round] {
+            fs::create_dir_all(dir.join(below)).unwrap();
+            fs::write(dir.join(below).join("pages"), "12345").unwrap();
+            symlink("../1", dir.join(below).join(PARENT)).unwrap();
+        }
+        fs::create_dir(&other).unwrap();
+        let mut bytes = Vec::new();
+        pack(&dir, &mut bytes).unwrap();
+        unpack(bytes.as_slice(), &other).unwrap();
+        for below in [images, round] {
+            assert_eq!(fs::read_to_string(other.join(below).join("pages")).unwrap(), "12345");
+            assert!(dir.join(below).join(PARENT).is_symlink(), "somebody may be restored from it");
+            assert!(!other.join(below).join(PARENT).is_symlink());
+        }
+        // Nobody who restores makes another link: a checkpoint that holds one is refused.
+        symlink("../1", dir.join(images).join("pages-1.img")).unwrap();
+        let mut bytes = Vec::new();
+        pack(&dir, &mut bytes).unwrap();
+        assert!(unpack(bytes.as_slice(), &other).is_err());
     }
 
     #[test]

@@ -14,11 +14,10 @@ use super::call;
 use super::save::Save;
 use super::sealed::in_memory;
 use crate::error::{Context, Result};
+use crate::message::PARENT;
 
 /// How many there are: the first copies everything, the next what was changed meanwhile.
 const ROUNDS: u32 = 2;
-/// The link in a directory of images to those of the round before.
-const PARENT: &str = "parent";
 
 /// The directory of a round of a container in a checkpoint.
 fn place(dir: &Path, container: &str, round: u32) -> PathBuf {
@@ -54,7 +53,8 @@ pub(super) fn unlink(dir: &Path, images: &Path, container: &str) -> Result<()> {
     })
 }
 
-/// Has the images of a container name the rounds before them.
+/// Has the images of a container name the rounds before them. That stays so: others may be restored from them meanwhile,
+/// and what goes to another node is without it.
 ///
 /// # Errors
 /// If a link cannot be made.
@@ -69,7 +69,7 @@ pub(super) fn link(dir: &Path, images: &Path, container: &str) -> Result<()> {
 fn join(images: &Path, parent: &str) -> Result<()> {
     let link = images.join(PARENT);
     match symlink(parent, &link) {
-        // It was tried before.
+        // It was tried before, or somebody else restores it as well.
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         made => made.context(|| link.display()),
     }

@@ -60,8 +60,6 @@ impl Restore<'_> {
         let mut filled = Filled::new(&save::volumes_in_use(self.words, &self.container.uid));
         let result = self
             .attempt(&images, &archives, &layer, &mut filled)
-            // A checkpoint that goes to another node is plain files.
-            .and_then(|()| ahead::unlink(self.dir, &images, &self.container.name))
             .and_then(|()| {
                 let from = self.dir.as_os_str().as_encoded_bytes();
                 fs::write(mark, from).context(|| mark.display().to_string())

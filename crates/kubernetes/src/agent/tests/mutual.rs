@@ -60,6 +60,16 @@ fn a_token_alone_fetches_nothing() {
 }
 
 #[test]
+fn a_checkpoint_goes_to_another_node_after_a_restore_has_failed_on_its_own() {
+    let scene = Scene::new();
+    // That one was killed.
+    let images = scene.nodes[0].store.find("a", &scene.name).unwrap().join("containers/main");
+    fs::create_dir_all(&images).unwrap();
+    std::os::unix::fs::symlink("../../rounds/main/2", images.join("parent")).unwrap();
+    scene.fetched(&scene.nodes[1].identity()).unwrap();
+}
+
+#[test]
 fn an_agent_whose_node_names_no_certificate_gets_nothing() {
     let scene = Scene::new();
     scene.server.put("/api/v1/nodes/node2", json!({ "metadata": { "uid": "node2" } }));
