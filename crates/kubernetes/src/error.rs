@@ -5,9 +5,9 @@ use std::fmt::Display;
 use torpor_worker::{Class, Outcome};
 
 /// An error.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The API server, or a controller, said no.
+    /// The API server, a controller, or the agent of another node said no.
     #[error("{what}: the answer is {status}: {text}")]
     Refused {
         /// What was asked.
@@ -40,6 +40,12 @@ impl Error {
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused { status: 409, .. })
+    }
+
+    /// Whether whoever has asked is not believed, or may not have it.
+    #[must_use]
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Refused { status: 403, .. })
     }
 
     /// Whether the other end was too busy, or is being restarted: it may answer in a moment.

@@ -2,7 +2,7 @@
 //! store. Each comes once at a time, in a thread of its own, so that whoever waits for it can give up.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -137,10 +137,7 @@ impl Node {
         let began = Instant::now();
         let is_stored = object["status"]["checkpointLocation"]["ociImage"].is_object();
         let dir = self.store.begin(namespace, name)?;
-        // If it says nothing any more, there is to be time for the store.
-        let identity = self.identity();
-        let caller = Caller { api: &self.api, token: &self.token, identity: &identity };
-        let mut fetched = peer::fetch(&caller, object, pod, &dir, self.patience / 3);
+        let mut fetched = self.fetch_directly(object, pod, &dir);
         if let Err(error) = &fetched
             && let Some(depot) = self.depot.as_ref().filter(|_| is_stored)
         {
@@ -162,6 +159,21 @@ impl Node {
         let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.counters.add("fetch_milliseconds_total", millis);
         Ok(())
+    }
+
+    /// Fetches a checkpoint from the node that has it.
+    fn fetch_directly(&self, object: &Value, pod: &str, dir: &Path) -> Result<()> {
+        let fetch = || {
+            let identity = self.identity();
+            let caller = Caller { api: &self.api, token: &self.token, identity: &identity };
+            // If it says nothing any more, there is to be time for the store.
+            peer::fetch(&caller, object, pod, dir, self.patience / 3)
+        };
+        match fetch() {
+            // The object of this node may have been made anew, and name no certificate.
+            Err(error) if error.is_forbidden() && self.introduce().is_ok() => fetch(),
+            fetched => fetched,
+        }
     }
 
     /// Who `pod` is to the store, as its namespace has it, and what is wrong with that.

@@ -174,8 +174,10 @@ pub(super) fn fetch(
     // A node may be lost in the middle of it.
     let request = agent.configure_request(request).timeout_per_read(Some(silence)).build();
     let answer = agent.run(request).context(|| &url)?;
-    if !answer.status().is_success() {
-        return Err(Error::new(format!("{url}: {}", answer.status())));
+    let status = answer.status();
+    if !status.is_success() {
+        let text = status.canonical_reason().unwrap_or_default().to_owned();
+        return Err(Error::Refused { what: url, status: status.as_u16(), text });
     }
     unpack(answer.into_body().into_with_config().limit(u64::MAX).reader(), dir)
 }

@@ -81,6 +81,15 @@ fn an_agent_whose_node_names_no_certificate_gets_nothing() {
 }
 
 #[test]
+fn an_agent_that_is_not_believed_is_introduced_again() {
+    let scene = Scene::new();
+    // Somebody has made the node's object anew since.
+    scene.server.put("/api/v1/nodes/node2", json!({ "metadata": { "uid": "node2" } }));
+    let answer = scene.nodes[1].answer(&Ask::Create { container: container("new") }).unwrap();
+    assert!(matches!(answer, Answer::Restore { .. }), "{answer:?}");
+}
+
+#[test]
 fn whoever_serves_in_the_place_of_a_node_is_not_believed() {
     let scene = Scene::new();
     // Node 3 answers where node 1 was.
