@@ -56,13 +56,15 @@ impl Identity {
             }
             Err(_) => {}
         }
-        Self::make(file, address)
+        let made = Self::make(file, address)?;
+        made.keep()?;
+        Ok(made)
     }
 
-    /// Another one in its place.
+    /// Another one that is to take its place, and is not kept yet.
     ///
     /// # Errors
-    /// If it cannot be written; if there is no TLS.
+    /// If it cannot be made; if there is no TLS.
     pub(super) fn renewed(&self) -> Result<Self> {
         Self::make(&self.file, self.address)
     }
@@ -95,7 +97,6 @@ impl Identity {
         Ok(Self { file, address, made, key, certificate, pem, tls })
     }
 
-    /// Makes one, and keeps it.
     fn make(file: &Path, address: IpAddr) -> Result<Self> {
         let what = || file.display().to_string();
         let key = KeyPair::generate().context(what)?;
@@ -104,14 +105,23 @@ impl Identity {
         let certificate = params.self_signed(&key).context(what)?;
         let made = time::now();
         let pem = format!("{}{}", certificate.pem(), key.serialize_pem());
+        Self::read(file, address, made, &pem)
+    }
+
+    /// Keeps it in its file, for the agents after this one.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(super) fn keep(&self) -> Result<()> {
+        let what = || self.file.display().to_string();
         // Half of a file would be worse than none.
-        let part = file.with_extension("part");
+        let part = self.file.with_extension("part");
         let _ = fs::remove_file(&part);
         let opened = File::options().write(true).create_new(true).mode(0o600).open(&part);
-        let text = format!("{address} {made}\n{pem}");
+        let (head, key) = (format!("{} {}", self.address, self.made), self.key.serialize_pem());
+        let text = format!("{head}\n{}{key}", self.pem);
         opened.and_then(|mut to| to.write_all(text.as_bytes())).context(what)?;
-        fs::rename(&part, file).context(what)?;
-        Self::read(file, address, made, &pem)
+        fs::rename(&part, &self.file).context(what)
     }
 }
 
@@ -140,6 +150,8 @@ mod tests {
         assert!(first.is_old());
         let second = first.renewed().unwrap();
         assert!(!second.is_old() && second.certificate != first.certificate);
+        assert_eq!(open("10.0.0.1").certificate, first.certificate, "nobody knows the second");
+        second.keep().unwrap();
         assert_eq!(open("10.0.0.1").certificate, second.certificate);
         assert_ne!(open("10.0.0.2").pem, second.pem, "the node has another address");
     }

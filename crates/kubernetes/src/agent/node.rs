@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -42,6 +42,9 @@ const COUNTERS: [(&str, &str); 11] = [
     ("checkpoints_from_store_total", "Checkpoints that came from the store."),
 ];
 
+/// What comes of telling the controllers, for all who wait for that.
+type Told = Arc<OnceLock<Result<()>>>;
+
 /// A node, as its agent sees it.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -64,8 +67,11 @@ pub(super) struct Node {
     identity: Mutex<Arc<Identity>>,
     /// Whether the controllers have been told of it, so that the agents of other nodes believe it.
     is_introduced: AtomicBool,
-    /// Held by whoever tells them: of two that make a new certificate, one would be told and the other shown.
-    introducing: Mutex<()>,
+    /// There while somebody tells them, which may take long if none answers: whoever comes meanwhile is told what comes
+    /// of it. Of two that make a new certificate, one would be told and the other shown.
+    pub(super) introducing: Mutex<Option<Told>>,
+    /// The new certificate, until they have been told of it.
+    renewed: Mutex<Option<Arc<Identity>>>,
     /// Pods that are being saved, or have been, by their uids.
     pub(super) saves: Mutex<HashMap<String, Saving>>,
     pub(super) saved: Condvar,
@@ -83,6 +89,10 @@ pub(super) struct Node {
     /// Rung when something was saved.
     pub(super) bell: Sender<()>,
     pub(super) rung: Mutex<Receiver<()>>,
+}
+
+fn locked<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Node {
@@ -109,6 +119,7 @@ impl Node {
             identity: Mutex::new(Arc::new(identity)),
             is_introduced: AtomicBool::new(false),
             introducing: Mutex::default(),
+            renewed: Mutex::default(),
             saves: Mutex::default(),
             saved: Condvar::new(),
             stopping: Mutex::default(),
@@ -124,27 +135,46 @@ impl Node {
 
     /// What this agent shows to others.
     pub(super) fn identity(&self) -> Arc<Identity> {
-        Arc::clone(&self.identity.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&locked(&self.identity))
     }
 
     /// Shows another certificate from now on.
     pub(super) fn show(&self, identity: impl Into<Arc<Identity>>) {
-        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity.into();
+        *locked(&self.identity) = identity.into();
     }
 
     /// Tells the controllers what this node is, and which certificate its agent shows: a new one, if that is old, which
-    /// is used when they have been told.
+    /// is used and kept when they have been told. If somebody does so already, waits for what comes of it.
     ///
     /// # Errors
-    /// If no controller answers, or it refuses; if a new certificate cannot be written.
+    /// If no controller answers, or it refuses; if a new certificate cannot be made or written.
     pub(super) fn introduce(&self) -> Result<()> {
-        let _alone = self.introducing.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = Arc::clone(locked(&self.introducing).get_or_insert_with(Told::default));
+        let result = told.get_or_init(|| {
+            let result = self.tell();
+            *locked(&self.introducing) = None;
+            result
+        });
+        result.clone()
+    }
+
+    fn tell(&self) -> Result<()> {
         let used = self.identity();
-        let shown = if used.is_old() { Arc::new(used.renewed()?) } else { used };
+        let shown = if used.is_old() { self.renewed(&used)? } else { used };
         self.keys.tell(&self.api, &self.machine, &shown.certificate)?;
         self.show(shown);
         self.is_introduced.store(true, Ordering::Relaxed);
-        Ok(())
+        let renewed = locked(&self.renewed).take();
+        renewed.map_or(Ok(()), |renewed| renewed.keep())
+    }
+
+    /// The certificate that takes the place of one that is old: the same, until the controllers have been told of it.
+    fn renewed(&self, old: &Identity) -> Result<Arc<Identity>> {
+        let mut renewed = locked(&self.renewed);
+        if let Some(renewed) = &*renewed {
+            return Ok(Arc::clone(renewed));
+        }
+        Ok(Arc::clone(renewed.insert(Arc::new(old.renewed()?))))
     }
 
     /// The same, if nobody has been told yet: without it no other agent hands anything out.

@@ -1,6 +1,9 @@
 //! What agents show to each other, over real connections.
 
+use std::sync::mpsc::channel;
+
 use super::*;
+use crate::machine::MACHINE_PATH;
 use crate::pod::annotation;
 
 /// A checkpoint of node1 that a pod on node2 has claimed, and the agents of three nodes, which are known.
@@ -115,4 +118,75 @@ fn a_certificate_is_renewed_while_checkpoints_name_the_one_before() {
     let told = scene.named("node1");
     scene.nodes[0].introduce().unwrap();
     assert_eq!(scene.named("node1"), told, "it is new");
+}
+
+#[test]
+fn a_new_certificate_is_kept_when_the_controllers_know_it() {
+    let scene = Scene::new();
+    let (node, before) = (&scene.nodes[0], scene.named("node1"));
+    let file = scene.place.path().join("node1/agent.pem");
+    let address = node.address.parse::<std::net::SocketAddr>().unwrap().ip();
+    let mut old = Identity::open(&file, address).unwrap();
+    let kept = old.certificate.clone();
+    old.age();
+    node.show(old);
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&said);
+    scene.server.also(move |request| {
+        let is_told = request.path == MACHINE_PATH;
+        is_told.then(|| {
+            heard.lock().unwrap().push(request.body.clone());
+            Response::problem(403, "no")
+        })
+    });
+    for _ in 0..2 {
+        node.introduce().unwrap_err();
+    }
+    let said = said.lock().unwrap().clone();
+    assert!(matches!(&said[..], [first, second] if first == second), "there is another each time");
+    assert_eq!(Identity::open(&file, address).unwrap().certificate, kept);
+    assert_eq!((scene.named("node1"), &node.identity().certificate), (before.clone(), &kept));
+    let desk = Arc::clone(&scene.server);
+    scene.server.also(move |request| key(&desk, request));
+    node.introduce().unwrap();
+    assert_ne!(scene.named("node1"), before);
+    let shown = node.identity();
+    assert_eq!(Identity::open(&file, address).unwrap().certificate, shown.certificate);
+}
+
+#[test]
+fn whoever_waits_for_the_controllers_hears_what_another_does() {
+    let (server, place) = cluster();
+    let node = agent(&server, "node1", &place);
+    let ((asks, asked), (release, released)) = (channel(), channel::<()>());
+    let released = Mutex::new(released);
+    server.also(move |request| {
+        (request.path == MACHINE_PATH).then(|| {
+            asks.send(()).unwrap();
+            // The test may have failed.
+            let _ = released.lock().unwrap().recv_timeout(LONG);
+            Response::problem(403, "no")
+        })
+    });
+    let all: Vec<_> = (0..4)
+        .map(|_| {
+            let node = Arc::clone(&node);
+            thread::spawn(move || node.be_introduced())
+        })
+        .collect();
+    asked.recv_timeout(LONG).unwrap();
+    let end = Instant::now() + LONG;
+    let waiting = || node.introducing.lock().unwrap().as_ref().map_or(0, Arc::strong_count);
+    while waiting() < 1 + all.len() {
+        assert!(Instant::now() < end, "{} wait", waiting());
+        thread::yield_now();
+    }
+    release.send(()).unwrap();
+    for one in all {
+        assert!(one.join().unwrap().unwrap_err().is_forbidden());
+    }
+    assert!(asked.try_recv().is_err(), "each has asked by itself");
+    drop(release);
+    node.be_introduced().unwrap_err();
+    asked.recv_timeout(LONG).expect("it is asked again");
 }
