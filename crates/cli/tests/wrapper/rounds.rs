@@ -6,7 +6,7 @@ use std::path::Path;
 use torpor_kubernetes::message::Answer;
 use torpor_seal::keys::AgeIdentity;
 
-use super::{Node, command, until};
+use super::{COUNT, Node, command, until};
 
 /// A shell that holds some 10 MB, which nobody else does, and counts.
 const HOLDS: &str = "X=$(head -c 8000000 /dev/urandom | base64 | tr -d '\\n'); i=0; while :; do i=$((i+1)); \
@@ -88,4 +88,38 @@ fn a_pod_that_cannot_be_copied_ahead_is_saved_whole() {
     assert_eq!(node.told(), Some((true, String::new())));
     node.counted("new", before + 5);
     node.good("delete", &["--force", "new"]);
+}
+
+#[test]
+fn what_was_frozen_is_frozen_again_if_one_of_a_pod_cannot_be() {
+    let Some(mut node) = Node::new("what_was_frozen_is_frozen_again") else { return };
+    *node.ahead.lock().unwrap() = true;
+    *node.saved.lock().unwrap() = Answer::Thaw;
+    let pod = ["one", "two"];
+    for name in pod {
+        node.bundle_of("pod", name, name, COUNT);
+        assert!(node.create(name).status.success(), "{}", node.log());
+        node.good("start", &[name]);
+        node.counted(name, 5);
+        node.good("pause", &[name]);
+    }
+    for (fails, other) in [("one", "two"), ("two", "one")] {
+        // The second time one of them stays thawed, since it cannot be frozen.
+        for action in ["resume", "pause"] {
+            let runc = node.fails(action, &node.id(fails));
+            let _ = node.checkpoint("one").wait().unwrap();
+            node.runc = runc;
+            let why = node.not_saved();
+            assert!(why.as_ref().is_some_and(|why| why.contains(action)), "{why:?}");
+            assert_eq!(node.status(other), "paused", "{action} of {fails}");
+            if action == "pause" {
+                node.good("pause", &[fails]);
+            }
+            assert_eq!(node.status(fails), "paused", "{action}");
+            fs::remove_dir_all(node.path("checkpoint")).unwrap();
+        }
+    }
+    for name in pod {
+        node.good("delete", &["--force", name]);
+    }
 }

@@ -105,18 +105,22 @@ impl Save<'_> {
     /// Copies the memory of the pod while it runs. What goes wrong is no harm: more is copied when it is frozen.
     ///
     /// # Errors
-    /// If what somebody else had frozen cannot be frozen again.
+    /// If what somebody else has frozen cannot be thawed, or not be frozen again.
     pub(super) fn go_ahead(&self) -> Result<Option<Key>> {
         let key = self.recipient.map(|_| Key::new()).transpose()?;
         // containerd freezes a container before it asks for its checkpoint.
-        for id in &self.pod.held {
-            call::runc(self.pod.words, "resume", id)?;
+        let words = self.pod.words;
+        let thawed = self.pod.held.iter().try_for_each(|id| call::runc(words, "resume", id));
+        if thawed.is_ok() {
+            // What is not copied now is copied then.
+            let _ = self.rounds(key.as_ref());
         }
-        // What is not copied now is copied then.
-        let _ = self.rounds(key.as_ref());
-        for id in &self.pod.held {
-            call::runc(self.pod.words, "pause", id)?;
-        }
+        // Whatever becomes of one of them, containerd takes each to be frozen.
+        let frozen = self.pod.held.iter().map(|id| match call::status(words, id) == "paused" {
+            true => Ok(()),
+            false => call::runc(words, "pause", id),
+        });
+        frozen.fold(thawed, Result::and)?;
         Ok(key)
     }
 
