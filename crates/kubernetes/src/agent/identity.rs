@@ -111,7 +111,7 @@ impl Identity {
     /// Keeps it in its file, for the agents after this one.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the disk does not take the certificate.
     pub(super) fn keep(&self) -> Result<()> {
         let what = || self.file.display().to_string();
         // Half of a file would be worse than none.

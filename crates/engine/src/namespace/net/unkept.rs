@@ -126,7 +126,10 @@ fn changed_settings() -> Result<Vec<String>> {
     Ok(changed.map(|(name, _)| format!("net.{}", name.replace('/', "."))).collect())
 }
 
-/// Those that a new namespace has. Who may not make one cannot tell.
+/// Those that a new namespace has.
+///
+/// # Errors
+/// If this program may not make one.
 fn settings_of_new() -> io::Result<Settings> {
     torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNET)?;
     settings()
