@@ -29,8 +29,8 @@ const SETTINGS: &str = "/proc/sys/net";
 /// Of `net.ipv4`: another name of a kept one, and a secret that the kernel draws.
 const OTHERWISE: [&str; 2] = ["ip_forward", "tcp_fastopen_key"];
 /// What the kernel shows there and nobody sets: how many connections are tracked, and whether a program routes
-/// multicast. To ask each file whether it can be written would take as long as to read it.
-const SHOWN: [&str; 2] = ["nf_conntrack_count", "mc_forwarding"];
+/// multicast; and what it chooses by the kind of a device. To ask each file whether it can be written would take as long as to read it.
+const SHOWN: [&str; 3] = ["nf_conntrack_count", "mc_forwarding", "addr_gen_mode"];
 
 /// Looks at the namespace of the calling thread, which task `pid` lives in.
 ///
