@@ -125,3 +125,25 @@ static inline void ring_use_name(struct ring *ring, unsigned place, uint64_t dat
 	CHECK_EQ(syscall(SYS_io_uring_enter, place, 1, 0, IORING_ENTER_REGISTERED_RING, NULL, 0), 1);
 	ring_expect(ring, data, 0);
 }
+
+/* Does nothing once. */
+static inline void ring_use(struct ring *ring, uint64_t data)
+{
+	ring_add(ring, IORING_OP_NOP, -1, NULL, 0, 0, data);
+	ring_enter(ring, 1);
+	ring_expect(ring, data, 0);
+}
+
+/* Has a request of the caller's in flight all the time, until after the restore. */
+static inline void ring_ask(struct ring *ring)
+{
+	long long rest[2] = { 0, 200000000 };
+
+	while (!zoo_go()) {
+		ring_add(ring, IORING_OP_TIMEOUT, -1, rest, 1, 0, 1);
+		ring_enter(ring, 1);
+		zoo_tell("asked");
+		WAIT_UNTIL(!ring_is_empty(ring));
+		ring_expect(ring, 1, -ETIME);
+	}
+}

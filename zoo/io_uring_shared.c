@@ -7,46 +7,25 @@
 
 static struct ring ring;
 
-static void use(uint64_t data)
-{
-	ring_add(&ring, IORING_OP_NOP, -1, NULL, 0, 0, data);
-	ring_enter(&ring, 1);
-	ring_expect(&ring, data, 0);
-}
-
-/* Some request of this process is in flight all the time. */
-static void ask(void)
-{
-	long long rest[2] = { 0, 200000000 };
-
-	while (!zoo_go()) {
-		ring_add(&ring, IORING_OP_TIMEOUT, -1, rest, 1, 0, 1);
-		ring_enter(&ring, 1);
-		zoo_tell("asked");
-		WAIT_UNTIL(!ring_is_empty(&ring));
-		ring_expect(&ring, 1, -ETIME);
-	}
-	zoo_tell("rests");
-}
-
 int main(void)
 {
 	pid_t child, other;
 
 	if (!ring_setup(&ring, 8, 0))
 		zoo_skip("no io_uring");
-	use(0);
+	ring_use(&ring, 0);
 	child = TRY(fork());
 	if (!child) {
-		ask();
+		ring_ask(&ring);
+		zoo_tell("rests");
 		zoo_await("used");
-		use(3);
+		ring_use(&ring, 3);
 		_exit(3);
 	}
 	other = (pid_t)TRY(syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0));
 	if (!other) {
 		zoo_await("rests");
-		use(4);
+		ring_use(&ring, 4);
 		TRY(close(ring.fd));
 		_exit(4);
 	}

@@ -10,15 +10,7 @@ static struct ring ring;
 
 static void *ask(void *unused)
 {
-	long long rest[2] = { 0, 200000000 };
-
-	while (!zoo_go()) {
-		ring_add(&ring, IORING_OP_TIMEOUT, -1, rest, 1, 0, 1);
-		ring_enter(&ring, 1);
-		zoo_tell("asked");
-		WAIT_UNTIL(!ring_is_empty(&ring));
-		ring_expect(&ring, 1, -ETIME);
-	}
+	ring_ask(&ring);
 	return unused;
 }
 

@@ -192,6 +192,11 @@ mod tests {
         (Client { address, token: None, tls: None }, answers)
     }
 
+    fn to(key: &str) -> Destination {
+        let (machine, key) = ("b".to_owned(), key.to_owned());
+        Destination { machine, key, job: None, live: false, ahead: None }
+    }
+
     /// Only who has given it up, or has nothing of it, is not told again.
     #[test]
     fn a_machine_that_cannot_tell_is_told_again() {
@@ -206,13 +211,6 @@ mod tests {
     #[test]
     fn what_is_to_go_is_not_withdrawn() {
         let (dir, mut core) = daemon();
-        let to = |key: &str| Destination {
-            machine: "b".to_owned(),
-            key: key.to_owned(),
-            job: None,
-            live: false,
-            ahead: None,
-        };
         let [goes, ended] = ["first", "second"].map(|key| come(&mut core, key).unwrap());
         for (id, key) in [(goes, "goes"), (ended, "ended")] {
             core.jobs.get_mut(&id).unwrap().destination = Some(to(key));
@@ -231,13 +229,6 @@ mod tests {
     #[test]
     fn the_next_daemon_tells_what_nobody_has_heard() {
         let (dir, mut core) = daemon();
-        let to = |key: &str| Destination {
-            machine: "b".to_owned(),
-            key: key.to_owned(),
-            job: None,
-            live: false,
-            ahead: None,
-        };
         core.withdraw(&to("one"));
         core.withdraw(&to("two"));
         let first = core.next_withdrawal().unwrap();
