@@ -24,6 +24,8 @@ pub enum Watched {
     },
     /// It was killed at the stop that was asked for.
     Killed,
+    /// It was let go there.
+    Left,
 }
 
 /// Whose system calls are counted.
@@ -73,6 +75,21 @@ pub fn while_at(pid: i32, at: u64, happens: impl FnOnce()) -> Result<bool> {
     Ok(happens.is_none())
 }
 
+/// Does the same, and leaves the process alone from there on: nobody watches what it does then, nor who else harms it.
+/// Whether it came that far.
+///
+/// # Errors
+/// As [`watch_other`].
+pub fn leave_at(pid: i32, at: u64, happens: impl FnOnce()) -> Result<bool> {
+    ptrace::seize(pid, option::TRACESYSGOOD)?;
+    let mut happens = Some(happens);
+    let watched = count(pid, Threads::First, Some(at), || {
+        happens.take().into_iter().for_each(|happens| happens());
+        Then::IsLeft
+    })?;
+    Ok(watched == Watched::Left)
+}
+
 /// Whether somebody could not be traced: gone, or ended and not yet waited for.
 #[must_use]
 pub fn has_ended(error: &Error) -> bool {
@@ -100,6 +117,7 @@ pub fn watch_work(work: impl FnOnce(), at: Option<u64>) -> Result<Watched> {
 enum Then {
     Dies,
     GoesOn,
+    IsLeft,
 }
 
 fn count(
@@ -125,11 +143,19 @@ fn count(
             }
             Status::Stopped { signal: SYSCALL_STOP, .. } => {
                 stops += 1;
-                if at == Some(stops) && there() == Then::Dies {
-                    process::kill_thread(pid, pid, libc::SIGKILL)?;
-                    return killed(pid, whom);
+                let then = if at == Some(stops) { there() } else { Then::GoesOn };
+                match then {
+                    Then::Dies => {
+                        process::kill_thread(pid, pid, libc::SIGKILL)?;
+                        return killed(pid, whom);
+                    }
+                    Then::IsLeft => {
+                        // One that was killed meanwhile is nobody's any more.
+                        let _ = ptrace::detach(tid, 0);
+                        return Ok(Watched::Left);
+                    }
+                    Then::GoesOn => go_on(tid, 0),
                 }
-                go_on(tid, 0);
             }
             // A signal of its own: it is to have it. Other stops are of the tracing.
             Status::Stopped { signal, event: 0 } => go_on(tid, signal),

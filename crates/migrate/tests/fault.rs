@@ -2,8 +2,8 @@
 //! one only.
 //!
 //! A proxy stands between source and agent, reads the frames of the conversation, and at one of
-//! them, or at a random moment behind it, cuts the link or kills one of the two. `TORPOR_LONG=1` does so
-//! hundreds of times; else a few messages and moments are hit.
+//! them, at a byte of all that passes, or at a system call of one of the two, cuts the link or kills one of them.
+//! `TORPOR_LONG=1` does so hundreds of times; else a few of these points are hit.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
-use support::proxy::{Fault, Plan, Proxy};
+use support::proxy::{Fault, Plan, Point, Proxy, Seen};
 use support::{Counter, Host, judge, pids_of, wait_until};
 use torpor_tests::random::Random;
 
@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const ALL: [Fault; 3] = [Fault::CutLink, Fault::KillSource, Fault::KillAgent];
 
-/// One migration with a fault; how many messages there were.
-fn run(mode: &str, plan: Option<Plan>) -> usize {
+/// One migration with a fault.
+fn run(mode: &str, plan: Option<Plan>) -> Seen {
     let (here, mut there) = (Host::new(), Host::new());
     there.start_agent();
     let agent = there.path("agent.socket");
@@ -61,18 +61,18 @@ fn run(mode: &str, plan: Option<Plan>) -> usize {
         there.is_empty() || there == [if is_here { "stayed" } else { "moved" }]
     });
     wait_until(&format!("both tidy up: {told}"), || here.is_clean() && there.is_clean());
-    proxy.seen.load(Ordering::SeqCst)
+    proxy.seen()
 }
 
 /// Hits messages of migrations of one mode.
 fn one_runs(mode: &str, faults: &[Fault]) {
-    let messages = run(mode, None);
-    assert!(messages > 10, "{messages}");
+    let whole = run(mode, None);
+    assert!(whole.messages > 10, "{whole:?}");
     let mut plans = Vec::new();
-    for at in 0..messages {
+    for at in 0..whole.messages {
         for &fault in faults {
             for passed in [false, true] {
-                plans.push(Plan { fault, at, passed, later: Duration::ZERO });
+                plans.push(Plan { fault, point: Point::Message { at, passed } });
             }
         }
     }
@@ -87,15 +87,31 @@ fn one_runs(mode: &str, faults: &[Fault]) {
     }
     // Between two messages, wherever that is.
     let random = Random::printed();
-    for _ in 0..if is_long { 70 } else { 2 } {
-        let fault = faults[random.place(faults.len())];
-        let at = random.place(messages);
-        let later = Duration::from_micros(1 + random.below(60_000));
-        run(mode, Some(Plan { fault, at, passed: true, later }));
-    }
+    let count = if is_long { 35 } else { 1 };
+    hit(mode, faults, count, &random, "bytes", || whole.byte(&random));
+    hit(mode, faults, count, &random, "system calls of workers", || whole.call(&random));
     if !is_long {
         println!("most messages before the decision: left out, TORPOR_LONG=1 hits all");
     }
+}
+
+/// Hits so many points that are drawn. Not every one that is drawn is reached.
+fn hit(
+    mode: &str,
+    faults: &[Fault],
+    count: usize,
+    random: &Random,
+    what: &str,
+    draw: impl Fn() -> Point,
+) {
+    let (mut drawn, mut struck) = (0, 0);
+    while struck < count {
+        assert!(drawn < 10 * (count + 1), "{mode}: {struck} of {drawn} {what} were hit");
+        let plan = Plan { fault: faults[random.place(faults.len())], point: draw() };
+        struck += usize::from(run(mode, Some(plan)).struck);
+        drawn += 1;
+    }
+    println!("{mode}: {struck} of {drawn} {what} were hit");
 }
 
 #[test]
@@ -124,7 +140,7 @@ fn they_go_on_here_if_the_pages_cannot_come_any_more() {
         for fault in [Fault::KillAgent, Fault::KillSource] {
             let (here, mut there) = (Host::new(), Host::new());
             there.start_agent();
-            let plan = Plan { fault, at: usize::MAX - 1, passed: true, later: Duration::ZERO };
+            let plan = Plan { fault, point: Point::Short };
             let paths = (here.path("proxy.socket"), there.path("agent.socket"));
             let proxy = Proxy::start_with(paths.0, paths.1, Some(plan), Some((round, SOME)));
             let counter = Counter::start_lenient(1000, 500);

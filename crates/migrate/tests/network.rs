@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::proxy::{Fault, Plan, Proxy};
+use support::proxy::{Fault, Plan, Point, Proxy, Seen};
 use support::world::{Net, V4, V6, World, agent_at, host_at, migrate_from, within};
 use support::{Host, compiled, judge, pids_of, wait_until};
 use torpor_sys::socket;
@@ -272,8 +272,8 @@ struct Service<'a> {
 }
 
 impl Service<'_> {
-    /// Has it move to where it is not, with trouble. How many messages there were.
-    fn moves(&mut self, mode: &str, trouble: Trouble) -> usize {
+    /// Has it move to where it is not, with trouble.
+    fn moves(&mut self, mode: &str, trouble: Trouble) -> Seen {
         let (here, there) = (&self.world.here, &self.world.there);
         let (net, to) = if self.is_away { (there, here) } else { (here, there) };
         let script = |point| format!("test $CRTOOLS_SCRIPT_ACTION != {point}");
@@ -314,7 +314,7 @@ impl Service<'_> {
         });
         self.is_away ^= has_moved;
         self.pid = running.unwrap_or(self.pid);
-        proxy.seen.load(Ordering::SeqCst)
+        proxy.seen()
     }
 
     /// Its first process, if there is one such tree only, and all of it runs.
@@ -349,25 +349,35 @@ fn a_client_notices_no_fault() {
     let client = Client::start(&world.client.path(), V4);
     let program = program.display().to_string();
     let mut service = Service { world: &world, program, pid: first.pid(), is_away: false };
-    let mut messages = [0; 2];
+    let (mut whole, mut struck, mut faults) = ([Seen::default(); 2], 0, 0);
     for number in 0..count {
-        // First without any trouble, which says how many messages there are.
+        // First without any trouble, which says how much there is.
         let (mode, kind) = (number / 5 % 2, number % 5);
         let trouble = match kind {
             0 => Trouble::None,
             4 => Trouble::Refusal(POINTS[random.place(POINTS.len())]),
             _ => {
-                let later = Duration::from_micros(random.below(2) * random.below(60_000));
-                let at = random.place(messages[mode]);
-                Trouble::Fault(Plan { fault: FAULTS[kind - 1], at, passed: true, later })
+                let point = match random.below(3) {
+                    0 => {
+                        let at = random.place(whole[mode].messages);
+                        Point::Message { at, passed: true }
+                    }
+                    1 => whole[mode].byte(&random),
+                    _ => whole[mode].call(&random),
+                };
+                Trouble::Fault(Plan { fault: FAULTS[kind - 1], point })
             }
         };
         let seen = service.moves(["pipelined", "pre-copy"][mode], trouble);
         if kind == 0 {
-            messages[mode] = seen;
+            whole[mode] = seen;
         }
+        faults += usize::from(matches!(trouble, Trouble::Fault(_)));
+        struck += usize::from(seen.struck);
         client.goes_on();
     }
+    println!("{struck} of {faults} points were hit");
+    assert!(struck > 0, "none of {faults} points was hit");
     client.finish();
     kill_process(Pid::from_raw(service.pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
 }

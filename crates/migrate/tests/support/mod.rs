@@ -354,3 +354,19 @@ pub fn pids_of(words: &[&str]) -> Vec<Pid> {
     };
     pids.filter(has_all).filter_map(Pid::from_raw).collect()
 }
+
+/// A descendant of a process that has this word on its command line: the first of those, not one that it has forked.
+pub fn descendant(of: u32, word: &str) -> Option<i32> {
+    let parent = |pid: i32| -> Option<i32> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+    };
+    let has_it: Vec<i32> =
+        pids_of(&[word]).into_iter().map(|pid| pid.as_raw_nonzero().get()).collect();
+    let is_below = |pid: i32| {
+        let mut above = std::iter::successors(parent(pid), |&pid| parent(pid));
+        above.any(|above| above == of.cast_signed())
+    };
+    let is_first = |pid: i32| parent(pid).is_none_or(|parent| !has_it.contains(&parent));
+    has_it.iter().copied().find(|&pid| is_first(pid) && is_below(pid))
+}

@@ -1,22 +1,25 @@
-//! Between source and agent: a proxy that reads the frames of the conversation, and at one of them, or some time behind
-//! it, cuts the link or has one of the two killed.
+//! Between source and agent: a proxy that reads the frames of the conversation, and at a point of the work cuts the link
+//! or has one of the two killed: at a message, in the middle of one or of pages, or while the two work and are silent.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Output};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::Host;
+use torpor_tests::kill::leave_at;
+use torpor_tests::random::Random;
+
+use super::{Host, descendant};
 
 /// Bytes of what a connection begins with, and of the head of a frame (docs/migration.md).
 const PREAMBLE: usize = 12;
 const HEADER: usize = 8;
 
-/// What is done at a message.
+/// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     CutLink,
@@ -24,28 +27,63 @@ pub enum Fault {
     KillAgent,
 }
 
-/// At which message: counted over both directions of the conversation.
+/// At which point of the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Point {
+    /// A message, counted over both directions of the conversation, and whether it has been passed on.
+    Message { at: usize, passed: bool },
+    /// When so many bytes have been passed on, over all connections and in both directions.
+    Byte(u64),
+    /// A system call (twice: when it begins, and when it ends) of the worker that the one who is harmed has, or
+    /// gets, once this message has been passed on.
+    Call { message: usize, at: u64 },
+    /// When the connections of the short round have brought all that they bring.
+    Short,
+}
+
+/// What is done, and when.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     pub fault: Fault,
-    pub at: usize,
-    /// Whether the message has been passed on when it happens.
-    pub passed: bool,
-    /// How much later it is, while everybody works on.
-    pub later: Duration,
+    pub point: Point,
+}
+
+/// How much there was in a migration, and whether what was planned has been done.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Seen {
+    pub messages: usize,
+    pub bytes: u64,
+    pub struck: bool,
+}
+
+impl Seen {
+    /// A byte of such a migration.
+    pub fn byte(&self, random: &Random) -> Point {
+        Point::Byte(random.below(self.bytes))
+    }
+
+    /// A system call of a worker in such a migration: how many there are depends on what it does, so that few are
+    /// drawn as often as many.
+    pub fn call(&self, random: &Random) -> Point {
+        let few = 1 << random.below(12);
+        Point::Call { message: random.place(self.messages), at: few + random.below(few) }
+    }
 }
 
 /// Between source and agent.
 pub struct Proxy {
     pub path: PathBuf,
     there: PathBuf,
-    /// How many messages there were.
-    pub seen: AtomicUsize,
+    messages: AtomicUsize,
+    bytes: AtomicU64,
+    struck: AtomicBool,
+    /// Whether the migration has ended: what others ask afterwards is no part of it.
+    over: AtomicBool,
     plan: Option<Plan>,
     /// Set when it is time; whoever waits for it does it and clears it.
     pub due: AtomicBool,
-    /// When it is time, if that does not wait for a message.
-    moment: Mutex<Option<Instant>>,
+    /// The system call of a worker at which it is time, once that is watched.
+    call: Mutex<Option<u64>>,
     open: Mutex<Vec<UnixStream>>,
     /// The round whose connections end after so many bytes of pages; with a plan, that happens then.
     short: Option<(u32, u64)>,
@@ -68,10 +106,13 @@ impl Proxy {
         let proxy = Arc::new(Self {
             path,
             there,
-            seen: AtomicUsize::new(0),
+            messages: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
+            struck: AtomicBool::new(false),
+            over: AtomicBool::new(false),
             plan,
             due: AtomicBool::new(false),
-            moment: Mutex::new(None),
+            call: Mutex::new(None),
             open: Mutex::default(),
             short,
             joined: AtomicUsize::new(0),
@@ -84,6 +125,15 @@ impl Proxy {
             }
         });
         proxy
+    }
+
+    /// What there was so far.
+    pub fn seen(&self) -> Seen {
+        Seen {
+            messages: self.messages.load(Ordering::SeqCst),
+            bytes: self.bytes.load(Ordering::SeqCst),
+            struck: self.struck.load(Ordering::SeqCst),
+        }
     }
 
     fn serve(self: Arc<Self>, near: UnixStream) {
@@ -109,46 +159,28 @@ impl Proxy {
         asks: bool,
     ) {
         let mut preamble = [0; PREAMBLE];
-        let begun = from.read_exact(&mut preamble).and_then(|()| to.write_all(&preamble));
+        let begun = from.read_exact(&mut preamble).and_then(|()| self.pass(&mut to, &preamble));
         while begun.is_ok() {
-            let mut frame = vec![0; HEADER];
-            if from.read_exact(&mut frame).is_err() {
-                break;
-            }
-            let len = u32::from_le_bytes(frame[4..].try_into().unwrap()) as usize;
-            frame.resize(HEADER + len, 0);
-            if from.read_exact(&mut frame[HEADER..]).is_err() {
-                break;
-            }
+            let Ok(frame) = read_frame(&mut from) else { break };
             let text = String::from_utf8_lossy(&frame[HEADER..]).into_owned();
             if asks {
                 is_conversation.lock().unwrap().get_or_insert(text.contains("\"begin\""));
             }
             let counted = *is_conversation.lock().unwrap() == Some(true) && frame[0] == 1;
-            let number =
-                if counted { self.seen.fetch_add(1, Ordering::SeqCst) } else { usize::MAX };
-            let plan = self.plan.filter(|plan| plan.at == number);
-            if plan.is_some_and(|plan| !plan.passed) {
-                self.strike();
-            }
-            if to.write_all(&frame).is_err() {
+            let number = counted.then(|| self.messages.fetch_add(1, Ordering::SeqCst));
+            self.strike_at(number, false);
+            if self.pass(&mut to, &frame).is_err() {
                 break;
             }
-            if let Some(plan) = plan {
-                if plan.later.is_zero() {
-                    self.strike();
-                } else {
-                    *self.moment.lock().unwrap() = Some(Instant::now() + plan.later);
-                }
-            }
+            self.strike_at(number, true);
             if text.contains("\"joined\"") || text.contains("\"join\"") {
                 // What follows are pages.
                 let is_short =
                     |&(round, _): &(u32, u64)| text.contains(&format!("\"round\":{round}"));
                 let most = self.short.filter(is_short).map_or(u64::MAX, |(_, most)| most);
                 self.joined.fetch_add(usize::from(most < u64::MAX), Ordering::SeqCst);
-                let passed = std::io::copy(&mut (&mut from).take(most), &mut to);
-                if self.plan.is_some() && passed.is_ok_and(|passed| passed == most) {
+                let is_all = self.pass_pages(&mut from, &mut to, most).unwrap_or(false);
+                if is_all && self.plan.is_some_and(|plan| plan.point == Point::Short) {
                     self.strike();
                 }
                 break;
@@ -157,45 +189,113 @@ impl Proxy {
         let _ = (to.shutdown(std::net::Shutdown::Both), from.shutdown(std::net::Shutdown::Both));
     }
 
+    /// Passes bytes on. At the one that is planned it happens, when those before it are on their way.
+    fn pass(&self, to: &mut UnixStream, bytes: &[u8]) -> io::Result<()> {
+        if self.over.load(Ordering::SeqCst) {
+            return to.write_all(bytes);
+        }
+        let before = self.bytes.fetch_add(bytes.len() as u64, Ordering::SeqCst);
+        let Some(Plan { point: Point::Byte(at), .. }) = self.plan else {
+            return to.write_all(bytes);
+        };
+        let here = at.checked_sub(before).and_then(|here| usize::try_from(here).ok());
+        let Some(here) = here.filter(|&here| here < bytes.len()) else {
+            return to.write_all(bytes);
+        };
+        to.write_all(&bytes[..here])?;
+        self.strike();
+        to.write_all(&bytes[here..])
+    }
+
+    /// Passes pages on, up to so many bytes; whether there were as many.
+    fn pass_pages(
+        &self,
+        from: &mut UnixStream,
+        to: &mut UnixStream,
+        most: u64,
+    ) -> io::Result<bool> {
+        let (mut buffer, mut left) = (vec![0; 1 << 16], most);
+        while left > 0 {
+            let room = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
+            let count = from.read(&mut buffer[..room])?;
+            if count == 0 {
+                return Ok(false);
+            }
+            self.pass(to, &buffer[..count])?;
+            left -= count as u64;
+        }
+        Ok(true)
+    }
+
+    /// A message is about to be passed on, or has been.
+    fn strike_at(&self, message: Option<usize>, is_passed: bool) {
+        match self.plan.map(|plan| plan.point) {
+            Some(Point::Message { at, passed }) if message == Some(at) && passed == is_passed => {
+                self.strike();
+            }
+            Some(Point::Call { message: at, at: call }) if message == Some(at) && is_passed => {
+                *self.call.lock().unwrap() = Some(call);
+            }
+            _ => {}
+        }
+    }
+
     /// Waits for the end of a migration to `there`, and does to it what is planned when it is time.
     pub fn disturb(&self, mut migration: Child, there: &mut Host) -> Output {
         loop {
-            if self.is_due() {
-                match self.plan.unwrap().fault {
-                    Fault::KillSource => {
-                        migration.kill().unwrap();
-                        self.cut();
-                    }
-                    Fault::KillAgent => {
-                        there.stop_agent();
-                        there.start_agent();
-                    }
-                    Fault::CutLink => self.cut(),
-                }
+            if self.due.load(Ordering::SeqCst) {
+                self.harm(&mut migration, there);
+                bring_back(there);
                 self.due.store(false, Ordering::SeqCst);
             }
+            self.watch_calls(&mut migration, there);
             if migration.try_wait().unwrap().is_some() && !self.due.load(Ordering::SeqCst) {
+                self.over.store(true, Ordering::SeqCst);
                 return migration.wait_with_output().unwrap();
             }
             thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Whether it is time, once: for a message that waits, or because the moment has come.
-    fn is_due(&self) -> bool {
-        let has_come = |moment: &mut Instant| *moment <= Instant::now();
-        let come = self.moment.lock().unwrap().take_if(has_come).is_some();
-        come || self.due.load(Ordering::SeqCst)
+    /// Counts the system calls of a worker, if that is planned and there is one by now.
+    fn watch_calls(&self, migration: &mut Child, there: &mut Host) {
+        let mut call = self.call.lock().unwrap();
+        let (Some(plan), Some(at)) = (self.plan, *call) else { return };
+        let whose = match plan.fault {
+            Fault::KillAgent => there.agent.as_ref().map(Child::id),
+            Fault::KillSource | Fault::CutLink => Some(migration.id()),
+        };
+        let worker = whose.and_then(|whose| descendant(whose, torpor_worker::COMMAND));
+        if let Some(worker) = worker {
+            *call = None;
+            // One that ends before that is done no harm.
+            let _ = leave_at(worker, at, || self.harm(migration, there));
+            bring_back(there);
+        }
+    }
+
+    /// Does what is planned. An agent that was killed is still to be started again.
+    fn harm(&self, migration: &mut Child, there: &mut Host) {
+        self.struck.store(true, Ordering::SeqCst);
+        match self.plan.unwrap().fault {
+            Fault::KillSource => {
+                migration.kill().unwrap();
+                self.cut();
+            }
+            Fault::KillAgent => there.stop_agent(),
+            Fault::CutLink => self.cut(),
+        }
     }
 
     /// It is time: waits until it has been done.
     fn strike(&self) {
         if self.plan.is_some_and(|plan| plan.fault == Fault::CutLink) {
+            self.struck.store(true, Ordering::SeqCst);
             self.cut();
             return;
         }
         self.due.store(true, Ordering::SeqCst);
-        while self.due.load(Ordering::SeqCst) {
+        while self.due.load(Ordering::SeqCst) && !self.over.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -205,4 +305,20 @@ impl Proxy {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
+}
+
+/// Starts an agent again that was killed.
+fn bring_back(there: &mut Host) {
+    if there.agent.is_none() {
+        there.start_agent();
+    }
+}
+
+fn read_frame(from: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let mut frame = vec![0; HEADER];
+    from.read_exact(&mut frame)?;
+    let len = u32::from_le_bytes(frame[4..].try_into().unwrap()) as usize;
+    frame.resize(HEADER + len, 0);
+    from.read_exact(&mut frame[HEADER..])?;
+    Ok(frame)
 }
