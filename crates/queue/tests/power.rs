@@ -1,5 +1,5 @@
-//! The power fails at random moments, under real daemons and real jobs: what was not synced is lost, or is partly
-//! there, and each job that was acknowledged ends exactly once with the right result all the same.
+//! The power fails at random points of the work, under real daemons and real jobs: what was not synced is lost, or is
+//! partly there, and each job that was acknowledged ends exactly once with the right result all the same.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
@@ -9,6 +9,7 @@ mod disk;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -68,6 +69,8 @@ struct World {
     /// Runs of the jobs that were checked, and those of them from a checkpoint.
     runs: Cell<usize>,
     woken: Cell<usize>,
+    /// How often the power failed at a sync.
+    at_syncs: usize,
 }
 
 impl World {
@@ -89,6 +92,7 @@ impl World {
             keys: 0,
             runs: Cell::new(0),
             woken: Cell::new(0),
+            at_syncs: 0,
         }
     }
 
@@ -110,9 +114,7 @@ impl World {
 
     /// What happens until the power fails.
     fn work(&mut self) {
-        let begun = Instant::now();
-        let most = Duration::from_millis(100 + self.random.below(600));
-        while begun.elapsed() < most {
+        for _ in 0..4 + self.random.below(50) {
             let live = self.live();
             match self.random.below(8) {
                 _ if live.len() < MOST_LIVE => {
@@ -207,10 +209,18 @@ impl World {
         let (kind, job) = self.job();
         self.keys += 1;
         let header = format!("Idempotency-Key: {}\r\n", self.keys);
+        self.disk.fail_at(self.random.below(3));
         let mut waiting = begin_to_ask(&self.daemon, "POST", "/v1/jobs", &header, &job);
-        thread::sleep(Duration::from_micros(self.random.below(8000)));
+        waiting.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let mut is_answered = || waiting.read(&mut [0]).is_ok_and(|count| count > 0);
+        let mut answered = false;
+        until("the power fails at a sync, or the job is acknowledged", || {
+            answered = is_answered();
+            (answered || self.disk.has_failed()).then_some(())
+        });
+        self.at_syncs += usize::from(!answered);
         self.daemon.kill();
-        let answered = std::io::Read::read(&mut waiting, &mut [0]).is_ok_and(|count| count > 0);
+        let answered = answered || is_answered();
         self.come_back();
         let known = self.jobs().len();
         self.submit(kind, &job, self.keys);
@@ -299,7 +309,8 @@ fn what_was_acknowledged_outlives_the_power() {
     let mut world = World::new();
     let mut count = 0;
     // On a slow machine it takes more of them until one of the jobs goes on from a checkpoint.
-    while count < cuts || (world.woken.get() == 0 && count < 20 * cuts) {
+    let has_met_all = |world: &World| world.woken.get() > 0 && world.at_syncs > 0;
+    while count < cuts || (!has_met_all(&world) && count < 20 * cuts) {
         world.work();
         world.cut();
         count += 1;
@@ -309,6 +320,8 @@ fn what_was_acknowledged_outlives_the_power() {
         }
     }
     let (runs, woken) = (world.runs.get(), world.woken.get());
-    println!("{count} power cuts: {runs} runs, {woken} of them from a checkpoint");
+    let at_syncs = world.at_syncs;
+    println!("{count} power cuts, {at_syncs} at a sync: {runs} runs, {woken} from a checkpoint");
     assert!(woken > 0, "nothing was saved");
+    assert!(at_syncs > 0, "the power never failed at a sync");
 }

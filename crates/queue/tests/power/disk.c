@@ -115,6 +115,34 @@ static void end(int lock)
 	atomic_store(&at_work, 0);
 }
 
+// The power fails at a sync: `power` says how many come before it. Nothing of that one is on stable storage, and
+// nothing of later ones. Whoever waits for them is killed, or ends when the disk is a new one.
+static void fail_if_due(const char *synced)
+{
+	char power[PATH_MAX], failed[PATH_MAX], text[32] = "";
+
+	snprintf(power, sizeof(power), "%s/power", synced);
+	snprintf(failed, sizeof(failed), "%s/failed", synced);
+	int file = opened(power, O_RDWR, 0);
+	if (file < 0)
+		return;
+	if (read(file, text, sizeof(text) - 1) < 0)
+		abort();
+	long left = strtol(text, NULL, 10);
+	if (left > 0) {
+		int length = snprintf(text, sizeof(text), "%ld", left - 1);
+		if (ftruncate(file, 0) || pwrite(file, text, length, 0) != length)
+			abort();
+		close(file);
+		return;
+	}
+	close(file);
+	close(opened(failed, O_WRONLY | O_CREAT, 0600));
+	while (!access(failed, F_OK))
+		usleep(1000);
+	_exit(1);
+}
+
 static void note(int fd)
 {
 	const char *disk = getenv("TORPOR_DISK"), *synced = getenv("TORPOR_DISK_SYNCED");
@@ -128,6 +156,7 @@ static void note(int fd)
 	if (length < 0 || strncmp(path, disk, strlen(disk)) || name_inode(fd, "", name, sizeof(name), &mode))
 		return;
 	int lock = begin(synced);
+	fail_if_due(synced);
 	snprintf(fresh, sizeof(fresh), "%s/new", synced);
 	snprintf(kept, sizeof(kept), "%s/%s", synced, name);
 	int from = opened(link, O_RDONLY, 0), to = opened(fresh, O_WRONLY | O_CREAT | O_TRUNC, 0600);

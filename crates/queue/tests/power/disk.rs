@@ -55,6 +55,19 @@ impl Disk {
         ]
     }
 
+    /// The power is to fail at a sync, when so many others have been done.
+    pub fn fail_at(&self, others: u64) {
+        // In one step: somebody may sync now.
+        let power = self.synced.join("power");
+        fs::write(power.with_extension("new"), others.to_string()).unwrap();
+        fs::rename(power.with_extension("new"), power).unwrap();
+    }
+
+    /// Whether it has.
+    pub fn has_failed(&self) -> bool {
+        self.synced.join("failed").exists()
+    }
+
     /// The power fails, and comes back. Nobody uses the disk.
     pub fn cut(&mut self, random: &Random) {
         let after = self.root.with_extension("after");
