@@ -352,6 +352,17 @@ impl Cluster {
         Command::new(inside).args(words).stdin(Stdio::null()).output().unwrap()
     }
 
+    /// How often a daemon has read and written since it was started.
+    pub fn work(&self, daemon: &str) -> u64 {
+        let pid = fs::read_to_string(self.place.path().join("run").join(daemon)).unwrap();
+        let io = self.inside(&["cat", &format!("/proc/{}/io", pid.trim())]).stdout;
+        let io = String::from_utf8_lossy(&io).into_owned();
+        let calls = |name: &str| io.lines().find_map(|line| line.strip_prefix(name));
+        let calls =
+            ["syscr: ", "syscw: "].map(|name| calls(name).and_then(|n| n.parse::<u64>().ok()));
+        calls.map(Option::unwrap_or_default).iter().sum()
+    }
+
     /// Kills a daemon, which comes back.
     pub fn kill(&self, daemon: &str) {
         let file = self.place.path().join("run").join(daemon);

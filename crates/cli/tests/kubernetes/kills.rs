@@ -1,4 +1,4 @@
-//! Daemons that are killed at random moments while pods give way.
+//! Daemons that are killed at random points of their work while pods give way.
 
 use std::collections::HashSet;
 use std::fs;
@@ -7,15 +7,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, always, cluster, deployment, given, job, set, template};
+use crate::cluster::{Cluster, LIMIT, always, cluster, deployment, given, job, set, template};
 
 /// How often somebody is killed, if `TORPOR_KILLS` says nothing else.
 const KILLS: u64 = 50;
 /// Who.
 const DAEMONS: [&str; 7] =
     ["agent1", "agent2", "controller", "kubelet1", "kubelet2", "containerd1", "containerd2"];
-/// How long after pods have to go, at most, in milliseconds.
-const LATEST: u64 = 3000;
 /// What runs: three replicas of two owners, and a Job.
 const APPS: [(&str, usize); 3] = [("alike", 3), ("ordinal", 3), ("job", 1)];
 
@@ -97,6 +95,37 @@ fn counting(cluster: &Cluster) -> usize {
     })
 }
 
+/// Has the pods of one node give way to the other, and come back. Once they have to go somebody is killed, perhaps.
+fn give_way(
+    cluster: &Cluster,
+    [from, to]: [&str; 2],
+    before: &HashSet<String>,
+    kill: impl FnOnce(),
+) -> HashSet<String> {
+    let suspend = |value: bool| {
+        let patch = json!({ "spec": { "suspend": value } }).to_string();
+        cluster.kubectl("admin", &["patch", "job", "job", "-p", &patch], "").unwrap();
+    };
+    cluster.kubectl("admin", &["cordon", from], "").unwrap();
+    cluster.kubectl("admin", &["uncordon", to], "").unwrap();
+    suspend(true);
+    let words = ["delete", "pods", "-l", "app in (alike,ordinal)", "--wait=false"];
+    cluster.kubectl("admin", &words, "").unwrap();
+    kill();
+    suspend(false);
+    all_run(cluster, before)
+}
+
+/// Waits until a daemon has read and written so often, counted from its start. One that rests before gets there all the
+/// same: each tells others that it lives.
+fn work_until(cluster: &Cluster, daemon: &str, work: u64) {
+    let since = Instant::now();
+    while cluster.work(daemon) < work {
+        assert!(since.elapsed() < LIMIT, "{daemon} does not work");
+        sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn whoever_is_killed_no_pod_is_lost_or_there_twice() {
     let Some(cluster) = cluster("whoever_is_killed_no_pod_is_lost_or_there_twice") else { return };
@@ -106,33 +135,41 @@ fn whoever_is_killed_no_pod_is_lost_or_there_twice() {
     start(&cluster);
     let mut uids = all_run(&cluster, &HashSet::new());
     let began_before = counted(&cluster).len();
+    // First nobody is killed, which says how much there is to do for each daemon until the pods are saved.
+    let whole = [["node1", "node2"], ["node2", "node1"]].map(|nodes| {
+        let before = DAEMONS.map(|daemon| cluster.work(daemon));
+        let mut after = before;
+        uids = give_way(&cluster, nodes, &uids, || {
+            cluster.until("the job has no pod", || {
+                let pods = cluster.get(&["pods", "-l", "app=job"]);
+                pods["items"].as_array()?.is_empty().then_some(())
+            });
+            after = DAEMONS.map(|daemon| cluster.work(daemon));
+        });
+        counting(&cluster);
+        (nodes, std::array::from_fn::<u64, 7, _>(|at| after[at] - before[at]))
+    });
     for round in 1..=given("TORPOR_KILLS").unwrap_or(KILLS) {
-        let suspend = |value: bool| {
-            let patch = json!({ "spec": { "suspend": value } }).to_string();
-            cluster.kubectl("admin", &["patch", "job", "job", "-p", &patch], "").unwrap();
-        };
-        let daemon = DAEMONS[usize::try_from(draw.below(7)).unwrap()];
-        let after = Duration::from_millis(draw.below(LATEST));
-        let (from, to) = if draw.below(2) == 0 { ("node1", "node2") } else { ("node2", "node1") };
-        cluster.kubectl("admin", &["cordon", from], "").unwrap();
-        cluster.kubectl("admin", &["uncordon", to], "").unwrap();
+        let victim = usize::try_from(draw.below(7)).unwrap();
+        let daemon = DAEMONS[victim];
+        let (nodes, work) = whole[usize::try_from(draw.below(2)).unwrap()];
+        let point = draw.below(work[victim].max(1));
+        let told = format!("{daemon} killed at {point} of {} calls", work[victim]);
         let since = Instant::now();
-        suspend(true);
-        let words = ["delete", "pods", "-l", "app in (alike,ordinal)", "--wait=false"];
-        cluster.kubectl("admin", &words, "").unwrap();
-        sleep(after);
-        cluster.kill(daemon);
-        suspend(false);
-        uids = all_run(&cluster, &uids);
-        assert_eq!(counting(&cluster), 7, "round {round}: {daemon} killed after {after:?}");
+        let begun = cluster.work(daemon);
+        uids = give_way(&cluster, nodes, &uids, || {
+            work_until(&cluster, daemon, begun + point);
+            cluster.kill(daemon);
+        });
+        assert_eq!(counting(&cluster), 7, "round {round}: {told}");
         let began = counted(&cluster).len();
         eprintln!(
-            "{round}: {daemon} killed after {after:?}: {} of 7 began anew, {:.1} s in all",
+            "{round}: {told}: {} of 7 began anew, {:.1} s in all",
             began - began_before,
             since.elapsed().as_secs_f32(),
         );
         // The daemons are back within 5 s, which costs no pod its work.
-        assert_eq!(began, began_before, "{daemon} after {after:?}: {}", warnings(&cluster));
+        assert_eq!(began, began_before, "{told}: {}", warnings(&cluster));
     }
     cluster.kubectl("admin", &["uncordon", "node1", "node2"], "").unwrap();
     cluster.delete(&["deployment/alike", "statefulset/ordinal", "job/job"]);

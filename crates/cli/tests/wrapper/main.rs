@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use torpor_kubernetes::message::{Answer, Ask, Hidden, receive, send};
 use torpor_seal::keys::AgeIdentity;
+use torpor_tests::kill::{Watched, leave_at, watch_other};
+use torpor_tests::random::Random;
 
 use sleeper::write_script;
 
@@ -649,32 +651,53 @@ fn below(pid: i32) -> Vec<i32> {
 }
 
 #[test]
-fn a_pod_goes_on_whoever_is_killed_at_any_moment() {
+fn a_pod_goes_on_whoever_is_killed_at_any_point() {
     let Some(mut node) = Node::new("a_pod_goes_on_whoever_is_killed") else { return };
     let times = if std::env::var("TORPOR_LONG").is_ok() { 50 } else { 4 };
     node.running("pod");
-    let began = Instant::now();
-    let _ = node.checkpoint("pod").wait().unwrap();
-    let whole = began.elapsed();
-    for time in 0..times {
+    // First nobody is killed, which says how many system calls the call itself makes.
+    let call = node.checkpoint("pod");
+    let whole = watch_other(i32::try_from(call.id()).unwrap(), None).unwrap();
+    let Watched::Ended { stops, .. } = whole else { panic!("{whole:?}") };
+    let (random, mut tried, mut killed) = (Random::printed(), 0, 0);
+    while killed < times {
+        assert!(tried < 10 * times, "{killed} of {tried} were killed");
         fs::remove_dir_all(node.path("checkpoint")).unwrap_or_default();
-        let mut call = node.checkpoint("pod");
-        // Moments spread over a checkpoint, victims over all who take part: the call first.
-        sleep(whole * (time * 7 % times) / times);
-        let mut victims = vec![i32::try_from(call.id()).unwrap()];
-        victims.extend(below(victims[0]));
-        let victim = victims[usize::try_from(time).unwrap() % victims.len()];
-        let name = fs::read_to_string(format!("/proc/{victim}/comm")).unwrap_or_default();
-        // It may have ended by itself.
-        let pid = rustix::process::Pid::from_raw(victim).unwrap();
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        let _ = call.wait().unwrap();
+        let call = node.checkpoint("pod");
+        let (name, is_killed) = kill_a_part(&random, stops, call);
         until("all have ended", || (!node.is_busy()).then_some(()));
-        let what = format!("it goes on when {} was killed", name.trim());
+        let what = format!("it goes on when {name} was killed");
         let before = node.count("pod").unwrap();
         until(&what, || node.count("pod").filter(|count| *count > before + 2));
+        tried += 1;
+        killed += u32::from(is_killed);
     }
+    println!("{killed} of {tried} were killed before they had ended");
     node.good("delete", &["--force", "pod"]);
+}
+
+/// Kills the call, or a process below it, at a system call: its name, and whether it came that far. Whoever takes part
+/// is known at a point of the call itself.
+fn kill_a_part(random: &Random, stops: u64, mut call: Child) -> (String, bool) {
+    let first = i32::try_from(call.id()).unwrap();
+    let mut all = vec![first];
+    let at = 1 + random.below(stops);
+    if !leave_at(first, at, || all.extend(below(first))).unwrap_or(false) {
+        let _ = call.wait();
+        return ("nobody".to_owned(), false);
+    }
+    let victim = all[random.place(all.len())];
+    let name = fs::read_to_string(format!("/proc/{victim}/comm")).unwrap_or_default();
+    // How many there are depends on what it does: few are drawn as often as many.
+    let few = 1 << random.below(10);
+    let watched = watch_other(victim, Some(few + random.below(few)));
+    if watched.is_err() {
+        // One that somebody else traces is killed at once. It may have ended by itself.
+        let pid = rustix::process::Pid::from_raw(victim).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+    let _ = call.wait();
+    (name.trim().to_owned(), matches!(watched, Err(_) | Ok(Watched::Killed)))
 }
 
 #[test]
