@@ -131,6 +131,30 @@ fn sections_on_errors_say_which() {
 
 /// The words of all comments, in their order.
 fn words_of_comments(source: &str) -> Vec<&str> {
+/// Whether a section is a manual page's name only: `See open(2).`
+fn is_manual_page(section: &str) -> bool {
+    let page = section.strip_prefix("See ").and_then(|rest| rest.strip_suffix(")."));
+    let named = page.and_then(|page| page.split_once('('));
+    named.is_some_and(|(name, chapter)| {
+        !name.contains(' ') && chapter.bytes().all(|c| c.is_ascii_digit())
+    })
+}
+
+/// A system call in Rust's clothes fails as its manual page says. All else says what can happen here.
+#[test]
+fn only_system_calls_leave_their_errors_to_manual_pages() {
+    assert!(is_manual_page("See open(2)."));
+    assert!(!is_manual_page("See [`Pages::load`]."));
+    assert!(!is_manual_page("See open(2); if nobody is there."));
+    let of = |krate: &str| sections_on_errors(&sources(&root().join("crates").join(krate)));
+    let named = |krate: &str| of(krate).iter().filter(|text| is_manual_page(text)).count();
+    assert!(named("sys") > 20, "system calls name {} pages", named("sys"));
+    let others = crates().into_iter().filter(|krate| krate != "sys");
+    let found: Vec<_> =
+        others.map(|krate| (named(&krate), krate)).filter(|(n, _)| *n > 0).collect();
+    assert!(found.is_empty(), "sections on errors that are a page's name only: {found:?}");
+}
+
     let comments = source.lines().filter_map(|line| Some(line.split_once("//")?.1));
     comments.flat_map(|comment| comment.trim_start_matches(['/', '!']).split_whitespace()).collect()
 }

@@ -144,7 +144,7 @@ pub(crate) fn finish(what: &str, mut worker: Worker) -> Result<Outcome> {
 /// Whether something can be read, of several; waits until then, or for `patience`.
 ///
 /// # Errors
-/// See poll(2).
+/// `EINVAL` for more of them than this process may have open, `ENOMEM`. A signal is no error.
 pub(crate) fn wait_readable(
     fds: &[BorrowedFd<'_>],
     patience: Option<std::time::Duration>,

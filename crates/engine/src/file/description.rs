@@ -50,7 +50,8 @@ pub(crate) fn is_readable(flags: u32) -> bool {
 /// through procfs's link.
 ///
 /// # Errors
-/// See open(2).
+/// `EACCES` if the inode does not let this process do what `flags` ask for, `ENXIO` for what is opened by no path (a
+/// socket) or has nobody at its other end, `EMFILE` if this process has as many descriptors as it may.
 pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     rustix::fs::open(&path, flags | OFlags::CLOEXEC, Mode::empty())
@@ -77,7 +78,8 @@ pub(crate) fn without_waiting(
 /// Gives a description the changeable flags in `flags`.
 ///
 /// # Errors
-/// See fcntl(2).
+/// `EINVAL` if what is open does not have the flag (`O_DIRECT` on a file system without it), `EPERM` if `O_APPEND` is
+/// to go from a file that is for appending only, or `O_NOATIME` is to be set on somebody else's file.
 pub(crate) fn set_status_flags(file: impl AsFd, flags: u32) -> Result<()> {
     let now = rustix::fs::fcntl_getfl(&file).context(|| "F_GETFL".to_owned())?;
     let wanted = OFlags::from_bits_retain(flags).intersection(SETTABLE);
@@ -124,7 +126,8 @@ pub(crate) fn part<T>(id: u32, part: Option<T>, name: &str) -> Result<T> {
 /// cannot lead out of it.
 ///
 /// # Errors
-/// See openat2(2).
+/// `ENOENT`, `ENOTDIR` or `ELOOP` if the path leads nowhere, `EACCES` if this process may not go there or open what is
+/// there like this, `EAGAIN` if something was renamed meanwhile and the kernel cannot be sure of the root.
 pub(crate) fn open_in(
     root: BorrowedFd<'_>,
     path: &[u8],

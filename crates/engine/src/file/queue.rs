@@ -200,7 +200,7 @@ impl Anchor {
     /// An end with these flags, a description of its own.
     ///
     /// # Errors
-    /// See open(2).
+    /// `EMFILE` if this process has as many descriptors as it may, `EINVAL` for flags that a pipe does not take.
     pub(crate) fn end(&self, flags: OFlags) -> Result<OwnedFd> {
         reopen(&self.read, flags)
     }

@@ -59,7 +59,7 @@ pub(crate) fn external(given: &Given, spaces: &Namespaces) -> Result<Option<Owne
 /// Makes the children of the calling thread live in `file`.
 ///
 /// # Errors
-/// See setns(2).
+/// `EINVAL` if the namespace is not below the caller's own, `EPERM` without `CAP_SYS_ADMIN` in both.
 pub(crate) fn enter(file: &OwnedFd) -> io::Result<()> {
     Ok(move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::ProcessID))?)
 }

@@ -23,7 +23,7 @@ impl FileOnMount {
     /// That of an open file.
     ///
     /// # Errors
-    /// See statx(2).
+    /// If its file system does not answer: that of a network may be gone (`ESTALE`, `EIO`).
     pub(super) fn of_file(file: &OwnedFd) -> Result<Self> {
         let mask = StatxFlags::INO | StatxFlags::MNT_ID;
         let stat = rustix::fs::statx(file.as_fd(), "", AtFlags::EMPTY_PATH, mask);

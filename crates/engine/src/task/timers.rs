@@ -225,7 +225,7 @@ pub(crate) fn arm_intervals(script: &mut Script<'_>, timers: &Timers) {
 /// Starts the POSIX timers; as late as possible.
 ///
 /// # Errors
-/// See timer_settime(2).
+/// If the husk has ended; if it has no timer of that id, or a time is none (`EINVAL`).
 pub(crate) fn arm(husk: &mut Tracee, timers: &Timers) -> Result<()> {
     for chunk in timers.posix.chunks(1000) {
         let mut script = Script::new(husk);

@@ -116,7 +116,7 @@ impl Listener {
     /// Whether only this host can connect.
     ///
     /// # Errors
-    /// See getsockname(2).
+    /// `ENOBUFS`: a socket that listens has an address, and says which unless the kernel is out of memory.
     pub(crate) fn is_local(&self) -> Result<bool> {
         match self {
             Self::Unix(..) => Ok(true),
@@ -130,7 +130,8 @@ impl Listener {
     /// The next connection.
     ///
     /// # Errors
-    /// See accept(2).
+    /// `ECONNABORTED` if the other end has given up before, `EMFILE` or `ENFILE` if there are no more descriptors, `EAGAIN` if
+    /// nobody is there and the listener does not wait; if the connection cannot be watched for silence.
     pub(crate) fn accept(&self) -> io::Result<OwnedFd> {
         match self {
             Self::Unix(listener, _) => listener.accept().map(|(stream, _)| stream.into()),
@@ -145,7 +146,7 @@ impl Listener {
     /// As it can be connected to: with the port that the kernel has chosen.
     ///
     /// # Errors
-    /// See getsockname(2).
+    /// `ENOBUFS`: a socket that listens has an address, and says which unless the kernel is out of memory.
     pub(crate) fn address(&self) -> Result<Address> {
         Ok(match self {
             Self::Unix(_, path) => Address::Unix(path.clone()),

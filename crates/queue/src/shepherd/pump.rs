@@ -73,7 +73,7 @@ impl Output {
     /// What names the pipe in images.
     ///
     /// # Errors
-    /// See fstat(2).
+    /// `EOVERFLOW`, where the number does not fit: pipes are not on a file system that could fail.
     pub(crate) fn inode(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(&self.job_end)?.st_ino)
     }
@@ -103,7 +103,7 @@ impl Output {
     /// Puts what was written on stable storage.
     ///
     /// # Errors
-    /// See fsync(2).
+    /// `EIO` or `ENOSPC` if the disk has not taken what was written, `EMFILE` if this process has as many descriptors as it may.
     pub(crate) fn sync(&self) -> io::Result<()> {
         let file = {
             let sink = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -144,7 +144,7 @@ impl Sink {
 /// Whether the file system of a file has more free than what output and input leave, when `more` bytes are added.
 ///
 /// # Errors
-/// See fstatvfs(3).
+/// `EIO`, `ESTALE` or the like if the file system does not answer any more.
 pub(crate) fn has_room(file: &File, more: u64) -> io::Result<bool> {
     let system = rustix::fs::fstatvfs(file)?;
     let of = |blocks: u64| blocks.saturating_mul(system.f_frsize);
@@ -207,7 +207,7 @@ impl Input {
     /// What names the pipe in images.
     ///
     /// # Errors
-    /// See fstat(2).
+    /// `EOVERFLOW`, where the number does not fit: pipes are not on a file system that could fail.
     pub(crate) fn inode(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(&self.job_end)?.st_ino)
     }

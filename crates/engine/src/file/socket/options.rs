@@ -401,7 +401,8 @@ pub(super) fn restore_device(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Resu
 /// queues filled.
 ///
 /// # Errors
-/// See setsockopt(2).
+/// If the kernel does not take an option: `EPERM` without the right to it (a mark, a priority above 6, a buffer beyond the
+/// limit, a locked filter), `ENOPROTOOPT` where the socket's family does not have it; if its owner cannot be set.
 pub(super) fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
     let set = |name: i32, value: u32| {
         socket::set_int(fd, libc::SOL_SOCKET, name, value.cast_signed())
@@ -449,7 +450,8 @@ pub(super) fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, wanted: &SocketOptio
 /// shows the double.
 ///
 /// # Errors
-/// See setsockopt(2).
+/// `EPERM` for a size beyond `net.core.wmem_max` or `rmem_max` without the right to more; if `SO_BUF_LOCK` is not
+/// taken, which kernels before 5.15 do not have.
 pub(super) fn restore_buffers(fd: BorrowedFd<'_>, wanted: &SocketOptions) -> Result<()> {
     const SOCK_BUF_LOCK: u32 = 3;
     for (get, force, value) in [
@@ -487,7 +489,7 @@ fn restore_timeout(fd: BorrowedFd<'_>, opt: Opt, (sec, usec): (u64, u64)) -> Res
 /// inode.
 ///
 /// # Errors
-/// See fchown(2).
+/// `EPERM` if this process may not give inodes away, `EINVAL` if its user namespace does not have the id.
 pub(super) fn restore_owner(
     id_maps: &IdMaps,
     fd: BorrowedFd<'_>,

@@ -142,7 +142,7 @@ fn read(slave: &OwnedFd) -> Result<Option<Vec<u8>>> {
 /// Whether a read would not block now.
 ///
 /// # Errors
-/// See poll(2).
+/// `ENOMEM`: there is no other reason not to be told.
 fn is_readable(file: impl AsFd) -> Result<bool> {
     Ok(poll(file)?.contains(PollFlags::IN))
 }
@@ -150,7 +150,7 @@ fn is_readable(file: impl AsFd) -> Result<bool> {
 /// Whether a master had a slave that is closed now.
 ///
 /// # Errors
-/// See poll(2).
+/// `ENOMEM`: there is no other reason not to be told.
 pub(super) fn has_closed_slave(master: impl AsFd) -> Result<bool> {
     Ok(poll(master)?.contains(PollFlags::HUP))
 }

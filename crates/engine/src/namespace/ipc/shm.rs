@@ -143,7 +143,8 @@ pub(super) fn remove(images: &ImageDir, ns_id: u32) -> Result<()> {
 /// attached anywhere and its parts are then moved to where they were.
 ///
 /// # Errors
-/// See shmat(2).
+/// If the husk has ended; if there is no such segment, or the husk may not attach it (`EACCES`); if the mappings are no
+/// parts of the segment, or overlap.
 pub(crate) fn attach(husk: &mut Tracee, vmas: &[&VmaEntry]) -> Result<()> {
     let mut groups: Vec<Vec<&VmaEntry>> = Vec::new();
     for vma in vmas {
