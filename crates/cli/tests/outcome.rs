@@ -6,6 +6,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+#[path = "outcome/refusals.rs"]
+mod refusals;
 mod sleeper;
 
 use sleeper::{Sleeper, wait_until};
@@ -200,20 +202,4 @@ fn what_went_wrong() {
     let (well, unknown) = said(&["check", "--json", "--feature", "no-such-feature"]);
     assert!(!well && unknown["class"] == "usage", "{unknown}");
     assert!(said(&["check", "--json", "--feature", "mem_dirty_track"]).0);
-}
-
-/// What to do about a refusal is a field of its own; the log has all of it.
-#[test]
-fn a_refusal_says_what_to_do() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("locked");
-    let locked = "exec 9>$0; flock 9; exec sleep 1000";
-    let task = Sleeper::start_as(&["sh", "-c", locked, file.to_str().unwrap()]);
-    let refused = object(&task.dump(&["--json"]));
-    assert_eq!(refused["class"], "refused", "{refused}");
-    let (text, hint) = (refused["text"].as_str().unwrap(), refused["hint"].as_str().unwrap());
-    assert!(text.contains("holds a lock") && !text.contains(hint), "{refused}");
-    assert!(hint.contains("--file-locks"), "{refused}");
-    let log = task.log("dump.log");
-    assert!(log.contains(&format!("{text}; {hint}")), "{log}");
 }

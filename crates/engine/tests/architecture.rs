@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 #[path = "architecture/imports.rs"]
 mod imports;
+#[path = "architecture/refusals.rs"]
+mod refusals;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

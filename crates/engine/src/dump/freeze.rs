@@ -240,7 +240,8 @@ impl Stopping {
                 return Err(Error::refused(
                     pid,
                     "its threads",
-                    "did not come to rest in time; they create and end others too quickly",
+                    "did not come to rest in time, since they create and end others too quickly; dump \
+                     again when they do that less, or give a longer --timeout",
                 ));
             }
             self.seize()?;
@@ -342,8 +343,9 @@ fn awaited(pid: i32, tid: i32) -> &'static str {
         return "did not stop in time, as it waits for an automatic mount (autofs), whose daemon may have stopped before it; \
                 dump again when that is mounted, or leave one of both out of the tree";
     }
-    "did not stop in time; it waits inside the kernel (vfork, a page of a userfaultfd that a \
-     system call needs, an automatic mount, a hung file system or device)"
+    "did not stop in time, as it waits inside the kernel (vfork, a page of a userfaultfd that a \
+     system call needs, an automatic mount, a hung file system or device); dump again when it has \
+     got what it waits for"
 }
 
 /// Lets processes go on that are bound to stop.
@@ -390,5 +392,5 @@ fn traced_by(tracer: u64) -> String {
         b"strace" | b"ltrace" => "end it with SIGINT, which lets its tasks go on",
         _ => "detach it",
     };
-    format!("is traced by task {tracer} ({}): {how} first", String::from_utf8_lossy(&comm))
+    format!("is traced by task {tracer} ({}); {how} first", String::from_utf8_lossy(&comm))
 }

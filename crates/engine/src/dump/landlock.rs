@@ -266,7 +266,7 @@ impl Shadow {
             Ok(layers) => {
                 let object = format!("its Landlock domain ({layers} of {LAYERS} layers)");
                 let reason = "cannot be kept: the kernel does not tell its rules, and without them \
-                              the task would come back unconfined";
+                              the task would come back unconfined; start it without Landlock";
                 Err(Error::refused(own.tid(), object, reason))
             }
             // No room for a process more (`pids.max`, `RLIMIT_NPROC`), or no memory.

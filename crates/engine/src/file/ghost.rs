@@ -40,7 +40,8 @@ pub(crate) fn save(
     let data = stat.st_blocks.cast_unsigned().saturating_mul(512);
     if kind == FileType::RegularFile && data > limit {
         return Err(found.refuse(format!(
-            "it is unlinked and holds {data} bytes, more than --ghost-limit {} allows",
+            "it is unlinked and holds {data} bytes, and {} are allowed; allow more with \
+             --ghost-limit",
             limit
         )));
     }

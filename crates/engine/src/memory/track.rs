@@ -334,8 +334,8 @@ pub(crate) fn survey(
         Err(Error::refused(
             pid,
             format!("mapping {:x}-{:x}", vma.map.start, vma.map.end),
-            "it is registered with userfaultfd, by nobody in the tree; if it was restored lazily, \
-             dump it when all pages are there",
+            "it is registered with userfaultfd, by nobody in the tree; dump it when all pages are \
+             there, if it was restored lazily",
         ))
     };
     if vma.has(b"um") || vma.has(b"ui") {

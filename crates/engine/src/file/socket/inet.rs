@@ -212,8 +212,8 @@ fn dump_tcp(
             let handshakes = sockets.spaces.handshakes(about, isk.src_port)?;
             if (waiting > 0 || handshakes) && !around.connections.skip_in_flight {
                 return Err(found.refuse(
-                    "a connection waits to be accepted, which cannot be kept \
-                     (--skip-in-flight leaves it out)",
+                    "a connection waits to be accepted, which cannot be kept; \
+                     --skip-in-flight leaves it out",
                 ));
             }
             Ok(())

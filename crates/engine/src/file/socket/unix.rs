@@ -264,8 +264,8 @@ fn external_peer(
     let outside = format!("it is connected to socket {} ({shown}) outside of the tree", known.peer);
     if known.about.kind != libc::SOCK_DGRAM || name.is_empty() {
         return Err(known.refuse(format!(
-            "{outside}; only datagram sockets can be connected again (by name), others can be \
-             left to the caller with --external unix[{}]",
+            "{outside}, and only datagram sockets can be connected again (by name); leave it to the \
+             caller with --external unix[{}]",
             known.about.inode
         )));
     }
