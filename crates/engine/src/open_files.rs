@@ -32,9 +32,21 @@ pub(crate) fn make_room(tasks: usize, files: usize, highest: u32) {
     let hard = now.maximum.map(|hard| hard.max(needed));
     let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum: hard });
     if raised.is_err() {
-        // As many as there may be.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, ..now });
+        up_to_hard(now);
     }
+}
+
+/// Makes as much room as there may be: for a pager, which does not know how many processes its tasks will bear. Whoever
+/// needs more says so when the kernel says no.
+pub(crate) fn make_all_room() {
+    let now = getrlimit(Resource::Nofile);
+    GIVEN.get_or_init(|| now);
+    up_to_hard(now);
+}
+
+/// Nobody is refused that.
+fn up_to_hard(now: Rlimit) {
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, ..now });
 }
 
 /// What no process may go beyond (`fs.nr_open`).

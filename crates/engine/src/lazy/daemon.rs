@@ -11,7 +11,6 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with, socketpair,
 };
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use torpor_images::{ImageDir, kind};
 use torpor_kernel::shortage::Shortage;
 use torpor_sys::peer::peer;
@@ -26,9 +25,9 @@ use super::{PagerLine, Remote, accept_all, pair, socket_in};
 use crate::error::{Context, Error, Result};
 use crate::options::Options;
 use crate::page_server::{Borrower, Fetcher};
-use crate::proc;
 use crate::ranges::Ranges;
 use crate::restore::pages::{Pages, Search};
+use crate::{open_files, proc};
 
 /// A daemon that waits for its restore.
 #[derive(Debug)]
@@ -231,7 +230,8 @@ fn serve(
         None => WorkingSet::load(images),
         Some(_) => WorkingSet::default(),
     };
-    raise_limit();
+    // Four descriptors are held for each task, and one for each that is forked meanwhile.
+    open_files::make_all_room();
     let taken = take_over(line, restorer, images, pages, &mut first);
     let (spaces, tasks) = match taken {
         Ok(taken) => taken,
@@ -275,13 +275,6 @@ fn take_over(
         tasks.push(space.pidfd);
     }
     Ok((spaces, tasks))
-}
-
-/// Four descriptors are held for each task, and one for each that is forked meanwhile.
-fn raise_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    // As many as there may be: it is tried, and whoever needs more says so.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 fn answer(line: &OwnedFd, data: &[u8]) -> Result<()> {
