@@ -60,6 +60,7 @@ use crate::memory::relatives::Relatives;
 use crate::memory::track::Tracking;
 use crate::memory::vma::Vma;
 use crate::namespace::mount::{self, TreeMounts};
+use crate::namespace::net::FreshSettings;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind, limits, nested_user, pid, time};
 use crate::network::accept::Running;
@@ -96,6 +97,8 @@ pub(crate) struct Dump<'a> {
     kinds: files::Kinds,
     /// What was done to hold the network still.
     pub network: network::held::Held,
+    /// What a new network is set to, if that was found out before the freeze.
+    fresh: Option<FreshSettings>,
     /// Cleans up if the supervisor is killed.
     pub guardian: Guardian,
     /// The cgroup that the tasks were paused with.
@@ -152,7 +155,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.number_objects()?;
     cx.log_tasks();
     tracing::info!("Dumping namespaces");
-    let asked = (&cx.opts.given, &cx.opts.network, cx.opts.strict);
+    let asked = (&cx.opts.given, &cx.opts.network, cx.opts.strict, cx.fresh.as_ref());
     let running = Running { root: cx.opts.pid, workers: cx.opts.memory.workers() };
     let pages = namespace::dump(asked, running, &cx.images, &cx.id_maps, &cx.ns)?;
     for (id, pages, source) in pages {
@@ -324,6 +327,7 @@ impl<'a> Dump<'a> {
             remaps: Remaps::default(),
             kinds: files::Kinds::default(),
             network: network::held::Held::default(),
+            fresh: None,
             own_ids: TaskKobjIdsEntry::default(),
             guardian,
             freezer: Freezer::default(),

@@ -27,6 +27,7 @@ use crate::memory::changes::Means;
 use crate::memory::keeper;
 use crate::memory::track::Tracking;
 use crate::memory::vma::{self, Vma};
+use crate::namespace::net::FreshSettings;
 use crate::network::accept::{self, Running};
 use crate::options::Options;
 use crate::page_server::{Lender, Loan, Returned};
@@ -147,10 +148,12 @@ impl Session {
         let lender = Lender::prepare(opts)?;
         let away = if lender.is_none() { Away::connect(&opts.memory, &opts.trust)? } else { None };
         let running = Running { root: opts.pid, workers: opts.memory.workers() };
+        let fresh = FreshSettings::ahead(opts.pid);
         let held_off = accept::settle(&opts.network, running, &self.guardian);
         let mut tree =
             self.stop(opts, (images, former), (tracking, away), (clients::stop, vma::read))?;
         tree.cx.network.held_off = held_off;
+        tree.cx.fresh = fresh;
         tree.lender = lender;
         tree.cx.find_relatives();
         Ok(Frozen { tree })

@@ -25,13 +25,13 @@ pub(super) const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
 
 /// Writes the images of all namespaces but those of mounts and of time ([`time::dump`]), and says what
 /// pages of shared memory are to be saved. What would be lost without harm as a rule is refused, too, if
-/// everything is wanted (`strict`).
+/// everything is wanted (`strict`); `fresh` is what a new network is set to, if that is known.
 ///
 /// # Errors
 /// Refused, if a namespace holds what cannot be brought back (a device, a message queue); if one
 /// cannot be entered; if an image cannot be written.
-pub fn dump(
-    (given, network, strict): (&Given, &Network, bool),
+pub(crate) fn dump(
+    (given, network, strict, fresh): (&Given, &Network, bool, Option<&net::FreshSettings>),
     running: Running,
     images: &ImageDir,
     id_maps: &IdMaps,
@@ -44,7 +44,9 @@ pub fn dump(
             NsKind::Ipc => pages.extend(ipc::dump(images, id_maps, spaces, ns.id)?),
             NsKind::User if ns.task == 0 => user::dump(images, id_maps, ns.id)?,
             NsKind::Pid => pid::dump(given, images, ns)?,
-            NsKind::Net => net::dump((given, network, strict), running, images, spaces, ns.id)?,
+            NsKind::Net => {
+                net::dump((given, network, strict, fresh), running, images, spaces, ns.id)?;
+            }
             // Of users below: see `nested_user`.
             NsKind::Mnt | NsKind::Cgroup | NsKind::User | NsKind::Time => {}
         }

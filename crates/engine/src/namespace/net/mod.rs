@@ -37,6 +37,7 @@ pub(crate) use restore::{restore, restore_connections};
 pub(crate) use routing::{OfCaller, Routing};
 pub(crate) use tables::{forget_requests, planned as planned_routes, tracked};
 pub(crate) use tun::configure as configure_tun;
+pub(crate) use unkept::FreshSettings;
 
 // linux/rtnetlink.h, linux/net_namespace.h.
 const NETNSA_NSID: u16 = 1;
@@ -45,14 +46,14 @@ const NETNSA_FD: u16 = 3;
 const RTGENMSG: [u8; 4] = [0; 4];
 
 /// Writes the images of a namespace. What would be lost without harm as a rule is refused, too, if everything
-/// is wanted (`strict`).
+/// is wanted (`strict`); `fresh` is what a new one is set to, if that is known.
 ///
 /// # Errors
 /// Refused, if the namespace holds what cannot be made again, or what nobody would make again where
 /// namespaces are left empty; if it cannot be entered, or the
 /// kernel does not list what it holds; if an image cannot be written.
 pub(crate) fn dump(
-    (given, network, strict): (&Given, &Network, bool),
+    (given, network, strict, fresh): (&Given, &Network, bool, Option<&FreshSettings>),
     running: Running,
     images: &ImageDir,
     spaces: &Namespaces,
@@ -72,7 +73,7 @@ pub(crate) fn dump(
         let is_roots = ns.task == 0;
         let expect_none = || {
             link::expect_none(&mut Socket::open(ROUTE)?, ns.pid)?;
-            unkept::check(ns.pid, strict)
+            unkept::check(ns.pid, strict, fresh)
         };
         return if is_roots { Ok(()) } else { run_in(&[spaces.open_file(ns_id)?], expect_none) };
     }
@@ -112,7 +113,7 @@ pub(crate) fn dump(
             table.dump(images, ns_id)?;
         }
         firewall::dump(images, ns_id)?;
-        unkept::check(pid, strict)?;
+        unkept::check(pid, strict, fresh)?;
         let nsids = known.iter().filter(|k| !k.host);
         let entry = NetnsEntry {
             def_conf4: Sysctls::v4("default").read()?,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use torpor_images::{ImageDir, kind};
 use torpor_tests::wait::wait_for;
 
-use super::{Routing, forget_packets, run_in};
+use super::{FreshSettings, Routing, forget_packets, run_in};
 use crate::external::External;
 use crate::namespace::NsKind;
 use crate::namespace::testing::{fresh, tree};
@@ -74,8 +74,8 @@ fn same(before: &str, after: &str) {
 /// Nobody lives in the namespaces.
 const HERE: Running = Running { root: 0, workers: 1 };
 
-fn asked(opts: &Options) -> (&Given, &Network, bool) {
-    (&opts.given, &opts.network, opts.strict)
+fn asked(opts: &Options) -> (&Given, &Network, bool, Option<&FreshSettings>) {
+    (&opts.given, &opts.network, opts.strict, None)
 }
 
 fn dump(spaces: &[OwnedFd], dir: &std::path::Path, opts: &Options) -> crate::Result<()> {

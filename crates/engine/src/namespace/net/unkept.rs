@@ -9,6 +9,8 @@ use torpor_kernel::netlink::{Message, ROUTE, Socket, half, word};
 
 use super::conf::NAMES;
 use crate::error::{Context, Error, Result};
+use crate::namespace::NsKind;
+use crate::proc;
 
 /// The family of netlink for IPsec (`NETLINK_XFRM`), and what asks for states and policies
 /// (linux/xfrm.h).
@@ -32,12 +34,29 @@ const OTHERWISE: [&str; 2] = ["ip_forward", "tcp_fastopen_key"];
 /// multicast; and what it chooses by the kind of a device. To ask each file whether it can be written would take as long as to read it.
 const SHOWN: [&str; 3] = ["nf_conntrack_count", "mc_forwarding", "addr_gen_mode"];
 
-/// Looks at the namespace of the calling thread, which task `pid` lives in.
+/// The settings that a new network has.
+#[derive(Debug)]
+pub(crate) struct FreshSettings(Settings);
+
+impl FreshSettings {
+    /// Finds them out before task `pid` is stopped, if it has a network of its own: to make one takes the kernel a
+    /// moment. None if they cannot be, which is said later.
+    pub(crate) fn ahead(pid: i32) -> Option<Self> {
+        let network = |pid| proc::ns_inode(pid, NsKind::Net.name());
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let is_apart = network(pid).ok()? != network(own).ok()?;
+        let read = || std::thread::spawn(settings_of_new).join();
+        is_apart.then(read)?.ok()?.ok().map(FreshSettings)
+    }
+}
+
+/// Looks at the namespace of the calling thread, which task `pid` lives in. The settings of a new one are read now if
+/// they are not known.
 ///
 /// # Errors
 /// Refused, if it has states or policies of IPsec, or, where everything is wanted (`strict`), anything
 /// that is not kept; if the kernel does not list what it has.
-pub(super) fn check(pid: i32, strict: bool) -> Result<()> {
+pub(super) fn check(pid: i32, strict: bool, fresh: Option<&FreshSettings>) -> Result<()> {
     refuse_ipsec(pid)?;
     let leave_out = |object: &str, names: &[String]| {
         let object = format!("{object} ({})", names.join(", "));
@@ -51,7 +70,7 @@ pub(super) fn check(pid: i32, strict: bool) -> Result<()> {
         }
     };
     let mut socket = Socket::open(ROUTE)?;
-    leave_out("what its network is set to by sysctl", &changed_settings()?)?;
+    leave_out("what its network is set to by sysctl", &changed_settings(fresh)?)?;
     leave_out("the traffic control of its network (tc)", &qdiscs(&mut socket)?)?;
     leave_out("permanent neighbours in its network", &neighbours(&mut socket)?)
 }
@@ -105,25 +124,31 @@ fn neighbours(socket: &mut Socket) -> Result<Vec<String>> {
 type Settings = BTreeMap<String, String>;
 
 /// The names of the settings that are not kept, and are not what a new namespace has.
-fn changed_settings() -> Result<Vec<String>> {
-    // The kernel takes a moment to make one.
+fn changed_settings(fresh: Option<&FreshSettings>) -> Result<Vec<String>> {
+    let read = || settings().context(|| format!("read the settings in {SETTINGS}"));
+    if let Some(FreshSettings(fresh)) = fresh {
+        return Ok(other_than(fresh, read()?));
+    }
     let (own, fresh) = std::thread::scope(|scope| {
         let fresh = scope.spawn(settings_of_new);
-        (settings(), fresh.join())
+        (read(), fresh.join())
     });
-    let own = own.context(|| format!("read the settings in {SETTINGS}"))?;
-    let fresh = match fresh.unwrap_or_else(|_| Err(io::ErrorKind::Other.into())) {
-        Ok(fresh) => fresh,
+    match fresh.unwrap_or_else(|_| Err(io::ErrorKind::Other.into())) {
+        Ok(fresh) => Ok(other_than(&fresh, own?)),
         Err(error) => {
             tracing::warn!("which settings of a network are not kept cannot be told: {error}");
-            return Ok(Vec::new());
+            Ok(Vec::new())
         }
-    };
+    }
+}
+
+/// The names of those that a new namespace has other values of.
+fn other_than(fresh: &Settings, own: Settings) -> Vec<String> {
     let changed = own.into_iter().filter(|(name, value)| {
         let new = fresh.get(name).or_else(|| fresh.get(&of_new_device(name)?));
         new.is_some_and(|new| new != value)
     });
-    Ok(changed.map(|(name, _)| format!("net.{}", name.replace('/', "."))).collect())
+    changed.map(|(name, _)| format!("net.{}", name.replace('/', "."))).collect()
 }
 
 /// Those that a new namespace has.
@@ -186,11 +211,17 @@ mod tests {
 
     use super::super::run_in;
     use super::*;
-    use crate::namespace::NsKind;
     use crate::namespace::testing::fresh;
 
     fn refusal(space: &OwnedFd, strict: bool) -> String {
-        let check = || Ok(check(7, strict));
+        let known = std::thread::spawn(settings_of_new).join().unwrap().unwrap();
+        let known = refusal_by(space, strict, Some(&FreshSettings(known)));
+        assert_eq!(known, refusal_by(space, strict, None));
+        known
+    }
+
+    fn refusal_by(space: &OwnedFd, strict: bool, fresh: Option<&FreshSettings>) -> String {
+        let check = || Ok(check(7, strict, fresh));
         run_in(&[space.as_fd()], check).unwrap().map_or_else(|e| e.to_string(), |()| String::new())
     }
 
