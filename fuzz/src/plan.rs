@@ -11,9 +11,9 @@ use std::sync::{Arc, OnceLock};
 use serde_json::{Value, json};
 use torpor_crit::View;
 use torpor_engine::Options;
+use torpor_engine::inside::unlisted;
 use torpor_engine::options::CgroupMode;
 use torpor_engine::options::Cgroups;
-use torpor_engine::restore::unlisted;
 use torpor_images::ImageDir;
 use torpor_store::{Archive, Shelf, Store};
 

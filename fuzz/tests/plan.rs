@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use common::Numbers;
 use serde_json::{Value, json};
-use torpor_engine::restore::unlisted;
+use torpor_engine::inside::unlisted;
 use torpor_fuzz::plan::{TREES, options, plan, tree};
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
+use torpor_engine::Means;
 use torpor_engine::check::{self, Category, Feature};
-use torpor_engine::memory::changes::Means;
 use torpor_worker::Report;
 
 use crate::failure::Failure;

@@ -16,7 +16,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use torpor_engine::restore::stages::Plan;
+use torpor_engine::stages::Plan;
 use torpor_engine::{Error, Hooks, Options, RestoreReport, Result};
 use torpor_images::ImageDir;
 

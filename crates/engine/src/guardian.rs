@@ -24,7 +24,7 @@ use crate::error::{Context, Error, Result};
 
 /// A way to undo something.
 #[derive(Debug)]
-pub struct Way {
+pub(crate) struct Way {
     /// Its name, which no other has.
     pub name: &'static str,
     /// Whether a descriptor belongs to what is undone ([`Guardian::watch_file`]).
@@ -37,7 +37,7 @@ pub struct Way {
 
 /// When something is undone: of what has the same turn, the latest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Turn {
+pub(crate) enum Turn {
     /// At once.
     First,
     /// When nothing is left that others wait for: a task may have to be waited for.
@@ -50,7 +50,7 @@ pub enum Turn {
 
 impl Way {
     /// A way that needs no descriptor and no particular order.
-    pub const fn new(
+    pub(crate) const fn new(
         name: &'static str,
         perform: fn(&Words<'_>, Option<BorrowedFd<'_>>) -> Result<()>,
     ) -> Self {
@@ -58,14 +58,14 @@ impl Way {
     }
 
     /// Something that is undone in this way. The words say what; none may have a NUL in it.
-    pub fn undo(&'static self, words: Vec<String>) -> Undo {
+    pub(crate) fn undo(&'static self, words: Vec<String>) -> Undo {
         Undo { way: self, words }
     }
 }
 
 /// Something that must not outlive a supervisor.
 #[derive(Debug, Clone)]
-pub struct Undo {
+pub(crate) struct Undo {
     way: &'static Way,
     words: Vec<String>,
 }
@@ -78,14 +78,14 @@ impl PartialEq for Undo {
 
 /// What the guardian was told about something that it undoes.
 #[derive(Debug, Clone, Copy)]
-pub struct Words<'a>(&'a [String]);
+pub(crate) struct Words<'a>(&'a [String]);
 
 impl<'a> Words<'a> {
     /// Word number `at`.
     ///
     /// # Errors
     /// If there are not as many.
-    pub fn text(&self, at: usize) -> Result<&'a str> {
+    pub(crate) fn text(&self, at: usize) -> Result<&'a str> {
         self.0.get(at).map(String::as_str).ok_or_else(|| bad(at))
     }
 
@@ -93,12 +93,12 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// If there are not as many, or it is none.
-    pub fn number<T: FromStr>(&self, at: usize) -> Result<T> {
+    pub(crate) fn number<T: FromStr>(&self, at: usize) -> Result<T> {
         self.text(at)?.parse().map_err(|_| bad(at))
     }
 
     /// All words from number `at` on.
-    pub fn rest(&self, at: usize) -> &'a [String] {
+    pub(crate) fn rest(&self, at: usize) -> &'a [String] {
         self.0.get(at..).unwrap_or_default()
     }
 }
@@ -110,7 +110,7 @@ fn bad(at: usize) -> Error {
 /// The supervisor's end. The default one has nobody at the other end: for work that
 /// leaves nothing behind. Copies are of the same guardian, which leaves with the last of them.
 #[derive(Debug, Clone, Default)]
-pub struct Guardian(Option<Arc<Line>>);
+pub(crate) struct Guardian(Option<Arc<Line>>);
 
 /// The connection to the guardian's process, whose end is waited for when it is closed.
 #[derive(Debug)]
@@ -131,7 +131,7 @@ impl Drop for Child {
 
 /// See [`Guardian::hurry`]: the guardian's process, and how it was scheduled before.
 #[derive(Debug)]
-pub struct Hurry(Option<(i32, Attributes)>);
+pub(crate) struct Hurry(Option<(i32, Attributes)>);
 
 impl Drop for Hurry {
     fn drop(&mut self) {
@@ -151,7 +151,7 @@ impl Guardian {
     ///
     /// # Errors
     /// `EBUSY` if there are threads already; if no process can be started.
-    pub fn start(ways: &'static [&'static Way]) -> Result<Self> {
+    pub(crate) fn start(ways: &'static [&'static Way]) -> Result<Self> {
         let (ours, theirs) = UnixStream::pair().context(|| "socketpair".to_owned())?;
         let pid = torpor_sys::process::fork(|| keep_watch(&theirs, ways))
             .context(|| "forking the guardian".to_owned())?;
@@ -170,7 +170,7 @@ impl Guardian {
     }
 
     /// Its process id; 0 if there is none.
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.0.as_ref().map_or(0, |line| line.process.0)
     }
 
@@ -178,7 +178,7 @@ impl Guardian {
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub fn watch(&self, undo: &Undo) -> Result<()> {
+    pub(crate) fn watch(&self, undo: &Undo) -> Result<()> {
         self.tell(&encode(b'+', undo))
     }
 
@@ -186,7 +186,7 @@ impl Guardian {
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub fn watch_file(&self, undo: &Undo, file: BorrowedFd<'_>) -> Result<()> {
+    pub(crate) fn watch_file(&self, undo: &Undo, file: BorrowedFd<'_>) -> Result<()> {
         self.tell_of_file(&encode(b'+', undo), file)
     }
 
@@ -202,7 +202,7 @@ impl Guardian {
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub fn forget(&self, undo: &Undo) -> Result<()> {
+    pub(crate) fn forget(&self, undo: &Undo) -> Result<()> {
         self.tell(&encode(b'-', undo))
     }
 
@@ -211,7 +211,7 @@ impl Guardian {
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub fn prepare_file(&self, undo: &Undo, file: BorrowedFd<'_>) -> Result<()> {
+    pub(crate) fn prepare_file(&self, undo: &Undo, file: BorrowedFd<'_>) -> Result<()> {
         self.tell_of_file(&encode(b'*', undo), file)
     }
 
@@ -220,7 +220,7 @@ impl Guardian {
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub fn exchange(&self, forgotten: &[Undo], undo: &Undo) -> Result<()> {
+    pub(crate) fn exchange(&self, forgotten: &[Undo], undo: &Undo) -> Result<()> {
         let mut message: Vec<u8> = forgotten.iter().flat_map(|old| encode(b'~', old)).collect();
         message.extend(encode(b'=', undo));
         self.tell(&message)
@@ -230,7 +230,7 @@ impl Guardian {
     /// of a supervisor that was killed run as soon as it is gone; the guardian learns of its death
     /// a moment before, from its closed files, and must not miss that moment where a task would
     /// get errors until it has acted.
-    pub fn hurry(&self) -> Hurry {
+    pub(crate) fn hurry(&self) -> Hurry {
         let pid = self.0.as_ref().map(|line| line.process.0);
         let before = pid.and_then(|pid| Some((pid, attributes(pid).ok()?)));
         if let Some((pid, _)) = before {
@@ -249,7 +249,7 @@ impl Guardian {
     ///
     /// # Errors
     /// If there are no more descriptors.
-    pub fn line_for_children(&self) -> Result<Option<OwnedFd>> {
+    pub(crate) fn line_for_children(&self) -> Result<Option<OwnedFd>> {
         let dup = |line: &Arc<Line>| {
             let copy = rustix::io::dup(&line.line)?;
             rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty())?;
@@ -387,13 +387,8 @@ impl Watch {
 #[cfg(test)]
 impl Undo {
     /// Undoes it as the guardian would.
-    pub fn perform(&self, file: Option<BorrowedFd<'_>>) -> Result<()> {
+    pub(crate) fn perform(&self, file: Option<BorrowedFd<'_>>) -> Result<()> {
         (self.way.perform)(&Words(&self.words), file)
-    }
-
-    /// The name of its way.
-    pub fn way(&self) -> &'static str {
-        self.way.name
     }
 }
 

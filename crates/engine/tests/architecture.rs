@@ -131,8 +131,6 @@ fn sections_on_errors_say_which() {
     assert!(vague.is_empty(), "sections on errors that say neither which nor when: {vague:#?}");
 }
 
-/// The words of all comments, in their order.
-fn words_of_comments(source: &str) -> Vec<&str> {
 /// Whether a section is a manual page's name only: `See open(2).`
 fn is_manual_page(section: &str) -> bool {
     let page = section.strip_prefix("See ").and_then(|rest| rest.strip_suffix(")."));
@@ -157,6 +155,8 @@ fn only_system_calls_leave_their_errors_to_manual_pages() {
     assert!(found.is_empty(), "sections on errors that are a page's name only: {found:?}");
 }
 
+/// The words of all comments, in their order.
+fn words_of_comments(source: &str) -> Vec<&str> {
     let comments = source.lines().filter_map(|line| Some(line.split_once("//")?.1));
     comments.flat_map(|comment| comment.trim_start_matches(['/', '!']).split_whitespace()).collect()
 }
@@ -308,6 +308,23 @@ fn few_files_take_what_knows_all() {
     // A table that is looked up by number and kind (docs/architecture.md): no more look than do today.
     let all = takers("Namespaces");
     assert!((1..=45).contains(&all.len()), "{} files take Namespaces: {all:?}", all.len());
+}
+
+/// What nobody outside calls is no part of the engine's interface.
+#[test]
+fn modules_that_are_shown_are_used_from_outside() {
+    let library = std::fs::read_to_string(root().join("crates/engine/src/lib.rs")).unwrap();
+    let shown = |line: &'_ str| Some(line.strip_prefix("pub mod ")?.strip_suffix(';')?.to_owned());
+    // But for what tests look at.
+    let shown = library.lines().filter_map(shown).filter(|module| module != "inside");
+    let shown: Vec<String> = shown.collect();
+    assert!(shown.len() > 5, "{shown:?}");
+    let others = crates().into_iter().filter(|krate| krate != "engine");
+    let code: String =
+        others.map(|krate| sources(&root().join("crates").join(krate).join("src"))).collect();
+    let is_unused = |module: &&String| !code.contains(&format!("torpor_engine::{module}"));
+    let unused: Vec<_> = shown.iter().filter(is_unused).collect();
+    assert!(unused.is_empty(), "nobody outside uses these: {unused:?}");
 }
 
 /// The guardian runs when all else has gone wrong: it imports nothing that it undoes.

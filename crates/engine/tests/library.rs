@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use torpor_engine::options::{Memory, Stop};
-use torpor_engine::restore::stages::Plan;
+use torpor_engine::stages::Plan;
 use torpor_engine::{NoHooks, Options, Session};
 use torpor_images::ImageDir;
 use torpor_store::{Shelf, receive, send};

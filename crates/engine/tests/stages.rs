@@ -15,8 +15,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use torpor_engine::options::{Files, Given, JoinNs, JoinNsKind, Memory, Stop, Trust};
-use torpor_engine::restore::stages::{Plan, Ready};
 use torpor_engine::seal::{OpenOptions, SealOptions};
+use torpor_engine::stages::{Plan, Ready};
 use torpor_engine::{Error, NoHooks, Options, Session};
 use torpor_images::ImageDir;
 use torpor_images::compress::Compression;

@@ -6,12 +6,12 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use torpor_engine::namespace::user::IdMaps;
-use torpor_engine::proc;
-use torpor_engine::task::{
+use torpor_engine::inside::IdMaps;
+use torpor_engine::inside::task::{
     self, AboutTree, Filters, Husks, Images, MmFlags, ProcFiles, Process, ProcessState, Seen,
     ThreadState,
 };
+use torpor_engine::proc;
 use torpor_images::ImageDir;
 use torpor_images::proto::{CoreEntry, MmEntry};
 use torpor_policy::{Credentials, ProcessLimits, Scheduling};

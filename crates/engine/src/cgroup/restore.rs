@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The groups of a restore.
 #[derive(Debug, Default)]
-pub struct Groups {
+pub(crate) struct Groups {
     /// Where hierarchies can be mounted.
     yard: Option<PathBuf>,
     /// What is made, and who is put where.
@@ -89,13 +89,13 @@ pub(crate) fn set_of_task(task: &TaskImage) -> Option<u32> {
 
 impl Groups {
     /// The restore has succeeded: groups that it made stay.
-    pub fn keep(&mut self) {
+    pub(crate) fn keep(&mut self) {
         self.made.0.clear();
     }
 
     /// Those that a plan asks for.
     #[must_use]
-    pub fn new(planned: Planned) -> Self {
+    pub(crate) fn new(planned: Planned) -> Self {
         Groups { planned, ..Groups::default() }
     }
 
@@ -104,7 +104,7 @@ impl Groups {
     /// # Errors
     /// If a group that should exist does not, or the other way round; if one cannot be made (named
     /// in the error).
-    pub fn prepare(&mut self, cgroups: &Cgroups) -> Result<()> {
+    pub(crate) fn prepare(&mut self, cgroups: &Cgroups) -> Result<()> {
         if self.planned.is_empty() && self.planned.heads().is_empty() {
             return Ok(());
         }
@@ -149,7 +149,7 @@ impl Groups {
     /// # Errors
     /// If the images lack the set; if the husk has ended, or a group or a namespace does not take
     /// it.
-    pub fn place(
+    pub(crate) fn place(
         &mut self,
         task: &mut Task,
         spaces: &mut Namespaces,
@@ -240,7 +240,7 @@ impl Groups {
     ///
     /// # Errors
     /// If the images lack a set; if a group does not take a thread.
-    pub fn place_threads(&mut self, tasks: &[Task]) -> Result<()> {
+    pub(crate) fn place_threads(&mut self, tasks: &[Task]) -> Result<()> {
         if self.planned.is_empty() {
             return Ok(());
         }
@@ -279,7 +279,7 @@ impl Groups {
     ///
     /// # Errors
     /// A task that is in another group.
-    pub fn verify(&self, tasks: &[Task]) -> Result<()> {
+    pub(crate) fn verify(&self, tasks: &[Task]) -> Result<()> {
         if self.planned.is_empty() {
             return Ok(());
         }
@@ -303,7 +303,7 @@ impl Groups {
     ///
     /// # Errors
     /// If the kernel refuses a value (the error names the property).
-    pub fn finish(&self) -> Result<()> {
+    pub(crate) fn finish(&self) -> Result<()> {
         for group in &self.pending {
             for property in &group.properties {
                 set(group, &property.name, &property.value)?;
@@ -318,7 +318,7 @@ impl Groups {
     /// # Errors
     /// If a group cannot be left (named in the error): its parent takes no processes, or may not be
     /// written to.
-    pub fn leave(&mut self, cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
+    pub(crate) fn leave(&mut self, cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
         pause::leave(cgroups, tasks, &self.host, &mut self.hierarchies)
     }
 
@@ -326,7 +326,7 @@ impl Groups {
     ///
     /// # Errors
     /// If this program cannot leave a group, or a group cannot be told to freeze.
-    pub fn freeze_again(&mut self, cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
+    pub(crate) fn freeze_again(&mut self, cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
         if !self.frozen.is_empty() && sets_what_is_there(cgroups.manage) {
             self.leave(cgroups, tasks)?;
         }

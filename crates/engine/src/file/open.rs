@@ -16,13 +16,13 @@ pub(crate) struct Holder {
 
 /// The descriptions that the restore has opened, by id.
 #[derive(Debug, Default)]
-pub struct OpenFiles {
+pub(crate) struct OpenFiles {
     by_id: HashMap<u32, OwnedFd>,
 }
 
 impl OpenFiles {
     /// The description `id`, if it is open already.
-    pub fn get(&self, id: u32) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn get(&self, id: u32) -> Option<BorrowedFd<'_>> {
         self.by_id.get(&id).map(AsFd::as_fd)
     }
 
@@ -30,12 +30,12 @@ impl OpenFiles {
     ///
     /// # Errors
     /// If the images have no such file, or nobody has opened it.
-    pub fn need(&self, id: u32) -> Result<BorrowedFd<'_>> {
+    pub(crate) fn need(&self, id: u32) -> Result<BorrowedFd<'_>> {
         self.get(id).ok_or_else(|| Error::invalid("files.img", format!("no file {id}")))
     }
 
     /// Adds a description.
-    pub fn insert(&mut self, id: u32, file: OwnedFd) {
+    pub(crate) fn insert(&mut self, id: u32, file: OwnedFd) {
         self.by_id.insert(id, file);
     }
 }

@@ -33,7 +33,7 @@ use crate::verdict::Verdict;
 /// The restore half: the files that have a name only for the time being. Dropping it
 /// removes those names.
 #[derive(Debug, Default)]
-pub struct Temporary {
+pub(crate) struct Temporary {
     remaps: HashMap<u32, (RemapType, u32)>,
     /// The ghosts that were made.
     ghosts: HashMap<u32, Kept>,
@@ -107,7 +107,7 @@ impl Kept {
 impl Temporary {
     /// Whether a file is a ghost.
     #[must_use]
-    pub fn is_ghost(&self, file: u32) -> bool {
+    pub(crate) fn is_ghost(&self, file: u32) -> bool {
         matches!(self.remaps.get(&file), Some((RemapType::Ghost, _)))
     }
 
@@ -115,7 +115,7 @@ impl Temporary {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub fn load(&mut self, images: &ImageDir) -> Result<()> {
+    pub(crate) fn load(&mut self, images: &ImageDir) -> Result<()> {
         for entry in images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
             self.remaps.insert(entry.orig_id, found_by(&entry));
         }
@@ -124,17 +124,17 @@ impl Temporary {
 
     /// The process that has ended and whose directory file `id` of the images is: nobody can open
     /// or change to it but while there is such a process.
-    pub fn process_of(&self, id: u32) -> Option<u32> {
+    pub(crate) fn process_of(&self, id: u32) -> Option<u32> {
         self.remaps.get(&id).filter(|(kind, _)| *kind == RemapType::Procfs).map(|(_, pid)| *pid)
     }
 
     /// Says which process is there for the moment.
-    pub fn set_alive(&mut self, pid: Option<u32>) {
+    pub(crate) fn set_alive(&mut self, pid: Option<u32>) {
         self.alive = pid;
     }
 
     /// Whether the path of the file `id` of the images does not lead to it.
-    pub fn is_remapped(&self, id: u32) -> bool {
+    pub(crate) fn is_remapped(&self, id: u32) -> bool {
         self.remaps.contains_key(&id)
     }
 
@@ -143,7 +143,12 @@ impl Temporary {
     ///
     /// # Errors
     /// If the image of a ghost is missing or damaged.
-    pub fn with_ghost_of(&self, images: &ImageDir, dev: u32, ino: u64) -> Result<Option<u32>> {
+    pub(crate) fn with_ghost_of(
+        &self,
+        images: &ImageDir,
+        dev: u32,
+        ino: u64,
+    ) -> Result<Option<u32>> {
         for (&file, &(kind, ghost)) in &self.remaps {
             if kind == RemapType::Ghost {
                 let image = ghost::load(images, ghost)?;
@@ -160,7 +165,7 @@ impl Temporary {
     ///
     /// # Errors
     /// If a name cannot be removed.
-    pub fn succeed(&mut self) -> Result<()> {
+    pub(crate) fn succeed(&mut self) -> Result<()> {
         for Name { dir, name } in self.given.drain(..) {
             remove(dir.as_fd(), &name, AtFlags::empty());
         }

@@ -57,7 +57,7 @@ pub struct Knowledge {
 
 /// A keeper that waits for its task. If it is dropped before it gets one it ends.
 #[derive(Debug)]
-pub struct Keeper {
+pub(crate) struct Keeper {
     line: OwnedFd,
 }
 
@@ -87,7 +87,7 @@ impl Keeper {
     ///
     /// # Errors
     /// `EBUSY` if there are threads already; if the task has ended; if no process can be started.
-    pub fn start(root: i32) -> Result<Self> {
+    pub(crate) fn start(root: i32) -> Result<Self> {
         let what = || "starting the keeper of tracked memory".to_owned();
         let root = Root::of(root)?;
         let address = root.address()?;
@@ -112,7 +112,7 @@ impl Keeper {
     ///
     /// # Errors
     /// If it is gone, or another one keeps that tree.
-    pub fn keep(self, knowledge: &Knowledge) -> Result<()> {
+    pub(crate) fn keep(self, knowledge: &Knowledge) -> Result<()> {
         let what = || "handing the tracked memory to its keeper".to_owned();
         set_patience(self.line.as_fd()).context(what)?;
         give(self.line.as_fd(), knowledge).context(what)?;

@@ -1,10 +1,10 @@
 //! Memory: mappings and pages.
 
 pub(crate) mod aio;
-pub mod changes;
+pub(crate) mod changes;
 pub(crate) mod frames;
-pub mod keeper;
-pub mod pages;
+pub(crate) mod keeper;
+pub(crate) mod pages;
 pub(crate) mod registered;
 pub(crate) mod relatives;
 pub(crate) mod scan;

@@ -42,7 +42,7 @@ impl PageSpan {
 
 /// What a scan of one mapping found.
 #[derive(Debug, Default)]
-pub struct Census {
+pub(crate) struct Census {
     /// Pages to be saved, in order.
     pub pages: Vec<PageSpan>,
     /// Guard pages (`MADV_GUARD_INSTALL`), in order.
@@ -56,7 +56,7 @@ pub struct Census {
 ///
 /// # Errors
 /// If the task is gone, or the pagemap may not be scanned or read.
-pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
+pub(crate) fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
     let mut found = Census::default();
     let whole = vma.is(status::VDSO | status::AIO_RING);
     if vma.is(status::VVAR | status::VSYSCALL) || !vma.is_private() && !whole {
@@ -106,7 +106,7 @@ fn anon_file(vma: &Vma, region: &PageRegion) -> bool {
 
 /// Adds a run behind those in `list`, joined with the last one if they are adjacent and
 /// alike.
-pub fn push(list: &mut Vec<PageSpan>, place: PageSpan) {
+pub(crate) fn push(list: &mut Vec<PageSpan>, place: PageSpan) {
     match list.last_mut() {
         Some(last) if *last == (PageSpan { start: last.start, end: place.start, ..place }) => {
             last.end = place.end;
@@ -135,7 +135,7 @@ pub enum Source {
 
 /// A stretch of a pages file and the memory that goes there.
 #[derive(Debug)]
-pub struct Job {
+pub(crate) struct Job {
     source: Source,
     ranges: Vec<(u64, usize)>,
     target: Arc<PagesWriter>,
@@ -144,28 +144,28 @@ pub struct Job {
 
 impl Job {
     /// Whether it is for when the tree runs on.
-    pub fn can_wait(&self) -> bool {
+    pub(crate) fn can_wait(&self) -> bool {
         self.twin().is_some()
     }
 
     /// The pid of the twin whose memory is copied.
-    pub fn twin(&self) -> Option<i32> {
+    pub(crate) fn twin(&self) -> Option<i32> {
         if let Source::Twin(_, pid) = self.source { Some(pid) } else { None }
     }
 
     /// The memory that is copied: addresses and lengths.
-    pub fn ranges(&self) -> &[(u64, usize)] {
+    pub(crate) fn ranges(&self) -> &[(u64, usize)] {
         &self.ranges
     }
 
     /// Bytes of it.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.ranges.iter().map(|range| range.1 as u64).sum()
     }
 }
 
 /// Bytes copied at once: two such buffers stay in a core's second-level cache.
-pub const CHUNK: usize = 512 * 1024;
+pub(crate) const CHUNK: usize = 512 * 1024;
 /// The nice value of those who copy while the tree runs: a tenth of the share that the tree
 /// has, enough to come to an end on a busy machine.
 const NICE: i32 = 10;
@@ -174,7 +174,7 @@ const MAX_RANGES: usize = 1024;
 
 /// Cuts runs of pages into jobs.
 #[derive(Debug)]
-pub struct Cutter {
+pub(crate) struct Cutter {
     /// Where from, and which memory goes there, in the order of the file.
     parts: Vec<(Source, Vec<(u64, usize)>)>,
     target: Arc<PagesWriter>,
@@ -182,12 +182,12 @@ pub struct Cutter {
 
 impl Cutter {
     /// Pages that go to `target` from its start on.
-    pub fn new(target: Arc<PagesWriter>) -> Self {
+    pub(crate) fn new(target: Arc<PagesWriter>) -> Self {
         Cutter { parts: Vec::new(), target }
     }
 
     /// Adds a run of pages.
-    pub fn push(&mut self, source: &Source, run: PageSpan) {
+    pub(crate) fn push(&mut self, source: &Source, run: PageSpan) {
         let mut at = run.start;
         while at < run.end {
             let left = usize::try_from(run.end - at).unwrap_or(CHUNK);
@@ -221,7 +221,7 @@ impl Cutter {
     }
 
     /// The jobs and the number of bytes that they copy.
-    pub fn finish(self) -> (Vec<Job>, u64) {
+    pub(crate) fn finish(self) -> (Vec<Job>, u64) {
         let mut bytes = 0;
         let jobs = self.parts.into_iter().map(|(source, ranges)| {
             let len = ranges.iter().map(|r| r.1 as u64).sum::<u64>();
@@ -238,7 +238,11 @@ impl Cutter {
 ///
 /// # Errors
 /// The first one that a worker met; the others stop then.
-pub fn copy<'j>(jobs: &'j [Job], workers: usize, done: &(dyn Fn(&'j Job) + Sync)) -> Result<()> {
+pub(crate) fn copy<'j>(
+    jobs: &'j [Job],
+    workers: usize,
+    done: &(dyn Fn(&'j Job) + Sync),
+) -> Result<()> {
     let workers = workers.min(jobs.len());
     let runs_on = |job: &Job| matches!(job.source, Source::Twin(..) | Source::Running(_));
     let beside_the_tree = jobs.iter().any(runs_on);
@@ -287,7 +291,7 @@ fn work<'j>(jobs: &'j [Job], next: &AtomicUsize, done: &(dyn Fn(&'j Job) + Sync)
 ///
 /// # Errors
 /// If the task is gone, or not all of that is there.
-pub fn read(source: &Source, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Result<()> {
+pub(crate) fn read(source: &Source, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Result<()> {
     match source {
         Source::Segment(attached) => {
             let at = |&(offset, len): &(u64, usize)| (attached.address() + offset, len);
@@ -374,7 +378,7 @@ fn read_memory(pid: i32, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Result<(
 ///
 /// # Errors
 /// If the task is gone, or its memory may not be opened.
-pub fn source_of(pid: i32, running: bool) -> Result<Source> {
+pub(crate) fn source_of(pid: i32, running: bool) -> Result<Source> {
     let memory = Arc::new(proc::open(pid, "mem")?);
     Ok(if running { Source::Running(memory) } else { Source::Stopped(memory) })
 }
@@ -383,7 +387,7 @@ pub fn source_of(pid: i32, running: bool) -> Result<Source> {
 ///
 /// # Errors
 /// If the file does not tell its length or where its data is.
-pub fn data_runs(file: &File) -> Result<Vec<PageSpan>> {
+pub(crate) fn data_runs(file: &File) -> Result<Vec<PageSpan>> {
     use rustix::fs::SeekFrom;
     let mut runs = Vec::new();
     let size =

@@ -13,7 +13,7 @@ use crate::restore::transport::Transport;
 ///
 /// # Errors
 /// If the husk is gone, or setns(2) fails in it.
-pub fn send_into(husk: &mut Tracee, kind: NsKind, file: &OwnedFd) -> Result<()> {
+pub(crate) fn send_into(husk: &mut Tracee, kind: NsKind, file: &OwnedFd) -> Result<()> {
     let mut transport = Transport::open(husk, 3)?;
     let mut batch = husk.batch();
     transport.send(&mut batch, &[file.as_fd()])?;

@@ -57,7 +57,7 @@ pub(crate) fn dump(
 
 /// The namespaces of a restored tree, and the husks that come to live in them.
 #[derive(Debug)]
-pub struct Homes<'a> {
+pub(crate) struct Homes<'a> {
     /// Namespaces and devices that the caller gives.
     pub given: &'a Given,
     /// What network namespaces become.
@@ -76,7 +76,7 @@ pub struct Homes<'a> {
 
 /// The namespaces that the root husk is born into.
 #[derive(Debug)]
-pub struct RootSpaces {
+pub(crate) struct RootSpaces {
     flags: u64,
     clocks: Option<time::Offsets>,
     pids: Option<OwnedFd>,
@@ -88,7 +88,7 @@ impl RootSpaces {
     ///
     /// # Errors
     /// Damaged images; what should have been handed over and was not.
-    pub fn load(cx: &mut Homes<'_>) -> Result<Self> {
+    pub(crate) fn load(cx: &mut Homes<'_>) -> Result<Self> {
         let pids = pid::external(cx.given, cx.spaces)?;
         let clocks = match joined(cx, NsKind::Time) {
             Some(_) => None,
@@ -115,14 +115,14 @@ impl RootSpaces {
 
     /// The flags of `clone3` that make them.
     #[must_use]
-    pub fn flags(&self) -> u64 {
+    pub(crate) fn flags(&self) -> u64 {
         self.flags
     }
 
     /// Whether the husk has to be cloned from a thread that is prepared for it by more than what
     /// can be done to the husk later.
     #[must_use]
-    pub fn needs_place(&self) -> bool {
+    pub(crate) fn needs_place(&self) -> bool {
         self.pids.is_some()
     }
 
@@ -130,7 +130,7 @@ impl RootSpaces {
     ///
     /// # Errors
     /// If the thread cannot enter a namespace of the husk.
-    pub fn before(&self) -> io::Result<()> {
+    pub(crate) fn before(&self) -> io::Result<()> {
         if let Some(clocks) = &self.clocks {
             clocks.apply()?;
         }
@@ -141,7 +141,7 @@ impl RootSpaces {
     ///
     /// # Errors
     /// If the husk does not take its ids or the offsets of its clocks.
-    pub fn prepare(&self, pid: i32) -> io::Result<()> {
+    pub(crate) fn prepare(&self, pid: i32) -> io::Result<()> {
         self.maps.apply(pid)
     }
 }
@@ -156,7 +156,7 @@ fn joined<'c>(cx: &'c Homes<'_>, kind: NsKind) -> Option<&'c JoinNs> {
 ///
 /// # Errors
 /// If a namespace that the images or the caller name is not there or may not be made or entered.
-pub fn make(cx: &mut Homes<'_>) -> Result<Vec<u32>> {
+pub(crate) fn make(cx: &mut Homes<'_>) -> Result<Vec<u32>> {
     let handed_over = enter_external(cx)?;
     enter_joined(cx)?;
     find_own(cx)?;
@@ -169,7 +169,7 @@ pub fn make(cx: &mut Homes<'_>) -> Result<Vec<u32>> {
 ///
 /// # Errors
 /// If what a namespace held cannot be made in it; damaged images.
-pub fn fill(cx: &mut Homes<'_>, handed_over: &[u32]) -> Result<()> {
+pub(crate) fn fill(cx: &mut Homes<'_>, handed_over: &[u32]) -> Result<()> {
     let fresh: Vec<(NsKind, u32)> = cx
         .spaces
         .all
@@ -201,7 +201,7 @@ pub fn fill(cx: &mut Homes<'_>, handed_over: &[u32]) -> Result<()> {
 ///
 /// # Errors
 /// If an IPC object, a tracked connection or the offset of a clock cannot be set; damaged images.
-pub fn restore_late(cx: &mut Homes<'_>) -> Result<()> {
+pub(crate) fn restore_late(cx: &mut Homes<'_>) -> Result<()> {
     let new = cx.spaces.all.iter().filter(|ns| is_new(cx, ns)).map(|ns| (ns.kind, ns.id));
     for (kind, id) in new.collect::<Vec<_>>() {
         match kind {
@@ -224,7 +224,7 @@ fn note_clocks(spaces: &mut Namespaces, clocks: Option<time::Offsets>) {
 ///
 /// # Errors
 /// If the kernel refuses the namespace or an offset; if a husk has ended; damaged images.
-pub fn set_clocks(cx: &mut Homes<'_>) -> Result<()> {
+pub(crate) fn set_clocks(cx: &mut Homes<'_>) -> Result<()> {
     if joined(cx, NsKind::Time).is_some() {
         return Ok(());
     }
@@ -259,7 +259,7 @@ fn is_new(cx: &Homes<'_>, ns: &Namespace) -> bool {
 ///
 /// # Errors
 /// If a namespace does not take what was left for the end.
-pub fn finish(cx: &mut Homes<'_>) -> Result<()> {
+pub(crate) fn finish(cx: &mut Homes<'_>) -> Result<()> {
     let new = |ns: &&Namespace| is_new(cx, ns);
     let ids: Vec<u32> = cx.spaces.of_kind(NsKind::Ipc).filter(new).map(|ns| ns.id).collect();
     ids.into_iter().try_for_each(|id| ipc::finish(cx.images, cx.id_maps, cx.spaces, id))
@@ -301,7 +301,7 @@ fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
 ///
 /// # Errors
 /// One that the caller does not hand over.
-pub fn take_external(cx: &mut Homes<'_>) -> Result<()> {
+pub(crate) fn take_external(cx: &mut Homes<'_>) -> Result<()> {
     let mut found = Vec::new();
     for ns in cx.spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host) {
         if let Some(key) = cx.spaces.given.get(&ns.id).and_then(|given| given.key.as_ref()) {
@@ -387,7 +387,7 @@ fn make_others(cx: &mut Homes<'_>) -> Result<()> {
 ///
 /// # Errors
 /// If the husk is gone, or may not enter one of the namespaces.
-pub fn enter(task: &mut Task, spaces: &Namespaces, from: &TaskImage) -> Result<()> {
+pub(crate) fn enter(task: &mut Task, spaces: &Namespaces, from: &TaskImage) -> Result<()> {
     for kind in NESTED {
         let of = |task: &TaskImage| task.homes.number(kind).unwrap_or(0);
         let (ns, inherited) = (of(&task.image), of(from));

@@ -10,9 +10,9 @@ pub(crate) mod nested_user;
 pub(crate) mod net;
 pub(crate) mod pid;
 #[cfg(test)]
-pub mod testing;
+pub(crate) mod testing;
 pub(crate) mod time;
-pub mod user;
+pub(crate) mod user;
 pub(crate) mod uts;
 
 use std::collections::HashMap;
@@ -23,10 +23,10 @@ use torpor_policy::{GivenNamespace, Home, NsSet};
 use crate::error::{Error, Result};
 use crate::options::JoinNsKind;
 
-pub use torpor_policy::NsKind;
+pub(crate) use torpor_policy::NsKind;
 
-pub use enter::send_into;
-pub use homes::{
+pub(crate) use enter::send_into;
+pub(crate) use homes::{
     Homes, RootSpaces, dump, enter, fill, finish, make, restore_late, set_clocks, take_external,
 };
 
@@ -45,7 +45,7 @@ impl From<JoinNsKind> for NsKind {
 
 /// A namespace of the tree.
 #[derive(Debug)]
-pub struct Namespace {
+pub(crate) struct Namespace {
     /// Its kind.
     pub kind: NsKind,
     /// Its number in the images, from 1, unique over all kinds.
@@ -65,7 +65,7 @@ pub struct Namespace {
 
 /// The namespaces of a tree.
 #[derive(Debug, Default)]
-pub struct Namespaces {
+pub(crate) struct Namespaces {
     /// In the order in which they were met; the root task's first.
     pub all: Vec<Namespace>,
     /// What more is to be said of user namespaces below that of the root task; parents first.
@@ -81,7 +81,7 @@ pub struct Namespaces {
 
 impl Namespaces {
     /// The namespaces that tasks live in, task by task.
-    pub fn list(tasks: impl Iterator<Item = NsSet>) -> Self {
+    pub(crate) fn list(tasks: impl Iterator<Item = NsSet>) -> Self {
         let mut list = Namespaces::default();
         for (task, homes) in tasks.enumerate() {
             for kind in NsKind::ALL {
@@ -100,12 +100,12 @@ impl Namespaces {
     }
 
     /// The namespace with image number `id`.
-    pub fn by_id(&self, id: u32) -> Option<&Namespace> {
+    pub(crate) fn by_id(&self, id: u32) -> Option<&Namespace> {
         self.all.iter().find(|ns| ns.id == id)
     }
 
     /// The namespace with inode number `inode`.
-    pub fn by_inode(&self, inode: u64) -> Option<&Namespace> {
+    pub(crate) fn by_inode(&self, inode: u64) -> Option<&Namespace> {
         self.all.iter().find(|ns| ns.inode == inode)
     }
 
@@ -113,7 +113,7 @@ impl Namespaces {
     ///
     /// # Errors
     /// If there is none (yet).
-    pub fn open_file(&self, id: u32) -> Result<BorrowedFd<'_>> {
+    pub(crate) fn open_file(&self, id: u32) -> Result<BorrowedFd<'_>> {
         let file = self.by_id(id).and_then(|ns| ns.file.as_ref()).map(AsFd::as_fd);
         file.ok_or_else(|| Error::invalid("ids", format!("there is no namespace {id}")))
     }
@@ -123,7 +123,11 @@ impl Namespaces {
     ///
     /// # Errors
     /// What `work` returns; setns(2); a number that is none of such a namespace.
-    pub fn in_netns<T: Send>(&self, id: u32, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    pub(crate) fn in_netns<T: Send>(
+        &self,
+        id: u32,
+        work: impl FnOnce() -> Result<T> + Send,
+    ) -> Result<T> {
         let others = || self.of_kind(NsKind::Net).any(|ns| !ns.is_host);
         let ns = match self.by_id(id) {
             Some(ns) if ns.kind == NsKind::Net => ns,
@@ -145,12 +149,12 @@ impl Namespaces {
     }
 
     /// The user namespace of the root task, if it is not the caller's own.
-    pub fn own_user(&self) -> Option<&Namespace> {
+    pub(crate) fn own_user(&self) -> Option<&Namespace> {
         self.of_kind(NsKind::User).find(|ns| ns.task == 0 && !ns.is_host)
     }
 
     /// All of one kind.
-    pub fn of_kind(&self, kind: NsKind) -> impl Iterator<Item = &Namespace> {
+    pub(crate) fn of_kind(&self, kind: NsKind) -> impl Iterator<Item = &Namespace> {
         self.all.iter().filter(move |ns| ns.kind == kind)
     }
 }
@@ -159,7 +163,7 @@ impl Namespaces {
 ///
 /// # Errors
 /// If a namespace cannot be entered, or what `work` returns.
-pub fn run_in<T: Send>(
+pub(crate) fn run_in<T: Send>(
     namespaces: &[BorrowedFd<'_>],
     work: impl FnOnce() -> Result<T> + Send,
 ) -> Result<T> {

@@ -27,7 +27,7 @@ use crate::task::{Script, creds};
 
 /// One of them. Ids outside are those of the root task's user namespace.
 #[derive(Debug)]
-pub struct NestedUser {
+pub(crate) struct NestedUser {
     /// Its number in the images.
     pub number: u32,
     /// That of the one directly above it; `None` is the root task's.
@@ -62,22 +62,22 @@ impl From<torpor_policy::NestedUser> for NestedUser {
 
 impl Namespaces {
     /// A user namespace below that of the root task.
-    pub fn nested_user(&self, number: u32) -> Option<&NestedUser> {
+    pub(crate) fn nested_user(&self, number: u32) -> Option<&NestedUser> {
         self.users.iter().find(|user| user.number == number)
     }
 
     /// That which a task with these homes lives in, if it is one of them.
-    pub fn nested_user_of(&self, homes: &NsSet) -> Option<u32> {
+    pub(crate) fn nested_user_of(&self, homes: &NsSet) -> Option<u32> {
         homes.own(NsKind::User).filter(|&number| self.nested_user(number).is_some())
     }
 
     /// That which namespace `number` belongs to, likewise.
-    pub fn owner_of(&self, number: u32) -> Option<u32> {
+    pub(crate) fn owner_of(&self, number: u32) -> Option<u32> {
         self.users.iter().find(|user| user.owned.contains(&number)).map(|user| user.number)
     }
 
     /// Whether a user namespace is `above` or below it: whoever has all rights there has them here.
-    pub fn is_within(&self, user: Option<u32>, above: Option<u32>) -> bool {
+    pub(crate) fn is_within(&self, user: Option<u32>, above: Option<u32>) -> bool {
         let up = |user: &Option<u32>| user.map(|number| self.nested_user(number)?.parent);
         // Parents come first: it ends.
         std::iter::successors(Some(user), up).take(self.users.len() + 1).any(|user| user == above)
@@ -91,7 +91,7 @@ impl Namespaces {
 
     /// The ids of the user namespace that a task lives in, whose ids outside are those of the root
     /// task's.
-    pub fn ids_of(&self, homes: &NsSet) -> IdMaps {
+    pub(crate) fn ids_of(&self, homes: &NsSet) -> IdMaps {
         let own = self.nested_user_of(homes).and_then(|number| self.nested_user(number));
         own.map_or_else(IdMaps::identity, |user| user.maps.clone())
     }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use super::{Namespace, Namespaces, NsKind};
 
 /// A new namespace of `kind`.
-pub fn fresh(kind: NsKind) -> OwnedFd {
+pub(crate) fn fresh(kind: NsKind) -> OwnedFd {
     let make = move || {
         torpor_sys::ns::unshare_namespaces(i32::try_from(kind.clone_flag()).unwrap()).unwrap();
         OwnedFd::from(File::open(format!("/proc/thread-self/ns/{}", kind.name())).unwrap())
@@ -15,7 +15,7 @@ pub fn fresh(kind: NsKind) -> OwnedFd {
 }
 
 /// The model of a tree that lives in these namespaces of `kind`, numbered from 1.
-pub fn tree(kind: NsKind, files: Vec<OwnedFd>) -> Namespaces {
+pub(crate) fn tree(kind: NsKind, files: Vec<OwnedFd>) -> Namespaces {
     let namespace = |(i, file): (usize, OwnedFd)| Namespace {
         kind,
         id: u32::try_from(i).unwrap() + 1,

@@ -236,7 +236,7 @@ pub(super) fn with_resident<T>(
 ///
 /// # Errors
 /// If the image cannot be written.
-pub fn dump(images: &ImageDir, id_maps: &IdMaps, ns_id: u32) -> Result<()> {
+pub(crate) fn dump(images: &ImageDir, id_maps: &IdMaps, ns_id: u32) -> Result<()> {
     let Some(entry) = id_maps.entry() else { return Ok(()) };
     Ok(images.write_one(kind::USERNS, ns_id.into(), &entry)?)
 }

@@ -133,7 +133,7 @@ fn networks(tasks: &[i32]) -> HashMap<u64, i32> {
 
 /// A tree that runs.
 #[derive(Debug, Clone, Copy)]
-pub struct Running {
+pub(crate) struct Running {
     /// Its first process.
     pub root: i32,
     /// How many threads look for the others.

@@ -18,7 +18,7 @@ use crate::options::{Network, NetworkLock};
 
 /// What a restore has still to do with the network.
 #[derive(Debug, Default)]
-pub struct Asleep {
+pub(crate) struct Asleep {
     /// Silences connections if the restore is killed; nobody without connections.
     pub guardian: Guardian,
     /// Connections that were made, but wait for their tasks.
@@ -81,7 +81,7 @@ impl NetworkOrigin {
 
 /// What the images say of the connections and locks of a network.
 #[derive(Debug)]
-pub struct Connections<'a> {
+pub(crate) struct Connections<'a> {
     /// What was asked for.
     pub network: &'a Network,
     /// The images.
@@ -97,7 +97,7 @@ pub struct Connections<'a> {
 impl Connections<'_> {
     /// Whether there are connections, which somebody has to silence should the restore be
     /// killed.
-    pub fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         let connected = |e: &FileEntry| e.isk.as_ref().is_some_and(tcp::is_connection);
         !self.network.tcp_close && self.entries.values().any(connected)
     }
@@ -187,7 +187,7 @@ impl Asleep {
     ///
     /// # Errors
     /// If rules cannot be set.
-    pub fn lock_external(&mut self, of: &Connections<'_>) -> Result<()> {
+    pub(crate) fn lock_external(&mut self, of: &Connections<'_>) -> Result<()> {
         self.lock(of, &[NetworkOrigin::External])
     }
 
@@ -196,7 +196,7 @@ impl Asleep {
     ///
     /// # Errors
     /// If rules cannot be set.
-    pub fn lock_new(&mut self, of: &Connections<'_>) -> Result<()> {
+    pub(crate) fn lock_new(&mut self, of: &Connections<'_>) -> Result<()> {
         self.lock(of, &[NetworkOrigin::New])
     }
 
@@ -204,7 +204,7 @@ impl Asleep {
     ///
     /// # Errors
     /// If rules cannot be set.
-    pub fn lock_nested(&mut self, of: &Connections<'_>) -> Result<()> {
+    pub(crate) fn lock_nested(&mut self, of: &Connections<'_>) -> Result<()> {
         self.lock(of, &[NetworkOrigin::Nested])
     }
 
@@ -213,7 +213,7 @@ impl Asleep {
     ///
     /// # Errors
     /// If rules cannot be set.
-    pub fn lock_joined(&mut self, of: &Connections<'_>) -> Result<()> {
+    pub(crate) fn lock_joined(&mut self, of: &Connections<'_>) -> Result<()> {
         self.lock(of, &[NetworkOrigin::Joined])
     }
 
@@ -222,7 +222,7 @@ impl Asleep {
     ///
     /// # Errors
     /// If rules cannot be set.
-    pub fn lock_late(&mut self, of: &Connections<'_>) -> Result<()> {
+    pub(crate) fn lock_late(&mut self, of: &Connections<'_>) -> Result<()> {
         self.lock(
             of,
             &[
@@ -261,7 +261,7 @@ impl Asleep {
     ///
     /// # Errors
     /// If a lock cannot be removed, or a connection does not wake.
-    pub fn wake(&mut self, of: &Connections<'_>, id_maps: &IdMaps) -> Result<()> {
+    pub(crate) fn wake(&mut self, of: &Connections<'_>, id_maps: &IdMaps) -> Result<()> {
         let locks = std::mem::take(&mut self.locks);
         // The lock of the dump may be there beside that of single connections.
         let made: HashSet<u32> = locks
@@ -280,13 +280,13 @@ impl Asleep {
     }
 
     /// The tasks run: the connections are theirs alone.
-    pub fn let_go(&mut self) {
+    pub(crate) fn let_go(&mut self) {
         self.sleeping.clear();
         self.guardian = Guardian::default();
     }
 
     /// The restore has failed: takes away the locks of namespaces that do not go with it.
-    pub fn give_up(&mut self, spaces: &Namespaces) {
+    pub(crate) fn give_up(&mut self, spaces: &Namespaces) {
         for lock in std::mem::take(&mut self.locks).iter().filter(|lock| lock.origin.is_callers()) {
             if let Err(e) = lock.remove(spaces) {
                 tracing::error!("the network stays locked: {e}");

@@ -50,7 +50,7 @@ pub(super) struct Kinds {
 
 /// The open files of a tree, as far as they were restored.
 #[derive(Debug, Default)]
-pub struct RestoredFiles {
+pub(crate) struct RestoredFiles {
     /// Opened file descriptions.
     pub opened: OpenFiles,
     /// Descriptors whose watches are still to be set up.
@@ -66,12 +66,12 @@ pub struct RestoredFiles {
 
 impl RestoredFiles {
     /// The masters of terminals that go to the caller.
-    pub fn take_orphan_masters(&mut self) -> Vec<OwnedFd> {
+    pub(crate) fn take_orphan_masters(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.kinds.terminals.orphan_masters)
     }
 
     /// The restore has succeeded: names that it has given to files stay.
-    pub fn keep_names(&mut self) {
+    pub(crate) fn keep_names(&mut self) {
         self.kinds.unix.keep_files();
     }
 

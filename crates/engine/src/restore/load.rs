@@ -24,7 +24,7 @@ const TASK_SIZE_MAX: u64 = 1 << 56;
 
 /// Everything about one task.
 #[derive(Debug)]
-pub struct TaskImage {
+pub(crate) struct TaskImage {
     /// Its place in the tree.
     pub tree: PstreeEntry,
     /// What it shares besides; nothing of a zombie.
@@ -53,52 +53,47 @@ pub struct TaskImage {
 
 impl TaskImage {
     /// Its pid.
-    pub fn vpid(&self) -> i32 {
+    pub(crate) fn vpid(&self) -> i32 {
         self.tree.pid.cast_signed()
     }
 
     /// How pid namespaces below that of the root task know its thread with this index, if it is in
     /// any, or its children are.
-    pub fn nested(&self, thread: usize) -> Option<&TorporNestedEntry> {
+    pub(crate) fn nested(&self, thread: usize) -> Option<&TorporNestedEntry> {
         self.cores.get(thread)?.torpor_nested.as_ref()
     }
 
     /// In how many pid namespaces below that of the root task it is.
-    pub fn depth(&self) -> usize {
+    pub(crate) fn depth(&self) -> usize {
         self.nested(0).map_or(0, |nested| nested.tids.len())
     }
 
     /// The ids of its thread with this index as clone3(2) takes them: in its own pid namespace
     /// first, in that of the root task last.
-    pub fn pids(&self, thread: usize) -> Vec<i32> {
+    pub(crate) fn pids(&self, thread: usize) -> Vec<i32> {
         let outermost = self.tree.threads.get(thread).unwrap_or(&self.tree.pid);
         let below = self.nested(thread).into_iter().flat_map(|nested| nested.tids.iter().rev());
         below.chain([outermost]).map(|tid| tid.cast_signed()).collect()
     }
 
     /// Its pid in the pid namespace of a task at that depth above it.
-    pub fn pid_at(&self, depth: usize) -> i32 {
+    pub(crate) fn pid_at(&self, depth: usize) -> i32 {
         let pids = self.pids(0);
         pids.get(pids.len().saturating_sub(depth + 1)).copied().unwrap_or(0)
     }
 
     /// Whether it is a zombie.
-    pub fn is_zombie(&self) -> bool {
+    pub(crate) fn is_zombie(&self) -> bool {
         self.mm.is_none()
     }
 
-    /// The state of the task as a whole.
-    pub fn state(&self) -> u32 {
-        self.cores.first().and_then(|c| c.tc.as_ref()).map_or(0, |tc| tc.task_state)
-    }
-
     /// What it may do and in whose name, as far as it is known: that of its first thread that says so.
-    pub fn rights(&self) -> Option<&Credentials> {
+    pub(crate) fn rights(&self) -> Option<&Credentials> {
         self.credentials.iter().flatten().next()
     }
 
     /// Its mappings, guard pages left out.
-    pub fn vmas(&self) -> impl Iterator<Item = &VmaEntry> {
+    pub(crate) fn vmas(&self) -> impl Iterator<Item = &VmaEntry> {
         self.mm.iter().flat_map(|mm| &mm.vmas).filter(|v| v.status & status::GUARD == 0)
     }
 }

@@ -16,7 +16,7 @@ pub(crate) mod memory;
 pub(crate) mod numbers;
 pub(crate) mod object;
 mod order;
-pub mod pages;
+pub(crate) mod pages;
 mod parking;
 mod places;
 mod planned;
@@ -26,7 +26,7 @@ mod rounds;
 pub mod stages;
 mod task;
 pub(crate) mod tasks;
-pub mod template;
+pub(crate) mod template;
 pub(crate) mod transport;
 mod tree;
 mod unused;
@@ -44,7 +44,7 @@ use torpor_tracee::{Birth, Tracee};
 use self::files::{RestoredFiles, Table};
 use self::load::Checkpoint;
 use self::planned::Planned;
-pub use self::tasks::Task;
+pub(crate) use self::tasks::Task;
 use crate::effort::Effort;
 use crate::error::{Error, Result};
 use crate::file::notify;
@@ -61,7 +61,7 @@ pub use self::listed::unlisted;
 
 /// Everything that the restore knows and has made so far.
 #[derive(Debug)]
-pub struct Restore<'a> {
+pub(crate) struct Restore<'a> {
     /// What was asked for.
     pub opts: &'a Options,
     /// Where the images are.
@@ -399,12 +399,6 @@ impl<'a> Restore<'a> {
         }
     }
 
-    /// Whether later rounds follow the one that this is built by: what they can change in other
-    /// ways than by pages waits for the last one.
-    pub fn staged(&self) -> bool {
-        self.staged
-    }
-
     /// Finds the pages that were not looked for when the images were read.
     fn find_pages(&mut self) -> Result<()> {
         for task in self.tasks.iter_mut() {
@@ -484,14 +478,14 @@ fn taken(e: torpor_tracee::Error, vpid: i32) -> Error {
 #[cfg(test)]
 impl<'a> Restore<'a> {
     /// A restore of no tasks, for the tests of single kinds of resources.
-    pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
+    pub(crate) fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
         let mut cx = Restore::of(opts, images, Vec::new(), HashMap::new());
         cx.ns = ns;
         cx
     }
 
     /// Adds a task that is nothing but a husk.
-    pub fn adopt_bare(&mut self, husk: Tracee) {
+    pub(crate) fn adopt_bare(&mut self, husk: Tracee) {
         let image = load::TaskImage {
             tree: torpor_images::proto::PstreeEntry::default(),
             ids: torpor_images::proto::TaskKobjIdsEntry::default(),
@@ -520,7 +514,7 @@ impl<'a> Restore<'a> {
     }
 
     /// A restore of files into this process.
-    pub fn into_this_process(opts: &'a Options) -> Result<Self> {
+    pub(crate) fn into_this_process(opts: &'a Options) -> Result<Self> {
         let images = opts.images()?;
         let entries = images.read_all::<FileEntry>(torpor_images::kind::FILES, 0)?;
         let entries = entries.into_iter().map(|entry| (entry.id, entry)).collect();
@@ -536,7 +530,7 @@ impl<'a> Restore<'a> {
     }
 
     /// Opens the files `ids` and connects all.
-    pub fn open_all(&mut self, ids: &[u32]) -> Result<Vec<OwnedFd>> {
+    pub(crate) fn open_all(&mut self, ids: &[u32]) -> Result<Vec<OwnedFd>> {
         let mut table = self.table();
         for &id in ids {
             table.file(id)?;

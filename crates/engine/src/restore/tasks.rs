@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 /// A task (thread group) that is being restored.
 #[derive(Debug)]
-pub struct Task {
+pub(crate) struct Task {
     /// Its pid here, 0 before it exists.
     pub pid: i32,
     /// Its pid in the images.
@@ -35,7 +35,7 @@ impl Task {
     ///
     /// # Errors
     /// If the task does not exist (yet, or any more).
-    pub fn remote(&mut self) -> Result<&mut Tracee> {
+    pub(crate) fn remote(&mut self) -> Result<&mut Tracee> {
         let pid = self.vpid;
         self.threads.first_mut().ok_or(Error::Gone { pid })
     }

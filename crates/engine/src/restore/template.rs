@@ -35,7 +35,7 @@ const MOST: u64 = 4 << 20;
 
 /// What a restore has to do with a template.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Role {
+pub(crate) enum Role {
     /// Nothing.
     #[default]
     None,

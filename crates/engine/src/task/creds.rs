@@ -92,7 +92,7 @@ fn parse(status: &proc::Status) -> Option<CredsEntry> {
 }
 
 /// The security module of this machine that profiles are from.
-pub fn lsm() -> Lsmtype {
+pub(crate) fn lsm() -> Lsmtype {
     let apparmor = std::fs::read("/sys/module/apparmor/parameters/enabled");
     if Path::new("/sys/fs/selinux/enforce").exists() {
         Lsmtype::Selinux

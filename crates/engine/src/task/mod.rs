@@ -29,7 +29,7 @@ use torpor_images::proto::{
 use torpor_policy::{Credentials, ProcessLimits, Scheduling, Seccomp, Timers};
 use torpor_tracee::{Batch, Call, Mapping, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
-pub use creds::lsm;
+pub(crate) use creds::lsm;
 pub(crate) use limits::{hard_limits, loginuid, oom_score_adj, own_hard_limits, raise_files};
 pub use process::MmFlags;
 pub(crate) use sched::processors;
@@ -37,7 +37,8 @@ pub(crate) use script::Script;
 pub use seccomp::Filters;
 #[cfg(test)]
 pub(crate) use seccomp::restore as restore_filters;
-pub use signals::{has_pending, restore_stop, take_signal};
+pub use signals::restore_stop;
+pub(crate) use signals::{has_pending, take_signal};
 pub(crate) use thread::ask_to_look;
 
 use crate::error::{Error, Result};
@@ -48,13 +49,13 @@ use signals::Pending;
 use unkept::Unkept;
 
 /// Values of `task_core_entry.task_state`.
-pub mod state {
+pub(crate) mod state {
     /// It runs.
-    pub const ALIVE: u32 = 1;
+    pub(crate) const ALIVE: u32 = 1;
     /// It is a zombie.
-    pub const DEAD: u32 = 2;
+    pub(crate) const DEAD: u32 = 2;
     /// Job control has stopped it.
-    pub const STOPPED: u32 = 3;
+    pub(crate) const STOPPED: u32 = 3;
 }
 
 /// What the dump of a task needs to know about the tree.
@@ -151,7 +152,7 @@ pub struct Process<'a> {
 }
 
 /// Takes the state of a thread that does not lead its process, by the ids of both.
-pub type OtherThread<'a> = dyn FnMut(i32, i32, ThreadState) -> Result<()> + 'a;
+pub(crate) type OtherThread<'a> = dyn FnMut(i32, i32, ThreadState) -> Result<()> + 'a;
 
 /// Describes all threads of a process but its leader: while one answers the next ones are asked.
 /// What there is to say of them is handed over as it comes. `look_into` is the pid, as the process
@@ -303,7 +304,7 @@ fn dump_threads(
 ///
 /// # Errors
 /// As [`dump_leaders`].
-pub fn ended_leader(
+pub(crate) fn ended_leader(
     pid: i32,
     status: &proc::Status,
     comm: Vec<u8>,
@@ -324,7 +325,7 @@ pub fn ended_leader(
 }
 
 /// Whether this is the core of a leader that has ended while others run on.
-pub fn has_ended(core: &CoreEntry) -> bool {
+pub(crate) fn has_ended(core: &CoreEntry) -> bool {
     core.tc.as_ref().is_some_and(|tc| tc.torpor_leader_ended == Some(true))
 }
 

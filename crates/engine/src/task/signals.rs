@@ -281,7 +281,7 @@ pub fn restore_stop(threads: &mut [Tracee], cores: &[CoreEntry], leave: bool) ->
 ///
 /// # Errors
 /// If a pending signal of the images has a number or a length that none has.
-pub fn has_pending(cores: &[CoreEntry], signal: i32) -> Result<bool> {
+pub(crate) fn has_pending(cores: &[CoreEntry], signal: i32) -> Result<bool> {
     let Some(leader) = cores.first() else { return Ok(false) };
     let private = leader.thread_core.as_ref().and_then(|t| t.signals_p.as_ref());
     let shared = leader.tc.as_ref().and_then(|t| t.signals_s.as_ref());
@@ -293,7 +293,7 @@ pub fn has_pending(cores: &[CoreEntry], signal: i32) -> Result<bool> {
 ///
 /// # Errors
 /// If the task is gone.
-pub fn take_signal(husk: &mut Tracee, signal: i32) -> Result<()> {
+pub(crate) fn take_signal(husk: &mut Tracee, signal: i32) -> Result<()> {
     // The set, and the time to wait: none.
     let mut words = [0u8; 24];
     words[..8].copy_from_slice(&(1u64 << (signal - 1)).to_le_bytes());

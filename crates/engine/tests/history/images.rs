@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use torpor_engine::restore::pages::Pages;
+use torpor_engine::inside::Pages;
 use torpor_images::pagemap::Pagemap;
 use torpor_images::{ImageDir, kind};
 use torpor_tracee::Mapping;

@@ -6,10 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use torpor_engine::Options;
-use torpor_engine::memory::pages::{PageSpan, Source};
+use torpor_engine::inside::{PageSpan, Pages, Source};
 use torpor_engine::options::{self, PageServer};
 use torpor_engine::page_server::{Lender, Lent, Loan};
-use torpor_engine::restore::pages::Pages;
 use torpor_images::compress::Compression;
 use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::proto::MmEntry;

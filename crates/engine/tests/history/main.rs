@@ -25,7 +25,7 @@ use std::process::Command;
 
 use crowd::{Crowd, Interrupt};
 use memory::{Memory, PAGE};
-use torpor_engine::memory::keeper;
+use torpor_engine::inside::take_kept;
 use torpor_engine::options::{self, Trust};
 use torpor_engine::seal::{self, OpenOptions, SealOptions};
 use torpor_engine::{NoHooks, Options};
@@ -269,7 +269,7 @@ impl Game<'_> {
             crowd.step(numbers.below(u64::MAX), 40, advices);
             // Knowledge can get lost.
             if numbers.below(12) == 0 {
-                drop(keeper::take(crowd.pid).unwrap());
+                drop(take_kept(crowd.pid).unwrap());
             }
             let is_last = round + 1 == ROUNDS;
             let options = self.options(&mut numbers, &rounds, crowd.pid, is_last);

@@ -244,7 +244,7 @@ fn target(cx: &Opener<'_>, files: &OpenFiles, on: &Marked) -> Result<OwnedFd> {
 
 /// A descriptor whose marks are still to be added.
 #[derive(Debug)]
-pub struct MarksToAdd {
+pub(crate) struct MarksToAdd {
     id: u32,
     file: OwnedFd,
     marks: Vec<(Mark, OwnedFd)>,

@@ -189,7 +189,7 @@ impl InotifyRestorer {
 
 /// A descriptor whose watches are still to be set up.
 #[derive(Debug)]
-pub struct WatchesToSet {
+pub(crate) struct WatchesToSet {
     id: u32,
     file: OwnedFd,
     /// Number, mask, file.

@@ -31,7 +31,7 @@ pub(crate) use self::inotify::{InotifyDumper, InotifyRestorer};
 
 /// A descriptor whose watches are still to be set up.
 #[derive(Debug)]
-pub enum Sleeper {
+pub(crate) enum Sleeper {
     /// An inotify descriptor.
     Inotify(inotify::WatchesToSet),
     /// A fanotify descriptor.

@@ -208,7 +208,7 @@ fn read_queue(fd: BorrowedFd<'_>, queue: i32, len: u32) -> std::io::Result<(u32,
 
 /// A connection whose socket is in repair mode until its task wakes.
 #[derive(Debug)]
-pub struct Sleeping {
+pub(crate) struct Sleeping {
     socket: OwnedFd,
     isk: InetSkEntry,
     stream: TcpStream,
@@ -505,12 +505,12 @@ impl Sleeping {
     }
 
     /// The number of the socket in the images.
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.isk.id
     }
 
     /// The filter that it has until it wakes, and gets its own.
-    pub fn filter(&self) -> Vec<Instruction> {
+    pub(crate) fn filter(&self) -> Vec<Instruction> {
         match self.isk.state {
             state::SYN_SENT => vec![],
             _ => only_marked().to_vec(),
@@ -518,7 +518,7 @@ impl Sleeping {
     }
 
     /// Closed from here on, it is closed without a word to the peer.
-    pub fn silence(&self) {
+    pub(crate) fn silence(&self) {
         if let Err(e) = silence(self.socket.as_fd()) {
             tracing::error!("the peer of socket {} may see it end: {e}", self.isk.id);
         }
@@ -536,7 +536,7 @@ impl Sleeping {
     ///
     /// # Errors
     /// If the socket does not leave repair mode, or does not take its options or what was not sent.
-    pub fn wake(&self, id_maps: &IdMaps) -> Result<()> {
+    pub(crate) fn wake(&self, id_maps: &IdMaps) -> Result<()> {
         let fd = self.socket.as_fd();
         // The own filter, if any, comes with the other options.
         if !self.filter().is_empty() {

@@ -17,7 +17,7 @@ use crate::namespace::run_in;
 
 /// The restored mounts by the numbers that they had.
 #[derive(Debug, Default)]
-pub struct Restored {
+pub(crate) struct Restored {
     alone: HashMap<i32, Alone>,
     /// Mounts that can be made after the tasks only.
     pub(super) waiting: Vec<Waiting>,
@@ -44,7 +44,7 @@ pub(super) struct Filled {
 
 /// A mount that a namespace is to have.
 #[derive(Debug)]
-pub struct Wanted {
+pub(crate) struct Wanted {
     /// Its place.
     pub at: PathBuf,
     /// Its `MS_*` flags.
@@ -59,7 +59,7 @@ pub struct Wanted {
 
 /// The peers that a mount is to have (mount_namespaces(7)).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct WantedPeers {
+pub(crate) struct WantedPeers {
     /// Its own.
     pub group: Partners,
     /// Its masters.
@@ -68,7 +68,7 @@ pub struct WantedPeers {
 
 /// Where the members of a peer group are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Partners {
+pub(crate) enum Partners {
     /// There are none.
     #[default]
     None,
@@ -80,7 +80,7 @@ pub enum Partners {
 
 /// A file or directory of this host, as lists of mounts have it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct GivenFs {
+pub(crate) struct GivenFs {
     /// The device of its file system, as the kernel encodes it: major << 20 | minor.
     pub device: u32,
     /// Its path in there.
@@ -89,7 +89,7 @@ pub struct GivenFs {
 
 /// A file system that was made.
 #[derive(Debug)]
-pub struct MadeFs {
+pub(crate) struct MadeFs {
     /// Its type.
     pub fs: String,
     /// The sources of all mounts of it: one is made, and the others show the same.
@@ -141,7 +141,7 @@ struct Alone {
 impl Restored {
     /// The mounts that a namespace is to have; `None` if it was not made here.
     #[must_use]
-    pub fn wanted(&self, space: u32) -> Option<&[Wanted]> {
+    pub(crate) fn wanted(&self, space: u32) -> Option<&[Wanted]> {
         self.wanted.get(&space).map(Vec::as_slice)
     }
 
@@ -154,7 +154,7 @@ impl Restored {
     ///
     /// # Errors
     /// If a terminal is not there, or cannot be mounted.
-    pub fn mount_terminals(&mut self) -> Result<()> {
+    pub(crate) fn mount_terminals(&mut self) -> Result<()> {
         let is_there =
             |late: &mut Late| open_beneath(late.devpts.as_fd(), &late.below, false).is_ok();
         self.late.extract_if(.., is_there).try_for_each(|late| late.mount())
@@ -165,7 +165,7 @@ impl Restored {
     /// read-only or hidden by others: a file opened here belongs to the copy, so
     /// open what a task is to have through [`super::Roots::open_path`].
     #[must_use]
-    pub fn writable(&self, mnt_id: i32) -> Option<(BorrowedFd<'_>, &Path)> {
+    pub(crate) fn writable(&self, mnt_id: i32) -> Option<(BorrowedFd<'_>, &Path)> {
         self.alone.get(&mnt_id).map(|a| (a.root.as_fd(), a.mountpoint.as_path()))
     }
 
@@ -173,7 +173,13 @@ impl Restored {
     ///
     /// # Errors
     /// `ENOENT` if there is no such mount or `path` does not lie on it; see openat2(2).
-    pub fn open(&self, mnt_id: i32, path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+    pub(crate) fn open(
+        &self,
+        mnt_id: i32,
+        path: &Path,
+        flags: OFlags,
+        mode: Mode,
+    ) -> Result<OwnedFd> {
         let what = || format!("open {} on mount {mnt_id}", path.display());
         let found = self.writable(mnt_id);
         let inside = found.and_then(|(root, at)| Some((root, path.strip_prefix(at).ok()?)));

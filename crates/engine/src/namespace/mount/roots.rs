@@ -16,7 +16,7 @@ const DAC_OVERRIDE: u32 = 1;
 
 /// Where the paths of the images begin.
 #[derive(Debug, Default)]
-pub struct Roots {
+pub(crate) struct Roots {
     /// The root directory of each mount namespace, by its image number.
     pub by_ns: HashMap<u32, OwnedFd>,
     /// The mount namespace (image number) that each dumped mount id belongs to.
@@ -36,8 +36,9 @@ impl Roots {
     /// credentials of its opener. The owner of a file could give itself the right to open it.
     ///
     /// # Errors
-    /// See openat2(2).
-    pub fn open_path(
+    /// If no mount namespace is known; `ENOENT`, `ENOTDIR` or `ELOOP` if the path leads nowhere there, `EACCES` if the
+    /// container's user may not open what is there like this, `ENXIO` for a fifo that is to be written to and that nobody reads.
+    pub(crate) fn open_path(
         &self,
         mnt_id: i32,
         path: &[u8],
@@ -83,7 +84,7 @@ impl Roots {
     ///
     /// # Errors
     /// If it cannot be opened with all rights.
-    pub fn open_program(&self, mnt_id: i32, path: &[u8]) -> Result<Option<OwnedFd>> {
+    pub(crate) fn open_program(&self, mnt_id: i32, path: &[u8]) -> Result<Option<OwnedFd>> {
         let program = self.allowed(mnt_id, path, FileType::RegularFile, Access::EXEC_OK)?;
         program.map(|file| reopen(&file, OFlags::RDONLY)).transpose()
     }
@@ -93,7 +94,12 @@ impl Roots {
     ///
     /// # Errors
     /// If it cannot be opened with all rights.
-    pub fn open_fifo(&self, mnt_id: i32, path: &[u8], flags: OFlags) -> Result<Option<OwnedFd>> {
+    pub(crate) fn open_fifo(
+        &self,
+        mnt_id: i32,
+        path: &[u8],
+        flags: OFlags,
+    ) -> Result<Option<OwnedFd>> {
         let access = match flags.intersection(OFlags::RWMODE) {
             OFlags::RDONLY => Access::READ_OK,
             OFlags::WRONLY => Access::WRITE_OK,
@@ -107,7 +113,7 @@ impl Roots {
     ///
     /// # Errors
     /// If the rights for that cannot be given up.
-    pub fn may_make_in(&self, dir: BorrowedFd<'_>) -> Result<bool> {
+    pub(crate) fn may_make_in(&self, dir: BorrowedFd<'_>) -> Result<bool> {
         let Some(_limited) = self.limit()? else { return Ok(true) };
         let link = format!("/proc/self/fd/{}", dir.as_raw_fd());
         let access = Access::WRITE_OK | Access::EXEC_OK;
@@ -139,8 +145,15 @@ impl Roots {
     /// Opens a path with all rights, for what the restore has put there itself or recognizes by what it is.
     ///
     /// # Errors
-    /// See openat2(2).
-    pub fn open_own(&self, mnt_id: i32, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+    /// If no mount namespace is known; `ENOENT`, `ENOTDIR` or `ELOOP` if the path leads nowhere there, `ETXTBSY` for a
+    /// program that runs and is to be written to, `ENXIO` for a fifo to be written to that nobody reads.
+    pub(crate) fn open_own(
+        &self,
+        mnt_id: i32,
+        path: &[u8],
+        flags: OFlags,
+        mode: Mode,
+    ) -> Result<OwnedFd> {
         let root = self.root_of_mount(mnt_id)?;
         without_waiting(flags, |flags| {
             open_in(root, path, flags, mode)
@@ -152,7 +165,7 @@ impl Roots {
     ///
     /// # Errors
     /// If they cannot be given up.
-    pub fn limit(&self) -> Result<Option<Limited>> {
+    pub(crate) fn limit(&self) -> Result<Option<Limited>> {
         let limited = self.rights.as_ref().map(FileRights::limit).transpose();
         limited.context(|| "open a file as the container's user".to_owned())
     }
@@ -161,7 +174,7 @@ impl Roots {
     ///
     /// # Errors
     /// If no mount namespace is known at all.
-    pub fn root_of_mount(&self, mnt_id: i32) -> Result<BorrowedFd<'_>> {
+    pub(crate) fn root_of_mount(&self, mnt_id: i32) -> Result<BorrowedFd<'_>> {
         let of_mount = self.of_mount.get(&mnt_id).copied().or(self.first);
         of_mount
             .and_then(|ns| self.by_ns.get(&ns))
