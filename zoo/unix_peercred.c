@@ -16,10 +16,49 @@ static void expect(int fd, pid_t pid, uid_t uid)
 	CHECK_EQ(peer.gid, uid);
 }
 
+/* More than are made to listen at once. */
+enum { MANY = 70 };
+
+static struct sockaddr_un nth(int i)
+{
+	struct sockaddr_un name = { AF_UNIX, "" };
+
+	snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "zoo-peercred-%d", i);
+	return name;
+}
+
+static void listen_often(int listeners[MANY])
+{
+	for (int i = 0; i < MANY; i++) {
+		struct sockaddr_un name = nth(i);
+
+		listeners[i] = TRY(socket(AF_UNIX, SOCK_STREAM, 0));
+		TRY(bind(listeners[i], (void *)&name, sizeof name));
+		TRY(listen(listeners[i], 1 + i % 3));
+	}
+}
+
+/* Each takes as many as it may have waiting, and one more: that is how the kernel counts. */
+static void meet_often(void)
+{
+	for (int i = 0; i < MANY; i++) {
+		struct sockaddr_un name = nth(i);
+		int fd, taken = 0;
+
+		while (fd = TRY(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0)),
+		       connect(fd, (void *)&name, sizeof name) == 0) {
+			expect(fd, getpid(), 0);
+			taken++;
+		}
+		CHECK_EQ(taken, 2 + i % 3);
+		TRY(close(fd));
+	}
+}
+
 int main(void)
 {
 	struct sockaddr_un names[2] = { { AF_UNIX, "listener" }, { AF_UNIX, "" } };
-	int listeners[2], clients[2], servers[2], pair[2];
+	int listeners[2], clients[2], servers[2], pair[2], many[MANY];
 	uid_t user = 7, before;
 	struct ucred peer;
 	socklen_t len = sizeof peer;
@@ -32,6 +71,7 @@ int main(void)
 		TRY(bind(listeners[i], (void *)&names[i], sizeof names[i]));
 		TRY(listen(listeners[i], 5));
 	}
+	listen_often(many);
 	child = TRY(fork());
 	if (child == 0) {
 		TRY(connect(clients[0], (void *)&names[0], sizeof names[0]));
@@ -61,6 +101,7 @@ int main(void)
 		CHECK_EQ(write(clients[i], "x", 1), 1);
 		CHECK_EQ(read(servers[i], names, 1), 1);
 	}
+	meet_often();
 	CHECK_EXIT(child, 0);
 	zoo_pass();
 }

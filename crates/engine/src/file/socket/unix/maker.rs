@@ -24,6 +24,9 @@ use crate::restore::process::with_process;
 use crate::restore::tasks::real_pid;
 use crate::restore::transport::Transport;
 
+/// Sockets that a process lets listen at once.
+const AT_ONCE: usize = 32;
+
 /// A pair of connected sockets in a network namespace of the images.
 pub(super) fn socketpair(
     cx: &mut Neighbours<'_>,
@@ -38,7 +41,7 @@ pub(super) fn socketpair(
         let kind = u64::from(kind) | libc::SOCK_CLOEXEC as u64;
         let family = libc::AF_UNIX as u64;
         let out = in_the_name_of(batch, who, |batch| {
-            batch.call((libc::SYS_socketpair, [family, kind, 0, pair.addr.0]))
+            vec![batch.call((libc::SYS_socketpair, [family, kind, 0, pair.addr.0]))]
         })?;
         let numbers = [0, 4].map(|at| out.u32_at(pair, at));
         let pidfd = proc::pidfd(husk.pid())?;
@@ -64,27 +67,40 @@ pub(super) fn socketpair(
     }
 }
 
-/// Lets a socket listen.
+/// Lets sockets listen, each with its backlog.
 pub(super) fn listen(
     cx: &mut Neighbours<'_>,
     who: Option<SkUcred>,
-    fd: BorrowedFd<'_>,
-    backlog: u32,
+    sockets: &[(BorrowedFd<'_>, u32)],
 ) -> Result<()> {
-    let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
     let done = as_maker(cx, who, None, |husk, who| {
-        let mut transport = Transport::open(husk, 1)?;
-        let mut batch = husk.batch();
-        transport.send(&mut batch, &[fd])?;
-        in_the_name_of(batch, who, |batch| {
-            batch.call((libc::SYS_listen, [0, u64::from(backlog.cast_unsigned())]))
-        })?;
-        clear(husk, transport)
+        sockets.chunks(AT_ONCE).try_for_each(|sockets| listen_from(husk, who, sockets))
     })?;
-    match done {
-        Some(()) => Ok(()),
-        None => rustix::net::listen(fd, backlog).context(|| "listen on a Unix socket".to_owned()),
+    if done.is_some() {
+        return Ok(());
     }
+    let mut all = sockets.iter();
+    all.try_for_each(|&(fd, backlog)| rustix::net::listen(fd, backlog_of(backlog)))
+        .context(|| "listen on a Unix socket".to_owned())
+}
+
+fn backlog_of(listener: u32) -> i32 {
+    i32::try_from(listener).unwrap_or(i32::MAX)
+}
+
+fn listen_from(husk: &mut Tracee, who: SkUcred, sockets: &[(BorrowedFd<'_>, u32)]) -> Result<()> {
+    let fds: Vec<BorrowedFd<'_>> = sockets.iter().map(|&(fd, _)| fd).collect();
+    // Behind the sockets, which get the lowest numbers.
+    let at = i32::try_from(fds.len()).unwrap_or(i32::MAX);
+    let mut transport = Transport::open(husk, at)?;
+    let mut batch = husk.batch();
+    transport.send(&mut batch, &fds)?;
+    in_the_name_of(batch, who, |batch| {
+        let backlogs = sockets.iter().map(|&(_, backlog)| backlog_of(backlog).cast_unsigned());
+        let calls = (0..).zip(backlogs);
+        calls.map(|(fd, backlog)| batch.call((libc::SYS_listen, [fd, backlog.into()]))).collect()
+    })?;
+    clear(husk, transport)
 }
 
 /// Connects a socket.
@@ -139,7 +155,8 @@ fn connect_from(
     batch.must((libc::SYS_fchdir, [2]));
     let bytes = batch.bytes(&address).0;
     let len = address.len() as u64;
-    let out = in_the_name_of(batch, who, |batch| batch.call((libc::SYS_connect, [0, bytes, len])));
+    let out =
+        in_the_name_of(batch, who, |batch| vec![batch.call((libc::SYS_connect, [0, bytes, len]))]);
     husk.call("fchdir", (libc::SYS_fchdir, [4]))?;
     clear(husk, transport)?;
     out.map(drop)
@@ -154,11 +171,11 @@ fn clear(husk: &mut Tracee, mut transport: Transport) -> Result<()> {
     Ok(())
 }
 
-/// Runs a call as the user and group that are to be noted, and goes back.
+/// Runs calls as the user and group that are to be noted, and goes back.
 fn in_the_name_of(
     mut batch: Batch<'_>,
     who: SkUcred,
-    call: impl FnOnce(&mut Batch<'_>) -> Call,
+    calls: impl FnOnce(&mut Batch<'_>) -> Vec<Call>,
 ) -> Result<Outcome> {
     const SAME: u64 = u64::MAX;
     let others = who.uid != 0 || who.gid != 0;
@@ -166,7 +183,7 @@ fn in_the_name_of(
         let gid = batch.call((libc::SYS_setresgid, [SAME, who.gid.into(), SAME]));
         (gid, batch.call((libc::SYS_setresuid, [SAME, who.uid.into(), SAME])))
     });
-    let call = call(&mut batch);
+    let calls = calls(&mut batch);
     if others {
         batch.call((libc::SYS_setresuid, [SAME, 0, SAME]));
         batch.call((libc::SYS_setresgid, [SAME, 0, SAME]));
@@ -177,7 +194,7 @@ fn in_the_name_of(
         out.expect(gid, what)?;
         out.expect(uid, what)?;
     }
-    out.expect(call, what)?;
+    calls.into_iter().try_for_each(|call| out.expect(call, what).map(drop))?;
     Ok(out)
 }
 

@@ -5,7 +5,7 @@
 //! to a listener of that name. Datagram sockets are filled before they are connected,
 //! because a connected one takes messages from its peer only.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use prost::Message as _;
@@ -36,6 +36,8 @@ pub(crate) struct UnixRestorer {
     by_inode: HashMap<u32, u32>,
     packets: Packets,
     names: Names,
+    /// Listeners that do not listen yet: those of one maker do it together.
+    deaf: BTreeSet<u32>,
     /// The sockets that were opened, in this order.
     opened: Vec<u32>,
     /// Other ends of sockets whose peer is closed: they live until all is sent.
@@ -136,6 +138,7 @@ impl UnixRestorer {
     /// If a peer is not in the images, is gone, or is outside and not allowed to be; if a queue
     /// does not fit; if an option of the socket is refused.
     pub(crate) fn connect(&mut self, cx: &mut Neighbours<'_>) -> Result<()> {
+        self.listen(cx)?;
         self.opened.sort_unstable();
         let opened: Vec<UnixSkEntry> =
             self.opened.iter().filter_map(|id| self.entries.get(id)).cloned().collect();
@@ -302,9 +305,27 @@ impl UnixRestorer {
         }
         name::bind(cx, &mut self.names, fd.as_fd(), usk)?;
         if usk.state == state::LISTEN {
-            maker::listen(cx, self.remembered(cx, usk), fd.as_fd(), usk.backlog)?;
+            self.deaf.insert(usk.id);
         }
         Ok(fd)
+    }
+
+    /// Lets those listen that do not yet.
+    fn listen(&mut self, cx: &mut Neighbours<'_>) -> Result<()> {
+        let mut by_maker: BTreeMap<_, (Option<SkUcred>, Vec<(OwnedFd, u32)>)> = BTreeMap::new();
+        for id in std::mem::take(&mut self.deaf) {
+            let usk = self.entry(id)?;
+            let who = self.remembered(cx, usk);
+            let listener = (duplicate(file(cx, id)?)?, usk.backlog);
+            let of_maker = by_maker.entry(who.map(|who| (who.pid, who.uid, who.gid)));
+            of_maker.or_insert_with(|| (who, Vec::new())).1.push(listener);
+        }
+        for (who, listeners) in by_maker.into_values() {
+            let all: Vec<_> =
+                listeners.iter().map(|(fd, backlog)| (fd.as_fd(), *backlog)).collect();
+            maker::listen(cx, who, &all)?;
+        }
+        Ok(())
     }
 
     /// Both ends of a connection, that of `a` first.
@@ -383,16 +404,19 @@ impl UnixRestorer {
         };
         let listens = known.as_ref().map(|l| (l.backlog, self.remembered(cx, l)));
         let (backlog, listened) = listens.unwrap_or((1, None));
+        let is_deaf = known.as_ref().is_some_and(|listener| self.deaf.remove(&listener.id));
         let differs = listens.is_none() || !same(client.torpor_peer, listened);
         if differs {
-            maker::listen(cx, self.remembered(cx, client), own.as_fd(), backlog.max(1))?;
+            maker::listen(cx, self.remembered(cx, client), &[(own.as_fd(), backlog.max(1))])?;
+        } else if is_deaf {
+            maker::listen(cx, listened, &[(own.as_fd(), backlog)])?;
         }
         let reach = name::reach(own.as_fd(), &server.name)?;
         maker::connect(cx, self.remembered(cx, server), fd.as_fd(), &reach)?;
         let accepted = rustix::net::accept_with(&own, SocketFlags::CLOEXEC)
             .context(|| format!("accept Unix socket {}", server.id))?;
         if differs && listens.is_some() {
-            maker::listen(cx, listened, own.as_fd(), backlog)?;
+            maker::listen(cx, listened, &[(own.as_fd(), backlog)])?;
         }
         Ok((accepted, fd))
     }
@@ -547,7 +571,7 @@ impl UnixRestorer {
         let reach = name::reach(own.as_fd(), &listener.name)?;
         let count = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
         let who = self.remembered(cx, listener);
-        maker::listen(cx, who, own.as_fd(), listener.backlog.max(count))?;
+        maker::listen(cx, who, &[(own.as_fd(), listener.backlog.max(count))])?;
         for usk in waiting {
             let fd = duplicate(file(cx, usk.id)?)?;
             maker::connect(cx, holder(cx, usk.id), fd.as_fd(), &reach)?;
@@ -555,7 +579,7 @@ impl UnixRestorer {
                 send(cx, fd.as_fd(), None, &signed(cx, packet, usk.id))?;
             }
         }
-        maker::listen(cx, who, own.as_fd(), listener.backlog)
+        maker::listen(cx, who, &[(own.as_fd(), listener.backlog)])
     }
 
     /// Fills the queue of a stream from its other end.
