@@ -133,6 +133,7 @@ const ROWS: &[Row] = &[
     ("--empty-ns net --empty-ns none", |s| !s.engine.network.empty),
     ("--skip-mnt /a", |s| s.engine.mounts.skip == [Path::new("/a")]),
     ("--enable-fs a,b --enable-fs all", |s| s.engine.mounts.enable_fs == ["a", "b", "all"]),
+    ("--store-tmpfs", |s| s.engine.mounts.stores_files),
     ("--mntns-compat-mode", |s| s.engine.mounts.compat_mode),
     ("--json", |s| s.json),
     ("--lsm-profile apparmor:x", |s| s.engine.birth.lsm_profile.as_deref() == Some("apparmor:x")),

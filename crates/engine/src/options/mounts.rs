@@ -13,6 +13,8 @@ pub struct Mounts {
     pub enable_fs: Vec<String>,
     /// Do without the kernel's `MOVE_MOUNT_SET_GROUP` (`--mntns-compat-mode`).
     pub compat_mode: bool,
+    /// Store the files of file systems in memory instead of packing them (`--store-tmpfs`).
+    pub stores_files: bool,
     /// Replaces the `context=` of restored mounts (`--lsm-mount-context`).
     pub lsm_context: Option<String>,
 }

@@ -5,7 +5,7 @@
 //! it shares with its parent, its namespaces, mounts and groups.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 
 use torpor_images::ImageDir;
 use torpor_images::kind::{self, Kind, Layout};
@@ -150,11 +150,31 @@ pub(super) fn refilled(built: &ImageDir, last: &ImageDir) -> Result<Vec<u32>> {
     let all: BTreeSet<u64> = ids(built)?.into_iter().chain(ids(last)?).collect();
     let mut changed = Vec::new();
     for id in all {
-        if content(built, kind::TMPFS_DEV, id)? != content(last, kind::TMPFS_DEV, id)? {
+        if archives_differ(built, last, id)? {
             changed.push(u32::try_from(id).unwrap_or(u32::MAX));
         }
     }
     Ok(changed)
+}
+
+/// Whether two archives differ, or there is one only. They may be large: where they differ first they are read no further.
+fn archives_differ(built: &ImageDir, last: &ImageDir, id: u64) -> Result<bool> {
+    let what = || format!("read {}", kind::TMPFS_DEV.file_name(id));
+    let open = |images: &ImageDir| images.reader(kind::TMPFS_DEV, id);
+    let (mut one, mut other) = match (open(built)?, open(last)?) {
+        (Some(one), Some(other)) => (BufReader::new(one), BufReader::new(other)),
+        (one, other) => return Ok(one.is_some() != other.is_some()),
+    };
+    loop {
+        let [left, right] = [one.fill_buf(), other.fill_buf()];
+        let (left, right) = (left.context(what)?, right.context(what)?);
+        let len = left.len().min(right.len());
+        if len == 0 || left[..len] != right[..len] {
+            return Ok(left.len() != right.len() || len > 0);
+        }
+        one.consume(len);
+        other.consume(len);
+    }
 }
 
 /// All that an image says, but for what is different each time.

@@ -85,6 +85,13 @@ pub(super) const SPACES: &[Opt] = &[
         "Trust that a plain mount call brings these file systems back (or \"all\")",
     ),
     flag(
+        "store-tmpfs",
+        None,
+        DUMP,
+        |s, on| s.engine.mounts.stores_files = on,
+        "Put files in memory (tmpfs) into the images as they are, not packed: larger, and sooner done",
+    ),
+    flag(
         "mntns-compat-mode",
         None,
         BOTH,

@@ -248,7 +248,8 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<()> {
         }
         let archive = cx.images.writer(kind::TMPFS_DEV, u64::from(mount.dev))?;
         let is_shared = cx.mounts.host.mounts().iter().any(|other| other.dev == whole.dev);
-        let place = content::SavedFileSystem { at: &whole.mountpoint, is_shared };
+        let (at, is_stored) = (whole.mountpoint.as_path(), cx.wanted.stores_files);
+        let place = content::SavedFileSystem { at, is_shared, is_stored };
         content::save(root.as_fd(), archive, user_namespace(cx)?, place)?;
     }
     Ok(())

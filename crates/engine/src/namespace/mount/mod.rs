@@ -24,6 +24,7 @@ mod restore;
 mod restored;
 mod roots;
 mod sharing;
+mod storer;
 mod superblock;
 mod tree;
 mod unpack;

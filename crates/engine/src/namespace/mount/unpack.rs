@@ -297,7 +297,7 @@ fn fill<R: Read>(
 ) -> std::result::Result<bool, Failed> {
     let was = file.metadata().map_err(Failed::File)?.len();
     let (mut changed, mut hole) = (was != size, 0);
-    let mut buffer = vec![0; CHUNK];
+    let (mut buffer, mut there) = (vec![0; CHUNK], Vec::new());
     for stretch in data {
         changed |= clear(file, hole..stretch.at.min(was)).map_err(Failed::File)?;
         let (mut at, end) = (stretch.at, stretch.at.saturating_add(stretch.len));
@@ -307,7 +307,7 @@ fn fill<R: Read>(
             if read == 0 {
                 return Err(Failed::Archive("it has less data than it says".to_owned()));
             }
-            changed |= put(file, &buffer[..read], at, was).map_err(Failed::File)?;
+            changed |= put(file, &buffer[..read], at, was, &mut there).map_err(Failed::File)?;
             at += read as u64;
         }
         hole = end;
@@ -320,10 +320,11 @@ fn fill<R: Read>(
 }
 
 /// Writes what a file, which had `was` bytes, does not have at this place. Returns whether it had not.
-fn put(file: &File, data: &[u8], at: u64, was: u64) -> io::Result<bool> {
+/// What it had is read to `there`.
+fn put(file: &File, data: &[u8], at: u64, was: u64, there: &mut Vec<u8>) -> io::Result<bool> {
     if at + data.len() as u64 <= was {
-        let mut there = vec![0; data.len()];
-        file.read_exact_at(&mut there, at)?;
+        there.resize(data.len(), 0);
+        file.read_exact_at(there, at)?;
         if there == data {
             return Ok(false);
         }
