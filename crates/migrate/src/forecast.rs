@@ -14,6 +14,11 @@ pub(crate) struct Measured {
     pub memory: u64,
     /// Bytes of images other than pages.
     pub state: u64,
+    /// Bytes of images that rounds have brought, of which the last one brings what was written since: as large a part
+    /// as of memory.
+    pub compared: u64,
+    /// Bytes of files in memory that a restore takes out of an archive that was not packed.
+    pub archived: u64,
     /// Bytes that the tasks write in a second.
     pub writes: f64,
     /// Bytes that go over the link in a second.
@@ -77,9 +82,12 @@ impl Measured {
             (false, true) => left,
             (false, false) => float(self.memory),
         };
+        let written = (left / float(self.memory).max(1.0)).min(1.0);
+        let state = float(self.state) + float(self.compared) * written;
+        let filled = filled + float(self.archived);
         Pause {
             freeze: self.freeze,
-            transfer: each + seconds((waits + float(self.state)) / self.link.max(1.0)) + self.scan,
+            transfer: each + seconds((waits + state) / self.link.max(1.0)) + self.scan,
             restore: self.restore + seconds(filled / self.fill.max(1.0)),
         }
     }
@@ -188,6 +196,8 @@ mod tests {
     const MEASURED: Measured = Measured {
         memory: 1_000_000_000,
         state: 100_000,
+        compared: 0,
+        archived: 0,
         writes: 10e6,
         link: 100e6,
         freeze: Duration::from_millis(10),
@@ -232,6 +242,21 @@ mod tests {
         assert!(!is_last(ms(51), ms(50), 1e6, None), "the first of all");
         assert!(!is_last(ms(51), ms(50), 0.89e6, Some(1e6)), "they pay");
         assert!(is_last(ms(51), ms(50), 0.9e6, Some(1e6)), "they do not");
+    }
+
+    /// Files in memory that rounds have brought cost what was written of them, and what it takes to look at all.
+    #[test]
+    fn files_in_memory_are_waited_for_as_far_as_they_differ() {
+        let files = 500_000_000;
+        let more = Measured { compared: files, archived: files, ..MEASURED };
+        let waits = |left| {
+            let [with, without] = [&more, &MEASURED].map(|it| it.pause(Mode::Pipelined, left));
+            (with.transfer - without.transfer, with.restore - without.restore)
+        };
+        let look = seconds(float(files) / FILL);
+        assert_eq!(waits(0.0), (Duration::ZERO, look));
+        assert_eq!(waits(100e6), (Duration::from_millis(500), look));
+        assert_eq!(waits(2000e6).0, Duration::from_secs(5), "all of them, once");
     }
 
     #[test]

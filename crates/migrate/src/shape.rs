@@ -23,6 +23,8 @@ const SOCKET: Duration = Duration::from_micros(200);
 /// makes them (a program that others do not disturb, 2026-11-28), and 150 of programs. gzip(1) had 94 of that table, and 62 within
 /// a dump of a database, beside tar(1) and what else the machine did: two thirds.
 const ARCHIVED: u64 = 77;
+/// The same where they are stored and not packed.
+const STORED: u64 = 700;
 
 /// How much there is of a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub(crate) struct Shape {
     pub memory: u64,
     /// Bytes of files in memory, which go along: what is in file systems of the kind tmpfs.
     pub files_in_memory: u64,
+    /// Whether a dump stores these, and does not pack them.
+    pub stores_files: bool,
 }
 
 impl Shape {
@@ -83,7 +87,8 @@ impl Shape {
     /// What of that the files in memory take.
     #[must_use]
     pub(crate) fn archive(&self) -> Duration {
-        Duration::from_micros(self.files_in_memory / ARCHIVED)
+        let rate = if self.stores_files { STORED } else { ARCHIVED };
+        Duration::from_micros(self.files_in_memory / rate)
     }
 }
 
@@ -183,5 +188,7 @@ mod tests {
         assert!(shape.files_in_memory >= 3 * MIB, "{shape:?}");
         assert!(shape.archive() >= Duration::from_micros(3 * MIB / ARCHIVED));
         assert!(shape.cost() > shape.archive());
+        let stored = Shape { stores_files: true, ..shape };
+        assert!(stored.archive() < shape.archive() && stored.cost() < shape.cost());
     }
 }

@@ -32,7 +32,9 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: &Begin) -> Result<()> {
     let mut round = Incoming::without_pages(images.clone())?;
     loop {
         match line.hear()? {
-            Request::File { name, len } => round.receive(&mut line, &name, len)?,
+            Request::File { name, len, since } => {
+                round.receive(&mut line, &name, len, since)?;
+            }
             Request::End { number: 1 } => {
                 let reply = match audit::images(&agent.settings, &images, bundle.as_deref()) {
                     Ok(()) => Reply::Arrived { number: 1 },

@@ -11,6 +11,7 @@ use torpor_worker::{Event, Idle, Worker};
 use crate::engine::{self, PAGES, judge, over_pages, repeat};
 use crate::error::{Context, Error, Result};
 use crate::record::make_private;
+use crate::wire::difference;
 use crate::wire::frame::Line;
 use crate::wire::message::{Kind, is_image};
 
@@ -107,12 +108,18 @@ impl Incoming {
         Ok(())
     }
 
-    /// An image.
+    /// An image: all of it, or what makes it of that which the round `since` has brought.
     ///
     /// # Errors
-    /// If it is none that a round may hold, or not as long as was said; if the connection ends; if
-    /// the file cannot be written.
-    pub(super) fn receive(&mut self, line: &mut Line, name: &str, len: u64) -> Result<()> {
+    /// If it is none that a round may hold, or not as long as was said; if there is no such round before, or it has no such
+    /// image; if the connection ends; if the file cannot be written.
+    pub(super) fn receive(
+        &mut self,
+        line: &mut Line,
+        name: &str,
+        len: u64,
+        since: Option<u32>,
+    ) -> Result<()> {
         self.files += 1;
         if !is_image(name) || len > MAX_LEN || self.files > MAX_FILES {
             return Err(Error::Protocol(format!("image {name:?} of {len} bytes")));
@@ -125,6 +132,13 @@ impl Incoming {
             .mode(0o600)
             .open(&path)
             .context(failed)?;
+        if let Some(round) = since {
+            if !(1..self.number).contains(&round) {
+                return Err(Error::Protocol(format!("image {name:?} of round {round}")));
+            }
+            let earlier = self.dir.with_file_name(round.to_string()).join(name);
+            return difference::make(&earlier, (&file, &path), len, &mut || line.receive_data());
+        }
         let mut left = len;
         while left > 0 {
             let data = line.receive_data()?;

@@ -137,8 +137,8 @@ impl Session<'_> {
             (Request::Round { number, kind }, None, _) if takes_rounds => {
                 self.begin_round(number, kind)?;
             }
-            (Request::File { name, len }, Some(round), _) => {
-                round.receive(&mut self.line, &name, len)?;
+            (Request::File { name, len, since }, Some(round), _) => {
+                round.receive(&mut self.line, &name, len, since)?;
             }
             (Request::End { number }, Some(round), _) if round.number == number => {
                 self.end_round()?;

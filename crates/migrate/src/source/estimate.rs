@@ -28,18 +28,25 @@ pub(super) fn kind(plan: &Plan) -> Result<Kind> {
 impl Source<'_> {
     /// What is expected if the tasks were stopped now. Nothing, if they have ended.
     pub(super) fn estimate(&self) -> Option<Estimate> {
-        let shape = Shape::of(&task::tree(self.plan.pid).ok()?);
+        let stores_files = self.plan.compares_files();
+        let shape = Shape { stores_files, ..Shape::of(&task::tree(self.plan.pid).ok()?) };
         let (first, last) = (self.rounds.first(), self.rounds.last());
         let pace = Pace::of(&self.rounds).unwrap_or(Pace { each: 0.0, rate: LINK });
         // The first round there was of all of the tree.
-        let whole = first.filter(|_| self.plan.builds_early());
+        let whole = first.filter(|_| self.plan.builds_early() || self.brings_files);
         let frozen = last.map_or(Duration::ZERO, |last| last.frozen);
         let freeze = freeze(whole.map(|first| first.frozen), frozen, &shape);
         // Until a round has brought it, only the files in memory are known of what is no page.
-        let state = if self.state_bytes > 0 { self.state_bytes } else { shape.files_in_memory };
+        let state = match self.state_bytes {
+            0 => shape.files_in_memory,
+            all => all.saturating_sub(self.compared_bytes),
+        };
         let measured = Measured {
-            memory: first.map_or(shape.memory, |first| first.bytes),
+            memory: first
+                .map_or(shape.memory, |first| first.bytes.saturating_sub(self.compared_bytes)),
             state,
+            compared: self.compared_bytes,
+            archived: if stores_files { shape.files_in_memory } else { 0 },
             link: pace.rate,
             freeze,
             restore: freeze,
@@ -48,7 +55,8 @@ impl Source<'_> {
             each: seconds(pace.each).saturating_sub(frozen) + freeze,
             ..Measured::default()
         };
-        let left = left(&self.rounds).unwrap_or(float(measured.memory));
+        let memory = float(measured.memory);
+        let left = left(&self.rounds).map_or(memory, |left| left.min(memory));
         let plain = measured.pause(self.plan.mode, left);
         let lesson = self.experience.lesson(&self.kind);
         let pause = lesson.map_or(plain, |lesson| lesson.factors.correct(&plain));

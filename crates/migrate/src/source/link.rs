@@ -1,9 +1,10 @@
 //! The connections to the destination: one for words, and one for the pages of each round.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -17,6 +18,7 @@ use crate::error::{Context, Error, Result};
 use crate::files::Step;
 use crate::wire::Peer;
 use crate::wire::carrier::Carrier;
+use crate::wire::difference::{self, Earlier};
 use crate::wire::frame::{Line, MAX_FRAME};
 use crate::wire::message::{Begin, Reply, Request, is_image};
 use crate::wire::relay::{Budget, Meter};
@@ -30,6 +32,9 @@ const SOON: Duration = Duration::from_secs(2);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// How often.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Images below this length are sent as they are.
+pub(super) const MIN_COMPARED: u64 = 64 << 10;
 
 /// What was waited for.
 #[derive(Debug)]
@@ -48,6 +53,8 @@ pub(super) struct Link {
     budget: Budget,
     /// Counts what goes there.
     pub meter: Arc<Meter>,
+    /// Images that the destination has, and the rounds that have brought them.
+    earlier: HashMap<String, (u32, Earlier)>,
 }
 
 impl Link {
@@ -79,7 +86,8 @@ impl Link {
                 }
                 let pages = Pages { to: to.clone(), token, connections, sets: AtomicU64::new(0) };
                 let (budget, meter) = (Budget::new(), Meter::new(limit));
-                Ok((Self { line, pages: Arc::new(pages), budget, meter }, agent))
+                let (pages, earlier) = (Arc::new(pages), HashMap::new());
+                Ok((Self { line, pages, budget, meter, earlier }, agent))
             }
             reply => Err(unexpected(reply)),
         }
@@ -187,23 +195,40 @@ impl Link {
     /// # Errors
     /// If the link is down, or they cannot be read.
     pub(super) fn send_images(&mut self, dir: &Path, number: u32) -> Result<()> {
-        let listed = || dir.display().to_string();
-        for entry in fs::read_dir(dir).context(listed)? {
-            let entry = entry.context(listed)?;
-            let name = entry.file_name();
-            let Some(name) = name.to_str().filter(|name| is_image(name)) else { continue };
-            if entry.file_type().context(listed)?.is_file() {
-                self.send_file(&entry.path(), name)?;
-            }
+        for (name, path) in images(dir)? {
+            self.send_file(&path, name)?;
         }
         self.say(&Request::End { number })
     }
 
-    fn send_file(&mut self, path: &Path, name: &str) -> Result<()> {
+    /// From now on what differs from the large images of this round is sent of later ones of the same names. How many
+    /// bytes those have.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub(super) fn compare_with(&mut self, dir: &Path, number: u32) -> Result<u64> {
+        let mut all = 0;
+        for (name, path) in images(dir)? {
+            let len = fs::metadata(&path).context(|| path.display().to_string())?.len();
+            if len >= MIN_COMPARED {
+                self.earlier.insert(name, (number, Earlier::read(&path)?));
+                all += len;
+            }
+        }
+        Ok(all)
+    }
+
+    fn send_file(&mut self, path: &Path, name: String) -> Result<()> {
         let failed = || path.display().to_string();
         let mut file = File::open(path).context(failed)?;
         let len = file.metadata().context(failed)?.len();
-        self.say(&Request::File { name: name.to_owned(), len })?;
+        if let Some((round, mut earlier)) = self.earlier.remove(&name) {
+            self.say(&Request::File { name, len, since: Some(round) })?;
+            return difference::tell(&mut earlier, (&mut file, path), len, &mut |data| {
+                self.send_data(data)
+            });
+        }
+        self.say(&Request::File { name, len, since: None })?;
         let mut left = len;
         while left > 0 {
             let piece = usize::try_from(left).unwrap_or(MAX_FRAME).min(MAX_FRAME);
@@ -277,6 +302,20 @@ impl Link {
         }
         None
     }
+}
+
+/// The images of a round that are not pages, by their names.
+fn images(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let listed = || dir.display().to_string();
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir).context(listed)? {
+        let entry = entry.context(listed)?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if is_image(&name) && entry.file_type().context(listed)?.is_file() {
+            all.push((name, entry.path()));
+        }
+    }
+    Ok(all)
 }
 
 /// How connections for pages are made.

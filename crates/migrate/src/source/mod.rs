@@ -36,11 +36,15 @@ use crate::progress::{self, Live};
 use crate::record::{Ledger, Phase, Record, Side, new_id};
 use crate::report::{Downtime, Estimate, Report, Round};
 use crate::runtime::{Container, Runtime};
+use crate::shape::Shape;
 use crate::task::{self, Task};
 use crate::wire::Peer;
 use crate::wire::carrier::Carrier;
 use crate::wire::message::{Begin, Reply, Request, Subject};
 use crate::work::{self, WorkDir};
+
+/// So many bytes of files in memory are worth a round.
+const LARGE: u64 = 1 << 20;
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -101,6 +105,13 @@ impl Plan {
     fn builds_early(&self) -> bool {
         self.mode.builds_early() && !self.is_of_podman()
     }
+
+    /// Whether rounds bring files in memory, so that the last one brings only what differs: they are stored, since what is
+    /// packed differs as a whole. What is sealed does so too, and Podman takes files of its own along when it stops.
+    fn compares_files(&self) -> bool {
+        let is_sealed = self.dump_options.iter().any(|option| option.starts_with("--encrypt"));
+        self.mode.has_rounds() && !self.is_of_podman() && !is_sealed
+    }
 }
 
 /// A migration, seen from where it starts.
@@ -121,6 +132,10 @@ pub(crate) struct Source<'a> {
     files_time: Duration,
     /// Bytes of images other than pages, once a round has brought all of them.
     state_bytes: u64,
+    /// Those of them of which the last round brings only what differs.
+    compared_bytes: u64,
+    /// Whether the first round brings more than pages although nothing is built by it: there are files in memory.
+    brings_files: bool,
     /// What earlier migrations took, and what of that is like this one.
     experience: Experience,
     kind: Kind,
@@ -269,6 +284,8 @@ impl<'a> Source<'a> {
             connections: plan.connections,
             patience: plan.patience,
         };
+        let in_memory = Shape::of(&task::tree(plan.pid)?).files_in_memory;
+        let brings_files = plan.compares_files() && in_memory >= LARGE;
         let (link, agent) = Link::begin(&plan.to, begin, plan.bandwidth)?;
         let work_dir = work_dir(plan, &id);
         let record = Record {
@@ -305,6 +322,8 @@ impl<'a> Source<'a> {
             files_bytes: 0,
             files_time: Duration::ZERO,
             state_bytes: 0,
+            compared_bytes: 0,
+            brings_files,
             experience: Experience::of(&plan.state_dir),
             kind,
             estimate: None,

@@ -13,8 +13,8 @@ use torpor_worker::{Event, Worker};
 
 use super::estimate::kind;
 use super::files::{trees, volumes};
-use super::link::Link;
-use super::round::written_pages;
+use super::link::{Link, MIN_COMPARED};
+use super::round::{STORE, written_pages};
 use super::sample::Writes;
 use super::{Plan, find_root, in_own_users, is_shell_job, judge, subject, work_dir};
 use crate::engine::{self, PAGES, POST_DUMP, WORK, over_pages, repeat};
@@ -50,7 +50,9 @@ pub(crate) struct Rehearsal {
 struct Checked {
     pages: u64,
     freeze: Duration,
-    state: u64,
+    /// Bytes of images that are no pages, of those that are large and of the others.
+    large: u64,
+    small: u64,
 }
 
 /// Finds out what a migration would be like.
@@ -133,15 +135,18 @@ fn forecast(
     let writes = Writes::sample(&tasks)?;
     let longer = lesson.map(|lesson| lesson.factors.restore);
     // What the estimate of a migration begins with, which the factor is of.
-    let base = if plan.mode.has_rounds() { checked.freeze } else { Shape::of(&tasks).cost() };
+    let shape = Shape::of(&tasks);
+    let base = if plan.mode.has_rounds() { checked.freeze } else { shape.cost() };
     let restore = longer.map_or(checked.freeze, |times| base.mul_f64(times));
-    let pace = lesson.and_then(|it| it.pace);
+    let (pace, compares) = (lesson.and_then(|it| it.pace), plan.compares_files());
     let start = Instant::now();
     let trees = trees(plan)?;
     let files = trees.iter().map(|tree| Mirror::new(tree)?.bytes()).sum::<Result<u64>>()?;
     let measured = Measured {
         memory: checked.pages * PAGE,
-        state: checked.state,
+        state: if compares { checked.small } else { checked.small + checked.large },
+        compared: if compares { checked.large } else { 0 },
+        archived: if compares { shape.files_in_memory } else { 0 },
         writes: writes.rate(),
         link: pace.map_or(float(speed), |pace| pace.rate.min(float(speed))),
         freeze: checked.freeze,
@@ -174,6 +179,7 @@ fn check(plan: &Plan, work: &WorkDir, shell_job: bool) -> Result<Checked> {
         true => vec!["--leave-running".to_owned(), "--cow".to_owned()],
         false => vec!["--lazy-pages".to_owned()],
     };
+    options.extend(plan.compares_files().then(|| STORE.to_owned()));
     options.extend(plan.dump_options.iter().cloned());
     let mut worker = match &plan.container {
         Some(container) => {
@@ -199,11 +205,11 @@ fn check(plan: &Plan, work: &WorkDir, shell_job: bool) -> Result<Checked> {
     let images = work.join("1");
     let statistics = if plan.container.is_some() { work } else { images.as_path() };
     let pages = written_pages(statistics);
-    let state = keep(&images, &work.join("kept"))?;
+    let (large, small) = keep(&images, &work.join("kept"))?;
     worker.answer(false)?;
     // It says that somebody said no.
     let _ = engine::finish("dump", worker);
-    Ok(Checked { pages, freeze, state })
+    Ok(Checked { pages, freeze, large, small })
 }
 
 /// For how long the tasks have been stopped when their images are complete.
@@ -223,19 +229,21 @@ fn until_dumped(worker: &mut Worker) -> Result<Duration> {
 }
 
 /// Keeps images, for the engine takes them back when it is told no. How many bytes those have that are
-/// no pages.
-fn keep(images: &Path, kept: &Path) -> Result<u64> {
+/// no pages: the large ones, and the others.
+fn keep(images: &Path, kept: &Path) -> Result<(u64, u64)> {
     let listed = || images.display().to_string();
-    let mut all = 0;
+    let (mut large, mut small) = (0, 0);
     for entry in std::fs::read_dir(images).context(listed)? {
         let entry = entry.context(listed)?;
         let len = entry.metadata().context(listed)?.len();
         std::fs::hard_link(entry.path(), kept.join(entry.file_name())).context(listed)?;
-        if !entry.file_name().to_string_lossy().starts_with("pages-") {
-            all += len;
+        match entry.file_name().to_string_lossy().starts_with("pages-") {
+            true => {}
+            false if len >= MIN_COMPARED => large += len,
+            false => small += len,
         }
     }
-    Ok(all)
+    Ok((large, small))
 }
 
 impl Rehearsal {
@@ -245,7 +253,7 @@ impl Rehearsal {
         let mut all = json!({ "mode": self.mode, "refused": self.refused });
         if let Some((measured, forecast)) = &self.measured {
             all["memory_bytes"] = json!(measured.memory);
-            all["state_bytes"] = json!(measured.state);
+            all["state_bytes"] = json!(measured.state + measured.compared);
             all["written_bytes_per_s"] = json!(measured.writes.round());
             all["link_bytes_per_s"] = json!(measured.link.round());
             all["stopped_ms"] = json!(millis(measured.freeze));

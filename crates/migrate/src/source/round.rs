@@ -16,6 +16,9 @@ use crate::report::Round;
 use crate::runtime::{self, Call, Container};
 use crate::wire::message::{Kind, Reply, Request};
 
+/// The option of a dump that puts files in memory into the images as they are.
+pub(super) const STORE: &str = "--store-tmpfs";
+
 impl Source<'_> {
     /// A round of tasks that run.
     pub(super) fn round(&mut self, number: u32) -> Result<Round> {
@@ -34,6 +37,9 @@ impl Source<'_> {
         self.link.send_images(&self.round_dir(number), number)?;
         if self.is_whole(number) {
             self.state_bytes = self.link.meter.sent() - before;
+        }
+        if self.is_whole(number) && self.plan.compares_files() {
+            self.compared_bytes = self.link.compare_with(&self.round_dir(number), number)?;
         }
         let mut round = Round {
             start,
@@ -131,6 +137,7 @@ impl Source<'_> {
         }
         if is_whole {
             args.extend(["--tcp-established", "--file-locks"].map(str::to_owned));
+            args.extend(self.store_files());
         }
         if is_whole && kind == Kind::Running {
             args.extend(["--leave-running", "--track-mem", "--cow"].map(str::to_owned));
@@ -144,9 +151,17 @@ impl Source<'_> {
     }
 
     /// Whether a round of tasks that run brings more than pages: a tree can only be built by a whole
-    /// dump, so the first round is one.
+    /// dump, so the first round is one. So it is if files in memory are to come before the last round.
     fn is_whole(&self, number: u32) -> bool {
-        self.plan.builds_early() && (number == 1 || self.plan.full_state)
+        match self.plan.builds_early() {
+            true => number == 1 || self.plan.full_state,
+            false => number == 1 && self.brings_files,
+        }
+    }
+
+    /// The option of a whole dump of which files in memory are compared with those of another.
+    fn store_files(&self) -> Option<String> {
+        self.plan.compares_files().then(|| STORE.to_owned())
     }
 
     /// A round of a container: its runtime has the engine dump it.
@@ -170,6 +185,7 @@ impl Source<'_> {
             words.push("--lazy-pages".to_owned());
         }
         let mut options = vec!["--page-server".to_owned()];
+        options.extend(is_whole.then(|| self.store_files()).flatten());
         if !is_whole {
             words.push("--pre-dump".to_owned());
         } else if kind == Kind::Running {

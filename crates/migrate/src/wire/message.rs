@@ -39,12 +39,15 @@ pub(crate) enum Request {
         /// What it is of.
         kind: Kind,
     },
-    /// An image of the current round: so many bytes of data follow.
+    /// An image of the current round: so many bytes of data follow, or what makes them of an earlier one.
     File {
         /// Its name.
         name: String,
         /// Its length.
         len: u64,
+        /// The round that has brought one of the same name, if what follows is what differs from that.
+        #[serde(default)]
+        since: Option<u32>,
     },
     /// The current round has all its images. After the last one the restore begins.
     End {

@@ -9,6 +9,7 @@ use crate::error::Result;
 
 pub(crate) mod address;
 pub(crate) mod carrier;
+pub(crate) mod difference;
 pub(crate) mod frame;
 pub(crate) mod message;
 pub(crate) mod owner;
