@@ -140,7 +140,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     fs::write(&path, text).with_context(|| path.display().to_string())
 }
 
-/// Where both hosts keep what they record, over all migrations: estimates learn from it.
+/// Where both hosts keep what they record.
 fn record_dir(bench: &Bench) -> PathBuf {
     bench.dir.join("records")
 }
@@ -169,7 +169,8 @@ impl Case<'_> {
         bench.warm_up()?;
         let world = World::new(self.gigabits)?;
         let (service, load) = self.service.start(&dir, &world, self.mib)?;
-        let records = record_dir(bench);
+        // Estimates learn from all migrations over one link: there are not two of them to a destination.
+        let records = record_dir(bench).join(self.gigabits.to_string());
         let more: &[&str] = if self.service.has_mounts() { &mariadb::ALLOWED } else { &[] };
         let hosts = Hosts::start(bench.torpor(), &dir, &records, &world, more)?;
         let bandwidth = self.setting.bandwidth.iter().flat_map(|it| ["--bandwidth", it]);

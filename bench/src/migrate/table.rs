@@ -98,24 +98,31 @@ pub fn of(title: &str, rows: &[Row<'_>]) -> String {
 /// An estimate of a migration.
 type Expected = fn(&Sample) -> &Value;
 
-/// Counts those estimates that were within a fifth of what it took, over all migrations.
+/// Counts those estimates that were within a fifth of what it took, over all migrations, and over those that could learn from
+/// one before.
 pub fn judge_estimates<'a>(bench: &mut Bench, samples: impl Iterator<Item = &'a Sample> + Clone) {
     #[allow(clippy::cast_precision_loss, reason = "to be read by people")]
     let number = |count: usize| count as f64;
-    let all = samples.clone().count();
+    let learned = |sample: &&Sample| sample.report["estimate"]["learned_from"].as_u64() > Some(0);
+    let sets = [
+        ("", samples.clone().collect::<Vec<_>>()),
+        (", learned", samples.filter(learned).collect()),
+    ];
     let kinds: [(&str, Expected); 2] = [
         ("estimates", |sample| &sample.report["estimate"]),
         ("estimates of --dry-run", |sample| &sample.rehearsal),
     ];
-    for (name, of) in kinds {
-        let is_near = |sample: &&Sample| {
+    let chosen = sets.iter().filter(|(_, samples)| !samples.is_empty());
+    for ((which, samples), (name, of)) in chosen.flat_map(|set| kinds.map(|kind| (set, kind))) {
+        let is_near = |sample: &&&Sample| {
             let expected = of(sample)["downtime_ms"].as_f64().unwrap_or_default();
             let real = downtime(sample);
             (0.8 * real..=1.2 * real).contains(&expected)
         };
-        let near = number(samples.clone().filter(is_near).count());
+        let (all, near) = (samples.len(), samples.iter().filter(is_near).count());
         let least = Some(Goal::AtLeast((number(all) * 0.95).ceil()));
-        bench.add(format!("migration: {name} within 20 %, of {all}"), near, "", least);
+        let name = format!("migration: {name}{which} within 20 %, of {all}");
+        bench.add(name, number(near), "", least);
     }
 }
 

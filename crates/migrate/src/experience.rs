@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error, Result};
-use crate::forecast::Pause;
+use crate::forecast::{Pause, float};
 use crate::mode::Mode;
 use crate::pace::Pace;
 use crate::record::make_private;
+use crate::report::Round;
 use crate::shape::Shape;
 
 /// Migrations of all kinds that are kept, the last ones.
@@ -122,6 +123,29 @@ pub(crate) struct Sample {
     factors: Factors,
     /// How long its rounds took, if there were several.
     pace: Option<Pace>,
+    /// Pages that the last round brought, for each of the first.
+    #[serde(default)]
+    last: Option<f64>,
+}
+
+impl Sample {
+    /// A migration of a kind: how far it was off, and what its rounds were.
+    #[must_use]
+    pub(crate) fn new(kind: Kind, factors: Factors, rounds: &[Round], mode: Mode) -> Self {
+        // Pages that were fetched when the tasks ran there are of no round that they waited for.
+        let waited = rounds.len() - usize::from(mode.is_lazy());
+        let last = match rounds {
+            [first, .., last] => Some(float(last.pages) / float(first.pages).max(1.0)),
+            _ => None,
+        };
+        Self { kind, factors, pace: Pace::of(&rounds[..waited]), last: last.map(|it| it.min(1.0)) }
+    }
+
+    fn is_sane(&self) -> bool {
+        self.factors.are_sane()
+            && self.pace.is_none_or(|pace| pace.is_sane())
+            && self.last.is_none_or(|last| (0.0..=1.0).contains(&last))
+    }
 }
 
 /// What earlier migrations of a kind say.
@@ -131,6 +155,8 @@ pub(crate) struct Lesson {
     pub factors: Factors,
     /// How long rounds take, if there were any.
     pub pace: Option<Pace>,
+    /// Pages of the last round for each of the first, if there were several.
+    pub last: Option<f64>,
     /// How many migrations say so.
     pub of: usize,
 }
@@ -153,7 +179,7 @@ impl Experience {
             serde_json::from_slice(&text).ok()
         };
         let mut samples = read().unwrap_or_default();
-        samples.retain(|it| it.factors.are_sane() && it.pace.is_none_or(|pace| pace.is_sane()));
+        samples.retain(Sample::is_sane);
         Self { path, samples }
     }
 
@@ -172,15 +198,16 @@ impl Experience {
             |of: fn(&Pace) -> f64| median(like.iter().filter_map(|it| it.pace.as_ref().map(of)));
         let pace = paces(|it| it.each).zip(paces(|it| it.rate));
         let pace = pace.map(|(each, rate)| Pace { each, rate });
-        Some(Lesson { factors, pace, of: like.len() })
+        let last = median(like.iter().filter_map(|it| it.last));
+        Some(Lesson { factors, pace, last, of: like.len() })
     }
 
     /// Remembers a migration. Another one that does so at the same time may be forgotten.
     ///
     /// # Errors
     /// If it cannot be written down.
-    pub(crate) fn add(mut self, kind: Kind, factors: Factors, pace: Option<Pace>) -> Result<()> {
-        self.samples.push(Sample { kind, factors, pace });
+    pub(crate) fn add(mut self, sample: Sample) -> Result<()> {
+        self.samples.push(sample);
         let first = self.samples.len().saturating_sub(KEPT);
         let text = serde_json::to_vec(&self.samples[first..])
             .map_err(|error| Error::refused(error.to_string()))?;
@@ -229,7 +256,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let factors = Factors::between(&pause(1, 1, 1), &pause(2, 2, 2));
         let graph = of("walker", 1, 1000, Mode::PreCopy);
-        Experience::of(dir.path()).add(graph, factors, None).unwrap();
+        let sample = Sample { kind: graph, factors, pace: None, last: None };
+        Experience::of(dir.path()).add(sample).unwrap();
         let learned = |program, tasks, mebibytes| {
             let kind = of(program, tasks, mebibytes, Mode::PreCopy);
             Experience::of(dir.path()).lesson(&kind).is_some()
@@ -252,15 +280,42 @@ mod tests {
         let (asked, other) = (kind(Mode::Pipelined), kind(Mode::PreCopy));
         assert_eq!(Experience::of(dir.path()).lesson(&asked), None);
         let pace = Some(Pace { each: 0.5, rate: 5e6 });
-        for real in [pause(20, 10, 5), pause(30, 10, 6), pause(900, 900, 900)] {
+        let all = [pause(20, 10, 5), pause(30, 10, 6), pause(900, 900, 900)];
+        for (real, last) in all.into_iter().zip([0.1, 0.9, 0.2]) {
             let factors = Factors::between(&pause(10, 10, 10), &real);
-            Experience::of(dir.path()).add(asked.clone(), factors, pace).unwrap();
+            let sample = Sample { kind: asked.clone(), factors, pace, last: Some(last) };
+            Experience::of(dir.path()).add(sample).unwrap();
         }
         let lesson = Experience::of(dir.path()).lesson(&asked).unwrap();
-        assert_eq!((lesson.of, lesson.pace), (3, pace));
+        assert_eq!((lesson.of, lesson.pace, lesson.last), (3, pace, Some(0.2)));
         // One that was far off for reasons of its own changes little.
         assert_eq!(lesson.factors.correct(&pause(10, 20, 10)), pause(30, 20, 6));
         assert_eq!(Experience::of(dir.path()).lesson(&other), None);
+    }
+
+    /// What rounds brought; of pages that are fetched later the pace says nothing.
+    #[test]
+    fn rounds_teach_what_the_last_brings() {
+        let round = |pages: u64| Round {
+            start: std::time::Instant::now(),
+            pages,
+            bytes: pages * 4096,
+            time: Duration::from_millis(pages),
+            held: Duration::ZERO,
+            frozen: Duration::ZERO,
+        };
+        let factors = Factors::between(&pause(1, 1, 1), &pause(1, 1, 1));
+        let sample = |pages: &[u64], mode| {
+            let rounds: Vec<Round> = pages.iter().copied().map(round).collect();
+            Sample::new(kind(mode), factors, &rounds, mode)
+        };
+        let [pre_copy, hybrid] =
+            [Mode::PreCopy, Mode::Hybrid].map(|mode| sample(&[1000, 200, 50], mode));
+        assert_eq!((pre_copy.last, hybrid.last), (Some(0.05), Some(0.05)));
+        assert!(pre_copy.pace.is_some() && hybrid.pace.is_some());
+        assert_eq!(sample(&[1000, 4000], Mode::PreCopy).last, Some(1.0), "it has grown");
+        assert_eq!(sample(&[1000], Mode::StopAndCopy).last, None);
+        assert!(sample(&[0, 0], Mode::PreCopy).is_sane());
     }
 
     #[test]
@@ -268,7 +323,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let factors = Factors::between(&pause(1, 1, 1), &pause(2, 2, 2));
         for _ in 0..KEPT + 3 {
-            Experience::of(dir.path()).add(kind(Mode::Hybrid), factors, None).unwrap();
+            let sample = Sample { kind: kind(Mode::Hybrid), factors, pace: None, last: Some(0.5) };
+            Experience::of(dir.path()).add(sample).unwrap();
         }
         let kept = Experience::of(dir.path());
         assert_eq!(kept.samples.len(), KEPT);
@@ -276,7 +332,9 @@ mod tests {
         let path = dir.path().join("experience.json");
         assert!(path.metadata().unwrap().len() < MAX_LEN);
         let text = fs::read_to_string(&path).unwrap();
-        for wrong in ["{".to_owned(), text.replace("2.0", "0.0"), text.replace("2.0", "1e300")] {
+        let replaced = |to| text.replace("2.0", to);
+        let more = text.replace("0.5", "1.5");
+        for wrong in ["{".to_owned(), replaced("0.0"), replaced("1e300"), more] {
             fs::write(&path, wrong).unwrap();
             assert_eq!(Experience::of(dir.path()).lesson(&kind(Mode::Hybrid)), None);
         }

@@ -35,6 +35,9 @@ pub(crate) struct Measured {
     pub scan: Duration,
     /// How long a round takes that brings nothing; not shorter than the tasks are stopped for it.
     pub each: Duration,
+    /// The part of memory that the last rounds of earlier migrations have brought: how fast tasks write while half a second of
+    /// nothing disturbs them says less.
+    pub last: Option<f64>,
 }
 
 /// The parts of the time for which nothing runs.
@@ -156,6 +159,7 @@ impl Forecast {
                 }
                 before = Some(sent);
             }
+            left = of.last.map_or(left, |last| last * memory);
         }
         let pause = of.pause(wish.mode, left);
         total += pause.total() + of.after(wish.mode, left);
@@ -206,6 +210,7 @@ mod tests {
         files: 0,
         scan: Duration::ZERO,
         each: Duration::from_millis(10),
+        last: None,
     };
 
     fn forecast(mode: Mode, writes: f64) -> Forecast {
@@ -242,6 +247,23 @@ mod tests {
         assert!(!is_last(ms(51), ms(50), 1e6, None), "the first of all");
         assert!(!is_last(ms(51), ms(50), 0.89e6, Some(1e6)), "they pay");
         assert!(is_last(ms(51), ms(50), 0.9e6, Some(1e6)), "they do not");
+    }
+
+    /// What the last round of earlier migrations was is what it is expected to be.
+    #[test]
+    fn the_last_round_is_like_those_of_before() {
+        let wish = Wish {
+            mode: Mode::Pipelined,
+            bandwidth: None,
+            max_downtime: Duration::from_millis(50),
+            max_rounds: 10,
+        };
+        let like = |last| Forecast::new(&Measured { last, ..MEASURED }, wish, |_| 900e6).pause;
+        assert_eq!(like(None).transfer.as_millis(), 9001);
+        assert_eq!(like(Some(0.01)).transfer.as_millis(), 101);
+        let wish = Wish { mode: Mode::StopAndCopy, ..wish };
+        let all = Forecast::new(&Measured { last: Some(0.01), ..MEASURED }, wish, |_| 0.0);
+        assert_eq!(all.pause.transfer.as_secs(), 10, "there are no rounds");
     }
 
     /// Files in memory that rounds have brought cost what was written of them, and what it takes to look at all.

@@ -6,7 +6,7 @@ use torpor_kernel::proc;
 
 use super::{Plan, Source};
 use crate::error::Result;
-use crate::experience::{Experience, Factors, Kind, Size};
+use crate::experience::{Experience, Factors, Kind, Sample, Size};
 use crate::forecast::{FILL, Measured, Pause, float, seconds};
 use crate::pace::{LINK, Pace};
 use crate::report::{Downtime, Estimate, Round};
@@ -69,12 +69,9 @@ impl Source<'_> {
         let Some(estimate) = &self.estimate else { return };
         let real = pause(&self.downtime);
         let factors = Factors::between(&estimate.plain, &real);
-        // Pages that were fetched when the tasks ran there are of no round that they waited for.
-        let waited = self.rounds.len() - usize::from(self.plan.mode.is_lazy());
+        let sample = Sample::new(self.kind.clone(), factors, &self.rounds, self.plan.mode);
         // Others may have learned something meanwhile.
-        let experience = Experience::of(&self.plan.state_dir);
-        let pace = Pace::of(&self.rounds[..waited]);
-        if let Err(error) = experience.add(self.kind.clone(), factors, pace) {
+        if let Err(error) = Experience::of(&self.plan.state_dir).add(sample) {
             tracing::warn!("{error}");
         }
     }

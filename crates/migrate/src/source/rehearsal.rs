@@ -154,6 +154,7 @@ fn forecast(
         fill: FILL / longer.unwrap_or(1.0),
         files,
         scan: if trees.is_empty() { Duration::ZERO } else { start.elapsed() },
+        last: lesson.and_then(|it| it.last),
         each: pace.map_or(checked.freeze, |pace| seconds(pace.each)),
     };
     let wish = Wish {
