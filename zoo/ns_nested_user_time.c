@@ -1,7 +1,7 @@
 // area: other namespaces
 // shows: time namespaces that belong to user namespaces inside of the tree: one whose maker stays outside of it, and one
 //   whose maker has entered it
-// modes: plain leave-running pidns ns
+// modes: plain leave-running pidns ns userns
 // foreign: no CRIU keeps one time namespace
 #include "zoo.h"
 #include <sys/stat.h>

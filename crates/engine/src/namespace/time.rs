@@ -21,6 +21,7 @@ use super::{Namespace, Namespaces, NsKind, send_into};
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::proc;
+use crate::restore::process::with_process;
 use crate::restore::tasks;
 
 const NANOS: i128 = 1_000_000_000;
@@ -328,8 +329,6 @@ pub(crate) fn restore_others(
     let others = spaces.of_kind(NsKind::Time).filter(|ns| ns.task != 0 && !ns.is_host);
     let others: Result<Vec<Other>> = others.map(|ns| Other::load(images, tasks, ns.id)).collect();
     let mut others = others?;
-    // The root husk makes those whose makers have ended, then its own.
-    others.sort_by_key(|other| other.maker.is_some());
     while !others.is_empty() {
         // A task that enters a namespace has its children be born there: makers live where they are to first.
         let home = |task: usize| tasks[task].image.homes.number(NsKind::Time);
@@ -353,19 +352,19 @@ impl Other {
     /// Makes it, and has those enter it who lived there.
     fn make(&self, tasks: &mut [tasks::Task], spaces: &Namespaces) -> Result<OwnedFd> {
         let husk = tasks[self.maker.unwrap_or(0)].remote()?;
-        let own = proc::open(husk.pid(), "ns/time")?.into();
         let made = match self.maker {
             Some(_) => self.unshare(husk)?,
-            None => as_owner(husk, spaces, (None, self.id), |maker| self.unshare(maker))?,
+            // Not the husk: it would have to enter its own again, which is refused where that belongs to a
+            // user namespace above, as one does that is made for a tree of the host's clocks.
+            None => with_process(husk, None, |child| {
+                as_owner(child, spaces, (None, self.id), |maker| self.unshare(maker))
+            })?,
         };
         for task in tasks.iter_mut() {
             let lives_there = task.image.homes.number(NsKind::Time) == Some(self.id);
             if lives_there && !task.threads.is_empty() {
                 send_into(task.remote()?, NsKind::Time, &made)?;
             }
-        }
-        if self.maker.is_none() {
-            send_into(tasks[0].remote()?, NsKind::Time, &own)?;
         }
         Ok(made)
     }
