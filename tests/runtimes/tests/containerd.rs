@@ -1,9 +1,10 @@
 //! containerd: `ctr task checkpoint`, `ctr container checkpoint` and `ctr container restore`.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use torpor_runtimes_tests::command::wait;
+use serde_json::Value;
+use torpor_runtimes_tests::command::{Run, command, wait};
 use torpor_runtimes_tests::containerd::{Containerd, IMAGE};
 use torpor_runtimes_tests::process;
 use torpor_runtimes_tests::runc::inner_processes;
@@ -56,6 +57,72 @@ fn checkpoint_task(scratch: &Scratch) {
         containerd.task(&name).is_none_or(|(_, status)| status == "STOPPED")
     });
     check_images(scratch, &images);
+}
+
+/// What docs/runtimes.md argues from: containerd pauses a container for its checkpoint by the very calls of runc
+/// that a person makes, so that nothing in the images tells who has paused it.
+#[test]
+fn a_pause_by_hand_is_what_containerd_does() {
+    let scratch = Scratch::new("ctr-pause");
+    let (calls, real) = note_calls_of_runc(&scratch);
+    let containerd = Containerd::start(&scratch, &[]);
+    let name = containerd.name("one");
+    let count = start(&containerd, &scratch, &name);
+    goes_on(&count);
+    let images = scratch.join("images");
+    fs::write(&calls, "").unwrap();
+    containerd.ctr(&["task", "checkpoint", "--image-path", images.to_str().unwrap(), &name]);
+    goes_on(&count);
+    let text = fs::read_to_string(&calls).unwrap();
+    let noted = |action: &str| {
+        let words = text.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        words.enumerate().find(|(_, words)| words.contains(&action)).expect(&text)
+    };
+    let [pause, checkpoint, resume] = ["pause", "checkpoint", "resume"].map(noted);
+    assert!(pause.0 < checkpoint.0 && checkpoint.0 < resume.0, "{text}");
+
+    // The same by hand, into other images.
+    let runc = |words: &[&str]| scratch.command(&real).args(words).succeed();
+    let root = pause.1.iter().position(|word| *word == "--root").expect(&text) + 1;
+    let other = scratch.dir("images-by-hand");
+    let (from, to) = (images.to_str().unwrap(), other.to_str().unwrap());
+    let call: Vec<String> = checkpoint.1.iter().map(|word| word.replace(from, to)).collect();
+    runc(&["--root", pause.1[root], "pause", &name]);
+    runc(&call.iter().map(String::as_str).collect::<Vec<_>>());
+    runc(&["--root", pause.1[root], "resume", &name]);
+    goes_on(&count);
+    for image in ["inventory.img", "cgroup.img"] {
+        let [ours, theirs] = [&other, &images].map(|dir| shown(&scratch, &dir.join(image)));
+        assert_eq!(ours, theirs, "{image}");
+        // It was frozen, and the images say so.
+        assert!(image != "cgroup.img" || ours.to_string().contains("FROZEN"), "{ours}");
+    }
+}
+
+/// Has each call of runc written down before it is made: where, and which program does the work.
+fn note_calls_of_runc(scratch: &Scratch) -> (PathBuf, String) {
+    let (calls, real) =
+        (scratch.join("calls"), command("sh", &["-c", "command -v runc"]).succeed());
+    let script = format!("#!/bin/sh\necho \"$*\" >>{}\nexec {real} \"$@\"\n", calls.display());
+    // By another process: see `note_calls` of LXC.
+    fs::write(scratch.join("noting"), script).unwrap();
+    let noting = scratch.criu().with_file_name("runc");
+    command("install", &["-m", "755"]).arg(scratch.join("noting")).arg(noting).succeed();
+    (calls, real)
+}
+
+/// What an image says, without what is another each time.
+fn shown(scratch: &Scratch, image: &Path) -> Value {
+    // By the name of CRIU the program has CRIU's commands alone.
+    let torpor = fs::read_link(scratch.criu()).unwrap();
+    let show = &mut scratch.command(torpor.to_str().unwrap());
+    let mut all: Value =
+        serde_json::from_str(&show.args(["image", "show"]).arg(image).succeed()).unwrap();
+    let entry = all["entries"][0].as_object_mut().unwrap();
+    for name in ["dump_uptime", "dump_criu_run_id", "torpor_host_mark", "torpor_page_sums"] {
+        entry.remove(name);
+    }
+    all
 }
 
 #[test]
