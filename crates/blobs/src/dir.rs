@@ -1,10 +1,12 @@
 //! Snapshots in a directory: an OCI image layout, which other tools can copy.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 use tempfile::NamedTempFile;
@@ -21,13 +23,15 @@ const SIGNS: &str = "signs";
 pub struct Dir {
     path: PathBuf,
     name: String,
+    /// The blobs that are held, by their digests.
+    held: Mutex<HashMap<String, Arc<File>>>,
 }
 
 impl Dir {
     /// The snapshot `name` in the directory `path`, which need not be there yet.
     #[must_use]
     pub fn new(path: &Path, name: &str) -> Self {
-        Self { path: path.to_owned(), name: name.to_owned() }
+        Self { path: path.to_owned(), name: name.to_owned(), held: Mutex::default() }
     }
 
     fn blobs(&self) -> PathBuf {
@@ -46,6 +50,23 @@ impl Dir {
     fn blob(&self, digest: &str) -> Result<PathBuf> {
         let hex = hex_of(digest).ok_or_else(|| Error::new(format!("the digest {digest:?}")))?;
         Ok(self.blobs().join(hex))
+    }
+
+    /// The blobs that are held.
+    fn held(&self) -> MutexGuard<'_, HashMap<String, Arc<File>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file of a blob, which has to be so long.
+    fn open(&self, blob: &Descriptor, len: u64) -> Result<Arc<File>> {
+        let path = self.blob(&blob.digest)?;
+        let held = self.held().get(&blob.digest).cloned();
+        let open = || File::open(&path).map(Arc::new).context(|| path.display().to_string());
+        let file = held.map_or_else(open, Ok)?;
+        if file.metadata().context(|| path.display().to_string())?.len() < len {
+            return Err(Error::new(format!("{} is cut short", path.display())));
+        }
+        Ok(file)
     }
 
     fn index(&self) -> Result<Option<Index>> {
@@ -119,16 +140,17 @@ impl Store for Dir {
     }
 
     fn read(&self, blob: &Descriptor, range: Range<u64>) -> Result<Vec<u8>> {
-        let path = self.blob(&blob.digest)?;
-        let shown = || path.display().to_string();
-        let file = File::open(&path).context(shown)?;
+        let file = self.open(blob, range.end)?;
         let len = range.end.saturating_sub(range.start);
-        if file.metadata().context(shown)?.len() < range.end {
-            return Err(Error::new(format!("{} is cut short", path.display())));
-        }
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
-        file.read_exact_at(&mut bytes, range.start).context(shown)?;
+        file.read_exact_at(&mut bytes, range.start).context(|| blob.digest.clone())?;
         Ok(bytes)
+    }
+
+    fn hold(&self, blob: &Descriptor) -> Result<()> {
+        let file = self.open(blob, blob.size)?;
+        self.held().insert(blob.digest.clone(), file);
+        Ok(())
     }
 
     fn has(&self, blob: &Descriptor) -> Result<bool> {
@@ -229,5 +251,37 @@ impl Store for Dir {
             }
             Ok(freed)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::{Seek, Write};
+
+    use super::*;
+
+    #[test]
+    fn what_is_held_can_be_read_when_it_is_collected() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Dir::new(dir.path(), "latest");
+        let [kept, other] = ["of a container", "of nobody"].map(|text| {
+            let mut content = tempfile::tempfile().unwrap();
+            content.write_all(text.as_bytes()).unwrap();
+            content.rewind().unwrap();
+            let (digest, size) = (oci::sha256(text.as_bytes()), text.len() as u64);
+            let media_type = "text/plain".to_owned();
+            let blob = Descriptor { media_type, digest, size, annotations: Default::default() };
+            store.put(&blob, &mut content).unwrap();
+            blob
+        });
+        store.hold(&kept).unwrap();
+        store.publish(b"{}").unwrap();
+        assert!(store.remove().unwrap());
+        assert_eq!(store.collect().unwrap(), kept.size + other.size + 2);
+        assert_eq!(store.read(&kept, 3..14).unwrap(), b"a container");
+        assert!(store.read(&other, 0..2).is_err() && store.hold(&other).is_err());
+        let longer = Descriptor { size: 100, ..kept };
+        assert!(store.hold(&longer).unwrap_err().to_string().contains("is cut short"));
     }
 }

@@ -46,6 +46,15 @@ pub trait Store: Debug + Send + Sync {
     /// If it is not there, or shorter.
     fn read(&self, blob: &Descriptor, range: Range<u64>) -> Result<Vec<u8>>;
 
+    /// Has a blob stay readable by this value, whoever removes it from the place. Where that is far nothing is asked,
+    /// and nothing held: it would cost a request.
+    ///
+    /// # Errors
+    /// If it is known already that the blob is not there, or shorter.
+    fn hold(&self, _blob: &Descriptor) -> Result<()> {
+        Ok(())
+    }
+
     /// Whether the place has a blob.
     ///
     /// # Errors
