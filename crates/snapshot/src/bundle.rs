@@ -164,7 +164,7 @@ impl Bundle {
             entries.sort_unstable_by_key(fs::DirEntry::file_name);
             for entry in entries {
                 let path = entry.path();
-                let meta = fs::symlink_metadata(&path).context(shown)?;
+                let meta = entry.metadata().context(shown)?;
                 let name = path.strip_prefix(&self.root).unwrap_or(&path).as_os_str();
                 let name = name.as_encoded_bytes();
                 let facts = if meta.is_dir() {

@@ -40,7 +40,8 @@ use crate::sealed_pack::Blocks;
 use crate::signature::SignWith;
 use crate::source::{Image, Source};
 use crate::{
-    archive, changes, cri, generation, instance, interrupt, layer, mounts, network, places, streams,
+    archive, changes, cri, feed, generation, instance, interrupt, layer, mounts, network, places,
+    streams,
 };
 
 /// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
@@ -91,6 +92,8 @@ pub struct CreateArgs {
 
 /// How long the trial goes on when the application is ready.
 const SETTLE: Duration = Duration::from_millis(500);
+/// How often it is looked whether all pages of a container are there.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// What came out of a container of runc.
 struct Slept {
@@ -366,6 +369,7 @@ impl Maker<'_> {
         let dir = Path::new(state["bundle"].as_str().unwrap_or_default());
         let (bundle, layer) = instance::bundle_of(dir)?;
         let pid = self.runc.pid(id)?;
+        self.wait_for_pages(dir, pid)?;
         tell_connections(&network::inner_ports(pid, Inner::Addressed));
         let streams = streams::outside(pid)?;
         let (images, work) = (self.work.join("running"), self.work.join("work"));
@@ -384,6 +388,23 @@ impl Maker<'_> {
         let generation = generation::is_given(dir);
         tell!("its processes were stopped for {} ms", stopped(&work)?.as_millis());
         Ok(Slept { bundle, changes, images, streams, generation })
+    }
+
+    /// Waits until all pages of a container are there: one that came from a snapshot runs before that.
+    fn wait_for_pages(&self, dir: &Path, pid: u32) -> Result<()> {
+        let end = Instant::now() + self.timeout();
+        while feed::goes_on(dir, pid) {
+            interrupt::check()?;
+            if Instant::now() >= end {
+                let time = self.timeout();
+                let text =
+                    format!("not all pages of the container came within {time:?} (--timeout)");
+                return Err(Error::new(text)
+                    .hint(format!("{} says what came", dir.join("feed.log").display())));
+            }
+            std::thread::sleep(GLANCE);
+        }
+        Ok(())
     }
 
     /// Takes what a container has changed in its files, its layer, while its tasks are stopped: files that

@@ -20,6 +20,7 @@ use torpor_blobs as store;
 use torpor_blobs::oci::Manifest;
 use torpor_blobs::reference::Reference;
 use torpor_images::feed::{PATIENT, REQUEST, SOCKET};
+use torpor_kernel::proc::children_of;
 use torpor_worker::tell;
 
 use crate::description::Description;
@@ -29,7 +30,7 @@ use crate::fetch::{Fetch, SMALL};
 
 use crate::cache;
 
-/// For how long nobody may have asked before everything else is fetched.
+/// For how long nobody may have asked before everything else is fetched over a network.
 const QUIET: Duration = Duration::from_millis(300);
 /// For how long nobody may be connected before the images are removed.
 const IDLE: Duration = Duration::from_secs(30);
@@ -56,7 +57,7 @@ pub fn start(reference: &Reference, manifest: &Manifest, dir: &Path) -> Result<C
     let what = || "starting the process that fetches pages";
     let text = serde_json::to_vec(manifest).context(what)?;
     fs::write(dir.join(MANIFEST), text).context(what)?;
-    fs::write(dir.join(REFERENCE), reference.to_string()).context(what)?;
+    fs::write(dir.join(REFERENCE), reference.absolute().to_string()).context(what)?;
     let listener = listen(&dir.join("images"))?;
     let log = File::create(dir.join("feed.log")).context(what)?;
     let mut command = Command::new("/proc/self/exe");
@@ -144,12 +145,40 @@ pub fn release(dir: &Path) {
     let _ = fs::remove_file(dir.join(UNANSWERED));
 }
 
+/// Whether pages of a container are on their way still: its files are in `dir`, and its first process is `pid`.
+#[must_use]
+pub fn goes_on(dir: &Path, pid: u32) -> bool {
+    let is_fed = dir.join("images").join(SOCKET).exists();
+    let mut tasks = Vec::from_iter(i32::try_from(pid).ok().filter(|_| is_fed));
+    let mut next = 0;
+    while let Some(pid) = tasks.get(next).copied() {
+        if misses_pages(pid) {
+            return true;
+        }
+        tasks.extend(children_of(pid));
+        next += 1;
+    }
+    false
+}
+
+/// Whether memory of a task is registered for pages that are missing (proc_pid_smaps(5), VmFlags), as the pager
+/// does it.
+fn misses_pages(pid: i32) -> bool {
+    // One that has ended has none.
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let mut flags = text.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
+    flags.any(|flags| flags.split_whitespace().any(|flag| flag == "um"))
+}
+
 /// Serves the container whose files are in `dir`, at the socket that is the standard input.
 ///
 /// # Errors
 /// If it cannot begin. Later errors are those of single parts.
 pub fn serve(dir: &Path) -> Result<()> {
     let what = || "fetching pages";
+    // When the container is deleted another one may have its name, and so a directory at the same place.
+    let own = File::open(dir).context(what)?;
+    let dir = &Path::new("/proc/self/fd").join(own.as_raw_fd().to_string());
     let listener = io::stdin().as_fd().try_clone_to_owned().context(what)?;
     let listener = UnixListener::from(listener);
     let text = fs::read(dir.join(MANIFEST)).context(what)?;
@@ -161,6 +190,11 @@ pub fn serve(dir: &Path) -> Result<()> {
     let description = Description::read(&*store, &manifest)?;
     let fetch = Fetch::new(&*store, (&description, &manifest), &images, true)?;
     let fetch = fetch.noting(Notes::create(dir)?).waiting_with(dir.join("config.json"));
+    fetch.hold()?;
+    let quiet = match reference {
+        Reference::Dir { .. } => Duration::ZERO,
+        _ => QUIET,
+    };
     let begin = Instant::now();
     let activity = Activity {
         begin,
@@ -169,9 +203,10 @@ pub fn serve(dir: &Path) -> Result<()> {
         all: AtomicBool::new(false),
     };
     let gone = || !dir.join("config.json").exists();
-    let held = || begin.elapsed() < HELD && dir.join(UNANSWERED).exists();
+    let is_held = || begin.elapsed() < HELD && dir.join(UNANSWERED).exists();
     thread::scope(|scope| {
         let (fetch, activity, gone) = (&fetch, &activity, &gone);
+        let waits = || is_held() || !activity.quiet_for(quiet);
         scope.spawn(move || {
             for stream in listener.incoming().map_while(io::Result::ok) {
                 activity.connected.fetch_add(1, Ordering::Relaxed);
@@ -183,7 +218,7 @@ pub fn serve(dir: &Path) -> Result<()> {
                 });
             }
         });
-        if let Err(error) = background(fetch, activity, &held, gone) {
+        if let Err(error) = background(fetch, activity, &waits, gone) {
             tell!("{error}");
         }
         activity.all.store(true, Ordering::Relaxed);
@@ -201,17 +236,17 @@ pub fn serve(dir: &Path) -> Result<()> {
     })
 }
 
-/// Brings everything in, the working set first.
+/// Brings everything in, the working set first; the rest when it `waits` no more.
 fn background(
     fetch: &Fetch<'_>,
     activity: &Activity,
-    held: &dyn Fn() -> bool,
+    waits: &dyn Fn() -> bool,
     gone: &(dyn Fn() -> bool + Sync),
 ) -> Result<()> {
     fetch.working_set()?;
     let (requests, bytes) = fetch.traffic();
     tell!("{requests} requests brought the working set, {bytes} bytes");
-    while (held() || !activity.quiet_for(QUIET)) && !fetch.is_surprised() && !gone() {
+    while waits() && !fetch.is_surprised() && !gone() {
         thread::sleep(GLANCE);
     }
     if fetch.is_surprised() {

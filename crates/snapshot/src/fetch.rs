@@ -195,6 +195,14 @@ impl<'s> Fetch<'s> {
         }
     }
 
+    /// Has the packs stay where they are until all of them is here, as far as their place can do that.
+    ///
+    /// # Errors
+    /// If it is known already that one of them is not there.
+    pub fn hold(&self) -> Result<()> {
+        Ok(self.packs.iter().try_for_each(|pack| self.store.hold(&pack.blob))?)
+    }
+
     /// The pack with the file `number`.
     fn pack_of(&self, number: u32) -> Option<&Pack> {
         self.packs.iter().find(|pack| pack.files.contains_key(&number))

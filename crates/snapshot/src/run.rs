@@ -3,7 +3,7 @@
 use std::cell::{Cell, OnceCell};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, Stdio};
+use std::process::{Child, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -511,8 +511,7 @@ impl Start<'_> {
         generation: u64,
         joined: Option<&Path>,
     ) -> Result<Started> {
-        let Snapshot { store, manifest, description, template, .. } = snapshot;
-        let store = &**store;
+        let Snapshot { description, template, .. } = snapshot;
         let (images, work) = (instance.dir.join("images"), instance.dir.join("work"));
         if !description.sealed {
             own::set_hostname(&images, self.hostname())?;
@@ -520,22 +519,8 @@ impl Start<'_> {
         }
         generation::mark(instance.root(), generation)?;
         self.write_environment(instance.root())?;
-        let remote = !matches!(self.args.reference, Reference::Dir { .. });
-        let lazy = !description.comes_whole() && template.is_none();
-        let fed = lazy && remote && self.args.prefetch == Prefetch::None;
-        let mut feeder = None;
-        if let Some(template) = template {
-            template.link_packs(&images)?;
-        } else if fed {
-            // The engine opens the files of the packs when it starts.
-            if self.args.ready.is_some() {
-                feed::hold(&instance.dir)?;
-            }
-            Fetch::new(store, (description, manifest), &images, remote)?.check_room()?;
-            feeder = Some(feed::start(&self.args.reference, manifest, &instance.dir)?);
-        } else if lazy {
-            Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
-        }
+        let mut feeder = self.bring(snapshot, &instance.dir)?;
+        let lazy = feeder.is_some();
         // Those between tasks of a template stay its own.
         let mut options = template.as_ref().map_or("", |_| "tcp-close\n").to_owned();
         options += &files_option("template", &template.as_ref().map(Template::process))?;
@@ -555,7 +540,7 @@ impl Start<'_> {
             id: self.id,
             images: &images,
             work: &work,
-            lazy: lazy && (fed || self.args.prefetch == Prefetch::None),
+            lazy,
             options: &options,
         };
         let restored = self.streams().and_then(|streams| self.runc.restore(&restore, streams));
@@ -571,13 +556,41 @@ impl Start<'_> {
             own::rename_host(pid, self.hostname())?;
         }
         self.wake(self.runc, pid, generation, Some(instance.root()))?;
-        if !restore.lazy {
+        if !lazy {
             // All of it is in memory.
             let _ = fs::remove_dir_all(&images);
         }
         let shares = template.is_some() && template::was_used(&work);
         let started = Started { snapshot: true, shares, pid, milliseconds, ..Started::default() };
         self.answered(self.runc, started)
+    }
+
+    /// Has the packs of a snapshot be beside the images in `dir`: now, or by a process that brings them while the container
+    /// runs.
+    fn bring(&self, snapshot: &Snapshot, dir: &Path) -> Result<Option<Child>> {
+        let Snapshot { store, manifest, description, template, .. } = snapshot;
+        let images = dir.join("images");
+        if let Some(template) = template {
+            template.link_packs(&images)?;
+            return Ok(None);
+        }
+        if description.comes_whole() {
+            return Ok(None);
+        }
+        let is_near = matches!(self.args.reference, Reference::Dir { .. });
+        let fetch = |is_cached| Fetch::new(&**store, (description, manifest), &images, is_cached);
+        if self.args.prefetch == Prefetch::All {
+            fetch(!is_near)?.shown()?;
+            return Ok(None);
+        }
+        if self.args.ready.is_some() {
+            feed::hold(dir)?;
+        }
+        // The engine opens the files of the packs when it starts.
+        let fetch = fetch(true)?;
+        fetch.check_room()?;
+        fetch.hold()?;
+        feed::start(&self.args.reference, manifest, dir).map(Some)
     }
 
     fn write_environment(&self, root: &Path) -> Result<()> {

@@ -71,7 +71,7 @@ fn damage_is_found_before_anything_starts() {
     let (small, pack) = (fixture.layer(0), fixture.layer(1));
     let middle = fs::metadata(&pack).unwrap().len() / 2;
     flip(&pack, middle);
-    cold(&fixture, "chunk", "is damaged at");
+    cold_with(&fixture, &fixture.reference(), "chunk", "is damaged at", &["--prefetch", "all"]);
     let verify = fixture.torpor(&["verify", &fixture.reference()]).output().unwrap();
     assert!(shown(&verify).contains("is damaged"), "{}", shown(&verify));
     flip(&pack, middle);

@@ -14,6 +14,7 @@ mod generation;
 mod ledger;
 mod limit;
 mod mounts;
+mod near;
 mod network;
 mod pipeline;
 mod podman;

@@ -18,6 +18,7 @@ use torpor_snapshot::store;
 
 use crate::fallback::cold_with;
 use crate::fixture::{Fixture, shown, until};
+use crate::running::create_of;
 
 /// A registry that runs as long as this value lives.
 pub struct Registry {
@@ -200,6 +201,19 @@ fn shows_the_first_second(report: &Path, said: &Value) {
     assert!(last[2] > 0.0 && last[2] <= figures["pages"].as_f64().unwrap(), "{last:?}");
     let marks = ["first instruction: ", "first answer: ", "class=\"asked line\""];
     assert!(marks.iter().all(|mark| page.contains(mark)), "{page}");
+}
+
+/// One whose pages are on their way is taken when they are there.
+#[test]
+fn a_container_is_taken_when_all_of_it_is_there() {
+    let fixture = Fixture::new("taken", 20_000);
+    let registry = Registry::start(&fixture);
+    fixture.create(&registry.reference(), &[]);
+    fixture.run(&registry.reference(), "one", "snapshot", &[]);
+    create_of(&fixture, "one", &fixture.reference());
+    fixture.answers_right("one");
+    fixture.run(&fixture.reference(), "two", "snapshot", &[]);
+    fixture.answers_right("two");
 }
 
 /// If the source goes away while pages are missing, the tasks are ended: they never go on with
