@@ -14,7 +14,7 @@ use crate::run::RunArgs;
 use crate::shelf::{GcArgs, OneArgs, VerifyArgs};
 use crate::signature::SignArgs;
 use crate::template::KeepArgs;
-use crate::{create, feed, instance, lint, log, shelf, signature, template};
+use crate::{create, feed, inspect, instance, lint, log, shelf, signature, template};
 
 /// The subcommands of `torpor snapshot`.
 #[derive(Debug, Subcommand)]
@@ -71,7 +71,7 @@ fn carry_out(command: SnapshotCommand, configured: fn() -> Identities) -> Result
         SnapshotCommand::Run(args) => crate::run::run(&args, configured),
         SnapshotCommand::Keep(args) => template::keep(&args),
         SnapshotCommand::List(args) => shelf::list(&args),
-        SnapshotCommand::Inspect(args) => shelf::inspect(&args),
+        SnapshotCommand::Inspect(args) => inspect::inspect(&args),
         SnapshotCommand::Verify(args) => shelf::verify(&args),
         SnapshotCommand::Sign(args) => signature::sign(&args),
         SnapshotCommand::Lint(args) => lint::lint(&args, configured),

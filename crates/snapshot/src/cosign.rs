@@ -40,6 +40,21 @@ const ALGORITHMS: [&dyn VerificationAlgorithm; 4] =
 struct Bundle {
     media_type: String,
     dsse_envelope: Envelope,
+    #[serde(default)]
+    verification_material: Material,
+}
+
+/// By what a signature says that it can be verified.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Material {
+    public_key: Option<Hint>,
+}
+
+#[derive(Deserialize)]
+struct Hint {
+    #[serde(default)]
+    hint: String,
 }
 
 #[derive(Deserialize)]
@@ -97,15 +112,43 @@ pub fn check(reference: &Reference, digest: &str, keys: &[PathBuf]) -> Result<Op
     }
     let keys: Vec<Key> = keys.iter().map(|file| Key::load(file)).collect::<Result<_>>()?;
     let mut wrong = None;
-    for one in store::open(reference)?.referrers(digest)?.iter().take(MOST) {
-        let Some(bytes) = bundle(reference, one)? else { continue };
-        match verify(&bytes, digest, &keys) {
+    for bytes in bundles(reference, digest)? {
+        match verify(&bytes?, digest, &keys) {
             Ok(Some(who)) => return Ok(Some(who)),
             Ok(None) => {}
             Err(error) => wrong = Some(error),
         }
     }
     wrong.map_or(Ok(None), Err)
+}
+
+/// Who is said to have signed the manifest with this digest. Nobody has verified it.
+///
+/// # Errors
+/// If what refers to the manifest cannot be read.
+pub fn claimed(reference: &Reference, digest: &str) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for bytes in bundles(reference, digest)? {
+        // Others may have stored what is no bundle, or tells of something else.
+        let Ok(bundle) = serde_json::from_slice::<Bundle>(&bytes?) else { continue };
+        let payload = STANDARD.decode(&bundle.dsse_envelope.payload).unwrap_or_default();
+        let statement = serde_json::from_slice::<Statement>(&payload);
+        if !statement.is_ok_and(|statement| statement.predicate_type == SIGNED) {
+            continue;
+        }
+        all.push(match bundle.verification_material.public_key {
+            Some(Hint { hint }) if !hint.is_empty() => format!("cosign, with the key {hint}"),
+            Some(_) => "cosign, with a key".to_owned(),
+            None => "cosign, with a certificate".to_owned(),
+        });
+    }
+    Ok(all)
+}
+
+/// The bundles that refer to the manifest with this digest.
+fn bundles(reference: &Reference, digest: &str) -> Result<impl Iterator<Item = Result<Vec<u8>>>> {
+    let all = store::open(reference)?.referrers(digest)?.into_iter().take(MOST);
+    Ok(all.filter_map(|one| bundle(reference, &one).transpose()))
 }
 
 /// The bundle in a manifest, if there is one.
@@ -128,7 +171,7 @@ fn verify(bundle: &[u8], digest: &str, keys: &[Key]) -> Result<Option<String>> {
     let wrong = |why: &str| Err(Error::new(format!("the signature of cosign {why}")));
     let binary =
         |text: &str| STANDARD.decode(text).map_err(|e| Error::new(e.to_string()).during(what()));
-    let Bundle { media_type, dsse_envelope } = serde_json::from_slice(bundle).context(what)?;
+    let Bundle { media_type, dsse_envelope, .. } = serde_json::from_slice(bundle).context(what)?;
     if media_type != BUNDLE || dsse_envelope.payload_type != STATEMENT {
         return wrong("is of a kind that is not known here");
     }

@@ -17,6 +17,7 @@ use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as store, Store};
 use torpor_images::proto::StatsEntry;
 use torpor_images::{ImageDir, kind};
+use torpor_kernel::processor::instructions;
 use torpor_seal::keys::AgeIdentity;
 use torpor_worker::tell;
 
@@ -304,7 +305,7 @@ impl Maker<'_> {
             configuration: String::new(),
             configuration_digest: String::new(),
             files_digest: String::new(),
-            machine: Machine::here(),
+            machine: Machine { instructions: instructions(), ..Machine::here() },
             packs: Vec::new(),
             memory: 0,
             working_set: 0,

@@ -1,6 +1,6 @@
 //! What a snapshot says of itself: an object in the configuration of its image.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use serde::{Deserialize, Serialize};
@@ -103,17 +103,22 @@ pub struct Machine {
     pub kernel: String,
     /// What its processor is called.
     pub processor: String,
+    /// The instructions that programs have found there, as the kernel names them. Those of earlier versions do
+    /// not say it. The images say it in numbers, and these are what a start compares.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub instructions: BTreeSet<String>,
 }
 
 impl Machine {
-    /// This one.
+    /// This one, but for its instructions.
     #[must_use]
     pub fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
         let processor = model.unwrap_or_default().trim_start_matches([' ', '\t', ':']).to_owned();
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
-        Self { architecture: architecture().to_owned(), kernel, processor }
+        let instructions = BTreeSet::new();
+        Self { architecture: architecture().to_owned(), kernel, processor, instructions }
     }
 }
 

@@ -23,6 +23,7 @@ pub mod feed;
 pub mod fetch;
 pub mod fits;
 pub mod generation;
+pub mod inspect;
 pub mod instance;
 pub mod interrupt;
 pub mod layer;

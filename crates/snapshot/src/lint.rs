@@ -1,12 +1,16 @@
 //! `torpor snapshot lint`: what usually should not be in a snapshot.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Args;
+use rustix::fs::OFlags;
 use serde_json::{Value, json};
 use torpor_blobs as store;
 use torpor_blobs::oci::Manifest;
@@ -19,7 +23,7 @@ use torpor_seal::keys::Identities;
 use crate::description::Description;
 use crate::error::{Context, Result};
 use crate::sealed::{self, Openers};
-use crate::{archive, secrets, unpack};
+use crate::{archive, mounts, secrets, unpack};
 
 /// The state of a TCP socket that has a connection (linux/tcp_states.h).
 const ESTABLISHED: u32 = 1;
@@ -38,7 +42,7 @@ const OF_PODMAN: [&str; 5] =
     ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/dev/shm", "/run/.containerenv"];
 
 /// Looks for what usually should not be in a snapshot: connections, files outside of the
-/// container, variables and changed files that look like secrets. The exit status is 2 if there is any.
+/// container (mounted, and open there), variables and changed files that look like secrets. The exit status is 2 if there is any.
 #[derive(Debug, Args)]
 pub struct LintArgs {
     /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
@@ -81,7 +85,9 @@ pub fn lint(args: &LintArgs, configured: fn() -> Identities) -> Result<ExitCode>
         None => found.extend(plain_files(&dir.join(archive::CHANGES))?),
     }
     found.extend(outside(&configuration));
-    found.extend(connections(&open(&images, &openers)?)?);
+    let files: Vec<FileEntry> = open(&images, &openers)?.read_all_or_empty(kind::FILES, 0)?;
+    found.extend(open_outside(&files, &configuration));
+    found.extend(connections(&files));
     if args.json {
         let rows = found.iter().map(|f| json!({"kind": f.kind, "text": f.text}));
         println!("{}", Value::Array(rows.collect()));
@@ -164,19 +170,35 @@ fn files(changes: &mut dyn Read) -> Result<Vec<Finding>> {
 
 /// Mounts of files outside of the container, which must be there at each start.
 fn outside(config: &Value) -> Vec<Finding> {
-    let all = config["mounts"].as_array().cloned().unwrap_or_default();
-    let binds = all.iter().filter(|mount| mount["type"] == "bind");
-    binds
-        .filter_map(|mount| {
-            let (source, target) = (mount["source"].as_str()?, mount["destination"].as_str()?);
-            Some(Finding { kind: "outside", text: format!("{target} is {source} of the host") })
-        })
-        .collect()
+    let texts = mounts::of_host(config).into_iter();
+    let texts = texts.map(|(target, source)| format!("{target} is {source} of the host"));
+    texts.map(|text| Finding { kind: "outside", text }).collect()
+}
+
+/// Files in such mounts that somebody has open: each start has to find them as they were. Those that are only read,
+/// as libraries are, are counted.
+fn open_outside(files: &[FileEntry], config: &Value) -> Vec<Finding> {
+    let (mut written, mut read) = (BTreeSet::new(), BTreeMap::<_, BTreeSet<&Path>>::new());
+    for file in files.iter().filter_map(|file| file.reg.as_ref()) {
+        let name = Path::new(OsStr::from_bytes(&file.name));
+        let Some(mount) = mounts::of_host_at(config, name) else { continue };
+        if file.flags & OFlags::ACCMODE.bits() == OFlags::RDONLY.bits() {
+            read.entry(mount).or_default().insert(name);
+        } else {
+            written.insert((name, mount.1));
+        }
+    }
+    let written = written.iter().map(|(name, source)| {
+        format!("{} is open to be written, in {source} of the host", name.display())
+    });
+    let read = read.iter().map(|((at, source), names)| {
+        format!("open in {at} to be read, in {source} of the host: {}", names.len())
+    });
+    written.chain(read).map(|text| Finding { kind: "outside", text }).collect()
 }
 
 /// Connections, which nobody is at the other end of when the snapshot starts.
-fn connections(images: &ImageDir) -> Result<Vec<Finding>> {
-    let files: Vec<FileEntry> = images.read_all_or_empty(kind::FILES, 0)?;
+fn connections(files: &[FileEntry]) -> Vec<Finding> {
     let sockets = files.iter().filter(|file| file.r#type() == FdTypes::Inetsk);
     let sockets: Vec<&InetSkEntry> = sockets.filter_map(|file| file.isk.as_ref()).collect();
     let is_other = |one: &InetSkEntry, other: &InetSkEntry| {
@@ -187,7 +209,7 @@ fn connections(images: &ImageDir) -> Result<Vec<Finding>> {
     // Both ends of what goes on within the container are there.
     let within = |isk: &&InetSkEntry| sockets.iter().any(|other| is_other(isk, other));
     let texts = sockets.iter().filter(|isk| !within(isk)).filter_map(|isk| connection(isk));
-    Ok(texts.map(|text| Finding { kind: "connection", text }).collect())
+    texts.map(|text| Finding { kind: "connection", text }).collect()
 }
 
 /// What is said of a socket that has a connection, or had one until the snapshot was made. Of a
@@ -204,6 +226,8 @@ fn connection(isk: &InetSkEntry) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use torpor_images::proto::RegFileEntry;
+
     use super::*;
 
     #[test]
@@ -222,6 +246,18 @@ mod tests {
         );
         assert_eq!(texts(outside(&config)), ["/data is /srv/data of the host"]);
         assert!(variables(&Value::Null).is_empty());
+        let file = |(name, flags): (&str, u32)| {
+            let reg = RegFileEntry { name: name.into(), flags, ..RegFileEntry::default() };
+            FileEntry { reg: Some(reg), ..FileEntry::default() }
+        };
+        let opened = [("/data/log", 1), ("/data/log", 2), ("/data/a.so", 0), ("/etc/own", 1)];
+        assert_eq!(
+            texts(open_outside(&opened.map(file), &config)),
+            [
+                "/data/log is open to be written, in /srv/data of the host",
+                "open in /data to be read, in /srv/data of the host: 1"
+            ]
+        );
         let config = json!({"process": {"env": ["DATABASE_URL=postgres://shop:hunter2@db/shop"]}});
         let said = texts(variables(&config));
         assert_eq!(

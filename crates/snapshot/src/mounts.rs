@@ -209,19 +209,49 @@ pub fn set(images: &Path, binds: &[Bind]) -> Result<()> {
 /// File systems that the kernel makes anew for each container, or that show its own state.
 const OWN: [&str; 7] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"];
 
+/// The words of a mount's options.
+fn words(mount: &Value) -> impl Iterator<Item = &str> {
+    mount["options"].as_array().into_iter().flatten().filter_map(Value::as_str)
+}
+
+/// Whether a mount of a configuration shows a file or directory of the host.
+fn is_bind(mount: &Value) -> bool {
+    mount["type"] == "bind" || words(mount).any(|word| word == "bind" || word == "rbind")
+}
+
 /// Where a container of this configuration can write to what is not its own: mounts of the host that are not
 /// read-only.
 #[must_use]
 pub fn writable(config: &Value) -> Vec<&str> {
     let all = config["mounts"].as_array().into_iter().flatten();
     let found = all.filter(|mount| {
-        let words = || mount["options"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let is_bind = words().any(|word| word == "bind" || word == "rbind");
         let is_own = mount["type"].as_str().is_some_and(|kind| OWN.contains(&kind));
-        let is_fixed = flags_of(words()) & 1 != 0 || words().any(|word| word == "rro");
-        (is_bind || !is_own) && !is_fixed
+        let is_fixed = flags_of(words(mount)) & 1 != 0 || words(mount).any(|word| word == "rro");
+        (is_bind(mount) || !is_own) && !is_fixed
     });
     found.filter_map(|mount| mount["destination"].as_str()).collect()
+}
+
+/// What a container of this configuration has of the host: where it is in the container, and where on the host.
+#[must_use]
+pub fn of_host(config: &Value) -> Vec<(&str, &str)> {
+    let all = config["mounts"].as_array().into_iter().flatten();
+    let binds = all.filter(|mount| is_bind(mount));
+    binds
+        .filter_map(|mount| Some((mount["destination"].as_str()?, mount["source"].as_str()?)))
+        .collect()
+}
+
+/// The mount of the host that a path in a container of this configuration is in, if it is in one: where that is in the
+/// container, and where on the host.
+#[must_use]
+pub fn of_host_at<'c>(config: &'c Value, path: &Path) -> Option<(&'c str, &'c str)> {
+    let all = config["mounts"].as_array().into_iter().flatten();
+    let known = all.filter_map(|mount| Some((mount, mount["destination"].as_str()?)));
+    let around = known.filter(|(_, at)| path.starts_with(at));
+    let nearest = around.max_by_key(|(_, at)| Path::new(at).components().count());
+    let (mount, at) = nearest.filter(|(mount, _)| is_bind(mount))?;
+    Some((at, mount["source"].as_str()?))
 }
 
 /// Whether a mount of the images is given by the runtime under this name.
@@ -315,6 +345,23 @@ mod tests {
         ];
         assert_eq!(writable(&json!({"mounts": mounts})), ["/data", "/srv", "/share"]);
         assert!(writable(&json!({})).is_empty());
+    }
+
+    #[test]
+    fn paths_are_in_the_nearest_mount() {
+        let mount = |at: &str, kind: &str, from: &str| json!({"destination": at, "type": kind, "source": from});
+        let config = json!({"mounts": [
+            mount("/data", "bind", "/srv/data"),
+            mount("/data/tmp", "tmpfs", "tmpfs"),
+            mount("/etc/shop.conf", "bind", "/srv/shop.conf"),
+        ]});
+        let of_host = [("/data", "/srv/data"), ("/etc/shop.conf", "/srv/shop.conf")];
+        assert_eq!(self::of_host(&config), of_host);
+        let found = |path: &str| of_host_at(&config, Path::new(path));
+        assert_eq!([found("/data/a/b"), found("/etc/shop.conf")], of_host.map(Some));
+        for path in ["/data/tmp/a", "/database", "/etc/other", "/"] {
+            assert_eq!(found(path), None, "{path}");
+        }
     }
 
     #[test]

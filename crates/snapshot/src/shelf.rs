@@ -1,4 +1,4 @@
-//! `torpor snapshot list`, `inspect`, `verify`, `rm` and `gc`.
+//! `torpor snapshot list`, `verify`, `rm` and `gc`.
 
 use std::fs;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use torpor_worker::tell;
 
 use crate::create;
 use crate::description::Description;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::instance;
 use crate::progress::{self, size};
 use crate::runc::{Runc, Runtime};
@@ -30,10 +30,10 @@ const PART: u64 = 4 << 20;
 pub struct OneArgs {
     /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
     #[arg(value_name = "REF")]
-    reference: Reference,
+    pub(crate) reference: Reference,
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 /// Compares all of a snapshot with its digests, and its signature with the signers that are
@@ -118,12 +118,13 @@ fn place(reference: &Reference) -> Result<Box<dyn Store>> {
     }
 }
 
-fn stored(manifest: &Manifest) -> u64 {
+/// The bytes that a snapshot takes where it lies.
+pub(crate) fn stored(manifest: &Manifest) -> u64 {
     manifest.blobs().map(|blob| blob.size).sum()
 }
 
 /// How long ago something was.
-fn age(created: u64) -> String {
+pub(crate) fn age(created: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     match now.saturating_sub(created) {
         seconds @ 0..120 => format!("{seconds} seconds old"),
@@ -131,52 +132,6 @@ fn age(created: u64) -> String {
         seconds @ 7200..172_800 => format!("{} hours old", seconds / 3600),
         seconds => format!("{} days old", seconds / 86400),
     }
-}
-
-/// Says what a snapshot is.
-///
-/// # Errors
-/// If there is none, or it is damaged.
-pub fn inspect(args: &OneArgs) -> Result<ExitCode> {
-    let store = store::open(&args.reference)?;
-    let bytes = store::found(&*store, &args.reference)?;
-    let manifest = Manifest::parse(&bytes)?;
-    let description = Description::read(&*store, &manifest)?;
-    let packs = description.packs.len();
-    if args.json {
-        let mut object = serde_json::to_value(&description).context(|| "the description")?;
-        object["reference"] = json!(args.reference.to_string());
-        object["digest"] = json!(oci::sha256(&bytes));
-        object["size"] = json!(stored(&manifest));
-        object["packs"] = json!(packs);
-        object["signed"] = json!(signature::claimed(&args.reference, &oci::sha256(&bytes))?);
-        println!("{object}");
-        return Ok(ExitCode::SUCCESS);
-    }
-    let machine = &description.machine;
-    println!("{} {}", args.reference, oci::sha256(&bytes));
-    println!("made from    {}, {}", description.origin.from, age(description.created));
-    println!("processes    {}", description.tasks);
-    let (memory, first) = (size(description.memory), size(description.working_set));
-    match description.sealed {
-        true => println!("memory       sealed"),
-        false => println!("memory       {memory}, of which {first} are needed first"),
-    }
-    println!("stored       {} in {packs} packs", size(stored(&manifest)));
-    println!("needs        {}, Linux {} or later", machine.architecture, machine.kernel);
-    println!("made on      {}", machine.processor);
-    let sealed = match (description.sealed, &description.hidden) {
-        (false, _) => "no",
-        (true, Some(_)) if packs == 0 => {
-            "yes, by an earlier version: it comes whole; create it again"
-        }
-        (true, Some(_)) => "yes",
-        (true, None) => "only its images, by an earlier version: create it again",
-    };
-    println!("sealed       {sealed}");
-    let signed = signature::claimed(&args.reference, &oci::sha256(&bytes))?;
-    println!("signed by    {}", signed.as_deref().unwrap_or("nobody"));
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Reads all of a snapshot and compares it with its digests.

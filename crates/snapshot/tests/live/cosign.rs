@@ -132,6 +132,8 @@ fn what_cosign_has_signed_is_started() {
     let verify = [&["verify", &reference][..], &trust].concat();
     let output = fixture.torpor(&verify).output().unwrap();
     assert!(shown(&output).contains(&format!("signed by {ours}")), "{}", shown(&output));
+    let output = fixture.torpor(&["inspect", &reference]).output().unwrap();
+    assert!(shown(&output).contains("signed by    cosign, with a key"), "{}", shown(&output));
 
     // Nor does a signature count against it that nobody believes, where one is believed.
     let (makers, others) = (Authority::new(&fixture, "ca"), Authority::new(&fixture, "other"));

@@ -11,6 +11,7 @@ mod directory;
 mod fallback;
 mod fixture;
 mod generation;
+mod host;
 mod ledger;
 mod limit;
 mod mounts;
