@@ -55,9 +55,9 @@ pub struct CreateArgs {
     /// What it is made from: runc:BUNDLE, podman:IMAGE or running:CONTAINER
     #[arg(long, value_name = "SOURCE")]
     from: Source,
-    /// What shows that the application is ready: http://HOST:PORT/PATH, tcp:PORT, log:REGEX,
-    /// exec:CMD (in the container, or on this host if it has no such program) or notify (the
-    /// application writes READY=1 to the socket that NOTIFY_SOCKET names)
+    /// What shows that the application is ready: http://HOST:PORT/PATH or https://HOST:PORT/PATH,
+    /// tcp:PORT, log:REGEX, exec:CMD (in the container, or on this host if it has no such program)
+    /// or notify (the application writes READY=1 to the socket that NOTIFY_SOCKET names)
     #[arg(long, value_name = "WHAT")]
     ready: Option<Ready>,
     /// A command that warms the application up once it is ready

@@ -1,7 +1,7 @@
 //! When a container is ready.
 
 use std::fmt;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use regex::Regex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use torpor_tls::{host_of, unverified};
 
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
@@ -37,12 +38,7 @@ pub const NOTIFY: &str = "/run/torpor/notify";
 #[derive(Debug, Clone)]
 pub enum Ready {
     /// It answers to a request with a status below 400.
-    Url {
-        /// Host and port.
-        authority: String,
-        /// What is asked for.
-        path: String,
-    },
+    Url(Url),
     /// Something listens at a port.
     Tcp(u16),
     /// A line of its output.
@@ -51,6 +47,69 @@ pub enum Ready {
     Exec(String),
     /// It says so at the socket that `NOTIFY_SOCKET` names.
     Notify,
+}
+
+/// What is asked for by HTTP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Url {
+    /// Whether it is asked for over TLS.
+    is_encrypted: bool,
+    /// Host and port.
+    authority: String,
+    path: String,
+}
+
+impl Url {
+    /// The one that `text` is, if it is one.
+    fn of(text: &str) -> Option<Self> {
+        let (scheme, rest) = text.split_once("://")?;
+        let (is_encrypted, port) = match scheme {
+            "http" => (false, 80),
+            "https" => (true, 443),
+            _ => return None,
+        };
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let authority = match authority.contains(':') {
+            true => authority.to_owned(),
+            false => format!("{authority}:{port}"),
+        };
+        let path = if path.is_empty() { "/" } else { path }.to_owned();
+        Some(Self { is_encrypted, authority, path })
+    }
+
+    /// Whether a request is answered with a status below 400.
+    fn answers(&self) -> io::Result<bool> {
+        let stream = TcpStream::connect(&self.authority)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.set_write_timeout(Some(ANSWER))?;
+        match self.is_encrypted {
+            true => {
+                let over = unverified::over(stream, host_of(&self.authority));
+                self.answers_over(over.map_err(io::Error::other)?)
+            }
+            false => self.answers_over(stream),
+        }
+    }
+
+    /// The same over a connection.
+    fn answers_over(&self, mut stream: impl Read + Write) -> io::Result<bool> {
+        let Self { authority, path, .. } = self;
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes())?;
+        stream.flush()?;
+        let mut head = String::new();
+        BufReader::new(stream.take(4096)).read_line(&mut head)?;
+        let status = head.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
+        Ok(status.is_some_and(|status| status < 400))
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.is_encrypted { "https" } else { "http" };
+        write!(f, "{scheme}://{}{}", self.authority, self.path)
+    }
 }
 
 impl Ready {
@@ -69,22 +128,17 @@ impl FromStr for Ready {
         if text == "notify" {
             return Ok(Self::Notify);
         }
-        if let Some(rest) = text.strip_prefix("http://") {
-            let (authority, path) = match rest.split_once('/') {
-                Some((authority, path)) => (authority, format!("/{path}")),
-                None => (rest, "/".to_owned()),
-            };
-            let port = if authority.contains(':') { "" } else { ":80" };
-            return Ok(Self::Url { authority: format!("{authority}{port}"), path });
+        if let Some(url) = Url::of(text) {
+            return Ok(Self::Url(url));
         }
         match text.split_once(':') {
             Some(("tcp", port)) => port.parse().map(Self::Tcp).map_err(|e| format!("port: {e}")),
             Some(("log", pattern)) => Regex::new(pattern).map(Self::Log).map_err(|e| e.to_string()),
             Some(("exec", command)) if !command.is_empty() => Ok(Self::Exec(command.to_owned())),
-            Some(("https", _)) => Err("https is not spoken here: exec:'curl -fsk https://…' asks \
-                                       by a program of the container, or of this host"
-                .to_owned()),
-            _ => Err("expected http://…, tcp:PORT, log:REGEX, exec:CMD or notify".to_owned()),
+            _ => {
+                Err("expected http://…, https://…, tcp:PORT, log:REGEX, exec:CMD or notify"
+                    .to_owned())
+            }
         }
     }
 }
@@ -92,7 +146,7 @@ impl FromStr for Ready {
 impl fmt::Display for Ready {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Url { authority, path } => write!(f, "http://{authority}{path}"),
+            Self::Url(url) => write!(f, "{url}"),
             Self::Tcp(port) => write!(f, "tcp:{port}"),
             Self::Log(pattern) => write!(f, "log:{pattern}"),
             Self::Exec(command) => write!(f, "exec:{command}"),
@@ -240,9 +294,7 @@ impl Waiting<'_> {
         last: &mut Option<Option<i32>>,
     ) -> Result<bool> {
         match ready {
-            Ready::Url { authority, path } => {
-                Ok(inside_network(pid, || get(authority, path))?.unwrap_or(false))
-            }
+            Ready::Url(url) => Ok(inside_network(pid, || url.answers())?.unwrap_or(false)),
             // Nobody connects: a server must not find a connection in its snapshot.
             Ready::Tcp(port) => Ok(listens(pid, *port)),
             Ready::Log(pattern) => Ok(self.output.has(pattern)),
@@ -326,18 +378,6 @@ fn inside_network<T: Send>(pid: u32, work: impl FnOnce() -> T + Send) -> Result<
     entered.context(|| path)
 }
 
-/// Whether a request is answered with a status below 400.
-fn get(authority: &str, path: &str) -> std::io::Result<bool> {
-    let mut stream = TcpStream::connect(authority)?;
-    stream.set_read_timeout(Some(ANSWER))?;
-    stream.set_write_timeout(Some(ANSWER))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n")?;
-    let mut head = String::new();
-    BufReader::new(stream.take(4096)).read_line(&mut head)?;
-    let status = head.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
-    Ok(status.is_some_and(|status| status < 400))
-}
-
 /// Whether somebody in the network of a task listens at a port, at whatever address.
 fn listens(pid: u32, port: u16) -> bool {
     let wanted = format!(":{port:04X}");
@@ -415,9 +455,18 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_by_https_is_told_how() {
-        let said = "https://127.0.0.1/health".parse::<Ready>().unwrap_err();
-        assert!(said.contains("exec:'curl"), "{said}");
+    fn addresses_are_read() {
+        for (text, shown) in [
+            ("http://localhost", "http://localhost:80/"),
+            ("https://localhost/a/b?c", "https://localhost:443/a/b?c"),
+            ("https://127.0.0.1:8443/", "https://127.0.0.1:8443/"),
+        ] {
+            assert_eq!(text.parse::<Ready>().unwrap().to_string(), shown);
+        }
+        for text in ["ftp://localhost/", "localhost", "exec:", "tcp:http"] {
+            assert!(text.parse::<Ready>().is_err(), "{text}");
+        }
+        assert!(matches!("exec:wget http://a/".parse::<Ready>().unwrap(), Ready::Exec(_)));
     }
 
     #[test]

@@ -130,8 +130,8 @@ pub struct RunArgs {
     /// default it goes nowhere
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Wait until the application answers: http://HOST:PORT/PATH, tcp:PORT or exec:CMD, as for
-    /// create. A container that does not is ended, and started cold if it came from the snapshot
+    /// Wait until the application answers: http://HOST:PORT/PATH or https://HOST:PORT/PATH, tcp:PORT
+    /// or exec:CMD, as for create. A container that does not is ended, and started cold if it came from the snapshot
     #[arg(long, value_name = "WHAT")]
     ready: Option<Ready>,
     /// How long it may take until it answers, and --after-restore

@@ -3,6 +3,8 @@
 
 #![warn(unreachable_pub)]
 
+pub mod unverified;
+
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -1,10 +1,12 @@
 //! What shows that an application is ready.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
+use torpor_runtimes_tests::port;
 
+use crate::authority::Authority;
 use crate::fixture::{Fixture, shown, until};
 
 #[test]
@@ -42,6 +44,44 @@ fn a_server_is_ready_when_it_answers() {
         let output = fixture.try_create(&reference, &words);
         assert!(shown(&output).contains(&format!("not ready ({ready})")), "{}", shown(&output));
     }
+}
+
+/// A server that ends with the value.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One that speaks TLS, and whose certificate is of no authority that anybody knows.
+#[test]
+fn a_server_is_asked_over_tls() {
+    let fixture = Fixture::new("tls", 10);
+    let (key, certificate) = Authority::new(&fixture, "ca").signer("server");
+    // The server is in the network of this host, and so is the container.
+    fixture.configure(|config| {
+        let namespaces = config["linux"]["namespaces"].as_array_mut().unwrap();
+        namespaces.retain(|namespace| namespace["type"] != "network");
+    });
+    let place = format!("127.0.0.1:{}", port::free());
+    let mut openssl = Command::new("openssl");
+    openssl.args(["s_server", "-www", "-accept", &place, "-key", &key, "-cert", &certificate]);
+    openssl.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let server = Server(openssl.spawn().unwrap());
+    let reference = fixture.reference();
+    let ready = ["--ready", &format!("https://{place}/health")];
+    let made = fixture.try_create(&reference, &ready);
+    assert!(made.status.success(), "{}", shown(&made));
+    fixture.run(&reference, "one", "snapshot", &ready);
+    let plain = ["--ready", &format!("http://{place}/health"), "--timeout", "1"];
+    let made = fixture.try_create(&reference, &plain);
+    assert!(shown(&made).contains("not ready (http://"), "{}", shown(&made));
+    drop(server);
+    let made = fixture.try_create(&reference, &[&ready[..], &["--timeout", "1"]].concat());
+    assert!(shown(&made).contains("not ready (https://"), "{}", shown(&made));
 }
 
 #[test]
