@@ -1,6 +1,7 @@
 //! Unmodified Podman with storage, configuration and a network namespace of its own.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -13,6 +14,57 @@ use crate::scratch::Scratch;
 /// The image that every container is made from.
 pub const IMAGE: &str = "localhost/torpor-test:1";
 
+/// Writes the configuration of a Podman that keeps all in `dir`, and finds programs in `bin` first.
+pub fn configure(dir: &Path, bin: &Path) {
+    let at = |name: &str| dir.join(name).display().to_string();
+    let path = format!("PATH={}:/usr/sbin:/usr/bin:/sbin:/bin", bin.display());
+    // The limits: Podman asks for more than a machine may allow.
+    // conmon's PATH: it is conmon that starts `runc restore`, which looks for criu.
+    fs::write(
+        dir.join("containers.conf"),
+        format!(
+            "[containers]\n\
+             default_ulimits = [\"nofile=20000:20000\", \"nproc=20000:20000\"]\n\
+             [engine]\n\
+             runtime = \"runc\"\n\
+             cgroup_manager = \"cgroupfs\"\n\
+             events_logger = \"file\"\n\
+             lock_type = \"file\"\n\
+             tmp_dir = {:?}\n\
+             conmon_env_vars = [{path:?}]\n\
+             [network]\n\
+             network_backend = \"cni\"\n\
+             network_config_dir = {:?}\n",
+            at("tmp"),
+            at("cni")
+        ),
+    )
+    .unwrap();
+    fs::write(
+        dir.join("storage.conf"),
+        format!(
+            "[storage]\ndriver = \"overlay\"\ngraphroot = {:?}\nrunroot = {:?}\n",
+            at("root"),
+            at("runroot")
+        ),
+    )
+    .unwrap();
+}
+
+/// The variables by which Podman finds its configuration in `dir`.
+#[must_use]
+pub fn variables(dir: &Path) -> [(&'static str, PathBuf); 2] {
+    [
+        ("CONTAINERS_CONF", dir.join("containers.conf")),
+        ("CONTAINERS_STORAGE_CONF", dir.join("storage.conf")),
+    ]
+}
+
+/// Takes away what Podman keeps mounted in `dir`: its storage, on itself.
+pub fn unmount(dir: &Path) {
+    let _ = command("umount", &[dir.join("root/overlay").to_str().unwrap()]).finish();
+}
+
 /// A Podman with one image and one bridge network.
 #[derive(Debug)]
 pub struct Podman<'a> {
@@ -24,40 +76,7 @@ impl<'a> Podman<'a> {
     /// Prepares Podman with an image that has busybox and `programs`, and a bridge network on
     /// `subnet` (its first three numbers).
     pub fn new(scratch: &'a Scratch, programs: &[&str], subnet: &str) -> Self {
-        let dir = scratch.dir("podman");
-        let at = |name: &str| dir.join(name).display().to_string();
-        let path = format!("PATH={}:/usr/sbin:/usr/bin:/sbin:/bin", scratch.join("bin").display());
-        // The limits: Podman asks for more than a machine may allow.
-        // conmon's PATH: it is conmon that starts `runc restore`, which looks for criu.
-        fs::write(
-            dir.join("containers.conf"),
-            format!(
-                "[containers]\n\
-                 default_ulimits = [\"nofile=20000:20000\", \"nproc=20000:20000\"]\n\
-                 [engine]\n\
-                 runtime = \"runc\"\n\
-                 cgroup_manager = \"cgroupfs\"\n\
-                 events_logger = \"file\"\n\
-                 lock_type = \"file\"\n\
-                 tmp_dir = {:?}\n\
-                 conmon_env_vars = [{path:?}]\n\
-                 [network]\n\
-                 network_backend = \"cni\"\n\
-                 network_config_dir = {:?}\n",
-                at("tmp"),
-                at("cni")
-            ),
-        )
-        .unwrap();
-        fs::write(
-            dir.join("storage.conf"),
-            format!(
-                "[storage]\ndriver = \"overlay\"\ngraphroot = {:?}\nrunroot = {:?}\n",
-                at("root"),
-                at("runroot")
-            ),
-        )
-        .unwrap();
+        configure(&scratch.dir("podman"), &scratch.join("bin"));
         let podman = Self { scratch, network: Network::new(scratch.name()) };
         let archive = scratch.join("image.tar");
         rootfs::make(&scratch.join("rootfs"), programs);
@@ -74,10 +93,8 @@ impl<'a> Podman<'a> {
 
     /// A call of Podman.
     pub fn call(&self, words: &[&str]) -> Command {
-        let dir = self.scratch.join("podman");
         let mut command = self.scratch.command("nsenter");
-        command.env("CONTAINERS_CONF", dir.join("containers.conf"));
-        command.env("CONTAINERS_STORAGE_CONF", dir.join("storage.conf"));
+        command.envs(variables(&self.scratch.join("podman")));
         command.arg(format!("--net={}", self.network.path().display()));
         command.arg("podman").args(words);
         command
@@ -130,8 +147,6 @@ impl Drop for Podman<'_> {
         self.scratch.keep_logs();
         let _ = self.call(&["rm", "--all", "--force", "--time", "0"]).finish();
         let _ = self.call(&["network", "rm", "--force", self.scratch.name()]).finish();
-        // Podman keeps its storage mounted on itself.
-        let _ = command("umount", &[self.scratch.join("podman/root/overlay").to_str().unwrap()])
-            .finish();
+        unmount(&self.scratch.join("podman"));
     }
 }

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use torpor_runtimes_tests::podman;
+
 use crate::authority::Authority;
 use crate::fixture::{Fixture, shown};
 use crate::registry::Registry;
@@ -18,6 +20,11 @@ fn steps(number: usize) -> Vec<String> {
         let step = step.strip_prefix("run: ").unwrap_or(step);
         step.replace("http://127.0.0.1:3000/health", "exec:'/app ask page 3'")
             .replace("wget -q -O - exec:'/app ask page 3'", "/app ask page 3")
+            // The registry of a test speaks no TLS.
+            .replace(
+                "skopeo copy",
+                "skopeo --insecure-policy copy --src-tls-verify=false --dest-tls-verify=false",
+            )
     });
     steps.collect()
 }
@@ -27,6 +34,29 @@ fn groups(id: &str) -> Vec<PathBuf> {
     let hierarchies = fs::read_dir("/sys/fs/cgroup").unwrap();
     let groups = hierarchies.map(|hierarchy| hierarchy.unwrap().path().join(id));
     groups.filter(|group| group.exists()).collect()
+}
+
+/// What Podman keeps of a fixture's image.
+struct Storage(PathBuf);
+
+impl Storage {
+    /// The repository that is built: an image of the files of the fixture's bundle, and a bundle that has only its
+    /// configuration.
+    fn new(fixture: &Fixture) -> Self {
+        fs::rename(fixture.path("bundle/rootfs"), fixture.path("image")).unwrap();
+        let file = "FROM scratch\nCOPY image /\nCMD [\"/app\"]\n";
+        fs::write(fixture.path("Containerfile"), file).unwrap();
+        let storage = Self(fixture.path("podman"));
+        fs::create_dir(&storage.0).unwrap();
+        podman::configure(&storage.0, &fixture.path("bin"));
+        storage
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        podman::unmount(&self.0);
+    }
 }
 
 #[test]
@@ -43,11 +73,12 @@ fn github() {
 #[track_caller]
 fn works(name: &str, number: usize, variables: [(&str, &str); 2]) {
     let fixture = Fixture::new(name, 300);
+    let _storage = Storage::new(&fixture);
     let registry = Registry::start(&fixture);
     let authority = Authority::new(&fixture, "ca");
     let (key, certificate) = authority.signer("maker");
     let steps = steps(number);
-    assert_eq!(steps.len(), 7, "{steps:?}");
+    assert_eq!(steps.len(), 12, "{steps:?}");
     let torpor = fixture.torpor(&[]).get_program().to_owned();
     let bin = fixture.path("bin");
     fs::create_dir(&bin).unwrap();
@@ -62,6 +93,7 @@ fn works(name: &str, number: usize, variables: [(&str, &str); 2]) {
         shell.env("PATH", &path).env("REGISTRY", &registry.host).envs(variables);
         shell.env("SIGN_KEY", &key).env("SIGN_CERT", &certificate);
         shell.env("TRUST", authority.certificate());
+        shell.envs(podman::variables(&fixture.path("podman")));
         shell.env("TORPOR_STATE", fixture.path("state")).env("TORPOR_CACHE", fixture.path("cache"));
         let output = shell.output().unwrap();
         if step.contains("--trust") {
