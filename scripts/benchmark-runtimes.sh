@@ -1,12 +1,12 @@
 #!/bin/bash
 # benchmark-runtimes.sh [DIRECTORY]: builds the runtimes that Debian lacks, at pinned versions, for the
 # whole matrix of `torpor benchmark`: containerd 2, gVisor's runsc with its shim, and youki. What is there
-# already is left alone. RUNTIMES=containerd builds that one alone. Ends with a configuration of all cells,
+# already is left alone. RUNTIMES=containerd builds that one alone, CONTAINERD=v2.3.7 that version. Ends with a configuration of all cells,
 # DIRECTORY/matrix.yaml.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-containerd=v2.2.9
+containerd=${CONTAINERD:-v2.2.9}
 gvisor=v0.0.0-20260905035102-160fafc42237
 youki=0.7.0
 

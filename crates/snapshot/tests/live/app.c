@@ -302,6 +302,9 @@ int main(int argc, char **argv)
 			uint64_t *page = memory + strtoul(words + 5, NULL, 0) * PAGE / 8;
 			int failed = madvise(page, PAGE, MADV_DONTNEED);
 			dprintf(fd, "%d %llu", failed, (unsigned long long)*page);
+		} else if (!strncmp(words, "away", 4)) {
+			// To swap, if there is any.
+			dprintf(fd, "%d", madvise(memory, pages * PAGE, MADV_PAGEOUT));
 		} else if (!strncmp(words, "own ", 4)) {
 			dprintf(fd, "%016llx", (unsigned long long)own[strtoul(words + 4, NULL, 0) * PAGE / 8]);
 		} else if (!strncmp(words, "dirty ", 6)) {

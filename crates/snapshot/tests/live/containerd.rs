@@ -1,4 +1,4 @@
-//! An unmodified containerd 2.2 starts a snapshot of an image, asked through its CRI. It lives in
+//! An unmodified containerd 2.2 or 2.3 starts a snapshot of an image, asked through its CRI. It lives in
 //! namespaces of its own, in the network of a Podman that makes the snapshot and of a registry.
 
 use std::fs::{self, File};
@@ -42,10 +42,13 @@ const MASKED: [&str; 12] = [
 const READ_ONLY: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// containerd 2, which Debian does not have, built from its Go modules.
-fn build() -> Option<PathBuf> {
+/// containerd 2, which Debian does not have, built from its Go modules: the version that is measured, or another.
+fn build(other: Option<&str>) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut script = Command::new(root.join("scripts/benchmark-runtimes.sh"));
+    if let Some(version) = other {
+        script.arg(format!("target/benchmark-runtimes-{version}")).env("CONTAINERD", version);
+    }
     let output = script.env("RUNTIMES", "containerd").output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
     let matrix = PathBuf::from(String::from_utf8(output.stdout).unwrap().lines().last().unwrap());
@@ -198,16 +201,27 @@ async fn run(
 
 #[test]
 fn containerd_restores_the_image() {
+    restores("snapshot-cri", "10.97.62", None);
+}
+
+#[test]
+fn containerd_2_3_restores_the_image() {
+    restores("snapshot-cri-2-3", "10.97.72", Some("v2.3.7"));
+}
+
+/// containerd pulls a snapshot from a registry, and its CRI restores it.
+#[track_caller]
+fn restores(name: &str, subnet: &str, other: Option<&str>) {
     if std::env::var_os("TORPOR_LONG").is_none() {
-        eprintln!("left out: containerd_restores_the_image (TORPOR_LONG=1 runs it)");
+        eprintln!("left out: {name} (TORPOR_LONG=1 runs it)");
         return;
     }
-    let Some(program) = build() else {
-        eprintln!("left out: containerd_restores_the_image (containerd 2 does not build here)");
+    let Some(program) = build(other) else {
+        eprintln!("left out: {name} (containerd 2 does not build here)");
         return;
     };
-    let scratch = Scratch::new("snapshot-cri");
-    let podman = Podman::new(&scratch, &["redis-server", "redis-cli"], "10.97.62");
+    let scratch = Scratch::new(name);
+    let podman = Podman::new(&scratch, &["redis-server", "redis-cli"], subnet);
     let _registry = registry(&podman, &scratch);
 
     // What pods run beside their containers, and what the snapshot is made of.

@@ -230,6 +230,10 @@ fn is_cold_where_it_does_not_fit(podman: &Podman<'_>, scratch: &Scratch, warm: &
     podman.run(&["commit", "--quiet", "mounted", IMAGE]);
     let said = starts(&mut run(podman, scratch, warm, "changed"), "cold");
     assert!(said["reason"].as_str().unwrap().contains("of another image"), "{said}");
+    until("the changed one answers", || {
+        podman.call(&["exec", "changed", "redis-cli", "ping"]).output().unwrap().status.success()
+    });
+    assert_eq!(podman.run(&["exec", "changed", "redis-cli", "get", "kept"]), "");
 }
 
 /// The image has what Podman, containerd and CRI-O look for before they restore a container.

@@ -78,6 +78,11 @@ fn answers(said: &Value) -> BTreeMap<String, String> {
     all
 }
 
+/// The kilobytes of a container; of those that others have as well its part.
+fn pss(said: &Value) -> u64 {
+    family(said).iter().map(|process| process.kilobytes("Pss:")).sum()
+}
+
 #[test]
 fn workers_of_puma_share_their_memory() {
     if std::env::var_os("TORPOR_LONG").is_none() {
@@ -90,22 +95,36 @@ fn workers_of_puma_share_their_memory() {
     let made = fixture.try_create(&reference, &["--ready", ready]);
     assert!(made.status.success(), "{}", shown(&made));
     let one = fixture.run(&reference, "one", "snapshot", &["--prefetch", "all"]);
-    let pss = |said: &Value| -> u64 { family(said).iter().map(|p| p.kilobytes("Pss:")).sum() };
     let alone = pss(&one);
     let right = answers(&one);
     assert!(!right.is_empty());
 
-    let all = many(&fixture, "many", &["--count", "10"]);
+    // A hundred fit where ten do that share nothing.
+    for (name, count, most) in [("many", 10, 3), ("hundred", 100, 10)] {
+        share(&fixture, (name, count), (alone, alone * most), &right);
+        (1..=count).for_each(|number| fixture.delete(&format!("{name}-{number}")));
+    }
+}
+
+/// So many containers of Puma share what one has `alone`, and take `most` together.
+#[track_caller]
+fn share(
+    fixture: &Fixture,
+    (name, count): (&str, usize),
+    (alone, most): (u64, u64),
+    right: &BTreeMap<String, String>,
+) {
+    let all = many(fixture, name, &["--count", &count.to_string()]);
     assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
     let owns: Vec<u64> =
         all.iter().flat_map(family).map(|process| process.kilobytes("Private_Dirty:")).collect();
     let together: u64 = all.iter().map(pss).sum();
-    assert_eq!(owns.len(), 10 * (1 + WORKERS));
-    let most = alone * 13 / 10 + owns.iter().sum::<u64>();
-    let seen = format!("{alone} kB alone, {together} kB together, not shared: {owns:?} kB");
+    assert_eq!(owns.len(), count * (1 + WORKERS));
+    let own = owns.iter().sum::<u64>();
+    let seen = format!("{alone} kB alone, {together} kB {count} together, not shared: {own} kB");
     eprintln!("{seen}");
-    assert!(together <= most && together < alone * 3, "{seen}");
-    for said in [&all[0], &all[9]] {
+    assert!(together <= alone * 13 / 10 + own && together < most, "{seen}");
+    for said in [&all[0], &all[count - 1]] {
         let answers = answers(said);
         assert!(
             !answers.is_empty()

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use torpor_snapshot::events;
 
 use crate::fixture::{Fixture, shown, until};
+use crate::running::create_of;
 
 /// The objects that a run of several containers says.
 #[track_caller]
@@ -261,6 +262,65 @@ fn at_address(core: &[u8], address: u64) -> &[u8] {
     let holds = |[_, start, len]: &[usize; 3]| *start <= address && address < start + len;
     let [place, start, len] = { found }.find(holds).unwrap();
     &core[place + address - start..place + len]
+}
+
+/// Swap that is there as long as the value; none of this machine's, but in memory that is compressed (zram).
+struct Swap(PathBuf);
+
+impl Swap {
+    fn new() -> Option<Self> {
+        let number = fs::read_to_string("/sys/class/zram-control/hot_add").ok()?;
+        let swap = Self(Path::new("/dev").join(format!("zram{}", number.trim())));
+        fs::write(swap.setting("disksize"), "64M").ok()?;
+        let is_done = |program: &str| {
+            Command::new(program).arg(&swap.0).output().is_ok_and(|output| output.status.success())
+        };
+        (is_done("mkswap") && is_done("swapon")).then_some(swap)
+    }
+
+    fn setting(&self, name: &str) -> PathBuf {
+        Path::new("/sys/block").join(self.0.file_name().unwrap()).join(name)
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        let _ = Command::new("swapoff").arg(&self.0).output();
+        let name = self.0.display().to_string();
+        let _ =
+            fs::write("/sys/class/zram-control/hot_remove", name.trim_start_matches("/dev/zram"));
+    }
+}
+
+/// When the template has gone, what a container has in swap is its own, and is in a later snapshot of it.
+#[test]
+fn memory_of_a_clone_goes_to_swap_and_comes_back() {
+    let has_swap = fs::read_to_string("/proc/swaps").unwrap().lines().count() > 1;
+    let made = at_length(1, 0) > 0 && !has_swap;
+    let made = made.then(Swap::new).flatten();
+    if made.is_none() && !has_swap {
+        println!("there is no swap here (TORPOR_LONG=1 makes some)");
+        return;
+    }
+    let fixture = Fixture::new("swap", 2000);
+    let reference = fixture.reference();
+    fixture.create(&reference, &[]);
+    let keep = fixture.torpor(&["keep", &reference]).output().unwrap();
+    assert!(keep.status.success(), "{}", shown(&keep));
+    let one = fixture.run(&reference, "one", "snapshot", &[]);
+    assert_eq!(one["template"], true, "{one}");
+    let release = fixture.torpor(&["keep", &reference, "--release"]).output().unwrap();
+    assert!(release.status.success(), "{}", shown(&release));
+    ask(&one, "dirty 100");
+    let sum = ask(&one, "sum");
+    until("its memory is in swap", || {
+        assert_eq!(ask(&one, "away"), "0");
+        kilobytes(&one, "status", "VmSwap:") >= 1000 * 4
+    });
+    create_of(&fixture, "one", &(reference.clone() + ":later"));
+    let later = fixture.run(&(reference + ":later"), "later", "snapshot", &[]);
+    assert_eq!(ask(&later, "sum"), sum);
+    assert_eq!(ask(&one, "sum"), sum);
 }
 
 /// A core has the memory that a process shares with its template as any other.
