@@ -15,6 +15,7 @@ mod last_step;
 mod lazy;
 mod memory;
 mod migrate;
+mod place;
 mod process;
 mod redis;
 mod registry;
@@ -22,6 +23,7 @@ mod relatives;
 mod rounds;
 mod sealed;
 mod snapshot;
+mod starts;
 mod subject;
 mod tasks;
 mod tools;
@@ -40,7 +42,7 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 24] = [
+const PARTS: [Part; 25] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
     ("last-step", last_step::measure),
@@ -61,6 +63,7 @@ const PARTS: [Part; 24] = [
     ("stress-ng", container::stress_ng),
     ("nginx", container::nginx),
     ("snapshot", snapshot::measure),
+    ("starts", starts::measure),
     ("migrate", migrate::measure),
     ("stream", migrate::stream),
     ("fetched", migrate::fetched),
