@@ -11,6 +11,8 @@ use crate::image::{blob, tag};
 
 /// How long a client may be silent.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// What a greeting of TLS begins with. It need not have an end of a line in it.
+const TLS: u8 = 0x16;
 /// The longest head of a request that is read.
 const LONGEST_HEAD: u64 = 16 << 10;
 
@@ -35,14 +37,16 @@ fn converse(stream: &TcpStream, store: &Path) -> io::Result<()> {
     let mut reader = BufReader::new(stream);
     let mut writer = stream;
     loop {
+        if reader.fill_buf()?.first() == Some(&TLS) {
+            // Others try that first, and take an answer in plain HTTP as leave to do without.
+            return write!(writer, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
+        }
         let mut head = reader.by_ref().take(LONGEST_HEAD);
         let mut request = Vec::new();
         if head.read_until(b'\n', &mut request)? == 0 {
             return Ok(());
         }
         let Ok(request) = std::str::from_utf8(&request).map(str::trim_end) else {
-            // The greeting of TLS, as a rule: containerd 2 tries it first, and takes an answer in plain
-            // HTTP as leave to do without.
             return write!(writer, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
         };
         let mut line = Vec::new();
@@ -77,8 +81,11 @@ fn answer(out: &mut impl Write, store: &Path, request: &str) -> io::Result<()> {
     }
 }
 
+/// What a manifest is that does not say so.
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
 /// The digest, the file and the media type that a path stands for.
-fn lookup(store: &Path, path: &str) -> Option<(String, PathBuf, &'static str)> {
+fn lookup(store: &Path, path: &str) -> Option<(String, PathBuf, String)> {
     let rest = path.strip_prefix("/v2/")?.split('?').next()?;
     let (rest, reference) = rest.rsplit_once('/')?;
     let (name, what) = rest.rsplit_once('/')?;
@@ -89,16 +96,25 @@ fn lookup(store: &Path, path: &str) -> Option<(String, PathBuf, &'static str)> {
     } else {
         return None;
     };
+    let file = blob(store, &digest);
     let kind = match what {
-        "manifests" => "application/vnd.oci.image.manifest.v1+json",
-        "blobs" => "application/octet-stream",
+        "manifests" => media_type(&file).unwrap_or_else(|| MANIFEST.to_owned()),
+        "blobs" => "application/octet-stream".to_owned(),
         _ => return None,
     };
-    let file = blob(store, &digest);
     file.is_file().then_some((digest, file, kind))
 }
 
-fn is_digest(text: &str) -> bool {
+/// What a manifest says that it is: one of before the OCI is another one.
+fn media_type(file: &Path) -> Option<String> {
+    let manifest: serde_json::Value = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
+    let kind = manifest["mediaType"].as_str()?;
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"/.+-".contains(&b);
+    kind.bytes().all(plain).then(|| kind.to_owned())
+}
+
+/// Whether a text is `sha256:` and its hexadecimal digits.
+pub(crate) fn is_digest(text: &str) -> bool {
     text.strip_prefix("sha256:")
         .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
 }
@@ -117,11 +133,13 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         std::thread::spawn(move || serve(&listener, Path::new("/nonexistent")));
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(&[0x16, 3, 1, 0, 5, 0xff, 0xfe, b'\n']).unwrap();
-        let mut said = String::new();
-        stream.read_to_string(&mut said).unwrap();
-        assert!(said.starts_with("HTTP/1.1 400"), "{said}");
+        for greeting in [&[0x16, 3, 1, 0, 5, 0xff, 0xfe, b'\n'][..], &[0x16, 3, 1, 2, 0, 0xff]] {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(greeting).unwrap();
+            let mut said = String::new();
+            stream.read_to_string(&mut said).unwrap();
+            assert!(said.starts_with("HTTP/1.1 400"), "{said}");
+        }
     }
 
     #[test]
@@ -131,7 +149,13 @@ mod tests {
         let digest = format!("sha256:{}", "0".repeat(64));
         fs::write(blob(store.path(), &digest), b"{}").unwrap();
         fs::write(tag(store.path(), "a/b", "1"), &digest).unwrap();
-        assert!(lookup(store.path(), "/v2/a/b/manifests/1").is_some());
+        let kind = || lookup(store.path(), "/v2/a/b/manifests/1").unwrap().2;
+        assert_eq!(kind(), MANIFEST);
+        let docker = "application/vnd.docker.distribution.manifest.v2+json";
+        fs::write(blob(store.path(), &digest), format!("{{\"mediaType\":\"{docker}\"}}")).unwrap();
+        assert_eq!(kind(), docker);
+        fs::write(blob(store.path(), &digest), br#"{"mediaType":"a\r\nSet-Cookie: b"}"#).unwrap();
+        assert_eq!(kind(), MANIFEST);
         assert!(lookup(store.path(), &format!("/v2/a/b/blobs/{digest}")).is_some());
         for path in
             ["/v2/../x/manifests/1", "/v2/a/b/blobs/../../etc", "/etc/passwd", "/v2/a/b/tags/1"]
