@@ -12,7 +12,7 @@ use crate::cri::messages::*;
 use crate::cri::{CallError, Client};
 use crate::endpoint::{LABEL, ReadyEndpoint};
 use crate::image::{BASE, PROGRAM, TOOLS};
-use crate::own;
+use crate::{overhead, own};
 
 /// Why there is no value, or none that counts.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -89,6 +89,8 @@ pub struct Cell<'a> {
     pub config: &'a Config,
     /// Counts what it has made: names are never used twice.
     pub made: &'a Counter<u64>,
+    /// The CPU time that weighing has taken.
+    pub weighed: &'a Counter<Duration>,
 }
 
 /// A sandbox.
@@ -147,6 +149,15 @@ impl Cell<'_> {
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.place.client
+    }
+
+    /// Does what reads of many processes what they take, while nothing else is measured.
+    pub fn weighing<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = overhead::own();
+        let value = work();
+        let took = overhead::own().saturating_sub(before);
+        self.weighed.set(self.weighed.get() + took);
+        value
     }
 
     /// A name that was never used before.

@@ -1,12 +1,12 @@
 //! Two results: what has changed by more than noise.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Serialize;
 
 use crate::catalogue::{Benchmark, Direction};
-use crate::results::{Results, Row, Status};
+use crate::results::{PULLED_FACT, Results, Row, Status, Target};
 use crate::statistics::{Difference, FEWEST, Ratio, difference, median, ratio};
 
 /// What a comparison comes to.
@@ -113,10 +113,32 @@ pub fn compare(old: &Results, new: &Results, threshold: Option<f64>, across: boo
     }
     if comparison.reasons.is_empty() {
         let worse = |row: &Compared| matches!(row.change, Change::Worse | Change::Lost);
-        let any = comparison.rows.iter().any(worse);
-        comparison.verdict = if any { Verdict::Worse } else { Verdict::Same };
+        match open(old, new) {
+            _ if comparison.rows.iter().any(worse) => comparison.verdict = Verdict::Worse,
+            None => comparison.verdict = Verdict::Same,
+            Some(reason) => comparison.reasons.push(reason),
+        }
     }
     comparison
+}
+
+/// Why a run that has not come to its end does not show that nothing is worse, if so: rows of the old one have no
+/// counterpart in it yet.
+fn open(old: &Results, new: &Results) -> Option<String> {
+    let has = |row: &Row| row.status == Status::Ok && row.values().len() >= FEWEST;
+    let before: BTreeSet<_> =
+        old.rows.iter().filter(|row| has(row)).map(|row| (&row.benchmark, &row.target)).collect();
+    let is_open = |row: &&Row| {
+        let may_come = matches!(row.status, Status::Ok | Status::Pending) && !has(row);
+        may_come && before.contains(&(&row.benchmark, &row.target))
+    };
+    let count = new.rows.iter().filter(is_open).count();
+    (!new.complete && count > 0).then(|| {
+        format!(
+            "the new run is not complete: {count} rows of the old one have fewer than {FEWEST} samples \
+             in it yet. The same command that began it goes on with it"
+        )
+    })
 }
 
 /// How much faster or slower the machine itself may have been, by the same loop: in a noisy run the far
@@ -147,7 +169,24 @@ fn reasons(old: &Results, new: &Results, across: bool) -> Vec<String> {
     if a.concurrency != b.concurrency {
         reasons.push(format!("different concurrency: {} and {}", a.concurrency, b.concurrency));
     }
+    let images: BTreeSet<String> = pairs(old, new).filter_map(|(a, b)| other_image(a, b)).collect();
+    reasons.extend(images);
     reasons
+}
+
+/// The targets that are in both.
+fn pairs<'a>(old: &'a Results, new: &'a Results) -> impl Iterator<Item = (&'a Target, &'a Target)> {
+    new.targets.iter().filter_map(move |target| {
+        let mut before = old.targets.iter();
+        Some((before.find(|known| known.name == target.name)?, target))
+    })
+}
+
+/// What is said of targets that have pulled different images.
+fn other_image(old: &Target, new: &Target) -> Option<String> {
+    let [a, b] = [old, new]
+        .map(|target| target.facts.get(PULLED_FACT).map_or("the tool's own", String::as_str));
+    (a != b).then(|| format!("different images were pulled: {a} and {b}"))
 }
 
 fn warnings(old: &Results, new: &Results, drift: f64) -> Vec<String> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::filter::Filters;
 use crate::image::find;
 use crate::machine::{self, HOST, Machine};
-use crate::world;
+use crate::{layout, world};
 
 /// What a run measures, where, and how often. See docs/benchmark.md.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,8 @@ pub struct Config {
     pub threshold: f64,
     /// The program that acts as `criu`; this one if it is not given.
     pub criu: Option<PathBuf>,
+    /// A directory in the OCI image layout, whose image is pulled; one of 16 MiB that the tool makes if it is not given.
+    pub pulled_image: Option<PathBuf>,
     /// The runtimes.
     pub endpoints: Vec<Endpoint>,
     /// Other machines that are measured instead of this one.
@@ -63,6 +65,7 @@ impl Default for Config {
             effort: 1.0,
             threshold: 0.05,
             criu: None,
+            pulled_image: None,
             endpoints: Vec::new(),
             hosts: Vec::new(),
         }
@@ -301,6 +304,10 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 pub(crate) fn check_here(config: &Config) -> Result<(), ConfigError> {
     if let Some(file) = world::missing(config) {
         return Err(ConfigError::Value(format!("there is no program {}", file.display())));
+    }
+    if let Some(layout) = &config.pulled_image {
+        let wrong = "`pulled_image` must be a directory in the OCI image layout";
+        layout::check(layout).map_err(|error| ConfigError::Value(format!("{wrong}: {error}")))?;
     }
     let has = Machine::here().memory;
     match config.memory.iter().max() {

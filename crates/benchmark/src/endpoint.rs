@@ -16,7 +16,7 @@ use crate::config::{Config, Endpoint, Handler};
 use crate::cri::{CallError, Client};
 use crate::image::{self, BASE, Contents, PULLED, TAG, TOOLS, find};
 use crate::keeper::{DIRECTORY, Job, TAKEN, World};
-use crate::results::Target;
+use crate::results::{PULLED_FACT, Target};
 use crate::world::{no_network, plugins, shim, world};
 use crate::{cgroups, digest, machine, own, program};
 
@@ -125,7 +125,7 @@ impl ReadyEndpoint {
                 endpoint.name
             );
         }
-        let contents = image::build(&dir.join("store"))?;
+        let contents = image::build(&dir.join("store"), config.pulled_image.as_deref())?;
         if let Some(torpor) = config.engine() {
             let failed = |e| EndpointError::Io("bin/criu".into(), e);
             fs::create_dir_all(dir.join("bin")).map_err(failed)?;
@@ -251,7 +251,9 @@ impl ReadyEndpoint {
         }
         if self.ours() {
             target.facts.insert("snapshotter".into(), self.endpoint.snapshotter.clone());
+            target.facts.extend(on_disk(&self.dir));
         }
+        target.facts.extend(self.contents.pulled.clone().map(|image| (PULLED_FACT.into(), image)));
         let parts = self.parts(handler).await;
         for (name, binary) in parts.iter().filter(|(name, _)| ["engine", "sysbench"].contains(name))
         {
@@ -299,9 +301,16 @@ impl ReadyEndpoint {
             if let Some(name) = snapshotter.as_str() {
                 facts.insert("snapshotter".into(), name.into());
             }
+            facts
+                .extend(config["containerdRootDir"].as_str().and_then(|dir| on_disk(dir.as_ref())));
         }
         facts
     }
+}
+
+/// What is below the files of an endpoint.
+fn on_disk(dir: &Path) -> Option<(String, String)> {
+    Some(("file system".into(), machine::file_system(dir)?))
 }
 
 /// What the clients of registries that are written in Go say of one without TLS.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::catalogue::{Benchmark, wanted};
 use crate::config::Config;
-use crate::journal::{Line, Outcome, Past};
-use crate::machine::Calibration;
+use crate::journal::{Line, Outcome, Past, Work};
+use crate::machine::{Calibration, Ticks};
 use crate::overhead::Overhead;
 use crate::results::{Results, Row, SCHEMA, Sample, Status, Target};
 
@@ -29,11 +29,13 @@ pub fn gather(past: &Past) -> Results {
     let mut begun = BTreeMap::new();
     let mut overhead = Overhead::default();
     let (mut interruptions, mut calibration) = (0, Vec::new());
+    let mut passed = Ticks::default();
     for line in &past.lines {
         match line {
             Line::Resumed { .. } => interruptions += 1,
             Line::Targets(_) | Line::Complete => {}
             Line::Calibration(time) => calibration.push(*time),
+            Line::Passed(ticks) => passed += *ticks,
             Line::Begin(item) => *begun.entry(*item).or_insert(0_u32) += 1,
             Line::Done { item, work, time, outcomes, overhead: took } => {
                 finished = finished.max(*time);
@@ -45,7 +47,7 @@ pub fn gather(past: &Past) -> Results {
                 for outcome in outcomes {
                     let key = (outcome.benchmark.clone(), work.target.clone());
                     let cell = cells.entry(key).or_default();
-                    cell.add(*item, *time, work.warmup, outcome);
+                    cell.add(*item, *time, work, outcome);
                 }
             }
         }
@@ -68,7 +70,7 @@ pub fn gather(past: &Past) -> Results {
         repeated: begun.values().map(|times| times - 1).sum(),
         settings: head.config.clone(),
         machine: head.machine.clone(),
-        calibration: Calibration::of(calibration),
+        calibration: Calibration { stolen: passed.stolen(), ..Calibration::of(calibration) },
         overhead,
         targets: list.collect(),
         benchmarks,
@@ -112,10 +114,11 @@ struct Cell {
 const INVALID: u32 = 4;
 
 impl Cell {
-    fn add(&mut self, order: u64, time: f64, warmup: bool, outcome: &Outcome) {
+    fn add(&mut self, order: u64, time: f64, work: &Work, outcome: &Outcome) {
         let invalid = outcome.status == Status::Invalid;
+        let Work { warmup, cold, .. } = *work;
         if let Some(value) = outcome.value.filter(|value| value.is_finite()) {
-            self.samples.push(Sample { order, time, warmup, value, invalid });
+            self.samples.push(Sample { order, time, warmup, value, invalid, cold });
         }
         if warmup {
             let lacks = outcome.status != Status::Ok;
@@ -191,7 +194,7 @@ fn ordered(mut cells: Cells, benchmarks: &[Benchmark], targets: &[String]) -> Ve
 mod tests {
     use super::*;
     use crate::catalogue::Group;
-    use crate::journal::{Head, Work};
+    use crate::journal::Head;
     use crate::machine::Machine;
 
     /// The row that such outcomes make: whether they are of the warm-up, and what they came to.
@@ -201,7 +204,9 @@ mod tests {
             let value = matches!(status, Status::Ok | Status::Invalid).then_some(1.0);
             let reason = (*status != Status::Ok).then(|| format!("{status:?} {order}"));
             let benchmark = "a".to_owned();
-            cell.add(order, 1.0, *warmup, &Outcome { benchmark, status: *status, value, reason });
+            let (target, warmup) = ("b".to_owned(), *warmup);
+            let work = Work { target, group: Group::Image, warmup, cold: order == 1 };
+            cell.add(order, 1.0, &work, &Outcome { benchmark, status: *status, value, reason });
         }
         cell.row("a", "b")
     }
@@ -237,7 +242,8 @@ mod tests {
                 value: Some(value),
                 reason: None,
             };
-            let (work, outcomes) = (Some(Work { target, group, warmup }), vec![outcome]);
+            let cold = item == 7000;
+            let (work, outcomes) = (Some(Work { target, group, warmup, cold }), vec![outcome]);
             Line::Done { item, work, time: 1.0, outcomes, overhead: Overhead::default() }
         };
         // Whatever a tool of today would do at these places, or has no place for.
@@ -245,14 +251,20 @@ mod tests {
             pulled(0, "e/y", false, 3.0),
             pulled(1, "e/y", true, 4.0),
             pulled(7000, "e/x", false, 5.0),
+            Line::Passed(Ticks { stolen: 3, all: 40 }),
+            Line::Passed(Ticks { stolen: 0, all: 60 }),
         ];
         let results = gather(&Past { head, lines });
-        let values = |target: &str| {
+        let row = |target: &str| {
             let mut rows = results.rows.iter();
             let is = |row: &&Row| row.benchmark == "operations.image.pull" && row.target == target;
-            rows.find(is).unwrap().values()
+            rows.find(is).unwrap()
         };
-        assert_eq!((values("e/x"), values("e/y")), (vec![5.0], vec![3.0]));
+        let [x, y] = ["e/x", "e/y"].map(row);
+        assert_eq!((x.values(), y.values()), (vec![5.0], vec![3.0]));
+        // What met an endpoint that was cold says so, and counts.
+        assert_eq!((x.cold(), y.cold()), (1, 0));
+        assert_eq!(results.calibration.stolen, Some(3.0));
     }
 
     #[test]

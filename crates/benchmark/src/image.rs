@@ -13,7 +13,7 @@ use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
 use crate::digest::{Digest, of_bytes};
-use crate::{own, program};
+use crate::{layout, own, program};
 
 /// The image with busybox alone: what sandboxes and idle containers run.
 pub(crate) const BASE: &str = "torpor-benchmark/base";
@@ -48,25 +48,31 @@ pub enum ImageError {
     /// A program that the images are made of is not installed.
     #[error("{0} is not installed: the images are made of it (Debian: apt-get install {1})")]
     Missing(&'static str, &'static str),
+    /// The directory that is to be pulled holds no image for this machine, or several.
+    #[error("{0}: {1}")]
+    Layout(PathBuf, String),
 }
 
-fn at(path: &Path) -> impl FnOnce(io::Error) -> ImageError + use<> {
+pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> ImageError + use<> {
     let path = path.to_owned();
     move |error| ImageError::File { path, error }
 }
 
-/// Which optional programs the images hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the images hold that not all have.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contents {
     /// Whether `sysbench` is in the image of tools.
     pub sysbench: bool,
+    /// What is pulled, if that is not made here.
+    pub pulled: Option<String>,
 }
 
-/// Makes all images in `store`, the directory of a registry.
+/// Makes all images in `store`, the directory of a registry; with `pulled`, a directory in the OCI image layout, the one
+/// that is pulled is from there.
 ///
 /// # Errors
-/// If a file cannot be read or written, or busybox is not there.
-pub(crate) fn build(store: &Path) -> Result<Contents, ImageError> {
+/// If a file cannot be read or written, busybox is not there, or `pulled` holds no image for this machine.
+pub(crate) fn build(store: &Path, pulled: Option<&Path>) -> Result<Contents, ImageError> {
     fs::create_dir_all(store.join("blobs")).map_err(at(store))?;
     let busybox = find("busybox").ok_or(ImageError::Missing("busybox", "busybox-static"))?;
     let base = Layer::write(store, Compression::none(), |layer| base_files(layer, &busybox))?;
@@ -78,21 +84,30 @@ pub(crate) fn build(store: &Path) -> Result<Contents, ImageError> {
         }
         Ok(())
     })?;
-    let pulled = Layer::write(store, Compression::fast(), |layer| {
+    let sleep = ["/bin/sleep", "2147483647"];
+    manifest(store, BASE, &[&base], &sleep)?;
+    manifest(store, TOOLS, &[&base, &tools], &sleep)?;
+    let pulled = match pulled {
+        Some(layout) => Some(layout::put(layout, store)?),
+        None => {
+            manifest(store, PULLED, &[&to_pull(store)?], &["/none"])?;
+            None
+        }
+    };
+    Ok(Contents { sysbench: sysbench.is_some(), pulled })
+}
+
+/// What is pulled where nothing else is named. Half of it can be compressed, as programs can.
+fn to_pull(store: &Path) -> Result<Written, ImageError> {
+    Layer::write(store, Compression::fast(), |layer| {
         let mut random = fastrand::Rng::with_seed(1);
         for number in 0..64 {
-            // Half of it can be compressed, as programs can.
             let mut content = vec![0; PULLED_BYTES / 64];
             random.fill(&mut content[..PULLED_BYTES / 128]);
             layer.bytes(&format!("data/{number}"), &content, 0o644)?;
         }
         Ok(())
-    })?;
-    let sleep = ["/bin/sleep", "2147483647"];
-    manifest(store, BASE, &[&base], &sleep)?;
-    manifest(store, TOOLS, &[&base, &tools], &sleep)?;
-    manifest(store, PULLED, &[&pulled], &["/none"])?;
-    Ok(Contents { sysbench: sysbench.is_some() })
+    })
 }
 
 fn base_files(layer: &mut Layer, busybox: &Path) -> Result<(), ImageError> {
@@ -257,6 +272,15 @@ pub(crate) fn tag(store: &Path, name: &str, tag: &str) -> PathBuf {
     store.join(format!("{}@{tag}", name.replace('/', "+")))
 }
 
+/// What images call the architecture of this machine.
+pub(crate) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
 fn put(store: &Path, content: &Value) -> Result<(String, usize), ImageError> {
     let bytes = content.to_string().into_bytes();
     let digest = of_bytes(&bytes);
@@ -266,15 +290,10 @@ fn put(store: &Path, content: &Value) -> Result<(String, usize), ImageError> {
 }
 
 fn manifest(store: &Path, name: &str, layers: &[&Written], run: &[&str]) -> Result<(), ImageError> {
-    let architecture = match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    };
     let (config, config_size) = put(
         store,
         &json!({
-            "architecture": architecture,
+            "architecture": architecture(),
             "os": "linux",
             "config": { "Entrypoint": run, "Env": ["PATH=/bin:/usr/bin"], "WorkingDir": "/" },
             "rootfs": {

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::catalogue::Group;
 use crate::config::Config;
-use crate::machine::Machine;
+use crate::machine::{Machine, Ticks};
 use crate::overhead::Overhead;
-use crate::results::{Status, Target};
+use crate::results::{Status, Target, is_false};
 
 /// What a run begins with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,6 +51,8 @@ pub enum Line {
     Targets(Vec<Target>),
     /// The loop between samples has taken so many ms.
     Calibration(f64),
+    /// What has passed of the processors' time since the last such line, or since the tool was started.
+    Passed(Ticks),
     /// A piece of work begins.
     Begin(u64),
     /// It has ended, with this outcome.
@@ -81,6 +83,10 @@ pub struct Work {
     pub group: Group,
     /// Whether its samples are warm-up.
     pub warmup: bool,
+    /// Whether they are none, though nothing of the kind was done before them since the endpoint was opened:
+    /// the first ones after an interruption, or after a runtime was started again.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub cold: bool,
 }
 
 /// What came of one benchmark in one piece of work.
@@ -241,6 +247,7 @@ mod tests {
             target: "a/b".into(),
             group: Group::Scale { containers: 5 },
             warmup: true,
+            cold: false,
         });
         journal.add(&Line::Done { item: 0, work, time: 1.0, outcomes, overhead }).unwrap();
         // Nobody else writes it meanwhile, or begins anew.

@@ -22,6 +22,7 @@ mod image;
 pub mod journal;
 mod keeper;
 mod kubernetes;
+mod layout;
 mod listen;
 pub mod machine;
 mod many;

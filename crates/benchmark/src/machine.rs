@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::AddAssign;
 use std::path::Path;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use torpor_kernel::mountinfo;
 use torpor_kernel::proc::processes;
 
 use crate::statistics::{deviation, median};
@@ -31,7 +33,7 @@ pub struct Machine {
     pub governor: String,
     /// The distribution.
     pub system: String,
-    /// Other facts: file system, virtualization, address space randomization, load at the start.
+    /// Other facts: the file system below, product, address space randomization, load at the start.
     pub facts: BTreeMap<String, String>,
 }
 
@@ -96,17 +98,68 @@ fn facts() -> BTreeMap<String, String> {
     add("boot", line("/proc/sys/kernel/random/boot_id"));
     add("product", line("/sys/class/dmi/id/product_name"));
     add("transparent huge pages", line("/sys/kernel/mm/transparent_hugepage/enabled"));
-    let steal = stolen();
-    add("stolen time since boot, %", format!("{steal:.2}"));
+    let stolen = Ticks::now().stolen().unwrap_or_default();
+    add("stolen time since boot, %", format!("{stolen:.2}"));
+    add("file system", file_system(&std::env::temp_dir()).unwrap_or_default());
     facts
 }
 
-/// The share of processor time that a hypervisor has given to others.
-fn stolen() -> f64 {
-    let text = line("/proc/stat");
-    let ticks: Vec<f64> = text.split_whitespace().skip(1).filter_map(|w| w.parse().ok()).collect();
-    let all: f64 = ticks.iter().take(8).sum();
-    ticks.get(7).map_or(0.0, |steal| 100.0 * steal / all.max(1.0))
+/// Processor time in ticks, of all processors together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ticks {
+    /// What a hypervisor has given to others.
+    pub stolen: u64,
+    /// All that has passed.
+    pub all: u64,
+}
+
+impl Ticks {
+    /// Since the machine was booted.
+    #[must_use]
+    pub fn now() -> Self {
+        Self::read(&line("/proc/stat"))
+    }
+
+    /// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; guests are in user.
+    fn read(text: &str) -> Self {
+        let words = text.split_whitespace().skip(1);
+        let ticks: Vec<u64> = words.filter_map(|word| word.parse().ok()).take(8).collect();
+        Self { stolen: ticks.get(7).copied().unwrap_or(0), all: ticks.iter().sum() }
+    }
+
+    /// What has passed since then.
+    #[must_use]
+    pub fn since(self, then: Self) -> Self {
+        Self {
+            stolen: self.stolen.saturating_sub(then.stolen),
+            all: self.all.saturating_sub(then.all),
+        }
+    }
+
+    /// The stolen share in percent, or nothing where no time has passed.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "ticks of 10 ms are far fewer than 2^52")]
+    pub fn stolen(self) -> Option<f64> {
+        (self.all > 0).then(|| 100.0 * self.stolen as f64 / self.all as f64)
+    }
+}
+
+impl AddAssign for Ticks {
+    fn add_assign(&mut self, other: Self) {
+        self.stolen += other.stolen;
+        self.all += other.all;
+    }
+}
+
+/// The type of the file system that a directory lies on, and the device below; nothing where it cannot be told.
+#[must_use]
+pub fn file_system(dir: &Path) -> Option<String> {
+    let dir = dir.canonicalize().ok()?;
+    let mounts = mountinfo::of(std::process::id().cast_signed()).ok()?;
+    // The innermost; of several at one place, the last.
+    let below = mounts.iter().filter(|mount| dir.starts_with(&mount.mountpoint));
+    let mount = below.max_by_key(|mount| mount.mountpoint.components().count())?;
+    Some(format!("{} on {}", mount.fs, mount.source.display()))
 }
 
 /// The first line of a file, or nothing.
@@ -161,6 +214,9 @@ pub struct Calibration {
     pub deviation: f64,
     /// Whether that is so much that small differences between targets mean little.
     pub noisy: bool,
+    /// How many percent of the processors' time a hypervisor has given to others during the run, where that is known.
+    #[serde(default)]
+    pub stolen: Option<f64>,
 }
 
 /// Above this deviation a machine is called noisy.
@@ -175,7 +231,7 @@ impl Calibration {
         }
         let median = median(&samples);
         let deviation = deviation(&samples) / median;
-        Self { samples, median, deviation, noisy: deviation > NOISY }
+        Self { samples, median, deviation, noisy: deviation > NOISY, stolen: None }
     }
 }
 
@@ -204,5 +260,22 @@ mod tests {
         let noisy = Calibration::of(vec![10.0, 14.0, 9.0, 12.5, 10.0]);
         assert!(noisy.noisy && noisy.deviation > NOISY, "{noisy:?}");
         assert!(!Calibration::of(Vec::new()).noisy);
+    }
+
+    #[test]
+    fn stolen_time_is_a_share_of_what_has_passed() {
+        let then = Ticks::read("cpu  100 0 50 800 10 0 0 40 7 7");
+        let now = Ticks::read("cpu  150 0 50 1640 20 0 0 140 9 9");
+        assert_eq!(now.since(then), Ticks { stolen: 100, all: 1000 });
+        assert_eq!(now.since(then).stolen(), Some(10.0));
+        assert_eq!(Ticks::read("").stolen(), None);
+        assert!(Ticks::now().all > 0);
+    }
+
+    #[test]
+    fn the_file_system_below_is_the_innermost() {
+        assert!(file_system(Path::new("/proc/self")).unwrap().starts_with("proc on "));
+        assert_eq!(file_system(Path::new("/nonexistent")), None);
+        assert!(file_system(Path::new("/")).is_some());
     }
 }

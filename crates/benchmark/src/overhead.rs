@@ -15,6 +15,10 @@ pub struct Overhead {
     pub cpu: f64,
     /// The time on the clock.
     pub time: f64,
+    /// The CPU time, which is not in the first, of reading what many processes take: while it is read no call is
+    /// under way.
+    #[serde(default)]
+    pub weighing: f64,
 }
 
 impl Overhead {
@@ -23,12 +27,19 @@ impl Overhead {
     pub fn percent(self) -> Option<f64> {
         (self.time > 0.0).then(|| 100.0 * self.cpu / self.time)
     }
+
+    /// The same of weighing, if there was any.
+    #[must_use]
+    pub fn percent_weighing(self) -> Option<f64> {
+        (self.time > 0.0 && self.weighing > 0.0).then(|| 100.0 * self.weighing / self.time)
+    }
 }
 
 impl AddAssign for Overhead {
     fn add_assign(&mut self, other: Self) {
         self.cpu += other.cpu;
         self.time += other.time;
+        self.weighing += other.weighing;
     }
 }
 

@@ -70,8 +70,12 @@ fn line(results: &Results, benchmark: &Benchmark) -> Line {
             Some(Series { name: &row.target, values, summary: row.summary.as_ref()? })
         })
         .collect();
-    let spread =
-        series.iter().map(|one| format!("{}: {}", one.name, spread(one.summary))).collect();
+    let spread = rows
+        .iter()
+        .filter_map(|row| {
+            Some(format!("{}: {}", row.target, spread(row.summary.as_ref()?, row.cold())))
+        })
+        .collect();
     let chart = if series.is_empty() {
         String::new()
     } else {
@@ -93,11 +97,12 @@ fn line(results: &Results, benchmark: &Benchmark) -> Line {
     }
 }
 
-/// How samples are spread.
-fn spread(summary: &Summary) -> String {
+/// How samples are spread, and how many of them nothing had warmed the endpoint up for.
+fn spread(summary: &Summary, cold: usize) -> String {
     let [p5, p95, mad] = [summary.p5, summary.p95, summary.mad].map(number);
+    let cold = if cold > 0 { format!(", cold: {cold}") } else { String::new() };
     format!(
-        "{} samples, 5 % to 95 %: {p5} to {p95}, MAD {mad}, outliers: {}",
+        "{} samples, 5 % to 95 %: {p5} to {p95}, MAD {mad}, outliers: {}{cold}",
         summary.n, summary.outliers
     )
 }
@@ -260,6 +265,9 @@ fn machine(results: &Results) -> Value {
         "noise": format!("{noise:.1}"),
         "calibrations": results.calibration.samples.len(),
         "overhead": results.overhead.percent().map(|percent| format!("{percent:.2}")),
+        "weighing": results.overhead.percent_weighing().map(|percent| format!("{percent:.2}")),
+        "stolen": results.calibration.stolen.map(|percent| format!("{percent:.1}")),
+        "cold": results.rows.iter().map(Row::cold).sum::<usize>(),
         "minutes": format!("{:.1}", (results.finished - results.started) / 60.0),
         "date": date(results.started),
         "seed": results.seed.to_string(),

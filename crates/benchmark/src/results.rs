@@ -15,6 +15,9 @@ use crate::statistics::{Summary, summary};
 /// The format of `results.json`. A reader refuses what it does not know.
 pub const SCHEMA: &str = "torpor-benchmark/1";
 
+/// The fact of a target that tells which image was pulled, where that was not the tool's own.
+pub(crate) const PULLED_FACT: &str = "pulled image";
+
 /// The largest file of results that is read.
 const LARGEST: u64 = 512 << 20;
 
@@ -82,9 +85,11 @@ impl Target {
         let digests = self.digests.iter().filter_map(|(path, sum)| {
             of(&format!("the program {path}"), sum, other.digests.get(path)?)
         });
+        let pulled = |target: &Self| target.facts.get(PULLED_FACT).cloned().unwrap_or_default();
         let whole = [
             of("the endpoint", &self.endpoint, &other.endpoint),
             of("the runtime", &self.runtime, &other.runtime),
+            of("the pulled image", &pulled(self), &pulled(other)),
         ];
         whole.into_iter().flatten().chain(digests).collect()
     }
@@ -142,13 +147,16 @@ pub struct Sample {
     /// Whether it does not show what it should.
     #[serde(default, skip_serializing_if = "is_false")]
     pub invalid: bool,
+    /// Whether nothing has warmed the endpoint up for it. It counts.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub cold: bool,
 }
 
 fn is_none(count: &u32) -> bool {
     *count == 0
 }
 
-fn is_false(bit: &bool) -> bool {
+pub(crate) fn is_false(bit: &bool) -> bool {
     !bit
 }
 
@@ -156,9 +164,18 @@ impl Row {
     /// The values that count; of a row that is invalid as a whole, all there are.
     #[must_use]
     pub fn values(&self) -> Vec<f64> {
+        self.counted().map(|sample| sample.value).collect()
+    }
+
+    fn counted(&self) -> impl Iterator<Item = &Sample> {
         let whole = self.status == Status::Invalid;
-        let counts = |sample: &&Sample| !sample.warmup && (whole || !sample.invalid);
-        self.samples.iter().filter(counts).map(|sample| sample.value).collect()
+        self.samples.iter().filter(move |sample| !sample.warmup && (whole || !sample.invalid))
+    }
+
+    /// How many of them met an endpoint that was not warm.
+    #[must_use]
+    pub fn cold(&self) -> usize {
+        self.counted().filter(|sample| sample.cold).count()
     }
 
     /// Computes the summary from the samples.

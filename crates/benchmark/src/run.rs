@@ -8,13 +8,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use torpor_worker::tell;
 
-use crate::catalogue::{Benchmark, wanted};
+use crate::catalogue::{Benchmark, Group, wanted};
 use crate::cell::{Cell, Trouble, Values};
 use crate::config::{Config, ConfigError, Endpoint, Handler, check_here};
 use crate::endpoint::{EndpointError, ReadyEndpoint, sweep_pods};
 use crate::gather::{described, gather, targets};
 use crate::journal::{Head, Journal, Line, Outcome, Past, Work};
-use crate::machine::{Machine, calibrate};
+use crate::machine::{Machine, Ticks, calibrate};
 use crate::overhead::{self, Overhead};
 use crate::plan::{Item, forecast, plan, sum};
 use crate::results::{
@@ -87,11 +87,17 @@ struct Run {
     past: Past,
     places: Vec<Result<ReadyEndpoint, String>>,
     /// What is given up: why, for a group of a target.
-    given_up: BTreeMap<(crate::catalogue::Group, usize), String>,
-    failures: BTreeMap<(crate::catalogue::Group, usize), u32>,
+    given_up: BTreeMap<(Group, usize), String>,
+    failures: BTreeMap<(Group, usize), u32>,
+    /// What was done before since its endpoint was opened.
+    warm: BTreeSet<(Group, usize)>,
+    /// The processors' time when it was last noted.
+    ticks: Ticks,
     /// What was said about targets already.
     said: BTreeSet<(usize, String)>,
     made: Counter<u64>,
+    /// The CPU time that weighing has taken in the piece of work that is done now.
+    weighed: Counter<Duration>,
     /// How many pieces of work have ended, those of before included.
     done: usize,
     /// Whether the tool was started before for this run.
@@ -152,8 +158,11 @@ pub(crate) async fn run(
         places: Vec::new(),
         given_up: BTreeMap::new(),
         failures: BTreeMap::new(),
+        warm: BTreeSet::new(),
+        ticks: Ticks::now(),
         said: BTreeSet::new(),
         made: Counter::new(0),
+        weighed: Counter::new(Duration::ZERO),
         done: 0,
         is_resumed,
         written: Instant::now(),
@@ -278,6 +287,7 @@ impl Run {
             if calibrated.is_none_or(|last| last.elapsed() > CALIBRATE) {
                 let time = calibrate();
                 self.note(Line::Calibration(time))?;
+                self.note_passed()?;
                 calibrated = Some(Instant::now());
             }
             self.item(item, &names, items.len()).await?;
@@ -286,7 +296,16 @@ impl Run {
             }
         }
         self.places.clear();
+        self.note_passed()?;
         self.note(Line::Complete)
+    }
+
+    /// Notes the processors' time since it was last noted.
+    fn note_passed(&mut self) -> Result<(), RunError> {
+        let now = Ticks::now();
+        let passed = now.since(self.ticks);
+        self.ticks = now;
+        self.note(Line::Passed(passed))
     }
 
     /// Says beforehand what will be done, and how long it takes.
@@ -343,19 +362,22 @@ impl Run {
             Some(_) => None,
             None => Some(self.measure(item).await),
         };
+        let weighed = self.weighed.replace(Duration::ZERO);
         let overhead = Overhead {
             // A keeper may have been exchanged for another.
-            cpu: self.used().saturating_sub(before).as_secs_f64(),
+            cpu: self.used().saturating_sub(before + weighed).as_secs_f64(),
             time: begun.elapsed().as_secs_f64(),
+            weighing: weighed.as_secs_f64(),
         };
         if let Some(Err(trouble)) = &outcome {
             self.after(key, trouble, &names[item.target]);
         } else if outcome.is_some() {
             self.failures.remove(&key);
         }
+        let first = outcome.is_some() && self.warm.insert(key);
         let outcomes = outcome.map(|values| self.outcomes(item, values)).unwrap_or_default();
-        let (group, target) = (item.group, &names[item.target]);
-        let work = Some(Work { target: target.clone(), group, warmup: item.warmup });
+        let (group, target, warmup) = (item.group, &names[item.target], item.warmup);
+        let work = Some(Work { target: target.clone(), group, warmup, cold: first && !warmup });
         self.note(Line::Done { item: item.number, work, time, outcomes, overhead })?;
         self.done += 1;
         // Nothing depends on it.
@@ -369,7 +391,7 @@ impl Run {
         overhead::own() + keepers.map(overhead::of).sum::<Duration>()
     }
 
-    fn after(&mut self, key: (crate::catalogue::Group, usize), trouble: &Trouble, target: &str) {
+    fn after(&mut self, key: (Group, usize), trouble: &Trouble, target: &str) {
         let count = self.failures.entry(key).or_insert(0);
         *count += 1;
         let lacking = matches!(trouble, Trouble::Unsupported(_));
@@ -393,13 +415,12 @@ impl Run {
         };
         if !alive && endpoint.containerd.is_some() {
             // It has crashed, or hangs: its successor gets namespaces and directories of its own.
-            self.places[number] = Err("it is being started again".into());
-            let place = ReadyEndpoint::open(&endpoint, &self.config).await;
-            self.places[number] = place.map_err(|error| error.to_string());
+            self.open_again(number, &endpoint).await;
         }
         let (_, _, handler) = self.target(item.target);
         let place = self.places[number].as_ref().map_err(|e| Trouble::Failed(e.clone()))?;
-        let cell = Cell { place, handler, config: &self.config, made: &self.made };
+        let (config, made, weighed) = (&self.config, &self.made, &self.weighed);
+        let cell = Cell { place, handler, config, made, weighed };
         let limit = Duration::from_secs(self.config.patience);
         let values = tokio::time::timeout(limit, suite::measure(item.group, &cell)).await;
         let values = values.unwrap_or_else(|_| {
@@ -407,11 +428,18 @@ impl Run {
         });
         if values.is_err() && tidy(place).await.is_err() && place.ours() {
             // What cannot be removed by calls goes with its namespaces.
-            self.places[number] = Err("it is being started again".into());
-            let place = ReadyEndpoint::open(&endpoint, &self.config).await;
-            self.places[number] = place.map_err(|error| error.to_string());
+            self.open_again(number, &endpoint).await;
         }
         values
+    }
+
+    /// Starts a containerd anew; nothing has warmed it up.
+    async fn open_again(&mut self, number: usize, endpoint: &Endpoint) {
+        self.places[number] = Err("it is being started again".into());
+        let place = ReadyEndpoint::open(endpoint, &self.config).await;
+        self.places[number] = place.map_err(|error| error.to_string());
+        let warm = std::mem::take(&mut self.warm).into_iter();
+        self.warm = warm.filter(|&(_, target)| self.target(target).0 != number).collect();
     }
 
     /// The values of a group under the names of benchmarks, for those that are asked for.

@@ -173,6 +173,36 @@ fn a_row_that_is_invalid_is_told_and_not_worse() {
     assert!(status == 0 && !said.contains("row.n3"), "{said}");
 }
 
+/// A run that is interrupted shows what has become worse so far, and not that nothing has.
+#[test]
+fn what_has_not_come_yet_is_not_the_same() {
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.02, 1.0);
+    let b = results(&test_dir, "b", 2, 0.02, 1.3);
+    let cut = |path: &Path, left: usize| {
+        changed(path, |all| {
+            all["complete"] = json!(false);
+            let row = &mut all["rows"][3];
+            row["samples"].as_array_mut().unwrap().truncate(left);
+            row["status"] = json!(if left > 0 { "ok" } else { "pending" });
+        })
+    };
+    for left in [0, 4] {
+        let (status, said) = compare(&test_dir, &[&a, &cut(&a, left)]);
+        assert_eq!(status, 2, "{left}: {said}");
+        assert!(said.contains("the new run is not complete: 1 rows of the old one"), "{said}");
+        assert!(said.contains("goes on with it"), "{said}");
+        let (status, said) = compare(&test_dir, &[&a, &cut(&b, left)]);
+        assert_eq!(status, 1, "what is worse is worse already: {said}");
+    }
+    // Each row has enough samples, though there may be more.
+    let (status, said) = compare(&test_dir, &[&a, &cut(&a, 5)]);
+    assert_eq!(status, 0, "{said}");
+    assert!(said.contains("warning: the new run is not complete"), "{said}");
+    // The old one may lack what it likes: nothing is measured by it.
+    assert_eq!(compare(&test_dir, &[&cut(&a, 0), &a]).0, 0);
+}
+
 /// Values like the memory that a machine has less available can be zero, and below.
 #[test]
 fn values_that_are_not_above_zero_are_compared_by_their_difference() {
@@ -215,6 +245,9 @@ fn what_cannot_be_compared_is_not() {
     assert_eq!(compare(&test_dir, &[&a, &b]).0, 2);
     let b = changed(&a, |all| all["settings"]["effort"] = json!(3.0));
     assert_eq!(compare(&test_dir, &[&a, &b]).0, 2);
+    let b = changed(&a, |all| all["targets"][0]["facts"]["pulled image"] = json!("sha256:7"));
+    let (status, said) = compare(&test_dir, &[&a, &b]);
+    assert!(status == 2 && said.contains("the tool's own and sha256:7"), "{said}");
     let b = changed(&a, |all| all["rows"] = json!([]));
     assert_eq!(compare(&test_dir, &[&a, &b]).0, 2);
     let b = changed(&a, |all| {

@@ -65,6 +65,9 @@ fn every_cell_has_values_or_reasons() {
             assert_ok(&results, name, cell);
         }
         assert_ok(&results, "scalability.containers-3.start", cell);
+        for name in ["disk-bind.sequential-write", "disk-bind.random-read"] {
+            assert_ok(&results, &format!("performance.{name}"), cell);
+        }
     }
     // The kernel is asked whether a limit holds: gVisor puts no limit on the group of a container.
     for name in ["limits.cpu.share", "limits.memory.oom"] {
@@ -88,12 +91,28 @@ fn every_cell_has_values_or_reasons() {
         assert_eq!(row["status"], "unsupported", "{row}");
     }
     // Each with its reason.
-    for (cell, reason) in [
-        ("containerd-1.6/runc", "containerd does from 2.0 on"),
-        ("containerd-2.2/runsc", "the shim of this runtime makes no checkpoints"),
-        ("containerd-2.2/youki", "this OCI runtime has no such command"),
+    let sealed = "operations.checkpoint-sealed-8m.checkpoint";
+    for (benchmark, cell, reason) in [
+        ("operations.container.checkpoint", "containerd-1.6/runc", "containerd does from 2.0 on"),
+        ("operations.container.checkpoint", "containerd-1.6/crun", "containerd does from 2.0 on"),
+        ("operations.container.checkpoint", "containerd-1.6/youki", "containerd does from 2.0 on"),
+        (
+            "operations.container.checkpoint",
+            "containerd-2.2/runsc",
+            "the shim of this runtime makes no checkpoints",
+        ),
+        (
+            "operations.container.checkpoint",
+            "containerd-2.2/youki",
+            "this OCI runtime has no such command",
+        ),
+        ("operations.life.total", "containerd-2.2/crun", "older versions of the specification"),
+        ("operations.life.total", "containerd-1.6/runsc", "newer versions of the endpoint only"),
+        (sealed, "containerd-1.6/crun", "has no checkpoint, and no restore"),
+        (sealed, "containerd-2.2/runsc", "gVisor checkpoints by itself, and does not seal"),
     ] {
-        let row = row(&results, "operations.container.checkpoint", cell);
+        let row = row(&results, benchmark, cell);
+        assert_eq!(row["status"], "unsupported", "{row}");
         assert!(row["reason"].as_str().unwrap().contains(reason), "{row}");
     }
     test_dir.assert_clean();

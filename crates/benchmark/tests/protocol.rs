@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use common::fake::{Fake, Mischief};
+use common::images::{NO_TLS, Pulls, save};
 use common::{TestDir, kill, row, samples, success, wait};
 
 const LIFE: &str = "filters: [operations.life.*, operations.sandbox.*, operations.container.*, operations.image.*]\n";
@@ -39,7 +40,13 @@ fn a_whole_run_leaves_nothing() {
         let row = row(&results, &format!("operations.{name}"), "fake/x");
         assert_eq!((row["status"].as_str(), samples(row)), (Some("ok"), 6), "{row}");
         assert!(row["summary"]["interval"].is_array(), "{row}");
+        // Each was warmed up for.
+        assert!(!row.to_string().contains("\"cold\""), "{row}");
     }
+    let stolen = results["calibration"]["stolen"].as_f64().unwrap();
+    assert!((0.0..=100.0).contains(&stolen), "{stolen} %");
+    let below = results["machine"]["facts"]["file system"].as_str().unwrap();
+    assert!(below.contains(" on "), "{below}");
     // What the endpoint says that it has not is told in its own words.
     let checkpoint = row(&results, "operations.container.checkpoint", "fake/x");
     assert_eq!(checkpoint["status"], "unsupported");
@@ -74,6 +81,10 @@ fn what_this_machine_lacks_is_said_before_anything_begins() {
             "no program /nonexistent/criu",
         ),
         (format!("memory: [8, 1048576]\n{}", endpoint(socket, "")), "containers of 1048576 MiB"),
+        (
+            format!("pulled_image: /nonexistent/layout\n{}", endpoint(socket, "")),
+            "OCI image layout: /nonexistent/layout/index.json",
+        ),
     ] {
         test_dir.config(&settings);
         let output = test_dir.run().output().unwrap();
@@ -253,19 +264,84 @@ fn a_program_that_hangs_holds_nothing_up() {
 #[test]
 fn an_endpoint_that_wants_tls_of_registries_is_told_apart() {
     let (test_dir, fake) = in_test_dir("runs: 1\nwarmup: 0");
-    let text =
-        "pinging container registry 127.0.0.1: http: server gave HTTP response to HTTPS client";
-    fake.mischief("PullImage", Mischief::Fail(2, text.into()));
+    fake.state.lock().unwrap().pulls = Pulls::Https;
     success(&test_dir.run().output().unwrap());
     let results = test_dir.results();
     let life = row(&results, "operations.life.total", "fake/x");
     let reason = life["reason"].as_str().unwrap();
-    assert!(life["status"] == "failed" && reason.contains(text), "{life}");
+    assert!(life["status"] == "failed" && reason.contains(NO_TLS), "{life}");
     assert!(reason.contains("insecure") && reason.contains("docs/benchmark.md"), "{life}");
     // What that leads to is there.
     let docs = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmark.md"));
     assert!(docs.unwrap().contains("**CRI-O**"));
+    assert_eq!(fake.left(), (0, 0, 0));
     test_dir.assert_clean();
+    // As the configuration says that is described there.
+    fake.state.lock().unwrap().pulls = Pulls::Http;
+    success(&test_dir.run().arg("--again").output().unwrap());
+    let results = test_dir.results();
+    for name in ["life.total", "image.pull"] {
+        let row = row(&results, &format!("operations.{name}"), "fake/x");
+        assert_eq!((row["status"].as_str(), samples(row)), (Some("ok"), 1), "{row}");
+    }
+}
+
+#[test]
+fn control_groups_have_the_parent_that_is_named() {
+    for (parent, status) in [("bench.slice", "ok"), ("/bench", "failed")] {
+        let test_dir = TestDir::new();
+        let fake = Fake::start(&test_dir.path(""));
+        let endpoint = fake
+            .endpoint()
+            .replace("  handlers", &format!("  cgroup_parent: {parent}\n  handlers"));
+        test_dir.config(&format!("{LIFE}runs: 1\nwarmup: 0\n{endpoint}"));
+        success(&test_dir.run().output().unwrap());
+        let parents = fake.state.lock().unwrap().parents.clone();
+        assert!(!parents.is_empty() && parents.iter().all(|one| one == parent), "{parents:?}");
+        let results = test_dir.results();
+        let life = row(&results, "operations.life.total", "fake/x");
+        assert_eq!(life["status"], status, "{life}");
+        if status == "failed" {
+            assert!(life["reason"].as_str().unwrap().contains("did not receive slice"), "{life}");
+        }
+        assert_eq!(fake.left(), (0, 0, 0));
+    }
+}
+
+#[test]
+fn the_image_that_is_named_is_pulled() {
+    let test_dir = TestDir::new();
+    let fake = Fake::start(&test_dir.path(""));
+    fake.state.lock().unwrap().pulls = Pulls::Http;
+    let layout = test_dir.path("layout");
+    let digest = save(&layout, b"a layer that only this image has");
+    test_dir.config(&format!(
+        "filters: [operations.image.*]\nruns: 2\nwarmup: 0\npulled_image: {}\n{}",
+        layout.display(),
+        fake.endpoint()
+    ));
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
+    let pull = row(&results, "operations.image.pull", "fake/x");
+    assert_eq!((pull["status"].as_str(), samples(pull)), (Some("ok"), 2), "{pull}");
+    let pulled = fake.state.lock().unwrap().pulled.clone();
+    assert_eq!(pulled.iter().filter(|one| **one == digest).count(), 2, "{pulled:?}");
+    let told = results["targets"][0]["facts"]["pulled image"].as_str().unwrap();
+    assert!(told.starts_with(&format!("{digest}, ")), "{told}");
+    assert_eq!(fake.left(), (0, 0, 0));
+    test_dir.assert_clean();
+    // Samples of another image are not mixed with those of this one.
+    let journal = test_dir.path("out/journal.jsonl");
+    let lines = fs::read_to_string(&journal).unwrap();
+    fs::write(&journal, lines.replace("\"complete\"\n", "")).unwrap();
+    fs::remove_dir_all(&layout).unwrap();
+    save(&layout, b"another");
+    let refused = test_dir.run().output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        refused.status.code() == Some(1) && said.contains("the pulled image of fake/x"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -302,7 +378,14 @@ fn killed_at_any_call_it_goes_on_where_it_was() {
         let orders: std::collections::BTreeSet<u64> =
             samples.iter().map(|s| s["order"].as_u64().unwrap()).collect();
         assert_eq!((samples.len(), orders.len()), (13, 13), "each sample once: {row}");
+        // The first of its kind after each interruption is told apart, and counts.
+        let cold = samples.iter().filter(|sample| sample["cold"] == true).count() as u64;
+        assert!((1..=kills).contains(&cold), "{cold} cold ones of {kills} kills: {row}");
+        assert_eq!(row["summary"]["n"], 12, "{row}");
     }
+    let page = fs::read_to_string(test_dir.path("out/report.html")).unwrap();
+    assert!(page.contains("samples met an endpoint that nothing had warmed up"));
+    assert!(page.contains(", cold: "));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::images::save;
 use common::{TestDir, group_exists, kill, row, samples, success, torpor, wait};
 use serde_json::Value;
 use torpor_tests::random::Random;
@@ -102,6 +103,8 @@ fn every_suite_on_a_real_runtime() {
         "performance.memory.total",
         "performance.memory.fault",
         "performance.disk.random-read",
+        "performance.disk-bind.sequential-write",
+        "performance.disk-bind.random-read",
         "limits.raise.call",
         "performance.syscall.getppid",
         "performance.loopback.latency",
@@ -111,6 +114,7 @@ fn every_suite_on_a_real_runtime() {
         "limits.charge.runtime",
         "limits.charge.runtime-cpu",
         "scalability.containers-3.start",
+        "scalability.containers-3.running",
         "scalability.containers-3.pss",
         "scalability.containers-3.cgroup",
     ] {
@@ -201,6 +205,31 @@ fn a_raised_limit_has_an_effect() {
     let judged = told.contains("the first limit did not hold") || told.contains("not got more CPU");
     assert!(most_idle < 50 && judged, "{most_idle} % of the machine were free: {told}");
     eprintln!("left out: a_raised_limit_has_an_effect (others have the processors)");
+}
+
+#[test]
+fn an_image_of_ones_own_is_pulled_and_unpacked() {
+    let test_dir = TestDir::new();
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(6);
+    header.set_mode(0o644);
+    archive.append_data(&mut header, "greeting", &b"hello\n"[..]).unwrap();
+    let digest = save(&test_dir.path("layout"), &archive.into_inner().unwrap());
+    test_dir.config(&format!(
+        "runs: 2\nwarmup: 0\nfilters: [operations.image.*]\npulled_image: {}\n{CELL}",
+        test_dir.path("layout").display()
+    ));
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
+    for name in ["operations.image.pull", "operations.image.remove"] {
+        let row = row(&results, name, "here/runc");
+        assert_eq!((row["status"].as_str(), samples(row)), (Some("ok"), 2), "{row}");
+    }
+    let facts = &results["targets"][0]["facts"];
+    assert!(facts["pulled image"].as_str().unwrap().starts_with(&digest), "{facts}");
+    assert!(facts["file system"].as_str().unwrap().contains(" on "), "{facts}");
+    test_dir.assert_clean();
 }
 
 /// Over real rows, with the work of starting and ending containers.

@@ -42,7 +42,12 @@ pub(super) const BRIDGE: &[Line] = &[
 
 /// Images.
 pub(super) const IMAGE: &[Line] = &[
-    ("image.pull", "ms", Lower, "PullImage of 16 MiB from a registry on this machine, unpacked"),
+    (
+        "image.pull",
+        "ms",
+        Lower,
+        "PullImage from a registry on this machine, unpacked: 16 MiB, or what `pulled_image` names",
+    ),
     ("image.remove", "ms", Lower, "RemoveImage of the same"),
 ];
 
@@ -140,6 +145,25 @@ pub(super) const DISK: &[Line] = &[
     ),
     ("disk.random-read", "us", Lower, "16 KiB at random places of it, from the page cache"),
     ("disk.random-write", "us", Lower, "16 KiB at random places of it, fsync after each 100"),
+];
+
+/// The same files on a directory of the host: what a runtime keeps in a root of its own is not in them.
+pub(super) const DISK_BIND: &[Line] = &[
+    (
+        "disk-bind.sequential-write",
+        "MiB/s",
+        Higher,
+        "a new file in a directory of the host that is mounted into the container, with fsync",
+    ),
+    ("disk-bind.sequential-rewrite", "MiB/s", Higher, "the same file written again, with fsync"),
+    (
+        "disk-bind.sequential-read",
+        "MiB/s",
+        Higher,
+        "the same file read in blocks of 1 MiB, from the page cache",
+    ),
+    ("disk-bind.random-read", "us", Lower, "16 KiB at random places of it, from the page cache"),
+    ("disk-bind.random-write", "us", Lower, "16 KiB at random places of it, fsync after each 100"),
 ];
 
 /// System calls, switches, processes.

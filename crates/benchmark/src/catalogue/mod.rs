@@ -66,6 +66,8 @@ pub enum Group {
     Memory,
     /// See [`Group::Cpu`].
     Disk,
+    /// The same on a directory of the host.
+    DiskBind,
     /// See [`Group::Cpu`].
     Calls,
     /// See [`Group::Cpu`].
@@ -138,7 +140,7 @@ impl Group {
             }
             Self::Cpu | Self::Memory => effort + 0.7,
             Self::Calls | Self::Loopback | Self::Network => 2.0 * effort + 0.7,
-            Self::Disk => 4.0 * effort + 0.7,
+            Self::Disk | Self::DiskBind => 4.0 * effort + 0.7,
             Self::Quota => 3.0,
             Self::Raise => 4.0,
             Self::Oom => 1.2,
@@ -199,7 +201,14 @@ pub fn all(config: &Config) -> Vec<Benchmark> {
         "performance",
         DISK,
         Group::Disk,
-        "the root file system: snapshotter, and gVisor's gofer",
+        "the root file system: snapshotter, and gVisor's memory, which holds what is written there",
+        busybox,
+    );
+    add(
+        "performance",
+        DISK_BIND,
+        Group::DiskBind,
+        "the way to a file of the host: mount, or gVisor's gofer",
         busybox,
     );
     add(

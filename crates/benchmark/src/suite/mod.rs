@@ -28,6 +28,7 @@ pub(crate) async fn measure(group: Group, cell: &Cell<'_>) -> Result<Values, Tro
         Group::Cpu => performance::cpu(cell).await,
         Group::Memory => performance::memory(cell).await,
         Group::Disk => performance::disk(cell).await,
+        Group::DiskBind => performance::disk_bind(cell).await,
         Group::Calls => performance::calls(cell).await,
         Group::Loopback => performance::loopback(cell).await,
         Group::Network => performance::network(cell).await,

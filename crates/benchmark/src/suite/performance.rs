@@ -1,8 +1,11 @@
 //! What a program gets done inside of a container.
 
+use std::fs;
+
 use serde_json::Value;
 
 use crate::cell::{Cell, Network, Spec, Trouble, Values, failed, parse, workload};
+use crate::cri::messages::Mount;
 use crate::image::TOOLS;
 
 use super::operations::without_cni;
@@ -97,10 +100,28 @@ pub(super) async fn memory(cell: &Cell<'_>) -> Result<Values, Trouble> {
 
 /// A file in the container's own root.
 pub(super) async fn disk(cell: &Cell<'_>) -> Result<Values, Trouble> {
+    Ok(named(&cell.values(&on_file(cell, "/tmp/data")).await?))
+}
+
+/// A file in a directory of the host.
+pub(super) async fn disk_bind(cell: &Cell<'_>) -> Result<Values, Trouble> {
+    let dir = cell.place.dir.join(format!("bind-{}", cell.made.get()));
+    fs::create_dir(&dir).map_err(failed)?;
+    let mounts = vec![Mount {
+        container_path: "/data".into(),
+        host_path: dir.display().to_string(),
+        readonly: false,
+    }];
+    let done = cell.values(&Spec { mounts, ..on_file(cell, "/data/file") }).await;
+    fs::remove_dir_all(&dir).map_err(failed)?;
+    let values = named(&done?).into_iter();
+    Ok(values.map(|(name, value)| (name.replace("disk.", "disk-bind."), value)).collect())
+}
+
+/// The program that writes and reads a file.
+fn on_file(cell: &Cell<'_>, file: &str) -> Spec {
     let size = amount(cell, 128.0);
-    let values =
-        cell.values(&Spec::workload(&format!("disk --size {size} --file /tmp/data"))).await?;
-    Ok(named(&values))
+    Spec::workload(&format!("disk --size {size} --file {file}"))
 }
 
 /// System calls and switches.

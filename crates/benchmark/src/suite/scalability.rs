@@ -20,7 +20,7 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Starts, weighs and stops a number of containers.
 pub(super) async fn scale(cell: &Cell<'_>, containers: u32) -> Result<Values, Trouble> {
     let width = usize::try_from(cell.config.concurrency).map_err(failed)?.max(1);
-    let before = Weight::now(cell, &[]);
+    let before = cell.weighing(|| Weight::now(cell, &[]));
     let begun = Instant::now();
     let pods: Vec<(Pod, String)> = stream::iter(0..containers)
         .map(|_| sleeper(cell))
@@ -29,7 +29,7 @@ pub(super) async fn scale(cell: &Cell<'_>, containers: u32) -> Result<Values, Tr
         .await?;
     let start = begun.elapsed().as_secs_f64();
     tokio::time::sleep(SETTLE).await;
-    let after = Weight::now(cell, &pods);
+    let after = cell.weighing(|| Weight::now(cell, &pods));
     let running = running(cell, &pods).await?;
     let begun = Instant::now();
     let ends = pods.iter().map(|(pod, id)| end(cell, pod, id));
@@ -57,7 +57,8 @@ const RUNNING: Duration = Duration::from_secs(1);
 /// Lets all run, and fails if one does not: the CPU time in ms of a second that all processes of the
 /// endpoint take for it, if they are known.
 async fn running(cell: &Cell<'_>, pods: &[(Pod, String)]) -> Result<Option<f64>, Trouble> {
-    let used = || -> Duration { cell.place.processes().into_iter().map(overhead::of).sum() };
+    let all = || -> Duration { cell.place.processes().into_iter().map(overhead::of).sum() };
+    let used = || cell.weighing(all);
     let before = cell.place.ours().then(used);
     let begun = Instant::now();
     tokio::time::sleep(RUNNING).await;
@@ -103,9 +104,11 @@ impl Weight {
             let all = cell.place.processes();
             all.iter().filter_map(|&pid| proportional(pid)).sum::<u64>() as f64 / 1024.0
         });
-        let groups = pods.iter().flat_map(|(pod, id)| [&pod.id, id]);
-        let charged = groups.map(|id| cgroups::memory(&cgroups::of("memory", id)?));
-        let cgroup = charged.sum::<Option<u64>>().map(|bytes| bytes as f64 / f64::from(1 << 20));
+        let ids: Vec<&str> =
+            pods.iter().flat_map(|(pod, id)| [pod.id.as_str(), id.as_str()]).collect();
+        let groups = cgroups::all_of("memory", &ids);
+        let charged = groups.and_then(|all| all.iter().map(|one| cgroups::memory(one)).sum());
+        let cgroup = charged.map(|bytes: u64| bytes as f64 / f64::from(1 << 20));
         Self { available: available as f64 / 1024.0, pss, cgroup }
     }
 }

@@ -11,6 +11,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 use torpor_benchmark::cri::messages::*;
 
+use super::images::{Pulls, pull};
+
 /// What a call comes to instead of its answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Mischief {
@@ -44,6 +46,12 @@ pub struct State {
     pub slow: Duration,
     /// Whether what is started ends at once.
     pub ends_early: bool,
+    /// How it asks registries.
+    pub pulls: Pulls,
+    /// The digests of all that it has pulled.
+    pub pulled: Vec<String>,
+    /// The parents of control groups that sandboxes were to have.
+    pub parents: Vec<String>,
     /// Sandboxes that are being asked for.
     asked: usize,
     /// All that ever were.
@@ -195,15 +203,26 @@ async fn answer(
     if is_sandbox {
         others(&state).await;
     }
+    let mut pulled = Ok(Vec::new());
     if call == "PullImage" {
         let image = ImageRequest::decode(&message[5..]).unwrap().image.unwrap().image;
-        let slow = state.lock().unwrap().slow;
+        let (slow, how) = {
+            let state = state.lock().unwrap();
+            (state.slow, state.pulls)
+        };
         tokio::time::sleep(if image.contains("/pulled:") { Duration::ZERO } else { slow }).await;
+        pulled = tokio::task::spawn_blocking(move || pull(&image, how)).await.unwrap();
     }
     let answer = {
         let state = &mut *state.lock().unwrap();
         state.asked -= usize::from(is_sandbox);
-        let answer = dispatch(&call, message.get(5..).unwrap_or_default(), state);
+        let answer = match pulled {
+            Ok(digests) => {
+                state.pulled.extend(digests);
+                dispatch(&call, message.get(5..).unwrap_or_default(), state)
+            }
+            Err(text) => Err(Mischief::Fail(2, text)),
+        };
         let held = state.held == Some(state.calls.values().sum());
         if held { Err(Mischief::Hang) } else { answer }
     };
@@ -334,6 +353,14 @@ fn list<'a>(ids: impl Iterator<Item = &'a String>) -> Vec<u8> {
 
 fn run_sandbox(state: &mut State, message: &[u8]) -> Answer {
     let config = RunPodSandboxRequest::decode(message).unwrap().config.unwrap();
+    let parent = config.linux.unwrap_or_default().cgroup_parent;
+    state.parents.push(parent.clone());
+    if !parent.is_empty() && !parent.ends_with(".slice") {
+        // As CRI-O says it, where systemd has the control groups.
+        let text =
+            "cri-o configured with systemd cgroup manager, but did not receive slice as parent: ";
+        return Err(Mischief::Fail(2, format!("{text}{parent}")));
+    }
     let name = config.metadata.unwrap().name;
     if state.names.contains(&name) {
         return Err(Mischief::Fail(2, format!("name {name} is reserved")));

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests may stop at the first surprise")]
 
 pub mod fake;
+pub mod images;
 
 use std::fs;
 use std::path::{Path, PathBuf};
