@@ -357,10 +357,13 @@ impl Run {
         let key = (item.group, item.target);
         let time = now();
         let (begun, before) = (Instant::now(), self.used());
-        let outcome = match self.given_up.get(&key) {
+        let (outcome, cold) = match self.given_up.get(&key) {
             // What cannot be done is tried once, and is said once.
-            Some(_) => None,
-            None => Some(self.measure(item).await),
+            Some(_) => (None, false),
+            None => {
+                let (values, cold) = self.measure(item).await;
+                (Some(values), cold)
+            }
         };
         let weighed = self.weighed.replace(Duration::ZERO);
         let overhead = Overhead {
@@ -374,10 +377,9 @@ impl Run {
         } else if outcome.is_some() {
             self.failures.remove(&key);
         }
-        let first = outcome.is_some() && self.warm.insert(key);
         let outcomes = outcome.map(|values| self.outcomes(item, values)).unwrap_or_default();
         let (group, target, warmup) = (item.group, &names[item.target], item.warmup);
-        let work = Some(Work { target: target.clone(), group, warmup, cold: first && !warmup });
+        let work = Some(Work { target: target.clone(), group, warmup, cold });
         self.note(Line::Done { item: item.number, work, time, outcomes, overhead })?;
         self.done += 1;
         // Nothing depends on it.
@@ -405,9 +407,19 @@ impl Run {
         }
     }
 
-    /// Takes the samples of one item. Whatever the runtime does, this comes back.
-    async fn measure(&mut self, item: &Item) -> Result<Values, Trouble> {
-        let (number, endpoint, _) = self.target(item.target);
+    /// Takes the samples of one item, and says whether nothing had warmed its endpoint up for it. Whatever the
+    /// runtime does, this comes back.
+    async fn measure(&mut self, item: &Item) -> (Result<Values, Trouble>, bool) {
+        if let Err(trouble) = self.revive(item.target).await {
+            return (Err(trouble), false);
+        }
+        let cold = self.warm.insert((item.group, item.target)) && !item.warmup;
+        (self.samples(item).await, cold)
+    }
+
+    /// Starts the endpoint of a target again, if it can be, and does not answer.
+    async fn revive(&mut self, target: usize) -> Result<(), Trouble> {
+        let (number, endpoint, _) = self.target(target);
         let endpoint = endpoint.clone();
         let alive = match &self.places[number] {
             Ok(place) => place.answers().await,
@@ -417,7 +429,12 @@ impl Run {
             // It has crashed, or hangs: its successor gets namespaces and directories of its own.
             self.open_again(number, &endpoint).await;
         }
-        let (_, _, handler) = self.target(item.target);
+        Ok(())
+    }
+
+    async fn samples(&mut self, item: &Item) -> Result<Values, Trouble> {
+        let (number, endpoint, handler) = self.target(item.target);
+        let endpoint = endpoint.clone();
         let place = self.places[number].as_ref().map_err(|e| Trouble::Failed(e.clone()))?;
         let (config, made, weighed) = (&self.config, &self.made, &self.weighed);
         let cell = Cell { place, handler, config, made, weighed };

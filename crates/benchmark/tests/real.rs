@@ -23,7 +23,21 @@ struct Made {
     /// The names of its control groups.
     groups: Vec<String>,
     /// The namespace of its processes. All networks and mounts of a run belong to processes in it.
-    namespaces: Vec<PathBuf>,
+    namespaces: Vec<Space>,
+}
+
+/// A namespace of processes. While it is open the kernel gives its number to no other.
+struct Space {
+    name: PathBuf,
+    _open: fs::File,
+}
+
+impl Space {
+    /// That of a process.
+    fn of(pid: &str) -> Option<Self> {
+        let open = fs::File::open(format!("/proc/{pid}/ns/pid")).ok()?;
+        Some(Self { name: namespace(pid)?, _open: open })
+    }
 }
 
 /// The pid namespace of a process; another user's may be gone.
@@ -32,11 +46,12 @@ fn namespace(pid: &str) -> Option<PathBuf> {
 }
 
 /// The processes that live in one of these namespaces, whatever their command lines say.
-fn inside(namespaces: &[PathBuf]) -> Vec<String> {
+fn inside(namespaces: &[Space]) -> Vec<String> {
     let all = fs::read_dir("/proc").unwrap().flatten();
     let all = all.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let all = all.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-    all.filter(|pid| namespace(pid).is_some_and(|one| namespaces.contains(&one))).collect()
+    let is_inside = |name: PathBuf| namespaces.iter().any(|space| space.name == name);
+    all.filter(|pid| namespace(pid).is_some_and(is_inside)).collect()
 }
 
 fn in_test_dir(settings: &str) -> TestDir {
@@ -55,7 +70,7 @@ fn started(test_dir: &TestDir) -> (Child, Made) {
     let before = done();
     wait(|| done() > before, || format!("no sample was taken; {:?}", test_dir.processes()));
     assert!(child.try_wait().unwrap().is_none(), "it has ended too early");
-    let namespaces = of(test_dir, DAEMON).iter().filter_map(|pid| namespace(pid)).collect();
+    let namespaces = of(test_dir, DAEMON).iter().filter_map(|pid| Space::of(pid)).collect();
     let made = Made { groups: test_dir.groups(), namespaces };
     assert!(!inside(&made.namespaces).is_empty(), "{:?}", test_dir.processes());
     (child, made)
@@ -398,8 +413,9 @@ fn the_keeper_killed_as_well_the_next_run_tidies_up() {
 
 #[test]
 fn a_containerd_that_is_killed_is_started_again() {
-    let test_dir =
-        in_test_dir("runs: 4\nwarmup: 0\nfilters: [operations.container.*, operations.bridge.*]");
+    let test_dir = in_test_dir(
+        "runs: 4\nwarmup: 0\nfilters: [operations.container.start, operations.bridge.*]",
+    );
     let (mut child, made) = started(&test_dir);
     assert!(end(&test_dir, DAEMON), "no containerd was killed");
     let results = completed(&mut child, &test_dir);
@@ -407,6 +423,11 @@ fn a_containerd_that_is_killed_is_started_again() {
     let bridge = row(&results, "operations.bridge.create", "here/runc");
     // One item may have met the end of the daemon; all others have their values.
     assert!(samples(start) + samples(bridge) >= 7, "{start} {bridge}");
+    // Nothing had warmed up the first of all, nor the first of each kind after it.
+    let cold = |row: &Value| {
+        row["samples"].as_array().unwrap().iter().filter(|sample| sample["cold"] == true).count()
+    };
+    assert!(cold(start) + cold(bridge) >= 3, "{start} {bridge}");
     assert_gone(&test_dir, &made);
 }
 
