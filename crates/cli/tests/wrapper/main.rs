@@ -656,8 +656,10 @@ fn a_pod_goes_on_whoever_is_killed_at_any_point() {
     let times = if std::env::var("TORPOR_LONG").is_ok() { 50 } else { 4 };
     node.running("pod");
     // First nobody is killed, which says how many system calls the call itself makes.
-    let call = node.checkpoint("pod");
+    let mut call = node.checkpoint("pod");
     let whole = watch_other(i32::try_from(call.id()).unwrap(), None).unwrap();
+    // That has waited for it.
+    let _ = call.wait();
     let Watched::Ended { stops, .. } = whole else { panic!("{whole:?}") };
     let (random, mut tried, mut killed) = (Random::printed(), 0, 0);
     while killed < times {
