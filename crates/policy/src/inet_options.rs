@@ -1,12 +1,15 @@
-//! Options of IP and TCP that anybody may set on an own socket: read of an entry once, and set. So
+//! Options of IP and TCP that anybody may set on an own socket: read of an entry once, listed, and set. So
 //! none of them is judged; those that take a capability are [`crate::SocketOption`]s.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
 use torpor_images::proto::{InetSkEntry, TcpOptsEntry};
 
 const STREAM: u32 = 1;
 
 /// The options of an Internet socket. One that is not said stays as a new socket has it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct InetOptions {
     /// `IPV6_V6ONLY`.
     pub only_ipv6: Option<bool>,
@@ -31,7 +34,7 @@ pub struct InetOptions {
 }
 
 /// Which messages a raw socket does not get.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum IcmpFilter {
     /// It says none.
     #[default]
@@ -43,7 +46,7 @@ pub enum IcmpFilter {
 }
 
 /// Options of TCP.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TcpOptions {
     /// `TCP_KEEPCNT`.
     pub keep_count: Option<u32>,
@@ -84,6 +87,37 @@ impl InetOptions {
             icmp,
             tcp: if entry.r#type == STREAM { tcp(entry) } else { TcpOptions::default() },
         })
+    }
+}
+
+impl fmt::Display for InetOptions {
+    /// Those that a new socket does not have.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let on = |option: Option<bool>| option.filter(|on| *on).map(|_| String::new());
+        let number = |value: Option<u32>| value.map(|value| format!(" {value}"));
+        let icmp = match &self.icmp {
+            IcmpFilter::None => None,
+            IcmpFilter::Four(word) => Some(format!(" {word:#x}")),
+            IcmpFilter::Six(words) => Some(format!(" {words:x?}")),
+        };
+        let all = [
+            ("IPV6_V6ONLY", on(self.only_ipv6)),
+            ("IP_FREEBIND", on(Some(self.free_bind))),
+            ("IP_PKTINFO", on(self.packet_info)),
+            ("IP_TOS", number(self.type_of_service)),
+            ("IP_TTL", number(self.time_to_live)),
+            ("IP_HDRINCL", on(self.header_included)),
+            ("IP_NODEFRAG", on(self.no_reassembly)),
+            ("IP_CHECKSUM", on(self.checksum)),
+            ("ICMP_FILTER", icmp),
+            ("TCP_KEEPCNT", number(self.tcp.keep_count)),
+            ("TCP_KEEPIDLE", number(self.tcp.keep_idle)),
+            ("TCP_KEEPINTVL", number(self.tcp.keep_interval)),
+            ("TCP_NODELAY", on(self.tcp.no_delay)),
+            ("TCP_CORK", on(self.tcp.cork)),
+        ];
+        let mut set = all.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        set.try_for_each(|(name, value)| write!(f, ", with {name}{value}"))
     }
 }
 

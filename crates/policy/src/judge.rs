@@ -273,6 +273,7 @@ impl Rules {
             | Ask::GivenFile(_)
             | Ask::Bind(_)
             | Ask::Open { hidden: false, .. }
+            | Ask::Queued(_)
             | Ask::Fill(_)
             | Ask::Ghost { .. }
             | Ask::Socket(_) => None,

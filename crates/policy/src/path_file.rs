@@ -100,7 +100,7 @@ impl PathFile {
     #[must_use]
     pub fn ask(&self) -> Ask {
         let hidden = self.found == FoundBy::Mount;
-        Ask::Open { path: self.text(), flags: self.flags, hidden }
+        Ask::Open { path: self.text(), mount: self.mount, flags: self.flags, hidden }
     }
 }
 
@@ -136,6 +136,18 @@ mod tests {
                 assert_eq!(file.ask().to_string().ends_with("another mount hides"), hidden);
             }
         }
+    }
+
+    #[test]
+    fn the_mount_of_a_file_is_listed() {
+        let text = |mnt_id| {
+            let name = b"/x".to_vec();
+            PathFile::read(&RegFileEntry { name, flags: 2, mnt_id, ..Default::default() })
+                .ask()
+                .to_string()
+        };
+        assert_eq!(text(Some(7)), "opens \"/x\" (flags 0o2) on mount 7");
+        assert_eq!(text(None), "opens \"/x\" (flags 0o2)");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::given_file::GivenFile;
 use crate::host_names::HostNames;
 use crate::mount::Mount;
 use crate::program_format::ProgramFormat;
+use crate::queued::QueuedData;
 use crate::socket::Socket;
 use crate::terminal::Terminal;
 use crate::unix_name::UnixName;
@@ -108,11 +109,15 @@ pub enum Ask {
     Open {
         /// The path.
         path: String,
+        /// The number of the mount that it is on; below 0 if the images have no mounts.
+        mount: i32,
         /// Flags of open(2).
         flags: u32,
         /// Whether another mount hides it, so that no path leads to it.
         hidden: bool,
     },
+    /// What waits to be read, or to be sent.
+    Queued(QueuedData),
     /// A new file system is filled with the files of an archive, the image: this much.
     Fill(Totals),
     /// An unlinked file that is made.
@@ -378,6 +383,7 @@ impl Ask {
                 | Ask::GivenFile(_)
                 | Ask::Bind(_)
                 | Ask::Open { hidden: false, .. }
+                | Ask::Queued(_)
                 | Ask::Fill(_)
                 | Ask::Ghost { .. }
                 | Ask::Socket(_)
@@ -411,6 +417,7 @@ impl Ask {
             Ask::SetUid { .. }
             | Ask::Device { .. }
             | Ask::Open { .. }
+            | Ask::Queued(_)
             | Ask::Ghost { .. }
             | Ask::Fanotify { .. }
             | Ask::ProgramFormat(_)
@@ -470,10 +477,14 @@ impl fmt::Display for Ask {
             Ask::Terminal(terminal) => terminal.fmt(f),
             Ask::GivenFile(given) => given.fmt(f),
             Ask::Bind(name) => name.fmt(f),
-            Ask::Open { path, flags, hidden } => {
-                let by = if *hidden { ", which another mount hides" } else { "" };
-                write!(f, "opens {path:?} (flags {flags:#o}){by}")
+            Ask::Open { path, mount, flags, hidden } => {
+                write!(f, "opens {path:?} (flags {flags:#o})")?;
+                if *mount >= 0 {
+                    write!(f, " on mount {mount}")?;
+                }
+                f.write_str(if *hidden { ", which another mount hides" } else { "" })
             }
+            Ask::Queued(data) => data.fmt(f),
             Ask::Fill(totals) => write!(f, "fills a new file system: {totals}"),
             Ask::Ghost { path, ghost } => write!(f, "unlinked {path:?}: {ghost}"),
             Ask::Socket(socket) => socket.fmt(f),

@@ -7,6 +7,7 @@ use torpor_images::proto::FileEntry;
 
 use crate::collect::references::network_of;
 use crate::inet::InetEnds;
+use crate::inet_options::InetOptions;
 use crate::membership::Membership;
 use crate::netlink::Netlink;
 use crate::request::Ask;
@@ -55,6 +56,8 @@ pub struct Socket {
     pub inet: Option<(InetEnds, u32)>,
     /// The groups that it hears.
     pub groups: SocketGroups,
+    /// Options of an Internet socket that anybody may set.
+    pub options: InetOptions,
 }
 
 /// What a socket hears beside what is sent to itself.
@@ -79,7 +82,8 @@ impl Socket {
         let inet = entry.isk.as_ref();
         let inet = inet.map(|socket| Ok::<_, String>((InetEnds::read(socket)?, socket.state)));
         let groups = SocketGroups::of(entry)?;
-        Ok(Some(Socket { file: entry.id, kind, inet: inet.transpose()?, groups }))
+        let options = entry.isk.as_ref().map(InetOptions::read).transpose()?.unwrap_or_default();
+        Ok(Some(Socket { file: entry.id, kind, inet: inet.transpose()?, groups, options }))
     }
 }
 
@@ -107,7 +111,7 @@ impl fmt::Display for Socket {
             let name = index.and_then(|index| STATES.get(index).copied());
             write!(f, " {ends}, {}", name.unwrap_or("in a state that there is not"))?;
         }
-        write!(f, "{} (file {})", self.groups, self.file)
+        write!(f, "{}{} (file {})", self.groups, self.options, self.file)
     }
 }
 
@@ -223,7 +227,8 @@ impl fmt::Display for SocketKind {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use torpor_images::proto::{
-        InetSkEntry, NetlinkSkEntry, PacketSockEntry, SkMembership, UnixSkEntry,
+        InetSkEntry, IpOptsEntry, NetlinkSkEntry, PacketSockEntry, SkMembership, TcpOptsEntry,
+        UnixSkEntry,
     };
 
     use super::*;
@@ -287,6 +292,18 @@ mod tests {
         let expected = ", in group 224.0.0.7 on eth0, in group 224.0.0.7 on eth0 but from 10.0.0.1, \
                         in group 224.0.0.7 on eth0 from [] only (file 7)";
         assert!(said.ends_with(expected), "{said}");
+
+        let mut marked = inet(INET, STREAM, TCP);
+        let socket = marked.isk.as_mut().unwrap();
+        (socket.src_addr, socket.dst_addr, socket.state) = (vec![0], vec![0], 7);
+        socket.ip_opts =
+            Some(IpOptsEntry { freebind: Some(true), ttl: Some(5), ..Default::default() });
+        socket.tcp_opts = Some(TcpOptsEntry { nodelay: Some(true), ..Default::default() });
+        let said = text(&marked).unwrap();
+        assert!(
+            said.ends_with(", with IP_FREEBIND, with IP_TTL 5, with TCP_NODELAY (file 7)"),
+            "{said}"
+        );
 
         let netlink = NetlinkSkEntry { groups: vec![0x8000_0001], ..NetlinkSkEntry::default() };
         let netlink = FileEntry { nlsk: Some(netlink), ..FileEntry::default() };

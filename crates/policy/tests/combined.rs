@@ -106,7 +106,7 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
             (Ask::SocketOption { file: 1, text, capability }, false)
         }),
         text().prop_map(|name| (Ask::ExternalSocket { name }, false)),
-        text().prop_map(|path| (Ask::Open { path, flags: 0, hidden: false }, true)),
+        text().prop_map(|path| (Ask::Open { path, mount: 1, flags: 0, hidden: false }, true)),
         Just((Ask::Fill(Totals::default()), true)),
         text().prop_map(|text| (Ask::Firewall { text }, false)),
         text().prop_map(|text| (Ask::Route { text }, false)),

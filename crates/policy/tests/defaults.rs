@@ -132,7 +132,10 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("the same part without `ro`", part(2)),
         ("the same part without `nosuid`", part(1)),
         ("a file made or removed on a read-only mount", Ask::WriteReadOnly { path: text("/x") }),
-        ("a file that another mount hides", Ask::Open { path: text("/x"), flags: 2, hidden: true }),
+        (
+            "a file that another mount hides",
+            Ask::Open { path: text("/x"), mount: 1, flags: 2, hidden: true },
+        ),
         ("a volume that stays a peer of this host's mount", peers(true)),
         ("a volume that gets what is mounted on this host", peers(false)),
         ("a new tmpfs", file_system("tmpfs")),
@@ -212,6 +215,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::GivenFile(_)
         | Ask::Bind(_)
         | Ask::Open { hidden: false, .. }
+        | Ask::Queued(_)
         | Ask::Fill(_)
         | Ask::Ghost { .. }
         | Ask::Socket(_) => ask.is_neutral(),

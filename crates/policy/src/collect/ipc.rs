@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::ipc::{IpcSetup, Limits, MessageQueue, Object, PosixQueue, Segments, Semaphores};
 use crate::namespace::NsKind;
 use crate::passed::Passed;
+use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
 use crate::words::{BEYOND, LOCKED_MEMORY};
 
@@ -65,10 +66,15 @@ fn limits(limits: &Limits, fresh: Values<'_>, all: &mut Requests) {
     }
 }
 
-/// POSIX message queues: in whose name they are, and what only `CAP_SYS_RESOURCE` gives them.
+/// POSIX message queues: what waits in them, in whose name they are, and what only `CAP_SYS_RESOURCE` gives them.
 fn queues(id: u64, space: &IpcSetup, maps: &Maps, all: &mut Requests) {
     let image = kind::IPC_VAR.file_name(id);
     let queues = &space.queues;
+    for PosixQueue { name, messages, .. } in queues {
+        let queue = DataQueue::Posix(String::from_utf8_lossy(name).into_owned());
+        let lengths = messages.iter().map(|(_, text)| text.len());
+        all.add(&*image, None, Ask::Queued(QueuedData::messages(queue, lengths)));
+    }
     named(&image, queues.iter().map(|queue| queue.owner), maps, all);
     let [_, messages, size] = BEYOND;
     let most = |of: fn(&PosixQueue) -> u64| queues.iter().map(of).max().unwrap_or_default();
@@ -95,6 +101,9 @@ fn system_v(
     let mut owners = vec![];
     MessageQueue::each(images, id, |queue| {
         owners.extend(owners_of(&queue.object));
+        let lengths = queue.messages.iter().map(|(_, text)| text.len());
+        let data = QueuedData::messages(DataQueue::SystemV(queue.object.id), lengths);
+        all.add(&*image, None, Ask::Queued(data));
         if queue.bytes > space.queue_bytes {
             all.add(&*image, None, Ask::Raise { name: queue_size, to: queue.bytes.into() });
         }

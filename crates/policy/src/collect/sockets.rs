@@ -1,7 +1,7 @@
 //! Open files that reach further than a path: sockets, and descriptors that are told of
 //! what others do.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use torpor_images::kind;
 use torpor_images::proto::{FileEntry, SkPacketEntry};
@@ -17,6 +17,7 @@ use crate::namespace::NsKind;
 use crate::network::TUN;
 use crate::packet::PacketSocket;
 use crate::passed::Passed;
+use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
 use crate::signal_owner::SignalOwner;
 use crate::socket::SocketKind;
@@ -125,9 +126,17 @@ pub(super) fn connections(
         return Ok(());
     }
     for socket in connected {
-        TcpStream::read(checkpoint.images, socket)?;
+        let (_, received, sent) = TcpStream::read(checkpoint.images, socket)?;
         let ask = TcpStream::ask(socket);
         ask.into_iter().for_each(|ask| all.add(kind::FILES.file_name(0), None, ask));
+        let (own, peers) = (DataQueue::Received(socket.id), DataQueue::Sent(socket.id));
+        for (queue, data) in [(own, received), (peers, sent)] {
+            if data.is_empty() {
+                continue;
+            }
+            let image = kind::TCP_STREAM.file_name(socket.ino.into());
+            all.add(image, None, Ask::Queued(QueuedData::bytes(queue, data.len())));
+        }
     }
     Ok(())
 }
@@ -150,16 +159,22 @@ fn owners(checkpoint: &Checkpoint<'_>, maps: &Maps) -> (BTreeSet<u32>, BTreeSet<
     (users, groups)
 }
 
-/// The ids in whose name messages wait in queues: whoever reads one is told that they have sent it.
+/// What waits in queues, and the ids in whose name it does: whoever reads a message is told that they have sent it.
 fn senders(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Result<()> {
     let Some(mut packets) = checkpoint.images.reader(kind::SK_QUEUES, 0)? else { return Ok(()) };
     let (mut users, mut groups) = (BTreeSet::new(), BTreeSet::new());
+    let mut queues: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     while let Some(packet) = packets.next::<SkPacketEntry>()? {
-        packets.raw(packet.length.into())?;
+        let length = packets.raw(packet.length.into())?.len();
+        queues.entry(packet.id_for).or_default().push(length);
         users.extend(packet.torpor_ucred.map(|sender| maps.user(sender.uid)));
         groups.extend(packet.torpor_ucred.map(|sender| maps.group(sender.gid)));
     }
     let image = kind::SK_QUEUES.file_name(0);
+    for (file, lengths) in queues {
+        let data = QueuedData::messages(DataQueue::Socket(file), lengths);
+        all.add(&*image, None, Ask::Queued(data));
+    }
     users.into_iter().for_each(|id| all.add(&*image, None, Ask::User(id)));
     groups.into_iter().for_each(|id| all.add(&*image, None, Ask::Group(id)));
     Ok(())

@@ -2,6 +2,7 @@
 //! that are made only.
 
 use torpor_images::kind;
+use torpor_images::proto::TtyDataEntry;
 
 use super::checkpoint::{Checkpoint, Maps, Requests, Task};
 use crate::clock_times::ClockTimes;
@@ -13,6 +14,7 @@ use crate::host_names::HostNames;
 use crate::namespace::NsKind;
 use crate::passed::Passed;
 use crate::program_format::ProgramFormat;
+use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
 use crate::socket::Socket;
 use crate::terminal::Terminal;
@@ -88,6 +90,10 @@ fn files(
         let ask = given.map_or_else(made, |given| Ok(Some(given)));
         let ask = ask.map_err(|reason| Error::Invalid { image: image.clone(), reason })?;
         ask.into_iter().for_each(|ask| all.add(&*image, None, ask));
+    }
+    for input in checkpoint.images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)? {
+        let data = QueuedData::bytes(DataQueue::Terminal(input.tty_id), input.data.len());
+        all.add(kind::TTY_DATA.file_name(0), None, Ask::Queued(data));
     }
     for terminal in terminals {
         all.add(kind::TTY_INFO.file_name(0), None, Ask::Terminal(terminal));

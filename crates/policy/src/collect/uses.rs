@@ -33,6 +33,7 @@ use crate::io_uring::IoUring;
 use crate::locked::Locked;
 use crate::passed::Passed;
 use crate::pipe::PipeContent;
+use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
 use crate::terminal::Terminal;
 use crate::timers::{Timerfd, Timers};
@@ -130,7 +131,17 @@ fn of_task(task: &Task<'_>, passed: &Passed, lowest: u64, all: &mut Requests) {
     }
 }
 
-/// Pipes that are larger than everybody may make them.
+/// What waits in a pipe, or in a fifo.
+fn queued(image: Kind, pipe: &PipeContent) -> QueuedData {
+    let queue = match image == kind::FIFO_DATA {
+        true => DataQueue::Fifo(pipe.id),
+        false => DataQueue::Pipe(pipe.id),
+    };
+    let room = pipe.size.map(u64::from);
+    QueuedData { room, ..QueuedData::bytes(queue, pipe.data.len()) }
+}
+
+/// What waits in pipes, and pipes that are larger than everybody may make them.
 fn pipes(
     checkpoint: &Checkpoint<'_>,
     image: Kind,
@@ -140,6 +151,7 @@ fn pipes(
     let mut largest = 0;
     PipeContent::each(checkpoint.images, image, |pipe| {
         largest = largest.max(pipe.size.unwrap_or_default());
+        all.add(image.file_name(0), None, Ask::Queued(queued(image, &pipe)));
     })?;
     if largest == 0 {
         return Ok(());
