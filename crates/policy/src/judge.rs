@@ -8,6 +8,7 @@ use crate::mount::{From, Mount};
 use crate::overlays::overlays;
 use crate::passed::{IdKind, Passed};
 use crate::propagation;
+use crate::protected;
 use crate::ranges::Ranges;
 use crate::request::{Ask, Device, Request};
 use crate::rules::{Grant, Limit, Need, Policy, Rules, fits, is_below};
@@ -127,7 +128,7 @@ impl Rules {
         });
         let mut all: Vec<_> = single.collect();
         if self.file_systems == Limit::Runtime {
-            all.extend(runtime::unprotected(requests, passed));
+            all.extend(protected::unprotected(requests, passed));
             all.extend(runtime::over_the_root(requests, passed));
             all.extend(runtime::with_looser_options(requests, passed));
             all.extend(covered::uncovered(requests, passed));

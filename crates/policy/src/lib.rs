@@ -51,6 +51,7 @@ mod path_file;
 mod pipe;
 mod program_format;
 mod propagation;
+mod protected;
 mod queued;
 mod ranges;
 mod raw;

@@ -277,13 +277,18 @@ fn unconfigured(mount: &Mount, spec: &Spec) -> Option<String> {
 /// file system that the configuration has there.
 fn is_in_place(mount: &Mount, name: &str, spec: &Spec) -> bool {
     let at = plain(&mount.at());
-    let above = spec.mounts.iter().filter(|wanted| at.starts_with(plain(&wanted.destination)));
-    // The last one lies on top.
-    let above = above.max_by_key(|wanted| plain(&wanted.destination).components().count());
-    above.filter(|wanted| !wanted.is_bind() && wanted.kind == name).is_some_and(|wanted| {
+    let wanted = configured_above(spec, &at);
+    wanted.filter(|wanted| !wanted.is_bind() && wanted.kind == name).is_some_and(|wanted| {
         let below = at.strip_prefix(plain(&wanted.destination));
         below.is_ok_and(|below| mount.root == Path::new("/").join(below))
     })
+}
+
+/// The mount that the configuration has at a place, or around it.
+fn configured_above<'s>(spec: &'s Spec, at: &Path) -> Option<&'s SpecMount> {
+    let above = spec.mounts.iter().filter(|wanted| at.starts_with(plain(&wanted.destination)));
+    // The last one lies on top.
+    above.max_by_key(|wanted| plain(&wanted.destination).components().count())
 }
 
 /// A mount namespace: its number, the image file, its mounts.
@@ -313,8 +318,12 @@ pub(crate) fn with_looser_options(requests: &[Request], passed: &Passed) -> Vec<
             !wanted.is_bind() && mount.made().is_some_and(|name| wanted.kind == name)
         };
         for mount in &mounts {
-            let wanted = configured(spec, &mount.at()).filter(|wanted| is_made_as(mount, wanted));
-            let Some(wanted) = wanted else { continue };
+            // A part of a file system of the kernel can be one of another instance than the one around it.
+            let wanted = match is_of_kernel(mount) {
+                true => configured_above(spec, &plain(&mount.at())),
+                false => configured(spec, &mount.at()),
+            };
+            let Some(wanted) = wanted.filter(|wanted| is_made_as(mount, wanted)) else { continue };
             // Of several that show one file system, one is made.
             let same = requests.iter().filter_map(|request| match &request.ask {
                 Ask::Mount(other) if other.device == mount.device => Some(other),
@@ -362,40 +371,6 @@ pub(crate) fn over_the_root(requests: &[Request], passed: &Passed) -> Vec<Violat
             text: format!("{mount}: the calling runtime wants the root read-only"),
         })
         .collect()
-}
-
-/// Paths that the calling runtime hides or protects, and the images do not.
-pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violation> {
-    let Some(spec) = &passed.spec else { return vec![] };
-    let spaces = spaces(requests);
-    let there = |path: &&String| {
-        let kernel = is_below(path, "/proc") || is_below(path, "/sys");
-        kernel && passed.exists.is_some_and(|exists| exists(path))
-    };
-    let mut found = vec![];
-    for (_, image, mounts) in &spaces {
-        let mut add = |text: String| {
-            let (image, rule) = ((*image).to_owned(), "mounts.file-systems".to_owned());
-            found.push(Violation { image, task: None, rule, text });
-        };
-        for path in spec.linux.masked_paths.iter().filter(there) {
-            if let Some(mount) = visible(mounts, path)
-                && (mount.from == From::FileSystem || plain(&mount.at()) != plain(path))
-                && is_of_kernel(mount)
-            {
-                add(format!("{path:?} can be reached, which the calling runtime hides"));
-            }
-        }
-        for path in spec.linux.readonly_paths.iter().filter(there) {
-            if let Some(mount) = visible(mounts, path)
-                && mount.flags & READ_ONLY == 0
-                && is_of_kernel(mount)
-            {
-                add(format!("{path:?} can be written to, which the calling runtime forbids"));
-            }
-        }
-    }
-    found
 }
 
 /// Whether a mount shows what the kernel shows, and not what the caller has given.
@@ -480,12 +455,14 @@ pub(crate) mod tests {
         "linux": {"maskedPaths": ["/proc/keys", "/proc/irq"],
                   "readonlyPaths": ["/proc/bus", "/proc/irq", "/vol/bus", "/sys/fs"]}}"#;
 
-    fn in_container() -> Passed {
+    /// A container that has it.
+    pub(crate) fn in_container() -> Passed {
         let spec = Some(Spec::parse(SPEC.as_bytes()).unwrap().unwrap());
         Passed { spec, exists: Some(|_| true), ..Passed::default() }
     }
 
-    fn placed(name: &str, at: &str, root: &str, flags: u32) -> Mount {
+    /// One of these at a place, and what of it is there.
+    pub(crate) fn placed(name: &str, at: &str, root: &str, flags: u32) -> Mount {
         Mount { at: at.into(), root: root.into(), flags, ..fs(name, "") }
     }
 
@@ -618,27 +595,29 @@ pub(crate) mod tests {
         assert_eq!(wider(&removed(whole()), &passed), None);
     }
 
-    /// A path that is protected as well is hidden by no part of what it is hidden from.
+    /// A part can be one of another file system than the one around it.
     #[test]
-    fn what_is_hidden_is_hidden_by_something_else() {
-        let hides = |name: &str, root: &str| {
-            let mounts = [
-                (1, 0, Mount { at: "/".into(), ..shows(From::Root) }),
-                (2, 1, placed("proc", "/proc", "/", 0)),
-                (3, 2, placed("tmpfs", "/proc/keys", "/null", 0)),
-                (4, 2, placed("proc", "/proc/bus", "/bus", 1)),
-                (5, 2, placed(name, "/proc/irq", root, 1)),
-            ];
-            let asked = mounts.map(|(id, parent, mount)| Request {
+    fn parts_have_the_options_of_the_whole() {
+        let text = r#"{"ociVersion": "1.0.2", "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc", "options": ["hidepid=2"]},
+            {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["size=1m"]}]}"#;
+        let spec = Some(Spec::parse(text.as_bytes()).unwrap().unwrap());
+        let passed = Passed { spec, memory: 1 << 30, ..Passed::default() };
+        let found = |device, part: Mount| {
+            let whole = Mount { at: "/proc".into(), device: 1, ..fs("proc", "hidepid=invisible") };
+            let part = Mount { device, ..part };
+            let asked = [whole, part].map(|mount| Request {
                 image: "mountpoints-1.img".to_owned(),
                 task: None,
-                ask: Ask::Mount(Mount { id: (id, parent), ..mount }),
+                ask: Ask::Mount(mount),
             });
-            let found = unprotected(&asked, &in_container());
-            found.iter().map(ToString::to_string).collect::<Vec<_>>()
+            with_looser_options(&asked, &passed).len()
         };
-        assert_eq!(hides("tmpfs", "/"), Vec::<String>::new());
-        let found = hides("proc", "/irq");
-        assert!(found.len() == 1 && found[0].contains("\"/proc/irq\" can be reached"), "{found:?}");
+        let part =
+            |options| Mount { fs: fs("proc", options).fs, ..placed("", "/proc/fs", "/fs", 1) };
+        assert_eq!([found(1, part("hidepid=2")), found(2, part("hidepid=invisible"))], [0, 0]);
+        assert_eq!(found(2, part("")), 1);
+        // A tmpfs in another one is new memory wherever it is.
+        assert_eq!(found(2, placed("tmpfs", "/tmp/x", "/", 0)), 0);
     }
 }

@@ -272,6 +272,19 @@ fn again(images: &Images, place: &str, change: impl FnOnce(&mut MntEntry)) {
     });
 }
 
+/// Adds what a directory of the kernel's has that is hidden, behind the file system that hides it.
+fn behind(images: &Images, hides: &str, name: &str) {
+    images.mount(|mounts, mount| {
+        let top = if hides.starts_with("/sys") { "/sys" } else { "/proc" };
+        let (like, hides_it) = (at(mounts, top), at(mounts, hides));
+        (mount.fstype, mount.root_dev, mount.flags) = (like.fstype, like.root_dev, 15);
+        (mount.source, mount.options) = (like.source.clone(), like.options.clone());
+        mount.parent_mnt_id = hides_it.mnt_id;
+        mount.root = format!("{}/{name}", &hides[top.len()..]).into_bytes();
+        mount.mountpoint = format!("{hides}/{name}").into_bytes();
+    });
+}
+
 /// The file systems of the kernel in the place of a volume, and more of them where a container has a part that it
 /// cannot write to.
 #[test]
@@ -346,6 +359,19 @@ fn file_systems_of_the_kernel() {
                 "sysfs where a part of proc is protected",
                 |images| instead(images, "/proc/bus", Fstype::Sysfs, "/", 1),
                 &["\"/proc/bus\": file system sysfs, read-only: "],
+            ),
+            (
+                "a part of sysfs behind what hides it",
+                |images| behind(images, "/sys/firmware", "acpi"),
+                &[
+                    "\"/sys/firmware\" can be reached, which the calling runtime hides",
+                    "(foreign.mounts.file-systems)",
+                ],
+            ),
+            (
+                "a part of proc behind what hides it",
+                |images| behind(images, "/proc/acpi", "wakeup"),
+                &["\"/proc/acpi\" can be reached, which the calling runtime hides"],
             ),
             (
                 "a part of proc in the place of all",

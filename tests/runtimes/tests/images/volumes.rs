@@ -38,6 +38,15 @@ fn options(images: &Images, place: &str, options: &str) {
     });
 }
 
+/// Adds a part of another procfs at its own place.
+fn part_of_another(images: &Images) {
+    images.mount(|mounts, mount| {
+        let whole = at(mounts, "/proc");
+        (mount.fstype, mount.parent_mnt_id, mount.flags) = (whole.fstype, whole.mnt_id, 15);
+        (mount.root, mount.mountpoint) = (b"/tty".to_vec(), b"/proc/tty".to_vec());
+    });
+}
+
 /// Recursive flags are flags, and those of file systems are options of the images.
 #[test]
 fn narrow_in_other_words() {
@@ -63,6 +72,11 @@ fn narrow_in_other_words() {
             |i| options(i, "/proc", ""),
             &["\"/proc\"", "with the option hidepid=2", BY],
         ),
+        (
+            "processes of others, by a part",
+            part_of_another,
+            &["\"/proc/tty\"", "with the option hidepid=2", BY],
+        ),
     ];
     refuses_of(&scratch, &bundle, "", rows, |_| {});
 }
@@ -73,14 +87,13 @@ fn layered(scratch: &Scratch) -> Bundle {
     for name in ["keep", "secret"] {
         fs::write(scratch.dir(&format!("outer/{name}")).join("file"), name).unwrap();
     }
-    let secret = json!({
-        "type": "tmpfs", "source": "tmpfs", "destination": "/outer/secret", "options": ["nosuid"],
-    });
+    let hides = |place: &str| json!({ "type": "tmpfs", "source": "tmpfs", "destination": place, "options": ["nosuid"] });
     let bundle = bundle(scratch)
         .bind(&scratch.join("outer"), "/outer", "rw")
         .bind(&scratch.join("outer/keep"), "/outer/keep", "ro")
         .configure(|config| {
-            config["mounts"].as_array_mut().unwrap().push(secret);
+            let mounts = config["mounts"].as_array_mut().unwrap();
+            mounts.extend(["/outer/secret", "/sys/module"].map(hides));
             config["linux"]["maskedPaths"].as_array_mut().unwrap().push(json!("/masked"));
         });
     bundle.write("masked", "secret");
@@ -140,6 +153,11 @@ fn what_lies_over_a_volume() {
             "without what masks a file",
             |images| leave_out(images, "/masked"),
             &["\"/masked\" is there without", BY],
+        ),
+        (
+            "without what hides a directory of the kernel's",
+            |images| leave_out(images, "/sys/module"),
+            &["\"/sys/module\" can be reached, over which the calling runtime mounts", BY],
         ),
         (
             "with the volume elsewhere",

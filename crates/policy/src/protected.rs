@@ -1,0 +1,178 @@
+//! What a configuration hides or protects of the file systems of the kernel: `maskedPaths`, `readonlyPaths`, and what it mounts
+//! over parts of them.
+
+use crate::capabilities::number;
+use crate::mount::{From, Mount};
+use crate::mount_options::READ_ONLY;
+use crate::passed::{Passed, Spec};
+use crate::request::Request;
+use crate::rules::is_below;
+use crate::runtime::{is_of_kernel, plain, spaces, visible};
+use crate::violation::Violation;
+
+/// Paths that the calling runtime hides or protects, and the images do not.
+pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violation> {
+    let Some(spec) = &passed.spec else { return vec![] };
+    let spaces = spaces(requests);
+    let there = |path: &&String| {
+        let kernel = is_below(path, "/proc") || is_below(path, "/sys");
+        kernel && passed.exists.is_some_and(|exists| exists(path))
+    };
+    let mut found = vec![];
+    for (_, image, mounts) in &spaces {
+        let mut add = |text: String| {
+            let (image, rule) = ((*image).to_owned(), "mounts.file-systems".to_owned());
+            found.push(Violation { image, task: None, rule, text });
+        };
+        for path in spec.linux.masked_paths.iter().filter(there) {
+            if is_reached(mounts, path) {
+                add(format!("{path:?} can be reached, which the calling runtime hides"));
+            }
+        }
+        for path in laid_over(spec, passed).filter(there) {
+            let shown = visible(mounts, path);
+            if shown.is_some_and(|shown| shown.from == From::FileSystem && is_of_kernel(shown)) {
+                add(format!(
+                    "{path:?} can be reached, over which the calling runtime mounts something"
+                ));
+            }
+        }
+        for path in spec.linux.readonly_paths.iter().filter(there) {
+            if let Some(mount) = visible(mounts, path)
+                && mount.flags & READ_ONLY == 0
+                && is_of_kernel(mount)
+            {
+                add(format!("{path:?} can be written to, which the calling runtime forbids"));
+            }
+        }
+    }
+    found
+}
+
+/// Where the configuration mounts something else than a file system of the kernel, and nothing around that later. Whoever
+/// may mount could take it away.
+fn laid_over<'s>(spec: &'s Spec, passed: &Passed) -> impl Iterator<Item = &'s String> {
+    let limited = !passed.grants(number::SYS_ADMIN);
+    let mounts = spec.mounts.iter().enumerate().filter(move |_| limited);
+    let hides = mounts.filter(move |(index, mount)| {
+        let at = plain(&mount.destination);
+        let mut later = spec.mounts[index + 1..].iter();
+        (mount.is_bind() || mount.kind == "tmpfs")
+            && !later.any(|later| at.starts_with(plain(&later.destination)))
+    });
+    hides.map(|(_, mount)| &mount.destination)
+}
+
+/// Whether tasks see something of the kernel's at a path that is to be hidden, or behind what hides it: on a mount that lies
+/// below that.
+fn is_reached(mounts: &[&Mount], path: &str) -> bool {
+    let hidden = plain(path);
+    let at = |mount: &Mount| plain(&mount.at());
+    let shown = visible(mounts, path);
+    let shown = shown.filter(|mount| mount.from == From::FileSystem || at(mount) != hidden);
+    let is_seen = |mount: &Mount| visible(mounts, &mount.at()).is_some_and(|m| m.id == mount.id);
+    let below = mounts
+        .iter()
+        .copied()
+        .filter(|mount| at(mount) != hidden && at(mount).starts_with(&hidden) && is_seen(mount));
+    shown.into_iter().chain(below).any(is_of_kernel)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::request::Ask;
+    use crate::runtime::tests::{in_container, placed, shows};
+
+    /// A path that is protected as well is hidden by no part of what it is hidden from.
+    #[test]
+    fn what_is_hidden_is_hidden_by_something_else() {
+        let hides = |name: &str, root: &str| {
+            let mounts = [
+                (1, 0, Mount { at: "/".into(), ..shows(From::Root) }),
+                (2, 1, placed("proc", "/proc", "/", 0)),
+                (3, 2, placed("tmpfs", "/proc/keys", "/null", 0)),
+                (4, 2, placed("proc", "/proc/bus", "/bus", 1)),
+                (5, 2, placed(name, "/proc/irq", root, 1)),
+            ];
+            let asked = mounts.map(|(id, parent, mount)| Request {
+                image: "mountpoints-1.img".to_owned(),
+                task: None,
+                ask: Ask::Mount(Mount { id: (id, parent), ..mount }),
+            });
+            let found = unprotected(&asked, &in_container());
+            found.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(hides("tmpfs", "/"), Vec::<String>::new());
+        let found = hides("proc", "/irq");
+        assert!(found.len() == 1 && found[0].contains("\"/proc/irq\" can be reached"), "{found:?}");
+    }
+
+    #[test]
+    fn what_is_mounted_over_a_part_of_the_kernels_is_there() {
+        const SPEC: &str = r#"{"ociVersion": "1.0.2", "mounts": [
+            {"destination": "/sys/early", "type": "tmpfs", "source": "tmpfs"},
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/sys", "type": "sysfs", "source": "sysfs"},
+            {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"},
+            {"destination": "/proc/meminfo", "type": "bind", "source": "/x", "options": ["bind"]},
+            {"destination": "/sys/firmware", "type": "tmpfs", "source": "tmpfs"}],
+            "process": {"capabilities": {"bounding": CAPABILITIES}}}"#;
+        let found = |more: Option<Mount>, capabilities: &str| {
+            let spec = SPEC.replace("CAPABILITIES", capabilities);
+            let spec = Spec::parse(spec.as_bytes()).unwrap();
+            let passed = Passed { spec, exists: Some(|_| true), ..Passed::default() };
+            let given = From::Given { key: "/proc/meminfo".into(), path: Some("/x".into()) };
+            let mounts = [
+                (1, 0, Mount { at: "/".into(), ..shows(From::Root) }),
+                (2, 1, placed("proc", "/proc", "/", 0)),
+                (3, 1, placed("sysfs", "/sys", "/", 0)),
+                (4, 2, Mount { at: "/proc/meminfo".into(), ..shows(given) }),
+            ];
+            let more = more.map(|mount| (5, 3, mount));
+            let asked = mounts.into_iter().chain(more).map(|(id, parent, mount)| Request {
+                image: "mountpoints-1.img".to_owned(),
+                task: None,
+                ask: Ask::Mount(Mount { id: (id, parent), ..mount }),
+            });
+            let found = unprotected(&asked.collect::<Vec<_>>(), &passed);
+            found.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let hidden = |name: &str| Some(placed(name, "/sys/firmware", "/firmware", 1));
+        assert_eq!(found(hidden("tmpfs"), "[]"), Vec::<String>::new());
+        for mount in [None, hidden("sysfs")] {
+            let found = found(mount, "[]");
+            assert!(found.len() == 1 && found[0].contains("\"/sys/firmware\" can be"), "{found:?}");
+        }
+        assert_eq!(found(None, "[\"CAP_SYS_ADMIN\"]"), Vec::<String>::new());
+    }
+
+    /// What hides a directory is a file system of the images, which can have directories of its own to mount upon.
+    #[test]
+    fn nothing_of_what_is_hidden_is_mounted_behind_what_hides_it() {
+        let found = |parent, at: &str, name: &str, root: &str| {
+            let mounts = [
+                (1, 0, Mount { at: "/".into(), ..shows(From::Root) }),
+                (2, 1, placed("proc", "/proc", "/", 0)),
+                (3, 2, placed("proc", "/proc/irq", "/irq", 1)),
+                (4, 3, placed("tmpfs", "/proc/irq", "/", 1)),
+                (5, parent, placed(name, at, root, 1)),
+            ];
+            let asked = mounts.map(|(id, parent, mount)| Request {
+                image: "mountpoints-1.img".to_owned(),
+                task: None,
+                ask: Ask::Mount(Mount { id: (id, parent), ..mount }),
+            });
+            let found = unprotected(&asked, &in_container());
+            let hidden = "\"/proc/irq\" can be reached";
+            found.iter().filter(|violation| violation.to_string().contains(hidden)).count()
+        };
+        assert_eq!(found(4, "/proc/irq/0", "proc", "/irq/0"), 1);
+        assert_eq!(found(4, "/proc/irq/a/b", "proc", "/irq/a/b"), 1);
+        assert_eq!(found(4, "/proc/irq/0", "tmpfs", "/"), 0);
+        // Hidden itself, or beside it.
+        assert_eq!(found(3, "/proc/irq/0", "proc", "/irq/0"), 0);
+        assert_eq!(found(2, "/proc/irqs", "proc", "/irqs"), 0);
+    }
+}
