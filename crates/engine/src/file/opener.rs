@@ -232,6 +232,20 @@ impl Opener<'_> {
         Err(Error::invalid(String::from_utf8_lossy(path), why))
     }
 
+    /// Ends the restore of images that nobody here has made where something would lose its name, for the moment or for good,
+    /// from which the container's user could not take it: in a directory for all it has that right over its own files only.
+    fn check_taken(&self, path: &[u8], Name { dir, name }: &Name) -> Result<()> {
+        let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            return Ok(());
+        };
+        if self.roots.may_take_from(dir.as_fd(), &stat)? || self.verdict.made_here()? {
+            return Ok(());
+        }
+        let why = "what has this name belongs to somebody else, in a directory for all, and the restore would take the name from \
+                   it; move it away";
+        Err(Error::invalid(String::from_utf8_lossy(path), why))
+    }
+
     /// Opens the file of `reg`, if its path alone does not lead to it.
     ///
     /// # Errors
@@ -281,6 +295,7 @@ fn open_linked(cx: &mut Opener<'_>, reg: &PathFile, link: u32) -> Result<OwnedFd
         ),
         false => format!("open {}", shown()),
     })?;
+    cx.check_taken(&given.path, &name)?;
     let from = Kept { name, file };
     let opened = open_as(cx, reg, &from, Roots::open_path)?;
     if !cx.temporary.given.iter().any(|known| known.name == from.name.name) {
@@ -343,7 +358,9 @@ fn make_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<Kept> {
 /// moment. What has the name now steps aside meanwhile.
 fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept, open: OpenPath) -> Result<OwnedFd> {
     let what = || format!("open {} by a name for the moment", String::from_utf8_lossy(&reg.path));
-    let Name { dir, name } = Name::of(cx, reg)?;
+    let place = Name::of(cx, reg)?;
+    cx.check_taken(&reg.path, &place)?;
+    let Name { dir, name } = place;
     let aside = step_aside(cx, &dir, &name).context(what)?;
     let linked = link(from, &dir, &name);
     let opened = linked.context(what).and_then(|()| {

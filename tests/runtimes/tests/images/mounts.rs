@@ -11,11 +11,11 @@ use torpor_runtimes_tests::scratch::Scratch;
 
 use super::{Asleep, FOREIGN, Images, Row, at, bundle, refuses, refuses_of};
 
-/// The unlinked file of the volume is now one that has this name on the read-only volume.
-fn linked_as(images: &Images, name: &str) {
+/// The unlinked file of the volume is now one that has this name on another volume.
+pub(super) fn linked_as(images: &Images, volume: &str, name: &str) {
     let ghost = images.file("/vol/ghost");
     let mut number = 0;
-    images.mounts(|mounts| number = at(mounts, "/ro").mnt_id);
+    images.mounts(|mounts| number = at(mounts, volume).mnt_id);
     images.files(|files| {
         let mut reg = ghost.reg.unwrap();
         (reg.id, reg.name) = (900_002, name.as_bytes().to_vec());
@@ -208,7 +208,7 @@ fn mounts() {
             (
                 "a file of the volume that is removed",
                 |images| {
-                    linked_as(images, "/ro/kept");
+                    linked_as(images, "/ro", "/ro/kept");
                 },
                 &["remap-fpath.img", "\"/ro/kept\", a name that no dump gives"],
             ),
@@ -216,7 +216,7 @@ fn mounts() {
                 "a file of the volume, by the name of a dump",
                 |images| {
                     fs::write(images.scratch.join("ro/link_remap.5"), "x").unwrap();
-                    linked_as(images, "/ro/link_remap.5");
+                    linked_as(images, "/ro", "/ro/link_remap.5");
                 },
                 &[
                     "\"/ro/link_remap.5\" on a mount that is read-only",

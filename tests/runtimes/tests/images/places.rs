@@ -9,6 +9,7 @@ use torpor_images::proto::GhostFileEntry;
 use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::scratch::Scratch;
 
+use super::mounts::linked_as;
 use super::{Images, PROGRAM, Row, at, bundle_of, refuses_of};
 
 const USER: u32 = 1000;
@@ -41,6 +42,7 @@ fn where_the_containers_user_makes_files() {
     const SOCKET: &[&str] = &["a Unix socket would have its file there"];
     const GHOST: &[&str] = &["unlinked files of these images would be made there"];
     const HIDDEN: &[&str] = &["another mount hides its place", "(foreign.mounts.hidden)"];
+    const TAKEN: &[&str] = &["what has this name belongs to somebody else"];
     fn listen(images: &Images, volume: &str, path: &str, owner: u32) {
         images.listen_on(volume, (path, path), owner, 0o140_666);
     }
@@ -49,6 +51,7 @@ fn where_the_containers_user_makes_files() {
     command("mkdir", &["-p"]).arg(theirs.join("below")).succeed();
     let bundle = bundle_of(&scratch, PROGRAM)
         .bind(&theirs, "/theirs", "rw")
+        .bind(&scratch.dir("for-all"), "/for-all", "rw")
         .bind(&scratch.dir("inside"), "/theirs/inside", "rw")
         .configure(|config| {
             let process = &mut config["process"];
@@ -58,6 +61,12 @@ fn where_the_containers_user_makes_files() {
     fs::create_dir(scratch.join("inside/dir")).unwrap();
     for dir in ["vol", "inside", "inside/dir"] {
         chown(scratch.join(dir), Some(USER), Some(USER)).unwrap();
+    }
+    fs::set_permissions(scratch.join("for-all"), fs::Permissions::from_mode(0o1777)).unwrap();
+    for name in ["of-root", "link_remap.5"] {
+        let file = scratch.join("for-all").join(name);
+        fs::write(&file, name).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
     }
     bundle.write("count", "");
     fs::set_permissions(bundle.file("count"), fs::Permissions::from_mode(0o666)).unwrap();
@@ -77,6 +86,12 @@ fn where_the_containers_user_makes_files() {
         ("one deeper below it", |i| listen(i, "/theirs", "/theirs/inside/dir/x", USER), HIDDEN),
         ("an unlinked file there", |i| moved(i, "/theirs", "/theirs/ghost"), GHOST),
         ("one in a directory that was", |i| moved(i, "/theirs", "/theirs/was/ghost"), GHOST),
+        ("one by the name of root's file", |i| moved(i, "/for-all", "/for-all/of-root"), TAKEN),
+        (
+            "a name that a dump has given to root's file",
+            |images| linked_as(images, "/for-all", "/for-all/link_remap.5"),
+            TAKEN,
+        ),
         (
             "an unlinked file of root's",
             |images| given(images, (0, USER)),
@@ -90,7 +105,10 @@ fn where_the_containers_user_makes_files() {
     ];
     refuses_of(&scratch, &bundle, "", rows, |images| {
         listen(images, "/theirs/inside", "/theirs/inside/dir/x", USER);
+        moved(images, "/for-all", "/for-all/of-nobody");
     });
+    let names = fs::read_dir(scratch.join("for-all")).unwrap().count();
+    assert_eq!(names, 2, "something is left in the volume for all, or gone");
     assert_eq!(fs::read_dir(&theirs).unwrap().count(), 2, "something is left in the volume");
     let meta = fs::symlink_metadata(scratch.join("inside/dir/x")).unwrap();
     assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid()), (0o666, USER, USER));

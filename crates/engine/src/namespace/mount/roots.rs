@@ -4,15 +4,16 @@ use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use torpor_sys::rights::{FileRights, Limited};
 
 use crate::error::{Context, Error, Result};
 use crate::file::description::{open_in, reopen, without_waiting};
 
-/// `CAP_DAC_OVERRIDE` (linux/capability.h).
+/// `CAP_DAC_OVERRIDE`, `CAP_FOWNER` (linux/capability.h).
 const DAC_OVERRIDE: u32 = 1;
+const FOWNER: u32 = 3;
 
 /// Where the paths of the images begin.
 #[derive(Debug, Default)]
@@ -119,6 +120,20 @@ impl Roots {
         let access = Access::WRITE_OK | Access::EXEC_OK;
         let accessed = rustix::fs::accessat(CWD, link, access, AtFlags::EACCESS);
         Ok(!matches!(accessed, Err(Errno::ACCESS | Errno::PERM)))
+    }
+
+    /// Whether the container's user may take a file's name from it, in a directory where that user may make files: who may
+    /// in one for all (`S_ISVTX`), chmod(2) says.
+    ///
+    /// # Errors
+    /// If the kernel says nothing of the directory.
+    pub fn may_take_from(&self, dir: BorrowedFd<'_>, file: &Stat) -> Result<bool> {
+        let Some(rights) = &self.rights else { return Ok(true) };
+        let dir = rustix::fs::fstat(dir).context(|| "fstat".to_owned())?;
+        let is_for_all = Mode::from_raw_mode(dir.st_mode).contains(Mode::SVTX);
+        let is_own = |stat: &Stat| rights.user.is_none_or(|user| user == stat.st_uid);
+        let has_right = rights.capabilities & 1 << FOWNER != 0;
+        Ok(!is_for_all || has_right || is_own(&dir) || is_own(file))
     }
 
     /// What a path leads to (`O_PATH`), if it is of this type, and the container's user is limited and has this access
