@@ -227,7 +227,13 @@ fn cgroups(opts: &Options, pid: i32) -> Result<Option<Roots>> {
         return Ok(None);
     }
     let own = torpor_kernel::cgroup::of(pid)?;
-    Ok(Some(Roots { own: own.into_iter().collect(), ..crate::cgroup::roots(&opts.cgroups) }))
+    let own = own.into_iter().collect();
+    let mut roots = Roots { own, ..crate::cgroup::roots(&opts.cgroups) };
+    // Only a configuration says what limits a group is to have.
+    if opts.trust.spec.is_some() && !roots.given.is_empty() {
+        roots.missing = crate::cgroup::missing(&opts.cgroups, &roots)?;
+    }
+    Ok(Some(roots))
 }
 
 fn name_of(kind: JoinNsKind) -> &'static str {

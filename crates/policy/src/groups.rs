@@ -3,6 +3,7 @@
 
 mod limits;
 mod planned;
+mod unset;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -23,6 +24,8 @@ pub struct Roots {
     pub own: Vec<(String, PathBuf)>,
     /// Whether the files of groups that are there already are written, too.
     pub sets_what_is_there: bool,
+    /// The hierarchies in which the group that the caller names is not there: the restore makes it.
+    pub missing: Vec<String>,
 }
 
 /// A part of a hierarchy that is restored elsewhere.
@@ -88,6 +91,18 @@ impl Roots {
             Some(root) => group == root,
             None => self.own.iter().any(|(name, own)| same(name, hierarchy) && group == own),
         }
+    }
+
+    /// Whether that group is there, with the limits that the caller has set.
+    fn has_given(&self, hierarchy: &str, group: &Path) -> bool {
+        self.is_given(hierarchy, group) && !self.missing.iter().any(|name| same(name, hierarchy))
+    }
+
+    /// Whether a group lies in one that is there with the limits of the caller.
+    fn limit(&self, hierarchy: &str, group: &Path) -> bool {
+        let mut above = group.ancestors().skip(1);
+        // The root of a hierarchy has none.
+        above.any(|above| above.parent().is_some() && self.has_given(hierarchy, above))
     }
 
     /// Whether a group is one that the caller has given: at or below the root that it names, or

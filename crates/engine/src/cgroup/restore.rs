@@ -373,7 +373,22 @@ pub(crate) fn roots(cgroups: &Cgroups) -> Roots {
     let given = cgroups.roots.iter();
     let given = given.map(|root| (root.controller.clone(), PathBuf::from(&root.path))).collect();
     let sets_what_is_there = sets_what_is_there(cgroups.manage);
-    Roots { given, own: vec![], sets_what_is_there }
+    Roots { given, sets_what_is_there, ..Roots::default() }
+}
+
+/// The hierarchies in which the group that the caller names is not there, or cannot be opened.
+///
+/// # Errors
+/// If the mounts of this program cannot be read.
+pub(crate) fn missing(cgroups: &Cgroups, roots: &Roots) -> Result<Vec<String>> {
+    let (host, mut hierarchies) = (own_tree()?, Hierarchies::default());
+    let mut is_there = |name: &str, group: &Path| {
+        let root = hierarchies.get(name, &host, cgroups.yard.as_deref());
+        root.is_ok_and(|root| root.open(group).is_ok())
+    };
+    let named = roots.own.iter().filter_map(|(name, _)| Some((name, roots.chosen(name)?)));
+    let missing = named.filter(|(name, group)| !is_there(name, group));
+    Ok(missing.map(|(name, _)| name.clone()).collect())
 }
 
 /// The deepest directory above or at `place` that exists, and what is missing.
@@ -533,4 +548,28 @@ fn set(group: &PendingGroup, name: &str, value: &str) -> Result<()> {
         write(dir, file, line).context(what)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::options::CgroupRoot;
+
+    #[test]
+    fn groups_that_are_named_and_are_not_there() {
+        let own = torpor_kernel::cgroup::of(std::process::id().cast_signed()).unwrap();
+        let missing = |below: &str| {
+            let root = |(name, group): (&String, &PathBuf)| CgroupRoot {
+                controller: Some(name.clone()),
+                path: group.join(below).to_str().unwrap().to_owned(),
+            };
+            let cgroups = Cgroups { roots: own.iter().map(root).collect(), ..Cgroups::default() };
+            let own = own.clone().into_iter().collect();
+            missing(&cgroups, &Roots { own, ..roots(&cgroups) }).unwrap()
+        };
+        assert_eq!(missing(""), Vec::<String>::new());
+        let names: Vec<String> = own.keys().cloned().collect();
+        assert_eq!(missing("torpor-none"), names);
+    }
 }

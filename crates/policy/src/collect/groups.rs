@@ -31,9 +31,7 @@ pub(super) fn collect(
     )?;
     let image = kind::CGROUP.file_name(0);
     groups.asks().into_iter().for_each(|ask| all.add(&*image, None, ask));
-    let resources = passed.spec.as_ref().map(|spec| spec.linux.resources.clone());
-    let beyond = groups.asks_beyond(&resources.unwrap_or_default(), roots);
-    beyond.into_iter().for_each(|ask| all.add(&*image, None, ask));
+    groups.asks_beyond(passed).into_iter().for_each(|ask| all.add(&*image, None, ask));
     for (of, number, nested) in sets_of_tasks(checkpoint, &groups)? {
         let asks = groups.asks_of(number, nested).ok_or_else(|| {
             let reason = format!("its set of cgroups, {number}, is not in cgroup.img");

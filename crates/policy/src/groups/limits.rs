@@ -46,8 +46,13 @@ const HARMLESS: [&str; 30] = [
     "tasks",
 ];
 
-/// Files that count in any group. By others a group gets no more than the one that it lies in has.
-const ANYWHERE: [&str; 5] = [
+/// Files that count in any group, as rates of version 1 do: each of its groups has its own. By others a group gets no more
+/// than the one that it lies in has.
+const ANYWHERE: [&str; 9] = [
+    "blkio.throttle.read_bps_device",
+    "blkio.throttle.read_iops_device",
+    "blkio.throttle.write_bps_device",
+    "blkio.throttle.write_iops_device",
     "cpuset.cpu_exclusive",
     "cpuset.cpus.partition",
     "cpuset.mem_exclusive",
@@ -170,15 +175,23 @@ fn weight_of_shares(shares: u64) -> u64 {
     if shares < SHARES { line * 2 + 2 } else { line }
 }
 
+/// Rates of the configuration, the file of version 1 that has them, and their key in `io.max`.
+pub(super) fn rates(given: &BlockIo) -> [(&[DeviceRate], &'static str, &'static str); 4] {
+    [
+        (&given.throttle_read_bps_device, "blkio.throttle.read_bps_device", "rbps"),
+        (&given.throttle_write_bps_device, "blkio.throttle.write_bps_device", "wbps"),
+        (&given.throttle_read_iops_device, "blkio.throttle.read_iops_device", "riops"),
+        (&given.throttle_write_iops_device, "blkio.throttle.write_iops_device", "wiops"),
+    ]
+}
+
 fn of_devices(name: &str, value: &str, resources: &Resources) -> Option<bool> {
     let given = &resources.block_io;
-    let rates = |rates: &[DeviceRate]| value.lines().any(|line| is_faster(line, rates));
+    if let Some((rates, ..)) = rates(given).into_iter().find(|(_, file, _)| *file == name) {
+        return Some(value.lines().any(|line| is_faster(line, rates)));
+    }
     Some(match name {
-        "blkio.throttle.read_bps_device" => rates(&given.throttle_read_bps_device),
-        "blkio.throttle.write_bps_device" => rates(&given.throttle_write_bps_device),
-        "blkio.throttle.read_iops_device" => rates(&given.throttle_read_iops_device),
-        "blkio.throttle.write_iops_device" => rates(&given.throttle_write_iops_device),
-        "io.max" => value.lines().any(|line| is_faster_in_one_way(line, resources)),
+        "io.max" => value.lines().any(|line| is_faster_in_one_way(line, given)),
         // Others wait for this group.
         "io.latency" => !value.is_empty(),
         "blkio.weight" | "blkio.bfq.weight" | "io.weight" | "io.bfq.weight" => {
@@ -223,20 +236,13 @@ fn is_faster(line: &str, given: &[DeviceRate]) -> bool {
 }
 
 /// The same with a line of `io.max`: `8:0 rbps=1048576 wiops=max`.
-fn is_faster_in_one_way(line: &str, resources: &Resources) -> bool {
-    let given = &resources.block_io;
+fn is_faster_in_one_way(line: &str, given: &BlockIo) -> bool {
     let mut words = line.split_whitespace();
     let device = words.next().unwrap_or_default();
     words.any(|word| {
         let (key, rate) = word.split_once('=').unwrap_or((word, ""));
-        let given = match key {
-            "rbps" => &given.throttle_read_bps_device,
-            "wbps" => &given.throttle_write_bps_device,
-            "riops" => &given.throttle_read_iops_device,
-            "wiops" => &given.throttle_write_iops_device,
-            _ => return true,
-        };
-        exceeds_rate(device, number(rate), given)
+        let known = rates(given).into_iter().find(|(.., known)| *known == key);
+        known.is_none_or(|(given, ..)| exceeds_rate(device, number(rate), given))
     })
 }
 

@@ -10,9 +10,10 @@ use torpor_images::proto::{
 };
 use torpor_images::{ImageDir, kind};
 
-use super::{Places, Roots, limits, path, same, set_of};
+use super::{Places, Roots, limits, path, same, set_of, unset};
 use crate::collect::checkpoint::Maps;
 use crate::error::{Error, Result};
+use crate::passed::Passed;
 use crate::request::Ask;
 use crate::resources::Resources;
 
@@ -183,19 +184,36 @@ impl Groups {
         all
     }
 
-    /// What is written into files of groups and gives more than the configuration of the container. A group that the
+    /// What groups get in their files that is more than the configuration of the container gives. A group that the
     /// caller gives keeps what it has, unless the files of such groups are written, too.
     #[must_use]
-    pub(crate) fn asks_beyond(&self, resources: &Resources, roots: &Roots) -> Vec<Ask> {
+    pub fn asks_beyond(&self, passed: &Passed) -> Vec<Ask> {
+        let resources = passed.spec.as_ref().map(|spec| spec.linux.resources.clone());
+        let roots = passed.cgroups.as_ref();
+        roots.map_or(vec![], |roots| self.beyond(&resources.unwrap_or_default(), roots))
+    }
+
+    fn beyond(&self, resources: &Resources, roots: &Roots) -> Vec<Ask> {
         let mut all = vec![];
         for Head { hierarchy, group: head } in &self.heads {
             head.visit(&mut |group| {
-                let given = roots.is_given(hierarchy, &group.place);
-                if given && !roots.sets_what_is_there {
+                let (place, properties) = (&group.place, &group.properties);
+                let is_there = roots.has_given(hierarchy, place);
+                if is_there && !roots.sets_what_is_there {
                     return;
                 }
-                let inside = !given && !std::ptr::eq(group, head);
-                let found = limits::beyond(&group.properties, resources, inside);
+                let inside = !std::ptr::eq(group, head) && !roots.is_given(hierarchy, place);
+                let is_limited = inside || roots.limit(hierarchy, place);
+                let mut files = match is_there {
+                    true => vec![],
+                    false => unset::files(
+                        (hierarchy.as_str(), properties.as_slice()),
+                        resources,
+                        is_limited,
+                    ),
+                };
+                files.extend_from_slice(properties);
+                let found = limits::beyond(&files, resources, inside);
                 all.extend(found.into_iter().map(|property| Ask::GroupLimit {
                     path: group.place.to_string_lossy().into_owned(),
                     name: property.name.clone(),
@@ -488,7 +506,7 @@ mod tests {
             images.write_one(kind::CGROUP, 0, &entry).unwrap();
             let reading = Reading { own: 1, root: Some(3), roots: &roots, maps: None };
             let groups = Groups::read(&images, reading).unwrap();
-            let mut all = texts(&groups.asks_beyond(resources, &roots));
+            let mut all = texts(&groups.beyond(resources, &roots));
             all.iter_mut().for_each(|text| text.truncate(text.find(',').unwrap()));
             all
         };
@@ -505,6 +523,35 @@ mod tests {
         // Already below the root of the caller, where it is made.
         let all = [at("/old", pids), at("/old", other), seven("/old")];
         assert_eq!(asked("/", false, &five), all);
+    }
+
+    /// What images do not write stays as it is in a new group, unless the caller limits that or one above it.
+    #[test]
+    fn a_group_that_is_made_has_the_limits_that_images_write() {
+        let asked = |to: &str, missing: &[&str], properties: Vec<CgroupPropEntry>| {
+            let mut entry = container();
+            entry.controllers[0].dirs[0].properties = properties;
+            let missing = missing.iter().map(|&name| name.to_owned()).collect();
+            let roots = Roots { given: vec![(None, to.into())], missing, ..Roots::default() };
+            let images = tempfile::tempdir().unwrap();
+            let images = ImageDir::open(images.path()).unwrap();
+            images.write_one(kind::CGROUP, 0, &entry).unwrap();
+            let reading = Reading { own: 1, root: Some(3), roots: &roots, maps: None };
+            let mut five = Resources::default();
+            five.pids.limit = Some(5);
+            texts(&Groups::read(&images, reading).unwrap().beyond(&five, &roots))
+        };
+        let none = Vec::<String>::new();
+        let unlimited =
+            |place| [format!("cgroup {place:?} gets pids.max = \"max\", more than is given")];
+        let five = || vec![property("pids.max", "5")];
+        assert_eq!(asked("/new", &[], vec![]), none);
+        assert_eq!(asked("/new", &["cpu"], vec![]), none);
+        assert_eq!(asked("/new", &["pids"], vec![]), unlimited("/new"));
+        assert_eq!(asked("/new", &["pids"], five()), none);
+        // Below a root that has no limits.
+        assert_eq!(asked("/", &[], vec![]), unlimited("/old"));
+        assert_eq!(asked("/", &[], five()), none);
     }
 
     /// Who gives a root wants no task beside it: not in the groups that the restoring program is in.

@@ -1,10 +1,12 @@
 //! Groups outside of the caller's, and devices that their controller lets in.
 
+use std::path::Path;
+
 use serde_json::json;
 use torpor_images::proto::{CgSetEntry, CgroupDirEntry, CgroupPerms, CgroupPropEntry};
 use torpor_runtimes_tests::scratch::Scratch;
 
-use super::{Asleep, FOREIGN, Images, bundle, refuses};
+use super::{Asleep, FOREIGN, Images, Row, bundle, refuses, refuses_of};
 
 #[test]
 fn groups_and_devices() {
@@ -150,6 +152,59 @@ fn groups_and_devices() {
             ),
         ],
     );
+}
+
+/// A disk of this machine: its numbers.
+fn disk() -> (u32, u32) {
+    let list = std::fs::read_to_string("/proc/partitions").unwrap();
+    let mut disks = list.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [major, minor, _, name] = words[..] else { return None };
+        let is_whole = Path::new("/sys/block").join(name).exists();
+        Some((major.parse().ok().filter(|_| is_whole)?, minor.parse().ok()?))
+    });
+    disks.next().unwrap()
+}
+
+/// The kernel counts what each group of version 1 transfers by itself, whatever the group is in.
+#[test]
+fn transfers_of_groups_inside() {
+    /// A group inside that of the container, with what limits its transfers.
+    fn inside(images: &Images, limit: Option<&str>) {
+        images.cgroups(|groups| {
+            let is_it = |names: &[String]| names.iter().any(|name| name == "blkio");
+            let hierarchy = groups.controllers.iter_mut().find(|all| is_it(&all.cnames)).unwrap();
+            let own = &mut hierarchy.dirs[0];
+            let property = limit.map(|limit| {
+                let (major, minor) = disk();
+                let name = "blkio.throttle.read_bps_device".to_owned();
+                CgroupPropEntry { name, value: format!("{major}:{minor} {limit}"), perms: None }
+            });
+            own.children.push(CgroupDirEntry {
+                dir_name: b"inside".to_vec(),
+                children: vec![],
+                properties: property.into_iter().collect(),
+                ..own.clone()
+            });
+        });
+    }
+    const MORE: &str = "/inside\" gets blkio.throttle.read_bps_device = \"";
+    let scratch = Scratch::new("images-transfers");
+    let bundle = bundle(&scratch).configure(|config| {
+        let (major, minor) = disk();
+        let rate = json!({ "major": major, "minor": minor, "rate": 100 << 20 });
+        config["linux"]["resources"]["blockIO"] = json!({ "throttleReadBpsDevice": [rate] });
+    });
+    let rows: &[Row] = &[
+        ("a group without a limit", |i| inside(i, None), &[MORE, "(foreign.cgroups.limits)"]),
+        ("one that limits nothing", |i| inside(i, Some("0")), &[MORE, "(foreign.cgroups.limits)"]),
+        (
+            "one with a higher limit",
+            |i| inside(i, Some("104857601")),
+            &[MORE, "more than is given"],
+        ),
+    ];
+    refuses_of(&scratch, &bundle, "", rows, |images| inside(images, Some("1048576")));
 }
 
 /// The group that runc has made for the container keeps the limits of the configuration, also where the restore is told to

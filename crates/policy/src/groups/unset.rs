@@ -1,0 +1,179 @@
+//! What limits nothing in a group that is made, because images do not write it.
+
+use super::Property;
+use super::limits::rates;
+use crate::resources::Resources;
+
+/// What files of a new group have: the controller of version 1, the file, the value.
+const SPLIT: [(&str, &str, &str); 11] = [
+    ("cpu", "cpu.cfs_period_us", "100000"),
+    ("cpu", "cpu.cfs_quota_us", "-1"),
+    ("cpu", "cpu.idle", "0"),
+    ("cpu", "cpu.shares", "1024"),
+    ("cpuset", "cpuset.cpus", ""),
+    ("cpuset", "cpuset.mems", ""),
+    ("memory", "memory.limit_in_bytes", "-1"),
+    ("memory", "memory.memsw.limit_in_bytes", "-1"),
+    ("memory", "memory.soft_limit_in_bytes", "-1"),
+    ("net_cls", "net_cls.classid", "0"),
+    ("pids", "pids.max", "max"),
+];
+/// The same of version 2.
+const UNIFIED: [(&str, &str); 8] = [
+    ("cpu.idle", "0"),
+    ("cpu.max", "max 100000"),
+    ("cpu.weight", "100"),
+    ("cpuset.cpus", ""),
+    ("cpuset.mems", ""),
+    ("memory.max", "max"),
+    ("memory.swap.max", "max"),
+    ("pids.max", "max"),
+];
+
+/// The files of a new group of a hierarchy that are not among the properties, where they matter: what they have then.
+/// `is_limited`: a group above has the limits of the configuration, and most of them count for this one, too.
+pub(super) fn files(
+    (hierarchy, properties): (&str, &[Property]),
+    resources: &Resources,
+    is_limited: bool,
+) -> Vec<Property> {
+    let is_unified = hierarchy.is_empty();
+    let has = |controller: &str| hierarchy.split(',').any(|name| name == controller);
+    let is_set = |name: &str| properties.iter().any(|property| property.name == name);
+    // A quota can be written without its period.
+    let is_whole = |name: &str| name != "cpu.max" && is_set(name);
+    let mut all: Vec<Property> = vec![];
+    if !is_limited && is_unified {
+        let others = resources.unified.keys().map(|name| (name.as_str(), ""));
+        let others = others.filter(|(name, _)| !UNIFIED.iter().any(|(known, _)| known == name));
+        all.extend(
+            UNIFIED.into_iter().chain(others).filter(|(name, _)| !is_whole(name)).map(property),
+        );
+    } else if !is_limited {
+        let of_it =
+            SPLIT.into_iter().filter(|(controller, name, _)| has(controller) && !is_set(name));
+        all.extend(of_it.map(|(_, name, value)| property((name, value))));
+    }
+    // Those of version 1 do not count for the groups inside (blk-throttle.c, throtl_pd_init).
+    if has("blkio") || (is_unified && !is_limited) {
+        all.extend(transfers(properties, resources, is_unified));
+    }
+    all
+}
+
+/// The devices of which no property says how much they may transfer, though the configuration limits it.
+fn transfers<'p>(
+    properties: &'p [Property],
+    resources: &Resources,
+    is_unified: bool,
+) -> Vec<Property> {
+    let lines = |name: &'static str| {
+        let named = properties.iter().filter(move |property| property.name == name);
+        named.flat_map(|property: &'p Property| property.value.lines())
+    };
+    let mut all = vec![];
+    for (given, file, key) in rates(&resources.block_io) {
+        for rate in given.iter().filter(|rate| rate.rate > 0) {
+            let device = format!("{}:{}", rate.major, rate.minor);
+            let is_set = |line: &str| {
+                let mut words = line.split_whitespace();
+                let of_it = words.next() == Some(device.as_str());
+                of_it && (!is_unified || words.any(|word| word.split('=').next() == Some(key)))
+            };
+            let (name, value) = match is_unified {
+                true => ("io.max", format!("{device} {key}=max")),
+                false => (file, format!("{device} 0")),
+            };
+            if !lines(name).any(is_set) {
+                all.push(property((name, &value)));
+            }
+        }
+    }
+    all
+}
+
+fn property((name, value): (&str, &str)) -> Property {
+    Property { name: name.to_owned(), value: value.to_owned(), owner: None }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::super::limits::beyond;
+    use super::*;
+    use crate::passed::Spec;
+
+    /// The files of a group with these properties by which it has more than these resources.
+    fn found(
+        hierarchy: &str,
+        resources: &str,
+        properties: &[(&str, &str)],
+        is_limited: bool,
+    ) -> Vec<String> {
+        let text = format!(r#"{{"ociVersion":"1.0.2","linux":{{"resources":{{{resources}}}}}}}"#);
+        let resources = Spec::parse(text.as_bytes()).unwrap().unwrap().linux.resources;
+        let properties: Vec<Property> = properties.iter().copied().map(property).collect();
+        let mut all = files((hierarchy, &properties), &resources, is_limited);
+        all.extend(properties);
+        let found = beyond(&all, &resources, is_limited);
+        found.into_iter().map(|property| format!("{} {}", property.name, property.value)).collect()
+    }
+
+    const ALL: &str = r#""memory":{"limit":4096,"swap":8192,"reservation":1},"pids":{"limit":5},
+        "cpu":{"quota":500000,"period":1000000,"shares":512,"cpus":"0","mems":"0","idle":1},
+        "network":{"classID":7},"unified":{"memory.high":"4096","pids.max":"5"}"#;
+
+    #[test]
+    fn what_is_not_written_limits_nothing() {
+        let count = |hierarchy: &str| found(hierarchy, ALL, &[], false).len();
+        assert_eq!(
+            ["cpu,cpuacct", "cpuset", "memory", "pids", "net_cls"].map(count),
+            [4, 2, 3, 1, 1]
+        );
+        assert_eq!(count(""), 8);
+        assert_eq!(["freezer", "cpuacct", "name=systemd"].map(count), [0; 3]);
+        // What limits nothing in the configuration need not be written.
+        for hierarchy in ["cpu,cpuacct", "cpuset", "memory", "pids", "net_cls", ""] {
+            assert_eq!(found(hierarchy, "", &[], false), Vec::<String>::new(), "{hierarchy}");
+            assert_eq!(found(hierarchy, ALL, &[], true), Vec::<String>::new(), "{hierarchy}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_counts() {
+        let none = Vec::<String>::new();
+        assert_eq!(found("pids", ALL, &[("pids.max", "5")], false), none);
+        // A quota of another period than that of a new group.
+        const HALF: &str = r#""cpu":{"quota":500000,"period":1000000}"#;
+        let quota = ("cpu.cfs_quota_us", "500000");
+        assert_eq!(found("cpu", HALF, &[quota], false).len(), 2);
+        assert_eq!(found("cpu", HALF, &[("cpu.cfs_period_us", "1000000"), quota], false), none);
+        let both = ["cpu.max max 100000", "cpu.max 500000"];
+        assert_eq!(found("", HALF, &[("cpu.max", "500000")], false), both);
+        assert_eq!(found("", HALF, &[("cpu.max", "500000 1000000")], false), none);
+    }
+
+    /// Each group of version 1 has rates of its own.
+    #[test]
+    fn rates_are_those_of_each_group() {
+        const RATES: &str = r#""blockIO":{"throttleReadBpsDevice":[
+            {"major":8,"minor":0,"rate":1000},{"major":8,"minor":16,"rate":0}]}"#;
+        let (file, none) = ("blkio.throttle.read_bps_device", Vec::<String>::new());
+        for is_limited in [true, false] {
+            let found = |properties: &[(&str, &str)]| found("blkio", RATES, properties, is_limited);
+            let unlimited = [format!("{file} 8:0 0")];
+            assert_eq!(found(&[]), unlimited);
+            assert_eq!(found(&[(file, "8:16 5")]), unlimited);
+            assert_eq!(found(&[(file, "8:16 5\n8:0 1000")]), none);
+            assert_eq!(found(&[(file, "8:0 1001")]), [format!("{file} 8:0 1001")]);
+        }
+        let found =
+            |properties: &[(&str, &str)], is_limited| found("", RATES, properties, is_limited);
+        let unlimited = ["io.max 8:0 rbps=max"];
+        assert_eq!(found(&[], false), unlimited);
+        assert_eq!(found(&[("io.max", "8:0 wbps=5")], false), unlimited);
+        assert_eq!(found(&[("io.max", "8:0 wbps=5 rbps=1000")], false), none);
+        assert_eq!(found(&[], true), none);
+    }
+}
