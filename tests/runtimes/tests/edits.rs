@@ -12,7 +12,7 @@ use torpor_runtimes_tests::runc::{Container, cgroup_left};
 use torpor_runtimes_tests::scratch::Scratch;
 
 use crate::counting::goes_on;
-use crate::images::{FOREIGN, PROGRAM, bundle_of};
+use crate::images::{FOREIGN, PROGRAM, bundle_of, content};
 use crate::shown::{Plan, Shown, more_network, network};
 
 /// Images that hold what tasks have written, and statistics: they decide nothing.
@@ -163,11 +163,6 @@ fn plan(scratch: &Scratch, torpor: &str) -> Plan {
     let plan: Value = serde_json::from_str(&text).unwrap();
     let items = plan["items"].as_array().unwrap();
     Plan(items.iter().map(|item| item["text"].as_str().unwrap().to_owned()).collect())
-}
-
-/// What a directory of this host has, with modes and links.
-fn content(dir: &Path) -> String {
-    command("find", &[dir.to_str().unwrap(), "-printf", "%P %m %U %G %n %s %l\n"]).succeed()
 }
 
 /// What all processes of a container and its network show that the plan does not: nothing, if its edited images

@@ -92,6 +92,15 @@ impl<'a> Asleep<'a> {
         self.container
     }
 
+    /// What this host shows of the volumes: their files with modes and owners, and what is mounted there.
+    fn host(&self) -> (Vec<String>, Vec<String>) {
+        let volumes = ["ro", "vol"].map(|volume| content(&self.scratch.join(volume)));
+        let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+        let below = format!(" {}/", self.scratch.path().display());
+        let mounts = mounts.lines().filter(|line| line.contains(&below)).map(str::to_owned);
+        (volumes.to_vec(), mounts.collect())
+    }
+
     /// Changes a copy of the images in each of the ways.
     fn refused(&self, rows: &[Row]) {
         let images = self.scratch.join("images");
@@ -102,6 +111,7 @@ impl<'a> Asleep<'a> {
             eprintln!("{what}");
             command("cp", &["-a"]).arg(&whole).arg(&images).succeed();
             change(&Images::of(self.scratch));
+            let was = self.host();
             let id = self.container.id();
             let _ = fs::remove_file(self.scratch.join("work/restore.log"));
             self.container.restore_call(&[]).args(["--detach", id]).fail();
@@ -116,10 +126,16 @@ impl<'a> Asleep<'a> {
             assert_eq!(fs::read_to_string(self.scratch.join("ro/kept")).unwrap(), "kept", "{what}");
             let left = fs::read_dir(self.scratch.join("vol")).unwrap().count();
             assert_eq!(left, 1, "{what}: something is left in the volume");
+            assert_eq!(self.host(), was, "{what}: something of this host is not as it was");
             fs::remove_dir_all(&images).unwrap();
         }
         fs::rename(&whole, &images).unwrap();
     }
+}
+
+/// What a directory of this host has, with modes, owners and links.
+pub(crate) fn content(dir: &Path) -> String {
+    command("find", &[dir.to_str().unwrap(), "-printf", "%P %m %U %G %n %s %l\n"]).succeed()
 }
 
 /// A policy that lets files belong to the owner that [`Images::listen`] gives them.
