@@ -56,7 +56,8 @@ pub fn collect(
     namespaces(checkpoint, passed, &mut all)?;
     let maps = user_namespace(checkpoint, passed, &mut all)?;
     nested(&checkpoint.nested_users()?, &maps, &mut all);
-    tasks::collect(checkpoint, passed, &maps, &mut all);
+    tasks::collect(checkpoint, &maps, &mut all);
+    tasks::filters(checkpoint, passed, &mut all);
     limits::collect(checkpoint, passed, &mut all);
     uses::collect(checkpoint, settings.here, passed, &mut all)?;
     groups::collect(checkpoint, passed, &maps, &mut all)?;
@@ -75,8 +76,8 @@ pub fn collect(
     Ok(all.0)
 }
 
-/// What of [`collect`] belongs to no namespace, file system or network: limits, scheduling, what takes a
-/// capability, sizes of pipes, sockets (options, ports, peers, connections), objects of IPC namespaces,
+/// What of [`collect`] belongs to no namespace, file system or network: system calls beyond the profile, limits, scheduling,
+/// what takes a capability, pipes and what waits in them, sockets (options, ports, peers, connections), objects of IPC namespaces,
 /// files in memory, devices that groups allow. And what no rule limits.
 /// It is cheap: a restore compares it with a plan that somebody else has read.
 ///
@@ -88,6 +89,7 @@ pub fn powers(
     passed: &Passed,
 ) -> Result<Vec<Request>> {
     let mut all = Requests::default();
+    tasks::filters(checkpoint, passed, &mut all);
     limits::collect(checkpoint, passed, &mut all);
     uses::collect(checkpoint, here, passed, &mut all)?;
     sockets::special(checkpoint, here, &mut all)?;

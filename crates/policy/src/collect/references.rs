@@ -197,9 +197,15 @@ fn kind_of_flag(flag: u32) -> Option<&'static str> {
 fn packets(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let Some(mut packets) = checkpoint.images.reader(kind::SK_QUEUES, 0)? else { return Ok(()) };
     let known: BTreeSet<u32> = checkpoint.files.iter().map(|entry| entry.id).collect();
+    let rings = checkpoint.files.iter().filter(|entry| entry.torpor_io_uring.is_some());
+    let rings: BTreeSet<u32> = rings.map(|entry| entry.id).collect();
     while let Some(packet) = packets.next::<SkPacketEntry>()? {
         packets.raw(packet.length.into())?;
         let files = packet.scm.iter().flat_map(|message| &message.rights).copied();
+        if let Some(id) = files.clone().find(|id| rings.contains(id)) {
+            let reason = format!("a message has io_uring instance {id}, which no socket carries");
+            return invalid(kind::SK_QUEUES.file_name(0), reason);
+        }
         let named = files.chain(packet.torpor_from).chain([packet.id_for]);
         if let Some(id) = named.into_iter().find(|id| !known.contains(id)) {
             let reason = format!("a message is of file {id}, which files.img lacks");

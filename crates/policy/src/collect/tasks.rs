@@ -1,6 +1,7 @@
 //! What threads may do.
 
 use torpor_images::kind;
+use torpor_images::proto::CoreEntry;
 
 use super::checkpoint::{Checkpoint, KINDS, Maps, Requests};
 use crate::credentials::Credentials;
@@ -8,14 +9,7 @@ use crate::passed::Passed;
 use crate::request::Ask;
 use crate::seccomp::GivenCalls;
 
-pub(super) fn collect(
-    checkpoint: &Checkpoint<'_>,
-    passed: &Passed,
-    maps: &Maps,
-    all: &mut Requests,
-) {
-    let profile = passed.spec.as_ref().and_then(|spec| spec.linux.seccomp.as_ref());
-    let mut given = profile.and_then(GivenCalls::of);
+pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) {
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
         for kind in KINDS {
             if task.homes.own(kind).is_none() {
@@ -36,15 +30,35 @@ pub(super) fn collect(
                 }
                 None => add(Ask::NoCredentials),
             }
-            // A leader that has ended runs nothing.
-            if core.tc.as_ref().is_none_or(|tc| tc.torpor_leader_ended != Some(true)) {
+            if runs(core) {
                 add(seccomp.ask());
-                let given = given.as_mut().filter(|_| !seccomp.filters().is_empty());
-                let beyond = given.map(|given| given.beyond(seccomp.filters()));
-                beyond.filter(|beyond| !beyond.is_empty()).map(Ask::SystemCalls).map(&mut add);
             }
         }
     }
+}
+
+/// What filters let through, and the profile of the configuration does not.
+pub(super) fn filters(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Requests) {
+    let profile = passed.spec.as_ref().and_then(|spec| spec.linux.seccomp.as_ref());
+    let Some(mut given) = profile.map(GivenCalls::of) else { return };
+    for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
+        for ((&thread, core), seccomp) in task.threads.iter().zip(task.cores).zip(task.seccomp) {
+            let filters = seccomp.filters();
+            if !runs(core) || filters.is_empty() {
+                continue;
+            }
+            let beyond = given.beyond(filters);
+            if !beyond.is_empty() {
+                let image = kind::CORE.file_name(thread.into());
+                all.add(image, Some(thread), Ask::SystemCalls(beyond));
+            }
+        }
+    }
+}
+
+/// A leader that has ended runs nothing.
+fn runs(core: &CoreEntry) -> bool {
+    core.tc.as_ref().is_none_or(|tc| tc.torpor_leader_ended != Some(true))
 }
 
 fn rights(wanted: &Credentials, maps: &Maps, add: &mut impl FnMut(Ask)) {

@@ -10,19 +10,13 @@ use super::Filter;
 use super::numbers::CONVENTIONS;
 use super::walk::{Budget, Call, lets_through};
 
-/// How many instructions of all filters are looked at.
+/// How many instructions of all filters are looked at, and answers that are known by then.
 const BUDGET: u64 = 1 << 22;
+/// What is said instead of names where that is not enough.
+const TOO_LONG: &str = "whatever it likes, since all filters together are too long to be looked at";
 
-/// Actions after which a system call goes on, or may.
+/// Actions after which a system call goes on, or may; all others are its end.
 const GO_ON: [&str; 4] = ["SCMP_ACT_ALLOW", "SCMP_ACT_LOG", "SCMP_ACT_TRACE", "SCMP_ACT_NOTIFY"];
-/// Actions that are its end.
-const END: [&str; 5] = [
-    "SCMP_ACT_ERRNO",
-    "SCMP_ACT_KILL",
-    "SCMP_ACT_KILL_PROCESS",
-    "SCMP_ACT_KILL_THREAD",
-    "SCMP_ACT_TRAP",
-];
 
 /// Calls of old that do the work of several, of which profiles have the names.
 const SEVERAL: [&str; 2] = ["ipc", "socketcall"];
@@ -44,48 +38,68 @@ struct ProfileRule {
     args: Vec<IgnoredAny>,
 }
 
-/// What a profile gives, to be compared with filters.
-#[derive(Debug)]
-pub(crate) struct GivenCalls<'p> {
-    profile: &'p Profile,
+/// What a profile says of system calls by their names.
+struct NamedCalls<'p> {
     /// Of the names that it has: whether they may go on, and whether they never do.
     named: HashMap<&'p str, (bool, bool)>,
     /// Whether it has a name that is not known here, which may be that of any number without one.
     has_new_names: bool,
     /// Whether all others may go on.
     others: bool,
-    budget: Budget,
-    /// What was found of filters, by their addresses.
-    found: HashMap<Vec<usize>, Found>,
 }
 
-/// What some filters let through besides.
-#[derive(Debug)]
-struct Found {
-    /// They themselves: so no others have their addresses.
-    _of: Vec<Arc<Filter>>,
-    names: Vec<String>,
-}
-
-impl<'p> GivenCalls<'p> {
-    /// Those of a profile; `None` if it is not known what it does with calls that it does not name.
-    pub(crate) fn of(profile: &'p Profile) -> Option<Self> {
-        let default = profile.default_action.as_str();
-        let others = GO_ON.contains(&default);
+impl<'p> NamedCalls<'p> {
+    fn of(profile: &'p Profile) -> Self {
+        let goes_on = |action: &str| GO_ON.contains(&action);
         let mut named: HashMap<&str, (bool, bool)> = HashMap::new();
         for rule in &profile.syscalls {
             for name in &rule.names {
-                let (goes_on, ends) = named.entry(name).or_default();
-                *goes_on |= GO_ON.contains(&rule.action.as_str());
-                *ends |= END.contains(&rule.action.as_str()) && rule.args.is_empty();
+                let (may, never) = named.entry(name).or_default();
+                *may |= goes_on(&rule.action);
+                *never |= !goes_on(&rule.action) && rule.args.is_empty();
             }
         }
         let known: HashSet<&str> =
             CONVENTIONS.iter().flat_map(|of| of.named()).map(|(_, name)| name).collect();
         let has_new_names = named.keys().any(|name| !known.contains(name));
-        let (budget, found) = (Budget(BUDGET), HashMap::new());
-        let is_known = others || END.contains(&default);
-        is_known.then_some(GivenCalls { profile, named, has_new_names, others, budget, found })
+        NamedCalls { named, has_new_names, others: goes_on(&profile.default_action) }
+    }
+
+    fn gives(&self, name: &str) -> bool {
+        let (may, never) = self.named.get(name).copied().unwrap_or_default();
+        may || (self.others && !never)
+    }
+}
+
+/// What a profile gives, to be compared with filters.
+#[derive(Debug)]
+pub(crate) struct GivenCalls {
+    /// All system calls that it lets through under no condition, and their names.
+    not_given: Vec<(Call, String)>,
+    budget: Budget,
+    /// Which of these each filter lets through, as far as that is known, by the addresses of filters.
+    known: HashMap<usize, FilterAnswers>,
+    /// What was found of all filters of a thread, by their addresses.
+    found: HashMap<Vec<usize>, Vec<String>>,
+}
+
+/// What is known of a filter.
+#[derive(Debug)]
+struct FilterAnswers {
+    /// It itself: so no other one has its address.
+    _of: Arc<Filter>,
+    lets_through: Vec<Option<bool>>,
+}
+
+impl GivenCalls {
+    /// Those of a profile.
+    pub(crate) fn of(profile: &Profile) -> Self {
+        GivenCalls {
+            not_given: not_given(profile),
+            budget: Budget(BUDGET),
+            known: HashMap::new(),
+            found: HashMap::new(),
+        }
     }
 
     /// The system calls that all of these filters let through, whatever their arguments are, and the profile lets through under
@@ -93,45 +107,57 @@ impl<'p> GivenCalls<'p> {
     pub(crate) fn beyond(&mut self, filters: &[Arc<Filter>]) -> Vec<String> {
         let key: Vec<usize> = filters.iter().map(|filter| Arc::as_ptr(filter).addr()).collect();
         if let Some(found) = self.found.get(&key) {
-            return found.names.clone();
+            return found.clone();
         }
-        let calls = self.not_given();
-        let goes_on = |(call, _): &(Call, String)| {
-            filters.iter().all(|filter| lets_through(&filter.program, *call, &mut self.budget))
-        };
-        let beyond: Vec<String> = calls.into_iter().filter(goes_on).map(|(_, name)| name).collect();
-        let found = Found { _of: filters.to_vec(), names: beyond.clone() };
-        self.found.insert(key, found);
+        let mut beyond = vec![];
+        for index in 0..self.not_given.len() {
+            if filters.iter().all(|filter| self.lets_through(filter, index)) {
+                beyond.push(self.not_given[index].1.clone());
+            }
+        }
+        if !beyond.is_empty() && self.budget.0 == 0 {
+            beyond = vec![TOO_LONG.to_owned()];
+        }
+        self.found.insert(key, beyond.clone());
         beyond
     }
 
-    /// All system calls that the profile lets through under no condition, and their names.
-    fn not_given(&self) -> Vec<(Call, String)> {
-        let mut all = vec![];
-        for convention in CONVENTIONS {
-            let is_own = convention == CONVENTIONS[0];
-            let is_listed =
-                is_own || self.profile.architectures.iter().any(|name| name == convention.name);
-            let mut add = |number: u32, name: String| {
-                let name = if is_own { name } else { format!("{name} ({})", convention.name) };
-                all.push((Call { number: number | convention.bit, arch: convention.arch }, name));
-            };
-            for (number, name) in convention.named() {
-                if !is_listed || !(self.gives(name) || SEVERAL.contains(&name)) {
-                    add(number, name.to_owned());
-                }
-            }
-            if !is_listed || !(self.others || self.has_new_names) {
-                convention.unnamed().for_each(|number| add(number, format!("number {number}")));
+    /// Whether a filter lets the system call with an index through. Threads have the same filters below their own, so what is
+    /// known of one is not found out again.
+    fn lets_through(&mut self, filter: &Arc<Filter>, index: usize) -> bool {
+        let Self { not_given, budget, known, .. } = self;
+        let known = known.entry(Arc::as_ptr(filter).addr()).or_insert_with(|| FilterAnswers {
+            _of: Arc::clone(filter),
+            lets_through: vec![None; not_given.len()],
+        });
+        let Some(rest) = budget.0.checked_sub(1) else { return true };
+        budget.0 = rest;
+        let look = || lets_through(&filter.program, not_given[index].0, budget);
+        *known.lets_through[index].get_or_insert_with(look)
+    }
+}
+
+/// All system calls that a profile lets through under no condition, and their names.
+fn not_given(profile: &Profile) -> Vec<(Call, String)> {
+    let given = NamedCalls::of(profile);
+    let mut all = vec![];
+    for convention in CONVENTIONS {
+        let is_own = convention == CONVENTIONS[0];
+        let is_listed = is_own || profile.architectures.iter().any(|name| name == convention.name);
+        let mut add = |number: u32, name: String| {
+            let name = if is_own { name } else { format!("{name} ({})", convention.name) };
+            all.push((Call { number: number | convention.bit, arch: convention.arch }, name));
+        };
+        for (number, name) in convention.named() {
+            if !is_listed || !(given.gives(name) || SEVERAL.contains(&name)) {
+                add(number, name.to_owned());
             }
         }
-        all
+        if !is_listed || !(given.others || given.has_new_names) {
+            convention.unnamed().for_each(|number| add(number, format!("number {number}")));
+        }
     }
-
-    fn gives(&self, name: &str) -> bool {
-        let (goes_on, ends) = self.named.get(name).copied().unwrap_or_default();
-        goes_on || (self.others && !ends)
-    }
+    all
 }
 
 #[cfg(test)]
@@ -172,7 +198,7 @@ mod tests {
     #[test]
     fn what_filters_let_through_is_compared_with_the_profile() {
         let three = profile(THREE);
-        let mut given = GivenCalls::of(&three).unwrap();
+        let mut given = GivenCalls::of(&three);
         let (read, write, clone, keyctl, bpf) = (0, 1, 56, 250, 321);
         let none = Vec::<String>::new();
         assert_eq!(given.beyond(&[filter(&[read, write, clone])]), none);
@@ -197,7 +223,7 @@ mod tests {
     fn conventions_are_those_of_the_profile() {
         let text = THREE.replacen('{', r#"{"architectures": ["SCMP_ARCH_X86"], "#, 1);
         let profile = profile(&text);
-        let mut given = GivenCalls::of(&profile).unwrap();
+        let mut given = GivenCalls::of(&profile);
         let old = |numbers: &[u32]| {
             let mut all = vec![(0x20, 0, 0, 0)];
             for &number in numbers {
@@ -221,21 +247,49 @@ mod tests {
             {"names": ["keyctl"], "action": "SCMP_ACT_ERRNO"},
             {"names": ["clone"], "action": "SCMP_ACT_ERRNO", "args": [{"index": 0}]}]}"#;
         let profile = profile(text);
-        let mut given = GivenCalls::of(&profile).unwrap();
+        let mut given = GivenCalls::of(&profile);
         let (read, clone, keyctl) = (0, 56, 250);
         assert_eq!(given.beyond(&[filter(&[read, clone, 500])]), Vec::<String>::new());
         assert_eq!(given.beyond(&[filter(&[read, keyctl])]), ["keyctl"]);
     }
 
+    /// What is not known to let a call go on does not.
     #[test]
-    fn profiles_that_cannot_be_compared() {
-        for text in ["{}", r#"{"defaultAction": "SCMP_ACT_LATER"}"#] {
-            assert!(GivenCalls::of(&profile(text)).is_none(), "{text}");
+    fn profiles_of_later() {
+        let rule = r#""syscalls": [{"names": ["read"], "action": "SCMP_ACT_LATER"}]"#;
+        for text in [
+            "{}".to_owned(),
+            r#"{"defaultAction": "SCMP_ACT_LATER"}"#.to_owned(),
+            format!("{{{rule}}}"),
+            format!(r#"{{"defaultAction": "SCMP_ACT_ALLOW", {rule}}}"#),
+        ] {
+            let found = GivenCalls::of(&profile(&text)).beyond(&[filter(&[0])]);
+            assert_eq!(found, ["read"], "{text}");
         }
         // A name of a later kernel may be that of any number without one.
         let later = profile(&THREE.replace("\"read\"", "\"read\", \"of_later\""));
-        let mut given = GivenCalls::of(&later).unwrap();
+        let mut given = GivenCalls::of(&later);
         assert_eq!(given.beyond(&[filter(&[500])]), Vec::<String>::new());
         assert_eq!(given.beyond(&[filter(&[250])]), ["keyctl"]);
+    }
+
+    /// All threads have the filter of the runtime below their own.
+    #[test]
+    fn what_is_known_of_a_filter_is_not_looked_for_again() {
+        let three = profile(THREE);
+        let mut given = GivenCalls::of(&three);
+        let none = Vec::<String>::new();
+        // As long as those of runtimes, and of nothing that the profile does not give.
+        let runtime = filter(&[1; 400]);
+        let service = || [runtime.clone(), filter(&[0, 250]), everything()];
+        let first = service();
+        assert_eq!(given.beyond(&first), none);
+        for _ in 0..200 {
+            assert_eq!(given.beyond(&service()), none);
+        }
+        // Others that are as long, each for itself.
+        let found = (0..200).map(|_| given.beyond(&[filter(&[1; 400]), everything()]));
+        assert_eq!(found.last().unwrap(), [TOO_LONG]);
+        assert_eq!(given.beyond(&first), none);
     }
 }
