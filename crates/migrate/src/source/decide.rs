@@ -84,8 +84,9 @@ impl Source<'_> {
             container.look_away();
         }
         worker.answer(true)?;
-        let mut has_said_go = false;
-        let done = self.serve(&mut worker, &mut has_said_go);
+        // From when the destination is told to go until it says that the tasks run: the link may be lost meanwhile.
+        let (mut has_said_go, mut undecided) = (false, None);
+        let done = self.serve(&mut worker, &mut has_said_go, &mut undecided);
         if let Err(error @ (Error::Cancelled | Error::Link(_))) = &done
             && !has_said_go
         {
@@ -106,11 +107,9 @@ impl Source<'_> {
         }
         let (verdict, why) = match done {
             Ok(pid) => (Verdict::There(pid), None),
-            Err(error) => {
-                let _undecided = self.undecided();
-                self.ask(error)?
-            }
+            Err(error) => self.ask(error)?,
         };
+        drop(undecided);
         match verdict {
             Verdict::There(pid) => {
                 self.downtime.end.get_or_insert_with(Instant::now);
@@ -145,8 +144,13 @@ impl Source<'_> {
     }
 
     /// Until the job has ended and the tasks with it. Before the destination is told to go, somebody may end it.
-    fn serve(&mut self, worker: &mut Worker, has_said_go: &mut bool) -> Result<i32> {
-        let (mut running, mut undecided): (_, Option<Undecided>) = (None, None);
+    fn serve(
+        &mut self,
+        worker: &mut Worker,
+        has_said_go: &mut bool,
+        undecided: &mut Option<Undecided>,
+    ) -> Result<i32> {
+        let mut running = None;
         loop {
             let cancel = (!*has_said_go).then_some(&self.cancel);
             match self.link.next(Some(worker), cancel)? {
@@ -157,7 +161,7 @@ impl Source<'_> {
                     if let Some(watch) = &mut self.watch {
                         watch.let_be();
                     }
-                    undecided = Some(self.undecided());
+                    *undecided = Some(self.undecided());
                     self.link.say(&Request::Go)?;
                 }
                 Happening::Said(Reply::Running { pid }) => {
