@@ -210,6 +210,10 @@ impl World {
 fn a_disk_that_fails_at_random_costs_no_job() {
     let name = "a_disk_that_fails_at_random_costs_no_job: 200 failures";
     let failures = if long(name) { 200 } else { 4 };
+    if !Path::new("/dev/loop-control").exists() {
+        println!("a_disk_that_fails_at_random_costs_no_job: left out, there are no loop devices");
+        return;
+    }
     let mut world = World::new();
     for count in 0..failures {
         while world.tasks.values().filter(|task| task.ended.is_none()).count() < 3 {

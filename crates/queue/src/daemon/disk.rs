@@ -10,6 +10,7 @@ use crate::bundle::{self, Bundle, There};
 use crate::files::{self, JobDir};
 use crate::shepherd::OWN;
 use crate::shepherd::checkpoint::{self, chain, numbers};
+use crate::shepherd::digests;
 
 /// Where checkpoints are removed.
 const GONE: &str = "gone";
@@ -145,12 +146,13 @@ pub(super) fn put_back(from: &Path, dir: &JobDir) -> io::Result<()> {
 
 /// Makes checkpoints that were complete when their shepherd died durable ones, and removes
 /// those that were not. Only for checkpoints of this boot: after a loss of power, files
-/// may be empty that were written.
+/// may be empty that were written. So they may after a failure of the disk alone.
 pub(super) fn adopt(dir: &JobDir) {
     for seq in numbers(dir).into_iter().filter(|&seq| !dir.durable(seq).exists()) {
         let place = dir.checkpoint(seq);
-        let whole =
+        let of_this_boot =
             checkpoint::record(&place).is_ok_and(|record| record.boot == checkpoint::boot());
+        let whole = of_this_boot && digests::agree(dir, seq);
         if !whole || checkpoint::settle(dir, seq).is_err() {
             // What cannot be removed now is removed with the next one.
             let _ = fs::remove_dir_all(place);
@@ -163,6 +165,32 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+
+    /// A shepherd that dies while it puts a checkpoint on stable storage leaves one that is whole; a disk that dies with
+    /// it may have lost files whose digests it has.
+    #[test]
+    fn what_a_disk_has_lost_of_a_checkpoint_makes_it_useless() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = JobDir::at(temporary.path().to_owned());
+        fs::write(dir.out(), "").unwrap();
+        fs::write(dir.err(), "").unwrap();
+        let image = |seq: u64| dir.checkpoint(seq).join("round-1/pages-1.img");
+        for seq in 1..=4 {
+            let (boot, record) = (checkpoint::boot(), checkpoint::Record::default());
+            let record = checkpoint::Record { seq, boot, ..record };
+            fs::create_dir_all(dir.checkpoint(seq).join("round-1")).unwrap();
+            fs::write(image(seq), "pages").unwrap();
+            let text = serde_json::to_vec(&record).unwrap();
+            fs::write(dir.checkpoint(seq).join("record.json"), text).unwrap();
+        }
+        // Of the first nobody has taken digests yet.
+        (2..=4).for_each(|seq| digests::take(&dir, seq).unwrap());
+        fs::write(image(3), "").unwrap();
+        fs::remove_file(image(4)).unwrap();
+        adopt(&dir);
+        assert_eq!(numbers(&dir), [1, 2]);
+        assert!(dir.durable(1).exists() && dir.durable(2).exists());
+    }
 
     #[test]
     fn nothing_is_left_of_a_checkpoint_that_is_written_to_while_it_is_removed() {

@@ -70,7 +70,10 @@ pub(crate) fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(e),
     }
-    digests::take(dir, seq)?;
+    // Those of one that could not be put there before are not taken again: they are of what was saved.
+    if !digests::are_taken(dir, seq)? {
+        digests::take(dir, seq)?;
+    }
     files::sync_tree(&place)?;
     dir.sync_names()?;
     fs::write(dir.durable(seq), "")?;

@@ -85,6 +85,14 @@ pub(crate) fn take(dir: &JobDir, seq: u64) -> io::Result<()> {
     files::write_stable(&place.join(FILE), &digests)
 }
 
+/// Whether a checkpoint has digests.
+///
+/// # Errors
+/// If they cannot be read, or are damaged.
+pub(crate) fn are_taken(dir: &JobDir, seq: u64) -> io::Result<bool> {
+    Ok(read(dir, seq)?.is_some())
+}
+
 /// Compares a checkpoint, and those that it builds on, with what was saved. One that has no digests
 /// yet, or was made by a version that took none, is taken as it is.
 ///
@@ -100,6 +108,13 @@ pub(crate) fn verify(dir: &JobDir, seq: u64, which: Which) -> Result<(), Damage>
         })?;
     }
     enough_output(dir, seq).map_err(|text| Damage { seq, text })
+}
+
+/// Whether a checkpoint that may not be on stable storage is what was saved, as far as its digests say: these are there
+/// before its files are, which a disk may lose that fails meanwhile and comes back in the same boot.
+#[must_use]
+pub(crate) fn agree(dir: &JobDir, seq: u64) -> bool {
+    compare(dir, seq, Which::All).is_ok()
 }
 
 fn compare(dir: &JobDir, seq: u64, which: Which) -> Result<(), String> {
