@@ -19,7 +19,7 @@ use super::prepare::Preparation;
 use super::record::{Ahead, Place, Record};
 use super::refusals::Refused;
 use super::retention::Totals;
-use super::store::{Error, FORGOTTEN, Store, USAGE};
+use super::store::{Along, Error, FORGOTTEN, Store, USAGE};
 use super::withdrawal::{self, WITHDRAWN, Withdrawal};
 use crate::files::{self, JobDir};
 use crate::kind::Group;
@@ -163,8 +163,7 @@ impl Core {
         let usage = store.fact(USAGE)?.unwrap_or_default();
         let draining = store.fact("draining")?.unwrap_or(false);
         let forgotten = store.fact(FORGOTTEN)?.unwrap_or_default();
-        let withdrawn = store.fact(WITHDRAWN)?.unwrap_or_default();
-        let withdrawals = withdrawal::still_due(withdrawn, &jobs);
+        let withdrawals = store.fact(WITHDRAWN)?.unwrap_or_default();
         let name = match store.fact::<String>("name")? {
             Some(name) => name,
             None => {
@@ -313,20 +312,27 @@ impl Core {
     /// Keeps a job as it is now; `event` says what has happened to it. One that cannot be kept is kept as
     /// soon as there is room ([`catch_up`](Self::catch_up)).
     pub(super) fn save(&mut self, id: JobId, event: Option<(&str, Value)>) {
-        let Some(record) = self.jobs.get(&id) else { return };
-        let usage = self.unkept_usage.then_some(&self.usage);
-        match self.store.save(record, files::now(), event, usage) {
-            Ok(()) => {
-                self.unkept.remove(&id);
-                self.unkept_usage = false;
-                self.trouble = None;
-            }
-            Err(e) => {
-                tell!("torpor queue: {e}");
-                self.unkept.insert(id);
-                self.trouble = Some(e.to_string());
-            }
+        if let Err(e) = self.keep(id, event) {
+            tell!("torpor queue: {e}");
+            self.unkept.insert(id);
+            self.trouble = Some(e.to_string());
         }
+    }
+
+    /// Keeps a job as it is now, and all that has changed with it, at once.
+    fn keep(&mut self, id: JobId, event: Option<(&str, Value)>) -> Result<(), Error> {
+        let Some(record) = self.jobs.get(&id) else { return Ok(()) };
+        let withdrawals = withdrawal::kept_with(&self.withdrawals, id);
+        let usage = self.unkept_usage.then_some(&self.usage);
+        let along = Along { usage, withdrawals: withdrawals.as_deref() };
+        self.store.save(record, files::now(), event, along)?;
+        if withdrawals.is_some() {
+            self.were_kept_with(id);
+        }
+        self.unkept_usage = false;
+        self.unkept.remove(&id);
+        self.trouble = None;
+        Ok(())
     }
 
     /// Does what somebody asks for: what is answered as done is on disk. Where nothing can be written nothing
@@ -350,12 +356,8 @@ impl Core {
     /// If the database does not take one of them: the disk is still full.
     pub(super) fn catch_up(&mut self) -> Result<(), Error> {
         while let Some(&id) = self.unkept.first() {
-            if let Some(record) = self.jobs.get(&id) {
-                let usage = self.unkept_usage.then_some(&self.usage);
-                self.store.save(record, files::now(), None, usage)?;
-                self.unkept_usage = false;
-                self.trouble = None;
-            }
+            self.keep(id, None)?;
+            // It may have been forgotten.
             self.unkept.remove(&id);
         }
         Ok(())

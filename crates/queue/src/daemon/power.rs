@@ -10,6 +10,7 @@ use super::config::Config;
 use super::core::Core;
 use super::link::Run;
 use super::record::Place;
+use super::store::Along;
 use crate::files::{self, JobDir};
 use crate::preemption::Means;
 use crate::scheduler::JobId;
@@ -233,7 +234,7 @@ impl World {
         let live = self.core.jobs.values_mut().filter(|job| job.place != Place::Ended);
         for record in live {
             record.boot.clear();
-            let _ = self.core.store.save(record, 0, None, None);
+            let _ = self.core.store.save(record, 0, None, Along::default());
         }
         // A commit that was torn, or never made.
         if self.random.once_in(2) {

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::record::Record;
 use super::refusals::Refused;
 use super::retention::Totals;
+use super::withdrawal::{WITHDRAWN, Withdrawal};
 use crate::kind::Group;
 use crate::scheduler::share::Usage;
 use crate::scheduler::{JobId, Millis};
@@ -47,6 +48,15 @@ pub(super) const FORGOTTEN: &str = "forgotten";
 
 /// The name of what projects and owners have used, among the facts.
 pub(super) const USAGE: &str = "usage";
+
+/// What has changed with a job, and is kept with it or not at all.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Along<'a> {
+    /// What was used by whom.
+    pub usage: Option<&'a Usage>,
+    /// Jobs that other machines are to give up.
+    pub withdrawals: Option<&'a [&'a Withdrawal]>,
+}
 
 /// The database.
 #[derive(Debug)]
@@ -136,7 +146,7 @@ impl Store {
             .map(|(body, job)| (body, JobId::try_from(job).unwrap_or_default())))
     }
 
-    /// Keeps a job as it is now, what has happened to it, and what was used by whom if that has changed.
+    /// Keeps a job as it is now, what has happened to it, and what has changed with it.
     ///
     /// # Errors
     /// If the database cannot be written to.
@@ -145,7 +155,7 @@ impl Store {
         record: &Record,
         now: Millis,
         event: Option<(&str, serde_json::Value)>,
-        usage: Option<&Usage>,
+        along: Along<'_>,
     ) -> Result<(), Error> {
         let change = self.db.transaction()?;
         let text = serde_json::to_string(record)?;
@@ -154,8 +164,11 @@ impl Store {
         if let Some((kind, data)) = event {
             insert(&change, record, now, kind, &data)?;
         }
-        if let Some(usage) = usage {
+        if let Some(usage) = along.usage {
             keep_fact(&change, USAGE, usage)?;
+        }
+        if let Some(withdrawals) = along.withdrawals {
+            keep_fact(&change, WITHDRAWN, &withdrawals)?;
         }
         Ok(change.commit()?)
     }

@@ -24,6 +24,7 @@ use crate::files;
 use crate::http::Client;
 use crate::preemption::Means;
 use crate::scheduler::JobId;
+use crate::shepherd::checkpoint;
 use crate::shepherd::disk::{room, streams};
 use crate::shepherd::message::{Exit, Order};
 use crate::shepherd::pump::read_from;
@@ -132,12 +133,13 @@ impl Core {
         if self.transfers.contains(&id) {
             return;
         }
-        let latest = record.durable == Some(record.next_checkpoint - 1);
+        // The one that it sleeps in: a number may have been given to one that was never made.
+        let latest = || record.durable >= checkpoint::numbers(&self.dir(id)).pop();
         let ready = match record.place {
             Place::Away => true,
             // What it is to run after is known here.
             Place::Queued => self.first(record).is_empty(),
-            Place::Asleep => record.durable.is_some() && (latest || !record.shepherd),
+            Place::Asleep => record.durable.is_some() && (!record.shepherd || latest()),
             _ => false,
         };
         if record.place == Place::Running && destination.live {
@@ -251,8 +253,7 @@ impl Transfer {
                 }
                 Err(why) => {
                     return self.queue.change(|core| {
-                        core.withdraw(&self.destination);
-                        core.stay(self.id, &why);
+                        core.keep_here(self.id, &self.destination, &why);
                     });
                 }
             };
@@ -496,9 +497,8 @@ mod tests {
     use crate::http::Address;
     use crate::spec::Spec;
 
-    /// A job that nobody is a client of would run there for ever.
-    #[test]
-    fn a_job_that_has_written_too_much_is_over_when_its_machine_has_heard_it() {
+    /// A job that is to go to another machine, where it is said to be job `there`.
+    fn leaving(there: Option<JobId>) -> (tempfile::TempDir, Core, JobId, Destination) {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("jobs")).unwrap();
         let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
@@ -507,12 +507,37 @@ mod tests {
         let destination = Destination {
             machine: "b".to_owned(),
             key: "key".to_owned(),
-            job: Some(5),
+            job: there,
             live: false,
             ahead: None,
         };
+        core.jobs.get_mut(&id).unwrap().destination = Some(destination.clone());
+        (dir, core, id, destination)
+    }
+
+    /// A daemon that failed may have given a number to a checkpoint that was never made.
+    #[test]
+    fn a_job_goes_when_the_checkpoint_that_it_sleeps_in_is_on_disk() {
+        let (_dir, mut core, id, _) = leaving(None);
+        let job = core.dir(id);
         let record = core.jobs.get_mut(&id).unwrap();
-        (record.place, record.destination) = (Place::Away, Some(destination.clone()));
+        (record.place, record.shepherd) = (Place::Asleep, true);
+        (record.durable, record.next_checkpoint) = (Some(2), 5);
+        [2, 3].into_iter().for_each(|seq| fs::create_dir(job.checkpoint(seq)).unwrap());
+        let queue = Queue::new(core);
+        let mut core = queue.lock();
+        core.transfer_if_ready(id);
+        assert!(core.transfers.is_empty(), "it sleeps in the third one");
+        fs::remove_dir(job.checkpoint(3)).unwrap();
+        core.transfer_if_ready(id);
+        assert!(core.transfers.contains(&id));
+    }
+
+    /// A job that nobody is a client of would run there for ever.
+    #[test]
+    fn a_job_that_has_written_too_much_is_over_when_its_machine_has_heard_it() {
+        let (_dir, mut core, id, destination) = leaving(Some(5));
+        core.jobs.get_mut(&id).unwrap().place = Place::Away;
         core.transfers.insert(id);
         let transfer = Transfer { queue: Queue::new(core), id, destination };
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -2,7 +2,6 @@
 //! There such a job is held, and nobody would ever let it go on; so that machine is told, as soon as it answers, to
 //! give it up.
 
-use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use torpor_worker::tell;
 
 use super::core::{Core, Queue};
-use super::record::{Destination, Place, Record};
+use super::record::{Destination, Place};
 use crate::http::Client;
 use crate::scheduler::JobId;
 use crate::shepherd::message::Exit;
@@ -28,29 +27,37 @@ pub(super) struct Withdrawal {
     machine: String,
     /// The key under which the job was handed over.
     key: String,
+    /// The job, until it is on disk that it stays.
+    #[serde(skip)]
+    of: Option<JobId>,
 }
 
-/// Those of a daemon before this one that are still to be told. One that failed when it had written that a job is
-/// withdrawn, and not yet that it stays, has it go: under the key that it had, and nobody may give it up there.
-pub(super) fn still_due(all: Vec<Withdrawal>, jobs: &BTreeMap<JobId, Record>) -> Vec<Withdrawal> {
-    let goes = |key: &str| {
-        let mut live = jobs.values().filter(|job| job.place != Place::Ended);
-        live.any(|job| job.destination.as_ref().is_some_and(|there| there.key == key))
-    };
-    all.into_iter().filter(|withdrawal| !goes(&withdrawal.key)).collect()
+/// Those that are to be on disk when job `id` is, if one of them is its own.
+#[must_use]
+pub(super) fn kept_with(all: &[Withdrawal], id: JobId) -> Option<Vec<&Withdrawal>> {
+    let has_own = all.iter().any(|one| one.of == Some(id));
+    has_own.then(|| all.iter().filter(|one| one.of.is_none_or(|of| of == id)).collect())
 }
 
 impl Core {
-    /// A job was to go, and stays here: the other machine is to give up what it may have of it.
-    pub(super) fn withdraw(&mut self, destination: &Destination) {
+    /// A job was to go, and stays here: the other machine is to give up what it may have of it. Both come to the disk at
+    /// once, or a daemon that failed in between would hand the job over again, under a key that is given up there.
+    pub(super) fn keep_here(&mut self, id: JobId, destination: &Destination, why: &str) {
         let Destination { machine, key, .. } = destination.clone();
-        self.withdrawals.push(Withdrawal { machine, key });
-        self.keep_withdrawals();
+        self.withdrawals.push(Withdrawal { machine, key, of: Some(id) });
+        self.stay(id, why);
+    }
+
+    /// What is on disk with a job may be told.
+    pub(super) fn were_kept_with(&mut self, id: JobId) {
+        self.withdrawals.iter_mut().filter(|one| one.of == Some(id)).for_each(|one| one.of = None);
         self.tell_withdrawn();
     }
 
     fn keep_withdrawals(&mut self) {
-        if let Err(e) = self.store.keep_fact(WITHDRAWN, &self.withdrawals) {
+        let kept: Vec<&Withdrawal> =
+            self.withdrawals.iter().filter(|one| one.of.is_none()).collect();
+        if let Err(e) = self.store.keep_fact(WITHDRAWN, &kept) {
             tell!("torpor queue: {e}");
             self.trouble = Some(e.to_string());
         }
@@ -77,14 +84,14 @@ impl Core {
     }
 
     fn next_withdrawal(&mut self) -> Option<Withdrawal> {
-        let next = self.withdrawals.first().cloned();
+        let next = self.withdrawals.iter().find(|one| one.of.is_none()).cloned();
         self.withdrawing = next.is_some();
         next
     }
 
     /// One that was not heard is told again after the others.
     fn told(&mut self, withdrawal: &Withdrawal, is_heard: bool) {
-        self.withdrawals.retain(|other| other != withdrawal);
+        self.withdrawals.retain(|other| other.key != withdrawal.key);
         match is_heard {
             true => self.keep_withdrawals(),
             false => self.withdrawals.push(withdrawal.clone()),
@@ -129,6 +136,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::super::config::Config;
+    use super::super::record::Record;
     use super::*;
     use crate::http::Address;
     use crate::spec::Spec;
@@ -207,30 +215,44 @@ mod tests {
         assert!(!is_given_up(&client, "key"), "there is nobody");
     }
 
-    /// A daemon that failed between both hands the job over again, under the same key.
+    /// Nor is the other machine told before it is on disk that the job stays.
     #[test]
-    fn what_is_to_go_is_not_withdrawn() {
+    fn that_a_job_stays_and_is_withdrawn_is_kept_at_once() {
         let (dir, mut core) = daemon();
-        let [goes, ended] = ["first", "second"].map(|key| come(&mut core, key).unwrap());
-        for (id, key) in [(goes, "goes"), (ended, "ended")] {
-            core.jobs.get_mut(&id).unwrap().destination = Some(to(key));
-            core.save(id, None);
-        }
-        core.end(ended, Exit::Code(0), None);
-        for key in ["goes", "ended", "stays"] {
-            core.withdraw(&to(key));
-        }
-        drop(core);
-        let core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
-        let keys: Vec<&str> = core.withdrawals.iter().map(|one| one.key.as_str()).collect();
-        assert_eq!(keys, ["ended", "stays"]);
+        let [id, other] = ["key", "other"].map(|key| come(&mut core, key).unwrap());
+        core.jobs.get_mut(&id).unwrap().destination = Some(to("key"));
+        core.save(id, None);
+        let db = rusqlite::Connection::open(dir.path().join("queue.db")).unwrap();
+        db.execute_batch(
+            "CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END",
+        )
+        .unwrap();
+        // As the next daemon finds it: how many are to be told, and whether the job is to go.
+        let found = || {
+            let core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+            (core.withdrawals.len(), core.jobs[&id].destination.is_some())
+        };
+        core.keep_here(id, &to("key"), "its answer was lost");
+        assert_eq!((found(), core.next_withdrawal()), ((0, true), None));
+        // What comes to the disk for others has nothing to do with it.
+        db.execute_batch("DROP TRIGGER full").unwrap();
+        core.save(other, None);
+        core.keep_here(other, &to("other"), "its answer was lost");
+        assert_eq!(found(), (1, true));
+        let told = core.next_withdrawal().unwrap();
+        core.told(&told, true);
+        assert_eq!((found(), core.next_withdrawal()), ((0, true), None));
+        core.catch_up().unwrap();
+        assert_eq!((found(), core.next_withdrawal().unwrap().key.as_str()), ((1, false), "key"));
     }
 
     #[test]
     fn the_next_daemon_tells_what_nobody_has_heard() {
         let (dir, mut core) = daemon();
-        core.withdraw(&to("one"));
-        core.withdraw(&to("two"));
+        for key in ["one", "two"] {
+            let id = come(&mut core, key).unwrap();
+            core.keep_here(id, &to(key), "its answer was lost");
+        }
         let first = core.next_withdrawal().unwrap();
         core.told(&first, false);
         let second = core.next_withdrawal().unwrap();
