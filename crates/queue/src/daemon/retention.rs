@@ -11,6 +11,7 @@ use torpor_worker::tell;
 use super::core::Core;
 use super::record::{Place, Record};
 use crate::scheduler::{JobId, Millis};
+use crate::shepherd;
 
 /// As many are forgotten at once: everybody else waits for that.
 const MOST_AT_ONCE: usize = 100;
@@ -147,13 +148,45 @@ impl Core {
         Ok(())
     }
 
-    /// Removes the directories of jobs that were forgotten.
+    /// Removes the directories of jobs that were forgotten, and what a daemon before this one has prepared of others: that is
+    /// on no stable storage, and its disk may have failed since, and come back.
     pub(super) fn sweep(&self) {
         for entry in fs::read_dir(self.data.join("jobs")).into_iter().flatten().flatten() {
             let id = entry.file_name().to_str().and_then(|name| name.parse::<JobId>().ok());
-            if id.is_some_and(|id| !self.jobs.contains_key(&id)) {
-                let _ = fs::remove_dir_all(entry.path());
+            let Some(id) = id else { continue };
+            match self.jobs.get(&id) {
+                None => drop(fs::remove_dir_all(entry.path())),
+                Some(job) if job.place != Place::Ended => shepherd::unprepare(&self.dir(id)),
+                Some(_) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::Config;
+    use super::*;
+    use crate::spec::Spec;
+
+    #[test]
+    fn a_new_daemon_keeps_what_it_knows_and_prepares_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("jobs/77")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let id = core.submit(spec, None).unwrap();
+        let job = core.dir(id).path().to_owned();
+        for name in ["ready-boot", "ready-1-2"] {
+            fs::create_dir(job.join(name)).unwrap();
+            fs::write(job.join(name).join("file"), "").unwrap();
+        }
+        core.sweep();
+        let names = |dir: &std::path::Path| -> Vec<String> {
+            let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
+            fs::read_dir(dir).unwrap().map(|entry| name(entry.unwrap())).collect()
+        };
+        assert_eq!(names(&job), ["spec.json"]);
+        assert_eq!(names(&dir.path().join("jobs")), [id.to_string()]);
     }
 }

@@ -3,7 +3,8 @@
 //! Input and artefacts are copied by `cp` as the job's user, who must not get at other
 //! files through links. Snapshots are taken while the job is frozen. Its user's other processes are not, and may
 //! change the directory meanwhile, so it is walked by descriptors. A file that has not changed since the snapshot
-//! before is shared with it.
+//! before is shared with it; each that is copied is written back, or a later change through a mapping might not give it
+//! another time.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -18,6 +19,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, linkat, utimensat};
 use rustix::io::Errno;
 use torpor_kernel::tree::{self, Entry, Tree};
+use torpor_sys::writeback::write_back;
 
 use super::checkpoint;
 use crate::container::Container;
@@ -47,6 +49,21 @@ pub(crate) fn prepare(dir: &JobDir, spec: &Spec) -> io::Result<()> {
 /// prepared before the power failed may not be whole, and is not used.
 fn ready(dir: &JobDir) -> PathBuf {
     dir.path().join(format!("ready-{}", checkpoint::boot()))
+}
+
+/// Removes what was [prepared](prepare) of a job that has not started.
+pub(crate) fn unprepare(dir: &JobDir) {
+    let gone = dir.path().join("ready.gone");
+    // What cannot be removed now is removed with the next one, or at the end of the job.
+    let _ = fs::remove_dir_all(&gone);
+    for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
+        // A shepherd that is about to take it gets all of it, or nothing.
+        if entry.file_name().as_encoded_bytes().starts_with(b"ready-")
+            && fs::rename(entry.path(), &gone).is_ok()
+        {
+            let _ = fs::remove_dir_all(&gone);
+        }
+    }
 }
 
 /// Makes a job's own directory, if it is to have one: the one that was prepared, or a new one.
@@ -160,6 +177,7 @@ impl Copy<'_> {
             if !self.is_shared(entry, to) {
                 let file = self.tree.file(name, tree::id(meta));
                 let mut file = file.map_err(|errno| failed(&self.from.join(name), errno))?;
+                write_back(&file)?;
                 let mut copy = OpenOptions::new();
                 let mut copy = copy.write(true).create_new(true).mode(0o600).open(to)?;
                 io::copy(&mut file, &mut copy)?;
@@ -245,6 +263,8 @@ pub(super) fn put_back(dir: &JobDir, checkpoint: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+
     use super::*;
 
     #[test]
@@ -277,6 +297,48 @@ mod tests {
             fs::metadata(at("work/other")).unwrap().mtime_nsec(),
             fs::metadata(at("second/other")).unwrap().mtime_nsec()
         );
+    }
+
+    /// The kernel notices the first write to a page that is mapped, and none after it until the page was written back.
+    #[test]
+    fn what_changes_through_a_mapping_is_copied_again() {
+        const IN_MEMORY: i64 = 0x0102_1994;
+        let dir = tempfile::tempdir().unwrap();
+        if rustix::fs::statfs(dir.path()).unwrap().f_type == IN_MEMORY {
+            println!(
+                "what_changes_through_a_mapping_is_copied_again: left out, files are in memory"
+            );
+            return;
+        }
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("work")).unwrap();
+        fs::write(at("work/file"), [b'0'; 4096]).unwrap();
+        let script = "import mmap, sys\nfile = open(sys.argv[1], 'r+b')\nm = mmap.mmap(file.fileno(), 4096)\n\
+                      for line in sys.stdin:\n    m[0] = ord(line[0])\n    print(line[0], flush=True)";
+        let mut writer = Command::new("python3")
+            .args(["-c", script])
+            .arg(at("work/file"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut to = writer.stdin.take().unwrap();
+        let mut from = BufReader::new(writer.stdout.take().unwrap());
+        let mut before = None;
+        for word in ["1\n", "2\n", "3\n"] {
+            // Another time is not the same on any kernel.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            to.write_all(word.as_bytes()).unwrap();
+            let mut said = String::new();
+            from.read_line(&mut said).unwrap();
+            assert_eq!(said, word);
+            let copy = at(word.trim());
+            snapshot(&at("work"), before.as_deref(), &copy).unwrap();
+            assert_eq!(fs::read(copy.join("file")).unwrap()[0], word.as_bytes()[0]);
+            before = Some(copy);
+        }
+        drop(to);
+        writer.wait().unwrap();
     }
 
     /// A job's directory with a file, and another file outside of it.
