@@ -25,6 +25,7 @@ mod marks;
 mod objects;
 mod order;
 pub mod preemption;
+mod rlimits;
 pub mod scheduler;
 mod shepherd;
 mod spec;

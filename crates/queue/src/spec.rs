@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::kind::{self, Group};
+use crate::rlimits::{self, Rlimits};
 
 /// How deep projects may lie in each other; GitLab has 20 groups around one.
 const MAX_DEPTH: usize = 32;
@@ -22,6 +23,12 @@ pub(crate) struct Spec {
     pub env: Vec<(String, String)>,
     /// Its file mode creation mask.
     pub umask: u32,
+    /// The limits of resources of its processes; one that is missing is the daemon's, and none is higher than that.
+    #[serde(skip_serializing_if = "Rlimits::is_empty")]
+    pub rlimits: Rlimits,
+    /// How nice its processes are, if that is more than the daemon is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nice: Option<i32>,
     /// The user, group and further groups that it runs as.
     pub user: User,
     /// The class, which says how it is scheduled.
@@ -227,6 +234,7 @@ impl Spec {
     /// A sentence that says what to change.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.check_container()?;
+        rlimits::check(&self.rlimits)?;
         let first = self.command.first();
         if first.is_none_or(String::is_empty) && (self.container.is_none() || first.is_some()) {
             return Err("a job needs a command: put it after --".to_owned());
@@ -297,6 +305,8 @@ mod tests {
         assert!(Spec { user: other, ..image.clone() }.check().is_err());
         let container = Some(Container::Bundle("relative".into()));
         assert!(Spec { container, ..image }.check().is_err());
+        let rlimits = Rlimits::from([("files".to_owned(), [None, None])]);
+        assert!(Spec { rlimits, ..of(&["true"]) }.check().is_err());
         let limits = Limits { cpu: Some(f64::NAN), ..Limits::default() };
         assert!(Spec { limits, ..of(&["true"]) }.check().is_err());
     }

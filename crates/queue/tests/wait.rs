@@ -73,6 +73,38 @@ fn directory_environment_and_umask_are_the_callers() {
     assert_eq!(lines[1..], ["a b", "0027"]);
 }
 
+/// They are not higher than the daemon's, and stay while the job gives way.
+#[test]
+fn limits_and_niceness_are_the_callers() {
+    let daemon = Daemon::start(&[]);
+    let says = "ulimit -Sn; ulimit -Hn; ulimit -Sc; nice";
+    let job =
+        format!("{says}; until [ -e {} ]; do sleep 0.05; done; {says}", daemon.may_end().display());
+    let submit = "ulimit -c 0; ulimit -Sn 200; ulimit -Hn 300; exec nice -n 7 \"$0\" queue submit -- sh -c \"$1\"";
+    let output = std::process::Command::new("sh")
+        .args(["-c", submit])
+        .arg(common::torpor())
+        .arg(job)
+        .env("TORPOR_QUEUE", daemon.address())
+        .output()
+        .unwrap();
+    let id: u64 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+    let before = until("the first half", || {
+        Some(daemon.output(id)).filter(|said| said.lines().count() == 4)
+    });
+    assert!(before.starts_with("200\n300\n0\n"), "{before}");
+    daemon.ok(&["preempt", &id.to_string(), "--means", "checkpoint"]);
+    daemon.ok(&["resume", &id.to_string()]);
+    daemon.let_end();
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), before.repeat(2));
+    let niceness = |of: &[&str]| {
+        let output = std::process::Command::new(of[0]).args(&of[1..]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(before.ends_with(&niceness(&["nice", "-n", "7", "nice"])), "{before}");
+}
+
 #[test]
 fn death_by_a_signal_is_passed_on() {
     let daemon = Daemon::start(&[]);

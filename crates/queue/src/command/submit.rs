@@ -9,6 +9,7 @@ use torpor_worker::{Outcome, tell};
 
 use super::connection::client;
 use super::{done, wait};
+use crate::rlimits;
 use crate::spec::{Container, Limits, Spec, User};
 
 /// How it is used.
@@ -188,6 +189,8 @@ impl Submit {
             dir: self.dir.map_or_else(|| here.dir.clone(), whole),
             env: env.into_iter().collect(),
             umask: here.umask,
+            rlimits: here.rlimits,
+            nice: here.nice,
             user: here.user,
             class: self.class,
             priority: self.priority,
@@ -238,6 +241,8 @@ pub(super) fn job_here() -> Result<Spec, String> {
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect(),
         umask: mask.as_raw_mode(),
+        rlimits: rlimits::own(),
+        nice: Some(rlimits::own_niceness()),
         user: User { uid, gid: getgid().as_raw(), groups },
         owner: std::env::var("USER").unwrap_or_else(|_| format!("uid-{uid}")),
         ..Spec::default()

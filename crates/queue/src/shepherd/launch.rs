@@ -11,6 +11,7 @@ use rustix::thread::{UnshareFlags, set_thread_gid, set_thread_groups, set_thread
 use torpor_worker::tell;
 
 use crate::files::{self, JobDir};
+use crate::rlimits;
 use crate::spec::Spec;
 
 /// What a shell answers where a command is not there, or cannot be run.
@@ -56,6 +57,8 @@ fn prepare(dir: &JobDir) -> Result<Spec, String> {
     torpor_sys::inherited::close_on_exec().map_err(|e| format!("close descriptors: {e}"))?;
     // Nor are the signals that it ignored, or that the C library has ignored to start this process.
     torpor_sys::process::reset_signals().map_err(|e| format!("reset signals: {e}"))?;
+    // The last, since they bind this process as well.
+    rlimits::take(&spec.rlimits, spec.nice).map_err(|e| format!("limits of resources: {e}"))?;
     Ok(spec)
 }
 
