@@ -652,6 +652,10 @@ fn the_page_in_a_browser() {
     for word in ["1 of 1 slots", "running", "done", "queued", "waits for job 1", "<rect"] {
         assert!(page.contains(word), "{word} in {page}");
     }
+    // Whose share is used, and what there is of memory and disk.
+    for word in ["of memory free", "of disk free", "<td>/uid-0</td>"] {
+        assert!(page.contains(word), "{word} in {page}");
+    }
     assert!(!page.contains("https://") && !page.contains("src=\"http"), "{page}");
     daemon.ok(&["cancel", &waits.to_string()]);
     if let Some(picture) = std::env::var_os("TORPOR_SCREENSHOT") {

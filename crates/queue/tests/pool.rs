@@ -332,7 +332,8 @@ fn a_job_goes_as_a_whole_when_what_was_sent_ahead_is_gone() {
     assert_eq!(a.output(id), large());
 }
 
-/// The page says where a job is: here, or on which machine and as which job.
+/// The page says where a job is: here, or on which machine and as which job; and how the other machine is, and what
+/// runs there when.
 #[test]
 fn the_page_shows_where_a_job_is() {
     if !browser::is_there("the_page_shows_where_a_job_is") {
@@ -354,7 +355,14 @@ fn the_page_shows_where_a_job_is() {
     let place = format!("movedb, as {}", there.trim());
     until("it is there", || browser.text("jobs").contains(&place).then_some(()));
     until("the time that it is away", || browser.html("time").contains("--away").then_some(()));
+    let [as_there, row] = [format!("b #{}", there.trim()), format!("{}runningb", there.trim())];
+    until("it runs there", || browser.text("jobs").contains(&row).then_some(()));
+    let time = browser.html("time");
+    let (_, there) = time.split_once(&as_there).unwrap();
+    assert!(there.contains("--run"), "{time}");
+    assert!(browser.text("machines").starts_with("b1 of "), "{}", browser.text("machines"));
     a.ok(&["cancel", &id.to_string()]);
     a.wait_for(id, "cancelled");
     drop(b);
+    until("it is away", || browser.text("machines").contains("does not answer").then_some(()));
 }

@@ -60,6 +60,10 @@ pub(super) fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> R
         ("GET", ["v1", "jobs"]) => list(&queue.lock(), who),
         ("GET", ["v1", "machine"]) => Response::json(&queue.lock().machine(|owner| who.may(owner))),
         ("GET", ["v1", "events"]) => events(queue, who, request),
+        ("GET", ["v1", "pool", name]) => admin(who, || {
+            let after = request.number("after").unwrap_or(0);
+            told(super::pool::shown(queue, name, after))
+        }),
         ("POST", ["v1", "drain"]) => admin(who, || drain(queue, request)),
         ("DELETE", ["v1", "import", key]) => of_the_pool(who, || {
             super::ahead::forget(queue, key);

@@ -8,8 +8,10 @@ use std::fs;
 use std::io;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
 use torpor_tls::{authorities, proof};
 
+use super::core::Queue;
 use super::listen::Tls;
 use crate::http::{Address, Client};
 
@@ -53,6 +55,23 @@ impl super::core::Core {
         let tls = self.pool.clone().ok_or("a pool needs --tls-cert, --tls-key and --tls-ca")?;
         Ok(Client { address, token: None, tls: Some(tls) })
     }
+}
+
+/// Another machine of the pool, its jobs, and what has happened to them there after event `after`.
+///
+/// # Errors
+/// A sentence, if it is not in the pool, or does not answer.
+pub(super) fn shown(queue: &Queue, name: &str, after: u64) -> Result<Value, String> {
+    let client = queue.lock().peer(name)?;
+    let machine = client.json("GET", "/v1/machine", b"")?;
+    let jobs = client.json("GET", "/v1/jobs", b"")?;
+    let path = format!("/v1/events?follow=0&after={after}");
+    let answer = client.ask("GET", &path, &[], b"").map_err(|e| client.unreachable(&e))?;
+    let events = answer.whole().map_err(|e| client.unreachable(&e))?;
+    let events = String::from_utf8_lossy(&events);
+    let events = events.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Value> = events.filter_map(|data| serde_json::from_str(data).ok()).collect();
+    Ok(json!({ "machine": machine, "jobs": jobs, "events": events }))
 }
 
 /// Instructions of this machine's processors.

@@ -147,6 +147,7 @@ impl Core {
             "slots": self.config.slots(),
             "slots_used": used,
             "memory_free": self.world().memory_free,
+            "disk_free": self.disk_free(),
             "image_bytes": self.image_bytes(),
             "stored_bytes": self.depot.bytes,
             "store_trouble": self.depot.trouble.as_ref().or(self.depot.silence.as_ref()),
@@ -160,6 +161,12 @@ impl Core {
             "trouble": self.trouble,
             "running": running,
         })
+    }
+
+    /// Bytes that are free where checkpoints and output lie.
+    fn disk_free(&self) -> Option<u64> {
+        let system = rustix::fs::statvfs(self.data.join("jobs")).ok()?;
+        Some(system.f_bavail.saturating_mul(system.f_frsize))
     }
 
     /// Bytes of all checkpoints on disk.
