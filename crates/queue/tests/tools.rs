@@ -8,50 +8,44 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Daemon, PATIENCE, long, until};
+use common::{Daemon, PATIENCE, long};
 use torpor_tests::random::Random;
 
 /// Longer than anything computes, as long as others leave it no processor.
 const AT_LENGTH: Duration = PATIENCE.saturating_mul(10);
 
-/// Preempts a job at so many points of its work, and returns how it is in the end. `done` tells how much
-/// of its work it has done, `all` how much there is.
+/// How often each tool gives way.
+const TIMES: usize = 10;
+
+/// Preempts a job at ten points of its work, lets it end ([`Daemon::may_end`]), and returns how it is then. `done` tells how
+/// much of its work it has done, `all` how much there is: before three quarters of that it must not end.
 fn preempt_at_random(
     daemon: &Daemon,
     id: u64,
-    (times, all): (usize, usize),
+    all: usize,
     done: impl Fn() -> usize,
 ) -> serde_json::Value {
     let random = Random::printed();
-    // Not in the last part: it must not end before it is told to give way.
-    let mut points: Vec<usize> = (0..times).map(|_| random.place(all * 3 / 4)).collect();
+    let mut points: Vec<usize> = (0..TIMES).map(|_| random.place(all * 2 / 3)).collect();
     points.sort_unstable();
-    let mut hits = 0;
     for point in points {
         let begun = Instant::now();
-        while done() <= point && daemon.job(id)["exit"].is_null() {
-            assert!(begun.elapsed() < AT_LENGTH, "it does not go on: {}", daemon.show(id));
+        while done() <= point {
+            let is_alive = daemon.job(id)["exit"].is_null() && begun.elapsed() < AT_LENGTH;
+            assert!(is_alive, "it does not go on: {}\n{}", daemon.show(id), daemon.output(id));
             std::thread::sleep(Duration::from_millis(5));
         }
-        if !daemon.job(id)["exit"].is_null() {
-            break;
-        }
-        let output =
-            daemon.queue(&["preempt", &id.to_string(), "--means", "checkpoint"]).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        // It may have ended meanwhile.
-        if !daemon.job(id)["exit"].is_null() {
-            break;
-        }
-        assert!(output.status.success(), "{said} {}", daemon.show(id));
+        daemon.ok(&["preempt", &id.to_string(), "--means", "checkpoint"]);
         daemon.ok(&["resume", &id.to_string()]);
-        hits += 1;
+        daemon.wait_for(id, "running");
     }
-    assert!(hits >= times / 2, "{hits} of {times} points of its work were hit");
+    daemon.let_end();
     let begun = Instant::now();
     loop {
         let job = daemon.job(id);
         if !job["exit"].is_null() {
+            assert_eq!(job["preemptions"], TIMES, "{}", daemon.show(id));
+            println!("{} ms overhead", daemon.show(id)["overhead_ms"]);
             return job;
         }
         assert!(begun.elapsed() < AT_LENGTH, "the job does not end: {}", daemon.show(id));
@@ -77,16 +71,18 @@ fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
-/// A program that computes for a while, on memory, and prints a sum.
+/// A program that computes for a while, on memory, and prints a sum. It does the last quarter when a file is there.
 const SUM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 int main(int argc, char **argv) {
     long rounds = atol(argv[1]), n = 1 << 16;
     unsigned *a = calloc(n, sizeof *a), sum = 0;
     for (long r = 0; r < rounds; r++) {
         for (long i = 0; i < n; i++) a[i] = a[i] * 1103515245u + i + r;
         if (r % 100 == 0) { printf("%ld\n", r); fflush(stdout); }
+        while (r == rounds / 4 * 3 && access(argv[2], F_OK)) usleep(20000);
     }
     for (long i = 0; i < n; i++) sum ^= a[i];
     printf("sum %u\n", sum);
@@ -95,30 +91,28 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// Runs a command alone and as a job that is preempted; both must say the same.
-fn same_as_alone(name: &str, command: &[&str], times: usize) {
-    let alone = Command::new(command[0]).args(&command[1..]).output().unwrap();
-    let said = String::from_utf8(alone.stdout).unwrap();
+/// Runs a command alone and as a job that is preempted; both must say the same. Its last word is the file that lets
+/// it end.
+fn same_as_alone(name: &str, command: &[&str]) {
     let daemon = Daemon::start(&[]);
-    let id = daemon.submit(&["--class", "batch", "--kind", name], command);
-    until("it has started", || daemon.show(id)["started"].as_i64());
+    let may_end = daemon.may_end();
+    let command = [command, &[may_end.to_str().unwrap()]].concat();
+    daemon.let_end();
+    let alone = Command::new(command[0]).args(&command[1..]).output().unwrap();
+    std::fs::remove_file(&may_end).unwrap();
+    let said = String::from_utf8(alone.stdout).unwrap();
+    let id = daemon.submit(&["--class", "batch", "--kind", name], &command);
     let lines = || daemon.output(id).lines().count();
-    let job = preempt_at_random(&daemon, id, (times, said.lines().count()), lines);
+    let job = preempt_at_random(&daemon, id, said.lines().count(), lines);
     assert_eq!(job["exit"].as_i64().unwrap(), i64::from(alone.status.code().unwrap()), "{name}");
     assert_eq!(daemon.output(id), said, "{name}");
-    assert!(job["preemptions"].as_u64().unwrap() > 0, "{name}: {}", daemon.show(id));
-    println!(
-        "{name}: {} preemptions, {} ms overhead",
-        job["preemptions"],
-        daemon.show(id)["overhead_ms"]
-    );
 }
 
 #[test]
 fn address_sanitizer() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile(dir.path(), "asan", SUM, &["-fsanitize=address"]);
-    same_as_alone("address sanitizer", &[program.to_str().unwrap(), "20000"], 10);
+    same_as_alone("address sanitizer", &[program.to_str().unwrap(), "20000"]);
 }
 
 #[test]
@@ -136,7 +130,7 @@ fn thread_sanitizer() {
     let program = compile(dir.path(), "tsan", &source, &["-fsanitize=thread"]);
     // The randomization of addresses of this kernel is more than it can take.
     let command = ["setarch", "-R", program.to_str().unwrap(), "4000"];
-    same_as_alone("thread sanitizer", &command, 6);
+    same_as_alone("thread sanitizer", &command);
 }
 
 #[test]
@@ -171,14 +165,13 @@ fn an_emulator_boots_linux() {
         ],
     );
     daemon.wait_for_output(id, "Linux version");
-    // Until it panics for want of a root file system it says more than that.
+    // Until it panics for want of a root file system it says much more than that.
     let lines = || daemon.output(id).lines().count();
-    let job = preempt_at_random(&daemon, id, (10, 200), lines);
+    let job = preempt_at_random(&daemon, id, 200, lines);
     assert_eq!(job["exit"], 0, "{}", daemon.show(id));
     let output = daemon.output(id);
     assert_eq!(output.matches("Linux version").count(), 1);
     assert!(output.contains("Unable to mount root fs"), "{output}");
-    println!("emulator: {} preemptions", job["preemptions"]);
 }
 
 #[test]
@@ -189,23 +182,25 @@ fn valgrind() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile(dir.path(), "grind", &SUM.replace("r % 100", "r % 10"), &[]);
     let command = ["valgrind", "-q", "--error-exitcode=9", program.to_str().unwrap(), "600"];
-    same_as_alone("valgrind", &command, 6);
+    same_as_alone("valgrind", &command);
 }
 
 #[test]
 fn a_parallel_build() {
     let dir = tempfile::tempdir().unwrap();
-    let rule = ".PHONY: all\nall: $(addsuffix .o,$(shell seq 1 40))\n%.o:\n\t@printf 'int f%s(void){return %s;}' $* $* \
-                | gcc -x c -c -o $@ - && sleep 0.5\n";
-    std::fs::write(dir.path().join("Makefile"), rule).unwrap();
     let daemon = Daemon::start(&[]);
+    let rule = format!(
+        ".PHONY: all\nall: $(addsuffix .o,$(shell seq 1 40))\n%.o:\n\t@until [ $* -le 30 ] || [ -e {} ]; do sleep 0.1; done; \
+         printf 'int f%s(void){{return %s;}}' $* $* | gcc -x c -c -o $@ - && sleep 0.5\n",
+        daemon.may_end().display()
+    );
+    std::fs::write(dir.path().join("Makefile"), rule).unwrap();
     let id = daemon.submit(&["--dir", dir.path().to_str().unwrap()], &["make", "-j3"]);
-    until("it has started", || daemon.show(id)["started"].as_i64());
     let objects = || {
         let files = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
         files.filter(|path| path.extension().is_some_and(|kind| kind == "o")).count()
     };
-    let job = preempt_at_random(&daemon, id, (6, 40), objects);
+    let job = preempt_at_random(&daemon, id, 40, objects);
     assert_eq!(job["exit"], 0, "{}", daemon.show(id));
     assert_eq!(objects(), 40);
 }
@@ -213,15 +208,18 @@ fn a_parallel_build() {
 #[test]
 fn a_python_suite() {
     let dir = tempfile::tempdir().unwrap();
-    let suite = "import time, unittest\nclass T(unittest.TestCase):\n    pass\nfor i in range(60):\n    \
-                 setattr(T, f'test_{i:02}', lambda self: time.sleep(0.5))\nunittest.main(verbosity=2)\n";
+    let daemon = Daemon::start(&[]);
+    let suite = format!(
+        "import os, time, unittest\nclass Tests(unittest.TestCase):\n    pass\ndef last(self):\n    \
+         while not os.path.exists('{}'):\n        time.sleep(0.02)\nfor i in range(60):\n    test = last if i == 45 else \
+         lambda self: time.sleep(0.2)\n    setattr(Tests, f'test_{{i:02}}', test)\nunittest.main(verbosity=2)\n",
+        daemon.may_end().display()
+    );
     let path = dir.path().join("suite.py");
     std::fs::write(&path, suite).unwrap();
-    let daemon = Daemon::start(&[]);
     let id = daemon.submit(&[], &["sh", "-c", "exec python3 $0 2>&1", path.to_str().unwrap()]);
-    until("it has started", || daemon.show(id)["started"].as_i64());
     let lines = || daemon.output(id).lines().count();
-    let job = preempt_at_random(&daemon, id, (8, 60), lines);
+    let job = preempt_at_random(&daemon, id, 60, lines);
     assert_eq!(job["exit"], 0);
     assert!(daemon.output(id).contains("Ran 60 tests"), "{}", daemon.output(id));
 }
@@ -234,7 +232,8 @@ fn a_java_virtual_machine() {
     let dir = tempfile::tempdir().unwrap();
     let source = "public class Sum { public static void main(String[] a) throws Exception { long s = 0; \
                   for (int i = 0; i < 100; i++) { for (int j = 0; j < 1000000; j++) s = s * 31 + j; \
-                  System.out.println(i + \" \" + s); Thread.sleep(30); } System.exit(4); } }";
+                  System.out.println(i + \" \" + s); Thread.sleep(30); \
+                  while (i == 75 && !new java.io.File(a[0]).exists()) Thread.sleep(20); } System.exit(4); } }";
     let path = dir.path().join("Sum.java");
     std::fs::write(&path, source).unwrap();
     if !there("javac") {
@@ -242,7 +241,7 @@ fn a_java_virtual_machine() {
     }
     assert!(Command::new("javac").arg(&path).status().unwrap().success());
     let class = dir.path().to_str().unwrap();
-    same_as_alone("java", &["java", "-XX:-UsePerfData", "-cp", class, "Sum"], 10);
+    same_as_alone("java", &["java", "-XX:-UsePerfData", "-cp", class, "Sum"]);
 }
 
 #[test]
@@ -270,30 +269,26 @@ fn afl() {
     std::fs::create_dir(dir.path().join("in")).unwrap();
     std::fs::write(dir.path().join("in/seed"), "quiet").unwrap();
     let daemon = Daemon::start(&[]);
-    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    // It ends well when it is told to: when it may, and has found what there is.
+    let fuzz = "afl-fuzz -i $0/in -o $0/out -- $0/target & \
+                until [ -e $1 ] && ls $0/out/default/crashes/id* >/dev/null 2>&1; do sleep 0.1; done; kill $!; wait $!";
+    let (place, may_end) = (dir.path().to_str().unwrap(), daemon.may_end());
+    let settings = ["AFL_SKIP_CPUFREQ", "AFL_NO_UI", "AFL_I_DONT_CARE_ABOUT_MISSING_CRASHES"];
+    let settings = settings.map(|name| format!("{name}=1"));
+    let settings = settings.iter().flat_map(|setting| ["--env", setting]);
     let id = daemon.submit(
-        &[
-            "--class",
-            "batch",
-            "--env",
-            "AFL_SKIP_CPUFREQ=1",
-            "--env",
-            "AFL_NO_UI=1",
-            "--env",
-            "AFL_I_DONT_CARE_ABOUT_MISSING_CRASHES=1",
-        ],
-        &["afl-fuzz", "-V", "20", "-i", &at("in"), "-o", &at("out"), "--", &at("target")],
+        &["--class", "batch"].into_iter().chain(settings).collect::<Vec<_>>(),
+        &["sh", "-c", fuzz, place, may_end.to_str().unwrap()],
     );
-    until("it has started", || daemon.show(id)["started"].as_i64());
     let done = || std::fs::metadata(&runs).map_or(0, |file| usize::try_from(file.len()).unwrap());
-    let job = preempt_at_random(&daemon, id, (10, 5000), done);
+    let job = preempt_at_random(&daemon, id, 5000, done);
     assert_eq!(job["exit"], 0, "{}\n{}", daemon.show(id), daemon.output(id));
     let stats = std::fs::read_to_string(dir.path().join("out/default/fuzzer_stats")).unwrap();
     let crashes = stats.lines().find(|line| line.starts_with("saved_crashes")).unwrap();
     assert!(!crashes.trim_end().ends_with(": 0"), "{stats}");
 }
 
-/// For libFuzzer: finds nothing, and tells each 4,000 runs how far it is.
+/// For libFuzzer: finds nothing, tells each 4,000 runs how far it is, and does the last quarter when a file is there.
 const FUZZ: &str = r#"
 #include <fcntl.h>
 #include <stddef.h>
@@ -308,6 +303,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         if (write(file, "", 1) != 1) return -1;
         close(file);
     }
+    while (runs == 6000000 && access(MAY_END, F_OK)) usleep(20000);
     return 0;
 }
 "#;
@@ -321,16 +317,16 @@ fn libfuzzer() {
     let (text, program) = (dir.path().join("fuzz.c"), dir.path().join("fuzz"));
     let runs = dir.path().join("runs");
     std::fs::write(&text, FUZZ).unwrap();
+    let daemon = Daemon::start(&[]);
     let mut clang = Command::new("clang");
     clang.args(["-O1", "-g", "-fsanitize=fuzzer"]).arg(format!("-DRUNS={runs:?}"));
+    clang.arg(format!("-DMAY_END={:?}", daemon.may_end()));
     let made = clang.arg("-o").arg(&program).arg(&text).output().unwrap();
     assert!(made.status.success(), "{}", common::shown(&made));
-    let daemon = Daemon::start(&[]);
     let fuzz = format!("exec {} -runs=8000000 2>&1", program.display());
     let id = daemon.submit(&["--class", "batch"], &["sh", "-c", &fuzz]);
-    until("it has started", || daemon.show(id)["started"].as_i64());
     let done = || std::fs::metadata(&runs).map_or(0, |file| usize::try_from(file.len()).unwrap());
-    let job = preempt_at_random(&daemon, id, (10, 2000), done);
+    let job = preempt_at_random(&daemon, id, 2000, done);
     assert_eq!(job["exit"], 0, "{}\n{}", daemon.show(id), daemon.output(id));
     assert_eq!(done(), 2000);
     assert_eq!(daemon.output(id).matches("Done 8000000 runs").count(), 1, "{}", daemon.output(id));
@@ -361,7 +357,7 @@ static void *serve(void *unused) {
     }
     return unused;
 }
-int main(void) {
+int main(int argc, char **argv) {
     struct uffdio_api api = { .api = UFFD_API };
     uffd = syscall(SYS_userfaultfd, 02000000);
     base = mmap(0, PAGES * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -375,6 +371,7 @@ int main(void) {
     for (int i = 0; i < PAGES; i++) {
         if ((unsigned char)base[i * SIZE] != i % 251) return printf("wrong at %d\n", i), 1;
         if (i % 20 == 0) { printf("%d\n", i); fflush(stdout); }
+        while (i == PAGES / 4 * 3 && access(argv[argc - 1], F_OK)) usleep(20000);
         usleep(5000);
     }
     printf("right\n");
@@ -389,7 +386,35 @@ fn a_program_that_brings_in_its_own_memory() {
     }
     let dir = tempfile::tempdir().unwrap();
     let program = compile(dir.path(), "faults", FAULTS, &["-pthread"]);
-    same_as_alone("userfaultfd", &[program.to_str().unwrap()], 10);
+    same_as_alone("userfaultfd", &[program.to_str().unwrap()]);
+}
+
+/// So many tenths of a second a page computes.
+const TENTHS: usize = 300;
+
+/// A page counts them, and is printed as it is in the end.
+#[test]
+fn a_browser_test() {
+    if !long("a_browser_test") || !common::browser::is_there("a_browser_test") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let page = format!(
+        "<p id=said>begun</p><script>let n = 0, x = 1; while (n < {TENTHS}) {{ const end = performance.now() + 100; \
+         while (performance.now() < end) x = (x * 1103515245 + 12345) % 4294967296; n++; }} \
+         said.textContent = 'counted ' + n</script>"
+    );
+    std::fs::write(dir.path().join("page.html"), page).unwrap();
+    let browse = "exec chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=$0/profile \
+                  --dump-dom file://$0/page.html 2>/dev/null";
+    let daemon = Daemon::start(&[]);
+    let id =
+        daemon.submit(&["--class", "batch"], &["sh", "-c", browse, dir.path().to_str().unwrap()]);
+    // What it is away costs it one of its tenths at most: it is not done before it has run for so long.
+    let done = || usize::try_from(daemon.show(id)["ran_ms"].as_u64().unwrap() / 100).unwrap();
+    let job = preempt_at_random(&daemon, id, TENTHS, done);
+    assert_eq!(job["exit"], 0, "{}", daemon.show(id));
+    assert!(daemon.output(id).contains(&format!("counted {TENTHS}")), "{}", daemon.output(id));
 }
 
 /// A long job of 2 GiB makes room: measured, and printed.
