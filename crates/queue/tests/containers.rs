@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::Daemon;
+use common::pair::pair;
 use serde_json::{Value, json};
 
 /// Counts in a file of the container's own, and removes one that its layers have; ends when it is told to.
@@ -130,6 +131,31 @@ fn a_bundle_goes_on_from_the_store_when_its_machine_is_lost() {
     assert_eq!(daemon.output(here), counted());
     // What it had removed is not there again.
     assert_eq!(errors(&daemon, here), "end 60 0\n");
+}
+
+/// To another machine, and back while most of it is sent before.
+#[test]
+fn a_bundle_moves_with_its_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = pair(dir.path(), &json!({}));
+    let bundle = bundle(dir.path());
+    let go = |from: &Daemon, id: u64, words: &[&str]| -> u64 {
+        let id = id.to_string();
+        from.ok(&[&["move", &id, "--to"], words].concat()).trim().parse().unwrap()
+    };
+    let first = a.ok(&["submit", "--bundle", bundle.to_str().unwrap()]).trim().parse().unwrap();
+    a.wait_for_output(first, "\n10\n");
+    let there = go(&a, first, &["b"]);
+    b.wait_for_output(there, "\n25\n");
+    let back = go(&b, there, &["a", "--live"]);
+    let_end(&a, back, "\n59\n");
+    for (daemon, id) in [(&a, back), (&b, there), (&a, first)] {
+        let job = daemon.wait_for(id, "failed");
+        assert_eq!(job["exit"], 5, "{}", daemon.show(id));
+        assert_eq!(daemon.output(id), counted());
+        assert_eq!(errors(daemon, id), "end 60 0\n");
+    }
+    assert_eq!(std::fs::read(bundle.join("rootfs/etc/lower")).unwrap(), b"lower");
 }
 
 #[test]

@@ -49,21 +49,23 @@ fn fates(slots: u32, tasks: Vec<Task>) -> Vec<Fate> {
 fn any_task() -> impl Strategy<Value = Task> {
     let classes = prop::sample::select(vec!["urgent", "normal", "long", "fair", "fixed"]);
     let owners = prop::sample::select(vec!["ann", "bob", "cid"]);
-    let times = (0..600 * SECOND, 1..600 * SECOND);
+    let times = (0..600 * SECOND, 1..600 * SECOND, prop::option::of(1..1200 * SECOND));
     (times, classes, owners, 1..4_u32, 0..8 * GIB, any::<bool>(), -3..3_i64, any::<bool>())
-        .prop_map(|((at, work), class, owner, slots, memory, saveable, priority, told)| Task {
-            at,
-            work,
-            class: class.to_owned(),
-            owner: owner.to_owned(),
-            project: if told { "a/b" } else { "a" }.to_owned(),
-            slots,
-            memory,
-            saveable,
-            priority,
-            estimate: told.then_some(work),
-            deadline: None,
-        })
+        .prop_map(
+            |((at, work, deadline), class, owner, slots, memory, saveable, priority, told)| Task {
+                at,
+                work,
+                class: class.to_owned(),
+                owner: owner.to_owned(),
+                project: if told { "a/b" } else { "a" }.to_owned(),
+                slots,
+                memory,
+                saveable,
+                priority,
+                estimate: told.then_some(work),
+                deadline,
+            },
+        )
 }
 
 fn cases() -> u32 {
