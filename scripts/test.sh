@@ -63,6 +63,12 @@ if [ -n "$long" ]; then
 	else
 		fail "scripts/kernel/run --fetch: there is no kernel for an_emulator_boots_linux"
 	fi
+	# Rules of the queue are tried on it.
+	if TORPOR_TEST_TRACE=$(scripts/trace.sh); then
+		export TORPOR_TEST_TRACE
+	else
+		echo "left out: a_real_trace_is_tried: scripts/trace.sh cannot get the trace"
+	fi
 fi
 
 failing() { sed -n 's/^test \(.*[^ ]\)  *\.\.\. FAILED$/\1/p' "$1" | sort -u; }

@@ -119,6 +119,32 @@ fn a_trace_of_the_archives_format_is_tried() {
     assert!(text.contains("at no price"), "{text}");
 }
 
+/// Months of a real machine, whose best-effort jobs its own scheduler kills for others: the Gaia cluster, on a part of its
+/// processors, so that there are never enough.
+#[test]
+fn a_real_trace_is_tried() {
+    let Some(trace) = std::env::var_os("TORPOR_TEST_TRACE") else {
+        println!("a_real_trace_is_tried: left out, set TORPOR_TEST_TRACE=$(scripts/trace.sh)");
+        return;
+    };
+    let trace = trace.to_str().unwrap();
+    let queues = ["--queue", "1=normal", "--queue", "2=batch"];
+    let words = ["--trace", trace, "--jobs", "500", "--slots", "1000", "--json"];
+    let output = simulate(&[&words[..], &queues].concat());
+    assert!(output.status.success(), "{}", common::shown(&output));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let of = |policy: usize, key: &str| found["policies"][policy][key].as_i64().unwrap();
+    let (fifo, kill, ours) = (0, 1, 2);
+    assert!(
+        of(ours, "short") > 30 && of(ours, "preemptions") > 100,
+        "the trace is no test: {found}"
+    );
+    assert!((0..4).all(|policy| of(policy, "undone") == 0), "{found}");
+    assert!(of(ours, "wait_p95") * 10 <= of(fifo, "wait_p95"), "{found}");
+    assert_eq!(of(ours, "lost"), 0, "{found}");
+    assert!(of(kill, "lost") > 0 && of(ours, "waste") * 10 <= of(kill, "waste"), "{found}");
+}
+
 #[test]
 fn what_is_no_trace_is_named_by_file_and_line() {
     let dir = tempfile::tempdir().unwrap();
