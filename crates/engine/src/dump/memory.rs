@@ -22,7 +22,7 @@ use crate::lazy;
 use crate::memory::pages::{self, Cutter, Job, PageSpan, Source};
 use crate::memory::relatives::Relatives;
 use crate::memory::vma::{PAGE, Vma, is_wiped_on_fork, status, to_entry};
-use crate::memory::{aio, track};
+use crate::memory::{aio, names, track};
 use crate::page_server::Lent;
 use crate::proc;
 use crate::task::MmFlags;
@@ -67,8 +67,9 @@ pub(super) fn dump_mappings(cx: &mut Dump<'_>, task: usize, flags: &MmFlags) -> 
     }
     join_kernel_data(&mut entries);
     let aios = aio::dump(&mut cx.tasks, task, &vmas)?;
+    let torpor_names = names::of(&vmas);
     cx.tasks[task].vmas = vmas;
-    let mm = MmEntry { aios, ..mm_entry(cx, task, entries, flags)? };
+    let mm = MmEntry { aios, torpor_names, ..mm_entry(cx, task, entries, flags)? };
     cx.later.add(kind::MM, u64::from(vpid.cast_unsigned()), mm);
     Ok(())
 }
@@ -450,6 +451,7 @@ fn mm_entry(
         torpor_memory_merge: flags.memory_merge.then_some(true),
         torpor_coredump_filter: flags.coredump_filter,
         torpor_pkeys: flags.keys,
+        torpor_names: Vec::new(),
     })
 }
 

@@ -122,7 +122,11 @@ fn kib(text: &str) -> Option<u64> {
     text.trim().trim_end_matches("kB").trim().parse().ok()
 }
 
-fn parse(pid: i32, smaps: &str) -> Result<Vec<Vma>> {
+/// As [`read`], of a text that somebody has read.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn parse(pid: i32, smaps: &str) -> Result<Vec<Vma>> {
     let mut all: Vec<Vma> = Vec::new();
     for line in smaps.lines() {
         if let Some(codes) = line.strip_prefix("VmFlags:") {

@@ -36,8 +36,8 @@ use super::transport::Transport;
 use super::{Restore, Task};
 use crate::error::{Context, Error, Result};
 use crate::file::{lock, memfd};
-use crate::memory::aio;
 use crate::memory::vma::{MAP_DROPPABLE, PAGE, is_private, is_wiped_on_fork, status};
+use crate::memory::{aio, names};
 use crate::namespace::ipc;
 use crate::proc;
 use crate::ranges::Ranges;
@@ -607,7 +607,7 @@ pub(crate) fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     .map(drop)
 }
 
-/// What only finished address spaces can have: real protections, advice, locks, guard pages, keys.
+/// What only finished address spaces can have: real protections, advice, locks, guard pages, names, keys.
 /// After the children have been made.
 ///
 /// # Errors
@@ -622,6 +622,7 @@ pub(crate) fn finish(tasks: &mut [Task]) -> Result<()> {
         }
         for task in some {
             if let (Some(mm), Some(husk)) = (&task.image.mm, task.threads.first_mut()) {
+                names::restore(husk, mm)?;
                 keys::restore(husk, mm)?;
             }
         }

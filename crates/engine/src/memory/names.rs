@@ -1,0 +1,74 @@
+//! Names that programs give to anonymous memory (`PR_SET_VMA_ANON_NAME`), for those who read `/proc/PID/maps`. Kernels
+//! without them (before Linux 5.17, or without `CONFIG_ANON_VMA_NAME`) show none, and take none.
+
+use torpor_images::proto::{MmEntry, TorporMemoryName};
+use torpor_tracee::Tracee;
+
+use super::vma::Vma;
+use crate::error::{Error, Result};
+
+/// What the kernel puts before the name of private memory, and of shared memory.
+const KINDS: [&str; 2] = ["[anon:", "[anon_shmem:"];
+/// How long a name can be (`ANON_VMA_NAME_MAX_LEN` of the kernel, without the zero).
+const LONGEST: usize = 79;
+/// So many names have room in a process at once.
+const AT_ONCE: usize = 32;
+/// linux/prctl.h.
+const PR_SET_VMA: u64 = 0x5356_4d41;
+const PR_SET_VMA_ANON_NAME: u64 = 0;
+
+/// The names among the mappings of a task.
+pub(crate) fn of(vmas: &[Vma]) -> Vec<TorporMemoryName> {
+    let name = |vma: &Vma| {
+        let name = KINDS.iter().find_map(|kind| vma.map.name.strip_prefix(kind))?;
+        let name = name.strip_suffix(']')?.to_owned();
+        Some(TorporMemoryName { start: vma.map.start, end: vma.map.end, name })
+    };
+    vmas.iter().filter_map(name).collect()
+}
+
+/// Gives the memory of a process its names, as far as this kernel has any.
+///
+/// # Errors
+/// A name that is too long to be one; if the husk has ended.
+pub(crate) fn restore(husk: &mut Tracee, mm: &MmEntry) -> Result<()> {
+    if let Some(name) = mm.torpor_names.iter().find(|name| name.name.len() > LONGEST) {
+        let reason = format!("has a name of {} bytes for memory", name.name.len());
+        return Err(Error::invalid("mm", reason));
+    }
+    for names in mm.torpor_names.chunks(AT_ONCE) {
+        let mut batch = husk.batch();
+        for TorporMemoryName { start, end, name } in names {
+            let name = batch.cstr(name).0;
+            let args = [PR_SET_VMA, PR_SET_VMA_ANON_NAME, *start, end.saturating_sub(*start), name];
+            batch.call((libc::SYS_prctl, args));
+        }
+        // Nothing works otherwise without.
+        batch.run()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::memory::vma::parse;
+
+    #[test]
+    fn names_are_found_in_the_lines_of_mappings() {
+        let text = "7f00000000-7f00001000 rw-p 00000000 00:00 0 [anon:a heap: [1]]\n\
+                    7f00001000-7f00002000 rw-p 00000000 00:00 0 \n\
+                    7f00002000-7f00004000 rw-s 00000000 00:01 9 [anon_shmem:queue]\n\
+                    7f00004000-7f00005000 rw-p 00000000 00:00 0 [heap]\n";
+        let vmas = parse(7, text).unwrap();
+        let names = of(&vmas);
+        let found: Vec<_> =
+            names.iter().map(|name| (name.start, name.end, name.name.as_str())).collect();
+        let wanted = [
+            (0x7f_0000_0000, 0x7f_0000_1000, "a heap: [1]"),
+            (0x7f_0000_2000, 0x7f_0000_4000, "queue"),
+        ];
+        assert_eq!(found, wanted);
+    }
+}
