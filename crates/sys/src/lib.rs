@@ -7,6 +7,7 @@
 #![warn(unreachable_pub)]
 #![allow(unsafe_code)]
 
+pub mod bpf;
 pub mod confine;
 pub mod epoll;
 pub mod event;

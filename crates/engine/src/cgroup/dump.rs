@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -17,6 +18,7 @@ use torpor_images::{ImageDir, kind};
 use torpor_kernel::cgroup::{self, Membership};
 
 use super::hierarchy::Hierarchies;
+use super::programs::{self, GroupPrograms};
 use super::properties::{Properties, is_list_of_tasks};
 use super::view::{SeenRoots, outside};
 use super::wanted_properties;
@@ -75,6 +77,8 @@ pub(crate) struct Survey<'a> {
     pub id_maps: &'a IdMaps,
     /// Device and inode of the file of a group that was frozen.
     pub frozen: Option<(u64, u64)>,
+    /// Whether what is not kept is refused.
+    pub strict: bool,
 }
 
 /// Finds out which groups the tasks are in and writes them.
@@ -112,7 +116,8 @@ pub(crate) fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<(
     if sets.all.len() == 1 {
         return Ok(());
     }
-    let controllers = dump_controllers(cx, sets, &own, &properties, &threaded)?;
+    let pid = tasks.first().map_or(0, |root| root.pid);
+    let controllers = dump_controllers(cx, sets, (&own, pid), &properties, &threaded)?;
     let all = (OWN..).zip(&sets.all);
     let mut all = all.map(|(id, ctls)| CgSetEntry { id, ctls: ctls.clone() });
     let entry = CgroupEntry { torpor_own_set: all.next(), sets: all.collect(), controllers };
@@ -156,13 +161,13 @@ fn prefixes(pid: i32, roots: &Membership, groups: &Membership) -> Result<BTreeMa
 fn dump_controllers(
     cx: &Survey<'_>,
     sets: &Sets,
-    own: &Membership,
+    (own, pid): (&Membership, i32),
     properties: &Properties,
     threaded: &BTreeSet<String>,
 ) -> Result<Vec<CgControllerEntry>> {
     let mut heads: BTreeMap<&str, BTreeSet<PathBuf>> = BTreeMap::new();
     for member in sets.all.iter().skip(1).flatten() {
-        let path = PathBuf::from(std::ffi::OsStr::from_bytes(&member.path));
+        let path = PathBuf::from(OsStr::from_bytes(&member.path));
         let below = chosen_root(cx, &member.name).filter(|root| path.starts_with(root));
         let path = below.map_or(path, |root| root.to_owned());
         // Each hierarchy is named, also where there is nothing to be made.
@@ -176,7 +181,13 @@ fn dump_controllers(
     for (name, heads) in heads {
         let yard = cx.cgroups.yard.as_deref();
         let hierarchy = hierarchies.get(name, cx.host, yard)?;
-        let keep = Keep { names: properties.of(name), maps: cx.id_maps, frozen: cx.frozen };
+        let mut keep = Keep {
+            names: properties.of(name),
+            maps: cx.id_maps,
+            frozen: cx.frozen,
+            // The unified hierarchy has no name. Others have no programs.
+            programs: name.is_empty().then(Vec::new),
+        };
         let mut dirs = Vec::new();
         let topmost =
             heads.iter().filter(|h| !heads.iter().any(|other| *h != other && h.starts_with(other)));
@@ -184,8 +195,9 @@ fn dump_controllers(
             let what = || format!("cgroup {} ({name})", head.display());
             let dir = hierarchy.open(head).context(what)?;
             let relative = head.strip_prefix("/").unwrap_or(head);
-            dirs.push(keep.group(dir.as_fd(), relative.as_os_str().as_bytes(), 0).context(what)?);
+            dirs.push(keep.group(dir.as_fd(), relative, 0).context(what)?);
         }
+        programs::leave_out(keep.programs.as_deref().unwrap_or_default(), pid, cx.strict)?;
         if dirs.is_empty() {
             let root =
                 hierarchy.open(Path::new("/")).context(|| format!("open cgroup / ({name})"))?;
@@ -216,17 +228,23 @@ struct Keep<'a> {
     names: Vec<String>,
     maps: &'a IdMaps,
     frozen: Option<(u64, u64)>,
+    /// What is not kept, where groups have programs.
+    programs: Option<Vec<GroupPrograms>>,
 }
 
 impl Keep<'_> {
     fn group(
-        &self,
+        &mut self,
         dir: BorrowedFd<'_>,
-        name: &[u8],
+        path: &Path,
         depth: usize,
     ) -> rustix::io::Result<CgroupDirEntry> {
         if depth > DEPTH {
             return Err(Errno::LOOP);
+        }
+        // The topmost is whoever's that has started the tree; what is attached to it is theirs to attach again.
+        if let Some(programs) = self.programs.as_mut().filter(|_| depth > 0) {
+            programs.extend(GroupPrograms::of(dir, path));
         }
         let mut children = Vec::new();
         for entry in rustix::fs::Dir::read_from(dir)? {
@@ -238,7 +256,10 @@ impl Keep<'_> {
             }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             match rustix::fs::openat(dir, entry.file_name(), flags, Mode::empty()) {
-                Ok(fd) => children.push(self.group(fd.as_fd(), child, depth + 1)?),
+                Ok(fd) => {
+                    let path = path.join(OsStr::from_bytes(child));
+                    children.push(self.group(fd.as_fd(), &path, depth + 1)?);
+                }
                 // Others may remove their groups meanwhile.
                 Err(Errno::NOENT) => {}
                 Err(e) => return Err(e),
@@ -246,8 +267,9 @@ impl Keep<'_> {
         }
         children.sort_by(|a, b| a.dir_name.cmp(&b.dir_name));
         let properties = self.names.iter().filter_map(|name| self.property(dir, name));
+        let name = if depth == 0 { path.as_os_str() } else { path.file_name().unwrap_or_default() };
         Ok(CgroupDirEntry {
-            dir_name: name.to_vec(),
+            dir_name: name.as_bytes().to_vec(),
             children,
             properties: properties.collect(),
             dir_perms: Some(self.permissions(dir)?),

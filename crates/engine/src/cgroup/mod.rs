@@ -9,6 +9,7 @@ mod cpuset;
 mod dump;
 mod hierarchy;
 mod pause;
+mod programs;
 mod properties;
 mod restore;
 mod room;

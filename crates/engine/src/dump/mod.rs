@@ -62,7 +62,9 @@ use crate::memory::vma::Vma;
 use crate::namespace::mount::{self, TreeMounts};
 use crate::namespace::net::FreshSettings;
 use crate::namespace::user::IdMaps;
-use crate::namespace::{self, Namespace, Namespaces, NsKind, limits, nested_user, pid, time};
+use crate::namespace::{
+    self, Namespace, Namespaces, NsKind, limits, nested_user, pid, pid_settings, time,
+};
 use crate::network::accept::Running;
 use crate::options::Options;
 use crate::task::{Filters, ProcFiles};
@@ -176,6 +178,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         host: &cx.mounts.host,
         id_maps: &cx.id_maps,
         frozen: cx.freezer.frozen_before(),
+        strict: cx.opts.strict,
     };
     cgroup::dump(&search, &cx.tasks, &mut cx.cgroups)?;
     twin::prepare(cx)?;
@@ -382,6 +385,8 @@ impl<'a> Dump<'a> {
         let nested = self.ns.users.iter().filter_map(|user| user.file.as_ref()).map(AsFd::as_fd);
         let root = self.ns.own_user().and_then(|ns| ns.file.as_ref()).map(AsFd::as_fd);
         limits::check(nested, root, self.opts.pid)?;
+        let pids = self.ns.of_kind(NsKind::Pid);
+        pid_settings::check(pids, &self.opts.given.external, self.opts.strict)?;
         time::check_rights(&self.tasks, &self.ns)?;
         pid::note(&self.tasks, &mut self.pids, &self.ns)
     }

@@ -2,15 +2,14 @@
 //! made in one and below it. Sandboxes set them (`bwrap --disable-userns`), so that nobody in there becomes
 //! root of a namespace. They are not kept: what has them is refused, since it would come back without.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 
 use rustix::fs::{fstat, stat};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_sys::ns;
-use torpor_sys::process::{self, Status};
 
+use super::ask::ask;
 use crate::error::{Context, Error, Result};
 
 /// Where the kernel shows those of the user namespace that the reader lives in.
@@ -61,36 +60,11 @@ fn refuse_limited(namespace: BorrowedFd<'_>, pid: i32) -> Result<()> {
 
 /// The first limit that a user namespace has been given, if there is one.
 fn limit_of(namespace: BorrowedFd<'_>) -> Result<Option<String>> {
-    let what = || "look into a user namespace".to_owned();
-    let (mut ours, mut theirs) = UnixStream::pair().context(what)?;
-    let pid = process::fork(|| {
-        let kind = Some(LinkNameSpaceType::User);
-        let entered = move_into_link_name_space(namespace, kind).map_err(io::Error::from);
-        let told = entered.and_then(|()| first_limit()).and_then(|name| {
-            let name = name.unwrap_or_default();
-            theirs.write_all(name.as_bytes())
-        });
-        told.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0)
+    let name = ask(|| {
+        move_into_link_name_space(namespace, Some(LinkNameSpaceType::User))?;
+        Ok(first_limit()?.unwrap_or_default())
     });
-    drop(theirs);
-    let pid = match pid {
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-            tracing::warn!(
-                "This process has threads: it cannot look for limits of user namespaces"
-            );
-            return Ok(None);
-        }
-        pid => pid.context(what)?,
-    };
-    let mut name = String::new();
-    let read = ours.read_to_string(&mut name);
-    let ended = process::wait(pid, true).context(what)?;
-    match ended {
-        Some((_, Status::Exited(0))) => read.map(drop),
-        Some((_, Status::Exited(code))) => Err(io::Error::from_raw_os_error(code)),
-        _ => Err(io::ErrorKind::BrokenPipe.into()),
-    }
-    .context(what)?;
+    let name = name.context(|| "look into a user namespace".to_owned())?;
     Ok((!name.is_empty()).then_some(name))
 }
 

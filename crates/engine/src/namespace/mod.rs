@@ -1,5 +1,6 @@
 //! Namespaces: which there are, and how to work inside one.
 
+mod ask;
 mod enter;
 mod external;
 mod homes;
@@ -9,6 +10,7 @@ pub(crate) mod mount;
 pub(crate) mod nested_user;
 pub(crate) mod net;
 pub(crate) mod pid;
+pub(crate) mod pid_settings;
 #[cfg(test)]
 pub(crate) mod testing;
 pub(crate) mod time;
