@@ -168,20 +168,22 @@ fn files_that_a_server_has_stay_as_they_are() {
 #[test]
 fn silent_peers_keep_nobody_waiting() {
     let keys = tempfile::tempdir().unwrap();
-    let options = certificates(keys.path());
-    let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
-    let mut server = Server::start(there.path(), &options);
-    let port: u16 = server.port.parse().unwrap();
-    // They are there until the dump is over.
-    let silent: Vec<TcpStream> =
-        (0..3).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
-    task.put_to_sleep(&[&server.options()[..], &options].concat());
-    assert!(server.end());
-    drop(silent);
-    server.hand_over(task.dir.path());
-    task.restore(&[]);
-    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+    let secured = certificates(keys.path());
+    let secured: Vec<&str> = secured.iter().map(String::as_str).collect();
+    for options in [&secured[..], &[]] {
+        let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
+        let mut server = Server::start(there.path(), options);
+        let port: u16 = server.port.parse().unwrap();
+        // They are there until the dump is over.
+        let silent: Vec<TcpStream> =
+            (0..3).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+        task.put_to_sleep(&[&server.options()[..], options].concat());
+        assert!(server.end());
+        drop(silent);
+        server.hand_over(task.dir.path());
+        task.restore(&[]);
+        assert_eq!(task.look(), format!("ok {PAGES}\n"));
+    }
 }
 
 /// Dumps a task to a server with these options of both ends, and restores it. Returns the log
