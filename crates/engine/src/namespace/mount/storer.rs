@@ -23,7 +23,8 @@ const DATA: usize = HEAD.len() + 2 + 4 + BLOCK;
 /// The head of a block that is stored, the last of its member.
 const BLOCK: usize = 5;
 
-/// A stream of members, each with one piece. Those that are nothing but zeros are packed.
+/// A stream of members, each with one piece. Those that end with so many zeros that little is left are packed: holes, and how
+/// each archive ends.
 pub(super) struct Storer<W: Write> {
     out: W,
     /// Bytes of the stream so far, within a unit.
@@ -52,8 +53,8 @@ impl<W: Write> Storer<W> {
     }
 
     fn store(&mut self) -> io::Result<()> {
-        let is_zero = self.piece.len() == PIECE && self.piece.iter().all(|&byte| byte == 0);
-        let member = if is_zero { packed(&self.piece)? } else { stored(&self.piece, self.at) };
+        let has_data = self.piece[self.piece.len() / 16..].iter().any(|&byte| byte != 0);
+        let member = if has_data { stored(&self.piece, self.at) } else { packed(&self.piece)? };
         self.out.write_all(&member)?;
         self.at = (self.at + member.len()) % UNIT;
         self.has_begun = true;
@@ -151,6 +152,8 @@ mod tests {
             assert!(output.status.success() && output.stdout == stream);
         }
         assert!(whole(&vec![0; 100 * PIECE], PIECE).len() < 2 * PIECE, "zeros take no room");
+        let small = [counted(1, 5), vec![0; 200 * UNIT]].concat();
+        assert!(whole(&small, PIECE).len() < 5 * UNIT, "nor does an archive of little");
     }
 
     /// What is equal in two streams can be found at multiples of a unit, also behind zeros and something that has come in between.
