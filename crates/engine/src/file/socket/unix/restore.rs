@@ -312,15 +312,15 @@ impl UnixRestorer {
 
     /// Lets those listen that do not yet.
     fn listen(&mut self, cx: &mut Neighbours<'_>) -> Result<()> {
-        let mut by_maker: BTreeMap<_, (Option<SkUcred>, Vec<(OwnedFd, u32)>)> = BTreeMap::new();
+        let mut by_maker: BTreeMap<_, Vec<(OwnedFd, u32)>> = BTreeMap::new();
         for id in std::mem::take(&mut self.deaf) {
             let usk = self.entry(id)?;
-            let who = self.remembered(cx, usk);
+            let who = self.remembered(cx, usk).map(|who| (who.pid, who.uid, who.gid));
             let listener = (duplicate(file(cx, id)?)?, usk.backlog);
-            let of_maker = by_maker.entry(who.map(|who| (who.pid, who.uid, who.gid)));
-            of_maker.or_insert_with(|| (who, Vec::new())).1.push(listener);
+            by_maker.entry(who).or_default().push(listener);
         }
-        for (who, listeners) in by_maker.into_values() {
+        for (who, listeners) in by_maker {
+            let who = who.map(|(pid, uid, gid)| SkUcred { pid, uid, gid });
             let all: Vec<_> =
                 listeners.iter().map(|(fd, backlog)| (fd.as_fd(), *backlog)).collect();
             maker::listen(cx, who, &all)?;
