@@ -91,10 +91,12 @@ impl InetOptions {
 }
 
 impl fmt::Display for InetOptions {
-    /// Those that a new socket does not have.
+    /// Those that a new socket does not have, as kernels are set up.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let on = |option: Option<bool>| option.filter(|on| *on).map(|_| String::new());
-        let number = |value: Option<u32>| value.map(|value| format!(" {value}"));
+        let number = |value: Option<u32>, usual: u32| {
+            value.filter(|&value| value != usual).map(|value| format!(" {value}"))
+        };
         let icmp = match &self.icmp {
             IcmpFilter::None => None,
             IcmpFilter::Four(word) => Some(format!(" {word:#x}")),
@@ -104,15 +106,15 @@ impl fmt::Display for InetOptions {
             ("IPV6_V6ONLY", on(self.only_ipv6)),
             ("IP_FREEBIND", on(Some(self.free_bind))),
             ("IP_PKTINFO", on(self.packet_info)),
-            ("IP_TOS", number(self.type_of_service)),
-            ("IP_TTL", number(self.time_to_live)),
+            ("IP_TOS", number(self.type_of_service, 0)),
+            ("IP_TTL", number(self.time_to_live, 64)),
             ("IP_HDRINCL", on(self.header_included)),
             ("IP_NODEFRAG", on(self.no_reassembly)),
             ("IP_CHECKSUM", on(self.checksum)),
             ("ICMP_FILTER", icmp),
-            ("TCP_KEEPCNT", number(self.tcp.keep_count)),
-            ("TCP_KEEPIDLE", number(self.tcp.keep_idle)),
-            ("TCP_KEEPINTVL", number(self.tcp.keep_interval)),
+            ("TCP_KEEPCNT", number(self.tcp.keep_count, 9)),
+            ("TCP_KEEPIDLE", number(self.tcp.keep_idle, 7200)),
+            ("TCP_KEEPINTVL", number(self.tcp.keep_interval, 75)),
             ("TCP_NODELAY", on(self.tcp.no_delay)),
             ("TCP_CORK", on(self.tcp.cork)),
         ];

@@ -304,6 +304,10 @@ mod tests {
             said.ends_with(", with IP_FREEBIND, with IP_TTL 5, with TCP_NODELAY (file 7)"),
             "{said}"
         );
+        let usual = marked.isk.as_mut().unwrap();
+        usual.ip_opts = Some(IpOptsEntry { ttl: Some(64), tos: Some(0), ..Default::default() });
+        usual.tcp_opts = Some(TcpOptsEntry { keepidle: Some(7200), ..Default::default() });
+        assert!(text(&marked).unwrap().ends_with(", close (file 7)"));
 
         let netlink = NetlinkSkEntry { groups: vec![0x8000_0001], ..NetlinkSkEntry::default() };
         let netlink = FileEntry { nlsk: Some(netlink), ..FileEntry::default() };
