@@ -205,7 +205,7 @@ impl Link {
     /// bytes those have.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If one of them is gone, or the disk does not give it (named in the error).
     pub(super) fn compare_with(&mut self, dir: &Path, number: u32) -> Result<u64> {
         let mut all = 0;
         for (name, path) in images(dir)? {

@@ -48,7 +48,7 @@ impl Earlier {
     /// Reads it once.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If it is gone, or the disk does not give it.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let file = File::open(path).context(|| path.display().to_string())?;
         let path = path.to_owned();
