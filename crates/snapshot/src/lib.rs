@@ -55,5 +55,6 @@ pub mod stored;
 pub mod streams;
 pub mod template;
 pub mod unpack;
+pub mod url;
 
 pub use torpor_blobs::{self as store, oci, reference};

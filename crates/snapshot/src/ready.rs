@@ -1,8 +1,7 @@
 //! When a container is ready.
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,18 +13,16 @@ use std::time::{Duration, Instant};
 use regex::Regex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use torpor_tls::{host_of, unverified};
 
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
 use crate::process::has_ended;
+use crate::url::Url;
 
 /// How long is waited between the first two looks; twice as long each time.
 const GLANCE: Duration = Duration::from_millis(2);
 /// How long is waited between two looks at most.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long an answer may take.
-const ANSWER: Duration = Duration::from_secs(10);
 /// How long is waited for the last words of a container that has ended, while somebody has its
 /// streams open.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -47,69 +44,6 @@ pub enum Ready {
     Exec(String),
     /// It says so at the socket that `NOTIFY_SOCKET` names.
     Notify,
-}
-
-/// What is asked for by HTTP.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Url {
-    /// Whether it is asked for over TLS.
-    is_encrypted: bool,
-    /// Host and port.
-    authority: String,
-    path: String,
-}
-
-impl Url {
-    /// The one that `text` is, if it is one.
-    fn of(text: &str) -> Option<Self> {
-        let (scheme, rest) = text.split_once("://")?;
-        let (is_encrypted, port) = match scheme {
-            "http" => (false, 80),
-            "https" => (true, 443),
-            _ => return None,
-        };
-        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let authority = match authority.contains(':') {
-            true => authority.to_owned(),
-            false => format!("{authority}:{port}"),
-        };
-        let path = if path.is_empty() { "/" } else { path }.to_owned();
-        Some(Self { is_encrypted, authority, path })
-    }
-
-    /// Whether a request is answered with a status below 400.
-    fn answers(&self) -> io::Result<bool> {
-        let stream = TcpStream::connect(&self.authority)?;
-        stream.set_read_timeout(Some(ANSWER))?;
-        stream.set_write_timeout(Some(ANSWER))?;
-        match self.is_encrypted {
-            true => {
-                let over = unverified::over(stream, host_of(&self.authority));
-                self.answers_over(over.map_err(io::Error::other)?)
-            }
-            false => self.answers_over(stream),
-        }
-    }
-
-    /// The same over a connection.
-    fn answers_over(&self, mut stream: impl Read + Write) -> io::Result<bool> {
-        let Self { authority, path, .. } = self;
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes())?;
-        stream.flush()?;
-        let mut head = String::new();
-        BufReader::new(stream.take(4096)).read_line(&mut head)?;
-        let status = head.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
-        Ok(status.is_some_and(|status| status < 400))
-    }
-}
-
-impl fmt::Display for Url {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.is_encrypted { "https" } else { "http" };
-        write!(f, "{scheme}://{}{}", self.authority, self.path)
-    }
 }
 
 impl Ready {
@@ -270,7 +204,7 @@ impl Waiting<'_> {
                 return Ok(());
             }
             if Instant::now() >= end {
-                let last = last.map(|code| format!(": {}", of_code(code))).unwrap_or_default();
+                let last = last.map(|last| format!(": {last}")).unwrap_or_default();
                 let text =
                     format!("the container was not ready ({ready}) within {timeout:?}{last}");
                 return Err(with_words(Error::new(text), &self.output.printed().tail()));
@@ -285,22 +219,28 @@ impl Waiting<'_> {
         with_words(error, &(self.output.last_words() + &self.runtime.printed(self.id)))
     }
 
-    /// Looks once, until `end` at most. Of a command `last` is how it ended.
+    /// Looks once, until `end` at most; `last` says why not, if that is known.
     fn look(
         &self,
         ready: &Ready,
         pid: u32,
         end: Instant,
-        last: &mut Option<Option<i32>>,
+        last: &mut Option<String>,
     ) -> Result<bool> {
         match ready {
-            Ready::Url(url) => Ok(inside_network(pid, || url.answers())?.unwrap_or(false)),
+            Ready::Url(url) => {
+                let refused = inside_network(pid, || url.ask(end))?.err();
+                let is_ready = refused.is_none();
+                *last = refused.map(|error| error.to_string());
+                Ok(is_ready)
+            }
             // Nobody connects: a server must not find a connection in its snapshot.
             Ready::Tcp(port) => Ok(listens(pid, *port)),
             Ready::Log(pattern) => Ok(self.output.has(pattern)),
             Ready::Exec(command) => {
-                *last = self.command(command, pid, end)?.or(*last);
-                Ok(*last == Some(Some(0)))
+                let Some(code) = self.command(command, pid, end)? else { return Ok(false) };
+                *last = Some(of_code(code));
+                Ok(code == Some(0))
             }
             Ready::Notify => {
                 let mut words = [0; 4096];
@@ -455,18 +395,12 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read() {
-        for (text, shown) in [
-            ("http://localhost", "http://localhost:80/"),
-            ("https://localhost/a/b?c", "https://localhost:443/a/b?c"),
-            ("https://127.0.0.1:8443/", "https://127.0.0.1:8443/"),
-        ] {
-            assert_eq!(text.parse::<Ready>().unwrap().to_string(), shown);
-        }
-        for text in ["ftp://localhost/", "localhost", "exec:", "tcp:http"] {
+    fn what_shows_it_is_read() {
+        assert!(matches!("https://localhost/".parse::<Ready>().unwrap(), Ready::Url(_)));
+        assert!(matches!("exec:wget http://a/".parse::<Ready>().unwrap(), Ready::Exec(_)));
+        for text in ["ftp://localhost/", "localhost", "http://", "exec:", "tcp:http"] {
             assert!(text.parse::<Ready>().is_err(), "{text}");
         }
-        assert!(matches!("exec:wget http://a/".parse::<Ready>().unwrap(), Ready::Exec(_)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Connections to servers whose certificates count for nothing: somebody asks whether they answer at all, and tells
 //! them nothing that they must not know.
 
-use std::net::TcpStream;
+use std::io::{Read, Write};
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -12,7 +12,7 @@ use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureSch
 use crate::{Result, failed};
 
 /// A connection that is encrypted, with whomever.
-pub type Encrypted = StreamOwned<ClientConnection, TcpStream>;
+pub type Encrypted<S> = StreamOwned<ClientConnection, S>;
 
 /// Takes any certificate. Whoever shows it has to have its key.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl ServerCertVerifier for Anybody {
 ///
 /// # Errors
 /// If `host` is neither a name nor an address.
-pub fn over(socket: TcpStream, host: &str) -> Result<Encrypted> {
+pub fn over<S: Read + Write>(socket: S, host: &str) -> Result<Encrypted<S>> {
     let name = ServerName::try_from(host.to_owned()).map_err(|e| failed(host, &e))?;
     let provider = Arc::<CryptoProvider>::new(aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
