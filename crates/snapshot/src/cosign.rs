@@ -44,6 +44,13 @@ struct Bundle {
     verification_material: Material,
 }
 
+impl Bundle {
+    /// Whether it is of a kind that is read here.
+    fn is_known(&self) -> bool {
+        self.media_type == BUNDLE && self.dsse_envelope.payload_type == STATEMENT
+    }
+}
+
 /// By what a signature says that it can be verified.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -75,6 +82,15 @@ struct Signed {
 struct Statement {
     predicate_type: String,
     subject: Vec<Subject>,
+}
+
+impl Statement {
+    /// Whether it is about the manifest with this digest.
+    fn is_about(&self, digest: &str) -> bool {
+        let hex = hex_of(digest);
+        hex.is_some()
+            && self.subject.iter().any(|one| one.digest.get("sha256").map(String::as_str) == hex)
+    }
 }
 
 #[derive(Deserialize)]
@@ -125,24 +141,26 @@ pub fn check(reference: &Reference, digest: &str, keys: &[PathBuf]) -> Result<Op
 /// Who is said to have signed the manifest with this digest. Nobody has verified it.
 ///
 /// # Errors
-/// If what refers to the manifest cannot be read.
+/// If the list of what refers to the manifest cannot be read.
 pub fn claimed(reference: &Reference, digest: &str) -> Result<Vec<String>> {
-    let mut all = Vec::new();
-    for bytes in bundles(reference, digest)? {
-        // Others may have stored what is no bundle, or tells of something else.
-        let Ok(bundle) = serde_json::from_slice::<Bundle>(&bytes?) else { continue };
-        let payload = STANDARD.decode(&bundle.dsse_envelope.payload).unwrap_or_default();
-        let statement = serde_json::from_slice::<Statement>(&payload);
-        if !statement.is_ok_and(|statement| statement.predicate_type == SIGNED) {
-            continue;
-        }
-        all.push(match bundle.verification_material.public_key {
-            Some(Hint { hint }) if !hint.is_empty() => format!("cosign, with the key {hint}"),
-            Some(_) => "cosign, with a key".to_owned(),
-            None => "cosign, with a certificate".to_owned(),
-        });
+    // Anybody may have stored what cannot be read.
+    let bundles = bundles(reference, digest)?.filter_map(Result::ok);
+    Ok(bundles.filter_map(|bundle| claim(&bundle, digest)).collect())
+}
+
+/// Who is said by a bundle to have signed the manifest with this digest; nobody by what is no bundle, or tells of something else.
+fn claim(bundle: &[u8], digest: &str) -> Option<String> {
+    let bundle: Bundle = serde_json::from_slice(bundle).ok()?;
+    let payload = STANDARD.decode(&bundle.dsse_envelope.payload).ok()?;
+    let statement: Statement = serde_json::from_slice(&payload).ok()?;
+    if !bundle.is_known() || statement.predicate_type != SIGNED || !statement.is_about(digest) {
+        return None;
     }
-    Ok(all)
+    Some(match bundle.verification_material.public_key {
+        Some(Hint { hint }) if !hint.is_empty() => format!("cosign, with the key {hint}"),
+        Some(_) => "cosign, with a key".to_owned(),
+        None => "cosign, with a certificate".to_owned(),
+    })
 }
 
 /// The bundles that refer to the manifest with this digest.
@@ -171,10 +189,11 @@ fn verify(bundle: &[u8], digest: &str, keys: &[Key]) -> Result<Option<String>> {
     let wrong = |why: &str| Err(Error::new(format!("the signature of cosign {why}")));
     let binary =
         |text: &str| STANDARD.decode(text).map_err(|e| Error::new(e.to_string()).during(what()));
-    let Bundle { media_type, dsse_envelope, .. } = serde_json::from_slice(bundle).context(what)?;
-    if media_type != BUNDLE || dsse_envelope.payload_type != STATEMENT {
+    let bundle: Bundle = serde_json::from_slice(bundle).context(what)?;
+    if !bundle.is_known() {
         return wrong("is of a kind that is not known here");
     }
+    let dsse_envelope = bundle.dsse_envelope;
     let payload = binary(&dsse_envelope.payload)?;
     let message = encoded(&dsse_envelope.payload_type, &payload);
     let statement: Statement = serde_json::from_slice(&payload).context(what)?;
@@ -185,9 +204,7 @@ fn verify(bundle: &[u8], digest: &str, keys: &[Key]) -> Result<Option<String>> {
     let signatures = signatures.collect::<Result<Vec<_>>>()?;
     let signed = keys.iter().find(|key| signatures.iter().any(|one| key.has_signed(&message, one)));
     let Some(key) = signed else { return wrong("is of none of the keys that are believed") };
-    let hex = hex_of(digest);
-    let about = |one: &Subject| one.digest.get("sha256").map(String::as_str) == hex;
-    match statement.subject.iter().any(about) {
+    match statement.is_about(digest) {
         true => Ok(Some(key.file.display().to_string())),
         false => wrong("is of another snapshot"),
     }
@@ -212,16 +229,36 @@ mod tests {
         assert_eq!(encoded, b"DSSEv1 29 http://example.com/HelloWorld 11 hello world");
     }
 
+    fn bundle(media: &str, kind: &str, payload: &str, sig: &str) -> String {
+        let envelope = json!({
+            "payload": STANDARD.encode(payload),
+            "payloadType": kind,
+            "signatures": [{ "sig": sig }],
+        });
+        let material = json!({ "publicKey": { "hint": "a key" } });
+        json!({ "mediaType": media, "dsseEnvelope": envelope, "verificationMaterial": material })
+            .to_string()
+    }
+
+    /// What everybody may store beside a snapshot claims nothing of it.
+    #[test]
+    fn claims_are_about_the_snapshot() {
+        let (digest, other) = ("a".repeat(64), "b".repeat(64));
+        let of = |kind: &str, digest: &str| {
+            let subject = json!([{ "digest": { "sha256": digest } }]);
+            let statement = json!({ "predicateType": kind, "subject": subject }).to_string();
+            bundle(BUNDLE, STATEMENT, &statement, "")
+        };
+        let claim = |text: String| claim(text.as_bytes(), &format!("sha256:{digest}"));
+        assert_eq!(claim(of(SIGNED, &digest)).unwrap(), "cosign, with the key a key");
+        assert_eq!(claim(of(SIGNED, &other)), None);
+        assert_eq!(claim(of("https://slsa.dev/provenance/v1", &digest)), None);
+        assert_eq!(claim(of(SIGNED, &digest).replace("bundle", "x")), None);
+        assert_eq!(claim("{".to_owned()), None);
+    }
+
     #[test]
     fn what_is_no_signature_is_refused() {
-        let bundle = |media: &str, kind: &str, payload: &str, sig: &str| {
-            let envelope = json!({
-                "payload": STANDARD.encode(payload),
-                "payloadType": kind,
-                "signatures": [{ "sig": sig }],
-            });
-            json!({ "mediaType": media, "dsseEnvelope": envelope }).to_string()
-        };
         let statement = json!({ "predicateType": SIGNED, "subject": [] }).to_string();
         for (text, why) in [
             (String::from("{}"), "missing field"),

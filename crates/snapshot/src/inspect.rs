@@ -10,7 +10,7 @@ use torpor_kernel::processor::instructions;
 use crate::description::{Description, Machine};
 use crate::error::{Context, Result};
 use crate::progress::size;
-use crate::shelf::{OneArgs, age, stored};
+use crate::shelf::{OneArgs, age, printable, stored};
 use crate::{cosign, mounts, signature};
 
 /// What is known of a snapshot.
@@ -68,7 +68,11 @@ impl Inspection {
         let Self { description, .. } = self;
         let (packs, machine) = (description.packs.len(), &description.machine);
         println!("{} {}", args.reference, self.digest);
-        println!("made from    {}, {}", description.origin.from, age(description.created));
+        println!(
+            "made from    {}, {}",
+            printable(&description.origin.from),
+            age(description.created)
+        );
         println!("processes    {}", description.tasks);
         let (memory, first) = (size(description.memory), size(description.working_set));
         match description.sealed {
@@ -76,20 +80,21 @@ impl Inspection {
             false => println!("memory       {memory}, of which {first} are needed first"),
         }
         println!("stored       {} in {packs} packs", size(self.stored));
-        println!("needs        {}, Linux {} or later", machine.architecture, machine.kernel);
+        let (architecture, kernel) = (printable(&machine.architecture), printable(&machine.kernel));
+        println!("needs        {architecture}, Linux {kernel} or later");
         if !machine.instructions.is_empty() {
             println!("             {}", self.instructions(machine));
         }
         for (at, from) in mounts::of_host(&self.config) {
-            println!("             {from} of the host, at {at}");
+            println!("             {} of the host, at {}", printable(from), printable(at));
         }
-        println!("made on      {}", machine.processor);
+        println!("made on      {}", printable(&machine.processor));
         println!("sealed       {}", sealed(description));
         let all: Vec<&String> = self.signed.iter().chain(&self.cosign).collect();
         if all.is_empty() {
             println!("signed by    nobody");
         }
-        all.iter().for_each(|who| println!("signed by    {who}"));
+        all.iter().for_each(|who| println!("signed by    {}", printable(who)));
     }
 
     /// What it needs of a processor.

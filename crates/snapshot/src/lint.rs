@@ -23,6 +23,7 @@ use torpor_seal::keys::Identities;
 use crate::description::Description;
 use crate::error::{Context, Result};
 use crate::sealed::{self, Openers};
+use crate::shelf::printable;
 use crate::{archive, mounts, secrets, unpack};
 
 /// The state of a TCP socket that has a connection (linux/tcp_states.h).
@@ -92,7 +93,7 @@ pub fn lint(args: &LintArgs, configured: fn() -> Identities) -> Result<ExitCode>
         let rows = found.iter().map(|f| json!({"kind": f.kind, "text": f.text}));
         println!("{}", Value::Array(rows.collect()));
     } else {
-        found.iter().for_each(|finding| println!("{}: {}", finding.kind, finding.text));
+        found.iter().for_each(|found| println!("{}: {}", found.kind, printable(&found.text)));
     }
     Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }

@@ -64,6 +64,12 @@ pub struct GcArgs {
     json: bool,
 }
 
+/// What a snapshot says, which anybody may have written, without what could move a terminal's cursor or begin a line.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.replace(|c: char| c.is_control(), "\u{fffd}")
+}
+
 /// Names the snapshots in a place.
 ///
 /// # Errors
@@ -102,7 +108,7 @@ pub fn list(args: &OneArgs) -> Result<ExitCode> {
             true => format!("sealed in {stored}"),
             false => format!("{memory} of memory in {stored}"),
         };
-        let (from, age) = (&description.origin.from, age(description.created));
+        let (from, age) = (printable(&description.origin.from), age(description.created));
         println!("{reference}  {from}  {content}  {age}");
     }
     Ok(ExitCode::SUCCESS)
@@ -157,7 +163,7 @@ pub fn verify(args: &VerifyArgs) -> Result<ExitCode> {
         }
         false => {
             println!("{}: all {} are as they were packed", args.reference, size(bytes));
-            signed.iter().for_each(|name| println!("signed by {name}"));
+            signed.iter().for_each(|name| println!("signed by {}", printable(name)));
         }
     }
     Ok(ExitCode::SUCCESS)
