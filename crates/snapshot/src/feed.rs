@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -42,6 +42,8 @@ const AHEAD: Duration = Duration::from_millis(5);
 /// How long the rest waits for the first answer at most.
 const HELD: Duration = Duration::from_secs(30);
 
+/// What a link in `/proc/PID/fd` leads to for a userfaultfd(2).
+const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 /// The file, in the directory of the container, that is there until the application has answered.
 const UNANSWERED: &str = "unanswered";
 /// The manifest of the snapshot, in the directory of the container.
@@ -49,21 +51,51 @@ const MANIFEST: &str = "manifest.json";
 /// Its reference.
 const REFERENCE: &str = "reference";
 
+/// The process that brings the pages of a container in.
+#[derive(Debug)]
+pub struct Feeder {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Feeder {
+    /// Waits until it holds what it reads: from then on the snapshot may be removed.
+    ///
+    /// # Errors
+    /// If it has ended before.
+    pub fn wait(&mut self) -> Result<()> {
+        let mut said = [0];
+        let said = self.child.stdout.as_mut().map(|stdout| stdout.read_exact(&mut said));
+        match said {
+            Some(Err(_)) => Err(Error::new("the process that fetches pages has ended")
+                .hint(format!("{} says why", self.log.display()))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends it.
+    pub fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// Starts the process for the container whose files are in `dir`.
 ///
 /// # Errors
 /// If the kernel starts no process, or its log in `dir` cannot be made.
-pub fn start(reference: &Reference, manifest: &Manifest, dir: &Path) -> Result<Child> {
+pub fn start(reference: &Reference, manifest: &Manifest, dir: &Path) -> Result<Feeder> {
     let what = || "starting the process that fetches pages";
     let text = serde_json::to_vec(manifest).context(what)?;
     fs::write(dir.join(MANIFEST), text).context(what)?;
     fs::write(dir.join(REFERENCE), reference.absolute().to_string()).context(what)?;
     let listener = listen(&dir.join("images"))?;
-    let log = File::create(dir.join("feed.log")).context(what)?;
+    let log = dir.join("feed.log");
+    let to = File::create(&log).context(what)?;
     let mut command = Command::new("/proc/self/exe");
     command.args(["snapshot", "feed"]).arg(dir).process_group(0).current_dir("/");
-    command.stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(log);
-    command.spawn().context(what)
+    command.stdin(OwnedFd::from(listener)).stdout(Stdio::piped()).stderr(to);
+    Ok(Feeder { child: command.spawn().context(what)?, log })
 }
 
 /// The socket at which the engine asks for pages of the images in `images`.
@@ -152,6 +184,10 @@ pub fn goes_on(dir: &Path, pid: u32) -> bool {
     let mut tasks = Vec::from_iter(i32::try_from(pid).ok().filter(|_| is_fed));
     let mut next = 0;
     while let Some(pid) = tasks.get(next).copied() {
+        // Memory that a program has registered itself looks the same.
+        if has_userfaultfd(pid) {
+            return false;
+        }
         if misses_pages(pid) {
             return true;
         }
@@ -159,6 +195,12 @@ pub fn goes_on(dir: &Path, pid: u32) -> bool {
         next += 1;
     }
     false
+}
+
+/// Whether a task has a userfaultfd itself; the pager has that of the restore.
+fn has_userfaultfd(pid: i32) -> bool {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    files.filter_map(|file| fs::read_link(file.path()).ok()).any(|to| to.as_os_str() == USERFAULTFD)
 }
 
 /// Whether memory of a task is registered for pages that are missing (proc_pid_smaps(5), VmFlags), as the pager
@@ -191,6 +233,8 @@ pub fn serve(dir: &Path) -> Result<()> {
     let fetch = Fetch::new(&*store, (&description, &manifest), &images, true)?;
     let fetch = fetch.noting(Notes::create(dir)?).waiting_with(dir.join("config.json"));
     fetch.hold()?;
+    // Whoever has started it may not wait for that.
+    let _ = io::stdout().write_all(b"h").and_then(|()| io::stdout().flush());
     let quiet = match reference {
         Reference::Dir { .. } => Duration::ZERO,
         _ => QUIET,

@@ -3,7 +3,7 @@
 use std::cell::{Cell, OnceCell};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use crate::bundle::Bundle;
 use crate::create::files_option;
 use crate::description::Origin;
 use crate::error::{Context, Error, Result};
+use crate::feed::Feeder;
 use crate::fetch::Fetch;
 use crate::instance::{Instance, Own};
 use crate::mounts::Bind;
@@ -544,9 +545,11 @@ impl Start<'_> {
             options: &options,
         };
         let restored = self.streams().and_then(|streams| self.runc.restore(&restore, streams));
+        // Before that a directory may lose what the container needs.
+        let restored =
+            restored.and_then(|it| feeder.as_mut().map_or(Ok(()), Feeder::wait).map(|()| it));
         if let (Err(_), Some(feeder)) = (&restored, &mut feeder) {
-            let _ = feeder.kill();
-            let _ = feeder.wait();
+            feeder.end();
         }
         restored?;
         let milliseconds = self.elapsed();
@@ -567,7 +570,7 @@ impl Start<'_> {
 
     /// Has the packs of a snapshot be beside the images in `dir`: now, or by a process that brings them while the container
     /// runs.
-    fn bring(&self, snapshot: &Snapshot, dir: &Path) -> Result<Option<Child>> {
+    fn bring(&self, snapshot: &Snapshot, dir: &Path) -> Result<Option<Feeder>> {
         let Snapshot { store, manifest, description, template, .. } = snapshot;
         let images = dir.join("images");
         if let Some(template) = template {
