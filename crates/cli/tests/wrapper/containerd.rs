@@ -4,7 +4,8 @@ use std::fs;
 
 use torpor_kubernetes::message::{Answer, Ask, send};
 
-use super::{Meant, Node, is_closed, until};
+use super::kills::is_closed;
+use super::{Meant, Node, until};
 
 #[test]
 fn a_pod_gives_way_once_though_containerd_is_killed() {
