@@ -11,7 +11,7 @@ use torpor_sys::ns;
 
 use super::Namespace;
 use super::ask::ask;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::external::External;
 
 /// Their files, which show those of the namespace that the reader lives in. The second is one of the whole machine before
@@ -21,7 +21,7 @@ const SETTINGS: [&str; 2] = ["vm/memfd_noexec", "kernel/pid_max"];
 /// Looks at those of the pid namespaces of a tree that the restore makes anew.
 ///
 /// # Errors
-/// The refusal; if a namespace cannot be entered.
+/// The refusal, also of what cannot be told, if everything is wanted.
 pub(crate) fn check<'n>(
     spaces: impl Iterator<Item = &'n Namespace>,
     externals: &[External],
@@ -34,26 +34,30 @@ pub(crate) fn check<'n>(
     };
     let own = spaces.filter(|ns| !ns.is_host && !is_given(ns.inode));
     let mut own = own.filter_map(|ns| Some((ns.pid, ns.file.as_ref()?))).peekable();
-    // Unit tests dump in a program of many threads, which must not fork. Programs of the zoo show it.
-    if cfg!(test) || own.peek().is_none() {
+    if own.peek().is_none() {
         return Ok(());
     }
-    let new = match settings_in(|| ns::unshare_namespaces(libc::CLONE_NEWPID)) {
-        Ok(new) => new,
-        Err(error) => {
-            tracing::warn!(
-                "whether settings of its pid namespace are lost cannot be told: {error}"
-            );
-            return Ok(());
-        }
-    };
+    let new = settings_in(|| ns::unshare_namespaces(libc::CLONE_NEWPID));
     for (pid, file) in own {
         let enter = || {
             let kind = Some(LinkNameSpaceType::ProcessID);
             Ok(move_into_link_name_space(file.as_fd(), kind)?)
         };
-        let theirs = settings_in(enter).context(|| "look into a pid namespace".to_owned())?;
-        leave_out(pid, &changed(&new, &theirs), strict)?;
+        let names = new.as_ref().map_err(ToString::to_string).and_then(|new| {
+            let theirs = settings_in(enter).map_err(|error| error.to_string())?;
+            Ok(changed(new, &theirs))
+        });
+        match names {
+            Ok(names) => leave_out(pid, &names, strict)?,
+            Err(error) if strict => {
+                let object = "what its pid namespace is set to by sysctl";
+                return Err(Error::refused(pid, object, format!("cannot be told: {error}")));
+            }
+            // The process has threads, or the namespace has as many processes as it may: its own limit.
+            Err(error) => tracing::warn!(
+                "task {pid}: whether settings of its pid namespace are lost cannot be told: {error}"
+            ),
+        }
     }
     Ok(())
 }

@@ -482,7 +482,7 @@ pub fn restore(processes: &mut [Husks<'_>]) -> Result<()> {
     processes.iter_mut().try_for_each(|process| process.queue(Pending::Most))?;
     let scripts = processes.iter_mut().map(Husks::last).collect::<Result<Vec<_>>>()?;
     Script::run_all(scripts.into_iter().flatten().collect())?;
-    // Nothing is run in a process behind this: the signal of a timer that is due would end it early.
+    // Nothing else is run in a process behind this: the signal of a timer that is due would end it early.
     for process in processes.iter_mut() {
         let timers = process.timers()?;
         process.threads.first_mut().map_or(Ok(()), |leader| timers::arm(leader, &timers))?;

@@ -127,7 +127,7 @@ impl Roots {
     ///
     /// # Errors
     /// If the kernel says nothing of the directory.
-    pub fn may_take_from(&self, dir: BorrowedFd<'_>, file: &Stat) -> Result<bool> {
+    pub(crate) fn may_take_from(&self, dir: BorrowedFd<'_>, file: &Stat) -> Result<bool> {
         let Some(rights) = &self.rights else { return Ok(true) };
         let dir = rustix::fs::fstat(dir).context(|| "fstat".to_owned())?;
         let is_for_all = Mode::from_raw_mode(dir.st_mode).contains(Mode::SVTX);
