@@ -49,7 +49,7 @@ fn above(namespace: BorrowedFd<'_>) -> Result<Vec<OwnedFd>> {
 }
 
 fn refuse_limited(namespace: BorrowedFd<'_>, pid: i32) -> Result<()> {
-    let Some(name) = limit_of(namespace)? else { return Ok(()) };
+    let Some(name) = limit_of(namespace, pid)? else { return Ok(()) };
     Err(Error::refused(
         pid,
         format!("the limit {name} of its user namespace"),
@@ -58,12 +58,20 @@ fn refuse_limited(namespace: BorrowedFd<'_>, pid: i32) -> Result<()> {
     ))
 }
 
-/// The first limit that a user namespace has been given, if there is one.
-fn limit_of(namespace: BorrowedFd<'_>) -> Result<Option<String>> {
+/// The first limit that a user namespace has been given, if there is one. `root` is the task that is refused if this
+/// process cannot look: what is not known may not be lost in silence.
+fn limit_of(namespace: BorrowedFd<'_>, root: i32) -> Result<Option<String>> {
     let name = ask(|| {
         move_into_link_name_space(namespace, Some(LinkNameSpaceType::User))?;
         Ok(first_limit()?.unwrap_or_default())
     });
+    if name.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY)) {
+        return Err(Error::refused(
+            root,
+            "the limits of its user namespace",
+            "cannot be looked at by a process that has threads; dump it from one without",
+        ));
+    }
     let name = name.context(|| "look into a user namespace".to_owned())?;
     Ok((!name.is_empty()).then_some(name))
 }
@@ -83,4 +91,20 @@ fn first_limit() -> io::Result<Option<String>> {
         }
     }
     Ok(limits.into_iter().min())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// What runs this has threads.
+    #[test]
+    fn what_cannot_be_looked_at_is_refused() {
+        let namespace = std::fs::File::open("/proc/self/ns/user").unwrap();
+        let error = check([namespace.as_fd()].into_iter(), None, 4711).unwrap_err();
+        assert!(error.to_string().contains("by a process that has threads"), "{error}");
+        check(std::iter::empty(), None, 4711).unwrap();
+    }
 }
