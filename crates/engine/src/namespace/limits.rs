@@ -21,7 +21,7 @@ const NONE: &str = "2147483647";
 /// restore makes anew or leaves out. `pid` is the root task.
 ///
 /// # Errors
-/// The refusal; if a namespace cannot be entered.
+/// The refusal, also where this process has threads and cannot look; if a namespace cannot be entered.
 pub(crate) fn check<'f>(
     mut nested: impl Iterator<Item = BorrowedFd<'f>>,
     root: Option<BorrowedFd<'_>>,

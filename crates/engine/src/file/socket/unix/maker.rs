@@ -84,8 +84,9 @@ pub(super) fn listen(
         .context(|| "listen on a Unix socket".to_owned())
 }
 
-fn backlog_of(listener: u32) -> i32 {
-    i32::try_from(listener).unwrap_or(i32::MAX)
+/// As listen(2) takes it.
+fn backlog_of(wanted: u32) -> i32 {
+    i32::try_from(wanted).unwrap_or(i32::MAX)
 }
 
 fn listen_from(husk: &mut Tracee, who: SkUcred, sockets: &[(BorrowedFd<'_>, u32)]) -> Result<()> {
