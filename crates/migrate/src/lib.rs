@@ -44,6 +44,7 @@ mod probe;
 mod progress;
 mod record;
 mod report;
+mod room;
 pub mod runtime;
 mod shape;
 mod source;

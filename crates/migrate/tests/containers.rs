@@ -167,20 +167,28 @@ fn a_container_of_runc_moves() {
     }
 }
 
+/// So long is the file of [`with_a_large_file`].
+const LARGE: u64 = 8_000_000;
+
+/// A container that counts and writes into a file in memory, beside which there is a large one.
+fn with_a_large_file() -> Container {
+    let container = Container::start(|config| {
+        let script = "i=0; while :; do i=$((i+1)); echo $i >/new; mv /new /count; \
+                      seq 100 >>/dev/shm/a.log; sleep 0.01; done";
+        config["process"]["args"] = json!(["sh", "-c", script]);
+    });
+    let fill = format!("head -c {LARGE} /dev/urandom >/dev/shm/large");
+    container.says(0, "exec", &[&container.id, "sh", "-c", &fill]);
+    container
+}
+
 /// Rounds bring files in memory; the pause brings only what has changed since, although what has grown has moved all that is
 /// behind it in the archive.
 #[test]
 fn files_in_memory_go_before_the_pause() {
-    const LARGE: u64 = 8_000_000;
     for mode in ["pre-copy", "pipelined", "hybrid"] {
-        let container = Container::start(|config| {
-            let script = "i=0; while :; do i=$((i+1)); echo $i >/new; mv /new /count; \
-                          seq 100 >>/dev/shm/a.log; sleep 0.01; done";
-            config["process"]["args"] = json!(["sh", "-c", script]);
-        });
+        let container = with_a_large_file();
         let (here, there) = (Host::new(), container.agent());
-        let fill = format!("head -c {LARGE} /dev/urandom >/dev/shm/large");
-        container.says(0, "exec", &[&container.id, "sh", "-c", &fill]);
         let sum = |host| container.says(host, "exec", &[&container.id, "md5sum", "/dev/shm/large"]);
         let before = sum(0);
         let more = ["--max-downtime", "0", "--max-rounds", "2"];
@@ -197,6 +205,19 @@ fn files_in_memory_go_before_the_pause() {
         container.goes_on();
         container.says(1, "delete", &["--force", &container.id]);
     }
+}
+
+/// Where a dump could not copy memory while the tasks run, the first round of `pre-copy` does not stop them for files.
+#[test]
+fn files_in_memory_wait_for_the_pause_if_all_would_be_copied_in_another() {
+    let container = with_a_large_file();
+    let (here, there) = (Host::new(), container.agent());
+    let more = ["--max-downtime", "0", "--max-rounds", "2", "--dump-option=--compress=lz4"];
+    let report = container.moves_with(&here, "pre-copy", &more, &there.address).unwrap();
+    let rounds = report["rounds"].as_array().unwrap();
+    let bytes: Vec<u64> = rounds.iter().map(|it| it["bytes"].as_u64().unwrap()).collect();
+    assert!(bytes[0] < LARGE && *bytes.last().unwrap() > LARGE, "{bytes:?}");
+    container.goes_on();
 }
 
 #[test]

@@ -11,9 +11,9 @@ use torpor_worker::{Event, Idle, Worker};
 use crate::engine::{self, PAGES, judge, over_pages, repeat};
 use crate::error::{Context, Error, Result};
 use crate::record::make_private;
-use crate::wire::difference;
+use crate::wire::difference::{self, Allowance};
 use crate::wire::frame::Line;
-use crate::wire::message::{Kind, is_image};
+use crate::wire::message::{Kind, is_archive, is_image};
 
 /// Images of one round.
 const MAX_FILES: usize = 1 << 20;
@@ -41,14 +41,23 @@ pub(super) struct Incoming {
     dir: PathBuf,
     pages: Pages,
     files: usize,
+    /// The last round whose files in memory are read once more, if a tree is built early.
+    built: u32,
+    allowance: Allowance,
 }
 
 impl Incoming {
-    /// Starts to receive pages over `pages`.
+    /// Starts to receive pages over `pages`. The tree is built once the round `built` is there, if that is not 0.
     ///
     /// # Errors
     /// If the directory of the round cannot be made, or the page server not be started.
-    pub(super) fn start(parent: &Path, number: u32, kind: Kind, pages: OwnedFd) -> Result<Self> {
+    pub(super) fn start(
+        parent: &Path,
+        (number, kind): (u32, Kind),
+        pages: OwnedFd,
+        built: u32,
+        allowance: Allowance,
+    ) -> Result<Self> {
         let dir = parent.join(number.to_string());
         make_private(&dir)?;
         let before = format!("../{}", number - 1);
@@ -56,13 +65,8 @@ impl Incoming {
             if number > 1 {
                 symlink(before, dir.join("parent")).context(|| dir.display().to_string())?;
             }
-            return Ok(Self {
-                number,
-                kind,
-                dir,
-                pages: Pages::Later(pages, engine::idle()?),
-                files: 0,
-            });
+            let pages = Pages::Later(pages, engine::idle()?);
+            return Ok(Self { number, kind, dir, pages, files: 0, built, allowance });
         }
         let mut args =
             ["page-server", "--images-dir", &number.to_string()].map(str::to_owned).to_vec();
@@ -71,7 +75,8 @@ impl Incoming {
             args.extend(["--prev-images-dir".to_owned(), before]);
         }
         let server = engine::start(args, parent, &[], &[(PAGES, pages.as_fd())])?;
-        Ok(Self { number, kind, dir, pages: Pages::Coming(server), files: 0 })
+        let pages = Pages::Coming(server);
+        Ok(Self { number, kind, dir, pages, files: 0, built, allowance })
     }
 
     /// One whose pages do not come.
@@ -80,7 +85,8 @@ impl Incoming {
     /// If its directory cannot be made.
     pub(super) fn without_pages(dir: PathBuf) -> Result<Self> {
         make_private(&dir)?;
-        Ok(Self { number: 1, kind: Kind::Lazy, dir, pages: Pages::There, files: 0 })
+        let (kind, pages, allowance) = (Kind::Lazy, Pages::There, Allowance::default());
+        Ok(Self { number: 1, kind, dir, pages, files: 0, built: 0, allowance })
     }
 
     /// Readable when the page server says something; it says nothing after its end, which
@@ -133,11 +139,7 @@ impl Incoming {
             .open(&path)
             .context(failed)?;
         if let Some(round) = since {
-            if !(1..self.number).contains(&round) {
-                return Err(Error::Protocol(format!("image {name:?} of round {round}")));
-            }
-            let earlier = self.dir.with_file_name(round.to_string()).join(name);
-            return difference::make(&earlier, (&file, &path), len, &mut || line.receive_data());
+            return self.make(line, name, (&file, &path, len), round);
         }
         let mut left = len;
         while left > 0 {
@@ -147,9 +149,36 @@ impl Incoming {
                 return Err(Error::Protocol(format!("image {name:?} is longer than {len} bytes")));
             }
             file.write_all(&data).context(failed)?;
+            self.allowance.add(data.len());
             left -= piece;
         }
         Ok(())
+    }
+
+    /// Makes an image of that which the round `since` has brought. Files in memory are large: an earlier archive goes when
+    /// nobody reads it any more.
+    fn make(
+        &mut self,
+        line: &mut Line,
+        name: &str,
+        (file, path, len): (&File, &Path, u64),
+        since: u32,
+    ) -> Result<()> {
+        if !(1..self.number).contains(&since) {
+            return Err(Error::Protocol(format!("image {name:?} of round {since}")));
+        }
+        let earlier = self.dir.with_file_name(since.to_string()).join(name);
+        let next = &mut || line.receive_data();
+        difference::make(&earlier, (file, path), len, &mut self.allowance, next)?;
+        if since > self.built && is_archive(name) {
+            self.allowance.give_back(difference::remove(&earlier)?);
+        }
+        Ok(())
+    }
+
+    /// What later rounds may repeat of earlier images.
+    pub(super) fn allowance(&self) -> Allowance {
+        self.allowance
     }
 
     /// The round has all its images: where they are, and the connection that pages are to be
@@ -166,5 +195,43 @@ impl Incoming {
             Pages::There => Ok((self.dir, None)),
             Pages::Later(connection, idle) => Ok((self.dir, Some((connection, idle)))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// An archive that the second round of a migration has made of the first one's, and whether that is there still, if a
+    /// tree is built of the round `built`.
+    fn second(built: u32) -> (Vec<u8>, bool) {
+        const NAME: &str = "tmpfs-dev-62.tar.gz.img";
+        let work = tempfile::tempdir().unwrap();
+        let [one, two] = ["1", "2"].map(|name| work.path().join(name));
+        [&one, &two].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+        std::fs::write(one.join(NAME), b"abcdefgh").unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        let source = std::thread::spawn(move || {
+            let step = [[0_u64, 8, 2].map(u64::to_le_bytes).concat(), b"ij".to_vec()].concat();
+            Line::open(far.into()).and_then(|mut line| line.send_data(&step))
+        });
+        let mut line = Line::open(near.into()).unwrap();
+        let mut allowance = Allowance::default();
+        allowance.add(8);
+        let round = Incoming::without_pages(work.path().join("none")).unwrap();
+        let mut round = Incoming { number: 2, dir: two.clone(), built, allowance, ..round };
+        round.receive(&mut line, NAME, 10, Some(1)).unwrap();
+        source.join().unwrap().unwrap();
+        (std::fs::read(two.join(NAME)).unwrap(), one.join(NAME).exists())
+    }
+
+    #[test]
+    fn an_earlier_archive_stays_if_a_tree_is_built_of_it() {
+        assert_eq!(second(0), (b"abcdefghij".to_vec(), false));
+        assert_eq!(second(1), (b"abcdefghij".to_vec(), true));
     }
 }

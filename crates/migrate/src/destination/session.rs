@@ -20,6 +20,7 @@ use crate::host::Host;
 use crate::record::Phase;
 use crate::runtime;
 use crate::task::Task;
+use crate::wire::difference::Allowance;
 use crate::wire::frame::Line;
 use crate::wire::message::{Begin, Kind, Reply, Request, Subject};
 
@@ -35,6 +36,8 @@ struct Session<'a> {
     line: Line,
     round: Option<Incoming>,
     rounds: u32,
+    /// What the next round may repeat of earlier images.
+    allowance: Allowance,
     /// The tree that changes are of.
     tree: usize,
     restore: Option<Restore>,
@@ -73,6 +76,7 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: Begin) -> Result<()> {
         line,
         round: None,
         rounds: 0,
+        allowance: Allowance::default(),
         tree: 0,
         restore: None,
         pager: None,
@@ -184,7 +188,8 @@ impl Session<'_> {
         };
         self.rounds = number;
         let pages = if kind == Kind::Lazy { self.place.carry(pages)? } else { pages };
-        self.round = Some(Incoming::start(self.place.work.path(), number, kind, pages)?);
+        let (dir, built) = (self.place.work.path(), self.place.begin.build_after);
+        self.round = Some(Incoming::start(dir, (number, kind), pages, built, self.allowance)?);
         Ok(())
     }
 
@@ -199,6 +204,7 @@ impl Session<'_> {
     fn end_round(&mut self) -> Result<()> {
         let Some(round) = self.round.take() else { return Ok(()) };
         let (number, kind) = (round.number, round.kind);
+        self.allowance = round.allowance();
         let (dir, pages) = round.finish()?;
         let after = self.place.begin.build_after;
         if kind == Kind::Running {

@@ -28,7 +28,7 @@ pub(super) fn kind(plan: &Plan) -> Result<Kind> {
 impl Source<'_> {
     /// What is expected if the tasks were stopped now. Nothing, if they have ended.
     pub(super) fn estimate(&self) -> Option<Estimate> {
-        let stores_files = self.plan.compares_files();
+        let stores_files = self.compares_files;
         let shape = Shape { stores_files, ..Shape::of(&task::tree(self.plan.pid).ok()?) };
         let (first, last) = (self.rounds.first(), self.rounds.last());
         let pace = Pace::of(&self.rounds).unwrap_or(Pace { each: 0.0, rate: LINK });
@@ -39,7 +39,7 @@ impl Source<'_> {
         // Until a round has brought it, only the files in memory are known of what is no page.
         let state = match self.state_bytes {
             0 => shape.files_in_memory,
-            all => all.saturating_sub(self.compared_bytes),
+            all => all,
         };
         let measured = Measured {
             memory: first

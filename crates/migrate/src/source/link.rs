@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use torpor_worker::{Event, Outcome, Worker};
@@ -18,9 +18,9 @@ use crate::error::{Context, Error, Result};
 use crate::files::Step;
 use crate::wire::Peer;
 use crate::wire::carrier::Carrier;
-use crate::wire::difference::{self, Earlier};
+use crate::wire::difference::{self, Allowance, Earlier};
 use crate::wire::frame::{Line, MAX_FRAME};
-use crate::wire::message::{Begin, Reply, Request, is_image};
+use crate::wire::message::{Begin, Reply, Request, is_archive, is_image};
 use crate::wire::relay::{Budget, Meter};
 use crate::wire::spread::unite;
 
@@ -45,6 +45,18 @@ pub(super) enum Happening {
     Said(Reply),
 }
 
+/// Images that the destination has, by their names, and the rounds that have brought them.
+type Known = HashMap<String, (u32, Earlier)>;
+
+/// Bytes of images that hold no pages.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sent {
+    /// Those of images that may be compared with those of another round.
+    pub large: u64,
+    /// Those of the others.
+    pub small: u64,
+}
+
 /// The way to the destination.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -53,8 +65,13 @@ pub(super) struct Link {
     budget: Budget,
     /// Counts what goes there.
     pub meter: Arc<Meter>,
-    /// Images that the destination has, and the rounds that have brought them.
-    earlier: HashMap<String, (u32, Earlier)>,
+    earlier: Known,
+    /// Reads more of them, while the next round is taken.
+    reading: Option<JoinHandle<Result<Known>>>,
+    /// What may be repeated of them.
+    allowance: Allowance,
+    /// The last round whose files in memory are read once more there, if a tree is built early.
+    built: u32,
 }
 
 impl Link {
@@ -79,15 +96,16 @@ impl Link {
         line.say(request)?;
         match line.hear()? {
             Reply::Ready { token, agent, .. } => {
-                let mut connections = 1;
+                let (mut connections, mut built) = (1, 0);
                 if let Request::Begin(begin) = request {
-                    connections = begin.connections;
+                    (connections, built) = (begin.connections, begin.build_after);
                     line.beat(Duration::from_secs(begin.patience.into()))?;
                 }
                 let pages = Pages { to: to.clone(), token, connections, sets: AtomicU64::new(0) };
                 let (budget, meter) = (Budget::new(), Meter::new(limit));
                 let (pages, earlier) = (Arc::new(pages), HashMap::new());
-                Ok((Self { line, pages, budget, meter, earlier }, agent))
+                let (reading, allowance) = (None, Allowance::default());
+                Ok((Self { line, pages, budget, meter, earlier, reading, allowance, built }, agent))
             }
             reply => Err(unexpected(reply)),
         }
@@ -190,43 +208,47 @@ impl Link {
         }
     }
 
-    /// Sends all images of a round that are not pages.
+    /// Sends all images of a round that are not pages. How many bytes those have.
     ///
     /// # Errors
     /// If the link is down, or they cannot be read.
-    pub(super) fn send_images(&mut self, dir: &Path, number: u32) -> Result<()> {
+    pub(super) fn send_images(&mut self, dir: &Path, number: u32) -> Result<Sent> {
+        self.know_earlier()?;
+        let mut sent = Sent::default();
         for (name, path) in images(dir)? {
-            self.send_file(&path, name)?;
+            let len = self.send_file(&path, name)?;
+            *(if len < MIN_COMPARED { &mut sent.small } else { &mut sent.large }) += len;
         }
-        self.say(&Request::End { number })
+        self.say(&Request::End { number })?;
+        Ok(sent)
     }
 
-    /// From now on what differs from the large images of this round is sent of later ones of the same names. How many
-    /// bytes those have.
+    /// From now on what differs from the large images of this round is sent of later ones of the same names. They are read
+    /// while the next round is taken.
+    pub(super) fn compare_with(&mut self, dir: PathBuf, number: u32) {
+        self.reading = Some(thread::spawn(move || read_large(&dir, number)));
+    }
+
+    /// Waits until those are read: the tasks are not stopped for that.
     ///
     /// # Errors
-    /// If one of them is gone, or the disk does not give it (named in the error).
-    pub(super) fn compare_with(&mut self, dir: &Path, number: u32) -> Result<u64> {
-        let mut all = 0;
-        for (name, path) in images(dir)? {
-            let len = fs::metadata(&path).context(|| path.display().to_string())?.len();
-            if len >= MIN_COMPARED {
-                self.earlier.insert(name, (number, Earlier::read(&path)?));
-                all += len;
-            }
-        }
-        Ok(all)
+    /// If one of those images cannot be read.
+    pub(super) fn know_earlier(&mut self) -> Result<()> {
+        let Some(reading) = self.reading.take() else { return Ok(()) };
+        let known = reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        self.earlier.extend(known);
+        Ok(())
     }
 
-    fn send_file(&mut self, path: &Path, name: String) -> Result<()> {
+    /// Sends an image; how long it is.
+    fn send_file(&mut self, path: &Path, name: String) -> Result<u64> {
         let failed = || path.display().to_string();
         let mut file = File::open(path).context(failed)?;
         let len = file.metadata().context(failed)?.len();
-        if let Some((round, mut earlier)) = self.earlier.remove(&name) {
-            self.say(&Request::File { name, len, since: Some(round) })?;
-            return difference::tell(&mut earlier, (&mut file, path), len, &mut |data| {
-                self.send_data(data)
-            });
+        if let Some((round, earlier)) = self.earlier.remove(&name) {
+            self.say(&Request::File { name: name.clone(), len, since: Some(round) })?;
+            self.send_difference((round, earlier), (&mut file, path, len), &name)?;
+            return Ok(len);
         }
         self.say(&Request::File { name, len, since: None })?;
         let mut left = len;
@@ -235,7 +257,29 @@ impl Link {
             let mut data = vec![0; piece];
             file.read_exact(&mut data).context(failed)?;
             self.send_data(&data)?;
+            self.allowance.add(piece);
             left -= piece as u64;
+        }
+        Ok(len)
+    }
+
+    /// Sends what differs from an earlier image. Files in memory are large: an earlier archive is not read any more.
+    fn send_difference(
+        &mut self,
+        (round, mut earlier): (u32, Earlier),
+        (file, path, len): (&mut File, &Path, u64),
+        name: &str,
+    ) -> Result<()> {
+        let mut allowance = self.allowance;
+        let image = (file, path);
+        difference::tell(&mut earlier, image, len, &mut allowance, &mut |data| {
+            self.send_data(data)
+        })?;
+        self.allowance = allowance;
+        if is_archive(name) {
+            let gone = earlier.remove()?;
+            // There it goes only then.
+            self.allowance.give_back(if round > self.built { gone } else { 0 });
         }
         Ok(())
     }
@@ -302,6 +346,18 @@ impl Link {
         }
         None
     }
+}
+
+/// Reads the large images of a round.
+fn read_large(dir: &Path, number: u32) -> Result<Known> {
+    let mut known = Known::new();
+    for (name, path) in images(dir)? {
+        let len = fs::metadata(&path).context(|| path.display().to_string())?.len();
+        if len >= MIN_COMPARED {
+            known.insert(name, (number, Earlier::read(&path)?));
+        }
+    }
+    Ok(known)
 }
 
 /// The images of a round that are not pages, by their names.

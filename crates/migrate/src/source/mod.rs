@@ -28,13 +28,15 @@ use crate::cancel::Cancel;
 use crate::error::{Error, Result};
 use crate::experience::{Experience, Kind};
 use crate::files::Mirror;
-use crate::forecast::{float, is_last};
+use crate::forecast::{float, is_last, seconds};
 use crate::host::{self, Host, pid_namespace};
 use crate::mode::Mode;
+use crate::pace::LINK;
 use crate::probe::Probe;
 use crate::progress::{self, Live};
 use crate::record::{Ledger, Phase, Record, Side, new_id};
 use crate::report::{Downtime, Estimate, Report, Round};
+use crate::room;
 use crate::runtime::{Container, Runtime};
 use crate::shape::Shape;
 use crate::task::{self, Task};
@@ -43,8 +45,12 @@ use crate::wire::carrier::Carrier;
 use crate::wire::message::{Begin, Reply, Request, Subject};
 use crate::work::{self, WorkDir};
 
-/// So many bytes of files in memory are worth a round.
+/// No fewer bytes of files in memory are worth a round.
 const LARGE: u64 = 1 << 20;
+/// Options of a dump that seal its images, or may.
+const SEALING: &[&str] = &["--encrypt", "-e", "--recipient"];
+/// The option with which a dump cannot copy what a tree has while its tasks run.
+const COMPRESSING: &[&str] = &["--compress"];
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -105,13 +111,6 @@ impl Plan {
     fn builds_early(&self) -> bool {
         self.mode.builds_early() && !self.is_of_podman()
     }
-
-    /// Whether rounds bring files in memory, so that the last one brings only what differs: they are stored, since what is
-    /// packed differs as a whole. What is sealed does so too, and Podman takes files of its own along when it stops.
-    fn compares_files(&self) -> bool {
-        let is_sealed = self.dump_options.iter().any(|option| option.starts_with("--encrypt"));
-        self.mode.has_rounds() && !self.is_of_podman() && !is_sealed
-    }
 }
 
 /// A migration, seen from where it starts.
@@ -130,10 +129,12 @@ pub(crate) struct Source<'a> {
     files_bytes: u64,
     /// How long it took the last time to look for what has changed in them, and to send it.
     files_time: Duration,
-    /// Bytes of images other than pages, once a round has brought all of them.
+    /// Bytes of images other than pages that go in whole each time, once a round has brought all of them.
     state_bytes: u64,
-    /// Those of them of which the last round brings only what differs.
+    /// Bytes of those of which the last round brings only what differs.
     compared_bytes: u64,
+    /// Whether large images of a round are compared with those of an earlier one, and files in memory stored for that.
+    compares_files: bool,
     /// Whether the first round brings more than pages although nothing is built by it: there are files in memory.
     brings_files: bool,
     /// What earlier migrations took, and what of that is like this one.
@@ -242,6 +243,35 @@ fn judge(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
+/// Whether rounds bring files in memory, so that the last one brings only what differs: they are stored, since what is
+/// packed differs as a whole. What is sealed does so too, and Podman takes files of its own along when it stops. Where no tree
+/// is built early, the first round has to stop the whole tree for that: if the engine can copy memory while the tasks run,
+/// and if it pays.
+fn compares_files(plan: &Plan) -> Result<bool> {
+    if !plan.mode.has_rounds() || plan.is_of_podman() || asks_for(&plan.dump_options, SEALING) {
+        return Ok(false);
+    }
+    if plan.builds_early() {
+        return Ok(true);
+    }
+    let shape = Shape::of(&task::tree(plan.pid)?);
+    let copies =
+        !asks_for(&plan.dump_options, COMPRESSING) && room::is_there(plan.pid, shape.memory);
+    Ok(copies && pays(&shape))
+}
+
+/// Whether one of these options is among those of the dumps. Those of a file of settings do not show here.
+fn asks_for(given: &[String], options: &[&str]) -> bool {
+    given.iter().any(|given| options.iter().any(|it| given.starts_with(it)))
+}
+
+/// Whether it takes longer to pack files in memory and to send them than to stop the tree once more and to store them.
+fn pays(shape: &Shape) -> bool {
+    let packed = shape.archive() + seconds(float(shape.files_in_memory) / LINK);
+    let stored = Shape { stores_files: true, ..*shape };
+    shape.files_in_memory >= LARGE && packed > stored.cost()
+}
+
 /// What moves, in the words that the destination understands.
 fn subject(plan: &Plan, root: &Task, shell_job: bool) -> Result<Subject> {
     if let Some(container) = &plan.container {
@@ -284,8 +314,7 @@ impl<'a> Source<'a> {
             connections: plan.connections,
             patience: plan.patience,
         };
-        let in_memory = Shape::of(&task::tree(plan.pid)?).files_in_memory;
-        let brings_files = plan.compares_files() && in_memory >= LARGE;
+        let compares_files = compares_files(plan)?;
         let (link, agent) = Link::begin(&plan.to, begin, plan.bandwidth)?;
         let work_dir = work_dir(plan, &id);
         let record = Record {
@@ -323,7 +352,8 @@ impl<'a> Source<'a> {
             files_time: Duration::ZERO,
             state_bytes: 0,
             compared_bytes: 0,
-            brings_files,
+            compares_files,
+            brings_files: compares_files && !plan.builds_early(),
             experience: Experience::of(&plan.state_dir),
             kind,
             estimate: None,
@@ -428,5 +458,30 @@ impl<'a> Source<'a> {
             link::Happening::Said(reply) => Ok(reply),
             link::Happening::Job(_) => Err(Error::refused("a job that has ended says something")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_stop_is_for_files_that_take_longer() {
+        let shape =
+            |tasks, mib: u64| Shape { tasks, files_in_memory: mib << 20, ..Shape::default() };
+        assert!(pays(&shape(1, 2)) && pays(&shape(1, 1000)) && pays(&shape(500, 100)));
+        // 500 processes stand still for longer than it takes to pack 2 MiB.
+        assert!(!pays(&shape(500, 2)) && !pays(&shape(500, 10)) && !pays(&shape(1, 0)));
+    }
+
+    #[test]
+    fn what_seals_is_known_in_all_spellings() {
+        let seals = |given: &[&str]| {
+            let given: Vec<String> = given.iter().map(|&it| it.to_owned()).collect();
+            asks_for(&given, SEALING)
+        };
+        assert!(seals(&["-e"]) && seals(&["-v4", "--encrypt"]) && seals(&["--recipient=age1x"]));
+        assert!(seals(&["--recipient", "age1x"]));
+        assert!(!seals(&["--external", "--compress=zstd"]) && !seals(&[]));
     }
 }

@@ -16,7 +16,9 @@ use super::files::{trees, volumes};
 use super::link::{Link, MIN_COMPARED};
 use super::round::{STORE, written_pages};
 use super::sample::Writes;
-use super::{Plan, find_root, in_own_users, is_shell_job, judge, subject, work_dir};
+use super::{
+    Plan, compares_files, find_root, in_own_users, is_shell_job, judge, subject, work_dir,
+};
 use crate::engine::{self, PAGES, POST_DUMP, WORK, over_pages, repeat};
 use crate::error::{Context, Error, Result};
 use crate::experience::{Experience, Lesson};
@@ -50,6 +52,8 @@ pub(crate) struct Rehearsal {
 struct Checked {
     pages: u64,
     freeze: Duration,
+    /// Whether large images would be compared with those of an earlier round.
+    compares: bool,
     /// Bytes of images that are no pages, of those that are large and of the others.
     large: u64,
     small: u64,
@@ -104,7 +108,7 @@ pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
     let mut speed = None;
     if let Some(link) = &mut link {
         if checked.is_some() {
-            match link.send_images(&kept, 1).and_then(|()| link.arrived(1)) {
+            match link.send_images(&kept, 1).and_then(|_| link.arrived(1)) {
                 Ok(()) => {}
                 Err(error @ Error::Refused { .. }) => note(&error),
                 Err(error) => return Err(error),
@@ -138,7 +142,7 @@ fn forecast(
     let shape = Shape::of(&tasks);
     let base = if plan.mode.has_rounds() { checked.freeze } else { shape.cost() };
     let restore = longer.map_or(checked.freeze, |times| base.mul_f64(times));
-    let (pace, compares) = (lesson.and_then(|it| it.pace), plan.compares_files());
+    let (pace, compares) = (lesson.and_then(|it| it.pace), checked.compares);
     let start = Instant::now();
     let trees = trees(plan)?;
     let files = trees.iter().map(|tree| Mirror::new(tree)?.bytes()).sum::<Result<u64>>()?;
@@ -180,7 +184,8 @@ fn check(plan: &Plan, work: &WorkDir, shell_job: bool) -> Result<Checked> {
         true => vec!["--leave-running".to_owned(), "--cow".to_owned()],
         false => vec!["--lazy-pages".to_owned()],
     };
-    options.extend(plan.compares_files().then(|| STORE.to_owned()));
+    let compares = compares_files(plan)?;
+    options.extend(compares.then(|| STORE.to_owned()));
     options.extend(plan.dump_options.iter().cloned());
     let mut worker = match &plan.container {
         Some(container) => {
@@ -210,7 +215,7 @@ fn check(plan: &Plan, work: &WorkDir, shell_job: bool) -> Result<Checked> {
     worker.answer(false)?;
     // It says that somebody said no.
     let _ = engine::finish("dump", worker);
-    Ok(Checked { pages, freeze, large, small })
+    Ok(Checked { pages, freeze, compares, large, small })
 }
 
 /// For how long the tasks have been stopped when their images are complete.

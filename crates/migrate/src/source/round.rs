@@ -4,10 +4,11 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use torpor_images::ImageDir;
 use torpor_worker::{Event, Outcome, Worker};
 
 use super::Source;
-use super::link::{Happening, unexpected};
+use super::link::{Happening, Sent, unexpected};
 use crate::address::{self, Stage};
 use crate::engine::{self, PAGES, POST_DUMP, WORK, judge, over_pages};
 use crate::error::{Error, Result};
@@ -32,15 +33,8 @@ impl Source<'_> {
                 Happening::Said(reply) => return Err(unexpected(reply)),
             }
         };
-        let outcome = judge("pre-dump", outcome)?;
-        let before = self.link.meter.sent();
-        self.link.send_images(&self.round_dir(number), number)?;
-        if self.is_whole(number) {
-            self.state_bytes = self.link.meter.sent() - before;
-        }
-        if self.is_whole(number) && self.plan.compares_files() {
-            self.compared_bytes = self.link.compare_with(&self.round_dir(number), number)?;
-        }
+        let outcome = judge(if self.is_whole(number) { "dump" } else { "pre-dump" }, outcome)?;
+        let images = self.link.send_images(&self.round_dir(number), number)?;
         let mut round = Round {
             start,
             pages: pages(&outcome),
@@ -51,7 +45,25 @@ impl Source<'_> {
         };
         self.arrived(number)?;
         (round.time, round.held) = (start.elapsed(), self.link.meter.held() - held);
+        if self.is_whole(number) {
+            self.note_images(number, images)?;
+        }
         Ok(round)
+    }
+
+    /// A round has brought all images. Those that are sealed, for whatever reason, differ as a whole from the next ones.
+    fn note_images(&mut self, number: u32, sent: Sent) -> Result<()> {
+        let dir = self.round_dir(number);
+        let images = ImageDir::open(&dir).and_then(|images| images.is_sealed());
+        let is_sealed = images.map_err(|error| Error::refused(error.to_string()))?;
+        self.compares_files &= !is_sealed;
+        if self.compares_files {
+            (self.compared_bytes, self.state_bytes) = (sent.large, sent.small);
+            self.link.compare_with(dir, number);
+        } else {
+            (self.compared_bytes, self.state_bytes) = (0, sent.large + sent.small);
+        }
+        Ok(())
     }
 
     /// The round of stopped tasks. They stay stopped when this returns, as long as the job
@@ -59,6 +71,7 @@ impl Source<'_> {
     pub(super) fn last_round(&mut self) -> Result<Worker> {
         let number = u32::try_from(self.rounds.len()).unwrap_or(u32::MAX).saturating_add(1);
         let sent = self.link.meter.sent();
+        self.link.know_earlier()?;
         let kind = if self.plan.mode.is_lazy() { Kind::Lazy } else { Kind::Last };
         let mut worker = self.start_round(number, kind)?;
         let mut start = Instant::now();
@@ -161,7 +174,7 @@ impl Source<'_> {
 
     /// The option of a whole dump of which files in memory are compared with those of another.
     fn store_files(&self) -> Option<String> {
-        self.plan.compares_files().then(|| STORE.to_owned())
+        self.compares_files.then(|| STORE.to_owned())
     }
 
     /// A round of a container: its runtime has the engine dump it.
@@ -238,8 +251,8 @@ fn frozen(outcome: &Outcome) -> Duration {
 
 /// What the statistics that a dump has left in its images say.
 pub(super) fn written_pages(dir: &Path) -> u64 {
+    use torpor_images::kind;
     use torpor_images::proto::StatsEntry;
-    use torpor_images::{ImageDir, kind};
     let read = || -> torpor_images::Result<Option<StatsEntry>> {
         ImageDir::open(dir)?.read_one(kind::STATS_DUMP, 0).map(Some)
     };

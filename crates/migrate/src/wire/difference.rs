@@ -9,6 +9,9 @@
 //!
 //! Both hosts have the earlier image. What was changed in place is found where it was, and what has moved, since something
 //! before it has become longer or shorter, by sums of what the earlier one has.
+//!
+//! A step of few bytes can repeat many. So both ends count: what images repeat is at most twice what has come over the link of
+//! all images ([`Allowance`]), and a source that tells otherwise fails, before it fills a disk.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,6 +35,37 @@ const FULL: usize = MAX_FRAME / 2;
 /// Three numbers.
 const HEADER: usize = 24;
 
+/// How much of earlier images others may repeat, in all rounds of a migration.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Allowance {
+    /// Bytes of images that have come over the link.
+    came: u64,
+    /// Bytes that images have which were repeated, less those of images that are gone.
+    repeated: u64,
+}
+
+impl Allowance {
+    /// What comes is so many bytes.
+    pub(crate) fn add(&mut self, bytes: usize) {
+        self.came = self.came.saturating_add(bytes as u64);
+    }
+
+    /// Whether so many may be repeated; they count then.
+    fn take(&mut self, bytes: u64) -> bool {
+        let all = self.repeated.saturating_add(bytes);
+        let may = all <= self.came.saturating_mul(2);
+        if may {
+            self.repeated = all;
+        }
+        may
+    }
+
+    /// An image of so many bytes is gone.
+    pub(crate) fn give_back(&mut self, bytes: u64) {
+        self.repeated = self.repeated.saturating_sub(bytes);
+    }
+}
+
 /// An image that both hosts have.
 #[derive(Debug)]
 pub(crate) struct Earlier {
@@ -48,7 +82,7 @@ impl Earlier {
     /// Reads it once.
     ///
     /// # Errors
-    /// If it is gone, or the disk does not give it.
+    /// If the file of the image cannot be opened or read.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let file = File::open(path).context(|| path.display().to_string())?;
         let path = path.to_owned();
@@ -59,6 +93,14 @@ impl Earlier {
             at += STRIDE * UNIT as u64;
         }
         Ok(earlier)
+    }
+
+    /// Removes it: nobody compares with it any more. How long it was.
+    ///
+    /// # Errors
+    /// If its file cannot be removed.
+    pub(crate) fn remove(self) -> Result<u64> {
+        remove(&self.path)
     }
 
     /// Notes the unit at a place; whether there is one. What is the same all over is everywhere, and leads nowhere.
@@ -111,13 +153,23 @@ impl Earlier {
     }
 }
 
+/// Removes an earlier image; how long it was.
+///
+/// # Errors
+/// If the file is gone, or cannot be removed.
+pub(crate) fn remove(path: &Path) -> Result<u64> {
+    let removed = std::fs::metadata(path).and_then(|it| std::fs::remove_file(path).map(|()| it));
+    removed.map(|it| it.len()).context(|| path.display().to_string())
+}
+
 fn sum(unit: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(unit);
     hasher.finish()
 }
 
-/// Sends, frame by frame, what makes an image of `len` bytes of an earlier one.
+/// Sends, frame by frame, the steps that make an image of `len` bytes of an earlier one. What may not be repeated is sent
+/// as if it were new.
 ///
 /// # Errors
 /// If either cannot be read; those of `send`.
@@ -125,6 +177,7 @@ pub(crate) fn tell(
     earlier: &mut Earlier,
     (image, path): (&mut File, &Path),
     len: u64,
+    allowance: &mut Allowance,
     send: &mut dyn FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
     let mut steps = StepWriter::default();
@@ -134,7 +187,7 @@ pub(crate) fn tell(
         let want = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
         let piece = &mut piece[..want];
         image.read_exact(piece).context(|| path.display().to_string())?;
-        at = compare(earlier, piece, at, &mut steps)?;
+        at = compare(earlier, piece, at, (&mut steps, &mut *allowance))?;
         left -= want as u64;
         if steps.frame.len() >= FULL {
             send(&std::mem::take(&mut steps.frame))?;
@@ -149,19 +202,22 @@ fn compare(
     earlier: &mut Earlier,
     piece: &[u8],
     mut at: u64,
-    steps: &mut StepWriter,
+    (steps, allowance): (&mut StepWriter, &mut Allowance),
 ) -> Result<u64> {
-    if earlier.has(piece, at)? {
+    if earlier.has(piece, at)? && allowance.take(piece.len() as u64) {
         steps.add_same(at, piece.len());
         return Ok(at + piece.len() as u64);
     }
     for unit in piece.chunks(UNIT) {
         match earlier.find(unit, at)? {
-            Some(place) => {
+            Some(place) if allowance.take(unit.len() as u64) => {
                 steps.add_same(place, unit.len());
                 at = place;
             }
-            None => steps.add_new(unit),
+            _ => {
+                allowance.add(unit.len());
+                steps.add_new(unit);
+            }
         }
         at += unit.len() as u64;
     }
@@ -209,12 +265,13 @@ impl StepWriter {
 /// Makes an image of `len` bytes of an earlier one, by the frames that `next` brings.
 ///
 /// # Errors
-/// If a frame makes no sense, or more than was announced; if the earlier image is not there or cannot be read, or the new one
+/// If a frame makes no sense, or more than was announced or may be repeated; if the earlier image is not there or cannot be read, or the new one
 /// cannot be written; those of `next`.
 pub(crate) fn make(
     earlier: &Path,
     (image, path): (&File, &Path),
     len: u64,
+    allowance: &mut Allowance,
     next: &mut dyn FnMut() -> Result<Vec<u8>>,
 ) -> Result<()> {
     let failed = || path.display().to_string();
@@ -227,6 +284,10 @@ pub(crate) fn make(
         while let Some((header, behind)) = rest.split_first_chunk::<HEADER>() {
             let step = StepHeader::read(header, left).ok_or_else(nonsense)?;
             let (new, behind) = behind.split_at_checked(step.new).ok_or_else(nonsense)?;
+            allowance.add(step.new);
+            if !allowance.take(step.same.end - step.same.start) {
+                return Err(nonsense());
+            }
             copy(&source, step.same, &mut out, earlier)?;
             out.write_all(new).context(failed)?;
             left -= step.len;
@@ -303,6 +364,13 @@ mod tests {
             .collect()
     }
 
+    /// What a round may repeat when so many bytes have come.
+    fn after(came: usize) -> Allowance {
+        let mut allowance = Allowance::default();
+        allowance.add(came);
+        allowance
+    }
+
     /// Brings `now` to where `before` is; how many bytes that took.
     fn bring(before: &[u8], now: &[u8]) -> usize {
         let dir = TempDir::new().unwrap();
@@ -312,7 +380,7 @@ mod tests {
         let mut frames = VecDeque::new();
         let mut earlier = Earlier::read(&old).unwrap();
         let (mut image, len) = (File::open(&new).unwrap(), now.len() as u64);
-        tell(&mut earlier, (&mut image, &new), len, &mut |frame| {
+        tell(&mut earlier, (&mut image, &new), len, &mut after(before.len()), &mut |frame| {
             assert!(frame.len() <= MAX_FRAME);
             frames.push_back(frame.to_vec());
             Ok(())
@@ -320,7 +388,8 @@ mod tests {
         .unwrap();
         let sent = frames.iter().map(Vec::len).sum();
         let out = File::create(&made).unwrap();
-        make(&old, (&out, &made), len, &mut || Ok(frames.pop_front().unwrap())).unwrap();
+        let mut next = || Ok(frames.pop_front().unwrap());
+        make(&old, (&out, &made), len, &mut after(before.len()), &mut next).unwrap();
         assert!(frames.is_empty() && std::fs::read(&made).unwrap() == now);
         sent
     }
@@ -366,7 +435,8 @@ mod tests {
             |numbers: [u64; 3], new: &[u8]| [&numbers.map(u64::to_le_bytes).concat(), new].concat();
         let made_of = |frame: Vec<u8>| {
             let out = File::create(&made).unwrap();
-            make(&old, (&out, &made), 50, &mut || Ok(frame.clone())).map_err(|e| e.to_string())
+            make(&old, (&out, &made), 50, &mut after(100), &mut || Ok(frame.clone()))
+                .map_err(|e| e.to_string())
         };
         made_of(step([50, 48, 2], b"ab")).unwrap();
         for frame in [
@@ -383,5 +453,38 @@ mod tests {
             let error = made_of(frame).unwrap_err();
             assert!(error.contains("makes no sense"), "{error}");
         }
+    }
+    /// One frame of small steps would make a thousand times what has come.
+    #[test]
+    fn little_does_not_become_much() {
+        const MIB: usize = 1 << 20;
+        let dir = TempDir::new().unwrap();
+        let [old, made] = ["old", "made"].map(|name| dir.path().join(name));
+        std::fs::write(&old, vec![1; MIB]).unwrap();
+        let step = [0, MIB as u64, 0].map(u64::to_le_bytes).concat();
+        let made_by = |steps: usize| {
+            let out = File::create(&made).unwrap();
+            let (frame, len) = (step.repeat(steps), (steps * MIB) as u64);
+            make(&old, (&out, &made), len, &mut after(MIB), &mut || Ok(frame.clone()))
+                .map_err(|error| error.to_string())
+        };
+        made_by(2).unwrap();
+        let error = made_by(1024).unwrap_err();
+        assert!(error.contains("makes no sense"), "{error}");
+        assert!(std::fs::metadata(&made).unwrap().len() <= 2 * MIB as u64);
+    }
+
+    /// What an honest source has more often is sent again, and comes.
+    #[test]
+    fn much_of_the_same_comes() {
+        let before = counted(0, 3000);
+        let now = before.repeat(5);
+        let sent = bring(&before, &now);
+        assert!((before.len()..2 * before.len()).contains(&sent), "{sent}");
+        // Whatever the round; what is gone counts no more.
+        let mut allowance = after(100);
+        assert!(allowance.take(200) && !allowance.take(1));
+        allowance.give_back(50);
+        assert!(!allowance.take(51) && allowance.take(50));
     }
 }

@@ -233,6 +233,12 @@ pub(crate) fn is_image(name: &str) -> bool {
             && name.bytes().all(plain)
 }
 
+/// Whether `name` is that of an archive of files in memory.
+#[must_use]
+pub(crate) fn is_archive(name: &str) -> bool {
+    name.starts_with("tmpfs-dev-")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
