@@ -5,19 +5,7 @@
 // needs: /sys/fs/cgroup/freezer
 // restore: --policy-rule foreign.cgroups.allow="all"
 // foreign: yes
-#include "zoo.h"
-
-static void enter(const char *group)
-{
-	char path[PATH_MAX], pid[16];
-	int fd;
-
-	snprintf(path, sizeof path, "%s/cgroup.procs", group);
-	snprintf(pid, sizeof pid, "%d", getpid());
-	fd = TRY(open(path, O_WRONLY));
-	CHECK(write(fd, pid, strlen(pid)) > 0);
-	TRY(close(fd));
-}
+#include "cgroup.h"
 
 static bool within(const char *text)
 {

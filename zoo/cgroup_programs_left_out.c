@@ -6,7 +6,7 @@
 // restore: --policy-rule foreign.cgroups.allow="all"
 // warns: /inner (cgroup_inet_egress, cgroup_device): are not kept
 // foreign: no CRIU keeps no programs of groups
-#include "zoo.h"
+#include "cgroup.h"
 #include <linux/bpf.h>
 #include <sys/syscall.h>
 
@@ -42,18 +42,6 @@ static void attach(const char *group, unsigned type, unsigned place)
 	TRY(bpf(BPF_PROG_ATTACH, &place_));
 	TRY(close(dir));
 	TRY(close(program));
-}
-
-static void enter(const char *group)
-{
-	char path[PATH_MAX], pid[16];
-	int fd;
-
-	snprintf(path, sizeof path, "%s/cgroup.procs", group);
-	snprintf(pid, sizeof pid, "%d", getpid());
-	fd = TRY(open(path, O_WRONLY));
-	CHECK(write(fd, pid, strlen(pid)) > 0);
-	TRY(close(fd));
 }
 
 int main(void)
