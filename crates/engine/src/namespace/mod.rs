@@ -5,6 +5,7 @@ mod enter;
 mod external;
 mod homes;
 pub(crate) mod ipc;
+mod left_out;
 pub(crate) mod limits;
 pub(crate) mod mount;
 pub(crate) mod nested_user;

@@ -11,12 +11,16 @@ use torpor_sys::ns;
 
 use super::Namespace;
 use super::ask::ask;
+use super::left_out::leave_out;
 use crate::error::{Error, Result};
 use crate::external::External;
 
 /// Their files, which show those of the namespace that the reader lives in. The second is one of the whole machine before
 /// Linux 6.14: that of a new namespace then, too.
 const SETTINGS: [&str; 2] = ["vm/memfd_noexec", "kernel/pid_max"];
+
+/// What they are called.
+const OBJECT: &str = "what its pid namespace is set to by sysctl";
 
 /// Looks at those of the pid namespaces of a tree that the restore makes anew.
 ///
@@ -48,10 +52,9 @@ pub(crate) fn check<'n>(
             Ok(changed(new, &theirs))
         });
         match names {
-            Ok(names) => leave_out(pid, &names, strict)?,
+            Ok(names) => leave_out(pid, OBJECT, &names, strict)?,
             Err(error) if strict => {
-                let object = "what its pid namespace is set to by sysctl";
-                return Err(Error::refused(pid, object, format!("cannot be told: {error}")));
+                return Err(Error::refused(pid, OBJECT, format!("cannot be told: {error}")));
             }
             // The process has threads, or the namespace has as many processes as it may: its own limit.
             Err(error) => tracing::warn!(
@@ -60,18 +63,6 @@ pub(crate) fn check<'n>(
         }
     }
     Ok(())
-}
-
-fn leave_out(pid: i32, names: &[String], strict: bool) -> Result<()> {
-    let object = format!("what its pid namespace is set to by sysctl ({})", names.join(", "));
-    match names {
-        [] => Ok(()),
-        _ if strict => Err(Error::refused(pid, object, "is not kept")),
-        _ => {
-            tracing::warn!("task {pid}: {object}: is not kept");
-            Ok(())
-        }
-    }
 }
 
 /// The names of those that differ.

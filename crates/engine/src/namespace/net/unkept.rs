@@ -10,6 +10,7 @@ use torpor_kernel::netlink::{Message, ROUTE, Socket, half, word};
 use super::conf::NAMES;
 use crate::error::{Context, Error, Result};
 use crate::namespace::NsKind;
+use crate::namespace::left_out::leave_out;
 use crate::proc;
 
 /// The family of netlink for IPsec (`NETLINK_XFRM`), and what asks for states and policies
@@ -58,17 +59,7 @@ impl FreshSettings {
 /// that is not kept; if the kernel does not list what it has.
 pub(super) fn check(pid: i32, strict: bool, fresh: Option<&FreshSettings>) -> Result<()> {
     refuse_ipsec(pid)?;
-    let leave_out = |object: &str, names: &[String]| {
-        let object = format!("{object} ({})", names.join(", "));
-        match names {
-            [] => Ok(()),
-            _ if strict => Err(Error::refused(pid, object, "is not kept")),
-            _ => {
-                tracing::warn!("task {pid}: {object}: is not kept");
-                Ok(())
-            }
-        }
-    };
+    let leave_out = |object: &str, names: &[String]| leave_out(pid, object, names, strict);
     let mut socket = Socket::open(ROUTE)?;
     leave_out("what its network is set to by sysctl", &changed_settings(fresh)?)?;
     leave_out("the traffic control of its network (tc)", &qdiscs(&mut socket)?)?;
