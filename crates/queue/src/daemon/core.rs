@@ -322,12 +322,12 @@ impl Core {
     /// Keeps a job as it is now, and all that has changed with it, at once.
     fn keep(&mut self, id: JobId, event: Option<(&str, Value)>) -> Result<(), Error> {
         let Some(record) = self.jobs.get(&id) else { return Ok(()) };
-        let withdrawals = withdrawal::kept_with(&self.withdrawals, id);
+        let withdrawals = withdrawal::kept_with(&self.withdrawals, &[id]);
         let usage = self.unkept_usage.then_some(&self.usage);
         let along = Along { usage, withdrawals: withdrawals.as_deref() };
         self.store.save(record, files::now(), event, along)?;
         if withdrawals.is_some() {
-            self.were_kept_with(id);
+            self.were_kept_with(&[id]);
         }
         self.unkept_usage = false;
         self.unkept.remove(&id);

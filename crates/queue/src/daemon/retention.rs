@@ -10,6 +10,7 @@ use torpor_worker::tell;
 
 use super::core::Core;
 use super::record::{Place, Record};
+use super::withdrawal;
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd;
 
@@ -131,7 +132,12 @@ impl Core {
         }
         let records = ids.iter().filter_map(|id| self.jobs.get(id));
         let totals = records.fold(self.forgotten, |sum, job| sum.with(job, 0));
-        self.store.forget(ids, &totals).map_err(|e| e.to_string())?;
+        let withdrawals = withdrawal::kept_with(&self.withdrawals, ids);
+        let forgotten = self.store.forget(ids, &totals, withdrawals.as_deref());
+        forgotten.map_err(|e| e.to_string())?;
+        if withdrawals.is_some() {
+            self.were_kept_with(ids);
+        }
         self.forgotten = totals;
         let mut dirs = Vec::new();
         for &id in ids {

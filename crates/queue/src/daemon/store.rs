@@ -173,11 +173,17 @@ impl Store {
         Ok(change.commit()?)
     }
 
-    /// Forgets jobs, and keeps what all that were forgotten have cost.
+    /// Forgets jobs, and keeps what all that were forgotten have cost, and what other machines are to give up if that
+    /// is new.
     ///
     /// # Errors
     /// If the database cannot be written to.
-    pub(super) fn forget(&mut self, ids: &[JobId], totals: &Totals) -> Result<(), Error> {
+    pub(super) fn forget(
+        &mut self,
+        ids: &[JobId],
+        totals: &Totals,
+        withdrawals: Option<&[&Withdrawal]>,
+    ) -> Result<(), Error> {
         let change = self.db.transaction()?;
         for &id in ids {
             let id = i64::try_from(id).unwrap_or(i64::MAX);
@@ -186,6 +192,9 @@ impl Store {
             change.execute("DELETE FROM jobs WHERE id = ?1", [id])?;
         }
         keep_fact(&change, FORGOTTEN, totals)?;
+        if let Some(withdrawals) = withdrawals {
+            keep_fact(&change, WITHDRAWN, &withdrawals)?;
+        }
         Ok(change.commit()?)
     }
 

@@ -32,11 +32,12 @@ pub(super) struct Withdrawal {
     of: Option<JobId>,
 }
 
-/// Those that are to be on disk when job `id` is, if one of them is its own.
+/// Those that are to be on disk when the jobs `ids` are, if one of them is of these.
 #[must_use]
-pub(super) fn kept_with(all: &[Withdrawal], id: JobId) -> Option<Vec<&Withdrawal>> {
-    let has_own = all.iter().any(|one| one.of == Some(id));
-    has_own.then(|| all.iter().filter(|one| one.of.is_none_or(|of| of == id)).collect())
+pub(super) fn kept_with<'w>(all: &'w [Withdrawal], ids: &[JobId]) -> Option<Vec<&'w Withdrawal>> {
+    let is_own = |of: &JobId| ids.contains(of);
+    let has_own = all.iter().any(|one| one.of.as_ref().is_some_and(is_own));
+    has_own.then(|| all.iter().filter(|one| one.of.as_ref().is_none_or(is_own)).collect())
 }
 
 impl Core {
@@ -44,13 +45,21 @@ impl Core {
     /// once, or a daemon that failed in between would hand the job over again, under a key that is given up there.
     pub(super) fn keep_here(&mut self, id: JobId, destination: &Destination, why: &str) {
         let Destination { machine, key, .. } = destination.clone();
-        self.withdrawals.push(Withdrawal { machine, key, of: Some(id) });
+        let of = self.jobs.contains_key(&id).then_some(id);
+        self.withdrawals.push(Withdrawal { machine, key, of });
         self.stay(id, why);
+        if of.is_none() {
+            // It was forgotten meanwhile: nothing of it comes to the disk any more.
+            self.keep_withdrawals();
+            self.tell_withdrawn();
+        }
     }
 
-    /// What is on disk with a job may be told.
-    pub(super) fn were_kept_with(&mut self, id: JobId) {
-        self.withdrawals.iter_mut().filter(|one| one.of == Some(id)).for_each(|one| one.of = None);
+    /// What is on disk with these jobs, or with the news that they are forgotten, may be told.
+    pub(super) fn were_kept_with(&mut self, ids: &[JobId]) {
+        for one in &mut self.withdrawals {
+            one.of = one.of.filter(|of| !ids.contains(of));
+        }
         self.tell_withdrawn();
     }
 
@@ -244,6 +253,32 @@ mod tests {
         assert_eq!((found(), core.next_withdrawal()), ((0, true), None));
         core.catch_up().unwrap();
         assert_eq!((found(), core.next_withdrawal().unwrap().key.as_str()), ((1, false), "key"));
+    }
+
+    /// It may have ended, and been forgotten, while it was sent, or before there was room on the disk.
+    #[test]
+    fn a_job_that_is_forgotten_is_withdrawn() {
+        let (dir, mut core) = daemon();
+        let [early, late] = ["early", "late"].map(|key| come(&mut core, key).unwrap());
+        let db = rusqlite::Connection::open(dir.path().join("queue.db")).unwrap();
+        db.execute_batch(
+            "CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END",
+        )
+        .unwrap();
+        core.keep_here(late, &to("late"), "its answer was lost");
+        for id in [early, late] {
+            core.end(id, Exit::Code(125), None);
+            core.forget(id).unwrap();
+        }
+        core.keep_here(early, &to("early"), "its answer was lost");
+        let on_disk = || Core::open(dir.path().to_owned(), Config::default()).unwrap().withdrawals;
+        assert_eq!((on_disk().len(), core.withdrawals.len()), (2, 2));
+        for key in ["late", "early"] {
+            let next = core.next_withdrawal().unwrap();
+            assert_eq!(next.key, key);
+            core.told(&next, true);
+        }
+        assert_eq!(on_disk(), []);
     }
 
     #[test]
