@@ -105,10 +105,10 @@ mod tests {
 
     #[test]
     fn what_is_lost_is_refused_if_everything_is_wanted() {
-        assert!(leave_out(7, &[], true).is_ok());
+        assert!(leave_out(7, OBJECT, &[], true).is_ok());
         let names = ["kernel.pid_max".to_owned()];
-        assert!(leave_out(7, &names, false).is_ok());
-        let refusal = leave_out(7, &names, true).unwrap_err().to_string();
+        assert!(leave_out(7, OBJECT, &names, false).is_ok());
+        let refusal = leave_out(7, OBJECT, &names, true).unwrap_err().to_string();
         assert!(refusal.contains("set to by sysctl (kernel.pid_max)"), "{refusal}");
     }
 }

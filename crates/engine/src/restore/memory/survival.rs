@@ -20,7 +20,7 @@ pub(super) fn surviving(wanted: &[Mapped], inherited: &[Mapped], here: &[Mapping
         let all = run.iter().all(|place| survives(&place.vma, inherited));
         all && (run.len() == 1 || are_one(run, here))
     };
-    let runs = wanted.chunk_by(|one, next| can_join(one, next)).filter(stays);
+    let runs = wanted.chunk_by(can_join).filter(stays);
     runs.flatten().map(|place| place.vma.start..place.vma.end).collect()
 }
 
