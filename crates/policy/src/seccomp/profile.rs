@@ -38,6 +38,13 @@ struct ProfileRule {
     args: Vec<IgnoredAny>,
 }
 
+impl Profile {
+    /// Whether it says nothing. Runtimes give such a container no filter (runc's `SetupSeccomp`), as they do without a profile.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.default_action.is_empty() && self.syscalls.is_empty()
+    }
+}
+
 /// What a profile says of system calls by their names.
 struct NamedCalls<'p> {
     /// Of the names that it has: whether they may go on, and whether they never do.
@@ -258,19 +265,28 @@ mod tests {
     fn profiles_of_later() {
         let rule = r#""syscalls": [{"names": ["read"], "action": "SCMP_ACT_LATER"}]"#;
         for text in [
-            "{}".to_owned(),
             r#"{"defaultAction": "SCMP_ACT_LATER"}"#.to_owned(),
             format!("{{{rule}}}"),
             format!(r#"{{"defaultAction": "SCMP_ACT_ALLOW", {rule}}}"#),
         ] {
             let found = GivenCalls::of(&profile(&text)).beyond(&[filter(&[0])]);
             assert_eq!(found, ["read"], "{text}");
+            assert!(!profile(&text).is_empty(), "{text}");
         }
         // A name of a later kernel may be that of any number without one.
         let later = profile(&THREE.replace("\"read\"", "\"read\", \"of_later\""));
         let mut given = GivenCalls::of(&later);
         assert_eq!(given.beyond(&[filter(&[500])]), Vec::<String>::new());
         assert_eq!(given.beyond(&[filter(&[250])]), ["keyctl"]);
+    }
+
+    /// Runtimes take what says nothing for no profile, and give the container no filter.
+    #[test]
+    fn what_says_nothing_is_no_profile() {
+        for text in ["{}", r#"{"defaultAction": "", "architectures": ["SCMP_ARCH_X86"]}"#] {
+            assert!(profile(text).is_empty(), "{text}");
+        }
+        assert!(!profile(THREE).is_empty());
     }
 
     /// All threads have the filter of the runtime below their own.

@@ -181,13 +181,18 @@ fn filters_are_looked_at_again() {
     let thread = core.thread_core.as_mut().unwrap();
     (thread.seccomp_mode, thread.seccomp_filter) = (Some(2), Some(0));
     images.write_one(kind::CORE, 1, &core).unwrap();
-    let text =
-        r#"{"ociVersion": "1.0.2", "linux": {"seccomp": {"defaultAction": "SCMP_ACT_ERRNO"}}}"#;
-    let spec = Spec::parse(text.as_bytes()).unwrap().map(Arc::new);
-    let opts = Options { trust: Trust { spec, ..Trust::default() }, ..Options::default() };
-    let missing = |lacks: Pick| compared_by(&opts, &images, |request| lacks(&request.ask), |_| {});
-    assert!(missing(|_| false).unwrap().is_empty());
-    let missing = missing(|ask| matches!(ask, Ask::SystemCalls(_))).unwrap();
+    let missing = |profile: &str, lacks: Pick| {
+        let text = format!(r#"{{"ociVersion": "1.0.2", "linux": {{"seccomp": {profile}}}}}"#);
+        let spec = Spec::parse(text.as_bytes()).unwrap().map(Arc::new);
+        let opts = Options { trust: Trust { spec, ..Trust::default() }, ..Options::default() };
+        compared_by(&opts, &images, |request| lacks(&request.ask), |_| {}).unwrap()
+    };
+    const NOTHING: &str = r#"{"defaultAction": "SCMP_ACT_ERRNO"}"#;
+    assert!(missing(NOTHING, |_| false).is_empty());
+    let lacks: Pick = |ask| matches!(ask, Ask::SystemCalls(_));
+    // For runtimes this is no profile: nothing is compared with it.
+    assert!(missing("{}", lacks).is_empty());
+    let missing = missing(NOTHING, lacks);
     let [(image, what)] = &missing[..] else { panic!("{missing:?}") };
     assert_eq!(image, "core-1.img");
     assert!(what.starts_with("a seccomp filter that lets through read, write"), "{what}");
