@@ -98,6 +98,12 @@ impl Roots {
         self.is_given(hierarchy, group) && !self.missing.iter().any(|name| same(name, hierarchy))
     }
 
+    /// Whether this host has a controller of version 2 in a tree of version 1, and so in no other one.
+    fn split(&self, controller: &str) -> bool {
+        let name = if controller == "io" { "blkio" } else { controller };
+        self.own.iter().any(|(hierarchy, _)| hierarchy.split(',').any(|of_it| of_it == name))
+    }
+
     /// Whether a group lies in one that is there with the limits of the caller.
     fn limit(&self, hierarchy: &str, group: &Path) -> bool {
         let mut above = group.ancestors().skip(1);

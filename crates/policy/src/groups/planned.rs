@@ -206,11 +206,7 @@ impl Groups {
                 let is_limited = inside || roots.limit(hierarchy, place);
                 let mut files = match is_there {
                     true => vec![],
-                    false => unset::files(
-                        (hierarchy.as_str(), properties.as_slice()),
-                        resources,
-                        is_limited,
-                    ),
+                    false => unset::files(hierarchy, properties, (resources, roots), is_limited),
                 };
                 files.extend_from_slice(properties);
                 let found = limits::beyond(&files, resources, inside);

@@ -1,17 +1,18 @@
 //! What limits nothing in a group that is made, because images do not write it.
 
-use super::Property;
 use super::limits::rates;
+use super::{Property, Roots};
 use crate::resources::Resources;
 
 /// What files of a new group have: the controller of version 1, the file, the value.
-const SPLIT: [(&str, &str, &str); 11] = [
+const SPLIT: [(&str, &str, &str); 12] = [
     ("cpu", "cpu.cfs_period_us", "100000"),
     ("cpu", "cpu.cfs_quota_us", "-1"),
     ("cpu", "cpu.idle", "0"),
     ("cpu", "cpu.shares", "1024"),
     ("cpuset", "cpuset.cpus", ""),
     ("cpuset", "cpuset.mems", ""),
+    ("memory", "memory.kmem.tcp.limit_in_bytes", "-1"),
     ("memory", "memory.limit_in_bytes", "-1"),
     ("memory", "memory.memsw.limit_in_bytes", "-1"),
     ("memory", "memory.soft_limit_in_bytes", "-1"),
@@ -30,15 +31,25 @@ const UNIFIED: [(&str, &str); 8] = [
     ("pids.max", "max"),
 ];
 
+/// The files for the weight of transfers, of which a kernel has one at most, in version 1 and in version 2; what those of a new
+/// group have, in the measure of the configuration.
+const WEIGHTS: [[&str; 2]; 2] =
+    [["blkio.bfq.weight", "blkio.weight"], ["io.bfq.weight", "io.weight"]];
+const WEIGHT: &str = "100";
+
 /// The files of a new group of a hierarchy that are not among the properties, where they matter: what they have then.
 /// `is_limited`: a group above has the limits of the configuration, and most of them count for this one, too.
 pub(super) fn files(
-    (hierarchy, properties): (&str, &[Property]),
-    resources: &Resources,
+    hierarchy: &str,
+    properties: &[Property],
+    (resources, roots): (&Resources, &Roots),
     is_limited: bool,
 ) -> Vec<Property> {
     let is_unified = hierarchy.is_empty();
-    let has = |controller: &str| hierarchy.split(',').any(|name| name == controller);
+    let has = |controller: &str| match is_unified {
+        true => !roots.split(controller),
+        false => hierarchy.split(',').any(|name| name == controller),
+    };
     let is_set = |name: &str| properties.iter().any(|property| property.name == name);
     // A quota can be written without its period.
     let is_whole = |name: &str| name != "cpu.max" && is_set(name);
@@ -46,16 +57,21 @@ pub(super) fn files(
     if !is_limited && is_unified {
         let others = resources.unified.keys().map(|name| (name.as_str(), ""));
         let others = others.filter(|(name, _)| !UNIFIED.iter().any(|(known, _)| known == name));
-        all.extend(
-            UNIFIED.into_iter().chain(others).filter(|(name, _)| !is_whole(name)).map(property),
-        );
+        let of_it = UNIFIED.into_iter().chain(others);
+        let of_it = of_it.filter(|(name, _)| has(name.split('.').next().unwrap_or(name)));
+        all.extend(of_it.filter(|(name, _)| !is_whole(name)).map(property));
     } else if !is_limited {
         let of_it =
             SPLIT.into_iter().filter(|(controller, name, _)| has(controller) && !is_set(name));
         all.extend(of_it.map(|(_, name, value)| property((name, value))));
     }
+    let transfers_here = has(if is_unified { "io" } else { "blkio" });
+    let weights = WEIGHTS[usize::from(is_unified)];
+    if transfers_here && !is_limited && !weights.into_iter().any(is_set) {
+        all.push(property((weights[0], WEIGHT)));
+    }
     // Those of version 1 do not count for the groups inside (blk-throttle.c, throtl_pd_init).
-    if has("blkio") || (is_unified && !is_limited) {
+    if transfers_here && !(is_unified && is_limited) {
         all.extend(transfers(properties, resources, is_unified));
     }
     all
@@ -114,7 +130,8 @@ mod tests {
         let text = format!(r#"{{"ociVersion":"1.0.2","linux":{{"resources":{{{resources}}}}}}}"#);
         let resources = Spec::parse(text.as_bytes()).unwrap().unwrap().linux.resources;
         let properties: Vec<Property> = properties.iter().copied().map(property).collect();
-        let mut all = files((hierarchy, &properties), &resources, is_limited);
+        let roots = Roots::default();
+        let mut all = files(hierarchy, &properties, (&resources, &roots), is_limited);
         all.extend(properties);
         let found = beyond(&all, &resources, is_limited);
         found.into_iter().map(|property| format!("{} {}", property.name, property.value)).collect()
@@ -133,6 +150,8 @@ mod tests {
         );
         assert_eq!(count(""), 8);
         assert_eq!(["freezer", "cpuacct", "name=systemd"].map(count), [0; 3]);
+        let tcp = r#""memory":{"kernelTCP":5}"#;
+        assert_eq!(found("memory", tcp, &[], false), ["memory.kmem.tcp.limit_in_bytes -1"]);
         // What limits nothing in the configuration need not be written.
         for hierarchy in ["cpu,cpuacct", "cpuset", "memory", "pids", "net_cls", ""] {
             assert_eq!(found(hierarchy, "", &[], false), Vec::<String>::new(), "{hierarchy}");
@@ -152,6 +171,43 @@ mod tests {
         let both = ["cpu.max max 100000", "cpu.max 500000"];
         assert_eq!(found("", HALF, &[("cpu.max", "500000")], false), both);
         assert_eq!(found("", HALF, &[("cpu.max", "500000 1000000")], false), none);
+    }
+
+    /// A kernel has one of the files for weights.
+    #[test]
+    fn weights_are_written() {
+        const LIGHT: &str = r#""blockIO":{"weight":10}"#;
+        let of_device = r#""blockIO":{"weightDevice":[{"major":8,"minor":0,"weight":10}]}"#;
+        for (hierarchy, [bfq, other]) in [("blkio", WEIGHTS[0]), ("", WEIGHTS[1])] {
+            let unlimited = [format!("{bfq} 100")];
+            let none = Vec::<String>::new();
+            assert_eq!(found(hierarchy, LIGHT, &[], false), unlimited);
+            assert_eq!(found(hierarchy, of_device, &[], false), unlimited);
+            assert_eq!(found(hierarchy, LIGHT, &[], true), none);
+            assert_eq!(found(hierarchy, LIGHT, &[(bfq, "10")], false), none);
+            assert_eq!(found(hierarchy, LIGHT, &[(other, "default 10")], false), none);
+            assert_eq!(found(hierarchy, r#""blockIO":{"weight":500}"#, &[], false), none);
+        }
+    }
+
+    /// A tree of version 2 has no controller that one of version 1 has: nothing can be written there.
+    #[test]
+    fn controllers_are_in_one_tree_alone() {
+        let text = format!(
+            r#"{{"ociVersion":"1.0.2","linux":{{"resources":{{{ALL},"blockIO":{{"weight":10}}}}}}}}"#
+        );
+        let resources = Spec::parse(text.as_bytes()).unwrap().unwrap().linux.resources;
+        let found = |own: &[&str]| {
+            let own = own.iter().map(|&name| (name.to_owned(), "/".into())).collect();
+            let all = files("", &[], (&resources, &Roots { own, ..Roots::default() }), false);
+            all.into_iter().map(|property| property.name).collect::<Vec<_>>()
+        };
+        let all = ["cpu,cpuacct", "cpuset", "memory", "pids", "blkio", "name=systemd", ""];
+        assert_eq!(found(&all), Vec::<String>::new());
+        assert_eq!(
+            found(&["name=pids", "memory", "cpu", "cpuset", ""]),
+            ["pids.max", "io.bfq.weight"]
+        );
     }
 
     /// Each group of version 1 has rates of its own.
