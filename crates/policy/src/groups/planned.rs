@@ -209,15 +209,40 @@ impl Groups {
                     false => unset::files(hierarchy, properties, (resources, roots), is_limited),
                 };
                 files.extend_from_slice(properties);
-                let found = limits::beyond(&files, resources, inside);
-                all.extend(found.into_iter().map(|property| Ask::GroupLimit {
-                    path: group.place.to_string_lossy().into_owned(),
-                    name: property.name.clone(),
-                    value: property.value.clone(),
-                    inside,
-                }));
+                all.extend(more_than(resources, &files, place, inside));
             });
         }
+        for (hierarchy, place) in self.bare(roots) {
+            let is_limited = roots.limit(hierarchy, place);
+            let files = unset::files(hierarchy, &[], (resources, roots), is_limited);
+            all.extend(more_than(resources, &files, place, is_limited));
+        }
+        all
+    }
+
+    /// The groups of which images say no more than their places: those of sets, and the root that the caller names, if
+    /// something is in it; but for groups that are there with the limits of the caller.
+    fn bare<'g>(&'g self, roots: &'g Roots) -> BTreeSet<(&'g str, &'g Path)> {
+        let mut written: HashMap<&Path, Vec<&str>> = HashMap::new();
+        for Head { hierarchy, group: head } in &self.heads {
+            head.visit(&mut |group| written.entry(&group.place).or_default().push(hierarchy));
+        }
+        let is_written = |hierarchy: &str, place: &Path| {
+            written.get(place).is_some_and(|all| all.iter().any(|name| same(name, hierarchy)))
+        };
+        let is_made = |(hierarchy, place): &(&str, &Path)| {
+            place.parent().is_some() && !roots.has_given(hierarchy, place)
+        };
+        let entered = |root| self.sets.keys().filter_map(move |&set| self.entered(set, root));
+        let mut all: BTreeSet<_> = entered(false).chain(entered(true)).flatten().collect();
+        let heads = self.heads.iter().map(|head| (head.hierarchy.as_str(), &*head.group.place));
+        let chosen = heads.chain(all.iter().copied()).filter_map(|(hierarchy, place)| {
+            let root = roots.chosen(hierarchy).filter(|root| place.starts_with(root));
+            root.map(|root| (hierarchy, root))
+        });
+        let chosen: Vec<_> = chosen.collect();
+        all.extend(chosen);
+        all.retain(|group| is_made(group) && !is_written(group.0, group.1));
         all
     }
 
@@ -283,6 +308,18 @@ impl Group {
             })
             .collect()
     }
+}
+
+/// What files of a group give that is more than the configuration gives.
+fn more_than(resources: &Resources, files: &[Property], place: &Path, inside: bool) -> Vec<Ask> {
+    let found = limits::beyond(files, resources, inside).into_iter();
+    let asked = found.map(|property| Ask::GroupLimit {
+        path: place.to_string_lossy().into_owned(),
+        name: property.name.clone(),
+        value: property.value.clone(),
+        inside,
+    });
+    asked.collect()
 }
 
 fn asked(hierarchy: &str, place: &Path, properties: &[Property]) -> Ask {
@@ -548,6 +585,39 @@ mod tests {
         // Below a root that has no limits.
         assert_eq!(asked("/", &[], vec![]), unlimited("/old"));
         assert_eq!(asked("/", &[], five()), none);
+    }
+
+    /// The root that the caller names is made above groups of images, and sets can be where images have no group.
+    #[test]
+    fn groups_that_images_do_not_write_have_no_limits() {
+        let asked = |missing: &[&str], dirs: Vec<CgroupDirEntry>| {
+            let mut entry = container();
+            entry.sets = vec![set(2, "/old/inner", None), set(3, "/old", None)];
+            entry.controllers[0].dirs = dirs;
+            let missing = missing.iter().map(|&name| name.to_owned()).collect();
+            let roots = Roots { given: vec![(None, "/new".into())], missing, ..Roots::default() };
+            let images = tempfile::tempdir().unwrap();
+            let images = ImageDir::open(images.path()).unwrap();
+            images.write_one(kind::CGROUP, 0, &entry).unwrap();
+            let reading = Reading { own: 1, root: Some(3), roots: &roots, maps: None };
+            let mut five = Resources::default();
+            five.pids.limit = Some(5);
+            texts(&Groups::read(&images, reading).unwrap().beyond(&five, &roots))
+        };
+        let limited = |name: &str, inside| {
+            let properties = vec![property("pids.max", "5")];
+            CgroupDirEntry { properties, ..dir(name, inside) }
+        };
+        let unlimited =
+            |place| format!("cgroup {place:?} gets pids.max = \"max\", more than is given");
+        let none = Vec::<String>::new();
+        assert_eq!(asked(&["pids"], vec![limited("/old/inner", vec![])]), [unlimited("/new")]);
+        // No group of images is there.
+        assert_eq!(asked(&["pids"], vec![]), [unlimited("/new"), unlimited("/new/inner")]);
+        assert_eq!(asked(&["pids"], vec![limited("/old", vec![dir("inner", vec![])])]), none);
+        // The one that is given has its limits, and they hold for those inside.
+        assert_eq!(asked(&[], vec![limited("/old/inner", vec![])]), none);
+        assert_eq!(asked(&[], vec![]), none);
     }
 
     /// Who gives a root wants no task beside it: not in the groups that the restoring program is in.
