@@ -345,7 +345,7 @@ fn the_page_shows_where_a_job_is() {
     std::fs::write(&file, tokens.to_string()).unwrap();
     let address = format!("http://127.0.0.1:{}", port::free());
     let options = ["--listen", &address, "--tokens", file.to_str().unwrap()];
-    let [a, b] = pair_with(dir.path(), &json!({}), &options);
+    let [mut a, b] = pair_with(dir.path(), &json!({}), &options);
     let id = a.submit(&[], &["sleep", "1000"]);
     let page = format!("{address}/#token=administrator-token");
     let mut browser = Browser::open(&dir.path().join("profile"), &page);
@@ -365,4 +365,10 @@ fn the_page_shows_where_a_job_is() {
     a.wait_for(id, "cancelled");
     drop(b);
     until("it is away", || browser.text("machines").contains("does not answer").then_some(()));
+    // One that has left the pool is not shown any more, nor what ran there.
+    a.kill();
+    std::fs::write(a.dir.path().join("config.json"), "{}").unwrap();
+    a.launch();
+    until("it has left", || browser.text("machines").is_empty().then_some(()));
+    assert!(!browser.html("time").contains(&as_there));
 }
