@@ -1,4 +1,4 @@
-//! Limits of resources (getrlimit(2)) and niceness, which a job has from who submits it.
+//! Limits of resources (getrlimit(2)) and niceness, which a job has from its submitter.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -66,7 +66,7 @@ impl GroupPrograms {
 pub(super) fn leave_out(all: &[GroupPrograms], pid: i32, strict: bool) -> Result<()> {
     for GroupPrograms { group, places } in all {
         let object = format!("BPF programs of cgroup /{} ({})", group.display(), places.join(", "));
-        let reason = "are not kept; a restore that makes the group anew leaves it without them";
+        let reason = "are not kept: a restore that makes the group anew leaves it without them";
         if strict {
             return Err(Error::refused(pid, object, reason));
         }
