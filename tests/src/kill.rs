@@ -150,8 +150,11 @@ fn count(
                         return killed(pid, whom);
                     }
                     Then::IsLeft => {
-                        // One that was killed meanwhile is nobody's any more.
-                        let _ = ptrace::detach(tid, 0);
+                        // One that was killed meanwhile cannot be left. Whoever waits for it learns of its end when this
+                        // process has.
+                        if ptrace::detach(tid, 0).is_err() {
+                            killed(pid, whom)?;
+                        }
                         return Ok(Watched::Left);
                     }
                     Then::GoesOn => go_on(tid, 0),
@@ -180,4 +183,25 @@ fn killed(pid: i32, whom: i32) -> Result<Watched> {
 /// A thread that has been killed meanwhile cannot go on, and need not.
 fn go_on(tid: i32, signal: i32) {
     let _ = ptrace::cont_to_syscall(tid, signal);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+
+    /// Whoever has started it waits for it, and learns that it has ended.
+    #[test]
+    fn one_that_is_killed_where_it_is_left_has_ended_for_its_parent() {
+        let script = "yes >/dev/null & echo $!; wait $!; echo ended";
+        let mut shell = Command::new("sh");
+        let mut shell = shell.args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(shell.stdout.take().unwrap()).lines();
+        let pid = lines.next().unwrap().unwrap().parse().unwrap();
+        let kill = || process::kill_thread(pid, pid, libc::SIGKILL).unwrap();
+        assert!(leave_at(pid, 20, kill).unwrap());
+        assert_eq!(lines.next().unwrap().unwrap(), "ended");
+        shell.wait().unwrap();
+    }
 }
