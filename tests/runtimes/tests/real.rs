@@ -592,12 +592,12 @@ fn tcpdump() -> Row {
 fn gdb() -> Row {
     let scratch = Scratch::new("real-gdb");
     let words = ["gdb", "-q", "-batch", "-ex", "run", "--args", "sleep", "1000"];
-    traced(&scratch, &words, "gdb", "(gdb): type detach in it")
+    traced(&scratch, &words, "gdb", "(gdb); type detach in it")
 }
 
 fn strace() -> Row {
     let scratch = Scratch::new("real-strace");
-    traced(&scratch, &["strace", "-o", "out", "sleep", "1000"], "strace", "(strace): end it with")
+    traced(&scratch, &["strace", "-o", "out", "sleep", "1000"], "strace", "(strace); end it with")
 }
 
 fn traced(scratch: &Scratch, words: &[&str], name: &'static str, expected: &str) -> Row {
