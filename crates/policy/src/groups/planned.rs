@@ -558,21 +558,27 @@ mod tests {
         assert_eq!(asked("/", false, &five), all);
     }
 
+    /// What is asked for beyond a limit of five processes, where the caller names the root `to`, which is missing in some
+    /// hierarchies.
+    fn beyond_five(entry: &CgroupEntry, to: &str, missing: &[&str]) -> Vec<String> {
+        let missing = missing.iter().map(|&name| name.to_owned()).collect();
+        let roots = Roots { given: vec![(None, to.into())], missing, ..Roots::default() };
+        let images = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(images.path()).unwrap();
+        images.write_one(kind::CGROUP, 0, entry).unwrap();
+        let reading = Reading { own: 1, root: Some(3), roots: &roots, maps: None };
+        let mut five = Resources::default();
+        five.pids.limit = Some(5);
+        texts(&Groups::read(&images, reading).unwrap().beyond(&five, &roots))
+    }
+
     /// What images do not write stays as it is in a new group, unless the caller limits that or one above it.
     #[test]
     fn a_group_that_is_made_has_the_limits_that_images_write() {
         let asked = |to: &str, missing: &[&str], properties: Vec<CgroupPropEntry>| {
             let mut entry = container();
             entry.controllers[0].dirs[0].properties = properties;
-            let missing = missing.iter().map(|&name| name.to_owned()).collect();
-            let roots = Roots { given: vec![(None, to.into())], missing, ..Roots::default() };
-            let images = tempfile::tempdir().unwrap();
-            let images = ImageDir::open(images.path()).unwrap();
-            images.write_one(kind::CGROUP, 0, &entry).unwrap();
-            let reading = Reading { own: 1, root: Some(3), roots: &roots, maps: None };
-            let mut five = Resources::default();
-            five.pids.limit = Some(5);
-            texts(&Groups::read(&images, reading).unwrap().beyond(&five, &roots))
+            beyond_five(&entry, to, missing)
         };
         let none = Vec::<String>::new();
         let unlimited =
@@ -594,15 +600,7 @@ mod tests {
             let mut entry = container();
             entry.sets = vec![set(2, "/old/inner", None), set(3, "/old", None)];
             entry.controllers[0].dirs = dirs;
-            let missing = missing.iter().map(|&name| name.to_owned()).collect();
-            let roots = Roots { given: vec![(None, "/new".into())], missing, ..Roots::default() };
-            let images = tempfile::tempdir().unwrap();
-            let images = ImageDir::open(images.path()).unwrap();
-            images.write_one(kind::CGROUP, 0, &entry).unwrap();
-            let reading = Reading { own: 1, root: Some(3), roots: &roots, maps: None };
-            let mut five = Resources::default();
-            five.pids.limit = Some(5);
-            texts(&Groups::read(&images, reading).unwrap().beyond(&five, &roots))
+            beyond_five(&entry, "/new", missing)
         };
         let limited = |name: &str, inside| {
             let properties = vec![property("pids.max", "5")];
