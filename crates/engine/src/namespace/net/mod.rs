@@ -60,12 +60,8 @@ pub(crate) fn dump(
     ns_id: u32,
 ) -> Result<()> {
     let Some(ns) = spaces.by_id(ns_id) else { return Ok(()) };
-    let key = given.external.iter().find_map(|external| match external {
-        External::Net { inode, name } if *inode == ns.inode => Some(name.clone()),
-        _ => None,
-    });
-    if key.is_some() {
-        let entry = NetnsEntry { ext_key: key, ..NetnsEntry::default() };
+    if let Some(key) = given.network(ns.inode) {
+        let entry = NetnsEntry { ext_key: Some(key.to_owned()), ..NetnsEntry::default() };
         return Ok(images.write_one(kind::NETNS, ns_id.into(), &entry)?);
     }
     if network.empty {

@@ -11,6 +11,7 @@ use super::conf::NAMES;
 use crate::error::{Context, Error, Result};
 use crate::namespace::NsKind;
 use crate::namespace::left_out::leave_out;
+use crate::options::{Given, Network};
 use crate::proc;
 
 /// The family of netlink for IPsec (`NETLINK_XFRM`), and what asks for states and policies
@@ -40,14 +41,15 @@ const SHOWN: [&str; 3] = ["nf_conntrack_count", "mc_forwarding", "addr_gen_mode"
 pub(crate) struct FreshSettings(Settings);
 
 impl FreshSettings {
-    /// Finds them out before task `pid` is stopped, if it has a network of its own: to make one takes the kernel a
-    /// moment. None if they cannot be, which is said later.
-    pub(crate) fn ahead(pid: i32) -> Option<Self> {
-        let network = |pid| proc::ns_inode(pid, NsKind::Net.name());
-        let own = rustix::process::getpid().as_raw_nonzero().get();
-        let is_apart = network(pid).ok()? != network(own).ok()?;
+    /// Finds them out before task `pid` is stopped, if it has a network of its own that is kept: to make one takes the
+    /// kernel a moment. None if they cannot be, which is said later.
+    pub(crate) fn ahead(pid: i32, given: &Given, network: &Network) -> Option<Self> {
+        let inode = |pid| proc::ns_inode(pid, NsKind::Net.name()).ok();
+        let its = inode(pid)?;
+        let is_apart = its != inode(rustix::process::getpid().as_raw_nonzero().get())?;
+        let is_kept = is_apart && !network.empty && given.network(its).is_none();
         let read = || std::thread::spawn(settings_of_new).join();
-        is_apart.then(read)?.ok()?.ok().map(FreshSettings)
+        is_kept.then(read)?.ok()?.ok().map(FreshSettings)
     }
 }
 
