@@ -11,6 +11,7 @@ mod bequest;
 mod fill;
 mod refit;
 pub(crate) mod shared;
+mod survival;
 pub(crate) mod unfilled;
 mod vdso;
 
@@ -28,6 +29,8 @@ use torpor_tracee::{Batch, Mapping, SIDE_BY_SIDE, STUB_SIZE, parse_maps};
 pub(crate) use self::bequest::{forget as forget_bequests, plan};
 use self::fill::{Inherited, There};
 pub(super) use self::refit::{forget, mapped, put, refit};
+pub(super) use self::survival::survives_birth;
+use self::survival::{lies_in, surviving};
 use self::vdso::{STUB_FROM, is_special};
 use super::pages::Pages;
 use super::parking::{Lot, Parking};
@@ -36,7 +39,7 @@ use super::transport::Transport;
 use super::{Restore, Task};
 use crate::error::{Context, Error, Result};
 use crate::file::{lock, memfd};
-use crate::memory::vma::{MAP_DROPPABLE, PAGE, is_private, is_wiped_on_fork, status};
+use crate::memory::vma::{MAP_DROPPABLE, PAGE, is_private, status};
 use crate::memory::{aio, names};
 use crate::namespace::ipc;
 use crate::proc;
@@ -54,8 +57,11 @@ impl Mapped {
         Mapped { vma, opened }
     }
 
+    /// What is opened can be read as well: it joins what the task can read and write.
     fn prot(&self) -> ProtFlags {
-        ProtFlags::from_bits_retain(self.vma.prot | if self.opened { PROT_WRITE } else { 0 })
+        let more =
+            if self.opened { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::empty() };
+        ProtFlags::from_bits_retain(self.vma.prot) | more
     }
 }
 
@@ -115,8 +121,14 @@ pub(crate) fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) ->
     let lots = cx.parking.of(task).to_vec();
     let (parked, others): (Vec<VmaEntry>, Vec<VmaEntry>) =
         wanted.iter().copied().partition(|vma| is_parked(vma, &lots));
-    let (kept, fresh): (Vec<VmaEntry>, Vec<VmaEntry>) =
-        others.iter().cloned().partition(|v| survives(v, &inherited));
+    let here = current(cx, task)?;
+    let mapped = |v: VmaEntry| Mapped::new(v, &filled, cx.lazy.leaves(&v));
+    let others_mapped: Vec<Mapped> = others.iter().copied().map(mapped).collect();
+    let staying = surviving(&others_mapped, &inherited, &here);
+    let (kept, fresh): (Vec<VmaEntry>, Vec<VmaEntry>) = others
+        .iter()
+        .copied()
+        .partition(|vma| staying.within(&(vma.start..vma.end)).next().is_some());
     let vpid = cx.tasks[task].image.vpid();
     for (vmas, how) in [(&kept, "its parent's"), (&parked, "the template's"), (&fresh, "made")] {
         for vma in vmas {
@@ -127,8 +139,8 @@ pub(crate) fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) ->
             );
         }
     }
-    let staying: Ranges = kept.iter().map(|vma| vma.start..vma.end).collect();
-    make_room(cx, task, &wanted, &staying.or(&cx.parking.below(task)))?;
+    let staying = staying.or(&cx.parking.below(task));
+    clear(cx, task, &wanted, (&here, &staying))?;
     move_lots(cx, task, lots.iter().map(|lot| (lot.place(), lot.home.start)))?;
     let mapped = |v: VmaEntry| Mapped::new(v, &filled, cx.lazy.leaves(&v));
     let fresh: Vec<Mapped> = fresh.into_iter().map(mapped).collect();
@@ -313,33 +325,6 @@ fn free_place(wanted: &[VmaEntry], here: &[Mapping]) -> Result<u64> {
         return Ok(at);
     }
     Err(Error::invalid("mm", "the address space has no room for the stub"))
-}
-
-/// Whether a mapping that the parent has can be kept as it is.
-fn survives(vma: &VmaEntry, inherited: &[Mapped]) -> bool {
-    inherited.iter().any(|m| survives_birth(&m.vma, vma))
-}
-
-/// Whether a child's mapping can be the one that it has from its parent, or a part of that: a parent whose mapping
-/// has grown since, or a child that has parted its own, share pages still.
-pub(super) fn survives_birth(parents: &VmaEntry, childs: &VmaEntry) -> bool {
-    // Whether pages may wait is to be the same in both: see `lazy::may_wait`.
-    let kind = |v: &VmaEntry| (v.shmid, v.flags, v.status, is_wiped_on_fork(v));
-    childs.status & KERNELS == 0 && kind(parents) == kind(childs) && is_part(parents, childs)
-}
-
-/// Whether a mapping is a part of another one. A shared one is the same or none.
-fn is_part(whole: &VmaEntry, part: &VmaEntry) -> bool {
-    let extent = |v: &VmaEntry| (v.start, v.end, v.pgoff);
-    if !is_private(part) {
-        return extent(whole) == extent(part);
-    }
-    let (lies, off) = (lies_in(part, whole), part.start.wrapping_sub(whole.start));
-    lies && part.pgoff == whole.pgoff.wrapping_add(if has_backing(whole) { off } else { 0 })
-}
-
-fn lies_in(part: &VmaEntry, whole: &VmaEntry) -> bool {
-    whole.start <= part.start && part.end <= whole.end
 }
 
 /// Whether a mapping is one of a file.

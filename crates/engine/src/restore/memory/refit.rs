@@ -114,7 +114,7 @@ fn kept(before: &[Mapped], wanted: &[VmaEntry], here: &[Mapping]) -> Ranges {
 }
 
 /// Whether a part of one mapping can be a part of the other.
-fn are_alike(old: &VmaEntry, new: &VmaEntry) -> bool {
+pub(super) fn are_alike(old: &VmaEntry, new: &VmaEntry) -> bool {
     // These come when the address space is finished.
     let late = (libc::MAP_LOCKED | libc::MAP_NONBLOCK).cast_unsigned();
     let kind = |v: &VmaEntry| (v.flags & !late, v.status & KINDS, v.shmid, v.fdflags);

@@ -1,0 +1,73 @@
+//! What of the memory that a husk has from its parent can stay.
+//!
+//! Mappings that were one when the task was born, and are told apart only by what the task did to them since,
+//! can be one again: mprotect(2) joins them, and mremap(2) moves them as one. For that the kernel wants them to
+//! have come into being together. They stay together therefore, or none of them does.
+
+use torpor_images::proto::VmaEntry;
+use torpor_tracee::Mapping;
+
+use super::refit::are_alike;
+use super::{KERNELS, has_backing};
+use crate::memory::vma::{is_private, is_wiped_on_fork};
+use crate::ranges::Ranges;
+use crate::restore::tasks::Mapped;
+
+/// What stays of the mappings `wanted` of a child that has `inherited` from its parent, where it is in the
+/// mappings `here` for the kernel.
+pub(super) fn surviving(wanted: &[Mapped], inherited: &[Mapped], here: &[Mapping]) -> Ranges {
+    let stays = |run: &&[Mapped]| {
+        let all = run.iter().all(|place| survives(&place.vma, inherited));
+        all && (run.len() == 1 || are_one(run, here))
+    };
+    let runs = wanted.chunk_by(can_join).filter(stays);
+    runs.flatten().map(|place| place.vma.start..place.vma.end).collect()
+}
+
+/// Whether two mappings can become one for the kernel.
+fn can_join(one: &Mapped, next: &Mapped) -> bool {
+    // Nothing tells them apart: had they come into being together, they would be one.
+    let stay_two =
+        VmaEntry { start: one.vma.start, end: one.vma.end, pgoff: one.vma.pgoff, ..next.vma }
+            == one.vma;
+    one.vma.end == next.vma.start
+        && one.prot() == next.prot()
+        && is_private(&one.vma)
+        && are_alike(&one.vma, &next.vma)
+        && !stay_two
+}
+
+/// Whether neighbours lie in one mapping.
+fn are_one(run: &[Mapped], here: &[Mapping]) -> bool {
+    let (Some(first), Some(last)) = (run.first(), run.last()) else { return false };
+    let line = here.partition_point(|line| line.end <= first.vma.start);
+    here.get(line).is_some_and(|line| line.start <= first.vma.start && line.end >= last.vma.end)
+}
+
+/// Whether a mapping that the parent has can be kept as it is.
+fn survives(vma: &VmaEntry, inherited: &[Mapped]) -> bool {
+    inherited.iter().any(|m| survives_birth(&m.vma, vma))
+}
+
+/// Whether a child's mapping can be the one that it has from its parent, or a part of that: a parent whose mapping
+/// has grown since, or a child that has parted its own, share pages still.
+pub(in crate::restore) fn survives_birth(parents: &VmaEntry, childs: &VmaEntry) -> bool {
+    // Whether pages may wait is to be the same in both: see `lazy::may_wait`.
+    let kind = |v: &VmaEntry| (v.shmid, v.flags, v.status, is_wiped_on_fork(v));
+    childs.status & KERNELS == 0 && kind(parents) == kind(childs) && is_part(parents, childs)
+}
+
+/// Whether a mapping is a part of another one. A shared one is the same or none.
+fn is_part(whole: &VmaEntry, part: &VmaEntry) -> bool {
+    let extent = |v: &VmaEntry| (v.start, v.end, v.pgoff);
+    if !is_private(part) {
+        return extent(whole) == extent(part);
+    }
+    let (lies, off) = (lies_in(part, whole), part.start.wrapping_sub(whole.start));
+    lies && part.pgoff == whole.pgoff.wrapping_add(if has_backing(whole) { off } else { 0 })
+}
+
+/// Whether one mapping lies in another.
+pub(super) fn lies_in(part: &VmaEntry, whole: &VmaEntry) -> bool {
+    whole.start <= part.start && part.end <= whole.end
+}
