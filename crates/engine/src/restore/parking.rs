@@ -12,7 +12,8 @@ use std::ops::Range;
 use torpor_images::proto::VmaEntry;
 use torpor_tracee::Mapping;
 
-use super::memory::survives_birth;
+use super::load::TaskImage;
+use super::memory::{runs, survives_birth};
 use super::tasks::Task;
 use super::template;
 use super::tree::{self, Step};
@@ -32,12 +33,12 @@ const MOST: usize = 16_384;
 /// many that are common. These are in the template twice then, but only once for all containers.
 const WORTH: u64 = 10;
 
-/// One mapping, and where it is parked.
+/// One mapping, or neighbours that can be one, and where it is parked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Lot {
     /// The task, by its place in the images.
     pub task: usize,
-    /// Where it has the mapping.
+    /// Where it has that.
     pub home: Range<u64>,
     /// The address at which the mapping waits.
     pub at: u64,
@@ -70,10 +71,12 @@ impl Parking {
         let mut chosen = Vec::new();
         for (task, from) in births.iter().enumerate().filter(|(task, _)| *task != 0) {
             let Some(from) = from else { continue };
-            for vma in tasks[task].image.vmas().filter(|vma| template::has(vma)) {
-                let own = own_bytes(&tasks[task], &tasks[*from], vma)?;
+            let image = &tasks[task].image;
+            let vmas = image.vmas().filter(|vma| template::has(vma)).copied();
+            for run in runs(vmas, &image.pages) {
+                let own = own_bytes(&tasks[task], &tasks[*from], &run)?;
                 if own > 0 {
-                    chosen.push((own, Lot { task, home: vma.start..vma.end, at: 0 }));
+                    chosen.push((own, Lot { task, home: extent(&run), at: 0 }));
                 }
             }
         }
@@ -102,19 +105,18 @@ impl Parking {
         template: &[Mapping],
     ) -> std::result::Result<Self, String> {
         let births = births(tasks).map_err(|error| error.to_string())?;
+        let is_private = |line: &&Mapping| !line.shared && line.inode == 0;
+        let there = template.iter().filter(is_private).map(|line| line.start..line.end);
+        let there: Ranges = there.collect();
         let mut lots = Vec::new();
         for line in lines {
             let lot =
                 parse(line, tasks).ok_or_else(|| format!("{line:?} is no place of memory"))?;
-            let vma = tasks[lot.task].image.vmas().find(|vma| vma.start == lot.home.start);
-            let fits = |vma: &&VmaEntry| vma.end == lot.home.end && template::has(vma);
-            if vma.filter(fits).is_none() || births[lot.task].is_none() {
+            if !is_filled(&tasks[lot.task].image, &lot.home) || births[lot.task].is_none() {
                 return Err(format!("the images have no mapping that {line:?} could name"));
             }
             let place = lot.place();
-            let is_there =
-                |line: &Mapping| line.start <= place.start && line.end >= place.end && !line.shared;
-            if !template.iter().any(|line| is_there(line) && line.inode == 0) {
+            if there.within(&place).next().as_ref() != Some(&place) {
                 return Err(format!("the template has nothing where {line:?} says"));
             }
             lots.push(lot);
@@ -178,13 +180,26 @@ fn births(tasks: &[Task]) -> Result<Vec<Option<usize>>> {
     Ok(births)
 }
 
-/// How much memory of a mapping differs from what the task gets by its birth; 0 if it is not worth
-/// to be parked.
-fn own_bytes(task: &Task, from: &Task, vma: &VmaEntry) -> Result<u64> {
-    let inherits = from.image.vmas().any(|theirs| survives_birth(theirs, vma));
+/// From the first of neighbouring mappings to the last.
+fn extent(run: &[VmaEntry]) -> Range<u64> {
+    run.first().map_or(0, |vma| vma.start)..run.last().map_or(0, |vma| vma.end)
+}
+
+/// Whether mappings that a template can have lie side by side from the one end of a range to the other.
+fn is_filled(image: &TaskImage, range: &Range<u64>) -> bool {
+    let within = |vma: &&VmaEntry| range.start <= vma.start && vma.end <= range.end;
+    let vmas = image.vmas().filter(within).filter(|vma| template::has(vma));
+    vmas.map(|vma| vma.start..vma.end).collect::<Ranges>().as_slice() == [range.clone()]
+}
+
+/// How much memory of neighbouring mappings, which stay together, differs from what the task gets by its birth; 0
+/// if it is not worth to be parked.
+fn own_bytes(task: &Task, from: &Task, run: &[VmaEntry]) -> Result<u64> {
+    let stays = |vma: &VmaEntry| from.image.vmas().any(|theirs| survives_birth(theirs, vma));
+    let inherits = run.iter().all(stays);
     let (mut own, mut common) = (0, 0);
     let mut buffers = [vec![0; COMPARED], vec![0; COMPARED]];
-    for (stretch, range) in task.image.pages.within(vma.start..vma.end) {
+    for (stretch, range) in task.image.pages.within(extent(run)) {
         let theirs: Vec<_> =
             if inherits { from.image.pages.within(range.clone()).collect() } else { Vec::new() };
         own += gaps(&range, theirs.iter().map(|(_, part)| part.clone()))
@@ -272,7 +287,6 @@ mod tests {
     use torpor_images::proto::{MmEntry, PstreeEntry, TaskKobjIdsEntry};
 
     use super::*;
-    use crate::restore::load::TaskImage;
 
     fn lot(task: usize, home: Range<u64>) -> Lot {
         Lot { task, home, at: 0 }

@@ -6,8 +6,9 @@
 // every second page, and fills OWN pages that only it has. They have children of their own, up to
 // DEPTH generations: the first of 2 is 21. With the further word `full` no large part of the address space is
 // left free; with `orphans` each child leaves the leader of its session behind as a zombie; with `kinds` each
-// has STACK pages on its stack, and all share memory of which SHARED pages of SHARED * 8 are used. They answer
-// at /app-NUMBER.sock; `app ask-of NUMBER WORDS` asks there.
+// has STACK pages on its stack, and all share memory of which SHARED pages of SHARED * 8 are used; with `parted`
+// each overwrites the first half of the pages only, and cannot write these any more. They answer at
+// /app-NUMBER.sock; `app ask-of NUMBER WORDS` asks there.
 //
 // Where OUTSIDE has two ports of this host, it is connected to the first, and listens at the second.
 #define _GNU_SOURCE
@@ -223,6 +224,7 @@ int main(int argc, char **argv)
 	size_t owned = argc > 6 ? strtoul(argv[6], NULL, 0) : 0;
 	const char *more = argc > 8 ? argv[8] : "";
 	size_t deep = !strcmp(more, "kinds") ? STACK : 0;
+	size_t written = !strcmp(more, "parted") ? pages / 2 : pages;
 	uint64_t *own = NULL, *stack = alloca(deep * PAGE), *shared = NULL;
 	int ready = -1, outside = -1;
 	uint64_t *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE,
@@ -256,8 +258,10 @@ int main(int argc, char **argv)
 		number = breed(number, children, !strcmp(more, "orphans"), &ready);
 		if (number == parent)
 			break;
-		for (size_t i = 0; i < pages; i += 2)
+		for (size_t i = 0; i < written; i += 2)
 			fill(memory + i * PAGE / 8, seed + number, i);
+		if (written < pages && mprotect(memory, written * PAGE, PROT_READ))
+			return 1;
 		own = mmap(NULL, owned * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
 			   -1, 0);
 		if (own == MAP_FAILED)
@@ -302,6 +306,13 @@ int main(int argc, char **argv)
 			uint64_t *page = memory + strtoul(words + 5, NULL, 0) * PAGE / 8;
 			int failed = madvise(page, PAGE, MADV_DONTNEED);
 			dprintf(fd, "%d %llu", failed, (unsigned long long)*page);
+		} else if (!strncmp(words, "join", 4)) {
+			// Only what is one mapping to the kernel can be moved.
+			int failed = mprotect(memory, pages * PAGE, PROT_READ | PROT_WRITE);
+			void *moved = mremap(memory, pages * PAGE, (pages + 1) * PAGE, MREMAP_MAYMOVE);
+
+			dprintf(fd, "%s", failed || moved == MAP_FAILED ? strerror(errno) : "joined");
+			memory = moved == MAP_FAILED ? memory : moved;
 		} else if (!strncmp(words, "away", 4)) {
 			// To swap, if there is any.
 			dprintf(fd, "%d", madvise(memory, pages * PAGE, MADV_PAGEOUT));

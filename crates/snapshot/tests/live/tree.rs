@@ -30,6 +30,11 @@ impl Process {
         fs::read_to_string(format!("/proc/{}/{file}", self.pid)).unwrap()
     }
 
+    /// Its command line; nothing if it has ended.
+    pub fn command(&self) -> String {
+        fs::read_to_string(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default()
+    }
+
     /// The kilobytes that `smaps_rollup` has of something.
     pub fn kilobytes(&self, key: &str) -> u64 {
         let [number] = self.kilobytes_of([key]);
@@ -222,6 +227,26 @@ fn stacks_are_shared_and_shared_memory_is_not() {
     assert_eq!(ask(&fixture, "many-1", "1", &["share", "7"]), "1");
     assert_eq!(ask(&fixture, "many-1", "2", &["shared", "7"]), "0000000000000001");
     assert_eq!(ask(&fixture, "many-2", "2", &["shared", "7"]), used);
+}
+
+/// A child's memory of which one half is its own, and the other half its parent's, is one mapping again when the
+/// child says so.
+#[test]
+fn what_a_child_has_parted_is_one_again() {
+    let fixture = with_children("parted", 1000, 1, 100, 1);
+    fixture.configure(|config| {
+        config["process"]["args"].as_array_mut().unwrap().push("parted".into());
+    });
+    fixture.create(&fixture.reference(), &[]);
+    let one = fixture.run(&fixture.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    let right = whole(&fixture, "one", &one);
+    let all = many(&fixture, "many", &["--count", "2"]);
+    assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
+    for (name, said) in ["one", "many-1", "many-2"].iter().zip([&one].into_iter().chain(&all)) {
+        assert_eq!(whole(&fixture, name, said), right, "{name}");
+        assert_eq!(ask(&fixture, name, "1", &["join"]), "joined", "{name}");
+        assert_eq!(ask(&fixture, name, "1", &["sum"]), right["1"].0, "{name}");
+    }
 }
 
 #[test]

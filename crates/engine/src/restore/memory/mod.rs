@@ -29,8 +29,8 @@ use torpor_tracee::{Batch, Mapping, SIDE_BY_SIDE, STUB_SIZE, parse_maps};
 pub(crate) use self::bequest::{forget as forget_bequests, plan};
 use self::fill::{Inherited, There};
 pub(super) use self::refit::{forget, mapped, put, refit};
-pub(super) use self::survival::survives_birth;
 use self::survival::{lies_in, surviving};
+pub(super) use self::survival::{runs, survives_birth};
 use self::vdso::{STUB_FROM, is_special};
 use super::pages::Pages;
 use super::parking::{Lot, Parking};
@@ -141,7 +141,7 @@ pub(crate) fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) ->
     }
     let staying = staying.or(&cx.parking.below(task));
     clear(cx, task, &wanted, (&here, &staying))?;
-    move_lots(cx, task, lots.iter().map(|lot| (lot.place(), lot.home.start)))?;
+    move_lots(cx, task, &here, lots.iter().map(|lot| (lot.place(), lot.home.start)))?;
     let mapped = |v: VmaEntry| Mapped::new(v, &filled, cx.lazy.leaves(&v));
     let fresh: Vec<Mapped> = fresh.into_iter().map(mapped).collect();
     map(cx, task, &fresh)?;
@@ -180,21 +180,26 @@ fn make_room(
     clear(cx, task, wanted, (&here, staying))
 }
 
-/// Whether a mapping is one of those that are parked.
+/// Whether a mapping is one of those that are parked, or a part of one.
 fn is_parked(vma: &VmaEntry, lots: &[Lot]) -> bool {
-    let place = lots.binary_search_by_key(&vma.start, |lot| lot.home.start);
-    place.is_ok_and(|place| lots[place].home.end == vma.end)
+    let behind = lots.partition_point(|lot| lot.home.start <= vma.start);
+    lots[..behind].last().is_some_and(|lot| vma.end <= lot.home.end)
 }
 
-/// Moves mappings to other addresses.
+/// Moves memory to other addresses, in the parts that it is in for the kernel, whose mappings are `here`.
 fn move_lots(
     cx: &mut Restore<'_>,
     task: usize,
+    here: &[Mapping],
     moves: impl Iterator<Item = (Range<u64>, u64)>,
 ) -> Result<()> {
     let mut batch = cx.tasks[task].remote()?.batch();
     for (from, to) in moves {
-        batch.must(syscall::mremap(from, to));
+        let first = here.partition_point(|line| line.end <= from.start);
+        for line in here[first..].iter().take_while(|line| line.start < from.end) {
+            let part = line.start.max(from.start)..line.end.min(from.end);
+            batch.must(syscall::mremap(part.clone(), to + (part.start - from.start)));
+        }
     }
     match batch.run()?.first_error() {
         Some((_, e)) => Err(e).context(|| "moving parked memory".to_owned()),
@@ -242,7 +247,8 @@ fn park_for(cx: &mut Restore<'_>, task: usize, lots: &[Lot], parked: &Ranges) ->
     map(cx, task, &mapped)?;
     let workers = cx.opts.memory.workers();
     fill::fill(&cx.tasks[task], &cx.lazy, workers, &pages, &vmas, There::Others)?;
-    move_lots(cx, task, lots.iter().map(|lot| (lot.home.clone(), lot.at)))
+    let here = current(cx, task)?;
+    move_lots(cx, task, &here, lots.iter().map(|lot| (lot.home.clone(), lot.at)))
 }
 
 /// `task` has been born from `from` and built: what was parked for it, and for those that are born

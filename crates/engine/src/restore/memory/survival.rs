@@ -11,6 +11,7 @@ use super::refit::are_alike;
 use super::{KERNELS, has_backing};
 use crate::memory::vma::{is_private, is_wiped_on_fork};
 use crate::ranges::Ranges;
+use crate::restore::pages::Pages;
 use crate::restore::tasks::Mapped;
 
 /// What stays of the mappings `wanted` of a child that has `inherited` from its parent, where it is in the
@@ -24,6 +25,16 @@ pub(super) fn surviving(wanted: &[Mapped], inherited: &[Mapped], here: &[Mapping
     runs.flatten().map(|place| place.vma.start..place.vma.end).collect()
 }
 
+/// The mappings `vmas` of a task, whose pages are `pages`, in runs of neighbours that can be one.
+pub(in crate::restore) fn runs(
+    vmas: impl Iterator<Item = VmaEntry>,
+    pages: &Pages,
+) -> Vec<Vec<VmaEntry>> {
+    let mapped: Vec<Mapped> = vmas.map(|vma| Mapped::new(vma, pages, false)).collect();
+    let runs = mapped.chunk_by(can_join);
+    runs.map(|run| run.iter().map(|place| place.vma).collect()).collect()
+}
+
 /// Whether two mappings can become one for the kernel.
 fn can_join(one: &Mapped, next: &Mapped) -> bool {
     // Nothing tells them apart: had they come into being together, they would be one.
@@ -34,6 +45,8 @@ fn can_join(one: &Mapped, next: &Mapped) -> bool {
         && one.prot() == next.prot()
         && is_private(&one.vma)
         && are_alike(&one.vma, &next.vma)
+        // The kernel keeps this apart, and neither a template nor a birth brings it.
+        && is_wiped_on_fork(&one.vma) == is_wiped_on_fork(&next.vma)
         && !stay_two
 }
 
