@@ -43,7 +43,7 @@ use crate::memory::vma::{MAP_DROPPABLE, PAGE, is_private, status};
 use crate::memory::{aio, names};
 use crate::namespace::ipc;
 use crate::proc;
-use crate::ranges::Ranges;
+use crate::ranges::{Ranges, gaps};
 use crate::restore::tasks::Mapped;
 use crate::task::keys;
 
@@ -196,8 +196,12 @@ fn move_lots(
     let mut batch = cx.tasks[task].remote()?.batch();
     for (from, to) in moves {
         let first = here.partition_point(|line| line.end <= from.start);
-        for line in here[first..].iter().take_while(|line| line.start < from.end) {
-            let part = line.start.max(from.start)..line.end.min(from.end);
+        let lines = here[first..].iter().take_while(|line| line.start < from.end);
+        let parts = lines.map(|line| line.start.max(from.start)..line.end.min(from.end));
+        if gaps(&from, parts.clone()).next().is_some() {
+            return Err(Error::invalid("mm", "memory that a template holds for it is missing"));
+        }
+        for part in parts {
             batch.must(syscall::mremap(part.clone(), to + (part.start - from.start)));
         }
     }
