@@ -34,6 +34,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
+use torpor_sys::heap;
 use torpor_worker::tell;
 
 use crate::api::{Api, ApiArgs, GROUP};
@@ -131,6 +132,8 @@ pub fn run(args: &AgentArgs) -> Result<()> {
                 if let Err(error) = node.sweep() {
                     tell!("sweep: {error}");
                 }
+                // There is a thread for each call, and each has had memory of its own.
+                heap::trim();
                 node.rest();
             }
         });
