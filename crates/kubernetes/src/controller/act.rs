@@ -116,7 +116,10 @@ impl Controller {
         }
         let node = pod.map(|pod| pod["spec"]["nodeName"].clone());
         let patch = json!([put(checkpoint, "labels", NODE_LABEL, json!(node))]);
-        self.api.patch(&place(checkpoint), &patch).map(drop)
+        let mut told = self.api.patch(&place(checkpoint), &patch)?;
+        // If the agent was first, that is a conflict, and it has more to say.
+        set(&mut told, ready(false, "Pending", "the agent of its node is told"));
+        self.status(&told)
     }
 
     fn phase(&self, migration: &Value) -> Result<()> {

@@ -34,8 +34,9 @@ fn is_wanted(spec: &Value, node: &Value) -> bool {
     })
 }
 
-/// Whether a requirement holds for what a node has there.
-fn holds(requirement: &Value, value: Option<&str>) -> bool {
+/// Whether a requirement holds for what a node, or a pod, has there.
+#[must_use]
+pub(super) fn holds(requirement: &Value, value: Option<&str>) -> bool {
     let mut values = requirement["values"].as_array().into_iter().flatten();
     let is_in = value.is_some_and(|value| values.any(|one| one == value));
     let number = |text: Option<&str>| text?.parse::<i64>().ok();

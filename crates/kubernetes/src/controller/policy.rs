@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use super::decide::{Action, age, is_leaving};
+use super::placement::holds;
 use crate::checkpoint::{self, is_in_progress, is_ready, is_sealed, is_shared};
 use crate::pod::{condition, is_gated, is_ours, template_hash, text};
 
@@ -44,12 +45,16 @@ pub(super) fn start(policies: &[Value], pod: &Value) -> Option<Start> {
 }
 
 fn selects(policy: &Value, pod: &Value) -> bool {
-    let wanted = policy["spec"]["selector"]["matchLabels"].as_object();
-    text(policy, "/metadata/namespace") == text(pod, "/metadata/namespace")
-        && wanted.is_some_and(|wanted| {
-            !wanted.is_empty()
-                && wanted.iter().all(|(name, value)| pod["metadata"]["labels"][name] == *value)
-        })
+    let (selector, labels) = (&policy["spec"]["selector"], &pod["metadata"]["labels"]);
+    let mut wanted = selector["matchLabels"].as_object().into_iter().flatten().peekable();
+    let expressions = selector["matchExpressions"].as_array();
+    let mut expressions = expressions.into_iter().flatten().peekable();
+    // One without any selects nothing.
+    let is_some = wanted.peek().is_some() || expressions.peek().is_some();
+    is_some
+        && text(policy, "/metadata/namespace") == text(pod, "/metadata/namespace")
+        && wanted.all(|(name, value)| labels[name] == *value)
+        && expressions.all(|one| holds(one, labels[text(one, "/key")].as_str()))
 }
 
 /// The newest snapshot that `pod` may start from.
@@ -284,5 +289,32 @@ mod tests {
         let mut all = policy("Always", Value::Null);
         all["spec"]["selector"] = json!({});
         assert_eq!(start(&[all], &pod("i")), None, "an empty selector selects nothing");
+    }
+
+    #[test]
+    fn a_selector_of_a_policy_is_one_of_kubernetes() {
+        let one = |key: &str, operator: &str, values: &[&str]| json!({ "key": key, "operator": operator, "values": values });
+        let app = json!({ "app": "x" });
+        for (selector, expected) in [
+            (json!({ "matchExpressions": [one("app", "In", &["y", "x"])] }), true),
+            (json!({ "matchExpressions": [one("app", "In", &["y"])] }), false),
+            (json!({ "matchExpressions": [one("app", "NotIn", &["x"])] }), false),
+            (json!({ "matchExpressions": [one("tier", "DoesNotExist", &[])] }), true),
+            (
+                json!({ "matchExpressions": [one("app", "Exists", &[]), one("tier", "Exists", &[])] }),
+                false,
+            ),
+            (json!({ "matchLabels": app, "matchExpressions": [one("app", "Exists", &[])] }), true),
+            (
+                json!({ "matchLabels": app, "matchExpressions": [one("app", "NotIn", &["x"])] }),
+                false,
+            ),
+            (json!({ "matchLabels": app }), true),
+            (json!({ "matchLabels": {}, "matchExpressions": [] }), false),
+        ] {
+            let mut all = policy("Always", Value::Null);
+            all["spec"]["selector"] = selector.clone();
+            assert_eq!(start(&[all], &pod("i")).is_some(), expected, "{selector}");
+        }
     }
 }

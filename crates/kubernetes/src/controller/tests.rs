@@ -439,6 +439,35 @@ fn an_order_of_a_pod_that_was_replaced_is_none_of_the_next() {
 }
 
 #[test]
+fn an_order_is_pending_until_the_agent_of_its_node_begins() {
+    let server = Server::start();
+    let mut source = pod("set", None, 0, "old");
+    source["spec"]["nodeName"] = json!("node1");
+    source["spec"]["schedulingGates"] = json!([]);
+    server.put(&of_pod(&source), source.clone());
+    server.put(&path("a", "c"), checkpoint::new(&source, "c", 30));
+    controller(&server).turn().unwrap();
+    let order = server.get(&path("a", "c")).unwrap();
+    assert_eq!(order["metadata"]["labels"][checkpoint::NODE_LABEL], "node1");
+    assert_eq!(crate::pod::condition(&order, "Ready").unwrap()["reason"], "Pending");
+    assert!(checkpoint::is_ordered(&order), "the agent carries it out");
+    // If that was first, it stays as it has said.
+    server.put(&path("a", "c"), checkpoint::new(&source, "c", 30));
+    let (begins, begun) = (Arc::clone(&server), checkpoint::begun(&source, "node1"));
+    server.also(move |request| {
+        if request.method == "PUT" && request.path.ends_with("/c/status") {
+            let mut order = begins.get(&path("a", "c")).unwrap();
+            order["status"] = begun.clone();
+            begins.put(&path("a", "c"), order);
+        }
+        None
+    });
+    controller(&server).turn().unwrap();
+    let order = server.get(&path("a", "c")).unwrap();
+    assert_eq!(crate::pod::condition(&order, "Ready").unwrap()["reason"], "CheckpointInProgress");
+}
+
+#[test]
 fn who_does_not_lead_any_more_stops_in_the_middle() {
     let server = Server::start();
     let mut controller = controller(&server);
