@@ -23,6 +23,9 @@ pub(crate) const MAKERS: [&str; 7] = [
     "system:serviceaccount:kube-system:statefulset-controller",
 ];
 
+/// What whoever makes such a job is told: no more than 120 characters are sure to be shown.
+const WAITS_FOR_ALL: &str = "pods that give way delay each other's return; set spec.backoffLimitPerIndex to have each index wait alone";
+
 /// Who may restore: asked of the API server.
 pub(super) trait Ask {
     /// Whether `user` (of an admission request) may `restore` a checkpoint; all of the namespace if the name is empty.
@@ -46,6 +49,9 @@ pub(super) fn review(review: &Value, ask: &dyn Ask) -> Value {
             response["patch"] = json!(BASE64_STANDARD.encode(Value::Array(patch).to_string()));
         }
         Err(reason) => response["status"] = json!({ "code": 403, "message": reason }),
+    }
+    if text(request, "/kind/kind") == "Job" && waits_for_all(&request["object"]) {
+        response["warnings"] = json!([WAITS_FOR_ALL]);
     }
     json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response })
 }
@@ -141,6 +147,18 @@ fn job(job: &Value) -> Vec<Value> {
         patch.push(json!({ "op": "add", "path": "/spec/podFailurePolicy", "value": value }));
     }
     patch
+}
+
+/// Whether the pods of a job of ours wait for each other: Kubernetes delays replacements more with each pod that has gone,
+/// where a job does not say that it is to count for each index.
+fn waits_for_all(job: &Value) -> bool {
+    let spec = &job["spec"];
+    let template = &spec["template"]["spec"];
+    template["runtimeClassName"] == RUNTIME_CLASS
+        && template["restartPolicy"] == "Never"
+        && spec["completionMode"] == "Indexed"
+        && spec["completions"].as_u64().is_some_and(|count| count > 1)
+        && spec["backoffLimitPerIndex"].is_null()
 }
 
 #[cfg(test)]
@@ -257,5 +275,33 @@ mod tests {
         assert_eq!(patch[0]["value"], "Failed");
         let other = json!({ "spec": { "template": { "spec": {} } } });
         assert_eq!(asked("Job", other, false), (true, vec![]));
+    }
+
+    #[test]
+    fn whoever_makes_a_job_hears_what_its_pods_would_wait_for() {
+        let job = json!({ "spec": {
+            "completionMode": "Indexed", "completions": 30,
+            "template": { "spec": { "runtimeClassName": "torpor", "restartPolicy": "Never" } },
+        } });
+        let warned = |change: fn(&mut Value)| {
+            let mut job = job.clone();
+            change(&mut job["spec"]);
+            let request = json!({ "request": { "kind": { "kind": "Job" }, "object": job } });
+            let answer = review(&request, &Says(false));
+            assert_eq!(answer["response"]["allowed"], true);
+            answer["response"]["warnings"][0].is_string()
+        };
+        assert!(warned(|_| {}));
+        let quiet: [fn(&mut Value); 5] = [
+            |spec| spec["backoffLimitPerIndex"] = json!(0),
+            |spec| spec["completionMode"] = json!("NonIndexed"),
+            |spec| spec["completions"] = json!(1),
+            |spec| spec["template"]["spec"]["restartPolicy"] = json!("OnFailure"),
+            |spec| spec["template"]["spec"]["runtimeClassName"] = json!("runc"),
+        ];
+        for change in quiet {
+            assert!(!warned(change));
+        }
+        assert!(WAITS_FOR_ALL.len() <= 120);
     }
 }
