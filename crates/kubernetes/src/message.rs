@@ -25,6 +25,10 @@ pub const PARENT: &str = "parent";
 pub const TAKEN: &str = "taken";
 /// The directory there with what the agent is told of containers that have begun with the checkpoint.
 pub const BEGUN: &str = "begun";
+/// The directory in a checkpoint with what was copied of the memory of its containers before they were frozen.
+pub const ROUNDS_DIR: &str = "rounds";
+/// How many rounds there are: the first copies everything, the next what was changed meanwhile.
+pub const ROUNDS: u32 = 2;
 /// How long an agent is waited for that was killed, or is exchanged for a newer one.
 const RETURNS: Duration = Duration::from_secs(5);
 /// How often an agent shows that it lives: it touches its socket.
@@ -84,6 +88,24 @@ impl Drop for Hidden {
 pub fn begun(checkpoint: &Path, container: &Container) -> PathBuf {
     let name = format!("{}.{}", container.uid, container.name);
     checkpoint.join(LOGS).join(BEGUN).join(name)
+}
+
+/// The file in a checkpoint that shows that a round of all its containers is complete.
+#[must_use]
+pub fn round_made(checkpoint: &Path, round: u32) -> PathBuf {
+    checkpoint.join(LOGS).join(format!("round-{round}.made"))
+}
+
+/// The file in a checkpoint that shows that a round is on the node that the pod moves to.
+#[must_use]
+pub fn round_sent(checkpoint: &Path, round: u32) -> PathBuf {
+    checkpoint.join(LOGS).join(format!("round-{round}.sent"))
+}
+
+/// The file in a checkpoint that shows that somebody there asks for rounds.
+#[must_use]
+pub fn rounds_asked(checkpoint: &Path) -> PathBuf {
+    checkpoint.join(LOGS).join("rounds.asked")
 }
 
 /// What the wrapper asks.

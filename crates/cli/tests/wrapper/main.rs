@@ -20,7 +20,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use torpor_kubernetes::message::{Answer, Ask, Hidden, receive, send};
+use torpor_kubernetes::message::{Answer, Ask, Hidden, LOGS, receive, rounds_asked, send};
 use torpor_seal::keys::AgeIdentity;
 
 use kills::worker;
@@ -69,6 +69,8 @@ struct Node {
     seconds: Arc<Mutex<u64>>,
     /// Whether its memory is copied before it is frozen.
     ahead: Arc<Mutex<bool>>,
+    /// Whether somebody on another node asks for what is copied then.
+    moves: Arc<Mutex<bool>>,
     /// Whether there is no place for what is copied then.
     blocked: Arc<Mutex<bool>>,
     /// To which word there is no answer for now, once for each, and whoever has got none.
@@ -105,6 +107,7 @@ impl Node {
             saved: Arc::new(Mutex::new(Answer::Noted)),
             seconds: Arc::new(Mutex::new(60)),
             ahead: Arc::default(),
+            moves: Arc::default(),
             blocked: Arc::default(),
             silent: Arc::default(),
             unanswered: Arc::default(),
@@ -135,7 +138,7 @@ impl Node {
         let always = Arc::clone(&self.always);
         let (key, saved) = (Arc::clone(&self.key), Arc::clone(&self.saved));
         let (silent, unanswered) = (Arc::clone(&self.silent), Arc::clone(&self.unanswered));
-        let blocked = Arc::clone(&self.blocked);
+        let (moves, blocked) = (Arc::clone(&self.moves), Arc::clone(&self.blocked));
         let (seconds, ahead) = (Arc::clone(&self.seconds), Arc::clone(&self.ahead));
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
@@ -149,6 +152,10 @@ impl Node {
                 let answer = match &ask {
                     Ask::Stop { .. } | Ask::Checkpoint { .. } => {
                         fs::create_dir(&dir).unwrap();
+                        if *moves.lock().unwrap() {
+                            fs::create_dir(dir.join(LOGS)).unwrap();
+                            fs::write(rounds_asked(&dir), "").unwrap();
+                        }
                         if *blocked.lock().unwrap() {
                             fs::write(dir.join("rounds"), "no directory").unwrap();
                         }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use torpor_kubernetes::message::Answer;
+use torpor_kubernetes::message::{Answer, ROUNDS, round_made, round_sent};
 use torpor_seal::keys::AgeIdentity;
 
 use super::{COUNT, Node, command, until};
@@ -69,6 +69,37 @@ fn what_a_pod_has_not_changed_is_copied_before_it_is_frozen() {
         node.counted(pod, last + 5);
         node.good("delete", &["--force", pod]);
     }
+}
+
+#[test]
+fn a_pod_that_moves_runs_until_each_round_is_where_it_goes() {
+    let Some(mut node) = Node::new("a_pod_that_moves_runs_until_each_round") else { return };
+    *node.ahead.lock().unwrap() = true;
+    *node.moves.lock().unwrap() = true;
+    node.running("pod");
+    *node.saved.lock().unwrap() = Answer::Noted;
+    let mut call = node.checkpoint("pod");
+    let dir = node.path("checkpoint");
+    for round in 1..=ROUNDS {
+        until("a round is complete", || round_made(&dir, round).exists().then_some(()));
+        let images = dir.join(format!("rounds/main/{round}"));
+        assert!(images.join("inventory.img").exists(), "{round}");
+        let count = node.count("pod").unwrap();
+        node.counted("pod", count + 3);
+        assert!(!dir.join("containers").exists(), "the rest is copied already");
+        fs::write(round_sent(&dir, round), "").unwrap();
+    }
+    let _ = call.wait().unwrap();
+    assert_eq!(node.not_saved(), None);
+    until("the container has ended", || (node.status("pod") == "stopped").then_some(()));
+    node.good("delete", &["pod"]);
+    let last = node.count("pod").unwrap();
+    node.bundle("new");
+    assert!(node.create("new").status.success(), "{}", node.log());
+    node.good("start", &["new"]);
+    assert_eq!(node.told(), Some((true, String::new())));
+    node.counted("new", last + 5);
+    node.good("delete", &["--force", "new"]);
 }
 
 #[test]

@@ -105,7 +105,7 @@ impl Depot {
             layers.push(keep(&*store, CHUNK, chunk, &mut new).map_err(io::Error::other)?);
             Ok(())
         });
-        pack(dir, &mut cutter as &mut dyn Write).and_then(|()| cutter.finish()).context(what)?;
+        pack(dir, 0, &mut cutter as &mut dyn Write).and_then(|()| cutter.finish()).context(what)?;
         let metadata = &object["metadata"];
         let said = json!({ "namespace": metadata["namespace"], "name": metadata["name"] });
         let config = keep(&*store, CHECKPOINT, said.to_string().as_bytes(), &mut new);

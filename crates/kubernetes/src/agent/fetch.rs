@@ -2,7 +2,7 @@
 //! store. Each comes once at a time, in a thread of its own, so that whoever waits for it can give up.
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -124,6 +124,7 @@ impl Node {
         let told = Arc::clone(&arrival);
         thread::spawn(move || {
             let result = node.fetch(&object, &pod).map_err(|error| error.to_string());
+            node.rounds.forget(&object);
             node.coming.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
             told.end(result);
         });
@@ -136,8 +137,15 @@ impl Node {
             (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
         let began = Instant::now();
         let is_stored = object["status"]["checkpointLocation"]["ociImage"].is_object();
-        let dir = self.store.begin(namespace, name)?;
-        let mut fetched = self.fetch_directly(object, pod, &dir);
+        let rounds = self.rounds.of(object);
+        let mut count = rounds.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = std::mem::take(&mut *count);
+        let dir = match here {
+            0 => self.store.begin(namespace, name)?,
+            _ => self.store.part(namespace, name)?,
+        };
+        let mut fetched =
+            self.of_peer(|caller| peer::fetch(caller, object, pod, here, &dir, self.silence()));
         if let Err(error) = &fetched
             && let Some(depot) = self.depot.as_ref().filter(|_| is_stored)
         {
@@ -161,19 +169,22 @@ impl Node {
         Ok(())
     }
 
-    /// Fetches a checkpoint from the node that has it.
-    fn fetch_directly(&self, object: &Value, pod: &str, dir: &Path) -> Result<()> {
-        let fetch = || {
+    /// Asks another agent, and once more if that does not believe this one: the object of this node may have been made anew,
+    /// and name no certificate.
+    pub(super) fn of_peer<T>(&self, ask: impl Fn(&Caller<'_>) -> Result<T>) -> Result<T> {
+        let once = || {
             let identity = self.identity();
-            let caller = Caller { api: &self.api, token: &self.token, identity: &identity };
-            // If it says nothing any more, there is to be time for the store.
-            peer::fetch(&caller, object, pod, dir, self.patience / 3)
+            ask(&Caller { api: &self.api, token: &self.token, identity: &identity })
         };
-        match fetch() {
-            // The object of this node may have been made anew, and name no certificate.
-            Err(error) if error.is_forbidden() && self.introduce().is_ok() => fetch(),
-            fetched => fetched,
+        match once() {
+            Err(error) if error.is_forbidden() && self.introduce().is_ok() => once(),
+            asked => asked,
         }
+    }
+
+    /// How long another agent may say nothing: there is to be time for the store then.
+    pub(super) fn silence(&self) -> Duration {
+        self.patience / 3
     }
 
     /// Who `pod` is to the store, as its namespace has it, and what is wrong with that.

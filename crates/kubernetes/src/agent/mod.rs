@@ -12,6 +12,7 @@ mod node;
 mod peer;
 mod probes;
 mod restore;
+mod rounds;
 mod save;
 mod store;
 #[cfg(test)]

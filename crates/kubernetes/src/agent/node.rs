@@ -14,6 +14,7 @@ use super::depot::Depot;
 use super::fetch::{Coming, FETCH};
 use super::identity::Identity;
 use super::keys::Keys;
+use super::rounds::RoundsHere;
 use super::save::{HEARS, Saving};
 use super::store::Store;
 use super::upkeep::Upkeep;
@@ -79,6 +80,8 @@ pub(super) struct Node {
     pub(super) stopping: Mutex<HashMap<String, HashSet<String>>>,
     /// Checkpoints that are on their way here.
     pub(super) coming: Coming,
+    /// What has come of those that are still being made.
+    pub(super) rounds: RoundsHere,
     /// How long a container that is created waits for its checkpoint.
     pub(super) patience: Duration,
     /// How long a wrapper that has saved a pod which gives way is there to hear what becomes of it.
@@ -124,6 +127,7 @@ impl Node {
             saved: Condvar::new(),
             stopping: Mutex::default(),
             coming: Coming::default(),
+            rounds: RoundsHere::default(),
             patience: FETCH,
             hears: HEARS,
             depot,

@@ -2,6 +2,7 @@
 //! checkpoint's status, or which its node names by now; the one that wants it that which its node names, and its token
 //! beside it. It gets the checkpoint only if the pod that has claimed it is on its node.
 
+use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -76,8 +77,10 @@ fn answer(node: &Node, request: &Request, shown: Option<&CertificateDer<'_>>) ->
         return Response::text("text/plain; version=0.0.4", node.counters.text());
     }
     let parts: Vec<&str> = request.path.split('/').collect();
-    let ["", "v1", "checkpoints", namespace, name] = parts.as_slice() else {
-        return Response::problem(404, "there is nothing of this name");
+    let (namespace, name, round) = match parts.as_slice() {
+        ["", "v1", "checkpoints", namespace, name] => (namespace, name, None),
+        ["", "v1", "rounds", namespace, name, round] => (namespace, name, Some(*round)),
+        _ => return Response::problem(404, "there is nothing of this name"),
     };
     if !is_name(namespace) || !is_name(name) {
         return Response::problem(400, "this is no name");
@@ -87,12 +90,17 @@ fn answer(node: &Node, request: &Request, shown: Option<&CertificateDer<'_>>) ->
         Ok(Some(objection)) => return Response::problem(403, &objection),
         Err(error) => return Response::problem(500, &error.to_string()),
     }
+    let number = |text: &str| text.parse::<u32>().unwrap_or(0);
+    if let Some(round) = round {
+        return node.hand_out(namespace, name, number(round));
+    }
+    let had = number(request.query("rounds").unwrap_or_default());
     match node.store.find(namespace, name) {
         None => Response::problem(404, "the checkpoint is not here"),
         Some(dir) => Response {
             status: 200,
             kind: "application/x-tar",
-            body: Body::Stream(Box::new(move |to| pack(&dir, to))),
+            body: Body::Stream(Box::new(move |to| pack(&dir, had, to))),
         },
     }
 }
@@ -143,7 +151,7 @@ pub(super) struct Caller<'a> {
 }
 
 /// Fetches a checkpoint, which `pod` continues from, from the node that has it, and that may say nothing for
-/// as long as `silence`.
+/// as long as `silence`; without the first rounds of its memory, of which `here` are here.
 ///
 /// # Errors
 /// If it does not answer, is another one, or refuses.
@@ -151,16 +159,46 @@ pub(super) fn fetch(
     caller: &Caller<'_>,
     checkpoint: &Value,
     pod: &str,
+    here: u32,
     dir: &Path,
     silence: Duration,
 ) -> Result<()> {
+    let (namespace, name) =
+        (text(checkpoint, "/metadata/namespace"), text(checkpoint, "/metadata/name"));
+    let path = format!("checkpoints/{namespace}/{name}?pod={pod}&rounds={here}");
+    unpack(asked(caller, checkpoint, &path, silence)?, dir)
+}
+
+/// Fetches a round of the memory of a pod that moves, in the same way, if it is complete.
+///
+/// # Errors
+/// As [`fetch`].
+pub(super) fn fetch_round(
+    caller: &Caller<'_>,
+    checkpoint: &Value,
+    pod: &str,
+    round: u32,
+    dir: &Path,
+    silence: Duration,
+) -> Result<bool> {
+    let (namespace, name) =
+        (text(checkpoint, "/metadata/namespace"), text(checkpoint, "/metadata/name"));
+    let path = format!("rounds/{namespace}/{name}/{round}?pod={pod}");
+    match asked(caller, checkpoint, &path, silence) {
+        Err(Error::Refused { status: 404, .. }) => Ok(false),
+        answer => unpack(answer?, dir).map(|()| true),
+    }
+}
+
+/// What the node that has a checkpoint answers.
+fn asked(
+    caller: &Caller<'_>,
+    checkpoint: &Value,
+    path: &str,
+    silence: Duration,
+) -> Result<impl Read> {
     let peer = &checkpoint["status"]["checkpointLocation"]["peer"];
-    let address = text(peer, "/address");
-    let url = format!(
-        "https://{address}/v1/checkpoints/{}/{}?pod={pod}",
-        text(checkpoint, "/metadata/namespace"),
-        text(checkpoint, "/metadata/name")
-    );
+    let url = format!("https://{}/v1/{path}", text(peer, "/address"));
     let mut believed = certificates(text(peer, "/certificate").as_bytes());
     // It may have made another one since.
     let by_now = peer::certificate(caller.api, text(checkpoint, "/status/nodeName"));
@@ -179,12 +217,11 @@ pub(super) fn fetch(
         let text = status.canonical_reason().unwrap_or_default().to_owned();
         return Err(Error::Refused { what: url, status: status.as_u16(), text });
     }
-    unpack(answer.into_body().into_with_config().limit(u64::MAX).reader(), dir)
+    Ok(answer.into_body().into_with_config().limit(u64::MAX).reader())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
     use std::sync::mpsc::channel;
 
     use super::*;

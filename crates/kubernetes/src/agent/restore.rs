@@ -20,6 +20,8 @@ use crate::restoring::Report;
 const WAIT: Duration = Duration::from_secs(50);
 /// How often it is looked whether it is there.
 const STEP: Duration = Duration::from_millis(200);
+/// How often a round of a pod that moves may fail to come: then it comes with the rest.
+const ROUND_FAILURES: u32 = 3;
 /// How long a container that may have no checkpoint waits for an API server that does not answer.
 const RETURNS: Duration = Duration::from_secs(20);
 
@@ -104,6 +106,7 @@ impl Node {
     fn awaited(&self, container: &Container, name: &str) -> Result<Value> {
         let until = Instant::now() + WAIT;
         let (path, uid) = (path(&container.namespace, name), container.uid.as_str());
+        let mut failures = 0;
         loop {
             let object = self.api.get(&path)?;
             let object = object.ok_or_else(|| Error::new(format!("no checkpoint {name}")))?;
@@ -113,6 +116,12 @@ impl Node {
             }
             if crate::pod::condition(&object, checkpoint::TARGET_READY).is_none() {
                 self.report(container, name, &Report::Waits)?;
+            }
+            if failures < ROUND_FAILURES
+                && let Err(error) = self.next_round(&object, &container.pod)
+            {
+                failures += 1;
+                tell!("{}/{name}: what has been copied of it so far: {error}", container.namespace);
             }
             sleep(STEP);
         }

@@ -241,6 +241,10 @@ impl Node {
             if let Some(target) = target {
                 checkpoint::set(object, target);
             }
+            // Whoever waits for it elsewhere fetches what there is of it while the pod runs.
+            if checkpoint::claimed_by(object).is_some() {
+                object["status"]["checkpointLocation"] = self.location();
+            }
             Ok(())
         })?;
         let prepared = match volumes::objection(pod) {
@@ -378,10 +382,7 @@ impl Node {
             status["completionTime"] = json!(time::format(time::now()));
             status["sizeBytes"] = json!(size);
             status["frozenMilliseconds"] = json!(frozen_ms);
-            status["checkpointLocation"] = json!({
-                "type": "Peer",
-                "peer": { "address": self.address, "certificate": self.identity().pem },
-            });
+            status["checkpointLocation"] = self.location();
             checkpoint::set(object, ready(true, "CheckpointCompleted", ""));
             Ok(())
         });
@@ -411,6 +412,12 @@ impl Node {
             (true, false) => Ok(Answer::Thaw),
             (false, _) => Ok(Answer::Noted),
         }
+    }
+
+    /// Where others ask for what was made here.
+    fn location(&self) -> Value {
+        let peer = json!({ "address": self.address, "certificate": self.identity().pem });
+        json!({ "type": "Peer", "peer": peer })
     }
 
     /// Waits, with the pod frozen, for what becomes of it. Its end is its deletion, which the controller

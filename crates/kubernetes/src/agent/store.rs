@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use tar::{Archive, Builder, EntryType};
 
 use crate::error::{Context, Error, Result};
-use crate::message::{LOGS, PARENT};
+use crate::message::{LOGS, PARENT, ROUNDS_DIR};
 use crate::pod::is_name;
 
 /// The end of the name of a directory that is not complete: no name has one like it.
@@ -136,39 +136,71 @@ pub(super) fn size(dir: &Path) -> u64 {
     bytes
 }
 
-/// Writes a checkpoint as one stream: all but the logs of those who have made it, and the links of those who restore it
-/// here, or have tried to.
+/// Writes a checkpoint as one stream: all but the logs of those who have made it, the links of those who restore it
+/// here, or have tried to, and the first rounds of its memory, if the other end has some.
 ///
 /// # Errors
 /// If it cannot be read, or the other end is gone.
-pub(super) fn pack(dir: &Path, to: &mut dyn Write) -> std::io::Result<()> {
+pub(super) fn pack(dir: &Path, had: u32, to: &mut dyn Write) -> std::io::Result<()> {
     let mut archive = Builder::new(to);
     archive.follow_symlinks(false);
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_name() != LOGS {
-            append(&mut archive, &entry, Path::new(""))?;
+            append(&mut archive, &entry, Path::new(""), had)?;
         }
     }
     archive.finish()
 }
 
-/// Writes what is in a directory of a checkpoint, and all below it.
+/// Writes one round of the memory of all containers of a checkpoint that is being made.
+///
+/// # Errors
+/// As [`pack`].
+pub(super) fn pack_round(dir: &Path, round: u32, to: &mut dyn Write) -> std::io::Result<()> {
+    let mut archive = Builder::new(to);
+    archive.follow_symlinks(false);
+    for container in fs::read_dir(dir.join(ROUNDS_DIR))? {
+        let container = container?;
+        let parent = Path::new(ROUNDS_DIR).join(container.file_name());
+        for entry in fs::read_dir(container.path())? {
+            let entry = entry?;
+            if round_of(&parent.join(entry.file_name())) == Some(round) {
+                append(&mut archive, &entry, &parent, 0)?;
+            }
+        }
+    }
+    archive.finish()
+}
+
+/// Which round the directory of a checkpoint with this name is, if it is one.
+fn round_of(name: &Path) -> Option<u32> {
+    match name.iter().collect::<Vec<_>>().as_slice() {
+        [rounds, _, round] if *rounds == ROUNDS_DIR => round.to_str()?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// Writes what is in a directory of a checkpoint, and all below it but the first rounds.
 fn append(
     archive: &mut Builder<&mut dyn Write>,
     entry: &DirEntry,
     parent: &Path,
+    had: u32,
 ) -> std::io::Result<()> {
     let (name, path, kind) = (entry.file_name(), entry.path(), entry.file_type()?);
     if kind.is_symlink() && name == PARENT {
         return Ok(());
     }
     let name = parent.join(name);
+    if round_of(&name).is_some_and(|round| round <= had) {
+        return Ok(());
+    }
     if !kind.is_dir() {
         return archive.append_path_with_name(path, name);
     }
     archive.append_dir(&name, &path)?;
-    fs::read_dir(path)?.try_for_each(|entry| append(archive, &entry?, &name))
+    fs::read_dir(path)?.try_for_each(|entry| append(archive, &entry?, &name, had))
 }
 
 /// Reads what [`pack`] has written: plain files in directories, nothing else.
@@ -216,7 +248,7 @@ mod tests {
         assert_eq!(store.complete("a", "web-0").unwrap(), 5, "it is told twice");
         let dir = store.find("a", "web-0").unwrap();
         let mut bytes = Vec::new();
-        pack(&dir, &mut bytes).unwrap();
+        pack(&dir, 0, &mut bytes).unwrap();
         let other = place.path().join("other");
         fs::create_dir(&other).unwrap();
         unpack(bytes.as_slice(), &other).unwrap();
@@ -238,7 +270,7 @@ mod tests {
         }
         fs::create_dir(&other).unwrap();
         let mut bytes = Vec::new();
-        pack(&dir, &mut bytes).unwrap();
+        pack(&dir, 0, &mut bytes).unwrap();
         unpack(bytes.as_slice(), &other).unwrap();
         for below in [images, round] {
             assert_eq!(fs::read_to_string(other.join(below).join("pages")).unwrap(), "12345");
@@ -248,8 +280,33 @@ mod tests {
         // Nobody who restores makes another link: a checkpoint that holds one is refused.
         symlink("../1", dir.join(images).join("pages-1.img")).unwrap();
         let mut bytes = Vec::new();
-        pack(&dir, &mut bytes).unwrap();
+        pack(&dir, 0, &mut bytes).unwrap();
         assert!(unpack(bytes.as_slice(), &other).is_err());
+    }
+
+    #[test]
+    fn what_came_before_does_not_come_again() {
+        let place = tempfile::tempdir().unwrap();
+        let [dir, other] = ["dir", "other"].map(|name| place.path().join(name));
+        fs::create_dir(&other).unwrap();
+        let put = |below: &str, text: &str| {
+            fs::create_dir_all(dir.join(below)).unwrap();
+            fs::write(dir.join(below).join("pages"), text).unwrap();
+        };
+        let got = |below: &str| fs::read_to_string(other.join(below).join("pages")).ok();
+        let images = ["rounds/main/1", "rounds/main/2", "rounds/other/1", "containers/main"];
+        images.iter().for_each(|below| put(below, "then"));
+        let mut bytes = Vec::new();
+        pack_round(&dir, 1, &mut bytes).unwrap();
+        unpack(bytes.as_slice(), &other).unwrap();
+        let then = || Some("then".to_owned());
+        assert_eq!(images.map(got), [then(), None, then(), None]);
+        images.iter().for_each(|below| put(below, "now"));
+        let mut bytes = Vec::new();
+        pack(&dir, 1, &mut bytes).unwrap();
+        unpack(bytes.as_slice(), &other).unwrap();
+        let now = || Some("now".to_owned());
+        assert_eq!(images.map(got), [then(), now(), then(), now()]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod ends;
 mod evicted;
 mod mutual;
+mod rounds;
 mod stored;
 
 use std::collections::HashSet;
@@ -377,7 +378,7 @@ fn another_node_and_a_stolen_token_get_nothing() {
         let file = place.path().join("shown");
         fs::write(&file, token).unwrap();
         let caller = Caller { api: &node2.api, token: &file, identity: &of_node2 };
-        peer::fetch(&caller, &object, pod, into.path(), LONG)
+        peer::fetch(&caller, &object, pod, 0, into.path(), LONG)
     };
     // What the agent shows to the API server, or to a controller, is of no use here.
     for token in ["peer:node3", "alice", "agent:node2", "desk:node2"] {

@@ -1,12 +1,13 @@
 //! Rounds before a pod is frozen: its memory is copied while it runs, and when it is frozen only what it has changed
 //! since. They lie beside the images, which name the last of them as their parent when they are restored: a checkpoint is
-//! plain files on its way.
+//! plain files on its way. If the pod moves, its other node fetches each round from the agent when it is complete.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use torpor_seal::keys::AgeIdentity;
 
@@ -14,14 +15,14 @@ use super::call;
 use super::save::Save;
 use super::sealed::in_memory;
 use crate::error::{Context, Result};
-use crate::message::PARENT;
+use crate::message::{PARENT, ROUNDS, ROUNDS_DIR, round_made, round_sent, rounds_asked};
 
-/// How many there are: the first copies everything, the next what was changed meanwhile.
-const ROUNDS: u32 = 2;
+/// How often it is looked whether a round is where the pod moves to.
+const STEP: Duration = Duration::from_millis(50);
 
 /// The directory of a round of a container in a checkpoint.
 fn place(dir: &Path, container: &str, round: u32) -> PathBuf {
-    dir.join("rounds").join(container).join(round.to_string())
+    dir.join(ROUNDS_DIR).join(container).join(round.to_string())
 }
 
 /// The last complete round of a container.
@@ -32,7 +33,7 @@ fn last(dir: &Path, container: &str) -> Option<u32> {
 
 /// What the images of a container name as their parent, as seen from there.
 pub(super) fn parent(dir: &Path, container: &str) -> Option<String> {
-    last(dir, container).map(|round| format!("../../rounds/{container}/{round}"))
+    last(dir, container).map(|round| format!("../../{ROUNDS_DIR}/{container}/{round}"))
 }
 
 /// Has the images of a container and its rounds name none before them any more.
@@ -140,7 +141,18 @@ impl Save<'_> {
                     return Err(error);
                 }
             }
+            self.hand_over(round, until);
         }
         Ok(())
+    }
+
+    /// Waits until a round is on the node that the pod moves to, if somebody there asks for rounds: the pod runs meanwhile,
+    /// and what it changes is part of the next one.
+    fn hand_over(&self, round: u32, until: Instant) {
+        let is_told = fs::write(round_made(self.dir, round), "").is_ok();
+        let asked = is_told && rounds_asked(self.dir).exists();
+        while asked && !round_sent(self.dir, round).exists() && Instant::now() < until {
+            sleep(STEP);
+        }
     }
 }

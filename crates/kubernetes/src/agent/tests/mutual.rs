@@ -29,7 +29,7 @@ impl Scene {
         let token = self.place.path().join("node2/peer");
         let caller = Caller { api: &self.nodes[1].api, token: &token, identity };
         let object = self.server.get(&path("a", &self.name)).unwrap();
-        let fetched = peer::fetch(&caller, &object, "web-0", into.path(), LONG);
+        let fetched = peer::fetch(&caller, &object, "web-0", 0, into.path(), LONG);
         assert_eq!(fetched.is_ok(), into.path().join("memory").exists());
         fetched.map_err(|error| error.to_string())
     }

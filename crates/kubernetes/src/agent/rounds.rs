@@ -1,0 +1,114 @@
+//! Rounds of the memory of a pod that moves. Each goes to the other node when it is complete, while the pod runs: when it is
+//! frozen, only what it has changed since the last one has to follow.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use torpor_queue::http::{Body, Response};
+
+use super::node::Node;
+use super::peer;
+use super::store::pack_round;
+use crate::error::Result;
+use crate::message::{LOGS, ROUNDS, round_made, round_sent, rounds_asked};
+use crate::pod::text;
+
+/// How long whoever asks for a round waits until it is complete.
+const LOOKS: Duration = Duration::from_secs(5);
+/// How often it is looked whether it is.
+const STEP: Duration = Duration::from_millis(50);
+
+/// How many rounds are here of each checkpoint that is on its way, by uid. Whoever brings more holds the number.
+#[derive(Debug, Default)]
+pub(super) struct RoundsHere(Mutex<HashMap<String, Arc<Mutex<u32>>>>);
+
+impl RoundsHere {
+    /// How many of a checkpoint are.
+    pub(super) fn of(&self, object: &Value) -> Arc<Mutex<u32>> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of what does not come nobody tells.
+        if all.len() > 10_000 {
+            all.clear();
+        }
+        Arc::clone(all.entry(text(object, "/metadata/uid").to_owned()).or_default())
+    }
+
+    /// It is here, or does not come.
+    pub(super) fn forget(&self, object: &Value) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(text(object, "/metadata/uid"));
+    }
+}
+
+impl Node {
+    /// Fetches the next round of a checkpoint that is being made for `pod`, if there is one. What does not come now comes
+    /// with the rest.
+    ///
+    /// # Errors
+    /// If the node that makes it does not answer, or refuses; if there is no place for it.
+    pub(super) fn next_round(&self, object: &Value, pod: &str) -> Result<()> {
+        let (namespace, name) =
+            (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+        if text(object, "/status/checkpointLocation/peer/address").is_empty() {
+            return Ok(());
+        }
+        let here = self.rounds.of(object);
+        let mut count = here.lock().unwrap_or_else(PoisonError::into_inner);
+        if *count >= ROUNDS || self.store.find(namespace, name).is_some() {
+            return Ok(());
+        }
+        self.be_introduced()?;
+        let dir = match *count {
+            0 => self.store.begin(namespace, name)?,
+            _ => self.store.part(namespace, name)?,
+        };
+        let next = *count + 1;
+        let fetched = self
+            .of_peer(|caller| peer::fetch_round(caller, object, pod, next, &dir, self.silence()));
+        *count += u32::from(fetched?);
+        Ok(())
+    }
+
+    /// Hands out a round of a checkpoint that is being made here, when it is complete.
+    pub(super) fn hand_out(&self, namespace: &str, name: &str, round: u32) -> Response {
+        let none = || Response::problem(404, "there is no such round");
+        let Ok(dir) = self.store.part(namespace, name) else { return none() };
+        // Whoever makes it waits only for somebody who asks. Nothing is made where nothing is being made.
+        let _ = fs::create_dir(dir.join(LOGS));
+        let _ = fs::write(rounds_asked(&dir), "");
+        if !is_made(&dir, round) {
+            return none();
+        }
+        Response {
+            status: 200,
+            kind: "application/x-tar",
+            body: Body::Stream(Box::new(move |to| {
+                pack_round(&dir, round, to)?;
+                // Who does not hear of it waits for the end of its time.
+                let _ = fs::write(round_sent(&dir, round), "");
+                Ok(())
+            })),
+        }
+    }
+}
+
+/// Waits until a round is complete, or will not be.
+fn is_made(dir: &Path, round: u32) -> bool {
+    let until = Instant::now() + LOOKS;
+    loop {
+        if round_made(dir, round).exists() {
+            return true;
+        }
+        // When the pod is frozen, the rest comes at once.
+        let is_over = !dir.is_dir() || dir.join("containers").exists();
+        if is_over || Instant::now() >= until {
+            return false;
+        }
+        sleep(STEP);
+    }
+}
