@@ -15,6 +15,10 @@ pub const NODE_LABEL: &str = "torpor.dev/node";
 /// The label of the checkpoints of pods that had to go: nobody has ordered them, and their pods end by themselves.
 pub const GIVES_WAY: &str = "torpor.dev/gives-way";
 
+/// The label of the checkpoints that it was looked for which nodes are to have them before a pod that continues: whether there
+/// are any.
+pub const EXPECTED: &str = "torpor.dev/expected";
+
 /// The path of a checkpoint.
 #[must_use]
 pub fn path(namespace: &str, name: &str) -> String {
@@ -168,6 +172,15 @@ pub fn is_sealed(checkpoint: &Value) -> bool {
     !text(checkpoint, "/status/wrappedKey").is_empty()
 }
 
+/// Whether `node` is to have a checkpoint before a pod that continues is there. It opens nothing with it.
+#[must_use]
+pub fn is_expected_on(checkpoint: &Value, node: &str) -> bool {
+    let all = checkpoint["status"]["expectedOn"].as_array();
+    is_ready(checkpoint)
+        && is_sealed(checkpoint)
+        && all.is_some_and(|all| all.iter().any(|one| one == node))
+}
+
 /// Whether nobody has begun to make it.
 #[must_use]
 pub fn is_ordered(checkpoint: &Value) -> bool {
@@ -295,6 +308,20 @@ mod tests {
         checkpoint["status"]["restoredContainers"] = json!([{ "name": "c", "podUID": "u2" }]);
         assert!(is_spent(&checkpoint, "u2", "c") && is_used(&checkpoint));
         assert!(!is_spent(&checkpoint, "u3", "c"), "another pod of a shared one");
+    }
+
+    #[test]
+    fn nodes_expect_what_is_complete_and_sealed() {
+        let (_, mut checkpoint) = pair();
+        assert!(!is_expected_on(&checkpoint, "node2"));
+        checkpoint["status"]["expectedOn"] = json!(["node2", "node3"]);
+        assert!(is_expected_on(&checkpoint, "node2") && is_expected_on(&checkpoint, "node3"));
+        assert!(!is_expected_on(&checkpoint, "node1") && !is_expected_on(&checkpoint, ""));
+        let mut open = checkpoint.clone();
+        open["status"]["wrappedKey"] = Value::Null;
+        let mut begun = checkpoint;
+        begun["status"]["conditions"] = json!([ready(false, "CheckpointInProgress", "")]);
+        assert!(!is_expected_on(&open, "node2") && !is_expected_on(&begun, "node2"));
     }
 
     #[test]

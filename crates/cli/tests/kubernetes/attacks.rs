@@ -206,6 +206,10 @@ fn agents(cluster: &Cluster, used: &Value, free: &Value) {
     object["status"]["restoringOn"] = json!("nowhere");
     let said = as_agent(cluster, made_on, &replace, &object.to_string());
     refused(said, "where a checkpoint is restored");
+    let mut object = used.clone();
+    object["status"]["expectedOn"] = json!(["nowhere"]);
+    let said = as_agent(cluster, made_on, &replace, &object.to_string());
+    refused(said, "where a checkpoint is restored");
     let create = ["create", "-f", "-"];
     for labels in [json!({}), json!({ "torpor.dev/node": made_on, "torpor.dev/gives-way": "true" })]
     {

@@ -20,13 +20,18 @@ use crate::pod::{GATED, RESTORE_FROM, annotation, is_name, text};
 /// How long a container that is created waits for its checkpoint: the wrapper waits 80 s in all.
 pub(super) const FETCH: Duration = Duration::from_secs(70);
 
+/// The pod of a checkpoint that comes before any: no pod has this name.
+const NOBODY: &str = "";
+
 /// The checkpoints that are on their way, by namespace and name.
 #[derive(Debug, Default)]
-pub(super) struct Coming(Mutex<HashMap<(String, String), Arc<Arrival>>>);
+pub(super) struct Coming(pub(super) Mutex<HashMap<(String, String), Arc<Arrival>>>);
 
 /// What comes of one.
 #[derive(Debug, Default)]
-struct Arrival {
+pub(super) struct Arrival {
+    /// Whether it comes for no pod: there was none here when it began.
+    is_early: bool,
     /// Nothing as long as it comes; an error as a sentence.
     done: Mutex<Option<std::result::Result<(), String>>>,
     changed: Condvar,
@@ -99,11 +104,27 @@ impl Node {
     ) -> Result<PathBuf> {
         let (namespace, name) =
             (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
-        if let Some(arrival) = self.arrival(object, pod) {
-            arrival.wait(until)?;
+        while let Some(arrival) = self.arrival(object, pod) {
+            match arrival.wait(until) {
+                // What nobody could have for itself, the pod may.
+                Err(_) if arrival.is_early && Instant::now() < until => {}
+                arrived => {
+                    arrived?;
+                    break;
+                }
+            }
         }
         let found = self.store.find(namespace, name);
         found.ok_or_else(|| Error::new(format!("the checkpoint {name} is gone")))
+    }
+
+    /// Brings a checkpoint here that a pod may continue from which is not here yet.
+    ///
+    /// # Errors
+    /// If nobody who hands it out has it, or it does not come in time.
+    pub(super) fn bring_early(self: &Arc<Self>, object: &Value) -> Result<()> {
+        let arrival = self.arrival(object, NOBODY);
+        arrival.map_or(Ok(()), |arrival| arrival.wait(Instant::now() + self.patience))
     }
 
     /// A checkpoint that is on its way, from now on if not before; nothing if it is here.
@@ -118,7 +139,7 @@ impl Node {
         if let Some(arrival) = coming.get(&key) {
             return Some(Arc::clone(arrival));
         }
-        let arrival = Arc::<Arrival>::default();
+        let arrival = Arc::new(Arrival { is_early: pod == NOBODY, ..Arrival::default() });
         coming.insert(key.clone(), Arc::clone(&arrival));
         let (node, object, pod) = (Arc::clone(self), object.clone(), pod.to_owned());
         let told = Arc::clone(&arrival);
@@ -189,7 +210,7 @@ impl Node {
 
     /// Who `pod` is to the store, as its namespace has it, and what is wrong with that.
     fn logins(&self, depot: &Depot, object: &Value, pod: &str) -> (Vec<Login>, Vec<String>) {
-        if !depot.knows_logins() {
+        if !depot.knows_logins() || pod == NOBODY {
             return (Vec::new(), Vec::new());
         }
         let (namespace, name) =

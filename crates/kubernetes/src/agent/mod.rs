@@ -5,6 +5,7 @@
 mod depot;
 mod drain;
 mod eviction;
+mod expected;
 mod fetch;
 mod identity;
 mod keys;
@@ -143,6 +144,7 @@ pub fn run(args: &AgentArgs) -> Result<()> {
     show_life(args.socket.clone());
     follow(&node);
     expect(&node);
+    foresee(&node);
     let busy = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let stream = stream.context(shown)?;
@@ -226,6 +228,21 @@ fn expect(node: &Arc<Node>) {
             wait(&rung, EXPECT);
             if let Err(error) = node.prefetch(&mut seen) {
                 tell!("pods to come: {error}");
+            }
+        }
+    });
+}
+
+/// Fetches what is expected here before the pods have a node that continue from it.
+fn foresee(node: &Arc<Node>) {
+    let node = Arc::clone(node);
+    let (bell, rung) = channel();
+    ring(node.api.clone(), expected::list(), bell);
+    thread::spawn(move || {
+        loop {
+            wait(&rung, EXPECT);
+            if let Err(error) = node.foresee() {
+                tell!("checkpoints to come: {error}");
             }
         }
     });

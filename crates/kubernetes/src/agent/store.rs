@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::statvfs;
 use tar::{Archive, Builder, EntryType};
 
 use crate::error::{Context, Error, Result};
@@ -33,6 +34,12 @@ impl Store {
     pub(super) fn open(dir: &Path) -> Result<Self> {
         make(dir)?;
         Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// How many bytes are free where checkpoints are; none if that cannot be told.
+    #[must_use]
+    pub(super) fn free(&self) -> u64 {
+        statvfs(&self.dir).map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize))
     }
 
     /// Where a checkpoint is, if it is here.

@@ -2,6 +2,7 @@
 
 mod ends;
 mod evicted;
+mod expected;
 mod mutual;
 mod rounds;
 mod stored;

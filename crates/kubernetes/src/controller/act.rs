@@ -10,7 +10,7 @@ use super::decide::Action;
 use super::nodes::{keep_to, machine_of};
 use super::webhook::{pointer, put};
 use crate::api::GROUP;
-use crate::checkpoint::{NODE_LABEL, REPLACED, lost_work, path, ready, set};
+use crate::checkpoint::{EXPECTED, NODE_LABEL, REPLACED, lost_work, path, ready, set};
 use crate::error::Result;
 use crate::event::{self, Kind};
 use crate::pod::{
@@ -26,13 +26,18 @@ impl Controller {
         match action {
             Action::Claim { pod, checkpoint } => {
                 let name = text(checkpoint, "/metadata/name");
-                self.reserve(pod, checkpoint)?;
+                let expected = self.expected(checkpoint, &pod["spec"]);
+                self.reserve(pod, expected.as_ref().unwrap_or(checkpoint))?;
                 let mut notes = cost::of_own(checkpoint);
                 notes.push((RESTORE_FROM, name.to_owned()));
                 let places = self.ungate(pod, &notes, Some(checkpoint))?;
                 self.counters.add("pods_continued_total", 1);
                 let text = format!("continues from {name}{places}");
                 self.note(pod, "CheckpointClaimed", &text);
+                // Last of all: where there is room, the pod has a node by then, and the others leave it alone.
+                if expected.is_some() {
+                    self.announce(checkpoint, true)?;
+                }
             }
             Action::Warm { pod, checkpoint, always } => {
                 let name = text(checkpoint, "/metadata/name");
@@ -58,6 +63,7 @@ impl Controller {
                 let mut free = checkpoint.clone();
                 if let Some(status) = free["status"].as_object_mut() {
                     status.remove("claimedBy");
+                    status.remove("expectedOn");
                 }
                 self.status(&free)?;
             }
@@ -71,6 +77,7 @@ impl Controller {
             Action::Reserve { pod, checkpoint } => self.reserve(pod, checkpoint)?,
             Action::Phase { migration } => self.phase(migration)?,
             Action::Create { pod, like } => self.create(pod, like)?,
+            Action::Spread { checkpoint } => self.spread(checkpoint)?,
             Action::Weigh { pod, notes } => self.annotate(pod, notes, Vec::new())?,
             Action::Adopt { source, target } => self.adopt(source, target)?,
             Action::Delete { pod, seconds } => self.delete(pod, *seconds)?,
@@ -87,6 +94,34 @@ impl Controller {
         }
         claimed["status"]["claimedBy"] = claim;
         self.status(&claimed)
+    }
+
+    /// A checkpoint that says which nodes are to have it before a pod of a specification is there; nothing if none are.
+    fn expected(&self, checkpoint: &Value, spec: &Value) -> Option<Value> {
+        let nodes = self.nodes.few_that_fit(checkpoint, spec);
+        (!nodes.is_empty()).then(|| {
+            let mut expected = checkpoint.clone();
+            expected["status"]["expectedOn"] = json!(nodes);
+            expected
+        })
+    }
+
+    /// Has the nodes where the pods of a snapshot may go fetch it before there are any, if those are few.
+    fn spread(&self, snapshot: &Value) -> Result<()> {
+        let template = &snapshot["status"]["checkpointedPodTemplate"];
+        let expected = self.expected(snapshot, &template["spec"]);
+        if let Some(expected) = &expected {
+            self.status(expected)?;
+        }
+        self.announce(snapshot, expected.is_some())
+    }
+
+    /// Says whether nodes are to fetch a checkpoint before anybody needs it there: their agents look at those alone of
+    /// which it is said.
+    fn announce(&self, checkpoint: &Value, is_expected: bool) -> Result<()> {
+        let said = json!(is_expected.to_string());
+        let patch = json!([put(checkpoint, "labels", EXPECTED, said)]);
+        self.api.patch(&place(checkpoint), &patch).map(drop)
     }
 
     /// Tells the agent of the node that the pod is on to make a checkpoint.

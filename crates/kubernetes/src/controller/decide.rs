@@ -97,6 +97,11 @@ pub(super) enum Action {
         /// The annotations that say so.
         notes: Vec<(&'static str, String)>,
     },
+    /// The nodes where pods that start from the snapshot may go are to have it before, if they are few.
+    Spread {
+        /// It.
+        checkpoint: Value,
+    },
     /// A pod has to go.
     Delete {
         /// It.
@@ -107,10 +112,13 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Whether a pod is about to be put on a node because of it.
+    /// Whether it has to be known for it which nodes there are.
     #[must_use]
     pub(super) fn places(&self) -> bool {
-        matches!(self, Self::Claim { .. } | Self::Warm { .. } | Self::Create { .. })
+        matches!(
+            self,
+            Self::Claim { .. } | Self::Warm { .. } | Self::Create { .. } | Self::Spread { .. }
+        )
     }
 }
 

@@ -12,6 +12,7 @@ mod placement;
 mod policy;
 mod pull;
 mod restores;
+mod spread;
 #[cfg(test)]
 mod tests;
 mod webhook;
@@ -188,6 +189,7 @@ impl Controller {
         let mut actions = decide(world, self.limits, time::now());
         // Nobody waits for these.
         actions.extend(cost::decide(&pods, &checkpoints));
+        actions.extend(spread::decide(&checkpoints));
         if actions.iter().any(Action::places) {
             self.nodes = Nodes::known(&self.api)?;
         }

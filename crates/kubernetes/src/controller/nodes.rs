@@ -22,6 +22,8 @@ use crate::pod::{annotation, is_name, text};
 
 /// No certificate of an agent is longer, in base64.
 const MAX_CERTIFICATE: usize = 4096;
+/// A checkpoint goes to no more nodes than these before a pod is there.
+const FEW: usize = 3;
 /// The nodes.
 const NODES: &str = "/api/v1/nodes";
 
@@ -123,8 +125,30 @@ impl Nodes {
     #[must_use]
     pub(super) fn that_fit(&self, machine: &Value, spec: &Value) -> Option<BTreeSet<String>> {
         let machine = Machine::read(machine).filter(|_| !self.0.is_empty())?;
-        let fits = |(node, there): &&(Value, Machine)| machine.goes_on(there) && may_go(spec, node);
-        Some(self.0.iter().filter(fits).map(|(_, there)| there.label()).collect())
+        Some(self.fitting(&machine, spec).map(|(_, there)| there.label()).collect())
+    }
+
+    /// The names of the nodes on which a checkpoint goes on in a pod of a specification, beside the one that has it. None if
+    /// they are more than a few: most of them would fetch it for nothing.
+    #[must_use]
+    pub(super) fn few_that_fit(&self, checkpoint: &Value, spec: &Value) -> Vec<String> {
+        let Some(machine) = Machine::read(&checkpoint["status"]["machine"]) else {
+            return Vec::new();
+        };
+        let has_it = text(checkpoint, "/status/nodeName");
+        let names = self.fitting(&machine, spec).map(|(node, _)| text(node, "/metadata/name"));
+        let others: Vec<&str> = names.filter(|name| *name != has_it).take(FEW + 1).collect();
+        match others.len() {
+            0..=FEW => others.into_iter().map(str::to_owned).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The nodes on which what ran on `machine` goes on in a pod of a specification.
+    fn fitting(&self, machine: &Machine, spec: &Value) -> impl Iterator<Item = &(Value, Machine)> {
+        let fits =
+            move |(node, there): &&(Value, Machine)| machine.goes_on(there) && may_go(spec, node);
+        self.0.iter().filter(fits)
     }
 }
 
@@ -219,6 +243,26 @@ mod tests {
         let elsewhere = json!({ "nodeSelector": { "kubernetes.io/hostname": "node2" } });
         assert_eq!(fit(elsewhere), Some([].into()));
         assert_eq!(Nodes::default().that_fit(&json!(what), &json!({})), None);
+    }
+
+    #[test]
+    fn a_checkpoint_goes_ahead_to_a_few_nodes_or_to_none() {
+        let [here, less] = [machine("6.12", &["sse2"]), machine("6.1", &["sse2"])];
+        let node = |name: &str| json!({ "metadata": { "name": name, "labels": { "zone": name } } });
+        let checkpoint = json!({ "status": { "nodeName": "n0", "machine": here } });
+        let few = |names: &[&str], spec: Value| {
+            let mut all: Vec<(Value, Machine)> =
+                names.iter().map(|name| (node(name), here.clone())).collect();
+            all.push((node("older"), less.clone()));
+            Nodes(all).few_that_fit(&checkpoint, &spec)
+        };
+        assert_eq!(few(&["n0", "n1", "n2", "n3"], json!({})), ["n1", "n2", "n3"]);
+        assert!(few(&["n0", "n1", "n2", "n3", "n4"], json!({})).is_empty(), "they are many");
+        let zone = json!({ "nodeSelector": { "zone": "n4" } });
+        assert_eq!(few(&["n0", "n1", "n2", "n3", "n4"], zone), ["n4"], "that may be its own");
+        assert!(few(&["n0"], json!({})).is_empty(), "it is there");
+        let unknown = json!({ "status": { "nodeName": "n0" } });
+        assert!(Nodes(vec![(node("n1"), here)]).few_that_fit(&unknown, &json!({})).is_empty());
     }
 
     #[test]

@@ -206,6 +206,84 @@ fn a_pod_that_continues_goes_to_nodes_that_fit_alone() {
 }
 
 #[test]
+fn a_few_nodes_that_fit_are_told_of_a_checkpoint_before_its_pod_has_one() {
+    let server = Server::start();
+    let here = machine("6.12", &["sse2", "avx2"]);
+    for name in ["node1", "twin"] {
+        node(&server, name, &here);
+    }
+    node(&server, "more", &machine("6.18", &["sse2", "avx2"]));
+    node(&server, "less", &machine("6.12", &["sse2"]));
+    let claimed = |owner: &str| {
+        let name = saved(&server, &pod(owner, None, 0, &format!("old-{owner}")));
+        let mut object = server.get(&path("a", &name)).unwrap();
+        object["status"]["machine"] = json!(here);
+        server.put(&path("a", &name), object);
+        let new = pod(owner, None, 1, &format!("new-{owner}"));
+        server.put(&of_pod(&new), new.clone());
+        controller(&server).turn().unwrap();
+        assert!(!is_gated(&server.get(&of_pod(&new)).unwrap()));
+        (of_pod(&new), path("a", &name))
+    };
+    let (new, place) = claimed("few");
+    let object = server.get(&place).unwrap();
+    assert!(checkpoint::claimed_by(&object).is_some());
+    assert_eq!(object["status"]["expectedOn"], json!(["more", "twin"]));
+    assert_eq!(object["metadata"]["labels"][checkpoint::EXPECTED], "true");
+    // Its pod is gone before it has begun: nobody knows where the next one may go.
+    let mut controller = controller(&server);
+    controller.api.delete(&new).unwrap();
+    controller.turn().unwrap();
+    let object = server.get(&place).unwrap();
+    assert_eq!(checkpoint::claimed_by(&object), None);
+    assert!(object["status"]["expectedOn"].is_null());
+    // Where there are many, most would fetch it for nothing.
+    for name in ["n5", "n6"] {
+        node(&server, name, &here);
+    }
+    let (_, place) = claimed("many");
+    let object = server.get(&place).unwrap();
+    assert!(checkpoint::claimed_by(&object).is_some());
+    assert!(object["status"]["expectedOn"].is_null() && object["metadata"]["labels"].is_null());
+}
+
+#[test]
+fn a_snapshot_goes_to_a_few_nodes_that_fit_before_there_is_any_pod() {
+    let server = Server::start();
+    let here = machine("6.12", &["sse2"]);
+    for name in ["node1", "twin"] {
+        node(&server, name, &here);
+    }
+    let snapshot = |owner: &str, only: Option<&str>| {
+        let mut source = pod(owner, None, 0, owner);
+        if let Some(only) = only {
+            source["spec"]["nodeSelector"] = json!({ "only": only });
+        }
+        let name = saved(&server, &source);
+        let mut object = server.get(&path("a", &name)).unwrap();
+        object["spec"]["sharing"] = json!("Shared");
+        object["spec"]["postCheckpointState"] = json!("Running");
+        object["status"]["machine"] = json!(here);
+        server.put(&path("a", &name), object);
+        path("a", &name)
+    };
+    let [wanted, kept] = [snapshot("wanted", None), snapshot("kept", Some("node1"))];
+    let mut controller = controller(&server);
+    controller.turn().unwrap();
+    let said = |place: &str| {
+        let object = server.get(place).unwrap();
+        let label = object["metadata"]["labels"][checkpoint::EXPECTED].clone();
+        (object["status"]["expectedOn"].clone(), label)
+    };
+    assert_eq!(said(&wanted), (json!(["twin"]), json!("true")));
+    assert_eq!(said(&kept), (Value::Null, json!("false")), "its pods go nowhere else");
+    // It is looked for once.
+    let before = [&wanted, &kept].map(|place| server.get(place));
+    controller.turn().unwrap();
+    assert_eq!([&wanted, &kept].map(|place| server.get(place)), before);
+}
+
+#[test]
 fn nodes_that_cannot_be_listed_hold_nobody_up_for_good() {
     let server = Server::start();
     let here = machine("6.12", &["sse2"]);
