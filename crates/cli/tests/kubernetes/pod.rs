@@ -1,5 +1,5 @@
 //! A pod with all that pods have: an init container, a sidecar, two containers, an emptyDir, a
-//! persistent volume, a token of its own, probes.
+//! persistent volume, a token of its own, a `ConfigMap`, a Secret, probes.
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -24,7 +24,8 @@ fn counting(name: &str, share: usize) -> Value {
         "resources": { "requests": { "cpu": format!("{share}m") } },
         "volumeMounts": [
             { "name": "data", "mountPath": "/data" }, { "name": "claim", "mountPath": "/shared" },
-            { "name": "token", "mountPath": "/token" },
+            { "name": "token", "mountPath": "/token" }, { "name": "config", "mountPath": "/config" },
+            { "name": "secret", "mountPath": "/secret" },
         ],
         "startupProbe": probe, "readinessProbe": probe, "livenessProbe": probe,
     })
@@ -53,6 +54,8 @@ fn whole(app: &str) -> Value {
         { "name": "token", "projected": { "sources": [
             { "serviceAccountToken": { "path": "token", "audience": "somebody" } },
         ] } },
+        { "name": "config", "configMap": { "name": "outside" } },
+        { "name": "secret", "secret": { "secretName": "outside" } },
     ]);
     template
 }
@@ -74,6 +77,16 @@ fn claim(cluster: &Cluster) {
             "resources": { "requests": one },
         },
     }));
+}
+
+/// What such a pod reads that is not its own.
+fn outside(cluster: &Cluster, value: &str) {
+    for (kind, field) in [("ConfigMap", "data"), ("Secret", "stringData")] {
+        let metadata = json!({ "name": "outside" });
+        cluster.apply(&json!({
+            "apiVersion": "v1", "kind": kind, "metadata": metadata, field: { "value": value },
+        }));
+    }
 }
 
 /// What can be seen of such a pod.
@@ -112,8 +125,11 @@ fn pod_of_token(token: &str) -> Value {
 }
 
 /// The new pod goes on with all that the old one was, and has what is its own.
-fn continues(cluster: &Cluster, app: &str, old: &Seen) -> Seen {
+fn continues(cluster: &Cluster, app: &str, old: &Seen, value: &str) -> Seen {
     let new = seen(cluster, app, Some(old));
+    for file in ["/config/value", "/secret/value"] {
+        assert_eq!(cluster.read(&new.pod, "second", file), value, "{app}: {file}");
+    }
     for ((container, was), is) in CONTAINERS.iter().zip(&old.counts).zip(&new.counts) {
         assert_eq!(was.2, is.2, "{app}: {container} began anew");
         assert!(is.0 > was.1, "{app}: {container}: {is:?} after {was:?}");
@@ -144,6 +160,7 @@ fn continues(cluster: &Cluster, app: &str, old: &Seen) -> Seen {
 fn a_pod_with_all_that_pods_have_goes_on() {
     let Some(cluster) = cluster("a_pod_with_all_that_pods_have_goes_on") else { return };
     claim(&cluster);
+    outside(&cluster, "first");
     let mut work = whole("job");
     work["spec"]["restartPolicy"] = json!("Never");
     let mut job = crate::cluster::job("job");
@@ -158,9 +175,10 @@ fn a_pod_with_all_that_pods_have_goes_on() {
                 let pods = cluster.get(&["pods", "-l", "app=job"]);
                 pods["items"].as_array()?.is_empty().then_some(())
             });
+            outside(&cluster, "second");
         }
     }
-    continues(&cluster, "job", &first);
+    continues(&cluster, "job", &first, "second");
     cluster.was_charged_nothing("job");
     cluster.delete(&["job/job"]);
 
@@ -168,6 +186,6 @@ fn a_pod_with_all_that_pods_have_goes_on() {
     cluster.apply(&set("set", &whole("set")));
     let first = seen(&cluster, "set", None);
     cluster.urgent(first.pod["spec"]["nodeName"].as_str().unwrap(), "set", "1200m");
-    let second = continues(&cluster, "set", &first);
+    let second = continues(&cluster, "set", &first, "second");
     assert_ne!(second.pod["spec"]["nodeName"], first.pod["spec"]["nodeName"]);
 }
