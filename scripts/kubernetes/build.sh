@@ -1,20 +1,21 @@
 #!/bin/bash
-# build.sh [--built] [DIRECTORY]: builds a whole Kubernetes for the tests, at pinned versions, from Go modules: etcd,
-# the control plane, the kubelet, kubectl and containerd 2. What is there already is left alone. The first build takes
+# build.sh [--built | --helm] [DIRECTORY]: builds a whole Kubernetes for the tests, at pinned versions, from Go modules: etcd,
+# the control plane, the kubelet, kubectl, containerd 2 and helm. What is there already is left alone. The first build takes
 # both cores of a small machine for some minutes. Ends with the directory of the programs.
-# With --built nothing is built: it fails if something is missing.
+# With --built nothing is built: it fails if something is missing that a cluster takes. With --helm helm alone is built.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 kubernetes=v1.34.4
 etcd=v3.6.7
 containerd=v2.2.9
+helm=v3.19.5
 
-only_built=
-if [ "${1:-}" = --built ]; then
-	only_built=yes
-	shift
-fi
+only_built= only_helm=
+case "${1:-}" in
+--built) only_built=yes; shift ;;
+--helm) only_helm=yes; shift ;;
+esac
 out=$(realpath -m "${1:-target/kubernetes}")
 if [ -n "$only_built" ]; then
 	[ -e "$out/etcd-$etcd" ] && [ -e "$out/containerd-$containerd" ] && [ -e "$out/kubernetes-$kubernetes" ] || exit 1
@@ -63,6 +64,8 @@ build() {
 	[ -e "$out/$name-$version" ] || { echo "$name $version does not build" >&2; exit 1; }
 }
 
+build helm helm.sh/helm/v3 "$helm" helm.sh/helm/v3/cmd/helm
+[ -z "$only_helm" ] || { echo "$out/bin"; exit; }
 build etcd go.etcd.io/etcd/server/v3 "$etcd" go.etcd.io/etcd/server/v3
 [ -e "$out/bin/server" ] && mv "$out/bin/server" "$out/bin/etcd"
 build containerd github.com/containerd/containerd/v2 "$containerd" \

@@ -6,6 +6,7 @@
 
 mod attacks;
 mod benchmark;
+mod chart;
 mod cluster;
 mod costs;
 mod evictions;
