@@ -1,5 +1,6 @@
 //! What judging the images has found, for what only shows when things are made of them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use rustix::fs::{FileType, Stat};
 use torpor_images::kind;
 use torpor_policy::{
-    Capabilities, Device, FileLock, Grant, Opening, Origin, Passed, Policy, Rules, Violation,
+    Ask, Capabilities, Device, FileLock, Grant, Opening, Origin, Passed, Policy, Rules, Violation,
 };
 use torpor_sys::rights::FileRights;
 
@@ -144,6 +145,28 @@ impl Verdict {
             text: format!("{text}, which takes CAP_LEASE: it is not given"),
         };
         Err(Error::Forbidden { violations: vec![violation], allowing })
+    }
+
+    /// Ends a restore whose groups turn out to have more than the configuration of the container gives, and the policy
+    /// does not allow it: images can limit them by files that this kernel does not have.
+    ///
+    /// # Errors
+    /// `Error::Forbidden`, with all of them; if pages have to be read for that and cannot.
+    pub(crate) fn check_groups(&self, policy: &Policy, found: &[Ask]) -> Result<()> {
+        let (mut violations, mut allowing) = (vec![], BTreeSet::new());
+        for ask in found {
+            let Ask::GroupLimit { inside, .. } = ask else { continue };
+            let allows = |rules: &Rules| rules.allows_group_limit(*inside, &self.passed);
+            let Some(rule) = self.denies(policy, "cgroups.limits", allows)? else { continue };
+            allowing.insert(format!("{rule} = true"));
+            let text = format!("{ask}: what the images limit it by is not in force here");
+            let image = kind::CGROUP.file_name(0);
+            violations.push(Violation { image, task: None, rule, text });
+        }
+        match violations.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Forbidden { violations, allowing: Vec::from_iter(allowing) }),
+        }
     }
 
     /// The rule that does not allow what only shows when things are made, by its whole name.

@@ -1,6 +1,7 @@
 //! Where the cgroups of images are restored: the same answer for the policy, which judges
 //! the places, and for the restore, which makes the groups there.
 
+mod beyond;
 mod limits;
 mod planned;
 mod unset;

@@ -1,5 +1,7 @@
 //! Requests against rules.
 
+mod groups;
+
 use std::path::{Path, PathBuf};
 
 use crate::capabilities::number;
@@ -301,10 +303,7 @@ impl Rules {
                     .map(|why| ("cgroups.delegate", why))
             }
             Ask::GroupLimit { inside, .. } => {
-                // Of the groups inside its own one a container with a file system of groups decides.
-                let granted = passed.spec.is_none() || (*inside && passed.gives_groups());
-                let why = "the calling runtime limits it, or others would have less";
-                denied(self.group_limits, granted, why).map(|why| ("cgroups.limits", why))
+                self.deny_group_limit(*inside, passed).map(|why| ("cgroups.limits", why))
             }
             Ask::ReleaseAgent { .. } => {
                 denied(self.release_agent, false, "this host runs it with all rights")
@@ -415,21 +414,6 @@ impl Rules {
             Limit::Runtime => (!wanted() && !passed.grants(number::SYS_ADMIN))
                 .then(|| "the caller has not set it so, and CAP_SYS_ADMIN is not given".to_owned()),
             limit => not_among(limit, name, fits),
-        }
-    }
-
-    fn deny_cgroup(&self, hierarchy: &str, path: &str, passed: &Passed) -> Option<String> {
-        match &self.cgroups {
-            Limit::All => None,
-            Limit::Only(groups) => (!groups.iter().any(|base| is_below(path, base)))
-                .then(|| "it is not among those allowed".to_owned()),
-            Limit::Runtime => {
-                let given = passed.cgroups.as_ref();
-                let given = given.is_some_and(|roots| roots.contain(hierarchy, Path::new(path)));
-                (!given).then(|| {
-                    "it is not below the group that the caller gives (--cgroup-root)".to_owned()
-                })
-            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Makes groups again, puts tasks into them, and sets their limits.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use torpor_images::kind;
 use torpor_policy::groups::{Group, Groups as Planned, Head, Owner, Property, Roots, same, set_of};
+use torpor_policy::{Ask, Passed};
 use torpor_tracee::Tracee;
 
 use super::hierarchy::{Hierarchies, Hierarchy};
@@ -35,16 +36,17 @@ pub(crate) struct Groups {
     planned: Planned,
     hierarchies: Hierarchies,
     host: Tree,
-    /// The groups whose properties are to be set.
+    /// The groups that images have files of.
     pending: Vec<PendingGroup>,
     /// The groups that were frozen, with the property that says so.
     frozen: Vec<FrozenGroup>,
     made: MadeGroups,
 }
 
-/// A group with properties to be set when all tasks are in their groups.
+/// A group whose properties are set when all tasks are in their groups; none of one that is left as it is.
 #[derive(Debug)]
 struct PendingGroup {
+    hierarchy: String,
     dir: OwnedFd,
     name: PathBuf,
     properties: Vec<Property>,
@@ -126,6 +128,7 @@ impl Groups {
         }
         let mut work = Making {
             mode,
+            hierarchy,
             cpuset: hierarchy.split(',').any(|name| name == "cpuset"),
             made: &mut self.made,
             pending: &mut self.pending,
@@ -312,6 +315,18 @@ impl Groups {
         Ok(())
     }
 
+    /// What the groups have, now that all is set, that is more than the configuration gives.
+    pub(crate) fn beyond(&self, passed: &Passed) -> Vec<Ask> {
+        let dirs: HashMap<(&str, &Path), &OwnedFd> = self
+            .pending
+            .iter()
+            .map(|group| ((group.hierarchy.as_str(), group.name.as_path()), &group.dir))
+            .collect();
+        self.planned.asks_made(passed, |hierarchy, place, file| {
+            read(dirs.get(&(hierarchy, place))?.as_fd(), file).ok()
+        })
+    }
+
     /// Leaves the tasks' groups. A runtime that ends its container could not remove them if somebody of this program went
     /// on there when the tasks run; and their limits would hold for this program.
     ///
@@ -409,6 +424,7 @@ fn open_nearest(root: &Hierarchy, place: &Path) -> Result<(OwnedFd, PathBuf)> {
 /// The making of groups.
 struct Making<'a> {
     mode: CgroupMode,
+    hierarchy: &'a str,
     cpuset: bool,
     made: &'a mut MadeGroups,
     pending: &'a mut Vec<PendingGroup>,
@@ -473,9 +489,13 @@ impl Making<'_> {
                     done => done.context(|| format!("set owner of {}", property.name))?,
                 }
             }
-            let properties = group.properties.clone();
-            self.pending.push(PendingGroup { dir, name: group.place.clone(), properties });
         }
+        self.pending.push(PendingGroup {
+            hierarchy: self.hierarchy.to_owned(),
+            dir,
+            name: group.place.clone(),
+            properties: if set { group.properties.clone() } else { vec![] },
+        });
         Ok(())
     }
 

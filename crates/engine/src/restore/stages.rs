@@ -390,7 +390,9 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     task::restore(cx)?;
     cx.with_homes(namespace::finish)?;
     mount::finish(&mut cx.mounts)?;
-    cx.cgroups.finish()
+    cx.cgroups.finish()?;
+    let beyond = cx.cgroups.beyond(&cx.verdict.passed);
+    cx.verdict.check_groups(&cx.opts.trust.policy, &beyond)
 }
 
 fn micros(since: Instant) -> u32 {

@@ -10,12 +10,10 @@ use torpor_images::proto::{
 };
 use torpor_images::{ImageDir, kind};
 
-use super::{Places, Roots, limits, path, same, set_of, unset};
+use super::{Places, Roots, path, same, set_of};
 use crate::collect::checkpoint::Maps;
 use crate::error::{Error, Result};
-use crate::passed::Passed;
 use crate::request::Ask;
-use crate::resources::Resources;
 
 /// What others than the owner may do with a file that they can write to.
 const WRITABLE_FOR_OTHERS: u32 = 0o022;
@@ -149,6 +147,11 @@ impl Groups {
         first.into_iter().chain(cores.iter().skip(1).filter_map(named)).collect()
     }
 
+    /// The numbers of all sets.
+    pub(super) fn sets(&self) -> impl Iterator<Item = u32> {
+        self.sets.keys().copied()
+    }
+
     /// The topmost groups.
     #[must_use]
     pub fn heads(&self) -> &[Head] {
@@ -184,68 +187,6 @@ impl Groups {
         all
     }
 
-    /// What groups get in their files that is more than the configuration of the container gives. A group that the
-    /// caller gives keeps what it has, unless the files of such groups are written, too.
-    #[must_use]
-    pub fn asks_beyond(&self, passed: &Passed) -> Vec<Ask> {
-        let resources = passed.spec.as_ref().map(|spec| spec.linux.resources.clone());
-        let roots = passed.cgroups.as_ref();
-        roots.map_or(vec![], |roots| self.beyond(&resources.unwrap_or_default(), roots))
-    }
-
-    fn beyond(&self, resources: &Resources, roots: &Roots) -> Vec<Ask> {
-        let mut all = vec![];
-        for Head { hierarchy, group: head } in &self.heads {
-            head.visit(&mut |group| {
-                let (place, properties) = (&group.place, &group.properties);
-                let is_there = roots.has_given(hierarchy, place);
-                if is_there && !roots.sets_what_is_there {
-                    return;
-                }
-                let inside = !std::ptr::eq(group, head) && !roots.is_given(hierarchy, place);
-                let is_limited = inside || roots.limit(hierarchy, place);
-                let mut files = match is_there {
-                    true => vec![],
-                    false => unset::files(hierarchy, properties, (resources, roots), is_limited),
-                };
-                files.extend_from_slice(properties);
-                all.extend(more_than(resources, &files, place, inside));
-            });
-        }
-        for (hierarchy, place) in self.bare(roots) {
-            let is_limited = roots.limit(hierarchy, place);
-            let files = unset::files(hierarchy, &[], (resources, roots), is_limited);
-            all.extend(more_than(resources, &files, place, is_limited));
-        }
-        all
-    }
-
-    /// The groups of which images say no more than their places: those of sets, and the root that the caller names, if
-    /// something is in it; but for groups that are there with the limits of the caller.
-    fn bare<'g>(&'g self, roots: &'g Roots) -> BTreeSet<(&'g str, &'g Path)> {
-        let mut written: HashMap<&Path, Vec<&str>> = HashMap::new();
-        for Head { hierarchy, group: head } in &self.heads {
-            head.visit(&mut |group| written.entry(&group.place).or_default().push(hierarchy));
-        }
-        let is_written = |hierarchy: &str, place: &Path| {
-            written.get(place).is_some_and(|all| all.iter().any(|name| same(name, hierarchy)))
-        };
-        let is_made = |(hierarchy, place): &(&str, &Path)| {
-            place.parent().is_some() && !roots.has_given(hierarchy, place)
-        };
-        let entered = |root| self.sets.keys().filter_map(move |&set| self.entered(set, root));
-        let mut all: BTreeSet<_> = entered(false).chain(entered(true)).flatten().collect();
-        let heads = self.heads.iter().map(|head| (head.hierarchy.as_str(), &*head.group.place));
-        let chosen = heads.chain(all.iter().copied()).filter_map(|(hierarchy, place)| {
-            let root = roots.chosen(hierarchy).filter(|root| place.starts_with(root));
-            root.map(|root| (hierarchy, root))
-        });
-        let chosen: Vec<_> = chosen.collect();
-        all.extend(chosen);
-        all.retain(|group| is_made(group) && !is_written(group.0, group.1));
-        all
-    }
-
     /// What a member of set `number` asks for; `nested`: one that lives in a cgroup namespace of the tasks',
     /// for which it is first in the groups that are the roots of that. `None` if there is no such set.
     #[must_use]
@@ -276,7 +217,7 @@ impl Member {
 
 impl Group {
     /// It, and all that is inside.
-    fn visit<'g>(&'g self, visit: &mut impl FnMut(&'g Group)) {
+    pub(super) fn visit<'g>(&'g self, visit: &mut impl FnMut(&'g Group)) {
         visit(self);
         self.inside.iter().for_each(|group| group.visit(visit));
     }
@@ -308,18 +249,6 @@ impl Group {
             })
             .collect()
     }
-}
-
-/// What files of a group give that is more than the configuration gives.
-fn more_than(resources: &Resources, files: &[Property], place: &Path, inside: bool) -> Vec<Ask> {
-    let found = limits::beyond(files, resources, inside).into_iter();
-    let asked = found.map(|property| Ask::GroupLimit {
-        path: place.to_string_lossy().into_owned(),
-        name: property.name.clone(),
-        value: property.value.clone(),
-        inside,
-    });
-    asked.collect()
 }
 
 fn asked(hierarchy: &str, place: &Path, properties: &[Property]) -> Ask {
@@ -427,6 +356,7 @@ mod tests {
     use torpor_images::proto::{CgControllerEntry, CgroupPropEntry, ThreadCoreEntry, UidGidExtent};
 
     use super::*;
+    use crate::resources::Resources;
 
     fn perms(uid: u32, mode: u32) -> Option<CgroupPerms> {
         Some(CgroupPerms { mode, uid, gid: 0 })

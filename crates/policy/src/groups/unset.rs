@@ -77,6 +77,12 @@ pub(super) fn files(
     all
 }
 
+/// The files by which a group can have the limit that it has by one of them.
+pub(super) fn with_same_limit(name: &str) -> Vec<&str> {
+    let both = WEIGHTS.into_iter().find(|both| both.contains(&name));
+    both.map_or(vec![name], |both| both.to_vec())
+}
+
 /// The devices of which no property says how much they may transfer, though the configuration limits it.
 fn transfers<'p>(
     properties: &'p [Property],

@@ -1,9 +1,12 @@
 //! Groups outside of the caller's, and devices that their controller lets in.
 
+use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::json;
 use torpor_images::proto::{CgSetEntry, CgroupDirEntry, CgroupPerms, CgroupPropEntry};
+use torpor_runtimes_tests::runc::cgroup_left;
 use torpor_runtimes_tests::scratch::Scratch;
 
 use super::{Asleep, FOREIGN, Images, Row, bundle, refuses, refuses_of};
@@ -156,7 +159,7 @@ fn groups_and_devices() {
 
 /// A disk of this machine: its numbers.
 fn disk() -> (u32, u32) {
-    let list = std::fs::read_to_string("/proc/partitions").unwrap();
+    let list = fs::read_to_string("/proc/partitions").unwrap();
     let mut disks = list.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [major, minor, _, name] = words[..] else { return None };
@@ -225,7 +228,7 @@ fn limits_of_the_group_that_is_given() {
     let scratch = Scratch::new("images-group-limits");
     scratch.configure(FOREIGN);
     // What runc asks for by itself counts more than the other file.
-    std::fs::write("/etc/criu/runc.conf", "manage-cgroups full\n").unwrap();
+    fs::write("/etc/criu/runc.conf", "manage-cgroups full\n").unwrap();
     let bundle = bundle(&scratch).configure(|config| {
         let resources = &mut config["linux"]["resources"];
         resources["pids"] = json!({ "limit": 64 });
@@ -264,6 +267,87 @@ fn limits_of_the_group_that_is_given() {
     let container = asleep.wakes();
     let groups = container.cgroups();
     let group = groups.lines().find_map(|line| line.split_once(":pids:")).unwrap().1;
-    let limit = std::fs::read_to_string(format!("/sys/fs/cgroup/pids{group}/pids.max")).unwrap();
+    let limit = fs::read_to_string(format!("/sys/fs/cgroup/pids{group}/pids.max")).unwrap();
     assert_eq!(limit.trim(), "64");
+}
+
+/// The groups of this name that a restore has made, in all hierarchies. They go with this value.
+struct MadeGroups(String);
+
+impl Drop for MadeGroups {
+    fn drop(&mut self) {
+        for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap() {
+            let group = hierarchy.unwrap().path().join(&self.0);
+            // Its tasks may be about to end.
+            for _ in 0..1000 {
+                if !group.exists() || fs::remove_dir(&group).is_ok() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+}
+
+/// A group that the restore makes has the limits of the configuration when the tasks wake, also where this kernel has no such
+/// file as the one that images limit it by. The caller names a root that is not there, which runtimes do not.
+#[test]
+fn limits_of_groups_that_are_made() {
+    /// Changes the files of the group of the container.
+    fn files(images: &Images, controller: &str, change: impl Fn(&mut Vec<CgroupPropEntry>)) {
+        images.cgroups(|groups| {
+            let named = |names: &[String]| names.iter().any(|name| name == controller);
+            let hierarchy = groups.controllers.iter_mut().find(|all| named(&all.cnames)).unwrap();
+            change(&mut hierarchy.dirs[0].properties);
+        });
+    }
+    let scratch = Scratch::new("images-made-groups");
+    let made = MadeGroups(format!("{}-made", scratch.name()));
+    let roots = ["", "blkio:", "pids:"].map(|of| format!("cgroup-root {of}/{}\n", made.0)).concat();
+    scratch.configure(&format!("{FOREIGN}{roots}"));
+    let bundle = bundle(&scratch).configure(|config| {
+        let resources = &mut config["linux"]["resources"];
+        resources["pids"] = json!({ "limit": 64 });
+        resources["blockIO"] = json!({ "weight": 10 });
+    });
+    let asleep = Asleep::of(&scratch, &bundle);
+    const MORE: &str = ", more than is given";
+    const RULE: &str = "(foreign.cgroups.limits)";
+    asleep.refused(&[
+        (
+            "a file that this kernel does not have",
+            |images| {
+                files(images, "blkio", |all| {
+                    let weight = all.iter_mut().find(|file| file.name == "blkio.bfq.weight");
+                    weight.unwrap().name = "blkio.weight".to_owned();
+                });
+            },
+            &[" gets blkio.bfq.weight = \"100\"", MORE, "is not in force here", RULE],
+        ),
+        (
+            "no limit of processes",
+            |images| files(images, "pids", |all| all.retain(|file| file.name != "pids.max")),
+            &[" gets pids.max = \"max\"", MORE, RULE],
+        ),
+        (
+            "a higher limit of processes",
+            |images| {
+                files(images, "pids", |all| {
+                    all.iter_mut().find(|file| file.name == "pids.max").unwrap().value =
+                        "65".into();
+                });
+            },
+            &[" gets pids.max = \"65\"", MORE, RULE],
+        ),
+    ]);
+    assert!(!cgroup_left(&made.0));
+    let container = asleep.wakes();
+    let groups = container.cgroups();
+    for (controller, file, limit) in
+        [("pids", "pids.max", "64"), ("blkio", "blkio.bfq.weight", "10")]
+    {
+        assert!(groups.contains(&format!(":{controller}:/{}", made.0)), "{groups}");
+        let file = format!("/sys/fs/cgroup/{controller}/{}/{file}", made.0);
+        assert_eq!(fs::read_to_string(&file).unwrap().trim(), limit, "{file}");
+    }
 }
