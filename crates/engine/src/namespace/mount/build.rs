@@ -7,15 +7,17 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
-use rustix::fs::CWD;
+use rustix::fs::{CWD, Mode};
+use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
     fsmount, fsopen, move_mount, unmount,
 };
 
 use super::base::{Bases, Copy, Revived, base_of, is_layered, unfit};
-use super::collect::{make_all_private, open_beneath, open_root};
+use super::collect::{clone, make_all_private, open_beneath, open_root};
 use super::fs::Origin;
 use super::origin::{Forest, Node};
 use super::sharing::{Base, Group};
@@ -68,7 +70,7 @@ impl Copies {
             return Ok(());
         }
         let whole = forest.whole(dev).unwrap_or(node);
-        let made = overlay::make(forest.mount(whole), self.get(forest, root)?)?;
+        let made = overlay::make(forest.mount(whole), self.get(forest, root)?, yard)?;
         yard.keep(made.as_fd())?;
         bases.insert(dev, made);
         let shows_it = |n: &Node| forest.mount(*n).dev == dev && is_layered(forest, *n);
@@ -97,6 +99,9 @@ pub(super) fn shows_terminal(forest: &Forest, node: Node) -> bool {
     mount.fs == "devpts" && mount.external.is_none() && mount.root.as_os_str() != "/"
 }
 
+/// Where procfs is in a directory of a [`Yard`].
+pub(super) const PROC: &str = ".torpor-proc";
+
 /// A place in the namespace of the root husk for file systems that were made:
 /// kernels before 6.15 copy no mount that is in no namespace. It goes with the old
 /// root.
@@ -104,6 +109,8 @@ pub(super) fn shows_terminal(forest: &Forest, node: Node) -> bool {
 pub(super) struct Yard {
     root: OwnedFd,
     used: usize,
+    /// The procfs that it lies on.
+    proc: OwnedFd,
 }
 
 impl Yard {
@@ -118,17 +125,38 @@ impl Yard {
         // A directory that is surely there.
         let proc = super::collect::open_proc()?;
         place_at(root.as_fd(), proc.as_fd()).context(what)?;
-        Ok(Yard { root, used: 0 })
+        Ok(Yard { root, used: 0, proc })
     }
 
     /// Mounts a file system in the yard.
     pub(super) fn keep(&mut self, mount: BorrowedFd<'_>) -> Result<()> {
-        let what = || "mount in the yard".to_owned();
+        let at = self.make_dir()?;
+        place_at(mount, at.as_fd()).context(|| "mount in the yard".to_owned())
+    }
+
+    /// An empty directory, but for the procfs of the caller at [`PROC`].
+    pub(super) fn dir_with_proc(&mut self) -> Result<OwnedFd> {
+        let what = || "show procfs in the yard".to_owned();
+        let dir = self.make_dir()?;
+        let at = make_beneath(dir.as_fd(), PROC.as_ref()).context(what)?;
+        let proc = clone(self.proc.as_fd()).context(what)?;
+        place_at(proc.as_fd(), at.as_fd()).context(what)?;
+        Ok(dir)
+    }
+
+    fn make_dir(&mut self) -> Result<OwnedFd> {
         let name = self.used.to_string();
         self.used += 1;
-        rustix::fs::mkdirat(&self.root, &name, rustix::fs::Mode::RWXU).context(what)?;
-        let at = open_beneath(self.root.as_fd(), name.as_ref(), false).context(what)?;
-        place_at(mount, at.as_fd()).context(what)
+        let made = make_beneath(self.root.as_fd(), name.as_ref());
+        made.context(|| "make a directory in the yard".to_owned())
+    }
+}
+
+/// Makes a directory in `dir`, if it is not there, and opens it (`O_PATH`).
+pub(super) fn make_beneath(dir: BorrowedFd<'_>, name: &Path) -> rustix::io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(dir, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => open_beneath(dir, name, false),
+        Err(error) => Err(error),
     }
 }
 
