@@ -63,8 +63,9 @@ fn what_is_mounted_below_a_volume() {
     let scratch = Scratch::new("images-below-volumes");
     scratch.configure(&format!("{FOREIGN}external mnt[]\n"));
     let below = scratch.dir("outer/below");
+    let narrow = "ro,nosuid,nodev,noexec";
     let script =
-        format!("mount -t tmpfs below {0} && mount -o bind,remount,ro,nosuid {0}", below.display());
+        format!("mount -t tmpfs below {0} && mount -o bind,remount,{narrow} {0}", below.display());
     command("sh", &["-ec", &script]).succeed();
     let bundle = bundle(&scratch).bind(&scratch.join("outer"), "/outer", "rw");
     let asleep = Asleep::of(&scratch, &bundle);
@@ -88,11 +89,13 @@ fn what_is_mounted_below_a_volume() {
     asleep.refused(&[
         ("one that can be written to", |images| without(images, 1), wanted("mounted ro ")),
         ("one with set-uid programs", |images| without(images, 3), wanted("mounted ro, nosuid ")),
+        ("one with devices", |images| without(images, 4), wanted("mounted nodev ")),
+        ("one with programs", |images| without(images, 8), wanted("mounted noexec ")),
     ]);
     let container = asleep.wakes();
     let list = fs::read_to_string(format!("/proc/{}/mountinfo", container.pid())).unwrap();
     let line = list.lines().find(|line| line.contains(" /outer/below ")).unwrap();
-    assert!(line.contains(" /outer/below ro,nosuid,"), "{line}");
+    assert!(line.contains(" /outer/below ro,nosuid,nodev,noexec,"), "{line}");
 }
 
 #[test]

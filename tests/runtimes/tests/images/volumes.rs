@@ -267,6 +267,11 @@ fn limits_of_the_configuration() {
     const BEYOND: &str = "(foreign.limits.raise)";
     let rows: &[Row] = &[
         ("more files", |i| files(i, 513), &["core-1.img: task 1: RLIMIT_NOFILE", BEYOND]),
+        (
+            "files without end",
+            |i| files(i, u64::MAX),
+            &["core-1.img: task 1: RLIMIT_NOFILE", BEYOND],
+        ),
         ("killed later", |i| score(i, 499), &["core-1.img: task 1: oom_score_adj", BEYOND]),
         ("killed like others", |i| score(i, 0), &["core-1.img: task 1: oom_score_adj", BEYOND]),
     ];
