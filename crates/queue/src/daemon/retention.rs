@@ -183,7 +183,9 @@ mod tests {
         let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
         let id = core.submit(spec, None).unwrap();
         let job = core.dir(id).path().to_owned();
-        for name in ["ready-boot", "ready-1-2"] {
+        // A directory of this name is removed; this stands for one that cannot be.
+        fs::write(job.join("ready.gone"), "").unwrap();
+        for name in ["ready-boot", "ready-1-2", "ready.gone-1-2-3"] {
             fs::create_dir(job.join(name)).unwrap();
             fs::write(job.join(name).join("file"), "").unwrap();
         }
@@ -192,6 +194,8 @@ mod tests {
             let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
             fs::read_dir(dir).unwrap().map(|entry| name(entry.unwrap())).collect()
         };
+        assert!(fs::read(job.join("ready.gone")).is_ok(), "a file was removed");
+        fs::remove_file(job.join("ready.gone")).unwrap();
         assert_eq!(names(&job), ["spec.json"]);
         assert_eq!(names(&dir.path().join("jobs")), [id.to_string()]);
     }

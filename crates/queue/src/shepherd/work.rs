@@ -53,15 +53,18 @@ fn ready(dir: &JobDir) -> PathBuf {
 
 /// Removes what was [prepared](prepare) of a job that has not started.
 pub(crate) fn unprepare(dir: &JobDir) {
-    let gone = dir.path().join("ready.gone");
-    // What cannot be removed now is removed with the next one, or at the end of the job.
-    let _ = fs::remove_dir_all(&gone);
-    for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
-        // A shepherd that is about to take it gets all of it, or nothing.
-        if entry.file_name().as_encoded_bytes().starts_with(b"ready-")
-            && fs::rename(entry.path(), &gone).is_ok()
-        {
-            let _ = fs::remove_dir_all(&gone);
+    for (number, entry) in fs::read_dir(dir.path()).into_iter().flatten().flatten().enumerate() {
+        let name = entry.file_name();
+        if name.as_encoded_bytes().starts_with(b"ready.gone") {
+            // It could not be removed then. Else that is done at the end of the job.
+            let _ = fs::remove_dir_all(entry.path());
+        } else if name.as_encoded_bytes().starts_with(b"ready-") {
+            // A shepherd that is about to take it gets all of it, or nothing. What has another such name may stay there.
+            let gone = format!("ready.gone-{}-{}-{number}", std::process::id(), files::now());
+            let gone = dir.path().join(gone);
+            if fs::rename(entry.path(), &gone).is_ok() {
+                let _ = fs::remove_dir_all(&gone);
+            }
         }
     }
 }
