@@ -34,7 +34,7 @@ const FAMILY: usize = 4;
 /// Until something that is bound to happen has happened.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const CASES: [(&str, fn()); 11] = [
+const CASES: [(&str, fn()); 12] = [
     ("quiet_memory", || moves(&Case { mode: "q", quiet: true, ..PLAIN })),
     ("one_process", || moves(&Case { mode: "-", ..PLAIN })),
     ("relatives_with_threads", || moves(&Case { mode: "ft", family: FAMILY, ..PLAIN })),
@@ -52,6 +52,9 @@ const CASES: [(&str, fn()); 11] = [
         moves(&Case { mode: "m", namespaces: "-pnm --mount-proc", ..PLAIN });
     }),
     ("births_and_ends", || moves(&Case { mode: "fb", family: FAMILY, ..PLAIN })),
+    ("what_relatives_have_parted_joins", || {
+        moves(&Case { mode: "fj", family: FAMILY, ..PLAIN });
+    }),
     ("a_dropped_stage_leaves_nothing", a_dropped_stage_leaves_nothing),
     ("a_dropped_session_lets_go", a_dropped_session_lets_go),
 ];

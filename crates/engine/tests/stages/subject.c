@@ -10,7 +10,7 @@
  * MODE is a list of letters: `f` children that share pages with their parent, `t` threads that
  * begin late, `s` shared memory, `b` children that are born and end all the time, `q` much memory
  * that is written once, `m` files in memory, at LOG.memory, that come, change and go, `c` a server of port 7777 with one
- * connection, `n` which is in a network of the first child's own.
+ * connection, `n` which is in a network of the first child's own, `j` memory that a child has parted and joins again.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -18,6 +18,7 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +33,8 @@
 #include <unistd.h>
 
 enum { PAGE = 4096, REGIONS = 12, MOST = 512, FILED = 16, QUIET = 16 << 10, FILES = 24, DIRS = 4, FAR = 1 << 20 };
+/* Of what children part and join: all pages of the one, and at first; all pages of the other. */
+enum { GROWS = 1 << 16, GROWN = 64, JOINED = 128 };
 
 struct region {
     char *at;
@@ -50,6 +53,9 @@ static char memory[4096];
 static uint64_t files_known[FILES]; /* what is at both ends of a file; 0: it is not there */
 static const char *mapped;
 static int listener = -1, connection = -1;
+/* Where the kernel puts nothing by itself. */
+static char *const growing = (char *)(1ul << 40), *const joined = (char *)(2ul << 40);
+static size_t grown = GROWN;
 
 static uint64_t below(uint64_t limit)
 {
@@ -219,6 +225,89 @@ static void step(void)
     }
 }
 
+/* Each page of a mapping has its number. */
+static void number(char *at, size_t from, size_t to)
+{
+    for (size_t page = from; page < to; page++)
+        *(uint64_t *)(at + page * PAGE) = page + 1;
+}
+
+static int is_numbered(const char *at, size_t pages)
+{
+    for (size_t page = 0; page < pages; page++)
+        if (*(uint64_t *)(at + page * PAGE) != page + 1)
+            return 0;
+    return 1;
+}
+
+static void make_at(char *at, size_t pages)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    if (mmap(at, pages * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) != at)
+        die("mmap");
+}
+
+/* What a child has from its parent grows at its end, and stays one mapping, half of which cannot be written for a while. */
+static void grow(void)
+{
+    size_t size = grown * PAGE;
+    if (grown == GROWS)
+        return;
+    if (mprotect(growing, size, PROT_READ | PROT_WRITE))
+        die("mprotect of what grows");
+    if (mremap(growing, size, size + PAGE, 0) == MAP_FAILED)
+        die("mremap of what grows");
+    grown++;
+    number(growing, grown - 1, grown);
+    if (!is_numbered(growing, grown)) {
+        fprintf(stderr, "process %d: what grows is not what it was\n", slot);
+        result.wrong++;
+    }
+    if (mprotect(growing, grown / 2 * PAGE, PROT_READ))
+        die("mprotect of what grows");
+}
+
+/* Parts what it has from its parent, and moves the whole of it when it is told to. */
+static void part_and_join(const sigset_t *told)
+{
+    size_t size = JOINED * PAGE;
+    int signal;
+    if (mprotect(joined, size / 2, PROT_READ))
+        _exit(1);
+    sigwait(told, &signal);
+    if (mprotect(joined, size, PROT_READ | PROT_WRITE))
+        _exit(1);
+    char *moved = mremap(joined, size, 2 * size, MREMAP_MAYMOVE);
+    if (moved == MAP_FAILED)
+        _exit(2);
+    _exit(is_numbered(moved, JOINED) ? 0 : 3);
+}
+
+/* Tells the child to join what it has parted, and bears another one. The parent keeps but a half of it. */
+static void bear(void)
+{
+    static pid_t child;
+    sigset_t told;
+    int status;
+    sigemptyset(&told);
+    sigaddset(&told, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &told, NULL);
+    if (child) {
+        kill(child, SIGUSR1);
+        if (waitpid(child, &status, 0) != child || status) {
+            fprintf(stderr, "what a child has parted does not join: %#x\n", status);
+            result.wrong++;
+        }
+        munmap(joined, JOINED * PAGE);
+    }
+    make_at(joined, JOINED);
+    number(joined, 0, JOINED);
+    child = fork();
+    if (child == 0)
+        part_and_join(&told);
+    munmap(joined + JOINED / 2 * PAGE, JOINED / 2 * PAGE);
+}
+
 static void serve(const char *mode)
 {
     struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(7777) };
@@ -301,6 +390,10 @@ static void live(const char *mode)
             step();
         for (int i = 0; mapped && i < 4; i++)
             change_file();
+        if (strchr(mode, 'j') && slot > 0)
+            grow();
+        if (strchr(mode, 'j') && slot == 0 && round % 4 == 0)
+            bear();
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (now.tv_sec < before.tv_sec || (now.tv_sec == before.tv_sec && now.tv_nsec < before.tv_nsec)) {
             fprintf(stderr, "process %d: the clock went back\n", slot);
@@ -365,11 +458,17 @@ int main(int argc, char **argv)
     }
     if (strchr(argv[2], 'm'))
         make_files(argv[1]);
+    if (strchr(argv[2], 'j')) {
+        make_at(growing, GROWS);
+        number(growing, 0, GROWN);
+    }
     if (strchr(argv[2], 'f'))
         for (int i = 1; i <= 3; i++)
             if (fork() == 0) {
                 slot = i;
                 break;
             }
+    if (strchr(argv[2], 'j') && slot > 0)
+        munmap(growing + GROWN * PAGE, (size_t)(GROWS - GROWN) * PAGE);
     live(argv[2]);
 }

@@ -13,6 +13,7 @@ use torpor_images::proto::VmaEntry;
 use torpor_tracee::Mapping;
 use torpor_tracee::syscall;
 
+use super::survival::{are_one, can_join, span};
 use super::{PROT_WRITE, Restore, clear, current, fill, map};
 use crate::error::{Context, Result};
 use crate::memory::aio;
@@ -183,16 +184,11 @@ fn map_missing(cx: &mut Restore<'_>, task: usize, mapped: &[Mapped], there: &Ran
     map(cx, task, &missing)
 }
 
-/// Those mappings with a part that was kept that are several for the kernel.
+/// Those runs of mappings that could be one, with a part that was kept, that are not one for the kernel. They are all
+/// as open as each other now, so that those which can join have done so.
 fn broken(mapped: &[Mapped], kept: &Ranges, here: &[Mapping]) -> Ranges {
-    let is_broken = |place: &&Mapped| {
-        let Range { start, end } = place.vma.start..place.vma.end;
-        let next = here.partition_point(|line| line.end <= start);
-        let is_one = here.get(next).is_some_and(|line| line.start <= start && line.end >= end);
-        !is_one && kept.within(&(start..end)).next().is_some()
-    };
-    let broken = mapped.iter().filter(is_broken);
-    broken.map(|place| place.vma.start..place.vma.end).collect()
+    let runs = mapped.chunk_by(can_join).filter(|run| !are_one(run, here)).filter_map(span);
+    runs.filter(|run| kept.within(run).next().is_some()).collect()
 }
 
 /// The parts of the mappings in a range.

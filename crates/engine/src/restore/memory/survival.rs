@@ -4,6 +4,8 @@
 //! can be one again: mprotect(2) joins them, and mremap(2) moves them as one. For that the kernel wants them to
 //! have come into being together. They stay together therefore, or none of them does.
 
+use std::ops::Range;
+
 use torpor_images::proto::VmaEntry;
 use torpor_tracee::Mapping;
 
@@ -36,7 +38,7 @@ pub(in crate::restore) fn runs(
 }
 
 /// Whether two mappings can become one for the kernel.
-fn can_join(one: &Mapped, next: &Mapped) -> bool {
+pub(super) fn can_join(one: &Mapped, next: &Mapped) -> bool {
     // Nothing tells them apart: had they come into being together, they would be one.
     let stay_two =
         VmaEntry { start: one.vma.start, end: one.vma.end, pgoff: one.vma.pgoff, ..next.vma }
@@ -51,10 +53,16 @@ fn can_join(one: &Mapped, next: &Mapped) -> bool {
 }
 
 /// Whether neighbours lie in one mapping.
-fn are_one(run: &[Mapped], here: &[Mapping]) -> bool {
-    let (Some(first), Some(last)) = (run.first(), run.last()) else { return false };
-    let line = here.partition_point(|line| line.end <= first.vma.start);
-    here.get(line).is_some_and(|line| line.start <= first.vma.start && line.end >= last.vma.end)
+pub(super) fn are_one(run: &[Mapped], here: &[Mapping]) -> bool {
+    let Some(Range { start, end }) = span(run) else { return false };
+    let line = here.partition_point(|line| line.end <= start);
+    here.get(line).is_some_and(|line| line.start <= start && line.end >= end)
+}
+
+/// The addresses of neighbours.
+pub(super) fn span(run: &[Mapped]) -> Option<Range<u64>> {
+    let (first, last) = (run.first()?, run.last()?);
+    Some(first.vma.start..last.vma.end)
 }
 
 /// Whether a mapping that the parent has can be kept as it is.
