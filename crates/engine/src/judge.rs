@@ -133,10 +133,10 @@ impl ToJudge {
 fn find(opts: &Options, images: &ImageDir) -> Result<ToJudge> {
     let passed = passed(opts)?;
     let begun = Instant::now();
-    let (look, ending) = reader::look(images, &passed)?;
+    let (look, ending, key) = reader::look(images, &passed, || host::read_key(opts))?;
     let Look { mut requests, unsaid, told } = look;
     let reading = begun.elapsed();
-    let claim = host::claim(opts, images, &images.inventory()?)?;
+    let claim = host::claim(key, opts, images, &images.inventory()?)?;
     let origin = if claim.is_some() { Origin::Here } else { Origin::Elsewhere };
     let gives_up = opts.trust.policy.requires_no_new_privileges(origin, &passed);
     let unsaid = |request: &Request| request.task.is_some_and(|thread| unsaid.contains(&thread));

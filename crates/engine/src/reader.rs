@@ -78,20 +78,18 @@ impl Drop for Ending {
     }
 }
 
-/// Looks at images that are pinned, in a process of its own, if there is one.
+/// Looks at images that are pinned, in a process of its own, if there is one, and does `meanwhile` until that
+/// process has something to say.
 ///
 /// # Errors
 /// Damaged images; those that take too long to read.
-pub(crate) fn look(images: &ImageDir, passed: &Passed) -> Result<(Look, Option<Ending>)> {
-    images.pin_all()?;
-    look_within(images, passed, limits(images.pinned_bytes()))
-}
-
-fn look_within(
+pub(crate) fn look<T>(
     images: &ImageDir,
     passed: &Passed,
-    limits: Limits,
-) -> Result<(Look, Option<Ending>)> {
+    meanwhile: impl FnOnce() -> T,
+) -> Result<(Look, Option<Ending>, T)> {
+    images.pin_all()?;
+    let limits = limits(images.pinned_bytes());
     let what = || "start the process that reads images".to_owned();
     let (ours, theirs) = UnixStream::pair().context(what)?;
     let theirs = File::from(OwnedFd::from(theirs));
@@ -99,13 +97,14 @@ fn look_within(
         Ok(pid) => pid,
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
             tracing::warn!("This process has threads: it reads the images itself");
-            return Ok((look_here(images, passed, &here, &fresh)?, None));
+            return Ok((look_here(images, passed, &here, &fresh)?, None, meanwhile()));
         }
         Err(error) => return Err(error).context(what),
     };
     drop(theirs);
+    let done = meanwhile();
     let error = match listen(File::from(OwnedFd::from(ours))) {
-        Ok(look) => return Ok((look, Some(Ending(pid)))),
+        Ok(look) => return Ok((look, Some(Ending(pid)), done)),
         Err(error) => error,
     };
     match process::wait(pid, true) {

@@ -16,7 +16,7 @@ use torpor_store::{ASIDE, Directory, INVENTORY, NotRegular, Store, check_name};
 use crate::error::{Error, Result};
 use crate::kind::{self, Kind};
 use crate::page_sums::{Label, PageSums};
-use crate::pin::{Pins, is_memory};
+use crate::pin::{Pins, Source, is_memory};
 use crate::proto::InventoryEntry;
 use crate::reader::Reader;
 use crate::sealed::Unwrap;
@@ -376,8 +376,7 @@ impl ImageDir {
     fn open_reader(&self, kind: Kind, id: u64) -> Result<Reader> {
         let name = kind.file_name(id);
         let path = self.path().join(&name);
-        known_name(&name)?;
-        let (source, len) = self.pins.source(&name, &path, || self.open_now(&name))?;
+        let (source, len) = self.open_source(&name, &path)?;
         match self.seal_of(kind) {
             Some(seal) => {
                 let (source, len) = self.open_records(seal, &name, source)?;
@@ -431,6 +430,12 @@ impl ImageDir {
     pub fn open_file(&self, name: &str) -> Result<File> {
         known_name(name)?;
         self.pins.open(name, &self.path().join(name), || self.open_now(name))
+    }
+
+    /// The same, to be read from its beginning, without a descriptor where the file is kept in memory; and its size.
+    pub(crate) fn open_source(&self, name: &str, path: &Path) -> Result<Source> {
+        known_name(name)?;
+        self.pins.source(name, path, || self.open_now(name))
     }
 
     /// From now on each file that is opened stays as it was at the first time, and what

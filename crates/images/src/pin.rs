@@ -185,7 +185,8 @@ pub(crate) fn is_memory(name: &str) -> bool {
 /// Copies at most `left` bytes.
 fn copy(file: File, path: &Path, left: u64) -> Result<(Content, u64)> {
     let failed = |error| Error::io(path, "copy", error);
-    let mut bytes = vec![];
+    // One read takes most of them.
+    let mut bytes = Vec::with_capacity(4 << 10);
     (&file).take(SMALL.min(left) + 1).read_to_end(&mut bytes).map_err(failed)?;
     let mut size = bytes.len() as u64;
     let content = if size <= SMALL {

@@ -195,12 +195,11 @@ impl ImageDir {
     /// The sum of a file as it is stored.
     pub(crate) fn sum_of(&self, name: &str, digest: bool) -> Result<Sum> {
         let path = self.path().join(name);
-        let file = self.open_file(name)?;
+        let (source, len) = self.open_source(name, &path)?;
         if !digest {
-            let meta = file.metadata().map_err(|error| Error::io(&path, "stat", error))?;
-            return Ok(Sum { len: meta.len(), sha256: None });
+            return Ok(Sum { len, sha256: None });
         }
-        Sum::of(file).map_err(|error| Error::io(&path, "read", error))
+        Sum::of(source).map_err(|error| Error::io(&path, "read", error))
     }
 
     /// What seals files of `kind`, if anything does.

@@ -120,20 +120,27 @@ fn sign(
     Ok(())
 }
 
-/// Whether this host has made the images and nobody has changed them since, as far as it shows
+/// The key of this host, if it is to have one. The first use of a key prepares what computes digests, which takes
+/// longer than to read it.
+pub(crate) fn read_key(opts: &Options) -> Option<Result<Key>> {
+    opts.trust.host_key.as_deref().map(key::load)
+}
+
+/// Whether this host, whose key is `key`, has made the images and nobody has changed them since, as far as it shows
 /// without pages files: those are in the claim.
 ///
 /// # Errors
 /// Images that cannot be read.
 pub(crate) fn claim(
+    key: Option<Result<Key>>,
     opts: &Options,
     images: &ImageDir,
     inventory: &InventoryEntry,
 ) -> Result<Option<Claim>> {
-    let (Some(path), Some(_)) = (&opts.trust.host_key, &inventory.torpor_host_mark) else {
+    let (Some(key), Some(_)) = (key, &inventory.torpor_host_mark) else {
         return Ok(None);
     };
-    let key = match key::load(path) {
+    let key = match key {
         Ok(key) => key,
         Err(error) => {
             tracing::info!("{error}");
@@ -164,8 +171,7 @@ pub(crate) fn claim(
 /// # Errors
 /// The refusal; images that cannot be read.
 pub(crate) fn check_chain(opts: &Options, images: &ImageDir) -> Result<()> {
-    let key = opts.trust.host_key.as_ref().and_then(|path| key::load(path).ok());
-    let Some(key) = key else { return Ok(()) };
+    let Some(Ok(key)) = read_key(opts) else { return Ok(()) };
     let is_own = |layer: &ImageDir| match layer.has(kind::INVENTORY, 0)? {
         true => {
             verified(&key, layer, &layer.inventory()?, opts.memory.workers()).map(|m| m.is_some())
@@ -298,7 +304,7 @@ mod tests {
 
     fn is_own(opts: &Options, dir: &Path) -> bool {
         let images = ImageDir::open(dir).unwrap();
-        let claim = claim(opts, &images, &images.inventory().unwrap()).unwrap();
+        let claim = claim(read_key(opts), opts, &images, &images.inventory().unwrap()).unwrap();
         claim.is_some_and(|claim| claim.holds(2).unwrap())
     }
 
@@ -342,9 +348,9 @@ mod tests {
         assert!(own());
         let inventory = images.inventory().unwrap();
         let changed = InventoryEntry { root_cg_set: Some(1), ..inventory.clone() };
-        assert!(claim(opts, &images, &changed).unwrap().is_none());
+        assert!(claim(read_key(opts), opts, &images, &changed).unwrap().is_none());
         let shorter = InventoryEntry { torpor_page_sums: vec![], ..inventory };
-        assert!(claim(opts, &images, &shorter).unwrap().is_none());
+        assert!(claim(read_key(opts), opts, &images, &shorter).unwrap().is_none());
     }
 
     #[test]
