@@ -34,7 +34,7 @@
 
 enum { PAGE = 4096, REGIONS = 12, MOST = 512, FILED = 16, QUIET = 16 << 10, FILES = 24, DIRS = 4, FAR = 1 << 20 };
 /* Of what children part and join: all pages of the one, and at first; all pages of the other. */
-enum { GROWS = 1 << 16, GROWN = 64, JOINED = 128 };
+enum { GROWS = 1 << 16, GROWN = 1024, JOINED = 128 };
 
 struct region {
     char *at;
@@ -390,10 +390,8 @@ static void live(const char *mode)
             step();
         for (int i = 0; mapped && i < 4; i++)
             change_file();
-        if (strchr(mode, 'j') && slot > 0)
-            grow();
-        if (strchr(mode, 'j') && slot == 0 && round % 4 == 0)
-            bear();
+        if (strchr(mode, 'j') && round % 4 == 0)
+            slot ? grow() : bear();
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (now.tv_sec < before.tv_sec || (now.tv_sec == before.tv_sec && now.tv_nsec < before.tv_nsec)) {
             fprintf(stderr, "process %d: the clock went back\n", slot);
