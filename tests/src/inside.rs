@@ -6,7 +6,7 @@ use crate::commands;
 use crate::observe::{self, Observation};
 use crate::program::Mode;
 use crate::wait::wait_for;
-use crate::{foreign, form, interchange};
+use crate::{foreign, form, interchange, mounts, root};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, WaitOptions, waitpid};
 use std::io::Write;
@@ -105,20 +105,13 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Loopback up, no mounts that others take away meanwhile (they may just have done so), a /run of our own to find
-    /// litter in, terminals of our own; says what the machine lacks.
+    /// Loopback up, and the case's mounts; says what the machine lacks.
     pub fn prepare(&self) -> Result<Option<String>> {
-        // Once for each world of a case without checkpoint, hence the conditions.
-        let sh = r#"ip link set lo up && { test -e /run/zoo || {
-            awk -v here="$PWD/" '$3 ~ /^(overlay|nsfs|tmpfs)$/ && $2 ~ "^/(tmp|var|run)/" &&
-                    index(here, $2 "/") != 1 { print $2 }' /proc/self/mounts |
-                while read -r place; do umount --lazy "$place" || true; done &&
-            mount -t tmpfs tmpfs /run && mkdir /run/mount /run/zoo &&
-            mount -t devpts -o newinstance,ptmxmode=0666 devpts /dev/pts &&
-            mount --bind /dev/pts/ptmx /dev/ptmx; }; }"#;
-        let status =
-            commands::run(&self.dir, "prepare", Command::new("sh").args(["-c", sh]), PROGRAM)?;
-        ensure!(status.success(), "cannot prepare the case's namespaces");
+        let mut command = Command::new("ip");
+        command.args(["link", "set", "lo", "up"]);
+        let status = commands::run(&self.dir, "prepare", &mut command, PROGRAM)?;
+        ensure!(status.success(), "no loopback: {}", self.output("prepare"));
+        mounts::prepare(&self.dir).context("cannot prepare the case's mounts")?;
         if self.case.program.dump.iter().any(|word| word == "iptables") {
             self.prepare_chains()?;
         }
@@ -182,30 +175,12 @@ impl Runner<'_> {
         Ok(String::from_utf8(pid)?.trim().parse()?)
     }
 
-    /// A root directory with what a dynamically linked program needs.
     fn fill_root(&self, binary: &Path) -> Result<()> {
-        let script = r#"
-            set -e
-            root=$1 binary=$2 mode=$3 container=$4; shift 4
-            mkdir -p "$root/bin" "$root/proc" "$root/sys" "$root/dev/pts" "$root/dev/shm" "$root/dev/mqueue" "$root/tmp" "$root/work"
-            cp "$binary" "$root/bin/program"; cp "$container" "$root/bin/container"
-            for file; do mkdir -p "$root$(dirname "$file")"; cp -L "$file" "$root$file"; done
-            for file in "$binary" "$container" "$@"; do ldd "$file"; done | grep -o '/[^ ]*' | sort -u | while read lib; do
-                mkdir -p "$root$(dirname "$lib")"; cp -L "$lib" "$root$lib"
-            done
-            mknod -m 666 "$root/dev/null" c 1 3; mknod -m 666 "$root/dev/zero" c 1 5
-            mknod -m 666 "$root/dev/tty" c 5 0; mknod -m 666 "$root/dev/urandom" c 1 9
-            mkdir "$root/dev/net"; mknod -m 666 "$root/dev/net/tun" c 10 200
-            ln -s pts/ptmx "$root/dev/ptmx"; ln -s /proc/self/fd "$root/dev/fd"
-            if [ "$mode" = userns ]; then chown -Rh 100000:100000 "$root"; fi
-        "#;
-        let mut command = Command::new("sh");
-        command.args(["-c", script, "sh"]).arg(self.root()).arg(binary);
-        command.arg(self.world.to_string()).arg(build::binary("container")?);
-        command.args(&self.case.program.files);
-        let status = commands::run(&self.dir, "root", &mut command, PROGRAM)?;
-        ensure!(status.success(), "no root directory: {}", self.output("root"));
-        Ok(())
+        let launcher = build::binary("container")?;
+        let programs = [(binary, "bin/program"), (launcher.as_path(), "bin/container")];
+        let owner = (self.world == Mode::UserNs).then_some(100_000);
+        root::fill(&self.root(), &programs, &self.case.program.files, owner)
+            .context("no root directory")
     }
 
     pub fn output(&self, name: &str) -> String {
