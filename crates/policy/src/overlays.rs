@@ -19,8 +19,12 @@ pub(crate) fn overlays(requests: &[Request]) -> Vec<Violation> {
             let shows_it = |other: &&Mount| is_overlay(other) && other.device == mount.device;
             let first = spaces.iter().find(|(.., mounts)| mounts.iter().any(&shows_it));
             let around = first.map_or(mounts, |(.., mounts)| mounts);
-            for (key, path) in layers(&mount.fs.options()) {
-                let Some(why) = widens(mount, key, path, around) else { continue };
+            let options = mount.fs.options();
+            for (key, path) in layers(&options) {
+                let inside = layers(&options).find_map(|(_, other)| lies_in(path, other));
+                let Some(why) = inside.or_else(|| widens(mount, key, path, around)) else {
+                    continue;
+                };
                 let text = format!("the overlay at {:?}: its {key} {path:?} {why}", mount.at());
                 let rule = "mounts.sources".to_owned();
                 found.push(Violation { image: (*image).to_owned(), task: None, rule, text });
@@ -41,6 +45,12 @@ fn layers(options: &str) -> impl Iterator<Item = (&str, &str)> {
     named.flat_map(|(key, paths)| {
         paths.split(':').filter(|path| !path.is_empty()).map(move |path| (key, path))
     })
+}
+
+/// Whether a layer lies in another one. Both are found by their paths then, to which something else can be moved.
+fn lies_in(path: &str, other: &str) -> Option<String> {
+    let (inner, outer) = (plain(path), plain(other));
+    (inner != outer && inner.starts_with(outer)).then(|| format!("lies in its layer {other:?}"))
 }
 
 /// What an overlay gives by a layer that its directory does not.
@@ -142,6 +152,8 @@ mod tests {
             ("lowerdir=/usr/../sys", 0, "is no plain absolute path"),
             ("lowerdir=/usr\\:/x", 0, "is no plain absolute path"),
             ("lowerdir=/merged/x", 0, "is on no other mount"),
+            ("lowerdir=/usr/x:/usr", 0, "its lowerdir \"/usr/x\" lies in its layer \"/usr\""),
+            ("lowerdir=/usr,upperdir=/a,workdir=/a/b", 0, "lies in its layer \"/a\""),
         ] {
             let found = judged(options, flags);
             let named = |v: &String| v.contains(why) && v.contains("(foreign.mounts.sources)");

@@ -218,6 +218,11 @@ mod tests {
         assert_eq!(weight(&[("/new", "blkio.weight", "10")]), none);
         assert_eq!(weight(&[("/new", "blkio.bfq.weight", "10")]), none);
         assert_eq!(weight(&[]), more("blkio.bfq.weight", "100"));
+        // A quota is shown with its period.
+        let time = |shown: Shown<'_>| made("", r#""cpu":{"quota":50000}"#, &missing(""), shown);
+        assert_eq!(time(&[("/new", "cpu.max", "50000 100000")]), none);
+        assert_eq!(time(&[("/new", "cpu.max", "50001 100000")]), more("cpu.max", "50001 100000"));
+        assert_eq!(time(&[]), more("cpu.max", "max 100000"));
         // What the configuration does not limit need not be there.
         assert_eq!(made("pids", LIGHT, &missing("pids"), &[]), none);
     }

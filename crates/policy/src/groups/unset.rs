@@ -51,8 +51,12 @@ pub(super) fn files(
         false => hierarchy.split(',').any(|name| name == controller),
     };
     let is_set = |name: &str| properties.iter().any(|property| property.name == name);
-    // A quota can be written without its period.
-    let is_whole = |name: &str| name != "cpu.max" && is_set(name);
+    // A quota can be written without its period, which is that of a new group then.
+    let has_period = |property: &Property| property.value.split_whitespace().nth(1).is_some();
+    let is_whole = |name: &str| {
+        let mut of_it = properties.iter().filter(|property| property.name == name);
+        of_it.any(|property| name != "cpu.max" || has_period(property))
+    };
     let mut all: Vec<Property> = vec![];
     if !is_limited && is_unified {
         let others = resources.unified.keys().map(|name| (name.as_str(), ""));
