@@ -3,7 +3,7 @@
 //! Thousands of cases have one, so it is made without a shell: the few commands that one took for each file were a
 //! tenth of all that the zoo takes.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid, chownat, makedev, mknodat};
 use std::collections::BTreeSet;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -64,6 +64,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 fn loaded_by(file: &Path) -> Result<Vec<PathBuf>> {
     let said = Command::new("ld.so").arg("--list").arg(file).output().context("ld.so")?;
     let said = String::from_utf8(said.stdout)?;
+    ensure!(!said.contains("not found"), "{} loads: {said}", file.display());
     let paths = said.split_whitespace().filter(|word| word.starts_with('/'));
     Ok(paths.map(PathBuf::from).collect())
 }

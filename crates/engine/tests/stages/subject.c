@@ -303,6 +303,8 @@ static void bear(void)
     make_at(joined, JOINED);
     number(joined, 0, JOINED);
     child = fork();
+    if (child < 0)
+        die("fork");
     if (child == 0)
         part_and_join(&told);
     munmap(joined + JOINED / 2 * PAGE, JOINED / 2 * PAGE);
