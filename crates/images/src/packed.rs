@@ -13,6 +13,7 @@ mod index;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -364,9 +365,11 @@ impl PackedReader {
         })
     }
 
-    /// Whether somebody fetches what is read.
-    pub(crate) fn is_fed(&self) -> bool {
-        self.feed.is_some()
+    /// What is fetched at once with what would stand at `offset`, if somebody fetches what is read: its cluster.
+    pub(crate) fn fed_piece(&self, offset: u64) -> Option<Range<u64>> {
+        let cluster = self.feed.as_ref().and_then(|_| self.index.at(offset / page_size()))?;
+        let pages = cluster.first..cluster.first + cluster.pages;
+        Some(pages.start * page_size()..pages.end * page_size())
     }
 
     fn file(&self, cluster: &Cluster<'_>) -> Result<&(File, PathBuf)> {

@@ -260,10 +260,14 @@ impl PagesReader {
         }
     }
 
-    /// Whether pages may have to be fetched from elsewhere when they are read ([`crate::feed`]).
+    /// Where that begins and ends which is read at once with what stands at `offset`, if pages may have to be
+    /// fetched from elsewhere when they are read ([`crate::feed`]).
     #[must_use]
-    pub fn is_fed(&self) -> bool {
-        matches!(&self.0, From::Packed(packed) if packed.is_fed())
+    pub fn fed_piece(&self, offset: u64) -> Option<Range<u64>> {
+        match &self.0 {
+            From::Plain(_) => None,
+            From::Packed(packed) => packed.fed_piece(offset),
+        }
     }
 
     /// Reads what stands at `offset`, or would if it were not compressed: whole pages, if

@@ -45,8 +45,6 @@ pub(super) struct AddressSpace {
     waiting: VecDeque<u64>,
     /// What is in place already and whose waiters are woken later, if that is to be so.
     late: Option<Vec<Range<u64>>>,
-    /// What is brought in at once for a task that waits for a page.
-    around: u64,
     /// Where pages are brought in next that nobody waits for.
     next: u64,
     /// The address space is gone.
@@ -71,11 +69,8 @@ impl AddressSpace {
             }
         }
         let (waiting, sight) = (VecDeque::new(), Some(sight));
-        // What is fetched from far away is stored by when it was needed, not by its address: what
-        // lies around a page would be many further requests.
-        let around = if pages.any_fed() { PAGE } else { AROUND };
         let (late, next, gone) = (None, 0, false);
-        AddressSpace { id, uffd, sight, pages, missing, first, waiting, late, around, next, gone }
+        AddressSpace { id, uffd, sight, pages, missing, first, waiting, late, next, gone }
     }
 
     /// The address space of a child, which lacks what this one does, but for what is empty there.
@@ -92,7 +87,6 @@ impl AddressSpace {
             first: self.first.clone(),
             waiting: VecDeque::new(),
             late: None,
-            around: self.around,
             next: self.next,
             gone: false,
         }
@@ -160,10 +154,6 @@ impl AddressSpace {
     ) -> Result<bool> {
         for _ in 0..self.waiting.len() {
             let Some(page) = self.waiting.pop_front() else { break };
-            let near = |around: u64| match recorder {
-                None => page & !(around - 1)..(page & !(around - 1)) + around,
-                Some(_) => page..page + PAGE,
-            };
             let done = match self.missing.at(page) {
                 Some(gap) if self.is_remote(&gap) => {
                     let source = gap.source + (page - gap.range.start);
@@ -171,7 +161,7 @@ impl AddressSpace {
                     ahead.is_waited_for();
                     let asked = borrower.asked().bytes();
                     if !borrower.asked().has(self.id, source) && asked < MOST {
-                        let near = near(self.around.min(ahead.around(asked)));
+                        let near = around(page, ahead.around(asked));
                         ahead.asks(Instant::now());
                         borrower.ask(self.request(&gap.within(&near)))?;
                     }
@@ -180,10 +170,13 @@ impl AddressSpace {
                     continue;
                 }
                 Some(gap) => {
-                    let near = near(self.around);
-                    if let Some(recorder) = &mut recorder {
-                        recorder.note(self.id, gap.source + (page - gap.range.start));
-                    }
+                    let near = match &mut recorder {
+                        None => near(&self.pages, &gap, page),
+                        Some(recorder) => {
+                            recorder.note(self.id, gap.source + (page - gap.range.start));
+                            page..page + PAGE
+                        }
+                    };
                     // The page itself first: what lies before it may be of another mapping.
                     let (own, all) = (gap.within(&(page..near.end)), gap.within(&near));
                     self.bring(&own, buffer)? && (own == all || self.rest(&all.range, buffer)?)
@@ -251,7 +244,7 @@ impl AddressSpace {
         Ok(true)
     }
 
-    /// Brings in a gap of at most [`AROUND`] bytes. False if events have to be read first.
+    /// Brings in a gap of at most [`CHUNK`] bytes. False if events have to be read first.
     fn bring(&mut self, gap: &Gap, buffer: &mut [u8]) -> Result<bool> {
         let len = usize::try_from(gap.range.end - gap.range.start).unwrap_or(usize::MAX);
         let bytes = buffer.get_mut(..len).ok_or_else(|| lost(gap.range.start))?;
@@ -366,6 +359,23 @@ impl AddressSpace {
     }
 }
 
+/// What is brought in with a page that a task waits for, in a gap of what `pages` has.
+fn near(pages: &Pages, gap: &Gap, page: u64) -> Range<u64> {
+    let source = gap.source + (page - gap.range.start);
+    match pages.fed_with(source) {
+        // What is fetched from far away is stored by when it was needed, not by its address: what else lies around
+        // the page would be further requests.
+        Some(fed) => page.saturating_sub(source - fed.start)..page + (fed.end - source),
+        None => around(page, AROUND),
+    }
+}
+
+/// So many bytes, a power of two, around a page.
+fn around(page: u64, bytes: u64) -> Range<u64> {
+    let start = page & !(bytes - 1);
+    start..start + bytes
+}
+
 /// The next gap of a working set, which loses what is there already.
 fn next_of(
     set: &mut VecDeque<Range<u64>>,
@@ -392,7 +402,52 @@ fn lost(at: u64) -> Error {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+
+    use torpor_images::compress::Compression;
+    use torpor_images::packed::{CLUSTER, Packer};
+    use torpor_images::pagemap::{PagemapWriter, Run};
+    use torpor_images::pages::PagesWriter;
+    use torpor_images::{ImageDir, feed, kind};
+
     use super::*;
+
+    /// Forty pages from page 100 on, in clusters.
+    fn packed(dir: &Path) -> ImageDir {
+        const PAGES: u64 = 40;
+        let images = ImageDir::open(dir).unwrap();
+        let mut map = PagemapWriter::packed(&images, kind::PAGEMAP, 7, 1).unwrap();
+        let run = Run { vaddr: 100 * PAGE, pages: PAGES, present: true, ..Run::default() };
+        map.push(run).unwrap();
+        map.finish().unwrap();
+        let writer = PagesWriter::create(&images, 1, 7, Some(Compression::LZ4), None).unwrap();
+        let mut data = vec![7; usize::try_from(PAGES * PAGE).unwrap()];
+        let runs = [(100 * PAGE, PAGES)];
+        writer.write(&writer.span(PAGES), &runs, &mut data, &mut Packer::default()).unwrap();
+        writer.finish(&images).unwrap();
+        images
+    }
+
+    #[test]
+    fn what_is_fetched_at_once_is_brought_in_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = packed(dir.path());
+        // It was moved by 900 pages.
+        let gap = Gap { range: 1000 * PAGE..1040 * PAGE, source: 100 * PAGE };
+        let brought = |page: u64| {
+            let pages = Pages::load(&images, kind::PAGEMAP, 7).unwrap();
+            let near = near(&pages, &gap, page * PAGE);
+            near.start / PAGE..near.end / PAGE
+        };
+        assert_eq!(brought(1020), 1008..1024, "all around it is here");
+        let _socket = UnixListener::bind(dir.path().join(feed::SOCKET)).unwrap();
+        let cluster = CLUSTER as u64;
+        assert_eq!(brought(1000), 1000..1000 + cluster);
+        assert_eq!(brought(1020), 1000 + cluster..1000 + 2 * cluster);
+        assert_eq!(brought(1039), 1000 + 2 * cluster..1040);
+    }
 
     #[test]
     fn the_working_set_comes_first() {

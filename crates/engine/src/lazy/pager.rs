@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Remote;
-use super::address_space::{AROUND, AddressSpace};
+use super::address_space::{AddressSpace, CHUNK};
 use super::ahead::MOST;
 use super::reader::Reader;
 use super::working_set::Recorder;
@@ -53,7 +53,7 @@ pub(super) fn run(
     mut recorder: Option<Recorder<'_>>,
     other: &OwnedFd,
 ) -> Result<()> {
-    let mut buffer = vec![0; usize::try_from(AROUND).unwrap_or(0)];
+    let mut buffer = vec![0; usize::try_from(CHUNK).unwrap_or(0)];
     let mut reader = Reader::start()?;
     let request = Request { id: 0, range: 0..0 };
     let mut answer = Arrived { request, bytes: Vec::new(), is_held: false };

@@ -195,12 +195,15 @@ impl Pages {
         })
     }
 
-    /// Whether there are pages that are fetched from elsewhere when they are read.
-    pub fn any_fed(&self) -> bool {
-        self.stretches.iter().any(|stretch| match &stretch.from {
-            Stored::File(file, _) => file.is_fed(),
-            Stored::Zero | Stored::Remote | Stored::Fetched(..) => false,
-        })
+    /// The addresses around one whose pages come at once with its own, if that is fetched from elsewhere when it is
+    /// read.
+    pub fn fed_with(&self, address: u64) -> Option<Range<u64>> {
+        let (stretch, _) = self.within(address..address.saturating_add(1)).next()?;
+        let Stored::File(file, offset) = &stretch.from else { return None };
+        let piece = file.fed_piece(offset + (address - stretch.range.start))?;
+        let place = |at: u64| (stretch.range.start + at).saturating_sub(*offset);
+        let (start, end) = (place(piece.start), place(piece.end));
+        Some(start.max(stretch.range.start)..end.min(stretch.range.end))
     }
 
     /// Whether there are pages that the pager has to fetch from elsewhere.
