@@ -42,7 +42,7 @@ use crate::signature::SignWith;
 use crate::source::{Image, Source};
 use crate::{
     archive, changes, cri, feed, generation, instance, interrupt, layer, mounts, network, places,
-    streams,
+    streams, touched,
 };
 
 /// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
@@ -91,6 +91,8 @@ pub struct CreateArgs {
     command: Vec<String>,
 }
 
+/// How many trial starts there are: no two of them touch the same pages.
+const TRIALS: usize = 2;
 /// How long the trial goes on when the application is ready.
 const SETTLE: Duration = Duration::from_millis(500);
 /// How often it is looked whether all pages of a container are there.
@@ -221,7 +223,7 @@ impl Maker<'_> {
             Source::Podman(image) => return self.make_of_image(image, store, base),
         };
         let first = match self.is_tried(&slept.bundle) {
-            true => self.trial(&slept)?,
+            true => self.trials(&slept)?,
             false => Blocks::new(),
         };
         let description = Description {
@@ -499,8 +501,20 @@ impl Maker<'_> {
         shared.is_empty()
     }
 
-    /// Starts the snapshot once: shows that it starts, and what it touches until it is ready. Of a sealed
-    /// one that is the blocks that are returned; else the images have it.
+    /// Starts the snapshot for a trial: shows that it starts, and what it touches until it is ready. Of a sealed one
+    /// that is the blocks that are returned; else the images have it.
+    fn trials(&self, slept: &Slept) -> Result<Blocks> {
+        let images = ImageDir::open(&slept.images)?;
+        let (mut first, mut entries) = (Blocks::new(), Vec::new());
+        for _ in 0..TRIALS {
+            first.extend(self.trial(slept)?);
+            entries.extend(touched::take(&images)?);
+        }
+        touched::write(&images, &entries)?;
+        Ok(first)
+    }
+
+    /// One of these starts.
     fn trial(&self, slept: &Slept) -> Result<Blocks> {
         interrupt::check()?;
         let id = format!("{}-trial", self.id);

@@ -10,6 +10,9 @@ use crate::error::Result;
 
 /// The bit in the status of a mapping that is private and of no file.
 const ANONYMOUS: u32 = 1 << 9;
+/// The bits that one may have whose pages can come later: it is mapped, and may be the heap. The vDSO, for one, has
+/// another.
+const USUAL: u32 = 1 << 0 | 1 << 5 | ANONYMOUS;
 /// How many pages an entry has at most: more are refused by its reader.
 const LONGEST: u64 = 64;
 
@@ -37,8 +40,9 @@ pub fn note(images: &ImageDir) -> Result<()> {
 }
 
 fn may_wait(area: &VmaEntry) -> bool {
-    let at_once = MapFlags::GROWSDOWN | MapFlags::LOCKED;
-    area.status & ANONYMOUS != 0 && area.flags & at_once.bits() == 0
+    let at_once = MapFlags::GROWSDOWN | MapFlags::LOCKED | MapFlags::HUGETLB | MapFlags::SHARED;
+    let is_usual = area.status & ANONYMOUS != 0 && area.status & !USUAL == 0;
+    is_usual && area.flags & at_once.bits() == 0
 }
 
 /// The pages from `start` to `end`, if there are any, in entries that are short enough.
@@ -69,15 +73,20 @@ mod tests {
             ..VmaEntry::default()
         };
         // A mapped file is private, too, and has another bit.
-        let vmas = vec![area(10, 100, 1 << 6), area(100, 200, ANONYMOUS)];
+        let mut vmas = vec![area(10, 100, 1 << 6), area(100, 200, ANONYMOUS)];
+        // The vDSO, whose contents are compared.
+        vmas.push(area(200, 202, 1 << 0 | 1 << 3 | ANONYMOUS));
         images.write_one(kind::MM, 7, &MmEntry { vmas, ..MmEntry::default() }).unwrap();
         let mut map = PagemapWriter::create(&images, kind::PAGEMAP, 7, 1).unwrap();
-        map.push(Run { vaddr: 20 * page, pages: 100, present: true, ..Run::default() }).unwrap();
+        for (first, pages) in [(20, 100), (200, 2)] {
+            let vaddr = first * page;
+            map.push(Run { vaddr, pages, present: true, ..Run::default() }).unwrap();
+        }
         map.finish().unwrap();
         let entry = |first: u64, nr_pages| WorkingSetEntry { id: 7, vaddr: first * page, nr_pages };
         images.write_all(kind::WORKING_SET, 0, &[entry(110, 2)]).unwrap();
         note(&images).unwrap();
         let list: Vec<WorkingSetEntry> = images.read_all_or_empty(kind::WORKING_SET, 0).unwrap();
-        assert_eq!(list, [entry(20, 64), entry(84, 16), entry(110, 2)]);
+        assert_eq!(list, [entry(20, 64), entry(84, 16), entry(200, 2), entry(110, 2)]);
     }
 }

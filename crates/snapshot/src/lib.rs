@@ -54,6 +54,7 @@ pub mod source;
 pub mod stored;
 pub mod streams;
 pub mod template;
+pub mod touched;
 pub mod unpack;
 pub mod url;
 
