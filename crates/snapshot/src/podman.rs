@@ -224,7 +224,8 @@ impl Podman {
         let (bare, _) =
             image.split_once('@').or_else(|| image.rsplit_once(':')).unwrap_or((image, ""));
         let named = |line: &&str| line.split_once('@').is_some_and(|(name, _)| name == bare);
-        let found = all.lines().find(named).or_else(|| all.lines().next());
+        // The first one is what it was made with, if it was made here: no registry knows that.
+        let found = all.lines().rfind(named).or_else(|| all.lines().next_back());
         let none = || Error::new(format!("podman knows no digest of the image {image}"));
         found.map(str::to_owned).ok_or_else(none)
     }
