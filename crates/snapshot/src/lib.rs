@@ -21,6 +21,7 @@ pub mod error;
 pub mod events;
 pub mod feed;
 pub mod fetch;
+pub mod files;
 pub mod fits;
 pub mod generation;
 pub mod inspect;
@@ -57,5 +58,6 @@ pub mod template;
 pub mod touched;
 pub mod unpack;
 pub mod url;
+pub mod watch;
 
 pub use torpor_blobs::{self as store, oci, reference};
