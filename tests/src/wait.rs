@@ -20,6 +20,8 @@ pub fn wait_for<T>(
 ) -> Result<T> {
     let limit = limit * slowness();
     let end = Instant::now() + limit;
+    // What is there soon is not waited for much longer than that.
+    let mut pause = Duration::from_micros(200);
     loop {
         if let Some(found) = look()? {
             return Ok(found);
@@ -27,6 +29,7 @@ pub fn wait_for<T>(
         if Instant::now() > end {
             bail!("waited {} s in vain for {what}", limit.as_secs());
         }
-        std::thread::sleep(Duration::from_millis(3));
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(3));
     }
 }
