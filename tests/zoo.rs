@@ -7,7 +7,10 @@ use torpor_tests::case::{Case, Outcome};
 use torpor_tests::{build, program, status};
 
 fn main() -> anyhow::Result<ExitCode> {
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // A case waits more than it works: for processes to begin and to end, and for the kernel to clear away networks.
+    let cores = std::thread::available_parallelism()?.get();
+    arguments.test_threads.get_or_insert(2 * cores);
     let programs = if arguments.list { program::all()? } else { build::everything()? };
     let trials = Case::all(&programs).into_iter().map(trial).collect();
     Ok(libtest_mimic::run(&arguments, trials).exit_code())
