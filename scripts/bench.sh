@@ -1,8 +1,8 @@
 #!/bin/bash
 # Measures dump and restore on a tmpfs of its own; leaves the table on standard output and the numbers in
 # target/bench.json. PARTS="memory small" measures these only; BENCH_ROUNDS, BENCH_MIB and MIGRATE_GBITS make it shorter.
-# Then the queue, whose tables and plots are left in target/queue; with PARTS only what QUEUE_PARTS="day tools urgent"
-# names of it. QUEUE_SECONDS and QUEUE_TIMES make it shorter.
+# Then the queue, whose tables and plots are left in target/queue; with PARTS only what QUEUE_PARTS="day tools urgent move"
+# names of it; a day of an hour is QUEUE_PARTS=hour QUEUE_SECONDS=3600. QUEUE_SECONDS and QUEUE_TIMES make it shorter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh

@@ -30,15 +30,26 @@ pub struct Daemon {
 impl Daemon {
     /// Starts one with this configuration.
     pub fn start(torpor: &std::path::Path, config: &Value) -> Result<Self> {
+        Self::start_by(torpor, Command::new(torpor), config, &[])
+    }
+
+    /// Starts one by a command, with more options.
+    pub fn start_by(
+        torpor: &std::path::Path,
+        mut command: Command,
+        config: &Value,
+        options: &[String],
+    ) -> Result<Self> {
         let kept = tempfile::Builder::new().prefix("torpor-bench-queue-").tempdir()?;
         let dir = kept.path();
         std::fs::write(dir.join("config.json"), config.to_string())?;
-        let child = Command::new(torpor)
+        let child = command
             .args(["queue", "serve", "--data"])
             .arg(dir.join("data"))
             .arg("--config")
             .arg(dir.join("config.json"))
             .args(["--listen", &format!("unix:{}", dir.join("socket").display())])
+            .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(dir.join("log"))?)

@@ -1,4 +1,4 @@
-//! A day of CI, scaled to some seconds, on a real daemon by several policies.
+//! A day of CI, scaled to some seconds or to an hour, on a real daemon by several policies.
 
 use std::fmt::Write;
 use std::process::{Command, Stdio};
@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use torpor_queue::scheduler::Millis;
+use torpor_queue::scheduler::simulation::of_ci;
 
 use crate::daemon::Daemon;
 use crate::programs::{UNITS, compile};
@@ -14,6 +16,21 @@ use crate::{Setting, goal, svg};
 
 /// Slots of the machine, which the trace fills.
 pub const SLOTS: u32 = 2;
+
+/// How jobs are served: its name in a command, its name in a table, what short jobs are before long ones, and how
+/// these give way.
+type Policy = (&'static str, &'static str, i64, &'static [&'static str]);
+
+const POLICIES: [Policy; 4] = [
+    ("fifo", FIRST, 0, &[]),
+    ("kill", KILL, 600, &["kill"]),
+    ("checkpoint", "checkpoint", 600, &["checkpoint"]),
+    ("stop", "stop, then checkpoint", 600, &["stop", "checkpoint"]),
+];
+
+/// What the others are compared with.
+const FIRST: &str = "first in, first out";
+const KILL: &str = "kill and restart";
 
 /// A job of the trace: when it comes and how long it works, in seconds, and the MiB that it holds.
 pub struct Task {
@@ -39,9 +56,9 @@ impl Random {
     }
 }
 
-/// The day: short jobs by the hour (the peak 1.55 times the mean, as published CI workloads have it), a fifth of
-/// the machine's work; the rest are five long ones.
-pub fn trace(day: f64) -> Vec<Task> {
+/// A dense day in some seconds: short jobs by the hour (the peak 1.55 times the mean, as published CI workloads have it),
+/// a fifth of the machine's work; the rest are five long ones.
+pub fn dense(day: f64) -> Vec<Task> {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut tasks = Vec::new();
     let mut at = 0.0;
@@ -61,6 +78,30 @@ pub fn trace(day: f64) -> Vec<Task> {
     tasks
 }
 
+/// The day that `torpor queue simulate` makes up, in so many seconds. Its short jobs hold little here: to fill half a
+/// GiB takes as long as one of them works in so short a day.
+pub fn simulated(day: f64) -> Vec<Task> {
+    let scale = day / 86_400.0;
+    let of = |task: torpor_queue::scheduler::simulation::Task| {
+        let (at, work) = (seconds(task.at) * scale, seconds(task.work) * scale);
+        let mib = u32::try_from(task.memory >> 20).unwrap_or(u32::MAX);
+        if task.class == "short" {
+            Task { at, work, class: "short", memory: 16 }
+        } else {
+            Task { at, work, class: "long", memory: mib }
+        }
+    };
+    let mut tasks: Vec<Task> = of_ci().into_iter().map(of).collect();
+    tasks.sort_by(|a, b| a.at.total_cmp(&b.at));
+    tasks
+}
+
+/// Seconds of a time.
+#[expect(clippy::cast_precision_loss, reason = "some days")]
+pub fn seconds(millis: Millis) -> f64 {
+    millis as f64 / 1000.0
+}
+
 /// What a policy has made of the day, in seconds.
 struct Outcome {
     name: &'static str,
@@ -74,32 +115,27 @@ struct Outcome {
     jobs: Vec<Value>,
 }
 
-/// Runs the day by each policy.
-pub fn measure(setting: &Setting) -> Result<()> {
+/// Runs a day by each policy, or by those that `only` names; its results are called `name`.
+pub fn measure(setting: &Setting, name: &str, tasks: &[Task], only: &str) -> Result<()> {
+    let policies = chosen(only)?;
     let dir = std::env::temp_dir().join(format!("torpor-bench-day-{}", std::process::id()));
     std::fs::create_dir_all(&dir)?;
     let program = compile(&dir, "units", UNITS, &["gcc"])?.display().to_string();
     let per_second = calibrate(&program)?;
-    let tasks = trace(f64::from(setting.seconds));
     let mut outcomes = Vec::new();
-    for (name, priority, means) in [
-        ("first in, first out", 0, json!([])),
-        ("kill and restart", 600, json!(["kill"])),
-        ("checkpoint", 600, json!(["checkpoint"])),
-        ("stop, then checkpoint", 600, json!(["stop", "checkpoint"])),
-    ] {
+    for (_, policy, priority, means) in policies {
         let classes = json!({
             "short": { "priority": priority }, "long": { "priority": 0, "means": means },
         });
         let config = json!({ "slots": SLOTS, "rules": { "classes": classes } });
         let daemon = Daemon::start(&setting.torpor, &config)?;
-        outcomes.push(run(&daemon, name, &program, per_second, &tasks)?);
+        outcomes.push(run(&daemon, policy, &program, per_second, tasks)?);
     }
     std::fs::remove_dir_all(&dir)?;
     let table = format!("{}\n{}", table(&outcomes), goals(&outcomes));
     print!("{table}");
-    setting.write("queue-day.md", &table)?;
-    setting.write("queue-day.svg", &plot(&outcomes))?;
+    setting.write(&format!("queue-{name}.md"), &table)?;
+    setting.write(&format!("queue-{name}.svg"), &plot(&outcomes))?;
     // What is saved loses nothing: work that was done again is no figure, but wrong.
     for outcome in outcomes.iter().filter(|outcome| outcome.name.contains("checkpoint")) {
         ensure!(outcome.lost == 0.0, "wrong: {} has lost {} s of work", outcome.name, outcome.lost);
@@ -107,15 +143,33 @@ pub fn measure(setting: &Setting) -> Result<()> {
     Ok(())
 }
 
-/// What the policies that save jobs were to reach, beside first in, first out.
+fn chosen(only: &str) -> Result<Vec<Policy>> {
+    if only.is_empty() {
+        return Ok(POLICIES.to_vec());
+    }
+    let named = |name: &str| {
+        let policy = POLICIES.into_iter().find(|policy| policy.0 == name);
+        policy.with_context(|| format!("{name:?} is no policy: {:?}", POLICIES.map(|one| one.0)))
+    };
+    only.split(',').map(named).collect()
+}
+
+/// What the policies that save jobs were to reach: by themselves, and beside the others if these were measured.
 fn goals(outcomes: &[Outcome]) -> String {
-    let Some(plain) = outcomes.first() else { return String::new() };
+    let by = |name: &str| outcomes.iter().find(|outcome| outcome.name == name);
     let saving = outcomes.iter().filter(|outcome| outcome.name.contains("checkpoint"));
     let of = |outcome: &Outcome| {
         let name = outcome.name;
-        let slower = (outcome.long_mean / plain.long_mean - 1.0) * 100.0;
-        goal(&format!("{name}, short jobs wait, 95 %"), outcome.wait_p95, 3.0, "s")
-            + &goal(&format!("{name}, long jobs are slowed"), slower, 10.0, "%")
+        let mut text = goal(&format!("{name}, short jobs wait, 95 %"), outcome.wait_p95, 3.0, "s");
+        if let Some(first) = by(FIRST) {
+            let slower = (outcome.long_mean / first.long_mean - 1.0) * 100.0;
+            text += &goal(&format!("{name}, long jobs are slowed"), slower, 10.0, "%");
+        }
+        if let Some(kill) = by(KILL) {
+            let waste = outcome.waste / kill.waste * 100.0;
+            text += &goal(&format!("{name}, waste, beside that of killing"), waste, 10.0, "%");
+        }
+        text
     };
     saving.map(of).collect()
 }
@@ -202,8 +256,11 @@ fn table(outcomes: &[Outcome]) -> String {
 
 /// A row for each job of each policy: pale from its submission to its end, dark while it ran.
 fn plot(outcomes: &[Outcome]) -> String {
-    const ROW: f64 = 4.0;
     const WIDTH: f64 = 700.0;
+    let jobs = outcomes.iter().map(|outcome| outcome.jobs.len()).max().unwrap_or(1);
+    // Of many jobs each has less.
+    let row = (500.0 / f64::from(u32::try_from(jobs).unwrap_or(u32::MAX))).clamp(1.0, 4.0);
+    let height = row * 0.75;
     let longest = outcomes.iter().map(|outcome| outcome.makespan).fold(1.0, f64::max);
     let mut body = String::new();
     let mut top = 10.0;
@@ -227,14 +284,14 @@ fn plot(outcomes: &[Outcome]) -> String {
                 let width = (to - from).max(0.5);
                 let _ = writeln!(
                     body,
-                    "<rect x=\"{from:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"3\" fill=\"{colour}\"/>"
+                    "<rect x=\"{from:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.2}\" fill=\"{colour}\"/>"
                 );
             };
             bar(x(&job["submitted"]), x(&job["ended"]), pale);
             for (from, to) in spells(job) {
                 bar(x(from), x(to), dark);
             }
-            top += ROW;
+            top += row;
         }
         top += 14.0;
     }

@@ -10,7 +10,7 @@ use torpor_queue::scheduler::simulation::{Policy, Summary, Task, summarize};
 use torpor_queue::scheduler::{Class, Millis, Rules};
 
 use crate::Setting;
-use crate::day::{SLOTS, trace};
+use crate::day::{SLOTS, dense, seconds};
 
 /// Bytes of memory of the machine.
 const MEMORY: u64 = 6 << 30;
@@ -66,15 +66,10 @@ fn tasks(length: f64, says: bool) -> Vec<Task> {
             ..Task::default()
         }
     };
-    trace(length).iter().map(of).collect()
+    dense(length).iter().map(of).collect()
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "some hours")]
 fn millis(seconds: f64) -> Millis {
     (seconds * 1000.0) as Millis
-}
-
-#[expect(clippy::cast_precision_loss, reason = "some hours")]
-fn seconds(millis: Millis) -> f64 {
-    millis as f64 / 1000.0
 }

@@ -1,13 +1,16 @@
 //! Benchmarks of the queue, on a real daemon: part of `make bench`.
 //!
 //! - `tools`: verification tools that are preempted at random or given moments, over their life;
-//! - `day`: a day of CI, scaled to some seconds, by several policies;
-//! - `floor`: what of that its rules cost, in a simulation;
-//! - `urgent`: from an urgent submission to its first instruction, beside a victim of 2 GiB.
+//! - `day`: a dense day of CI, scaled to some seconds, by several policies;
+//! - `hour`: the day that `torpor queue simulate` makes up, likewise: long enough for its long jobs in an hour;
+//! - `floor`: what the rules cost by themselves on the dense day, in a simulation;
+//! - `urgent`: from an urgent submission to its first instruction, beside a victim of 2 GiB;
+//! - `move`: a job of 1,400 MB goes to another machine over 1 Gbit/s.
 
 mod daemon;
 mod day;
 mod floor;
+mod moving;
 mod programs;
 mod svg;
 mod tools;
@@ -19,8 +22,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 const USAGE: &str =
-    "usage: torpor-bench-queue TORPOR RESULT-DIRECTORY [tools|tools:NAME,NAME|day|floor|urgent]...
+    "usage: torpor-bench-queue TORPOR RESULT-DIRECTORY [PART|PART:NAME,NAME]...
+parts: urgent, move, tools, floor, day; and hour, which is left out unless it is named. Names are those of tools, and of
+  policies of day and hour: fifo, kill, checkpoint, stop
 QUEUE_SECONDS: how long each tool runs, and a day (60)
+QUEUE_MIB: what a job holds that moves (1335, which is 1,400 MB)
 QUEUE_TIMES: how often each tool is preempted, at random moments (10)
 QUEUE_MOMENTS: at which seconds of running instead, as \"1 60 600\"; some tools count time for which they are
   away as well, so that the last should be a minute before the end
@@ -42,6 +48,8 @@ pub struct Setting {
     pub moments: Vec<u32>,
     /// How many tools run at a time.
     pub beside: usize,
+    /// MiB of a job that moves.
+    pub mib: u32,
 }
 
 impl Setting {
@@ -69,15 +77,19 @@ fn main() -> Result<()> {
         times: number("QUEUE_TIMES", 10)?,
         moments: moments.split_whitespace().map(str::parse).collect::<Result<_, _>>()?,
         beside: usize::try_from(number("QUEUE_BESIDE", 1)?)?.max(1),
+        mib: number("QUEUE_MIB", 1335)?,
     };
+    let day = f64::from(setting.seconds);
     fs::create_dir_all(&setting.results)?;
-    let all = ["urgent", "tools", "floor", "day"].map(str::to_owned);
+    let all = ["urgent", "move", "tools", "floor", "day"].map(str::to_owned);
     for part in if parts.is_empty() { &all[..] } else { parts } {
         match part.split_once(':').unwrap_or((part, "")) {
             ("tools", only) => tools::measure(&setting, only)?,
-            ("day", "") => day::measure(&setting)?,
+            ("day", only) => day::measure(&setting, "day", &day::dense(day), only)?,
+            ("hour", only) => day::measure(&setting, "hour", &day::simulated(day), only)?,
             ("floor", "") => floor::measure(&setting)?,
             ("urgent", "") => urgent::measure(&setting)?,
+            ("move", "") => moving::measure(&setting)?,
             _ => bail!(USAGE),
         }
     }

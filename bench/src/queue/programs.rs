@@ -180,14 +180,14 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// Holds 2 GiB, says so, and writes a page each millisecond until a file is there.
+/// Holds `argv[2]` MiB, says so, and writes a page each millisecond until a file is there.
 pub const VICTIM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 int main(int argc, char **argv) {
-    size_t size = 2ul << 30;
+    size_t size = atol(argv[2]) << 20;
     char *memory = malloc(size);
     for (size_t i = 0; i < size; i += 8) *(size_t *)(memory + i) = i * 2654435761u;
     printf("ready\n");

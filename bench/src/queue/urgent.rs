@@ -38,7 +38,7 @@ pub fn measure(setting: &Setting) -> Result<()> {
     let mut all = vec![Vec::new(); PARTS.len()];
     for round in 0..TIMES {
         let stop = dir.join(format!("stop-{round}")).display().to_string();
-        let parts = once(setting, &[victim.display().to_string(), stop])?;
+        let parts = once(setting, &[victim.display().to_string(), stop, "2048".to_owned()])?;
         for (values, part) in all.iter_mut().zip(parts) {
             values.push(part);
         }
@@ -60,7 +60,7 @@ pub fn measure(setting: &Setting) -> Result<()> {
     setting.write("queue-urgent.md", &text)
 }
 
-fn once(setting: &Setting, victim: &[String; 2]) -> Result<[f64; 6]> {
+fn once(setting: &Setting, victim: &[String; 3]) -> Result<[f64; 6]> {
     let classes = json!({ "urgent": { "priority": 1000 }, "batch": { "priority": 0, "means": ["checkpoint"] } });
     let daemon =
         Daemon::start(&setting.torpor, &json!({ "slots": 1, "rules": { "classes": classes } }))?;
@@ -95,7 +95,8 @@ fn once(setting: &Setting, victim: &[String; 2]) -> Result<[f64; 6]> {
     ])
 }
 
-fn event<'a>(job: &'a Value, kind: &str) -> Result<&'a Value> {
+/// What has happened to a job of this kind, the first time.
+pub fn event<'a>(job: &'a Value, kind: &str) -> Result<&'a Value> {
     let events = job["events"].as_array().context("no events")?;
     events.iter().find(|event| event["kind"] == kind).with_context(|| format!("no event {kind}"))
 }
