@@ -75,6 +75,29 @@ fn a_checkpoint_holds_what_has_changed_since_the_last() {
     assert!(daemon.job(id)["run"].as_u64().unwrap() >= 2);
 }
 
+/// However many checkpoints build on one another: somebody waits for who gives way.
+#[test]
+fn who_gives_way_is_saved_as_what_has_changed() {
+    let config = json!({ "shortest_interval": 700, "mean_time_between_failures": 500 });
+    let daemon = Daemon::configured(&config, &[]);
+    let command = holder(&daemon, 48, 500);
+    let id = daemon.submit(&["--class", "batch"], &common::words(&command));
+    let depth = |seq: u64| {
+        let record = daemon.data().join(format!("jobs/{id}/checkpoint-{seq}/record.json"));
+        let record: Value = serde_json::from_slice(&std::fs::read(record).ok()?).ok()?;
+        record["depth"].as_u64()
+    };
+    until("as many as may", || {
+        let newest = events(&daemon, id, "saved").last()?["seq"].as_u64()?;
+        (depth(newest)? == 8).then_some(())
+    });
+    daemon.ok(&["preempt", &id.to_string(), "--means", "checkpoint"]);
+    let preempted = events(&daemon, id, "preempted").remove(0);
+    assert!(preempted["bytes"].as_u64() < Some(20 << 20), "{preempted}");
+    daemon.ok(&["resume", &id.to_string()]);
+    whole(&daemon, id, 500);
+}
+
 #[test]
 fn a_job_that_runs_on_is_copied_on_write() {
     let config = json!({ "shortest_interval": 300, "mean_time_between_failures": 500 });

@@ -40,7 +40,7 @@ pub(crate) struct Streams {
     pub err: Arc<Output>,
 }
 
-/// A checkpoint does not build on more than so many others: each must be kept, and read.
+/// A checkpoint does not build on more than so many others, unless its job gives way: each must be kept, and read.
 const MOST_DEPTH: u32 = 8;
 
 /// From so many bytes of memory on, a job runs while its memory is still coming.
@@ -177,7 +177,8 @@ impl Save {
     fn usable_base(&self) -> Option<&Base> {
         self.base.as_deref().filter(|base| {
             let dir = self.dir.checkpoint(base.record.seq);
-            base.record.depth < MOST_DEPTH
+            // For who gives way somebody waits, and nothing builds on what is saved then.
+            (base.record.depth < MOST_DEPTH || !self.keep)
                 && base.record.identity == self.style.identity
                 && dir.join(&base.record.images).exists()
         })
