@@ -133,6 +133,32 @@ fn a_bundle_goes_on_from_the_store_when_its_machine_is_lost() {
     assert_eq!(errors(&daemon, here), "end 60 0\n");
 }
 
+/// What it was given is its own, also after it has slept, and what it is to leave comes back.
+#[test]
+fn a_container_has_its_input_and_leaves_artefacts() {
+    let daemon = Daemon::start(&[]);
+    let bundle = bundle(daemon.dir.path());
+    let [given, back] = ["given", "back"].map(|name| daemon.dir.path().join(name));
+    for dir in [&given, &back] {
+        std::fs::create_dir(dir).unwrap();
+    }
+    std::fs::write(given.join("seed"), "seed\n").unwrap();
+    let script = "trap 'may_end=yes' USR1; echo begun >found; pwd; cat seed; until [ \"$may_end\" ]; do sleep 0.05; done; \
+                  cat seed >>found; rm seed; exit 3";
+    let [bundle, input, dir] = [&bundle, &given, &back].map(|path| path.to_str().unwrap());
+    let options = ["--bundle", bundle, "--input", input, "--artefact", "found", "--dir", dir];
+    let id = daemon.submit(&options, &["sh", "-c", script]);
+    daemon.wait_for_output(id, "seed\n");
+    daemon.ok(&["preempt", &id.to_string(), "--means", "checkpoint"]);
+    daemon.ok(&["resume", &id.to_string()]);
+    let_end(&daemon, id, "seed\n");
+    let job = daemon.wait_for(id, "failed");
+    assert_eq!(job["exit"], 3, "{}", daemon.show(id));
+    assert_eq!(daemon.output(id), "/run/torpor/job\nseed\n");
+    assert_eq!(std::fs::read_to_string(back.join("found")).unwrap(), "begun\nseed\n");
+    assert_eq!(std::fs::read_to_string(given.join("seed")).unwrap(), "seed\n");
+}
+
 /// To another machine, and back while most of it is sent before.
 #[test]
 fn a_bundle_moves_with_its_files() {

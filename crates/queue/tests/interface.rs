@@ -640,6 +640,8 @@ fn the_page_in_a_browser() {
                 "--disable-dev-shm-usage",
                 "--virtual-time-budget=8000",
                 "--window-size=1100,700",
+                // No other machine is to be found.
+                "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
                 what,
             ])
             .arg(format!("--user-data-dir={}", dir.path().join("profile").display()))
