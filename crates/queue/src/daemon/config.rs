@@ -27,9 +27,9 @@ pub(crate) struct Config {
     pub rules: Rules,
     /// The class of jobs that name none.
     pub default_class: String,
-    /// How often machine and daemon fail on average, in milliseconds: from it follows how
-    /// often jobs are saved although nobody preempts them.
-    pub mean_time_between_failures: Millis,
+    /// In how many milliseconds of work a job is lost on average, since machine or daemon fail: from it follows how
+    /// often jobs are saved although nobody preempts them (default: as it was seen, and a day at first).
+    pub mean_time_between_failures: Option<Millis>,
     /// Milliseconds that a job runs at least between two checkpoints.
     pub shortest_interval: Millis,
     /// Milliseconds after which a job that is frozen in memory is turned into a checkpoint.
@@ -68,12 +68,11 @@ pub(crate) struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        const HOUR: Millis = 3_600_000;
         Self {
             slots: None,
             rules: Rules::default(),
             default_class: "normal".to_owned(),
-            mean_time_between_failures: 24 * HOUR,
+            mean_time_between_failures: None,
             shortest_interval: 60_000,
             sink_after: 60_000,
             pids: Some(4096),

@@ -19,11 +19,11 @@ use super::prepare::Preparation;
 use super::record::{Ahead, Place, Record};
 use super::refusals::Refused;
 use super::retention::Totals;
-use super::store::{Along, Error, FORGOTTEN, Store, USAGE};
+use super::store::{Along, Error, FAILURES, FORGOTTEN, SPEED, Store, USAGE};
 use super::withdrawal::{self, WITHDRAWN, Withdrawal};
 use crate::files::{self, JobDir};
 use crate::kind::Group;
-use crate::preemption::{Dirt, Speed};
+use crate::preemption::{Dirt, Failures, Speed};
 use crate::scheduler::share::Usage;
 use crate::scheduler::{JobId, Millis, Reason};
 use crate::shepherd;
@@ -87,6 +87,8 @@ pub(super) struct Core {
     /// How fast jobs are saved and brought back here.
     pub speed: Speed,
     /// What projects and owners have used.
+    /// How often jobs are lost.
+    pub failures: Failures,
     pub usage: Usage,
     /// What jobs have been seen to hold of memory.
     pub(super) peaks: Peaks,
@@ -159,7 +161,8 @@ impl Core {
         config.rules.quotas.extend(store.fact::<BTreeMap<_, _>>("quotas")?.unwrap_or_default());
         let jobs: BTreeMap<JobId, Record> =
             store.jobs()?.into_iter().map(|record| (record.id, record)).collect();
-        let speed = store.fact("speed")?.unwrap_or_default();
+        let speed = store.fact(SPEED)?.unwrap_or_default();
+        let failures = store.fact(FAILURES)?.unwrap_or_default();
         let usage = store.fact(USAGE)?.unwrap_or_default();
         let draining = store.fact("draining")?.unwrap_or(false);
         let forgotten = store.fact(FORGOTTEN)?.unwrap_or_default();
@@ -187,6 +190,7 @@ impl Core {
             usage,
             peaks,
             refusals,
+            failures,
             reasons: BTreeMap::new(),
             draining,
             again: None,
@@ -388,6 +392,7 @@ impl Core {
         }
         self.save(id, Some((event, data)));
     }
+            self.failures.worked(u64::try_from(ran).unwrap_or(0));
 
     /// Tells a job's shepherd. If it is gone, that is noticed by whoever listens to it.
     pub(super) fn order(&mut self, id: JobId, order: &Order) {
@@ -484,10 +489,7 @@ impl Core {
 
     /// Keeps what was learned.
     pub(super) fn keep_facts(&mut self) {
-        let kept = self
-            .store
-            .keep_fact("speed", &self.speed)
-            .and_then(|()| self.store.keep_fact(USAGE, &self.usage));
+        let kept = self.store.keep_learned(&self.speed, &self.usage, &self.failures);
         if let Err(e) = kept {
             self.trouble = Some(e.to_string());
         }

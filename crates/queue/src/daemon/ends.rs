@@ -128,6 +128,7 @@ impl Core {
             return self.end(id, Exit::Signal(signal), Some(why.to_owned()));
         }
         let Some(record) = self.jobs.get_mut(&id) else { return };
+        let worked = matches!(record.place, Place::Running | Place::Leaving | Place::Stopping);
         if record.boot == checkpoint::boot() {
             record.losses += 1;
         } else {
@@ -136,6 +137,10 @@ impl Core {
         let losses = record.losses + record.machine_losses;
         let too_often = record.losses > MOST_LOSSES || record.machine_losses > MOST_MACHINE_LOSSES;
         self.fall_back(id, why);
+        if worked {
+            self.failures.lost();
+            self.keep_facts();
+        }
         if too_often && self.jobs.get(&id).is_some_and(|record| record.place != Place::Ended) {
             self.abandon(id, format!("{why}, {losses} times without a checkpoint in between"));
         }

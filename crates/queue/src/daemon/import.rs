@@ -159,7 +159,7 @@ mod tests {
         let make = |id| here(id, record.clone(), 0);
         let id = core.store.add(Some(("key", "")), 0, make).unwrap().id;
         drop(core);
-        let mut core = open();
+        let core = open();
         assert!(core.dir(id).path().exists(), "the daemon makes it again");
         assert_eq!(core.arrived("key").unwrap(), None);
         assert!(core.hold(&core.jobs[&id]).unwrap().contains("not all of it has come"));

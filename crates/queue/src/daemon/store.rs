@@ -1,6 +1,7 @@
 //! The daemon's state on disk: what is acknowledged is here, and survives the loss of
 //! power.
 
+use std::cell::Cell;
 use std::path::Path;
 
 use rusqlite::{Connection, OptionalExtension, params};
@@ -12,6 +13,7 @@ use super::refusals::Refused;
 use super::retention::Totals;
 use super::withdrawal::{WITHDRAWN, Withdrawal};
 use crate::kind::Group;
+use crate::preemption::{Failures, Speed};
 use crate::scheduler::share::Usage;
 use crate::scheduler::{JobId, Millis};
 
@@ -24,6 +26,14 @@ pub(super) enum Error {
     /// A row that is no such thing.
     #[error("the state of the queue is damaged: {0}")]
     Damaged(#[from] serde_json::Error),
+}
+
+impl Error {
+    /// Whether a sync may have failed. A disk that is full says so before anything is synced.
+    fn leaves_doubt(&self) -> bool {
+        let Self::Database(error) = self else { return false };
+        error.sqlite_error_code() != Some(rusqlite::ErrorCode::DiskFull)
+    }
 }
 
 /// Something that happened to a job.
@@ -49,6 +59,12 @@ pub(super) const FORGOTTEN: &str = "forgotten";
 /// The name of what projects and owners have used, among the facts.
 pub(super) const USAGE: &str = "usage";
 
+/// The name of how fast this machine saves jobs, among the facts.
+pub(super) const SPEED: &str = "speed";
+
+/// The name of how often jobs are lost, among the facts.
+pub(super) const FAILURES: &str = "failures";
+
 /// What has changed with a job, and is kept with it or not at all.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Along<'a> {
@@ -62,6 +78,10 @@ pub(super) struct Along<'a> {
 #[derive(Debug)]
 pub(super) struct Store {
     db: Connection,
+    /// Whether a sync may have failed. What was not synced until then can still be read, but the kernel may have given it
+    /// up, and counts it as written: no later sync brings it to the disk. Nothing behind it in the log would be found
+    /// after a loss of power.
+    in_doubt: Cell<bool>,
 }
 
 /// A commit is on stable storage, with all before it.
@@ -96,7 +116,42 @@ impl Store {
         db.execute_batch(TABLES)?;
         // Refusals of earlier versions: by kinds that were too wide, and a new version tries again.
         db.execute_batch("DROP TABLE IF EXISTS kinds;")?;
-        Ok(Self { db })
+        Ok(Self { db, in_doubt: Cell::new(false) })
+    }
+
+    /// Writes something.
+    fn write<T>(&self, work: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
+        if self.in_doubt.get() {
+            self.sync_anew()?;
+        }
+        let written = work(&self.db);
+        self.in_doubt.set(written.as_ref().is_err_and(Error::leaves_doubt));
+        written
+    }
+
+    /// Makes a change as a whole, or not at all.
+    fn change<T>(
+        &self,
+        work: impl FnOnce(&rusqlite::Transaction<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.write(|db| {
+            let change = db.unchecked_transaction()?;
+            let made = work(&change)?;
+            change.commit()?;
+            Ok(made)
+        })
+    }
+
+    /// Puts all that the log holds into the database, and begins the log anew.
+    fn sync_anew(&self) -> Result<(), Error> {
+        let checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)";
+        let is_held_up: bool = self.db.query_row(checkpoint, [], |row| row.get(0))?;
+        if is_held_up {
+            let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+            return Err(rusqlite::Error::SqliteFailure(busy, None).into());
+        }
+        self.in_doubt.set(false);
+        Ok(())
     }
 
     /// All jobs.
@@ -114,24 +169,25 @@ impl Store {
     /// # Errors
     /// If the database cannot be written to.
     pub(super) fn add(
-        &mut self,
+        &self,
         key: Option<(&str, &str)>,
         now: Millis,
         make: impl FnOnce(JobId) -> Record,
     ) -> Result<Record, Error> {
-        let change = self.db.transaction()?;
-        change.execute("INSERT INTO jobs (record) VALUES ('')", [])?;
-        let id = change.last_insert_rowid();
-        let record = make(JobId::try_from(id).unwrap_or_default());
-        let text = serde_json::to_string(&record)?;
-        change.execute("UPDATE jobs SET record = ?1 WHERE id = ?2", params![text, id])?;
-        if let Some((key, body)) = key {
-            let row = params![key, body, id, now];
-            change.execute("INSERT INTO keys (key, body, job, at) VALUES (?1, ?2, ?3, ?4)", row)?;
-        }
-        insert(&change, &record, now, "submitted", &serde_json::json!({}))?;
-        change.commit()?;
-        Ok(record)
+        self.change(|change| {
+            change.execute("INSERT INTO jobs (record) VALUES ('')", [])?;
+            let id = change.last_insert_rowid();
+            let record = make(JobId::try_from(id).unwrap_or_default());
+            let text = serde_json::to_string(&record)?;
+            change.execute("UPDATE jobs SET record = ?1 WHERE id = ?2", params![text, id])?;
+            if let Some((key, body)) = key {
+                let row = params![key, body, id, now];
+                let sql = "INSERT INTO keys (key, body, job, at) VALUES (?1, ?2, ?3, ?4)";
+                change.execute(sql, row)?;
+            }
+            insert(change, &record, now, "submitted", &serde_json::json!({}))?;
+            Ok(record)
+        })
     }
 
     /// What was submitted under a key before, and which job it became.
@@ -151,26 +207,27 @@ impl Store {
     /// # Errors
     /// If the database cannot be written to.
     pub(super) fn save(
-        &mut self,
+        &self,
         record: &Record,
         now: Millis,
         event: Option<(&str, serde_json::Value)>,
         along: Along<'_>,
     ) -> Result<(), Error> {
-        let change = self.db.transaction()?;
-        let text = serde_json::to_string(record)?;
-        let id = i64::try_from(record.id).unwrap_or(i64::MAX);
-        change.execute("UPDATE jobs SET record = ?1 WHERE id = ?2", params![text, id])?;
-        if let Some((kind, data)) = event {
-            insert(&change, record, now, kind, &data)?;
-        }
-        if let Some(usage) = along.usage {
-            keep_fact(&change, USAGE, usage)?;
-        }
-        if let Some(withdrawals) = along.withdrawals {
-            keep_fact(&change, WITHDRAWN, &withdrawals)?;
-        }
-        Ok(change.commit()?)
+        self.change(|change| {
+            let text = serde_json::to_string(record)?;
+            let id = i64::try_from(record.id).unwrap_or(i64::MAX);
+            change.execute("UPDATE jobs SET record = ?1 WHERE id = ?2", params![text, id])?;
+            if let Some((kind, data)) = event {
+                insert(change, record, now, kind, &data)?;
+            }
+            if let Some(usage) = along.usage {
+                keep_fact(change, USAGE, usage)?;
+            }
+            if let Some(withdrawals) = along.withdrawals {
+                keep_fact(change, WITHDRAWN, &withdrawals)?;
+            }
+            Ok(())
+        })
     }
 
     /// Forgets jobs, and keeps what all that were forgotten have cost, and what other machines are to give up if that
@@ -179,23 +236,24 @@ impl Store {
     /// # Errors
     /// If the database cannot be written to.
     pub(super) fn forget(
-        &mut self,
+        &self,
         ids: &[JobId],
         totals: &Totals,
         withdrawals: Option<&[&Withdrawal]>,
     ) -> Result<(), Error> {
-        let change = self.db.transaction()?;
-        for &id in ids {
-            let id = i64::try_from(id).unwrap_or(i64::MAX);
-            change.execute("DELETE FROM events WHERE job = ?1", [id])?;
-            change.execute("DELETE FROM keys WHERE job = ?1", [id])?;
-            change.execute("DELETE FROM jobs WHERE id = ?1", [id])?;
-        }
-        keep_fact(&change, FORGOTTEN, totals)?;
-        if let Some(withdrawals) = withdrawals {
-            keep_fact(&change, WITHDRAWN, &withdrawals)?;
-        }
-        Ok(change.commit()?)
+        self.change(|change| {
+            for &id in ids {
+                let id = i64::try_from(id).unwrap_or(i64::MAX);
+                change.execute("DELETE FROM events WHERE job = ?1", [id])?;
+                change.execute("DELETE FROM keys WHERE job = ?1", [id])?;
+                change.execute("DELETE FROM jobs WHERE id = ?1", [id])?;
+            }
+            keep_fact(change, FORGOTTEN, totals)?;
+            if let Some(withdrawals) = withdrawals {
+                keep_fact(change, WITHDRAWN, &withdrawals)?;
+            }
+            Ok(())
+        })
     }
 
     /// Events after `seq`, of one job or of all, at most `most`.
@@ -243,7 +301,24 @@ impl Store {
     /// # Errors
     /// If the database cannot be written to.
     pub(super) fn keep_fact(&self, name: &str, value: &impl Serialize) -> Result<(), Error> {
-        keep_fact(&self.db, name, value)
+        self.write(|db| keep_fact(db, name, value))
+    }
+
+    /// Keeps what was learned from the jobs.
+    ///
+    /// # Errors
+    /// If the database cannot be written to.
+    pub(super) fn keep_learned(
+        &self,
+        speed: &Speed,
+        usage: &Usage,
+        failures: &Failures,
+    ) -> Result<(), Error> {
+        self.change(|change| {
+            keep_fact(change, SPEED, speed)?;
+            keep_fact(change, USAGE, usage)?;
+            keep_fact(change, FAILURES, failures)
+        })
     }
 
     /// Finds out whether anything can be written. Nobody waits until that is on stable storage, since nothing
@@ -281,7 +356,7 @@ impl Store {
         let Refused { at, version, why } = refused;
         let sql = "INSERT OR REPLACE INTO refusals (owner, project, kind, at, version, why)
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-        self.db.execute(sql, params![owner, project, kind, at, version, why])?;
+        self.write(|db| Ok(db.execute(sql, params![owner, project, kind, at, version, why])?))?;
         Ok(())
     }
 
@@ -291,7 +366,7 @@ impl Store {
     /// If the database cannot be written to.
     pub(super) fn lift_refusal(&self, group: &Group) -> Result<(), Error> {
         let sql = "DELETE FROM refusals WHERE owner = ?1 AND project = ?2 AND kind = ?3";
-        self.db.execute(sql, params![group.owner, group.project, group.kind])?;
+        self.write(|db| Ok(db.execute(sql, params![group.owner, group.project, group.kind])?))?;
         Ok(())
     }
 }
@@ -330,5 +405,35 @@ mod tests {
         assert_eq!(level().unwrap(), 2, "FULL");
         store.try_to_write(7).unwrap();
         assert_eq!(level().unwrap(), 2, "FULL");
+    }
+
+    /// What is found if nothing of the log is.
+    fn without_log(path: &Path) -> Store {
+        let alone = path.with_extension("alone");
+        std::fs::copy(path, &alone).unwrap();
+        Store::open(&alone).unwrap()
+    }
+
+    /// What was only tried was not synced: the sync that has failed may have lost it, and nobody finds in the log what
+    /// comes behind it.
+    #[test]
+    fn nothing_is_kept_behind_what_a_failed_sync_may_have_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("queue.db");
+        let store = Store::open(&path).unwrap();
+        store.keep_fact("speed", &1).unwrap();
+        store.try_to_write(7).unwrap();
+        assert_eq!(without_log(&path).fact::<Millis>("asked").unwrap(), None);
+        let fails =
+            "CREATE TRIGGER fails BEFORE INSERT ON refusals BEGIN SELECT RAISE(ABORT, 'lost'); END";
+        store.db.execute_batch(fails).unwrap();
+        let group = Group { owner: String::new(), project: String::new(), kind: "make".to_owned() };
+        let refused = Refused { at: 1, version: String::new(), why: String::new() };
+        store.keep_refusal(&group, &refused).unwrap_err();
+        store.keep_fact("speed", &2).unwrap();
+        let found = without_log(&path);
+        assert_eq!(found.fact::<Millis>("asked").unwrap(), Some(7));
+        assert_eq!(found.fact::<u32>("speed").unwrap(), Some(1), "it is in the log");
+        assert_eq!(store.fact::<u32>("speed").unwrap(), Some(2));
     }
 }

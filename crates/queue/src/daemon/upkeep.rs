@@ -219,17 +219,22 @@ impl Core {
             return;
         }
         let cost = self.speed.save_ms(memory);
-        let mean = u64::try_from(self.config.mean_time_between_failures).unwrap_or(u64::MAX);
-        let interval = match self.expected.contains(&id) {
-            true => cost.saturating_mul(preemption::EXEMPT_FACTOR),
-            false => preemption::interval_ms(cost, mean),
-        };
-        if now - last < Millis::try_from(interval).unwrap_or(Millis::MAX) {
+        if now - last < Millis::try_from(self.interval_ms(id, cost)).unwrap_or(Millis::MAX) {
             return;
         }
         self.saving.insert(id);
         let order = self.checkpoint(id, true, preemption::rounds(memory));
         self.order(id, &order);
+    }
+
+    /// For how many milliseconds a job runs between two checkpoints that cost so many.
+    fn interval_ms(&self, id: JobId, cost: u64) -> u64 {
+        if self.expected.contains(&id) {
+            return cost.saturating_mul(preemption::EXEMPT_FACTOR);
+        }
+        let told = self.config.mean_time_between_failures;
+        let told = told.map(|mean| u64::try_from(mean).unwrap_or(u64::MAX));
+        preemption::interval_ms(cost, told.unwrap_or_else(|| self.failures.mean_ms()))
     }
 
     /// Turns a job into a checkpoint, which needs no memory, that was frozen for long, or at once where memory
@@ -250,5 +255,38 @@ impl Core {
         self.saving.insert(id);
         let order = self.checkpoint(id, false, 0);
         self.order(id, &order);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::Config;
+    use super::*;
+    use crate::spec::Spec;
+
+    #[test]
+    fn jobs_are_saved_as_often_as_they_are_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let open = |mean_time_between_failures| {
+            let config = Config { mean_time_between_failures, ..Config::default() };
+            Core::open(dir.path().to_owned(), config).unwrap()
+        };
+        let mut core = open(None);
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let id = core.submit(spec, None).unwrap();
+        let at_first = core.interval_ms(id, 5_000);
+        for place in [Place::Running, Place::Leaving, Place::Running] {
+            core.jobs.get_mut(&id).unwrap().place = place;
+            core.lose(id, "its shepherd has vanished");
+        }
+        // Neither what has not begun nor what has given way was lost.
+        core.lose(id, "it could not be prepared");
+        core.go(id, Place::Asleep, "preempted", json!({}));
+        // Four times as often: the interval is a square root.
+        assert_eq!(core.interval_ms(id, 5_000), at_first / 2);
+        drop(core);
+        assert_eq!(open(None).interval_ms(id, 5_000), at_first / 2);
+        assert_eq!(open(Some(86_400_000)).interval_ms(id, 5_000), at_first);
     }
 }

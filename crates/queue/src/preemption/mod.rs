@@ -5,11 +5,13 @@
 //! has the same questions.
 
 mod dirt;
+mod failures;
 mod speed;
 
 use serde::{Deserialize, Serialize};
 
 pub use dirt::Dirt;
+pub use failures::Failures;
 pub use speed::Speed;
 
 /// How a job gives way, in the order in which they are preferred.
