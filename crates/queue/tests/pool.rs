@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 
 use common::browser::{self, Browser};
 use common::pair::{pair, pair_with};
-use common::{Daemon, counted, shown, until, words};
-use serde_json::json;
+use common::{Daemon, ask, counted, shown, until, words};
+use serde_json::{Value, json};
 use torpor_runtimes_tests::port;
 
 #[test]
@@ -257,6 +257,58 @@ fn strangers_hand_over_nothing_and_who_cannot_go_stays() {
     assert_eq!(b.ok(&["list", "--json"]), "[]\n");
 }
 
+/// A machine that gives each who asks for itself the same answer.
+struct Machine(std::process::Child);
+
+impl Machine {
+    /// One at a port, with what is in a directory for a certificate.
+    fn at(port: &str, dir: &Path, answer: &Value) -> Self {
+        let body = answer.to_string();
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+        std::fs::create_dir(dir.join("v1")).unwrap();
+        std::fs::write(dir.join("v1/machine"), head + &body).unwrap();
+        let mut server = Command::new("openssl");
+        server.args(["s_server", "-quiet", "-HTTP", "-accept", port]);
+        server.args(["-cert", "certificate", "-key", "key"]).current_dir(dir);
+        server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let machine = Self(server.spawn().unwrap());
+        let place = format!("localhost:{port}");
+        until("it listens", || std::net::TcpStream::connect(&place).ok());
+        machine
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Before anything of it is sent, and whatever else the other machine is.
+#[test]
+fn a_job_goes_to_no_processor_that_lacks_something() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, mut b] = pair(dir.path(), &json!({}));
+    let mut machine: Value =
+        serde_json::from_str(&ask(&b, "GET", "/v1/machine", "", "").1).unwrap();
+    let Some(lacking) = machine["processor"].as_array_mut().and_then(Vec::pop) else {
+        println!("a_job_goes_to_no_processor_that_lacks_something: left out, this one has nothing");
+        return;
+    };
+    b.kill();
+    let _machine = Machine::at(&b.https_port(), dir.path(), &machine);
+    let id = a.submit(&[], &words(&a.counter(60, 0.05)));
+    a.wait_for_output(id, "3\n");
+    let output = a.queue(&["move", "1", "--to", "b"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let why = format!("its processor has no {}", lacking.as_str().unwrap());
+    assert!(!output.status.success() && said.contains(&why), "{}", shown(&output));
+    a.let_end();
+    a.wait_for(id, "done");
+    assert_eq!(a.output(id), counted(60));
+}
+
 /// A job with 24 MiB of memory and a file of 12 MiB that it does not change any more, and that counts.
 const LARGE: &str = "import os, sys, time\nkept = os.urandom(24 << 20)\n\
                      open('kept', 'wb').write(kept[:12 << 20])\n\
@@ -302,6 +354,37 @@ fn most_of_a_job_is_sent_while_it_runs() {
     a.wait_for(id, "done");
     assert_eq!(a.output(id), large());
     assert_eq!(b.output(1), large());
+    let left = std::fs::read_dir(b.data().join("incoming")).unwrap().count();
+    assert_eq!(left, 0, "something came in and stays");
+}
+
+/// Memory that stays, and memory that changes all the time; both are what they should be.
+const CHANGES: &str = "import hashlib, os, sys\nkept = os.urandom(48 << 20)\nsum = hashlib.sha256(kept).digest()\n\
+                       changed, i = bytearray(8 << 20), 0\n\
+                       while not os.path.exists(sys.argv[1]):\n    new = os.urandom(8 << 20)\n    changed[:] = new\n    \
+                       print(i, changed == new, flush=True)\n    i += 1\n\
+                       print(hashlib.sha256(kept).digest() == sum)";
+
+/// What a job changes while most of it is sent is sent while it runs as well.
+#[test]
+fn what_changes_meanwhile_is_sent_while_it_runs_as_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = pair(dir.path(), &json!({}));
+    let id = a.submit(&[], &["python3", "-c", CHANGES, a.may_end().to_str().unwrap()]);
+    a.wait_for_output(id, "2 True\n");
+    a.ok(&["move", "1", "--to", "b", "--live"]);
+    let ahead = a.events(id, "sent-ahead").remove(0);
+    assert!(ahead["data"]["times"].as_u64() >= Some(2), "{ahead}");
+    assert!(bytes(&a, id, "moved") < 40 << 20, "what was sent ahead is sent again: {}", a.show(id));
+    // It has arrived when it goes on there.
+    let arrived = b.output(1).lines().count();
+    until("it goes on", || (b.output(1).lines().count() > arrived).then_some(()));
+    a.let_end();
+    a.wait_for(id, "done");
+    let output = a.output(id);
+    let lines = output.lines().count() - 1;
+    let counted: String = (0..lines).map(|i| format!("{i} True\n")).collect();
+    assert_eq!(output, counted + "True\n");
     let left = std::fs::read_dir(b.data().join("incoming")).unwrap().count();
     assert_eq!(left, 0, "something came in and stays");
 }

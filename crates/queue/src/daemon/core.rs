@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use serde_json::{Value, json};
 use torpor_worker::tell;
 
+use super::ahead::Compared;
 use super::config::Config;
 use super::depot::Depot;
 use super::memory::Peaks;
@@ -86,9 +87,9 @@ pub(super) struct Core {
     pub(super) links: BTreeMap<JobId, UnixStream>,
     /// How fast jobs are saved and brought back here.
     pub speed: Speed,
-    /// What projects and owners have used.
     /// How often jobs are lost.
     pub failures: Failures,
+    /// What projects and owners have used.
     pub usage: Usage,
     /// What jobs have been seen to hold of memory.
     pub(super) peaks: Peaks,
@@ -130,6 +131,8 @@ pub(super) struct Core {
     pub(super) unwanted: BTreeSet<String>,
     /// How far those are of which something is sent ahead while they run.
     pub(super) ahead: BTreeMap<JobId, Ahead>,
+    /// What has come ahead of jobs of other machines, and was compared.
+    pub(super) compared: Compared,
     /// What is in the object store.
     pub depot: Depot,
     /// What names this daemon to others: nobody else's jobs have keys that begin with it.
@@ -187,10 +190,10 @@ impl Core {
             jobs,
             links: BTreeMap::new(),
             speed,
+            failures,
             usage,
             peaks,
             refusals,
-            failures,
             reasons: BTreeMap::new(),
             draining,
             again: None,
@@ -209,6 +212,7 @@ impl Core {
             withdrawing: false,
             unwanted: BTreeSet::new(),
             ahead: BTreeMap::new(),
+            compared: Compared::default(),
             depot: Depot::default(),
             name,
             pool: None,
@@ -388,11 +392,11 @@ impl Core {
             self.usage.decay(now, half_life);
             let spec = &record.spec;
             self.usage.add(&spec.project, &spec.owner, spec.slots, ran);
+            self.failures.worked(u64::try_from(ran).unwrap_or(0));
             self.unkept_usage = true;
         }
         self.save(id, Some((event, data)));
     }
-            self.failures.worked(u64::try_from(ran).unwrap_or(0));
 
     /// Tells a job's shepherd. If it is gone, that is noticed by whoever listens to it.
     pub(super) fn order(&mut self, id: JobId, order: &Order) {
@@ -432,6 +436,7 @@ impl Core {
         self.last_save.remove(&id);
         self.saving.remove(&id);
         self.preparations.remove(&id);
+        self.compared.take(id);
         self.drop_ahead(id);
         self.count_stored();
         self.keep_facts();

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::bundle::{self, Bundle, There};
+use crate::bundle::{self, Bundle};
 use crate::files::{self, JobDir};
 use crate::shepherd::OWN;
 use crate::shepherd::checkpoint::{self, chain, numbers};
@@ -80,6 +80,19 @@ pub(super) fn bytes(dir: &JobDir) -> u64 {
 /// If a file of the job cannot be looked at.
 pub(super) fn bundle(dir: &JobDir, seq: Option<u64>, ahead: Option<u64>) -> io::Result<Bundle> {
     let chain = seq.map(|seq| chain(dir, seq)).unwrap_or_default();
+    rest_of(dir, &chain, ahead, &["out", "err", "in", "in.end", "container.json"])
+}
+
+/// A checkpoint and those that it builds on, without the rest of the job, and but for what was sent ahead before.
+///
+/// # Errors
+/// If a file of the job cannot be looked at.
+pub(super) fn bundle_ahead(dir: &JobDir, seq: u64, ahead: Option<u64>) -> io::Result<Bundle> {
+    rest_of(dir, &chain(dir, seq), ahead, &[])
+}
+
+/// The checkpoints of a chain that come after `ahead`, and other files by their names.
+fn rest_of(dir: &JobDir, chain: &[u64], ahead: Option<u64>, others: &[&str]) -> io::Result<Bundle> {
     let ahead = ahead.filter(|ahead| chain.contains(ahead));
     let (sent, names) = chain.iter().partition(|&&seq| ahead.is_some_and(|ahead| seq <= ahead));
     let (sent, names) = (named(sent), named(names));
@@ -89,22 +102,10 @@ pub(super) fn bundle(dir: &JobDir, seq: Option<u64>, ahead: Option<u64>) -> io::
     Bundle::of(dir.path(), &there, |path| {
         let mut parts = path.iter().filter_map(|part| part.to_str());
         match (parts.next(), parts.next()) {
-            (Some("out" | "err" | "in" | "in.end" | "container.json"), _) => true,
+            (Some(name), _) if others.contains(&name) => true,
             (Some(name), second) => is_needed(&names, name, second),
             _ => false,
         }
-    })
-}
-
-/// A checkpoint and those that it builds on, without the rest of the job.
-///
-/// # Errors
-/// If a file of the job cannot be looked at.
-pub(super) fn bundle_ahead(dir: &JobDir, seq: u64) -> io::Result<Bundle> {
-    let names = named(chain(dir, seq));
-    Bundle::of(dir.path(), &There::new(), |path| {
-        let mut parts = path.iter().filter_map(|part| part.to_str());
-        parts.next().is_some_and(|name| is_needed(&names, name, parts.next()))
     })
 }
 

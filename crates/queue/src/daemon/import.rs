@@ -29,9 +29,10 @@ pub(super) fn take(queue: &Arc<Queue>, request: &Request, body: &mut dyn Read) -
     let Some(key) = request.query("key").filter(|key| ahead::is_key(key)) else {
         return Response::problem(400, "a job comes with a key of letters, digits and hyphens");
     };
-    let taken = match request.query("ahead") {
-        Some(_) => ahead::receive(queue, key, body).map(|()| json!({})),
-        None => receive(queue, key, body).map(|id| json!({ "id": id })),
+    let taken = match (request.query("ahead"), request.query("more")) {
+        (Some(_), _) => ahead::receive(queue, key, body).map(|()| json!({})),
+        (None, Some(_)) => ahead::receive_more(queue, key, body).map(|()| json!({})),
+        (None, None) => receive(queue, key, body).map(|id| json!({ "id": id })),
     };
     // A client that still sends would not hear the answer.
     let drained = io::copy(&mut Read::take(body, MOST_REFUSED), &mut io::sink());
@@ -55,27 +56,33 @@ fn receive(queue: &Arc<Queue>, key: &str, body: &mut dyn Read) -> io::Result<Job
     let mut text = Vec::new();
     Read::take(&mut *body, length).read_to_end(&mut text)?;
     let place = queue.lock().data.join("incoming").join(key);
-    let record = Record { returns: true, ..unpack(&text, body, &place)? };
-    ahead::forget(queue, key);
-    queue.change(|core| core.adopt(key, record, &place))
+    let Handover { record, ahead } = unpack(&text, body, &place)?;
+    let record = Record { returns: true, ..record };
+    // Where it has come as a whole after all, that is what counts.
+    let compared = ahead::forget(queue, key).filter(|_| ahead);
+    queue.change(|core| {
+        let id = core.adopt(key, record, &place)?;
+        core.compared.has_come(id, compared);
+        Ok(id)
+    })
 }
 
 /// Unpacks a job with this description in `place`, from where it is adopted.
-pub(super) fn unpack(job: &[u8], from: &mut dyn Read, place: &Path) -> io::Result<Record> {
-    let Handover { record, ahead } = serde_json::from_slice(job)?;
-    record.spec.check().map_err(io::Error::other)?;
+pub(super) fn unpack(job: &[u8], from: &mut dyn Read, place: &Path) -> io::Result<Handover> {
+    let handover: Handover = serde_json::from_slice(job)?;
+    handover.record.spec.check().map_err(io::Error::other)?;
     let _ = fs::remove_dir_all(place);
     fs::create_dir_all(place)?;
-    let there = ahead.then(|| ahead::place_of(place));
+    let there = handover.ahead.then(|| ahead::place_of(place));
     let unpacked = bundle::unpack(from, place, there.as_deref())
         .and_then(|()| there.map_or(Ok(()), |there| ahead::join(&there, place)))
-        .and_then(|()| files::write_stable(&place.join("spec.json"), &record.spec))
+        .and_then(|()| files::write_stable(&place.join("spec.json"), &handover.record.spec))
         .and_then(|()| files::sync_tree(place));
     if let Err(e) = unpacked {
         let _ = fs::remove_dir_all(place);
         return Err(e);
     }
-    Ok(record)
+    Ok(handover)
 }
 
 impl Core {
@@ -155,11 +162,11 @@ mod tests {
         let open = || Core::open(dir.path().to_owned(), Config::default()).unwrap();
         let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
         let record = Record::new(7, spec, 0);
-        let mut core = open();
+        let core = open();
         let make = |id| here(id, record.clone(), 0);
         let id = core.store.add(Some(("key", "")), 0, make).unwrap().id;
         drop(core);
-        let core = open();
+        let mut core = open();
         assert!(core.dir(id).path().exists(), "the daemon makes it again");
         assert_eq!(core.arrived("key").unwrap(), None);
         assert!(core.hold(&core.jobs[&id]).unwrap().contains("not all of it has come"));

@@ -13,7 +13,7 @@ use super::core::Queue;
 use crate::files::{self, JobDir};
 use crate::scheduler::JobId;
 use crate::shepherd;
-use crate::shepherd::digests::{self, Which};
+use crate::shepherd::digests;
 use crate::shepherd::message::{self, Ending, Report};
 
 /// A run of a job.
@@ -28,11 +28,17 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Starts a shepherd for a new run, and listens to it to its end.
-    pub(super) fn start(self, queue: Arc<Queue>, from: Option<u64>, base: [u64; 2]) {
+    /// Starts a shepherd for a new run, and listens to it to its end. Checkpoints up to `compared` were a moment ago.
+    pub(super) fn start(
+        self,
+        queue: Arc<Queue>,
+        from: Option<u64>,
+        compared: Option<u64>,
+        base: [u64; 2],
+    ) {
         thread::spawn(move || {
             if let Some(seq) = from
-                && let Err(damage) = digests::verify(&self.dir, seq, Which::All)
+                && let Err(damage) = digests::verify_rest(&self.dir, seq, compared)
             {
                 return queue.change(|core| core.damaged(self.job, self.run, &damage));
             }

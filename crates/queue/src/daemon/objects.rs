@@ -364,7 +364,7 @@ pub(super) fn adopt(queue: &Arc<Queue>, name: &str, force: bool) -> Result<JobId
     let to = queue.lock().data.join("incoming").join(name);
     let identity = |class: &str| -> Option<PathBuf> { queue.lock().style_of(class).identity };
     let taken = place.get(name, identity, |job, files| import::unpack(job, files, &to));
-    let (record, _) = taken.map_err(|e| e.to_string())?;
+    let (Handover { record, .. }, _) = taken.map_err(|e| e.to_string())?;
     // Where it was before there is nobody to take it back.
     let record = Record { returns: false, ..record };
     let id = queue.change(|core| core.adopt(name, record, &to)).map_err(|e| e.to_string())?;

@@ -214,7 +214,8 @@ impl Core {
         let (run, base) = (record.run, record.base);
         self.go(id, Place::Starting, "starting", json!({ "from": from }));
         let Some(queue) = self.queue.upgrade() else { return };
-        Run { job: id, run, dir }.start(queue, from, base);
+        let compared = self.compared.take(id);
+        Run { job: id, run, dir }.start(queue, from, compared, base);
     }
 
     /// Lets a job give way, by the means of `price`.

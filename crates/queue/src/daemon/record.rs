@@ -192,8 +192,20 @@ pub(crate) struct Unwoken {
 }
 
 /// How far a job is that goes to another machine while it runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ahead {
+#[derive(Debug, Default)]
+pub(crate) struct Ahead {
+    /// What is being done.
+    pub step: Step,
+    /// How many bytes were sent, each time before.
+    pub sent: Vec<u64>,
+}
+
+/// What is being done for a job that goes to another machine while it runs.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The job is to be saved.
+    #[default]
+    Due,
     /// The job is being saved as this checkpoint.
     Saving(u64),
     /// A checkpoint is on its way.

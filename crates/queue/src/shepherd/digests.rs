@@ -99,15 +99,46 @@ pub(crate) fn are_taken(dir: &JobDir, seq: u64) -> io::Result<bool> {
 /// # Errors
 /// The oldest that is damaged.
 pub(crate) fn verify(dir: &JobDir, seq: u64, which: Which) -> Result<(), Damage> {
+    compare_all(dir, seq, which, None)?;
+    enough_output(dir, seq).map_err(|text| Damage { seq, text })
+}
+
+/// The same for all files of one whose bases up to `compared` were compared a moment ago: of their pages only the length
+/// is.
+///
+/// # Errors
+/// The oldest that is damaged.
+pub(crate) fn verify_rest(dir: &JobDir, seq: u64, compared: Option<u64>) -> Result<(), Damage> {
+    compare_all(dir, seq, Which::All, compared)?;
+    enough_output(dir, seq).map_err(|text| Damage { seq, text })
+}
+
+/// Compares what has come of a job before its output has, and returns the number of its newest checkpoint. Up to
+/// `compared` it was compared a moment ago.
+///
+/// # Errors
+/// The oldest that is damaged.
+pub(crate) fn verify_ahead(dir: &JobDir, compared: Option<u64>) -> Result<Option<u64>, Damage> {
+    let newest = checkpoint::numbers(dir).pop();
+    newest.map_or(Ok(()), |seq| compare_all(dir, seq, Which::All, compared))?;
+    Ok(newest)
+}
+
+fn compare_all(dir: &JobDir, seq: u64, which: Which, compared: Option<u64>) -> Result<(), Damage> {
     for part in checkpoint::chain(dir, seq).into_iter().rev() {
-        // Of the job's own files only those of the checkpoint itself are used.
-        let which = if part == seq || which == Which::Structure { which } else { Which::Images };
+        let which = match which {
+            which if part == seq => which,
+            _ if compared.is_some_and(|compared| part <= compared) => Which::Structure,
+            // Of the job's own files only those of the checkpoint itself are used.
+            Which::All | Which::Images => Which::Images,
+            Which::Structure => Which::Structure,
+        };
         compare(dir, part, which).map_err(|why| Damage {
             seq: part,
             text: format!("checkpoint {part} is damaged: {why}"),
         })?;
     }
-    enough_output(dir, seq).map_err(|text| Damage { seq, text })
+    Ok(())
 }
 
 /// Whether a checkpoint that may not be on stable storage is what was saved, as far as its digests say: these are there
@@ -283,6 +314,37 @@ mod tests {
         // Pages that are cut are found without being read.
         fs::write(dir.checkpoint(2).join("round-1/pages-1.img"), "").unwrap();
         assert!(verify(&dir, 2, Which::Structure).is_err());
+    }
+
+    #[test]
+    fn pages_that_were_compared_when_they_came_are_not_read_again() {
+        let (_temp, dir) = job();
+        assert_eq!(verify_ahead(&dir, None), Ok(Some(2)));
+        for (seq, name, of_rest) in [
+            (1, "round-1/pages-1.img", false),
+            (1, "round-1/core-1.img", true),
+            // What builds on it has come since.
+            (2, "round-1/pages-1.img", true),
+            (2, "work/sub/file", true),
+        ] {
+            let path = dir.checkpoint(seq).join(name);
+            let whole = fs::read(&path).unwrap();
+            let mut flipped = whole.clone();
+            *flipped.last_mut().unwrap() ^= 1;
+            fs::write(&path, flipped).unwrap();
+            assert_eq!(verify_rest(&dir, 2, Some(1)).is_err(), of_rest, "{seq} {name}");
+            assert!(verify_rest(&dir, 2, None).is_err(), "{seq} {name}");
+            assert_eq!(verify_ahead(&dir, None).unwrap_err().seq, seq, "{name}");
+            fs::write(&path, whole).unwrap();
+        }
+        // Its output comes last.
+        fs::write(dir.out(), "").unwrap();
+        assert_eq!(verify_ahead(&dir, None), Ok(Some(2)));
+        assert!(verify_rest(&dir, 2, Some(1)).is_err());
+        // One that is cut is found all the same.
+        fs::write(dir.out(), "out").unwrap();
+        fs::write(dir.checkpoint(1).join("round-1/pages-1.img"), "").unwrap();
+        assert_eq!(verify_rest(&dir, 2, Some(1)).unwrap_err().seq, 1);
     }
 
     #[test]
