@@ -89,7 +89,7 @@ impl Node {
             kind: "application/x-tar",
             body: Body::Stream(Box::new(move |to| {
                 pack_round(&dir, round, to)?;
-                // Who does not hear of it waits for the end of its time.
+                // Whoever makes it and does not hear of this waits for the end of its time.
                 let _ = fs::write(round_sent(&dir, round), "");
                 Ok(())
             })),
