@@ -129,8 +129,9 @@ fn device(text: &[u8]) -> Option<u32> {
     (major < 1 << 12 && minor < 1 << 20).then_some(major << 20 | minor)
 }
 
-/// Undoes the kernel's escapes: a backslash and three octal digits.
-fn unescape(text: &[u8]) -> Vec<u8> {
+/// Undoes the kernel's escapes of paths: a backslash and three octal digits.
+#[must_use]
+pub fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((&first, tail)) = rest.split_first() {

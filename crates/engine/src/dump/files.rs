@@ -175,7 +175,7 @@ pub(crate) fn finish(cx: &mut Dump<'_>) -> Result<()> {
     let of_caller = (cx.opts.shell_job, cx.opts.files.orphan_pts_master);
     kinds.terminals.finish(of_caller, images, tasks, &cx.pids)?;
     kinds.memfds.write(images)?;
-    kinds.io_urings.finish(&mut cx.tasks, &cx.pids, &mut cx.files)?;
+    kinds.io_urings.finish(&mut cx.tasks, &cx.pids, &mut cx.files, cx.opts.strict)?;
     cx.remaps.write(images)?;
     kinds.locks.write(images)?;
     Ok(images.write_all(kind::FILES, 0, cx.files.entries())?)

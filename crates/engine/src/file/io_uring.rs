@@ -6,14 +6,17 @@
 //! counts on: so the new instance does nothing as often as the old one did something. Then
 //! its rings get the content that they had.
 //!
-//! What was registered with an instance is made again where it can be told ([`registered`]), and so
-//! are the ways in which threads know it ([`users`]). A thread of the kernel may fetch its requests
+//! What was registered with an instance is made again where it can be told ([`registered`],
+//! [`files`]), and refused where only that there is something can be ([`credentials`]). The ways in
+//! which threads know it are kept as well ([`users`]). A thread of the kernel may fetch its requests
 //! ([`polled`]).
 //!
 //! The kernel lets nobody send an instance over a socket. One that several tasks have open, since
 //! children inherit it, is made by the first of them, and the others take it from there. Threads of
 //! all of them may have asked for something, and each gets its answers by itself.
 
+mod credentials;
+mod files;
 mod polled;
 mod registered;
 mod restore;
@@ -28,6 +31,7 @@ use torpor_sys::vm;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd, Syscall};
 
+use self::files::RegisteredFile;
 pub(crate) use self::polled::{Rights, fetchers};
 use self::registered::GroupQuestion;
 pub(crate) use self::restore::IoUringRestorer;
@@ -82,6 +86,11 @@ const SHARED_BUFFERS: (&str, &str) = (
     "it has registered buffers, and several processes have it open: the kernel does not tell in whose \
      memory they are",
     "let the program close it in its children",
+);
+/// Why one with credentials is refused, and what to do.
+const CREDENTIALS: (&str, &str) = (
+    "it has registered credentials (IORING_REGISTER_PERSONALITY), and the kernel does not tell which",
+    "let the program make its requests with its own",
 );
 /// Why one whose thread fetches the requests of another as well is refused, and what to do.
 const SHARED_FETCHER: (&str, &str) = (
@@ -171,8 +180,8 @@ struct Instance {
     ino: u64,
     /// The tasks that have it open, each with a descriptor of it; the one that was met comes first.
     holders: Vec<(usize, i32)>,
-    /// Sockets that are registered with it: place and inode.
-    sockets: Vec<(u32, u64)>,
+    /// What is registered with it.
+    files: Vec<RegisteredFile>,
     /// The number of the thread that fetches its requests.
     fetcher: Option<i32>,
 }
@@ -206,6 +215,9 @@ impl IoUringDumper {
             return Err(refuse_use(found, SHARED_FETCHER.0, SHARED_FETCHER.1));
         }
         let setup = ask(tasks, found)?;
+        if credentials::any(tasks.remote(found.task)?, found.fd)? {
+            return Err(refuse_use(found, CREDENTIALS.0, CREDENTIALS.1));
+        }
         let (setup, rings, requests) = read(tasks, found, setup, counts)?;
         self.calls = self.calls.saturating_add(calls_of(&rings, counts.sq_entries));
         if self.calls > MAX_CALLS {
@@ -215,16 +227,15 @@ impl IoUringDumper {
             return Err(refuse(found, reason));
         }
         self.groups.push((found.task, found.fd, GroupQuestion::ask(found)));
-        let files = registered::files(found, &info)?;
+        let (places, files) = files::registered(found, &info)?;
         let buffers = registered::buffers(found, &info)?;
         if !others.is_empty() && buffers.iter().any(|buffer| buffer.length != 0) {
             let (reason, instead) = SHARED_BUFFERS;
             return Err(refuse_use(found, reason, instead));
         }
         registered::note_pinned(&mut tasks[found.task].vmas, &buffers);
-        let sockets = files.sockets;
         let (id, ino) = (found.id, found.stat.st_ino);
-        self.met.push(Instance { id, ino, holders, sockets, fetcher: number });
+        self.met.push(Instance { id, ino, holders, files, fetcher: number });
         let instance = TorporIoUringEntry {
             id: found.id,
             flags: found.flags(),
@@ -234,7 +245,7 @@ impl IoUringDumper {
             rings,
             requests,
             buffers,
-            places: files.places,
+            places,
             processor: fetcher.and_then(|fetcher| fetcher.processor),
             ..TorporIoUringEntry::default()
         };
@@ -273,19 +284,23 @@ impl IoUringDumper {
     /// After the last descriptor of the tree: what belongs to the kind as a whole.
     ///
     /// # Errors
-    /// Refused, if one has groups of buffers, a registered socket is not open any more, or a thread has
-    /// registered the descriptor of one that is closed.
+    /// Refused, if one has groups of buffers, or may have and everything is wanted (`strict`), it is
+    /// not known which file is registered, or a thread has registered the descriptor of one that is
+    /// closed.
     pub(crate) fn finish(
         &mut self,
         tasks: &mut Tasks,
         pids: &Pids,
         table: &mut FileTable,
+        strict: bool,
     ) -> Result<()> {
         for (task, fd, question) in self.groups.drain(..) {
-            question.check(tasks.remote(task)?, fd)?;
+            question.check(tasks.remote(task)?, fd, strict)?;
         }
         for met in &self.met {
-            let files = registered::resolve(tasks[met.holders[0].0].pid, table, met)?;
+            let task = met.holders[0].0;
+            let pid = tasks[task].pid;
+            let files = files::resolve(tasks.remote(task)?, pid, table, &met.files)?;
             if let Some(ring) = entry_mut(table, met.id) {
                 ring.files = files;
             }
@@ -384,14 +399,6 @@ fn check(found: &Found, info: &FdInfo) -> Result<()> {
             found,
             "it polls network devices itself (IORING_REGISTER_NAPI), which is not supported",
             "let the program leave that to the kernel",
-        ));
-    }
-    // Not all kernels show them: Linux 6.18 does not.
-    if info.rest.iter().any(|line| line.starts_with("Personalities")) {
-        return Err(refuse_use(
-            found,
-            "it has registered credentials, which is not supported",
-            "let the program make its requests with its own",
         ));
     }
     Ok(())

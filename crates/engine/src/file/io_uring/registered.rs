@@ -1,93 +1,23 @@
-//! What is registered with an instance: buffers, files, and groups of buffers.
-//!
-//! Of registered files the kernel shows the paths. That says which socket one is, but not which of
-//! several descriptions of any other file: with which position, or flags. A request can make a
-//! descriptor of one (`IORING_OP_FIXED_FD_INSTALL`), but each request moves the heads of the ring,
-//! which the program counts for itself, and a task whose dump fails must go on as it was.
+//! What is registered with an instance: buffers, and groups of buffers.
 
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::thread::JoinHandle;
 
-use torpor_images::proto::{TorporIoUringBuffer, TorporIoUringFile};
+use torpor_images::proto::TorporIoUringBuffer;
 use torpor_sys::io_uring::{PBUF_STATUS, is_group, tells_of_groups};
 use torpor_tracee::Tracee;
 
-use super::{Instance, NOWHERE, advise, refuse, refuse_use};
+use super::{NOWHERE, advise, refuse};
 use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
-use crate::file::table::FileTable;
 use crate::file::{FdInfo, Found};
 use crate::memory::vma::{Vma, status};
-use crate::proc;
 
 /// Size of `struct io_uring_buf_status`, which begins with the number of a group.
 const STATUS: usize = 40;
 /// How many groups an instance can have, and how many are asked for at once.
 const GROUPS: u32 = 1 << 16;
 const AT_ONCE: u32 = 4096;
-
-/// Registered files.
-#[derive(Debug)]
-pub(super) struct RegisteredFiles {
-    /// How many places there are for them, if any were made.
-    pub places: Option<u32>,
-    /// The places that have a socket, with its inode; the others are empty.
-    pub sockets: Vec<(u32, u64)>,
-}
-
-/// Registered files: lines `N: PATH` after their number, but for empty places.
-///
-/// # Errors
-/// Refused, if there is another file than a socket among them.
-pub(super) fn files(found: &Found, info: &FdInfo) -> Result<RegisteredFiles> {
-    let mut lines = info.rest.iter().skip_while(|line| !line.starts_with("UserFiles:"));
-    let places = lines.next().and_then(|line| line.strip_prefix("UserFiles:")?.trim().parse().ok());
-    let lines = lines.take_while(|line| !line.starts_with("UserBufs:"));
-    let mut sockets = Vec::new();
-    for line in lines {
-        let Some((place, path)) = line.trim_start().split_once(": ") else { continue };
-        let inode = path.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
-        let socket = place.parse().ok().zip(inode.and_then(|inode| inode.parse().ok()));
-        sockets.push(socket.ok_or_else(|| {
-            let reason = format!(
-                "it has registered a file ({path}) of which only the path is known, which is not \
-                 supported"
-            );
-            refuse_use(found, &reason, "let the program use its descriptors")
-        })?);
-    }
-    Ok(RegisteredFiles { places: places.filter(|&places: &u32| places != 0), sockets })
-}
-
-/// The registered sockets of an instance of process `pid`, by their numbers.
-///
-/// # Errors
-/// Refused, if one is not open any more in its task.
-pub(super) fn resolve(
-    pid: i32,
-    table: &FileTable,
-    met: &Instance,
-) -> Result<Vec<TorporIoUringFile>> {
-    if met.sockets.is_empty() {
-        return Ok(Vec::new());
-    }
-    let name = |fd: i32| std::fs::read_link(format!("/proc/{pid}/fd/{fd}"));
-    let open = proc::numbers(pid, "fd")?.into_iter();
-    let open: HashMap<_, _> = open.filter_map(|fd| Some((name(fd).ok()?, fd))).collect();
-    let file = |&(place, inode): &(u32, u64)| {
-        let fd = open.get(std::path::Path::new(&format!("socket:[{inode}]")));
-        let file = fd.and_then(|&fd| table.id_of(pid, fd)).ok_or_else(|| {
-            let reason = format!(
-                "has registered a socket (inode {inode}) that the task does not have open, which is \
-                 not supported; let the program keep its descriptor"
-            );
-            Error::refused(pid, "its io_uring instance", reason)
-        })?;
-        Ok(TorporIoUringFile { place, file })
-    };
-    met.sockets.iter().map(file).collect()
-}
 
 /// Registered buffers: lines `N: ADDRESS/LENGTH` after their number.
 ///
@@ -155,8 +85,9 @@ impl GroupQuestion {
     /// Waits for the answer. `task` has the instance, as `fd`.
     ///
     /// # Errors
-    /// Refused, if it has any; if the task is gone.
-    pub(super) fn check(self, task: &mut Tracee, fd: i32) -> Result<()> {
+    /// Refused, if it has any, or everything is wanted (`strict`) and this kernel does not tell; if the
+    /// task is gone.
+    pub(super) fn check(self, task: &mut Tracee, fd: i32, strict: bool) -> Result<()> {
         let join = |asked: JoinHandle<GroupAnswer>| {
             asked.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
         };
@@ -168,9 +99,7 @@ impl GroupQuestion {
         };
         let group = match answer {
             Err(e) if e.kind() == std::io::ErrorKind::Unsupported => {
-                let object = &self.object;
-                tracing::warn!("{object}: whether it has groups of buffers is told by Linux 6.8");
-                None
+                return untold(self.pid, self.object, strict);
             }
             answer => answer.context(|| "asking an io_uring for groups of buffers".to_owned())?,
         };
@@ -183,6 +112,17 @@ impl GroupQuestion {
             advise(self.pid, &reason, Some("let the program name a buffer in each request"));
         Err(Error::refused(self.pid, self.object, reason))
     }
+}
+
+/// This kernel does not tell whether an instance has groups of buffers.
+fn untold(pid: i32, object: String, strict: bool) -> Result<()> {
+    let reason =
+        "groups of its buffers would not be kept: whether there are any is told by Linux 6.8";
+    if strict {
+        return Err(Error::refused(pid, object, reason));
+    }
+    tracing::warn!("task {pid}: {object}: {reason}");
+    Ok(())
 }
 
 /// A group of buffers of an instance, if it has any: its task asks. The inner result is what
@@ -215,4 +155,24 @@ fn group_of_buffers(task: &mut Tracee, fd: i32) -> Result<GroupAnswer> {
         }
     }
     Ok(Ok(None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_that_this_kernel_does_not_tell_of_are_said_or_refused() {
+        let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+        let mut check = |strict| {
+            let untold = || Err(std::io::ErrorKind::Unsupported.into());
+            let asked = Some(std::thread::spawn(untold));
+            let question = GroupQuestion { asked, pid: 1, object: "fd 3".to_owned() };
+            question.check(&mut husk, 3, strict)
+        };
+        check(false).unwrap();
+        let error = check(true).unwrap_err().to_string();
+        assert!(error.contains("told by Linux 6.8"), "{error}");
+        husk.exit_with(0).unwrap();
+    }
 }
