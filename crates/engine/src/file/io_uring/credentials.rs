@@ -24,11 +24,11 @@ const AT_ONCE: u64 = 300;
 /// If the task is gone.
 pub(super) fn any(task: &mut Tracee, fd: i32) -> Result<bool> {
     let first = next(task, fd, 1)?;
-    // None was ever given.
+    // No number was ever given, to the program or to an earlier dump.
     if first == [Some(1)] {
         return Ok(false);
     }
-    // Once around, which takes some hundredths of a second: the next number is the same again.
+    // Once around, which takes a tenth of a second: the next number is the same again.
     let mut last = first.first().copied().flatten();
     let mut left = LAST - 1;
     while left > 0 {
