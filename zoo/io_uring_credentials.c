@@ -1,5 +1,6 @@
 // area: asynchronous I/O
-// shows: an io_uring instance that had credentials, all of which its program has given back
+// shows: --strict: an io_uring instance that had credentials, all of which its program has given back
+// dump: --strict
 // foreign: no CRIU keeps no io_uring
 #include "io_uring.h"
 

@@ -1,5 +1,6 @@
 // area: refusals
-// shows: an io_uring instance with credentials that were registered is refused by name, whichever number they have
+// shows: --strict: an io_uring instance with credentials that were registered is refused by name, whichever number they have
+// dump: --strict
 // modes: plain leave-running ns
 // expect: refused "it has registered credentials (IORING_REGISTER_PERSONALITY), and the kernel does not tell which; let the program make its requests with its own"
 #include "io_uring.h"

@@ -87,11 +87,6 @@ const SHARED_BUFFERS: (&str, &str) = (
      memory they are",
     "let the program close it in its children",
 );
-/// Why one with credentials is refused, and what to do.
-const CREDENTIALS: (&str, &str) = (
-    "it has registered credentials (IORING_REGISTER_PERSONALITY), and the kernel does not tell which",
-    "let the program make its requests with its own",
-);
 /// Why one whose thread fetches the requests of another as well is refused, and what to do.
 const SHARED_FETCHER: (&str, &str) = (
     "the thread that fetches its requests works for another one as well (IORING_SETUP_ATTACH_WQ), and \
@@ -215,9 +210,6 @@ impl IoUringDumper {
             return Err(refuse_use(found, SHARED_FETCHER.0, SHARED_FETCHER.1));
         }
         let setup = ask(tasks, found)?;
-        if credentials::any(tasks.remote(found.task)?, found.fd)? {
-            return Err(refuse_use(found, CREDENTIALS.0, CREDENTIALS.1));
-        }
         let (setup, rings, requests) = read(tasks, found, setup, counts)?;
         self.calls = self.calls.saturating_add(calls_of(&rings, counts.sq_entries));
         if self.calls > MAX_CALLS {
@@ -284,7 +276,8 @@ impl IoUringDumper {
     /// After the last descriptor of the tree: what belongs to the kind as a whole.
     ///
     /// # Errors
-    /// Refused, if one has groups of buffers, or may have and everything is wanted (`strict`), it is
+    /// Refused, if one has groups of buffers, or may have and everything is wanted (`strict`), or has
+    /// credentials then, it is
     /// not known which file is registered, or a thread has registered the descriptor of one that is
     /// closed.
     pub(crate) fn finish(
@@ -295,6 +288,7 @@ impl IoUringDumper {
         strict: bool,
     ) -> Result<()> {
         for (task, fd, question) in self.groups.drain(..) {
+            credentials::check(tasks.remote(task)?, fd, question.about(), strict)?;
             question.check(tasks.remote(task)?, fd, strict)?;
         }
         for met in &self.met {

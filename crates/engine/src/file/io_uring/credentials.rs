@@ -7,41 +7,64 @@
 
 use torpor_tracee::{Call, Tracee};
 
-use crate::error::Result;
+use super::advise;
+use crate::error::{Error, Result};
 
 /// Requests of io_uring_register(2).
 const REGISTER_PERSONALITY: u64 = 9;
 const UNREGISTER_PERSONALITY: u64 = 10;
+/// Why an instance is refused, and what to do.
+const WHY: &str = "it has registered credentials (IORING_REGISTER_PERSONALITY), and the kernel does not tell which";
+const INSTEAD: &str = "let the program make its requests with its own";
 /// The last number, and how many are asked for at once: as many as a task makes calls for without a
 /// pause, so that none stays registered if the dump is killed meanwhile.
 const LAST: u64 = 65_535;
 const AT_ONCE: u64 = 300;
 
-/// Whether credentials are registered with an instance that a task has open as `fd`, or it cannot be
-/// told.
+/// Refuses an instance with credentials, which a task has open as `fd`; `pid` and `object` are what messages call
+/// both. Where it has had some, or an earlier dump has asked, only a search tells, which takes a tenth of a second
+/// for each instance: that is done where everything is wanted (`strict`), and a warning given else.
 ///
 /// # Errors
-/// If the task is gone.
-pub(super) fn any(task: &mut Tracee, fd: i32) -> Result<bool> {
+/// The refusal; if the task is gone.
+pub(super) fn check(
+    task: &mut Tracee,
+    fd: i32,
+    (pid, object): (i32, &str),
+    strict: bool,
+) -> Result<()> {
     let first = next(task, fd, 1)?;
     // No number was ever given, to the program or to an earlier dump.
     if first == [Some(1)] {
-        return Ok(false);
+        return Ok(());
     }
-    // Once around, which takes a tenth of a second: the next number is the same again.
-    let mut last = first.first().copied().flatten();
+    if !strict {
+        tracing::warn!(
+            "task {pid}: {object}: credentials that are registered with it would be lost; it has had some, or was \
+             asked before: with --strict they are searched for"
+        );
+        return Ok(());
+    }
+    match are_free(task, fd, first[0])? {
+        true => Ok(()),
+        false => Err(Error::refused(pid, object, advise(pid, WHY, Some(INSTEAD)))),
+    }
+}
+
+/// Whether all numbers after `last`, which was given last, are free: once around, the next one is the same again.
+fn are_free(task: &mut Tracee, fd: i32, mut last: Option<u64>) -> Result<bool> {
     let mut left = LAST - 1;
     while left > 0 {
         let count = left.min(AT_ONCE);
         for number in next(task, fd, count)? {
             if number.is_none() || number != last.map(|last| last % LAST + 1) {
-                return Ok(true);
+                return Ok(false);
             }
             last = number;
         }
         left -= count;
     }
-    Ok(false)
+    Ok(true)
 }
 
 /// The next numbers that the kernel gives: each is taken and given back.

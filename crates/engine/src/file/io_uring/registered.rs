@@ -82,6 +82,11 @@ impl GroupQuestion {
         GroupQuestion { asked: asked.ok(), pid: found.pid, object: found.object() }
     }
 
+    /// What messages call the task and the instance.
+    pub(super) fn about(&self) -> (i32, &str) {
+        (self.pid, &self.object)
+    }
+
     /// Waits for the answer. `task` has the instance, as `fd`.
     ///
     /// # Errors
