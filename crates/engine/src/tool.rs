@@ -8,6 +8,10 @@ use crate::error::{Context, Error, Result};
 
 /// How many bytes of messages are kept.
 const MAX_MESSAGES: u64 = 64 << 10;
+/// Bytes of a stream that are carried at once.
+const AT_ONCE: usize = 256 << 10;
+/// Bytes of its output that a program may be ahead, where the kernel lets pipes hold as many.
+const AHEAD: usize = 1 << 20;
 
 /// How a program ended, and what it said.
 #[derive(Debug)]
@@ -49,6 +53,10 @@ fn carry(
     output: &mut (dyn Write + Send),
 ) -> io::Result<String> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    if let Some(stdout) = &stdout {
+        // A smaller one only has the two wait for each other more often.
+        let _ = rustix::pipe::fcntl_setpipe_size(stdout, AHEAD);
+    }
     std::thread::scope(|scope| {
         let fed = scope.spawn(move || match (input, stdin) {
             (Some(input), Some(mut stdin)) => match pass(input, &mut stdin) {
@@ -75,9 +83,9 @@ fn carry(
     })
 }
 
-/// Copies all of `input`, as much at once as a pipe holds.
+/// Copies all of `input`, a part of what a pipe holds at once.
 fn pass(input: &mut dyn Read, output: &mut dyn Write) -> io::Result<()> {
-    let mut buffer = vec![0; 64 << 10];
+    let mut buffer = vec![0; AT_ONCE];
     loop {
         match input.read(&mut buffer) {
             Ok(0) => return Ok(()),

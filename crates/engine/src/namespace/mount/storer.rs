@@ -32,12 +32,18 @@ pub(super) struct Storer<W: Write> {
     /// Whether it has a member.
     has_begun: bool,
     piece: Vec<u8>,
+    /// The member of a whole piece of zeros, once there was one.
+    zeros: Option<Vec<u8>>,
 }
+
+/// A whole piece of nothing.
+static ZEROS: [u8; PIECE] = [0; PIECE];
 
 impl<W: Write> Storer<W> {
     /// Stores to `out`.
     pub(super) fn new(out: W) -> Self {
-        Storer { out, at: 0, has_begun: false, piece: Vec::with_capacity(PIECE) }
+        let piece = Vec::with_capacity(PIECE);
+        Storer { out, at: 0, has_begun: false, piece, zeros: None }
     }
 
     /// Ends the stream.
@@ -53,13 +59,28 @@ impl<W: Write> Storer<W> {
     }
 
     fn store(&mut self) -> io::Result<()> {
-        let has_data = self.piece[self.piece.len() / 16..].iter().any(|&byte| byte != 0);
-        let member = if has_data { stored(&self.piece, self.at) } else { packed(&self.piece)? };
+        let last = &self.piece[self.piece.len() / 16..];
+        let member = if *last != ZEROS[..last.len()] {
+            stored(&self.piece, self.at)
+        } else if self.piece[..] == ZEROS {
+            self.zeros()?
+        } else {
+            packed(&self.piece)?
+        };
         self.out.write_all(&member)?;
         self.at = (self.at + member.len()) % UNIT;
         self.has_begun = true;
         self.piece.clear();
         Ok(())
+    }
+
+    /// The member of a piece that is all zeros. Databases make their files larger ahead: such a piece is packed once.
+    fn zeros(&mut self) -> io::Result<Vec<u8>> {
+        let member = match self.zeros.take() {
+            Some(member) => member,
+            None => packed(&ZEROS)?,
+        };
+        Ok(self.zeros.insert(member).clone())
     }
 }
 
