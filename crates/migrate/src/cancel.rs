@@ -30,6 +30,16 @@ impl Cancel {
         Ok(Self { pipe })
     }
 
+    /// One to which a signal has come.
+    #[cfg(test)]
+    pub(crate) fn due() -> std::io::Result<Self> {
+        use std::io::Write;
+        let (pipe, mut end) = UnixStream::pair()?;
+        pipe.set_nonblocking(true)?;
+        end.write_all(b"x")?;
+        Ok(Self { pipe })
+    }
+
     /// Whether a signal has come since the last look.
     #[must_use]
     pub(crate) fn is_due(&self) -> bool {

@@ -72,7 +72,8 @@ impl Pause {
 
 impl Measured {
     /// What is expected if the tasks are stopped when `left` bytes of memory are to be sent. What is
-    /// not built before is built in the pause, all memory with it.
+    /// not built before is built in the pause, all memory with it, and files in memory are made. Images that are compared are
+    /// read for that.
     #[must_use]
     pub(crate) fn pause(&self, mode: Mode, left: f64) -> Pause {
         let (waits, each) = match mode.is_lazy() {
@@ -87,10 +88,12 @@ impl Measured {
         };
         let written = (left / float(self.memory).max(1.0)).min(1.0);
         let state = float(self.state) + float(self.compared) * written;
-        let filled = filled + float(self.archived);
+        let made = if mode.builds_early() { written } else { 1.0 };
+        let filled = filled + float(self.archived) * made;
+        let read = seconds(float(self.compared) / FILL);
         Pause {
             freeze: self.freeze,
-            transfer: each + seconds((waits + state) / self.link.max(1.0)) + self.scan,
+            transfer: each + seconds((waits + state) / self.link.max(1.0)) + read + self.scan,
             restore: self.restore + seconds(filled / self.fill.max(1.0)),
         }
     }
@@ -271,14 +274,22 @@ mod tests {
     fn files_in_memory_are_waited_for_as_far_as_they_differ() {
         let files = 500_000_000;
         let more = Measured { compared: files, archived: files, ..MEASURED };
-        let waits = |left| {
-            let [with, without] = [&more, &MEASURED].map(|it| it.pause(Mode::Pipelined, left));
-            (with.transfer - without.transfer, with.restore - without.restore)
+        let waits = |mode, left| {
+            let [with, without] = [&more, &MEASURED].map(|it| it.pause(mode, left));
+            let waits = [with.transfer - without.transfer, with.restore - without.restore];
+            waits.map(|it| it.as_secs_f64())
         };
-        let look = seconds(float(files) / FILL);
-        assert_eq!(waits(0.0), (Duration::ZERO, look));
-        assert_eq!(waits(100e6), (Duration::from_millis(500), look));
-        assert_eq!(waits(2000e6).0, Duration::from_secs(5), "all of them, once");
+        let look = float(files) / FILL;
+        let is = |[transfer, restore]: [f64; 2], expected: [f64; 2]| {
+            let off = (transfer - expected[0]).abs() + (restore - expected[1]).abs();
+            assert!(off < 1e-6, "{transfer} {restore} {expected:?}");
+        };
+        is(waits(Mode::Pipelined, 0.0), [look, 0.0]);
+        is(waits(Mode::Pipelined, 100e6), [look + 0.5, look / 10.0]);
+        // All of them, once.
+        is(waits(Mode::Pipelined, 2000e6), [look + 5.0, look]);
+        // Where no tree is built before, all files are made in the pause.
+        is(waits(Mode::PreCopy, 0.0), [look, look]);
     }
 
     #[test]

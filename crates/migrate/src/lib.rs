@@ -39,6 +39,7 @@ mod host;
 mod mode;
 mod nest;
 mod pace;
+mod packing;
 mod picture;
 mod probe;
 mod progress;

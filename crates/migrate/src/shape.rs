@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use torpor_kernel::mountinfo;
@@ -92,11 +92,21 @@ impl Shape {
     }
 }
 
-/// Bytes of files in memory that a process sees and others do not: where it has mounts of its own.
+/// Bytes of files in memory that a process sees and others do not.
 fn files_in_memory(pid: i32) -> u64 {
+    let used = |place: &PathBuf| {
+        let there = rustix::fs::statvfs(place);
+        there.map_or(0, |it| it.f_blocks.saturating_sub(it.f_bfree).saturating_mul(it.f_frsize))
+    };
+    file_systems(pid).iter().map(used).sum()
+}
+
+/// Where this process finds the file systems in memory that another one sees and others do not: where it has mounts of its
+/// own.
+pub(crate) fn file_systems(pid: i32) -> Vec<PathBuf> {
     let mounts = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
     if mounts(&pid.to_string()) == mounts("self") {
-        return 0;
+        return Vec::new();
     }
     let mut seen = HashSet::new();
     let all = mountinfo::of(pid).unwrap_or_default();
@@ -104,14 +114,9 @@ fn files_in_memory(pid: i32) -> u64 {
     let whole = all
         .iter()
         .filter(|it| it.fs == "tmpfs" && it.root == Path::new("/") && seen.insert(it.dev));
-    whole.map(|it| used(pid, &it.mountpoint)).sum()
-}
-
-/// Bytes that are in use in the file system that a process has at `place`.
-fn used(pid: i32, place: &Path) -> u64 {
-    let place = place.strip_prefix("/").unwrap_or(place);
-    let there = rustix::fs::statvfs(Path::new(&format!("/proc/{pid}/root")).join(place));
-    there.map_or(0, |it| it.f_blocks.saturating_sub(it.f_bfree).saturating_mul(it.f_frsize))
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    let place = |place: &Path| root.join(place.strip_prefix("/").unwrap_or(place));
+    whole.map(|it| place(&it.mountpoint)).collect()
 }
 
 fn count(number: u64) -> u32 {

@@ -33,6 +33,9 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// How often.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How often it is looked whether the images of an earlier round are read.
+const LOOK: Duration = Duration::from_millis(1);
+
 /// Images below this length are sent as they are.
 pub(super) const MIN_COMPARED: u64 = 64 << 10;
 
@@ -211,9 +214,15 @@ impl Link {
     /// Sends all images of a round that are not pages. How many bytes those have.
     ///
     /// # Errors
-    /// If the link is down, or they cannot be read.
-    pub(super) fn send_images(&mut self, dir: &Path, number: u32) -> Result<Sent> {
-        self.know_earlier()?;
+    /// If the link is down, or they cannot be read; if somebody cancels, or one of the earlier images that they are compared
+    /// with cannot be read.
+    pub(super) fn send_images(
+        &mut self,
+        dir: &Path,
+        number: u32,
+        cancel: Option<&Cancel>,
+    ) -> Result<Sent> {
+        self.know_earlier(cancel)?;
         let mut sent = Sent::default();
         for (name, path) in images(dir)? {
             let len = self.send_file(&path, name)?;
@@ -229,14 +238,13 @@ impl Link {
         self.reading = Some(thread::spawn(move || read_large(&dir, number)));
     }
 
-    /// Waits until those are read: the tasks are not stopped for that.
+    /// Waits until those are read, or somebody cancels: the tasks are not stopped for that.
     ///
     /// # Errors
-    /// If one of those images cannot be read.
-    pub(super) fn know_earlier(&mut self) -> Result<()> {
+    /// If somebody does; if one of those images cannot be read.
+    pub(super) fn know_earlier(&mut self, cancel: Option<&Cancel>) -> Result<()> {
         let Some(reading) = self.reading.take() else { return Ok(()) };
-        let known = reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        self.earlier.extend(known);
+        self.earlier.extend(result_of(reading, cancel)?);
         Ok(())
     }
 
@@ -348,6 +356,17 @@ impl Link {
     }
 }
 
+/// Waits for what a thread has read, or for somebody who cancels: it reads in vain then.
+fn result_of(reading: JoinHandle<Result<Known>>, cancel: Option<&Cancel>) -> Result<Known> {
+    while !reading.is_finished() {
+        if cancel.is_some_and(Cancel::is_due) {
+            return Err(Error::Cancelled);
+        }
+        thread::sleep(LOOK);
+    }
+    reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
 /// Reads the large images of a round.
 fn read_large(dir: &Path, number: u32) -> Result<Known> {
     let mut known = Known::new();
@@ -453,5 +472,29 @@ pub(super) fn unexpected(reply: Reply) -> Error {
             Error::Refused { text: format!("the destination: {text}"), hint }
         }
         reply => Error::Protocol(format!("it says {reply:?} out of turn")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// Files in memory may be large, and reading them takes long.
+    #[test]
+    fn reading_earlier_images_can_be_cancelled() {
+        let (done, not_yet) = channel::<()>();
+        let reading = thread::spawn(move || {
+            let _ = not_yet.recv();
+            Ok(Known::new())
+        });
+        let cancel = Cancel::due().unwrap();
+        assert!(matches!(result_of(reading, Some(&cancel)), Err(Error::Cancelled)));
+        drop(done);
+        let reading = thread::spawn(|| Ok(Known::new()));
+        assert!(result_of(reading, Some(&cancel)).unwrap().is_empty(), "nobody does any more");
     }
 }

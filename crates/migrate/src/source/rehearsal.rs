@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use torpor_worker::{Event, Worker};
 
-use super::estimate::kind;
+use super::estimate::{Unprepared, kind};
 use super::files::{trees, volumes};
 use super::link::{Link, MIN_COMPARED};
 use super::round::{STORE, written_pages};
@@ -108,7 +108,7 @@ pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
     let mut speed = None;
     if let Some(link) = &mut link {
         if checked.is_some() {
-            match link.send_images(&kept, 1).and_then(|_| link.arrived(1)) {
+            match link.send_images(&kept, 1, None).and_then(|_| link.arrived(1)) {
                 Ok(()) => {}
                 Err(error @ Error::Refused { .. }) => note(&error),
                 Err(error) => return Err(error),
@@ -140,8 +140,11 @@ fn forecast(
     let longer = lesson.map(|lesson| lesson.factors.restore);
     // What the estimate of a migration begins with, which the factor is of.
     let shape = Shape::of(&tasks);
-    let base = if plan.mode.has_rounds() { checked.freeze } else { shape.cost() };
-    let restore = longer.map_or(checked.freeze, |times| base.mul_f64(times));
+    let base = || match plan.mode.has_rounds() {
+        true => checked.freeze,
+        false => Unprepared::of(plan.pid, &shape).restore,
+    };
+    let restore = longer.map_or(checked.freeze, |times| base().mul_f64(times));
     let (pace, compares) = (lesson.and_then(|it| it.pace), checked.compares);
     let start = Instant::now();
     let trees = trees(plan)?;

@@ -34,7 +34,8 @@ impl Source<'_> {
             }
         };
         let outcome = judge(if self.is_whole(number) { "dump" } else { "pre-dump" }, outcome)?;
-        let images = self.link.send_images(&self.round_dir(number), number)?;
+        let dir = self.round_dir(number);
+        let images = self.link.send_images(&dir, number, Some(&self.cancel))?;
         let mut round = Round {
             start,
             pages: pages(&outcome),
@@ -71,7 +72,7 @@ impl Source<'_> {
     pub(super) fn last_round(&mut self) -> Result<Worker> {
         let number = u32::try_from(self.rounds.len()).unwrap_or(u32::MAX).saturating_add(1);
         let sent = self.link.meter.sent();
-        self.link.know_earlier()?;
+        self.link.know_earlier(Some(&self.cancel))?;
         let kind = if self.plan.mode.is_lazy() { Kind::Lazy } else { Kind::Last };
         let mut worker = self.start_round(number, kind)?;
         let mut start = Instant::now();
@@ -104,7 +105,7 @@ impl Source<'_> {
         if let Some(container) = &self.plan.container {
             container.complete(&self.round_dir(number), self.work.path())?;
         }
-        self.link.send_images(&self.round_dir(number), number)?;
+        self.link.send_images(&self.round_dir(number), number, Some(&self.cancel))?;
         self.arrived(number)?;
         let arrived = Instant::now();
         self.downtime.start = Some(start);
