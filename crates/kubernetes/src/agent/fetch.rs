@@ -160,7 +160,8 @@ impl Node {
         let is_stored = object["status"]["checkpointLocation"]["ociImage"].is_object();
         let rounds = self.rounds.of(object);
         let mut count = rounds.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = std::mem::take(&mut *count);
+        // From now on nobody brings rounds into the directory: those who wait for the number hold old objects.
+        let here = count.take().unwrap_or_default();
         let dir = match here {
             0 => self.store.begin(namespace, name)?,
             _ => self.store.part(namespace, name)?,

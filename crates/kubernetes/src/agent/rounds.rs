@@ -22,20 +22,27 @@ use crate::pod::text;
 const LOOKS: Duration = Duration::from_secs(5);
 /// How often it is looked whether it is.
 const STEP: Duration = Duration::from_millis(50);
+/// Of no more checkpoints is it known what is here.
+const MOST: usize = 10_000;
 
-/// How many rounds are here of each checkpoint that is on its way, by uid. Whoever brings more holds the number.
+/// How many rounds are here of a checkpoint that is on its way; nothing when the rest is being fetched. Whoever brings more
+/// holds the number.
+pub(super) type Count = Arc<Mutex<Option<u32>>>;
+
+/// What is here of each checkpoint that is on its way, by uid.
 #[derive(Debug, Default)]
-pub(super) struct RoundsHere(Mutex<HashMap<String, Arc<Mutex<u32>>>>);
+pub(super) struct RoundsHere(Mutex<HashMap<String, Count>>);
 
 impl RoundsHere {
     /// How many of a checkpoint are.
-    pub(super) fn of(&self, object: &Value) -> Arc<Mutex<u32>> {
+    pub(super) fn of(&self, object: &Value) -> Count {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Of what does not come nobody tells.
-        if all.len() > 10_000 {
-            all.clear();
+        // Of what does not come nobody tells. Two who bring the same checkpoint have to share its number.
+        if all.len() >= MOST {
+            all.retain(|_, count| Arc::strong_count(count) > 1);
         }
-        Arc::clone(all.entry(text(object, "/metadata/uid").to_owned()).or_default())
+        let first = || Arc::new(Mutex::new(Some(0)));
+        Arc::clone(all.entry(text(object, "/metadata/uid").to_owned()).or_insert_with(first))
     }
 
     /// It is here, or does not come.
@@ -59,18 +66,20 @@ impl Node {
         }
         let here = self.rounds.of(object);
         let mut count = here.lock().unwrap_or_else(PoisonError::into_inner);
-        if *count >= ROUNDS || self.store.find(namespace, name).is_some() {
+        // Whoever fetches the rest has the directory for itself, and may have made another one since.
+        let Some(had) = *count else { return Ok(()) };
+        if had >= ROUNDS || self.store.find(namespace, name).is_some() {
             return Ok(());
         }
         self.be_introduced()?;
-        let dir = match *count {
+        let dir = match had {
             0 => self.store.begin(namespace, name)?,
             _ => self.store.part(namespace, name)?,
         };
-        let next = *count + 1;
-        let fetched = self
-            .of_peer(|caller| peer::fetch_round(caller, object, pod, next, &dir, self.silence()));
-        *count += u32::from(fetched?);
+        let fetched = self.of_peer(|caller| {
+            peer::fetch_round(caller, object, pod, had + 1, &dir, self.silence())
+        });
+        *count = Some(had + u32::from(fetched?));
         Ok(())
     }
 
@@ -110,5 +119,25 @@ fn is_made(dir: &Path, round: u32) -> bool {
             return false;
         }
         sleep(STEP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_somebody_brings_is_not_forgotten_for_others() {
+        let rounds = RoundsHere::default();
+        let object = |uid: String| json!({ "metadata": { "uid": uid } });
+        let brought = object("brought".to_owned());
+        let count = rounds.of(&brought);
+        for number in 0..=MOST {
+            drop(rounds.of(&object(number.to_string())));
+        }
+        assert!(Arc::ptr_eq(&count, &rounds.of(&brought)));
+        assert!(rounds.0.lock().unwrap().len() <= MOST);
     }
 }

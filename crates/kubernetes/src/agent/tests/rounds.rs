@@ -129,3 +129,43 @@ fn rounds_go_to_the_node_of_the_target_alone() {
     assert_eq!(fetched(1, "node2/peer"), Ok(true));
     assert!(round_sent(&dir, 1).exists());
 }
+
+/// The checkpoint that is being made, as it is when another node is to be asked for rounds: the one at `address`.
+fn asking(server: &Arc<Server>, address: &str) -> Value {
+    let mut object = server.get(&path("a", "c")).unwrap();
+    object["status"]["nodeName"] = json!("node1");
+    object["status"]["checkpointLocation"]["peer"]["address"] = json!(address);
+    server.put(&path("a", "c"), object);
+    server.get(&path("a", "c")).unwrap()
+}
+
+#[test]
+fn whoever_waits_for_a_fetch_that_fails_begins_nothing() {
+    let (server, _place, [_, node2, _], _) = moving();
+    let source = TcpListener::bind("127.0.0.1:0").unwrap();
+    let object = asking(&server, &source.local_addr().unwrap().to_string());
+    let fetch = {
+        let (node2, object) = (Arc::clone(&node2), object.clone());
+        thread::spawn(move || node2.brought(&object, "web-0", Instant::now() + LONG).map(drop))
+    };
+    // It has the number of the rounds by now, and is not answered.
+    let asked = source.accept().unwrap();
+    let count = node2.rounds.of(&object);
+    let other = {
+        let (node2, object) = (Arc::clone(&node2), object.clone());
+        thread::spawn(move || node2.next_round(&object, "web-0"))
+    };
+    let end = Instant::now() + LONG;
+    // The map, the fetch, this test, and the one that waits.
+    while Arc::strong_count(&count) < 4 {
+        assert!(Instant::now() < end, "nobody waits");
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop((source, asked));
+    fetch.join().unwrap().unwrap_err();
+    other.join().unwrap().unwrap();
+    assert!(!node2.store.part("a", "c").unwrap().exists());
+    // The next try shares nothing with them.
+    assert!(!Arc::ptr_eq(&count, &node2.rounds.of(&object)));
+    assert_eq!(*node2.rounds.of(&object).lock().unwrap(), Some(0));
+}
