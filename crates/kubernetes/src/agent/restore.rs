@@ -20,8 +20,8 @@ use crate::restoring::Report;
 const WAIT: Duration = Duration::from_secs(50);
 /// How often it is looked whether it is there.
 const STEP: Duration = Duration::from_millis(200);
-/// How often a round of a pod that moves may fail to come: then it comes with the rest.
-const ROUND_FAILURES: u32 = 3;
+/// How often a round of a pod that moves may be refused: then it comes with the rest.
+const REFUSALS: u32 = 3;
 /// How long a container that may have no checkpoint waits for an API server that does not answer.
 const RETURNS: Duration = Duration::from_secs(20);
 
@@ -106,7 +106,7 @@ impl Node {
     fn awaited(&self, container: &Container, name: &str) -> Result<Value> {
         let until = Instant::now() + WAIT;
         let (path, uid) = (path(&container.namespace, name), container.uid.as_str());
-        let mut failures = 0;
+        let mut refused = 0;
         loop {
             let object = self.api.get(&path)?;
             let object = object.ok_or_else(|| Error::new(format!("no checkpoint {name}")))?;
@@ -117,10 +117,14 @@ impl Node {
             if crate::pod::condition(&object, checkpoint::TARGET_READY).is_none() {
                 self.report(container, name, &Report::Waits)?;
             }
-            if failures < ROUND_FAILURES
-                && let Err(error) = self.next_round(&object, &container.pod)
+            if refused < REFUSALS
+                && let Err(error) = self.next_round(&object, &container.pod, until)
             {
-                failures += 1;
+                // Who does not answer once may never: what is left of the time is for the rest, and for the store.
+                refused = match error {
+                    Error::Refused { .. } => refused + 1,
+                    Error::Silent { .. } | Error::Other(_) => REFUSALS,
+                };
                 tell!("{}/{name}: what has been copied of it so far: {error}", container.namespace);
             }
             sleep(STEP);

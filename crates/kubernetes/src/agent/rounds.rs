@@ -54,11 +54,11 @@ impl RoundsHere {
 
 impl Node {
     /// Fetches the next round of a checkpoint that is being made for `pod`, if there is one. What does not come now comes
-    /// with the rest.
+    /// with the rest, and so does what the other node has not begun to hand out by `until`.
     ///
     /// # Errors
     /// If the node that makes it does not answer, or refuses; if there is no place for it.
-    pub(super) fn next_round(&self, object: &Value, pod: &str) -> Result<()> {
+    pub(super) fn next_round(&self, object: &Value, pod: &str, until: Instant) -> Result<()> {
         let (namespace, name) =
             (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
         if text(object, "/status/checkpointLocation/peer/address").is_empty() {
@@ -72,13 +72,17 @@ impl Node {
             return Ok(());
         }
         self.be_introduced()?;
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        let silence = left.min(self.silence());
         let dir = match had {
             0 => self.store.begin(namespace, name)?,
             _ => self.store.part(namespace, name)?,
         };
-        let fetched = self.of_peer(|caller| {
-            peer::fetch_round(caller, object, pod, had + 1, &dir, self.silence())
-        });
+        let fetched =
+            self.of_peer(|caller| peer::fetch_round(caller, object, pod, had + 1, &dir, silence));
         *count = Some(had + u32::from(fetched?));
         Ok(())
     }

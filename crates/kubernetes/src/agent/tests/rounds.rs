@@ -1,5 +1,7 @@
 //! A pod that moves: its memory goes to the other node while it runs.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
 use crate::message::{LOGS, ROUNDS, round_made, round_sent};
 
@@ -153,7 +155,7 @@ fn whoever_waits_for_a_fetch_that_fails_begins_nothing() {
     let count = node2.rounds.of(&object);
     let other = {
         let (node2, object) = (Arc::clone(&node2), object.clone());
-        thread::spawn(move || node2.next_round(&object, "web-0"))
+        thread::spawn(move || node2.next_round(&object, "web-0", Instant::now() + LONG))
     };
     let end = Instant::now() + LONG;
     // The map, the fetch, this test, and the one that waits.
@@ -168,4 +170,42 @@ fn whoever_waits_for_a_fetch_that_fails_begins_nothing() {
     // The next try shares nothing with them.
     assert!(!Arc::ptr_eq(&count, &node2.rounds.of(&object)));
     assert_eq!(*node2.rounds.of(&object).lock().unwrap(), Some(0));
+}
+
+#[test]
+fn a_node_that_does_not_answer_is_asked_for_rounds_once() {
+    let (server, _place, [_, node2, _], _) = moving();
+    let source = TcpListener::bind("127.0.0.1:0").unwrap();
+    let object = asking(&server, &source.local_addr().unwrap().to_string());
+    source.set_nonblocking(true).unwrap();
+    let is_asked = || source.accept().is_ok();
+    // There is no time left.
+    node2.next_round(&object, "web-0", Instant::now()).unwrap();
+    assert!(!is_asked());
+    let (desk, looks) = (Arc::clone(&server), Arc::new(AtomicUsize::new(0)));
+    let looked = Arc::clone(&looks);
+    server.also(move |request| {
+        looked.fetch_add(usize::from(request.path == path("a", "c")), Ordering::Relaxed);
+        key(&desk, request)
+    });
+    let created = {
+        let node2 = Arc::clone(&node2);
+        thread::spawn(move || node2.answer(&Ask::Create { container: container("new") }))
+    };
+    let end = Instant::now() + LONG;
+    let wait_until = |seen: &dyn Fn() -> bool| {
+        while !seen() {
+            assert!(Instant::now() < end, "nobody asks any more");
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    // The connection is closed at once.
+    wait_until(&is_asked);
+    let before = looks.load(Ordering::Relaxed);
+    wait_until(&|| looks.load(Ordering::Relaxed) > before + 3);
+    assert!(!is_asked());
+    // Nobody waits for what is gone.
+    server.api("controller").delete(&path("a", "c")).unwrap();
+    let answer = created.join().unwrap().unwrap();
+    assert!(matches!(answer, Answer::Refused { .. }), "{answer:?}");
 }
