@@ -106,8 +106,12 @@ impl Controller {
         })
     }
 
-    /// Has the nodes where the pods of a snapshot may go fetch it before there are any, if those are few.
+    /// Has the nodes where the pods of a snapshot may go fetch it before there are any, if those are few. Where no node is
+    /// known, nothing is said: it is looked again.
     fn spread(&self, snapshot: &Value) -> Result<()> {
+        if self.nodes.is_empty() {
+            return Ok(());
+        }
         let template = &snapshot["status"]["checkpointedPodTemplate"];
         let expected = self.expected(snapshot, &template["spec"]);
         if let Some(expected) = &expected {

@@ -120,11 +120,17 @@ impl Nodes {
         Ok(Self(all.into_iter().filter_map(known).collect()))
     }
 
+    /// Whether no node is known: there is none yet that its agent has told of, or they cannot be listed.
+    #[must_use]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The labels of the nodes on which what ran on `machine` (as an object) goes on in a pod of a specification.
     /// `None` if that cannot be told, none if there is no such node.
     #[must_use]
     pub(super) fn that_fit(&self, machine: &Value, spec: &Value) -> Option<BTreeSet<String>> {
-        let machine = Machine::read(machine).filter(|_| !self.0.is_empty())?;
+        let machine = Machine::read(machine).filter(|_| !self.is_empty())?;
         Some(self.fitting(&machine, spec).map(|(_, there)| there.label()).collect())
     }
 

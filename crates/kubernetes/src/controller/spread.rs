@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::decide::Action;
 use crate::checkpoint::{EXPECTED, is_ready, is_sealed, is_shared};
 
-/// Looks for snapshots that nobody has looked for nodes for.
+/// Looks for snapshots of which nobody has said yet whether nodes are to have them.
 #[must_use]
 pub(super) fn decide(checkpoints: &[Value]) -> Vec<Action> {
     let is_new = |one: &&Value| {

@@ -284,6 +284,37 @@ fn a_snapshot_goes_to_a_few_nodes_that_fit_before_there_is_any_pod() {
 }
 
 #[test]
+fn a_snapshot_waits_for_the_first_nodes_that_are_known() {
+    let server = Server::start();
+    let here = machine("6.12", &["sse2"]);
+    node(&server, "twin", &here);
+    let name = saved(&server, &pod("deployment", None, 0, "source"));
+    let mut snapshot = server.get(&path("a", &name)).unwrap();
+    snapshot["spec"]["sharing"] = json!("Shared");
+    snapshot["spec"]["postCheckpointState"] = json!("Running");
+    snapshot["status"]["machine"] = json!(here);
+    server.put(&path("a", &name), snapshot);
+    let before = server.get(&path("a", &name));
+    let mut controller = controller(&server);
+    // Nodes may not be listed, or no agent has told of any.
+    for answer in [Response::problem(403, "no"), Response::json(&json!({ "items": [] }))] {
+        let answer = Mutex::new(Some(answer));
+        server.also(move |request| {
+            if request.path != "/api/v1/nodes" {
+                return None;
+            }
+            answer.lock().unwrap().take()
+        });
+        controller.turn().unwrap();
+        assert_eq!(server.get(&path("a", &name)), before);
+    }
+    controller.turn().unwrap();
+    let known = server.get(&path("a", &name)).unwrap();
+    assert_eq!(known["status"]["expectedOn"], json!(["twin"]));
+    assert_eq!(known["metadata"]["labels"][checkpoint::EXPECTED], "true");
+}
+
+#[test]
 fn nodes_that_cannot_be_listed_hold_nobody_up_for_good() {
     let server = Server::start();
     let here = machine("6.12", &["sse2"]);
