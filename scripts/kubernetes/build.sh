@@ -1,8 +1,8 @@
 #!/bin/bash
 # build.sh [--built | --helm] [DIRECTORY]: builds a whole Kubernetes for the tests, at pinned versions, from Go modules: etcd,
-# the control plane, the kubelet, kubectl, containerd 2 and helm. What is there already is left alone. The first build takes
+# the control plane, the kubelet, kubectl and containerd 2. What is there already is left alone. The first build takes
 # both cores of a small machine for some minutes. Ends with the directory of the programs.
-# With --built nothing is built: it fails if something is missing that a cluster takes. With --helm helm alone is built.
+# With --built nothing is built: it fails if something is missing. With --helm helm alone is built, which no cluster takes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -23,6 +23,9 @@ if [ -n "$only_built" ]; then
 	exit
 fi
 mkdir -p "$out/bin"
+# Others may build here as well, or run what is built: each program is written once.
+exec 9>"$out/lock"
+flock 9
 command -v go >/dev/null || { echo "Kubernetes takes Go 1.25 or newer, and there is none" >&2; exit 1; }
 
 # tools DIRECTORY MODULE VERSION: a module that requires another. `go install PACKAGE@VERSION` refuses modules with
@@ -57,15 +60,18 @@ build() {
 		fi
 		CGO_ENABLED=0 GOFLAGS=-mod=mod go build -trimpath -o "$out/bin/" \
 			-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$kubernetes" "$@"
-	); then
+	) 9>&-; then
 		touch "$out/$name-$version"
 	fi
 	rm -rf "$dir"
 	[ -e "$out/$name-$version" ] || { echo "$name $version does not build" >&2; exit 1; }
 }
 
-build helm helm.sh/helm/v3 "$helm" helm.sh/helm/v3/cmd/helm
-[ -z "$only_helm" ] || { echo "$out/bin"; exit; }
+if [ -n "$only_helm" ]; then
+	build helm helm.sh/helm/v3 "$helm" helm.sh/helm/v3/cmd/helm
+	echo "$out/bin"
+	exit
+fi
 build etcd go.etcd.io/etcd/server/v3 "$etcd" go.etcd.io/etcd/server/v3
 [ -e "$out/bin/server" ] && mv "$out/bin/server" "$out/bin/etcd"
 build containerd github.com/containerd/containerd/v2 "$containerd" \
