@@ -75,7 +75,7 @@ fn a_checkpoint_holds_what_has_changed_since_the_last() {
     assert!(daemon.job(id)["run"].as_u64().unwrap() >= 2);
 }
 
-/// However many checkpoints build on one another: somebody waits for who gives way.
+/// However many checkpoints build on one another: somebody waits for the job that gives way.
 #[test]
 fn who_gives_way_is_saved_as_what_has_changed() {
     let config = json!({ "shortest_interval": 700, "mean_time_between_failures": 500 });

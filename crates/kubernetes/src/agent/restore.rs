@@ -120,7 +120,7 @@ impl Node {
             if refused < REFUSALS
                 && let Err(error) = self.next_round(&object, &container.pod, until)
             {
-                // Who does not answer once may never: what is left of the time is for the rest, and for the store.
+                // A node that does not answer once may never: what is left of the time is for the rest, and for the store.
                 refused = match error {
                     Error::Refused { .. } => refused + 1,
                     Error::Silent { .. } | Error::Other(_) => REFUSALS,
