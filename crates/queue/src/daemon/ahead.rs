@@ -120,13 +120,13 @@ impl Core {
         destination: &Destination,
         sent: Result<u64, String>,
     ) {
-        let mut ahead = self.ahead.remove(&id).unwrap_or_default();
         let still = |there: &Destination| there.key == destination.key && there.job.is_none();
         let record = self.jobs.get(&id).filter(|record| record.place == Place::Running);
         if record.and_then(|record| record.destination.as_ref()).is_none_or(|there| !still(there)) {
             // It has ended, gone, or is to stay.
             return self.forget_there(destination);
         }
+        let mut ahead = self.ahead.remove(&id).unwrap_or_default();
         match sent {
             Ok(bytes) => {
                 ahead.sent.push(bytes);
@@ -166,6 +166,7 @@ impl Core {
 
     /// A job does not go, or is over: what was sent of it is needed no more.
     pub(super) fn drop_ahead(&mut self, id: JobId) {
+        self.ahead.remove(&id);
         let there = self.jobs.get(&id).and_then(|record| record.destination.clone());
         if let Some(there) = there.filter(|there| there.ahead.is_some() && there.job.is_none()) {
             self.forget_there(&there);

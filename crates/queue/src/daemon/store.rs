@@ -116,7 +116,8 @@ impl Store {
         db.execute_batch(TABLES)?;
         // Refusals of earlier versions: by kinds that were too wide, and a new version tries again.
         db.execute_batch("DROP TABLE IF EXISTS kinds;")?;
-        Ok(Self { db, in_doubt: Cell::new(false) })
+        // An earlier daemon may have failed to bring the log to stable storage.
+        Ok(Self { db, in_doubt: Cell::new(true) })
     }
 
     /// Writes something.
