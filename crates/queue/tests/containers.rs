@@ -33,7 +33,6 @@ fn errors(daemon: &Daemon, id: u64) -> String {
 
 /// Lets a container end that says so much before it waits for that.
 fn let_end(daemon: &Daemon, id: u64, last: &str) {
-    daemon.wait_for(id, "running");
     daemon.wait_for_output(id, last);
     let mut signal = Command::new("curl");
     signal.args(["--silent", "--show-error", "--fail", "--request", "POST", "--unix-socket"]);

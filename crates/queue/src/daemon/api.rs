@@ -480,15 +480,46 @@ impl Core {
             Place::Starting if ends && !self.links.contains_key(&id) => {
                 self.cancel(id, signal, None);
             }
-            Place::Starting | Place::Running | Place::Waking => {
-                if ends {
-                    self.signalled.insert(id, (signal, files::now()));
-                }
+            Place::Starting | Place::Running | Place::Waking if ends => {
+                self.signalled.insert(id, (signal, files::now()));
                 self.order(id, &Order::Signal { signal, group });
             }
             _ if ends => self.cancel(id, signal, None),
-            _ => {}
+            // A process that begins may have nothing yet that takes a signal, and end by it.
+            Place::Queued => {}
+            Place::Running if self.links.contains_key(&id) => {
+                self.order(id, &Order::Signal { signal, group });
+            }
+            Place::Starting if record.durable.is_none() => {
+                self.order(id, &Order::Signal { signal, group });
+            }
+            _ => self.keep_signal(id, signal, group),
         }
+    }
+
+    /// Keeps a signal for a job until it runs: nobody is there now to pass it on to it. As the kernel, it keeps
+    /// one of each kind.
+    fn keep_signal(&mut self, id: JobId, signal: i32, group: bool) {
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        if !record.signals.contains(&(signal, group)) {
+            record.signals.push((signal, group));
+            self.save(id, None);
+        }
+    }
+
+    /// Passes on to a job what was kept for it, if it runs and its shepherd listens.
+    pub(super) fn pass_kept_signals(&mut self, id: JobId) {
+        let is_there = self.links.contains_key(&id);
+        let runs = |record: &&mut Record| record.place == Place::Running;
+        let Some(record) = self.jobs.get_mut(&id).filter(runs).filter(|_| is_there) else { return };
+        let signals = std::mem::take(&mut record.signals);
+        if signals.is_empty() {
+            return;
+        }
+        for (signal, group) in signals {
+            self.order(id, &Order::Signal { signal, group });
+        }
+        self.save(id, None);
     }
 
     /// Ends a job because a person wants that. One that was told to already gets the signal, too.

@@ -385,17 +385,21 @@ impl Core {
         if matches!(place, Place::Running | Place::Ended) {
             self.depot.has_served(id);
         }
-        let Some(record) = self.jobs.get(&id) else { return };
-        let ran = record.ran - before;
-        if ran > 0 {
-            let half_life = self.config.rules.shares.half_life;
-            self.usage.decay(now, half_life);
-            let spec = &record.spec;
-            self.usage.add(&spec.project, &spec.owner, spec.slots, ran);
-            self.failures.worked(u64::try_from(ran).unwrap_or(0));
-            self.unkept_usage = true;
-        }
+        let ran = self.jobs.get(&id).map_or(0, |record| record.ran - before);
+        self.count_work(id, ran);
         self.save(id, Some((event, data)));
+        self.pass_kept_signals(id);
+    }
+
+    /// Counts time that a job has had.
+    pub(super) fn count_work(&mut self, id: JobId, ran: Millis) {
+        let Some(record) = self.jobs.get(&id).filter(|_| ran > 0) else { return };
+        let half_life = self.config.rules.shares.half_life;
+        self.usage.decay(files::now(), half_life);
+        let spec = &record.spec;
+        self.usage.add(&spec.project, &spec.owner, spec.slots, ran);
+        self.failures.worked(u64::try_from(ran).unwrap_or(0));
+        self.unkept_usage = true;
     }
 
     /// Tells a job's shepherd. If it is gone, that is noticed by whoever listens to it.

@@ -162,7 +162,11 @@ impl Core {
         }
         let now = files::now();
         let place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
+        let before = record.ran;
         record.go(place, now);
+        // How long it has worked until the machine went down, nobody knows.
+        let is_known = record.boot == checkpoint::boot();
+        let worked = if is_known { record.ran - before } else { 0 };
         if record.durable.is_none() {
             record.saved = 0;
         }
@@ -171,6 +175,7 @@ impl Core {
         record.ran -= lost;
         let begins_again = place == Place::Queued && record.started.is_some();
         let (cancelled, class) = (record.cancelled, record.spec.class.clone());
+        self.count_work(id, worked);
         self.saving.remove(&id);
         self.dirt.remove(&id);
         self.save(id, Some(("lost", json!({ "why": why, "lost_ms": lost }))));

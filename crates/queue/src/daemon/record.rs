@@ -154,6 +154,9 @@ pub(crate) struct Record {
     /// What the machine that it has gone to was not told yet: the end of a path and its query.
     #[serde(default)]
     pub untold: Vec<String>,
+    /// Signals that came for it while it could not get them, and whether they are for its process group.
+    #[serde(default)]
+    pub signals: Vec<(i32, bool)>,
     /// Its newest checkpoint in the object store that counts.
     #[serde(default)]
     pub stored: Option<Stored>,
@@ -264,6 +267,7 @@ impl Record {
             given_up: false,
             rewritten: false,
             untold: Vec::new(),
+            signals: Vec::new(),
             stored: None,
             named: false,
             only_stored: false,
@@ -298,6 +302,10 @@ impl Record {
             self.since = now;
         }
         self.place = place;
+        if place == Place::Queued {
+            // They were for what it was, and it begins anew.
+            self.signals.clear();
+        }
     }
 
     /// Milliseconds that it has run by now.

@@ -104,7 +104,10 @@ impl Core {
             record.started = Some(files::now());
         }
         match (phase, place) {
-            (Phase::Running, Place::Running) => self.save(id, None),
+            (Phase::Running, Place::Running) => {
+                self.save(id, None);
+                self.pass_kept_signals(id);
+            }
             (Phase::Running, _) if first => self.go(id, Place::Running, "started", json!({})),
             (Phase::Running, _) => self.runs_again(id),
             (Phase::Stopped, Place::Stopped) | (Phase::Saving, _) => self.save(id, None),
@@ -419,6 +422,38 @@ mod tests {
         assert!(core.jobs[&id].cancelled);
         core.run_over(id, 2, None);
         assert_eq!(core.jobs[&id].state(), "cancelled");
+    }
+
+    #[test]
+    fn signals_wait_until_the_job_can_get_them() {
+        use std::io::BufReader;
+        use std::os::unix::net::UnixStream;
+        for place in [Place::Asleep, Place::Stopped, Place::Leaving, Place::Waking] {
+            let (dir, mut core, id) = daemon(place);
+            for (signal, group) in [(10, false), (12, true), (10, false)] {
+                core.pass_signal(id, signal, group);
+            }
+            assert_eq!(core.jobs[&id].signals, [(10, false), (12, true)]);
+            drop(core);
+            let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+            let (link, shepherd) = UnixStream::pair().unwrap();
+            core.links.insert(id, link);
+            core.go(id, Place::Running, "resumed", json!({}));
+            assert!(core.jobs[&id].signals.is_empty());
+            core.links.clear();
+            let mut orders = BufReader::new(shepherd);
+            for sent in [(10, false), (12, true)] {
+                let order = crate::shepherd::message::receive::<Order>(&mut orders).unwrap();
+                let Some(Order::Signal { signal, group }) = order else { panic!("{order:?}") };
+                assert_eq!((signal, group), sent);
+            }
+        }
+        // What begins anew is another process, which may not be ready for them.
+        let (_dir, mut core, id) = daemon(Place::Running);
+        core.pass_signal(id, 10, false);
+        assert_eq!(core.jobs[&id].signals, [(10, false)]);
+        core.lose(id, "its shepherd has vanished");
+        assert_eq!((core.jobs[&id].place, core.jobs[&id].signals.len()), (Place::Queued, 0));
     }
 
     /// A daemon that lets a job run for another machine must be able to tell it whether it has.

@@ -289,4 +289,24 @@ mod tests {
         assert_eq!(open(None).interval_ms(id, 5_000), at_first / 2);
         assert_eq!(open(Some(86_400_000)).interval_ms(id, 5_000), at_first);
     }
+
+    /// But not the time in which the machine may have been off.
+    #[test]
+    fn what_a_lost_job_has_worked_counts() {
+        const DAY: i64 = 86_400_000;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let id = core.submit(spec, None).unwrap();
+        let hours = |core: &Core| core.failures.mean_ms() / 3_600_000;
+        assert_eq!(hours(&core), 24);
+        for (boot, mean) in [(crate::shepherd::checkpoint::boot(), 24), (String::new(), 16)] {
+            let record = core.jobs.get_mut(&id).unwrap();
+            (record.place, record.boot) = (Place::Running, boot);
+            record.since = files::now() - DAY;
+            core.lose(id, "its shepherd has vanished");
+            assert_eq!(hours(&core), mean);
+        }
+    }
 }

@@ -134,6 +134,8 @@ struct Shepherd {
     vacating: Option<Vacating>,
     /// An order that came while the job was saved and is to run on.
     deferred: Option<Order>,
+    /// Signals that came while it was brought back, and whether they are for its process group.
+    signals: Vec<(i32, bool)>,
 }
 
 impl Shepherd {
@@ -181,6 +183,7 @@ impl Shepherd {
             out_of_disk: false,
             vacating: None,
             deferred: None,
+            signals: Vec::new(),
         })
     }
 

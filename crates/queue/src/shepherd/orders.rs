@@ -47,6 +47,10 @@ impl Shepherd {
     }
 
     fn signal(&mut self, number: i32, group: bool) {
+        if self.phase == Phase::Waking {
+            // Its process is not there, or not all of it.
+            return self.signals.push((number, group));
+        }
         let (Some(pid), Some(signal)) = (Pid::from_raw(self.root), Signal::from_named_raw(number))
         else {
             return;
@@ -225,6 +229,9 @@ impl Shepherd {
                 self.ran = true;
                 self.await_memory();
                 self.tell(&Report::Restored { took_us });
+                for (number, group) in std::mem::take(&mut self.signals) {
+                    self.signal(number, group);
+                }
             }
             Err(NotWoken { text, damaged }) => {
                 self.exit = None;
