@@ -111,8 +111,7 @@ fn by_itself(place: &Place<'_>) -> Result<f64> {
     Ok(time)
 }
 
-/// The root is looked through at each start, whether it is what the snapshot was made of; for those from a template
-/// somebody watches it.
+/// The root is looked through at each start, whether it is what the snapshot was made of.
 fn of_many_files(bench: &mut Bench, registry: &Registry, dir: &Path) -> Result<()> {
     let place = place(bench, registry, dir, "files", SMALL)?;
     let (dirs, files) = FILES;

@@ -36,7 +36,7 @@ impl Listener {
     /// # Errors
     /// If there is no place for the socket.
     pub fn start(images: &Path) -> Result<Self> {
-        let (listener, socket) = (feed::listen(images, SOCKET)?, images.join(SOCKET));
+        let (listener, socket) = (feed::listen(images)?, images.join(SOCKET));
         let incoming = listener.try_clone().context(|| "noting what a start needs")?;
         let listener = Self { listener, socket, heard: Arc::default() };
         let heard = Arc::clone(&listener.heard);

@@ -14,7 +14,7 @@ use crate::run::RunArgs;
 use crate::shelf::{GcArgs, OneArgs, VerifyArgs};
 use crate::signature::SignArgs;
 use crate::template::KeepArgs;
-use crate::{create, feed, inspect, instance, lint, log, shelf, signature, template, watch};
+use crate::{create, feed, inspect, instance, lint, log, shelf, signature, template};
 
 /// The subcommands of `torpor snapshot`.
 #[derive(Debug, Subcommand)]
@@ -45,14 +45,6 @@ pub enum SnapshotCommand {
     Feed {
         /// The files of the container
         dir: PathBuf,
-    },
-    /// Watch the files of a bundle as long as a template is there, and answer at the socket that is the standard input
-    #[command(hide = true)]
-    Watch {
-        /// The directory of the template
-        dir: PathBuf,
-        /// The root file system of the bundle
-        root: PathBuf,
     },
     /// Pass the standard input on to the standard output, until nobody writes any more
     #[command(hide = true)]
@@ -86,9 +78,6 @@ fn carry_out(command: SnapshotCommand, configured: fn() -> Identities) -> Result
         SnapshotCommand::Rm(args) => shelf::rm(&args),
         SnapshotCommand::Gc(args) => shelf::gc(&args),
         SnapshotCommand::Feed { dir } => feed::serve(&dir).map(|()| ExitCode::SUCCESS),
-        SnapshotCommand::Watch { dir, root } => {
-            watch::serve(template::process(&dir)?, &root).map(|()| ExitCode::SUCCESS)
-        }
         SnapshotCommand::Log => {
             log::pass_on();
             Ok(ExitCode::SUCCESS)

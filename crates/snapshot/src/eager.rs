@@ -13,8 +13,9 @@ const ANONYMOUS: u32 = 1 << 9;
 /// The bits that one may have whose pages can come later: it is mapped, and may be the heap. The vDSO, for one, has
 /// another.
 const USUAL: u32 = 1 << 0 | 1 << 5 | ANONYMOUS;
-/// How many pages an entry has at most: more are refused by its reader.
-const LONGEST: u64 = 64;
+/// How many pages an entry has at most, and how many entries a list: more are refused by their reader.
+pub(crate) const LONGEST: u64 = 64;
+const MOST: usize = 1 << 20;
 
 /// Puts what is read before the tasks run in front of the working set of the images. The list is
 /// advice: what is there by mistake comes a little earlier.
@@ -36,6 +37,7 @@ pub fn note(images: &ImageDir) -> Result<()> {
     }
     let recorded: Vec<WorkingSetEntry> = images.read_all_or_empty(kind::WORKING_SET, 0)?;
     list.extend(recorded);
+    list.truncate(MOST);
     Ok(images.write_all(kind::WORKING_SET, 0, &list)?)
 }
 

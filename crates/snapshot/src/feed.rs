@@ -89,7 +89,7 @@ pub fn start(reference: &Reference, manifest: &Manifest, dir: &Path) -> Result<F
     let text = serde_json::to_vec(manifest).context(what)?;
     fs::write(dir.join(MANIFEST), text).context(what)?;
     fs::write(dir.join(REFERENCE), reference.absolute().to_string()).context(what)?;
-    let listener = listen(&dir.join("images"), SOCKET)?;
+    let listener = listen(&dir.join("images"))?;
     let log = dir.join("feed.log");
     let to = File::create(&log).context(what)?;
     let mut command = Command::new("/proc/self/exe");
@@ -98,15 +98,15 @@ pub fn start(reference: &Reference, manifest: &Manifest, dir: &Path) -> Result<F
     Ok(Feeder { child: command.spawn().context(what)?, log })
 }
 
-/// A socket of this name in `dir`, at which others ask: the engine for pages, by the one beside its images.
+/// The socket at which the engine asks for pages of the images in `images`.
 ///
 /// # Errors
 /// If there is one already, or no place.
-pub fn listen(dir: &Path, name: &str) -> Result<UnixListener> {
-    let what = || format!("the socket {name} for those who ask");
-    let dir = File::open(dir).context(what)?;
+pub fn listen(images: &Path) -> Result<UnixListener> {
+    let what = || "a socket for those who need pages";
+    let images = File::open(images).context(what)?;
     // The path of the directory may be longer than the address of a socket can be.
-    let address = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
+    let address = format!("/proc/self/fd/{}/{SOCKET}", images.as_raw_fd());
     UnixListener::bind(address).context(what)
 }
 

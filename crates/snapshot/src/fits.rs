@@ -7,20 +7,15 @@ use crate::description::{Description, Machine};
 use crate::error::{Error, Result};
 use crate::podman::Podman;
 use crate::source::Base;
-use crate::template::Template;
 
-/// Fails, saying why, unless the snapshot, of which there may be a `template`, fits.
+/// Fails, saying why, unless the snapshot fits.
 ///
 /// # Errors
 /// Why it does not fit.
-pub fn check(
-    (snapshot, manifest): (&Description, &Manifest),
-    base: &Base,
-    template: Option<&Template>,
-) -> Result<()> {
+pub fn check(snapshot: &Description, manifest: &Manifest, base: &Base) -> Result<()> {
     machine(snapshot)?;
     match base {
-        Base::Bundle(bundle) => self::bundle(snapshot, bundle, template),
+        Base::Bundle(bundle) => self::bundle(snapshot, bundle),
         Base::Image(image) => Podman::new()?.fits(manifest, image),
     }
 }
@@ -45,7 +40,7 @@ fn machine(snapshot: &Description) -> Result<()> {
     Ok(())
 }
 
-fn bundle(snapshot: &Description, bundle: &Bundle, template: Option<&Template>) -> Result<()> {
+fn bundle(snapshot: &Description, bundle: &Bundle) -> Result<()> {
     if snapshot.configuration_digest != bundle.configuration_digest()? {
         return Err(Error::new(format!(
             "the snapshot is of another configuration than {}",
@@ -53,9 +48,7 @@ fn bundle(snapshot: &Description, bundle: &Bundle, template: Option<&Template>) 
         ))
         .hint("torpor snapshot create makes one of the configuration as it is now"));
     }
-    // There may be many of them.
-    let known = template.and_then(|template| template.files_digest(&bundle.root));
-    if snapshot.files_digest != known.map_or_else(|| bundle.files_digest(), Ok)? {
+    if snapshot.files_digest != bundle.files_digest()? {
         return Err(Error::new(format!(
             "the snapshot is of another image: the files in {} have changed",
             bundle.root.display()

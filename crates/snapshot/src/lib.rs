@@ -21,7 +21,6 @@ pub mod error;
 pub mod events;
 pub mod feed;
 pub mod fetch;
-pub mod files;
 pub mod fits;
 pub mod generation;
 pub mod inspect;
@@ -58,6 +57,5 @@ pub mod template;
 pub mod touched;
 pub mod unpack;
 pub mod url;
-pub mod watch;
 
 pub use torpor_blobs::{self as store, oci, reference};

@@ -12,14 +12,12 @@ use torpor_blobs::oci::{self, Manifest};
 use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as store, Store};
 use torpor_images::kind;
-use torpor_worker::tell;
 
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
 use crate::process::start_of;
-use crate::source::Base;
-use crate::{archive, places, unpack, watch};
+use crate::{archive, places, unpack};
 
 /// The file that names the process, as the engine writes it.
 const PROCESS: &str = "template";
@@ -69,13 +67,6 @@ impl Template {
         self.dir.join(PROCESS)
     }
 
-    /// The digest of the files in `root`, of a bundle, if it is known that they are what they were when the snapshot
-    /// was kept.
-    #[must_use]
-    pub fn files_digest(&self, root: &Path) -> Option<String> {
-        watch::digest_of(&self.dir, root)
-    }
-
     /// Puts the packs of the snapshot beside other images of it.
     ///
     /// # Errors
@@ -106,24 +97,16 @@ fn dir_of(reference: &Reference) -> PathBuf {
 }
 
 /// The process of a template, if it is there.
-fn process_of(dir: &Path) -> Option<Pid> {
+fn process(dir: &Path) -> Option<Pid> {
     let text = fs::read_to_string(dir.join(PROCESS)).ok()?;
     let mut words = text.split(' ');
     let (pid, start) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     Pid::from_raw(pid).filter(|pid| start_of(*pid) == Some(start))
 }
 
-/// The process of the template in `dir`.
-///
-/// # Errors
-/// If it has ended.
-pub fn process(dir: &Path) -> Result<Pid> {
-    process_of(dir).ok_or_else(|| Error::new("the template has ended"))
-}
-
 /// Ends a template and removes its files.
 fn end(dir: &Path) {
-    if let Some(pid) = process_of(dir) {
+    if let Some(pid) = process(dir) {
         // It may have ended just now.
         let _ = kill_process(pid, Signal::KILL);
     }
@@ -136,7 +119,7 @@ fn end(dir: &Path) {
 pub fn find(reference: &Reference, digest: &str) -> Option<Template> {
     let dir = dir_of(reference);
     let is_same = fs::read_to_string(dir.join(DIGEST)).is_ok_and(|known| known == digest);
-    (is_same && process_of(&dir).is_some()).then_some(Template { dir, batch: None })
+    (is_same && process(&dir).is_some()).then_some(Template { dir, batch: None })
 }
 
 /// Whether the engine, which worked in `work`, had the container be born by a template.
@@ -202,7 +185,7 @@ fn fill(
 pub fn keep(args: &KeepArgs) -> Result<ExitCode> {
     let dir = dir_of(&args.reference);
     if args.release {
-        if process_of(&dir).is_none() {
+        if process(&dir).is_none() {
             return Err(Error::new(format!("there is no template of {}", args.reference)));
         }
         end(&dir);
@@ -213,9 +196,24 @@ pub fn keep(args: &KeepArgs) -> Result<ExitCode> {
     let (digest, manifest) = (oci::sha256(&bytes), Manifest::parse(&bytes)?);
     let description = Description::read(&*store, &manifest)?;
     if find(&args.reference, &digest).is_none() {
-        replace(&dir, &args.reference, &*store, (&description, &manifest, &digest))?;
+        let new = all().join(format!("{NEW}{}", std::process::id()));
+        end(&new);
+        places::make(&new)?;
+        let claim = places::claim(&new)?;
+        let done = fill(&new, &args.reference, &*store, (&description, &manifest))
+            .and_then(|()| fs::write(new.join(DIGEST), &digest).context(|| "noting the template"));
+        if let Err(error) = done {
+            end(&new);
+            return Err(error);
+        }
+        end(&dir);
+        fs::rename(&new, &dir).context(|| dir.display().to_string())?;
+        drop(claim);
+        if places::has_made(&digest) {
+            places::note(&args.reference, &description.origin)?;
+        }
     }
-    let pid = process_of(&dir).map_or(0, |pid| pid.as_raw_nonzero().get());
+    let pid = process(&dir).map_or(0, |pid| pid.as_raw_nonzero().get());
     if args.json {
         let object = json!({
             "reference": args.reference.to_string(),
@@ -230,52 +228,12 @@ pub fn keep(args: &KeepArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes the template in `dir`, of a snapshot with its digest, in place of another one there.
-fn replace(
-    dir: &Path,
-    reference: &Reference,
-    store: &dyn Store,
-    (description, manifest, digest): (&Description, &Manifest, &str),
-) -> Result<()> {
-    let new = all().join(format!("{NEW}{}", std::process::id()));
-    end(&new);
-    places::make(&new)?;
-    let claim = places::claim(&new)?;
-    let done = fill(&new, reference, store, (description, manifest))
-        .and_then(|()| fs::write(new.join(DIGEST), digest).context(|| "noting the template"))
-        .and_then(|()| match places::has_made(digest) {
-            true => places::note(reference, &description.origin),
-            false => Ok(()),
-        });
-    if let Err(error) = done {
-        end(&new);
-        return Err(error);
-    }
-    watch_files(&new, reference);
-    end(dir);
-    fs::rename(&new, dir).context(|| dir.display().to_string())?;
-    drop(claim);
-    Ok(())
-}
-
-/// Has the files of the bundle watched, if it is known here which that is, for the template in `dir`.
-fn watch_files(dir: &Path, reference: &Reference) {
-    let base = places::noted(reference).and_then(|origin| Base::of(&origin).ok());
-    if let Some(Base::Bundle(bundle)) = base
-        && let Err(error) = watch::start(dir, &bundle.root)
-    {
-        let root = bundle.root.display();
-        tell!("each start looks at all files in {root}, which are not watched: {error}");
-    }
-}
-
 /// Removes templates whose process is gone, and those of commands that were killed.
 pub fn sweep() {
     for entry in fs::read_dir(all()).into_iter().flatten().flatten() {
         let (dir, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
         let is_open = name.starts_with(BATCH) || name.starts_with(NEW);
-        let is_left =
-            if is_open { places::claim(&dir).is_ok() } else { process_of(&dir).is_none() };
+        let is_left = if is_open { places::claim(&dir).is_ok() } else { process(&dir).is_none() };
         if is_left {
             end(&dir);
         }

@@ -9,24 +9,23 @@ use torpor_images::pagemap::page_size;
 use torpor_images::proto::WorkingSetEntry;
 use torpor_images::{ImageDir, kind};
 
+use crate::eager::LONGEST;
 use crate::error::Result;
-
-/// How many pages an entry has at most: an engine takes no longer ones.
-const LONGEST: u64 = 64;
 
 /// The number of an address space, and an address in it.
 type Page = (u64, u64);
 
-/// Takes the list beside the images, for another trial start to write its own.
+/// Takes the list beside the images, if there is one, for another trial start to write its own.
 ///
 /// # Errors
-/// If there is one that cannot be read or removed.
-pub fn take(images: &ImageDir) -> Result<Vec<WorkingSetEntry>> {
-    let entries = images.read_all_or_empty(kind::WORKING_SET, 0)?;
-    if !entries.is_empty() {
-        images.remove(&kind::WORKING_SET.file_name(0))?;
+/// If it cannot be read or removed.
+pub fn take(images: &ImageDir) -> Result<Option<Vec<WorkingSetEntry>>> {
+    if !images.has(kind::WORKING_SET, 0)? {
+        return Ok(None);
     }
-    Ok(entries)
+    let entries = images.read_all_or_empty(kind::WORKING_SET, 0)?;
+    images.remove(&kind::WORKING_SET.file_name(0))?;
+    Ok(Some(entries))
 }
 
 /// Writes the list of what was touched, in one trial start after the other, if anything was.
@@ -83,11 +82,11 @@ mod tests {
         let one = [run(7, 20, 2), run(7, 5, 1), run(8, 22, 1)];
         write(&images, &one).unwrap();
         let other = [run(7, 5, 1), run(7, 21, 2), run(7, 23, LONGEST)];
-        let both = [take(&images).unwrap(), other.to_vec()].concat();
-        assert_eq!(take(&images).unwrap(), [], "it was taken");
+        let both = [take(&images).unwrap().unwrap(), other.to_vec()].concat();
+        assert_eq!(take(&images).unwrap(), None, "it was taken");
         write(&images, &both).unwrap();
         let more = [run(7, 22, LONGEST), run(7, 22 + LONGEST, 1)];
-        assert_eq!(take(&images).unwrap(), [&one[..], &more].concat());
+        assert_eq!(take(&images).unwrap(), Some([&one[..], &more].concat()));
         write(&images, &[]).unwrap();
         assert!(!dir.path().join("working-set.img").exists(), "nothing was touched");
     }

@@ -92,10 +92,10 @@ impl Snapshot {
             )
             .hint("a signature allows it (--trust, --cosign-key); --from podman:IMAGE starts the image"));
         }
-        let mut template = template::find(&args.reference, &digest);
-        fits::check((&description, &manifest), &base, template.as_ref())?;
+        fits::check(&description, &manifest, &base)?;
         // For when the place does not answer. That it cannot be noted is no reason not to start.
         let _ = places::note(&args.reference, &lasting);
+        let mut template = template::find(&args.reference, &digest);
         let is_alike = matches!(base, Base::Bundle(_)) && !description.sealed;
         if template.is_none() && args.count > 1 && is_alike {
             interrupt::heed();

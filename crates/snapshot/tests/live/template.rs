@@ -8,7 +8,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rustix::fs::inotify;
 use serde_json::{Value, json};
 use torpor_snapshot::events;
 
@@ -198,59 +197,6 @@ fn a_kept_snapshot_stays_until_it_is_released() {
     assert_eq!(fixture.exec("two", &["/app", "ask", "page", "5"]), page, "it needs no template");
     let none = torpor(&["keep", &reference, "--release"]);
     assert!(shown(&none).contains("there is no template"), "{}", shown(&none));
-}
-
-/// Whether a process watches files for a template of a fixture.
-fn is_watching(fixture: &Fixture) -> bool {
-    let templates = fixture.path("state/templates").display().to_string();
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    processes.map(|process| fs::read(process.path().join("cmdline")).unwrap_or_default()).any(
-        |line| {
-            let line = String::from_utf8_lossy(&line).into_owned();
-            line.contains("\0watch\0") && line.contains(&templates)
-        },
-    )
-}
-
-/// How long a start from a template takes does not depend on how many files its bundle has.
-#[test]
-fn a_start_from_a_template_lists_no_files_until_one_changes() {
-    let fixture = Fixture::new("watched", 100);
-    let srv = fixture.path("bundle/rootfs/srv");
-    fs::create_dir(&srv).unwrap();
-    fs::write(srv.join("file"), "text").unwrap();
-    let reference = fixture.reference();
-    fixture.create(&reference, &[]);
-    let keep = fixture.torpor(&["keep", &reference]).output().unwrap();
-    assert!(keep.status.success() && is_watching(&fixture), "{}", shown(&keep));
-    let opened = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK);
-    let opened = opened.unwrap();
-    inotify::add_watch(&opened, &srv, inotify::WatchFlags::OPEN).unwrap();
-    // This takes what was noted so far.
-    let is_listed = || rustix::io::read(&opened, &mut [0; 1 << 16][..]).is_ok();
-    let said = fixture.run(&reference, "one", "snapshot", &[]);
-    assert_eq!(said["template"], true, "{said}");
-    assert!(!is_listed());
-
-    fs::write(srv.join("file"), "another text").unwrap();
-    assert!(is_listed());
-    let said = fixture.run(&reference, "two", "cold", &[]);
-    assert!(said["reason"].as_str().unwrap().contains("have changed"), "{said}");
-    assert!(is_listed());
-    until("nobody watches what has changed", || !is_watching(&fixture));
-}
-
-/// Nobody watches the files of a template that has ended.
-#[test]
-fn who_watches_the_files_ends_with_the_template() {
-    let fixture = Fixture::new("unwatched", 100);
-    let reference = fixture.reference();
-    fixture.create(&reference, &["--no-trial"]);
-    let keep = fixture.torpor(&["keep", &reference]).output().unwrap();
-    assert!(keep.status.success() && is_watching(&fixture), "{}", shown(&keep));
-    let release = fixture.torpor(&["keep", &reference, "--release"]).output().unwrap();
-    assert!(release.status.success(), "{}", shown(&release));
-    until("nobody watches", || !is_watching(&fixture));
 }
 
 /// Clocks that only go forward, and their timers, know nothing of the time in the snapshot.
