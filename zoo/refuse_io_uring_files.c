@@ -1,5 +1,5 @@
 // area: refusals
-// shows: an io_uring instance with a registered file that is no socket is refused by name
+// shows: an io_uring instance with a registered file that its task has closed is refused by name
 // modes: plain leave-running ns
 // expect: refused "of which only the path is known, which is not supported; let the program use its descriptors"
 #include "io_uring.h"

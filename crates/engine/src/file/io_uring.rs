@@ -277,9 +277,8 @@ impl IoUringDumper {
     ///
     /// # Errors
     /// Refused, if one has groups of buffers, or may have and everything is wanted (`strict`), or has
-    /// credentials then, it is
-    /// not known which file is registered, or a thread has registered the descriptor of one that is
-    /// closed.
+    /// credentials then; if it is not known which file is registered, or a thread has registered the
+    /// descriptor of one that is closed.
     pub(crate) fn finish(
         &mut self,
         tasks: &mut Tasks,
