@@ -8,9 +8,11 @@ use torpor_seal::keys::AgeIdentity;
 
 use super::{COUNT, Node, command, until};
 
-/// A shell that holds some 10 MB, which nobody else does, and counts.
-const HOLDS: &str = "X=$(head -c 8000000 /dev/urandom | base64 | tr -d '\\n'); i=0; while :; do i=$((i+1)); \
-                     echo $i > /next; /bin/mv /next /count; /bin/sleep 0.02; done";
+/// A shell that holds some 10 MB, which nobody else does, and one that counts when it does. They are two: what a shell
+/// has just borne, and is no other program yet, has all of its memory, and nothing of it was copied before.
+const HOLDS: &str = "(until [ -e /held ]; do /bin/sleep 0.02; done; i=0; while :; do i=$((i+1)); \
+                     echo $i > /next; /bin/mv /next /count; /bin/sleep 0.02; done) & \
+                     X=$(head -c 8000000 /dev/urandom | base64 | tr -d '\\n'); : > /held; wait";
 
 /// The bytes of pages in a directory of images.
 fn pages(images: &Path) -> u64 {
