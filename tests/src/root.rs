@@ -17,6 +17,9 @@ const DIRECTORIES: [&str; 8] =
 const DEVICES: [(&str, u32, u32); 5] =
     [("null", 1, 3), ("zero", 1, 5), ("tty", 5, 0), ("urandom", 1, 9), ("net/tun", 10, 200)];
 
+/// What loads programs of 64 and of 32 bits; each knows of its own kind only.
+const LOADERS: [&str; 2] = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux.so.2"];
+
 /// Fills `root` for the programs that are to be there under the names beside them, with the files of the host that they
 /// want; all belongs to the user and the group `owner`, if one is named.
 ///
@@ -62,11 +65,16 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 
 /// The libraries that a program, or a library, loads; none of one that loads nothing.
 fn loaded_by(file: &Path) -> Result<Vec<PathBuf>> {
-    let said = Command::new("ld.so").arg("--list").arg(file).output().context("ld.so")?;
-    let said = String::from_utf8(said.stdout)?;
-    ensure!(!said.contains("not found"), "{} loads: {said}", file.display());
-    let paths = said.split_whitespace().filter(|word| word.starts_with('/'));
-    Ok(paths.map(PathBuf::from).collect())
+    for loader in LOADERS.iter().filter(|loader| Path::new(loader).exists()) {
+        let said = Command::new(loader).arg("--list").arg(file).output().context(*loader)?;
+        if said.status.success() {
+            let said = String::from_utf8(said.stdout)?;
+            ensure!(!said.contains("not found"), "{} loads: {said}", file.display());
+            let paths = said.split_whitespace().filter(|word| word.starts_with('/'));
+            return Ok(paths.map(PathBuf::from).collect());
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// Gives a directory away, and all that is in it.
