@@ -394,6 +394,14 @@ fn check(found: &Found, info: &FdInfo) -> Result<()> {
             "let the program leave that to the kernel",
         ));
     }
+    // Not all kernels show them: Linux 6.18 does not, where they are searched for (credentials.rs).
+    if info.rest.iter().any(|line| line.starts_with("Personalities")) {
+        return Err(refuse_use(
+            found,
+            "it has registered credentials, which is not supported",
+            "let the program make its requests with its own",
+        ));
+    }
     Ok(())
 }
 
