@@ -135,6 +135,14 @@ fn save(node: &Arc<Node>, uid: &str, answer: &Answer) -> Answer {
     node.answer(&told).unwrap()
 }
 
+/// A cluster, and the agents of three nodes, which are known.
+fn three_nodes() -> (Arc<Server>, tempfile::TempDir, [Arc<Node>; 3]) {
+    let (server, place) = cluster();
+    let nodes = ["node1", "node2", "node3"].map(|n| agent(&server, n, &place));
+    nodes.iter().for_each(|node| node.introduce().unwrap());
+    (server, place, nodes)
+}
+
 /// Lets the pod of uid `old` give way on node1, and the pod of uid `new` claim its checkpoint on node2.
 fn given_way(server: &Arc<Server>, node1: &Arc<Node>) -> String {
     let mut old = pod("old", "node1");

@@ -14,9 +14,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let (server, place) = cluster();
-        let nodes = ["node1", "node2", "node3"].map(|n| agent(&server, n, &place));
-        nodes.iter().for_each(|node| node.introduce().unwrap());
+        let (server, place, nodes) = three_nodes();
         let name = given_way(&server, &nodes[0]);
         let scene = Self { server, _place: place, nodes, name };
         scene.bind("");

@@ -9,9 +9,7 @@ const SOURCE: &str = "/api/v1/namespaces/a/pods/web-1";
 
 /// An order to save a pod of node1 for one that waits on node2, and the agents of three nodes.
 fn moving() -> (Arc<Server>, tempfile::TempDir, [Arc<Node>; 3], Value) {
-    let (server, place) = cluster();
-    let nodes = ["node1", "node2", "node3"].map(|n| agent(&server, n, &place));
-    nodes.iter().for_each(|node| node.introduce().unwrap());
+    let (server, place, nodes) = three_nodes();
     let mut source = pod("old", "node1");
     source["metadata"]["name"] = json!("web-1");
     server.put(SOURCE, source.clone());
