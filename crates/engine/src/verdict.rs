@@ -155,10 +155,19 @@ impl Verdict {
     pub(crate) fn check_groups(&self, policy: &Policy, found: &[Ask]) -> Result<()> {
         let (mut violations, mut allowing) = (vec![], BTreeSet::new());
         for ask in found {
-            let Ask::GroupLimit { inside, .. } = ask else { continue };
-            let allows = |rules: &Rules| rules.allows_group_limit(*inside, &self.passed);
-            let Some(rule) = self.denies(policy, "cgroups.limits", allows)? else { continue };
-            allowing.insert(format!("{rule} = true"));
+            let (rule, value) = match ask {
+                Ask::GroupLimit { inside, .. } => {
+                    let allows = |rules: &Rules| rules.allows_group_limit(*inside, &self.passed);
+                    (self.denies(policy, "cgroups.limits", allows)?, Some("true"))
+                }
+                Ask::Device { device, .. } => {
+                    let allows = |rules: &Rules| rules.allows_device(*device, &self.passed);
+                    (self.denies(policy, "files.devices", allows)?, None)
+                }
+                _ => (None, None),
+            };
+            let Some(rule) = rule else { continue };
+            allowing.extend(value.map(|value| format!("{rule} = {value}")));
             let text = format!("{ask}: what the images limit it by is not in force here");
             let image = kind::CGROUP.file_name(0);
             violations.push(Violation { image, task: None, rule, text });

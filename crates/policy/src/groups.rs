@@ -2,7 +2,9 @@
 //! the places, and for the restore, which makes the groups there.
 
 mod beyond;
+mod devices;
 mod limits;
+mod named;
 mod planned;
 mod unset;
 
@@ -13,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use torpor_images::proto::{CgSetEntry, CgroupEntry, CoreEntry};
 
+pub(crate) use devices::allowed;
 pub(crate) use planned::check;
 pub use planned::{Group, Groups, Head, Owner, Property, Reading};
 

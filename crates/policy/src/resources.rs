@@ -15,6 +15,10 @@ pub(crate) struct Resources {
     #[serde(rename = "blockIO")]
     pub(crate) block_io: BlockIo,
     pub(crate) network: Network,
+    #[serde(rename = "hugepageLimits")]
+    pub(crate) huge_pages: Vec<HugePages>,
+    /// What it may have of the devices of these names.
+    pub(crate) rdma: BTreeMap<String, Rdma>,
     /// Files of a group of version 2, and what is in them.
     pub(crate) unified: BTreeMap<String, String>,
 }
@@ -108,4 +112,21 @@ pub(crate) struct Network {
 pub(crate) struct Priority {
     pub(crate) name: String,
     pub(crate) priority: u32,
+}
+
+/// Huge pages of one size, in bytes.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct HugePages {
+    /// As the files of groups have it: `2MB`.
+    pub(crate) page_size: String,
+    pub(crate) limit: u64,
+}
+
+/// What a device has that reads and writes the memory of other hosts.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Rdma {
+    pub(crate) hca_handles: Option<u32>,
+    pub(crate) hca_objects: Option<u32>,
 }

@@ -90,6 +90,20 @@ const CONTROLLERS: &[(&str, &[&str])] = &[
     ("net_cls", &["net_cls.classid"]),
     ("net_prio", &["net_prio.ifpriomap"]),
     ("misc", &["misc.max"]),
+    (
+        "hugetlb",
+        &[
+            "hugetlb.2MB.limit_in_bytes",
+            "hugetlb.2MB.rsvd.limit_in_bytes",
+            "hugetlb.1GB.limit_in_bytes",
+            "hugetlb.1GB.rsvd.limit_in_bytes",
+            "hugetlb.2MB.max",
+            "hugetlb.2MB.rsvd.max",
+            "hugetlb.1GB.max",
+            "hugetlb.1GB.rsvd.max",
+        ],
+    ),
+    ("rdma", &["rdma.max"]),
 ];
 
 /// Files whose content is not kept, but only whom they belong to.
@@ -216,6 +230,11 @@ pub(super) fn writes<'v>(name: &'v str, value: &'v str) -> Vec<(&'v str, &'v str
         "net_prio.ifpriomap" | "io.weight" | "io.max" | "io.latency" | "misc.max" => {
             value.lines().map(|line| (name, line)).collect()
         }
+        // What limits nothing is what a new group has; this host may lack the device.
+        "rdma.max" => {
+            let limits = |line: &&str| line.split(' ').skip(1).any(|word| !word.ends_with("=max"));
+            value.lines().filter(limits).map(|line| (name, line)).collect()
+        }
         _ if name.starts_with("blkio.throttle.") => {
             value.lines().map(|line| (name, line)).collect()
         }
@@ -237,6 +256,7 @@ mod tests {
         let cpu = properties.of("cpu,cpuacct");
         assert!(cpu.ends_with(&["tasks".into(), "cpu.shares".into()]), "{cpu:?}");
         assert!(Properties::default().of("").contains(&"memory.max".to_owned()));
+        assert!(Properties::default().of("").contains(&"hugetlb.2MB.rsvd.max".to_owned()));
         assert!(!Properties::default().of("name=systemd").contains(&"memory.max".to_owned()));
     }
 
@@ -265,6 +285,9 @@ mod tests {
             [("memory.oom_control", "1")]
         );
         assert_eq!(writes("io.max", "8:0 rbps=1\n8:16 wbps=2").len(), 2);
+        let devices = "mlx5_0 hca_handle=max hca_object=max\nmlx5_1 hca_handle=2 hca_object=max";
+        let limited = "mlx5_1 hca_handle=2 hca_object=max";
+        assert_eq!(writes("rdma.max", devices), [("rdma.max", limited)]);
         assert_eq!(writes("tasks", ""), []);
         assert_eq!(writes("pids.max", "7"), [("pids.max", "7")]);
     }

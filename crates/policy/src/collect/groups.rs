@@ -7,10 +7,10 @@ use torpor_images::proto::{CgroupDirEntry, CgroupEntry};
 
 use super::checkpoint::{Checkpoint, Maps, Requests};
 use crate::error::{Error, Result};
-use crate::groups::{Groups, Reading, set_of};
+use crate::groups::{self, Groups, Reading, set_of};
 use crate::namespace::NsKind;
 use crate::passed::Passed;
-use crate::request::{Ask, Device};
+use crate::request::Ask;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
@@ -83,37 +83,11 @@ pub(super) fn devices(
         left.extend(&dir.children);
         let lists = ["devices.list", "devices.allow"];
         for property in dir.properties.iter().filter(|p| lists.contains(&p.name.as_str())) {
-            for device in property.value.lines().flat_map(allowed) {
+            for device in property.value.lines().flat_map(groups::allowed) {
                 let path = format!("{}/{}", String::from_utf8_lossy(&dir.dir_name), property.name);
                 all.add(kind::CGROUP.file_name(0), None, Ask::Device { path, device });
             }
         }
     }
     Ok(())
-}
-
-/// The devices of a line such as `c 1:3 rwm`; `a` is all of both kinds. To make a node
-/// (`m`) is no use of the device.
-fn allowed(line: &str) -> Vec<Device> {
-    let mut words = line.split_whitespace();
-    let (kind, numbers) = (words.next().unwrap_or_default(), words.next().unwrap_or("*:*"));
-    if words.next() == Some("m") {
-        return vec![];
-    }
-    let kinds: &[&str] = if kind == "a" { &["b", "c"] } else { &[kind] };
-    kinds.iter().filter_map(|kind| Device::parse(&format!("{kind} {numbers}")).ok()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_of_device_lists() {
-        let text = |line| allowed(line).iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(text("c 1:3 rwm"), ["c 1:3"]);
-        assert_eq!(text("a *:* rwm"), ["b *:*", "c *:*"]);
-        assert_eq!(text("b *:* m"), Vec::<String>::new());
-        assert_eq!(text("a"), ["b *:*", "c *:*"]);
-    }
 }

@@ -4,21 +4,21 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use super::planned::{Group, Groups, Head, Property};
-use super::{Roots, limits, same, unset};
+use super::{Roots, devices, limits, same, unset};
 use crate::passed::Passed;
 use crate::request::Ask;
 use crate::resources::Resources;
 
 /// A group whose files the restore writes.
-struct WrittenGroup<'g> {
-    hierarchy: &'g str,
-    group: &'g Group,
+pub(super) struct WrittenGroup<'g> {
+    pub(super) hierarchy: &'g str,
+    pub(super) group: &'g Group,
     /// The caller has given it, with its limits.
-    is_there: bool,
+    pub(super) is_there: bool,
     /// It lies in another group of the images, whose limits count for it, too.
     inside: bool,
     /// It lies in a group that has limits, of the images or the caller's.
-    is_limited: bool,
+    pub(super) is_limited: bool,
 }
 
 impl Groups {
@@ -26,9 +26,13 @@ impl Groups {
     /// caller gives keeps what it has, unless the files of such groups are written, too.
     #[must_use]
     pub fn asks_beyond(&self, passed: &Passed) -> Vec<Ask> {
+        let Some(roots) = &passed.cgroups else { return vec![] };
         let resources = passed.spec.as_ref().map(|spec| spec.linux.resources.clone());
-        let roots = passed.cgroups.as_ref();
-        roots.map_or(vec![], |roots| self.beyond(&resources.unwrap_or_default(), roots))
+        let mut all = self.beyond(&resources.unwrap_or_default(), roots);
+        if passed.spec.is_some() {
+            all.extend(self.all_devices(roots));
+        }
+        all
     }
 
     /// What groups turn out to have, when they are made, that is more than the configuration gives: this kernel can
@@ -50,15 +54,19 @@ impl Groups {
                 |shown: &[Property]| unset::files(hierarchy, shown, (resources, roots), is_limited);
             let nothing = unset(&[]);
             let limits = limits::beyond(&nothing, resources, inside).into_iter();
-            let names: BTreeSet<&str> =
+            let names: BTreeSet<String> =
                 limits.flat_map(|limit| unset::with_same_limit(&limit.name)).collect();
             let shown = names.into_iter().filter_map(|name| {
-                let value = read(hierarchy, &group.place, name)?;
-                Some(Property { name: name.to_owned(), value, owner: None })
+                let value = read(hierarchy, &group.place, &name)?;
+                Some(Property { name, value, owner: None })
             });
             let mut files: Vec<Property> = shown.collect();
             files.extend(unset(&files));
             all.extend(more_than(resources, &files, &group.place, inside));
+            if !hierarchy.is_empty() && !is_limited && unset::has(hierarchy, roots, "devices") {
+                let list = read(hierarchy, &group.place, devices::LIST);
+                all.extend(devices::asks(&group.place, list.as_deref()));
+            }
         }
         all
     }
@@ -83,7 +91,7 @@ impl Groups {
     }
 
     /// The groups whose files are written.
-    fn written<'g>(&'g self, roots: &Roots) -> Vec<WrittenGroup<'g>> {
+    pub(super) fn written<'g>(&'g self, roots: &Roots) -> Vec<WrittenGroup<'g>> {
         let mut all = vec![];
         for Head { hierarchy, group: head } in self.heads() {
             head.visit(&mut |group| {
@@ -102,7 +110,7 @@ impl Groups {
 
     /// The groups of which images say no more than their places: those of sets, and the root that the caller names, if
     /// something is in it; but for groups that are there with the limits of the caller.
-    fn bare<'g>(&'g self, roots: &'g Roots) -> BTreeSet<(&'g str, &'g Path)> {
+    pub(super) fn bare<'g>(&'g self, roots: &'g Roots) -> BTreeSet<(&'g str, &'g Path)> {
         let mut written: HashMap<&Path, Vec<&str>> = HashMap::new();
         for Head { hierarchy, group: head } in self.heads() {
             head.visit(&mut |group| written.entry(&group.place).or_default().push(hierarchy));
@@ -223,8 +231,45 @@ mod tests {
         assert_eq!(time(&[("/new", "cpu.max", "50000 100000")]), none);
         assert_eq!(time(&[("/new", "cpu.max", "50001 100000")]), more("cpu.max", "50001 100000"));
         assert_eq!(time(&[]), more("cpu.max", "max 100000"));
+        // Also what is reserved of huge pages is limited, by kernels that can.
+        const PAGES: &str = r#""hugepageLimits":[{"pageSize":"2MB","limit":4194304}]"#;
+        let pages = |of: &str, shown: Shown<'_>| made(of, PAGES, &missing(of), shown);
+        let (limit, reserved) = ("hugetlb.2MB.max", "hugetlb.2MB.rsvd.max");
+        assert_eq!(pages("", &[("/new", limit, "4194304")]), none);
+        assert_eq!(pages("", &[("/new", limit, "0"), ("/new", reserved, "2097152")]), none);
+        assert_eq!(
+            pages("", &[("/new", limit, "0"), ("/new", reserved, "max")]),
+            more(reserved, "max")
+        );
+        assert_eq!(pages("", &[("/new", reserved, "0")]), more(limit, "max"));
+        let split = "hugetlb.2MB.limit_in_bytes";
+        assert_eq!(pages("hugetlb", &[("/new", split, "2097152")]), none);
+        assert_eq!(pages("hugetlb", &[]), more(split, "-1"));
+        let rdma = r#""rdma":{"mlx5_0":{"hcaHandles":2}}"#;
+        let rdma = |shown: Shown<'_>| made("rdma", rdma, &missing("rdma"), shown);
+        assert_eq!(rdma(&[("/new", "rdma.max", "mlx5_0 hca_handle=2 hca_object=max")]), none);
+        assert_eq!(
+            rdma(&[("/new", "rdma.max", "mlx5_1 hca_handle=1")]),
+            more("rdma.max", "mlx5_0 hca_handle=max")
+        );
         // What the configuration does not limit need not be there.
         assert_eq!(made("pids", LIGHT, &missing("pids"), &[]), none);
+    }
+
+    /// Of devices all that the group lets tasks use is judged.
+    #[test]
+    fn devices_of_groups_that_are_made() {
+        let shown = |list: Shown<'_>| made("devices", "", &missing("devices"), list);
+        let asked = |devices: &[&str]| {
+            let asked =
+                devices.iter().map(|device| format!("device {device} at \"/new/devices.list\""));
+            asked.collect::<Vec<_>>()
+        };
+        let list = "c 1:3 rwm\nb *:* m\nc 5:* rw";
+        assert_eq!(shown(&[("/new", devices::LIST, list)]), asked(&["c 1:3", "c 5:*"]));
+        assert_eq!(shown(&[("/new", devices::LIST, "a *:* rwm")]), asked(&["b *:*", "c *:*"]));
+        assert_eq!(shown(&[]), asked(&["b *:*", "c *:*"]));
+        assert_eq!(shown(&[("/new", devices::LIST, "")]), Vec::<String>::new());
     }
 
     /// Those that the caller gives have its limits, whatever these are.

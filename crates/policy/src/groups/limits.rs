@@ -1,7 +1,7 @@
 //! What is written into the files of groups, against `linux.resources` of the configuration: more memory, more
 //! processors, and what takes something from other groups of this host.
 
-use super::Property;
+use super::{Property, named};
 use crate::resources::{BlockIo, Cpu, DeviceRate, Memory, Resources};
 
 /// The period of a quota that names none, in microseconds; that of real-time tasks.
@@ -87,7 +87,8 @@ fn gives_more(property: &Property, all: &[Property], resources: &Resources) -> O
         _ => of_memory(name, value, &resources.memory)
             .or_else(|| of_processors(name, value, all, &resources.cpu))
             .or_else(|| of_devices(name, value, resources))
-            .or_else(|| of_network(name, value, resources)),
+            .or_else(|| of_network(name, value, resources))
+            .or_else(|| named::gives_more(name, value, resources)),
     }
 }
 
@@ -274,7 +275,7 @@ fn number(text: &str) -> Option<u64> {
 }
 
 /// Whether a file has a higher number, or something that is none.
-fn is_above(value: &str, most: u64) -> bool {
+pub(super) fn is_above(value: &str, most: u64) -> bool {
     number(value).is_none_or(|number| number > most)
 }
 
@@ -441,7 +442,13 @@ mod tests {
                 &["isolated"],
             ),
             (r#""unified":{"hugetlb.2MB.max":"9"}"#, "hugetlb.2MB.max", &["9"], &["10"]),
-            ("", "hugetlb.2MB.max", &[], &["0"]),
+            (
+                r#""unified":{"rdma.max":"mlx hca_handle=2"}"#,
+                "rdma.max",
+                &["mlx hca_handle=2"],
+                &[""],
+            ),
+            ("", "hugetlb.2MB.events.local", &[], &["0"]),
             ("", "freezer.state", &["FROZEN", "THAWED"], &[]),
         ];
         for (resources, name, fine, more) in rows {

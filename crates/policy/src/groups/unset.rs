@@ -1,7 +1,7 @@
 //! What limits nothing in a group that is made, because images do not write it.
 
 use super::limits::rates;
-use super::{Property, Roots};
+use super::{Property, Roots, named};
 use crate::resources::Resources;
 
 /// What files of a new group have: the controller of version 1, the file, the value.
@@ -37,6 +37,14 @@ const WEIGHTS: [[&str; 2]; 2] =
     [["blkio.bfq.weight", "blkio.weight"], ["io.bfq.weight", "io.weight"]];
 const WEIGHT: &str = "100";
 
+/// Whether a hierarchy can have a controller. Devices count as one of version 2, where a program limits them.
+pub(super) fn has(hierarchy: &str, roots: &Roots, controller: &str) -> bool {
+    match hierarchy.is_empty() {
+        true => !roots.split(controller),
+        false => hierarchy.split(',').any(|name| name == controller),
+    }
+}
+
 /// The files of a new group of a hierarchy that are not among the properties, where they matter: what they have then.
 /// `is_limited`: a group above has the limits of the configuration, and most of them count for this one, too.
 pub(super) fn files(
@@ -46,10 +54,7 @@ pub(super) fn files(
     is_limited: bool,
 ) -> Vec<Property> {
     let is_unified = hierarchy.is_empty();
-    let has = |controller: &str| match is_unified {
-        true => !roots.split(controller),
-        false => hierarchy.split(',').any(|name| name == controller),
-    };
+    let has = |controller: &str| has(hierarchy, roots, controller);
     let is_set = |name: &str| properties.iter().any(|property| property.name == name);
     // A quota can be written without its period, which is that of a new group then.
     let has_period = |property: &Property| property.value.split_whitespace().nth(1).is_some();
@@ -69,6 +74,13 @@ pub(super) fn files(
             SPLIT.into_iter().filter(|(controller, name, _)| has(controller) && !is_set(name));
         all.extend(of_it.map(|(_, name, value)| property((name, value))));
     }
+    if !is_limited {
+        let of_it = named::unset(properties, resources, is_unified).into_iter();
+        let of_it = of_it.filter(|file| has(file.name.split('.').next().unwrap_or_default()));
+        all.extend(
+            of_it.filter(|file| !(is_unified && resources.unified.contains_key(&file.name))),
+        );
+    }
     let transfers_here = has(if is_unified { "io" } else { "blkio" });
     let weights = WEIGHTS[usize::from(is_unified)];
     if transfers_here && !is_limited && !weights.into_iter().any(is_set) {
@@ -81,10 +93,12 @@ pub(super) fn files(
     all
 }
 
-/// The files by which a group can have the limit that it has by one of them.
-pub(super) fn with_same_limit(name: &str) -> Vec<&str> {
-    let both = WEIGHTS.into_iter().find(|both| both.contains(&name));
-    both.map_or(vec![name], |both| both.to_vec())
+/// The files that a kernel can have for the limit that a group has by one of them.
+pub(super) fn with_same_limit(name: &str) -> Vec<String> {
+    if let Some(both) = WEIGHTS.into_iter().find(|both| both.contains(&name)) {
+        return both.map(str::to_owned).to_vec();
+    }
+    [name.to_owned()].into_iter().chain(named::reservations(name)).collect()
 }
 
 /// The devices of which no property says how much they may transfer, though the configuration limits it.

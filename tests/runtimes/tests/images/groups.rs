@@ -303,7 +303,9 @@ fn limits_of_groups_that_are_made() {
     }
     let scratch = Scratch::new("images-made-groups");
     let made = MadeGroups(format!("{}-made", scratch.name()));
-    let roots = ["", "blkio:", "pids:"].map(|of| format!("cgroup-root {of}/{}\n", made.0)).concat();
+    let roots = ["", "blkio:", "devices:", "pids:"]
+        .map(|of| format!("cgroup-root {of}/{}\n", made.0))
+        .concat();
     scratch.configure(&format!("{FOREIGN}{roots}"));
     let bundle = bundle(&scratch).configure(|config| {
         let resources = &mut config["linux"]["resources"];
@@ -338,6 +340,11 @@ fn limits_of_groups_that_are_made() {
                 });
             },
             &[" gets pids.max = \"65\"", MORE, RULE],
+        ),
+        (
+            "no list of devices",
+            |images| files(images, "devices", |all| all.retain(|file| file.name != "devices.list")),
+            &["device b *:* at \"/", "-made/devices.list\"", "(foreign.files.devices)"],
         ),
     ]);
     assert!(!cgroup_left(&made.0));
