@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Task;
 use super::tree::{self, Step};
-use super::{Restore, Task};
 use crate::error::Result;
 
 /// What cannot be made up for: why, if there is anything. `built` has husks, `last` is what they
@@ -57,7 +57,10 @@ fn outline(tasks: &[Task]) -> (Places, BTreeSet<(u32, u32, Option<u32>)>) {
 }
 
 /// The steps that make those tasks which are not there yet.
-fn steps(tasks: &[Task], is_there: impl Fn(usize) -> bool) -> Result<Vec<Step>> {
+///
+/// # Errors
+/// If the parents of the tasks make no tree.
+pub(super) fn steps(tasks: &[Task], is_there: impl Fn(usize) -> bool) -> Result<Vec<Step>> {
     let all = tree::steps(tasks)?;
     let is_new = |step: &Step| match *step {
         Step::Birth { task, .. }
@@ -66,55 +69,4 @@ fn steps(tasks: &[Task], is_there: impl Fn(usize) -> bool) -> Result<Vec<Step>> 
         | Step::OrphanBirth { task, .. } => task < tasks.len() && !is_there(task),
     };
     Ok(all.into_iter().filter(is_new).collect())
-}
-
-/// Ends the husks of tasks that `last` does not have.
-///
-/// # Errors
-/// If a husk does not end, or its parent is gone.
-pub(super) fn end(cx: &mut Restore<'_>, last: &[Task]) -> Result<()> {
-    // Children first: their parents have to wait for them.
-    for task in (0..cx.tasks.len()).rev() {
-        let vpid = cx.tasks[task].vpid;
-        if last.iter().any(|task| task.vpid == vpid) {
-            continue;
-        }
-        tracing::debug!("task {vpid} has ended");
-        let ppid = cx.tasks[task].image.tree.ppid;
-        let Some(husk) = cx.tasks[task].threads.pop() else { continue };
-        husk.exit_with(0)?;
-        if let Some(parent) = cx.tasks.iter().position(|task| task.image.tree.pid == ppid) {
-            let pid = cx.tasks[task].image.pid_at(cx.tasks[parent].image.depth());
-            tree::wait_for(cx, parent, pid)?;
-        }
-    }
-    Ok(())
-}
-
-/// Makes the tasks that have no husk yet. Before one is born `prepare` is called for the task that
-/// it is born from, and then, with that, for itself.
-///
-/// # Errors
-/// If a pid is taken, or no process can be started; if a husk ends; what `prepare` returns.
-pub(super) fn bear(
-    cx: &mut Restore<'_>,
-    mut prepare: impl FnMut(&mut Restore<'_>, usize, Option<usize>) -> Result<()>,
-) -> Result<()> {
-    for step in steps(&cx.tasks, |task| !cx.tasks[task].threads.is_empty())? {
-        let (task, from) = match step {
-            Step::Birth { task, from: Some(from) }
-            | Step::SiblingBirth { task, leader: from }
-            | Step::OrphanBirth { task, leader: from } => (task, from),
-            Step::Birth { from: None, .. } => continue,
-            Step::Setsid { task } => {
-                cx.tasks[task].remote()?.call("setsid", (libc::SYS_setsid, []))?;
-                continue;
-            }
-        };
-        tracing::debug!("task {} was born", cx.tasks[task].vpid);
-        prepare(cx, from, None)?;
-        tree::take(cx, step)?;
-        prepare(cx, task, Some(from))?;
-    }
-    Ok(())
 }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use torpor_images::{ImageDir, kind};
 
 use super::pages::{Identity, Pages, Search};
-use super::{Restore, births, memory};
+use super::tree::{self, Step};
+use super::{Restore, Task, births, memory};
 use crate::error::Result;
 use crate::memory::vma::PAGE;
 use crate::ranges::Ranges;
@@ -154,11 +155,62 @@ impl Rounds {
             done.dropped += applied.dropped;
             Ok(())
         };
-        births::bear(cx, &mut fit)?;
+        bear(cx, &mut fit)?;
         for task in 0..cx.tasks.len() {
             fit(cx, task, None)?;
         }
         tracing::debug!("last round: {done:?}");
         Ok(done)
     }
+}
+
+/// Ends the husks of tasks that `last` does not have.
+///
+/// # Errors
+/// If a husk does not end, or its parent is gone.
+pub(super) fn end_husks(cx: &mut Restore<'_>, last: &[Task]) -> Result<()> {
+    // Children first: their parents have to wait for them.
+    for task in (0..cx.tasks.len()).rev() {
+        let vpid = cx.tasks[task].vpid;
+        if last.iter().any(|task| task.vpid == vpid) {
+            continue;
+        }
+        tracing::debug!("task {vpid} has ended");
+        let ppid = cx.tasks[task].image.tree.ppid;
+        let Some(husk) = cx.tasks[task].threads.pop() else { continue };
+        husk.exit_with(0)?;
+        if let Some(parent) = cx.tasks.iter().position(|task| task.image.tree.pid == ppid) {
+            let pid = cx.tasks[task].image.pid_at(cx.tasks[parent].image.depth());
+            tree::wait_for(cx, parent, pid)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the tasks that have no husk yet. Before one is born `prepare` is called for the task that
+/// it is born from, and then, with that, for itself.
+///
+/// # Errors
+/// If a pid is taken, or no process can be started; if a husk ends; what `prepare` returns.
+fn bear(
+    cx: &mut Restore<'_>,
+    mut prepare: impl FnMut(&mut Restore<'_>, usize, Option<usize>) -> Result<()>,
+) -> Result<()> {
+    for step in births::steps(&cx.tasks, |task| !cx.tasks[task].threads.is_empty())? {
+        let (task, from) = match step {
+            Step::Birth { task, from: Some(from) }
+            | Step::SiblingBirth { task, leader: from }
+            | Step::OrphanBirth { task, leader: from } => (task, from),
+            Step::Birth { from: None, .. } => continue,
+            Step::Setsid { task } => {
+                cx.tasks[task].remote()?.call("setsid", (libc::SYS_setsid, []))?;
+                continue;
+            }
+        };
+        tracing::debug!("task {} was born", cx.tasks[task].vpid);
+        prepare(cx, from, None)?;
+        tree::take(cx, step)?;
+        prepare(cx, task, Some(from))?;
+    }
+    Ok(())
 }

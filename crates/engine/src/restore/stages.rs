@@ -17,8 +17,8 @@ use torpor_images::ImageDir;
 use torpor_images::proto::StatsEntry;
 use torpor_seal::checkpoint::Timer;
 
-use super::rounds::{Applied, Rounds};
-use super::{Restore, births, compare, descriptors, lazy, load, memory, power, task, tree, verify};
+use super::rounds::{self, Applied, Rounds};
+use super::{Restore, compare, descriptors, lazy, load, memory, power, task, tree, verify};
 use crate::effort::Effort;
 use crate::error::{Context, Error, Result};
 use crate::file::fown;
@@ -203,7 +203,7 @@ impl<'a> Skeleton<'a> {
             rounds.find_missing(&mut next.cx)?;
         }
         next.prepare()?;
-        births::end(&mut cx, &next.cx.tasks)?;
+        rounds::end_husks(&mut cx, &next.cx.tasks)?;
         cx.take_over(next.cx);
         cx.table().load()?;
         cx.lock_network(Asleep::lock_late)?;
