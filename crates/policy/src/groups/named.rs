@@ -53,37 +53,55 @@ fn keys(limits: &Rdma) -> [(&'static str, Option<u32>); 2] {
 
 /// What a new group has of what the configuration limits and no property does.
 pub(super) fn unset(properties: &[Property], given: &Resources, is_unified: bool) -> Vec<Property> {
-    let (end, none) = if is_unified { ("max", "max") } else { ("limit_in_bytes", "-1") };
-    let sizes: BTreeSet<&str> =
-        given.huge_pages.iter().map(|pages| pages.page_size.as_str()).collect();
-    let pages = sizes.into_iter().map(|size| (format!("hugetlb.{size}.{end}"), none.to_owned()));
-    let pages = pages.filter(|(name, _)| properties.iter().all(|file| file.name != *name));
     let lines = |name: &str| {
         let named = properties.iter().filter(|file| file.name == name);
-        named.flat_map(|file| file.value.lines()).collect::<Vec<&str>>()
+        named.flat_map(|file| file.value.lines()).collect::<Vec<_>>()
     };
-    let rdma = lines(RDMA);
-    let limited = given.rdma.iter().flat_map(|(device, limits)| {
-        let limited = keys(limits).into_iter().filter(|(_, most)| most.is_some());
-        limited.map(move |(key, _)| (device.as_str(), key))
-    });
-    let limited = limited.filter(|of_it| !rdma.iter().any(|line| is_of(line, *of_it)));
-    let rdma = limited.map(|(device, key)| (RDMA.to_owned(), format!("{device} {key}=max")));
-    let packets = lines(PRIORITIES);
-    let chosen = given.network.priorities.iter().map(|given| given.name.as_str());
-    let chosen = chosen.filter(|device| {
-        let is_it = |line: &&str| line.split_whitespace().next() == Some(device);
-        !is_unified && !packets.iter().any(is_it)
-    });
-    let packets = chosen.map(|device| (PRIORITIES.to_owned(), format!("{device} 0")));
-    let all = pages.chain(rdma).chain(packets);
+    let rdma = unset_devices(&lines(RDMA), given);
+    let packets = if is_unified { vec![] } else { unset_priorities(&lines(PRIORITIES), given) };
+    let rdma = rdma.into_iter().map(|line| (RDMA.to_owned(), line));
+    let packets = packets.into_iter().map(|line| (PRIORITIES.to_owned(), line));
+    let all = unset_pages(properties, given, is_unified).into_iter().chain(rdma).chain(packets);
     all.map(|(name, value)| Property { name, value, owner: None }).collect()
 }
 
+/// The files for huge pages that are not among the properties, with what they have then.
+fn unset_pages(
+    properties: &[Property],
+    given: &Resources,
+    is_unified: bool,
+) -> Vec<(String, String)> {
+    let (end, none) = if is_unified { ("max", "max") } else { ("limit_in_bytes", "-1") };
+    let sizes = given.huge_pages.iter().map(|pages| pages.page_size.as_str());
+    let sizes: BTreeSet<&str> = sizes.collect();
+    let names = sizes.into_iter().map(|size| format!("hugetlb.{size}.{end}"));
+    let unset = names.filter(|name| properties.iter().all(|file| file.name != *name));
+    unset.map(|name| (name, none.to_owned())).collect()
+}
+
+/// Lines of [`RDMA`] for what these lines do not limit.
+fn unset_devices(lines: &[&str], given: &Resources) -> Vec<String> {
+    let mut all = vec![];
+    for (device, limits) in &given.rdma {
+        let limited = keys(limits).into_iter().filter(|(_, most)| most.is_some());
+        let unset = limited.filter(|(key, _)| !lines.iter().any(|line| is_of(line, device, key)));
+        all.extend(unset.map(|(key, _)| format!("{device} {key}=max")));
+    }
+    all
+}
+
 /// Whether a line of [`RDMA`] says something of this key of this device.
-fn is_of(line: &str, (device, key): (&str, &str)) -> bool {
+fn is_of(line: &str, device: &str, key: &str) -> bool {
     let mut words = line.split_whitespace();
     words.next() == Some(device) && words.any(|word| word.split('=').next() == Some(key))
+}
+
+/// Lines of [`PRIORITIES`] for the devices that none of these lines is for.
+fn unset_priorities(lines: &[&str], given: &Resources) -> Vec<String> {
+    let of_it = |line: &&str, device: &str| line.split_whitespace().next() == Some(device);
+    let devices = given.network.priorities.iter().map(|priority| priority.name.as_str());
+    let unset = devices.filter(|device| !lines.iter().any(|line| of_it(line, device)));
+    unset.map(|device| format!("{device} 0")).collect()
 }
 
 #[cfg(test)]

@@ -77,9 +77,9 @@ pub(super) fn files(
     if !is_limited {
         let of_it = named::unset(properties, resources, is_unified).into_iter();
         let of_it = of_it.filter(|file| has(file.name.split('.').next().unwrap_or_default()));
-        all.extend(
-            of_it.filter(|file| !(is_unified && resources.unified.contains_key(&file.name))),
-        );
+        // What is given in the words of version 2 is among them already.
+        let is_there = |file: &Property| is_unified && resources.unified.contains_key(&file.name);
+        all.extend(of_it.filter(|file| !is_there(file)));
     }
     let transfers_here = has(if is_unified { "io" } else { "blkio" });
     let weights = WEIGHTS[usize::from(is_unified)];
