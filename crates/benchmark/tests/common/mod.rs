@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test takes what it needs")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests may stop at the first surprise")]
 
+pub mod daemon;
 pub mod fake;
 pub mod images;
 
