@@ -31,7 +31,7 @@ pub enum Change {
     Better,
     /// For the worse.
     Worse,
-    /// It gave values, and gives none any more.
+    /// It gave values, and gives none any more, or too few since the others fail.
     Lost,
     /// It gave values, and too many of those that it gives do not show what they should. What was
     /// measured did not get worse: it was not measured.
@@ -94,9 +94,8 @@ pub fn compare(old: &Results, new: &Results, threshold: Option<f64>, across: boo
     let known: BTreeMap<&str, &Benchmark> =
         old.benchmarks.iter().map(|b| (b.name.as_str(), b)).collect();
     for row in &new.rows {
-        let same = |r: &&Row| r.benchmark == row.benchmark && r.target == row.target;
         let (Some(before), Some(benchmark)) =
-            (old.rows.iter().find(same), known.get(row.benchmark.as_str()))
+            (counterpart(old, row), known.get(row.benchmark.as_str()))
         else {
             continue;
         };
@@ -105,10 +104,15 @@ pub fn compare(old: &Results, new: &Results, threshold: Option<f64>, across: boo
             comparison.reasons.push(format!("{} has another unit or direction", row.benchmark));
             continue;
         }
-        comparison.rows.push(one(benchmark, before, row, comparison.threshold));
+        let mut compared = one(benchmark, before, row, comparison.threshold);
+        if new.complete && has_failed_out(before, row) {
+            compared.change = Change::Lost;
+            compared.note = Some(failures(row));
+        }
+        comparison.rows.push(compared);
     }
-    let told = |row: &Compared| !matches!(row.change, Change::Unknown);
-    if comparison.reasons.is_empty() && !comparison.rows.iter().any(told) {
+    let is_told = |row: &Compared| !matches!(row.change, Change::Unknown);
+    if comparison.reasons.is_empty() && !comparison.rows.iter().any(is_told) {
         comparison.reasons.push("no row has enough samples in both".into());
     }
     if comparison.reasons.is_empty() {
@@ -120,6 +124,18 @@ pub fn compare(old: &Results, new: &Results, threshold: Option<f64>, across: boo
         }
     }
     comparison
+}
+
+/// Whether failures have left too few samples of a row that had enough of them.
+fn has_failed_out(old: &Row, new: &Row) -> bool {
+    let enough = |row: &Row| row.status == Status::Ok && row.values().len() >= FEWEST;
+    enough(old) && new.status == Status::Ok && !enough(new) && new.failures > 0
+}
+
+/// How often a row has failed, and why.
+fn failures(row: &Row) -> String {
+    let reason = row.reason.as_deref().unwrap_or("it does not say why");
+    format!("{} of its samples have failed: {reason}", row.failures)
 }
 
 /// Why a run that has not come to its end does not show that nothing is worse, if so: rows of the old one have no
@@ -202,6 +218,12 @@ fn warnings(old: &Results, new: &Results, drift: f64) -> Vec<String> {
             ));
         }
     }
+    let failing = new.rows.iter().filter(|row| row.failures > 0 && row.status == Status::Ok);
+    let more =
+        failing.filter(|row| counterpart(old, row).is_some_and(|o| o.failures < row.failures));
+    warnings.extend(told("fail more often than before, and have values", more));
+    let gone = old.rows.iter().filter(|row| counterpart(new, row).is_none());
+    warnings.extend(told("of the old run are not in the new one, and are not compared", gone));
     if drift > 0.02 {
         warnings.push(format!(
             "the machine itself may have differed by {:.1} % between the runs; the threshold is at least that",
@@ -209,6 +231,18 @@ fn warnings(old: &Results, new: &Results, drift: f64) -> Vec<String> {
         ));
     }
     warnings
+}
+
+/// The row of the same benchmark and target.
+fn counterpart<'a>(results: &'a Results, row: &Row) -> Option<&'a Row> {
+    results.rows.iter().find(|r| r.benchmark == row.benchmark && r.target == row.target)
+}
+
+/// What is said of rows: how many they are, and the first of them.
+fn told<'a>(what: &str, mut rows: impl Iterator<Item = &'a Row>) -> Option<String> {
+    let first = rows.next()?;
+    let count = 1 + rows.count();
+    Some(format!("{count} rows {what}: {} of {} is the first", first.benchmark, first.target))
 }
 
 fn one(benchmark: &Benchmark, old: &Row, new: &Row, threshold: f64) -> Compared {

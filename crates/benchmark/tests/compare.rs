@@ -150,6 +150,59 @@ fn a_row_that_is_lost_is_worse() {
     assert!(said.contains("it broke"), "{said}");
 }
 
+/// A runtime that begins to fail gives values first, and is given up after some failures.
+#[test]
+fn a_row_that_fails_is_worse_when_too_few_samples_are_left() {
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.02, 1.0);
+    let failing = |left: usize, complete: bool| {
+        changed(&a, |all| {
+            all["complete"] = json!(complete);
+            let row = &mut all["rows"][3];
+            row["samples"].as_array_mut().unwrap().truncate(left);
+            (row["failures"], row["reason"]) = (json!(3), json!("it broke"));
+        })
+    };
+    let (status, said) = compare(&test_dir, &[&a, &failing(4, true)]);
+    assert_eq!(status, 1, "{said}");
+    let line = said.lines().find(|line| line.starts_with("Lost: operations.row.n3 of e/h"));
+    assert!(
+        line.is_some_and(|line| line.contains("3 of its samples have failed: it broke")),
+        "{said}"
+    );
+    // It may come yet.
+    assert_eq!(compare(&test_dir, &[&a, &failing(4, false)]).0, 2);
+    // With enough of them it is as it was, and that it fails is said.
+    let (status, said) = compare(&test_dir, &[&a, &failing(5, true)]);
+    let told =
+        "warning: 1 rows fail more often than before, and have values: operations.row.n3 of e/h";
+    assert!(status == 0 && said.contains(told), "{said}");
+    // What failed before as well is no news.
+    let before = test_dir.path("before");
+    fs::rename(failing(5, true), &before).unwrap();
+    let (status, said) = compare(&test_dir, &[&before, &before]);
+    assert!(status == 0 && !said.contains("fail more often"), "{said}");
+}
+
+#[test]
+fn rows_that_are_gone_are_told() {
+    let test_dir = TestDir::new();
+    let a = results(&test_dir, "a", 1, 0.02, 1.0);
+    let b = changed(&a, |all| {
+        let rows = all["rows"].as_array_mut().unwrap();
+        rows.drain(3..5);
+    });
+    let (status, said) = compare(&test_dir, &[&a, &b]);
+    let told = "warning: 2 rows of the old run are not in the new one";
+    assert!(
+        status == 0 && said.contains(told) && said.contains("n3 of e/h is the first"),
+        "{said}"
+    );
+    // What is new has nothing that it could be compared with.
+    let (status, said) = compare(&test_dir, &[&b, &a]);
+    assert!(status == 0 && !said.contains("not in the new one"), "{said}");
+}
+
 /// Whether a limit held, or a clock was fine enough, is not how fast a runtime is.
 #[test]
 fn a_row_that_is_invalid_is_told_and_not_worse() {
