@@ -229,6 +229,12 @@ const LARGEST: u64 = 1 << 20;
 /// The most MiB of memory that a container is asked to hold: 1 TiB.
 const MOST_MEMORY: u32 = 1 << 20;
 
+/// The most samples of a row, and as many to warm up.
+const MOST_RUNS: u32 = 100_000;
+
+/// The most seconds that anything is waited for: a week.
+const LONGEST_WAIT: u64 = 7 * 24 * 60 * 60;
+
 /// Where runtimes listen when nobody says otherwise.
 pub const SOCKETS: [&str; 3] = [
     "/run/containerd/containerd.sock",
@@ -257,12 +263,19 @@ pub fn read(path: &Path) -> Result<Config, ConfigError> {
 /// # Errors
 /// The first value that makes no sense, and which are possible.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
+    check_amounts(config)?;
+    check_hosts(config)?;
+    check_endpoints(config)
+}
+
+fn check_amounts(config: &Config) -> Result<(), ConfigError> {
     let wrong = |text: String| Err(ConfigError::Value(text));
-    if config.runs == 0 || config.runs > 100_000 {
-        return wrong("`runs` must be from 1 to 100000".into());
+    if config.runs == 0 || config.runs > MOST_RUNS || config.warmup > MOST_RUNS {
+        return wrong(format!("`runs` must be from 1 to {MOST_RUNS}, `warmup` at most as many"));
     }
-    if config.deadline == 0 || config.patience == 0 {
-        return wrong("`deadline` and `patience` are seconds, at least 1".into());
+    let waits = [config.deadline, config.patience];
+    if waits.into_iter().any(|seconds| seconds == 0 || seconds > LONGEST_WAIT) {
+        return wrong(format!("`deadline` and `patience` are seconds, from 1 to {LONGEST_WAIT}"));
     }
     if !(config.effort > 0.0 && config.effort <= 1000.0) {
         return wrong("`effort` must be above 0, and at most 1000".into());
@@ -276,17 +289,37 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
     if config.memory.iter().any(|&size| size > MOST_MEMORY) {
         return wrong(format!("each `memory` is in MiB, at most {MOST_MEMORY}"));
     }
-    check_hosts(config)?;
+    for (key, list) in [("scale", &config.scale), ("memory", &config.memory)] {
+        // Each row would have each of its samples twice.
+        if let Some(amount) = twice(list) {
+            return wrong(format!("`{key}` holds {amount} twice"));
+        }
+    }
+    Ok(())
+}
+
+/// What a list holds more than once.
+fn twice(list: &[u32]) -> Option<u32> {
+    let mut seen = std::collections::BTreeSet::new();
+    list.iter().copied().find(|&amount| !seen.insert(amount))
+}
+
+fn check_endpoints(config: &Config) -> Result<(), ConfigError> {
+    let wrong = |text: String| Err(ConfigError::Value(text));
     let mut names = std::collections::BTreeSet::new();
     for endpoint in &config.endpoints {
+        let name = &endpoint.name;
         if endpoint.socket.is_some() == endpoint.containerd.is_some() {
-            let name = &endpoint.name;
             return wrong(format!("endpoint `{name}` needs either `socket` or `containerd`"));
         }
+        if endpoint.handlers.is_empty() {
+            return wrong(format!("endpoint `{name}` needs at least one of `handlers`"));
+        }
         for handler in &endpoint.handlers {
+            let no_name = endpoint.name.is_empty() || handler.name.is_empty();
             let name = format!("{}/{}", endpoint.name, handler.name);
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_./+".contains(c);
-            if !name.chars().all(plain) || name.len() > 100 {
+            if no_name || !name.chars().all(plain) || name.len() > 100 {
                 return wrong(format!("`{name}`: names are letters, digits, and -_.+"));
             }
             if !names.insert(name.clone()) {
@@ -483,7 +516,15 @@ mod tests {
         for (text, word) in [
             ("rnus: 3", "rnus"),
             ("runs: 0", "runs"),
+            ("warmup: 4294967295", "`warmup` at most"),
+            ("deadline: 18446744073709551615", "`deadline` and `patience`"),
+            ("patience: 0", "from 1 to 604800"),
             ("effort: .nan", "effort"),
+            ("scale: [5, 10, 5]", "`scale` holds 5 twice"),
+            ("memory: [16, 16]", "`memory` holds 16 twice"),
+            ("endpoints: [{name: a, socket: /s, handlers: []}]", "at least one of `handlers`"),
+            ("endpoints: [{name: '', socket: /s, handlers: [{name: x}]}]", "letters"),
+            ("endpoints: [{name: a, socket: /s, handlers: [{name: ''}]}]", "letters"),
             ("memory: [99999999]", "MiB, at most"),
             ("endpoints: [{name: a, handlers: []}]", "either"),
             ("hosts: [{name: a}]", "either"),

@@ -158,13 +158,13 @@ fn calls(times: u32) -> io::Result<Value> {
         std::hint::black_box(rustix::process::getppid());
     }
     let getppid = nanoseconds(begun, times);
-    let opens = times / 10;
+    let opens = (times / 10).max(1);
     let begun = Instant::now();
     for _ in 0..opens {
         drop(File::open("/etc/passwd")?);
     }
     let open = nanoseconds(begun, opens);
-    let switch = switches(times / 50)?;
+    let switch = switches((times / 50).max(1))?;
     let spawns = (times / 5000).max(1);
     let begun = Instant::now();
     for _ in 0..spawns {
