@@ -17,14 +17,9 @@ pub(crate) fn hierarchy(controller: &str) -> PathBuf {
     if own.join("cgroup.procs").exists() { own } else { PathBuf::from(ROOT) }
 }
 
-/// The group of a controller whose name holds the identifier of a container or a sandbox.
-#[must_use]
-pub(crate) fn of(controller: &str, id: &str) -> Option<PathBuf> {
-    all_of(controller, &[id])?.pop()
-}
-
-/// The groups of several identifiers, or nothing if one of them has none. The hierarchy is walked once: with a hundred
-/// containers that takes longer than all else.
+/// The groups of a controller whose names hold the identifiers of containers or sandboxes, or nothing if one of them
+/// has none. The hierarchy is walked once, and takes longer than all else: what is read at certain times is read of groups
+/// that were found before.
 #[must_use]
 pub(crate) fn all_of(controller: &str, ids: &[&str]) -> Option<Vec<PathBuf>> {
     named(&below(&hierarchy(controller)), ids)
@@ -73,21 +68,20 @@ pub(crate) fn accounts() -> &'static str {
     if is_unified() { "cpu" } else { "cpuacct" }
 }
 
-/// The CPU time in seconds that a group has used.
+/// The CPU time in seconds that a group of what [`accounts`] has used.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "nanoseconds of some minutes")]
-pub(crate) fn cpu_seconds(id: &str) -> Option<f64> {
-    if let Some(used) = of("cpuacct", id).and_then(|group| number(&group, "cpuacct.usage")) {
-        return Some(used as f64 / 1e9);
+pub(crate) fn cpu_seconds(group: &Path) -> Option<f64> {
+    match number(group, "cpuacct.usage") {
+        Some(nanoseconds) => Some(nanoseconds as f64 / 1e9),
+        None => Some(entry(group, "cpu.stat", "usage_usec")? as f64 / 1e6),
     }
-    let used = of("cpu", id).and_then(|group| entry(&group, "cpu.stat", "usage_usec"))?;
-    Some(used as f64 / 1e6)
 }
 
-/// How often the kernel has throttled a group.
+/// How often the kernel has throttled a group of the controller `cpu`.
 #[must_use]
-pub(crate) fn throttled(id: &str) -> Option<u64> {
-    entry(&of("cpu", id)?, "cpu.stat", "nr_throttled")
+pub(crate) fn throttled(group: &Path) -> Option<u64> {
+    entry(group, "cpu.stat", "nr_throttled")
 }
 
 /// The bytes that the groups `name` and all below it have read from disks, by the account of what weighs
@@ -186,6 +180,17 @@ mod tests {
         let found = named(&groups, &["one", "two"]).unwrap();
         assert_eq!(found, [at("a/cri-one.scope"), at("b/two-inside")]);
         assert_eq!(named(&groups, &["one", "three"]), None);
+    }
+
+    #[test]
+    fn cpu_time_is_told_in_seconds_by_both_versions() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(group.path().join(name), text).unwrap();
+        assert_eq!((cpu_seconds(group.path()), throttled(group.path())), (None, None));
+        write("cpu.stat", "usage_usec 1500000\nnr_periods 9\nnr_throttled 7\n");
+        assert_eq!((cpu_seconds(group.path()), throttled(group.path())), (Some(1.5), Some(7)));
+        write("cpuacct.usage", "2500000000\n");
+        assert_eq!(cpu_seconds(group.path()), Some(2.5));
     }
 
     #[test]

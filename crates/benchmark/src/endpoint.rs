@@ -231,7 +231,10 @@ impl ReadyEndpoint {
     /// The first process of the namespaces of an endpoint that the tool has started.
     #[must_use]
     pub fn init(&self) -> Option<u32> {
-        self.processes().get(1).copied().filter(|_| self.ours())
+        let child = |pid: u32| proc::children_of(pid.cast_signed()).first().copied();
+        // The keeper has started `unshare`, which has started it.
+        let unshare = child(self.keeper()).filter(|_| self.ours())?;
+        child(unshare.cast_unsigned()).map(i32::cast_unsigned)
     }
 
     /// What there is to say about one of the endpoint's handlers.

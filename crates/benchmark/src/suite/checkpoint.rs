@@ -27,8 +27,8 @@ pub(super) async fn through_cri(
     let client = cell.client();
     // A runtime that lacks the call says so of a container that is not there, too, and needs none.
     let probe = client.checkpoint("none", "/nonexistent/checkpoint.tar").await;
-    if let Err(error @ CallError::Unsupported { .. }) = probe {
-        return Err(lacking(error));
+    if let Err(unsupported @ Trouble::Unsupported(_)) = probe.map_err(lacking) {
+        return Err(unsupported);
     }
     if !sealed {
         return sample(cell, memory, false).await;
@@ -150,7 +150,8 @@ impl Archive {
     fn read(path: &Path) -> Result<Self, Trouble> {
         let mut told = Self::default();
         let mut archive = tar::Archive::new(fs::File::open(path).map_err(failed)?);
-        for entry in archive.entries().map_err(failed)? {
+        // Pages of memory are most of it, and are not read.
+        for entry in archive.entries_with_seek().map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let path = entry.path().map_err(failed)?.into_owned();
             let content = |entry: tar::Entry<'_, fs::File>| {
@@ -225,9 +226,18 @@ async fn answered(cell: &Cell<'_>, id: &str, called: SystemTime) -> Result<f64, 
 /// What containerd says, from 2.2.7 on, where its configuration does not allow it.
 const DISABLED: &str = "checkpoint restore via CreateContainer is disabled by configuration";
 
+/// What CRI-O says that makes no checkpoints: it answers as to a call that has failed.
+const SWITCHED_OFF: &str = "checkpoint/restore support not available";
+
 /// A runtime that lacks the call, or whose shim has no checkpoint.
 fn lacking(error: CallError) -> Trouble {
     match &error {
+        CallError::Failed { text, .. } if text.contains(SWITCHED_OFF) => {
+            Trouble::Unsupported(format!(
+                "this CRI-O makes checkpoints only with `enable_criu_support = true` in its \
+                 configuration and a `criu` on its PATH: {error}"
+            ))
+        }
         CallError::Unsupported { text, .. } if text.contains("checkpointing container") => {
             Trouble::Unsupported(format!("the shim of this runtime makes no checkpoints: {error}"))
         }
@@ -255,6 +265,8 @@ fn refused(error: CallError) -> Trouble {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Seek, Write};
+
     use super::*;
 
     /// An archive with files as containerd makes them.
@@ -289,6 +301,28 @@ mod tests {
         assert_eq!(of(&[]), (false, vec![None, None, None]));
     }
 
+    /// A container's memory before what is read: no time is enough to read all of it.
+    #[test]
+    fn pages_in_an_archive_are_passed_over() {
+        let size = 1_u64 << 40;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut header = tar::Header::new_gnu();
+        header.set_path("checkpoint/pages-1.img").unwrap();
+        header.set_size(size);
+        header.set_mode(0o600);
+        header.set_cksum();
+        let mut pages = file.reopen().unwrap();
+        pages.write_all(header.as_bytes()).unwrap();
+        pages.seek_relative(size.cast_signed()).unwrap();
+        let mut rest = tar::Builder::new(pages);
+        let mut header = tar::Header::new_gnu();
+        header.set_size(1);
+        header.set_mode(0o600);
+        rest.append_data(&mut header, "checkpoint/dump.log", &b"x"[..]).unwrap();
+        rest.finish().unwrap();
+        assert_eq!(Archive::read(file.path()).unwrap().log, Some(b"x".to_vec()));
+    }
+
     #[test]
     fn only_who_answers_does_not_support_a_restore() {
         let (call, text) = ("CreateContainer", "invalid reference format".to_owned());
@@ -317,6 +351,11 @@ mod tests {
                 "{said}"
             );
         }
+        let (call, text) = ("CheckpointContainer", format!("rpc error: {SWITCHED_OFF}"));
+        let said = lacking(CallError::Failed { call, text });
+        assert!(matches!(said, Trouble::Unsupported(text) if text.contains("enable_criu_support")));
+        let text = "no space left on device".to_owned();
+        assert!(matches!(lacking(CallError::Failed { call, text }), Trouble::Failed(_)));
         let limit = Duration::from_secs(30);
         let late = lacking(CallError::Deadline { call: "CheckpointContainer", limit });
         assert!(matches!(late, Trouble::Failed(_)));

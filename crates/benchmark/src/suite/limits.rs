@@ -1,6 +1,7 @@
 //! Limits: whether they hold, and how soon.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -33,8 +34,8 @@ pub(super) async fn quota(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let burning = cell.launch(&pod, &spec).await?;
     // The start of the program, and the first period with it, are not what is asked about.
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let groups = [pod.id.as_str(), burning.id.as_str()];
-    let share = share_of(&groups, Duration::from_secs(1)).await;
+    let groups = Processors::of(&[&pod.id, &burning.id])?;
+    let share = groups.share_during(Duration::from_secs(1)).await;
     cell.client().stop(&burning.id, 0).await?;
     let spec = Spec { resources: quota_of(QUOTA), ..Spec::workload("work --time 200") };
     let working = cell.launch(&pod, &spec).await?;
@@ -48,20 +49,45 @@ pub(super) async fn quota(cell: &Cell<'_>) -> Result<Values, Trouble> {
     Ok(vec![("cpu.share".into(), share), ("cpu.work".into(), work)])
 }
 
-/// The CPU time that groups have used. gVisor runs all containers of a pod in the group of its sandbox.
-fn used(ids: &[&str]) -> Result<f64, Trouble> {
-    let all = ids.iter().map(|id| cgroups::cpu_seconds(id)).sum::<Option<f64>>();
-    all.ok_or_else(|| failed("the control group of the container is not found"))
+fn not_found() -> Trouble {
+    failed("the control group of the container is not found")
 }
 
-/// How far the CPU used is from the quota, in percent of the quota.
-async fn share_of(ids: &[&str], time: Duration) -> Result<f64, Trouble> {
-    let stopped = || ids.iter().filter_map(|id| cgroups::throttled(id)).sum::<u64>();
-    let (before, throttled) = (used(ids)?, stopped());
-    let begun = Instant::now();
-    tokio::time::sleep(time).await;
-    let share = (used(ids)? - before) / begun.elapsed().as_secs_f64();
-    judge(share, stopped().saturating_sub(throttled))
+/// The groups of a container and of its sandbox that tell of processors: gVisor runs all containers of a pod in the group of
+/// its sandbox. They are found before anything is read of them, since that takes some ms.
+struct Processors {
+    /// Those that account for CPU time.
+    accounts: Vec<PathBuf>,
+    /// Those that have a quota, where there are such.
+    quotas: Vec<PathBuf>,
+}
+
+impl Processors {
+    fn of(ids: &[&str]) -> Result<Self, Trouble> {
+        let accounts = cgroups::all_of(cgroups::accounts(), ids).ok_or_else(not_found)?;
+        let quotas = ids.iter().filter_map(|id| cgroups::all_of("cpu", &[id])).flatten().collect();
+        Ok(Self { accounts, quotas })
+    }
+
+    /// The CPU time in seconds that they have used.
+    fn used(&self) -> Result<f64, Trouble> {
+        let all = self.accounts.iter().map(|group| cgroups::cpu_seconds(group));
+        all.sum::<Option<f64>>().ok_or_else(not_found)
+    }
+
+    /// How often they were throttled.
+    fn throttled(&self) -> u64 {
+        self.quotas.iter().filter_map(|group| cgroups::throttled(group)).sum()
+    }
+
+    /// How far the CPU used is from the quota, in percent of the quota.
+    async fn share_during(&self, time: Duration) -> Result<f64, Trouble> {
+        let (before, throttled) = (self.used()?, self.throttled());
+        let begun = Instant::now();
+        tokio::time::sleep(time).await;
+        let share = (self.used()? - before) / begun.elapsed().as_secs_f64();
+        judge(share, self.throttled().saturating_sub(throttled))
+    }
 }
 
 /// A limit is one if the kernel has made the program wait for it, `times` times, and `share`, what it has used of a processor, is
@@ -184,10 +210,10 @@ struct Charged {
 impl Charged {
     /// What the groups are charged for whose names hold these.
     fn of(ids: &[&str]) -> Result<Self, Trouble> {
-        let none = || failed("the control group of the container is not found");
-        let bytes = ids.iter().map(|id| cgroups::memory(&cgroups::of("memory", id)?));
-        let memory = bytes.sum::<Option<u64>>().ok_or_else(none)? as f64 / f64::from(1 << 20);
-        Ok(Self { memory, cpu: used(ids)? * 1000.0 })
+        let groups = cgroups::all_of("memory", ids).ok_or_else(not_found)?;
+        let bytes = groups.iter().map(|group| cgroups::memory(group)).sum::<Option<u64>>();
+        let memory = bytes.ok_or_else(not_found)? as f64 / f64::from(1 << 20);
+        Ok(Self { memory, cpu: Processors::of(ids)?.used()? * 1000.0 })
     }
 }
 
