@@ -76,13 +76,20 @@ impl Machine {
             ("CPU", self.cpu.clone(), other.cpu.clone()),
             ("number of CPUs", self.cpus.to_string(), other.cpus.to_string()),
             ("architecture", self.architecture.clone(), other.architecture.clone()),
-            ("memory in MiB", self.memory.to_string(), other.memory.to_string()),
+            ("memory in MiB", self.memory.to_string(), self.as_memory(other).to_string()),
             ("kernel", self.kernel.clone(), other.kernel.clone()),
             ("cgroup version", self.cgroup.clone(), other.cgroup.clone()),
             ("governor", self.governor.clone(), other.governor.clone()),
         ];
         let different = pairs.into_iter().filter(|(_, a, b)| a != b);
         different.map(|(what, a, b)| format!("{what}: {a} and {b}")).collect()
+    }
+
+    /// Another machine's memory: as large as this one's where they differ by less than one of a hundred parts. What a kernel
+    /// keeps for itself differs from one boot to the next, and a hypervisor takes some of it back.
+    fn as_memory(&self, other: &Self) -> u64 {
+        let alike = self.memory.abs_diff(other.memory) * 100 < self.memory;
+        if alike { self.memory } else { other.memory }
     }
 }
 
@@ -260,6 +267,15 @@ mod tests {
         let noisy = Calibration::of(vec![10.0, 14.0, 9.0, 12.5, 10.0]);
         assert!(noisy.noisy && noisy.deviation > NOISY, "{noisy:?}");
         assert!(!Calibration::of(Vec::new()).noisy);
+    }
+
+    #[test]
+    fn a_machine_that_was_started_again_is_the_same() {
+        let with = |memory, cpus| Machine { memory, cpus, ..Machine::default() };
+        let before = with(7950, 2);
+        assert!(before.differences(&with(7949, 2)).is_empty());
+        assert_eq!(before.differences(&with(7800, 2)), ["memory in MiB: 7950 and 7800"]);
+        assert_eq!(before.differences(&with(7951, 4)), ["number of CPUs: 2 and 4"]);
     }
 
     #[test]

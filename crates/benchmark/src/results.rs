@@ -271,6 +271,19 @@ pub fn without_ids(reason: &str) -> String {
     text
 }
 
+/// The beginning of the names of files that are being written.
+const UNFINISHED: &str = ".torpor-benchmark-";
+
+/// Removes what somebody was writing in a directory who was killed. Nobody else may be writing there.
+pub(crate) fn remove_unfinished(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            // What stays is in nobody's way.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// Writes a file whole or not at all.
 ///
 /// # Errors
@@ -278,7 +291,7 @@ pub fn without_ids(reason: &str) -> String {
 pub fn write_whole(path: &Path, content: &[u8]) -> Result<(), ResultsError> {
     let failed = |error| ResultsError::File(path.to_owned(), error);
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(failed)?;
+    let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(dir).map_err(failed)?;
     io::Write::write_all(&mut file, content).map_err(failed)?;
     let mode = rustix::fs::Mode::from_raw_mode(0o644);
     rustix::fs::fchmod(file.as_file(), mode).map_err(|error| failed(error.into()))?;
@@ -288,7 +301,26 @@ pub fn write_whole(path: &Path, content: &[u8]) -> Result<(), ResultsError> {
 
 #[cfg(test)]
 mod tests {
-    use super::without_ids;
+    use std::fs;
+    use std::path::Path;
+
+    use super::{UNFINISHED, remove_unfinished, without_ids, write_whole};
+
+    #[test]
+    fn what_was_not_written_to_its_end_goes_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at(&format!("{UNFINISHED}x1")), "{").unwrap();
+        fs::write(at(".torpor"), "somebody's").unwrap();
+        write_whole(&at("results.json"), b"{}").unwrap();
+        remove_unfinished(dir.path());
+        let names = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, [".torpor", "results.json"]);
+        assert_eq!(fs::read(at("results.json")).unwrap(), b"{}");
+        remove_unfinished(Path::new("/nonexistent"));
+    }
 
     #[test]
     fn identifiers_are_left_out_of_reasons() {

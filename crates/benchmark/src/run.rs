@@ -91,6 +91,8 @@ struct Run {
     failures: BTreeMap<(Group, usize), u32>,
     /// What was done before since its endpoint was opened.
     warm: BTreeSet<(Group, usize)>,
+    /// Endpoints, by their places, where something is left that could not be removed yet.
+    untidy: BTreeSet<usize>,
     /// The processors' time when it was last noted.
     ticks: Ticks,
     /// What was said about targets already.
@@ -142,6 +144,8 @@ pub(crate) async fn run(
         check_here(&config)?;
         begin(&path, &config).map_err(at(&path))?
     };
+    // Whoever has the journal is the only one who writes here.
+    results::remove_unfinished(output);
     if let Some(results) = whole(output, &past) {
         return Ok(results);
     }
@@ -159,6 +163,7 @@ pub(crate) async fn run(
         given_up: BTreeMap::new(),
         failures: BTreeMap::new(),
         warm: BTreeSet::new(),
+        untidy: BTreeSet::new(),
         ticks: Ticks::now(),
         said: BTreeSet::new(),
         made: Counter::new(0),
@@ -413,6 +418,10 @@ impl Run {
         if let Err(trouble) = self.revive(item.target).await {
             return (Err(trouble), false);
         }
+        let number = self.target(item.target).0;
+        if self.untidy.contains(&number) {
+            self.tidy(number).await;
+        }
         let cold = self.warm.insert((item.group, item.target)) && !item.warmup;
         (self.samples(item).await, cold)
     }
@@ -433,8 +442,7 @@ impl Run {
     }
 
     async fn samples(&mut self, item: &Item) -> Result<Values, Trouble> {
-        let (number, endpoint, handler) = self.target(item.target);
-        let endpoint = endpoint.clone();
+        let (number, _, handler) = self.target(item.target);
         let place = self.places[number].as_ref().map_err(|e| Trouble::Failed(e.clone()))?;
         let (config, made, weighed) = (&self.config, &self.made, &self.weighed);
         let cell = Cell { place, handler, config, made, weighed };
@@ -443,11 +451,31 @@ impl Run {
         let values = values.unwrap_or_else(|_| {
             Err(Trouble::Failed(format!("it did not end within {} s", limit.as_secs())))
         });
-        if values.is_err() && tidy(place).await.is_err() && place.ours() {
-            // What cannot be removed by calls goes with its namespaces.
-            self.open_again(number, &endpoint).await;
+        if values.is_err() {
+            self.tidy(number).await;
         }
         values
+    }
+
+    /// Removes what a failed item has left at an endpoint, so that the next one does not meet it. What cannot be removed
+    /// by calls goes with its namespaces, or is tried again before the next item.
+    async fn tidy(&mut self, number: usize) {
+        let Ok(place) = &self.places[number] else { return };
+        // There may be as many containers as a sample has had the time to start.
+        let limit = Duration::from_secs(self.config.patience);
+        let client = place.client.within(Duration::from_secs(10));
+        let done = tokio::time::timeout(limit, sweep_pods(&client)).await;
+        if matches!(done, Ok(Ok(()))) {
+            self.untidy.remove(&number);
+        } else if place.ours() {
+            let endpoint = place.endpoint.clone();
+            self.open_again(number, &endpoint).await;
+        } else if self.untidy.insert(number) {
+            let name = &place.endpoint.name;
+            tell!(
+                "\r\x1b[K{name}: what has failed is still there, and is measured beside until it can be removed"
+            );
+        }
     }
 
     /// Starts a containerd anew; nothing has warmed it up.
@@ -488,13 +516,6 @@ impl Run {
         self.writing = begun.elapsed();
         Ok(results)
     }
-}
-
-/// Removes what a failed item has left, so that the next one does not meet it.
-async fn tidy(place: &ReadyEndpoint) -> Result<(), ()> {
-    let client = place.client.within(Duration::from_secs(10));
-    let work = sweep_pods(&client);
-    tokio::time::timeout(Duration::from_secs(30), work).await.map_err(drop)?.map_err(drop)
 }
 
 fn outcome(name: &str, value: Result<f64, Trouble>) -> Outcome {

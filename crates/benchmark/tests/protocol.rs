@@ -6,6 +6,7 @@ mod common;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::fake::{Fake, Mischief};
@@ -188,6 +189,28 @@ fn a_runtime_that_crashes_ends_its_cells_alone() {
     test_dir.assert_clean();
 }
 
+/// What a group has left that is given up is not there for ever: others are measured beside it.
+#[test]
+fn what_could_not_be_removed_is_removed_when_it_can_be() {
+    let (test_dir, fake) = in_test_dir("runs: 1000\nwarmup: 0");
+    fake.mischief("RemovePodSandbox", Mischief::Fail(2, "device or resource busy".into()));
+    let mut tool = test_dir.run();
+    let mut child = tool.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    // Three lives have failed, each with what the ones before have left.
+    let tried = || fake.calls("RemovePodSandbox") >= 2 + 3 + 4;
+    wait(tried, || "no life has failed".into());
+    fake.recover();
+    let sandboxes = || fake.left().0;
+    wait(|| sandboxes() == 0, || format!("{} sandboxes are left", sandboxes()));
+    assert!(
+        child.try_wait().unwrap().is_none(),
+        "the run has ended: it was not the run that did it"
+    );
+    kill(&mut child);
+    wait(|| fake.left() == (0, 0, 0), || format!("left: {:?}", fake.left()));
+    test_dir.assert_clean();
+}
+
 #[test]
 fn a_runtime_that_comes_back_is_left_clean() {
     let (test_dir, fake) = in_test_dir("runs: 1\nwarmup: 0\ndeadline: 100");
@@ -286,6 +309,22 @@ fn an_endpoint_that_wants_tls_of_registries_is_told_apart() {
     }
 }
 
+/// As CRI-O says it, in the words of a call that has failed.
+#[test]
+fn an_endpoint_that_is_told_to_make_no_checkpoints_does_not_fail() {
+    let (test_dir, fake) = in_test_dir("runs: 1\nwarmup: 0");
+    let said = "checkpoint/restore support not available";
+    fake.mischief("CheckpointContainer", Mischief::Fail(2, said.into()));
+    success(&test_dir.run().output().unwrap());
+    let results = test_dir.results();
+    let checkpoint = row(&results, "operations.container.checkpoint", "fake/x");
+    let reason = checkpoint["reason"].as_str().unwrap();
+    assert_eq!(checkpoint["status"], "unsupported", "{checkpoint}");
+    assert!(reason.contains(said) && reason.contains("enable_criu_support"), "{checkpoint}");
+    assert_eq!(fake.calls("CheckpointContainer"), 1);
+    assert_eq!(fake.left(), (0, 0, 0));
+}
+
 #[test]
 fn control_groups_have_the_parent_that_is_named() {
     for (parent, status) in [("bench.slice", "ok"), ("/bench", "failed")] {
@@ -347,6 +386,9 @@ fn the_image_that_is_named_is_pulled() {
 #[test]
 fn killed_at_any_call_it_goes_on_where_it_was() {
     let (test_dir, fake) = in_test_dir("runs: 12\nwarmup: 1\nseed: 3");
+    fs::create_dir(test_dir.path("out")).unwrap();
+    // As it is left by who is killed while he writes.
+    fs::write(test_dir.path("out/.torpor-benchmark-0"), "{").unwrap();
     let mut kills = 0;
     let mut further = 7;
     loop {
@@ -385,6 +427,7 @@ fn killed_at_any_call_it_goes_on_where_it_was() {
     }
     let page = fs::read_to_string(test_dir.path("out/report.html")).unwrap();
     assert!(page.contains("samples met an endpoint that nothing had warmed up"));
+    assert_eq!(fs::read_dir(test_dir.path("out")).unwrap().count(), 3, "a half file is left");
     assert!(page.contains(", cold: "));
 }
 
