@@ -38,6 +38,8 @@ const SHARED: &str = "/var/tmp/torpor-benchmark";
 const CONFIG: &str = "config.json";
 /// How often the log of a Job whose pod is not there yet is asked for.
 const POLL: Duration = Duration::from_secs(2);
+/// How often in turn the API may fail to tell how a Job is: it may be starting again.
+const FAILURES: u32 = 30;
 /// How long the API may take for an answer.
 const ANSWER: Duration = Duration::from_secs(60);
 /// How long it may take until pods have ended, too.
@@ -249,6 +251,7 @@ pub(crate) fn on_node(
     let uid = job["metadata"]["uid"].as_str().ok_or("the API tells no uid of the Job")?;
     apply(cluster, "the configuration of the Job", &config_map(cluster, request, uid))?;
     let mut last = "its pod has not begun".to_owned();
+    let mut failures = 0;
     loop {
         let log = fs::File::create(log).map_err(|e| format!("{}: {e}", log.display()))?;
         let mut follow = follow(cluster, request, &log)?;
@@ -266,8 +269,11 @@ pub(crate) fn on_node(
         }
         // A log may end before its Job does: when the pod is not there yet, or the connection is lost. What
         // is asked for again comes from its beginning.
-        if let Some(reason) = ended(cluster, request)? {
-            return Err(format!("the Job {reason}: {last}"));
+        match ended(cluster, request) {
+            Ok(Some(reason)) => return Err(format!("the Job {reason}: {last}")),
+            Ok(None) => failures = 0,
+            Err(error) if failures == FAILURES => return Err(error),
+            Err(_) => failures += 1,
         }
         std::thread::sleep(POLL);
     }
