@@ -192,7 +192,10 @@ fn a_runtime_that_crashes_ends_its_cells_alone() {
 /// What a group has left that is given up is not there for ever: others are measured beside it.
 #[test]
 fn what_could_not_be_removed_is_removed_when_it_can_be() {
-    let (test_dir, fake) = in_test_dir("runs: 1000\nwarmup: 0");
+    let test_dir = TestDir::new();
+    let fake = Fake::start(&test_dir.path(""));
+    let filters = "filters: [operations.life.*, operations.image.*]";
+    test_dir.config(&format!("{filters}\nruns: 1000\nwarmup: 0\n{}", fake.endpoint()));
     fake.mischief("RemovePodSandbox", Mischief::Fail(2, "device or resource busy".into()));
     let mut tool = test_dir.run();
     let mut child = tool.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
