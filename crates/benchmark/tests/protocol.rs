@@ -195,7 +195,7 @@ fn what_could_not_be_removed_is_removed_when_it_can_be() {
     let test_dir = TestDir::new();
     let fake = Fake::start(&test_dir.path(""));
     let filters = "filters: [operations.life.*, operations.image.*]";
-    test_dir.config(&format!("{filters}\nruns: 1000\nwarmup: 0\n{}", fake.endpoint()));
+    test_dir.config(&format!("{filters}\nruns: 5000\nwarmup: 0\n{}", fake.endpoint()));
     fake.mischief("RemovePodSandbox", Mischief::Fail(2, "device or resource busy".into()));
     let mut tool = test_dir.run();
     let mut child = tool.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
