@@ -1,7 +1,8 @@
 //! Whether the tool can be trusted on this machine: two runs of the same agree, and a runtime that is
-//! slower by a tenth is found. This takes long, and a machine with little else to do: TORPOR_LONG=1. The
-//! tool says beforehand how many runs it takes; where that is more than are taken (100, or what
-//! TORPOR_RUNS says), the rows that it promises nothing about are named and not judged; they may be half of all.
+//! slower by a tenth is found. This takes half an hour, and a machine with little else to do: TORPOR_LONG=1. The
+//! tool says beforehand how many runs it takes, for each of four parts by itself: what is found soon is not measured as often as
+//! what varies most. Where that is more than are taken (100, or what TORPOR_RUNS says), the rows that it promises nothing
+//! about are named and not judged; they may be half of all.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests may stop at the first surprise")]
 
@@ -18,23 +19,35 @@ use serde_json::Value;
 
 /// The rows in which runc has a part, each with the call of runc that is late for it: the command, and what it
 /// is about. CreateContainer and RemovePodSandbox do not call it.
-const ROWS: [(&str, &str); 15] = [
-    ("operations.sandbox.create", "create-sandbox"),
-    ("operations.container.start", "create-container"),
-    ("operations.container.answer", "create-container"),
-    ("operations.container.exec", "exec-container"),
-    ("operations.container.stop", "kill-container"),
-    ("operations.sandbox.stop", "kill-sandbox"),
-    (LIFE, ""),
-    ("operations.bridge.create", "create-bridge"),
-    ("operations.bridge.stop", "kill-bridge"),
-    ("operations.checkpoint-plain-16m.checkpoint", "checkpoint-plain"),
-    ("operations.checkpoint-plain-16m.restore", "restore-plain"),
-    ("operations.checkpoint-plain-16m.answer", "restore-plain"),
-    ("operations.checkpoint-sealed-16m.checkpoint", "checkpoint-sealed"),
-    ("operations.checkpoint-sealed-16m.restore", "restore-sealed"),
-    ("operations.checkpoint-sealed-16m.answer", "restore-sealed"),
+type Rows = [(&'static str, &'static str)];
+
+/// What a container's life has, a network of its own, and the checkpoints: each is measured in one go, and as often as it takes.
+const PARTS: [&Rows; 4] = [
+    &[
+        ("operations.sandbox.create", "create-sandbox"),
+        ("operations.container.start", "create-container"),
+        ("operations.container.answer", "create-container"),
+        ("operations.container.exec", "exec-container"),
+        ("operations.container.stop", "kill-container"),
+        ("operations.sandbox.stop", "kill-sandbox"),
+        (LIFE, ""),
+    ],
+    &[("operations.bridge.create", "create-bridge"), ("operations.bridge.stop", "kill-bridge")],
+    &[
+        ("operations.checkpoint-plain-16m.checkpoint", "checkpoint-plain"),
+        ("operations.checkpoint-plain-16m.restore", "restore-plain"),
+        ("operations.checkpoint-plain-16m.answer", "restore-plain"),
+    ],
+    &[
+        ("operations.checkpoint-sealed-16m.checkpoint", "checkpoint-sealed"),
+        ("operations.checkpoint-sealed-16m.restore", "restore-sealed"),
+        ("operations.checkpoint-sealed-16m.answer", "restore-sealed"),
+    ],
 ];
+
+fn all_rows() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PARTS.into_iter().flatten().copied()
+}
 
 /// The whole life of a container, and the calls that are late in it: what calls no runc is not.
 const LIFE: &str = "operations.life.total";
@@ -42,6 +55,14 @@ const IN_LIFE: [&str; 4] = ["create-sandbox", "create-container", "kill-containe
 
 /// How often the whole is done.
 const ATTEMPTS: usize = 2;
+
+/// The runs of the pilot. By thirty samples a deviation is known to about a fifth, and the number of runs that it takes to two
+/// fifths: half as many again are taken as the forecast says.
+const PILOT: u64 = 30;
+
+fn with_margin(runs: u64) -> u64 {
+    runs + runs / 2
+}
 
 const RUNC: &str = "/usr/sbin/runc";
 
@@ -97,8 +118,14 @@ fn wrapper(test_dir: &TestDir, name: &str, delays: &Delays) -> PathBuf {
     path
 }
 
-/// Measures runtimes, each under its name, in one run.
-fn run(test_dir: &TestDir, name: &str, handlers: &[(&str, &Path)], runs: u64) -> PathBuf {
+/// Measures rows of runtimes, each under its name, in one run.
+fn run(
+    test_dir: &TestDir,
+    name: &str,
+    rows: &[&str],
+    handlers: &[(&str, &Path)],
+    runs: u64,
+) -> PathBuf {
     let out = test_dir.path(name);
     let handlers: Vec<String> = handlers
         .iter()
@@ -108,7 +135,7 @@ fn run(test_dir: &TestDir, name: &str, handlers: &[(&str, &Path)], runs: u64) ->
         "runs: {runs}\nwarmup: 1\nmemory: [16]\ncriu: {}\nfilters: [{}]\nendpoints:\n- name: here\n  \
          containerd: /usr/bin/containerd\n  handlers: [{}]\n",
         torpor().display(),
-        ROWS.map(|(name, _)| name).join(", "),
+        rows.join(", "),
         handlers.join(", "),
     ));
     let mut tool = test_dir.tool();
@@ -131,12 +158,17 @@ fn only(test_dir: &TestDir, run: &Path, handler: &str) -> PathBuf {
     path
 }
 
-/// The rows whose change is, or is not, as it should be.
-fn rows(test_dir: &TestDir, old: &Path, new: &Path, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+/// The rows of a comparison, which are so many, whose change is, or is not, as it should be.
+fn compared(
+    test_dir: &TestDir,
+    count: usize,
+    [old, new]: [&Path; 2],
+    wanted: impl Fn(&str) -> bool,
+) -> Vec<String> {
     let output = test_dir.tool().args(["compare", "--json"]).args([old, new]).output().unwrap();
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows = said["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), ROWS.len(), "{said}");
+    assert_eq!(rows.len(), count, "{said}");
     let wanted = rows.iter().filter(|row| wanted(row["change"].as_str().unwrap()));
     wanted.map(ToString::to_string).collect()
 }
@@ -147,13 +179,13 @@ fn medians(pilot: &Path) -> BTreeMap<&'static str, f64> {
         serde_json::from_slice(&fs::read(pilot.join("results.json")).unwrap()).unwrap();
     let median =
         |name: &str| row(&results, name, "here/runc")["summary"]["median"].as_f64().unwrap();
-    ROWS.iter().map(|&(name, _)| (name, median(name))).collect()
+    all_rows().map(|(name, _)| (name, median(name))).collect()
 }
 
 /// For each call of runc a tenth of the row that it is for; of the longest, where it is for several.
 fn delays(medians: &BTreeMap<&'static str, f64>) -> Delays {
     let mut delays = Delays::new();
-    for (name, call) in ROWS.iter().filter(|(_, call)| !call.is_empty()) {
+    for (name, call) in all_rows().filter(|(_, call)| !call.is_empty()) {
         let delay = delays.entry(call).or_insert(0.0);
         *delay = f64::max(*delay, medians[name] / 10.0 / 1000.0);
     }
@@ -166,7 +198,7 @@ fn shares(medians: &BTreeMap<&'static str, f64>, delays: &Delays) -> BTreeMap<&'
         LIFE => IN_LIFE.iter().map(|call| delays[call]).sum::<f64>(),
         _ => delays[call],
     };
-    ROWS.iter().map(|&(name, call)| (name, late(name, call) * 1000.0 / medians[name])).collect()
+    all_rows().map(|(name, call)| (name, late(name, call) * 1000.0 / medians[name])).collect()
 }
 
 /// How many runs a row takes for a difference, by the tool's own forecast; none if no number is enough.
@@ -206,12 +238,13 @@ fn a_tenth_is_found_and_nothing_else() {
     }
     eprintln!("{} of {judged} were not found", missed.len());
     assert!(missed.len() <= may_be_wrong(judged), "not found: {missed:#?}");
-    let same = 2 * ATTEMPTS * ROWS.len();
+    let same = 2 * ATTEMPTS * all_rows().count();
     eprintln!("{} of {same} differ that do not", flagged.len());
     assert!(flagged.len() <= may_be_wrong(same), "flagged in two runs of the same: {flagged:#?}");
 }
 
-/// What came of a pilot, a run with all, and one more of the same.
+/// What came of a pilot, runs with all, and one more of the same each.
+#[derive(Default)]
 struct Attempt {
     /// How many rows were promised to be found slower.
     judged: usize,
@@ -226,7 +259,8 @@ impl Attempt {
         let test_dir = TestDir::new();
         // What the wrapper itself takes is in both.
         let plain = wrapper(&test_dir, "plain", &Delays::new());
-        let pilot = run(&test_dir, "pilot", &[("runc", &plain)], 10);
+        let names: Vec<&str> = all_rows().map(|(name, _)| name).collect();
+        let pilot = run(&test_dir, "pilot", &names, &[("runc", &plain)], PILOT);
         let medians = medians(&pilot);
         let delays = delays(&medians);
         let slow = wrapper(&test_dir, "slow", &delays);
@@ -236,28 +270,52 @@ impl Attempt {
             eprintln!("{name}: slower by {:.1} %, which takes {runs:?} runs", 100.0 * share);
             wanted.insert(name, runs.unwrap_or(u64::MAX));
         }
-        let runs = wanted.values().max().unwrap().clamp(&10, &most()).to_owned();
-        let promised: Vec<&str> =
-            wanted.iter().filter(|(_, wanted)| **wanted <= runs).map(|(name, _)| *name).collect();
-        eprintln!("{runs} runs of each; {promised:?} will be found");
+        // Said before anything is measured by it.
+        let promised = |rows: &Rows| -> Vec<&'static str> {
+            rows.iter().map(|(name, _)| *name).filter(|name| wanted[name] <= most()).collect()
+        };
+        let judged: usize = PARTS.map(|rows| promised(rows).len()).iter().sum();
+        eprintln!("{judged} of {} rows will be found", names.len());
         assert!(
-            promised.len() * 2 >= ROWS.len(),
-            "the machine is too noisy to say anything: with {runs} runs of each only {promised:?} are promised to be found"
+            judged * 2 >= names.len(),
+            "the machine is too noisy to say anything: {wanted:?} are the runs that it takes"
         );
-        // One run of three, so that a drift of the machine is in all of them, and one more of the first.
-        let all = [("runc", &*plain), ("again", &plain), ("slow", &slow)];
-        let first = run(&test_dir, "first", &all, runs);
-        let second = run(&test_dir, "second", &all[..1], runs);
-        let base = only(&test_dir, &first, "runc");
-        let unfound =
-            rows(&test_dir, &base, &only(&test_dir, &first, "slow"), |change| change != "worse");
+        let mut attempt = Self { judged, ..Self::default() };
+        for (number, rows) in PARTS.into_iter().enumerate() {
+            let promised = promised(rows);
+            let most_wanted = promised.iter().map(|name| with_margin(wanted[name])).max();
+            let runs = most_wanted.unwrap_or(0).clamp(10, most());
+            eprintln!("{runs} runs of each of {rows:?}; {promised:?} will be found");
+            attempt.part(&test_dir, number, rows, runs, [&plain, &slow], &promised);
+        }
+        test_dir.assert_clean();
+        attempt
+    }
+
+    /// One run of three, so that a drift of the machine is in all of them, and one more of the first.
+    fn part(
+        &mut self,
+        test_dir: &TestDir,
+        number: usize,
+        rows: &Rows,
+        runs: u64,
+        [plain, slow]: [&Path; 2],
+        promised: &[&str],
+    ) {
+        let names: Vec<&str> = rows.iter().map(|(name, _)| *name).collect();
+        let all = [("runc", plain), ("again", plain), ("slow", slow)];
+        let first = run(test_dir, &format!("first-{number}"), &names, &all, runs);
+        let second = run(test_dir, &format!("second-{number}"), &names, &all[..1], runs);
+        let base = only(test_dir, &first, "runc");
+        let with = |new: &Path, wanted: fn(&str) -> bool| {
+            compared(test_dir, rows.len(), [&base, new], wanted)
+        };
+        let unfound = with(&only(test_dir, &first, "slow"), |change| change != "worse");
         let is_promised =
             |row: &String| promised.iter().any(|name| row.contains(&format!("{name}\"")));
-        let equal = [only(&test_dir, &first, "again"), second.join("results.json")];
-        let flagged =
-            equal.map(|same| rows(&test_dir, &base, &same, |change| change != "none")).concat();
-        test_dir.assert_clean();
-        let missed = unfound.into_iter().filter(is_promised).collect();
-        Self { judged: promised.len(), missed, flagged }
+        self.missed.extend(unfound.into_iter().filter(is_promised));
+        for same in [only(test_dir, &first, "again"), second.join("results.json")] {
+            self.flagged.extend(with(&same, |change| change != "none"));
+        }
     }
 }
