@@ -389,7 +389,7 @@ fn the_image_that_is_named_is_pulled() {
 fn killed_at_any_call_it_goes_on_where_it_was() {
     let (test_dir, fake) = in_test_dir("runs: 12\nwarmup: 1\nseed: 3");
     fs::create_dir(test_dir.path("out")).unwrap();
-    // As it is left by who is killed while he writes.
+    // As somebody leaves it who is killed while he writes.
     fs::write(test_dir.path("out/.torpor-benchmark-0"), "{").unwrap();
     let mut kills = 0;
     let mut further = 7;
