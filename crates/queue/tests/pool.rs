@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use common::browser::{self, Browser};
 use common::pair::{pair, pair_with};
 use common::{Daemon, ask, counted, shown, until, words};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use torpor_runtimes_tests::port;
 
@@ -255,6 +256,35 @@ fn strangers_hand_over_nothing_and_who_cannot_go_stays() {
         assert!(said.contains("token is needed") || !answer.status.success(), "{said}");
     }
     assert_eq!(b.ok(&["list", "--json"]), "[]\n");
+}
+
+/// Whoever moves a job hears that it stays, and it goes on; nor is one lost that is there already.
+#[test]
+fn a_machine_that_is_silent_holds_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let [mut a, b] = pair(dir.path(), &json!({}));
+    let [there, here] = [(), ()].map(|()| a.submit(&[], &words(&a.counter(60, 0.05))));
+    a.ok(&["move", &there.to_string(), "--to", "b"]);
+    a.kill();
+    let file = a.dir.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    config["peer_silence"] = json!(1000);
+    std::fs::write(file, config.to_string()).unwrap();
+    a.launch();
+    a.wait_for_output(here, "3\n");
+    let stands_still = |signal| kill_process(Pid::from_raw(b.pid()).unwrap(), signal).unwrap();
+    stands_still(Signal::STOP);
+    let output = a.queue(&["move", &here.to_string(), "--to", "b"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{}", shown(&output));
+    assert!(said.contains("it stays here") && said.contains("it was silent for"), "{said}");
+    a.let_end();
+    a.wait_for(here, "done");
+    assert_eq!(a.output(here), counted(60));
+    stands_still(Signal::CONT);
+    a.wait_for(there, "done");
+    assert_eq!(a.output(there), counted(60));
+    assert!(b.jobs().iter().all(|job| !job["exit"].is_null()), "{:?}", b.jobs());
 }
 
 /// A machine that gives each who asks for itself the same answer.

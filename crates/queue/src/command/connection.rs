@@ -3,11 +3,15 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use torpor_worker::{Class, Outcome};
 
 use crate::http::{Address, Client, DEFAULT};
+
+/// A daemon answers within this time, also if it asks another machine first that is away.
+const SILENCE: Duration = Duration::from_secs(120);
 
 /// The daemon that the environment names: `TORPOR_QUEUE`, and for the network
 /// `TORPOR_QUEUE_TOKEN` and `TORPOR_QUEUE_CA`.
@@ -22,7 +26,7 @@ pub(super) fn client() -> Result<Client, String> {
         Some(path) => Some(authority(Path::new(&path))?),
         None => None,
     };
-    Ok(Client { address, token, tls })
+    Ok(Client { address, token, tls, silence: SILENCE })
 }
 
 fn authority(path: &Path) -> Result<Arc<rustls::ClientConfig>, String> {

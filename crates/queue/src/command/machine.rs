@@ -13,6 +13,9 @@ use super::done;
 use super::jobs::{command, duration};
 use crate::http::encode;
 
+/// How long a job is waited for that is adopted: its daemon is watched for a lease, and then all of it is fetched.
+const ADOPTION: Duration = Duration::from_secs(24 * 3600);
+
 /// `top`
 #[derive(Debug, Args)]
 pub struct Top {
@@ -139,7 +142,7 @@ impl Adopt {
         for name in self.names {
             let force = u8::from(self.force);
             let path = format!("/v1/store/adopt?name={}&force={force}", encode(&name));
-            let job = client.json("POST", &path, b"")?;
+            let job = client.patient(ADOPTION).json("POST", &path, b"")?;
             if !self.json {
                 say!("{}", job["id"]);
             }

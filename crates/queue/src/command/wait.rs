@@ -15,7 +15,7 @@ use signal_hook::iterator;
 use torpor_worker::tell;
 
 use super::OWN_ERROR;
-use crate::daemon::{FRAME_END, FRAME_ERR, FRAME_HELD, FRAME_OUT};
+use crate::daemon::{FRAME_END, FRAME_ERR, FRAME_HELD, FRAME_OUT, FRAME_SILENCE};
 use crate::http::Client;
 use crate::shepherd::message::{Exit, LOST};
 
@@ -291,7 +291,8 @@ fn read_frames(
         u8::from(to_the_end),
         u8::from(is_the_job)
     );
-    let mut answer = client.ask("GET", &path, &[], b"").map_err(Theirs)?;
+    let answer = client.patient(FRAME_SILENCE).ask("GET", &path, &[], b"");
+    let mut answer = answer.map_err(Theirs)?;
     if answer.status != 200 {
         let text = format!("the daemon answered with {}", answer.status);
         let problem: Value =

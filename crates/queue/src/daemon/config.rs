@@ -54,6 +54,8 @@ pub(crate) struct Config {
     pub compress: Option<String>,
     /// Other machines of the pool: their names, and their addresses (`https://HOST:PORT`).
     pub pool: BTreeMap<String, String>,
+    /// Milliseconds after which a machine of the pool that says nothing counts as away.
+    pub peer_silence: Millis,
     /// Bytes that all checkpoints may take (default: those that only protect jobs that run leave a
     /// tenth of the disk free, or 1 GiB if that is less). These are given up first, the largest
     /// before the others.
@@ -83,6 +85,7 @@ impl Default for Config {
             grace: 10_000,
             compress: Some("lz4".to_owned()),
             pool: BTreeMap::new(),
+            peer_silence: 60_000,
             images: None,
             retention: Retention::default(),
             store: None,
@@ -119,6 +122,11 @@ impl Config {
         }
         if self.retention.age.is_some_and(|age| age < 0) {
             return Err("the retention needs an age of 0 or more".to_owned());
+        }
+        if self.peer_silence <= 0 {
+            return Err(
+                "a machine that answers needs time: peer_silence must be above 0".to_owned()
+            );
         }
         if let Some(place) = &self.store {
             Objects::at(place)?;
@@ -192,6 +200,7 @@ mod tests {
         for (text, word) in [
             (r#"{ "slots": 0 }"#, "slot"),
             (r#"{ "lease": 10 }"#, "lease"),
+            (r#"{ "peer_silence": 0 }"#, "peer_silence"),
             (r#"{ "pids": 0 }"#, "pids"),
             (r#"{ "retention": { "age": -1 } }"#, "retention"),
             (r#"{ "rules": { "guarantee": { "slice": 0 } } }"#, "guarantee"),

@@ -127,6 +127,8 @@ pub(super) struct Core {
     pub(super) withdrawals: Vec<Withdrawal>,
     /// Whether somebody tells them.
     pub(super) withdrawing: bool,
+    /// The keys of jobs that are being taken in.
+    pub(super) coming: BTreeSet<String>,
     /// The keys of jobs that are not to come any more.
     pub(super) unwanted: BTreeSet<String>,
     /// How far those are of which something is sent ahead while they run.
@@ -210,6 +212,7 @@ impl Core {
             telling: BTreeSet::new(),
             withdrawals,
             withdrawing: false,
+            coming: BTreeSet::new(),
             unwanted: BTreeSet::new(),
             ahead: BTreeMap::new(),
             compared: Compared::default(),

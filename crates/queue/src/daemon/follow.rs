@@ -41,6 +41,9 @@ const MOST: usize = 256 << 10;
 /// So often a follower is told that somebody is there.
 const BEAT: Duration = Duration::from_secs(5);
 
+/// A follower that has heard nothing for so long asks again.
+pub(crate) const FRAME_SILENCE: Duration = Duration::from_secs(30);
+
 /// How long a wait lasts at most.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -20,6 +21,9 @@ use crate::scheduler::JobId;
 /// No description of a job is longer.
 const MAX_RECORD: u64 = 8 << 20;
 
+/// How long to wait before it is looked again whether somebody takes in what comes under the same key.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Bytes that a client may still send after it was refused.
 const MOST_REFUSED: u64 = 1 << 30;
 
@@ -29,6 +33,7 @@ pub(super) fn take(queue: &Arc<Queue>, request: &Request, body: &mut dyn Read) -
     let Some(key) = request.query("key").filter(|key| ahead::is_key(key)) else {
         return Response::problem(400, "a job comes with a key of letters, digits and hyphens");
     };
+    let _alone = Alone::wait(queue, key);
     let taken = match (request.query("ahead"), request.query("more")) {
         (Some(_), _) => ahead::receive(queue, key, body).map(|()| json!({})),
         (None, Some(_)) => ahead::receive_more(queue, key, body).map(|()| json!({})),
@@ -62,11 +67,44 @@ fn receive(queue: &Arc<Queue>, key: &str, body: &mut dyn Read) -> io::Result<Job
     let record = Record { returns: true, ..record };
     // Where it has come as a whole after all, that is what counts.
     let compared = ahead::forget(queue, key).filter(|_| ahead);
-    queue.change(|core| {
-        let id = core.adopt(key, record, &place)?;
-        core.compared.has_come(id, compared);
-        Ok(id)
-    })
+    let id = adopt(queue, key, record, &place)?;
+    queue.lock().compared.has_come(id, compared);
+    Ok(id)
+}
+
+/// Keeps a job whose files are all here. Nothing stays of one that cannot be kept.
+///
+/// # Errors
+/// If it is not to come any more, or cannot be kept.
+pub(super) fn adopt(queue: &Queue, key: &str, from: Record, place: &Path) -> io::Result<JobId> {
+    let adopted = queue.change(|core| core.adopt(key, from, place));
+    if adopted.is_err() {
+        let _ = fs::remove_dir_all(place);
+    }
+    adopted
+}
+
+/// Whoever has it is the only one who takes in what comes under a key. A client that has lost its patience sends again
+/// while what it has sent before may still be taken in.
+pub(super) struct Alone<'q> {
+    queue: &'q Queue,
+    key: &'q str,
+}
+
+impl<'q> Alone<'q> {
+    /// Waits until nobody else is: no other waits for its client for ever.
+    pub(super) fn wait(queue: &'q Queue, key: &'q str) -> Self {
+        while !queue.lock().coming.insert(key.to_owned()) {
+            queue.wait(PAUSE);
+        }
+        Self { queue, key }
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.queue.change(|core| core.coming.remove(self.key));
+    }
 }
 
 /// Unpacks a job with this description in `place`, from where it is adopted.
@@ -133,8 +171,10 @@ impl Core {
     }
 }
 
-/// The job as it begins here: with what it has done, and held.
+/// The job as it begins here: with what it has done, and held. Its client is not one of this machine, which could vanish:
+/// the machine that it comes from says when nobody waits for it any more.
 fn here(id: JobId, from: Record, now: i64) -> Record {
+    let spec = crate::spec::Spec { after: Vec::new(), wait: false, ..from.spec };
     Record {
         ran: from.ran,
         saved: from.saved,
@@ -145,16 +185,122 @@ fn here(id: JobId, from: Record, now: i64) -> Record {
         returns: from.returns,
         held: true,
         arriving: true,
-        ..Record::new(id, crate::spec::Spec { after: Vec::new(), ..from.spec }, now)
+        ..Record::new(id, spec, now)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
     use super::super::config::Config;
     use super::*;
     use crate::files::JobDir;
+    use crate::http::Body;
     use crate::spec::Spec;
+
+    fn daemon() -> (tempfile::TempDir, Arc<Queue>) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("jobs")).unwrap();
+        let core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        (dir, Queue::new(core))
+    }
+
+    /// What a machine sends that hands a job over which has not begun.
+    fn sent() -> Vec<u8> {
+        let from = tempfile::tempdir().unwrap();
+        let dir = JobDir::at(from.path().to_owned());
+        fs::write(dir.out(), "written").unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let handover = Handover { record: Record::new(7, spec, 0), ahead: false };
+        let handover = serde_json::to_vec(&handover).unwrap();
+        let mut sent = (handover.len() as u64).to_be_bytes().to_vec();
+        sent.extend(handover);
+        disk::bundle(&dir, None, None).unwrap().write(&mut sent).unwrap();
+        sent
+    }
+
+    fn request(key: &str) -> Request {
+        Request { query: vec![("key".to_owned(), key.to_owned())], ..Request::default() }
+    }
+
+    /// A client that stops in the middle until it is told to go on.
+    struct Slow {
+        sent: io::Cursor<Vec<u8>>,
+        stops: mpsc::Sender<()>,
+        goes_on: mpsc::Receiver<()>,
+    }
+
+    impl Read for Slow {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            // All of it but the last byte comes at once.
+            let last = self.sent.get_ref().len() as u64 - 1;
+            if self.sent.position() == last {
+                self.stops.send(()).unwrap();
+                self.goes_on.recv().unwrap();
+            }
+            if self.sent.position() >= last {
+                return self.sent.read(buffer);
+            }
+            let left = last - self.sent.position();
+            Read::take(&mut self.sent, left).read(buffer)
+        }
+    }
+
+    /// Its client sends it again while it is still taken in.
+    #[test]
+    fn a_job_that_is_sent_twice_at_once_comes_once() {
+        let (_dir, queue) = daemon();
+        let (stops, stopped) = mpsc::channel();
+        let (go, goes_on) = mpsc::channel();
+        let mut slow = Slow { sent: io::Cursor::new(sent()), stops, goes_on };
+        let take = |body: &mut dyn Read| {
+            let response = take(&queue, &request("key"), body);
+            let Body::Whole(text) = response.body else { panic!("{response:?}") };
+            (response.status, String::from_utf8(text).unwrap())
+        };
+        let answers = thread::scope(|scope| {
+            let first = scope.spawn(|| take(&mut slow));
+            stopped.recv().unwrap();
+            let second = scope.spawn(|| take(&mut &sent()[..]));
+            // One that does not wait is done by then.
+            thread::sleep(Duration::from_millis(300));
+            go.send(()).unwrap();
+            [first.join().unwrap(), second.join().unwrap()]
+        });
+        assert_eq!(answers, [(201, "{\"id\":1}".to_owned()), (201, "{\"id\":1}".to_owned())]);
+        let core = queue.lock();
+        assert_eq!((core.jobs.len(), core.coming.len()), (1, 0));
+        assert_eq!(fs::read(core.dir(1).out()).unwrap(), b"written");
+    }
+
+    /// The machine that it has come from may be off for a while, and is what it was drained for.
+    #[test]
+    fn a_job_from_another_machine_needs_no_client_here() {
+        let (dir, queue) = daemon();
+        let place = dir.path().join("incoming/key");
+        fs::create_dir_all(&place).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let from = Record::new(7, Spec { wait: true, ..spec }, 0);
+        let id = adopt(&queue, "key", from, &place).unwrap();
+        let mut core = queue.lock();
+        let long_ago = files::now() - core.config.orphan_after - 1;
+        core.followers.insert(id, (0, long_ago));
+        core.look_after();
+        assert!(!core.jobs[&id].cancelled, "{:?}", core.jobs[&id].note);
+    }
+
+    /// It was on its way when its machine said so.
+    #[test]
+    fn nothing_stays_of_a_job_that_is_not_to_come() {
+        let (dir, queue) = daemon();
+        queue.lock().take_back("key").unwrap();
+        let response = take(&queue, &request("key"), &mut &sent()[..]);
+        assert_eq!(response.status, 409, "{response:?}");
+        assert_eq!(fs::read_dir(dir.path().join("incoming")).unwrap().count(), 0);
+        assert!(queue.lock().jobs.is_empty());
+    }
 
     /// A daemon that failed when it knew of a job, and did not have its files yet, has not got it.
     #[test]

@@ -43,7 +43,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 
 pub(crate) use access::Tokens;
-pub(crate) use follow::{FRAME_END, FRAME_ERR, FRAME_HELD, FRAME_OUT};
+pub(crate) use follow::{FRAME_END, FRAME_ERR, FRAME_HELD, FRAME_OUT, FRAME_SILENCE};
 pub(crate) use listen::Tls;
 
 use crate::http::Address;

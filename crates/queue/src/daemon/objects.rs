@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use torpor_blobs::error::{Context, Error, Result};
 
 use super::core::{Core, Queue};
+use super::import::Alone;
 use super::record::{Place, Record, Stored};
 use super::transfer::Handover;
 use super::{disk, import, lease};
@@ -361,13 +362,14 @@ pub(super) fn adopt(queue: &Arc<Queue>, name: &str, force: bool) -> Result<JobId
     if !force {
         lease::wait_until_gone(&place, daemon)?;
     }
+    let _alone = Alone::wait(queue, name);
     let to = queue.lock().data.join("incoming").join(name);
     let identity = |class: &str| -> Option<PathBuf> { queue.lock().style_of(class).identity };
     let taken = place.get(name, identity, |job, files| import::unpack(job, files, &to));
     let (Handover { record, .. }, _) = taken.map_err(|e| e.to_string())?;
     // Where it was before there is nobody to take it back.
     let record = Record { returns: false, ..record };
-    let id = queue.change(|core| core.adopt(name, record, &to)).map_err(|e| e.to_string())?;
+    let id = import::adopt(queue, name, record, &to).map_err(|e| e.to_string())?;
     // Should its daemon live all the same, or come back, it learns that before its name is gone.
     let own = queue.lock().name.clone();
     match place.set_sign(name, Some(own.as_bytes())).and_then(|()| place.remove(name)) {

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use torpor_tls::{authorities, proof};
@@ -53,7 +54,8 @@ impl super::core::Core {
             return Err(format!("machine {name} needs an address that begins with https://"));
         }
         let tls = self.pool.clone().ok_or("a pool needs --tls-cert, --tls-key and --tls-ca")?;
-        Ok(Client { address, token: None, tls: Some(tls) })
+        let silence = Duration::from_millis(self.config.peer_silence.unsigned_abs());
+        Ok(Client { address, token: None, tls: Some(tls), silence })
     }
 }
 

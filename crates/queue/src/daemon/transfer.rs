@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use signal_hook::consts::SIGKILL;
 
 use super::core::{Core, Queue};
+use super::follow::FRAME_SILENCE;
 use super::output::{self, Came, End};
 use super::record::{Destination, Place, Record};
 use super::{disk, pool};
@@ -461,7 +462,7 @@ impl Transfer {
 /// What the job writes there, from these bytes of its output on.
 fn stream(client: &Client, job: JobId, [out, err]: [u64; 2]) -> io::Result<impl Read> {
     let path = format!("/v1/jobs/{job}/stream?out={out}&err={err}&follow=1&wait=1");
-    let answer = client.ask("GET", &path, &[], b"")?;
+    let answer = client.patient(client.silence.min(FRAME_SILENCE)).ask("GET", &path, &[], b"")?;
     match answer.status {
         200 => Ok(answer),
         other => Err(io::Error::other(format!("it answered with {other}"))),
@@ -542,7 +543,7 @@ mod tests {
         let transfer = Transfer { queue: Queue::new(core), id, destination };
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = Address::Plain(listener.local_addr().unwrap().to_string());
-        let client = Client { address, token: None, tls: None };
+        let client = Client { address, token: None, tls: None, silence: PAUSE };
         let other = thread::spawn(move || {
             // It is lost with the first connection.
             drop(listener.accept().unwrap());

@@ -206,7 +206,7 @@ mod tests {
                 write!(stream, "HTTP/1.1 {status} Said\r\nContent-Length: 2\r\n\r\n{{}}").unwrap();
             }
         });
-        (Client { address, token: None, tls: None }, answers)
+        (Client { address, token: None, tls: None, silence: PAUSE }, answers)
     }
 
     fn to(key: &str) -> Destination {

@@ -2,11 +2,15 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::{MAX_HEADERS, Stream, header, owned, read_head};
 use crate::files;
@@ -16,6 +20,12 @@ pub(crate) const DEFAULT: &str = "unix:/run/torpor/queue.sock";
 
 /// No answer that is not a stream is longer.
 const MAX_ANSWER: u64 = 256 << 20;
+
+/// A connection over the network comes about within this time, or not at all.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Who was sent something large puts so many bytes on stable storage a second, at least, before he answers.
+const SLOWEST_DISK: u64 = 8 << 20;
 
 /// Where a daemon listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +88,9 @@ pub struct Client {
     pub token: Option<String>,
     /// Which authorities are believed, for addresses that begin with https.
     pub tls: Option<Arc<rustls::ClientConfig>>,
+    /// A daemon that says nothing for so long, or takes nothing, counts as away. A stream may last for ever, as long as
+    /// something comes.
+    pub silence: Duration,
 }
 
 impl fmt::Debug for Client {
@@ -126,13 +139,79 @@ impl Answer {
     }
 }
 
+/// A connection to a daemon that may not be silent for long.
+struct Patient {
+    stream: Box<dyn Stream>,
+    silence: Duration,
+}
+
+impl Read for Patient {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(buffer).map_err(named(self.silence))
+    }
+}
+
+impl Write for Patient {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes).map_err(named(self.silence))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush().map_err(named(self.silence))
+    }
+}
+
+/// Names what has failed because nothing came, or went, for so long.
+fn named(silence: Duration) -> impl Fn(io::Error) -> io::Error {
+    move |error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            let text = format!("it was silent for {} s", silence.as_secs_f32());
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        }
+        _ => error,
+    }
+}
+
+/// A connection to a daemon of this machine. One that stands still takes none, and then the kernel has room for a few.
+fn connect_unix(path: &Path, silence: Duration) -> io::Result<UnixStream> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(silence))?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(silence))?;
+    connect(&socket, &SocketAddrUnix::new(path)?).map_err(|e| named(silence)(e.into()))?;
+    Ok(UnixStream::from(socket))
+}
+
+/// A connection to the first of the addresses of `place` that takes one.
+fn connect_tcp(place: &str, silence: Duration) -> io::Result<TcpStream> {
+    let mut failed = io::Error::other("its name has no address");
+    for address in place.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, CONNECT.min(silence)) {
+            Ok(stream) => {
+                stream.set_read_timeout(Some(silence))?;
+                stream.set_write_timeout(Some(silence))?;
+                return Ok(stream);
+            }
+            Err(e) => failed = e,
+        }
+    }
+    Err(failed)
+}
+
 impl Client {
-    fn connect(&self) -> io::Result<Box<dyn Stream>> {
+    /// This one, for answers that take longer.
+    #[must_use]
+    pub fn patient(&self, silence: Duration) -> Self {
+        Self { silence, ..self.clone() }
+    }
+
+    fn connect(&self, silence: Duration) -> io::Result<Box<dyn Stream>> {
         match &self.address {
             Address::Unix(path) => {
-                Ok(Box::new(files::with_short_name(path, |short| UnixStream::connect(short))?))
+                let stream = files::with_short_name(path, |short| connect_unix(short, silence))?;
+                Ok(Box::new(stream))
             }
-            Address::Plain(place) => Ok(Box::new(TcpStream::connect(place)?)),
+            Address::Plain(place) => Ok(Box::new(connect_tcp(place, silence)?)),
             Address::Secure(place) => {
                 let config = self.tls.clone().ok_or_else(|| {
                     io::Error::other("https needs the authority: set TORPOR_QUEUE_CA to its file")
@@ -143,7 +222,7 @@ impl Client {
                     rustls::pki_types::ServerName::try_from(host).map_err(io::Error::other)?;
                 let session =
                     rustls::ClientConnection::new(config, name).map_err(io::Error::other)?;
-                Ok(Box::new(rustls::StreamOwned::new(session, TcpStream::connect(place)?)))
+                Ok(Box::new(rustls::StreamOwned::new(session, connect_tcp(place, silence)?)))
             }
         }
     }
@@ -174,7 +253,8 @@ impl Client {
         length: u64,
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> io::Result<Answer> {
-        let mut stream = self.connect()?;
+        let silence = self.silence + Duration::from_secs(length / SLOWEST_DISK);
+        let mut stream = Patient { stream: self.connect(silence)?, silence };
         let mut head = format!("{method} {path} HTTP/1.1\r\nHost: queue\r\n");
         if let Some(token) = &self.token {
             head.push_str(&format!("Authorization: Bearer {token}\r\n"));
@@ -186,7 +266,7 @@ impl Client {
         stream.write_all(head.as_bytes())?;
         write(&mut stream)?;
         stream.flush()?;
-        let (head, before) = read_head(&mut *stream)?;
+        let (head, before) = read_head(&mut stream)?;
         let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut parsed = httparse::Response::new(&mut headers);
         let Ok(httparse::Status::Complete(_)) = parsed.parse(&head) else {
@@ -196,13 +276,16 @@ impl Client {
             status: parsed.code.unwrap_or(500),
             headers: owned(parsed.headers),
             before: io::Cursor::new(before),
-            stream,
+            stream: Box::new(stream),
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -211,5 +294,85 @@ mod tests {
         assert_eq!("https://h:1/".parse(), Ok(Address::Secure("h:1".into())));
         assert_eq!("tcp:127.0.0.1:1".parse(), Ok(Address::Plain("127.0.0.1:1".into())));
         assert!("nowhere".parse::<Address>().is_err());
+    }
+
+    const SILENCE: Duration = Duration::from_millis(300);
+
+    fn client(address: Address) -> Client {
+        Client { address, token: None, tls: None, silence: SILENCE }
+    }
+
+    /// A machine that takes connections, and says this on each, and no more.
+    fn machine(says: &'static [u8]) -> (Client, thread::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Plain(listener.local_addr().unwrap().to_string());
+        let there = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(says).unwrap();
+            // Until the other end has lost its patience.
+            let _ = io::copy(&mut stream, &mut io::sink());
+        });
+        (client(address), there)
+    }
+
+    /// Neither one that says nothing, nor one that stops in the middle.
+    #[test]
+    fn nobody_waits_for_ever_for_who_is_silent() {
+        for says in [&b""[..], b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\npart"] {
+            let (client, there) = machine(says);
+            let error = client.ask("GET", "/", &[], b"").and_then(Answer::whole).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+            assert_eq!(error.to_string(), "it was silent for 0.3 s");
+            there.join().unwrap();
+        }
+    }
+
+    /// Who takes nothing is sent what the kernel has room for.
+    #[test]
+    fn nobody_sends_for_ever_to_who_takes_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = client(Address::Plain(listener.local_addr().unwrap().to_string()));
+        let sent =
+            client.send("POST", "/", &[], 1, |to| io::copy(&mut io::repeat(0), to).map(drop));
+        assert_eq!(sent.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// However long a stream lasts.
+    #[test]
+    fn who_says_something_from_time_to_time_is_there() {
+        const BEATS: usize = 12;
+        let silence = Duration::from_secs(4);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Plain(listener.local_addr().unwrap().to_string());
+        let there = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            read_head(&mut stream).unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+            for _ in 0..BEATS {
+                thread::sleep(silence / 10);
+                stream.write_all(b".").unwrap();
+            }
+        });
+        let answer = client(address).patient(silence).ask("GET", "/", &[], b"").unwrap();
+        assert_eq!(answer.whole().unwrap(), [b'.'; BEATS]);
+        there.join().unwrap();
+    }
+
+    /// The kernel takes a few connections for a daemon that stands still, and then none.
+    #[test]
+    fn a_daemon_that_takes_no_connection_is_silent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let mut taken = Vec::new();
+        let error = loop {
+            match connect_unix(&path, Duration::from_millis(50)) {
+                Ok(stream) => taken.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        let error = client(Address::Unix(path)).ask("GET", "/", &[], b"").unwrap_err();
+        assert_eq!(error.to_string(), "it was silent for 0.3 s");
     }
 }
