@@ -289,6 +289,8 @@ mod tests {
     use super::super::config::Config;
     use super::*;
     use crate::shepherd::checkpoint::Record;
+    use crate::shepherd::message::Order;
+    use crate::spec::Spec;
 
     /// A checkpoint whose memory holds `pages`; its digests are those of "pages".
     fn saved(dir: &JobDir, seq: u64, base: Option<u64>, pages: &str) {
@@ -352,6 +354,26 @@ mod tests {
         assert!(why.contains("checkpoint 4 is damaged"), "{why}");
         assert_eq!((there(), forget(&queue, "key")), (vec![], None));
         assert_eq!(fs::read_dir(dir.path().join("incoming")).unwrap().count(), 0);
+    }
+
+    /// Or all of it would have to be sent again as soon as it builds on as many as it may.
+    #[test]
+    fn what_was_sent_is_built_on_however_many_that_builds_on() {
+        let (_dir, queue) = daemon();
+        let mut core = queue.lock();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let id = core.submit(spec, None).unwrap();
+        let is_deep = |core: &mut Core| match core.checkpoint(id, true, 0) {
+            Order::Checkpoint { deep, .. } => deep,
+            other => panic!("{other:?}"),
+        };
+        assert!(!is_deep(&mut core));
+        for (ahead, deep) in [(None, false), (Some(3), true)] {
+            let (machine, key) = ("b".to_owned(), "key".to_owned());
+            let there = Destination { machine, key, job: None, live: true, ahead };
+            core.jobs.get_mut(&id).unwrap().destination = Some(there);
+            assert_eq!(is_deep(&mut core), deep, "{ahead:?}");
+        }
     }
 
     #[test]

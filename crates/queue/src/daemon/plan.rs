@@ -240,12 +240,14 @@ impl Core {
 
     /// The order to save a job, with a number that no checkpoint of it has had.
     pub(super) fn checkpoint(&mut self, id: JobId, keep: bool, rounds: u32) -> Order {
-        let seq = self.jobs.get_mut(&id).map_or(0, |record| {
+        let (seq, deep) = self.jobs.get_mut(&id).map_or((0, false), |record| {
             record.next_checkpoint += 1;
-            record.next_checkpoint - 1
+            // What was sent ahead is built on, or all of it would have to be sent again.
+            let is_sent = record.destination.as_ref().is_some_and(|there| there.ahead.is_some());
+            (record.next_checkpoint - 1, is_sent)
         });
         self.save(id, None);
-        Order::Checkpoint { seq, keep, rounds, style: self.style(id) }
+        Order::Checkpoint { seq, keep, rounds, deep, style: self.style(id) }
     }
 
     /// How the images of a job are written.

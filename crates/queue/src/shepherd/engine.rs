@@ -40,7 +40,7 @@ pub(crate) struct Streams {
     pub err: Arc<Output>,
 }
 
-/// A checkpoint does not build on more than so many others, unless its job gives way: each must be kept, and read.
+/// A checkpoint does not build on more than so many others, unless its job gives way or goes: each must be kept, and read.
 const MOST_DEPTH: u32 = 8;
 
 /// From so many bytes of memory on, a job runs while its memory is still coming.
@@ -57,6 +57,12 @@ pub(crate) const PAGER: &str = "torpor-lazy";
 pub(crate) struct Base {
     record: Record,
     at: Instant,
+}
+
+/// Whether a checkpoint may build on one that builds on `depth` others. For who gives way somebody waits, and nothing
+/// builds on what is saved then.
+fn may_build_on(depth: u32, keep: bool, deep: bool) -> bool {
+    depth < MOST_DEPTH || !keep || deep
 }
 
 /// How saving went.
@@ -90,6 +96,8 @@ pub(crate) struct Save {
     pub keep: bool,
     /// Rounds before the last.
     pub rounds: u32,
+    /// Whether the checkpoint may build on any number of others.
+    pub deep: bool,
     /// How the images are written.
     pub style: Style,
     /// The checkpoint that this one builds on, if it can.
@@ -177,8 +185,7 @@ impl Save {
     fn usable_base(&self) -> Option<&Base> {
         self.base.as_deref().filter(|base| {
             let dir = self.dir.checkpoint(base.record.seq);
-            // For who gives way somebody waits, and nothing builds on what is saved then.
-            (base.record.depth < MOST_DEPTH || !self.keep)
+            may_build_on(base.record.depth, self.keep, self.deep)
                 && base.record.identity == self.style.identity
                 && dir.join(&base.record.images).exists()
         })

@@ -33,6 +33,9 @@ pub(crate) enum Order {
         keep: bool,
         /// How many rounds of written pages come before, while it runs.
         rounds: u32,
+        /// Whether it builds on the one before however many that builds on: that was sent to another machine.
+        #[serde(default)]
+        deep: bool,
         /// How the images are written.
         #[serde(default)]
         style: Style,

@@ -26,9 +26,10 @@ impl Shepherd {
             (Order::Signal { signal, group }, _) => self.signal(signal, group),
             (Order::Stop, Phase::Running) => self.stop(),
             (Order::Continue, Phase::Stopped) => self.go_on(),
-            (Order::Checkpoint { seq, keep, rounds, style }, Phase::Running | Phase::Stopped) => {
-                self.save(seq, keep, rounds, style)
-            }
+            (
+                Order::Checkpoint { seq, keep, rounds, deep, style },
+                Phase::Running | Phase::Stopped,
+            ) => self.save(seq, keep, rounds, deep, style),
             (Order::Restore, Phase::Asleep) => self.wake(false),
             (Order::PreemptCommand { timeout }, Phase::Running) => self.vacate(timeout),
             (Order::Kill, _) => {
@@ -117,7 +118,7 @@ impl Shepherd {
         super::ending::signal_all(signal)
     }
 
-    fn save(&mut self, seq: u64, keep: bool, rounds: u32, style: Style) {
+    fn save(&mut self, seq: u64, keep: bool, rounds: u32, deep: bool, style: Style) {
         self.was_stopped = self.phase == Phase::Stopped;
         if self.was_stopped {
             // The engine freezes the tree itself, and cannot run rounds on a frozen one.
@@ -131,6 +132,7 @@ impl Shepherd {
             root: self.root,
             keep,
             rounds: if self.was_stopped { 0 } else { rounds },
+            deep,
             style,
             base: self.base.take(),
             streams: self.streams.clone(),
