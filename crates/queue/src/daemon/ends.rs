@@ -208,15 +208,23 @@ impl Core {
             && !record.cancelled
             && !self.ending.contains_key(&id)
             && record.failures < record.spec.retries;
-        if again {
-            record.failures += 1;
-            record.saved = 0;
-            record.ran = 0;
-            self.begin_anew(id);
-            let data = json!({ "exit": ending.exit.number() });
-            return self.go(id, Place::Queued, "retried", data);
+        match again {
+            true => self.try_again(id, ending.exit),
+            false => self.end(id, ending.exit, note(ending)),
         }
-        self.end(id, ending.exit, note(ending));
+    }
+
+    /// A job that has failed begins again, with all of its time.
+    fn try_again(&mut self, id: JobId, exit: Exit) {
+        self.begin_anew(id);
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        let before = record.ran;
+        record.go(Place::Queued, files::now());
+        let worked = record.ran - before;
+        record.failures += 1;
+        (record.ran, record.saved) = (0, 0);
+        self.count_work(id, worked);
+        self.save(id, Some(("retried", json!({ "exit": exit.number() }))));
     }
 }
 
@@ -243,4 +251,32 @@ fn note(ending: &Ending) -> Option<String> {
         parts.push(format!("{count} of its processes were left and killed: {}", names.join(", ")));
     }
     (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::Config;
+    use super::*;
+    use crate::spec::Spec;
+
+    /// What an attempt has run that has failed is no part of the next one's time, nor lost with it.
+    #[test]
+    fn each_attempt_has_all_of_its_time() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let id = core.submit(Spec { retries: 1, ..spec }, None).unwrap();
+        let record = core.jobs.get_mut(&id).unwrap();
+        (record.run, record.place, record.shepherd) = (1, Place::Running, true);
+        (record.ran, record.saved, record.since) = (2_000, 1_000, files::now() - 5_000);
+        let ending = Ending { exit: Exit::Code(1), ..Ending::good(id, 1) };
+        core.run_over(id, 1, Some(ending));
+        let job = &core.jobs[&id];
+        assert_eq!((job.place, job.failures), (Place::Queued, 1));
+        assert_eq!((job.ran, job.saved, job.lost), (0, 0, 0));
+        // Its owner has had that time all the same.
+        let used: f64 = core.usage.owners.values().sum();
+        assert!(used >= 5.0, "{used} s");
+    }
 }
