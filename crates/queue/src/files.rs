@@ -173,15 +173,16 @@ fn write_beside(path: &Path, content: &impl Serialize) -> io::Result<(PathBuf, F
 }
 
 /// Bytes that the files in a directory and below take, but for those with an inode in `seen`,
-/// where they are noted.
+/// where they are noted. What goes away meanwhile takes none.
 ///
 /// # Errors
 /// If a directory cannot be read.
 pub(crate) fn size(dir: &Path, seen: &mut HashSet<u64>) -> io::Result<u64> {
     let mut sum = 0;
-    for entry in fs::read_dir(dir)? {
+    let Some(entries) = if_there(fs::read_dir(dir))? else { return Ok(0) };
+    for entry in entries {
         let entry = entry?;
-        let meta = entry.metadata()?;
+        let Some(meta) = if_there(entry.metadata())? else { continue };
         if meta.is_dir() {
             sum += size(&entry.path(), seen)?;
         } else if seen.insert(meta.ino()) {
@@ -189,6 +190,14 @@ pub(crate) fn size(dir: &Path, seen: &mut HashSet<u64>) -> io::Result<u64> {
         }
     }
     Ok(sum)
+}
+
+/// Nothing where something is not there.
+fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        found => found.map(Some),
+    }
 }
 
 /// A short name for a path: a socket's address holds only 108 bytes.
@@ -213,4 +222,35 @@ pub(crate) fn with_short_name<T>(
 pub(crate) fn now() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// A job that makes and removes files all the time would never have too much.
+    #[test]
+    fn what_goes_away_while_it_is_counted_hides_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("large"), [1; 64 << 10]).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (file, below) = (dir.path().join("file"), dir.path().join("below"));
+                while !over.load(Ordering::Acquire) {
+                    fs::create_dir(&below).unwrap();
+                    fs::write(&file, "").unwrap();
+                    fs::remove_file(&file).unwrap();
+                    fs::remove_dir(&below).unwrap();
+                }
+            });
+            let sizes: Vec<_> = (0..5000).map(|_| size(dir.path(), &mut HashSet::new())).collect();
+            over.store(true, Ordering::Release);
+            for size in sizes {
+                assert!(size.unwrap() >= 64 << 10);
+            }
+        });
+    }
 }
