@@ -16,6 +16,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, linkat, openat2};
 use serde::{Deserialize, Serialize};
 
+use crate::holes;
 use crate::marks::{self, Attributes};
 use crate::order::{self, Extent};
 use crate::shepherd::pump::has_room;
@@ -43,6 +44,8 @@ enum What {
     File(u64),
     /// A file whose content comes in another order.
     Parts(u64, Vec<Extent>),
+    /// A file of this size with holes: what is between those.
+    Sparse(u64, Vec<Extent>),
     /// A file that came before, by its name in what came before.
     There(PathBuf),
     Link(PathBuf),
@@ -94,7 +97,7 @@ impl Bundle {
         for entry in &self.entries {
             let whole = match &entry.what {
                 What::File(size) => &[(0, *size)][..],
-                What::Parts(_, extents) => extents,
+                What::Parts(_, extents) | What::Sparse(_, extents) => extents,
                 _ => continue,
             };
             let mut file = File::open(self.root.join(&entry.path))?;
@@ -111,8 +114,10 @@ impl Bundle {
 
 /// Bytes of all files that come with their content.
 fn bytes_of(entries: &[Entry]) -> u64 {
-    let contents = entries.iter().map(|entry| match entry.what {
-        What::File(size) | What::Parts(size, _) => size,
+    let sum = |extents: &[Extent]| extents.iter().map(|&(_, len)| len).fold(0, u64::saturating_add);
+    let contents = entries.iter().map(|entry| match &entry.what {
+        What::File(size) | What::Parts(size, _) => *size,
+        What::Sparse(_, extents) => sum(extents),
         _ => 0,
     });
     contents.fold(0, u64::saturating_add)
@@ -138,10 +143,7 @@ fn collect(
         } else if meta.is_symlink() {
             What::Link(fs::read_link(entry.path())?)
         } else if meta.is_file() {
-            match order::of_pages(&entry.path(), meta.len()) {
-                Some(extents) => What::Parts(meta.len(), extents),
-                None => What::File(meta.len()),
-            }
+            content(&entry.path(), &meta)?
         } else if meta.file_type().is_fifo() {
             What::Fifo
         } else if marks::is_whiteout(&meta) {
@@ -150,7 +152,8 @@ fn collect(
             continue;
         };
         let is_dir = what == What::Dir;
-        let has_attributes = is_dir || matches!(what, What::File(_) | What::Parts(..));
+        let has_attributes =
+            is_dir || matches!(what, What::File(_) | What::Parts(..) | What::Sparse(..));
         let attributes =
             if has_attributes { marks::attributes(&entry.path())? } else { Attributes::new() };
         found.push(Entry {
@@ -167,6 +170,18 @@ fn collect(
         }
     }
     Ok(())
+}
+
+/// What is sent of a regular file.
+fn content(path: &Path, meta: &fs::Metadata) -> io::Result<What> {
+    let size = meta.len();
+    if let Some(extents) = order::of_pages(path, size) {
+        return Ok(What::Parts(size, extents));
+    }
+    if holes::may_have(meta) {
+        return Ok(What::Sparse(size, holes::data(&File::open(path)?, size)?));
+    }
+    Ok(What::File(size))
 }
 
 /// The files below directories of `root`, as the other end has them.
@@ -219,14 +234,18 @@ pub(crate) fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io
         match &entry.what {
             What::Dir => fs::create_dir(&path)?,
             What::File(size) => {
-                take_in(from, &path, &[(0, *size)])?;
+                take_in(from, &path, *size, &[(0, *size)])?;
                 adorn(&path, entry)?;
             }
             What::Parts(size, extents) if order::are_whole(extents, *size) => {
-                take_in(from, &path, extents)?;
+                take_in(from, &path, *size, extents)?;
                 adorn(&path, entry)?;
             }
-            What::Parts(..) => {
+            What::Sparse(size, extents) if holes::are_within(extents, *size) => {
+                take_in(from, &path, *size, extents)?;
+                adorn(&path, entry)?;
+            }
+            What::Parts(..) | What::Sparse(..) => {
                 let text = format!("{} does not come as a whole", entry.path.display());
                 return Err(io::Error::other(text));
             }
@@ -250,7 +269,8 @@ pub(crate) fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io
                 lchown(&path, Some(entry.uid), Some(entry.gid))?;
             }
             What::Dir => adorn(&path, entry)?,
-            What::File(_) | What::Parts(..) | What::There(_) | What::Fifo | What::Whiteout => {}
+            What::File(_) | What::Parts(..) | What::Sparse(..) => {}
+            What::There(_) | What::Fifo | What::Whiteout => {}
         }
     }
     Ok(())
@@ -271,16 +291,10 @@ fn link(there: &Path, name: &Path, path: &Path) -> io::Result<()> {
 }
 
 /// Makes a new file of parts that come one after the other.
-fn take_in(from: &mut dyn Read, path: &Path, extents: &[Extent]) -> io::Result<()> {
+fn take_in(from: &mut dyn Read, path: &Path, size: u64, extents: &[Extent]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create_new(true).mode(0o600).open(path)?;
-    for &(offset, len) in extents {
-        file.seek(SeekFrom::Start(offset))?;
-        if io::copy(&mut Read::take(&mut *from, len), &mut file)? != len {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-    }
-    Ok(())
+    holes::fill(&mut file, size, extents, from)
 }
 
 fn is_below(path: &Path) -> bool {
@@ -339,6 +353,19 @@ mod tests {
         }
     }
 
+    /// A file of a terabyte that takes a page is sent like one of a page.
+    #[test]
+    fn holes_are_not_sent() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        holes::tests::make(&from.path().join("file"));
+        let bytes = packed(from.path());
+        assert!(bytes.len() < 1 << 20, "{} bytes", bytes.len());
+        unpack(&mut bytes.as_slice(), to.path(), None).unwrap();
+        assert!(holes::tests::is_made(&to.path().join("file")));
+        let cut = tempfile::tempdir().unwrap();
+        unpack(&mut &bytes[..bytes.len() - 1], cut.path(), None).unwrap_err();
+    }
+
     #[test]
     fn what_came_before_is_there() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -387,6 +414,7 @@ mod tests {
             vec![entry("a", What::File(1)), entry("b", half())],
             vec![entry("a", half()), entry("b", half()), entry("c", half())],
             vec![entry("a", What::Parts(u64::MAX, vec![(0, u64::MAX)]))],
+            vec![entry("a", What::Sparse(u64::MAX, vec![(0, u64::MAX)]))],
         ] {
             let to = tempfile::tempdir().unwrap();
             let error = unpack(&mut sent(&entries).as_slice(), to.path(), None).unwrap_err();
@@ -412,6 +440,7 @@ mod tests {
             vec![entry("a", link.clone()), entry("a/x", What::File(1))],
             vec![entry("a", What::File(0)), entry("a", What::File(1))],
             vec![entry("a", What::Parts(1, vec![(1 << 40, 1)]))],
+            vec![entry("a", What::Sparse(1, vec![(1 << 40, 1)]))],
             vec![entry("a", What::There("../secret".into()))],
             vec![entry("a", What::There(before.path().join("secret")))],
             vec![entry("a", What::There("up/secret".into()))],

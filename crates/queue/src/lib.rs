@@ -19,6 +19,7 @@ mod command;
 mod container;
 mod daemon;
 mod files;
+mod holes;
 pub mod http;
 mod kind;
 mod marks;

@@ -22,8 +22,10 @@ use torpor_kernel::tree::{self, Entry, Tree};
 use torpor_sys::writeback::write_back;
 
 use super::checkpoint;
+use super::launch::start_as;
 use crate::container::Container;
 use crate::files::{self, JobDir, WORK};
+use crate::holes;
 use crate::marks;
 use crate::spec::Spec;
 
@@ -193,7 +195,7 @@ impl Copy<'_> {
                 write_back(&file)?;
                 let mut copy = OpenOptions::new();
                 let mut copy = copy.write(true).create_new(true).mode(0o600).open(to)?;
-                io::copy(&mut file, &mut copy)?;
+                holes::copy(&mut file, &mut copy)?;
                 dress(to, &file)?;
             }
         } else if marks::is_whiteout(meta) {
@@ -352,6 +354,16 @@ mod tests {
         }
         drop(to);
         writer.wait().unwrap();
+    }
+
+    /// A file of a terabyte that takes a page would fill the disk of all jobs.
+    #[test]
+    fn what_takes_little_takes_little_in_a_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("work")).unwrap();
+        holes::tests::make(&dir.path().join("work/file"));
+        snapshot(&dir.path().join("work"), None, &dir.path().join("copy")).unwrap();
+        assert!(holes::tests::is_made(&dir.path().join("copy/file")));
     }
 
     /// A job's directory with a file, and another file outside of it.

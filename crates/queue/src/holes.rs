@@ -1,0 +1,131 @@
+//! Files with holes: only what is between those is copied and sent.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+use crate::order::Extent;
+
+/// Whether a file may have holes: it takes less of its disk than it is long.
+#[must_use]
+pub(crate) fn may_have(meta: &impl MetadataExt) -> bool {
+    meta.blocks().saturating_mul(512) < meta.size()
+}
+
+/// The parts of the first `size` bytes of a file that are no holes, in their order.
+///
+/// # Errors
+/// `EIO` or the like, if the file system cannot say.
+pub(crate) fn data(file: &File, size: u64) -> io::Result<Vec<Extent>> {
+    let mut found = Vec::new();
+    let mut end = 0;
+    while end < size {
+        let at = match seek(file, SeekFrom::Data(end)) {
+            Ok(at) if at < size => at,
+            Ok(_) | Err(Errno::NXIO) => break,
+            Err(e) => return Err(e.into()),
+        };
+        end = seek(file, SeekFrom::Hole(at))?.min(size);
+        found.push((at, end - at));
+    }
+    Ok(found)
+}
+
+/// Writes all of a file to an empty one, and holes where it has them.
+///
+/// # Errors
+/// If it cannot be read, or the other cannot be written: its disk is full, for example.
+pub(crate) fn copy(from: &mut File, to: &mut File) -> io::Result<()> {
+    let size = from.metadata()?.len();
+    for (at, len) in data(from, size)? {
+        from.seek(io::SeekFrom::Start(at))?;
+        to.seek(io::SeekFrom::Start(at))?;
+        io::copy(&mut Read::take(&mut *from, len), to)?;
+    }
+    to.set_len(size)
+}
+
+/// Writes what is read to the parts of an empty file of this size.
+///
+/// # Errors
+/// If what is read ends before, or the file cannot be written.
+pub(crate) fn fill(
+    file: &mut File,
+    size: u64,
+    extents: &[Extent],
+    from: &mut dyn Read,
+) -> io::Result<()> {
+    for &(at, len) in extents {
+        file.seek(io::SeekFrom::Start(at))?;
+        if io::copy(&mut Read::take(&mut *from, len), file)? != len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    file.flush()?;
+    file.set_len(size)
+}
+
+/// Whether these parts follow one another, and lie within so many bytes.
+#[must_use]
+pub(crate) fn are_within(extents: &[Extent], size: u64) -> bool {
+    let mut end = 0;
+    extents.iter().all(|&(at, len)| {
+        let follows = at >= end;
+        end = at.saturating_add(len);
+        follows && end <= size
+    })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::path::Path;
+
+    use super::*;
+
+    /// So long is a file that has little in it.
+    pub(crate) const LONG: u64 = 1 << 40;
+
+    /// Makes one, with a word in the middle.
+    pub(crate) fn make(path: &Path) {
+        let file = File::create(path).unwrap();
+        file.set_len(LONG).unwrap();
+        file.write_all_at(b"word", LONG / 2).unwrap();
+    }
+
+    /// Whether this is such a file, and takes little.
+    pub(crate) fn is_made(path: &Path) -> bool {
+        let (file, mut word) = (File::open(path).unwrap(), [0; 4]);
+        file.read_exact_at(&mut word, LONG / 2).unwrap();
+        let meta = file.metadata().unwrap();
+        (&word, meta.len()) == (b"word", LONG) && meta.blocks() * 512 < 1 << 20
+    }
+
+    #[test]
+    fn a_copy_has_the_same_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        make(&at("file"));
+        let mut file = File::open(at("file")).unwrap();
+        copy(&mut file, &mut File::create(at("copy")).unwrap()).unwrap();
+        assert!(is_made(&at("copy")));
+        assert!(may_have(&file.metadata().unwrap()));
+        for content in [&b""[..], b"all of it"] {
+            std::fs::write(at("whole"), content).unwrap();
+            let mut whole = File::open(at("whole")).unwrap();
+            copy(&mut whole, &mut File::create(at("second")).unwrap()).unwrap();
+            assert_eq!(std::fs::read(at("second")).unwrap(), content);
+        }
+    }
+
+    #[test]
+    fn parts_lie_within_a_file_or_not() {
+        assert!(are_within(&[], 0) && are_within(&[(0, 4), (6, 4)], 10));
+        for extents in [&[(0, 11)][..], &[(4, 2), (0, 2)], &[(0, 4), (3, 2)], &[(4, u64::MAX)]] {
+            assert!(!are_within(extents, 10), "{extents:?}");
+        }
+    }
+}
