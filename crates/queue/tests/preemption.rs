@@ -233,6 +233,32 @@ fn a_jobs_own_command_makes_it_give_way() {
     assert!(daemon.output(id).ends_with("end\n"));
 }
 
+/// Not as the daemon's, which is root.
+#[test]
+fn a_jobs_own_command_runs_as_its_user() {
+    use std::os::unix::fs::PermissionsExt;
+    let daemon = Daemon::start(&[]);
+    let place = tempfile::tempdir().unwrap();
+    let open = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(place.path(), open).unwrap();
+    let script = "trap 'exit 0' USR1; echo begun; while :; do sleep 0.05; done";
+    let spec = json!({
+        "command": ["bash", "-c", script], "dir": place.path(), "owner": "nobody",
+        "env": [["PATH", std::env::var("PATH").unwrap()]],
+        "user": { "uid": 65534, "gid": 65534, "groups": [65534, 7] },
+        "preempt_cmd": "{ id -u; id -g; id -G; } >who; kill -USR1 $TORPOR_JOB_PID",
+    });
+    let (status, answer) = common::ask(&daemon, "POST", "/v1/jobs", "", &spec.to_string());
+    assert_eq!(status, 201, "{answer}");
+    daemon.wait_for_output(1, "begun");
+    daemon.ok(&["preempt", "--means", "command", "1"]);
+    daemon.wait_for(1, "preempted");
+    let who = std::fs::read_to_string(place.path().join("who")).unwrap();
+    assert_eq!(who, "65534\n65534\n65534 7\n");
+    daemon.ok(&["cancel", "1"]);
+    daemon.wait_for(1, "cancelled");
+}
+
 /// Its state is newer than its checkpoints, and its output goes on.
 #[test]
 fn a_job_that_saves_itself_goes_on_from_there() {

@@ -1,8 +1,9 @@
 //! The last step before a job's first instruction: the process that becomes the job.
 
+use std::ffi::CString;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use rustix::fs::Mode;
@@ -12,7 +13,7 @@ use torpor_worker::tell;
 
 use crate::files::{self, JobDir};
 use crate::rlimits;
-use crate::spec::Spec;
+use crate::spec::{Spec, User};
 
 /// What a shell answers where a command is not there, or cannot be run.
 const NOT_FOUND: u8 = 127;
@@ -74,6 +75,16 @@ fn become_user(spec: &Spec) -> rustix::io::Result<()> {
     set_thread_groups(&groups)?;
     set_thread_gid(Gid::from_raw(user.gid))?;
     set_thread_uid(Uid::from_raw(user.uid))
+}
+
+/// Makes a program start as a job's user does, in a directory.
+///
+/// # Errors
+/// If the name of the directory holds a zero byte.
+pub(super) fn start_as(command: &mut Command, user: &User, dir: &Path) -> io::Result<()> {
+    let dir = CString::new(dir.as_os_str().as_encoded_bytes())?;
+    torpor_sys::process::start_as(command, user.uid, user.gid, user.groups.clone(), dir);
+    Ok(())
 }
 
 fn become_job(spec: &Spec) -> ExitCode {

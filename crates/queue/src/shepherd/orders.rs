@@ -9,9 +9,11 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::child::run_until;
 use crate::container::Container;
+use crate::spec::Spec;
 
 use super::checkpoint;
 use super::engine::{NotWoken, Save, SaveEnd, Wake, is_memory_coming};
+use super::launch::start_as;
 use super::message::{Exit, Order, Phase, Report, Style};
 use super::{Happening, Shepherd, Vacating, micros};
 
@@ -263,17 +265,9 @@ impl Shepherd {
         let (root, inputs, spec) = (self.root, self.inputs.clone(), self.spec.clone());
         let deadline = Instant::now() + Duration::from_secs(timeout);
         thread::spawn(move || {
-            let mut shell = Command::new("/bin/sh");
-            shell
-                .args(["-c", &command])
-                .env_clear()
-                .envs(spec.env.iter().map(|(k, v)| (k, v)))
-                .env("TORPOR_JOB_PID", root.to_string())
-                .current_dir(&spec.dir)
-                .stdin(std::process::Stdio::null())
-                .stdout(std::process::Stdio::null())
-                .stderr(std::process::Stdio::null());
-            let outcome = run_until(&mut shell, deadline);
+            let outcome = saver(&spec, &command, root)
+                .map_err(|e| format!("run the command: {e}"))
+                .and_then(|mut saver| run_until(&mut saver, deadline));
             let is_told = outcome.is_ok();
             let _ = inputs.send(Happening::Vacated(outcome));
             if is_told {
@@ -294,4 +288,19 @@ impl Shepherd {
             self.tell(&Report::NotVacated { text });
         }
     }
+}
+
+/// The job's own command for giving way. It is the job's user's, as the job is.
+fn saver(spec: &Spec, command: &str, root: i32) -> std::io::Result<Command> {
+    let mut shell = Command::new("/bin/sh");
+    shell
+        .args(["-c", command])
+        .env_clear()
+        .envs(spec.env.iter().map(|(k, v)| (k, v)))
+        .env("TORPOR_JOB_PID", root.to_string())
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null());
+    start_as(&mut shell, &spec.user, &spec.dir)?;
+    Ok(shell)
 }

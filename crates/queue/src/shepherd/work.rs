@@ -12,7 +12,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{
     DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink,
 };
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -128,12 +127,8 @@ fn make_as_user(spec: &Spec, dir: &Path) -> io::Result<()> {
 }
 
 fn as_user(spec: &Spec, command: &mut Command) -> io::Result<()> {
-    let output = command
-        .uid(spec.user.uid)
-        .gid(spec.user.gid)
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .output()?;
+    start_as(command, &spec.user, Path::new("/"))?;
+    let output = command.stdin(Stdio::null()).output()?;
     if output.status.success() {
         return Ok(());
     }
