@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
@@ -141,6 +141,18 @@ pub(crate) fn sync_tree(dir: &Path) -> io::Result<()> {
         }
     }
     sync_dir(dir)
+}
+
+/// A file that nobody else may read or lock, as it is, or a new one.
+///
+/// # Errors
+/// If it cannot be made or opened, or belongs to somebody else.
+pub(crate) fn own(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let file = options.create(true).write(true).truncate(false).mode(0o600).open(path)?;
+    // It may be of a version that did not mind.
+    file.set_permissions(fs::Permissions::from_mode(0o600))?;
+    Ok(file)
 }
 
 /// Writes a file so that after a loss of power it is there whole, or as it was before.

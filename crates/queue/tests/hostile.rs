@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
+
 use common::{Daemon, ask, until};
 
 #[test]
@@ -66,6 +68,30 @@ fn a_job_without_a_limit_of_its_own_does_not_fill_the_disk() {
     // A job that needs more says so.
     let id = daemon.submit(&["--disk", "64M"], &["bash", "-c", "head -c 16M /dev/zero; sleep 1"]);
     daemon.wait_for(id, "done");
+}
+
+/// Neither what jobs were given, nor what they have written; nor can anybody hold a lock that says that a job lives.
+#[test]
+fn others_can_read_nothing_of_what_a_daemon_keeps() {
+    use std::os::unix::process::CommandExt;
+    let daemon = Daemon::start(&[]);
+    let [asleep, runs] = [(), ()].map(|()| {
+        let id = daemon.submit(&[], &["sh", "-c", "echo begun; exec sleep 1000"]);
+        daemon.wait_for_output(id, "begun");
+        id
+    });
+    daemon.ok(&["preempt", &asleep.to_string()]);
+    daemon.wait_for(runs, "running");
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(daemon.dir.path(), open).unwrap();
+    let found = |uid: u32| {
+        let mut find = std::process::Command::new("find");
+        find.arg(daemon.data()).args(["-type", "f", "-readable"]).uid(uid).gid(uid);
+        String::from_utf8(find.output().unwrap().stdout).unwrap()
+    };
+    let own = found(0);
+    assert!(["queue.db", "run-1/lock", "spec.json"].iter().all(|name| own.contains(name)), "{own}");
+    assert_eq!(found(65534), "");
 }
 
 /// Its jobs would all fail.

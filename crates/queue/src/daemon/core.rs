@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
 use std::net::Shutdown;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -161,7 +161,10 @@ impl Core {
     pub(super) fn open(data: PathBuf, mut config: Config) -> Result<Self, Error> {
         let store = Store::open(&data.join("queue.db"))?;
         // What had not come to its end comes again.
-        let _ = std::fs::remove_dir_all(data.join("incoming"));
+        let incoming = data.join("incoming");
+        let _ = std::fs::remove_dir_all(&incoming);
+        // One that cannot be made now is made when something comes.
+        let _ = std::fs::DirBuilder::new().mode(0o700).create(incoming);
         // Those that were set while a daemon ran count more than those of its file.
         config.rules.quotas.extend(store.fact::<BTreeMap<_, _>>("quotas")?.unwrap_or_default());
         let jobs: BTreeMap<JobId, Record> =

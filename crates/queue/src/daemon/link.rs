@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufReader};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
@@ -54,7 +55,8 @@ impl Run {
         // Two runs of a job at the same time would be two jobs.
         Run { run: self.run.saturating_sub(1), ..self.clone() }.wait_for_its_end();
         let place = self.dir.run(self.run);
-        fs::create_dir_all(&place)?;
+        // A lock needs no more than that a file can be read: nobody else may seem to be a shepherd.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&place)?;
         let lock = File::create(place.join(shepherd::LOCK))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         shepherd::start(&self.dir, self.run, from, base, lock)

@@ -114,7 +114,7 @@ pub(crate) fn serve(setup: Setup) -> Result<(), String> {
 fn lock(data: &Path) -> Result<File, String> {
     let path = data.join("lock");
     let say = |e: io::Error| format!("{}: {e}", path.display());
-    let file = File::create(&path).map_err(say)?;
+    let file = crate::files::own(&path).map_err(say)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)
         .map_err(|_| format!("{}: another daemon works with this directory", data.display()))?;
     Ok(file)

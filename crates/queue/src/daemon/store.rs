@@ -12,6 +12,7 @@ use super::record::Record;
 use super::refusals::Refused;
 use super::retention::Totals;
 use super::withdrawal::{WITHDRAWN, Withdrawal};
+use crate::files;
 use crate::kind::Group;
 use crate::preemption::{Failures, Speed};
 use crate::scheduler::share::Usage;
@@ -23,6 +24,9 @@ pub(super) enum Error {
     /// The database.
     #[error("the state of the queue: {0}")]
     Database(#[from] rusqlite::Error),
+    /// Its file.
+    #[error("the state of the queue: {0}")]
+    File(#[from] std::io::Error),
     /// A row that is no such thing.
     #[error("the state of the queue is damaged: {0}")]
     Damaged(#[from] serde_json::Error),
@@ -110,6 +114,13 @@ impl Store {
     /// # Errors
     /// If the directory cannot be written to, or what is there is no database or a damaged one.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
+        // It holds the environment of all jobs. What SQLite puts beside it gets the same mode.
+        for end in ["", "-wal", "-shm"] {
+            let file = path.with_extension(format!("db{end}"));
+            if end.is_empty() || file.exists() {
+                files::own(&file)?;
+            }
+        }
         let db = Connection::open(path)?;
         db.execute_batch("PRAGMA journal_mode = WAL")?;
         db.execute_batch(SYNCED)?;
