@@ -165,6 +165,9 @@ impl Show {
 
 fn print_history(job: &Value) -> Result<(), String> {
     let begin = job["submitted"].as_i64().unwrap_or(0);
+    if let Some(earlier) = job["earlier_events"].as_u64().filter(|&earlier| earlier > 0) {
+        say!("           {earlier} events before these are not shown");
+    }
     for event in job["events"].as_array().into_iter().flatten() {
         let at = json!(event["at"].as_i64().unwrap_or(0) - begin);
         say!("{:>9}  {:<11} {}", duration(&at), word(&event["kind"]), details(&event["data"]));

@@ -57,6 +57,9 @@ pub(super) struct Event {
     pub data: serde_json::Value,
 }
 
+/// What happens to a job only if it runs here.
+pub(super) const RAN: [&str; 3] = ["resumed", "started", "running"];
+
 /// The name of what the jobs have cost that were forgotten, among the facts.
 pub(super) const FORGOTTEN: &str = "forgotten";
 
@@ -283,19 +286,36 @@ impl Store {
             "SELECT seq, at, job, run, kind, data FROM events
              WHERE seq > ?1 AND (?2 IS NULL OR job = ?2) ORDER BY seq LIMIT ?3",
         )?;
-        let mut rows = query.query(params![seq, job, most])?;
-        let mut found = Vec::new();
-        while let Some(row) = rows.next()? {
-            found.push(Event {
-                seq: row.get(0)?,
-                at: row.get(1)?,
-                job: JobId::try_from(row.get::<_, i64>(2)?).unwrap_or_default(),
-                run: u64::try_from(row.get::<_, i64>(3)?).unwrap_or_default(),
-                kind: row.get(4)?,
-                data: serde_json::from_str(&row.get::<_, String>(5)?)?,
-            });
-        }
-        Ok(found)
+        read_events(query.query(params![seq, job, most])?)
+    }
+
+    /// The newest events of a job, at most `most`, and how many there were before those.
+    ///
+    /// # Errors
+    /// If the database cannot be read, or an event in it is damaged.
+    pub(super) fn newest_events(&self, job: JobId, most: u32) -> Result<(Vec<Event>, u64), Error> {
+        let job = i64::try_from(job).unwrap_or(i64::MAX);
+        let count = "SELECT count(*) FROM events WHERE job = ?1";
+        let count: i64 = self.db.query_row(count, [job], |row| row.get(0))?;
+        let mut query = self.db.prepare(
+            "SELECT seq, at, job, run, kind, data FROM events
+             WHERE job = ?1 ORDER BY seq DESC LIMIT ?2",
+        )?;
+        let mut found = read_events(query.query(params![job, most])?)?;
+        found.reverse();
+        let earlier = u64::try_from(count).unwrap_or(0).saturating_sub(found.len() as u64);
+        Ok((found, earlier))
+    }
+
+    /// Whether one of these has happened to a job.
+    ///
+    /// # Errors
+    /// If the database cannot be read.
+    pub(super) fn has_happened(&self, job: JobId, kinds: [&str; 3]) -> Result<bool, Error> {
+        let job = i64::try_from(job).unwrap_or(i64::MAX);
+        let [a, b, c] = kinds;
+        let sql = "SELECT EXISTS (SELECT 1 FROM events WHERE job = ?1 AND kind IN (?2, ?3, ?4))";
+        Ok(self.db.query_row(sql, params![job, a, b, c], |row| row.get(0))?)
     }
 
     /// A fact that was kept under a name.
@@ -383,6 +403,21 @@ impl Store {
     }
 }
 
+fn read_events(mut rows: rusqlite::Rows<'_>) -> Result<Vec<Event>, Error> {
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        found.push(Event {
+            seq: row.get(0)?,
+            at: row.get(1)?,
+            job: JobId::try_from(row.get::<_, i64>(2)?).unwrap_or_default(),
+            run: u64::try_from(row.get::<_, i64>(3)?).unwrap_or_default(),
+            kind: row.get(4)?,
+            data: serde_json::from_str(&row.get::<_, String>(5)?)?,
+        });
+    }
+    Ok(found)
+}
+
 fn keep_fact(db: &Connection, name: &str, value: &impl Serialize) -> Result<(), Error> {
     let text = serde_json::to_string(value)?;
     let sql = "INSERT INTO facts (name, value) VALUES (?1, ?2)
@@ -417,6 +452,27 @@ mod tests {
         assert_eq!(level().unwrap(), 2, "FULL");
         store.try_to_write(7).unwrap();
         assert_eq!(level().unwrap(), 2, "FULL");
+    }
+
+    /// A job that runs for days has thousands of events, and those count that came last.
+    #[test]
+    fn the_newest_events_are_told() {
+        use crate::spec::Spec;
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("queue.db")).unwrap();
+        let [job, other] =
+            [(); 2].map(|()| store.add(None, 0, |id| Record::new(id, Spec::default(), 0)).unwrap());
+        for kind in ["started", "saved", "durable", "preempted"] {
+            store.save(&job, 1, Some((kind, serde_json::json!({}))), Along::default()).unwrap();
+        }
+        let newest = |most| {
+            let (events, earlier) = store.newest_events(job.id, most).unwrap();
+            (events.into_iter().map(|event| event.kind).collect::<Vec<_>>(), earlier)
+        };
+        assert_eq!(newest(2), (vec!["durable".to_owned(), "preempted".to_owned()], 3));
+        assert_eq!((newest(5).0.len(), newest(100).1), (5, 0));
+        let has_run = |id| store.has_happened(id, RAN).unwrap();
+        assert_eq!((has_run(job.id), has_run(other.id)), (true, false));
     }
 
     /// What is found if nothing of the log is.

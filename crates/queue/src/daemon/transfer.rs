@@ -20,6 +20,7 @@ use super::core::{Core, Queue};
 use super::follow::FRAME_SILENCE;
 use super::output::{self, Came, End};
 use super::record::{Destination, Place, Record};
+use super::store::RAN;
 use super::{disk, pool};
 use crate::files;
 use crate::http::Client;
@@ -471,8 +472,12 @@ fn stream(client: &Client, job: JobId, [out, err]: [u64; 2]) -> io::Result<impl 
 
 /// Whether a job came from elsewhere and was never running where it is shown.
 fn never_ran(shown: &Value) -> bool {
+    if let Some(has_run) = shown["has_run"].as_bool() {
+        return !has_run;
+    }
+    // An earlier version does not say so.
     let mut events = shown["events"].as_array().into_iter().flatten();
-    !events.any(|event| matches!(event["kind"].as_str(), Some("resumed" | "started" | "running")))
+    !events.any(|event| event["kind"].as_str().is_some_and(|kind| RAN.contains(&kind)))
 }
 
 /// Whether jobs of this machine can go on there.
@@ -560,6 +565,16 @@ mod tests {
         assert_eq!(transfer.end_of_too_much(&client, 5), Ok(true));
         assert_eq!(place(), Place::Ended);
         assert!(other.join().unwrap().starts_with("POST /v1/jobs/5/cancel?signal=9 "));
+    }
+
+    /// Of one that has run for long the first events are not shown.
+    #[test]
+    fn whether_a_job_has_run_is_said_or_follows_from_its_events() {
+        let saved = json!([{ "kind": "saved" }]);
+        let began = json!([{ "kind": "started" }, { "kind": "saved" }]);
+        assert!(!never_ran(&json!({ "has_run": true, "events": saved })));
+        assert!(never_ran(&json!({ "has_run": false, "events": saved })));
+        assert!(!never_ran(&json!({ "events": began })) && never_ran(&json!({ "events": saved })));
     }
 
     #[test]

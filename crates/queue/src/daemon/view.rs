@@ -4,11 +4,12 @@ use serde_json::{Map, Value, json};
 
 use super::core::Core;
 use super::record::{Place, Record};
+use super::store::RAN;
 use crate::files;
 use crate::scheduler::{JobId, Millis, Reason};
 use crate::shepherd::message::Exit;
 
-/// Events of one job that `show` tells at most.
+/// Events of one job that `show` tells at most, the newest.
 const MOST_EVENTS: u32 = 1000;
 
 /// A time that is left, as people say it.
@@ -74,10 +75,14 @@ impl Core {
         let reason = self.reasons.get(&record.id).filter(|_| waits);
         value["why"] = json!(reason);
         value["why_text"] = json!(reason.map(|reason| self.explain(reason)));
-        value["events"] = match self.store.events(Some(record.id), 0, MOST_EVENTS) {
-            Ok(events) => json!(events),
-            Err(e) => json!({ "error": e.to_string() }),
-        };
+        value["has_run"] = json!(self.store.has_happened(record.id, RAN).ok());
+        match self.store.newest_events(record.id, MOST_EVENTS) {
+            Ok((events, earlier)) => {
+                value["events"] = json!(events);
+                value["earlier_events"] = json!(earlier);
+            }
+            Err(e) => value["events"] = json!({ "error": e.to_string() }),
+        }
         value
     }
 
