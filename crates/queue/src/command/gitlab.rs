@@ -4,12 +4,15 @@
 //! `cleanup`. A script that fails is told apart from a driver that fails by the exit code,
 //! of which Runner says in the environment what it is to be.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use serde_json::json;
+use serde_json::{Value, json};
 use torpor_worker::tell;
 
 use super::connection::client;
@@ -21,6 +24,12 @@ use crate::spec::Spec;
 
 /// The label by which `cleanup` finds what is left.
 const LABEL: &str = "gitlab-job";
+
+/// What was told to end has that time for it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// So often it is looked whether it has.
+const BEAT: Duration = Duration::from_millis(50);
 
 /// Options of the driver.
 #[derive(Debug, Args)]
@@ -152,14 +161,31 @@ impl Gitlab {
     }
 }
 
+/// Ends what is left of the job, and waits until it has ended: the next one may get the same directory.
 fn cleanup() -> Result<(), String> {
-    let client: Client = client()?;
+    let client = client()?;
+    let begun = Instant::now();
+    let mut told = BTreeSet::new();
+    loop {
+        let left = left(&client)?;
+        let Some(&one) = left.first() else { return Ok(()) };
+        if begun.elapsed() > PATIENCE {
+            return Err(format!("job {one} was told to end, and has not"));
+        }
+        for id in left.into_iter().filter(|&id| told.insert(id)) {
+            // One that is refused has ended meanwhile.
+            let _ = client.json("POST", &format!("/v1/jobs/{id}/cancel"), b"");
+        }
+        thread::sleep(BEAT);
+    }
+}
+
+/// What has not ended of the job that Runner calls this for.
+fn left(client: &Client) -> Result<Vec<u64>, String> {
     let id = variable("CI_JOB_ID").unwrap_or_default();
     let jobs = client.json("GET", "/v1/jobs", b"")?;
-    for job in jobs.as_array().into_iter().flatten() {
-        if !id.is_empty() && job["labels"][LABEL] == json!(id) && job["exit"].is_null() {
-            client.json("POST", &format!("/v1/jobs/{}/cancel", job["id"]), b"")?;
-        }
-    }
-    Ok(())
+    let is_its =
+        |job: &&Value| !id.is_empty() && job["labels"][LABEL] == json!(id) && job["exit"].is_null();
+    let its = jobs.as_array().into_iter().flatten().filter(is_its);
+    Ok(its.filter_map(|job| job["id"].as_u64()).collect())
 }
