@@ -482,6 +482,9 @@ pub(super) fn check(
     let body = serde_json::to_vec(spec).map_err(|e| e.to_string())?;
     let id = client.json("POST", "/v1/jobs", &body)?["id"].as_u64();
     let id = id.ok_or_else(|| "the daemon's answer has no id".to_owned())?;
+    // Should this process vanish, nobody waits for the job any more, and the daemon ends it.
+    let follower = client.clone();
+    thread::spawn(move || wait::attend(&follower, id));
     let checked = try_out(client, id, after);
     let _ = client.json("POST", &format!("/v1/jobs/{id}/cancel?signal=9"), b"");
     let (bytes, took) = checked?;

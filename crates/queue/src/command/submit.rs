@@ -285,6 +285,7 @@ impl Check {
             owner: self.owner.unwrap_or(here.owner),
             project: self.project,
             kind: self.kind,
+            wait: true,
             ..here
         };
         super::jobs::check(&client()?, &spec, self.after, self.json)

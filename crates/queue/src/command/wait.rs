@@ -258,6 +258,11 @@ pub(super) fn print(client: &Client, id: u64, to_the_end: bool) -> io::Result<()
     follow(client, id, to_the_end, false, &mut io::stdout(), &mut io::stderr()).map(drop)
 }
 
+/// Waits for a job, as [`be`] does, without its output.
+pub(super) fn attend(client: &Client, id: u64) {
+    let _ = follow(client, id, true, true, &mut io::sink(), &mut io::sink());
+}
+
 /// What could not be written here is no word of the daemon's; only a reader that reads no more is to be told apart.
 fn unwritten(error: io::Error) -> io::Error {
     match error.kind() {
