@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::server::WebPkiClientVerifier;
@@ -106,6 +106,9 @@ impl Door {
             loop {
                 if let Some(stream) = socket.accept() {
                     let Ok(peer) = torpor_sys::peer::peer(&stream) else { continue };
+                    if stream.set_read_timeout(Some(PATIENCE)).is_err() {
+                        continue;
+                    }
                     let identity = Identity::of_peer(peer.uid, peer.gid);
                     self.serve(move |door| door.answer(&mut { stream }, Some(identity)));
                     continue;
@@ -157,8 +160,9 @@ impl Door {
             Some(config) => {
                 let session = rustls::ServerConnection::new(config).map_err(io::Error::other)?;
                 let mut stream = rustls::StreamOwned::new(session, stream);
+                let mut greeting = Greeting { stream: &stream.sock, begun: Instant::now() };
                 while stream.conn.is_handshaking() {
-                    stream.conn.complete_io(&mut stream.sock)?;
+                    stream.conn.complete_io(&mut greeting)?;
                 }
                 let machine = stream.conn.peer_certificates().map(|_| Identity::of_machine());
                 self.answer(&mut stream, machine)?;
@@ -186,6 +190,31 @@ impl Door {
         let bearer = request.header("Authorization").and_then(|h| h.strip_prefix("Bearer "));
         // The browser cannot send headers with an event stream.
         self.tokens.identity(bearer.or_else(|| request.query("token"))?)
+    }
+}
+
+/// A connection of which it is not known yet who is at its other end. That does not take long.
+struct Greeting<'s> {
+    stream: &'s TcpStream,
+    begun: Instant,
+}
+
+impl io::Read for Greeting<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.begun.elapsed() > PATIENCE {
+            true => Err(io::ErrorKind::TimedOut.into()),
+            false => io::Read::read(&mut self.stream, buffer),
+        }
+    }
+}
+
+impl io::Write for Greeting<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        io::Write::write(&mut self.stream, bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

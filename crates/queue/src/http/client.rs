@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use super::{MAX_HEADERS, Stream, header, owned, read_head};
+use super::{HURRY, MAX_HEADERS, Stream, header, owned, read_head};
 use crate::files;
 
 /// Where a daemon listens, and is looked for, that nobody tells where. Its directory is made.
@@ -266,7 +266,7 @@ impl Client {
         stream.write_all(head.as_bytes())?;
         write(&mut stream)?;
         stream.flush()?;
-        let (head, before) = read_head(&mut stream)?;
+        let (head, before) = read_head(&mut stream, HURRY)?;
         let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut parsed = httparse::Response::new(&mut headers);
         let Ok(httparse::Status::Complete(_)) = parsed.parse(&head) else {
@@ -346,7 +346,7 @@ mod tests {
         let address = Address::Plain(listener.local_addr().unwrap().to_string());
         let there = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            read_head(&mut stream).unwrap();
+            read_head(&mut stream, HURRY).unwrap();
             stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
             for _ in 0..BEATS {
                 thread::sleep(silence / 10);

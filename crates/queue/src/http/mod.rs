@@ -5,6 +5,7 @@ mod client;
 mod server;
 
 use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
 
 pub(crate) use client::DEFAULT;
 pub use client::{Address, Client, encode};
@@ -15,14 +16,21 @@ const MAX_HEAD: usize = 64 << 10;
 /// Nor has more lines.
 const MAX_HEADERS: usize = 64;
 
+/// From its first byte on a head comes within this time, and what else is to come then at this pace at least: who says
+/// a byte from time to time is as good as silent.
+const HURRY: Duration = Duration::from_secs(30);
+/// Bytes in a second.
+const SLOWEST: u64 = 16 << 10;
+
 /// A connection.
 pub trait Stream: Read + Write + Send {}
 
 impl<T: Read + Write + Send> Stream for T {}
 
-/// Reads up to the empty line that ends a head; returns the head and what came after it.
-fn read_head(stream: &mut dyn Stream) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    let mut head = Vec::new();
+/// Reads up to the empty line that ends a head, which comes within `most` from its first byte on; returns the head and
+/// what came after it.
+fn read_head(stream: &mut dyn Stream, most: Duration) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    let (mut head, mut begun) = (Vec::new(), None);
     let mut buffer = [0; 4096];
     loop {
         if let Some(end) = head.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -35,6 +43,24 @@ fn read_head(stream: &mut dyn Stream) -> io::Result<(Vec<u8>, Vec<u8>)> {
         match stream.read(&mut buffer)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             count => head.extend_from_slice(&buffer[..count]),
+        }
+        if begun.get_or_insert_with(Instant::now).elapsed() > most {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+}
+
+/// What comes from who has to have said it by then.
+struct InTime<'s> {
+    stream: &'s mut dyn Stream,
+    until: Instant,
+}
+
+impl Read for InTime<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match Instant::now() > self.until {
+            true => Err(io::ErrorKind::TimedOut.into()),
+            false => self.stream.read(buffer),
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
 
-use super::{MAX_HEADERS, Stream, header, owned, read_head};
+use super::{HURRY, InTime, MAX_HEADERS, SLOWEST, Stream, header, owned, read_head};
 
 /// No request has a longer body.
 const MAX_BODY: u64 = 8 << 20;
@@ -166,11 +167,13 @@ fn answer(
             let is_last =
                 request.header("Connection").is_some_and(|c| c.eq_ignore_ascii_case("close"));
             goes_on = keep && is_alone && !is_last && !request.is_large();
-            let mut body = io::Cursor::new(before).chain(&mut *stream).take(length);
+            let before = io::Cursor::new(before);
             if request.is_large() {
-                handle(request, &mut body)
+                handle(request, &mut before.chain(&mut *stream).take(length))
             } else {
-                body.read_to_end(&mut request.body)?;
+                let until = Instant::now() + HURRY + Duration::from_secs(length / SLOWEST);
+                let rest = InTime { stream: &mut *stream, until };
+                before.chain(rest).take(length).read_to_end(&mut request.body)?;
                 if (request.body.len() as u64) < length {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
@@ -213,7 +216,7 @@ fn send(stream: &mut dyn Stream, response: Response, goes_on: bool) -> io::Resul
 type Head = (Request, u64, Vec<u8>);
 
 fn read_request(stream: &mut dyn Stream) -> io::Result<Result<Head, Response>> {
-    let (head, before) = read_head(stream)?;
+    let (head, before) = read_head(stream, HURRY)?;
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut parsed = httparse::Request::new(&mut headers);
     if !matches!(parsed.parse(&head), Ok(httparse::Status::Complete(_))) {
@@ -376,6 +379,35 @@ mod tests {
         assert_eq!(ask("GET / HTTP/1.1\r\n").1, "");
         assert_eq!(ask("GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\nab").1, "");
         assert_eq!(ask(&format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(70_000))).1, "");
+    }
+
+    /// A client that says a byte from time to time.
+    struct Dribble;
+
+    impl Read for Dribble {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            std::thread::sleep(Duration::from_millis(2));
+            buffer[0] = b'x';
+            Ok(1)
+        }
+    }
+
+    impl Write for Dribble {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn nobody_listens_for_ever_to_who_says_little() {
+        let most = Duration::from_millis(100);
+        let head = read_head(&mut Dribble, most).unwrap_err();
+        let mut body = InTime { stream: &mut Dribble, until: Instant::now() + most };
+        let body = body.read_to_end(&mut Vec::new()).unwrap_err();
+        assert_eq!([head.kind(), body.kind()], [io::ErrorKind::TimedOut; 2]);
     }
 
     #[test]
