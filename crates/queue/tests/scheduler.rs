@@ -428,6 +428,61 @@ fn free_slots_are_kept_for_who_needs_many_and_filled_meanwhile() {
     assert_eq!(found[3].started, Some(3 * SECOND));
 }
 
+/// Nor does who says that it runs for ever count as done before.
+#[test]
+fn numbers_beyond_all_measure_gain_nothing() {
+    let fixed = |at, slots, estimate| Task {
+        slots,
+        estimate: Some(estimate),
+        ..of("fixed", at, 100 * SECOND)
+    };
+    let first = fixed(0, 1, 100 * SECOND);
+    let large = fixed(SECOND, 2, 100 * SECOND);
+    let found = fates(2, vec![first, large, fixed(2 * SECOND, 1, Millis::MAX)]);
+    assert_eq!(found[1].started, Some(100 * SECOND));
+    assert!(found[2].started.unwrap() >= 200 * SECOND);
+    // Nor does a quota of memory let through what no number can hold.
+    let job = |id, phase, memory_wanted| Job {
+        id,
+        class: "normal".to_owned(),
+        priority: 0,
+        owner: "ann".to_owned(),
+        project: String::new(),
+        slots: 1,
+        submitted: 0,
+        phase,
+        since: 0,
+        held: None,
+        remaining: None,
+        deadline: None,
+        guaranteed: None,
+        paid: 0,
+        in_memory: false,
+        has_images: false,
+        memory_wanted,
+        memory_expected: 0,
+        facts: Facts {
+            memory: 0,
+            to_save: 0,
+            to_fill: 0,
+            unsaved_ms: 0,
+            refused: false,
+            has_command: false,
+            speed: Speed::default(),
+        },
+    };
+    let mut rules = rules();
+    let quota = share::Quota { memory: Some(3 * GIB), ..share::Quota::default() };
+    rules.quotas.insert("owner:ann".to_owned(), quota);
+    let (remaining, deadline) = (Some(Millis::MAX), Some(HOUR));
+    let running = Job { remaining, deadline, ..job(1, Phase::Running, GIB) };
+    let jobs = vec![running, job(2, Phase::Waiting, u64::MAX)];
+    let usage = share::Usage::default();
+    let (slots, memory_free, draining) = (2, 64 * GIB, false);
+    let world = World { now: HOUR, slots, memory_free, draining, rules, usage, jobs };
+    assert_eq!(decide(&world).actions, []);
+}
+
 #[test]
 fn reserved_slots_are_for_interactive_classes() {
     let rules = Rules { reserved: 1, ..rules() };

@@ -424,7 +424,7 @@ impl<'w> Table<'w> {
         if !job.in_memory {
             self.memory_free = self.memory_free.saturating_sub(job.memory_expected);
         }
-        let guaranteed = candidate.due.then(|| self.world.now + self.protection(job));
+        let guaranteed = candidate.due.then(|| self.world.now.saturating_add(self.protection(job)));
         self.plan.actions.push(Action::Run { job: job.id, guaranteed });
     }
 
@@ -483,7 +483,7 @@ impl<'w> Table<'w> {
             && first.level > candidate.level
             && !candidate.due;
         let in_time = match (until, job.remaining) {
-            (Some(until), Some(remaining)) => self.world.now + remaining <= until,
+            (Some(until), Some(remaining)) => self.world.now.saturating_add(remaining) <= until,
             _ => false,
         };
         can_take_back || in_time
@@ -495,10 +495,13 @@ impl<'w> Table<'w> {
         let mut times = self.times.clone();
         for job in &self.world.jobs {
             match job.phase {
-                Phase::Waiting => times.push(job.since + self.world.rules.guarantee.every),
+                Phase::Waiting => {
+                    times.push(job.since.saturating_add(self.world.rules.guarantee.every));
+                }
                 Phase::Running => {
                     times.extend(job.guaranteed);
-                    times.extend(self.world.class(job).slice.map(|slice| job.since + slice));
+                    let slice = self.world.class(job).slice;
+                    times.extend(slice.map(|slice| job.since.saturating_add(slice)));
                 }
                 Phase::Leaving(_) => {}
             }

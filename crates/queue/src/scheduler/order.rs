@@ -36,13 +36,13 @@ pub(super) fn level(world: &World, job: &Job) -> i64 {
         _ => false,
     };
     let rise = if pressing { world.rules.deadline_rise } else { 0 };
-    class.priority + job.priority + rise
+    class.priority.saturating_add(job.priority).saturating_add(rise)
 }
 
 /// From when on a job must run without a pause to be done by its deadline, with a tenth to
 /// spare.
 pub(super) fn pressing_from(deadline: Millis, remaining: Millis) -> Millis {
-    deadline - remaining - remaining / 10
+    deadline.saturating_sub(remaining).saturating_sub(remaining / 10)
 }
 
 /// What jobs are compared by; the number of the job comes last, so that no two are equal.

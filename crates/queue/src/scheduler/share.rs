@@ -43,6 +43,9 @@ pub struct Quota {
     pub images: Option<u64>,
 }
 
+/// Slot seconds that are as good as none.
+const TRIFLE: f64 = 0.001;
+
 /// Slot seconds that have been used, decayed to one point in time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
@@ -66,8 +69,10 @@ impl Usage {
         }
         #[expect(clippy::cast_precision_loss, reason = "durations far below 2^52 ms")]
         let factor = 0.5_f64.powf(passed as f64 / half_life as f64);
-        for value in self.projects.values_mut().chain(self.owners.values_mut()) {
-            *value *= factor;
+        for used in [&mut self.projects, &mut self.owners] {
+            used.values_mut().for_each(|value| *value *= factor);
+            // Whoever has been away for long is known no more, or all would be for ever.
+            used.retain(|_, value| *value > TRIFLE);
         }
         self.at = now;
     }
@@ -131,8 +136,10 @@ impl Holdings {
     /// Counts one more job that runs.
     pub fn add(&mut self, job: &Job) {
         for name in names(&job.owner, &job.project) {
-            *self.slots.entry(name.clone()).or_default() += job.slots;
-            *self.memory.entry(name).or_default() += job.memory_wanted;
+            let slots = self.slots.entry(name.clone()).or_default();
+            *slots = slots.saturating_add(job.slots);
+            let memory = self.memory.entry(name).or_default();
+            *memory = memory.saturating_add(job.memory_wanted);
         }
     }
 
@@ -143,11 +150,12 @@ impl Holdings {
     pub fn check(&self, world: &World, job: &Job) -> Result<(), String> {
         for name in names(&job.owner, &job.project) {
             let Some(quota) = world.rules.quotas.get(&name) else { continue };
-            let slots = self.slots.get(&name).copied().unwrap_or(0) + job.slots;
+            let slots = self.slots.get(&name).copied().unwrap_or(0).saturating_add(job.slots);
             if quota.slots.is_some_and(|most| slots > most) {
                 return Err(format!("{name} would have {slots} slots at the same time"));
             }
-            let memory = self.memory.get(&name).copied().unwrap_or(0) + job.memory_wanted;
+            let memory = self.memory.get(&name).copied().unwrap_or(0);
+            let memory = memory.saturating_add(job.memory_wanted);
             if quota.memory.is_some_and(|most| memory > most) {
                 return Err(format!("{name} would have {memory} bytes of memory"));
             }
@@ -180,4 +188,20 @@ fn used_seconds(usage: &Usage, name: &str) -> f64 {
     let owner = name.trim_start_matches("owner:");
     let of_owner = |key: &String| key.rsplit_once('/').is_some_and(|(_, name)| name == owner);
     usage.owners.iter().filter(|(key, _)| of_owner(key)).map(|(_, used)| used).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_been_away_for_long_is_forgotten() {
+        const WEEK: Millis = 7 * 86_400_000;
+        let mut usage = Usage::default();
+        usage.add("team/parser", "ann", 2, 3_600_000);
+        usage.decay(10 * WEEK, WEEK);
+        assert_eq!((usage.projects.len(), usage.owners.len()), (2, 1));
+        usage.decay(30 * WEEK, WEEK);
+        assert_eq!((usage.projects.len(), usage.owners.len()), (0, 0));
+    }
 }

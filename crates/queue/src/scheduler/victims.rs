@@ -125,7 +125,7 @@ fn free_from(world: &World, candidate: &Candidate, job: &Job, price: &Price) -> 
         && candidate.level <= level
         && let Some(slice) = world.class(job).slice
     {
-        from = from.max(job.since + slice);
+        from = from.max(job.since.saturating_add(slice));
     }
     from
 }
@@ -135,7 +135,7 @@ fn free_from(world: &World, candidate: &Candidate, job: &Job, price: &Price) -> 
 fn done_before(world: &World, job: &Job, price: &Price) -> Option<Millis> {
     let both = Millis::try_from(price.away_ms + price.back_ms).unwrap_or(Millis::MAX);
     let remaining = job.remaining.filter(|&remaining| remaining > 0 && remaining <= both)?;
-    Some(world.now + remaining)
+    Some(world.now.saturating_add(remaining))
 }
 
 /// What it costs to let a job give way by one of these means.
@@ -150,7 +150,7 @@ pub(super) fn planned_start(world: &World, missing: i64) -> Option<Millis> {
         .jobs
         .iter()
         .filter(|job| job.phase == Phase::Running)
-        .filter_map(|job| Some((world.now + job.remaining?, i64::from(job.slots))))
+        .filter_map(|job| Some((world.now.saturating_add(job.remaining?), i64::from(job.slots))))
         .collect();
     ends.sort_unstable();
     let mut sum = 0;
