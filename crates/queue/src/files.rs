@@ -1,12 +1,18 @@
 //! Files that survive the loss of power, and where things lie in the data directory.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::rc::Rc;
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
 use serde::Serialize;
 
 /// The directory of one job.
@@ -184,31 +190,71 @@ fn write_beside(path: &Path, content: &impl Serialize) -> io::Result<(PathBuf, F
     Ok((fresh, file))
 }
 
-/// Bytes that the files in a directory and below take, but for those with an inode in `seen`,
-/// where they are noted. What goes away meanwhile takes none.
+/// Bytes that a directory and all below it take, but for files with an inode in `seen`, where they are noted. What goes
+/// away meanwhile takes none. It is walked by descriptors and without recursion: a job may make directories in
+/// directories until their names are longer than a path can be.
 ///
 /// # Errors
 /// If a directory cannot be read.
 pub(crate) fn size(dir: &Path, seen: &mut HashSet<u64>) -> io::Result<u64> {
     let mut sum = 0;
-    let Some(entries) = if_there(fs::read_dir(dir))? else { return Ok(0) };
-    for entry in entries {
-        let entry = entry?;
-        let Some(meta) = if_there(entry.metadata())? else { continue };
-        if meta.is_dir() {
-            sum += size(&entry.path(), seen)?;
-        } else if seen.insert(meta.ino()) {
-            sum += meta.blocks() * 512;
+    let mut left = vec![(None::<Rc<OwnedFd>>, dir.to_owned())];
+    while let Some((base, path)) = left.pop() {
+        let at = base.as_ref().map_or(CWD, |base| base.as_fd());
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Some(dir) = if_there(rustix::fs::openat(at, &path, flags, Mode::empty()))? else {
+            continue;
+        };
+        let dir = Rc::new(dir);
+        for entry in Dir::read_from(&dir)? {
+            let entry = entry?;
+            let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
+            if [".", ".."].iter().any(|own| name == Path::new(own)) {
+                continue;
+            }
+            let found = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
+            let Some(meta) = if_there(found)? else { continue };
+            let bytes = u64::try_from(meta.st_blocks).unwrap_or(0) * 512;
+            if FileType::from_raw_mode(meta.st_mode).is_dir() {
+                sum += bytes;
+                left.push(match path.as_os_str().len() > LONG {
+                    true => (Some(Rc::clone(&dir)), name.to_owned()),
+                    false => (base.clone(), path.join(name)),
+                });
+            } else if seen.insert(meta.st_ino) {
+                sum += bytes;
+            }
         }
     }
     Ok(sum)
 }
 
-/// Nothing where something is not there.
-fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+/// A name of so many bytes is not made longer.
+const LONG: usize = 2000;
+
+/// Nothing where something is not there, or is no directory any more.
+fn if_there<T>(found: rustix::io::Result<T>) -> io::Result<Option<T>> {
     match found {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        found => found.map(Some),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+        found => Ok(Some(found?)),
+    }
+}
+
+/// Removes directories with all that is in them, however deep that is: who goes down one by one needs as much of its
+/// stack, or as many descriptors.
+///
+/// # Errors
+/// If something cannot be removed: its file system has failed, or it is mounted.
+pub(crate) fn remove_trees(dirs: &[impl AsRef<Path>]) -> io::Result<()> {
+    let there: Vec<&Path> = dirs.iter().map(AsRef::as_ref).filter(|dir| dir.exists()).collect();
+    if there.is_empty() {
+        return Ok(());
+    }
+    let mut remove = Command::new("rm");
+    let output = remove.args(["-rf", "--"]).args(there).stdin(Stdio::null()).output()?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
     }
 }
 
@@ -264,5 +310,25 @@ mod tests {
                 assert!(size.unwrap() >= 64 << 10);
             }
         });
+    }
+
+    /// Where the name of a file is longer than a path can be, there is no limit to what is in it.
+    #[test]
+    fn what_is_deep_is_counted_and_removed() {
+        const DEPTH: usize = 5000;
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        fs::create_dir(&top).unwrap();
+        let mut at = OwnedFd::from(File::open(&top).unwrap());
+        for _ in 0..DEPTH {
+            rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
+            at = rustix::fs::openat(&at, "d", OFlags::DIRECTORY, Mode::empty()).unwrap();
+        }
+        let flags = OFlags::CREATE | OFlags::WRONLY;
+        let file = rustix::fs::openat(&at, "large", flags, Mode::RWXU).unwrap();
+        File::from(file).write_all(&[1; 64 << 10]).unwrap();
+        assert!(size(&top, &mut HashSet::new()).unwrap() >= 64 << 10);
+        remove_trees(&[&top]).unwrap();
+        assert!(!top.exists());
     }
 }

@@ -57,6 +57,25 @@ fn a_job_that_fills_the_disk_is_ended_and_named() {
     daemon.wait_for(well, "done");
 }
 
+/// So many that no path is as long as their names.
+#[test]
+fn a_job_that_makes_directories_in_directories_hides_and_leaves_nothing() {
+    let daemon = Daemon::start(&[]);
+    let input = tempfile::tempdir().unwrap();
+    let input = input.path().to_str().unwrap();
+    let deep = "import os, time\nfor i in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n";
+    let large = format!("{deep}open('large', 'wb').write(bytes(64 << 20))\ntime.sleep(1000)");
+    let hides = daemon.submit(&["--disk", "48M", "--input", input], &["python3", "-c", &large]);
+    let leaves = daemon.submit(&["--input", input], &["python3", "-c", deep]);
+    let job = daemon.wait_for(hides, "failed");
+    assert!(job["note"].as_str().unwrap().contains("written more than it may"), "{job}");
+    daemon.wait_for(leaves, "done");
+    for id in [hides, leaves] {
+        let work = daemon.data().join(format!("jobs/{id}/work"));
+        until("its directory is gone", || (!work.exists()).then_some(()));
+    }
+}
+
 #[test]
 fn a_job_without_a_limit_of_its_own_does_not_fill_the_disk() {
     let daemon = Daemon::configured(&serde_json::json!({ "default_disk": 8 << 20 }), &[]);

@@ -45,14 +45,15 @@ pub(super) fn remove_all(dir: &JobDir) {
 
 /// Removes the files of a job that is over, but for what it has written and what is known of it.
 pub(super) fn remove_own(dir: &JobDir) {
-    for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
+    let is_own = |entry: &fs::DirEntry| {
         let name = entry.file_name();
         let own = OWN.iter().chain(&["overlay", GONE]).any(|own| name == *own);
-        if own || name.as_encoded_bytes().starts_with(b"ready") {
-            // What cannot be removed does no harm.
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
+        own || name.as_encoded_bytes().starts_with(b"ready")
+    };
+    let entries = fs::read_dir(dir.path()).into_iter().flatten().flatten();
+    let own: Vec<PathBuf> = entries.filter(is_own).map(|entry| entry.path()).collect();
+    // What cannot be removed does no harm.
+    let _ = files::remove_trees(&own);
 }
 
 /// Takes a checkpoint away at once, and then removes it: somebody may still be writing to it.

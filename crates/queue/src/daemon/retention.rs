@@ -11,6 +11,7 @@ use torpor_worker::tell;
 use super::core::Core;
 use super::record::{Place, Record};
 use super::withdrawal;
+use crate::files;
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd;
 
@@ -143,14 +144,10 @@ impl Core {
         for &id in ids {
             self.jobs.remove(&id);
             self.followers.remove(&id);
-            dirs.push(self.dir(id));
+            dirs.push(self.dir(id).path().to_owned());
         }
         // Nobody waits for that. What a power cut leaves goes when the daemon starts.
-        thread::spawn(move || {
-            for dir in dirs {
-                let _ = fs::remove_dir_all(dir.path());
-            }
-        });
+        thread::spawn(move || files::remove_trees(&dirs));
         Ok(())
     }
 
@@ -161,7 +158,7 @@ impl Core {
             let id = entry.file_name().to_str().and_then(|name| name.parse::<JobId>().ok());
             let Some(id) = id else { continue };
             match self.jobs.get(&id) {
-                None => drop(fs::remove_dir_all(entry.path())),
+                None => drop(files::remove_trees(&[entry.path()])),
                 Some(job) if job.place != Place::Ended => shepherd::unprepare(&self.dir(id)),
                 Some(_) => {}
             }

@@ -119,9 +119,10 @@ impl Store {
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         // It holds the environment of all jobs. What SQLite puts beside it gets the same mode.
         for end in ["", "-wal", "-shm"] {
-            let file = path.with_extension(format!("db{end}"));
-            if end.is_empty() || file.exists() {
-                files::own(&file)?;
+            let mut file = path.as_os_str().to_owned();
+            file.push(end);
+            if end.is_empty() || Path::new(&file).exists() {
+                files::own(Path::new(&file))?;
             }
         }
         let db = Connection::open(path)?;

@@ -40,10 +40,10 @@ pub(crate) fn prepare(dir: &JobDir, spec: &Spec) -> io::Result<()> {
     let place = dir.path().join(format!("ready-{}-{}", std::process::id(), files::now()));
     let made = copy_input(spec, input, &place).and_then(|()| {
         let ready = ready(dir);
-        let _ = fs::remove_dir_all(&ready);
+        let _ = files::remove_trees(&[&ready]);
         fs::rename(&place, ready)
     });
-    made.inspect_err(|_| drop(fs::remove_dir_all(&place)))
+    made.inspect_err(|_| drop(files::remove_trees(&[place])))
 }
 
 /// The job's own directory before it has started, if that was prepared. It is on no stable storage: what was
@@ -54,20 +54,20 @@ fn ready(dir: &JobDir) -> PathBuf {
 
 /// Removes what was [prepared](prepare) of a job that has not started.
 pub(crate) fn unprepare(dir: &JobDir) {
+    let mut gone = Vec::new();
     for (number, entry) in fs::read_dir(dir.path()).into_iter().flatten().flatten().enumerate() {
         let name = entry.file_name();
         if name.as_encoded_bytes().starts_with(b"ready.gone") {
             // It could not be removed then. Else that is done at the end of the job.
-            let _ = fs::remove_dir_all(entry.path());
+            gone.extend(entry.file_type().is_ok_and(|kind| kind.is_dir()).then(|| entry.path()));
         } else if name.as_encoded_bytes().starts_with(b"ready-") {
             // A shepherd that is about to take it gets all of it, or nothing. What has another such name may stay there.
-            let gone = format!("ready.gone-{}-{}-{number}", std::process::id(), files::now());
-            let gone = dir.path().join(gone);
-            if fs::rename(entry.path(), &gone).is_ok() {
-                let _ = fs::remove_dir_all(&gone);
-            }
+            let other = format!("ready.gone-{}-{}-{number}", std::process::id(), files::now());
+            let other = dir.path().join(other);
+            gone.extend(fs::rename(entry.path(), &other).is_ok().then_some(other));
         }
     }
+    let _ = files::remove_trees(&gone);
 }
 
 /// Makes a job's own directory, if it is to have one: the one that was prepared, or a new one.
@@ -77,7 +77,7 @@ pub(crate) fn unprepare(dir: &JobDir) {
 pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<()> {
     let Some(input) = &spec.input else { return Ok(()) };
     let work = dir.work();
-    let _ = fs::remove_dir_all(&work);
+    let _ = files::remove_trees(&[&work]);
     match fs::rename(ready(dir), &work) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => copy_input(spec, input, &work),
         done => done,
@@ -264,7 +264,7 @@ pub(super) fn put_back(dir: &JobDir, checkpoint: &Path) -> io::Result<()> {
     for (place, name) in own(dir) {
         let kept = checkpoint.join(name);
         if kept.exists() {
-            let _ = fs::remove_dir_all(&place);
+            let _ = files::remove_trees(&[&place]);
             snapshot(&kept, None, &place)?;
         }
     }
