@@ -146,19 +146,32 @@ impl Client {
     /// # Errors
     /// If there is no answer.
     pub fn call(&self, call: &Call<'_>) -> Result<Response<Body>> {
-        let mut authorized = false;
-        let mut attempt = 0;
+        let answer = self.patient(call, self.authorization().as_deref());
+        let answer = answer.map_err(|error| error.during(&self.host))?;
+        if answer.status() != 401 {
+            return Ok(answer);
+        }
+        // The first time, or the token is good no more.
+        let wanted = answer.headers().get("www-authenticate");
+        let wanted = wanted.and_then(|value| value.to_str().ok()).unwrap_or_default();
+        self.authorize(wanted)?;
+        let answer = self.patient(call, self.authorization().as_deref());
+        answer.map_err(|error| error.during(&self.host))
+    }
+
+    /// What `Authorization` says by now.
+    fn authorization(&self) -> Option<String> {
+        self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes a request, again if it fails in a way that may pass. Whoever is asked may say when to come back; that
+    /// is waited for, in all as long as for somebody who is silent.
+    fn patient(&self, call: &Call<'_>, authorization: Option<&str>) -> Result<Response<Body>> {
+        let (mut left, mut attempt) = (silence(), 0);
         loop {
             attempt += 1;
-            let answer = self.once(call);
+            let answer = self.once(call, authorization);
             let again = match &answer {
-                Ok(answer) if answer.status() == 401 && !authorized => {
-                    authorized = true;
-                    let wanted = answer.headers().get("www-authenticate");
-                    let wanted = wanted.and_then(|value| value.to_str().ok()).unwrap_or_default();
-                    self.authorize(wanted)?;
-                    continue;
-                }
                 Ok(answer) => answer.status().is_server_error() || answer.status() == 429,
                 Err(ureq::Error::Io(error)) => error.kind() != ErrorKind::ConnectionRefused,
                 Err(ureq::Error::Timeout(_)) => attempt < SILENT_ATTEMPTS,
@@ -167,21 +180,25 @@ impl Client {
             };
             // What was sent in part must not be sent again from its start.
             let again = again && call.method != "PATCH";
-            if !again || attempt == ATTEMPTS {
-                return answer.map_err(|error| failure(&error, patience(call)).during(&self.host));
+            let asked = answer.as_ref().ok().and_then(come_back).unwrap_or_default();
+            if !again || attempt == ATTEMPTS || asked > left || interrupt::is_asked() {
+                return answer.map_err(|error| failure(&error, patience(call)));
             }
-            thread::sleep(PAUSE * 2_u32.pow(attempt - 1));
+            left = left.saturating_sub(asked);
+            pause(asked.max(PAUSE * 2_u32.pow(attempt - 1)));
         }
     }
 
-    fn once(&self, call: &Call<'_>) -> Result<Response<Body>, ureq::Error> {
+    fn once(
+        &self,
+        call: &Call<'_>,
+        authorization: Option<&str>,
+    ) -> Result<Response<Body>, ureq::Error> {
         traffic::asked();
         let mut request = Request::builder().method(call.method).uri(call.url);
         for (name, value) in call.headers {
             request = request.header(*name, *value);
         }
-        let authorization =
-            self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(value) = authorization {
             request = request.header("Authorization", value);
         }
@@ -207,15 +224,7 @@ impl Client {
 
     /// Why an answer is none that was expected.
     pub fn refused(&self, call: &Call<'_>, answer: Response<Body>) -> Error {
-        let status = answer.status().as_u16();
-        let said = document(answer).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said[..said.len().min(300)]).trim().to_owned();
-        let error = Error::new(format!(
-            "{} answers {status} to {} {}: {said}",
-            self.host, call.method, call.url
-        ));
-        // One that stands in front of it has nobody to ask.
-        if matches!(status, 502..=504) { error.absent() } else { error }
+        refused(&self.host, call, answer)
     }
 
     /// Gets what is asked for by a host that wants to know who calls.
@@ -248,16 +257,49 @@ impl Client {
                 url += &format!("{name}={}&", escaped(value));
             }
         }
-        let mut request = Request::builder().method("GET").uri(url.trim_end_matches(['&', '?']));
-        if let Some(basic) = basic {
-            request = request.header("Authorization", basic);
+        let headers: Vec<_> = basic.map(|basic| ("Authorization", basic)).into_iter().collect();
+        let url = url.trim_end_matches(['&', '?']);
+        let call = Call { headers: &headers, ..Call::new("GET", url) };
+        // The token of before is no use here.
+        let answer = self.patient(&call, None).context(|| realm)?;
+        if !answer.status().is_success() {
+            return Err(refused(realm, &call, answer));
         }
-        let request = request.body(()).map_err(|e| Error::new(e.to_string()))?;
-        let answer = self.agent.run(request).map_err(|e| Error::new(format!("{realm}: {e}")))?;
         let said: serde_json::Value =
             serde_json::from_slice(&document(answer)?).context(|| realm.to_owned())?;
         let token = said["token"].as_str().or_else(|| said["access_token"].as_str());
         token.map(str::to_owned).ok_or_else(|| Error::new(format!("{realm} gives no token")))
+    }
+}
+
+/// Why the answer of `host` is none that was expected.
+fn refused(host: &str, call: &Call<'_>, answer: Response<Body>) -> Error {
+    let status = answer.status().as_u16();
+    let later = come_back(&answer);
+    let said = document(answer).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said[..said.len().min(300)]).trim().to_owned();
+    let text = format!("{host} answers {status} to {} {}: {said}", call.method, call.url);
+    let error = match later {
+        Some(later) => Error::new(format!("{text} (it is to be asked again in {later:?})"))
+            .hint(format!("TORPOR_REGISTRY_TIMEOUT={} waits so long", later.as_secs())),
+        None => Error::new(text),
+    };
+    // One that stands in front of it has nobody to ask, or it is asked too often: both may pass.
+    if matches!(status, 429 | 502..=504) { error.absent() } else { error }
+}
+
+/// When a host that answers nothing now is to be asked again (RFC 9110, Retry-After), where it says so in seconds.
+fn come_back(answer: &Response<Body>) -> Option<Duration> {
+    let is_later = matches!(answer.status().as_u16(), 429 | 503);
+    let said = answer.headers().get("retry-after").filter(|_| is_later)?;
+    said.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
+}
+
+/// Waits for so long, or until somebody asks for the end.
+fn pause(time: Duration) {
+    let end = Instant::now() + time;
+    while !interrupt::is_asked() && Instant::now() < end {
+        thread::sleep(PAUSE.min(end.saturating_duration_since(Instant::now())));
     }
 }
 
@@ -270,8 +312,9 @@ fn escaped(value: &str) -> String {
         .collect()
 }
 
-/// How long nothing may come.
-fn silence() -> Duration {
+/// How long nothing may come from a host that was asked (`TORPOR_REGISTRY_TIMEOUT`).
+#[must_use]
+pub fn silence() -> Duration {
     let said = std::env::var("TORPOR_REGISTRY_TIMEOUT").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(said.filter(|seconds| *seconds > 0).unwrap_or(SILENCE))
 }
@@ -476,6 +519,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::answers::{Answers, answer};
 
     /// Bytes, and what ends them.
     struct Cut(&'static [u8], ErrorKind);
@@ -513,6 +557,49 @@ mod tests {
             assert!(read.is_err());
             assert_eq!(asked, often, "{kind}");
         }
+    }
+
+    #[test]
+    fn who_is_to_come_back_later_does() {
+        let busy =
+            |later: &str| answer("429 Too Many", &format!("Retry-After: {later}\r\n"), "busy");
+        let server = Answers::start(|_| vec![busy("1"), answer("200 OK", "", "all")]);
+        let (client, url) = (Client::new(&server.host), format!("http://{}/", server.host));
+        let begin = Instant::now();
+        let said = client.expect(&Call::new("GET", &url), &[200]).unwrap();
+        assert_eq!(document(said).unwrap(), b"all");
+        assert!(begin.elapsed() >= Duration::from_secs(1), "it has come back too early");
+        // Who is patient for ten seconds does not wait for an hour.
+        let server = Answers::start(|_| vec![busy("3600")]);
+        let (client, url) = (Client::new(&server.host), format!("http://{}/", server.host));
+        let error = client.expect(&Call::new("GET", &url), &[200]).unwrap_err();
+        assert_eq!(error.hint.as_deref(), Some("TORPOR_REGISTRY_TIMEOUT=3600 waits so long"));
+        assert!(error.to_string().contains("to be asked again in 3600s") && error.is_absent);
+        assert_eq!(server.asked().len(), 1);
+    }
+
+    /// A container that needs its pages for longer than a token is good gets another one, also where whoever gives
+    /// them has to be asked twice.
+    #[test]
+    fn a_token_that_is_good_no_more_is_renewed() {
+        let server = Answers::start(|host| {
+            let realm = format!("Www-Authenticate: Bearer realm=\"http://{host}/token\"\r\n");
+            let token = |name: &str| answer("200 OK", "", &format!("{{\"token\":\"{name}\"}}"));
+            let (who, fine) = (|| answer("401 Who", &realm, ""), || answer("200 OK", "", "fine"));
+            let busy = answer("503 Busy", "", "");
+            vec![who(), token("one"), fine(), fine(), who(), busy, token("two"), fine()]
+        });
+        let (client, url) = (Client::new(&server.host), format!("http://{}/", server.host));
+        for _ in 0..3 {
+            client.expect(&Call::new("GET", &url), &[200]).unwrap();
+        }
+        let asked = server.asked();
+        let who = asked.iter().map(|head| {
+            let line = head.lines().find(|line| line.to_lowercase().starts_with("authorization:"));
+            line.map_or("", |line| line.rsplit(' ').next().unwrap_or_default())
+        });
+        let who: Vec<&str> = who.collect();
+        assert_eq!(who, ["", "", "one", "one", "one", "", "", "two"], "{asked:#?}");
     }
 
     #[test]

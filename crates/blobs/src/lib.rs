@@ -6,6 +6,8 @@
 
 #![warn(unreachable_pub)]
 
+#[cfg(test)]
+mod answers;
 pub mod chunks;
 pub mod cut;
 pub mod dir;
