@@ -1,6 +1,6 @@
 //! Snapshots in an OCI registry.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{Cursor, Read, Seek, SeekFrom, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -168,6 +168,38 @@ impl Registry {
         document(answer).map(Some)
     }
 
+    /// Reads a list of the repository, page by page, as long as a page has something new; whether there is such a
+    /// list.
+    fn pages(
+        &self,
+        list: &str,
+        headers: &[(&str, &str)],
+        mut take: impl FnMut(&[u8]) -> Result<bool>,
+    ) -> Result<bool> {
+        let mut url = format!("{}/{list}", self.base);
+        loop {
+            let call = Call { headers, ..Call::new("GET", &url) };
+            let answer = self.client.expect(&call, &[200, 404])?;
+            if answer.status() == 404 {
+                return Ok(false);
+            }
+            let next = next_page(&answer).map(|next| self.own_address(&next)).transpose()?;
+            match (take(&document(answer)?)?, next) {
+                (true, Some(next)) => url = next,
+                _ => return Ok(true),
+            }
+        }
+    }
+
+    /// The whole of an address that the registry gives, which has to be one of its own.
+    fn own_address(&self, address: &str) -> Result<String> {
+        let rest = address.strip_prefix(&self.origin).unwrap_or(address);
+        match rest.starts_with('/') && !rest.starts_with("//") {
+            true => Ok(format!("{}{rest}", self.origin)),
+            false => Err(Error::new(format!("the registry goes on with its list at {address}"))),
+        }
+    }
+
     /// Other names of a manifest.
     fn others(&self, manifest: &[u8]) -> Result<Vec<String>> {
         let mut found = Vec::new();
@@ -198,6 +230,17 @@ impl Registry {
         self.whole.lock().unwrap_or_else(PoisonError::into_inner).insert(blob.digest.clone(), file);
         Ok(bytes)
     }
+}
+
+/// Where the next page of a list is (RFC 8288, Link), if this is not the last.
+fn next_page(answer: &Response<Body>) -> Option<String> {
+    let links = answer.headers().get("link")?.to_str().ok()?;
+    let is_next = |link: &&str| {
+        link.split(';').skip(1).any(|word| matches!(word.trim(), "rel=\"next\"" | "rel=next"))
+    };
+    let next = links.split(',').find(is_next)?;
+    let (address, _) = next.trim().strip_prefix('<')?.split_once('>')?;
+    Some(address.to_owned())
 }
 
 /// How many bytes of an upload the registry has.
@@ -265,31 +308,39 @@ impl Store for Registry {
     }
 
     fn names(&self) -> Result<Vec<String>> {
-        let url = format!("{}/tags/list", self.base);
-        let answer = self.client.expect(&Call::new("GET", &url), &[200, 404])?;
-        if answer.status() == 404 {
-            return Ok(Vec::new());
-        }
-        let said: serde_json::Value =
-            serde_json::from_slice(&document(answer)?).context(|| url.clone())?;
-        let tags = said["tags"].as_array().into_iter().flatten();
-        Ok(tags.filter_map(|tag| tag.as_str().map(str::to_owned)).collect())
+        let mut names = BTreeSet::new();
+        self.pages("tags/list", &[], |page| {
+            let said: serde_json::Value =
+                serde_json::from_slice(page).context(|| "a list of names")?;
+            let tags = said["tags"].as_array().into_iter().flatten();
+            let before = names.len();
+            names.extend(tags.filter_map(|tag| tag.as_str().map(str::to_owned)));
+            Ok(names.len() > before)
+        })?;
+        Ok(names.into_iter().collect())
     }
 
     fn referrers(&self, digest: &str) -> Result<Vec<Descriptor>> {
         let headers = [("Accept", INDEX)];
         // Where a registry does not know of them, its clients keep a list under a name (OCI 1.1).
         let name = digest.replace(':', "-");
+        let mut found = Vec::new();
         for list in [format!("referrers/{digest}"), format!("manifests/{name}")] {
-            let url = format!("{}/{list}", self.base);
-            let call = Call { headers: &headers, ..Call::new("GET", &url) };
-            let answer = self.client.expect(&call, &[200, 404])?;
-            if answer.status() == 200 {
-                let index: Index = serde_json::from_slice(&document(answer)?).context(|| url)?;
-                return Ok(index.manifests);
+            let is_there = self.pages(&list, &headers, |page| {
+                let index: Index = serde_json::from_slice(page).context(|| list.clone())?;
+                let before = found.len();
+                for manifest in index.manifests {
+                    if !found.contains(&manifest) {
+                        found.push(manifest);
+                    }
+                }
+                Ok(found.len() > before)
+            })?;
+            if is_there {
+                break;
             }
         }
-        Ok(Vec::new())
+        Ok(found)
     }
 
     fn remove(&self) -> Result<bool> {
@@ -334,7 +385,37 @@ impl Store for Registry {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::answers::{Answers, answer};
+
+    /// Registries give long lists page by page.
+    #[test]
+    fn names_on_all_pages_are_found() {
+        let page = |link: &str, names: &str| {
+            answer("200 OK", link, &format!("{{\"name\":\"team/app\",\"tags\":[{names}]}}"))
+        };
+        let server = Answers::start(|host| {
+            let first = "Link: </v2/team/app/tags/list?last=b&n=2>; rel=\"next\"\r\n";
+            let second =
+                format!("Link: <http://{host}/v2/team/app/tags/list?last=d>; rel=next\r\n");
+            vec![page(first, "\"a\",\"b\""), page(&second, "\"c\",\"d\""), page("", "\"e\"")]
+        });
+        let registry = Registry::new(&server.host, "team/app", "a", None);
+        assert_eq!(registry.names().unwrap(), ["a", "b", "c", "d", "e"]);
+        let asked = server.asked();
+        assert!(asked[1].starts_with("GET /v2/team/app/tags/list?last=b&n=2 "), "{asked:?}");
+
+        // It ends where nothing new comes, and leads nowhere else: whoever calls is known there.
+        let again = "Link: </v2/team/app/tags/list>; rel=\"next\"\r\n";
+        let server = Answers::start(|_| vec![page(again, "\"a\""), page(again, "\"a\"")]);
+        let registry = Registry::new(&server.host, "team/app", "a", None);
+        assert_eq!(registry.names().unwrap(), ["a"]);
+        let away = "Link: <http://elsewhere.example/v2/>; rel=\"next\"\r\n";
+        let server = Answers::start(|_| vec![page(away, "\"a\"")]);
+        let registry = Registry::new(&server.host, "team/app", "a", None);
+        assert!(registry.names().unwrap_err().to_string().contains("elsewhere.example"));
+    }
 
     #[test]
     fn only_this_machine_is_spoken_to_without_tls() {
