@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Seek};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -166,6 +166,8 @@ impl Store for Dir {
     fn put(&self, blob: &Descriptor, content: &mut File) -> Result<()> {
         let path = self.blob(&blob.digest)?;
         fs::create_dir_all(self.blobs()).context(|| path.display().to_string())?;
+        // It may have been tried before.
+        content.rewind().context(|| "reading what is stored")?;
         self.fill(&path, |new| io::copy(content, new).map(drop))
     }
 
@@ -257,7 +259,7 @@ impl Store for Dir {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::io::{Seek, Write};
+    use std::io::Write;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 //! prefix, as a directory has it. `aws s3 sync` gives one that other tools can read.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek};
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -351,11 +351,16 @@ impl Store for S3 {
 
     fn put(&self, blob: &Descriptor, content: &mut File) -> Result<()> {
         let path = self.blob(&blob.digest)?;
+        // It may have been tried before.
+        content.rewind().context(|| "reading what is sent")?;
         if blob.size > PART as u64 {
             return self.upload(&path, blob.size, content);
         }
         let mut data = Vec::new();
         content.read_to_end(&mut data).context(|| "reading what is sent")?;
+        if data.len() as u64 != blob.size {
+            return Err(Error::new(format!("{} is not as long as it was", blob.digest)));
+        }
         self.call("PUT", &path, "", &[], Some(&data), &[200]).map(drop)
     }
 
@@ -461,6 +466,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::answers::{Answers, answer};
 
     /// A store that answers one request, with this.
     fn answering(answer: &'static str) -> S3 {
@@ -503,6 +509,29 @@ mod tests {
             assert!(error.to_string().contains("is in the region eu-west-1"), "{error}");
             assert_eq!(error.hint.as_deref(), Some("AWS_REGION=eu-west-1 asks there"));
         }
+    }
+
+    /// What was sent in vain is sent again as a whole.
+    #[test]
+    fn a_blob_is_whole_the_second_time_as_well() {
+        let answers = vec![answer("403 No", "", ""), answer("200 OK", "", "")];
+        let server = Answers::start(|_| answers);
+        let store = S3::at(format!("http://{}", server.host), "/bucket".to_owned(), "team", "app");
+        let mut content = tempfile::tempfile().unwrap();
+        content.write_all(b"whole").unwrap();
+        let blob = Descriptor {
+            media_type: String::new(),
+            digest: oci::sha256(b"whole"),
+            size: 5,
+            annotations: Default::default(),
+        };
+        assert!(store.put(&blob, &mut content).is_err());
+        store.put(&blob, &mut content).unwrap();
+        let sizes = server.asked().into_iter().map(|head| head.to_lowercase());
+        assert!(sizes.map(|head| head.contains("content-length: 5")).eq([true, true]));
+        // What has become shorter meanwhile is not what its name says.
+        content.set_len(4).unwrap();
+        assert!(store.put(&blob, &mut content).unwrap_err().to_string().contains("as long as"));
     }
 
     #[test]
