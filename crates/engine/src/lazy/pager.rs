@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Remote;
-use super::address_space::{AddressSpace, CHUNK};
+use super::address_space::{AROUND, AddressSpace, CHUNK};
 use super::ahead::MOST;
 use super::reader::Reader;
 use super::working_set::Recorder;
@@ -27,6 +27,20 @@ struct Arrived {
 }
 
 impl Arrived {
+    /// Takes what has been read and puts it in place. What was touched at a start is often single pages: to look for each who
+    /// waits meanwhile takes as long as to put it in place, so that is done for a few together.
+    fn take(&mut self, reader: &mut Reader, spaces: &mut [AddressSpace]) -> Result<()> {
+        let mut bytes = 0;
+        loop {
+            self.request = reader.receive(&mut self.bytes)?;
+            self.put(spaces)?;
+            bytes += self.request.range.end - self.request.range.start;
+            if self.is_held || bytes >= AROUND || !reader.has_answer() {
+                return Ok(());
+            }
+        }
+    }
+
     /// Puts the answer in place wherever it is missing, or holds it until events have been read.
     fn put(&mut self, spaces: &mut [AddressSpace]) -> Result<()> {
         let Request { id, range } = &self.request;
@@ -88,8 +102,7 @@ pub(super) fn run(
             remote.ahead.has_come(Instant::now());
             answer.put(spaces)?;
         } else if ready.read {
-            answer.request = reader.receive(&mut answer.bytes)?;
-            answer.put(spaces)?;
+            answer.take(&mut reader, spaces)?;
         }
         let mut held = answer.is_held;
         for space in spaces.iter_mut().filter(|space| space.is_waited_for()) {
@@ -147,7 +160,7 @@ fn look(
         .chain(ends.flatten())
         .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
         .collect();
-    let wait = if has_answer { Some(Duration::ZERO) } else { wait };
+    let wait = if has_answer || reader.has_answer() { Some(Duration::ZERO) } else { wait };
     let wait = wait.map(|wait| Timespec::try_from(wait).unwrap_or_default());
     match poll(&mut fds, wait.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -159,7 +172,7 @@ fn look(
         return Err(Error::Peer("the process that watches over the pager has ended".to_owned()));
     }
     let is_loud = |fd: &PollFd<'_>| !fd.revents().is_empty();
-    let read = ends.get(1).is_some_and(is_loud);
+    let read = reader.has_answer() || ends.get(1).is_some_and(is_loud);
     let loud = ends.get(2).is_some_and(is_loud);
     let answer = has_answer || loud && borrower.as_ref().is_some_and(|b| !b.asked().is_empty());
     if loud && !answer && borrower.as_ref().is_some_and(|borrower| borrower.is_alone()) {

@@ -38,8 +38,10 @@ impl Reading {
 pub(super) struct Reader {
     jobs: Sender<Reading>,
     done: Receiver<Reading>,
-    /// Has a byte for each answer that was not taken, and an end when the thread has ended.
+    /// Has a byte for each answer that was not told of, and an end when the thread has ended.
     answers: OwnedFd,
+    /// How many answers it has told of that were not taken.
+    told: usize,
     asked: Asked,
     /// Buffers that are free.
     spare: Vec<Vec<u8>>,
@@ -64,7 +66,7 @@ impl Reader {
             }
         };
         std::thread::Builder::new().spawn(work).context(what)?;
-        Ok(Reader { jobs, done, answers, asked: Asked::default(), spare: Vec::new() })
+        Ok(Reader { jobs, done, answers, told: 0, asked: Asked::default(), spare: Vec::new() })
     }
 
     /// What is still to be answered.
@@ -83,6 +85,11 @@ impl Reader {
         self.jobs.send(job).map_err(|_| ended())
     }
 
+    /// Whether an answer is there that nobody has to wait for, nor look for.
+    pub(super) fn has_answer(&self) -> bool {
+        self.told > 0
+    }
+
     /// Waits for the answer to the first request: the beginning of what takes the place of
     /// `buffer`.
     ///
@@ -90,8 +97,12 @@ impl Reader {
     /// If the file cannot be read, or its pages are not those that were sealed; if the thread that
     /// reads has ended.
     pub(super) fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Request> {
-        let read = rustix::io::read(&self.answers, &mut [0_u8]);
-        read.context(|| "waiting for pages that are read".to_owned())?;
+        if self.told == 0 {
+            let read = rustix::io::read(&self.answers, &mut [0_u8; SPARE]);
+            // At its end there is none, which shows below.
+            self.told = read.context(|| "waiting for pages that are read".to_owned())?.max(1);
+        }
+        self.told -= 1;
         let job = self.done.recv().map_err(|_| ended())?;
         self.asked.pop();
         job.outcome?;
@@ -148,11 +159,12 @@ mod tests {
         assert_eq!(reader.asked().bytes(), 4 * PAGE);
         assert!(reader.asked().has(7, 2 * PAGE) && !reader.asked().has(8, 2 * PAGE));
         let mut buffer = Vec::new();
+        assert!(!reader.has_answer(), "nobody has looked");
         assert_eq!(reader.receive(&mut buffer).unwrap(), request(2, 1));
         assert_eq!(buffer[..4096], [2; 4096]);
         assert_eq!(reader.receive(&mut buffer).unwrap(), request(1, 2));
         assert_eq!(buffer[..8192], [[1; 4096], [2; 4096]].concat());
         assert!(reader.receive(&mut buffer).is_err());
-        assert!(reader.asked().is_empty());
+        assert!(reader.asked().is_empty() && !reader.has_answer());
     }
 }
