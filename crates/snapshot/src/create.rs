@@ -98,6 +98,9 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// How often it is looked whether all pages of a container are there.
 const GLANCE: Duration = Duration::from_millis(50);
 
+/// The file, in the directory of what a command makes, that says that the container is one of Podman.
+const BY_PODMAN: &str = "by-podman";
+
 /// What came out of a container of runc.
 struct Slept {
     bundle: Bundle,
@@ -222,11 +225,10 @@ impl Maker<'_> {
             Source::Running(id) => (seal()?, self.sleep_running(id)?),
             Source::Podman(image) => return self.make_of_image(image, store, base),
         };
-        let first = match self.is_tried(&slept.bundle) {
-            true => self.trials(&slept)?,
-            false => Blocks::new(),
-        };
+        let tried = self.is_tried(&slept.bundle);
+        let first = if tried { self.trials(&slept)? } else { Blocks::new() };
         let description = Description {
+            tried,
             configuration: serde_json::to_string(&slept.bundle.config).unwrap_or_default(),
             configuration_digest: slept.bundle.configuration_digest()?,
             files_digest: slept.bundle.files_digest()?,
@@ -266,6 +268,8 @@ impl Maker<'_> {
         }
         let podman = Podman::new()?;
         let made_of = Image { name: image.to_owned(), command: self.args.command.clone() };
+        let mark = self.work.join(BY_PODMAN);
+        fs::write(&mark, "").context(|| mark.display().to_string())?;
         podman.start(&made_of, &self.id, &[])?;
         podman.check_volumes(&self.id, image)?;
         let output = Output::default();
@@ -311,6 +315,7 @@ impl Maker<'_> {
             packs: Vec::new(),
             memory: 0,
             working_set: 0,
+            tried: false,
             sealed: !self.args.recipient.is_empty(),
             tasks: ImageDir::open(images)?.ids(kind::MM)?.len(),
             generation: false,
@@ -569,14 +574,16 @@ impl Maker<'_> {
     /// Nothing is left of what was started.
     fn clean(&self) {
         clean(&self.runc, &self.id, self.work);
-        if let (Source::Podman(_), Ok(podman)) = (&self.args.from, Podman::new()) {
-            podman.delete(&self.id);
-        }
     }
 }
 
 /// Removes what the making of a snapshot has started: containers, and mounts in `work`.
 pub fn clean(runc: &Runc, id: &str, work: &Path) {
+    if work.join(BY_PODMAN).exists()
+        && let Ok(podman) = Podman::new()
+    {
+        podman.delete(id);
+    }
     for (id, dir) in [(id.to_owned(), "cold"), (format!("{id}-trial"), "trial")] {
         let dir = work.join(dir);
         if dir.exists() {

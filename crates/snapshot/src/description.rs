@@ -24,7 +24,7 @@ const SEALED_KEY: &str = "org.torpor.snapshot.sealed";
 pub(crate) const MAX_CONFIG: u64 = 4 << 20;
 
 /// What a snapshot says of itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
     /// [`VERSION`] or [`SEALED_VERSION`]; or one between them, of a snapshot that comes whole.
     pub version: u32,
@@ -47,6 +47,10 @@ pub struct Description {
     pub memory: u64,
     /// The bytes of it that were touched before the container was ready again.
     pub working_set: u64,
+    /// Whether it was started for a trial: it is known then which pages are needed first. Those of earlier versions do not
+    /// say it.
+    #[serde(default = "yes")]
+    pub tried: bool,
     /// Whether its images are sealed.
     #[serde(default)]
     pub sealed: bool,
@@ -94,8 +98,13 @@ pub struct Pack {
     pub list_digest: String,
 }
 
+/// What is so unless somebody says otherwise.
+fn yes() -> bool {
+    true
+}
+
 /// A machine, as far as snapshots depend on it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// As OCI names it.
     pub architecture: String,
@@ -156,9 +165,16 @@ impl Description {
     /// # Errors
     /// If there is none, or one of another version.
     pub fn read(store: &dyn Store, manifest: &Manifest) -> Result<Self> {
-        let bytes = store::whole(store, &manifest.config, MAX_CONFIG)?;
+        Self::parse(&store::whole(store, &manifest.config, MAX_CONFIG)?)
+    }
+
+    /// The description in the configuration of an image.
+    ///
+    /// # Errors
+    /// If there is none, or one of another version.
+    pub fn parse(config: &[u8]) -> Result<Self> {
         let mut config: serde_json::Value =
-            serde_json::from_slice(&bytes).context(|| "the configuration of the image")?;
+            serde_json::from_slice(config).context(|| "the configuration of the image")?;
         let found = config.get_mut(KEY).map(serde_json::Value::take);
         let found = found.ok_or_else(|| Error::new("the image is no snapshot of torpor"))?;
         let version = found.get("version").and_then(serde_json::Value::as_u64);
@@ -175,6 +191,13 @@ impl Description {
         let hidden = config.get_mut(SEALED_KEY).map(serde_json::Value::take).unwrap_or_default();
         let hidden = Some(serde_json::from_value(hidden).context(what)?);
         Ok(Self { hidden, ..description })
+    }
+
+    /// As much of it as brings the packs in: nothing that is ever sealed.
+    #[must_use]
+    pub fn of_packs(&self) -> Self {
+        let Self { version, tried, sealed, .. } = *self;
+        Self { version, tried, sealed, packs: self.packs.clone(), ..Self::default() }
     }
 
     /// Whether its memory is in the small layer: that of a sealed one of an earlier version is.

@@ -5,6 +5,8 @@
 //! the pager has ended it removes the images and goes. If it ends before, or a part cannot be
 //! had, the pager ends the tasks: they never see pages that are not theirs.
 
+use std::env;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -39,17 +41,22 @@ const GLANCE: Duration = Duration::from_millis(100);
 
 /// How often it is looked for a part that is read ahead.
 const AHEAD: Duration = Duration::from_millis(5);
-/// How long the rest waits for the first answer at most.
+/// How long the rest waits at most until the tasks run, or for the first answer.
 const HELD: Duration = Duration::from_secs(30);
 
 /// What a link in `/proc/PID/fd` leads to for a userfaultfd(2).
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
-/// The file, in the directory of the container, that is there until the application has answered.
+/// The file, in the directory of the container, that is there until its tasks run, or the application has answered.
 const UNANSWERED: &str = "unanswered";
 /// The manifest of the snapshot, in the directory of the container.
 const MANIFEST: &str = "manifest.json";
+/// What is said of its packs.
+const DESCRIPTION: &str = "packs.json";
 /// Its reference.
 const REFERENCE: &str = "reference";
+
+/// Variables that name files for those who speak to registries, and keep what comes.
+const FILES: [&str; 4] = ["REGISTRY_AUTH_FILE", "SSL_CERT_FILE", "TORPOR_CACHE", "TORPOR_STATE"];
 
 /// The process that brings the pages of a container in.
 #[derive(Debug)]
@@ -80,14 +87,21 @@ impl Feeder {
     }
 }
 
-/// Starts the process for the container whose files are in `dir`.
+/// Starts the process for the container whose files are in `dir`. The place of the snapshot was asked already for all that
+/// it needs before it begins.
 ///
 /// # Errors
 /// If the kernel starts no process, or its log in `dir` cannot be made.
-pub fn start(reference: &Reference, manifest: &Manifest, dir: &Path) -> Result<Feeder> {
+pub fn start(
+    reference: &Reference,
+    (description, manifest): (&Description, &Manifest),
+    dir: &Path,
+) -> Result<Feeder> {
     let what = || "starting the process that fetches pages";
     let text = serde_json::to_vec(manifest).context(what)?;
     fs::write(dir.join(MANIFEST), text).context(what)?;
+    let text = serde_json::to_vec(&description.of_packs()).context(what)?;
+    fs::write(dir.join(DESCRIPTION), text).context(what)?;
     fs::write(dir.join(REFERENCE), reference.absolute().to_string()).context(what)?;
     let listener = listen(&dir.join("images"))?;
     let log = dir.join("feed.log");
@@ -95,7 +109,18 @@ pub fn start(reference: &Reference, manifest: &Manifest, dir: &Path) -> Result<F
     let mut command = Command::new("/proc/self/exe");
     command.args(["snapshot", "feed"]).arg(dir).process_group(0).current_dir("/");
     command.stdin(OwnedFd::from(listener)).stdout(Stdio::piped()).stderr(to);
+    command.envs(named_files(|name| env::var_os(name)));
     Ok(Feeder { child: command.spawn().context(what)?, log })
+}
+
+/// The variables that name files, with whole paths: a process that works in another directory finds them as well.
+fn named_files(
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> impl Iterator<Item = (&'static str, PathBuf)> {
+    FILES.into_iter().filter_map(move |name| {
+        let file = variable(name).filter(|file| !file.is_empty())?;
+        Some((name, std::path::absolute(file).ok()?))
+    })
 }
 
 /// The socket at which the engine asks for pages of the images in `images`.
@@ -162,16 +187,16 @@ impl Activity {
     }
 }
 
-/// Has everything that is not needed first wait, while somebody waits for the first answer of the
-/// container whose files are in `dir`.
+/// Has everything that is not needed first wait, until the tasks of the container whose files are in `dir` run, or its
+/// first answer is there.
 ///
 /// # Errors
 /// If there is no place.
 pub fn hold(dir: &Path) -> Result<()> {
-    fs::write(dir.join(UNANSWERED), "").context(|| "noting that the first answer is waited for")
+    fs::write(dir.join(UNANSWERED), "").context(|| "noting that the tasks do not run yet")
 }
 
-/// The first answer is there.
+/// The tasks run, or the first answer is there.
 pub fn release(dir: &Path) {
     // There is none where nothing is fetched.
     let _ = fs::remove_file(dir.join(UNANSWERED));
@@ -229,7 +254,8 @@ pub fn serve(dir: &Path) -> Result<()> {
     let reference: Reference = reference.parse().map_err(Error::new)?;
     let store = store::open(&reference)?;
     let images = dir.join("images");
-    let description = Description::read(&*store, &manifest)?;
+    let text = fs::read(dir.join(DESCRIPTION)).context(what)?;
+    let description: Description = serde_json::from_slice(&text).context(what)?;
     let fetch = Fetch::new(&*store, (&description, &manifest), &images, true)?;
     let fetch = fetch.noting(Notes::create(dir)?).waiting_with(dir.join("config.json"));
     fetch.hold()?;
@@ -262,7 +288,10 @@ pub fn serve(dir: &Path) -> Result<()> {
                 });
             }
         });
-        if let Err(error) = background(fetch, activity, &waits, gone) {
+        if !description.tried {
+            tell!("nobody knows which pages are needed first: everything is fetched");
+        }
+        if let Err(error) = background(fetch, activity, &|| description.tried && waits(), gone) {
             tell!("{error}");
         }
         activity.all.store(true, Ordering::Relaxed);
@@ -326,5 +355,26 @@ fn answer(
             tell!("pack {file}, {len} bytes at {offset}: {error}");
         }
         stream.write_all(&[u8::from(wanted.is_err())])?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn files_are_named_by_their_whole_paths() {
+        let here = env::current_dir().unwrap();
+        let variable = |name: &str| match name {
+            "REGISTRY_AUTH_FILE" => Some("auth.json".into()),
+            "TORPOR_STATE" => Some("/state".into()),
+            "SSL_CERT_FILE" => Some(OsString::new()),
+            _ => None,
+        };
+        let named: Vec<_> = named_files(variable).collect();
+        let expected =
+            [("REGISTRY_AUTH_FILE", here.join("auth.json")), ("TORPOR_STATE", "/state".into())];
+        assert_eq!(named, expected);
     }
 }

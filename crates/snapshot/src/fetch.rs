@@ -1,7 +1,7 @@
 //! Bringing the packs of a snapshot to this machine: a part at a time, each verified before
 //! anybody sees it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -14,24 +14,29 @@ use std::time::Duration;
 
 use aws_lc_rs::digest::{self, SHA256};
 use torpor_blobs::Store;
-use torpor_blobs::oci::{Descriptor, Manifest, hex_of};
-use torpor_images::packed::Index;
-use torpor_images::pagemap::{Pagemap, Run, page_size};
-use torpor_images::proto::WorkingSetEntry;
+use torpor_blobs::http;
+use torpor_blobs::oci::{Descriptor, Manifest};
 use torpor_images::{ImageDir, kind};
 use torpor_worker::tell;
 
-use crate::archive::FIRST;
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::events::Notes;
-use crate::pack::number_of;
+use crate::patience::patiently;
 use crate::progress::{self, size};
 use crate::stored::{extent, strip};
 use crate::{cache, interrupt, sealed_pack};
 
+mod wanted;
+
+pub(crate) use wanted::{Chunk, Wanted};
+
 /// How much is asked for at once in the background.
 const LARGE: u64 = 4 << 20;
+/// What is needed first comes in so many parts, by two connections, unless they were smaller than this: a part is verified
+/// while the next ones come. More requests than that are too many for some registries.
+const FIRST_PARTS: u64 = 24;
+const FIRST_LEAST: u64 = 1 << 20;
 /// How much is asked for at once while somebody waits.
 pub const SMALL: u64 = 128 << 10;
 /// A gap that is fetched as well, since another request costs more.
@@ -41,45 +46,6 @@ const GAP: u64 = 128 << 10;
 const SURPRISES: u64 = 32;
 /// How often it is looked whether a full disk has room again.
 const GLANCE: Duration = Duration::from_secs(1);
-
-/// What comes as a whole: a cluster of a pack, or a block of sealed pages.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Chunk {
-    /// The number of the file that it belongs to.
-    pub(crate) file: u32,
-    /// Where it is in that.
-    pub(crate) offset: u64,
-    pub(crate) size: u64,
-    /// Where it is in the archive of the pack.
-    pub(crate) at: u64,
-    /// How many pages are in it, for all tasks that have it.
-    pub(crate) pages: u64,
-    pub(crate) sum: [u8; 32],
-    /// Whether it is of what is needed first.
-    pub(crate) is_first: bool,
-}
-
-impl Chunk {
-    /// Where it ends in its file.
-    fn end(&self) -> u64 {
-        self.offset.saturating_add(self.size)
-    }
-
-    /// Where it is in the archive.
-    fn range(&self) -> Range<u64> {
-        self.at..self.at.saturating_add(self.size)
-    }
-}
-
-/// What is needed of a pack.
-#[derive(Debug)]
-pub(crate) struct Wanted {
-    pub(crate) blob: Descriptor,
-    /// In the order of their files, and in those of their offsets.
-    pub(crate) chunks: Vec<Chunk>,
-    /// What its files are called in the cache, by their numbers.
-    pub(crate) cached: BTreeMap<u32, String>,
-}
 
 /// A file of pages that comes here.
 #[derive(Debug)]
@@ -116,7 +82,7 @@ pub struct Fetch<'s> {
     unforeseen: AtomicU64,
     /// Where is written down what happens.
     notes: Option<Notes>,
-    /// As long as this file is there, room on a full disk is waited for.
+    /// As long as this file is there, room on a full disk is waited for, and a place that cannot be reached.
     waits_with: Option<PathBuf>,
     /// Whether the disk was full when it was written to last.
     is_full: AtomicBool,
@@ -137,7 +103,7 @@ impl<'s> Fetch<'s> {
         let place = File::open(dir).context(|| dir.display().to_string())?;
         let wanted = match description.sealed {
             true => sealed_pack::wanted(description, manifest, dir)?,
-            false => self::wanted(description, manifest, &ImageDir::open(dir)?)?,
+            false => wanted::wanted(description, manifest, &ImageDir::open(dir)?)?,
         };
         let packs = wanted.into_iter().map(|wanted| Pack::open(dir, wanted, cached));
         let packs = packs.collect::<Result<Vec<_>>>()?;
@@ -163,8 +129,8 @@ impl<'s> Fetch<'s> {
         self
     }
 
-    /// Has it wait for room where the disk is full, as long as the file `alive` is there: tasks run that need the
-    /// pages.
+    /// Has it wait for room where the disk is full, and for a place that cannot be reached, as long as the file `alive`
+    /// is there: tasks run that need the pages.
     #[must_use]
     pub fn waiting_with(mut self, alive: PathBuf) -> Self {
         self.waits_with = Some(alive);
@@ -289,7 +255,7 @@ impl<'s> Fetch<'s> {
     fn bring_together(&self, pack: &Pack, numbers: &[usize]) -> Result<()> {
         let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else { return Ok(()) };
         let part = pack.chunks[*first].at..pack.chunks[*last].range().end;
-        let bytes = self.store.read(&pack.blob, extent(&part))?;
+        let bytes = self.read(&pack.blob, &extent(&part))?;
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let bytes = strip(bytes, &part);
@@ -310,6 +276,13 @@ impl<'s> Fetch<'s> {
         }
         self.note_came(came);
         Ok(())
+    }
+
+    /// Reads a part of a pack. Where tasks run that need it, a place that cannot be reached is waited for as long as one that
+    /// says nothing: it may be started anew.
+    fn read(&self, blob: &Descriptor, range: &Range<u64>) -> Result<Vec<u8>> {
+        let patience = if self.waits() { http::silence() } else { Duration::ZERO };
+        Ok(patiently(patience, || self.store.read(blob, range.clone()))?)
     }
 
     /// Writes a part to its place. Where the disk is full, packs of the cache that nobody needs make room; where tasks
@@ -335,7 +308,7 @@ impl<'s> Fetch<'s> {
         Ok(())
     }
 
-    /// Whether room is waited for.
+    /// Whether tasks run, for which it is waited.
     fn waits(&self) -> bool {
         self.waits_with.as_ref().is_some_and(|alive| alive.exists())
     }
@@ -345,12 +318,13 @@ impl<'s> Fetch<'s> {
     /// # Errors
     /// If it cannot be had, or is not what it should be.
     pub fn working_set(&self) -> Result<()> {
-        for pack in &self.packs {
-            let all = pack.chunks.iter().enumerate();
-            let first = all.filter(|(_, chunk)| chunk.is_first).map(|(number, _)| number);
-            self.bring(pack, self.missing(pack, first)?)?;
-        }
-        Ok(())
+        let first = |chunk: &Chunk| chunk.is_first;
+        let chunks = self.packs.iter().flat_map(|pack| &pack.chunks);
+        let total: u64 = chunks.filter(|chunk| first(chunk)).map(|chunk| chunk.size).sum();
+        let size = (total / FIRST_PARTS).clamp(FIRST_LEAST, LARGE);
+        self.each_part(size, &first, &|pack, part| {
+            self.bring(pack, self.missing(pack, part.iter().copied())?)
+        })
     }
 
     /// Brings everything in, and shows how far it is.
@@ -364,7 +338,7 @@ impl<'s> Fetch<'s> {
         let done = AtomicU64::new(0);
         let so_far = || done.load(Ordering::Relaxed);
         progress::during("fetching", total, &so_far, || {
-            self.each_part(&|pack, part| {
+            self.each_part(LARGE, &|_| true, &|pack, part| {
                 self.bring(pack, self.missing(pack, part.iter().copied())?)?;
                 let size = part.iter().map(|number| pack.chunks[*number].size).sum();
                 done.fetch_add(size, Ordering::Relaxed);
@@ -383,23 +357,24 @@ impl<'s> Fetch<'s> {
     /// # Errors
     /// If it cannot be had, or is not what it should be.
     pub fn all(&self, stop: &(dyn Fn() -> bool + Sync)) -> Result<()> {
-        self.each_part(&|pack, part| match stop() {
+        self.each_part(LARGE, &|_| true, &|pack, part| match stop() {
             true => Ok(()),
             false => self.bring(pack, self.missing(pack, part.iter().copied())?),
         })
     }
 
-    /// Does something with each part of the packs, some chunks that are one behind the other in the archive, by two
-    /// threads.
-    fn each_part(&self, work: &(dyn Fn(&Pack, &[usize]) -> Result<()> + Sync)) -> Result<()> {
-        let mut parts: Vec<(&Pack, Vec<usize>)> = Vec::new();
-        for pack in &self.packs {
-            let part_of = |number: &usize| pack.chunks[*number].at / LARGE;
-            let mut all: Vec<usize> = (0..pack.chunks.len()).collect();
-            all.sort_unstable_by_key(|number| pack.chunks[*number].at);
-            let together = all.chunk_by(|a, b| part_of(a) == part_of(b));
-            parts.extend(together.map(|part| (pack, part.to_vec())));
-        }
+    /// Does something with each part of the packs, some chunks of those that are `wanted`, of about this size together, which
+    /// follow each other in the archive; by two threads.
+    fn each_part(
+        &self,
+        size: u64,
+        wanted: &dyn Fn(&Chunk) -> bool,
+        work: &(dyn Fn(&Pack, &[usize]) -> Result<()> + Sync),
+    ) -> Result<()> {
+        let parts = self.packs.iter().flat_map(|pack| {
+            pack.parts(size, wanted).into_iter().map(move |numbers| (pack, numbers))
+        });
+        let parts: Vec<(&Pack, Vec<usize>)> = parts.collect();
         let todo = Mutex::new(parts.into_iter());
         let all = || {
             loop {
@@ -435,6 +410,25 @@ impl Pack {
         }
         let here = Mutex::new(vec![false; chunks.len()]);
         Ok(Self { blob, files, chunks, here })
+    }
+
+    /// The chunks that are `wanted`, in the order of the archive, in parts of about this size.
+    fn parts(&self, size: u64, wanted: &dyn Fn(&Chunk) -> bool) -> Vec<Vec<usize>> {
+        let mut all: Vec<usize> =
+            (0..self.chunks.len()).filter(|number| wanted(&self.chunks[*number])).collect();
+        all.sort_unstable_by_key(|number| self.chunks[*number].at);
+        let (mut parts, mut bytes) = (Vec::<Vec<usize>>::new(), 0);
+        for number in all {
+            match parts.last_mut().filter(|_| bytes < size) {
+                Some(part) => part.push(number),
+                None => {
+                    parts.push(vec![number]);
+                    bytes = 0;
+                }
+            }
+            bytes += self.chunks[number].size;
+        }
+        parts
     }
 
     /// The chunks that have something of a range of the file `number`.
@@ -529,115 +523,123 @@ fn open(dir: &Path, number: u32, len: u64, cached: Option<&str>) -> Result<File>
     Ok(file)
 }
 
-/// A part of a pack.
-type Extent = (u32, Range<u64>);
-
-/// The clusters of each pack by their offsets.
-type Chunks = HashMap<u32, BTreeMap<u64, Chunk>>;
-
-/// The clusters of the packs of `manifest` that the images need.
-fn wanted(
-    description: &Description,
-    manifest: &Manifest,
-    images: &ImageDir,
-) -> Result<Vec<Wanted>> {
-    let (mut all, first) = clusters(images)?;
-    let mut wanted = Vec::new();
-    for (pack, blob) in description.layers(manifest)? {
-        let Some(chunks) = all.remove(&pack.number) else { continue };
-        let mut chunks: Vec<Chunk> = chunks.into_values().collect();
-        for chunk in &mut chunks {
-            let before = |extent: &Extent| (extent.0, extent.1.end) <= (chunk.file, chunk.offset);
-            let next = first.get(first.partition_point(before));
-            chunk.is_first =
-                next.is_some_and(|(file, part)| *file == chunk.file && part.start < chunk.end());
-        }
-        let name = hex_of(&blob.digest).unwrap_or("none").to_owned();
-        let cached = BTreeMap::from([(pack.number, name)]);
-        wanted.push(Wanted { blob: blob.clone(), chunks, cached });
-    }
-    match all.keys().next() {
-        Some(number) => Err(Error::new(format!("the snapshot lacks its pack {number}"))),
-        None => Ok(wanted),
-    }
-}
-
-/// The clusters that the images need, and the extents of those that are needed first.
-fn clusters(images: &ImageDir) -> Result<(Chunks, Vec<Extent>)> {
-    let mut all = Chunks::new();
-    let mut first: Vec<Extent> = Vec::new();
-    let set: Vec<WorkingSetEntry> = images.read_all_or_empty(kind::WORKING_SET, 0)?;
-    for kind in [kind::PAGEMAP, kind::SHMEM_PAGEMAP] {
-        for id in images.ids(kind)? {
-            let map = Pagemap::read_unbacked(images, kind, id)?;
-            if !map.packed || map.present_bytes() == 0 {
-                continue;
-            }
-            let index = Index::read(images, &map)?;
-            for cluster in index.clusters() {
-                let (Some(pack), Ok(sum)) = (cluster.pack, cluster.sum.try_into()) else {
-                    return Err(Error::new("the snapshot has pages that are in no pack"));
-                };
-                let chunk = Chunk {
-                    file: pack,
-                    offset: cluster.offset,
-                    size: cluster.size,
-                    at: FIRST.saturating_add(cluster.offset),
-                    pages: 0,
-                    sum,
-                    is_first: false,
-                };
-                if kind == kind::SHMEM_PAGEMAP {
-                    // It does not come later.
-                    let end = cluster.offset.saturating_add(cluster.size);
-                    first.push((pack, cluster.offset..end));
-                }
-                let known = all.entry(pack).or_default().entry(chunk.offset).or_insert(chunk);
-                known.pages += cluster.pages;
-            }
-            if kind == kind::PAGEMAP {
-                let runs: Vec<_> = map.offsets().collect();
-                for entry in set.iter().filter(|entry| entry.id == id) {
-                    first.extend(extents(&runs, &index, entry));
-                }
-            }
-        }
-    }
-    first.sort_unstable_by_key(|(pack, range)| (*pack, range.start));
-    first.dedup();
-    Ok((all, merged(first)))
-}
-
-/// Where the pages of an entry are stored.
-fn extents(runs: &[(Run, Option<u64>)], index: &Index, entry: &WorkingSetEntry) -> Vec<Extent> {
-    let pages = (0..entry.nr_pages.min(1 << 20)).filter_map(|number| {
-        let address = entry.vaddr.checked_add(number * page_size())?;
-        let cluster = index.at(number_of(runs, address)?)?;
-        Some((cluster.pack?, cluster.offset..cluster.offset + cluster.size))
-    });
-    pages.collect()
-}
-
-/// Extents that are near to each other as one.
-fn merged(sorted: Vec<Extent>) -> Vec<Extent> {
-    let mut merged: Vec<Extent> = Vec::new();
-    for (pack, range) in sorted {
-        match merged.last_mut() {
-            Some((last, before)) if *last == pack && range.start <= before.end + GAP => {
-                before.end = before.end.max(range.end);
-            }
-            _ => merged.push((pack, range)),
-        }
-    }
-    merged
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::fs;
 
+    use torpor_blobs::error::{Error as Failure, Result as Answer};
+    use torpor_blobs::{Alone, Push};
+
     use super::*;
+
+    /// A place that cannot be reached for some requests, and then has zeros only.
+    #[derive(Debug, Default)]
+    struct Restarted {
+        absent_for: AtomicU64,
+        asked: AtomicU64,
+    }
+
+    impl Store for Restarted {
+        fn read(&self, _: &Descriptor, range: Range<u64>) -> Answer<Vec<u8>> {
+            if self.asked.fetch_add(1, Ordering::Relaxed) < self.absent_for.load(Ordering::Relaxed)
+            {
+                return Err(Failure::new("nobody").absent());
+            }
+            Ok(vec![0; usize::try_from(range.end - range.start).unwrap()])
+        }
+        fn manifest(&self) -> Answer<Option<Vec<u8>>> {
+            Ok(None)
+        }
+        fn has(&self, _: &Descriptor) -> Answer<bool> {
+            Ok(true)
+        }
+        fn begin(&self) -> Answer<Box<dyn Push + '_>> {
+            Ok(Box::new(Alone))
+        }
+        fn put(&self, _: &Descriptor, _: &mut File) -> Answer<()> {
+            Ok(())
+        }
+        fn publish(&self, _: &[u8]) -> Answer<()> {
+            Ok(())
+        }
+        fn names(&self) -> Answer<Vec<String>> {
+            Ok(Vec::new())
+        }
+        fn remove(&self) -> Answer<bool> {
+            Ok(false)
+        }
+        fn collect(&self) -> Answer<u64> {
+            Ok(0)
+        }
+    }
+
+    /// A pack of so many chunks of this size, of which every other one is needed first; it comes to `dir`.
+    fn pack(dir: &Path, count: u64, size: u64) -> Pack {
+        let sum = digest::digest(&SHA256, &vec![0; usize::try_from(size).unwrap()]);
+        let chunk = |number: u64| Chunk {
+            file: 1,
+            offset: number * size,
+            size,
+            at: number * size,
+            pages: 1,
+            sum: sum.as_ref().try_into().unwrap(),
+            is_first: number.is_multiple_of(2),
+        };
+        let blob = Descriptor {
+            media_type: String::new(),
+            digest: String::new(),
+            size: u64::MAX,
+            annotations: BTreeMap::new(),
+        };
+        let chunks = (0..count).map(chunk).collect();
+        Pack::open(dir, Wanted { blob, chunks, cached: [(1, String::new())].into() }, false)
+            .unwrap()
+    }
+
+    fn fetch<'s>(store: &'s Restarted, dir: &Path, pack: Pack) -> Fetch<'s> {
+        Fetch {
+            store,
+            place: File::open(dir).unwrap(),
+            packs: vec![pack],
+            cached: false,
+            requests: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            unforeseen: AtomicU64::new(0),
+            notes: None,
+            waits_with: None,
+            is_full: AtomicBool::new(false),
+        }
+    }
+
+    /// A registry that is started anew, and cannot be reached meanwhile, is no reason to end tasks that run.
+    #[test]
+    fn tasks_that_run_wait_for_a_place_that_is_started_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Restarted { absent_for: 2.into(), ..Restarted::default() };
+        let starting = fetch(&store, dir.path(), pack(dir.path(), 1, 4096));
+        assert!(starting.want(1, &(0..1), 0).unwrap_err().to_string().contains("nobody"));
+        let running = starting.waiting_with(dir.path().to_owned());
+        running.want(1, &(0..1), 0).unwrap();
+        assert!(running.has(1, &(0..4096)));
+        assert_eq!(store.asked.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn what_is_needed_first_comes_in_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Restarted::default();
+        let fetch = fetch(&store, dir.path(), pack(dir.path(), 101, 64 << 10));
+        fetch.working_set().unwrap();
+        // 51 chunks of 64 KiB that are near to each other: a megabyte at a time.
+        assert_eq!(store.asked.load(Ordering::Relaxed), 4);
+        let has = |number: u64| fetch.has(1, &(number << 16..(number + 1) << 16));
+        assert!((0..101).all(|number| has(number) == number.is_multiple_of(2)));
+        let pack = &fetch.packs[0];
+        let all = pack.parts(1 << 20, &|_| true);
+        assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 5]);
+        assert_eq!(all.concat(), (0..101).collect::<Vec<_>>());
+    }
 
     #[test]
     fn what_another_container_needs_is_not_written_over() {

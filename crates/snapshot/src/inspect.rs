@@ -75,9 +75,12 @@ impl Inspection {
         );
         println!("processes    {}", description.tasks);
         let (memory, first) = (size(description.memory), size(description.working_set));
-        match description.sealed {
-            true => println!("memory       sealed"),
-            false => println!("memory       {memory}, of which {first} are needed first"),
+        match (description.sealed, description.tried) {
+            (true, _) => println!("memory       sealed"),
+            (_, true) => println!("memory       {memory}, of which {first} are needed first"),
+            (_, false) => {
+                println!("memory       {memory}; no trial start has shown what is needed first")
+            }
         }
         println!("stored       {} in {packs} packs", size(self.stored));
         let (architecture, kernel) = (printable(&machine.architecture), printable(&machine.kernel));

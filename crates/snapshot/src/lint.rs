@@ -75,7 +75,8 @@ pub fn lint(args: &LintArgs, configured: fn() -> Identities) -> Result<ExitCode>
     let dir = tempfile::tempdir().context(|| "a directory for the images")?;
     let dir = dir.path();
     let names = [CONFIGURATION, archive::CHANGES, sealed::CHANGES];
-    let images = unpack::exported(&*store, &manifest, dir, &names)?;
+    let packed = unpack::fetch(&*store, &manifest, dir)?;
+    let images = unpack::exported(&packed, dir, &names)?;
     let configuration = configuration(&description, dir)?;
     let mut found = variables(&configuration);
     match opened {

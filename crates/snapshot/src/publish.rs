@@ -429,7 +429,8 @@ mod tests {
         let new = dir.path().join("new");
         fs::create_dir(&new).unwrap();
         let place = new.join("changes");
-        unpack::images(&*store, &manifest, &new, (archive::CHANGES, &place)).unwrap();
+        let packed = unpack::fetch(&*store, &manifest, &new).unwrap();
+        unpack::images(&packed, &new, (archive::CHANGES, &place)).unwrap();
         assert_eq!(fs::metadata(&place).unwrap().len(), fs::metadata(&changes).unwrap().len());
 
         let changes = self::changes(dir.path(), 0, long);

@@ -39,8 +39,10 @@ use crate::{
 
 mod by_podman;
 mod found;
+mod so_far;
 
 use found::{FoundSnapshot, Snapshot};
+use so_far::SoFar;
 
 /// What a picture shows.
 const SECOND: Duration = Duration::from_secs(1);
@@ -87,7 +89,7 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value = "IfPresent")]
     policy: Policy,
     /// Start so many containers: NAME-1, NAME-2, ...
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
     /// What is started cold, if it is not where the snapshot was made from
     #[arg(long, value_name = "SOURCE")]
@@ -170,6 +172,8 @@ struct Started {
     snapshot: bool,
     /// Whether it shares the memory of a template.
     shares: bool,
+    /// Whether it is a container of Podman.
+    by_podman: bool,
     /// Why not from the snapshot.
     reason: Option<Error>,
     pid: u32,
@@ -207,14 +211,16 @@ pub fn run(args: &RunArgs, configured: fn() -> Identities) -> Result<ExitCode> {
     let ids: Vec<String> =
         (1..=args.count).map(|number| own::name(&args.id, number, args.count)).collect();
     ids.iter().try_for_each(|id| check_id(id, &runc))?;
+    let mut running = SoFar::new(&runc);
     for (number, id) in ids.iter().enumerate() {
-        interrupt::check()?;
+        interrupt::check().map_err(|error| running.removed(error))?;
         let begin = if number == 0 { begin } else { Instant::now() };
         let failed = Cell::default();
         let (snapshot, origin) = (&snapshot, &origin);
         let runc = &runc;
         let start = Start { args, runc, id, begin, binds, openers, snapshot, origin, failed };
-        let started = start.start().map_err(interrupt::cause)?;
+        let started = start.start().map_err(|error| running.removed(interrupt::cause(error)))?;
+        running.add(id, started.by_podman);
         cold |= !started.snapshot && args.policy != Policy::Never;
         report(args, id, &started);
     }
@@ -478,7 +484,7 @@ impl Start<'_> {
         let set_id = belief::set_id(snapshot.is_believed, &base.config);
         let unpack = |upper: &Path| {
             let opened = snapshot.opened.as_ref();
-            unpack::container(&*snapshot.store, &snapshot.manifest, opened, upper, set_id)
+            unpack::container(snapshot.small()?, opened, upper, set_id)
         };
         if snapshot.description.sealed {
             mounts::check_sealed(&base.config, self.binds)?;
@@ -586,14 +592,12 @@ impl Start<'_> {
             fetch(!is_near)?.shown()?;
             return Ok(None);
         }
-        if self.args.ready.is_some() {
-            feed::hold(dir)?;
-        }
+        feed::hold(dir)?;
         // The engine opens the files of the packs when it starts.
         let fetch = fetch(true)?;
         fetch.check_room()?;
         fetch.hold()?;
-        feed::start(&self.args.reference, manifest, dir).map(Some)
+        feed::start(&self.args.reference, (description, manifest), dir).map(Some)
     }
 
     fn write_environment(&self, root: &Path) -> Result<()> {

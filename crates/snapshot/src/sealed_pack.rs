@@ -287,6 +287,7 @@ mod tests {
             packs: Vec::new(),
             memory: 0,
             working_set: 0,
+            tried: true,
             sealed: true,
             tasks: 1,
             generation: false,
@@ -303,7 +304,8 @@ mod tests {
             fs::create_dir_all(dir.path().join("container").join(part)).unwrap();
         }
         let set_id = crate::changes::SetId::Taken;
-        unpack::container(&*store, &manifest, None, &upper, set_id).unwrap();
+        let packed = unpack::fetch(&*store, &manifest, dir.path()).unwrap();
+        unpack::container(&packed, None, &upper, set_id).unwrap();
         let images = dir.path().join("container/images");
         assert_eq!(fs::read_dir(&images).unwrap().count(), 0, "all of it is memory");
         let fetch = Fetch::new(&*store, (&description, &manifest), &images, false).unwrap();

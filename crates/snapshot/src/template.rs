@@ -129,7 +129,7 @@ pub fn was_used(work: &Path) -> bool {
     !log.is_empty() && !log.contains("the template is not used")
 }
 
-/// Makes a template that ends with the value that is returned.
+/// Makes a template that ends with the value that is returned, of a snapshot whose small layer is `packed`.
 ///
 /// # Errors
 /// If the snapshot cannot be had or restored so.
@@ -137,13 +137,14 @@ pub fn for_batch(
     reference: &Reference,
     store: &dyn Store,
     snapshot: (&Description, &Manifest),
+    packed: &File,
 ) -> Result<Template> {
     let dir = all().join(format!("{BATCH}{}", std::process::id()));
     end(&dir);
     places::make(&dir)?;
     let batch = Some(places::claim(&dir)?);
     let template = Template { dir, batch };
-    fill(&template.dir, reference, store, snapshot)?;
+    fill(&template.dir, reference, store, snapshot, packed)?;
     Ok(template)
 }
 
@@ -153,6 +154,7 @@ fn fill(
     reference: &Reference,
     store: &dyn Store,
     (description, manifest): (&Description, &Manifest),
+    packed: &File,
 ) -> Result<()> {
     if description.sealed {
         return Err(Error::new("a sealed snapshot cannot be kept: its memory would lie open"));
@@ -160,7 +162,7 @@ fn fill(
     let images = dir.join("images");
     places::make(&images)?;
     let changes = dir.join(archive::CHANGES);
-    unpack::images(store, manifest, &images, (archive::CHANGES, &changes))?;
+    unpack::images(packed, &images, (archive::CHANGES, &changes))?;
     let _ = fs::remove_file(changes);
     let remote = !matches!(reference, Reference::Dir { .. });
     Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
@@ -200,14 +202,21 @@ pub fn keep(args: &KeepArgs) -> Result<ExitCode> {
         end(&new);
         places::make(&new)?;
         let claim = places::claim(&new)?;
-        let done = fill(&new, &args.reference, &*store, (&description, &manifest))
+        let snapshot = (&description, &manifest);
+        let done = unpack::fetch(&*store, &manifest, &new)
+            .and_then(|packed| fill(&new, &args.reference, &*store, snapshot, &packed))
             .and_then(|()| fs::write(new.join(DIGEST), &digest).context(|| "noting the template"));
         if let Err(error) = done {
             end(&new);
             return Err(error);
         }
         end(&dir);
-        fs::rename(&new, &dir).context(|| dir.display().to_string())?;
+        let taken = fs::rename(&new, &dir).context(|| dir.display().to_string());
+        if let Err(error) = taken {
+            end(&new);
+            // Another call may have been faster.
+            find(&args.reference, &digest).ok_or(error)?;
+        }
         drop(claim);
         if places::has_made(&digest) {
             places::note(&args.reference, &description.origin)?;

@@ -40,7 +40,7 @@ impl Start<'_> {
         // What belongs to the container has its own place then.
         let (work, _owner) = places::scratch(places::IMPORT)?;
         let dir = work.path().join("exported");
-        let images = unpack::exported(store, manifest, &dir, &podman::names())?;
+        let images = unpack::exported(snapshot.small()?, &dir, &podman::names())?;
         let remote = !matches!(self.args.reference, Reference::Dir { .. });
         Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
         podman::adopt(&dir, self.hostname(), self.args.network.as_deref())?;
@@ -51,7 +51,13 @@ impl Start<'_> {
             let milliseconds = self.elapsed();
             let pid = podman.pid(self.id)?;
             self.wake(&podman, pid, generation::new()?, None)?;
-            let started = Started { snapshot: true, pid, milliseconds, ..Started::default() };
+            let started = Started {
+                snapshot: true,
+                by_podman: true,
+                pid,
+                milliseconds,
+                ..Started::default()
+            };
             self.answered(&podman, started)
         });
         if started.is_err() {
@@ -76,7 +82,8 @@ impl Start<'_> {
         let started = podman.start(image, self.id, &options).and_then(|()| {
             let milliseconds = self.elapsed();
             let pid = podman.pid(self.id)?;
-            let started = Started { pid, milliseconds, fallback, ..Started::default() };
+            let by_podman = true;
+            let started = Started { by_podman, pid, milliseconds, fallback, ..Started::default() };
             self.answered(&podman, started)
         });
         if started.is_err() {

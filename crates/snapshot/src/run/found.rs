@@ -1,6 +1,7 @@
 //! The snapshot that is asked for: whether it is there, is to be believed, and fits.
 
 use std::cell::OnceCell;
+use std::fs::File;
 use std::time::Duration;
 
 use torpor_blobs::oci::{self, Manifest};
@@ -15,7 +16,7 @@ use crate::patience::patiently;
 use crate::sealed::{Opened, Openers};
 use crate::source::Base;
 use crate::template::Template;
-use crate::{fits, interrupt, places, template};
+use crate::{fits, interrupt, places, template, unpack};
 
 /// A snapshot that is there, signed as it was asked for.
 pub(super) struct FoundSnapshot {
@@ -70,6 +71,8 @@ pub(super) struct Snapshot {
     /// What it is of.
     pub(super) base: Base,
     pub(super) template: Option<Template>,
+    /// Its small layer, when it has been fetched.
+    small: OnceCell<File>,
 }
 
 impl Snapshot {
@@ -95,14 +98,27 @@ impl Snapshot {
         fits::check(&description, &manifest, &base)?;
         // For when the place does not answer. That it cannot be noted is no reason not to start.
         let _ = places::note(&args.reference, &lasting);
+        let small = OnceCell::new();
         let mut template = template::find(&args.reference, &digest);
         let is_alike = matches!(base, Base::Bundle(_)) && !description.sealed;
         if template.is_none() && args.count > 1 && is_alike {
             interrupt::heed();
-            let made = template::for_batch(&args.reference, &*store, (&description, &manifest));
+            let made = unpack::fetch(&*store, &manifest, &places::state()).and_then(|packed| {
+                let packed = small.get_or_init(|| packed);
+                template::for_batch(&args.reference, &*store, (&description, &manifest), packed)
+            });
             // Without one each has its own memory.
             template = made.map_err(|error| tell!("They share no memory: {error}")).ok();
         }
-        Ok(Self { store, manifest, description, is_believed, opened, base, template })
+        Ok(Self { store, manifest, description, is_believed, opened, base, template, small })
+    }
+
+    /// Its small layer, fetched once for all containers that are started.
+    pub(super) fn small(&self) -> Result<&File> {
+        if let Some(packed) = self.small.get() {
+            return Ok(packed);
+        }
+        let packed = unpack::fetch(&*self.store, &self.manifest, &places::state())?;
+        Ok(self.small.get_or_init(|| packed))
     }
 }

@@ -123,6 +123,27 @@ fn last_words_in_a_container_of_podman_are_heard() {
 }
 
 /// What an image brings along is in the snapshot; what Podman mounts by itself is no file of somebody's.
+/// A create that is killed leaves a container of Podman, which `gc` removes.
+#[test]
+fn what_a_create_that_was_killed_has_left_of_podman_goes() {
+    let scratch = Scratch::new("snapshot-killed");
+    let podman = Podman::new(&scratch, &[], "10.97.74");
+    let torpor = fs::read_link(scratch.criu()).unwrap().display().to_string();
+    let mut create = with_storage(&podman, &torpor);
+    let reference = format!("dir:{}", scratch.join("store").display());
+    create.env("TORPOR_STATE", scratch.join("state")).args(["snapshot", "create", &reference]);
+    create.args(["--ready", "exec:false", "--from", &format!("podman:{IMAGE}")]);
+    let mut create = create.args(["--", "sleep", "1000"]).spawn().unwrap();
+    until("it runs", || !podman.run(&["ps", "--quiet"]).is_empty());
+    create.kill().unwrap();
+    create.wait().unwrap();
+    let mut gc = with_storage(&podman, &torpor);
+    let gc = gc.env("TORPOR_STATE", scratch.join("state")).args(["snapshot", "gc"]).output();
+    let gc = gc.unwrap();
+    assert!(gc.status.success(), "{}", shown(&gc));
+    assert!(podman.run(&["ps", "--all", "--quiet"]).is_empty(), "{}", shown(&gc));
+}
+
 #[test]
 fn lint_looks_into_snapshots_of_podman() {
     let scratch = Scratch::new("snapshot-lint");

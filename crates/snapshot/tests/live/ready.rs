@@ -1,6 +1,7 @@
 //! What shows that an application is ready.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -103,6 +104,26 @@ fn one_that_does_not_become_ready_is_gone() {
     assert!(shown(&ended).contains("no use"), "{}", shown(&ended));
     let list = fixture.runc(&["list", "--quiet"]).output().unwrap();
     assert!(list.stdout.is_empty(), "{}", shown(&list));
+}
+
+/// Who is interrupted after some of many containers leaves none of them.
+#[test]
+fn who_is_interrupted_between_containers_leaves_none() {
+    let fixture = Fixture::new("interrupted-many", 50);
+    let reference = fixture.reference();
+    fixture.create(&reference, &["--no-trial"]);
+    let mut call = fixture.torpor(&["run", &reference, "--id", &fixture.id("many")]);
+    call.args(["--count", "1000"]).arg("--runc-root").arg(fixture.path("runc"));
+    let mut child = call.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut started = BufReader::new(child.stdout.take().unwrap());
+    started.read_line(&mut String::new()).unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    let list = fixture.runc(&["list", "--quiet"]).output().unwrap();
+    assert!(list.stdout.is_empty(), "{}", shown(&list));
+    assert_eq!(fs::read_dir(fixture.path("state/instances")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(fixture.path("state/templates")).unwrap().count(), 0);
 }
 
 /// Ctrl-C, or what a service is stopped with, leaves nothing behind.

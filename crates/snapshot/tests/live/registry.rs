@@ -260,6 +260,52 @@ fn a_working_set_that_is_larger_than_expected_comes_at_once() {
     assert!(bytes <= 2 * size, "{bytes} of {size}");
 }
 
+/// Where no trial start has shown what is needed first, everything comes at once.
+#[test]
+fn what_nobody_has_foreseen_comes_at_once() {
+    let fixture = Fixture::new("unforeseen", 10_000);
+    let registry = Registry::start(&fixture);
+    let reference = registry.reference();
+    fixture.create(&reference, &["--no-trial"]);
+    fixture.run(&reference, "one", "snapshot", &["--ready", "exec:/app ask page 3"]);
+    let at_once = "nobody knows which pages are needed first: everything is fetched";
+    until("it says so", || feed_log(&fixture, "one").contains(at_once));
+    fixture.answers_right("one");
+    until("all is there", || feed_log(&fixture, "one").lines().count() > 2);
+    let (log, all) = (feed_log(&fixture, "one"), "requests brought");
+    assert!(log.lines().last().unwrap().contains(all), "{log}");
+    // Those of before say nothing of it, and most of them have been tried.
+    fixture.create(&reference, &[]);
+    let _ = fs::remove_dir_all(fixture.path("cache"));
+    fixture.run(&reference, "two", "snapshot", &["--ready", "exec:/app ask page 3"]);
+    assert!(!feed_log(&fixture, "two").contains(at_once));
+}
+
+/// A start asks for the manifest, what it says of itself, and the small images; all containers of one call together.
+#[test]
+fn a_start_from_the_cache_makes_three_requests() {
+    let fixture = Fixture::new("few-requests", 500);
+    let registry = Registry::start(&fixture);
+    let reference = registry.reference();
+    fixture.create(&reference, &["--no-trial"]);
+    fixture.run(&reference, "whole", "snapshot", &["--prefetch", "all"]);
+    let ready = ["--ready", "exec:/app ask sum"];
+    let one = fixture.run(&reference, "one", "snapshot", &ready);
+    assert_eq!(one["requests"], 3, "{one}");
+    let output = fixture.try_run(&reference, "many", &["--count", "3"]);
+    assert!(output.status.success(), "{}", shown(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let all: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(all.len(), 3);
+    for (number, said) in (1..).zip(&all) {
+        assert_eq!((&said["requests"], &said["template"]), (&3.into(), &true.into()), "{said}");
+        assert_eq!(said["id"], fixture.id(&format!("many-{number}")));
+        assert_eq!((&said["started_from"], &said["reason"]), (&"snapshot".into(), &Value::Null));
+        assert!(said["pid"].as_u64().unwrap() > 0, "{said}");
+        assert!(said["first_instruction_ms"].as_f64().unwrap() > 0.0, "{said}");
+    }
+}
+
 /// Between a failure and the cold start nobody is asked anything.
 #[test]
 fn a_registry_is_not_asked_again_for_a_cold_start() {

@@ -87,6 +87,33 @@ fn many_share_the_memory_of_one() {
     assert_eq!(left, 0, "the template has gone with the command");
 }
 
+/// A template that cannot take the place of the one before leaves no process behind.
+#[test]
+fn a_template_without_a_place_goes() {
+    let fixture = Fixture::new("no-place", 50);
+    let reference = fixture.reference();
+    fixture.create(&reference, &["--no-trial"]);
+    let keep = || fixture.torpor(&["keep", &reference, "--json"]).output().unwrap();
+    let kept = keep();
+    assert!(kept.status.success(), "{}", shown(&kept));
+    let templates = || {
+        let all = fs::read_dir(fixture.path("state/templates")).unwrap();
+        all.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let before = templates();
+    // What is mounted in it keeps it where it is.
+    let busy = before[0].join("images");
+    let mut mount = Command::new("mount");
+    assert!(mount.args(["-t", "tmpfs", "tmpfs"]).arg(&busy).status().unwrap().success());
+    fs::write(before[0].join("digest"), "that of another snapshot").unwrap();
+    let again = keep();
+    assert!(Command::new("umount").arg(&busy).status().unwrap().success());
+    assert_eq!(again.status.code(), Some(1), "{}", shown(&again));
+    assert_eq!(templates(), before, "{}", shown(&again));
+    let kept = keep();
+    assert!(kept.status.success(), "{}", shown(&kept));
+}
+
 /// An application of 500 MB, a hundred times: what they have of their own stays small, whatever they share.
 #[test]
 fn a_hundred_large_ones_fit_where_one_does() {
