@@ -26,9 +26,11 @@ pub fn cache() -> PathBuf {
     from("TORPOR_CACHE", "/var/cache/torpor")
 }
 
+/// The directory that a variable names, by its whole path: programs that are started elsewhere get it, too.
 fn from(variable: &str, usual: &str) -> PathBuf {
     let given = std::env::var_os(variable).filter(|value| !value.is_empty());
-    given.map_or_else(|| usual.into(), PathBuf::from)
+    let given = given.map_or_else(|| usual.into(), PathBuf::from);
+    std::path::absolute(&given).unwrap_or(given)
 }
 
 /// Makes a directory and those above it, for their owner only.

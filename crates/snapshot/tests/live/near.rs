@@ -84,6 +84,26 @@ fn a_relative_directory_is_read_from_anywhere() {
     fixture.answers_right("one");
 }
 
+/// So are the places of what belongs to containers, to the runtime and the process that brings pages.
+#[test]
+fn relative_places_are_known_from_anywhere() {
+    let fixture = Fixture::new("relative-state", 2000);
+    let reference = fixture.reference();
+    fixture.create(&reference, &[]);
+    let _ = fs::remove_dir_all(fixture.path("cache"));
+    let mut run = fixture.torpor(&["run", &reference, "--id", &fixture.id("one")]);
+    run.args(["--policy", "Always"]).arg("--runc-root").arg(fixture.path("runc"));
+    run.env("TORPOR_STATE", "state").env("TORPOR_CACHE", "cache");
+    let output = run.current_dir(fixture.dir.path()).output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    fixture.answers_right("one");
+    assert!(fixture.path("cache/packs").read_dir().unwrap().next().is_some());
+    fixture.delete("one");
+    until("the files are gone", || {
+        fixture.path("state/instances").read_dir().unwrap().next().is_none()
+    });
+}
+
 /// Whoever runs already ends before it could see what is damaged. Where an answer is waited for it is started cold.
 #[test]
 fn damage_in_a_directory_is_never_seen() {
