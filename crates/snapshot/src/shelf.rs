@@ -14,7 +14,7 @@ use torpor_blobs::{self as store, Store};
 use torpor_worker::tell;
 
 use crate::create;
-use crate::description::Description;
+use crate::description::{Description, MAX_CONFIG};
 use crate::error::{Error, Result};
 use crate::instance;
 use crate::progress::{self, size};
@@ -70,20 +70,33 @@ pub fn printable(text: &str) -> String {
     text.replace(|c: char| c.is_control(), "\u{fffd}")
 }
 
-/// Names the snapshots in a place.
+/// What a list says of a snapshot: where it is, what it says of itself, how many bytes it takes.
+type Listed = (Reference, Description, u64);
+
+/// The snapshot of this name, if that is one: a place may hold other images.
+fn listed(reference: Reference) -> Result<Option<Listed>> {
+    let store = store::open(&reference)?;
+    let Some(bytes) = store.manifest()? else { return Ok(None) };
+    let Ok(manifest) = Manifest::parse(&bytes) else { return Ok(None) };
+    let config = store::whole(&*store, &manifest.config, MAX_CONFIG)?;
+    let description = Description::parse(&config).ok();
+    Ok(description.map(|description| (reference, description, stored(&manifest))))
+}
+
+/// Names the snapshots in a place. One that cannot be read is named on the standard error, and the status is 1 then.
 ///
 /// # Errors
 /// If the place does not answer.
 pub fn list(args: &OneArgs) -> Result<ExitCode> {
-    let mut found = Vec::new();
+    let (mut found, mut status) = (Vec::new(), ExitCode::SUCCESS);
     for name in place(&args.reference)?.names()? {
         let reference = args.reference.beside(&name);
-        let store = store::open(&reference)?;
-        let Some(bytes) = store.manifest()? else { continue };
-        // A place may hold other images.
-        let Ok(manifest) = Manifest::parse(&bytes) else { continue };
-        if let Ok(description) = Description::read(&*store, &manifest) {
-            found.push((reference, description, stored(&manifest)));
+        match listed(reference.clone()) {
+            Ok(listed) => found.extend(listed),
+            Err(error) => {
+                tell!("{reference} cannot be read: {error}");
+                status = ExitCode::FAILURE;
+            }
         }
     }
     if args.json {
@@ -97,7 +110,7 @@ pub fn list(args: &OneArgs) -> Result<ExitCode> {
             })
         });
         println!("{}", serde_json::Value::Array(rows.collect()));
-        return Ok(ExitCode::SUCCESS);
+        return Ok(status);
     }
     if found.is_empty() {
         tell!("There are no snapshots there.");
@@ -111,7 +124,7 @@ pub fn list(args: &OneArgs) -> Result<ExitCode> {
         let (from, age) = (printable(&description.origin.from), age(description.created));
         println!("{reference}  {from}  {content}  {age}");
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(status)
 }
 
 /// A place that has snapshots, or may have had some: a path that leads nowhere is a mistake.
@@ -190,7 +203,8 @@ fn verify_blob(store: &dyn Store, blob: &Descriptor, done: &AtomicU64) -> Result
 /// If there is none, or the place does not allow it.
 pub fn rm(args: &OneArgs) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
-    let bytes = store.manifest()?;
+    // What is damaged can be taken away, too.
+    let bytes = store.manifest().ok().flatten();
     if !store.remove()? {
         return Err(Error::new(format!("there is no snapshot {}", args.reference)));
     }
@@ -208,8 +222,9 @@ pub fn rm(args: &OneArgs) -> Result<ExitCode> {
 /// Whether the snapshot of this manifest has a name yet: it may have had several.
 fn has_a_name(args: &OneArgs, store: &dyn Store, manifest: &[u8]) -> Result<bool> {
     for name in store.names()? {
-        let found = store::open(&args.reference.beside(&name))?.manifest()?;
-        if found.is_some_and(|found| found == manifest) {
+        // One that cannot be read may be it.
+        let found = store::open(&args.reference.beside(&name))?.manifest();
+        if found.is_err() || found.is_ok_and(|found| found.is_some_and(|found| found == manifest)) {
             return Ok(true);
         }
     }

@@ -155,6 +155,42 @@ fn snapshots_are_listed_verified_and_removed() {
     assert!(shown(&none).contains("there is no such snapshot"));
 }
 
+/// A name whose snapshot is damaged does not hide the others, and can be taken away.
+#[test]
+fn a_damaged_snapshot_can_be_removed() {
+    let fixture = Fixture::new("damaged-shelf", 50);
+    let store = fixture.reference();
+    let first = format!("{store}:first");
+    fixture.create(&first, &["--no-trial"]);
+    let file = fixture.path("store/index.json");
+    let mut index: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let mut second = index["manifests"][0].clone();
+    second["annotations"]["org.opencontainers.image.ref.name"] = "second".into();
+    second["digest"] = format!("sha256:{}", "0".repeat(64)).into();
+    index["manifests"].as_array_mut().unwrap().push(second);
+    fs::write(&file, serde_json::to_vec(&index).unwrap()).unwrap();
+    let said = |words: &[&str], code: i32| {
+        let output = fixture.torpor(words).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {}", shown(&output));
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (list, errors) = said(&["list", &store], 1);
+    assert!(list.starts_with(&first) && list.lines().count() == 1, "{list}");
+    assert!(errors.contains(&format!("{store}:second cannot be read")), "{errors}");
+    said(&["gc", &store], 1);
+    said(&["rm", &format!("{store}:second")], 0);
+    said(&["gc", &store], 0);
+    let (list, errors) = said(&["list", &store, "--json"], 0);
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    assert_eq!(list.as_array().unwrap().len(), 1, "{errors}");
+    let (facts, _) = said(&["inspect", &first, "--json"], 0);
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&facts).unwrap()["tried"], false);
+    assert!(said(&["inspect", &first], 0).0.contains("no trial start has shown"));
+    // Nothing would be started, and all would be well.
+    let (_, errors) = said(&["run", &first, "--id", &fixture.id("none"), "--count", "0"], 1);
+    assert!(errors.contains("--count"), "{errors}");
+}
+
 /// A release in which one page of twenty is new, here and there, brings little.
 #[test]
 fn a_second_release_brings_what_is_new() {
