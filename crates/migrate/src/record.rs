@@ -208,6 +208,14 @@ impl Ledger {
         self.write()
     }
 
+    /// Goes on to what is decided. If that cannot be written, it counts all the same: whoever finds the record as it was finds
+    /// out the same by it, and tasks that wait for a disk would run nowhere.
+    pub(crate) fn conclude(&mut self, phase: Phase) {
+        if let Err(error) = self.advance(phase, |_| {}) {
+            tracing::warn!("it is {}, and that is not written down: {error}", phase.name());
+        }
+    }
+
     fn write(&self) -> Result<()> {
         let text = serde_json::to_vec_pretty(&self.record)
             .map_err(|e| Error::refused(format!("record of {}: {e}", self.record.id)))?;

@@ -363,6 +363,38 @@ fn what_is_undecided_is_resolved_by_asking() {
     }
 }
 
+/// What is decided counts though one of both cannot write it down, and the record says so when it can be written again.
+#[test]
+fn what_is_decided_counts_without_a_record() {
+    for (mode, side, then) in [
+        ("pre-copy", "source", "true"),
+        ("pre-copy", "source", "false"),
+        ("post-copy", "source", "true"),
+        ("pre-copy", "destination", "true"),
+        ("pre-copy", "destination", "false"),
+    ] {
+        let mut held = Held::start(mode, "pre-resume", then);
+        wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+        let host = if side == "source" { &held.here } else { &held.there };
+        let new = host.path(&format!("state/{side}/one.new"));
+        fs::create_dir(&new).unwrap();
+        held.release();
+        let has_moved = then == "true";
+        assert_eq!(held.migration.wait().unwrap().success(), has_moved, "{mode} {side}");
+        held.counter.goes_on();
+        assert_eq!(held.is_here(true), !has_moved, "{mode} {side}");
+        wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
+        fs::remove_dir(new).unwrap();
+        held.there.stop_agent();
+        held.there.start_agent();
+        held.resolve(&[]);
+        let phase = if has_moved { "moved" } else { "stayed" };
+        assert_eq!(held.here.phases("source"), [phase], "{mode} {side}");
+        assert_eq!(held.there.phases("destination"), [phase], "{mode} {side}");
+        held.counter.goes_on();
+    }
+}
+
 /// An agent that has lost its records, or is another one, decides nothing, and so the tasks run at one place only.
 #[test]
 fn who_does_not_know_does_not_decide() {

@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -72,6 +73,31 @@ fn a_command_line_that_is_not_complete() {
         let said = error(&mut here.migrate(words));
         assert!(said.contains(what), "{words:?}: {said}");
     }
+}
+
+/// Where there is no room for images nothing begins, and nothing looks as if it had.
+#[test]
+fn a_directory_for_images_that_cannot_be_made() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let pid = counter.pid.to_string();
+    let migrate = |id: &str| here.migrate(&["--pid", &pid, "--id", id, &there.address]);
+    let theirs = there.path("taken/one");
+    fs::write(&theirs, "").unwrap();
+    let said = error(&mut migrate("one"));
+    assert!(said.contains(theirs.to_str().unwrap()), "{said}");
+    assert!(here.phases("source").is_empty());
+    assert_eq!(there.phases("destination"), ["stayed"]);
+    fs::create_dir(here.path("work")).unwrap();
+    let own = here.path("work/source");
+    fs::write(&own, "").unwrap();
+    let said = error(&mut migrate("two"));
+    assert!(said.contains(own.to_str().unwrap()), "{said}");
+    assert_eq!(here.phases("source"), ["stayed"]);
+    wait_until("the agent notices", || there.phases("destination") == ["stayed"; 2]);
+    counter.goes_on();
+    assert_eq!(counter.running(), [(counter.pid, true)]);
 }
 
 /// The tasks here keep the lock until those there have it.

@@ -1,5 +1,5 @@
 //! What decides where tasks run is on stable storage before anything follows from it: a library notes what both hosts
-//! sync (the one that the queue's tests lose power with).
+//! sync (the one that the queue's tests lose power with). And if it cannot be written, the tasks run all the same.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -92,5 +92,38 @@ fn the_decision_is_on_disk_before_it_counts() {
     counter.goes_on();
     for record in &records {
         assert!(noted.says(record, "moved"), "{}", record.display());
+    }
+}
+
+/// The record cannot be written any more when the tasks are stopped: nothing is decided, they go on here, and whoever has taken
+/// their addresses away brings them back.
+#[test]
+fn a_decision_that_cannot_be_written_is_none() {
+    for mode in ["pre-copy", "post-copy"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        let counter = Counter::start(100, 1);
+        let (new, back) = (here.path("state/source/one.new"), here.path("back"));
+        let script = format!(
+            "case $TORPOR_STAGE in stopped) mkdir {};; stayed) touch {};; esac",
+            new.display(),
+            back.display()
+        );
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--id", "one", "--mode", mode, "--script", &script];
+        let error = judge(&here.migrate(&args).arg(&there.address).output().unwrap()).unwrap_err();
+        assert!(error.contains("record"), "{mode}: {error}");
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
+        assert!(back.exists(), "{mode}: nobody has brought the addresses back: {error}");
+        wait_until("the agent notices", || there.phases("destination") == ["stayed"]);
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        // There is room again.
+        fs::remove_dir(new).unwrap();
+        let said = judge(&here.migrate(&["--resolve", "one", "--json"]).output().unwrap()).unwrap();
+        assert_eq!(
+            (said["decided"].as_str().unwrap(), here.phases("source")),
+            ("it has stayed here", vec!["stayed".to_owned()])
+        );
     }
 }

@@ -91,9 +91,10 @@ impl<'a> Reservation<'a> {
             stopped: Vec::new(),
         };
         judge_arrival(agent, &begin, &here)?;
-        let ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
         let token = new_id()?;
-        let work = WorkDir::create(agent.settings.work_dir.join(&begin.id))?;
+        let mut ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
+        let work = WorkDir::create(agent.settings.work_dir.join(&begin.id));
+        let work = work.inspect_err(|_| ledger.conclude(Phase::Stayed))?;
         // The next round begins when this one is there.
         let (rounds, joined) = mpsc::sync_channel(1);
         let (id, connections) = (begin.id.clone(), begin.connections);
@@ -102,7 +103,7 @@ impl<'a> Reservation<'a> {
         let (base, trees) = (None, Vec::new());
         let mut place = Self { agent, begin, token, joined, ledger, work, base, trees };
         if let Err(error) = place.make_base().and_then(|()| place.make_volumes()) {
-            place.ledger.advance(Phase::Stayed, |_| {})?;
+            place.ledger.conclude(Phase::Stayed);
             volume::remove_all(place.ledger.record(), &agent.settings);
             if let (Some(Base::Bundle(_)), Some(container)) = (&place.base, container) {
                 runtime::remove_bundle(&agent.settings.bundles(), &container.id);

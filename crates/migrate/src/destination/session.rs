@@ -322,7 +322,7 @@ impl Session<'_> {
     fn woken(&mut self, root: Option<Task>) -> Result<()> {
         let root = root.ok_or_else(|| Error::refused("restore: it names no process"))?;
         let Some(pager) = self.pager.take() else {
-            self.place.ledger.advance(Phase::Moved, |_| {})?;
+            self.place.ledger.conclude(Phase::Moved);
             return self.tell_running(root.pid);
         };
         // They end again if the source goes away for good: the pager tells. A link that is lost lets them wait
@@ -332,7 +332,7 @@ impl Session<'_> {
             root.end();
             return Err(error);
         }
-        self.place.ledger.advance(Phase::Moved, |_| {})?;
+        self.place.ledger.conclude(Phase::Moved);
         said
     }
 
@@ -374,10 +374,8 @@ impl Session<'_> {
         {
             tracing::warn!("{error}");
         }
-        if self.place.ledger.record().phase == Phase::Preparing
-            && let Err(error) = self.place.ledger.advance(Phase::Stayed, |_| {})
-        {
-            tracing::warn!("{error}");
+        if self.place.ledger.record().phase == Phase::Preparing {
+            self.place.ledger.conclude(Phase::Stayed);
         }
         if let Some(container) =
             container.filter(|_| self.place.ledger.record().phase == Phase::Stayed)

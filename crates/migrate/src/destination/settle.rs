@@ -22,17 +22,20 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// id if they do.
 ///
 /// # Errors
-/// If it cannot be written down; if only another agent can tell.
+/// If only another agent can tell, or the job that made the tasks does not end.
 pub(super) fn decide(ledger: &mut Ledger) -> Result<Option<i32>> {
     let record = ledger.record();
     match record.phase {
-        Phase::Preparing => ledger.advance(Phase::Stayed, |_| {}).map(|()| None),
+        Phase::Preparing => {
+            ledger.conclude(Phase::Stayed);
+            Ok(None)
+        }
         Phase::Stayed => Ok(None),
         Phase::Moved => Ok(record.tasks.first().map(|root| root.pid)),
         Phase::Deciding => {
             let running = running(record)?;
             let phase = if running.is_some() { Phase::Moved } else { Phase::Stayed };
-            ledger.advance(phase, |_| {})?;
+            ledger.conclude(phase);
             Ok(running)
         }
     }

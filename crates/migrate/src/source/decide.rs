@@ -51,7 +51,7 @@ impl Source<'_> {
         match verdict {
             Verdict::There(pid) => {
                 self.downtime.end = Some(Instant::now());
-                self.ledger.advance(Phase::Moved, |_| {})?;
+                self.ledger.conclude(Phase::Moved);
                 if let Some(container) = &self.plan.container {
                     container.abandon();
                 }
@@ -64,7 +64,7 @@ impl Source<'_> {
                 Ok(pid)
             }
             Verdict::Here => {
-                self.ledger.advance(Phase::Stayed, |_| {})?;
+                self.ledger.conclude(Phase::Stayed);
                 go_on(&self.ledger);
                 worker.answer(false)?;
                 // It says that somebody said no.
@@ -90,7 +90,7 @@ impl Source<'_> {
         if let Err(error @ (Error::Cancelled | Error::Link(_))) = &done
             && !has_said_go
         {
-            self.take_back(worker, error)?;
+            self.take_back(worker, error);
             return done;
         }
         if done.is_err() {
@@ -113,13 +113,13 @@ impl Source<'_> {
         match verdict {
             Verdict::There(pid) => {
                 self.downtime.end.get_or_insert_with(Instant::now);
-                self.ledger.advance(Phase::Moved, |_| {})?;
+                self.ledger.conclude(Phase::Moved);
                 kill(&self.ledger);
                 self.over();
                 Ok(pid)
             }
             Verdict::Here => {
-                self.ledger.advance(Phase::Stayed, |_| {})?;
+                self.ledger.conclude(Phase::Stayed);
                 go_on(&self.ledger);
                 Err(stays(why))
             }
@@ -127,7 +127,7 @@ impl Source<'_> {
     }
 
     /// It ends before the destination was told to go: that will not let the tasks run.
-    fn take_back(&mut self, worker: Worker, why: &Error) -> Result<()> {
+    fn take_back(&mut self, worker: Worker, why: &Error) {
         // The job lets the tasks go on when nobody fetches its pages any more.
         if let Some(carrier) = self.carrier.take() {
             carrier.give_up();
@@ -135,12 +135,9 @@ impl Source<'_> {
         if let Err(error) = engine::finish("dump", worker) {
             tracing::debug!("{error}");
         }
-        self.ledger.advance(Phase::Stayed, |_| {})?;
+        self.ledger.conclude(Phase::Stayed);
         go_on(&self.ledger);
-        if let Err(error) = self.link.say(&Request::Abort { reason: why.to_string() }) {
-            tracing::debug!("{error}");
-        }
-        Ok(())
+        self.abort(why);
     }
 
     /// Until the job has ended and the tasks with it. Before the destination is told to go, somebody may end it.
@@ -207,10 +204,16 @@ impl Source<'_> {
     /// here on.
     fn record_decision(&mut self, frozen: Frozen) -> Result<()> {
         let Frozen { tasks, stopped } = frozen;
-        self.ledger.advance(Phase::Deciding, |record| {
+        let written = self.ledger.advance(Phase::Deciding, |record| {
             record.tasks.clone_from(&tasks);
             record.stopped = stopped;
-        })?;
+        });
+        if let Err(error) = written {
+            // The destination is not told to go: they stay here, whatever the record says by now.
+            self.ledger.conclude(Phase::Stayed);
+            self.abort(&error);
+            return Err(error);
+        }
         tasks.iter().for_each(|task| task.signal(Signal::STOP));
         Ok(())
     }

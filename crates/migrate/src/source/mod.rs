@@ -335,9 +335,11 @@ impl<'a> Source<'a> {
             agent: Some(agent),
             stopped: Vec::new(),
         };
-        let ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
-        let work = WorkDir::create(work_dir)?;
-        let watch = Some(Watch::start(&plan.state_dir, &id, plan.patience, &plan.key_files)?);
+        let mut ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
+        let mut stays = |_: &Error| ledger.conclude(Phase::Stayed);
+        let work = WorkDir::create(work_dir).inspect_err(&mut stays)?;
+        let watch = Watch::start(&plan.state_dir, &id, plan.patience, &plan.key_files);
+        let watch = Some(watch.inspect_err(&mut stays)?);
         Ok(Self {
             plan,
             id,
@@ -402,13 +404,15 @@ impl<'a> Source<'a> {
     /// What is still undecided stays here, and the other end is told.
     fn give_up(&mut self, error: &Error) {
         if self.ledger.record().phase == Phase::Preparing {
-            let reason = error.to_string();
-            if let Err(error) = self.link.say(&Request::Abort { reason }) {
-                tracing::debug!("{error}");
-            }
-            if let Err(error) = self.ledger.advance(Phase::Stayed, |_| {}) {
-                tracing::warn!("{error}");
-            }
+            self.abort(error);
+            self.ledger.conclude(Phase::Stayed);
+        }
+    }
+
+    /// Tells the other end that the tasks stay here.
+    fn abort(&mut self, why: &Error) {
+        if let Err(error) = self.link.say(&Request::Abort { reason: why.to_string() }) {
+            tracing::debug!("{error}");
         }
     }
 

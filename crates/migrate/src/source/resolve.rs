@@ -174,7 +174,7 @@ fn settle(
     let record = ledger.record();
     match record.phase {
         Phase::Preparing => {
-            ledger.advance(Phase::Stayed, |_| {})?;
+            ledger.conclude(Phase::Stayed);
             return Ok("it has stayed here");
         }
         Phase::Moved => {
@@ -195,12 +195,16 @@ fn settle(
     };
     match verdict {
         Verdict::There(_) => {
-            ledger.advance(Phase::Moved, |_| {})?;
+            ledger.conclude(Phase::Moved);
             kill(ledger);
             Ok("it has moved")
         }
         Verdict::Here => {
-            ledger.advance(Phase::Stayed, |_| {})?;
+            match keep_here {
+                // Nobody but the record knows it then.
+                true => ledger.advance(Phase::Stayed, |_| {})?,
+                false => ledger.conclude(Phase::Stayed),
+            }
             if !was_here {
                 return Ok("it has not moved, and has ended when this host was restarted");
             }
