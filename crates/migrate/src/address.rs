@@ -1,14 +1,11 @@
 //! What the user wants to do when addresses move with the tasks.
 
-use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
-
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::process::{Command, Stdio};
 
 use crate::cancel::Cancel;
-use crate::engine::wait_readable;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
+use crate::group::Group;
 
 /// When a script is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +20,63 @@ pub(crate) enum Stage {
     Stayed,
 }
 
+impl Stage {
+    /// Its name, for the script.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Arriving => "arriving",
+            Self::Moved => "moved",
+            Self::Stayed => "stayed",
+        }
+    }
+}
+
+/// A script of the user's that runs. It is ended, with all that it has started, if nobody waits for its end.
+#[derive(Debug)]
+pub(crate) struct Script {
+    group: Group,
+    /// What it is, for errors.
+    what: String,
+}
+
+impl Script {
+    /// Starts it, if there is one.
+    ///
+    /// # Errors
+    /// If there is no shell, or the kernel starts no process.
+    pub(crate) fn start(script: Option<&str>, stage: Stage, id: &str) -> Result<Option<Self>> {
+        let Some(script) = script else { return Ok(None) };
+        let stage = stage.name();
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", script]).envs([("TORPOR_STAGE", stage), ("TORPOR_MIGRATION", id)]);
+        let group = Group::start(shell.stdin(Stdio::null()).stdout(Stdio::null()), "--script")?;
+        Ok(Some(Self { group, what: format!("--script {script} at {stage}") }))
+    }
+
+    /// Waits for its end; with `cancel`, or for somebody who cancels.
+    ///
+    /// # Errors
+    /// If it ends with a status other than 0; if somebody cancels.
+    pub(crate) fn finish(self, cancel: Option<&Cancel>) -> Result<()> {
+        let status = match cancel {
+            Some(cancel) => self.group.finish_unless(cancel)?,
+            None => self.group.finish()?,
+        };
+        if status.success() {
+            return Ok(());
+        }
+        Err(Error::refused(format!("{}: {status}", self.what)))
+    }
+}
+
+impl AsFd for Script {
+    /// Readable when it has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.group.as_fd()
+    }
+}
+
 /// Runs the user's script. With `cancel`, it is ended with all that it has started when somebody cancels.
 ///
 /// # Errors
@@ -33,43 +87,5 @@ pub(crate) fn run(
     id: &str,
     cancel: Option<&Cancel>,
 ) -> Result<()> {
-    let Some(script) = script else { return Ok(()) };
-    let stage = match stage {
-        Stage::Stopped => "stopped",
-        Stage::Arriving => "arriving",
-        Stage::Moved => "moved",
-        Stage::Stayed => "stayed",
-    };
-    // Ctrl-C is for this process to deal with.
-    let child = Command::new("/bin/sh")
-        .args(["-c", script])
-        .envs([("TORPOR_STAGE", stage), ("TORPOR_MIGRATION", id)])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .context(|| "run --script".to_owned())?;
-    let status = finish(child, cancel)?;
-    if status.success() {
-        return Ok(());
-    }
-    Err(Error::refused(format!("--script {script} at {stage}: {status}")))
-}
-
-/// Waits for the end of a script, or for somebody who cancels.
-fn finish(mut child: Child, cancel: Option<&Cancel>) -> Result<ExitStatus> {
-    let failed = || "wait for --script".to_owned();
-    if let Some(cancel) = cancel {
-        let group = Pid::from_child(&child);
-        let ended = pidfd_open(group, PidfdFlags::empty()).context(failed)?;
-        while wait_readable(&[ended.as_fd(), cancel.as_fd()], None)? == [false, true] {
-            if cancel.is_due() {
-                // Nobody has waited for its leader: the number is still that group's.
-                let _ = kill_process_group(group, Signal::KILL);
-                child.wait().context(failed)?;
-                return Err(Error::Cancelled);
-            }
-        }
-    }
-    child.wait().context(failed)
+    Script::start(script, stage, id)?.map_or(Ok(()), |script| script.finish(cancel))
 }

@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use torpor_worker::{Class, Event, Idle, Job, Level, Outcome, Worker};
 
 use crate::error::{Error, Result};
@@ -147,11 +149,31 @@ pub(crate) fn finish(what: &str, mut worker: Worker) -> Result<Outcome> {
 /// `EINVAL` for more of them than this process may have open, `ENOMEM`. A signal is no error.
 pub(crate) fn wait_readable(
     fds: &[BorrowedFd<'_>],
-    patience: Option<std::time::Duration>,
+    patience: Option<Duration>,
 ) -> Result<Vec<bool>> {
-    use rustix::event::{PollFd, PollFlags, poll};
+    let all: Vec<_> = fds.iter().map(|fd| (fd.as_fd(), PollFlags::IN)).collect();
+    wait_ready(&all, patience)
+}
+
+/// Whether bytes can be written to `to`, and whether `end` can be read; waits until then, or for `patience`.
+///
+/// # Errors
+/// As [`wait_readable`].
+pub(crate) fn wait_writable(
+    to: BorrowedFd<'_>,
+    end: BorrowedFd<'_>,
+    patience: Duration,
+) -> Result<[bool; 2]> {
+    let ready = wait_ready(&[(to, PollFlags::OUT), (end, PollFlags::IN)], Some(patience))?;
+    Ok([ready[0], ready[1]])
+}
+
+fn wait_ready(
+    fds: &[(BorrowedFd<'_>, PollFlags)],
+    patience: Option<Duration>,
+) -> Result<Vec<bool>> {
     let mut polled: Vec<PollFd<'_>> =
-        fds.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
+        fds.iter().map(|&(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
     let timeout = patience.map(|time| rustix::time::Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(time.subsec_nanos()),

@@ -35,6 +35,7 @@ mod error;
 mod experience;
 mod files;
 mod forecast;
+mod group;
 mod host;
 mod mode;
 mod nest;

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, kill_process};
 use support::proxy::{Fault, Plan, Point, Proxy, Seen};
 use support::{Counter, Host, judge, pids_of, wait_until};
+use torpor_runtimes_tests::mounts::QUIET;
 use torpor_tests::random::Random;
 
 /// Until something that is bound to happen has happened.
@@ -173,6 +174,43 @@ fn they_go_on_here_if_the_pages_cannot_come_any_more() {
             wait_until("both tidy up", || here.is_clean() && there.is_clean());
         }
     }
+}
+
+/// Files in memory are on their way in the pause when the link takes nothing any more: whoever cancels does not wait for it.
+#[test]
+fn what_hangs_in_the_pause_can_be_cancelled() {
+    const FILES: &str =
+        "mount -t tmpfs files /mnt && head -c 48M /dev/urandom >/mnt/file && exec \"$@\"";
+    // Behind all memory, and before the end of the files.
+    let plan = Plan { fault: Fault::HangLink, point: Point::Byte(24 << 20) };
+    let (here, mut there) = (Host::new(), Host::new().with_quiet_mounts());
+    there.start_agent();
+    let proxy = Proxy::start(here.path("proxy.socket"), there.path("agent.socket"), Some(plan));
+    let script = format!("{QUIET}; {FILES}");
+    let counter =
+        Counter::start_under(&["setsid", "unshare", "--mount", "sh", "-c", &script, "sh"], 100, 1);
+    let to = format!("unix:{}", proxy.path.display());
+    let pid = counter.pid.to_string();
+    let args = ["--pid", &pid, "--id", "one", "--mode", "stop-and-copy", "--patience", "3600", &to];
+    // A limit keeps the link from being measured.
+    let mut migration = here
+        .migrate(&args)
+        .args(["--bandwidth", "1G", "--dump-option=--store-tmpfs"])
+        .spawn()
+        .unwrap();
+    wait_until("the link hangs", || {
+        assert!(migration.try_wait().unwrap().is_none(), "{}", there.log());
+        proxy.seen().struck
+    });
+    assert_eq!(counter.running(), [(counter.pid, false)]);
+    let mut cancel = here.migrate(&["--cancel", "one"]).spawn().unwrap();
+    wait_until("somebody has cancelled", || cancel.try_wait().unwrap().is_some());
+    counter.goes_on();
+    assert!(!migration.wait().unwrap().success());
+    assert_eq!(here.phases("source"), ["stayed"]);
+    proxy.end();
+    wait_until("the agent notices", || there.phases("destination") == ["stayed"]);
+    wait_until("both tidy up", || here.is_clean() && there.is_clean());
 }
 
 /// One of several connections that is cut is the loss of the link: before the decision the tasks stay.

@@ -281,6 +281,36 @@ fn a_script_that_hangs_can_be_cancelled() {
     wait_until("both tidy up", || here.is_clean() && there.is_clean());
 }
 
+/// The same of a script of the agent's, when the source has given up: nothing is left there.
+#[test]
+fn a_script_of_the_agent_that_hangs_is_ended() {
+    for mode in ["pre-copy", "pipelined"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        // Nobody else sleeps for so long.
+        let sleeps = format!("200000.{}", std::process::id());
+        let [reached, back] = ["reached", "back"].map(|name| here.path(name));
+        there.options.push(format!(
+            "--script=case $TORPOR_STAGE in arriving) sleep {sleeps} & touch {}; wait;; stayed) touch {};; esac",
+            reached.display(),
+            back.display()
+        ));
+        there.start_agent();
+        let counter = Counter::start(100, 1);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--id", "one", "--mode", mode, &there.address];
+        let mut migration = here.migrate(&args).spawn().unwrap();
+        wait_until("the script hangs", || reached.exists());
+        let cancelled = here.migrate(&["--cancel", "one"]).output().unwrap();
+        assert!(cancelled.status.success(), "{mode}: {cancelled:?}");
+        assert!(!migration.wait().unwrap().success());
+        counter.goes_on();
+        wait_until("it has ended", || pids_of(&["sleep", &sleeps]).is_empty());
+        wait_until("the addresses go back", || back.exists());
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        assert_eq!(there.phases("destination"), ["stayed"]);
+    }
+}
+
 /// The round after which the tree is built, and what rounds bring of its structure.
 #[test]
 fn it_is_built_when_that_was_asked_for() {

@@ -8,11 +8,12 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
-use support::{Host, judge, wait_until};
+use support::{Host, judge, pids_of, wait_until};
 use torpor_runtimes_tests::command::Run;
 use torpor_runtimes_tests::podman::{IMAGE, Podman};
 use torpor_runtimes_tests::redis::Redis;
@@ -347,6 +348,39 @@ fn a_container_of_podman_stays_when_its_migration_is_killed() {
     wait_until("both tidy up", || pair.is_tidy());
     assert_eq!(pair.agent.phases("destination"), ["stayed"; 2]);
     pair.podman[0].expect_running("one");
+}
+
+/// Podman hangs when the container is stopped: whoever cancels does not wait for it, and it is none the worse for that.
+#[test]
+fn podman_that_hangs_in_the_pause_can_be_cancelled() {
+    let scratches = scratches("podman-hangs");
+    let pair = Pair::new(&scratches, ["10.97.109", "10.97.110"], &[]);
+    let mut client = pair.start("one");
+    let [bin, reached] = ["bin", "reached"].map(|name| pair.host.path(name));
+    fs::create_dir(&bin).unwrap();
+    // Nobody else sleeps for so long.
+    let sleeps = format!("300000.{}", std::process::id());
+    let own = Command::new("sh").args(["-c", "command -v podman"]).succeed();
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in *--export*) sleep {sleeps} & touch {}; wait;; *) exec {} \"$@\";; esac\n",
+        reached.display(),
+        own.trim()
+    );
+    fs::write(bin.join("podman"), script).unwrap();
+    fs::set_permissions(bin.join("podman"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let mut migration = pair.command("one", &["--id", "one"]).env("PATH", path).spawn().unwrap();
+    wait_until("Podman hangs", || reached.exists());
+    let mut cancel = pair.host.migrate(&["--cancel", "one"]).spawn().unwrap();
+    wait_until("somebody has cancelled", || cancel.try_wait().unwrap().is_some());
+    assert!(!migration.wait().unwrap().success());
+    assert_eq!(client.number(&["INCR", "kept"]), 1);
+    wait_until("what it has started ends", || pids_of(&["sleep", &sleeps]).is_empty());
+    wait_until("both tidy up", || pair.is_tidy());
+    assert_eq!(pair.host.phases("source"), ["stayed"]);
+    pair.podman[0].expect_running("one");
+    pair.moves("one", &[]).unwrap();
+    assert!(pair.known_there().contains("one"));
 }
 
 /// Nothing keeps it here, and nothing moves: the engine and Podman of both hosts were asked.

@@ -11,7 +11,7 @@ use super::reservation::Reservation;
 use super::restore::{Beginning, Pager, Restore};
 use super::round::Incoming;
 use super::{ALLOW, Agent, refusal, settle};
-use crate::address::{self, Stage};
+use crate::address::{self, Script, Stage};
 use crate::announce::{announce, has_own_network};
 use crate::engine::{judge, wait_readable};
 use crate::error::{Error, Result};
@@ -157,12 +157,7 @@ impl Session<'_> {
             (Request::Over, ..) if self.place.ledger.record().phase == Phase::Moved => {
                 return Ok(true);
             }
-            (Request::Abort { reason }, ..) => {
-                return Err(Error::refused(format!("the source gave up: {reason}")));
-            }
-            (request, ..) => {
-                return Err(Error::Protocol(format!("it says {request:?} out of turn")));
-            }
+            (request, ..) => return Err(end_by(request)),
         }
         Ok(false)
     }
@@ -219,8 +214,7 @@ impl Session<'_> {
             };
         }
         self.line.say(&Reply::Arrived { number })?;
-        self.script(Stage::Arriving)?;
-        self.is_arriving = true;
+        self.arrive()?;
         if let Some((pages, idle)) = pages {
             let options = &self.place.agent.settings.restore_options;
             self.pager = Some(Pager::start(idle, self.place.work.path(), number, &pages, options)?);
@@ -230,6 +224,21 @@ impl Session<'_> {
             _ => self.restore = Some(Restore::start(self.beginning(number), None)?),
         }
         self.record_worker()
+    }
+
+    /// Addresses may come. Whoever brings them is ended if the source gives up meanwhile.
+    fn arrive(&mut self) -> Result<()> {
+        self.is_arriving = true;
+        let script = self.place.agent.settings.script.as_deref();
+        let script = Script::start(script, Stage::Arriving, &self.place.begin.id)?;
+        let Some(script) = script else { return Ok(()) };
+        loop {
+            match self.line.wait(&[script.as_fd()])?.as_deref() {
+                Some([_, true]) => return script.finish(None),
+                Some([true, _]) => return Err(end_by(self.line.hear()?)),
+                _ => {}
+            }
+        }
     }
 
     /// The tree is built while its tasks still run at the source.
@@ -394,6 +403,14 @@ impl Session<'_> {
         {
             tracing::debug!("{error}");
         }
+    }
+}
+
+/// The source says that it gives up, or what it may not say now.
+fn end_by(request: Request) -> Error {
+    match request {
+        Request::Abort { reason } => Error::refused(format!("the source gave up: {reason}")),
+        request => Error::Protocol(format!("it says {request:?} out of turn")),
     }
 }
 

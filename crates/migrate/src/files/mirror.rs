@@ -25,6 +25,8 @@ pub(crate) enum Step<'a> {
     Change(Change),
     /// The bytes of the change before.
     Data(&'a [u8]),
+    /// Something was looked at, and nothing is to be told of it: so whoever listens can end a walk in which nothing differs.
+    Looked,
 }
 
 /// What the destination has under a name.
@@ -78,6 +80,7 @@ impl Mirror {
         let all = scan(&self.root)?;
         let mut told = HashSet::new();
         for found in &all {
+            tell(Step::Looked)?;
             match self.tell_one(found, settled, &mut told, tell) {
                 // It is gone again, or something else: the next time tells.
                 Err(Failure::Kernel(Errno::NOENT | Errno::LOOP | Errno::NXIO | Errno::XDEV)) => {}
@@ -218,6 +221,8 @@ fn tell_pieces(
         if !is_same {
             tell(Step::Change(Change::Write { offset }))?;
             tell(Step::Data(piece))?;
+        } else {
+            tell(Step::Looked)?;
         }
         all.push(sum);
     }

@@ -32,6 +32,7 @@ impl Pair {
                 match step {
                     Step::Change(change @ Change::Write { .. }) => write = Some(change),
                     Step::Change(change) => copy.apply(change, || unreachable!())?,
+                    Step::Looked => {}
                     Step::Data(data) => {
                         bytes += data.len();
                         copy.apply(write.take().unwrap(), || Ok(data.to_vec()))?;

@@ -31,6 +31,7 @@ pub use self::idle::serve as idle;
 pub(crate) use self::job::start_marked;
 pub use self::job::{Call, Streams, remove, serve, start, start_restore, wait};
 pub use self::podman::{ARCHIVE, Ways};
+use crate::cancel::Cancel;
 use crate::error::{Context, Error, Result};
 
 /// What checkpoints and restores have in common: what runs goes on elsewhere, connected as it was.
@@ -240,11 +241,11 @@ impl Container {
     /// Adds to the images of the last round what is not in them: it is stopped now.
     ///
     /// # Errors
-    /// If the runtime fails at that.
-    pub fn complete(&self, images: &Path, work: &Path) -> Result<()> {
+    /// If the runtime fails at that; if somebody cancels.
+    pub(crate) fn complete(&self, images: &Path, work: &Path, cancel: &Cancel) -> Result<()> {
         match self.runtime {
             Runtime::Runc => Ok(()),
-            Runtime::Podman => podman::export(self, images, work),
+            Runtime::Podman => podman::export(self, images, work, cancel),
         }
     }
 

@@ -5,7 +5,7 @@
 //! that does nothing. At the destination Podman imports that, and its runc finds the images that have come in rounds.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,7 +16,9 @@ use serde_json::Value;
 
 use super::bundle::{self, Terms};
 use super::{Container, Runtime, State, configuration, job};
+use crate::cancel::Cancel;
 use crate::error::{Context, Error, Result};
+use crate::group::Group;
 use crate::record::make_private;
 use crate::task::Task;
 
@@ -283,8 +285,13 @@ pub(super) fn sketch(dir: &Path, description: &str) -> Result<PathBuf> {
 /// runtime has just dumped it, and goes on.
 ///
 /// # Errors
-/// If Podman fails at that.
-pub(super) fn export(container: &Container, images: &Path, work: &Path) -> Result<()> {
+/// If Podman fails at that; if somebody cancels.
+pub(super) fn export(
+    container: &Container,
+    images: &Path,
+    work: &Path,
+    cancel: &Cancel,
+) -> Result<()> {
     let bin = work.join("idle");
     make_private(&bin)?;
     let engine = bin.join("criu");
@@ -299,11 +306,11 @@ pub(super) fn export(container: &Container, images: &Path, work: &Path) -> Resul
     let before = names(&kept);
     let archive = images.join(ARCHIVE).display().to_string();
     let words = ["container", "checkpoint", "--leave-running", "--compress", "none"];
-    let output = call(&words)
-        .args(["--export", &archive, &container.id])
-        .env("PATH", job::path(&bin))
-        .output()
-        .context(|| "run podman".to_owned())?;
+    let log = work.join("export.log");
+    let mut command = call(&words);
+    command.args(["--export", &archive, &container.id]).env("PATH", job::path(&bin));
+    command.stdout(Stdio::null()).stderr(File::create(&log).context(|| log.display().to_string())?);
+    let ended = Group::start(&mut command, "podman").and_then(|it| it.finish_unless(cancel));
     for name in names(&kept).into_iter().filter(|name| !before.contains(name)) {
         let path = kept.join(name);
         let removed =
@@ -312,10 +319,11 @@ pub(super) fn export(container: &Container, images: &Path, work: &Path) -> Resul
             tracing::warn!("{}: {error}", path.display());
         }
     }
-    if output.status.success() {
+    if ended?.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = fs::read(&log).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
     Err(Error::refused(format!("podman container checkpoint: {}", said.trim())))
 }
 

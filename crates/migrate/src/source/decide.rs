@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::Signal;
 use torpor_worker::{Event, Worker};
 
@@ -11,7 +10,7 @@ use super::Source;
 use super::frozen::Frozen;
 use super::link::{Happening, unexpected};
 use crate::engine;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::progress::Undecided;
 use crate::record::{Ledger, Phase, Record};
 use crate::runtime;
@@ -303,10 +302,7 @@ pub(super) fn ask_until(to: &Peer, record: &Record, patience: Duration) -> Resul
 /// What the destination says; nothing, if it does not know, or is not the agent that the tasks went to. One that is
 /// stopped takes connections and never answers.
 fn ask(to: &Peer, record: &Record, patience: Duration) -> Result<Option<Verdict>> {
-    let socket = to.connect()?;
-    let limit = Some(patience.min(ANSWER));
-    set_socket_timeout(&socket, Timeout::Recv, limit).context(|| "SO_RCVTIMEO".to_owned())?;
-    let mut line = Line::open(socket)?;
+    let mut line = Line::open_for(to.connect()?, patience.min(ANSWER))?;
     line.say(&Request::Query { id: record.id.clone() })?;
     let (agent, verdict) = match line.hear()? {
         Reply::State { phase: Phase::Moved, pid, agent } => {

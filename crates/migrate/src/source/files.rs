@@ -103,12 +103,12 @@ impl Source<'_> {
         let (start, before) = (Instant::now(), self.link.meter.sent());
         let (link, cancel) = (&mut self.link, &self.cancel);
         for (number, tree) in self.trees.iter_mut().enumerate() {
-            link.say(&Request::Tree { number })?;
+            link.say_unless(&Request::Tree { number }, Some(cancel))?;
             tree.tell(&mut |step| {
-                if cancel.is_due() { Err(Error::Cancelled) } else { link.tell(step) }
+                if cancel.is_due() { Err(Error::Cancelled) } else { link.tell(step, cancel) }
             })?;
         }
-        self.link.say(&Request::Settle)?;
+        self.link.say_unless(&Request::Settle, Some(&self.cancel))?;
         match self.reply()? {
             Reply::Settled => {}
             reply => return Err(unexpected(reply)),

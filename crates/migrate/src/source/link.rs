@@ -145,23 +145,56 @@ impl Link {
         self.line.say(request)
     }
 
-    /// Sends a piece of an image.
+    /// Says something, unless somebody cancels before it is on its way.
     ///
     /// # Errors
-    /// If the link is down.
-    pub(super) fn send_data(&mut self, data: &[u8]) -> Result<()> {
-        self.meter.pass(data.len(), &mut self.budget);
-        self.line.send_data(data)
+    /// If the link is down, or somebody cancels.
+    pub(super) fn say_unless(&mut self, request: &Request, cancel: Option<&Cancel>) -> Result<()> {
+        let Some(cancel) = cancel else { return self.say(request) };
+        let is_said = self.line.say_until(request, cancel.as_fd())?;
+        if is_said { Ok(()) } else { Err(Error::Cancelled) }
     }
 
-    /// Tells what is different in the root file system.
+    /// Sends a piece of an image or a file.
     ///
     /// # Errors
-    /// If the link is down.
-    pub(super) fn tell(&mut self, step: Step<'_>) -> Result<()> {
+    /// If the link is down, or somebody cancels.
+    fn send_data(&mut self, data: &[u8], cancel: Option<&Cancel>) -> Result<()> {
+        self.meter.pass(data.len(), &mut self.budget);
+        self.send_unless(data, cancel)
+    }
+
+    fn send_unless(&mut self, data: &[u8], cancel: Option<&Cancel>) -> Result<()> {
+        let Some(cancel) = cancel else { return self.line.send_data(data) };
+        let is_sent = self.line.send_data_until(data, cancel.as_fd())?;
+        if is_sent { Ok(()) } else { Err(Error::Cancelled) }
+    }
+
+    /// What the destination says next, unless somebody cancels before.
+    ///
+    /// # Errors
+    /// If somebody does, or the link is down.
+    pub(super) fn hear_unless(&mut self, cancel: Option<&Cancel>) -> Result<Reply> {
+        if cancel.is_none() {
+            return self.line.hear();
+        }
+        match self.next(None, cancel)? {
+            Happening::Said(reply) => Ok(reply),
+            Happening::Job(_) => Err(Error::refused("no job was waited for")),
+        }
+    }
+
+    /// Tells what is different in a tree of files.
+    ///
+    /// # Errors
+    /// If the link is down, or somebody cancels.
+    pub(super) fn tell(&mut self, step: Step<'_>, cancel: &Cancel) -> Result<()> {
         match step {
-            Step::Change(change) => self.say(&Request::Change(Box::new(change))),
-            Step::Data(data) => self.send_data(data),
+            Step::Change(change) => {
+                self.say_unless(&Request::Change(Box::new(change)), Some(cancel))
+            }
+            Step::Data(data) => self.send_data(data, Some(cancel)),
+            Step::Looked => Ok(()),
         }
     }
 
@@ -225,10 +258,10 @@ impl Link {
         self.know_earlier(cancel)?;
         let mut sent = Sent::default();
         for (name, path) in images(dir)? {
-            let len = self.send_file(&path, name)?;
+            let len = self.send_file(&path, name, cancel)?;
             *(if len < MIN_COMPARED { &mut sent.small } else { &mut sent.large }) += len;
         }
-        self.say(&Request::End { number })?;
+        self.say_unless(&Request::End { number }, cancel)?;
         Ok(sent)
     }
 
@@ -249,22 +282,23 @@ impl Link {
     }
 
     /// Sends an image; how long it is.
-    fn send_file(&mut self, path: &Path, name: String) -> Result<u64> {
+    fn send_file(&mut self, path: &Path, name: String, cancel: Option<&Cancel>) -> Result<u64> {
         let failed = || path.display().to_string();
         let mut file = File::open(path).context(failed)?;
         let len = file.metadata().context(failed)?.len();
         if let Some((round, earlier)) = self.earlier.remove(&name) {
-            self.say(&Request::File { name: name.clone(), len, since: Some(round) })?;
-            self.send_difference((round, earlier), (&mut file, path, len), &name)?;
+            let since = Some(round);
+            self.say_unless(&Request::File { name: name.clone(), len, since }, cancel)?;
+            self.send_difference((round, earlier), (&mut file, path, len), &name, cancel)?;
             return Ok(len);
         }
-        self.say(&Request::File { name, len, since: None })?;
+        self.say_unless(&Request::File { name, len, since: None }, cancel)?;
         let mut left = len;
         while left > 0 {
             let piece = usize::try_from(left).unwrap_or(MAX_FRAME).min(MAX_FRAME);
             let mut data = vec![0; piece];
             file.read_exact(&mut data).context(failed)?;
-            self.send_data(&data)?;
+            self.send_data(&data, cancel)?;
             self.allowance.add(piece);
             left -= piece as u64;
         }
@@ -277,11 +311,16 @@ impl Link {
         (round, mut earlier): (u32, Earlier),
         (file, path, len): (&mut File, &Path, u64),
         name: &str,
+        cancel: Option<&Cancel>,
     ) -> Result<()> {
         let mut allowance = self.allowance;
         let image = (file, path);
-        difference::tell(&mut earlier, image, len, &mut allowance, &mut |data| {
-            self.send_data(data)
+        let goes_on = || match cancel.is_some_and(Cancel::is_due) {
+            true => Err(Error::Cancelled),
+            false => Ok(()),
+        };
+        difference::tell(&mut earlier, image, len, &mut allowance, &goes_on, &mut |data| {
+            self.send_data(data, cancel)
         })?;
         self.allowance = allowance;
         if is_archive(name) {

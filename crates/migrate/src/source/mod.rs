@@ -458,10 +458,7 @@ impl<'a> Source<'a> {
 
     /// Waits for the destination's next word.
     fn reply(&mut self) -> Result<Reply> {
-        match self.next(None)? {
-            link::Happening::Said(reply) => Ok(reply),
-            link::Happening::Job(_) => Err(Error::refused("a job that has ended says something")),
-        }
+        self.link.hear_unless(Some(&self.cancel))
     }
 }
 

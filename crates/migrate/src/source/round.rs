@@ -103,7 +103,7 @@ impl Source<'_> {
         address::run(self.plan.script.as_deref(), Stage::Stopped, &self.id, cancel)?;
         let files = self.send_files()?;
         if let Some(container) = &self.plan.container {
-            container.complete(&self.round_dir(number), self.work.path())?;
+            container.complete(&self.round_dir(number), self.work.path(), &self.cancel)?;
         }
         self.link.send_images(&self.round_dir(number), number, Some(&self.cancel))?;
         self.arrived(number)?;

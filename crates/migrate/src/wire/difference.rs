@@ -169,21 +169,23 @@ fn sum(unit: &[u8]) -> u64 {
 }
 
 /// Sends, frame by frame, the steps that make an image of `len` bytes of an earlier one. What may not be repeated is sent
-/// as if it were new.
+/// as if it were new. Before each piece `goes_on` is asked: of what is the same nothing goes out for long.
 ///
 /// # Errors
-/// If either cannot be read; those of `send`.
+/// If either cannot be read; those of `goes_on` and `send`.
 pub(crate) fn tell(
     earlier: &mut Earlier,
     (image, path): (&mut File, &Path),
     len: u64,
     allowance: &mut Allowance,
+    goes_on: &dyn Fn() -> Result<()>,
     send: &mut dyn FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
     let mut steps = StepWriter::default();
     let mut piece = vec![0; PIECE];
     let (mut left, mut at) = (len, 0);
     while left > 0 {
+        goes_on()?;
         let want = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
         let piece = &mut piece[..want];
         image.read_exact(piece).context(|| path.display().to_string())?;
@@ -380,7 +382,8 @@ mod tests {
         let mut frames = VecDeque::new();
         let mut earlier = Earlier::read(&old).unwrap();
         let (mut image, len) = (File::open(&new).unwrap(), now.len() as u64);
-        tell(&mut earlier, (&mut image, &new), len, &mut after(before.len()), &mut |frame| {
+        let image = (&mut image, new.as_path());
+        tell(&mut earlier, image, len, &mut after(before.len()), &|| Ok(()), &mut |frame| {
             assert!(frame.len() <= MAX_FRAME);
             frames.push_back(frame.to_vec());
             Ok(())

@@ -11,19 +11,20 @@
 //! more is cut off before a byte of it is stored.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::engine::wait_readable;
+use crate::engine::{wait_readable, wait_writable};
 use crate::error::{Context, Error, Result};
 
 /// The longest frame.
@@ -66,8 +67,8 @@ struct Heart {
 
 fn lost(error: &std::io::Error) -> Error {
     Error::Link(match error.kind() {
-        std::io::ErrorKind::UnexpectedEof => "it was closed".to_owned(),
-        std::io::ErrorKind::WouldBlock => "nothing comes any more".to_owned(),
+        ErrorKind::UnexpectedEof => "it was closed".to_owned(),
+        ErrorKind::WouldBlock => "nothing comes any more".to_owned(),
         _ => error.to_string(),
     })
 }
@@ -78,8 +79,16 @@ impl Line {
     /// # Errors
     /// If the other end is none of ours, or speaks other versions only.
     pub(crate) fn open(socket: OwnedFd) -> Result<Self> {
+        Self::open_for(socket, PATIENCE)
+    }
+
+    /// As [`Line::open`], for whoever waits so long for each word, and no longer.
+    ///
+    /// # Errors
+    /// As [`Line::open`].
+    pub(crate) fn open_for(socket: OwnedFd, patience: Duration) -> Result<Self> {
         let mut line = Self { file: File::from(socket), writing: Arc::default(), heart: None };
-        line.limit(PATIENCE)?;
+        line.limit(patience)?;
         let mut ours = [0; PREAMBLE];
         ours[..MAGIC.len()].copy_from_slice(MAGIC);
         ours[8..10].copy_from_slice(&VERSION.to_le_bytes());
@@ -188,8 +197,7 @@ impl Line {
     /// # Errors
     /// If the connection is down.
     pub(crate) fn say(&mut self, message: &impl Serialize) -> Result<()> {
-        let text = serde_json::to_vec(message).map_err(|e| Error::Protocol(e.to_string()))?;
-        self.send(MESSAGE, &text)
+        self.send(MESSAGE, &text(message)?)
     }
 
     /// Sends a piece of a file.
@@ -200,13 +208,54 @@ impl Line {
         self.send(DATA, data)
     }
 
+    /// As [`Line::say`], until `end` can be read: false if not all of it was on its way by then. If a part of it was, nothing
+    /// more can be said, and the connection is closed.
+    ///
+    /// # Errors
+    /// If the connection is down, or takes nothing for as long as silence is borne.
+    pub(crate) fn say_until(
+        &mut self,
+        message: &impl Serialize,
+        end: BorrowedFd<'_>,
+    ) -> Result<bool> {
+        self.send_until(MESSAGE, &text(message)?, end)
+    }
+
+    /// As [`Line::send_data`], until `end` can be read.
+    ///
+    /// # Errors
+    /// As [`Line::say_until`].
+    pub(crate) fn send_data_until(&mut self, data: &[u8], end: BorrowedFd<'_>) -> Result<bool> {
+        self.send_until(DATA, data, end)
+    }
+
+    fn send_until(&mut self, kind: u8, payload: &[u8], end: BorrowedFd<'_>) -> Result<bool> {
+        let frame = frame(kind, payload)?;
+        let patience = self.heart.as_ref().map_or(PATIENCE, |heart| heart.patience);
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = &frame[..];
+        while !left.is_empty() {
+            match wait_writable(self.file.as_fd(), end, patience)? {
+                [_, true] => {
+                    if left.len() < frame.len() {
+                        let _ = shutdown(&self.file, Shutdown::Both);
+                    }
+                    return Ok(false);
+                }
+                [false, false] => return Err(lost(&ErrorKind::WouldBlock.into())),
+                [true, false] => {}
+            }
+            match send(&self.file, left, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(sent) => left = &left[sent..],
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(lost(&error.into())),
+            }
+        }
+        Ok(true)
+    }
+
     fn send(&mut self, kind: u8, payload: &[u8]) -> Result<()> {
-        let len = u32::try_from(payload.len()).ok().filter(|_| payload.len() <= MAX_FRAME);
-        let len = len.ok_or_else(|| Error::Protocol("a message is too long".to_owned()))?;
-        let mut frame = Vec::with_capacity(HEADER + payload.len());
-        frame.extend_from_slice(&[kind, 0, 0, 0]);
-        frame.extend_from_slice(&len.to_le_bytes());
-        frame.extend_from_slice(payload);
+        let frame = frame(kind, payload)?;
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         (&self.file).write_all(&frame).map_err(|e| lost(&e))
     }
@@ -268,12 +317,22 @@ impl Line {
     }
 }
 
+fn text(message: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(message).map_err(|e| Error::Protocol(e.to_string()))
+}
+
+fn frame(kind: u8, payload: &[u8]) -> Result<Vec<u8>> {
+    let len = u32::try_from(payload.len()).ok().filter(|_| payload.len() <= MAX_FRAME);
+    let len = len.ok_or_else(|| Error::Protocol("a message is too long".to_owned()))?;
+    Ok([&[kind, 0, 0, 0][..], &len.to_le_bytes(), payload].concat())
+}
+
 /// Says that this end lives. Where nothing more fits in, enough lies there that says so.
 fn beat_once(mut socket: &File) -> std::io::Result<()> {
     let frame = [BEAT, 0, 0, 0, 0, 0, 0, 0];
     match send(socket, &frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         Ok(sent) => socket.write_all(&frame[sent..]),
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
@@ -281,5 +340,49 @@ fn beat_once(mut socket: &File) -> std::io::Result<()> {
 impl AsFd for Line {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::net::UnixStream;
+
+    use rustix::net::sockopt::socket_timeout;
+
+    use super::*;
+
+    /// The other end takes nothing, and somebody wants the end of it: nobody waits for a link that hangs.
+    #[test]
+    fn what_does_not_go_out_can_be_ended() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let greeting = far.try_clone().unwrap();
+        let patience = Duration::from_secs(7);
+        let opened = thread::spawn(move || Line::open_for(near.into(), patience).unwrap());
+        let mut preamble = [0; PREAMBLE];
+        far.read_exact(&mut preamble).unwrap();
+        (&greeting).write_all(&preamble).unwrap();
+        let mut line = opened.join().unwrap();
+        assert_eq!(socket_timeout(&line.file, Timeout::Recv).unwrap(), Some(patience));
+        let (mut caller, end) = UnixStream::pair().unwrap();
+        assert!(line.send_data_until(b"abc", end.as_fd()).unwrap());
+        caller.write_all(b"x").unwrap();
+        // Before a piece: the other end hears of it.
+        assert!(!line.send_data_until(b"def", end.as_fd()).unwrap());
+        line.say(&"it ends").unwrap();
+        // Within one that does not fit in: nothing follows that would be taken for the rest.
+        (&end).read_exact(&mut [0]).unwrap();
+        let sending = thread::spawn(move || {
+            (line.send_data_until(&vec![7; MAX_FRAME], end.as_fd()).unwrap(), line)
+        });
+        let mut heard = vec![0; HEADER + 3 + HEADER + 9 + HEADER + 1];
+        far.read_exact(&mut heard).unwrap();
+        caller.write_all(b"x").unwrap();
+        let (is_sent, mut line) = sending.join().unwrap();
+        assert!(!is_sent);
+        line.say(&"more").unwrap_err();
+        assert!(far.read_to_end(&mut heard).unwrap() < MAX_FRAME);
+        assert_eq!(heard[HEADER..HEADER + 3], *b"abc");
     }
 }

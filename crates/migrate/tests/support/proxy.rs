@@ -23,6 +23,8 @@ const HEADER: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     CutLink,
+    /// From then on it takes nothing, and neither end hears that.
+    HangLink,
     KillSource,
     KillAgent,
 }
@@ -263,7 +265,7 @@ impl Proxy {
         let (Some(plan), Some(at)) = (self.plan, *call) else { return };
         let whose = match plan.fault {
             Fault::KillAgent => there.agent.as_ref().map(Child::id),
-            Fault::KillSource | Fault::CutLink => Some(migration.id()),
+            Fault::KillSource | Fault::CutLink | Fault::HangLink => Some(migration.id()),
         };
         let worker = whose.and_then(|whose| descendant(whose, torpor_worker::COMMAND));
         if let Some(worker) = worker {
@@ -284,11 +286,19 @@ impl Proxy {
             }
             Fault::KillAgent => there.stop_agent(),
             Fault::CutLink => self.cut(),
+            Fault::HangLink => {}
         }
     }
 
     /// It is time: waits until it has been done.
     fn strike(&self) {
+        if self.plan.is_some_and(|plan| plan.fault == Fault::HangLink) {
+            self.struck.store(true, Ordering::SeqCst);
+            while !self.over.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(1));
+            }
+            return;
+        }
         if self.plan.is_some_and(|plan| plan.fault == Fault::CutLink) {
             self.struck.store(true, Ordering::SeqCst);
             self.cut();
@@ -298,6 +308,12 @@ impl Proxy {
         while self.due.load(Ordering::SeqCst) && !self.over.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// The link is gone for good; what hangs goes on.
+    pub fn end(&self) {
+        self.cut();
+        self.over.store(true, Ordering::SeqCst);
     }
 
     pub fn cut(&self) {
