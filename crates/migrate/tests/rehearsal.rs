@@ -4,6 +4,11 @@
 
 mod support;
 
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use support::{Counter, Host, judge, wait_until};
 
@@ -170,4 +175,66 @@ fn rounds_end_by_the_expected_pause() {
     std::fs::remove_file(&experience).unwrap();
     let (rounds, _) = moves(2000, 0.0);
     assert!((3..50).contains(&rounds), "all is written again in each: {rounds}");
+}
+
+/// A dump that takes longer than anybody is silent for: the command says meanwhile that it lives.
+#[test]
+fn what_takes_long_is_no_silence() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let is_long = std::env::var_os("TORPOR_LONG").is_some();
+    if !is_long {
+        println!(
+            "longer than any connection is waited for: left out, TORPOR_LONG=1 has it take 25 seconds"
+        );
+    }
+    // The time itself is what is borne here.
+    let (patience, time) = if is_long { ("10", 25) } else { ("1", 2) };
+    let script = format!("test $CRTOOLS_SCRIPT_ACTION != pre-dump || sleep {time}");
+    let options = ["--action-script", &script].map(|word| format!("--dump-option={word}"));
+    let args = ["--pid", &counter.pid.to_string(), "--patience", patience, "--dry-run", "--json"];
+    let output = here.migrate(&args).args(&options).arg(&there.address).output().unwrap();
+    assert_eq!(judge(&output).unwrap()["refused"], json!([]));
+    stays(&counter, &here, &there);
+}
+
+/// A link to an agent that passes on no more than 64 KiB in 3 ms, each way of a connection.
+fn slow_link(here: &Host, there: &Host) -> String {
+    let (path, agent) = (here.path("slow.socket"), there.path("agent.socket"));
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        for near in listener.incoming().map(Result::unwrap) {
+            let far = UnixStream::connect(&agent).unwrap();
+            let ends = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            std::thread::spawn(move || pass_slowly(near, far));
+            std::thread::spawn(move || pass_slowly(ends.1, ends.0));
+        }
+    });
+    format!("unix:{}", path.display())
+}
+
+fn pass_slowly(mut from: UnixStream, mut to: UnixStream) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(len @ 1..) = from.read(&mut buffer) {
+        std::thread::sleep(Duration::from_millis(3));
+        if to.write_all(&buffer[..len]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+/// Where no round tells how fast the link is, it is measured before the tasks are stopped.
+#[test]
+fn what_is_expected_without_rounds_knows_the_link() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    // 20 MB, of which the link takes 22 in a second at most.
+    let counter = Counter::start(5000, 1);
+    let to = slow_link(&here, &there);
+    let report = here.moves(counter.pid, "stop-and-copy", &to).unwrap();
+    let expected = report["estimate"]["transfer_ms"].as_f64().unwrap();
+    assert!(expected > 800.0, "{report}");
+    counter.goes_on();
 }

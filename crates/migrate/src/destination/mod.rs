@@ -177,6 +177,10 @@ impl Agent {
         let request = line.hear()?;
         drop(caller);
         let _counted = Counted::among(&self.connections);
+        // Whether something may come is asked of runtimes and of the policy, which may take long.
+        if let Request::Begin(begin) | Request::Rehearse(begin) = &request {
+            line.beat(begin.silence())?;
+        }
         match request {
             Request::Begin(begin) => session::run(self, line, *begin),
             Request::Rehearse(begin) => rehearsal::run(self, line, &begin),

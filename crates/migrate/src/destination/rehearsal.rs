@@ -66,7 +66,10 @@ fn bundle(agent: &Agent, begin: &Begin, work: &Path) -> Result<Option<PathBuf>> 
 }
 
 /// Takes bytes, and forgets them.
-fn measure(line: &mut Line, len: u64) -> Result<()> {
+///
+/// # Errors
+/// If the link is down, or brings more than was said.
+pub(super) fn measure(line: &mut Line, len: u64) -> Result<()> {
     let mut left = len;
     while left > 0 {
         let piece = line.receive_data()?.len() as u64;

@@ -7,6 +7,7 @@ use torpor_kernel::shortage::Shortage;
 use torpor_worker::Class;
 
 use super::director::Director;
+use super::rehearsal::measure;
 use super::reservation::Reservation;
 use super::restore::{Beginning, Pager, Restore};
 use super::round::Incoming;
@@ -24,8 +25,6 @@ use crate::wire::difference::Allowance;
 use crate::wire::frame::Line;
 use crate::wire::message::{Begin, Kind, Reply, Request, Subject};
 
-/// Seconds for which a source may want to be silent.
-const MAX_PATIENCE: u32 = 3600;
 /// How long the connection for a round's pages may take.
 const SOON: Duration = Duration::from_secs(20);
 /// No migration takes more rounds.
@@ -96,8 +95,6 @@ impl Session<'_> {
     fn carry_out(&mut self) -> Result<()> {
         let (token, agent) = (self.place.token.clone(), self.place.agent.identity.clone());
         self.line.say(&Reply::Ready { token, host: Host::this(), agent })?;
-        let patience = self.place.begin.patience.clamp(1, MAX_PATIENCE);
-        self.line.beat(Duration::from_secs(patience.into()))?;
         loop {
             let Some(speaker) = self.next()? else { continue };
             match speaker {
@@ -157,6 +154,7 @@ impl Session<'_> {
             (Request::Over, ..) if self.place.ledger.record().phase == Phase::Moved => {
                 return Ok(true);
             }
+            (Request::Measure { len }, None, None) => measure(&mut self.line, len)?,
             (request, ..) => return Err(end_by(request)),
         }
         Ok(false)

@@ -84,7 +84,7 @@ impl Source<'_> {
         Measured {
             memory: shape.memory,
             state: files,
-            link: LINK,
+            link: self.link_speed.map_or(LINK, float),
             freeze,
             restore,
             fill: FILL,

@@ -83,7 +83,10 @@ impl Link {
     /// # Errors
     /// If nobody answers there, or with no.
     pub(super) fn begin(to: &Peer, begin: Begin, limit: Option<u64>) -> Result<(Self, String)> {
-        Self::open(to, &Request::Begin(Box::new(begin)), limit)
+        let (silence, connections, built) = (begin.silence(), begin.connections, begin.build_after);
+        let (line, token, agent) = ask(to, &Request::Begin(Box::new(begin)), silence)?;
+        let pages = Pages { to: to.clone(), token, connections, sets: AtomicU64::new(0) };
+        Ok((Self::over(line, pages, built, limit), agent))
     }
 
     /// Connects, and asks whether something could come.
@@ -91,27 +94,17 @@ impl Link {
     /// # Errors
     /// If nobody answers there, or with no.
     pub(super) fn rehearse(to: &Peer, begin: Begin) -> Result<Self> {
-        Self::open(to, &Request::Rehearse(Box::new(begin)), None).map(|(link, _)| link)
+        let silence = begin.silence();
+        let (line, token, _) = ask(to, &Request::Rehearse(Box::new(begin)), silence)?;
+        let pages = Pages { to: to.clone(), token, connections: 1, sets: AtomicU64::new(0) };
+        Ok(Self::over(line, pages, 0, None))
     }
 
-    fn open(to: &Peer, request: &Request, limit: Option<u64>) -> Result<(Self, String)> {
-        let mut line = Line::open(to.connect()?)?;
-        line.say(request)?;
-        match line.hear()? {
-            Reply::Ready { token, agent, .. } => {
-                let (mut connections, mut built) = (1, 0);
-                if let Request::Begin(begin) = request {
-                    (connections, built) = (begin.connections, begin.build_after);
-                    line.beat(Duration::from_secs(begin.patience.into()))?;
-                }
-                let pages = Pages { to: to.clone(), token, connections, sets: AtomicU64::new(0) };
-                let (budget, meter) = (Budget::new(), Meter::new(limit));
-                let (pages, earlier) = (Arc::new(pages), HashMap::new());
-                let (reading, allowance) = (None, Allowance::default());
-                Ok((Self { line, pages, budget, meter, earlier, reading, allowance, built }, agent))
-            }
-            reply => Err(unexpected(reply)),
-        }
+    fn over(line: Line, pages: Pages, built: u32, limit: Option<u64>) -> Self {
+        let (budget, meter) = (Budget::new(), Meter::new(limit));
+        let (pages, earlier) = (Arc::new(pages), HashMap::new());
+        let (reading, allowance) = (None, Allowance::default());
+        Self { line, pages, budget, meter, earlier, reading, allowance, built }
     }
 
     /// A connection for the pages of a round: one, or several that are used as one.
@@ -217,20 +210,20 @@ impl Link {
         self.say(&Request::Abort { reason: "it was a rehearsal".to_owned() })
     }
 
-    /// How many bytes a second go to the destination, measured for about `time`.
+    /// How many bytes a second go to the destination, measured for about `time`. They are none of those that are counted.
     ///
     /// # Errors
-    /// If the link is down.
-    pub(super) fn measure(&mut self, time: Duration) -> Result<u64> {
+    /// If the link is down, or somebody cancels.
+    pub(super) fn measure(&mut self, time: Duration, cancel: Option<&Cancel>) -> Result<u64> {
         let piece = vec![0x5a; MAX_FRAME];
         let (start, mut len) = (Instant::now(), MAX_FRAME as u64);
         loop {
             let before = Instant::now();
-            self.line.say(&Request::Measure { len })?;
+            self.say_unless(&Request::Measure { len }, cancel)?;
             for _ in 0..len / MAX_FRAME as u64 {
-                self.line.send_data(&piece)?;
+                self.send_unless(&piece, cancel)?;
             }
-            match self.line.hear()? {
+            match self.hear_unless(cancel)? {
                 Reply::Measured => {}
                 reply => return Err(unexpected(reply)),
             }
@@ -392,6 +385,17 @@ impl Link {
             }
         }
         None
+    }
+}
+
+/// Asks whether something may come. The line to whoever says that it may, with the token and the number of that agent.
+fn ask(to: &Peer, request: &Request, silence: Duration) -> Result<(Line, String, String)> {
+    let mut line = Line::open(to.connect()?)?;
+    line.say(request)?;
+    line.beat(silence)?;
+    match line.hear()? {
+        Reply::Ready { token, agent, .. } => Ok((line, token, agent)),
+        reply => Err(unexpected(reply)),
     }
 }
 

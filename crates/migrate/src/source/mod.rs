@@ -45,6 +45,8 @@ use crate::wire::carrier::Carrier;
 use crate::wire::message::{Begin, Reply, Request, Subject};
 use crate::work::{self, WorkDir};
 
+/// How long the link is measured where no rounds tell how fast it is.
+const MEASURING: Duration = Duration::from_millis(100);
 /// No fewer bytes of files in memory are worth a round.
 const LARGE: u64 = 1 << 20;
 /// Options of a dump that seal its images, or may.
@@ -137,6 +139,8 @@ pub(crate) struct Source<'a> {
     compares_files: bool,
     /// Whether the first round brings more than pages although nothing is built by it: there are files in memory.
     brings_files: bool,
+    /// Bytes that go over the link in a second, if that was measured.
+    link_speed: Option<u64>,
     /// What earlier migrations took, and what of that is like this one.
     experience: Experience,
     kind: Kind,
@@ -356,6 +360,7 @@ impl<'a> Source<'a> {
             compared_bytes: 0,
             compares_files,
             brings_files: compares_files && !plan.builds_early(),
+            link_speed: None,
             experience: Experience::of(&plan.state_dir),
             kind,
             estimate: None,
@@ -371,6 +376,8 @@ impl<'a> Source<'a> {
         self.send_files_in_rounds()?;
         if self.plan.mode.has_rounds() {
             self.take_rounds()?;
+        } else if self.plan.bandwidth.is_none() {
+            self.link_speed = Some(self.link.measure(MEASURING, Some(&self.cancel))?);
         }
         // From here on the tasks wait: what limits the rate would make them wait longer.
         self.link.meter.limit(None);

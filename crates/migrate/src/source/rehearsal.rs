@@ -114,7 +114,7 @@ pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
                 Err(error) => return Err(error),
             }
         }
-        speed = Some(link.measure(MEASURING)?);
+        speed = Some(link.measure(MEASURING, None)?);
         link.part()?;
     }
     let lesson = Experience::of(&plan.state_dir).lesson(&kind);

@@ -1,6 +1,7 @@
 //! What the two hosts say to each other.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +9,9 @@ use crate::files::Change;
 use crate::host::Host;
 use crate::record::Phase;
 use crate::runtime::{ARCHIVE, Runtime};
+
+/// Seconds for which a source may want to be silent.
+const MAX_PATIENCE: u32 = 3600;
 
 /// What the source says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,6 +123,14 @@ pub(crate) struct Begin {
     pub connections: usize,
     /// Seconds for which each end bears the silence of the other one.
     pub patience: u32,
+}
+
+impl Begin {
+    /// For how long each end bears the silence of the other one.
+    #[must_use]
+    pub(crate) fn silence(&self) -> Duration {
+        Duration::from_secs(self.patience.clamp(1, MAX_PATIENCE).into())
+    }
 }
 
 /// What moves.
