@@ -119,6 +119,36 @@ fn tasks_that_do_not_fit_there_stay_here() {
     }
 }
 
+/// The same of a disk there that is full: what comes goes into files.
+#[test]
+fn tasks_whose_images_do_not_fit_there_stay_here() {
+    for mode in ["stop-and-copy", "pre-copy", "pipelined", "hybrid"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        let taken = there.path("taken");
+        let script = format!(
+            "mkdir {0} && mount -t tmpfs -o size=4M full {0} && exec \"$@\"",
+            taken.display()
+        );
+        there.prefix =
+            ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned).to_vec();
+        there.start_agent();
+        let counter = Counter::start(5000, 10);
+        let error = here.moves(counter.pid, mode, &there.address).unwrap_err();
+        assert!(error.contains("No space left on device"), "{mode}: {error}");
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
+        assert_eq!(here.phases("source"), ["stayed"], "{mode}");
+        let agent = there.agent.as_ref().unwrap().id();
+        let taken = format!("/proc/{agent}/root{}", taken.display());
+        wait_until("there is room again", || fs::read_dir(&taken).unwrap().next().is_none());
+        assert_eq!(there.phases("destination"), ["stayed"], "{mode}");
+        wait_until("the source tidies up", || here.is_clean());
+        let small = Counter::start(100, 1);
+        here.moves(small.pid, mode, &there.address).unwrap();
+        small.goes_on();
+    }
+}
+
 /// All that the agent is made of is killed when its limit is met (`memory.oom.group`, `OOMPolicy=kill`): the tasks go on
 /// here, and the next agent finds nothing of them.
 #[test]

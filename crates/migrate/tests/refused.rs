@@ -5,10 +5,11 @@
 mod support;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use support::{Counter, Host, judge, torpor, wait_until};
+use support::{Counter, Host, Killed, judge, torpor, wait_until};
 
 /// What a command says that fails.
 fn error(command: &mut Command) -> String {
@@ -112,6 +113,63 @@ fn a_locked_file_that_both_hosts_see_is_named() {
     assert!(error.contains(&what) && error.contains("lslocks"), "{error}");
     counter.goes_on();
     assert_eq!(counter.running(), [(counter.pid, true)]);
+}
+
+/// A dump that fails by itself says why, whatever the other end makes of it.
+#[test]
+fn a_dump_that_fails() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let pid = counter.pid.to_string();
+    for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
+        let script = "test $CRTOOLS_SCRIPT_ACTION != network-lock";
+        let options = ["--action-script", script].map(|word| format!("--dump-option={word}"));
+        let args = ["--pid", &pid, "--mode", mode, &there.address];
+        let said = error(here.migrate(&args).args(&options));
+        assert!(said.contains("network-lock"), "{mode}: {said}");
+        assert!(
+            !said.contains("page server") && !said.contains("wait for another"),
+            "{mode}: {said}"
+        );
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+    }
+}
+
+/// Neither a thread nor what has ended is a tree of processes.
+#[test]
+fn what_is_no_process_is_named() {
+    const PROGRAM: &str = "import os, signal, threading\n\
+        child = os.fork()\n\
+        if not child:\n    os._exit(0)\n\
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n\
+        thread = threading.Thread(target=signal.pause)\n\
+        thread.start()\n\
+        print(thread.native_id, child, flush=True)\n\
+        thread.join()";
+    let here = Host::new();
+    let mut program = Command::new("python3");
+    program.args(["-c", PROGRAM]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut program = program.spawn().unwrap();
+    let killed = Killed(program.id().cast_signed());
+    let mut line = String::new();
+    BufReader::new(program.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let (thread, ended) = line.trim().split_once(' ').unwrap();
+    let process = program.id();
+    for (pid, why, hint) in [
+        (thread, format!("{thread} is a thread of process {process}"), format!("--pid {process}")),
+        (ended, format!("process {ended} cannot move: it has ended"), "ps --format".to_owned()),
+    ] {
+        for more in [&[][..], &["--dry-run"]] {
+            let args = [&["--pid", pid][..], more, &["unix:/run/no.socket"]].concat();
+            let said = error(&mut here.migrate(&args));
+            assert!(said.contains(&why) && said.contains(&hint), "{args:?}: {said}");
+        }
+    }
+    drop(killed);
+    program.wait().unwrap();
 }
 
 /// No agent is asked: there is none.

@@ -153,7 +153,14 @@ impl Link {
     /// # Errors
     /// If the link is down, or somebody cancels.
     fn send_data(&mut self, data: &[u8], cancel: Option<&Cancel>) -> Result<()> {
-        self.meter.pass(data.len(), &mut self.budget);
+        let wait = self.meter.count(data.len(), &mut self.budget);
+        match cancel {
+            Some(cancel) if wait_readable(&[cancel.as_fd()], Some(wait))? == [true] => {
+                return Err(Error::Cancelled);
+            }
+            Some(_) => {}
+            None => thread::sleep(wait),
+        }
         self.send_unless(data, cancel)
     }
 
@@ -470,7 +477,9 @@ impl Pages {
 /// Makes each connection that is lost anew, until the destination does not want it any more.
 fn keep_connected(carrier: &Carrier, join: impl Fn() -> Result<Answer>) {
     while carrier.wait_lost() {
-        tracing::warn!("the connection for pages is lost: the tasks wait for another one");
+        if carrier.is_spoken_to() {
+            tracing::warn!("the connection for pages is lost: the tasks wait for another one");
+        }
         let start = Instant::now();
         loop {
             let joined = match join() {
@@ -522,9 +531,38 @@ pub(super) fn unexpected(reply: Reply) -> Error {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::wire::address::Address;
+
+    /// A link to an end that takes what comes, with a limit.
+    fn link(limit: u64) -> Link {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        thread::spawn(move || {
+            // A preamble is what the other end says first.
+            let mut bytes = [0; 4096];
+            let greeted = far.read(&mut bytes).and_then(|len| far.write_all(&bytes[..len]));
+            while greeted.is_ok() && far.read(&mut bytes).is_ok_and(|len| len > 0) {}
+        });
+        let to = Peer { address: Address::Unix(PathBuf::new()), keys: None };
+        let pages = Pages { to, token: String::new(), connections: 1, sets: AtomicU64::new(0) };
+        Link::over(Line::open(near.into()).unwrap(), pages, 0, Some(limit))
+    }
+
+    #[test]
+    fn a_limit_can_be_cancelled() {
+        let mut link = link(1);
+        let cancel = Cancel::due().unwrap();
+        // Some minutes of it.
+        let ended = link.send_data(&[0; 1000], Some(&cancel));
+        assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
+        link.meter.limit(None);
+        link.send_data(&[0; 1000], Some(&Cancel::new().unwrap())).unwrap();
+        assert_eq!(link.meter.sent(), 2000);
+    }
 
     /// Files in memory may be large, and reading them takes long.
     #[test]

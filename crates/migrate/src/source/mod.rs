@@ -188,7 +188,18 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
 /// The root of a tree, if it is one that can be stopped from here.
 fn find_root(pid: i32) -> Result<Task> {
     let root = Task::find(pid)?;
-    let (why, hint) = if proc::stat(pid).is_ok_and(|stat| stat.is_of_kernel()) {
+    if let Some(process) = process_of(pid).filter(|&process| process != pid) {
+        return Err(Error::refused_with(
+            format!("{pid} is a thread of process {process}"),
+            format!("--pid {process}"),
+        ));
+    }
+    let (why, hint) = if proc::stat(pid).is_ok_and(|stat| stat.has_ended()) {
+        (
+            "it has ended, and its parent has not asked how",
+            "ps --format pid,ppid,stat,args shows Z for these",
+        )
+    } else if proc::stat(pid).is_ok_and(|stat| stat.is_of_kernel()) {
         ("it is a thread of the kernel", "ps --ppid 2 lists these")
     } else if pid == 1 {
         ("it is the first one of this host or container", "give the root of a tree below it")
@@ -201,6 +212,11 @@ fn find_root(pid: i32) -> Result<Task> {
         return Ok(root);
     };
     Err(Error::refused_with(format!("process {pid} cannot move: {why}"), hint))
+}
+
+/// The process that a task is a thread of.
+fn process_of(task: i32) -> Option<i32> {
+    proc::status(task).ok()?.number("Tgid", 10)?.try_into().ok()
 }
 
 /// Whether the session of a tree is that of a shell, which does not move.
@@ -376,7 +392,8 @@ impl<'a> Source<'a> {
         self.send_files_in_rounds()?;
         if self.plan.mode.has_rounds() {
             self.take_rounds()?;
-        } else if self.plan.bandwidth.is_none() {
+        }
+        if self.rounds.is_empty() && self.plan.bandwidth.is_none() {
             self.link_speed = Some(self.link.measure(MEASURING, Some(&self.cancel))?);
         }
         // From here on the tasks wait: what limits the rate would make them wait longer.

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use torpor_images::ImageDir;
 use torpor_worker::{Event, Outcome, Worker};
 
@@ -17,6 +18,8 @@ use crate::report::Round;
 use crate::runtime::{self, Call, Container};
 use crate::wire::message::{Kind, Reply, Request};
 
+/// What a job fails with whose connection for pages is closed at its other end.
+const CUT_OFF: [Errno; 2] = [Errno::PIPE, Errno::CONNRESET];
 /// The option of a dump that puts files in memory into the images as they are.
 pub(super) const STORE: &str = "--store-tmpfs";
 
@@ -33,7 +36,8 @@ impl Source<'_> {
                 Happening::Said(reply) => return Err(unexpected(reply)),
             }
         };
-        let outcome = judge(if self.is_whole(number) { "dump" } else { "pre-dump" }, outcome)?;
+        let what = if self.is_whole(number) { "dump" } else { "pre-dump" };
+        let outcome = self.judge(what, outcome)?;
         let dir = self.round_dir(number);
         let images = self.link.send_images(&dir, number, Some(&self.cancel))?;
         let mut round = Round {
@@ -50,6 +54,15 @@ impl Source<'_> {
             self.note_images(number, images)?;
         }
         Ok(round)
+    }
+
+    /// What has become of a job that sends pages. If nobody took them any more, the destination says why.
+    fn judge(&mut self, what: &str, outcome: Outcome) -> Result<Outcome> {
+        let is_cut_off = CUT_OFF.iter().any(|errno| errno.raw_os_error() == outcome.errno);
+        judge(what, outcome).map_err(|error| {
+            let why = if is_cut_off { self.link.last_word() } else { None };
+            why.unwrap_or(error)
+        })
     }
 
     /// A round has brought all images. Those that are sealed, for whatever reason, differ as a whole from the next ones.
@@ -89,7 +102,7 @@ impl Source<'_> {
                     _ => {}
                 },
                 Happening::Job(Event::Ended(outcome)) => {
-                    judge("dump", outcome)?;
+                    self.judge("dump", outcome)?;
                     return Err(Error::refused("dump: it did not wait"));
                 }
                 Happening::Job(_) => {}

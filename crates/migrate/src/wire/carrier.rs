@@ -169,6 +169,11 @@ impl Carrier {
         });
     }
 
+    /// Whether the process here may have more to say.
+    pub(crate) fn is_spoken_to(&self) -> bool {
+        !self.state().has_ended
+    }
+
     /// Waits until a connection is needed; false if none is any more.
     pub(crate) fn wait_lost(&self) -> bool {
         let mut state = self.state();

@@ -82,13 +82,18 @@ impl Meter {
 
     /// Counts bytes that go out now, and waits as long as the limit asks for.
     pub(crate) fn pass(&self, bytes: usize, budget: &mut Budget) {
+        thread::sleep(self.count(bytes, budget));
+    }
+
+    /// Counts bytes that go out now: how long the limit asks to wait.
+    pub(crate) fn count(&self, bytes: usize, budget: &mut Budget) -> Duration {
         let nanos = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1);
         let _ = self.first.compare_exchange(0, nanos, Ordering::Relaxed, Ordering::Relaxed);
         self.add(bytes as u64);
         let wait = budget.owe(bytes as u64, self.limit.load(Ordering::Relaxed), Instant::now());
         let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
         self.held.fetch_add(nanos, Ordering::Relaxed);
-        thread::sleep(wait);
+        wait
     }
 }
 
