@@ -41,6 +41,9 @@ pub(crate) struct Kind {
     pub program: String,
     /// How large the tree is.
     pub size: Size,
+    /// Whether the link was measured for it: what is expected of one that was not may be far off.
+    #[serde(default)]
+    pub is_measured: bool,
 }
 
 impl Kind {
@@ -247,7 +250,7 @@ mod tests {
     fn of(program: &str, tasks: u32, mebibytes: u64, mode: Mode) -> Kind {
         let shape = Shape { tasks, memory: mebibytes << 20, ..Shape::default() };
         let (to, program, size) = ("there".to_owned(), program.to_owned(), Size::of(&shape));
-        Kind { to, mode, is_container: false, program, size }
+        Kind { to, mode, is_container: false, program, size, is_measured: false }
     }
 
     /// A graph of a gigabyte says nothing about a tree of processes, nor about a small graph.
@@ -256,8 +259,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let factors = Factors::between(&pause(1, 1, 1), &pause(2, 2, 2));
         let graph = of("walker", 1, 1000, Mode::PreCopy);
+        let measured = Kind { is_measured: true, ..graph.clone() };
         let sample = Sample { kind: graph, factors, pace: None, last: None };
         Experience::of(dir.path()).add(sample).unwrap();
+        assert!(
+            Experience::of(dir.path()).lesson(&measured).is_none(),
+            "of a link that was guessed"
+        );
         let learned = |program, tasks, mebibytes| {
             let kind = of(program, tasks, mebibytes, Mode::PreCopy);
             Experience::of(dir.path()).lesson(&kind).is_some()

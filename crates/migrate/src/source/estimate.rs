@@ -23,7 +23,8 @@ pub(super) fn kind(plan: &Plan) -> Result<Kind> {
     let size = Size::of(&Shape::of(&task::tree(plan.pid)?));
     let name = proc::stat(plan.pid).map(|stat| stat.comm).unwrap_or_default();
     let program = String::from_utf8_lossy(&name).into_owned();
-    Ok(Kind { to, mode: plan.mode, is_container, program, size })
+    let is_measured = plan.measures_link();
+    Ok(Kind { to, mode: plan.mode, is_container, program, size, is_measured })
 }
 
 /// Bytes of memory of which twins are made in a second, when the first round is of a whole tree: 256 MiB take 160 ms.

@@ -108,6 +108,12 @@ impl Plan {
         self.container.as_ref().is_some_and(|it| it.runtime == Runtime::Podman)
     }
 
+    /// Whether the link is measured: no round tells how fast it is, and nothing limits it while the tasks run.
+    fn measures_link(&self) -> bool {
+        let has_rounds = self.mode.has_rounds() && self.max_rounds > 0;
+        !has_rounds && self.bandwidth.is_none()
+    }
+
     /// Whether the tree is built there while its tasks still run here. Podman makes a container in one step, when it is
     /// stopped: `hybrid` leaves it at what is fetched later.
     fn builds_early(&self) -> bool {
@@ -393,7 +399,7 @@ impl<'a> Source<'a> {
         if self.plan.mode.has_rounds() {
             self.take_rounds()?;
         }
-        if self.rounds.is_empty() && self.plan.bandwidth.is_none() {
+        if self.plan.measures_link() {
             self.link_speed = Some(self.link.measure(MEASURING, Some(&self.cancel))?);
         }
         // From here on the tasks wait: what limits the rate would make them wait longer.
