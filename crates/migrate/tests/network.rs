@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use support::proxy::{Fault, Plan, Point, Proxy, Seen};
 use support::world::{Net, V4, V6, World, agent_at, host_at, migrate_from, within};
-use support::{Host, compiled, judge, pids_of, wait_until};
+use support::{Host, Killed, compiled, judge, pids_of, wait_until};
 use torpor_sys::socket;
 use torpor_tests::random::Random;
 
@@ -154,6 +154,31 @@ fn connections_move_with_the_address() {
         }
         kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     }
+}
+
+/// A script of the agent's takes long when the tasks run: the addresses that are there are told before.
+#[test]
+fn addresses_are_announced_before_a_script_has_ended() {
+    let programs = tempfile::tempdir().unwrap();
+    let world = World::new();
+    let service = echo(&world, &compiled(programs.path(), "server"));
+    let (here, mut there) = (Host::new(), host_at(&world.there, &[]));
+    // Nobody else sleeps for so long.
+    let sleeps = format!("500000.{}", std::process::id());
+    there.options.push(format!("--script=test $TORPOR_STAGE != moved || exec sleep {sleeps}"));
+    there.start_agent();
+    let told = listen(&world.client.path());
+    let args = ["--json", &there.address];
+    let output = migrate_from(&world.here, &here, service.pid(), &args).output().unwrap();
+    let report = judge(&output).unwrap_or_else(|error| panic!("{error}\n{}", there.log()));
+    let _moved = Killed(i32::try_from(report["pid"].as_i64().unwrap()).unwrap());
+    let mut script = None;
+    wait_until("the script runs", || {
+        script = pids_of(&["sleep", &sleeps]).first().copied();
+        script.is_some()
+    });
+    let _script = Killed(script.unwrap().as_raw_nonzero().get());
+    hear(&told);
 }
 
 /// One service goes there and back again and again, in every mode in turn, and its clients keep their connections.

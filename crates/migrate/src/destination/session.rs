@@ -357,13 +357,22 @@ impl Session<'_> {
 
     /// The tasks run here: whoever sends to their addresses is to send here.
     fn announce(&self, root: i32) {
+        let has_script = self.place.agent.settings.script.is_some();
+        let tell = || {
+            if let Err(error) = announce(root) {
+                tracing::warn!("{error}");
+            }
+        };
+        // In a network of this host, addresses have come only if somebody has brought them.
+        if has_own_network(root) || has_script {
+            tell();
+        }
+        // That may take long, and bring more of them.
         if let Err(error) = self.script(Stage::Moved) {
             tracing::warn!("{error}");
         }
-        // In a network of this host, addresses have come only if somebody has brought them.
-        let have_come = has_own_network(root) || self.place.agent.settings.script.is_some();
-        if have_come && let Err(error) = announce(root) {
-            tracing::warn!("{error}");
+        if has_script {
+            tell();
         }
     }
 
