@@ -39,6 +39,18 @@ pub fn floor(bench: &Bench, kind: &str, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
+/// Seconds in which the kernel stops a process, with its threads and children, tells what each is, and lets all go on.
+pub fn stop_and_look(root: i32) -> Result<f64> {
+    let start = Instant::now();
+    let stopped = stop(root)?;
+    for task in &stopped {
+        look(task.pid(), task.tid())?;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    stopped.into_iter().try_for_each(Tracee::finish)?;
+    Ok(seconds)
+}
+
 fn contents(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     let entries = fs::read_dir(dir)?;
     entries

@@ -64,6 +64,12 @@ fn redis_moves_in_every_mode() {
         let stall = format!("no answer beyond the downtime, {mode}");
         assert!(judged.contains(&stall), "{judged}");
     }
+    for mode in ["pipelined", "hybrid"] {
+        assert!(
+            judged.contains(&format!("of the kernel, the disk and the link, {mode}")),
+            "{judged}"
+        );
+    }
     for name in ["estimates", "estimates of --dry-run"] {
         assert!(judged.contains(&format!("migration: {name} within 20 %, of 5")), "{judged}");
     }

@@ -5,6 +5,7 @@ mod cancelled;
 mod cost;
 mod counted;
 mod fetched;
+mod least;
 mod load;
 mod mariadb;
 mod service;
@@ -176,6 +177,7 @@ impl Case<'_> {
         let bandwidth = self.setting.bandwidth.iter().flat_map(|it| ["--bandwidth", it]);
         let words: Vec<&str> = ["--mode", self.mode].into_iter().chain(bandwidth).collect();
         let rehearsal = hosts.rehearse(service.0.pid(), &words)?;
+        let least = least::of_hosts(service.0.pid(), &records)?;
         let answers = load.answers();
         // A machine that is busy with other things may take longer for the first answer.
         let look = |since: Instant| {
@@ -188,6 +190,7 @@ impl Case<'_> {
         let mut sample = hosts.migrate(service.0.pid(), &words)?;
         let end = Instant::now();
         sample.rehearsal = rehearsal;
+        sample.least = least + least::of_link(&sample.report, self.gigabits);
         look(end)?;
         sample.rates = [
             answers.rate(before, start),

@@ -23,6 +23,8 @@ pub struct Sample {
     pub processor: [f64; 2],
     /// Bytes that the programs here and there had at most.
     pub peak: [u64; 2],
+    /// Milliseconds of the pause that are the kernel's, the disk's and the link's.
+    pub least: f64,
 }
 
 impl Sample {
@@ -147,6 +149,10 @@ pub fn judge(
             "ms",
             most,
         );
+    }
+    for (mode, samples) in rows.iter().filter(|(mode, _)| ["pipelined", "hybrid"].contains(mode)) {
+        let name = name(&format!("of the kernel, the disk and the link, {mode}"));
+        bench.add(name, middle(samples, |it| it.least), "ms", None);
     }
     if let Some(hybrid) = of("hybrid") {
         let most = Some(Goal::AtMost(50.0));
