@@ -1,15 +1,20 @@
 //! Pages that are fetched when they are read.
 //!
-//! Where a directory of images has a socket of the name [`SOCKET`], its packed pages files may
+//! Where a directory of images has a socket of the name [`SOCKET`], its pages files, packed or not, may
 //! have holes still: a program that reads a part of one asks there first, and is answered when the part is
 //! in place. A request is 20 bytes: the number of the file (4), the offset and the length of the
 //! part (8 each); the length has the bit [`PATIENT`] as well where nobody waits for the part yet. The
 //! answer is one byte, 0 if the part is there.
+//!
+//! Where there is a file of the name [`RETURNS`] beside it, whoever answers comes back if it ends, and removes the socket
+//! when all is in place. Elsewhere one that ends does not come back.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, fstat, statat};
 use rustix::io::Errno;
@@ -19,10 +24,17 @@ use crate::error::{Error, Result};
 
 /// The name of the socket.
 pub const SOCKET: &str = "pages.sock";
+/// The name of the file that shows that whoever answers comes back.
+pub const RETURNS: &str = "pages.returns";
 /// The bytes of a request.
 pub const REQUEST: usize = 20;
 /// In the length of a part: it is read ahead, and may come when it suits.
 pub const PATIENT: u64 = 1 << 63;
+
+/// How long whoever comes back is waited for.
+const ABSENCE: Duration = Duration::from_secs(30);
+/// How often it is looked whether it is back.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Who fetches the pages of a directory.
 #[derive(Debug)]
@@ -30,6 +42,8 @@ pub struct Feed {
     dir: OwnedFd,
     /// Device and inode of the directory.
     key: (u64, u64),
+    /// Whether whoever answers comes back.
+    returns: bool,
 }
 
 /// A connection of one thread: of the process and for the directory that it was made for.
@@ -58,21 +72,41 @@ impl Feed {
         let failed = |errno: Errno| Error::io(&dir.path().join(SOCKET), "stat", errno.into());
         let path = dir.path();
         let Some(dir) = dir.directory() else { return Ok(None) };
-        match statat(dir, SOCKET, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {}
-            Ok(_) | Err(Errno::NOENT) => return Ok(None),
-            Err(errno) => return Err(failed(errno)),
+        let is = |name: &str, kind: FileType| match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(FileType::from_raw_mode(stat.st_mode) == kind),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(failed(errno)),
+        };
+        // It is there before the socket is, and goes after it.
+        let returns = is(RETURNS, FileType::RegularFile)?;
+        if !is(SOCKET, FileType::Socket)? {
+            return Ok(None);
         }
         let stat = fstat(dir).map_err(failed)?;
         let dir = dir.try_clone_to_owned().map_err(|e| Error::io(path, "open", e))?;
-        Ok(Some(Self { dir, key: (stat.st_dev, stat.st_ino) }))
+        Ok(Some(Self { dir, key: (stat.st_dev, stat.st_ino), returns }))
     }
 
-    /// Waits until `len` bytes at `offset` of the packed pages file `id` are in place.
+    /// Waits until `len` bytes at `offset` of the pages file `id` are in place.
     ///
     /// # Errors
-    /// If whoever fetches them has ended, or could not fetch them.
+    /// If whoever fetches them has ended and does not come back, or could not fetch them.
     pub fn want(&self, id: u32, offset: u64, len: u64) -> io::Result<()> {
+        let until = Instant::now() + ABSENCE;
+        loop {
+            match self.ask(id, offset, len) {
+                Err(error) if self.returns && error.kind() == io::ErrorKind::NotFound => {
+                    return Ok(());
+                }
+                Err(error) if self.returns && is_gone(&error) && Instant::now() < until => {
+                    sleep(LOOK);
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    fn ask(&self, id: u32, offset: u64, len: u64) -> io::Result<()> {
         LINE.with_borrow_mut(|line| {
             let process = std::process::id();
             // A fork has the connection of its parent, which goes on using it.
@@ -101,4 +135,10 @@ impl Feed {
         // Its path may be longer than the address of a socket can be.
         UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", self.dir.as_raw_fd()))
     }
+}
+
+/// Whether the other end of a connection has ended.
+fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionRefused | ConnectionReset | UnexpectedEof)
 }

@@ -13,9 +13,10 @@ use torpor_seal::{Checkpoint, Sum};
 use crate::compress::Compression;
 use crate::dir::ImageDir;
 use crate::error::{Error, Result};
+use crate::feed::Feed;
 use crate::holes;
 use crate::kind::{self, Kind};
-use crate::packed::{Packed, PackedReader, PackedWriter, Packer};
+use crate::packed::{CLUSTER, Packed, PackedReader, PackedWriter, Packer};
 use crate::page_sums::PageSums;
 use crate::pagemap::{Pagemap, page_size};
 
@@ -265,7 +266,7 @@ impl PagesReader {
     #[must_use]
     pub fn fed_piece(&self, offset: u64) -> Option<Range<u64>> {
         match &self.0 {
-            From::Plain(_) => None,
+            From::Plain(plain) => plain.fed_piece(offset),
             From::Packed(packed) => packed.fed_piece(offset),
         }
     }
@@ -285,6 +286,8 @@ impl PagesReader {
 struct PlainReader {
     file: File,
     path: PathBuf,
+    id: u32,
+    feed: Option<Feed>,
     seal: Option<(Arc<Checkpoint>, Arc<PageOpener>, File)>,
 }
 
@@ -323,11 +326,21 @@ impl PlainReader {
                 Some((Arc::clone(checkpoint), opener, tags))
             }
         };
-        Ok(Self { file, path, seal })
+        Ok(Self { file, path, id: map.pages_id, feed: Feed::of(dir)?, seal })
+    }
+
+    /// What is fetched at once with what stands at `offset`, if somebody fetches what is read.
+    fn fed_piece(&self, offset: u64) -> Option<Range<u64>> {
+        let piece = CLUSTER as u64 * page_size();
+        let start = offset / piece * piece;
+        self.feed.as_ref().map(|_| start..start + piece)
     }
 
     fn read_exact_at(&self, data: &mut [u8], offset: u64) -> Result<()> {
         let failed = |error| Error::io(&self.path, "read", error);
+        if let Some(feed) = &self.feed {
+            feed.want(self.id, offset, data.len() as u64).map_err(failed)?;
+        }
         self.file.read_exact_at(data, offset).map_err(failed)?;
         let Some((checkpoint, opener, tags)) = &self.seal else { return Ok(()) };
         if !offset.is_multiple_of(page_size()) {
@@ -359,7 +372,7 @@ pub fn take_out(dir: &ImageDir, map: &Pagemap, gone: &[Range<u64>]) -> Result<()
     if !dir.seal_ref().is_some_and(|seal| seal.header().suite.has_sum()) {
         return Ok(());
     }
-    let PlainReader { file, path, seal: Some((_, opener, _)) } = PlainReader::open(dir, map)?
+    let PlainReader { file, path, seal: Some((_, opener, _)), .. } = PlainReader::open(dir, map)?
     else {
         return Ok(());
     };

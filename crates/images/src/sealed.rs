@@ -13,6 +13,7 @@ use torpor_seal::{Checkpoint, MasterKey, Sum};
 
 use crate::dir::ImageDir;
 use crate::error::{Error, Result};
+use crate::feed::Feed;
 use crate::kind::{self, Kind};
 use crate::pin::Bytes;
 
@@ -173,7 +174,8 @@ impl ImageDir {
         opener: &torpor_seal::page::PageOpener,
     ) -> Result<()> {
         const STEP: u64 = 64;
-        let mut file = None;
+        let (mut file, feed) = (None, Feed::of(self)?);
+        let id = kind::PAGES.id_of(name).and_then(|id| u32::try_from(id).ok());
         let page = crate::pagemap::page_size();
         let mut buffer = vec![];
         let mut from = 0;
@@ -184,7 +186,11 @@ impl ImageDir {
                 none => none.insert(self.open_file(name)?),
             };
             buffer.resize(usize::try_from(count * page).unwrap_or(0), 0);
-            file.read_exact_at(&mut buffer, first * page)
+            let fed = match (&feed, id) {
+                (Some(feed), Some(id)) => feed.want(id, first * page, count * page),
+                _ => Ok(()),
+            };
+            fed.and_then(|()| file.read_exact_at(&mut buffer, first * page))
                 .map_err(|error| Error::io(&self.path().join(name), "read", error))?;
             opener.open(first, &mut buffer, &[]).map_err(|source| self.unsealed(source))?;
             from = first + count;
