@@ -163,6 +163,9 @@ pub enum Answer {
         always: bool,
         /// The key of the images, if they are sealed.
         identity: Option<Hidden>,
+        /// Whether memory comes while the container runs: files of pages have holes still.
+        #[serde(default)]
+        lazy: bool,
     },
     /// Save the whole pod there, and say how it went.
     Save {

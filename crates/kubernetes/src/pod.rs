@@ -27,6 +27,8 @@ pub const RESTORE_FROM: &str = "torpor.dev/restore-from";
 pub const RESTORE_REQUEST: &str = "torpor.dev/restore-request";
 /// What is done if a pod cannot be restored: `IfPresent` or `Always`.
 pub const RESTORE_POLICY: &str = "torpor.dev/restore-policy";
+/// When the memory of a pod that continues from a checkpoint of another node comes: before it does, or `OnDemand`, while it runs.
+pub const RESTORE_MEMORY: &str = "torpor.dev/restore-memory";
 
 /// Which replica of whom a pod is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -94,6 +96,13 @@ fn node_of_daemon(pod: &Value) -> Option<&str> {
 #[must_use]
 pub fn is_ours(pod: &Value) -> bool {
     pod["spec"]["runtimeClassName"] == RUNTIME_CLASS
+}
+
+/// Whether the memory of a pod comes while it runs. That of one that moves goes to the other node before.
+#[must_use]
+pub fn is_lazy(pod: &Value) -> bool {
+    annotation(pod, RESTORE_MEMORY) == Some("OnDemand")
+        && pod["metadata"]["labels"][MIGRATION].is_null()
 }
 
 /// Whether a pod waits behind our gate.

@@ -222,6 +222,12 @@ pub fn goes_on(dir: &Path, pid: u32) -> bool {
     false
 }
 
+/// Whether pages of a task are on their way still. Of one that has a userfaultfd itself that cannot be told.
+#[must_use]
+pub fn is_fed(pid: i32) -> bool {
+    !has_userfaultfd(pid) && misses_pages(pid)
+}
+
 /// Whether a task has a userfaultfd itself; the pager has that of the restore.
 fn has_userfaultfd(pid: i32) -> bool {
     let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();

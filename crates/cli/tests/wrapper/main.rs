@@ -5,6 +5,7 @@
 mod containerd;
 mod costs;
 mod kills;
+mod lazy;
 mod limit;
 mod pod;
 mod rounds;
@@ -73,6 +74,8 @@ struct Node {
     moves: Arc<Mutex<bool>>,
     /// Whether there is no place for what is copied then.
     blocked: Arc<Mutex<bool>>,
+    /// Whether memory comes while a container runs.
+    lazy: Arc<Mutex<bool>>,
     /// To which word there is no answer for now, once for each, and whoever has got none.
     silent: Arc<Mutex<Vec<Meant>>>,
     unanswered: Arc<Mutex<Vec<UnixStream>>>,
@@ -109,6 +112,7 @@ impl Node {
             ahead: Arc::default(),
             moves: Arc::default(),
             blocked: Arc::default(),
+            lazy: Arc::default(),
             silent: Arc::default(),
             unanswered: Arc::default(),
             runc: "runc".into(),
@@ -140,6 +144,7 @@ impl Node {
         let (silent, unanswered) = (Arc::clone(&self.silent), Arc::clone(&self.unanswered));
         let (moves, blocked) = (Arc::clone(&self.moves), Arc::clone(&self.blocked));
         let (seconds, ahead) = (Arc::clone(&self.seconds), Arc::clone(&self.ahead));
+        let lazy = Arc::clone(&self.lazy);
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 let Ok(ask) = receive::<Ask>(&stream) else { continue };
@@ -168,6 +173,7 @@ impl Node {
                         dir: dir.clone(),
                         always: *always.lock().unwrap(),
                         identity: key.lock().unwrap().clone().map(|(_, key)| Hidden::new(key)),
+                        lazy: *lazy.lock().unwrap(),
                     },
                     Ask::Create { .. } => Answer::Plain,
                     Ask::Begins { .. } => Answer::Noted,

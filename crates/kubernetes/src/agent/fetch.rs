@@ -11,11 +11,12 @@ use serde_json::Value;
 use torpor_blobs::http::Login;
 
 use super::depot::Depot;
+use super::late::{self, Late};
 use super::node::Node;
 use super::peer::{self, Caller};
 use crate::checkpoint::{is_used, objection, path};
 use crate::error::{Error, Result};
-use crate::pod::{GATED, RESTORE_FROM, annotation, is_name, text};
+use crate::pod::{GATED, RESTORE_FROM, annotation, is_lazy, is_name, text};
 
 /// How long a container that is created waits for its checkpoint: the wrapper waits 80 s in all.
 pub(super) const FETCH: Duration = Duration::from_secs(70);
@@ -152,8 +153,9 @@ impl Node {
         Some(arrival)
     }
 
-    /// Fetches a checkpoint from its node, or else from the store.
-    fn fetch(&self, object: &Value, pod: &str) -> Result<()> {
+    /// Fetches a checkpoint from its node, or else from the store. If the pod wants it so, its memory comes from its node
+    /// while the pod runs.
+    fn fetch(self: &Arc<Self>, object: &Value, pod: &str) -> Result<()> {
         let (namespace, name) =
             (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
         let began = Instant::now();
@@ -166,8 +168,11 @@ impl Node {
             0 => self.store.begin(namespace, name)?,
             _ => self.store.part(namespace, name)?,
         };
-        let mut fetched =
-            self.of_peer(|caller| peer::fetch(caller, object, pod, here, &dir, self.silence()));
+        let is_early = here == 0 && self.is_lazy(object, pod);
+        let mut fetched = self.of_peer(|caller| match is_early {
+            true => peer::fetch_early(caller, object, pod, &dir, self.silence()),
+            false => peer::fetch(caller, object, pod, here, &dir, self.silence()),
+        });
         if let Err(error) = &fetched
             && let Some(depot) = self.depot.as_ref().filter(|_| is_stored)
         {
@@ -180,15 +185,27 @@ impl Node {
             });
             self.counters.add("checkpoints_from_store_total", u64::from(fetched.is_ok()));
         }
-        if let Err(error) = fetched {
-            // Half of it serves nobody.
-            self.store.remove(namespace, name)?;
-            return Err(error);
-        }
+        let late = fetched.and_then(|()| late::prepare(&dir, pod)).and_then(|()| Late::open(&dir));
+        let late = match late {
+            Ok(late) => late,
+            Err(error) => {
+                // Half of it serves nobody.
+                self.store.remove(namespace, name)?;
+                return Err(error);
+            }
+        };
         self.store.complete(namespace, name)?;
+        if let Some(late) = late {
+            self.supply(late, namespace, name);
+        }
         let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.counters.add("fetch_milliseconds_total", millis);
         Ok(())
+    }
+
+    /// Whether the memory of `pod` comes while it runs. Of nobody's it does not.
+    fn is_lazy(&self, object: &Value, pod: &str) -> bool {
+        crate::peer::reader(&self.api, object, pod).is_ok_and(|pod| is_lazy(&pod))
     }
 
     /// Asks another agent, and once more if that does not believe this one: the object of this node may have been made anew,

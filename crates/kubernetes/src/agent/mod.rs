@@ -9,6 +9,7 @@ mod expected;
 mod fetch;
 mod identity;
 mod keys;
+mod late;
 mod node;
 mod peer;
 mod probes;
@@ -16,6 +17,7 @@ mod restore;
 mod rounds;
 mod save;
 mod store;
+mod supply;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -109,6 +111,8 @@ pub fn run(args: &AgentArgs) -> Result<()> {
     fs::create_dir_all(&args.state).context(|| args.state.display().to_string())?;
     let identity = Identity::open(&args.state.join("agent.pem"), args.listen.ip())?;
     let node = Arc::new(Node::new(args, api, identity)?);
+    // Whoever asks for memory waits.
+    node.resume();
     let shown = || args.socket.display().to_string();
     if let Some(dir) = args.socket.parent() {
         fs::create_dir_all(dir).context(shown)?;

@@ -15,12 +15,14 @@ use rustls::pki_types::CertificateDer;
 use serde_json::Value;
 use torpor_queue::http::{Body, Request, Response};
 use torpor_worker::tell;
+use ureq::Agent;
 use ureq::http;
 use ureq::tls::Certificate;
 
 use super::identity::Identity;
+use super::late::comes_late;
 use super::node::Node;
-use super::store::{pack, unpack};
+use super::store::{pack, pack_early, unpack};
 use super::tls::speak_to;
 use crate::api::{Api, certificates, mutual, token_in};
 use crate::checkpoint::{is_expected_on, path};
@@ -36,8 +38,10 @@ pub(super) fn serve(listener: &TcpListener, node: &Arc<Node>) {
     let node = Arc::clone(node);
     serve_each(listener, MOST, move |stream| {
         let tls = Arc::clone(&node.identity().tls);
-        if let Err(error) = speak_to(stream, &tls, |request, shown| answer(&node, &request, shown))
-        {
+        let mut admitted = None;
+        let spoken =
+            speak_to(stream, &tls, |request, shown| answer(&node, &request, shown, &mut admitted));
+        if let Err(error) = spoken {
             tell!("another node: {error}");
         }
     });
@@ -73,37 +77,69 @@ pub fn serve_each(
     }
 }
 
-fn answer(node: &Node, request: &Request, shown: Option<&CertificateDer<'_>>) -> Response {
+/// What somebody asks for.
+enum Wanted<'r> {
+    Checkpoint,
+    Round(&'r str),
+    Pages(&'r str, &'r str),
+}
+
+/// Answers a request. For pages many come over one connection: whoever was `admitted` there, with this token, to this
+/// checkpoint and for this pod, is not looked at again.
+fn answer(
+    node: &Node,
+    request: &Request,
+    shown: Option<&CertificateDer<'_>>,
+    admitted: &mut Option<String>,
+) -> Response {
     if request.path == "/metrics" {
         return Response::text("text/plain; version=0.0.4", node.counters.text());
     }
     let parts: Vec<&str> = request.path.split('/').collect();
-    let (namespace, name, round) = match parts.as_slice() {
-        ["", "v1", "checkpoints", namespace, name] => (namespace, name, None),
-        ["", "v1", "rounds", namespace, name, round] => (namespace, name, Some(*round)),
+    let (namespace, name, wanted) = match parts[..] {
+        ["", "v1", "checkpoints", namespace, name] => (namespace, name, Wanted::Checkpoint),
+        ["", "v1", "rounds", namespace, name, round] => (namespace, name, Wanted::Round(round)),
+        ["", "v1", "pages", namespace, name, container, id] => {
+            (namespace, name, Wanted::Pages(container, id))
+        }
         _ => return Response::problem(404, "there is nothing of this name"),
     };
     if !is_name(namespace) || !is_name(name) {
         return Response::problem(400, "this is no name");
     }
-    match allowed(node, request, shown, namespace, name) {
-        Ok(None) => {}
+    let who = format!("{:?}", (bearer(request), namespace, name, request.query("pod")));
+    let is_known = matches!(wanted, Wanted::Pages(..)) && admitted.as_ref() == Some(&who);
+    let found = match is_known {
+        true => Ok(None),
+        false => allowed(node, request, shown, namespace, name),
+    };
+    match found {
+        Ok(None) => *admitted = Some(who),
         Ok(Some(objection)) => return Response::problem(403, &objection),
         Err(error) => return Response::problem(500, &error.to_string()),
     }
     let number = |text: &str| text.parse::<u32>().unwrap_or(0);
-    if let Some(round) = round {
-        return node.hand_out(namespace, name, number(round));
+    match wanted {
+        Wanted::Round(round) => node.hand_out(namespace, name, number(round)),
+        Wanted::Pages(container, id) => {
+            node.hand_out_pages((namespace, name), (container, number(id)), request)
+        }
+        Wanted::Checkpoint => whole(node, request, namespace, name),
     }
-    let had = number(request.query("rounds").unwrap_or_default());
-    match node.store.find(namespace, name) {
-        None => Response::problem(404, "the checkpoint is not here"),
-        Some(dir) => Response {
-            status: 200,
-            kind: "application/x-tar",
-            body: Body::Stream(Box::new(move |to| pack(&dir, had, to))),
-        },
-    }
+}
+
+/// A checkpoint as one stream, or what comes first of it.
+fn whole(node: &Node, request: &Request, namespace: &str, name: &str) -> Response {
+    let had = request.number("rounds").and_then(|had| u32::try_from(had).ok()).unwrap_or(0);
+    let is_early = request.query("pages") == Some("late");
+    let Some(dir) = node.store.find(namespace, name).filter(|dir| !comes_late(dir)) else {
+        return Response::problem(404, "the checkpoint is not here");
+    };
+    let body = Body::Stream(Box::new(move |to| match is_early {
+        true => pack_early(&dir, to),
+        false => pack(&dir, had, to),
+    }));
+    Response { status: 200, kind: "application/x-tar", body }
 }
 
 /// Asks the API server who has sent a request, and for which pod it may be.
@@ -172,6 +208,24 @@ pub(super) fn fetch(
     unpack(asked(caller, checkpoint, &path, silence)?, dir)
 }
 
+/// Fetches what comes first of a checkpoint whose memory comes while `pod` runs, in the same way. An agent that knows of no
+/// such thing gives all of it.
+///
+/// # Errors
+/// As [`fetch`].
+pub(super) fn fetch_early(
+    caller: &Caller<'_>,
+    checkpoint: &Value,
+    pod: &str,
+    dir: &Path,
+    silence: Duration,
+) -> Result<()> {
+    let (namespace, name) =
+        (text(checkpoint, "/metadata/namespace"), text(checkpoint, "/metadata/name"));
+    let path = format!("checkpoints/{namespace}/{name}?pod={pod}&pages=late");
+    unpack(asked(caller, checkpoint, &path, silence)?, dir)
+}
+
 /// Fetches a round of the memory of a pod that moves, in the same way, if it is complete.
 ///
 /// # Errors
@@ -199,28 +253,71 @@ fn asked(
     checkpoint: &Value,
     path: &str,
     silence: Duration,
-) -> Result<impl Read> {
-    let peer = &checkpoint["status"]["checkpointLocation"]["peer"];
-    let url = format!("https://{}/v1/{path}", text(peer, "/address"));
-    let mut believed = certificates(text(peer, "/certificate").as_bytes());
-    // It may have made another one since.
-    let by_now = peer::certificate(caller.api, text(checkpoint, "/status/nodeName"));
-    believed.extend(by_now.ok().flatten().map(|one| Certificate::from_der(&one).to_owned()));
-    let agent = mutual(believed, Some(caller.identity.shown()?), silence)?;
-    let request = http::Request::builder()
-        .uri(&url)
-        .header("Authorization", format!("Bearer {}", token_in(caller.token)?))
-        .body(())
-        .context(|| &url)?;
-    // A node may be lost in the middle of it.
-    let request = agent.configure_request(request).timeout_per_read(Some(silence)).build();
-    let answer = agent.run(request).context(|| &url)?;
-    let status = answer.status();
-    if !status.is_success() {
-        let text = status.canonical_reason().unwrap_or_default().to_owned();
-        return Err(Error::Refused { what: url, status: status.as_u16(), text });
+) -> Result<impl Read + use<>> {
+    PeerLine::to(caller, checkpoint, silence)?.get(path)
+}
+
+/// Connections to the node that has a checkpoint.
+pub(super) struct PeerLine {
+    agent: Agent,
+    /// What all addresses there begin with.
+    base: String,
+    token: String,
+    silence: Duration,
+}
+
+impl PeerLine {
+    /// Those to the node that a checkpoint names, and that may say nothing for as long as `silence`. None is made yet.
+    ///
+    /// # Errors
+    /// If there is nothing to know that node by, or to show to it.
+    pub(super) fn to(caller: &Caller<'_>, checkpoint: &Value, silence: Duration) -> Result<Self> {
+        let peer = &checkpoint["status"]["checkpointLocation"]["peer"];
+        let mut believed = certificates(text(peer, "/certificate").as_bytes());
+        // It may have made another one since.
+        let by_now = peer::certificate(caller.api, text(checkpoint, "/status/nodeName"));
+        believed.extend(by_now.ok().flatten().map(|one| Certificate::from_der(&one).to_owned()));
+        let agent = mutual(believed, Some(caller.identity.shown()?), silence)?;
+        let base = format!("https://{}/v1/", text(peer, "/address"));
+        Ok(Self { agent, base, token: token_in(caller.token)?, silence })
     }
-    Ok(answer.into_body().into_with_config().limit(u64::MAX).reader())
+
+    /// What is there at `path`.
+    ///
+    /// # Errors
+    /// If the node does not answer, is another one, or refuses.
+    fn get(&self, path: &str) -> Result<impl Read + use<>> {
+        let url = format!("{}{path}", self.base);
+        let request = http::Request::builder()
+            .uri(&url)
+            .header("Authorization", format!("Bearer {}", self.token))
+            .body(())
+            .context(|| &url)?;
+        // A node may be lost in the middle of it.
+        let request = self.agent.configure_request(request);
+        let request = request.timeout_per_read(Some(self.silence)).build();
+        let answer = self.agent.run(request).context(|| &url)?;
+        let status = answer.status();
+        if !status.is_success() {
+            let text = status.canonical_reason().unwrap_or_default().to_owned();
+            return Err(Error::Refused { what: url, status: status.as_u16(), text });
+        }
+        Ok(answer.into_body().into_with_config().limit(u64::MAX).reader())
+    }
+
+    /// The `len` bytes that are there at `path`.
+    ///
+    /// # Errors
+    /// As [`PeerLine::get`], and if there are more or less.
+    pub(super) fn bytes(&self, path: &str, len: u64) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let body = self.get(path)?;
+        body.take(len.saturating_add(1)).read_to_end(&mut bytes).context(|| path)?;
+        match bytes.len() as u64 == len {
+            true => Ok(bytes),
+            false => Err(Error::new(format!("{path}: the answer has another length"))),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Containers that come back.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -8,12 +9,13 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use torpor_worker::tell;
 
+use super::late::comes_late;
 use super::node::Node;
 use crate::checkpoint::{self, is_in_progress, is_restored, is_shared, is_spent, objection, path};
 use crate::error::{Error, Result};
 use crate::event::{self, Kind};
 use crate::message::{Answer, Ask, BEGUN, Container, Hidden, LOGS, begun};
-use crate::pod::{RESTORE_FROM, RESTORE_POLICY, annotation, is_name, text};
+use crate::pod::{RESTORE_FROM, RESTORE_POLICY, annotation, is_lazy, is_name, text};
 use crate::restoring::Report;
 
 /// How long a container waits for the checkpoint that its pod has claimed: the wrapper waits 80 s in all.
@@ -33,6 +35,17 @@ fn patiently<T>(until: Instant, ask: impl Fn() -> Result<T>) -> Result<T> {
             result => return result,
         }
     }
+}
+
+/// Waits for memory that comes late, since another pod wants it so.
+fn whole(dir: &Path, until: Instant) -> Result<()> {
+    while comes_late(dir) {
+        if Instant::now() >= until {
+            return Err(Error::new("the memory of the checkpoint has not come in time"));
+        }
+        sleep(STEP);
+    }
+    Ok(())
 }
 
 impl Node {
@@ -87,7 +100,11 @@ impl Node {
         self.be_introduced()?;
         let dir = self.brought(&object, &container.pod, until)?;
         self.promise(container, name, &object)?;
-        Ok(Answer::Restore { dir, always, identity: Some(Hidden::new(identity)) })
+        let lazy = comes_late(&dir) && is_lazy(pod);
+        if !lazy {
+            whole(&dir, until)?;
+        }
+        Ok(Answer::Restore { dir, always, identity: Some(Hidden::new(identity)), lazy })
     }
 
     /// Whether a container has begun with a checkpoint that is here, though nobody could be told.

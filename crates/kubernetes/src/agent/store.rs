@@ -3,11 +3,12 @@
 use std::fs::{self, DirBuilder, DirEntry};
 use std::io::{Read, Write};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::statvfs;
-use tar::{Archive, Builder, EntryType};
+use tar::{Archive, Builder, EntryType, Header};
 
+use super::late::{LIST, LateFile};
 use crate::error::{Context, Error, Result};
 use crate::message::{LOGS, PARENT, ROUNDS_DIR};
 use crate::pod::is_name;
@@ -149,15 +150,46 @@ pub(super) fn size(dir: &Path) -> u64 {
 /// # Errors
 /// If it cannot be read, or the other end is gone.
 pub(super) fn pack(dir: &Path, had: u32, to: &mut dyn Write) -> std::io::Result<()> {
+    pack_without(dir, &mut Without { rounds: had, pages: None }, to)?.finish()
+}
+
+/// The same without the memory that was copied last, and a list of what that lacks.
+///
+/// # Errors
+/// As [`pack`].
+pub(super) fn pack_early(dir: &Path, to: &mut dyn Write) -> std::io::Result<()> {
+    let mut without = Without { rounds: 0, pages: Some(Vec::new()) };
+    let mut archive = pack_without(dir, &mut without, to)?;
+    let list = serde_json::to_vec(&without.pages)?;
+    let mut header = Header::new_gnu();
+    header.set_size(list.len() as u64);
+    header.set_mode(0o600);
+    archive.append_data(&mut header, LIST, list.as_slice())?;
+    archive.finish()
+}
+
+/// What is left out of a stream.
+struct Without {
+    /// The rounds up to this one.
+    rounds: u32,
+    /// The files of pages, which are noted here.
+    pages: Option<Vec<LateFile>>,
+}
+
+fn pack_without<'w>(
+    dir: &Path,
+    without: &mut Without,
+    to: &'w mut dyn Write,
+) -> std::io::Result<Builder<&'w mut dyn Write>> {
     let mut archive = Builder::new(to);
     archive.follow_symlinks(false);
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_name() != LOGS {
-            append(&mut archive, &entry, Path::new(""), had)?;
+            append(&mut archive, &entry, Path::new(""), without)?;
         }
     }
-    archive.finish()
+    Ok(archive)
 }
 
 /// Writes one round of the memory of all containers of a checkpoint that is being made.
@@ -173,7 +205,7 @@ pub(super) fn pack_round(dir: &Path, round: u32, to: &mut dyn Write) -> std::io:
         for entry in fs::read_dir(container.path())? {
             let entry = entry?;
             if round_of(&parent.join(entry.file_name())) == Some(round) {
-                append(&mut archive, &entry, &parent, 0)?;
+                append(&mut archive, &entry, &parent, &mut Without { rounds: 0, pages: None })?;
             }
         }
     }
@@ -188,29 +220,36 @@ fn round_of(name: &Path) -> Option<u32> {
     }
 }
 
-/// Writes what is in a directory of a checkpoint, and all below it but the first rounds.
+/// Writes what is in a directory of a checkpoint, and all below it but what is left out.
 fn append(
     archive: &mut Builder<&mut dyn Write>,
     entry: &DirEntry,
     parent: &Path,
-    had: u32,
+    without: &mut Without,
 ) -> std::io::Result<()> {
     let (name, path, kind) = (entry.file_name(), entry.path(), entry.file_type()?);
     if kind.is_symlink() && name == PARENT {
         return Ok(());
     }
     let name = parent.join(name);
-    if round_of(&name).is_some_and(|round| round <= had) {
+    if round_of(&name).is_some_and(|round| round <= without.rounds) {
+        return Ok(());
+    }
+    if kind.is_file()
+        && let Some(pages) = &mut without.pages
+        && let Some(file) = LateFile::at(&name, entry.metadata()?.len())
+    {
+        pages.push(file);
         return Ok(());
     }
     if !kind.is_dir() {
         return archive.append_path_with_name(path, name);
     }
     archive.append_dir(&name, &path)?;
-    fs::read_dir(path)?.try_for_each(|entry| append(archive, &entry?, &name, had))
+    fs::read_dir(path)?.try_for_each(|entry| append(archive, &entry?, &name, without))
 }
 
-/// Reads what [`pack`] has written: plain files in directories, nothing else.
+/// Reads what [`pack`] has written: plain files in directories, nothing else, and no logs, which this node alone writes.
 ///
 /// # Errors
 /// What holds anything else, or leads out of the directory; no place.
@@ -225,6 +264,9 @@ pub(super) fn unpack(from: impl Read, dir: &Path) -> Result<()> {
             let path = entry.path().map(|p| p.display().to_string()).unwrap_or_default();
             return Err(Error::new(format!("{}: {path} is no plain file", what())));
         }
+        if is_of_logs(&entry.path().context(what)?) {
+            return Err(Error::new(format!("{} has logs of its own", what())));
+        }
         if !entry.unpack_in(dir).context(what)? {
             return Err(Error::new(format!("{} leads out of its directory", what())));
         }
@@ -233,6 +275,12 @@ pub(super) fn unpack(from: impl Read, dir: &Path) -> Result<()> {
         true => Ok(()),
         false => Err(Error::new(format!("{} is empty", what()))),
     }
+}
+
+/// Whether a file belongs to the logs of a checkpoint, as [`Archive`] unpacks it.
+fn is_of_logs(path: &Path) -> bool {
+    let mut parts = path.components().filter(|part| matches!(part, Component::Normal(_)));
+    parts.next().is_some_and(|first| first.as_os_str() == LOGS)
 }
 
 #[cfg(test)]
@@ -317,6 +365,33 @@ mod tests {
     }
 
     #[test]
+    fn memory_stays_where_it_is_and_the_rest_goes() {
+        let place = tempfile::tempdir().unwrap();
+        let [dir, other] = ["dir", "other"].map(|name| place.path().join(name));
+        fs::create_dir(&other).unwrap();
+        let (pages, early) = (
+            "containers/main/pages-1.img",
+            [
+                "containers/main/core-1.img",
+                "rounds/main/1/pages-1.img",
+                "containers/work/core-1.img",
+            ],
+        );
+        for name in early.into_iter().chain([pages]) {
+            fs::create_dir_all(dir.join(name).parent().unwrap()).unwrap();
+            fs::write(dir.join(name), "12345").unwrap();
+        }
+        let mut bytes = Vec::new();
+        pack_early(&dir, &mut bytes).unwrap();
+        unpack(bytes.as_slice(), &other).unwrap();
+        assert!(early.iter().all(|name| other.join(name).exists()));
+        assert!(!other.join(pages).exists());
+        let list: Vec<LateFile> =
+            serde_json::from_slice(&fs::read(other.join(LIST)).unwrap()).unwrap();
+        assert_eq!(list, [LateFile { container: "main".into(), id: 1, len: 5 }]);
+    }
+
+    #[test]
     fn names_do_not_lead_out() {
         let place = tempfile::tempdir().unwrap();
         let store = Store::open(place.path()).unwrap();
@@ -329,7 +404,7 @@ mod tests {
     fn forged_archives_are_refused() {
         let place = tempfile::tempdir().unwrap();
         let archive = |kind: EntryType, name: &str| {
-            let mut header = tar::Header::new_gnu();
+            let mut header = Header::new_gnu();
             header.set_entry_type(kind);
             header.set_size(0);
             header.set_mode(0o644);
@@ -348,6 +423,10 @@ mod tests {
             archive(EntryType::Regular, "../x"),
             archive(EntryType::Char, "null"),
             archive(EntryType::Link, "x"),
+            archive(EntryType::Regular, "work/late.json"),
+            archive(EntryType::Regular, "./work/late.json"),
+            archive(EntryType::Regular, "/work/late.json"),
+            archive(EntryType::Directory, "work"),
             Vec::new(),
         ] {
             assert!(unpack(bytes.as_slice(), place.path()).is_err());

@@ -3,6 +3,7 @@
 mod ends;
 mod evicted;
 mod expected;
+mod late;
 mod mutual;
 mod rounds;
 mod stored;

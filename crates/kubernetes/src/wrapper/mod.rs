@@ -157,13 +157,14 @@ impl Wrapper {
         let Some(container) = bundle.container.clone() else { return self.pass() };
         let until = Instant::now() + RESTORE;
         let question = Ask::Create { container: container.clone() };
-        let (dir, always, identity) = match ask(&socket(), &question, FETCH) {
-            Ok(Answer::Restore { dir, always, identity }) => (dir, always, identity),
+        let (dir, always, identity, lazy) = match ask(&socket(), &question, FETCH) {
+            Ok(Answer::Restore { dir, always, identity, lazy }) => (dir, always, identity, lazy),
             Ok(Answer::Refused { reason }) => return self.complain(&reason),
             _ => return self.pass(),
         };
         let identity = identity.as_ref().map(Hidden::text);
-        let restored = self.restore(&bundle, &container, &dir, identity, until);
+        let found = restore::Found { dir: &dir, identity, lazy };
+        let restored = self.restore(&bundle, &container, found, until);
         let Err(error) = restored else { return ExitCode::SUCCESS };
         if always {
             // It is tried again: whoever moves it hears why, and takes it back.
@@ -178,20 +179,12 @@ impl Wrapper {
         &self,
         bundle: &Bundle,
         container: &Container,
-        dir: &Path,
-        identity: Option<&str>,
+        found: restore::Found<'_>,
         until: Instant,
     ) -> Result<()> {
         let id = self.words.id().ok_or_else(|| Error::new("no container is named"))?;
-        let restore = restore::Restore {
-            words: &self.words,
-            id: &id,
-            bundle,
-            container,
-            dir,
-            identity,
-            until,
-        };
+        let restore =
+            restore::Restore { words: &self.words, id: &id, bundle, container, found, until };
         restore.run(&self.words.root().join(&id).join(WAITS))
     }
 

@@ -16,11 +16,29 @@ use super::words::Words;
 use crate::error::{Context, Error, Result};
 use crate::message::Container;
 
+/// Where the engine works, in a bundle.
+const WORK: &str = "torpor";
 /// How long a restore may do nothing.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// How often it is tried to remove what a restore has left.
 const ATTEMPTS: u32 = 5;
+
+/// A checkpoint that the agent has found.
+#[derive(Clone, Copy)]
+pub(super) struct Found<'a> {
+    /// Where it is.
+    pub dir: &'a Path,
+    /// The key of its images.
+    pub identity: Option<&'a str>,
+    /// Whether its memory comes while the container runs.
+    pub lazy: bool,
+}
+
+/// The file that shows that the memory of a container comes while it runs, or has.
+pub(super) fn late(bundle: &Bundle) -> PathBuf {
+    bundle.dir.join(WORK).join("late")
+}
 
 /// A restore.
 pub(super) struct Restore<'a> {
@@ -33,9 +51,7 @@ pub(super) struct Restore<'a> {
     /// The container, as the pod names it.
     pub container: &'a Container,
     /// The checkpoint.
-    pub dir: &'a Path,
-    /// The key of its images.
-    pub identity: Option<&'a str>,
+    pub found: Found<'a>,
     /// When it has to be over.
     pub until: Instant,
 }
@@ -46,22 +62,23 @@ impl Restore<'_> {
     /// # Errors
     /// If it cannot be restored: all is then as before.
     pub(super) fn run(&self, mark: &Path) -> Result<()> {
-        let images = self.dir.join("containers").join(&self.container.name);
+        let Found { dir, identity, .. } = self.found;
+        let images = dir.join("containers").join(&self.container.name);
         if !images.join("inventory.img").exists() {
             let text = format!("the checkpoint has no container {}", self.container.name);
             return Err(Error::new(text));
         }
-        if let Some(identity) = self.identity {
+        if let Some(identity) = identity {
             sealed::check(&images, identity)?;
         }
-        ahead::link(self.dir, &images, &self.container.name)?;
-        let archives = Archives::open(self.dir, self.identity)?;
+        ahead::link(dir, &images, &self.container.name)?;
+        let archives = Archives::open(dir, identity)?;
         let layer = Layer::of(&self.bundle.root())?;
         let mut filled = Filled::new(&save::volumes_in_use(self.words, &self.container.uid));
         let result = self
             .attempt(&images, &archives, &layer, &mut filled)
             .and_then(|()| {
-                let from = self.dir.as_os_str().as_encoded_bytes();
+                let from = dir.as_os_str().as_encoded_bytes();
                 fs::write(mark, from).context(|| mark.display().to_string())
             })
             .and_then(|()| filled.keep());
@@ -78,14 +95,15 @@ impl Restore<'_> {
         layer: &Layer,
         filled: &mut Filled,
     ) -> Result<()> {
-        layer.apply(archives, &self.dir.join(save::changes(&self.container.name)))?;
+        let Found { dir, identity, lazy } = self.found;
+        layer.apply(archives, &dir.join(save::changes(&self.container.name)))?;
         for volume in self.bundle.volumes() {
-            filled.fill(archives, &volume, &self.dir.join(save::volume(&volume)))?;
+            filled.fill(archives, &volume, &dir.join(save::volume(&volume)))?;
         }
         let work = self.work()?;
         let mut options = String::from("wake-frozen\ntcp-close\nskip-in-flight\n");
         // The engine reads the key out of the memory of this process.
-        let key = self.identity.map(sealed::in_memory).transpose()?;
+        let key = identity.map(sealed::in_memory).transpose()?;
         if let Some((_, place)) = &key {
             options.push_str(&format!("identity {place}\n"));
         }
@@ -93,6 +111,11 @@ impl Restore<'_> {
         fs::write(&config, options).context(|| config.display().to_string())?;
         let mut call = call::command(self.words, "restore");
         call.args(["--detach", "--file-locks", "--ext-unix-sk", "--image-path"]).arg(images);
+        if lazy {
+            let late = late(self.bundle);
+            fs::write(&late, "").context(|| late.display().to_string())?;
+            call.arg("--lazy-pages");
+        }
         call.arg("--work-path").arg(&work).args(&self.words.rest);
         call.env("PATH", torpor_snapshot::places::path().context(|| "PATH")?);
         call.env("CRIU_CONFIG_FILE", config).stdin(Stdio::inherit());
@@ -106,12 +129,12 @@ impl Restore<'_> {
 
     /// Where the engine writes its log.
     fn work(&self) -> Result<PathBuf> {
-        let work = self.bundle.dir.join("torpor");
+        let work = self.bundle.dir.join(WORK);
         fs::create_dir_all(&work).context(|| work.display().to_string())?;
         Ok(work)
     }
 
-    /// Makes everything what it was.
+    /// Makes everything what it was. That its memory was to come late is no harm: that of a cold start does not.
     fn undo(&self, layer: &Layer, filled: &Filled) -> Result<()> {
         // A runc that fails by itself leaves nothing. One that was killed does.
         for _ in 0..ATTEMPTS {

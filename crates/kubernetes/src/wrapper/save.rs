@@ -4,15 +4,18 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 use std::process::Stdio;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use torpor_kernel::cgroup;
+use torpor_snapshot::feed::is_fed;
 
 use super::ahead::{self, Key};
 use super::bundle::{self, Bundle, Volume};
 use super::call::{self, Limits};
 use super::layer::{self, Layer};
+use super::restore;
 use super::sealed::Archives;
 use super::words::Words;
 use crate::error::{Context, Error, Result};
@@ -20,6 +23,8 @@ use crate::message::LOGS;
 
 /// How often it is tried to let a container go on.
 const ATTEMPTS: u32 = 5;
+/// How often it is looked whether the memory of a container has come.
+const STEP: Duration = Duration::from_millis(100);
 
 /// Where the changes of a container's files are in a checkpoint.
 pub(super) fn changes(container: &str) -> String {
@@ -109,9 +114,10 @@ impl Save<'_> {
     /// # Errors
     /// If a container cannot be saved, or it takes too long. The caller thaws the pod.
     pub(super) fn take(&self) -> Result<Saved> {
+        let waited = self.wait_for_memory()?;
         let key = if self.ahead { self.go_ahead()? } else { None };
         let since = Instant::now();
-        let until = since + self.limit;
+        let until = since + self.limit.saturating_sub(waited);
         for id in self.pod.ours() {
             call::runc(self.pod.words, "pause", id)?;
         }
@@ -126,6 +132,22 @@ impl Save<'_> {
         }
         let frozen_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(Saved { containers, frozen_ms })
+    }
+
+    /// Waits until all memory of the pod is here, while it runs: what comes late cannot be saved before. How long that was.
+    fn wait_for_memory(&self) -> Result<Duration> {
+        let began = Instant::now();
+        let mut late = self.pod.containers.clone();
+        late.retain(|(_, bundle)| restore::late(bundle).exists());
+        let comes =
+            |(id, _): &(String, Bundle)| members(self.pod.words, id).into_iter().any(is_fed);
+        while late.iter().any(comes) {
+            if began.elapsed() >= self.limit {
+                return Err(Error::new("its own memory is still coming from another node"));
+            }
+            sleep(STEP);
+        }
+        Ok(began.elapsed())
     }
 
     fn dump(

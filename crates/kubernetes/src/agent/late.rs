@@ -1,0 +1,456 @@
+//! Memory that comes while its pod runs. All else of a checkpoint is here, and its files of pages have holes: the engine
+//! asks for each part of them before it reads it ([`torpor_images::feed`]), and what it does not ask for comes in
+//! between. All of it is sealed. Whether it is what was saved the engine finds out, page by page; it ends the tasks if it is
+//! not, or if it cannot be had.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use torpor_images::feed::{RETURNS, SOCKET};
+use torpor_images::kind;
+
+use crate::error::{Context, Error, Result};
+use crate::message::{BEGUN, LOGS};
+use crate::pod::is_name;
+
+/// The list, in what comes first, of the files of pages that come late.
+pub(super) const LIST: &str = "late.json";
+/// The same, with the pod that they come for, among the logs of a checkpoint, until all is here.
+const NOTE: &str = "late.json";
+/// The directory in a checkpoint with the images of its containers.
+const CONTAINERS: &str = "containers";
+/// No list is longer.
+const MAX_LIST: u64 = 4 << 20;
+/// All files of pages together are not longer.
+const MAX_LEN: u64 = 1 << 42;
+/// What is brought at once, at least.
+const PIECE: u64 = 256 << 10;
+/// How many pieces are brought at once, at most.
+const MOST: u64 = 8;
+
+/// A file of pages that comes late.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LateFile {
+    /// The container whose memory it is.
+    pub container: String,
+    /// Its number.
+    pub id: u32,
+    /// Its length.
+    pub len: u64,
+}
+
+/// What comes late of a checkpoint, and for which pod.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    pod: String,
+    files: Vec<LateFile>,
+}
+
+impl LateFile {
+    /// The file of pages that has this path in a checkpoint, if it is one.
+    pub(super) fn at(path: &Path, len: u64) -> Option<Self> {
+        let parts: Option<Vec<&str>> = path.iter().map(|part| part.to_str()).collect();
+        let [CONTAINERS, container, name] = parts?[..] else { return None };
+        let id = u32::try_from(kind::PAGES.id_of(name)?).ok()?;
+        Some(Self { container: container.to_owned(), id, len })
+    }
+
+    /// Where it is in a checkpoint. Another node may have written what it is.
+    fn path(&self, dir: &Path) -> Result<PathBuf> {
+        match is_name(&self.container) {
+            true => {
+                let images = dir.join(CONTAINERS).join(&self.container);
+                Ok(images.join(kind::PAGES.file_name(self.id.into())))
+            }
+            false => Err(Error::new(format!("{:?} is no container", self.container))),
+        }
+    }
+
+    /// Makes it, with nothing in it but a hole.
+    fn make(&self, dir: &Path) -> Result<()> {
+        let path = self.path(dir)?;
+        let made = File::create_new(&path).and_then(|file| file.set_len(self.len));
+        made.context(|| path.display().to_string())
+    }
+
+    /// A part of it, as it is in the checkpoint in `dir`.
+    ///
+    /// # Errors
+    /// If it is not there, or ends before the part does, or the part is longer than what is brought at once.
+    pub(super) fn read(&self, dir: &Path, part: &Range<u64>) -> Result<Vec<u8>> {
+        let (path, len) = (self.path(dir)?, part.end.saturating_sub(part.start));
+        let what = || path.display().to_string();
+        if len > PIECE * MOST {
+            return Err(Error::new(format!("{}: {len} bytes are too many at once", what())));
+        }
+        let mut data = vec![0; usize::try_from(len).unwrap_or(0)];
+        let file = File::open(&path).context(what)?;
+        file.read_exact_at(&mut data, part.start).context(what)?;
+        Ok(data)
+    }
+}
+
+/// Makes what comes late of the checkpoint in `dir`, as the list says that has come with the rest, for `pod`.
+///
+/// # Errors
+/// A list that makes no sense; no place.
+pub(super) fn prepare(dir: &Path, pod: &str) -> Result<()> {
+    let list = dir.join(LIST);
+    let Some(files) = read_json::<Vec<LateFile>>(&list)? else { return Ok(()) };
+    let len = files.iter().fold(0, |len: u64, file| len.saturating_add(file.len));
+    if len > MAX_LEN {
+        return Err(Error::new(format!("{}: {len} bytes are too many", list.display())));
+    }
+    files.iter().try_for_each(|file| file.make(dir))?;
+    let logs = dir.join(LOGS);
+    let note = Note { pod: pod.to_owned(), files };
+    let bytes = serde_json::to_vec(&note).context(|| NOTE)?;
+    fs::create_dir_all(&logs)
+        .and_then(|()| fs::write(logs.join(NOTE), bytes))
+        .and_then(|()| fs::remove_file(&list))
+        .context(|| list.display().to_string())
+}
+
+/// What a file says that is not there for each checkpoint.
+fn read_json<T: for<'d> Deserialize<'d>>(path: &Path) -> Result<Option<T>> {
+    let what = || path.display().to_string();
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file.context(what)?,
+    };
+    let mut bytes = Vec::new();
+    file.take(MAX_LIST).read_to_end(&mut bytes).context(what)?;
+    serde_json::from_slice(&bytes).context(what).map(Some)
+}
+
+/// Whether memory of the checkpoint in `dir` is still to come.
+pub(super) fn comes_late(dir: &Path) -> bool {
+    dir.join(LOGS).join(NOTE).exists()
+}
+
+/// Whether a container has begun with the checkpoint in `dir`.
+pub(super) fn has_begun(dir: &Path) -> bool {
+    fs::read_dir(dir.join(LOGS).join(BEGUN)).is_ok_and(|mut all| all.next().is_some())
+}
+
+/// Who brings a part of a file.
+pub(super) type Bring<'b> = dyn Fn(&LateFile, &Range<u64>) -> Result<Vec<u8>> + 'b;
+
+/// How far a piece of a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Piece {
+    Missing,
+    Coming,
+    Here,
+}
+
+/// A file of pages on its way.
+#[derive(Debug)]
+pub(super) struct LatePages {
+    what: LateFile,
+    file: File,
+    pieces: Mutex<Vec<Piece>>,
+    changed: Condvar,
+}
+
+impl LatePages {
+    fn open(dir: &Path, what: LateFile) -> Result<Self> {
+        let path = what.path(dir)?;
+        let file = File::options().write(true).open(&path);
+        let file = file.context(|| path.display().to_string())?;
+        let count = usize::try_from(what.len.div_ceil(PIECE)).unwrap_or(0);
+        // What an agent before this one has brought comes once more, and is the same.
+        let pieces = Mutex::new(vec![Piece::Missing; count]);
+        Ok(Self { what, file, pieces, changed: Condvar::new() })
+    }
+
+    fn pieces(&self) -> MutexGuard<'_, Vec<Piece>> {
+        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of it.
+    pub(super) fn whole(&self) -> Range<u64> {
+        0..self.what.len
+    }
+
+    /// Has that of `part` brought which is not here, and waits for what others bring.
+    ///
+    /// # Errors
+    /// As `bring`; if what it brings has another length; if there is no place for it.
+    pub(super) fn want(&self, part: &Range<u64>, bring: &Bring<'_>) -> Result<()> {
+        let len = self.what.len;
+        let wanted = part.start / PIECE..part.end.min(len).div_ceil(PIECE);
+        let mut from = wanted.start;
+        while let Some(run) = self.next(&wanted, from) {
+            from = run.end;
+            let bytes = run.start * PIECE..(run.end * PIECE).min(len);
+            let brought = bring(&self.what, &bytes).and_then(|data| self.put(&data, &bytes));
+            self.note(&run, if brought.is_ok() { Piece::Here } else { Piece::Missing });
+            brought?;
+        }
+        Ok(())
+    }
+
+    /// Those of the `wanted` pieces that the caller has to bring next, the first behind `from` if there is one. None when
+    /// all are here.
+    fn next(&self, wanted: &Range<u64>, from: u64) -> Option<Range<u64>> {
+        let mut pieces = self.pieces();
+        loop {
+            let of = |at: u64| usize::try_from(at).ok().and_then(|at| pieces.get(at).copied());
+            let is = |at: u64, how: Piece| of(at) == Some(how);
+            let mut order = (from..wanted.end).chain(wanted.start..from);
+            if let Some(first) = order.find(|&at| is(at, Piece::Missing)) {
+                let most = wanted.end.min(first + MOST);
+                let end = (first..most).find(|&at| !is(at, Piece::Missing)).unwrap_or(most);
+                set(&mut pieces, &(first..end), Piece::Coming);
+                return Some(first..end);
+            }
+            if !wanted.clone().any(|at| is(at, Piece::Coming)) {
+                return None;
+            }
+            pieces = self.changed.wait(pieces).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn note(&self, run: &Range<u64>, how: Piece) {
+        set(&mut self.pieces(), run, how);
+        self.changed.notify_all();
+    }
+
+    fn put(&self, data: &[u8], place: &Range<u64>) -> Result<()> {
+        let what = || kind::PAGES.file_name(self.what.id.into());
+        if data.len() as u64 != place.end - place.start {
+            return Err(Error::new(format!("{}: a part has another length", what())));
+        }
+        self.file.write_all_at(data, place.start).context(what)
+    }
+}
+
+fn set(pieces: &mut [Piece], run: &Range<u64>, how: Piece) {
+    let at = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+    if let Some(run) = pieces.get_mut(at(run.start)..at(run.end)) {
+        run.fill(how);
+    }
+}
+
+/// What is still to come of a checkpoint, and where the engine asks for it.
+#[derive(Debug)]
+pub(super) struct Late {
+    /// The pod that it comes for.
+    pub pod: String,
+    /// The files of pages.
+    pub files: Vec<LatePages>,
+    /// A socket for each container.
+    pub doors: Vec<(String, UnixListener)>,
+}
+
+impl Late {
+    /// What is still to come of the checkpoint in `dir`, if anything is.
+    ///
+    /// # Errors
+    /// If a file or a socket cannot be made, or what is written down makes no sense.
+    pub(super) fn open(dir: &Path) -> Result<Option<Self>> {
+        let Some(Note { pod, files }) = read_json(&dir.join(LOGS).join(NOTE))? else {
+            return Ok(None);
+        };
+        let mut names: Vec<String> = files.iter().map(|file| file.container.clone()).collect();
+        names.sort();
+        names.dedup();
+        let open = |file: LateFile| LatePages::open(dir, file);
+        let files = files.into_iter().map(open).collect::<Result<Vec<_>>>()?;
+        let door = |name: String| -> Result<(String, UnixListener)> {
+            let listener = listen(&dir.join(CONTAINERS).join(&name))?;
+            Ok((name, listener))
+        };
+        let doors = names.into_iter().map(door).collect::<Result<Vec<_>>>()?;
+        Ok(Some(Self { pod, files, doors }))
+    }
+
+    /// The file of pages of a container with this number.
+    pub(super) fn file(&self, container: &str, id: u32) -> Option<&LatePages> {
+        self.files.iter().find(|file| file.what.container == container && file.what.id == id)
+    }
+
+    /// All is here: nobody has to ask any more who reads it.
+    ///
+    /// # Errors
+    /// If what shows that it is not cannot be removed from the checkpoint in `dir`.
+    pub(super) fn end(&self, dir: &Path) -> Result<()> {
+        let images = self.doors.iter().map(|(name, _)| dir.join(CONTAINERS).join(name));
+        // The note last: whoever finds it looks after the others.
+        let shows = images.flat_map(|images| [images.join(SOCKET), images.join(RETURNS)]);
+        let mut shows = shows.chain([dir.join(LOGS).join(NOTE)]);
+        shows.try_for_each(|path| match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).context(|| path.display().to_string())
+            }
+            _ => Ok(()),
+        })
+    }
+}
+
+/// A socket in a directory of images. It takes the place of the one that an agent before this one has left, so that there always
+/// is one.
+fn listen(images: &Path) -> Result<UnixListener> {
+    let what = || format!("a socket in {}", images.display());
+    let dir = File::open(images).context(what)?;
+    fs::write(images.join(RETURNS), "").context(what)?;
+    // The path of the directory may be longer than the address of a socket can be.
+    let at = |name: &str| PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()));
+    let new = at("pages.sock.new");
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).context(what),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&new).context(what)?;
+    fs::rename(&new, at(SOCKET)).context(what)?;
+    Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    fn file(container: &str, len: u64) -> LateFile {
+        LateFile { container: container.into(), id: 1, len }
+    }
+
+    /// A checkpoint whose list names `files`.
+    fn listed(files: &[LateFile]) -> tempfile::TempDir {
+        let place = tempfile::tempdir().unwrap();
+        fs::create_dir_all(place.path().join("containers/main")).unwrap();
+        fs::write(place.path().join(LIST), serde_json::to_vec(files).unwrap()).unwrap();
+        place
+    }
+
+    fn content(range: &Range<u64>) -> Vec<u8> {
+        range.clone().map(|at| (at / 1000).to_le_bytes()[0]).collect()
+    }
+
+    #[test]
+    fn files_of_pages_are_told_from_others() {
+        let of =
+            |path: &str| LateFile::at(Path::new(path), 7).map(|file| (file.container, file.id));
+        assert_eq!(of("containers/main/pages-12.img"), Some(("main".into(), 12)));
+        for other in [
+            "containers/main/pages-tags-1.img",
+            "containers/main/pages-01.img",
+            "containers/main/core-1.img",
+            "rounds/main/1/pages-1.img",
+            "containers/pages-1.img",
+            "containers/main/deep/pages-1.img",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn what_is_wanted_comes_once() {
+        let len = 20 * PIECE + 1;
+        let place = listed(&[file("main", len)]);
+        prepare(place.path(), "web-0").unwrap();
+        assert!(comes_late(place.path()) && !place.path().join(LIST).exists());
+        let late = Late::open(place.path()).unwrap().unwrap();
+        assert_eq!(late.pod, "web-0");
+        let pages = late.file("main", 1).unwrap();
+        assert!(late.file("main", 2).is_none() && late.file("other", 1).is_none());
+        let brought = AtomicUsize::new(0);
+        let bring = |_: &LateFile, part: &Range<u64>| {
+            let len = usize::try_from(part.end - part.start).unwrap();
+            brought.fetch_add(len, Ordering::Relaxed);
+            Ok(content(part))
+        };
+        pages.want(&(3 * PIECE + 5..3 * PIECE + 6), &bring).unwrap();
+        assert_eq!(brought.load(Ordering::Relaxed) as u64, PIECE);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| pages.want(&pages.whole(), &bring).unwrap());
+            }
+        });
+        assert_eq!(brought.load(Ordering::Relaxed) as u64, len);
+        // What is behind the end is nowhere.
+        pages.want(&(len + PIECE..len + 2 * PIECE), &bring).unwrap();
+        let path = place.path().join("containers/main/pages-1.img");
+        assert_eq!(fs::read(path).unwrap(), content(&(0..len)));
+        late.end(place.path()).unwrap();
+        assert!(!comes_late(place.path()) && Late::open(place.path()).unwrap().is_none());
+        let left = fs::read_dir(place.path().join("containers/main")).unwrap().flatten();
+        let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        assert_eq!(left, ["pages-1.img"]);
+    }
+
+    #[test]
+    fn what_fails_is_tried_by_the_next() {
+        let place = listed(&[file("main", 3 * PIECE)]);
+        prepare(place.path(), "web-0").unwrap();
+        let late = Late::open(place.path()).unwrap().unwrap();
+        let pages = &late.files[0];
+        let fails = |_: &LateFile, _: &Range<u64>| Err(Error::new("its node is lost"));
+        assert_eq!(pages.want(&(0..1), &fails).unwrap_err().to_string(), "its node is lost");
+        let short = |_: &LateFile, _: &Range<u64>| Ok(vec![1]);
+        assert!(pages.want(&(0..1), &short).unwrap_err().to_string().contains("another length"));
+        let bring = |_: &LateFile, part: &Range<u64>| Ok(content(part));
+        pages.want(&pages.whole(), &bring).unwrap();
+        assert!(pages.pieces().iter().all(|piece| *piece == Piece::Here));
+    }
+
+    #[test]
+    fn an_agent_that_comes_back_takes_the_place_of_the_one_before() {
+        let place = listed(&[file("main", PIECE)]);
+        prepare(place.path(), "web-0").unwrap();
+        let _before = Late::open(place.path()).unwrap().unwrap();
+        let after = Late::open(place.path()).unwrap().unwrap();
+        let socket = place.path().join("containers/main").join(SOCKET);
+        let _stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        after.doors[0].1.accept().unwrap();
+    }
+
+    #[test]
+    fn forged_lists_make_nothing() {
+        let there = file("main", 1);
+        for files in [
+            vec![file("../main", 1)],
+            vec![file("", 1)],
+            vec![file("main", MAX_LEN + 1)],
+            vec![there.clone(), there],
+            vec![file("other", 1)],
+        ] {
+            let place = listed(&files);
+            prepare(place.path(), "web-0").unwrap_err();
+            assert!(!comes_late(place.path()), "{files:?}");
+        }
+        let place = listed(&[]);
+        fs::write(place.path().join(LIST), "{").unwrap();
+        prepare(place.path(), "web-0").unwrap_err();
+        let whole = tempfile::tempdir().unwrap();
+        prepare(whole.path(), "web-0").unwrap();
+        assert!(!comes_late(whole.path()), "all has come");
+    }
+
+    #[test]
+    fn parts_are_read_of_files_of_pages_alone() {
+        let place = listed(&[]);
+        let path = place.path().join("containers/main/pages-1.img");
+        fs::write(&path, content(&(0..2 * PIECE))).unwrap();
+        let part = PIECE..PIECE + 10;
+        assert_eq!(file("main", 0).read(place.path(), &part).unwrap(), content(&part));
+        for (container, part) in [
+            ("../containers/main", part.clone()),
+            ("other", part),
+            ("main", PIECE..2 * PIECE + 1),
+            ("main", 0..(MOST + 1) * PIECE),
+        ] {
+            file(container, 0).read(place.path(), &part).unwrap_err();
+        }
+    }
+}

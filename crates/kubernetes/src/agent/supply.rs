@@ -1,0 +1,202 @@
+//! Who brings the memory that comes while its pod runs ([`super::late`]): from the agent of the node that has made the
+//! checkpoint, which gives it to the node of the pod alone.
+
+use std::io::{self, Write};
+use std::ops::Range;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, Scope, sleep};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use torpor_queue::http::{Body, Request, Response};
+use torpor_snapshot::feed;
+use torpor_worker::tell;
+
+use super::late::{Late, LateFile, comes_late, has_begun};
+use super::node::Node;
+use super::peer::{Caller, PeerLine};
+use crate::checkpoint::path;
+use crate::error::{Error, Result};
+use crate::event::{self, Kind};
+
+/// How often a node is asked again that does not answer.
+const STEP: Duration = Duration::from_millis(200);
+/// How often it is looked whether all is here, while nobody asks for anything.
+const GLANCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
+impl Node {
+    /// Brings what is still to come of a checkpoint that is here, in threads of its own.
+    pub(super) fn supply(self: &Arc<Self>, late: Late, namespace: &str, name: &str) {
+        let (node, namespace, name) = (Arc::clone(self), namespace.to_owned(), name.to_owned());
+        thread::spawn(move || {
+            let line = Mutex::default();
+            let supply =
+                Supply { node: &node, namespace: &namespace, name: &name, late: &late, line };
+            if let Err(error) = supply.all() {
+                tell!("{namespace}/{name}: what was to come of its memory: {error}");
+                supply.give_up(&error);
+            }
+        });
+    }
+
+    /// Goes on with what an agent before this one has begun to bring.
+    pub(super) fn resume(self: &Arc<Self>) {
+        for (namespace, name) in self.store.all() {
+            let Some(dir) = self.store.find(&namespace, &name) else { continue };
+            match Late::open(&dir) {
+                Ok(None) => {}
+                Ok(Some(late)) => self.supply(late, &namespace, &name),
+                Err(error) => tell!("{namespace}/{name}: {error}"),
+            }
+        }
+    }
+
+    /// Hands out a part of a file of pages of a checkpoint that is here.
+    pub(super) fn hand_out_pages(
+        &self,
+        (namespace, name): (&str, &str),
+        (container, id): (&str, u32),
+        request: &Request,
+    ) -> Response {
+        let number = |word: &str| request.number(word).unwrap_or_default();
+        let part = number("from")..number("from").saturating_add(number("len"));
+        let dir = self.store.find(namespace, name).filter(|dir| !comes_late(dir));
+        let file = LateFile { container: container.to_owned(), id, len: 0 };
+        match dir.map(|dir| file.read(&dir, &part)) {
+            None => Response::problem(404, "the checkpoint is not here"),
+            Some(Err(error)) => Response::problem(404, &error.to_string()),
+            Some(Ok(data)) => {
+                Response { status: 200, kind: "application/octet-stream", body: Body::Whole(data) }
+            }
+        }
+    }
+}
+
+/// Who brings the memory of a checkpoint.
+struct Supply<'n> {
+    node: &'n Node,
+    namespace: &'n str,
+    name: &'n str,
+    late: &'n Late,
+    /// The connections to the node that has it, as long as they are good.
+    line: Mutex<Option<Arc<PeerLine>>>,
+}
+
+impl Supply<'_> {
+    /// Brings everything, and meanwhile what the engine asks for.
+    fn all(&self) -> Result<()> {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for (container, door) in &self.late.doors {
+                let is_over = &is_over;
+                scope.spawn(move || self.attend(scope, container, door, is_over));
+            }
+            let mut files = self.late.files.iter();
+            let all = files
+                .try_for_each(|file| file.want(&file.whole(), &|of, part| self.bring(of, part)));
+            let ended = all.and_then(|()| self.end());
+            is_over.store(true, Ordering::Relaxed);
+            ended
+        })
+    }
+
+    /// All is here.
+    fn end(&self) -> Result<()> {
+        match self.node.store.find(self.namespace, self.name) {
+            Some(dir) => self.late.end(&dir),
+            None => Ok(()),
+        }
+    }
+
+    /// Answers those who ask at the door of a container, until all is over.
+    fn attend<'s>(
+        &'s self,
+        scope: &'s Scope<'s, '_>,
+        container: &'s str,
+        door: &'s UnixListener,
+        is_over: &AtomicBool,
+    ) {
+        while !is_over.load(Ordering::Relaxed) {
+            let fds = &mut [PollFd::new(door, PollFlags::IN)];
+            let is_there = poll(fds, Some(&GLANCE)).is_ok_and(|ready| ready > 0);
+            if is_there && let Ok((stream, _)) = door.accept() {
+                // It ends with whoever asks.
+                scope.spawn(move || self.answer(container, stream));
+            }
+        }
+    }
+
+    fn answer(&self, container: &str, mut stream: UnixStream) -> io::Result<()> {
+        loop {
+            let feed::Request { file, offset, len, .. } = feed::Request::read(&mut stream)?;
+            let part = offset..offset.saturating_add(len);
+            let wanted = match self.late.file(container, file) {
+                Some(pages) => pages.want(&part, &|of, part| self.bring(of, part)),
+                None => Err(Error::new(format!("{container} has no file {file} of pages"))),
+            };
+            if let Err(error) = &wanted {
+                tell!("{}/{}: {error}", self.namespace, self.name);
+            }
+            stream.write_all(&[u8::from(wanted.is_err())])?;
+        }
+    }
+
+    /// A part of a file, from the node that has it, which may be away for a moment.
+    fn bring(&self, of: &LateFile, part: &Range<u64>) -> Result<Vec<u8>> {
+        let until = Instant::now() + self.node.silence();
+        loop {
+            match self.node.of_peer(|caller| self.ask(caller, of, part)) {
+                // It was removed there.
+                Err(error @ Error::Refused { status: 404, .. }) => return Err(error),
+                Err(_) if Instant::now() < until => sleep(STEP),
+                brought => return brought,
+            }
+        }
+    }
+
+    fn ask(&self, caller: &Caller<'_>, of: &LateFile, part: &Range<u64>) -> Result<Vec<u8>> {
+        let known = self.line.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let line = match known {
+            Some(line) => line,
+            None => Arc::new(self.connect(caller)?),
+        };
+        let (namespace, name, pod) = (self.namespace, self.name, &self.late.pod);
+        let LateFile { container, id, .. } = of;
+        let len = part.end - part.start;
+        let path = format!(
+            "pages/{namespace}/{name}/{container}/{id}?pod={pod}&from={}&len={len}",
+            part.start
+        );
+        let brought = line.bytes(&path, len);
+        // It may have another address by now, or another certificate, and so may this one.
+        let good = brought.is_ok().then_some(line);
+        *self.line.lock().unwrap_or_else(PoisonError::into_inner) = good;
+        brought
+    }
+
+    fn connect(&self, caller: &Caller<'_>) -> Result<PeerLine> {
+        let object = self.node.api.get(&path(self.namespace, self.name))?;
+        let gone = || Error::new(format!("no checkpoint {}", self.name));
+        PeerLine::to(caller, &object.ok_or_else(gone)?, self.node.silence())
+    }
+
+    /// The rest does not come. If no container has begun yet, it is as if nothing had come; else the engine ends their tasks,
+    /// which is told of the pod.
+    fn give_up(&self, error: &Error) {
+        let Some(dir) = self.node.store.find(self.namespace, self.name) else { return };
+        if !has_begun(&dir) {
+            if let Err(error) = self.node.store.remove(self.namespace, self.name) {
+                tell!("{}/{}: {error}", self.namespace, self.name);
+            }
+            return;
+        }
+        let place = format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.late.pod);
+        if let Ok(Some(pod)) = self.node.api.get(&place) {
+            let text =
+                format!("the rest of its memory has not come, and its tasks are ended: {error}");
+            event::tell(&self.node.api, Kind::ColdPod, &pod, "MemoryLost", &text);
+        }
+    }
+}

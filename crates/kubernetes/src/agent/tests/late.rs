@@ -1,0 +1,204 @@
+//! Memory that comes while its pod runs.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use torpor_images::ImageDir;
+use torpor_images::feed::{Feed, SOCKET};
+
+use super::super::late::comes_late;
+use super::*;
+use crate::message::begun;
+use crate::peer::FOR_AGENTS;
+use crate::pod::RESTORE_MEMORY;
+
+const PAGES: &str = "containers/main/pages-1.img";
+/// Some pieces, and a part of one.
+const LEN: usize = (5 << 18) + 4096;
+
+/// A checkpoint of node1 that a pod on node2 has claimed whose memory is to come while it runs. As long as the gate is shut,
+/// node1 learns whose a token is but once.
+struct Scene {
+    server: Arc<Server>,
+    place: tempfile::TempDir,
+    nodes: [Arc<Node>; 3],
+    name: String,
+    gate: Arc<Mutex<()>>,
+}
+
+fn content() -> Vec<u8> {
+    (0..LEN).map(|at| (at / 997).to_le_bytes()[0] | 1).collect()
+}
+
+impl Scene {
+    fn new() -> Self {
+        let (server, place, nodes) = three_nodes();
+        let name = given_way(&server, &nodes[0]);
+        let dir = nodes[0].store.find("a", &name).unwrap();
+        fs::create_dir_all(dir.join("containers/main")).unwrap();
+        fs::write(dir.join("containers/main/core-1.img"), "sealed").unwrap();
+        fs::write(dir.join(PAGES), content()).unwrap();
+        let mut pod = server.get(POD).unwrap();
+        pod["metadata"]["annotations"][RESTORE_MEMORY] = json!("OnDemand");
+        server.put(POD, pod);
+        let scene = Self { server, place, nodes, name, gate: Arc::default() };
+        let (desk, gate) = (Arc::clone(&scene.server), Arc::clone(&scene.gate));
+        let has_asked = AtomicBool::new(false);
+        scene.server.also(move |request| {
+            let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
+            let is_agent = text(&body, "/spec/audiences/0") == FOR_AGENTS;
+            if is_agent && has_asked.swap(true, Ordering::Relaxed) {
+                drop(gate.lock());
+            }
+            key(&desk, request)
+        });
+        scene
+    }
+
+    /// The directory of the checkpoint on node2, and whether its memory comes while the pod runs.
+    fn created(&self) -> (PathBuf, bool) {
+        let answer = self.nodes[1].answer(&Ask::Create { container: container("new") }).unwrap();
+        let Answer::Restore { dir, lazy, .. } = answer else { panic!("{answer:?}") };
+        (dir, lazy)
+    }
+}
+
+fn feed(dir: &Path) -> Feed {
+    Feed::of(&ImageDir::open(dir.join("containers/main")).unwrap()).unwrap().unwrap()
+}
+
+fn until(what: &str, seen: impl Fn() -> bool) {
+    let end = Instant::now() + LONG;
+    while !seen() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_pod_begins_before_its_memory_is_there() {
+    let scene = Scene::new();
+    let shut = scene.gate.lock().unwrap();
+    let (dir, lazy) = scene.created();
+    assert!(lazy);
+    assert_eq!(fs::read_to_string(dir.join("containers/main/core-1.img")).unwrap(), "sealed");
+    let file = dir.join(PAGES);
+    assert_eq!(fs::read(&file).unwrap(), vec![0; LEN], "it is there already");
+    let feed = feed(&dir);
+    // The engine asks for what it needs, and waits.
+    let part = (3 << 18) + 4096..(4 << 18) + 8192;
+    let wanted = thread::spawn({
+        let part = part.clone();
+        move || feed.want(1, part.start as u64, part.len() as u64).map(|()| feed)
+    });
+    drop(shut);
+    let feed = wanted.join().unwrap().unwrap();
+    assert_eq!(fs::read(&file).unwrap()[part.clone()], content()[part]);
+    until("all is there", || !comes_late(&dir));
+    assert_eq!(fs::read(&file).unwrap(), content());
+    assert!(!file.with_file_name(SOCKET).exists());
+    // Whoever knows of the socket reads on.
+    feed.want(1, 0, 4096).unwrap();
+    assert!(!scene.created().1, "it is as any other by then");
+}
+
+#[test]
+fn the_memory_of_other_pods_comes_before_they_begin() {
+    type Change = fn(&mut Value);
+    let changes: [Change; 2] = [
+        |pod| pod["metadata"]["annotations"][RESTORE_MEMORY] = json!("Before"),
+        |pod| pod["metadata"]["labels"] = json!({ crate::pod::MIGRATION: "m" }),
+    ];
+    for change in changes {
+        let scene = Scene::new();
+        let mut pod = scene.server.get(POD).unwrap();
+        change(&mut pod);
+        scene.server.put(POD, pod);
+        let (dir, lazy) = scene.created();
+        assert!(!lazy && !comes_late(&dir));
+        assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+    }
+}
+
+#[test]
+fn a_pod_that_does_not_want_to_begin_before_waits_though_another_does() {
+    let scene = Scene::new();
+    let shut = scene.gate.lock().unwrap();
+    let (dir, _) = scene.created();
+    let mut pod = scene.server.get(POD).unwrap();
+    pod["metadata"]["annotations"][RESTORE_MEMORY] = Value::Null;
+    scene.server.put(POD, pod);
+    thread::scope(|scope| {
+        let created = scope.spawn(|| scene.created());
+        drop(shut);
+        assert!(!created.join().unwrap().1);
+    });
+    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+}
+
+#[test]
+fn memory_that_is_lost_is_told_of_the_pod_that_has_begun() {
+    for has_begun in [true, false] {
+        let scene = Scene::new();
+        let shut = scene.gate.lock().unwrap();
+        let (dir, lazy) = scene.created();
+        assert!(lazy);
+        if has_begun {
+            let file = begun(&dir, &container("new"));
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, "").unwrap();
+        }
+        // The node has lost it.
+        scene.nodes[0].store.remove("a", &scene.name).unwrap();
+        drop(shut);
+        let events = || scene.server.api("events").list("/api/v1/namespaces/a/events").unwrap();
+        match has_begun {
+            true => {
+                until("it is told", || events().iter().any(|event| event["reason"] == "MemoryLost"))
+            }
+            false => until("it is as if nothing had come", || !dir.exists()),
+        }
+        assert_eq!(dir.exists(), has_begun);
+    }
+}
+
+#[test]
+fn an_agent_that_comes_back_goes_on_bringing_memory() {
+    let scene = Scene::new();
+    let shut = scene.gate.lock().unwrap();
+    let (dir, _) = scene.created();
+    let feed = feed(&dir);
+    let back = agent(&scene.server, "node2", &scene.place);
+    back.resume();
+    drop(shut);
+    thread::spawn(move || feed.want(1, 0, LEN as u64)).join().unwrap().unwrap();
+    until("all is there", || !comes_late(&dir));
+    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+}
+
+#[test]
+fn memory_goes_to_the_node_of_the_pod_alone() {
+    let scene = Scene::new();
+    let object = scene.server.get(&path("a", &scene.name)).unwrap();
+    let line = |of: usize, token: &str| {
+        let (file, identity) = (scene.place.path().join(token), scene.nodes[of].identity());
+        let caller = Caller { api: &scene.nodes[of].api, token: &file, identity: &identity };
+        peer::PeerLine::to(&caller, &object, LONG).unwrap()
+    };
+    let at = |pod: &str, place: &str| {
+        format!("pages/a/{}/{place}?pod={pod}&from=4096&len=10", scene.name)
+    };
+    for (of, token) in [(2, "node3/peer"), (2, "node2/peer"), (1, "node2/desk")] {
+        let refused = line(of, token).bytes(&at("web-0", "main/1"), 10).unwrap_err().to_string();
+        assert!(refused.contains("403"), "{refused}");
+    }
+    let line = line(1, "node2/peer");
+    assert_eq!(line.bytes(&at("web-0", "main/1"), 10).unwrap(), content()[4096..4106]);
+    assert!(line.bytes(&at("web-0", "main/1"), 9).is_err(), "another length");
+    // What was let in for one pod is not let in for another, nor to other files.
+    let refused = |path: &str| line.bytes(path, 10).unwrap_err().to_string();
+    assert!(refused(&at("web-1", "main/1")).contains("403"));
+    for place in ["main/2", "other/1", "../main/1", "main/x"] {
+        assert!(refused(&at("web-0", place)).contains("404"), "{place}");
+    }
+}
