@@ -1,8 +1,9 @@
 //! What the kernel tells about tasks, mounts, control groups, sockets and networks, and how it is
-//! asked: procfs, cgroupfs, netlink and its lists of sockets, from inside any namespace. It knows nothing of images, dumps or restores.
+//! asked: procfs, cgroupfs, netlink and its lists of sockets, from inside any namespace, and its types. It knows nothing of images, dumps or restores.
 
 #![warn(unreachable_pub)]
 
+pub mod btf;
 pub mod cgroup;
 mod error;
 pub mod mountinfo;

@@ -18,6 +18,7 @@ pub mod io_uring;
 pub mod ipc;
 pub mod kcmp;
 pub mod keepalive;
+pub mod kernel_memory;
 pub mod mount;
 pub mod mqueue;
 pub mod notify;
