@@ -1,20 +1,21 @@
 // area: refusals
-// shows: an io_uring instance with a registered file that its task has closed is refused by name
+// shows: an io_uring instance with a registered pipe that its task has closed is refused by name
 // modes: plain leave-running ns
 // expect: refused "of which only the path is known, which is not supported; let the program use its descriptors"
 #include "io_uring.h"
 
 int main(void)
 {
-	int file = TRY(open("file", O_RDWR | O_CREAT, 0600));
-	char text[8] = "";
 	struct ring ring;
+	char text[8] = "";
+	int ends[2];
 
 	if (!ring_setup(&ring, 4, 0))
 		zoo_skip("no io_uring");
-	CHECK_EQ(write(file, "text", 4), 4);
-	CHECK_EQ(syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_FILES, &file, 1), 0);
-	TRY(close(file));
+	TRY(pipe(ends));
+	CHECK_EQ(write(ends[1], "text", 4), 4);
+	CHECK_EQ(syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_FILES, &ends[0], 1), 0);
+	TRY(close(ends[0]));
 	zoo_ready();
 	zoo_wait();
 	/* The file is the first that is registered. */

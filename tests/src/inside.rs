@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use torpor_images::ImageDir;
+use torpor_sys::kernel_memory::KernelMemory;
 
 /// How long a program may take to set itself up or to verify itself.
 const PROGRAM: Duration = Duration::from_secs(90);
@@ -122,6 +123,12 @@ impl Runner<'_> {
                     let have: u32 = std::fs::read_to_string(limit)?.trim().parse()?;
                     if have < 64 && std::fs::write(limit, "64").is_err() {
                         return Ok(Some("no huge pages, and no right to have some".to_owned()));
+                    }
+                }
+                "kernel-memory" => {
+                    let types = Path::new("/sys/kernel/btf/vmlinux");
+                    if !types.exists() || KernelMemory::open().is_err() {
+                        return Ok(Some("the memory of the kernel is not to be read".to_owned()));
                     }
                 }
                 path if path.starts_with('/') => {

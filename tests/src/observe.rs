@@ -505,12 +505,14 @@ fn fdinfo_line(line: &str) -> Option<String> {
             Some(words.join(" "))
         }
         _ => {
-            // A file that is registered with io_uring: numbers of sockets are new ones.
+            // A file that is registered with io_uring: numbers of sockets and pipes are new ones.
             let mut words = words;
-            words
-                .iter_mut()
-                .filter(|word| word.starts_with("socket:["))
-                .for_each(|word| *word = "socket");
+            for word in &mut words {
+                let kind = ["socket", "pipe"].into_iter().find(|kind| {
+                    word.strip_prefix(kind).is_some_and(|rest| rest.starts_with(":["))
+                });
+                *word = kind.unwrap_or(word);
+            }
             Some(words.join(" "))
         }
     }

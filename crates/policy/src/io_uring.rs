@@ -1,6 +1,6 @@
 //! io_uring instances: read of their entries once, judged, and made.
 
-use torpor_images::proto::FileEntry;
+use torpor_images::proto::{FileEntry, TorporIoUringRestrictions};
 
 /// An io_uring instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +29,11 @@ pub struct IoUring<'e> {
     pub threads: Vec<(u32, u32)>,
     /// The processor that the thread which fetches its requests is bound to.
     pub processor: Option<u32>,
+    /// What it is restricted to, if it is.
+    pub restrictions: Option<&'e TorporIoUringRestrictions>,
+    /// The eventfd that it tells of answers, by its number in the images, and whether only of those that
+    /// its workers give.
+    pub event: Option<(u32, bool)>,
 }
 
 impl<'e> IoUring<'e> {
@@ -50,6 +55,8 @@ impl<'e> IoUring<'e> {
             files: ring.files.iter().map(|file| (file.place, file.file)).collect(),
             threads: ring.threads.iter().map(|thread| (thread.thread, thread.place)).collect(),
             processor: ring.processor,
+            restrictions: ring.restrictions.as_ref(),
+            event: ring.event.map(|file| (file, ring.event_async())),
         })
     }
 

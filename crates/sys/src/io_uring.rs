@@ -62,6 +62,23 @@ pub fn group_of_buffers(instance: BorrowedFd<'_>) -> Result<Option<u16>> {
     Ok(None)
 }
 
+/// Registers `file` with an instance, at a place for files that it has.
+///
+/// # Errors
+/// `ENXIO` if it has no such places, `EINVAL` if not this one; `EBADF` for a file of an instance; `EEXIST` if only the
+/// thread that has made the instance may do so.
+pub fn register_file(instance: BorrowedFd<'_>, place: u32, file: BorrowedFd<'_>) -> Result<()> {
+    /// `IORING_REGISTER_FILES_UPDATE`.
+    const FILES_UPDATE: u64 = 6;
+    let number = file.as_raw_fd();
+    // struct io_uring_files_update: the place, nothing, and where descriptors are.
+    let update = [u64::from(place), addr(&raw const number)];
+    let fd = u64::from(instance.as_raw_fd().cast_unsigned());
+    let args = [fd, FILES_UPDATE, addr(update.as_ptr()), 1, 0, 0];
+    // SAFETY: the kernel reads `update`, and one number where that says.
+    unsafe { syscall(libc::SYS_io_uring_register, args) }.map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

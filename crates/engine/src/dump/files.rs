@@ -132,7 +132,7 @@ fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<FileEntry> {
         kinds.terminals.describe(&mut paths, &cx.tasks, found),
         kinds.memfds.describe(&cx.id_maps, found),
         mqueue::describe(&cx.ns, &cx.mounts, ipc, found),
-        kinds.io_urings.describe(&mut cx.tasks, found),
+        kinds.io_urings.describe(&mut cx.tasks, paths.table, found),
         kinds.userfaultfds.describe(&mut cx.tasks, found),
         tun::describe(&cx.ns, &mut paths, net, found),
         regular::describe(&mut paths, found),

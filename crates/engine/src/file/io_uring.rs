@@ -7,34 +7,45 @@
 //! its rings get the content that they had.
 //!
 //! What was registered with an instance is made again where it can be told ([`registered`],
-//! [`files`]), and refused where only that there is something can be ([`credentials`]). The ways in
-//! which threads know it are kept as well ([`users`]). A thread of the kernel may fetch its requests
-//! ([`polled`]).
+//! [`files`]), by calls or by the memory of the kernel ([`inside`]), and refused where only that there is
+//! something can be ([`credentials`]). The ways in which threads know it are kept as well ([`users`]). A
+//! thread of the kernel may fetch its requests ([`polled`]). What it may be asked for, and which eventfd
+//! it tells of answers, is in [`setup`].
 //!
 //! The kernel lets nobody send an instance over a socket. One that several tasks have open, since
 //! children inherit it, is made by the first of them, and the others take it from there. Threads of
 //! all of them may have asked for something, and each gets its answers by itself.
 
 mod credentials;
+mod enable;
 mod files;
+mod inside;
 mod polled;
+mod refusal;
 mod registered;
+mod requests;
 mod restore;
+mod setup;
 mod users;
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::proto::{FdTypes, FileEntry, TorporIoUringEntry};
 use torpor_sys::vm;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd, Syscall};
 
 use self::files::RegisteredFile;
+use self::inside::KernelView;
 pub(crate) use self::polled::{Rights, fetchers};
+use self::refusal::{refuse, refuse_use};
 use self::registered::GroupQuestion;
 pub(crate) use self::restore::IoUringRestorer;
+use self::setup::Setup;
 pub(crate) use self::users::UserQuestion;
 use super::table::FileTable;
 use super::{FdInfo, Found};
@@ -68,14 +79,6 @@ const KNOWN: u32 = SETUP_SQPOLL
     | SETUP_DEFER_TASKRUN
     | SETUP_NO_SQARRAY;
 
-/// Requests of io_uring_register(2).
-const REGISTER_BUFFERS: u64 = 0;
-const REGISTER_EVENTFD: u64 = 4;
-const REGISTER_NAPI: u64 = 27;
-const REGISTER_RESIZE_RINGS: u64 = 33;
-const REGISTER_MEM_REGION: u64 = 34;
-/// An address where nothing is: a request of io_uring_register(2) that gets there changes nothing.
-const NOWHERE: u64 = 1;
 /// `IORING_ENTER_*`: asks for answers, and wakes the thread that fetches requests.
 const GETEVENTS: u64 = 1;
 const SQ_WAKEUP: u64 = 1 << 1;
@@ -165,6 +168,8 @@ pub(crate) struct IoUringDumper {
     calls: u32,
     /// Whether they have groups of buffers: task, descriptor, and what was asked.
     groups: Vec<(usize, i32, GroupQuestion)>,
+    /// The memory of the kernel, if it was needed and is to be read.
+    view: OnceCell<Option<KernelView>>,
 }
 
 /// An instance that was met.
@@ -177,6 +182,8 @@ struct Instance {
     holders: Vec<(usize, i32)>,
     /// What is registered with it.
     files: Vec<RegisteredFile>,
+    /// The descriptor of the eventfd that it tells of answers.
+    event: Option<i32>,
     /// The number of the thread that fetches its requests.
     fetcher: Option<i32>,
 }
@@ -190,6 +197,7 @@ impl IoUringDumper {
     pub(crate) fn describe(
         &mut self,
         tasks: &mut Tasks,
+        table: &mut FileTable,
         found: &Found,
     ) -> Result<Option<FileEntry>> {
         if !found.is_anon("[io_uring]") {
@@ -209,8 +217,10 @@ impl IoUringDumper {
         if number.is_some() && self.met.iter().any(|met| met.fetcher == number) {
             return Err(refuse_use(found, SHARED_FETCHER.0, SHARED_FETCHER.1));
         }
-        let setup = ask(tasks, found)?;
-        let (setup, rings, requests) = read(tasks, found, setup, counts)?;
+        let view = || self.view.get_or_init(KernelView::open).as_ref();
+        let Setup { flags, restrictions, workers, event } =
+            setup::ask(tasks.remote(found.task)?, found, view)?;
+        let (setup, rings, requests) = read(tasks, found, flags, counts)?;
         self.calls = self.calls.saturating_add(calls_of(&rings, counts.sq_entries));
         if self.calls > MAX_CALLS {
             let many = word(&rings, 0);
@@ -218,8 +228,16 @@ impl IoUringDumper {
                 format!("it has taken {many} requests: to count that far again takes too long");
             return Err(refuse(found, reason));
         }
-        self.groups.push((found.task, found.fd, GroupQuestion::ask(found)));
-        let (places, files) = files::registered(found, &info)?;
+        let (places, mut files) = files::registered(found, &info)?;
+        if !files.is_empty()
+            && let Some(view) = view()
+        {
+            files::look(view, found, table, &mut files)?;
+        }
+        // One that is restricted was looked into, and answers nobody.
+        if restrictions.is_none() {
+            self.groups.push((found.task, found.fd, GroupQuestion::ask(found)));
+        }
         let buffers = registered::buffers(found, &info)?;
         if !others.is_empty() && buffers.iter().any(|buffer| buffer.length != 0) {
             let (reason, instead) = SHARED_BUFFERS;
@@ -227,7 +245,8 @@ impl IoUringDumper {
         }
         registered::note_pinned(&mut tasks[found.task].vmas, &buffers);
         let (id, ino) = (found.id, found.stat.st_ino);
-        self.met.push(Instance { id, ino, holders, files, fetcher: number });
+        let (event, event_async) = event.unzip();
+        self.met.push(Instance { id, ino, holders, files, event, fetcher: number });
         let instance = TorporIoUringEntry {
             id: found.id,
             flags: found.flags(),
@@ -239,6 +258,9 @@ impl IoUringDumper {
             buffers,
             places,
             processor: fetcher.and_then(|fetcher| fetcher.processor),
+            restrictions,
+            workers,
+            event_async,
             ..TorporIoUringEntry::default()
         };
         Ok(Some(FileEntry { torpor_io_uring: Some(instance), ..found.entry(FdTypes::Ext) }))
@@ -251,7 +273,7 @@ impl IoUringDumper {
     pub(crate) fn of_mapping(&self, tasks: &[Task], task: usize, vma: &Vma) -> Result<u32> {
         let met = self.met.iter().find(|met| met.ino == vma.map.inode);
         let own = met.and_then(|met| met.open_in(task));
-        own.map(|(id, _)| id).ok_or_else(|| {
+        own.map(|own| own.id).ok_or_else(|| {
             let reason = match met {
                 Some(_) => {
                     "shows the rings of an io_uring instance that another task has open and it has \
@@ -276,8 +298,8 @@ impl IoUringDumper {
     /// After the last descriptor of the tree: what belongs to the kind as a whole.
     ///
     /// # Errors
-    /// Refused, if one has groups of buffers, or may have and everything is wanted (`strict`), or has
-    /// credentials then; if it is not known which file is registered, or a thread has registered the
+    /// Refused, if one has groups of buffers or credentials, or may have groups and everything is wanted
+    /// (`strict`); if it is not known which file is registered, or a thread has registered the
     /// descriptor of one that is closed.
     pub(crate) fn finish(
         &mut self,
@@ -287,15 +309,23 @@ impl IoUringDumper {
         strict: bool,
     ) -> Result<()> {
         for (task, fd, question) in self.groups.drain(..) {
-            credentials::check(tasks.remote(task)?, fd, question.about(), strict)?;
+            let pidfd = tasks[task].pidfd.try_clone().context(|| "dup".to_owned())?;
+            let has_some = || {
+                let view = self.view.get_or_init(KernelView::open).as_ref()?;
+                let ring = pidfd_getfd(&pidfd, fd, PidfdGetfdFlags::empty()).ok()?;
+                view.has_credentials(view.object(ring)?)
+            };
+            credentials::check(tasks.remote(task)?, fd, question.about(), strict, has_some)?;
             question.check(tasks.remote(task)?, fd, strict)?;
         }
         for met in &self.met {
             let task = met.holders[0].0;
             let pid = tasks[task].pid;
             let files = files::resolve(tasks.remote(task)?, pid, table, &met.files)?;
+            let number = |fd| table.id_of(pid, fd).ok_or(Error::Gone { pid });
+            let event = met.event.map(number).transpose()?;
             if let Some(ring) = entry_mut(table, met.id) {
-                ring.files = files;
+                (ring.files, ring.event) = (files, event);
             }
         }
         for &(task, tid) in &self.users {
@@ -316,14 +346,21 @@ fn entry_mut(table: &mut FileTable, id: u32) -> Option<&mut TorporIoUringEntry> 
     table.entry_mut(id).and_then(|entry| entry.torpor_io_uring.as_mut())
 }
 
-/// An instance that a task has open: its number, and the descriptor.
-type OpenInstance = (u32, i32);
+/// An instance that a task has open: its number, and the descriptor there.
+#[derive(Debug, Clone, Copy)]
+struct OpenInstance {
+    id: u32,
+    fd: i32,
+    /// Whether it tells an eventfd of answers.
+    has_event: bool,
+}
 
 impl Instance {
     /// The instance as a task has it open, if it has.
     fn open_in(&self, task: usize) -> Option<OpenInstance> {
         let holder = self.holders.iter().find(|(holder, _)| *holder == task);
-        holder.map(|&(_, fd)| (self.id, fd))
+        let has_event = self.event.is_some();
+        holder.map(|&(_, fd)| OpenInstance { id: self.id, fd, has_event })
     }
 }
 
@@ -351,37 +388,6 @@ fn check_sharing(tasks: &[Task], found: &Found, holders: &[(usize, i32)]) -> Res
     }
     let reason = "tasks of several user namespaces have it open, which is not supported";
     Err(refuse_use(found, reason, SHARED_BUFFERS.1))
-}
-
-/// The refusal of an instance, with what to do in the program's own terms where they are known.
-fn refuse(found: &Found, reason: impl AsRef<str>) -> Error {
-    found.refuse(advise(found.pid, reason.as_ref(), None))
-}
-
-/// The same where programs whose setting is not known have another way as well.
-fn refuse_use(found: &Found, reason: &str, instead: &str) -> Error {
-    found.refuse(advise(found.pid, reason, Some(instead)))
-}
-
-/// A reason, and what to do: in the terms of the program of a process, or else `instead`.
-fn advise(pid: i32, reason: &str, instead: Option<&str>) -> String {
-    let comm = proc::stat(pid).map(|stat| stat.comm).unwrap_or_default();
-    match (without(&comm), instead) {
-        (Some(how), _) => format!("{reason}; {how}, and it does without io_uring"),
-        (None, Some(instead)) => format!("{reason}; {instead}"),
-        (None, None) => reason.to_owned(),
-    }
-}
-
-/// How programs are told to do without io_uring.
-fn without(comm: &[u8]) -> Option<&'static str> {
-    Some(match comm {
-        b"mariadbd" | b"mysqld" => "start it with innodb_use_native_aio=0",
-        b"node" => "start it with UV_USE_IO_URING=0 in its environment",
-        b"fio" => "start it with ioengine=libaio",
-        _ if comm.starts_with(b"qemu-system") => "start it with aio=threads for its drives",
-        _ => return None,
-    })
 }
 
 /// Refuses what fdinfo shows and no restore can make.
@@ -464,67 +470,6 @@ fn ask_for_answers(tasks: &mut Tasks, task: usize, fd: i32) -> Result<()> {
         ask(thread)?;
     }
     Ok(())
-}
-
-/// Asks the kernel how an instance was set up, by requests that fail before they do anything:
-/// their argument is an address where nothing is.
-fn ask(tasks: &mut Tasks, found: &Found) -> Result<u32> {
-    let fd = u64::from(found.fd.cast_unsigned());
-    let mut batch = tasks.remote(found.task)?.batch();
-    let mut probe = |request| batch.call((libc::SYS_io_uring_register, [fd, request, NOWHERE, 1]));
-    let (event, napi) = (probe(REGISTER_EVENTFD), probe(REGISTER_NAPI));
-    let (resize, region) = (probe(REGISTER_RESIZE_RINGS), probe(REGISTER_MEM_REGION));
-    let nothing = batch.call((libc::SYS_io_uring_enter, [fd, 0, 0, 0, 0, 0]));
-    let out = batch.run()?;
-    let error = |call| out.result(call).err().and_then(|e| e.raw_os_error());
-    let reason = match error(event) {
-        Some(libc::EFAULT) if error(nothing) == Some(libc::EOWNERDEAD) => Some((
-            "the thread that fetched its requests has ended (IORING_SETUP_SQPOLL)",
-            "let the program close it where it starts another one",
-        )),
-        Some(libc::EFAULT) => match error(napi) {
-            // Kernels before Linux 6.13 have no such regions.
-            Some(libc::EFAULT) if error(region) == Some(libc::EBUSY) => Some((
-                "it has memory for its waits (IORING_REGISTER_MEM_REGION), which is not supported",
-                "let the program wait without",
-            )),
-            Some(libc::EFAULT) => None,
-            _ => Some((
-                "it polls for answers (IORING_SETUP_IOPOLL), or this kernel cannot tell",
-                "let the program wait for them",
-            )),
-        },
-        Some(libc::EBUSY) => Some((
-            "it tells an eventfd of answers, which is not supported",
-            "let the program wait for them by io_uring_enter(2), or start it where io_uring is off (sysctl \
-             kernel.io_uring_disabled=2), if it does without",
-        )),
-        Some(libc::EACCES) => Some((
-            "it is restricted (IORING_REGISTER_RESTRICTIONS), and the kernel does not tell to what",
-            "let the program make it without, or start it where io_uring is off (sysctl \
-             kernel.io_uring_disabled=2), if it does without",
-        )),
-        Some(libc::EEXIST) => Some((
-            "only another thread may use it (IORING_SETUP_SINGLE_ISSUER)",
-            "let the first thread of the program make it",
-        )),
-        Some(libc::EBADFD) => Some((
-            "it is not enabled yet (IORING_SETUP_R_DISABLED)",
-            "try again when the program uses it",
-        )),
-        _ => Some((
-            "the kernel does not tell how it was set up",
-            "start the program where io_uring is off (sysctl kernel.io_uring_disabled=2)",
-        )),
-    };
-    if let Some((reason, instead)) = reason {
-        return Err(refuse_use(found, reason, instead));
-    }
-    Ok(match error(resize) {
-        // Linux 6.13 and later: only these can be resized.
-        Some(libc::EFAULT) => SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN | SETUP_TASKRUN_FLAG,
-        _ => 0,
-    })
 }
 
 /// Reads the memory of an instance, and tells from that what else it was set up with.
@@ -610,14 +555,6 @@ mod tests {
         assert_eq!((counts.sq_entries, counts.cq_entries), (8, 16));
         assert_eq!([false, true].map(|polled| counts.in_flight(polled)), [2, 3]);
         assert_eq!(Counts::parse(&FdInfo::parse("SqMask:\t0xffffffff\n")), None);
-    }
-
-    #[test]
-    fn programs_are_told_in_their_own_terms() {
-        assert!(without(b"mariadbd").is_some_and(|how| how.contains("innodb_use_native_aio=0")));
-        assert!(without(b"node").is_some_and(|how| how.contains("UV_USE_IO_URING=0")));
-        assert!(without(b"qemu-system-x86").is_some_and(|how| how.contains("aio=threads")));
-        assert_eq!(without(b"nodejs-like"), None);
     }
 
     #[test]

@@ -55,8 +55,8 @@ pub(crate) struct RestoredFiles {
     pub opened: OpenFiles,
     /// Descriptors whose watches are still to be set up.
     pub sleepers: Vec<Sleeper>,
-    /// Descriptions that are in flight between sockets: to be opened although no task may
-    /// hold them.
+    /// Descriptions that are in flight between sockets, or registered with io_uring: to be opened
+    /// although no task may hold them.
     pub in_flight: Vec<u32>,
     /// Locks that are still to be taken.
     locks: Vec<FileLock>,
@@ -145,7 +145,7 @@ impl Table<'_> {
         ns_file::load(cx.spaces, &take(FdTypes::Ns))?;
         let (userfaultfds, others): (Vec<_>, Vec<_>) =
             take(FdTypes::Ext).into_iter().partition(|entry| entry.torpor_userfaultfd.is_some());
-        kinds.io_urings.load(all, &others)?;
+        in_flight.extend(kinds.io_urings.load(all, &others)?);
         kinds.userfaultfds.load(&userfaultfds)?;
         kinds.timers.load(&take(FdTypes::Timerfd))?;
         kinds.tuns.load(images, &take(FdTypes::Tunf))?;

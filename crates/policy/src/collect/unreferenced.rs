@@ -113,7 +113,7 @@ impl Links {
         Ok(Links { from, sockets })
     }
 
-    /// A path, what it watches, the other end, those that wait to be accepted.
+    /// A path, what it watches, the other end, those that wait to be accepted, and what is registered.
     fn of_file(&self, entry: &FileEntry) -> Vec<u64> {
         let mut known: Vec<u32> = vec![];
         known.extend(entry.tty.as_ref().and_then(|tty| tty.regf_id));
@@ -128,6 +128,8 @@ impl Links {
             [socket.peer].into_iter().chain(socket.torpor_pending.iter().copied())
         });
         known.extend(others.filter_map(|inode| self.sockets.get(&inode)));
+        let registered = entry.torpor_io_uring.iter().flat_map(|ring| &ring.files);
+        known.extend(registered.map(|file| file.file));
         known.into_iter().map(u64::from).collect()
     }
 }
@@ -148,8 +150,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use prost::{Message, Name};
     use torpor_images::proto::{
-        InventoryEntry, PipeDataEntry, RegFileEntry, TtyFileEntry, TtyInfoEntry, TtyType,
-        UnixSkEntry,
+        InventoryEntry, PipeDataEntry, RegFileEntry, TorporIoUringEntry, TorporIoUringFile,
+        TtyFileEntry, TtyInfoEntry, TtyType, UnixSkEntry,
     };
 
     use super::*;
@@ -207,6 +209,20 @@ mod tests {
             let error = checked(&images, &others, 1).unwrap_err().to_string();
             assert_eq!(error, "files.img: file 2: nothing refers to it");
         }
+    }
+
+    #[test]
+    fn a_file_may_be_registered_and_closed() {
+        let (_dir, images) = images();
+        let files = vec![TorporIoUringFile { place: 0, file: 2 }];
+        let ring = file(1, |entry| {
+            let ring = TorporIoUringEntry { id: 1, files, ..TorporIoUringEntry::default() };
+            entry.torpor_io_uring = Some(ring);
+        });
+        let regular =
+            |id| file(id, |entry| entry.reg = Some(RegFileEntry { id, ..RegFileEntry::default() }));
+        checked(&images, &[ring.clone(), regular(2)], 1).unwrap();
+        checked(&images, &[ring, regular(3)], 1).unwrap_err();
     }
 
     #[test]

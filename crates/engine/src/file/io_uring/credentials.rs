@@ -1,13 +1,13 @@
 //! Credentials that are registered with an instance, for requests to be made with
 //! (`IORING_REGISTER_PERSONALITY`).
 //!
-//! Nothing shows them (Linux 6.18), and nobody could tell what they are. But each gets a number: the
-//! next free one after that which was given last, and the first one after the last. A number that
-//! the kernel passes over is in use.
+//! No call shows them (Linux 6.18). But each gets a number: the next free one after that which was given
+//! last, and the first one after the last. A number that the kernel passes over is in use. Where numbers
+//! were given, the memory of the kernel says whether any is in use.
 
 use torpor_tracee::{Call, Tracee};
 
-use super::advise;
+use super::refusal::advise;
 use crate::error::{Error, Result};
 
 /// Requests of io_uring_register(2).
@@ -22,8 +22,9 @@ const LAST: u64 = 65_535;
 const AT_ONCE: u64 = 300;
 
 /// Refuses an instance with credentials, which a task has open as `fd`; `pid` and `object` are what messages call
-/// both. Where it has had some, or an earlier dump has asked, only a search tells, which takes a tenth of a second
-/// for each instance: that is done where everything is wanted (`strict`), and a warning given else.
+/// both. Where it has had some, or an earlier dump has asked, `has_some` looks into the memory of the kernel, if
+/// that is to be read. If not, only a search tells, which takes a tenth of a second for each instance: that is done
+/// where everything is wanted (`strict`), and a warning given else.
 ///
 /// # Errors
 /// The refusal; if the task is gone.
@@ -32,22 +33,27 @@ pub(super) fn check(
     fd: i32,
     (pid, object): (i32, &str),
     strict: bool,
+    has_some: impl Fn() -> Option<bool>,
 ) -> Result<()> {
     let first = next(task, fd, 1)?;
     // No number was ever given, to the program or to an earlier dump.
     if first == [Some(1)] {
         return Ok(());
     }
-    if !strict {
-        tracing::warn!(
-            "task {pid}: {object}: credentials that are registered with it would be lost; it has had some, or was \
-             asked before: with --strict they are searched for"
-        );
-        return Ok(());
-    }
-    match are_free(task, fd, first[0])? {
-        true => Ok(()),
-        false => Err(Error::refused(pid, object, advise(pid, WHY, Some(INSTEAD)))),
+    let has_some = match has_some() {
+        None if strict => Some(!are_free(task, fd, first[0])?),
+        looked => looked,
+    };
+    match has_some {
+        Some(true) => Err(Error::refused(pid, object, advise(pid, WHY, Some(INSTEAD)))),
+        Some(false) => Ok(()),
+        None => {
+            tracing::warn!(
+                "task {pid}: {object}: credentials that are registered with it would be lost (it has had some, or \
+                 was asked before): with --strict they are searched for"
+            );
+            Ok(())
+        }
     }
 }
 
@@ -80,4 +86,35 @@ fn next(task: &mut Tracee, fd: i32, count: u64) -> Result<Vec<Option<u64>>> {
     let taken: Vec<Call> = (0..count).map(take).collect();
     let out = batch.run()?;
     Ok(taken.into_iter().map(|call| out.result(call).ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use torpor_images::proto::{FileEntry, TorporIoUringEntry};
+    use torpor_policy::IoUring;
+
+    use super::super::restore::setup;
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_in_use_are_found_without_the_memory_of_the_kernel() {
+        let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+        let ring = TorporIoUringEntry { sq_entries: 1, cq_entries: 2, ..Default::default() };
+        let entry = FileEntry { torpor_io_uring: Some(ring), ..FileEntry::default() };
+        let Ok(fd) = setup(&mut husk, &IoUring::of(&entry).unwrap()) else {
+            println!("left out: numbers_that_are_in_use (this kernel makes no io_uring)");
+            return;
+        };
+        let number = i32::try_from(fd).unwrap();
+        let check = |husk: &mut Tracee, strict| check(husk, number, (1, "fd 3"), strict, || None);
+        check(&mut husk, true).unwrap();
+        // The first number has been given by now, and none is in use.
+        check(&mut husk, true).unwrap();
+        let register = (libc::SYS_io_uring_register, [fd, REGISTER_PERSONALITY, 0, 0]);
+        husk.call("IORING_REGISTER_PERSONALITY", register).unwrap();
+        check(&mut husk, false).unwrap();
+        let error = check(&mut husk, true).unwrap_err().to_string();
+        assert!(error.contains("it has registered credentials"), "{error}");
+        husk.exit_with(0).unwrap();
+    }
 }

@@ -1,22 +1,30 @@
 //! Files that are registered with an instance.
 //!
-//! The kernel shows the path of each. That says which socket one is, but not which of several
-//! descriptions of any other file: with which position, or flags. So a file is kept that the task has
-//! open as well, and that nobody else has: the kernel grants a lease on such a file only. A request
-//! can make a descriptor of any (`IORING_OP_FIXED_FD_INSTALL`), but each request moves the heads of
-//! the ring, which the program counts for itself, and a task whose dump fails must go on as it was.
+//! `fdinfo` shows the path of each. That says which socket one is, but not which of several
+//! descriptions of any other file: with which position, or flags. The memory of the kernel says it
+//! ([`KernelView`]): a file that the task has open is found among its descriptors, and a regular one that
+//! nobody has open any more is opened again, as it was. Where that memory is not to be read, a file is
+//! kept that the task has open as well, and that nobody else has: the kernel grants a lease on such a
+//! file only. A request can make a descriptor of any (`IORING_OP_FIXED_FD_INSTALL`), but each request
+//! moves the heads of the ring, which the program counts for itself, and a task whose dump fails must go
+//! on as it was.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::proto::TorporIoUringFile;
 use torpor_kernel::mountinfo::unescape;
 use torpor_tracee::{Tracee, syscall};
 
-use super::{advise, refuse};
+use super::inside::{HeldFile, KernelView};
+use super::refusal::{advise, refuse};
 use crate::error::{Error, Result};
+use crate::file::description::{open_flags, open_in};
 use crate::file::table::FileTable;
 use crate::file::{FdInfo, Found};
 use crate::proc;
@@ -31,8 +39,27 @@ const NOT_ALONE: &str = "of which the kernel does not say that it is open only o
                          several is registered";
 const INSTEAD: &str = "let the program use its descriptors, or keep the only one of each file open";
 
-/// A place, and what a link of procfs would say of the file that is there.
-pub(super) type RegisteredFile = (u32, PathBuf);
+/// A registered file.
+#[derive(Debug)]
+pub(super) struct RegisteredFile {
+    place: u32,
+    /// What a link of procfs would say of it.
+    path: PathBuf,
+    known: Known,
+}
+
+/// What is known of a registered file beside its path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// Nothing.
+    Nothing,
+    /// The task has no descriptor of it, and it cannot be opened again.
+    Closed,
+    /// A descriptor that the task has of it.
+    Descriptor(i32),
+    /// Its number: it was opened again.
+    Number(u32),
+}
 
 /// How many places for files an instance has, if any were made, and what is registered: lines
 /// `N: PATH` after that number, but for empty places.
@@ -56,7 +83,89 @@ pub(super) fn registered(
 fn parse(line: &str) -> Option<RegisteredFile> {
     let (place, path) = line.trim_start().split_once(": ")?;
     let path = OsString::from_vec(unescape(path.as_bytes()));
-    Some((place.parse().ok()?, path.into()))
+    Some(RegisteredFile { place: place.parse().ok()?, path: path.into(), known: Known::Nothing })
+}
+
+/// Looks in the memory of the kernel which files are registered with an instance.
+///
+/// # Errors
+/// If the task is gone, or there are no more descriptors.
+pub(super) fn look(
+    view: &KernelView,
+    found: &Found,
+    table: &mut FileTable,
+    files: &mut [RegisteredFile],
+) -> Result<()> {
+    let places: Vec<u32> = files.iter().map(|file| file.place).collect();
+    let instance = view.object(&found.file);
+    let Some(all) = instance.and_then(|instance| view.registered(instance, &places)) else {
+        return Ok(());
+    };
+    let open = open_files(found.pid)?;
+    let pidfd = proc::pidfd(found.pid)?;
+    let mut reopened = HashMap::new();
+    for (file, &description) in files.iter_mut().zip(&all) {
+        let is_it = |&fd: &i32| {
+            let copy = pidfd_getfd(&pidfd, fd, PidfdGetfdFlags::empty());
+            copy.is_ok_and(|copy| view.description(copy.as_fd()) == Some(description))
+        };
+        let own = open.get(&file.path).and_then(|own| own.iter().copied().find(is_it));
+        file.known = match (own, reopened.get(&description)) {
+            (Some(fd), _) => Known::Descriptor(fd),
+            (None, Some(known)) => *known,
+            (None, None) => {
+                let places = all.iter().filter(|of| **of == description).count();
+                let known = reopen((view, table), found, &file.path, (description, places))?;
+                reopened.insert(description, known);
+                known
+            }
+        };
+    }
+    Ok(())
+}
+
+/// Opens the file of a description again that the task has no descriptor of, and that an instance has at so many
+/// places, if nobody else has it.
+fn reopen(
+    (view, table): (&KernelView, &mut FileTable),
+    found: &Found,
+    path: &Path,
+    (description, places): (u64, usize),
+) -> Result<Known> {
+    let held = view.held(description).filter(|held| held.references == places as u64);
+    let again = held.and_then(|held| open_again(view, found.pid, path, held));
+    let id = again.map(|again| table.in_flight(found, again)).transpose()?;
+    Ok(id.map_or(Known::Closed, Known::Number))
+}
+
+/// Opens the regular file of a description that only an instance has, as that was opened and with its
+/// position: if it is where its path says, as this program sees it or process `pid` does.
+fn open_again(view: &KernelView, pid: i32, path: &Path, held: HeldFile) -> Option<OwnedFd> {
+    let HeldFile { inode, flags, position, .. } = held;
+    let roots = [Path::new("/").to_owned(), format!("/proc/{pid}/root").into()];
+    let path = path.as_os_str().as_bytes();
+    let open = |root: PathBuf| {
+        let root = rustix::fs::open(root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        // Only a file that is the right one is opened as the program has done it.
+        let there = open_in(root.as_fd(), path, OFlags::PATH, Mode::empty()).ok()?;
+        let is_it = |file: &OwnedFd| view.inode(file) == Some(inode);
+        let again = is_it(&there)
+            .then(|| open_in(root.as_fd(), path, open_flags(flags), Mode::empty()).ok())??;
+        rustix::fs::seek(&again, SeekFrom::Start(position)).ok()?;
+        is_it(&again).then_some(again)
+    };
+    roots.into_iter().find_map(open)
+}
+
+/// The descriptors of a process, by what links of procfs say of them.
+fn open_files(pid: i32) -> Result<HashMap<PathBuf, Vec<i32>>> {
+    let mut open: HashMap<PathBuf, Vec<i32>> = HashMap::new();
+    for fd in proc::numbers(pid, "fd")? {
+        if let Ok(link) = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
+            open.entry(link).or_default().push(fd);
+        }
+    }
+    Ok(open)
 }
 
 /// What is registered with an instance of process `pid`, by the numbers in the images. `task` is a
@@ -73,18 +182,13 @@ pub(super) fn resolve(
     if files.is_empty() {
         return Ok(Vec::new());
     }
-    let mut open: HashMap<PathBuf, Vec<i32>> = HashMap::new();
-    for fd in proc::numbers(pid, "fd")? {
-        if let Ok(link) = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
-            open.entry(link).or_default().push(fd);
-        }
-    }
-    let number = |(place, path): &RegisteredFile| {
-        let own = open.get(path).map(Vec::as_slice).unwrap_or_default();
-        let file = one_of(pid, table, own).ok_or(ONLY_A_PATH);
-        let file = match own.first() {
-            Some(&fd) if !is_told(task, path, fd)? => Err(NOT_ALONE),
-            _ => file,
+    let open = open_files(pid)?;
+    let mut number = |RegisteredFile { place, path, known }: &RegisteredFile| {
+        let file = match known {
+            Known::Nothing => told(task, pid, table, path, &open)?,
+            Known::Closed => Err(ONLY_A_PATH),
+            Known::Descriptor(fd) => table.id_of(pid, *fd).ok_or(ONLY_A_PATH),
+            Known::Number(id) => Ok(*id),
         };
         let error = |reason: &str| {
             let reason = format!("it has registered a file ({}) {reason}", path.display());
@@ -93,7 +197,22 @@ pub(super) fn resolve(
         };
         file.map(|file| TorporIoUringFile { place: *place, file }).map_err(error)
     };
-    files.iter().map(number).collect()
+    files.iter().map(&mut number).collect()
+}
+
+/// The number of a registered file of which nothing but its path is known, or why nobody can tell.
+fn told(
+    task: &mut Tracee,
+    pid: i32,
+    table: &FileTable,
+    path: &Path,
+    open: &HashMap<PathBuf, Vec<i32>>,
+) -> Result<std::result::Result<u32, &'static str>> {
+    let own = open.get(path).map(Vec::as_slice).unwrap_or_default();
+    Ok(match own.first() {
+        Some(&fd) if !is_told(task, path, fd)? => Err(NOT_ALONE),
+        _ => one_of(pid, table, own).ok_or(ONLY_A_PATH),
+    })
 }
 
 /// The number of the description that all of some descriptors have.
@@ -148,10 +267,32 @@ mod tests {
     #[test]
     fn paths_are_those_of_links() {
         let text =
-            |line: &str| parse(line).map(|(place, path)| (place, path.display().to_string()));
+            |line: &str| parse(line).map(|file| (file.place, file.path.display().to_string()));
         assert_eq!(text("    0: /a\\040b:\\040c"), Some((0, "/a b: c".to_owned())));
         assert_eq!(text("   12: socket:[4711]"), Some((12, "socket:[4711]".to_owned())));
         assert_eq!(text("UserFiles"), None);
         assert_eq!(text("    x: /a"), None);
+    }
+
+    #[test]
+    fn a_lease_says_whether_a_file_is_open_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "text").unwrap();
+        let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+        let mut batch = husk.batch();
+        let name = batch.bytes(&[path.as_os_str().as_bytes(), b"\0"].concat()).0;
+        let at = u64::from(libc::AT_FDCWD.cast_unsigned());
+        let opened = batch.call((libc::SYS_openat, [at, name, libc::O_RDONLY as u64, 0]));
+        let fd = i32::try_from(batch.run().unwrap().result(opened).unwrap()).unwrap();
+        assert!(is_told(&mut husk, &path, fd).unwrap());
+        let other = std::fs::File::open(&path).unwrap();
+        assert!(!is_told(&mut husk, &path, fd).unwrap());
+        drop(other);
+        assert!(is_told(&mut husk, &path, fd).unwrap());
+        // Another one may have had the name.
+        assert!(!is_told(&mut husk, Path::new("/file (deleted)"), fd).unwrap());
+        assert!(is_told(&mut husk, Path::new("socket:[1]"), fd).unwrap());
+        husk.exit_with(0).unwrap();
     }
 }

@@ -9,8 +9,8 @@ use torpor_policy::IoUring;
 use torpor_sys::sched::affinity;
 use torpor_tracee::{Tracee, syscall};
 
+use super::refusal::{refuse, refuse_use};
 use super::restore::setup;
-use super::{refuse, refuse_use};
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::file::{FdInfo, Found};

@@ -7,7 +7,8 @@ use torpor_images::proto::TorporIoUringBuffer;
 use torpor_sys::io_uring::{PBUF_STATUS, is_group, tells_of_groups};
 use torpor_tracee::Tracee;
 
-use super::{NOWHERE, advise, refuse};
+use super::refusal::{advise, refuse};
+use super::requests::NOWHERE;
 use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
 use crate::file::{FdInfo, Found};

@@ -14,11 +14,11 @@ use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
 use super::polled::{self, Rights};
-use super::users::{PLACES, REGISTER_IOWQ_MAX_WORKERS};
+use super::users::PLACES;
 use super::{
-    GETEVENTS, KNOWN, MAX_CALLS, MAX_SQ, OFF_SQES, REGISTER_BUFFERS, SETUP_CQSIZE,
-    SETUP_DEFER_TASKRUN, SETUP_SINGLE_ISSUER, SETUP_SUBMIT_ALL, SETUP_TASKRUN_FLAG, SQ_WAKEUP,
-    calls_of, requests_length, rings_length, view, word,
+    GETEVENTS, KNOWN, MAX_CALLS, MAX_SQ, OFF_SQES, SETUP_CQSIZE, SETUP_DEFER_TASKRUN,
+    SETUP_SINGLE_ISSUER, SETUP_SUBMIT_ALL, SETUP_TASKRUN_FLAG, SQ_WAKEUP, calls_of, enable,
+    requests_length, rings_length, view, word,
 };
 use crate::error::{Context, Error, Result};
 use crate::file::Holder;
@@ -27,24 +27,20 @@ use crate::file::open::OpenFiles;
 use crate::memory::vma::{PAGE, status};
 use crate::proc;
 use crate::restore::tasks::Task;
-use crate::restore::transport::place_words;
-use crate::task::{Script, raise_files};
+use crate::task::Script;
 
-/// Requests of io_uring_register(2), and the flag of empty places.
-const REGISTER_FILES_UPDATE: u64 = 6;
-const REGISTER_FILES2: u64 = 13;
+/// A request of io_uring_register(2).
 const REGISTER_RING_FDS: u64 = 20;
-const RSRC_SPARSE: u64 = 1;
-/// The most registered files (`IORING_MAX_FIXED_FILES`), and how many are given at once.
+/// The most registered files (`IORING_MAX_FIXED_FILES`).
 const MAX_FILES: u32 = 1 << 20;
-const AT_ONCE: usize = 1000;
 /// Offsets in `struct io_rings` of what a restore moves.
 const SQ_TAIL: usize = 4;
 const CQ_HEAD: usize = 8;
 /// And of what only the kernel writes (`IORING_SQ_*`).
 const SQ_FLAGS: usize = 36;
-/// `IORING_SETUP_SQ_AFF`.
+/// `IORING_SETUP_SQ_AFF`, and that of one that has to be enabled.
 const SETUP_SQ_AFF: u32 = 1 << 2;
+const SETUP_R_DISABLED: u32 = 1 << 6;
 
 /// Where `struct io_uring_params` has what the kernel says, and its length.
 const PARAMS: usize = 120;
@@ -62,11 +58,17 @@ pub(crate) struct IoUringRestorer {
 }
 
 impl IoUringRestorer {
-    /// Reads and checks the images of this kind, before anything is made.
+    /// Reads and checks the images of this kind, before anything is made. Returns the files that are registered
+    /// with instances: no task may have them open.
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(
+        &self,
+        all: &HashMap<u32, FileEntry>,
+        entries: &[FileEntry],
+    ) -> Result<Vec<u32>> {
+        let mut registered = Vec::new();
         let mut calls: u32 = 0;
         for entry in entries {
             let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
@@ -84,6 +86,10 @@ impl IoUringRestorer {
                     .files
                     .iter()
                     .all(|(place, id)| *place < ring.places && all.contains_key(id))
+                && ring
+                    .event
+                    .is_none_or(|(id, _)| all.contains_key(&id) && ring.restrictions.is_none())
+                && ring.restrictions.is_none_or(enable::are_restrictions)
                 && ring.threads.iter().all(|(_, place)| *place < PLACES);
             if !known {
                 let reason = format!("file {} is an impossible io_uring instance", entry.id);
@@ -94,8 +100,9 @@ impl IoUringRestorer {
                 let reason = "its io_uring instances have done more than a restore counts up";
                 return Err(Error::invalid("files.img", reason));
             }
+            registered.extend(ring.files.iter().map(|(_, id)| *id));
         }
-        Ok(())
+        Ok(registered)
     }
 
     /// Keeps the place: the instance is made by the first task that has it open, and the others take
@@ -133,11 +140,7 @@ impl IoUringRestorer {
         let from = match (own, known.first()) {
             (Some(own), _) => RemoteFd::from(own.fd),
             (None, Some(first)) => take(task.remote()?, holder.fd, first.fd)?,
-            (None, None) => {
-                let fd = make(task, &ring, rights)?;
-                register_files(task, fd, &ring)?;
-                RemoteFd(fd)
-            }
+            (None, None) => RemoteFd(make(task, files, &ring, rights)?),
         };
         let fds = &task.image.fds;
         let listed = fds.iter().find(|fd| fd.fd.cast_signed() == holder.fd);
@@ -242,46 +245,20 @@ fn register_with(thread: &mut Tracee, fd: i32, place: u32) -> Result<()> {
     script.run().map(drop)
 }
 
-/// Makes the places for registered files, and fills those that had a socket.
-fn register_files(task: &mut Task, fd: u64, ring: &IoUring<'_>) -> Result<()> {
-    let Some(last) = ring.places.checked_sub(1) else { return Ok(()) };
-    let fds = task.image.fds.clone();
-    let vpid = task.vpid;
-    let husk = task.remote()?;
-    // The limit of descriptors is one of places as well.
-    raise_files(husk, vpid, last)?;
-    let mut script = Script::new(husk);
-    // struct io_uring_rsrc_register: how many, that they are empty, and nothing more.
-    let empty = script.words(&[u64::from(ring.places) | RSRC_SPARSE << 32, 0, 0, 0]).0;
-    let args = [fd, REGISTER_FILES2, empty, 32];
-    script.step("making places for files with io_uring", (libc::SYS_io_uring_register, args));
-    script.run()?;
-    for some in ring.files.chunks(AT_ONCE) {
-        let mut script = Script::new(task.remote()?);
-        for &(place, id) in some {
-            let own = fds.iter().find(|own| own.file == id).map(|own| own.fd);
-            let own = own.ok_or_else(|| {
-                let reason = format!("file {id}, which is registered, is none of its task");
-                Error::invalid("files.img", reason)
-            })?;
-            let number = script.bytes(&own.to_ne_bytes()).0;
-            // struct io_uring_files_update: the place, nothing, and where descriptors are.
-            let update = script.words(&[place.into(), number]).0;
-            let args = [fd, REGISTER_FILES_UPDATE, update, 1];
-            script.step("registering a file with io_uring", (libc::SYS_io_uring_register, args));
-        }
-        script.run()?;
-    }
-    Ok(())
-}
-
 /// Makes an instance in a husk whose other memory is in place, and returns its descriptor.
-fn make(task: &mut Task, ring: &IoUring<'_>, rights: Rights<'_>) -> Result<u64> {
+fn make(task: &mut Task, files: &OpenFiles, ring: &IoUring<'_>, rights: Rights<'_>) -> Result<u64> {
     let fd = match ring.is_polled() {
         true => polled::make(task, ring, rights)?,
         false => setup(task.remote()?, ring)?,
     };
-    let husk = task.remote()?;
+    enable::register(task, files, fd, ring)?;
+    fill(task.remote()?, fd, ring)?;
+    enable::tell_event(task, fd, ring)?;
+    Ok(fd)
+}
+
+/// Counts an instance up, and gives its rings the content that they had.
+fn fill(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
     let lengths = [ring.rings.len() as u64, ring.requests.len() as u64];
     let rings = husk.call("mmap of rings", view(RemoteFd(fd), 0, lengths[0]))?;
     let requests = husk.call("mmap of requests", view(RemoteFd(fd), OFF_SQES, lengths[1]))?;
@@ -293,19 +270,17 @@ fn make(task: &mut Task, ring: &IoUring<'_>, rights: Rights<'_>) -> Result<u64> 
     husk.write(RemoteAddr(requests), ring.requests)?;
     husk.call("munmap of rings", syscall::munmap(rings..rings + lengths[0]))?;
     husk.call("munmap of requests", syscall::munmap(requests..requests + lengths[1]))?;
-    register_buffers(husk, fd, ring)?;
-    limit_workers(husk, fd, ring)?;
-    Ok(fd)
+    Ok(())
 }
 
-/// Calls io_uring_setup(2) and makes sure that the kernel has laid the rings out as they were.
+/// Calls io_uring_setup(2) for an instance that is still to be enabled ([`enable`]), and makes sure that the kernel has laid the rings out as they were.
 pub(super) fn setup(husk: &mut Tracee, ring: &IoUring<'_>) -> Result<u64> {
     let mut params = [0; PARAMS];
     params[PARAMS_CQ_ENTRIES..][..4].copy_from_slice(&ring.cq_entries.to_ne_bytes());
     // Whether one that fails ends a row of requests was chosen when the instance was made, and is
     // not to be seen: a program that is used to have all taken would wait for the rest for ever.
     let bound = ring.processor.map_or(0, |_| SETUP_SQ_AFF);
-    let flags = ring.setup | SETUP_CQSIZE | SETUP_SUBMIT_ALL | bound;
+    let flags = ring.setup | SETUP_CQSIZE | SETUP_SUBMIT_ALL | SETUP_R_DISABLED | bound;
     params[PARAMS_FLAGS..][..4].copy_from_slice(&flags.to_ne_bytes());
     let processor = ring.processor.unwrap_or_default();
     params[PARAMS_PROCESSOR..][..4].copy_from_slice(&processor.to_ne_bytes());
@@ -410,35 +385,6 @@ fn elsewhere(here: &[Mapping], wanted: &VmaEntry) -> Vec<Range<u64>> {
         from = from.max(end);
     }
     places
-}
-
-/// Limits the workers of the kernel as they were.
-fn limit_workers(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
-    let Some([files, others]) = ring.workers else { return Ok(()) };
-    let mut script = Script::new(husk);
-    let limits = script.words(&[u64::from(files) | u64::from(others) << 32]).0;
-    let args = [fd, REGISTER_IOWQ_MAX_WORKERS, limits, 2];
-    script.step("limiting the workers of io_uring", (libc::SYS_io_uring_register, args));
-    script.run().map(drop)
-}
-
-/// Registers the buffers that the instance had.
-fn register_buffers(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
-    if ring.buffers.is_empty() {
-        return Ok(());
-    }
-    let words: Vec<u64> =
-        ring.buffers.iter().flat_map(|&(address, length)| [address, length]).collect();
-    let count = ring.buffers.len() as u64;
-    let mut batch = husk.batch();
-    if !batch.fits(words.len() * 8) {
-        return Err(Error::invalid("files.img", "an io_uring instance has too many buffers"));
-    }
-    let place = place_words(&mut batch, &words).0;
-    let done = batch.call((libc::SYS_io_uring_register, [fd, REGISTER_BUFFERS, place, count]));
-    let what = || "registering buffers with io_uring (see the limit on locked memory)".to_owned();
-    batch.run()?.expect(done, what)?;
-    Ok(())
 }
 
 #[cfg(test)]

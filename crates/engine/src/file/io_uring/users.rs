@@ -9,14 +9,14 @@ use torpor_images::proto::TorporIoUringThread;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, Outcome, Tracee};
 
-use super::{NOWHERE, OpenInstance, REGISTER_EVENTFD, entry_mut};
+use super::requests::{NOWHERE, REGISTER_EVENTFD, REGISTER_IOWQ_MAX_WORKERS};
+use super::{OpenInstance, entry_mut};
 use crate::error::{Error, Result};
 use crate::file::table::FileTable;
 use crate::proc;
 
 /// Requests of io_uring_register(2), and the bit that has it take a place for a descriptor.
 const UNREGISTER_EVENTFD: u64 = 5;
-pub(super) const REGISTER_IOWQ_MAX_WORKERS: u64 = 19;
 const AT_PLACE: u64 = 1 << 31;
 /// `IORING_ENTER_REGISTERED_RING`: io_uring_enter(2) takes a place for a descriptor.
 const ENTER_PLACE: u64 = 1 << 4;
@@ -71,7 +71,7 @@ pub(super) fn describe(
         })?;
         ring.threads.push(TorporIoUringThread { thread: vtid, place });
     }
-    for &(id, fd) in own {
+    for &OpenInstance { id, fd, .. } in own {
         let limits = workers(thread, fd)?;
         if let Some(ring) = entry_mut(table, id).filter(|ring| ring.workers.is_empty()) {
             ring.workers = limits;
@@ -92,24 +92,32 @@ fn taken(thread: &mut Tracee) -> Result<Vec<u32>> {
 }
 
 /// Which of some instances is at a place: the one that has an eventfd while that place is given one.
-/// All of it happens in one batch, so that nothing of it stays if the dump is killed meanwhile.
+/// All of it happens in one batch, so that nothing of it stays if the dump is killed meanwhile. One that has an
+/// eventfd already is told from others only if it is the only such one.
 fn instance_at(
     thread: &mut Tracee,
     pid: i32,
     place: u32,
     all: &[OpenInstance],
 ) -> Result<Option<u32>> {
-    let open = proc::numbers(pid, "fd")?;
-    let free = (0..i32::MAX).find(|number| !open.contains(number)).unwrap_or(i32::MAX);
     let register =
         |fd: u64, request, at, count| (libc::SYS_io_uring_register, [fd, request, at, count]);
+    let is_busy = |error: std::io::Error| error.raw_os_error() == Some(libc::EBUSY);
+    let (with, without): (Vec<&OpenInstance>, Vec<_>) = all.iter().partition(|own| own.has_event);
+    let mut batch = thread.batch();
+    let has_one = batch.call(register(place.into(), REGISTER_EVENTFD | AT_PLACE, NOWHERE, 1));
+    if batch.run()?.result(has_one).is_err_and(is_busy) {
+        return Ok(with.first().filter(|_| with.len() == 1).map(|own| own.id));
+    }
+    let open = proc::numbers(pid, "fd")?;
+    let free = (0..i32::MAX).find(|number| !open.contains(number)).unwrap_or(i32::MAX);
     let mut batch = thread.batch();
     let number = batch.bytes(&free.to_ne_bytes()).0;
     batch.call((libc::SYS_eventfd2, [0, EventfdFlags::CLOEXEC.bits().into()]));
     batch.call(register(place.into(), REGISTER_EVENTFD | AT_PLACE, number, 1));
-    let asked: Vec<(u32, Call)> = all
-        .iter()
-        .map(|&(id, fd)| {
+    let asked: Vec<(u32, Call)> = without
+        .into_iter()
+        .map(|&OpenInstance { id, fd, .. }| {
             let fd = u64::from(fd.cast_unsigned());
             (id, batch.call(register(fd, REGISTER_EVENTFD, NOWHERE, 1)))
         })
@@ -117,9 +125,8 @@ fn instance_at(
     batch.call(register(place.into(), UNREGISTER_EVENTFD | AT_PLACE, 0, 0));
     batch.call(syscall::close(RemoteFd::from(free)));
     let out = batch.run()?;
-    let has_one = |error: std::io::Error| error.raw_os_error() == Some(libc::EBUSY);
     let mut asked = asked.into_iter();
-    Ok(asked.find(|(_, call)| out.result(*call).is_err_and(has_one)).map(|(id, _)| id))
+    Ok(asked.find(|(_, call)| out.result(*call).is_err_and(is_busy)).map(|(id, _)| id))
 }
 
 /// How many workers a thread may have, those of files first, then the others: no new limits are

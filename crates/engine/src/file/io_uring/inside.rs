@@ -1,0 +1,255 @@
+//! What the kernel holds of an instance and no call tells: it is read where it is.
+//!
+//! The tasks are stopped and nothing is in flight, so that nothing changes meanwhile. Where this program may
+//! not read the kernel's memory, or the kernel does not say where in it something is, nothing is known.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use torpor_images::proto::TorporIoUringRestrictions;
+use torpor_kernel::btf::{KernelTypes, Member};
+use torpor_sys::kernel_memory::KernelMemory;
+
+/// A structure of the kernel, and which of its members is meant.
+type MemberName = (&'static str, &'static [&'static str]);
+
+/// The lowest bits of the address of a registered file say what the kernel knows about it (`FFS_MASK`).
+const FILE_BITS: u64 = 3;
+/// Lists of locks and leases.
+const LOCKS: [MemberName; 3] = [
+    ("file_lock_context", &["flc_flock"]),
+    ("file_lock_context", &["flc_posix"]),
+    ("file_lock_context", &["flc_lease"]),
+];
+/// What no restore can make, each with its name: other calls tell of it, but not of a restricted instance.
+const UNRESTORABLE: [(MemberName, &str); 3] = [
+    (
+        ("io_ring_ctx", &["io_bl_xa", "xa_head"]),
+        "buffers to choose from (IORING_REGISTER_PBUF_RING)",
+    ),
+    (("io_ring_ctx", &["personalities", "xa_head"]), "credentials (IORING_REGISTER_PERSONALITY)"),
+    (
+        ("io_ring_ctx", &["param_region", "nr_pages"]),
+        "memory for its waits (IORING_REGISTER_MEM_REGION)",
+    ),
+];
+
+/// The memory of the kernel, and where in it what is.
+#[derive(Debug)]
+pub(super) struct KernelView {
+    memory: KernelMemory,
+    types: KernelTypes,
+    found: RefCell<HashMap<MemberName, Option<Member>>>,
+}
+
+/// What the kernel holds of a description that no task has a descriptor of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HeldFile {
+    /// Where its inode is.
+    pub inode: u64,
+    /// How it was opened.
+    pub flags: u32,
+    /// Its position.
+    pub position: u64,
+    /// How many have it: descriptors, mappings, instances.
+    pub references: u64,
+}
+
+impl KernelView {
+    /// Looks whether this program may read the memory of a kernel that says what is in it.
+    pub(super) fn open() -> Option<Self> {
+        let memory = KernelMemory::open();
+        if let Err(e) = &memory {
+            tracing::debug!("the memory of the kernel is not to be read: {e}");
+        }
+        let (memory, types) = (memory.ok()?, KernelTypes::of_this_kernel()?);
+        Some(KernelView { memory, types, found: RefCell::default() })
+    }
+
+    /// Where a member of the structure at `base` is, and its length.
+    fn place(&self, base: u64, name: MemberName) -> Option<(u64, u64)> {
+        let mut found = self.found.borrow_mut();
+        let member = found.entry(name).or_insert_with(|| self.types.member(name.0, name.1));
+        let Member { offset, size } = (*member)?;
+        Some((base.checked_add(offset)?, size))
+    }
+
+    /// The number that a member is, or the address in it; at most 8 bytes.
+    fn number(&self, base: u64, name: MemberName) -> Option<u64> {
+        let (at, size) = self.place(base, name).filter(|(_, size)| *size <= 8)?;
+        let mut bytes = self.memory.word(at).ok()?;
+        bytes[usize::try_from(size).ok()?..].fill(0);
+        Some(u64::from_le_bytes(bytes))
+    }
+
+    /// Which bits are set in a member, in their order.
+    fn bits(&self, base: u64, name: MemberName) -> Option<Vec<u32>> {
+        let (at, size) = self.place(base, name)?;
+        let mut set = Vec::new();
+        for from in (0..size).step_by(8) {
+            let word = u64::from_le_bytes(self.memory.word(at + from).ok()?);
+            let first = u32::try_from(from * 8).ok()?;
+            set.extend((0..64).filter(|bit| word >> bit & 1 != 0).map(|bit| first + bit));
+        }
+        Some(set)
+    }
+
+    /// Where the description is that a descriptor of this process is open on.
+    pub(super) fn description(&self, file: BorrowedFd<'_>) -> Option<u64> {
+        let task = self.memory.current_task().ok()?;
+        let files = self.number(task, ("task_struct", &["files"]))?;
+        let table = self.number(files, ("files_struct", &["fdt"]))?;
+        let all = self.number(table, ("fdtable", &["fd"]))?;
+        let number = u64::try_from(file.as_raw_fd()).ok()?;
+        Some(u64::from_le_bytes(self.memory.word(all + number * 8).ok()?))
+    }
+
+    /// Where the object is that is open as a descriptor of this process: an instance, or an eventfd.
+    pub(super) fn object(&self, file: impl AsFd) -> Option<u64> {
+        self.number(self.description(file.as_fd())?, ("file", &["private_data"]))
+    }
+
+    /// Where the inode is that a descriptor of this process is open on.
+    pub(super) fn inode(&self, file: impl AsFd) -> Option<u64> {
+        self.number(self.description(file.as_fd())?, ("file", &["f_inode"]))
+    }
+
+    /// Where the descriptions are that an instance has at places.
+    pub(super) fn registered(&self, instance: u64, places: &[u32]) -> Option<Vec<u64>> {
+        let nodes = self.number(instance, ("io_ring_ctx", &["file_table", "data", "nodes"]))?;
+        let count = self.number(instance, ("io_ring_ctx", &["file_table", "data", "nr"]))?;
+        let description = |&place: &u32| {
+            let place = Some(u64::from(place)).filter(|place| *place < count)?;
+            let node = u64::from_le_bytes(self.memory.word(nodes + place * 8).ok()?);
+            Some(self.number(node, ("io_rsrc_node", &["file_ptr"]))? & !FILE_BITS)
+        };
+        places.iter().map(description).collect()
+    }
+
+    /// What the kernel holds of a description of a regular file, if that is all: nobody is told of
+    /// changes in it, and nobody has locked the file.
+    pub(super) fn held(&self, description: u64) -> Option<HeldFile> {
+        const REGULAR: u64 = libc::S_IFREG as u64;
+        let inode = self.number(description, ("file", &["f_inode"]))?;
+        let mode = self.number(inode, ("inode", &["i_mode"]))?;
+        let owner = self.number(description, ("file", &["f_owner"]))?;
+        if mode & u64::from(libc::S_IFMT) != REGULAR || owner != 0 || self.is_locked(inode)? {
+            return None;
+        }
+        Some(HeldFile {
+            inode,
+            flags: u32::try_from(self.number(description, ("file", &["f_flags"]))?).ok()?,
+            position: self.number(description, ("file", &["f_pos"]))?,
+            references: self.references(description)?,
+        })
+    }
+
+    /// How many have a description. Linux 6.13 and later count those after the first one.
+    fn references(&self, description: u64) -> Option<u64> {
+        match self.number(description, ("file", &["f_ref"])) {
+            Some(others) => others.checked_add(1),
+            None => self.number(description, ("file", &["f_count"])),
+        }
+    }
+
+    /// Whether anybody has a lock or a lease on a file.
+    fn is_locked(&self, inode: u64) -> Option<bool> {
+        let locks = self.number(inode, ("inode", &["i_flctx"]))?;
+        if locks == 0 {
+            return Some(false);
+        }
+        for name in LOCKS {
+            // A list that is empty leads to itself.
+            let (list, _) = self.place(locks, name)?;
+            if u64::from_le_bytes(self.memory.word(list).ok()?) != list {
+                return Some(true);
+            }
+        }
+        Some(false)
+    }
+
+    /// Where the eventfd is that an instance tells of answers, if there is one, and whether only of those
+    /// that its workers give.
+    pub(super) fn event(&self, instance: u64) -> Option<Option<(u64, bool)>> {
+        let event = self.number(instance, ("io_ring_ctx", &["io_ev_fd"]))?;
+        if event == 0 {
+            return Some(None);
+        }
+        let object = self.number(event, ("io_ev_fd", &["cq_ev_fd"]))?;
+        let later = self.number(event, ("io_ev_fd", &["eventfd_async"]))? != 0;
+        Some(Some((object, later)))
+    }
+
+    /// How an instance was set up (`IORING_SETUP_*`).
+    pub(super) fn setup(&self, instance: u64) -> Option<u32> {
+        u32::try_from(self.number(instance, ("io_ring_ctx", &["flags"]))?).ok()
+    }
+
+    /// The first of what an instance has that no restore can make, if it has any.
+    pub(super) fn unrestorable(&self, instance: u64) -> Option<Option<&'static str>> {
+        for (name, what) in UNRESTORABLE {
+            if self.number(instance, name)? != 0 {
+                return Some(Some(what));
+            }
+        }
+        Some(None)
+    }
+
+    /// The most workers of the kernel, for files and for all else, if an instance limits them.
+    pub(super) fn workers(&self, instance: u64) -> Option<Vec<u32>> {
+        let both = self.number(instance, ("io_ring_ctx", &["iowq_limits"]))?;
+        let (files, others) =
+            (u32::try_from(both & 0xffff_ffff).ok()?, u32::try_from(both >> 32).ok()?);
+        Some(if both == 0 { Vec::new() } else { vec![files, others] })
+    }
+
+    /// Whether credentials are registered with an instance.
+    pub(super) fn has_credentials(&self, instance: u64) -> Option<bool> {
+        Some(self.number(instance, ("io_ring_ctx", &["personalities", "xa_head"]))? != 0)
+    }
+
+    /// What an instance is restricted to.
+    pub(super) fn restrictions(&self, instance: u64) -> Option<TorporIoUringRestrictions> {
+        let flags = |name| u32::try_from(self.number(instance, name)?).ok();
+        Some(TorporIoUringRestrictions {
+            registers: self.bits(instance, ("io_ring_ctx", &["restrictions", "register_op"]))?,
+            requests: self.bits(instance, ("io_ring_ctx", &["restrictions", "sqe_op"]))?,
+            flags_allowed: flags(("io_ring_ctx", &["restrictions", "sqe_flags_allowed"]))?,
+            flags_required: flags(("io_ring_ctx", &["restrictions", "sqe_flags_required"]))?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek, SeekFrom};
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_holds_what_calls_tell() {
+        let Some(view) = KernelView::open() else {
+            println!("left out: the_kernel_holds_what_calls_tell (its memory is not to be read)");
+            return;
+        };
+        let mut file = tempfile::tempfile().unwrap();
+        file.set_len(10).unwrap();
+        file.seek(SeekFrom::Start(7)).unwrap();
+        let same = file.try_clone().unwrap();
+        let other = std::fs::File::open("/dev/null").unwrap();
+        let of = |file: &std::fs::File| view.description(file.as_fd()).unwrap();
+        assert_eq!(of(&file), of(&same));
+        assert_ne!(of(&file), of(&other));
+        let held = view.held(of(&file)).unwrap();
+        assert_eq!((held.inode, held.position), (view.inode(&same).unwrap(), 7));
+        assert_eq!(held.references, 2);
+        assert_eq!(held.flags & libc::O_ACCMODE.cast_unsigned(), libc::O_RDWR.cast_unsigned());
+        // No regular file.
+        assert_eq!(view.held(of(&other)), None);
+        file.lock().unwrap();
+        assert_eq!(view.held(of(&file)), None);
+        file.unlock().unwrap();
+        assert!(view.held(of(&file)).is_some());
+    }
+}
