@@ -91,8 +91,8 @@ struct Run {
     failures: BTreeMap<(Group, usize), u32>,
     /// What was done before since its endpoint was opened.
     warm: BTreeSet<(Group, usize)>,
-    /// Endpoints, by their places, where something is left that could not be removed yet.
-    untidy: BTreeSet<usize>,
+    /// Endpoints, by their places, where something is left that could not be removed yet, and when that is tried again.
+    untidy: BTreeMap<usize, Instant>,
     /// The processors' time when it was last noted.
     ticks: Ticks,
     /// What was said about targets already.
@@ -163,7 +163,7 @@ pub(crate) async fn run(
         given_up: BTreeMap::new(),
         failures: BTreeMap::new(),
         warm: BTreeSet::new(),
-        untidy: BTreeSet::new(),
+        untidy: BTreeMap::new(),
         ticks: Ticks::now(),
         said: BTreeSet::new(),
         made: Counter::new(0),
@@ -419,7 +419,7 @@ impl Run {
             return (Err(trouble), false);
         }
         let number = self.target(item.target).0;
-        if self.untidy.contains(&number) {
+        if self.untidy.get(&number).is_some_and(|&again| again <= Instant::now()) {
             self.tidy(number).await;
         }
         let cold = self.warm.insert((item.group, item.target)) && !item.warmup;
@@ -458,9 +458,11 @@ impl Run {
     }
 
     /// Removes what a failed item has left at an endpoint, so that the next one does not meet it. What cannot be removed
-    /// by calls goes with its namespaces, or is tried again before the next item.
+    /// by calls goes with its namespaces, or is tried again before a later item: so late that little of the run goes by
+    /// with it.
     async fn tidy(&mut self, number: usize) {
         let Ok(place) = &self.places[number] else { return };
+        let begun = Instant::now();
         // There may be as many containers as a sample has had the time to start.
         let limit = Duration::from_secs(self.config.patience);
         let client = place.client.within(Duration::from_secs(10));
@@ -470,7 +472,7 @@ impl Run {
         } else if place.ours() {
             let endpoint = place.endpoint.clone();
             self.open_again(number, &endpoint).await;
-        } else if self.untidy.insert(number) {
+        } else if self.untidy.insert(number, Instant::now() + begun.elapsed() * 10).is_none() {
             let name = &place.endpoint.name;
             tell!(
                 "\r\x1b[K{name}: what has failed is still there, and is measured beside until it can be removed"

@@ -20,7 +20,7 @@ fn main() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("written");
     let mut source = Command::new("setsid");
-    source.args(["perl", "-e", "$| = 1; select undef, undef, undef, 0.002 while print '.'"]);
+    source.args(["perl", "-e", "alarm 900; select $z, $z, $z, 0.002 while syswrite STDOUT, '.'"]);
     source.stdout(std::fs::File::create(&file).unwrap()).stdin(Stdio::null()).stderr(Stdio::null());
     let mut source = source.spawn().unwrap();
     goes_on(&file);
