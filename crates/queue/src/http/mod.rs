@@ -50,7 +50,7 @@ fn read_head(stream: &mut dyn Stream, most: Duration) -> io::Result<(Vec<u8>, Ve
     }
 }
 
-/// What comes from who has to have said it by then.
+/// What comes from a client that has to have said it by then.
 struct InTime<'s> {
     stream: &'s mut dyn Stream,
     until: Instant,
