@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::process::{Output, Stdio};
 
 use serde_json::json;
+use torpor_snapshot::feed::is_fed;
 
 use crate::fixture::{Fixture, shown, until};
 
@@ -156,9 +157,11 @@ fn gc_leaves_what_a_sleeping_container_needs() {
         let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         said["freed"].as_u64().unwrap()
     };
-    fixture.run(&reference, "one", "snapshot", &[]);
+    let said = fixture.run(&reference, "one", "snapshot", &[]);
     fixture.exec("one", &["sh", "-c", "echo precious >/data"]);
     assert_eq!(gc(), 0);
+    let pid = said["pid"].as_i64().unwrap().try_into().unwrap();
+    until("its pages are there", || !is_fed(pid));
     runc(&["checkpoint", "--file-locks", "--ext-unix-sk"]);
     assert_eq!(gc(), 0);
     let taken = fixture.try_run(&reference, "one", &[]);
