@@ -294,6 +294,15 @@ impl Late {
             _ => Ok(()),
         })
     }
+
+    /// The rest does not come: a container that has not begun with the checkpoint in `dir` is not to wait for somebody who
+    /// comes back. The socket stays: who finds none takes all to be here.
+    pub(super) fn leave(&self, dir: &Path) {
+        for (name, _) in &self.doors {
+            // They only wait longer if it stays.
+            let _ = fs::remove_file(dir.join(CONTAINERS).join(name).join(RETURNS));
+        }
+    }
 }
 
 /// A socket in a directory of images. It takes the place of the one that an agent before this one has left, so that there always
@@ -310,6 +319,7 @@ fn listen(images: &Path) -> Result<UnixListener> {
         _ => {}
     }
     let listener = UnixListener::bind(&new).context(what)?;
+    listener.set_nonblocking(true).context(what)?;
     fs::rename(&new, at(SOCKET)).context(what)?;
     Ok(listener)
 }
@@ -413,6 +423,9 @@ mod tests {
         let socket = place.path().join("containers/main").join(SOCKET);
         let _stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
         after.doors[0].1.accept().unwrap();
+        // Who finds none of them there takes all to be here.
+        after.leave(place.path());
+        assert!(socket.exists() && !socket.with_file_name(RETURNS).exists());
     }
 
     #[test]

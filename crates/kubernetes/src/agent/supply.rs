@@ -1,15 +1,18 @@
 //! Who brings the memory that comes while its pod runs ([`super::late`]): from the agent of the node that has made the
 //! checkpoint, which gives it to the node of the pod alone.
 
+use std::io::ErrorKind::{InvalidInput, WouldBlock};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, Scope, sleep};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 use torpor_queue::http::{Body, Request, Response};
 use torpor_snapshot::feed;
 use torpor_worker::tell;
@@ -31,9 +34,15 @@ impl Node {
     pub(super) fn supply(self: &Arc<Self>, late: Late, namespace: &str, name: &str) {
         let (node, namespace, name) = (Arc::clone(self), namespace.to_owned(), name.to_owned());
         thread::spawn(move || {
-            let line = Mutex::default();
-            let supply =
-                Supply { node: &node, namespace: &namespace, name: &name, late: &late, line };
+            let supply = Supply {
+                node: &node,
+                namespace: &namespace,
+                name: &name,
+                late: &late,
+                line: Mutex::default(),
+                is_over: AtomicBool::new(false),
+                is_lost: AtomicBool::new(false),
+            };
             if let Err(error) = supply.all() {
                 tell!("{namespace}/{name}: what was to come of its memory: {error}");
                 supply.give_up(&error);
@@ -82,22 +91,29 @@ struct Supply<'n> {
     late: &'n Late,
     /// The connections to the node that has it, as long as they are good.
     line: Mutex<Option<Arc<PeerLine>>>,
+    /// Whether all is here, or will not come.
+    is_over: AtomicBool,
+    /// Whether it will not come.
+    is_lost: AtomicBool,
 }
 
 impl Supply<'_> {
     /// Brings everything, and meanwhile what the engine asks for.
     fn all(&self) -> Result<()> {
-        let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             for (container, door) in &self.late.doors {
-                let is_over = &is_over;
-                scope.spawn(move || self.attend(scope, container, door, is_over));
+                let answer = move |stream| {
+                    // It ends with whoever asks.
+                    scope.spawn(move || self.answer(container, stream));
+                };
+                scope.spawn(move || attend(door, &self.is_over, answer));
             }
             let mut files = self.late.files.iter();
             let all = files
                 .try_for_each(|file| file.want(&file.whole(), &|of, part| self.bring(of, part)));
             let ended = all.and_then(|()| self.end());
-            is_over.store(true, Ordering::Relaxed);
+            self.is_lost.store(ended.is_err(), Ordering::Relaxed);
+            self.is_over.store(true, Ordering::Relaxed);
             ended
         })
     }
@@ -110,29 +126,13 @@ impl Supply<'_> {
         }
     }
 
-    /// Answers those who ask at the door of a container, until all is over.
-    fn attend<'s>(
-        &'s self,
-        scope: &'s Scope<'s, '_>,
-        container: &'s str,
-        door: &'s UnixListener,
-        is_over: &AtomicBool,
-    ) {
-        while !is_over.load(Ordering::Relaxed) {
-            let fds = &mut [PollFd::new(door, PollFlags::IN)];
-            let is_there = poll(fds, Some(&GLANCE)).is_ok_and(|ready| ready > 0);
-            if is_there && let Ok((stream, _)) = door.accept() {
-                // It ends with whoever asks.
-                scope.spawn(move || self.answer(container, stream));
-            }
-        }
-    }
-
+    /// Answers one who asks.
     fn answer(&self, container: &str, mut stream: UnixStream) -> io::Result<()> {
-        loop {
+        while self.asks(&stream) {
             let feed::Request { file, offset, len, .. } = feed::Request::read(&mut stream)?;
             let part = offset..offset.saturating_add(len);
             let wanted = match self.late.file(container, file) {
+                _ if self.is_lost() => Err(Error::new("the memory does not come any more")),
                 Some(pages) => pages.want(&part, &|of, part| self.bring(of, part)),
                 None => Err(Error::new(format!("{container} has no file {file} of pages"))),
             };
@@ -141,6 +141,22 @@ impl Supply<'_> {
             }
             stream.write_all(&[u8::from(wanted.is_err())])?;
         }
+        Ok(())
+    }
+
+    /// Waits until somebody asks, or has ended. If the rest does not come, those who do not ask are not waited for.
+    fn asks(&self, stream: &UnixStream) -> bool {
+        loop {
+            match poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&GLANCE)) {
+                Ok(0) if self.is_lost() => return false,
+                Ok(0) | Err(Errno::INTR) => {}
+                _ => return true,
+            }
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
     }
 
     /// A part of a file, from the node that has it, which may be away for a moment.
@@ -150,7 +166,7 @@ impl Supply<'_> {
             match self.node.of_peer(|caller| self.ask(caller, of, part)) {
                 // It was removed there.
                 Err(error @ Error::Refused { status: 404, .. }) => return Err(error),
-                Err(_) if Instant::now() < until => sleep(STEP),
+                Err(_) if Instant::now() < until && !self.is_lost() => sleep(STEP),
                 brought => return brought,
             }
         }
@@ -192,11 +208,59 @@ impl Supply<'_> {
             }
             return;
         }
+        self.late.leave(&dir);
         let place = format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.late.pod);
         if let Ok(Some(pod)) = self.node.api.get(&place) {
             let text =
                 format!("the rest of its memory has not come, and its tasks are ended: {error}");
             event::tell(&self.node.api, Kind::ColdPod, &pod, "MemoryLost", &text);
         }
+    }
+}
+
+/// Lets in whoever comes to a door until all is over, those who are there by then as well. Nobody comes after them.
+fn attend(door: &UnixListener, is_over: &AtomicBool, let_in: impl Fn(UnixStream)) {
+    while !is_over.load(Ordering::Relaxed) {
+        let fds = &mut [PollFd::new(door, PollFlags::IN)];
+        if poll(fds, Some(&GLANCE)).is_ok_and(|ready| ready > 0) {
+            open_to(door, &let_in);
+        }
+    }
+    // Those who are there stay there.
+    let _ = shutdown(door, Shutdown::Both);
+    open_to(door, &let_in);
+}
+
+/// Lets in all who are at a door.
+fn open_to(door: &UnixListener, let_in: impl Fn(UnixStream)) {
+    loop {
+        match door.accept() {
+            Ok((stream, _)) => let_in(stream),
+            // There is nobody, or it is shut.
+            Err(error) if matches!(error.kind(), WouldBlock | InvalidInput) => return,
+            // There are too many open files just now.
+            Err(_) => sleep(STEP),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::io::ErrorKind::ConnectionRefused;
+
+    use super::*;
+
+    #[test]
+    fn who_is_at_the_door_when_all_is_over_is_let_in_and_nobody_else() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("door");
+        let door = UnixListener::bind(&path).unwrap();
+        door.set_nonblocking(true).unwrap();
+        let guests = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
+        let count = Cell::new(0);
+        attend(&door, &AtomicBool::new(true), |_| count.set(count.get() + 1));
+        assert_eq!(count.get(), guests.len());
+        assert_eq!(UnixStream::connect(&path).unwrap_err().kind(), ConnectionRefused);
     }
 }

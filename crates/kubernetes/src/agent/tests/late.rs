@@ -1,10 +1,12 @@
 //! Memory that comes while its pod runs.
 
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use torpor_images::ImageDir;
-use torpor_images::feed::{Feed, SOCKET};
+use torpor_images::feed::{Feed, RETURNS, SOCKET};
 
 use super::super::late::comes_late;
 use super::*;
@@ -134,6 +136,28 @@ fn a_pod_that_does_not_want_to_begin_before_waits_though_another_does() {
         assert!(!created.join().unwrap().1);
     });
     assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+}
+
+#[test]
+fn nobody_waits_for_memory_that_is_lost() {
+    let scene = Scene::new();
+    let shut = scene.gate.lock().unwrap();
+    let (dir, _) = scene.created();
+    let file = begun(&dir, &container("new"));
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(file, "").unwrap();
+    // One asks later, and others come when nothing comes any more.
+    let socket = dir.join("containers/main").join(SOCKET);
+    let mut idle = UnixStream::connect(&socket).unwrap();
+    scene.nodes[0].store.remove("a", &scene.name).unwrap();
+    drop(shut);
+    let events = || scene.server.api("events").list("/api/v1/namespaces/a/events").unwrap();
+    until("it is told", || events().iter().any(|event| event["reason"] == "MemoryLost"));
+    assert_eq!(idle.read(&mut [0]).unwrap(), 0);
+    assert_eq!(UnixStream::connect(&socket).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    // A container that begins only now is not to wait for an agent that comes back.
+    feed(&dir).want(1, 0, 4096).unwrap_err();
+    assert!(!socket.with_file_name(RETURNS).exists());
 }
 
 #[test]
