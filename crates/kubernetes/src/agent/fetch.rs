@@ -14,7 +14,7 @@ use super::depot::Depot;
 use super::late::{self, Late};
 use super::node::Node;
 use super::peer::{self, Caller};
-use crate::checkpoint::{is_used, objection, path};
+use crate::checkpoint::{is_shared, is_used, objection, path};
 use crate::error::{Error, Result};
 use crate::pod::{GATED, RESTORE_FROM, annotation, is_lazy, is_name, text};
 
@@ -168,7 +168,8 @@ impl Node {
             0 => self.store.begin(namespace, name)?,
             _ => self.store.part(namespace, name)?,
         };
-        let is_early = here == 0 && self.is_lazy(object, pod);
+        // Many pods begin with a snapshot: what is lost for one must not be for all.
+        let is_early = here == 0 && !is_shared(object) && self.is_lazy(object, pod);
         let mut fetched = self.of_peer(|caller| match is_early {
             true => peer::fetch_early(caller, object, pod, &dir, self.silence()),
             false => peer::fetch(caller, object, pod, here, &dir, self.silence()),

@@ -139,6 +139,18 @@ fn a_pod_that_does_not_want_to_begin_before_waits_though_another_does() {
 }
 
 #[test]
+fn the_memory_of_snapshots_comes_before_pods_begin() {
+    let scene = Scene::new();
+    let mut object = scene.server.get(&path("a", &scene.name)).unwrap();
+    object["spec"]["sharing"] = json!("Shared");
+    object["status"]["claimedBy"] = Value::Null;
+    scene.server.put(&path("a", &scene.name), object);
+    let (dir, lazy) = scene.created();
+    assert!(!lazy && !comes_late(&dir));
+    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+}
+
+#[test]
 fn nobody_waits_for_memory_that_is_lost() {
     let scene = Scene::new();
     let shut = scene.gate.lock().unwrap();
