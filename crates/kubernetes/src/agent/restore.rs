@@ -45,7 +45,10 @@ fn whole(dir: &Path, until: Instant) -> Result<()> {
         }
         sleep(STEP);
     }
-    Ok(())
+    match dir.exists() {
+        true => Ok(()),
+        false => Err(Error::new("the memory of the checkpoint has not come")),
+    }
 }
 
 impl Node {
@@ -99,11 +102,11 @@ impl Node {
         let identity = self.keys.identity(&self.api, &container.namespace, name, &container.pod)?;
         self.be_introduced()?;
         let dir = self.brought(&object, &container.pod, until)?;
-        self.promise(container, name, &object)?;
         let lazy = comes_late(&dir) && is_lazy(pod);
         if !lazy {
             whole(&dir, until)?;
         }
+        self.promise(container, name, &object)?;
         Ok(Answer::Restore { dir, always, identity: Some(Hidden::new(identity)), lazy })
     }
 

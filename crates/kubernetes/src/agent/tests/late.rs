@@ -151,6 +151,26 @@ fn the_memory_of_snapshots_comes_before_pods_begin() {
 }
 
 #[test]
+fn nothing_is_promised_before_the_memory_that_a_pod_waits_for_is_there() {
+    let scene = Scene::new();
+    let _shut = scene.gate.lock().unwrap();
+    let at = path("a", &scene.name);
+    scene.nodes[1].be_introduced().unwrap();
+    let object = scene.server.get(&at).unwrap();
+    let dir = scene.nodes[1].brought(&object, "web-0", Instant::now() + LONG).unwrap();
+    assert!(comes_late(&dir));
+    let mut pod = scene.server.get(POD).unwrap();
+    pod["metadata"]["annotations"][RESTORE_MEMORY] = Value::Null;
+    scene.server.put(POD, pod);
+    let hasty = agent_with(&scene.server, "node2", &scene.place, "", |node| {
+        node.patience = Duration::from_millis(500);
+    });
+    let error = hasty.answer(&Ask::Create { container: container("new") }).unwrap_err();
+    assert!(error.to_string().contains("in time"), "{error}");
+    assert!(scene.server.get(&at).unwrap()["status"]["restoringOn"].is_null());
+}
+
+#[test]
 fn nobody_waits_for_memory_that_is_lost() {
     let scene = Scene::new();
     let shut = scene.gate.lock().unwrap();
