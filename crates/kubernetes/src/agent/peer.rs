@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustls::pki_types::CertificateDer;
 use serde_json::Value;
@@ -30,6 +30,8 @@ use crate::error::{Context, Error, Result};
 use crate::peer;
 use crate::pod::{is_name, text};
 
+/// How long whoever was let in to pages is not looked at again.
+const ADMITTED: Duration = Duration::from_secs(30);
 /// How many other agents are served at a time.
 const MOST: usize = 256;
 
@@ -38,7 +40,7 @@ pub(super) fn serve(listener: &TcpListener, node: &Arc<Node>) {
     let node = Arc::clone(node);
     serve_each(listener, MOST, move |stream| {
         let tls = Arc::clone(&node.identity().tls);
-        let mut admitted = None;
+        let mut admitted = Admission::default();
         let spoken =
             speak_to(stream, &tls, |request, shown| answer(&node, &request, shown, &mut admitted));
         if let Err(error) = spoken {
@@ -84,13 +86,40 @@ enum Wanted<'r> {
     Pages(&'r str, &'r str),
 }
 
-/// Answers a request. For pages many come over one connection: whoever was `admitted` there, with this token, to this
-/// checkpoint and for this pod, is not looked at again.
+/// Who was let in to pages over a connection, and when: many requests for them come over one, with the same token, for the same
+/// checkpoint and the same pod.
+#[derive(Default)]
+struct Admission(Option<(String, Instant)>);
+
+impl Admission {
+    /// What there is to object to `who`: what `look` says, unless they were let in a short while before `now`.
+    fn look(
+        &mut self,
+        who: String,
+        now: Instant,
+        look: impl FnOnce() -> Result<Option<String>>,
+    ) -> Result<Option<String>> {
+        let before = self.0.take().filter(|(known, _)| *known == who).map(|(_, since)| since);
+        if let Some(since) = before.filter(|since| now.duration_since(*since) < ADMITTED) {
+            self.0 = Some((who, since));
+            return Ok(None);
+        }
+        let said = match look() {
+            // A pod does not lose its memory because the API server is away.
+            Err(error) if before.is_some() && error.is_passing() => Ok(None),
+            said => said,
+        };
+        self.0 = matches!(said, Ok(None)).then_some((who, now));
+        said
+    }
+}
+
+/// Answers a request. Who asks for pages is not looked at each time if they were `admitted` before.
 fn answer(
     node: &Node,
     request: &Request,
     shown: Option<&CertificateDer<'_>>,
-    admitted: &mut Option<String>,
+    admitted: &mut Admission,
 ) -> Response {
     if request.path == "/metrics" {
         return Response::text("text/plain; version=0.0.4", node.counters.text());
@@ -107,14 +136,16 @@ fn answer(
     if !is_name(namespace) || !is_name(name) {
         return Response::problem(400, "this is no name");
     }
-    let who = format!("{:?}", (bearer(request), namespace, name, request.query("pod")));
-    let is_known = matches!(wanted, Wanted::Pages(..)) && admitted.as_ref() == Some(&who);
-    let found = match is_known {
-        true => Ok(None),
-        false => allowed(node, request, shown, namespace, name),
+    let look = || allowed(node, request, shown, namespace, name);
+    let found = match wanted {
+        Wanted::Pages(..) => {
+            let who = format!("{:?}", (bearer(request), namespace, name, request.query("pod")));
+            admitted.look(who, Instant::now(), look)
+        }
+        Wanted::Checkpoint | Wanted::Round(_) => look(),
     };
     match found {
-        Ok(None) => *admitted = Some(who),
+        Ok(None) => {}
         Ok(Some(objection)) => return Response::problem(403, &objection),
         Err(error) => return Response::problem(500, &error.to_string()),
     }
@@ -325,6 +356,31 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+
+    #[test]
+    fn whoever_was_let_in_is_looked_at_again_after_a_while() {
+        let (mut admission, begin) = (Admission::default(), Instant::now());
+        let mut look = |who: &str, seconds: u64, said: Result<Option<String>>| {
+            let at = begin + Duration::from_secs(seconds);
+            let mut has_looked = false;
+            let found = admission.look(who.into(), at, || {
+                has_looked = true;
+                said
+            });
+            (has_looked, found.is_ok_and(|objection| objection.is_none()))
+        };
+        let silent = || Err(Error::Silent { what: "the API server".into(), text: "away".into() });
+        assert_eq!(look("a", 0, silent()), (true, false));
+        assert_eq!(look("a", 1, Ok(None)), (true, true));
+        assert_eq!(look("a", 30, Ok(Some("no".into()))), (false, true));
+        assert_eq!(look("a", 31, silent()), (true, true), "nobody says that it is another now");
+        assert_eq!(look("a", 61, Err(Error::new("no"))), (true, false));
+        assert_eq!(look("a", 62, Ok(None)), (true, true));
+        assert_eq!(look("a", 92, Ok(Some("no".into()))), (true, false));
+        assert_eq!(look("a", 93, silent()), (true, false));
+        assert_eq!(look("a", 94, Ok(None)), (true, true));
+        assert_eq!(look("b", 95, silent()), (true, false), "somebody else");
+    }
 
     #[test]
     fn whoever_connects_is_served_as_long_as_there_is_room() {
