@@ -135,6 +135,7 @@ impl Save<'_> {
     }
 
     /// Waits until all memory of the pod is here, while it runs: what comes late cannot be saved before. How long that was.
+    /// At least half of the time is left for what is done while the pod is frozen.
     fn wait_for_memory(&self) -> Result<Duration> {
         let began = Instant::now();
         let mut late = self.pod.containers.clone();
@@ -142,7 +143,7 @@ impl Save<'_> {
         let comes =
             |(id, _): &(String, Bundle)| members(self.pod.words, id).into_iter().any(is_fed);
         while late.iter().any(comes) {
-            if began.elapsed() >= self.limit {
+            if began.elapsed() >= self.limit / 2 {
                 return Err(Error::new("its own memory is still coming from another node"));
             }
             sleep(STEP);
