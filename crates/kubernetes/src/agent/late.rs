@@ -3,6 +3,7 @@
 //! between. All of it is sealed. Whether it is what was saved the engine finds out, page by page; it ends the tasks if it is
 //! not, or if it cannot be had.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
@@ -30,6 +31,8 @@ const CONTAINERS: &str = "containers";
 const MAX_LIST: u64 = 4 << 20;
 /// All files of pages together are not longer.
 const MAX_LEN: u64 = 1 << 42;
+/// No checkpoint has more containers.
+const MAX_CONTAINERS: usize = 256;
 /// What is brought at once, at least.
 const PIECE: u64 = 256 << 10;
 /// How many pieces are brought at once, at most.
@@ -108,6 +111,7 @@ pub(super) fn prepare(dir: &Path, pod: &str) -> Result<()> {
     if len > MAX_LEN {
         return Err(Error::new(format!("{}: {len} bytes are too many", list.display())));
     }
+    containers(&files)?;
     files.iter().try_for_each(|file| file.make(dir))?;
     let logs = dir.join(LOGS);
     let note = Note { pod: pod.to_owned(), files };
@@ -118,6 +122,15 @@ pub(super) fn prepare(dir: &Path, pod: &str) -> Result<()> {
         .context(|| list.display().to_string())
 }
 
+/// The containers whose memory comes late.
+fn containers(files: &[LateFile]) -> Result<Vec<String>> {
+    let names: BTreeSet<&String> = files.iter().map(|file| &file.container).collect();
+    match names.len() {
+        0..=MAX_CONTAINERS => Ok(names.into_iter().cloned().collect()),
+        count => Err(Error::new(format!("{count} containers are too many"))),
+    }
+}
+
 /// What a file says that is not there for each checkpoint.
 fn read_json<T: for<'d> Deserialize<'d>>(path: &Path) -> Result<Option<T>> {
     let what = || path.display().to_string();
@@ -126,7 +139,10 @@ fn read_json<T: for<'d> Deserialize<'d>>(path: &Path) -> Result<Option<T>> {
         file => file.context(what)?,
     };
     let mut bytes = Vec::new();
-    file.take(MAX_LIST).read_to_end(&mut bytes).context(what)?;
+    file.take(MAX_LIST + 1).read_to_end(&mut bytes).context(what)?;
+    if bytes.len() as u64 > MAX_LIST {
+        return Err(Error::new(format!("{}: it is too long", what())));
+    }
     serde_json::from_slice(&bytes).context(what).map(Some)
 }
 
@@ -260,9 +276,7 @@ impl Late {
         let Some(Note { pod, files }) = read_json(&dir.join(LOGS).join(NOTE))? else {
             return Ok(None);
         };
-        let mut names: Vec<String> = files.iter().map(|file| file.container.clone()).collect();
-        names.sort();
-        names.dedup();
+        let names = containers(&files)?;
         let open = |file: LateFile| LatePages::open(dir, file);
         let files = files.into_iter().map(open).collect::<Result<Vec<_>>>()?;
         let door = |name: String| -> Result<(String, UnixListener)> {
@@ -281,8 +295,12 @@ impl Late {
     /// All is here: nobody has to ask any more who reads it.
     ///
     /// # Errors
-    /// If what shows that it is not cannot be removed from the checkpoint in `dir`.
+    /// If it cannot be written to the disk, or what shows that it is not here cannot be removed from the checkpoint in `dir`.
     pub(super) fn end(&self, dir: &Path) -> Result<()> {
+        // If the machine fails, nothing may be missing that nobody brings any more.
+        for pages in &self.files {
+            pages.file.sync_data().context(|| kind::PAGES.file_name(pages.what.id.into()))?;
+        }
         let images = self.doors.iter().map(|(name, _)| dir.join(CONTAINERS).join(name));
         // The note last: whoever finds it looks after the others.
         let shows = images.flat_map(|images| [images.join(SOCKET), images.join(RETURNS)]);
@@ -445,9 +463,24 @@ mod tests {
         let place = listed(&[]);
         fs::write(place.path().join(LIST), "{").unwrap();
         prepare(place.path(), "web-0").unwrap_err();
+        let long = format!("[]{}", " ".repeat(usize::try_from(MAX_LIST).unwrap()));
+        fs::write(place.path().join(LIST), long).unwrap();
+        prepare(place.path(), "web-0").unwrap_err();
         let whole = tempfile::tempdir().unwrap();
         prepare(whole.path(), "web-0").unwrap();
         assert!(!comes_late(whole.path()), "all has come");
+    }
+
+    #[test]
+    fn a_checkpoint_has_not_more_containers_than_fit() {
+        for (count, fits) in [(MAX_CONTAINERS, true), (MAX_CONTAINERS + 1, false)] {
+            let files: Vec<_> = (0..count).map(|n| file(&format!("c{n}"), 1)).collect();
+            let place = listed(&files);
+            for file in &files {
+                fs::create_dir(place.path().join(CONTAINERS).join(&file.container)).unwrap();
+            }
+            assert_eq!(prepare(place.path(), "web-0").is_ok(), fits);
+        }
     }
 
     #[test]
