@@ -82,7 +82,12 @@ impl Drop for Group {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::thread::sleep;
+    use std::time::Duration;
+
     use super::*;
+
+    const STEP: Duration = Duration::from_millis(1);
 
     fn shell(script: &str) -> Group {
         Group::start(Command::new("sh").args(["-c", script]), "sh").unwrap()
@@ -100,11 +105,14 @@ mod tests {
             if let Ok(text) = std::fs::read_to_string(&file) {
                 break text.trim().parse::<i32>().unwrap();
             }
+            sleep(STEP);
         };
         let error = group.finish_unless(&Cancel::due().unwrap()).unwrap_err();
         assert!(matches!(error, Error::Cancelled));
         let ends = || torpor_kernel::proc::stat(pid).map_or(true, |stat| stat.has_ended());
-        while !ends() {}
+        while !ends() {
+            sleep(STEP);
+        }
         assert_eq!(shell("exit 3").finish().unwrap().code(), Some(3));
         assert_eq!(shell("exit 4").finish_unless(&Cancel::new().unwrap()).unwrap().code(), Some(4));
     }
