@@ -314,7 +314,7 @@ impl Late {
     }
 
     /// The rest does not come: a container that has not begun with the checkpoint in `dir` is not to wait for somebody who
-    /// comes back. The socket stays: who finds none takes all to be here.
+    /// comes back. The socket stays: whoever finds none takes all to be here.
     pub(super) fn leave(&self, dir: &Path) {
         for (name, _) in &self.doors {
             // They only wait longer if it stays.
@@ -441,7 +441,7 @@ mod tests {
         let socket = place.path().join("containers/main").join(SOCKET);
         let _stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
         after.doors[0].1.accept().unwrap();
-        // Who finds none of them there takes all to be here.
+        // Whoever finds none there takes all to be here.
         after.leave(place.path());
         assert!(socket.exists() && !socket.with_file_name(RETURNS).exists());
     }

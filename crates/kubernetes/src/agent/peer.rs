@@ -114,7 +114,7 @@ impl Admission {
     }
 }
 
-/// Answers a request. Who asks for pages is not looked at each time if they were `admitted` before.
+/// Answers a request. Whoever asks for pages is not looked at each time, if they were `admitted` before.
 fn answer(
     node: &Node,
     request: &Request,
