@@ -181,11 +181,12 @@ impl Client {
             // What was sent in part must not be sent again from its start.
             let again = again && call.method != "PATCH";
             let asked = answer.as_ref().ok().and_then(come_back).unwrap_or_default();
-            if !again || attempt == ATTEMPTS || asked > left || interrupt::is_asked() {
+            let is_enough = asked.is_zero() && attempt >= ATTEMPTS;
+            if !again || is_enough || asked > left || interrupt::is_asked() {
                 return answer.map_err(|error| failure(&error, patience(call)));
             }
             left = left.saturating_sub(asked);
-            pause(asked.max(PAUSE * 2_u32.pow(attempt - 1)));
+            pause(asked.max(PAUSE * 2_u32.pow(attempt.min(ATTEMPTS) - 1)));
         }
     }
 
@@ -280,9 +281,11 @@ fn refused(host: &str, call: &Call<'_>, answer: Response<Body>) -> Error {
     let said = String::from_utf8_lossy(&said[..said.len().min(300)]).trim().to_owned();
     let text = format!("{host} answers {status} to {} {}: {said}", call.method, call.url);
     let error = match later {
-        Some(later) => Error::new(format!("{text} (it is to be asked again in {later:?})"))
-            .hint(format!("TORPOR_REGISTRY_TIMEOUT={} waits so long", later.as_secs())),
-        None => Error::new(text),
+        Some(later) if later > silence() && call.method != "PATCH" => {
+            Error::new(format!("{text} (it is to be asked again in {later:?})"))
+                .hint(format!("TORPOR_REGISTRY_TIMEOUT={} waits so long", later.as_secs()))
+        }
+        _ => Error::new(text),
     };
     // One that stands in front of it has nobody to ask, or it is asked too often: both may pass.
     if matches!(status, 429 | 502..=504) { error.absent() } else { error }

@@ -176,10 +176,14 @@ impl Registry {
         headers: &[(&str, &str)],
         mut take: impl FnMut(&[u8]) -> Result<bool>,
     ) -> Result<bool> {
-        let mut url = format!("{}/{list}", self.base);
+        let first = format!("{}/{list}", self.base);
+        let mut url = first.clone();
         loop {
             let call = Call { headers, ..Call::new("GET", &url) };
-            let answer = self.client.expect(&call, &[200, 404])?;
+            // Of a list that has begun, a page that is not there is no end.
+            let is_first = url == first;
+            let statuses: &[u16] = if is_first { &[200, 404] } else { &[200] };
+            let answer = self.client.expect(&call, statuses)?;
             if answer.status() == 404 {
                 return Ok(false);
             }
@@ -191,12 +195,26 @@ impl Registry {
         }
     }
 
-    /// The whole of an address that the registry gives, which has to be one of its own.
+    /// The whole of an address that the registry gives, which has to be one of its own. Behind another server it may
+    /// not know how it is spoken to: what counts is its name.
     fn own_address(&self, address: &str) -> Result<String> {
-        let rest = address.strip_prefix(&self.origin).unwrap_or(address);
-        match rest.starts_with('/') && !rest.starts_with("//") {
-            true => Ok(format!("{}{rest}", self.origin)),
-            false => Err(Error::new(format!("the registry goes on with its list at {address}"))),
+        let name = |host: &str| {
+            let host = host.to_ascii_lowercase();
+            let short = host.strip_suffix(":443").or_else(|| host.strip_suffix(":80"));
+            short.map_or_else(|| host.clone(), str::to_owned)
+        };
+        let own = self.origin.split_once("://").map_or("", |(_, host)| host);
+        let path = match address.split_once("://") {
+            Some(("http" | "https", rest)) => {
+                let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+                (name(own) == name(host)).then_some(path)
+            }
+            Some(_) => None,
+            None => address.strip_prefix('/').filter(|path| !path.starts_with('/')),
+        };
+        match path {
+            Some(path) => Ok(format!("{}/{path}", self.origin)),
+            None => Err(Error::new(format!("the registry goes on with its list at {address}"))),
         }
     }
 
@@ -415,6 +433,35 @@ mod tests {
         let server = Answers::start(|_| vec![page(away, "\"a\"")]);
         let registry = Registry::new(&server.host, "team/app", "a", None);
         assert!(registry.names().unwrap_err().to_string().contains("elsewhere.example"));
+        let more = "Link: </v2/team/app/tags/list?last=a>; rel=\"next\"\r\n";
+        let server = Answers::start(|_| vec![page(more, "\"a\""), answer("404 Not Found", "", "")]);
+        let registry = Registry::new(&server.host, "team/app", "a", None);
+        assert!(registry.names().unwrap_err().to_string().contains("404"));
+    }
+
+    #[test]
+    fn a_registry_may_not_know_how_it_is_spoken_to() {
+        let registry = Registry::new("Registry.example", "team/app", "a", None);
+        let own = "https://Registry.example/v2/x?last=b";
+        for address in [
+            "/v2/x?last=b",
+            own,
+            "http://registry.example/v2/x?last=b",
+            "https://registry.example:443/v2/x?last=b",
+        ] {
+            assert_eq!(registry.own_address(address).unwrap(), own, "{address}");
+        }
+        for address in [
+            "//elsewhere.example/v2/x",
+            "https://registry.example@elsewhere.example/v2/x",
+            "https://registry.example.elsewhere/v2/x",
+            "https://registry.example:4430/v2/x",
+            "ftp://registry.example/v2/x",
+            "v2/x",
+            "",
+        ] {
+            assert!(registry.own_address(address).is_err(), "{address}");
+        }
     }
 
     #[test]
