@@ -56,10 +56,17 @@ pub fn name(pid: i32) -> Option<String> {
 
 /// Whether a process has an instance of io_uring.
 pub fn has_ring(pid: i32) -> bool {
-    let mut files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
-    files.any(|fd| {
+    ring(pid).is_some()
+}
+
+/// What the kernel shows of the instance of io_uring that a process has.
+pub fn ring(pid: i32) -> Option<String> {
+    let mut files = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let ring = files.find(|fd| {
         fs::read_link(fd.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:[io_uring]")
-    })
+    })?;
+    let number = ring.file_name().into_string().ok()?;
+    fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()
 }
 
 fn facts(pid: i32) -> Option<(char, Facts)> {

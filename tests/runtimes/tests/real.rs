@@ -3,6 +3,7 @@
 //! docs/real-programs.md anew. What is refused is in it, too, with what is said then.
 
 mod containers;
+mod fio;
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
@@ -129,6 +130,11 @@ fn captures_and_tracers() {
 }
 
 #[test]
+fn verified_writes() {
+    run(&[("fio", fio::fio)]);
+}
+
+#[test]
 fn machine_of_systemd() {
     run(&[("systemd-nspawn", containers::nspawn)]);
 }
@@ -147,6 +153,7 @@ fn programs() {
         ("bwrap", bubblewrap_of_a_user),
         ("systemd-nspawn", containers::nspawn),
         ("tcpdump", tcpdump),
+        ("fio", fio::fio),
         ("gdb", gdb),
         ("strace", strace),
         ("chromium", containers::chromium_of_a_user),

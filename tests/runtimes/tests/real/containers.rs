@@ -195,8 +195,8 @@ impl Drop for Starter {
 }
 
 /// Not all of this host: what other tests mount there comes and goes.
-const ALONE: &str = "awk '$5 ~ \"^/(tmp|run|var)/\" { print $5 }' /proc/self/mountinfo | sort -r | \
-                     xargs --no-run-if-empty -n 1 umount --lazy; exec \"$@\"";
+pub(super) const ALONE: &str = "awk '$5 ~ \"^/(tmp|run|var)/\" { print $5 }' /proc/self/mountinfo | sort -r | \
+     xargs --no-run-if-empty -n 1 umount --lazy; exec \"$@\"";
 
 /// The same for an ordinary user of the host, among the host's mounts. Its crash handler leaves it, and so
 /// would leave the tree, but for the pid namespace. And others do not take its numbers there.
