@@ -269,9 +269,17 @@ const DAEMON: &str = "exec >/out 2>&1 </dev/null; \
     docker run --detach --publish 8080:80 --name one --volume /shared:/shared busy sh -c \
     'httpd -h /shared; n=0; while sleep 0.05; do n=$((n + 1)); echo $n $$ >>/shared/log; done'; wait";
 
+/// What the guide says to run in the outer container after a restore. runc knows a container by the time when
+/// its first process started; its calls come from the tree, and see that in the tree's time namespace.
+fn known_again() -> &'static str {
+    let guide = include_str!("../../../../docs/guide.md");
+    let (_, rest) =
+        guide.split_once("nsenter --time --target 1 sh -c '").expect("the guide has it");
+    rest.split_once('\'').expect("it has an end").0
+}
+
 /// The daemon, containerd, the shim, the proxy of a port and a container of theirs on the usual bridge, as
-/// one container of runc. Only `docker exec` does not enter the container that was restored: runc knows
-/// it by the time when its first process started.
+/// one container of runc.
 pub(super) fn docker() -> Row {
     let scratch = Scratch::new("real-docker-runc");
     scratch.configure("");
@@ -345,6 +353,13 @@ pub(super) fn docker() -> Row {
     for (number, line) in (1..).zip(lines().lines()) {
         assert_eq!(line, format!("{number} 1"));
     }
+    exec(&["nsenter", "--time", "--target", "1", "sh", "-c", known_again()]);
+    assert_eq!(client(&["exec", "one", "hostname", "-i"]).trim(), "172.17.0.2");
+    client(&["pause", "one"]);
+    client(&["unpause", "one"]);
+    works_on();
+    client(&["stop", "-t", "1", "one"]);
+    assert_eq!(exec(&["sh", "-c", "pgrep httpd || echo none"]).trim(), "none");
     Row {
         name: "Docker in a container",
         version: &["dockerd", "--version"],
