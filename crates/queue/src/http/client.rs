@@ -363,7 +363,9 @@ mod tests {
     fn a_daemon_that_takes_no_connection_is_silent() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
-        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        // As many as wait by default are more than the descriptors that there may be.
+        rustix::net::listen(&listener, 1).unwrap();
         let mut taken = Vec::new();
         let error = loop {
             match connect_unix(&path, Duration::from_millis(50)) {
