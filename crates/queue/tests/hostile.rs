@@ -101,6 +101,8 @@ fn others_can_read_nothing_of_what_a_daemon_keeps() {
     });
     daemon.ok(&["preempt", &asleep.to_string()]);
     daemon.wait_for(runs, "running");
+    let path = format!("/v1/jobs/{runs}/stdin?at=0&end=1");
+    assert_eq!(ask(&daemon, "PUT", &path, "", "secret").0, 200);
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(daemon.dir.path(), open).unwrap();
     let found = |uid: u32| {
@@ -111,6 +113,11 @@ fn others_can_read_nothing_of_what_a_daemon_keeps() {
     let own = found(0);
     assert!(["queue.db", "run-1/lock", "spec.json"].iter().all(|name| own.contains(name)), "{own}");
     assert_eq!(found(65534), "");
+    // Nobody can list a job's directory, but whoever knows a name there can open it.
+    let mut find = std::process::Command::new("find");
+    find.arg(daemon.data().join("jobs")).args(["-mindepth", "2", "-maxdepth", "2"]);
+    find.args(["-type", "f", "-perm", "/044"]);
+    assert_eq!(String::from_utf8(find.output().unwrap().stdout).unwrap(), "");
 }
 
 /// Its jobs would all fail.

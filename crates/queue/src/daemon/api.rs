@@ -1,7 +1,6 @@
 //! What can be asked over HTTP; described for clients in `openapi.json`.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -287,8 +286,7 @@ fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
 /// Writes a part of a job's standard input: what is acknowledged is on stable storage. Says whether all
 /// before it is there. Fails if there is only as much room as output leaves, too.
 fn keep_input(dir: &JobDir, at: u64, part: &[u8], is_last: bool) -> io::Result<bool> {
-    let mut options = OpenOptions::new();
-    let file = options.create(true).write(true).truncate(false).open(dir.stdin())?;
+    let file = files::own(&dir.stdin())?;
     let len = file.metadata()?.len();
     if at > len {
         return Ok(false);
@@ -300,7 +298,7 @@ fn keep_input(dir: &JobDir, at: u64, part: &[u8], is_last: bool) -> io::Result<b
     file.write_all_at(part, at)?;
     file.sync_all()?;
     if is_last {
-        File::create(dir.stdin_end())?.sync_all()?;
+        files::own(&dir.stdin_end())?.sync_all()?;
     }
     // Its name, or that of its end, may be new.
     if at == 0 || is_last {

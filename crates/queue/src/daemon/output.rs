@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer};
@@ -88,7 +89,8 @@ fn read_into<R: Read>(
     room: Option<u64>,
     ask: impl FnOnce([u64; 2]) -> io::Result<R>,
 ) -> io::Result<Came> {
-    let open = |path: &PathBuf| OpenOptions::new().create(true).append(true).open(path);
+    // Nobody else may read what a job writes.
+    let open = |path: &PathBuf| OpenOptions::new().create(true).append(true).mode(0o600).open(path);
     let mut files = [open(&paths[0])?, open(&paths[1])?];
     let length = |file: &File| file.metadata().map(|meta| meta.len());
     let from = [length(&files[0])?, length(&files[1])?];
@@ -130,6 +132,8 @@ fn read_into<R: Read>(
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     const END: &str = r#"{"exit":{"code":0},"note":null,"state":"done","rewritten":true}"#;
@@ -182,6 +186,10 @@ mod tests {
         assert_eq!(out(&dir), "one two");
         assert_eq!(fs::read_to_string(dir.err()).unwrap(), "e");
         assert_eq!(names(&dir), ["err", "out"]);
+        for path in [dir.out(), dir.err()] {
+            let mode = fs::metadata(path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o077, 0, "others can read it");
+        }
     }
 
     /// What it takes the place of does not count: it goes.
