@@ -213,12 +213,12 @@ fn check_tries_it_beforehand() {
 /// It is an urgent job, which nobody would end.
 #[test]
 fn what_is_checked_ends_when_nobody_waits_for_that() {
-    let daemon = Daemon::configured(&json!({ "orphan_after": 500 }), &[]);
+    let daemon = Daemon::configured(&json!({ "orphan_after": 5_000 }), &[]);
     let mut check = daemon.queue(&["check", "--after", "1000", "--", "sleep", "1000"]);
     let mut check = check.spawn().unwrap();
     until("it runs", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
     // For as long as somebody waits it goes on.
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    std::thread::sleep(std::time::Duration::from_secs(6));
     assert_eq!(daemon.job(1)["state"], "running");
     check.kill().unwrap();
     check.wait().unwrap();
