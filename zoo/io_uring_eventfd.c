@@ -1,6 +1,7 @@
 // area: asynchronous I/O
 // shows: an io_uring instance that tells an eventfd of answers, one that tells it only of those of its workers, and a thread that knows one by its place
 // foreign: no CRIU keeps no io_uring
+// varies: fd files
 // needs: kernel-memory
 #include "io_uring.h"
 #include <sys/eventfd.h>
@@ -9,6 +10,7 @@ int main(void)
 {
 	int told = TRY(eventfd(3, EFD_NONBLOCK | EFD_CLOEXEC)), later = TRY(eventfd(0, EFD_NONBLOCK)), ends[2];
 	struct ring rings[3];
+	struct __kernel_timespec soon = { .tv_sec = 1 };
 	uint64_t value;
 	char got;
 
@@ -21,11 +23,15 @@ int main(void)
 	CHECK_EQ(ring_register(rings[1].fd, IORING_REGISTER_EVENTFD_ASYNC, &later, 1), 0);
 	ring_name(&rings[2], 0);
 	ring_use(&rings[0], 2);
+	/* This may be answered while the program is stopped. */
+	ring_add(&rings[0], IORING_OP_TIMEOUT, -1, &soon, 1, 0, 9);
+	ring_enter(&rings[0], 1);
 	zoo_ready();
 	zoo_wait();
-	/* What it had counted, and one answer: counting the instance up has told nobody. */
+	ring_expect(&rings[0], 9, -ETIME);
+	/* What it had counted, and two answers: counting the instance up has told nobody. */
 	CHECK_EQ(read(told, &value, 8), 8);
-	CHECK_EQ(value, 4);
+	CHECK_EQ(value, 5);
 	ring_use(&rings[0], 3);
 	CHECK_EQ(read(told, &value, 8), 8);
 	CHECK_EQ(value, 1);

@@ -150,13 +150,13 @@ impl KernelMemory {
 
     fn ask(&self, address: u64) -> Result<Question> {
         let mut question = Question { address, ..Question::default() };
-        let run = Run {
+        let mut run = Run {
             program: self.0.as_raw_fd().cast_unsigned(),
             context_sizes: [SIZE, 0],
             contexts: [addr(&raw mut question), 0],
             ..Run::default()
         };
-        let args = [PROG_RUN, addr(&raw const run), size_of::<Run>() as u64, 0, 0, 0];
+        let args = [PROG_RUN, addr(&raw mut run), size_of::<Run>() as u64, 0, 0, 0];
         // SAFETY: the kernel reads `run` and writes what the program returns into it, and reads and writes
         // `question`, whose size it is told.
         unsafe { syscall(libc::SYS_bpf, args) }?;

@@ -5,9 +5,11 @@ use std::os::fd::OwnedFd;
 use rustix::event::EventfdFlags;
 use torpor_images::proto::{EventfdFileEntry, FdTypes, FileEntry};
 
-use super::Found;
 use super::description::{part, set_status_flags};
+use super::table::FileTable;
+use super::{FdInfo, Found};
 use crate::error::{Context, Error, Result};
+use crate::proc;
 
 /// `EFD_SEMAPHORE`. Images of Torpor's old versions have it in the lowest bit of the flags,
 /// which is free: an eventfd is always open for reading and writing, `O_RDWR` is bit 1.
@@ -18,6 +20,8 @@ const SEMAPHORE: u32 = EventfdFlags::SEMAPHORE.bits();
 pub(crate) struct EventfdDumper {
     /// It was said that the kernel tells too little.
     warned: bool,
+    /// Those that were described: number, process and descriptor.
+    met: Vec<(u32, i32, i32)>,
 }
 
 impl EventfdDumper {
@@ -43,13 +47,9 @@ impl EventfdDumper {
         if !found.is_anon("[eventfd]") {
             return Ok(None);
         }
-        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-        let counter = found
-            .info
-            .values("eventfd-count")
-            .next()
-            .and_then(hex)
-            .ok_or_else(|| found.refuse("its fdinfo shows no count"))?;
+        let counter =
+            count(&found.info).ok_or_else(|| found.refuse("its fdinfo shows no count"))?;
+        self.met.push((found.id, found.pid, found.fd));
         let efd = EventfdFileEntry {
             id: found.id,
             flags: found.flags(),
@@ -59,6 +59,28 @@ impl EventfdDumper {
         };
         Ok(Some(FileEntry { efd: Some(efd), ..found.entry(FdTypes::Eventfd) }))
     }
+
+    /// Reads all counts again, after the last answer of the io_uring instances of the tree: each may
+    /// have been told to an eventfd, or have written to one.
+    ///
+    /// # Errors
+    /// If a task is gone, or the kernel does not show a count any more.
+    pub(crate) fn count_again(&self, table: &mut FileTable) -> Result<()> {
+        for &(id, pid, fd) in &self.met {
+            let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
+            let counter = count(&info).ok_or(Error::Gone { pid })?;
+            if let Some(efd) = table.entry_mut(id).and_then(|entry| entry.efd.as_mut()) {
+                efd.counter = counter;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What `fdinfo` says that an eventfd has counted.
+fn count(info: &FdInfo) -> Option<u64> {
+    let text = info.values("eventfd-count").next()?;
+    u64::from_str_radix(text, 16).ok()
 }
 
 /// Opens a description.

@@ -290,6 +290,11 @@ impl IoUringDumper {
         })
     }
 
+    /// Whether a task has an instance.
+    pub(crate) fn has_met_one(&self) -> bool {
+        !self.met.is_empty()
+    }
+
     /// A thread of a task has used io_uring.
     pub(crate) fn note_user(&mut self, task: usize, tid: i32) {
         self.users.push((task, tid));

@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -146,11 +146,14 @@ fn open_again(view: &KernelView, pid: i32, path: &Path, held: HeldFile) -> Optio
     let path = path.as_os_str().as_bytes();
     let open = |root: PathBuf| {
         let root = rustix::fs::open(root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        // Only a file that is the right one is opened as the program has done it.
+        // Only a file that is the right one is opened as the program has done it, by what was looked at:
+        // its path may lead to a pipe by now, which would have the dump wait.
         let there = open_in(root.as_fd(), path, OFlags::PATH, Mode::empty()).ok()?;
         let is_it = |file: &OwnedFd| view.inode(file) == Some(inode);
-        let again = is_it(&there)
-            .then(|| open_in(root.as_fd(), path, open_flags(flags), Mode::empty()).ok())??;
+        is_it(&there).then_some(())?;
+        let same = format!("/proc/self/fd/{}", there.as_raw_fd());
+        let flags = open_flags(flags).difference(OFlags::NOFOLLOW) | OFlags::CLOEXEC;
+        let again = rustix::fs::open(same, flags, Mode::empty()).ok()?;
         rustix::fs::seek(&again, SeekFrom::Start(position)).ok()?;
         is_it(&again).then_some(again)
     };

@@ -209,8 +209,14 @@ impl KernelView {
         Some(self.number(instance, ("io_ring_ctx", &["personalities", "xa_head"]))? != 0)
     }
 
-    /// What an instance is restricted to.
+    /// Whether an instance is restricted.
+    pub(super) fn is_restricted(&self, instance: u64) -> Option<bool> {
+        Some(self.number(instance, ("io_ring_ctx", &["restrictions", "registered"]))? != 0)
+    }
+
+    /// What an instance is restricted to, if it is and this kernel keeps that as is known.
     pub(super) fn restrictions(&self, instance: u64) -> Option<TorporIoUringRestrictions> {
+        self.is_restricted(instance)?.then_some(())?;
         let flags = |name| u32::try_from(self.number(instance, name)?).ok();
         Some(TorporIoUringRestrictions {
             registers: self.bits(instance, ("io_ring_ctx", &["restrictions", "register_op"]))?,

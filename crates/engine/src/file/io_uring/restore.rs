@@ -72,6 +72,8 @@ impl IoUringRestorer {
         let mut calls: u32 = 0;
         for entry in entries {
             let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
+            // An instance takes no other one, and only the place of that is kept by then.
+            let is_other = |entry: &FileEntry| IoUring::of(entry).is_none();
             let size = |n: u32, most: u32| n.is_power_of_two() && n <= most;
             let (sq, cq) = (ring.sq_entries, ring.cq_entries);
             let known = ring.setup & !KNOWN == 0
@@ -85,7 +87,7 @@ impl IoUringRestorer {
                 && ring
                     .files
                     .iter()
-                    .all(|(place, id)| *place < ring.places && all.contains_key(id))
+                    .all(|(place, id)| *place < ring.places && all.get(id).is_some_and(is_other))
                 && ring
                     .event
                     .is_none_or(|(id, _)| all.contains_key(&id) && ring.restrictions.is_none())

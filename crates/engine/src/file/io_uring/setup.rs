@@ -21,6 +21,13 @@ use crate::proc;
 const SETUP_IOPOLL: u32 = 1;
 /// What no failing request tells alone: `IORING_SETUP_TASKRUN_FLAG`, `_SINGLE_ISSUER`, and `_DEFER_TASKRUN`.
 const UNTOLD: u32 = 1 << 9 | 1 << 12 | 1 << 13;
+/// All that are known: up to `IORING_SETUP_NO_SQARRAY`. Later ones change what programs see.
+const FLAGS: u32 = (1 << 17) - 1;
+/// Requests of io_uring_register(2) that one takes or has no argument for, and that fail with a wrong one
+/// before they do anything: to take back buffers, files, and an eventfd, for credentials, restrictions,
+/// to enable one, and for the state of a group of buffers. A restricted instance answers `EACCES` where
+/// it may not be asked.
+const HARMLESS: [u64; 7] = [1, 3, 5, 9, 11, 12, 26];
 /// Why an instance is refused, and what to do.
 type Refusal = (&'static str, &'static str);
 const ENDED: Refusal = (
@@ -75,6 +82,8 @@ struct Answers {
     resize: Option<i32>,
     region: Option<i32>,
     nothing: Option<i32>,
+    /// What it says to the requests that are [`HARMLESS`].
+    others: Vec<Option<i32>>,
 }
 
 impl Answers {
@@ -86,11 +95,13 @@ impl Answers {
             |request| batch.call((libc::SYS_io_uring_register, [fd, request, NOWHERE, 1]));
         let (event, napi) = (probe(REGISTER_EVENTFD), probe(REGISTER_NAPI));
         let (resize, region) = (probe(REGISTER_RESIZE_RINGS), probe(REGISTER_MEM_REGION));
+        let others = HARMLESS.map(probe);
         let nothing = batch.call((libc::SYS_io_uring_enter, [fd, 0, 0, 0, 0, 0]));
         let out = batch.run()?;
-        let [event, napi, resize, region, nothing] = [event, napi, resize, region, nothing]
-            .map(|call| out.result(call).err().and_then(|e| e.raw_os_error()));
-        Ok(Answers { event, napi, resize, region, nothing })
+        let error = |call| out.result(call).err().and_then(|e| e.raw_os_error());
+        let [event, napi, resize, region, nothing] =
+            [event, napi, resize, region, nothing].map(error);
+        Ok(Answers { event, napi, resize, region, nothing, others: others.map(error).into() })
     }
 
     /// Why one is refused that may be asked for anything, if it is. To tell a second eventfd is refused
@@ -106,15 +117,24 @@ impl Answers {
                 Some(libc::EFAULT) => None,
                 _ => Some(POLLS),
             },
-            Some(libc::EEXIST) => Some(OF_ANOTHER),
-            Some(libc::EBADFD) => Some(DISABLED),
             _ => Some(UNKNOWN),
         }
     }
 
-    /// Whether it may not be asked for everything.
+    /// Why one is refused that nobody uses yet, or that its task may not use.
+    fn unusable(&self) -> Option<Refusal> {
+        match (self.nothing, self.event) {
+            (Some(libc::EBADFD), _) => Some(DISABLED),
+            (_, Some(libc::EEXIST)) => Some(OF_ANOTHER),
+            _ => None,
+        }
+    }
+
+    /// Whether it may not be asked for everything, as far as the answers say so: one may be restricted to
+    /// requests of which these are some.
     fn is_restricted(&self) -> bool {
-        [self.event, self.napi, self.resize, self.region].contains(&Some(libc::EACCES))
+        let own = [self.event, self.napi, self.resize, self.region];
+        own.iter().chain(&self.others).any(|answer| *answer == Some(libc::EACCES))
     }
 }
 
@@ -129,7 +149,10 @@ pub(super) fn ask<'v>(
     view: impl Fn() -> Option<&'v KernelView>,
 ) -> Result<Setup> {
     let answers = Answers::of(task, found)?;
-    if answers.is_restricted() {
+    if let Some(reason) = answers.unusable() {
+        return Err(refused(found, reason));
+    }
+    if answers.is_restricted() || view().is_some_and(|view| is_known_restricted(view, found)) {
         return restricted(found, &answers, view());
     }
     if let Some(reason) = answers.refusal() {
@@ -148,12 +171,20 @@ fn refused(found: &Found, (reason, instead): Refusal) -> Error {
     refuse_use(found, reason, instead)
 }
 
+/// Whether the memory of the kernel says that one is restricted.
+fn is_known_restricted(view: &KernelView, found: &Found) -> bool {
+    view.object(&found.file).and_then(|instance| view.is_restricted(instance)) == Some(true)
+}
+
 /// How one was set up that does not answer such requests: what they would tell is looked up.
 fn restricted(found: &Found, answers: &Answers, view: Option<&KernelView>) -> Result<Setup> {
     let unknown = || refused(found, RESTRICTED);
     let view = view.ok_or_else(unknown)?;
     let instance = view.object(&found.file).ok_or_else(unknown)?;
     let flags = view.setup(instance).ok_or_else(unknown)?;
+    if flags & !FLAGS != 0 {
+        return Err(refused(found, UNKNOWN));
+    }
     if answers.nothing == Some(libc::EOWNERDEAD) {
         return Err(refused(found, ENDED));
     }

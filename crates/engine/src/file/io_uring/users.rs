@@ -22,6 +22,11 @@ const AT_PLACE: u64 = 1 << 31;
 const ENTER_PLACE: u64 = 1 << 4;
 /// How many places a thread has (`IO_RINGFD_REG_MAX`).
 pub(super) const PLACES: u32 = 16;
+/// Why one is refused whose instance cannot be told from others, and what to do.
+const TELLS: &str = "is of an instance that tells an eventfd of answers, and the kernel does not tell of which; let \
+                     the program use its descriptor";
+const RESTRICTED: &str = "is of an instance that is restricted (IORING_REGISTER_RESTRICTIONS), and the kernel does not \
+                          tell of which; let the program use its descriptor";
 
 /// The question to a thread whether it has used io_uring.
 #[derive(Debug)]
@@ -51,7 +56,8 @@ fn enter(batch: &mut Batch<'_>, place: u32) -> Call {
 /// task has open: `own`.
 ///
 /// # Errors
-/// Refused, if it has registered one that its task does not have open; if it is gone.
+/// Refused, if it has registered one that its task does not have open, or that cannot be told from others; if it
+/// is gone.
 pub(super) fn describe(
     thread: &mut Tracee,
     (pid, vtid): (i32, u32),
@@ -63,11 +69,7 @@ pub(super) fn describe(
         let ring = instance.and_then(|id| entry_mut(table, id)).ok_or_else(|| {
             let reason = "is of an instance that its task does not have open, which is not \
                           supported; let the program keep the descriptor open";
-            Error::refused(
-                thread.tid(),
-                "a descriptor that it has registered with io_uring",
-                reason,
-            )
+            refuse(thread, reason)
         })?;
         ring.threads.push(TorporIoUringThread { thread: vtid, place });
     }
@@ -91,23 +93,53 @@ fn taken(thread: &mut Tracee) -> Result<Vec<u32>> {
     Ok(taken.map(|(place, _)| place).collect())
 }
 
+/// Refuses the descriptor that a thread has registered.
+fn refuse(thread: &Tracee, reason: &str) -> Error {
+    Error::refused(thread.tid(), "a descriptor that it has registered with io_uring", reason)
+}
+
+/// io_uring_register(2) with one argument.
+fn register(fd: u64, request: u64, at: u64, count: u64) -> (i64, [u64; 6]) {
+    (libc::SYS_io_uring_register, [fd, request, at, count, 0, 0])
+}
+
+/// What the instance at a place says to a wrong eventfd, and to give one back that is none.
+fn answers_at(thread: &mut Tracee, place: u32) -> Result<[Option<i32>; 2]> {
+    let mut answer = |request, count| -> Result<Option<i32>> {
+        let mut batch = thread.batch();
+        let at = if count == 0 { 0 } else { NOWHERE };
+        let asked = batch.call(register(place.into(), request | AT_PLACE, at, count));
+        Ok(batch.run()?.result(asked).err().and_then(|e| e.raw_os_error()))
+    };
+    let given = answer(REGISTER_EVENTFD, 1)?;
+    // Only this says that there is none: it would take one away that is there.
+    if given != Some(libc::EFAULT) {
+        return Ok([given, None]);
+    }
+    Ok([given, answer(UNREGISTER_EVENTFD, 0)?])
+}
+
 /// Which of some instances is at a place: the one that has an eventfd while that place is given one.
-/// All of it happens in one batch, so that nothing of it stays if the dump is killed meanwhile. One that has an
-/// eventfd already is told from others only if it is the only such one.
+/// All of it happens in one batch, so that nothing of it stays if the dump is killed meanwhile.
+///
+/// # Errors
+/// Refused, if the one at the place has an eventfd already, or would keep the one that it is given; if the
+/// thread is gone.
 fn instance_at(
     thread: &mut Tracee,
     pid: i32,
     place: u32,
     all: &[OpenInstance],
 ) -> Result<Option<u32>> {
-    let register =
-        |fd: u64, request, at, count| (libc::SYS_io_uring_register, [fd, request, at, count]);
     let is_busy = |error: std::io::Error| error.raw_os_error() == Some(libc::EBUSY);
-    let (with, without): (Vec<&OpenInstance>, Vec<_>) = all.iter().partition(|own| own.has_event);
-    let mut batch = thread.batch();
-    let has_one = batch.call(register(place.into(), REGISTER_EVENTFD | AT_PLACE, NOWHERE, 1));
-    if batch.run()?.result(has_one).is_err_and(is_busy) {
-        return Ok(with.first().filter(|_| with.len() == 1).map(|own| own.id));
+    match answers_at(thread, place)? {
+        [Some(libc::EBUSY), _] => return Err(refuse(thread, TELLS)),
+        [Some(libc::EACCES), _] | [_, Some(libc::EACCES)] => {
+            return Err(refuse(thread, RESTRICTED));
+        }
+        // There is none, and whoever may ask for that may take one back.
+        [_, Some(libc::ENXIO)] => (),
+        _ => return Ok(None),
     }
     let open = proc::numbers(pid, "fd")?;
     let free = (0..i32::MAX).find(|number| !open.contains(number)).unwrap_or(i32::MAX);
@@ -115,8 +147,8 @@ fn instance_at(
     let number = batch.bytes(&free.to_ne_bytes()).0;
     batch.call((libc::SYS_eventfd2, [0, EventfdFlags::CLOEXEC.bits().into()]));
     batch.call(register(place.into(), REGISTER_EVENTFD | AT_PLACE, number, 1));
-    let asked: Vec<(u32, Call)> = without
-        .into_iter()
+    let others = all.iter().filter(|own| !own.has_event);
+    let asked: Vec<(u32, Call)> = others
         .map(|&OpenInstance { id, fd, .. }| {
             let fd = u64::from(fd.cast_unsigned());
             (id, batch.call(register(fd, REGISTER_EVENTFD, NOWHERE, 1)))
