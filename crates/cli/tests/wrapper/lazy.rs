@@ -114,14 +114,17 @@ fn saved(node: &mut Node) -> u64 {
     let (identity, key) = AgeIdentity::generate().unwrap();
     *node.key.lock().unwrap() = Some((identity.recipient().to_string(), key.to_string()));
     *node.lazy.lock().unwrap() = true;
-    node.bundle_of("old", "old", "main", HOLDS);
-    assert!(node.create("old").status.success(), "{}", node.log());
-    node.good("start", &["old"]);
-    node.counted("old", 5);
-    let _ = node.runc("kill", &["old", "15"]);
-    until("the container has ended", || (node.status("old") == "stopped").then_some(()));
-    node.good("delete", &["old"]);
-    node.count("old").unwrap()
+    node.saved_of(HOLDS)
+}
+
+/// Has the next container go on while its memory comes, as far as it is waited for, for five steps behind `last`.
+fn begun(node: &mut Node, last: u64) -> Arc<Far> {
+    let far = Far::of(node, WAITED_FOR);
+    node.bundle("new");
+    assert!(node.create("new").status.success(), "{}", node.log());
+    node.good("start", &["new"]);
+    node.counted("new", last + 5);
+    far
 }
 
 #[test]
@@ -152,11 +155,7 @@ fn a_container_runs_before_its_memory_is_there() {
 fn a_container_whose_memory_is_lost_ends() {
     let Some(mut node) = Node::new("a_container_whose_memory_is_lost_ends") else { return };
     let last = saved(&mut node);
-    let far = Far::of(&node, WAITED_FOR);
-    node.bundle("new");
-    assert!(node.create("new").status.success(), "{}", node.log());
-    node.good("start", &["new"]);
-    node.counted("new", last + 5);
+    let far = begun(&mut node, last);
     far.gives(NOTHING);
     until("it has ended", || (node.status("new") == "stopped").then_some(()));
     far.is_alone();
@@ -182,11 +181,7 @@ fn a_container_whose_memory_is_lost_before_it_is_restored_starts_cold() {
 fn a_container_that_gives_way_waits_for_its_own_memory() {
     let Some(mut node) = Node::new("a_container_that_gives_way_waits_for_its_own") else { return };
     let last = saved(&mut node);
-    let far = Far::of(&node, WAITED_FOR);
-    node.bundle("new");
-    assert!(node.create("new").status.success(), "{}", node.log());
-    node.good("start", &["new"]);
-    node.counted("new", last + 5);
+    let far = begun(&mut node, last);
     fs::rename(node.path("checkpoint"), node.path("was")).unwrap();
     let mut call = node.begin("kill", &["new", "15"]);
     let taken = node.path("checkpoint/work/taken");

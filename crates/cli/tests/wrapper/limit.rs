@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::{Node, until};
+use super::Node;
 
 /// What else there may be in the group of a container than its tasks, in bytes. The whole restore takes more.
 const ROOM: u64 = 3 << 19;
@@ -42,14 +42,7 @@ impl Node {
 #[test]
 fn the_memory_of_the_engine_is_not_charged_to_the_limit_of_a_container() {
     let Some(mut node) = Node::new("the_memory_of_the_engine_is_not_charged") else { return };
-    node.bundle_of("old", "old", "main", HOLDS);
-    assert!(node.create("old").status.success(), "{}", node.log());
-    node.good("start", &["old"]);
-    node.counted("old", 5);
-    let _ = node.runc("kill", &["old", "15"]);
-    until("the container has ended", || (node.status("old") == "stopped").then_some(()));
-    node.good("delete", &["old"]);
-    let last = node.count("old").unwrap();
+    let last = node.saved_of(HOLDS);
 
     // The kernel charges in steps, for each processor, so that one time it is more than another.
     let needs = ["free", "again", "once-more"].map(|name| {

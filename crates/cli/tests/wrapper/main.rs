@@ -313,6 +313,18 @@ impl Node {
         until("the container counts", || self.count(name).filter(|count| *count >= least))
     }
 
+    /// Runs the container `old` of a script that counts, and has it give way. How far it has counted.
+    fn saved_of(&mut self, script: &str) -> u64 {
+        self.bundle_of("old", "old", "main", script);
+        assert!(self.create("old").status.success(), "{}", self.log());
+        self.good("start", &["old"]);
+        self.counted("old", 5);
+        let _ = self.runc("kill", &["old", "15"]);
+        until("the container has ended", || (self.status("old") == "stopped").then_some(()));
+        self.good("delete", &["old"]);
+        self.count("old").unwrap()
+    }
+
     /// Runs a container, and has it give way.
     fn saved(&mut self, name: &str) -> u64 {
         self.bundle(name);
