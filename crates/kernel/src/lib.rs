@@ -14,6 +14,7 @@ pub mod proc;
 pub mod processor;
 pub mod shortage;
 pub mod sock_diag;
+pub mod sparse;
 pub mod tree;
 
 pub use error::{Context, Error, Result};

@@ -1,11 +1,10 @@
 //! Files with holes: only what is between those is copied and sent.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 
-use rustix::fs::{SeekFrom, seek};
-use rustix::io::Errno;
+use torpor_kernel::sparse::next_data;
 
 use crate::order::Extent;
 
@@ -20,16 +19,10 @@ pub(crate) fn may_have(meta: &impl MetadataExt) -> bool {
 /// # Errors
 /// `EIO` or the like, if the file system cannot say.
 pub(crate) fn data(file: &File, size: u64) -> io::Result<Vec<Extent>> {
-    let mut found = Vec::new();
-    let mut end = 0;
-    while end < size {
-        let at = match seek(file, SeekFrom::Data(end)) {
-            Ok(at) if at < size => at,
-            Ok(_) | Err(Errno::NXIO) => break,
-            Err(e) => return Err(e.into()),
-        };
-        end = seek(file, SeekFrom::Hole(at))?.min(size);
-        found.push((at, end - at));
+    let mut found: Vec<Extent> = Vec::new();
+    let end = |&(at, len): &Extent| at + len;
+    while let Some(next) = next_data(file, found.last().map_or(0, end), size)? {
+        found.push(next);
     }
     Ok(found)
 }
@@ -41,8 +34,8 @@ pub(crate) fn data(file: &File, size: u64) -> io::Result<Vec<Extent>> {
 pub(crate) fn copy(from: &mut File, to: &mut File) -> io::Result<()> {
     let size = from.metadata()?.len();
     for (at, len) in data(from, size)? {
-        from.seek(io::SeekFrom::Start(at))?;
-        to.seek(io::SeekFrom::Start(at))?;
+        from.seek(SeekFrom::Start(at))?;
+        to.seek(SeekFrom::Start(at))?;
         io::copy(&mut Read::take(&mut *from, len), to)?;
     }
     to.set_len(size)
@@ -59,7 +52,7 @@ pub(crate) fn fill(
     from: &mut dyn Read,
 ) -> io::Result<()> {
     for &(at, len) in extents {
-        file.seek(io::SeekFrom::Start(at))?;
+        file.seek(SeekFrom::Start(at))?;
         if io::copy(&mut Read::take(&mut *from, len), file)? != len {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

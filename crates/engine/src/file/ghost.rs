@@ -9,10 +9,10 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, SeekFrom, Stat, Timespec, Timestamps,
 };
-use rustix::io::Errno;
 use torpor_images::payload::next_chunk;
 use torpor_images::proto::{GhostChunkEntry, GhostFileEntry, Timeval};
 use torpor_images::{ImageDir, Reader, Writer, kind};
+use torpor_kernel::sparse;
 use torpor_policy::ghost::{Ghost, GhostKind};
 
 use super::Found;
@@ -93,27 +93,13 @@ fn timeval(sec: i64, nsec: u64) -> Option<Timeval> {
 fn write_chunks(writer: &mut Writer, file: &File, stat: &Stat) -> Result<()> {
     let size = stat.st_size.cast_unsigned();
     let mut at = 0;
-    while let Some((off, len)) = next_data(file.as_fd(), at, size)? {
+    let next = |at| sparse::next_data(file, at, size).context(|| "look for data".to_owned());
+    while let Some((off, len)) = next(at)? {
         writer.entry(&GhostChunkEntry { len, off })?;
         copy(file, off, len, writer)?;
         at = off + len;
     }
     Ok(())
-}
-
-/// The first stretch of data at or behind `at`: offset and length.
-fn next_data(file: BorrowedFd<'_>, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
-    if at >= size {
-        return Ok(None);
-    }
-    let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
-        Ok(start) => start,
-        Err(Errno::NXIO) => return Ok(None),
-        Err(Errno::INVAL) => return Ok(Some((at, size - at))),
-        Err(e) => return Err(e).context(|| "SEEK_DATA".to_owned()),
-    };
-    let end = rustix::fs::seek(file, SeekFrom::Hole(start)).context(|| "SEEK_HOLE".to_owned())?;
-    Ok(Some((start, end.min(size).saturating_sub(start))))
 }
 
 fn copy(file: &File, offset: u64, len: u64, to: &mut impl Write) -> Result<()> {
