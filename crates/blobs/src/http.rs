@@ -146,8 +146,11 @@ impl Client {
     /// # Errors
     /// If there is no answer.
     pub fn call(&self, call: &Call<'_>) -> Result<Response<Body>> {
-        let answer = self.patient(call, self.authorization().as_deref());
-        let answer = answer.map_err(|error| error.during(&self.host))?;
+        let asked = || {
+            let answer = self.patient(call, self.authorization().as_deref());
+            answer.map_err(|error| error.during(&self.host))
+        };
+        let answer = asked()?;
         if answer.status() != 401 {
             return Ok(answer);
         }
@@ -155,8 +158,7 @@ impl Client {
         let wanted = answer.headers().get("www-authenticate");
         let wanted = wanted.and_then(|value| value.to_str().ok()).unwrap_or_default();
         self.authorize(wanted)?;
-        let answer = self.patient(call, self.authorization().as_deref());
-        answer.map_err(|error| error.during(&self.host))
+        asked()
     }
 
     /// What `Authorization` says by now.

@@ -194,10 +194,9 @@ fn who_has_sunk_is_left_alone_for_longer() {
     assert!(wait(found) >= 10 * paid - 2 * SECOND);
 }
 
-/// What a job does not say is estimated: that decides between means, but nobody is killed for it.
-#[test]
-fn who_names_no_memory_is_thought_to_need_some() {
-    let job = |id: JobId, class: &str, phase: Phase, refused: bool| Job {
+/// A job that has a GiB of memory, and wants none.
+fn of_a_gib(id: JobId, class: &str, phase: Phase) -> Job {
+    Job {
         id,
         class: class.to_owned(),
         priority: 0,
@@ -215,16 +214,25 @@ fn who_names_no_memory_is_thought_to_need_some() {
         in_memory: false,
         has_images: false,
         memory_wanted: 0,
-        memory_expected: 2 * GIB,
+        memory_expected: 0,
         facts: Facts {
             memory: GIB,
             to_save: GIB,
             to_fill: GIB,
             unsaved_ms: 1000,
-            refused,
+            refused: false,
             has_command: false,
             speed: Speed::default(),
         },
+    }
+}
+
+/// What a job does not say is estimated: that decides between means, but nobody is killed for it.
+#[test]
+fn who_names_no_memory_is_thought_to_need_some() {
+    let job = |id, class, phase, refused| {
+        let job = of_a_gib(id, class, phase);
+        Job { memory_expected: 2 * GIB, facts: Facts { refused, ..job.facts }, ..job }
     };
     let chosen = |memory_free: u64, memory_wanted: u64, refused: bool| {
         let urgent = Job { memory_wanted, ..job(2, "urgent", Phase::Waiting, false) };
@@ -442,34 +450,9 @@ fn numbers_beyond_all_measure_gain_nothing() {
     assert_eq!(found[1].started, Some(100 * SECOND));
     assert!(found[2].started.unwrap() >= 200 * SECOND);
     // Nor does a quota of memory let through what no number can hold.
-    let job = |id, phase, memory_wanted| Job {
-        id,
-        class: "normal".to_owned(),
-        priority: 0,
-        owner: "ann".to_owned(),
-        project: String::new(),
-        slots: 1,
-        submitted: 0,
-        phase,
-        since: 0,
-        held: None,
-        remaining: None,
-        deadline: None,
-        guaranteed: None,
-        paid: 0,
-        in_memory: false,
-        has_images: false,
-        memory_wanted,
-        memory_expected: 0,
-        facts: Facts {
-            memory: 0,
-            to_save: 0,
-            to_fill: 0,
-            unsaved_ms: 0,
-            refused: false,
-            has_command: false,
-            speed: Speed::default(),
-        },
+    let job = |id, phase, memory_wanted| {
+        let owner = "ann".to_owned();
+        Job { owner, memory_wanted, memory_expected: 0, ..of_a_gib(id, "normal", phase) }
     };
     let mut rules = rules();
     let quota = share::Quota { memory: Some(3 * GIB), ..share::Quota::default() };

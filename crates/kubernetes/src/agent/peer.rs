@@ -233,9 +233,7 @@ pub(super) fn fetch(
     dir: &Path,
     silence: Duration,
 ) -> Result<()> {
-    let (namespace, name) =
-        (text(checkpoint, "/metadata/namespace"), text(checkpoint, "/metadata/name"));
-    let path = format!("checkpoints/{namespace}/{name}?pod={pod}&rounds={here}");
+    let path = format!("checkpoints/{}?pod={pod}&rounds={here}", place_of(checkpoint));
     unpack(asked(caller, checkpoint, &path, silence)?, dir)
 }
 
@@ -251,9 +249,7 @@ pub(super) fn fetch_early(
     dir: &Path,
     silence: Duration,
 ) -> Result<()> {
-    let (namespace, name) =
-        (text(checkpoint, "/metadata/namespace"), text(checkpoint, "/metadata/name"));
-    let path = format!("checkpoints/{namespace}/{name}?pod={pod}&pages=late");
+    let path = format!("checkpoints/{}?pod={pod}&pages=late", place_of(checkpoint));
     unpack(asked(caller, checkpoint, &path, silence)?, dir)
 }
 
@@ -269,13 +265,17 @@ pub(super) fn fetch_round(
     dir: &Path,
     silence: Duration,
 ) -> Result<bool> {
-    let (namespace, name) =
-        (text(checkpoint, "/metadata/namespace"), text(checkpoint, "/metadata/name"));
-    let path = format!("rounds/{namespace}/{name}/{round}?pod={pod}");
+    let path = format!("rounds/{}/{round}?pod={pod}", place_of(checkpoint));
     match asked(caller, checkpoint, &path, silence) {
         Err(Error::Refused { status: 404, .. }) => Ok(false),
         answer => unpack(answer?, dir).map(|()| true),
     }
+}
+
+/// Where agents have a checkpoint: its namespace and name.
+fn place_of(checkpoint: &Value) -> String {
+    let of = |pointer| text(checkpoint, pointer);
+    format!("{}/{}", of("/metadata/namespace"), of("/metadata/name"))
 }
 
 /// What the node that has a checkpoint answers.

@@ -67,6 +67,11 @@ impl KernelView {
         Some(KernelView { memory, types, found: RefCell::default() })
     }
 
+    /// The word at an address.
+    fn word(&self, at: u64) -> Option<u64> {
+        self.memory.word(at).ok().map(u64::from_le_bytes)
+    }
+
     /// Where a member of the structure at `base` is, and its length.
     fn place(&self, base: u64, name: MemberName) -> Option<(u64, u64)> {
         let mut found = self.found.borrow_mut();
@@ -88,7 +93,7 @@ impl KernelView {
         let (at, size) = self.place(base, name)?;
         let mut set = Vec::new();
         for from in (0..size).step_by(8) {
-            let word = u64::from_le_bytes(self.memory.word(at + from).ok()?);
+            let word = self.word(at + from)?;
             let first = u32::try_from(from * 8).ok()?;
             set.extend((0..64).filter(|bit| word >> bit & 1 != 0).map(|bit| first + bit));
         }
@@ -102,7 +107,7 @@ impl KernelView {
         let table = self.number(files, ("files_struct", &["fdt"]))?;
         let all = self.number(table, ("fdtable", &["fd"]))?;
         let number = u64::try_from(file.as_raw_fd()).ok()?;
-        Some(u64::from_le_bytes(self.memory.word(all + number * 8).ok()?))
+        self.word(all + number * 8)
     }
 
     /// Where the object is that is open as a descriptor of this process: an instance, or an eventfd.
@@ -121,7 +126,7 @@ impl KernelView {
         let count = self.number(instance, ("io_ring_ctx", &["file_table", "data", "nr"]))?;
         let description = |&place: &u32| {
             let place = Some(u64::from(place)).filter(|place| *place < count)?;
-            let node = u64::from_le_bytes(self.memory.word(nodes + place * 8).ok()?);
+            let node = self.word(nodes + place * 8)?;
             Some(self.number(node, ("io_rsrc_node", &["file_ptr"]))? & !FILE_BITS)
         };
         places.iter().map(description).collect()
@@ -162,7 +167,7 @@ impl KernelView {
         for name in LOCKS {
             // A list that is empty leads to itself.
             let (list, _) = self.place(locks, name)?;
-            if u64::from_le_bytes(self.memory.word(list).ok()?) != list {
+            if self.word(list)? != list {
                 return Some(true);
             }
         }
