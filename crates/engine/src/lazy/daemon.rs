@@ -21,7 +21,7 @@ use super::address_space::AddressSpace;
 use super::ahead::Ahead;
 use super::sight::Sight;
 use super::working_set::{self, Recorder, WorkingSet};
-use super::{PagerLine, Remote, accept_all, pair, socket_in};
+use super::{Handed, PagerLine, Remote, accept_all, pair, socket_in};
 use crate::error::{Context, Error, Result};
 use crate::options::Options;
 use crate::page_server::{Borrower, Fetcher};
@@ -88,9 +88,9 @@ impl<'a> Daemon<'a> {
         }
         let pages = |id: u64, missing: &Ranges| find(&self.images, id, missing);
         let restorer = proc::pidfd(caller.pid)?;
-        serve((&line, &restorer), self.opts, &self.images, &pages, self.borrower)?;
-        free(self.opts, &self.images);
-        Ok(())
+        let ends = (&line, &restorer);
+        let taken = take_over(ends, self.opts, &self.images, &pages)?;
+        bring_in(ends, taken, self.opts, &self.images, self.borrower)
     }
 
     /// Waits for a restore, and meanwhile for the end of the dump that serves pages.
@@ -144,13 +144,17 @@ pub fn own_pager(
             _ => find(images, id, missing),
         };
         let ends = (&theirs, &restorer);
-        let served =
-            close_standard_files().and_then(|()| serve(ends, opts, images, &find, borrower));
-        match served {
-            Ok(()) => {
-                free(opts, images);
-                0
+        let taken = close_standard_files().and_then(|()| take_over(ends, opts, images, &find));
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(error) => {
+                // No error: the restore was told, or says itself why it has failed, and is to be heard first.
+                tracing::info!("{error}");
+                return 1;
             }
+        };
+        match bring_in(ends, taken, opts, images, borrower) {
+            Ok(()) => 0,
             Err(error) => {
                 tracing::error!("{error}");
                 1
@@ -218,28 +222,38 @@ fn connect_to_dump(opts: &Options, images: &ImageDir) -> Result<Option<Borrower>
     Ok(Some(Borrower::connect(dump, &run_id(images)?, seal)?))
 }
 
-/// Takes over what a restore hands over by the line to it, and brings its pages in.
-fn serve(
+/// What a restore has handed over: the memory that is to be filled, and whose it is.
+type Taken = (Vec<AddressSpace>, Vec<OwnedFd>);
+
+/// Takes over what a restore hands over by the line to it. What is wrong with that it is told.
+fn take_over(
     (line, restorer): (&OwnedFd, &OwnedFd),
     opts: &Options,
     images: &ImageDir,
     pages: &dyn Fn(u64, &Ranges) -> Result<Arc<Pages>>,
-    borrower: Option<Borrower>,
-) -> Result<()> {
+) -> Result<Taken> {
     let mut first = match opts.memory.record_working_set {
         None => WorkingSet::load(images),
         Some(_) => WorkingSet::default(),
     };
     // Four descriptors are held for each task, and one for each that is forked meanwhile.
     open_files::make_all_room();
-    let taken = take_over(line, restorer, images, pages, &mut first);
-    let (spaces, tasks) = match taken {
-        Ok(taken) => taken,
-        Err(error) => {
-            let _ = answer(line, error.to_string().as_bytes());
-            return Err(error);
-        }
-    };
+    let taken = accept_all(line, restorer)
+        .and_then(|(theirs, handed)| identify(&theirs, handed, images, pages, &mut first));
+    if let Err(error) = &taken {
+        let _ = answer(line, error.to_string().as_bytes());
+    }
+    taken
+}
+
+/// Brings in the pages of what was taken over, and says first that it works.
+fn bring_in(
+    (line, restorer): (&OwnedFd, &OwnedFd),
+    (spaces, tasks): Taken,
+    opts: &Options,
+    images: &ImageDir,
+    borrower: Option<Borrower>,
+) -> Result<()> {
     tracing::info!("Bringing in the pages of {} tasks", tasks.len());
     let shortage = Shortage::of(tasks.iter().filter_map(pair::pid_of));
     let ahead = Ahead::default();
@@ -247,6 +261,7 @@ fn serve(
     let recorder = Recorder::new(&opts.memory, images, &tasks);
     pair::run(spaces, remote, recorder, &tasks, || answer(line, b"ok"))?;
     tracing::info!("All pages are in place");
+    free(opts, images);
     Ok(())
 }
 
@@ -256,14 +271,14 @@ fn find(images: &ImageDir, id: u64, missing: &Ranges) -> Result<Arc<Pages>> {
     Ok(Arc::new(Pages::find(images, kind::PAGEMAP, id, &search)?.0))
 }
 
-fn take_over(
-    line: &OwnedFd,
-    restorer: &OwnedFd,
+/// Finds the pages of the tasks that a restore of the images `theirs` has handed over.
+fn identify(
+    theirs: &str,
+    handed: Vec<Handed>,
     images: &ImageDir,
     pages: &dyn Fn(u64, &Ranges) -> Result<Arc<Pages>>,
     first: &mut WorkingSet,
-) -> Result<(Vec<AddressSpace>, Vec<OwnedFd>)> {
-    let (theirs, handed) = accept_all(line, restorer)?;
+) -> Result<Taken> {
     if theirs != id_of(images)? {
         return Err(Error::invalid("lazy pages", "the restore is of other images"));
     }
