@@ -190,6 +190,22 @@ fn a_daemon_of_other_images_refuses() {
     assert!(task.is_gone());
 }
 
+/// Whoever looks for the first error finds the cause: the pager, which ends with the restore, adds none.
+#[test]
+fn a_restore_that_fails_has_the_word() {
+    let task = Task::start(64);
+    task.put_to_sleep(&[]);
+    fs::remove_file(task.path("memory")).unwrap();
+    let mut restore = task.command(&["restore", "-d", "--lazy-pages"], "restore.log");
+    assert!(!restore.status().unwrap().success());
+    wait_until(|| pagers(task.dir.path()).is_empty());
+    let log = task.log("restore.log");
+    let pager = log.lines().find(|line| line.contains("the restore has failed"));
+    assert!(pager.is_some_and(|line| !line.contains("Error (")), "{log}");
+    let errors: Vec<_> = log.lines().filter(|line| line.contains("Error (")).collect();
+    assert!(errors.first().is_some_and(|error| error.contains("/memory")), "{log}");
+}
+
 #[test]
 fn a_dump_waits_for_the_pages() {
     let task = Task::start(16 * PAGES);
