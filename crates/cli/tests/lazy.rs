@@ -3,9 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 mod keys;
@@ -83,6 +88,53 @@ fn a_daemon_brings_the_pages() {
     assert!(daemon.wait().unwrap().success(), "{}", task.log("lazy.log"));
     assert!(!task.path("lazy-pages.socket").exists());
     assert!(task.log("lazy.log").contains("All pages are in place"));
+}
+
+/// A socket that listens in the work directory of a task, to be handed to a daemon that comes later.
+fn listen_for(task: &Task) -> OwnedFd {
+    let how = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let listener = socket_with(how.0, how.1, SocketFlags::CLOEXEC, None).unwrap();
+    let address = SocketAddrUnix::new(task.path("lazy-pages.socket")).unwrap();
+    bind(&listener, &address).unwrap();
+    listen(&listener, 1).unwrap();
+    listener
+}
+
+/// A restore that has connected to a socket that nobody takes connections from yet.
+fn restore_at(task: &Task, listener: &OwnedFd) -> Child {
+    let mut restore = task.command(&["restore", "-d", "--lazy-pages"], "restore.log");
+    let restore = restore.spawn().unwrap();
+    poll(&mut [PollFd::new(listener, PollFlags::IN)], None).unwrap();
+    restore
+}
+
+/// Whoever makes the socket beforehand has the restore begin before there is a daemon.
+#[test]
+fn a_daemon_may_come_after_its_restore() {
+    let task = Task::start(PAGES);
+    task.put_to_sleep(&[]);
+    let listener = listen_for(&task);
+    let mut restore = restore_at(&task, &listener);
+    let mut daemon = task.command(&["lazy-pages", "--lazy-socket", "0"], "lazy.log");
+    let mut daemon = daemon.stdin(listener).spawn().unwrap();
+    assert!(restore.wait().unwrap().success(), "{}", task.log("restore.log"));
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+    assert!(daemon.wait().unwrap().success(), "{}", task.log("lazy.log"));
+    assert!(!task.path("lazy-pages.socket").exists());
+}
+
+/// A daemon that does not come after all leaves no restore waiting.
+#[test]
+fn a_restore_whose_daemon_does_not_come_fails() {
+    let task = Task::start(PAGES);
+    task.put_to_sleep(&[]);
+    let listener = listen_for(&task);
+    let mut restore = restore_at(&task, &listener);
+    drop(listener);
+    assert!(!restore.wait().unwrap().success());
+    let log = task.log("restore.log");
+    assert!(log.contains("the lazy-pages process has ended"), "{log}");
+    assert!(task.is_gone());
 }
 
 #[test]

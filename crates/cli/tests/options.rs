@@ -175,6 +175,7 @@ const ROWS: &[Row] = &[
     ("--address 10.0.0.1", |s| s.address.as_deref() == Some("10.0.0.1")),
     ("--port 99", |s| s.page_server.port == 99),
     ("--ps-socket 4", |s| s.ps_socket == Some(4)),
+    ("--lazy-socket 5", |s| s.lazy_socket == Some(5)),
     ("--ps-compress", |s| s.page_server.compress),
     ("--tls", |s| s.tls),
     ("--tls-cacert f", |s| is(&s.tls_files.ca_cert, "f")),
@@ -503,8 +504,13 @@ fn spread_options_come_together() {
 
 #[test]
 fn descriptors_must_be_open() {
-    for line in ["--inherit-fd fd[9999]:x", "--status-fd 9999", "--ps-socket 9999", "--close 9999"]
-    {
+    for line in [
+        "--inherit-fd fd[9999]:x",
+        "--status-fd 9999",
+        "--ps-socket 9999",
+        "--lazy-socket 9999",
+        "--close 9999",
+    ] {
         let mut s = settings(line);
         let adopted = s.adopt_descriptors().and_then(|()| s.adopt_own_descriptors());
         let error = adopted.unwrap_err();

@@ -30,6 +30,8 @@ pub struct Settings {
     pub ready_fd: Option<Arc<OwnedFd>>,
     /// `--ps-socket`.
     pub ps_socket: Option<i32>,
+    /// `--lazy-socket`.
+    pub lazy_socket: Option<i32>,
     /// `--keep-template`.
     pub keep_template: Option<PathBuf>,
     /// `--rounds`.
@@ -110,6 +112,7 @@ impl Default for Settings {
             status_fd: None,
             ready_fd: None,
             ps_socket: None,
+            lazy_socket: None,
             keep_template: None,
             rounds: None,
             close_fds: Vec::new(),
@@ -164,6 +167,9 @@ impl Settings {
         }
         if let Some(number) = self.ps_socket {
             self.page_server.socket = Some(adopt("--ps-socket", number)?);
+        }
+        if let Some(number) = self.lazy_socket {
+            self.engine.memory.lazy_listener = Some(adopt("--lazy-socket", number)?);
         }
         Ok(())
     }

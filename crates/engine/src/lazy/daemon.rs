@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -43,7 +43,8 @@ pub struct Daemon<'a> {
 
 impl<'a> Daemon<'a> {
     /// Opens the images, connects to the dump that serves pages, if there is one, and
-    /// listens in the work directory.
+    /// listens in the work directory. Where it is given a socket that listens there, the restore may have connected
+    /// before.
     ///
     /// # Errors
     /// Images that cannot be opened; a daemon that listens there already; a dump that cannot be
@@ -52,26 +53,15 @@ impl<'a> Daemon<'a> {
         let mut images = opts.images()?;
         crate::seal::open(&mut images, opts)?;
         working_set::check(&opts.memory, &images)?;
-        let what = || format!("listen at {}", opts.work_dir().join(super::SOCKET).display());
-        // Before there is a socket that a restore could find.
+        // Before there is a socket that a restore could find, unless it was given one.
         let borrower = connect_to_dump(opts, &images)?;
         let (dir, socket) = socket_in(opts.work_dir())?;
-        let address = SocketAddrUnix::new(&socket).context(what)?;
-        let listener = new_socket().context(what)?;
-        // One that nobody listens at any more is in the way; one that is used is not ours.
-        if connect(new_socket().context(what)?, &address) == Err(rustix::io::Errno::CONNREFUSED) {
-            std::fs::remove_file(&socket).context(what)?;
-        }
-        // It gets its name when it listens: whoever waits for the name connects then.
-        let unnamed = PathBuf::from(format!("{}.{}", socket.display(), std::process::id()));
-        let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
-        let bound = bind(&listener, &SocketAddrUnix::new(&unnamed).context(what)?);
-        rustix::process::umask(before);
-        bound.context(what)?;
-        let listens = listen(&listener, 1).map_err(std::io::Error::from);
-        let named = listens.and_then(|()| std::fs::hard_link(&unnamed, &socket));
-        let _ = std::fs::remove_file(&unnamed);
-        named.context(what)?;
+        let listener = match &opts.memory.lazy_listener {
+            Some(given) => given.try_clone(),
+            None => listen_at(&socket),
+        };
+        let what = || format!("listen at {}", opts.work_dir().join(super::SOCKET).display());
+        let listener = listener.context(what)?;
         Ok(Daemon { opts, images, borrower, listener, socket, _dir: dir })
     }
 
@@ -171,6 +161,25 @@ pub fn own_pager(
     Ok(PagerLine { socket: ours })
 }
 
+/// Listens at `socket`, which gets its name when it does: whoever waits for the name connects then.
+fn listen_at(socket: &Path) -> std::io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(socket)?;
+    let listener = new_socket()?;
+    // One that nobody listens at any more is in the way; one that is used is not ours.
+    if connect(new_socket()?, &address) == Err(rustix::io::Errno::CONNREFUSED) {
+        std::fs::remove_file(socket)?;
+    }
+    let unnamed = PathBuf::from(format!("{}.{}", socket.display(), std::process::id()));
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let bound = SocketAddrUnix::new(&unnamed).and_then(|address| bind(&listener, &address));
+    rustix::process::umask(before);
+    bound?;
+    let listens = listen(&listener, 1).map_err(std::io::Error::from);
+    let named = listens.and_then(|()| std::fs::hard_link(&unnamed, socket));
+    let _ = std::fs::remove_file(&unnamed);
+    named.map(|()| listener)
+}
+
 /// The daemon of the work directory, if there is one.
 fn find_daemon(opts: &Options) -> Result<Option<PagerLine>> {
     let (_dir, path) = socket_in(opts.work_dir())?;
@@ -223,7 +232,7 @@ fn connect_to_dump(opts: &Options, images: &ImageDir) -> Result<Option<Borrower>
 }
 
 /// What a restore has handed over: the memory that is to be filled, and whose it is.
-type Taken = (Vec<AddressSpace>, Vec<OwnedFd>);
+type TakenOver = (Vec<AddressSpace>, Vec<OwnedFd>);
 
 /// Takes over what a restore hands over by the line to it. What is wrong with that it is told.
 fn take_over(
@@ -231,7 +240,7 @@ fn take_over(
     opts: &Options,
     images: &ImageDir,
     pages: &dyn Fn(u64, &Ranges) -> Result<Arc<Pages>>,
-) -> Result<Taken> {
+) -> Result<TakenOver> {
     let mut first = match opts.memory.record_working_set {
         None => WorkingSet::load(images),
         Some(_) => WorkingSet::default(),
@@ -249,7 +258,7 @@ fn take_over(
 /// Brings in the pages of what was taken over, and says first that it works.
 fn bring_in(
     (line, restorer): (&OwnedFd, &OwnedFd),
-    (spaces, tasks): Taken,
+    (spaces, tasks): TakenOver,
     opts: &Options,
     images: &ImageDir,
     borrower: Option<Borrower>,
@@ -278,7 +287,7 @@ fn identify(
     images: &ImageDir,
     pages: &dyn Fn(u64, &Ranges) -> Result<Arc<Pages>>,
     first: &mut WorkingSet,
-) -> Result<Taken> {
+) -> Result<TakenOver> {
     if theirs != id_of(images)? {
         return Err(Error::invalid("lazy pages", "the restore is of other images"));
     }

@@ -27,6 +27,7 @@ mod reader;
 mod sight;
 mod working_set;
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -93,6 +94,8 @@ const RANGE: usize = 16;
 const MAX_RANGES: usize = 1 << 24;
 /// What the restore says when the tasks run.
 const RESTORED: &[u8] = b"run";
+/// What a restore says that has lost its pager.
+const PAGER_GONE: &str = "the lazy-pages process has ended";
 /// More tasks than any system has.
 const MAX_TASKS: usize = 4 << 20;
 
@@ -134,10 +137,11 @@ impl PagerLine {
         }
         self.send(b"end", &[])?;
         let mut answer = vec![0; 4096];
-        let received = receive(self.socket.as_fd(), &mut answer)?;
+        let received = socket::receive(self.socket.as_fd(), &mut answer, 0);
+        let received = received.map_err(|error| lost_pager(error, "listening to"))?;
         match answer.get(..received.len) {
             Some(b"ok") => Ok(()),
-            Some(b"") | None => Err(Error::Peer("the lazy-pages process has ended".to_owned())),
+            Some(b"") | None => Err(Error::Peer(PAGER_GONE.to_owned())),
             Some(reason) => {
                 let reason = String::from_utf8_lossy(reason);
                 Err(Error::Peer(format!("the lazy-pages process: {reason}")))
@@ -157,7 +161,7 @@ impl PagerLine {
     fn send(&self, data: &[u8], files: &[BorrowedFd<'_>]) -> Result<()> {
         let message = Message { data, files, ..Message::default() };
         let sent = socket::send(self.socket.as_fd(), &message, 0);
-        sent.map(drop).context(|| "telling the lazy-pages process".to_owned())
+        sent.map(drop).map_err(|error| lost_pager(error, "telling"))
     }
 }
 
@@ -165,6 +169,16 @@ impl Drop for PagerLine {
     /// The pager has a copy of this end if it was forked: closing does not tell it.
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+}
+
+/// Why a pager was not spoken to: one that has ended need not have taken the connection.
+fn lost_pager(source: io::Error, doing: &str) -> Error {
+    match source.kind() {
+        io::ErrorKind::BrokenPipe
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::NotConnected => Error::Peer(PAGER_GONE.to_owned()),
+        _ => Error::Os { what: format!("{doing} the lazy-pages process"), source },
     }
 }
 

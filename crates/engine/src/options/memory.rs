@@ -26,6 +26,9 @@ pub struct Memory {
     /// Leave pages for later: serve them after the dump, fetch them after the
     /// restore (`--lazy-pages`).
     pub lazy: bool,
+    /// A socket that listens in the work directory already, for the `lazy-pages` command to take its restore from
+    /// (`--lazy-socket`).
+    pub lazy_listener: Option<Arc<OwnedFd>>,
     /// For how long a lazy restore notes which pages are touched, and leaves the others in
     /// the images (`--record-working-set`).
     pub record_working_set: Option<Duration>,

@@ -140,6 +140,12 @@ pub(super) const PAGES: &[Opt] = &[
         store!(ps_socket = some number),
         "Use descriptor FD as the connection to the page server",
     ),
+    value(
+        ("lazy-socket", None, "FD"),
+        LAZY,
+        store!(lazy_socket = some number),
+        "Take the restore from descriptor FD, which listens at lazy-pages.socket in the work directory",
+    ),
     flag(
         "ps-compress",
         None,
