@@ -19,6 +19,9 @@ pub(crate) const PAGES: i32 = 40;
 /// The number of what a job holds on to as long as it needs its directory.
 pub(crate) const WORK: i32 = 41;
 
+/// The number of the socket that a pager takes its restore from.
+pub(crate) const PAGER: i32 = 42;
+
 /// A descriptor that a job gets, and the number that it finds it under.
 pub(crate) type Numbered<'a> = (i32, BorrowedFd<'a>);
 

@@ -267,6 +267,28 @@ fn pages_come_over_as_many_connections_as_it_takes() {
     }
 }
 
+/// What makes the tasks begins when the images are there, and not when whoever brings their pages has been answered by the
+/// source.
+#[test]
+fn the_restore_does_not_wait_for_its_pager() {
+    let (here, mut there) = (Host::new(), Host::new());
+    let begun = here.path("begun");
+    let script =
+        format!("test $CRTOOLS_SCRIPT_ACTION != setup-namespaces || touch {}", begun.display());
+    for word in ["--action-script", &script] {
+        there.options.push(format!("--restore-option={word}"));
+    }
+    there.start_agent();
+    let proxy = Proxy::start(here.path("proxy.socket"), there.path("agent.socket"), None);
+    proxy.hold_pages_until(begun);
+    let counter = Counter::start(1000, 10);
+    let to = format!("unix:{}", proxy.path.display());
+    here.moves(counter.pid, "post-copy", &to).unwrap_or_else(|error| panic!("{error}"));
+    counter.goes_on();
+    assert_eq!((here.phases("source"), there.phases("destination")), both("moved"));
+    wait_until("the destination tidies up", || there.is_clean());
+}
+
 /// When nobody is left who could tidy up, the next migration does.
 #[test]
 fn what_a_killed_source_leaves_goes_with_the_next_one() {

@@ -9,6 +9,7 @@ mod callers;
 mod director;
 mod identity;
 mod joining;
+mod pager;
 mod rehearsal;
 mod reservation;
 mod restore;

@@ -1,21 +1,18 @@
 //! The job that makes the tasks here.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use torpor_images::proto::PstreeEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_kernel::proc;
-use torpor_worker::{Event, Idle, Outcome, Worker};
+use torpor_worker::{Event, Outcome, Worker};
 
 use super::director::Director;
-use crate::engine::{
-    self, PAGES, POST_RESTORE, POST_RESUME, SELF, judge, over_pages, repeat, wait_readable,
-};
+use crate::engine::{self, POST_RESTORE, POST_RESUME, SELF, repeat};
 use crate::error::{Context, Error, Result};
 use crate::host::pid_namespace;
 use crate::runtime::{self, Base, Container, Terms};
@@ -176,68 +173,6 @@ impl AsFd for Restore {
     }
 }
 
-/// Brings pages in while the tasks run.
-#[derive(Debug)]
-pub(super) struct Pager {
-    worker: Worker,
-}
-
-impl Pager {
-    /// Has a process become it; when this returns, the restore finds it, and it opens images with what `options` of restores
-    /// name.
-    ///
-    /// # Errors
-    /// If it does not come up.
-    pub(super) fn start(
-        idle: Idle,
-        dir: &Path,
-        round: u32,
-        pages: &OwnedFd,
-        options: &[String],
-    ) -> Result<Self> {
-        const SOON: Duration = Duration::from_secs(20);
-        let round = round.to_string();
-        let words = ["lazy-pages", "--page-server", "--work-dir", ".", "--images-dir", &round];
-        let mut args: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
-        args.extend(over_pages());
-        args.extend(named(options, &["--identity", "--trust", "--crl"]));
-        let mut worker = engine::start_in(idle, args, dir, &[], &[(PAGES, pages.as_fd())])?;
-        let (start, socket) = (Instant::now(), dir.join("lazy-pages.socket"));
-        while !socket.exists() {
-            let ready = wait_readable(&[worker.as_fd()], Some(Duration::from_millis(1)))?;
-            if ready == [true] {
-                match worker.next_event()? {
-                    Event::Ended(outcome) => {
-                        judge("lazy-pages", outcome)?;
-                        return Err(Error::refused("lazy-pages: it ended too early"));
-                    }
-                    event => repeat(&event),
-                }
-            }
-            if start.elapsed() > SOON {
-                return Err(Error::refused("lazy-pages: it does not come up"));
-            }
-        }
-        Ok(Self { worker })
-    }
-
-    /// Its process.
-    ///
-    /// # Errors
-    /// If it has ended.
-    pub(super) fn task(&self) -> Result<Task> {
-        Task::find(i32::try_from(self.worker.pid()).unwrap_or(0))
-    }
-
-    /// Waits until all pages are there, and the source has given the tasks up.
-    ///
-    /// # Errors
-    /// If the source went away before: the tasks have ended.
-    pub(super) fn finish(self) -> Result<()> {
-        engine::finish("lazy-pages", self.worker).map(drop)
-    }
-}
-
 /// The process and thread ids that tasks of these images have. What opens sealed images is among the options.
 fn process_ids(images: &Path, options: &[String]) -> Result<Vec<i32>> {
     let refused = |error: torpor_images::Error| Error::refused(error.to_string());
@@ -273,7 +208,7 @@ fn sealed_process_ids(image: &Path, options: &[String]) -> Result<Vec<i32>> {
 }
 
 /// Those of these options that have one of these names, with their values.
-fn named(options: &[String], names: &[&str]) -> Vec<String> {
+pub(super) fn named(options: &[String], names: &[&str]) -> Vec<String> {
     let (mut found, mut words) = (Vec::new(), options.iter());
     while let Some(word) = words.next() {
         let has_value = |name: &&str| word.split_once('=').is_some_and(|(it, _)| it == *name);

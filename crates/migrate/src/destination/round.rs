@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use torpor_worker::{Event, Idle, Worker};
+use torpor_worker::{Event, Worker};
 
+use super::pager::PagerToBe;
 use crate::engine::{self, PAGES, judge, over_pages, repeat};
 use crate::error::{Context, Error, Result};
 use crate::record::make_private;
@@ -28,7 +29,7 @@ enum Pages {
     /// It has written all of them.
     There,
     /// They are fetched over this when the tasks run, by a process that waits for that.
-    Later(OwnedFd, Idle),
+    Later(OwnedFd, PagerToBe),
 }
 
 /// A round that is coming in.
@@ -50,7 +51,7 @@ impl Incoming {
     /// Starts to receive pages over `pages`. The tree is built once the round `built` is there, if that is not 0.
     ///
     /// # Errors
-    /// If the directory of the round cannot be made, or the page server not be started.
+    /// If the directory of the round cannot be made, or the page server or the pager not be started.
     pub(super) fn start(
         parent: &Path,
         (number, kind): (u32, Kind),
@@ -65,7 +66,7 @@ impl Incoming {
             if number > 1 {
                 symlink(before, dir.join("parent")).context(|| dir.display().to_string())?;
             }
-            let pages = Pages::Later(pages, engine::idle()?);
+            let pages = Pages::Later(pages, PagerToBe::new(parent)?);
             return Ok(Self { number, kind, dir, pages, files: 0, built, allowance });
         }
         let mut args =
@@ -182,18 +183,18 @@ impl Incoming {
     }
 
     /// The round has all its images: where they are, and the connection that pages are to be
-    /// fetched over, with the worker that is to do that.
+    /// fetched over, with whoever is to do that.
     ///
     /// # Errors
     /// If the page server has failed.
-    pub(super) fn finish(self) -> Result<(PathBuf, Option<(OwnedFd, Idle)>)> {
+    pub(super) fn finish(self) -> Result<(PathBuf, Option<(OwnedFd, PagerToBe)>)> {
         match self.pages {
             Pages::Coming(server) => {
                 engine::finish("page server", server)?;
                 Ok((self.dir, None))
             }
             Pages::There => Ok((self.dir, None)),
-            Pages::Later(connection, idle) => Ok((self.dir, Some((connection, idle)))),
+            Pages::Later(connection, pager) => Ok((self.dir, Some((connection, pager)))),
         }
     }
 }

@@ -7,9 +7,10 @@ use torpor_kernel::shortage::Shortage;
 use torpor_worker::Class;
 
 use super::director::Director;
+use super::pager::Pager;
 use super::rehearsal::measure;
 use super::reservation::Reservation;
-use super::restore::{Beginning, Pager, Restore};
+use super::restore::{Beginning, Restore};
 use super::round::Incoming;
 use super::{ALLOW, Agent, refusal, settle};
 use crate::address::{self, Script, Stage};
@@ -213,13 +214,15 @@ impl Session<'_> {
         }
         self.line.say(&Reply::Arrived { number })?;
         self.arrive()?;
-        if let Some((pages, idle)) = pages {
-            let options = &self.place.agent.settings.restore_options;
-            self.pager = Some(Pager::start(idle, self.place.work.path(), number, &pages, options)?);
-        }
         match &mut self.restore {
             Some(Restore { director: Some(director), .. }) => director.last(&dir)?,
             _ => self.restore = Some(Restore::start(self.beginning(number), None)?),
+        }
+        // The restore has it to find only when it hands the tasks over.
+        if let Some((pages, pager)) = pages {
+            let options = &self.place.agent.settings.restore_options;
+            let dir = self.place.work.path();
+            self.pager = Some(Pager::start(pager, dir, number, &pages, options)?);
         }
         self.record_worker()
     }
@@ -305,11 +308,19 @@ impl Session<'_> {
                 if outcome.class == Class::Forbidden && outcome.hint.is_some() {
                     outcome.hint = Some(ALLOW.to_owned());
                 }
-                judge("restore", outcome)?;
+                judge("restore", outcome).map_err(|error| self.explain(error))?;
                 Err(Error::refused("restore: it did not wait"))
             }
             None if !had_root && restore.root.is_some() => self.line.say(&Reply::Prepared),
             None => Ok(()),
+        }
+    }
+
+    /// A restore that has lost its pager knows only that: the pager says why.
+    fn explain(&mut self, error: Error) -> Error {
+        match error {
+            Error::Link(_) => self.pager.take().and_then(Pager::failure).unwrap_or(error),
+            _ => error,
         }
     }
 

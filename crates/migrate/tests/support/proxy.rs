@@ -91,6 +91,8 @@ pub struct Proxy {
     short: Option<(u32, u64)>,
     /// How many connections have joined that round.
     pub joined: AtomicUsize,
+    /// A file without which no pages pass.
+    gate: Mutex<Option<PathBuf>>,
 }
 
 impl Proxy {
@@ -118,6 +120,7 @@ impl Proxy {
             open: Mutex::default(),
             short,
             joined: AtomicUsize::new(0),
+            gate: Mutex::default(),
         });
         let accepting = Arc::clone(&proxy);
         thread::spawn(move || {
@@ -127,6 +130,11 @@ impl Proxy {
             }
         });
         proxy
+    }
+
+    /// From now on nothing passes on connections for pages until there is this file.
+    pub fn hold_pages_until(&self, there: PathBuf) {
+        *self.gate.lock().unwrap() = Some(there);
     }
 
     /// What there was so far.
@@ -217,6 +225,11 @@ impl Proxy {
         most: u64,
     ) -> io::Result<bool> {
         let (mut buffer, mut left) = (vec![0; 1 << 16], most);
+        let gate = self.gate.lock().unwrap().clone();
+        while gate.as_ref().is_some_and(|file| !file.exists()) && !self.over.load(Ordering::SeqCst)
+        {
+            thread::sleep(Duration::from_millis(1));
+        }
         while left > 0 {
             let room = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
             let count = from.read(&mut buffer[..room])?;
