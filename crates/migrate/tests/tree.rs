@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -520,6 +521,24 @@ fn an_agent_without_certificates_is_for_this_host_only() {
     let output = agent.output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("--cert"), "{error}");
+}
+
+/// Somebody changes their mind while nobody answers at the destination.
+#[test]
+fn cancelled_before_anybody_answers() {
+    let here = Host::new();
+    let path = here.path("silent.socket");
+    let silent = UnixListener::bind(&path).unwrap();
+    let counter = Counter::start(100, 1);
+    let (pid, to) = (counter.pid.to_string(), format!("unix:{}", path.display()));
+    let migration = here.migrate(&["--pid", &pid, &to]).spawn().unwrap();
+    let _taken = silent.accept().unwrap();
+    kill_process(Pid::from_child(&migration), Signal::INT).unwrap();
+    let output = migration.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("cancelled"), "{said}");
+    counter.goes_on();
+    assert!(here.phases("source").is_empty());
 }
 
 #[test]

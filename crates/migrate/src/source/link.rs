@@ -33,7 +33,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// How often.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How often it is looked whether the images of an earlier round are read.
+/// How often it is looked whether the images of an earlier round are read, or the destination has answered.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Images below this length are sent as they are.
@@ -81,10 +81,17 @@ impl Link {
     /// Connects, and asks whether something may come. With the number of the agent that says so.
     ///
     /// # Errors
-    /// If nobody answers there, or with no.
-    pub(super) fn begin(to: &Peer, begin: Begin, limit: Option<u64>) -> Result<(Self, String)> {
+    /// If nobody answers there, or with no; if somebody cancels.
+    pub(super) fn begin(
+        to: &Peer,
+        begin: Begin,
+        limit: Option<u64>,
+        cancel: &Cancel,
+    ) -> Result<(Self, String)> {
         let (silence, connections, built) = (begin.silence(), begin.connections, begin.build_after);
-        let (line, token, agent) = ask(to, &Request::Begin(Box::new(begin)), silence)?;
+        let (peer, request) = (to.clone(), Request::Begin(Box::new(begin)));
+        let asking = thread::spawn(move || ask(&peer, &request, silence));
+        let (line, token, agent) = result_of(asking, Some(cancel))?;
         let pages = Pages { to: to.clone(), token, connections, sets: AtomicU64::new(0) };
         Ok((Self::over(line, pages, built, limit), agent))
     }
@@ -110,19 +117,25 @@ impl Link {
     /// A connection for the pages of a round: one, or several that are used as one.
     ///
     /// # Errors
-    /// If it does not come about.
-    pub(super) fn join(&self, round: u32) -> Result<OwnedFd> {
-        let all = self.pages.join(round)?.map_err(unexpected)?;
-        unite(all, Some(&self.meter))
+    /// If it does not come about, or somebody cancels.
+    pub(super) fn join(&self, round: u32, cancel: &Cancel) -> Result<OwnedFd> {
+        unite(self.connect(round, cancel)?, Some(&self.meter))
+    }
+
+    /// Connections for the pages of a round.
+    fn connect(&self, round: u32, cancel: &Cancel) -> Result<Vec<OwnedFd>> {
+        let pages = Arc::clone(&self.pages);
+        let joining = thread::spawn(move || pages.join(round));
+        result_of(joining, Some(cancel))?.map_err(unexpected)
     }
 
     /// What carries the pages that are fetched later, over as many connections as it takes, and
     /// its end for the job that has them.
     ///
     /// # Errors
-    /// If the first connection does not come about.
-    pub(super) fn carry(&self, round: u32) -> Result<(Arc<Carrier>, OwnedFd)> {
-        let first = self.pages.join(round)?.map_err(unexpected)?;
+    /// If the first connection does not come about, or somebody cancels.
+    pub(super) fn carry(&self, round: u32, cancel: &Cancel) -> Result<(Arc<Carrier>, OwnedFd)> {
+        let first = self.connect(round, cancel)?;
         let (carrier, ours) = Carrier::start(Some(Arc::clone(&self.meter)))?;
         carrier.attach(unite(first, None)?);
         let (pages, kept) = (Arc::clone(&self.pages), Arc::clone(&carrier));
@@ -406,15 +419,15 @@ fn ask(to: &Peer, request: &Request, silence: Duration) -> Result<(Line, String,
     }
 }
 
-/// Waits for what a thread has read, or for somebody who cancels: it reads in vain then.
-fn result_of(reading: JoinHandle<Result<Known>>, cancel: Option<&Cancel>) -> Result<Known> {
-    while !reading.is_finished() {
+/// Waits for what a thread does, or for somebody who cancels: it does it in vain then.
+fn result_of<T>(doing: JoinHandle<Result<T>>, cancel: Option<&Cancel>) -> Result<T> {
+    while !doing.is_finished() {
         if cancel.is_some_and(Cancel::is_due) {
             return Err(Error::Cancelled);
         }
         thread::sleep(LOOK);
     }
-    reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    doing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Reads the large images of a round.
@@ -532,7 +545,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::io::Write;
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixListener, UnixStream};
     use std::sync::mpsc::channel;
 
     use super::*;
@@ -562,6 +575,20 @@ mod tests {
         link.meter.limit(None);
         link.send_data(&[0; 1000], Some(&Cancel::new().unwrap())).unwrap();
         assert_eq!(link.meter.sent(), 2000);
+    }
+
+    /// At an address where somebody listens and never answers.
+    #[test]
+    fn connecting_can_be_cancelled() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.socket");
+        let _silent = UnixListener::bind(&path).unwrap();
+        let to = Peer { address: Address::Unix(path), keys: None };
+        let pages = Pages { to, token: String::new(), connections: 1, sets: AtomicU64::new(0) };
+        let link = Link { pages: Arc::new(pages), ..link(1) };
+        let cancel = || Cancel::due().unwrap();
+        assert!(matches!(link.join(1, &cancel()), Err(Error::Cancelled)));
+        assert!(matches!(link.carry(1, &cancel()), Err(Error::Cancelled)));
     }
 
     /// Files in memory may be large, and reading them takes long.

@@ -341,7 +341,7 @@ impl<'a> Source<'a> {
             patience: plan.patience,
         };
         let compares_files = compares_files(plan)?;
-        let (link, agent) = Link::begin(&plan.to, begin, plan.bandwidth)?;
+        let (link, agent) = Link::begin(&plan.to, begin, plan.bandwidth, &cancel)?;
         let work_dir = work_dir(plan, &id);
         let record = Record {
             id: id.clone(),

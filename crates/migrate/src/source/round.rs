@@ -140,11 +140,11 @@ impl Source<'_> {
         let dir = self.round_dir(number);
         make_private(&dir)?;
         let pages = if kind == Kind::Lazy {
-            let (carrier, pages) = self.link.carry(number)?;
+            let (carrier, pages) = self.link.carry(number, &self.cancel)?;
             self.carrier = Some(carrier);
             pages
         } else {
-            self.link.join(number)?
+            self.link.join(number, &self.cancel)?
         };
         self.link.say(&Request::Round { number, kind })?;
         let fds = [(PAGES, pages.as_fd()), (WORK, self.work.as_fd())];
