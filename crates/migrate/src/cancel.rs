@@ -20,12 +20,20 @@ impl Cancel {
     /// # Errors
     /// If the signals cannot be blocked, or there are no more descriptors.
     pub(crate) fn new() -> Result<Self> {
+        Self::of(&[SIGINT, SIGTERM, SIGHUP])
+    }
+
+    /// As [`Cancel::new`], of these signals alone.
+    ///
+    /// # Errors
+    /// As [`Cancel::new`].
+    pub(crate) fn of(signals: &[i32]) -> Result<Self> {
         let failed = || "watch for signals".to_owned();
         let (pipe, end) = UnixStream::pair().context(failed)?;
         pipe.set_nonblocking(true).context(failed)?;
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        for signal in signals {
             let end = end.try_clone().context(failed)?;
-            signal_hook::low_level::pipe::register(signal, end).context(failed)?;
+            signal_hook::low_level::pipe::register(*signal, end).context(failed)?;
         }
         Ok(Self { pipe })
     }

@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use rustix::mount::{MountFlags, mount};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use torpor_tls::KeyFiles;
 use torpor_worker::{Outcome, gate, tell};
 
 use crate::bundles::{Bundle, Bundles, HEADS, prune};
+use crate::cancel::Cancel;
 use crate::destination::{Agent, AgentSettings};
 use crate::error::{Context, Error, Result};
 use crate::mode::Mode;
@@ -448,6 +450,7 @@ fn try_agent(command: AgentCommand) -> Result<()> {
     };
     let has_keys = settings.keys.is_some();
     let agent = Agent::new(settings)?;
+    let end = Cancel::of(&[SIGINT, SIGTERM])?;
     let listener = Listener::bind(&address)?;
     if !has_keys && !listener.is_local()? {
         return Err(Error::refused_with(
@@ -456,7 +459,7 @@ fn try_agent(command: AgentCommand) -> Result<()> {
         ));
     }
     println!("Listening at {}", listener.address()?);
-    agent.serve(&listener);
+    agent.serve(&listener, &end);
     Ok(())
 }
 

@@ -7,8 +7,9 @@ mod support;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::{Counter, Host, Killed, judge, torpor, wait_until};
 
 /// What a command says that fails.
@@ -113,6 +114,68 @@ fn a_locked_file_that_both_hosts_see_is_named() {
     assert!(error.contains(&what) && error.contains("lslocks"), "{error}");
     counter.goes_on();
     assert_eq!(counter.running(), [(counter.pid, true)]);
+}
+
+/// Has an agent end as `systemctl stop` does.
+fn tell_to_end(there: &mut Host) -> Child {
+    let agent = there.agent.take().unwrap();
+    kill_process(Pid::from_child(&agent), Signal::TERM).unwrap();
+    agent
+}
+
+/// What has not come to its decision goes on where it is, and nothing is left of it.
+#[test]
+fn an_agent_that_is_told_to_end_leaves_nothing() {
+    for mode in ["pre-copy", "pipelined"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        let counter = Counter::start(50_000, 1000);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--id", "one", "--bandwidth", "20M"];
+        let migration = here.migrate(&args).arg(&there.address).spawn().unwrap();
+        let images = there.path("taken/one/1");
+        wait_until("a round comes", || images.exists());
+        assert!(tell_to_end(&mut there).wait().unwrap().success(), "{}", there.log());
+        assert!(there.is_clean() && !there.path("agent.socket").exists(), "{mode}");
+        assert_eq!(there.phases("destination"), ["stayed"], "{mode}");
+        let said = judge(&migration.wait_with_output().unwrap()).unwrap_err();
+        assert!(said.contains("the agent is being stopped"), "{mode}: {said}");
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
+        wait_until("the source tidies up", || here.is_clean());
+    }
+}
+
+/// What has is waited for: the tasks run there.
+#[test]
+fn an_agent_that_is_told_to_end_does_what_is_decided() {
+    for mode in ["stop-and-copy", "post-copy"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        let [reached, released] = ["reached", "released"].map(|name| here.path(name));
+        let script = format!(
+            "test $CRTOOLS_SCRIPT_ACTION != post-resume || \
+             {{ touch {}; until test -e {}; do sleep 0.01; done; }}",
+            reached.display(),
+            released.display()
+        );
+        for word in ["--action-script", &script] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        there.start_agent();
+        let counter = Counter::start(1000, 10);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--json", &there.address];
+        let migration = here.migrate(&args).spawn().unwrap();
+        wait_until("they run there", || reached.exists());
+        let mut agent = tell_to_end(&mut there);
+        wait_until("it is about to end", || there.log().contains("a second signal"));
+        fs::write(&released, "").unwrap();
+        assert!(agent.wait().unwrap().success(), "{mode}: {}", there.log());
+        judge(&migration.wait_with_output().unwrap()).unwrap();
+        counter.goes_on();
+        assert_eq!(there.phases("destination"), ["moved"], "{mode}");
+        assert!(there.is_clean(), "{mode}");
+    }
 }
 
 /// A dump that fails by itself says why, whatever the other end makes of it.

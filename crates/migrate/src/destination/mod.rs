@@ -9,6 +9,7 @@ mod callers;
 mod director;
 mod identity;
 mod joining;
+mod lines;
 mod pager;
 mod rehearsal;
 mod reservation;
@@ -19,18 +20,22 @@ mod settle;
 mod volume;
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use torpor_tls::Keys;
+use torpor_worker::tell;
 
 use self::alone::Alone;
 use self::callers::{Caller, Callers};
 use self::joining::Waiting;
+use self::lines::OpenLines;
+use crate::cancel::Cancel;
+use crate::engine::wait_readable;
 use crate::error::{Context, Error, Result};
 use crate::record::{Side, all, make_private};
 use crate::runtime::{Container, Runtime, Terms};
@@ -43,6 +48,9 @@ use crate::wire::owner;
 const MAX_CONNECTIONS: usize = 256;
 /// Migrations that are listed: as many as a message has room for.
 const MAX_LISTED: usize = 200;
+
+/// How often it is looked whether there is less to do.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What to do about a policy that does not allow what comes.
 const ALLOW: &str =
@@ -103,6 +111,9 @@ pub(crate) struct Agent {
     joining: Mutex<HashMap<String, Waiting>>,
     connections: AtomicUsize,
     callers: Arc<Callers>,
+    lines: Arc<OpenLines>,
+    /// Whether somebody has told it to end.
+    is_ending: AtomicBool,
 }
 
 /// A connection that is counted as long as this is there.
@@ -133,26 +144,57 @@ impl Agent {
         let identity = identity::of(&settings.state_dir)?;
         settle::leftovers(&settings);
         let (joining, connections) = (Mutex::default(), AtomicUsize::new(0));
-        let callers = Callers::new();
-        Ok(Arc::new(Self { settings, identity, _alone: alone, joining, connections, callers }))
+        let (callers, lines) = (Callers::new(), Arc::default());
+        Ok(Arc::new(Self {
+            settings,
+            identity,
+            _alone: alone,
+            joining,
+            connections,
+            callers,
+            lines,
+            is_ending: AtomicBool::new(false),
+        }))
     }
 
-    /// Serves whoever connects, for ever.
-    pub(crate) fn serve(self: &Arc<Self>, listener: &Listener) {
-        loop {
+    /// Serves whoever connects, until a signal tells it to end. What has not come to its decision then stays where it was, and
+    /// nothing of it is left here; what has is waited for, until there is a second signal.
+    pub(crate) fn serve(self: &Arc<Self>, listener: &Listener, end: &Cancel) {
+        while self.goes_on(end) {
             if self.connections.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
-                thread::sleep(Duration::from_millis(10));
+                thread::sleep(PAUSE);
                 continue;
             }
-            let accepted = listener.accept().context(|| "accept".to_owned());
-            if let Err(error) = accepted.and_then(|socket| self.start(socket)) {
+            if let Err(error) = self.take(listener, end) {
                 tracing::warn!("{error}");
                 thread::sleep(Duration::from_millis(100));
             }
         }
     }
 
-    fn start(self: &Arc<Self>, socket: OwnedFd) -> Result<()> {
+    /// Whether there is still something to do. Connections are taken to the end: tasks that lack pages may need another one.
+    fn goes_on(&self, end: &Cancel) -> bool {
+        let is_told = end.is_due();
+        let was_told = self.is_ending.fetch_or(is_told, Ordering::SeqCst);
+        if !is_told && !was_told {
+            return true;
+        }
+        self.lines.hang_up();
+        let has_more = self.connections.load(Ordering::SeqCst) > 0;
+        if has_more && !was_told {
+            tell!("Ending when what is decided is done; a second signal ends it at once");
+        }
+        has_more && !(is_told && was_told)
+    }
+
+    /// Takes the next connection, if one comes before the end.
+    fn take(self: &Arc<Self>, listener: &Listener, end: &Cancel) -> Result<()> {
+        let patience = self.is_ending.load(Ordering::SeqCst).then_some(PAUSE);
+        let ready = wait_readable(&[end.as_fd(), listener.as_fd()], patience)?;
+        if ready != [false, true] {
+            return Ok(());
+        }
+        let socket = listener.accept().context(|| "accept".to_owned())?;
         let (agent, caller) = (Arc::clone(self), self.callers.add(&socket)?);
         thread::spawn(move || {
             if let Err(error) = agent.handle(socket, caller) {
@@ -176,15 +218,21 @@ impl Agent {
         };
         let mut line = Line::open(socket)?;
         let request = line.hear()?;
-        drop(caller);
         let _counted = Counted::among(&self.connections);
+        drop(caller);
         // Whether something may come is asked of runtimes and of the policy, which may take long.
         if let Request::Begin(begin) | Request::Rehearse(begin) = &request {
             line.beat(begin.silence())?;
         }
         match request {
-            Request::Begin(begin) => session::run(self, line, *begin),
-            Request::Rehearse(begin) => rehearsal::run(self, line, &begin),
+            Request::Begin(begin) => {
+                let open = self.lines.add(&line)?;
+                session::run(self, (line, open), *begin)
+            }
+            Request::Rehearse(begin) => {
+                let _open = self.lines.add(&line)?;
+                rehearsal::run(self, line, &begin)
+            }
             Request::Join { token, round, set } => self.join(line, &token, round, set),
             Request::Query { id } => {
                 self.leave_alone(&id);
@@ -205,6 +253,17 @@ impl Agent {
         match self.joining().get_mut(token) {
             Some(waiting) => waiting.hand_over(set, round, line.into_socket()),
             None => Ok(()),
+        }
+    }
+
+    /// Why a conversation has ended that ends with the agent.
+    fn explain(&self, error: Error) -> Error {
+        match error {
+            Error::Link(_) if self.is_ending.load(Ordering::SeqCst) => Error::refused_with(
+                "the agent is being stopped",
+                "move it when an agent runs there again",
+            ),
+            error => error,
         }
     }
 

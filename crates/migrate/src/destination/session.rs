@@ -7,6 +7,7 @@ use torpor_kernel::shortage::Shortage;
 use torpor_worker::Class;
 
 use super::director::Director;
+use super::lines::OpenLine;
 use super::pager::Pager;
 use super::rehearsal::measure;
 use super::reservation::Reservation;
@@ -47,6 +48,8 @@ struct Session<'a> {
     /// Whether addresses may have come for the tasks.
     is_arriving: bool,
     shortage: Shortage,
+    /// As long as it can be given up.
+    open: Option<OpenLine>,
     place: Reservation<'a>,
 }
 
@@ -63,7 +66,7 @@ enum Speaker {
 ///
 /// # Errors
 /// Whatever keeps it from coming; the other end has been told.
-pub(super) fn run(agent: &Agent, mut line: Line, begin: Begin) -> Result<()> {
+pub(super) fn run(agent: &Agent, (mut line, open): (Line, OpenLine), begin: Begin) -> Result<()> {
     let place = match Reservation::new(agent, begin) {
         Ok(place) => place,
         Err(error) => {
@@ -83,9 +86,11 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: Begin) -> Result<()> {
         waiting: None,
         is_arriving: false,
         shortage: Shortage::of([own]).and_host(),
+        open: Some(open),
         place,
     };
-    let done = session.carry_out().map_err(|error| short_of_memory(error, &session.shortage));
+    let done = session.carry_out().map_err(|error| agent.explain(error));
+    let done = done.map_err(|error| short_of_memory(error, &session.shortage));
     if let Err(error) = &done {
         session.undo(error);
     }
@@ -327,6 +332,7 @@ impl Session<'_> {
     /// The point of no return.
     fn go(&mut self) -> Result<()> {
         let Some(restore) = self.restore.take() else { return Ok(()) };
+        self.open = None;
         let root = restore.root;
         self.place.ledger.advance(Phase::Deciding, |record| record.tasks.extend(root))?;
         let Err(error) = restore.wake() else { return self.woken(root) };
