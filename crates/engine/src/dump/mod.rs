@@ -217,13 +217,14 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     // A file system in memory is packed with the names that unlinked files were given in it.
     let Dump { opts, images, mounts, ns: spaces, id_maps, tasks, .. } = &*cx;
     let (given, wanted) = (&opts.given, &opts.mounts);
-    mount::Saving { given, wanted, images, mounts, spaces, id_maps, tasks }.write()?;
+    let saving = mount::Saving { given, wanted, images, mounts, spaces, id_maps, tasks };
+    let files = saving.write()?;
     cx.filters.save(&cx.images)?;
     cx.processor = cpuinfo::dump_for(&cx.images, cx.opts.cpu_cap)?;
     cx.write_tree()?;
     cx.later.finish()?;
     tracing::info!("Copying pages");
-    memory::copy_pages(cx, hooks)
+    mount::save_beside(files, || memory::copy_pages(cx, hooks))
 }
 
 /// Refuses what a lazy restore would have to restore at once, with pages that are here.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{FileType, fstat};
 use torpor_images::proto::MntEntry;
-use torpor_images::{ImageDir, kind};
+use torpor_images::{ImageDir, Writer, kind};
 
 use super::base::is_layered;
 use super::collect::TreeMounts;
@@ -42,17 +42,57 @@ pub(crate) struct Saving<'a> {
 }
 
 impl Saving<'_> {
-    /// Writes the mounts of all namespaces but the host's, and the content of the file
-    /// systems that exist in memory only.
+    /// Writes the mounts of all namespaces but the host's. Returns the file systems that exist in memory only, whose content is
+    /// still to be written.
     ///
     /// # Errors
     /// A mount that cannot be kept, by name and reason.
-    pub(crate) fn write(&self) -> Result<()> {
+    pub(crate) fn write(&self) -> Result<Vec<Unsaved>> {
         write(self)
     }
 }
 
-fn write(cx: &Saving<'_>) -> Result<()> {
+/// A file system that exists in memory only, and its archive, which has nothing yet.
+#[derive(Debug)]
+pub(crate) struct Unsaved {
+    root: OwnedFd,
+    archive: Writer,
+    user_namespace: Option<OwnedFd>,
+    at: PathBuf,
+    is_shared: bool,
+    is_stored: bool,
+}
+
+impl Unsaved {
+    /// Writes its content.
+    ///
+    /// # Errors
+    /// If tar fails, or finds files changed that none but the tree should have.
+    fn save(self) -> Result<()> {
+        let Self { root, archive, user_namespace, at, is_shared, is_stored } = self;
+        let place = content::SavedFileSystem { at: &at, is_shared, is_stored };
+        content::save(root.as_fd(), archive, user_namespace, place)
+    }
+}
+
+/// Saves files in memory in a thread of its own while `copy` copies pages: tar has a processor to itself, and pages go out
+/// meanwhile. The tasks stand still until both are done.
+///
+/// # Errors
+/// As [`Unsaved::save`]; those of `copy`.
+pub(crate) fn save_beside(files: Vec<Unsaved>, copy: impl FnOnce() -> Result<()>) -> Result<()> {
+    if files.is_empty() {
+        return copy();
+    }
+    std::thread::scope(|scope| {
+        let saving = scope.spawn(|| files.into_iter().try_for_each(Unsaved::save));
+        let copied = copy();
+        let saved = saving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        saved.and(copied)
+    })
+}
+
+fn write(cx: &Saving<'_>) -> Result<Vec<Unsaved>> {
     let inside = cx.mounts.spaces.iter().filter(|s| !s.is_host);
     let spaces = inside.map(|s| (s.ns, s.tree.without(&cx.wanted.skip))).collect();
     let mut forest = Forest { spaces, ..Forest::default() };
@@ -68,7 +108,7 @@ fn write(cx: &Saving<'_>) -> Result<()> {
             sharing::groups(&forest).map(drop).map_err(|why| (first, why))
         })
         .map_err(|(node, why)| refusal(cx, &forest, node, Unfit::Reason(why)))?;
-    save_contents(cx, &forest)?;
+    let unsaved = save_contents(cx, &forest)?;
     // CRIU says of all groups that tasks in a cgroup namespace of their own see: from its root on.
     let root = cx.tasks.first().map(|root| (root.ids.cgroup_ns_id.unwrap_or(0), root.pid));
     let view = cgroup::SeenRoots::of_root(cx.spaces, root)?;
@@ -85,7 +125,7 @@ fn write(cx: &Saving<'_>) -> Result<()> {
             .collect();
         cx.images.write_all(kind::MNTS, u64::from(*ns), &entries)?;
     }
-    Ok(())
+    Ok(unsaved)
 }
 
 /// Says what becomes of a mount.
@@ -220,8 +260,9 @@ fn alone(cx: &Saving<'_>, mount: &Mount) -> Result<OwnedFd> {
     cx.mounts.open_alone(mount.id.cast_signed())
 }
 
-fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<()> {
-    let mut saved = Vec::new();
+/// Writes the content of file systems that nobody else has, but for those that tar packs: these are returned.
+fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<Vec<Unsaved>> {
+    let (mut saved, mut unsaved) = (Vec::new(), Vec::new());
     for node in forest.nodes() {
         let mount = forest.mount(node);
         let has_content =
@@ -248,11 +289,11 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<()> {
         }
         let archive = cx.images.writer(kind::TMPFS_DEV, u64::from(mount.dev))?;
         let is_shared = cx.mounts.host.mounts().iter().any(|other| other.dev == whole.dev);
-        let (at, is_stored) = (whole.mountpoint.as_path(), cx.wanted.stores_files);
-        let place = content::SavedFileSystem { at, is_shared, is_stored };
-        content::save(root.as_fd(), archive, user_namespace(cx)?, place)?;
+        let (at, is_stored) = (whole.mountpoint.clone(), cx.wanted.stores_files);
+        let user_namespace = user_namespace(cx)?;
+        unsaved.push(Unsaved { root, archive, user_namespace, at, is_shared, is_stored });
     }
-    Ok(())
+    Ok(unsaved)
 }
 
 /// The user namespace whose ids the images hold.
@@ -260,4 +301,48 @@ fn user_namespace(cx: &Saving<'_>) -> Result<Option<OwnedFd>> {
     let ns = cx.spaces.own_user();
     let file = ns.and_then(|ns| ns.file.as_ref());
     file.map(|f| f.try_clone().context(|| "dup".to_owned())).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs::{self, File};
+    use std::io::Read;
+
+    use super::*;
+
+    /// A file system of more than a pipe holds, whose archive is one: it is complete only if somebody reads meanwhile.
+    #[test]
+    fn files_are_saved_while_pages_are_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("rows"), vec![b'7'; 1 << 20]).unwrap();
+        let unsaved = || {
+            let (reader, writer) =
+                rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+            let archive = Writer::new(kind::TMPFS_DEV, dir.path(), File::from(writer)).unwrap();
+            let root = File::open(dir.path()).unwrap().into();
+            let (at, user_namespace) = (PathBuf::from("/dev/shm"), None);
+            let (is_shared, is_stored) = (false, true);
+            let files = Unsaved { root, archive, user_namespace, at, is_shared, is_stored };
+            (File::from(reader), vec![files])
+        };
+        let (mut reader, files) = unsaved();
+        let mut copied = Vec::new();
+        save_beside(files, || {
+            reader.read_to_end(&mut copied).unwrap();
+            Ok(())
+        })
+        .unwrap();
+        assert!(copied.len() > 1 << 20, "{}", copied.len());
+        // Whoever fails is heard, and the other one is waited for.
+        let (reader, files) = unsaved();
+        let failed = save_beside(files, || {
+            drop(reader);
+            Ok(())
+        });
+        assert!(failed.is_err(), "nobody takes the archive");
+        let failed = save_beside(Vec::new(), || Err(Error::Gone { pid: 1 }));
+        assert!(failed.is_err());
+    }
 }

@@ -31,7 +31,7 @@ mod unpack;
 
 pub(crate) use assembly::Assembly;
 pub(crate) use collect::{MountNamespace, TreeMounts, own_groups, own_tree, tree_of};
-pub(crate) use dump::Saving;
+pub(crate) use dump::{Saving, save_beside};
 pub(crate) use entry::DEVICE_KEY;
 pub(crate) use fs::{access_times, mount_flag_names};
 pub(crate) use mountinfo::Mount;

@@ -74,7 +74,7 @@ impl World {
         let images = ImageDir::open(self.dir.path().join("images")).unwrap();
         let spaces = namespaces(spaces);
         let mounts = TreeMounts::collect(&spaces, |_| true)?;
-        super::Saving {
+        let files = super::Saving {
             given: &opts.given,
             wanted: &opts.mounts,
             images: &images,
@@ -84,6 +84,7 @@ impl World {
             tasks: &[],
         }
         .write()?;
+        super::save_beside(files, || Ok(()))?;
         Ok(mounts.spaces.into_iter().map(|s| s.tree).collect())
     }
 
