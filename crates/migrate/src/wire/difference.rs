@@ -20,6 +20,7 @@ use std::io::{BufWriter, Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use super::frame::MAX_FRAME;
 use crate::error::{Context, Error, Result};
@@ -100,7 +101,10 @@ impl Earlier {
     /// # Errors
     /// If its file cannot be removed.
     pub(crate) fn remove(self) -> Result<u64> {
-        remove(&self.path)
+        let Self { file, path, places, .. } = self;
+        let len = unlink(&path, &file)?;
+        let_go((file, places));
+        Ok(len)
     }
 
     /// Notes the unit at a place; whether there is one. What is the same all over is everywhere, and leads nowhere.
@@ -158,8 +162,22 @@ impl Earlier {
 /// # Errors
 /// If the file is gone, or cannot be removed.
 pub(crate) fn remove(path: &Path) -> Result<u64> {
-    let removed = std::fs::metadata(path).and_then(|it| std::fs::remove_file(path).map(|()| it));
+    let file = File::open(path).context(|| path.display().to_string())?;
+    let len = unlink(path, &file)?;
+    let_go(file);
+    Ok(len)
+}
+
+/// Takes the name of a file away that is open; how long it is.
+fn unlink(path: &Path, file: &File) -> Result<u64> {
+    let removed = file.metadata().and_then(|it| std::fs::remove_file(path).map(|()| it));
     removed.map(|it| it.len()).context(|| path.display().to_string())
+}
+
+/// Lets go of something large in a thread of its own: the tasks are stopped, and to free hundreds of megabytes takes tens of
+/// milliseconds. Without a thread it is done here.
+fn let_go(what: impl Send + 'static) {
+    let _ = thread::Builder::new().spawn(move || drop(what));
 }
 
 fn sum(unit: &[u8]) -> u64 {
