@@ -25,6 +25,8 @@ pub(crate) struct Measured {
     pub link: f64,
     /// How long a dump stops the tasks, without their pages.
     pub freeze: Duration,
+    /// The part of it in which files in memory are saved: pages go out meanwhile.
+    pub saving: Duration,
     /// How long a restore takes, without their pages.
     pub restore: Duration,
     /// Bytes of memory that a restore brings into place in a second.
@@ -91,9 +93,11 @@ impl Measured {
         let made = if mode.builds_early() { written } else { 1.0 };
         let filled = filled + float(self.archived) * made;
         let read = seconds(float(self.compared) / FILL);
+        let [pages, state] = [waits, state].map(|bytes| seconds(bytes / self.link.max(1.0)));
+        let pages = (pages + each).saturating_sub(self.saving);
         Pause {
             freeze: self.freeze,
-            transfer: each + seconds((waits + state) / self.link.max(1.0)) + read + self.scan,
+            transfer: pages + state + read + self.scan,
             restore: self.restore + seconds(filled / self.fill.max(1.0)),
         }
     }
@@ -208,6 +212,7 @@ mod tests {
         writes: 10e6,
         link: 100e6,
         freeze: Duration::from_millis(10),
+        saving: Duration::ZERO,
         restore: Duration::from_millis(10),
         fill: FILL,
         files: 0,
@@ -290,6 +295,17 @@ mod tests {
         is(waits(Mode::Pipelined, 2000e6), [look + 5.0, look]);
         // Where no tree is built before, all files are made in the pause.
         is(waits(Mode::PreCopy, 0.0), [look, look]);
+    }
+
+    /// Files in memory are saved while pages go out: whoever takes longer is waited for.
+    #[test]
+    fn pages_go_out_while_files_are_saved() {
+        let freeze = Duration::from_millis(510);
+        let of = |saving| Measured { freeze, saving, ..MEASURED };
+        let [apart, beside] = [0, 500].map(|ms| of(Duration::from_millis(ms)));
+        let waits = |it: &Measured, left| it.pause(Mode::Pipelined, left).total();
+        let gained = |left| (waits(&apart, left) - waits(&beside, left)).as_millis();
+        assert_eq!([0.0, 10e6, 200e6].map(gained), [0, 100, 500]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use torpor_worker::{Event, Worker};
 
-use super::estimate::{Unprepared, kind};
+use super::estimate::{Unprepared, kind, restore_after, saving};
 use super::files::{trees, volumes};
 use super::link::{Link, MIN_COMPARED};
 use super::round::{STORE, written_pages};
@@ -128,7 +128,7 @@ pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
 }
 
 /// What was found out about the tree and the link, and what earlier migrations say about the rest: how long rounds
-/// take if the link lets them, and how long a tree is made. Without these, as long as it is read.
+/// take if the link lets them, and how long a tree is made. Without these, as long as it is read, and longer for files in memory.
 fn forecast(
     plan: &Plan,
     checked: &Checked,
@@ -138,13 +138,14 @@ fn forecast(
     let tasks = task::tree(plan.pid)?;
     let writes = Writes::sample(&tasks)?;
     let longer = lesson.map(|lesson| lesson.factors.restore);
+    let shape = Shape { stores_files: checked.compares, ..Shape::of(&tasks) };
+    let made = restore_after(checked.freeze, &shape);
     // What the estimate of a migration begins with, which the factor is of.
-    let shape = Shape::of(&tasks);
     let base = || match plan.mode.has_rounds() {
-        true => checked.freeze,
+        true => made,
         false => Unprepared::of(plan.pid, &shape).restore,
     };
-    let restore = longer.map_or(checked.freeze, |times| base().mul_f64(times));
+    let restore = longer.map_or(made, |times| base().mul_f64(times));
     let (pace, compares) = (lesson.and_then(|it| it.pace), checked.compares);
     let start = Instant::now();
     let trees = trees(plan)?;
@@ -157,6 +158,7 @@ fn forecast(
         writes: writes.rate(),
         link: pace.map_or(float(speed), |pace| pace.rate.min(float(speed))),
         freeze: checked.freeze,
+        saving: saving(checked.freeze, &shape),
         restore,
         fill: FILL / longer.unwrap_or(1.0),
         files,
