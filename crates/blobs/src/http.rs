@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -16,7 +16,7 @@ use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider, parse_pem};
 use ureq::{Agent, Body, BodyReader};
 
 use crate::error::{Context, Error, Result};
-use crate::{interrupt, traffic};
+use crate::{date, interrupt, traffic};
 
 /// How often a request is made.
 const ATTEMPTS: u32 = 5;
@@ -293,11 +293,20 @@ fn refused(host: &str, call: &Call<'_>, answer: Response<Body>) -> Error {
     if matches!(status, 429 | 502..=504) { error.absent() } else { error }
 }
 
-/// When a host that answers nothing now is to be asked again (RFC 9110, Retry-After), where it says so in seconds.
+/// When a host that answers nothing now is to be asked again (RFC 9110, Retry-After), where it says so: after how many
+/// seconds, or at which time.
 fn come_back(answer: &Response<Body>) -> Option<Duration> {
     let is_later = matches!(answer.status().as_u16(), 429 | 503);
-    let said = answer.headers().get("retry-after").filter(|_| is_later)?;
-    said.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
+    let said = |name: &str| answer.headers().get(name)?.to_str().ok();
+    let later = said("retry-after").filter(|_| is_later)?;
+    if let Ok(seconds) = later.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    // What counts is its own clock.
+    let now = said("date").and_then(date::seconds).unwrap_or_else(|| {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    });
+    date::seconds(later).map(|at| Duration::from_secs(at.saturating_sub(now)))
 }
 
 /// Waits for so long, or until somebody asks for the end.
@@ -574,13 +583,23 @@ mod tests {
         let said = client.expect(&Call::new("GET", &url), &[200]).unwrap();
         assert_eq!(document(said).unwrap(), b"all");
         assert!(begin.elapsed() >= Duration::from_secs(1), "it has come back too early");
-        // Who is patient for ten seconds does not wait for an hour.
-        let server = Answers::start(|_| vec![busy("3600")]);
+        // A time of its own clock, which goes wrong.
+        let at = "Sun, 06 Nov 1994 08:49:38 GMT\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT";
+        let server = Answers::start(|_| vec![busy(at), answer("200 OK", "", "all")]);
         let (client, url) = (Client::new(&server.host), format!("http://{}/", server.host));
-        let error = client.expect(&Call::new("GET", &url), &[200]).unwrap_err();
-        assert_eq!(error.hint.as_deref(), Some("TORPOR_REGISTRY_TIMEOUT=3600 waits so long"));
-        assert!(error.to_string().contains("to be asked again in 3600s") && error.is_absent);
-        assert_eq!(server.asked().len(), 1);
+        let begin = Instant::now();
+        client.expect(&Call::new("GET", &url), &[200]).unwrap();
+        assert!(begin.elapsed() >= Duration::from_secs(1), "it has come back too early");
+        // Who is patient for ten seconds does not wait for an hour.
+        let at = "Sun, 06 Nov 1994 09:49:37 GMT\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT";
+        for later in ["3600", at] {
+            let server = Answers::start(|_| vec![busy(later)]);
+            let (client, url) = (Client::new(&server.host), format!("http://{}/", server.host));
+            let error = client.expect(&Call::new("GET", &url), &[200]).unwrap_err();
+            assert_eq!(error.hint.as_deref(), Some("TORPOR_REGISTRY_TIMEOUT=3600 waits so long"));
+            assert!(error.to_string().contains("to be asked again in 3600s") && error.is_absent);
+            assert_eq!(server.asked().len(), 1);
+        }
     }
 
     /// A container that needs its pages for longer than a token is good gets another one, also where whoever gives

@@ -10,6 +10,7 @@
 mod answers;
 pub mod chunks;
 pub mod cut;
+mod date;
 pub mod dir;
 pub mod error;
 pub mod http;

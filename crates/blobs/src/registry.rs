@@ -65,14 +65,11 @@ impl Registry {
         }
     }
 
-    /// Where an answer says that something is.
+    /// Where an answer says that the next part is sent to.
     fn location(&self, answer: &Response<Body>) -> Result<String> {
         let location = answer.headers().get("location").and_then(|value| value.to_str().ok());
         let location = location.ok_or_else(|| Error::new("the registry does not say where to"))?;
-        Ok(match location.starts_with('/') {
-            true => format!("{}{location}", self.origin),
-            false => location.to_owned(),
-        })
+        self.own_address(location).context(|| "where a blob is sent to")
     }
 
     /// Sends a part of a blob; where the next one goes. If it was not taken, it is asked how much
@@ -187,7 +184,8 @@ impl Registry {
             if answer.status() == 404 {
                 return Ok(false);
             }
-            let next = next_page(&answer).map(|next| self.own_address(&next)).transpose()?;
+            let next = next_page(&answer).map(|next| self.own_address(&next)).transpose();
+            let next = next.context(|| format!("how {list} goes on"))?;
             match (take(&document(answer)?)?, next) {
                 (true, Some(next)) => url = next,
                 _ => return Ok(true),
@@ -195,8 +193,8 @@ impl Registry {
         }
     }
 
-    /// The whole of an address that the registry gives, which has to be one of its own. Behind another server it may
-    /// not know how it is spoken to: what counts is its name.
+    /// The whole of an address that the registry gives, which has to be one of its own: whoever is asked there learns who
+    /// calls. Behind another server it may not know how it is spoken to: what counts is its name.
     fn own_address(&self, address: &str) -> Result<String> {
         let name = |host: &str| {
             let host = host.to_ascii_lowercase();
@@ -214,7 +212,8 @@ impl Registry {
         };
         match path {
             Some(path) => Ok(format!("{}/{path}", self.origin)),
-            None => Err(Error::new(format!("the registry goes on with its list at {address}"))),
+            None => Err(Error::new(format!("the registry {} leads to {address}", name(own)))
+                .hint("only itself is asked; use the name that it gives itself in the reference")),
         }
     }
 
@@ -437,6 +436,42 @@ mod tests {
         let server = Answers::start(|_| vec![page(more, "\"a\""), answer("404 Not Found", "", "")]);
         let registry = Registry::new(&server.host, "team/app", "a", None);
         assert!(registry.names().unwrap_err().to_string().contains("404"));
+    }
+
+    /// What is uploaded goes to the registry itself, however it calls itself: whoever is sent something learns who calls.
+    #[test]
+    fn parts_of_a_blob_go_to_the_registry_itself() {
+        let leads = |status: &str, to: String| answer(status, &format!("Location: {to}\r\n"), "");
+        let blob = Descriptor {
+            media_type: String::new(),
+            digest: oci::sha256(b"blob"),
+            size: 4,
+            annotations: std::collections::BTreeMap::new(),
+        };
+        let put = |server: &Answers| {
+            let mut content = tempfile::tempfile().unwrap();
+            content.write_all(b"blob").unwrap();
+            Registry::new(&server.host, "team/app", "a", None).put(&blob, &mut content)
+        };
+        let server = Answers::start(|host| {
+            let whole =
+                leads("202 Accepted", format!("https://{host}/v2/team/app/blobs/uploads/1"));
+            let part = leads("202 Accepted", "/v2/team/app/blobs/uploads/1?at=4".to_owned());
+            vec![whole, part, answer("201 Created", "", "")]
+        });
+        put(&server).unwrap();
+        let asked = server.asked();
+        assert!(asked[1].starts_with("PATCH /v2/team/app/blobs/uploads/1 "), "{asked:?}");
+        assert!(
+            asked[2].starts_with("PUT /v2/team/app/blobs/uploads/1?at=4&digest=sha"),
+            "{asked:?}"
+        );
+
+        let away = || leads("202 Accepted", "http://elsewhere.example/v2/1".to_owned());
+        let server = Answers::start(|_| (0..ATTEMPTS).map(|_| away()).collect());
+        let error = put(&server).unwrap_err();
+        assert!(error.to_string().contains("leads to http://elsewhere.example/v2/1"), "{error}");
+        assert!(error.hint.is_some() && server.asked().iter().all(|head| head.starts_with("POST")));
     }
 
     #[test]
