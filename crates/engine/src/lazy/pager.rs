@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Remote;
 use super::address_space::{AROUND, AddressSpace, CHUNK};
 use super::ahead::MOST;
-use super::reader::Reader;
+use super::reader::{Reader, TOGETHER};
 use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::page_server::{Borrower, Request};
@@ -34,7 +34,7 @@ impl Arrived {
         loop {
             self.request = reader.receive(&mut self.bytes)?;
             self.put(spaces)?;
-            bytes += self.request.range.end - self.request.range.start;
+            bytes += self.request.bytes();
             if self.is_held || bytes >= AROUND || !reader.has_answer() {
                 return Ok(());
             }
@@ -109,6 +109,7 @@ pub(super) fn run(
             held |= !space.serve(&mut remote, recorder.as_mut(), &mut buffer)?;
         }
         while recorder.is_none() && go_on(spaces, &mut next, &mut remote, &mut reader)? {}
+        reader.flush()?;
         idle = !held;
         if let Some(remote) = &mut remote {
             remote.borrower.flush()?;
@@ -131,11 +132,29 @@ fn go_on(
     }
     for _ in 0..spaces.len() {
         *next = (*next + 1) % spaces.len();
-        if spaces[*next].go_on(remote, reader)? {
+        if ask_some(&mut spaces[*next], remote, reader)? {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// Asks for a little of a space: what is here for a few pages, since those that were touched one after the other are
+/// often of one cluster, which is unpacked once then. False if there is nothing to do before an answer comes.
+fn ask_some(
+    space: &mut AddressSpace,
+    remote: &mut Option<Remote<'_>>,
+    reader: &mut Reader,
+) -> Result<bool> {
+    let (begin, mut asks) = (reader.asked().bytes(), false);
+    loop {
+        let before = reader.asked().bytes();
+        asks |= space.go_on(remote, reader)?;
+        let now = reader.asked().bytes();
+        if now == before || now - begin >= TOGETHER {
+            return Ok(asks);
+        }
+    }
 }
 
 /// Who has something to say.

@@ -27,34 +27,47 @@ pub struct Request {
     pub range: Range<u64>,
 }
 
+impl Request {
+    /// The bytes that it asks for.
+    pub fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
 /// Requests that have not been answered, in their order.
 #[derive(Debug, Default)]
-pub struct Asked(VecDeque<Request>);
+pub struct Asked {
+    requests: VecDeque<Request>,
+    bytes: u64,
+}
 
 impl Asked {
     /// Whether all have been answered.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.requests.is_empty()
     }
 
     /// The bytes that they ask for.
     pub fn bytes(&self) -> u64 {
-        self.0.iter().map(|request| request.range.end - request.range.start).sum()
+        self.bytes
     }
 
     /// Whether one of them asks for a page.
     pub fn has(&self, id: u64, address: u64) -> bool {
-        self.0.iter().any(|request| request.id == id && request.range.contains(&address))
+        self.requests.iter().any(|request| request.id == id && request.range.contains(&address))
     }
 
     /// Adds one.
     pub fn push(&mut self, request: Request) {
-        self.0.push_back(request);
+        self.bytes += request.bytes();
+        self.requests.push_back(request);
     }
 
     /// The one that is answered next.
     pub fn pop(&mut self) -> Option<Request> {
-        self.0.pop_front()
+        let request = self.requests.pop_front()?;
+        self.bytes -= request.bytes();
+        Some(request)
     }
 }
 
