@@ -42,7 +42,7 @@ use crate::signature::SignWith;
 use crate::source::{Image, Source};
 use crate::{
     archive, changes, cri, feed, generation, instance, interrupt, layer, mounts, network, places,
-    streams, touched,
+    runc, streams, touched,
 };
 
 /// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
@@ -376,7 +376,7 @@ impl Maker<'_> {
         let state = state.ok_or_else(|| Error::new(format!("there is no container {id}")))?;
         let dir = Path::new(state["bundle"].as_str().unwrap_or_default());
         let (bundle, layer) = instance::bundle_of(dir)?;
-        let pid = self.runc.pid(id)?;
+        let pid = runc::running(id, Some(&state))?;
         self.wait_for_pages(dir, pid)?;
         tell_connections(&network::inner_ports(pid, Inner::Addressed));
         let streams = streams::outside(pid)?;

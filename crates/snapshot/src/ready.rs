@@ -186,8 +186,16 @@ impl Waiting<'_> {
     /// # Errors
     /// If the container ends, or time is up.
     pub fn until(&self, ready: &Ready, timeout: Duration) -> Result<()> {
-        let end = Instant::now() + timeout;
         let pid = self.runtime.pid(self.id).map_err(|_| self.ended())?;
+        self.until_of(pid, ready, timeout)
+    }
+
+    /// The same for one whose first process is known: to ask a runtime takes a while.
+    ///
+    /// # Errors
+    /// As [`Waiting::until`].
+    pub fn until_of(&self, pid: u32, ready: &Ready, timeout: Duration) -> Result<()> {
+        let end = Instant::now() + timeout;
         let mut pause = GLANCE;
         let mut last = None;
         loop {

@@ -377,7 +377,7 @@ impl Start<'_> {
         if let Some(ready) = &self.args.ready {
             let output = Output::default();
             let waiting = Waiting { runtime, id: self.id, output: &output, notify: None };
-            waiting.until(ready, Duration::from_secs(self.args.timeout))?;
+            waiting.until_of(started.pid, ready, Duration::from_secs(self.args.timeout))?;
             started.answer = Some(self.elapsed());
         }
         started.sum = events::until(&events::read(&self.dir()), events::now());

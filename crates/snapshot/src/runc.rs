@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::error::{Context, Error, Result};
 use crate::places;
-use crate::process::start_of;
+use crate::process::{has_ended, start_of};
 use crate::ready::Container;
 
 /// Where runc keeps the state of its containers, if nobody says.
@@ -183,26 +183,48 @@ impl Runc {
     /// Ends the first process of a container, and waits for that: runc, which does it as well, looks only
     /// every 100 ms whether it has ended, and whoever waits for a cold start waits for that.
     fn kill(&self, id: &str) {
-        let state = fs::read(self.dir_of(id).join("state.json")).unwrap_or_default();
-        let state: Value = serde_json::from_slice(&state).unwrap_or_default();
-        let pid = state["init_process_pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
-        let Some(pid) = pid.and_then(Pid::from_raw) else { return };
+        let Some((pid, start)) = self.noted(id) else { return };
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
         // The number may be that of another process by now.
-        if start_of(pid) != state["init_process_start"].as_u64() {
+        if start_of(pid) != Some(start) {
             return;
         }
         let _ = pidfd_send_signal(&process, Signal::KILL);
         let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&ENDS));
     }
+
+    /// The first process of a container, as runc has noted it, and when that was started.
+    fn noted(&self, id: &str) -> Option<(Pid, u64)> {
+        let state = fs::read(self.dir_of(id).join("state.json")).ok()?;
+        let state: Value = serde_json::from_slice(&state).ok()?;
+        let pid = i32::try_from(state["init_process_pid"].as_i64()?).ok()?;
+        Some((Pid::from_raw(pid)?, state["init_process_start"].as_u64()?))
+    }
+
+    /// The first process of a container that runs, if that can be told without runc: whoever waits for an answer would
+    /// wait for another program to start.
+    fn at_work(&self, id: &str) -> Option<u32> {
+        let (pid, start) = self.noted(id)?;
+        // The process of one that is created waits there for its start.
+        let is_created = self.dir_of(id).join("exec.fifo").exists();
+        let number = u32::try_from(pid.as_raw_nonzero().get()).ok()?;
+        (!is_created && start_of(pid) == Some(start) && !has_ended(number)).then_some(number)
+    }
+}
+
+/// The first process of a container of which runc says that it runs, and is not paused.
+///
+/// # Errors
+/// If runc knows no such container, or says that it has stopped or is paused.
+pub(crate) fn running(id: &str, state: Option<&Value>) -> Result<u32> {
+    let running = state.filter(|state| state["status"] == "running");
+    let pid = running.and_then(|state| u32::try_from(state["pid"].as_u64()?).ok());
+    pid.ok_or_else(|| Error::new(format!("the container {id} does not run")))
 }
 
 impl Container for Runc {
     fn pid(&self, id: &str) -> Result<u32> {
-        let state = self.state(id)?;
-        let running = state.filter(|state| state["status"] == "running");
-        let pid = running.and_then(|state| u32::try_from(state["pid"].as_u64()?).ok());
-        pid.ok_or_else(|| Error::new(format!("the container {id} does not run")))
+        self.at_work(id).map_or_else(|| running(id, self.state(id)?.as_ref()), Ok)
     }
 
     fn exec(&self, id: &str, words: &[&str]) -> Command {
@@ -277,4 +299,39 @@ pub(crate) fn first_error(log: &Path) -> Option<String> {
         error = error + "\n" + &item;
     }
     Some(error)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_runc_has_noted_is_believed_of_a_process_that_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let runc = Runc { root: Some(dir.path().to_owned()), path: OsString::new() };
+        let own = rustix::process::getpid();
+        let (pid, start) = (own.as_raw_nonzero().get(), start_of(own).unwrap());
+        for (name, start) in [("here", start), ("created", start), ("another", start + 1)] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            let state = json!({ "init_process_pid": pid, "init_process_start": start });
+            fs::write(dir.path().join(name).join("state.json"), state.to_string()).unwrap();
+        }
+        fs::write(dir.path().join("created/exec.fifo"), "").unwrap();
+        assert_eq!(runc.at_work("here"), Some(std::process::id()));
+        for name in ["created", "another", "absent"] {
+            assert_eq!(runc.at_work(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_paused_does_not_run() {
+        let state = |status: &str| json!({ "status": status, "pid": 7 });
+        assert_eq!(running("one", Some(&state("running"))).unwrap(), 7);
+        for state in [Some(state("paused")), Some(state("stopped")), None] {
+            assert!(running("one", state.as_ref()).is_err(), "{state:?}");
+        }
+    }
 }
