@@ -39,8 +39,8 @@ const IDLE: Duration = Duration::from_secs(30);
 /// How often it is looked.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// How often it is looked for a part that is read ahead.
-const AHEAD: Duration = Duration::from_millis(5);
+/// How often it is looked whether a part that is read ahead comes at all.
+const AHEAD: Duration = Duration::from_millis(20);
 /// How long the rest waits at most until the tasks run, or for the first answer.
 const HELD: Duration = Duration::from_secs(30);
 
@@ -347,9 +347,8 @@ fn answer(
         let range = offset..offset.saturating_add(len);
         let wanted = if is_patient {
             // What is there already is not held up by what is not.
-            while !fetch.has(file, &range) && !activity.all.load(Ordering::Relaxed) && !gone() {
-                thread::sleep(AHEAD);
-            }
+            let is_over = || activity.all.load(Ordering::Relaxed) || gone();
+            while !fetch.comes(file, &range, AHEAD) && !is_over() {}
             fetch.want(file, &range, 0)
         } else {
             fetch.note_asked(file, &range);

@@ -1,7 +1,6 @@
 //! Bringing the packs of a snapshot to this machine: a part at a time, each verified before
 //! anybody sees it.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -16,7 +15,7 @@ use aws_lc_rs::digest::{self, SHA256};
 use torpor_blobs::Store;
 use torpor_blobs::http;
 use torpor_blobs::oci::{Descriptor, Manifest};
-use torpor_images::{ImageDir, kind};
+use torpor_images::ImageDir;
 use torpor_worker::tell;
 
 use crate::description::Description;
@@ -27,8 +26,10 @@ use crate::progress::{self, size};
 use crate::stored::{extent, strip};
 use crate::{cache, interrupt, sealed_pack};
 
+mod pack;
 mod wanted;
 
+use pack::Pack;
 pub(crate) use wanted::{Chunk, Wanted};
 
 /// How much is asked for at once in the background.
@@ -42,30 +43,13 @@ pub const SMALL: u64 = 128 << 10;
 /// A gap that is fetched as well, since another request costs more.
 const GAP: u64 = 128 << 10;
 
+/// How long somebody waits for what others bring already, before he asks for it himself: about as long as that takes on a fast
+/// network.
+const SOON: Duration = Duration::from_millis(5);
 /// So many waits for what is not of the working set show that it is larger than was expected.
 const SURPRISES: u64 = 32;
 /// How often it is looked whether a full disk has room again.
 const GLANCE: Duration = Duration::from_secs(1);
-
-/// A file of pages that comes here.
-#[derive(Debug)]
-struct Pages {
-    file: File,
-    /// What it is called in the cache.
-    cached: String,
-}
-
-/// A pack that comes here.
-#[derive(Debug)]
-struct Pack {
-    blob: Descriptor,
-    /// By their numbers.
-    files: BTreeMap<u32, Pages>,
-    /// In the order of their files, and in those of their offsets.
-    chunks: Vec<Chunk>,
-    /// Which of them are in place.
-    here: Mutex<Vec<bool>>,
-}
 
 /// The packs of a snapshot, on their way here.
 #[derive(Debug)]
@@ -174,12 +158,11 @@ impl<'s> Fetch<'s> {
         self.packs.iter().find(|pack| pack.files.contains_key(&number))
     }
 
-    /// Whether `range` of the file `number` has been brought in, as far as that is known.
+    /// Waits until `range` of the file `number` has been brought in, for so long at most; whether there is nothing to wait
+    /// for any more.
     #[must_use]
-    pub fn has(&self, number: u32, range: &Range<u64>) -> bool {
-        let Some(pack) = self.pack_of(number) else { return false };
-        let here = pack.here.lock().unwrap_or_else(PoisonError::into_inner);
-        here[pack.within(number, range)].iter().all(|here| *here)
+    pub fn comes(&self, number: u32, range: &Range<u64>, time: Duration) -> bool {
+        self.pack_of(number).is_none_or(|pack| pack.comes(pack.within(number, range), time))
     }
 
     /// Whether more is needed than was expected, so that pieces of [`SMALL`] are too small.
@@ -215,12 +198,31 @@ impl<'s> Fetch<'s> {
     /// # Errors
     /// If they cannot be had, or are not what they should be.
     pub fn want(&self, number: u32, range: &Range<u64>, more: u64) -> Result<()> {
+        self.want_after(SOON, (number, range), more)
+    }
+
+    /// The same; what others bring already is waited for, so long at most.
+    fn want_after(
+        &self,
+        patience: Duration,
+        (number, range): (u32, &Range<u64>),
+        more: u64,
+    ) -> Result<()> {
         let pack = self.pack_of(number).ok_or_else(|| Error::new("there is no such pack"))?;
-        let end = range.end.max(range.start.saturating_add(more));
-        let with_more = pack.within(number, &(range.start..end));
-        let missing = self.missing(pack, pack.within(number, range))?;
+        let wanted = pack.within(number, range);
+        let missing = self.missing(pack, wanted.clone())?;
         let Some(first) = missing.first() else { return Ok(()) };
-        let missing = self.missing(pack, *first..with_more.end)?;
+        if missing.iter().all(|chunk| pack.is_coming(*chunk))
+            && pack.comes(wanted.clone(), patience)
+        {
+            return Ok(());
+        }
+        let end = range.end.max(range.start.saturating_add(more));
+        let with_more = *first..pack.within(number, &(range.start..end)).end;
+        let mut missing = self.missing(pack, with_more)?;
+        // Behind what is waited for others bring what they have asked for.
+        let is_brought = |chunk: &usize| *chunk >= wanted.end && pack.is_coming(*chunk);
+        missing.truncate(missing.iter().position(is_brought).unwrap_or(missing.len()));
         self.bring(pack, missing)
     }
 
@@ -255,6 +257,7 @@ impl<'s> Fetch<'s> {
     fn bring_together(&self, pack: &Pack, numbers: &[usize]) -> Result<()> {
         let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else { return Ok(()) };
         let part = pack.chunks[*first].at..pack.chunks[*last].range().end;
+        let _coming = pack.expect(numbers);
         let bytes = self.read(&pack.blob, &extent(&part))?;
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -394,150 +397,29 @@ impl<'s> Fetch<'s> {
     }
 }
 
-impl Pack {
-    /// The files of `wanted` beside the images in `dir`, in the cache as well if they are `cached`.
-    fn open(dir: &Path, wanted: Wanted, cached: bool) -> Result<Self> {
-        let Wanted { blob, chunks, cached: names } = wanted;
-        if chunks.iter().any(|chunk| extent(&chunk.range()).end > blob.size) {
-            return Err(Error::new("the index of the pages leads out of a pack"));
-        }
-        let mut files = BTreeMap::new();
-        for (number, name) in names {
-            let of_file = chunks.iter().filter(|chunk| chunk.file == number);
-            let len = of_file.map(Chunk::end).max().unwrap_or(0);
-            let file = open(dir, number, len, cached.then_some(name.as_str()))?;
-            files.insert(number, Pages { file, cached: name });
-        }
-        let here = Mutex::new(vec![false; chunks.len()]);
-        Ok(Self { blob, files, chunks, here })
-    }
-
-    /// The chunks that are `wanted`, in the order of the archive, in parts of about this size.
-    fn parts(&self, size: u64, wanted: &dyn Fn(&Chunk) -> bool) -> Vec<Vec<usize>> {
-        let mut all: Vec<usize> =
-            (0..self.chunks.len()).filter(|number| wanted(&self.chunks[*number])).collect();
-        all.sort_unstable_by_key(|number| self.chunks[*number].at);
-        let (mut parts, mut bytes) = (Vec::<Vec<usize>>::new(), 0);
-        for number in all {
-            match parts.last_mut().filter(|_| bytes < size) {
-                Some(part) => part.push(number),
-                None => {
-                    parts.push(vec![number]);
-                    bytes = 0;
-                }
-            }
-            bytes += self.chunks[number].size;
-        }
-        parts
-    }
-
-    /// The chunks that have something of a range of the file `number`.
-    fn within(&self, number: u32, range: &Range<u64>) -> Range<usize> {
-        let start = self.chunks.partition_point(|c| (c.file, c.end()) <= (number, range.start));
-        let end = self.chunks.partition_point(|c| (c.file, c.offset) < (number, range.end));
-        start..end.max(start)
-    }
-
-    /// The file of a chunk.
-    fn pages(&self, chunk: &Chunk) -> Result<&Pages> {
-        self.files.get(&chunk.file).ok_or_else(|| Error::new("there is no such pack"))
-    }
-
-    /// A chunk is in place. How many pages that adds: others may have brought it meanwhile.
-    fn arrived(&self, number: usize) -> u64 {
-        let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(&mut here[number], true) {
-            true => 0,
-            false => self.chunks[number].pages,
-        }
-    }
-
-    /// Those of these chunks that are not in place. What is in the file from earlier is looked
-    /// at once: nobody has to note what is there. Its pages are added to `found`.
-    fn missing(
-        &self,
-        chunks: impl IntoIterator<Item = usize>,
-        found: &mut u64,
-    ) -> Result<Vec<usize>> {
-        let mut missing = Vec::new();
-        let mut data = Vec::new();
-        for number in chunks {
-            if self.here.lock().unwrap_or_else(PoisonError::into_inner)[number] {
-                continue;
-            }
-            let chunk = self.chunks[number];
-            data.resize(usize::try_from(chunk.size).unwrap_or(0), 0);
-            let file = &self.pages(&chunk)?.file;
-            file.read_exact_at(&mut data, chunk.offset).context(|| "reading a pack")?;
-            // Holes are zeros, which no cluster is, and hardly ever a sealed block.
-            let is_there = data.iter().take(8).any(|byte| *byte != 0)
-                && digest::digest(&SHA256, &data).as_ref() == chunk.sum;
-            match is_there {
-                true => *found += self.arrived(number),
-                false => missing.push(number),
-            }
-        }
-        Ok(missing)
-    }
-}
-
-impl Pages {
-    /// Fails if a part would be written over another one that a container needs. Which pack a file of the cache is,
-    /// and what has to be in it, are words of a snapshot, and another one's may be different.
-    fn check_place(&self, offset: u64, data: &[u8]) -> Result<()> {
-        if !cache::is_shared(&self.file)? {
-            return Ok(());
-        }
-        let mut there = vec![0; data.len()];
-        self.file.read_exact_at(&mut there, offset).context(|| "reading a pack")?;
-        // Another start may be just writing the same.
-        if there.iter().zip(data).all(|(old, new)| *old == 0 || old == new) {
-            return Ok(());
-        }
-        let name = &self.cached;
-        cache::forget(name);
-        let text = format!(
-            "the cache has something else at {offset} of the pack {name}, which another container needs"
-        );
-        Err(Error::new(text).hint("the pack is taken out of the cache: another start fetches it"))
-    }
-}
-
 /// Whether there was no room for what was written.
 fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-/// A file of pages beside the images, as long as it will be; the one that is `cached` by this name.
-fn open(dir: &Path, number: u32, len: u64, cached: Option<&str>) -> Result<File> {
-    let path = dir.join(kind::PAGES_PACKED.file_name(number.into()));
-    let shown = || path.display().to_string();
-    if let Some(name) = cached.filter(|_| !path.exists()) {
-        cache::link(name, &path)?;
-    }
-    let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
-    let file = file.context(shown)?;
-    if file.metadata().context(shown)?.len() < len {
-        file.set_len(len).context(shown)?;
-    }
-    Ok(file)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::fs;
+    use std::collections::BTreeMap;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use torpor_blobs::error::{Error as Failure, Result as Answer};
     use torpor_blobs::{Alone, Push};
 
     use super::*;
 
-    /// A place that cannot be reached for some requests, and then has zeros only.
+    /// A place that cannot be reached for some requests, and then has zeros only. The first of all it tells of, and answers
+    /// when it is told to, if there is somebody to talk to.
     #[derive(Debug, Default)]
     struct Restarted {
         absent_for: AtomicU64,
         asked: AtomicU64,
+        held: Mutex<Option<(Sender<()>, Receiver<()>)>>,
     }
 
     impl Store for Restarted {
@@ -545,6 +427,11 @@ mod tests {
             if self.asked.fetch_add(1, Ordering::Relaxed) < self.absent_for.load(Ordering::Relaxed)
             {
                 return Err(Failure::new("nobody").absent());
+            }
+            let held = self.held.lock().unwrap().take();
+            if let Some((asked, goes)) = held {
+                asked.send(()).unwrap();
+                goes.recv().unwrap();
             }
             Ok(vec![0; usize::try_from(range.end - range.start).unwrap()])
         }
@@ -621,7 +508,7 @@ mod tests {
         assert!(starting.want(1, &(0..1), 0).unwrap_err().to_string().contains("nobody"));
         let running = starting.waiting_with(dir.path().to_owned());
         running.want(1, &(0..1), 0).unwrap();
-        assert!(running.has(1, &(0..4096)));
+        assert!(running.comes(1, &(0..4096), Duration::ZERO));
         assert_eq!(store.asked.load(Ordering::Relaxed), 3);
     }
 
@@ -633,7 +520,7 @@ mod tests {
         fetch.working_set().unwrap();
         // 51 chunks of 64 KiB that are near to each other: a megabyte at a time.
         assert_eq!(store.asked.load(Ordering::Relaxed), 4);
-        let has = |number: u64| fetch.has(1, &(number << 16..(number + 1) << 16));
+        let has = |n: u64| fetch.comes(1, &(n << 16..(n + 1) << 16), Duration::ZERO);
         assert!((0..101).all(|number| has(number) == number.is_multiple_of(2)));
         let pack = &fetch.packs[0];
         let all = pack.parts(1 << 20, &|_| true);
@@ -641,20 +528,49 @@ mod tests {
         assert_eq!(all.concat(), (0..101).collect::<Vec<_>>());
     }
 
+    /// Who waits for a part hears when it comes, and does not look from time to time.
     #[test]
-    fn what_another_container_needs_is_not_written_over() {
+    fn who_waits_for_a_part_hears_of_it() {
         let dir = tempfile::tempdir().unwrap();
-        let [cached, own, other] = ["cached", "own", "other"].map(|name| dir.path().join(name));
-        fs::write(&cached, b"good\0\0\0\0").unwrap();
-        fs::hard_link(&cached, &own).unwrap();
-        let file = File::options().read(true).write(true).open(&own).unwrap();
-        let pages = Pages { file, cached: "none-of-the-cache".to_owned() };
-        // Nobody else needs it: it may be damaged.
-        pages.check_place(0, b"evil").unwrap();
-        fs::hard_link(&cached, &other).unwrap();
-        let said = pages.check_place(0, b"evil").unwrap_err().to_string();
-        assert!(said.contains("another container needs"), "{said}");
-        pages.check_place(0, b"good").unwrap();
-        pages.check_place(4, b"more").unwrap();
+        let store = Restarted::default();
+        let fetch = fetch(&store, dir.path(), pack(dir.path(), 1, 4096));
+        let long = Duration::from_secs(3600);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| fetch.comes(1, &(0..4096), long));
+            fetch.want(1, &(0..4096), 0).unwrap();
+            assert!(waits.join().unwrap());
+        });
+        assert!(fetch.comes(2, &(0..4096), long), "no such pack ever comes");
+    }
+    /// What is on its way already is not asked for once more.
+    #[test]
+    fn what_others_bring_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let ((asked, was_asked), (go, goes)) = (channel(), channel());
+        let held = Mutex::new(Some((asked, goes)));
+        let store = Restarted { held, ..Restarted::default() };
+        let fetch = fetch(&store, dir.path(), pack(dir.path(), 5, 4096));
+        let (long, chunk) = (Duration::from_secs(3600), |n: u64| n * 4096..(n + 1) * 4096);
+        thread::scope(|scope| {
+            let first = scope.spawn(|| fetch.working_set());
+            was_asked.recv().unwrap();
+            // Nobody brings this one, and what lies behind it others do.
+            fetch.want(1, &chunk(1), SMALL).unwrap();
+            assert_eq!((fetch.traffic().0, fetch.comes(1, &chunk(1), Duration::ZERO)), (1, true));
+            assert!(
+                !fetch.comes(1, &chunk(2), Duration::ZERO)
+                    && !fetch.comes(1, &chunk(3), Duration::ZERO)
+            );
+            let waits = scope.spawn(|| fetch.want_after(long, (1, &chunk(2)), 0));
+            // It may begin to wait now.
+            thread::sleep(Duration::from_millis(50));
+            go.send(()).unwrap();
+            waits.join().unwrap().unwrap();
+            first.join().unwrap().unwrap();
+        });
+        assert_eq!(store.asked.load(Ordering::Relaxed), 2);
+        // What has been there for long, or comes from nobody, is asked for at once.
+        fetch.want_after(long, (1, &chunk(3)), 0).unwrap();
+        assert_eq!(store.asked.load(Ordering::Relaxed), 3);
     }
 }

@@ -310,7 +310,8 @@ mod tests {
         assert_eq!(fs::read_dir(&images).unwrap().count(), 0, "all of it is memory");
         let fetch = Fetch::new(&*store, (&description, &manifest), &images, false).unwrap();
         fetch.working_set().unwrap();
-        assert!(fetch.has(1, &(2 * BLOCK..3 * BLOCK)) && !fetch.has(1, &(0..1)));
+        let has = |range| fetch.comes(1, &range, std::time::Duration::ZERO);
+        assert!(has(2 * BLOCK..3 * BLOCK) && !has(0..1));
         fetch.shown().unwrap();
         assert!(fs::read(images.join(name)).unwrap() == content);
     }
