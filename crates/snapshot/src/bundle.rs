@@ -1,15 +1,14 @@
 //! A bundle: the configuration and the files that a container of runc is started from.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use aws_lc_rs::digest::{self, SHA256};
 use serde_json::{Value, json};
 use torpor_blobs::oci;
 
 use crate::description::Origin;
 use crate::error::{Context, Error, Result};
+use crate::listing;
 use crate::mounts::Bind;
 use crate::source::Source;
 
@@ -154,40 +153,6 @@ impl Bundle {
     /// # Errors
     /// If a directory of the root file system cannot be listed, or a file be looked at.
     pub fn files_digest(&self) -> Result<String> {
-        let mut context = digest::Context::new(&SHA256);
-        let mut todo = vec![self.root.clone()];
-        while let Some(dir) = todo.pop() {
-            let shown = || dir.display().to_string();
-            let mut entries = fs::read_dir(&dir)
-                .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
-                .context(shown)?;
-            entries.sort_unstable_by_key(fs::DirEntry::file_name);
-            for entry in entries {
-                let path = entry.path();
-                let meta = entry.metadata().context(shown)?;
-                let name = path.strip_prefix(&self.root).unwrap_or(&path).as_os_str();
-                let name = name.as_encoded_bytes();
-                let facts = if meta.is_dir() {
-                    // The time of a directory changes with mount points that are made in it.
-                    format!("{} {:o} {} {}", name.len(), meta.mode(), meta.uid(), meta.gid())
-                } else {
-                    format!(
-                        "{} {:o} {} {} {} {}",
-                        name.len(),
-                        meta.mode(),
-                        meta.uid(),
-                        meta.gid(),
-                        meta.size(),
-                        meta.mtime()
-                    )
-                };
-                context.update(facts.as_bytes());
-                context.update(name);
-                if meta.is_dir() {
-                    todo.push(path);
-                }
-            }
-        }
-        Ok(oci::written(context.finish().as_ref()))
+        listing::digest(&self.root)
     }
 }

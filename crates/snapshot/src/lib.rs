@@ -29,6 +29,7 @@ pub mod interrupt;
 pub mod layer;
 pub mod limit;
 pub mod lint;
+pub mod listing;
 pub mod log;
 pub mod mounts;
 pub mod network;
