@@ -4,16 +4,15 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::rc::Rc;
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
-use rustix::io::Errno;
 use serde::Serialize;
+
+use crate::walk::{Walk, if_there};
 
 /// The directory of one job.
 #[derive(Debug, Clone)]
@@ -66,6 +65,23 @@ impl JobDir {
     #[must_use]
     pub(crate) fn stdin_end(&self) -> PathBuf {
         self.0.join("in.end")
+    }
+
+    /// How much of that has gone into the job's pipe.
+    #[must_use]
+    pub(crate) fn stdin_fed(&self) -> PathBuf {
+        self.0.join("in.fed")
+    }
+
+    /// Takes from others what an earlier version has let them read: what the job was sent, and what it has written.
+    pub(crate) fn hide(&self) {
+        for path in [self.stdin(), self.stdin_end(), self.out(), self.err()] {
+            let is_open = |meta: fs::Metadata| meta.permissions().mode() & 0o077 != 0;
+            if fs::symlink_metadata(&path).is_ok_and(is_open) {
+                // It is as it was where that fails.
+                let _ = fs::set_permissions(&path, fs::Permissions::from_mode(0o600));
+            }
+        }
     }
 
     /// Makes its name, and those of what is in it, stable: it was made, and that was not waited for.
@@ -137,16 +153,20 @@ pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
 /// # Errors
 /// If a file cannot be opened or synced.
 pub(crate) fn sync_tree(dir: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            sync_tree(&entry.path())?;
-        } else if kind.is_file() {
-            File::open(entry.path())?.sync_all()?;
+    let mut left = vec![dir.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir)? {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                left.push(entry.path());
+            } else if kind.is_file() {
+                File::open(entry.path())?.sync_all()?;
+            }
         }
+        sync_dir(&dir)?;
     }
-    sync_dir(dir)
+    Ok(())
 }
 
 /// A file that nobody else may read or lock, as it is, or a new one.
@@ -190,22 +210,15 @@ fn write_beside(path: &Path, content: &impl Serialize) -> io::Result<(PathBuf, F
     Ok((fresh, file))
 }
 
-/// Bytes that a directory and all below it take, but for files with an inode in `seen`, where they are noted. What goes
-/// away meanwhile takes none. It is walked by descriptors and without recursion: a job may make directories in
-/// directories until their names are longer than a path can be.
+/// Bytes that a directory and all below it take, however deep that is, but for files with an inode in `seen`, where they
+/// are noted. What goes away meanwhile takes none.
 ///
 /// # Errors
 /// If a directory cannot be read.
 pub(crate) fn size(dir: &Path, seen: &mut HashSet<u64>) -> io::Result<u64> {
     let mut sum = 0;
-    let mut left = vec![(None::<Rc<OwnedFd>>, dir.to_owned())];
-    while let Some((base, path)) = left.pop() {
-        let at = base.as_ref().map_or(CWD, |base| base.as_fd());
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let Some(dir) = if_there(rustix::fs::openat(at, &path, flags, Mode::empty()))? else {
-            continue;
-        };
-        let dir = Rc::new(dir);
+    let mut walk = Walk::of(dir);
+    while let Some(dir) = walk.next_dir()? {
         for entry in Dir::read_from(&dir)? {
             let entry = entry?;
             let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
@@ -217,27 +230,13 @@ pub(crate) fn size(dir: &Path, seen: &mut HashSet<u64>) -> io::Result<u64> {
             let bytes = u64::try_from(meta.st_blocks).unwrap_or(0) * 512;
             if FileType::from_raw_mode(meta.st_mode).is_dir() {
                 sum += bytes;
-                left.push(match path.as_os_str().len() > LONG {
-                    true => (Some(Rc::clone(&dir)), name.to_owned()),
-                    false => (base.clone(), path.join(name)),
-                });
+                walk.descend(name);
             } else if seen.insert(meta.st_ino) {
                 sum += bytes;
             }
         }
     }
     Ok(sum)
-}
-
-/// A name of so many bytes is not made longer.
-const LONG: usize = 2000;
-
-/// Nothing where something is not there, or is no directory any more.
-fn if_there<T>(found: rustix::io::Result<T>) -> io::Result<Option<T>> {
-    match found {
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
-        found => Ok(Some(found?)),
-    }
 }
 
 /// Removes directories with all that is in them, however deep that is: who goes down one by one needs as much of its
@@ -284,6 +283,7 @@ pub(crate) fn now() -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;

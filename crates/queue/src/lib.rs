@@ -30,5 +30,6 @@ mod rlimits;
 pub mod scheduler;
 mod shepherd;
 mod spec;
+mod walk;
 
 pub use command::{OWN_ERROR, QueueCommand, run};

@@ -40,8 +40,8 @@ fn authority(path: &Path) -> Result<Arc<rustls::ClientConfig>, String> {
 #[error("{text}")]
 pub struct Refusal {
     class: Class,
-    is_missing: bool,
-    is_too_much: bool,
+    /// The status of the answer, if that is why.
+    status: Option<u16>,
     text: String,
 }
 
@@ -55,13 +55,19 @@ impl Refusal {
     /// Whether there is nothing of that name.
     #[must_use]
     pub fn is_missing(&self) -> bool {
-        self.is_missing
+        self.status == Some(404)
     }
 
     /// Whether it is more than may be, whenever it is sent.
     #[must_use]
     pub fn is_too_much(&self) -> bool {
-        self.is_too_much
+        self.status == Some(413)
+    }
+
+    /// Whether it may be sent as soon as the job has read what came before it.
+    #[must_use]
+    pub fn is_too_early(&self) -> bool {
+        self.status == Some(429)
     }
 
     /// Several in one.
@@ -73,7 +79,7 @@ impl Refusal {
         let mut texts: Vec<String> = refusals.into_iter().map(String::from).collect();
         // A daemon that does not answer says the same of each.
         texts.dedup();
-        Err(Self { class, is_missing: false, is_too_much: false, text: texts.join("; ") })
+        Err(Self { class, status: None, text: texts.join("; ") })
     }
 }
 
@@ -109,7 +115,7 @@ impl Client {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> Result<Value, Refusal> {
-        let failed = |class, text| Refusal { class, is_missing: false, is_too_much: false, text };
+        let failed = |class, text| Refusal { class, status: None, text };
         let lost = |e| failed(Class::PeerLost, self.unreachable(&e));
         let answer = self.ask(method, path, headers, body).map_err(lost)?;
         let status = answer.status;
@@ -123,8 +129,7 @@ impl Client {
         let detail = value["detail"].as_str().map(str::to_owned);
         Err(Refusal {
             class: if matches!(status, 401 | 403) { Class::Forbidden } else { Class::Refused },
-            is_missing: status == 404,
-            is_too_much: status == 413,
+            status: Some(status),
             text: detail.unwrap_or_else(|| format!("the daemon answered with {status}")),
         })
     }

@@ -15,7 +15,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use torpor_worker::tell;
 
-use super::connection::client;
+use super::connection::{Refusal, client};
 use super::submit::job_here;
 use super::wait;
 use crate::http::Client;
@@ -28,8 +28,11 @@ const LABEL: &str = "gitlab-job";
 /// What was told to end has that time for it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// So often it is looked whether it has.
-const BEAT: Duration = Duration::from_millis(50);
+/// So soon it is looked whether it has, and then less and less often.
+const FIRST_LOOK: Duration = Duration::from_millis(50);
+
+/// It is looked at least so often.
+const RAREST_LOOK: Duration = Duration::from_secs(1);
 
 /// Options of the driver.
 #[derive(Debug, Args)]
@@ -82,7 +85,8 @@ impl Gitlab {
             Stage::Run { script, stage } => self.run_script(script, stage),
             Stage::Cleanup => {
                 // Its outcome changes nothing for the job.
-                if let Err(text) = cleanup() {
+                let job = variable("CI_JOB_ID").unwrap_or_default();
+                if let Err(text) = client().and_then(|client| cleanup(&client, &job)) {
                     tell!("torpor queue: {text}");
                 }
                 Ok(ExitCode::SUCCESS)
@@ -161,31 +165,86 @@ impl Gitlab {
     }
 }
 
-/// Ends what is left of the job, and waits until it has ended: the next one may get the same directory.
-fn cleanup() -> Result<(), String> {
-    let client = client()?;
+/// Ends what is left of the job that Runner calls this for, and waits until it has ended: the next one may get the same
+/// directory. A daemon that does not answer may come back.
+fn cleanup(client: &Client, job: &str) -> Result<(), String> {
     let begun = Instant::now();
-    let mut told = BTreeSet::new();
+    let (mut told, mut pause) = (BTreeSet::new(), FIRST_LOOK);
     loop {
-        let left = left(&client)?;
-        let Some(&one) = left.first() else { return Ok(()) };
+        let left = match left(client, job) {
+            Ok(left) if left.is_empty() => return Ok(()),
+            Err(refusal) if !refusal.is_lost() => return Err(refusal.into()),
+            left => left,
+        };
         if begun.elapsed() > PATIENCE {
+            let one = left?[0];
             return Err(format!("job {one} was told to end, and has not"));
         }
-        for id in left.into_iter().filter(|&id| told.insert(id)) {
-            // One that is refused has ended meanwhile.
-            let _ = client.json("POST", &format!("/v1/jobs/{id}/cancel"), b"");
+        for id in left.unwrap_or_default() {
+            if !told.contains(&id) && tell_to_end(client, id) {
+                told.insert(id);
+            }
         }
-        thread::sleep(BEAT);
+        thread::sleep(pause);
+        pause = (pause * 2).min(RAREST_LOOK);
     }
 }
 
-/// What has not ended of the job that Runner calls this for.
-fn left(client: &Client) -> Result<Vec<u64>, String> {
-    let id = variable("CI_JOB_ID").unwrap_or_default();
+/// Tells a job to end; whether the daemon has heard it. One that is refused has ended meanwhile.
+fn tell_to_end(client: &Client, id: u64) -> bool {
+    let answer = client.json("POST", &format!("/v1/jobs/{id}/cancel"), b"");
+    answer.err().is_none_or(|refusal| !refusal.is_lost())
+}
+
+/// What has not ended of a job of GitLab.
+fn left(client: &Client, job: &str) -> Result<Vec<u64>, Refusal> {
     let jobs = client.json("GET", "/v1/jobs", b"")?;
-    let is_its =
-        |job: &&Value| !id.is_empty() && job["labels"][LABEL] == json!(id) && job["exit"].is_null();
+    let is_its = |found: &&Value| {
+        !job.is_empty() && found["labels"][LABEL] == json!(job) && found["exit"].is_null()
+    };
     let its = jobs.as_array().into_iter().flatten().filter(is_its);
-    Ok(its.filter_map(|job| job["id"].as_u64()).collect())
+    Ok(its.filter_map(|found| found["id"].as_u64()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::http::Address;
+
+    /// A daemon that answers each request with the next of these, or goes away without one; returns what it was asked.
+    fn daemon(
+        answers: &'static [Option<&'static str>],
+    ) -> (Client, thread::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Plain(listener.local_addr().unwrap().to_string());
+        let client = Client { address, token: None, tls: None, silence: PATIENCE };
+        let one = move |answer: &Option<&str>| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = [0; 4096];
+            let count = stream.read(&mut asked).unwrap();
+            if let Some(body) = answer {
+                let length = body.len();
+                write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}")
+                    .unwrap();
+            }
+            let asked = String::from_utf8_lossy(&asked[..count]);
+            asked.split(" HTTP").next().unwrap().to_owned()
+        };
+        (client, thread::spawn(move || answers.iter().map(one).collect()))
+    }
+
+    /// The job would run on in the directory that the next one gets.
+    #[test]
+    fn what_no_daemon_has_heard_is_told_again() {
+        const RUNS: &str = r#"[{"id":3,"labels":{"gitlab-job":"77"},"exit":null},{"id":4,"labels":{},"exit":null}]"#;
+        const ENDED: &str = r#"[{"id":3,"labels":{"gitlab-job":"77"},"exit":143}]"#;
+        let answers = &[Some(RUNS), None, None, Some(RUNS), Some("{}"), Some(RUNS), Some(ENDED)];
+        let (client, there) = daemon(answers);
+        cleanup(&client, "77").unwrap();
+        let (list, cancel) = ("GET /v1/jobs", "POST /v1/jobs/3/cancel");
+        assert_eq!(there.join().unwrap(), [list, cancel, list, list, cancel, list, list]);
+    }
 }

@@ -373,17 +373,25 @@ impl Preempt {
     }
 }
 
+/// A job as it is now, without what has happened to it: for who asks again and again.
+fn at_present(client: &Client, id: u64) -> Result<Value, Refusal> {
+    client.json("GET", &format!("/v1/jobs/{id}?events=0"), b"")
+}
+
 /// Waits until a job has given way; the job as it is then.
 fn wait_until_away(client: &Client, id: u64) -> Result<Value, String> {
     loop {
-        let job = client.json("GET", &format!("/v1/jobs/{id}"), b"")?;
+        let job = at_present(client, id)?;
         match word(&job["state"]) {
-            "preempted" | "queued" => return Ok(job),
+            "preempted" | "queued" => {
+                return Ok(client.json("GET", &format!("/v1/jobs/{id}"), b"")?);
+            }
             "preempting" => thread::sleep(Duration::from_millis(20)),
             "running" | "resuming" if job["held"] == true => {
                 thread::sleep(Duration::from_millis(20));
             }
             "running" | "resuming" => {
+                let job = client.json("GET", &format!("/v1/jobs/{id}"), b"")?;
                 return Err(format!("job {id} goes on: {}", last_refusal(&job)));
             }
             state => return Err(format!("job {id} was over before it gave way: {state}")),
@@ -425,7 +433,7 @@ impl Move {
         let live = u8::from(self.live);
         client.json("POST", &format!("{path}/move?to={}&live={live}", encode(&self.to)), b"")?;
         loop {
-            let job = client.json("GET", &path, b"")?;
+            let job = at_present(&client, self.id)?;
             match word(&job["state"]) {
                 "moved" => {
                     match self.json {
@@ -513,7 +521,7 @@ fn ended_early(job: &Value) -> String {
 fn try_out(client: &Client, id: u64, after: u64) -> Result<(u64, u64), String> {
     let path = format!("/v1/jobs/{id}");
     let until = |wanted: &[&str]| loop {
-        let job = client.json("GET", &path, b"")?;
+        let job = at_present(client, id)?;
         let state = word(&job["state"]).to_owned();
         // One that is just being started cannot be saved yet, and would be stopped instead.
         if wanted.contains(&state.as_str()) && !job["started"].is_null() {

@@ -15,8 +15,9 @@ use signal_hook::iterator;
 use torpor_worker::tell;
 
 use super::OWN_ERROR;
+use super::connection::Refusal;
 use crate::daemon::{FRAME_END, FRAME_ERR, FRAME_HELD, FRAME_OUT, FRAME_SILENCE};
-use crate::http::Client;
+use crate::http::{Answer, Client};
 use crate::shepherd::message::{Exit, LOST};
 
 /// A daemon that is gone may come back within this time.
@@ -95,7 +96,8 @@ pub(super) fn to_the_end(
     if stdin {
         pass_input(client.clone(), id, Arc::clone(&over));
     }
-    let end = follow(client, id, true, true, &mut io::stdout(), &mut io::stderr());
+    let follower = Follower { client, id, to_the_end: true, is_the_job: true, says: &aloud };
+    let end = follower.follow(&mut io::stdout(), &mut io::stderr());
     over.store(true, Ordering::Release);
     match end {
         Ok(Some(end)) => {
@@ -183,11 +185,7 @@ fn pass_input(client: Client, id: u64, over: Arc<AtomicBool>) {
             };
             let end = u8::from(count == 0);
             let path = format!("/v1/jobs/{id}/stdin?at={at}&end={end}");
-            let sent = persistently(|| match client.json("PUT", &path, &buffer[..count]) {
-                Err(refusal) if refusal.is_too_much() => Ok(Err(refusal)),
-                sent => sent.map(Ok).map_err(io::Error::other),
-            });
-            match sent {
+            match send_input(&client, &path, &buffer[..count], &over) {
                 Ok(Ok(_)) if count > 0 => {}
                 Ok(Err(refusal)) => {
                     tell!("torpor queue: job {id} gets no more standard input: {refusal}");
@@ -198,6 +196,27 @@ fn pass_input(client: Client, id: u64, over: Arc<AtomicBool>) {
             at += count as u64;
         }
     });
+}
+
+/// Sends a part of the input, and what the job must have read before for as long as that takes; says what is refused for
+/// good.
+fn send_input(
+    client: &Client,
+    path: &str,
+    part: &[u8],
+    over: &AtomicBool,
+) -> io::Result<Result<Value, Refusal>> {
+    loop {
+        let sent = persistently(|| match client.json("PUT", path, part) {
+            Err(refusal) if refusal.is_too_much() || refusal.is_too_early() => Ok(Err(refusal)),
+            sent => sent.map(Ok).map_err(io::Error::other),
+        })?;
+        // The daemon has waited a while for that.
+        let is_early = sent.as_ref().is_err_and(Refusal::is_too_early);
+        if !is_early || over.load(Ordering::Acquire) {
+            return Ok(sent);
+        }
+    }
 }
 
 /// Tries again for as long as a daemon may take to come back.
@@ -211,43 +230,21 @@ fn persistently<T>(mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Writes a job's output as it comes, until it has ended or there is no more. Goes on where
-/// it was when the daemon was away.
-fn follow(
-    client: &Client,
+/// Who follows a job.
+struct Follower<'f> {
+    client: &'f Client,
     id: u64,
+    /// Whether until the job has ended, or as far as there is something.
     to_the_end: bool,
+    /// Whether that is the job for somebody.
     is_the_job: bool,
-    out: &mut dyn Write,
-    err: &mut dyn Write,
-) -> io::Result<Option<End>> {
-    let mut offsets = [0_u64; 2];
-    let (mut lost, mut is_told): (Option<Instant>, bool) = (None, false);
-    loop {
-        let before = offsets;
-        match read_frames(client, id, to_the_end, is_the_job, &mut offsets, out, err) {
-            Err(Interruption::Ours(e)) => return Err(e),
-            Ok(end) => return Ok(end),
-            Err(Interruption::Theirs(e)) => {
-                if offsets != before {
-                    lost = None;
-                }
-                let since = *lost.get_or_insert_with(Instant::now);
-                if since.elapsed() > PATIENCE {
-                    return Err(e);
-                }
-                if since.elapsed() > SILENCE && !is_told {
-                    is_told = true;
-                    let (daemon, minutes) = (&client.address, PATIENCE.as_secs() / 60);
-                    tell!(
-                        "torpor queue: the daemon at {daemon} does not answer ({e}): it is waited \
-                         for, up to {minutes} minutes"
-                    );
-                }
-                thread::sleep(Duration::from_millis(100));
-            }
-        }
-    }
+    /// Says what there is to say beside the job's output.
+    says: &'f dyn Fn(&str),
+}
+
+/// Says something to whoever has called.
+fn aloud(text: &str) {
+    tell!("torpor queue: {text}");
 }
 
 /// Follows a job as `logs` does.
@@ -255,12 +252,14 @@ fn follow(
 /// # Errors
 /// If the output cannot be written, or the daemon stays away.
 pub(super) fn print(client: &Client, id: u64, to_the_end: bool) -> io::Result<()> {
-    follow(client, id, to_the_end, false, &mut io::stdout(), &mut io::stderr()).map(drop)
+    let follower = Follower { client, id, to_the_end, is_the_job: false, says: &aloud };
+    follower.follow(&mut io::stdout(), &mut io::stderr()).map(drop)
 }
 
-/// Waits for a job, as [`be`] does, without its output.
+/// Waits for a job, as [`be`] does, without its output, and without a word: whoever does that has words of its own.
 pub(super) fn attend(client: &Client, id: u64) {
-    let _ = follow(client, id, true, true, &mut io::sink(), &mut io::sink());
+    let follower = Follower { client, id, to_the_end: true, is_the_job: true, says: &|_| {} };
+    let _ = follower.follow(&mut io::sink(), &mut io::sink());
 }
 
 /// What could not be written here is no word of the daemon's; only a reader that reads no more is to be told apart.
@@ -279,52 +278,87 @@ enum Interruption {
     Theirs(io::Error),
 }
 
-fn read_frames(
-    client: &Client,
-    id: u64,
-    to_the_end: bool,
-    is_the_job: bool,
-    offsets: &mut [u64; 2],
-    out: &mut dyn Write,
-    err: &mut dyn Write,
-) -> Result<Option<End>, Interruption> {
-    use Interruption::{Ours, Theirs};
-    let path = format!(
-        "/v1/jobs/{id}/stream?out={}&err={}&follow={}&wait={}",
-        offsets[0],
-        offsets[1],
-        u8::from(to_the_end),
-        u8::from(is_the_job)
-    );
-    let answer = client.patient(FRAME_SILENCE).ask("GET", &path, &[], b"");
-    let mut answer = answer.map_err(Theirs)?;
-    if answer.status != 200 {
+impl Follower<'_> {
+    /// Writes a job's output as it comes, until it has ended or there is no more. Goes on where
+    /// it was when the daemon was away.
+    fn follow(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Option<End>> {
+        let mut offsets = [0_u64; 2];
+        let (mut lost, mut is_told): (Option<Instant>, bool) = (None, false);
+        loop {
+            let before = offsets;
+            match self.read_frames(&mut offsets, out, err) {
+                Err(Interruption::Ours(e)) => return Err(e),
+                Ok(end) => return Ok(end),
+                Err(Interruption::Theirs(e)) => {
+                    if offsets != before {
+                        lost = None;
+                    }
+                    let since = *lost.get_or_insert_with(Instant::now);
+                    if since.elapsed() > PATIENCE {
+                        return Err(e);
+                    }
+                    if since.elapsed() > SILENCE && !is_told {
+                        is_told = true;
+                        let (daemon, minutes) = (&self.client.address, PATIENCE.as_secs() / 60);
+                        (self.says)(&format!(
+                            "the daemon at {daemon} does not answer ({e}): it is waited for, up to \
+                             {minutes} minutes"
+                        ));
+                    }
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn read_frames(
+        &self,
+        offsets: &mut [u64; 2],
+        out: &mut dyn Write,
+        err: &mut dyn Write,
+    ) -> Result<Option<End>, Interruption> {
+        use Interruption::{Ours, Theirs};
+        let mut answer = self.ask(*offsets)?;
+        loop {
+            let mut head = [0; 5];
+            answer.read_exact(&mut head).map_err(Theirs)?;
+            let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+            if length > MOST {
+                return Err(Ours(io::Error::other("the daemon's answer makes no sense")));
+            }
+            let mut data = vec![0; length as usize];
+            answer.read_exact(&mut data).map_err(Theirs)?;
+            let (place, to): (usize, &mut dyn Write) = match head[0] {
+                FRAME_OUT => (0, out),
+                FRAME_ERR => (1, err),
+                FRAME_END => return Ok(serde_json::from_slice(&data).ok()),
+                FRAME_HELD => {
+                    let why = String::from_utf8_lossy(&data);
+                    (self.says)(&format!("job {} waits: {why}", self.id));
+                    continue;
+                }
+                _ => continue,
+            };
+            to.write_all(&data).and_then(|()| to.flush()).map_err(|e| Ours(unwritten(e)))?;
+            offsets[place] += data.len() as u64;
+        }
+    }
+
+    /// Asks for what the job writes from these bytes of its output on.
+    fn ask(&self, [out, err]: [u64; 2]) -> Result<Answer, Interruption> {
+        use Interruption::{Ours, Theirs};
+        let id = self.id;
+        let (follow, wait) = (u8::from(self.to_the_end), u8::from(self.is_the_job));
+        let path = format!("/v1/jobs/{id}/stream?out={out}&err={err}&follow={follow}&wait={wait}");
+        let answer = self.client.patient(FRAME_SILENCE).ask("GET", &path, &[], b"");
+        let answer = answer.map_err(Theirs)?;
+        if answer.status == 200 {
+            return Ok(answer);
+        }
         let text = format!("the daemon answered with {}", answer.status);
         let problem: Value =
             serde_json::from_slice(&answer.whole().map_err(Theirs)?).unwrap_or_default();
         let text = problem["detail"].as_str().map_or(text, str::to_owned);
-        return Err(Ours(io::Error::other(text)));
-    }
-    loop {
-        let mut head = [0; 5];
-        answer.read_exact(&mut head).map_err(Theirs)?;
-        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
-        if length > MOST {
-            return Err(Ours(io::Error::other("the daemon's answer makes no sense")));
-        }
-        let mut data = vec![0; length as usize];
-        answer.read_exact(&mut data).map_err(Theirs)?;
-        let (place, to): (usize, &mut dyn Write) = match head[0] {
-            FRAME_OUT => (0, out),
-            FRAME_ERR => (1, err),
-            FRAME_END => return Ok(serde_json::from_slice(&data).ok()),
-            FRAME_HELD => {
-                tell!("torpor queue: job {id} waits: {}", String::from_utf8_lossy(&data));
-                continue;
-            }
-            _ => continue,
-        };
-        to.write_all(&data).and_then(|()| to.flush()).map_err(|e| Ours(unwritten(e)))?;
-        offsets[place] += data.len() as u64;
+        Err(Ours(io::Error::other(text)))
     }
 }

@@ -188,7 +188,7 @@ pub(crate) struct Last {
 fn overlay(dir: &JobDir, origin: &Origin, root: &Path) -> io::Result<()> {
     let (upper, scratch) = (dir.upper(), dir.path().join("overlay"));
     // What the kernel keeps there belongs to the mount before.
-    let _ = fs::remove_dir_all(&scratch);
+    let _ = files::remove_trees(&[&scratch]);
     fs::create_dir(&scratch)?;
     fs::create_dir_all(&upper)?;
     let escaped = |path: &Path| {

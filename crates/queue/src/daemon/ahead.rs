@@ -219,10 +219,10 @@ pub(super) fn receive_more(queue: &Arc<Queue>, key: &str, body: &mut dyn Read) -
     let compared = queue.lock().compared.coming.remove(key);
     let place = place_of(&incoming(queue, key));
     let more = place.with_extension("more");
-    let _ = fs::remove_dir_all(&more);
+    let _ = files::remove_trees(&[&more]);
     fs::create_dir_all(&more)?;
     let taken = bundle::unpack(body, &more, Some(&place)).and_then(|()| join(&more, &place));
-    let _ = fs::remove_dir_all(&more);
+    let _ = files::remove_trees(&[&more]);
     keep(queue, key, &place, taken, compared)
 }
 
@@ -280,7 +280,7 @@ pub(super) fn forget(queue: &Arc<Queue>, key: &str) -> Option<u64> {
         return None;
     }
     let compared = queue.lock().compared.coming.remove(key);
-    let _ = fs::remove_dir_all(place_of(&incoming(queue, key)));
+    let _ = files::remove_trees(&[place_of(&incoming(queue, key))]);
     compared
 }
 

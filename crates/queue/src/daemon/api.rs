@@ -137,7 +137,10 @@ fn allowed(queue: &Queue, who: &Identity, id: &str) -> Result<JobId, Response> {
 
 fn job(queue: &Arc<Queue>, id: JobId, method: &str, rest: &[&str], request: &Request) -> Response {
     match (method, rest) {
-        ("GET", []) => with(&queue.lock(), id, Core::detail),
+        ("GET", []) => {
+            let events = request.number("events").unwrap_or(u64::MAX);
+            with(&queue.lock(), id, |core, record| core.detail(record, events))
+        }
         ("DELETE", []) => match asked(queue, |core| core.forget(id)) {
             Ok(()) => Response::json(&json!({})),
             Err(response) => response,
@@ -250,26 +253,57 @@ fn stream(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
     Response { status: 200, kind: "application/vnd.torpor.frames", body }
 }
 
+/// So many bytes of standard input are taken, and a part more, that the job has not read: who sends more waits, as at a
+/// pipe.
+const MOST_UNREAD: u64 = 16 << 20;
+
+/// How long who sends too early is kept waiting before it is told so.
+const UNREAD_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long to wait before it is looked again whether a job has read more.
+const UNREAD_PAUSE: Duration = Duration::from_millis(20);
+
+/// Whether a job has read so much of its input that what comes at `at` may come; waits a while for that. An earlier
+/// version that keeps the job does not say so.
+fn has_read(dir: &JobDir, at: u64) -> bool {
+    let begun = Instant::now();
+    let is_early = || pump::fed(dir).is_some_and(|fed| at > fed.saturating_add(MOST_UNREAD));
+    while is_early() {
+        if begun.elapsed() > UNREAD_PATIENCE {
+            return false;
+        }
+        std::thread::sleep(UNREAD_PAUSE);
+    }
+    true
+}
+
 /// Adds to a job's standard input. The client says where, so that what it sends again
 /// after a failure counts once.
 fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
-    let (dir, most) = {
+    let (dir, most, away) = {
         let core = queue.lock();
-        (core.dir(id), core.jobs.get(&id).and_then(|job| job.spec.limits.bytes()))
+        let most = core.jobs.get(&id).and_then(|job| job.spec.limits.bytes());
+        (core.dir(id), most, core.away(id))
     };
     let at = request.number("at").unwrap_or(0);
     if let Some(most) = most.filter(|most| at.saturating_add(request.body.len() as u64) > *most) {
         let text = format!("the job may have {most} bytes (--disk), and this is more input");
         return Response::problem(413, &text);
     }
+    // Of a job that has gone the other machine knows. What a machine has taken it must be able to hand on.
+    if away.is_none() && request.query("taken").is_none() && !has_read(&dir, at) {
+        return Response::problem(429, "the job has not read what came before: send it again");
+    }
     let added = keep_input(&dir, at, &request.body, request.query("end") == Some("1"));
+    // It may have gone meanwhile.
     let away = queue.lock().away(id);
     if let (Ok(true), Some((client, there))) = (&added, away) {
         let path =
             format!("/v1/jobs/{there}/stdin?at={at}&end={}", request.query("end").unwrap_or("0"));
         // The client sends again what is not there.
         if let Err(refusal) = client.json("PUT", &path, &request.body) {
-            return Response::problem(500, &refusal.to_string());
+            let status = if refusal.is_too_early() { 429 } else { 500 };
+            return Response::problem(status, &refusal.to_string());
         }
     }
     match added {

@@ -29,6 +29,7 @@ use crate::scheduler::share::Usage;
 use crate::scheduler::{JobId, Millis, Reason};
 use crate::shepherd;
 use crate::shepherd::message::{self, Exit, LOST, Order};
+use crate::shepherd::pump;
 use crate::spec::Spec;
 
 /// A daemon: its state, and a bell that rings when it has changed.
@@ -162,7 +163,7 @@ impl Core {
         let store = Store::open(&data.join("queue.db"))?;
         // What had not come to its end comes again.
         let incoming = data.join("incoming");
-        let _ = std::fs::remove_dir_all(&incoming);
+        let _ = files::remove_trees(&[&incoming]);
         // One that cannot be made now is made when something comes.
         let _ = std::fs::DirBuilder::new().mode(0o700).create(incoming);
         // Those that were set while a daemon ran count more than those of its file.
@@ -516,6 +517,9 @@ impl Core {
 fn make_dir(dir: &JobDir, spec: &Spec) -> std::io::Result<()> {
     std::fs::create_dir_all(dir.path())?;
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711))?;
+    if spec.stdin {
+        pump::note_nothing_fed(dir)?;
+    }
     files::write_whole(&dir.spec(), spec)
 }
 

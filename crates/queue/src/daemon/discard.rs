@@ -17,6 +17,7 @@ use torpor_worker::tell;
 use super::core::Core;
 use super::record::Record;
 use crate::child::run_until;
+use crate::files;
 use crate::scheduler::JobId;
 use crate::shepherd::checkpoint;
 
@@ -83,7 +84,7 @@ impl Discarded {
             if let Err(e) = unlock(&self.0, names) {
                 tell!("torpor queue: {}: what its dump has left: {e}", self.0.display());
             }
-            if let Err(e) = fs::remove_dir_all(&self.0) {
+            if let Err(e) = files::remove_trees(&[&self.0]) {
                 tell!("torpor queue: remove {}: {e}", self.0.display());
             }
         });

@@ -60,10 +60,10 @@ pub(super) fn remove_own(dir: &JobDir) {
 fn remove(dir: &JobDir, seq: u64) {
     let gone = dir.path().join(GONE);
     // What cannot be removed now is removed with the next one.
-    let _ = fs::remove_dir_all(&gone);
+    let _ = files::remove_trees(&[&gone]);
     let place = dir.checkpoint(seq);
     let moved = fs::rename(&place, &gone).is_ok();
-    let _ = fs::remove_dir_all(if moved { gone } else { place });
+    let _ = files::remove_trees(&[if moved { gone } else { place }]);
 }
 
 /// Bytes that all checkpoints of a job take. A file that several of them share counts once.
@@ -136,14 +136,15 @@ pub(super) fn put_back(from: &Path, dir: &JobDir) -> io::Result<()> {
         let to = dir.path().join(entry.file_name());
         if entry.file_type()?.is_dir() {
             // One that is there is not whole.
-            let _ = fs::remove_dir_all(&to);
+            let _ = files::remove_trees(&[&to]);
         } else if to.exists() {
             continue;
         }
         fs::rename(entry.path(), to)?;
     }
+    dir.hide();
     files::sync_dir(dir.path())?;
-    fs::remove_dir_all(from)
+    files::remove_trees(&[from])
 }
 
 /// Makes checkpoints that were complete when their shepherd died durable ones, and removes
@@ -157,7 +158,7 @@ pub(super) fn adopt(dir: &JobDir) {
         let whole = of_this_boot && digests::agree(dir, seq);
         if !whole || checkpoint::settle(dir, seq).is_err() {
             // What cannot be removed now is removed with the next one.
-            let _ = fs::remove_dir_all(place);
+            let _ = files::remove_trees(&[place]);
         }
     }
 }

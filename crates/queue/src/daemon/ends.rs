@@ -129,19 +129,25 @@ impl Core {
         }
         let Some(record) = self.jobs.get_mut(&id) else { return };
         let worked = matches!(record.place, Place::Running | Place::Leaving | Place::Stopping);
+        let before = record.durable;
         if record.boot == checkpoint::boot() {
             record.losses += 1;
         } else {
             record.machine_losses += 1;
         }
-        let losses = record.losses + record.machine_losses;
-        let too_often = record.losses > MOST_LOSSES || record.machine_losses > MOST_MACHINE_LOSSES;
         self.fall_back(id, why);
         if worked {
             self.failures.lost();
             self.keep_facts();
         }
-        if too_often && self.jobs.get(&id).is_some_and(|record| record.place != Place::Ended) {
+        let left = self.jobs.get_mut(&id).filter(|record| record.place != Place::Ended);
+        let Some(record) = left else { return };
+        if record.durable > before {
+            // It was saved before it was lost, and nobody was left to tell that.
+            (record.losses, record.machine_losses) = (0, 0);
+        }
+        if record.losses > MOST_LOSSES || record.machine_losses > MOST_MACHINE_LOSSES {
+            let losses = record.losses + record.machine_losses;
             self.abandon(id, format!("{why}, {losses} times without a checkpoint in between"));
         }
     }

@@ -39,7 +39,7 @@ const HELD: Millis = 15_000;
 const MOST: usize = 256 << 10;
 
 /// So often a follower is told that somebody is there.
-const BEAT: Duration = Duration::from_secs(5);
+pub(super) const FRAME_PAUSE: Duration = Duration::from_secs(5);
 
 /// A follower that has heard nothing for so long asks again.
 pub(crate) const FRAME_SILENCE: Duration = Duration::from_secs(30);
@@ -113,7 +113,7 @@ impl Follow {
                 is_told = true;
                 frame(out, FRAME_HELD, why.as_bytes())?;
             }
-            if last.elapsed() > BEAT {
+            if last.elapsed() > FRAME_PAUSE {
                 frame(out, FRAME_BEAT, b"")?;
                 last = Instant::now();
             }

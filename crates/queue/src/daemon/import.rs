@@ -17,6 +17,7 @@ use crate::bundle;
 use crate::files;
 use crate::http::{Request, Response};
 use crate::scheduler::JobId;
+use crate::shepherd::pump;
 
 /// No description of a job is longer.
 const MAX_RECORD: u64 = 8 << 20;
@@ -79,7 +80,7 @@ fn receive(queue: &Arc<Queue>, key: &str, body: &mut dyn Read) -> io::Result<Job
 pub(super) fn adopt(queue: &Queue, key: &str, from: Record, place: &Path) -> io::Result<JobId> {
     let adopted = queue.change(|core| core.adopt(key, from, place));
     if adopted.is_err() {
-        let _ = fs::remove_dir_all(place);
+        let _ = files::remove_trees(&[place]);
     }
     adopted
 }
@@ -111,7 +112,7 @@ impl Drop for Alone<'_> {
 pub(super) fn unpack(job: &[u8], from: &mut dyn Read, place: &Path) -> io::Result<Handover> {
     let handover: Handover = serde_json::from_slice(job)?;
     handover.record.spec.check().map_err(io::Error::other)?;
-    let _ = fs::remove_dir_all(place);
+    let _ = files::remove_trees(&[place]);
     fs::create_dir_all(place)?;
     let there = handover.ahead.then(|| ahead::place_of(place));
     let unpacked = bundle::unpack(from, place, there.as_deref())
@@ -119,7 +120,7 @@ pub(super) fn unpack(job: &[u8], from: &mut dyn Read, place: &Path) -> io::Resul
         .and_then(|()| files::write_stable(&place.join("spec.json"), &handover.record.spec))
         .and_then(|()| files::sync_tree(place));
     if let Err(e) = unpacked {
-        let _ = fs::remove_dir_all(place);
+        let _ = files::remove_trees(&[place]);
         return Err(e);
     }
     Ok(handover)
@@ -154,13 +155,18 @@ impl Core {
         let dir = self.dir(id);
         if self.jobs.get(&id).is_some_and(|record| record.arriving) {
             // It was made by a daemon that knew of it no more than that it comes.
-            let _ = fs::remove_dir_all(dir.path());
+            let _ = files::remove_trees(&[dir.path()]);
         }
         fs::set_permissions(place, fs::Permissions::from_mode(0o711))?;
         fs::rename(place, dir.path())?;
+        dir.hide();
         files::sync_dir(&self.data.join("jobs"))?;
         if let Some(record) = self.jobs.get_mut(&id) {
             record.arriving = false;
+            if record.spec.stdin {
+                // What cannot be noted now is when the job runs.
+                let _ = pump::note_nothing_fed(&dir);
+            }
             record.durable = disk::newest(&dir);
             record.image_bytes = disk::bytes(&dir);
             record.place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
@@ -191,6 +197,7 @@ fn here(id: JobId, from: Record, now: i64) -> Record {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
     use std::sync::mpsc;
     use std::thread;
 
@@ -212,6 +219,7 @@ mod tests {
         let from = tempfile::tempdir().unwrap();
         let dir = JobDir::at(from.path().to_owned());
         fs::write(dir.out(), "written").unwrap();
+        fs::set_permissions(dir.out(), fs::Permissions::from_mode(0o644)).unwrap();
         let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
         let handover = Handover { record: Record::new(7, spec, 0), ahead: false };
         let handover = serde_json::to_vec(&handover).unwrap();
@@ -272,7 +280,10 @@ mod tests {
         assert_eq!(answers, [(201, "{\"id\":1}".to_owned()), (201, "{\"id\":1}".to_owned())]);
         let core = queue.lock();
         assert_eq!((core.jobs.len(), core.coming.len()), (1, 0));
-        assert_eq!(fs::read(core.dir(1).out()).unwrap(), b"written");
+        let out = core.dir(1).out();
+        assert_eq!(fs::read(&out).unwrap(), b"written");
+        let mode = fs::metadata(&out).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "others could read it where it comes from");
     }
 
     /// The machine that it has come from may be off for a while, and is what it was drained for.

@@ -259,7 +259,7 @@ impl Core {
         let dir = self.dir(id);
         let Some(record) = self.jobs.get(&id).filter(|job| job.place != Place::Ended) else {
             // What cannot be removed now is removed when the name is used again.
-            let _ = fs::remove_dir_all(from);
+            let _ = files::remove_trees(&[from]);
             return;
         };
         let seq = record.durable;

@@ -257,7 +257,7 @@ impl World {
     fn damage_spec(&mut self, dir: &JobDir) {
         let never_ran = !dir.out().exists();
         match self.random.below(6) {
-            0 if never_ran => fs::remove_dir_all(dir.path()).unwrap_or_default(),
+            0 if never_ran => files::remove_trees(&[dir.path()]).unwrap(),
             1 => fs::remove_file(dir.spec()).unwrap_or_default(),
             2 => fs::write(dir.spec(), "").unwrap_or_default(),
             _ => {}
@@ -296,7 +296,7 @@ impl World {
                 continue;
             }
             match self.random.below(4) {
-                0 => fs::remove_dir_all(place).unwrap(),
+                0 => files::remove_trees(&[place]).unwrap(),
                 1 => fs::write(place.join("record.json"), "").unwrap(),
                 2 => fs::write(place.join("image"), [0; 3]).unwrap(),
                 _ => {}

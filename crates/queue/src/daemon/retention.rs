@@ -152,15 +152,19 @@ impl Core {
     }
 
     /// Removes the directories of jobs that were forgotten, and what a daemon before this one has prepared of others: that is
-    /// on no stable storage, and its disk may have failed since, and come back.
+    /// on no stable storage, and its disk may have failed since, and come back. What one of an earlier version has let
+    /// others read they cannot any more.
     pub(super) fn sweep(&self) {
         for entry in fs::read_dir(self.data.join("jobs")).into_iter().flatten().flatten() {
             let id = entry.file_name().to_str().and_then(|name| name.parse::<JobId>().ok());
             let Some(id) = id else { continue };
-            match self.jobs.get(&id) {
-                None => drop(files::remove_trees(&[entry.path()])),
-                Some(job) if job.place != Place::Ended => shepherd::unprepare(&self.dir(id)),
-                Some(_) => {}
+            let Some(job) = self.jobs.get(&id) else {
+                let _ = files::remove_trees(&[entry.path()]);
+                continue;
+            };
+            self.dir(id).hide();
+            if job.place != Place::Ended {
+                shepherd::unprepare(&self.dir(id));
             }
         }
     }
@@ -168,6 +172,8 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::super::config::Config;
     use super::*;
     use crate::spec::Spec;
@@ -186,7 +192,11 @@ mod tests {
             fs::create_dir(job.join(name)).unwrap();
             fs::write(job.join(name).join("file"), "").unwrap();
         }
+        fs::write(job.join("out"), "written").unwrap();
+        fs::set_permissions(job.join("out"), fs::Permissions::from_mode(0o644)).unwrap();
         core.sweep();
+        assert_eq!(fs::metadata(job.join("out")).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::remove_file(job.join("out")).unwrap();
         let names = |dir: &std::path::Path| -> Vec<String> {
             let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
             fs::read_dir(dir).unwrap().map(|entry| name(entry.unwrap())).collect()

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use signal_hook::consts::SIGKILL;
 
 use super::core::{Core, Queue};
-use super::follow::FRAME_SILENCE;
+use super::follow::{FRAME_PAUSE, FRAME_SILENCE};
 use super::output::{self, Came, End};
 use super::record::{Destination, Place, Record};
 use super::store::RAN;
@@ -441,7 +441,9 @@ impl Transfer {
                 return Ok(());
             }
             let end = u8::from(end == 1 && data.len() < MOST_INPUT);
-            client.json("PUT", &format!("/v1/jobs/{job}/stdin?at={at}&end={end}"), &data)?;
+            // It was taken here, so that it is there as well before the job has read all that came before it.
+            let path = format!("/v1/jobs/{job}/stdin?at={at}&end={end}&taken=1");
+            client.json("PUT", &path, &data)?;
             at += data.len() as u64;
             if end == 1 {
                 return Ok(());
@@ -463,11 +465,17 @@ impl Transfer {
 /// What the job writes there, from these bytes of its output on.
 fn stream(client: &Client, job: JobId, [out, err]: [u64; 2]) -> io::Result<impl Read> {
     let path = format!("/v1/jobs/{job}/stream?out={out}&err={err}&follow=1&wait=1");
-    let answer = client.patient(client.silence.min(FRAME_SILENCE)).ask("GET", &path, &[], b"")?;
+    let answer = client.patient(of_streams(client.silence)).ask("GET", &path, &[], b"")?;
     match answer.status {
         200 => Ok(answer),
         other => Err(io::Error::other(format!("it answered with {other}"))),
     }
+}
+
+/// How long a machine may be silent that a job's output comes from, if others may be so long. One that is there says so
+/// from time to time, and not more often because somebody is in a hurry.
+fn of_streams(silence: Duration) -> Duration {
+    silence.clamp(FRAME_PAUSE * 2, FRAME_SILENCE)
 }
 
 /// Whether a job came from elsewhere and was never running where it is shown.
@@ -575,6 +583,13 @@ mod tests {
         assert!(!never_ran(&json!({ "has_run": true, "events": saved })));
         assert!(never_ran(&json!({ "has_run": false, "events": saved })));
         assert!(!never_ran(&json!({ "events": began })) && never_ran(&json!({ "events": saved })));
+    }
+
+    /// Or the output of each job that writes nothing for a moment would be asked for again all the time.
+    #[test]
+    fn a_machine_that_has_nothing_to_say_is_not_away() {
+        let of = |seconds| of_streams(Duration::from_secs(seconds)).as_secs();
+        assert_eq!([1, 20, 60].map(of), [10, 20, 30]);
     }
 
     #[test]

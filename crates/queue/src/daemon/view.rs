@@ -9,7 +9,7 @@ use crate::files;
 use crate::scheduler::{JobId, Millis, Reason};
 use crate::shepherd::message::Exit;
 
-/// Events of one job that `show` tells at most, the newest.
+/// Events of one job that are told at most, the newest.
 const MOST_EVENTS: u32 = 1000;
 
 /// A time that is left, as people say it.
@@ -50,9 +50,9 @@ impl Core {
         })
     }
 
-    /// All about a job.
+    /// All about a job, but for what has happened to it: the newest `events` of that.
     #[must_use]
-    pub(super) fn detail(&self, record: &Record) -> Value {
+    pub(super) fn detail(&self, record: &Record, events: u64) -> Value {
         let mut value = self.brief(record);
         value["dir"] = json!(record.spec.dir);
         value["limits"] = json!(record.spec.limits);
@@ -76,7 +76,8 @@ impl Core {
         value["why"] = json!(reason);
         value["why_text"] = json!(reason.map(|reason| self.explain(reason)));
         value["has_run"] = json!(self.store.has_happened(record.id, RAN).ok());
-        match self.store.newest_events(record.id, MOST_EVENTS) {
+        let most = u32::try_from(events).unwrap_or(MOST_EVENTS).min(MOST_EVENTS);
+        match self.store.newest_events(record.id, most) {
             Ok((events, earlier)) => {
                 value["events"] = json!(events);
                 value["earlier_events"] = json!(earlier);

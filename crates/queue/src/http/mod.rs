@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
 pub(crate) use client::DEFAULT;
-pub use client::{Address, Client, encode};
+pub use client::{Address, Answer, Client, encode};
 pub use server::{Body, Request, Response, answer_all, answer_one};
 
 /// No head of a request or an answer is longer.

@@ -120,6 +120,7 @@ fn title(status: u16) -> &'static str {
         411 => "Length Required",
         413 => "Content Too Large",
         422 => "Unprocessable Content",
+        429 => "Too Many Requests",
         507 => "Insufficient Storage",
         _ => "Internal Server Error",
     }

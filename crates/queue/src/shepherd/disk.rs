@@ -55,7 +55,7 @@ pub(crate) fn streams(dir: &JobDir) -> u64 {
 /// Bytes that a job's standard streams and its own files take.
 fn used(dir: &JobDir) -> u64 {
     let mut seen = HashSet::new();
-    // A directory that goes away while it is looked at is looked at again.
+    // However deep they are they can be counted. What the disk fails to tell now it tells the next time.
     let own = work::own(dir).into_iter().filter_map(|(own, _)| files::size(&own, &mut seen).ok());
     own.fold(streams(dir), u64::saturating_add)
 }

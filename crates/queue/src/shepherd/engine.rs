@@ -71,6 +71,9 @@ pub(crate) enum SaveEnd {
     /// It is saved; the record is not on stable storage yet. The next one can build on it
     /// if the job runs on.
     Saved(Saved, Option<Box<Base>>),
+    /// It is saved, and whoever did that was lost when it was about to end the job, or while it did: a part of it may have
+    /// ended.
+    Lost,
     /// It is not, and the job goes on.
     Failed {
         /// Whether another try is useless.
@@ -118,7 +121,17 @@ impl Save {
 
     fn run(&self) -> SaveEnd {
         let begun = Instant::now();
-        match self.save() {
+        let dir = self.dir.checkpoint(self.seq);
+        let _ = files::remove_trees(&[&dir]);
+        let done = wait_for_memory().and_then(|()| self.save(&dir));
+        if self.is_lost(&done, &dir) {
+            return SaveEnd::Lost;
+        }
+        if !matches!(done, Ok(Ok(_))) {
+            // It is of no use, and may be as large as the job.
+            let _ = files::remove_trees(&[dir]);
+        }
+        match done {
             Ok(Ok((mut saved, base))) => {
                 saved.took_us = micros(begun);
                 SaveEnd::Saved(saved, base)
@@ -131,20 +144,27 @@ impl Save {
         }
     }
 
-    fn save(&self) -> io::Result<Result<Done, Outcome>> {
-        wait_for_memory()?;
-        let dir = self.dir.checkpoint(self.seq);
-        let _ = fs::remove_dir_all(&dir);
-        fs::DirBuilder::new().mode(0o700).create(&dir)?;
+    /// Whether nobody says what became of a job that was to end when it was saved. Its record is there as soon as the
+    /// images are complete, and nothing of it ends before.
+    fn is_lost(&self, done: &io::Result<Result<Done, Outcome>>, dir: &Path) -> bool {
+        let unsaid = match done {
+            Ok(Ok(_)) => false,
+            Ok(Err(outcome)) => outcome.class == Class::Died,
+            Err(_) => true,
+        };
+        unsaid && !self.keep && checkpoint::record(dir).is_ok()
+    }
+
+    fn save(&self, dir: &Path) -> io::Result<Result<Done, Outcome>> {
+        fs::DirBuilder::new().mode(0o700).create(dir)?;
         let base = self.usable_base();
         let mut before = base.map(|base| {
             format!("../checkpoint-{}/{}", base.record.seq, base.record.images.display())
         });
         for round in 1..=self.rounds {
             let name = format!("round-{round}");
-            let outcome = self.round(&dir, &name, before.as_deref())?;
+            let outcome = self.round(dir, &name, before.as_deref())?;
             if outcome.class != Class::Done {
-                let _ = fs::remove_dir_all(&dir);
                 return Ok(Err(outcome));
             }
             before = Some(name);
@@ -157,16 +177,15 @@ impl Save {
             identity: self.style.identity.clone(),
             ..self.record()?
         };
-        let outcome = self.last_round(&dir, &name, before.as_deref(), &mut record)?;
+        let outcome = self.last_round(dir, &name, before.as_deref(), &mut record)?;
         if outcome.class != Class::Done {
-            let _ = fs::remove_dir_all(&dir);
             return Ok(Err(outcome));
         }
         if self.keep {
             self.note(&record)?;
         }
         let frozen_us = outcome.report.statistics.get("frozen_time").copied().unwrap_or(0);
-        let bytes = files::size(&dir, &mut HashSet::new()).unwrap_or(0);
+        let bytes = files::size(dir, &mut HashSet::new()).unwrap_or(0);
         let since = base.map(|base| base.at.elapsed().as_millis());
         let saved = Saved {
             seq: self.seq,

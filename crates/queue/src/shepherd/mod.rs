@@ -128,6 +128,8 @@ struct Shepherd {
     base: Option<Box<Base>>,
     /// Whether memory of the job was still coming in when that was last looked at.
     lazy: bool,
+    /// Whether the job was lost by whoever saved it, when that was done.
+    lost: bool,
     /// Whether the job has written more than it may.
     out_of_disk: bool,
     /// How far the command for giving way is, if it was told to the job.
@@ -151,7 +153,7 @@ impl Shepherd {
         let written = from.map_or(base, |record| record.written);
         let input = spec.stdin.then(|| {
             let offset = from.map_or(0, |record| record.read);
-            Input::open(dir.stdin(), dir.stdin_end(), offset).map(Arc::new)
+            Input::open(&dir, offset).map(Arc::new)
         });
         let streams = Streams {
             input: input.transpose()?,
@@ -180,6 +182,7 @@ impl Shepherd {
             checkpoint: from.map(|record| record.seq),
             base: None,
             lazy: false,
+            lost: false,
             out_of_disk: false,
             vacating: None,
             deferred: None,
@@ -249,9 +252,12 @@ impl Shepherd {
                 Happening::Vacated(outcome) => self.vacated(outcome),
             }
             if let Some(exit) = self.is_over() {
+                // What is left of it ends with this process, and it goes on from its checkpoint.
                 if self.lost_its_memory(exit) {
-                    // Its checkpoint is untouched: it goes on from there.
                     return Err(io::Error::other("what brought its memory in was killed"));
+                }
+                if self.lost {
+                    return Err(io::Error::other("what saved it was killed when it was to end it"));
                 }
                 return self.end(exit);
             }

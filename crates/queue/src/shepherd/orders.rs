@@ -163,6 +163,12 @@ impl Shepherd {
                 self.tell(&Report::Saved(saved));
                 self.settle(seq, Duration::ZERO);
             }
+            SaveEnd::Lost => {
+                self.lost = true;
+                self.exit = Some(Exit::Signal(Signal::KILL.as_raw()));
+                self.phase = Phase::Running;
+                self.vacating = None;
+            }
             SaveEnd::Failed { refused, text } => {
                 self.back_from_saving();
                 // A job that has ended meanwhile was not refused anything: that it has ended is told next.

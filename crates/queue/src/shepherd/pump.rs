@@ -20,6 +20,8 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use crate::files::{self, JobDir};
+
 /// Output and input leave so much of its file system free, and a sixteenth of it if that is less: for the state of the
 /// queue, and for how jobs end.
 const SPARE: u64 = 64 << 20;
@@ -169,7 +171,7 @@ fn pump(inner: &Mutex<Sink>, taken: &AtomicU64) {
 }
 
 /// The input stream of a job: a pipe that is fed from the file to which the daemon adds
-/// what the client sends.
+/// what the client sends. How far it is is noted for the daemon, which takes no more than some bytes beyond.
 #[derive(Debug)]
 pub(crate) struct Input {
     job_end: OwnedFd,
@@ -179,11 +181,11 @@ pub(crate) struct Input {
 }
 
 impl Input {
-    /// A stream that goes on `offset` bytes into the file.
+    /// A stream of a job's input that goes on `offset` bytes into it.
     ///
     /// # Errors
     /// If there are no more descriptors.
-    pub(crate) fn open(spool: PathBuf, end: PathBuf, offset: u64) -> io::Result<Self> {
+    pub(crate) fn open(dir: &JobDir, offset: u64) -> io::Result<Self> {
         let (job_end, ours) = pipe_with(PipeFlags::CLOEXEC)?;
         fcntl_setfl(&ours, fcntl_getfl(&ours)? | OFlags::NONBLOCK)?;
         let input = Self {
@@ -193,8 +195,8 @@ impl Input {
             stop: Arc::new(AtomicBool::new(false)),
         };
         let (fed, ours) = (Arc::clone(&input.fed), Arc::clone(&input.ours));
-        let stop = Arc::clone(&input.stop);
-        thread::spawn(move || feed(&spool, &end, &fed, &ours, &stop));
+        let (dir, stop) = (dir.clone(), Arc::clone(&input.stop));
+        thread::spawn(move || feed(&dir, &fed, &ours, &stop));
         Ok(input)
     }
 
@@ -230,22 +232,60 @@ impl Drop for Input {
     }
 }
 
-fn feed(
-    spool: &Path,
-    end: &Path,
-    fed: &AtomicU64,
-    ours: &Mutex<Option<OwnedFd>>,
-    stop: &AtomicBool,
-) {
+/// Where it is noted how much of a job's input has gone into its pipe.
+struct Note {
+    path: PathBuf,
+    file: Option<File>,
+    /// What is there.
+    fed: Option<u64>,
+}
+
+impl Note {
+    /// Notes it. What cannot be noted now is tried again with the next look at the input.
+    fn keep(&mut self, fed: u64) {
+        if self.fed != Some(fed) {
+            self.fed = self.write(fed).is_ok().then_some(fed);
+        }
+    }
+
+    fn write(&mut self, fed: u64) -> io::Result<()> {
+        let file = match self.file.take() {
+            Some(file) => file,
+            None => files::own(&self.path)?,
+        };
+        self.file.insert(file).write_all_at(&fed.to_be_bytes(), 0)
+    }
+}
+
+/// How much of a job's input has gone into its pipe; nothing if nobody has noted that, as earlier versions.
+#[must_use]
+pub(crate) fn fed(dir: &JobDir) -> Option<u64> {
+    let noted = std::fs::read(dir.stdin_fed()).ok()?;
+    Some(u64::from_be_bytes(noted.try_into().ok()?))
+}
+
+/// Notes that nothing has of a job that has not begun, as far as nothing is noted.
+///
+/// # Errors
+/// If the file cannot be made: the disk is full.
+pub(crate) fn note_nothing_fed(dir: &JobDir) -> io::Result<()> {
+    match fed(dir) {
+        Some(_) => Ok(()),
+        None => files::own(&dir.stdin_fed())?.write_all_at(&0_u64.to_be_bytes(), 0),
+    }
+}
+
+fn feed(dir: &JobDir, fed: &AtomicU64, ours: &Mutex<Option<OwnedFd>>, stop: &AtomicBool) {
     let mut buffer = vec![0; 64 << 10];
-    let mut file = None;
+    let (mut file, mut note) = (None, Note { path: dir.stdin_fed(), file: None, fed: None });
     while !stop.load(Ordering::Acquire) {
         if file.is_none() {
-            file = File::open(spool).ok();
+            file = File::open(dir.stdin()).ok();
         }
         // Looked for before the file is read: what is read after it is complete.
-        let complete = end.exists();
+        let complete = dir.stdin_end().exists();
         let offset = fed.load(Ordering::Acquire);
+        note.keep(offset);
         let count = file.as_ref().map_or(0, |f| f.read_at(&mut buffer, offset).unwrap_or(0));
         let mut ours = ours.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(pipe) = ours.as_ref() else { return };
@@ -312,15 +352,17 @@ mod tests {
     #[test]
     fn input_goes_on_where_it_was_and_ends() {
         let dir = tempfile::tempdir().unwrap();
-        let (spool, end) = (dir.path().join("in"), dir.path().join("in.end"));
-        std::fs::write(&spool, "old new").unwrap();
-        let input = Input::open(spool, end.clone(), 4).unwrap();
+        let dir = JobDir::at(dir.path().to_owned());
+        std::fs::write(dir.stdin(), "old new").unwrap();
+        assert_eq!(fed(&dir), None);
+        let input = Input::open(&dir, 4).unwrap();
         let mut job = File::from(input.job_end().try_clone().unwrap());
         let mut word = [0; 3];
         job.read_exact(&mut word).unwrap();
         assert_eq!(&word, b"new");
         assert_eq!(input.consumed().unwrap(), 7);
-        std::fs::write(end, "").unwrap();
+        std::fs::write(dir.stdin_end(), "").unwrap();
         assert_eq!(job.read(&mut word).unwrap(), 0);
+        assert_eq!(fed(&dir), Some(7));
     }
 }
