@@ -24,6 +24,9 @@ use crate::shepherd::pump::has_room;
 /// No list is longer.
 const MAX_LIST: u64 = 64 << 20;
 
+/// A file is sent in no more parts.
+const MOST_EXTENTS: usize = 10_000;
+
 /// One thing that is sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
@@ -179,7 +182,11 @@ fn content(path: &Path, meta: &fs::Metadata) -> io::Result<What> {
         return Ok(What::Parts(size, extents));
     }
     if holes::may_have(meta) {
-        return Ok(What::Sparse(size, holes::data(&File::open(path)?, size)?));
+        let extents = holes::at_most(MOST_EXTENTS, holes::data(&File::open(path)?, size)?);
+        // One that only its file system has made smaller has none.
+        if extents != [(0, size)] {
+            return Ok(What::Sparse(size, extents));
+        }
     }
     Ok(What::File(size))
 }

@@ -27,6 +27,31 @@ pub(crate) fn data(file: &File, size: u64) -> io::Result<Vec<Extent>> {
     Ok(found)
 }
 
+/// These parts, or as many at most: the smallest holes between them count as data then.
+#[must_use]
+pub(crate) fn at_most(most: usize, mut extents: Vec<Extent>) -> Vec<Extent> {
+    let mut small = 4096;
+    while extents.len() > most.max(1) {
+        extents = without_holes_of(small, &extents);
+        small = small.saturating_mul(2);
+    }
+    extents
+}
+
+/// These parts, and so small holes between them.
+fn without_holes_of(small: u64, extents: &[Extent]) -> Vec<Extent> {
+    let mut found: Vec<Extent> = Vec::new();
+    for &(at, len) in extents {
+        match found.last_mut() {
+            Some((first, before)) if at - (*first + *before) <= small => {
+                *before = at + len - *first
+            }
+            _ => found.push((at, len)),
+        }
+    }
+    found
+}
+
 /// Writes all of a file to an empty one, and holes where it has them.
 ///
 /// # Errors
@@ -112,6 +137,16 @@ pub(crate) mod tests {
             copy(&mut whole, &mut File::create(at("second")).unwrap()).unwrap();
             assert_eq!(std::fs::read(at("second")).unwrap(), content);
         }
+    }
+
+    /// A list of millions of parts would be refused where it is sent to.
+    #[test]
+    fn where_there_are_too_many_parts_the_smallest_holes_are_sent() {
+        let parts = vec![(0, 10), (20, 10), (10_000, 10), (30_000, 10)];
+        assert_eq!(at_most(4, parts.clone()), parts);
+        assert_eq!(at_most(3, parts.clone()), [(0, 30), (10_000, 10), (30_000, 10)]);
+        assert_eq!(at_most(2, parts.clone()), [(0, 10_010), (30_000, 10)]);
+        assert_eq!(at_most(0, parts), [(0, 30_010)]);
     }
 
     #[test]
