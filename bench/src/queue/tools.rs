@@ -411,8 +411,8 @@ fn libfuzzer(dir: &Path, seconds: u32) -> Result<Job> {
 }
 
 fn emulator(dir: &Path, seconds: u32) -> Result<Job> {
-    let kernel =
-        std::env::var("TORPOR_TEST_KERNEL").context("left out: TORPOR_TEST_KERNEL is not set")?;
+    let kernel = std::env::var("TORPOR_TEST_KERNEL");
+    let kernel = kernel.map_err(|_| LeftOut("a kernel (TORPOR_TEST_KERNEL)".to_owned()))?;
     let root = dir.join("root");
     fs::create_dir_all(root.join("bin"))?;
     fs::copy("/bin/busybox", root.join("bin/busybox"))?;
