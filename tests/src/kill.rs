@@ -48,7 +48,7 @@ pub fn watch(command: &mut Command, threads: Threads, at: Option<u64>) -> Result
     let pid = command.spawn()?.id().cast_signed();
     let clones = if threads == Threads::All { option::TRACECLONE } else { 0 };
     ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL | clones)?;
-    count(pid, threads, at, || Then::Dies)
+    count(pid, threads, is(at), || Then::Dies)
 }
 
 /// Does the same with a process that somebody else has started: its first thread counts, from now on.
@@ -57,7 +57,23 @@ pub fn watch(command: &mut Command, threads: Threads, at: Option<u64>) -> Result
 /// It cannot be traced, since it has ended ([`has_ended`]); it dies of something else.
 pub fn watch_other(pid: i32, at: Option<u64>) -> Result<Watched> {
     ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL)?;
-    count(pid, Threads::First, at, || Then::Dies)
+    count(pid, Threads::First, is(at), || Then::Dies)
+}
+
+/// Does the same `more` stops after the first one at which something has happened.
+///
+/// # Errors
+/// As [`watch_other`].
+pub fn watch_since(pid: i32, mut has_happened: impl FnMut() -> bool, more: u64) -> Result<Watched> {
+    ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL)?;
+    let mut since = None;
+    let is_there = |stops| {
+        if since.is_none() && has_happened() {
+            since = Some(stops);
+        }
+        since.is_some_and(|since| stops == since + more)
+    };
+    count(pid, Threads::First, is_there, || Then::Dies)
 }
 
 /// Does the same, but the process goes on: something else happens while it stands at its stop number `at`.
@@ -68,7 +84,7 @@ pub fn watch_other(pid: i32, at: Option<u64>) -> Result<Watched> {
 pub fn while_at(pid: i32, at: u64, happens: impl FnOnce()) -> Result<bool> {
     ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL)?;
     let mut happens = Some(happens);
-    count(pid, Threads::First, Some(at), || {
+    count(pid, Threads::First, is(Some(at)), || {
         happens.take().into_iter().for_each(|happens| happens());
         Then::GoesOn
     })?;
@@ -83,7 +99,7 @@ pub fn while_at(pid: i32, at: u64, happens: impl FnOnce()) -> Result<bool> {
 pub fn leave_at(pid: i32, at: u64, happens: impl FnOnce()) -> Result<bool> {
     ptrace::seize(pid, option::TRACESYSGOOD)?;
     let mut happens = Some(happens);
-    let watched = count(pid, Threads::First, Some(at), || {
+    let watched = count(pid, Threads::First, is(Some(at)), || {
         happens.take().into_iter().for_each(|happens| happens());
         Then::IsLeft
     })?;
@@ -109,7 +125,12 @@ pub fn watch_work(work: impl FnOnce(), at: Option<u64>) -> Result<Watched> {
     })?;
     ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL)?;
     rustix::io::write(&open, &[1])?;
-    count(pid, Threads::First, at, || Then::Dies)
+    count(pid, Threads::First, is(at), || Then::Dies)
+}
+
+/// Whether a stop is the one of this number.
+fn is(at: Option<u64>) -> impl FnMut(u64) -> bool {
+    move |stops| at == Some(stops)
 }
 
 /// What becomes of a process at the stop that was asked for.
@@ -123,12 +144,12 @@ enum Then {
 fn count(
     pid: i32,
     threads: Threads,
-    at: Option<u64>,
+    mut is_there: impl FnMut(u64) -> bool,
     mut there: impl FnMut() -> Then,
 ) -> Result<Watched> {
     // A process that ends just now says so below.
     let _ = ptrace::interrupt(pid);
-    let mut stops = 0;
+    let (mut stops, mut at) = (0, None);
     // Of all threads only this one may have children: waiting for any would take those of others.
     let whom = if threads == Threads::All { -1 } else { pid };
     loop {
@@ -143,7 +164,8 @@ fn count(
             }
             Status::Stopped { signal: SYSCALL_STOP, .. } => {
                 stops += 1;
-                let then = if at == Some(stops) { there() } else { Then::GoesOn };
+                at = is_there(stops).then_some(stops);
+                let then = if at.is_some() { there() } else { Then::GoesOn };
                 match then {
                     Then::Dies => {
                         process::kill_thread(pid, pid, libc::SIGKILL)?;

@@ -10,7 +10,7 @@ use common::{Daemon, PATIENCE, connected, counted, counter, leaks, long, shepher
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use torpor_kernel::proc;
-use torpor_tests::kill::{Watched, watch_other, while_at};
+use torpor_tests::kill::{Watched, watch_other, watch_since, while_at};
 use torpor_tests::random::Random;
 
 fn kill(pid: i32) {
@@ -248,6 +248,51 @@ fn a_worker_that_is_killed_costs_no_job() {
     let output = daemon.output(id);
     let last = u32::try_from(output.lines().count() - 1).unwrap();
     assert_eq!(output, counted(last).replace("end", "end True"));
+}
+
+/// The newest checkpoint of a job that is complete, on stable storage or not.
+fn complete(daemon: &Daemon, id: u64) -> Option<u64> {
+    let entries = std::fs::read_dir(daemon.data().join(format!("jobs/{id}"))).unwrap();
+    let complete = entries.flatten().filter(|entry| entry.path().join("record.json").exists());
+    let number = |name: &str| name.strip_prefix("checkpoint-")?.parse().ok();
+    complete.filter_map(|entry| number(entry.file_name().to_str()?)).max()
+}
+
+/// Its images are complete then, and a part of the job may have ended: the whole of it goes on from there.
+#[test]
+fn a_worker_that_is_killed_while_it_ends_a_job_costs_none() {
+    let daemon = Daemon::start(&[]);
+    // It would end too early if only the one that counts did.
+    let script =
+        "(i=0; until [ -e $0 ]; do echo $i; i=$((i+1)); sleep 0.02; done) & wait; echo end";
+    let may_end = daemon.may_end();
+    let id = daemon.submit(&[], &["sh", "-c", script, may_end.to_str().unwrap()]);
+    let word = id.to_string();
+    // Nearer and nearer to the end of its work, and then after that.
+    let (mut killed, mut more) = (0, 1);
+    loop {
+        let seen = daemon.output(id).lines().count();
+        until("it goes on", || (daemon.output(id).lines().count() > seen).then_some(()));
+        let before = complete(&daemon, id);
+        let is_saved = || complete(&daemon, id) > before;
+        let preempt = ["preempt", word.as_str(), "--means", "checkpoint"];
+        let watch = |worker| watch_since(worker, is_saved, more).ok();
+        let watched = with_worker(&daemon, &preempt, watch);
+        daemon.wait_for(id, "preempted");
+        daemon.ok(&["resume", &word]);
+        daemon.wait_for(id, "running");
+        match watched {
+            Some(Watched::Ended { .. }) => break,
+            Some(_) => (killed, more) = (killed + 1, more * 2),
+            // It was over before it was met.
+            None => {}
+        }
+    }
+    assert!(killed > 2, "killed {killed} times");
+    daemon.let_end();
+    daemon.wait_for(id, "done");
+    let last = u32::try_from(daemon.output(id).lines().count() - 1).unwrap();
+    assert_eq!(daemon.output(id), counted(last));
 }
 
 /// Waits until the jobs have written some more lines, all together, or all have ended.

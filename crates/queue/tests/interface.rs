@@ -216,6 +216,22 @@ fn a_key_hands_a_job_in_once() {
 }
 
 #[test]
+fn who_asks_often_need_not_hear_what_has_happened() {
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&[], &["true"]);
+    daemon.wait_for(id, "done");
+    let job = |query: &str| -> Value {
+        let (_, text) = ask(&daemon, "GET", &format!("/v1/jobs/{id}{query}"), "", "");
+        serde_json::from_str(&text).unwrap()
+    };
+    let (all, last, none) = (job(""), job("?events=1"), job("?events=0"));
+    let events = all["events"].as_array().unwrap();
+    assert_eq!(last["events"], json!([events.last().unwrap()]));
+    assert_eq!(last["earlier_events"], events.len() - 1);
+    assert_eq!((&none["events"], &none["exit"]), (&json!([]), &json!(0)));
+}
+
+#[test]
 fn events_go_on_after_the_last_one_seen() {
     let daemon = Daemon::start(&[]);
     let id = daemon.submit(&[], &["true"]);

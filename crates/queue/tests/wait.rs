@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Daemon, counted, counter, shown, until, words};
+use common::{Daemon, ask, counted, counter, shown, until, words};
 
 #[test]
 fn exit_status_output_and_input_are_the_jobs() {
@@ -36,6 +36,35 @@ fn exit_status_output_and_input_are_the_jobs() {
         .output()
         .unwrap();
     assert_eq!(sum.split(' ').next(), String::from_utf8(expected.stdout).unwrap().lines().next());
+}
+
+/// As at a pipe: neither the disk nor the memory of the daemon holds what a job may never read.
+#[test]
+fn who_sends_more_than_a_job_reads_waits() {
+    const MOST: u64 = 16 << 20;
+    let daemon = Daemon::start(&[]);
+    let script = "until [ -e $0 ]; do sleep 0.05; done; wc -c";
+    let may_end = daemon.may_end();
+    let mut count = daemon.queue(&["submit", "--wait", "--", "sh", "-c", script]);
+    let count = count.arg(may_end).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut count = count.spawn().unwrap();
+    let mut stdin = count.stdin.take().unwrap();
+    let sends = std::thread::spawn(move || stdin.write_all(&vec![0; 20 << 20]).unwrap());
+    let input = until("more than is taken", || {
+        let there = daemon.jobs().first()?["id"].as_u64()?;
+        daemon.show(there)["input_bytes"].as_u64().filter(|&bytes| bytes > MOST)
+    });
+    // Nobody sends the job itself more than the client that is it.
+    let (status, said) = ask(&daemon, "PUT", &format!("/v1/jobs/1/stdin?at={input}"), "", "");
+    assert_eq!(status, 429, "{said}");
+    assert!(daemon.show(1)["input_bytes"].as_u64().unwrap() <= MOST + (256 << 10));
+    // What it has not read it has after it was saved, too.
+    daemon.ok(&["preempt", "1", "--means", "checkpoint"]);
+    daemon.ok(&["resume", "1"]);
+    daemon.let_end();
+    let output = count.wait_with_output().unwrap();
+    sends.join().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), (20 << 20).to_string());
 }
 
 #[test]

@@ -5,7 +5,9 @@
 
 mod common;
 
-use std::process::Stdio;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
 
 use common::{Daemon, shown, until};
 use serde_json::{Value, json};
@@ -23,6 +25,63 @@ fn assert_refused(daemon: &Daemon, words: &[&str], wanted: &[&str]) {
     for word in wanted {
         assert!(said.contains(word), "{words:?}: no {word:?} in {said}");
     }
+}
+
+/// The first line of a request that is read to its end.
+fn request(stream: &TcpStream) -> String {
+    let mut reader = BufReader::new(stream);
+    let (mut first, mut length) = (String::new(), 0);
+    reader.read_line(&mut first).unwrap();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        if line.trim().is_empty() {
+            break;
+        }
+        length =
+            line.strip_prefix("Content-Length: ").map_or(length, |n| n.trim().parse().unwrap());
+    }
+    reader.take(length).read_to_end(&mut Vec::new()).unwrap();
+    first
+}
+
+/// Is a daemon whose only job must not run, as is said to whoever is that job, and then is over.
+fn be_a_daemon_whose_job_waits(listener: &TcpListener) {
+    let frame = |kind: u8, text: &str| {
+        let length = u32::try_from(text.len()).unwrap().to_be_bytes();
+        [&[kind], &length[..], text.as_bytes()].concat()
+    };
+    let mut job = r#"{"id":1,"state":"queued"}"#;
+    loop {
+        let mut stream = listener.accept().unwrap().0;
+        let line = request(&stream);
+        let mut body = job.as_bytes().to_vec();
+        if line.contains("/stream") {
+            let end = r#"{"exit":{"code":0},"note":null,"state":"done"}"#;
+            body = [frame(4, "this machine is being drained"), frame(3, end)].concat();
+            job = r#"{"id":1,"state":"done","exit":0}"#;
+        }
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all(&[head.into_bytes(), body].concat()).unwrap();
+        if line.contains("/cancel") {
+            return;
+        }
+    }
+}
+
+/// What the client of a job would say of it `check` does not: it has words of its own.
+#[test]
+fn a_check_says_nothing_as_the_client_of_its_job() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let daemon = std::thread::spawn(move || be_a_daemon_whose_job_waits(&listener));
+    let mut check = Command::new(common::torpor());
+    check.args(["queue", "check", "--", "true"]).env("TORPOR_QUEUE", address);
+    let output = check.stdin(Stdio::null()).output().unwrap();
+    daemon.join().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("ended before it could be tried"), "{}", shown(&output));
+    assert!(!said.contains("waits"), "{said}");
 }
 
 #[test]

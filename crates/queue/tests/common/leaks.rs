@@ -66,6 +66,20 @@ pub fn groups(dir: &Path) -> Vec<PathBuf> {
     all.filter(|group| group.exists()).collect()
 }
 
+/// Removes the control groups of jobs whose shepherds were killed: as after a failure of the machine there is no daemon that
+/// does it.
+pub fn remove_groups(data: &Path) {
+    let begun = Instant::now();
+    // The disk of a test may have failed.
+    let jobs = fs::read_dir(data.join("jobs")).into_iter().flatten().flatten();
+    for group in jobs.flat_map(|job| groups(&job.path())) {
+        // What was killed takes its time to go.
+        while fs::remove_dir(&group).is_err() && group.exists() && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
 /// What is mounted below the data directory.
 fn mounts(data: &Path) -> Vec<String> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap();

@@ -295,6 +295,7 @@ impl Drop for Daemon {
         }
         // What a shepherd maps must be gone before its directory is.
         end_shepherds(&self.data());
+        leaks::remove_groups(&self.data());
     }
 }
 
