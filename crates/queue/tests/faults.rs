@@ -270,7 +270,8 @@ fn a_worker_that_is_killed_while_it_ends_a_job_costs_none() {
     let word = id.to_string();
     // Nearer and nearer to the end of its work, and then after that.
     let (mut killed, mut more) = (0, 1);
-    loop {
+    for round in 0.. {
+        assert!(round < 100, "killed {killed} times, and its end was never met");
         let seen = daemon.output(id).lines().count();
         until("it goes on", || (daemon.output(id).lines().count() > seen).then_some(()));
         let before = complete(&daemon, id);
