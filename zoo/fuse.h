@@ -19,7 +19,8 @@ static inline int fuse_mount(int fd, const char *path)
 /* Waits for a request and answers it; false if there will be none. */
 static inline bool fuse_answer(int fd, unsigned *reads)
 {
-	static char request[1 << 17];
+	static char request[(1 << 17) + 4096];
+	static bool agreed;
 	struct fuse_in_header *in = (void *)request;
 	struct fuse_read_in *wanted = (void *)(in + 1);
 	struct {
@@ -37,6 +38,12 @@ static inline bool fuse_answer(int fd, unsigned *reads)
 		return errno == EINTR;
 	switch (in->opcode) {
 	case FUSE_INIT:
+		/* A server agrees once, as libfuse has it. */
+		if (agreed) {
+			out.head.error = -EIO;
+			break;
+		}
+		agreed = true;
 		out.init = (struct fuse_init_out){ .major = 7, .minor = 31, .max_write = 4096 };
 		length = sizeof out.init;
 		break;

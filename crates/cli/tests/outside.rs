@@ -123,11 +123,51 @@ struct Holder {
     fd: i32,
 }
 
+impl Holder {
+    /// Where the file is that it has mounted in `dir`.
+    fn mounted(&self, dir: &Path) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/{}/root", self.pid.as_raw_nonzero()));
+        root.join(dir.join("file").strip_prefix("/").unwrap())
+    }
+}
+
 impl Drop for Holder {
     fn drop(&mut self) {
         // Its mounts are those of its namespace, and go with it.
         let _ = kill_process(self.pid, Signal::KILL);
     }
+}
+
+/// Builds the server of `file` in a directory, which counts how often that is read.
+fn server_in(dir: &Path) -> PathBuf {
+    fs::write(dir.join("file"), "").unwrap();
+    let (program, source) = (dir.join("fuse"), "tests/outside/fuse.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-Wall", "-Werror", "-o"]).arg(&program).arg(source);
+    assert!(compiler.status().unwrap().success());
+    program
+}
+
+/// Starts it with a mount that somebody else has, and reads the file once.
+fn serve(dir: &Path) -> (Sleeper, Holder) {
+    let program = server_in(dir);
+    let [program, place] = [program.as_path(), dir].map(|path| path.to_str().unwrap());
+    let server = Sleeper::start_as(&[program, place]);
+    let told = fs::read_to_string(dir.join("holder")).unwrap();
+    let (pid, fd) = told.split_once(' ').unwrap();
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    let holder = Holder { pid, fd: fd.parse().unwrap() };
+    assert_eq!(fs::read(holder.mounted(dir)).unwrap(), b"read 1");
+    (server, holder)
+}
+
+/// Puts the server to sleep, and says by which key it is given a connection again.
+fn put_server_to_sleep(server: &Sleeper, options: &[&str]) -> String {
+    assert!(!server.dump(options).status.success());
+    let (external, inherit) = advice(server, "have somebody keep the connection open for it: ");
+    server.put_to_sleep(&[options, &["--external", &external]].concat());
+    inherit
 }
 
 #[test]
@@ -136,30 +176,73 @@ fn the_server_of_a_file_system_goes_on_with_the_connection_that_somebody_has_kep
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("file"), "").unwrap();
-    let (program, source) = (dir.path().join("fuse"), "tests/outside/fuse.c");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-Wall", "-Werror", "-o"]).arg(&program).arg(source);
-    assert!(compiler.status().unwrap().success());
-    let [program, place] = [program.as_path(), dir.path()].map(|path| path.to_str().unwrap());
-    let server = Sleeper::start_as(&[program, place]);
-    let told = fs::read_to_string(dir.path().join("holder")).unwrap();
-    let (pid, fd) = told.split_once(' ').unwrap();
-    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
-    let holder = Holder { pid, fd: fd.parse().unwrap() };
-    let mounted = PathBuf::from(format!("/proc/{told}/root", told = holder.pid.as_raw_nonzero()));
-    let mounted = mounted.join(dir.path().join("file").strip_prefix("/").unwrap());
-    assert_eq!(fs::read(&mounted).unwrap(), b"read 1");
-
-    assert!(!server.dump(&[]).status.success());
-    let (external, inherit) = advice(&server, "have somebody keep the connection open for it: ");
-    server.put_to_sleep(&["--external", &external]);
+    let (server, holder) = serve(dir.path());
+    let inherit = put_server_to_sleep(&server, &[]);
     let kept = pidfd_open(holder.pid, PidfdFlags::empty()).unwrap();
     let kept = pidfd_getfd(kept, holder.fd, PidfdGetfdFlags::empty()).unwrap();
     let mut restore = server.restore(&["-d", "--inherit-fd", &inherit]);
     let output = restore.stdin(kept).output().unwrap();
     assert!(output.status.success(), "{}", server.log("restore.log"));
-    assert_eq!(fs::read(&mounted).unwrap(), b"read 2");
+    assert_eq!(fs::read(holder.mounted(dir.path())).unwrap(), b"read 2");
+    wait_until(|| server.lives());
+}
+
+/// Restores a server with a new mount over `place` in `dir`, by the program that the guide has for that, and runs
+/// a command in its mount namespace.
+fn restore_with_new_mount(
+    server: &Sleeper,
+    dir: &Path,
+    (place, then): (&str, &str),
+    options: &[&str],
+) {
+    let guide = include_str!("../../../docs/guide.md");
+    let (_, rest) = guide.split_once("`again.py`:\n\n").expect("the guide has it");
+    let lines = rest.lines().map_while(|line| line.strip_prefix("    "));
+    let program: String = lines.flat_map(|line| [line, "\n"]).collect();
+    fs::write(dir.join("again.py"), program).unwrap();
+    let agreed = "rootmode=100000,user_id=0,group_id=0";
+    let inside = format!("python3 again.py {place} {agreed} \"$@\" && {then}");
+    let mut restore = Command::new("unshare");
+    restore.args(["--mount", "sh", "-c", &inside, "sh", env!("CARGO_BIN_EXE_torpor"), "restore"]);
+    restore.args(["-D", server.images(), "-o", "restore.log", "-d"]).args(options);
+    let output = restore.current_dir(dir).output().unwrap();
+    assert!(output.status.success(), "{output:?} {}", server.log("restore.log"));
+}
+
+#[test]
+fn the_server_of_a_file_system_gets_a_new_mount_as_the_guide_says() {
+    if !Path::new("/dev/fuse").exists() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (server, holder) = serve(dir.path());
+    let inherit = put_server_to_sleep(&server, &[]);
+    // The mount and the connection end with it.
+    drop(holder);
+    let read = ("file", "cat file >read");
+    restore_with_new_mount(&server, dir.path(), read, &["--inherit-fd", &inherit]);
+    assert_eq!(fs::read(dir.path().join("read")).unwrap(), b"read 2");
+    wait_until(|| server.lives());
+}
+
+#[test]
+fn a_new_mount_is_given_to_a_server_in_a_mount_namespace_of_its_own() {
+    if !Path::new("/dev/fuse").exists() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (program, place) = (server_in(dir.path()), dir.path().display());
+    let inside = format!("{WITHOUT_MOUNTS_OF_OTHERS} exec {} {place} own", program.display());
+    let server = Sleeper::start_as(&["unshare", "--mount", "sh", "-ec", &inside]);
+    let read = || fs::read(format!("/proc/{}/root{place}/file", server.pid)).unwrap();
+    assert_eq!(read(), b"read 1");
+
+    let given = ["--external", &format!("mnt[{place}/file]:fuse")];
+    let inherit = put_server_to_sleep(&server, &[MOUNTS, given].concat());
+    fs::write(dir.path().join("again"), "").unwrap();
+    let given = ["--external", &format!("mnt[fuse]:{place}/again")];
+    let options = [&MOUNTS[..], &given, &["--inherit-fd", &inherit]].concat();
+    restore_with_new_mount(&server, dir.path(), ("again", "true"), &options);
+    assert_eq!(read(), b"read 2");
     wait_until(|| server.lives());
 }

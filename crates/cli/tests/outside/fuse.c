@@ -1,4 +1,5 @@
-/* The server of a FUSE file system that is mounted elsewhere. It calls itself "sleep" when that is so. */
+/* The server of a FUSE file system that somebody else has mounted, or it itself ("own"). It calls itself "sleep" when
+   that is so. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>
@@ -21,15 +22,29 @@ static void hold(int fd, const char *path)
 		_exit(1);
 }
 
+static int serve(int fd)
+{
+	unsigned reads = 0;
+
+	if (prctl(PR_SET_NAME, "sleep"))
+		return 1;
+	while (fuse_answer(fd, &reads))
+		;
+	return 1;
+}
+
 int main(int argc, char **argv)
 {
 	int fd = open("/dev/fuse", O_RDWR), status = 1;
-	unsigned reads = 0;
 	int ends[2];
 	pid_t child;
 	char c;
 
-	if (argc != 2 || chdir(argv[1]) || fd < 0 || pipe(ends))
+	if (argc < 2 || chdir(argv[1]) || fd < 0)
+		return 1;
+	if (argc > 2)
+		return fuse_mount(fd, "file") || serve(fd);
+	if (pipe(ends))
 		return 1;
 	child = fork();
 	if (child == 0) {
@@ -45,9 +60,5 @@ int main(int argc, char **argv)
 	/* The one in between has ended, and the other has mounted it. */
 	if (waitpid(child, &status, 0) != child || status || read(ends[0], &c, 1) || close(ends[0]))
 		return 1;
-	if (prctl(PR_SET_NAME, "sleep"))
-		return 1;
-	while (fuse_answer(fd, &reads))
-		;
-	return 1;
+	return serve(fd);
 }

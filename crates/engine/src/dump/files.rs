@@ -150,7 +150,7 @@ fn unknown(found: &Found) -> String {
             "a FUSE file system is served through it, and the kernel takes no other server; unmount \
              that and end the server before the dump, leave the server out of the tree, or have \
              somebody keep the connection open for it: dump with --external {key}, and restore with \
-             --inherit-fd fd[N]:{key}"
+             --inherit-fd fd[N]:{key}, or with that of a new mount (docs/guide.md)"
         );
     }
     "this kind of file is not supported".to_owned()
