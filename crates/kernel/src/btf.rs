@@ -19,6 +19,8 @@ pub struct KernelTypes {
     bytes: Vec<u8>,
     /// Where each type is described; the first one is none.
     places: Vec<usize>,
+    /// Where structures that have members are.
+    structures: Vec<usize>,
     /// Where their names are.
     names: usize,
 }
@@ -62,21 +64,32 @@ impl KernelTypes {
         let begin = place(4)?;
         let (types, length) = (begin.checked_add(place(8)?)?, place(12)?);
         let names = begin.checked_add(place(16)?)?;
-        let mut all = KernelTypes { bytes, places: vec![usize::MAX], names };
+        let (places, structures) = (vec![usize::MAX], Vec::new());
+        let mut all = KernelTypes { bytes, places, structures, names };
         let mut at = types;
         while at < types.checked_add(length)? {
             let described = all.read(at)?;
             all.places.push(at);
+            if described.kind == STRUCT && described.parts > 0 {
+                all.structures.push(at);
+            }
             at = described.rest.checked_add(length_of_parts(described.kind, described.parts)?)?;
         }
         Some(all)
     }
 
     /// The member of a structure that a path of names leads to, as `file_table`, `data`, `nr`. Those in
-    /// structures and unions without a name are members of what these are in.
+    /// structures and unions without a name are members of what these are in. Parts of the kernel may have structures
+    /// of one name: those that have such a member must all have it at the same place.
     #[must_use]
     pub fn member(&self, structure: &str, path: &[&str]) -> Option<Member> {
-        let mut of = self.structure(structure)?;
+        let mut found = self.named(structure).filter_map(|of| self.member_of(of, path));
+        let first = found.next()?;
+        found.all(|other| other == first).then_some(first)
+    }
+
+    /// The member of a structure that a path of names leads to.
+    fn member_of(&self, mut of: Described, path: &[&str]) -> Option<Member> {
         let mut offset = 0;
         for name in path {
             let (bits, kind) = self.find(of, name, DEPTH)?;
@@ -114,9 +127,10 @@ impl KernelTypes {
         rest.and_then(<[u8]>::first) == Some(&0)
     }
 
-    fn structure(&self, name: &str) -> Option<Described> {
-        let mut all = self.places[1..].iter().filter_map(|&at| self.read(at));
-        all.find(|of| of.kind == STRUCT && of.parts > 0 && self.is_named(of.name, name))
+    /// The structures of a name.
+    fn named(&self, name: &str) -> impl Iterator<Item = Described> {
+        let all = self.structures.iter().filter_map(|&at| self.read(at));
+        all.filter(move |of| self.is_named(of.name, name))
     }
 
     /// The type that others are names for.
@@ -191,9 +205,10 @@ fn length_of_parts(kind: u32, parts: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// `struct whole { int first; union { volatile word second; }; struct pair { int a, b[3]; } third; int bits: 3; }`.
+    /// `struct whole { int first; union { volatile word second; }; struct pair { int a, b[3]; } third; int bits: 3; }`,
+    /// and two of one name: `struct twin { int a, b; }` and `struct twin { int a, first, b; }`.
     fn file() -> Vec<u8> {
-        const NAMES: &str = "\0int\0whole\0first\0second\0pair\0a\0b\0third\0bits\0word\0";
+        const NAMES: &str = "\0int\0whole\0first\0second\0pair\0a\0b\0third\0bits\0word\0twin\0";
         let name = |text: &str| {
             let at = NAMES.find(&format!("\0{text}\0"));
             at.map_or(0, |at| u32::try_from(at).unwrap() + 1)
@@ -214,6 +229,22 @@ mod tests {
                 vec![name("third"), 6, 64, name("bits"), 1, 192 | 3 << 24],
             ]
             .concat(),
+            // 8 and 9: twin
+            vec![name("twin"), info(4, 2), 8, name("a"), 1, 0, name("b"), 1, 32],
+            vec![
+                name("twin"),
+                info(4, 3),
+                12,
+                name("a"),
+                1,
+                0,
+                name("first"),
+                1,
+                32,
+                name("b"),
+                1,
+                64,
+            ],
         ]
         .concat();
         let [length, names] = [types.len() * 4, NAMES.len()].map(|n| u32::try_from(n).unwrap());
@@ -235,6 +266,16 @@ mod tests {
         assert_eq!(member(&["first", "a"]), None);
         assert_eq!(member(&["third", "c"]), None);
         assert_eq!(types.member("hole", &["first"]), None);
+    }
+
+    #[test]
+    fn structures_of_one_name_must_agree() {
+        let types = KernelTypes::parse(file()).unwrap();
+        let member = |name: &str| types.member("twin", &[name]).map(|m| (m.offset, m.size));
+        assert_eq!(member("a"), Some((0, 4)));
+        // One of them has it.
+        assert_eq!(member("first"), Some((4, 4)));
+        assert_eq!(member("b"), None);
     }
 
     #[test]
