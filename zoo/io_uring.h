@@ -41,14 +41,6 @@ static inline bool ring_setup(struct ring *ring, unsigned entries, unsigned flag
 	return ring_make(ring, entries, &params);
 }
 
-/* With a thread of the kernel that fetches the requests, and sleeps after so many ms without any. */
-static inline bool ring_poll(struct ring *ring, unsigned idle)
-{
-	struct io_uring_params params = { .flags = IORING_SETUP_SQPOLL, .sq_thread_idle = idle };
-
-	return ring_make(ring, 8, &params);
-}
-
 /* io_uring_register(2). */
 static inline long ring_register(int fd, unsigned request, const void *what, unsigned count)
 {
@@ -93,6 +85,19 @@ static inline void ring_wake(struct ring *ring)
 static inline bool ring_is_empty(struct ring *ring)
 {
 	return __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) == *ring->cq_head;
+}
+
+/* With a thread of the kernel that fetches the requests, and sleeps after so many ms without any. Until it has begun it is
+   called as the program. */
+static inline bool ring_poll(struct ring *ring, unsigned idle)
+{
+	struct io_uring_params params = { .flags = IORING_SETUP_SQPOLL, .sq_thread_idle = idle };
+
+	if (!ring_make(ring, 8, &params))
+		return false;
+	if (idle <= 100)
+		WAIT_UNTIL(ring_sleeps(ring));
+	return true;
 }
 
 /* Has a thread know the ring by a place in its own table as well. */

@@ -25,6 +25,10 @@ int main(void)
 		zoo_skip("no memory to be locked");
 	/* It has a number behind that of the kernel's thread. */
 	CHECK(!pthread_create(&thread, NULL, rest, NULL));
+	/* Its thread has begun when it has done something. */
+	ring_add(&ring, IORING_OP_NOP, -1, NULL, 0, 0, 0);
+	ring_wake(&ring);
+	ring_expect(&ring, 0, 0);
 	zoo_ready();
 	while (!zoo_go() || count < 3) {
 		count++;
