@@ -1,5 +1,5 @@
 // area: refusals
-// shows: an io_uring instance with groups of buffers that only its maker may ask for is refused by name
+// shows: an io_uring instance with a ring of buffers in memory of the kernel, for which only its maker may ask, is refused by name
 // modes: plain leave-running ns
 // expect: refused "group 65535 of IORING_REGISTER_PBUF_RING or IORING_OP_PROVIDE_BUFFERS), and the kernel does not tell where they are; let the program name a buffer in each request"
 #include "io_uring.h"
@@ -7,9 +7,11 @@
 int main(void)
 {
 	struct io_uring_buf_reg group = { .ring_entries = 8, .bgid = 65535 };
+	/* IOU_PBUF_RING_MMAP; older headers call it a pad. */
+	uint16_t flags = 1;
 	struct ring ring;
 
-	group.ring_addr = (uintptr_t)zoo_map(4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+	memcpy((char *)&group + 14, &flags, sizeof flags);
 	if (!ring_setup(&ring, 4, IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN))
 		zoo_skip("no io_uring with a single issuer");
 	if (ring_register(ring.fd, IORING_REGISTER_PBUF_RING, &group, 1))

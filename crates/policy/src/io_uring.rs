@@ -1,6 +1,6 @@
 //! io_uring instances: read of their entries once, judged, and made.
 
-use torpor_images::proto::{FileEntry, TorporIoUringRestrictions};
+use torpor_images::proto::{FileEntry, TorporIoUringGroup, TorporIoUringRestrictions};
 
 /// An io_uring instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +34,38 @@ pub struct IoUring<'e> {
     /// The eventfd that it tells of answers, by its number in the images, and whether only of those that
     /// its workers give.
     pub event: Option<(u32, bool)>,
+    /// Rings of buffers that requests choose from.
+    pub groups: Vec<BufferGroup>,
+}
+
+/// A ring of buffers, of which requests take the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferGroup {
+    /// Its number.
+    pub number: u32,
+    /// Where in the memory of the task it is.
+    pub address: u64,
+    /// For how many buffers it has room.
+    pub entries: u32,
+    /// Which one is the next, as the kernel counts.
+    pub head: u32,
+    /// Whether a request may take a part of one.
+    pub parts: bool,
+}
+
+impl BufferGroup {
+    /// The one that an image has.
+    #[must_use]
+    pub fn of(group: &TorporIoUringGroup) -> Self {
+        let TorporIoUringGroup { number, address, entries, head, parts } = *group;
+        BufferGroup { number, address, entries, head, parts: parts.unwrap_or_default() }
+    }
+
+    /// How much memory it is.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        u64::from(self.entries) * 16
+    }
 }
 
 impl<'e> IoUring<'e> {
@@ -57,6 +89,7 @@ impl<'e> IoUring<'e> {
             processor: ring.processor,
             restrictions: ring.restrictions.as_ref(),
             event: ring.event.map(|file| (file, ring.event_async())),
+            groups: ring.groups.iter().map(BufferGroup::of).collect(),
         })
     }
 
@@ -71,6 +104,8 @@ impl<'e> IoUring<'e> {
     /// How much memory its buffers lock.
     #[must_use]
     pub fn pinned(&self) -> u64 {
-        self.buffers.iter().fold(0, |all, (_, length)| all.saturating_add(*length))
+        let buffers = self.buffers.iter().map(|(_, length)| *length);
+        let rings = self.groups.iter().map(BufferGroup::size);
+        buffers.chain(rings).fold(0, |all: u64, length| all.saturating_add(length))
     }
 }

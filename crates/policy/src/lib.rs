@@ -87,7 +87,7 @@ pub use given_file::{FileKey, GivenFile};
 pub use host_names::HostNames;
 pub use inet::{InetAddress, InetEnds};
 pub use inet_options::{IcmpFilter, InetOptions, TcpOptions};
-pub use io_uring::IoUring;
+pub use io_uring::{BufferGroup, IoUring};
 pub use judge::{Checked, Origin, Signer};
 pub use limits::{LIMITS, NO_LOGIN, ProcessLimits, ResourceLimit};
 pub use locked::Locked;

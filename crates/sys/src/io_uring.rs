@@ -1,12 +1,14 @@
 //! Instances of io_uring, asked by somebody who has a descriptor of one.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::{Result, addr, syscall};
 
 /// `IORING_REGISTER_PBUF_STATUS` (Linux 6.8): asks for the state of a group of buffers.
 pub const PBUF_STATUS: u64 = 26;
+/// `IORING_REGISTER_PBUF_RING`.
+const PBUF_RING: u64 = 22;
 /// An address where nothing is.
 const NOWHERE: u64 = 1;
 
@@ -79,23 +81,41 @@ pub fn register_file(instance: BorrowedFd<'_>, place: u32, file: BorrowedFd<'_>)
     unsafe { syscall(libc::SYS_io_uring_register, args) }.map(drop)
 }
 
+/// A new instance, for a few requests.
+///
+/// # Errors
+/// `EPERM` or `ENOSYS` where this process gets none; if there are no more descriptors.
+pub fn instance() -> Result<OwnedFd> {
+    let mut params = [0_u32; 30];
+    let place = addr(params.as_mut_ptr());
+    // SAFETY: the kernel reads and writes a `struct io_uring_params` there.
+    let made = unsafe { syscall(libc::SYS_io_uring_setup, [4, place, 0, 0, 0, 0]) }?;
+    let fd = i32::try_from(made).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+    // SAFETY: it is new, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Registers a page of this process as the memory of a ring of buffers. No request takes one, so that the kernel
+/// keeps the page where it is, and neither reads nor writes it.
+///
+/// # Errors
+/// `EINVAL` for memory that does not begin with a page, or if this kernel has no such rings (before Linux 5.19);
+/// `ENOMEM` above the limit of locked memory.
+pub fn keep_page(instance: BorrowedFd<'_>, page: &[u8; 4096]) -> Result<()> {
+    // struct io_uring_buf_reg: the address, for how many buffers it has room, group 0 and no flags.
+    let group = [addr(page.as_ptr()), 4096 / 16, 0, 0, 0];
+    let fd = u64::from(instance.as_raw_fd().cast_unsigned());
+    let args = [fd, PBUF_RING, addr(group.as_ptr()), 1, 0, 0];
+    // SAFETY: the kernel reads `group`, and the page when a request takes a buffer, which none does.
+    unsafe { syscall(libc::SYS_io_uring_register, args) }.map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+    use std::os::fd::AsFd;
 
     use super::*;
-
-    /// A new instance; none where this kernel makes none.
-    fn instance() -> Option<OwnedFd> {
-        let mut params = [0_u32; 30];
-        let place = addr(params.as_mut_ptr());
-        // SAFETY: the kernel reads and writes a `struct io_uring_params` there.
-        let made = unsafe { syscall(libc::SYS_io_uring_setup, [4, place, 0, 0, 0, 0]) }.ok()?;
-        let fd = i32::try_from(made).unwrap();
-        // SAFETY: it is new, and nobody else's.
-        Some(unsafe { OwnedFd::from_raw_fd(fd) })
-    }
 
     #[test]
     fn answers_of_the_kernel_are_understood() {
@@ -112,10 +132,9 @@ mod tests {
 
     #[test]
     fn the_last_group_is_found_as_well() {
-        /// `IORING_REGISTER_PBUF_RING`, and the flag of one in memory of the kernel (Linux 6.4).
-        const PBUF_RING: u64 = 22;
+        /// The flag of one in memory of the kernel (Linux 6.4).
         const OF_KERNEL: u32 = 1 << 16;
-        let Some(instance) = instance() else {
+        let Ok(instance) = instance() else {
             println!("left out: the_last_group_is_found_as_well (this kernel makes no io_uring)");
             return;
         };

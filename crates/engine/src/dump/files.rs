@@ -176,9 +176,6 @@ pub(crate) fn finish(cx: &mut Dump<'_>) -> Result<()> {
     kinds.terminals.finish(of_caller, images, tasks, &cx.pids)?;
     kinds.memfds.write(images)?;
     kinds.io_urings.finish(&mut cx.tasks, &cx.pids, &mut cx.files, cx.opts.strict)?;
-    if kinds.io_urings.has_met_one() {
-        kinds.eventfds.count_again(&mut cx.files)?;
-    }
     cx.remaps.write(images)?;
     kinds.locks.write(images)?;
     Ok(images.write_all(kind::FILES, 0, cx.files.entries())?)

@@ -52,6 +52,7 @@ use self::twin::Twins;
 use crate::effort::Effort;
 use crate::error::{About, Error, Result};
 use crate::file::found::{self, own_pid};
+use crate::file::io_uring;
 use crate::file::remap::Remaps;
 use crate::file::table::FileTable;
 use crate::guardian::Guardian;
@@ -184,6 +185,10 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     twin::prepare(cx)?;
     tracing::info!("Dumping descriptors");
     cx.read_proc_files()?;
+    if io_uring::settle(&mut cx.tasks)? {
+        // What was in flight may have changed any other file.
+        cx.read_proc_files()?;
+    }
     for task in 0..cx.tasks.len() {
         if !cx.tasks[task].is_zombie() && cx.tasks.is_first_with(task, |ids| ids.files_id) {
             files::dump_descriptors(cx, task)?;

@@ -6,10 +6,8 @@ use rustix::event::EventfdFlags;
 use torpor_images::proto::{EventfdFileEntry, FdTypes, FileEntry};
 
 use super::description::{part, set_status_flags};
-use super::table::FileTable;
 use super::{FdInfo, Found};
 use crate::error::{Context, Error, Result};
-use crate::proc;
 
 /// `EFD_SEMAPHORE`. Images of Torpor's old versions have it in the lowest bit of the flags,
 /// which is free: an eventfd is always open for reading and writing, `O_RDWR` is bit 1.
@@ -20,8 +18,6 @@ const SEMAPHORE: u32 = EventfdFlags::SEMAPHORE.bits();
 pub(crate) struct EventfdDumper {
     /// It was said that the kernel tells too little.
     warned: bool,
-    /// Those that were described: number, process and descriptor.
-    met: Vec<(u32, i32, i32)>,
 }
 
 impl EventfdDumper {
@@ -49,7 +45,6 @@ impl EventfdDumper {
         }
         let counter =
             count(&found.info).ok_or_else(|| found.refuse("its fdinfo shows no count"))?;
-        self.met.push((found.id, found.pid, found.fd));
         let efd = EventfdFileEntry {
             id: found.id,
             flags: found.flags(),
@@ -58,22 +53,6 @@ impl EventfdDumper {
             torpor_semaphore: self.is_semaphore(found).then_some(true),
         };
         Ok(Some(FileEntry { efd: Some(efd), ..found.entry(FdTypes::Eventfd) }))
-    }
-
-    /// Reads all counts again, after the last answer of the io_uring instances of the tree: each may
-    /// have been told to an eventfd, or have written to one.
-    ///
-    /// # Errors
-    /// If a task is gone, or the kernel does not show a count any more.
-    pub(crate) fn count_again(&self, table: &mut FileTable) -> Result<()> {
-        for &(id, pid, fd) in &self.met {
-            let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
-            let counter = count(&info).ok_or(Error::Gone { pid })?;
-            if let Some(efd) = table.entry_mut(id).and_then(|entry| entry.efd.as_mut()) {
-                efd.counter = counter;
-            }
-        }
-        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Instances of io_uring: their rings, what is in them, and registered buffers.
 //!
 //! No call reads the state of an instance, and none sets it. The dump lets what is in flight be
-//! answered, for as long as [`PATIENCE`], and saves the memory of the rings. The restore makes an
+//! answered for a while, and saves the memory of the rings. The restore makes an
 //! instance of the same size. The kernel counts requests and answers for itself, and the program
 //! counts on: so the new instance does nothing as often as the old one did something. Then
 //! its rings get the content that they had.
@@ -19,24 +19,25 @@
 mod credentials;
 mod enable;
 mod files;
+mod groups;
 mod inside;
 mod polled;
 mod refusal;
 mod registered;
 mod requests;
 mod restore;
+mod settle;
 mod setup;
 mod users;
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::proto::{FdTypes, FileEntry, TorporIoUringEntry};
+use torpor_policy::BufferGroup;
 use torpor_sys::vm;
-use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd, Syscall};
 
 use self::files::RegisteredFile;
@@ -45,6 +46,8 @@ pub(crate) use self::polled::{Rights, fetchers};
 use self::refusal::{refuse, refuse_use};
 use self::registered::GroupQuestion;
 pub(crate) use self::restore::IoUringRestorer;
+pub(crate) use self::settle::settle;
+use self::settle::wait;
 use self::setup::Setup;
 pub(crate) use self::users::UserQuestion;
 use super::table::FileTable;
@@ -53,12 +56,6 @@ use crate::dump::pids::Pids;
 use crate::dump::tasks::{Task, Tasks};
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::{PAGE, Vma};
-use crate::proc;
-
-/// How long requests may take that are in flight when the tasks are stopped.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Pause between two looks at them.
-const PAUSE: Duration = Duration::from_millis(2);
 
 /// `IORING_SETUP_*` of linux/io_uring.h.
 const SETUP_SQPOLL: u32 = 1 << 1;
@@ -113,10 +110,14 @@ fn rings_length(setup: u32, sq: u32, cq: u32) -> u64 {
     (answers.next_multiple_of(64) + array).next_multiple_of(PAGE)
 }
 
+/// Bytes of a request.
+fn request_size(setup: u32) -> u64 {
+    if setup & SETUP_SQE128 != 0 { 128 } else { 64 }
+}
+
 /// Bytes of all requests, in whole pages.
 fn requests_length(setup: u32, sq: u32) -> u64 {
-    let request = if setup & SETUP_SQE128 != 0 { 128 } else { 64 };
-    (u64::from(sq) * request).next_multiple_of(PAGE)
+    (u64::from(sq) * request_size(setup)).next_multiple_of(PAGE)
 }
 
 /// What fdinfo says of an instance.
@@ -209,7 +210,7 @@ impl IoUringDumper {
         }
         let holders = holders(tasks, found);
         check_sharing(tasks, found, &holders)?;
-        let (counts, info) = drain(tasks, found, &holders)?;
+        let (counts, info) = wait(tasks, found, &holders)?;
         check(found, &info)?;
         let others: Vec<i32> = holders[1..].iter().map(|(task, _)| tasks[*task].pid).collect();
         let fetcher = polled::describe(tasks.remote(found.task)?, found, &info, &others)?;
@@ -221,7 +222,14 @@ impl IoUringDumper {
         let Setup { flags, restrictions, workers, event } =
             setup::ask(tasks.remote(found.task)?, found, view)?;
         let (setup, rings, requests) = read(tasks, found, flags, counts)?;
-        self.calls = self.calls.saturating_add(calls_of(&rings, counts.sq_entries));
+        let groups = match view() {
+            Some(view) => groups::look(view, found, &tasks[found.task].vmas, word(&rings, 0))?,
+            None => None,
+        };
+        let known: Vec<BufferGroup> = groups.iter().flatten().map(BufferGroup::of).collect();
+        let calls = calls_of(&rings, counts.sq_entries);
+        self.calls = self.calls.saturating_add(calls);
+        self.calls = self.calls.saturating_add(groups::calls(&known, counts.sq_entries));
         if self.calls > MAX_CALLS {
             let many = word(&rings, 0);
             let reason =
@@ -236,14 +244,18 @@ impl IoUringDumper {
         }
         // One that is restricted was looked into, and answers nobody.
         if restrictions.is_none() {
-            self.groups.push((found.task, found.fd, GroupQuestion::ask(found)));
+            let ask = if groups.is_some() { GroupQuestion::known } else { GroupQuestion::ask };
+            self.groups.push((found.task, found.fd, ask(found)));
         }
         let buffers = registered::buffers(found, &info)?;
-        if !others.is_empty() && buffers.iter().any(|buffer| buffer.length != 0) {
+        let of_groups = known.iter().map(|group| (group.address, group.size()));
+        let of_buffers = buffers.iter().map(|buffer| (buffer.address, buffer.length));
+        let pinned: Vec<(u64, u64)> = of_buffers.chain(of_groups).collect();
+        if !others.is_empty() && pinned.iter().any(|(_, length)| *length != 0) {
             let (reason, instead) = SHARED_BUFFERS;
             return Err(refuse_use(found, reason, instead));
         }
-        registered::note_pinned(&mut tasks[found.task].vmas, &buffers);
+        registered::note_pinned(&mut tasks[found.task].vmas, &pinned);
         let (id, ino) = (found.id, found.stat.st_ino);
         let (event, event_async) = event.unzip();
         self.met.push(Instance { id, ino, holders, files, event, fetcher: number });
@@ -261,6 +273,7 @@ impl IoUringDumper {
             restrictions,
             workers,
             event_async,
+            groups: groups.unwrap_or_default(),
             ..TorporIoUringEntry::default()
         };
         Ok(Some(FileEntry { torpor_io_uring: Some(instance), ..found.entry(FdTypes::Ext) }))
@@ -288,11 +301,6 @@ impl IoUringDumper {
             let object = format!("mapping {:x}-{:x}", vma.map.start, vma.map.end);
             Error::refused(tasks[task].pid, object, reason)
         })
-    }
-
-    /// Whether a task has an instance.
-    pub(crate) fn has_met_one(&self) -> bool {
-        !self.met.is_empty()
     }
 
     /// A thread of a task has used io_uring.
@@ -412,67 +420,6 @@ fn check(found: &Found, info: &FdInfo) -> Result<()> {
             "it has registered credentials, which is not supported",
             "let the program make its requests with its own",
         ));
-    }
-    Ok(())
-}
-
-/// Whether a line of fdinfo is of a poll, or of an answer that waits for room.
-fn is_waiting(line: &str) -> bool {
-    line.starts_with("op=") || line.starts_with("user_data=")
-}
-
-/// Waits until nothing is in flight. Answers that need their task get it: it asks for them, and
-/// wakes the thread that fetches requests. Returns what fdinfo shows then.
-fn drain(tasks: &mut Tasks, found: &Found, holders: &[(usize, i32)]) -> Result<(Counts, FdInfo)> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let info = FdInfo::parse(&proc::read(found.pid, &format!("fdinfo/{}", found.fd))?);
-        // While somebody works with an instance, the kernel shows nothing of it.
-        let counts = Counts::parse(&info)
-            .filter(|counts| counts.sq_entries <= MAX_SQ && counts.cq_entries <= 2 * MAX_SQ);
-        let in_flight = counts.map(|counts| counts.in_flight(polled::number(&info).is_some()));
-        // Polls that stay after an answer, and answers that the ring has no room for.
-        let lists = info.rest.iter().skip_while(|line| !line.starts_with("PollList"));
-        let waits = lists.map(|line| line.trim_start()).any(is_waiting);
-        if let (Some(counts), Some(0), false) = (counts, in_flight, waits) {
-            return Ok((counts, info));
-        }
-        if Instant::now() > deadline {
-            let Some(in_flight) = in_flight else {
-                return Err(refuse(found, "its fdinfo shows no rings"));
-            };
-            return Err(refuse(
-                found,
-                format!(
-                    "{} of its requests are in flight and were not answered in {} seconds (one that \
-                 waits for a client, or a timeout, may take for ever); try again when it rests",
-                    in_flight.cast_signed(),
-                    PATIENCE.as_secs(),
-                ),
-            ));
-        }
-        for &(task, fd) in holders {
-            ask_for_answers(tasks, task, fd)?;
-        }
-        std::thread::sleep(PAUSE);
-    }
-}
-
-/// Has all threads of a task ask for answers: what a connection or a disk has answered waits for the
-/// thread that has made the request.
-fn ask_for_answers(tasks: &mut Tasks, task: usize, fd: i32) -> Result<()> {
-    let fd = u64::from(fd.cast_unsigned());
-    let ask = |thread: &mut Tracee| {
-        let mut batch = thread.batch();
-        batch.call((libc::SYS_io_uring_enter, [fd, 0, 0, GETEVENTS | SQ_WAKEUP, 0, 0]));
-        batch.run().map(drop)
-    };
-    ask(tasks.remote(task)?)?;
-    let Some((first, others)) = tasks[task].threads.split_first_mut() else { return Ok(()) };
-    for thread in others {
-        // One after the other: each has all the room.
-        thread.share_stub(first, 0);
-        ask(thread)?;
     }
     Ok(())
 }

@@ -81,6 +81,13 @@ impl Entry {
         self.0 & (Self::PRESENT | Self::ALONE) == Self::PRESENT | Self::ALONE
     }
 
+    /// The number of its frame, if it is in memory. None also if the kernel does not say it, which takes
+    /// `CAP_SYS_ADMIN`.
+    pub(crate) fn frame(self) -> Option<u64> {
+        let frame = self.0 & Self::FRAME;
+        (self.0 & Self::PRESENT != 0 && frame != 0).then_some(frame)
+    }
+
     /// Where a page is that other processes have, too. None also if the kernel does not say it,
     /// which takes `CAP_SYS_ADMIN`.
     pub(crate) fn shared_frame(self) -> Option<Frame> {

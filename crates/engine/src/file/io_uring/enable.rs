@@ -12,6 +12,7 @@ use torpor_policy::IoUring;
 use torpor_sys::io_uring::register_file;
 use torpor_tracee::Tracee;
 
+use super::groups;
 use super::requests::{REGISTER_BUFFERS, REGISTER_EVENTFD, REGISTER_IOWQ_MAX_WORKERS};
 use crate::error::{Context, Error, Result};
 use crate::file::open::OpenFiles;
@@ -45,6 +46,7 @@ pub(super) fn register(
     register_files(task, files, fd, ring)?;
     let husk = task.remote()?;
     register_buffers(husk, fd, ring)?;
+    groups::register(husk, fd, ring)?;
     limit_workers(husk, fd, ring)?;
     let mut script = Script::new(husk);
     if let Some(restrictions) = ring.restrictions {

@@ -9,7 +9,7 @@
 //! moves the heads of the ring, which the program counts for itself, and a task whose dump fails must go
 //! on as it was.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -102,20 +102,24 @@ pub(super) fn look(
         return Ok(());
     };
     let open = open_files(found.pid)?;
+    let paths: HashSet<&PathBuf> = files.iter().map(|file| &file.path).collect();
+    let likely = paths.into_iter().filter_map(|path| open.get(path)).flatten().copied();
     let pidfd = proc::pidfd(found.pid)?;
+    let own = first_of_each(likely, |fd| {
+        view.description(pidfd_getfd(&pidfd, fd, PidfdGetfdFlags::empty()).ok()?.as_fd())
+    });
+    let mut places: HashMap<u64, u64> = HashMap::new();
+    for &description in &all {
+        *places.entry(description).or_default() += 1;
+    }
     let mut reopened = HashMap::new();
     for (file, &description) in files.iter_mut().zip(&all) {
-        let is_it = |&fd: &i32| {
-            let copy = pidfd_getfd(&pidfd, fd, PidfdGetfdFlags::empty());
-            copy.is_ok_and(|copy| view.description(copy.as_fd()) == Some(description))
-        };
-        let own = open.get(&file.path).and_then(|own| own.iter().copied().find(is_it));
-        file.known = match (own, reopened.get(&description)) {
-            (Some(fd), _) => Known::Descriptor(fd),
+        file.known = match (own.get(&description), reopened.get(&description)) {
+            (Some(fd), _) => Known::Descriptor(*fd),
             (None, Some(known)) => *known,
             (None, None) => {
-                let places = all.iter().filter(|of| **of == description).count();
-                let known = reopen((view, table), found, &file.path, (description, places))?;
+                let held = (description, places[&description]);
+                let known = reopen((view, table), found, &file.path, held)?;
                 reopened.insert(description, known);
                 known
             }
@@ -124,15 +128,29 @@ pub(super) fn look(
     Ok(())
 }
 
+/// The first descriptor of each description, of some: each is asked for its description once.
+fn first_of_each(
+    fds: impl Iterator<Item = i32>,
+    mut description: impl FnMut(i32) -> Option<u64>,
+) -> HashMap<u64, i32> {
+    let mut first = HashMap::new();
+    for fd in fds {
+        if let Some(description) = description(fd) {
+            first.entry(description).or_insert(fd);
+        }
+    }
+    first
+}
+
 /// Opens the file of a description again that the task has no descriptor of, and that an instance has at so many
 /// places, if nobody else has it.
 fn reopen(
     (view, table): (&KernelView, &mut FileTable),
     found: &Found,
     path: &Path,
-    (description, places): (u64, usize),
+    (description, places): (u64, u64),
 ) -> Result<Known> {
-    let held = view.held(description).filter(|held| held.references == places as u64);
+    let held = view.held(description).filter(|held| held.references == places);
     let again = held.and_then(|held| open_again(view, found.pid, path, held));
     let id = again.map(|again| table.in_flight(found, again)).transpose()?;
     Ok(id.map_or(Known::Closed, Known::Number))
@@ -176,19 +194,28 @@ fn open_files(pid: i32) -> Result<HashMap<PathBuf, Vec<i32>>> {
 ///
 /// # Errors
 /// Refused, if the task does not have a file open, or may not be the only one; if the task is gone.
-pub(super) fn resolve(
+pub(super) fn resolve<'f>(
     task: &mut Tracee,
     pid: i32,
     table: &FileTable,
-    files: &[RegisteredFile],
+    files: &'f [RegisteredFile],
 ) -> Result<Vec<TorporIoUringFile>> {
     if files.is_empty() {
         return Ok(Vec::new());
     }
     let open = open_files(pid)?;
-    let mut number = |RegisteredFile { place, path, known }: &RegisteredFile| {
+    // Of each path once, however many places it has.
+    let mut known_by_path: HashMap<&Path, ByPath> = HashMap::new();
+    let mut number = |RegisteredFile { place, path, known }: &'f RegisteredFile| {
         let file = match known {
-            Known::Nothing => told(task, pid, table, path, &open)?,
+            Known::Nothing => match known_by_path.get(path.as_path()) {
+                Some(told) => *told,
+                None => {
+                    let told = told(task, pid, table, path, &open)?;
+                    known_by_path.insert(path, told);
+                    told
+                }
+            },
             Known::Closed => Err(ONLY_A_PATH),
             Known::Descriptor(fd) => table.id_of(pid, *fd).ok_or(ONLY_A_PATH),
             Known::Number(id) => Ok(*id),
@@ -204,13 +231,16 @@ pub(super) fn resolve(
 }
 
 /// The number of a registered file of which nothing but its path is known, or why nobody can tell.
+type ByPath = std::result::Result<u32, &'static str>;
+
+/// What the path of a registered file tells.
 fn told(
     task: &mut Tracee,
     pid: i32,
     table: &FileTable,
     path: &Path,
     open: &HashMap<PathBuf, Vec<i32>>,
-) -> Result<std::result::Result<u32, &'static str>> {
+) -> Result<ByPath> {
     let own = open.get(path).map(Vec::as_slice).unwrap_or_default();
     Ok(match own.first() {
         Some(&fd) if !is_told(task, path, fd)? => Err(NOT_ALONE),
@@ -275,6 +305,22 @@ mod tests {
         assert_eq!(text("   12: socket:[4711]"), Some((12, "socket:[4711]".to_owned())));
         assert_eq!(text("UserFiles"), None);
         assert_eq!(text("    x: /a"), None);
+    }
+
+    #[test]
+    fn each_descriptor_is_asked_once() {
+        let mut asked = 0;
+        // Five descriptors of each description, and some that nobody can tell.
+        let first = first_of_each(0..1000, |fd| {
+            asked += 1;
+            u64::try_from(fd / 5).ok().filter(|description| *description < 100)
+        });
+        assert_eq!(asked, 1000);
+        assert_eq!(first.len(), 100);
+        assert!(
+            (0..100)
+                .all(|description| first[&description] == i32::try_from(description).unwrap() * 5)
+        );
     }
 
     #[test]

@@ -5,11 +5,16 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use torpor_images::proto::TorporIoUringRestrictions;
 use torpor_kernel::btf::{KernelTypes, Member};
+use torpor_sys::io_uring;
 use torpor_sys::kernel_memory::KernelMemory;
+
+use crate::memory::frames;
+use crate::memory::vma::PAGE;
 
 /// A structure of the kernel, and which of its members is meant.
 type MemberName = (&'static str, &'static [&'static str]);
@@ -54,6 +59,19 @@ pub(super) struct HeldFile {
     pub position: u64,
     /// How many have it: descriptors, mappings, instances.
     pub references: u64,
+}
+
+/// What the kernel holds of a ring of buffers in memory of a program.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct HeldGroup {
+    pub number: u32,
+    pub entries: u32,
+    /// Which one is the next.
+    pub head: u32,
+    /// Whether a request may take a part of one.
+    pub parts: bool,
+    /// The numbers of the page frames that it is in.
+    pub frames: Vec<u64>,
 }
 
 impl KernelView {
@@ -209,6 +227,93 @@ impl KernelView {
         Some(if both == 0 { Vec::new() } else { vec![files, others] })
     }
 
+    /// The rings of buffers that requests of an instance choose from. `None` also if one is not in memory of the
+    /// program, or if it has groups of another kind.
+    pub(super) fn groups(&self, instance: u64) -> Option<Vec<HeldGroup>> {
+        let lists = self.lists(instance)?;
+        if lists.is_empty() {
+            return Some(Vec::new());
+        }
+        let first = self.first_frame()?;
+        lists.into_iter().map(|list| self.group(list, first)).collect()
+    }
+
+    /// Where the lists of buffers of an instance are.
+    fn lists(&self, instance: u64) -> Option<Vec<u64>> {
+        /// How many levels an array of 65,536 places has at most, and more.
+        const LEVELS: usize = 6;
+        let head = self.number(instance, ("io_ring_ctx", &["io_bl_xa", "xa_head"]))?;
+        let mut lists = Vec::new();
+        self.elements(head, LEVELS, &mut lists)?;
+        Some(lists)
+    }
+
+    /// What a part of an array (`struct xarray`) has, in the order of its places.
+    fn elements(&self, part: u64, levels: usize, all: &mut Vec<u64>) -> Option<()> {
+        /// The lowest bits say that it is no pointer but a node (`xa_is_node`), which no small number is.
+        const NODE: u64 = 2;
+        match part & 3 {
+            0 if part == 0 => {}
+            0 => all.push(part),
+            NODE if part > 4096 => {
+                let (slots, size) = self.place(part - NODE, ("xa_node", &["slots"]))?;
+                for at in (slots..slots.checked_add(size)?).step_by(8) {
+                    self.elements(self.word(at)?, levels.checked_sub(1)?, all)?;
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// The ring that a list of buffers is, if it is one in memory of a program. `first` is where frames are described.
+    fn group(&self, list: u64, first: u64) -> Option<HeldGroup> {
+        /// `IOBL_BUF_RING` and `IOBL_INC`; `IO_REGION_F_USER_PROVIDED`; and no ring has more pages.
+        const RING: u64 = 1;
+        const PARTS: u64 = 2;
+        const OF_PROGRAM: u64 = 2;
+        const PAGES: u64 = 128;
+        let of = |name| self.number(list, ("io_buffer_list", name));
+        let small = |name| u32::try_from(of(name)?).ok();
+        let flags = of(&["flags"])?;
+        // Of later kernels: how much of a buffer must be left for it to be taken again.
+        let least = of(&["min_left_sub_one"]).unwrap_or_default();
+        let count = of(&["region", "nr_pages"])?;
+        let is_known = flags & RING != 0 && flags & !(RING | PARTS) == 0 && least == 0;
+        if !is_known || of(&["region", "flags"])? & OF_PROGRAM == 0 || count > PAGES {
+            return None;
+        }
+        let pages = of(&["region", "pages"])?;
+        let frame = |page: u64| self.frame(self.word(pages + page * 8)?, first);
+        Some(HeldGroup {
+            number: small(&["bgid"])?,
+            entries: small(&["nr_entries"])?,
+            head: small(&["head"])?,
+            parts: flags & PARTS != 0,
+            frames: (0..count).map(frame).collect::<Option<_>>()?,
+        })
+    }
+
+    /// The size of what describes a page frame (`struct page`).
+    fn size_of_frame(&self) -> Option<u64> {
+        Some(self.types.member("page", &[])?.size)
+    }
+
+    /// The number of the frame that is described at a place.
+    fn frame(&self, described: u64, first: u64) -> Option<u64> {
+        let (at, size) = (described.checked_sub(first)?, self.size_of_frame()?);
+        at.is_multiple_of(size).then(|| at / size)
+    }
+
+    /// Where the first frame would be described: the kernel describes all in a row, and of a page that this program
+    /// has it is known which one it is.
+    fn first_frame(&self) -> Option<u64> {
+        let known = KnownPage::keep()?;
+        let list = *self.lists(self.object(&known.instance)?)?.first()?;
+        let described = self.word(self.number(list, ("io_buffer_list", &["region", "pages"]))?)?;
+        described.checked_sub(known.frame.checked_mul(self.size_of_frame()?)?)
+    }
+
     /// Whether credentials are registered with an instance.
     pub(super) fn has_credentials(&self, instance: u64) -> Option<bool> {
         Some(self.number(instance, ("io_ring_ctx", &["personalities", "xa_head"]))? != 0)
@@ -229,6 +334,29 @@ impl KernelView {
             flags_allowed: flags(("io_ring_ctx", &["restrictions", "sqe_flags_allowed"]))?,
             flags_required: flags(("io_ring_ctx", &["restrictions", "sqe_flags_required"]))?,
         })
+    }
+}
+
+/// A page of this process that an instance of its own keeps where it is, and its frame.
+struct KnownPage {
+    instance: OwnedFd,
+    frame: u64,
+    _page: Box<AlignedPage>,
+}
+
+/// A page of memory.
+#[repr(align(4096))]
+struct AlignedPage([u8; 4096]);
+
+impl KnownPage {
+    fn keep() -> Option<Self> {
+        let page = Box::new(AlignedPage([1; 4096]));
+        let instance = io_uring::instance().ok()?;
+        io_uring::keep_page(instance.as_fd(), &page.0).ok()?;
+        let at = page.0.as_ptr().addr() as u64;
+        let pagemap = File::open("/proc/self/pagemap").ok()?;
+        let frame = frames::entries(&pagemap, &(at..at + PAGE)).ok()?.first()?.frame()?;
+        Some(KnownPage { instance, frame, _page: page })
     }
 }
 
@@ -256,6 +384,11 @@ mod tests {
         assert_eq!((held.inode, held.position), (view.inode(&same).unwrap(), 7));
         assert_eq!(held.references, 2);
         assert_eq!(held.flags & libc::O_ACCMODE.cast_unsigned(), libc::O_RDWR.cast_unsigned());
+        let known = KnownPage::keep().unwrap();
+        let of_known = view.object(&known.instance).unwrap();
+        let (number, entries, frames) = (0, 256, vec![known.frame]);
+        let group = HeldGroup { number, entries, head: 0, parts: false, frames };
+        assert_eq!(view.groups(of_known), Some(vec![group]));
         // No regular file.
         assert_eq!(view.held(of(&other)), None);
         file.lock().unwrap();

@@ -41,14 +41,13 @@ pub(super) fn buffers(found: &Found, info: &FdInfo) -> Result<Vec<TorporIoUringB
         .ok_or_else(|| refuse(found, "its fdinfo does not show its registered buffers"))
 }
 
-/// Marks the mappings that buffers are in.
-pub(super) fn note_pinned(vmas: &mut [Vma], buffers: &[TorporIoUringBuffer]) {
+/// Marks the mappings that buffers, or rings of buffers, are in: `pinned` has addresses and lengths.
+pub(super) fn note_pinned(vmas: &mut [Vma], pinned: &[(u64, u64)]) {
     for vma in vmas {
-        let is_in = |buffer: &TorporIoUringBuffer| {
-            let end = buffer.address.saturating_add(buffer.length);
-            buffer.address < vma.map.end && vma.map.start < end
+        let is_in = |&(start, length): &(u64, u64)| {
+            start < vma.map.end && vma.map.start < start.saturating_add(length)
         };
-        if buffers.iter().any(is_in) {
+        if pinned.iter().any(is_in) {
             vma.status |= status::PINNED;
         }
     }
@@ -64,6 +63,8 @@ type GroupAnswer = std::io::Result<Option<u16>>;
 pub(super) struct GroupQuestion {
     /// A thread that asks; `None` where there is none, so that the task has to be asked.
     asked: Option<JoinHandle<GroupAnswer>>,
+    /// Whether there is nothing to ask: all are known.
+    is_known: bool,
     pid: i32,
     /// What messages call the descriptor.
     object: String,
@@ -80,7 +81,12 @@ impl GroupQuestion {
         if let Err(e) = &asked {
             tracing::debug!("{e}");
         }
-        GroupQuestion { asked: asked.ok(), pid: found.pid, object: found.object() }
+        GroupQuestion { asked: asked.ok(), is_known: false, ..Self::known(found) }
+    }
+
+    /// For an instance all of whose groups are known.
+    pub(super) fn known(found: &Found) -> Self {
+        GroupQuestion { asked: None, is_known: true, pid: found.pid, object: found.object() }
     }
 
     /// What messages call the task and the instance.
@@ -97,6 +103,9 @@ impl GroupQuestion {
         let join = |asked: JoinHandle<GroupAnswer>| {
             asked.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
         };
+        if self.is_known {
+            return Ok(());
+        }
         let answer = match self.asked.map(join) {
             None => group_of_buffers(task, fd)?,
             // Only its maker may ask (`IORING_SETUP_SINGLE_ISSUER`).
@@ -173,7 +182,8 @@ mod tests {
         let mut check = |strict| {
             let untold = || Err(std::io::ErrorKind::Unsupported.into());
             let asked = Some(std::thread::spawn(untold));
-            let question = GroupQuestion { asked, pid: 1, object: "fd 3".to_owned() };
+            let object = "fd 3".to_owned();
+            let question = GroupQuestion { asked, is_known: false, pid: 1, object };
             question.check(&mut husk, 3, strict)
         };
         check(false).unwrap();

@@ -17,8 +17,8 @@ use super::polled::{self, Rights};
 use super::users::PLACES;
 use super::{
     GETEVENTS, KNOWN, MAX_CALLS, MAX_SQ, OFF_SQES, SETUP_CQSIZE, SETUP_DEFER_TASKRUN,
-    SETUP_SINGLE_ISSUER, SETUP_SUBMIT_ALL, SETUP_TASKRUN_FLAG, SQ_WAKEUP, calls_of, enable,
-    requests_length, rings_length, view, word,
+    SETUP_SINGLE_ISSUER, SETUP_SUBMIT_ALL, SETUP_TASKRUN_FLAG, SQ_WAKEUP, calls_of, enable, groups,
+    request_size, requests_length, rings_length, view, word,
 };
 use crate::error::{Context, Error, Result};
 use crate::file::Holder;
@@ -92,12 +92,14 @@ impl IoUringRestorer {
                     .event
                     .is_none_or(|(id, _)| all.contains_key(&id) && ring.restrictions.is_none())
                 && ring.restrictions.is_none_or(enable::are_restrictions)
+                && groups::are_groups(&ring.groups, word(ring.rings, 0))
                 && ring.threads.iter().all(|(_, place)| *place < PLACES);
             if !known {
                 let reason = format!("file {} is an impossible io_uring instance", entry.id);
                 return Err(Error::invalid("files.img", reason));
             }
-            calls = calls.saturating_add(calls_of(ring.rings, sq));
+            let of_groups = groups::calls(&ring.groups, sq);
+            calls = calls.saturating_add(calls_of(ring.rings, sq)).saturating_add(of_groups);
             if calls > MAX_CALLS {
                 let reason = "its io_uring instances have done more than a restore counts up";
                 return Err(Error::invalid("files.img", reason));
@@ -264,7 +266,11 @@ fn fill(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
     let lengths = [ring.rings.len() as u64, ring.requests.len() as u64];
     let rings = husk.call("mmap of rings", view(RemoteFd(fd), 0, lengths[0]))?;
     let requests = husk.call("mmap of requests", view(RemoteFd(fd), OFF_SQES, lengths[1]))?;
-    advance(husk, fd, rings, ring)?;
+    // As often as the instance has answered something: requests that are all zero do nothing.
+    let size = usize::try_from(request_size(ring.setup)).unwrap_or_default();
+    let submit_some = |husk: &mut Tracee, counts: Range<u32>| submit(husk, fd, rings, ring, counts);
+    let taken = groups::take(husk, fd, (RemoteAddr(requests), size), ring, submit_some)?;
+    submit(husk, fd, rings, ring, taken..word(ring.rings, 0))?;
     // The flags are the kernel's: they say whether the thread that fetches requests has to be woken.
     let (before, behind) = (&ring.rings[..SQ_FLAGS], &ring.rings[SQ_FLAGS + 4..]);
     husk.write(RemoteAddr(rings), before)?;
@@ -309,17 +315,22 @@ pub(super) fn setup(husk: &mut Tracee, ring: &IoUring<'_>) -> Result<u64> {
     }
 }
 
-/// Does nothing as often as the instance has answered something: requests are all zero, which
-/// stands for that.
-fn advance(husk: &mut Tracee, fd: u64, rings: u64, ring: &IoUring<'_>) -> Result<()> {
-    let wanted = word(ring.rings, 0);
+/// Submits the requests from one count up to another, and takes their answers.
+fn submit(
+    husk: &mut Tracee,
+    fd: u64,
+    rings: u64,
+    ring: &IoUring<'_>,
+    counts: Range<u32>,
+) -> Result<()> {
     let at_once = ring.sq_entries.min(ring.cq_entries);
-    let mut done = 0;
-    while done < wanted {
-        let count = at_once.min(wanted - done);
+    let mut done = counts.start;
+    while done < counts.end {
+        let count = at_once.min(counts.end - done);
         husk.write(RemoteAddr(rings + SQ_TAIL as u64), &(done + count).to_ne_bytes())?;
         // A thread that fetches them takes its time.
-        let (least, flags) = if ring.is_polled() { (count, GETEVENTS | SQ_WAKEUP) } else { (0, 0) };
+        let waits = ring.is_polled() || !ring.groups.is_empty();
+        let (least, flags) = if waits { (count, GETEVENTS | SQ_WAKEUP) } else { (0, 0) };
         let args = [fd, count.into(), least.into(), flags, 0, 0];
         let taken = husk.call("io_uring_enter", (libc::SYS_io_uring_enter, args))?;
         let mut given = [0; 4];

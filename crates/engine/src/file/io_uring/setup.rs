@@ -57,6 +57,10 @@ const UNKNOWN: Refusal = (
     "the kernel does not tell how it was set up",
     "start the program where io_uring is off (sysctl kernel.io_uring_disabled=2)",
 );
+const LATER: Refusal = (
+    "it was set up with a flag that is not known (IORING_SETUP_CQE_MIXED, or a later one), which is not supported",
+    "let the program set it up without",
+);
 const TELLS: &str = "let the program wait for them by io_uring_enter(2), or start it where io_uring is off \
                      (sysctl kernel.io_uring_disabled=2), if it does without";
 
@@ -158,6 +162,10 @@ pub(super) fn ask<'v>(
     if let Some(reason) = answers.refusal() {
         return Err(refused(found, reason));
     }
+    let known = view().and_then(|view| view.setup(view.object(&found.file)?));
+    if known.is_some_and(|flags| flags & !FLAGS != 0) {
+        return Err(refused(found, LATER));
+    }
     let event = match answers.event {
         Some(libc::EBUSY) => Some(event_of(found, view())?),
         _ => None,
@@ -183,7 +191,7 @@ fn restricted(found: &Found, answers: &Answers, view: Option<&KernelView>) -> Re
     let instance = view.object(&found.file).ok_or_else(unknown)?;
     let flags = view.setup(instance).ok_or_else(unknown)?;
     if flags & !FLAGS != 0 {
-        return Err(refused(found, UNKNOWN));
+        return Err(refused(found, LATER));
     }
     if answers.nothing == Some(libc::EOWNERDEAD) {
         return Err(refused(found, ENDED));
