@@ -17,8 +17,7 @@ test: setup check ## every test: unit, property, zoo, faults, end to end
 	@scripts/without-autogroup scripts/test.sh
 
 test-long: setup-long check ## the same at length, an older kernel, every fuzz target for a minute
-	@scripts/without-autogroup scripts/test.sh long
-	@scripts/fuzz.sh $(SECONDS)
+	@rc=0; scripts/without-autogroup scripts/test.sh long || rc=1; scripts/fuzz.sh $(SECONDS) || rc=1; exit $$rc
 
 check:            ## formatting, lints, documentation, licences
 	cargo fmt --all --check

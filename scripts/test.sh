@@ -78,7 +78,14 @@ passed() { cat "$@" | awk '/^test result: / { sum += $4 } END { print sum + 0 }'
 
 # left_out REPORT: what was not run, and counts as passed
 left_out() {
-	grep -E '^(left out: |SKIPPED |skipped|[a-z_:]+: skipped, |[a-z_:]+ is (left out|skipped): )' "$1" | sort -u | sed 's/^/  /'
+	grep -E '^(left out: |SKIPPED |skipped|.*: (skipped|left out), |[a-z_:]+ is (left out|skipped): )' "$1" | sort -u | sed 's/^/  /'
+}
+
+# outcomes REPORT: the programs that were run, each with its outcome, and how much was tried where that depends on what is drawn
+outcomes() {
+	awk '/^     Running / { name = $2 " " $3 ": " }
+		/^test result: / && !/ 0 passed; 0 failed/ { print "  " name substr($0, length("test result: ") + 1) }
+		/^([a-z0-9-]+: )?[0-9]+ (of [0-9]+ |power cuts)/ { print "  " $0 }' "$1"
 }
 
 # group NAME LIMIT COMMAND...: runs a group within LIMIT seconds
@@ -90,8 +97,7 @@ group() {
 	# A shell has what it starts beside itself ignore these signals, and so would all that tests start.
 	timeout --kill-after=30 "$limit" env --default-signal=INT,QUIT "$@" >"$report" 2>&1 </dev/null || rc=$?
 	# In one piece, since another group may be speaking.
-	echo "$(sed -n 's/^test result: /  /p' "$report" | grep -v ' 0 passed; 0 failed')
-$(left_out "$report"; echo "  $name took $((SECONDS - start)) s")"
+	echo "$(outcomes "$report"; left_out "$report"; echo "  $name took $((SECONDS - start)) s")"
 	[ "$rc" = 0 ] && return
 	if [ "$rc" = 124 ] || [ "$rc" = 137 ] || [ -z "$(failing "$report")" ]; then
 		echo "  $name ended with $rc (124: after its $limit seconds); the end of $report:"
@@ -106,12 +112,13 @@ $(left_out "$report"; echo "  $name took $((SECONDS - start)) s")"
 
 # again GROUP CASE COMMAND...: a case that failed, again, by itself, for its report
 again() {
-	local name=$1 case=$2 report verdict="fails by itself, too"
+	local name=$1 case=$2 report limit=600 verdict="fails by itself, too"
+	[ -z "$long" ] || limit=$((limit * 10))
 	report=$out/again-$1-$(tr -c 'A-Za-z0-9\n' _ <<<"$2").txt
 	echo "  failed: $case; what it said:"
 	grep -F -A 40 -e "---- $case" "$out/$1.txt" | cut -c1-400 | sed 's/^/  | /'
 	shift 2
-	timeout --kill-after=30 600 env --default-signal=INT,QUIT "$@" -- --exact "$case" >"$report" 2>&1 </dev/null &&
+	timeout --kill-after=30 "$limit" env --default-signal=INT,QUIT "$@" -- --exact "$case" >"$report" 2>&1 </dev/null &&
 		grep -q '^test result: ok\. 1 passed' "$report" && verdict="passes by itself"
 	fail "$name: $case ($verdict)"
 	echo "  $case $verdict; the end of $report:"
@@ -125,7 +132,8 @@ group engine 1800 scripts/run-tests torpor-engine torpor-kernel torpor-tracee
 [ -n "$long" ] || scripts/kubernetes/build.sh --built >/dev/null ||
 	echo "left out: kubernetes: a_job_that_was_suspended_goes_on (scripts/kubernetes/build.sh builds what it takes)"
 group cli 1200 scripts/run-tests torpor-cli torpor-worker &
-group benchmark 1200 scripts/run-tests torpor-benchmark
+# What holds the benchmark to a tenth at length takes a machine with little else to do: it has a group of its own then.
+group benchmark 1200 scripts/run-tests torpor-benchmark ${long:+!torpor-benchmark:noise}
 group kubernetes 1200 scripts/run-tests torpor-kubernetes
 wait
 group migrate 1200 scripts/run-tests torpor-migrate torpor-bench &
@@ -142,6 +150,7 @@ group zoo 1800 scripts/run-tests torpor-tests:zoo
 wait
 [ -z "$long" ] || group older 2400 scripts/kernel/test
 [ -z "$long" ] || group crossing 60 scripts/kernel/crossing
+[ -z "$long" ] || group noise 1200 scripts/run-tests torpor-benchmark:noise
 
 # What nobody runs shows nothing.
 while read -r forgotten; do
