@@ -56,6 +56,9 @@ pub fn long() -> bool {
     std::env::var_os("TORPOR_LONG").is_some()
 }
 
+/// What is said of how many commands a fault has hit.
+const HIT: &str = "were hit before their end";
+
 /// How long a task may take to be itself again.
 const CALM: Duration = Duration::from_secs(120);
 
@@ -96,7 +99,11 @@ pub fn run(zoo: &Path, kind: &str) -> Result<()> {
     };
     let limit = Duration::from_secs(if long() { 7200 } else { 1500 });
     match isolated(zoo, &dir, &["--fault", kind, &seed], limit)? {
-        Outcome::Pass => Ok(std::fs::remove_dir_all(dir)?),
+        Outcome::Pass => {
+            let told = std::fs::read_to_string(dir.join("runner.log"))?;
+            told.lines().filter(|line| line.ends_with(HIT)).for_each(|l| println!("{kind}: {l}"));
+            Ok(std::fs::remove_dir_all(dir)?)
+        }
         other => bail!(
             "{kind} with FAULT_SEED={seed}: {other}\nkept in {}\nagain: FAULT_SEED={seed} cargo test \
              -p torpor-tests --test fault -- {kind}",
@@ -305,7 +312,7 @@ impl Play<'_> {
                 .with_context(|| format!("round {round}, killed at stop {at} of {whole}"))?;
             self.nothing_shown()?;
         }
-        ensure!(early > times / 2, "only {early} of {times} dumps were killed before their end");
+        enough((early, times), times / 2, "dumps")?;
         self.finish(root)
     }
 
@@ -313,6 +320,7 @@ impl Play<'_> {
     /// when they are thawed.
     fn frozen_killed(&self, root: i32) -> Result<()> {
         let before = mappings(root)?;
+        let (mut times, mut early) = (0, 0);
         for group in Group::of_each_version()? {
             for pid in observe::descendants(root)? {
                 group.take(pid)?;
@@ -331,7 +339,8 @@ impl Play<'_> {
                 self.fresh_images()?;
                 group.freeze()?;
                 let command = self.dump_command(root, &more)?;
-                self.killed(command, "dump", (Threads::All, at), &mut whole)?;
+                times += 1;
+                early += u32::from(self.killed(command, "dump", (Threads::All, at), &mut whole)?);
                 engine_gone(root).with_context(context)?;
                 group.await_frozen().with_context(context)?;
                 group.thaw()?;
@@ -339,6 +348,7 @@ impl Play<'_> {
             }
             group.give_back()?;
         }
+        enough((early, times), times / 4, "dumps of paused tasks")?;
         self.finish(root)
     }
 
@@ -351,12 +361,14 @@ impl Play<'_> {
         };
         let whole = self.points(end(root)?, "dump", Threads::All)?;
         let mut root = self.runner.restore()?;
-        for round in 0..ENDS.get() {
+        let (times, mut early) = (ENDS.get(), 0);
+        for round in 0..times {
             let before = mappings(root)?;
             // It is decided in the last of the stops, of which there are not as many each time.
             let late = if round % 2 == 0 { whole / 4 } else { DECIDED };
             let at = whole.saturating_sub(late) + self.point(late * 5 / 4);
             let ended = self.watch(end(root)?, "dump", (Threads::All, Some(at)))?;
+            early += u32::from(ended == Watched::Killed);
             let context = || {
                 let log = self.runner.log_tail("dump");
                 format!("round {round}, to be killed at stop {at} of {whole}: {ended:?}; {log}")
@@ -367,6 +379,7 @@ impl Play<'_> {
                 root = self.runner.restore().with_context(context)?;
             }
         }
+        enough((early, times), times / 8, "dumps that end their tasks")?;
         self.finish(root)
     }
 
@@ -419,7 +432,7 @@ impl Play<'_> {
             self.nothing_or_all(&world)
                 .with_context(|| format!("round {round}, killed at stop {at} of {whole}"))?;
         }
-        ensure!(early > times / 4, "only {early} of {times} restores were killed before their end");
+        enough((early, times), times / 4, "restores")?;
         self.wake_and_finish()
     }
 
@@ -509,6 +522,13 @@ fn hit(watched: Watched, whole: &mut u64) -> bool {
         *whole = stops.min(*whole);
     }
     watched == Watched::Killed
+}
+
+/// More than so many of all commands must have been hit; how many it were is said.
+fn enough((hit, all): (u32, u32), least: u32, what: &str) -> Result<()> {
+    ensure!(hit > least, "only {hit} of {all} {what} {HIT}");
+    println!("{hit} of {all} {what} {HIT}");
+    Ok(())
 }
 
 /// Waits until nobody but the program, its starter, and the process that keeps what its rounds know is

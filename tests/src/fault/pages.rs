@@ -1,6 +1,6 @@
 //! Faults of those that know of memory between two commands, or bring it in behind a restore.
 
-use super::{CALM, LAZY_RESTORES, PAGE_SERVERS, Play, ROUNDS, end, hit, mappings};
+use super::{CALM, LAZY_RESTORES, PAGE_SERVERS, Play, ROUNDS, end, enough, hit, mappings};
 use crate::inside::World;
 use crate::kill::{Threads, Watched, has_ended, watch, watch_other};
 use crate::observe;
@@ -45,7 +45,7 @@ impl Play<'_> {
                 root = self.renew(root, parent.take()).with_context(context)?;
             }
         }
-        ensure!(early > times / 8, "only {early} of {times} rounds were killed before their end");
+        enough((early, times), times / 8, "rounds")?;
         self.finish(root)
     }
 
@@ -87,7 +87,7 @@ impl Play<'_> {
                 self.unharmed(root, &before).with_context(context)?;
             }
         }
-        ensure!(failed > times / 4, "only {failed} of {times} dumps were hit");
+        enough((failed, times), times / 4, "dumps to a page server")?;
         self.finish(root)
     }
 
@@ -145,7 +145,7 @@ impl Play<'_> {
             }
             self.clear(&world).with_context(context)?;
         }
-        ensure!(killed > times / 2, "only {killed} of {times} restores were hit");
+        enough((killed, times), times / 2, "lazy restores")?;
         self.wake_and_finish()
     }
 
