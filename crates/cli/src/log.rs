@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
 use tracing::span;
 use tracing::{Event, Level, Metadata, Subscriber};
 
@@ -176,6 +177,18 @@ impl fmt::Display for SourceLine<'_> {
     }
 }
 
+/// What is let through at a level of the log.
+fn filter(level: u8) -> LevelFilter {
+    match level {
+        0 => LevelFilter::OFF,
+        1 => LevelFilter::ERROR,
+        2 => LevelFilter::WARN,
+        3 => LevelFilter::INFO,
+        4 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    }
+}
+
 fn number(level: Level) -> u8 {
     match level {
         Level::ERROR => 1,
@@ -187,8 +200,9 @@ fn number(level: Level) -> u8 {
 }
 
 impl Subscriber for &'static Log {
-    fn register_callsite(&self, _: &'static Metadata<'static>) -> tracing::subscriber::Interest {
-        tracing::subscriber::Interest::sometimes()
+    // What is not let through costs next to nothing: libraries have a record for each frame that they send.
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(filter(self.level.load(Ordering::Relaxed)))
     }
 
     fn enabled(&self, meta: &Metadata<'_>) -> bool {
@@ -282,8 +296,10 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_listener_gets_fields_by_themselves() {
+    type Told = (Level, String, Vec<(String, String)>);
+
+    /// A log, and what is told to its listener.
+    fn heard() -> (&'static Log, mpsc::Receiver<Told>) {
         let (sender, told) = mpsc::channel();
         let listener: Listener = Box::new(move |level, text, fields| {
             sender.send((level, text.to_owned(), fields)).unwrap();
@@ -294,6 +310,36 @@ mod tests {
             clock: clock_gettime(ClockId::Monotonic),
             target: Mutex::new(Target::Listener(listener)),
         }));
+        (log, told)
+    }
+
+    /// A place in the code says what it says at the level of the moment, whatever it was before.
+    #[test]
+    fn levels_may_change() {
+        let (log, told) = heard();
+        tracing::subscriber::with_default(log, || {
+            for level in [0, 1, 4, 5, 2, 4] {
+                log.set_level(level);
+                assert_eq!(log.max_level_hint(), Some(filter(level)));
+                tracing::error!("{level}");
+                tracing::debug!("{level}");
+                tracing::trace!("{level}");
+            }
+        });
+        let told: Vec<String> =
+            told.try_iter().map(|(level, text, _)| format!("{level} {text}")).collect();
+        assert_eq!(
+            told,
+            [
+                "ERROR 1", "ERROR 4", "DEBUG 4", "ERROR 5", "DEBUG 5", "TRACE 5", "ERROR 2",
+                "ERROR 4", "DEBUG 4"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_listener_gets_fields_by_themselves() {
+        let (log, told) = heard();
         tracing::subscriber::with_default(log, || {
             tracing::warn!(group = "a", pid = 7, "cannot be\nremoved\x1b[2J");
             tracing::debug!("not at this level");
