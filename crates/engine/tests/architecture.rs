@@ -387,16 +387,28 @@ fn the_example_in_docs_is_the_one_that_runs() {
 #[test]
 fn processes_and_stages_have_the_names_that_they_have_in_the_code() {
     let page = page();
-    let code = sources(&root().join("crates/engine/src"));
+    let crates = ["engine", "tracee", "kubernetes"];
+    let code = crates.map(|name| sources(&root().join("crates").join(name).join("src"))).concat();
     let table = page.split("## Processes").nth(1).unwrap().split("## The way").next().unwrap();
     let names: Vec<&str> =
         quoted(table).into_iter().filter(|name| name.starts_with("torpor-")).collect();
     assert_eq!(
         names,
-        ["torpor-guard", "torpor-reader", "torpor-keeper", "torpor-lazy", "torpor-pager"]
+        [
+            "torpor-guard",
+            "torpor-reader",
+            "torpor-keeper",
+            "torpor-lazy",
+            "torpor-pager",
+            "torpor-twin",
+            "torpor-template",
+            "torpor-undo"
+        ]
     );
     for name in names {
-        assert!(code.contains(&format!("set_name(c\"{name}\")")), "{name}");
+        // Each by itself, or in a process that is made to call itself so.
+        let own = code.contains(&format!("set_name(c\"{name}\")"));
+        assert!(own || code.contains(&format!("const NAME: &str = \"{name}\";")), "{name}");
     }
     for stage in ["Session", "Frozen", "Written", "Plan", "Skeleton", "Complete", "Ready"] {
         assert!(page.contains(stage), "{stage}");
