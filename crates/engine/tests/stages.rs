@@ -311,6 +311,15 @@ fn destination(first: &Path, joined: Option<&Path>) {
     }
 }
 
+/// The files of a round that are neither pages nor what every checkpoint has.
+fn beside_pages(images: &Path) -> Vec<String> {
+    const OF_A_ROUND: [&str; 7] =
+        ["pagemap-", "pages-", "inventory.", "parent", "seal.", "manifest.", "stats-"];
+    let names = std::fs::read_dir(images).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| !OF_A_ROUND.iter().any(|start| name.starts_with(start))).collect()
+}
+
 fn moves(case: &Case) {
     let subject = Subject::start(case);
     let first = subject.round(1);
@@ -322,6 +331,7 @@ fn moves(case: &Case) {
         let before = subject.checks(case.family);
         subject.wait_for_checks(case.family, &before);
         session.round(&subject.round(round), &mut NoHooks).unwrap();
+        assert_eq!(beside_pages(&subject.images(round)), [""; 0]);
         let applied = destination.tell("apply", &subject.images(round));
         assert!(applied.starts_with("Applied"), "{applied}");
         assert!(!applied.contains("written: 0,"), "{applied}");
