@@ -34,7 +34,7 @@ use torpor_images::proto::{
     PipeDataEntry, SkPacketEntry, TcpStreamEntry,
 };
 use torpor_images::{ImageDir, Reader, Result};
-use torpor_policy::{Policy, Spec, leaves, scan_archive};
+use torpor_policy::{PacketFilter, Policy, Spec, leaves, scan_archive};
 use torpor_queue::scheduler::simulation::swf;
 use torpor_seal::header::{RecordCipher, Sealed};
 use torpor_seal::keys::Trust;
@@ -378,10 +378,16 @@ pub fn texts(data: &[u8]) {
         1 => drop(Spec::parse(data)),
         2 => drop(torpor_cli::options::parse_config(text)),
         3 => drop(leaves(text)),
-        4 => drop(torpor_policy::check_nftables(text)),
-        5 => drop(torpor_policy::check_iptables(text)),
+        4 => rules(kind::NFTABLES, text),
+        5 => rules(kind::IPTABLES, text),
         _ => drop(swf::read(&mut &*data, TASKS, &|queue| (queue == 1).then(|| "a".to_owned()))),
     }
+}
+
+/// Reads rules of a packet filter. What is written for their program is read as they were.
+fn rules(image: Kind, text: &str) {
+    let Ok(rules) = PacketFilter::of(image, text) else { return };
+    assert_eq!(PacketFilter::of(image, rules.text()).as_ref(), Ok(&rules));
 }
 
 /// Reads the commands of a page client, and the pages behind those that are compressed.

@@ -81,7 +81,7 @@ pub use clock_times::ClockTimes;
 pub use credentials::{Credentials, Sets};
 pub use descriptor::{Descriptor, DescriptorTable};
 pub use file_lock::{FileLock, LockKind, LockMode};
-pub use firewall::{PacketFilter, check_iptables, check_nftables};
+pub use firewall::PacketFilter;
 pub use given::GivenNamespace;
 pub use given_file::{FileKey, GivenFile};
 pub use host_names::HostNames;

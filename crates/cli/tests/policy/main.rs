@@ -357,6 +357,8 @@ fn firewalls_are_rules_only() {
         "table ip a { } ; include \"/etc/shadow\"\n",
         "define x = 1\n",
         "flush ruleset\n",
+        "table ip a 1include \"/etc/shadow\"\n",
+        "table ip a { list ruleset; }\n",
     ] {
         refused(kind::NFTABLES, text);
     }
@@ -366,6 +368,10 @@ fn firewalls_are_rules_only() {
         "-A INPUT --modp /tmp/x",
         "-N X -M /tmp/x",
         "-A INPUT -m ../../tmp/x",
+        // What the program takes for words and lines is not what is between spaces.
+        "-A INPUT -m comment --comment \"x\"-M /tmp/x -j ACCEPT",
+        "[0:0]-M/tmp/x -A INPUT -j ACCEPT",
+        &format!("#{}-A INPUT -M /tmp/x -j ACCEPT", "x".repeat(10_238)),
     ] {
         let text = format!("*filter\n:INPUT ACCEPT [0:0]\n{rule}\nCOMMIT\n");
         refused(kind::IPTABLES, &text);

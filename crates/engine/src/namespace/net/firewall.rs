@@ -163,7 +163,7 @@ pub(crate) fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
 /// run programs, that are named among them.
 fn rules(images: &ImageDir, kind: Kind, ns_id: u32) -> Result<Option<PacketFilter>> {
     let Some(all) = PacketFilter::read(images, kind, ns_id.into())? else { return Ok(None) };
-    let meant = PacketFilter::of(kind, lock_of_criu::without(all.text()))
+    let meant = PacketFilter::of(kind, &lock_of_criu::without(all.text()))
         .map_err(|why| Error::invalid(kind.file_name(ns_id.into()), why))?;
     Ok((!meant.text().trim().is_empty()).then_some(meant))
 }
