@@ -13,13 +13,14 @@ targets=$(cargo fuzz list)
 cargo fuzz build "${how[@]}"
 mkdir -p target/test
 failed=
+seconds=${1:-60}
 for target in $targets; do
 	report=target/test/fuzz-$target.txt
 	# What is found new stays out of the repository's corpus until somebody chooses it.
 	mkdir -p "target/fuzz-corpus/$target"
 	if cargo fuzz run "${how[@]}" "$target" "target/fuzz-corpus/$target" "fuzz/corpus/$target" -- \
-		-max_total_time="${1:-60}" -verbosity=0 -print_final_stats=1 >"$report" 2>&1; then
-		echo "fuzz: $target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$report") runs"
+		-max_total_time="$seconds" -verbosity=0 -print_final_stats=1 >"$report" 2>&1; then
+		echo "fuzz: $target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$report") runs in $seconds seconds"
 	else
 		failed+=" $target"
 		echo "fuzz: $target has failed; the end of $report:"
