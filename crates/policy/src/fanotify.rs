@@ -1,8 +1,9 @@
 //! Descriptors that are told of what others do to files: read of their entries once, judged, and made.
 
-use torpor_images::proto::{FanotifyFileEntry, FanotifyMarkEntry, FhEntry, MarkType};
+use torpor_images::proto::{FanotifyFileEntry, FanotifyMarkEntry, MarkType};
 
 use crate::request::Ask;
+use crate::watching::WatchedHandle;
 
 /// `FAN_REPORT_FID` and `FAN_REPORT_DIR_FID`: events carry no open files (linux/fanotify.h).
 const REPORTS_HANDLES: u32 = 0x200 | 0x400;
@@ -47,7 +48,7 @@ pub enum Marked {
         /// Its device and inode.
         inode: (u32, u64),
         /// How CRIU's images describe it.
-        handle: Option<FhEntry>,
+        handle: Option<WatchedHandle>,
     },
     /// All files of a mount.
     Mount {
@@ -96,7 +97,7 @@ impl Mark {
             MarkType::Inode => Marked::File {
                 file: entry.torpor_file_id,
                 inode: (entry.s_dev, entry.ie.as_ref().map_or(0, |inode| inode.i_ino)),
-                handle: entry.ie.as_ref().map(|inode| inode.f_handle.clone()),
+                handle: entry.ie.as_ref().map(|inode| WatchedHandle::of(&inode.f_handle)),
             },
             MarkType::Mount => {
                 let mount = entry.me.as_ref().ok_or("a mount is marked, but none is named")?;

@@ -276,6 +276,7 @@ impl Rules {
             | Ask::GivenFile(_)
             | Ask::Bind(_)
             | Ask::Open { hidden: false, .. }
+            | Ask::PlainFile(_)
             | Ask::Queued(_)
             | Ask::Fill(_)
             | Ask::Ghost { .. }

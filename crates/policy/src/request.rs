@@ -15,6 +15,7 @@ use crate::given::GivenNamespace;
 use crate::given_file::GivenFile;
 use crate::host_names::HostNames;
 use crate::mount::Mount;
+use crate::plain_file::PlainFile;
 use crate::program_format::ProgramFormat;
 use crate::queued::QueuedData;
 use crate::socket::Socket;
@@ -116,6 +117,8 @@ pub enum Ask {
         /// Whether another mount hides it, so that no path leads to it.
         hidden: bool,
     },
+    /// An open file that anybody makes, without a path.
+    PlainFile(PlainFile),
     /// What waits to be read, or to be sent.
     Queued(QueuedData),
     /// A new file system is filled with the files of an archive, the image: this much.
@@ -383,6 +386,7 @@ impl Ask {
                 | Ask::GivenFile(_)
                 | Ask::Bind(_)
                 | Ask::Open { hidden: false, .. }
+                | Ask::PlainFile(_)
                 | Ask::Queued(_)
                 | Ask::Fill(_)
                 | Ask::Ghost { .. }
@@ -417,6 +421,7 @@ impl Ask {
             Ask::SetUid { .. }
             | Ask::Device { .. }
             | Ask::Open { .. }
+            | Ask::PlainFile(_)
             | Ask::Queued(_)
             | Ask::Ghost { .. }
             | Ask::Fanotify { .. }
@@ -484,6 +489,7 @@ impl fmt::Display for Ask {
                 }
                 f.write_str(if *hidden { ", which another mount hides" } else { "" })
             }
+            Ask::PlainFile(file) => file.fmt(f),
             Ask::Queued(data) => data.fmt(f),
             Ask::Fill(totals) => write!(f, "fills a new file system: {totals}"),
             Ask::Ghost { path, ghost } => write!(f, "unlinked {path:?}: {ghost}"),

@@ -215,6 +215,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::GivenFile(_)
         | Ask::Bind(_)
         | Ask::Open { hidden: false, .. }
+        | Ask::PlainFile(_)
         | Ask::Queued(_)
         | Ask::Fill(_)
         | Ask::Ghost { .. }

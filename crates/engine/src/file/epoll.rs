@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::epoll::CreateFlags;
 use rustix::io::DupFlags;
 use torpor_images::proto::{EventpollFileEntry, EventpollTfdEntry, FdTypes, FileEntry};
+use torpor_policy::{EpollSet, EpollWatch};
 use torpor_sys::epoll::Interest;
 use torpor_sys::kcmp::kcmp_epoll_target;
 use torpor_tracee::Tracee;
@@ -196,13 +197,13 @@ fn resolve(
 /// The restore half.
 #[derive(Debug, Default)]
 pub(crate) struct EpollRestorer {
-    made: Vec<EventpollFileEntry>,
+    made: Vec<EpollSet>,
     of_signals: Vec<SignalWatch>,
-    /// Entries that watch io_uring instances, which tasks make later.
-    of_rings: Vec<EventpollTfdEntry>,
+    /// What watches io_uring instances, which tasks make later: the set, the instance, and how.
+    of_rings: Vec<(u32, u32, EpollWatch)>,
 }
 
-/// An entry that watches a signalfd.
+/// What watches a signalfd.
 #[derive(Debug)]
 struct SignalWatch {
     /// The task that adds it.
@@ -211,7 +212,7 @@ struct SignalWatch {
     set: u32,
     /// A descriptor that the task has of the signalfd.
     fd: u32,
-    /// The number that the entry is known by.
+    /// The number that the set knows it by.
     number: u32,
     events: u32,
     data: u64,
@@ -224,9 +225,9 @@ impl EpollRestorer {
     /// If images are damaged, or contradict each other.
     pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
-            let epfd = part(entry.id, entry.epfd.as_ref(), "epoll set")?;
-            let other = epfd.tfd.iter().filter_map(|t| t.torpor_file_id);
-            if let Some(id) = other.into_iter().find(|id| !all.contains_key(id)) {
+            let set = part(entry.id, EpollSet::of(entry), "epoll set")?;
+            let mut others = set.watches.iter().filter_map(|watch| watch.watched);
+            if let Some(id) = others.find(|id| !all.contains_key(id)) {
                 let reason = format!("epoll set {} watches {id}, which is no file", entry.id);
                 return Err(Error::invalid("files.img", reason));
             }
@@ -239,11 +240,11 @@ impl EpollRestorer {
     /// # Errors
     /// If the entry is no epoll set; if the kernel refuses to make one, or its status flags.
     pub(crate) fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
-        let epfd = part(entry.id, entry.epfd.as_ref(), "epoll set")?;
+        let set = part(entry.id, EpollSet::of(entry), "epoll set")?;
         let file = rustix::event::epoll::create(CreateFlags::CLOEXEC)
             .context(|| "epoll_create".to_owned())?;
-        set_status_flags(&file, epfd.flags)?;
-        self.made.push(epfd.clone());
+        set_status_flags(&file, set.flags)?;
+        self.made.push(set);
         Ok(file)
     }
 
@@ -258,8 +259,8 @@ impl EpollRestorer {
         tasks: &[Task],
         all: &HashMap<u32, FileEntry>,
     ) -> Result<Vec<u32>> {
-        let pairs = self.made.iter().flat_map(|epfd| epfd.tfd.iter().map(move |e| (epfd, e)));
-        pairs.map(|(epfd, entry)| target(tasks, all, epfd, entry)).collect()
+        let pairs = self.made.iter().flat_map(|set| set.watches.iter().map(move |w| (set, w)));
+        pairs.map(|(set, watch)| target(tasks, all, set, watch)).collect()
     }
 
     /// When all descriptions are open: connects them and fills their queues.
@@ -273,37 +274,32 @@ impl EpollRestorer {
         all: &HashMap<u32, FileEntry>,
         files: &OpenFiles,
     ) -> Result<()> {
-        for epfd in self.made.drain(..) {
+        for set in self.made.drain(..) {
             let mut watched = Vec::new();
-            for entry in &epfd.tfd {
-                let id = target(tasks, all, &epfd, entry)?;
+            for watch in &set.watches {
+                let id = target(tasks, all, &set, watch)?;
                 if all.get(&id).is_some_and(|file| file.torpor_io_uring.is_some()) {
-                    let (set, file) = (epfd.id, Some(id));
-                    self.of_rings.push(EventpollTfdEntry {
-                        id: set,
-                        torpor_file_id: file,
-                        ..*entry
-                    });
+                    self.of_rings.push((set.file, id, *watch));
                     continue;
                 }
                 let is_signalfd = all.get(&id).is_some_and(|file| file.sgfd.is_some());
-                if is_signalfd && let Some(watch) = SignalWatch::new(tasks, &epfd, entry, id) {
+                if is_signalfd && let Some(watch) = SignalWatch::new(tasks, &set, watch, id) {
                     self.of_signals.push(watch);
                     continue;
                 }
                 if is_signalfd {
-                    let (set, number) = (epfd.id, known_by(entry));
+                    let (set, number) = (set.file, watch.known_by());
                     tracing::warn!(
                         "epoll set {set}: no signal wakes it by fd {number}, which no task has"
                     );
                 }
-                watched.push((entry, duplicate(files.need(id)?)?));
+                watched.push((watch, duplicate(files.need(id)?)?));
             }
             let interests: Vec<_> =
-                watched.iter().map(|(entry, file)| interest(entry, file.as_fd())).collect();
-            let set = duplicate(files.need(epfd.id)?)?;
-            torpor_sys::epoll::add(set.as_fd(), &interests)
-                .context(|| format!("EPOLL_CTL_ADD to epoll set {}", epfd.id))?;
+                watched.iter().map(|(watch, file)| interest(watch, file.as_fd())).collect();
+            let file = duplicate(files.need(set.file)?)?;
+            torpor_sys::epoll::add(file.as_fd(), &interests)
+                .context(|| format!("EPOLL_CTL_ADD to epoll set {}", set.file))?;
         }
         Ok(())
     }
@@ -313,11 +309,10 @@ impl EpollRestorer {
     /// # Errors
     /// If the kernel does not add an entry.
     pub(crate) fn watch_rings(&mut self, files: &OpenFiles) -> Result<()> {
-        for entry in self.of_rings.drain(..) {
-            let ring = files.need(entry.torpor_file_id.unwrap_or_default())?;
-            let set = files.need(entry.id)?;
-            torpor_sys::epoll::add(set, &[interest(&entry, ring)])
-                .context(|| format!("EPOLL_CTL_ADD to epoll set {}", entry.id))?;
+        for (set, ring, watch) in self.of_rings.drain(..) {
+            let interest = interest(&watch, files.need(ring)?);
+            torpor_sys::epoll::add(files.need(set)?, &[interest])
+                .context(|| format!("EPOLL_CTL_ADD to epoll set {set}"))?;
         }
         Ok(())
     }
@@ -336,22 +331,17 @@ impl EpollRestorer {
 }
 
 impl SignalWatch {
-    /// An entry that watches the signalfd `file`, if a task has both and can give it its number. If several have, the
+    /// What watches the signalfd `file`, if a task has both and can give it its number. If several have, the
     /// first one is the parent of the others as a rule, and has made it.
-    fn new(
-        tasks: &[Task],
-        epfd: &EventpollFileEntry,
-        entry: &EventpollTfdEntry,
-        file: u32,
-    ) -> Option<Self> {
-        let number = known_by(entry);
+    fn new(tasks: &[Task], set: &EpollSet, watch: &EpollWatch, file: u32) -> Option<Self> {
+        let number = watch.known_by();
         tasks.iter().enumerate().find_map(|(task, of)| {
             let fds = &of.image.fds;
             let is_free = !fds.iter().any(|fd| fd.fd == number && fd.file != file);
-            let holds = fds.iter().any(|fd| fd.file == epfd.id);
+            let holds = fds.iter().any(|fd| fd.file == set.file);
             let mut own = fds.iter().filter(|fd| fd.file == file).map(|fd| fd.fd);
             let fd = own.clone().find(|fd| *fd == number).or_else(|| own.next())?;
-            let (set, events, data) = (epfd.id, entry.events, entry.data);
+            let (set, events, data) = (set.file, watch.events, watch.data);
             (is_free && holds).then_some(Self { task, set, fd, number, events, data })
         })
     }
@@ -377,47 +367,43 @@ impl SignalWatch {
     }
 }
 
-/// The number that an entry is known by.
-fn known_by(entry: &EventpollTfdEntry) -> u32 {
-    entry.torpor_number.unwrap_or(entry.tfd)
+fn interest<'f>(watch: &EpollWatch, file: BorrowedFd<'f>) -> Interest<'f> {
+    let number = watch.known_by().cast_signed();
+    Interest { file, number, events: watch.events, data: watch.data }
 }
 
-fn interest<'f>(entry: &EventpollTfdEntry, file: BorrowedFd<'f>) -> Interest<'f> {
-    Interest { file, number: known_by(entry).cast_signed(), events: entry.events, data: entry.data }
-}
-
-/// The file that an entry watches: by its number in the images, or by descriptor of a
+/// The file that is watched: by its number in the images, or by descriptor of a
 /// task that holds the set.
 fn target(
     tasks: &[Task],
     all: &HashMap<u32, FileEntry>,
-    epfd: &EventpollFileEntry,
-    entry: &EventpollTfdEntry,
+    set: &EpollSet,
+    watch: &EpollWatch,
 ) -> Result<u32> {
     let by_number = || {
         let tables = tasks.iter().map(|task| &task.image.fds);
-        let holders = tables.filter(|fds| fds.iter().any(|fd| fd.file == epfd.id));
-        let id = holders.flatten().find(|fd| fd.fd == entry.tfd).map(|fd| fd.file);
-        id.filter(|id| all.get(id).is_none_or(|file| is_watched(file, entry) != Some(false)))
+        let holders = tables.filter(|fds| fds.iter().any(|fd| fd.file == set.file));
+        let id = holders.flatten().find(|fd| fd.fd == watch.fd).map(|fd| fd.file);
+        id.filter(|id| all.get(id).is_none_or(|file| is_watched(file, watch) != Some(false)))
     };
     // A socket that a message holds only, and so no task.
     let by_inode = || {
         let mut files = all.values();
-        files.find(|file| is_watched(file, entry) == Some(true)).map(|file| file.id)
+        files.find(|file| is_watched(file, watch) == Some(true)).map(|file| file.id)
     };
-    entry.torpor_file_id.or_else(by_number).or_else(by_inode).ok_or_else(|| {
-        let reason = format!("epoll set {} watches fd {}, which nobody has", epfd.id, entry.tfd);
+    watch.watched.or_else(by_number).or_else(by_inode).ok_or_else(|| {
+        let reason = format!("epoll set {} watches fd {}, which nobody has", set.file, watch.fd);
         Error::invalid("files.img", reason)
     })
 }
 
-/// Whether an entry watches this file, if its inode tells: those of sockets are their own.
-fn is_watched(file: &FileEntry, entry: &EventpollTfdEntry) -> Option<bool> {
+/// Whether this file is watched, if its inode tells: those of sockets are their own.
+fn is_watched(file: &FileEntry, watch: &EpollWatch) -> Option<bool> {
     let inode = None
         .or_else(|| file.usk.as_ref().map(|socket| socket.ino))
         .or_else(|| file.isk.as_ref().map(|socket| socket.ino))
         .or_else(|| file.nlsk.as_ref().map(|socket| socket.ino));
-    Some(u64::from(inode?) == entry.inode?)
+    Some(u64::from(inode?) == watch.inode?)
 }
 
 #[cfg(test)]
@@ -478,14 +464,10 @@ mod tests {
             (id, FileEntry { id, usk: Some(usk), ..FileEntry::default() })
         };
         let all = HashMap::from([socket(5, 77), socket(6, 78)]);
-        let epfd = EventpollFileEntry { id: 4, ..EventpollFileEntry::default() };
-        let watch = |inode| EventpollTfdEntry {
-            tfd: 4,
-            inode: Some(inode),
-            ..EventpollTfdEntry::default()
-        };
-        assert_eq!(target(&[], &all, &epfd, &watch(78)).unwrap(), 6);
-        let error = target(&[], &all, &epfd, &watch(79)).unwrap_err().to_string();
+        let set = EpollSet { file: 4, ..EpollSet::default() };
+        let watch = |inode| EpollWatch { fd: 4, inode: Some(inode), ..EpollWatch::default() };
+        assert_eq!(target(&[], &all, &set, &watch(78)).unwrap(), 6);
+        let error = target(&[], &all, &set, &watch(79)).unwrap_err().to_string();
         assert!(error.contains("which nobody has"), "{error}");
     }
 

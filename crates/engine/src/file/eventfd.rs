@@ -4,14 +4,11 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::EventfdFlags;
 use torpor_images::proto::{EventfdFileEntry, FdTypes, FileEntry};
+use torpor_policy::Eventfd;
 
 use super::description::{part, set_status_flags};
 use super::{FdInfo, Found};
 use crate::error::{Context, Error, Result};
-
-/// `EFD_SEMAPHORE`. Images of Torpor's old versions have it in the lowest bit of the flags,
-/// which is free: an eventfd is always open for reading and writing, `O_RDWR` is bit 1.
-const SEMAPHORE: u32 = EventfdFlags::SEMAPHORE.bits();
 
 /// The dump half.
 #[derive(Debug, Default)]
@@ -68,20 +65,22 @@ fn count(info: &FdInfo) -> Option<u64> {
 /// If the entry is no eventfd, or its count is none that one can have; if the kernel refuses to
 /// make one, or its status flags.
 pub(crate) fn open(entry: &FileEntry) -> Result<OwnedFd> {
-    let efd = part(entry.id, entry.efd.as_ref(), "eventfd")?;
-    let semaphore = efd.torpor_semaphore() || efd.flags & SEMAPHORE != 0;
-    let kind = if semaphore { EventfdFlags::SEMAPHORE } else { EventfdFlags::empty() };
+    let eventfd = part(entry.id, Eventfd::of(entry), "eventfd")?;
+    let kind = if eventfd.semaphore { EventfdFlags::SEMAPHORE } else { EventfdFlags::empty() };
     let file = rustix::event::eventfd(0, kind | EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .context(|| "eventfd".to_owned())?;
-    if efd.counter == u64::MAX {
-        return Err(Error::invalid("files.img", format!("eventfd {} counts too far", efd.id)));
+    if eventfd.count == u64::MAX {
+        return Err(Error::invalid(
+            "files.img",
+            format!("eventfd {} counts too far", eventfd.file),
+        ));
     }
     // eventfd(2) takes 32 bits only.
-    if efd.counter > 0 {
-        rustix::io::write(&file, &efd.counter.to_ne_bytes())
+    if eventfd.count > 0 {
+        rustix::io::write(&file, &eventfd.count.to_ne_bytes())
             .context(|| "write to an eventfd".to_owned())?;
     }
-    set_status_flags(&file, efd.flags & !SEMAPHORE)?;
+    set_status_flags(&file, eventfd.flags)?;
     Ok(file)
 }
 
@@ -92,7 +91,8 @@ mod tests {
 
     #[test]
     fn counters_come_back() {
-        let all = [(7, SEMAPHORE), (0, 0), (u64::MAX - 1, EventfdFlags::NONBLOCK.bits())];
+        let semaphore = EventfdFlags::SEMAPHORE.bits();
+        let all = [(7, semaphore), (0, 0), (u64::MAX - 1, EventfdFlags::NONBLOCK.bits())];
         let files: Vec<_> = all
             .map(|(counter, flags)| {
                 let file =

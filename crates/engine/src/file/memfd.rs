@@ -14,6 +14,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use torpor_images::proto::{FdTypes, FileEntry, MemfdFileEntry, MemfdInodeEntry, VmaEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::{MemoryFile, MemoryInode};
 
 use super::Found;
 use super::description::{
@@ -195,12 +196,12 @@ fn huge_pages(found: &Found, file: &OwnedFd) -> Result<Option<u32>> {
 /// The restore half.
 #[derive(Debug, Default)]
 pub(crate) struct MemfdRestorer {
-    inodes: HashMap<u32, MemfdInodeEntry>,
+    inodes: HashMap<u32, MemoryInode>,
     made: HashMap<u32, OwnedFd>,
     /// Inodes whose first description, the one of memfd_create(2), is in use.
     given: HashSet<u32>,
     /// Files that are no memfds, but shared anonymous memory, by id.
-    pub anonymous: HashMap<u32, MemfdInodeEntry>,
+    pub anonymous: HashMap<u32, MemoryInode>,
 }
 
 impl MemfdRestorer {
@@ -214,15 +215,12 @@ impl MemfdRestorer {
         tasks: &[Task],
         entries: &[FileEntry],
     ) -> Result<()> {
-        for inode in images.read_all_or_empty::<MemfdInodeEntry>(kind::MEMFD_INODE, 0)? {
-            let id = u32::try_from(inode.inode_id)
-                .map_err(|_| Error::invalid("memfd.img", "an inode number is out of range"))?;
-            self.inodes.insert(id, inode);
-        }
+        self.inodes
+            .extend(MemoryInode::all(images)?.into_iter().map(|inode| (inode.number, inode)));
         for entry in entries {
-            let memfd = part(entry.id, entry.memfd.as_ref(), "memfd")?;
-            let Some(inode) = self.inodes.get(&memfd.inode_id) else {
-                let reason = format!("no inode {} for file {}", memfd.inode_id, memfd.id);
+            let memfd = part(entry.id, MemoryFile::of(entry), "memfd")?;
+            let Some(inode) = self.inodes.get(&memfd.inode) else {
+                let reason = format!("no inode {} for file {}", memfd.inode, memfd.file);
                 return Err(Error::invalid("memfd.img", reason));
             };
             if is_anonymous(tasks, inode, entries) {
@@ -243,15 +241,15 @@ impl MemfdRestorer {
         id_maps: &IdMaps,
         entry: &FileEntry,
     ) -> Result<OwnedFd> {
-        let memfd = part(entry.id, entry.memfd.as_ref(), "memfd")?;
-        if !self.made.contains_key(&memfd.inode_id) {
-            let Some(inode) = self.inodes.get(&memfd.inode_id) else {
-                return Err(Error::invalid("memfd.img", format!("no inode {}", memfd.inode_id)));
+        let memfd = part(entry.id, MemoryFile::of(entry), "memfd")?;
+        if !self.made.contains_key(&memfd.inode) {
+            let Some(inode) = self.inodes.get(&memfd.inode) else {
+                return Err(Error::invalid("memfd.img", format!("no inode {}", memfd.inode)));
             };
-            self.made.insert(memfd.inode_id, make(images, id_maps, inode)?);
+            self.made.insert(memfd.inode, make(images, id_maps, inode)?);
         }
-        let first = &self.made[&memfd.inode_id];
-        let is_first = access(memfd.flags) == OFlags::RDWR && self.given.insert(memfd.inode_id);
+        let first = &self.made[&memfd.inode];
+        let is_first = access(memfd.flags) == OFlags::RDWR && self.given.insert(memfd.inode);
         // Unlike those that are opened later, it does not count as open for writing:
         // what it refers to can be executed.
         let file = match is_first {
@@ -283,39 +281,38 @@ impl MemfdRestorer {
 /// # Errors
 /// If the entry is no memfd; if the memory cannot be opened with its flags.
 pub(crate) fn open_anonymous(memory: &OwnedFd, entry: &FileEntry) -> Result<OwnedFd> {
-    let memfd = part(entry.id, entry.memfd.as_ref(), "memfd")?;
+    let memfd = part(entry.id, MemoryFile::of(entry), "memfd")?;
     as_it_was(reopen(memory, open_flags(memfd.flags))?, memfd)
 }
 
 /// Gives a new description its flags and its position.
-fn as_it_was(file: OwnedFd, memfd: &MemfdFileEntry) -> Result<OwnedFd> {
+fn as_it_was(file: OwnedFd, memfd: MemoryFile) -> Result<OwnedFd> {
     set_status_flags(&file, memfd.flags)?;
-    if memfd.pos > 0 {
-        rustix::fs::seek(&file, SeekFrom::Start(memfd.pos))
-            .context(|| format!("seek in memfd {}", memfd.id))?;
+    if memfd.position > 0 {
+        rustix::fs::seek(&file, SeekFrom::Start(memfd.position))
+            .context(|| format!("seek in memfd {}", memfd.file))?;
     }
     Ok(file)
 }
 
 /// Whether an inode is of shared anonymous memory. In CRIU's images it looks as a memfd would
 /// that a program has given such a name; they do not have that memory open.
-fn is_anonymous(tasks: &[Task], inode: &MemfdInodeEntry, files: &[FileEntry]) -> bool {
-    let of_inode = |file: &&FileEntry| {
-        file.memfd.as_ref().is_some_and(|memfd| u64::from(memfd.inode_id) == inode.inode_id)
-    };
+fn is_anonymous(tasks: &[Task], inode: &MemoryInode, files: &[FileEntry]) -> bool {
+    let of_inode =
+        |file: &&FileEntry| MemoryFile::of(file).is_some_and(|memfd| memfd.inode == inode.number);
     let fds = || tasks.iter().flat_map(|task| &task.image.fds);
     let is_open = || files.iter().filter(of_inode).any(|file| fds().any(|fd| fd.file == file.id));
-    inode.torpor_anonymous() || inode.name == ANONYMOUS && !is_open()
+    inode.anonymous || inode.is_called_anonymous() && !is_open()
 }
 
-fn seals(inode: &MemfdInodeEntry) -> SealFlags {
+fn seals(inode: &MemoryInode) -> SealFlags {
     SealFlags::from_bits_retain(inode.seals)
 }
 
 /// Makes the inode, with its content.
-fn make(images: &ImageDir, id_maps: &IdMaps, inode: &MemfdInodeEntry) -> Result<OwnedFd> {
+fn make(images: &ImageDir, id_maps: &IdMaps, inode: &MemoryInode) -> Result<OwnedFd> {
     let what = || format!("memfd {}", String::from_utf8_lossy(&inode.name));
-    let huge = MemfdFlags::from_bits_retain(inode.hugetlb_flag.unwrap_or(0));
+    let huge = MemfdFlags::from_bits_retain(inode.huge.unwrap_or(0));
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
     // Kernels before 6.3 do not know MFD_EXEC, which later ones want to be told.
     let file = match rustix::fs::memfd_create(&*inode.name, flags | MemfdFlags::EXEC) {
@@ -324,10 +321,12 @@ fn make(images: &ImageDir, id_maps: &IdMaps, inode: &MemfdInodeEntry) -> Result<
     };
     let file = file.context(what)?;
     rustix::fs::ftruncate(&file, inode.size).context(what)?;
-    let pages = Pages::load(images, kind::SHMEM_PAGEMAP, u64::from(inode.shmid))?;
+    let pages = Pages::load(images, kind::SHMEM_PAGEMAP, u64::from(inode.pages))?;
     let file = File::from(file);
     object::fill(&pages, &file, 0)?;
-    let (uid, gid) = outside(id_maps, inode.uid, inode.gid);
+    // It may end within a page, and pages were written as a whole.
+    rustix::fs::ftruncate(&file, inode.size).context(what)?;
+    let (uid, gid) = outside(id_maps, inode.owner.0, inode.owner.1);
     rustix::fs::fchown(&file, uid, gid).context(what)?;
     if let Some(mode) = inode.mode {
         rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o7777)).context(what)?;
@@ -395,6 +394,20 @@ mod tests {
         let mut data = [0; 4];
         rustix::io::read(&file, &mut data).unwrap();
         assert_eq!(&data, b"data");
+    }
+
+    #[test]
+    fn a_file_ends_within_its_last_page() {
+        let world = World::new();
+        let files = [5, 4096, 4097].map(|len| {
+            let file = rustix::fs::memfd_create("short", MemfdFlags::CLOEXEC).unwrap();
+            File::from(file.try_clone().unwrap()).write_all_at(&vec![7; len], 0).unwrap();
+            file
+        });
+        let entries = dump_pages(&world, &files);
+        let files = world.restore(&entries).unwrap();
+        let sizes = files.iter().map(|file| rustix::fs::fstat(file).unwrap().st_size);
+        assert_eq!(sizes.collect::<Vec<_>>(), [5, 4096, 4097]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use torpor_images::proto::{FdTypes, FileEntry, NsFileEntry};
+use torpor_policy::NamespaceFile;
 
 use super::Found;
 use super::description::part;
@@ -39,9 +40,9 @@ pub(crate) fn describe(spaces: &Namespaces, found: &Found) -> Result<Option<File
 /// If images are damaged, or contradict each other.
 pub(crate) fn load(spaces: &Namespaces, entries: &[FileEntry]) -> Result<()> {
     for entry in entries {
-        let nsf = part(entry.id, entry.nsf.as_ref(), "namespace")?;
-        if spaces.by_id(nsf.ns_id).is_none() {
-            return Err(unknown(nsf));
+        let file = part(entry.id, NamespaceFile::of(entry), "namespace")?;
+        if spaces.by_id(file.namespace).is_none() {
+            return Err(unknown(file));
         }
     }
     Ok(())
@@ -52,12 +53,12 @@ pub(crate) fn load(spaces: &Namespaces, entries: &[FileEntry]) -> Result<()> {
 /// # Errors
 /// If the entry is no namespace, or one that the images do not have; if its task has ended.
 pub(crate) fn open(spaces: &Namespaces, entry: &FileEntry) -> Result<OwnedFd> {
-    let nsf = part(entry.id, entry.nsf.as_ref(), "namespace")?;
-    let ns = spaces.by_id(nsf.ns_id).ok_or_else(|| unknown(nsf))?;
+    let file = part(entry.id, NamespaceFile::of(entry), "namespace")?;
+    let ns = spaces.by_id(file.namespace).ok_or_else(|| unknown(file))?;
     Ok(proc::open(ns.pid, &format!("ns/{}", ns.kind.name()))?.into())
 }
 
-fn unknown(nsf: &NsFileEntry) -> Error {
-    let reason = format!("file {} is namespace {}, which no task has", nsf.id, nsf.ns_id);
+fn unknown(NamespaceFile { file, namespace }: NamespaceFile) -> Error {
+    let reason = format!("file {file} is namespace {namespace}, which no task has");
     Error::invalid("files.img", reason)
 }

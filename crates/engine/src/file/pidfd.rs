@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::process::{Pid, PidfdFlags};
 use torpor_images::proto::{FdTypes, FileEntry, PidfdEntry};
+use torpor_policy::Pidfd;
 use torpor_tracee::Tracee;
 
 use super::Found;
@@ -62,7 +63,7 @@ fn not_a_task(pids: &Pids, pid: i32) -> String {
 pub(crate) struct PidfdRestorer {
     /// Descriptions of processes that have ended, by file.
     gone: HashMap<u32, OwnedFd>,
-    entries: Vec<PidfdEntry>,
+    all: Vec<Pidfd>,
 }
 
 impl PidfdRestorer {
@@ -72,7 +73,7 @@ impl PidfdRestorer {
     /// If images are damaged, or contradict each other.
     pub(crate) fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
-            self.entries.push(*part(entry.id, entry.pidfd.as_ref(), "pidfd")?);
+            self.all.push(part(entry.id, Pidfd::of(entry), "pidfd")?);
         }
         Ok(())
     }
@@ -83,30 +84,30 @@ impl PidfdRestorer {
     /// If the entry is no pidfd, or is of a pid that no task has; if no process can be started to
     /// stand for one that has ended.
     pub(crate) fn open(&mut self, tasks: &mut [Task], entry: &FileEntry) -> Result<OwnedFd> {
-        let pidfd = part(entry.id, entry.pidfd.as_ref(), "pidfd")?;
-        if pidfd.nspid != GONE {
-            let pid = tasks::real_pid(tasks, pidfd.nspid).ok_or_else(|| {
-                let reason = format!("pidfd {} of {}, which is no task", pidfd.id, pidfd.nspid);
+        let pidfd = part(entry.id, Pidfd::of(entry), "pidfd")?;
+        if let Some(process) = pidfd.process {
+            let pid = tasks::real_pid(tasks, process).ok_or_else(|| {
+                let reason = format!("pidfd {} of {process}, which is no task", pidfd.file);
                 Error::invalid("files.img", reason)
             })?;
             return open(pid, pidfd.flags);
         }
-        if !self.gone.contains_key(&pidfd.id) {
-            self.open_gone(tasks[0].remote()?, pidfd.ino)?;
+        if !self.gone.contains_key(&pidfd.file) {
+            self.open_gone(tasks[0].remote()?, pidfd.inode)?;
         }
         self.gone
-            .remove(&pidfd.id)
-            .ok_or_else(|| Error::invalid("files.img", format!("no pidfd {}", pidfd.id)))
+            .remove(&pidfd.file)
+            .ok_or_else(|| Error::invalid("files.img", format!("no pidfd {}", pidfd.file)))
     }
 }
 
 impl PidfdRestorer {
     /// Opens all that stand for the same process: one that lives for this moment.
-    fn open_gone(&mut self, root: &mut Tracee, ino: u32) -> Result<()> {
-        let same: Vec<PidfdEntry> =
-            self.entries.iter().filter(|p| p.nspid == GONE && p.ino == ino).copied().collect();
+    fn open_gone(&mut self, root: &mut Tracee, inode: u32) -> Result<()> {
+        let is_same = |pidfd: &&Pidfd| pidfd.process.is_none() && pidfd.inode == inode;
+        let same: Vec<Pidfd> = self.all.iter().filter(is_same).copied().collect();
         let opened = with_process(root, None, |process| {
-            same.iter().map(|pidfd| Ok((pidfd.id, open(process.pid(), pidfd.flags)?))).collect()
+            same.iter().map(|pidfd| Ok((pidfd.file, open(process.pid(), pidfd.flags)?))).collect()
         });
         let opened: Vec<(u32, OwnedFd)> = opened?;
         self.gone.extend(opened);

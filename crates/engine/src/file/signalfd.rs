@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 
 use torpor_images::proto::{FdTypes, FileEntry, SignalfdEntry};
+use torpor_policy::Signalfd;
 
 use super::Found;
 use super::description::{part, set_status_flags};
@@ -32,10 +33,10 @@ pub(crate) fn describe(found: &Found) -> Result<Option<FileEntry>> {
 /// # Errors
 /// If the entry is no signalfd; if the kernel refuses to make one, or its status flags.
 pub(crate) fn open(entry: &FileEntry) -> Result<OwnedFd> {
-    let sgfd = part(entry.id, entry.sgfd.as_ref(), "signalfd")?;
-    let file = torpor_sys::event::signalfd(sgfd.sigmask, libc::SFD_CLOEXEC)
+    let signalfd = part(entry.id, Signalfd::of(entry), "signalfd")?;
+    let file = torpor_sys::event::signalfd(signalfd.signals, libc::SFD_CLOEXEC)
         .context(|| "signalfd".to_owned())?;
-    set_status_flags(&file, sgfd.flags)?;
+    set_status_flags(&file, signalfd.flags)?;
     Ok(file)
 }
 

@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_images::proto::{FdTypes, FileEntry, MemfdInodeEntry, VmaEntry};
-use torpor_policy::FileLock;
+use torpor_images::proto::{FdTypes, FileEntry, VmaEntry};
+use torpor_policy::{FileLock, MemoryInode};
 
 use super::memory;
 use crate::error::{About, Context, Error, Result};
@@ -76,7 +76,7 @@ impl RestoredFiles {
     }
 
     /// The shared anonymous memory that file `id` of the images is, if it is any.
-    pub(super) fn anonymous_memory(&self, id: u32) -> Option<MemfdInodeEntry> {
+    pub(super) fn anonymous_memory(&self, id: u32) -> Option<MemoryInode> {
         self.kinds.memfds.anonymous.get(&id).cloned()
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use torpor_images::kind;
-use torpor_images::proto::{MemfdInodeEntry, RemapFilePathEntry, RemapType};
+use torpor_images::proto::{RemapFilePathEntry, RemapType};
 use torpor_images::remap::found_by;
 
 use super::checkpoint::{Checkpoint, Maps, Requests};
@@ -12,6 +12,7 @@ use super::unlimited::owned;
 use crate::archive::{self, SET_ID};
 use crate::error::{Error, Result};
 use crate::ghost::Ghost;
+use crate::memory_file::MemoryInode;
 use crate::mount::Mount;
 use crate::path_file::{PathFile, mapped};
 use crate::request::Ask;
@@ -106,7 +107,7 @@ fn name_of(checkpoint: &Checkpoint<'_>, file: u32) -> String {
 
 /// Files in memory that give whoever runs them the rights of another.
 pub(super) fn memory_files(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
-    for inode in checkpoint.images.read_all_or_empty::<MemfdInodeEntry>(kind::MEMFD_INODE, 0)? {
+    for inode in MemoryInode::all(checkpoint.images)? {
         let mode = inode.mode.unwrap_or_default();
         if mode & SET_ID != 0 {
             let path = format!("memfd:{}", String::from_utf8_lossy(&inode.name));

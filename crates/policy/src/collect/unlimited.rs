@@ -11,8 +11,10 @@ use crate::error::{Error, Result};
 use crate::file_lock::FileLock;
 use crate::given_file::GivenFile;
 use crate::host_names::HostNames;
+use crate::memory_file::MemoryInode;
 use crate::namespace::NsKind;
 use crate::passed::Passed;
+use crate::plain_file::PlainFile;
 use crate::program_format::ProgramFormat;
 use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
@@ -28,6 +30,7 @@ pub(super) fn collect(
 ) -> Result<()> {
     spaces(checkpoint, all)?;
     descriptors(checkpoint, all);
+    plain_files(checkpoint, all)?;
     files(checkpoint, passed, maps, all)
 }
 
@@ -63,6 +66,18 @@ fn descriptors(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
         let ask = Ask::Descriptors(DescriptorTable { table, all: fds });
         all.add(kind::FDINFO.file_name(table.into()), None, ask);
     }
+}
+
+/// Files that anybody makes, without a path, and what those in memory are descriptions of.
+fn plain_files(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+    let image = kind::FILES.file_name(0);
+    let files = checkpoint.files.iter().filter_map(|entry| PlainFile::of(entry));
+    files.for_each(|file| all.add(&*image, None, Ask::PlainFile(file)));
+    for inode in MemoryInode::all(checkpoint.images)? {
+        let ask = Ask::PlainFile(PlainFile::Inode(inode));
+        all.add(kind::MEMFD_INODE.file_name(0), None, ask);
+    }
+    Ok(())
 }
 
 /// A file that belongs to this user and group.

@@ -11,6 +11,7 @@ use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init, remove_watch
 use rustix::fs::{MemfdFlags, OFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FdTypes, FileEntry, InotifyFileEntry, InotifyWdEntry};
+use torpor_policy::{Inotify, InotifyWatch};
 
 use super::{Sleeper, WatchHolder, WatchedInode, file_of, hex, open_target, own_path};
 use crate::error::{Context, Error, Result};
@@ -114,7 +115,7 @@ fn watch(
 /// The restore half.
 #[derive(Debug, Default)]
 pub(crate) struct InotifyRestorer {
-    made: Vec<InotifyFileEntry>,
+    made: Vec<Inotify>,
 }
 
 impl InotifyRestorer {
@@ -124,13 +125,13 @@ impl InotifyRestorer {
     /// If images are damaged, or contradict each other.
     pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
-            let ify = part(entry.id, entry.ify.as_ref(), "inotify descriptor")?;
+            let inotify = part(entry.id, Inotify::of(entry), "inotify descriptor")?;
             let mut seen = HashSet::new();
-            for watch in &ify.wd {
-                let known = watch.torpor_file_id.is_none_or(|id| all.contains_key(&id));
-                let number = i32::try_from(watch.wd).is_ok_and(|wd| wd > 0 && seen.insert(wd));
-                if !known || !number {
-                    let reason = format!("file {} has an impossible watch {}", ify.id, watch.wd);
+            for InotifyWatch { watched, number, .. } in &inotify.watches {
+                let known = watched.is_none_or(|id| all.contains_key(&id));
+                let is_new = i32::try_from(*number).is_ok_and(|wd| wd > 0 && seen.insert(wd));
+                if !known || !is_new {
+                    let reason = format!("file {} has an impossible watch {number}", inotify.file);
                     return Err(Error::invalid("files.img", reason));
                 }
             }
@@ -144,10 +145,10 @@ impl InotifyRestorer {
     /// If the entry is no inotify instance; if the kernel refuses to make one (a limit of the
     /// user), or its status flags.
     pub(crate) fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
-        let ify = part(entry.id, entry.ify.as_ref(), "inotify descriptor")?;
+        let inotify = part(entry.id, Inotify::of(entry), "inotify descriptor")?;
         let file = init(CreateFlags::CLOEXEC).context(|| "inotify_init1".to_owned())?;
-        set_status_flags(&file, ify.flags)?;
-        self.made.push(ify.clone());
+        set_status_flags(&file, inotify.flags)?;
+        self.made.push(inotify);
         Ok(file)
     }
 
@@ -157,9 +158,8 @@ impl InotifyRestorer {
     /// If images are damaged, or contradict each other.
     pub(crate) fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        for watch in self.made.iter().flat_map(|ify| &ify.wd) {
-            let inode = (watch.s_dev, watch.i_ino);
-            ids.extend(file_of(temporary, images, watch.torpor_file_id, inode)?);
+        for watch in self.made.iter().flat_map(|inotify| &inotify.watches) {
+            ids.extend(file_of(temporary, images, watch.watched, watch.inode)?);
         }
         Ok(ids)
     }
@@ -170,17 +170,15 @@ impl InotifyRestorer {
     /// If a file that is to be watched is not in the images, or not there; damaged images.
     pub(crate) fn connect(&mut self, cx: &Opener<'_>, files: &OpenFiles) -> Result<Vec<Sleeper>> {
         let mut sleepers = Vec::new();
-        for ify in self.made.drain(..) {
-            let file = duplicate(files.need(ify.id)?)?;
-            let open = |watch: &InotifyWdEntry| {
-                let inode = (watch.s_dev, watch.i_ino);
-                let target =
-                    open_target(cx, files, watch.torpor_file_id, inode, Some(&watch.f_handle))?;
-                Ok((watch.wd.cast_signed(), watch.mask & MASK, target))
+        for Inotify { file: id, watches, overflow, .. } in self.made.drain(..) {
+            let file = duplicate(files.need(id)?)?;
+            let open = |watch: &InotifyWatch| {
+                let handle = Some(&watch.handle);
+                let target = open_target(cx, files, watch.watched, watch.inode, handle)?;
+                Ok((watch.number.cast_signed(), watch.mask & MASK, target))
             };
-            let watches = ify.wd.iter().map(open).collect::<Result<Vec<_>>>()?;
-            let overflow = ify.torpor_overflow();
-            let sleeping = WatchesToSet { id: ify.id, file, watches, overflow };
+            let watches = watches.iter().map(open).collect::<Result<Vec<_>>>()?;
+            let sleeping = WatchesToSet { id, file, watches, overflow };
             sleepers.push(Sleeper::Inotify(sleeping));
         }
         Ok(sleepers)

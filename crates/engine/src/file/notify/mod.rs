@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::FhEntry;
+use torpor_policy::WatchedHandle;
 
 use super::description::{duplicate, lookup, open_in, same_inode};
 use super::opener::{Opener, Temporary};
@@ -214,22 +215,25 @@ fn open_target(
     files: &OpenFiles,
     id: Option<u32>,
     inode: (u32, u64),
-    handle: Option<&FhEntry>,
+    handle: Option<&WatchedHandle>,
 ) -> Result<OwnedFd> {
     if let Some(id) = file_of(cx.temporary, cx.images, id, inode)? {
         return duplicate(files.need(id)?);
     }
     let handle = handle.ok_or_else(|| Error::invalid("files.img", "a watch without a file"))?;
-    let mnt_id = handle.mnt_id.and_then(|id| i32::try_from(id).ok()).unwrap_or(-1);
     if let Some(path) = &handle.path {
-        return cx.roots.open_path(mnt_id, path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty());
+        return cx.roots.open_path(
+            handle.mount,
+            path,
+            OFlags::PATH | OFlags::NOFOLLOW,
+            Mode::empty(),
+        );
     }
-    let bytes: Vec<u8> = handle.handle.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let bytes = usize::try_from(handle.bytes).ok().and_then(|len| bytes.get(..len));
+    let bytes = handle.bytes.as_deref();
     let bytes =
         bytes.ok_or_else(|| Error::invalid("files.img", "a file handle that is too short"))?;
-    let root = cx.roots.root_of_mount(mnt_id)?;
-    let file = torpor_sys::notify::open_by_handle(root, handle.r#type.cast_signed(), bytes)
+    let root = cx.roots.root_of_mount(handle.mount)?;
+    let file = torpor_sys::notify::open_by_handle(root, handle.kind, bytes)
         .context(|| "open a watched file by its handle".to_owned())?;
     by_path(root, &file)
 }

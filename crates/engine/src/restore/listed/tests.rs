@@ -6,12 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use torpor_images::proto::{
-    BinfmtMiscEntry, CgroupEntry, CgroupPropEntry, CoreEntry, FdTypes, FdinfoEntry, FileEntry,
-    FileLockEntry, IpcDescEntry, IpcShmEntry, MemfdInodeEntry, PstreeEntry, RegFileEntry, ScmEntry,
-    SeccompEntry, SeccompFilter, SkOptsEntry, SkPacketEntry, SkUcred, TorporIoUringEntry,
-    TtyFileEntry, TtyInfoEntry, TtyType, UnixSkEntry,
+    BinfmtMiscEntry, CgroupEntry, CgroupPropEntry, CoreEntry, EventfdFileEntry, FdTypes,
+    FdinfoEntry, FileEntry, FileLockEntry, IpcDescEntry, IpcShmEntry, MemfdInodeEntry, PstreeEntry,
+    RegFileEntry, ScmEntry, SeccompEntry, SeccompFilter, SkOptsEntry, SkPacketEntry, SkUcred,
+    TorporIoUringEntry, TtyFileEntry, TtyInfoEntry, TtyType, UnixSkEntry,
 };
-use torpor_policy::Spec;
+use torpor_policy::{PlainFile, Spec};
 use torpor_store::{Archive, Shelf, Store};
 
 use super::*;
@@ -355,7 +355,9 @@ fn with_unlimited() -> ImageDir {
     let (id, name) = (90_003, b"file[1f:2a6]".to_vec());
     let reg = RegFileEntry { id, name, ext: Some(true), ..RegFileEntry::default() };
     files.push(FileEntry { reg: Some(reg), ..of(id, FdTypes::Reg) });
-    let added = files[files.len() - 3..].iter().zip(901..);
+    let efd = EventfdFileEntry { id: 90_004, counter: 3, ..EventfdFileEntry::default() };
+    files.push(FileEntry { efd: Some(efd), ..of(90_004, FdTypes::Eventfd) });
+    let added = files[files.len() - 4..].iter().zip(901..);
     fds.extend(added.map(|(file, fd)| FdinfoEntry {
         id: file.id,
         r#type: file.r#type,
@@ -369,8 +371,12 @@ fn with_unlimited() -> ImageDir {
 
 #[test]
 fn what_no_rule_limits_is_compared() {
-    let kinds: [(&str, Pick); 5] = [
+    let kinds: [(&str, Pick); 6] = [
         ("lock", |ask| matches!(ask, Ask::Lock(_))),
+        (
+            "eventfd",
+            |ask| matches!(ask, Ask::PlainFile(PlainFile::Eventfd(file)) if file.count == 3),
+        ),
         ("format", |ask| matches!(ask, Ask::ProgramFormat(_))),
         ("terminal", |ask| matches!(ask, Ask::Terminal(_))),
         ("name", |ask| matches!(ask, Ask::Bind(name) if name.socket == 90_002)),

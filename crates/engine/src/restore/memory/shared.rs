@@ -7,7 +7,8 @@ use std::os::fd::OwnedFd;
 use rustix::mm::{MapFlags, ProtFlags};
 use torpor_images::ImageDir;
 use torpor_images::kind;
-use torpor_images::proto::{MemfdInodeEntry, VmaEntry};
+use torpor_images::proto::VmaEntry;
+use torpor_policy::MemoryInode;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
 
@@ -31,13 +32,13 @@ pub(in crate::restore) fn open(
     (images, known): (&ImageDir, &mut HashMap<u64, OwnedFd>),
     husk: &mut Tracee,
     vma: &VmaEntry,
-    inode: &MemfdInodeEntry,
+    inode: &MemoryInode,
 ) -> Result<OwnedFd> {
-    let huge = inode.hugetlb_flag.map_or(0, |flags| {
+    let huge = inode.huge.map_or(0, |flags| {
         libc::MAP_HUGETLB.cast_unsigned() | flags & 0x3f << libc::MAP_HUGE_SHIFT
     });
     let vma = VmaEntry { flags: vma.flags | huge, ..*vma };
-    make((images, known), husk, &vma, (inode.shmid.into(), inode.inode_id), inode.size)
+    make((images, known), husk, &vma, (inode.pages.into(), inode.number.into()), inode.size)
 }
 
 /// As [`open`], of images that say with the mapping what there is to say: see [`length`].
