@@ -70,8 +70,7 @@ pub(crate) fn enforce(
     let (origin, violations) = match matters {
         false => (Origin::Elsewhere, as_foreign),
         true => {
-            let origin = found.origin(opts)?;
-            found.claim = None;
+            let origin = found.settle(opts, images)?;
             (origin, found.judge(opts, origin, checked))
         }
     };
@@ -85,7 +84,7 @@ pub(crate) fn enforce(
         passed: found.passed,
         origin: Some(origin),
         claim: found.claim,
-        settled: OnceLock::new(),
+        settled: if matters { OnceLock::from(origin) } else { OnceLock::new() },
         gives_up: found.gives_up,
         reading: found.reading,
         told: found.told,
@@ -122,6 +121,17 @@ impl ToJudge {
 
     fn allowing(&self, opts: &Options, origin: Origin, checked: &Checked) -> Vec<String> {
         opts.trust.policy.allowing(&self.requests, origin, checked, &self.passed)
+    }
+
+    /// Whose the images are. From here on a change of their pages shows.
+    fn settle(&mut self, opts: &Options, images: &ImageDir) -> Result<Origin> {
+        let rest = self.claim.as_ref().map(Claim::rest).unwrap_or_default();
+        if !rest.is_zero() {
+            std::thread::sleep(rest);
+            let key = host::read_key(opts);
+            self.claim = host::claim(key, opts, images, &images.inventory()?)?;
+        }
+        self.origin(opts)
     }
 
     fn origin(&self, opts: &Options) -> Result<Origin> {

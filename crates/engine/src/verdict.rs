@@ -24,7 +24,7 @@ pub(crate) struct Verdict {
     pub passed: Passed,
     /// Nothing is limited if it is not known.
     pub(crate) origin: Option<Origin>,
-    /// What would show that the images are this host's, if it has not mattered yet.
+    /// What would show that the images are this host's, or has shown it.
     pub(crate) claim: Option<Claim>,
     /// What it has shown.
     pub(crate) settled: OnceLock<Origin>,
@@ -83,6 +83,15 @@ impl Verdict {
     /// If a pages file cannot be read.
     pub(crate) fn made_here(&self) -> Result<bool> {
         Ok(self.settled_origin()? == Some(Origin::Here))
+    }
+
+    /// Ends a restore whose pages or pagemaps were changed since they were found to be this host's, where that mattered.
+    ///
+    /// # Errors
+    /// If a file was changed.
+    pub(crate) fn check_pages(&self) -> Result<()> {
+        let is_own = self.settled.get() == Some(&Origin::Here);
+        self.claim.as_ref().filter(|_| is_own).map_or(Ok(()), Claim::stays)
     }
 
     /// Whose the images are, after a look at all of their pages if nobody has looked at them yet.

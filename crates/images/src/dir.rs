@@ -169,6 +169,15 @@ impl ImageDir {
         Ok(names)
     }
 
+    /// The names of the files that keep the memory of tasks, and say where in them it is: they are not
+    /// kept by [`ImageDir::start_pinning`].
+    ///
+    /// # Errors
+    /// If the files cannot be listed.
+    pub fn memory_names(&self) -> Result<Vec<String>> {
+        Ok(self.names()?.into_iter().filter(|name| is_memory(name)).collect())
+    }
+
     /// The ids for which there is a file of `kind`, in ascending order.
     pub fn ids(&self, kind: Kind) -> Result<Vec<u64>> {
         let mut ids: Vec<u64> = self.names()?.iter().filter_map(|name| kind.id_of(name)).collect();

@@ -416,6 +416,31 @@ fn images_that_were_changed_are_no_longer_this_hosts() {
     task.denied(&rules, &["(foreign.users.allow)"]);
 }
 
+/// Pages are too many to be kept as they were judged.
+#[test]
+fn pages_that_are_changed_after_the_verdict_end_the_restore() {
+    let mut task = Asleep::new(&["--uts"], ":");
+    let rules = ["foreign.users.allow=[]"];
+    let pages = task.images().join("pages-1.img");
+    let whole = fs::read(&pages).unwrap();
+    let change = format!(
+        "[ $CRTOOLS_SCRIPT_ACTION != pre-restore ] || printf other | dd of={} conv=notrunc",
+        pages.display()
+    );
+    let script = task.dir.path().join("change");
+    write_script(&script, &change);
+    let script: &'static str = script.to_str().unwrap().to_owned().leak();
+    task.options.extend(["--action-script", script]);
+    let output = task.run(&["restore"], &rules);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let wanted = "pages-1.img: it was changed while it was restored";
+    assert!(said.contains(wanted), "{said}");
+    task.options.clear();
+    fs::write(&pages, &whole).unwrap();
+    task.wakes(&rules, |_| ());
+}
+
 #[test]
 fn a_bundle_limits_foreign_images() {
     let task = Asleep::new(&["--mount", "--propagation=private"], "mount -t tmpfs none /opt");

@@ -10,6 +10,7 @@
 
 mod key;
 mod pages;
+mod stamps;
 
 use std::path::Path;
 
@@ -23,6 +24,8 @@ use torpor_kernel::parallel;
 
 use crate::error::{Context, Error, Result};
 use crate::options::Options;
+
+use self::stamps::Stamps;
 
 pub(crate) use self::pages::{Claim, Remark};
 
@@ -155,8 +158,9 @@ pub(crate) fn claim(
             // Its pages are where a page server has them.
             return Ok(None);
         }
+        let stamps = Stamps::of(layer)?;
         match verified(&key, layer, &inventory, opts.memory.workers())? {
-            Some(mark) => claim.add(&key, &mark, layer, &inventory)?,
+            Some(mark) => claim.add(&key, &mark, layer, &inventory, stamps)?,
             None => return Ok(None),
         }
         let Some(parent) = layer.parent()? else { return Ok(Some(claim)) };
@@ -394,6 +398,46 @@ mod tests {
         dump(opts, &dir, None, None);
         change(&dir.join("pages-1.img"), 0, &[[3; 4096], [0; 4096], [1; 4096]].concat());
         assert!(!is_own(opts, &dir));
+    }
+
+    #[test]
+    fn changes_after_the_verdict_show() {
+        let temp = tempfile::tempdir().unwrap();
+        let opts = &with(Some(&temp.path().join("host.key")));
+        let dir = temp.path().join("images");
+        dump(opts, &dir, None, None);
+        let images = ImageDir::open(&dir).unwrap();
+        let claimed = || {
+            let claim = || claim(read_key(opts), opts, &images, &images.inventory().unwrap());
+            std::thread::sleep(claim().unwrap().unwrap().rest());
+            let claim = claim().unwrap().unwrap();
+            assert!(claim.rest().is_zero() && claim.holds(1).unwrap());
+            claim
+        };
+        claimed().stays().unwrap();
+        for name in ["pages-1.img", "pagemap-7.img"] {
+            let file = dir.join(name);
+            let whole = std::fs::read(&file).unwrap();
+            let changes: [&dyn Fn(); 4] = [
+                &|| change(&file, whole.len() - 1, &[0xff]),
+                &|| std::fs::write(&file, &whole[1..]).unwrap(),
+                // The same content, in another file.
+                &|| {
+                    std::fs::write(dir.join("other"), &whole).unwrap();
+                    std::fs::rename(dir.join("other"), &file).unwrap();
+                },
+                &|| std::fs::remove_file(&file).unwrap(),
+            ];
+            for happens in changes {
+                let claim = claimed();
+                happens();
+                let error = claim.stays().unwrap_err().to_string();
+                assert!(error.contains(name) && error.contains("while it was restored"), "{error}");
+                std::fs::write(&file, &whole).unwrap();
+                // It was another one in between.
+                assert!(claim.stays().is_err());
+            }
+        }
     }
 
     #[test]

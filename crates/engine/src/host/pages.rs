@@ -6,6 +6,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use aws_lc_rs::hmac::{self, Key};
 use torpor_images::page_sums::sum_of;
@@ -16,7 +17,7 @@ use torpor_policy::Origin;
 use torpor_seal::Secret;
 use torpor_seal::blocks::{BLOCK, BlockKey, BlockSum};
 
-use super::{Mark, Salt, salt, sign, verified};
+use super::{Mark, Salt, Stamps, salt, sign, verified};
 use crate::error::{Context, Error, Result};
 
 /// What the derived keys are for.
@@ -87,6 +88,8 @@ struct SummedImages {
     images: ImageDir,
     key: BlockKey,
     sums: Sums,
+    /// Taken before anything of them was verified.
+    stamps: Stamps,
 }
 
 /// A part of a pages file.
@@ -105,6 +108,7 @@ impl Claim {
         mark: &Mark,
         images: &ImageDir,
         inventory: &InventoryEntry,
+        stamps: Stamps,
     ) -> Result<()> {
         if images.seal_ref().is_some() {
             return Ok(());
@@ -112,7 +116,8 @@ impl Claim {
         let invalid = || Error::invalid(kind::INVENTORY.file_name(0), "a sum has another length");
         let sums = shown(key, &mark.hides, inventory).ok_or_else(invalid)?;
         let images = ImageDir::of(Arc::clone(images.store()));
-        self.0.push(SummedImages { images, key: block_key(key, &mark.checkpoint)?, sums });
+        let key = block_key(key, &mark.checkpoint)?;
+        self.0.push(SummedImages { images, key, sums, stamps });
         Ok(())
     }
 
@@ -122,6 +127,22 @@ impl Claim {
     /// If a pages file is missing or cannot be read.
     pub(crate) fn holds(&self, workers: usize) -> Result<bool> {
         self.0.iter().try_fold(true, |holds, layer| Ok(holds && layer.holds(workers)?))
+    }
+
+    /// How long it takes until any further change of the files of memory shows.
+    pub(crate) fn rest(&self) -> Duration {
+        self.0.iter().map(|layer| layer.stamps.rest()).max().unwrap_or_default()
+    }
+
+    /// Whether all files of memory are those that they were when the claim was made.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub(crate) fn stays(&self) -> Result<()> {
+        let changed = self.0.iter().find_map(|layer| layer.stamps.changed(&layer.images));
+        changed.map_or(Ok(()), |name| {
+            Err(Error::invalid(name, "it was changed while it was restored; restore again"))
+        })
     }
 
     /// Whose the images are.

@@ -246,6 +246,10 @@ impl<'a> Complete<'a> {
         let Complete { mut cx, start, .. } = self;
         memory::unfilled::verify(&cx.images, &cx.tasks)?;
         cx.images.verify_pages()?;
+        // A pager may have given back what it has handed out.
+        if !cx.opts.memory.auto_dedup {
+            cx.verdict.check_pages()?;
+        }
         verify::check(&cx.made())?;
         let pid = cx.tasks[0].pid;
         hooks.notify(Event::PostRestore { pid })?;
