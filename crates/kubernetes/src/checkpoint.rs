@@ -109,6 +109,25 @@ pub fn stored(error: Option<&str>) -> Value {
     }
 }
 
+/// The condition of a checkpoint whose pod runs while its memory comes: as long as that does, it is needed.
+pub const MEMORY_COMES: &str = "MemoryComes";
+
+/// Whether memory of a checkpoint comes while its pod runs.
+#[must_use]
+pub fn memory_comes(checkpoint: &Value) -> bool {
+    condition(checkpoint, MEMORY_COMES).is_some_and(|condition| condition["status"] == "True")
+}
+
+/// Writes down whether it does. Returns whether that is news.
+pub fn set_memory_comes(checkpoint: &mut Value, comes: bool) -> bool {
+    let is_news = memory_comes(checkpoint) != comes;
+    if is_news {
+        let reason = if comes { "OnDemand" } else { "NothingToCome" };
+        set(checkpoint, condition_of(MEMORY_COMES, comes, reason, ""));
+    }
+    is_news
+}
+
 /// Sets a condition of a checkpoint.
 pub fn set(checkpoint: &mut Value, condition: Value) {
     let mut all = checkpoint["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -308,6 +327,18 @@ mod tests {
         checkpoint["status"]["restoredContainers"] = json!([{ "name": "c", "podUID": "u2" }]);
         assert!(is_spent(&checkpoint, "u2", "c") && is_used(&checkpoint));
         assert!(!is_spent(&checkpoint, "u3", "c"), "another pod of a shared one");
+    }
+
+    #[test]
+    fn it_is_told_once_that_memory_comes_and_that_it_does_not() {
+        let (_, mut checkpoint) = pair();
+        let before = checkpoint.clone();
+        assert!(!set_memory_comes(&mut checkpoint, false) && checkpoint == before);
+        for comes in [true, false] {
+            assert!(set_memory_comes(&mut checkpoint, comes));
+            assert!(!set_memory_comes(&mut checkpoint, comes));
+            assert!(memory_comes(&checkpoint) == comes && is_ready(&checkpoint));
+        }
     }
 
     #[test]

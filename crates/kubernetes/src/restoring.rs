@@ -21,7 +21,16 @@ pub(crate) enum Report {
     /// The pod waits for it: whoever moves may be saved.
     Waits,
     /// The pod begins here, so that its source must not go on.
-    Promises,
+    Promises {
+        /// Whether its memory comes while it runs.
+        #[serde(default)]
+        lazy: bool,
+    },
+    /// Whether memory still comes here to the pod that runs.
+    Memory {
+        /// If not, it is here, or will not come.
+        comes: bool,
+    },
     /// A container of the pod has begun, and begins anew if it is started again.
     Began {
         /// Its name.
@@ -58,13 +67,20 @@ impl Report {
                 checkpoint::set(object, checkpoint::target_ready());
                 Ok(true)
             }
-            Self::Promises if !is_ready(object) => Err("the checkpoint was taken back".into()),
+            Self::Promises { .. } if !is_ready(object) => {
+                Err("the checkpoint was taken back".into())
+            }
             // Any number of pods begin with it, and its source goes on.
-            Self::Promises if is_shared(object) => Ok(false),
-            Self::Promises => {
+            Self::Promises { .. } if is_shared(object) => Ok(false),
+            Self::Promises { lazy } => {
                 object["status"]["restoringOn"] = json!(node);
+                checkpoint::set_memory_comes(object, *lazy);
                 Ok(true)
             }
+            Self::Memory { .. } if object["status"]["restoringOn"] != node => {
+                Err("its pod does not begin on this node".into())
+            }
+            Self::Memory { comes } => Ok(checkpoint::set_memory_comes(object, *comes)),
             Self::Began { container, restored, message } => {
                 let status = &mut object["status"];
                 let mut all = status["restoredContainers"].as_array().cloned().unwrap_or_default();

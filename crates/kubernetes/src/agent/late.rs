@@ -25,6 +25,8 @@ use crate::pod::is_name;
 pub(super) const LIST: &str = "late.json";
 /// The same, with the pod that they come for, among the logs of a checkpoint, until all is here.
 const NOTE: &str = "late.json";
+/// The file among the logs that shows that what was to come does not.
+const LOST: &str = "late.lost";
 /// The directory in a checkpoint with the images of its containers.
 const CONTAINERS: &str = "containers";
 /// No list is longer.
@@ -149,6 +151,11 @@ fn read_json<T: for<'d> Deserialize<'d>>(path: &Path) -> Result<Option<T>> {
 /// Whether memory of the checkpoint in `dir` is still to come.
 pub(super) fn comes_late(dir: &Path) -> bool {
     dir.join(LOGS).join(NOTE).exists()
+}
+
+/// Whether it is, and is brought.
+pub(super) fn is_awaited(dir: &Path) -> bool {
+    comes_late(dir) && !dir.join(LOGS).join(LOST).exists()
 }
 
 /// Whether a container has begun with the checkpoint in `dir`.
@@ -284,6 +291,8 @@ impl Late {
             Ok((name, listener))
         };
         let doors = names.into_iter().map(door).collect::<Result<Vec<_>>>()?;
+        // It is tried again. There may be no such file.
+        let _ = fs::remove_file(dir.join(LOGS).join(LOST));
         Ok(Some(Self { pod, files, doors }))
     }
 
@@ -320,6 +329,7 @@ impl Late {
             // They only wait longer if it stays.
             let _ = fs::remove_file(dir.join(CONTAINERS).join(name).join(RETURNS));
         }
+        let _ = fs::write(dir.join(LOGS).join(LOST), "");
     }
 }
 
@@ -442,8 +452,12 @@ mod tests {
         let _stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
         after.doors[0].1.accept().unwrap();
         // Whoever finds none there takes all to be here.
+        assert!(is_awaited(place.path()));
         after.leave(place.path());
         assert!(socket.exists() && !socket.with_file_name(RETURNS).exists());
+        assert!(comes_late(place.path()) && !is_awaited(place.path()));
+        let _again = Late::open(place.path()).unwrap().unwrap();
+        assert!(is_awaited(place.path()));
     }
 
     #[test]

@@ -89,6 +89,8 @@ pub(super) struct Node {
     /// Where checkpoints do not die with their node.
     pub(super) depot: Option<Depot>,
     pub(super) upkeep: Mutex<Upkeep>,
+    /// Whether a checkpoint may say that memory of it comes here.
+    pub(super) says_memory: AtomicBool,
     /// Rung when something was saved.
     pub(super) bell: Sender<()>,
     pub(super) rung: Mutex<Receiver<()>>,
@@ -132,6 +134,8 @@ impl Node {
             hears: HEARS,
             depot,
             upkeep: Mutex::default(),
+            // The agent before this one may have said so.
+            says_memory: AtomicBool::new(true),
             bell,
             rung: Mutex::new(rung),
         })

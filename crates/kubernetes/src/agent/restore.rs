@@ -3,15 +3,19 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use torpor_worker::tell;
 
-use super::late::comes_late;
+use super::late::{comes_late, is_awaited};
 use super::node::Node;
-use crate::checkpoint::{self, is_in_progress, is_restored, is_shared, is_spent, objection, path};
+use crate::checkpoint::{
+    self, claimed_by, is_in_progress, is_restored, is_shared, is_spent, memory_comes, objection,
+    path,
+};
 use crate::error::{Error, Result};
 use crate::event::{self, Kind};
 use crate::message::{Answer, Ask, BEGUN, Container, Hidden, LOGS, begun};
@@ -40,6 +44,9 @@ fn patiently<T>(until: Instant, ask: impl Fn() -> Result<T>) -> Result<T> {
 /// Waits for memory that comes late, since another pod wants it so.
 fn whole(dir: &Path, until: Instant) -> Result<()> {
     while comes_late(dir) {
+        if !is_awaited(dir) {
+            return Err(Error::new("the memory of the checkpoint is lost"));
+        }
         if Instant::now() >= until {
             return Err(Error::new("the memory of the checkpoint has not come in time"));
         }
@@ -106,7 +113,7 @@ impl Node {
         if !lazy {
             whole(&dir, until)?;
         }
-        self.promise(container, name, &object)?;
+        self.promise(container, name, &object, lazy)?;
         Ok(Answer::Restore { dir, always, identity: Some(Hidden::new(identity)), lazy })
     }
 
@@ -130,7 +137,7 @@ impl Node {
         loop {
             let object = self.api.get(&path)?;
             let object = object.ok_or_else(|| Error::new(format!("no checkpoint {name}")))?;
-            let waits = is_in_progress(&object) && checkpoint::claimed_by(&object) == Some(uid);
+            let waits = is_in_progress(&object) && claimed_by(&object) == Some(uid);
             if !waits || Instant::now() > until {
                 return Ok(object);
             }
@@ -151,11 +158,32 @@ impl Node {
         }
     }
 
-    /// Writes down that the pod begins here, so that its source does not go on.
-    fn promise(&self, container: &Container, name: &str, object: &Value) -> Result<()> {
-        match is_shared(object) {
-            true => Ok(()),
-            false => self.report(container, name, &Report::Promises),
+    /// Writes down that the pod begins here, so that its source does not go on, and whether memory of the checkpoint still
+    /// comes then, so that nobody removes it.
+    fn promise(&self, container: &Container, name: &str, object: &Value, lazy: bool) -> Result<()> {
+        if is_shared(object) {
+            return Ok(());
+        }
+        self.says_memory.fetch_or(lazy, Ordering::Relaxed);
+        self.report(container, name, &Report::Promises { lazy })
+    }
+
+    /// Tells the controllers whether memory still comes to a pod that runs here, if its checkpoint says something else.
+    pub(super) fn tell_memory(&self, object: &Value) {
+        let (namespace, name) =
+            (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+        if text(object, "/status/restoringOn") != self.name || claimed_by(object).is_none() {
+            return;
+        }
+        self.says_memory.fetch_or(memory_comes(object), Ordering::Relaxed);
+        let comes = self.store.find(namespace, name).is_some_and(|dir| is_awaited(&dir));
+        if comes == memory_comes(object) {
+            return;
+        }
+        let pod = text(object, "/status/claimedBy/name");
+        let told = self.keys.report(&self.api, namespace, name, pod, &Report::Memory { comes });
+        if let Err(error) = told {
+            tell!("{namespace}/{name}: {error}");
         }
     }
 

@@ -47,6 +47,8 @@ impl Node {
                 tell!("{namespace}/{name}: what was to come of its memory: {error}");
                 supply.give_up(&error);
             }
+            // What became of it is told. Nobody may listen any more.
+            let _ = node.bell.send(());
         });
     }
 

@@ -2,6 +2,7 @@
 //! removes what no object names any more, here and there.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -73,12 +74,16 @@ impl Node {
         upkeep.collected();
         let looks = upkeep.garbage || upkeep.looked.is_none_or(|at| at.elapsed() >= LOOK);
         let looked_at = self.depot.as_ref().filter(|_| looks);
-        if here.is_empty() && looked_at.is_none() {
+        // A checkpoint that is here no more may say that its memory still comes.
+        let says_memory = self.says_memory.swap(false, Ordering::Relaxed);
+        if here.is_empty() && looked_at.is_none() && !says_memory {
             return Ok(());
         }
         // The names first: whatever is stored later has no name among them, and may have an object.
         let names = looked_at.map(Depot::names);
-        let objects = self.api.list(&format!("{GROUP}/podcheckpoints"))?;
+        let objects = self.api.list(&format!("{GROUP}/podcheckpoints")).inspect_err(|_| {
+            self.says_memory.fetch_or(says_memory, Ordering::Relaxed);
+        })?;
         let known: HashSet<(&str, &str)> = objects.iter().map(name).collect();
         for (namespace, name) in &here {
             if !known.contains(&(namespace.as_str(), name.as_str())) {
@@ -87,6 +92,7 @@ impl Node {
             }
         }
         objects.iter().filter(|object| !is_used(object)).for_each(|object| self.retell(object));
+        objects.iter().for_each(|object| self.tell_memory(object));
         let Some(depot) = &self.depot else { return Ok(()) };
         for object in objects.iter().filter(|object| self.is_due(object)) {
             self.put(depot, object)?;

@@ -10,7 +10,9 @@ use super::decide::Action;
 use super::nodes::{keep_to, machine_of};
 use super::webhook::{pointer, put};
 use crate::api::GROUP;
-use crate::checkpoint::{EXPECTED, NODE_LABEL, REPLACED, lost_work, path, ready, set};
+use crate::checkpoint::{
+    EXPECTED, NODE_LABEL, REPLACED, lost_work, path, ready, set, set_memory_comes,
+};
 use crate::error::Result;
 use crate::event::{self, Kind};
 use crate::pod::{
@@ -65,6 +67,7 @@ impl Controller {
                     status.remove("claimedBy");
                     status.remove("expectedOn");
                 }
+                set_memory_comes(&mut free, false);
                 self.status(&free)?;
             }
             Action::Remove { checkpoint } => self.api.delete(&place(checkpoint))?,

@@ -8,7 +8,7 @@ use super::policy::Start;
 use super::{migrate, policy};
 use crate::checkpoint::{
     NODE_LABEL, claimed_by, ends_its_pod, gives_way, is_in_progress, is_ordered, is_ready,
-    is_sealed, is_shared, is_used, lost_work, replica,
+    is_sealed, is_shared, is_used, lost_work, memory_comes, replica,
 };
 use crate::disruption::{Fate, fate, job_of};
 use crate::pod::{
@@ -343,7 +343,7 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
     if is_orphan(one, pods, now) {
         return remove();
     }
-    if is_expired(one, now) {
+    if is_expired(one, pods, now) {
         return remove();
     }
     // One that was ordered, and not one that its pod made because it had to go.
@@ -363,7 +363,8 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
         return if hopeless { remove() } else { None };
     }
     if is_used(one) {
-        return if age(one, now) >= limits.used { remove() } else { None };
+        let is_old = age(one, now) >= limits.used;
+        return if is_old && !is_being_fetched(one, pods) { remove() } else { None };
     }
     let Some(uid) = claimed_by(one) else {
         return if age(one, now) >= limits.unclaimed { remove() } else { None };
@@ -377,11 +378,16 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
     }
 }
 
-/// Whether a checkpoint has lived as long as its maker wanted, and no pod is about to begin with it.
-fn is_expired(one: &Value, now: i64) -> bool {
+/// Whether a checkpoint has lived as long as its maker wanted, and no pod is about to begin with it, or waits for memory.
+fn is_expired(one: &Value, pods: &[Value], now: i64) -> bool {
     let limit = one["spec"]["timeToLiveSeconds"].as_i64();
-    let is_free = claimed_by(one).is_none() || is_used(one);
+    let is_free = claimed_by(one).is_none() || is_used(one) && !is_being_fetched(one, pods);
     is_free && !is_in_progress(one) && limit.is_some_and(|limit| age(one, now) >= limit)
+}
+
+/// Whether the pod that a checkpoint is for runs while its memory comes, however long that takes.
+fn is_being_fetched(one: &Value, pods: &[Value]) -> bool {
+    memory_comes(one) && claimed_by(one).is_some_and(|uid| is_there(uid, pods))
 }
 
 /// Whether nobody completes a checkpoint any more: its pod is gone, and its time is over.

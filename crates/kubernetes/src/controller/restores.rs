@@ -61,9 +61,10 @@ pub(super) fn note(
     forbidden("there is no such checkpoint")
 }
 
-/// Whether the pod that has begun on `node`, as it had promised, is gone by now, or another one of its name is there.
+/// Whether the pod that has begun on `node`, as it had promised, is gone by now, or another one of its name is there: what
+/// became of it is true all the same.
 fn is_gone(pod: &Value, report: &Report, object: &Value, node: &str) -> bool {
-    matches!(report, Report::Began { .. })
+    matches!(report, Report::Began { .. } | Report::Memory { .. })
         && object["status"]["restoringOn"] == node
         && claimed_by(object).is_some_and(|uid| text(pod, "/metadata/uid") != uid)
 }
@@ -71,11 +72,12 @@ fn is_gone(pod: &Value, report: &Report, object: &Value, node: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::{self, begun, is_spent, ready};
+    use crate::checkpoint::{self, begun, is_spent, memory_comes, ready};
     use crate::pod::{RESTORE_FROM, condition};
     use crate::testing::Server;
 
     const POD: &str = "/api/v1/namespaces/a/pods/web-0";
+    const PROMISE: Report = Report::Promises { lazy: false };
 
     /// A checkpoint of a pod of node1 that another one of node2 has claimed.
     fn scene() -> std::sync::Arc<Server> {
@@ -115,12 +117,12 @@ mod tests {
         let tells = |report: &Report| told(&server, "desk:node2", "web-0", report);
         tells(&Report::Waits).unwrap();
         assert!(condition(&status(&server), checkpoint::TARGET_READY).is_some());
-        let early = tells(&Report::Promises).unwrap_err();
+        let early = tells(&PROMISE).unwrap_err();
         assert!(early.contains("taken back"), "{early}");
         let mut complete = status(&server);
         checkpoint::set(&mut complete, ready(true, "CheckpointCompleted", ""));
         server.put(&path("a", "c"), complete);
-        tells(&Report::Promises).unwrap();
+        tells(&PROMISE).unwrap();
         assert_eq!(status(&server)["status"]["restoringOn"], "node2");
         tells(&began()).unwrap();
         assert!(is_spent(&status(&server), "new", "c"));
@@ -147,10 +149,39 @@ mod tests {
     }
 
     #[test]
+    fn a_checkpoint_says_whether_memory_of_it_comes() {
+        let server = scene();
+        let mut complete = status(&server);
+        checkpoint::set(&mut complete, ready(true, "CheckpointCompleted", ""));
+        server.put(&path("a", "c"), complete);
+        let tells = |report: &Report| told(&server, "desk:node2", "web-0", report);
+        let says = |comes: bool| Report::Memory { comes };
+        tells(&says(true)).unwrap_err();
+        tells(&Report::Promises { lazy: true }).unwrap();
+        assert!(memory_comes(&status(&server)));
+        told(&server, "desk:node3", "web-0", &says(false)).unwrap_err();
+        tells(&says(false)).unwrap();
+        assert!(!memory_comes(&status(&server)));
+        // Its agent was removed, and has come back when the pod was gone.
+        tells(&says(true)).unwrap();
+        let mut next = server.get(POD).unwrap();
+        next["metadata"]["uid"] = json!("next");
+        server.put(POD, next);
+        tells(&says(false)).unwrap();
+        assert!(!memory_comes(&status(&server)));
+    }
+
+    #[test]
+    fn agents_that_know_of_no_memory_on_demand_promise_as_before() {
+        let said = br#"{"says":"promises"}"#;
+        assert_eq!(serde_json::from_slice::<Report>(said).unwrap(), PROMISE);
+    }
+
+    #[test]
     fn every_other_node_is_refused() {
         let server = scene();
         let before = status(&server);
-        for report in [Report::Waits, Report::Promises, began()] {
+        for report in [Report::Waits, PROMISE, Report::Memory { comes: true }, began()] {
             // Its source's, a third one's, one that was shown to another agent, and somebody else's.
             for token in ["desk:node1", "desk:node3", "peer:node2", "agent:node2", "alice", ""] {
                 told(&server, token, "web-0", &report).unwrap_err();

@@ -63,6 +63,12 @@ impl Scene {
         let Answer::Restore { dir, lazy, .. } = answer else { panic!("{answer:?}") };
         (dir, lazy)
     }
+
+    /// Whether the checkpoint says that its memory comes, after node2 has looked.
+    fn says_memory(&self) -> bool {
+        self.nodes[1].sweep().unwrap();
+        checkpoint::memory_comes(&self.server.get(&path("a", &self.name)).unwrap())
+    }
 }
 
 fn feed(dir: &Path) -> Feed {
@@ -215,7 +221,37 @@ fn memory_that_is_lost_is_told_of_the_pod_that_has_begun() {
             false => until("it is as if nothing had come", || !dir.exists()),
         }
         assert_eq!(dir.exists(), has_begun);
+        assert!(!scene.says_memory(), "nobody needs it any more");
     }
+}
+
+#[test]
+fn a_checkpoint_says_that_its_memory_comes_as_long_as_it_does() {
+    let scene = Scene::new();
+    assert!(!scene.says_memory());
+    let shut = scene.gate.lock().unwrap();
+    let (dir, _) = scene.created();
+    assert!(scene.says_memory());
+    drop(shut);
+    until("all is there", || !comes_late(&dir));
+    assert!(!scene.says_memory());
+}
+
+#[test]
+fn an_agent_tells_what_the_one_before_it_could_not() {
+    let scene = Scene::new();
+    let _shut = scene.gate.lock().unwrap();
+    let (dir, _) = scene.created();
+    let at = path("a", &scene.name);
+    let mut silent = scene.server.get(&at).unwrap();
+    assert!(checkpoint::set_memory_comes(&mut silent, false));
+    scene.server.put(&at, silent);
+    assert!(scene.says_memory(), "it comes");
+    // Somebody has removed it.
+    fs::remove_dir_all(dir).unwrap();
+    let back = agent(&scene.server, "node2", &scene.place);
+    back.sweep().unwrap();
+    assert!(!checkpoint::memory_comes(&scene.server.get(&at).unwrap()));
 }
 
 #[test]

@@ -292,6 +292,25 @@ fn orders_are_assigned_and_their_pods_end() {
     assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
 }
 
+#[test]
+fn a_checkpoint_lives_as_long_as_its_pod_waits_for_memory() {
+    let new = pod("n", "0", false);
+    let mut one = checkpoint(&pod("o", "0", false));
+    one["metadata"]["creationTimestamp"] = json!("2025-12-31T00:00:00Z");
+    one["status"]["claimedBy"] = json!({ "uid": "n" });
+    one["status"]["restoredContainers"] = json!([{ "name": "c", "podUID": "n" }]);
+    for limit in [Value::Null, json!(1)] {
+        one["spec"]["timeToLiveSeconds"] = limit;
+        crate::checkpoint::set_memory_comes(&mut one, true);
+        assert_eq!(decided(std::slice::from_ref(&new), &[one.clone()]), []);
+        let removed = [Action::Remove { checkpoint: one.clone() }];
+        assert_eq!(decided(&[], &[one.clone()]), removed, "its pod is gone");
+        crate::checkpoint::set_memory_comes(&mut one, false);
+        let removed = [Action::Remove { checkpoint: one.clone() }];
+        assert_eq!(decided(std::slice::from_ref(&new), &[one.clone()]), removed);
+    }
+}
+
 /// A suspended Job ends its pods, and makes new ones of the same indexes when it is resumed: hours
 /// later, by a controller that knows nothing of before.
 #[test]
