@@ -153,8 +153,8 @@ impl Node {
         Some(arrival)
     }
 
-    /// Fetches a checkpoint from its node, or else from the store. If the pod wants it so, its memory comes from its node
-    /// while the pod runs.
+    /// Fetches a checkpoint from its node, or else from the store. If the pod that has claimed it wants it so, its memory
+    /// comes after all else, so that the pod need not wait for that.
     fn fetch(self: &Arc<Self>, object: &Value, pod: &str) -> Result<()> {
         let (namespace, name) =
             (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
@@ -168,8 +168,9 @@ impl Node {
             0 => self.store.begin(namespace, name)?,
             _ => self.store.part(namespace, name)?,
         };
+        let owner = if pod == NOBODY { text(object, "/status/claimedBy/name") } else { pod };
         // Many pods begin with a snapshot: what is lost for one must not be for all.
-        let is_early = here == 0 && !is_shared(object) && self.is_lazy(object, pod);
+        let is_early = here == 0 && !is_shared(object) && self.is_lazy(object, owner);
         let mut fetched = self.of_peer(|caller| match is_early {
             true => peer::fetch_early(caller, object, pod, &dir, self.silence()),
             false => peer::fetch(caller, object, pod, here, &dir, self.silence()),
@@ -186,7 +187,8 @@ impl Node {
             });
             self.counters.add("checkpoints_from_store_total", u64::from(fetched.is_ok()));
         }
-        let late = fetched.and_then(|()| late::prepare(&dir, pod)).and_then(|()| Late::open(&dir));
+        let late =
+            fetched.and_then(|()| late::prepare(&dir, owner)).and_then(|()| Late::open(&dir));
         let late = match late {
             Ok(late) => late,
             Err(error) => {
@@ -204,7 +206,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whether the memory of `pod` comes while it runs. Of nobody's it does not.
+    /// Whether the memory of `pod` may come while it runs.
     fn is_lazy(&self, object: &Value, pod: &str) -> bool {
         crate::peer::reader(&self.api, object, pod).is_ok_and(|pod| is_lazy(&pod))
     }

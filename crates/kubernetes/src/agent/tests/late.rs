@@ -111,6 +111,30 @@ fn a_pod_begins_before_its_memory_is_there() {
 }
 
 #[test]
+fn a_pod_does_not_wait_for_memory_that_was_on_its_way_before_it() {
+    let scene = Scene::new();
+    let (at, node2) = (path("a", &scene.name), &scene.nodes[1]);
+    let bind = |node: &str| {
+        let mut pod = scene.server.get(POD).unwrap();
+        pod["spec"]["nodeName"] = json!(node);
+        scene.server.put(POD, pod);
+    };
+    bind("");
+    let mut object = scene.server.get(&at).unwrap();
+    object["status"]["expectedOn"] = json!(["node2"]);
+    scene.server.put(&at, object);
+    let shut = scene.gate.lock().unwrap();
+    node2.foresee().unwrap();
+    assert!(node2.store.find("a", &scene.name).is_some_and(|dir| comes_late(&dir)));
+    bind("node2");
+    let (dir, lazy) = scene.created();
+    assert!(lazy, "it has waited");
+    drop(shut);
+    until("all is there", || !comes_late(&dir));
+    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+}
+
+#[test]
 fn the_memory_of_other_pods_comes_before_they_begin() {
     type Change = fn(&mut Value);
     let changes: [Change; 2] = [
