@@ -11,6 +11,7 @@ mod cluster;
 mod costs;
 mod evictions;
 mod kills;
+mod memory;
 mod nodes;
 mod pod;
 mod replicas;
