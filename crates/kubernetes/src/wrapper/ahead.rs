@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use torpor_seal::keys::AgeIdentity;
 
 use super::call;
-use super::save::Save;
+use super::save::{self, Save};
 use super::sealed::in_memory;
 use crate::error::{Context, Result};
 use crate::message::{PARENT, ROUNDS, ROUNDS_DIR, round_made, round_sent, rounds_asked};
@@ -119,7 +119,7 @@ impl Save<'_> {
         // Whatever becomes of one of them, containerd takes each to be frozen.
         let frozen = self.pod.held.iter().map(|id| match call::status(words, id) == "paused" {
             true => Ok(()),
-            false => call::runc(words, "pause", id),
+            false => save::pause(words, id),
         });
         frozen.fold(thawed, Result::and)?;
         Ok(key)

@@ -21,7 +21,7 @@ use super::words::Words;
 use crate::error::{Context, Error, Result};
 use crate::message::LOGS;
 
-/// How often it is tried to let a container go on.
+/// How often it is tried to freeze a container, or to let it go on.
 const ATTEMPTS: u32 = 5;
 /// How often it is looked whether the memory of a container has come.
 const STEP: Duration = Duration::from_millis(100);
@@ -118,9 +118,7 @@ impl Save<'_> {
         let key = if self.ahead { self.go_ahead()? } else { None };
         let since = Instant::now();
         let until = since + self.limit.saturating_sub(waited);
-        for id in self.pod.ours() {
-            call::runc(self.pod.words, "pause", id)?;
-        }
+        self.pod.ours().try_for_each(|id| pause(self.pod.words, id))?;
         let work = self.dir.join("containers");
         fs::create_dir_all(&work).context(|| work.display().to_string())?;
         let archives = Archives::create(self.dir, self.recipient)?;
@@ -242,6 +240,20 @@ pub(super) fn end(words: &Words, id: &str) {
     }
     // Version 1 of cgroups lets nothing frozen die.
     resume(words, id);
+}
+
+/// Freezes a container that runs. runc gives up, and thaws it, where one of its tasks does not come to its turn for a
+/// moment, as on a busy machine.
+pub(super) fn pause(words: &Words, id: &str) -> Result<()> {
+    let mut paused = call::runc(words, "pause", id);
+    for _ in 1..ATTEMPTS {
+        if paused.is_ok() || members(words, id).is_empty() {
+            break;
+        }
+        sleep(STEP);
+        paused = call::runc(words, "pause", id);
+    }
+    paused
 }
 
 /// Lets a container go on that may have ended, or may not be frozen.
