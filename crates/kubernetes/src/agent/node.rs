@@ -1,10 +1,12 @@
 //! What the agent decides.
 
 use std::collections::{HashMap, HashSet};
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -26,6 +28,8 @@ use crate::message::{Answer, Ask, Container};
 use crate::metrics::Counters;
 use crate::pod::text;
 
+/// How many pods are saved at a time for each processor, of which there are two at least.
+const AT_ONCE: usize = 2;
 /// How often an update is tried that others come in between of.
 const ATTEMPTS: u32 = 5;
 /// The counters of an agent.
@@ -76,6 +80,8 @@ pub(super) struct Node {
     /// Pods that are being saved, or have been, by their uids.
     pub(super) saves: Mutex<HashMap<String, Saving>>,
     pub(super) saved: Condvar,
+    /// How many pods that give way are saved at a time.
+    pub(super) at_once: usize,
     /// The containers that are told to end, by the uids of their pods.
     pub(super) stopping: Mutex<HashMap<String, HashSet<String>>>,
     /// Checkpoints that are on their way here.
@@ -127,6 +133,7 @@ impl Node {
             renewed: Mutex::default(),
             saves: Mutex::default(),
             saved: Condvar::new(),
+            at_once: thread::available_parallelism().map_or(1, NonZero::get).max(2) * AT_ONCE,
             stopping: Mutex::default(),
             coming: Coming::default(),
             rounds: RoundsHere::default(),

@@ -51,6 +51,8 @@ pub(super) struct Saving {
     ordered: bool,
     /// Whether it is over.
     done: bool,
+    /// Until when it may take, if its turn has come.
+    until: Option<Instant>,
 }
 
 /// What an agent has left of the saving of a pod.
@@ -95,6 +97,11 @@ impl Saving {
     pub(super) fn is_over(&self) -> bool {
         self.done
     }
+
+    /// Whether its pod is being saved, as far as is known: whoever saved it may have been killed.
+    fn is_going(&self) -> bool {
+        !self.done && self.until.is_some_and(|until| Instant::now() < until)
+    }
 }
 
 impl Node {
@@ -124,7 +131,8 @@ impl Node {
                 }
                 None => {
                     let name = name_of(&container.pod, &container.uid);
-                    let saving = Saving { name, order: None, ordered: false, done: false };
+                    let saving =
+                        Saving { name, order: None, ordered: false, done: false, until: None };
                     saves.insert(container.uid.clone(), saving);
                     drop(saves);
                     let answer = match self.left(container) {
@@ -135,13 +143,31 @@ impl Node {
                         Ok(Left::Over) => Ok(Answer::Plain),
                         Err(error) => Err(error),
                     };
-                    if !matches!(answer, Ok(Answer::Save { .. })) {
-                        self.ended(&container.uid);
+                    if let Ok(Answer::Save { dir, recipient, seconds, ahead }) = answer {
+                        let seconds = self.in_turn(&container.uid, seconds);
+                        return Ok(Answer::Save { dir, recipient, seconds, ahead });
                     }
+                    self.ended(&container.uid);
                     return answer;
                 }
             }
         }
+    }
+
+    /// Waits until a pod is one of the few that are saved at a time, for half of its time at most: all at once would take
+    /// longer for each of them, and freeze it for longer. Returns how many seconds are left then.
+    pub(super) fn in_turn(&self, uid: &str, seconds: u64) -> u64 {
+        let (began, limit) = (Instant::now(), Duration::from_secs(seconds));
+        let is_full = |saves: &mut HashMap<String, Saving>| {
+            saves.values().filter(|saving| saving.is_going()).count() >= self.at_once
+        };
+        let saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.saved.wait_timeout_while(saves, limit / 2, is_full);
+        let (mut saves, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if let Some(saving) = saves.get_mut(uid) {
+            saving.until = Some(began + limit);
+        }
+        seconds.saturating_sub(began.elapsed().as_secs()).max(1)
     }
 
     /// How many seconds there are to save a pod that has to go; `None` if it is not to be saved.
@@ -280,7 +306,8 @@ impl Node {
                 // It is looked at again when that is over.
                 return Ok(());
             }
-            let saving = Saving { name: name.to_owned(), order: None, ordered: true, done: false };
+            let name = name.to_owned();
+            let saving = Saving { name, order: None, ordered: true, done: false, until: None };
             saves.insert(uid.clone(), saving);
         }
         let result = self.ordered(namespace, name, &pod);

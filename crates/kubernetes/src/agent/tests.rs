@@ -207,6 +207,22 @@ fn an_agent_tells_what_its_node_is_and_what_its_checkpoints_need() {
 }
 
 #[test]
+fn few_pods_are_saved_at_a_time() {
+    let (server, place) = cluster();
+    let node = agent_with(&server, "node1", &place, "", |node| node.at_once = 1);
+    let mut old = pod("old", "node1");
+    give_way(&mut old);
+    server.put(POD, old);
+    let answer = node.answer(&Ask::Stop { container: container("old") }).unwrap();
+    assert_eq!(node.in_turn("other", 2), 1, "half of its time is its own");
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| node.in_turn("other", 10_000));
+        assert_eq!(save(&node, "old", &answer), Answer::Noted);
+        assert!(waits.join().unwrap() > 5_000);
+    });
+}
+
+#[test]
 fn an_api_server_that_is_too_busy_for_a_moment_costs_no_work() {
     let (server, place) = cluster();
     let (node1, node2) = (agent(&server, "node1", &place), agent(&server, "node2", &place));
