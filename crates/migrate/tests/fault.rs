@@ -299,9 +299,11 @@ fn what_a_killed_source_leaves_goes_with_the_next_one() {
     let args = ["--pid", &pid, "--id", "one", "--bandwidth", "1M", &there.address];
     let mut migration = here.migrate(&args).spawn().unwrap();
     wait_until("it takes a round", || here.path("work/source/one/1").exists());
-    let watches = pids_of(&["--watch", "one", here.path("state").to_str().unwrap()]);
-    assert_eq!(watches.len(), 1);
-    kill_process(watches[0], Signal::KILL).unwrap();
+    // For a moment the words of a process that has just begun are not to be seen.
+    let state = here.path("state");
+    let watches = || pids_of(&["--watch", "one", state.to_str().unwrap()]);
+    wait_until("it is watched", || watches().len() == 1);
+    kill_process(watches()[0], Signal::KILL).unwrap();
     migration.kill().unwrap();
     migration.wait().unwrap();
     assert!(!here.is_clean());

@@ -434,7 +434,8 @@ fn pages_that_are_changed_after_the_verdict_end_the_restore() {
     let output = task.run(&["restore"], &rules);
     let said = said(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    let wanted = "pages-1.img: it was changed while it was restored";
+    let wanted =
+        "pages-1.img: its content, owner, mode or names were changed while it was restored";
     assert!(said.contains(wanted), "{said}");
     task.options.clear();
     fs::write(&pages, &whole).unwrap();

@@ -141,7 +141,7 @@ impl Claim {
     pub(crate) fn stays(&self) -> Result<()> {
         let changed = self.0.iter().find_map(|layer| layer.stamps.changed(&layer.images));
         changed.map_or(Ok(()), |name| {
-            Err(Error::invalid(name, "it was changed while it was restored; restore again"))
+            Err(Error::invalid(name, "its content, owner, mode or names were changed while it was restored; restore again"))
         })
     }
 

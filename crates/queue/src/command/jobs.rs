@@ -373,7 +373,7 @@ impl Preempt {
     }
 }
 
-/// A job as it is now, without what has happened to it: for who asks again and again.
+/// A job as it is now, without what has happened to it: that is for those who ask again and again.
 fn at_present(client: &Client, id: u64) -> Result<Value, Refusal> {
     client.json("GET", &format!("/v1/jobs/{id}?events=0"), b"")
 }

@@ -26,8 +26,8 @@ use crate::proc;
 /// `IORING_REGISTER_PBUF_RING`, and its flag for buffers of which parts are taken.
 const REGISTER_PBUF_RING: u64 = 22;
 const PARTS: u64 = 2;
-/// Mappings that are larger are not searched for rings.
-const LARGEST: u64 = 1 << 30;
+/// How much memory is searched at a time.
+const AT_ONCE: u64 = 1 << 30;
 /// The most buffers that a ring has room for.
 const MAX_ENTRIES: u32 = 1 << 15;
 /// `struct io_uring_buf`, and where in the first one the end of all is.
@@ -77,18 +77,28 @@ fn placed(pagemap: &File, vmas: &[Vma], group: &HeldGroup) -> Option<TorporIoUri
     Some(TorporIoUringGroup { number: *number, address, entries: *entries, head: *head, parts })
 }
 
-/// Where a task has some page frames one after the other.
+/// Where a task has some page frames one after the other, in memory that it can write. A ring is in a small mapping
+/// as a rule: these come first.
 fn place_of(pagemap: &File, vmas: &[Vma], wanted: &[u64]) -> Option<u64> {
-    let ranges = vmas.iter().map(|vma| vma.map.start..vma.map.end);
-    let in_range = |range: Range<u64>| {
-        let entries = frames::entries(pagemap, &range).ok()?;
+    let writable = vmas.iter().map(|vma| &vma.map).filter(|map| map.prot & libc::PROT_WRITE != 0);
+    let mut ranges: Vec<Range<u64>> = writable.map(|map| map.start..map.end).collect();
+    ranges.sort_by_key(|range| range.end - range.start);
+    // What begins in one part may end in the next.
+    let beyond = u64::try_from(wanted.len()).ok()? * PAGE;
+    let parts = ranges.into_iter().flat_map(|range| {
+        let starts =
+            (range.start..range.end).step_by(usize::try_from(AT_ONCE).unwrap_or(usize::MAX));
+        starts.map(move |start| start..range.end.min(start + AT_ONCE + beyond))
+    });
+    let in_part = |part: Range<u64>| {
+        let entries = frames::entries(pagemap, &part).ok()?;
         let all: Vec<Option<u64>> = entries.into_iter().map(frames::Entry::frame).collect();
         let are_there =
-            |part: &[Option<u64>]| part.iter().copied().eq(wanted.iter().copied().map(Some));
+            |some: &[Option<u64>]| some.iter().copied().eq(wanted.iter().copied().map(Some));
         let page = all.windows(wanted.len().max(1)).position(are_there)?;
-        Some(range.start + u64::try_from(page).ok()? * PAGE)
+        Some(part.start + u64::try_from(page).ok()? * PAGE)
     };
-    ranges.filter(|range| range.end - range.start <= LARGEST).find_map(in_range)
+    parts.into_iter().find_map(in_part)
 }
 
 /// How many calls it takes to take as many buffers as were taken.

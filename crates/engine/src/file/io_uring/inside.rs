@@ -230,6 +230,8 @@ impl KernelView {
     /// The rings of buffers that requests of an instance choose from. `None` also if one is not in memory of the
     /// program, or if it has groups of another kind.
     pub(super) fn groups(&self, instance: u64) -> Option<Vec<HeldGroup>> {
+        // Older kernels keep some groups elsewhere (`io_bl`), and have no such member.
+        self.place(instance, ("io_buffer_list", &["region", "nr_pages"]))?;
         let lists = self.lists(instance)?;
         if lists.is_empty() {
             return Some(Vec::new());
@@ -312,6 +314,13 @@ impl KernelView {
         let list = *self.lists(self.object(&known.instance)?)?.first()?;
         let described = self.word(self.number(list, ("io_buffer_list", &["region", "pages"]))?)?;
         described.checked_sub(known.frame.checked_mul(self.size_of_frame()?)?)
+    }
+
+    /// Whether a timeout of an instance waits for its time.
+    pub(super) fn has_timeouts(&self, instance: u64) -> Option<bool> {
+        // A list that is empty leads to itself.
+        let (list, _) = self.place(instance, ("io_ring_ctx", &["timeout_list"]))?;
+        Some(self.word(list)? != list)
     }
 
     /// Whether credentials are registered with an instance.

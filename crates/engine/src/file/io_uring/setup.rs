@@ -57,6 +57,10 @@ const UNKNOWN: Refusal = (
     "the kernel does not tell how it was set up",
     "start the program where io_uring is off (sysctl kernel.io_uring_disabled=2)",
 );
+const TIMES_OUT: Refusal = (
+    "a timeout of it waits for its time, which is not supported",
+    "let the program wait by a timerfd",
+);
 const LATER: Refusal = (
     "it was set up with a flag that is not known (IORING_SETUP_CQE_MIXED, or a later one), which is not supported",
     "let the program set it up without",
@@ -155,6 +159,11 @@ pub(super) fn ask<'v>(
     let answers = Answers::of(task, found)?;
     if let Some(reason) = answers.unusable() {
         return Err(refused(found, reason));
+    }
+    // Neither counts nor fdinfo show one where another request has had several answers.
+    let waits = view().and_then(|view| view.has_timeouts(view.object(&found.file)?));
+    if waits == Some(true) {
+        return Err(refused(found, TIMES_OUT));
     }
     if answers.is_restricted() || view().is_some_and(|view| is_known_restricted(view, found)) {
         return restricted(found, &answers, view());
