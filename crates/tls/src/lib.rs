@@ -284,8 +284,7 @@ impl Relay {
             }
             let (can_read, can_take, can_give) = self.wait(far_ended)?;
             if can_give {
-                let sent = self.near.write(&self.plain)?;
-                self.plain.drain(..sent);
+                self.give()?;
             }
             if can_take {
                 match self.near.read(&mut buffer) {
@@ -302,7 +301,10 @@ impl Relay {
                 match self.end.write_tls(&mut self.far) {
                     Ok(_) => {}
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(e) => return Err(e),
+                    Err(e) => {
+                        self.hear_out(&mut buffer);
+                        return Err(e);
+                    }
                 }
             }
             if can_read {
@@ -314,6 +316,26 @@ impl Relay {
                 }
             }
         }
+    }
+
+    /// Passes on what has come in. Whoever hears nothing any more may still say why.
+    fn give(&mut self) -> io::Result<()> {
+        match self.near.write(&self.plain) {
+            Ok(sent) => drop(self.plain.drain(..sent)),
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => self.plain.clear(),
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// The other end takes nothing any more: what it has said before that is passed on, as far as there is room.
+    fn hear_out(&mut self, buffer: &mut [u8]) {
+        while let Ok(len @ 1..) = self.far.read(buffer) {
+            if !matches!(self.decrypt(&buffer[..len]), Ok(false)) {
+                break;
+            }
+        }
+        let _ = self.give();
     }
 
     /// Decrypts what has come; whether the other end says that it was the last.
@@ -360,27 +382,71 @@ impl Relay {
             PollFd::from_borrowed_fd(self.far.as_fd(), far),
             PollFd::from_borrowed_fd(self.near.as_fd(), near),
         ];
-        while let Err(e) = poll(&mut fds, None) {
+        // One that is gone says so whatever it is asked.
+        let asked = if near.is_empty() && !self.near_ended { 1 } else { 2 };
+        while let Err(e) = poll(&mut fds[..asked], None) {
             if e != rustix::io::Errno::INTR {
                 return Err(e.into());
             }
         }
         let gone = PollFlags::HUP | PollFlags::ERR;
         let (told_far, told_near) = (fds[0].revents(), fds[1].revents());
-        if told_near.intersects(gone) && (self.near_ended || !self.plain.is_empty()) {
+        if told_near.intersects(gone) && self.near_ended {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         Ok((
             far.contains(PollFlags::IN) && told_far.intersects(PollFlags::IN | gone),
             near.contains(PollFlags::IN) && told_near.intersects(PollFlags::IN | gone),
-            told_near.contains(PollFlags::OUT),
+            near.contains(PollFlags::OUT) && told_near.intersects(PollFlags::OUT | gone),
         ))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
+    use torpor_runtimes_tests::certificates::{OF_AGENTS, certificates};
+
     use super::*;
+
+    /// The two ends of an encrypted connection: of who has connected, and of who was connected to.
+    fn ends() -> (File, File) {
+        let dir = tempfile::tempdir().unwrap();
+        let _ = certificates(dir.path(), "127.0.0.1", OF_AGENTS);
+        let [ca, cert, key] = OF_AGENTS.map(|option| Some(dir.path().join(&option[2..])));
+        let keys = KeyFiles { cert, key, ca }.read().unwrap().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, theirs) = (listener.accept().unwrap().0, keys.clone());
+        let far = thread::spawn(move || theirs.accept(far.into()).unwrap());
+        let near = keys.connect(near.into(), "127.0.0.1").unwrap();
+        (near.into(), far.join().unwrap().into())
+    }
+
+    /// Whatever is still under way to it.
+    #[test]
+    fn who_hears_nothing_any_more_can_say_why() {
+        let (mut near, mut far) = ends();
+        rustix::net::shutdown(&far, How::Read).unwrap();
+        near.write_all(&vec![0; 16 << 20]).unwrap();
+        far.write_all(b"why").unwrap();
+        let mut heard = [0; 3];
+        near.read_exact(&mut heard).unwrap();
+        assert_eq!(heard, *b"why");
+    }
+
+    /// One that does not hear it out has said so, too.
+    #[test]
+    fn the_last_word_of_who_is_gone_is_heard() {
+        let (mut near, mut far) = ends();
+        far.write_all(b"why").unwrap();
+        drop(far);
+        let _ = near.write_all(&vec![0; 16 << 20]);
+        let mut heard = Vec::new();
+        near.read_to_end(&mut heard).unwrap();
+        assert_eq!(heard, b"why");
+    }
 
     #[test]
     fn hosts_are_named_as_certificates_have_them() {
