@@ -8,8 +8,10 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
 
 use rustix::process::{Pid, Signal, kill_process};
+use support::proxy::{Fault, Plan, Point, Proxy};
 use support::{Counter, Host, Killed, judge, torpor, wait_until};
 
 /// What a command says that fails.
@@ -144,6 +146,67 @@ fn an_agent_that_is_told_to_end_leaves_nothing() {
         assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
         wait_until("the source tidies up", || here.is_clean());
     }
+}
+
+/// The same where the last round is there, and the tasks wait for what is made there.
+#[test]
+fn an_agent_that_is_told_to_end_while_they_are_made_leaves_nothing() {
+    for mode in ["stop-and-copy", "post-copy", "hybrid"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        // As long as the file is there.
+        let held = here.path("held").display().to_string();
+        let script = format!(
+            "test $CRTOOLS_SCRIPT_ACTION != pre-restore || \
+             {{ touch {held}; while test -e {held}; do sleep 0.01; done; }}"
+        );
+        for word in ["--action-script", &script] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        there.start_agent();
+        let counter = Counter::start(1000, 10);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--max-rounds", "1", &there.address];
+        let migration = here.migrate(&args).spawn().unwrap();
+        wait_until("it is made", || fs::exists(&held).unwrap());
+        assert!(tell_to_end(&mut there).wait().unwrap().success(), "{}", there.log());
+        let said = judge(&migration.wait_with_output().unwrap()).unwrap_err();
+        assert!(said.contains("the agent is being stopped"), "{mode}: {said}");
+        fs::remove_file(&held).unwrap();
+        stays(&here, &there, &counter, mode);
+    }
+}
+
+/// It has refused by the time the source says *go*: nobody is asked any more, for there is nobody.
+#[test]
+fn an_agent_that_is_told_to_end_before_it_hears_go_leaves_nothing() {
+    for mode in ["stop-and-copy", "post-copy"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        let plan = Plan { fault: Fault::KillAgent, point: Point::Said("\"go\"") };
+        let paths = (here.path("proxy.socket"), there.path("agent.socket"));
+        let proxy = Proxy::start(paths.0, paths.1, Some(plan));
+        let counter = Counter::start(1000, 10);
+        let to = format!("unix:{}", proxy.path.display());
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, &to];
+        let migration = here.migrate(&args).spawn().unwrap();
+        wait_until("it says go", || proxy.due.load(Ordering::SeqCst));
+        assert!(tell_to_end(&mut there).wait().unwrap().success(), "{}", there.log());
+        proxy.due.store(false, Ordering::SeqCst);
+        let said = judge(&migration.wait_with_output().unwrap()).unwrap_err();
+        assert!(said.contains("they go on here (the destination: the agent is"), "{mode}: {said}");
+        stays(&here, &there, &counter, mode);
+        proxy.end();
+    }
+}
+
+/// The tasks run here, and nothing is left of it.
+fn stays(here: &Host, there: &Host, counter: &Counter, mode: &str) {
+    assert_eq!(counter.running(), [(counter.pid, true)], "{mode}: {}", there.log());
+    counter.goes_on();
+    assert_eq!(here.phases("source"), ["stayed"], "{mode}");
+    assert_eq!(there.phases("destination"), ["stayed"], "{mode}");
+    wait_until("both tidy up", || here.is_clean() && there.is_clean());
 }
 
 /// What has is waited for: the tasks run there.

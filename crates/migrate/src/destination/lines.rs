@@ -3,10 +3,15 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::net::{Shutdown, shutdown};
 
 use crate::error::{Context, Result};
+
+/// How long an agent stays after the last of them that it has ended: what it has said why is on its way, and whoever has not
+/// heard it asks.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// All conversations that can be given up.
 #[derive(Debug, Default)]
@@ -17,6 +22,10 @@ struct State {
     /// How many there have been.
     count: u64,
     sockets: HashMap<u64, OwnedFd>,
+    /// The last one that there was when they were hung up on.
+    last: Option<u64>,
+    /// When the last of these was over.
+    over: Option<Instant>,
 }
 
 /// A conversation that is one of these as long as this is there.
@@ -44,9 +53,17 @@ impl OpenLines {
 
     /// Whoever listens to the other end hears that it has ended, and can still say why.
     pub(super) fn hang_up(&self) {
-        for socket in self.state().sockets.values() {
+        let mut state = self.state();
+        let count = state.count;
+        state.last.get_or_insert(count);
+        for socket in state.sockets.values() {
             let _ = shutdown(socket, Shutdown::Read);
         }
+    }
+
+    /// Whether somebody may not have heard yet why it has ended.
+    pub(super) fn are_heard_out(&self) -> bool {
+        self.state().over.is_none_or(|over| over.elapsed() > LINGER)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -56,7 +73,12 @@ impl OpenLines {
 
 impl Drop for OpenLine {
     fn drop(&mut self) {
-        self.all.state().sockets.remove(&self.number);
+        let mut state = self.all.state();
+        state.sockets.remove(&self.number);
+        // Those that come later do not keep the agent for ever.
+        if state.last.is_some_and(|last| self.number <= last) {
+            state.over = Some(Instant::now());
+        }
     }
 }
 
@@ -73,13 +95,19 @@ mod tests {
     fn who_is_hung_up_on_is_told_why() {
         let lines = Arc::new(OpenLines::default());
         let [mut given_up, mut decided] = [(); 2].map(|()| UnixStream::pair().unwrap());
-        let _open = lines.add(&given_up.1).unwrap();
+        let open = lines.add(&given_up.1).unwrap();
         drop(lines.add(&decided.1).unwrap());
+        assert!(lines.state().over.is_none(), "what was decided before");
         lines.hang_up();
+        assert!(lines.are_heard_out());
+        drop(lines.add(&decided.1).unwrap());
+        assert!(lines.state().over.is_none(), "one that comes later");
         assert_eq!(given_up.1.read(&mut [0]).unwrap(), 0);
         given_up.1.write_all(b".").unwrap();
         given_up.0.read_exact(&mut [0]).unwrap();
         decided.0.write_all(b".").unwrap();
         assert_eq!(decided.1.read(&mut [0]).unwrap(), 1);
+        drop(open);
+        assert!(lines.state().over.is_some());
     }
 }

@@ -180,7 +180,8 @@ impl Agent {
             return true;
         }
         self.lines.hang_up();
-        let has_more = self.connections.load(Ordering::SeqCst) > 0;
+        let is_busy = self.connections.load(Ordering::SeqCst) > 0;
+        let has_more = is_busy || !self.lines.are_heard_out();
         if has_more && !was_told {
             tell!("Ending when what is decided is done; a second signal ends it at once");
         }

@@ -89,7 +89,11 @@ pub(super) fn run(agent: &Agent, (mut line, open): (Line, OpenLine), begin: Begi
         open: Some(open),
         place,
     };
-    let done = session.carry_out().map_err(|error| agent.explain(error));
+    let done = session.carry_out();
+    let done = done.map_err(|error| match &session.open {
+        Some(_) => agent.explain(error),
+        None => error,
+    });
     let done = done.map_err(|error| short_of_memory(error, &session.shortage));
     if let Err(error) = &done {
         session.undo(error);

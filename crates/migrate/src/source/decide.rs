@@ -86,11 +86,12 @@ impl Source<'_> {
         // From when the destination is told to go until it says that the tasks run: the link may be lost meanwhile.
         let (mut has_said_go, mut undecided) = (false, None);
         let done = self.serve(&mut worker, &mut has_said_go, &mut undecided);
-        if let Err(error @ (Error::Cancelled | Error::Link(_))) = &done
-            && !has_said_go
+        if let Err(error) = &done
+            && (!has_said_go || self.link.is_refused())
         {
+            drop(undecided);
             self.take_back(worker, error);
-            return done;
+            return done.map_err(|why| if has_said_go { stays(Some(why)) } else { why });
         }
         if done.is_err() {
             // The tasks may run there, and need the pages: the job serves them as long as the
@@ -125,7 +126,7 @@ impl Source<'_> {
         }
     }
 
-    /// It ends before the destination was told to go: that will not let the tasks run.
+    /// The destination was not told to go, or has refused: it will not let the tasks run.
     fn take_back(&mut self, worker: Worker, why: &Error) {
         // The job lets the tasks go on when nobody fetches its pages any more.
         if let Some(carrier) = self.carrier.take() {
@@ -167,7 +168,9 @@ impl Source<'_> {
                 }
                 Happening::Said(reply) => return Err(unexpected(reply)),
                 Happening::Job(Event::Ended(outcome)) => {
-                    engine::judge("dump", outcome)?;
+                    // Nobody fetches pages of it any more: the destination may say why.
+                    let done = engine::judge("dump", outcome);
+                    done.map_err(|error| self.link.last_word().unwrap_or(error))?;
                     return running.map_or_else(|| self.go_answer(), Ok);
                 }
                 Happening::Job(_) => {}
@@ -223,8 +226,13 @@ impl Source<'_> {
         Undecided::start(&self.id, &self.plan.to.address, patience)
     }
 
-    /// What the destination has done, and why that had to be asked.
+    /// What the destination has done, and why that had to be asked. One that has refused need not be: it says so when
+    /// nothing is left of the tasks there, and may be gone by now.
     fn ask(&mut self, error: Error) -> Result<(Verdict, Option<Error>)> {
+        let refused = if self.link.is_refused() { None } else { self.link.last_word() };
+        if self.link.is_refused() {
+            return Ok((Verdict::Here, Some(refused.unwrap_or(error))));
+        }
         tracing::warn!("{error}; asking the destination what it has done");
         let verdict = ask_until(&self.plan.to, self.ledger.record(), PATIENCE)?;
         // It says why before it says that it has decided.
@@ -248,7 +256,7 @@ impl Source<'_> {
         match self.link.next(None, None)? {
             Happening::Said(Reply::Running { pid }) => Ok(pid),
             Happening::Said(reply) => Err(unexpected(reply)),
-            Happening::Job(_) => Err(Error::refused("no job was waited for")),
+            Happening::Job(_) => Err(Error::Protocol("no job was waited for".to_owned())),
         }
     }
 }

@@ -64,6 +64,8 @@ pub(super) struct Sent {
 #[derive(Debug)]
 pub(super) struct Link {
     line: Line,
+    /// Whether the destination has said that nothing of it is left there.
+    is_refused: bool,
     pages: Arc<Pages>,
     budget: Budget,
     /// Counts what goes there.
@@ -111,7 +113,8 @@ impl Link {
         let (budget, meter) = (Budget::new(), Meter::new(limit));
         let (pages, earlier) = (Arc::new(pages), HashMap::new());
         let (reading, allowance) = (None, Allowance::default());
-        Self { line, pages, budget, meter, earlier, reading, allowance, built }
+        let is_refused = false;
+        Self { line, is_refused, pages, budget, meter, earlier, reading, allowance, built }
     }
 
     /// A connection for the pages of a round: one, or several that are used as one.
@@ -189,12 +192,24 @@ impl Link {
     /// If somebody does, or the link is down.
     pub(super) fn hear_unless(&mut self, cancel: Option<&Cancel>) -> Result<Reply> {
         if cancel.is_none() {
-            return self.line.hear();
+            return self.hear();
         }
         match self.next(None, cancel)? {
             Happening::Said(reply) => Ok(reply),
             Happening::Job(_) => Err(Error::refused("no job was waited for")),
         }
+    }
+
+    fn hear(&mut self) -> Result<Reply> {
+        let reply = self.line.hear()?;
+        self.is_refused |= matches!(reply, Reply::Refused { .. });
+        Ok(reply)
+    }
+
+    /// Whether the destination has refused: it does so when nothing of it is left there, and never lets the tasks run.
+    #[must_use]
+    pub(super) fn is_refused(&self) -> bool {
+        self.is_refused
     }
 
     /// Tells what is different in a tree of files.
@@ -216,7 +231,7 @@ impl Link {
     /// # Errors
     /// If the destination says something else, or the link is down.
     pub(super) fn arrived(&mut self, number: u32) -> Result<()> {
-        match self.line.hear()? {
+        match self.hear()? {
             Reply::Arrived { number: there } if there == number => Ok(()),
             reply => Err(unexpected(reply)),
         }
@@ -363,7 +378,7 @@ impl Link {
             }
             // What the destination says explains what its end of the page connection does.
             if ready[0] {
-                return match (self.line.hear()?, worker) {
+                return match (self.hear()?, worker) {
                     // The job has failed, and its end comes later than the destination's echo.
                     (Reply::Refused { text, by_source: true, .. }, Some(worker)) => {
                         let end = end_of(worker, SOON)?.ok_or(Error::Link(text))?;
@@ -398,7 +413,7 @@ impl Link {
             && wait_readable(&[self.line.as_fd()], Some(left)).ok()? == [true]
         {
             if self.line.wait(&[]).ok()?.is_some() {
-                return match self.line.hear().ok()? {
+                return match self.hear().ok()? {
                     reply @ Reply::Refused { by_source: false, .. } => Some(unexpected(reply)),
                     _ => None,
                 };

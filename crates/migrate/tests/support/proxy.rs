@@ -34,6 +34,8 @@ pub enum Fault {
 pub enum Point {
     /// A message, counted over both directions of the conversation, and whether it has been passed on.
     Message { at: usize, passed: bool },
+    /// A message of the conversation that has these words in it, before it is passed on.
+    Said(&'static str),
     /// When so many bytes have been passed on, over all connections and in both directions.
     Byte(u64),
     /// A system call (twice: when it begins, and when it ends) of the worker that the one who is harmed has, or
@@ -48,6 +50,13 @@ pub enum Point {
 pub struct Plan {
     pub fault: Fault,
     pub point: Point,
+}
+
+impl Plan {
+    /// Whether it is time before this message.
+    fn is_at(&self, text: &str) -> bool {
+        matches!(self.point, Point::Said(words) if text.contains(words))
+    }
 }
 
 /// How much there was in a migration, and whether what was planned has been done.
@@ -179,6 +188,9 @@ impl Proxy {
             let counted = *is_conversation.lock().unwrap() == Some(true) && frame[0] == 1;
             let number = counted.then(|| self.messages.fetch_add(1, Ordering::SeqCst));
             self.strike_at(number, false);
+            if counted && self.plan.is_some_and(|plan| plan.is_at(&text)) {
+                self.strike();
+            }
             if self.pass(&mut to, &frame).is_err() {
                 break;
             }
