@@ -45,7 +45,7 @@ pub(crate) struct Measured {
 /// The parts of the time for which nothing runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Pause {
-    /// Until the tasks are stopped and known.
+    /// Until the tasks are stopped and known, and the first page goes out.
     pub freeze: Duration,
     /// Until the last byte is there.
     pub transfer: Duration,
@@ -94,10 +94,11 @@ impl Measured {
         let filled = filled + float(self.archived) * made;
         let read = seconds(float(self.compared) / FILL);
         let [pages, state] = [waits, state].map(|bytes| seconds(bytes / self.link.max(1.0)));
-        let pages = (pages + each).saturating_sub(self.saving);
+        // Files are saved when pages go out already. Those that are fetched later do not.
+        let beside = if mode.is_lazy() { Duration::ZERO } else { self.saving.min(self.freeze) };
         Pause {
-            freeze: self.freeze,
-            transfer: pages + state + read + self.scan,
+            freeze: self.freeze - beside,
+            transfer: (pages + each).max(beside) + state + read + self.scan,
             restore: self.restore + seconds(filled / self.fill.max(1.0)),
         }
     }
@@ -306,6 +307,12 @@ mod tests {
         let waits = |it: &Measured, left| it.pause(Mode::Pipelined, left).total();
         let gained = |left| (waits(&apart, left) - waits(&beside, left)).as_millis();
         assert_eq!([0.0, 10e6, 200e6].map(gained), [0, 100, 500]);
+        // As they are measured: until the first page goes out, and from then on.
+        let parts = |mode| {
+            let pause = beside.pause(mode, 10e6);
+            [pause.freeze, pause.transfer].map(|part| part.as_millis())
+        };
+        assert_eq!((parts(Mode::Pipelined), parts(Mode::PostCopy)), ([10, 501], [510, 1]));
     }
 
     #[test]
