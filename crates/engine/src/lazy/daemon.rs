@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Mode;
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with, socketpair,
@@ -21,7 +22,7 @@ use super::address_space::AddressSpace;
 use super::ahead::Ahead;
 use super::sight::Sight;
 use super::working_set::{self, Recorder, WorkingSet};
-use super::{Handed, PagerLine, Remote, accept_all, pair, socket_in};
+use super::{Handed, PAGER_GONE, PagerLine, Remote, accept_all, pair, socket_in};
 use crate::error::{Context, Error, Result};
 use crate::options::Options;
 use crate::page_server::{Borrower, Fetcher};
@@ -90,7 +91,10 @@ impl<'a> Daemon<'a> {
         fds.extend(borrower.map(|b| PollFd::from_borrowed_fd(b.as_fd(), PollFlags::IN)));
         poll(&mut fds, None).context(|| "poll".to_owned())?;
         if self.borrower.as_ref().is_some_and(Borrower::is_alone) {
-            let _ = std::fs::remove_file(&self.socket);
+            // Of one that was given, a restore that comes now still finds that somebody was there.
+            if self.opts.memory.lazy_listener.is_none() {
+                let _ = std::fs::remove_file(&self.socket);
+            }
             return Err(Error::Peer("the dump that serves the pages has ended".to_owned()));
         }
         let line = accept_with(&self.listener, SocketFlags::CLOEXEC);
@@ -110,15 +114,20 @@ pub fn own_pager(
 ) -> Result<PagerLine> {
     let what = || "starting the lazy-pages process".to_owned();
     working_set::check(&opts.memory, images)?;
-    if let Some(line) = find_daemon(opts)? {
-        if opts.memory.record_working_set.is_some() {
+    let absent = match find_daemon(opts)? {
+        Ok(_) if opts.memory.record_working_set.is_some() => {
             let what = "--record-working-set of a restore, where a lazy-pages command listens";
             return Err(Error::Unsupported(format!("{what}: it has to record")));
         }
-        return Ok(line);
-    }
+        Ok(line) => return Ok(line),
+        Err(absent) => absent,
+    };
     let borrower = connect_to_dump(opts, images)?;
     if borrower.is_none() && pages.values().any(|pages| pages.any_remote()) {
+        // One that was there has said why it has failed.
+        if absent == Errno::CONNREFUSED {
+            return Err(Error::Peer(PAGER_GONE.to_owned()));
+        }
         let what = "pages are not here, and no lazy-pages command with --page-server listens";
         return Err(Error::Usage(format!("{what} in {}", opts.work_dir().display())));
     }
@@ -166,7 +175,7 @@ fn listen_at(socket: &Path) -> std::io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(socket)?;
     let listener = new_socket()?;
     // One that nobody listens at any more is in the way; one that is used is not ours.
-    if connect(new_socket()?, &address) == Err(rustix::io::Errno::CONNREFUSED) {
+    if connect(new_socket()?, &address) == Err(Errno::CONNREFUSED) {
         std::fs::remove_file(socket)?;
     }
     let unnamed = PathBuf::from(format!("{}.{}", socket.display(), std::process::id()));
@@ -180,20 +189,20 @@ fn listen_at(socket: &Path) -> std::io::Result<OwnedFd> {
     named.map(|()| listener)
 }
 
-/// The daemon of the work directory, if there is one.
-fn find_daemon(opts: &Options) -> Result<Option<PagerLine>> {
+/// The daemon of the work directory; if there is none, whether there was one: nobody listens at its socket any more then.
+fn find_daemon(opts: &Options) -> Result<std::result::Result<PagerLine, Errno>> {
     let (_dir, path) = socket_in(opts.work_dir())?;
     let what = || format!("connect to {}", opts.work_dir().join(super::SOCKET).display());
     let socket = new_socket().context(what)?;
     match connect(&socket, &SocketAddrUnix::new(&path).context(what)?) {
         Ok(()) => {}
-        Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED) => return Ok(None),
+        Err(absent @ (Errno::NOENT | Errno::CONNREFUSED)) => return Ok(Err(absent)),
         Err(e) => return Err(e).context(what),
     }
     if peer(&socket).context(what)?.uid != rustix::process::geteuid().as_raw() {
         return Err(Error::Protocol("the lazy-pages process belongs to another user".to_owned()));
     }
-    Ok(Some(PagerLine { socket }))
+    Ok(Ok(PagerLine { socket }))
 }
 
 fn new_socket() -> rustix::io::Result<OwnedFd> {
