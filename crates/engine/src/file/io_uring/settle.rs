@@ -54,7 +54,8 @@ pub(crate) fn settle(tasks: &mut Tasks) -> Result<bool> {
 
 /// The device of files without a file system.
 fn anonymous_device() -> Result<u64> {
-    let what = |call: &'static str| move || format!("the device of anon_inode:/ ({call} of an eventfd)");
+    let what =
+        |call: &'static str| move || format!("the device of anon_inode:/ ({call} of an eventfd)");
     let any = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).context(what("making"))?;
     Ok(rustix::fs::fstat(any).context(what("fstat"))?.st_dev)
 }
