@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use torpor_worker::tell;
 
+use super::late::to_come;
 use super::node::Node;
 use crate::api::GROUP;
 use crate::checkpoint::{EXPECTED, claimed_by, is_expected_on, is_shared, is_used, path};
@@ -51,7 +52,16 @@ impl Node {
         is_expected_on(object, &self.name)
             && !is_used(object)
             && self.store.find(namespace, name).is_none()
-            && size.saturating_mul(ROOM) <= self.store.free()
+            && size.saturating_mul(ROOM) <= self.room()
+    }
+
+    /// How many bytes are free on the disk that nothing here is to take: memory of checkpoints that are here already may still be
+    /// on its way.
+    fn room(&self) -> u64 {
+        let all = self.store.all().into_iter();
+        let here = all.filter_map(|(namespace, name)| self.store.find(&namespace, &name));
+        let coming = here.map(|dir| to_come(&dir)).fold(0, u64::saturating_add);
+        self.store.free().saturating_sub(coming)
     }
 
     /// Whether the pod that a checkpoint is for has no node yet. The agent of the one that it has fetches it for itself.

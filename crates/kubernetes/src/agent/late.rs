@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -85,6 +85,13 @@ impl LateFile {
         made.context(|| path.display().to_string())
     }
 
+    /// How many bytes of it are a hole still, in the checkpoint in `dir`; none if there is no such file.
+    fn missing(&self, dir: &Path) -> u64 {
+        let meta = self.path(dir).ok().and_then(|path| fs::metadata(path).ok());
+        // The blocks of files are counted in these units everywhere.
+        meta.map_or(0, |meta| self.len.saturating_sub(meta.blocks().saturating_mul(512)))
+    }
+
     /// A part of it, as it is in the checkpoint in `dir`.
     ///
     /// # Errors
@@ -151,6 +158,13 @@ fn read_json<T: for<'d> Deserialize<'d>>(path: &Path) -> Result<Option<T>> {
 /// Whether memory of the checkpoint in `dir` is still to come.
 pub(super) fn comes_late(dir: &Path) -> bool {
     dir.join(LOGS).join(NOTE).exists()
+}
+
+/// How many bytes of it are still to come: the disk has not lost them yet.
+pub(super) fn to_come(dir: &Path) -> u64 {
+    let note: Option<Note> = read_json(&dir.join(LOGS).join(NOTE)).ok().flatten();
+    let files = note.into_iter().flat_map(|note| note.files);
+    files.map(|file| file.missing(dir)).fold(0, u64::saturating_add)
 }
 
 /// Whether it is, and is brought.
@@ -425,6 +439,24 @@ mod tests {
         let left = fs::read_dir(place.path().join("containers/main")).unwrap().flatten();
         let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
         assert_eq!(left, ["pages-1.img"]);
+    }
+
+    #[test]
+    fn what_is_still_to_come_is_what_the_files_lack() {
+        let len = 20 * PIECE;
+        let place = listed(&[file("main", len)]);
+        assert_eq!(to_come(place.path()), 0, "nothing comes late");
+        prepare(place.path(), "web-0").unwrap();
+        assert_eq!(to_come(place.path()), len);
+        let late = Late::open(place.path()).unwrap().unwrap();
+        let bring = |_: &LateFile, part: &Range<u64>| Ok(content(part));
+        late.files[0].want(&(0..4 * PIECE), &bring).unwrap();
+        late.files[0].file.sync_all().unwrap();
+        let left = to_come(place.path());
+        assert!((1..=len - 3 * PIECE).contains(&left), "{left} of {len}");
+        late.files[0].want(&(0..len), &bring).unwrap();
+        late.end(place.path()).unwrap();
+        assert_eq!(to_come(place.path()), 0);
     }
 
     #[test]

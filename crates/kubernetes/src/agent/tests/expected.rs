@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::channel;
 
+use super::super::late::{LIST, prepare};
 use super::*;
 
 /// A checkpoint of node1 that a pod has claimed which has no node yet, and that node2 is to have before.
@@ -97,6 +98,24 @@ fn what_nobody_may_need_here_is_left_where_it_is() {
         change(&scene);
         assert_eq!(scene.have(), [true, false, false], "{why}");
     }
+}
+
+#[test]
+fn what_is_on_its_way_takes_its_room() {
+    let scene = Scene::new();
+    let [_, node2, _] = &scene.nodes;
+    let free = node2.store.free();
+    scene.change(|object| object["status"]["sizeBytes"] = json!(free / 8));
+    // All of another one is here but its memory, which leaves less than four times as much as this one takes.
+    let dir = node2.store.begin("a", "before").unwrap();
+    fs::create_dir_all(dir.join("containers/main")).unwrap();
+    let list = json!([{ "container": "main", "id": 1, "len": free / 4 * 3 }]);
+    fs::write(dir.join(LIST), list.to_string()).unwrap();
+    prepare(&dir, "web-1").unwrap();
+    node2.store.complete("a", "before").unwrap();
+    assert_eq!(scene.have(), [true, false, false]);
+    node2.store.remove("a", "before").unwrap();
+    assert_eq!(scene.have(), [true, true, false]);
 }
 
 #[test]
