@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
+use serde_json::Value;
 use torpor_queue::http::{Body, Request, Response};
 use torpor_snapshot::feed;
 use torpor_worker::tell;
@@ -23,6 +24,7 @@ use super::peer::{Caller, PeerLine};
 use crate::checkpoint::path;
 use crate::error::{Error, Result};
 use crate::event::{self, Kind};
+use crate::pod::text;
 
 /// How often a node is asked again that does not answer.
 const STEP: Duration = Duration::from_millis(200);
@@ -85,6 +87,12 @@ impl Node {
     }
 }
 
+/// Connections to the node that has a checkpoint, for the pod that has claimed it.
+struct PodLine {
+    peer: PeerLine,
+    pod: String,
+}
+
 /// Who brings the memory of a checkpoint.
 struct Supply<'n> {
     node: &'n Node,
@@ -92,7 +100,7 @@ struct Supply<'n> {
     name: &'n str,
     late: &'n Late,
     /// The connections to the node that has it, as long as they are good.
-    line: Mutex<Option<Arc<PeerLine>>>,
+    line: Mutex<Option<Arc<PodLine>>>,
     /// Whether all is here, or will not come.
     is_over: AtomicBool,
     /// Whether it will not come.
@@ -180,24 +188,38 @@ impl Supply<'_> {
             Some(line) => line,
             None => Arc::new(self.connect(caller)?),
         };
-        let (namespace, name, pod) = (self.namespace, self.name, &self.late.pod);
+        let (namespace, name, pod) = (self.namespace, self.name, &line.pod);
         let LateFile { container, id, .. } = of;
         let len = part.end - part.start;
         let path = format!(
             "pages/{namespace}/{name}/{container}/{id}?pod={pod}&from={}&len={len}",
             part.start
         );
-        let brought = line.bytes(&path, len);
-        // It may have another address by now, or another certificate, and so may this one.
+        let brought = line.peer.bytes(&path, len);
+        // It may have another address by now, or another certificate, and so may this one; or another pod has claimed it.
         let good = brought.is_ok().then_some(line);
         *self.line.lock().unwrap_or_else(PoisonError::into_inner) = good;
         brought
     }
 
-    fn connect(&self, caller: &Caller<'_>) -> Result<PeerLine> {
+    fn connect(&self, caller: &Caller<'_>) -> Result<PodLine> {
+        let object = self.object()?;
+        let peer = PeerLine::to(caller, &object, self.node.silence())?;
+        Ok(PodLine { peer, pod: self.pod(&object) })
+    }
+
+    fn object(&self) -> Result<Value> {
         let object = self.node.api.get(&path(self.namespace, self.name))?;
-        let gone = || Error::new(format!("no checkpoint {}", self.name));
-        PeerLine::to(caller, &object.ok_or_else(gone)?, self.node.silence())
+        object.ok_or_else(|| Error::new(format!("no checkpoint {}", self.name)))
+    }
+
+    /// The pod that the memory is for by now: the one that it began to come for may have gone before it had begun, and another
+    /// one has claimed the checkpoint since.
+    fn pod(&self, object: &Value) -> String {
+        match text(object, "/status/claimedBy/name") {
+            "" => self.late.pod.clone(),
+            pod => pod.to_owned(),
+        }
     }
 
     /// The rest does not come. If no container has begun yet, it is as if nothing had come; else the engine ends their tasks,
@@ -211,7 +233,8 @@ impl Supply<'_> {
             return;
         }
         self.late.leave(&dir);
-        let place = format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.late.pod);
+        let pod = self.pod(&self.object().unwrap_or_default());
+        let place = format!("/api/v1/namespaces/{}/pods/{pod}", self.namespace);
         if let Ok(Some(pod)) = self.node.api.get(&place) {
             let text =
                 format!("the rest of its memory has not come, and its tasks are ended: {error}");

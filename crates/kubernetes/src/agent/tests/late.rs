@@ -135,6 +135,38 @@ fn a_pod_does_not_wait_for_memory_that_was_on_its_way_before_it() {
 }
 
 #[test]
+fn memory_that_was_on_its_way_comes_for_the_next_pod_that_claims_it() {
+    let scene = Scene::new();
+    let (at, node2) = (path("a", &scene.name), &scene.nodes[1]);
+    let change = |change: &dyn Fn(&mut Value)| {
+        let mut object = scene.server.get(&at).unwrap();
+        change(&mut object["status"]);
+        scene.server.put(&at, object);
+    };
+    let mut pod = scene.server.get(POD).unwrap();
+    pod["spec"]["nodeName"] = json!("");
+    scene.server.put(POD, pod.clone());
+    change(&|status| status["expectedOn"] = json!(["node2"]));
+    let shut = scene.gate.lock().unwrap();
+    node2.foresee().unwrap();
+    let dir = node2.store.find("a", &scene.name).unwrap();
+    assert!(comes_late(&dir));
+    // It goes before it has a node, and one of another name takes its place.
+    scene.server.api("controller").delete(POD).unwrap();
+    pod["metadata"]["name"] = json!("web-1");
+    pod["metadata"]["uid"] = json!("next");
+    pod["spec"]["nodeName"] = json!("node2");
+    scene.server.put("/api/v1/namespaces/a/pods/web-1", pod);
+    change(&|status| {
+        status["claimedBy"] = json!({ "name": "web-1", "uid": "next" });
+        status["expectedOn"] = json!([]);
+    });
+    drop(shut);
+    until("all is there", || !comes_late(&dir));
+    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+}
+
+#[test]
 fn the_memory_of_other_pods_comes_before_they_begin() {
     type Change = fn(&mut Value);
     let changes: [Change; 2] = [
