@@ -110,6 +110,8 @@ impl Node {
         loop {
             let Some(pod) = self.pod(container)? else { return Ok(Answer::Plain) };
             let Some(seconds) = self.gives_way(&pod, container)? else { return Ok(Answer::Plain) };
+            // What the API server takes from now on is time of the pod.
+            let end = Instant::now() + Duration::from_secs(seconds);
             if self.has_a_hook_to_run(&pod, container) {
                 sleep(STEP);
                 continue;
@@ -143,8 +145,8 @@ impl Node {
                         Ok(Left::Over) => Ok(Answer::Plain),
                         Err(error) => Err(error),
                     };
-                    if let Ok(Answer::Save { dir, recipient, seconds, ahead }) = answer {
-                        let seconds = self.in_turn(&container.uid, seconds);
+                    if let Ok(Answer::Save { dir, recipient, ahead, .. }) = answer {
+                        let seconds = self.in_turn(&container.uid, end);
                         return Ok(Answer::Save { dir, recipient, seconds, ahead });
                     }
                     self.ended(&container.uid);
@@ -154,20 +156,20 @@ impl Node {
         }
     }
 
-    /// Waits until a pod is one of the few that are saved at a time, for half of its time at most: all at once would take
-    /// longer for each of them, and freeze it for longer. Returns how many seconds are left then.
-    pub(super) fn in_turn(&self, uid: &str, seconds: u64) -> u64 {
-        let (began, limit) = (Instant::now(), Duration::from_secs(seconds));
+    /// Waits until a pod is one of the few that are saved at a time, for half of its time until `end` at most: all at once
+    /// would take longer for each of them, and freeze it for longer. Returns how many seconds are left then.
+    pub(super) fn in_turn(&self, uid: &str, end: Instant) -> u64 {
+        let left = || end.saturating_duration_since(Instant::now());
         let is_full = |saves: &mut HashMap<String, Saving>| {
             saves.values().filter(|saving| saving.is_going()).count() >= self.at_once
         };
         let saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.saved.wait_timeout_while(saves, limit / 2, is_full);
+        let waited = self.saved.wait_timeout_while(saves, left() / 2, is_full);
         let (mut saves, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if let Some(saving) = saves.get_mut(uid) {
-            saving.until = Some(began + limit);
+            saving.until = Some(end);
         }
-        seconds.saturating_sub(began.elapsed().as_secs()).max(1)
+        left().as_secs().max(1)
     }
 
     /// How many seconds there are to save a pod that has to go; `None` if it is not to be saved.

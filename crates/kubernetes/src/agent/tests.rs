@@ -214,9 +214,11 @@ fn few_pods_are_saved_at_a_time() {
     give_way(&mut old);
     server.put(POD, old);
     let answer = node.answer(&Ask::Stop { container: container("old") }).unwrap();
-    assert_eq!(node.in_turn("other", 2), 1, "half of its time is its own");
+    let after = |seconds: u64| Instant::now() + Duration::from_secs(seconds);
+    assert_eq!(node.in_turn("other", after(2)), 1, "half of its time is its own");
+    assert_eq!(node.in_turn("other", Instant::now()), 1, "its time is over");
     thread::scope(|scope| {
-        let waits = scope.spawn(|| node.in_turn("other", 10_000));
+        let waits = scope.spawn(|| node.in_turn("other", after(10_000)));
         assert_eq!(save(&node, "old", &answer), Answer::Noted);
         assert!(waits.join().unwrap() > 5_000);
     });

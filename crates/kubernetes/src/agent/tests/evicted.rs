@@ -63,6 +63,26 @@ fn a_pod_that_its_node_evicts_is_saved() {
 }
 
 #[test]
+fn what_the_api_server_takes_is_time_of_the_pod() {
+    let (server, node1, _place) = kubelet(soft());
+    told(&server, "Evicted", LOW, 1);
+    told(&server, "Killing", "Stopping container main", 0);
+    let desk = Arc::clone(&server);
+    server.also(move |request| match request.path.as_str() {
+        "/configz" => Some(Response::json(&json!({ "kubeletconfig": soft() }))),
+        path => {
+            if request.method == "POST" && path.ends_with("/podcheckpoints") {
+                thread::sleep(Duration::from_secs(2));
+            }
+            key(&desk, request)
+        }
+    });
+    let answer = asked(&node1);
+    let Answer::Save { seconds, .. } = answer else { panic!("{answer:?}") };
+    assert!(seconds <= 16, "the kubelet gives 20 s, of which 4 are not for this: {seconds}");
+}
+
+#[test]
 fn a_pod_whose_node_is_shut_down_is_saved() {
     let config = json!({
         "shutdownGracePeriod": "1m0s", "shutdownGracePeriodCriticalPods": "10s",
