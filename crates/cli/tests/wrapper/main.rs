@@ -390,6 +390,14 @@ impl Node {
         std::mem::replace(&mut self.runc, script)
     }
 
+    /// From now on runc freezes containers, and says that it has not. Returns the runc that was.
+    fn lies(&mut self) -> PathBuf {
+        let script = self.path("lying-runc");
+        let text = "#!/bin/sh\ncase \" $* \" in *' pause '*) runc \"$@\"; exit 1;; esac\nexec runc \"$@\"\n";
+        write_script(&script, text);
+        std::mem::replace(&mut self.runc, script)
+    }
+
     /// Whether a call of the wrapper, or what one has started, runs.
     fn is_busy(&self) -> bool {
         let place = self.place.path().to_str().unwrap();
@@ -554,6 +562,19 @@ fn a_checkpoint_that_was_ordered_lets_the_pod_go_on_or_ends_it() {
     let _ = node.checkpoint("pod").wait().unwrap();
     until("the container has ended", || (node.status("pod") == "stopped").then_some(()));
     node.good("delete", &["pod"]);
+}
+
+#[test]
+fn what_is_frozen_was_frozen_whatever_runc_says() {
+    let Some(mut node) = Node::new("what_is_frozen_was_frozen") else { return };
+    let before = node.running("pod");
+    let runc = node.lies();
+    let _ = node.checkpoint("pod").wait().unwrap();
+    node.runc = runc;
+    assert_eq!(node.not_saved(), None);
+    assert!(node.path("checkpoint/containers/main/inventory.img").exists());
+    node.counted("pod", before + 5);
+    node.good("delete", &["--force", "pod"]);
 }
 
 #[test]

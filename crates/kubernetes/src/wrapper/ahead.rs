@@ -119,7 +119,7 @@ impl Save<'_> {
         // Whatever becomes of one of them, containerd takes each to be frozen.
         let frozen = self.pod.held.iter().map(|id| match call::status(words, id) == "paused" {
             true => Ok(()),
-            false => save::pause(words, id),
+            false => save::pause(words, id, Instant::now() + self.limit),
         });
         frozen.fold(thawed, Result::and)?;
         Ok(key)

@@ -118,7 +118,7 @@ impl Save<'_> {
         let key = if self.ahead { self.go_ahead()? } else { None };
         let since = Instant::now();
         let until = since + self.limit.saturating_sub(waited);
-        self.pod.ours().try_for_each(|id| pause(self.pod.words, id))?;
+        self.pod.ours().try_for_each(|id| pause(self.pod.words, id, until))?;
         let work = self.dir.join("containers");
         fs::create_dir_all(&work).context(|| work.display().to_string())?;
         let archives = Archives::create(self.dir, self.recipient)?;
@@ -243,17 +243,21 @@ pub(super) fn end(words: &Words, id: &str) {
 }
 
 /// Freezes a container that runs. runc gives up, and thaws it, where one of its tasks does not come to its turn for a
-/// moment, as on a busy machine.
-pub(super) fn pause(words: &Words, id: &str) -> Result<()> {
-    let mut paused = call::runc(words, "pause", id);
-    for _ in 1..ATTEMPTS {
-        if paused.is_ok() || members(words, id).is_empty() {
-            break;
+/// moment, as on a busy machine. It is tried again, but not after `until`.
+pub(super) fn pause(words: &Words, id: &str, until: Instant) -> Result<()> {
+    let mut tries = 1;
+    loop {
+        let Err(error) = call::runc(words, "pause", id) else { return Ok(()) };
+        // It may have been killed after it had done it.
+        if call::status(words, id) == "paused" {
+            return Ok(());
         }
+        if tries == ATTEMPTS || Instant::now() >= until || members(words, id).is_empty() {
+            return Err(error);
+        }
+        tries += 1;
         sleep(STEP);
-        paused = call::runc(words, "pause", id);
     }
-    paused
 }
 
 /// Lets a container go on that may have ended, or may not be frozen.
