@@ -146,7 +146,15 @@ pub enum Ask {
         error: Option<String>,
         /// How long the pod was frozen, in milliseconds.
         frozen_ms: u64,
+        /// How many seconds the answer is waited for: then the pod goes on.
+        #[serde(default = "briefly")]
+        waits: u64,
     },
+}
+
+/// How many seconds a wrapper waits that does not say so.
+fn briefly() -> u64 {
+    5
 }
 
 /// What the agent answers.
@@ -300,6 +308,18 @@ mod tests {
         assert!(!lived(&socket), "it was removed long ago");
         beat(&socket).unwrap();
         assert!(lived(&socket));
+    }
+
+    #[test]
+    fn a_wrapper_that_says_nothing_of_it_waits_for_five_seconds() {
+        let container = r#"{ "namespace": "n", "pod": "p", "uid": "u", "name": "c" }"#;
+        let old = format!(
+            "{{ \"ask\": \"saved\", \"container\": {container}, \"containers\": [], \"frozen_ms\": 7 }}\n"
+        );
+        let Ask::Saved { waits, frozen_ms, .. } = receive(old.as_bytes()).unwrap() else {
+            panic!("another message");
+        };
+        assert_eq!((waits, frozen_ms), (5, 7));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::fetch::{Coming, FETCH};
 use super::identity::Identity;
 use super::keys::Keys;
 use super::rounds::RoundsHere;
-use super::save::{HEARS, Saving};
+use super::save::{SavedPod, Saving};
 use super::store::Store;
 use super::upkeep::Upkeep;
 use crate::api::Api;
@@ -90,8 +90,6 @@ pub(super) struct Node {
     pub(super) rounds: RoundsHere,
     /// How long a container that is created waits for its checkpoint.
     pub(super) patience: Duration,
-    /// How long a wrapper that has saved a pod which gives way is there to hear what becomes of it.
-    pub(super) hears: Duration,
     /// Where checkpoints do not die with their node.
     pub(super) depot: Option<Depot>,
     pub(super) upkeep: Mutex<Upkeep>,
@@ -138,7 +136,6 @@ impl Node {
             coming: Coming::default(),
             rounds: RoundsHere::default(),
             patience: FETCH,
-            hears: HEARS,
             depot,
             upkeep: Mutex::default(),
             // The agent before this one may have said so.
@@ -215,8 +212,10 @@ impl Node {
             }
             Ask::Stop { container } => self.stop(container),
             Ask::Checkpoint { container } => Ok(self.checkpoint(container)),
-            Ask::Saved { container, containers, error, frozen_ms } => {
-                let result = self.saved(container, containers, error.as_deref(), *frozen_ms);
+            Ask::Saved { container, containers, error, frozen_ms, waits } => {
+                let error = error.as_deref();
+                let report = SavedPod { containers, error, frozen_ms: *frozen_ms, waits: *waits };
+                let result = self.saved(container, &report);
                 self.ended(&container.uid);
                 // The other end is there as long as this one is.
                 let _ = self.bell.send(());

@@ -32,9 +32,9 @@ const RESERVE: i64 = 2;
 const AGAIN: Duration = Duration::from_millis(500);
 /// The file with an order, beside the logs of the engine.
 const ORDER: &str = "order.json";
-/// How long a wrapper that has saved a pod which gives way is certain to hear what becomes of the pod: it lets the pod go
-/// on after five seconds.
-pub(super) const HEARS: Duration = Duration::from_secs(4);
+/// How much earlier than it says a wrapper that has saved a pod which gives way may let the pod go on, as it began to wait
+/// before it was heard.
+const SOONER: Duration = Duration::from_secs(1);
 /// How long a pod that moves stays frozen until its target runs.
 const HOLD: Duration = Duration::from_secs(120);
 /// How often it is looked whether that runs, and whether the hooks of a pod have.
@@ -53,6 +53,18 @@ pub(super) struct Saving {
     done: bool,
     /// Until when it may take, if its turn has come.
     until: Option<Instant>,
+}
+
+/// What a wrapper says of the saving of a pod.
+pub(super) struct SavedPod<'r> {
+    /// The containers in the checkpoint.
+    pub containers: &'r [String],
+    /// What went wrong.
+    pub error: Option<&'r str>,
+    /// How long the pod was frozen, in milliseconds.
+    pub frozen_ms: u64,
+    /// For how many seconds the wrapper waits for what becomes of the pod.
+    pub waits: u64,
 }
 
 /// What an agent has left of the saving of a pod.
@@ -379,14 +391,9 @@ impl Node {
         order.unwrap_or(Answer::Plain)
     }
 
-    pub(super) fn saved(
-        &self,
-        container: &Container,
-        containers: &[String],
-        error: Option<&str>,
-        frozen_ms: u64,
-    ) -> Result<Answer> {
-        let until = Instant::now() + self.hears;
+    pub(super) fn saved(&self, container: &Container, report: &SavedPod<'_>) -> Result<Answer> {
+        let &SavedPod { containers, error, frozen_ms, waits } = report;
+        let until = Instant::now() + Duration::from_secs(waits).saturating_sub(SOONER);
         let (name, ordered) = {
             let saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
             match saves.get(&container.uid) {

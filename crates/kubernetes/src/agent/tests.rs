@@ -126,14 +126,19 @@ fn cluster() -> (Arc<Server>, tempfile::TempDir) {
     (server, tempfile::tempdir().unwrap())
 }
 
+/// What the wrapper tells of a pod that it has saved, if it waits for so long for the answer.
+fn saved(uid: &str, containers: Vec<String>, waits: Duration) -> Ask {
+    let (container, waits) = (container(uid), waits.as_secs());
+    Ask::Saved { container, containers, error: None, frozen_ms: 7, waits }
+}
+
 /// Does what the wrapper does with an order to save.
 fn save(node: &Arc<Node>, uid: &str, answer: &Answer) -> Answer {
     let Answer::Save { dir, recipient, .. } = answer else { panic!("{answer:?}") };
     assert!(recipient.as_ref().is_some_and(|text| text.starts_with("age1")), "{recipient:?}");
     fs::write(dir.join("memory"), "sealed").unwrap();
     let containers = vec!["main".to_owned()];
-    let told = Ask::Saved { container: container(uid), containers, error: None, frozen_ms: 7 };
-    node.answer(&told).unwrap()
+    node.answer(&saved(uid, containers, LONG)).unwrap()
 }
 
 /// A cluster, and the agents of three nodes, which are known.
@@ -304,7 +309,7 @@ fn what_a_pod_loses_counts_from_its_last_checkpoint() {
         let answer = node1.answer(&Ask::Stop { container: container(uid) }).unwrap();
         assert!(matches!(answer, Answer::Save { .. }), "{answer:?}");
         let (container, error) = (container(uid), Some("it took too long".to_owned()));
-        let told = Ask::Saved { container, containers: vec![], error, frozen_ms: 0 };
+        let told = Ask::Saved { container, containers: vec![], error, frozen_ms: 0, waits: 5 };
         node1.answer(&told).unwrap();
         let object = server.get(&path("a", &checkpoint::name_of("web-0", uid))).unwrap();
         let lost = checkpoint::lost_work(&object).and_then(|lost| i64::try_from(lost).ok());
@@ -357,6 +362,7 @@ fn a_pod_is_not_frozen_while_a_hook_of_it_runs() {
         containers: vec![],
         error: Some("no".into()),
         frozen_ms: 0,
+        waits: 5,
     };
     while !main.is_finished() && !hooked.is_finished() {
         thread::yield_now();

@@ -43,6 +43,9 @@ const RUNC_VARIABLE: &str = "TORPOR_RUNC";
 const WAITS: &str = "torpor-waits";
 /// How long the agent may take for what it knows, and to report to it.
 const SHORT: Duration = Duration::from_secs(5);
+/// How long it may take at most to write down that a pod was saved which gives way: an API server that many ask at once
+/// takes its time.
+const HEARS: Duration = Duration::from_secs(12);
 /// How long it may take to fetch a checkpoint.
 const FETCH: Duration = Duration::from_secs(80);
 /// How long it may take until a container is restored. The kubelet gives a call two minutes: if it was in vain, the
@@ -103,7 +106,13 @@ fn begins(container: &Container, dir: &Path, error: Option<&Error>) {
 /// Tells the agent that a pod could not be saved.
 fn not_saved(container: &Container, error: &str) {
     let (container, error) = (container.clone(), Some(error.to_owned()));
-    let told = Ask::Saved { container, containers: Vec::new(), error, frozen_ms: 0 };
+    let told = Ask::Saved {
+        container,
+        containers: Vec::new(),
+        error,
+        frozen_ms: 0,
+        waits: SHORT.as_secs(),
+    };
     // It is the agent's loss if it does not hear of it.
     let _ = ask(&socket(), &told, SHORT);
 }
@@ -116,9 +125,19 @@ fn takes(dir: &Path) -> bool {
     !made.is_err_and(|error| error.kind() == ErrorKind::AlreadyExists)
 }
 
+/// How long a pod that was saved stays frozen for the agent's answer, where so much of its time is `left`: if it has to go on, or
+/// whoever waits is killed and somebody else asks again, it is to have some of it.
+fn hears(left: Duration) -> Duration {
+    (left / 2).clamp(SHORT, HEARS)
+}
+
 /// Tells the agent that a pod was saved. Only if the agent has the checkpoint may the pod lose its
 /// life: without an agent it goes on.
-fn settle(pod: &save::Pod<'_>, told: &Ask, patience: Duration) {
+fn settle(pod: &save::Pod<'_>, told: &Ask) {
+    let patience = match told {
+        Ask::Saved { waits, .. } => Duration::from_secs(*waits),
+        _ => SHORT,
+    };
     match ask(&socket(), told, patience) {
         Ok(Answer::Noted) => pod.end(),
         _ => pod.thaw(),
@@ -239,7 +258,7 @@ impl Wrapper {
         let question = Ask::Checkpoint { container: container.clone() };
         match ask(&socket(), &question, SHORT) {
             Ok(Answer::Save { dir, recipient, seconds, ahead }) => {
-                self.save(&container, &dir, recipient.as_deref(), seconds, ahead, LONG);
+                self.save(&container, &dir, recipient.as_deref(), seconds, ahead, |_| LONG);
                 self.complain("the agent of the node has the checkpoint of the pod")
             }
             _ => self.pass(),
@@ -254,14 +273,15 @@ impl Wrapper {
         let order = || ask(&socket(), &question, LONG);
         guard::apart(|| {
             while let Ok(Answer::Save { dir, recipient, seconds, ahead }) = order()
-                && !self.save(container, &dir, recipient.as_deref(), seconds, ahead, SHORT)
+                && !self.save(container, &dir, recipient.as_deref(), seconds, ahead, hears)
             {
             }
         });
     }
 
     /// Saves the pod of a container, and does with it what the agent then says. Whoever is killed
-    /// meanwhile, the pod does not stay frozen. `false` if another call has heard of the same order.
+    /// meanwhile, the pod does not stay frozen. `false` if another call has heard of the same order. For how long
+    /// the agent's answer is waited for, `patience` says of the time that is left.
     fn save(
         &self,
         container: &Container,
@@ -269,7 +289,7 @@ impl Wrapper {
         recipient: Option<&str>,
         seconds: u64,
         ahead: bool,
-        patience: Duration,
+        patience: fn(Duration) -> Duration,
     ) -> bool {
         if !takes(dir) {
             return false;
@@ -282,6 +302,7 @@ impl Wrapper {
             }
         };
         let limit = Duration::from_secs(seconds);
+        let until = Instant::now() + limit;
         let save = save::Save { pod: &pod, dir, recipient, limit, ahead };
         let give_up = |error: &str| {
             guard::quiet();
@@ -291,15 +312,16 @@ impl Wrapper {
         let work = |note: &guard::Note| match save.take() {
             Ok(save::Saved { containers, frozen_ms }) => {
                 let container = container.clone();
-                let told = Ask::Saved { container, containers, error: None, frozen_ms };
+                let waits = patience(until.saturating_duration_since(Instant::now())).as_secs();
+                let told = Ask::Saved { container, containers, error: None, frozen_ms, waits };
                 note.leave(&serde_json::to_vec(&told).unwrap_or_default());
-                settle(&pod, &told, patience);
+                settle(&pod, &told);
             }
             Err(error) => give_up(&error.to_string()),
         };
         // What was saved is settled by whoever is left.
         let undo = |left: &[u8]| match serde_json::from_slice::<Ask>(left) {
-            Ok(told) => settle(&pod, &told, patience),
+            Ok(told) => settle(&pod, &told),
             Err(_) => give_up("whoever saved the pod was killed"),
         };
         guard::guarded(work, undo);
@@ -326,5 +348,16 @@ impl Wrapper {
             save::end(&self.words, &self.words.id().unwrap_or_default());
         }
         self.pass()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_with_much_time_waits_longer_for_an_answer() {
+        let seconds = |left| hears(Duration::from_secs(left)).as_secs();
+        assert_eq!([0, 10, 16, 24, 600].map(seconds), [5, 5, 8, 12, 12]);
     }
 }

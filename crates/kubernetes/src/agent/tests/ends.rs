@@ -87,15 +87,15 @@ fn a_pod_that_gives_way_is_saved_whoever_says_so() {
 #[test]
 fn a_checkpoint_is_taken_back_if_its_pod_has_not_waited_for_the_answer() {
     let (server, place) = cluster();
-    let node1 = agent_with(&server, "node1", &place, "", |node| node.hears = Duration::ZERO);
+    let node1 = agent(&server, "node1", &place);
     let mut old = pod("old", "node1");
     give_way(&mut old);
     server.put(POD, old);
     let Answer::Save { dir, .. } = asked(&node1) else { panic!("it is not saved") };
     fs::write(dir.join("memory"), "sealed").unwrap();
     let containers = vec!["main".to_owned()];
-    let told = Ask::Saved { container: container("old"), containers, error: None, frozen_ms: 7 };
-    node1.answer(&told).unwrap_err();
+    // What was told a moment ago was told a moment before.
+    node1.answer(&saved("old", containers, Duration::from_secs(1))).unwrap_err();
     assert!(why(&server).contains("in time"), "{}", why(&server));
     assert!(node1.store.all().is_empty(), "nobody fetches it");
 }
