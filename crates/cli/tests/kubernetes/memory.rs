@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::cluster::{COUNT, Cluster, cluster, set, template, urgency};
 
-/// Lines of random text that a program keeps in its memory, 27 MB in all. What it holds shows when it is asked, which takes
+/// Lines of random text that a program keeps in its memory, 60 MB in all. What it holds shows when it is asked, which takes
 /// all of it.
-const LARGE: &str = "large=$(head -c 20000000 /dev/urandom | base64); ";
+const LARGE: &str = "large=$(head -c 45000000 /dev/urandom | base64); ";
 const CHECK: &str = "if [ -e /shared/check ]; then echo whole $(echo \"$large\" | md5sum); fi; ";
 /// Much less than what a node says to others besides, and much more than comes while a pod begins.
 const SLOW: &str = "4mbit";
@@ -84,7 +84,9 @@ fn a_preempted_pod_begins_before_its_memory_is_there() {
     cluster.slow(node, Some(SLOW));
     cluster.urgent(node, "large", "1200m");
     let new = cluster.goes_on("large", &old["metadata"]["uid"], told, &began);
-    assert_eq!(cluster.memory_comes(&new), Some(true), "it has waited for its memory");
+    let what = "the checkpoint says whether its memory comes";
+    let comes = cluster.until(what, || cluster.memory_comes(&new));
+    assert!(comes, "it has waited for its memory");
     cluster.check(true);
     cluster.slow(node, None);
     assert_eq!(cluster.whole(&new), before);
