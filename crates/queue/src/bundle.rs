@@ -3,7 +3,8 @@
 //!
 //! What is unpacked was sent by another machine and is checked as such: names stay below
 //! the directory, nothing that is there is written to, and links are made last, so that no
-//! file is written through one.
+//! file is written through one. What lies in the directory itself is read and written later: that are files and
+//! directories only.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -24,7 +25,7 @@ use crate::shepherd::pump::has_room;
 /// No list is longer.
 const MAX_LIST: u64 = 64 << 20;
 
-/// A file is sent in no more parts.
+/// A file is sent in no more parts, and where there are many such files in fewer.
 const MOST_EXTENTS: usize = 10_000;
 
 /// One thing that is sent.
@@ -80,7 +81,7 @@ impl Bundle {
     ) -> io::Result<Self> {
         let mut entries = Vec::new();
         collect(root, Path::new(""), there, &wanted, &mut entries)?;
-        let list = serde_json::to_vec(&entries)?;
+        let list = list_of(&mut entries, MAX_LIST)?;
         Ok(Self { root: root.to_owned(), list, entries })
     }
 
@@ -112,6 +113,23 @@ impl Bundle {
             }
         }
         Ok(())
+    }
+}
+
+/// The list of what is sent, in at most so many bytes if it can be: holes are sent as data rather than make it longer.
+fn list_of(entries: &mut [Entry], longest: u64) -> io::Result<Vec<u8>> {
+    let mut most = MOST_EXTENTS;
+    loop {
+        let list = serde_json::to_vec(entries)?;
+        if list.len() as u64 <= longest || most <= 1 {
+            return Ok(list);
+        }
+        most /= 2;
+        for entry in entries.iter_mut() {
+            if let What::Sparse(_, extents) = &mut entry.what {
+                *extents = holes::at_most(most, std::mem::take(extents));
+            }
+        }
     }
 }
 
@@ -216,8 +234,8 @@ pub(crate) fn there(root: &Path, dirs: &[PathBuf]) -> io::Result<There> {
 /// `there`.
 ///
 /// # Errors
-/// If what comes ends early, has too long a list, more in its files than there is room for, or names what is not below `to` or `there`;
-/// if a file cannot be made.
+/// If what comes ends early, has too long a list, more in its files than there is room for, or names what is not below `to` or `there`,
+/// or has something else than files and directories at its top; if a file cannot be made.
 pub(crate) fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io::Result<()> {
     let mut length = [0; 8];
     from.read_exact(&mut length)?;
@@ -235,6 +253,10 @@ pub(crate) fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io
     }
     if let Some(entry) = entries.iter().find(|entry| !is_below(&entry.path)) {
         return Err(io::Error::other(format!("{} is no name below", entry.path.display())));
+    }
+    if let Some(entry) = entries.iter().find(|entry| !is_plain(entry)) {
+        let name = entry.path.display();
+        return Err(io::Error::other(format!("{name} is neither a file nor a directory")));
     }
     for entry in &entries {
         let path = to.join(&entry.path);
@@ -309,6 +331,12 @@ fn is_below(path: &Path) -> bool {
         && path.components().all(|part| matches!(part, Component::Normal(_)))
 }
 
+/// Whether it lies deeper, or is a file or a directory: what belongs to the queue is opened by its name.
+fn is_plain(entry: &Entry) -> bool {
+    entry.path.components().count() > 1
+        || !matches!(entry.what, What::Link(_) | What::Fifo | What::Whiteout)
+}
+
 fn adorn(path: &Path, entry: &Entry) -> io::Result<()> {
     chown(path, Some(entry.uid), Some(entry.gid))?;
     fs::set_permissions(path, fs::Permissions::from_mode(entry.mode & 0o7777))?;
@@ -371,6 +399,31 @@ mod tests {
         assert!(holes::tests::is_made(&to.path().join("file")));
         let cut = tempfile::tempdir().unwrap();
         unpack(&mut &bytes[..bytes.len() - 1], cut.path(), None).unwrap_err();
+    }
+
+    /// The other end takes no list that is longer.
+    #[test]
+    fn many_files_with_many_holes_make_no_longer_a_list() {
+        const LONGEST: u64 = 4096;
+        let extents: Vec<Extent> = (0..1000).map(|n| (n << 20, 4096)).collect();
+        let sparse = What::Sparse(1 << 30, extents.clone());
+        let mut entries = ["a", "b", "c"].map(|name| entry(name, sparse.clone()));
+        let whole = list_of(&mut entries, MAX_LIST).unwrap();
+        assert!(entries.iter().all(|entry| entry.what == sparse));
+        let list = list_of(&mut entries, LONGEST).unwrap();
+        assert!(list.len() < whole.len() && list.len() as u64 <= LONGEST, "{}", list.len());
+        assert_eq!(serde_json::from_slice::<Vec<Entry>>(&list).unwrap(), entries);
+        for entry in &entries {
+            let What::Sparse(size, parts) = &entry.what else { panic!("{entry:?}") };
+            assert!(holes::are_within(parts, *size));
+            let is_in = |&(at, len): &Extent| {
+                parts.iter().any(|&(first, more)| first <= at && at + len <= first + more)
+            };
+            assert!(extents.iter().all(is_in), "{parts:?}");
+        }
+        // Names alone are as long as they are.
+        let mut names = vec![entry(&"n".repeat(200), What::Dir); 100];
+        assert!(list_of(&mut names, LONGEST).unwrap().len() as u64 > LONGEST);
     }
 
     #[test]
@@ -445,6 +498,9 @@ mod tests {
             vec![entry("", What::Dir)],
             vec![entry("a/./../../x", What::File(1))],
             vec![entry("a", link.clone()), entry("a/x", What::File(1))],
+            vec![entry("out", link.clone())],
+            vec![entry("in", What::Fifo)],
+            vec![entry("err", What::Whiteout)],
             vec![entry("a", What::File(0)), entry("a", What::File(1))],
             vec![entry("a", What::Parts(1, vec![(1 << 40, 1)]))],
             vec![entry("a", What::Sparse(1, vec![(1 << 40, 1)]))],

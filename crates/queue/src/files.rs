@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::SystemTime;
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use serde::Serialize;
@@ -76,11 +77,8 @@ impl JobDir {
     /// Takes from others what an earlier version has let them read: what the job was sent, and what it has written.
     pub(crate) fn hide(&self) {
         for path in [self.stdin(), self.stdin_end(), self.out(), self.err()] {
-            let is_open = |meta: fs::Metadata| meta.permissions().mode() & 0o077 != 0;
-            if fs::symlink_metadata(&path).is_ok_and(is_open) {
-                // It is as it was where that fails.
-                let _ = fs::set_permissions(&path, fs::Permissions::from_mode(0o600));
-            }
+            // It is as it was where that fails.
+            let _ = hide(&path);
         }
     }
 
@@ -165,6 +163,17 @@ pub(crate) fn sync_tree(dir: &Path) -> io::Result<()> {
             }
         }
         sync_dir(&dir)?;
+    }
+    Ok(())
+}
+
+/// Takes a file from others. What a link leads to is not it, and neither is what is no file.
+fn hide(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let meta = file.metadata()?;
+    if meta.is_file() && meta.permissions().mode() & 0o077 != 0 {
+        file.set_permissions(fs::Permissions::from_mode(0o600))?;
     }
     Ok(())
 }
@@ -277,7 +286,13 @@ pub(crate) fn with_short_name<T>(
 /// Now, in milliseconds since 1970.
 #[must_use]
 pub(crate) fn now() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    millis(SystemTime::now())
+}
+
+/// A time, in milliseconds since 1970.
+#[must_use]
+pub(crate) fn millis(time: SystemTime) -> i64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX))
 }
 
@@ -310,6 +325,27 @@ mod tests {
                 assert!(size.unwrap() >= 64 << 10);
             }
         });
+    }
+
+    /// A link would have the mode of any file of this machine changed.
+    #[test]
+    fn only_files_are_hidden() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = JobDir::at(dir.path().to_owned());
+        let other = dir.path().join("other");
+        for path in [&other, &job.stdin()] {
+            fs::write(path, "").unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        std::os::unix::fs::symlink(&other, job.out()).unwrap();
+        fs::create_dir(job.err()).unwrap();
+        fs::set_permissions(job.err(), fs::Permissions::from_mode(0o755)).unwrap();
+        job.hide();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(
+            [&job.stdin(), &other, &job.err()].map(|path| mode(path)),
+            [0o600, 0o644, 0o755]
+        );
     }
 
     /// Where the name of a file is longer than a path can be, there is no limit to what is in it.
