@@ -163,11 +163,12 @@ impl Core {
         files::sync_dir(&self.data.join("jobs"))?;
         if let Some(record) = self.jobs.get_mut(&id) {
             record.arriving = false;
-            if record.spec.stdin {
+            record.durable = disk::newest(&dir);
+            // A checkpoint may have read any part of it, and earlier versions did not note which.
+            if record.spec.stdin && record.durable.is_none() {
                 // What cannot be noted now is when the job runs.
                 let _ = pump::note_nothing_fed(&dir);
             }
-            record.durable = disk::newest(&dir);
             record.image_bytes = disk::bytes(&dir);
             record.place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
         }
@@ -320,7 +321,7 @@ mod tests {
         fs::create_dir(dir.path().join("jobs")).unwrap();
         let open = || Core::open(dir.path().to_owned(), Config::default()).unwrap();
         let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
-        let record = Record::new(7, spec, 0);
+        let record = Record::new(7, Spec { stdin: true, ..spec }, 0);
         let core = open();
         let make = |id| here(id, record.clone(), 0);
         let id = core.store.add(Some(("key", "")), 0, make).unwrap().id;
@@ -337,6 +338,7 @@ mod tests {
         assert_eq!(core.adopt("key", record, &place).unwrap(), id);
         let job = &core.jobs[&id];
         assert_eq!((job.place, job.durable, job.held), (Place::Asleep, Some(3), true));
+        assert_eq!(pump::fed(&core.dir(id)), None, "what it has read nobody knows");
         assert_eq!(core.arrived("key").unwrap(), Some(id));
         drop(core);
         // A sender that has not heard of it sends it again.
