@@ -58,6 +58,12 @@ impl Refusal {
         self.status == Some(404)
     }
 
+    /// Whether the daemon has decided that: it would say the same again.
+    #[must_use]
+    pub fn is_meant(&self) -> bool {
+        self.status.is_some_and(|status| (400..500).contains(&status))
+    }
+
     /// Whether it is more than may be, whenever it is sent.
     #[must_use]
     pub fn is_too_much(&self) -> bool {

@@ -190,10 +190,11 @@ fn cleanup(client: &Client, job: &str) -> Result<(), String> {
     }
 }
 
-/// Tells a job to end; whether the daemon has heard it. One that is refused has ended meanwhile.
+/// Tells a job to end; whether the daemon has heard it. One that is refused has ended meanwhile; a daemon that has failed
+/// has not kept it.
 fn tell_to_end(client: &Client, id: u64) -> bool {
     let answer = client.json("POST", &format!("/v1/jobs/{id}/cancel"), b"");
-    answer.err().is_none_or(|refusal| !refusal.is_lost())
+    answer.err().is_none_or(|refusal| refusal.is_meant())
 }
 
 /// What has not ended of a job of GitLab.
@@ -214,20 +215,21 @@ mod tests {
     use super::*;
     use crate::http::Address;
 
+    /// The status of an answer, and what is in it.
+    type Said = (u16, &'static str);
+
     /// A daemon that answers each request with the next of these, or goes away without one; returns what it was asked.
-    fn daemon(
-        answers: &'static [Option<&'static str>],
-    ) -> (Client, thread::JoinHandle<Vec<String>>) {
+    fn daemon(answers: &'static [Option<Said>]) -> (Client, thread::JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = Address::Plain(listener.local_addr().unwrap().to_string());
         let client = Client { address, token: None, tls: None, silence: PATIENCE };
-        let one = move |answer: &Option<&str>| {
+        let one = move |answer: &Option<Said>| {
             let (mut stream, _) = listener.accept().unwrap();
             let mut asked = [0; 4096];
             let count = stream.read(&mut asked).unwrap();
-            if let Some(body) = answer {
+            if let Some((status, body)) = answer {
                 let length = body.len();
-                write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}")
+                write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n\r\n{body}")
                     .unwrap();
             }
             let asked = String::from_utf8_lossy(&asked[..count]);
@@ -239,12 +241,18 @@ mod tests {
     /// The job would run on in the directory that the next one gets.
     #[test]
     fn what_no_daemon_has_heard_is_told_again() {
-        const RUNS: &str = r#"[{"id":3,"labels":{"gitlab-job":"77"},"exit":null},{"id":4,"labels":{},"exit":null}]"#;
-        const ENDED: &str = r#"[{"id":3,"labels":{"gitlab-job":"77"},"exit":143}]"#;
-        let answers = &[Some(RUNS), None, None, Some(RUNS), Some("{}"), Some(RUNS), Some(ENDED)];
-        let (client, there) = daemon(answers);
-        cleanup(&client, "77").unwrap();
+        const RUNS: Option<Said> = Some((
+            200,
+            r#"[{"id":3,"labels":{"gitlab-job":"77"},"exit":null},{"id":4,"labels":{},"exit":null}]"#,
+        ));
+        const ENDED: Option<Said> =
+            Some((200, r#"[{"id":3,"labels":{"gitlab-job":"77"},"exit":143}]"#));
+        const UNKEPT: Option<Said> = Some((500, r#"{"detail":"the disk is full"}"#));
+        const OVER: Option<Said> = Some((409, r#"{"detail":"job 3 is over"}"#));
         let (list, cancel) = ("GET /v1/jobs", "POST /v1/jobs/3/cancel");
-        assert_eq!(there.join().unwrap(), [list, cancel, list, list, cancel, list, list]);
+        let (client, there) = daemon(&[RUNS, None, None, RUNS, UNKEPT, RUNS, OVER, RUNS, ENDED]);
+        cleanup(&client, "77").unwrap();
+        let asked = [list, cancel, list, list, cancel, list, cancel, list, list];
+        assert_eq!(there.join().unwrap(), asked);
     }
 }
