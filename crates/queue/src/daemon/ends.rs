@@ -157,6 +157,7 @@ impl Core {
         let dir = self.dir(id);
         let Some(record) = self.jobs.get_mut(&id) else { return };
         (record.shepherd, record.rewritten) = (false, true);
+        let heard = record.durable;
         disk::adopt(&dir);
         let here = disk::newest(&dir);
         record.durable = here.max(record.stored.map(|stored| stored.seq));
@@ -165,6 +166,10 @@ impl Core {
             record.saved = stored.saved;
         } else if let Some(kept) = record.kept.iter().find(|kept| Some(kept.seq) == here) {
             record.saved = kept.saved;
+        } else if let Some(seq) = here.filter(|_| here > heard) {
+            // Nobody was left to tell of it.
+            record.saved = record.ran_by(checkpoint::made(&dir.checkpoint(seq)).unwrap_or(0));
+            record.keep(seq, record.saved);
         }
         let now = files::now();
         let place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
@@ -261,13 +266,15 @@ fn note(ending: &Ending) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, SystemTime};
+
     use super::super::config::Config;
+    use super::super::record::Stored;
     use super::*;
     use crate::spec::Spec;
 
-    /// What an attempt has run that has failed is no part of the next one's time, nor lost with it.
-    #[test]
-    fn each_attempt_has_all_of_its_time() {
+    /// A job that runs in its first run since five seconds, and two thousand milliseconds of work before.
+    fn running() -> (tempfile::TempDir, Core, JobId) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("jobs")).unwrap();
         let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
@@ -276,6 +283,33 @@ mod tests {
         let record = core.jobs.get_mut(&id).unwrap();
         (record.run, record.place, record.shepherd) = (1, Place::Running, true);
         (record.ran, record.saved, record.since) = (2_000, 1_000, files::now() - 5_000);
+        (dir, core, id)
+    }
+
+    /// Whoever would have told of it was lost.
+    #[test]
+    fn what_is_in_a_checkpoint_that_nobody_told_of_is_not_lost() {
+        let (_dir, mut core, id) = running();
+        let place = core.dir(id).checkpoint(1);
+        std::fs::create_dir(&place).unwrap();
+        std::fs::write(core.dir(id).durable(1), "").unwrap();
+        let record = std::fs::File::create(place.join("record.json")).unwrap();
+        let made = core.jobs[&id].since + 3_000;
+        let made = Duration::from_millis(u64::try_from(made).unwrap());
+        record.set_modified(SystemTime::UNIX_EPOCH + made).unwrap();
+        core.run_over(id, 1, None);
+        let job = &core.jobs[&id];
+        assert_eq!((job.place, job.durable), (Place::Asleep, Some(1)));
+        assert_eq!((job.ran, job.saved), (5_000, 5_000));
+        assert_eq!(job.kept, [Stored { seq: 1, saved: 5_000 }]);
+        // What it has done since is.
+        assert!(job.lost >= 2_000, "{} ms", job.lost);
+    }
+
+    /// What an attempt has run that has failed is no part of the next one's time, nor lost with it.
+    #[test]
+    fn each_attempt_has_all_of_its_time() {
+        let (_dir, mut core, id) = running();
         let ending = Ending { exit: Exit::Code(1), ..Ending::good(id, 1) };
         core.run_over(id, 1, Some(ending));
         let job = &core.jobs[&id];

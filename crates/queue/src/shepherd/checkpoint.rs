@@ -88,6 +88,14 @@ pub(crate) fn record(checkpoint: &Path) -> io::Result<Record> {
     Ok(serde_json::from_slice(&fs::read(checkpoint.join(RECORD))?)?)
 }
 
+/// When a checkpoint was complete, in milliseconds since 1970: its record comes last.
+///
+/// # Errors
+/// If there is none.
+pub(crate) fn made(checkpoint: &Path) -> io::Result<i64> {
+    Ok(files::millis(fs::metadata(checkpoint.join(RECORD))?.modified()?))
+}
+
 /// A checkpoint and those that it builds on, the newest first.
 #[must_use]
 pub(crate) fn chain(dir: &JobDir, seq: u64) -> Vec<u64> {
