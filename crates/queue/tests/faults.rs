@@ -258,7 +258,8 @@ fn complete(daemon: &Daemon, id: u64) -> Option<u64> {
     complete.filter_map(|entry| number(entry.file_name().to_str()?)).max()
 }
 
-/// Its images are complete then, and a part of the job may have ended: the whole of it goes on from there.
+/// Its images are complete then. The whole of the job goes on, in its run; a moment later a part of it may have ended, and the
+/// whole of it goes on from there.
 #[test]
 fn a_worker_that_is_killed_while_it_ends_a_job_costs_none() {
     let daemon = Daemon::start(&[]);
@@ -269,19 +270,32 @@ fn a_worker_that_is_killed_while_it_ends_a_job_costs_none() {
     let id = daemon.submit(&[], &["sh", "-c", script, may_end.to_str().unwrap()]);
     let word = id.to_string();
     // Nearer and nearer to the end of its work, and then after that.
-    let (mut killed, mut more) = (0, 1);
+    let (mut killed, mut unharmed, mut more) = (0, 0, 1);
     for round in 0.. {
         assert!(round < 100, "killed {killed} times, and its end was never met");
         let seen = daemon.output(id).lines().count();
         until("it goes on", || (daemon.output(id).lines().count() > seen).then_some(()));
-        let before = complete(&daemon, id);
+        let (before, run) = (complete(&daemon, id), daemon.job(id)["run"].clone());
         let is_saved = || complete(&daemon, id) > before;
         let preempt = ["preempt", word.as_str(), "--means", "checkpoint"];
         let watch = |worker| watch_since(worker, is_saved, more).ok();
         let watched = with_worker(&daemon, &preempt, watch);
-        daemon.wait_for(id, "preempted");
-        daemon.ok(&["resume", &word]);
-        daemon.wait_for(id, "running");
+        let job = until("it runs, or sleeps", || {
+            let job = daemon.job(id);
+            ["running", "preempted"].contains(&job["state"].as_str()?).then_some(job)
+        });
+        let sleeps = job["state"] == "preempted";
+        if matches!(watched, Some(Watched::Killed)) {
+            assert!(
+                if sleeps { complete(&daemon, id) > before } else { job["run"] == run },
+                "{job}"
+            );
+        }
+        if sleeps {
+            daemon.ok(&["resume", &word]);
+            daemon.wait_for(id, "running");
+        }
+        unharmed += u32::from(!sleeps);
         match watched {
             Some(Watched::Ended { .. }) => break,
             Some(_) => (killed, more) = (killed + 1, more * 2),
@@ -289,7 +303,7 @@ fn a_worker_that_is_killed_while_it_ends_a_job_costs_none() {
             None => {}
         }
     }
-    assert!(killed > 2, "killed {killed} times");
+    assert!(killed > 2 && unharmed > 0, "killed {killed} times, {unharmed} without harm");
     daemon.let_end();
     daemon.wait_for(id, "done");
     let last = u32::try_from(daemon.output(id).lines().count() - 1).unwrap();

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use torpor_kernel::proc::{self, Status};
 use torpor_worker::{Class, Event, Job, Outcome, Worker};
 
 use super::checkpoint::{self, Record, boot};
@@ -48,6 +49,15 @@ const LAZY_FROM: u64 = 128 << 20;
 
 /// How long a save waits for memory that is still coming in.
 const LAZY_PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long what undoes the work of a worker that was lost may take: it waits for the job's processes itself.
+const GUARD_PATIENCE: Duration = Duration::from_secs(120);
+
+/// The process that does that.
+const GUARD: &str = "torpor-guard";
+
+/// `SIGKILL` in the sets of signals of `/proc`.
+const KILL: u64 = 1 << 8;
 
 /// The process that brings in the memory of a job that runs already.
 pub(crate) const PAGER: &str = "torpor-lazy";
@@ -144,15 +154,33 @@ impl Save {
         }
     }
 
-    /// Whether nobody says what became of a job that was to end when it was saved. Its record is there as soon as the
-    /// images are complete, and nothing of it ends before.
+    /// Whether nobody says what became of a job that was to end when it was saved, and it does end. Its record is there as
+    /// soon as the images are complete, and nothing of it ends before. A moment later either all of it ends or all of it
+    /// goes on, whatever becomes of the worker.
     fn is_lost(&self, done: &io::Result<Result<Done, Outcome>>, dir: &Path) -> bool {
         let unsaid = match done {
             Ok(Ok(_)) => false,
             Ok(Err(outcome)) => outcome.class == Class::Died,
             Err(_) => true,
         };
-        unsaid && !self.keep && checkpoint::record(dir).is_ok()
+        unsaid && !self.keep && checkpoint::record(dir).is_ok() && self.ends()
+    }
+
+    /// Whether the job ends, as its processes are told by what undoes the work of its worker.
+    fn ends(&self) -> bool {
+        let begun = Instant::now();
+        let is_undone = || !super::ending::alive().iter().any(|(_, name)| name == GUARD);
+        while !is_undone() && begun.elapsed() < GUARD_PATIENCE {
+            thread::sleep(Duration::from_millis(2));
+        }
+        // One that has taken its signal a moment ago does not show that.
+        (0..20).any(|_| {
+            let ends = is_ending(self.root);
+            if !ends {
+                thread::sleep(Duration::from_millis(10));
+            }
+            ends
+        })
     }
 
     fn save(&self, dir: &Path) -> io::Result<Result<Done, Outcome>> {
@@ -361,6 +389,15 @@ fn wait_for_memory() -> io::Result<()> {
         thread::sleep(Duration::from_millis(2));
     }
     Ok(())
+}
+
+/// Whether a process has ended, or will as soon as it runs: one that is frozen does not.
+fn is_ending(pid: i32) -> bool {
+    let Ok(stat) = proc::stat(pid) else { return true };
+    let is_told = |status: Status| {
+        ["SigPnd", "ShdPnd"].iter().any(|set| status.numbers(set, 16).iter().any(|s| s & KILL != 0))
+    };
+    stat.has_ended() || stat.is_ending() || proc::status(pid).map_or(true, is_told)
 }
 
 /// Whether a pager is at work in this pid namespace.
