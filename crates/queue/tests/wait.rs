@@ -42,6 +42,8 @@ fn exit_status_output_and_input_are_the_jobs() {
 #[test]
 fn who_sends_more_than_a_job_reads_waits() {
     const MOST: u64 = 16 << 20;
+    /// What is in the pipe of the job, which counts as read.
+    const PIPE: u64 = 64 << 10;
     let daemon = Daemon::start(&[]);
     let script = "until [ -e $0 ]; do sleep 0.05; done; wc -c";
     let may_end = daemon.may_end();
@@ -52,7 +54,7 @@ fn who_sends_more_than_a_job_reads_waits() {
     let sends = std::thread::spawn(move || stdin.write_all(&vec![0; 20 << 20]).unwrap());
     let input = until("more than is taken", || {
         let there = daemon.jobs().first()?["id"].as_u64()?;
-        daemon.show(there)["input_bytes"].as_u64().filter(|&bytes| bytes > MOST)
+        daemon.show(there)["input_bytes"].as_u64().filter(|&bytes| bytes > MOST + PIPE)
     });
     // Nobody sends the job itself more than the client that is it.
     let (status, said) = ask(&daemon, "PUT", &format!("/v1/jobs/1/stdin?at={input}"), "", "");
@@ -65,6 +67,25 @@ fn who_sends_more_than_a_job_reads_waits() {
     let output = count.wait_with_output().unwrap();
     sends.join().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), (20 << 20).to_string());
+}
+
+/// It reads no more, however much it has not read: its client is done.
+#[test]
+fn who_sends_more_to_a_job_that_is_over_does_not_wait() {
+    let daemon = Daemon::start(&[]);
+    let mut head = daemon.queue(&["submit", "--wait", "--", "head", "-c", "1"]);
+    let head = head.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut head = head.spawn().unwrap();
+    let mut stdin = head.stdin.take().unwrap();
+    // Its client may have ended before it has all of it.
+    let sends = std::thread::spawn(move || drop(stdin.write_all(&vec![b'x'; 40 << 20])));
+    let output = head.wait_with_output().unwrap();
+    sends.join().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", shown(&output));
+    assert_eq!(output.stdout, b"x");
+    // What is missing before that is what is said, and not that it is too early.
+    let (status, said) = ask(&daemon, "PUT", "/v1/jobs/1/stdin?at=99999999", "", "");
+    assert_eq!(status, 409, "{said}");
 }
 
 #[test]

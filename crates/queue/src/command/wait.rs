@@ -183,11 +183,11 @@ fn pass_input(client: Client, id: u64, over: Arc<AtomicBool>) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => 0,
             };
-            let end = u8::from(count == 0);
-            let path = format!("/v1/jobs/{id}/stdin?at={at}&end={end}");
-            match send_input(&client, &path, &buffer[..count], &over) {
+            let input = Input { client: &client, id, at };
+            match input.send(&buffer[..count], &over) {
                 Ok(Ok(_)) if count > 0 => {}
-                Ok(Err(refusal)) => {
+                // A job that has ended needs none.
+                Ok(Err(refusal)) if !over.load(Ordering::Acquire) => {
                     tell!("torpor queue: job {id} gets no more standard input: {refusal}");
                     return;
                 }
@@ -198,24 +198,40 @@ fn pass_input(client: Client, id: u64, over: Arc<AtomicBool>) {
     });
 }
 
-/// Sends a part of the input, and what the job must have read before for as long as that takes; says what is refused for
-/// good.
-fn send_input(
-    client: &Client,
-    path: &str,
-    part: &[u8],
-    over: &AtomicBool,
-) -> io::Result<Result<Value, Refusal>> {
-    loop {
-        let sent = persistently(|| match client.json("PUT", path, part) {
+/// Where a job's input has come to.
+struct Input<'c> {
+    client: &'c Client,
+    id: u64,
+    at: u64,
+}
+
+/// What a daemon has said of a part of it, or refused for good.
+type Answered = io::Result<Result<Value, Refusal>>;
+
+impl Input<'_> {
+    /// Sends the next part, or its end if there is none, as soon as the job has read enough of what came before.
+    fn send(&self, part: &[u8], over: &AtomicBool) -> Answered {
+        let is_early = |answer: &Result<_, Refusal>| {
+            let is_early = answer.as_ref().is_err_and(Refusal::is_too_early);
+            is_early && !over.load(Ordering::Acquire)
+        };
+        loop {
+            let sent = self.put(part, part.is_empty())?;
+            if !is_early(&sent) {
+                return Ok(sent);
+            }
+            // A job may sleep for days, and the daemon waits a while before each answer: nothing is sent with the question.
+            while is_early(&self.put(&[], false)?) {}
+        }
+    }
+
+    fn put(&self, part: &[u8], is_last: bool) -> Answered {
+        let (id, at, end) = (self.id, self.at, u8::from(is_last));
+        let path = format!("/v1/jobs/{id}/stdin?at={at}&end={end}");
+        persistently(|| match self.client.json("PUT", &path, part) {
             Err(refusal) if refusal.is_too_much() || refusal.is_too_early() => Ok(Err(refusal)),
             sent => sent.map(Ok).map_err(io::Error::other),
-        })?;
-        // The daemon has waited a while for that.
-        let is_early = sent.as_ref().is_err_and(Refusal::is_too_early);
-        if !is_early || over.load(Ordering::Acquire) {
-            return Ok(sent);
-        }
+        })
     }
 }
 
@@ -360,5 +376,66 @@ impl Follower<'_> {
             serde_json::from_slice(&answer.whole().map_err(Theirs)?).unwrap_or_default();
         let text = problem["detail"].as_str().map_or(text, str::to_owned);
         Err(Ours(io::Error::other(text)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::http::Address;
+
+    /// Answers so many requests with these statuses; returns the first line of each, and how long its body was.
+    fn answer(listener: &TcpListener, statuses: &[u16]) -> Vec<(String, usize)> {
+        let one = |status: &u16| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let head: Vec<String> = reader
+                .by_ref()
+                .lines()
+                .map(Result::unwrap)
+                .take_while(|line| !line.is_empty())
+                .collect();
+            let length = head.iter().find_map(|line| line.strip_prefix("Content-Length: "));
+            let length = length.map_or(0, |length| length.parse().unwrap());
+            reader.read_exact(&mut vec![0; length]).unwrap();
+            write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: 2\r\n\r\n{{}}").unwrap();
+            (head[0].split(" HTTP").next().unwrap().to_owned(), length)
+        };
+        statuses.iter().map(one).collect()
+    }
+
+    /// It sleeps, perhaps for days.
+    #[test]
+    fn what_a_job_does_not_read_yet_is_not_sent_again_and_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Plain(listener.local_addr().unwrap().to_string());
+        let client = Client { address, token: None, tls: None, silence: PATIENCE };
+        let daemon =
+            thread::spawn(move || answer(&listener, &[429, 429, 429, 200, 200, 429, 200, 200]));
+        let over = AtomicBool::new(false);
+        let input = Input { client: &client, id: 3, at: 7 };
+        input.send(b"part", &over).unwrap().unwrap();
+        input.send(b"", &over).unwrap().unwrap();
+        let [part, end] = ["0", "1"].map(|end| format!("PUT /v1/jobs/3/stdin?at=7&end={end}"));
+        let asked = |length| (part.clone(), length);
+        let all = [asked(4), asked(0), asked(0), asked(0), asked(4)];
+        let last = [(end.clone(), 0), asked(0), (end.clone(), 0)];
+        assert_eq!(daemon.join().unwrap(), [&all[..], &last].concat());
+    }
+
+    /// Nobody asks any more for one that has ended.
+    #[test]
+    fn no_input_of_a_job_that_has_ended_is_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Plain(listener.local_addr().unwrap().to_string());
+        let client = Client { address, token: None, tls: None, silence: PATIENCE };
+        let daemon = thread::spawn(move || answer(&listener, &[429]));
+        let input = Input { client: &client, id: 3, at: 7 };
+        let refusal = input.send(b"part", &AtomicBool::new(true)).unwrap().unwrap_err();
+        assert!(refusal.is_too_early());
+        daemon.join().unwrap();
     }
 }

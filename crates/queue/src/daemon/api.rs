@@ -280,18 +280,22 @@ fn has_read(dir: &JobDir, at: u64) -> bool {
 /// Adds to a job's standard input. The client says where, so that what it sends again
 /// after a failure counts once.
 fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
-    let (dir, most, away) = {
+    let (dir, most, away, is_over) = {
         let core = queue.lock();
-        let most = core.jobs.get(&id).and_then(|job| job.spec.limits.bytes());
-        (core.dir(id), most, core.away(id))
+        let record = core.jobs.get(&id);
+        let most = record.and_then(|job| job.spec.limits.bytes());
+        let is_over = record.is_some_and(|job| job.place == Place::Ended);
+        (core.dir(id), most, core.away(id), is_over)
     };
     let at = request.number("at").unwrap_or(0);
     if let Some(most) = most.filter(|most| at.saturating_add(request.body.len() as u64) > *most) {
         let text = format!("the job may have {most} bytes (--disk), and this is more input");
         return Response::problem(413, &text);
     }
-    // Of a job that has gone the other machine knows. What a machine has taken it must be able to hand on.
-    if away.is_none() && request.query("taken").is_none() && !has_read(&dir, at) {
+    // Of a job that has gone the other machine knows, and one that is over reads no more. What a machine has taken it must be
+    // able to hand on.
+    let waits = away.is_none() && !is_over && request.query("taken").is_none();
+    if waits && !has_read(&dir, at) {
         return Response::problem(429, "the job has not read what came before: send it again");
     }
     let added = keep_input(&dir, at, &request.body, request.query("end") == Some("1"));
