@@ -66,6 +66,9 @@ pub fn groups(dir: &Path) -> Vec<PathBuf> {
     all.filter(|group| group.exists()).collect()
 }
 
+/// What was killed takes no longer to go. A group with another one in it is never removed.
+const GOING: Duration = Duration::from_secs(5);
+
 /// Removes the control groups of jobs whose shepherds were killed: as after a failure of the machine there is no daemon that
 /// does it.
 pub fn remove_groups(data: &Path) {
@@ -73,8 +76,7 @@ pub fn remove_groups(data: &Path) {
     // The disk of a test may have failed.
     let jobs = fs::read_dir(data.join("jobs")).into_iter().flatten().flatten();
     for group in jobs.flat_map(|job| groups(&job.path())) {
-        // What was killed takes its time to go.
-        while fs::remove_dir(&group).is_err() && group.exists() && begun.elapsed() < PATIENCE {
+        while fs::remove_dir(&group).is_err() && group.exists() && begun.elapsed() < GOING {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
