@@ -183,7 +183,7 @@ fn pass_input(client: Client, id: u64, over: Arc<AtomicBool>) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => 0,
             };
-            let input = Input { client: &client, id, at };
+            let input = Sending { client: &client, id, at };
             match input.send(&buffer[..count], &over) {
                 Ok(Ok(_)) if count > 0 => {}
                 // A job that has ended needs none.
@@ -199,7 +199,7 @@ fn pass_input(client: Client, id: u64, over: Arc<AtomicBool>) {
 }
 
 /// Where a job's input has come to.
-struct Input<'c> {
+struct Sending<'c> {
     client: &'c Client,
     id: u64,
     at: u64,
@@ -208,7 +208,7 @@ struct Input<'c> {
 /// What a daemon has said of a part of it, or refused for good.
 type Answered = io::Result<Result<Value, Refusal>>;
 
-impl Input<'_> {
+impl Sending<'_> {
     /// Sends the next part, or its end if there is none, as soon as the job has read enough of what came before.
     fn send(&self, part: &[u8], over: &AtomicBool) -> Answered {
         let is_early = |answer: &Result<_, Refusal>| {
@@ -416,7 +416,7 @@ mod tests {
         let daemon =
             thread::spawn(move || answer(&listener, &[429, 429, 429, 200, 200, 429, 200, 200]));
         let over = AtomicBool::new(false);
-        let input = Input { client: &client, id: 3, at: 7 };
+        let input = Sending { client: &client, id: 3, at: 7 };
         input.send(b"part", &over).unwrap().unwrap();
         input.send(b"", &over).unwrap().unwrap();
         let [part, end] = ["0", "1"].map(|end| format!("PUT /v1/jobs/3/stdin?at=7&end={end}"));
@@ -433,7 +433,7 @@ mod tests {
         let address = Address::Plain(listener.local_addr().unwrap().to_string());
         let client = Client { address, token: None, tls: None, silence: PATIENCE };
         let daemon = thread::spawn(move || answer(&listener, &[429]));
-        let input = Input { client: &client, id: 3, at: 7 };
+        let input = Sending { client: &client, id: 3, at: 7 };
         let refusal = input.send(b"part", &AtomicBool::new(true)).unwrap().unwrap_err();
         assert!(refusal.is_too_early());
         daemon.join().unwrap();
