@@ -12,6 +12,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::Timespec;
 
 mod keys;
 mod memory;
@@ -104,7 +105,9 @@ fn listen_for(task: &Task) -> OwnedFd {
 fn restore_at(task: &Task, listener: &OwnedFd) -> Child {
     let mut restore = task.command(&["restore", "-d", "--lazy-pages"], "restore.log");
     let restore = restore.spawn().unwrap();
-    poll(&mut [PollFd::new(listener, PollFlags::IN)], None).unwrap();
+    let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&patience)).unwrap();
+    assert_eq!(ready, 1, "{}", task.log("restore.log"));
     restore
 }
 

@@ -6,6 +6,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -354,6 +355,12 @@ fn what_is_elsewhere_is_not_restored_at_once() {
     assert!(log.contains("--lazy-pages is not given"), "{log}");
     let log = restore(&["--lazy-pages"]);
     assert!(log.contains("no lazy-pages command with --page-server"), "{log}");
+    // One that was there, and is not any more.
+    let socket = migration.task.path("lazy-pages.socket");
+    drop(UnixListener::bind(&socket).unwrap());
+    let log = restore(&["--lazy-pages"]);
+    fs::remove_file(socket).unwrap();
+    assert!(log.contains("the lazy-pages process has ended"), "{log}");
     signal(&migration.dump, Signal::TERM);
     migration.stays();
 }

@@ -551,7 +551,9 @@ mod tests {
         let store = Restarted { held, ..Restarted::default() };
         let fetch = fetch(&store, dir.path(), pack(dir.path(), 5, 4096));
         let (long, chunk) = (Duration::from_secs(3600), |n: u64| n * 4096..(n + 1) * 4096);
+        // Whatever fails in there, nobody waits for the end of it.
         thread::scope(|scope| {
+            let go = go;
             let first = scope.spawn(|| fetch.working_set());
             was_asked.recv().unwrap();
             // Nobody brings this one, and what lies behind it others do.

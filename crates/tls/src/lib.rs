@@ -410,7 +410,7 @@ mod tests {
 
     use super::*;
 
-    /// The two ends of an encrypted connection: of who has connected, and of who was connected to.
+    /// The two ends of an encrypted connection: first that of the one that has connected.
     fn ends() -> (File, File) {
         let dir = tempfile::tempdir().unwrap();
         let _ = certificates(dir.path(), "127.0.0.1", OF_AGENTS);
@@ -444,7 +444,8 @@ mod tests {
         drop(far);
         let _ = near.write_all(&vec![0; 16 << 20]);
         let mut heard = Vec::new();
-        near.read_to_end(&mut heard).unwrap();
+        // What was under way to it makes the end one of a connection that is broken.
+        let _ = near.read_to_end(&mut heard);
         assert_eq!(heard, b"why");
     }
 

@@ -42,7 +42,7 @@ impl Stamps {
     /// If the directory cannot be looked at or listed.
     pub(super) fn of(images: &ImageDir) -> Result<Self> {
         let Some(dir) = images.store().directory() else { return Ok(Stamps::default()) };
-        let system = fstatfs(dir).context(|| "statfs of the images".to_owned())?;
+        let system = fstatfs(dir).context(|| format!("statfs {}", images.path().display()))?;
         let keeps_numbers = !RENUMBERING.map(i64::from).contains(&system.f_type);
         let names = images.memory_names()?.into_iter();
         let files = names.map(|name| (stamp(dir, &name, keeps_numbers), name)).collect();
