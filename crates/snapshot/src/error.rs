@@ -50,6 +50,12 @@ impl From<Error> for Outcome {
     }
 }
 
+impl From<torpor_kernel::Error> for Error {
+    fn from(error: torpor_kernel::Error) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
 impl From<torpor_images::Error> for Error {
     fn from(error: torpor_images::Error) -> Self {
         Self::new(error.to_string())

@@ -8,19 +8,16 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use aws_lc_rs::digest::{self, SHA256};
 use torpor_blobs::oci;
+use torpor_kernel::parallel;
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 
 /// How many threads look at most.
 const THREADS: usize = 8;
-/// How many directories there are for each of them at least: fewer are looked at sooner than a thread is started.
-const FEW: usize = 16;
 
 /// What is said of the entries of a directory, and those of them that are directories.
 struct Listed {
@@ -51,11 +48,12 @@ pub fn digest(root: &Path) -> Result<String> {
 
 /// `root`, and all directories below it.
 fn directories(root: &Path) -> Result<Vec<Directory>> {
+    let workers = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let mut all = Vec::new();
     let mut level = vec![root.to_owned()];
     while !level.is_empty() {
         let (first, mut next) = (all.len() + level.len(), Vec::new());
-        for Listed { said, below } in list_all(root, &level)? {
+        for Listed { said, below } in parallel::map(&level, workers, |dir| list(root, dir))? {
             let start = first + next.len();
             next.extend(below);
             all.push(Directory { said, below: start..first + next.len() });
@@ -65,27 +63,7 @@ fn directories(root: &Path) -> Result<Vec<Directory>> {
     Ok(all)
 }
 
-/// Lists directories, which are all in or below `root`.
-fn list_all(root: &Path, level: &[PathBuf]) -> Result<Vec<Listed>> {
-    let found: Vec<OnceLock<Result<Listed>>> = level.iter().map(|_| OnceLock::new()).collect();
-    let next = AtomicUsize::new(0);
-    let work = || {
-        loop {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            let Some(dir) = level.get(number) else { return };
-            let _ = found[number].set(list(root, dir));
-        }
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
-    let others = threads.min(level.len() / FEW).saturating_sub(1);
-    thread::scope(|scope| {
-        (0..others).for_each(|_| drop(scope.spawn(work)));
-        work();
-    });
-    let ended = || Err(Error::new("a thread that looks at files has ended"));
-    found.into_iter().map(|place| place.into_inner().unwrap_or_else(ended)).collect()
-}
-
+/// Lists a directory, which is `root` or below it.
 fn list(root: &Path, dir: &Path) -> Result<Listed> {
     let shown = || dir.display().to_string();
     let entries = fs::read_dir(dir).and_then(Iterator::collect::<io::Result<Vec<_>>>);
@@ -152,7 +130,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         assert_eq!(digest(root).unwrap(), one_by_one(root), "empty");
-        for number in 0..5 * FEW {
+        for number in 0..80 {
             let below = root.join(format!("usr/{number}/lib"));
             fs::create_dir_all(&below).unwrap();
             fs::write(below.join("file"), vec![1; number]).unwrap();
