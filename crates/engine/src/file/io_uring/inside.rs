@@ -183,9 +183,7 @@ impl KernelView {
             return Some(false);
         }
         for name in LOCKS {
-            // A list that is empty leads to itself.
-            let (list, _) = self.place(locks, name)?;
-            if self.word(list)? != list {
+            if self.has_some(locks, name)? {
                 return Some(true);
             }
         }
@@ -318,8 +316,12 @@ impl KernelView {
 
     /// Whether a timeout of an instance waits for its time.
     pub(super) fn has_timeouts(&self, instance: u64) -> Option<bool> {
-        // A list that is empty leads to itself.
-        let (list, _) = self.place(instance, ("io_ring_ctx", &["timeout_list"]))?;
+        self.has_some(instance, ("io_ring_ctx", &["timeout_list"]))
+    }
+
+    /// Whether there is anything in a list: one that is empty leads to itself.
+    fn has_some(&self, object: u64, name: MemberName) -> Option<bool> {
+        let (list, _) = self.place(object, name)?;
         Some(self.word(list)? != list)
     }
 
