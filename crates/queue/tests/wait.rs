@@ -5,8 +5,10 @@
 mod common;
 
 use std::io::{BufRead, Read, Write};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{Daemon, ask, counted, counter, shown, until, words};
@@ -287,11 +289,13 @@ fn a_job_ends_with_its_client() {
 fn a_client_without_a_daemon_says_so_and_can_be_ended() {
     let mut daemon = Daemon::start(&[]);
     let mut client = daemon
-        .queue(&["submit", "--wait", "--", "sleep", "1000"])
+        .queue(&["submit", "--wait", "--", "sh", "-c", "echo ready; exec sleep 1000"])
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    daemon_runs(&daemon);
+    let mut ready = [0; 6];
+    client.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
     daemon.kill();
     let mut lines = std::io::BufReader::new(client.stderr.take().unwrap()).lines();
     let mut line = || lines.next().unwrap().unwrap();
@@ -340,8 +344,8 @@ fn daemon_runs(daemon: &Daemon) {
     until("the job runs", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
 }
 
-/// Reads all of a request: a server that answers and hangs up before is not heard.
-fn read_request(stream: &mut impl Read) {
+/// Reads all of a request, in small letters: a server that answers and hangs up before is not heard.
+fn read_request(stream: &mut impl Read) -> String {
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
         let read = stream.read(&mut buffer).unwrap();
@@ -351,9 +355,27 @@ fn read_request(stream: &mut impl Read) {
         let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
         let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
         if body.len() >= length.map_or(0, |length| length.trim().parse().unwrap()) {
-            return;
+            return text;
         }
     }
+}
+
+/// Answers one request; returns it.
+fn answer(listener: &UnixListener, status: u16, body: &str) -> String {
+    let mut stream = listener.accept().unwrap().0;
+    let request = read_request(&mut stream);
+    let length = body.len();
+    let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n\r\n");
+    stream.write_all((head + body).as_bytes()).unwrap();
+    request
+}
+
+/// Runs `torpor queue` with these words for who listens there.
+fn client_of(socket: &Path, words: &[&str]) -> Command {
+    let mut client = Command::new(common::torpor());
+    client.arg("queue").args(words).env_clear().stdin(Stdio::null());
+    client.env("TORPOR_QUEUE", format!("unix:{}", socket.display()));
+    client
 }
 
 /// A daemon that does not know the job is none that could be started.
@@ -361,27 +383,63 @@ fn read_request(stream: &mut impl Read) {
 fn a_job_that_the_daemon_does_not_know_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
-    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let listener = UnixListener::bind(&path).unwrap();
     let answers = std::thread::spawn(move || {
-        for (status, body) in [(201, r#"{"id": 7}"#), (404, r#"{"detail": "there is no job 7"}"#)] {
-            let mut stream = listener.accept().unwrap().0;
-            read_request(&mut stream);
-            let length = body.len();
-            let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n\r\n");
-            stream.write_all((head + body).as_bytes()).unwrap();
-        }
+        answer(&listener, 201, r#"{"id": 7}"#);
+        answer(&listener, 404, r#"{"detail": "there is no job 7"}"#);
     });
-    let output = std::process::Command::new(common::torpor())
-        .args(["queue", "submit", "--wait", "--", "true"])
-        .env_clear()
-        .env("TORPOR_QUEUE", format!("unix:{}", path.display()))
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    let output = client_of(&path, &["submit", "--wait", "--", "true"]).output().unwrap();
     answers.join().unwrap();
     assert_eq!(output.status.code(), Some(125));
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(said, "torpor queue: job 7: there is no job 7\n");
+}
+
+/// A daemon that was killed may have taken the job, and not have said so yet.
+#[test]
+fn a_job_is_handed_in_once_although_its_daemon_dies_before_it_answers() {
+    let key = |request: &str| {
+        let line = request.lines().find_map(|line| line.strip_prefix("idempotency-key: "));
+        line.unwrap().to_owned()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let mut keys = Vec::new();
+    for _ in 0..2 {
+        let listener = UnixListener::bind(&path).unwrap();
+        let client = client_of(&path, &["submit", "--", "true"]).stdout(Stdio::piped()).spawn();
+        let mut stream = listener.accept().unwrap().0;
+        let before = key(&read_request(&mut stream));
+        // For a moment there is no daemon.
+        drop((stream, listener));
+        std::fs::remove_file(&path).unwrap();
+        let listener = UnixListener::bind(&path).unwrap();
+        let again = answer(&listener, 201, r#"{"id": 7}"#);
+        let output = client.unwrap().wait_with_output().unwrap();
+        assert_eq!((key(&again), output.stdout), (before.clone(), b"7\n".to_vec()));
+        drop(listener);
+        std::fs::remove_file(&path).unwrap();
+        keys.push(before);
+    }
+    assert_ne!(keys[0], keys[1]);
+}
+
+/// Nobody is held by a daemon that stands still, or does not come back.
+#[test]
+fn who_has_no_answer_yet_can_be_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    for is_gone in [false, true] {
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut client = client_of(&path, &["submit", "--wait", "--", "true"]).spawn().unwrap();
+        let mut stream = listener.accept().unwrap().0;
+        read_request(&mut stream);
+        let _there = if is_gone { None } else { Some((stream, listener)) };
+        let pid = rustix::process::Pid::from_child(&client);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert_eq!(client.wait().unwrap().signal(), Some(15));
+        std::fs::remove_file(&path).unwrap();
+    }
 }
 
 /// A full disk, or a terminal that is gone: that is said where it can be, and nobody is left behind.

@@ -42,6 +42,8 @@ pub struct Refusal {
     class: Class,
     /// The status of the answer, if that is why.
     status: Option<u16>,
+    /// Whether it was asked, and has not answered to the end.
+    is_cut_off: bool,
     text: String,
 }
 
@@ -50,6 +52,12 @@ impl Refusal {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.class == Class::PeerLost
+    }
+
+    /// Whether there was one, which went away before it had answered: it may have done what it was asked.
+    #[must_use]
+    pub fn is_cut_off(&self) -> bool {
+        self.is_cut_off
     }
 
     /// Whether there is nothing of that name.
@@ -85,7 +93,7 @@ impl Refusal {
         let mut texts: Vec<String> = refusals.into_iter().map(String::from).collect();
         // A daemon that does not answer says the same of each.
         texts.dedup();
-        Err(Self { class, status: None, text: texts.join("; ") })
+        Err(Self { class, status: None, is_cut_off: false, text: texts.join("; ") })
     }
 }
 
@@ -121,8 +129,12 @@ impl Client {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> Result<Value, Refusal> {
-        let failed = |class, text| Refusal { class, status: None, text };
-        let lost = |e| failed(Class::PeerLost, self.unreachable(&e));
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        let failed = |class, text| Refusal { class, status: None, is_cut_off: false, text };
+        let lost = |e: io::Error| Refusal {
+            is_cut_off: matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof),
+            ..failed(Class::PeerLost, self.unreachable(&e))
+        };
         let answer = self.ask(method, path, headers, body).map_err(lost)?;
         let status = answer.status;
         let body = answer.whole().map_err(lost)?;
@@ -136,6 +148,7 @@ impl Client {
         Err(Refusal {
             class: if matches!(status, 401 | 403) { Class::Forbidden } else { Class::Refused },
             status: Some(status),
+            is_cut_off: false,
             text: detail.unwrap_or_else(|| format!("the daemon answered with {status}")),
         })
     }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use torpor_worker::tell;
 
 use super::connection::{Refusal, client};
-use super::submit::job_here;
+use super::submit::{hand_in, job_here};
 use super::wait;
 use crate::http::Client;
 use crate::shepherd::message::Exit;
@@ -131,7 +131,6 @@ impl Gitlab {
 
     fn run_script(&self, script: &std::path::Path, stage: &str) -> Result<ExitCode, String> {
         let client = client()?;
-        let signals = wait::Signals::catch()?;
         // Somebody waits for the small steps around a job's script: they are no long work.
         let long = stage.starts_with("step_") || stage == "build_script";
         let class = variable("TORPOR_CLASS").unwrap_or_else(|| self.class.clone());
@@ -147,9 +146,8 @@ impl Gitlab {
             wait: true,
             ..job_here()?
         };
-        let body = serde_json::to_vec(&spec).map_err(|e| e.to_string())?;
-        let answer = client.json("POST", "/v1/jobs", &body)?;
-        let id = answer["id"].as_u64().ok_or("the daemon's answer has no id")?;
+        let (id, _) = hand_in(&client, &spec, None).map_err(|outcome| outcome.text)?;
+        let signals = wait::Signals::catch()?;
         let end = wait::to_the_end(&client, id, false, signals).map_err(|e| e.to_string())?;
         if end.given_up {
             return Err(format!("the queue has given up job {id}, which has not failed itself"));

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use torpor_worker::{Outcome, tell};
 
 use super::connection::{Refusal, client};
-use super::done;
-use super::wait;
+use super::submit::hand_in;
+use super::{done, wait};
 use crate::files;
 use crate::http::{Client, encode};
 use crate::spec::Spec;
@@ -487,9 +487,7 @@ pub(super) fn check(
     after: u64,
     json: bool,
 ) -> Result<ExitCode, Outcome> {
-    let body = serde_json::to_vec(spec).map_err(|e| e.to_string())?;
-    let id = client.json("POST", "/v1/jobs", &body)?["id"].as_u64();
-    let id = id.ok_or_else(|| "the daemon's answer has no id".to_owned())?;
+    let (id, _) = hand_in(client, spec, None)?;
     // Should this process vanish, nobody waits for the job any more, and the daemon ends it.
     let follower = client.clone();
     thread::spawn(move || wait::attend(&follower, id));

@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use serde_json::Value;
 use torpor_worker::{Outcome, tell};
 
 use super::connection::client;
 use super::{done, wait};
+use crate::http::Client;
 use crate::rlimits;
 use crate::spec::{Container, Limits, Spec, User};
 
@@ -155,24 +157,18 @@ impl Submit {
         let is_the_job = wait || self.wait;
         let (key, json) = (self.key.clone(), self.json);
         let spec = self.spec(is_the_job)?;
-        let body = serde_json::to_vec(&spec).map_err(|e| e.to_string())?;
-        let headers: Vec<(&str, &str)> =
-            key.iter().map(|key| ("Idempotency-Key", key.as_str())).collect();
-        let signals = if is_the_job { Some(wait::Signals::catch()?) } else { None };
-        let answer = client.json_with("POST", "/v1/jobs", &headers, &body)?;
-        let id = answer["id"].as_u64();
-        let id = id.ok_or_else(|| "the daemon's answer has no id".to_owned())?;
+        let (id, answer) = hand_in(&client, &spec, key)?;
         if let Some(note) = answer["note"].as_str().filter(|_| !json) {
             tell!("torpor queue: job {id}: {note}");
         }
-        match signals {
-            Some(signals) => Ok(wait::be(&client, id, spec.stdin, signals)),
-            None if json => done(true, &answer),
-            None => {
-                say!("{id}");
-                Ok(ExitCode::SUCCESS)
-            }
+        if is_the_job {
+            return Ok(wait::be(&client, id, spec.stdin, wait::Signals::catch()?));
         }
+        if json {
+            return done(true, &answer);
+        }
+        say!("{id}");
+        Ok(ExitCode::SUCCESS)
     }
 
     fn spec(self, wait: bool) -> Result<Spec, String> {
@@ -220,6 +216,42 @@ impl Submit {
             artefacts: self.artefact,
         })
     }
+}
+
+/// Hands a job in, once; returns its number, and all that the daemon has said. One that went away before it had answered
+/// may have taken it: it is asked again when it is back, under the same key. Until then there is nothing that signals
+/// could be passed to: they end who waits, and the daemon ends a job that nobody waits for any more.
+///
+/// # Errors
+/// If there is no daemon, it refuses the job, or it does not come back.
+pub(super) fn hand_in(
+    client: &Client,
+    spec: &Spec,
+    key: Option<String>,
+) -> Result<(u64, Value), Outcome> {
+    let body = serde_json::to_vec(spec).map_err(|e| e.to_string())?;
+    let key = key.map_or_else(own_key, Ok)?;
+    let ask = || client.json_with("POST", "/v1/jobs", &[("Idempotency-Key", &key)], &body);
+    let (mut was_there, mut absence) = (false, wait::Absence::default());
+    loop {
+        match ask() {
+            Err(refusal) if refusal.is_cut_off() || (was_there && refusal.is_lost()) => {
+                was_there = true;
+                absence.bear(client, refusal, &wait::aloud)?;
+            }
+            answer => {
+                let answer = answer?;
+                let id = answer["id"].as_u64();
+                return Ok((id.ok_or_else(|| "the daemon's answer has no id".to_owned())?, answer));
+            }
+        }
+    }
+}
+
+/// A key that nobody else has.
+fn own_key() -> Result<String, String> {
+    let key = torpor_seal::secret::random().map_err(|e| e.to_string())?;
+    Ok(format!("{:032x}", u128::from_le_bytes(key)))
 }
 
 /// A job that would run as this process does: here, with this environment, as this user.

@@ -1,6 +1,7 @@
 //! `--wait`: a client that is the job, however often the job is preempted and whatever
 //! happens to the daemon.
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -32,6 +33,46 @@ const MOST: u32 = 1 << 20;
 /// The signals that are passed on.
 #[derive(Debug)]
 pub(super) struct Signals(iterator::Signals);
+
+/// How long a daemon that is away has been waited for.
+#[derive(Debug, Default)]
+pub(super) struct Absence {
+    since: Option<Instant>,
+    is_told: bool,
+}
+
+impl Absence {
+    /// Waits a moment for a daemon that has not answered; tells the user, once, if it stays away.
+    ///
+    /// # Errors
+    /// `error` itself, which is why it has not, if it has been away for too long.
+    pub(super) fn bear<E: fmt::Display>(
+        &mut self,
+        client: &Client,
+        error: E,
+        says: &dyn Fn(&str),
+    ) -> Result<(), E> {
+        let away = self.since.get_or_insert_with(Instant::now).elapsed();
+        if away > PATIENCE {
+            return Err(error);
+        }
+        if away > SILENCE && !self.is_told {
+            self.is_told = true;
+            let (daemon, minutes) = (&client.address, PATIENCE.as_secs() / 60);
+            says(&format!(
+                "the daemon at {daemon} does not answer ({error}): it is waited for, up to \
+                 {minutes} minutes"
+            ));
+        }
+        thread::sleep(Duration::from_millis(100));
+        Ok(())
+    }
+
+    /// It has answered: the next time is another one.
+    fn end(&mut self) {
+        self.since = None;
+    }
+}
 
 impl Signals {
     /// Catches them from now on.
@@ -259,7 +300,7 @@ struct Follower<'f> {
 }
 
 /// Says something to whoever has called.
-fn aloud(text: &str) {
+pub(super) fn aloud(text: &str) {
     tell!("torpor queue: {text}");
 }
 
@@ -299,7 +340,7 @@ impl Follower<'_> {
     /// it was when the daemon was away.
     fn follow(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Option<End>> {
         let mut offsets = [0_u64; 2];
-        let (mut lost, mut is_told): (Option<Instant>, bool) = (None, false);
+        let mut absence = Absence::default();
         loop {
             let before = offsets;
             match self.read_frames(&mut offsets, out, err) {
@@ -307,21 +348,9 @@ impl Follower<'_> {
                 Ok(end) => return Ok(end),
                 Err(Interruption::Theirs(e)) => {
                     if offsets != before {
-                        lost = None;
+                        absence.end();
                     }
-                    let since = *lost.get_or_insert_with(Instant::now);
-                    if since.elapsed() > PATIENCE {
-                        return Err(e);
-                    }
-                    if since.elapsed() > SILENCE && !is_told {
-                        is_told = true;
-                        let (daemon, minutes) = (&self.client.address, PATIENCE.as_secs() / 60);
-                        (self.says)(&format!(
-                            "the daemon at {daemon} does not answer ({e}): it is waited for, up to \
-                             {minutes} minutes"
-                        ));
-                    }
-                    thread::sleep(Duration::from_millis(100));
+                    absence.bear(self.client, e, self.says)?;
                 }
             }
         }
