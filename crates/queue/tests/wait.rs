@@ -370,7 +370,7 @@ fn answer(listener: &UnixListener, status: u16, body: &str) -> String {
     request
 }
 
-/// Runs `torpor queue` with these words for who listens there.
+/// Runs `torpor queue` with these words for the listener there.
 fn client_of(socket: &Path, words: &[&str]) -> Command {
     let mut client = Command::new(common::torpor());
     client.arg("queue").args(words).env_clear().stdin(Stdio::null());
