@@ -157,11 +157,11 @@ pub(crate) fn view<'a>(
         seccomp: &task.seccomp,
         limits: &task.limits,
         scheduling: &task.scheduling,
-        vmas: task.mm.as_ref().map_or(&[], |mm| &mm.vmas),
+        areas: task.memory.as_ref().map_or(&[], |memory| &memory.areas),
         table: task.ids.files_id,
         fds: &task.fds,
         places: [
-            task.mm.as_ref().map(|mm| mm.exe_file_id),
+            task.memory.as_ref().map(|memory| memory.program),
             task.fs.as_ref().map(|fs| fs.cwd_id),
             task.fs.as_ref().map(|fs| fs.root_id),
         ],

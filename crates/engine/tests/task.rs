@@ -13,7 +13,8 @@ use torpor_engine::inside::task::{
 };
 use torpor_engine::proc;
 use torpor_images::ImageDir;
-use torpor_images::proto::{CoreEntry, MmEntry};
+use torpor_images::proto::CoreEntry;
+use torpor_policy::memory::{Dumpable, ProcessMemory};
 use torpor_policy::{Credentials, ProcessLimits, Scheduling};
 use torpor_tests::wait::wait_for;
 use torpor_tracee::{StopState, Tracee, parse_maps, stub_place};
@@ -177,10 +178,15 @@ fn all_state_comes_back() {
         timer.notify_thread_id = timer.notify_thread_id.map(|t| t - pid + husks[0].pid());
     }
     cores.iter().enumerate().for_each(|(i, c)| task::check(c, i == 0).unwrap());
-    let mm = MmEntry {
-        dumpable: Some(before.mm.dumpable),
-        thp_disabled: Some(before.mm.thp_disabled),
-        ..MmEntry::default()
+    let dumpable = match before.mm.dumpable {
+        0 => Dumpable::No,
+        1 => Dumpable::Yes,
+        other => panic!("PR_GET_DUMPABLE says {other}"),
+    };
+    let memory = &ProcessMemory {
+        dumpable: Some(dumpable),
+        no_huge_pages: before.mm.thp_disabled.then_some(0),
+        ..ProcessMemory::default()
     };
     let credentials: Vec<_> =
         cores.iter_mut().map(|core| Credentials::take(core).unwrap()).collect();
@@ -193,7 +199,7 @@ fn all_state_comes_back() {
     let limits = &ProcessLimits::take(&mut cores[0]).unwrap();
     let scheduling = &*cores.iter_mut().map(Scheduling::take).collect::<Vec<_>>();
     let (own, profile) = (maps, None);
-    let images = Images { mm: &mm, maps, own, credentials, seccomp, limits, scheduling, profile };
+    let images = Images { memory, maps, own, credentials, seccomp, limits, scheduling, profile };
     task::restore(&mut [Husks { threads: &mut husks, cores: &cores, images }]).unwrap();
     for (husk, core) in husks.iter_mut().zip(&cores) {
         task::dress(husk, core).unwrap();

@@ -1,15 +1,8 @@
 //! Files that are opened by their paths: read of their entries once, listed, and opened.
 
-use torpor_images::proto::{FileEntry, RegFileEntry, VmaEntry};
+use torpor_images::proto::{FileEntry, RegFileEntry};
 
 use crate::request::Ask;
-
-/// Mappings of files (`VmaEntry.status` of CRIU): private, shared.
-const MAPS_FILE: u32 = 1 << 6 | 1 << 7;
-/// Those of segments of System V, rings of packet sockets and memory files, which no path leads to.
-const SYSV_IPC: u32 = 1 << 10;
-const SOCKET: u32 = 1 << 11;
-const MEMFD: u32 = 1 << 14;
 
 /// What is opened by a path: for a descriptor, a mapping, as a program or a directory of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,27 +97,9 @@ impl PathFile {
     }
 }
 
-/// The file that a mapping is of, and the flags that it is opened with for the mapping, if others
-/// than its own.
-#[must_use]
-pub fn mapped(vma: &VmaEntry) -> Option<(u32, u32)> {
-    let is_file = vma.status & MAPS_FILE != 0 && vma.status & (SYSV_IPC | SOCKET | MEMFD) == 0;
-    Some((u32::try_from(vma.shmid).ok().filter(|_| is_file)?, vma.fdflags?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_mappings_of_files_open_one() {
-        let vma = |status| VmaEntry { shmid: 7, status, fdflags: Some(2), ..VmaEntry::default() };
-        assert_eq!([1 << 6, 1 << 7].map(|status| mapped(&vma(status))), [Some((7, 2)); 2]);
-        for status in [1 << 9, 1 << 7 | SYSV_IPC, 1 << 6 | MEMFD, 1 << 7 | SOCKET] {
-            assert_eq!(mapped(&vma(status)), None, "{status:#x}");
-        }
-        assert_eq!(mapped(&VmaEntry { fdflags: None, ..vma(1 << 6) }), None);
-    }
 
     /// A file that is hidden is listed as such, whatever it is opened for.
     #[test]

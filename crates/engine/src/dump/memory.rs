@@ -21,7 +21,7 @@ use crate::hooks::Hooks;
 use crate::lazy;
 use crate::memory::pages::{self, Cutter, Job, PageSpan, Source};
 use crate::memory::relatives::Relatives;
-use crate::memory::vma::{PAGE, Vma, is_wiped_on_fork, status, to_entry};
+use crate::memory::vma::{PAGE, Vma, as_restored, status, to_entry};
 use crate::memory::{aio, names, track};
 use crate::page_server::Lent;
 use crate::proc;
@@ -102,8 +102,8 @@ fn plan_private(
         let census = track::survey(pid, tracker.as_ref(), &pagemap, vma)?;
         cx.stats.pages_scanned += census.scanned;
         guards.push(census.guards);
-        let entry = to_entry(vma);
-        let is_left_out = cx.opts.memory.wipe_on_fork && is_wiped_on_fork(&entry);
+        let area = as_restored(vma)?;
+        let is_left_out = cx.opts.memory.wipe_on_fork && area.advice.wipes_on_fork();
         let pages = match &mut cx.memory.relatives {
             // A page that is in no image was never touched.
             _ if is_left_out => Vec::new(),
@@ -113,7 +113,7 @@ fn plan_private(
             None => census.pages,
         };
         let source = match (&served, &twin) {
-            (Some(served), _) if lazy::may_wait(&entry) => served,
+            (Some(served), _) if lazy::may_wait(&area) => served,
             (_, Some(twin)) if twin::inherits(vma) => twin,
             _ => &source,
         };

@@ -207,16 +207,13 @@ fn file(line: &str) -> Option<&str> {
 }
 
 /// What flock(2) is told to take such a lock again.
-///
-/// # Errors
-/// A type that there is not.
-pub(crate) fn flock_operation(r#type: u32) -> Result<u64> {
-    let how = match r#type {
-        READ => libc::LOCK_SH,
-        WRITE => libc::LOCK_EX,
-        _ => return Err(Error::invalid("mm", format!("a lock of type {type}", type = r#type))),
+pub(crate) fn flock_operation(mode: LockMode) -> u64 {
+    let how = match mode {
+        LockMode::Read => libc::LOCK_SH,
+        LockMode::Write => libc::LOCK_EX,
+        LockMode::None => libc::LOCK_UN,
     };
-    Ok(u64::from((how | libc::LOCK_NB).cast_unsigned()))
+    u64::from((how | libc::LOCK_NB).cast_unsigned())
 }
 
 fn refuse(pid: i32, fd: i32, reason: &str) -> Error {
@@ -301,7 +298,7 @@ fn take(husk: &mut Tracee, lock: &FileLock) -> Result<()> {
     let fd = u64::from(lock.fd.cast_unsigned());
     let mut batch = husk.batch();
     let taken = if lock.kind == LockKind::Flock {
-        batch.call((libc::SYS_flock, [fd, flock_operation(lock.mode as u32)?]))
+        batch.call((libc::SYS_flock, [fd, flock_operation(lock.mode)]))
     } else {
         let how = if lock.kind == LockKind::Ofd { libc::F_OFD_SETLK } else { libc::F_SETLK };
         // struct flock: type and whence are 16 bits wide, then there is a gap; SEEK_SET

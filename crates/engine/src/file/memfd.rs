@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
-use torpor_images::proto::{FdTypes, FileEntry, MemfdFileEntry, MemfdInodeEntry, VmaEntry};
+use torpor_images::proto::{FdTypes, FileEntry, MemfdFileEntry, MemfdInodeEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_policy::{MemoryFile, MemoryInode};
 
@@ -345,14 +345,14 @@ fn add_seals(file: impl AsFd, seals: SealFlags) -> Result<()> {
     rustix::fs::fcntl_add_seals(file, seals).context(|| format!("F_ADD_SEALS {seals:?}"))
 }
 
-/// Opens the memfd `id` of the images for a mapping. In images of CRIU's a file that is mapped only
+/// Opens a memfd of the images for a mapping, with the flags that the images have for it. In images of CRIU's a file that is mapped only
 /// is open for reading, also where the mapping is not.
 ///
 /// # Errors
 /// As for descriptors.
-pub(crate) fn open_for_mapping(file: BorrowedFd<'_>, vma: &VmaEntry) -> Result<OwnedFd> {
+pub(crate) fn open_for_mapping(file: BorrowedFd<'_>, flags: Option<u32>) -> Result<OwnedFd> {
     let own = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
-    let wanted = vma.fdflags.map_or(own, OFlags::from_bits_retain);
+    let wanted = flags.map_or(own, OFlags::from_bits_retain);
     if wanted & OFlags::RWMODE == own & OFlags::RWMODE {
         return duplicate(file.as_fd());
     }

@@ -312,8 +312,8 @@ fn by_path(cx: &Opener<'_>, file: &PathFile, flags: OFlags) -> Result<OwnedFd> {
 fn is_own_program(cx: &Opener<'_>, file: &PathFile) -> Result<bool> {
     let same = |other: &PathFile| (other.mount, &other.path) == (file.mount, &file.path);
     let is_same = |id| cx.entries.get(&id).and_then(PathFile::of).is_some_and(|f| same(&f));
-    let programs = cx.tasks.iter().filter_map(|task| task.image.mm.as_ref());
-    let mut programs = programs.map(|mm| mm.exe_file_id);
+    let programs = cx.tasks.iter().filter_map(|task| task.image.memory.as_ref());
+    let mut programs = programs.map(|memory| memory.program);
     let is_open = cx.tasks.iter().any(|task| task.image.fds.iter().any(|fd| fd.file == file.id));
     let is_mapped_only = access(file.flags) == OFlags::RDONLY && !is_open;
     Ok(is_mapped_only && programs.any(is_same) && cx.verdict.made_here()?)

@@ -18,11 +18,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
-use torpor_images::proto::{
-    FdTypes, FileEntry, TorporUserfaultfdArea, TorporUserfaultfdEntry, VmaEntry,
-};
+use torpor_images::proto::{FdTypes, FileEntry, TorporUserfaultfdArea, TorporUserfaultfdEntry};
 use torpor_policy::Userfaultfd;
 use torpor_policy::collect::uses::LOWEST_ADDRESS;
+use torpor_policy::memory::MemoryArea;
 use torpor_sys::uffd;
 use torpor_sys::vm::{self, Scan, page};
 use torpor_tracee::syscall::{self, RemoteFd};
@@ -36,7 +35,7 @@ use crate::error::{Context, Error, Result};
 use crate::memory::pages::PageSpan as Run;
 use crate::memory::registered::{self, Marks};
 use crate::memory::scan;
-use crate::memory::vma::{PAGE, Vma, is_private, status};
+use crate::memory::vma::{PAGE, Vma, status};
 use crate::proc;
 use crate::ranges::Ranges;
 use crate::restore::tasks;
@@ -334,14 +333,14 @@ fn owner_of(tasks: &[tasks::Task], uffd: &Userfaultfd) -> Result<usize> {
 }
 
 /// The private parts of what is registered for missing pages.
-fn private(task: &tasks::Task, wanted: &Userfaultfd) -> Vec<VmaEntry> {
+fn private(task: &tasks::Task, wanted: &Userfaultfd) -> Vec<MemoryArea> {
     let missing = |(_, modes): &&(Range<u64>, u64)| modes & uffd::MODE_MISSING != 0;
     let areas: Vec<_> = wanted.areas.iter().filter(missing).map(|(area, _)| area).collect();
-    let vmas = task.image.vmas().filter(|vma| is_private(vma) && vma.status & status::GUARD == 0);
+    let vmas = task.image.areas().filter(|vma| vma.is_private());
     let parts = vmas.flat_map(|vma| {
         areas.iter().filter_map(move |area| {
             let (start, end) = (vma.start.max(area.start), vma.end.min(area.end));
-            (start < end).then_some(VmaEntry { start, end, ..*vma })
+            (start < end).then_some(MemoryArea { start, end, ..*vma })
         })
     });
     parts.collect()
@@ -354,9 +353,9 @@ fn empty(task: &mut tasks::Task, wanted: &Userfaultfd) -> Result<()> {
     let parts = private(task, wanted);
     let mut batch = task.remote()?.batch();
     for vma in parts {
-        let advice = match vma.flags & libc::MAP_LOCKED.cast_unsigned() {
-            0 => libc::MADV_DONTNEED as u64,
-            _ => libc::MADV_DONTNEED_LOCKED as u64,
+        let advice = match vma.locked {
+            None => libc::MADV_DONTNEED as u64,
+            Some(_) => libc::MADV_DONTNEED_LOCKED as u64,
         };
         let whole: Ranges = std::iter::once(vma.start..vma.end).collect();
         for gap in whole.without(&pages).as_slice() {
@@ -402,8 +401,8 @@ fn verify(task: &tasks::Task, wanted: &Userfaultfd) -> Result<()> {
         let what = Scan { start: vma.start, end: vma.end, any_of, ..Scan::default() };
         let mut there = Vec::new();
         scan::for_each_region(&pagemap, &what, |region| there.push(region.start..region.end))?;
-        let guards = task.image.vmas().filter(|vma| vma.status & status::GUARD != 0);
-        let guards: Ranges = guards.map(|vma| vma.start..vma.end).collect();
+        let guards = task.image.memory.iter().flat_map(|memory| &memory.guards);
+        let guards: Ranges = guards.cloned().collect();
         let there: Ranges = there.into_iter().collect();
         if let Some(extra) = there.without(&known).without(&guards).as_slice().first() {
             let (start, end) = (extra.start, extra.end);

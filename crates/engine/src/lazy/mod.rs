@@ -32,12 +32,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use torpor_images::proto::VmaEntry;
 use torpor_kernel::shortage::Shortage;
+use torpor_policy::memory::{AreaKind, MemoryArea, Sharing};
 use torpor_sys::socket::{self, Message, Received};
 
 use crate::error::{Context, Error, Result};
-use crate::memory::vma::{MAP_DROPPABLE, is_wiped_on_fork, status};
 use crate::page_server::Borrower;
 use crate::ranges::Ranges;
 
@@ -49,39 +48,25 @@ pub use daemon::{Daemon, fetcher, id_of, own_pager};
 ///
 /// What children do not get must not be missing at a fork: the pager would give it to them,
 /// for nothing tells it that their mapping is to be empty.
-pub fn may_wait(vma: &VmaEntry) -> bool {
+pub fn may_wait(area: &MemoryArea) -> bool {
     // Needed at once.
-    !is_stack(vma) && can_wait(vma)
-}
-
-/// Whether a mapping grows downwards.
-fn is_stack(vma: &VmaEntry) -> bool {
-    vma.flags & libc::MAP_GROWSDOWN.cast_unsigned() != 0
+    !area.form.grows_down && can_wait(area)
 }
 
 /// Whether it is a stack that can be brought in later, if it has to be: CRIU's lazy dumps serve
 /// stacks, too.
-pub fn stack_can_wait(vma: &VmaEntry) -> bool {
-    is_stack(vma) && can_wait(vma)
+pub fn stack_can_wait(area: &MemoryArea) -> bool {
+    area.form.grows_down && can_wait(area)
 }
 
-fn can_wait(vma: &VmaEntry) -> bool {
-    let other = status::VDSO
-        | status::VVAR
-        | status::VSYSCALL
-        | status::FILE_PRIVATE
-        | status::MEMFD
-        | status::SYSVIPC
-        | status::RINGS
-        | status::GUARD
-        | status::USERFAULTFD
-        | status::PINNED;
-    // What is locked is never to be missing.
-    let flags = libc::MAP_SHARED | libc::MAP_LOCKED | libc::MAP_HUGETLB;
-    vma.status & status::ANON_PRIVATE != 0
-        && vma.status & other == 0
-        && vma.flags & (flags.cast_unsigned() | MAP_DROPPABLE) == 0
-        && !is_wiped_on_fork(vma)
+fn can_wait(area: &MemoryArea) -> bool {
+    area.kind == AreaKind::Anonymous
+        && area.form.sharing == Sharing::Private
+        && area.form.huge.is_none()
+        // What is locked is never to be missing.
+        && area.locked.is_none()
+        && !(area.watched || area.pinned)
+        && !area.advice.wipes_on_fork()
 }
 
 /// The name of the daemon's socket in the work directory.
@@ -289,18 +274,27 @@ fn socket_in(work_dir: &Path) -> Result<(OwnedFd, PathBuf)> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_images::proto::VmaEntry;
+    use torpor_policy::memory::status;
+
     use super::*;
 
     #[test]
     fn what_children_are_not_to_get_does_not_wait() {
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).cast_unsigned();
-        let plain = VmaEntry { status: status::ANON_PRIVATE, flags, ..VmaEntry::default() };
-        let advised = |advice: i32| VmaEntry { madv: Some(1 << advice), ..plain };
-        assert!(may_wait(&plain) && may_wait(&advised(libc::MADV_DONTFORK)));
+        let end = crate::memory::vma::PAGE;
+        let plain = VmaEntry { end, status: status::ANON_PRIVATE, flags, ..VmaEntry::default() };
+        let read = |entry: VmaEntry| MemoryArea::of(&entry).unwrap();
+        let advised = |advice: i32| read(VmaEntry { madv: Some(1 << advice), ..plain });
+        assert!(may_wait(&read(plain)) && may_wait(&advised(libc::MADV_DONTFORK)));
         assert!(!may_wait(&advised(libc::MADV_WIPEONFORK)));
-        let stack = VmaEntry { flags: flags | libc::MAP_GROWSDOWN.cast_unsigned(), ..plain };
-        assert!(!may_wait(&stack) && stack_can_wait(&stack) && !stack_can_wait(&plain));
-        let locked = flags | libc::MAP_LOCKED.cast_unsigned();
-        assert!(!may_wait(&VmaEntry { flags: locked, ..plain }));
+        let with = |flag: i32| read(VmaEntry { flags: flags | flag.cast_unsigned(), ..plain });
+        let stack = with(libc::MAP_GROWSDOWN);
+        assert!(!may_wait(&stack) && stack_can_wait(&stack) && !stack_can_wait(&read(plain)));
+        assert!(!may_wait(&with(libc::MAP_LOCKED)) && !may_wait(&with(libc::MAP_HUGETLB)));
+        for bit in [status::USERFAULTFD, status::PINNED] {
+            assert!(!may_wait(&read(VmaEntry { status: plain.status | bit, ..plain })));
+        }
     }
 }

@@ -10,7 +10,8 @@
 
 use rustix::mm::{MapFlags, ProtFlags};
 use torpor_images::kind;
-use torpor_images::proto::{AioRingEntry, VmaEntry};
+use torpor_images::proto::AioRingEntry;
+use torpor_policy::memory::{AioContext, AreaKind, MemoryArea};
 use torpor_sys::vm;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{RemoteAddr, Tracee};
@@ -106,43 +107,41 @@ fn is_inherited(tasks: &[dumped::Task], task: usize, ring: &Vma) -> bool {
 /// born with (`kept`) are its parent's.
 ///
 /// # Errors
-/// If the images do not describe a ring, or not rightly; if the kernel refuses a context
+/// If the images do not describe a ring; if the kernel refuses a context
 /// (`fs.aio-max-nr` limits them); if the task has ended.
-pub(crate) fn restore(task: &mut Task, kept: &[VmaEntry]) -> Result<()> {
-    let Some(mm) = &task.image.mm else { return Ok(()) };
-    let rings = mm.vmas.iter().filter(|vma| vma.status & status::AIO_RING != 0);
-    let rings = rings.filter(|vma| !kept.contains(vma));
-    let pairs = rings.map(|vma| (*vma, mm.aios.iter().find(|a| a.id == vma.start).copied()));
-    let pairs: Vec<_> = pairs.collect();
-    reserve(task.remote()?, pairs.iter().map(|(vma, _)| vma))?;
-    for (vma, context) in pairs {
+pub(crate) fn restore(task: &mut Task, kept: &[MemoryArea]) -> Result<()> {
+    let Some(memory) = &task.image.memory else { return Ok(()) };
+    let rings = memory.areas.iter().filter(|area| area.kind == AreaKind::AioRing);
+    let rings = rings.filter(|area| !kept.contains(area));
+    let context = |area: &MemoryArea| memory.contexts.iter().find(|c| c.start == area.start);
+    let pairs: Vec<_> = rings.map(|area| (*area, context(area).copied())).collect();
+    reserve(task.remote()?, pairs.iter().map(|(area, _)| area))?;
+    for (area, context) in pairs {
         let name = kind::MM.file_name(u64::from(task.image.tree.pid));
         let invalid =
-            |reason| Error::invalid(&name, format!("the AIO ring at {:x} {reason}", vma.start));
-        let context = context
-            .filter(|c| u64::from(c.ring_len) == vma.end - vma.start)
-            .ok_or_else(|| invalid("is not described"))?;
-        let saved = saved_ring(&task.image.pages, &vma)?;
+            |reason| Error::invalid(&name, format!("the AIO ring at {:x} {reason}", area.start));
+        let context = context.ok_or_else(|| invalid("is not described"))?;
+        let saved = saved_ring(&task.image.pages, &area)?;
         let wanted = saved.first_chunk().and_then(Header::parse);
         let wanted = wanted.ok_or_else(|| invalid("is none"))?;
         let husk = task.remote()?;
         let at = setup(husk, &context)?;
         let number = advance(husk, at, &wanted)?;
         // The context goes with its ring.
-        let mremap = syscall::mremap(at..at + (vma.end - vma.start), vma.start);
+        let mremap = syscall::mremap(at..at + area.len(), area.start);
         husk.call("mremap of an AIO ring", mremap)?;
-        husk.write(RemoteAddr(vma.start), &saved)?;
-        husk.write(RemoteAddr(vma.start), &number.to_ne_bytes())?;
+        husk.write(RemoteAddr(area.start), &saved)?;
+        husk.write(RemoteAddr(area.start), &number.to_ne_bytes())?;
     }
     Ok(())
 }
 
 /// Takes the places of the rings, so that the kernel chooses others for the new ones.
-fn reserve<'a>(husk: &mut Tracee, rings: impl Iterator<Item = &'a VmaEntry>) -> Result<()> {
+fn reserve<'a>(husk: &mut Tracee, rings: impl Iterator<Item = &'a MemoryArea>) -> Result<()> {
     let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
     let mut batch = husk.batch();
     for ring in rings {
-        batch.must(syscall::mmap_anonymous(ring.start..ring.end, ProtFlags::empty(), flags));
+        batch.must(syscall::mmap_anonymous(ring.range(), ProtFlags::empty(), flags));
     }
     match batch.run()?.first_error() {
         None => Ok(()),
@@ -151,10 +150,10 @@ fn reserve<'a>(husk: &mut Tracee, rings: impl Iterator<Item = &'a VmaEntry>) -> 
 }
 
 /// The content of a ring in the images.
-fn saved_ring(pages: &Pages, vma: &VmaEntry) -> Result<Vec<u8>> {
-    let place = |address: u64| usize::try_from(address - vma.start).unwrap_or(usize::MAX);
+fn saved_ring(pages: &Pages, area: &MemoryArea) -> Result<Vec<u8>> {
+    let place = |address: u64| usize::try_from(address - area.start).unwrap_or(usize::MAX);
     let mut ring = Vec::new();
-    for (stretch, range) in pages.within(vma.start..vma.end) {
+    for (stretch, range) in pages.within(area.range()) {
         ring.resize(place(range.end), 0);
         stretch.read(range.start, &mut ring[place(range.start)..])?;
     }
@@ -162,10 +161,10 @@ fn saved_ring(pages: &Pages, vma: &VmaEntry) -> Result<Vec<u8>> {
 }
 
 /// Makes a context wherever the kernel likes, and says where.
-fn setup(husk: &mut Tracee, context: &AioRingEntry) -> Result<u64> {
+fn setup(husk: &mut Tracee, context: &AioContext) -> Result<u64> {
     let mut batch = husk.batch();
     let place = batch.space(8);
-    let made = batch.call((libc::SYS_io_setup, [u64::from(context.nr_req), place.addr.0]));
+    let made = batch.call((libc::SYS_io_setup, [u64::from(context.requests), place.addr.0]));
     let out = batch.run()?;
     out.expect(made, || "io_setup (the limit is in /proc/sys/fs/aio-max-nr)".to_owned())?;
     Ok(out.u64_at(place, 0))

@@ -1,16 +1,15 @@
 //! Names that programs give to anonymous memory (`PR_SET_VMA_ANON_NAME`), for those who read `/proc/PID/maps`. Kernels
 //! without them (before Linux 5.17, or without `CONFIG_ANON_VMA_NAME`) show none, and take none.
 
-use torpor_images::proto::{MmEntry, TorporMemoryName};
+use torpor_images::proto::TorporMemoryName;
+use torpor_policy::memory::{AreaName, ProcessMemory};
 use torpor_tracee::Tracee;
 
 use super::vma::Vma;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// What the kernel puts before the name of private memory, and of shared memory.
 const KINDS: [&str; 2] = ["[anon:", "[anon_shmem:"];
-/// How long a name can be (`ANON_VMA_NAME_MAX_LEN` of the kernel, without the zero).
-const LONGEST: usize = 79;
 /// So many names have room in a process at once.
 const AT_ONCE: usize = 32;
 /// linux/prctl.h.
@@ -30,17 +29,14 @@ pub(crate) fn of(vmas: &[Vma]) -> Vec<TorporMemoryName> {
 /// Gives the memory of a process its names, as far as this kernel has any.
 ///
 /// # Errors
-/// A name that is too long to be one; if the husk has ended.
-pub(crate) fn restore(husk: &mut Tracee, mm: &MmEntry) -> Result<()> {
-    if let Some(name) = mm.torpor_names.iter().find(|name| name.name.len() > LONGEST) {
-        let reason = format!("has a name of {} bytes for memory", name.name.len());
-        return Err(Error::invalid("mm", reason));
-    }
-    for names in mm.torpor_names.chunks(AT_ONCE) {
+/// If the husk has ended.
+pub(crate) fn restore(husk: &mut Tracee, memory: &ProcessMemory) -> Result<()> {
+    for names in memory.names.chunks(AT_ONCE) {
         let mut batch = husk.batch();
-        for TorporMemoryName { start, end, name } in names {
+        for AreaName { range, name } in names {
             let name = batch.cstr(name).0;
-            let args = [PR_SET_VMA, PR_SET_VMA_ANON_NAME, *start, end.saturating_sub(*start), name];
+            let len = range.end - range.start;
+            let args = [PR_SET_VMA, PR_SET_VMA_ANON_NAME, range.start, len, name];
             batch.call((libc::SYS_prctl, args));
         }
         // Nothing works otherwise without.

@@ -1,6 +1,8 @@
 //! The mappings of a task: what there is, and how it is told in the images.
 
 use torpor_images::proto::VmaEntry;
+use torpor_policy::memory::MemoryArea;
+pub(crate) use torpor_policy::memory::status;
 use torpor_tracee::{Mapping, parse_maps};
 
 use crate::error::{Error, Result};
@@ -8,49 +10,6 @@ use crate::proc;
 
 /// Page size of x86-64.
 pub(crate) const PAGE: u64 = 4096;
-
-/// Bits of `vma_entry.status`.
-pub(crate) mod status {
-    /// A mapping of the task's own, to be restored.
-    pub(crate) const REGULAR: u32 = 1 << 0;
-    /// The main stack.
-    pub(crate) const STACK: u32 = 1 << 1;
-    /// The fixed vsyscall page.
-    pub(crate) const VSYSCALL: u32 = 1 << 2;
-    /// The vDSO.
-    pub(crate) const VDSO: u32 = 1 << 3;
-    /// The heap (`brk`).
-    pub(crate) const HEAP: u32 = 1 << 5;
-    /// Private mapping of a file.
-    pub(crate) const FILE_PRIVATE: u32 = 1 << 6;
-    /// Shared mapping of a file.
-    pub(crate) const FILE_SHARED: u32 = 1 << 7;
-    /// Shared anonymous memory.
-    pub(crate) const ANON_SHARED: u32 = 1 << 8;
-    /// Private anonymous memory.
-    pub(crate) const ANON_PRIVATE: u32 = 1 << 9;
-    /// Attached SysV segment.
-    pub(crate) const SYSVIPC: u32 = 1 << 10;
-    /// Ring of a packet socket.
-    pub(crate) const SOCKET: u32 = 1 << 11;
-    /// The kernel's data for the vDSO.
-    pub(crate) const VVAR: u32 = 1 << 12;
-    /// Ring of an AIO context.
-    pub(crate) const AIO_RING: u32 = 1 << 13;
-    /// Mapping of a memfd.
-    pub(crate) const MEMFD: u32 = 1 << 14;
-    /// Rings of an io_uring instance.
-    pub(crate) const IO_URING: u32 = 1 << 15;
-    /// What comes with the instance of something, and not by itself.
-    pub(crate) const RINGS: u32 = AIO_RING | IO_URING;
-    /// Guard pages inside another mapping.
-    pub(crate) const GUARD: u32 = 1 << 16;
-    /// Registered with a userfaultfd of the program's own: a bit of Torpor's, far from those of CRIU.
-    pub(crate) const USERFAULTFD: u32 = 1 << 24;
-    /// Has a buffer that is registered with io_uring: the kernel holds its pages, and writes to them
-    /// without touching the mapping. Another bit of Torpor's.
-    pub(crate) const PINNED: u32 = 1 << 25;
-}
 
 /// A mapping of a dumped task.
 #[derive(Debug, Clone)]
@@ -294,9 +253,12 @@ pub(crate) fn unknown_flags(vma: &Vma) -> impl Iterator<Item = [u8; 2]> {
 /// `MAP_DROPPABLE` (linux/mman.h, Linux 6.11).
 pub(crate) const MAP_DROPPABLE: u32 = libc::MAP_DROPPABLE.cast_unsigned();
 
-/// Whether children find a mapping empty (`MADV_WIPEONFORK`).
-pub(crate) fn is_wiped_on_fork(vma: &VmaEntry) -> bool {
-    vma.madv.is_some_and(|advice| advice >> libc::MADV_WIPEONFORK & 1 != 0)
+/// What a restore will take a mapping for, but for the number of its file or object.
+///
+/// # Errors
+/// A bug of Torpor's: a mapping that is described as no reader takes it.
+pub(crate) fn as_restored(vma: &Vma) -> Result<MemoryArea> {
+    MemoryArea::of(&to_entry(vma)).map_err(Error::Bug)
 }
 
 /// Describes a mapping for the images; `shmid` and `fd` are filled by the caller.
@@ -345,12 +307,6 @@ pub(crate) fn to_entry(vma: &Vma) -> VmaEntry {
         torpor_pkey: vma.key,
         torpor_sealed: vma.has(b"sl").then_some(true),
     }
-}
-
-/// Whether what a task writes into a mapping of the images is its own. Children that inherit an AIO ring
-/// share it, whatever its flags say.
-pub(crate) fn is_private(vma: &VmaEntry) -> bool {
-    vma.flags & libc::MAP_SHARED.cast_unsigned() == 0 && vma.status & status::AIO_RING == 0
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_images::proto::{FdTypes, FileEntry, VmaEntry};
+use torpor_images::proto::{FdTypes, FileEntry};
 use torpor_policy::{FileLock, MemoryInode};
 
 use super::memory;
@@ -223,7 +223,7 @@ impl Table<'_> {
         };
         let known = (cx.images, &mut *self.shared);
         let husk = cx.tasks[0].remote()?;
-        let memory = memory::shared::open(known, husk, &VmaEntry::default(), inode)?;
+        let memory = memory::shared::open(known, husk, None, inode)?;
         memfd::open_anonymous(&memory, entry)
     }
 

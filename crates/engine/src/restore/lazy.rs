@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::ImageDir;
-use torpor_images::proto::VmaEntry;
+use torpor_policy::memory::MemoryArea;
 use torpor_sys::uffd;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
@@ -67,7 +67,7 @@ impl Lazy {
         let pages: HashMap<u64, _> =
             live.map(|image| (u64::from(image.tree.pid), Arc::clone(&image.pages))).collect();
         let is_served = |task: &Task| {
-            let mut stacks = task.image.vmas().filter(|vma| lazy::stack_can_wait(vma));
+            let mut stacks = task.image.areas().filter(|vma| lazy::stack_can_wait(vma));
             stacks.any(|v| task.image.pages.within(v.start..v.end).any(|(s, _)| s.is_remote()))
         };
         // All or none: what a child inherits is to be there in both or missing in both.
@@ -86,7 +86,7 @@ impl Lazy {
         let mut at_once = Vec::new();
         for stretch in pages.stretches().iter().filter(|stretch| stretch.is_remote()) {
             let range = &stretch.range;
-            let waits = task.image.vmas().filter(|vma| self.leaves(vma));
+            let waits = task.image.areas().filter(|vma| self.leaves(vma));
             let waits = waits.map(|vma| vma.start.max(range.start)..vma.end.min(range.end));
             let gaps = gaps(range, waits.filter(|part| !part.is_empty()));
             at_once.extend(gaps.map(|gap| stretch.part(gap)));
@@ -111,7 +111,7 @@ impl Lazy {
     }
 
     /// Whether the pages of a mapping are left to the pager.
-    pub(super) fn leaves(&self, vma: &VmaEntry) -> bool {
+    pub(super) fn leaves(&self, vma: &MemoryArea) -> bool {
         self.any && (lazy::may_wait(vma) || self.stacks_wait && lazy::stack_can_wait(vma))
     }
 
@@ -124,16 +124,16 @@ impl Lazy {
         let Some(pager) = &mut self.pager else { return Ok(()) };
         let (any, stacks_wait) = (self.any, self.stacks_wait);
         let leaves =
-            |v: &&VmaEntry| any && (lazy::may_wait(v) || stacks_wait && lazy::stack_can_wait(v));
+            |v: &&MemoryArea| any && (lazy::may_wait(v) || stacks_wait && lazy::stack_can_wait(v));
         let mut spaces = Vec::new();
         for task in tasks {
             let image = &task.image;
-            let missing = |v: &VmaEntry| {
+            let missing = |v: &MemoryArea| {
                 let pages = image.pages.within(v.start..v.end);
                 pages.filter(|(stretch, _)| !stretch.is_zero()).map(|(_, range)| range)
             };
-            let lazy: Vec<&VmaEntry> =
-                image.vmas().filter(leaves).filter(|v| missing(v).next().is_some()).collect();
+            let lazy: Vec<&MemoryArea> =
+                image.areas().filter(leaves).filter(|v| missing(v).next().is_some()).collect();
             let missing: Ranges = lazy.iter().flat_map(|v| missing(v)).collect();
             let ranges: Vec<(u64, u64)> = lazy.iter().map(|v| (v.start, v.end)).collect();
             if !ranges.is_empty() {

@@ -17,9 +17,10 @@ use torpor_policy::collect::{Addresses, check_references, network_of, powers as 
 use torpor_policy::fanotify::Fanotify;
 use torpor_policy::ghost::Ghost;
 use torpor_policy::ipc::IpcSetup;
+use torpor_policy::memory::MemoryArea;
 use torpor_policy::network::{NetDevice, Network};
 use torpor_policy::{
-    Ask, Credentials, Passed, PathFile, Request, SignalOwner, SocketKind, SocketOptions, mapped,
+    Ask, Credentials, Passed, PathFile, Request, SignalOwner, SocketKind, SocketOptions,
 };
 
 use super::load::{self, Checkpoint, TaskImage};
@@ -262,8 +263,8 @@ fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Resul
             expect(Ask::HostNamespace("net"));
         }
     }
-    let vmas = view.checkpoint.tasks.iter().flat_map(TaskImage::vmas);
-    for (file, flags) in vmas.filter_map(mapped).collect::<BTreeSet<_>>() {
+    let areas = view.checkpoint.tasks.iter().flat_map(TaskImage::areas);
+    for (file, flags) in areas.filter_map(MemoryArea::opens).collect::<BTreeSet<_>>() {
         let file = view.checkpoint.files.get(&file).and_then(PathFile::of);
         if let Some(file) = file.filter(|file| file.flags != flags) {
             things.expect(&*image, None, &file.opened_with(flags).ask());

@@ -4,23 +4,20 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use torpor_images::proto::{
-    CoreEntry, FileEntry, FsEntry, InventoryEntry, MmEntry, PstreeEntry, TaskKobjIdsEntry,
-    TorporNestedEntry, VmaEntry,
+    CoreEntry, FileEntry, FsEntry, InventoryEntry, PstreeEntry, TaskKobjIdsEntry, TorporNestedEntry,
 };
 use torpor_images::{ImageDir, Kind, kind};
+use torpor_policy::memory::{MemoryArea, ProcessMemory};
 use torpor_policy::seccomp::Filters;
 use torpor_policy::{Credentials, Descriptor, NsSet, ProcessLimits, Scheduling, Seccomp};
 
 use super::pages;
 use crate::error::{Error, Result};
-use crate::memory::vma::{PAGE, status};
 use crate::namespace::pid;
 use crate::task::{self, state};
 
 /// Highest pid of any Linux (`PID_MAX_LIMIT`).
 pub(crate) const PID_MAX: u32 = 4 * 1024 * 1024;
-/// Lowest address behind user space with five-level page tables.
-const TASK_SIZE_MAX: u64 = 1 << 56;
 
 /// Everything about one task.
 #[derive(Debug)]
@@ -42,7 +39,7 @@ pub(crate) struct TaskImage {
     /// How its threads are scheduled, in the same order.
     pub scheduling: Vec<Scheduling>,
     /// Its address space; `None` for a zombie.
-    pub mm: Option<MmEntry>,
+    pub memory: Option<ProcessMemory>,
     /// Its pages.
     pub pages: Arc<pages::Pages>,
     /// Its descriptors, by number; empty if a task before it has the same table.
@@ -84,7 +81,7 @@ impl TaskImage {
 
     /// Whether it is a zombie.
     pub(crate) fn is_zombie(&self) -> bool {
-        self.mm.is_none()
+        self.memory.is_none()
     }
 
     /// What it may do and in whose name, as far as it is known: that of its first thread that says so.
@@ -92,9 +89,9 @@ impl TaskImage {
         self.credentials.iter().flatten().next()
     }
 
-    /// Its mappings, guard pages left out.
-    pub(crate) fn vmas(&self) -> impl Iterator<Item = &VmaEntry> {
-        self.mm.iter().flat_map(|mm| &mm.vmas).filter(|v| v.status & status::GUARD == 0)
+    /// Its mappings.
+    pub(crate) fn areas(&self) -> impl Iterator<Item = &MemoryArea> {
+        self.memory.iter().flat_map(|memory| &memory.areas)
     }
 }
 
@@ -242,7 +239,7 @@ fn load_task(
             limits: ProcessLimits::default(),
             scheduling: vec![Scheduling::default()],
             cores: vec![leader],
-            mm: None,
+            memory: None,
             pages: Arc::default(),
             fds: Vec::new(),
             fs: None,
@@ -263,8 +260,7 @@ fn load_task(
         None => images.read_one(kind::IDS, pid)?,
     };
     let homes = NsSet::take(&mut ids, host);
-    let mm: MmEntry = images.read_one(kind::MM, pid)?;
-    check_vmas(&kind::MM.file_name(pid), &mm.vmas)?;
+    let memory = ProcessMemory::read(images, tree.pid)?;
     let fds = if tables.insert(ids.files_id) {
         Descriptor::all(images, ids.files_id)?
     } else {
@@ -281,7 +277,7 @@ fn load_task(
         seccomp,
         limits,
         scheduling,
-        mm: Some(mm),
+        memory: Some(memory),
         fds,
     })
 }
@@ -309,31 +305,10 @@ fn check_ended(image: &str, cores: &[CoreEntry]) -> Result<()> {
     Ok(())
 }
 
-/// Mappings must be sorted, aligned and disjoint; guard pages lie inside them.
-fn check_vmas(image: &str, vmas: &[VmaEntry]) -> Result<()> {
-    let mut end = 0;
-    for vma in vmas {
-        let ok = vma.start < vma.end
-            && vma.start.is_multiple_of(PAGE)
-            && vma.end.is_multiple_of(PAGE)
-            && (vma.end <= TASK_SIZE_MAX || vma.status & status::VSYSCALL != 0);
-        if !ok || (vma.status & status::GUARD == 0 && vma.start < end) {
-            return Err(Error::invalid(
-                image,
-                format!("mapping {:x}-{:x} is impossible here", vma.start, vma.end),
-            ));
-        }
-        if vma.status & status::GUARD == 0 {
-            end = vma.end;
-        }
-    }
-    Ok(())
-}
-
 /// The program and the directories of a task must be described.
 fn check_paths(checkpoint: &Checkpoint, task: &TaskImage) -> Result<()> {
     let pid = u64::from(task.tree.pid);
-    let program = task.mm.iter().map(|mm| (kind::MM, "program", mm.exe_file_id));
+    let program = task.memory.iter().map(|memory| (kind::MM, "program", memory.program));
     let places = task.fs.iter().flat_map(|fs| {
         let places = [("working directory", fs.cwd_id), ("root directory", fs.root_id)];
         places.map(|(what, id)| (kind::FS, what, id))
@@ -356,17 +331,11 @@ fn check_references(checkpoint: &Checkpoint) -> Result<()> {
             let reason = format!("fd {} is file {}, which files.img lacks", fd.fd, fd.file);
             return Err(Error::invalid(image, reason));
         }
-        for vma in task.vmas() {
-            let of_file = status::FILE_PRIVATE | status::FILE_SHARED | status::MEMFD;
-            let known = u32::try_from(vma.shmid).is_ok_and(|id| checkpoint.files.contains_key(&id));
-            if vma.status & of_file != 0 && vma.status & status::SYSVIPC == 0 && !known {
-                return Err(Error::invalid(
-                    kind::MM.file_name(u64::from(task.tree.pid)),
-                    format!(
-                        "mapping {:x} is of file {}, which files.img lacks",
-                        vma.start, vma.shmid
-                    ),
-                ));
+        for (area, file) in task.areas().filter_map(|area| Some((area, area.kind.file()?))) {
+            if !checkpoint.files.contains_key(&file) {
+                let at = area.start;
+                let reason = format!("mapping {at:x} is of file {file}, which files.img lacks");
+                return Err(Error::invalid(kind::MM.file_name(task.tree.pid.into()), reason));
             }
         }
     }

@@ -495,7 +495,7 @@ impl<'a> Restore<'a> {
             seccomp: Vec::new(),
             limits: torpor_policy::ProcessLimits::default(),
             scheduling: Vec::new(),
-            mm: None,
+            memory: None,
             pages: std::sync::Arc::default(),
             fds: Vec::new(),
             fs: None,

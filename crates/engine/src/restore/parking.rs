@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use torpor_images::proto::VmaEntry;
+use torpor_policy::memory::MemoryArea;
 use torpor_tracee::Mapping;
 
 use super::load::TaskImage;
@@ -72,7 +72,7 @@ impl Parking {
         for (task, from) in births.iter().enumerate().filter(|(task, _)| *task != 0) {
             let Some(from) = from else { continue };
             let image = &tasks[task].image;
-            let vmas = image.vmas().filter(|vma| template::has(vma)).copied();
+            let vmas = image.areas().filter(|vma| template::has(vma)).copied();
             for run in runs(vmas, &image.pages) {
                 let own = own_bytes(&tasks[task], &tasks[*from], &run)?;
                 if own > 0 {
@@ -86,7 +86,7 @@ impl Parking {
         }
         let mut lots: Vec<Lot> = chosen.into_iter().map(|(_, lot)| lot).collect();
         lots.sort_unstable_by_key(|lot| (lot.task, lot.home.start));
-        let taken = tasks.iter().flat_map(|task| task.image.vmas()).map(|vma| vma.start..vma.end);
+        let taken = tasks.iter().flat_map(|task| task.image.areas()).map(|vma| vma.start..vma.end);
         let taken = taken.chain(here.iter().map(|line| line.start..line.end)).collect();
         if !place(&mut lots, &taken) {
             tracing::warn!(
@@ -127,7 +127,7 @@ impl Parking {
         }
         let places: Ranges = lots.iter().map(Lot::place).collect();
         let lens: u64 = lots.iter().map(|lot| lot.home.end - lot.home.start).sum();
-        let homes = tasks.iter().flat_map(|task| task.image.vmas()).map(|vma| vma.start..vma.end);
+        let homes = tasks.iter().flat_map(|task| task.image.areas()).map(|vma| vma.start..vma.end);
         if places.len() != lens || !places.and(&homes.collect()).is_empty() {
             return Err("places in it overlap".to_owned());
         }
@@ -181,21 +181,21 @@ fn births(tasks: &[Task]) -> Result<Vec<Option<usize>>> {
 }
 
 /// From the first of neighbouring mappings to the last.
-fn extent(run: &[VmaEntry]) -> Range<u64> {
+fn extent(run: &[MemoryArea]) -> Range<u64> {
     run.first().map_or(0, |vma| vma.start)..run.last().map_or(0, |vma| vma.end)
 }
 
 /// Whether mappings that a template can have lie side by side from the one end of a range to the other.
 fn is_filled(image: &TaskImage, range: &Range<u64>) -> bool {
-    let within = |vma: &&VmaEntry| range.start <= vma.start && vma.end <= range.end;
-    let vmas = image.vmas().filter(within).filter(|vma| template::has(vma));
+    let within = |vma: &&MemoryArea| range.start <= vma.start && vma.end <= range.end;
+    let vmas = image.areas().filter(within).filter(|vma| template::has(vma));
     vmas.map(|vma| vma.start..vma.end).collect::<Ranges>().as_slice() == [range.clone()]
 }
 
 /// How much memory of neighbouring mappings, which stay together, differs from what the task gets by its birth; 0
 /// if it is not worth to be parked.
-fn own_bytes(task: &Task, from: &Task, run: &[VmaEntry]) -> Result<u64> {
-    let stays = |vma: &VmaEntry| from.image.vmas().any(|theirs| survives_birth(theirs, vma));
+fn own_bytes(task: &Task, from: &Task, run: &[MemoryArea]) -> Result<u64> {
+    let stays = |vma: &MemoryArea| from.image.areas().any(|theirs| survives_birth(theirs, vma));
     let inherits = run.iter().all(stays);
     let (mut own, mut common) = (0, 0);
     let mut buffers = [vec![0; COMPARED], vec![0; COMPARED]];
@@ -284,7 +284,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::sync::Arc;
 
-    use torpor_images::proto::{MmEntry, PstreeEntry, TaskKobjIdsEntry};
+    use torpor_images::proto::{PstreeEntry, TaskKobjIdsEntry, VmaEntry};
+    use torpor_policy::memory::{ProcessMemory, status};
 
     use super::*;
 
@@ -329,9 +330,10 @@ mod tests {
                 start,
                 end: start + PAGE,
                 flags: (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).cast_unsigned(),
-                status: crate::memory::vma::status::ANON_PRIVATE,
+                status: status::ANON_PRIVATE,
                 ..VmaEntry::default()
             };
+            let areas = vec![MemoryArea::of(&vma).unwrap()];
             let image = TaskImage {
                 tree: PstreeEntry { pid, ppid, sid: 1, pgid: 1, ..PstreeEntry::default() },
                 ids: TaskKobjIdsEntry::default(),
@@ -341,7 +343,7 @@ mod tests {
                 seccomp: Vec::new(),
                 limits: torpor_policy::ProcessLimits::default(),
                 scheduling: Vec::new(),
-                mm: Some(MmEntry { vmas: vec![vma], ..MmEntry::default() }),
+                memory: Some(ProcessMemory { areas, ..ProcessMemory::default() }),
                 pages: Arc::default(),
                 fds: Vec::new(),
                 fs: None,

@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use torpor_images::kind;
-use torpor_images::proto::{MmEntry, TaskCoreEntry};
+use torpor_images::proto::TaskCoreEntry;
+use torpor_policy::memory::{ProcessMemory, ProgramLayout};
 use torpor_tracee::syscall;
 use torpor_tracee::{Batch, SIDE_BY_SIDE, Tracee};
 
@@ -27,7 +28,7 @@ use crate::{proc, task};
 pub(super) fn restore_paths(cx: &mut Restore<'_>) -> Result<()> {
     let (mut plain, mut of_processes) = (Vec::new(), Vec::new());
     for (task, Task { image, .. }) in cx.tasks.iter().enumerate() {
-        let (Some(_), Some(fs)) = (&image.mm, &image.fs) else { continue };
+        let (Some(_), Some(fs)) = (&image.memory, &image.fs) else { continue };
         match [fs.cwd_id, fs.root_id].into_iter().find_map(|id| cx.temporary.process_of(id)) {
             None => plain.push(task),
             Some(pid) => of_processes.push((task, pid)),
@@ -73,7 +74,8 @@ fn set_paths(cx: &mut Restore<'_>, tasks: &[usize]) -> Result<()> {
     let sent = transports.iter_mut().zip(&files);
     for (task, (transport, files)) in chosen(&mut cx.tasks, tasks).zip(sent) {
         let Task { threads, image, vpid: pid, .. } = task;
-        let (Some(husk), Some(mm), Some(fs)) = (threads.first_mut(), &image.mm, &image.fs) else {
+        let (Some(husk), Some(memory), Some(fs)) = (threads.first_mut(), &image.memory, &image.fs)
+        else {
             return Err(Error::Gone { pid: *pid });
         };
         let mut batch = husk.batch();
@@ -86,7 +88,7 @@ fn set_paths(cx: &mut Restore<'_>, tasks: &[usize]) -> Result<()> {
         if let Some(umask) = fs.umask {
             batch.must((libc::SYS_umask, [u64::from(umask)]));
         }
-        set_program(&mut batch, mm);
+        set_program(&mut batch, memory);
         batch.call((libc::SYS_close_range, [0, 2, 0]));
         transport.close(&mut batch);
         batches.push(batch);
@@ -108,10 +110,10 @@ fn set_paths(cx: &mut Restore<'_>, tasks: &[usize]) -> Result<()> {
 /// Root, working directory and executable of a task.
 fn open_places(cx: &mut Restore<'_>, task: usize) -> Result<[OwnedFd; 3]> {
     let image = &cx.tasks[task].image;
-    let (Some(mm), Some(fs)) = (&image.mm, &image.fs) else {
+    let (Some(memory), Some(fs)) = (&image.memory, &image.fs) else {
         return Err(Error::Gone { pid: cx.tasks[task].vpid });
     };
-    let [root, cwd, exe] = [fs.root_id, fs.cwd_id, mm.exe_file_id].map(|id| {
+    let [root, cwd, exe] = [fs.root_id, fs.cwd_id, memory.program].map(|id| {
         match cx.temporary.process_of(id) {
             // One that was opened for another task is that of a process which has ended.
             Some(_) => cx.table().open_apart(id, None),
@@ -123,29 +125,17 @@ fn open_places(cx: &mut Restore<'_>, task: usize) -> Result<[OwnedFd; 3]> {
 
 /// `PR_SET_MM` (prctl(2)) with a whole `struct prctl_mm_map`; the executable is
 /// descriptor 2.
-fn set_program(batch: &mut Batch<'_>, mm: &MmEntry) {
+fn set_program(batch: &mut Batch<'_>, memory: &ProcessMemory) {
     const MM_MAP_SIZE: u64 = 104;
-    let auxv = place_words(batch, &mm.mm_saved_auxv);
+    let ProgramLayout { code, data, heap, stack, arguments, environment } = memory.layout;
+    let auxv = place_words(batch, &memory.auxiliary);
     // Size of the auxiliary vector, then the descriptor: two 32-bit halves.
-    let auxv_size = 8 * mm.mm_saved_auxv.len() as u64;
-    let map = place_words(
-        batch,
-        &[
-            mm.mm_start_code,
-            mm.mm_end_code,
-            mm.mm_start_data,
-            mm.mm_end_data,
-            mm.mm_start_brk,
-            mm.mm_brk,
-            mm.mm_start_stack,
-            mm.mm_arg_start,
-            mm.mm_arg_end,
-            mm.mm_env_start,
-            mm.mm_env_end,
-            auxv.0,
-            auxv_size | 2 << 32,
-        ],
-    );
+    let auxv_size = 8 * memory.auxiliary.len() as u64;
+    let mut words = [code, data, heap].concat();
+    words.push(stack);
+    words.extend([arguments, environment].concat());
+    words.extend([auxv.0, auxv_size | 2 << 32]);
+    let map = place_words(batch, &words);
     batch.must(syscall::prctl(libc::PR_SET_MM, [libc::PR_SET_MM_MAP as u64, map.0, MM_MAP_SIZE]));
 }
 
@@ -179,7 +169,7 @@ impl Restore<'_> {
         let processes = tasks.zip(&own).filter_map(|((task, threads), own)| {
             let image = &task.image;
             let images = task::Images {
-                mm: image.mm.as_ref()?,
+                memory: image.memory.as_ref()?,
                 maps: &self.id_maps,
                 own,
                 credentials: &image.credentials,

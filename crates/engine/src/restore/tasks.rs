@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use torpor_images::proto::VmaEntry;
+use torpor_policy::memory::MemoryArea;
 use torpor_tracee::Tracee;
 
 use super::load::TaskImage;
@@ -60,7 +60,7 @@ pub(super) fn chosen<'t>(
 #[derive(Debug, Clone)]
 pub(crate) struct Mapped {
     /// What it is to be.
-    pub(super) vma: VmaEntry,
+    pub(super) area: MemoryArea,
     /// Whether it is writable for the time being, although the task may not write it:
     /// for its pages to be filled in, or since it was writable once. Others are mapped as they are right
     /// away: what was writable once counts as memory of the task for ever.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use torpor_images::ImageDir;
-use torpor_images::proto::VmaEntry;
+use torpor_policy::memory::MemoryArea;
 use torpor_tracee::{Tracee, parse_maps, stub_place};
 
 use super::parking::Parking;
@@ -22,7 +22,6 @@ use super::tasks::Task;
 use super::{Restore, load, memory};
 use crate::error::{Context, Error, Result};
 use crate::lazy;
-use crate::memory::vma::status;
 use crate::namespace::{Namespaces, NsKind, RootSpaces};
 use crate::options::Options;
 use crate::{proc, support};
@@ -93,13 +92,13 @@ fn obstacle(opts: &Options, first: &Task, spaces: &Namespaces) -> Option<&'stati
 
 /// Whether a template can have a mapping: all memory that a fork shares with its parent, and that
 /// stays shared in what a restore does with it afterwards.
-pub(super) fn has(vma: &VmaEntry) -> bool {
+pub(super) fn has(vma: &MemoryArea) -> bool {
     lazy::may_wait(vma) || lazy::stack_can_wait(vma)
 }
 
 /// The mappings that a template is made with: those of the kernel have to be out of the way.
-pub(super) fn is_made(vma: &VmaEntry) -> bool {
-    has(vma) || vma.status & (status::VDSO | status::VVAR) != 0
+pub(super) fn is_made(vma: &MemoryArea) -> bool {
+    has(vma) || vma.kind.is_vdso()
 }
 
 /// The first husk, as a copy of the template that the options name, and what it holds for other

@@ -1,13 +1,11 @@
 //! Protection keys (pkeys(7)): those that a process has allocated, and the mappings that have one. What a thread may
 //! do with a key is in its PKRU register, which comes with the rest of its processor's state.
 
-use torpor_images::proto::{MmEntry, VmaEntry};
+use torpor_policy::memory::{KEYS, ProcessMemory};
 use torpor_tracee::{Batch, Call, Outcome, Tracee};
 
 use crate::error::{Context, Error, Result};
 
-/// How many keys x86 has (`arch_max_pkey`). The first is that of all other memory, and is always there.
-const KEYS: u32 = 16;
 /// An address in the kernel's half: no process has a mapping there.
 const NOWHERE: u64 = 1 << 63;
 
@@ -40,15 +38,11 @@ impl Questions {
 /// that happens to its memory.
 ///
 /// # Errors
-/// If a key of the images is none; if this processor has no such keys; if the husk has ended.
-pub(crate) fn restore(husk: &mut Tracee, mm: &MmEntry) -> Result<()> {
-    let keys = mm.torpor_pkeys.unwrap_or_default();
-    if keys & 1 != 0 || keys >= 1 << KEYS {
-        let reason = format!("has the protection keys {keys:#x}, which there cannot be");
-        return Err(Error::invalid("mm", reason));
-    }
-    let vmas: Vec<&VmaEntry> = mm.vmas.iter().filter(|vma| vma.torpor_pkey.is_some()).collect();
-    if keys == 0 && vmas.is_empty() {
+/// If this processor has no such keys; if the husk has ended.
+pub(crate) fn restore(husk: &mut Tracee, memory: &ProcessMemory) -> Result<()> {
+    let keys = memory.keys;
+    let areas: Vec<_> = memory.areas.iter().filter_map(|area| Some((area, area.key?))).collect();
+    if keys == 0 && areas.is_empty() {
         return Ok(());
     }
     let mut batch = husk.batch();
@@ -59,9 +53,8 @@ pub(crate) fn restore(husk: &mut Tracee, mm: &MmEntry) -> Result<()> {
     for key in (1..highest).filter(|key| keys >> key & 1 == 0) {
         batch.must((libc::SYS_pkey_free, [u64::from(key)]));
     }
-    for vma in vmas {
-        let (len, key) = (vma.end - vma.start, vma.torpor_pkey.unwrap_or_default());
-        let args = [vma.start, len, u64::from(vma.prot), u64::from(key)];
+    for (area, key) in areas {
+        let args = [area.start, area.len(), u64::from(area.prot), u64::from(key)];
         batch.must((libc::SYS_pkey_mprotect, args));
     }
     let out = batch.run()?;

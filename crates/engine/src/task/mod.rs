@@ -23,9 +23,8 @@ mod timers;
 pub(crate) mod unkept;
 
 use torpor_images::proto::core_entry::March;
-use torpor_images::proto::{
-    CoreEntry, MmEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86,
-};
+use torpor_images::proto::{CoreEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86};
+use torpor_policy::memory::ProcessMemory;
 use torpor_policy::{Credentials, ProcessLimits, Scheduling, Seccomp, Timers};
 use torpor_tracee::{Batch, Call, Mapping, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
@@ -411,7 +410,7 @@ impl ThreadQuestions {
 #[derive(Debug)]
 pub struct Images<'a> {
     /// The process' memory, for the flags that the kernel keeps with it.
-    pub mm: &'a MmEntry,
+    pub memory: &'a ProcessMemory,
     /// Ids of the tree's user namespace, as the supervisor sees them.
     pub maps: &'a IdMaps,
     /// Ids of the user namespace that the process lives in, as that of the tree has them.
@@ -514,7 +513,7 @@ fn restore_threads(processes: &mut [Husks<'_>], number: usize) -> Result<Vec<u64
         if number == 0 {
             let is_32bit = ia32::is_of_32bit(cores);
             signals::restore_actions(&mut script, &tc.sigactions, is_32bit)?;
-            process::restore(&mut script, tc, images.mm);
+            process::restore(&mut script, tc, images.memory);
         }
         let tid_address = core.thread_info.as_ref().map_or(0, |info| info.clear_tid_addr);
         thread::restore(&mut script, entry, tid_address, &tc.comm, tc.personality);
@@ -566,7 +565,7 @@ impl Husks<'_> {
         if let Some(wanted) = images.limits.oom_score_adj {
             limits::restore_oom_score_adj(leader.pid(), wanted)?;
         }
-        process::restore_coredump_filter(leader.pid(), images.mm)?;
+        process::restore_coredump_filter(leader.pid(), images.memory)?;
         limits::restore(leader, &images.limits.resources)?;
         timers::create(leader, &timers)
     }
@@ -575,10 +574,10 @@ impl Husks<'_> {
     fn last(&mut self) -> Result<Option<Script<'_>>> {
         let timers = self.timers()?;
         let Some(leader) = self.threads.first_mut() else { return Ok(None) };
-        let dumpable = process::dumpable(leader, self.images.mm)?;
+        let dumpable = process::dumpable(leader, self.images.memory)?;
         let mut script = Script::new(leader);
         timers::arm_intervals(&mut script, &timers);
-        process::restore_mdwe(&mut script, self.images.mm);
+        process::restore_mdwe(&mut script, self.images.memory);
         if let Some(value) = dumpable {
             script.prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, value);
         }

@@ -3,7 +3,8 @@
 use std::sync::LazyLock;
 
 use libc::{PR_GET_MDWE, PR_GET_MEMORY_MERGE, PR_SET_MDWE, PR_SET_MEMORY_MERGE};
-use torpor_images::proto::{MmEntry, TaskCoreEntry};
+use torpor_images::proto::TaskCoreEntry;
+use torpor_policy::memory::{Dumpable, ProcessMemory};
 use torpor_sys::process::membarrier_commands;
 use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
@@ -164,8 +165,8 @@ pub(crate) fn coredump_filter(pid: i32) -> Result<Option<u32>> {
 ///
 /// # Errors
 /// If the task has ended, or the kernel refuses the filter.
-pub(crate) fn restore_coredump_filter(pid: i32, mm: &MmEntry) -> Result<()> {
-    let wanted = mm.torpor_coredump_filter.unwrap_or(DEFAULT_COREDUMP_FILTER);
+pub(crate) fn restore_coredump_filter(pid: i32, memory: &ProcessMemory) -> Result<()> {
+    let wanted = memory.core_dump.unwrap_or(DEFAULT_COREDUMP_FILTER);
     if coredump_filter(pid)?.is_none_or(|now| now == wanted) {
         return Ok(());
     }
@@ -175,22 +176,22 @@ pub(crate) fn restore_coredump_filter(pid: i32, mm: &MmEntry) -> Result<()> {
 
 /// Forbids the process to gain executable memory, if it was. Its stub can only be removed
 /// after this.
-pub(crate) fn restore_mdwe(script: &mut Script<'_>, mm: &MmEntry) {
-    if let Some(bits) = mm.torpor_mdwe {
+pub(crate) fn restore_mdwe(script: &mut Script<'_>, memory: &ProcessMemory) {
+    if let Some(bits) = memory.no_new_code {
         script.prctl("PR_SET_MDWE", PR_SET_MDWE, u64::from(bits));
     }
 }
 
 /// Restores all but the dumpable flag. The memory must be in place.
-pub(crate) fn restore(script: &mut Script<'_>, tc: &TaskCoreEntry, mm: &MmEntry) {
+pub(crate) fn restore(script: &mut Script<'_>, tc: &TaskCoreEntry, memory: &ProcessMemory) {
     if tc.child_subreaper == Some(true) {
         script.prctl("PR_SET_CHILD_SUBREAPER", libc::PR_SET_CHILD_SUBREAPER, 1);
     }
-    if mm.thp_disabled == Some(true) {
-        let flags = u64::from(mm.torpor_thp_flags.unwrap_or_default());
-        script.step("PR_SET_THP_DISABLE", syscall::prctl(libc::PR_SET_THP_DISABLE, [1, flags]));
+    if let Some(flags) = memory.no_huge_pages {
+        let disable = syscall::prctl(libc::PR_SET_THP_DISABLE, [1, flags.into()]);
+        script.step("PR_SET_THP_DISABLE", disable);
     }
-    if mm.torpor_memory_merge == Some(true) {
+    if memory.merges {
         script.prctl("PR_SET_MEMORY_MERGE", PR_SET_MEMORY_MERGE, 1);
     }
     let mask = tc.membarrier_registration_mask.unwrap_or_default();
@@ -205,13 +206,13 @@ pub(crate) fn restore(script: &mut Script<'_>, tc: &TaskCoreEntry, mm: &MmEntry)
 ///
 /// # Errors
 /// If the husk is gone.
-pub(crate) fn dumpable(husk: &mut Tracee, mm: &MmEntry) -> Result<Option<u64>> {
-    match mm.dumpable {
-        Some(wanted @ (0 | 1)) => Ok(Some(u64::from(wanted == 1))),
-        Some(wanted) => {
+pub(crate) fn dumpable(husk: &mut Tracee, memory: &ProcessMemory) -> Result<Option<u64>> {
+    match memory.dumpable {
+        Some(wanted @ (Dumpable::No | Dumpable::Yes)) => Ok(Some(wanted as u64)),
+        Some(Dumpable::ByRoot) => {
             let get = syscall::prctl(libc::PR_GET_DUMPABLE, []);
             let now = husk.call("PR_GET_DUMPABLE", get)?;
-            Ok((i64::from(wanted) != now.cast_signed()).then_some(0))
+            Ok((now != Dumpable::ByRoot as u64).then_some(0))
         }
         None => Ok(None),
     }

@@ -11,8 +11,8 @@ use torpor_engine::options::{self, PageServer};
 use torpor_engine::page_server::{Lender, Lent, Loan};
 use torpor_images::compress::Compression;
 use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
-use torpor_images::proto::MmEntry;
 use torpor_images::{ImageDir, kind};
+use torpor_policy::memory::ProcessMemory;
 
 use crate::memory::{Memory, PAGE};
 
@@ -52,10 +52,10 @@ pub fn lend<'a>(
 fn leave_out(images: &ImageDir, id: u64, lent: &mut Lent) {
     let pages = Pages::load(images, kind::PAGEMAP, id).unwrap();
     let pages_id = Pagemap::read(images, kind::PAGEMAP, id).unwrap().pages_id;
-    let mm: MmEntry = images.read_one(kind::MM, id).unwrap();
+    let memory = ProcessMemory::read(images, u32::try_from(id).unwrap()).unwrap();
     let can_wait = |at: u64| {
-        let mut vmas = mm.vmas.iter();
-        vmas.any(|v| (v.start..v.end).contains(&at) && torpor_engine::lazy::may_wait(v))
+        let mut areas = memory.areas.iter();
+        areas.any(|area| area.range().contains(&at) && torpor_engine::lazy::may_wait(area))
     };
     // Each page at its address, as in the memory of the task.
     let flags = rustix::fs::MemfdFlags::CLOEXEC;

@@ -3,15 +3,14 @@
 use std::collections::BTreeSet;
 
 use torpor_images::ImageDir;
-use torpor_images::proto::{
-    CoreEntry, FileEntry, InventoryEntry, UidGidExtent, UsernsEntry, VmaEntry,
-};
+use torpor_images::proto::{CoreEntry, FileEntry, InventoryEntry, UidGidExtent, UsernsEntry};
 
 use super::settings;
 use crate::credentials::Credentials;
 use crate::descriptor::Descriptor;
 use crate::error::Result;
 use crate::limits::ProcessLimits;
+use crate::memory::MemoryArea;
 use crate::namespace::{NsKind, NsSet};
 use crate::nested::{NestedUser, nested_users};
 use crate::request::{Ask, Request};
@@ -37,8 +36,8 @@ pub struct Task<'a> {
     pub limits: &'a ProcessLimits,
     /// How its threads are scheduled, in that order.
     pub scheduling: &'a [Scheduling],
-    /// Its mappings.
-    pub vmas: &'a [VmaEntry],
+    /// Its mappings, by their addresses.
+    pub areas: &'a [MemoryArea],
     /// The number of its table of descriptors.
     pub table: u32,
     /// What is in that; nothing, if an earlier task has the same table.

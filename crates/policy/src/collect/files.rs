@@ -12,9 +12,10 @@ use super::unlimited::owned;
 use crate::archive::{self, SET_ID};
 use crate::error::{Error, Result};
 use crate::ghost::Ghost;
+use crate::memory::MemoryArea;
 use crate::memory_file::MemoryInode;
 use crate::mount::Mount;
-use crate::path_file::{PathFile, mapped};
+use crate::path_file::PathFile;
 use crate::request::Ask;
 
 /// `MS_RDONLY` of mount(2).
@@ -82,8 +83,8 @@ fn opened_for_mappings(
     files: &HashMap<u32, PathFile>,
     all: &mut Requests,
 ) {
-    let vmas = checkpoint.tasks.iter().flat_map(|task| task.vmas);
-    let wanted: BTreeSet<(u32, u32)> = vmas.filter_map(mapped).collect();
+    let areas = checkpoint.tasks.iter().flat_map(|task| task.areas);
+    let wanted: BTreeSet<(u32, u32)> = areas.filter_map(MemoryArea::opens).collect();
     for (file, flags) in wanted {
         if let Some(file) = files.get(&file).filter(|file| file.flags != flags) {
             all.add(kind::FILES.file_name(0), None, file.opened_with(flags).ask());

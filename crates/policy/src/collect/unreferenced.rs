@@ -139,7 +139,7 @@ fn of_tasks(checkpoint: &Checkpoint<'_>) -> Vec<u64> {
     let mut known = vec![];
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
         known.extend(task.fds.iter().map(|descriptor| u64::from(descriptor.file)));
-        known.extend(task.vmas.iter().map(|vma| vma.shmid));
+        known.extend(task.areas.iter().filter_map(|area| area.kind.file()).map(u64::from));
         known.extend(task.places.into_iter().flatten().map(u64::from));
     }
     known
@@ -170,7 +170,7 @@ mod tests {
             seccomp: &[],
             limits: &limits,
             scheduling: &[],
-            vmas: &[],
+            areas: &[],
             table: 1,
             fds: &fds,
             places: [None; 3],

@@ -20,8 +20,6 @@
 //! | perf events, eBPF maps, `memfd_secret` | no restore makes them |
 //! | nice values of sessions (autogroup) | no image has them |
 
-use std::ops::Range;
-
 use torpor_images::proto::FileEntry;
 use torpor_images::{Kind, kind};
 
@@ -30,7 +28,6 @@ use super::limits::most_locked;
 use crate::capabilities::number::{SYS_ADMIN, SYS_PTRACE, SYS_RAWIO, WAKE_ALARM};
 use crate::error::Result;
 use crate::io_uring::IoUring;
-use crate::locked::Locked;
 use crate::passed::Passed;
 use crate::pipe::PipeContent;
 use crate::queued::{DataQueue, QueuedData};
@@ -111,8 +108,8 @@ fn of_file(entry: &FileEntry, here: Values<'_>) -> Vec<(String, u32)> {
 }
 
 fn of_task(task: &Task<'_>, passed: &Passed, lowest: u64, all: &mut Requests) {
-    if let Some(vma) = task.vmas.iter().find(|vma| vma.start < lowest) {
-        let text = format!("memory at {:#x}, below the lowest address for everybody", vma.start);
+    if let Some(area) = task.areas.iter().find(|area| area.start < lowest) {
+        let text = format!("memory at {:#x}, below the lowest address for everybody", area.start);
         let ask = Ask::Use { text, capability: SYS_RAWIO };
         all.add(kind::MM.file_name(task.pid.into()), Some(task.pid), ask);
     }
@@ -122,9 +119,8 @@ fn of_task(task: &Task<'_>, passed: &Passed, lowest: u64, all: &mut Requests) {
         let image = kind::CORE.file_name(task.pid.into());
         all.add(image, Some(task.pid), Ask::Use { text, capability: WAKE_ALARM });
     }
-    let locked = task.vmas.iter().filter_map(Locked::of).map(|locked| locked.range);
-    let len = |range: Range<u64>| range.end.saturating_sub(range.start);
-    let locked = locked.fold(0, |all: u64, range| all.saturating_add(len(range)));
+    let locked = task.areas.iter().filter(|area| area.locked.is_some());
+    let locked = locked.fold(0, |all: u64, area| all.saturating_add(area.len()));
     if locked > most_locked(passed) {
         let ask = Ask::Raise { name: LOCKED_MEMORY, to: locked.into() };
         all.add(kind::MM.file_name(task.pid.into()), Some(task.pid), ask);

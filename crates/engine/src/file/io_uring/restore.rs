@@ -7,9 +7,10 @@ use std::os::fd::OwnedFd;
 use rustix::io::DupFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
-use torpor_images::proto::{FileEntry, VmaEntry};
+use torpor_images::proto::FileEntry;
 use torpor_policy::IoUring;
 use torpor_policy::collect::uses::LOWEST_ADDRESS;
+use torpor_policy::memory::{AreaKind, MemoryArea};
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
@@ -24,7 +25,7 @@ use crate::error::{Context, Error, Result};
 use crate::file::Holder;
 use crate::file::description::part;
 use crate::file::open::OpenFiles;
-use crate::memory::vma::{PAGE, status};
+use crate::memory::vma::PAGE;
 use crate::proc;
 use crate::restore::tasks::Task;
 use crate::task::Script;
@@ -179,8 +180,8 @@ impl IoUringRestorer {
         for (id, holder) in &self.made {
             let table = tasks[holder.task].image.ids.files_id;
             for task in tasks.iter_mut().filter(|task| has_table(task, table)) {
-                let vmas: Vec<VmaEntry> = task.image.vmas().copied().collect();
-                map(task.remote()?, &vmas, holder.fd, *id)?;
+                let areas: Vec<MemoryArea> = task.image.areas().copied().collect();
+                map(task.remote()?, &areas, holder.fd, *id)?;
             }
         }
         Ok(())
@@ -347,21 +348,19 @@ fn submit(
 
 /// Maps the instance where the task has it. The kernel maps it only where it likes itself: so all
 /// that it could like is taken for the moment, but for the right place.
-fn map(husk: &mut Tracee, vmas: &[VmaEntry], fd: i32, id: u32) -> Result<()> {
-    let of_it = |vma: &&VmaEntry| vma.status & status::IO_URING != 0 && vma.shmid == u64::from(id);
-    for vma in vmas.iter().filter(of_it) {
+fn map(husk: &mut Tracee, areas: &[MemoryArea], fd: i32, id: u32) -> Result<()> {
+    for vma in areas.iter().filter(|area| area.kind == AreaKind::IoUring(id)) {
         let what = || format!("mapping {:x}-{:x} (io_uring)", vma.start, vma.end);
         let here = parse_maps(&proc::read(husk.pid(), "maps")?);
-        let others = elsewhere(&here, vma);
+        let others = elsewhere(&here, &vma.range());
         let fixed = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
         let mut batch = husk.batch();
         for place in &others {
             batch.must(syscall::mmap_anonymous(place.clone(), ProtFlags::empty(), fixed));
         }
         let prot = ProtFlags::from_bits_retain(vma.prot);
-        let of_ring = (RemoteFd::from(fd), vma.pgoff);
-        let mapped =
-            batch.must(syscall::mmap(0..vma.end - vma.start, prot, MapFlags::SHARED, of_ring));
+        let of_ring = (RemoteFd::from(fd), vma.offset);
+        let mapped = batch.must(syscall::mmap(0..vma.len(), prot, MapFlags::SHARED, of_ring));
         for place in &others {
             batch.must(syscall::munmap(place.clone()));
         }
@@ -380,7 +379,7 @@ fn map(husk: &mut Tracee, vmas: &[VmaEntry], fd: i32, id: u32) -> Result<()> {
 
 /// The parts of an address space where nothing is and a mapping could be, but for where it is to
 /// be.
-fn elsewhere(here: &[Mapping], wanted: &VmaEntry) -> Vec<Range<u64>> {
+fn elsewhere(here: &[Mapping], wanted: &Range<u64>) -> Vec<Range<u64>> {
     const HIGHEST: u64 = (1 << 47) - PAGE;
     let mut places = Vec::new();
     let mut from = LOWEST_ADDRESS;
@@ -482,12 +481,10 @@ mod tests {
     #[test]
     fn all_is_taken_but_the_place() {
         let text = "100000-200000 r--p 00000000 00:00 0 \n203000-204000 r--p 00000000 00:00 0 \n";
-        let wanted = VmaEntry { start: 0x300000, end: 0x302000, ..VmaEntry::default() };
-        let places = elsewhere(&parse_maps(text), &wanted);
+        let places = elsewhere(&parse_maps(text), &(0x300000..0x302000));
         let end = (1 << 47) - PAGE;
         let all = [0x10000..0x100000, 0x200000..0x203000, 0x204000..0x300000, 0x302000..end];
         assert_eq!(places, all);
-        let wanted = VmaEntry { start: 0x200000, end: 0x202000, ..wanted };
-        assert_eq!(elsewhere(&parse_maps(text), &wanted)[1], 0x202000..0x203000);
+        assert_eq!(elsewhere(&parse_maps(text), &(0x200000..0x202000))[1], 0x202000..0x203000);
     }
 }

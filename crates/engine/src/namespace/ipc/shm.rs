@@ -5,9 +5,10 @@ use std::io::{Seek, SeekFrom};
 use std::sync::Arc;
 
 use rustix::mm::ProtFlags;
-use torpor_images::proto::{IpcShmEntry, VmaEntry};
+use torpor_images::proto::IpcShmEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_policy::ipc::Segments;
+use torpor_policy::memory::MemoryArea;
 use torpor_sys::ipc::{self, Attached};
 use torpor_tracee::syscall;
 use torpor_tracee::{Tracee, parse_maps};
@@ -136,7 +137,7 @@ pub(super) fn remove(images: &ImageDir, ns_id: u32) -> Result<()> {
     Ok(())
 }
 
-/// Attaches a husk to its segments: `vmas` are all of its mappings of such.
+/// Attaches a husk to its segments: `parts` are all of its mappings of such, with the ids of the segments.
 ///
 /// What was attached at once must be so again, even if there are holes in it or its
 /// protection differs from page to page: shmdt(2) goes by that. So a segment is
@@ -145,43 +146,43 @@ pub(super) fn remove(images: &ImageDir, ns_id: u32) -> Result<()> {
 /// # Errors
 /// If the husk has ended; if there is no such segment, or the husk may not attach it (`EACCES`); if the mappings are no
 /// parts of the segment, or overlap.
-pub(crate) fn attach(husk: &mut Tracee, vmas: &[&VmaEntry]) -> Result<()> {
-    let mut groups: Vec<Vec<&VmaEntry>> = Vec::new();
-    for vma in vmas {
-        let same =
-            |g: &&mut Vec<&VmaEntry>| g[0].shmid == vma.shmid && base_of(g[0]) == base_of(vma);
+pub(crate) fn attach(husk: &mut Tracee, parts: &[(u32, &MemoryArea)]) -> Result<()> {
+    let mut groups: Vec<(u32, Vec<&MemoryArea>)> = Vec::new();
+    for &(id, area) in parts {
+        let same = |(of, group): &&mut (u32, Vec<&MemoryArea>)| {
+            *of == id && base_of(group[0]) == base_of(area)
+        };
         match groups.iter_mut().find(same) {
-            Some(group) => group.push(vma),
-            None => groups.push(vec![vma]),
+            Some((_, group)) => group.push(area),
+            None => groups.push((id, vec![area])),
         }
     }
-    groups.iter().try_for_each(|group| attach_group(husk, group))
+    groups.iter().try_for_each(|(id, group)| attach_group(husk, *id, group))
 }
 
 /// Where the first byte of the segment would be.
-fn base_of(vma: &VmaEntry) -> u64 {
-    vma.start.wrapping_sub(vma.pgoff)
+fn base_of(area: &MemoryArea) -> u64 {
+    area.start.wrapping_sub(area.offset)
 }
 
-fn attach_group(husk: &mut Tracee, group: &[&VmaEntry]) -> Result<()> {
+fn attach_group(husk: &mut Tracee, id: u32, group: &[&MemoryArea]) -> Result<()> {
     const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
     const PROT_EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
     /// Where `struct shmid_ds` has the size, behind `struct ipc_perm`.
     const SIZE_AT: usize = 48;
     const SHMID_DS: usize = 112;
     let Some(first) = group.first() else { return Ok(()) };
-    let id = first.shmid;
-    let writable = match first.fdflags {
+    let writable = match first.open_flags {
         Some(flags) => flags & libc::O_ACCMODE.cast_unsigned() != libc::O_RDONLY.cast_unsigned(),
-        None => group.iter().any(|vma| vma.prot & PROT_WRITE != 0),
+        None => group.iter().any(|area| area.prot & PROT_WRITE != 0),
     };
-    let executable = group.iter().any(|vma| vma.prot & PROT_EXEC != 0);
+    let executable = group.iter().any(|area| area.prot & PROT_EXEC != 0);
     let read_only = if writable { 0 } else { libc::SHM_RDONLY };
     let flags = read_only | if executable { libc::SHM_EXEC } else { 0 };
     let mut batch = husk.batch();
     let stat = batch.space(SHMID_DS);
-    let ask = batch.must((libc::SYS_shmctl, [id, arg(libc::IPC_STAT), stat.addr.0]));
-    let whole = batch.must((libc::SYS_shmat, [id, 0, arg(flags)]));
+    let ask = batch.must((libc::SYS_shmctl, [id.into(), arg(libc::IPC_STAT), stat.addr.0]));
+    let whole = batch.must((libc::SYS_shmat, [id.into(), 0, arg(flags)]));
     let out = batch.run()?;
     out.expect(ask, || format!("shmctl of segment {id}"))?;
     let at = out.expect(whole, || format!("shmat of segment {id}"))?;
@@ -189,20 +190,18 @@ fn attach_group(husk: &mut Tracee, group: &[&VmaEntry]) -> Result<()> {
     let mut batch = husk.batch();
     let mut steps = Vec::new();
     let mut end = 0;
-    for vma in group {
-        let len = vma.end - vma.start;
-        if vma.pgoff < end || vma.pgoff.checked_add(len).is_none() {
-            let reason = format!("mapping {:x} is no part of segment {id}", vma.start);
+    for area in group {
+        if area.offset < end {
+            let reason = format!("mapping {:x} is no part of segment {id}", area.start);
             return Err(Error::invalid("mm", reason));
         }
-        if vma.pgoff > end {
-            steps.push(batch.must(syscall::munmap(at + end..at + vma.pgoff)));
+        if area.offset > end {
+            steps.push(batch.must(syscall::munmap(at + end..at + area.offset)));
         }
-        end = vma.pgoff + len;
-        let from = at + vma.pgoff;
-        steps.push(batch.must(syscall::mremap(from..from + len, vma.start)));
-        let prot = ProtFlags::from_bits_retain(vma.prot);
-        steps.push(batch.must(syscall::mprotect(vma.start..vma.end, prot)));
+        end = area.offset + area.len();
+        steps.push(batch.must(syscall::mremap(at + area.offset..at + end, area.start)));
+        let prot = ProtFlags::from_bits_retain(area.prot);
+        steps.push(batch.must(syscall::mprotect(area.range(), prot)));
     }
     if end < size {
         steps.push(batch.must(syscall::munmap(at + end..at + size)));

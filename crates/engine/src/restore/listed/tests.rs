@@ -274,9 +274,9 @@ fn mappings_that_write_to_their_files_are_found() {
         "container",
         |_| false,
         |checkpoint| {
-            let spaces = checkpoint.tasks.iter_mut().filter_map(|task| task.mm.as_mut());
-            let vmas = spaces.flat_map(|mm| &mut mm.vmas);
-            vmas.for_each(|vma| vma.fdflags = vma.fdflags.map(|_| 2));
+            let spaces = checkpoint.tasks.iter_mut().filter_map(|task| task.memory.as_mut());
+            let areas = spaces.flat_map(|memory| &mut memory.areas);
+            areas.for_each(|area| area.open_flags = area.open_flags.map(|_| 2));
         },
     );
     assert!(missing.iter().any(|(_, what)| what.contains("(flags 0o2)")), "{missing:?}");

@@ -8,10 +8,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use torpor_images::proto::VmaEntry;
+use torpor_policy::memory::MemoryArea;
 
 use super::survives_birth;
-use crate::memory::vma::is_private;
 use crate::ranges::gaps;
 use crate::restore::Task;
 use crate::restore::pages::{OwnPagemap, Stretch};
@@ -50,14 +49,14 @@ pub(crate) fn forget(tasks: &mut [Task]) {
 /// Those pages of a child that it can get by being born: in private mappings that its parent has
 /// as well.
 fn inheritable(parent: &Task, child: &Task) -> Vec<Stretch> {
-    let theirs: Vec<&VmaEntry> = parent.image.vmas().collect();
-    let is_kept = |vma: &&VmaEntry| {
+    let theirs: Vec<&MemoryArea> = parent.image.areas().collect();
+    let is_kept = |vma: &&MemoryArea| {
         let behind = theirs.partition_point(|theirs| theirs.start <= vma.start);
         let whole = theirs[..behind].last();
-        is_private(vma) && whole.is_some_and(|whole| survives_birth(whole, vma))
+        vma.is_private() && whole.is_some_and(|whole| survives_birth(whole, vma))
     };
-    let kept = child.image.vmas().filter(is_kept);
-    let parts = kept.flat_map(|vma| child.bequest.within(vma.start..vma.end));
+    let kept = child.image.areas().filter(is_kept);
+    let parts = kept.flat_map(|vma| child.bequest.within(vma.range()));
     parts.map(|(stretch, range)| stretch.part(range)).collect()
 }
 

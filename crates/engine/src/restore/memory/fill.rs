@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use torpor_images::proto::VmaEntry;
+use torpor_policy::memory::MemoryArea;
 use torpor_sys::vm;
 use torpor_tracee::Tracee;
 
 use crate::error::{Context, Error, Result};
-use crate::memory::vma::{PAGE, is_private, status};
+use crate::memory::vma::PAGE;
 use crate::ranges::gaps;
 use crate::restore::lazy::Lazy;
 use crate::restore::pages::{Pages, Stretch};
@@ -24,7 +24,7 @@ pub(super) struct Inherited<'a> {
     /// The pages, of which it has those that lie in `kept`.
     pub pages: &'a Pages,
     /// Mappings, in order.
-    pub kept: &'a [VmaEntry],
+    pub kept: &'a [MemoryArea],
 }
 
 /// What a husk has where pages are to be filled in.
@@ -49,8 +49,8 @@ pub(super) fn drop_absent(
     inherited: Inherited<'_>,
 ) -> Result<()> {
     let mut absent = Vec::new();
-    for vma in inherited.kept.iter().filter(|v| is_private(v)) {
-        for (_, range) in inherited.pages.within(vma.start..vma.end) {
+    for vma in inherited.kept.iter().filter(|v| v.is_private()) {
+        for (_, range) in inherited.pages.within(vma.range()) {
             let mine = wanted.within(range.clone()).map(|(_, mine)| mine);
             absent.extend(gaps(&range, mine));
         }
@@ -73,13 +73,15 @@ pub(super) fn fill(
     lazy: &Lazy,
     workers: usize,
     wanted: &Pages,
-    vmas: &[VmaEntry],
+    vmas: &[MemoryArea],
     there: There<'_>,
 ) -> Result<u64> {
     let image = &task.image;
     let husk = task.threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
-    let own = status::VDSO | status::VVAR | status::RINGS;
-    let writable = |vma: &VmaEntry| is_private(vma) && vma.status & own == 0 && !lazy.leaves(vma);
+    let writable = |vma: &MemoryArea| {
+        let own = vma.kind.is_vdso() || vma.kind.is_ring();
+        vma.is_private() && !own && !lazy.leaves(vma)
+    };
     let vmas = vmas.iter().filter(|v| writable(v));
     let there = match there {
         There::Inherited(inherited) if inherited.kept.is_empty() => There::Others,
@@ -102,10 +104,10 @@ struct Piece<'a> {
 
 /// Cuts the pages into pieces. Those of no mapping are the vDSO's, which the kernel
 /// provides.
-fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a VmaEntry>) -> Vec<Piece<'a>> {
+fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a MemoryArea>) -> Vec<Piece<'a>> {
     let mut pieces: Vec<Piece<'_>> = Vec::new();
     for vma in vmas {
-        for (stretch, range) in pages.within(vma.start..vma.end) {
+        for (stretch, range) in pages.within(vma.range()) {
             let mut at = range.start;
             while at < range.end {
                 let left = usize::try_from(range.end - at).unwrap_or(CHUNK);

@@ -21,8 +21,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags};
-use torpor_images::proto::VmaEntry;
-use torpor_policy::Locked;
+use torpor_policy::LockMode;
+use torpor_policy::memory::{AreaForm, AreaKind, MemoryArea, MemoryLock, ProcessMemory, Sharing};
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Mapping, SIDE_BY_SIDE, STUB_SIZE, parse_maps};
 
@@ -39,7 +39,7 @@ use super::transport::Transport;
 use super::{Restore, Task};
 use crate::error::{Context, Error, Result};
 use crate::file::{lock, memfd};
-use crate::memory::vma::{MAP_DROPPABLE, PAGE, is_private, status};
+use crate::memory::vma::{MAP_DROPPABLE, PAGE};
 use crate::memory::{aio, names};
 use crate::namespace::ipc;
 use crate::proc;
@@ -48,29 +48,27 @@ use crate::restore::tasks::Mapped;
 use crate::task::keys;
 
 const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
-/// What the kernel maps into every task.
-const KERNELS: u32 = status::VDSO | status::VVAR | status::VSYSCALL;
 
 impl Mapped {
-    fn new(vma: VmaEntry, pages: &Pages, lazy: bool) -> Self {
-        let opened = !lazy && needs_opening(&vma, pages);
-        Mapped { vma, opened }
+    fn new(area: MemoryArea, pages: &Pages, lazy: bool) -> Self {
+        let opened = !lazy && needs_opening(&area, pages);
+        Mapped { area, opened }
     }
 
     /// What is opened can be read as well: it joins what the task can read and write.
     fn prot(&self) -> ProtFlags {
         let more =
             if self.opened { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::empty() };
-        ProtFlags::from_bits_retain(self.vma.prot) | more
+        ProtFlags::from_bits_retain(self.area.prot) | more
     }
 }
 
 /// Whether a mapping cannot be written, and has pages to be filled in or could be written once. What
 /// never could is another kind of mapping to the kernel than its neighbours: it would not join them
 /// when it can, and the task could not move them as one (mremap(2)).
-fn needs_opening(vma: &VmaEntry, pages: &Pages) -> bool {
-    let has_pages = || pages.within(vma.start..vma.end).next().is_some();
-    is_private(vma) && vma.prot & PROT_WRITE == 0 && (vma.torpor_was_writable() || has_pages())
+fn needs_opening(vma: &MemoryArea, pages: &Pages) -> bool {
+    let has_pages = || pages.within(vma.range()).next().is_some();
+    vma.is_private() && vma.prot & PROT_WRITE == 0 && (vma.was_writable || has_pages())
 }
 
 /// Makes those inherited mappings writable that have pages to be filled in, unless the
@@ -78,7 +76,7 @@ fn needs_opening(vma: &VmaEntry, pages: &Pages) -> bool {
 fn open_inherited(
     cx: &mut Restore<'_>,
     task: usize,
-    kept: &[VmaEntry],
+    kept: &[MemoryArea],
     inherited: &[Mapped],
     pages: &Pages,
 ) -> Result<Vec<Mapped>> {
@@ -86,14 +84,14 @@ fn open_inherited(
     let filled: Vec<bool> = kept.iter().map(|vma| !cx.lazy.leaves(vma)).collect();
     let mut batch = cx.tasks[task].remote()?.batch();
     for (vma, filled) in kept.iter().zip(filled) {
-        let theirs = inherited.iter().find(|m| lies_in(vma, &m.vma));
+        let theirs = inherited.iter().find(|m| lies_in(vma, &m.area));
         let was_open = theirs.is_some_and(|m| m.opened);
         let opened = was_open || filled && needs_opening(vma, pages);
         // The parent's protection may have been another.
-        let mapped = Mapped { vma: *vma, opened };
+        let mapped = Mapped { area: *vma, opened };
         let prot = mapped.prot();
         if theirs.is_some_and(|m| m.prot() != prot) {
-            batch.must(syscall::mprotect(vma.start..vma.end, prot));
+            batch.must(syscall::mprotect(vma.range(), prot));
         }
         out.push(mapped);
     }
@@ -119,30 +117,25 @@ pub(crate) fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) ->
         None => (Vec::new(), None),
     };
     let lots = cx.parking.of(task).to_vec();
-    let (parked, others): (Vec<VmaEntry>, Vec<VmaEntry>) =
+    let (parked, others): (Vec<MemoryArea>, Vec<MemoryArea>) =
         wanted.iter().copied().partition(|vma| is_parked(vma, &lots));
     let here = current(cx, task)?;
-    let mapped = |v: VmaEntry| Mapped::new(v, &filled, cx.lazy.leaves(&v));
+    let mapped = |v: MemoryArea| Mapped::new(v, &filled, cx.lazy.leaves(&v));
     let others_mapped: Vec<Mapped> = others.iter().copied().map(mapped).collect();
     let staying = surviving(&others_mapped, &inherited, &here);
-    let (kept, fresh): (Vec<VmaEntry>, Vec<VmaEntry>) = others
-        .iter()
-        .copied()
-        .partition(|vma| staying.within(&(vma.start..vma.end)).next().is_some());
+    let (kept, fresh): (Vec<MemoryArea>, Vec<MemoryArea>) =
+        others.iter().copied().partition(|vma| staying.within(&vma.range()).next().is_some());
     let vpid = cx.tasks[task].image.vpid();
     for (vmas, how) in [(&kept, "its parent's"), (&parked, "the template's"), (&fresh, "made")] {
         for vma in vmas {
-            let VmaEntry { start, end, status, flags, shmid, .. } = vma;
-            tracing::debug!(
-                "task {vpid}: mapping {start:x}-{end:x} status {status:#x}, flags {flags:#x}, \
-                 object {shmid}: {how}"
-            );
+            let MemoryArea { start, end, kind, form, .. } = vma;
+            tracing::debug!("task {vpid}: mapping {start:x}-{end:x} {kind:?}, {form:?}: {how}");
         }
     }
     let staying = staying.or(&cx.parking.below(task));
     clear(cx, task, &wanted, (&here, &staying))?;
     move_lots(cx, task, &here, lots.iter().map(|lot| (lot.place(), lot.home.start)))?;
-    let mapped = |v: VmaEntry| Mapped::new(v, &filled, cx.lazy.leaves(&v));
+    let mapped = |v: MemoryArea| Mapped::new(v, &filled, cx.lazy.leaves(&v));
     let fresh: Vec<Mapped> = fresh.into_iter().map(mapped).collect();
     map(cx, task, &fresh)?;
     let kept_open = open_inherited(cx, task, &kept, &inherited, &filled)?;
@@ -163,7 +156,7 @@ pub(crate) fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) ->
     }
     let parked = parked.into_iter().map(|vma| Mapped::new(vma, &filled, false));
     let mut mapped: Vec<Mapped> = fresh.into_iter().chain(kept_open).chain(parked).collect();
-    mapped.sort_unstable_by_key(|place| place.vma.start);
+    mapped.sort_unstable_by_key(|place| place.area.start);
     cx.tasks[task].mapped = mapped;
     Ok(())
 }
@@ -173,7 +166,7 @@ pub(crate) fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) ->
 fn make_room(
     cx: &mut Restore<'_>,
     task: usize,
-    wanted: &[VmaEntry],
+    wanted: &[MemoryArea],
     staying: &Ranges,
 ) -> Result<()> {
     let here = current(cx, task)?;
@@ -181,7 +174,7 @@ fn make_room(
 }
 
 /// Whether a mapping is one of those that are parked, or a part of one.
-fn is_parked(vma: &VmaEntry, lots: &[Lot]) -> bool {
+fn is_parked(vma: &MemoryArea, lots: &[Lot]) -> bool {
     let behind = lots.partition_point(|lot| lot.home.start <= vma.start);
     lots[..behind].last().is_some_and(|lot| vma.end <= lot.home.end)
 }
@@ -242,10 +235,10 @@ pub(crate) fn park(cx: &mut Restore<'_>) -> Result<()> {
 fn park_for(cx: &mut Restore<'_>, task: usize, lots: &[Lot], parked: &Ranges) -> Result<()> {
     let pages = Arc::clone(&cx.tasks[task].bequest);
     let image = &cx.tasks[task].image;
-    let special = |vma: &&VmaEntry| vma.status & (status::VDSO | status::VVAR) != 0;
-    let wanted = image.vmas().filter(|vma| special(vma) || is_parked(vma, lots));
-    let wanted: Vec<VmaEntry> = wanted.copied().collect();
-    let vmas: Vec<VmaEntry> = wanted.iter().filter(|vma| !special(vma)).copied().collect();
+    let special = |vma: &&MemoryArea| vma.kind.is_vdso();
+    let wanted = image.areas().filter(|vma| special(vma) || is_parked(vma, lots));
+    let wanted: Vec<MemoryArea> = wanted.copied().collect();
+    let vmas: Vec<MemoryArea> = wanted.iter().filter(|vma| !special(vma)).copied().collect();
     make_room(cx, task, &wanted, parked)?;
     let mapped: Vec<Mapped> = vmas.iter().map(|vma| Mapped::new(*vma, &pages, false)).collect();
     map(cx, task, &mapped)?;
@@ -276,9 +269,9 @@ pub(crate) fn release(cx: &mut Restore<'_>, from: usize, task: usize) -> Result<
 }
 
 /// The mappings that a husk is built with: all, unless later rounds follow, or it is a template.
-fn early(cx: &Restore<'_>, task: usize) -> Vec<VmaEntry> {
-    let vmas = cx.tasks[task].image.vmas();
-    let is_early = |vma: &&VmaEntry| match cx.template {
+fn early(cx: &Restore<'_>, task: usize) -> Vec<MemoryArea> {
+    let vmas = cx.tasks[task].image.areas();
+    let is_early = |vma: &&MemoryArea| match cx.template {
         Role::Makes => template::is_made(vma),
         _ => !cx.staged || refit::is_early(cx, vma),
     };
@@ -288,7 +281,7 @@ fn early(cx: &Restore<'_>, task: usize) -> Vec<VmaEntry> {
 /// What a copy of the template has.
 fn of_template(cx: &Restore<'_>, task: usize) -> Vec<Mapped> {
     let Task { image, bequest, .. } = &cx.tasks[task];
-    let kept = image.vmas().filter(|vma| template::has(vma));
+    let kept = image.areas().filter(|vma| template::has(vma));
     kept.map(|vma| Mapped::new(*vma, bequest, false)).collect()
 }
 
@@ -317,7 +310,7 @@ pub(super) fn mapped_files(tasks: &[Task]) -> Result<HashMap<u64, HashSet<u64>>>
 const STACK_GAP: u64 = 256 * PAGE + 64 * PAGE;
 
 /// An address at which neither the task nor the husk has anything.
-fn free_place(wanted: &[VmaEntry], here: &[Mapping]) -> Result<u64> {
+fn free_place(wanted: &[MemoryArea], here: &[Mapping]) -> Result<u64> {
     let mut taken: Vec<(u64, u64)> = wanted
         .iter()
         .map(|v| (v.start, v.end))
@@ -338,8 +331,8 @@ fn free_place(wanted: &[VmaEntry], here: &[Mapping]) -> Result<u64> {
 }
 
 /// Whether a mapping is one of a file.
-fn has_backing(vma: &VmaEntry) -> bool {
-    vma.status & status::ANON_PRIVATE == 0 || vma.status & status::MEMFD != 0
+fn has_backing(vma: &MemoryArea) -> bool {
+    vma.kind != AreaKind::Anonymous
 }
 
 /// Unmaps everything but what is `kept` of what is `here`, the stub and the vDSO. The kernel's own parts go to
@@ -348,7 +341,7 @@ fn has_backing(vma: &VmaEntry) -> bool {
 fn clear(
     cx: &mut Restore<'_>,
     task: usize,
-    wanted: &[VmaEntry],
+    wanted: &[MemoryArea],
     (here, kept): (&[Mapping], &Ranges),
 ) -> Result<()> {
     let husk = cx.tasks[task].remote()?;
@@ -363,9 +356,10 @@ fn clear(
 
 /// Whether the stub is where a mapping is to be, or too close below a stack; or still the program that the first
 /// husk has executed, which is a file that is mapped.
-fn is_in_the_way(base: u64, len: u64, wanted: &[VmaEntry]) -> bool {
-    let is_near =
-        |vma: &VmaEntry| vma.start.saturating_sub(STACK_GAP) < base + len && vma.end + PAGE > base;
+fn is_in_the_way(base: u64, len: u64, wanted: &[MemoryArea]) -> bool {
+    let is_near = |vma: &MemoryArea| {
+        vma.start.saturating_sub(STACK_GAP) < base + len && vma.end + PAGE > base
+    };
     base < STUB_FROM || wanted.iter().any(is_near)
 }
 
@@ -405,15 +399,17 @@ fn unmap_others(
 
 /// Makes mappings.
 fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
-    let (sysv, plain): (Vec<&Mapped>, Vec<&Mapped>) = vmas
-        .iter()
-        .filter(|m| m.vma.status & (KERNELS | status::RINGS) == 0)
-        .partition(|m| m.vma.status & status::SYSVIPC != 0);
-    let (backed, anonymous): (Vec<&Mapped>, Vec<&Mapped>) =
-        plain.into_iter().partition(|m| has_backing(&m.vma));
+    let (mut anonymous, mut segments, mut backed) = (Vec::new(), Vec::new(), Vec::new());
+    for place in vmas {
+        match place.area.kind {
+            AreaKind::Anonymous => anonymous.push(place),
+            AreaKind::Segment(id) => segments.push((id, &place.area)),
+            kind if kind.is_kernels() || kind.is_ring() => {}
+            _ => backed.push(place),
+        }
+    }
     map_anonymous(cx, task, &anonymous)?;
-    let sysv: Vec<&VmaEntry> = sysv.into_iter().map(|m| &m.vma).collect();
-    ipc::attach(cx.tasks[task].remote()?, &sysv)?;
+    ipc::attach(cx.tasks[task].remote()?, &segments)?;
     // As many files at once as one message carries.
     for chunk in backed.chunks(200) {
         map_files(cx, task, chunk)?;
@@ -445,7 +441,7 @@ struct Area {
 fn joined(vmas: &[&Mapped]) -> Vec<Area> {
     let mut areas: Vec<Area> = Vec::new();
     for place in vmas {
-        let vma = &place.vma;
+        let vma = &place.area;
         let flags = mmap_flags(vma);
         let alike = |last: &Area| {
             (last.end, last.prot, last.flags) == (vma.start, place.prot(), flags)
@@ -460,21 +456,27 @@ fn joined(vmas: &[&Mapped]) -> Vec<Area> {
 }
 
 /// The `mmap` flags of a mapping; locks come at the end.
-fn mmap_flags(vma: &VmaEntry) -> MapFlags {
-    let fixed = if vma.flags & libc::MAP_GROWSDOWN.cast_unsigned() != 0 {
-        // The guard gap that MAP_FIXED_NOREPLACE looks at is no mapping of ours.
-        libc::MAP_FIXED
-    } else {
-        libc::MAP_FIXED_NOREPLACE
+fn mmap_flags(vma: &MemoryArea) -> MapFlags {
+    let AreaForm { sharing, grows_down, no_reserve, huge } = vma.form;
+    let sharing = match sharing {
+        Sharing::Private => MapFlags::PRIVATE,
+        Sharing::Shared => MapFlags::SHARED,
+        Sharing::Droppable => MapFlags::from_bits_retain(MAP_DROPPABLE),
     };
-    let kind = if vma.flags & MAP_DROPPABLE != 0 && vma.flags & 3 == 0 {
-        MAP_DROPPABLE
-    } else {
-        vma.flags & 3
+    let mut flags = sharing | huge_flags(huge);
+    flags.set(MapFlags::NORESERVE, no_reserve);
+    // The guard gap that MAP_FIXED_NOREPLACE looks at is no mapping of ours.
+    flags |= match grows_down {
+        true => MapFlags::GROWSDOWN | MapFlags::FIXED,
+        false => MapFlags::FIXED_NOREPLACE,
     };
-    let keep = (libc::MAP_GROWSDOWN | libc::MAP_NORESERVE | libc::MAP_HUGETLB).cast_unsigned()
-        | (0x3f << libc::MAP_HUGE_SHIFT);
-    MapFlags::from_bits_retain(kind | vma.flags & keep | fixed.cast_unsigned())
+    flags
+}
+
+/// What mmap(2) takes for huge pages, by the logarithm of their size.
+fn huge_flags(huge: Option<u32>) -> MapFlags {
+    let of_size = |size: u32| MapFlags::from_bits_retain(size << libc::MAP_HUGE_SHIFT);
+    huge.map_or(MapFlags::empty(), |size| MapFlags::HUGETLB | of_size(size))
 }
 
 fn failed_mapping(
@@ -496,11 +498,10 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> 
         return Ok(());
     }
     let mut files: Vec<OwnedFd> = Vec::new();
-    let mut index: HashMap<(u64, u32, u32, Option<u32>), usize> = HashMap::new();
+    let mut index: HashMap<(AreaKind, u32, Option<LockMode>), usize> = HashMap::new();
     let mut of: Vec<usize> = Vec::new();
-    for vma in vmas.iter().map(|m| &m.vma) {
-        let kind = vma.status & status::ANON_SHARED;
-        let key = (vma.shmid, kind, vma.fdflags.unwrap_or(0), vma.torpor_flock);
+    for vma in vmas.iter().map(|m| &m.area) {
+        let key = (vma.kind, vma.open_flags.unwrap_or(0), vma.flock);
         let place = match index.get(&key) {
             Some(&place) => place,
             None => {
@@ -518,24 +519,24 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> 
     transport.send(&mut batch, &borrowed)?;
     let skipped = batch.len();
     for (place, &file) in vmas.iter().zip(&of) {
-        let vma = &place.vma;
-        let of_file = (RemoteFd(file as u64), vma.pgoff);
-        let range = vma.start..vma.end;
+        let vma = &place.area;
+        let of_file = (RemoteFd(file as u64), vma.offset);
+        let range = vma.range();
         batch.must(syscall::mmap(range, place.prot(), mmap_flags(vma), of_file));
     }
     // The task itself takes the locks: the kernel names who has.
-    let locked: Vec<&VmaEntry> =
-        vmas.iter().map(|m| &m.vma).filter(|v| v.torpor_flock.is_some()).collect();
+    let locked: Vec<&MemoryArea> =
+        vmas.iter().map(|m| &m.area).filter(|v| v.flock.is_some()).collect();
     for (vma, &file) in vmas.iter().zip(&of) {
-        if let Some(kind) = vma.vma.torpor_flock {
-            batch.must((libc::SYS_flock, [file as u64, lock::flock_operation(kind)?]));
+        if let Some(mode) = vma.area.flock {
+            batch.must((libc::SYS_flock, [file as u64, lock::flock_operation(mode)]));
         }
     }
     batch.call((libc::SYS_close_range, [0, files.len() as u64 - 1, 0]));
     transport.close(&mut batch);
     let error = batch.run()?.first_error().map(|(i, e)| (i.wrapping_sub(skipped), e));
-    let places: Vec<&VmaEntry> = vmas.iter().map(|m| &m.vma).chain(locked).collect();
-    failed_mapping(error, |i| places.get(i).map(|vma| vma.start..vma.end))
+    let places: Vec<&MemoryArea> = vmas.iter().map(|m| &m.area).chain(locked).collect();
+    failed_mapping(error, |i| places.get(i).map(|vma| vma.range()))
 }
 
 /// A transport whose end lies above what is sent through it.
@@ -546,34 +547,29 @@ fn open_transport(cx: &mut Restore<'_>, task: usize) -> Result<Transport> {
 }
 
 /// The file behind a mapping.
-fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd> {
-    let id = u32::try_from(vma.shmid);
-    if vma.status & status::SOCKET != 0 {
-        let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
-        return cx.table().duplicate(id);
-    }
-    // In CRIU's images a memfd is a file besides.
-    if vma.status & status::MEMFD != 0 {
-        let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
-        return match cx.files.anonymous_memory(id) {
+fn backing(cx: &mut Restore<'_>, task: usize, area: &MemoryArea) -> Result<OwnedFd> {
+    match area.kind {
+        AreaKind::PacketRing(file) => cx.table().duplicate(file),
+        // In CRIU's images a memfd is a file besides.
+        AreaKind::MemoryFile(file) => match cx.files.anonymous_memory(file) {
             Some(inode) => {
                 let known = (&cx.images, &mut cx.shared);
-                shared::open(known, cx.tasks[task].remote()?, vma, &inode)
+                shared::open(known, cx.tasks[task].remote()?, Some(area), &inode)
             }
-            None => memfd::open_for_mapping(cx.table().file(id)?, vma),
-        };
-    }
-    if vma.status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
-        let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
+            None => memfd::open_for_mapping(cx.table().file(file)?, area.open_flags),
+        },
         // A lock belongs to the open file: no descriptor must have the same.
-        return match vma.torpor_flock {
-            Some(_) => cx.table().open_apart(id, vma.fdflags),
-            None => cx.table().open_for_mapping(id, vma.fdflags),
-        };
+        AreaKind::File(file) => match area.flock {
+            Some(_) => cx.table().open_apart(file, area.open_flags),
+            None => cx.table().open_for_mapping(file, area.open_flags),
+        },
+        AreaKind::SharedObject(number) => {
+            let size = shared::length(&cx.tasks, area);
+            let known = (&cx.images, &mut cx.shared);
+            shared::open_old(known, cx.tasks[task].remote()?, &area.form, (number, size))
+        }
+        kind => Err(Error::Bug(format!("{kind:?} has no file behind it"))),
     }
-    let size = shared::length(&cx.tasks, vma);
-    let known = (&cx.images, &mut cx.shared);
-    shared::open_old(known, cx.tasks[task].remote()?, vma, size)
 }
 
 /// The children have been made: the husk gets its own pages in place of those that it has held
@@ -616,9 +612,9 @@ pub(crate) fn finish(tasks: &mut [Task]) -> Result<()> {
             }
         }
         for task in some {
-            if let (Some(mm), Some(husk)) = (&task.image.mm, task.threads.first_mut()) {
-                names::restore(husk, mm)?;
-                keys::restore(husk, mm)?;
+            if let (Some(memory), Some(husk)) = (&task.image.memory, task.threads.first_mut()) {
+                names::restore(husk, memory)?;
+                keys::restore(husk, memory)?;
             }
         }
     }
@@ -629,26 +625,26 @@ pub(crate) fn finish(tasks: &mut [Task]) -> Result<()> {
 fn protect(task: &mut Task) -> Option<Result<Batch<'_>>> {
     const MADV_GUARD_INSTALL: u64 = 102;
     let Task { image, threads, mapped, vpid: pid, .. } = task;
-    let mm = image.mm.as_ref()?;
+    let ProcessMemory { areas, guards, .. } = image.memory.as_ref()?;
     let Some(husk) = threads.first_mut() else { return Some(Err(Error::Gone { pid: *pid })) };
-    let opened: HashSet<u64> = mapped.iter().filter(|m| m.opened).map(|m| m.vma.start).collect();
+    let opened: HashSet<u64> = mapped.iter().filter(|m| m.opened).map(|m| m.area.start).collect();
     let mut batch = husk.batch();
-    for vma in mm.vmas.iter().filter(|vma| vma.status & KERNELS == 0) {
-        let len = vma.end - vma.start;
-        if vma.status & status::GUARD != 0 {
-            batch.must((libc::SYS_madvise, [vma.start, len, MADV_GUARD_INSTALL]));
-            continue;
+    for area in areas.iter().filter(|area| !area.kind.is_kernels()) {
+        if opened.contains(&area.start) {
+            let prot = ProtFlags::from_bits_retain(area.prot);
+            batch.must(syscall::mprotect(area.range(), prot));
         }
-        if opened.contains(&vma.start) {
-            batch
-                .must(syscall::mprotect(vma.start..vma.end, ProtFlags::from_bits_retain(vma.prot)));
+        for advice in area.advice.each() {
+            batch.must((libc::SYS_madvise, [area.start, area.len(), advice]));
         }
-        for advice in (0..64).filter(|a| vma.madv.unwrap_or(0) >> a & 1 != 0) {
-            batch.must((libc::SYS_madvise, [vma.start, len, advice]));
+        if let Some(lock) = area.locked {
+            let on_fault = u64::from(lock == MemoryLock::OnFault);
+            batch.must((libc::SYS_mlock2, [area.start, area.len(), on_fault]));
         }
-        if let Some(locked) = Locked::of(vma) {
-            lock(&mut batch, &locked);
-        }
+    }
+    for guard in guards {
+        let args = [guard.start, guard.end - guard.start, MADV_GUARD_INSTALL];
+        batch.must((libc::SYS_madvise, args));
     }
     Some(Ok(batch))
 }
@@ -659,9 +655,8 @@ fn protect(task: &mut Task) -> Option<Result<Batch<'_>>> {
 /// # Errors
 /// If this kernel does not seal memory (before Linux 6.10); if the husk is gone.
 pub(crate) fn seal(cx: &mut Restore<'_>, task: usize) -> Result<()> {
-    let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };
-    let sealed = mm.vmas.iter().filter(|vma| vma.torpor_sealed());
-    let sealed: Vec<Range<u64>> = sealed.map(|vma| vma.start..vma.end).collect();
+    let sealed = cx.tasks[task].image.areas().filter(|area| area.sealed);
+    let sealed: Vec<Range<u64>> = sealed.map(MemoryArea::range).collect();
     if sealed.is_empty() {
         return Ok(());
     }
@@ -676,10 +671,4 @@ pub(crate) fn seal(cx: &mut Restore<'_>, task: usize) -> Result<()> {
             None => "sealing memory".to_owned(),
         }),
     }
-}
-
-fn lock(batch: &mut Batch<'_>, locked: &Locked) {
-    let Locked { range, on_fault } = locked;
-    let args = [range.start, range.end - range.start, u64::from(*on_fault)];
-    batch.must((libc::SYS_mlock2, args));
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rustix::mm::ProtFlags;
 use torpor_images::kind;
-use torpor_images::proto::VmaEntry;
+use torpor_policy::memory::{AreaKind, MemoryArea};
 use torpor_tracee::Mapping;
 use torpor_tracee::syscall;
 
@@ -17,26 +17,21 @@ use super::survival::{are_one, can_join, span};
 use super::{PROT_WRITE, Restore, clear, current, fill, map};
 use crate::error::{Context, Result};
 use crate::memory::aio;
-use crate::memory::vma::{PAGE, is_private, status};
+use crate::memory::vma::PAGE;
 use crate::ranges::Ranges;
 use crate::restore::pages::{Pages, Search};
 use crate::restore::rounds::{Applied, Start};
 use crate::restore::tasks::Mapped;
 
-/// What tells mappings apart that cannot become each other; the rest of their status says what
-/// they are used for.
-const KINDS: u32 = !(status::REGULAR | status::STACK | status::HEAP);
-
 /// Whether a mapping is made before the last round: it is the task's alone, and what it shows
 /// will be the same.
-pub(super) fn is_early(cx: &Restore<'_>, vma: &VmaEntry) -> bool {
-    let late = status::MEMFD | status::SYSVIPC | status::RINGS;
-    let of_file = vma.status & status::FILE_PRIVATE != 0;
-    let file = u32::try_from(vma.shmid).unwrap_or(u32::MAX);
-    is_private(vma)
-        && vma.status & late == 0
-        && vma.torpor_flock.is_none()
-        && !(of_file && cx.temporary.is_remapped(file))
+pub(super) fn is_early(cx: &Restore<'_>, vma: &MemoryArea) -> bool {
+    let is_late = match vma.kind {
+        AreaKind::MemoryFile(_) | AreaKind::Segment(_) => true,
+        AreaKind::File(file) => cx.temporary.is_remapped(file),
+        kind => kind.is_ring(),
+    };
+    vma.is_private() && !is_late && vma.flock.is_none()
 }
 
 /// Makes the address space of `task`, whose husk has what `start` says, what its image says.
@@ -49,7 +44,7 @@ pub(in crate::restore) fn refit(
     task: usize,
     start: Start,
 ) -> Result<Applied> {
-    let wanted: Vec<VmaEntry> = cx.tasks[task].image.vmas().copied().collect();
+    let wanted: Vec<MemoryArea> = cx.tasks[task].image.areas().copied().collect();
     let before = std::mem::take(&mut cx.tasks[task].mapped);
     let here = current(cx, task)?;
     let kept = kept(&before, &wanted, &here);
@@ -98,11 +93,11 @@ pub(in crate::restore) fn refit(
 /// The parts of mappings that can stay. Of each mapping it is a part of what is one for the kernel:
 /// pages of mappings that came into being apart stay so for ever, and cannot be moved together
 /// by mremap(2), as the task could. The largest one stays.
-fn kept(before: &[Mapped], wanted: &[VmaEntry], here: &[Mapping]) -> Ranges {
+fn kept(before: &[Mapped], wanted: &[MemoryArea], here: &[Mapping]) -> Ranges {
     let mut all = Vec::new();
     for vma in wanted {
-        let alike = parts(before, vma.start..vma.end)
-            .filter(|(_, old)| are_alike(&old.vma, vma))
+        let alike = parts(before, vma.range())
+            .filter(|(_, old)| are_alike(&old.area, vma))
             .map(|(range, _)| range)
             .collect::<Ranges>();
         let first = here.partition_point(|line| line.end <= vma.start);
@@ -115,15 +110,12 @@ fn kept(before: &[Mapped], wanted: &[VmaEntry], here: &[Mapping]) -> Ranges {
 }
 
 /// Whether a part of one mapping can be a part of the other.
-pub(super) fn are_alike(old: &VmaEntry, new: &VmaEntry) -> bool {
-    // These come when the address space is finished.
-    let late = (libc::MAP_LOCKED | libc::MAP_NONBLOCK).cast_unsigned();
-    let kind = |v: &VmaEntry| (v.flags & !late, v.status & KINDS, v.shmid, v.fdflags);
-    let file = |v: &VmaEntry| {
-        (v.status & status::FILE_PRIVATE != 0).then(|| v.start.wrapping_sub(v.pgoff))
-    };
-    let special = super::KERNELS | status::RINGS;
-    old.status & special == 0 && kind(old) == kind(new) && file(old) == file(new)
+pub(super) fn are_alike(old: &MemoryArea, new: &MemoryArea) -> bool {
+    // What it is used for tells nothing apart. Locks come when the address space is finished.
+    let kind = |v: &MemoryArea| (v.kind, v.form, v.watched, v.pinned, v.open_flags);
+    let file = |v: &MemoryArea| v.kind.file().map(|_| v.start.wrapping_sub(v.offset));
+    let is_special = old.kind.is_kernels() || old.kind.is_ring();
+    !is_special && kind(old) == kind(new) && file(old) == file(new)
 }
 
 /// Maps what is missing, and gives to what was kept the protection that it is to have while the
@@ -132,20 +124,20 @@ fn remap(
     cx: &mut Restore<'_>,
     task: usize,
     (before, mut kept): (&[Mapped], Ranges),
-    wanted: &[VmaEntry],
+    wanted: &[MemoryArea],
     writes: &Ranges,
 ) -> Result<Ranges> {
     let mut mapped = Vec::with_capacity(wanted.len());
     let mut batch = cx.tasks[task].remote()?.batch();
     for vma in wanted {
-        let range = vma.start..vma.end;
+        let range = vma.range();
         let stays: Vec<_> = kept.within(&range).flat_map(|kept| parts(before, kept)).collect();
         // What was writable once counts as memory of the task for ever: what joins it has to.
         let was_open = stays.iter().any(|(_, old)| old.prot().contains(ProtFlags::WRITE));
-        let opened = is_private(vma)
+        let opened = vma.is_private()
             && vma.prot & PROT_WRITE == 0
-            && (was_open || vma.torpor_was_writable() || writes.within(&range).next().is_some());
-        let place = Mapped { vma: *vma, opened };
+            && (was_open || vma.was_writable || writes.within(&range).next().is_some());
+        let place = Mapped { area: *vma, opened };
         for (part, _) in stays.iter().filter(|(_, old)| old.prot() != place.prot()) {
             batch.must(syscall::mprotect(part.clone(), place.prot()));
         }
@@ -165,7 +157,7 @@ fn remap(
         if let Some((_, e)) = batch.run()?.first_error() {
             return Err(e).context(|| "unmapping memory that does not join".to_owned());
         }
-        let all: Ranges = mapped.iter().map(|place| place.vma.start..place.vma.end).collect();
+        let all: Ranges = mapped.iter().map(|place| place.area.start..place.area.end).collect();
         map_missing(cx, task, &mapped, &all.without(&broken))?;
         kept = kept.without(&broken);
     }
@@ -177,7 +169,7 @@ fn remap(
 fn map_missing(cx: &mut Restore<'_>, task: usize, mapped: &[Mapped], there: &Ranges) -> Result<()> {
     let mut missing = Vec::new();
     for place in mapped {
-        let whole: Ranges = std::iter::once(place.vma.start..place.vma.end).collect();
+        let whole: Ranges = std::iter::once(place.area.start..place.area.end).collect();
         let gaps = whole.without(there);
         missing.extend(gaps.as_slice().iter().map(|gap| place.part(gap)));
     }
@@ -196,33 +188,32 @@ fn parts<'m>(
     mapped: &'m [Mapped],
     range: Range<u64>,
 ) -> impl Iterator<Item = (Range<u64>, &'m Mapped)> + use<'m> {
-    let first = mapped.partition_point(|place| place.vma.end <= range.start);
+    let first = mapped.partition_point(|place| place.area.end <= range.start);
     let Range { start, end } = range;
-    let over = mapped[first..].iter().take_while(move |place| place.vma.start < end);
-    over.map(move |place| (place.vma.start.max(start)..place.vma.end.min(end), place))
+    let over = mapped[first..].iter().take_while(move |place| place.area.start < end);
+    over.map(move |place| (place.area.start.max(start)..place.area.end.min(end), place))
 }
 
 impl Mapped {
     /// A part of the mapping.
     fn part(&self, range: &Range<u64>) -> Mapped {
-        let vma = VmaEntry {
+        let area = MemoryArea {
             start: range.start,
             end: range.end,
-            pgoff: if self.vma.status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
-                self.vma.pgoff + (range.start - self.vma.start)
-            } else {
-                self.vma.pgoff
+            offset: match self.area.kind.file() {
+                Some(_) => self.area.offset + (range.start - self.area.start),
+                None => self.area.offset,
             },
-            ..self.vma
+            ..self.area
         };
-        Mapped { vma, opened: self.opened }
+        Mapped { area, opened: self.opened }
     }
 }
 
 /// What the husk of a task has mapped so far.
 pub(in crate::restore) fn mapped(task: &crate::restore::Task) -> Ranges {
-    let ours = task.mapped.iter().filter(|m| m.vma.status & super::KERNELS == 0);
-    ours.map(|m| m.vma.start..m.vma.end).collect()
+    let ours = task.mapped.iter().filter(|m| !m.area.kind.is_kernels());
+    ours.map(|m| m.area.start..m.area.end).collect()
 }
 
 /// Drops pages.
@@ -244,10 +235,10 @@ pub(in crate::restore) fn forget(cx: &mut Restore<'_>, task: usize, gone: &Range
 pub(in crate::restore) fn put(cx: &mut Restore<'_>, task: usize, pages: &Pages) -> Result<()> {
     let mut open = Vec::new();
     for place in &mut cx.tasks[task].mapped {
-        let special = place.vma.status & super::KERNELS != 0;
-        if !special && !place.opened && super::needs_opening(&place.vma, pages) {
+        let special = place.area.kind.is_kernels();
+        if !special && !place.opened && super::needs_opening(&place.area, pages) {
             place.opened = true;
-            open.push((place.vma.start..place.vma.end, place.prot()));
+            open.push((place.area.start..place.area.end, place.prot()));
         }
     }
     if !open.is_empty() {
@@ -259,7 +250,7 @@ pub(in crate::restore) fn put(cx: &mut Restore<'_>, task: usize, pages: &Pages) 
             return Err(e).context(|| "opening memory for a round".to_owned());
         }
     }
-    let vmas: Vec<VmaEntry> = cx.tasks[task].mapped.iter().map(|place| place.vma).collect();
+    let vmas: Vec<MemoryArea> = cx.tasks[task].mapped.iter().map(|place| place.area).collect();
     fill::fill(
         &cx.tasks[task],
         &cx.lazy,

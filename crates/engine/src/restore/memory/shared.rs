@@ -7,13 +7,13 @@ use std::os::fd::OwnedFd;
 use rustix::mm::{MapFlags, ProtFlags};
 use torpor_images::ImageDir;
 use torpor_images::kind;
-use torpor_images::proto::VmaEntry;
 use torpor_policy::MemoryInode;
+use torpor_policy::memory::{AreaForm, MemoryArea};
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
 
+use super::huge_flags;
 use crate::error::{Context, Result};
-use crate::memory::vma::status;
 use crate::restore::object;
 use crate::restore::pages::Pages;
 use crate::restore::tasks::Task;
@@ -31,33 +31,36 @@ const OLD: u64 = 1 << 40;
 pub(in crate::restore) fn open(
     (images, known): (&ImageDir, &mut HashMap<u64, OwnedFd>),
     husk: &mut Tracee,
-    vma: &VmaEntry,
+    area: Option<&MemoryArea>,
     inode: &MemoryInode,
 ) -> Result<OwnedFd> {
-    let huge = inode.huge.map_or(0, |flags| {
-        libc::MAP_HUGETLB.cast_unsigned() | flags & 0x3f << libc::MAP_HUGE_SHIFT
-    });
-    let vma = VmaEntry { flags: vma.flags | huge, ..*vma };
-    make((images, known), husk, &vma, (inode.pages.into(), inode.number.into()), inode.size)
+    let (no_reserve, huge) =
+        area.map_or((false, None), |area| (area.form.no_reserve, area.form.huge));
+    let of_inode = inode.huge.map(|flags| flags >> libc::MAP_HUGE_SHIFT & 0x3f);
+    let huge = [of_inode, huge].into_iter().flatten().reduce(|one, other| one | other);
+    let (pages, object) = (inode.pages.into(), inode.number.into());
+    make((images, known), husk, (no_reserve, huge), (pages, object), inode.size)
 }
 
-/// As [`open`], of images that say with the mapping what there is to say: see [`length`].
+/// As [`open`], of images that say with the mapping what there is to say: the object has this number and at
+/// least this size. See [`length`].
 ///
 /// # Errors
 /// As [`open`].
 pub(super) fn open_old(
     (images, known): (&ImageDir, &mut HashMap<u64, OwnedFd>),
     husk: &mut Tracee,
-    vma: &VmaEntry,
-    size: u64,
+    form: &AreaForm,
+    (number, size): (u64, u64),
 ) -> Result<OwnedFd> {
-    make((images, known), husk, vma, (vma.shmid, vma.shmid | OLD), size)
+    let form = (form.no_reserve, form.huge);
+    make((images, known), husk, form, (number, number | OLD), size)
 }
 
 fn make(
     (images, known): (&ImageDir, &mut HashMap<u64, OwnedFd>),
     husk: &mut Tracee,
-    vma: &VmaEntry,
+    (no_reserve, huge): (bool, Option<u32>),
     (shmid, object): (u64, u64),
     size: u64,
 ) -> Result<OwnedFd> {
@@ -66,9 +69,8 @@ fn make(
     }
     let pages = Pages::load(images, kind::SHMEM_PAGEMAP, shmid)?;
     let size = size.max(pages.end());
-    let keep =
-        (libc::MAP_HUGETLB | libc::MAP_NORESERVE).cast_unsigned() | 0x3f << libc::MAP_HUGE_SHIFT;
-    let flags = MapFlags::SHARED | MapFlags::from_bits_retain(vma.flags & keep);
+    let mut flags = MapFlags::SHARED | huge_flags(huge);
+    flags.set(MapFlags::NORESERVE, no_reserve);
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let at = husk.call("mmap of shared memory", syscall::mmap_anonymous(0..size, prot, flags))?;
     let name = format!("/proc/{}/map_files/{at:x}-{:x}", husk.pid(), at + size);
@@ -83,11 +85,11 @@ fn make(
 
 /// The length of the object of a mapping: what the images say, or else where the last of its
 /// mappings ends.
-pub(super) fn length(tasks: &[Task], vma: &VmaEntry) -> u64 {
-    if let Some(len) = vma.torpor_object_len {
+pub(super) fn length(tasks: &[Task], area: &MemoryArea) -> u64 {
+    if let Some(len) = area.object_len {
         return len;
     }
-    let vmas = tasks.iter().flat_map(|task| task.image.vmas());
-    let same = vmas.filter(|v| v.shmid == vma.shmid && v.status & status::ANON_SHARED != 0);
-    same.map(|v| v.pgoff.saturating_add(v.end - v.start)).max().unwrap_or(0)
+    let areas = tasks.iter().flat_map(|task| task.image.areas());
+    let same = areas.filter(|other| other.kind == area.kind);
+    same.map(|part| part.offset.saturating_add(part.len())).max().unwrap_or(0)
 }

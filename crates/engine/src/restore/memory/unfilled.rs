@@ -6,10 +6,8 @@
 
 use torpor_images::ImageDir;
 
-use super::KERNELS;
 use super::fill::CHUNK;
 use crate::error::Result;
-use crate::memory::vma::status;
 use crate::ranges::gaps;
 use crate::restore::tasks::Task;
 
@@ -26,7 +24,7 @@ pub(crate) fn verify(images: &ImageDir, tasks: &[Task]) -> Result<()> {
         if !image.pages.are_verified_singly() {
             continue;
         }
-        let filled = || image.vmas().filter(|vma| vma.status & (KERNELS | status::RINGS) == 0);
+        let filled = || image.areas().filter(|vma| !vma.kind.is_kernels() && !vma.kind.is_ring());
         let stretches = image.pages.stretches().iter();
         for stretch in stretches.filter(|stretch| !stretch.is_zero() && !stretch.is_remote()) {
             let range = &stretch.range;

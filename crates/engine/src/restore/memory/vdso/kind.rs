@@ -1,6 +1,6 @@
 //! The two kinds of vDSO, for 64-bit and for 32-bit programs: a task has that of its kind.
 
-use torpor_images::proto::VmaEntry;
+use torpor_policy::memory::MemoryArea;
 use torpor_sys::vm;
 use torpor_tracee::{Mapping, Tracee, parse_maps, syscall};
 
@@ -36,7 +36,7 @@ fn start_of(husk: &Tracee, here: &[Mapping], most: u64) -> Option<Vec<u8>> {
 /// If this kernel has none for 32-bit programs; if the husk has ended.
 pub(super) fn choose(
     husk: &mut Tracee,
-    wanted: &[VmaEntry],
+    wanted: &[MemoryArea],
     here: &[Mapping],
     is_32bit: bool,
 ) -> Result<Option<Vec<Mapping>>> {

@@ -10,14 +10,14 @@ use std::ops::Range;
 use std::sync::LazyLock;
 
 use rustix::mm::{MapFlags, ProtFlags};
-use torpor_images::proto::VmaEntry;
+use torpor_policy::memory::{AreaKind, MemoryArea};
 use torpor_sys::vm;
 use torpor_tracee::syscall;
 use torpor_tracee::{Mapping, RemoteAddr, STUB_SIZE, Tracee, parse_maps};
 
 use self::bridge::VdsoCode;
 use crate::error::{Context, Error, Result};
-use crate::memory::vma::{PAGE, status};
+use crate::memory::vma::PAGE;
 use crate::restore::pages::Pages;
 use crate::restore::tasks::Task;
 use crate::task::ia32;
@@ -54,7 +54,7 @@ fn own_code() -> Option<&'static [u8]> {
 }
 
 /// The code of the vDSO that the images have, if they have all of it.
-fn old_code(pages: &Pages, vdso: &VmaEntry) -> Option<Vec<u8>> {
+fn old_code(pages: &Pages, vdso: &MemoryArea) -> Option<Vec<u8>> {
     let range = vdso.start..vdso.end;
     let there: u64 = pages.within(range.clone()).map(|(_, part)| part.end - part.start).sum();
     if there != range.end - range.start || there > MAX_CODE {
@@ -70,15 +70,15 @@ fn old_code(pages: &Pages, vdso: &VmaEntry) -> Option<Vec<u8>> {
 /// # Errors
 /// If this kernel's differs from the task's and calls cannot be led to it; if the kernel refuses to
 /// move it; if the husk has ended.
-pub(super) fn relocate(task: &mut Task, wanted: &[VmaEntry], here: &[Mapping]) -> Result<()> {
+pub(super) fn relocate(task: &mut Task, wanted: &[MemoryArea], here: &[Mapping]) -> Result<()> {
     let is_32bit = ia32::is_of_32bit(&task.image.cores);
     let changed = kind::choose(task.remote()?, wanted, here, is_32bit)?;
     let here = changed.as_deref().unwrap_or(here);
-    let special = |v: &&VmaEntry| v.status & (status::VDSO | status::VVAR) != 0;
-    let targets: Vec<&VmaEntry> = wanted.iter().filter(special).collect();
+    let special = |v: &&MemoryArea| v.kind.is_vdso();
+    let targets: Vec<&MemoryArea> = wanted.iter().filter(special).collect();
     let sources: Vec<&Mapping> =
         here.iter().filter(|m| is_special(&m.name) && m.name != "[vsyscall]").collect();
-    let code = targets.iter().find(|v| v.status & status::VDSO != 0);
+    let code = targets.iter().find(|v| v.kind == AreaKind::Vdso);
     let old = code.and_then(|vdso| old_code(&task.image.pages, vdso));
     let of_32bit = if is_32bit { kind::code_of(task.remote()?, here) } else { None };
     let own = if is_32bit { of_32bit.as_deref() } else { own_code() };
@@ -98,8 +98,8 @@ pub(super) fn relocate(task: &mut Task, wanted: &[VmaEntry], here: &[Mapping]) -
 /// Leaves the task the vDSO that it had, which leads to the kernel's at another place.
 fn lead_there(
     task: &mut Task,
-    (wanted, here): (&[VmaEntry], &[Mapping]),
-    targets: &[&VmaEntry],
+    (wanted, here): (&[MemoryArea], &[Mapping]),
+    targets: &[&MemoryArea],
     sources: &[&Mapping],
 ) -> Result<()> {
     let pid = task.image.vpid();
@@ -109,7 +109,7 @@ fn lead_there(
     };
     let first = sources.iter().map(|m| m.start).min().unwrap_or(0);
     let size = sources.iter().map(|m| m.end).max().unwrap_or(0) - first;
-    let old = targets.iter().find(|v| v.status & status::VDSO != 0);
+    let old = targets.iter().find(|v| v.kind == AreaKind::Vdso);
     let near = old.or(targets.first()).map_or(STUB_FROM, |v| v.start);
     let place = near_place(wanted, here, near, size)
         .ok_or_else(|| differs("there is no room near its place"))?;
@@ -147,8 +147,8 @@ fn lead_there(
 /// Moves the kernel's parts away, and fills the places that the task had for its own.
 fn build<'m>(
     husk: &mut Tracee,
-    targets: &[&VmaEntry],
-    code: Option<(&VmaEntry, Vec<u8>)>,
+    targets: &[&MemoryArea],
+    code: Option<(&MemoryArea, Vec<u8>)>,
     moves: impl Iterator<Item = (&'m Mapping, u64)>,
 ) -> Result<()> {
     let failed = |e: Option<(usize, std::io::Error)>| match e {
@@ -161,23 +161,23 @@ fn build<'m>(
     }
     let fresh = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
     for area in targets {
-        let is_code = area.status & status::VDSO != 0;
+        let is_code = area.kind == AreaKind::Vdso;
         let prot = if is_code { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        batch.must(syscall::mmap_anonymous(area.start..area.end, prot, fresh));
+        batch.must(syscall::mmap_anonymous(area.range(), prot, fresh));
     }
     failed(batch.run()?.first_error())?;
     let Some((area, code)) = code else { return Ok(()) };
     husk.write(RemoteAddr(area.start), &code)?;
     let mut batch = husk.batch();
     let prot = ProtFlags::from_bits_retain(area.prot);
-    batch.must(syscall::mprotect(area.start..area.end, prot));
+    batch.must(syscall::mprotect(area.range(), prot));
     failed(batch.run()?.first_error())
 }
 
 /// Moves the parts to their places, by way of others.
 fn place(
     husk: &mut Tracee,
-    wanted: &[VmaEntry],
+    wanted: &[MemoryArea],
     here: &[Mapping],
     moves: &[(&Mapping, Option<u64>)],
 ) -> Result<()> {
@@ -210,7 +210,7 @@ fn place(
 }
 
 /// The addresses that are in use, or will be.
-fn taken(wanted: &[VmaEntry], here: &[Mapping]) -> Vec<(u64, u64)> {
+fn taken(wanted: &[MemoryArea], here: &[Mapping]) -> Vec<(u64, u64)> {
     let wanted = wanted.iter().map(|v| (v.start, v.end));
     let all = wanted.chain(here.iter().map(|m| (m.start, m.end)));
     let mut taken: Vec<_> = all.filter(|(start, _)| *start < END).collect();
@@ -220,7 +220,7 @@ fn taken(wanted: &[VmaEntry], here: &[Mapping]) -> Vec<(u64, u64)> {
 
 /// A free place of `size` bytes within [`REACH`] of an address, and away from heaps and stacks,
 /// which grow.
-fn near_place(wanted: &[VmaEntry], here: &[Mapping], near: u64, size: u64) -> Option<u64> {
+fn near_place(wanted: &[MemoryArea], here: &[Mapping], near: u64, size: u64) -> Option<u64> {
     let mut found = None;
     let mut end = STUB_FROM;
     for (start, next) in taken(wanted, here).into_iter().chain([(END, END)]) {
@@ -235,7 +235,7 @@ fn near_place(wanted: &[VmaEntry], here: &[Mapping], near: u64, size: u64) -> Op
     found.filter(|at| at.abs_diff(near) <= REACH)
 }
 
-fn parking_place(wanted: &[VmaEntry], here: &[Mapping], parts: usize) -> Option<u64> {
+fn parking_place(wanted: &[MemoryArea], here: &[Mapping], parts: usize) -> Option<u64> {
     let taken = taken(wanted, here);
     let size = PARKING * (parts as u64 + 1);
     // Above the stub, which was placed by the same rule.
@@ -255,12 +255,12 @@ fn parking_place(wanted: &[VmaEntry], here: &[Mapping], parts: usize) -> Option<
 /// versions have one for each. `None` if the parts do not fit.
 fn pair<'m>(
     sources: &[&'m Mapping],
-    targets: &[&VmaEntry],
+    targets: &[&MemoryArea],
 ) -> Option<Vec<(&'m Mapping, Option<u64>)>> {
     let mut out = Vec::new();
-    for (bit, is_code) in [(status::VDSO, true), (status::VVAR, false)] {
+    for (kind, is_code) in [(AreaKind::Vdso, true), (AreaKind::Vvar, false)] {
         let parts = sources.iter().filter(|m| (m.name == "[vdso]") == is_code);
-        let areas = targets.iter().filter(|v| v.status & bit != 0);
+        let areas = targets.iter().filter(|v| v.kind == kind);
         out.extend(fill(parts.copied(), areas.map(|v| v.start..v.end))?);
     }
     Some(out)
