@@ -159,6 +159,23 @@ fn references_that_make_no_sense_are_refused_by_file_and_entry() {
             "is of file 999, which files.img lacks",
             vec![("mm-1.img", "/entries/0/vmas/0/shmid", json!(999))],
         ),
+        // Memory and threads as no dump describes them.
+        (
+            "has advice that no dump gives (bits 0x200)",
+            vec![("mm-1.img", "/entries/0/vmas/0/madv", json!(1 << 9))],
+        ),
+        (
+            "mm-1.img: has 7 in place of whether it can be dumped",
+            vec![("mm-1.img", "/entries/0/dumpable", json!(7))],
+        ),
+        (
+            "core-1.img: was stopped by signal 65",
+            vec![("core-1.img", "/entries/0/tc/stop_signo", json!(65))],
+        ),
+        (
+            "core-42.img: is to get signal 65 when its parent ends",
+            vec![("core-42.img", "/entries/0/thread_core/pdeath_sig", json!(65))],
+        ),
         (
             "sk-queues.img: a message is of file 999, which files.img lacks",
             vec![("sk-queues.img", "/entries/0/id_for", json!(999))],

@@ -10,6 +10,6 @@ pub use crate::restore::unlisted;
 pub mod task {
     pub use crate::task::{
         AboutTree, Filters, Husks, Images, MmFlags, ProcFiles, Process, ProcessState, Seen,
-        ThreadState, check, dress, dump_leaders, dump_others, restore, restore_stop,
+        ThreadRegisters, ThreadState, dress, dump_leaders, dump_others, restore, restore_stop,
     };
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use torpor_engine::inside::IdMaps;
 use torpor_engine::inside::task::{
     self, AboutTree, Filters, Husks, Images, MmFlags, ProcFiles, Process, ProcessState, Seen,
-    ThreadState,
+    ThreadRegisters, ThreadState,
 };
 use torpor_engine::proc;
 use torpor_images::ImageDir;
@@ -177,7 +177,6 @@ fn all_state_comes_back() {
     for timer in &mut cores[0].tc.as_mut().unwrap().timers.as_mut().unwrap().posix {
         timer.notify_thread_id = timer.notify_thread_id.map(|t| t - pid + husks[0].pid());
     }
-    cores.iter().enumerate().for_each(|(i, c)| task::check(c, i == 0).unwrap());
     let dumpable = match before.mm.dumpable {
         0 => Dumpable::No,
         1 => Dumpable::Yes,
@@ -194,17 +193,31 @@ fn all_state_comes_back() {
     filters.save(&images).unwrap();
     let seccomp = torpor_policy::seccomp::Filters::read(&images).unwrap();
     let tids: Vec<u32> = (1..).take(cores.len()).collect();
+    let (process, threads) = &torpor_policy::process::read(&tids, &cores).unwrap();
+    let read = |core: &CoreEntry| ThreadRegisters::read(core.thread_info.as_ref().unwrap());
+    let registers: Vec<ThreadRegisters> = cores.iter().map(|core| read(core).unwrap()).collect();
     let seccomp = &*seccomp.take(&tids, &mut cores).unwrap();
     let (maps, credentials) = (&IdMaps::identity(), &*credentials);
     let limits = &ProcessLimits::take(&mut cores[0]).unwrap();
     let scheduling = &*cores.iter_mut().map(Scheduling::take).collect::<Vec<_>>();
     let (own, profile) = (maps, None);
-    let images = Images { memory, maps, own, credentials, seccomp, limits, scheduling, profile };
-    task::restore(&mut [Husks { threads: &mut husks, cores: &cores, images }]).unwrap();
-    for (husk, core) in husks.iter_mut().zip(&cores) {
-        task::dress(husk, core).unwrap();
+    let images = Images {
+        memory,
+        process,
+        threads,
+        maps,
+        own,
+        credentials,
+        seccomp,
+        limits,
+        scheduling,
+        profile,
+    };
+    task::restore(&mut [Husks { threads: &mut husks, images }]).unwrap();
+    for (husk, (rest, registers)) in husks.iter_mut().zip(threads.iter().zip(&registers)) {
+        task::dress(husk, rest, registers).unwrap();
     }
-    task::restore_stop(&mut husks, &cores, false).unwrap();
+    task::restore_stop(&mut husks, (process, threads), false).unwrap();
     let shift = pid - husks[0].pid();
     let mut filters_after = Filters::default();
     let mut after = dump(&mut husks, &mut filters_after, shift);

@@ -59,7 +59,7 @@ pub fn path(bytes: &[u8]) -> PathBuf {
 
 /// The number of the set of cgroups that a thread is in: of a process, that of its first one.
 #[must_use]
-pub fn set_of(core: &CoreEntry) -> Option<u32> {
+pub(crate) fn set_of(core: &CoreEntry) -> Option<u32> {
     let of_thread = core.thread_core.as_ref().and_then(|thread| thread.cg_set);
     // Where older images have it.
     let of_task = core.tc.as_ref().and_then(|tc| tc.cg_set);
@@ -191,6 +191,7 @@ mod tests {
         assert_eq!(of(Some(2), None), Some(2));
         assert_eq!(of(Some(2), Some(3)), Some(3));
         assert_eq!(of(Some(0), None), None);
+        assert_eq!(of(Some(2), Some(0)), None);
         assert_eq!(set_of(&CoreEntry::default()), None);
     }
 

@@ -51,6 +51,7 @@ mod passed;
 mod path_file;
 mod pipe;
 mod plain_file;
+pub mod process;
 mod program_format;
 mod propagation;
 mod protected;

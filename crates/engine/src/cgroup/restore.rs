@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use torpor_images::kind;
-use torpor_policy::groups::{Group, Groups as Planned, Head, Owner, Property, Roots, same, set_of};
+use torpor_policy::groups::{Group, Groups as Planned, Head, Owner, Property, Roots, same};
 use torpor_policy::{Ask, Passed};
 use torpor_tracee::Tracee;
 
@@ -86,7 +86,7 @@ struct MadeGroups(Vec<(OwnedFd, OsString)>);
 
 /// The number of the set that the leader of a task was in.
 pub(crate) fn set_of_task(task: &TaskImage) -> Option<u32> {
-    set_of(task.cores.first()?)
+    task.threads.first()?.group_set
 }
 
 impl Groups {
@@ -249,10 +249,10 @@ impl Groups {
         }
         for t in tasks {
             let Some(leader) = set_of_task(&t.image) else { continue };
-            let threads = t.threads.iter().zip(&t.image.cores).skip(1);
+            let threads = t.threads.iter().zip(&t.image.threads).skip(1);
             let others: Vec<(i32, u32)> = threads
-                .filter_map(|(thread, core)| {
-                    let set = set_of(core).filter(|&set| set != leader)?;
+                .filter_map(|(thread, rest)| {
+                    let set = rest.group_set.filter(|&set| set != leader)?;
                     Some((thread.tid(), set))
                 })
                 .collect();

@@ -2,6 +2,7 @@
 
 use torpor_images::kind;
 use torpor_images::proto::{CoreEntry, FsEntry, TaskCoreEntry, core_entry::March};
+use torpor_policy::process::state;
 use torpor_tracee::Tracee;
 
 use super::later::Later;
@@ -9,7 +10,7 @@ use super::lost::Asking;
 use super::{Dump, Task, files};
 use crate::error::{Error, Result};
 use crate::proc;
-use crate::task::{AboutTree, MmFlags, ProcFiles, Process, ProcessState, Seen, ThreadState, state};
+use crate::task::{AboutTree, MmFlags, ProcFiles, Process, ProcessState, Seen, ThreadState};
 
 /// Writes the images of a zombie: its name and how it ended.
 pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) {

@@ -247,7 +247,7 @@ pub(crate) fn check_images(tasks: &[TaskImage]) -> Result<()> {
     };
     let places: Vec<Residence> = tasks.iter().map(place).collect();
     for task in tasks {
-        for thread in 0..task.cores.len() {
+        for thread in 0..task.threads.len() {
             let (Some(nested), depth) = (task.nested(thread), task.depth()) else {
                 match task.depth() {
                     0 => continue,

@@ -27,12 +27,12 @@ use super::load::{self, Checkpoint, TaskImage};
 use super::planned::Planned;
 use crate::error::{Error, Result};
 use crate::file::fown;
+use crate::judge;
 use crate::namespace::nested_user::NestedUser;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, net};
 use crate::options::Options;
 use crate::reader::{self, Look, Told};
-use crate::{judge, task};
 
 /// What a restore knows before it makes anything.
 pub(super) struct View<'a> {
@@ -172,9 +172,8 @@ fn nested_users(maps: &IdMaps, spaces: &Namespaces, things: &mut Things<'_>) {
 /// What each thread of a task may do.
 fn rights(image: &TaskImage, (maps, spaces): (&IdMaps, &Namespaces), things: &mut Things<'_>) {
     let nested = spaces.nested_user_of(&image.homes).is_some();
-    let threads = image.tree.threads.iter().zip(&image.cores);
-    let threads = threads.zip(&image.credentials).zip(&image.seccomp);
-    for (((&thread, core), given), seccomp) in threads {
+    let threads = image.tree.threads.iter().zip(&image.credentials).zip(&image.seccomp);
+    for (index, ((&thread, given), seccomp)) in threads.enumerate() {
         let name = kind::CORE.file_name(thread.into());
         let mut expect = |ask| things.expect(&*name, Some(thread), &ask);
         match given {
@@ -186,7 +185,7 @@ fn rights(image: &TaskImage, (maps, spaces): (&IdMaps, &Namespaces), things: &mu
             }
             None => expect(Ask::NoCredentials),
         }
-        if !task::has_ended(core) {
+        if !image.has_ended(index) {
             expect(seccomp.ask());
         }
     }
@@ -292,7 +291,7 @@ fn groups(view: &View<'_>, things: &mut Things<'_>) {
     asks.for_each(|ask| things.expect(&*image, None, &ask));
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
         let nested = task.homes.own(NsKind::Cgroup).is_some();
-        for set in view.planned.groups.sets_of(&task.cores) {
+        for set in view.planned.groups.sets_of(&task.threads) {
             match view.planned.groups.asks_of(set, nested) {
                 Some(asks) => asks.iter().for_each(|ask| things.expect(&*image, None, ask)),
                 None => things.missing.push((image.clone(), format!("set {set}"))),

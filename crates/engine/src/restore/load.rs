@@ -4,17 +4,18 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use torpor_images::proto::{
-    CoreEntry, FileEntry, FsEntry, InventoryEntry, PstreeEntry, TaskKobjIdsEntry, TorporNestedEntry,
+    CoreEntry, FileEntry, FsEntry, InventoryEntry, PstreeEntry, TaskKobjIdsEntry,
 };
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_policy::memory::{MemoryArea, ProcessMemory};
+use torpor_policy::process::{self, NestedPids, ProcessRest, ThreadRest, state};
 use torpor_policy::seccomp::Filters;
 use torpor_policy::{Credentials, Descriptor, NsSet, ProcessLimits, Scheduling, Seccomp};
 
 use super::pages;
 use crate::error::{Error, Result};
 use crate::namespace::pid;
-use crate::task::{self, state};
+use crate::task::ThreadRegisters;
 
 /// Highest pid of any Linux (`PID_MAX_LIMIT`).
 pub(crate) const PID_MAX: u32 = 4 * 1024 * 1024;
@@ -28,8 +29,12 @@ pub(crate) struct TaskImage {
     pub ids: TaskKobjIdsEntry,
     /// The namespaces that it lives in.
     pub homes: NsSet,
-    /// Its threads, the leader first, without what of them is below.
-    pub cores: Vec<CoreEntry>,
+    /// What it has besides the following.
+    pub process: ProcessRest,
+    /// Likewise, each of its threads, the leader first.
+    pub threads: Vec<ThreadRest>,
+    /// Their registers, in the same order; none of one that has ended.
+    pub registers: Vec<Option<ThreadRegisters>>,
     /// What each of its threads may do, in the same order.
     pub credentials: Vec<Option<Credentials>>,
     /// What limits their system calls, likewise.
@@ -56,8 +61,8 @@ impl TaskImage {
 
     /// How pid namespaces below that of the root task know its thread with this index, if it is in
     /// any, or its children are.
-    pub(crate) fn nested(&self, thread: usize) -> Option<&TorporNestedEntry> {
-        self.cores.get(thread)?.torpor_nested.as_ref()
+    pub(crate) fn nested(&self, thread: usize) -> Option<&NestedPids> {
+        self.threads.get(thread)?.nested.as_ref()
     }
 
     /// In how many pid namespaces below that of the root task it is.
@@ -82,6 +87,11 @@ impl TaskImage {
     /// Whether it is a zombie.
     pub(crate) fn is_zombie(&self) -> bool {
         self.memory.is_none()
+    }
+
+    /// Whether its thread with this index has ended before it has.
+    pub(crate) fn has_ended(&self, thread: usize) -> bool {
+        thread == 0 && self.process.leader_ended
     }
 
     /// What it may do and in whose name, as far as it is known: that of its first thread that says so.
@@ -129,7 +139,7 @@ pub(crate) fn load(images: &ImageDir, pages: LookForPages) -> Result<Checkpoint>
     let mut known = SeenTasks::default();
     for mut entry in tree {
         let leader: CoreEntry = images.read_one(kind::CORE, u64::from(entry.pid))?;
-        let ended = leader.tc.as_ref().is_some_and(|tc| tc.task_state == state::DEAD);
+        let ended = has_ended(&leader);
         // CRIU writes one thread of a zombie, but not which. An entry without threads has its leader:
         // a task that is judged by its list of threads must not be missed.
         if ended || entry.threads.is_empty() {
@@ -225,12 +235,12 @@ fn load_task(
     let pid = u64::from(tree.pid);
     // The leader first, whatever the order in the file.
     tree.threads.sort_by_key(|&t| (t != tree.pid, t));
-    let tc = leader
-        .tc
-        .as_ref()
-        .ok_or_else(|| Error::invalid(kind::CORE.file_name(pid), "no task part"))?;
-    if tc.task_state == state::DEAD {
+    if has_ended(&leader) {
+        let (process, threads) = process::read(&tree.threads, &[leader])?;
         return Ok(TaskImage {
+            process,
+            threads,
+            registers: vec![None],
             tree,
             ids: TaskKobjIdsEntry::default(),
             homes: NsSet::default(),
@@ -238,7 +248,6 @@ fn load_task(
             seccomp: vec![Seccomp::Free],
             limits: ProcessLimits::default(),
             scheduling: vec![Scheduling::default()],
-            cores: vec![leader],
             memory: None,
             pages: Arc::default(),
             fds: Vec::new(),
@@ -249,7 +258,8 @@ fn load_task(
     for &tid in tree.threads.iter().skip(1) {
         cores.push(images.read_one(kind::CORE, u64::from(tid))?);
     }
-    check_ended(&kind::CORE.file_name(pid), &cores)?;
+    let (process, threads) = process::read(&tree.threads, &cores)?;
+    let registers = registers(&tree.threads, &cores, &process)?;
     let credentials = take_credentials(&tree, &mut cores)?;
     let seccomp = filters.take(&tree.threads, &mut cores)?;
     let limits = ProcessLimits::take(&mut cores[0]);
@@ -272,7 +282,9 @@ fn load_task(
         tree,
         ids,
         homes,
-        cores,
+        process,
+        threads,
+        registers,
         credentials,
         seccomp,
         limits,
@@ -295,14 +307,26 @@ fn take_credentials(
     cores.iter_mut().enumerate().map(take).collect()
 }
 
-/// Only a leader can have ended before its process has.
-fn check_ended(image: &str, cores: &[CoreEntry]) -> Result<()> {
-    let ended = |core: &CoreEntry| task::has_ended(core);
-    let others = cores.get(1..).unwrap_or_default();
-    if others.iter().any(ended) || others.is_empty() && cores.iter().any(ended) {
-        return Err(Error::invalid(image, "a thread has ended that cannot have"));
-    }
-    Ok(())
+/// The registers of threads that have not ended.
+fn registers(
+    threads: &[u32],
+    cores: &[CoreEntry],
+    process: &ProcessRest,
+) -> Result<Vec<Option<ThreadRegisters>>> {
+    let read = |(index, (core, &thread)): (usize, (&CoreEntry, &u32))| {
+        if index == 0 && process.leader_ended {
+            return Ok(None);
+        }
+        let invalid = |why: String| Error::invalid(kind::CORE.file_name(thread.into()), why);
+        let info = core.thread_info.as_ref().ok_or_else(|| invalid("no registers".to_owned()))?;
+        ThreadRegisters::read(info).map(Some).map_err(invalid)
+    };
+    cores.iter().zip(threads).enumerate().map(read).collect()
+}
+
+/// Whether an image is one of a zombie.
+fn has_ended(leader: &CoreEntry) -> bool {
+    leader.tc.as_ref().is_some_and(|tc| tc.task_state == state::DEAD)
 }
 
 /// The program and the directories of a task must be described.

@@ -4,7 +4,7 @@
 //! images by the same functions as for the plan, once; [`super::listed`] compares both.
 
 use torpor_images::ImageDir;
-use torpor_policy::groups::{Groups, Reading, set_of};
+use torpor_policy::groups::{Groups, Reading};
 use torpor_policy::{GivenNamespace, Passed, Request, nested_users};
 
 use super::load::Checkpoint;
@@ -54,7 +54,7 @@ impl Planned {
         let living = checkpoint.tasks.iter().filter(|task| !task.is_zombie());
         let homes: Vec<_> = living.map(|task| task.homes).collect();
         spaces.users = nested_users(images, &homes)?.into_iter().map(NestedUser::from).collect();
-        let root = checkpoint.tasks.first().and_then(|task| set_of(task.cores.first()?));
+        let root = checkpoint.tasks.first().and_then(|task| task.threads.first()?.group_set);
         let own = checkpoint.inventory.root_cg_set.unwrap_or(0);
         let groups = match &passed.cgroups {
             Some(roots) => Groups::read(images, Reading { own, root, roots, maps: maps.entry() })?,

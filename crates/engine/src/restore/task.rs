@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use torpor_images::kind;
-use torpor_images::proto::TaskCoreEntry;
 use torpor_policy::memory::{ProcessMemory, ProgramLayout};
+use torpor_policy::process::Life;
 use torpor_tracee::syscall;
 use torpor_tracee::{Batch, SIDE_BY_SIDE, Tracee};
 
@@ -170,6 +170,8 @@ impl Restore<'_> {
             let image = &task.image;
             let images = task::Images {
                 memory: image.memory.as_ref()?,
+                process: &image.process,
+                threads: &image.threads,
                 maps: &self.id_maps,
                 own,
                 credentials: &image.credentials,
@@ -178,7 +180,7 @@ impl Restore<'_> {
                 scheduling: &image.scheduling,
                 profile: self.opts.birth.lsm_profile.as_deref(),
             };
-            Some(task::Husks { threads, cores: &image.cores, images })
+            Some(task::Husks { threads, images })
         });
         task::restore(&mut processes.collect::<Vec<_>>())
     }
@@ -191,8 +193,7 @@ impl Restore<'_> {
 /// If a husk has ended; if the registers or signals of the images cannot be.
 pub(super) fn complete(cx: &mut Restore<'_>) -> Result<()> {
     // Whose child is stopped is told so, and has its stub still.
-    let at_once =
-        if cx.tasks.iter().any(|task| stop_of(task).is_some()) { 1 } else { SIDE_BY_SIDE };
+    let at_once = if cx.tasks.iter().any(is_stopped) { 1 } else { SIDE_BY_SIDE };
     let mut end = cx.tasks.len();
     while end > 0 {
         let some = end.saturating_sub(at_once)..end;
@@ -200,10 +201,15 @@ pub(super) fn complete(cx: &mut Restore<'_>) -> Result<()> {
         drop_stubs(&mut cx.tasks[some.clone()])?;
         for index in some.rev() {
             let task = &mut cx.tasks[index];
-            for (thread, core) in task.threads.iter_mut().zip(&task.image.cores) {
-                task::dress(thread, core)?;
+            let Task { threads, image, .. } = task;
+            let all = threads.iter_mut().zip(&image.threads).zip(&image.registers);
+            for ((thread, rest), registers) in all {
+                if let Some(registers) = registers {
+                    task::dress(thread, rest, registers)?;
+                }
             }
-            task::restore_stop(&mut task.threads, &task.image.cores, cx.opts.leave_stopped)?;
+            let rests = (&image.process, &*image.threads);
+            task::restore_stop(threads, rests, cx.opts.leave_stopped)?;
             report_stop(cx, index)?;
         }
     }
@@ -216,11 +222,10 @@ fn drop_stubs(tasks: &mut [Task]) -> Result<()> {
     for Task { threads, image, .. } in tasks.iter_mut().rev() {
         let mut threads = threads.iter_mut();
         let Some(mut first) = threads.next() else { continue };
-        let leader = image.cores.first().filter(|core| task::has_ended(core));
-        if let Some(status) = leader.and_then(|core| core.tc.as_ref())
+        if image.process.leader_ended
             && let Some(second) = threads.next()
         {
-            first.prepare_exit(status.exit_code)?;
+            first.prepare_exit(image.process.exit_code)?;
             first = second;
         }
         last.push(first);
@@ -228,10 +233,9 @@ fn drop_stubs(tasks: &mut [Task]) -> Result<()> {
     Ok(Tracee::drop_stubs(last)?)
 }
 
-/// The core of a task that is to be stopped by job control.
-fn stop_of(task: &Task) -> Option<&TaskCoreEntry> {
-    let core = task.image.cores.first().and_then(|core| core.tc.as_ref());
-    core.filter(|tc| tc.task_state == task::state::STOPPED)
+/// Whether a task is to be stopped by job control.
+fn is_stopped(task: &Task) -> bool {
+    task.image.process.life == Life::Stopped
 }
 
 /// Lets all threads go, the children first: a parent that runs early could miss them. A
@@ -245,8 +249,7 @@ pub(super) fn wake(cx: &mut Restore<'_>) {
 /// Lets those leaders go that only have to end.
 pub(super) fn end_leaders(cx: &mut Restore<'_>) {
     for task in cx.tasks.iter_mut().rev() {
-        let lost_leader = task.image.cores.first().is_some_and(task::has_ended);
-        if lost_leader && !task.threads.is_empty() {
+        if task.image.process.leader_ended && !task.threads.is_empty() {
             release(task.threads.remove(0));
             await_end(task.pid);
         }
@@ -274,12 +277,14 @@ fn await_end(pid: i32) {
 /// told it just now: the signal, unless it waited for one, and the status that it had asked for.
 fn report_stop(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let image = &cx.tasks[task].image;
-    let Some(stop) = stop_of(&cx.tasks[task]) else { return Ok(()) };
-    let had_asked = stop.torpor_stop_reported == Some(true);
+    if !is_stopped(&cx.tasks[task]) {
+        return Ok(());
+    }
+    let had_asked = image.process.stop_reported;
     let (pid, ppid) = (u64::from(image.tree.pid), image.tree.ppid);
     let parent = cx.tasks.iter_mut().find(|t| t.image.tree.pid == ppid && !t.threads.is_empty());
     let Some(parent) = parent else { return Ok(()) };
-    let waits = task::has_pending(&parent.image.cores, libc::SIGCHLD)?;
+    let waits = task::has_pending(&parent.image.process, &parent.image.threads, libc::SIGCHLD);
     let Some(leader) = parent.threads.first_mut() else { return Ok(()) };
     if had_asked {
         let options = libc::WUNTRACED | libc::WNOHANG | libc::__WALL;

@@ -1,6 +1,6 @@
 //! The process tree: births and sessions in the order of [`super::order`], groups, threads.
 
-use torpor_images::proto::TorporNestedEntry;
+use torpor_policy::process::{NestedPids, ProcessRest};
 use torpor_sys::process::group_of;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
@@ -146,7 +146,7 @@ fn nodes(tasks: &[Task]) -> (Vec<TaskNode>, Vec<Substitute>) {
         let depth = tasks[parent].image.depth();
         let nested = task.image.nested(0);
         // Where its number is unknown (0) the kernel refuses its birth.
-        let pids = |vpid: u32, below: fn(&TorporNestedEntry) -> &Vec<u32>| -> Vec<i32> {
+        let pids = |vpid: u32, below: fn(&NestedPids) -> &Vec<u32>| -> Vec<i32> {
             let below = nested.map(below).into_iter().flatten().take(depth);
             let all: Vec<i32> = [&vpid].into_iter().chain(below).map(|n| n.cast_signed()).collect();
             all.into_iter().rev().collect()
@@ -447,15 +447,14 @@ pub(super) fn bury(cx: &mut Restore<'_>) -> Result<()> {
         if !cx.tasks[task].image.is_zombie() {
             continue;
         }
-        let tc = cx.tasks[task].image.cores.first().and_then(|c| c.tc.clone());
-        let (code, comm) = tc.map(|tc| (tc.exit_code, tc.comm)).unwrap_or_default();
+        let ProcessRest { exit_code, name, .. } = cx.tasks[task].image.process.clone();
         let Some(mut husk) = cx.tasks[task].threads.pop() else { continue };
         let pid = husk.pid();
         let mut batch = husk.batch();
-        let name = batch.cstr(comm);
+        let name = batch.cstr(name);
         batch.call(syscall::prctl(libc::PR_SET_NAME, [name.0]));
         batch.run()?;
-        husk.exit_with(code).context_of(pid)?;
+        husk.exit_with(exit_code).context_of(pid)?;
         let ppid = cx.tasks[task].image.tree.ppid;
         if let Some(parent) = cx.tasks.iter().position(|t| t.image.tree.pid == ppid) {
             forget_child_signals(cx, parent)?;

@@ -6,7 +6,8 @@
 //! same, so that a husk, which is born with 64-bit code, becomes such a process by its registers
 //! and its vDSO. What tells the two apart then: a core file of it has the 64-bit format.
 
-use torpor_images::proto::{CoreEntry, SaEntry, ThreadCoreEntry, UserX86RegsMode};
+use torpor_images::proto::ThreadCoreEntry;
+use torpor_policy::process::SignalAction;
 use torpor_tracee::{Batch, Call, Mapping, Outcome, Slot, Tracee};
 
 use super::script::Script;
@@ -17,7 +18,7 @@ const RT_SIGACTION: libc::c_long = 174;
 const SET_ROBUST_LIST: libc::c_long = 311;
 const GET_ROBUST_LIST: libc::c_long = 312;
 /// Size of `struct compat_robust_list_head` (linux/futex.h), the only one accepted.
-pub(super) const ROBUST_HEAD: u32 = 12;
+const ROBUST_HEAD: u64 = 12;
 /// Behind the addresses that 32-bit code can reach.
 const END: u64 = 1 << 32;
 
@@ -26,12 +27,6 @@ const END: u64 = 1 << 32;
 pub(crate) fn is_process(threads: &[Tracee], maps: &[Mapping]) -> bool {
     threads.iter().any(|thread| thread.registers().is_32bit())
         && maps.iter().all(|map| map.end <= END || map.name == "[vsyscall]")
-}
-
-/// Whether images with these cores are of such a process.
-pub(crate) fn is_of_32bit(cores: &[CoreEntry]) -> bool {
-    let mut infos = cores.iter().filter_map(|core| core.thread_info.as_ref());
-    infos.any(|info| info.gpregs.mode() == UserX86RegsMode::Compat)
 }
 
 /// The question for the robust futexes of a thread.
@@ -57,13 +52,17 @@ impl RobustQuestion {
 
 /// Gives a thread its robust futexes.
 pub(super) fn restore_robust_list(script: &mut Script<'_>, head: u64) {
-    let args = [head, ROBUST_HEAD.into()];
+    let args = [head, ROBUST_HEAD];
     script.step_of_32bit("set_robust_list of 32-bit programs", (SET_ROBUST_LIST, args));
 }
 
 /// Sets the action on a signal.
-pub(super) fn restore_action(script: &mut Script<'_>, signal: u64, action: &SaEntry) -> Result<()> {
-    let words = [action.sigaction, action.flags, action.restorer];
+pub(super) fn restore_action(
+    script: &mut Script<'_>,
+    signal: u64,
+    action: &SignalAction,
+) -> Result<()> {
+    let words = [action.handler, action.flags, action.restorer];
     let words = words.map(u32::try_from);
     let [Ok(handler), Ok(flags), Ok(restorer)] = words else {
         let what = format!("the action on signal {signal} lies out of the reach of 32-bit code");

@@ -23,14 +23,16 @@ mod timers;
 pub(crate) mod unkept;
 
 use torpor_images::proto::core_entry::March;
-use torpor_images::proto::{CoreEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86};
+use torpor_images::proto::{CoreEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry};
 use torpor_policy::memory::ProcessMemory;
-use torpor_policy::{Credentials, ProcessLimits, Scheduling, Seccomp, Timers};
+use torpor_policy::process::{ProcessRest, ThreadRest};
+use torpor_policy::{Credentials, ProcessLimits, Scheduling, Seccomp};
 use torpor_tracee::{Batch, Call, Mapping, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
 pub(crate) use creds::lsm;
 pub(crate) use limits::{hard_limits, loginuid, oom_score_adj, own_hard_limits, raise_files};
 pub use process::MmFlags;
+pub use registers::ThreadRegisters;
 pub(crate) use sched::processors;
 pub(crate) use script::Script;
 pub use seccomp::Filters;
@@ -46,16 +48,6 @@ use crate::namespace::user::IdMaps;
 use crate::proc;
 use signals::Pending;
 use unkept::Unkept;
-
-/// Values of `task_core_entry.task_state`.
-pub(crate) mod state {
-    /// It runs.
-    pub(crate) const ALIVE: u32 = 1;
-    /// It is a zombie.
-    pub(crate) const DEAD: u32 = 2;
-    /// Job control has stopped it.
-    pub(crate) const STOPPED: u32 = 3;
-}
 
 /// What the dump of a task needs to know about the tree.
 pub struct AboutTree<'a> {
@@ -323,11 +315,6 @@ pub(crate) fn ended_leader(
     })
 }
 
-/// Whether this is the core of a leader that has ended while others run on.
-pub(crate) fn has_ended(core: &CoreEntry) -> bool {
-    core.tc.as_ref().is_some_and(|tc| tc.torpor_leader_ended == Some(true))
-}
-
 /// What ptrace and `/proc` tell about a thread.
 fn seen_from_outside(
     tracee: &mut Tracee,
@@ -411,6 +398,10 @@ impl ThreadQuestions {
 pub struct Images<'a> {
     /// The process' memory, for the flags that the kernel keeps with it.
     pub memory: &'a ProcessMemory,
+    /// What else there is of the process.
+    pub process: &'a ProcessRest,
+    /// What else there is of its threads, the leader first.
+    pub threads: &'a [ThreadRest],
     /// Ids of the tree's user namespace, as the supervisor sees them.
     pub maps: &'a IdMaps,
     /// Ids of the user namespace that the process lives in, as that of the tree has them.
@@ -427,35 +418,12 @@ pub struct Images<'a> {
     pub profile: Option<&'a str>,
 }
 
-/// Checks the core of a thread (`leader`: of a process), before anything is created.
-///
-/// # Errors
-/// What is missing or makes no sense.
-pub fn check(core: &CoreEntry, leader: bool) -> Result<()> {
-    if core.mtype() != March::X8664 {
-        return Err(Error::Unsupported(format!("a task of {}", core.mtype().as_str_name())));
-    }
-    if !has_ended(core) {
-        registers::registers(info(core)?)?;
-    }
-    let is_32bit = ia32::is_of_32bit(std::slice::from_ref(core));
-    thread::check(thread_core(core)?, is_32bit)?;
-    let Some(tc) = &core.tc else {
-        return if leader { Err(missing("tc")) } else { Ok(()) };
-    };
-    // Images of old versions have actions and timers in files of their own.
-    signals::check_actions(&tc.sigactions)?;
-    timers::check(&Timers::of(tc).ok_or_else(|| missing("timers"))?)
-}
-
 /// The husks of a process that is restored.
 #[derive(Debug)]
 pub struct Husks<'a> {
     /// The threads, the leader first.
     pub threads: &'a mut [Tracee],
-    /// Their cores, in this order.
-    pub cores: &'a [CoreEntry],
-    /// What else there is of the process.
+    /// What the images say of them.
     pub images: Images<'a>,
 }
 
@@ -483,42 +451,40 @@ pub fn restore(processes: &mut [Husks<'_>]) -> Result<()> {
     Script::run_all(scripts.into_iter().flatten().collect())?;
     // Nothing else is run in a process behind this: the signal of a timer that is due would end it early.
     for process in processes.iter_mut() {
-        let timers = process.timers()?;
-        process.threads.first_mut().map_or(Ok(()), |leader| timers::arm(leader, &timers))?;
+        let timers = &process.images.process.timers;
+        process.threads.first_mut().map_or(Ok(()), |leader| timers::arm(leader, timers))?;
     }
     processes.iter_mut().try_for_each(|process| process.queue(Pending::Done))
 }
 
-/// The threads with this number, of all processes that have so many, with their cores and those of
+/// The threads with this number, of all processes that have so many, with what the images say of them and of
 /// the whole process.
 fn numbered<'p, 'a: 'p>(
     processes: &'p mut [Husks<'a>],
     number: usize,
-) -> impl Iterator<Item = (&'p mut Tracee, &'p CoreEntry, &'p [CoreEntry], &'p Images<'a>)> {
+) -> impl Iterator<Item = (&'p mut Tracee, &'a ThreadRest, &'p Images<'a>)> {
     processes.iter_mut().filter_map(move |process| {
-        let Husks { threads, cores, images } = process;
-        Some((threads.get_mut(number)?, cores.get(number)?, *cores, &*images))
+        let Husks { threads, images } = process;
+        Some((threads.get_mut(number)?, images.threads.get(number)?, &*images))
     })
 }
 
-/// Gives the threads with this number what their cores say, and returns the security bits that each of them has
+/// Gives the threads with this number what their images say, and returns the security bits that each of them has
 /// still. A leader gets what is its process'.
 fn restore_threads(processes: &mut [Husks<'_>], number: usize) -> Result<Vec<u64>> {
     let (mut scripts, mut asked) = (Vec::new(), Vec::new());
-    for (thread, core, cores, images) in numbered(processes, number) {
-        let (tc, entry) = (task_core(cores)?, thread_core(core)?);
+    for (thread, rest, images) in numbered(processes, number) {
+        let process = images.process;
         let scheduling = images.scheduling.get(number).ok_or_else(|| missing("scheduling"))?;
         sched::restore(thread, scheduling)?;
         let mut script = Script::new(thread);
         if number == 0 {
-            let is_32bit = ia32::is_of_32bit(cores);
-            signals::restore_actions(&mut script, &tc.sigactions, is_32bit)?;
-            process::restore(&mut script, tc, images.memory);
+            signals::restore_actions(&mut script, &process.actions, process.is_32bit)?;
+            process::restore(&mut script, process, images.memory);
         }
-        let tid_address = core.thread_info.as_ref().map_or(0, |info| info.clear_tid_addr);
-        thread::restore(&mut script, entry, tid_address, &tc.comm, tc.personality);
+        thread::restore(&mut script, rest, process.personality);
         resources::restore(&mut script, scheduling);
-        if let Some(stack) = &entry.sas {
+        if let Some(stack) = &rest.stack {
             signals::restore_stack(&mut script, stack);
         }
         asked.push(creds::ask_bits(&mut script));
@@ -532,7 +498,7 @@ fn restore_threads(processes: &mut [Husks<'_>], number: usize) -> Result<Vec<u64
 /// Gives the threads with this number, which have these security bits now, their rights.
 fn restore_rights(processes: &mut [Husks<'_>], number: usize, bits: Vec<u64>) -> Result<()> {
     let mut scripts = Vec::new();
-    for ((thread, core, _, images), bits) in numbered(processes, number).zip(bits) {
+    for ((thread, rest, images), bits) in numbered(processes, number).zip(bits) {
         let wanted = images.credentials.get(number).and_then(Option::as_ref);
         let change = match wanted {
             Some(wanted) => {
@@ -542,21 +508,16 @@ fn restore_rights(processes: &mut [Husks<'_>], number: usize, bits: Vec<u64>) ->
         };
         let mut script = Script::new(thread);
         change.map_or(Ok(()), |change| change.make(&mut script, images.own))?;
-        thread::restore_pdeath(&mut script, thread_core(core)?);
+        thread::restore_pdeath(&mut script, rest);
         scripts.push(script);
     }
     Script::run_all(scripts).map(drop)
 }
 
 impl Husks<'_> {
-    fn timers(&self) -> Result<Timers> {
-        Ok(Timers::of(task_core(self.cores)?).unwrap_or_default())
-    }
-
     /// What is set from outside, and what all its threads are to have.
     fn prepare(&mut self) -> Result<()> {
-        let timers = self.timers()?;
-        let Husks { threads, images, .. } = self;
+        let Husks { threads, images } = self;
         let Some(leader) = threads.first_mut() else { return Ok(()) };
         if let Some(wanted) = images.limits.login {
             let inside = images.maps.uid_inside(wanted).and_then(|id| images.own.uid_inside(id));
@@ -567,16 +528,15 @@ impl Husks<'_> {
         }
         process::restore_coredump_filter(leader.pid(), images.memory)?;
         limits::restore(leader, &images.limits.resources)?;
-        timers::create(leader, &timers)
+        timers::create(leader, &images.process.timers)
     }
 
     /// What can only come when all threads have their rights and their signals.
     fn last(&mut self) -> Result<Option<Script<'_>>> {
-        let timers = self.timers()?;
         let Some(leader) = self.threads.first_mut() else { return Ok(None) };
         let dumpable = process::dumpable(leader, self.images.memory)?;
         let mut script = Script::new(leader);
-        timers::arm_intervals(&mut script, &timers);
+        timers::arm_intervals(&mut script, &self.images.process.timers);
         process::restore_mdwe(&mut script, self.images.memory);
         if let Some(value) = dumpable {
             script.prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, value);
@@ -585,10 +545,9 @@ impl Husks<'_> {
     }
 
     fn queue(&mut self, which: Pending) -> Result<()> {
-        let tc = task_core(self.cores)?;
-        for (i, (thread, core)) in self.threads.iter_mut().zip(self.cores).enumerate() {
-            let of_process = (i == 0).then_some(tc);
-            signals::restore_pending(thread, thread_core(core)?, of_process, which)?;
+        let Images { process, threads: rests, .. } = self.images;
+        for (i, (thread, rest)) in self.threads.iter_mut().zip(rests).enumerate() {
+            signals::restore_pending(thread, rest, (i == 0).then_some(process), which)?;
         }
         Ok(())
     }
@@ -618,38 +577,18 @@ pub(crate) fn stand_in(
 ///
 /// # Errors
 /// States that this processor refuses.
-pub fn dress(husk: &mut Tracee, core: &CoreEntry) -> Result<()> {
-    if has_ended(core) {
-        return Ok(());
-    }
-    let info = info(core)?;
-    let registers = registers::registers(info)?;
-    let xstate = registers::xstate(husk, info)?;
-    registers::restore_segments(husk, info)?;
-    let entry = thread_core(core)?;
-    let of_process = core.tc.as_ref().map(|tc| tc.blk_sigset);
-    let mask = entry.blk_sigset.or(of_process).unwrap_or_default();
-    husk.become_task(&registers, &xstate, mask)?;
+pub fn dress(husk: &mut Tracee, rest: &ThreadRest, registers: &ThreadRegisters) -> Result<()> {
+    let xstate = registers.extended_for(husk)?;
+    registers.restore_segments(husk)?;
+    husk.become_task(&registers.general, &xstate, rest.blocked)?;
     // The kernel forgets a critical section whenever something else is run.
-    if let Some(r) = &entry.rseq_entry
-        && let Some(section) = r.rseq_cs_pointer
+    if let Some(sequences) = &rest.sequences
+        && let Some(section) = sequences.section
     {
-        let at = RemoteAddr(r.rseq_abi_pointer.wrapping_add(thread::RSEQ_CS_OFFSET));
+        let at = RemoteAddr(sequences.address.wrapping_add(thread::RSEQ_CS_OFFSET));
         husk.write(at, &section.to_le_bytes())?;
     }
     Ok(())
-}
-
-fn info(core: &CoreEntry) -> Result<&ThreadInfoX86> {
-    core.thread_info.as_ref().ok_or_else(|| missing("thread_info"))
-}
-
-fn thread_core(core: &CoreEntry) -> Result<&ThreadCoreEntry> {
-    core.thread_core.as_ref().ok_or_else(|| missing("thread_core"))
-}
-
-fn task_core(cores: &[CoreEntry]) -> Result<&TaskCoreEntry> {
-    cores.first().and_then(|core| core.tc.as_ref()).ok_or_else(|| missing("tc"))
 }
 
 fn missing(what: &str) -> Error {

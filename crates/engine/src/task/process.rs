@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use libc::{PR_GET_MDWE, PR_GET_MEMORY_MERGE, PR_SET_MDWE, PR_SET_MEMORY_MERGE};
 use torpor_images::proto::TaskCoreEntry;
 use torpor_policy::memory::{Dumpable, ProcessMemory};
+use torpor_policy::process::ProcessRest;
 use torpor_sys::process::membarrier_commands;
 use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
@@ -183,8 +184,8 @@ pub(crate) fn restore_mdwe(script: &mut Script<'_>, memory: &ProcessMemory) {
 }
 
 /// Restores all but the dumpable flag. The memory must be in place.
-pub(crate) fn restore(script: &mut Script<'_>, tc: &TaskCoreEntry, memory: &ProcessMemory) {
-    if tc.child_subreaper == Some(true) {
+pub(crate) fn restore(script: &mut Script<'_>, rest: &ProcessRest, memory: &ProcessMemory) {
+    if rest.subreaper {
         script.prctl("PR_SET_CHILD_SUBREAPER", libc::PR_SET_CHILD_SUBREAPER, 1);
     }
     if let Some(flags) = memory.no_huge_pages {
@@ -194,8 +195,8 @@ pub(crate) fn restore(script: &mut Script<'_>, tc: &TaskCoreEntry, memory: &Proc
     if memory.merges {
         script.prctl("PR_SET_MEMORY_MERGE", PR_SET_MEMORY_MERGE, 1);
     }
-    let mask = tc.membarrier_registration_mask.unwrap_or_default();
-    for command in (0..u32::BITS).map(|bit| 1u64 << bit).filter(|c| u64::from(mask) & c != 0) {
+    let registered = |command: &u64| u64::from(rest.barriers) & command != 0;
+    for command in (0..u32::BITS).map(|bit| 1u64 << bit).filter(registered) {
         script.step("membarrier", (libc::SYS_membarrier, [command, 0, 0]));
     }
 }

@@ -81,28 +81,6 @@ fn segment(segment: SegmentDescriptor) -> UserDescT {
     }
 }
 
-/// The entries of the table that an image has for a thread, and the thread lacks.
-///
-/// # Errors
-/// Gone; if the kernel gives such a segment to nobody.
-pub(crate) fn restore_segments(husk: &Tracee, info: &ThreadInfoX86) -> Result<()> {
-    for entry in info.tls.iter().filter(|entry| !entry.seg_not_present) {
-        let bits = [
-            entry.seg_32bit,
-            entry.contents_l,
-            entry.contents_h,
-            entry.read_exec_only,
-            entry.limit_in_pages,
-            entry.seg_not_present,
-            entry.usable,
-        ];
-        let flags = bits.iter().rev().fold(0, |flags, &bit| flags << 1 | u32::from(bit));
-        let UserDescT { entry_number, base_addr, limit, .. } = *entry;
-        husk.set_segment(&SegmentDescriptor { entry_number, base_addr, limit, flags })?;
-    }
-    Ok(())
-}
-
 /// Where the segment that a thread's selector names begins: 32-bit code cannot set another base.
 fn base_of(selector: u64, tls: &[UserDescT]) -> u64 {
     let number = selector >> 3;
@@ -162,11 +140,68 @@ fn general(r: &Registers) -> UserX86RegsEntry {
     }
 }
 
+/// The registers of a thread, as its image has them: read once, and given to the thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThreadRegisters {
+    /// The general ones.
+    pub general: Registers,
+    /// Its segments for 32-bit code.
+    segments: Vec<SegmentDescriptor>,
+    extended: ExtendedState,
+}
+
+impl ThreadRegisters {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// A code segment that the kernel gives to no program; a field of a wrong size; state that has no field.
+    pub fn read(info: &ThreadInfoX86) -> Parsed<Self> {
+        let present = info.tls.iter().filter(|entry| !entry.seg_not_present);
+        Ok(ThreadRegisters {
+            general: registers(info)?,
+            segments: present.map(descriptor).collect(),
+            extended: ExtendedState::read(&info.fpregs)?,
+        })
+    }
+
+    /// Gives a husk the segments that it lacks.
+    ///
+    /// # Errors
+    /// Gone; if the kernel gives such a segment to nobody.
+    pub(crate) fn restore_segments(&self, husk: &Tracee) -> Result<()> {
+        for segment in &self.segments {
+            husk.set_segment(segment)?;
+        }
+        Ok(())
+    }
+
+    /// The extended state to set, as an XSAVE image of the husk's own layout.
+    ///
+    /// # Errors
+    /// If this processor lacks a component that was in use, or has it in another size.
+    pub(crate) fn extended_for(&self, husk: &mut Tracee) -> Result<Vec<u8>> {
+        let template = husk.xstate()?.to_vec();
+        self.extended.pack(template, component).map_err(|why| Error::invalid("core", why))
+    }
+}
+
+fn descriptor(entry: &UserDescT) -> SegmentDescriptor {
+    let bits = [
+        entry.seg_32bit,
+        entry.contents_l,
+        entry.contents_h,
+        entry.read_exec_only,
+        entry.limit_in_pages,
+        entry.seg_not_present,
+        entry.usable,
+    ];
+    let flags = bits.iter().rev().fold(0, |flags, &bit| flags << 1 | u32::from(bit));
+    let UserDescT { entry_number, base_addr, limit, .. } = *entry;
+    SegmentDescriptor { entry_number, base_addr, limit, flags }
+}
+
 /// The registers to set for what an image says.
-///
-/// # Errors
-/// If the code segment is none that the kernel gives to programs.
-pub(crate) fn registers(info: &ThreadInfoX86) -> Result<Registers> {
+fn registers(info: &ThreadInfoX86) -> Parsed<Registers> {
     let r = &info.gpregs;
     let (fs_base, gs_base) = match r.mode() {
         UserX86RegsMode::Native => (r.fs_base, r.gs_base),
@@ -204,17 +239,8 @@ pub(crate) fn registers(info: &ThreadInfoX86) -> Result<Registers> {
     };
     match registers.has_usual_code() {
         true => Ok(registers),
-        false => Err(Error::invalid("core", format!("the code segment {:#x}", r.cs))),
+        false => Err(format!("the code segment {:#x}", r.cs)),
     }
-}
-
-/// The extended state to set, as an XSAVE image of the husk's own layout.
-///
-/// # Errors
-/// If this processor lacks a component that was in use, or a field has a wrong size.
-pub(crate) fn xstate(husk: &mut Tracee, info: &ThreadInfoX86) -> Result<Vec<u8>> {
-    let template = husk.xstate()?.to_vec();
-    pack(&info.fpregs, template, component).map_err(|why| Error::invalid("core", why))
 }
 
 fn word32(bytes: &[u8], at: usize) -> u32 {
@@ -283,89 +309,148 @@ fn unpack(state: &[u8], layout: impl Fn(u32) -> (usize, usize)) -> Parsed<UserX8
     })
 }
 
-/// Puts an XSAVE image together, on top of `state`, which is one of this processor.
-fn pack(
-    entry: &UserX86FpregsEntry,
-    mut state: Vec<u8>,
-    layout: impl Fn(u32) -> (usize, usize),
-) -> Parsed<Vec<u8>> {
-    if state.len() < LEGACY + HEADER {
-        return Err("this processor has no XSAVE".to_owned());
-    }
-    let half = |value: u32, what: &str| {
-        u16::try_from(value).map_err(|_| format!("{value:#x} in the x87 {what} word"))
-    };
-    let [cwd, swd, twd, fop] = [
-        half(entry.cwd, "control")?,
-        half(entry.swd, "status")?,
-        half(entry.twd, "tag")?,
-        half(entry.fop, "opcode")?,
-    ];
-    // What the kernel keeps behind the registers (48 bytes) and the header stay.
-    for (i, value) in [cwd, swd, twd, fop].into_iter().enumerate() {
-        state[2 * i..2 * i + 2].copy_from_slice(&value.to_le_bytes());
-    }
-    state[8..16].copy_from_slice(&entry.rip.to_le_bytes());
-    state[16..24].copy_from_slice(&entry.rdp.to_le_bytes());
-    // The kernel refuses reserved bits; which those are is a matter of this processor.
-    let valid = match word32(&state, 28) {
-        0 => 0xffbf,
-        mask => mask,
-    };
-    if entry.mxcsr & !valid != 0 {
-        return Err(format!("MXCSR {:#x} has bits that this processor lacks", entry.mxcsr));
-    }
-    state[24..28].copy_from_slice(&entry.mxcsr.to_le_bytes());
-    put32(&mut state, 32, &entry.st_space, 32, "x87")?;
-    put32(&mut state, 160, &entry.xmm_space, 64, "SSE")?;
-    let Some(xsave) = &entry.xsave else {
-        let features: u64 = 1 << X87 | 1 << SSE;
-        state[LEGACY..LEGACY + 8].copy_from_slice(&features.to_le_bytes());
-        return Ok(state);
-    };
-    if xsave.cet.as_ref().is_some_and(|cet| cet.cet != 0) {
-        return Err("a shadow stack, which is not supported".to_owned());
-    }
-    if xsave.xstate_bv & !KNOWN != 0 {
-        return Err(format!("XSAVE components {:#x}", xsave.xstate_bv));
-    }
-    let mut in_use = xsave.xstate_bv;
-    let mut part = |number: u32, bytes: Vec<u8>, name: &str| {
-        let (size, offset) = layout(number);
-        let present = size != 0 && offset + size <= state.len();
-        if xsave.xstate_bv & 1 << number == 0 {
-            return Ok(());
-        }
-        if !present && number == PKRU && word32(&bytes, 0) == DEFAULT_PKRU {
-            in_use &= !(1 << PKRU);
-            return Ok(());
-        }
-        if !present {
-            return Err(format!("{name} state, which this processor does not have"));
-        }
-        if bytes.is_empty() || bytes.len() > size {
-            return Err(format!("{} bytes of {name} state, {size} expected", bytes.len()));
-        }
-        state[offset..offset + bytes.len()].copy_from_slice(&bytes);
-        Ok(())
-    };
-    part(AVX, from32(&xsave.ymmh_space), "AVX")?;
-    part(BNDREGS, from64(&xsave.bndreg_state), "MPX")?;
-    part(BNDCSR, from64(&xsave.bndcsr_state), "MPX")?;
-    part(OPMASK, from64(&xsave.opmask_reg), "AVX-512")?;
-    part(ZMM_UPPER, from64(&xsave.zmm_upper), "AVX-512")?;
-    part(HI16_ZMM, from64(&xsave.hi16_zmm), "AVX-512")?;
-    part(PKRU, from32(&xsave.pkru), "protection key")?;
-    state[LEGACY..LEGACY + 8].copy_from_slice(&in_use.to_le_bytes());
-    Ok(state)
+/// The extended state of a thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct ExtendedState {
+    /// The control, status, tag and opcode words of the x87.
+    words: [u16; 4],
+    /// Its last instruction, and the data of that.
+    last: [u64; 2],
+    mxcsr: u32,
+    x87: Vec<u8>,
+    sse: Vec<u8>,
+    /// The rest; nothing of a processor without XSAVE.
+    components: Option<Components>,
 }
 
-fn put32(state: &mut [u8], at: usize, words: &[u32], len: usize, name: &str) -> Parsed<()> {
-    if words.len() != len {
-        return Err(format!("{} words of {name} registers, {len} expected", words.len()));
+/// Components of an XSAVE image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Components {
+    /// Those that are in use, a bit each.
+    in_use: u64,
+    /// Their bytes, by their numbers.
+    bytes: Vec<(u32, Vec<u8>)>,
+}
+
+/// The components that have a field each, with the most bytes that they have and a name for people.
+const PARTS: [(u32, usize, &str); 7] = [
+    (AVX, 256, "AVX"),
+    (BNDREGS, 64, "MPX"),
+    (BNDCSR, 64, "MPX"),
+    (OPMASK, 64, "AVX-512"),
+    (ZMM_UPPER, 512, "AVX-512"),
+    (HI16_ZMM, 1024, "AVX-512"),
+    (PKRU, 8, "protection key"),
+];
+
+impl ExtendedState {
+    fn read(entry: &UserX86FpregsEntry) -> Parsed<Self> {
+        let half = |value: u32, what: &str| {
+            u16::try_from(value).map_err(|_| format!("{value:#x} in the x87 {what} word"))
+        };
+        Ok(ExtendedState {
+            words: [
+                half(entry.cwd, "control")?,
+                half(entry.swd, "status")?,
+                half(entry.twd, "tag")?,
+                half(entry.fop, "opcode")?,
+            ],
+            last: [entry.rip, entry.rdp],
+            mxcsr: entry.mxcsr,
+            x87: registers32(&entry.st_space, 32, "x87")?,
+            sse: registers32(&entry.xmm_space, 64, "SSE")?,
+            components: entry.xsave.as_ref().map(Components::read).transpose()?,
+        })
     }
-    state[at..at + 4 * len].copy_from_slice(&from32(words));
-    Ok(())
+
+    /// Puts an XSAVE image together, on top of `state`, which is one of this processor.
+    fn pack(&self, mut state: Vec<u8>, layout: impl Fn(u32) -> (usize, usize)) -> Parsed<Vec<u8>> {
+        if state.len() < LEGACY + HEADER {
+            return Err("this processor has no XSAVE".to_owned());
+        }
+        // What the kernel keeps behind the registers (48 bytes) and the header stay.
+        for (i, value) in self.words.into_iter().enumerate() {
+            state[2 * i..2 * i + 2].copy_from_slice(&value.to_le_bytes());
+        }
+        state[8..16].copy_from_slice(&self.last[0].to_le_bytes());
+        state[16..24].copy_from_slice(&self.last[1].to_le_bytes());
+        // The kernel refuses reserved bits; which those are is a matter of this processor.
+        let valid = match word32(&state, 28) {
+            0 => 0xffbf,
+            mask => mask,
+        };
+        if self.mxcsr & !valid != 0 {
+            return Err(format!("MXCSR {:#x} has bits that this processor lacks", self.mxcsr));
+        }
+        state[24..28].copy_from_slice(&self.mxcsr.to_le_bytes());
+        state[32..160].copy_from_slice(&self.x87);
+        state[160..416].copy_from_slice(&self.sse);
+        let in_use = match &self.components {
+            None => 1 << X87 | 1 << SSE,
+            Some(components) => components.put(&mut state, layout)?,
+        };
+        state[LEGACY..LEGACY + 8].copy_from_slice(&in_use.to_le_bytes());
+        Ok(state)
+    }
+}
+
+impl Components {
+    fn read(xsave: &UserX86XsaveEntry) -> Parsed<Self> {
+        if xsave.cet.as_ref().is_some_and(|cet| cet.cet != 0) {
+            return Err("a shadow stack, which is not supported".to_owned());
+        }
+        let in_use = xsave.xstate_bv;
+        if in_use & !KNOWN != 0 {
+            return Err(format!("XSAVE components {in_use:#x}"));
+        }
+        let fields = [
+            from32(&xsave.ymmh_space),
+            from64(&xsave.bndreg_state),
+            from64(&xsave.bndcsr_state),
+            from64(&xsave.opmask_reg),
+            from64(&xsave.zmm_upper),
+            from64(&xsave.hi16_zmm),
+            from32(&xsave.pkru),
+        ];
+        let used = PARTS.iter().zip(fields).filter(|((number, ..), _)| in_use >> number & 1 != 0);
+        let part = |(&(number, most, name), bytes): (&(u32, usize, &str), Vec<u8>)| match bytes
+            .len()
+            > most
+        {
+            true => Err(format!("{} bytes of {name} state, {most} expected", bytes.len())),
+            false => Ok((number, bytes)),
+        };
+        Ok(Components { in_use, bytes: used.map(part).collect::<Parsed<_>>()? })
+    }
+
+    /// Puts them where this processor has them. Returns those that are in use then.
+    fn put(&self, state: &mut [u8], layout: impl Fn(u32) -> (usize, usize)) -> Parsed<u64> {
+        let mut in_use = self.in_use;
+        for (number, bytes) in &self.bytes {
+            let (size, offset) = layout(*number);
+            let name = PARTS.iter().find(|(part, ..)| part == number).map_or("", |part| part.2);
+            if size == 0 || offset + size > state.len() {
+                if *number == PKRU && word32(bytes, 0) == DEFAULT_PKRU {
+                    in_use &= !(1 << PKRU);
+                    continue;
+                }
+                return Err(format!("{name} state, which this processor does not have"));
+            }
+            if bytes.is_empty() || bytes.len() > size {
+                return Err(format!("{} bytes of {name} state, {size} expected", bytes.len()));
+            }
+            state[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+        Ok(in_use)
+    }
+}
+
+/// The bytes of `len` registers of 32 bits.
+fn registers32(words: &[u32], len: usize, name: &str) -> Parsed<Vec<u8>> {
+    match words.len() == len {
+        true => Ok(from32(words)),
+        false => Err(format!("{} words of {name} registers, {len} expected", words.len())),
+    }
 }
 
 fn from32(words: &[u32]) -> Vec<u8> {
@@ -407,6 +492,14 @@ mod tests {
         state[LEGACY..LEGACY + HEADER].fill(0);
         state[LEGACY..LEGACY + 8].copy_from_slice(&in_use.to_le_bytes());
         state
+    }
+
+    fn pack(
+        entry: &UserX86FpregsEntry,
+        state: Vec<u8>,
+        layout: impl Fn(u32) -> (usize, usize),
+    ) -> Parsed<Vec<u8>> {
+        ExtendedState::read(entry)?.pack(state, layout)
     }
 
     fn blank(len: usize) -> Vec<u8> {

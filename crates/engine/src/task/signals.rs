@@ -6,32 +6,24 @@
 //! kernel lets a thread queue any `siginfo` to itself, but to nobody else one that
 //! looks like the kernel's own.
 
-use torpor_images::proto::{
-    CoreEntry, SaEntry, SiginfoEntry, SignalQueueEntry, TaskCoreEntry, ThreadCoreEntry,
-    ThreadSasEntry,
+use torpor_images::proto::{SaEntry, SiginfoEntry, SignalQueueEntry, ThreadSasEntry};
+use torpor_policy::process::{
+    Life, PendingSignal, ProcessRest, SignalAction, SignalStack, ThreadRest, changeable, state,
 };
 use torpor_sys::ptrace::{SigInfo, pending_signals};
 use torpor_tracee::syscall::Syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, StopState, Tracee};
 
+use super::ia32;
 use super::script::Script;
-use super::{ia32, state};
 use crate::error::{Context, Error, Result};
-
-/// The highest signal number.
-const LAST: i32 = 64;
 
 /// Bytes of a kernel signal set.
 const SET_SIZE: u64 = 8;
 
-/// The signals whose action can be changed, in the order of the image.
-fn changeable() -> impl Iterator<Item = i32> {
-    (1..=LAST).filter(|s| ![libc::SIGKILL, libc::SIGSTOP].contains(s))
-}
-
 /// Questions about the actions of a process.
 #[derive(Debug)]
-pub(crate) struct ActionQuestions(Vec<(i32, Call, Slot)>);
+pub(crate) struct ActionQuestions(Vec<(u32, Call, Slot)>);
 
 /// Asks for all actions.
 pub(crate) fn ask_actions(batch: &mut Batch<'_>) -> ActionQuestions {
@@ -39,8 +31,8 @@ pub(crate) fn ask_actions(batch: &mut Batch<'_>) -> ActionQuestions {
         changeable()
             .map(|signal| {
                 let slot = batch.space(32);
-                let number = u64::from(signal.cast_unsigned());
-                let call = batch.call((libc::SYS_rt_sigaction, [number, 0, slot.addr.0, SET_SIZE]));
+                let args = [u64::from(signal), 0, slot.addr.0, SET_SIZE];
+                let call = batch.call((libc::SYS_rt_sigaction, args));
                 (signal, call, slot)
             })
             .collect(),
@@ -66,32 +58,23 @@ impl ActionQuestions {
     }
 }
 
-/// Checks the actions of an image.
-pub(crate) fn check_actions(actions: &[SaEntry]) -> Result<()> {
-    if actions.len() != changeable().count() {
-        return Err(Error::invalid("core", format!("{} signal actions", actions.len())));
-    }
-    Ok(())
-}
-
 /// Sets all actions: a husk inherits ignored signals from the supervisor.
 ///
 /// # Errors
 /// If those of a 32-bit program lie where it does not reach.
 pub(crate) fn restore_actions(
     script: &mut Script<'_>,
-    actions: &[SaEntry],
+    actions: &[SignalAction],
     is_32bit: bool,
 ) -> Result<()> {
     for (signal, action) in changeable().zip(actions) {
         if is_32bit {
-            ia32::restore_action(script, u64::from(signal.cast_unsigned()), action)?;
+            ia32::restore_action(script, signal.into(), action)?;
             continue;
         }
-        let new = script.words(&[action.sigaction, action.flags, action.restorer, action.mask]);
-        let number = u64::from(signal.cast_unsigned());
+        let new = script.words(&[action.handler, action.flags, action.restorer, action.mask]);
         let what = format!("rt_sigaction of signal {signal}");
-        script.step(what, (libc::SYS_rt_sigaction, [number, new.0, 0, SET_SIZE]));
+        script.step(what, (libc::SYS_rt_sigaction, [signal.into(), new.0, 0, SET_SIZE]));
     }
     Ok(())
 }
@@ -119,11 +102,11 @@ impl StackQuestion {
 }
 
 /// Sets the alternate stack of a thread.
-pub(crate) fn restore_stack(script: &mut Script<'_>, stack: &ThreadSasEntry) {
+pub(crate) fn restore_stack(script: &mut Script<'_>, stack: &SignalStack) {
     // A thread dumped on its alternate stack shows so here; the kernel finds out
     // by itself and refuses to be told.
     let on_stack = libc::SS_ONSTACK.cast_unsigned();
-    let new = script.words(&[stack.ss_sp, u64::from(stack.ss_flags & !on_stack), stack.ss_size]);
+    let new = script.words(&[stack.start, u64::from(stack.flags & !on_stack), stack.size]);
     script.step("sigaltstack", (libc::SYS_sigaltstack, [new.0, 0]));
 }
 
@@ -148,22 +131,6 @@ fn number(info: &SigInfo) -> i32 {
     i32::from_le_bytes([info[0], info[1], info[2], info[3]])
 }
 
-/// The pending signals of an image, checked.
-fn queued(queue: Option<&SignalQueueEntry>) -> Result<Vec<SigInfo>> {
-    let entries = queue.map(|q| q.signals.as_slice()).unwrap_or_default();
-    entries
-        .iter()
-        .map(|entry| match SigInfo::try_from(entry.siginfo.as_slice()) {
-            Ok(info) if (1..=LAST).contains(&number(&info)) => Ok(info),
-            Ok(info) => Err(Error::invalid("core", format!("pending signal {}", number(&info)))),
-            Err(_) => {
-                let len = entry.siginfo.len();
-                Err(Error::invalid("core", format!("a pending signal of {len} bytes")))
-            }
-        })
-        .collect()
-}
-
 /// Which of the pending signals to queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pending {
@@ -174,8 +141,8 @@ pub(crate) enum Pending {
 }
 
 impl Pending {
-    fn has(self, info: &SigInfo) -> bool {
-        match number(info) {
+    fn has(self, signal: &PendingSignal) -> bool {
+        match signal.number().cast_signed() {
             // It cannot be blocked: it comes at the very end, see `restore_stop`.
             libc::SIGSTOP => false,
             torpor_sys::stub::DONE => self == Pending::Done,
@@ -184,40 +151,40 @@ impl Pending {
     }
 }
 
-/// Queues signals that were pending for a thread, and with `tc` those that were
+/// Queues signals that were pending for a thread, and with `process` those that were
 /// pending for its process. Nothing is delivered while the husk is stopped.
 ///
 /// # Errors
 /// Those of rt_tgsigqueueinfo(2): `EAGAIN` beyond `RLIMIT_SIGPENDING`.
 pub(crate) fn restore_pending(
     husk: &mut Tracee,
-    entry: &ThreadCoreEntry,
-    tc: Option<&TaskCoreEntry>,
+    rest: &ThreadRest,
+    process: Option<&ProcessRest>,
     which: Pending,
 ) -> Result<()> {
-    let private = queued(entry.signals_p.as_ref())?.into_iter().map(|info| (false, info));
-    let shared =
-        queued(tc.and_then(|t| t.signals_s.as_ref()))?.into_iter().map(|info| (true, info));
-    let all: Vec<_> = private.chain(shared).filter(|(_, info)| which.has(info)).collect();
+    let private = rest.pending.iter().map(|signal| (false, signal));
+    let shared = process.into_iter().flat_map(|process| &process.pending);
+    let all = private.chain(shared.map(|signal| (true, signal)));
+    let all: Vec<_> = all.filter(|(_, signal)| which.has(signal)).collect();
     if all.is_empty() {
         return Ok(());
     }
     let pid = husk.call("getpid", (libc::SYS_getpid, []))?;
     let tid = husk.call("gettid", (libc::SYS_gettid, []))?;
     if which == Pending::Done {
-        for (shared, info) in all {
-            husk.write(husk.scratch(), &info)?;
-            let call = queueing(shared, pid, tid, number(&info), husk.scratch().0);
+        for (shared, signal) in all {
+            husk.write(husk.scratch(), signal.info())?;
+            let call = queueing(shared, pid, tid, signal, husk.scratch().0);
             husk.call_alone("queueing a signal", call)?;
         }
         return Ok(());
     }
     for chunk in all.chunks(1000) {
         let mut script = Script::new(husk);
-        for (shared, info) in chunk {
-            let at = script.bytes(info).0;
-            let call = queueing(*shared, pid, tid, number(info), at);
-            script.step(format!("queueing signal {}", number(info)), call);
+        for (shared, signal) in chunk {
+            let at = script.bytes(signal.info()).0;
+            let call = queueing(*shared, pid, tid, signal, at);
+            script.step(format!("queueing signal {}", signal.number()), call);
         }
         script.run()?;
     }
@@ -225,8 +192,8 @@ pub(crate) fn restore_pending(
 }
 
 /// The call that queues the signal described at `at`, for a thread to itself.
-fn queueing(shared: bool, pid: u64, tid: u64, signal: i32, at: u64) -> Syscall {
-    let signal = u64::from(signal.cast_unsigned());
+fn queueing(shared: bool, pid: u64, tid: u64, signal: &PendingSignal, at: u64) -> Syscall {
+    let signal = u64::from(signal.number());
     match shared {
         true => (libc::SYS_rt_sigqueueinfo, [pid, signal, at]).into(),
         false => (libc::SYS_rt_tgsigqueueinfo, [pid, tid, signal, at]).into(),
@@ -242,51 +209,49 @@ pub(crate) fn stop_state(tracee: &Tracee) -> (u32, Option<u32>) {
 }
 
 /// Puts a process back into a job control stop, if it was in one, and sends the
-/// stop signals that were pending in spite of it. Its threads (leader first, with
-/// their cores) must have been dressed; all they can do is to be let go. A leader that
+/// stop signals that were pending in spite of it. Its threads (leader first, as what
+/// the images say of them) must have been dressed; all they can do is to be let go. A leader that
 /// has ended takes no part. `leave` stops also a process that ran.
 ///
 /// # Errors
 /// If the task is gone.
-pub fn restore_stop(threads: &mut [Tracee], cores: &[CoreEntry], leave: bool) -> Result<()> {
-    let Some(tc) = cores.first().and_then(|c| c.tc.as_ref()) else { return Ok(()) };
-    let ended = usize::from(cores.first().is_some_and(super::has_ended));
-    let (Some(threads), Some(cores)) = (threads.get_mut(ended..), cores.get(ended..)) else {
+pub fn restore_stop(
+    threads: &mut [Tracee],
+    (process, rests): (&ProcessRest, &[ThreadRest]),
+    leave: bool,
+) -> Result<()> {
+    let ended = usize::from(process.leader_ended);
+    let (Some(threads), Some(rests)) = (threads.get_mut(ended..), rests.get(ended..)) else {
         return Ok(());
     };
     let Some((leader, others)) = threads.split_first_mut() else { return Ok(()) };
-    if tc.task_state == state::STOPPED || leave {
+    if process.life == Life::Stopped || leave {
         // The kernel stops a process by another signal than SIGSTOP only where that
         // has its default action; the difference shows in its parent's wait status.
-        let signal = tc.stop_signo.map_or(libc::SIGSTOP, u32::cast_signed);
-        let signal = if has_default_action(tc, signal) { signal } else { libc::SIGSTOP };
+        let signal = process.stop_signal.filter(|signal| process.has_default_action(*signal));
+        let signal = signal.map_or(libc::SIGSTOP, u32::cast_signed);
         leader.stop_group(signal)?;
         others.iter_mut().try_for_each(|thread| thread.join_stop(signal))?;
     }
-    let waits = |queue: Option<&SignalQueueEntry>| -> Result<bool> {
-        Ok(queued(queue)?.iter().any(|info| number(info) == libc::SIGSTOP))
-    };
-    if waits(tc.signals_s.as_ref())? {
+    if has(&process.pending, libc::SIGSTOP) {
         leader.send(libc::SIGSTOP, true)?;
     }
-    for (thread, core) in threads.iter_mut().zip(cores) {
-        if waits(core.thread_core.as_ref().and_then(|t| t.signals_p.as_ref()))? {
+    for (thread, rest) in threads.iter_mut().zip(rests) {
+        if has(&rest.pending, libc::SIGSTOP) {
             thread.send(libc::SIGSTOP, false)?;
         }
     }
     Ok(())
 }
 
-/// Whether a signal was pending for a process or its leader.
-///
-/// # Errors
-/// If a pending signal of the images has a number or a length that none has.
-pub(crate) fn has_pending(cores: &[CoreEntry], signal: i32) -> Result<bool> {
-    let Some(leader) = cores.first() else { return Ok(false) };
-    let private = leader.thread_core.as_ref().and_then(|t| t.signals_p.as_ref());
-    let shared = leader.tc.as_ref().and_then(|t| t.signals_s.as_ref());
-    let all = queued(private)?.into_iter().chain(queued(shared)?);
-    Ok(all.into_iter().any(|info| number(&info) == signal))
+/// Whether a signal was pending for a process or its leader, the first of its threads.
+pub(crate) fn has_pending(process: &ProcessRest, threads: &[ThreadRest], signal: i32) -> bool {
+    let leader = threads.first();
+    leader.is_some_and(|leader| has(&leader.pending, signal)) || has(&process.pending, signal)
+}
+
+fn has(pending: &[PendingSignal], signal: i32) -> bool {
+    pending.iter().any(|pending| pending.number() == signal.cast_unsigned())
 }
 
 /// Takes a signal that is pending for a husk or its process, if one is.
@@ -303,8 +268,4 @@ pub(crate) fn take_signal(husk: &mut Tracee, signal: i32) -> Result<()> {
         Ok(_) | Err(torpor_tracee::Error::Remote { .. }) => Ok(()),
         Err(e) => Err(e.into()),
     }
-}
-
-fn has_default_action(tc: &TaskCoreEntry, signal: i32) -> bool {
-    changeable().zip(&tc.sigactions).any(|(s, a)| s == signal && a.sigaction == 0)
 }

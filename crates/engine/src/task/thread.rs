@@ -4,16 +4,17 @@
 
 use libc::{PR_GET_TID_ADDRESS, PR_GET_TSC, PR_SET_TSC};
 use torpor_images::proto::{RseqEntry, ThreadCoreEntry};
+use torpor_policy::process::{RobustList, ThreadRest};
 use torpor_sys::process::robust_list;
 use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::Script;
 use super::{ia32, resources};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 
 /// Size of `struct robust_list_head` (linux/futex.h), the only one accepted.
-const ROBUST_HEAD: u32 = 24;
+const ROBUST_HEAD: u64 = 24;
 /// Longest name of a task without its NUL.
 const NAME_MAX: usize = 15;
 /// Where `struct rseq` (linux/rseq.h) points to the critical section.
@@ -118,68 +119,43 @@ impl PersonalityQuestion {
     }
 }
 
-/// Checks what an image says about a thread.
-pub(crate) fn check(entry: &ThreadCoreEntry, is_32bit: bool) -> Result<()> {
-    let head = if is_32bit { ia32::ROBUST_HEAD } else { ROBUST_HEAD };
-    if entry.futex_rla != 0 && entry.futex_rla_len != head {
-        let reason = format!("a robust list of {} bytes", entry.futex_rla_len);
-        return Err(Error::invalid("core", reason));
-    }
-    match &entry.comm {
-        Some(name) if name.len() > NAME_MAX || name.contains(&0) => {
-            Err(Error::invalid("core", "a task's name that is too long"))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Restores all but the parent-death signal; the thread's memory must be in place.
-/// `name` and `personality` are those of the process, for images that have none
-/// for each thread.
-pub(crate) fn restore(
-    script: &mut Script<'_>,
-    entry: &ThreadCoreEntry,
-    tid_address: u64,
-    name: &[u8],
-    personality: u32,
-) {
+/// `personality` is that of its process.
+pub(crate) fn restore(script: &mut Script<'_>, rest: &ThreadRest, personality: u32) {
     script.step("personality", (libc::SYS_personality, [u64::from(personality)]));
-    let name = entry.comm.as_deref().unwrap_or(name);
-    let mut bytes = [0u8; NAME_MAX + 1];
-    let len = name.len().min(NAME_MAX);
-    bytes[..len].copy_from_slice(&name[..len]);
-    let at = script.bytes(&bytes).0;
-    script.prctl("PR_SET_NAME", libc::PR_SET_NAME, at);
-    script.step("set_tid_address", (libc::SYS_set_tid_address, [tid_address]));
-    if entry.futex_rla_len == ia32::ROBUST_HEAD {
-        ia32::restore_robust_list(script, entry.futex_rla);
-    } else if entry.futex_rla != 0 {
-        let args = [entry.futex_rla, u64::from(entry.futex_rla_len)];
-        script.step("set_robust_list", (libc::SYS_set_robust_list, args));
+    let name = script.bytes(&[&*rest.name, &[0]].concat()).0;
+    script.prctl("PR_SET_NAME", libc::PR_SET_NAME, name);
+    script.step("set_tid_address", (libc::SYS_set_tid_address, [rest.tid_address]));
+    match rest.robust {
+        Some(RobustList { head, of_32bit: true }) => ia32::restore_robust_list(script, head),
+        Some(RobustList { head, of_32bit: false }) => {
+            script.step("set_robust_list", (libc::SYS_set_robust_list, [head, ROBUST_HEAD]));
+        }
+        None => {}
     }
-    if let Some(r) = &entry.rseq_entry {
-        let args = [r.rseq_abi_pointer, u64::from(r.rseq_abi_size), 0, u64::from(r.signature)];
+    if let Some(r) = &rest.sequences {
+        let args = [r.address, u64::from(r.size), 0, u64::from(r.signature)];
         script.step("rseq", (libc::SYS_rseq, args));
     }
-    restore_settings(script, entry);
+    restore_settings(script, rest);
 }
 
 /// A husk may have inherited other settings from the supervisor than the default ones.
-fn restore_settings(script: &mut Script<'_>, entry: &ThreadCoreEntry) {
-    let slack = entry.torpor_timer_slack.unwrap_or(DEFAULT_SLACK);
+fn restore_settings(script: &mut Script<'_>, rest: &ThreadRest) {
+    let slack = rest.timer_slack.unwrap_or(DEFAULT_SLACK);
     script.prctl("PR_SET_TIMERSLACK", libc::PR_SET_TIMERSLACK, slack);
-    if let Some(policy) = entry.torpor_mce_kill {
+    if let Some(policy) = rest.memory_errors {
         let args = [u64::from(libc::PR_MCE_KILL_SET.cast_unsigned()), u64::from(policy)];
         script.step("PR_MCE_KILL", syscall::prctl(libc::PR_MCE_KILL, args));
     }
-    if let Some(tsc) = entry.torpor_tsc {
+    if let Some(tsc) = rest.time_stamps {
         script.prctl("PR_SET_TSC", PR_SET_TSC, u64::from(tsc));
     }
 }
 
 /// Restores the parent-death signal. After the credentials: changing those clears it.
-pub(crate) fn restore_pdeath(script: &mut Script<'_>, entry: &ThreadCoreEntry) {
-    if let Some(signal) = entry.pdeath_sig {
+pub(crate) fn restore_pdeath(script: &mut Script<'_>, rest: &ThreadRest) {
+    if let Some(signal) = rest.parent_death {
         script.prctl("PR_SET_PDEATHSIG", libc::PR_SET_PDEATHSIG, u64::from(signal));
     }
 }

@@ -14,8 +14,6 @@ const PR_TIMER_CREATE_RESTORE_IDS: i32 = 77;
 /// Kernels without it number timers one after the other; more steps than this to
 /// reach a number are not made.
 const MAX_STEPS: u32 = 1 << 20;
-/// Timer ids are positive ints for the kernel.
-const MAX_ID: u32 = 0x7fff_ffff;
 
 /// The questions to a process.
 #[derive(Debug)]
@@ -123,18 +121,6 @@ fn parse(text: &str, own_tid: &dyn Fn(i32) -> Option<i32>) -> Option<Vec<PosixTi
         all.push(timer);
     }
     Some(all)
-}
-
-/// Checks the timers of an image.
-pub(crate) fn check(timers: &Timers) -> Result<()> {
-    let mut next = 0;
-    for timer in &timers.posix {
-        if timer.id < next || timer.id > MAX_ID {
-            return Err(Error::invalid("core", format!("timer {} is out of order", timer.id)));
-        }
-        next = timer.id + 1;
-    }
-    Ok(())
 }
 
 /// Makes the POSIX timers with their ids, not yet running.

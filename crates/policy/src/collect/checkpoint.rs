@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use torpor_images::ImageDir;
-use torpor_images::proto::{CoreEntry, FileEntry, InventoryEntry, UidGidExtent, UsernsEntry};
+use torpor_images::proto::{FileEntry, InventoryEntry, UidGidExtent, UsernsEntry};
 
 use super::settings;
 use crate::credentials::Credentials;
@@ -13,6 +13,7 @@ use crate::limits::ProcessLimits;
 use crate::memory::MemoryArea;
 use crate::namespace::{NsKind, NsSet};
 use crate::nested::{NestedUser, nested_users};
+use crate::process::{ProcessRest, ThreadRest};
 use crate::request::{Ask, Request};
 use crate::scheduling::Scheduling;
 use crate::seccomp::Seccomp;
@@ -26,8 +27,10 @@ pub struct Task<'a> {
     pub homes: NsSet,
     /// The pids of its threads, the leader first.
     pub threads: &'a [u32],
-    /// Its threads, in that order.
-    pub cores: &'a [CoreEntry],
+    /// What else it has.
+    pub process: &'a ProcessRest,
+    /// What else each of them has, in that order.
+    pub rests: &'a [ThreadRest],
     /// What each of them may do, in that order.
     pub credentials: &'a [Option<Credentials>],
     /// What limits their system calls, in that order.

@@ -7,7 +7,7 @@ use torpor_images::proto::{CgroupDirEntry, CgroupEntry};
 
 use super::checkpoint::{Checkpoint, Maps, Requests};
 use crate::error::{Error, Result};
-use crate::groups::{self, Groups, Reading, set_of};
+use crate::groups::{self, Groups, Reading};
 use crate::namespace::NsKind;
 use crate::passed::Passed;
 use crate::request::Ask;
@@ -24,7 +24,7 @@ pub(super) fn collect(
         checkpoint.images,
         Reading {
             own: checkpoint.inventory.root_cg_set.unwrap_or(0),
-            root: checkpoint.tasks.first().and_then(|task| set_of(task.cores.first()?)),
+            root: checkpoint.tasks.first().and_then(|task| task.rests.first()?.group_set),
             roots,
             maps: maps.0.clone(),
         },
@@ -32,7 +32,7 @@ pub(super) fn collect(
     let image = kind::CGROUP.file_name(0);
     groups.asks().into_iter().for_each(|ask| all.add(&*image, None, ask));
     groups.asks_beyond(passed).into_iter().for_each(|ask| all.add(&*image, None, ask));
-    for (of, number, nested) in sets_of_tasks(checkpoint, &groups)? {
+    for (of, number, nested) in sets_of_tasks(checkpoint, &groups) {
         let asks = groups.asks_of(number, nested).ok_or_else(|| {
             let reason = format!("its set of cgroups, {number}, is not in cgroup.img");
             Error::Invalid { image: of, reason }
@@ -44,28 +44,20 @@ pub(super) fn collect(
 
 /// The sets that tasks and threads are put into, the images that say so, and whether a task or
 /// thread of them has a cgroup namespace of the tasks' own.
-fn sets_of_tasks(checkpoint: &Checkpoint<'_>, groups: &Groups) -> Result<Vec<(String, u32, bool)>> {
+fn sets_of_tasks(checkpoint: &Checkpoint<'_>, groups: &Groups) -> Vec<(String, u32, bool)> {
     let mut seen = BTreeSet::new();
     let mut all = vec![];
     for task in &checkpoint.tasks {
         let nested = task.homes.own(NsKind::Cgroup).is_some();
         let Some(&first) = task.threads.first() else { continue };
         // One that has ended is nowhere, unless it says where.
-        let is_there = !task.zombie || task.cores.first().and_then(set_of).is_some();
-        let sets = groups.sets_of(task.cores).into_iter().filter(|_| is_there);
+        let is_there =
+            !task.zombie || task.rests.first().is_some_and(|rest| rest.group_set.is_some());
+        let sets = groups.sets_of(task.rests).into_iter().filter(|_| is_there);
         let new = sets.filter(|&set| seen.insert((set, nested)));
         all.extend(new.map(|set| (kind::CORE.file_name(first.into()), set, nested)));
-        for (thread, core) in task.threads.iter().zip(task.cores) {
-            let image = || kind::CORE.file_name((*thread).into());
-            // One of the two places where versions of the format have it would go unread.
-            let of_task = core.tc.as_ref().and_then(|tc| tc.cg_set).filter(|&set| set != 0);
-            if of_task.is_some() && of_task != set_of(core) {
-                let reason = "it has two sets of cgroups".to_owned();
-                return Err(Error::Invalid { image: image(), reason });
-            }
-        }
     }
-    Ok(all)
+    all
 }
 
 /// The devices that tasks may use by the rules of their cgroups.

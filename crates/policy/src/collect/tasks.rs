@@ -1,9 +1,8 @@
 //! What threads may do.
 
 use torpor_images::kind;
-use torpor_images::proto::CoreEntry;
 
-use super::checkpoint::{Checkpoint, KINDS, Maps, Requests};
+use super::checkpoint::{Checkpoint, KINDS, Maps, Requests, Task};
 use crate::credentials::Credentials;
 use crate::passed::Passed;
 use crate::request::Ask;
@@ -17,8 +16,8 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
                 all.add(image, Some(task.pid), Ask::HostNamespace(kind.name()));
             }
         }
-        let threads = task.threads.iter().zip(task.cores).zip(task.credentials).zip(task.seccomp);
-        for (((&thread, core), credentials), seccomp) in threads {
+        let threads = task.threads.iter().zip(task.credentials).zip(task.seccomp);
+        for (index, ((&thread, credentials), seccomp)) in threads.enumerate() {
             let image = kind::CORE.file_name(thread.into());
             let mut add = |ask| all.add(&*image, Some(thread), ask);
             match credentials {
@@ -30,7 +29,7 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
                 }
                 None => add(Ask::NoCredentials),
             }
-            if runs(core) {
+            if runs(task, index) {
                 add(seccomp.ask());
             }
         }
@@ -43,9 +42,9 @@ pub(super) fn filters(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Re
     let profile = profile.filter(|profile| !profile.is_empty());
     let Some(mut given) = profile.map(GivenCalls::of) else { return };
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
-        for ((&thread, core), seccomp) in task.threads.iter().zip(task.cores).zip(task.seccomp) {
+        for (index, (&thread, seccomp)) in task.threads.iter().zip(task.seccomp).enumerate() {
             let filters = seccomp.filters();
-            if !runs(core) || filters.is_empty() {
+            if !runs(task, index) || filters.is_empty() {
                 continue;
             }
             let beyond = given.beyond(filters);
@@ -58,8 +57,8 @@ pub(super) fn filters(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Re
 }
 
 /// A leader that has ended runs nothing.
-fn runs(core: &CoreEntry) -> bool {
-    core.tc.as_ref().is_none_or(|tc| tc.torpor_leader_ended != Some(true))
+fn runs(task: &Task<'_>, index: usize) -> bool {
+    index != 0 || !task.process.leader_ended
 }
 
 fn rights(wanted: &Credentials, maps: &Maps, add: &mut impl FnMut(Ask)) {

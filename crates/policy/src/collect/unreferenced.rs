@@ -161,11 +161,13 @@ mod tests {
         let inventory = InventoryEntry::default();
         let fds = [crate::Descriptor { fd: 3, file, flags: 0 }];
         let limits = crate::ProcessLimits::default();
+        let process = crate::process::ProcessRest::default();
         let task = super::super::Task {
             pid: 1,
             homes: crate::NsSet::default(),
             threads: &[1],
-            cores: &[],
+            process: &process,
+            rests: &[],
             credentials: &[],
             seccomp: &[],
             limits: &limits,

@@ -33,7 +33,7 @@ use crate::pipe::PipeContent;
 use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
 use crate::terminal::Terminal;
-use crate::timers::{Timerfd, Timers};
+use crate::timers::Timerfd;
 use crate::userfaultfd::Userfaultfd;
 use crate::words::{LOCKED_MEMORY, PIPE_SIZE};
 
@@ -113,8 +113,7 @@ fn of_task(task: &Task<'_>, passed: &Passed, lowest: u64, all: &mut Requests) {
         let ask = Ask::Use { text, capability: SYS_RAWIO };
         all.add(kind::MM.file_name(task.pid.into()), Some(task.pid), ask);
     }
-    let mut timers = task.cores.iter().filter_map(|core| Timers::of(core.tc.as_ref()?));
-    if timers.any(|timers| timers.wake_the_host()) {
+    if task.process.timers.wake_the_host() {
         let text = "a timer that wakes this host".to_owned();
         let image = kind::CORE.file_name(task.pid.into());
         all.add(image, Some(task.pid), Ask::Use { text, capability: WAKE_ALARM });

@@ -6,13 +6,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use torpor_images::proto::{
-    CgMemberEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms, CoreEntry, UsernsEntry,
+    CgMemberEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms, UsernsEntry,
 };
 use torpor_images::{ImageDir, kind};
 
-use super::{Places, Roots, path, same, set_of};
+use super::{Places, Roots, path, same};
 use crate::collect::checkpoint::Maps;
 use crate::error::{Error, Result};
+use crate::process::ThreadRest;
 use crate::request::Ask;
 
 /// What others than the owner may do with a file that they can write to.
@@ -141,10 +142,10 @@ impl Groups {
     /// The sets that the threads of a task are in. Where its first one names none, or there are no groups, it stays in
     /// those of the restoring program, which count as the dumping program's.
     #[must_use]
-    pub fn sets_of(&self, cores: &[CoreEntry]) -> BTreeSet<u32> {
-        let named = |core| set_of(core).filter(|_| !self.is_empty());
-        let first = cores.first().map(|core| named(core).unwrap_or(self.own));
-        first.into_iter().chain(cores.iter().skip(1).filter_map(named)).collect()
+    pub fn sets_of(&self, threads: &[ThreadRest]) -> BTreeSet<u32> {
+        let named = |thread: &ThreadRest| thread.group_set.filter(|_| !self.is_empty());
+        let first = threads.first().map(|thread| named(thread).unwrap_or(self.own));
+        first.into_iter().chain(threads.iter().skip(1).filter_map(named)).collect()
     }
 
     /// The numbers of all sets.
@@ -353,7 +354,7 @@ fn is_name(name: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_images::proto::{CgControllerEntry, CgroupPropEntry, ThreadCoreEntry, UidGidExtent};
+    use torpor_images::proto::{CgControllerEntry, CgroupPropEntry, UidGidExtent};
 
     use super::*;
     use crate::resources::Resources;
@@ -569,15 +570,11 @@ mod tests {
     /// What says nothing of groups stays there as well.
     #[test]
     fn a_task_without_a_set_stays_with_the_program() {
-        let of = |set| {
-            let thread = ThreadCoreEntry { cg_set: set, ..ThreadCoreEntry::default() };
-            CoreEntry { thread_core: Some(thread), ..CoreEntry::default() }
-        };
+        let of = |group_set| ThreadRest { group_set, ..ThreadRest::default() };
         let own = || vec![("pids".to_owned(), "/user".into())];
         let some = read_from(&container(), own()).unwrap();
         assert_eq!(some.sets_of(&[of(Some(2)), of(None), of(Some(3))]), BTreeSet::from([2, 3]));
         assert_eq!(some.sets_of(&[of(None), of(Some(2))]), BTreeSet::from([1, 2]));
-        assert_eq!(some.sets_of(&[of(Some(0))]), BTreeSet::from([1]));
         assert_eq!(some.sets_of(&[]), BTreeSet::new());
         let images = tempfile::tempdir().unwrap();
         let images = ImageDir::open(images.path()).unwrap();

@@ -259,9 +259,9 @@ fn rights(cx: &Made<'_>, index: usize, level: usize) -> Result<()> {
     let task = &cx.tasks[index];
     let image = &task.image;
     let numbers = task.threads.iter().zip(&image.tree.threads);
-    let all = numbers.zip(&image.cores).zip(&image.credentials).zip(&image.seccomp);
-    for ((((thread, &number), core), given), wanted) in all {
-        if task::has_ended(core) {
+    let all = numbers.zip(&image.credentials).zip(&image.seccomp);
+    for (index, (((thread, &number), given), wanted)) in all.enumerate() {
+        if image.has_ended(index) {
             continue;
         }
         let status = proc::thread_status(task.pid, thread.tid())?;

@@ -9,7 +9,7 @@
 
 use elf::ElfBytes;
 use elf::endian::LittleEndian;
-use torpor_images::proto::UserX86RegsEntry;
+use torpor_sys::ptrace::Registers;
 
 /// The code of a vDSO and where it is.
 #[derive(Debug, Clone, Copy)]
@@ -126,11 +126,11 @@ fn refuse_call() -> Vec<u8> {
 /// # Errors
 /// If the steps are none that can be taken back.
 pub(super) fn take_back(
-    regs: &mut UserX86RegsEntry,
+    regs: &mut Registers,
     old: VdsoCode<'_>,
     word: impl Fn(u64) -> Option<u64>,
 ) -> Result<(), String> {
-    let Some(at) = regs.ip.checked_sub(old.base).and_then(|at| usize::try_from(at).ok()) else {
+    let Some(at) = regs.rip.checked_sub(old.base).and_then(|at| usize::try_from(at).ok()) else {
         return Ok(());
     };
     let all = functions(old.code).unwrap_or_default();
@@ -138,7 +138,7 @@ pub(super) fn take_back(
     let overwritten = |f: &&Function| at > f.start && at < f.start + JUMP.max(8);
     let Some(function) = all.iter().find(overwritten) else { return Ok(()) };
     let mut steps = old.code.get(function.start..at).unwrap_or_default();
-    let (mut sp, mut bp) = (regs.sp, regs.bp);
+    let (mut sp, mut bp) = (regs.rsp, regs.rbp);
     while !steps.is_empty() {
         steps = match steps {
             // endbr64; cmp $N, %edi
@@ -154,7 +154,7 @@ pub(super) fn take_back(
             _ => return Err(format!("a thread has just begun {}", function.name)),
         };
     }
-    (regs.sp, regs.bp, regs.ip) = (sp, bp, old.base + function.start as u64);
+    (regs.rsp, regs.rbp, regs.rip) = (sp, bp, old.base + function.start as u64);
     Ok(())
 }
 
@@ -206,10 +206,10 @@ mod tests {
         let pushes = all.iter().find(|f| code[f.start] == 0x55);
         let function = pushes.expect("a function that keeps %rbp");
         let start = OLD + function.start as u64;
-        let inside = |at: u64| UserX86RegsEntry { ip: at, sp: 0x1000, bp: 7, ..Default::default() };
+        let inside = |at: u64| Registers { rip: at, rsp: 0x1000, rbp: 7, ..Default::default() };
         let mut regs = inside(start + 1);
         take_back(&mut regs, old, |_| Some(9)).unwrap();
-        assert_eq!((regs.ip, regs.sp, regs.bp), (start, 0x1008, 7));
+        assert_eq!((regs.rip, regs.rsp, regs.rbp), (start, 0x1008, 7));
         for elsewhere in [start, start + 64, OLD - 1] {
             let mut regs = inside(elsewhere);
             take_back(&mut regs, old, |_| None).unwrap();

@@ -20,7 +20,6 @@ use crate::error::{Context, Error, Result};
 use crate::memory::vma::PAGE;
 use crate::restore::pages::Pages;
 use crate::restore::tasks::Task;
-use crate::task::ia32;
 
 /// Room for one part of the vDSO while the others move.
 const PARKING: u64 = 1 << 20;
@@ -71,7 +70,7 @@ fn old_code(pages: &Pages, vdso: &MemoryArea) -> Option<Vec<u8>> {
 /// If this kernel's differs from the task's and calls cannot be led to it; if the kernel refuses to
 /// move it; if the husk has ended.
 pub(super) fn relocate(task: &mut Task, wanted: &[MemoryArea], here: &[Mapping]) -> Result<()> {
-    let is_32bit = ia32::is_of_32bit(&task.image.cores);
+    let is_32bit = task.image.process.is_32bit;
     let changed = kind::choose(task.remote()?, wanted, here, is_32bit)?;
     let here = changed.as_deref().unwrap_or(here);
     let special = |v: &&MemoryArea| v.kind.is_vdso();
@@ -133,10 +132,9 @@ fn lead_there(
                 (there.sum::<u64>() == 8).then(|| pages.read(at, &mut word).ok())??;
                 Some(u64::from_le_bytes(word))
             };
-            for core in &mut image.cores {
-                if let Some(info) = &mut core.thread_info {
-                    bridge::take_back(&mut info.gpregs, old, word).map_err(|why| differs(&why))?;
-                }
+            for registers in image.registers.iter_mut().flatten() {
+                let general = &mut registers.general;
+                bridge::take_back(general, old, word).map_err(|why| differs(&why))?;
             }
             Some((*vdso, built))
         }
