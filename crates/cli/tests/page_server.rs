@@ -78,9 +78,16 @@ fn servers_listen_on_this_host_alone() {
     // One that has nothing to serve ends at once.
     let task = Task::start(PAGES);
     assert!(task.dump(&["--leave-running"]));
-    for more in [&[][..], &["--lazy-pages"], &["--address", ""]] {
-        let mut command = criu(&["page-server", "--port", "0", "-D"]);
-        command.arg(task.path("")).args(more);
+    let pid = task.pid.to_string();
+    for words in [
+        &["page-server"][..],
+        &["page-server", "--lazy-pages"],
+        &["page-server", "--auto-dedup"],
+        &["page-server", "--address", ""],
+        &["dump", "--lazy-pages", "-t", &pid],
+    ] {
+        let mut command = criu(words);
+        command.args(["--port", "0", "-D"]).arg(task.path(""));
         let child = command.stdout(Stdio::piped()).spawn().unwrap();
         let dir = task.path("");
         let mut server = Server { child, dir, port: String::new() };
@@ -90,7 +97,7 @@ fn servers_listen_on_this_host_alone() {
         let port: u16 = line.trim().strip_prefix("PORT: ").unwrap().parse().unwrap();
         // Another address of this host stands for one of a network.
         let refused = TcpStream::connect(("127.0.0.2", port)).unwrap_err();
-        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "{more:?}");
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "{words:?}");
         TcpStream::connect(("127.0.0.1", port)).unwrap();
     }
 }
@@ -140,31 +147,51 @@ fn images_are_no_parent_of_themselves() {
     task.go();
 }
 
-/// What a server's directory has already is neither replaced nor deleted by a client.
+/// What a server's directory has already is neither replaced nor deleted by a client, and no client writes where a link leads.
 #[test]
 fn files_that_a_server_has_stay_as_they_are() {
     let task = Task::start(PAGES);
     let own = format!("pagemap-{}.img", task.pid);
-    for taken in [&own, "pages-1.img"] {
-        let there = tempfile::tempdir().unwrap();
-        let files = [taken, "pagemap-1.img", "pages-9.img", "inventory.img"];
-        for name in files {
-            fs::write(there.path().join(name), "precious").unwrap();
-        }
-        let mut server = Server::start(there.path(), &[]);
-        assert!(!task.dump(&server.options()), "{taken} was replaced");
-        assert!(!server.end());
-        for name in files {
-            assert_eq!(fs::read_to_string(there.path().join(name)).unwrap(), "precious", "{name}");
-        }
-        let names = fs::read_dir(there.path()).unwrap().map(|entry| entry.unwrap().file_name());
-        let images = names.filter(|name| name.to_str().unwrap().ends_with(".img")).count();
-        assert_eq!(images, files.len(), "something was left beside them");
-        assert!(!task.is_gone());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let (file, nothing) = (elsewhere.path().join("file"), elsewhere.path().join("nothing"));
+    fs::write(&file, "precious").unwrap();
+    for name in [&own, "pages-1.img"] {
+        refuses_to_write(&task, name, |taken| fs::write(taken, "precious").unwrap());
+        refuses_to_write(&task, name, |taken| fs::hard_link(&file, taken).unwrap());
+        refuses_to_write(&task, name, |taken| symlink(&file, taken).unwrap());
+        refuses_to_write(&task, name, |taken| symlink(&nothing, taken).unwrap());
     }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+    assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 1, "a link was followed");
 }
 
-/// Peers that connect and say nothing do not hold the place of a peer that has a certificate.
+/// A dump to a server whose directory has `taken`, as `lay` has put it there, and other images.
+fn refuses_to_write(task: &Task, taken: &str, lay: impl Fn(&Path)) {
+    let there = tempfile::tempdir().unwrap();
+    lay(&there.path().join(taken));
+    let others = ["pagemap-1.img", "pages-9.img", "inventory.img"];
+    for name in others {
+        fs::write(there.path().join(name), "precious").unwrap();
+    }
+    let is = || {
+        let found = there.path().join(taken);
+        (found.read_link().ok(), fs::symlink_metadata(&found).unwrap().len(), fs::read(&found).ok())
+    };
+    let was = is();
+    let mut server = Server::start(there.path(), &[]);
+    assert!(!task.dump(&server.options()), "{taken} was replaced");
+    assert!(!server.end());
+    assert_eq!(is(), was, "{taken} is not what it was");
+    for name in others {
+        assert_eq!(fs::read_to_string(there.path().join(name)).unwrap(), "precious", "{name}");
+    }
+    let names = fs::read_dir(there.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let images = names.filter(|name| name.to_str().unwrap().ends_with(".img")).count();
+    assert_eq!(images, others.len() + 1, "something was left beside them");
+    assert!(!task.is_gone());
+}
+
+/// Peers that connect and say nothing, or begin to, do not hold the place of a peer that has a certificate.
 #[test]
 fn silent_peers_keep_nobody_waiting() {
     let keys = tempfile::tempdir().unwrap();
@@ -175,8 +202,13 @@ fn silent_peers_keep_nobody_waiting() {
         let mut server = Server::start(there.path(), options);
         let port: u16 = server.port.parse().unwrap();
         // They are there until the dump is over.
-        let silent: Vec<TcpStream> =
-            (0..3).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+        let says = |words: &[u8]| {
+            let mut peer = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            peer.write_all(words).unwrap();
+            peer
+        };
+        // Nothing; the head of a record of TLS, which does not come; less than a word of the server's own.
+        let silent = [&[][..], &[0x16, 3, 1, 2, 0], &[0; 3]].map(says);
         task.put_to_sleep(&[&server.options()[..], options].concat());
         assert!(server.end());
         drop(silent);

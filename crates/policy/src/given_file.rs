@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use torpor_images::proto::{FileEntry, PipeEntry, UnixSkEntry};
+use torpor_images::proto::{FileEntry, PipeEntry};
 
 use crate::path_file::{FoundBy, PathFile};
 use crate::terminal::{Terminal, TerminalKind};
+use crate::unix_end::UnixEnd;
 use crate::unix_name::EXTERNAL;
 
 /// The type of a Unix socket of datagrams (`SOCK_DGRAM` of linux/net.h).
@@ -61,7 +62,11 @@ impl<'a> FileKey<'a> {
             return key;
         }
         let pipe = entry.pipe.as_ref().map(FileKey::of_pipe);
-        let socket = || entry.usk.as_ref().map(FileKey::of_socket);
+        let socket = || {
+            let socket = entry.usk.as_ref()?;
+            let (outside, datagrams) = (socket.uflags & EXTERNAL != 0, socket.r#type == DATAGRAMS);
+            Some(FileKey::of_socket_with(socket.ino, outside, datagrams))
+        };
         let terminal = || {
             let number = entry.tty.as_ref()?.tty_info_id;
             FileKey::of_terminal(terminals.iter().find(|terminal| terminal.id == number)?)
@@ -91,10 +96,14 @@ impl<'a> FileKey<'a> {
 
     /// That of a Unix socket.
     #[must_use]
-    pub fn of_socket(socket: &UnixSkEntry) -> Self {
-        // Those for datagrams are found by their names.
-        let outside = socket.uflags & EXTERNAL != 0 && socket.r#type != DATAGRAMS;
-        FileKey::Socket { number: socket.ino, outside }
+    pub fn of_socket(socket: &UnixEnd) -> Self {
+        let (outside, datagrams) = (socket.outside.is_some(), socket.kind.is_of_datagrams());
+        FileKey::of_socket_with(socket.link.inode, outside, datagrams)
+    }
+
+    /// Those for datagrams are found by their names.
+    fn of_socket_with(number: u32, outside: bool, datagrams: bool) -> Self {
+        FileKey::Socket { number, outside: outside && !datagrams }
     }
 
     /// That of a terminal; `None` if it is no one's outside.
@@ -149,7 +158,9 @@ impl fmt::Display for GivenFile {
 
 #[cfg(test)]
 mod tests {
-    use torpor_images::proto::{RegFileEntry, TtyFileEntry, TtyInfoEntry, TtyType, TunfileEntry};
+    use torpor_images::proto::{
+        RegFileEntry, TtyFileEntry, TtyInfoEntry, TtyType, TunfileEntry, UnixSkEntry,
+    };
 
     use super::*;
 

@@ -11,7 +11,7 @@ use crate::inet_options::InetOptions;
 use crate::membership::Membership;
 use crate::netlink::Netlink;
 use crate::request::Ask;
-use crate::unix_name::EXTERNAL;
+use crate::unix_end::{UnixEnd, UnixLink};
 
 // linux/socket.h, linux/net.h, linux/in.h.
 const UNIX: u32 = 1;
@@ -22,6 +22,7 @@ const PACKET: u32 = 17;
 const STREAM: u32 = 1;
 const DATAGRAM: u32 = 2;
 const RAW: u32 = 3;
+const SEQPACKET: u32 = 5;
 const TCP: u32 = 6;
 const UDP: u32 = 17;
 const MPTCP: u32 = 262;
@@ -52,8 +53,10 @@ pub struct Socket {
     /// What it is.
     pub kind: SocketKind,
     /// What an Internet socket is bound and connected to, and its state (`TCP_*` of
-    /// net/tcp_states.h); a Unix socket is bound to a [`UnixName`](crate::UnixName).
+    /// net/tcp_states.h).
     pub inet: Option<(InetEnds, u32)>,
+    /// With what a Unix socket is connected; it is bound to a [`UnixName`](crate::UnixName).
+    pub unix: Option<UnixLink>,
     /// The groups that it hears.
     pub groups: SocketGroups,
     /// Options of an Internet socket that anybody may set.
@@ -75,7 +78,8 @@ impl Socket {
     /// # Errors
     /// A socket that no restore makes; an address or a group that there cannot be.
     pub fn of(entry: &FileEntry) -> Result<Option<Self>, String> {
-        if entry.usk.as_ref().is_some_and(|socket| socket.uflags & EXTERNAL != 0) {
+        let unix = UnixEnd::of(entry)?;
+        if unix.as_ref().is_some_and(|socket| socket.outside.is_some()) {
             return Ok(None);
         }
         let Some(kind) = SocketKind::of(entry)? else { return Ok(None) };
@@ -83,7 +87,8 @@ impl Socket {
         let inet = inet.map(|socket| Ok::<_, String>((InetEnds::read(socket)?, socket.state)));
         let groups = SocketGroups::of(entry)?;
         let options = entry.isk.as_ref().map(InetOptions::read).transpose()?.unwrap_or_default();
-        Ok(Some(Socket { file: entry.id, kind, inet: inet.transpose()?, groups, options }))
+        let (inet, unix) = (inet.transpose()?, unix.map(|socket| socket.link));
+        Ok(Some(Socket { file: entry.id, kind, inet, unix, groups, options }))
     }
 }
 
@@ -111,6 +116,7 @@ impl fmt::Display for Socket {
             let name = index.and_then(|index| STATES.get(index).copied());
             write!(f, " {ends}, {}", name.unwrap_or("in a state that there is not"))?;
         }
+        self.unix.iter().try_for_each(|link| link.fmt(f))?;
         write!(f, "{}{} (file {})", self.groups, self.options, self.file)
     }
 }
@@ -165,6 +171,18 @@ impl SocketKind {
         SocketKind { domain: UNIX, kind, protocol: 0, network }
     }
 
+    /// Whether Unix sockets are of this type.
+    #[must_use]
+    pub fn is_of_unix(&self) -> bool {
+        [STREAM, DATAGRAM, SEQPACKET].contains(&self.kind)
+    }
+
+    /// Whether it takes datagrams.
+    #[must_use]
+    pub fn is_of_datagrams(&self) -> bool {
+        self.kind == DATAGRAM
+    }
+
     /// The one that sends packets to a packet socket, which is closed again at once.
     #[must_use]
     pub fn sender_to(self) -> Self {
@@ -207,6 +225,7 @@ impl fmt::Display for SocketKind {
             STREAM => "stream",
             DATAGRAM => "datagram",
             RAW => "raw",
+            SEQPACKET => "sequenced packet",
             OLD_PACKET => "old packet",
             _ => "other",
         };
@@ -322,13 +341,21 @@ mod tests {
                         established (file 7)";
         assert_eq!(text(&connected).as_deref(), Some(expected));
         assert_eq!(text(&packet(RAW)).as_deref(), Some("packet raw socket (file 0)"));
-        let unix = |uflags| {
-            let unix = UnixSkEntry { r#type: STREAM, uflags, ..UnixSkEntry::default() };
+        let unix = |kind, state, uflags, peer| {
+            let unix = UnixSkEntry { r#type: kind, state, uflags, peer, ..UnixSkEntry::default() };
             text(&FileEntry { usk: Some(unix), ..FileEntry::default() })
         };
-        assert_eq!(unix(0).as_deref(), Some("Unix stream socket (file 0)"));
+        assert_eq!(unix(STREAM, 7, 0, 0).as_deref(), Some("Unix stream socket (file 0)"));
+        let expected = "Unix sequenced packet socket, connected to inode 9 (file 0)";
+        assert_eq!(unix(SEQPACKET, 1, 0, 9).as_deref(), Some(expected));
+        assert_eq!(
+            unix(STREAM, 10, 0, 0).as_deref(),
+            Some("Unix stream socket, listening (file 0)")
+        );
+        let expected = "Unix stream socket, connected to the service that dumps it (file 0)";
+        assert_eq!(unix(STREAM, 1, 2, 9).as_deref(), Some(expected));
         // It is not made.
-        assert_eq!(unix(EXTERNAL), None);
+        assert_eq!(unix(STREAM, 7, 1, 0), None);
         assert_eq!(text(&FileEntry::default()), None);
         let mut none = inet(INET, STREAM, TCP);
         none.isk.as_mut().unwrap().src_port = 1 << 16;

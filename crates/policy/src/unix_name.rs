@@ -47,12 +47,12 @@ impl UnixName {
     ///
     /// # Errors
     /// A name that cannot be.
-    pub fn read(entry: &UnixSkEntry) -> Result<Option<Self>, String> {
-        if entry.name.is_empty() || entry.uflags & EXTERNAL != 0 {
-            return Ok(None);
-        }
+    pub(crate) fn read(entry: &UnixSkEntry) -> Result<Option<Self>, String> {
         if entry.name.len() > MAX_NAME + 1 {
             return Err(format!("socket {} has too long a name", entry.id));
+        }
+        if entry.name.is_empty() || entry.uflags & EXTERNAL != 0 {
+            return Ok(None);
         }
         let is_path = entry.name[0] != 0;
         let file = (is_path && !entry.deleted()).then(|| SocketFile::read(entry)).transpose()?;

@@ -46,6 +46,18 @@ fn sockets() {
             });
         });
     }
+    /// What sees packets of others by its type.
+    fn raw(images: &Images, family: u32, proto: u32) {
+        listener(images, images.root_ids().net_ns_id);
+        images.files(|files| {
+            let sockets = files.iter_mut().filter(|file| file.id == 900_001);
+            for isk in sockets.filter_map(|file| file.isk.as_mut()) {
+                (isk.family, isk.r#type, isk.proto, isk.state) = (family, 3, proto, 7);
+                let address = vec![0; if family == 2 { 1 } else { 4 }];
+                (isk.src_port, isk.src_addr, isk.dst_addr) = (proto, address.clone(), address);
+            }
+        });
+    }
     /// A listener with options that only a privileged program can set.
     fn with(images: &Images, change: impl Fn(&mut SkOptsEntry)) {
         listener(images, images.root_ids().net_ns_id);
@@ -86,6 +98,8 @@ fn sockets() {
     }
     const UNKNOWN: &[&str] = &["files.img: file 90000", " is of net namespace ", "which is none"];
     const RAW: &[&str] = &["files.img: a packet socket", "(foreign.network.raw-sockets)"];
+    const RAW_INET: &[&str] =
+        &["files.img: a raw socket (file 900001)", "(foreign.network.raw-sockets)"];
     const MARKED: &[&str] = &["files.img: a marked socket", "(foreign.network.raw-sockets)"];
     const OPTION: &str = "files.img: a socket with ";
     const BY: &str = "(foreign.network.socket-options)";
@@ -133,6 +147,20 @@ fn sockets() {
             ),
             ("a packet socket", |i| packet(i, i.root_ids().net_ns_id), RAW),
             ("a packet socket that does not say where", |i| packet(i, None), RAW),
+            (
+                "a packet socket of the old kind",
+                |images| {
+                    packet(images, images.root_ids().net_ns_id);
+                    images.files(|files| {
+                        let sockets = files.iter_mut().filter_map(|file| file.psk.as_mut());
+                        sockets.for_each(|socket| socket.r#type = 10);
+                    });
+                },
+                RAW,
+            ),
+            ("a raw socket", |i| raw(i, 2, 1), RAW_INET),
+            ("one that writes its headers", |i| raw(i, 2, 255), RAW_INET),
+            ("one of the sixth version", |i| raw(i, 10, 58), RAW_INET),
             ("a marked listener", |i| with(i, |o| o.so_mark = Some(7)), MARKED),
             ("a listener before others", |i| with(i, |o| o.so_priority = Some(7)), MARKED),
             (

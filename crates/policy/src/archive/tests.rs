@@ -232,6 +232,76 @@ fn all_of_a_file_is_read() {
     }
 }
 
+/// What the crate `tar` reads of an archive, for which there is a reader of its own here (docs/adr/0021-own-reader-of-archives.md):
+/// the paths of all entries, each with its content.
+fn by_library(archive: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut archive = tar::Archive::new(MultiGzDecoder::new(archive));
+    let mut all = vec![];
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let (path, mut content) = (entry.path_bytes().into_owned(), vec![]);
+        entry.read_to_end(&mut content)?;
+        all.push((path, content));
+    }
+    Ok(all)
+}
+
+/// Holes are zeros that it makes up, so that a file of a terabyte is one to write; those of the format posix, which a
+/// dump writes, it does not know: the file has another name then, and begins with its map.
+#[test]
+fn a_library_loses_holes() {
+    let length = (39 << 16) + 1;
+    let of = |format: &str, is_it: fn(&[u8]) -> bool| {
+        let all = by_library(&packed(format, |_| {})).unwrap();
+        all.into_iter().find(|(path, _)| is_it(path)).unwrap()
+    };
+    let (_, content) = of("gnu", |path| path == b"./sparse");
+    assert_eq!(content.len(), length);
+    assert_eq!(content.iter().filter(|&&byte| byte != 0).count(), 40);
+    let (path, content) = of("posix", |path| path.windows(13).any(|part| part == b"GNUSparseFile"));
+    let path = String::from_utf8(path).unwrap();
+    assert!(path.starts_with("./GNUSparseFile.") && path.ends_with("/sparse"), "{path}");
+    assert!(content.starts_with(b"40\n") && content.len() < length, "{} bytes", content.len());
+}
+
+/// What two readers take for different things is an error here, and goes through there.
+#[test]
+fn a_library_takes_what_is_strange() {
+    /// A header of records before the file of the other header.
+    fn with_records(records: &[u8], file: &[u8]) -> Vec<u8> {
+        let digits = format!("{:011o}", records.len());
+        let first = header(|h| {
+            h[156] = b'x';
+            h[124..135].copy_from_slice(digits.as_bytes());
+        });
+        let padded = [records, &vec![0; records.len().next_multiple_of(BLOCK) - records.len()]];
+        [&first[..BLOCK], &padded.concat(), file].concat()
+    }
+    let plain = header(|_| {});
+    let upwards = header(|h| (h[156], h[157]) = (b'1', b'/'));
+    for (tar, why) in [
+        ([&plain[..], &plain[..]].concat(), "goes on behind its end"),
+        (plain[..BLOCK].to_vec(), "it has no end"),
+        (header(|h| h[4] = b'/'), "ends with a slash"),
+        (header(|h| h[..4].copy_from_slice(b"../x")), "leads upwards"),
+        (upwards, "no path in a directory"),
+        (header(|h| h[100..107].copy_from_slice(b"0104755")), "the mode 104755"),
+        (header(|h| h[156] = b'V'), "type 'V'"),
+        (header(|h| h[156] = b'g'), "type 'g'"),
+        (with_records(b"10 path=x\n10 path=y\n", &plain), "says something twice"),
+        (with_records(b"11 size=-1\n", &plain), "a record that is none"),
+        (with_records(b"9 path=x\n", &plain), "a record that is none"),
+        (with_records(b"20 GNU.sparse.major=1\n", &plain), "a record that is none"),
+        (with_records(b"22 GNU.sparse.major=1\n", &plain), "a form that is not known"),
+        (with_records(b"22 GNU.volume.label=x\n", &plain), "a record \"GNU.volume.label\""),
+    ] {
+        let archive = compressed(&tar);
+        let error = asks(&archive).unwrap_err();
+        assert!(error.contains(why), "{why}: {error}");
+        assert!(!by_library(&archive).expect(why).is_empty(), "{why}");
+    }
+}
+
 proptest::proptest! {
     #[test]
     fn any_archive_comes_to_an_end(bytes: Vec<u8>, at in 0_usize..512, byte: u8) {

@@ -19,6 +19,7 @@ use super::mounts::DEVICE_KEY;
 use super::{parts, unreferenced};
 use crate::error::{Error, Result};
 use crate::namespace::NsKind;
+use crate::unix_end::UnixEnds;
 
 /// Which kind of namespace each number is.
 #[derive(Debug, Default)]
@@ -69,6 +70,8 @@ pub fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     remaps(checkpoint)?;
     named_once(checkpoint.images)?;
     unreferenced::check(checkpoint)?;
+    let sockets = UnixEnds::of(checkpoint.files.iter().copied());
+    sockets.or_else(|reason| invalid(kind::FILES.file_name(0), reason))?;
     let mounts = mounts(checkpoint)?;
     places(checkpoint, &mounts)?;
     groups(checkpoint)

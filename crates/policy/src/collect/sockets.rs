@@ -23,7 +23,7 @@ use crate::signal_owner::SignalOwner;
 use crate::socket::SocketKind;
 use crate::socket_options::SocketOptions;
 use crate::tcp_stream::TcpStream;
-use crate::unix_name::EXTERNAL;
+use crate::unix_end::UnixEnd;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
@@ -69,19 +69,21 @@ pub(super) fn peers(
     all: &mut Requests,
 ) -> Result<()> {
     let image = kind::FILES.file_name(0);
-    for socket in checkpoint.files.iter().filter_map(|entry| entry.usk.as_ref()) {
-        if socket.uflags & EXTERNAL != 0 {
-            let name = String::from_utf8_lossy(&socket.name);
+    for entry in &checkpoint.files {
+        let invalid = |reason| Error::Invalid { image: image.clone(), reason };
+        let Some(socket) = UnixEnd::of(entry).map_err(invalid)? else { continue };
+        if let Some(name) = &socket.outside {
+            let name = String::from_utf8_lossy(name);
             let name = name.strip_suffix('\0').unwrap_or(&name).to_owned();
             all.add(&*image, None, Ask::ExternalSocket { name });
         }
         // Whoever connects to it, or is connected, sees these ids as those of the other end.
         // One that is handed over has whoever made it for that.
-        let key = FileKey::of_socket(socket);
+        let key = FileKey::of_socket(&socket);
         let given = key.needed().is_some() || passed.files.contains(&key.to_string());
-        if let Some(peer) = socket.torpor_peer.filter(|_| !given) {
-            all.add(&*image, None, Ask::User(maps.user(peer.uid)));
-            all.add(&*image, None, Ask::Group(maps.group(peer.gid)));
+        if let Some(peer) = socket.link.remembered.filter(|_| !given) {
+            all.add(&*image, None, Ask::User(maps.user(peer.user)));
+            all.add(&*image, None, Ask::Group(maps.group(peer.group)));
         }
     }
     senders(checkpoint, maps, all)

@@ -20,7 +20,7 @@ use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
 use crate::socket::Socket;
 use crate::terminal::Terminal;
-use crate::unix_name::UnixName;
+use crate::unix_end::UnixEnd;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
@@ -113,10 +113,10 @@ fn files(
     for terminal in terminals {
         all.add(kind::TTY_INFO.file_name(0), None, Ask::Terminal(terminal));
     }
-    for socket in checkpoint.files.iter().filter_map(|entry| entry.usk.as_ref()) {
+    for entry in &checkpoint.files {
         let invalid = |reason| Error::Invalid { image: image.clone(), reason };
-        let name = UnixName::read(socket).map_err(invalid)?;
-        let Some(name) = name else { continue };
+        let socket = UnixEnd::of(entry).map_err(invalid)?;
+        let Some(name) = socket.and_then(|socket| socket.bound) else { continue };
         if let Some(owner) = name.file.as_ref().and_then(|file| file.owner) {
             owned(owner, maps, |ask| all.add(&*image, None, ask));
         }

@@ -419,6 +419,15 @@ fn what_lies_over_a_read_only_root() {
     refuses_of(&scratch, &bundle, "", rows, |_| {});
 }
 
+/// Has the mount at a place say that it is of the device of /ro, and begins where `root` says for the root of that.
+fn stands_for(images: &Images, place: &str, root: impl Fn(&[u8]) -> Vec<u8>) {
+    images.mounts(|mounts| {
+        let (device, root) = (at(mounts, "/ro").root_dev, root(&at(mounts, "/ro").root));
+        let other = mounts.iter_mut().find(|mount| mount.mountpoint == place.as_bytes()).unwrap();
+        (other.root_dev, other.root) = (device, root);
+    });
+}
+
 /// The volume that cannot be written to, as a part of what can, by what images say of devices and roots.
 #[test]
 fn what_a_part_is_made_of() {
@@ -426,26 +435,56 @@ fn what_a_part_is_made_of() {
     scratch.configure(FOREIGN);
     let bundle = bundle(&scratch);
     let asleep = Asleep::of(&scratch, &bundle);
-    asleep.refused(&[(
-        "a part of the root",
-        |images| {
-            again(images, "/ro", |mount| mount.ext_key = None);
-            images.mounts(|mounts| {
-                let device = at(mounts, "/ro").root_dev;
-                let root = mounts.iter_mut().find(|mount| mount.mountpoint == b"/").unwrap();
-                (root.root_dev, root.root) = (device, b"/".to_vec());
-            });
-        },
-        &[" for /spare: No such file or directory"],
-    )]);
+    asleep.refused(&[
+        (
+            "a part of the root",
+            |images| {
+                again(images, "/ro", |mount| mount.ext_key = None);
+                stands_for(images, "/", |_| b"/".to_vec());
+            },
+            &[" for /spare: No such file or directory"],
+        ),
+        (
+            "a part of the other volume, which is said to begin further up",
+            |images| {
+                again(images, "/ro", |mount| mount.ext_key = None);
+                stands_for(images, "/vol", |_| b"/".to_vec());
+            },
+            &[" for /spare: No such file or directory"],
+        ),
+        (
+            "a way up from the other volume",
+            |images| {
+                again(images, "/vol", |mount| {
+                    mount.ext_key = None;
+                    mount.root.extend(b"/../ro");
+                })
+            },
+            &["/../ro"],
+        ),
+        (
+            "a way through a link of the other volume",
+            |images| {
+                again(images, "/vol", |mount| {
+                    mount.ext_key = None;
+                    mount.root.extend(b"/link/etc");
+                })
+            },
+            &[" for /spare: Too many levels of symbolic links"],
+        ),
+        (
+            "a part of a new file system, which is said to be the same",
+            |images| {
+                again(images, "/ro", |mount| mount.ext_key = None);
+                stands_for(images, "/dev/shm", |root| root.to_vec());
+            },
+            &["mountpoints-", "has two types of file systems"],
+        ),
+    ]);
     // What seems to be the same volume, and can be written to.
     let images = Images::of(&scratch);
     again(&images, "/ro", |mount| mount.ext_key = None);
-    images.mounts(|mounts| {
-        let (device, root) = (at(mounts, "/ro").root_dev, at(mounts, "/ro").root.clone());
-        let other = mounts.iter_mut().find(|mount| mount.mountpoint == b"/vol").unwrap();
-        (other.root_dev, other.root) = (device, root);
-    });
+    stands_for(&images, "/vol", |root| root.to_vec());
     let Asleep { mut container, .. } = asleep;
     container.restore(&[]);
     let inside = PathBuf::from(format!("/proc/{}/root", container.pid()));

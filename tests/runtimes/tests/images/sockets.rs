@@ -1,17 +1,113 @@
-//! Files of Unix sockets, on a volume that somebody has laid links out on.
+//! Unix sockets: their files, on a volume that somebody has laid links out on, and their peers.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 
+use torpor_images::proto::{FdTypes, FileEntry, UnixSkEntry};
 use torpor_runtimes_tests::command::Run;
 use torpor_runtimes_tests::runc::Container;
 use torpor_runtimes_tests::scratch::Scratch;
 
-use super::{FOREIGN, Images, bundle, owners};
+use super::{FOREIGN, Images, bundle, owners, refuses, refuses_by};
 use crate::counting::goes_on;
 
 /// What restores called the directory that they bind a socket in, as long as others could know it.
 const STAGE: &str = ".torpor-socket-900001";
+
+/// Adds two Unix sockets that are connected with each other, of which the root task has the first. Their inodes have the
+/// numbers of their files.
+fn connected(images: &Images, change: impl FnOnce(&mut UnixSkEntry, &mut UnixSkEntry)) {
+    let ns_id = images.root_ids().net_ns_id;
+    let new = |id, peer| UnixSkEntry {
+        id,
+        ino: id,
+        peer,
+        r#type: 1,
+        state: 1,
+        flags: 2, // O_RDWR
+        ns_id,
+        ..UnixSkEntry::default()
+    };
+    let (mut first, mut second) = (new(900_001, 900_002), new(900_002, 900_001));
+    change(&mut first, &mut second);
+    images.open(FdTypes::Unixsk, |entry| entry.usk = Some(first));
+    let (r#type, id) = (FdTypes::Unixsk.into(), second.id);
+    let second = FileEntry { r#type, id, usk: Some(second), ..FileEntry::default() };
+    images.files(|files| files.push(second));
+}
+
+/// Which sockets are connected with which, so that a restore would have to guess.
+#[test]
+fn peers_that_cannot_be() {
+    const NOT_ITS: &[&str] =
+        &["files.img: socket 900001: socket 900002 is its peer, but it is not the peer's"];
+    const OTHER: &[&str] = &["files.img: socket 900001: cannot be connected to socket 900002"];
+    refuses(
+        "images-peers-none",
+        &[
+            ("one that has no peer", |i| connected(i, |_, second| second.peer = 0), NOT_ITS),
+            ("one that is its own", |i| connected(i, |_, second| second.peer = 900_002), NOT_ITS),
+            (
+                "one that there is not",
+                |images| {
+                    connected(images, |first, _| {
+                        (first.peer, first.torpor_pending) = (900_003, vec![900_002]);
+                    })
+                },
+                &["files.img: socket 900001: its peer, inode 900003, is not in the images"],
+            ),
+            ("one of another type", |i| connected(i, |_, second| second.r#type = 5), OTHER),
+            ("one of no network", |i| connected(i, |_, second| second.ns_id = None), OTHER),
+            (
+                "two with one inode",
+                |images| {
+                    connected(images, |first, second| {
+                        (first.peer, second.ino) = (900_001, 900_001);
+                    })
+                },
+                &["files.img: socket 900002: inode 900001 appears twice"],
+            ),
+            (
+                "a type that there is not",
+                |images| connected(images, |first, _| first.r#type = 3),
+                &["files.img: socket 900001: is of type 3"],
+            ),
+            (
+                "a state that there is not",
+                |images| connected(images, |first, _| first.state = 2),
+                &["files.img: socket 900001: is in state 2"],
+            ),
+        ],
+    );
+}
+
+/// A policy may let sockets be connected to some outside: without the caller's word they are not, and streams never.
+#[test]
+fn peers_outside() {
+    fn outside(images: &Images, kind: u32, state: u32) {
+        connected(images, |first, second| {
+            (first.r#type, second.r#type) = (kind, kind);
+            (second.uflags, second.peer, second.state) = (1, 0, state);
+            second.name = b"/run/host.sock\0".to_vec();
+        });
+    }
+    const STREAM: &[&str] =
+        &["socket 900001: its peer, socket 900002, is outside, and not for datagrams"];
+    refuses_by(
+        "images-peers-outside",
+        "foreign.network.external-sockets = true",
+        &[
+            (
+                "without the word",
+                |images| outside(images, 2, 7),
+                &["its peer \"/run/host.sock\" is outside: --ext-unix-sk allows it"],
+            ),
+            ("a stream", |images| outside(images, 1, 1), STREAM),
+            ("a stream that waits", |images| outside(images, 1, 10), STREAM),
+            ("sequenced packets", |images| outside(images, 5, 1), STREAM),
+        ],
+    );
+}
 
 #[test]
 fn a_socket_is_bound_where_no_link_leads() {

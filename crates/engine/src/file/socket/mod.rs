@@ -32,7 +32,6 @@ use torpor_images::proto::FileEntry;
 pub(crate) use self::about::netns_of;
 pub(crate) use self::around::Around;
 pub(crate) use self::inet::InetRestorer;
-pub(crate) use self::unix::EXTERN;
 pub(crate) use self::unix::{Neighbours, UnixRestorer};
 
 use self::spaces::Lists;

@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_images::proto::{ScmEntry, SkPacketEntry, SkUcred};
+use torpor_images::proto::{ScmEntry, SkPacketEntry};
 use torpor_images::{ImageDir, Writer, kind};
+use torpor_policy::ProcessIds;
 use torpor_sys::socket::{self, Credentials, Received};
 
 use crate::error::{Context, Error, Result};
@@ -181,8 +182,8 @@ pub(super) struct Packet {
     pub(super) address: Vec<u8>,
     /// Numbers of its files.
     pub(super) files: Vec<u32>,
-    /// The sender's credentials, with the pid of the images.
-    pub(super) credentials: Option<SkUcred>,
+    /// The sender.
+    pub(super) credentials: Option<ProcessIds>,
 }
 
 /// The messages of an image.
@@ -216,7 +217,7 @@ impl Packets {
                 data,
                 address: entry.torpor_addr.unwrap_or_default(),
                 files,
-                credentials: entry.torpor_ucred,
+                credentials: entry.torpor_ucred.map(ProcessIds::from),
             };
             match entry.torpor_from {
                 Some(from) => packets.pending.entry(from).or_default().push(packet),

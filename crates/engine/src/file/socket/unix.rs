@@ -32,7 +32,7 @@ pub(crate) use self::restore::UnixRestorer;
 
 /// Flag of an entry: the socket lies outside of the tree, and stands in the images only
 /// because others are connected to it by its name.
-pub(crate) const EXTERN: u32 = 1;
+const EXTERN: u32 = 1;
 
 /// Flag of an entry: the other end is that of the service that was asked for the dump. The restore answers in
 /// its place.

@@ -251,6 +251,14 @@ fn peers_of_unix_sockets_are_found() {
         socket.torpor_peer = Some(SkUcred { pid: 1, uid: 4711, gid: 0 });
     });
     assert!(missing.iter().any(|(_, what)| what.contains("4711")), "{missing:?}");
+    for change in [
+        |socket: &mut UnixSkEntry| socket.backlog += 1,
+        |socket: &mut UnixSkEntry| socket.shutdown = Some(3),
+        |socket: &mut UnixSkEntry| socket.torpor_pending.push(7),
+    ] {
+        let missing = changed(change);
+        assert!(missing.iter().any(|(_, what)| what.starts_with("Unix ")), "{missing:?}");
+    }
 }
 
 #[test]
@@ -350,7 +358,7 @@ fn with_unlimited() -> ImageDir {
     let tty = TtyFileEntry { id: 90_001, tty_info_id: 7, ..TtyFileEntry::default() };
     files.push(FileEntry { tty: Some(tty), ..of(90_001, FdTypes::Tty) });
     let (id, name) = (90_002, b"\0name".to_vec());
-    let usk = UnixSkEntry { id, ino: id, name, r#type: 2, ..UnixSkEntry::default() };
+    let usk = UnixSkEntry { id, ino: id, name, r#type: 2, state: 7, ..UnixSkEntry::default() };
     files.push(FileEntry { usk: Some(usk), ..of(id, FdTypes::Unixsk) });
     let (id, name) = (90_003, b"file[1f:2a6]".to_vec());
     let reg = RegFileEntry { id, name, ext: Some(true), ..RegFileEntry::default() };

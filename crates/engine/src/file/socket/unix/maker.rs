@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::PidfdGetfdFlags;
-use torpor_images::proto::SkUcred;
+use torpor_policy::{ProcessIds, SocketKind};
 use torpor_sys::socket;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, Outcome, Tracee};
@@ -27,14 +27,14 @@ use crate::restore::transport::Transport;
 /// Sockets that a process lets listen at once.
 const AT_ONCE: usize = 32;
 
-/// A pair of connected sockets in a network namespace of the images.
+/// A pair of connected sockets.
 pub(super) fn socketpair(
     cx: &mut Neighbours<'_>,
-    who: Option<SkUcred>,
-    ns_id: Option<u32>,
-    kind: u32,
+    who: Option<ProcessIds>,
+    socket: &SocketKind,
 ) -> Result<(OwnedFd, OwnedFd)> {
-    let space = netns_of(cx.spaces, ns_id);
+    let space = netns_of(cx.spaces, socket.network());
+    let [_, kind, _] = socket.arguments().map(i32::cast_unsigned);
     let made = as_maker(cx, who, Some(space), |husk, who| {
         let mut batch = husk.batch();
         let pair = batch.space(8);
@@ -70,7 +70,7 @@ pub(super) fn socketpair(
 /// Lets sockets listen, each with its backlog.
 pub(super) fn listen(
     cx: &mut Neighbours<'_>,
-    who: Option<SkUcred>,
+    who: Option<ProcessIds>,
     sockets: &[(BorrowedFd<'_>, u32)],
 ) -> Result<()> {
     let done = as_maker(cx, who, None, |husk, who| {
@@ -89,7 +89,11 @@ fn backlog_of(wanted: u32) -> i32 {
     i32::try_from(wanted).unwrap_or(i32::MAX)
 }
 
-fn listen_from(husk: &mut Tracee, who: SkUcred, sockets: &[(BorrowedFd<'_>, u32)]) -> Result<()> {
+fn listen_from(
+    husk: &mut Tracee,
+    who: ProcessIds,
+    sockets: &[(BorrowedFd<'_>, u32)],
+) -> Result<()> {
     let fds: Vec<BorrowedFd<'_>> = sockets.iter().map(|&(fd, _)| fd).collect();
     // Behind the sockets, which get the lowest numbers.
     let at = i32::try_from(fds.len()).unwrap_or(i32::MAX);
@@ -107,7 +111,7 @@ fn listen_from(husk: &mut Tracee, who: SkUcred, sockets: &[(BorrowedFd<'_>, u32)
 /// Connects a socket.
 pub(super) fn connect(
     cx: &mut Neighbours<'_>,
-    who: Option<SkUcred>,
+    who: Option<ProcessIds>,
     fd: BorrowedFd<'_>,
     reach: &Reach,
 ) -> Result<()> {
@@ -133,7 +137,7 @@ fn connect_here(fd: BorrowedFd<'_>, reach: &Reach) -> Result<()> {
 /// husk has: its working directory is that of its descriptors meanwhile.
 fn connect_from(
     husk: &mut Tracee,
-    who: SkUcred,
+    who: ProcessIds,
     fd: BorrowedFd<'_>,
     reach: &Reach,
     file: Option<OwnedFd>,
@@ -175,14 +179,14 @@ fn clear(husk: &mut Tracee, mut transport: Transport) -> Result<()> {
 /// Runs calls as the user and group that are to be noted, and goes back.
 fn in_the_name_of(
     mut batch: Batch<'_>,
-    who: SkUcred,
+    who: ProcessIds,
     calls: impl FnOnce(&mut Batch<'_>) -> Vec<Call>,
 ) -> Result<Outcome> {
     const SAME: u64 = u64::MAX;
-    let others = who.uid != 0 || who.gid != 0;
+    let others = who.user != 0 || who.group != 0;
     let become_it = others.then(|| {
-        let gid = batch.call((libc::SYS_setresgid, [SAME, who.gid.into(), SAME]));
-        (gid, batch.call((libc::SYS_setresuid, [SAME, who.uid.into(), SAME])))
+        let gid = batch.call((libc::SYS_setresgid, [SAME, who.group.into(), SAME]));
+        (gid, batch.call((libc::SYS_setresuid, [SAME, who.user.into(), SAME])))
     });
     let calls = calls(&mut batch);
     if others {
@@ -190,7 +194,7 @@ fn in_the_name_of(
         batch.call((libc::SYS_setresgid, [SAME, 0, SAME]));
     }
     let out = batch.run()?;
-    let what = || format!("a call as user {} and group {}", who.uid, who.gid);
+    let what = || format!("a call as user {} and group {}", who.user, who.group);
     if let Some((gid, uid)) = become_it {
         out.expect(gid, what)?;
         out.expect(uid, what)?;
@@ -203,9 +207,9 @@ fn in_the_name_of(
 /// wanted. `None` without knowledge of the process, and where no husk is in the namespace.
 fn as_maker<T>(
     cx: &mut Neighbours<'_>,
-    who: Option<SkUcred>,
+    who: Option<ProcessIds>,
     space: Option<u32>,
-    work: impl FnOnce(&mut Tracee, SkUcred) -> Result<T>,
+    work: impl FnOnce(&mut Tracee, ProcessIds) -> Result<T>,
 ) -> Result<Option<T>> {
     let Some(who) = who.filter(|_| !cx.tasks.is_empty()) else { return Ok(None) };
     let vpid = who.pid.cast_signed();

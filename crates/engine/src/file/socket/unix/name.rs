@@ -139,27 +139,25 @@ pub(super) struct Reach {
     pub(super) file: Option<OwnedFd>,
 }
 
-/// Binds a new socket as its entry says.
+/// Binds a new socket to its name, if it has one.
 ///
 /// # Errors
-/// If the address is taken, or its directory is not there or may not be written to; `Invalid` for a
-/// name that cannot be.
+/// If the address is taken, or its directory is not there or may not be written to.
 pub(super) fn bind(
     cx: &Neighbours<'_>,
     names: &mut Names,
     socket: BorrowedFd<'_>,
-    entry: &UnixSkEntry,
+    bound: Option<&UnixName>,
 ) -> Result<()> {
-    let name = UnixName::read(entry).map_err(|why| Error::invalid("files.img", why))?;
-    let Some(UnixName { name, file, .. }) = name else { return Ok(()) };
-    let Some(file) = file else { return names.scratch.bind(socket, &name) };
-    let place = Bound::of(cx, &file)?;
+    let Some(UnixName { name, file, .. }) = bound else { return Ok(()) };
+    let Some(file) = file else { return names.scratch.bind(socket, name) };
+    let place = Bound::of(cx, file)?;
     if !cx.roots.may_make_in(place.dir.as_fd())? {
         let why = "a Unix socket would have its file there, and the calling runtime gives no right to make one; give its \
                    directory to the container's user";
         return Err(Error::invalid(place.path.display().to_string(), why));
     }
-    let before = run_in(&[], || place.bind(socket, &name))?;
+    let before = run_in(&[], || place.bind(socket, name))?;
     let bound = socket::bound_file(socket).context(|| "file of a socket".to_owned())?;
     let permitted = place.set_permissions(&bound);
     names.placed.add(place.copy.unwrap_or(place.dir), &place.leaf, bound, before);

@@ -11,12 +11,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use prost::Message as _;
 use rustix::net::{Shutdown, SocketFlags};
 use torpor_images::ImageDir;
-use torpor_images::proto::{CriuDumpResp, CriuReqType, CriuResp, FileEntry, SkUcred, UnixSkEntry};
-use torpor_policy::{FileKey, SocketKind, SocketOptions, UnixName};
+use torpor_images::proto::{CriuDumpResp, CriuReqType, CriuResp, FileEntry};
+use torpor_policy::{FileKey, ProcessIds, ShutDown, UnixEnd, UnixEnds, UnixLink, UnixState};
 use torpor_sys::socket::{self, Credentials, Message};
 
 use super::name::{self, Names, Reach};
-use super::{EXTERN, Neighbours, SERVICE, maker, options, state};
+use super::{Neighbours, maker, options};
 use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
 use crate::file::ext;
@@ -24,16 +24,10 @@ use crate::file::socket::about::{bad_entry, create, restore_flags};
 use crate::file::socket::queue::{Packet, Packets};
 use crate::restore::tasks::real_pid;
 
-/// `sk_shutdown` as the images have it.
-const RCV: i32 = 1;
-const SND: i32 = 2;
-
 /// The restore half of Unix sockets.
 #[derive(Debug, Default)]
 pub(crate) struct UnixRestorer {
-    entries: HashMap<u32, UnixSkEntry>,
-    /// The number of the socket with an inode number.
-    by_inode: HashMap<u32, u32>,
+    ends: UnixEnds,
     packets: Packets,
     names: Names,
     /// Listeners that do not listen yet: those of one maker do it together.
@@ -56,34 +50,22 @@ impl UnixRestorer {
         all: &HashMap<u32, FileEntry>,
         entries: &[FileEntry],
     ) -> Result<Vec<u32>> {
-        for entry in entries {
-            let mut usk =
-                entry.usk.clone().ok_or_else(|| bad_entry(entry.id, "is no Unix socket"))?;
-            if is_served(&usk) {
-                usk.peer = 0;
-            }
-            if self.by_inode.insert(usk.ino, usk.id).is_some() {
-                return Err(bad_entry(usk.id, format!("inode {} appears twice", usk.ino)));
-            }
-            self.entries.insert(usk.id, usk);
-        }
-        for usk in self.entries.values() {
-            self.check(usk)?;
-        }
+        self.ends = UnixEnds::of(entries).map_err(|reason| Error::invalid("files.img", reason))?;
+        self.ends.iter().try_for_each(|end| self.can_be_connected(end))?;
         self.packets = Packets::load(images)?;
         // Others of the file are for Internet sockets.
         let is_inet = |id: &u32| all.get(id).is_some_and(|entry| entry.isk.is_some());
         self.packets.queued.retain(|id, _| !is_inet(id));
         for id in self.packets.queued.keys().chain(self.packets.pending.keys()) {
-            if !self.entries.contains_key(id) {
+            if self.ends.get(*id).is_none() {
                 return Err(Error::invalid(
                     "sk-queues.img",
                     format!("a message is for file {id}, which is no Unix or Internet socket"),
                 ));
             }
         }
-        for usk in self.entries.values().filter(|usk| is_served(usk)) {
-            self.packets.queued.entry(usk.id).or_default().push(answer());
+        for end in self.ends.iter().filter(|end| end.link.served) {
+            self.packets.queued.entry(end.file).or_default().push(answer());
         }
         let mut in_flight = Vec::new();
         for id in self.packets.files() {
@@ -104,26 +86,26 @@ impl UnixRestorer {
     /// If the images have no such socket or not its peer; if a socket cannot be made or bound to
     /// its name; if nobody hands an external one in.
     pub(crate) fn open(&mut self, cx: &mut Neighbours<'_>, entry: &FileEntry) -> Result<OwnedFd> {
-        let usk = self.entry(entry.id)?.clone();
-        if let Some(file) = inherited(cx, &usk)? {
+        let end = self.end(entry.id)?.clone();
+        if let Some(file) = inherited(cx, &end)? {
             return Ok(file);
         }
-        let fd = match self.birth(&usk) {
-            Pairing::Alone => self.open_alone(cx, &usk)?,
+        let fd = match self.birth(&end) {
+            Pairing::Alone => self.open_alone(cx, &end)?,
             Pairing::With(mate) => {
-                let mate = self.entry(mate)?.clone();
-                let (fd, other) = self.open_pair(cx, &usk, &mate)?;
-                cx.files.insert(mate.id, other);
-                self.opened.push(mate.id);
+                let mate = self.end(mate)?.clone();
+                let (fd, other) = self.open_pair(cx, &end, &mate)?;
+                cx.files.insert(mate.file, other);
+                self.opened.push(mate.file);
                 fd
             }
             Pairing::Widowed => {
-                let (fd, other) = self.open_pair(cx, &usk, &gone(&usk))?;
-                self.mates.insert(usk.id, other);
+                let (fd, other) = self.open_pair(cx, &end, &end.closed_peer())?;
+                self.mates.insert(end.file, other);
                 fd
             }
         };
-        self.opened.push(usk.id);
+        self.opened.push(end.file);
         Ok(fd)
     }
 
@@ -140,29 +122,29 @@ impl UnixRestorer {
     pub(crate) fn connect(&mut self, cx: &mut Neighbours<'_>) -> Result<()> {
         self.listen(cx)?;
         self.opened.sort_unstable();
-        let opened: Vec<UnixSkEntry> =
-            self.opened.iter().filter_map(|id| self.entries.get(id)).cloned().collect();
-        for usk in &opened {
-            options::raise_buffers(file(cx, usk.id)?);
+        let opened: Vec<UnixEnd> =
+            self.opened.iter().filter_map(|&file| self.ends.get(file)).cloned().collect();
+        for end in &opened {
+            options::raise_buffers(file(cx, end.file)?);
         }
         self.connect_datagrams(cx, &opened)?;
-        for usk in opened.iter().filter(|u| u.state == state::LISTEN) {
-            self.connect_waiting(cx, usk)?;
+        for end in opened.iter().filter(|end| listens(end)) {
+            self.connect_waiting(cx, end)?;
         }
-        for usk in opened.iter().filter(|u| !is_datagram(u)) {
-            self.fill_stream(cx, usk)?;
+        for end in opened.iter().filter(|end| !end.kind.is_of_datagrams()) {
+            self.fill_stream(cx, end)?;
         }
-        for usk in opened.iter().filter(|u| u.torpor_reset()) {
+        for end in opened.iter().filter(|end| end.link.reset) {
             // A peer that closes without having read all resets the connection.
             let message = Message { data: &[0], ..Message::default() };
-            let _ = socket::send(file(cx, usk.id)?, &message, libc::MSG_DONTWAIT);
+            let _ = socket::send(file(cx, end.file)?, &message, libc::MSG_DONTWAIT);
         }
         self.mates.clear();
-        for usk in &opened {
-            let fd = file(cx, usk.id)?;
-            shut_down(fd, usk.shutdown() as i32)?;
-            options::restore(cx.id_maps, fd, &SocketOptions::read(&usk.opts))?;
-            restore_flags(fd, usk.flags)?;
+        for end in &opened {
+            let fd = file(cx, end.file)?;
+            shut_down(fd, end.link.shut)?;
+            options::restore(cx.id_maps, fd, &end.options)?;
+            restore_flags(fd, end.link.flags)?;
         }
         Ok(())
     }
@@ -178,16 +160,6 @@ enum Pairing {
     Widowed,
 }
 
-/// The other end of a connection, of which nothing is left but that it was shut down.
-fn gone(usk: &UnixSkEntry) -> UnixSkEntry {
-    UnixSkEntry { shutdown: usk.shutdown, ..UnixSkEntry::default() }
-}
-
-/// Whether it is the connection to the service that was asked for the dump.
-fn is_served(usk: &UnixSkEntry) -> bool {
-    usk.uflags & SERVICE != 0 && usk.state == state::ESTABLISHED && !is_datagram(usk)
-}
-
 /// What a client finds that has asked for its own dump, when it is restored.
 fn answer() -> Packet {
     let response = CriuResp {
@@ -200,13 +172,8 @@ fn answer() -> Packet {
     Packet { data, address: Vec::new(), files: Vec::new(), credentials: None }
 }
 
-fn is_datagram(usk: &UnixSkEntry) -> bool {
-    usk.r#type == libc::SOCK_DGRAM.cast_unsigned()
-}
-
-/// What `shutdown` of one end of a connection does to the other.
-fn mirrored(how: i32) -> i32 {
-    (how & RCV) << 1 | (how & SND) >> 1
+fn listens(end: &UnixEnd) -> bool {
+    end.link.state == UnixState::Listening
 }
 
 fn file<'c>(cx: &'c Neighbours<'_>, id: u32) -> Result<BorrowedFd<'c>> {
@@ -214,98 +181,84 @@ fn file<'c>(cx: &'c Neighbours<'_>, id: u32) -> Result<BorrowedFd<'c>> {
 }
 
 /// A socket that the caller has brought along (`--inherit-fd fd[N]:socket[INODE]`).
-fn inherited(cx: &Neighbours<'_>, usk: &UnixSkEntry) -> Result<Option<OwnedFd>> {
-    let name = FileKey::of_socket(usk);
+fn inherited(cx: &Neighbours<'_>, end: &UnixEnd) -> Result<Option<OwnedFd>> {
+    let name = FileKey::of_socket(end);
     match (ext::inherited(cx.given, &name), name.needed()) {
         (Some(given), _) => duplicate(given).map(Some),
         (None, Some(key)) => {
-            Err(Error::Unsupported(format!("Unix socket {} without --inherit-fd {key}", usk.ino)))
+            let inode = end.link.inode;
+            Err(Error::Unsupported(format!("Unix socket {inode} without --inherit-fd {key}")))
         }
         (None, None) => Ok(None),
     }
 }
 
-fn shut_down(fd: BorrowedFd<'_>, how: i32) -> Result<()> {
-    let how = match how {
-        0 => return Ok(()),
-        RCV => Shutdown::Read,
-        SND => Shutdown::Write,
-        _ => Shutdown::Both,
+fn shut_down(fd: BorrowedFd<'_>, what: ShutDown) -> Result<()> {
+    let how = match (what.receiving, what.sending) {
+        (false, false) => return Ok(()),
+        (true, false) => Shutdown::Read,
+        (false, true) => Shutdown::Write,
+        (true, true) => Shutdown::Both,
     };
     rustix::net::shutdown(fd, how).context(|| "shutdown of a Unix socket".to_owned())
 }
 
 impl UnixRestorer {
-    fn entry(&self, id: u32) -> Result<&UnixSkEntry> {
-        self.entries.get(&id).ok_or_else(|| bad_entry(id, "is no Unix socket"))
+    fn end(&self, file: u32) -> Result<&UnixEnd> {
+        self.ends.get(file).ok_or_else(|| bad_entry(file, "is no Unix socket"))
     }
 
-    /// The socket with an inode number; 0 is none.
-    fn peer(&self, inode: u32) -> Option<&UnixSkEntry> {
-        self.by_inode.get(&inode).filter(|_| inode != 0).and_then(|id| self.entries.get(id))
+    /// What is outside can be found by its name only, and only for datagrams: to others a connection would be a new one.
+    fn can_be_connected(&self, end: &UnixEnd) -> Result<()> {
+        match self.ends.peer_of(end) {
+            Some(peer) if peer.outside.is_some() && !end.kind.is_of_datagrams() => {
+                let why =
+                    format!("its peer, socket {}, is outside, and not for datagrams", peer.file);
+                Err(bad_entry(end.file, why))
+            }
+            _ => Ok(()),
+        }
     }
 
-    fn check(&self, usk: &UnixSkEntry) -> Result<()> {
-        let bad = |reason: String| Err(bad_entry(usk.id, reason));
-        let kinds = [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET];
-        if !kinds.contains(&usk.r#type.cast_signed()) {
-            return bad(format!("is of type {}", usk.r#type));
-        }
-        UnixName::read(usk).map_err(|why| Error::invalid("files.img", why))?;
-        if usk.peer == 0 {
-            return Ok(());
-        }
-        let Some(peer) = self.peer(usk.peer) else {
-            return bad(format!("its peer, inode {}, is not in the images", usk.peer));
-        };
-        if peer.r#type != usk.r#type || peer.ns_id != usk.ns_id {
-            return bad(format!("cannot be connected to socket {}", peer.id));
-        }
-        if !is_datagram(usk) && peer.state != state::LISTEN && peer.peer != usk.ino {
-            return bad(format!("socket {} is its peer, but it is not the peer's", peer.id));
-        }
-        Ok(())
-    }
-
-    fn birth(&self, usk: &UnixSkEntry) -> Pairing {
-        let peer = self.peer(usk.peer);
-        if !is_datagram(usk) {
-            return match (usk.state, peer) {
-                (state::ESTABLISHED, None) => Pairing::Widowed,
-                (state::ESTABLISHED, Some(peer)) if peer.state != state::LISTEN => {
-                    Pairing::With(peer.id)
-                }
+    fn birth(&self, end: &UnixEnd) -> Pairing {
+        let peer = self.ends.peer_of(end);
+        if !end.kind.is_of_datagrams() {
+            return match (end.link.state, peer) {
+                (UnixState::Connected, None) => Pairing::Widowed,
+                (UnixState::Connected, Some(peer)) if !listens(peer) => Pairing::With(peer.file),
                 _ => Pairing::Alone,
             };
         }
+        let inode = end.link.inode;
         // A datagram socket without a name can only be reached from its other end.
-        let unnamed = |u: &UnixSkEntry| u.name.is_empty() && u.uflags & EXTERN == 0;
-        let from = || {
-            let mut all = self.entries.values();
-            all.find(|u| is_datagram(u) && u.peer == usk.ino && u.ino != usk.ino)
+        let unnamed = |end: &UnixEnd| end.name().is_empty() && end.outside.is_none();
+        let is_its = |other: &&UnixEnd| {
+            let of_datagrams = other.kind.is_of_datagrams();
+            of_datagrams && other.link.peer == Some(inode) && other.link.inode != inode
         };
+        let from = || self.ends.iter().find(is_its);
         match peer {
-            Some(peer) if peer.ino == usk.ino => Pairing::Alone,
-            Some(peer) if unnamed(peer) => Pairing::With(peer.id),
-            Some(peer) if unnamed(usk) && peer.peer == usk.ino => Pairing::With(peer.id),
-            _ if unnamed(usk) => match from() {
-                Some(other) => Pairing::With(other.id),
-                None if self.packets.queued.contains_key(&usk.id) => Pairing::Widowed,
+            Some(peer) if peer.link.inode == inode => Pairing::Alone,
+            Some(peer) if unnamed(peer) => Pairing::With(peer.file),
+            Some(peer) if unnamed(end) && peer.link.peer == Some(inode) => Pairing::With(peer.file),
+            _ if unnamed(end) => match from() {
+                Some(other) => Pairing::With(other.file),
+                None if self.packets.queued.contains_key(&end.file) => Pairing::Widowed,
                 None => Pairing::Alone,
             },
             _ => Pairing::Alone,
         }
     }
 
-    fn open_alone(&mut self, cx: &mut Neighbours<'_>, usk: &UnixSkEntry) -> Result<OwnedFd> {
-        let fd = create(cx.spaces, &SocketKind::unix(usk.ns_id, usk.r#type))?;
-        options::restore_more(fd.as_fd(), &SocketOptions::read(&usk.opts))?;
-        if usk.uflags & EXTERN != 0 {
+    fn open_alone(&mut self, cx: &mut Neighbours<'_>, end: &UnixEnd) -> Result<OwnedFd> {
+        let fd = create(cx.spaces, &end.kind)?;
+        options::restore_more(fd.as_fd(), &end.options)?;
+        if end.outside.is_some() {
             return Ok(fd);
         }
-        name::bind(cx, &mut self.names, fd.as_fd(), usk)?;
-        if usk.state == state::LISTEN {
-            self.deaf.insert(usk.id);
+        name::bind(cx, &mut self.names, fd.as_fd(), end.bound.as_ref())?;
+        if listens(end) {
+            self.deaf.insert(end.file);
         }
         Ok(fd)
     }
@@ -314,13 +267,12 @@ impl UnixRestorer {
     fn listen(&mut self, cx: &mut Neighbours<'_>) -> Result<()> {
         let mut by_maker: BTreeMap<_, Vec<(OwnedFd, u32)>> = BTreeMap::new();
         for id in std::mem::take(&mut self.deaf) {
-            let usk = self.entry(id)?;
-            let who = self.remembered(cx, usk).map(|who| (who.pid, who.uid, who.gid));
-            let listener = (duplicate(file(cx, id)?)?, usk.backlog);
+            let end = self.end(id)?;
+            let who = self.remembered(cx, end);
+            let listener = (duplicate(file(cx, id)?)?, end.link.backlog);
             by_maker.entry(who).or_default().push(listener);
         }
         for (who, listeners) in by_maker {
-            let who = who.map(|(pid, uid, gid)| SkUcred { pid, uid, gid });
             let all: Vec<_> =
                 listeners.iter().map(|(fd, backlog)| (fd.as_fd(), *backlog)).collect();
             maker::listen(cx, who, &all)?;
@@ -332,20 +284,22 @@ impl UnixRestorer {
     fn open_pair(
         &mut self,
         cx: &mut Neighbours<'_>,
-        a: &UnixSkEntry,
-        b: &UnixSkEntry,
+        a: &UnixEnd,
+        b: &UnixEnd,
     ) -> Result<(OwnedFd, OwnedFd)> {
-        let (how_a, how_b) = (a.shutdown() as i32, b.shutdown() as i32);
+        let (shut_a, shut_b) = (a.link.shut, b.link.shut);
         // What one end has shut down before it was connected does not show at the other.
-        let (early_a, early_b) = (how_a & !mirrored(how_b), how_b & !mirrored(how_a));
-        let unnamed = a.name.is_empty() && b.name.is_empty();
-        let (fd_a, fd_b) = if is_datagram(a) || unnamed && early_a == 0 && early_b == 0 {
+        let (early_a, early_b) =
+            (shut_a.without(shut_b.mirrored()), shut_b.without(shut_a.mirrored()));
+        let is_plain =
+            a.name().is_empty() && b.name().is_empty() && !early_a.is_some() && !early_b.is_some();
+        let (fd_a, fd_b) = if a.kind.is_of_datagrams() || is_plain {
             // Both ends remember the one who made them.
-            let who = a.torpor_peer.or(b.torpor_peer);
-            let who = who.or_else(|| holder(cx, a.id)).or_else(|| holder(cx, b.id));
-            let (fd_a, fd_b) = maker::socketpair(cx, who, a.ns_id, a.r#type)?;
-            name::bind(cx, &mut self.names, fd_a.as_fd(), a)?;
-            name::bind(cx, &mut self.names, fd_b.as_fd(), b)?;
+            let who = a.link.remembered.or(b.link.remembered);
+            let who = who.or_else(|| holder(cx, a.file)).or_else(|| holder(cx, b.file));
+            let (fd_a, fd_b) = maker::socketpair(cx, who, &a.kind)?;
+            name::bind(cx, &mut self.names, fd_a.as_fd(), a.bound.as_ref())?;
+            name::bind(cx, &mut self.names, fd_b.as_fd(), b.bound.as_ref())?;
             (fd_a, fd_b)
         } else if self.serves(a, b, early_a) {
             let (server, client) = self.dial(cx, a, b, early_b)?;
@@ -354,67 +308,65 @@ impl UnixRestorer {
             let (server, client) = self.dial(cx, b, a, early_a)?;
             (client, server)
         };
-        options::restore_more(fd_a.as_fd(), &SocketOptions::read(&a.opts))?;
-        options::restore_more(fd_b.as_fd(), &SocketOptions::read(&b.opts))?;
+        options::restore_more(fd_a.as_fd(), &a.options)?;
+        options::restore_more(fd_b.as_fd(), &b.options)?;
         Ok((fd_a, fd_b))
     }
 
     /// Whether `a` rather than `b` was the one that was accepted: it has its listener's
     /// name, and could not be shut down before it was connected.
-    fn serves(&self, a: &UnixSkEntry, b: &UnixSkEntry, early_a: i32) -> bool {
-        if a.name.is_empty() || b.name.is_empty() {
-            return !a.name.is_empty();
+    fn serves(&self, a: &UnixEnd, b: &UnixEnd, early_a: ShutDown) -> bool {
+        if a.name().is_empty() || b.name().is_empty() {
+            return !a.name().is_empty();
         }
-        early_a == 0 && (self.listener(a).is_some() || self.listener(b).is_none())
+        !early_a.is_some() && (self.listener(a).is_some() || self.listener(b).is_none())
     }
 
     /// The listener that a socket was accepted from, if it is in the images.
-    fn listener(&self, usk: &UnixSkEntry) -> Option<&UnixSkEntry> {
-        self.entries.values().find(|l| {
-            l.state == state::LISTEN
-                && (l.r#type, l.ns_id) == (usk.r#type, usk.ns_id)
-                && l.name == usk.name
-        })
+    fn listener(&self, end: &UnixEnd) -> Option<&UnixEnd> {
+        let is_its = |other: &&UnixEnd| {
+            listens(other) && other.kind == end.kind && other.name() == end.name()
+        };
+        self.ends.iter().find(is_its)
     }
 
     /// Connects `client` to a listener with the name of `server`.
     fn dial(
         &mut self,
         cx: &mut Neighbours<'_>,
-        server: &UnixSkEntry,
-        client: &UnixSkEntry,
-        early: i32,
+        server: &UnixEnd,
+        client: &UnixEnd,
+        early: ShutDown,
     ) -> Result<(OwnedFd, OwnedFd)> {
-        let kind = SocketKind::unix(server.ns_id, server.r#type);
-        let fd = create(cx.spaces, &kind)?;
-        if !client.name.is_empty() {
+        let fd = create(cx.spaces, &server.kind)?;
+        if !client.name().is_empty() {
             // Nobody can reach it by its file, if it still has one.
-            self.names.scratch.bind(fd.as_fd(), &client.name)?;
+            self.names.scratch.bind(fd.as_fd(), client.name())?;
         }
         shut_down(fd.as_fd(), early)?;
         // The client remembers who listened, the server who connected.
         let known = self.listener(server).cloned();
         let own = match &known {
-            Some(listener) => self.listener_file(cx, listener.id)?,
+            Some(listener) => self.listener_file(cx, listener.file)?,
             None => {
-                let listener = create(cx.spaces, &kind)?;
-                self.names.scratch.bind(listener.as_fd(), &server.name)?;
+                let listener = create(cx.spaces, &server.kind)?;
+                self.names.scratch.bind(listener.as_fd(), server.name())?;
                 listener
             }
         };
-        let listens = known.as_ref().map(|l| (l.backlog, self.remembered(cx, l)));
+        let listens = known.as_ref().map(|l| (l.link.backlog, self.remembered(cx, l)));
         let (backlog, listened) = listens.unwrap_or((1, None));
-        let is_deaf = known.as_ref().is_some_and(|listener| self.deaf.remove(&listener.id));
-        let differs = listens.is_none() || !same(client.torpor_peer, listened);
+        let is_deaf = known.as_ref().is_some_and(|listener| self.deaf.remove(&listener.file));
+        let differs = listens.is_none() || !same(client.link.remembered, listened);
         if differs {
             maker::listen(cx, self.remembered(cx, client), &[(own.as_fd(), backlog.max(1))])?;
         } else if is_deaf {
             maker::listen(cx, listened, &[(own.as_fd(), backlog)])?;
         }
-        let reach = name::reach(own.as_fd(), &server.name)?;
+        let reach = name::reach(own.as_fd(), server.name())?;
         maker::connect(cx, self.remembered(cx, server), fd.as_fd(), &reach)?;
         let accepted = rustix::net::accept_with(&own, SocketFlags::CLOEXEC)
-            .context(|| format!("accept Unix socket {}", server.id))?;
+            .context(|| format!("accept Unix socket {}", server.file))?;
         if differs && listens.is_some() {
             maker::listen(cx, listened, &[(own.as_fd(), backlog)])?;
         }
@@ -424,8 +376,8 @@ impl UnixRestorer {
     /// A duplicate of a listener of the images, which is opened if need be.
     fn listener_file(&mut self, cx: &mut Neighbours<'_>, id: u32) -> Result<OwnedFd> {
         if cx.files.get(id).is_none() {
-            let usk = self.entry(id)?.clone();
-            let fd = self.open_alone(cx, &usk)?;
+            let end = self.end(id)?.clone();
+            let fd = self.open_alone(cx, &end)?;
             cx.files.insert(id, fd);
             self.opened.push(id);
         }
@@ -433,54 +385,54 @@ impl UnixRestorer {
     }
 
     /// Fills datagram sockets and connects them.
-    fn connect_datagrams(&mut self, cx: &mut Neighbours<'_>, opened: &[UnixSkEntry]) -> Result<()> {
-        let all = || opened.iter().filter(|u| is_datagram(u) && u.uflags & EXTERN == 0);
-        for usk in all() {
+    fn connect_datagrams(&mut self, cx: &mut Neighbours<'_>, opened: &[UnixEnd]) -> Result<()> {
+        let is_own = |end: &&UnixEnd| end.kind.is_of_datagrams() && end.outside.is_none();
+        let all = || opened.iter().filter(is_own);
+        for end in all() {
             // Born in a pair to be reached, but connected to another, or to none.
-            let Pairing::With(mate) = self.birth(usk) else { continue };
-            if usk.peer != self.entry(mate)?.ino {
+            let Pairing::With(mate) = self.birth(end) else { continue };
+            if end.link.peer != Some(self.end(mate)?.link.inode) {
                 let unspec = [0u8; 16];
-                socket::connect(file(cx, usk.id)?, &unspec)
-                    .context(|| format!("disconnect Unix socket {}", usk.id))?;
+                socket::connect(file(cx, end.file)?, &unspec)
+                    .context(|| format!("disconnect Unix socket {}", end.file))?;
             }
         }
-        for usk in all() {
-            for packet in self.packets.queued.get(&usk.id).cloned().unwrap_or_default() {
-                self.deliver(cx, usk, &packet)?;
+        for end in all() {
+            for packet in self.packets.queued.get(&end.file).cloned().unwrap_or_default() {
+                self.deliver(cx, end, &packet)?;
             }
         }
-        for usk in all() {
-            self.connect_datagram(cx, usk)?;
+        for end in all() {
+            self.connect_datagram(cx, end)?;
         }
         Ok(())
     }
 
-    fn connect_datagram(&mut self, cx: &Neighbours<'_>, usk: &UnixSkEntry) -> Result<()> {
-        let fd = file(cx, usk.id)?;
-        let what = || format!("connect Unix socket {}", usk.id);
-        match self.peer(usk.peer) {
+    fn connect_datagram(&mut self, cx: &Neighbours<'_>, end: &UnixEnd) -> Result<()> {
+        let fd = file(cx, end.file)?;
+        let what = || format!("connect Unix socket {}", end.file);
+        match self.ends.peer_of(end) {
             Some(peer) if socket::peer_address(fd).is_ok() => {
-                tracing::trace!("socket {} has its peer {} already", usk.id, peer.id);
+                tracing::trace!("socket {} has its peer {} already", end.file, peer.file);
                 Ok(())
             }
-            Some(peer) if peer.uflags & EXTERN != 0 => {
+            Some(UnixEnd { outside: Some(name), .. }) => {
                 if !cx.ext_unix_sk {
-                    let name = String::from_utf8_lossy(&peer.name);
+                    let name = String::from_utf8_lossy(name);
                     let name = name.trim_end_matches('\0');
                     let why = format!("its peer {name:?} is outside: --ext-unix-sk allows it");
-                    return Err(bad_entry(usk.id, why));
+                    return Err(bad_entry(end.file, why));
                 }
-                let address = name::address(&peer.name);
-                socket::connect(fd, &address).context(what)
+                socket::connect(fd, &name::address(name)).context(what)
             }
             Some(peer) => {
-                let reach = name::reach(file(cx, peer.id)?, &peer.name)?;
+                let reach = name::reach(file(cx, peer.file)?, peer.name())?;
                 socket::connect(fd, &reach.address).context(what)
             }
-            None if usk.torpor_peer_closed() && !self.mates.contains_key(&usk.id) => {
+            None if end.link.peer_closed && !self.mates.contains_key(&end.file) => {
                 // To one that will be closed.
-                let peer = create(cx.spaces, &SocketKind::unix(usk.ns_id, usk.r#type))?;
-                let name = format!("\0torpor-closed-{}-{}", std::process::id(), usk.ino);
+                let peer = create(cx.spaces, &end.kind)?;
+                let name = format!("\0torpor-closed-{}-{}", std::process::id(), end.link.inode);
                 socket::bind(peer.as_fd(), &name::address(name.as_bytes())).context(what)?;
                 socket::connect(fd, &name::address(name.as_bytes())).context(what)
             }
@@ -490,27 +442,27 @@ impl UnixRestorer {
 
     /// Puts a message into the queue of a datagram socket: sent by its sender if that
     /// is there, else by somebody who has its name.
-    fn deliver(&mut self, cx: &Neighbours<'_>, to: &UnixSkEntry, packet: &Packet) -> Result<()> {
+    fn deliver(&mut self, cx: &Neighbours<'_>, to: &UnixEnd, packet: &Packet) -> Result<()> {
         let sender = self.sender(to, packet);
-        let peer = self.peer(to.peer).map(|peer| peer.id);
-        let packet = &signed(cx, packet, sender.or(peer).unwrap_or(to.id));
+        let peer = self.ends.peer_of(to).map(|peer| peer.file);
+        let packet = &signed(cx, packet, sender.or(peer).unwrap_or(to.file));
         let mate = match self.birth(to) {
             Pairing::With(id) => Some(file(cx, id)?),
-            Pairing::Widowed => self.mates.get(&to.id).map(AsFd::as_fd),
+            Pairing::Widowed => self.mates.get(&to.file).map(AsFd::as_fd),
             Pairing::Alone => None,
         };
-        if let Some(mate) = mate.filter(|_| to.name.is_empty() || sender.is_none()) {
+        if let Some(mate) = mate.filter(|_| to.name().is_empty() || sender.is_none()) {
             if !packet.address.is_empty() && socket::local_address(mate).is_ok_and(|a| a.len() <= 2)
             {
                 self.names.scratch.bind(mate, packet.address.get(2..).unwrap_or_default())?;
             }
             return send(cx, mate, None, packet);
         }
-        let reach = name::reach(file(cx, to.id)?, &to.name)?;
+        let reach = name::reach(file(cx, to.file)?, to.name())?;
         if let Some(id) = sender {
             return self.deliver_from(cx, to, id, &reach, packet);
         }
-        let stranger = create(cx.spaces, &SocketKind::unix(to.ns_id, to.r#type))?;
+        let stranger = create(cx.spaces, &to.kind)?;
         options::raise_buffers(stranger.as_fd());
         if !packet.address.is_empty() {
             self.names
@@ -523,7 +475,7 @@ impl UnixRestorer {
     fn deliver_from(
         &self,
         cx: &Neighbours<'_>,
-        to: &UnixSkEntry,
+        to: &UnixEnd,
         sender: u32,
         reach: &Reach,
         packet: &Packet,
@@ -532,12 +484,11 @@ impl UnixRestorer {
             // A queue holds more from the one who is connected both ways.
             Err(Error::Os { source, .. })
                 if source.kind() == std::io::ErrorKind::WouldBlock
-                    && self.peer(to.peer).is_some_and(|p| p.id == sender) =>
+                    && self.ends.peer_of(to).is_some_and(|peer| peer.file == sender) =>
             {
-                let from = self.entry(sender)?;
-                let back = name::reach(file(cx, sender)?, &from.name)?;
-                socket::connect(file(cx, to.id)?, &back.address)
-                    .context(|| format!("connect Unix socket {}", to.id))?;
+                let back = name::reach(file(cx, sender)?, self.end(sender)?.name())?;
+                socket::connect(file(cx, to.file)?, &back.address)
+                    .context(|| format!("connect Unix socket {}", to.file))?;
                 send(cx, file(cx, sender)?, Some(reach), packet)
             }
             sent => sent,
@@ -545,50 +496,48 @@ impl UnixRestorer {
     }
 
     /// The socket of the images that has the sender's name.
-    fn sender(&self, to: &UnixSkEntry, packet: &Packet) -> Option<u32> {
+    fn sender(&self, to: &UnixEnd, packet: &Packet) -> Option<u32> {
         let name = packet.address.get(2..).filter(|n| !n.is_empty())?;
-        let mut all = self.entries.values();
-        all.find(|u| is_datagram(u) && u.ns_id == to.ns_id && u.name == name && u.uflags == 0)
-            .map(|u| u.id)
+        let is_it =
+            |end: &&UnixEnd| end.kind == to.kind && end.outside.is_none() && end.name() == name;
+        self.ends.iter().find(is_it).map(|end| end.file)
     }
 
     /// Connects those who wait in the queue of a listener, in their order.
-    fn connect_waiting(&mut self, cx: &mut Neighbours<'_>, listener: &UnixSkEntry) -> Result<()> {
-        let place = |u: &UnixSkEntry| {
-            listener.torpor_pending.iter().position(|i| *i == u.ino).unwrap_or(usize::MAX)
+    fn connect_waiting(&mut self, cx: &mut Neighbours<'_>, listener: &UnixEnd) -> Result<()> {
+        let UnixLink { inode, pending, backlog, .. } = &listener.link;
+        let place = |end: &UnixEnd| {
+            pending.iter().position(|inode| *inode == end.link.inode).unwrap_or(usize::MAX)
         };
-        let mut waiting: Vec<&UnixSkEntry> = self
-            .opened
-            .iter()
-            .filter_map(|id| self.entries.get(id))
-            .filter(|u| u.peer == listener.ino && !is_datagram(u))
-            .collect();
-        waiting.sort_by_key(|u| (place(u), u.id));
+        let opened = self.opened.iter().filter_map(|&file| self.ends.get(file));
+        let waits = |end: &&UnixEnd| end.link.peer == Some(*inode) && !end.kind.is_of_datagrams();
+        let mut waiting: Vec<&UnixEnd> = opened.filter(waits).collect();
+        waiting.sort_by_key(|end| (place(end), end.file));
         if waiting.is_empty() {
             return Ok(());
         }
-        let own = duplicate(file(cx, listener.id)?)?;
-        let reach = name::reach(own.as_fd(), &listener.name)?;
+        let own = duplicate(file(cx, listener.file)?)?;
+        let reach = name::reach(own.as_fd(), listener.name())?;
         let count = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
         let who = self.remembered(cx, listener);
-        maker::listen(cx, who, &[(own.as_fd(), listener.backlog.max(count))])?;
-        for usk in waiting {
-            let fd = duplicate(file(cx, usk.id)?)?;
-            maker::connect(cx, holder(cx, usk.id), fd.as_fd(), &reach)?;
-            for packet in self.packets.pending.get(&usk.id).into_iter().flatten() {
-                send(cx, fd.as_fd(), None, &signed(cx, packet, usk.id))?;
+        maker::listen(cx, who, &[(own.as_fd(), (*backlog).max(count))])?;
+        for end in waiting {
+            let fd = duplicate(file(cx, end.file)?)?;
+            maker::connect(cx, holder(cx, end.file), fd.as_fd(), &reach)?;
+            for packet in self.packets.pending.get(&end.file).into_iter().flatten() {
+                send(cx, fd.as_fd(), None, &signed(cx, packet, end.file))?;
             }
         }
-        maker::listen(cx, who, &[(own.as_fd(), listener.backlog)])
+        maker::listen(cx, who, &[(own.as_fd(), *backlog)])
     }
 
     /// Fills the queue of a stream from its other end.
-    fn fill_stream(&self, cx: &Neighbours<'_>, usk: &UnixSkEntry) -> Result<()> {
-        let Some(packets) = self.packets.queued.get(&usk.id) else { return Ok(()) };
-        let (from, sender) = match (self.mates.get(&usk.id), self.peer(usk.peer)) {
-            (Some(mate), _) => (mate.as_fd(), usk.id),
-            (None, Some(peer)) => (file(cx, peer.id)?, peer.id),
-            _ => return Err(bad_entry(usk.id, "has a queue, but no peer")),
+    fn fill_stream(&self, cx: &Neighbours<'_>, end: &UnixEnd) -> Result<()> {
+        let Some(packets) = self.packets.queued.get(&end.file) else { return Ok(()) };
+        let (from, sender) = match (self.mates.get(&end.file), self.ends.peer_of(end)) {
+            (Some(mate), _) => (mate.as_fd(), end.file),
+            (None, Some(peer)) => (file(cx, peer.file)?, peer.file),
+            _ => return Err(bad_entry(end.file, "has a queue, but no peer")),
         };
         options::raise_buffers(from);
         packets.iter().try_for_each(|packet| send(cx, from, None, &signed(cx, packet, sender)))
@@ -596,15 +545,15 @@ impl UnixRestorer {
 
     /// The process that a socket remembers. The images of others do not say: it is presumably the
     /// one that has the other end, or the listener.
-    fn remembered(&self, cx: &Neighbours<'_>, usk: &UnixSkEntry) -> Option<SkUcred> {
-        usk.torpor_peer.or_else(|| match self.peer(usk.peer) {
-            Some(peer) if usk.state != state::LISTEN => holder(cx, peer.id),
-            _ => holder(cx, usk.id),
+    fn remembered(&self, cx: &Neighbours<'_>, end: &UnixEnd) -> Option<ProcessIds> {
+        end.link.remembered.or_else(|| match self.ends.peer_of(end) {
+            Some(peer) if !listens(end) => holder(cx, peer.file),
+            _ => holder(cx, end.file),
         })
     }
 }
 
-fn same(a: Option<SkUcred>, b: Option<SkUcred>) -> bool {
+fn same(a: Option<ProcessIds>, b: Option<ProcessIds>) -> bool {
     a.is_none() || a == b
 }
 
@@ -617,10 +566,10 @@ fn signed(cx: &Neighbours<'_>, packet: &Packet, sender: u32) -> Packet {
 
 /// The first task that has a socket. Who has connected one that nobody has accepted yet, say, is not
 /// known; as a rule it is that.
-fn holder(cx: &Neighbours<'_>, id: u32) -> Option<SkUcred> {
+fn holder(cx: &Neighbours<'_>, id: u32) -> Option<ProcessIds> {
     let task = cx.tasks.iter().find(|t| t.image.fds.iter().any(|fd| fd.file == id))?;
-    let (uid, gid) = task.image.credentials.first()?.as_ref()?.effective();
-    Some(SkUcred { pid: task.vpid.cast_unsigned(), uid, gid })
+    let (user, group) = task.image.credentials.first()?.as_ref()?.effective();
+    Some(ProcessIds { pid: task.vpid.cast_unsigned(), user, group })
 }
 
 fn send(
@@ -651,11 +600,11 @@ fn send(
 }
 
 /// A process that is gone cannot be named: the kernel wants a live one.
-fn credentials(cx: &Neighbours<'_>, c: torpor_images::proto::SkUcred) -> Credentials {
+fn credentials(cx: &Neighbours<'_>, of: ProcessIds) -> Credentials {
     let own = || rustix::process::getpid().as_raw_nonzero().get();
     Credentials {
-        pid: real_pid(cx.tasks, c.pid.cast_signed()).filter(|pid| *pid != 0).unwrap_or_else(own),
-        uid: cx.id_maps.uid_outside(c.uid).unwrap_or(c.uid),
-        gid: cx.id_maps.gid_outside(c.gid).unwrap_or(c.gid),
+        pid: real_pid(cx.tasks, of.pid.cast_signed()).filter(|pid| *pid != 0).unwrap_or_else(own),
+        uid: cx.id_maps.uid_outside(of.user).unwrap_or(of.user),
+        gid: cx.id_maps.gid_outside(of.group).unwrap_or(of.group),
     }
 }
