@@ -8,8 +8,13 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::config::{Config, Handler};
-use crate::cri::messages::*;
-use crate::cri::{CallError, Client};
+use crate::cri::v1::{
+    ContainerConfig, ContainerMetadata, ContainerState, ContainerStatus, DnsConfig,
+    LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext,
+    LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, NamespaceMode, NamespaceOption,
+    PodSandboxConfig, PodSandboxMetadata,
+};
+use crate::cri::{CallError, Client, image_spec};
 use crate::endpoint::{LABEL, ReadyEndpoint};
 use crate::image::{BASE, PROGRAM, TOOLS};
 use crate::{overhead, own};
@@ -172,9 +177,9 @@ impl Cell<'_> {
     pub fn sandbox(&self, network: Network, parent: Option<String>) -> PodSandboxConfig {
         let name = self.name();
         let logs = self.place.dir.join("logs").join(&name);
-        let network = match network {
-            Network::Host => namespace::NODE,
-            Network::Own => namespace::POD,
+        let (mode, hostname) = match network {
+            Network::Host => (NamespaceMode::Node, ""),
+            Network::Own => (NamespaceMode::Pod, "bench"),
         };
         PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
@@ -183,16 +188,22 @@ impl Cell<'_> {
                 attempt: 0,
                 name,
             }),
-            hostname: if network == namespace::POD { "bench".into() } else { String::new() },
+            hostname: hostname.into(),
             log_directory: logs.display().to_string(),
-            dns_config: Some(DnsConfig { servers: vec!["127.0.0.1".into()] }),
+            dns_config: Some(DnsConfig {
+                servers: vec!["127.0.0.1".into()],
+                ..DnsConfig::default()
+            }),
             labels: labels(),
             linux: Some(LinuxPodSandboxConfig {
                 cgroup_parent: parent.or_else(|| self.place.cgroup.clone()).unwrap_or_default(),
                 security_context: Some(LinuxSandboxSecurityContext {
-                    namespace_options: Some(options(network)),
+                    namespace_options: Some(options(mode)),
+                    ..LinuxSandboxSecurityContext::default()
                 }),
+                ..LinuxPodSandboxConfig::default()
             }),
+            ..PodSandboxConfig::default()
         }
     }
 
@@ -202,7 +213,7 @@ impl Cell<'_> {
         let security = pod.linux.as_ref().and_then(|linux| linux.security_context.clone());
         ContainerConfig {
             metadata: Some(ContainerMetadata { name: self.name(), attempt: 0 }),
-            image: Some(ImageSpec { image: self.place.image(spec.image) }),
+            image: Some(image_spec(self.place.image(spec.image))),
             command: spec.command.clone(),
             labels: labels(),
             log_path: format!("{}.log", self.made.get()),
@@ -214,6 +225,7 @@ impl Cell<'_> {
                     ..LinuxContainerSecurityContext::default()
                 }),
             }),
+            ..ContainerConfig::default()
         }
     }
 
@@ -314,7 +326,7 @@ impl Cell<'_> {
         let begun = Instant::now();
         loop {
             let status = self.client().container(id).await?;
-            if status.state == state::EXITED {
+            if status.state() == ContainerState::ContainerExited {
                 return Ok(status);
             }
             let waited = begun.elapsed();
@@ -349,8 +361,13 @@ pub fn ms(begun: Instant) -> f64 {
     begun.elapsed().as_secs_f64() * 1000.0
 }
 
-fn options(network: i32) -> NamespaceOption {
-    NamespaceOption { network, pid: namespace::CONTAINER, ipc: namespace::POD }
+fn options(network: NamespaceMode) -> NamespaceOption {
+    NamespaceOption {
+        network: network.into(),
+        pid: NamespaceMode::Container.into(),
+        ipc: NamespaceMode::Pod.into(),
+        ..NamespaceOption::default()
+    }
 }
 
 fn labels() -> HashMap<String, String> {

@@ -296,7 +296,7 @@ impl ReadyEndpoint {
             return facts;
         };
         for condition in status.status.map(|s| s.conditions).unwrap_or_default() {
-            facts.insert(condition.kind, if condition.status { "yes" } else { "no" }.into());
+            facts.insert(condition.r#type, if condition.status { "yes" } else { "no" }.into());
         }
         let config = status.info.get("config").map(String::as_str).unwrap_or_default();
         if let Ok(config) = serde_json::from_str::<serde_json::Value>(config) {

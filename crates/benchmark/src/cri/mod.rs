@@ -1,16 +1,15 @@
 //! A client of the CRI v1 over a Unix socket. Each call has a deadline and a typed error.
 
-pub mod messages;
-
 use std::collections::HashMap;
 use std::time::Duration;
 
-use http::uri::PathAndQuery;
-use prost::Message;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Response, Status};
 
-use messages::*;
+pub use k8s_cri::v1;
+use k8s_cri::v1::image_service_client::ImageServiceClient;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::*;
 
 /// Why a call did not give an answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -71,9 +70,6 @@ pub struct Client {
 /// The largest answer that is read: lists of a thousand containers are smaller by far.
 const LARGEST_ANSWER: usize = 64 << 20;
 
-const RUNTIME: &str = "runtime.v1.RuntimeService";
-const IMAGE: &str = "runtime.v1.ImageService";
-
 impl Client {
     /// A client of the socket at `path`. It connects when it is first used, and again when the
     /// connection is lost.
@@ -93,31 +89,31 @@ impl Client {
         Self { channel: self.channel.clone(), deadline }
     }
 
-    async fn call<Q, A>(
+    fn runtime(&self) -> RuntimeServiceClient<Channel> {
+        RuntimeServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    }
+
+    fn store(&self) -> ImageServiceClient<Channel> {
+        ImageServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    }
+
+    /// A request. The runtime learns of the deadline as well, and can undo what it has begun.
+    fn request<Q>(&self, message: Q) -> Request<Q> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.deadline);
+        request
+    }
+
+    async fn answer<A>(
         &self,
-        service: &str,
         call: &'static str,
-        message: Q,
-    ) -> Result<A, CallError>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
+        work: impl Future<Output = Result<Response<A>, Status>>,
+    ) -> Result<A, CallError> {
         let limit = self.deadline;
-        let path = PathAndQuery::try_from(format!("/{service}/{call}"))
-            .map_err(|e| CallError::Failed { call, text: e.to_string() })?;
-        let work = async {
-            let mut client = tonic::client::Grpc::new(self.channel.clone())
-                .max_decoding_message_size(LARGEST_ANSWER);
-            client.ready().await.map_err(|e| CallError::Gone { call, text: causes(&e) })?;
-            let mut request = Request::new(message);
-            // The runtime learns of the deadline as well, and can undo what it has begun.
-            request.set_timeout(limit);
-            let codec = tonic_prost::ProstCodec::<Q, A>::default();
-            client.unary(request, path, codec).await.map_err(|s| CallError::of(call, limit, &s))
-        };
         match tokio::time::timeout(limit, work).await {
-            Ok(answer) => answer.map(tonic::Response::into_inner),
+            Ok(answer) => answer
+                .map(Response::into_inner)
+                .map_err(|status| CallError::of(call, limit, &status)),
             Err(_) => Err(CallError::Deadline { call, limit }),
         }
     }
@@ -127,7 +123,8 @@ impl Client {
     /// # Errors
     /// As all calls: see [`CallError`].
     pub async fn version(&self) -> Result<VersionResponse, CallError> {
-        self.call(RUNTIME, "Version", VersionRequest { version: "v1".into() }).await
+        let request = self.request(VersionRequest { version: "v1".into() });
+        self.answer("Version", self.runtime().version(request)).await
     }
 
     /// `Status`, with the runtime's own configuration.
@@ -135,7 +132,8 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn status(&self) -> Result<StatusResponse, CallError> {
-        self.call(RUNTIME, "Status", StatusRequest { verbose: true }).await
+        let request = self.request(StatusRequest { verbose: true });
+        self.answer("Status", self.runtime().status(request)).await
     }
 
     /// `RunPodSandbox`; returns the identifier.
@@ -149,8 +147,9 @@ impl Client {
     ) -> Result<String, CallError> {
         let request =
             RunPodSandboxRequest { config: Some(config), runtime_handler: handler.to_owned() };
-        let answer: Id = self.call(RUNTIME, "RunPodSandbox", request).await?;
-        Ok(answer.id)
+        let request = self.request(request);
+        let answer = self.answer("RunPodSandbox", self.runtime().run_pod_sandbox(request)).await?;
+        Ok(answer.pod_sandbox_id)
     }
 
     /// `CreateContainer`; returns the identifier.
@@ -163,18 +162,14 @@ impl Client {
         config: ContainerConfig,
         sandbox_config: PodSandboxConfig,
     ) -> Result<String, CallError> {
-        let request = CreateContainerRequest {
+        let request = self.request(CreateContainerRequest {
             pod_sandbox_id: sandbox.to_owned(),
             config: Some(config),
             sandbox_config: Some(sandbox_config),
-        };
-        let answer: Id = self.call(RUNTIME, "CreateContainer", request).await?;
-        Ok(answer.id)
-    }
-
-    async fn by_id(&self, call: &'static str, id: &str) -> Result<(), CallError> {
-        let _: Empty = self.call(RUNTIME, call, Id { id: id.to_owned() }).await?;
-        Ok(())
+        });
+        let answer =
+            self.answer("CreateContainer", self.runtime().create_container(request)).await?;
+        Ok(answer.container_id)
     }
 
     /// `StartContainer`.
@@ -182,7 +177,9 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn start(&self, id: &str) -> Result<(), CallError> {
-        self.by_id("StartContainer", id).await
+        let request = self.request(StartContainerRequest { container_id: id.to_owned() });
+        self.answer("StartContainer", self.runtime().start_container(request)).await?;
+        Ok(())
     }
 
     /// `StopContainer`: SIGTERM, and after `grace` seconds SIGKILL.
@@ -191,7 +188,8 @@ impl Client {
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn stop(&self, id: &str, grace: i64) -> Result<(), CallError> {
         let request = StopContainerRequest { container_id: id.to_owned(), timeout: grace };
-        let _: Empty = self.call(RUNTIME, "StopContainer", request).await?;
+        let request = self.request(request);
+        self.answer("StopContainer", self.runtime().stop_container(request)).await?;
         Ok(())
     }
 
@@ -200,7 +198,9 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn remove(&self, id: &str) -> Result<(), CallError> {
-        self.by_id("RemoveContainer", id).await
+        let request = self.request(RemoveContainerRequest { container_id: id.to_owned() });
+        self.answer("RemoveContainer", self.runtime().remove_container(request)).await?;
+        Ok(())
     }
 
     /// `StopPodSandbox`.
@@ -208,7 +208,9 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn stop_sandbox(&self, id: &str) -> Result<(), CallError> {
-        self.by_id("StopPodSandbox", id).await
+        let request = self.request(StopPodSandboxRequest { pod_sandbox_id: id.to_owned() });
+        self.answer("StopPodSandbox", self.runtime().stop_pod_sandbox(request)).await?;
+        Ok(())
     }
 
     /// `RemovePodSandbox`.
@@ -216,7 +218,9 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn remove_sandbox(&self, id: &str) -> Result<(), CallError> {
-        self.by_id("RemovePodSandbox", id).await
+        let request = self.request(RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() });
+        self.answer("RemovePodSandbox", self.runtime().remove_pod_sandbox(request)).await?;
+        Ok(())
     }
 
     /// The identifiers of the sandboxes that carry a label.
@@ -224,10 +228,10 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn sandboxes(&self, label: (&str, &str)) -> Result<Vec<String>, CallError> {
-        let sandbox_labels = HashMap::from([(label.0.to_owned(), label.1.to_owned())]);
-        let filter = Some(LabelFilter { sandbox_labels, ..LabelFilter::default() });
-        let answer: ListResponse =
-            self.call(RUNTIME, "ListPodSandbox", ListRequest { filter }).await?;
+        let filter = PodSandboxFilter { label_selector: labelled(label), ..Default::default() };
+        let request = self.request(ListPodSandboxRequest { filter: Some(filter) });
+        let answer =
+            self.answer("ListPodSandbox", self.runtime().list_pod_sandbox(request)).await?;
         Ok(answer.items.into_iter().map(|item| item.id).collect())
     }
 
@@ -236,11 +240,10 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn containers(&self, label: (&str, &str)) -> Result<Vec<String>, CallError> {
-        let container_labels = HashMap::from([(label.0.to_owned(), label.1.to_owned())]);
-        let filter = Some(LabelFilter { container_labels, ..LabelFilter::default() });
-        let answer: ListResponse =
-            self.call(RUNTIME, "ListContainers", ListRequest { filter }).await?;
-        Ok(answer.items.into_iter().map(|item| item.id).collect())
+        let filter = ContainerFilter { label_selector: labelled(label), ..Default::default() };
+        let request = self.request(ListContainersRequest { filter: Some(filter) });
+        let answer = self.answer("ListContainers", self.runtime().list_containers(request)).await?;
+        Ok(answer.containers.into_iter().map(|item| item.id).collect())
     }
 
     /// `ContainerStatus`.
@@ -248,9 +251,10 @@ impl Client {
     /// # Errors
     /// See [`CallError`]; an answer without a status is [`CallError::Failed`].
     pub async fn container(&self, id: &str) -> Result<ContainerStatus, CallError> {
-        let request = StatusOfRequest { id: id.to_owned(), verbose: false };
-        let answer: ContainerStatusResponse =
-            self.call(RUNTIME, "ContainerStatus", request).await?;
+        let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+        let request = self.request(request);
+        let answer =
+            self.answer("ContainerStatus", self.runtime().container_status(request)).await?;
         answer.status.ok_or(CallError::Failed {
             call: "ContainerStatus",
             text: "the answer holds no status".into(),
@@ -262,9 +266,11 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn address(&self, sandbox: &str) -> Result<String, CallError> {
-        let request = StatusOfRequest { id: sandbox.to_owned(), verbose: false };
-        let answer: PodSandboxStatusResponse =
-            self.call(RUNTIME, "PodSandboxStatus", request).await?;
+        let request =
+            PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false };
+        let request = self.request(request);
+        let answer =
+            self.answer("PodSandboxStatus", self.runtime().pod_sandbox_status(request)).await?;
         Ok(answer.status.and_then(|s| s.network).map(|n| n.ip).unwrap_or_default())
     }
 
@@ -273,12 +279,12 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn exec(&self, id: &str, cmd: &[&str]) -> Result<ExecSyncResponse, CallError> {
-        let request = ExecSyncRequest {
+        let request = self.request(ExecSyncRequest {
             container_id: id.to_owned(),
             cmd: cmd.iter().map(|&word| word.to_owned()).collect(),
             timeout: i64::try_from(self.deadline.as_secs()).unwrap_or(i64::MAX),
-        };
-        self.call(RUNTIME, "ExecSync", request).await
+        });
+        self.answer("ExecSync", self.runtime().exec_sync(request)).await
     }
 
     /// `UpdateContainerResources`.
@@ -290,9 +296,14 @@ impl Client {
         id: &str,
         resources: LinuxContainerResources,
     ) -> Result<(), CallError> {
-        let request =
-            UpdateContainerResourcesRequest { container_id: id.to_owned(), linux: Some(resources) };
-        let _: Empty = self.call(RUNTIME, "UpdateContainerResources", request).await?;
+        let request = self.request(UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            linux: Some(resources),
+            ..Default::default()
+        });
+        let mut runtime = self.runtime();
+        self.answer("UpdateContainerResources", runtime.update_container_resources(request))
+            .await?;
         Ok(())
     }
 
@@ -301,12 +312,12 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn checkpoint(&self, id: &str, location: &str) -> Result<(), CallError> {
-        let request = CheckpointContainerRequest {
+        let request = self.request(CheckpointContainerRequest {
             container_id: id.to_owned(),
             location: location.to_owned(),
             timeout: i64::try_from(self.deadline.as_secs()).unwrap_or(i64::MAX),
-        };
-        let _: Empty = self.call(RUNTIME, "CheckpointContainer", request).await?;
+        });
+        self.answer("CheckpointContainer", self.runtime().checkpoint_container(request)).await?;
         Ok(())
     }
 
@@ -315,9 +326,10 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn pull(&self, image: &str) -> Result<String, CallError> {
-        let image = Some(ImageSpec { image: image.to_owned() });
-        let answer: Id = self.call(IMAGE, "PullImage", ImageRequest { image }).await?;
-        Ok(answer.id)
+        let request = PullImageRequest { image: Some(image_spec(image)), ..Default::default() };
+        let request = self.request(request);
+        let answer = self.answer("PullImage", self.store().pull_image(request)).await?;
+        Ok(answer.image_ref)
     }
 
     /// `RemoveImage`.
@@ -325,8 +337,8 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn remove_image(&self, image: &str) -> Result<(), CallError> {
-        let image = Some(ImageSpec { image: image.to_owned() });
-        let _: Empty = self.call(IMAGE, "RemoveImage", ImageRequest { image }).await?;
+        let request = self.request(RemoveImageRequest { image: Some(image_spec(image)) });
+        self.answer("RemoveImage", self.store().remove_image(request)).await?;
         Ok(())
     }
 
@@ -335,18 +347,18 @@ impl Client {
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
     pub async fn images(&self) -> Result<Vec<String>, CallError> {
-        let answer: ListImagesResponse = self.call(IMAGE, "ListImages", Empty {}).await?;
+        let request = self.request(ListImagesRequest::default());
+        let answer = self.answer("ListImages", self.store().list_images(request)).await?;
         Ok(answer.images.into_iter().flat_map(|image| image.repo_tags).collect())
     }
 }
 
-/// An error with its causes, which tonic's own text leaves out.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
+/// An image by its name.
+#[must_use]
+pub fn image_spec(image: impl Into<String>) -> ImageSpec {
+    ImageSpec { image: image.into(), ..Default::default() }
+}
+
+fn labelled((key, value): (&str, &str)) -> HashMap<String, String> {
+    HashMap::from([(key.to_owned(), value.to_owned())])
 }

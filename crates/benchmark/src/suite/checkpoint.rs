@@ -8,8 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::catalogue::{self, Group};
 use crate::cell::{Cell, POLL, Spec, Trouble, Values, failed, ms};
 use crate::cgroups;
-use crate::cri::CallError;
-use crate::cri::messages::ImageSpec;
+use crate::cri::{CallError, image_spec};
 
 use super::bare::ALIVE;
 use super::direct::{frozen_in, mebibytes, worked};
@@ -202,7 +201,7 @@ async fn restore(
     location: &str,
 ) -> Result<[f64; 2], Trouble> {
     let mut config = cell.container(&pod.config, spec);
-    config.image = Some(ImageSpec { image: location.to_owned() });
+    config.image = Some(image_spec(location));
     let (called, begun) = (SystemTime::now(), Instant::now());
     let id = cell.client().create(&pod.id, config, pod.config.clone()).await.map_err(refused)?;
     cell.client().start(&id).await?;

@@ -10,7 +10,7 @@ use tokio::process::Command;
 
 use crate::cell::{Cell, IDLE, Network, POLL, Spec, Trouble, Values, failed, ms, parse};
 use crate::cgroups;
-use crate::cri::messages::LinuxContainerResources;
+use crate::cri::v1::LinuxContainerResources;
 use crate::endpoint::limited;
 use crate::image;
 

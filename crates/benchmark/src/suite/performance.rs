@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use crate::cell::{Cell, Network, Spec, Trouble, Values, failed, parse, workload};
-use crate::cri::messages::Mount;
+use crate::cri::v1::Mount;
 use crate::image::TOOLS;
 
 use super::operations::without_cni;
@@ -110,7 +110,7 @@ pub(super) async fn disk_bind(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let mounts = vec![Mount {
         container_path: "/data".into(),
         host_path: dir.display().to_string(),
-        readonly: false,
+        ..Mount::default()
     }];
     let done = cell.values(&Spec { mounts, ..on_file(cell, "/data/file") }).await;
     fs::remove_dir_all(&dir).map_err(failed)?;

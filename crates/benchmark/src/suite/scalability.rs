@@ -7,7 +7,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use crate::cell::{Cell, Network, Pod, Spec, Trouble, Values, failed};
 use crate::cgroups;
-use crate::cri::messages::state;
+use crate::cri::v1::ContainerState;
 use crate::image::BASE;
 use crate::machine::{field, kibibytes};
 use crate::overhead;
@@ -66,7 +66,8 @@ async fn running(cell: &Cell<'_>, pods: &[(Pod, String)]) -> Result<Option<f64>,
     let taken = before.map(|before| used().saturating_sub(before).as_secs_f64());
     let mut ended = 0;
     for (_, id) in pods {
-        ended += u32::from(cell.client().container(id).await?.state != state::RUNNING);
+        let state = cell.client().container(id).await?.state();
+        ended += u32::from(state != ContainerState::ContainerRunning);
     }
     if ended > 0 {
         return Err(failed(format!("{ended} of {} containers do not run", pods.len())));

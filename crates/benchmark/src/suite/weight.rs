@@ -12,7 +12,7 @@ use torpor_worker::tell;
 
 use crate::cell::{Cell, Launched, Network, POLL, Pod, Spec, Trouble, Values, failed, parse};
 use crate::cgroups;
-use crate::cri::messages::{Mount, state};
+use crate::cri::v1::{ContainerState, Mount};
 use crate::endpoint::limited;
 use crate::setting::Setting;
 
@@ -80,7 +80,7 @@ async fn shares(
         let mounts = vec![Mount {
             container_path: "/data".into(),
             host_path: disk.mounted.display().to_string(),
-            readonly: false,
+            ..Mount::default()
         }];
         let launched = cell.launch(&pod, &Spec { mounts, ..Spec::workload(&program) }).await?;
         pods.push((pod, launched));
@@ -105,8 +105,8 @@ async fn said(cell: &Cell<'_>, launched: &Launched) -> Result<f64, Trouble> {
         if let Some(bytes) = parse(&text).ok().and_then(|printed| printed["bytes"].as_f64()) {
             return Ok(bytes);
         }
-        let ended = cell.client().container(&launched.id).await?.state == state::EXITED;
-        if ended || Instant::now() > until {
+        let state = cell.client().container(&launched.id).await?.state();
+        if state == ContainerState::ContainerExited || Instant::now() > until {
             let last = text.lines().last().unwrap_or("nothing");
             return Err(failed(format!("the program has not read: it said {last}")));
         }

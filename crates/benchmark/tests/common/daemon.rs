@@ -10,8 +10,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::json;
-use torpor_benchmark::cri::Client;
-use torpor_benchmark::cri::messages::*;
+use torpor_benchmark::cri::v1::{
+    ContainerConfig, ContainerMetadata, LinuxPodSandboxConfig, LinuxSandboxSecurityContext,
+    NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata,
+};
+use torpor_benchmark::cri::{Client, image_spec};
 
 use super::{success, wait};
 
@@ -142,11 +145,15 @@ impl Daemon {
             attempt: 0,
         };
         let host = NamespaceOption {
-            network: namespace::NODE,
-            pid: namespace::CONTAINER,
-            ipc: namespace::POD,
+            network: NamespaceMode::Node.into(),
+            pid: NamespaceMode::Container.into(),
+            ipc: NamespaceMode::Pod.into(),
+            ..NamespaceOption::default()
         };
-        let security = LinuxSandboxSecurityContext { namespace_options: Some(host) };
+        let security = LinuxSandboxSecurityContext {
+            namespace_options: Some(host),
+            ..LinuxSandboxSecurityContext::default()
+        };
         let pod = PodSandboxConfig {
             metadata: Some(metadata),
             log_directory: self.dir.join("logs").display().to_string(),
@@ -154,12 +161,13 @@ impl Daemon {
             linux: Some(LinuxPodSandboxConfig {
                 cgroup_parent: format!("/{}/web", self.group),
                 security_context: Some(security),
+                ..LinuxPodSandboxConfig::default()
             }),
             ..PodSandboxConfig::default()
         };
         let container = ContainerConfig {
             metadata: Some(ContainerMetadata { name: "web".into(), attempt: 0 }),
-            image: Some(ImageSpec { image: IMAGE.into() }),
+            image: Some(image_spec(IMAGE)),
             labels: HashMap::from([("app".into(), "web".into())]),
             log_path: "web.log".into(),
             ..ContainerConfig::default()

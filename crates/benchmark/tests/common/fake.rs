@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
-use torpor_benchmark::cri::messages::*;
+use torpor_benchmark::cri::v1::*;
 
 use super::images::{Pulls, pull};
 
@@ -205,7 +205,7 @@ async fn answer(
     }
     let mut pulled = Ok(Vec::new());
     if call == "PullImage" {
-        let image = ImageRequest::decode(&message[5..]).unwrap().image.unwrap().image;
+        let image = PullImageRequest::decode(&message[5..]).unwrap().image.unwrap().image;
         let (slow, how) = {
             let state = state.lock().unwrap();
             (state.slow, state.pulls)
@@ -264,19 +264,21 @@ fn dispatch(call: &str, message: &[u8], state: &mut State) -> Answer {
         state.crashed = *mischief == Mischief::Crash;
         return Err(mischief.clone());
     }
-    let nothing = Empty {}.encode_to_vec();
+    // A message without fields takes no bytes.
+    let nothing = Vec::new();
     let not_found = || Mischief::Fail(5, "not found".into());
     match call {
         "Version" => Ok(VersionResponse {
             runtime_name: "fake".into(),
             runtime_version: "v1.2.3".into(),
             runtime_api_version: "v1".into(),
+            ..VersionResponse::default()
         }
         .encode_to_vec()),
         "RunPodSandbox" => run_sandbox(state, message),
         "CreateContainer" => create(state, message),
         "StartContainer" => {
-            let id = Id::decode(message).unwrap().id;
+            let id = StartContainerRequest::decode(message).unwrap().container_id;
             let log = state.logs.get(&id).ok_or_else(not_found)?;
             fs::write(log, "2026-01-01T00:00:00.5Z stdout F up\n").unwrap();
             if let Some((_, has_ended)) = state.containers.get_mut(&id) {
@@ -285,10 +287,15 @@ fn dispatch(call: &str, message: &[u8], state: &mut State) -> Answer {
             Ok(nothing)
         }
         "ContainerStatus" => {
-            let id = StatusOfRequest::decode(message).unwrap().id;
+            let id = ContainerStatusRequest::decode(message).unwrap().container_id;
             let (_, has_ended) = state.containers.get(&id).ok_or_else(not_found)?;
-            let state = if *has_ended { state::EXITED } else { state::RUNNING };
-            let status = Some(ContainerStatus { state, ..ContainerStatus::default() });
+            let mut status = ContainerStatus::default();
+            status.set_state(if *has_ended {
+                ContainerState::ContainerExited
+            } else {
+                ContainerState::ContainerRunning
+            });
+            let status = Some(status);
             Ok(ContainerStatusResponse { status, ..ContainerStatusResponse::default() }
                 .encode_to_vec())
         }
@@ -299,56 +306,54 @@ fn dispatch(call: &str, message: &[u8], state: &mut State) -> Answer {
             Ok(nothing)
         }
         "RemoveContainer" => {
-            state.containers.remove(&Id::decode(message).unwrap().id);
+            let id = RemoveContainerRequest::decode(message).unwrap().container_id;
+            state.containers.remove(&id);
             Ok(nothing)
         }
         "StopPodSandbox" => Ok(nothing),
         "RemovePodSandbox" => {
-            let id = Id::decode(message).unwrap().id;
+            let id = RemovePodSandboxRequest::decode(message).unwrap().pod_sandbox_id;
             state.sandboxes.remove(&id);
             state.containers.retain(|_, (sandbox, _)| *sandbox != id);
             Ok(nothing)
         }
         "ListPodSandbox" => {
-            let wanted = filter(message).sandbox_labels;
+            let filter = ListPodSandboxRequest::decode(message).unwrap().filter;
+            let wanted = filter.unwrap_or_default().label_selector;
             let has = |(_, labels): &(&String, &HashMap<_, _>)| is_labelled(Some(labels), &wanted);
-            Ok(list(state.sandboxes.iter().filter(has).map(|(id, _)| id)))
+            let ids = state.sandboxes.iter().filter(has).map(|(id, _)| id.clone());
+            let items = ids.map(|id| PodSandbox { id, ..PodSandbox::default() }).collect();
+            Ok(ListPodSandboxResponse { items }.encode_to_vec())
         }
         "ListContainers" => {
-            let wanted = filter(message).container_labels;
+            let filter = ListContainersRequest::decode(message).unwrap().filter;
+            let wanted = filter.unwrap_or_default().label_selector;
             let has = |id: &&String| is_labelled(state.labels.get(*id), &wanted);
-            Ok(list(state.containers.keys().filter(has)))
+            let ids = state.containers.keys().filter(has).cloned();
+            let containers = ids.map(|id| Container { id, ..Container::default() }).collect();
+            Ok(ListContainersResponse { containers }.encode_to_vec())
         }
         "PullImage" => {
-            let name = ImageRequest::decode(message).unwrap().image.unwrap().image;
+            let name = PullImageRequest::decode(message).unwrap().image.unwrap().image;
             state.images.push(name.clone());
-            Ok(Id { id: name }.encode_to_vec())
+            Ok(PullImageResponse { image_ref: name }.encode_to_vec())
         }
         "RemoveImage" => {
-            let name = ImageRequest::decode(message).unwrap().image.unwrap().image;
+            let name = RemoveImageRequest::decode(message).unwrap().image.unwrap().image;
             state.images.retain(|image| *image != name);
             Ok(nothing)
         }
         "ListImages" => {
-            let images = vec![Image { repo_tags: state.images.clone() }];
+            let images = vec![Image { repo_tags: state.images.clone(), ..Image::default() }];
             Ok(ListImagesResponse { images }.encode_to_vec())
         }
         _ => Err(Mischief::Fail(12, format!("method {call} not implemented"))),
     }
 }
 
-fn filter(message: &[u8]) -> LabelFilter {
-    ListRequest::decode(message).unwrap().filter.unwrap_or_default()
-}
-
 /// Whether all labels are there that are asked for.
 fn is_labelled(labels: Option<&HashMap<String, String>>, wanted: &HashMap<String, String>) -> bool {
     wanted.iter().all(|(key, value)| labels.is_some_and(|labels| labels.get(key) == Some(value)))
-}
-
-fn list<'a>(ids: impl Iterator<Item = &'a String>) -> Vec<u8> {
-    let items = ids.map(|id| Listed { id: id.clone() }).collect();
-    ListResponse { items }.encode_to_vec()
 }
 
 fn run_sandbox(state: &mut State, message: &[u8]) -> Answer {
@@ -368,7 +373,7 @@ fn run_sandbox(state: &mut State, message: &[u8]) -> Answer {
     let id = format!("sandbox{}", state.names.len());
     state.names.push(name);
     state.sandboxes.insert(id.clone(), config.labels);
-    Ok(Id { id }.encode_to_vec())
+    Ok(RunPodSandboxResponse { pod_sandbox_id: id }.encode_to_vec())
 }
 
 fn create(state: &mut State, message: &[u8]) -> Answer {
@@ -382,5 +387,5 @@ fn create(state: &mut State, message: &[u8]) -> Answer {
     state.labels.insert(id.clone(), config.labels);
     state.logs.insert(id.clone(), log);
     state.containers.insert(id.clone(), (request.pod_sandbox_id, false));
-    Ok(Id { id }.encode_to_vec())
+    Ok(CreateContainerResponse { container_id: id }.encode_to_vec())
 }

@@ -7,12 +7,12 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use serde_json::json;
-use torpor_benchmark::cri::messages::{
-    ContainerConfig, ContainerMetadata, ImageSpec, LinuxContainerConfig,
-    LinuxContainerSecurityContext, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount,
-    NamespaceOption, PodSandboxConfig, PodSandboxMetadata, namespace,
+use torpor_benchmark::cri::v1::{
+    ContainerConfig, ContainerMetadata, LinuxContainerConfig, LinuxContainerSecurityContext,
+    LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, NamespaceMode, NamespaceOption,
+    PodSandboxConfig, PodSandboxMetadata,
 };
-use torpor_benchmark::cri::{CallError, Client};
+use torpor_benchmark::cri::{CallError, Client, image_spec};
 use torpor_runtimes_tests::podman::{IMAGE, Podman};
 use torpor_runtimes_tests::scratch::Scratch;
 
@@ -147,11 +147,15 @@ async fn run(
     let client = containerd.client();
     let scratch = containerd.scratch;
     let options = || NamespaceOption {
-        network: namespace::POD,
-        pid: namespace::CONTAINER,
-        ipc: namespace::POD,
+        network: NamespaceMode::Pod.into(),
+        pid: NamespaceMode::Container.into(),
+        ipc: NamespaceMode::Pod.into(),
+        ..NamespaceOption::default()
     };
-    let security = LinuxSandboxSecurityContext { namespace_options: Some(options()) };
+    let security = LinuxSandboxSecurityContext {
+        namespace_options: Some(options()),
+        ..LinuxSandboxSecurityContext::default()
+    };
     let pod = PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {
             name: "warm".to_owned(),
@@ -164,6 +168,7 @@ async fn run(
         linux: Some(LinuxPodSandboxConfig {
             cgroup_parent: containerd.group(),
             security_context: Some(security),
+            ..LinuxPodSandboxConfig::default()
         }),
         ..PodSandboxConfig::default()
     };
@@ -174,11 +179,11 @@ async fn run(
     let mount = Mount {
         container_path: "/run/.containerenv".to_owned(),
         host_path: file.display().to_string(),
-        readonly: false,
+        ..Mount::default()
     };
     let config = ContainerConfig {
         metadata: Some(ContainerMetadata { name: "warm".to_owned(), attempt: 0 }),
-        image: Some(ImageSpec { image: image.to_owned() }),
+        image: Some(image_spec(image)),
         log_path: "warm.log".to_owned(),
         mounts: vec![mount],
         linux: Some(LinuxContainerConfig {
@@ -186,6 +191,7 @@ async fn run(
                 namespace_options: Some(options()),
                 masked_paths: MASKED.map(str::to_owned).to_vec(),
                 readonly_paths: READ_ONLY.map(str::to_owned).to_vec(),
+                ..LinuxContainerSecurityContext::default()
             }),
             ..LinuxContainerConfig::default()
         }),
