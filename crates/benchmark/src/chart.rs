@@ -1,18 +1,22 @@
-//! Charts as SVG: every sample is a dot, above a box from quartile to quartile. They are drawn here and not in
-//! the browser, so that a report needs no script, and prints.
+//! Charts: what the script of a page draws them from, and the same numbers as a table. A library draws them in
+//! the browser ([`LIBRARY`]); where scripts are off, the table is what a reader has.
 
-use std::fmt::Write;
+use serde::Serialize;
 
 use crate::statistics::Summary;
 
-/// The width of a chart in its own units; it takes the width of the page.
-const WIDTH: f64 = 720.0;
-/// Room for names at the left.
-const LEFT: f64 = 150.0;
-/// Room at the right.
-const RIGHT: f64 = 20.0;
-/// The height of one target.
-const BAND: f64 = 38.0;
+/// Apache ECharts, as it was published: `vendor/echarts/README.md` says from where.
+pub const LIBRARY: &str = include_str!("../vendor/echarts/echarts.min.js");
+
+/// The script that hands the charts of a page to the library.
+pub const SCRIPT: &str = include_str!("../templates/charts.js");
+
+/// Colours of targets. They can be told apart on white and on black.
+const COLOURS: [&str; 8] =
+    ["#3366cc", "#dc7a1c", "#109618", "#990099", "#0099a8", "#dd4477", "#888a00", "#7a5c3e"];
+
+/// From the ninth target on a pattern tells lines apart that have the same colour.
+const PATTERNS: [&str; 3] = ["solid", "dashed", "dotted"];
 
 /// The samples of one target.
 #[derive(Debug)]
@@ -23,6 +27,50 @@ pub struct Series<'a> {
     pub values: &'a [f64],
     /// What they come to.
     pub summary: &'a Summary,
+}
+
+/// A chart of a page.
+#[derive(Debug, Serialize)]
+pub struct Chart {
+    /// What it shows, for whom it is read aloud.
+    title: String,
+    /// What it is drawn from: JSON that can stand in an element `script`.
+    data: String,
+    /// The heads of the columns of its table.
+    head: Vec<String>,
+    /// The rows of its table: a target, and its numbers.
+    rows: Vec<(String, Vec<String>)>,
+}
+
+/// What the script draws.
+#[derive(Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+enum Drawing<'a> {
+    /// A band for each target, with all of its samples.
+    Spread { unit: &'a str, bands: Vec<Band<'a>> },
+    /// A line for each target.
+    Scale { unit: &'a str, over: &'a str, lines: Vec<Line<'a>> },
+}
+
+#[derive(Debug, Serialize)]
+struct Band<'a> {
+    name: &'a str,
+    colour: &'static str,
+    values: Vec<f64>,
+    /// 5 %, the quartiles with the median, 95 %: as the library wants them.
+    quantiles: [f64; 5],
+    /// The interval of the median.
+    interval: Option<(f64, f64)>,
+    /// The places of the outliers among the values.
+    far: Vec<usize>,
+}
+
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    name: &'a str,
+    colour: &'static str,
+    pattern: &'static str,
+    points: &'a [(f64, f64)],
 }
 
 /// A number for people: four digits that count.
@@ -42,236 +90,157 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// Text in an SVG or a page.
-#[must_use]
-pub fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+/// Six digits that count are more than a chart can show, and keep pages small.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.5e}").parse().unwrap_or(value)
 }
 
-/// Round steps that cut a range into four to eight parts.
-fn ticks(low: f64, high: f64) -> Vec<f64> {
-    let rough = (high - low) / 5.0;
-    if !(rough.is_finite() && rough > 0.0) {
-        return vec![low];
+fn colour(place: usize) -> &'static str {
+    COLOURS[place % COLOURS.len()]
+}
+
+fn pattern(place: usize) -> &'static str {
+    PATTERNS[(place / COLOURS.len()).min(PATTERNS.len() - 1)]
+}
+
+impl Drawing<'_> {
+    /// As JSON. What could end the element that holds it is written in another way.
+    fn written(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default().replace('<', "\\u003c")
     }
-    let power = 10_f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0]
-        .into_iter()
-        .map(|factor| factor * power)
-        .find(|step| *step >= rough)
-        .unwrap_or(rough);
-    let mut list = Vec::new();
-    let mut at = (low / step).ceil() * step;
-    while at <= high + step * 1e-9 && list.len() < 20 {
-        list.push(at);
-        at += step;
-    }
-    list
 }
 
 /// The distributions of one benchmark, one band for each target.
 #[must_use]
-pub fn distributions(title: &str, unit: &str, series: &[Series<'_>]) -> String {
-    let all = || series.iter().flat_map(|s| s.values.iter().copied());
-    let high = all().fold(f64::MIN, f64::max);
-    let low = all().fold(f64::MAX, f64::min);
-    // From zero where that costs little room, so that lengths can be compared.
-    let low = if low > 0.0 && low < 0.5 * high { 0.0 } else { low };
-    let room = if high > low { (high - low) * 0.03 } else { high.abs().max(1.0) * 0.03 };
-    let (low, high) = (if low == 0.0 { 0.0 } else { low - room }, high + room);
-    let x = |value: f64| LEFT + (value - low) / (high - low) * (WIDTH - LEFT - RIGHT);
-    let count = u32::try_from(series.len()).unwrap_or(1);
-    let bottom = 8.0 + BAND * f64::from(count);
-    let mut svg = open(title, bottom + 34.0);
-    for tick in ticks(low, high) {
-        let at = x(tick);
-        let _ = write!(
-            svg,
-            "<line class=grid x1={at:.1} x2={at:.1} y1=4 y2={bottom:.1} />\
-             <text class=tick x={at:.1} y={:.1} text-anchor=middle>{}</text>",
-            bottom + 14.0,
-            number(tick)
-        );
+pub fn distributions(title: &str, unit: &str, series: &[Series<'_>]) -> Chart {
+    let bands = series.iter().enumerate().map(|(place, one)| band(place, one)).collect();
+    let head = ["least", "5 %", "25 %", "median", "75 %", "95 %", "most"].map(str::to_owned);
+    Chart {
+        title: format!("{title} in {unit}: the samples of each target, with their quartiles"),
+        data: Drawing::Spread { unit, bands }.written(),
+        head: head.to_vec(),
+        rows: series.iter().map(|one| (one.name.to_owned(), quantiles(one))).collect(),
     }
-    let _ = write!(
-        svg,
-        "<text class=unit x={:.1} y={:.1} text-anchor=end>{}</text>",
-        WIDTH - RIGHT,
-        bottom + 29.0,
-        escaped(unit)
-    );
-    for (place, one) in series.iter().enumerate() {
-        let middle = 8.0 + BAND * (f64::from(u32::try_from(place).unwrap_or(0)) + 0.5);
-        band(&mut svg, one, place, middle, &x);
-    }
-    svg.push_str("</svg>");
-    svg
 }
 
-fn open(title: &str, height: f64) -> String {
-    format!(
-        "<svg viewBox=\"0 0 {WIDTH:.0} {height:.0}\" role=img aria-label=\"{}\">",
-        escaped(title)
-    )
-}
-
-/// How many colours the style has.
-const COLOURS: usize = 8;
-
-/// The classes of a target by its place: a colour, and from the ninth on a pattern of lines beside it.
-fn classes(place: usize) -> String {
-    let (colour, pattern) = (place % COLOURS, (place / COLOURS).min(2));
-    if pattern == 0 { format!("c{colour}") } else { format!("c{colour} d{pattern}") }
-}
-
-fn band(svg: &mut String, one: &Series<'_>, place: usize, middle: f64, x: &impl Fn(f64) -> f64) {
+fn band<'a>(place: usize, one: &Series<'a>) -> Band<'a> {
     let summary = one.summary;
-    let class = classes(place);
-    let (left, right) = (x(summary.p25), x(summary.p75));
-    let _ = write!(
-        svg,
-        "<text class=name x={:.1} y={:.1} text-anchor=end>{}</text>\
-         <rect class=\"box {class}\" x={left:.1} y={:.1} width={:.1} height=18 />\
-         <line class=\"median {class}\" x1={m:.1} x2={m:.1} y1={:.1} y2={:.1} />",
-        LEFT - 8.0,
-        middle + 4.0,
-        escaped(one.name),
-        middle - 9.0,
-        (right - left).max(1.0),
-        middle - 12.0,
-        middle + 12.0,
-        m = x(summary.median),
-    );
-    if let Some((low, high)) = summary.interval {
-        let y = middle + 14.0;
-        let _ = write!(
-            svg,
-            "<line class=\"interval {class}\" x1={:.1} x2={:.1} y1={y:.1} y2={y:.1} />",
-            x(low),
-            x(high)
-        );
+    let fence = 3.0 * (summary.p75 - summary.p25);
+    let is_far = |value: &f64| *value < summary.p25 - fence || *value > summary.p75 + fence;
+    let quantiles = [summary.p5, summary.p25, summary.median, summary.p75, summary.p95];
+    Band {
+        name: one.name,
+        colour: colour(place),
+        values: one.values.iter().copied().map(rounded).collect(),
+        quantiles: quantiles.map(rounded),
+        interval: summary.interval.map(|(low, high)| (rounded(low), rounded(high))),
+        far: (0..one.values.len()).filter(|&at| is_far(&one.values[at])).collect(),
     }
-    let far = |value: f64| {
-        let fence = 3.0 * (summary.p75 - summary.p25);
-        value < summary.p25 - fence || value > summary.p75 + fence
-    };
-    // One path for all dots keeps the page small. Strokes of no length with round ends are dots.
-    let mut dots = String::new();
-    for (number, &value) in one.values.iter().enumerate() {
-        // In three rows by turns, so that equal values do not hide each other.
-        let at = middle + [-5.0, 0.0, 5.0][number % 3];
-        let _ = write!(dots, "M{:.1} {at:.1}h0", x(value));
-        if far(value) {
-            let _ = write!(
-                svg,
-                "<circle class=\"far {class}\" cx={:.1} cy={at:.1} r=5><title>{}</title></circle>",
-                x(value),
-                self::number(value)
-            );
-        }
-    }
-    let _ = write!(svg, "<path class=\"dots {class}\" d=\"{dots}\" />");
 }
 
-/// A line for each target over a number of containers.
+fn quantiles(one: &Series<'_>) -> Vec<String> {
+    let summary = one.summary;
+    let low = [summary.minimum, summary.p5, summary.p25];
+    let high = [summary.p75, summary.p95, summary.maximum];
+    [&low[..], &[summary.median], &high].concat().into_iter().map(number).collect()
+}
+
+/// A line for each target over a number of containers, as points in their order.
 #[must_use]
-pub fn scaling(title: &str, unit: &str, lines: &[(&str, Vec<(f64, f64)>)]) -> String {
-    let points = || lines.iter().flat_map(|(_, points)| points.iter());
-    let right = points().map(|p| p.0).fold(1.0, f64::max);
-    let top = points().map(|p| p.1).fold(f64::MIN_POSITIVE, f64::max) * 1.05;
-    let (height, foot) = (240.0, 200.0);
-    let x = |v: f64| 60.0 + v / right * (WIDTH - 60.0 - 160.0);
-    let y = |v: f64| foot - v / top * (foot - 10.0);
-    let mut svg = open(title, height);
-    for tick in ticks(0.0, top) {
-        let at = y(tick);
-        let _ = write!(
-            svg,
-            "<line class=grid x1=60 x2={:.1} y1={at:.1} y2={at:.1} />\
-             <text class=tick x=54 y={:.1} text-anchor=end>{}</text>",
-            x(right),
-            at + 4.0,
-            number(tick)
-        );
+pub fn scaling(title: &str, unit: &str, lines: &[(&str, Vec<(f64, f64)>)]) -> Chart {
+    let over = "number of containers";
+    let mut numbers: Vec<f64> = lines.iter().flat_map(|(_, line)| line).map(|one| one.0).collect();
+    numbers.sort_by(f64::total_cmp);
+    numbers.dedup();
+    let at = |points: &[(f64, f64)], number: &f64| {
+        let point = points.iter().find(|(at, _)| at == number);
+        point.map_or("—".into(), |(_, value)| self::number(*value))
+    };
+    let row = |(name, points): &(&str, Vec<(f64, f64)>)| {
+        ((*name).to_owned(), numbers.iter().map(|number| at(points, number)).collect())
+    };
+    let drawn = lines.iter().enumerate().map(|(place, (name, points))| Line {
+        name,
+        colour: colour(place),
+        pattern: pattern(place),
+        points,
+    });
+    Chart {
+        title: format!("{title}: {unit} over the {over}, a line for each target"),
+        data: Drawing::Scale { unit, over, lines: drawn.collect() }.written(),
+        head: numbers.iter().map(|number| format!("{number:.0} containers")).collect(),
+        rows: lines.iter().map(row).collect(),
     }
-    for tick in ticks(0.0, right) {
-        let _ = write!(
-            svg,
-            "<text class=tick x={:.1} y={:.1} text-anchor=middle>{tick:.0}</text>",
-            x(tick),
-            foot + 15.0
-        );
-    }
-    let _ = write!(
-        svg,
-        "<text class=unit x=60 y={:.1}>{} over the number of containers</text>",
-        foot + 32.0,
-        escaped(unit)
-    );
-    for (place, (name, points)) in lines.iter().enumerate() {
-        let class = classes(place);
-        let path: Vec<String> =
-            points.iter().map(|&(a, b)| format!("{:.1},{:.1}", x(a), y(b))).collect();
-        let _ = write!(svg, "<polyline class=\"line {class}\" points=\"{}\" />", path.join(" "));
-        for &(a, b) in points {
-            let _ =
-                write!(svg, "<circle class=\"dot {class}\" cx={:.1} cy={:.1} r=3.5 />", x(a), y(b));
-        }
-        let row = 18.0 * f64::from(u32::try_from(place).unwrap_or(0)) + 20.0;
-        let at = WIDTH - 150.0;
-        let _ = write!(
-            svg,
-            "<circle class=\"dot {class}\" cx={at:.1} cy={row:.1} r=4 />\
-             <text class=tick x={:.1} y={:.1}>{}</text>",
-            at + 8.0,
-            row + 4.0,
-            escaped(name)
-        );
-    }
-    svg.push_str("</svg>");
-    svg
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::{Value, json};
+
     use super::*;
     use crate::statistics::summary;
 
-    #[test]
-    fn every_sample_is_drawn_and_text_is_escaped() {
-        let values = [1.0, 2.0, 3.0, 4.0, 100.0];
-        let described = summary(&values).unwrap();
-        let series = [Series { name: "a<b", values: &values, summary: &described }];
-        let svg = distributions("t\"", "ms", &series);
-        // Each is a dot, and the one that lies far out has a ring.
-        assert_eq!((svg.matches("h0").count(), svg.matches("<circle").count()), (5, 1));
-        assert!(svg.contains("a&lt;b") && svg.contains("t&quot;") && !svg.contains("NaN"));
+    fn data(chart: &Chart) -> Value {
+        serde_json::from_str(&chart.data).unwrap()
     }
 
     #[test]
-    fn every_target_has_a_colour() {
+    fn the_library_is_the_one_that_was_published() {
+        let published = "sha256:b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0";
+        assert_eq!(crate::digest::of_bytes(LIBRARY.as_bytes()), published);
+        let readme = include_str!("../vendor/echarts/README.md");
+        assert!(readme.contains(published.strip_prefix("sha256:").unwrap()));
+    }
+
+    /// A browser takes them as they are, and they leave room for the rest of a page.
+    #[test]
+    fn scripts_can_stand_in_a_page() {
+        for script in [LIBRARY, SCRIPT] {
+            let lower = script.to_ascii_lowercase();
+            for part in ["</script", "<!--", "\r", "\0"] {
+                assert!(!lower.contains(part), "{part:?}");
+            }
+        }
+        assert!(LIBRARY.len() + SCRIPT.len() < 1_200_000);
+    }
+
+    #[test]
+    fn every_sample_is_there() {
+        let values = [1.0, 2.0, 3.0, 4.000_000_1, 100.0];
+        let described = summary(&values).unwrap();
+        let series = [Series { name: "</script>", values: &values, summary: &described }];
+        let chart = distributions("t", "ms", &series);
+        assert!(!chart.data.contains('<'), "{}", chart.data);
+        let band = data(&chart)["bands"][0].clone();
+        assert_eq!(band["name"], "</script>");
+        assert_eq!(band["values"], json!([1.0, 2.0, 3.0, 4.0, 100.0]));
+        assert_eq!(band["far"], json!([4]));
+        let numbers = ["1.000", "2.000", "3.000", "4.000", "100.0"];
+        let row = &chart.rows[0].1;
+        assert_eq!([&row[0], &row[2], &row[3], &row[4], &row[6]], numbers.each_ref());
+        assert_eq!(row.len(), chart.head.len());
+    }
+
+    #[test]
+    fn every_target_looks_different() {
         let name = |number: usize| format!("t{number}");
         let names: Vec<String> = (0..20).map(name).collect();
         let lines: Vec<(&str, Vec<(f64, f64)>)> =
             names.iter().map(|name| (name.as_str(), vec![(5.0, 1.0), (10.0, 2.0)])).collect();
-        let svg = scaling("t", "s", &lines);
-        let style = include_str!("../templates/style.css");
-        let classes =
-            svg.split("class=\"line ").skip(1).map(|rest| rest.split('"').next().unwrap());
-        let classes: Vec<&str> = classes.collect();
-        for class in classes.iter().flat_map(|classes| classes.split(' ')) {
-            assert!(style.contains(&format!(".{class} {{")), "{class}");
-        }
-        let kinds: std::collections::BTreeSet<&str> = classes.iter().copied().collect();
-        assert_eq!((classes.len(), kinds.len()), (20, 20), "no two look alike: {classes:?}");
+        let drawn = data(&scaling("t", "s", &lines));
+        let lines = drawn["lines"].as_array().unwrap();
+        let kinds: BTreeSet<String> =
+            lines.iter().map(|line| format!("{} {}", line["colour"], line["pattern"])).collect();
+        assert_eq!((lines.len(), kinds.len()), (20, 20), "no two look alike: {kinds:?}");
     }
 
     #[test]
-    fn equal_values_make_a_chart() {
-        let values = [7.0; 6];
-        let described = summary(&values).unwrap();
-        let svg =
-            distributions("t", "ms", &[Series { name: "a", values: &values, summary: &described }]);
-        assert!(!svg.contains("NaN") && !svg.contains("inf"));
+    fn what_a_target_lacks_has_a_dash() {
+        let lines = [("a", vec![(5.0, 1.0), (10.0, 2.0)]), ("b", vec![(10.0, 3.0)])];
+        let chart = scaling("start", "s", &lines);
+        assert_eq!(chart.head, ["5 containers", "10 containers"]);
+        assert_eq!(chart.rows[1], ("b".to_owned(), vec!["—".to_owned(), "3.000".to_owned()]));
     }
 }

@@ -4,7 +4,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use aws_lc_rs::digest::{Context, SHA256};
+use aws_lc_rs::digest::{Context, SHA256, digest};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 
 /// A sum in the making.
 pub(crate) struct Digest(Context);
@@ -50,6 +52,12 @@ pub(crate) fn of_bytes(bytes: &[u8]) -> String {
     let mut digest = Digest::new();
     digest.update(bytes);
     digest.finish()
+}
+
+/// The sum of a script, as the policy of a page names it.
+#[must_use]
+pub(crate) fn of_script(text: &str) -> String {
+    format!("sha256-{}", STANDARD.encode(digest(&SHA256, text.as_bytes())))
 }
 
 /// The sum of a file.

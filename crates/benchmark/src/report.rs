@@ -14,7 +14,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::catalogue::{Benchmark, Direction};
-use crate::chart::{Series, distributions, number, scaling};
+use crate::chart::{self, Chart, Series, distributions, number, scaling};
+use crate::digest;
 use crate::past::{findings, medians};
 use crate::results::{self, Results, Row, Status};
 use crate::statistics::{Summary, ratio};
@@ -45,7 +46,7 @@ struct Line {
     /// What was measured in 2019 with runc and with runsc.
     past: String,
     cells: Vec<Entry>,
-    chart: String,
+    chart: Option<Chart>,
     /// How samples are spread, one text for each target that has some.
     spread: Vec<String>,
 }
@@ -76,11 +77,8 @@ fn line(results: &Results, benchmark: &Benchmark) -> Line {
             Some(format!("{}: {}", row.target, spread(row.summary.as_ref()?, row.cold())))
         })
         .collect();
-    let chart = if series.is_empty() {
-        String::new()
-    } else {
-        distributions(&benchmark.name, &benchmark.unit, &series)
-    };
+    let chart =
+        (!series.is_empty()).then(|| distributions(&benchmark.name, &benchmark.unit, &series));
     Line {
         name: benchmark.name.clone(),
         unit: benchmark.unit.clone(),
@@ -198,7 +196,7 @@ fn median_of(results: &Results, benchmark: &str, target: &str) -> Option<f64> {
 }
 
 /// How starting and stopping scale.
-fn scales(results: &Results) -> Vec<String> {
+fn scales(results: &Results) -> Vec<Chart> {
     let charts = [("start", "s to start all"), ("stop", "s to stop all")].map(|(facet, unit)| {
         let line = |target: &'_ crate::results::Target| {
             let point = |&n: &u32| {
@@ -213,9 +211,9 @@ fn scales(results: &Results) -> Vec<String> {
             .map(|target| (target.name.as_str(), line(target)))
             .filter(|(_, points)| !points.is_empty())
             .collect();
-        if lines.is_empty() { String::new() } else { scaling(facet, unit, &lines) }
+        (!lines.is_empty()).then(|| scaling(facet, unit, &lines))
     });
-    charts.into_iter().filter(|chart| !chart.is_empty()).collect()
+    charts.into_iter().flatten().collect()
 }
 
 /// Memory for each container by three measures, and how far these are apart.
@@ -329,6 +327,17 @@ fn render(name: &str, template: &str, values: minijinja::Value) -> Result<String
     environment.get_template(name)?.render(values)
 }
 
+/// What a browser lets a page do: run its own scripts, and ask for nothing. What runtimes write into their errors
+/// cannot become a script, and what the library might ask for it does not get.
+fn policy(scripts: &[&str]) -> String {
+    let scripts: Vec<String> =
+        scripts.iter().map(|script| format!("'{}'", digest::of_script(script))).collect();
+    format!(
+        "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src {}",
+        scripts.join(" ")
+    )
+}
+
 /// The page, for one machine or several; these are never mixed.
 ///
 /// # Errors
@@ -338,7 +347,10 @@ pub fn html(all: &[&Results]) -> Result<String, Error> {
     let machines = minijinja::Value::from(minijinja::value::Serde(machines));
     let together = if all.len() > 1 { together(all) } else { Vec::new() };
     let together = minijinja::Value::from(minijinja::value::Serde(together));
-    render("report.html", PAGE, context! { machines, together, style => STYLE })
+    let scripts = [chart::LIBRARY, chart::SCRIPT];
+    let policy = policy(&scripts);
+    let values = context! { machines, together, style => STYLE, scripts, policy };
+    render("report.html", PAGE, values)
 }
 
 /// The same as Markdown, without charts.

@@ -15,6 +15,9 @@ use common::{TestDir, left_out, success};
 use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 
+/// What draws the charts.
+const LIBRARY: &str = torpor_benchmark::chart::LIBRARY;
+
 const TARGETS: usize = 8;
 const ROWS: usize = 100;
 const SAMPLES: u64 = 12;
@@ -81,10 +84,15 @@ fn it_is_small_and_holds_every_sample() {
     let all = results(&test_dir);
     let page = fs::read_to_string(report(&test_dir)).unwrap();
     assert!(page.len() <= 2_000_000, "{} bytes", page.len());
+    // The library names addresses, and asks none: what a browser does with the page is tested below.
+    let (head, tail) = page.split_once(LIBRARY).unwrap();
+    assert!(!tail.contains(LIBRARY), "the library is there twice");
+    let page = format!("{head}{tail}");
     for part in ["<script src", "<link", "<img", "http://", "https://", "url(", "@import"] {
         assert!(!page.contains(part), "the page asks for something: {part}");
     }
     assert!(!page.contains("<b>do</b>"), "a reason is not escaped");
+    assert!(page.contains("content=\"default-src &#x27;none&#x27;; "), "the page has no policy");
     let (_, rest) = page.split_once("data:application/gzip;base64,").unwrap();
     let raw = rest.split('"').next().unwrap().replace("&#x2f;", "/");
     let packed = base64::engine::general_purpose::STANDARD.decode(raw).unwrap();
@@ -98,6 +106,48 @@ fn it_is_small_and_holds_every_sample() {
         all.map(|one| format!("{} {:.9}", one["order"], one["value"].as_f64().unwrap())).collect()
     };
     assert!(samples(&held) == samples(&all), "samples are missing, or others");
+    // In the charts they have six digits that count.
+    let bands =
+        charts(&page).into_iter().flat_map(|chart| chart["bands"].as_array().unwrap().clone());
+    let drawn = bands.flat_map(|band| band["values"].as_array().unwrap().clone());
+    let drawn: Vec<String> = drawn.map(|value| format!("{:.2}", value.as_f64().unwrap())).collect();
+    let rows = all["rows"].as_array().unwrap().iter();
+    let values = rows.flat_map(|row| row["samples"].as_array().unwrap());
+    let values: Vec<String> =
+        values.map(|one| format!("{:.2}", one["value"].as_f64().unwrap())).collect();
+    assert_eq!(drawn.len(), values.len());
+    let near = |(a, b): (&String, &String)| {
+        (a.parse::<f64>().unwrap() - b.parse::<f64>().unwrap()).abs() < 0.011
+    };
+    assert!(drawn.iter().zip(&values).all(near), "charts have other samples");
+}
+
+/// What the charts of a page are drawn from, in their order.
+fn charts(page: &str) -> Vec<Value> {
+    let all = page.split("<script type=\"application/json\">").skip(1);
+    all.map(|rest| serde_json::from_str(rest.split("</script>").next().unwrap()).unwrap()).collect()
+}
+
+/// Names come from whoever writes a configuration, and reasons from a runtime: none of them becomes a script.
+#[test]
+fn nothing_from_elsewhere_becomes_a_script() {
+    let test_dir = TestDir::new();
+    let hostile = "</script><script>document.title = 1</script>";
+    let sample = json!({"order": 1, "time": 1.0, "warmup": false, "value": 7.0});
+    let benchmark = json!({
+        "name": hostile, "unit": hostile, "direction": "lower", "measures": hostile,
+        "isolates": hostile, "needs": [], "group": "life",
+    });
+    let row = json!({
+        "benchmark": hostile, "target": hostile, "failures": 1, "summary": null,
+        "status": "ok", "reason": hostile, "samples": [sample],
+    });
+    written(&test_dir, &[hostile.to_owned()], &[benchmark], &[row]);
+    let page = fs::read_to_string(report(&test_dir)).unwrap();
+    let scripts: Vec<&str> = page.split("<script").skip(1).collect();
+    assert_eq!(scripts.len(), 3, "the data of a chart, the library, and what calls it");
+    assert_eq!(charts(&page)[0]["bands"][0]["name"], hostile);
+    assert!(!page.contains("<script>document"), "{page}");
 }
 
 #[test]
@@ -161,12 +211,18 @@ fn how_it_scales_is_drawn() {
     written(&test_dir, &names, &benchmarks, &rows);
     let page = fs::read_to_string(report(&test_dir)).unwrap();
     let (_, rest) = page.split_once("<h2>How it scales</h2>").unwrap();
-    let charts = rest.split("<h2>").next().unwrap();
-    assert!(charts.contains("s to start all over the number of containers"), "{charts}");
-    let lines = charts.split("<polyline").skip(1);
-    let points = lines.map(|line| line.split('"').nth(3).unwrap().split_whitespace().count());
-    assert_eq!(points.collect::<Vec<_>>(), [2, 1], "{charts}");
-    assert_eq!(charts.matches("<svg").count(), 1, "of stopping nothing is known: {charts}");
+    let drawn = rest.split("<h2>").next().unwrap();
+    assert!(drawn.contains("s to start all over the number of containers"), "{drawn}");
+    let all = charts(drawn);
+    assert_eq!(all.len(), 1, "of stopping nothing is known: {drawn}");
+    let lines: Vec<&Value> = all[0]["lines"].as_array().unwrap().iter().collect();
+    assert_eq!(lines[0]["points"], json!([[5.0, 1.0], [10.0, 2.0]]));
+    assert_eq!(lines[1]["points"], json!([[5.0, 1.0]]));
+    assert_eq!(lines.len(), 2);
+    // In the table as well.
+    let row =
+        "<tr><td>here&#x2f;b</td><td class=\"value\">1.000</td><td class=\"value\">—</td></tr>";
+    assert!(drawn.contains(row), "{drawn}");
 }
 
 /// The best is highlighted, with what cannot be told from it; where all are alike, nothing is.
@@ -219,14 +275,34 @@ fn the_best_is_highlighted() {
     );
 }
 
-/// Loads the report as a phone does, and writes down what it finds.
+/// Loads the report as a phone does, and writes down what it finds when all charts are drawn: how large they are, what
+/// one says to a finger, and whether one can be zoomed and has another scale.
 const PROBE: &str = r#"<!doctype html><body><iframe id=f width=390 height=800 src=report.html></iframe><script>
 onload = () => {
 	const frame = document.getElementById("f"), page = frame.contentDocument;
 	const root = page.documentElement;
+	if (root.dataset.charts !== "drawn") return setTimeout(onload, 50);
+	const plots = [...page.querySelectorAll(".plot")];
+	const chart = frame.contentWindow.echarts.getInstanceByDom(plots[0]);
+	const axis = () => chart.getOption().xAxis[0].type;
+	const extent = () => chart.getModel().getComponent("xAxis", 0).axis.scale.getExtent();
+	const linear = axis();
+	chart.getOption().toolbox[0].feature.myLogarithmic.onclick();
+	const logarithmic = axis();
+	chart.dispatchAction({ type: "showTip", seriesIndex: 1, dataIndex: 2 });
+	const whole = extent();
+	chart.dispatchAction({ type: "dataZoom", batch: [{ dataZoomIndex: 0, startValue: 105, endValue: 110 }] });
+	const part = extent();
 	const found = {
 		wide: root.scrollWidth - root.clientWidth,
-		charts: page.querySelectorAll("svg").length,
+		charts: page.querySelectorAll(".plot svg").length,
+		dots: plots[1].querySelectorAll("svg path").length >= DOTS,
+		flat: plots.filter(plot => plot.clientHeight < 100).length,
+		beyond: plots.filter(plot => plot.querySelector("svg").clientWidth > plot.clientWidth).length,
+		open: page.querySelectorAll("details[open]").length,
+		scales: [linear, logarithmic],
+		tip: /sample 3: [0-9.]+ ms/.test(plots[0].textContent),
+		zoomed: part[1] - part[0] < whole[1] - whole[0],
 		cells: page.querySelectorAll("td.ok, td.unsupported").length,
 		blank: [...page.querySelectorAll("td.ok, td.unsupported")].filter(c => !c.textContent.trim()).length,
 		requests: frame.contentWindow.performance.getEntriesByType("resource").length,
@@ -248,9 +324,9 @@ fn chromium(test_dir: &TestDir) -> Option<Command> {
     Some(command)
 }
 
-/// What a Chromium finds in a report.
-fn seen(test_dir: &TestDir) -> Option<Value> {
-    fs::write(test_dir.path("probe.html"), PROBE).unwrap();
+/// What a Chromium finds in a report, by a page that looks at it.
+fn seen(test_dir: &TestDir, probe: &str) -> Option<Value> {
+    fs::write(test_dir.path("probe.html"), probe).unwrap();
     let mut command = chromium(test_dir)?;
     command.args(["--virtual-time-budget=20000", "--dump-dom"]);
     command.arg(format!("file://{}", test_dir.path("probe.html").display()));
@@ -264,11 +340,46 @@ fn a_browser_shows_it_on_a_phone_without_a_network() {
     let test_dir = TestDir::new();
     results(&test_dir);
     report(&test_dir);
-    let Some(found) = seen(&test_dir) else {
+    let dots = (SAMPLES * (TARGETS as u64 - 1)).to_string();
+    let Some(found) = seen(&test_dir, &PROBE.replace("DOTS", &dots)) else {
         return left_out("a_browser_shows_it_on_a_phone_without_a_network", "chromium");
     };
     let expected = json!({
-        "wide": 0, "charts": ROWS, "cells": ROWS * TARGETS, "blank": 0, "requests": 0,
+        "wide": 0, "charts": ROWS, "dots": true, "flat": 0, "beyond": 0, "open": 0,
+        "scales": ["value", "log"], "tip": true, "zoomed": true,
+        "cells": ROWS * TARGETS, "blank": 0, "requests": 0,
+    });
+    assert_eq!(found, expected);
+}
+
+/// Where scripts are off, which a sandbox sees to, the tables are there that hold the numbers of charts.
+#[test]
+fn without_scripts_it_has_the_numbers() {
+    const SILENT: &str = r#"<!doctype html><body><iframe id=f sandbox=allow-same-origin width=390 height=800 src=report.html></iframe><script>
+onload = () => {
+	const page = document.getElementById("f").contentDocument;
+	const root = page.documentElement;
+	const found = {
+		wide: root.scrollWidth - root.clientWidth,
+		charts: page.querySelectorAll(".plot svg").length,
+		room: [...page.querySelectorAll(".plot")].filter(plot => plot.clientHeight > 0).length,
+		told: page.querySelector("noscript p").clientHeight > 0,
+		tables: page.querySelectorAll("details[open] table").length,
+		numbers: [...page.querySelectorAll("details td.value")].filter(cell => cell.clientHeight > 0).length,
+	};
+	document.body.textContent = "FOUND" + JSON.stringify(found) + "END";
+};
+</script>"#;
+    let test_dir = TestDir::new();
+    let all = results(&test_dir);
+    report(&test_dir);
+    let Some(found) = seen(&test_dir, SILENT) else {
+        return left_out("without_scripts_it_has_the_numbers", "chromium");
+    };
+    let rows = all["rows"].as_array().unwrap().iter();
+    let rows = rows.filter(|row| row["status"] == "ok").count();
+    let expected = json!({
+        "wide": 0, "charts": 0, "room": 0, "told": true, "tables": ROWS, "numbers": 7 * rows,
     });
     assert_eq!(found, expected);
 }
