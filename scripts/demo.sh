@@ -43,8 +43,7 @@ trap clean_up EXIT
 prepare() {
     [ "$(id -u)" = 0 ] || { echo "The demo makes containers and networks: run it as root." >&2; exit 1; }
     local missing=()
-    for pair in runc:runc redis-server:redis-server redis-cli:redis-tools busybox:busybox-static ip:iproute2 \
-        protoc:protobuf-compiler; do
+    for pair in runc:runc redis-server:redis-server redis-cli:redis-tools busybox:busybox-static ip:iproute2; do
         command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
     done
     if [ ${#missing[@]} -gt 0 ]; then
