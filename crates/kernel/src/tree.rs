@@ -72,17 +72,9 @@ impl Tree {
     /// Opens the regular file that has a name in the tree to be read, if it is this one.
     ///
     /// # Errors
-    /// `ENOENT` if something else has that name; as [`Tree::open`].
+    /// As [`file`].
     pub fn file(&self, name: &Path, id: Id) -> Result<File> {
-        let found = File::from(self.open(name, OFlags::PATH)?);
-        let meta = metadata(&found)?;
-        if !meta.is_file() || self::id(&meta) != id {
-            return Err(Errno::NOENT);
-        }
-        // This opens the same file, whatever has its name by now; and does not wait for a process that has a lease of it.
-        let path = format!("/proc/self/fd/{}", found.as_raw_fd());
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        Ok(openat(CWD, path, flags, Mode::empty())?.into())
+        file(&self.root, name, id)
     }
 
     /// Opens the directory that something is in, and tells its name there.
@@ -103,6 +95,22 @@ pub fn open(root: impl AsFd, name: &Path, flags: OFlags) -> Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let name = if name.as_os_str().is_empty() { Path::new(".") } else { name };
     openat2(root, name, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), resolve)
+}
+
+/// Opens the regular file that has a name below a directory to be read, if it is this one.
+///
+/// # Errors
+/// `ENOENT` if something else has that name; as [`Tree::open`].
+pub fn file(root: impl AsFd, name: &Path, id: Id) -> Result<File> {
+    let found = File::from(open(root, name, OFlags::PATH)?);
+    let meta = metadata(&found)?;
+    if !meta.is_file() || self::id(&meta) != id {
+        return Err(Errno::NOENT);
+    }
+    // This opens the same file, whatever has its name by now; and does not wait for a process that has a lease of it.
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(openat(CWD, path, flags, Mode::empty())?.into())
 }
 
 /// Lists a directory of a tree, which has this name there. What goes away meanwhile is left out, and what is
