@@ -85,3 +85,26 @@ pub(super) fn processor() -> BTreeSet<String> {
     let counts = |word: &&str| INSTRUCTIONS.iter().any(|start| word.starts_with(start));
     words.filter(counts).map(str::to_owned).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::Config;
+    use super::super::core::Core;
+
+    /// Jobs, with all that is in their memory, and certificates of the pool go to no one who is not asked for one.
+    #[test]
+    fn other_machines_are_spoken_to_by_https_only() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let pool = ["http://b:1", "tcp:b:1", "unix:/b", "https://b:1"];
+        let pool = pool.iter().map(|address| ((*address).to_owned(), (*address).to_owned()));
+        let config = Config { pool: pool.collect(), ..Config::default() };
+        let core = Core::open(dir.path().to_owned(), config).unwrap();
+        for name in ["http://b:1", "tcp:b:1", "unix:/b"] {
+            let why = core.peer(name).unwrap_err();
+            assert!(why.contains("needs an address that begins with https://"), "{why}");
+        }
+        let why = core.peer("https://b:1").unwrap_err();
+        assert!(why.contains("--tls-ca"), "this daemon has no certificate: {why}");
+    }
+}

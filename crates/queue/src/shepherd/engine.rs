@@ -554,3 +554,16 @@ fn with_hint(outcome: &Outcome) -> String {
 fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is sent ahead of a job that moves live builds on what was sent before, or all of it would be sent again.
+    #[test]
+    fn only_a_checkpoint_in_passing_builds_on_few() {
+        assert!(may_build_on(MOST_DEPTH - 1, true, false));
+        assert!(!may_build_on(MOST_DEPTH, true, false));
+        assert!(may_build_on(MOST_DEPTH, true, true) && may_build_on(MOST_DEPTH, false, false));
+    }
+}
