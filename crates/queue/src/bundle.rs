@@ -2,25 +2,28 @@
 //! one after the other.
 //!
 //! What is unpacked was sent by another machine and is checked as such: names stay below
-//! the directory, nothing that is there is written to, and links are made last, so that no
-//! file is written through one. What lies in the directory itself is read and written later: that are files and
-//! directories only.
+//! the directory, nothing that is there is written to, and no way leads over a link. What lies in the directory itself
+//! is read and written later: that are files and directories only.
+//!
+//! A directory comes before all that is in it, and what is in it before anything else. Paths in the list are not longer
+//! than paths can be: where they become long the list says so, and goes on with paths from there.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{
-    FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink,
-};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, linkat, openat2};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Timestamps, linkat, mkdirat, openat2};
 use serde::{Deserialize, Serialize};
+use torpor_kernel::tree;
 
 use crate::holes;
-use crate::marks::{self, Attributes};
+use crate::marks::{self, Attributes, Marks};
 use crate::order::{self, Extent};
 use crate::shepherd::pump::has_room;
+use crate::walk::{LONG, Step, Top, Walk, Way};
 
 /// No list is longer.
 const MAX_LIST: u64 = 64 << 20;
@@ -55,6 +58,36 @@ enum What {
     Link(PathBuf),
     Fifo,
     Whiteout,
+    /// From here on paths are those below this directory, which came before.
+    Enter,
+    /// From here on paths are as they were before the last such directory.
+    Leave,
+}
+
+impl Entry {
+    fn of(path: PathBuf, what: What, meta: &Metadata, attributes: Attributes) -> Self {
+        Self {
+            path,
+            what,
+            mode: meta.mode() & 0o7777,
+            uid: meta.uid(),
+            gid: meta.gid(),
+            mtime: (meta.mtime(), meta.mtime_nsec()),
+            attributes,
+        }
+    }
+
+    /// One that says something of those after it.
+    fn turn(path: PathBuf, what: What) -> Self {
+        let attributes = Attributes::new();
+        Self { path, what, mode: 0, uid: 0, gid: 0, mtime: (0, 0), attributes }
+    }
+
+    fn marks(&self) -> Marks {
+        let time = marks::time(self.mtime);
+        let times = Timestamps { last_access: time, last_modification: time };
+        Marks { owner: (self.uid, self.gid), mode: self.mode, times }
+    }
 }
 
 /// Files that the other end has already: their names there, by device and inode here.
@@ -69,8 +102,8 @@ pub(crate) struct Bundle {
 }
 
 impl Bundle {
-    /// All below `root` for which `wanted` says yes. Of what is `there` already only the names are
-    /// sent.
+    /// All below `root` for which `wanted` says yes, which is asked only where paths are short. Of what is `there` already
+    /// only the names are sent.
     ///
     /// # Errors
     /// If a file cannot be looked at.
@@ -79,8 +112,7 @@ impl Bundle {
         there: &There,
         wanted: impl Fn(&Path) -> bool,
     ) -> io::Result<Self> {
-        let mut entries = Vec::new();
-        collect(root, Path::new(""), there, &wanted, &mut entries)?;
+        let mut entries = collect(root, there, wanted)?;
         let list = list_of(&mut entries, MAX_LIST)?;
         Ok(Self { root: root.to_owned(), list, entries })
     }
@@ -98,13 +130,25 @@ impl Bundle {
     pub(crate) fn write(&self, to: &mut dyn Write) -> io::Result<()> {
         to.write_all(&(self.list.len() as u64).to_be_bytes())?;
         to.write_all(&self.list)?;
+        let (mut top, mut way) = (Top::at(&self.root)?, Way::default());
+        let mut base = top.dir(&way)?;
         for entry in &self.entries {
             let whole = match &entry.what {
                 What::File(size) => &[(0, *size)][..],
                 What::Parts(_, extents) | What::Sparse(_, extents) => extents,
+                What::Enter => {
+                    way.enter(&entry.path);
+                    base = top.dir(&way)?;
+                    continue;
+                }
+                What::Leave => {
+                    way.leave();
+                    base = top.dir(&way)?;
+                    continue;
+                }
                 _ => continue,
             };
-            let mut file = File::open(self.root.join(&entry.path))?;
+            let mut file = File::from(tree::open(&base, &entry.path, OFlags::RDONLY)?);
             for &(offset, len) in whole {
                 file.seek(SeekFrom::Start(offset))?;
                 if io::copy(&mut Read::take(&mut file, len), to)? != len {
@@ -144,63 +188,79 @@ fn bytes_of(entries: &[Entry]) -> u64 {
     contents.fold(0, u64::saturating_add)
 }
 
-fn collect(
-    root: &Path,
-    below: &Path,
-    there: &There,
-    wanted: &impl Fn(&Path) -> bool,
-    found: &mut Vec<Entry>,
-) -> io::Result<()> {
-    for entry in fs::read_dir(root.join(below))? {
-        let entry = entry?;
-        let (path, meta) = (below.join(entry.file_name()), entry.metadata()?);
-        if !wanted(&path) {
+fn collect(root: &Path, there: &There, wanted: impl Fn(&Path) -> bool) -> io::Result<Vec<Entry>> {
+    let mut found = Vec::new();
+    let mut walk = Walk::of(root)?;
+    // Of the directories on the way those from which paths go on: how many steps lead to each.
+    let mut bases = Vec::new();
+    while let Some(step) = walk.step() {
+        let depth = walk.way().depth();
+        if step == Step::OutOf {
+            if bases.pop_if(|base| *base == depth).is_some() {
+                found.push(Entry::turn(PathBuf::new(), What::Leave));
+            }
             continue;
         }
-        let what = if meta.is_dir() {
-            What::Dir
-        } else if let Some(name) = there.get(&(meta.dev(), meta.ino())) {
-            What::There(name.clone())
-        } else if meta.is_symlink() {
-            What::Link(fs::read_link(entry.path())?)
-        } else if meta.is_file() {
-            content(&entry.path(), &meta)?
-        } else if meta.file_type().is_fifo() {
-            What::Fifo
-        } else if marks::is_whiteout(&meta) {
-            What::Whiteout
-        } else {
-            continue;
-        };
-        let is_dir = what == What::Dir;
-        let has_attributes =
-            is_dir || matches!(what, What::File(_) | What::Parts(..) | What::Sparse(..));
-        let attributes =
-            if has_attributes { marks::attributes(&entry.path())? } else { Attributes::new() };
-        found.push(Entry {
-            path: path.clone(),
-            what,
-            mode: meta.mode() & 0o7777,
-            uid: meta.uid(),
-            gid: meta.gid(),
-            mtime: (meta.mtime(), meta.mtime_nsec()),
-            attributes,
-        });
-        if is_dir {
-            collect(root, &path, there, wanted, found)?;
+        let dir = walk.dir()?;
+        let mut path = walk.way().path_after(bases.last().copied().unwrap_or(0));
+        if depth != 0 {
+            let meta = dir.metadata()?;
+            found.push(Entry::of(path.clone(), What::Dir, &meta, marks::attributes(&dir)?));
+            if path.as_os_str().len() > LONG {
+                bases.push(depth);
+                found.push(Entry::turn(std::mem::take(&mut path), What::Enter));
+            }
+        }
+        for entry in tree::list(&dir, Path::new(""))? {
+            let path = path.join(&entry.name);
+            if bases.is_empty() && !wanted(&path) {
+                continue;
+            }
+            if entry.meta.is_dir() {
+                walk.descend(&entry.name);
+            } else {
+                found.extend(look(&dir, path, entry, there)?);
+            }
         }
     }
-    Ok(())
+    Ok(found)
+}
+
+/// What is sent of something in a directory that is none itself.
+fn look(
+    dir: &File,
+    path: PathBuf,
+    tree::Entry { name, meta, link }: tree::Entry,
+    there: &There,
+) -> io::Result<Option<Entry>> {
+    let mut attributes = Attributes::new();
+    let what = if let Some(name) = there.get(&tree::id(&meta)) {
+        What::There(name.clone())
+    } else if let Some(link) = link {
+        What::Link(link)
+    } else if meta.is_file() {
+        let file = tree::file(dir, &name, tree::id(&meta))?;
+        attributes = marks::attributes(&file)?;
+        let name = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
+        content(&file, &name, &meta)?
+    } else if meta.file_type().is_fifo() {
+        What::Fifo
+    } else if marks::is_whiteout(&meta) {
+        What::Whiteout
+    } else {
+        return Ok(None);
+    };
+    Ok(Some(Entry::of(path, what, &meta, attributes)))
 }
 
 /// What is sent of a regular file.
-fn content(path: &Path, meta: &fs::Metadata) -> io::Result<What> {
+fn content(file: &File, name: &Path, meta: &Metadata) -> io::Result<What> {
     let size = meta.len();
-    if let Some(extents) = order::of_pages(path, size) {
+    if let Some(extents) = order::of_pages(name, size) {
         return Ok(What::Parts(size, extents));
     }
     if holes::may_have(meta) {
-        let extents = holes::at_most(MOST_EXTENTS, holes::data(&File::open(path)?, size)?);
+        let extents = holes::at_most(MOST_EXTENTS, holes::data(file, size)?);
         // One that only its file system has made smaller has none.
         if extents != [(0, size)] {
             return Ok(What::Sparse(size, extents));
@@ -209,21 +269,22 @@ fn content(path: &Path, meta: &fs::Metadata) -> io::Result<What> {
     Ok(What::File(size))
 }
 
-/// The files below directories of `root`, as the other end has them.
+/// The files below directories of `root`, as the other end has them. What has too long a path to be named is sent again.
 ///
 /// # Errors
 /// If one cannot be looked at.
 pub(crate) fn there(root: &Path, dirs: &[PathBuf]) -> io::Result<There> {
     let mut found = There::new();
-    let mut left = dirs.to_vec();
-    while let Some(dir) = left.pop() {
-        for entry in fs::read_dir(root.join(&dir))? {
-            let entry = entry?;
-            let (meta, path) = (entry.metadata()?, dir.join(entry.file_name()));
-            if meta.is_dir() {
-                left.push(path);
-            } else if meta.is_file() {
-                found.insert((meta.dev(), meta.ino()), path);
+    for top in dirs {
+        let mut walk = Walk::of(&root.join(top))?;
+        while let Some(dir) = walk.next_dir()? {
+            let path = top.join(walk.way().path_after(0));
+            for tree::Entry { name, meta, .. } in tree::list(&dir, Path::new(""))? {
+                if meta.is_dir() && path.as_os_str().len() <= LONG {
+                    walk.descend(&name);
+                } else if meta.is_file() {
+                    found.insert(tree::id(&meta), path.join(name));
+                }
             }
         }
     }
@@ -251,79 +312,163 @@ pub(crate) fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io
         let text = format!("there is no room for its {bytes} bytes of files on the disk of jobs");
         return Err(io::Error::other(text));
     }
-    if let Some(entry) = entries.iter().find(|entry| !is_below(&entry.path)) {
-        return Err(io::Error::other(format!("{} is no name below", entry.path.display())));
-    }
-    if let Some(entry) = entries.iter().find(|entry| !is_plain(entry)) {
+    check(&entries)?;
+    let mut unpacking = Unpacking::new(to, there)?;
+    entries.iter().try_for_each(|entry| unpacking.take(entry, from))?;
+    unpacking.finish()
+}
+
+/// Looks whether entries may be unpacked.
+fn check(entries: &[Entry]) -> io::Result<()> {
+    let mut bases = 0_usize;
+    for entry in entries {
         let name = entry.path.display();
-        return Err(io::Error::other(format!("{name} is neither a file nor a directory")));
+        if entry.what == What::Leave {
+            let before = bases.checked_sub(1);
+            bases = before.ok_or_else(|| io::Error::other("the list leaves its directory"))?;
+        } else if !is_below(&entry.path) {
+            return Err(io::Error::other(format!("{name} is no name below")));
+        } else if bases == 0 && !is_plain(entry) {
+            return Err(io::Error::other(format!("{name} is neither a file nor a directory")));
+        }
+        bases += usize::from(entry.what == What::Enter);
     }
-    for entry in &entries {
-        let path = to.join(&entry.path);
+    Ok(())
+}
+
+/// What is being unpacked.
+struct Unpacking<'u> {
+    there: Option<&'u Path>,
+    top: Top,
+    /// The way to the directory below which paths are now.
+    way: Way,
+    base: File,
+    /// The path of a directory below that, and the directory.
+    parent: (PathBuf, File),
+    /// Directories in which something may come yet, as they are in the list: those below the top, and those below each
+    /// directory that the way leads to.
+    unfinished: Vec<Vec<&'u Entry>>,
+}
+
+impl<'u> Unpacking<'u> {
+    fn new(to: &Path, there: Option<&'u Path>) -> io::Result<Self> {
+        let (mut top, way) = (Top::at(to)?, Way::default());
+        let [base, parent] = [top.dir(&way)?, top.dir(&way)?];
+        let parent = (PathBuf::new(), parent);
+        Ok(Self { there, top, way, base, parent, unfinished: vec![Vec::new()] })
+    }
+
+    fn take(&mut self, entry: &'u Entry, from: &mut dyn Read) -> io::Result<()> {
+        if entry.what == What::Leave {
+            self.finish_but(None)?;
+            self.unfinished.pop();
+            self.way.leave();
+            return self.follow();
+        }
+        self.finish_but(Some(&entry.path))?;
+        if entry.what == What::Enter {
+            self.unfinished.push(Vec::new());
+            self.way.enter(&entry.path);
+            return self.follow();
+        }
+        let name = Path::new(entry.path.file_name().unwrap_or_default());
+        let (there, dir) = (self.there, self.parent_of(&entry.path)?);
         match &entry.what {
-            What::Dir => fs::create_dir(&path)?,
-            What::File(size) => {
-                take_in(from, &path, *size, &[(0, *size)])?;
-                adorn(&path, entry)?;
+            What::Dir => {
+                mkdirat(dir, name, Mode::RWXU)?;
+                self.unfinished.last_mut().into_iter().for_each(|list| list.push(entry));
             }
+            What::File(size) => take_in(from, dir, name, (*size, &[(0, *size)]), entry)?,
             What::Parts(size, extents) if order::are_whole(extents, *size) => {
-                take_in(from, &path, *size, extents)?;
-                adorn(&path, entry)?;
+                take_in(from, dir, name, (*size, extents), entry)?;
             }
             What::Sparse(size, extents) if holes::are_within(extents, *size) => {
-                take_in(from, &path, *size, extents)?;
-                adorn(&path, entry)?;
+                take_in(from, dir, name, (*size, extents), entry)?;
             }
             What::Parts(..) | What::Sparse(..) => {
                 let text = format!("{} does not come as a whole", entry.path.display());
                 return Err(io::Error::other(text));
             }
-            What::There(name) => {
+            What::There(file) => {
                 let there = there.ok_or_else(|| io::Error::other("nothing came before"))?;
-                link(there, name, &path)?;
+                link(there, file, dir, name)?;
             }
             What::Fifo => {
-                marks::make_fifo(&path)?;
-                adorn(&path, entry)?;
+                let pipe = marks::make_fifo(dir, name)?;
+                entry.marks().give(&pipe, &entry.attributes)?;
             }
-            What::Whiteout => marks::make_whiteout(&path)?,
-            What::Link(_) => {}
+            What::Whiteout => marks::make_whiteout(dir, name)?,
+            What::Link(target) => marks::make_link(dir, name, target, (entry.uid, entry.gid))?,
+            What::Enter | What::Leave => {}
         }
+        Ok(())
     }
-    for entry in entries.iter().rev() {
-        let path = to.join(&entry.path);
-        match &entry.what {
-            What::Link(target) => {
-                symlink(target, &path)?;
-                lchown(&path, Some(entry.uid), Some(entry.gid))?;
-            }
-            What::Dir => adorn(&path, entry)?,
-            What::File(_) | What::Parts(..) | What::Sparse(..) => {}
-            What::There(_) | What::Fifo | What::Whiteout => {}
+
+    /// Opens the directory below which paths are now.
+    fn follow(&mut self) -> io::Result<()> {
+        self.base = self.top.dir(&self.way)?;
+        self.parent = (PathBuf::new(), self.top.dir(&self.way)?);
+        Ok(())
+    }
+
+    /// The directory that something is in. What comes next is mostly in the same one.
+    fn parent_of(&mut self, path: &Path) -> io::Result<&File> {
+        let above = path.parent().unwrap_or(Path::new(""));
+        if self.parent.0 != above {
+            let dir = tree::open(&self.base, above, OFlags::RDONLY | OFlags::DIRECTORY)?;
+            self.parent = (above.to_owned(), dir.into());
         }
+        Ok(&self.parent.1)
     }
-    Ok(())
+
+    /// Finishes the directories below the present one that `next`, which comes now, is not in.
+    fn finish_but(&mut self, next: Option<&Path>) -> io::Result<()> {
+        let is_done = |entry: &mut &Entry| next.is_none_or(|next| !next.starts_with(&entry.path));
+        while let Some(entry) = self.unfinished.last_mut().and_then(|list| list.pop_if(is_done)) {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+            let dir = File::from(tree::open(&self.base, &entry.path, flags)?);
+            entry.marks().give(&dir, &entry.attributes)?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        while !self.unfinished.is_empty() {
+            self.finish_but(None)?;
+            self.unfinished.pop();
+            self.way.leave();
+            self.follow()?;
+        }
+        Ok(())
+    }
 }
 
-/// Makes `path` one more name of the file `name` below `there`. Owner, mode and time are the same
+/// Makes `name` in `dir` one more name of the file `file` below `there`. Owner, mode and time are the same
 /// file's, and so right already.
-fn link(there: &Path, name: &Path, path: &Path) -> io::Result<()> {
+fn link(there: &Path, file: &Path, dir: &File, name: &Path) -> io::Result<()> {
     let root = File::open(there)?;
-    let (flags, mode) = (OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // What came before is as hostile as what comes now: through a link there it would be any file
     // of this machine.
-    let file = openat2(root, name, flags, mode, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)?;
-    if !FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file() {
-        return Err(io::Error::other(format!("{} did not come as a file", name.display())));
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let found = File::from(openat2(root, file, flags, Mode::empty(), resolve)?);
+    if !found.metadata()?.is_file() {
+        return Err(io::Error::other(format!("{} did not come as a file", file.display())));
     }
-    Ok(linkat(file, "", CWD, path, AtFlags::EMPTY_PATH)?)
+    Ok(linkat(found, "", dir, name, AtFlags::EMPTY_PATH)?)
 }
 
-/// Makes a new file of parts that come one after the other.
-fn take_in(from: &mut dyn Read, path: &Path, size: u64, extents: &[Extent]) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create_new(true).mode(0o600).open(path)?;
-    holes::fill(&mut file, size, extents, from)
+/// Makes a new file of this size, of parts that come one after the other.
+fn take_in(
+    from: &mut dyn Read,
+    dir: &File,
+    name: &Path,
+    (size, extents): (u64, &[Extent]),
+    entry: &Entry,
+) -> io::Result<()> {
+    let mut file = marks::make_file(dir, name)?;
+    holes::fill(&mut file, size, extents, from)?;
+    entry.marks().give(&file, &entry.attributes)
 }
 
 fn is_below(path: &Path) -> bool {
@@ -337,19 +482,13 @@ fn is_plain(entry: &Entry) -> bool {
         || !matches!(entry.what, What::Link(_) | What::Fifo | What::Whiteout)
 }
 
-fn adorn(path: &Path, entry: &Entry) -> io::Result<()> {
-    chown(path, Some(entry.uid), Some(entry.gid))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(entry.mode & 0o7777))?;
-    marks::set_attributes(path, &entry.attributes)?;
-    let (seconds, nanoseconds) = entry.mtime;
-    let time = rustix::fs::Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
-    let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
-    Ok(rustix::fs::utimensat(CWD, path, &times, AtFlags::empty())?)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
     use super::*;
+    use crate::{files, walk};
 
     fn packed(root: &Path) -> Vec<u8> {
         let wanted = |path: &Path| path != Path::new("left-out");
@@ -367,12 +506,14 @@ mod tests {
         fs::write(from.path().join("a/b/file"), "content").unwrap();
         fs::write(from.path().join("left-out"), "content").unwrap();
         symlink("../file", from.path().join("a/link")).unwrap();
-        fs::set_permissions(from.path().join("a"), fs::Permissions::from_mode(0o750)).unwrap();
+        fs::set_permissions(from.path().join("a"), Permissions::from_mode(0o750)).unwrap();
         // What a container has removed, and a directory that hides the one below it.
-        marks::make_whiteout(&from.path().join("a/removed")).unwrap();
-        marks::make_fifo(&from.path().join("a/pipe")).unwrap();
+        let open = |name: &str| File::open(from.path().join(name)).unwrap();
+        marks::make_whiteout(open("a"), Path::new("removed")).unwrap();
+        drop(marks::make_fifo(open("a"), Path::new("pipe")).unwrap());
         let opaque = vec![(b"trusted.overlay.opaque".to_vec(), b"y".to_vec())];
-        marks::set_attributes(&from.path().join("a/b"), &opaque).unwrap();
+        Marks::of(&open("a").metadata().unwrap()).give(&open("a/b"), &opaque).unwrap();
+        let times = ["a", "a/b"].map(|name| open(name).metadata().unwrap().modified().unwrap());
         let bytes = packed(from.path());
         unpack(&mut bytes.as_slice(), to.path(), None).unwrap();
         assert_eq!(fs::read(to.path().join("a/b/file")).unwrap(), b"content");
@@ -381,10 +522,49 @@ mod tests {
         assert!(!to.path().join("left-out").exists());
         let kind = |name: &str| fs::symlink_metadata(to.path().join(name)).unwrap();
         assert!(marks::is_whiteout(&kind("a/removed")) && kind("a/pipe").file_type().is_fifo());
-        assert_eq!(marks::attributes(&to.path().join("a/b")).unwrap(), opaque);
+        let open = |name: &str| File::open(to.path().join(name)).unwrap();
+        assert_eq!(marks::attributes(&open("a/b")).unwrap(), opaque);
+        assert_eq!(
+            ["a", "a/b"].map(|name| open(name).metadata().unwrap().modified().unwrap()),
+            times
+        );
         for cut in [0, 5, 20, bytes.len() - 1] {
             let to = tempfile::tempdir().unwrap();
             assert!(unpack(&mut &bytes[..cut], to.path(), None).is_err(), "{cut}");
+        }
+    }
+
+    /// Deeper than the path of a file can be long, and far from all that has short names. Those in the list stay short.
+    #[test]
+    fn what_is_deep_arrives() {
+        const DEPTH: usize = 3000;
+        for (name, depth) in [("d".to_owned(), DEPTH), ("d".repeat(250), 100)] {
+            let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            fs::create_dir(from.path().join("top")).unwrap();
+            let (first, second) = (from.path().join("top"), to.path().join("top"));
+            let last = walk::tests::make(&first, &name, depth);
+            let file = Path::new("file");
+            marks::make_file(&last, file).unwrap().write_all(b"word").unwrap();
+            last.set_permissions(Permissions::from_mode(0o751)).unwrap();
+            // Something comes when all of that has come.
+            fs::create_dir(first.join("z")).unwrap();
+            fs::write(first.join("z/after"), "after").unwrap();
+            fs::write(first.join("a"), "before").unwrap();
+            let before = there(from.path(), &["top".into()]).unwrap();
+            assert_eq!(before.len(), 2, "{before:?}");
+            let bytes = packed(from.path());
+            assert!(bytes.len() < depth * 2500, "{} bytes", bytes.len());
+            unpack(&mut bytes.as_slice(), to.path(), None).unwrap();
+            let came = walk::tests::bottom(&second, &name, depth).unwrap();
+            let [came_meta, meta] = [&came, &last].map(|dir| dir.metadata().unwrap());
+            assert_eq!(came_meta.mode() & 0o7777, 0o751);
+            assert_eq!(came_meta.modified().unwrap(), meta.modified().unwrap());
+            let read = tree::open(&came, file, OFlags::RDONLY).map(File::from).unwrap();
+            assert_eq!(io::read_to_string(read).unwrap(), "word");
+            assert_eq!(fs::read(second.join("z/after")).unwrap(), b"after");
+            let [a, b] = [&first, &second].map(|top| fs::metadata(top).unwrap());
+            assert_eq!(a.modified().unwrap(), b.modified().unwrap());
+            files::remove_trees(&[first, second]).unwrap();
         }
     }
 
@@ -510,6 +690,23 @@ mod tests {
             vec![entry("a", What::There("link".into()))],
             vec![entry("a", What::There("nothing".into()))],
             vec![entry("a", What::There("".into()))],
+            vec![entry("", What::Leave)],
+            vec![
+                entry("a", What::Dir),
+                entry("a", What::Enter),
+                entry("", What::Leave),
+                entry("", What::Leave),
+            ],
+            vec![entry("a", What::Dir), entry("a", What::Enter), entry("../../x", What::File(1))],
+            vec![entry("a", What::Dir), entry("a", What::Enter), entry("..", What::Enter)],
+            vec![entry("a", What::Enter), entry("x", What::File(1))],
+            vec![
+                entry("a", What::Dir),
+                entry("a/b", link.clone()),
+                entry("a/b", What::Enter),
+                entry("x", What::File(1)),
+            ],
+            vec![entry("a", What::Dir), entry("a/b", link.clone()), entry("a/b/x", What::File(1))],
         ] {
             let bytes = sent(&entries);
             let to = tempfile::tempdir().unwrap();

@@ -12,8 +12,9 @@ use std::time::SystemTime;
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use serde::Serialize;
+use torpor_kernel::tree::{self, Entry};
 
-use crate::walk::{Walk, if_there};
+use crate::walk::{Step, Walk, if_there};
 
 /// The directory of one job.
 #[derive(Debug, Clone)]
@@ -146,23 +147,25 @@ pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Makes the files of a directory, and of those below it, stable.
+/// Makes the files of a directory, and of all below it, stable, however deep that is.
 ///
 /// # Errors
 /// If a file cannot be opened or synced.
 pub(crate) fn sync_tree(dir: &Path) -> io::Result<()> {
-    let mut left = vec![dir.to_owned()];
-    while let Some(dir) = left.pop() {
-        for entry in fs::read_dir(&dir)? {
-            let entry = entry?;
-            let kind = entry.file_type()?;
-            if kind.is_dir() {
-                left.push(entry.path());
-            } else if kind.is_file() {
-                File::open(entry.path())?.sync_all()?;
+    let mut walk = Walk::of(dir)?;
+    while let Some(step) = walk.step() {
+        if step == Step::OutOf {
+            continue;
+        }
+        let dir = walk.dir()?;
+        for Entry { name, meta, .. } in tree::list(&dir, Path::new(""))? {
+            if meta.is_dir() {
+                walk.descend(&name);
+            } else if meta.is_file() {
+                tree::file(&dir, &name, tree::id(&meta))?.sync_all()?;
             }
         }
-        sync_dir(&dir)?;
+        dir.sync_all()?;
     }
     Ok(())
 }
@@ -226,7 +229,7 @@ fn write_beside(path: &Path, content: &impl Serialize) -> io::Result<(PathBuf, F
 /// If a directory cannot be read.
 pub(crate) fn size(dir: &Path, seen: &mut HashSet<u64>) -> io::Result<u64> {
     let mut sum = 0;
-    let mut walk = Walk::of(dir);
+    let Some(mut walk) = if_there(Walk::of(dir))? else { return Ok(0) };
     while let Some(dir) = walk.next_dir()? {
         for entry in Dir::read_from(&dir)? {
             let entry = entry?;
@@ -298,7 +301,6 @@ pub(crate) fn millis(time: SystemTime) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
@@ -350,20 +352,17 @@ mod tests {
 
     /// Where the name of a file is longer than a path can be, there is no limit to what is in it.
     #[test]
-    fn what_is_deep_is_counted_and_removed() {
+    fn what_is_deep_is_counted_synced_and_removed() {
         const DEPTH: usize = 5000;
         let dir = tempfile::tempdir().unwrap();
         let top = dir.path().join("top");
         fs::create_dir(&top).unwrap();
-        let mut at = OwnedFd::from(File::open(&top).unwrap());
-        for _ in 0..DEPTH {
-            rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
-            at = rustix::fs::openat(&at, "d", OFlags::DIRECTORY, Mode::empty()).unwrap();
-        }
+        let at = crate::walk::tests::make(&top, "d", DEPTH);
         let flags = OFlags::CREATE | OFlags::WRONLY;
         let file = rustix::fs::openat(&at, "large", flags, Mode::RWXU).unwrap();
         File::from(file).write_all(&[1; 64 << 10]).unwrap();
         assert!(size(&top, &mut HashSet::new()).unwrap() >= 64 << 10);
+        sync_tree(&top).unwrap();
         remove_trees(&[&top]).unwrap();
         assert!(!top.exists());
     }

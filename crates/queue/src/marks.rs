@@ -1,44 +1,73 @@
-//! What files have beside their content: extended attributes, and the marks of an overlay.
+//! What files have beside their content: owners, modes, times, extended attributes, and the marks of an overlay.
 
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, Permissions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, lsetxattr, mknodat};
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags, chownat,
+    fsetxattr, futimens, mknodat, openat, symlinkat,
+};
 use torpor_kernel::tree;
 pub(crate) use torpor_kernel::tree::Attributes;
 
-/// The extended attributes of a file or directory that has this name, if it has them: no link and no pipe; but for
-/// those by which an overlay remembers files of its other layers.
-///
-/// # Errors
-/// If the file is gone, or its attributes cannot be read.
-pub(crate) fn attributes(path: &Path) -> io::Result<Attributes> {
-    of_file(&File::open(path)?)
+/// Owner, mode and times of a file.
+#[derive(Debug, Clone)]
+pub(crate) struct Marks {
+    /// User and group.
+    pub owner: (u32, u32),
+    /// What may be done with it.
+    pub mode: u32,
+    /// When it was read and changed.
+    pub times: Timestamps,
 }
 
-/// The same of a file that is open.
+impl Marks {
+    /// Those of a file that is there.
+    #[must_use]
+    pub(crate) fn of(meta: &Metadata) -> Self {
+        let last_access = time((meta.atime(), meta.atime_nsec()));
+        let last_modification = time((meta.mtime(), meta.mtime_nsec()));
+        Self {
+            owner: (meta.uid(), meta.gid()),
+            mode: meta.mode(),
+            times: Timestamps { last_access, last_modification },
+        }
+    }
+
+    /// Gives them to a file, and its extended attributes: these after the owner, whose change takes capabilities away.
+    ///
+    /// # Errors
+    /// If the file system does not take one of them, or this process may not give it.
+    pub(crate) fn give(&self, file: &File, attributes: &Attributes) -> io::Result<()> {
+        fchown(file, Some(self.owner.0), Some(self.owner.1))?;
+        file.set_permissions(Permissions::from_mode(self.mode & 0o7777))?;
+        for (name, value) in attributes {
+            fsetxattr(file, name.as_slice(), value, XattrFlags::empty())?;
+        }
+        Ok(futimens(file, &self.times)?)
+    }
+}
+
+/// A time by its seconds and nanoseconds.
+#[must_use]
+pub(crate) fn time((seconds, nanoseconds): (i64, i64)) -> Timespec {
+    Timespec { tv_sec: seconds, tv_nsec: nanoseconds }
+}
+
+/// The extended attributes of a file or directory that is open; but for those by which an overlay remembers files of its
+/// other layers.
 ///
 /// # Errors
 /// If the attributes cannot be read.
-pub(crate) fn of_file(file: &File) -> io::Result<Attributes> {
+pub(crate) fn attributes(file: &File) -> io::Result<Attributes> {
     let mut all = tree::attributes(file)?;
     all.retain(|(name, _)| {
         ![&b"trusted.overlay.origin"[..], b"trusted.overlay.impure"].contains(&name.as_slice())
     });
     Ok(all)
-}
-
-/// Gives a file extended attributes.
-///
-/// # Errors
-/// If the file system does not take an attribute.
-pub(crate) fn set_attributes(path: &Path, attributes: &Attributes) -> io::Result<()> {
-    let mut each = attributes.iter();
-    Ok(each.try_for_each(|(name, value)| {
-        lsetxattr(path, name.as_slice(), value, XattrFlags::empty())
-    })?)
 }
 
 /// Whether this marks, in the upper directory of an overlay, that there is nothing.
@@ -47,18 +76,44 @@ pub(crate) fn is_whiteout(meta: &Metadata) -> bool {
     meta.file_type().is_char_device() && meta.rdev() == 0
 }
 
-/// Makes such a mark.
+/// Makes such a mark in a directory.
 ///
 /// # Errors
 /// If the mark cannot be made: mknod(2) needs privileges.
-pub(crate) fn make_whiteout(path: &Path) -> io::Result<()> {
-    Ok(mknodat(CWD, path, FileType::CharacterDevice, Mode::empty(), 0)?)
+pub(crate) fn make_whiteout(dir: impl AsFd, name: &Path) -> io::Result<()> {
+    Ok(mknodat(dir, name, FileType::CharacterDevice, Mode::empty(), 0)?)
 }
 
-/// Makes a named pipe.
+/// Makes a named pipe in a directory, and opens it.
 ///
 /// # Errors
 /// If the name is taken, or the file system has no pipes.
-pub(crate) fn make_fifo(path: &Path) -> io::Result<()> {
-    Ok(mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?)
+pub(crate) fn make_fifo(dir: impl AsFd, name: &Path) -> io::Result<File> {
+    mknodat(&dir, name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    // Opened so, it waits for nobody who writes to it.
+    Ok(tree::open(dir, name, OFlags::RDONLY | OFlags::NONBLOCK)?.into())
+}
+
+/// Makes a symbolic link in a directory.
+///
+/// # Errors
+/// If the name is taken, or this process may not give it that owner.
+pub(crate) fn make_link(
+    dir: impl AsFd,
+    name: &Path,
+    target: &Path,
+    (user, group): (u32, u32),
+) -> io::Result<()> {
+    symlinkat(target, &dir, name)?;
+    let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
+    Ok(chownat(dir, name, user, group, AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+/// Makes a new file in a directory, for its owner alone.
+///
+/// # Errors
+/// If the name is taken, or the disk is full.
+pub(crate) fn make_file(dir: impl AsFd, name: &Path) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    Ok(openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?.into())
 }

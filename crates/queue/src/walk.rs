@@ -1,132 +1,252 @@
-//! The directories of a tree of any depth, one after the other.
+//! Trees of any depth: the ways to their directories, and a walk through all of them.
 //!
-//! A job may make directories in directories until their names are longer than a path can be, or until who goes down one
-//! by one has no stack, or no descriptors, left. Here each is opened from one of the few above it that are open.
+//! A job may make directories in directories until their names are longer than a path can be, or until whoever goes down
+//! one by one has no stack, or no descriptors, left. Here each is opened from one of the few above it that are open. No
+//! way leads over a symbolic link, or into what is mounted in a tree.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::io::Result;
+use torpor_kernel::tree;
 
 /// A name of so many bytes is not made longer.
-const LONG: usize = 2000;
+pub(crate) const LONG: usize = 2000;
 
 /// So many directories on the way down are open at most.
 const MOST_OPEN: usize = 16;
 
-/// A walk through a tree: each directory comes before those that are in it.
-#[derive(Debug)]
-pub(crate) struct Walk {
-    /// What is to come. The directories that one of these lies in are before it.
-    left: Vec<Place>,
-    /// Which of these has come last.
-    last: usize,
-    /// Directories on the way to that one, by their places in `left`.
-    open: Vec<(usize, OwnedFd)>,
+/// The way from the top of a tree to a directory in it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Way {
+    /// The names on it, each in the directory before; and which of all steps each was, since what has the same name later
+    /// may be another directory.
+    steps: Vec<(u64, PathBuf)>,
+    /// How many steps were ever taken.
+    taken: u64,
 }
 
-/// A directory.
+impl Way {
+    /// Leads on to the directory of this name in the one that it leads to.
+    pub(crate) fn enter(&mut self, name: &Path) {
+        self.taken += 1;
+        self.steps.push((self.taken, name.to_owned()));
+    }
+
+    /// Leads to the directory before again.
+    pub(crate) fn leave(&mut self) {
+        self.steps.pop();
+    }
+
+    /// How many steps it has.
+    #[must_use]
+    pub(crate) fn depth(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// The name of the last directory on it. The top has none.
+    #[must_use]
+    pub(crate) fn name(&self) -> Option<&Path> {
+        self.steps.last().map(|(_, name)| name.as_path())
+    }
+
+    /// The path that it is, without its first `steps`. Such a path may be of any length.
+    #[must_use]
+    pub(crate) fn path_after(&self, steps: usize) -> PathBuf {
+        self.steps.iter().skip(steps).map(|(_, name)| name).collect()
+    }
+
+    /// What the directory is called in a tree at `top`; of a name that is longer than paths are, the two ends.
+    #[must_use]
+    pub(crate) fn shown(&self, top: &Path) -> String {
+        const SHOWN: usize = 200;
+        let names = self.steps.iter().map(|(_, name)| name.as_path());
+        let name: PathBuf = std::iter::once(top).chain(names).collect();
+        let name = name.display().to_string();
+        if name.len() <= LONG {
+            return name;
+        }
+        let first: String = name.chars().take(SHOWN).collect();
+        let last: Vec<char> = name.chars().rev().take(SHOWN).collect();
+        format!("{first}...{}", last.into_iter().rev().collect::<String>())
+    }
+}
+
+/// The top of a tree whose directories are opened by the ways to them.
 #[derive(Debug)]
-struct Place {
-    /// The one that it lies in.
-    above: Option<usize>,
-    /// Its name there.
-    name: PathBuf,
-    /// Whether it has come.
-    has_come: bool,
+pub(crate) struct Top {
+    top: OwnedFd,
+    /// Directories on the way to the one that was opened last: how many steps lead to each, and which was the last of them.
+    open: Vec<(usize, u64, OwnedFd)>,
+}
+
+impl Top {
+    /// The top at `path`, which nobody else may be able to exchange.
+    ///
+    /// # Errors
+    /// If it is no directory, or cannot be opened; see openat(2).
+    pub(crate) fn at(path: &Path) -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let top = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
+        Ok(Self { top, open: Vec::new() })
+    }
+
+    /// Opens the directory that a way leads to, from the nearest on it that is open. It is always the same way that is
+    /// followed in a tree.
+    ///
+    /// # Errors
+    /// As [`tree::open`].
+    pub(crate) fn dir(&mut self, way: &Way) -> Result<File> {
+        let has_gone = |(depth, step, _): &mut (usize, u64, OwnedFd)| {
+            way.steps.get(*depth - 1).is_none_or(|(known, _)| known != step)
+        };
+        while self.open.pop_if(has_gone).is_some() {}
+        let first = self.open.last().map_or(0, |(depth, ..)| *depth);
+        let (mut path, mut before) = (PathBuf::new(), 0);
+        for (depth, (step, name)) in way.steps.iter().enumerate().skip(first) {
+            if path.as_os_str().len() + name.as_os_str().len() > LONG && before != 0 {
+                let dir = tree::open(self.nearest(), &path, OFlags::PATH | OFlags::DIRECTORY)?;
+                if self.open.len() == MOST_OPEN {
+                    self.open.remove(0);
+                }
+                self.open.push((depth, before, dir));
+                path.clear();
+            }
+            path.push(name);
+            before = *step;
+        }
+        Ok(tree::open(self.nearest(), &path, OFlags::RDONLY | OFlags::DIRECTORY)?.into())
+    }
+
+    fn nearest(&self) -> BorrowedFd<'_> {
+        self.open.last().map_or(self.top.as_fd(), |(.., dir)| dir.as_fd())
+    }
+}
+
+/// What comes next on a walk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// A directory. It comes before those that are in it.
+    Into,
+    /// The same when all of those have come.
+    OutOf,
+}
+
+/// A walk through all directories of a tree.
+#[derive(Debug)]
+pub(crate) struct Walk {
+    top: Top,
+    way: Way,
+    /// For each directory on the way, the top first, which of those in it are to come.
+    left: Vec<Vec<PathBuf>>,
+    last: Option<Step>,
 }
 
 impl Walk {
-    /// Begins with the directory at the top.
-    #[must_use]
-    pub(crate) fn of(top: &Path) -> Self {
-        let top = Place { above: None, name: top.to_owned(), has_come: false };
-        Self { left: vec![top], last: 0, open: Vec::new() }
+    /// Begins at the top, as [`Top::at`].
+    ///
+    /// # Errors
+    /// As [`Top::at`].
+    pub(crate) fn of(top: &Path) -> Result<Self> {
+        Ok(Self { top: Top::at(top)?, way: Way::default(), left: Vec::new(), last: None })
     }
 
-    /// The next directory. One that has gone away meanwhile, or is none any more, is passed over.
+    /// Goes on: into a directory, or out of it.
+    pub(crate) fn step(&mut self) -> Option<Step> {
+        if self.last == Some(Step::OutOf) {
+            self.left.pop();
+            self.way.leave();
+        }
+        let is_begun = self.last.is_some();
+        let step = match self.left.last_mut().map(Vec::pop) {
+            None if is_begun => return None,
+            None => Step::Into,
+            Some(Some(name)) => {
+                self.way.enter(&name);
+                Step::Into
+            }
+            Some(None) => Step::OutOf,
+        };
+        if step == Step::Into {
+            self.left.push(Vec::new());
+        }
+        self.last = Some(step);
+        Some(step)
+    }
+
+    /// The way to the directory where the walk is.
+    #[must_use]
+    pub(crate) fn way(&self) -> &Way {
+        &self.way
+    }
+
+    /// Opens that directory.
+    ///
+    /// # Errors
+    /// As [`tree::open`].
+    pub(crate) fn dir(&mut self) -> Result<File> {
+        self.top.dir(&self.way)
+    }
+
+    /// Has the directory of this name come, in the one where the walk is.
+    pub(crate) fn descend(&mut self, name: &Path) {
+        self.left.last_mut().into_iter().for_each(|names| names.push(name.to_owned()));
+    }
+
+    /// Goes on into the next directory. One that has gone away meanwhile, or is none any more, is passed over.
     ///
     /// # Errors
     /// If a directory cannot be opened.
-    pub(crate) fn next_dir(&mut self) -> io::Result<Option<OwnedFd>> {
-        while let Some(place) = self.left.last_mut() {
-            let has_come = std::mem::replace(&mut place.has_come, true);
-            self.last = self.left.len() - 1;
-            if has_come {
-                self.left.pop();
-                self.open.pop_if(|(place, _)| *place == self.last);
-            } else if let Some(dir) = if_there(self.open_last())? {
+    pub(crate) fn next_dir(&mut self) -> io::Result<Option<File>> {
+        while let Some(step) = self.step() {
+            if step == Step::Into
+                && let Some(dir) = if_there(self.dir())?
+            {
                 return Ok(Some(dir));
             }
         }
         Ok(None)
     }
-
-    /// Has the directory of this name come, in the one that has come last.
-    pub(crate) fn descend(&mut self, name: &Path) {
-        let place = Place { above: Some(self.last), name: name.to_owned(), has_come: false };
-        self.left.push(place);
-    }
-
-    /// Opens the directory that comes now, from the nearest above it that is open.
-    fn open_last(&mut self) -> rustix::io::Result<OwnedFd> {
-        let nearest = self.open.last().map(|(place, _)| *place);
-        let above = |place: &usize| self.left[*place].above.filter(|above| Some(*above) != nearest);
-        let way: Vec<usize> = std::iter::successors(Some(self.last), above).collect();
-        let mut path = PathBuf::new();
-        for place in way.into_iter().rev() {
-            if let Some(above) = self.left[place].above.filter(|_| path.as_os_str().len() > LONG) {
-                let dir = open(self.nearest(), &path, OFlags::PATH)?;
-                if self.open.len() == MOST_OPEN {
-                    self.open.remove(0);
-                }
-                self.open.push((above, dir));
-                path.clear();
-            }
-            path.push(&self.left[place].name);
-        }
-        open(self.nearest(), &path, OFlags::RDONLY)
-    }
-
-    fn nearest(&self) -> BorrowedFd<'_> {
-        self.open.last().map_or(CWD, |(_, dir)| dir.as_fd())
-    }
-}
-
-fn open(at: BorrowedFd<'_>, path: &Path, how: OFlags) -> rustix::io::Result<OwnedFd> {
-    let flags = how | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(at, path, flags, Mode::empty())
 }
 
 /// Nothing where something is not there, or is no directory any more.
 ///
 /// # Errors
 /// What has failed for another reason.
-pub(crate) fn if_there<T>(found: rustix::io::Result<T>) -> io::Result<Option<T>> {
+pub(crate) fn if_there<T>(found: Result<T>) -> io::Result<Option<T>> {
     match found {
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+        Err(errno) if tree::is_gone(errno) => Ok(None),
         found => Ok(Some(found?)),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs::{self, File};
+pub(crate) mod tests {
+    use std::fs;
+
+    use rustix::io::Errno;
 
     use super::*;
 
-    /// Two directories in one of two, so many times, whose names are so long that few can be opened by their paths.
-    fn make(top: &Path, depth: usize) {
-        let mut at = OwnedFd::from(File::open(top).unwrap());
+    /// Makes so many directories of such a name, one in the other; returns the last.
+    pub(crate) fn make(top: &Path, name: &str, depth: usize) -> File {
+        let mut at = File::open(top).unwrap();
         for _ in 0..depth {
-            let names = [b'a', b'b'].map(|c| String::from_utf8(vec![c; 250]).unwrap());
-            for name in &names {
-                rustix::fs::mkdirat(&at, name.as_str(), Mode::RWXU).unwrap();
-            }
-            at = open(at.as_fd(), Path::new(&names[0]), OFlags::RDONLY).unwrap();
+            rustix::fs::mkdirat(&at, name, Mode::RWXU).unwrap();
+            let made = tree::open(&at, Path::new(name), OFlags::RDONLY | OFlags::DIRECTORY);
+            at = made.unwrap().into();
         }
+        at
+    }
+
+    /// Opens the last of so many directories of such a name.
+    pub(crate) fn bottom(top: &Path, name: &str, depth: usize) -> Result<File> {
+        let mut way = Way::default();
+        (0..depth).for_each(|_| way.enter(Path::new(name)));
+        Top::at(top)?.dir(&way)
     }
 
     /// With a sibling at each step there is always something to come back to.
@@ -134,21 +254,54 @@ mod tests {
     fn few_are_open_however_deep_a_tree_is() {
         const DEPTH: usize = 400;
         let dir = tempfile::tempdir().unwrap();
-        make(dir.path(), DEPTH);
-        let mut walk = Walk::of(dir.path());
-        let mut found = 0;
-        while let Some(dir) = walk.next_dir().unwrap() {
+        let names = ["a", "b"].map(|name| name.repeat(250));
+        let mut at = File::open(dir.path()).unwrap();
+        for _ in 0..DEPTH {
+            for name in &names {
+                rustix::fs::mkdirat(&at, name.as_str(), Mode::RWXU).unwrap();
+            }
+            at = tree::open(&at, Path::new(&names[0]), OFlags::RDONLY).unwrap().into();
+        }
+        let mut walk = Walk::of(dir.path()).unwrap();
+        let (mut found, mut inside) = (0, Vec::new());
+        while let Some(step) = walk.step() {
+            let dir = walk.dir().unwrap();
+            let id = tree::id(&dir.metadata().unwrap());
+            assert!(walk.top.open.len() <= MOST_OPEN);
+            if step == Step::OutOf {
+                assert_eq!(inside.pop(), Some(id));
+                continue;
+            }
             found += 1;
-            assert!(walk.open.len() <= MOST_OPEN);
-            for entry in rustix::fs::Dir::read_from(&dir).unwrap() {
-                let name = entry.unwrap().file_name().to_owned();
-                let name = name.to_str().unwrap();
-                if !name.starts_with('.') {
-                    walk.descend(Path::new(name));
-                }
+            inside.push(id);
+            for entry in tree::list(&dir, Path::new("")).unwrap() {
+                walk.descend(&entry.name);
             }
         }
-        assert_eq!(found, 1 + 2 * DEPTH);
+        assert_eq!((found, inside.len()), (1 + 2 * DEPTH, 0));
+        assert!(walk.step().is_none());
+        crate::files::remove_trees(&[dir.path()]).unwrap();
+    }
+
+    /// What is opened on the way down must not be taken for what has the same name elsewhere.
+    #[test]
+    fn a_way_leads_where_its_names_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = "d".repeat(250);
+        for first in ["a", "b"] {
+            fs::create_dir(dir.path().join(first)).unwrap();
+            let at = make(&dir.path().join(first), &name, 40);
+            rustix::fs::mkdirat(at, first, Mode::RWXU).unwrap();
+        }
+        let (mut top, mut way) = (Top::at(dir.path()).unwrap(), Way::default());
+        for first in ["a", "b", "a"] {
+            way.enter(Path::new(first));
+            (0..40).for_each(|_| way.enter(Path::new(&name)));
+            let found = tree::list(&top.dir(&way).unwrap(), Path::new("")).unwrap();
+            assert_eq!(found[0].name, Path::new(first));
+            assert_eq!(way.path_after(1), [name.as_str(); 40].iter().collect::<PathBuf>());
+            (0..41).for_each(|_| way.leave());
+        }
         crate::files::remove_trees(&[dir.path()]).unwrap();
     }
 
@@ -157,13 +310,15 @@ mod tests {
     fn what_is_gone_is_passed_over() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("there")).unwrap();
-        let mut walk = Walk::of(dir.path());
+        std::os::unix::fs::symlink("there", dir.path().join("link")).unwrap();
+        let mut walk = Walk::of(dir.path()).unwrap();
         walk.next_dir().unwrap().unwrap();
-        for name in ["gone", "there"] {
+        for name in ["gone", "there", "link"] {
             walk.descend(Path::new(name));
         }
         assert!(walk.next_dir().unwrap().is_some());
+        assert_eq!(walk.way().name(), Some(Path::new("there")));
         assert!(walk.next_dir().unwrap().is_none());
-        assert!(Walk::of(&dir.path().join("gone")).next_dir().unwrap().is_none());
+        assert_eq!(Walk::of(&dir.path().join("gone")).unwrap_err(), Errno::NOENT);
     }
 }

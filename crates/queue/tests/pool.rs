@@ -99,6 +99,29 @@ fn files_of_a_job_travel_with_it() {
     assert!(a.ok(&["show", &late.to_string()]).contains("drained"));
 }
 
+/// Deeper than a path can be long: they are saved, compared, sent and put in place.
+#[test]
+fn files_travel_however_deep_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = pair(dir.path(), &json!({}));
+    let input = dir.path().join("input");
+    std::fs::create_dir(&input).unwrap();
+    let script = "import os, sys, time\nfor i in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n\
+                  open('deep', 'w').write('as it was')\nos.chdir('/run/torpor/job')\n\
+                  print('made', flush=True)\n\
+                  while not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n\
+                  for i in range(3000):\n    os.chdir('d')\nprint(open('deep').read())";
+    let (options, may_end) = (["--input", input.to_str().unwrap()], a.may_end());
+    let id = a.submit(&options, &["python3", "-c", script, may_end.to_str().unwrap()]);
+    a.wait_for_output(id, "made\n");
+    a.ok(&["move", &id.to_string(), "--to", "b"]);
+    b.wait_for(1, "running");
+    a.let_end();
+    a.wait_for(id, "done");
+    assert_eq!(a.output(id), "made\nas it was\n");
+    assert_eq!(b.job(1)["exit"], 0);
+}
+
 /// Whoever drains a machine and waits may turn it off: what was to go has gone, but for what is to run after that.
 #[test]
 fn a_machine_is_drained_when_its_jobs_have_gone() {

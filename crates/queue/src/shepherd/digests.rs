@@ -3,19 +3,20 @@
 //! They are taken before a checkpoint counts as being on stable storage, and compared before a job is
 //! brought back. What is damaged is told by its name; the caller takes an older checkpoint then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, Metadata};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use torpor_kernel::tree::{self, Entry, Id};
 use torpor_seal::Sum;
 
 use super::checkpoint::{self, RECORD};
 use super::work::OWN;
 use crate::files::{self, JobDir};
+use crate::walk::{Step, Walk};
 
 /// Where they lie, in the directory of the checkpoint.
 const FILE: &str = "digests.json";
@@ -28,6 +29,9 @@ const IMAGE: &str = ".img";
 
 /// How files with pages begin.
 const PAGES: &str = "pages-";
+
+/// No name of a directory is noted that is longer: all paths that programs can use are shorter, escaped, too.
+const LONGEST: usize = 16 << 10;
 
 /// The digests of a checkpoint's files, by their names in it; what is no plain letter is escaped.
 type Digests = BTreeMap<String, Digest>;
@@ -68,20 +72,25 @@ pub(crate) struct Damage {
 pub(crate) fn take(dir: &JobDir, seq: u64) -> io::Result<()> {
     let place = dir.checkpoint(seq);
     let mut earlier = checkpoint::numbers(dir).into_iter().rev().filter(|&number| number < seq);
-    let earlier = earlier.find_map(|seq| Some((dir.checkpoint(seq), read(dir, seq).ok()??)));
-    let mut digests = Digests::new();
-    for path in paths(&place)? {
-        let meta = fs::symlink_metadata(place.join(&path))?;
-        let name = name_of(&path);
-        // A file that is the same one as in the checkpoint before was not written to since.
-        let known = earlier.as_ref().and_then(|(before, digests)| {
-            let same =
-                fs::symlink_metadata(before.join(&path)).is_ok_and(|old| is_same(&old, &meta));
-            digests.get(&name).filter(|digest| same && digest.bytes == meta.len()).cloned()
-        });
-        let digest = known.map_or_else(|| digest_of(&place.join(&path)), Ok)?;
-        digests.insert(name, digest);
+    let mut earlier = earlier.find_map(|seq| Some((dir.checkpoint(seq), read(dir, seq).ok()??)));
+    // A file that is the same one as in the checkpoint before was not written to since.
+    let mut known = HashMap::new();
+    if let Some((before, digests)) = &mut earlier {
+        let note = |found: &Found<'_>| {
+            known.extend(digests.remove(found.name).map(|digest| (found.id(), digest)));
+            Ok(())
+        };
+        // What cannot be looked at is read again.
+        let _ = each_file(before, note);
     }
+    let mut digests = Digests::new();
+    let noted = each_file(&place, |found| {
+        let known = known.get(&found.id()).filter(|digest| digest.bytes == found.meta.len());
+        let digest = known.cloned().map_or_else(|| found.digest(), Ok)?;
+        digests.insert(found.name.to_owned(), digest);
+        Ok(())
+    });
+    noted.map_err(io::Error::other)?;
     files::write_stable(&place.join(FILE), &digests)
 }
 
@@ -159,27 +168,21 @@ fn compare(dir: &JobDir, seq: u64, which: Which) -> Result<(), String> {
     let Some(mut digests) = read(dir, seq).map_err(|e| format!("{FILE}: {e}"))? else {
         return Ok(());
     };
-    for path in paths(&place).map_err(|e| format!("it cannot be read: {e}"))? {
-        let name = name_of(&path);
-        let own = path.iter().next().is_some_and(|first| OWN.iter().any(|own| first == *own));
-        let Some(digest) = digests.remove(&name).filter(|_| !own || which == Which::All) else {
-            continue;
+    each_file(&place, |found| {
+        let own = is_own(found.name);
+        let Some(digest) = digests.remove(found.name).filter(|_| !own || which == Which::All)
+        else {
+            return Ok(());
         };
-        let file = place.join(&path);
-        let length = fs::symlink_metadata(&file).map_or(0, |meta| meta.len());
-        let pages =
-            path.file_name().is_some_and(|name| name.as_bytes().starts_with(PAGES.as_bytes()));
+        let pages = found.file.as_os_str().as_bytes().starts_with(PAGES.as_bytes());
         let is_same = match which {
-            _ if length != digest.bytes => false,
+            _ if found.meta.len() != digest.bytes => false,
             Which::Structure if pages => true,
-            _ => digest_of(&file).map_err(|e| format!("{name}: {e}"))? == digest,
+            _ => found.digest()? == digest,
         };
-        if !is_same {
-            return Err(format!("{name} is not what was saved"));
-        }
-    }
-    let own = |name: &str| OWN.iter().any(|own| name.split('/').next() == Some(*own));
-    let missing = digests.into_keys().find(|name| which == Which::All || !own(name));
+        is_same.then_some(()).ok_or_else(|| format!("{} is not what was saved", found.name))
+    })?;
+    let missing = digests.into_keys().find(|name| which == Which::All || !is_own(name));
     missing.map_or(Ok(()), |name| Err(format!("{name} is missing")))
 }
 
@@ -208,47 +211,95 @@ fn read(dir: &JobDir, seq: u64) -> io::Result<Option<Digests>> {
     }
 }
 
-/// The regular files of a checkpoint that have digests, relative to it.
-fn paths(place: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let mut left = vec![PathBuf::new()];
-    while let Some(below) = left.pop() {
-        let first = below.iter().next();
-        let images = first.is_some_and(|first| !OWN.iter().any(|own| first == *own));
-        for entry in fs::read_dir(place.join(&below))? {
-            let entry = entry?;
-            let (name, kind) = (entry.file_name(), entry.file_type()?);
-            let path = below.join(&name);
-            if kind.is_dir() {
-                left.push(path);
+/// A file of a checkpoint.
+struct Found<'f> {
+    /// By which its digest is noted.
+    name: &'f str,
+    dir: &'f File,
+    /// Its name there.
+    file: &'f Path,
+    meta: &'f Metadata,
+}
+
+impl Found<'_> {
+    fn id(&self) -> Id {
+        tree::id(self.meta)
+    }
+
+    fn digest(&self) -> Result<Digest, String> {
+        let file = tree::file(self.dir, self.file, self.id()).map_err(io::Error::from);
+        file.and_then(digest_of).map_err(|e| format!("{}: {e}", self.name))
+    }
+}
+
+/// Takes the regular files of a checkpoint that have digests, one after the other.
+fn each_file(
+    place: &Path,
+    mut visit: impl FnMut(&Found<'_>) -> Result<(), String>,
+) -> Result<(), String> {
+    let unreadable = |e: io::Error| format!("it cannot be read: {e}");
+    let mut walk = Walk::of(place).map_err(|errno| unreadable(errno.into()))?;
+    // What the names of files in the directories on the way begin with, but for the top.
+    let mut names: Vec<String> = Vec::new();
+    while let Some(step) = walk.step() {
+        if step == Step::OutOf {
+            names.pop();
+            continue;
+        }
+        if let Some(name) = walk.way().name() {
+            let name = name_of(names.last(), name);
+            names.push(shortened(name).map_err(unreadable)?);
+        }
+        let images = names.first().is_some_and(|first| !is_own(first));
+        let dir = walk.dir().map_err(|errno| unreadable(errno.into()))?;
+        let listed = tree::list(&dir, Path::new("")).map_err(|errno| unreadable(errno.into()))?;
+        for Entry { name: file, meta, .. } in &listed {
+            if meta.is_dir() {
+                walk.descend(file);
                 continue;
             }
-            let later = first.is_none() && LATER.iter().any(|later| name == *later);
-            let other = images && !name.as_bytes().ends_with(IMAGE.as_bytes());
-            if kind.is_file() && !later && !other {
-                found.push(path);
+            let later = names.is_empty() && LATER.iter().any(|later| file == Path::new(later));
+            let other = images && !file.as_os_str().as_bytes().ends_with(IMAGE.as_bytes());
+            if meta.is_file() && !later && !other {
+                let name = name_of(names.last(), file);
+                visit(&Found { name: &name, dir: &dir, file, meta })?;
             }
         }
     }
-    Ok(found)
+    Ok(())
 }
 
-fn name_of(path: &Path) -> String {
-    path.as_os_str().as_bytes().escape_ascii().to_string()
+/// Whether a file with this name is one of the job's own.
+fn is_own(name: &str) -> bool {
+    OWN.iter().any(|own| name.split('/').next() == Some(*own))
 }
 
-fn is_same(a: &Metadata, b: &Metadata) -> bool {
-    (a.dev(), a.ino()) == (b.dev(), b.ino())
+/// The name of something in a directory of that name.
+fn name_of(dir: Option<&String>, name: &Path) -> String {
+    let name = name.as_os_str().as_bytes().escape_ascii();
+    dir.map_or_else(|| name.to_string(), |dir| format!("{dir}/{name}"))
 }
 
-fn digest_of(path: &Path) -> io::Result<Digest> {
-    let sum = Sum::of(File::open(path)?)?;
+/// A name by which that of a directory is known. Those of all files in trees that are very deep would be longer than the
+/// files: there it is the first part, and the digest of all of it, after a sign that no name has.
+fn shortened(name: String) -> io::Result<String> {
+    if name.len() <= LONGEST {
+        return Ok(name);
+    }
+    let digest = digest_of(name.as_bytes())?.sha256;
+    Ok(format!("{}/\\#{digest}", name.split('/').next().unwrap_or_default()))
+}
+
+fn digest_of(content: impl Read) -> io::Result<Digest> {
+    let sum = Sum::of(content)?;
     let sha256 = torpor_blobs::oci::hex(&sum.sha256.unwrap_or_default());
     Ok(Digest { bytes: sum.len, sha256 })
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::RenameFlags;
+
     use super::*;
 
     /// A checkpoint of a job that has written `out`, as it is when it is complete.
@@ -365,6 +416,40 @@ mod tests {
         let (_temp, dir) = job();
         fs::write(dir.out(), "ou").unwrap();
         assert!(verify(&dir, 2, Which::Structure).unwrap_err().text.contains("2 are there"));
+    }
+
+    /// Deeper than the path of a file can be long.
+    #[test]
+    fn what_is_deep_has_a_digest() {
+        const DEPTH: usize = 3000;
+        let (_temp, dir) = job();
+        for (name, depth, noted) in [("d".to_owned(), DEPTH, 2 * DEPTH), ("e".repeat(250), 200, 0)]
+        {
+            let top = dir.checkpoint(2).join("work").join(&name);
+            fs::create_dir(&top).unwrap();
+            let last = crate::walk::tests::make(&top, &name, depth);
+            for (file, content) in [("one", "1"), ("two", "2")] {
+                let mut made = crate::marks::make_file(&last, Path::new(file)).unwrap();
+                std::io::Write::write_all(&mut made, content.as_bytes()).unwrap();
+            }
+            take(&dir, 2).unwrap();
+            assert_eq!(verify(&dir, 2, Which::All), Ok(()));
+            let digests = read(&dir, 2).unwrap().unwrap();
+            let names = digests.keys().filter(|name| name.ends_with("/two")).map(String::len);
+            assert!(names.clone().any(|len| len > noted), "{digests:?}");
+            assert!(names.clone().all(|len| len < LONGEST + 1000), "{digests:?}");
+            // The same length, and another content.
+            let [one, two] = ["one", "two"].map(Path::new);
+            rustix::fs::renameat_with(&last, one, &last, two, RenameFlags::EXCHANGE).unwrap();
+            let damage = verify(&dir, 2, Which::All).unwrap_err().text;
+            assert!(damage.contains("checkpoint 2 is damaged: work/"), "{damage}");
+            assert!(damage.ends_with(" is not what was saved"), "{damage}");
+            rustix::fs::renameat_with(&last, one, &last, two, RenameFlags::EXCHANGE).unwrap();
+            rustix::fs::unlinkat(&last, two, rustix::fs::AtFlags::empty()).unwrap();
+            let damage = verify(&dir, 2, Which::All).unwrap_err().text;
+            assert!(damage.ends_with("/two is missing"), "{damage}");
+            files::remove_trees(&[top]).unwrap();
+        }
     }
 
     #[test]

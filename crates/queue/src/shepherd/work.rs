@@ -6,18 +6,16 @@
 //! before is shared with it; each that is copied is written back, or a later change through a mapping might not give it
 //! another time. Where that does not help nothing is shared.
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{
-    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink,
-};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, linkat, statfs, utimensat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, mkdirat, statfs};
 use rustix::io::Errno;
-use torpor_kernel::tree::{self, Entry, Tree};
+use torpor_kernel::tree::{self, Entry};
 use torpor_sys::writeback::write_back;
 
 use super::checkpoint;
@@ -25,8 +23,9 @@ use super::launch::start_as;
 use crate::container::Container;
 use crate::files::{self, JobDir, WORK};
 use crate::holes;
-use crate::marks;
+use crate::marks::{self, Attributes, Marks};
 use crate::spec::Spec;
+use crate::walk::{Step, Top, Walk, Way};
 
 /// Does what can be done for a job before it is started: its own directory is made, and it is looked up
 /// what its container is made of.
@@ -144,87 +143,121 @@ fn tells_of_writes(dir: &Path) -> bool {
     statfs(dir).is_ok_and(|kind| SILENT.iter().all(|&silent| i64::from(silent) != kind.f_type))
 }
 
-/// Copies a directory as it is. Regular files that are the same in `before` (a copy that
+/// Copies a directory as it is, however deep it is. Regular files that are the same in `before` (a copy that
 /// nobody writes to) become links to those there, where their times [say so](tells_of_writes).
 ///
 /// # Errors
 /// If a file cannot be read or copied (named in the error), or `to` is there already. Sockets and devices are
 /// left out.
 pub(super) fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Result<()> {
-    let tree = Tree::at(from).map_err(|errno| failed(from, errno))?;
+    let walk = Walk::of(from).map_err(|errno| failed(from, &Way::default(), errno))?;
     let before = before.filter(|_| tells_of_writes(from));
-    let before = before.and_then(|before| Tree::at(before).ok());
-    Copy { tree, from, before }.dir(Path::new(""), to)
+    fs::DirBuilder::new().mode(0o700).create(to)?;
+    let before = before.and_then(|before| Top::at(before).ok());
+    Copy { from, walk, before, to: Top::at(to)? }.all()
 }
 
 /// A copy of a directory that is being made.
 struct Copy<'c> {
-    tree: Tree,
     from: &'c Path,
-    before: Option<Tree>,
+    walk: Walk,
+    before: Option<Top>,
+    to: Top,
+}
+
+/// A directory of it.
+struct Place<'p> {
+    from: &'p Path,
+    way: &'p Way,
+    dir: File,
+    before: Option<File>,
+    to: File,
 }
 
 impl Copy<'_> {
-    /// Copies a directory of the tree to `to`, which is this user's alone until all is in it.
-    fn dir(&self, name: &Path, to: &Path) -> io::Result<()> {
-        fs::DirBuilder::new().mode(0o700).create(to)?;
-        let failed = |errno| failed(&self.from.join(name), errno);
-        let dir = self.tree.dir(name).map_err(failed)?;
-        for entry in tree::list(&dir, name).map_err(failed)? {
-            self.entry(&entry, &to.join(entry.name.file_name().unwrap_or_default()))?;
+    fn all(mut self) -> io::Result<()> {
+        while let Some(step) = self.walk.step() {
+            let dir = self.walk.dir();
+            let way = self.walk.way();
+            let dir = dir.map_err(|errno| failed(self.from, way, errno))?;
+            let to = self.to.dir(way)?;
+            if step == Step::OutOf {
+                dress(&to, &dir)?;
+                continue;
+            }
+            let before = self.before.as_mut().and_then(|top| top.dir(way).ok());
+            let below = Place { from: self.from, way, dir, before, to }.copy()?;
+            below.iter().for_each(|name| self.walk.descend(name));
         }
-        dress(to, &dir)
+        Ok(())
+    }
+}
+
+impl Place<'_> {
+    /// Copies what is in it; returns the directories among that, which are this user's alone and empty until it is their
+    /// turn.
+    fn copy(&self) -> io::Result<Vec<PathBuf>> {
+        let mut below = Vec::new();
+        let listed = tree::list(&self.dir, Path::new(""));
+        for entry in listed.map_err(|errno| failed(self.from, self.way, errno))? {
+            if entry.meta.is_dir() {
+                mkdirat(&self.to, &entry.name, Mode::RWXU)?;
+                below.push(entry.name);
+            } else {
+                self.entry(&entry)?;
+            }
+        }
+        Ok(below)
     }
 
-    fn entry(&self, entry: &Entry, to: &Path) -> io::Result<()> {
+    fn entry(&self, entry: &Entry) -> io::Result<()> {
         let Entry { name, meta, link } = entry;
-        if meta.is_dir() {
-            self.dir(name, to)?;
-        } else if let Some(link) = link {
-            symlink(link, to)?;
-            lchown(to, Some(meta.uid()), Some(meta.gid()))?;
+        if let Some(link) = link {
+            marks::make_link(&self.to, name, link, (meta.uid(), meta.gid()))?;
         } else if meta.is_file() {
-            if !self.is_shared(entry, to) {
-                let file = self.tree.file(name, tree::id(meta));
-                let mut file = file.map_err(|errno| failed(&self.from.join(name), errno))?;
+            if !self.is_shared(entry) {
+                let file = tree::file(&self.dir, name, tree::id(meta));
+                let mut file = file.map_err(|errno| {
+                    let mut way = self.way.clone();
+                    way.enter(name);
+                    failed(self.from, &way, errno)
+                })?;
                 write_back(&file)?;
-                let mut copy = OpenOptions::new();
-                let mut copy = copy.write(true).create_new(true).mode(0o600).open(to)?;
+                let mut copy = marks::make_file(&self.to, name)?;
                 holes::copy(&mut file, &mut copy)?;
-                dress(to, &file)?;
+                dress(&copy, &file)?;
             }
         } else if marks::is_whiteout(meta) {
-            marks::make_whiteout(to)?;
+            marks::make_whiteout(&self.to, name)?;
         } else if meta.file_type().is_fifo() {
-            marks::make_fifo(to)?;
-            adorn(to, meta)?;
+            let pipe = marks::make_fifo(&self.to, name)?;
+            Marks::of(meta).give(&pipe, &Attributes::new())?;
         }
         Ok(())
     }
 
     /// Makes a file one more name of the one in the copy before, if that is the same.
-    fn is_shared(&self, Entry { name, meta, .. }: &Entry, to: &Path) -> bool {
+    fn is_shared(&self, Entry { name, meta, .. }: &Entry) -> bool {
         // A directory may have been a link then.
-        let old = self.before.as_ref().and_then(|before| before.open(name, OFlags::PATH).ok());
+        let old = self.before.as_ref().and_then(|dir| tree::open(dir, name, OFlags::PATH).ok());
         let old = old.map(File::from).filter(|old| is_same(old, meta));
         old.is_some_and(|old| {
             let old = format!("/proc/self/fd/{}", old.as_raw_fd());
-            linkat(CWD, old, CWD, to, AtFlags::SYMLINK_FOLLOW).is_ok()
+            linkat(CWD, old, &self.to, name, AtFlags::SYMLINK_FOLLOW).is_ok()
         })
     }
 }
 
 /// Says of what something is that the kernel says, of a directory that others of the job's user can change, too.
-fn failed(path: &Path, errno: Errno) -> io::Error {
+fn failed(from: &Path, way: &Way, errno: Errno) -> io::Error {
     let error = io::Error::from(errno);
     let why = if tree::is_gone(errno) { ": somebody else has changed it meanwhile" } else { "" };
-    io::Error::new(error.kind(), format!("{}: {error}{why}", path.display()))
+    io::Error::new(error.kind(), format!("{}: {error}{why}", way.shown(from)))
 }
 
 /// Gives a copy all that its original has beside the content.
-fn dress(to: &Path, original: &File) -> io::Result<()> {
-    marks::set_attributes(to, &marks::of_file(original)?)?;
-    adorn(to, &original.metadata()?)
+fn dress(to: &File, original: &File) -> io::Result<()> {
+    Marks::of(&original.metadata()?).give(to, &marks::attributes(original)?)
 }
 
 /// Whether a file of an earlier copy is what the file with `meta` is now.
@@ -233,18 +266,6 @@ fn is_same(old: &File, meta: &Metadata) -> bool {
         (meta.len(), meta.mtime(), meta.mtime_nsec(), meta.mode(), meta.uid(), meta.gid())
     };
     old.metadata().is_ok_and(|old| old.is_file() && key(&old) == key(meta))
-}
-
-/// Gives a copy the owner, the mode and the time of its original.
-fn adorn(path: &Path, meta: &Metadata) -> io::Result<()> {
-    chown(path, Some(meta.uid()), Some(meta.gid()))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(meta.mode() & 0o7777))?;
-    let time = |seconds: i64, nanoseconds: i64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
-    let times = Timestamps {
-        last_access: time(meta.atime(), meta.atime_nsec()),
-        last_modification: time(meta.mtime(), meta.mtime_nsec()),
-    };
-    Ok(utimensat(CWD, path, &times, AtFlags::empty())?)
 }
 
 /// The names that the job's own directories have in a checkpoint.
@@ -274,8 +295,10 @@ pub(super) fn put_back(dir: &JobDir, checkpoint: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
+    use crate::walk;
 
     #[test]
     fn snapshots_share_what_has_not_changed() {
@@ -287,8 +310,12 @@ mod tests {
         symlink("/nowhere", at("work/link")).unwrap();
         let (opaque, flags) = ("trusted.overlay.opaque", rustix::fs::XattrFlags::empty());
         rustix::fs::lsetxattr(at("work/sub"), opaque, b"y", flags).unwrap();
-        marks::make_whiteout(&at("work/removed")).unwrap();
+        marks::make_whiteout(File::open(at("work")).unwrap(), Path::new("removed")).unwrap();
         fs::set_permissions(at("work/other"), fs::Permissions::from_mode(0o640)).unwrap();
+        // cap_net_raw, effective (VFS_CAP_REVISION_2).
+        let (capable, may) = ("security.capability", 0x0200_0001_u32.to_le_bytes());
+        let may = [may, (1_u32 << 13).to_le_bytes(), [0; 4], [0; 4], [0; 4]].concat();
+        rustix::fs::lsetxattr(at("work/other"), capable, &may, flags).unwrap();
         snapshot(&at("work"), None, &at("first")).unwrap();
         fs::write(at("work/other"), "two!").unwrap();
         snapshot(&at("work"), Some(&at("first")), &at("second")).unwrap();
@@ -301,8 +328,10 @@ mod tests {
         assert_eq!(fs::read_to_string(at("second/other")).unwrap(), "two!");
         assert_eq!(fs::read_link(at("second/link")).unwrap(), Path::new("/nowhere"));
         assert_eq!(fs::metadata(at("second/other")).unwrap().mode() & 0o7777, 0o640);
-        let mut value = [0; 2];
+        let mut value = [0; 20];
         assert_eq!(rustix::fs::lgetxattr(at("second/sub"), opaque, &mut value), Ok(1));
+        assert_eq!(rustix::fs::lgetxattr(at("first/other"), capable, &mut value), Ok(20));
+        assert_eq!(value[..], may);
         assert!(marks::is_whiteout(&fs::symlink_metadata(at("second/removed")).unwrap()));
         assert_eq!(
             fs::metadata(at("work/other")).unwrap().mtime_nsec(),
@@ -375,15 +404,17 @@ mod tests {
     #[test]
     fn a_directory_that_becomes_a_link_leads_nowhere() {
         let (dir, work) = scene();
-        let copy = Copy { tree: Tree::at(&work).unwrap(), from: &work, before: None };
-        let sub = copy.tree.dir(Path::new("sub")).unwrap();
-        let listed = tree::list(&sub, Path::new("sub")).unwrap().remove(0);
+        let to = dir.path().join("copied");
+        fs::create_dir(&to).unwrap();
+        let walk = Walk::of(&work).unwrap();
+        let mut copy = Copy { from: &work, walk, before: None, to: Top::at(&to).unwrap() };
+        assert_eq!(copy.walk.step(), Some(Step::Into));
+        copy.walk.descend(Path::new("sub"));
         fs::rename(work.join("sub"), work.join("old")).unwrap();
         symlink(dir.path().join("outside"), work.join("sub")).unwrap();
-        let to = dir.path().join("copied");
-        let said = copy.entry(&listed, &to).unwrap_err().to_string();
-        assert!(said.contains("work/sub/file") && said.contains("somebody else"), "{said}");
-        assert!(!to.exists());
+        let said = copy.all().unwrap_err().to_string();
+        assert!(said.contains("work/sub: ") && said.contains("somebody else"), "{said}");
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
         // Nor does one that was a link at the snapshot before.
         fs::remove_file(work.join("sub")).unwrap();
         fs::rename(work.join("old"), work.join("sub")).unwrap();
@@ -392,7 +423,8 @@ mod tests {
         fs::create_dir(&first).unwrap();
         symlink(dir.path().join("outside"), first.join("sub")).unwrap();
         let meta = fs::metadata(work.join("sub/file")).unwrap();
-        adorn(&dir.path().join("outside/file"), &meta).unwrap();
+        let outside = File::options().write(true).open(dir.path().join("outside/file")).unwrap();
+        Marks::of(&meta).give(&outside, &Attributes::new()).unwrap();
         snapshot(&work, Some(&first), &dir.path().join("second")).unwrap();
         assert_eq!(fs::metadata(dir.path().join("outside/file")).unwrap().nlink(), 1);
     }
@@ -400,11 +432,52 @@ mod tests {
     #[test]
     fn a_file_that_becomes_a_pipe_is_not_waited_for() {
         let (dir, work) = scene();
-        let copy = Copy { tree: Tree::at(&work).unwrap(), from: &work, before: None };
-        let sub = copy.tree.dir(Path::new("sub")).unwrap();
-        let listed = tree::list(&sub, Path::new("sub")).unwrap().remove(0);
+        let open = |path: &Path| File::open(path).unwrap();
+        let mut way = Way::default();
+        way.enter(Path::new("sub"));
+        let (sub, to) = (open(&work.join("sub")), open(dir.path()));
+        let listed = tree::list(&sub, Path::new("")).unwrap().remove(0);
         fs::remove_file(work.join("sub/file")).unwrap();
-        marks::make_fifo(&work.join("sub/file")).unwrap();
-        copy.entry(&listed, &dir.path().join("copied")).unwrap_err();
+        drop(marks::make_fifo(&sub, Path::new("file")).unwrap());
+        let place = Place { from: &work, way: &way, dir: sub, before: None, to };
+        let said = place.entry(&listed).unwrap_err().to_string();
+        assert!(said.contains("work/sub/file: "), "{said}");
+        assert!(!dir.path().join("file").exists());
+    }
+
+    /// Deeper than the path of a file can be long.
+    #[test]
+    fn what_is_deep_is_copied_and_put_back() {
+        const DEPTH: usize = 3000;
+        let dir = tempfile::tempdir().unwrap();
+        let job = JobDir::at(dir.path().to_owned());
+        fs::create_dir_all(job.work()).unwrap();
+        fs::create_dir(job.checkpoint(1)).unwrap();
+        let last = walk::tests::make(&job.work(), "d", DEPTH);
+        let name = Path::new("file");
+        marks::make_file(&last, name).unwrap().write_all(b"word").unwrap();
+        marks::make_link(&last, Path::new("link"), Path::new("../file"), (1, 2)).unwrap();
+        last.set_permissions(fs::Permissions::from_mode(0o751)).unwrap();
+        let mtime = last.metadata().unwrap().mtime_nsec();
+        let id = |top: &Path| {
+            let last = walk::tests::bottom(top, "d", DEPTH).unwrap();
+            let found = tree::list(&last, Path::new("")).unwrap();
+            let meta = last.metadata().unwrap();
+            assert_eq!((meta.mode() & 0o7777, meta.mtime_nsec()), (0o751, mtime));
+            let link = found.iter().find_map(|entry| Some((entry.link.clone()?, &entry.meta)));
+            let (link, meta) = link.unwrap();
+            assert_eq!((link.as_path(), meta.uid(), meta.gid()), (Path::new("../file"), 1, 2));
+            let file = found.iter().find(|entry| entry.name == name).unwrap();
+            let read = tree::file(&last, name, tree::id(&file.meta)).unwrap();
+            assert_eq!(io::read_to_string(read).unwrap(), "word");
+            tree::id(&file.meta)
+        };
+        let first = job.checkpoint(1).join("work");
+        snapshot(&job.work(), None, &first).unwrap();
+        snapshot(&job.work(), Some(&first), &dir.path().join("second")).unwrap();
+        assert_eq!(id(&first) == id(&dir.path().join("second")), tells_of_writes(dir.path()));
+        put_back(&job, &job.checkpoint(1)).unwrap();
+        assert_ne!(id(&job.work()), id(&first));
+        files::remove_trees(&[dir.path()]).unwrap();
     }
 }
