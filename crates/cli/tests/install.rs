@@ -179,7 +179,10 @@ fn command(unit: &str) -> Vec<String> {
 #[test]
 fn the_unit_of_the_agent_is_right() {
     let dir = tempfile::tempdir().unwrap();
-    let words = command(&unit(dir.path(), "torpor-agent.service"));
+    let text = unit(dir.path(), "torpor-agent.service");
+    // What `systemctl stop` waits for may take a day: pages that tasks here lack come from a source that connects again.
+    assert!(text.contains("\nTimeoutStopSec=1d\n"), "{text}");
+    let words = command(&text);
     let dirs = ["--state-dir", "--work-dir"].map(|option| [option, dir.path().to_str().unwrap()]);
     let output =
         Command::new(&words[0]).args(&words[1..]).args(dirs.as_flattened()).output().unwrap();

@@ -12,13 +12,19 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
+use std::thread;
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use torpor_sys::process::{Status, set_parent_death_signal, wait};
 use torpor_worker::tell;
 
-use crate::engine::SELF;
+use crate::cancel::Cancel;
+use crate::engine::{SELF, wait_readable};
 use crate::error::{Context, Error, Result};
 
 /// A process id that tasks rarely have, and processes ids that a restore uses up.
@@ -40,19 +46,33 @@ pub(crate) fn run_first(above: i32) -> ExitCode {
 }
 
 /// The agent is itself the first process of a pid namespace, which is to take care of
-/// orphans: another process does the agent's work.
+/// orphans: another process does the agent's work. Whoever tells this one to end means that.
 #[must_use]
 pub(crate) fn stand_in() -> ExitCode {
+    code(try_stand_in())
+}
+
+fn try_stand_in() -> Result<bool> {
+    // The kernel gives a first process no signal that it has no handler for.
+    let end = Cancel::of(&[SIGINT, SIGTERM])?;
+    let failed = || "start the agent".to_owned();
     let mut again = Command::new(SELF);
-    again.args(std::env::args_os().skip(1));
-    match again.spawn() {
-        Ok(agent) => {
-            let pid = agent.id().cast_signed();
-            code(reap(|ended| ended == pid).map(|status| status == Some(Status::Exited(0))))
-        }
-        Err(error) => {
-            tell!("Error: start the agent: {error}");
-            ExitCode::FAILURE
+    // Of a terminal's Ctrl-C it hears once, from here.
+    again.args(std::env::args_os().skip(1)).process_group(0);
+    let agent = again.spawn().context(failed)?;
+    let pid = agent.id().cast_signed();
+    let process = pidfd_open(Pid::from_child(&agent), PidfdFlags::empty()).context(failed)?;
+    thread::spawn(move || pass_on(&end, &process));
+    Ok(reap(|ended| ended == pid)? == Some(Status::Exited(0)))
+}
+
+/// Tells the agent to end each time that this process is told so.
+fn pass_on(end: &Cancel, agent: &OwnedFd) {
+    while wait_readable(&[end.as_fd()], None).is_ok() {
+        if end.is_due()
+            && let Err(error) = pidfd_send_signal(agent, Signal::TERM)
+        {
+            tracing::debug!("the agent is not told to end: {error}");
         }
     }
 }

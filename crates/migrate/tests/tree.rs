@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use support::{Counter, Host, child_of, judge, wait_until};
+use support::{Counter, Host, child_of, judge, state_of, wait_until};
 use torpor_runtimes_tests::mounts::QUIET;
 
 const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
@@ -458,6 +458,30 @@ fn an_agent_with_processes_mounts_and_network_of_its_own() {
     // The agent is the first process there, and all others end with it.
     there.stop_agent();
     wait_until("it ends", || counter.running().is_empty());
+}
+
+/// As a container's only process is: the kernel gives a first process no signal that it has no handler for, and the tasks
+/// that come are its children in the end.
+#[test]
+fn an_agent_that_is_the_first_process_buries_its_dead_and_ends_when_told() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let here = Host::new();
+        let apart = ["unshare", "--pid", "--net", "--fork", "--mount-proc", "--kill-child"];
+        let mut there = Host::apart(&apart);
+        there.start_agent();
+        let counter = Counter::start(100, 1);
+        here.moves(counter.pid, "stop-and-copy", &there.address).unwrap();
+        counter.goes_on();
+        let (came, _) = counter.running()[0];
+        kill_process(Pid::from_raw(came).unwrap(), Signal::KILL).unwrap();
+        wait_until("nothing is left of what came", || state_of(came).is_none());
+        let mut outside = there.agent.take().unwrap();
+        let first = Pid::from_raw(child_of(outside.id())).unwrap();
+        kill_process(first, signal).unwrap();
+        wait_until("it ends", || outside.try_wait().unwrap().is_some());
+        assert!(outside.wait().unwrap().success(), "{}", there.log());
+        assert!(!there.path("agent.socket").exists() && there.is_clean());
+    }
 }
 
 /// At each of these the restore fails, and the tasks go on where they were.
