@@ -16,6 +16,7 @@ mod error;
 mod external;
 mod file;
 mod guardian;
+mod halt;
 mod hooks;
 mod host;
 #[doc(hidden)]

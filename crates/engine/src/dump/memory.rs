@@ -17,6 +17,7 @@ use super::outbox::{self, Away, to_run};
 use super::{Dump, files, micros, twin};
 use crate::error::{Error, Result};
 use crate::file::socket::ring;
+use crate::halt::Halt;
 use crate::hooks::Hooks;
 use crate::lazy;
 use crate::memory::pages::{self, Cutter, Job, PageSpan, Source};
@@ -311,12 +312,16 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, PageSpan)>) -
 }
 
 /// Copies the planned pages; those of twins when the others have been.
-pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
+///
+/// # Errors
+/// If pages cannot be read or written, or the page server does not take them; if what is done at the same time fails,
+/// as `halt` says between two pieces.
+pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks, halt: &Halt) -> Result<()> {
     let start = Instant::now();
     if cx.twins.any()
         && !cx.released
         && let Some(away) = &mut cx.memory.away
-        && away.keep()?
+        && away.keep(halt)?
     {
         return Ok(());
     }
@@ -329,6 +334,7 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
     let done = AtomicU64::new(cx.memory.copied);
     let count = |bytes: u64| {
         done.fetch_add(bytes, Ordering::Relaxed);
+        halt.check()
     };
     if bytes < LONG && !jobs.iter().any(Job::can_wait) {
         pages::copy(&jobs, workers, &|job| count(job.bytes()))?;
@@ -339,8 +345,8 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
         }
         let copy = |tell: &(dyn Fn(_) + Sync)| {
             pages::copy(&jobs, workers, &|job| {
-                count(job.bytes());
                 tell(job);
+                count(job.bytes())
             })
         };
         while_working(copy, |news: Option<&Job>| match news {
@@ -458,7 +464,33 @@ fn mm_entry(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::os::unix::fs::FileExt;
+
     use super::*;
+    use crate::hooks::NoHooks;
+    use crate::namespace::Namespaces;
+    use crate::options::Options;
+
+    /// Files in memory that cannot be saved, say: the tasks stand still for pages that nobody will want.
+    #[test]
+    fn pages_are_not_copied_to_the_end_where_all_has_failed() {
+        let dir = tempfile::tempdir().unwrap();
+        let opts = Options { images_dir: dir.path().to_owned(), ..Options::default() };
+        let copied = |halt: &Halt| {
+            let file = tempfile::tempfile().unwrap();
+            file.write_all_at(&vec![7; 8 * pages::CHUNK], 0).unwrap();
+            let runs = vec![PageSpan { end: 8 * pages::CHUNK as u64, ..PageSpan::default() }];
+            let images = opts.new_images().unwrap();
+            let mut cx = Dump::bare(&opts, images, Namespaces::default());
+            plan_shared(&mut cx, 1, runs, &Source::File(Arc::new(file))).unwrap();
+            copy_pages(&mut cx, &mut NoHooks, halt)
+        };
+        let halt = Halt::default();
+        copied(&halt).unwrap();
+        halt.note(Err(Error::Gone { pid: 1 }));
+        let error = copied(&halt).unwrap_err().to_string();
+        assert!(error.ends_with("has failed: task 1 is gone"), "{error}");
+    }
 
     #[test]
     fn data_of_the_kernel_is_one_area() {

@@ -229,7 +229,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.write_tree()?;
     cx.later.finish()?;
     tracing::info!("Copying pages");
-    mount::save_beside(files, || memory::copy_pages(cx, hooks))
+    mount::save_beside(files, |halt| memory::copy_pages(cx, hooks, halt))
 }
 
 /// Refuses what a lazy restore would have to restore at once, with pages that are here.

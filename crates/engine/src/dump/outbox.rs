@@ -17,6 +17,7 @@ use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::pages::Depot;
 
 use crate::error::{Context, Error, Result};
+use crate::halt::Halt;
 use crate::memory::pages::{self, CHUNK, PageSpan, Source};
 use crate::memory::vma::PAGE;
 use crate::options::{Memory, Trust};
@@ -89,20 +90,20 @@ impl Away {
     /// The tree is about to run on while its pages are sent; whether that can be.
     ///
     /// # Errors
-    /// Pages that cannot be read; no memory to keep those in that are not in twins.
-    pub(super) fn keep(&mut self) -> Result<bool> {
+    /// Pages that cannot be read; no memory to keep those in that are not in twins; those of [`Halt::check`].
+    pub(super) fn keep(&mut self, halt: &Halt) -> Result<bool> {
         match self {
-            Away::Pages(outbox) => outbox.keep().map(|()| true),
+            Away::Pages(outbox) => outbox.keep(halt).map(|()| true),
             Away::Files(_) => Ok(false),
         }
     }
 
     /// Sends what is planned, and waits until the server has written everything. Returns what was
-    /// compressed only on its way.
+    /// compressed only on its way. `progress` is told of each piece, and says whether to go on.
     ///
     /// # Errors
-    /// If pages cannot be read; if the server does not take them all.
-    pub(super) fn finish(self, progress: &dyn Fn(u64)) -> Result<Option<Packed>> {
+    /// If pages cannot be read; if the server does not take them all; those of `progress`.
+    pub(super) fn finish(self, progress: &dyn Fn(u64) -> Result<()>) -> Result<Option<Packed>> {
         match self {
             Away::Pages(outbox) => outbox.send(progress),
             Away::Files(store) => store.take()?.close(),
@@ -190,7 +191,7 @@ impl Outbox {
 
     /// The tree is about to run on: keeps what would be another thing then. What is sent from
     /// there on is what it had now, by itself or by its twins.
-    fn keep(&mut self) -> Result<()> {
+    fn keep(&mut self, halt: &Halt) -> Result<()> {
         let mut buffer = vec![0; CHUNK];
         for (_, runs) in &mut self.objects {
             // Pages have the same offset in it as in the memory: only what is written takes room.
@@ -203,7 +204,7 @@ impl Outbox {
                     Some(file) => Arc::clone(file),
                     None => Arc::clone(kept.insert(Arc::new(memory_file()?))),
                 };
-                keep_run(source, run, &file, &mut buffer)?;
+                keep_run(source, run, &file, &mut buffer, halt)?;
                 *source = Source::File(file);
             }
         }
@@ -214,8 +215,8 @@ impl Outbox {
     /// its way.
     ///
     /// # Errors
-    /// If pages cannot be read; if the server does not take them all.
-    fn send(mut self, progress: &dyn Fn(u64)) -> Result<Option<Packed>> {
+    /// If pages cannot be read; if the server does not take them all; those of `progress`.
+    fn send(mut self, progress: &dyn Fn(u64) -> Result<()>) -> Result<Option<Packed>> {
         let mut buffer = vec![0; CHUNK];
         for (object, runs) in std::mem::take(&mut self.objects) {
             self.sender.open(object)?;
@@ -231,7 +232,7 @@ impl Outbox {
         source: &Source,
         run: PageSpan,
         buffer: &mut [u8],
-        progress: &dyn Fn(u64),
+        progress: &dyn Fn(u64) -> Result<()>,
     ) -> Result<()> {
         self.sender.run(&to_run(&run))?;
         let mut at = if run.clean { run.end } else { run.start };
@@ -240,7 +241,7 @@ impl Outbox {
             let part = &mut buffer[..len];
             pages::read(source, &[(at, len)], part)?;
             self.sender.pages(part)?;
-            progress(len as u64);
+            progress(len as u64)?;
             at += len as u64;
         }
         Ok(())
@@ -253,9 +254,16 @@ fn memory_file() -> Result<File> {
 }
 
 /// Copies the pages of a run into `file`.
-fn keep_run(source: &Source, run: &PageSpan, file: &File, buffer: &mut [u8]) -> Result<()> {
+fn keep_run(
+    source: &Source,
+    run: &PageSpan,
+    file: &File,
+    buffer: &mut [u8],
+    halt: &Halt,
+) -> Result<()> {
     let mut at = run.start;
     while at < run.end {
+        halt.check()?;
         let len = usize::try_from(run.end - at).unwrap_or(CHUNK).min(CHUNK);
         let part = &mut buffer[..len];
         pages::read(source, &[(at, len)], part)?;

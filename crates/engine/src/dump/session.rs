@@ -22,6 +22,7 @@ use crate::effort::Effort;
 use crate::error::{Error, Result};
 use crate::file::userfaultfd;
 use crate::guardian::Guardian;
+use crate::halt::Halt;
 use crate::hooks::{Event, Hooks, NoHooks};
 use crate::memory::changes::Means;
 use crate::memory::keeper;
@@ -119,7 +120,7 @@ impl Session {
         tree.ended = true;
         tree.cx.stats.frozen_time = micros(tree.start.elapsed());
         stock?;
-        memory::copy_pages(&mut tree.cx, hooks)?;
+        memory::copy_pages(&mut tree.cx, hooks, &Halt::default())?;
         tree.cx.seal()?;
         tree.cx.former.supersede();
         tree.cx.finish_round()?;
@@ -266,7 +267,7 @@ impl StoppedTree<'_> {
         cx.stats.frozen_time = micros(self.start.elapsed());
         unlocked?;
         if cx.twins.any() {
-            memory::copy_pages(cx, hooks)?;
+            memory::copy_pages(cx, hooks, &Halt::default())?;
             twin::end(cx);
         }
         cx.seal()?;

@@ -44,7 +44,8 @@ impl World {
             .map(|file| files::describe_own(&mut cx, file.as_fd().as_raw_fd()))
             .collect::<Result<Vec<_>>>()?;
         files::finish(&mut cx)?;
-        crate::dump::memory::copy_pages(&mut cx, &mut crate::hooks::NoHooks)?;
+        let (hooks, halt) = (&mut crate::hooks::NoHooks, &crate::halt::Halt::default());
+        crate::dump::memory::copy_pages(&mut cx, hooks, halt)?;
         cx.remaps.keep();
         Ok(described)
     }

@@ -234,14 +234,14 @@ impl Cutter {
 }
 
 /// Copies everything, with at most `workers` threads.
-/// `done` is told each finished job, from any thread.
+/// `done` is told each finished job, from any thread, and says whether to go on.
 ///
 /// # Errors
-/// The first one that a worker met; the others stop then.
+/// The first one that a worker met, or `done` has; the others stop then.
 pub(crate) fn copy<'j>(
     jobs: &'j [Job],
     workers: usize,
-    done: &(dyn Fn(&'j Job) + Sync),
+    done: &(dyn Fn(&'j Job) -> Result<()> + Sync),
 ) -> Result<()> {
     let workers = workers.min(jobs.len());
     let runs_on = |job: &Job| matches!(job.source, Source::Twin(..) | Source::Running(_));
@@ -268,7 +268,11 @@ pub(crate) fn copy<'j>(
     })
 }
 
-fn work<'j>(jobs: &'j [Job], next: &AtomicUsize, done: &(dyn Fn(&'j Job) + Sync)) -> Result<()> {
+fn work<'j>(
+    jobs: &'j [Job],
+    next: &AtomicUsize,
+    done: &(dyn Fn(&'j Job) -> Result<()> + Sync),
+) -> Result<()> {
     let mut buffer = vec![0u8; CHUNK];
     let mut packer = Packer::default();
     while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -278,11 +282,10 @@ fn work<'j>(jobs: &'j [Job], next: &AtomicUsize, done: &(dyn Fn(&'j Job) + Sync)
                 job.ranges.iter().map(|&(at, len)| (at, len as u64 / PAGE)).collect();
             Ok(job.target.write(&job.span, &runs, &mut buffer[..len], &mut packer)?)
         });
-        if let Err(e) = copied {
+        if let Err(e) = copied.and_then(|()| done(job)) {
             next.store(jobs.len(), Ordering::Relaxed);
             return Err(e);
         }
-        done(job);
     }
     Ok(())
 }

@@ -104,7 +104,7 @@ fn dump(space: OwnedFd, dir: &std::path::Path) -> Result<()> {
     for (id, pages, source) in super::dump(&cx.images, &cx.id_maps, &cx.ns, 1)? {
         plan_shared(&mut cx, id, pages, &source)?;
     }
-    copy_pages(&mut cx, &mut crate::NoHooks)
+    copy_pages(&mut cx, &mut crate::NoHooks, &crate::halt::Halt::default())
 }
 
 fn restore(space: &OwnedFd, dir: &std::path::Path) {

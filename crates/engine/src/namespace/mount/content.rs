@@ -12,6 +12,7 @@ use torpor_images::Writer;
 use super::packer::Packer;
 use super::storer::Storer;
 use crate::error::{Context, Error, Result};
+use crate::halt::{Halt, Until};
 use crate::tool::{self, Done};
 
 /// Owners as numbers, and what else files have.
@@ -32,12 +33,14 @@ pub(super) struct SavedFileSystem<'a> {
 /// namespace, if one is given.
 ///
 /// # Errors
-/// If tar fails, or finds files changed that none but the tree should have.
+/// If tar fails, or finds files changed that none but the tree should have; those of [`Halt::check`], which is asked
+/// before each piece.
 pub(super) fn save(
     root: BorrowedFd<'_>,
     mut archive: Writer,
     userns: Option<OwnedFd>,
     place: SavedFileSystem<'_>,
+    halt: &Halt,
 ) -> Result<()> {
     let mut tar = tar(root, userns);
     let what = || format!("pack the files at {}", place.at.display());
@@ -45,11 +48,11 @@ pub(super) fn save(
         // It is read as fast as it is written: more at once is less work.
         tar.arg("--blocking-factor=512");
         let mut storer = Storer::new(&mut archive);
-        place.judge(tool::run(&mut tar, None, &mut storer)?)?;
+        place.judge(tool::run(&mut tar, None, &mut Until { halt, out: &mut storer })?)?;
         storer.finish().context(what)?;
     } else {
         let mut packer = Packer::new(&mut archive);
-        place.judge(tool::run(&mut tar, None, &mut packer)?)?;
+        place.judge(tool::run(&mut tar, None, &mut Until { halt, out: &mut packer })?)?;
         packer.finish().context(what)?;
     }
     Ok(archive.finish()?)
@@ -163,12 +166,32 @@ mod tests {
             let file = File::create(&path).unwrap();
             let archive = Writer::new(torpor_images::kind::TMPFS_DEV, &path, file).unwrap();
             let place = SavedFileSystem { is_stored, ..place(false) };
-            save(File::open(&root).unwrap().as_fd(), archive, None, place).unwrap();
+            let root = File::open(&root).unwrap();
+            save(root.as_fd(), archive, None, place, &Halt::default()).unwrap();
             let mut list = Command::new("tar");
             assert_eq!(list.arg("-tzf").arg(&path).output().unwrap().stdout, b"./\n./rows\n");
             path.metadata().unwrap().len()
         });
         assert!(lens[0] < 1 << 16 && lens[1] > 1 << 20, "{lens:?}");
+    }
+
+    /// Pages that cannot be copied, say: the tasks stand still for an archive that nobody will want.
+    #[test]
+    fn nothing_is_saved_where_all_has_failed() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("rows"), vec![b'7'; 1 << 20]).unwrap();
+        let root = File::open(dir.path()).unwrap();
+        let halt = Halt::default();
+        halt.note(Err(Error::Gone { pid: 1 }));
+        for is_stored in [false, true] {
+            let path = dir.path().join("it.tar.gz");
+            let file = File::create(&path).unwrap();
+            let archive = Writer::new(torpor_images::kind::TMPFS_DEV, &path, file).unwrap();
+            let place = SavedFileSystem { is_stored, ..place(false) };
+            let error = save(root.as_fd(), archive, None, place, &halt).unwrap_err().to_string();
+            assert!(error.ends_with("has failed: task 1 is gone"), "{error}");
+            assert_eq!(path.metadata().unwrap().len(), 0);
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use super::{autofs, content, entry, external, formats, nested, overlay, sharing}
 use crate::cgroup;
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
+use crate::halt::Halt;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind};
 use crate::options::{self, Given};
@@ -67,29 +68,34 @@ impl Unsaved {
     /// Writes its content.
     ///
     /// # Errors
-    /// If tar fails, or finds files changed that none but the tree should have.
-    fn save(self) -> Result<()> {
+    /// If tar fails, or finds files changed that none but the tree should have; those of [`Halt::check`].
+    fn save(self, halt: &Halt) -> Result<()> {
         let Self { root, archive, user_namespace, at, is_shared, is_stored } = self;
         let place = content::SavedFileSystem { at: &at, is_shared, is_stored };
-        content::save(root.as_fd(), archive, user_namespace, place)
+        content::save(root.as_fd(), archive, user_namespace, place, halt)
     }
 }
 
 /// Saves files in memory in a thread of its own while `copy` copies pages: tar has a processor to itself, and pages go out
-/// meanwhile. The tasks stand still until both are done.
+/// meanwhile. The tasks stand still until both are done, or one has failed: the other one ends early then.
 ///
 /// # Errors
-/// As [`Unsaved::save`]; those of `copy`.
-pub(crate) fn save_beside(files: Vec<Unsaved>, copy: impl FnOnce() -> Result<()>) -> Result<()> {
+/// As [`Unsaved::save`]; those of `copy`. The first of them.
+pub(crate) fn save_beside(
+    files: Vec<Unsaved>,
+    copy: impl FnOnce(&Halt) -> Result<()>,
+) -> Result<()> {
+    let halt = Halt::default();
     if files.is_empty() {
-        return copy();
+        return copy(&halt);
     }
     std::thread::scope(|scope| {
-        let saving = scope.spawn(|| files.into_iter().try_for_each(Unsaved::save));
-        let copied = copy();
-        let saved = saving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        saved.and(copied)
-    })
+        let save = || files.into_iter().try_for_each(|files| files.save(&halt));
+        let saving = scope.spawn(|| halt.note(save()));
+        halt.note(copy(&halt));
+        saving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    halt.finish()
 }
 
 fn write(cx: &Saving<'_>) -> Result<Vec<Unsaved>> {
@@ -329,20 +335,24 @@ mod tests {
         };
         let (mut reader, files) = unsaved();
         let mut copied = Vec::new();
-        save_beside(files, || {
+        save_beside(files, |_| {
             reader.read_to_end(&mut copied).unwrap();
             Ok(())
         })
         .unwrap();
         assert!(copied.len() > 1 << 20, "{}", copied.len());
-        // Whoever fails is heard, and the other one is waited for.
+        // If nobody takes the archive, whoever copies pages ends when it is between two of them.
         let (reader, files) = unsaved();
-        let failed = save_beside(files, || {
-            drop(reader);
-            Ok(())
+        drop(reader);
+        let failed = save_beside(files, |halt| {
+            while halt.check().is_ok() {
+                std::thread::yield_now();
+            }
+            halt.check()
         });
-        assert!(failed.is_err(), "nobody takes the archive");
-        let failed = save_beside(Vec::new(), || Err(Error::Gone { pid: 1 }));
-        assert!(failed.is_err());
+        let error = failed.unwrap_err().to_string();
+        assert!(error.starts_with("run tar: Broken pipe"), "{error}");
+        let failed = save_beside(Vec::new(), |_| Err(Error::Gone { pid: 1 }));
+        assert!(matches!(failed, Err(Error::Gone { pid: 1 })));
     }
 }

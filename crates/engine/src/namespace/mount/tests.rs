@@ -84,7 +84,7 @@ impl World {
             tasks: &[],
         }
         .write()?;
-        super::save_beside(files, || Ok(()))?;
+        super::save_beside(files, |_| Ok(()))?;
         Ok(mounts.spaces.into_iter().map(|s| s.tree).collect())
     }
 
