@@ -81,9 +81,13 @@ pub(crate) fn begin(opts: &Options, images: &mut ImageDir) -> Result<()> {
     }
 }
 
-/// The key by which a dump marks its images. Pages of a lazy one come from whoever answers for it, later.
+/// The key by which a dump marks its images. Pages of a lazy one come from whoever answers for it, later. Those that a
+/// page server writes into its own files have no sum here, so that the mark would count for nothing: to digest what is large
+/// besides, as files in memory, would only keep the tasks still.
 fn own_key(opts: &Options) -> Option<&Path> {
-    opts.trust.host_key.as_deref().filter(|_| !opts.memory.lazy)
+    let has_sealed_or_packed = opts.trust.seal.is_some() || opts.memory.compress.is_some();
+    let writes_elsewhere = opts.memory.page_server.is_some() && !has_sealed_or_packed;
+    opts.trust.host_key.as_deref().filter(|_| !opts.memory.lazy && !writes_elsewhere)
 }
 
 /// Gives a new inventory the mark of this host, if the host has a key.
@@ -268,7 +272,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::key::{load, make};
     use super::*;
-    use crate::options::Trust;
+    use crate::options::{PageServer, Trust};
     use torpor_images::compress::Compression;
     use torpor_images::packed::Packer;
     use torpor_images::pagemap::{PagemapWriter, Run};
@@ -501,6 +505,21 @@ mod tests {
         dump(&with(Some(&key)), &temp.path().join("whole"), None, None);
         let own = |name: &str| is_own(&with(Some(&key)), &temp.path().join(name));
         assert!(own("whole") && !own("lazy"));
+    }
+
+    /// What is sealed or packed a page server stores as it is, and the marks of these count.
+    #[test]
+    fn what_a_page_server_writes_gets_no_mark() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut sent = with(Some(&temp.path().join("host.key")));
+        sent.memory.page_server = Some(PageServer::default());
+        for (how, is_marked) in [(None, false), (Some(Compression::LZ4), true)] {
+            sent.memory.compress = how;
+            let dir = temp.path().join(is_marked.to_string());
+            dump(&sent, &dir, None, how);
+            let inventory = ImageDir::open(&dir).unwrap().inventory().unwrap();
+            assert_eq!(inventory.torpor_host_mark.is_some(), is_marked, "{how:?}");
+        }
     }
 
     #[test]
