@@ -31,6 +31,7 @@ pub(super) struct Storer<W: Write> {
     at: usize,
     /// Whether it has a member.
     has_begun: bool,
+    /// What does not make a piece yet.
     piece: Vec<u8>,
     /// The member of a whole piece of zeros, once there was one.
     zeros: Option<Vec<u8>>,
@@ -52,44 +53,57 @@ impl<W: Write> Storer<W> {
     /// Those of what it writes to.
     pub(super) fn finish(mut self) -> io::Result<W> {
         // A stream has one member at least.
-        if !self.piece.is_empty() || !self.has_begun {
-            self.store()?;
+        let piece = std::mem::take(&mut self.piece);
+        if !piece.is_empty() || !self.has_begun {
+            self.store(&piece)?;
         }
         Ok(self.out)
     }
 
-    fn store(&mut self) -> io::Result<()> {
-        let last = &self.piece[self.piece.len() / 16..];
-        let member = if *last != ZEROS[..last.len()] {
-            stored(&self.piece, self.at)
-        } else if self.piece[..] == ZEROS {
-            self.zeros()?
-        } else {
-            packed(&self.piece)?
-        };
-        self.out.write_all(&member)?;
-        self.at = (self.at + member.len()) % UNIT;
-        self.has_begun = true;
-        self.piece.clear();
-        Ok(())
-    }
-
-    /// The member of a piece that is all zeros. Databases make their files larger ahead: such a piece is packed once.
-    fn zeros(&mut self) -> io::Result<Vec<u8>> {
+    /// Adds a member. What is stored is not copied before it is written, for tasks stand still meanwhile.
+    fn store(&mut self, piece: &[u8]) -> io::Result<()> {
+        let last = &piece[piece.len() / 16..];
+        if *last != ZEROS[..last.len()] {
+            return self.add(&[&head(piece.len(), self.at), piece, &sums(piece)]);
+        }
+        if *piece != ZEROS {
+            return self.add(&[&packed(piece)?]);
+        }
+        // Databases make their files larger ahead: such a piece is packed once.
         let member = match self.zeros.take() {
             Some(member) => member,
             None => packed(&ZEROS)?,
         };
-        Ok(self.zeros.insert(member).clone())
+        let added = self.add(&[&member]);
+        self.zeros = Some(member);
+        added
+    }
+
+    fn add(&mut self, parts: &[&[u8]]) -> io::Result<()> {
+        for part in parts {
+            self.out.write_all(part)?;
+            self.at = (self.at + part.len()) % UNIT;
+        }
+        self.has_begun = true;
+        Ok(())
     }
 }
 
 impl<W: Write> Write for Storer<W> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if self.piece.is_empty()
+            && let Some((piece, _)) = data.split_at_checked(PIECE)
+        {
+            self.store(piece)?;
+            return Ok(PIECE);
+        }
         let part = &data[..data.len().min(PIECE - self.piece.len())];
         self.piece.extend_from_slice(part);
         if self.piece.len() == PIECE {
-            self.store()?;
+            let piece = std::mem::take(&mut self.piece);
+            self.store(&piece)?;
+            self.piece = piece;
+            self.piece.clear();
         }
         Ok(part.len())
     }
@@ -105,27 +119,29 @@ fn packed(piece: &[u8]) -> io::Result<Vec<u8>> {
     member.finish()
 }
 
-/// A member with a piece, which begins `at` bytes behind the start of a unit and fills itself up so that its data begins
-/// one.
-fn stored(piece: &[u8], at: usize) -> Vec<u8> {
+/// What is before a piece of `len` bytes in a member, which begins `at` bytes behind the start of a unit and fills itself
+/// up so that its data begins one.
+fn head(len: usize, at: usize) -> Vec<u8> {
     let fill = (UNIT - (at + DATA) % UNIT) % UNIT;
-    let len = u16::try_from(piece.len()).unwrap_or(u16::MAX);
+    let len = u16::try_from(len).unwrap_or(u16::MAX);
     let [fill_len, extra_len] = [fill, fill + 4].map(|len| u16::try_from(len).unwrap_or(0));
+    let mut head = Vec::with_capacity(DATA + fill);
+    head.extend(HEAD);
+    head.extend(extra_len.to_le_bytes());
+    head.extend(FILL);
+    head.extend(fill_len.to_le_bytes());
+    head.resize(head.len() + fill, 0);
+    head.push(1);
+    head.extend(len.to_le_bytes());
+    head.extend((!len).to_le_bytes());
+    head
+}
+
+/// What is behind a piece in its member.
+fn sums(piece: &[u8]) -> Vec<u8> {
     let mut sum = Crc::new();
     sum.update(piece);
-    let mut member = Vec::with_capacity(DATA + fill + piece.len() + 8);
-    member.extend(HEAD);
-    member.extend(extra_len.to_le_bytes());
-    member.extend(FILL);
-    member.extend(fill_len.to_le_bytes());
-    member.resize(member.len() + fill, 0);
-    member.push(1);
-    member.extend(len.to_le_bytes());
-    member.extend((!len).to_le_bytes());
-    member.extend_from_slice(piece);
-    member.extend(sum.sum().to_le_bytes());
-    member.extend(sum.amount().to_le_bytes());
-    member
+    [sum.sum(), sum.amount()].map(u32::to_le_bytes).concat()
 }
 
 #[cfg(test)]
