@@ -1,6 +1,6 @@
 #!/bin/bash
 # build.sh [--built | --helm] [DIRECTORY]: builds a whole Kubernetes for the tests, at pinned versions, from Go modules: etcd,
-# the control plane, the kubelet, kubectl and containerd 2. What is there already is left alone. The first build takes
+# the control plane, the kubelet, kube-proxy, kubectl and containerd 2. What is there already is left alone. The first build takes
 # both cores of a small machine for some minutes. Ends with the directory of the programs.
 # With --built nothing is built: it fails if something is missing. With --helm helm alone is built, which no cluster takes.
 set -euo pipefail
@@ -55,7 +55,7 @@ build() {
 	dir=$(mktemp -d -p "$out")
 	if (
 		tools "$dir" "$module" "$version"
-		if [ "$name" = kubernetes ]; then
+		if [ "$module" = k8s.io/kubernetes ]; then
 			staging "$version"
 		fi
 		CGO_ENABLED=0 GOFLAGS=-mod=mod go build -trimpath -o "$out/bin/" \
@@ -81,4 +81,5 @@ build containerd github.com/containerd/containerd/v2 "$containerd" \
 build kubernetes k8s.io/kubernetes "$kubernetes" \
 	k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager \
 	k8s.io/kubernetes/cmd/kube-scheduler k8s.io/kubernetes/cmd/kubelet k8s.io/kubernetes/cmd/kubectl
+build kube-proxy k8s.io/kubernetes "$kubernetes" k8s.io/kubernetes/cmd/kube-proxy
 echo "$out/bin"

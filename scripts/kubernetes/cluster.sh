@@ -2,7 +2,7 @@
 # cluster.sh DIRECTORY TORPOR: a Kubernetes with two nodes on this machine, for tests, with Torpor in it. It is
 # there when DIRECTORY/ready is, and goes when the standard input ends. DIRECTORY/bin/kubectl is its kubectl, and
 # DIRECTORY/store the store of checkpoints, if TORPOR_STORE names none. What a node is to a registry is in
-# DIRECTORY/NODE/store.json.
+# DIRECTORY/NODE/store.json. With TORPOR_IN_PODS its agents and controllers are pods of an image, as one apply makes them.
 # All processes are in a pid namespace of their own: nothing outlives it.
 set -euo pipefail
 
@@ -24,6 +24,7 @@ if [ "${1:-}" != --inside ]; then
 		find /sys/fs/cgroup -depth -type d -path "*/$name*" -exec rmdir {} + 2>/dev/null && break
 		sleep 0.3
 	done
+	[ -z "${TORPOR_IN_PODS:-}" ] || rmdir --parents --ignore-fail-on-non-empty /run/torpor /var/lib/torpor/kubernetes
 	exit "$code"
 fi
 
@@ -70,7 +71,12 @@ certificates() {
 	openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=torpor-test 2>/dev/null
 	openssl req -newkey rsa:2048 -nodes -keyout api.key -out api.csr -subj /CN=kube-apiserver 2>/dev/null
 	openssl x509 -req -in api.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -out api.crt \
-		-extfile <(echo subjectAltName=IP:127.0.0.1,IP:10.77.0.1,DNS:kubernetes) 2>/dev/null
+		-extfile <(echo subjectAltName=IP:127.0.0.1,IP:10.77.0.1,IP:10.78.0.1,DNS:kubernetes) 2>/dev/null
+	# What the API server shows to kubelets, which ask it about everybody else.
+	openssl req -newkey rsa:2048 -nodes -keyout to-kubelets.key -out to-kubelets.csr \
+		-subj /O=system:masters/CN=to-kubelets 2>/dev/null
+	openssl x509 -req -in to-kubelets.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -out to-kubelets.crt \
+		-extfile <(echo extendedKeyUsage=clientAuth) 2>/dev/null
 	openssl genrsa -out accounts.key 2048 2>/dev/null
 	cat >tokens.csv <<-END
 		admin,admin,admin,"system:masters"
@@ -78,9 +84,10 @@ certificates() {
 		manager,system:kube-controller-manager,manager,"system:masters"
 		node1,system:node:node1,node1,"system:nodes"
 		node2,system:node:node2,node2,"system:nodes"
+		proxy,system:kube-proxy,proxy,""
 		alice,alice,alice,""
 	END
-	for user in admin scheduler manager node1 node2 alice; do
+	for user in admin scheduler manager node1 node2 proxy alice; do
 		cat >"$dir/pki/$user.conf" <<-END
 			apiVersion: v1
 			kind: Config
@@ -120,7 +127,9 @@ control_plane() {
 		--service-account-issuer https://kubernetes.default.svc \
 		--service-account-key-file "$dir/pki/accounts.key" \
 		--service-account-signing-key-file "$dir/pki/accounts.key" --allow-privileged \
-		--kubelet-preferred-address-types InternalIP
+		--kubelet-preferred-address-types InternalIP --enable-admission-plugins NodeRestriction \
+		--kubelet-client-certificate "$dir/pki/to-kubelets.crt" --kubelet-client-key "$dir/pki/to-kubelets.key" \
+		${TORPOR_IN_PODS:+--enable-aggregator-routing}
 	cat >"$dir/bin/kubectl" <<-END
 		#!/bin/bash
 		exec $programs/kubectl --kubeconfig $dir/pki/\${KUBE_USER:-admin}.conf "\$@"
@@ -192,8 +201,8 @@ node() {
 		localStorageCapacityIsolation: false
 		evictionHard: { memory.available: "1Mi", nodefs.available: "0%", imagefs.available: "0%", nodefs.inodesFree: "0%" }
 		imageGCHighThresholdPercent: 100
-		authentication: { anonymous: { enabled: true }, webhook: { enabled: false } }
-		authorization: { mode: AlwaysAllow }
+		authentication: { anonymous: { enabled: false }, webhook: { enabled: true }, x509: { clientCAFile: $dir/pki/ca.crt } }
+		authorization: { mode: Webhook }
 		resolvConf: ""
 		nodeStatusUpdateFrequency: 2s
 	END
@@ -202,12 +211,51 @@ node() {
 		[ -e "$controller/cpuset.cpus" ] && cat "$controller/cpuset.cpus" >"$controller/$name-node$n/cpuset.cpus" &&
 			cat "$controller/cpuset.mems" >"$controller/$name-node$n/cpuset.mems"
 	done
-	local in="nsenter --net=/run/netns/node$n"
-	TORPOR_AGENT_SOCKET=$place/agent.sock run "containerd$n" $in containerd --config "$place/containerd.toml"
+	local in="nsenter --net=/run/netns/node$n" archive
+	if [ -n "${TORPOR_IN_PODS:-}" ]; then
+		own_places "$n"
+		in="$in --mount=$dir/mounts/node$n"
+		run "proxy$n" $in kube-proxy --kubeconfig "$dir/pki/proxy.conf" --hostname-override "node$n" \
+			--proxy-mode iptables --conntrack-max-per-core 0 --conntrack-min 0
+		run "containerd$n" $in containerd --config "$place/containerd.toml"
+	else
+		TORPOR_AGENT_SOCKET=$place/agent.sock run "containerd$n" $in containerd --config "$place/containerd.toml"
+	fi
 	until_true 60 ctr -a "$place/c.sock" version
-	ctr -a "$place/c.sock" -n k8s.io images import "$dir/base.tar" >/dev/null
+	for archive in "$dir"/*.tar; do
+		ctr -a "$place/c.sock" -n k8s.io images import "$archive" >/dev/null
+	done
 	run "kubelet$n" $in kubelet --config "$place/kubelet.yaml" --kubeconfig "$dir/pki/node$n.conf" \
 		--root-dir "$place/kubelet" --hostname-override "node$n" --node-ip "10.77.0.1$n" --v 2
+}
+
+# own_places NODE: what Torpor has on a node has the same path on all of them. Each of these two gets mounts of its own.
+own_places() {
+	local place=$dir/node$1
+	mkdir -p "$place/socket" "$place/torpor"
+	touch "$dir/mounts/node$1"
+	unshare --mount="$dir/mounts/node$1" --propagation slave bash -ec "
+		mount --bind '$place/socket' /run/torpor
+		mount --bind '$place/torpor' /var/lib/torpor/kubernetes
+		mount --make-rshared /"
+}
+
+# torpor_in_pods: as users install it, but that the name of the controllers' Service stands in /etc/hosts of the nodes:
+# nobody resolves it here. So it is applied before there are nodes.
+torpor_in_pods() {
+	mkdir "$dir/mounts"
+	mount --bind "$dir/mounts" "$dir/mounts"
+	mount --make-private "$dir/mounts"
+	mkdir -p /run/torpor /var/lib/torpor/kubernetes
+	# The API server, and each node, reach the pods of the other.
+	for n in 1 2; do ip route add "10.79.$n.0/24" via "10.77.0.1$n"; done
+	"$scripts/image.sh" docker.io/library/torpor:1 "$dir/torpor.tar" "$torpor"
+	torpor kubernetes manifests --image docker.io/library/torpor:1 --store "dir:$dir/store" >"$dir/all.yaml"
+	kubectl apply -f "$dir/all.yaml" >"$dir/log/apply.log" 2>&1
+	local address
+	address=$(kubectl -n torpor-system get service torpor-webhook -o 'jsonpath={.spec.clusterIP}')
+	{ cat /etc/hosts; echo "$address torpor-webhook.torpor-system.svc"; } >"$dir/hosts"
+	mount --bind "$dir/hosts" /etc/hosts
 }
 
 # torpor_itself: agents run beside the kubelets, with the tokens of pods that are made for their nodes.
@@ -244,12 +292,18 @@ certificates
 network
 control_plane
 image docker.io/library/torpor-base:1
+[ -z "${TORPOR_IN_PODS:-}" ] || torpor_in_pods
 node 1
 node 2
 until_true 120 kubectl get node node1 node2
-torpor_itself
+[ -n "${TORPOR_IN_PODS:-}" ] || torpor_itself
 until_true 180 kubectl wait --for=condition=Ready node/node1 node/node2 --timeout=1s
 until_true 60 kubectl get serviceaccount default
+if [ -n "${TORPOR_IN_PODS:-}" ]; then
+	for owner in deployment/torpor-controller daemonset/torpor-agent; do
+		until_true 180 kubectl -n torpor-system rollout status "$owner" --timeout=1s
+	done
+fi
 cat >"$dir/bin/inside" <<-END
 	#!/bin/bash
 	exec nsenter --target \$(cat $dir/pid) --net --mount --pid "\$@"

@@ -108,6 +108,7 @@ fn what_is_forged_is_refused() {
     let begins_anew = asks(&cluster, free["metadata"]["name"].as_str().unwrap());
     annotations(&cluster, &free);
     agents(&cluster, &used, &free);
+    kubelets(&cluster);
     forged_archive(&cluster, &source, &free, &began);
     for (namespace, pod) in begins_anew {
         cluster.until(&format!("{pod} starts cold"), || {
@@ -265,6 +266,46 @@ fn agents(cluster: &Cluster, used: &Value, free: &Value) {
             let said = asked_as(cluster, (node, which), node, "GET", &images(used));
             assert!(!said.contains("inventory.img"), "{node} {which}: {said}");
         }
+    }
+}
+
+/// What kubelets say to somebody who has stolen the tokens of an agent: all that it may is have containers checkpointed,
+/// and read how long the kubelet gives pods.
+fn kubelets(cluster: &Cluster) {
+    for node in ["node1", "node2"] {
+        let address = format!("10.77.0.1{}:10250", node.trim_start_matches("node"));
+        let url = |path: &str| format!("https://{address}{path}");
+        let said = asked(cluster, node, "token", "GET", &url("/configz"));
+        assert!(said.contains("kubeletconfig"), "{said}");
+        for (method, path) in [
+            ("GET", "/pods"),
+            ("GET", "/runningpods/"),
+            ("GET", "/metrics"),
+            ("GET", "/stats/summary"),
+            ("GET", "/logs/"),
+            ("GET", "/containerLogs/default/used-0/c"),
+            ("GET", "/exec/default/used-0/c?command=id&output=1"),
+            ("POST", "/exec/default/used-0/c?command=id&output=1"),
+            ("POST", "/run/default/used-0/c?cmd=id"),
+            ("GET", "/attach/default/used-0/c?output=1"),
+            ("GET", "/portForward/default/used-0"),
+            ("POST", "/configz"),
+            ("GET", "/checkpoint/default/used-0/c"),
+        ] {
+            let said = asked(cluster, node, "token", method, &url(path));
+            assert!(said.contains("Forbidden"), "{method} {path}: {said}");
+        }
+        for which in ["agents", "controllers"] {
+            let said = asked(cluster, node, which, "GET", &url("/configz"));
+            assert_eq!(said, "Unauthorized", "{which}");
+        }
+        let proxied = ["get", "--raw", &format!("/api/v1/nodes/{node}/proxy/pods")];
+        refused(as_agent(cluster, node, &proxied, ""), "forbidden");
+    }
+    for resource in ["pods/exec", "pods/attach", "pods/portforward", "pods/eviction"] {
+        let path = format!("/api/v1/namespaces/default/{}", resource.replace('/', "/used-0/"));
+        let words = ["create", "--raw", &path, "-f", "-"];
+        refused(as_agent(cluster, "node1", &words, "{}"), "forbidden");
     }
 }
 

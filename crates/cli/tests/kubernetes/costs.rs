@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, always, cluster, damage, set, template};
+use crate::cluster::{Cluster, always, cluster, damage, given, set, template, urgency};
 
 /// How long it is looked at agents that have nothing to do.
 const IDLE: Duration = Duration::from_secs(60);
@@ -16,6 +17,8 @@ const IDLE: Duration = Duration::from_secs(60);
 const REVIEWS: usize = 400;
 /// How many pods start, one after the other.
 const STARTS: usize = 10;
+/// How much memory a large pod has, in MiB, if `TORPOR_POD_MIB` says nothing else.
+const LARGE: u64 = 2048;
 
 #[test]
 fn what_it_costs() {
@@ -91,7 +94,8 @@ fn reviews(cluster: &Cluster) {
 
 /// How often containers have started on the first node, and how long the kubelet has waited for that.
 fn started(cluster: &Cluster) -> (f64, f64) {
-    let text = cluster.inside(&["curl", "-sk", "https://10.77.0.11:10250/metrics"]).stdout;
+    let url = "https://10.77.0.11:10250/metrics";
+    let text = cluster.inside(&["curl", "-sk", "-H", "Authorization: Bearer admin", url]).stdout;
     let text = String::from_utf8_lossy(&text);
     let sum = |name: &str| -> f64 {
         let name = format!("kubelet_runtime_operations_duration_seconds_{name}");
@@ -135,4 +139,72 @@ fn starts(cluster: &Cluster) {
     let restored = cluster.counter("node1", "torpor_containers_restored_total");
     let cold = cluster.counter("node1", "torpor_containers_cold_total");
     assert_eq!((cold, restored), (STARTS as u64, STARTS as u64));
+}
+
+/// The seconds since 1970 at a time that Kubernetes writes: those of objects are whole seconds, those of logs are not.
+fn seconds(time: &str) -> f64 {
+    let date = Command::new("date").args(["+%s.%N", "-d", time]).output().unwrap();
+    let text = String::from_utf8(date.stdout).unwrap();
+    text.trim().parse().unwrap_or_else(|_| panic!("{time} is no time"))
+}
+
+/// A condition of an object.
+fn condition<'o>(object: &'o Value, name: &str) -> Option<&'o Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == name)
+}
+
+#[test]
+fn what_a_large_pod_costs() {
+    let Some(cluster) = cluster("what_a_large_pod_costs") else { return };
+    let program = cluster.place.path().join("shared/large");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kubernetes/large.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-Wall", "-Werror", "-static", "-o"]).arg(&program).arg(source);
+    assert!(compiler.status().unwrap().success());
+    let size = given("TORPOR_POD_MIB").unwrap_or(LARGE).to_string();
+    cluster.apply(&urgency());
+    for memory in ["Whole", "OnDemand"] {
+        let mut large = template("large");
+        large["metadata"]["annotations"]["torpor.dev/restore-memory"] = json!(memory);
+        large["spec"]["terminationGracePeriodSeconds"] = json!(120);
+        large["spec"]["containers"][0]["command"] = json!(["/shared/large", size]);
+        cluster.apply(&set("large", &large));
+        preempted(&cluster, memory);
+        cluster.delete(&["statefulset/large", "pod/urgent-large"]);
+    }
+}
+
+/// How long an urgent pod waits for a large one to give way, and that for its return.
+fn preempted(cluster: &Cluster, memory: &str) {
+    let (old, told, began) = cluster.counting("large");
+    cluster.urgent(old["spec"]["nodeName"].as_str().unwrap(), "large", "1200m");
+    let urgent = cluster.until("the urgent pod runs", || {
+        let pod = cluster.get(&["pod", "urgent-large"]);
+        let runs = pod["status"]["containerStatuses"][0]["state"]["running"].is_object();
+        runs.then_some(pod)
+    });
+    let at = |pod: &Value, path: &str| seconds(pod.pointer(path).unwrap().as_str().unwrap());
+    let made = at(&urgent, "/metadata/creationTimestamp");
+    let runs = at(&urgent, "/status/containerStatuses/0/state/running/startedAt") - made;
+    let new = cluster.goes_on("large", &old["metadata"]["uid"], told, &began);
+    assert_ne!(new["spec"]["nodeName"], old["spec"]["nodeName"]);
+    let bound = condition(&new, "PodScheduled").unwrap()["lastTransitionTime"].as_str().unwrap();
+    let name = new["metadata"]["name"].as_str().unwrap();
+    let log = cluster.kubectl("admin", &["logs", "--timestamps", name], "").unwrap();
+    let first = log.lines().find_map(|line| line.split_once(" tick ")).unwrap().0;
+    let saved = cluster.until("all of it is there", || {
+        let all = cluster.get(&["pcp"]);
+        let mut all = all["items"].as_array()?.iter();
+        let one =
+            all.find(|one| one["status"]["claimedBy"]["uid"] == new["metadata"]["uid"])?.clone();
+        let comes = condition(&one, "MemoryComes").is_some_and(|one| one["status"] == "True");
+        (!comes).then_some(one)
+    });
+    eprintln!(
+        "{memory}: {} bytes, frozen for {} ms; the urgent pod runs after {runs:.0} s, the other one counts {:.1} s \
+         after it has a node (a second less, perhaps)",
+        saved["status"]["sizeBytes"],
+        saved["status"]["frozenMilliseconds"],
+        seconds(first) - seconds(bound),
+    );
 }

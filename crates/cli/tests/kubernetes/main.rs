@@ -10,6 +10,7 @@ mod chart;
 mod cluster;
 mod costs;
 mod evictions;
+mod installed;
 mod kills;
 mod memory;
 mod nodes;
