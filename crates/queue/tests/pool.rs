@@ -99,18 +99,20 @@ fn files_of_a_job_travel_with_it() {
     assert!(a.ok(&["show", &late.to_string()]).contains("drained"));
 }
 
-/// Deeper than a path can be long: they are saved, compared, sent and put in place.
+/// Deeper than a path can be long: they are saved, compared, sent and put in place. A disk takes its time for each directory,
+/// so that these are few that have long names.
 #[test]
 fn files_travel_however_deep_they_are() {
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = pair(dir.path(), &json!({}));
     let input = dir.path().join("input");
     std::fs::create_dir(&input).unwrap();
-    let script = "import os, sys, time\nfor i in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n\
+    let script = "import os, sys, time\nname = 'd' * 250\n\
+                  for i in range(40):\n    os.mkdir(name)\n    os.chdir(name)\n\
                   open('deep', 'w').write('as it was')\nos.chdir('/run/torpor/job')\n\
                   print('made', flush=True)\n\
                   while not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n\
-                  for i in range(3000):\n    os.chdir('d')\nprint(open('deep').read())";
+                  for i in range(40):\n    os.chdir(name)\nprint(open('deep').read())";
     let (options, may_end) = (["--input", input.to_str().unwrap()], a.may_end());
     let id = a.submit(&options, &["python3", "-c", script, may_end.to_str().unwrap()]);
     a.wait_for_output(id, "made\n");
