@@ -168,7 +168,7 @@ fn dump_controllers(
     let mut heads: BTreeMap<&str, BTreeSet<PathBuf>> = BTreeMap::new();
     for member in sets.all.iter().skip(1).flatten() {
         let path = PathBuf::from(OsStr::from_bytes(&member.path));
-        let below = chosen_root(cx, &member.name).filter(|root| path.starts_with(root));
+        let below = cx.cgroups.root_of(&member.name).filter(|root| path.starts_with(root));
         let path = below.map_or(path, |root| root.to_owned());
         // Each hierarchy is named, also where there is nothing to be made.
         let heads = heads.entry(&member.name).or_default();
@@ -211,16 +211,6 @@ fn dump_controllers(
         });
     }
     Ok(entries)
-}
-
-/// The root that `--cgroup-root` gives for a hierarchy.
-fn chosen_root<'c>(cx: &'c Survey<'_>, hierarchy: &str) -> Option<&'c Path> {
-    let roots = &cx.cgroups.roots;
-    let named = roots.iter().find(|r| {
-        r.controller.as_ref().is_some_and(|c| hierarchy.split(',').any(|name| name == c))
-    });
-    let root = named.or_else(|| roots.iter().find(|r| r.controller.is_none()));
-    root.map(|r| Path::new(&r.path))
 }
 
 /// What is kept of each group.

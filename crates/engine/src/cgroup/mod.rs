@@ -18,7 +18,7 @@ mod view;
 pub(crate) use cpuset::mirrors as mirrors_cpuset;
 pub(crate) use dump::{OWN, Sets, Survey, dump};
 pub(crate) use hierarchy::shown_by;
-pub(crate) use pause::freeze as freeze_tasks;
+pub(crate) use pause::{freeze as freeze_tasks, leave_roots};
 pub(crate) use restore::{Groups, missing, roots, set_of_task};
 pub(crate) use room::spare_memory;
 pub(crate) use view::SeenRoots;

@@ -92,6 +92,31 @@ pub(super) fn leave(
     Ok(())
 }
 
+/// Has this process leave those of the roots of the tasks' groups that it is in, for their parents: a runtime that says
+/// where the tasks go has put the program into the container's, and could not remove them when the container ends if this
+/// process went on there; their limits would hold for it, too.
+///
+/// # Errors
+/// If a group cannot be left (named in the error): its parent takes no processes, or may not be
+/// written to.
+pub(crate) fn leave_roots(cgroups: &Cgroups) -> Result<()> {
+    if cgroups.roots.is_empty() {
+        return Ok(());
+    }
+    let (own, host, mut hierarchies) = (own_groups()?, own_tree()?, Hierarchies::default());
+    let pid = std::process::id().to_string();
+    for (name, path) in &own {
+        let root = cgroups.root_of(name).filter(|root| path.starts_with(root));
+        let Some(parent) = root.and_then(Path::parent) else { continue };
+        let what = || format!("leave cgroup {}", path.display());
+        let hierarchy = hierarchies.get(name, &host, cgroups.yard.as_deref())?;
+        // The group that a hierarchy is mounted at may be the one: there is no way out then.
+        let Ok(target) = hierarchy.open(parent) else { continue };
+        write(target.as_fd(), "cgroup.procs", &pid).context(what)?;
+    }
+    Ok(())
+}
+
 /// The groups that this program is in now.
 ///
 /// # Errors

@@ -23,6 +23,7 @@ use super::ahead::Ahead;
 use super::sight::Sight;
 use super::working_set::{self, Recorder, WorkingSet};
 use super::{Handed, PAGER_GONE, PagerLine, Remote, accept_all, pair, socket_in};
+use crate::cgroup::leave_roots;
 use crate::error::{Context, Error, Result};
 use crate::options::Options;
 use crate::page_server::{Borrower, Fetcher};
@@ -80,7 +81,7 @@ impl<'a> Daemon<'a> {
         let pages = |id: u64, missing: &Ranges| find(&self.images, id, missing);
         let restorer = proc::pidfd(caller.pid)?;
         let ends = (&line, &restorer);
-        let taken = take_over(ends, self.opts, &self.images, &pages)?;
+        let taken = take_over(ends, self.opts, &self.images, &pages, Ok(()))?;
         bring_in(ends, taken, self.opts, &self.images, self.borrower)
     }
 
@@ -143,7 +144,9 @@ pub fn own_pager(
             _ => find(images, id, missing),
         };
         let ends = (&theirs, &restorer);
-        let taken = close_standard_files().and_then(|()| take_over(ends, opts, images, &find));
+        // Now, and not when the tasks are complete: the kernel may take its time, in which they are made.
+        let left = close_standard_files().and_then(|()| leave_roots(&opts.cgroups));
+        let taken = take_over(ends, opts, images, &find, left);
         let taken = match taken {
             Ok(taken) => taken,
             Err(error) => {
@@ -243,12 +246,14 @@ fn connect_to_dump(opts: &Options, images: &ImageDir) -> Result<Option<Borrower>
 /// What a restore has handed over: the memory that is to be filled, and whose it is.
 type TakenOver = (Vec<AddressSpace>, Vec<OwnedFd>);
 
-/// Takes over what a restore hands over by the line to it. What is wrong with that it is told.
+/// Takes over what a restore hands over by the line to it. What is wrong with that it is told, and what this process has
+/// failed at `before`.
 fn take_over(
     (line, restorer): (&OwnedFd, &OwnedFd),
     opts: &Options,
     images: &ImageDir,
     pages: &dyn Fn(u64, &Ranges) -> Result<Arc<Pages>>,
+    before: Result<()>,
 ) -> Result<TakenOver> {
     let mut first = match opts.memory.record_working_set {
         None => WorkingSet::load(images),
@@ -256,8 +261,10 @@ fn take_over(
     };
     // Four descriptors are held for each task, and one for each that is forked meanwhile.
     open_files::make_all_room();
-    let taken = accept_all(line, restorer)
-        .and_then(|(theirs, handed)| identify(&theirs, handed, images, pages, &mut first));
+    let taken = accept_all(line, restorer).and_then(|(theirs, handed)| {
+        before?;
+        identify(&theirs, handed, images, pages, &mut first)
+    });
     if let Err(error) = &taken {
         let _ = answer(line, error.to_string().as_bytes());
     }

@@ -1,6 +1,6 @@
 //! What happens to cgroups, and where they are.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// What happens to cgroups, and where they are.
@@ -21,6 +21,18 @@ pub struct Cgroups {
     pub controllers: Vec<String>,
     /// The cgroup to freeze the tree with (`--freeze-cgroup`).
     pub freeze: Option<PathBuf>,
+}
+
+impl Cgroups {
+    /// The root that `--cgroup-root` gives for a hierarchy.
+    #[must_use]
+    pub(crate) fn root_of(&self, hierarchy: &str) -> Option<&Path> {
+        let named = self.roots.iter().find(|r| {
+            r.controller.as_ref().is_some_and(|c| hierarchy.split(',').any(|name| name == c))
+        });
+        let root = named.or_else(|| self.roots.iter().find(|r| r.controller.is_none()));
+        root.map(|r| Path::new(&r.path))
+    }
 }
 
 /// What happens to the cgroups of the tasks (`--manage-cgroups`).
@@ -76,5 +88,24 @@ impl FromStr for CgroupRoot {
             None => (None, text.strip_prefix('/').ok_or("expected [CONTROLLER:]/PATH")?),
         };
         Ok(Self { controller: controller.map(str::to_owned), path: format!("/{path}") })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_hierarchy_has_its_own_root_or_that_of_all() {
+        let roots = |all: &[&str]| all.iter().map(|text| text.parse().unwrap()).collect();
+        let of = |roots: Vec<CgroupRoot>, hierarchy: &str| {
+            let cgroups = Cgroups { roots, ..Cgroups::default() };
+            cgroups.root_of(hierarchy).map(Path::to_owned)
+        };
+        let both = ["/all", "cpuacct:/own"];
+        assert_eq!(of(roots(&both), "cpu,cpuacct"), Some("/own".into()));
+        assert_eq!(of(roots(&both), "memory"), Some("/all".into()));
+        assert_eq!(of(roots(&both[1..]), "memory"), None);
     }
 }

@@ -30,7 +30,7 @@ pub fn compile(name: &str, program: &Path) {
 }
 
 /// The `torpor` of this build.
-fn torpor() -> PathBuf {
+pub fn torpor() -> PathBuf {
     if let Some(path) = std::env::var_os("TORPOR_BIN") {
         return path.into();
     }

@@ -3,6 +3,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use std::{fs, thread};
 use serde_json::Value;
 
 use crate::fallback::cold_with;
-use crate::fixture::{Fixture, shown, until};
+use crate::fixture::{Fixture, shown, torpor, until};
 use crate::registry::{Registry, feed_log};
 
 /// What the clients may still get.
@@ -202,6 +203,19 @@ fn tasks_wait_for_room_on_a_full_disk() {
     fixture.answers_right("lazy");
 }
 
+/// The processes in the groups of a container, and their programs.
+fn members_of(id: &str) -> Vec<(String, PathBuf)> {
+    let hierarchies = fs::read_dir("/sys/fs/cgroup").unwrap();
+    let mut places: Vec<PathBuf> = hierarchies.map(|hierarchy| hierarchy.unwrap().path()).collect();
+    places.push("/sys/fs/cgroup".into());
+    let lists =
+        places.iter().filter_map(|at| fs::read_to_string(at.join(id).join("cgroup.procs")).ok());
+    let pids: Vec<String> =
+        lists.flat_map(|list| list.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
+    let program = |pid: &String| fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    pids.into_iter().map(|pid| (pid.clone(), program(&pid))).collect()
+}
+
 /// What was started already and waits for its pages ends.
 #[test]
 fn tasks_end_when_their_source_falls_silent() {
@@ -212,6 +226,9 @@ fn tasks_end_when_their_source_falls_silent() {
     front.allow(whole / 10);
     let reference = front.reference();
     fixture.run(&reference, "lazy", "snapshot", &[]);
+    let members = members_of(&fixture.id("lazy"));
+    let of_ours = members.iter().filter(|(_, program)| *program == torpor()).count();
+    assert!(!members.is_empty() && of_ours == 0, "whoever brings its pages: {members:?}");
     let asked =
         fixture.runc(&["exec", &fixture.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
     assert!(!asked.status.success(), "it has pages that nobody sent");
