@@ -1,15 +1,18 @@
 //! The packs that are kept on this machine, for all snapshots and starts. What is in them is
 //! verified each time that it is used, so nothing has to be noted about them. A container that runs needs what is
-//! there: nobody writes anything else over that.
+//! there: nobody writes anything else over that. Beside them lie small blobs, whole: what snapshots say of themselves, and
+//! their small layers.
 
 use std::fs::{self, DirEntry, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Seek};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use aws_lc_rs::digest::{self, SHA256};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
+use torpor_blobs::oci::{self, Descriptor, hex_of};
 
 use crate::error::{Context, Result};
 use crate::places;
@@ -24,6 +27,56 @@ const PART: u64 = 16;
 /// second one is where the containers' files are.
 fn dirs() -> [PathBuf; 2] {
     [places::cache().join("packs"), places::state().join("packs")]
+}
+
+/// The directory of blobs that are kept whole.
+fn blobs() -> PathBuf {
+    places::cache().join("blobs")
+}
+
+/// All directories of the cache.
+fn all() -> [PathBuf; 3] {
+    let [first, second] = dirs();
+    [first, second, blobs()]
+}
+
+/// A blob that is kept whole, if it is as it should be. Nobody writes to its file any more.
+#[must_use]
+pub fn blob(wanted: &Descriptor) -> Option<File> {
+    let path = blobs().join(hex_of(&wanted.digest)?);
+    let mut file = File::open(&path).ok().filter(|file| is_that(file, wanted).unwrap_or(false))?;
+    file.rewind().ok()?;
+    touch(&path);
+    Some(file)
+}
+
+/// Whether `file` is the blob `wanted`.
+fn is_that(mut file: &File, wanted: &Descriptor) -> io::Result<bool> {
+    if file.metadata()?.len() != wanted.size {
+        return Ok(false);
+    }
+    let (mut sum, mut part) = (digest::Context::new(&SHA256), vec![0; 64 << 10]);
+    loop {
+        match file.read(&mut part)? {
+            0 => return Ok(oci::written(sum.finish().as_ref()) == wanted.digest),
+            len => sum.update(&part[..len]),
+        }
+    }
+}
+
+/// Keeps a blob, whole.
+///
+/// # Errors
+/// If there is no place for it. Nothing of it is left then.
+pub fn keep(blob: &Descriptor, content: &mut dyn Read) -> Result<()> {
+    let what = || format!("keeping {}", blob.digest);
+    let Some(name) = hex_of(&blob.digest) else { return Ok(()) };
+    let dir = blobs();
+    places::make(&dir)?;
+    // Others see all of it, or nothing. What a crash spoils is found when it is used.
+    let mut new = tempfile::NamedTempFile::new_in(&dir).context(what)?;
+    io::copy(content, &mut new).context(what)?;
+    new.persist(dir.join(name)).map_err(|error| error.error).context(what).map(drop)
 }
 
 /// Makes `path` the pack `name` of the cache, which is empty if it was not there.
@@ -78,7 +131,7 @@ fn touch(file: &Path) {
 /// If the cache cannot be read.
 pub fn evict() -> Result<u64> {
     let mut freed = 0;
-    for dir in dirs().iter().filter(|dir| dir.exists()) {
+    for dir in all().iter().filter(|dir| dir.exists()) {
         freed += evict_to(dir, most(), shortage(dir)?)?;
     }
     Ok(freed)
@@ -90,7 +143,7 @@ pub fn evict() -> Result<u64> {
 /// # Errors
 /// If the file system or the cache cannot be read.
 pub fn make_room(place: &File, need: u64) -> Result<bool> {
-    make_room_in(&dirs(), place, need)
+    make_room_in(&all(), place, need)
 }
 
 fn make_room_in(dirs: &[PathBuf], place: &File, need: u64) -> Result<bool> {
@@ -185,6 +238,21 @@ mod tests {
         assert_eq!(evict_to(dir.path(), 3 * 8192, 0).unwrap(), 0);
         assert_eq!(evict_to(dir.path(), 8192 + 4096, 0).unwrap(), 2 * 8192);
         assert!(dir.path().join("a").exists());
+    }
+
+    #[test]
+    fn a_blob_is_what_its_digest_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("blob");
+        fs::write(&path, "small").unwrap();
+        let wanted = |text: &str| Descriptor {
+            media_type: String::new(),
+            digest: oci::sha256(text.as_bytes()),
+            size: text.len() as u64,
+            annotations: Default::default(),
+        };
+        let is = |text: &str| is_that(&File::open(&path).unwrap(), &wanted(text)).unwrap();
+        assert_eq!([is("small"), is("smell"), is("small one")], [true, false, false]);
     }
 
     #[test]

@@ -548,7 +548,7 @@ impl Maker<'_> {
             lazy: true,
             options: &options,
         };
-        let tried = self.runc.restore(&restore, piped(&output)?).and_then(|()| {
+        let tried = self.runc.restore(&restore, piped(&output)?, || Ok(())).and_then(|()| {
             let waiting = Waiting { runtime: &self.runc, id: &id, output: &output, notify: None };
             match &self.args.ready {
                 Some(ready) if !ready.is_told() => waiting.until(ready, self.timeout())?,

@@ -87,17 +87,39 @@ impl Feeder {
     }
 }
 
-/// Starts the process for the container whose files are in `dir`. The place of the snapshot was asked already for all that
+/// The process that is to bring the pages of a container in. Whoever needs one may ask at its socket already, and waits there
+/// until it is started, or this value is dropped.
+#[derive(Debug)]
+pub struct Prepared {
+    command: Command,
+    log: PathBuf,
+}
+
+impl Prepared {
+    /// Starts the process.
+    ///
+    /// # Errors
+    /// If the kernel starts none.
+    pub fn start(mut self) -> Result<Feeder> {
+        let child = self.command.spawn().context(|| STARTING)?;
+        Ok(Feeder { child, log: self.log })
+    }
+}
+
+/// What is said to be done where it cannot be started.
+const STARTING: &str = "starting the process that fetches pages";
+
+/// Prepares the process for the container whose files are in `dir`. The place of the snapshot was asked already for all that
 /// it needs before it begins.
 ///
 /// # Errors
-/// If the kernel starts no process, or its log in `dir` cannot be made.
-pub fn start(
+/// If its files or its log in `dir` cannot be made, or there is a socket already.
+pub fn prepare(
     reference: &Reference,
     (description, manifest): (&Description, &Manifest),
     dir: &Path,
-) -> Result<Feeder> {
-    let what = || "starting the process that fetches pages";
+) -> Result<Prepared> {
+    let what = || STARTING;
     let text = serde_json::to_vec(manifest).context(what)?;
     fs::write(dir.join(MANIFEST), text).context(what)?;
     let text = serde_json::to_vec(&description.of_packs()).context(what)?;
@@ -110,7 +132,7 @@ pub fn start(
     command.args(["snapshot", "feed"]).arg(dir).process_group(0).current_dir("/");
     command.stdin(OwnedFd::from(listener)).stdout(Stdio::piped()).stderr(to);
     command.envs(named_files(|name| env::var_os(name)));
-    Ok(Feeder { child: command.spawn().context(what)?, log })
+    Ok(Prepared { command, log })
 }
 
 /// The variables that name files, with whole paths: a process that works in another directory finds them as well.

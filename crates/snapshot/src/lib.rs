@@ -51,6 +51,7 @@ pub mod sealed_pack;
 pub mod secrets;
 pub mod shelf;
 pub mod signature;
+pub mod small;
 pub mod source;
 pub mod stored;
 pub mod streams;

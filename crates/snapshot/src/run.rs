@@ -21,13 +21,13 @@ use crate::bundle::Bundle;
 use crate::create::files_option;
 use crate::description::Origin;
 use crate::error::{Context, Error, Result};
-use crate::feed::Feeder;
+use crate::feed::{Feeder, Prepared};
 use crate::fetch::Fetch;
 use crate::instance::{Instance, Own};
 use crate::mounts::Bind;
 use crate::ready::{Container, Output, Ready, Waiting, of_code};
 use crate::report::Picture;
-use crate::runc::{Restore, Runc, Runtime, Streams};
+use crate::runc::{Restore, Runc, Runtime, Streams, ran_at};
 use crate::sealed::Openers;
 use crate::signature::TrustIn;
 use crate::source::{Base, Source};
@@ -414,6 +414,12 @@ impl Start<'_> {
         self.begin.elapsed().as_secs_f64() * 1000.0
     }
 
+    /// Milliseconds from the start of the command to `at`, by [`events::now`].
+    fn until(&self, at: u64) -> f64 {
+        let ago = Duration::from_nanos(events::now().saturating_sub(at));
+        self.begin.elapsed().saturating_sub(ago).as_secs_f64() * 1000.0
+    }
+
     fn dir(&self) -> PathBuf {
         places::instances().join(self.id)
     }
@@ -484,7 +490,7 @@ impl Start<'_> {
         let set_id = belief::set_id(snapshot.is_believed, &base.config);
         let unpack = |upper: &Path| {
             let opened = snapshot.opened.as_ref();
-            unpack::container(snapshot.small()?, opened, upper, set_id)
+            unpack::container(snapshot.small(&self.args.reference)?, opened, upper, set_id)
         };
         if snapshot.description.sealed {
             mounts::check_sealed(&base.config, self.binds)?;
@@ -526,8 +532,8 @@ impl Start<'_> {
         }
         generation::mark(instance.root(), generation)?;
         self.write_environment(instance.root())?;
-        let mut feeder = self.bring(snapshot, &instance.dir)?;
-        let lazy = feeder.is_some();
+        let prepared = self.bring(snapshot, &instance.dir)?;
+        let lazy = prepared.is_some();
         // Those between tasks of a template stay its own.
         let mut options = template.as_ref().map_or("", |_| "tcp-close\n").to_owned();
         options += &files_option("template", &template.as_ref().map(Template::process))?;
@@ -550,7 +556,13 @@ impl Start<'_> {
             lazy,
             options: &options,
         };
-        let restored = self.streams().and_then(|streams| self.runc.restore(&restore, streams));
+        let mut feeder = None;
+        let start = || {
+            feeder = prepared.map(Prepared::start).transpose()?;
+            Ok(())
+        };
+        let restored =
+            self.streams().and_then(|streams| self.runc.restore(&restore, streams, start));
         // Before that a directory may lose what the container needs.
         let restored =
             restored.and_then(|it| feeder.as_mut().map_or(Ok(()), Feeder::wait).map(|()| it));
@@ -558,7 +570,9 @@ impl Start<'_> {
             feeder.end();
         }
         restored?;
-        let milliseconds = self.elapsed();
+        // The runtime has more to do when the tasks run already.
+        let ran = ran_at(&work.join("restore.log")).map(|at| self.until(at));
+        let milliseconds = ran.unwrap_or_else(|| self.elapsed());
         let pid = self.runc.pid(self.id)?;
         if description.sealed {
             // It stands in images that cannot be changed.
@@ -576,7 +590,7 @@ impl Start<'_> {
 
     /// Has the packs of a snapshot be beside the images in `dir`: now, or by a process that brings them while the container
     /// runs.
-    fn bring(&self, snapshot: &Snapshot, dir: &Path) -> Result<Option<Feeder>> {
+    fn bring(&self, snapshot: &Snapshot, dir: &Path) -> Result<Option<Prepared>> {
         let Snapshot { store, manifest, description, template, .. } = snapshot;
         let images = dir.join("images");
         if let Some(template) = template {
@@ -597,7 +611,7 @@ impl Start<'_> {
         let fetch = fetch(true)?;
         fetch.check_room()?;
         fetch.hold()?;
-        feed::start(&self.args.reference, (description, manifest), dir).map(Some)
+        feed::prepare(&self.args.reference, (description, manifest), dir).map(Some)
     }
 
     fn write_environment(&self, root: &Path) -> Result<()> {

@@ -18,6 +18,10 @@ use crate::ready::Container;
 
 /// Where runc keeps the state of its containers, if nobody says.
 const ROOT: &str = "/run/runc";
+/// What the engine's log says before the time of CLOCK_MONOTONIC from which its own times count.
+const BEGAN: &str = "CLOCK_MONOTONIC was ";
+/// What it says when it has let the tasks go.
+const RAN: &str = "The tasks run";
 /// How long is waited for a process that was killed; runc waits as long.
 const ENDS: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
@@ -90,16 +94,21 @@ impl Runc {
         let log = bundle.join("run-runc.log");
         let mut call = self.call_with("run", Some(&log));
         call.arg("--bundle").arg(bundle).args(["--detach", id]);
-        left_behind(call, &log, streams).context(|| "runc run")
+        left_behind(call, &log, streams, || {}).context(|| "runc run")
     }
 
-    /// Restores a container, which is left behind. `options` are lines of the engine's
-    /// configuration.
+    /// Restores a container, which is left behind, and does `meanwhile` as soon as runc is started, which needs a while
+    /// before it calls the engine. `options` are lines of the engine's configuration.
     ///
     /// # Errors
-    /// If the configuration cannot be written; if the restore fails: the first error of the
+    /// If the configuration cannot be written; what `meanwhile` says; if the restore fails: the first error of the
     /// engine's log, or what runc says.
-    pub fn restore(&self, restore: &Restore<'_>, streams: Streams) -> Result<()> {
+    pub fn restore(
+        &self,
+        restore: &Restore<'_>,
+        streams: Streams,
+        meanwhile: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let log = restore.work.join("restore-runc.log");
         let mut call = self.call_with("restore", Some(&log));
         call.arg("--bundle").arg(restore.bundle).arg("--image-path").arg(restore.images);
@@ -112,11 +121,12 @@ impl Runc {
         call.arg(restore.id);
         set_options(&mut call, restore.work, restore.options)?;
         let _ = fs::remove_file(restore.work.join("restore.log"));
-        left_behind(call, &log, streams).map_err(|error| {
-            match first_error(&restore.work.join("restore.log")) {
-                Some(reason) => Error::new(reason),
-                None => error.during("runc restore"),
-            }
+        let mut other = Ok(());
+        let restored = left_behind(call, &log, streams, || other = meanwhile());
+        other?;
+        restored.map_err(|error| match first_error(&restore.work.join("restore.log")) {
+            Some(reason) => Error::new(reason),
+            None => error.during("runc restore"),
         })
     }
 
@@ -259,10 +269,17 @@ fn set_options(call: &mut Command, work: &Path, options: &str) -> Result<()> {
     Ok(())
 }
 
-/// Carries a call out that leaves a container behind: it has the streams.
-fn left_behind(mut call: Command, log: &Path, streams: Streams) -> Result<()> {
-    let status = call.stdout(streams.out).stderr(streams.err).status();
-    let status = status.context(|| "starting runc")?;
+/// Carries a call out that leaves a container behind: it has the streams. Does `meanwhile` as soon as it is started.
+fn left_behind(
+    mut call: Command,
+    log: &Path,
+    streams: Streams,
+    meanwhile: impl FnOnce(),
+) -> Result<()> {
+    let what = || "starting runc";
+    let mut runc = call.stdout(streams.out).stderr(streams.err).spawn().context(what)?;
+    meanwhile();
+    let status = runc.wait().context(what)?;
     if status.success() {
         return Ok(());
     }
@@ -287,10 +304,35 @@ fn finished(call: &mut Command) -> Result<Output> {
     Err(Error::new(message(&said).unwrap_or_else(|| said.trim().to_owned())))
 }
 
-/// The error in a log of the engine's that others follow from.
-pub(crate) fn first_error(log: &Path) -> Option<String> {
+/// When the tasks ran that an engine has restored, whose log this is, in nanoseconds of CLOCK_MONOTONIC. They run for a while
+/// already when a runtime says so.
+pub(crate) fn ran_at(log: &Path) -> Option<u64> {
+    let text = text_of(log)?;
+    let began = text.lines().find_map(|line| line.split_once(BEGAN)?.1.strip_suffix(" s"))?;
+    let ran = text
+        .lines()
+        .find_map(|line| line.strip_suffix(RAN)?.strip_prefix('(')?.strip_suffix(") "))?;
+    nanoseconds(began)?.checked_add(nanoseconds(ran)?)
+}
+
+/// Seconds with a point as nanoseconds.
+fn nanoseconds(seconds: &str) -> Option<u64> {
+    let (whole, part) = seconds.split_once('.')?;
+    let part = format!("{part:0<9}");
+    let part = part.parse::<u64>().ok().filter(|_| part.len() == 9)?;
+    whole.parse::<u64>().ok()?.checked_mul(1_000_000_000)?.checked_add(part)
+}
+
+/// What is in a log of the engine's, as far as it is read.
+fn text_of(log: &Path) -> Option<String> {
     let mut text = String::new();
     File::open(log).ok()?.take(16 << 20).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// The error in a log of the engine's that others follow from.
+pub(crate) fn first_error(log: &Path) -> Option<String> {
+    let text = text_of(log)?;
     let mut errors = text.lines().filter(|line| line.contains("Error ("));
     let says = |line: &str| line.split_once("): ").map_or(line, |(_, text)| text).to_owned();
     let mut error = says(errors.next()?);
@@ -324,6 +366,24 @@ mod tests {
         for name in ["created", "another", "absent"] {
             assert_eq!(runc.at_work(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn the_engine_says_when_the_tasks_ran() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("restore.log");
+        let ran = |text: &str| {
+            fs::write(&log, text).unwrap();
+            ran_at(&log)
+        };
+        let began = "(00.000301) At (00.000000) CLOCK_MONOTONIC was 1000.010000500 s\n";
+        assert_eq!(ran(&format!("{began}(12.034567) The tasks run\n")), Some(1_012_044_567_500));
+        for text in ["(00.034567) The tasks run\n", began, "", "(00.034567) The tasks run twice\n"]
+        {
+            assert_eq!(ran(&format!("{text}(00.040000) more\n")), None, "{text}");
+        }
+        assert_eq!(ran(&format!("{began}(00.0345678901) The tasks run\n")), None);
+        assert_eq!(ran_at(&dir.path().join("absent")), None);
     }
 
     #[test]

@@ -40,7 +40,8 @@ impl Start<'_> {
         // What belongs to the container has its own place then.
         let (work, _owner) = places::scratch(places::IMPORT)?;
         let dir = work.path().join("exported");
-        let images = unpack::exported(snapshot.small()?, &dir, &podman::names())?;
+        let images =
+            unpack::exported(snapshot.small(&self.args.reference)?, &dir, &podman::names())?;
         let remote = !matches!(self.args.reference, Reference::Dir { .. });
         Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
         podman::adopt(&dir, self.hostname(), self.args.network.as_deref())?;

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use torpor_blobs::oci::{self, Manifest};
+use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as store, Store};
 use torpor_worker::tell;
 
@@ -16,7 +17,7 @@ use crate::patience::patiently;
 use crate::sealed::{Opened, Openers};
 use crate::source::Base;
 use crate::template::Template;
-use crate::{fits, interrupt, places, template, unpack};
+use crate::{fits, interrupt, places, small, template};
 
 /// A snapshot that is there, signed as it was asked for.
 pub(super) struct FoundSnapshot {
@@ -40,7 +41,7 @@ impl FoundSnapshot {
         let digest = oci::sha256(&bytes);
         let signer = args.trust.check(&args.reference, &digest)?;
         let is_believed = signer.is_some() || places::has_made(&digest);
-        let description = Description::read(&*store, &manifest)?;
+        let description = small::description(&args.reference, &*store, &manifest)?;
         Ok(Self { store, digest, manifest, description, is_believed, known: args.known() })
     }
 
@@ -103,7 +104,7 @@ impl Snapshot {
         let is_alike = matches!(base, Base::Bundle(_)) && !description.sealed;
         if template.is_none() && args.count > 1 && is_alike {
             interrupt::heed();
-            let made = unpack::fetch(&*store, &manifest, &places::state()).and_then(|packed| {
+            let made = small::layer(&args.reference, &*store, &manifest).and_then(|packed| {
                 let packed = small.get_or_init(|| packed);
                 template::for_batch(&args.reference, &*store, (&description, &manifest), packed)
             });
@@ -114,11 +115,11 @@ impl Snapshot {
     }
 
     /// Its small layer, fetched once for all containers that are started.
-    pub(super) fn small(&self) -> Result<&File> {
+    pub(super) fn small(&self, reference: &Reference) -> Result<&File> {
         if let Some(packed) = self.small.get() {
             return Ok(packed);
         }
-        let packed = unpack::fetch(&*self.store, &self.manifest, &places::state())?;
+        let packed = small::layer(reference, &*self.store, &self.manifest)?;
         Ok(self.small.get_or_init(|| packed))
     }
 }

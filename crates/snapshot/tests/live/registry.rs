@@ -281,9 +281,9 @@ fn what_nobody_has_foreseen_comes_at_once() {
     assert!(!feed_log(&fixture, "two").contains(at_once));
 }
 
-/// A start asks for the manifest, what it says of itself, and the small images; all containers of one call together.
+/// A start asks for the manifest only, once for all containers of one call: what it says of itself, and the small images, are kept.
 #[test]
-fn a_start_from_the_cache_makes_three_requests() {
+fn a_start_from_the_cache_makes_one_request() {
     let fixture = Fixture::new("few-requests", 500);
     let registry = Registry::start(&fixture);
     let reference = registry.reference();
@@ -291,14 +291,14 @@ fn a_start_from_the_cache_makes_three_requests() {
     fixture.run(&reference, "whole", "snapshot", &["--prefetch", "all"]);
     let ready = ["--ready", "exec:/app ask sum"];
     let one = fixture.run(&reference, "one", "snapshot", &ready);
-    assert_eq!(one["requests"], 3, "{one}");
+    assert_eq!(one["requests"], 1, "{one}");
     let output = fixture.try_run(&reference, "many", &["--count", "3"]);
     assert!(output.status.success(), "{}", shown(&output));
     let text = String::from_utf8(output.stdout).unwrap();
     let all: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(all.len(), 3);
     for (number, said) in (1..).zip(&all) {
-        assert_eq!((&said["requests"], &said["template"]), (&3.into(), &true.into()), "{said}");
+        assert_eq!((&said["requests"], &said["template"]), (&1.into(), &true.into()), "{said}");
         assert_eq!(said["id"], fixture.id(&format!("many-{number}")));
         assert_eq!((&said["started_from"], &said["reason"]), (&"snapshot".into(), &Value::Null));
         assert!(said["pid"].as_u64().unwrap() > 0, "{said}");
