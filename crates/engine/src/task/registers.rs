@@ -413,12 +413,12 @@ impl Components {
             from32(&xsave.pkru),
         ];
         let used = PARTS.iter().zip(fields).filter(|((number, ..), _)| in_use >> number & 1 != 0);
-        let part = |(&(number, most, name), bytes): (&(u32, usize, &str), Vec<u8>)| match bytes
-            .len()
-            > most
-        {
-            true => Err(format!("{} bytes of {name} state, {most} expected", bytes.len())),
-            false => Ok((number, bytes)),
+        let part = |(&(number, most, name), bytes): (&(u32, usize, &str), Vec<u8>)| {
+            let len = bytes.len();
+            match len > most {
+                true => Err(format!("{len} bytes of {name} state, {most} expected")),
+                false => Ok((number, bytes)),
+            }
         };
         Ok(Components { in_use, bytes: used.map(part).collect::<Parsed<_>>()? })
     }

@@ -196,7 +196,10 @@ fn mappings_are_in_order_and_guard_pages_in_them() {
     };
     let of = |vmas: Vec<VmaEntry>| memory(|mm| mm.vmas = vmas);
     let both = of(vec![plain(), next, guard(0, 2 * PAGE)]).unwrap();
-    assert_eq!((both.areas.len(), both.guards), (2, [START..START + 2 * PAGE].to_vec()));
+    assert_eq!(
+        (both.areas.len(), &both.guards[..]),
+        (2, std::slice::from_ref(&(START..START + 2 * PAGE)))
+    );
     for vmas in [vec![next, plain()], vec![plain(), plain()]] {
         assert!(of(vmas).unwrap_err().contains("is impossible here"));
     }
