@@ -152,8 +152,21 @@ fn check(words: &[String]) -> Result<(), String> {
     const FORBIDDEN: [&str; 3] = ["modprobe", "object-pinned", "table"];
     /// What makes it load the file of an extension: a chain, too, that does not exist.
     const NAMES_FILE: [&str; 4] = ["match", "jump", "goto", "protocol"];
+    /// What a text of the user's follows, with the extension that takes it, as iptables-save prints them.
+    const TEXTS: [[&str; 3]; 3] = [
+        ["-m", "comment", "--comment"],
+        ["-j", "LOG", "--log-prefix"],
+        ["-j", "NFLOG", "--nflog-prefix"],
+    ];
     let mut names_file = false;
-    for word in words {
+    // Where the words behind the last text begin.
+    let mut behind = 0;
+    for (at, word) in words.iter().enumerate() {
+        // Whatever it begins with. Behind any other words the program might take the option for a text itself.
+        if TEXTS.iter().any(|option| words[behind..at].ends_with(&option.map(str::to_owned))) {
+            (names_file, behind) = (false, at + 1);
+            continue;
+        }
         if names_file && word.contains('/') {
             return Err(format!("{word:?} is no name of an extension"));
         }
@@ -281,6 +294,9 @@ mod tests {
              RELATED,ESTABLISHED -j LOG --log-prefix \"x: \" --log-level 7\n-A MINE -m mark --mark \
              0x1/0xff -g MINE\nCOMMIT\n# Completed\n";
         assert_eq!(read(rules).unwrap(), rules);
+        let texts = "-A INPUT -m comment --comment -M -j ACCEPT\n-A INPUT -m comment --comment \"--table of /x\" -j \
+                     LOG --log-prefix \"-> \"\n-A INPUT -j NFLOG --nflog-prefix --modprobe=x\n";
+        assert_eq!(read(texts).unwrap(), texts);
         assert_eq!(read("-A  X\t-j \"DROP\" \n").unwrap(), "-A X -j DROP\n");
     }
 
@@ -317,6 +333,14 @@ mod tests {
             "-A INPUT \\-M x",
             "-A INPUT \"x",
             "-A INPUT -- -M",
+            "-A INPUT -m comment --comment x -M /tmp/evil",
+            "-A INPUT -m comment --comment -M -M /tmp/evil",
+            // The option is the text of another one.
+            "-A INPUT -m comment -s --comment -M /tmp/evil -j DROP",
+            "-A INPUT -m comment --comment --comment -M /tmp/evil",
+            "-A INPUT -m comment --comment -m comment --comment -M /tmp/evil",
+            "-A INPUT --comment -M /tmp/evil",
+            "-A INPUT -j LOG --log-level --log-prefix -M /tmp/evil",
         ] {
             assert!(read(rules).is_err(), "{rules:?}");
         }
