@@ -145,7 +145,7 @@ impl Table<'_> {
         ns_file::load(cx.spaces, &take(FdTypes::Ns))?;
         let (userfaultfds, others): (Vec<_>, Vec<_>) =
             take(FdTypes::Ext).into_iter().partition(|entry| entry.torpor_userfaultfd.is_some());
-        in_flight.extend(kinds.io_urings.load(all, &others)?);
+        in_flight.extend(kinds.io_urings.load(cx.tasks, all, &others)?);
         kinds.userfaultfds.load(&userfaultfds)?;
         kinds.timers.load(&take(FdTypes::Timerfd))?;
         kinds.tuns.load(images, &take(FdTypes::Tunf))?;

@@ -120,6 +120,18 @@ pub(super) fn are_groups(groups: &[BufferGroup], requests: u32) -> bool {
     groups.iter().all(is_one) && taken <= requests.into()
 }
 
+/// Whether each of these groups is in one mapping that its task can write to: `writable` has the addresses of those.
+pub(super) fn are_in(groups: &[BufferGroup], writable: &[Range<u64>]) -> bool {
+    let is_in = |group: &BufferGroup| {
+        let end = group.address.checked_add(group.size());
+        let has = |range: &Range<u64>| {
+            range.start <= group.address && end.is_some_and(|end| end <= range.end)
+        };
+        writable.iter().any(has)
+    };
+    groups.iter().all(is_in)
+}
+
 /// Registers the groups that an instance, descriptor `fd` of a husk, had.
 ///
 /// # Errors
@@ -223,6 +235,17 @@ fn check(husk: &mut Tracee, fd: u64, group: &BufferGroup) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_lies_in_one_mapping() {
+        let at =
+            |address, entries| BufferGroup { number: 0, address, entries, head: 0, parts: false };
+        let writable = [0x1000..0x3000, 0x3000..0x4000];
+        assert!(are_in(&[at(0x1000, 512), at(0x3000, 256)], &writable));
+        for outside in [at(0x2000, 512), at(0, 1), at(0x4000, 1), at(u64::MAX - 0xfff, 512)] {
+            assert!(!are_in(&[at(0x1000, 1), outside], &writable), "{outside:?}");
+        }
+    }
 
     #[test]
     fn requests_and_buffers_are_those_of_the_kernel() {

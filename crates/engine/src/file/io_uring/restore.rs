@@ -66,6 +66,7 @@ impl IoUringRestorer {
     /// If images are damaged, or contradict each other.
     pub(crate) fn load(
         &self,
+        tasks: &[Task],
         all: &HashMap<u32, FileEntry>,
         entries: &[FileEntry],
     ) -> Result<Vec<u32>> {
@@ -94,6 +95,8 @@ impl IoUringRestorer {
                     .is_none_or(|(id, _)| all.contains_key(&id) && ring.restrictions.is_none())
                 && ring.restrictions.is_none_or(enable::are_restrictions)
                 && groups::are_groups(&ring.groups, word(ring.rings, 0))
+                && maker(tasks, entry.id)
+                    .is_none_or(|task| groups::are_in(&ring.groups, &writable(task)))
                 && ring.threads.iter().all(|(_, place)| *place < PLACES);
             if !known {
                 let reason = format!("file {} is an impossible io_uring instance", entry.id);
@@ -116,8 +119,7 @@ impl IoUringRestorer {
     /// # Errors
     /// If no task has it open, or there are no more descriptors.
     pub(crate) fn open(&self, tasks: &[Task], entry: &FileEntry) -> Result<OwnedFd> {
-        let has = |task: &&Task| task.image.fds.iter().any(|fd| fd.file == entry.id);
-        let maker = tasks.iter().find(has).ok_or_else(|| {
+        let maker = maker(tasks, entry.id).ok_or_else(|| {
             let reason = format!("no task has io_uring instance {} open", entry.id);
             Error::invalid("files.img", reason)
         })?;
@@ -219,6 +221,17 @@ impl IoUringRestorer {
         let at = self.holders(id).find(|at| table(at.task) == table(task))?;
         Some((tasks[task].threads.get_mut(number)?, at.fd))
     }
+}
+
+/// The task that makes an instance: the first that has it open.
+fn maker(tasks: &[Task], id: u32) -> Option<&Task> {
+    tasks.iter().find(|task| task.image.fds.iter().any(|fd| fd.file == id))
+}
+
+/// The memory that a task can write to.
+fn writable(task: &Task) -> Vec<Range<u64>> {
+    let can_write = |vma: &&VmaEntry| vma.prot & libc::PROT_WRITE.cast_unsigned() != 0;
+    task.image.vmas().filter(can_write).map(|vma| vma.start..vma.end).collect()
 }
 
 /// Whether a task lives, and has a certain table of descriptors.
@@ -425,7 +438,7 @@ mod tests {
             FileEntry { id, torpor_io_uring, ..FileEntry::default() }
         };
         let restorer = IoUringRestorer::default();
-        let load = |entries: &[FileEntry]| restorer.load(&HashMap::new(), entries);
+        let load = |entries: &[FileEntry]| restorer.load(&[], &HashMap::new(), entries);
         load(&[instance(1)]).unwrap();
         let error = load(&[instance(1), instance(2)]).unwrap_err().to_string();
         assert!(error.contains("more than a restore counts up"), "{error}");
@@ -446,7 +459,7 @@ mod tests {
             });
             FileEntry { torpor_io_uring, ..FileEntry::default() }
         };
-        let load = |entry| IoUringRestorer::default().load(&HashMap::new(), &[entry]);
+        let load = |entry| IoUringRestorer::default().load(&[], &HashMap::new(), &[entry]);
         load(instance(0, 1)).unwrap();
         load(instance(SETUP_SQPOLL, 0)).unwrap();
         let impossible = [(SETUP_SQPOLL, 1), (SETUP_SQPOLL | SETUP_TASKRUN_FLAG, 0)];
