@@ -1,7 +1,7 @@
 // area: refusals
 // shows: an io_uring instance that has given several answers to one request is refused by name
 // modes: plain leave-running ns
-// expect: refused "it has given more answers than it had requests (one may have many, as with IORING_ACCEPT_MULTISHOT), so that nobody can tell what is in flight; let the program ask for each answer"
+// expect: refused "it has given more answers than it had requests (one may have many, as with IORING_ACCEPT_MULTISHOT or IORING_OP_SEND_ZC, and other instances send it theirs by IORING_OP_MSG_RING), so that nobody can tell what is in flight; let the program ask for each answer, send without IORING_OP_SEND_ZC, and wake its other threads by an eventfd"
 #include "io_uring.h"
 #include <poll.h>
 

@@ -21,9 +21,10 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// Why one is refused that has more answers than requests, and what to do.
 const ANSWERED_MORE: (&str, &str) = (
-    "it has given more answers than it had requests (one may have many, as with IORING_ACCEPT_MULTISHOT), so \
-     that nobody can tell what is in flight",
-    "let the program ask for each answer",
+    "it has given more answers than it had requests (one may have many, as with IORING_ACCEPT_MULTISHOT or \
+     IORING_OP_SEND_ZC, and other instances send it theirs by IORING_OP_MSG_RING), so that nobody can tell what is \
+     in flight",
+    "let the program ask for each answer, send without IORING_OP_SEND_ZC, and wake its other threads by an eventfd",
 );
 
 /// Waits until nothing is in flight in any instance of the tree, and says whether there is one. That comes before
