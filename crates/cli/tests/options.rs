@@ -83,6 +83,9 @@ const ROWS: &[Row] = &[
         s.engine.cpu_cap == Some(CpuCap { fpu: true, cpu: false, ins: true })
     }),
     ("--external mnt[/a]:b --external net[7]:n", |s| external(s) == ["mnt[/a]:b", "net[7]:n"]),
+    ("--fuse file[18:5a]:user_id=0:/mnt", |s| {
+        s.fuse[0].to_string() == "file[18:5a]:user_id=0:/mnt"
+    }),
     ("--inherit-fd fd[3]:pipe:[45]", |s| s.inherit_fd == [(3, "pipe:[45]".to_owned())]),
     ("-M /a:b", |s| external(s) == ["mnt[/a]:b"]),
     ("--ext-mount-map auto", |s| external(s) == ["mnt[]:"]),
@@ -432,6 +435,10 @@ fn mistakes_are_named() {
         (
             "--external gpu[0]",
             "--external gpu[0]: external resources of type \"gpu\" are not known",
+        ),
+        (
+            "--fuse file[1:2]:fd=3:/mnt",
+            "--fuse file[1:2]:fd=3:/mnt: \"fd=3\" is no option of a FUSE mount",
         ),
         ("--inherit-fd 3:x", "--inherit-fd 3:x: expected fd[NUMBER]:KEY"),
         ("--inherit-fd fd[-1]:x", "--inherit-fd fd[-1]:x: expected fd[NUMBER]:KEY"),

@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 mod sleeper;
 
@@ -165,9 +165,11 @@ fn serve(dir: &Path) -> (Sleeper, Holder) {
 /// Puts the server to sleep, and says by which key it is given a connection again.
 fn put_server_to_sleep(server: &Sleeper, options: &[&str]) -> String {
     assert!(!server.dump(options).status.success());
-    let (external, inherit) = advice(server, "have somebody keep the connection open for it: ");
-    server.put_to_sleep(&[options, &["--external", &external]].concat());
-    inherit
+    let (external, inherit) = advice(server, "the kernel takes no other server for that mount; ");
+    let key = external.trim_end_matches(',').to_owned();
+    assert!(inherit.ends_with(&format!(":{key}")), "{inherit}");
+    server.put_to_sleep(&[options, &["--external", &key]].concat());
+    key
 }
 
 #[test]
@@ -177,7 +179,8 @@ fn the_server_of_a_file_system_goes_on_with_the_connection_that_somebody_has_kep
     }
     let dir = tempfile::tempdir().unwrap();
     let (server, holder) = serve(dir.path());
-    let inherit = put_server_to_sleep(&server, &[]);
+    let key = put_server_to_sleep(&server, &[]);
+    let inherit = format!("fd[0]:{key}");
     let kept = pidfd_open(holder.pid, PidfdFlags::empty()).unwrap();
     let kept = pidfd_getfd(kept, holder.fd, PidfdGetfdFlags::empty()).unwrap();
     let mut restore = server.restore(&["-d", "--inherit-fd", &inherit]);
@@ -187,42 +190,65 @@ fn the_server_of_a_file_system_goes_on_with_the_connection_that_somebody_has_kep
     wait_until(|| server.lives());
 }
 
-/// Restores a server with a new mount over `place` in `dir`, by the program that the guide has for that, and runs
-/// a command in its mount namespace.
-fn restore_with_new_mount(
+/// Restores a server, by a shell in a mount namespace of its own, which runs a command behind that.
+fn restore_among_own_mounts(
     server: &Sleeper,
     dir: &Path,
-    (place, then): (&str, &str),
-    options: &[&str],
-) {
-    let guide = include_str!("../../../docs/guide.md");
-    let (_, rest) = guide.split_once("`again.py`:\n\n").expect("the guide has it");
-    let lines = rest.lines().map_while(|line| line.strip_prefix("    "));
-    let program: String = lines.flat_map(|line| [line, "\n"]).collect();
-    fs::write(dir.join("again.py"), program).unwrap();
-    let agreed = "rootmode=100000,user_id=0,group_id=0";
-    let inside = format!("python3 again.py {place} {agreed} \"$@\" && {then}");
+    (options, then): (&[&str], &str),
+) -> Output {
+    let inside = format!("\"$@\" && {then}");
     let mut restore = Command::new("unshare");
     restore.args(["--mount", "sh", "-c", &inside, "sh", env!("CARGO_BIN_EXE_torpor"), "restore"]);
     restore.args(["-D", server.images(), "-o", "restore.log", "-d"]).args(options);
-    let output = restore.current_dir(dir).output().unwrap();
-    assert!(output.status.success(), "{output:?} {}", server.log("restore.log"));
+    restore.current_dir(dir).output().unwrap()
 }
 
 #[test]
-fn the_server_of_a_file_system_gets_a_new_mount_as_the_guide_says() {
+fn the_server_of_a_file_system_gets_a_new_mount() {
     if !Path::new("/dev/fuse").exists() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let (server, holder) = serve(dir.path());
-    let inherit = put_server_to_sleep(&server, &[]);
+    let key = put_server_to_sleep(&server, &[]);
     // The mount and the connection end with it.
     drop(holder);
-    let read = ("file", "cat file >read");
-    restore_with_new_mount(&server, dir.path(), read, &["--inherit-fd", &inherit]);
+    let new = format!("{key}:user_id=0,group_id=0:{}/file", dir.path().display());
+    let options = (&["--fuse", &new][..], "cat file >read");
+    let output = restore_among_own_mounts(&server, dir.path(), options);
+    assert!(output.status.success(), "{output:?} {}", server.log("restore.log"));
     assert_eq!(fs::read(dir.path().join("read")).unwrap(), b"read 2");
     wait_until(|| server.lives());
+}
+
+#[test]
+fn a_new_mount_that_is_not_to_be_had_or_asked_for_by_nobody_ends_the_restore() {
+    if !Path::new("/dev/fuse").exists() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (server, holder) = serve(dir.path());
+    let key = put_server_to_sleep(&server, &[]);
+    drop(holder);
+    let place = dir.path().display();
+    let fails = |new: &str, why: &str| {
+        let mut restore = server.restore(&["-d", "--fuse", new]);
+        let output = restore.output().unwrap();
+        let said =
+            String::from_utf8_lossy(&output.stderr).into_owned() + &server.log("restore.log");
+        assert!(!output.status.success() && said.contains(why), "{new}: {said}");
+    };
+    fails(&format!("{key}::{place}/none"), "look at");
+    fails(
+        "file[1:1]:rootmode=100000:/none",
+        "--fuse file[1:1]:rootmode=100000:/none: nothing in the images asks",
+    );
+    fails(&format!("{key}:rootmode=100000:mnt[a]"), "nothing in the images asks for it");
+    // All is made, and the place is found to be missing when the server is to wake.
+    fails(&format!("{key}:rootmode=100000:{place}/none"), "mount at");
+    assert!(!server.lives());
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(dir.path().to_str().unwrap()), "{mounts}");
 }
 
 #[test]
@@ -236,13 +262,24 @@ fn a_new_mount_is_given_to_a_server_in_a_mount_namespace_of_its_own() {
     let server = Sleeper::start_as(&["unshare", "--mount", "sh", "-ec", &inside]);
     let read = || fs::read(format!("/proc/{}/root{place}/file", server.pid)).unwrap();
     assert_eq!(read(), b"read 1");
+    assert!(!server.dump(&MOUNTS).status.success());
+    let log = server.log("dump.log");
+    let value = |option: &str, begin: &str| {
+        let mut words = log.split_whitespace().skip_while(|word| *word != option);
+        let value = words.find(|word| word.starts_with(begin))?;
+        Some(value.trim_end_matches(',').to_owned())
+    };
+    let (Some(mount), Some(new)) = (value("--external", "mnt["), value("--fuse", "file[")) else {
+        // The kernel tells it since Linux 6.18.
+        assert!(log.contains(":OPTIONS:PLACE, with the options that"), "{log}");
+        return;
+    };
+    let key = value("--external", "file[").unwrap();
+    server.put_to_sleep(&[&MOUNTS[..], &["--external", &key, "--external", &mount]].concat());
 
-    let given = ["--external", &format!("mnt[{place}/file]:fuse")];
-    let inherit = put_server_to_sleep(&server, &[MOUNTS, given].concat());
-    fs::write(dir.path().join("again"), "").unwrap();
-    let given = ["--external", &format!("mnt[fuse]:{place}/again")];
-    let options = [&MOUNTS[..], &given, &["--inherit-fd", &inherit]].concat();
-    restore_with_new_mount(&server, dir.path(), ("again", "true"), &options);
+    let options = [&MOUNTS[..], &["--fuse", &new]].concat();
+    let output = restore_among_own_mounts(&server, dir.path(), (&options, "true"));
+    assert!(output.status.success(), "{new} {output:?} {}", server.log("restore.log"));
     assert_eq!(read(), b"read 2");
     wait_until(|| server.lives());
 }

@@ -15,8 +15,8 @@ use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::file::ext;
 use crate::host::{self, Claim};
-use crate::namespace::run_in;
 use crate::namespace::user::IdMaps;
+use crate::namespace::{mount, run_in};
 use crate::options::{CgroupMode, JoinNsKind, Options};
 use crate::proc;
 use crate::reader::{self, Look, Told};
@@ -197,6 +197,9 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
             _ => {}
         }
     }
+    // What the connection of a server is opened by stands for its mount.
+    let served = opts.given.fuse.iter().filter_map(|new| new.stands_for());
+    passed.mounts.extend(served.map(|name| (name.to_owned(), mount::FUSE_DEVICE.to_owned())));
     if let Some(join) = opts.given.join_ns.iter().find(|join| join.kind == JoinNsKind::User) {
         passed.user_maps = IdMaps::of_file(&join.file)?.entry();
     }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use torpor_engine::options::{InheritFd, PageServer, Tls, Trust};
+use torpor_engine::options::{FuseServer, InheritFd, PageServer, Tls, Trust};
 use torpor_engine::{External, Options};
 
 use crate::seal::SealSettings;
@@ -24,6 +24,8 @@ pub struct Settings {
     pub engine: Options,
     /// What `--inherit-fd` names.
     pub inherit_fd: Vec<(i32, String)>,
+    /// `--fuse`.
+    pub fuse: Vec<FuseServer>,
     /// `--status-fd`.
     pub status_fd: Option<i32>,
     /// The same, opened: a zero byte is written here when pages can be fetched, or clients come.
@@ -109,6 +111,7 @@ impl Default for Settings {
                 ..Options::default()
             },
             inherit_fd: Vec::new(),
+            fuse: Vec::new(),
             status_fd: None,
             ready_fd: None,
             ps_socket: None,
@@ -156,14 +159,19 @@ impl Settings {
         self.detached
     }
 
-    /// Opens what the engine is given by descriptor.
+    /// Opens what the engine is given by descriptor, and makes the mounts of `--fuse`, whose connections it is given.
     ///
     /// # Errors
-    /// If a descriptor is not open; the message names the option.
+    /// If a descriptor is not open, or a mount cannot be made; the message names the option.
     pub fn adopt_descriptors(&mut self) -> Result<(), String> {
         for (number, key) in &self.inherit_fd {
             let fd = adopt("--inherit-fd", *number)?;
             self.engine.given.inherit_fd.push(InheritFd { fd, key: key.clone() });
+        }
+        for server in &self.fuse {
+            let new = server.connect().map_err(|error| error.to_string())?;
+            self.engine.given.inherit_fd.push(new.connection.clone());
+            self.engine.given.fuse.push(new);
         }
         if let Some(number) = self.ps_socket {
             self.page_server.socket = Some(adopt("--ps-socket", number)?);

@@ -290,6 +290,14 @@ const EXTERNAL: &[Opt] = &[
          file[MNT_ID:INODE], the name of an external namespace, or a path without its first slash",
     ),
     value(
+        ("fuse", None, "KEY:OPTIONS:PLACE"),
+        RESTORE,
+        store!(fuse += parsed),
+        "Make a new mount for the server of a FUSE file system, whose connection the dump was told to leave to the \
+         caller (--external KEY, file[MNT_ID:INODE]): at PLACE, a path or mnt[NAME], with the OPTIONS that \
+         /proc/self/mountinfo has of the old one",
+    ),
+    value(
         ("ext-mount-map", Some('M'), "KEY:VALUE"),
         BOTH,
         |s, v| {

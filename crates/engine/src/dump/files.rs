@@ -2,7 +2,6 @@
 //!
 //! Here is the table of kinds: which is asked after which, and what each of them needs.
 
-use rustix::fs::FileType;
 use rustix::process::PidfdGetfdFlags;
 use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FdinfoEntry, FileEntry};
@@ -26,6 +25,7 @@ use crate::file::tty::TtyDumper;
 use crate::file::userfaultfd::UserfaultfdDumper;
 use crate::file::{fown, mqueue, ns_file, pidfd, signalfd, timerfd, tun};
 use crate::memory::vma::Vma;
+use crate::namespace::mount;
 use crate::proc;
 
 /// `FD_CLOEXEC` as fdinfo shows it.
@@ -137,23 +137,10 @@ fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<FileEntry> {
         tun::describe(&cx.ns, &mut paths, net, found),
         regular::describe(&mut paths, found),
     }
-    Err(found.refuse(unknown(found)))
-}
-
-/// What is said of a file that no kind knows.
-fn unknown(found: &Found) -> String {
-    let fuse = rustix::fs::makedev(10, 229);
-    let is_device = FileType::from_raw_mode(found.stat.st_mode) == FileType::CharacterDevice;
-    if is_device && found.stat.st_rdev == fuse {
-        let key = format!("file[{:x}:{:x}]", found.info.mnt_id, found.stat.st_ino);
-        return format!(
-            "a FUSE file system is served through it, and the kernel takes no other server; unmount \
-             that and end the server before the dump, leave the server out of the tree, or have \
-             somebody keep the connection open for it: dump with --external {key}, and restore with \
-             --inherit-fd fd[N]:{key}, or with that of a new mount (docs/guide.md)"
-        );
-    }
-    "this kind of file is not supported".to_owned()
+    Err(found.refuse(match mount::is_connection(&found.stat) {
+        true => mount::fuse_refusal(&cx.mounts, found),
+        false => "this kind of file is not supported".to_owned(),
+    }))
 }
 
 /// After the last task: lets the kinds finish and writes `files.img`.

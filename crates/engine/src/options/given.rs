@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::external::External;
+use crate::namespace::mount::FuseMount;
 
 /// What the caller gives, or keeps.
 #[derive(Debug, Clone, Default)]
@@ -16,6 +17,8 @@ pub struct Given {
     pub external: Vec<External>,
     /// Open files handed to the restore under a key (`--inherit-fd`).
     pub inherit_fd: Vec<InheritFd>,
+    /// New mounts whose connections are among these files, for restored servers (`--fuse`).
+    pub fuse: Vec<FuseMount>,
     /// Existing namespaces to restore into (`-J`).
     pub join_ns: Vec<JoinNs>,
     /// The inode of the socket that the caller asks through (`criu service`). A task with its other end is

@@ -34,6 +34,7 @@ pub use self::network::{Network, NetworkLock};
 pub use self::stop::{DEFAULT_TIMEOUT, Stop};
 pub use self::trust::Trust;
 use crate::error;
+pub use crate::namespace::mount::{FuseMount, FuseServer};
 
 /// Everything that a dump, a pre-dump or a restore can be told. A part of the engine takes those parts of
 /// it that it needs; what knows them all are the operations themselves.

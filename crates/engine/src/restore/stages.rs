@@ -296,6 +296,7 @@ impl Ready<'_> {
         task::complete(&mut cx)?;
         // As long as somebody can still say no, the other ends of connections hear nothing.
         hooks.notify(Event::PreResume { pid })?;
+        let placed = mount::attach_fuse(&cx.opts.given.fuse)?;
         cx.let_files_go()?;
         cx.wake_network()?;
         task::end_leaders(&mut cx);
@@ -306,6 +307,7 @@ impl Ready<'_> {
         task::wake(&mut cx);
         // Whoever has called this program, by a runtime that takes its time, sees by that when they did.
         tracing::info!("The tasks run");
+        placed.keep();
         cx.lazy.end();
         cx.network.let_go();
         cx.cgroups.keep();

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use torpor_images::proto::MntEntry;
 use torpor_images::{ImageDir, kind};
@@ -47,7 +48,11 @@ pub(super) fn check(
     let files: Vec<FileKey<'_>> = files.filter_map(|file| FileKey::of(file, &terminals)).collect();
     let mut seen = HashSet::new();
     for InheritFd { fd, key } in &opts.given.inherit_fd {
-        let option = || format!("--inherit-fd fd[N]:{key}");
+        let option = || match opts.given.fuse.iter().find(|new| Arc::ptr_eq(&new.connection.fd, fd))
+        {
+            Some(new) => format!("--fuse {new}"),
+            None => format!("--inherit-fd fd[N]:{key}"),
+        };
         let name = match ext::is_namespace(fd.as_fd()) {
             true => spaces.external.get(key).cloned(),
             false => {
@@ -109,7 +114,7 @@ fn joined(all: &[JoinNs]) -> Result<()> {
 fn mounts(given: &Given, images: &ImageDir, namespaces: &Namespaces) -> Result<()> {
     let is_wanted =
         |external: &External| matches!(external, External::Dev { .. } | External::Mnt { .. });
-    if !given.external.iter().any(is_wanted) {
+    if !given.external.iter().any(is_wanted) && given.fuse.is_empty() {
         return Ok(());
     }
     let mut there = HashSet::new();
@@ -132,7 +137,19 @@ fn mounts(given: &Given, images: &ImageDir, namespaces: &Namespaces) -> Result<(
             given.unused(external, &nothing_asks(there.iter().cloned()))?;
         }
     }
-    Ok(())
+    if let Some(new) = given.fuse.first()
+        && namespaces.of_kind(NsKind::User).any(|ns| !ns.is_host)
+    {
+        return Err(Error::Usage(format!(
+            "--fuse {new}: the requests of its mount would have the ids of this user namespace, and the images have \
+             one of their own; leave the server out of the tree"
+        )));
+    }
+    let is_there = |name: &str| there.contains(&format!("mnt[{name}]"));
+    match given.fuse.iter().find(|new| new.stands_for().is_some_and(|name| !is_there(name))) {
+        Some(new) => Err(unused(format!("--fuse {new}"), there.into_iter())),
+        None => Ok(()),
+    }
 }
 
 fn unused(option: String, there: impl Iterator<Item = String>) -> Error {

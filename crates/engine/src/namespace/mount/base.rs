@@ -16,7 +16,7 @@ use super::origin::{ContentSource, Forest, Node};
 use super::restored::{Filled, GivenFs};
 use super::sharing::Base;
 use super::tree::Tree;
-use super::{autofs, formats, groups, nested, superblock, unpack};
+use super::{autofs, formats, fuse, groups, nested, superblock, unpack};
 use crate::error::{Context, Error, Result};
 use crate::external;
 
@@ -88,13 +88,12 @@ impl Bases {
     }
 
     /// What `node` shows of this host: the part of a mount in `host` that was opened for it. `None` if it
-    /// is not given, had been removed, or lies on no mount of that list.
+    /// is not given by a path, had been removed, or lies on no mount of that list.
     pub(super) fn of_host(&self, forest: &Forest, node: Node, host: &Tree) -> Option<GivenFs> {
         let (base, below) = base_of(forest, node).ok()?;
-        let at = match base {
-            Base::Given(_) if !forest.mount(node).deleted => &self.get(base)?.at,
-            _ => return None,
-        };
+        let given = |open: &&Open| matches!(base, Base::Given(_)) && !open.made;
+        let open = self.get(base).filter(given).filter(|_| !forest.mount(node).deleted);
+        let at = &open?.at;
         let id = u32::try_from(mount_id(at.as_fd()).ok()?).ok()?;
         let on = host.mount(host.find(id)?);
         let path = std::fs::read_link(format!("/proc/self/fd/{}", at.as_raw_fd())).ok()?;
@@ -194,6 +193,10 @@ fn given(cx: &Assembly<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<
         let missing = || unfit(mount, &format!("its device is --external dev[{name}]:/dev/PATH"));
         let device = forest.given(node).ok_or_else(missing)?;
         return Ok(Open { at: superblock::on_device(mount, device)?, made: true });
+    }
+    if let Some(new) = fuse::given(cx.given, mount.external.as_ref()) {
+        let at = new.try_clone().context(|| "dup".to_owned())?;
+        return Ok(Open { at, made: true });
     }
     let path = given_path(cx, forest, node)?;
     let what = || format!("open {} for {}", path.display(), mount.mountpoint.display());

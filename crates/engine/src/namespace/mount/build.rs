@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
@@ -130,8 +130,15 @@ impl Yard {
 
     /// Mounts a file system in the yard.
     pub(super) fn keep(&mut self, mount: BorrowedFd<'_>) -> Result<()> {
-        let at = self.make_dir()?;
-        place_at(mount, at.as_fd()).context(|| "mount in the yard".to_owned())
+        let what = || "mount in the yard".to_owned();
+        // Its server may sleep still, and the type of its root is known.
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let root = statx(mount, "", flags, StatxFlags::TYPE).context(what)?;
+        let at = match FileType::from_raw_mode(root.stx_mode.into()) {
+            FileType::Directory => self.make_dir()?,
+            _ => self.make_file()?,
+        };
+        place_at(mount, at.as_fd()).context(what)
     }
 
     /// An empty directory, but for the procfs of the caller at [`PROC`].
@@ -144,9 +151,20 @@ impl Yard {
         Ok(dir)
     }
 
-    fn make_dir(&mut self) -> Result<OwnedFd> {
-        let name = self.used.to_string();
+    fn new_name(&mut self) -> String {
         self.used += 1;
+        self.used.to_string()
+    }
+
+    fn make_file(&mut self) -> Result<OwnedFd> {
+        let name = self.new_name();
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(&self.root, name.as_str(), flags, Mode::RUSR);
+        made.context(|| "make a file in the yard".to_owned())
+    }
+
+    fn make_dir(&mut self) -> Result<OwnedFd> {
+        let name = self.new_name();
         let made = make_beneath(self.root.as_fd(), name.as_ref());
         made.context(|| "make a directory in the yard".to_owned())
     }

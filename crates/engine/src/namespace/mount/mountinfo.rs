@@ -106,7 +106,7 @@ impl From<mountinfo::Mount> for Mount {
 }
 
 /// The kernel never shows `strictatime`: it is the absence of the other two.
-fn mount_flags(options: &OsStr) -> (u64, Vec<String>) {
+pub(super) fn mount_flags(options: &OsStr) -> (u64, Vec<String>) {
     let (mut flags, mut unknown) = (0, Vec::new());
     for option in split_options(options) {
         match option.as_bytes() {

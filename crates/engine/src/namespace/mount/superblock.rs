@@ -122,7 +122,7 @@ pub(super) fn make_numbered(husk: &mut Tracee, mount: &Mount) -> Result<(u64, Ow
 }
 
 /// Adds what the file system had to say.
-fn with_log(error: io::Error, context: BorrowedFd<'_>) -> io::Error {
+pub(super) fn with_log(error: io::Error, context: BorrowedFd<'_>) -> io::Error {
     let mut line = [0u8; 256];
     match rustix::io::read(context, &mut line) {
         Ok(n) if n > 2 => {
