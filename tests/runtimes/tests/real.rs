@@ -4,6 +4,7 @@
 
 mod containers;
 mod fio;
+mod fuse;
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
@@ -135,6 +136,11 @@ fn verified_writes() {
 }
 
 #[test]
+fn servers_of_file_systems() {
+    run(&[("fuse-overlayfs", fuse::overlay), ("sshfs", fuse::sshfs)]);
+}
+
+#[test]
 fn machine_of_systemd() {
     run(&[("systemd-nspawn", containers::nspawn)]);
 }
@@ -154,6 +160,8 @@ fn programs() {
         ("systemd-nspawn", containers::nspawn),
         ("tcpdump", tcpdump),
         ("fio", fio::fio),
+        ("fuse-overlayfs", fuse::overlay),
+        ("sshfs", fuse::sshfs),
         ("gdb", gdb),
         ("strace", strace),
         ("chromium", containers::chromium_of_a_user),
