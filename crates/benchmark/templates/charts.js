@@ -63,10 +63,10 @@
 	function spread(plot, { unit, bands }) {
 		const all = bands.flatMap(band => band.values), low = Math.min(...all), high = Math.max(...all);
 		const left = plot.clientWidth < NARROW ? 105 : 160;
-		const boxes = bands.map(({ quantiles, colour }) => ({
+		const boxes = bands.map(({ box: quantiles, colour }) => ({
 			value: quantiles, itemStyle: { color: colour + "40", borderColor: colour },
 		}));
-		const dots = bands.flatMap(({ values, colour, far }, place) => values.map((value, order) => ({
+		const dots = bands.flatMap(({ values, colour, far = [] }, place) => values.map((value, order) => ({
 			value: [value, place, order],
 			// In three rows by turns, so that equal values do not hide each other.
 			symbolOffset: [0, [-5, 0, 5][order % 3]],
@@ -90,7 +90,7 @@
 				formatter: ({ seriesType, dataIndex, value }) => {
 					if (seriesType === "scatter")
 						return lines(bands[value[1]].name, `sample ${value[2] + 1}: ${number(value[0])} ${unit}`);
-					const { name, quantiles, interval } = bands[seriesType === "custom" ? value[2] : dataIndex];
+					const { name, box: quantiles, interval } = bands[seriesType === "custom" ? value[2] : dataIndex];
 					const [p5, p25, median, p75, p95] = quantiles.map(number);
 					return lines(
 						name, `median: ${median} ${unit}`,
@@ -149,7 +149,7 @@
 	function show(plot) {
 		const { chart, data } = drawn.get(plot);
 		chart.setOption(KINDS[data.kind].option(plot, data), { notMerge: true });
-		// On a paper that is narrower it is made smaller.
+		// On paper it is made smaller.
 		const svg = plot.querySelector("svg");
 		svg.setAttribute("viewBox", `0 0 ${chart.getWidth()} ${chart.getHeight()}`);
 	}
