@@ -230,8 +230,8 @@ fn maker(tasks: &[Task], id: u32) -> Option<&Task> {
 
 /// The memory that a task can write to.
 fn writable(task: &Task) -> Vec<Range<u64>> {
-    let can_write = |vma: &&VmaEntry| vma.prot & libc::PROT_WRITE.cast_unsigned() != 0;
-    task.image.vmas().filter(can_write).map(|vma| vma.start..vma.end).collect()
+    let can_write = |area: &&MemoryArea| area.prot & libc::PROT_WRITE.cast_unsigned() != 0;
+    task.image.areas().filter(can_write).map(MemoryArea::range).collect()
 }
 
 /// Whether a task lives, and has a certain table of descriptors.
