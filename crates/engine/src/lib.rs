@@ -48,6 +48,7 @@ pub use external::External;
 pub use hooks::{Event, Hooks, NoHooks};
 pub use judge::{Audit, audit};
 pub use memory::changes::Means;
+pub use namespace::mount::FuseServer;
 pub use options::Options;
 pub use restore::stages::{self, restore, restore_last};
 pub use restore::template::keep as keep_template;

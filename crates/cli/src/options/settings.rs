@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use torpor_engine::options::{FuseServer, InheritFd, PageServer, Tls, Trust};
-use torpor_engine::{External, Options};
+use torpor_engine::options::{InheritFd, PageServer, Tls, Trust};
+use torpor_engine::{External, FuseServer, Options};
 
 use crate::seal::SealSettings;
 

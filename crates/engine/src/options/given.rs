@@ -1,5 +1,6 @@
 //! Namespaces, files and devices that the caller gives, or keeps.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,7 +8,6 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::external::External;
-use crate::namespace::mount::FuseMount;
 
 /// What the caller gives, or keeps.
 #[derive(Debug, Clone, Default)]
@@ -30,6 +30,44 @@ pub struct Given {
     /// The same of mounts, their devices and terminals; else they are warned of. LXC, which runs a program by the
     /// name `criu`, gives those that a container might have.
     pub refuse_unused_places: bool,
+}
+
+/// A new mount that was made for the server of a FUSE file system (`--fuse`), and is in no namespace yet.
+#[derive(Debug, Clone)]
+pub struct FuseMount {
+    /// The server's connection.
+    pub connection: InheritFd,
+    /// The mount.
+    pub mount: Arc<OwnedFd>,
+    /// Where it goes.
+    pub place: FusePlace,
+    /// What the caller has said.
+    pub text: String,
+}
+
+/// Where a new mount goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FusePlace {
+    /// A path of this host.
+    Path(PathBuf),
+    /// The place of the mount that the dump has left to the caller by this name.
+    Mount(String),
+}
+
+impl FuseMount {
+    /// The name of the mount that it takes the place of, where it goes to no path of this host.
+    pub(crate) fn stands_for(&self) -> Option<&str> {
+        match &self.place {
+            FusePlace::Mount(name) => Some(name),
+            FusePlace::Path(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for FuseMount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 impl Given {

@@ -27,14 +27,13 @@ pub use self::birth::Birth;
 pub use self::cgroups::{CgroupMode, CgroupRoot, Cgroups};
 pub use self::cpu::CpuCap;
 pub use self::files::{DEFAULT_GHOST_LIMIT, FileValidation, Files};
-pub use self::given::{Given, InheritFd, JoinNs, JoinNsKind};
+pub use self::given::{FuseMount, FusePlace, Given, InheritFd, JoinNs, JoinNsKind};
 pub use self::memory::{Memory, PageServer, PreDumpMode, Tls};
 pub use self::mounts::Mounts;
 pub use self::network::{Network, NetworkLock};
 pub use self::stop::{DEFAULT_TIMEOUT, Stop};
 pub use self::trust::Trust;
 use crate::error;
-pub use crate::namespace::mount::{FuseMount, FuseServer};
 
 /// Everything that a dump, a pre-dump or a restore can be told. A part of the engine takes those parts of
 /// it that it needs; what knows them all are the operations themselves.

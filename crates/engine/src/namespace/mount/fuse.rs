@@ -10,7 +10,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::file::description::open_in;
 use crate::file::found::Found;
-use crate::options::{Given, InheritFd};
+use crate::options::{FuseMount, FusePlace, Given, InheritFd};
 
 /// What a server has open, and its number.
 pub(crate) const DEVICE: &str = "/dev/fuse";
@@ -72,7 +72,7 @@ const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 pub struct FuseServer {
     text: String,
     key: String,
-    place: Place,
+    place: FusePlace,
     /// `MS_*` of the mount.
     flags: u64,
     /// What the file system is made with, but for the connection and the type of the root.
@@ -82,15 +82,6 @@ pub struct FuseServer {
     agreement: Agreement,
 }
 
-/// Where a new mount goes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
-    /// A path of this host.
-    Path(PathBuf),
-    /// The place of the mount that the dump has left to the caller by this name.
-    Mount(String),
-}
-
 /// What a server has agreed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Agreement {
@@ -98,15 +89,6 @@ struct Agreement {
     flags: u32,
     /// The most bytes of a write.
     max_write: u32,
-}
-
-/// A mount that was made for a server, and is in no namespace yet.
-#[derive(Debug, Clone)]
-pub struct FuseMount {
-    /// The server's connection.
-    pub connection: InheritFd,
-    mount: Arc<OwnedFd>,
-    server: FuseServer,
 }
 
 impl FromStr for FuseServer {
@@ -124,8 +106,8 @@ impl FromStr for FuseServer {
         let place = &place[1..];
         let named = place.strip_prefix("mnt[").map(|name| name.strip_suffix(']'));
         let place = match named {
-            None => Place::Path(place.into()),
-            Some(Some(name)) if !name.is_empty() => Place::Mount(name.to_owned()),
+            None => FusePlace::Path(place.into()),
+            Some(Some(name)) if !name.is_empty() => FusePlace::Mount(name.to_owned()),
             Some(_) => return Err(FORM.to_owned()),
         };
         // The kernel's default, and that of mount(8), are not the same.
@@ -201,7 +183,8 @@ impl FuseServer {
         agree(connection.as_fd(), self.agreement)?;
         tracing::debug!("--fuse {self}: there is a connection");
         let connection = InheritFd { fd: Arc::new(connection), key: self.key.clone() };
-        Ok(FuseMount { connection, mount: Arc::new(mount), server: self.clone() })
+        let (place, text) = (self.place.clone(), self.text.clone());
+        Ok(FuseMount { connection, mount: Arc::new(mount), place, text })
     }
 
     /// The type of the root: what a place of this host has, else a directory.
@@ -209,7 +192,7 @@ impl FuseServer {
         if let Some(mode) = &self.root_mode {
             return Ok(mode.clone());
         }
-        let Place::Path(path) = &self.place else { return Ok(format!("{:o}", libc::S_IFDIR)) };
+        let FusePlace::Path(path) = &self.place else { return Ok(format!("{:o}", libc::S_IFDIR)) };
         // The kernel may still know what the server of an old mount has said.
         let look = statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE);
         if look.as_ref().is_err_and(|error| *error == Errno::NOTCONN) {
@@ -297,17 +280,9 @@ fn answer(request: &[u8], agreement: Agreement) -> Result<Vec<u8>> {
 }
 
 impl FuseMount {
-    /// The name of the mount that it takes the place of, where it goes to no path of this host.
-    pub(crate) fn stands_for(&self) -> Option<&str> {
-        match &self.server.place {
-            Place::Mount(name) => Some(name),
-            Place::Path(_) => None,
-        }
-    }
-
     /// Mounts it, if it goes to a path of this host.
     fn attach(&self) -> Result<()> {
-        let Place::Path(path) = &self.server.place else { return Ok(()) };
+        let FusePlace::Path(path) = &self.place else { return Ok(()) };
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
         move_mount(&*self.mount, "", CWD, path, flags)
             .context(|| format!("--fuse {self}: mount at {}", path.display()))
@@ -319,12 +294,6 @@ impl FuseMount {
         if let Err(error) = unmount(&path, UnmountFlags::DETACH) {
             tracing::warn!(%error, "--fuse {self}: the new mount stays");
         }
-    }
-}
-
-impl fmt::Display for FuseMount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.server.fmt(f)
     }
 }
 
@@ -462,7 +431,7 @@ mod tests {
                 .parse()
                 .unwrap();
         assert_eq!(server.key, "file[18:5a]");
-        assert_eq!(server.place, Place::Path("/m:n".into()));
+        assert_eq!(server.place, FusePlace::Path("/m:n".into()));
         assert_eq!(server.flags, libc::MS_NOSUID | libc::MS_RELATIME);
         let value = |value: &str| Some(value.to_owned());
         let parameters = [
@@ -475,11 +444,14 @@ mod tests {
         assert_eq!(server.agreement, Agreement { flags: 0x421, max_write: MAX_WRITE });
         let server: FuseServer =
             "file[1:2]:ro,rootmode=100000,max_write=8192:mnt[a]".parse().unwrap();
-        assert_eq!(server.place, Place::Mount("a".to_owned()));
+        assert_eq!(server.place, FusePlace::Mount("a".to_owned()));
         assert_eq!(server.root_mode().unwrap(), "100000");
         assert!(server.parameters.contains(&("ro".to_owned(), None)));
         assert_eq!(server.agreement.max_write, 8192);
-        assert_eq!("file[1:2]::/m".parse::<FuseServer>().unwrap().place, Place::Path("/m".into()));
+        assert_eq!(
+            "file[1:2]::/m".parse::<FuseServer>().unwrap().place,
+            FusePlace::Path("/m".into())
+        );
     }
 
     #[test]

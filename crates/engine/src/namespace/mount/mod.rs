@@ -35,10 +35,10 @@ pub(crate) use collect::{MountNamespace, TreeMounts, own_groups, own_tree, tree_
 pub(crate) use dump::{Saving, save_beside};
 pub(crate) use entry::DEVICE_KEY;
 pub(crate) use fs::{access_times, mount_flag_names};
+pub use fuse::FuseServer;
 pub(crate) use fuse::{
     DEVICE as FUSE_DEVICE, attach as attach_fuse, is_connection, refusal as fuse_refusal,
 };
-pub use fuse::{FuseMount, FuseServer};
 pub(crate) use mountinfo::Mount;
 pub(crate) use nested::make_nested;
 pub(crate) use origin::Forest;
