@@ -10,7 +10,7 @@ command -v chromium >/dev/null || { echo "no screenshots: chromium is not instal
 profile=$(mktemp -d)
 trap 'rm -rf "$profile"' EXIT
 
-# A page with the report, as wide as a window may not be, and scrolled to an element when the charts are drawn.
+# A page with the report in a frame of this width, scrolled to an element when the charts are drawn.
 framed() { # WIDTH ELEMENT
 	cat >"$profile/$1-$2.html" <<END
 <!doctype html><body style="margin:0"><iframe src="file://$report" style="border:0;width:$1px;height:100vh;display:block"></iframe><script>
