@@ -315,6 +315,7 @@ fn a_registry_is_not_asked_again_for_a_cold_start() {
     fixture.create(&reference, &[]);
     fixture.configure(|config| config["process"]["env"] = serde_json::json!(["A=1"]));
     let requests = |name: &str| {
+        let _ = fs::remove_dir_all(fixture.path("cache"));
         let said = fixture.run(&reference, name, "cold", &[]);
         assert!(said["reason"].as_str().unwrap().contains("another configuration"), "{said}");
         fixture.answers_right(name);
