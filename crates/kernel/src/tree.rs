@@ -72,7 +72,7 @@ impl Tree {
     /// Opens the regular file that has a name in the tree to be read, if it is this one.
     ///
     /// # Errors
-    /// As [`file`].
+    /// As [`file()`].
     pub fn file(&self, name: &Path, id: Id) -> Result<File> {
         file(&self.root, name, id)
     }
