@@ -93,8 +93,8 @@ pub(super) fn leave(
 }
 
 /// Has this process leave those of the roots of the tasks' groups that it is in, for their parents: a runtime that says
-/// where the tasks go has put the program into the container's, and could not remove them when the container ends if this
-/// process went on there; their limits would hold for it, too.
+/// where the tasks go has put the program there, and could not remove them when the container ends if this process went on
+/// there; their limits would hold for it, too. From groups below a root, which others have made, there is nothing to leave.
 ///
 /// # Errors
 /// If a group cannot be left (named in the error): its parent takes no processes, or may not be
@@ -106,7 +106,7 @@ pub(crate) fn leave_roots(cgroups: &Cgroups) -> Result<()> {
     let (own, host, mut hierarchies) = (own_groups()?, own_tree()?, Hierarchies::default());
     let pid = std::process::id().to_string();
     for (name, path) in &own {
-        let root = cgroups.root_of(name).filter(|root| path.starts_with(root));
+        let root = cgroups.root_of(name).filter(|root| path == root);
         let Some(parent) = root.and_then(Path::parent) else { continue };
         let what = || format!("leave cgroup {}", path.display());
         let hierarchy = hierarchies.get(name, &host, cgroups.yard.as_deref())?;
