@@ -51,7 +51,6 @@ impl UnixRestorer {
         entries: &[FileEntry],
     ) -> Result<Vec<u32>> {
         self.ends = UnixEnds::of(entries).map_err(|reason| Error::invalid("files.img", reason))?;
-        self.ends.iter().try_for_each(|end| self.can_be_connected(end))?;
         self.packets = Packets::load(images)?;
         // Others of the file are for Internet sockets.
         let is_inet = |id: &u32| all.get(id).is_some_and(|entry| entry.isk.is_some());
@@ -83,13 +82,14 @@ impl UnixRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// If the images have no such socket or not its peer; if a socket cannot be made or bound to
-    /// its name; if nobody hands an external one in.
+    /// If the images have no such socket or not its peer; if that is outside, and not for datagrams; if a socket cannot
+    /// be made or bound to its name; if nobody hands an external one in.
     pub(crate) fn open(&mut self, cx: &mut Neighbours<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let end = self.end(entry.id)?.clone();
         if let Some(file) = inherited(cx, &end)? {
             return Ok(file);
         }
+        self.can_be_connected(&end)?;
         let fd = match self.birth(&end) {
             Pairing::Alone => self.open_alone(cx, &end)?,
             Pairing::With(mate) => {
