@@ -172,6 +172,8 @@ fn inode_of(file: impl AsFd) -> u32 {
 fn wait_until_gone(inodes: &[u32]) {
     for _ in 0..6000 {
         let mut listed: Vec<u32> = diag::unix().unwrap().iter().map(|s| s.inode).collect();
+        listed.extend(diag::netlink().unwrap().iter().map(|s| s.inode));
+        listed.extend(diag::packet().unwrap().iter().map(|s| s.inode));
         for family in [libc::AF_INET, libc::AF_INET6] {
             for protocol in [libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_RAW] {
                 listed.extend(diag::inet(family, protocol).unwrap().iter().map(|s| s.inode));
