@@ -23,6 +23,7 @@ mod flag {
     pub(super) const SHARED: u32 = 1;
     pub(super) const PRIVATE: u32 = 2;
     pub(super) const DROPPABLE: u32 = 8;
+    pub(super) const DROPPABLE_PRIVATE: u32 = DROPPABLE | PRIVATE;
     pub(super) const ANONYMOUS: u32 = 0x20;
     pub(super) const GROWS_DOWN: u32 = 0x100;
     /// In the place of what mlock2(2) took.
@@ -339,7 +340,8 @@ impl AreaForm {
         let sharing = match flags & flag::TYPE {
             flag::SHARED => Sharing::Shared,
             flag::PRIVATE => Sharing::Private,
-            flag::DROPPABLE if is_anonymous => Sharing::Droppable,
+            // It takes the place of the type that it is based on, or is told beside that.
+            flag::DROPPABLE | flag::DROPPABLE_PRIVATE if is_anonymous => Sharing::Droppable,
             _ => return Err(format!("has the flags {flags:#x}, which are of no type")),
         };
         if others != 0 {

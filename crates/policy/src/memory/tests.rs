@@ -94,12 +94,16 @@ fn each_kind_is_read_from_the_bits_that_dumps_give() {
         (REGULAR | SYSVIPC, 2),
         (REGULAR | ANON_PRIVATE, 0),
         (REGULAR | ANON_PRIVATE, 3),
-        (REGULAR | ANON_PRIVATE, 0xa),
+        (REGULAR | FILE_PRIVATE, 0xa),
+        (REGULAR | ANON_SHARED, 9),
     ] {
         assert!(kind(status, flags).is_err(), "{status:#x} {flags:#x}");
     }
     assert!(!area(|vma| (vma.status, vma.flags) = (REGULAR | AIO_RING, 0x22)).is_private());
-    assert!(area(|vma| vma.flags = 8).is_private());
+    for flags in [8, 0xa] {
+        let dropped = area(|vma| vma.flags = flags);
+        assert!(dropped.is_private() && dropped.form.sharing == Sharing::Droppable, "{flags}");
+    }
 }
 
 #[test]

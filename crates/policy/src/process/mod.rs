@@ -153,11 +153,13 @@ impl ProcessRest {
         if actions.len() != changeable().count() {
             return Err(format!("{} signal actions", actions.len()));
         }
-        let timers = Timers::of(tc).ok_or("timers are missing")?;
+        let mut timers = Timers::of(tc).ok_or("timers are missing")?;
+        // Kernels that number timers themselves make them in this order.
+        timers.posix.sort_by_key(|timer| timer.id);
         let mut last = None;
-        let mut posix = timers.posix.iter().map(|timer| timer.id);
-        if let Some(id) = posix.find(|&id| last.replace(id) >= Some(id) || id > MAX_TIMER) {
-            return Err(format!("timer {id} is out of order"));
+        let mut ids = timers.posix.iter().map(|timer| timer.id);
+        if let Some(id) = ids.find(|&id| last.replace(id) == Some(id) || id > MAX_TIMER) {
+            return Err(format!("timer {id} is there twice, or has no number that there can be"));
         }
         if let Some(signal) = tc.stop_signo.filter(|signal| !(1..=LAST_SIGNAL).contains(signal)) {
             return Err(format!("was stopped by signal {signal}"));
