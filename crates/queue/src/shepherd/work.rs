@@ -238,13 +238,20 @@ impl Place<'_> {
 
     /// Makes a file one more name of the one in the copy before, if that is the same.
     fn is_shared(&self, Entry { name, meta, .. }: &Entry) -> bool {
+        let Some(before) = &self.before else { return false };
         // A directory may have been a link then.
-        let old = self.before.as_ref().and_then(|dir| tree::open(dir, name, OFlags::PATH).ok());
-        let old = old.map(File::from).filter(|old| is_same(old, meta));
-        old.is_some_and(|old| {
-            let old = format!("/proc/self/fd/{}", old.as_raw_fd());
-            linkat(CWD, old, &self.to, name, AtFlags::SYMLINK_FOLLOW).is_ok()
-        })
+        let old = tree::open(before, name, OFlags::PATH).map(File::from);
+        let Some(old) = old.ok().filter(|old| is_same(old, meta)) else { return false };
+        // A capability, say, is given and taken without a trace in what was compared.
+        let attributes = |dir: &File, meta: &Metadata| {
+            marks::attributes(&tree::file(dir, name, tree::id(meta)).ok()?).ok()
+        };
+        let known = old.metadata().ok().and_then(|old| attributes(before, &old));
+        if known.is_none() || known != attributes(&self.dir, meta) {
+            return false;
+        }
+        let old = format!("/proc/self/fd/{}", old.as_raw_fd());
+        linkat(CWD, old, &self.to, name, AtFlags::SYMLINK_FOLLOW).is_ok()
     }
 }
 
@@ -260,7 +267,7 @@ fn dress(to: &File, original: &File) -> io::Result<()> {
     Marks::of(&original.metadata()?).give(to, &marks::attributes(original)?)
 }
 
-/// Whether a file of an earlier copy is what the file with `meta` is now.
+/// Whether a file of an earlier copy is what the file with `meta` is now, but for its attributes.
 fn is_same(old: &File, meta: &Metadata) -> bool {
     let key = |meta: &Metadata| {
         (meta.len(), meta.mtime(), meta.mtime_nsec(), meta.mode(), meta.uid(), meta.gid())
@@ -399,6 +406,27 @@ mod tests {
         fs::create_dir(dir.path().join("outside")).unwrap();
         fs::write(dir.path().join("outside/file"), "secret").unwrap();
         (dir, work)
+    }
+
+    /// What a program may do must not come back when it was taken away, nor be lost when it was given.
+    #[test]
+    fn a_file_with_other_attributes_is_copied_anew() {
+        let (dir, work) = scene();
+        let at = |copy: &str| dir.path().join(copy);
+        let value = |copy: &str| {
+            let mut value = [0; 8];
+            let read = rustix::fs::getxattr(at(copy).join("sub/file"), "user.may", &mut value);
+            read.ok().map(|count| value[..count].to_vec())
+        };
+        snapshot(&work, None, &at("none")).unwrap();
+        let file = work.join("sub/file");
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&file, "user.may", b"all", flags).unwrap();
+        snapshot(&work, Some(&at("none")), &at("given")).unwrap();
+        rustix::fs::removexattr(&file, "user.may").unwrap();
+        snapshot(&work, Some(&at("given")), &at("taken")).unwrap();
+        let found = ["none", "given", "taken"].map(value);
+        assert_eq!(found, [None, Some(b"all".to_vec()), None]);
     }
 
     #[test]
