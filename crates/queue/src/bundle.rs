@@ -330,6 +330,8 @@ fn check(entries: &[Entry]) -> io::Result<()> {
             return Err(io::Error::other(format!("{name} is no name below")));
         } else if bases == 0 && !is_plain(entry) {
             return Err(io::Error::other(format!("{name} is neither a file nor a directory")));
+        } else if bases == 0 && is_of_a_run(&entry.path) {
+            return Err(io::Error::other(format!("{name} is of a run, which stays where it is")));
         }
         bases += usize::from(entry.what == What::Enter);
     }
@@ -474,6 +476,11 @@ fn take_in(
 fn is_below(path: &Path) -> bool {
     path.components().next().is_some()
         && path.components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// Whether it is what a run of the job has, or will have, where it runs: the daemon opens that by its names.
+fn is_of_a_run(path: &Path) -> bool {
+    path.iter().next().is_some_and(|first| first.as_encoded_bytes().starts_with(b"run-"))
 }
 
 /// Whether it lies deeper, or is a file or a directory: what belongs to the queue is opened by its name.
@@ -690,6 +697,12 @@ mod tests {
             vec![entry("a", What::There("link".into()))],
             vec![entry("a", What::There("nothing".into()))],
             vec![entry("a", What::There("".into()))],
+            vec![entry("run-1", What::Dir), entry("run-1/lock", link.clone())],
+            vec![
+                entry("run-1", What::Dir),
+                entry("run-1", What::Enter),
+                entry("lock", link.clone()),
+            ],
             vec![entry("", What::Leave)],
             vec![
                 entry("a", What::Dir),
