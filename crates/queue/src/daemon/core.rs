@@ -280,12 +280,29 @@ impl Core {
     /// # Errors
     /// If it makes no sense, or cannot be kept; a sentence.
     pub(super) fn submit(&mut self, mut spec: Spec, key: Option<&str>) -> Result<JobId, Refusal> {
-        if spec.class.is_empty() {
+        let has_class = !spec.class.is_empty();
+        if !has_class {
             spec.class.clone_from(&self.config.default_class);
         }
         spec.slots = spec.slots.max(1);
         (spec.limits.usual_pids, spec.limits.usual_disk) = (None, None);
         spec.check().map_err(Refusal::Senseless)?;
+        // Who has a key is part of it, or others could take it first. Keys of other machines have no such byte.
+        let key = key.map(|key| format!("{}\0{key}", spec.owner));
+        let key = key.as_deref();
+        if let Some(key) = key
+            && let Some((before, id)) = self.store.submitted_as(key).map_err(Refusal::broken)?
+        {
+            // This daemon may have another default than the one that was asked first, and its version may write more.
+            let before: Option<Spec> = serde_json::from_str(&before).ok();
+            let is_it = before.is_some_and(|mut before| {
+                if !has_class {
+                    before.class.clone_from(&spec.class);
+                }
+                before == spec
+            });
+            return if is_it { Ok(id) } else { Err(Refusal::KeyReused) };
+        }
         if let Some(missing) = spec.after.iter().find(|id| !self.jobs.contains_key(id)) {
             return Err(Refusal::no_first(*missing));
         }
@@ -297,14 +314,6 @@ impl Core {
             return Err(Refusal::Senseless(text));
         }
         let body = serde_json::to_string(&spec).map_err(|e| Refusal::Broken(e.to_string()))?;
-        // Who has a key is part of it, or others could take it first. Keys of other machines have no such byte.
-        let key = key.map(|key| format!("{}\0{key}", spec.owner));
-        let key = key.as_deref();
-        if let Some(key) = key
-            && let Some((before, id)) = self.store.submitted_as(key).map_err(Refusal::broken)?
-        {
-            return if before == body { Ok(id) } else { Err(Refusal::KeyReused) };
-        }
         // What the daemon gives is no part of what was asked for, which a second request must repeat.
         spec.limits.usual_pids = self.config.pids;
         spec.limits.usual_disk = self.config.default_disk;
@@ -557,5 +566,38 @@ impl Refusal {
     /// A job that is to run after one that is not there, as far as its sender may know.
     pub(super) fn no_first(missing: JobId) -> Self {
         Self::Senseless(format!("there is no job {missing} to run after"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A daemon that was started anew may have another configuration, and the job may have taken its input.
+    #[test]
+    fn what_is_handed_in_again_is_the_same_job() {
+        let dir = tempfile::tempdir().unwrap();
+        let input = dir.path().join("input");
+        [&input, &dir.path().join("jobs")]
+            .into_iter()
+            .for_each(|dir| std::fs::create_dir(dir).unwrap());
+        let open = |class: &str| {
+            let config = Config { default_class: class.to_owned(), ..Config::default() };
+            Core::open(dir.path().to_owned(), config).unwrap()
+        };
+        let input = Some(input);
+        let spec = || Spec {
+            command: vec!["x".to_owned()],
+            dir: "/".into(),
+            input: input.clone(),
+            ..Spec::default()
+        };
+        let id = open("normal").submit(spec(), Some("key")).unwrap();
+        std::fs::remove_dir(dir.path().join("input")).unwrap();
+        let mut later = open("batch");
+        assert_eq!(later.submit(spec(), Some("key")).unwrap(), id);
+        for other in [Spec { slots: 7, ..spec() }, Spec { class: "batch".to_owned(), ..spec() }] {
+            assert!(matches!(later.submit(other, Some("key")), Err(Refusal::KeyReused)));
+        }
     }
 }
