@@ -34,10 +34,10 @@ fn blobs() -> PathBuf {
     places::cache().join("blobs")
 }
 
-/// All directories of the cache.
-fn all() -> [PathBuf; 3] {
+/// The directories of the cache, those together that may hold so much together.
+fn all() -> [Vec<PathBuf>; 2] {
     let [first, second] = dirs();
-    [first, second, blobs()]
+    [vec![first, blobs()], vec![second]]
 }
 
 /// A blob that is kept whole, if it is as it should be. Nobody writes to its file any more.
@@ -67,7 +67,7 @@ fn is_that(mut file: &File, wanted: &Descriptor) -> io::Result<bool> {
 /// Keeps a blob, whole.
 ///
 /// # Errors
-/// If there is no place for it. Nothing of it is left then.
+/// If there is no place for it, of which nothing is left then; those of [`evict`].
 pub fn keep(blob: &Descriptor, content: &mut dyn Read) -> Result<()> {
     let what = || format!("keeping {}", blob.digest);
     let Some(name) = hex_of(&blob.digest) else { return Ok(()) };
@@ -76,7 +76,9 @@ pub fn keep(blob: &Descriptor, content: &mut dyn Read) -> Result<()> {
     // Others see all of it, or nothing. What a crash spoils is found when it is used.
     let mut new = tempfile::NamedTempFile::new_in(&dir).context(what)?;
     io::copy(content, &mut new).context(what)?;
-    new.persist(dir.join(name)).map_err(|error| error.error).context(what).map(drop)
+    new.persist(dir.join(name)).map_err(|error| error.error).context(what)?;
+    // A start that needs no more than this would leave the cache larger than it may be.
+    evict().map(drop)
 }
 
 /// Makes `path` the pack `name` of the cache, which is empty if it was not there.
@@ -131,8 +133,11 @@ fn touch(file: &Path) {
 /// If the cache cannot be read.
 pub fn evict() -> Result<u64> {
     let mut freed = 0;
-    for dir in all().iter().filter(|dir| dir.exists()) {
-        freed += evict_to(dir, most(), shortage(dir)?)?;
+    for mut dirs in all() {
+        dirs.retain(|dir| dir.exists());
+        if let Some(first) = dirs.first() {
+            freed += evict_to(&dirs, most(), shortage(first)?)?;
+        }
     }
     Ok(freed)
 }
@@ -143,7 +148,7 @@ pub fn evict() -> Result<u64> {
 /// # Errors
 /// If the file system or the cache cannot be read.
 pub fn make_room(place: &File, need: u64) -> Result<bool> {
-    make_room_in(&all(), place, need)
+    make_room_in(&all().concat(), place, need)
 }
 
 fn make_room_in(dirs: &[PathBuf], place: &File, need: u64) -> Result<bool> {
@@ -154,7 +159,7 @@ fn make_room_in(dirs: &[PathBuf], place: &File, need: u64) -> Result<bool> {
         let is_here = fs::metadata(dir).is_ok_and(|meta| meta.dev() == system);
         let missing = missing()?;
         if is_here && missing > 0 {
-            evict_to(dir, u64::MAX, missing)?;
+            evict_to(std::slice::from_ref(dir), u64::MAX, missing)?;
         }
     }
     Ok(missing()? == 0)
@@ -195,11 +200,13 @@ fn there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-fn evict_to(dir: &Path, most: u64, mut shortage: u64) -> Result<u64> {
-    let shown = || dir.display().to_string();
+fn evict_to(dirs: &[PathBuf], most: u64, mut shortage: u64) -> Result<u64> {
     let mut files: Vec<Kept> = Vec::new();
-    for entry in fs::read_dir(dir).context(shown)? {
-        files.extend(there(entry.and_then(|entry| kept(&entry))).context(shown)?);
+    for dir in dirs {
+        let shown = || dir.display().to_string();
+        for entry in fs::read_dir(dir).context(shown)? {
+            files.extend(there(entry.and_then(|entry| kept(&entry))).context(shown)?);
+        }
     }
     files.sort_unstable();
     let mut left: u64 = files.iter().map(|(_, size, ..)| size).sum();
@@ -226,18 +233,20 @@ mod tests {
 
     #[test]
     fn what_was_used_last_stays() {
-        let dir = tempfile::tempdir().unwrap();
+        let places = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let [packs, blobs] = places.each_ref().map(|place| place.path().to_owned());
         let old = SystemTime::now() - std::time::Duration::from_secs(1000);
-        for (name, age) in [("a", 3), ("b", 2), ("c", 1)] {
-            let path = dir.path().join(name);
+        for (dir, name, age) in [(&packs, "a", 3), (&packs, "b", 2), (&blobs, "c", 1)] {
+            let path = dir.join(name);
             fs::write(&path, vec![1; 8192]).unwrap();
             let time = old - std::time::Duration::from_secs(age);
             fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
         }
-        touch(&dir.path().join("a"));
-        assert_eq!(evict_to(dir.path(), 3 * 8192, 0).unwrap(), 0);
-        assert_eq!(evict_to(dir.path(), 8192 + 4096, 0).unwrap(), 2 * 8192);
-        assert!(dir.path().join("a").exists());
+        touch(&packs.join("a"));
+        let dirs = [packs.clone(), blobs];
+        assert_eq!(evict_to(&dirs, 3 * 8192, 0).unwrap(), 0);
+        assert_eq!(evict_to(&dirs, 8192 + 4096, 0).unwrap(), 2 * 8192);
+        assert!(packs.join("a").exists());
     }
 
     #[test]
@@ -262,7 +271,7 @@ mod tests {
         [&needed, &spare].into_iter().for_each(|path| fs::write(path, vec![1; 8192]).unwrap());
         let container = tempfile::tempdir_in(dir.path().parent().unwrap()).unwrap();
         fs::hard_link(&needed, container.path().join("pages")).unwrap();
-        assert_eq!(evict_to(dir.path(), u64::MAX, 1).unwrap(), 8192);
+        assert_eq!(evict_to(&[dir.path().to_owned()], u64::MAX, 1).unwrap(), 8192);
         assert!(needed.exists() && !spare.exists());
     }
 
@@ -286,7 +295,7 @@ mod tests {
         for round in 0..20 {
             (0..50).for_each(|n| fs::write(dir.path().join(n.to_string()), "pack").unwrap());
             let freed = std::thread::scope(|scope| {
-                let one = || scope.spawn(|| evict_to(dir.path(), 0, 0).unwrap());
+                let one = || scope.spawn(|| evict_to(&[dir.path().to_owned()], 0, 0).unwrap());
                 let all = [one(), one(), one(), one()];
                 all.map(|evicting| evicting.join().unwrap()).iter().sum::<u64>()
             });

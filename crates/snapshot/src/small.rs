@@ -35,7 +35,8 @@ pub fn description(
     manifest: &Manifest,
 ) -> Result<Description> {
     let blob = &manifest.config;
-    if let Some(file) = kept(reference, Some(blob)) {
+    // What is too large is refused, whether or not it is here.
+    if let Some(file) = kept(reference, Some(blob).filter(|blob| blob.size <= MAX_CONFIG)) {
         let mut text = Vec::new();
         file.take(MAX_CONFIG)
             .read_to_end(&mut text)

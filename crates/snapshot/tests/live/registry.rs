@@ -304,6 +304,17 @@ fn a_start_from_the_cache_makes_one_request() {
         assert!(said["pid"].as_u64().unwrap() > 0, "{said}");
         assert!(said["first_instruction_ms"].as_f64().unwrap() > 0.0, "{said}");
     }
+    // What was damaged meanwhile comes once more.
+    for blob in fs::read_dir(fixture.path("cache/blobs")).unwrap() {
+        let path = blob.unwrap().path();
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[0] ^= 1;
+        fs::write(path, bytes).unwrap();
+    }
+    for requests in [3, 1] {
+        let said = fixture.run(&reference, &format!("damaged-{requests}"), "snapshot", &ready);
+        assert_eq!(said["requests"], requests, "{said}");
+    }
 }
 
 /// Between a failure and the cold start nobody is asked anything.
