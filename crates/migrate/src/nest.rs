@@ -19,7 +19,7 @@ use std::thread;
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use torpor_sys::process::{Status, set_parent_death_signal, wait};
 use torpor_worker::tell;
 
@@ -54,7 +54,7 @@ pub(crate) fn stand_in() -> ExitCode {
 
 fn try_stand_in() -> Result<bool> {
     // The kernel gives a first process no signal that it has no handler for.
-    let end = Cancel::of(&[SIGINT, SIGTERM])?;
+    let end = Cancel::of(&[SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     let failed = || "start the agent".to_owned();
     let mut again = Command::new(SELF);
     // Of a terminal's Ctrl-C it hears once, from here.
