@@ -7,12 +7,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Puts the file over another one. */
-static inline int fuse_mount(int fd, const char *path)
+/* Puts the file over another one, for a user. */
+static inline int fuse_mount(int fd, const char *path, unsigned user)
 {
-	char options[64];
+	char options[80];
 
-	snprintf(options, sizeof options, "fd=%d,rootmode=100000,user_id=0,group_id=0", fd);
+	snprintf(options, sizeof options, "fd=%d,rootmode=100000,user_id=%u,group_id=%u", fd, user, user);
 	return mount("counted", path, "fuse", 0, options);
 }
 

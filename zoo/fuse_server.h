@@ -14,7 +14,7 @@ static inline pid_t fuse_serve(const char *path)
 	TRY(close(file));
 	TRY(unshare(CLONE_NEWNS));
 	TRY(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
-	if (fuse_mount(fd, path))
+	if (fuse_mount(fd, path, 0))
 		zoo_skip("no FUSE file systems");
 	server = TRY(fork());
 	if (!server)

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -124,11 +124,32 @@ struct Holder {
 }
 
 impl Holder {
-    /// Where the file is that it has mounted in `dir`.
-    fn mounted(&self, dir: &Path) -> PathBuf {
-        let root = PathBuf::from(format!("/proc/{}/root", self.pid.as_raw_nonzero()));
-        root.join(dir.join("file").strip_prefix("/").unwrap())
+    /// What the user of the file reads that it has mounted in `dir`.
+    fn read(&self, dir: &Path, user: u32) -> Vec<u8> {
+        read_among(self.pid.as_raw_nonzero().get(), dir, user)
     }
+}
+
+/// A user that is not root, to whom alone a mount shows itself.
+const USER: u32 = 7;
+
+/// Words that have the command behind them run as a user.
+fn as_user(user: u32) -> String {
+    format!("setpriv --reuid {user} --regid {user} --clear-groups")
+}
+
+/// What a user reads of the file in `dir`, among the mounts of a task.
+fn read_among(task: i32, dir: &Path, user: u32) -> Vec<u8> {
+    let read = format!("exec {} cat {}/file", as_user(user), dir.display());
+    let output = among(task, &["sh", "-c", &read]);
+    assert!(output.status.success(), "{output:?}");
+    output.stdout
+}
+
+/// Runs a command among the mounts of a task.
+fn among(task: i32, command: &[&str]) -> Output {
+    let task = task.to_string();
+    Command::new("nsenter").args(["--mount", "--target", &task]).args(command).output().unwrap()
 }
 
 impl Drop for Holder {
@@ -141,6 +162,7 @@ impl Drop for Holder {
 /// Builds the server of `file` in a directory, which counts how often that is read.
 fn server_in(dir: &Path) -> PathBuf {
     fs::write(dir.join("file"), "").unwrap();
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o711)).unwrap();
     let (program, source) = (dir.join("fuse"), "tests/outside/fuse.c");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
     let mut compiler = Command::new("cc");
@@ -149,16 +171,16 @@ fn server_in(dir: &Path) -> PathBuf {
     program
 }
 
-/// Starts it with a mount that somebody else has, and reads the file once.
-fn serve(dir: &Path) -> (Sleeper, Holder) {
+/// Starts it with a mount for a user that somebody else has, and reads the file once.
+fn serve(dir: &Path, user: u32) -> (Sleeper, Holder) {
     let program = server_in(dir);
     let [program, place] = [program.as_path(), dir].map(|path| path.to_str().unwrap());
-    let server = Sleeper::start_as(&[program, place]);
+    let server = Sleeper::start_as(&[program, place, &user.to_string()]);
     let told = fs::read_to_string(dir.join("holder")).unwrap();
     let (pid, fd) = told.split_once(' ').unwrap();
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
     let holder = Holder { pid, fd: fd.parse().unwrap() };
-    assert_eq!(fs::read(holder.mounted(dir)).unwrap(), b"read 1");
+    assert_eq!(holder.read(dir, user), b"read 1");
     (server, holder)
 }
 
@@ -178,7 +200,7 @@ fn the_server_of_a_file_system_goes_on_with_the_connection_that_somebody_has_kep
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let (server, holder) = serve(dir.path());
+    let (server, holder) = serve(dir.path(), 0);
     let key = put_server_to_sleep(&server, &[]);
     let inherit = format!("fd[0]:{key}");
     let kept = pidfd_open(holder.pid, PidfdFlags::empty()).unwrap();
@@ -186,7 +208,7 @@ fn the_server_of_a_file_system_goes_on_with_the_connection_that_somebody_has_kep
     let mut restore = server.restore(&["-d", "--inherit-fd", &inherit]);
     let output = restore.stdin(kept).output().unwrap();
     assert!(output.status.success(), "{}", server.log("restore.log"));
-    assert_eq!(fs::read(holder.mounted(dir.path())).unwrap(), b"read 2");
+    assert_eq!(holder.read(dir.path(), 0), b"read 2");
     wait_until(|| server.lives());
 }
 
@@ -205,16 +227,26 @@ fn restore_among_own_mounts(
 
 #[test]
 fn the_server_of_a_file_system_gets_a_new_mount() {
+    get_a_new_mount(0);
+}
+
+#[test]
+fn the_server_of_a_file_system_of_an_ordinary_user_gets_a_new_mount() {
+    get_a_new_mount(USER);
+}
+
+fn get_a_new_mount(user: u32) {
     if !Path::new("/dev/fuse").exists() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let (server, holder) = serve(dir.path());
+    let (server, holder) = serve(dir.path(), user);
     let key = put_server_to_sleep(&server, &[]);
     // The mount and the connection end with it.
     drop(holder);
-    let new = format!("{key}:user_id=0,group_id=0:{}/file", dir.path().display());
-    let options = (&["--fuse", &new][..], "cat file >read");
+    let new = format!("{key}:user_id={user},group_id={user}:{}/file", dir.path().display());
+    let read = format!("{} cat file >read", as_user(user));
+    let options = (&["--fuse", &new][..], &*read);
     let output = restore_among_own_mounts(&server, dir.path(), options);
     assert!(output.status.success(), "{output:?} {}", server.log("restore.log"));
     assert_eq!(fs::read(dir.path().join("read")).unwrap(), b"read 2");
@@ -227,7 +259,7 @@ fn a_new_mount_that_is_not_to_be_had_or_asked_for_by_nobody_ends_the_restore() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let (server, holder) = serve(dir.path());
+    let (server, holder) = serve(dir.path(), 0);
     let key = put_server_to_sleep(&server, &[]);
     drop(holder);
     let place = dir.path().display();
@@ -253,14 +285,24 @@ fn a_new_mount_that_is_not_to_be_had_or_asked_for_by_nobody_ends_the_restore() {
 
 #[test]
 fn a_new_mount_is_given_to_a_server_in_a_mount_namespace_of_its_own() {
+    get_a_new_mount_among_own_ones(0);
+}
+
+#[test]
+fn a_new_mount_of_an_ordinary_user_is_given_to_a_server_in_a_mount_namespace_of_its_own() {
+    get_a_new_mount_among_own_ones(USER);
+}
+
+fn get_a_new_mount_among_own_ones(user: u32) {
     if !Path::new("/dev/fuse").exists() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let (program, place) = (server_in(dir.path()), dir.path().display());
-    let inside = format!("{WITHOUT_MOUNTS_OF_OTHERS} exec {} {place} own", program.display());
+    let inside =
+        format!("{WITHOUT_MOUNTS_OF_OTHERS} exec {} {place} {user} own", program.display());
     let server = Sleeper::start_as(&["unshare", "--mount", "sh", "-ec", &inside]);
-    let read = || fs::read(format!("/proc/{}/root{place}/file", server.pid)).unwrap();
+    let read = || read_among(server.pid, dir.path(), user);
     assert_eq!(read(), b"read 1");
     assert!(!server.dump(&MOUNTS).status.success());
     let log = server.log("dump.log");

@@ -1,5 +1,5 @@
-/* The server of a FUSE file system that somebody else has mounted, or it itself ("own"). It calls itself "sleep" when
-   that is so. */
+/* The server of a FUSE file system for a user, that somebody else has mounted, or it itself ("own"). It calls itself
+   "sleep" when that is so. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>
@@ -10,12 +10,12 @@
 #include "../../../../zoo/fuse.h"
 
 /* Mounts it in a namespace of its own, keeps the connection open, and says who does so. */
-static void hold(int fd, const char *path)
+static void hold(int fd, const char *path, unsigned user)
 {
 	FILE *told = fopen("holder", "w");
 
 	if (!told || setsid() < 0 || unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-	    fuse_mount(fd, path))
+	    fuse_mount(fd, path, user))
 		_exit(1);
 	fprintf(told, "%d %d", getpid(), fd);
 	if (fclose(told))
@@ -36,21 +36,23 @@ static int serve(int fd)
 int main(int argc, char **argv)
 {
 	int fd = open("/dev/fuse", O_RDWR), status = 1;
+	unsigned user;
 	int ends[2];
 	pid_t child;
 	char c;
 
-	if (argc < 2 || chdir(argv[1]) || fd < 0)
+	if (argc < 3 || chdir(argv[1]) || fd < 0)
 		return 1;
-	if (argc > 2)
-		return fuse_mount(fd, "file") || serve(fd);
+	user = (unsigned)atoi(argv[2]);
+	if (argc > 3)
+		return fuse_mount(fd, "file", user) || serve(fd);
 	if (pipe(ends))
 		return 1;
 	child = fork();
 	if (child == 0) {
 		if (fork())
 			_exit(0);
-		hold(fd, "file");
+		hold(fd, "file", user);
 		close(ends[0]);
 		close(ends[1]);
 		for (;;)

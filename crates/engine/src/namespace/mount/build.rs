@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, statx};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
@@ -130,15 +130,14 @@ impl Yard {
 
     /// Mounts a file system in the yard.
     pub(super) fn keep(&mut self, mount: BorrowedFd<'_>) -> Result<()> {
-        let what = || "mount in the yard".to_owned();
-        // Its server may sleep still, and the type of its root is known.
-        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let root = statx(mount, "", flags, StatxFlags::TYPE).context(what)?;
-        let at = match FileType::from_raw_mode(root.stx_mode.into()) {
-            FileType::Directory => self.make_dir()?,
-            _ => self.make_file()?,
+        let dir = self.make_dir()?;
+        // What its root is cannot be asked: of a FUSE mount of an ordinary user only that one may, and its server may
+        // sleep still.
+        let placed = match place_at(mount, dir.as_fd()) {
+            Err(Errno::INVAL | Errno::NOTDIR) => place_at(mount, self.make_file()?.as_fd()),
+            placed => placed,
         };
-        place_at(mount, at.as_fd()).context(what)
+        placed.context(|| format!("mount in the yard at {}", self.used))
     }
 
     /// An empty directory, but for the procfs of the caller at [`PROC`].
@@ -160,13 +159,13 @@ impl Yard {
         let name = self.new_name();
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let made = rustix::fs::openat(&self.root, name.as_str(), flags, Mode::RUSR);
-        made.context(|| "make a file in the yard".to_owned())
+        made.context(|| format!("make file {name} in the yard"))
     }
 
     fn make_dir(&mut self) -> Result<OwnedFd> {
         let name = self.new_name();
         let made = make_beneath(self.root.as_fd(), name.as_ref());
-        made.context(|| "make a directory in the yard".to_owned())
+        made.context(|| format!("make directory {name} in the yard"))
     }
 }
 
