@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use torpor_engine::options::Given;
 use torpor_worker::Report;
 
 use crate::failure::{Failure, caught, lines, quiet_about_output};
@@ -269,8 +270,8 @@ fn perform(
         check_words(name, command, words, found, &settings)?;
         return without_images(command, complete(command, settings, found)?, words);
     }
-    let settings = prepare(name, command, settings, words, found)?;
-    let result = in_images(name, command, &settings);
+    let mut settings = prepare(name, command, settings, words, found)?;
+    let result = in_images(name, command, &mut settings);
     if result.is_err() && log::get().is_file() {
         let file = settings.log_file.unwrap_or_default();
         return result.map_err(|f| match f.hint {
@@ -317,7 +318,7 @@ fn refusing_unused(name: Name, settings: &Settings) -> Settings {
 }
 
 /// The commands that work on an images directory.
-fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
+fn in_images(name: Name, command: Command, settings: &mut Settings) -> Result<ExitCode, Failure> {
     let mut hooks = Actions::new(settings, name == Name::Torpor);
     match command {
         Command::Dump => {
@@ -338,6 +339,9 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
             let report = work::restore(&refusing_unused(name, settings), &mut hooks)?;
             drop(hooks);
             stats::display(settings, &report);
+            // The tasks have it. As long as this process had the mount of a FUSE server as well, nobody could unmount
+            // that, and with its connection clients would wait for a server that has ended.
+            settings.engine.given = Given::default();
             after_restore(settings, report.pid)?;
         }
         Command::PageServer => return pages::page_server(settings),

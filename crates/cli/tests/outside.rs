@@ -12,7 +12,7 @@ mod sleeper;
 use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
 };
-use sleeper::{Sleeper, WITHOUT_MOUNTS_OF_OTHERS, wait_until};
+use sleeper::{Sleeper, WITHOUT_MOUNTS_OF_OTHERS, name_of, wait_until, write_script};
 
 /// The mounts of this host come back as they are.
 const MOUNTS: [&str; 2] = ["--external", "mnt[]:ms"];
@@ -324,4 +324,86 @@ fn get_a_new_mount_among_own_ones(user: u32) {
     assert!(output.status.success(), "{new} {output:?} {}", server.log("restore.log"));
     assert_eq!(read(), b"read 2");
     wait_until(|| server.lives());
+}
+
+#[test]
+fn the_server_of_a_restore_that_is_waited_for_ends_when_its_mount_is_taken_away() {
+    if !Path::new("/dev/fuse").exists() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (server, holder) = serve(dir.path(), 0);
+    let key = put_server_to_sleep(&server, &[]);
+    drop(holder);
+    let place = format!("{}/file", dir.path().display());
+    let mut restore = Command::new("unshare");
+    restore.args(["--mount", env!("CARGO_BIN_EXE_torpor"), "restore", "-D", server.images()]);
+    restore.args(["-o", "restore.log", "--fuse", &format!("{key}::{place}")]);
+    let mut restore = restore.spawn().unwrap();
+    wait_until(|| {
+        assert!(restore.try_wait().unwrap().is_none(), "{}", server.log("restore.log"));
+        server.lives()
+    });
+    // Before it wakes, an empty file is there.
+    wait_until(|| read_among(server.pid, dir.path(), 0) == b"read 2");
+    wait_until(|| among(server.pid, &["umount", &place]).status.success());
+    wait_until(|| restore.try_wait().unwrap().is_some_and(|status| status.success()));
+    assert!(!server.lives());
+}
+
+/// Whether a process has a connection of a server, or a mount that is nowhere.
+fn has_part_in_a_server(pid: i32) -> bool {
+    let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
+    let is_mounted = |fd: &str| {
+        let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
+        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
+        id.is_none_or(|id| mounts.lines().any(|line| line.split(' ').next() == Some(id)))
+    };
+    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten().any(|fd| {
+        let link = fs::read_link(fd.path()).unwrap_or_default();
+        link == Path::new("/dev/fuse")
+            || link == Path::new("/") && !is_mounted(fd.file_name().to_str().unwrap())
+    })
+}
+
+#[test]
+fn a_pager_has_no_part_in_a_server() {
+    if !Path::new("/dev/fuse").exists() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (server, holder) = serve(dir.path(), 0);
+    let key = put_server_to_sleep(&server, &[]);
+    drop(holder);
+    let (script, place) = (dir.path().join("script"), dir.path().display());
+    // It waits with the namespaces until it is told to go on.
+    let waits = format!(
+        "#!/bin/sh\n[ $CRTOOLS_SCRIPT_ACTION = setup-namespaces ] || exit 0\n\
+         echo >{place}/begun; while [ -e {place}/begun ]; do sleep 0.01; done\n"
+    );
+    write_script(&script, &waits);
+    let mut restore = server.restore(&["-d", "--lazy-pages", "--action-script"]);
+    restore.arg(&script).args(["--fuse", &format!("{key}:rootmode=100000:{place}/none")]);
+    let mut restore = restore.spawn().unwrap();
+    wait_until(|| {
+        assert!(restore.try_wait().unwrap().is_none(), "{}", server.log("restore.log"));
+        dir.path().join("begun").exists()
+    });
+    let restorer = i32::try_from(restore.id()).unwrap();
+    assert!(has_part_in_a_server(restorer));
+    let is_pager = |pid: &i32| {
+        let command = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        name_of(*pid).as_deref() == Some("torpor-lazy") && command.contains(server.images())
+    };
+    let processes = || {
+        let names = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name());
+        names.filter_map(|name| name.to_str()?.parse().ok())
+    };
+    wait_until(|| processes().any(|pid| is_pager(&pid)));
+    let pager = processes().find(is_pager).unwrap();
+    wait_until(|| !has_part_in_a_server(pager));
+    // There is no such place.
+    fs::remove_file(dir.path().join("begun")).unwrap();
+    assert!(!restore.wait().unwrap().success());
+    assert!(server.log("restore.log").contains("mount at"), "{}", server.log("restore.log"));
 }

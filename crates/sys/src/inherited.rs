@@ -1,8 +1,8 @@
-//! Descriptors that this process was started with, known by number only.
+//! Descriptors that this process was started with, known by number only, or that it has of the one that has forked it.
 //!
 //! Nothing in this process owns them, so they are duplicated before they are used.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::{Result, check};
 
@@ -40,6 +40,17 @@ pub fn place(fd: OwnedFd, number: RawFd) -> Result<()> {
     Ok(())
 }
 
+/// Puts `other` in the place of the file that descriptor `fd` is of, which this process lets go by that. A process that was
+/// forked has no other way to close what its parent has lent to the work that it does.
+///
+/// # Errors
+/// See dup(2).
+pub fn replace(fd: BorrowedFd<'_>, other: BorrowedFd<'_>) -> Result<()> {
+    // SAFETY: dup3 takes integers. The number stays an open descriptor, so that what owns it closes no one else's.
+    check(unsafe { libc::dup3(other.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) })?;
+    Ok(())
+}
+
 /// Lets no descriptor but the standard three go on to the program that this process
 /// becomes next.
 ///
@@ -73,12 +84,24 @@ pub fn close(number: RawFd) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
     fn what_is_not_open_cannot_be_taken() {
         assert_eq!(duplicate(9999).unwrap_err().raw_os_error(), Some(libc::EBADF));
         assert_eq!(close(9999).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
+
+    #[test]
+    fn the_end_of_a_pipe_is_let_go_by_another_file_in_its_place() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        replace(writer.as_fd(), null.as_fd()).unwrap();
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        drop(writer);
     }
 
     #[test]

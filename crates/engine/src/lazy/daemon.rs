@@ -25,7 +25,7 @@ use super::working_set::{self, Recorder, WorkingSet};
 use super::{Handed, PAGER_GONE, PagerLine, Remote, accept_all, pair, socket_in};
 use crate::cgroup::leave_roots;
 use crate::error::{Context, Error, Result};
-use crate::options::Options;
+use crate::options::{Given, Options};
 use crate::page_server::{Borrower, Fetcher};
 use crate::ranges::Ranges;
 use crate::restore::pages::{Pages, Search};
@@ -145,7 +145,7 @@ pub fn own_pager(
         };
         let ends = (&theirs, &restorer);
         // Now, and not when the tasks are complete: the kernel may take its time, in which they are made.
-        let left = close_standard_files().and_then(|()| leave_roots(&opts.cgroups));
+        let left = close_files(&opts.given).and_then(|()| leave_roots(&opts.cgroups));
         let taken = take_over(ends, opts, images, &find, left);
         let taken = match taken {
             Ok(taken) => taken,
@@ -334,10 +334,16 @@ fn free(opts: &Options, images: &ImageDir) {
     }
 }
 
-/// The standard error stays: the log may go there.
-fn close_standard_files() -> Result<()> {
+/// Lets the restore's files go: what was given, and the standard ones. As long as a pager had the mount of a FUSE server,
+/// nobody could unmount that, and with its connection clients would wait for a server that has ended. The standard error
+/// stays: the log may go there.
+fn close_files(given: &Given) -> Result<()> {
     let what = || "/dev/null".to_owned();
     let null = std::fs::File::options().read(true).write(true).open("/dev/null").context(what)?;
+    let mounts = given.fuse.iter().map(|new| &new.mount);
+    for fd in given.inherit_fd.iter().map(|file| &file.fd).chain(mounts) {
+        torpor_sys::inherited::replace(fd.as_fd(), null.as_fd()).context(what)?;
+    }
     rustix::stdio::dup2_stdin(&null).context(what)?;
     rustix::stdio::dup2_stdout(&null).context(what)
 }
