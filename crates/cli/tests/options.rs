@@ -510,7 +510,7 @@ fn spread_options_come_together() {
 }
 
 #[test]
-fn descriptors_must_be_open() {
+fn descriptors_must_be_open_and_places_apart() {
     for line in [
         "--inherit-fd fd[9999]:x",
         "--status-fd 9999",
@@ -523,6 +523,8 @@ fn descriptors_must_be_open() {
         let error = adopted.unwrap_err();
         assert!(error.contains("9999"), "{error}");
     }
+    let error = settings("--fuse file[1:2]::/m --fuse file[1:3]::/m/n").adopt_descriptors();
+    assert!(error.is_err_and(|e| e.starts_with("--fuse file[1:3]::/m/n: its place is on")));
     let mut s = settings("--inherit-fd fd[0]:x");
     s.adopt_descriptors().unwrap();
     assert_eq!(s.engine.given.inherit_fd[0].key, "x");

@@ -162,12 +162,13 @@ impl Settings {
     /// Opens what the engine is given by descriptor, and makes the mounts of `--fuse`, whose connections it is given.
     ///
     /// # Errors
-    /// If a descriptor is not open, or a mount cannot be made; the message names the option.
+    /// If a descriptor is not open, or a mount cannot be made or would be on another one; the message names the option.
     pub fn adopt_descriptors(&mut self) -> Result<(), String> {
         for (number, key) in &self.inherit_fd {
             let fd = adopt("--inherit-fd", *number)?;
             self.engine.given.inherit_fd.push(InheritFd { fd, key: key.clone() });
         }
+        FuseServer::check_places(&self.fuse)?;
         for server in &self.fuse {
             let new = server.connect().map_err(|error| error.to_string())?;
             self.engine.given.inherit_fd.push(new.connection.clone());

@@ -170,6 +170,27 @@ impl FuseServer {
         Ok(())
     }
 
+    /// Refuses a mount on another one, or below: whoever looks for such a place asks a server that sleeps still.
+    ///
+    /// # Errors
+    /// Both options.
+    pub fn check_places(all: &[FuseServer]) -> std::result::Result<(), String> {
+        let lies_on = |one: &FuseServer, other: &FuseServer| match (&one.place, &other.place) {
+            (FusePlace::Path(place), FusePlace::Path(other)) => place.starts_with(other),
+            (place, other) => place == other,
+        };
+        let mut pairs = all.iter().enumerate().flat_map(|(at, one)| {
+            let others = all.iter().enumerate().filter(move |(other, _)| *other != at);
+            others.map(move |(_, other)| (one, other))
+        });
+        match pairs.find(|(one, other)| lies_on(one, other)) {
+            Some((one, other)) => Err(format!(
+                "--fuse {one}: its place is on the mount of --fuse {other}, whose server sleeps until both are there"
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// Makes the mount, and its agreement with the kernel in the name of the server.
     ///
     /// # Errors
@@ -486,6 +507,27 @@ mod tests {
             options_of("1 0 0:50 / /m rw,noatime - fuse a,b rw,user_id=0,group_id=0").unwrap();
         assert_eq!(plain, "user_id=0,group_id=0,source=fuse,noatime");
         assert_eq!(options_of("1 0 8:1 / /m rw - fuseblk /dev/sda1 rw,user_id=0"), None);
+    }
+
+    #[test]
+    fn a_place_on_another_mount_is_refused() {
+        let check = |places: [&str; 3]| {
+            let all = places.map(|place| format!("file[1:2]::{place}").parse().unwrap());
+            FuseServer::check_places(&all)
+        };
+        assert_eq!(check(["/m/a", "/m/ab", "mnt[a]"]), Ok(()));
+        for (places, one, other) in [
+            (["/m", "/n", "/m/a"], "/m/a", "/m"),
+            (["/m/a", "mnt[a]", "/m/"], "/m/a", "/m/"),
+            (["/n", "/m", "//m"], "/m", "//m"),
+            (["mnt[a]", "/n", "mnt[a]"], "mnt[a]", "mnt[a]"),
+        ] {
+            let error = check(places).unwrap_err();
+            let expected = format!(
+                "--fuse file[1:2]::{one}: its place is on the mount of --fuse file[1:2]::{other}, "
+            );
+            assert!(error.starts_with(&expected), "{error}");
+        }
     }
 
     #[test]
