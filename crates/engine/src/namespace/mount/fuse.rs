@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxFlags, makedev, statx};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
@@ -144,7 +144,8 @@ impl FuseServer {
             None => (option, None),
         };
         match (name, value) {
-            ("allow_other" | "default_permissions" | "sync" | "dirsync", None) => {}
+            // All that lists show of its flags: the kernel makes none with mandatory locks (`mand`).
+            ("allow_other" | "default_permissions" | "sync" | "dirsync" | "lazytime", None) => {}
             ("user_id" | "group_id" | "max_read", Some(value)) => {
                 value.parse::<u32>().map_err(|_| wrong())?;
             }
@@ -261,11 +262,11 @@ impl fmt::Display for FuseServer {
 fn agree(connection: BorrowedFd<'_>, agreement: Agreement) -> Result<()> {
     let what = || format!("agree with the kernel on a connection of {DEVICE}");
     let mut waiting = [PollFd::from_borrowed_fd(connection, PollFlags::IN)];
-    if poll(&mut waiting, Some(&PATIENCE)).context(what)? == 0 {
+    if retry_on_intr(|| poll(&mut waiting, Some(&PATIENCE))).context(what)? == 0 {
         return Err(Errno::TIMEDOUT).context(what);
     }
     let mut request = [0_u8; ROOM];
-    let length = rustix::io::read(connection, &mut request).context(what)?;
+    let length = retry_on_intr(|| rustix::io::read(connection, &mut request)).context(what)?;
     let answer = answer(&request[..length], agreement)?;
     rustix::io::write(connection, &answer).context(what).map(drop)
 }
@@ -497,10 +498,11 @@ mod tests {
     fn what_is_shown_of_a_mount_makes_it_again() {
         let options_of = |line: &str| options(&parse(line.as_bytes()).unwrap()[0]);
         let shown = options_of(
-            "1 0 0:50 / /m rw,nosuid,relatime - fuse.sshfs u@h:/x ro,user_id=7,group_id=8,allow_other",
+            "1 0 0:50 / /m rw,nosuid,relatime - fuse.sshfs u@h:/x ro,lazytime,user_id=7,group_id=8,allow_other",
         )
         .unwrap();
-        let expected = "user_id=7,group_id=8,allow_other,subtype=sshfs,source=u@h:/x,nosuid,ro";
+        let expected =
+            "user_id=7,group_id=8,allow_other,subtype=sshfs,source=u@h:/x,nosuid,ro,lazytime";
         assert_eq!(shown, expected);
         format!("file[1:2]:{shown}:/m").parse::<FuseServer>().unwrap();
         let plain =
