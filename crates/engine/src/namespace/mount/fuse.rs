@@ -211,20 +211,28 @@ impl FuseServer {
 
     /// The type of the root: what a place of this host has, else a directory.
     fn root_mode(&self) -> Result<String> {
-        if let Some(mode) = &self.root_mode {
-            return Ok(mode.clone());
-        }
-        let FusePlace::Path(path) = &self.place else { return Ok(format!("{:o}", libc::S_IFDIR)) };
+        let said = self.root_mode.clone();
+        let FusePlace::Path(path) = &self.place else {
+            return Ok(said.unwrap_or_else(|| format!("{:o}", libc::S_IFDIR)));
+        };
         // The kernel may still know what the server of an old mount has said.
         let look = statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE);
-        if look.as_ref().is_err_and(|error| *error == Errno::NOTCONN) {
-            let path = path.display();
+        let path = path.display();
+        let old = match look {
+            Err(Errno::NOTCONN) => Some("the mount of a server that has ended"),
+            // Whether its server has ended, too, only that user is told.
+            Err(Errno::ACCESS) => Some("a mount that shows itself to nobody but its user"),
+            _ => None,
+        };
+        if let Some(old) = old {
             return Err(Error::Usage(format!(
-                "--fuse {self}: the mount of a server that has ended is still at {path}; take it away \
-                 first (umount --lazy {path})"
+                "--fuse {self}: {old} is still at {path}; take it away first (umount --lazy {path})"
             )));
         }
-        let stat = look.context(|| format!("--fuse {self}: look at {}", path.display()))?;
+        if let Some(mode) = said {
+            return Ok(mode);
+        }
+        let stat = look.context(|| format!("--fuse {self}: look at {path}"))?;
         Ok(format!("{:o}", u32::from(stat.stx_mode) & libc::S_IFMT))
     }
 
@@ -588,8 +596,23 @@ mod tests {
         first.attach().unwrap();
         let mount = Arc::clone(&first.mount);
         drop(first);
-        let error = server.connect().unwrap_err().to_string();
+        let fails = |options: &str, why: &str| {
+            let text = format!("file[1:2]:{options}:{}", dir.path().display());
+            let error = text.parse::<FuseServer>().unwrap().connect().unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+            assert!(error.contains("take it away first (umount --lazy /"), "{error}");
+        };
+        fails("", "the mount of a server that has ended");
+        fails("rootmode=40000", "the mount of a server that has ended");
+        unmount(dir.path(), UnmountFlags::DETACH).unwrap();
         drop(mount);
-        assert!(error.contains("take it away first (umount --lazy /"), "{error}");
+        let text = format!("file[1:2]:user_id=7,group_id=7,lazytime:{}", dir.path().display());
+        let of_user = text.parse::<FuseServer>().unwrap().connect().unwrap();
+        of_user.attach().unwrap();
+        let mount = Arc::clone(&of_user.mount);
+        drop(of_user);
+        fails("rootmode=40000", "a mount that shows itself to nobody but its user");
+        unmount(dir.path(), UnmountFlags::DETACH).unwrap();
+        drop(mount);
     }
 }
