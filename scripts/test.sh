@@ -125,7 +125,7 @@ again() {
 	tail -n 25 "$report" | sed 's/^/  | /'
 }
 
-group plain 1800 scripts/run-tests torpor-store torpor-blobs torpor-images torpor-seal torpor-policy torpor-crit torpor-sys torpor-tls \
+group plain 1800 scripts/run-tests torpor-store torpor-blobs torpor-images torpor-seal torpor-policy torpor-protoc torpor-crit torpor-sys torpor-tls \
 	torpor-fuzz torpor-tests:lib torpor-tests:bin torpor-tests:interchange
 group engine 1800 scripts/run-tests torpor-engine torpor-kernel torpor-tracee
 # Kubernetes takes minutes to build: without it one test of the group cli is left out, and that is said.

@@ -298,7 +298,6 @@ fn status(of: &str, dir: &Path, put: &mut impl FnMut(&str, String)) -> Result<()
         "Seccomp_filters",
         "Cpus_allowed",
         "THP_enabled",
-        "Threads",
     ] {
         put(&format!("{of}status {name}"), status_field(dir, name)?);
     }
@@ -335,11 +334,14 @@ fn whole_files(task: &Task, put: &mut impl FnMut(&str, String)) {
 }
 
 fn threads(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
-    let mut ids = Vec::new();
+    let (mut ids, mut polling) = (Vec::new(), 0);
     for entry in std::fs::read_dir(task.dir.join("task"))? {
         let dir = entry?.path();
-        // A worker of io_uring: the kernel's own, which comes and goes as that likes.
-        if read(&dir.join("comm")).is_ok_and(|comm| comm.starts_with("iou-")) {
+        // Those of io_uring are the kernel's own: workers come and go as that likes, and one polls for each ring.
+        if let Ok(comm) = read(&dir.join("comm"))
+            && comm.starts_with("iou-")
+        {
+            polling += u32::from(comm.starts_with("iou-sqp-"));
             continue;
         }
         let seen = inner_id(&dir, task.level).and_then(|id| {
@@ -355,7 +357,7 @@ fn threads(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
         }
     }
     ids.sort_unstable();
-    put("threads", format!("{ids:?}"));
+    put("threads", format!("{ids:?}, and {polling} of the kernel"));
     Ok(())
 }
 
