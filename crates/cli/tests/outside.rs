@@ -13,6 +13,7 @@ use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
 };
 use sleeper::{Sleeper, WITHOUT_MOUNTS_OF_OTHERS, name_of, wait_until, write_script};
+use tempfile::TempDir;
 
 /// The mounts of this host come back as they are.
 const MOUNTS: [&str; 2] = ["--external", "mnt[]:ms"];
@@ -185,13 +186,24 @@ fn serve(dir: &Path, user: u32) -> (Sleeper, Holder) {
 }
 
 /// Puts the server to sleep, and says by which key it is given a connection again.
-fn put_server_to_sleep(server: &Sleeper, options: &[&str]) -> String {
-    assert!(!server.dump(options).status.success());
+fn put_server_to_sleep(server: &Sleeper) -> String {
+    assert!(!server.dump(&[]).status.success());
     let (external, inherit) = advice(server, "the kernel takes no other server for that mount; ");
     let key = external.trim_end_matches(',').to_owned();
     assert!(inherit.ends_with(&format!(":{key}")), "{inherit}");
-    server.put_to_sleep(&[options, &["--external", &key]].concat());
+    server.put_to_sleep(&["--external", &key]);
     key
+}
+
+/// A server that sleeps, with its directory and that key; its mount and connection ended with it. Nothing where there is
+/// no FUSE.
+fn sleeping_server(user: u32) -> Option<(TempDir, Sleeper, String)> {
+    Path::new("/dev/fuse").exists().then(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let (server, _holder) = serve(dir.path(), user);
+        let key = put_server_to_sleep(&server);
+        (dir, server, key)
+    })
 }
 
 #[test]
@@ -201,7 +213,7 @@ fn the_server_of_a_file_system_goes_on_with_the_connection_that_somebody_has_kep
     }
     let dir = tempfile::tempdir().unwrap();
     let (server, holder) = serve(dir.path(), 0);
-    let key = put_server_to_sleep(&server, &[]);
+    let key = put_server_to_sleep(&server);
     let inherit = format!("fd[0]:{key}");
     let kept = pidfd_open(holder.pid, PidfdFlags::empty()).unwrap();
     let kept = pidfd_getfd(kept, holder.fd, PidfdGetfdFlags::empty()).unwrap();
@@ -236,14 +248,7 @@ fn the_server_of_a_file_system_of_an_ordinary_user_gets_a_new_mount() {
 }
 
 fn get_a_new_mount(user: u32) {
-    if !Path::new("/dev/fuse").exists() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let (server, holder) = serve(dir.path(), user);
-    let key = put_server_to_sleep(&server, &[]);
-    // The mount and the connection end with it.
-    drop(holder);
+    let Some((dir, server, key)) = sleeping_server(user) else { return };
     let new = format!("{key}:user_id={user},group_id={user}:{}/file", dir.path().display());
     let read = format!("{} cat file >read", as_user(user));
     let options = (&["--fuse", &new][..], &*read);
@@ -255,13 +260,7 @@ fn get_a_new_mount(user: u32) {
 
 #[test]
 fn a_new_mount_that_is_not_to_be_had_or_asked_for_by_nobody_ends_the_restore() {
-    if !Path::new("/dev/fuse").exists() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let (server, holder) = serve(dir.path(), 0);
-    let key = put_server_to_sleep(&server, &[]);
-    drop(holder);
+    let Some((dir, server, key)) = sleeping_server(0) else { return };
     let place = dir.path().display();
     let fails = |new: &str, why: &str| {
         let mut restore = server.restore(&["-d", "--fuse", new]);
@@ -328,13 +327,7 @@ fn get_a_new_mount_among_own_ones(user: u32) {
 
 #[test]
 fn the_server_of_a_restore_that_is_waited_for_ends_when_its_mount_is_taken_away() {
-    if !Path::new("/dev/fuse").exists() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let (server, holder) = serve(dir.path(), 0);
-    let key = put_server_to_sleep(&server, &[]);
-    drop(holder);
+    let Some((dir, server, key)) = sleeping_server(0) else { return };
     let place = format!("{}/file", dir.path().display());
     let mut restore = Command::new("unshare");
     restore.args(["--mount", env!("CARGO_BIN_EXE_torpor"), "restore", "-D", server.images()]);
@@ -368,13 +361,7 @@ fn has_part_in_a_server(pid: i32) -> bool {
 
 #[test]
 fn a_pager_has_no_part_in_a_server() {
-    if !Path::new("/dev/fuse").exists() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let (server, holder) = serve(dir.path(), 0);
-    let key = put_server_to_sleep(&server, &[]);
-    drop(holder);
+    let Some((dir, server, key)) = sleeping_server(0) else { return };
     let (script, place) = (dir.path().join("script"), dir.path().display());
     // It waits with the namespaces until it is told to go on.
     let waits = format!(
