@@ -10,12 +10,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use aws_lc_rs::digest::{self, SHA256};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
-use torpor_blobs::oci::{self, Descriptor, hex_of};
+use torpor_blobs::oci::{Descriptor, hex_of};
 
 use crate::error::{Context, Result};
 use crate::places;
+use crate::publish::Summing;
 
 /// How much is kept if nobody says (`TORPOR_CACHE_SIZE`, in bytes).
 const MOST: u64 = 10 << 30;
@@ -55,13 +55,10 @@ fn is_that(mut file: &File, wanted: &Descriptor) -> io::Result<bool> {
     if file.metadata()?.len() != wanted.size {
         return Ok(false);
     }
-    let (mut sum, mut part) = (digest::Context::new(&SHA256), vec![0; 64 << 10]);
-    loop {
-        match file.read(&mut part)? {
-            0 => return Ok(oci::written(sum.finish().as_ref()) == wanted.digest),
-            len => sum.update(&part[..len]),
-        }
-    }
+    let mut sum = Summing::new(io::sink());
+    io::copy(&mut file, &mut sum)?;
+    let (_, digest, _) = sum.finish();
+    Ok(digest == wanted.digest)
 }
 
 /// Keeps a blob, whole.
@@ -229,6 +226,8 @@ fn evict_to(dirs: &[PathBuf], most: u64, mut shortage: u64) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use torpor_blobs::oci;
+
     use super::*;
 
     #[test]

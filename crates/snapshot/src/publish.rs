@@ -58,18 +58,19 @@ pub struct Published {
 }
 
 /// A writer that knows the digest of what went through it.
-struct Summing<W> {
+pub(crate) struct Summing<W> {
     to: W,
     sum: digest::Context,
     len: u64,
 }
 
 impl<W: Write> Summing<W> {
-    fn new(to: W) -> Self {
+    pub(crate) fn new(to: W) -> Self {
         Self { to, sum: digest::Context::new(&SHA256), len: 0 }
     }
 
-    fn finish(self) -> (W, String, u64) {
+    /// What it wrote to, and the digest and the length of what went through.
+    pub(crate) fn finish(self) -> (W, String, u64) {
         (self.to, oci::written(self.sum.finish().as_ref()), self.len)
     }
 }
