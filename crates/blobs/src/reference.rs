@@ -38,6 +38,12 @@ pub enum Reference {
 }
 
 impl Reference {
+    /// Whether it is a directory of this machine: nothing has to come from elsewhere.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        matches!(self, Self::Dir { .. })
+    }
+
     /// What has another name in the same place.
     #[must_use]
     pub fn beside(&self, other: &str) -> Self {

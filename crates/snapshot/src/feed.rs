@@ -289,10 +289,7 @@ pub fn serve(dir: &Path) -> Result<()> {
     fetch.hold()?;
     // Whoever has started it may not wait for that.
     let _ = io::stdout().write_all(b"h").and_then(|()| io::stdout().flush());
-    let quiet = match reference {
-        Reference::Dir { .. } => Duration::ZERO,
-        _ => QUIET,
-    };
+    let quiet = if reference.is_near() { Duration::ZERO } else { QUIET };
     let begin = Instant::now();
     let activity = Activity {
         begin,

@@ -600,7 +600,7 @@ impl Start<'_> {
         if description.comes_whole() {
             return Ok(None);
         }
-        let is_near = matches!(self.args.reference, Reference::Dir { .. });
+        let is_near = self.args.reference.is_near();
         let fetch = |is_cached| Fetch::new(&**store, (description, manifest), &images, is_cached);
         if self.args.prefetch == Prefetch::All {
             fetch(!is_near)?.shown()?;

@@ -14,13 +14,12 @@ use crate::{cache, places, unpack};
 
 /// The blob `wanted` of the snapshot `reference`, as it is kept here.
 fn kept(reference: &Reference, wanted: Option<&Descriptor>) -> Option<File> {
-    let is_near = matches!(reference, Reference::Dir { .. });
-    wanted.filter(|_| !is_near).and_then(cache::blob)
+    wanted.filter(|_| !reference.is_near()).and_then(cache::blob)
 }
 
 /// Keeps a blob. One that cannot be kept comes once more.
 fn keep(reference: &Reference, blob: &Descriptor, content: &mut dyn Read) {
-    if !matches!(reference, Reference::Dir { .. }) {
+    if !reference.is_near() {
         let _ = cache::keep(blob, content);
     }
 }

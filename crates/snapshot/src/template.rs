@@ -164,7 +164,7 @@ fn fill(
     let changes = dir.join(archive::CHANGES);
     unpack::images(packed, &images, (archive::CHANGES, &changes))?;
     let _ = fs::remove_file(changes);
-    let remote = !matches!(reference, Reference::Dir { .. });
+    let remote = !reference.is_near();
     Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
     let mut engine = Command::new(places::engine()?.join("criu"));
     engine.args(["restore", "--images-dir"]).arg(&images).arg("--work-dir").arg(dir);

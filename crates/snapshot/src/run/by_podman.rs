@@ -2,8 +2,6 @@
 
 use std::time::Instant;
 
-use torpor_blobs::reference::Reference;
-
 use super::{Snapshot, Start, Started};
 use crate::error::{Error, Result};
 use crate::fetch::Fetch;
@@ -42,7 +40,7 @@ impl Start<'_> {
         let dir = work.path().join("exported");
         let images =
             unpack::exported(snapshot.small(&self.args.reference)?, &dir, &podman::names())?;
-        let remote = !matches!(self.args.reference, Reference::Dir { .. });
+        let remote = !self.args.reference.is_near();
         Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
         podman::adopt(&dir, self.hostname(), self.args.network.as_deref())?;
         let file = work.path().join("exported.tar");
