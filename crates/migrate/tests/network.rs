@@ -33,7 +33,7 @@ fn echo(world: &World, program: &Path) -> Net {
 struct Client {
     heard: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<std::io::Result<()>>,
+    thread: Option<JoinHandle<std::io::Result<()>>>,
 }
 
 impl Client {
@@ -60,22 +60,24 @@ impl Client {
             }
             Ok(())
         });
-        let client = Self { heard, stop, thread };
+        let mut client = Self { heard, stop, thread: Some(thread) };
         client.goes_on();
         client
     }
 
-    fn goes_on(&self) {
+    fn goes_on(&mut self) {
         let before = self.heard.load(Ordering::Relaxed);
         wait_until("the client hears answers", || {
-            assert!(!self.thread.is_finished(), "the client has ended");
+            if let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) {
+                panic!("the client has ended: {:?}", thread.join());
+            }
             self.heard.load(Ordering::Relaxed) > before + 5
         });
     }
 
-    fn finish(self) {
+    fn finish(mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap().unwrap();
+        self.thread.take().unwrap().join().unwrap().unwrap();
     }
 }
 
@@ -130,7 +132,7 @@ fn connections_move_with_the_address() {
     for mode in MODES {
         let world = World::new();
         let mut service = echo(&world, &program);
-        let clients = [V4, V6].map(|address| Client::start(&world.client.path(), address));
+        let mut clients = [V4, V6].map(|address| Client::start(&world.client.path(), address));
         let here = Host::new();
         let there = agent_at(&world.there, &[]);
         let told = listen(&world.client.path());
@@ -141,7 +143,7 @@ fn connections_move_with_the_address() {
         // What was built early is what runs, though each dump has locked the network by rules of its own.
         assert!(!there.log().contains("built anew"), "{mode}: {}", there.log());
         hear(&told);
-        clients.iter().for_each(Client::goes_on);
+        clients.iter_mut().for_each(Client::goes_on);
         clients.into_iter().for_each(Client::finish);
         wait_until("it has ended here", || service.0.try_wait().unwrap().is_some());
         let pid = i32::try_from(report["pid"].as_i64().unwrap()).unwrap();
@@ -188,7 +190,7 @@ fn no_reset_in_a_hundred_moves() {
     let programs = tempfile::tempdir().unwrap();
     let world = World::new();
     let mut service = echo(&world, &compiled(programs.path(), "server"));
-    let clients = [V4, V6].map(|address| Client::start(&world.client.path(), address));
+    let mut clients = [V4, V6].map(|address| Client::start(&world.client.path(), address));
     let ends = [&world.here, &world.there].map(|net| {
         let mut host = host_at(net, &[]).with_quiet_mounts();
         host.start_agent();
@@ -201,7 +203,7 @@ fn no_reset_in_a_hundred_moves() {
         let output = migrate_from(net, from, pid, &args).output().unwrap();
         let report = judge(&output).unwrap_or_else(|e| panic!("move {number}: {e} {}", to.log()));
         pid = u32::try_from(report["pid"].as_u64().unwrap()).unwrap();
-        clients.iter().for_each(Client::goes_on);
+        clients.iter_mut().for_each(Client::goes_on);
         // Its name is the next one's.
         wait_until("its device is gone here", || !net.shell("ip -brief link").contains("outside"));
     }
@@ -215,7 +217,7 @@ fn connections_stay_with_what_stays() {
     let programs = tempfile::tempdir().unwrap();
     let world = World::new();
     let service = echo(&world, &compiled(programs.path(), "server"));
-    let client = Client::start(&world.client.path(), V4);
+    let mut client = Client::start(&world.client.path(), V4);
     for point in ["setup-namespaces", "pre-resume"] {
         let here = Host::new();
         let script = format!("test $CRTOOLS_SCRIPT_ACTION != {point}");
@@ -238,7 +240,7 @@ fn nothing_holds_packets_back_when_somebody_was_killed() {
     let programs = tempfile::tempdir().unwrap();
     let world = World::new();
     let service = echo(&world, &compiled(programs.path(), "server"));
-    let client = Client::start(&world.client.path(), V4);
+    let mut client = Client::start(&world.client.path(), V4);
     for (mode, point) in [("pipelined", "setup-namespaces"), ("pre-copy", "setup-namespaces")] {
         for victim in ["source", "agent", "nobody"] {
             let here = Host::new();
@@ -277,6 +279,28 @@ fn nothing_holds_packets_back_when_somebody_was_killed() {
         }
     }
     client.finish();
+}
+
+/// The source is killed when the tasks run there already, and does not know it: its kernel must not answer their packets any
+/// more, nor tell the client that they have ended.
+#[test]
+fn connections_move_although_the_source_is_killed() {
+    let programs = tempfile::tempdir().unwrap();
+    let world = World::new();
+    let program = compiled(programs.path(), "server");
+    let first = echo(&world, &program);
+    let mut client = Client::start(&world.client.path(), V4);
+    let program = program.display().to_string();
+    let mut service = Service { world: &world, program, pid: first.pid(), is_away: false };
+    for mode in ["pipelined", "pre-copy", "stop-and-copy"] {
+        let point = Point::Said("\"say\":\"running\"");
+        let before = service.is_away;
+        let seen = service.moves(mode, Trouble::Fault(Plan { fault: Fault::KillSource, point }));
+        assert!(seen.struck && service.is_away != before, "{mode}: {seen:?}");
+        client.goes_on();
+    }
+    client.finish();
+    kill_process(Pid::from_raw(service.pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
 }
 
 /// What happens to a migration.
@@ -371,7 +395,7 @@ fn a_client_notices_no_fault() {
     let world = World::new();
     let program = compiled(programs.path(), "server");
     let first = echo(&world, &program);
-    let client = Client::start(&world.client.path(), V4);
+    let mut client = Client::start(&world.client.path(), V4);
     let program = program.display().to_string();
     let mut service = Service { world: &world, program, pid: first.pid(), is_away: false };
     let (mut whole, mut struck, mut faults) = ([Seen::default(); 2], 0, 0);
@@ -393,6 +417,7 @@ fn a_client_notices_no_fault() {
                 Trouble::Fault(Plan { fault: FAULTS[kind - 1], point })
             }
         };
+        println!("{number}: {trouble:?}");
         let seen = service.moves(["pipelined", "pre-copy"][mode], trouble);
         if kind == 0 {
             whole[mode] = seen;

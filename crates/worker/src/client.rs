@@ -1,7 +1,7 @@
 //! The daemon's side.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -192,5 +192,33 @@ impl AsFd for Worker {
     /// Readable when [`next_event`](Worker::next_event) does not block.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
+    }
+}
+
+/// A worker as somebody sees it who has not started it: should whoever has end without an answer, this one can give it.
+#[derive(Debug)]
+pub struct Heir {
+    channel: Channel,
+}
+
+impl Heir {
+    /// `socket` is a duplicate of the descriptor of a [`Worker`]: as long as it is open, that waits for an answer.
+    #[must_use]
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { channel: Channel::new(socket) }
+    }
+
+    /// Answers at the point at which the worker waits, and waits until it has ended.
+    ///
+    /// # Errors
+    /// If it has ended already, or says what is no message.
+    pub fn answer(self, go_on: bool) -> Result<(), Error> {
+        self.channel.send(&Answer { go_on }, &[])?;
+        while let Some((event, _)) = self.channel.receive()? {
+            if let Event::Ended(_) = event {
+                break;
+            }
+        }
+        Ok(())
     }
 }

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Whoever dies, nothing is lost: a worker that finds its daemon gone takes that for the
-//! answer "no" wherever one is due, and a worker that is killed is cleaned up after by
+//! answer "no" wherever one is due, unless an [`Heir`] is there to give it, and a worker that is killed is cleaned up after by
 //! the engine's guardian, so that the tasks of a dump go on and those of a restore end.
 
 #![warn(unreachable_pub, clippy::print_stderr)]
@@ -28,7 +28,7 @@ mod message;
 mod say;
 
 pub use channel::{Channel, MAX_DESCRIPTORS};
-pub use client::{Error, Idle, Worker};
+pub use client::{Error, Heir, Idle, Worker};
 pub use message::{Answer, Class, Event, Job, Level, Outcome, Report};
 pub use say::aside;
 

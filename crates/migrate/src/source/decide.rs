@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use torpor_worker::{Event, Worker};
+use torpor_worker::{Event, Heir, Worker};
 
 use super::Source;
 use super::frozen::Frozen;
@@ -40,7 +40,7 @@ impl Source<'_> {
         // While the destination makes them.
         let frozen = self.frozen()?;
         self.prepared(&mut worker)?;
-        self.record_decision(frozen)?;
+        self.record_decision(frozen, Some(&worker))?;
         let undecided = self.undecided();
         let (verdict, why) = match self.go() {
             Ok(pid) => (Verdict::There(pid), None),
@@ -77,7 +77,7 @@ impl Source<'_> {
     /// here on, and ends the tasks when the destination has all of them, or lets them go on.
     pub(super) fn lend(&mut self, mut worker: Worker) -> Result<i32> {
         let frozen = self.frozen()?;
-        self.record_decision(frozen)?;
+        self.record_decision(frozen, None)?;
         // The job ends the tasks before it is known here that they have moved.
         if let Some(container) = &self.plan.container {
             container.look_away();
@@ -114,7 +114,7 @@ impl Source<'_> {
             Verdict::There(pid) => {
                 self.downtime.end.get_or_insert_with(Instant::now);
                 self.ledger.conclude(Phase::Moved);
-                kill(&self.ledger);
+                kill(&self.ledger, None);
                 self.over();
                 Ok(pid)
             }
@@ -155,7 +155,7 @@ impl Source<'_> {
                     self.downtime.prepared = Some(Instant::now());
                     *has_said_go = true;
                     // The tasks there wait for pages as long as this command lives.
-                    if let Some(watch) = &mut self.watch {
+                    if let Some(watch) = &self.watch {
                         watch.let_be();
                     }
                     *undecided = Some(self.undecided());
@@ -203,9 +203,13 @@ impl Source<'_> {
     }
 
     /// Whatever becomes of this process and the job, the tasks do not go on by themselves from
-    /// here on.
-    fn record_decision(&mut self, frozen: Frozen) -> Result<()> {
+    /// here on. A job that waits for the decision does so even if this process ends: it holds packets back which the kernel would
+    /// answer here, while the tasks run there.
+    fn record_decision(&mut self, frozen: Frozen, waiting: Option<&Worker>) -> Result<()> {
         let Frozen { tasks, stopped } = frozen;
+        if let (Some(watch), Some(job)) = (&self.watch, waiting) {
+            watch.entrust(job);
+        }
         let written = self.ledger.advance(Phase::Deciding, |record| {
             record.tasks.clone_from(&tasks);
             record.stopped = stopped;
@@ -324,10 +328,14 @@ fn ask(to: &Peer, record: &Record, patience: Duration) -> Result<Option<Verdict>
     Ok(verdict.filter(|_| is_asked))
 }
 
-/// Ends the tasks here: they run at the destination.
-pub(super) fn kill(ledger: &Ledger) {
+/// Ends the tasks here: they run at the destination. The job that holds them, if one still does, ends them without a word to the
+/// other ends of their connections.
+pub(super) fn kill(ledger: &Ledger, job: Option<Heir>) {
     if let Some(container) = &ledger.record().container {
         container.abandon();
+    }
+    if let Some(Err(error)) = job.map(|job| job.answer(true)) {
+        tracing::debug!("{error}");
     }
     end(ledger);
 }

@@ -1,17 +1,18 @@
 //! What becomes of a migration whose command has ended too early, on the host of the source.
 
-use std::fs::File;
-use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{ChildStdin, Command, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
 use torpor_tls::Keys;
+use torpor_worker::{Channel, Heir, Worker};
 
 use super::decide::{Verdict, ask_until, go_on, kill};
 use crate::engine::{SELF, wait_readable};
@@ -34,17 +35,24 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 const BREAK: Duration = Duration::from_millis(500);
 /// How often is looked.
 const PAUSE: Duration = Duration::from_millis(5);
-/// What the watch is told when all is well.
-const DONE: u8 = b'.';
-/// What it is told when this process lives.
-const BEAT: u8 = b'+';
-/// What it is told when tasks at the destination need this process, whether it hangs for a while or not.
-const LET_BE: u8 = b'=';
+/// What the watch is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum Word {
+    /// All is well: it may go.
+    Done,
+    /// The command lives.
+    Beat,
+    /// Tasks at the destination need the command, whether it hangs for a while or not.
+    LetBe,
+    /// The job that holds the tasks comes along, as a descriptor: it waits for the answer that the command may not live to
+    /// give.
+    Job,
+}
 
 /// A process that looks on, and brings a migration to its end if this one is killed or hangs.
 #[derive(Debug)]
 pub(super) struct Watch {
-    pipe: ChildStdin,
+    channel: Arc<Channel>,
     _alive: Sender<()>,
 }
 
@@ -52,45 +60,52 @@ impl Watch {
     /// Starts it.
     ///
     /// # Errors
-    /// If the kernel starts no process, or has no pipe for it.
+    /// If the kernel starts no process, or has no socket for it.
     pub(super) fn start(
         state_dir: &Path,
         id: &str,
         patience: u32,
         key_files: &[String],
     ) -> Result<Self> {
-        let child = Command::new(SELF)
+        let (ours, theirs) = Channel::pair().context(|| "socketpair".to_owned())?;
+        Command::new(SELF)
             .args(["migrate", "--watch", id, "--patience", &patience.to_string(), "--state-dir"])
             .arg(state_dir)
             .args(key_files)
-            .stdin(Stdio::piped())
+            .stdin(Stdio::from(theirs.into_socket()))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()
             .context(|| "start a process that looks on".to_owned())?;
-        let pipe = child.stdin.ok_or_else(|| Error::refused("no pipe"))?;
-        let beats = pipe.as_fd().try_clone_to_owned().context(|| "a second pipe".to_owned())?;
-        let (alive, ended) = channel::<()>();
+        let channel = Arc::new(ours);
+        let (beats, each) = (Arc::clone(&channel), interval(patience));
+        let (alive, ended) = mpsc::channel::<()>();
         thread::spawn(move || {
-            let (mut pipe, each) = (File::from(beats), interval(patience));
             while ended.recv_timeout(each) == Err(RecvTimeoutError::Timeout)
-                && pipe.write_all(&[BEAT]).is_ok()
+                && beats.send(&Word::Beat, &[]).is_ok()
             {}
         });
-        Ok(Self { pipe, _alive: alive })
+        Ok(Self { channel, _alive: alive })
     }
 
     /// From now on this process may hang.
-    pub(super) fn let_be(&mut self) {
+    pub(super) fn let_be(&self) {
         // If it is gone, it is.
-        let _ = self.pipe.write_all(&[LET_BE]);
+        let _ = self.channel.send(&Word::LetBe, &[]);
+    }
+
+    /// From now on it gives this job its answer if this process does not: until then the tasks stay as they are, and their
+    /// packets are held back.
+    pub(super) fn entrust(&self, job: &Worker) {
+        // If it is gone, it is.
+        let _ = self.channel.send(&Word::Job, &[job.as_fd()]);
     }
 
     /// There is nothing to look after any more.
-    pub(super) fn dismiss(mut self) {
+    pub(super) fn dismiss(self) {
         // If it is gone, it is.
-        let _ = self.pipe.write_all(&[DONE]);
+        let _ = self.channel.send(&Word::Done, &[]);
     }
 }
 
@@ -105,20 +120,20 @@ fn interval(patience: u32) -> Duration {
 /// If a migration that is left to it stays undecided.
 pub(crate) fn watch(state_dir: &Path, id: &str, patience: u32, keys: Option<Keys>) -> Result<()> {
     let failed = || "standard input".to_owned();
-    let mut pipe = File::open("/dev/stdin").context(failed)?;
-    let (mut told, mut silent, mut may_hang) = ([0; 64], 0, false);
+    let socket = rustix::stdio::stdin().try_clone_to_owned().context(failed)?;
+    let channel = Channel::new(socket);
+    let (mut job, mut silent, mut may_hang) = (None, 0, false);
     loop {
         // Counted, not measured: a host that was halted is no command that hangs.
-        if wait_readable(&[pipe.as_fd()], Some(interval(patience)))? == [true] {
+        if wait_readable(&[channel.as_fd()], Some(interval(patience)))? == [true] {
             silent = 0;
-            let told = match pipe.read(&mut told).context(failed)? {
-                0 => break,
-                len => &told[..len],
-            };
-            if told.contains(&DONE) {
-                return Ok(());
+            match channel.receive().context(failed)? {
+                None => break,
+                Some((Word::Done, _)) => return Ok(()),
+                Some((Word::LetBe, _)) => may_hang = true,
+                Some((Word::Job, mut sockets)) => job = sockets.pop().map(Heir::new),
+                Some((Word::Beat, _)) => {}
             }
-            may_hang |= told.contains(&LET_BE);
             continue;
         }
         silent += 1;
@@ -127,15 +142,20 @@ pub(crate) fn watch(state_dir: &Path, id: &str, patience: u32, keys: Option<Keys
             owner.inspect(|owner| owner.signal(Signal::KILL));
         }
     }
-    ask_all_day(state_dir, id, keys.as_ref())
+    ask_all_day(state_dir, id, keys.as_ref(), &mut job)
 }
 
 /// Brings a migration to its end whenever the destination answers.
-fn ask_all_day(state_dir: &Path, id: &str, keys: Option<&Keys>) -> Result<()> {
+fn ask_all_day(
+    state_dir: &Path,
+    id: &str,
+    keys: Option<&Keys>,
+    job: &mut Option<Heir>,
+) -> Result<()> {
     let start = Instant::now();
     // Without a record nobody can know any more what it was.
     while look(state_dir, Side::Source, id)?.is_some() {
-        match resolve(state_dir, id, false, keys.cloned(), AT_ONCE) {
+        match bring_to_end(state_dir, id, job, false, keys.cloned(), AT_ONCE) {
             Ok(_) => break,
             Err(error) if start.elapsed() > DAY => return Err(error),
             Err(error) => tracing::debug!("{error}"),
@@ -157,8 +177,20 @@ pub(crate) fn resolve(
     keys: Option<Keys>,
     patience: Duration,
 ) -> Result<&'static str> {
+    bring_to_end(state_dir, id, &mut None, keep_here, keys, patience)
+}
+
+/// [`resolve`] by whoever may answer the job that holds the tasks.
+fn bring_to_end(
+    state_dir: &Path,
+    id: &str,
+    job: &mut Option<Heir>,
+    keep_here: bool,
+    keys: Option<Keys>,
+    patience: Duration,
+) -> Result<&'static str> {
     let mut ledger = take_over(state_dir, id)?;
-    let done = settle(&mut ledger, keep_here, keys, patience)?;
+    let done = settle(&mut ledger, job, keep_here, keys, patience)?;
     if let Some(dir) = &ledger.record().work {
         work::clear(dir, PATIENCE);
     }
@@ -167,6 +199,7 @@ pub(crate) fn resolve(
 
 fn settle(
     ledger: &mut Ledger,
+    job: &mut Option<Heir>,
     keep_here: bool,
     keys: Option<Keys>,
     patience: Duration,
@@ -175,13 +208,17 @@ fn settle(
     match record.phase {
         Phase::Preparing => {
             ledger.conclude(Phase::Stayed);
+            let_go(job.take());
             return Ok("it has stayed here");
         }
         Phase::Moved => {
-            kill(ledger);
+            kill(ledger, job.take());
             return Ok("it has moved");
         }
-        Phase::Stayed => return Ok("it has stayed here"),
+        Phase::Stayed => {
+            let_go(job.take());
+            return Ok("it has stayed here");
+        }
         Phase::Deciding => {}
     }
     let was_here = record.boot == boot();
@@ -196,7 +233,7 @@ fn settle(
     match verdict {
         Verdict::There(_) => {
             ledger.conclude(Phase::Moved);
-            kill(ledger);
+            kill(ledger, job.take());
             Ok("it has moved")
         }
         Verdict::Here => {
@@ -209,8 +246,16 @@ fn settle(
                 return Ok("it has not moved, and has ended when this host was restarted");
             }
             go_on(ledger);
+            let_go(job.take());
             Ok("it goes on here")
         }
+    }
+}
+
+/// The tasks stay: the job that holds them ends.
+fn let_go(job: Option<Heir>) {
+    if let Some(Err(error)) = job.map(|job| job.answer(false)) {
+        tracing::debug!("{error}");
     }
 }
 
