@@ -107,6 +107,32 @@ fn pages_are_found_in_their_packs() {
     assert_eq!(one, full(4));
 }
 
+/// Full clusters one behind the other have one entry.
+#[test]
+fn clusters_one_behind_the_other_are_read() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = ImageDir::open(temp.path()).unwrap();
+    let mut map = PagemapWriter::packed(&dir, kind::PAGEMAP, 7, 1).unwrap();
+    map.push(Run { vaddr: 0x10000, pages: 4, present: true, ..Run::default() }).unwrap();
+    map.finish().unwrap();
+    let one = entry(&dir, 900, 0, &[3, 4], 0, (0, 2));
+    let other = entry(&dir, 900, one.sizes[0].into(), &[9, 4], 2, (0, 2));
+    let both = PackedEntry {
+        pages: 4,
+        sizes: [one.sizes, other.sizes].concat(),
+        sums: Some([one.sums.unwrap(), other.sums.unwrap()].concat()),
+        whole: None,
+        skip: None,
+        ..one
+    };
+    let mut index = dir.writer(kind::PAGES_INDEX, 1).unwrap();
+    let head = PackedHead { version: GATHERED, method: 2, cluster_pages: 2, salt: None };
+    index.entry(&head).unwrap();
+    index.entry(&both).unwrap();
+    index.finish().unwrap();
+    assert_eq!(read(&dir).unwrap(), expected());
+}
+
 #[test]
 fn a_cluster_that_is_another_is_not_used() {
     let (temp, dir) = images(|_, _| {});
