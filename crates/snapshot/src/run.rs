@@ -579,13 +579,14 @@ impl Start<'_> {
             own::rename_host(pid, self.hostname())?;
         }
         self.wake(self.runc, pid, generation, Some(instance.root()))?;
-        if !lazy {
-            // All of it is in memory.
-            let _ = fs::remove_dir_all(&images);
-        }
         let shares = template.is_some() && template::was_used(&work);
         let started = Started { snapshot: true, shares, pid, milliseconds, ..Started::default() };
-        self.answered(self.runc, started)
+        let started = self.answered(self.runc, started)?;
+        if !lazy {
+            // All of it is in memory. To give space back takes a while on some disks.
+            let _ = fs::remove_dir_all(&images);
+        }
+        Ok(started)
     }
 
     /// Has the packs of a snapshot be beside the images in `dir`: now, or by a process that brings them while the container
