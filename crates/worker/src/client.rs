@@ -4,6 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::time::Timespec;
 
 use crate::channel::{Channel, MAX_DESCRIPTORS};
 use crate::message::{Answer, Class, Event, Job, Outcome, Report};
@@ -208,17 +213,25 @@ impl Heir {
         Self { channel: Channel::new(socket) }
     }
 
-    /// Answers at the point at which the worker waits, and waits until it has ended.
+    /// Answers at the point at which the worker waits, and waits until it has ended, or says nothing for so long.
     ///
     /// # Errors
-    /// If it has ended already, or says what is no message.
-    pub fn answer(self, go_on: bool) -> Result<(), Error> {
+    /// If it has ended already, is silent, or says what is no message.
+    pub fn answer(self, go_on: bool, patience: Duration) -> Result<(), Error> {
         self.channel.send(&Answer { go_on }, &[])?;
-        while let Some((event, _)) = self.channel.receive()? {
-            if let Event::Ended(_) = event {
-                break;
+        let limit = Timespec { tv_sec: patience.as_secs().cast_signed(), tv_nsec: 0 };
+        loop {
+            let mut heard = [PollFd::new(&self.channel, PollFlags::IN)];
+            match poll(&mut heard, Some(&limit)) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(io::Error::from(e).into()),
+                Ok(_) => {}
+            }
+            match self.channel.receive()? {
+                None | Some((Event::Ended(_), _)) => return Ok(()),
+                Some(_) => {}
             }
         }
-        Ok(())
     }
 }

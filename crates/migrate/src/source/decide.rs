@@ -334,7 +334,7 @@ pub(super) fn kill(ledger: &Ledger, job: Option<Heir>) {
     if let Some(container) = &ledger.record().container {
         container.abandon();
     }
-    if let Some(Err(error)) = job.map(|job| job.answer(true)) {
+    if let Some(Err(error)) = job.map(|job| job.answer(true, ANSWER)) {
         tracing::debug!("{error}");
     }
     end(ledger);

@@ -127,12 +127,13 @@ pub(crate) fn watch(state_dir: &Path, id: &str, patience: u32, keys: Option<Keys
         // Counted, not measured: a host that was halted is no command that hangs.
         if wait_readable(&[channel.as_fd()], Some(interval(patience)))? == [true] {
             silent = 0;
-            match channel.receive().context(failed)? {
-                None => break,
-                Some((Word::Done, _)) => return Ok(()),
-                Some((Word::LetBe, _)) => may_hang = true,
-                Some((Word::Job, mut sockets)) => job = sockets.pop().map(Heir::new),
-                Some((Word::Beat, _)) => {}
+            match channel.receive() {
+                // A command that says what is no word is not waited for.
+                Ok(None) | Err(_) => break,
+                Ok(Some((Word::Done, _))) => return Ok(()),
+                Ok(Some((Word::LetBe, _))) => may_hang = true,
+                Ok(Some((Word::Job, mut sockets))) => job = sockets.pop().map(Heir::new),
+                Ok(Some((Word::Beat, _))) => {}
             }
             continue;
         }
@@ -254,7 +255,7 @@ fn settle(
 
 /// The tasks stay: the job that holds them ends.
 fn let_go(job: Option<Heir>) {
-    if let Some(Err(error)) = job.map(|job| job.answer(false)) {
+    if let Some(Err(error)) = job.map(|job| job.answer(false, PATIENCE)) {
         tracing::debug!("{error}");
     }
 }
