@@ -5,13 +5,14 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use prost::{Message, Name};
 use torpor_seal::Checkpoint;
 use torpor_seal::blocks::BlockKey;
 use torpor_seal::{header, manifest};
 pub use torpor_store::PARENT_LINK;
-use torpor_store::{ASIDE, Directory, INVENTORY, NotRegular, Store, check_name};
+use torpor_store::{ASIDE, Directory, Elsewhere, INVENTORY, NotRegular, Store, check_name};
 
 use crate::error::{Error, Result};
 use crate::kind::{self, Kind};
@@ -52,6 +53,8 @@ pub struct ImageDir {
     pub(crate) pages_elsewhere: bool,
     /// Files that are there are not replaced.
     keeps_files: bool,
+    /// Its parents lie near it.
+    stays_near: AtomicBool,
 }
 
 impl ImageDir {
@@ -95,6 +98,7 @@ impl ImageDir {
             unwrap,
             pages_elsewhere: false,
             keeps_files: false,
+            stays_near: AtomicBool::new(false),
         }
     }
 
@@ -126,9 +130,42 @@ impl ImageDir {
             let file = self.path().join(PARENT_LINK);
             return Err(Error::TooManyParents { file, limit: MAX_PARENTS });
         }
-        match self.store.parent().map_err(|e| self.failed(PARENT_LINK, "open", e))? {
-            Some(store) => self.open_parent(Self::new(store, self.parents + 1)).map(Some),
-            None => Ok(None),
+        let near = self.stays_near.load(Ordering::Relaxed);
+        let parent = if near { self.store.parent_near() } else { self.store.parent() };
+        let Some(store) = parent.map_err(|e| self.failed(PARENT_LINK, "open", e))? else {
+            return Ok(None);
+        };
+        let parent = self.open_parent(Self::new(store, self.parents + 1))?;
+        parent.stays_near.store(near, Ordering::Relaxed);
+        Ok(Some(parent))
+    }
+
+    /// From now on parents are opened near the images that build on them only ([`Store::parent_near`]).
+    pub fn keep_parents_near(&self) {
+        self.stays_near.store(true, Ordering::Relaxed);
+    }
+
+    /// The first of the parents that does not lie near the images that build on it, by its path.
+    ///
+    /// # Errors
+    /// If one of those that do cannot be opened.
+    pub fn parent_elsewhere(&self) -> Result<Option<PathBuf>> {
+        let mut dir = None;
+        loop {
+            let layer = dir.as_ref().unwrap_or(self);
+            match layer.store.parent_near() {
+                Err(error) if Elsewhere::is(&error) => {
+                    let target = layer.store.parent_path();
+                    let target = target.map_err(|e| layer.failed(PARENT_LINK, "read", e))?;
+                    return Ok(target.map(|target| layer.path().join(target)));
+                }
+                // Whoever needs its pages says what is wrong with it.
+                Err(_) | Ok(None) => return Ok(None),
+                Ok(Some(store)) if layer.parents < MAX_PARENTS => {
+                    dir = Some(Self::new(store, layer.parents + 1));
+                }
+                Ok(Some(_)) => return Ok(None),
+            }
         }
     }
 

@@ -185,6 +185,15 @@ pub(crate) fn is_memory(name: &str) -> bool {
 /// Copies at most `left` bytes.
 fn copy(file: File, path: &Path, left: u64) -> Result<(Content, u64)> {
     let failed = |error| Error::io(path, "copy", error);
+    let too_large = |size| {
+        let (file, what) = (path.to_owned(), "files other than pages");
+        Error::TooLarge { file, offset: 0, what, size, limit: MAX_PINNED }
+    };
+    // A file may have any size and take up no room.
+    let len = file.metadata().map_err(failed)?.len();
+    if len > left {
+        return Err(too_large(len));
+    }
     // One read takes most of them.
     let mut bytes = Vec::with_capacity(4 << 10);
     (&file).take(SMALL.min(left) + 1).read_to_end(&mut bytes).map_err(failed)?;
@@ -199,10 +208,9 @@ fn copy(file: File, path: &Path, left: u64) -> Result<(Content, u64)> {
             .map_err(|errno| failed(errno.into()))?;
         Content::Large(Arc::new(copy), size)
     };
+    // It may have grown.
     if size > left {
-        let file = path.to_owned();
-        let what = "files other than pages";
-        return Err(Error::TooLarge { file, offset: 0, what, size, limit: MAX_PINNED });
+        return Err(too_large(size));
     }
     Ok((content, size))
 }

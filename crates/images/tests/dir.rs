@@ -177,6 +177,70 @@ fn parents_are_followed_but_not_for_ever() {
     assert!(matches!(error, Error::TooManyParents { .. }), "{error}");
 }
 
+/// A link in the images of a stranger does not lead to the memory of somebody else.
+#[test]
+fn parents_are_near_or_named() {
+    let temp = tempfile::tempdir().unwrap();
+    let at = |path: &str| temp.path().join(path);
+    let all = ["above/dir/images", "above/dir/images/inner", "above/dir/round", "above/rounds/2"];
+    for dir in all.into_iter().chain(["other"]) {
+        std::fs::create_dir_all(at(dir)).unwrap();
+        let inventory = InventoryEntry { img_version: 2, ..InventoryEntry::default() };
+        let dir = ImageDir::open(at(dir)).unwrap();
+        dir.write_one(kind::INVENTORY, 0, &inventory).unwrap();
+    }
+    let images = at("above/dir/images");
+    let link = |target: &str, name: &str| {
+        let _ = std::fs::remove_file(images.join(name));
+        std::os::unix::fs::symlink(target, images.join(name)).unwrap();
+    };
+    link("..", "up");
+    link(at("other").to_str().unwrap(), "away");
+    let dir = || ImageDir::open(&images).unwrap();
+    for near in ["inner", ".", "./inner/../inner", "../round", "../../rounds/2", "../images"] {
+        link(near, "parent");
+        assert_eq!(dir().parent_elsewhere().unwrap(), None, "{near}");
+        let kept = dir();
+        kept.keep_parents_near();
+        assert!(kept.parent().unwrap().unwrap().inventory().is_ok(), "{near}");
+    }
+    let absolute = at("other");
+    let absolute = absolute.to_str().unwrap();
+    for away in [
+        absolute,
+        "../../../other",
+        "away",
+        "up/round",
+        "inner/../../round",
+        "../images/../../../other",
+    ] {
+        link(away, "parent");
+        assert_eq!(dir().parent_elsewhere().unwrap(), Some(images.join(away)), "{away}");
+        assert!(dir().parent().unwrap().is_some(), "{away}");
+        let kept = dir();
+        kept.keep_parents_near();
+        assert!(kept.parent().is_err(), "{away}");
+    }
+    // What it builds on builds on something in turn.
+    link("../round", "parent");
+    std::os::unix::fs::symlink(absolute, at("above/dir/round/parent")).unwrap();
+    assert!(dir().parent_elsewhere().unwrap().is_some_and(|path| path.ends_with(&absolute[1..])));
+    let kept = dir();
+    kept.keep_parents_near();
+    assert!(kept.parent().unwrap().unwrap().parent().is_err());
+}
+
+/// A file that has no bytes on the disk does not have any copied.
+#[test]
+fn what_is_too_large_is_refused_by_its_size() {
+    let (temp, dir) = dir();
+    dir.start_pinning();
+    let file = std::fs::File::create(temp.path().join("files.img")).unwrap();
+    file.set_len(5 << 30).unwrap();
+    let error = dir.pin_all().unwrap_err().to_string();
+    assert!(error.contains("files.img") && error.contains("of 5368709120 bytes"), "{error}");
+}
+
 #[test]
 fn every_kind_is_in_the_documentation() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/image-format.md");

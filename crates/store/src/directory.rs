@@ -5,13 +5,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use crate::{NotRegular, PARENT_LINK, Store, check_name};
+use crate::{Elsewhere, NotRegular, PARENT_LINK, Store, check_name};
 
 /// A directory of image files.
 ///
@@ -141,6 +141,27 @@ impl Store for Directory {
             // A directory of that name serves as well as a link to one.
             Err(Errno::INVAL) => Ok(Some(PARENT_LINK.into())),
             Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn parent_near(&self) -> io::Result<Option<Arc<dyn Store>>> {
+        /// How far up a path may begin: `../../rounds/2` of what lies in a directory of its own.
+        const UP: usize = 2;
+        let Some(path) = self.parent_path()? else { return Ok(None) };
+        let parts: Vec<Component<'_>> =
+            path.components().filter(|part| *part != Component::CurDir).collect();
+        let up = parts.iter().take(UP).take_while(|part| **part == Component::ParentDir).count();
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let top: PathBuf = [".."; UP].iter().take(up).collect();
+        let top = if up == 0 { Path::new(".") } else { &top };
+        let top = rustix::fs::openat(&self.fd, top, flags | OFlags::PATH, Mode::empty())?;
+        let below: PathBuf = parts.iter().skip(up).collect();
+        let below = if parts.len() == up { Path::new(".") } else { &below };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        match rustix::fs::openat2(&top, below, flags | OFlags::RDONLY, Mode::empty(), resolve) {
+            Ok(fd) => Ok(Some(Arc::new(Directory { fd, path: self.path.join(path) }))),
+            Err(Errno::XDEV) => Err(Elsewhere::error()),
             Err(errno) => Err(errno.into()),
         }
     }

@@ -117,6 +117,15 @@ pub trait Store: Debug + Send + Sync {
         self.parent_path()?.map(|path| self.relative(&path)).transpose()
     }
 
+    /// The same, if it lies in this one or at most two directories further up: where who has laid one out has laid out the
+    /// other, too. A link that somebody else has made could lead to anybody's checkpoint.
+    ///
+    /// # Errors
+    /// As [`Store::parent`]; [`io::ErrorKind::Other`] with [`Elsewhere`] if its path leads elsewhere.
+    fn parent_near(&self) -> io::Result<Option<Arc<dyn Store>>> {
+        self.parent()
+    }
+
     /// Makes it an incremental checkpoint on top of the one at `path`, relative to it.
     ///
     /// # Errors
@@ -161,6 +170,30 @@ impl NotRegular {
     #[must_use]
     pub fn is(error: &io::Error) -> bool {
         error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<NotRegular>)
+    }
+}
+
+/// A checkpoint lies somewhere else than near the one that builds on it.
+#[derive(Debug)]
+pub struct Elsewhere;
+
+impl std::fmt::Display for Elsewhere {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("it does not lie near the checkpoint that builds on it")
+    }
+}
+
+impl std::error::Error for Elsewhere {}
+
+impl Elsewhere {
+    fn error() -> io::Error {
+        io::Error::other(Elsewhere)
+    }
+
+    /// Whether an error of [`Store::parent_near`] says this.
+    #[must_use]
+    pub fn is(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<Elsewhere>)
     }
 }
 
