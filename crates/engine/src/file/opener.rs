@@ -232,6 +232,20 @@ impl Opener<'_> {
         Err(Error::invalid(String::from_utf8_lossy(path), why))
     }
 
+    /// Ends the restore of images that nobody here has made where a file would be watched that the container's user may not
+    /// read: who watches a directory hears the names in it.
+    ///
+    /// # Errors
+    /// If it is such a file.
+    pub(crate) fn check_watched(&self, file: &OwnedFd) -> Result<()> {
+        if self.roots.may_read(file.as_fd())? || self.verdict.made_here()? {
+            return Ok(());
+        }
+        let why = "a file would be watched that the container's user may not read, and the calling runtime gives no right to; \
+                   give it the right to read the file";
+        Err(Error::invalid("files.img", why))
+    }
+
     /// Ends the restore of images that nobody here has made where something would lose its name, for the moment or for good,
     /// from which the container's user could not take it: in a directory for all it has that right over its own files only.
     fn check_taken(&self, path: &[u8], Name { dir, name }: &Name) -> Result<()> {

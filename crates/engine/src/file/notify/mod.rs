@@ -24,6 +24,7 @@ use super::regular::describe_as_path;
 use super::remap::{DELETED, Paths};
 use super::{Found, OpenFiles};
 use crate::error::{Context, Error, Result};
+use crate::namespace::mount::Roots;
 use crate::namespace::run_in;
 use crate::restore::tasks::Task;
 
@@ -217,6 +218,18 @@ fn open_target(
     inode: (u32, u64),
     handle: Option<&WatchedHandle>,
 ) -> Result<OwnedFd> {
+    let target = find_target(cx, files, id, inode, handle)?;
+    cx.check_watched(&target)?;
+    Ok(target)
+}
+
+fn find_target(
+    cx: &Opener<'_>,
+    files: &OpenFiles,
+    id: Option<u32>,
+    inode: (u32, u64),
+    handle: Option<&WatchedHandle>,
+) -> Result<OwnedFd> {
     if let Some(id) = file_of(cx.temporary, cx.images, id, inode)? {
         return duplicate(files.need(id)?);
     }
@@ -235,12 +248,12 @@ fn open_target(
     let root = cx.roots.root_of_mount(handle.mount)?;
     let file = torpor_sys::notify::open_by_handle(root, handle.kind, bytes)
         .context(|| "open a watched file by its handle".to_owned())?;
-    by_path(root, &file)
+    by_path(cx.roots, root, &file)
 }
 
 /// The file that a handle has led to, opened by its path below `root`. A handle leads to any
 /// file of the file system, also to those that the tasks have no path to.
-fn by_path(root: BorrowedFd<'_>, file: &OwnedFd) -> Result<OwnedFd> {
+fn by_path(roots: &Roots, root: BorrowedFd<'_>, file: &OwnedFd) -> Result<OwnedFd> {
     let what = || "look for a path to a file that a handle leads to".to_owned();
     let stat = rustix::fs::fstat(file).context(what)?;
     let links = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -253,6 +266,7 @@ fn by_path(root: BorrowedFd<'_>, file: &OwnedFd) -> Result<OwnedFd> {
         rustix::fs::readlinkat(&links, number, Vec::new()).context(what)
     })?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW;
+    let _limited = roots.limit()?;
     match open_in(root, link.as_bytes(), flags, Mode::empty()) {
         Ok(found) if same_inode(&rustix::fs::fstat(&found).context(what)?, &stat) => Ok(found),
         _ => {

@@ -122,6 +122,19 @@ impl Roots {
         Ok(!matches!(accessed, Err(Errno::ACCESS | Errno::PERM)))
     }
 
+    /// Whether the container's user may read a file, or could give itself the right to.
+    ///
+    /// # Errors
+    /// If the rights for that cannot be given up; if the kernel says nothing of the file.
+    pub(crate) fn may_read(&self, file: BorrowedFd<'_>) -> Result<bool> {
+        let Some(_limited) = self.limit()? else { return Ok(true) };
+        let stat = rustix::fs::fstat(file).context(|| "fstat".to_owned())?;
+        let is_own = self.rights.as_ref().and_then(|rights| rights.user) == Some(stat.st_uid);
+        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let accessed = rustix::fs::accessat(CWD, link, Access::READ_OK, AtFlags::EACCESS);
+        Ok(is_own || !matches!(accessed, Err(Errno::ACCESS | Errno::PERM)))
+    }
+
     /// Whether the container's user may take a file's name from it, in a directory where that user may make files: who may
     /// in one for all (`S_ISVTX`), chmod(2) says.
     ///
