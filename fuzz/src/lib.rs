@@ -346,7 +346,7 @@ pub fn archive(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     let mut found = 0_usize;
     if choice % 2 == 0 {
-        let _ = scan_archive(data, &mut |_| found += 1);
+        let _ = scan_archive(data, &|_, id| id, &mut |_| found += 1);
         return;
     }
     let mut tar = data.to_vec();
@@ -354,7 +354,7 @@ pub fn archive(data: &[u8]) {
     let mut gz = GzEncoder::new(Vec::new(), Compression::fast());
     gz.write_all(&tar).expect("memory");
     let packed = gz.finish().expect("memory");
-    let _ = scan_archive(packed.as_slice(), &mut |_| found += 1);
+    let _ = scan_archive(packed.as_slice(), &|_, id| id, &mut |_| found += 1);
     // Each of them has a header.
     assert!(found * 512 <= data.len());
 }

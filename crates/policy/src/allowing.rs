@@ -62,7 +62,9 @@ fn names(rule: &str, ask: &Ask) -> Vec<String> {
         vec![format!("{first}-{}", first.saturating_add(count.saturating_sub(1)))]
     };
     match (rule, ask) {
-        ("capabilities.allow", Ask::Capabilities(set)) => set.names().collect(),
+        ("capabilities.allow", Ask::Capabilities(set) | Ask::HeldCapabilities(set)) => {
+            set.names().collect()
+        }
         ("users.allow", Ask::User(id)) | ("groups.allow", Ask::Group(id)) => vec![id.to_string()],
         ("namespaces.require", Ask::HostNamespace(kind)) => vec![(*kind).to_owned()],
         (
@@ -81,6 +83,7 @@ fn names(rule: &str, ask: &Ask) -> Vec<String> {
         | ("network.sysctls", Ask::Sysctl { name, .. }) => vec![name.clone()],
         ("network.links", Ask::Link { kind, .. }) => vec![kind.clone()],
         ("lsm.profiles", Ask::Profile(profile)) => profile.iter().cloned().collect(),
+        ("mounts.sources", Ask::Parent { path }) => vec![path.clone()],
         ("mounts.sources", Ask::Mount(mount)) => match &mount.from {
             From::Given { path, .. } | From::Device { path, .. } => path.iter().cloned().collect(),
             From::Host(path) => vec![path.to_string_lossy().into_owned()],

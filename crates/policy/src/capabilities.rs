@@ -63,6 +63,7 @@ pub(crate) mod number {
     pub(crate) const NET_RAW: u32 = 13;
     pub(crate) const IPC_LOCK: u32 = 14;
     pub(crate) const SYS_RAWIO: u32 = 17;
+    pub(crate) const SYS_CHROOT: u32 = 18;
     pub(crate) const SYS_PTRACE: u32 = 19;
     pub(crate) const SYS_ADMIN: u32 = 21;
     pub(crate) const SYS_NICE: u32 = 23;

@@ -42,8 +42,13 @@ impl Sets {
     /// All of them.
     #[must_use]
     pub fn all(&self) -> Capabilities {
-        let most = self.inheritable | self.permitted | self.effective;
-        most | self.bounding | self.ambient
+        self.held() | self.inheritable | self.bounding
+    }
+
+    /// Those that the thread has without executing a program that brings some along.
+    #[must_use]
+    pub fn held(&self) -> Capabilities {
+        self.permitted | self.effective | self.ambient
     }
 }
 

@@ -4,7 +4,7 @@ mod groups;
 
 use std::path::{Path, PathBuf};
 
-use crate::capabilities::number;
+use crate::capabilities::{Capabilities, number};
 use crate::covered;
 use crate::mount::{From, Mount};
 use crate::overlays::overlays;
@@ -15,6 +15,7 @@ use crate::ranges::Ranges;
 use crate::request::{Ask, Device, Request};
 use crate::rules::{Grant, Limit, Need, Policy, Rules, fits, is_below};
 use crate::runtime;
+use crate::seccomp::Profile;
 use crate::violation::Violation;
 use crate::words::LOCKED_MEMORY;
 
@@ -122,7 +123,7 @@ impl Rules {
             let (rule, why) = self.deny(&request.ask, origin, passed)?;
             let text = match request.ask {
                 // Those that are allowed do not matter here.
-                Ask::Capabilities(_) => why,
+                Ask::Capabilities(_) | Ask::HeldCapabilities(_) => why,
                 _ => format!("{}: {why}", request.ask),
             };
             let (image, task) = (request.image.clone(), request.task);
@@ -136,7 +137,7 @@ impl Rules {
             all.extend(covered::uncovered(requests, passed));
         }
         if self.sources == Limit::Runtime {
-            all.extend(overlays(requests));
+            all.extend(overlays(requests, passed));
         }
         let hides = match self.hidden {
             Grant::Yes => false,
@@ -215,6 +216,7 @@ impl Rules {
     fn deny(&self, ask: &Ask, origin: Origin, passed: &Passed) -> Option<Denial> {
         match ask {
             Ask::Capabilities(_) | Ask::NoCredentials => self.deny_capabilities(ask, passed),
+            Ask::HeldCapabilities(set) => self.deny_held(*set, passed),
             Ask::Use { capability, .. } => {
                 self.deny_use(*capability, passed).map(|why| ("capabilities.use", why))
             }
@@ -227,6 +229,12 @@ impl Rules {
                 let wanted = passed.spec.as_ref().is_some_and(|spec| spec.linux.seccomp.is_some());
                 let why = "the profile that the calling runtime gives does not";
                 denied(self.system_calls, !wanted, why).map(|why| ("seccomp.more", why))
+            }
+            Ask::NestedUser { .. } => {
+                let profile = passed.spec.as_ref().and_then(|spec| spec.linux.seccomp.as_ref());
+                let may = profile.is_none_or(Profile::lets_make_user_namespaces);
+                let why = "the profile that the calling runtime gives lets no task make one";
+                denied(self.system_calls, may, why).map(|why| ("seccomp.more", why))
             }
             Ask::NoNewPrivileges(false) => self
                 .requires_no_new_privileges(passed)
@@ -265,7 +273,6 @@ impl Rules {
             }
             // Anybody may have these.
             Ask::Namespace { .. }
-            | Ask::NestedUser { .. }
             | Ask::GivenNamespace(_)
             | Ask::HostNames(_)
             | Ask::Clocks(_)
@@ -325,6 +332,7 @@ impl Rules {
                 "CAP_SYS_NICE is not given",
             )
             .map(|why| ("scheduling.allow", why)),
+            Ask::Parent { path } => self.deny_source(Some(path), false, passed),
             Ask::WriteReadOnly { .. } => {
                 denied(self.write_read_only, false, "the tasks cannot write there")
                     .map(|why| ("mounts.write-read-only", why))
@@ -376,8 +384,8 @@ impl Rules {
             Ask::Link { name, kind } => {
                 self.deny_link(name, kind, passed).map(|why| ("network.links", why))
             }
-            Ask::Sysctl { name, .. } => {
-                self.deny_sysctl(name, passed).map(|why| ("network.sysctls", why))
+            Ask::Sysctl { name, value } => {
+                self.deny_sysctl(name, value, passed).map(|why| ("network.sysctls", why))
             }
             Ask::IpcLimit { name, value } => {
                 self.deny_ipc_limit(name, value, passed).map(|why| ("ipc.sysctls", why))
@@ -396,23 +404,18 @@ impl Rules {
         }
     }
 
-    fn deny_sysctl(&self, name: &str, passed: &Passed) -> Option<String> {
-        let wanted =
-            || passed.spec.as_ref().is_some_and(|spec| spec.linux.sysctl.contains_key(name));
+    fn deny_sysctl(&self, name: &str, value: &str, passed: &Passed) -> Option<String> {
         match &self.sysctls {
-            Limit::Runtime => (!wanted() && !may_manage(passed)).then(|| UNMANAGED.to_owned()),
+            Limit::Runtime => (!passed.sets(name, value) && !may_manage(passed))
+                .then(|| format!("the caller has not set it so, and {UNMANAGED}")),
             limit => not_among(limit, name, fits),
         }
     }
 
     /// Whoever could make an IPC namespace could set its limits, too.
     fn deny_ipc_limit(&self, name: &str, value: &str, passed: &Passed) -> Option<String> {
-        let wanted = || {
-            let set = passed.spec.as_ref().and_then(|spec| spec.linux.sysctl.get(name));
-            set.is_some_and(|set| set.split_whitespace().eq(value.split_whitespace()))
-        };
         match &self.ipc_sysctls {
-            Limit::Runtime => (!wanted() && !passed.grants(number::SYS_ADMIN))
+            Limit::Runtime => (!passed.sets(name, value) && !passed.grants(number::SYS_ADMIN))
                 .then(|| "the caller has not set it so, and CAP_SYS_ADMIN is not given".to_owned()),
             limit => not_among(limit, name, fits),
         }
@@ -441,6 +444,16 @@ impl Rules {
             }
             _ => Some((rule, "nothing limits it".to_owned())),
         }
+    }
+
+    /// Without new privileges nobody gets by a program what only the bounding set of the configuration has.
+    fn deny_held(&self, set: Capabilities, passed: &Passed) -> Option<Denial> {
+        let spec = passed.spec.as_ref().filter(|_| self.capabilities == Limit::Runtime)?;
+        let bounds = spec.capabilities();
+        // What is in no set of the configuration is denied as that.
+        let more = set.without(set.without(bounds)).without(spec.held_capabilities());
+        let why = "capabilities that the calling runtime gives the container as a bound only, without new privileges";
+        (!more.is_empty()).then(|| ("capabilities.allow", format!("{why}: {more}")))
     }
 
     fn deny_profile(&self, profile: Option<&str>, passed: &Passed) -> Option<Denial> {

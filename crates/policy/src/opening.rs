@@ -29,7 +29,7 @@ impl Policy {
         let capabilities = rules.iter().fold(u64::MAX, |all, rules| match &rules.capabilities {
             Limit::All => all,
             Limit::Only(set) => all & set.0,
-            Limit::Runtime => all & spec.capabilities().0,
+            Limit::Runtime => all & spec.held_capabilities().0,
         });
         let limited = |kind: IdKind, of: fn(&Rules) -> &Limit<Ranges>| {
             let by_rule = rules.iter().any(|rules| *of(rules) == Limit::Runtime);

@@ -1,7 +1,9 @@
 //! Layers of overlays: what they show that the tasks cannot see elsewhere.
 
+use crate::capabilities::number;
 use crate::mount::Mount;
 use crate::mount_options::{NARROW, READ_ONLY};
+use crate::passed::Passed;
 use crate::request::Request;
 use crate::rules::is_below;
 use crate::runtime::{is_of_kernel, plain, spaces, visible};
@@ -10,7 +12,14 @@ use crate::violation::Violation;
 /// Overlays that show more than the tasks can see elsewhere: each of their layers is a
 /// mount source, for which the mount that it lies on counts. One that several mount namespaces
 /// show is made once, in the first of them.
-pub(crate) fn overlays(requests: &[Request]) -> Vec<Violation> {
+///
+/// The kernel looks into the layers with the rights of whoever has made it, the restore: a directory of an upper layer
+/// opens one of a lower layer that is closed to the tasks. So they have the right to mount, or to all files.
+pub(crate) fn overlays(requests: &[Request], passed: &Passed) -> Vec<Violation> {
+    let sees_all = passed.spec.is_none()
+        || [number::SYS_ADMIN, number::DAC_OVERRIDE, number::DAC_READ_SEARCH]
+            .into_iter()
+            .any(|capability| passed.grants(capability));
     let mut found = vec![];
     let spaces = spaces(requests);
     let is_overlay = |mount: &Mount| mount.made() == Some("overlay");
@@ -20,6 +29,12 @@ pub(crate) fn overlays(requests: &[Request]) -> Vec<Violation> {
             let first = spaces.iter().find(|(.., mounts)| mounts.iter().any(&shows_it));
             let around = first.map_or(mounts, |(.., mounts)| mounts);
             let options = mount.fs.options();
+            if !sees_all {
+                let why = "shows what is in directories that are closed to the tasks, and CAP_DAC_OVERRIDE is not given";
+                let text = format!("the overlay at {:?} {why}", mount.at());
+                let rule = "mounts.sources".to_owned();
+                found.push(Violation { image: (*image).to_owned(), task: None, rule, text });
+            }
             for (key, path) in layers(&options) {
                 let inside = layers(&options).find_map(|(_, other)| lies_in(path, other));
                 let Some(why) = inside.or_else(|| widens(mount, key, path, around)) else {
@@ -84,10 +99,10 @@ fn widens(overlay: &Mount, key: &str, path: &str, mounts: &[&Mount]) -> Option<S
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::judge::{Checked, Origin};
     use crate::mount::From;
-    use crate::passed::Passed;
     use crate::request::Ask;
     use crate::rules::Policy;
     use crate::runtime::tests::{fs, shows};
@@ -161,6 +176,21 @@ mod tests {
         }
     }
 
+    /// What makes an overlay sees into directories that the tasks may not look into.
+    #[test]
+    fn an_overlay_takes_a_right_to_all_files() {
+        let asked = asked("lowerdir=/usr:/opt", 0);
+        let found = |process: &str| {
+            let spec =
+                format!(r#"{{"ociVersion": "1.0.2", "process": {{"capabilities": {process}}}}}"#);
+            let spec = crate::passed::Spec::parse(spec.as_bytes()).unwrap();
+            overlays(&asked, &Passed { spec, ..Passed::default() }).len()
+        };
+        let given = |name: &str| found(&format!(r#"{{"bounding": ["CAP_{name}"]}}"#));
+        assert_eq!(["SYS_ADMIN", "DAC_OVERRIDE", "DAC_READ_SEARCH"].map(given), [0; 3]);
+        assert_eq!([found("{}"), given("CHOWN")], [1; 2]);
+    }
+
     /// A container in a container has an overlay as its root, whose layers are outside.
     #[test]
     fn an_overlay_is_made_where_its_layers_are() {
@@ -173,7 +203,7 @@ mod tests {
             }
             let image = "mountpoints-2.img".to_owned();
             asked.push(Request { image, task: None, ask: Ask::Mount(root) });
-            let found = overlays(&asked);
+            let found = overlays(&asked, &Passed::default());
             found.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(judged("lowerdir=/usr,upperdir=/a,workdir=/b", 7), Vec::<String>::new());

@@ -101,6 +101,7 @@ pub(crate) struct Process {
     pub(crate) no_new_privileges: bool,
     pub(crate) rlimits: Vec<SpecLimit>,
     pub(crate) oom_score_adj: Option<i32>,
+    pub(crate) scheduler: Option<SpecScheduler>,
     pub(crate) apparmor_profile: String,
     pub(crate) selinux_label: String,
 }
@@ -120,6 +121,13 @@ pub(crate) struct SpecLimit {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) hard: u64,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SpecScheduler {
+    pub(crate) policy: String,
+    pub(crate) nice: i32,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -209,7 +217,7 @@ impl Passed {
     /// container gives it, or, without one, the restoring program has it.
     pub(crate) fn grants(&self, capability: u32) -> bool {
         let given = match &self.spec {
-            Some(spec) => spec.capabilities(),
+            Some(spec) => spec.held_capabilities(),
             None => self.capabilities,
         };
         given.has(capability)
@@ -299,6 +307,12 @@ impl Passed {
         self.login == Some(NO_LOGIN) || self.grants_here(number::AUDIT_CONTROL)
     }
 
+    /// Whether the configuration gives a setting this value.
+    pub(crate) fn sets(&self, name: &str, value: &str) -> bool {
+        let set = self.spec.as_ref().and_then(|spec| spec.linux.sysctl.get(name));
+        set.is_some_and(|set| set.split_whitespace().eq(value.split_whitespace()))
+    }
+
     /// Whether the tasks may make and own groups: the container has a file system of groups to write
     /// to, or, without a configuration, the restoring program could give them away.
     pub(crate) fn gives_groups(&self) -> bool {
@@ -332,12 +346,31 @@ impl Spec {
         Ok(Some(spec))
     }
 
-    /// All capabilities that it gives to the container. Names that are not known give
-    /// none.
+    /// All capabilities that it gives to the container, in whatever set.
     pub(crate) fn capabilities(&self) -> Capabilities {
         let sets = &self.process.capabilities;
-        [&sets.bounding, &sets.effective, &sets.inheritable, &sets.permitted, &sets.ambient]
-            .into_iter()
+        Self::named([
+            &sets.bounding,
+            &sets.effective,
+            &sets.inheritable,
+            &sets.permitted,
+            &sets.ambient,
+        ])
+    }
+
+    /// Those that its tasks can have: what limits programs and what they inherit gives them nothing where no program
+    /// gives new privileges.
+    pub(crate) fn held_capabilities(&self) -> Capabilities {
+        let sets = &self.process.capabilities;
+        match self.process.no_new_privileges {
+            true => Self::named([&sets.effective, &sets.permitted, &sets.ambient]),
+            false => self.capabilities(),
+        }
+    }
+
+    /// Names that are not known give none.
+    fn named<const COUNT: usize>(sets: [&Vec<String>; COUNT]) -> Capabilities {
+        sets.into_iter()
             .flatten()
             .filter_map(|name| Capabilities::parse([name.as_str()]).ok())
             .fold(Capabilities::default(), |all, one| all | one)

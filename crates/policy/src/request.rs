@@ -54,6 +54,8 @@ pub enum Ask {
     /// All capabilities that a thread has or could get (permitted, effective,
     /// inheritable, ambient and bounding).
     Capabilities(Capabilities),
+    /// Those of them that a thread has already (permitted, effective and ambient).
+    HeldCapabilities(Capabilities),
     /// A thread without credentials: it would keep those of the restoring program.
     NoCredentials,
     /// What the restore does for a task by a capability that the task may lack.
@@ -211,6 +213,11 @@ pub enum Ask {
         text: String,
         /// Whether any program may have such a descriptor.
         plain: bool,
+    },
+    /// The memory of a checkpoint that does not lie near the images that build on it.
+    Parent {
+        /// Where it lies.
+        path: String,
     },
     /// A file that is made or removed on a mount that is read-only for the tasks.
     WriteReadOnly {
@@ -375,7 +382,6 @@ impl Ask {
         matches!(
             self,
             Ask::Namespace { .. }
-                | Ask::NestedUser { .. }
                 | Ask::GivenNamespace(_)
                 | Ask::HostNames(_)
                 | Ask::Clocks(_)
@@ -398,7 +404,10 @@ impl Ask {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
-            Ask::Capabilities(_) | Ask::NoCredentials | Ask::Use { .. } => "capabilities",
+            Ask::Capabilities(_)
+            | Ask::HeldCapabilities(_)
+            | Ask::NoCredentials
+            | Ask::Use { .. } => "capabilities",
             Ask::Seccomp(_) | Ask::SystemCalls(_) => "seccomp",
             Ask::NoNewPrivileges(_) => "no-new-privileges",
             Ask::Profile(_) => "lsm",
@@ -430,7 +439,9 @@ impl Ask {
             | Ask::Lock(_)
             | Ask::Terminal(_)
             | Ask::GivenFile(_) => "files",
-            Ask::Mount(_) | Ask::Fill(_) | Ask::WriteReadOnly { .. } => "mounts",
+            Ask::Mount(_) | Ask::Fill(_) | Ask::Parent { .. } | Ask::WriteReadOnly { .. } => {
+                "mounts"
+            }
             Ask::Firewall { .. }
             | Ask::Route { .. }
             | Ask::Link { .. }
@@ -451,6 +462,7 @@ impl fmt::Display for Ask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Ask::Capabilities(set) => write!(f, "capabilities: {set}"),
+            Ask::HeldCapabilities(set) => write!(f, "has capabilities: {set}"),
             Ask::NoCredentials => {
                 f.write_str("no credentials: it would keep those of the restoring program")
             }
@@ -523,6 +535,9 @@ impl fmt::Display for Ask {
             }
             Ask::ExternalSocket { name } => write!(f, "connected to the socket {name:?} outside"),
             Ask::Fanotify { text, .. } => write!(f, "fanotify: {text}"),
+            Ask::Parent { path } => {
+                write!(f, "takes memory out of {path:?}, which does not lie near the images")
+            }
             Ask::WriteReadOnly { path } => {
                 write!(f, "makes or removes {path:?} on a mount that is read-only")
             }

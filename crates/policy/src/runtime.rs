@@ -542,7 +542,10 @@ pub(crate) mod tests {
     #[test]
     fn nothing_writable_takes_the_place_of_a_read_only_root() {
         let judged = |change: fn(&mut Mount), owned: Vec<u32>, root: &str| {
-            let text = format!(r#"{{"ociVersion": "1.0.2", "root": {{{root}}}}}"#);
+            // Without the right to all files no overlay is allowed anywhere.
+            let process = r#"{"capabilities": {"bounding": ["CAP_DAC_OVERRIDE"]}}"#;
+            let text =
+                format!(r#"{{"ociVersion": "1.0.2", "root": {{{root}}}, "process": {process}}}"#);
             let spec = Some(Spec::parse(text.as_bytes()).unwrap().unwrap());
             let passed = Passed { spec, ..Passed::default() };
             let mut over = Mount { id: (2, 1), ..placed("tmpfs", "/", "/", 0) };

@@ -21,11 +21,13 @@ const UNPRIVILEGED: &str = r#"{
     "ociVersion": "1.0.2",
     "process": {
         "noNewPrivileges": true,
-        "capabilities": {"bounding": ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE"]}
+        "capabilities": {"bounding": ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE",
+                                      "CAP_CHOWN"],
+                         "permitted": ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE"]}
     },
     "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
     "linux": {
-        "seccomp": {},
+        "seccomp": {"defaultAction": "SCMP_ACT_ERRNO"},
         "namespaces": [{"type": "pid"}, {"type": "network"}, {"type": "ipc"}, {"type": "uts"},
                        {"type": "mount"}]
     }
@@ -37,7 +39,8 @@ const PRIVILEGED: &str = r#"{
     "process": {
         "capabilities": {"bounding": ["CAP_KILL", "CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_NET_RAW",
                                       "CAP_NET_BIND_SERVICE", "CAP_SETUID", "CAP_SETGID",
-                                      "CAP_SYS_RESOURCE", "CAP_SYS_NICE", "CAP_AUDIT_CONTROL"]}
+                                      "CAP_SYS_RESOURCE", "CAP_SYS_NICE", "CAP_AUDIT_CONTROL",
+                                      "CAP_CHOWN"]}
     },
     "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"},
                {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"},
@@ -93,6 +96,10 @@ fn rows() -> Vec<(&'static str, Ask)> {
     vec![
         ("the capability `KILL`", Ask::Capabilities(Capabilities(1 << 5))),
         ("the capability `SYS_ADMIN`", Ask::Capabilities(Capabilities(1 << 21))),
+        (
+            "the capability `CHOWN`, which a container without privileges has in its bounding set only",
+            Ask::HeldCapabilities(Capabilities(1)),
+        ),
         ("no record of credentials", Ask::NoCredentials),
         (
             "a timer that wakes this host",
@@ -115,6 +122,10 @@ fn rows() -> Vec<(&'static str, Ask)> {
             "ids of this host through a map",
             Ask::Map { groups: false, first: 0, lower: 0, count: 1 },
         ),
+        (
+            "a user namespace below the tasks'",
+            Ask::NestedUser { number: 9, parent: None, owned: vec![] },
+        ),
         ("one id of this host in a user namespace below the tasks'", nested_map(1)),
         ("a range of ids of this host in one", nested_map(65536)),
         ("the device `/dev/null`", device(false, 1, 3)),
@@ -127,6 +138,7 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("fanotify as any program may", Ask::Fanotify { text: text("x"), plain: true }),
         ("fanotify with rights", Ask::Fanotify { text: text("x"), plain: false }),
         ("a path of this host, `/etc`", mount(From::Host("/etc".into()))),
+        ("memory of a checkpoint elsewhere on this host", Ask::Parent { path: text("/var/other") }),
         ("a path of this host, `/srv/data`", mount(From::Host("/srv/data".into()))),
         ("a part of a volume with its flags `ro` and `nosuid`", part(1 | 2)),
         ("the same part without `ro`", part(2)),
@@ -204,7 +216,6 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         // Profiles where no module gives any are never limited.
         Ask::Profile(_) => true,
         Ask::Namespace { .. }
-        | Ask::NestedUser { .. }
         | Ask::GivenNamespace(_)
         | Ask::HostNames(_)
         | Ask::Clocks(_)
@@ -221,6 +232,8 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::Ghost { .. }
         | Ask::Socket(_) => ask.is_neutral(),
         Ask::Capabilities(_)
+        | Ask::HeldCapabilities(_)
+        | Ask::Parent { .. }
         | Ask::NoCredentials
         | Ask::User(_)
         | Ask::Group(_)
@@ -245,6 +258,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::Raise { .. }
         | Ask::Scheduling { .. }
         | Ask::Map { .. }
+        | Ask::NestedUser { .. }
         | Ask::NestedMap { .. }
         | Ask::SetUid { .. }
         | Ask::Device { .. }
@@ -338,6 +352,46 @@ fn limits_of_ipc_namespaces_count_with_their_values() {
     for (name, value) in [("kernel.sem", "250\t32000\t100\t129"), ("kernel.shmmax", "250")] {
         assert_eq!(verdict(name, value), "no: `foreign.ipc.sysctls`");
     }
+}
+
+#[test]
+fn settings_of_networks_count_with_their_values() {
+    let spec = r#"{"ociVersion": "1.0.2",
+                   "linux": {"sysctl": {"net.ipv4.ip_unprivileged_port_start": "1000"}}}"#;
+    let passed = caller(Some(spec));
+    let verdict = |value| {
+        let name = text("net.ipv4.ip_unprivileged_port_start");
+        verdict(&Ask::Sysctl { name, value: text(value) }, Origin::Elsewhere, &passed)
+    };
+    assert_eq!([verdict("1000"), verdict("0")], ["yes", "no: `foreign.network.sysctls`"]);
+}
+
+/// A bound gives nothing to whom no program gives anything.
+#[test]
+fn without_new_privileges_a_bound_gives_nothing() {
+    let of = |rest: &str| {
+        let spec = r#"{"ociVersion": "1.0.2", "process": {"user": {"uid": 7, "gid": 7}, "capabilities":
+            {"bounding": ["CAP_SETUID", "CAP_DAC_OVERRIDE", "CAP_SYS_ADMIN"], "inheritable": ["CAP_SYS_ADMIN"]"#;
+        let passed = caller(Some(&format!("{spec}{rest}}}")));
+        let opening = Policy::default().opening(Origin::Elsewhere, &passed).unwrap();
+        let verdict = |ask| verdict(&ask, Origin::Elsewhere, &passed);
+        let set = |numbers: &[u32]| Capabilities(numbers.iter().fold(0, |all, n| all | 1 << n));
+        let asks = [
+            Ask::Capabilities(set(&[1, 7, 21])),
+            Ask::HeldCapabilities(set(&[7])),
+            Ask::HeldCapabilities(set(&[1, 21])),
+            Ask::User(0),
+            Ask::Fanotify { text: text("x"), plain: false },
+        ];
+        (asks.map(|ask| verdict(ask) == "yes"), opening.user, opening.capabilities)
+    };
+    let none = of(r#"}, "noNewPrivileges": true}"#);
+    assert_eq!(none, ([true, false, false, false, false], Some(7), Capabilities(0)));
+    // What is held, and what a program may give.
+    let held = of(r#", "permitted": ["CAP_SETUID"]}, "noNewPrivileges": true}"#);
+    assert_eq!((held.0, held.1), ([true, true, false, true, false], None));
+    let by_programs = of("}}");
+    assert_eq!((by_programs.0, by_programs.1), ([true; 5], None));
 }
 
 /// In a network that belongs to this host the rights of a user namespace count for nothing.

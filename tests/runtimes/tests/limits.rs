@@ -3,10 +3,10 @@
 
 use torpor_images::kind;
 use torpor_images::proto::{
-    FdTypes, FileLockEntry, IpcDescEntry, IpcMsgEntry, IpcShmEntry, IpcVarEntry, MqueueEntry,
-    PipeDataEntry, PipeEntry, PosixTimerEntry, RegFileEntry, TermiosEntry, TimerfdEntry,
-    TorporIoUringBuffer, TorporIoUringEntry, TorporUserfaultfdEntry, TtyFileEntry, TtyInfoEntry,
-    TtyType, TunfileEntry,
+    FdTypes, FileLockEntry, FsEntry, IpcDescEntry, IpcMsgEntry, IpcShmEntry, IpcVarEntry,
+    MqueueEntry, PipeDataEntry, PipeEntry, PosixTimerEntry, RegFileEntry, TermiosEntry,
+    TimerfdEntry, TorporIoUringBuffer, TorporIoUringEntry, TorporUserfaultfdEntry, TtyFileEntry,
+    TtyInfoEntry, TtyType, TunfileEntry,
 };
 
 use torpor_runtimes_tests::scratch::Scratch;
@@ -311,6 +311,20 @@ fn limits() {
                     });
                 },
                 &["scheduling: nice -20", "(foreign.scheduling.allow)"],
+            ),
+            (
+                "a root directory of its own",
+                |images| {
+                    let (mut entry, id) = (images.file("/dev/null"), 900_001);
+                    entry.id = id;
+                    let reg = entry.reg.as_mut().unwrap();
+                    (reg.id, reg.name, reg.size, reg.mode) = (id, b"/vol".to_vec(), None, None);
+                    images.files(|files| files.push(entry));
+                    let mut fs: FsEntry = images.dir.read_one(kind::FS, 1).unwrap();
+                    fs.root_id = id;
+                    images.dir.write_one(kind::FS, 1, &fs).unwrap();
+                },
+                &["fs-1.img: task 1: the root directory \"/vol\", which takes CAP_SYS_CHROOT", USE],
             ),
             (
                 "not to be killed",

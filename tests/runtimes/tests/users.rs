@@ -6,13 +6,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::json;
-use torpor_images::proto::CredsEntry;
+use torpor_images::kind;
+use torpor_images::proto::{
+    CredsEntry, FdTypes, FhEntry, Fstype, InotifyFileEntry, InotifyWdEntry, MemfdFileEntry,
+    MemfdInodeEntry, PagemapHead,
+};
 use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::runc::{Bundle, Container};
 use torpor_runtimes_tests::scratch::Scratch;
 use torpor_runtimes_tests::wait::until;
 
 use crate::counting::goes_on;
+use crate::images::archives::{archive, header};
 use crate::images::{FOREIGN, Images, at, bundle_of, refuses_of};
 
 const COUNT: &str = "i=0; while :; do i=$((i+1)); echo $i >> /count; sleep 0.02; done";
@@ -79,6 +84,16 @@ fn users_and_groups() {
 #[test]
 fn files_of_others() {
     const RIGHTS: &str = "with no more rights than the calling runtime gives";
+    fn watch(images: &Images, path: &str) {
+        images.open(FdTypes::Inotify, |entry| {
+            let f_handle = FhEntry { path: Some(path.into()), ..FhEntry::default() };
+            let (id, mask) = (entry.id, 0x100); // IN_CREATE
+            let watch = InotifyWdEntry { id, mask, wd: 1, f_handle, ..InotifyWdEntry::default() };
+            entry.ify = Some(InotifyFileEntry { id, wd: vec![watch], ..Default::default() });
+        });
+    }
+    const WATCHED: &[&str] =
+        &["files.img: a file would be watched that the container's user may not read"];
     const SECRET: &[&str] = &["open /secret", RIGHTS];
     const INSIDE: &[&str] = &["open /closed/inside", RIGHTS];
     let scratch = Scratch::new("images-openers");
@@ -104,13 +119,151 @@ fn files_of_others() {
         &[
             ("root's file", |images| other_file(images, "/", "/secret"), SECRET),
             ("one in root's directory", |i| other_file(i, "/", "/closed/inside"), INSIDE),
+            ("root's file, watched", |images| watch(images, "/secret"), WATCHED),
+            ("names in root's directory", |images| watch(images, "/closed"), WATCHED),
+            ("one in there, watched", |images| watch(images, "/closed/inside"), INSIDE),
             (
                 "this host's log",
                 |images| other_file(images, "/proc", "/proc/kmsg"),
                 &["open /proc/kmsg", RIGHTS],
             ),
         ],
-        |images| other_file(images, "/", "/mine"),
+        |images| {
+            other_file(images, "/", "/mine");
+            watch(images, "/mine");
+        },
+    );
+}
+
+/// What the configuration gives as a bound only: without new privileges no task has it.
+#[test]
+fn what_is_a_bound_only() {
+    fn creds(images: &Images, change: impl FnOnce(&mut CredsEntry)) {
+        images.core(1, |core| {
+            change(core.thread_core.as_mut().unwrap().creds.as_mut().unwrap());
+        });
+    }
+    const BOUND: &[&str] = &[
+        "core-1.img: task 1: capabilities that the calling runtime gives the container as a bound only, without new \
+         privileges: ",
+        "DAC_OVERRIDE",
+        "(foreign.capabilities.allow)",
+    ];
+    const ID: &[&str] =
+        &["core-1.img: task 1: user id 0", "and no CAP_SETUID (foreign.users.allow)"];
+    let scratch = Scratch::new("images-bounds");
+    let bundle = bundle_of_user(&scratch, &format!("exec 8</data; {COUNT}")).configure(|config| {
+        let bound = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_SETUID", "CAP_SETGID"];
+        config["process"]["capabilities"] = json!({"bounding": bound});
+        config["process"]["noNewPrivileges"] = json!(true);
+    });
+    for (file, mode) in [("data", 0o644), ("secret", 0o600)] {
+        bundle.write(file, file);
+        fs::set_permissions(bundle.file(file), Permissions::from_mode(mode)).unwrap();
+    }
+    refuses_of(
+        &scratch,
+        &bundle,
+        "",
+        &[
+            (
+                "all of it",
+                |images| {
+                    creds(images, |creds| {
+                        creds.cap_prm.clone_from(&creds.cap_bnd);
+                        creds.cap_eff.clone_from(&creds.cap_bnd);
+                    });
+                },
+                BOUND,
+            ),
+            (
+                "to be used later",
+                |images| creds(images, |creds| creds.cap_prm.clone_from(&creds.cap_bnd)),
+                BOUND,
+            ),
+            ("root's files", |images| creds(images, |creds| creds.fsuid = 0), ID),
+            (
+                "root's file, open",
+                |images| other_file(images, "/", "/secret"),
+                &["open /secret", "with no more rights than the calling runtime gives"],
+            ),
+        ],
+        |_| (),
+    );
+}
+
+/// A program that makes another user of whoever runs it, for those who cannot become one.
+#[test]
+fn programs_of_others() {
+    fn memory_file(images: &Images, mode: u32) {
+        let id = 900_001;
+        let pages = PagemapHead { pages_id: id, ..Default::default() };
+        images.dir.write_one(kind::SHMEM_PAGEMAP, id.into(), &pages).unwrap();
+        images.raw(&kind::PAGES.file_name(id.into()), b"");
+        let (inode_id, mode) = (id.into(), Some(mode));
+        let inode = MemfdInodeEntry {
+            name: b"x".to_vec(),
+            inode_id,
+            shmid: id,
+            mode,
+            ..Default::default()
+        };
+        images.dir.write_all(kind::MEMFD_INODE, 0, [&inode]).unwrap();
+        images.open(FdTypes::Memfd, |entry| {
+            let (id, inode_id) = (entry.id, id);
+            entry.memfd = Some(MemfdFileEntry { id, inode_id, flags: 2, ..Default::default() });
+        });
+    }
+    fn in_archive(images: &Images, mode: &[u8; 7]) {
+        archive(images, &[&header(|h| h[100..107].copy_from_slice(mode))]);
+    }
+    const USER: &[&str] = &["user id 0", "and no CAP_SETUID (foreign.users.allow)"];
+    const GROUP: &[&str] = &["group id 0", "and no CAP_SETGID (foreign.groups.allow)"];
+    let scratch = Scratch::new("images-programs");
+    let bundle = bundle_of_user(&scratch, COUNT)
+        .configure(|config| config["process"]["noNewPrivileges"] = json!(false));
+    refuses_of(
+        &scratch,
+        &bundle,
+        "",
+        &[
+            ("root's, in an archive", |images| in_archive(images, b"0004755"), USER),
+            ("of root's group, in an archive", |images| in_archive(images, b"0002755"), GROUP),
+            ("root's, in memory", |images| memory_file(images, 0o104_755), USER),
+            ("of root's group, in memory", |images| memory_file(images, 0o102_755), GROUP),
+        ],
+        |images| memory_file(images, 0o100_755),
+    );
+}
+
+/// Who has made an overlay looks into its layers for all who use it.
+#[test]
+fn directories_that_an_overlay_opens() {
+    fn overlay(images: &Images, options: &str) {
+        images.mount(|_, mount| {
+            mount.fstype = Fstype::Overlayfs as u32;
+            mount.options = options.into();
+        });
+    }
+    const CLOSED: &[&str] = &[
+        "the overlay at \"/spare\" shows what is in directories that are closed to the tasks",
+        "(foreign.mounts.sources)",
+    ];
+    let scratch = Scratch::new("images-overlays");
+    let bundle = bundle_of_user(&scratch, COUNT);
+    refuses_of(
+        &scratch,
+        &bundle,
+        "",
+        &[
+            ("a volume below another", |images| overlay(images, "lowerdir=/vol:/ro"), CLOSED),
+            (
+                "what can be written above",
+                |images| overlay(images, "lowerdir=/vol,upperdir=/dev/u,workdir=/dev/w"),
+                CLOSED,
+            ),
+        ],
+        |_| (),
     );
 }
 

@@ -180,6 +180,7 @@ fn rights(image: &TaskImage, (maps, spaces): (&IdMaps, &Namespaces), things: &mu
             Some(given) => {
                 if !nested {
                     expect(Ask::Capabilities(given.capabilities.all()));
+                    expect(Ask::HeldCapabilities(given.capabilities.held()));
                 }
                 credentials(given, maps, &mut expect);
             }

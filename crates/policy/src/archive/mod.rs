@@ -29,7 +29,9 @@ const MAX_CONTENT: u64 = 64 << 30;
 /// No header of names and attributes is larger, in bytes.
 const MAX_HEADER: u64 = 1 << 20;
 /// Bits of a mode: set-uid and set-gid.
-pub(crate) const SET_ID: u32 = 0o6000;
+pub(crate) const SET_USER: u32 = 0o4000;
+pub(crate) const SET_GROUP: u32 = 0o2000;
+pub(crate) const SET_ID: u32 = SET_USER | SET_GROUP;
 /// The attribute that gives a program capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
 
@@ -81,10 +83,21 @@ pub struct Entry {
     pub lists: [Option<AccessList>; 2],
 }
 
+/// The id on this host of a group, else of a user, of the archive.
+pub type Outside<'a> = &'a dyn Fn(bool, u32) -> u32;
+
 impl Entry {
-    /// What of it a policy limits.
+    /// What of it a policy limits: whose rights a program gives to who runs it, too.
     #[must_use]
-    pub fn ask(&self) -> Option<Ask> {
+    pub fn asks(&self, outside: Outside<'_>) -> Vec<Ask> {
+        let Some(ask) = self.ask() else { return vec![] };
+        let mode = if matches!(ask, Ask::SetUid { .. }) { self.mode } else { 0 };
+        let user = (mode & SET_USER != 0).then(|| Ask::User(outside(false, self.uid)));
+        let group = (mode & SET_GROUP != 0).then(|| Ask::Group(outside(true, self.gid)));
+        [ask].into_iter().chain(user).chain(group).collect()
+    }
+
+    fn ask(&self) -> Option<Ask> {
         let path = || format!("./{}", String::from_utf8_lossy(&self.path));
         let capabilities = self.attributes.iter().any(|(name, _)| name == CAPABILITIES);
         match self.make {
@@ -287,16 +300,20 @@ impl<R: Read> Archive<R> {
     }
 }
 
-/// Calls `found` with what the compressed archive would make that a policy limits. Returns how much it
-/// makes in all.
+/// Calls `found` with what the compressed archive would make that a policy limits; `outside` is as for [`Entry::asks`].
+/// Returns how much it makes in all.
 ///
 /// # Errors
 /// What is strange about it.
-pub fn scan(archive: impl Read, found: &mut impl FnMut(Ask)) -> Result<Totals> {
+pub fn scan(
+    archive: impl Read,
+    outside: Outside<'_>,
+    found: &mut impl FnMut(Ask),
+) -> Result<Totals> {
     let (mut archive, mut totals) = (Archive::new(archive), Totals::default());
     while let Some(entry) = archive.next()? {
         totals.add(&entry);
-        entry.ask().into_iter().for_each(&mut *found);
+        entry.asks(outside).into_iter().for_each(&mut *found);
     }
     Ok(totals)
 }

@@ -9,7 +9,7 @@ use super::*;
 
 fn asks(archive: &[u8]) -> Result<Vec<Ask>> {
     let mut all = vec![];
-    scan(archive, &mut |ask| all.push(ask)).map(|_| all)
+    scan(archive, &|_, id| id, &mut |ask| all.push(ask)).map(|_| all)
 }
 
 fn compressed(tar: &[u8]) -> Vec<u8> {
@@ -53,7 +53,7 @@ fn programs_and_devices_are_found_in_both_formats() {
     for format in ["posix", "gnu"] {
         let plain = packed(format, |_| {});
         assert_eq!(asks(&plain).unwrap(), [], "{format}");
-        let totals = scan(plain.as_slice(), &mut drop).unwrap();
+        let totals = scan(plain.as_slice(), &|_, id| id, &mut drop).unwrap();
         let bytes = (39 << 16) + 1 + 1000;
         let expected = Totals { files: 2, bytes, directories: 2, others: 2 };
         assert_eq!(totals, expected, "{format}");
@@ -71,7 +71,9 @@ fn programs_and_devices_are_found_in_both_formats() {
             fs::set_permissions(&deep, fs::Permissions::from_mode(0o2711)).unwrap();
         });
         let found = asks(&archive).unwrap();
-        assert_eq!(found.len(), 3, "{format}: {found:?}");
+        assert_eq!(found.len(), 5, "{format}: {found:?}");
+        // Whom they make of who runs them.
+        assert!(found.contains(&Ask::User(0)) && found.contains(&Ask::Group(0)), "{found:?}");
         let su =
             |ask: &Ask| matches!(ask, Ask::SetUid { path, mode: 0o4755, .. } if path == "./su");
         assert!(found.iter().any(su), "{format}: {found:?}");
@@ -113,7 +115,7 @@ fn header(change: impl Fn(&mut [u8; BLOCK])) -> Vec<u8> {
 
 #[test]
 fn what_is_strange_is_said() {
-    assert_eq!(asks(&compressed(&header(|_| {}))).unwrap().len(), 1);
+    assert_eq!(asks(&compressed(&header(|_| {}))).unwrap().len(), 2);
     let strange = |tar: &[u8], expected: &str| {
         let error = asks(&compressed(tar)).unwrap_err();
         assert!(error.contains(expected), "{error}");

@@ -9,7 +9,7 @@ use torpor_images::remap::found_by;
 
 use super::checkpoint::{Checkpoint, Maps, Requests};
 use super::unlimited::owned;
-use crate::archive::{self, SET_ID};
+use crate::archive::{self, SET_GROUP, SET_ID, SET_USER};
 use crate::error::{Error, Result};
 use crate::ghost::Ghost;
 use crate::memory::MemoryArea;
@@ -28,8 +28,8 @@ pub(super) fn collect(
     all: &mut Requests,
 ) -> Result<()> {
     ghosts(checkpoint, maps, all)?;
-    memory_files(checkpoint, all)?;
-    archives(checkpoint, mounts, all)?;
+    memory_files(checkpoint, maps, all)?;
+    archives(checkpoint, mounts, maps, all)?;
     opened(checkpoint, mounts, all)
 }
 
@@ -107,20 +107,35 @@ fn name_of(checkpoint: &Checkpoint<'_>, file: u32) -> String {
 }
 
 /// Files in memory that give whoever runs them the rights of another.
-pub(super) fn memory_files(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+pub(super) fn memory_files(
+    checkpoint: &Checkpoint<'_>,
+    maps: &Maps,
+    all: &mut Requests,
+) -> Result<()> {
+    let image = kind::MEMFD_INODE.file_name(0);
     for inode in MemoryInode::all(checkpoint.images)? {
         let mode = inode.mode.unwrap_or_default();
         if mode & SET_ID != 0 {
             let path = format!("memfd:{}", String::from_utf8_lossy(&inode.name));
-            let ask = Ask::SetUid { path, mode, capabilities: false };
-            all.add(kind::MEMFD_INODE.file_name(0), None, ask);
+            all.add(&*image, None, Ask::SetUid { path, mode, capabilities: false });
+        }
+        if mode & SET_USER != 0 {
+            all.add(&*image, None, Ask::User(maps.user(inode.owner.0)));
+        }
+        if mode & SET_GROUP != 0 {
+            all.add(&*image, None, Ask::Group(maps.group(inode.owner.1)));
         }
     }
     Ok(())
 }
 
 /// What fills each tmpfs of a mount namespace.
-fn archives(checkpoint: &Checkpoint<'_>, mounts: &[Mount], all: &mut Requests) -> Result<()> {
+fn archives(
+    checkpoint: &Checkpoint<'_>,
+    mounts: &[Mount],
+    maps: &Maps,
+    all: &mut Requests,
+) -> Result<()> {
     let mut seen = BTreeSet::new();
     for mount in mounts {
         let device = u64::from(mount.device);
@@ -130,7 +145,8 @@ fn archives(checkpoint: &Checkpoint<'_>, mounts: &[Mount], all: &mut Requests) -
         let Some(file) = checkpoint.images.reader(kind::TMPFS_DEV, device)? else { continue };
         let image = kind::TMPFS_DEV.file_name(device);
         let mut found = vec![];
-        let totals = archive::scan(file, &mut |ask| found.push(ask))
+        let outside = |group, id| if group { maps.group(id) } else { maps.user(id) };
+        let totals = archive::scan(file, &outside, &mut |ask| found.push(ask))
             .map_err(|reason| Error::Invalid { image: image.clone(), reason })?;
         found.into_iter().chain([Ask::Fill(totals)]).for_each(|ask| all.add(&*image, None, ask));
     }

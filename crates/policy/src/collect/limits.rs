@@ -13,6 +13,9 @@ const MEMLOCK: usize = 8;
 
 /// `SCHED_FIFO`, `SCHED_RR`, `SCHED_DEADLINE` (linux/sched.h).
 const REAL_TIME: [u32; 3] = [1, 2, 6];
+/// `SCHED_IDLE`, and what configurations call it: nobody leaves it without `CAP_SYS_NICE`.
+const IDLE: u32 = 5;
+const IDLE_NAME: &str = "SCHED_IDLE";
 /// Where the class of a priority for I/O is, and `IOPRIO_CLASS_RT` (linux/ioprio.h).
 const IO_CLASS: u32 = 13;
 const IO_CLASSES: u32 = 7;
@@ -31,9 +34,11 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Re
 }
 
 fn of_process(limits: &ProcessLimits, passed: &Passed, add: &mut impl FnMut(Ask)) {
-    for (number, (limit, name)) in limits.resources.iter().zip(LIMITS).enumerate() {
-        if limit.hard > most(passed, number, name) {
-            add(Ask::Raise { name, to: limit.hard.into() });
+    for (number, name) in LIMITS.into_iter().enumerate() {
+        // A process keeps those of the restoring program that its image does not have.
+        let hard = limits.resources.get(number).map_or_else(|| own(passed, number), |l| l.hard);
+        if hard > most(passed, number, name) {
+            add(Ask::Raise { name, to: hard.into() });
         }
     }
     if let Some(id) =
@@ -43,7 +48,8 @@ fn of_process(limits: &ProcessLimits, passed: &Passed, add: &mut impl FnMut(Ask)
     }
     let given = passed.spec.as_ref().and_then(|spec| spec.process.oom_score_adj);
     let least = given.unwrap_or(passed.oom_score_adj.min(0));
-    if let Some(score) = limits.oom_score_adj.filter(|&score| score < least) {
+    let score = limits.oom_score_adj.unwrap_or(passed.oom_score_adj);
+    if score < least {
         add(Ask::Raise { name: "oom_score_adj", to: score.into() });
     }
 }
@@ -57,10 +63,17 @@ fn of_thread(scheduling: &Scheduling, passed: &Passed, add: &mut impl FnMut(Ask)
     if scheduling.io_flusher {
         add(Ask::Raise { name: "PR_SET_IO_FLUSHER", to: 1 });
     }
-    let Some(Class { policy, nice, priority, .. }) = scheduling.class else { return };
+    let given = passed.spec.as_ref().and_then(|spec| spec.process.scheduler.as_ref());
+    // A thread keeps the class that it has if its image does not say one: that of the restoring program.
+    let kept = Class { policy: 0, reset_on_fork: false, nice: passed.nice, priority: 0, slice: 0 };
+    let class = scheduling.class.or_else(|| given.map(|_| kept));
+    let Some(Class { policy, nice, priority, .. }) = class else { return };
+    let least = given.map_or(passed.nice.min(0), |given| given.nice);
     if REAL_TIME.contains(&policy) {
         add(Ask::Scheduling { text: format!("policy {policy} of priority {priority}") });
-    } else if nice < passed.nice.min(0) {
+    } else if given.is_some_and(|given| given.policy == IDLE_NAME) && policy != IDLE {
+        add(Ask::Scheduling { text: format!("policy {policy} in the place of {IDLE_NAME}") });
+    } else if nice < least {
         add(Ask::Scheduling { text: format!("nice {nice}") });
     }
 }
@@ -73,10 +86,14 @@ pub(super) fn most_locked(passed: &Passed) -> u64 {
 /// The highest hard limit that needs no grant: what the configuration gives, or, of what it does not name, what the
 /// restoring program has, from which the tasks would have it.
 fn most(passed: &Passed, number: usize, name: &str) -> u64 {
-    let own = passed.limits.get(number).copied().unwrap_or(u64::MAX);
     let given = passed.spec.iter().flat_map(|spec| &spec.process.rlimits);
     let given = given.filter(|limit| limit.kind == name).map(|limit| limit.hard).max();
-    given.unwrap_or(own)
+    given.unwrap_or_else(|| own(passed, number))
+}
+
+/// The hard limit of the restoring program.
+fn own(passed: &Passed, number: usize) -> u64 {
+    passed.limits.get(number).copied().unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -122,5 +139,61 @@ mod tests {
             assert_eq!(asked(spec, 0, least), Vec::<String>::new(), "{spec:?}");
             assert!(asked(spec, 0, least - 1)[0].contains("oom_score_adj"), "{spec:?}");
         }
+    }
+
+    fn with(process: &str) -> Passed {
+        let spec = format!(r#"{{"ociVersion": "1.0.2", "process": {{{process}}}}}"#);
+        let spec = Some(Spec::parse(spec.as_bytes()).unwrap().unwrap());
+        Passed { spec, limits: vec![2048; 16], oom_score_adj: -5, ..Passed::default() }
+    }
+
+    /// A process of an image that says nothing keeps what the restoring program has: that may be more.
+    #[test]
+    fn what_an_image_does_not_say_is_that_of_the_restoring_program() {
+        let asked = |process: &str| {
+            let mut all = vec![];
+            of_process(&ProcessLimits::default(), &with(process), &mut |ask| {
+                all.push(ask.to_string());
+            });
+            all
+        };
+        assert_eq!(asked(""), Vec::<String>::new());
+        assert_eq!(asked(r#""oomScoreAdj": -5"#), Vec::<String>::new());
+        assert_eq!(asked(r#""oomScoreAdj": 0"#), ["oom_score_adj of -5"]);
+        let limit = |hard| {
+            asked(&format!(r#""rlimits": [{{"type": "RLIMIT_CORE", "soft": 0, "hard": {hard}}}]"#))
+        };
+        assert_eq!(limit(2048), Vec::<String>::new());
+        assert_eq!(limit(2047), ["RLIMIT_CORE of 2048"]);
+    }
+
+    /// Nobody comes back before others, or out of the class that is served last, by images.
+    #[test]
+    fn scheduling_is_that_of_the_configuration() {
+        let asked = |scheduler: &str, class: Option<(u32, i32)>| {
+            let class = class.map(|(policy, nice)| Class {
+                policy,
+                reset_on_fork: false,
+                nice,
+                priority: 0,
+                slice: 0,
+            });
+            let scheduling = Scheduling { class, ..Scheduling::default() };
+            let mut all = vec![];
+            of_thread(&scheduling, &with(scheduler), &mut |ask| all.push(ask.to_string()));
+            all
+        };
+        let none = Vec::<String>::new();
+        let nice = r#""scheduler": {"policy": "SCHED_OTHER", "nice": 10}"#;
+        assert_eq!(asked(nice, Some((0, 10))), none);
+        assert_eq!(asked(nice, Some((3, 11))), none);
+        assert_eq!(asked(nice, Some((0, 9))), ["scheduling: nice 9"]);
+        assert_eq!(asked(nice, None), ["scheduling: nice 0"]);
+        let idle = r#""scheduler": {"policy": "SCHED_IDLE"}"#;
+        assert_eq!(asked(idle, Some((IDLE, 0))), none);
+        let left = ["scheduling: policy 0 in the place of SCHED_IDLE"];
+        assert_eq!(asked(idle, Some((0, 0))), left);
+        assert_eq!(asked(idle, None), left);
+        assert_eq!([asked("", None), asked("", Some((0, 0)))], [none.clone(), none]);
     }
 }

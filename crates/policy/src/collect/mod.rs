@@ -98,7 +98,7 @@ pub fn powers(
     sockets::peers(checkpoint, &maps, passed, &mut all)?;
     ports::collect(checkpoint, here, passed, &maps, &mut all)?;
     ipc::objects(checkpoint, passed, &maps, &mut all)?;
-    files::memory_files(checkpoint, &mut all)?;
+    files::memory_files(checkpoint, &maps, &mut all)?;
     groups::devices(checkpoint, passed, &mut all)?;
     unlimited::collect(checkpoint, passed, &maps, &mut all)?;
     Ok(all.0)

@@ -24,6 +24,7 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
                 Some(credentials) => {
                     if !checkpoint.is_nested_user(task) {
                         add(Ask::Capabilities(credentials.capabilities.all()));
+                        add(Ask::HeldCapabilities(credentials.capabilities.held()));
                     }
                     rights(credentials, maps, &mut add);
                 }

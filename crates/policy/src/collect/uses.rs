@@ -18,17 +18,21 @@
 //! | POSIX message queues | `limits.raise` and `ipc.sysctls` (`ipc.rs`) |
 //! | signalfd, eventfd, epoll, inotify, memfd, pidfd of a task of the tree | nothing: anybody makes them |
 //! | perf events, eBPF maps, `memfd_secret` | no restore makes them |
+//! | a root directory of a task's own | `capabilities.use`, unless the tasks may have `CAP_SYS_CHROOT` |
 //! | nice values of sessions (autogroup) | no image has them |
+
+use std::collections::HashMap;
 
 use torpor_images::proto::FileEntry;
 use torpor_images::{Kind, kind};
 
 use super::checkpoint::{Checkpoint, Requests, Task, Values};
 use super::limits::most_locked;
-use crate::capabilities::number::{SYS_ADMIN, SYS_PTRACE, SYS_RAWIO, WAKE_ALARM};
+use crate::capabilities::number::{SYS_ADMIN, SYS_CHROOT, SYS_PTRACE, SYS_RAWIO, WAKE_ALARM};
 use crate::error::Result;
 use crate::io_uring::IoUring;
 use crate::passed::Passed;
+use crate::path_file::PathFile;
 use crate::pipe::PipeContent;
 use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
@@ -77,6 +81,9 @@ pub(super) fn collect(
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
         of_task(task, passed, lowest, all);
     }
+    if !passed.grants(SYS_CHROOT) {
+        root_directories(checkpoint, all);
+    }
     pipes(checkpoint, kind::PIPES_DATA, here, all)?;
     pipes(checkpoint, kind::FIFO_DATA, here, all)
 }
@@ -123,6 +130,27 @@ fn of_task(task: &Task<'_>, passed: &Passed, lowest: u64, all: &mut Requests) {
     if locked > most_locked(passed) {
         let ask = Ask::Raise { name: LOCKED_MEMORY, to: locked.into() };
         all.add(kind::MM.file_name(task.pid.into()), Some(task.pid), ask);
+    }
+}
+
+/// Root directories that are not those of the mounts: programs with rights of their own take for the system's what is in
+/// them.
+fn root_directories(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
+    let paths: HashMap<u32, PathFile> = checkpoint
+        .files
+        .iter()
+        .filter_map(|entry| PathFile::of(entry))
+        .filter(|file| file.path.iter().any(|&byte| byte != b'/'))
+        .map(|file| (file.id, file))
+        .collect();
+    let tasks = checkpoint.tasks.iter();
+    for task in tasks.filter(|task| !task.zombie && !checkpoint.is_nested_user(task)) {
+        let [.., root] = task.places;
+        let Some(path) = root.and_then(|root| paths.get(&root)).map(PathFile::text) else {
+            continue;
+        };
+        let ask = Ask::Use { text: format!("the root directory {path:?}"), capability: SYS_CHROOT };
+        all.add(kind::FS.file_name(task.pid.into()), Some(task.pid), ask);
     }
 }
 

@@ -39,6 +39,19 @@ struct ProfileRule {
 }
 
 impl Profile {
+    /// Whether it lets tasks make user namespaces. The flags of `clone` are its arguments, of which nothing is known here: it
+    /// counts where all of them go on.
+    pub(crate) fn lets_make_user_namespaces(&self) -> bool {
+        let calls = NamedCalls::of(self);
+        let always = |name: &str| {
+            let mut rules =
+                self.syscalls.iter().filter(|rule| rule.names.iter().any(|n| n == name));
+            rules.any(|rule| rule.args.is_empty()) || !calls.named.contains_key(name)
+        };
+        let gives = |name: &&str| calls.gives(name) && always(name);
+        self.is_empty() || ["unshare", "clone", "clone3"].iter().any(gives)
+    }
+
     /// Whether it says nothing. Runtimes give such a container no filter (runc's `SetupSeccomp`), as they do without a profile.
     pub(crate) fn is_empty(&self) -> bool {
         self.default_action.is_empty() && self.syscalls.is_empty()
@@ -201,6 +214,21 @@ mod tests {
         {"names": ["read", "write"], "action": "SCMP_ACT_ALLOW"},
         {"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 0}]},
         {"names": ["keyctl"], "action": "SCMP_ACT_KILL"}]}"#;
+
+    #[test]
+    fn who_may_make_user_namespaces() {
+        let may = |text: &str| profile(text).lets_make_user_namespaces();
+        let with = |rule: &str| {
+            may(&format!(r#"{{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{rule}]}}"#))
+        };
+        let allow = |names: &str| format!(r#"{{"names": [{names}], "action": "SCMP_ACT_ALLOW"}}"#);
+        assert!(may("{}") && may(r#"{"defaultAction": "SCMP_ACT_ALLOW"}"#));
+        for names in [r#""read", "unshare""#, r#""clone""#, r#""clone3""#] {
+            assert!(with(&allow(names)), "{names}");
+        }
+        let refused = r#"{"names": ["clone3"], "action": "SCMP_ACT_ERRNO"}"#;
+        assert!(!may(THREE) && !with(&allow(r#""read", "setns""#)) && !with(refused));
+    }
 
     #[test]
     fn what_filters_let_through_is_compared_with_the_profile() {

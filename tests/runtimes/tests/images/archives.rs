@@ -8,7 +8,7 @@ use torpor_runtimes_tests::command::command;
 use super::{Images, refuses};
 
 /// A tar header for a file.
-fn header(change: impl Fn(&mut [u8; 512])) -> [u8; 512] {
+pub(crate) fn header(change: impl Fn(&mut [u8; 512])) -> [u8; 512] {
     let mut header = [0; 512];
     header[..6].copy_from_slice(b"./file");
     header[100..107].copy_from_slice(b"0000644");
@@ -50,19 +50,20 @@ fn device(kind: u8, major: &[u8; 7], minor: &[u8; 7]) -> [u8; 512] {
     })
 }
 
+/// Puts an archive in the place of what is in /dev.
+pub(crate) fn archive(images: &Images, parts: &[&[u8]]) {
+    let mut device = 0;
+    images.mounts(|mounts| {
+        device = mounts.iter().find(|mount| mount.mountpoint == b"/dev").unwrap().root_dev;
+    });
+    let tar = images.scratch.join("archive");
+    fs::write(&tar, [&parts.concat()[..], &[0; 1024]].concat()).unwrap();
+    let packed = command("gzip", &["--force", "--stdout"]).arg(&tar).output().unwrap();
+    images.raw(&kind::TMPFS_DEV.file_name(device.into()), &packed.stdout);
+}
+
 #[test]
 fn archives() {
-    /// In the place of what is in /dev.
-    fn archive(images: &Images, parts: &[&[u8]]) {
-        let mut device = 0;
-        images.mounts(|mounts| {
-            device = mounts.iter().find(|mount| mount.mountpoint == b"/dev").unwrap().root_dev;
-        });
-        let tar = images.scratch.join("archive");
-        fs::write(&tar, [&parts.concat()[..], &[0; 1024]].concat()).unwrap();
-        let packed = command("gzip", &["--force", "--stdout"]).arg(&tar).output().unwrap();
-        images.raw(&kind::TMPFS_DEV.file_name(device.into()), &packed.stdout);
-    }
     refuses(
         "images-archive",
         &[

@@ -1,12 +1,13 @@
 //! Images that were changed to get more than the calling runtime gives: each is refused by name,
 //! nothing is made, nothing is left, and the unchanged images come back.
 
-mod archives;
+pub(crate) mod archives;
 mod devices;
 mod groups;
 mod leftovers;
 mod mounts;
 mod namespaces;
+mod parents;
 mod places;
 mod sockets;
 mod volumes;
@@ -255,7 +256,7 @@ impl Images {
     }
 
     /// Adds a mount at /spare.
-    fn mount(&self, change: impl FnOnce(&[MntEntry], &mut MntEntry)) {
+    pub(crate) fn mount(&self, change: impl FnOnce(&[MntEntry], &mut MntEntry)) {
         self.mounts(|mounts| {
             let root = mounts.iter().find(|mount| mount.mountpoint == b"/").unwrap();
             let mut spare = MntEntry {
@@ -336,7 +337,7 @@ impl Images {
     }
 
     /// The number of the file that has this end of its path.
-    fn file(&self, end: &str) -> FileEntry {
+    pub(crate) fn file(&self, end: &str) -> FileEntry {
         let files: Vec<FileEntry> = self.dir.read_all(kind::FILES, 0).unwrap();
         let named = |entry: &FileEntry| {
             entry.reg.as_ref().is_some_and(|reg| reg.name.ends_with(end.as_bytes()))

@@ -272,6 +272,16 @@ fn limits_of_the_configuration() {
             |i| files(i, u64::MAX),
             &["core-1.img: task 1: RLIMIT_NOFILE", BEYOND],
         ),
+        (
+            "no limits, so that those of the restore stay",
+            |images| images.core(1, |core| core.tc.as_mut().unwrap().rlimits = None),
+            &["core-1.img: task 1: RLIMIT_NOFILE", BEYOND],
+        ),
+        (
+            "no score",
+            |images| images.core(1, |core| core.tc.as_mut().unwrap().oom_score_adj = None),
+            &["core-1.img: task 1: oom_score_adj", BEYOND],
+        ),
         ("killed later", |i| score(i, 499), &["core-1.img: task 1: oom_score_adj", BEYOND]),
         ("killed like others", |i| score(i, 0), &["core-1.img: task 1: oom_score_adj", BEYOND]),
     ];

@@ -90,12 +90,16 @@ impl Unpacking<'_> {
         let UnpackInto { root, name, maps, judged } = self.target;
         let mut archive = Archive::new(archive);
         let invalid = |reason: String| Error::invalid(name, reason);
+        let outside = |group, id| {
+            let known = if group { maps.gid_outside(id) } else { maps.uid_outside(id) };
+            known.unwrap_or(id)
+        };
         let _owner = maps.own_files().context(|| "become the owner of files".to_owned())?;
         let mut totals = Totals::default();
         // Directories change when something comes into them.
         let mut directories: Vec<(Entry, Option<Entry>, OwnedFd)> = vec![];
         while let Some(entry) = archive.next().map_err(invalid)? {
-            if let Some(ask) = entry.ask().filter(|ask| !judged.contains(ask)) {
+            if let Some(ask) = entry.asks(&outside).into_iter().find(|ask| !judged.contains(ask)) {
                 return Err(invalid(format!("{ask}, which the plan does not list")));
             }
             totals.add(&entry);

@@ -48,7 +48,7 @@ type Both = (std::result::Result<Vec<Ask>, String>, Result<Vec<Ask>>);
 /// Both, where the plan has what `is_listed` picks.
 fn both_of(archive: &[u8], is_listed: impl Fn(&Ask) -> bool) -> Both {
     let mut asked = vec![];
-    let scanned = scan_archive(archive, &mut |ask| asked.push(ask));
+    let scanned = scan_archive(archive, &|_, id| id, &mut |ask| asked.push(ask));
     let judged = asked.iter().filter(|ask| is_listed(ask)).cloned().collect();
     let scanned = scanned.map(|_| asked);
     let dir = tempfile::tempdir().unwrap();
@@ -64,6 +64,8 @@ fn both_of(archive: &[u8], is_listed: impl Fn(&Ask) -> bool) -> Both {
             made.push(Ask::Device { path, device });
         } else if meta.is_file() && mode & 0o6000 != 0 {
             made.push(Ask::SetUid { path, mode, capabilities: false });
+            made.extend((mode & 0o4000 != 0).then(|| Ask::User(meta.uid())));
+            made.extend((mode & 0o2000 != 0).then(|| Ask::Group(meta.gid())));
         }
     }
     let sorted = |mut all: Vec<Ask>| {
@@ -85,6 +87,7 @@ fn what_the_plan_leaves_out_is_not_unpacked() {
     for (what, (_, made)) in [
         ("device c 1:3 at \"./disk\"", both_of(&whole, |ask| !devices(ask))),
         ("a set-uid or set-gid file at \"./su\" (mode 4755)", both_of(&whole, devices)),
+        ("user id 0", both_of(&whole, |ask| !matches!(ask, Ask::User(_)))),
     ] {
         let error = made.unwrap_err().to_string();
         assert!(error.contains(&format!("{what}, which the plan does not list")), "{error}");
@@ -101,7 +104,7 @@ fn what_is_judged_is_what_is_unpacked() {
         entry("su", b'0', 0o4755, b"#!/bin/sh"),
     ]));
     let (asked, made) = (asked.unwrap(), made.unwrap());
-    assert_eq!(asked.len(), 2, "{asked:?}");
+    assert_eq!(asked.len(), 3, "{asked:?}");
     assert_eq!(asked, made);
     for (what, entries) in [
         ("leads upwards", [entry("../su", b'0', 0o4755, b"")]),
@@ -215,7 +218,7 @@ fn what_was_filled_follows() {
     set(&owned, "user.other", b"1");
     let everything = |archive: &[u8]| {
         let mut asked = HashSet::new();
-        scan_archive(archive, &mut |ask| asked.extend([ask])).unwrap();
+        scan_archive(archive, &|_, id| id, &mut |ask| asked.extend([ask])).unwrap();
         asked
     };
     let first = packed(source.path());
@@ -289,7 +292,7 @@ fn what_is_more_than_the_plan_has_is_an_error() {
     let mut filled = Filled::in_dir(&dir);
     let of = |files: &[Vec<u8>]| {
         let archive = archive(files);
-        let totals = scan_archive(archive.as_slice(), &mut drop).unwrap();
+        let totals = scan_archive(archive.as_slice(), &|_, id| id, &mut drop).unwrap();
         (archive, HashSet::from([Ask::Fill(totals)]))
     };
     let it = entry("file", b'0', 0o755, b"it");
