@@ -327,6 +327,21 @@ fn modules_that_are_shown_are_used_from_outside() {
     assert!(unused.is_empty(), "nobody outside uses these: {unused:?}");
 }
 
+/// A call with typed arguments has no other form: a swapped argument does not compile.
+#[test]
+fn calls_that_have_typed_forms_have_no_others() {
+    const TYPED: &str = " close dup3 fcntl ioctl mmap mprotect mremap munmap openat prctl ";
+    let is_typed = |rest: &str| {
+        let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap();
+        TYPED.contains(&format!(" {name} "))
+    };
+    let is_raw = |text: &str| text.split("libc::SYS_").skip(1).any(is_typed);
+    assert!(is_raw("(libc::SYS_close, [fd])") && !is_raw("libc::SYS_close_range"));
+    let files = files_of_engine().into_iter().filter(|(_, text)| is_raw(text));
+    let files: Vec<String> = files.map(|(file, _)| file).collect();
+    assert!(files.is_empty(), "torpor_tracee::syscall has typed forms of calls in {files:?}");
+}
+
 /// The guardian runs when all else has gone wrong: it imports nothing that it undoes.
 #[test]
 fn the_guardian_knows_nothing_of_what_it_undoes() {

@@ -3,7 +3,7 @@
 
 use torpor_images::proto::TorporMemoryName;
 use torpor_policy::memory::{AreaName, ProcessMemory};
-use torpor_tracee::Tracee;
+use torpor_tracee::{Tracee, syscall};
 
 use super::vma::Vma;
 use crate::error::Result;
@@ -12,9 +12,8 @@ use crate::error::Result;
 const KINDS: [&str; 2] = ["[anon:", "[anon_shmem:"];
 /// So many names have room in a process at once.
 const AT_ONCE: usize = 32;
-/// linux/prctl.h.
-const PR_SET_VMA: u64 = 0x5356_4d41;
-const PR_SET_VMA_ANON_NAME: u64 = 0;
+/// What prctl(2) is to set of a mapping.
+const NAME: u64 = libc::PR_SET_VMA_ANON_NAME as u64;
 
 /// The names among the mappings of a task.
 pub(crate) fn of(vmas: &[Vma]) -> Vec<TorporMemoryName> {
@@ -36,8 +35,7 @@ pub(crate) fn restore(husk: &mut Tracee, memory: &ProcessMemory) -> Result<()> {
         for AreaName { range, name } in names {
             let name = batch.cstr(name).0;
             let len = range.end - range.start;
-            let args = [PR_SET_VMA, PR_SET_VMA_ANON_NAME, range.start, len, name];
-            batch.call((libc::SYS_prctl, args));
+            batch.call(syscall::prctl(libc::PR_SET_VMA, [NAME, range.start, len, name]));
         }
         // Nothing works otherwise without.
         batch.run()?;

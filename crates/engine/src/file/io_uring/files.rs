@@ -330,9 +330,13 @@ mod tests {
         std::fs::write(&path, "text").unwrap();
         let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
         let mut batch = husk.batch();
-        let name = batch.bytes(&[path.as_os_str().as_bytes(), b"\0"].concat()).0;
-        let at = u64::from(libc::AT_FDCWD.cast_unsigned());
-        let opened = batch.call((libc::SYS_openat, [at, name, libc::O_RDONLY as u64, 0]));
+        let name = batch.bytes(&[path.as_os_str().as_bytes(), b"\0"].concat());
+        let opened = batch.call(syscall::openat(
+            syscall::RemoteFd::CWD,
+            name,
+            OFlags::RDONLY,
+            Mode::empty(),
+        ));
         let fd = i32::try_from(batch.run().unwrap().result(opened).unwrap()).unwrap();
         assert!(is_told(&mut husk, &path, fd).unwrap());
         let other = std::fs::File::open(&path).unwrap();

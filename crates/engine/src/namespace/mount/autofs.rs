@@ -17,8 +17,8 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, fstatfs, openat};
 use rustix::io::{DupFlags, Errno, ioctl_fionread};
 use torpor_images::proto::{AutofsEntry, TorporAutofsDirectory};
 use torpor_policy::{Automatic, Triggers};
-use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
+use torpor_tracee::{RemoteAddr, Tracee};
 
 use super::fs::{join_options, split_options};
 use super::mountinfo::Mount;
@@ -320,7 +320,7 @@ fn furnish(
     let mut batch = helper.batch();
     let timeout = place_words(&mut batch, &[automatic.timeout.into()]);
     batch.must(syscall::ioctl(root, SET_TIMEOUT, timeout));
-    batch.must((libc::SYS_ioctl, [root.0, BE_CATATONIC, 0]));
+    batch.must(syscall::ioctl(root, BE_CATATONIC, RemoteAddr(0)));
     let failed = batch.run()?.first_error();
     failed.map_or(Ok(()), |(_, e)| Err(e)).context(|| format!("set up the automatic mount at {at}"))
 }
