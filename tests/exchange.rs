@@ -136,10 +136,11 @@ const SHARED: &[&str] = &["files.id", "files.type", "files.reg."];
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
+    let place = tempfile::tempdir()?;
     if arguments.list {
         trials.extend(names().map(|name| Trial::test(name, || Ok(()))));
     } else {
-        let world: &'static World = Box::leak(Box::new(World::new()?));
+        let world: &'static World = Box::leak(Box::new(World::new(place.path())?));
         for mode in MODES {
             trials.push(Trial::test(format!("{mode}::restored"), move || world.restore(mode)));
             trials.push(Trial::test(format!("{mode}::alike"), move || world.compare(mode)));
@@ -160,24 +161,23 @@ fn names() -> impl Iterator<Item = String> {
 /// What all cases need.
 #[derive(Debug)]
 struct World {
-    dir: tempfile::TempDir,
+    dir: PathBuf,
     criu: PathBuf,
     /// The program that the images are of: their restore looks at its build id.
     program: PathBuf,
 }
 
 impl World {
-    fn new() -> Result<Self> {
+    fn new(dir: &Path) -> Result<Self> {
         let home = repository().join("tests/criu-4.2");
-        let dir = tempfile::tempdir()?;
-        let program = dir.path().join("sleeper");
+        let program = dir.join("sleeper");
         let unpack = format!(
             "xz -dc {0}/sleeper.xz >{1} && chmod +x {1}",
             home.display(),
             program.display()
         );
         run(Command::new("sh").args(["-c", &unpack]))?;
-        let images = dir.path().join("images");
+        let images = dir.join("images");
         std::fs::create_dir(&images)?;
         run(Command::new("tar")
             .arg("-xJf")
@@ -189,12 +189,12 @@ impl World {
         std::fs::create_dir_all("/var/tmp/criu-4.2")?;
         let is_the_one = has_build_id(&program, &images.join("plain"))?;
         ensure!(is_the_one, "sleeper.xz is not the program that the images are of");
-        Ok(World { dir, criu, program })
+        Ok(World { dir: dir.to_owned(), criu, program })
     }
 
     /// Dumps and restores the program, or restores images, in the directory that is returned.
     fn inside(&self, mode: &str, case: &str, images: Option<&Path>) -> Result<PathBuf> {
-        let work = self.dir.path().join(format!("{mode}-{case}"));
+        let work = self.dir.join(format!("{mode}-{case}"));
         std::fs::create_dir(&work)?;
         let mut command = Command::new("unshare");
         command
@@ -213,7 +213,7 @@ impl World {
 
     fn restore(&self, mode: &str) -> Result<(), Failed> {
         // The restore may write there.
-        let images = self.dir.path().join("images").join(mode);
+        let images = self.dir.join("images").join(mode);
         let restored = self.inside(mode, "restored", Some(&images));
         if std::arch::is_x86_feature_detected!("avx512f") {
             restored?;
@@ -231,7 +231,7 @@ impl World {
     /// Dumps the program, restores it, and compares the images with CRIU's, and so what the dump
     /// leaves in the kernel: CRIU takes away rules that are exactly its own.
     fn compare(&self, mode: &str) -> Result<(), Failed> {
-        let theirs = self.dir.path().join("images").join(mode);
+        let theirs = self.dir.join("images").join(mode);
         let ours = self.inside(mode, "alike", None)?.join("images");
         let mut differences = Fields::of(&theirs)?.differences(&Fields::of(&ours)?);
         if mode.starts_with("tcp-") {

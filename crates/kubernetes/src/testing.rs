@@ -1,8 +1,10 @@
 //! An API server for tests: objects in memory, versions, and tokens that are bound to nodes.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -10,6 +12,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rcgen::KeyPair;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use torpor_queue::http::{Request, Response};
 
 use crate::agent::{server, speak};
@@ -21,12 +24,17 @@ use crate::time;
 /// What else answers at the same address.
 type Other = Arc<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
 
-/// The server. It ends with the test.
+thread_local! {
+    /// The directories of a test's servers, which go with its thread: other threads hold the servers for ever.
+    static PLACES: RefCell<Vec<TempDir>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The server. It ends with the process.
 pub(crate) struct Server {
     objects: Mutex<(BTreeMap<String, Value>, u64)>,
     other: Mutex<Option<Other>>,
     address: String,
-    place: tempfile::TempDir,
+    place: PathBuf,
 }
 
 impl Server {
@@ -37,13 +45,16 @@ impl Server {
         let certificate = params.self_signed(&key).unwrap();
         let tls = server(vec![certificate.der().clone()], &key).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().to_owned();
+        PLACES.with_borrow_mut(|places| places.push(dir));
         let this = Arc::new(Self {
             objects: Mutex::default(),
             other: Mutex::default(),
             address: format!("https://{}", listener.local_addr().unwrap()),
-            place: tempfile::tempdir().unwrap(),
+            place,
         });
-        fs::write(this.place.path().join("ca.crt"), certificate.pem()).unwrap();
+        fs::write(this.place.join("ca.crt"), certificate.pem()).unwrap();
         let bundle = BASE64_STANDARD.encode(certificate.pem());
         this.put("/api/v1/namespaces/kube-system", json!({ "metadata": { "uid": "this" } }));
         this.put(HOOKS, json!({ "webhooks": [{ "clientConfig": { "caBundle": bundle } }] }));
@@ -76,10 +87,10 @@ impl Server {
     /// A client with a token; that of an agent is `agent:NODE`, those that it shows to other agents and to controllers
     /// are `peer:NODE` and `desk:NODE`.
     pub(crate) fn api(&self, token: &str) -> Api {
-        let file = self.place.path().join(token);
+        let file = self.place.join(token);
         fs::write(&file, token).unwrap();
         let server = Some(self.address());
-        let ca_file = self.place.path().join("ca.crt");
+        let ca_file = self.place.join("ca.crt");
         Api::open(&ApiArgs { server, token_file: file, ca_file }).unwrap()
     }
 

@@ -96,6 +96,8 @@ fn what_is_mounted_below_a_volume() {
     let list = fs::read_to_string(format!("/proc/{}/mountinfo", container.pid())).unwrap();
     let line = list.lines().find(|line| line.contains(" /outer/below ")).unwrap();
     assert!(line.contains(" /outer/below ro,nosuid,nodev,noexec,"), "{line}");
+    drop(container);
+    command("umount", &["--lazy"]).arg(&below).succeed();
 }
 
 #[test]
