@@ -226,6 +226,9 @@ int main(void)
 	int to[2], from[2];
 	pid_t pid;
 
+	/* It never rests, so others come first: beside two such programs 3,000 calls of a process that is traced take
+	 * 2.4 s, and 0.35 s if they are nice, which is as long as beside none. */
+	TRY(nice(10));
 	beats = zoo_map(4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1);
 	TRY(pipe(to));
 	TRY(pipe(from));
