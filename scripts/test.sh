@@ -1,8 +1,8 @@
 #!/bin/bash
-# test.sh [long]: every test, in groups: of the crates that are plain code, then those that work on live
+# test.sh [long]: every test, in groups: of the crates that are plain code, and those that work on live
 # kernel objects: the engine's own, the command's, those of what is built on the engine, the runtimes', the
-# faults', the zoo. Those that wait more than they work run side by side. Each group has a time limit, and what
-# it said is in target/test. With "long" come those that take longer than a newcomer waits: the kernel that
+# faults', the zoo. Two groups are at work at a time, since each of them waits now and then: of each part of this list
+# the next one begins when one has ended. Each has a time limit, and what it said is in target/test. With "long" come those that take longer than a newcomer waits: the kernel that
 # Debian 12 comes with, in an emulated machine, and all that TORPOR_LONG makes longer.
 #
 # A case that fails has failed. It is run again, by itself, only so that its report tells whether it fails
@@ -88,16 +88,25 @@ outcomes() {
 		/^([a-z0-9-]+: )?[0-9]+ (of [0-9]+ |power cuts)/ { print "  " $0 }' "$1"
 }
 
+# idle: for how many ticks of the clock processors have had nothing to do
+idle() { awk '$1 == "cpu" { print $5 + $6 }' /proc/stat; }
+
+# idle_share TICKS SECONDS: how much of the time since then processors have had nothing to do, in percent
+idle_share() { echo $((($(idle) - $1) * 100 / ($2 + 1) / $(getconf CLK_TCK) / $(nproc))); }
+
 # group NAME LIMIT COMMAND...: runs a group within LIMIT seconds
 group() {
-	local name=$1 limit=$2 rc=0 report=$out/$1.txt case start=$SECONDS
+	local name=$1 limit=$2 rc=0 report=$out/$1.txt case start=$SECONDS before took
+	before=$(idle)
 	shift 2
 	[ -z "$long" ] || limit=$((limit * 10))
 	echo "== $name"
 	# A shell has what it starts beside itself ignore these signals, and so would all that tests start.
 	timeout --kill-after=30 "$limit" env --default-signal=INT,QUIT "$@" >"$report" 2>&1 </dev/null || rc=$?
+	took=$((SECONDS - start))
 	# In one piece, since another group may be speaking.
-	echo "$(outcomes "$report"; left_out "$report"; echo "  $name took $((SECONDS - start)) s")"
+	echo "$(outcomes "$report"; left_out "$report"
+		echo "  $name took $took s, of which processors were idle for $(idle_share "$before" "$took") %")"
 	[ "$rc" = 0 ] && return
 	if [ "$rc" = 124 ] || [ "$rc" = 137 ] || [ -z "$(failing "$report")" ]; then
 		echo "  $name ended with $rc (124: after its $limit seconds); the end of $report:"
@@ -125,28 +134,38 @@ again() {
 	tail -n 25 "$report" | sed 's/^/  | /'
 }
 
-group plain 1800 scripts/run-tests torpor-store torpor-blobs torpor-images torpor-seal torpor-policy torpor-protoc torpor-crit torpor-sys torpor-tls \
-	torpor-fuzz torpor-tests:lib torpor-tests:bin torpor-tests:interchange
-group engine 1800 scripts/run-tests torpor-engine torpor-kernel torpor-tracee
+# beside NAME LIMIT COMMAND...: the same beside one other group, as soon as that is the only one
+beside() {
+	while [ "$(jobs -pr | wc -l)" -gt 1 ]; do
+		wait -n
+	done
+	group "$@" &
+}
+
+# The longest come first, so that something is left to do beside each of them.
+beside queue 1200 scripts/run-tests torpor-queue
+beside runtimes 1800 scripts/run-tests torpor-runtimes-tests
+beside migrate 1200 scripts/run-tests torpor-migrate torpor-bench
+beside snapshot 1200 scripts/run-tests torpor-snapshot
+wait
 # Kubernetes takes minutes to build: without it one test of the group cli is left out, and that is said.
 [ -n "$long" ] || scripts/kubernetes/build.sh --built >/dev/null ||
 	echo "left out: kubernetes: a_job_that_was_suspended_goes_on (scripts/kubernetes/build.sh builds what it takes)"
-group cli 1200 scripts/run-tests torpor-cli torpor-worker &
+beside cli 1200 scripts/run-tests torpor-cli torpor-worker
+beside kubernetes 1200 scripts/run-tests torpor-kubernetes
 # What holds the benchmark to a tenth at length takes a machine with little else to do: it has a group of its own then.
-group benchmark 1200 scripts/run-tests torpor-benchmark ${long:+!torpor-benchmark:noise}
-group kubernetes 1200 scripts/run-tests torpor-kubernetes
+beside benchmark 1200 scripts/run-tests torpor-benchmark ${long:+!torpor-benchmark:noise}
 wait
-group migrate 1200 scripts/run-tests torpor-migrate torpor-bench &
-group queue 1200 scripts/run-tests torpor-queue
-wait
-group snapshot 1200 scripts/run-tests torpor-snapshot &
-group runtimes 1800 scripts/run-tests torpor-runtimes-tests
+# Tests of the engine see what this machine has mounted: nothing comes and goes beside them.
+beside engine 1800 scripts/run-tests torpor-engine torpor-kernel torpor-tracee
+beside plain 1800 scripts/run-tests torpor-store torpor-blobs torpor-images torpor-seal torpor-policy torpor-protoc torpor-crit torpor-sys torpor-tls \
+	torpor-fuzz torpor-tests:lib torpor-tests:bin torpor-tests:interchange
 wait
 # The programs that both of the last two play.
 target/debug/zoo build || fail "zoo: its programs do not build"
 group exchange 1200 scripts/run-tests torpor-tests:exchange
-group fault 1800 scripts/run-tests torpor-tests:fault &
-group zoo 1800 scripts/run-tests torpor-tests:zoo
+beside fault 1800 scripts/run-tests torpor-tests:fault
+beside zoo 1800 scripts/run-tests torpor-tests:zoo
 wait
 [ -z "$long" ] || group older 2400 scripts/kernel/test
 [ -z "$long" ] || group crossing 60 scripts/kernel/crossing
