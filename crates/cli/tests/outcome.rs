@@ -4,6 +4,7 @@
 
 use std::process::{Command, Output};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 #[path = "outcome/refusals.rs"]
@@ -72,6 +73,59 @@ fn a_pid_that_is_not_given_up_is_told_of() {
     let (log, own) = (task.log("restore.log"), std::process::id());
     let said = format!("pid {} is in use: its task has ended, and its parent, {own},", task.pid);
     assert!(log.contains(&said), "{log}");
+}
+
+/// The first process of a pid namespace, which waits for a task that a dump has ended only when the restore waits
+/// for that.
+const LATE_INIT: &str = r#"
+import os, subprocess, sys, time
+torpor, images = sys.argv[1:]
+null = subprocess.DEVNULL
+task = subprocess.Popen(["sleep", "1000"], stdin=null, stdout=null, stderr=null, start_new_session=True)
+while open(f"/proc/{task.pid}/comm").read() != "sleep\n":
+    time.sleep(0.01)
+subprocess.run([torpor, "dump", "-D", images, "-t", str(task.pid)], check=True)
+restore = subprocess.Popen([torpor, "restore", "-D", images, "-d", "-o", "restore.log", "-v4"])
+log = lambda: open(f"{images}/restore.log").read() if os.path.exists(f"{images}/restore.log") else ""
+while "is in use" not in log() and restore.poll() is None:
+    time.sleep(0.01)
+assert os.waitpid(task.pid, 0)[0] == task.pid
+assert restore.wait() == 0, log()
+assert open(f"/proc/{task.pid}/comm").read() == "sleep\n"
+os.kill(task.pid, 9)
+"#;
+
+/// So a script may dump and restore in a row, however busy init is.
+#[test]
+fn a_pid_that_init_gives_up_late_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut init = Command::new("unshare");
+    init.args(["--pid", "--fork", "--mount-proc", "python3", "-c", LATE_INIT]);
+    init.arg(env!("CARGO_BIN_EXE_torpor")).arg(dir.path()).env("HOME", "/nonexistent");
+    init.env_remove("CRIU_CONFIG_FILE");
+    let output = init.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The task is gone; its number is that of a session yet, which somebody else is in.
+#[test]
+fn who_is_in_a_session_of_that_number_is_named() {
+    let task = Sleeper::start_as(&["sh", "-c", "(sleep 2000 &) && exec sleep 1000"]);
+    task.put_to_sleep(&[]);
+    let stat = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+    let session = format!(" {} {} ", task.pid, task.pid);
+    let names = std::fs::read_dir("/proc").unwrap().flatten();
+    let other = names.filter_map(|name| name.file_name().into_string().ok()).find(|pid| {
+        stat(pid).is_some_and(|stat| stat.contains("(sleep) ") && stat.contains(&session))
+    });
+    let other = other.unwrap();
+    let failed = object(&task.restore(&["--json", "-d"]).output().unwrap());
+    kill_process(Pid::from_raw(other.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    let said = format!("pid {} is in use: task {other} (sleep) is in a session", task.pid);
+    assert!(failed["text"].as_str().unwrap().starts_with(&said), "{failed}");
+    wait_until(|| stat(&other).is_none());
+    assert!(task.restore(&["-d"]).status().unwrap().success(), "{}", task.log("restore.log"));
+    assert!(task.lives());
 }
 
 /// Commands of the systems whose failure programs read, with words that make them fail.

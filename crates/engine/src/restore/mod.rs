@@ -24,6 +24,7 @@ mod power;
 pub(crate) mod process;
 mod rounds;
 pub mod stages;
+mod taken;
 mod task;
 pub(crate) mod tasks;
 pub(crate) mod template;
@@ -368,7 +369,7 @@ impl<'a> Restore<'a> {
             before: &|| made.before(),
             prepare: &|pid| made.prepare(pid),
         };
-        let (husk, _pidfd) = Tracee::bear(&birth).map_err(|e| taken(e, vpid))?;
+        let husk = taken::bear(&birth, vpid)?;
         let pid = husk.pid();
         self.adopt(0, husk)?;
         tracing::debug!("root task {vpid} is {pid} here");
@@ -455,23 +456,6 @@ impl<'a> Restore<'a> {
             }
         }
         Ok(())
-    }
-}
-
-/// Says so when a pid is taken: the commonest reason for a restore to fail.
-fn taken(e: torpor_tracee::Error, vpid: i32) -> Error {
-    match e {
-        torpor_tracee::Error::Os { source, .. } if source.raw_os_error() == Some(libc::EEXIST) => {
-            let what = match crate::proc::stat(vpid) {
-                Ok(stat) if stat.state == 'Z' => format!(
-                    "pid {vpid} is in use: its task has ended, and its parent, {}, has not waited for it",
-                    stat.ppid
-                ),
-                _ => format!("pid {vpid} is in use; end that task, or restore in a pid namespace"),
-            };
-            Error::Os { what, source }
-        }
-        other => other.into(),
     }
 }
 
