@@ -225,7 +225,9 @@ pub fn prepare(
 ) -> Result<Settings, Failure> {
     check_words(name, command, words, found, &settings)?;
     let mut settings = complete(command, settings, found)?;
-    if name == Name::Torpor && matches!(command, Command::Dump | Command::PreDump) {
+    // One that serves pages has nothing to serve in a directory that is not there.
+    let receives = command == Command::PageServer && !settings.engine.memory.lazy;
+    if name == Name::Torpor && (receives || matches!(command, Command::Dump | Command::PreDump)) {
         make_directory(&settings.engine.images_dir)?;
     }
     load_keys(command, &mut settings)?;

@@ -66,8 +66,8 @@ fn a_dump_that_fails_leaves_the_checkpoint_before_it() {
     // The largest pid that there can be is above this one.
     for (pid, why) in [
         (i32::MAX, "is gone"),
-        (ended, "has ended, and its parent has not asked for it yet"),
-        (own, "started this command"),
+        (ended, "it has ended: nothing is left but its exit status"),
+        (own, "it has this command below it: that would be put to sleep"),
         (1, "Error"),
     ] {
         let said = refused(&sleeper, pid);

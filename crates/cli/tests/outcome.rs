@@ -246,6 +246,11 @@ fn what_went_wrong() {
     let (well, empty) = said(&["restore", "--json", "-d", "-D", images]);
     assert!(!well && empty["class"] == "bad_image", "{empty}");
     assert!(empty["text"].as_str().unwrap().contains("inventory.img"), "{empty}");
+    let task = Sleeper::start();
+    let before = object(&task.dump(&["--json", "--leave-running", "--prev-images-dir", "before"]));
+    assert!(before["class"] == "usage", "{before}");
+    let said_where = format!("are not in {}/before: the path is relative", task.images());
+    assert!(before["text"].as_str().unwrap().contains(&said_where), "{before}");
     let (well, nobody) = said(&["migrate", "--json", "--pid", "4194000", "127.0.0.1:1"]);
     assert!(!well && nobody["class"] == "refused" && nobody["hint"].is_string(), "{nobody}");
     for form in ["audit", "plan"] {

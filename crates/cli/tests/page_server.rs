@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
@@ -99,6 +100,22 @@ fn servers_listen_on_this_host_alone() {
         let refused = TcpStream::connect(("127.0.0.2", port)).unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "{words:?}");
         TcpStream::connect(("127.0.0.1", port)).unwrap();
+    }
+}
+
+/// As the one that a dump writes to.
+#[test]
+fn torpor_makes_the_directory_of_a_server() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, makes) in [("criu", false), ("torpor", true)] {
+        let images = dir.path().join(name);
+        let mut command = criu(&["page-server", "--port", "0", "-D"]);
+        let mut child = command.arg0(name).arg(&images).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!((said.starts_with("PORT: "), images.is_dir()), (makes, makes), "{name}");
+        let _ = child.kill();
+        child.wait().unwrap();
     }
 }
 

@@ -1,6 +1,7 @@
 //! Sealed checkpoints: the dump's files leave this process sealed, the restore opens and
 //! verifies them before anything is created.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use torpor_images::ImageDir;
@@ -39,11 +40,11 @@ pub struct OpenOptions {
 /// Seals what is written to `images` from now on, if the options say so.
 ///
 /// # Errors
-/// If a recipient cannot be used; if the parent is sealed and this is not, or the other way round;
-/// if the suite does not allow `--compress`; if the seal cannot be written.
+/// If there is no parent where the options say; if a recipient cannot be used; if the parent is sealed and this is
+/// not, or the other way round; if the suite does not allow `--compress`; if the seal cannot be written.
 pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
     images.remove_seal()?;
-    let parent = opts.memory.parent.as_ref().map(|path| images.relative(path)).transpose()?;
+    let parent = opts.memory.parent.as_ref().map(|path| before(images, path)).transpose()?;
     let parent_sealed = parent.as_ref().map_or(Ok(false), ImageDir::is_sealed)?;
     let Some(seal) = &opts.trust.seal else {
         if parent_sealed {
@@ -74,6 +75,18 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
         images.miss_pages();
     }
     Ok(())
+}
+
+/// The images that these are to build on.
+fn before(images: &ImageDir, path: &Path) -> Result<ImageDir> {
+    match images.relative(path) {
+        Err(torpor_images::Error::Missing { file }) => Err(Error::Usage(format!(
+            "the images before, {}, are not in {}: the path is relative to the images directory",
+            path.display(),
+            file.display()
+        ))),
+        other => Ok(other?),
+    }
 }
 
 /// Warns of recipients that cannot open the parent: with their keys alone nobody could restore what builds on it.

@@ -221,16 +221,19 @@ fn check_root(pid: i32) -> Result<()> {
     let own = rustix::process::getpid().as_raw_nonzero().get();
     // A first thread may end before others.
     let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-    let why = if root.has_ended() && threads() <= 1 {
-        "has ended, and its parent has not asked for it yet (wait)"
+    let (what, why) = if root.has_ended() && threads() <= 1 {
+        (
+            "it has ended",
+            "nothing is left but its exit status, which its parent has not asked for (wait)",
+        )
     } else if root.is_of_kernel() {
-        "is the kernel's: there is no program to put to sleep"
+        ("it is a thread of the kernel", "it has no program that could be put to sleep")
     } else if proc::descends(own, pid) == Some(true) {
-        "started this command, which would be dumped with it; start it from elsewhere"
+        ("it has this command below it", "that would be put to sleep, too; call it from elsewhere")
     } else {
         return Ok(());
     };
-    Err(Error::refused(pid, "the task", why))
+    Err(Error::refused(pid, what, why))
 }
 
 /// The stopped tree, which goes on when this is dropped.

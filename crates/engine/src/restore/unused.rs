@@ -169,8 +169,10 @@ fn nothing_asks(there: impl Iterator<Item = String>) -> String {
     names.sort_unstable_by(|a, b| (!a.contains('['), a).cmp(&(!b.contains('['), b)));
     names.dedup();
     names.truncate(SHOWN);
-    let known = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
-    format!("nothing in the images asks for it; there is {known}")
+    match names.as_slice() {
+        [] => "nothing in the images asks for it, nor for anything else of the kind".to_owned(),
+        known => format!("nothing in the images asks for it; there is {}", known.join(", ")),
+    }
 }
 
 /// What the images have of network and pid namespaces.
