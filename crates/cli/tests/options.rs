@@ -422,6 +422,7 @@ fn what_is_not_supported_is_named() {
 fn mistakes_are_named() {
     for (line, expected) in [
         ("--frobnicate", "there is no option --frobnicate"),
+        ("--leave-runing", "there is no option --leave-runing; did you mean --leave-running?"),
         ("-Z", "there is no option -Z"),
         ("-t", "option --tree needs an argument: PID"),
         ("--images-dir", "option --images-dir needs an argument: DIR"),
@@ -478,8 +479,10 @@ fn commands() {
     }
     assert_eq!(command("-v4 cpuinfo -D x check"), Ok(Some(Command::CpuinfoCheck)));
     assert_eq!(command("-v4"), Ok(None));
-    assert_eq!(command("cpuinfo"), Err("there is no command cpuinfo".to_owned()));
-    assert_eq!(command("dumb"), Err("there is no command dumb".to_owned()));
+    let meant = |word, other| Err(format!("there is no command {word}; did you mean {other}?"));
+    assert_eq!(command("cpuinfo"), meant("cpuinfo", "cpuinfo dump"));
+    assert_eq!(command("dumb"), meant("dumb", "dump"));
+    assert_eq!(command("sleep"), Err("there is no command sleep".to_owned()));
 }
 
 #[test]

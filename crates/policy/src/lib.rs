@@ -123,7 +123,7 @@ pub use spelling::{check_keys, check_spelling};
 pub use tcp_stream::{Queues, TcpStream};
 pub use terminal::{Terminal, TerminalKind, TerminalSettings};
 pub use timers::{PosixTimer, Timerfd, Timers, Times};
-pub use toml::{Leaf, Mistake, leaves, nearest};
+pub use toml::{Leaf, Mistake, leaves, meant};
 pub use unix_end::{ProcessIds, ShutDown, UnixEnd, UnixEnds, UnixLink, UnixState};
 pub use unix_name::{SocketFile, UnixName};
 pub use userfaultfd::Userfaultfd;

@@ -101,20 +101,18 @@ fn walk(
 }
 
 /// The one of `known` that `word` is most like, if it is like any.
-pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     let distance = |name: &&str| strsim::damerau_levenshtein(word, name);
     let best = known.into_iter().min_by_key(distance)?;
     (distance(&best) <= best.len().max(word.len()) / 3 + 1).then_some(best)
 }
 
-/// The end of an error about a word that is not known.
-pub(crate) fn meant<'k>(
-    word: &str,
-    known: impl IntoIterator<Item = &'k str>,
-    prefix: &str,
-) -> String {
+/// The end of an error about a word that is not known: which of `known` it may be for, behind `prefix`.
+/// Empty if it is like none.
+pub fn meant<'k>(word: &str, known: impl IntoIterator<Item = &'k str>, prefix: &str) -> String {
     // A word that is far too long is like none, and comparing it would take long.
-    match nearest(word.get(..64).unwrap_or(word), known) {
+    let word: String = word.chars().take(64).collect();
+    match nearest(&word, known) {
         Some(name) => format!("; did you mean {prefix}{name}?"),
         None => String::new(),
     }

@@ -272,9 +272,9 @@ fn apply_line(settings: &mut Settings, line: &Line) -> Result<(), String> {
         (None, Some(_)) => OptValue::Negated,
         (None, None) => OptValue::None,
     };
-    let opt = Opt::find(&line.name)
-        .or(negated)
-        .ok_or_else(|| format!("there is no option {:?}", line.name))?;
+    let opt = Opt::find(&line.name).or(negated).ok_or_else(|| {
+        format!("there is no option {:?}{}", line.name, Opt::meant(&line.name, ""))
+    })?;
     opt.apply(settings, value)
 }
 

@@ -7,7 +7,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use torpor_policy::{Leaf, leaves, nearest};
+use torpor_policy::{Leaf, leaves};
 
 use super::config::{ConfigError, read, whole_path};
 use super::{Opt, OptValue, Set, Settings};
@@ -36,11 +36,8 @@ fn apply_leaf(settings: &mut Settings, leaf: &Leaf) -> Result<(), String> {
     if matches!(name, "config" | "help" | "version" | "no-default-config") {
         return Err(format!("{name} has no meaning in a configuration file"));
     }
-    let opt = Opt::find(name).ok_or_else(|| {
-        let similar = nearest(name, Opt::all().map(|opt| opt.long));
-        let meant = similar.map_or(String::new(), |name| format!("; did you mean {name}?"));
-        format!("there is no option {name:?}{meant}")
-    })?;
+    let opt = Opt::find(name)
+        .ok_or_else(|| format!("there is no option {name:?}{}", Opt::meant(name, "")))?;
     if let Some(on) = leaf.value.as_bool() {
         return match (opt.set, on) {
             (Set::Flag(_), false) => opt.apply(settings, OptValue::Negated),

@@ -103,6 +103,11 @@ impl Opt {
     pub fn find(long: &str) -> Option<&'static Opt> {
         Self::all().find(|opt| opt.long == long)
     }
+
+    /// The end of an error about an option that is not known: which one it may be for.
+    fn meant(name: &str, dashes: &str) -> String {
+        torpor_policy::meant(name, Self::all().map(|opt| opt.long), dashes)
+    }
 }
 
 /// What was given to an option.

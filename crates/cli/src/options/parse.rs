@@ -7,6 +7,8 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use torpor_policy::meant;
+
 use super::{Command, ConfigError, Opt, OptValue, Set, Settings, apply_defaults};
 
 /// A command line that cannot be understood.
@@ -75,7 +77,13 @@ impl Invocation {
         });
         match found {
             Some(info) => Ok(Some((info.command, &self.words[info.words.len()..]))),
-            None => Err(UsageError(format!("there is no command {}", first.display()))),
+            None => {
+                let first = first.to_string_lossy();
+                let names: Vec<String> =
+                    Command::all().iter().map(|info| info.command.name()).collect();
+                let meant = meant(&first, names.iter().map(String::as_str), "");
+                Err(UsageError(format!("there is no command {first}{meant}")))
+            }
         }
     }
 
@@ -180,7 +188,7 @@ fn find_long(name: &str) -> Result<(&'static Opt, bool), UsageError> {
         return Ok(*exact);
     }
     match candidates.as_slice() {
-        [] => Err(UsageError(format!("there is no option --{name}"))),
+        [] => Err(UsageError(format!("there is no option --{name}{}", Opt::meant(name, "--")))),
         [one] => Ok(*one),
         many => {
             let names: Vec<String> = many.iter().map(|e| format!("--{}", full(e))).collect();
